@@ -1,0 +1,125 @@
+"""A recipe: sections together, with the checks that need more than one of them. No torch here."""
+
+import math
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from exlm_cli.config.base import StrictModel
+from exlm_cli.config.sections import (
+    DataConfig,
+    MaskingConfig,
+    ModelConfig,
+    Objective,
+    OptimConfig,
+    TokenizerConfig,
+    TrainConfig,
+)
+
+
+class PretrainRecipe(StrictModel):
+    """Everything a pre-training run depends on; `tokenize` uses its `data` and `tokenizer` sections."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="Names the run directory")
+    purpose: str = Field("", description="One line: what this recipe is for")
+    paper: str = Field("", description="Its place in the paper")
+    objective: Objective = Field("exlm", description="Expanded states with alignment, or plain MLM")
+    seed: int = Field(1, ge=0, lt=2**63, description="Of initial weights, data order, masks and dropout")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs")
+    data: DataConfig
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    masking: MaskingConfig = MaskingConfig()
+    model: ModelConfig
+    optim: OptimConfig
+    train: TrainConfig
+
+    @model_validator(mode="after")
+    def _check_across_sections(self) -> Self:
+        self._check_model()
+        self._check_masking()
+        self._check_lengths()
+        self._check_budget()
+        return self
+
+    def _check_model(self) -> None:
+        model = self.model
+        if model.width % model.num_heads:
+            raise ValueError(
+                f"`model.width` {model.width} is not divisible by `model.num_heads` {model.num_heads}; choose a multiple"
+            )
+        head_width = model.width // model.num_heads
+        divisor = {"2d": 4, "1d": 2, "none": 1}[model.rope]
+        if head_width % divisor:
+            raise ValueError(
+                f"head width `model.width / model.num_heads` is {head_width}; `model.rope: {model.rope}` needs a multiple "
+                f"of {divisor}"
+            )
+        if model.width % model.transition.heads:
+            raise ValueError(
+                f"`model.width` {model.width} is not divisible by `model.transition.heads` {model.transition.heads}"
+            )
+        if model.rope == "none" and not model.learned_positions:
+            raise ValueError("`model.rope: none` leaves the encoder without positions; set `model.learned_positions: true`")
+
+    def _check_masking(self) -> None:
+        masking = self.masking
+        if masking.keep_ratio + masking.random_ratio >= 1:
+            raise ValueError("`masking.keep_ratio` + `masking.random_ratio` must stay below 1")
+        if self.objective == "exlm":
+            if masking.keep_ratio or masking.random_ratio:
+                raise ValueError(
+                    "`masking.keep_ratio` and `masking.random_ratio` must be 0 for `objective: exlm`: only a [MASK] expands"
+                )
+            if masking.num_repeats > 1:
+                raise ValueError("`masking.num_repeats` is Repeated MLM's; it needs `objective: mlm`")
+        elif masking.num_states_per_mask > 1:
+            raise ValueError("`masking.num_states_per_mask` must be 1 for `objective: mlm`: nothing expands")
+
+    def _check_lengths(self) -> None:
+        masking, model = self.masking, self.model
+        longest = self.longest_expanded_length
+        if longest > model.max_length:
+            raise ValueError(
+                f"`model.max_length` is {model.max_length}, but `data.sequence_length` {self.data.sequence_length} with "
+                f"`masking.num_repeats` {masking.num_repeats}, `mask_ratio` {masking.mask_ratio:g} and "
+                f"`num_states_per_mask` {masking.num_states_per_mask} expands to {longest} positions"
+            )
+        num_nodes = masking.num_states_per_mask * self.most_masks + 2
+        if model.transition.position_features and num_nodes > model.transition.max_nodes:
+            raise ValueError(
+                f"`model.transition.max_nodes` is {model.transition.max_nodes}, but a sequence can have {num_nodes} nodes"
+            )
+
+    def _check_budget(self) -> None:
+        train = self.train
+        if (train.batch_sequences is None) == (train.batch_tokens is None):
+            raise ValueError("give exactly one of `train.batch_sequences` and `train.batch_tokens`")
+        if train.max_steps is None and train.max_epochs is None:
+            raise ValueError("give `train.max_steps`, `train.max_epochs`, or both")
+        if train.max_steps is not None and self.optim.warmup_steps > train.max_steps:
+            raise ValueError(
+                f"`optim.warmup_steps` {self.optim.warmup_steps} is more than `train.max_steps` {train.max_steps}"
+            )
+        if train.batch_tokens is not None and train.batch_tokens < self.data.sequence_length:
+            raise ValueError(
+                f"`train.batch_tokens` {train.batch_tokens} does not hold one sequence of {self.data.sequence_length}"
+            )
+        if train.microbatch_tokens < self.longest_expanded_length:
+            raise ValueError(
+                f"`train.microbatch_tokens` {train.microbatch_tokens} does not hold one expanded sequence of "
+                f"{self.longest_expanded_length}"
+            )
+
+    @property
+    def most_masks(self) -> int:
+        """The most masks a full sequence can have: all of it for `bernoulli`, floor(p*n + u) for `fixed`."""
+        real_tokens = (self.data.sequence_length - 2) * self.masking.num_repeats
+        if self.masking.scheme == "bernoulli":
+            return real_tokens
+        return min(real_tokens, max(1, math.floor(self.masking.mask_ratio * real_tokens) + 1))
+
+    @property
+    def longest_expanded_length(self) -> int:
+        """Positions of the longest sequence after repetition and expansion: L + (k - 1) T."""
+        repeated = (self.data.sequence_length - 2) * self.masking.num_repeats + 2
+        return repeated + (self.masking.num_states_per_mask - 1) * self.most_masks

@@ -1,0 +1,119 @@
+"""The sections of a recipe: every field with its bounds and meaning beside it. No torch here."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from exlm_cli.config.base import StrictModel
+
+Objective = Literal["exlm", "mlm"]
+Alignment = Literal["dag", "sparse_dag", "independent"]
+AlignmentBackend = Literal["auto", "reference", "torch", "native"]
+
+
+class DataConfig(StrictModel):
+    """Where sequences come from and how they are cut."""
+
+    kind: Literal["text", "smiles"] = Field(description="What a row is: running text or one SMILES")
+    train: tuple[str, ...] = Field(
+        default=(),
+        description="Files, directories, globs, `hub:NAME`, `hub:NAME/CONFIG`, or `bundled:grammar|molecules`",
+    )
+    valid: tuple[str, ...] = Field(default=(), description="Validation inputs; empty: cut from `train`")
+    valid_fraction: float = Field(0.01, gt=0, lt=0.5, description="Share of rows held out where `valid` is empty")
+    column: str | None = Field(None, description="Column to read from CSV, JSONL, Parquet or Hub rows")
+    sequence_length: int = Field(512, ge=4, le=65536, description="Tokens of a sequence, [CLS] and [SEP] included")
+    sample_break: Literal["none", "line"] = Field(
+        "none", description="`none` packs rows into full sequences (RoBERTa); `line` keeps one row a sequence"
+    )
+    on_invalid: Literal["error", "skip"] = Field("error", description="Rows that cannot be used: stop, or skip and list")
+    max_rows: int | None = Field(None, ge=1, description="Read at most this many rows of each input list")
+    bundled_rows: int = Field(20000, ge=10, le=10_000_000, description="Rows that a `bundled:` input generates")
+    cache_dir: str | None = Field(None, description="Where token shards are kept; none: the user's cache directory")
+
+
+class TokenizerConfig(StrictModel):
+    """Which tokenizer, trained or taken."""
+
+    path: str | None = Field(None, description="An existing tokenizer.json; none: train one on `data.train`")
+    vocab_size: int = Field(50265, ge=16, le=1_000_000, description="Tokens, the five special ones included")
+    min_frequency: int = Field(2, ge=1, description="How often a pair or token must occur to enter the vocabulary")
+    train_rows: int | None = Field(None, ge=1, description="Rows to train the tokenizer on; none: all")
+
+
+class MaskingConfig(StrictModel):
+    """Which tokens are masked, how often each is repeated, and how many states a [MASK] becomes."""
+
+    mask_ratio: float = Field(0.15, gt=0, lt=1, description="Share of real tokens masked, per sequence")
+    scheme: Literal["fixed", "bernoulli"] = Field(
+        "fixed", description="`fixed`: floor(p*n + u) masks; `bernoulli`: every token on its own (Repeated MLM)"
+    )
+    num_states_per_mask: int = Field(1, ge=1, le=64, description="States that replace each [MASK] (k); MLM has 1")
+    num_repeats: int = Field(1, ge=1, le=64, description="Copies of every token in Repeated MLM (k of section 3.1)")
+    keep_ratio: float = Field(0.0, ge=0, lt=1, description="Share of chosen tokens left as they are (MLM only)")
+    random_ratio: float = Field(0.0, ge=0, lt=1, description="Share of chosen tokens made random tokens (MLM only)")
+
+
+class TransitionConfig(StrictModel):
+    """The head that turns node states into the DAG's edges (section 4.2)."""
+
+    heads: int = Field(1, ge=1, le=64, description="1: softmax(QK'/sqrt(D)); more: a gated mixture of softmaxes")
+    position_features: bool = Field(False, description="Concatenate learned node positions before Q and K")
+    max_nodes: int = Field(2048, ge=3, le=65536, description="Learned node positions, where they are on")
+
+
+class ModelConfig(StrictModel):
+    """The encoder and its two heads."""
+
+    num_layers: int = Field(ge=1, le=200, description="Transformer blocks")
+    num_heads: int = Field(ge=1, le=256, description="Attention heads of a block")
+    width: int = Field(ge=8, le=16384, description="Model width D")
+    ffn_width: int = Field(ge=8, le=65536, description="Width of the feed-forward layer")
+    dropout: float = Field(0.1, ge=0, lt=1, description="Dropout on embeddings and on each block's two outputs")
+    attention_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout on attention weights")
+    activation_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout after the feed-forward activation")
+    rope: Literal["2d", "1d", "none"] = Field("2d", description="Rotary positions; 1d counts the expanded sequence")
+    rope_base: float = Field(10000.0, gt=1, description="Base of the rotary frequencies")
+    learned_positions: bool = Field(False, description="Add learned absolute positions of the expanded sequence")
+    max_length: int = Field(2048, ge=4, le=262144, description="Longest expanded sequence the model takes")
+    alignment: Alignment = Field("dag", description="How states are tied to targets (ExLM only); Tables 2 and 13")
+    transition: TransitionConfig = TransitionConfig()
+    clone_embedding: Literal["none", "input", "nodes"] = Field(
+        "none", description="Learned vector per clone index, added to [MASK] inputs or to node states; not the paper's"
+    )
+    init_std: float = Field(0.02, gt=0, le=1, description="Standard deviation of the initial weights (BERT)")
+
+
+class OptimConfig(StrictModel):
+    """AdamW and its schedule."""
+
+    lr: float = Field(gt=0, le=1, description="Peak learning rate")
+    schedule: Literal["polynomial", "cosine", "constant"] = Field("polynomial", description="Decay after warm-up")
+    warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up")
+    power: float = Field(1.0, gt=0, le=10, description="Power of the polynomial decay; 1 is linear")
+    end_lr: float = Field(0.0, ge=0, description="Learning rate at the last step")
+    betas: tuple[float, float] = Field((0.9, 0.98), description="Adam's betas")
+    eps: float = Field(1e-6, gt=0, le=1e-2, description="Adam's epsilon")
+    weight_decay: float = Field(0.01, ge=0, le=1, description="On matrices and embeddings; not on biases and norms")
+    clip_norm: float = Field(0.0, ge=0, description="Largest gradient norm; 0 does not clip")
+
+
+class TrainConfig(StrictModel):
+    """How long, how much at once, and what is kept."""
+
+    max_steps: int | None = Field(None, ge=1, description="Optimiser steps")
+    max_epochs: int | None = Field(None, ge=1, description="Passes over the data; the earlier of the two ends the run")
+    batch_sequences: int | None = Field(None, ge=1, description="Sequences of a step")
+    batch_tokens: int | None = Field(None, ge=4, description="Input tokens of a step, at most; instead of sequences")
+    microbatch_tokens: int = Field(16384, ge=4, description="Expanded tokens, padding included, that go through at once")
+    validate_every_steps: int = Field(1000, ge=1, description="Steps between validations")
+    validation_sequences: int | None = Field(None, ge=1, description="Validation sequences used; none: all")
+    checkpoint_every_steps: int = Field(1000, ge=1, description="Steps between checkpoints")
+    keep_last: int = Field(2, ge=1, le=1000, description="Checkpoints kept")
+    log_every_steps: int = Field(10, ge=1, description="Steps between rows of metrics.jsonl")
+    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 autocast on CUDA, fp32 on CPU")
+    compile: bool = Field(False, description="torch.compile the encoder")
+    head_chunk_rows: int = Field(2048, ge=1, description="Rows of (rows, vocabulary) logits held at once")
+    alignment_backend: AlignmentBackend = Field("auto", description="Backend of the states-alignment loss")
+    tensorboard: bool = Field(False, description="Also write TensorBoard events (extra `tensorboard`)")
+    num_threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; none: torch's choice")
