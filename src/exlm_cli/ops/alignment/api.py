@@ -1,0 +1,249 @@
+"""The checked entry points of the alignment op; nobody else branches on the backend.
+
+Axes: B sequences, T targets, S states (DAG nodes). Node 0 starts every path, node `state_lengths - 1` ends it; both emit
+nothing. An inner node emits one target each time a path visits it, and a path visits exactly `target_lengths` of them:
+
+    alpha[0, 0] = 1,   alpha[t, u] = P_u(y_t) * sum over v < u of alpha[t - 1, v] * E[v, u],
+    likelihood  = sum over v of alpha[T, v] * E[v, end]
+
+Source: ExLM (arXiv 2501.13397), section 4.3, App. H and I.1. A posterior is minus a gradient of the loss (App. I.2), so
+backends implement the loss and the best alignment only.
+"""
+
+import functools
+import logging
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from jaxtyping import Float, Int, Int64
+from torch import Tensor
+
+from exlm_cli.errors import BackendError, ShapeError
+
+Backend = Literal["auto", "reference", "torch", "native"]
+
+_logger = logging.getLogger("exlm_cli")
+
+
+class _Dag(NamedTuple):
+    """Checked arguments: lengths are int64, all on one device."""
+
+    log_emit: Tensor
+    log_trans: Tensor
+    target_lengths: Tensor
+    state_lengths: Tensor
+
+
+class _Implementation(Protocol):
+    """What a backend module holds. Lengths on a device are not checked (that would wait for it): clamp them there."""
+
+    def states_alignment_nll(
+        self, log_emit: Tensor, log_trans: Tensor, target_lengths: Tensor, state_lengths: Tensor
+    ) -> Tensor: ...
+
+    def best_alignment(
+        self, log_emit: Tensor, log_trans: Tensor, target_lengths: Tensor, state_lengths: Tensor
+    ) -> Tensor: ...
+
+
+def states_alignment_nll(
+    log_emit: Float[Tensor, "B T S"],
+    log_trans: Float[Tensor, "B S S"],
+    target_lengths: Int[Tensor, " B"],
+    state_lengths: Int[Tensor, " B"],
+    *,
+    backend: Backend = "auto",
+) -> Float[Tensor, " B"]:
+    """Negative log-likelihood of each target sequence, summed over all alignments to paths through the state DAG.
+
+    Differentiable once in `log_emit` and `log_trans`; gradients are minus posteriors, exactly zero wherever the log
+    probability is `-inf`, where no alignment exists, and where nothing is read. Never read are entries beyond the
+    lengths, the emission columns of the first and last node, and transitions at and below the diagonal.
+
+    Args:
+        log_emit: log p(target t | state s), nats; float32 or float64 (16 bits only on CUDA with the native backend).
+        log_trans: log p(next state | state), nats, the dtype of `log_emit`; `-inf` forbids an edge.
+        target_lengths: Targets of each sequence, 0 to T.
+        state_lengths: Nodes of each sequence, 0 to S; the last of them ends every path.
+        backend: "reference", "torch", "native", or "auto" (native where it can be had, else torch).
+
+    Returns:
+        Nats per sequence (not divided by its targets), dtype of `log_emit` (float32 for 16 bits); `inf` where no
+        alignment exists, an empty sequence included. Count those and mask them before any mean.
+
+    Raises:
+        ShapeError: Axes disagree, or a length (checked on the CPU only) exceeds its axis.
+        ValueError: Dtypes or devices that do not fit.
+        BackendError: "native" was asked for and cannot be had.
+    """
+    dag = _check(log_emit, log_trans, target_lengths, state_lengths)
+    return _implementation(backend, dag).states_alignment_nll(*dag)
+
+
+def best_alignment(
+    log_emit: Float[Tensor, "B T S"],
+    log_trans: Float[Tensor, "B S S"],
+    target_lengths: Int[Tensor, " B"],
+    state_lengths: Int[Tensor, " B"],
+    *,
+    backend: Backend = "auto",
+) -> Int64[Tensor, "B T"]:
+    """Node that emits each target on the most probable path (Viterbi); -1 beyond the length and where no path exists.
+
+    Arguments and errors are those of `states_alignment_nll`. Among equally probable paths any may be returned.
+    """
+    dag = _check(log_emit, log_trans, target_lengths, state_lengths)
+    with torch.no_grad():
+        return _implementation(backend, dag).best_alignment(*dag)
+
+
+def alignment_posterior(
+    log_emit: Float[Tensor, "B T S"],
+    log_trans: Float[Tensor, "B S S"],
+    target_lengths: Int[Tensor, " B"],
+    state_lengths: Int[Tensor, " B"],
+    *,
+    backend: Backend = "auto",
+) -> Float[Tensor, "B T S"]:
+    """Probability that target t is emitted by state s, given the targets; not differentiable.
+
+    Arguments and errors are those of `states_alignment_nll`.
+
+    Returns:
+        Rows sum to 1 for the targets of feasible sequences and are 0 elsewhere.
+    """
+    dag = _check(log_emit, log_trans, target_lengths, state_lengths)
+    return _minus_gradient(dag, backend, of="log_emit")
+
+
+def alignment_edge_posterior(
+    log_emit: Float[Tensor, "B T S"],
+    log_trans: Float[Tensor, "B S S"],
+    target_lengths: Int[Tensor, " B"],
+    state_lengths: Int[Tensor, " B"],
+    *,
+    backend: Backend = "auto",
+) -> Float[Tensor, "B S S"]:
+    """Probability that a path takes edge (v, u), given the targets; not differentiable.
+
+    Arguments and errors are those of `states_alignment_nll`.
+
+    Returns:
+        Sums to `target_lengths + 1` for feasible sequences; 0 for all others.
+    """
+    dag = _check(log_emit, log_trans, target_lengths, state_lengths)
+    return _minus_gradient(dag, backend, of="log_trans")
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def choose_backend(
+    backend: Backend, dtype: torch.dtype = torch.float32, device_type: str = "cpu"
+) -> Literal["reference", "torch", "native"]:
+    """Backend that a call with such tensors uses; "auto" says once in the log what it chose and why.
+
+    Raises:
+        ValueError: No such backend, or it does not take this dtype on this device.
+        BackendError: "native" was asked for and cannot be had.
+    """
+    if backend not in ("auto", "reference", "torch", "native"):
+        raise ValueError(f"`backend` is {backend!r}, expected 'auto', 'reference', 'torch' or 'native'")
+    if backend in ("auto", "native"):
+        obstacle = _native_obstacle(dtype, device_type)
+        if backend == "native" and obstacle:
+            raise BackendError(f"alignment backend `native` cannot be used: {obstacle}", "exlm doctor --build")
+        if backend == "auto":
+            backend = "torch" if obstacle else "native"
+            _log_once(f"alignment backend: {backend}" + (f" (native: {obstacle})" if obstacle else ""))
+    if backend != "native" and dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"`log_emit` is {_name(dtype)} on {device_type}; alignment backend `{backend}` takes float32 and float64 "
+            "(sums over paths lose mass in 16 bits)"
+        )
+    return backend
+
+
+def _native_obstacle(dtype: torch.dtype, device_type: str) -> str:
+    """Why the native backend cannot serve such tensors; empty where it can."""
+    try:
+        from exlm_cli.ops.alignment import native  # finds and loads a shared library
+    except ImportError:
+        return "its module is not there yet"
+    if not native.is_available():
+        return native.unavailable_reason()
+    if not native.supports(dtype, device_type):
+        return f"it does not take {_name(dtype)} on {device_type}"
+    return ""
+
+
+@functools.cache
+def _log_once(message: str) -> None:
+    _logger.info(message)
+
+
+def _implementation(backend: Backend, dag: _Dag) -> _Implementation:
+    choice = choose_backend(backend, dag.log_emit.dtype, dag.log_emit.device.type)
+    if choice == "reference":
+        from exlm_cli.ops.alignment import reference
+
+        return reference
+    if choice == "torch":
+        from exlm_cli.ops.alignment import torch_dp
+
+        return torch_dp
+    from exlm_cli.ops.alignment import native
+
+    return native
+
+
+def _minus_gradient(dag: _Dag, backend: Backend, *, of: Literal["log_emit", "log_trans"]) -> Tensor:
+    """Posterior of what `of` scores: minus the derivative of the summed losses, zero for those that are infinite."""
+    with torch.inference_mode(False), torch.enable_grad():
+        # a tensor made in inference mode cannot be saved for a backward pass; its clone can
+        detached = _Dag(*(x.clone() if x.is_inference() else x.detach() for x in dag))
+        wanted = getattr(detached, of).requires_grad_()
+        nll = _implementation(backend, dag).states_alignment_nll(*detached)
+        (gradient,) = torch.autograd.grad(nll.sum(), wanted)
+    return gradient.neg_()
+
+
+def _check(log_emit: Tensor, log_trans: Tensor, target_lengths: Tensor, state_lengths: Tensor) -> _Dag:
+    if log_emit.ndim != 3:
+        raise ShapeError(f"`log_emit` has shape {tuple(log_emit.shape)}, expected three axes (B, T, S)")
+    B, T, S = log_emit.shape
+    _check_shape("log_trans", log_trans, "(B, S, S)", (B, S, S))
+    _check_shape("target_lengths", target_lengths, "(B,)", (B,))
+    _check_shape("state_lengths", state_lengths, "(B,)", (B,))
+    if log_trans.dtype != log_emit.dtype:
+        raise ValueError(
+            f"`log_trans` is {_name(log_trans.dtype)}, expected {_name(log_emit.dtype)}, the dtype of `log_emit`"
+        )
+    for name, tensor in (
+        ("log_trans", log_trans),
+        ("target_lengths", target_lengths),
+        ("state_lengths", state_lengths),
+    ):
+        if tensor.device != log_emit.device:
+            raise ValueError(f"`{name}` is on {tensor.device}, expected {log_emit.device}, where `log_emit` is")
+    _check_lengths("target_lengths", target_lengths, "T", T)
+    _check_lengths("state_lengths", state_lengths, "S", S)
+    return _Dag(log_emit, log_trans, target_lengths.long(), state_lengths.long())
+
+
+def _check_shape(name: str, tensor: Tensor, axes: str, expected: tuple[int, ...]) -> None:
+    if tensor.shape != expected:
+        raise ShapeError(f"`{name}` has shape {tuple(tensor.shape)}, expected {axes} = {expected}")
+
+
+def _check_lengths(name: str, lengths: Tensor, axis: str, size: int) -> None:
+    if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
+        raise ValueError(f"`{name}` is {_name(lengths.dtype)}, expected an integer dtype")
+    # reading the values would stall a device and cut a compiled graph in two
+    if lengths.device.type != "cpu" or torch.compiler.is_compiling() or lengths.numel() == 0:
+        return
+    least, most = int(lengths.min()), int(lengths.max())
+    if least < 0 or most > size:
+        raise ShapeError(f"`{name}` holds {least if least < 0 else most}, expected 0 to {axis} = {size}")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

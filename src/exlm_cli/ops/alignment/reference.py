@@ -1,0 +1,90 @@
+"""The recursion as it stands in App. I.1, in log space: the definition of correct, made to be read, not to be fast.
+
+    alpha[0, 0] = 1,   alpha[t, u] = P_u(y_t) * sum over v < u of alpha[t - 1, v] * E[v, u],
+    likelihood  = sum over v of alpha[T, v] * E[v, end]
+
+Axes: B sequences, T targets, S states. Arguments have been checked by `api`.
+"""
+
+import math
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from exlm_cli.ops.safe_math import safe_logsumexp
+
+
+def states_alignment_nll(
+    log_emit: Float[Tensor, "B T S"],
+    log_trans: Float[Tensor, "B S S"],
+    target_lengths: Int64[Tensor, " B"],
+    state_lengths: Int64[Tensor, " B"],
+) -> Float[Tensor, " B"]:
+    """See `api.states_alignment_nll`; any float dtype, differentiable by autograd."""
+    log_emit, log_trans = _only_what_is_read(log_emit, log_trans, target_lengths, state_lengths)
+    B, T, S = log_emit.shape
+    log_alpha_BS = _only_first_state(log_emit)
+    nll_B = log_emit.new_full((B,), math.inf)
+    for t in range(T):
+        log_reach_BS = safe_logsumexp(log_alpha_BS[:, :, None] + log_trans, dim=1)
+        log_alpha_BS = log_reach_BS + log_emit[:, t]
+        log_likelihood_B = _at_end(safe_logsumexp(log_alpha_BS[:, :, None] + log_trans, dim=1), state_lengths)
+        nll_B = torch.where(target_lengths == t + 1, -log_likelihood_B, nll_B)
+    return nll_B
+
+
+def best_alignment(
+    log_emit: Float[Tensor, "B T S"],
+    log_trans: Float[Tensor, "B S S"],
+    target_lengths: Int64[Tensor, " B"],
+    state_lengths: Int64[Tensor, " B"],
+) -> Int64[Tensor, "B T"]:
+    """See `api.best_alignment`: the same recursion with max in place of the sum, then the way back."""
+    log_emit, log_trans = _only_what_is_read(log_emit, log_trans, target_lengths, state_lengths)
+    B, T, S = log_emit.shape
+    nodes_BT = torch.full((B, T), -1, dtype=torch.int64, device=log_emit.device)
+    if S == 0:
+        return nodes_BT
+    log_best_BS = _only_first_state(log_emit)
+    last_node_B = nodes_BT.new_full((B,), -1)
+    came_from: list[Tensor] = []
+    for t in range(T):
+        log_reach_BS, from_BS = (log_best_BS[:, :, None] + log_trans).max(dim=1)
+        came_from.append(from_BS)
+        log_best_BS = log_reach_BS + log_emit[:, t]
+        log_score_BS, from_BS = (log_best_BS[:, :, None] + log_trans).max(dim=1)
+        is_last_B = (target_lengths == t + 1) & (_at_end(log_score_BS, state_lengths) > -math.inf)
+        last_node_B = torch.where(is_last_B, _at_end(from_BS, state_lengths), last_node_B)
+    for t in reversed(range(T)):
+        is_last_B = target_lengths == t + 1
+        node_B = last_node_B if t == T - 1 else torch.where(is_last_B, last_node_B, node_B)
+        nodes_BT[:, t] = torch.where(target_lengths > t, node_B, -1)
+        node_B = came_from[t].gather(1, node_B.clamp(min=0)[:, None])[:, 0].where(node_B >= 0, node_B)
+    return nodes_BT
+
+
+def _only_what_is_read(
+    log_emit: Tensor, log_trans: Tensor, target_lengths: Tensor, state_lengths: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Put `-inf` wherever the recursion must not look; what stood there, even NaN, gets gradient zero."""
+    B, T, S = log_emit.shape
+    state_S = torch.arange(S, device=log_emit.device)
+    is_target_BT = torch.arange(T, device=log_emit.device) < target_lengths[:, None]
+    is_inner_BS: Bool[Tensor, "B S"] = (state_S > 0) & (state_S < state_lengths[:, None] - 1)
+    is_edge_BSS = (state_S[:, None] < state_S) & (state_S < state_lengths[:, None, None])
+    log_emit = log_emit.where(is_target_BT[:, :, None] & is_inner_BS[:, None, :], -math.inf)
+    return log_emit, log_trans.where(is_edge_BSS, -math.inf)
+
+
+def _only_first_state(log_emit: Tensor) -> Tensor:
+    """log alpha[0]: all mass on the first state."""
+    B, _, S = log_emit.shape
+    log_alpha_BS = log_emit.new_full((B, S), -math.inf)
+    log_alpha_BS[:, :1] = 0.0
+    return log_alpha_BS
+
+
+def _at_end(values_BS: Tensor, state_lengths: Tensor) -> Tensor:
+    """Value at the last state of each sequence; the first column where there is none."""
+    return values_BS.gather(1, (state_lengths - 1).clamp(min=0)[:, None])[:, 0]
