@@ -59,7 +59,9 @@ class PretrainRecipe(StrictModel):
                 f"`model.width` {model.width} is not divisible by `model.transition.heads` {model.transition.heads}"
             )
         if model.rope == "none" and not model.learned_positions:
-            raise ValueError("`model.rope: none` leaves the encoder without positions; set `model.learned_positions: true`")
+            raise ValueError(
+                "`model.rope: none` leaves the encoder without positions; set `model.learned_positions: true`"
+            )
 
     def _check_masking(self) -> None:
         masking = self.masking

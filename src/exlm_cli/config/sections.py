@@ -26,7 +26,9 @@ class DataConfig(StrictModel):
     sample_break: Literal["none", "line"] = Field(
         "none", description="`none` packs rows into full sequences (RoBERTa); `line` keeps one row a sequence"
     )
-    on_invalid: Literal["error", "skip"] = Field("error", description="Rows that cannot be used: stop, or skip and list")
+    on_invalid: Literal["error", "skip"] = Field(
+        "error", description="Rows that cannot be used: stop, or skip and list"
+    )
     max_rows: int | None = Field(None, ge=1, description="Read at most this many rows of each input list")
     bundled_rows: int = Field(20000, ge=10, le=10_000_000, description="Rows that a `bundled:` input generates")
     cache_dir: str | None = Field(None, description="Where token shards are kept; none: the user's cache directory")
@@ -105,7 +107,10 @@ class TrainConfig(StrictModel):
     max_epochs: int | None = Field(None, ge=1, description="Passes over the data; the earlier of the two ends the run")
     batch_sequences: int | None = Field(None, ge=1, description="Sequences of a step")
     batch_tokens: int | None = Field(None, ge=4, description="Input tokens of a step, at most; instead of sequences")
-    microbatch_tokens: int = Field(16384, ge=4, description="Expanded tokens, padding included, that go through at once")
+    bucket_steps: int = Field(16, ge=1, description="Steps whose sequences are sorted by length together; 1: never")
+    microbatch_tokens: int = Field(
+        16384, ge=4, description="Expanded tokens, padding included, that go through at once"
+    )
     validate_every_steps: int = Field(1000, ge=1, description="Steps between validations")
     validation_sequences: int | None = Field(None, ge=1, description="Validation sequences used; none: all")
     checkpoint_every_steps: int = Field(1000, ge=1, description="Steps between checkpoints")

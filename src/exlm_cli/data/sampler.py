@@ -1,0 +1,119 @@
+"""The order of the data: which sequences make each optimiser step, from (seed, epoch) alone.
+
+Nothing here has state, so a resumed run recomputes the plan and jumps to its step at once.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.data.masking import IntArray
+
+
+@dataclass(frozen=True)
+class EpochPlan:
+    """The steps of one epoch: step s takes `order[bounds[s]:bounds[s + 1]]`."""
+
+    order: IntArray
+    bounds: IntArray
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def step(self, index: int) -> IntArray:
+        """Return the sample indices of one step."""
+        return self.order[self.bounds[index] : self.bounds[index + 1]]
+
+
+def plan_epoch(
+    lengths: IntArray,
+    *,
+    seed: int,
+    epoch: int,
+    batch_sequences: int | None,
+    batch_tokens: int | None,
+    bucket_steps: int,
+) -> EpochPlan:
+    """Shuffle one epoch and cut it into steps of about equal lengths.
+
+    Sequences are shuffled, sorted by length within windows of about `bucket_steps` steps (so that little is padding),
+    cut into steps, and the steps of a window are shuffled. The last step of an epoch may be smaller.
+
+    Args:
+        lengths: (N,) input tokens of each sequence, [CLS] and [SEP] included.
+        seed: Of the run.
+        epoch: Counted from 0.
+        batch_sequences: Sequences of a step; or
+        batch_tokens: the most input tokens of a step.
+        bucket_steps: Steps sorted together; 1 keeps steps purely random.
+    """
+    rng = np.random.Generator(np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)))
+    order = rng.permutation(len(lengths))
+    if bucket_steps == 1:
+        return EpochPlan(order, _cut(lengths[order], batch_sequences, batch_tokens))
+    if batch_sequences is not None:
+        window = batch_sequences * bucket_steps
+    else:
+        assert batch_tokens is not None
+        window = max(1, int(batch_tokens / max(1.0, float(lengths.mean())))) * bucket_steps
+    pieces: list[IntArray] = []
+    for start in range(0, len(order), window):
+        in_window = order[start : start + window]
+        in_window = in_window[np.argsort(lengths[in_window], kind="stable")]
+        bounds = _cut(lengths[in_window], batch_sequences, batch_tokens)
+        steps = [in_window[a:b] for a, b in itertools.pairwise(bounds)]
+        # The last window's remainder stays last: a small step in the middle of an epoch would be a surprise.
+        movable = len(steps) - 1 if start + window >= len(order) else len(steps)
+        pieces.extend(steps[i] for i in rng.permutation(movable))
+        pieces.extend(steps[movable:])
+    bounds = np.concatenate([[0], np.cumsum([len(p) for p in pieces])]).astype(np.int64)
+    return EpochPlan(np.concatenate(pieces), bounds)
+
+
+def cut_microbatches(indices: IntArray, expanded_lengths: IntArray, microbatch_tokens: int) -> Iterator[IntArray]:
+    """Split one step into microbatches of at most `microbatch_tokens` positions, padding counted.
+
+    Args:
+        indices: (n,) sample indices of the step.
+        expanded_lengths: (n,) upper bound of each one's expanded length.
+        microbatch_tokens: Positions, padding included, that go through the encoder at once.
+    """
+    by_length = np.argsort(expanded_lengths, kind="stable")
+    start = 0
+    for end in range(1, len(by_length) + 1):
+        # Ascending lengths: the next sequence is the longest so far, so it alone decides the padded size.
+        if end == len(by_length) or (end - start + 1) * expanded_lengths[by_length[end]] > microbatch_tokens:
+            yield indices[by_length[start:end]]
+            start = end
+
+
+def longest_expanded(lengths: IntArray, recipe: PretrainRecipe) -> IntArray:
+    """Return an upper bound of each sequence's positions after repetition and expansion.
+
+    Args:
+        lengths: (n,) input tokens, [CLS] and [SEP] included.
+        recipe: Whose masking applies.
+    """
+    masking = recipe.masking
+    real = (lengths - 2) * masking.num_repeats
+    if masking.scheme == "bernoulli":
+        most_masks = real
+    else:
+        most_masks = np.minimum(real, (masking.mask_ratio * real).astype(np.int64) + 1)
+    return real + 2 + (masking.num_states_per_mask - 1) * most_masks
+
+
+def _cut(lengths: IntArray, batch_sequences: int | None, batch_tokens: int | None) -> IntArray:
+    """Return step bounds over sequences in the given order."""
+    if batch_sequences is not None:
+        return np.append(np.arange(0, len(lengths), batch_sequences), len(lengths)).astype(np.int64)
+    assert batch_tokens is not None
+    ends = np.cumsum(lengths)
+    bounds = [0]
+    while bounds[-1] < len(lengths):
+        taken = ends[bounds[-1] - 1] if bounds[-1] else 0
+        bounds.append(max(bounds[-1] + 1, int(np.searchsorted(ends, taken + batch_tokens, side="right"))))
+    return np.array(bounds, dtype=np.int64)

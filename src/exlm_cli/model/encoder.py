@@ -1,0 +1,85 @@
+"""The encoder both objectives share: a pre-LayerNorm transformer with rotary positions.
+
+Axes: B sequences, L positions, D width, N heads, H head width.
+"""
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+
+from exlm_cli.config.sections import ModelConfig
+from exlm_cli.ops.rotary import rotary_tables, rotate
+
+Rotation = tuple[Tensor, Tensor]
+
+
+class EncoderBlock(nn.Module):
+    """x + attention(norm(x)), then x + ffn(norm(x))."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.attention_dropout = config.attention_dropout
+        self.attention_norm = nn.LayerNorm(config.width)
+        self.qkv = nn.Linear(config.width, 3 * config.width)
+        self.attention_out = nn.Linear(config.width, config.width)
+        self.ffn_norm = nn.LayerNorm(config.width)
+        self.ffn_in = nn.Linear(config.width, config.ffn_width)
+        self.ffn_out = nn.Linear(config.ffn_width, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+        self.activation_dropout = nn.Dropout(config.activation_dropout)
+
+    def forward(self, x_BLD: Tensor, rotation: Rotation | None, attend: Tensor | None) -> Tensor:
+        """Apply the block; `attend` (B, 1, 1, L) is True where a key may be seen, None where all may."""
+        q, k, v = self.qkv(self.attention_norm(x_BLD)).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        if rotation is not None:
+            q, k = rotate(q, *rotation), rotate(k, *rotation)
+        attention_dropout = self.attention_dropout if self.training else 0.0
+        mixed_BNLH = F.scaled_dot_product_attention(q, k, v, attn_mask=attend, dropout_p=attention_dropout)
+        x_BLD = x_BLD + self.dropout(self.attention_out(mixed_BNLH.transpose(1, 2).flatten(2)))
+        widened = self.activation_dropout(F.gelu(self.ffn_in(self.ffn_norm(x_BLD))))
+        return cast(Tensor, x_BLD + self.dropout(self.ffn_out(widened)))
+
+
+class Encoder(nn.Module):
+    """Embedded tokens in, contextual states out."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.rope = config.rope
+        self.rope_base = config.rope_base
+        self.head_width = config.width // config.num_heads
+        self.position_embedding = nn.Embedding(config.max_length, config.width) if config.learned_positions else None
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.num_layers))
+        self.final_norm = nn.LayerNorm(config.width)
+
+    def forward(
+        self,
+        embedded: Float[Tensor, "B L D"],
+        positions: Int64[Tensor, "B L 2"],
+        is_token: Bool[Tensor, "B L"] | None,
+    ) -> Float[Tensor, "B L D"]:
+        """Encode.
+
+        Args:
+            embedded: Token embeddings.
+            positions: (token index, clone index) of every position; `rope: 1d` counts the expanded sequence instead.
+            is_token: False at padding; None where nothing is padded, which lets attention take its fastest path.
+        """
+        expanded_index = torch.arange(embedded.shape[1], device=embedded.device)
+        if self.position_embedding is not None:
+            embedded = embedded + self.position_embedding(expanded_index)
+        rotation: Rotation | None = None
+        if self.rope == "2d":
+            rotation = rotary_tables(positions, self.head_width, self.rope_base)
+        elif self.rope == "1d":
+            rotation = rotary_tables(expanded_index[None, :, None], self.head_width, self.rope_base)
+        attend = None if is_token is None else is_token[:, None, None, :]
+        x_BLD = self.dropout(embedded)
+        for block in self.blocks:
+            x_BLD = block(x_BLD, rotation, attend)
+        return cast(Tensor, self.final_norm(x_BLD))

@@ -1,0 +1,151 @@
+"""ExLM and its MLM baseline: one encoder, an LM head on the nodes, and for ExLM a transition head.
+
+Axes: B sequences, L expanded positions, S nodes, T targets, N packed inner nodes, D width, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+
+from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.data.batch import Batch
+from exlm_cli.model.encoder import Encoder
+from exlm_cli.model.transition import TransitionHead
+from exlm_cli.ops.emissions import TokenStatistics, token_log_probs, token_statistics
+
+
+class LMHead(nn.Module):
+    """Dense, GELU, LayerNorm, then the decoder tied to the token embedding (RoBERTa's head)."""
+
+    def __init__(self, width: int, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+        self.bias = nn.Parameter(torch.zeros(embedding.num_embeddings))
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return the features that the tied decoder multiplies."""
+        return cast(Tensor, self.norm(F.gelu(self.dense(states))))
+
+
+@dataclass(frozen=True)
+class NodeStates:
+    """The encoder's states at the DAG nodes and where the emitting ones lie.
+
+    Attributes:
+        states: (B, S, D), zero beyond `state_lengths`.
+        is_inner: (B, S) True at nodes that emit: neither BOS, EOS nor padding.
+    """
+
+    states: Float[Tensor, "B S D"]
+    is_inner: Bool[Tensor, "B S"]
+
+    @property
+    def packed(self) -> Float[Tensor, "N D"]:
+        """States of the inner nodes alone, in order."""
+        return self.states[self.is_inner]
+
+
+class ExlmModel(nn.Module):
+    """The network of a recipe.
+
+    Args:
+        recipe: Its `model`, `masking` and `objective` decide the architecture.
+        vocab_size: V of the tokenizer in use, which may be smaller than the recipe's.
+    """
+
+    def __init__(self, recipe: PretrainRecipe, vocab_size: int) -> None:
+        super().__init__()
+        config = recipe.model
+        k = recipe.masking.num_states_per_mask
+        self.objective = recipe.objective
+        self.alignment = config.alignment
+        self.num_states_per_mask = k
+        self.head_chunk_rows = recipe.train.head_chunk_rows
+        self.clone_embedding_place = config.clone_embedding
+        self.token_embedding = nn.Embedding(vocab_size, config.width)
+        self.clone_embedding = nn.Embedding(k, config.width) if config.clone_embedding != "none" else None
+        self.encoder = Encoder(config)
+        self.lm_head = LMHead(config.width, self.token_embedding)
+        has_transitions = recipe.objective == "exlm" and config.alignment != "independent"
+        self.transition = TransitionHead(config) if has_transitions else None
+        self._initialise(config.init_std)
+
+    def _initialise(self, std: float) -> None:
+        """Draw matrices and embeddings from normal(0, std) and zero the biases, as BERT does."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=std)
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+
+    def encode(self, batch: Batch) -> Float[Tensor, "B L D"]:
+        """Return the state of every expanded position; padding is never attended to."""
+        index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
+        is_token = None if _is_unpadded(batch) else index < batch.lengths[:, None]
+        embedded = self.token_embedding(batch.token_ids)
+        if self.clone_embedding_place == "input":
+            embedded = embedded + self._clone_vectors(batch.positions[..., 1])
+        return cast(Tensor, self.encoder(embedded, batch.positions, is_token))
+
+    def node_states(self, batch: Batch) -> NodeStates:
+        """Encode and gather the states at BOS, the clones and EOS."""
+        hidden_BLD = self.encode(batch)
+        states_BSD = hidden_BLD.gather(1, batch.node_index[..., None].expand(-1, -1, hidden_BLD.shape[-1]))
+        if self.clone_embedding_place == "nodes":
+            clone_BS = batch.positions[..., 1].gather(1, batch.node_index)
+            states_BSD = states_BSD + self._clone_vectors(clone_BS)
+        index = torch.arange(states_BSD.shape[1], device=states_BSD.device)
+        is_real = index < batch.state_lengths[:, None]
+        return NodeStates(states_BSD * is_real[..., None], batch.node_mask >= 0)
+
+    def token_log_probs(self, nodes: NodeStates, token_ids_NT: Int64[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+        """Log-probabilities of T tokens at each packed inner node, float32."""
+        return token_log_probs(
+            self.lm_head(nodes.packed),
+            self.token_embedding.weight,
+            self.lm_head.bias,
+            token_ids_NT,
+            chunk_rows=self.head_chunk_rows,
+        )
+
+    def token_statistics(self, nodes: NodeStates) -> TokenStatistics:
+        """Entropy and most likely token at each packed inner node."""
+        return token_statistics(
+            self.lm_head(nodes.packed),
+            self.token_embedding.weight,
+            self.lm_head.bias,
+            chunk_rows=self.head_chunk_rows,
+        )
+
+    def node_log_probs(self, nodes: NodeStates) -> Float[Tensor, "B S V"]:
+        """Whole distributions, -inf at BOS, EOS and padding; for inspection of a few sequences, not for training."""
+        logits = F.linear(self.lm_head(nodes.packed), self.token_embedding.weight, self.lm_head.bias)
+        full = logits.new_full((*nodes.is_inner.shape, logits.shape[-1]), -torch.inf, dtype=torch.float32)
+        full[nodes.is_inner] = logits.float().log_softmax(-1)
+        return full
+
+    def log_emissions(self, nodes: NodeStates, batch: Batch) -> Float[Tensor, "B T S"]:
+        """log P_u(y_i) of every inner node u and target i; zero at nodes that emit nothing, which no one reads."""
+        row_sequence_N = nodes.is_inner.nonzero()[:, 0]
+        log_probs_NT = self.token_log_probs(nodes, batch.target_ids[row_sequence_N])
+        emit_BST = log_probs_NT.new_zeros((*nodes.is_inner.shape, batch.target_ids.shape[1]))
+        return emit_BST.masked_scatter(nodes.is_inner[..., None], log_probs_NT).transpose(1, 2)
+
+    def log_transitions(self, nodes: NodeStates, batch: Batch) -> Float[Tensor, "B S S"]:
+        """log E[v, u]; only for `alignment: dag` and `sparse_dag`."""
+        assert self.transition is not None, "an MLM or `alignment: independent` has no transitions"
+        return cast(Tensor, self.transition(nodes.states, batch.node_mask, batch.state_lengths))
+
+    def _clone_vectors(self, clone_index: Tensor) -> Tensor:
+        assert self.clone_embedding is not None
+        vectors = self.clone_embedding((clone_index - 1).clamp(min=0))
+        return vectors * (clone_index > 0)[..., None]
+
+
+def _is_unpadded(batch: Batch) -> bool:
+    return bool((batch.lengths == batch.token_ids.shape[1]).all())

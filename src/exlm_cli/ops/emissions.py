@@ -1,0 +1,125 @@
+"""Log-probabilities of a few tokens per state, without keeping a (rows, vocabulary) matrix.
+
+The states-alignment loss reads T of the V probabilities of each state. Logits are made a chunk of rows at a time and
+made again in the backward pass, so memory is chunk_rows * V instead of N * V. Axes: N rows, D width, V vocabulary,
+T tokens asked of each row.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+class TokenStatistics(NamedTuple):
+    """What evaluation wants of each row's distribution, float32."""
+
+    entropy_nats: Float[Tensor, " N"]
+    best_token: Int64[Tensor, " N"]
+    best_log_prob: Float[Tensor, " N"]
+
+
+def token_log_probs(
+    hidden_ND: Float[Tensor, "N D"],
+    weight_VD: Float[Tensor, "V D"],
+    bias_V: Float[Tensor, " V"],
+    token_ids_NT: Int64[Tensor, "N T"],
+    *,
+    chunk_rows: int,
+) -> Float[Tensor, "N T"]:
+    """log softmax(hidden weight' + bias), gathered at T tokens of each row; float32 (float64 for float64 inputs).
+
+    Under autocast the product runs in autocast's dtype and everything after it in float32. Differentiable once.
+
+    Args:
+        hidden_ND: States.
+        weight_VD: Decoder, tied to the embedding.
+        bias_V: Decoder bias.
+        token_ids_NT: Tokens to score; may repeat.
+        chunk_rows: Rows of logits held at once; where N is no more, they are kept for the backward pass.
+    """
+    device_type = hidden_ND.device.type
+    is_autocast = torch.is_autocast_enabled(device_type)
+    matmul_dtype = torch.get_autocast_dtype(device_type) if is_autocast else hidden_ND.dtype
+    with torch.autocast(device_type, enabled=False):
+        # torch types the result of Function.apply as Any
+        result: Tensor = _TokenLogProbs.apply(hidden_ND, weight_VD, bias_V, token_ids_NT, chunk_rows, matmul_dtype)
+    return result
+
+
+def token_statistics(
+    hidden_ND: Float[Tensor, "N D"],
+    weight_VD: Float[Tensor, "V D"],
+    bias_V: Float[Tensor, " V"],
+    *,
+    chunk_rows: int,
+) -> TokenStatistics:
+    """Entropy (nats), most likely token and its log-probability of every row; not differentiable."""
+    parts: list[TokenStatistics] = []
+    with torch.no_grad():
+        for rows in _chunks(len(hidden_ND), chunk_rows):
+            log_probs = torch.addmm(bias_V, hidden_ND[rows], weight_VD.t()).float().log_softmax(-1)
+            best = log_probs.max(-1)
+            # xlogy(p, p) is p log p with 0 at p = 0, where exp(log p) * log p would be 0 * -inf
+            entropy = -torch.xlogy(probs := log_probs.exp(), probs).sum(-1)
+            parts.append(TokenStatistics(entropy, best.indices, best.values))
+    if not parts:
+        empty = hidden_ND.new_empty(0, dtype=torch.float32)
+        return TokenStatistics(empty, empty.long(), empty)
+    return TokenStatistics(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+
+
+def _chunks(num_rows: int, chunk_rows: int) -> Iterator[slice]:
+    for start in range(0, num_rows, chunk_rows):
+        yield slice(start, min(start + chunk_rows, num_rows))
+
+
+class _TokenLogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor,
+        token_ids_NT: Tensor,
+        chunk_rows: int,
+        matmul_dtype: torch.dtype,
+    ) -> Tensor:
+        num_rows = len(hidden_ND)
+        out_dtype = torch.promote_types(hidden_ND.dtype, torch.float32)
+        weight_DV = weight_VD.to(matmul_dtype).t()
+        result_NT = torch.empty(token_ids_NT.shape, dtype=out_dtype, device=hidden_ND.device)
+        log_norm_N = torch.empty(num_rows, dtype=out_dtype, device=hidden_ND.device)
+        kept_logits: list[Tensor] = []
+        for rows in _chunks(num_rows, chunk_rows):
+            logits = (hidden_ND[rows].to(matmul_dtype) @ weight_DV).to(out_dtype) + bias_V
+            log_norm_N[rows] = logits.logsumexp(-1)
+            result_NT[rows] = logits.gather(1, token_ids_NT[rows]) - log_norm_N[rows, None]
+            if num_rows <= chunk_rows:
+                kept_logits.append(logits)
+        ctx.chunk_rows, ctx.matmul_dtype = chunk_rows, matmul_dtype
+        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, token_ids_NT, log_norm_N, *kept_logits)
+        return result_NT
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_NT: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_ND, weight_VD, bias_V, token_ids_NT, log_norm_N, *kept_logits = ctx.saved_tensors
+        weight = weight_VD.to(ctx.matmul_dtype)
+        grad_hidden_ND = torch.empty_like(hidden_ND)
+        grad_weight_VD = torch.zeros_like(weight_VD)
+        grad_bias_V = torch.zeros_like(bias_V)
+        for rows in _chunks(len(hidden_ND), ctx.chunk_rows):
+            hidden = hidden_ND[rows].to(ctx.matmul_dtype)
+            logits = kept_logits[0] if kept_logits else (hidden @ weight.t()).to(grad_NT.dtype) + bias_V
+            # d/dlogits of sum_t g_t (logit[y_t] - lse): g at the tokens, minus the softmax times sum_t g_t
+            grad_logits = (logits - log_norm_N[rows, None]).exp_().mul_(-grad_NT[rows].sum(1, keepdim=True))
+            grad_logits.scatter_add_(1, token_ids_NT[rows], grad_NT[rows])
+            grad_bias_V += grad_logits.sum(0)
+            grad_logits = grad_logits.to(ctx.matmul_dtype)
+            grad_hidden_ND[rows] = (grad_logits @ weight).to(hidden_ND.dtype)
+            grad_weight_VD += (grad_logits.t() @ hidden).to(weight_VD.dtype)
+        return grad_hidden_ND, grad_weight_VD, grad_bias_V, None, None, None

@@ -1,0 +1,194 @@
+"""Checkpoints: atomic to write, checked when read, exact to resume. No pickle anywhere.
+
+`checkpoints/step-N/` holds model.safetensors, optimizer.safetensors, state.json and manifest.json with the size and
+SHA-256 of the other three. It is written under a temporary name, fsynced and renamed, so a directory named `step-N` is
+whole unless somebody altered it afterwards; then it is refused by name and the one before it is used.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from exlm_cli.errors import CheckpointError
+from exlm_cli.run_dir import write_atomically
+
+MODEL_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+STATE_FILE = "state.json"
+MANIFEST_FILE = "manifest.json"
+
+
+def checkpoint_paths(run: Path) -> list[Path]:
+    """Return the checkpoints of a run, newest first."""
+    steps = [p for p in (run / "checkpoints").glob("step-*") if p.name.removeprefix("step-").isdecimal()]
+    return sorted(steps, key=lambda p: int(p.name.removeprefix("step-")), reverse=True)
+
+
+def save_checkpoint(
+    run: Path,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: dict[str, Any],
+    *,
+    keep_last: int,
+) -> Path:
+    """Write `checkpoints/step-N/` and remove all but the newest `keep_last`.
+
+    Args:
+        run: Run directory.
+        step: N.
+        model: Its state dict is saved.
+        optimizer: AdamW over parameters of `model`; its moments are saved by parameter name.
+        state: JSON-able: where the run is in its data, counters, and what identifies the run.
+        keep_last: Checkpoints kept, this one included.
+
+    Raises:
+        CheckpointError: The file system refuses; nothing named `step-N` is left behind.
+
+    A whole `step-N` that is already there (a run stopped right after saving) is kept as it is.
+    """
+    folder = run / "checkpoints"
+    final = folder / f"step-{step}"
+    if final.exists() and verify_checkpoint(final) is None:
+        return final
+    temporary = folder / f".writing-step-{step}"
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        save_file({k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}, temporary / MODEL_FILE)
+        save_file(_optimizer_tensors(model, optimizer), temporary / OPTIMIZER_FILE)
+        (temporary / STATE_FILE).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+        files = {p.name: {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in sorted(temporary.iterdir())}
+        (temporary / MANIFEST_FILE).write_text(json.dumps({"step": step, "files": files}, indent=1) + "\n")
+        for path in temporary.iterdir():
+            _open_to_all(path)
+            _fsync(path)
+        _fsync(temporary)
+        shutil.rmtree(final, ignore_errors=True)
+        temporary.rename(final)
+        _fsync(folder)
+    except (OSError, RuntimeError) as error:
+        # safetensors reports a full disk as its own error, a RuntimeError's sibling with the reason in its text
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise CheckpointError(
+            f"{final}: the checkpoint could not be written: {error}",
+            "free some space or make the folder writable, then continue with `exlm pretrain --resume "
+            f"{run}`; earlier checkpoints are untouched",
+        ) from error
+    for old in checkpoint_paths(run)[keep_last:]:
+        shutil.rmtree(old)
+    return final
+
+
+def verify_checkpoint(path: Path) -> str | None:
+    """Return why a checkpoint cannot be trusted, or None where every file is as it was written."""
+    manifest_path = path / MANIFEST_FILE
+    try:
+        manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
+        files = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return f"{MANIFEST_FILE} is missing or not readable"
+    if set(files) != {MODEL_FILE, OPTIMIZER_FILE, STATE_FILE}:
+        return f"{MANIFEST_FILE} does not list the three files of a checkpoint"
+    for name, (num_bytes, digest) in files.items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != num_bytes:
+            return f"{name} has {file.stat().st_size} bytes, {num_bytes} were written"
+        if _sha256(file) != digest:
+            return f"{name} was altered: its SHA-256 is not the one that was written"
+    return None
+
+
+def newest_good_checkpoint(run: Path, on_refused: Callable[[str], None]) -> Path | None:
+    """Return the newest checkpoint whose files are whole; say of every newer one why it is passed over."""
+    for path in checkpoint_paths(run):
+        reason = verify_checkpoint(path)
+        if reason is None:
+            return path
+        on_refused(f"{path} is refused: {reason}; trying the one before it")
+    return None
+
+
+def load_model_weights(path: Path, model: nn.Module) -> None:
+    """Load `model.safetensors` of a verified checkpoint.
+
+    Raises:
+        CheckpointError: Names or shapes do not fit the model.
+    """
+    weights = load_file(path / MODEL_FILE)
+    expected = {name: tuple(t.shape) for name, t in model.state_dict().items()}
+    given = {name: tuple(t.shape) for name, t in weights.items()}
+    for name in sorted(expected.keys() | given.keys()):
+        if expected.get(name) != given.get(name):
+            raise CheckpointError(
+                f"{path / MODEL_FILE}: `{name}` has shape {given.get(name)}, "
+                f"the recipe's model has {expected.get(name)}",
+                "the recipe.yaml beside the checkpoint is not the one it was trained with",
+            )
+    model.load_state_dict(weights)
+
+
+def load_optimizer_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Load AdamW's moments, by parameter name, onto the device of each parameter."""
+    tensors = load_file(path / OPTIMIZER_FILE)
+    for name, parameter in model.named_parameters():
+        keys = {key for key in tensors if key.rpartition("/")[0] == name}
+        # `step` stays a float32 tensor on the parameter's device, as fused AdamW keeps it
+        optimizer.state[parameter] = {k.rpartition("/")[2]: tensors[k].to(parameter.device) for k in sorted(keys)}
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """Read `state.json` of a verified checkpoint."""
+    state: dict[str, Any] = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
+    return state
+
+
+def remove_unfinished(run: Path) -> None:
+    """Delete what a killed process was writing."""
+    for path in (run / "checkpoints").glob(".writing-step-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write indented JSON atomically."""
+    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    def entries() -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in model.named_parameters():
+            for key, value in optimizer.state.get(parameter, {}).items():
+                yield f"{name}/{key}", value.detach().cpu().contiguous()
+
+    return dict(entries())
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _open_to_all(path: Path) -> None:
+    """Give a file the mode the umask asks for; safetensors writes 0600 whatever it is."""
+    umask = os.umask(0)
+    os.umask(umask)
+    path.chmod(0o666 & ~umask)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,198 @@
+"""What a validation row says: loss, accuracy, entropy and the health of the DAG.
+
+Axes: B sequences, T targets, S nodes, N packed inner nodes, k states of a mask, M packed masks.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from exlm_cli.data.batch import Batch
+from exlm_cli.model.exlm import ExlmModel, NodeStates
+from exlm_cli.ops.alignment import (
+    alignment_edge_posterior,
+    alignment_posterior,
+    best_alignment,
+    states_alignment_nll,
+)
+from exlm_cli.ops.emissions import TokenStatistics
+from exlm_cli.train.objective import Objective, is_fully_masked, is_target
+
+
+@dataclass(frozen=True)
+class EvaluationSums:
+    """Sums over a batch; add them up over batches and divide once, in `summarise`.
+
+    The second group is zero for models without a DAG.
+    """
+
+    nll_per_target: float
+    num_sequences: int
+    num_infeasible: int
+    num_correct: int
+    num_targets: int
+    entropy_nats: float
+    num_entropy_nodes: int
+
+    posterior_entropy_nats: float = 0.0
+    effective_states: float = 0.0
+    path_entropy_nats: float = 0.0
+    masks_with_0: int = 0
+    masks_with_2plus: int = 0
+    num_masks: int = 0
+
+
+@torch.no_grad()
+def evaluate_batch(model: ExlmModel, objective: Objective, batch: Batch) -> EvaluationSums:
+    """Score one batch without training.
+
+    Mask accuracy decodes without seeing the targets: for a DAG, the best path with T nodes through each node's most
+    likely token. Entropy is that of the emitted distributions, for Repeated MLM over tokens whose copies are all masked
+    (App. E). The health of the DAG is that of the posterior over alignments given the true targets.
+    """
+    nodes = model.node_states(batch)
+    statistics = model.token_statistics(nodes)
+    if model.transition is None:
+        return _evaluate_masks(model, objective, nodes, statistics, batch)
+    return _evaluate_dag(model, objective, nodes, statistics, batch)
+
+
+def summarise(sums: Iterable[EvaluationSums], *, has_dag: bool) -> dict[str, float]:
+    """Turn sums into the figures of a validation row.
+
+    `loss` is the mean over sequences of nats per target and `perplexity` its exponential. `entropy_bits` is the mean
+    over emitting states; `entropy_posterior_bits` weighs each state by its posterior. `effective_states` is the
+    perplexity of the posterior over a mask's k states, between 1 and k; `path_entropy_bits` is per target.
+    """
+    columns = [asdict(s) for s in sums]
+    total = EvaluationSums(**{key: sum(c[key] for c in columns) for key in columns[0]})
+    loss = total.nll_per_target / max(1, total.num_sequences)
+    row = {
+        "loss": loss,
+        "perplexity": math.exp(min(loss, 700.0)),
+        "mask_accuracy": total.num_correct / max(1, total.num_targets),
+        "entropy_bits": total.entropy_nats / max(1, total.num_entropy_nodes) / math.log(2),
+        "num_sequences": float(total.num_sequences),
+        "num_infeasible": float(total.num_infeasible),
+    }
+    if has_dag:
+        num_masks = max(1, total.num_masks)
+        row |= {
+            "entropy_posterior_bits": total.posterior_entropy_nats / num_masks / math.log(2),
+            "effective_states": total.effective_states / num_masks,
+            "path_entropy_bits": total.path_entropy_nats / num_masks / math.log(2),
+            "masks_with_0_share": total.masks_with_0 / num_masks,
+            "masks_with_2plus_share": total.masks_with_2plus / num_masks,
+        }
+    return row
+
+
+def _evaluate_dag(
+    model: ExlmModel, objective: Objective, nodes: NodeStates, statistics: TokenStatistics, batch: Batch
+) -> EvaluationSums:
+    log_emit = model.log_emissions(nodes, batch)
+    log_trans = model.log_transitions(nodes, batch)
+    lengths = (batch.target_lengths, batch.state_lengths)
+    backend = objective.backend
+    nll_B = states_alignment_nll(log_emit, log_trans, *lengths, backend=backend)
+    is_feasible = nll_B.isfinite()
+    is_mask = is_target(batch) & is_feasible[:, None]
+
+    posterior_BTS = alignment_posterior(log_emit, log_trans, *lengths, backend=backend)
+    edges_BSS = alignment_edge_posterior(log_emit, log_trans, *lengths, backend=backend)
+    # H(path | targets) = log Z - E[log score], both under the posterior; at most rounding below zero
+    path_entropy_B = -nll_B - _expected(posterior_BTS, log_emit) - _expected(edges_BSS, log_trans)
+
+    best_log_prob_BS = _at_nodes(statistics.best_log_prob, nodes)
+    guess_emit = best_log_prob_BS[:, None].expand_as(log_emit)
+    guess_path_BT = best_alignment(guess_emit, log_trans, *lengths, backend=backend)
+    guess_BT = _at_nodes(statistics.best_token, nodes).gather(1, guess_path_BT.clamp(min=0))
+    is_correct_BT = (guess_BT == batch.target_ids) & (guess_path_BT >= 0) & is_target(batch)
+
+    aligned_path_BT = best_alignment(log_emit, log_trans, *lengths, backend=backend)
+    emitted_BT = _tokens_per_mask(aligned_path_BT, batch)
+    entropy_BS = _at_nodes(statistics.entropy_nats, nodes)
+    return EvaluationSums(
+        nll_per_target=_total((nll_B / batch.target_lengths.clamp(min=1))[is_feasible]),
+        num_sequences=int(is_feasible.sum()),
+        num_infeasible=int((~is_feasible).sum()),
+        num_correct=int(is_correct_BT.sum()),
+        num_targets=int(is_target(batch).sum()),
+        entropy_nats=_total(statistics.entropy_nats),
+        num_entropy_nodes=len(statistics.entropy_nats),
+        posterior_entropy_nats=_total((posterior_BTS * entropy_BS[:, None]).sum(-1)[is_mask]),
+        effective_states=_total(_effective_states(posterior_BTS, batch)[is_mask]),
+        path_entropy_nats=_total(path_entropy_B[is_feasible].clamp(min=0)),
+        masks_with_0=int(((emitted_BT == 0) & is_mask).sum()),
+        masks_with_2plus=int(((emitted_BT >= 2) & is_mask).sum()),
+        num_masks=int(is_mask.sum()),
+    )
+
+
+def _evaluate_masks(
+    model: ExlmModel, objective: Objective, nodes: NodeStates, statistics: TokenStatistics, batch: Batch
+) -> EvaluationSums:
+    k = model.num_states_per_mask
+    nll_B = objective.mean_mask_nll(objective.mask_nll(model, nodes, batch), batch)
+    has_targets = batch.target_lengths > 0
+    targets_M = batch.target_ids[is_target(batch)]
+    best_log_prob_Mk = statistics.best_log_prob.unflatten(0, (-1, k))
+    best_token_Mk = statistics.best_token.unflatten(0, (-1, k))
+    if model.objective == "exlm":
+        # a state whose best token is the blank emits nothing; take the surest of the others
+        best_log_prob_Mk = best_log_prob_Mk.masked_fill(best_token_Mk == objective.unk_id, -math.inf)
+    guess_M = best_token_Mk.gather(1, best_log_prob_Mk.argmax(-1, keepdim=True))[:, 0]
+    is_counted_M = is_fully_masked(batch, objective.num_repeats)[is_target(batch)]
+    entropy_N = statistics.entropy_nats[is_counted_M.repeat_interleave(k)]
+    return EvaluationSums(
+        nll_per_target=_total(nll_B[has_targets]),
+        num_sequences=int(has_targets.sum()),
+        num_infeasible=int((~has_targets).sum()),
+        num_correct=int((guess_M == targets_M).sum()),
+        num_targets=len(targets_M),
+        entropy_nats=_total(entropy_N),
+        num_entropy_nodes=len(entropy_N),
+    )
+
+
+def _at_nodes(values_N: Tensor, nodes: NodeStates) -> Tensor:
+    """Spread values of packed inner nodes over (B, S); zero elsewhere."""
+    return values_N.new_zeros(nodes.is_inner.shape).masked_scatter(nodes.is_inner, values_N)
+
+
+def _expected(probability: Tensor, log_score: Tensor) -> Float[Tensor, " B"]:
+    """Sum of p * log score over all but the batch axis, in float64, with 0 * -inf = 0."""
+    terms = torch.where(probability > 0, probability.double() * log_score.double(), 0.0)
+    return terms.flatten(1).sum(1).float()
+
+
+def _node_masks_one_hot(batch: Batch) -> Float[Tensor, "B S T"]:
+    mask_index = torch.arange(batch.target_ids.shape[1], device=batch.node_mask.device)
+    return (batch.node_mask[..., None] == mask_index).float()
+
+
+def _effective_states(posterior_BTS: Tensor, batch: Batch) -> Float[Tensor, "B T"]:
+    """Perplexity of the posterior over the states of each mask; 1 for a mask that no alignment visits."""
+    occupancy_BS = posterior_BTS.sum(1)
+    belongs_BST = _node_masks_one_hot(batch)
+    mask_total_BT = torch.einsum("bs,bst->bt", occupancy_BS, belongs_BST)
+    own_total_BS = torch.einsum("bt,bst->bs", mask_total_BT, belongs_BST)
+    share_BS = occupancy_BS / own_total_BS.clamp(min=torch.finfo(torch.float32).tiny)
+    surprise_BS = -torch.xlogy(share_BS, share_BS)
+    return torch.einsum("bs,bst->bt", surprise_BS, belongs_BST).exp()
+
+
+def _tokens_per_mask(path_BT: Tensor, batch: Batch) -> Float[Tensor, "B T"]:
+    """How many tokens of a path each mask emits."""
+    visited_BTS = one_hot(path_BT.clamp(min=0), batch.node_mask.shape[1])
+    visited_BS = (visited_BTS * (path_BT >= 0)[..., None]).sum(1).float()
+    return torch.einsum("bs,bst->bt", visited_BS, _node_masks_one_hot(batch)).round()
+
+
+def _total(values: Tensor) -> float:
+    return float(values.double().sum())

@@ -1,0 +1,295 @@
+"""The training loop: step, accumulate, validate, record, save. It knows no task.
+
+Everything random in a step comes from (seed, step): data order and masks through the task, dropout through a generator
+seeded anew each step. So a resumed run repeats the uninterrupted one bit by bit, and a checkpoint holds no RNG state.
+"""
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from exlm_cli.config.sections import OptimConfig, TrainConfig
+from exlm_cli.data.masking import IntArray
+from exlm_cli.data.sampler import EpochPlan
+from exlm_cli.errors import CheckpointError, DivergedError, InterruptedRunError
+from exlm_cli.progress import Bar, Progress
+from exlm_cli.run_dir import MetricsLog
+from exlm_cli.train.checkpoint import (
+    load_model_weights,
+    load_optimizer_state,
+    load_state,
+    save_checkpoint,
+    write_json,
+)
+from exlm_cli.train.interrupt import StopSignal
+from exlm_cli.train.optim import build_optimizer, learning_rate, scale_gradients
+
+BatchT = TypeVar("BatchT")
+
+
+class TrainTask(Protocol[BatchT]):
+    """What the loop needs of a task."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The module whose parameters are trained."""
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What must not change between a checkpoint and its resumption, by name (data fingerprint, recipe hash)."""
+
+    def plan(self, epoch: int) -> EpochPlan:
+        """The steps of an epoch; the same for the same epoch, always."""
+
+    def microbatches(self, indices: IntArray, epoch: int) -> Iterator[BatchT]:
+        """The batches of one step, in a fixed order."""
+
+    def losses(self, batch: BatchT) -> Tensor:
+        """(n,) float32 loss of every sequence; `inf` where a sequence has none and is to be left out."""
+
+    def count_tokens(self, batch: BatchT) -> int:
+        """Input tokens that the batch stands for, before any expansion."""
+
+    def validate(self) -> dict[str, float]:
+        """Figures on the validation set; leaves the model in training mode."""
+
+
+@dataclass
+class LoopState:
+    """Where a run stands; saved with every checkpoint."""
+
+    step: int = 0
+    epoch: int = 0
+    step_in_epoch: int = 0
+    elapsed_s: float = 0.0
+    interval_loss: float = 0.0
+    interval_steps: int = 0
+    num_infeasible: int = 0
+
+
+@dataclass(frozen=True)
+class LoopResult:
+    """How a run ended."""
+
+    steps: int
+    checkpoint: Path
+    validation: dict[str, float]
+    elapsed_s: float
+
+
+class TrainingLoop:
+    """One run of one task.
+
+    Args:
+        task: What is trained.
+        train, optim: Sections of the recipe.
+        seed: Of the run.
+        run: Run directory; checkpoints and metrics go there.
+        metrics: Where rows of metrics.jsonl go.
+        progress: Who is told.
+        resume_command: Shown when the run is interrupted.
+        on_row: Called with every row that is logged (TensorBoard).
+    """
+
+    def __init__(
+        self,
+        task: TrainTask[Any],
+        train: TrainConfig,
+        optim: OptimConfig,
+        *,
+        seed: int,
+        run: Path,
+        metrics: MetricsLog,
+        progress: Progress,
+        resume_command: str,
+        on_row: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        self.task, self.train, self.optim = task, train, optim
+        self.seed, self.run, self.metrics, self.progress = seed, run, metrics, progress
+        self.resume_command = resume_command
+        self.on_row = on_row
+        self.optimizer = build_optimizer(task.model, optim)
+        self.state = LoopState()
+        self.total_steps = self._count_steps()
+        self._plan = task.plan(0)
+        self._validation: dict[str, float] = {}
+        self._tokens_since_log = 0
+        self._busy_since_log_s = 0.0
+
+    def resume(self, checkpoint: Path) -> None:
+        """Continue from a verified checkpoint.
+
+        Raises:
+            CheckpointError: It belongs to other data or another recipe.
+        """
+        saved = load_state(checkpoint)
+        for name, value in self.task.identity.items():
+            if saved["identity"].get(name) != value:
+                raise CheckpointError(
+                    f"{checkpoint}: the {name} is not the one this run began with",
+                    "an exact resume needs the same inputs and recipe; start a new run for changed ones",
+                )
+        load_model_weights(checkpoint, self.task.model)
+        load_optimizer_state(checkpoint, self.task.model, self.optimizer)
+        self.state = LoopState(**saved["loop"])
+        self._validation = saved["validation"]
+        self._plan = self.task.plan(self.state.epoch)
+        self.metrics.truncate_after(self.state.step)
+
+    def fit(self) -> LoopResult:
+        """Train to the end.
+
+        Raises:
+            DivergedError: A loss is not a number; `diverged.json` names the step and its samples.
+            InterruptedRunError: Stopped by a signal, after saving.
+            CheckpointError: A checkpoint cannot be written.
+        """
+        self.task.model.train()
+        with StopSignal() as stop, self.progress.bar("train", self.total_steps, done=self.state.step) as bar:
+            while self.state.step < self.total_steps:
+                start_s = time.perf_counter()
+                loss = self._step(stop)
+                if loss is not None:
+                    self._account(loss, time.perf_counter() - start_s)
+                    self._record(bar, loss)
+                if stop.number is not None:
+                    self._leave(stop.number)
+        if not self._validation:
+            self._validation = self.task.validate()
+        final = self.run / "checkpoints" / f"step-{self.state.step}"
+        return LoopResult(self.state.step, final, self._validation, self.state.elapsed_s)
+
+    def _step(self, stop: StopSignal) -> float | None:
+        """Do one optimiser step and return its loss; None where a signal came before it was complete."""
+        state = self.state
+        if state.step_in_epoch >= len(self._plan):
+            state.epoch, state.step_in_epoch = state.epoch + 1, 0
+            self._plan = self.task.plan(state.epoch)
+        indices = self._plan.step(state.step_in_epoch)
+        torch.manual_seed(dropout_seed(self.seed, state.step))
+        rate = learning_rate(state.step, self.optim, self.total_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.zero_grad(set_to_none=True)
+        loss_sum, num_counted, num_infeasible, num_tokens = 0.0, 0, 0, 0
+        for batch in self.task.microbatches(indices, state.epoch):
+            losses = self.task.losses(batch)
+            is_counted = losses != math.inf
+            batch_loss = torch.where(is_counted, losses, 0.0).sum()
+            batch_loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            loss_sum += float(batch_loss.detach())
+            num_counted += int(is_counted.sum())
+            num_infeasible += int((~is_counted).sum())
+            num_tokens += self.task.count_tokens(batch)
+            if stop.number is not None:
+                return None
+        if not math.isfinite(loss_sum) or num_counted == 0:
+            raise self._diverged("loss", loss_sum if num_counted else math.inf, indices)
+        parameters = list(self.task.model.parameters())
+        scale_gradients(parameters, 1.0 / num_counted)
+        # a limit of inf clips nothing and still measures the norm
+        limit = self.optim.clip_norm or math.inf
+        self._grad_norm = float(nn.utils.clip_grad_norm_(parameters, limit))
+        if not math.isfinite(self._grad_norm):
+            raise self._diverged("gradient norm", self._grad_norm, indices)
+        self.optimizer.step()
+        state.num_infeasible += num_infeasible
+        self._tokens_since_log += num_tokens
+        return loss_sum / num_counted
+
+    def _account(self, loss: float, busy_s: float) -> None:
+        state = self.state
+        state.step += 1
+        state.step_in_epoch += 1
+        state.interval_loss += loss
+        state.interval_steps += 1
+        state.elapsed_s += busy_s
+        self._busy_since_log_s += busy_s
+
+    def _record(self, bar: Bar, loss: float) -> None:
+        """Log, validate and save when their turn has come."""
+        step, is_last = self.state.step, self.state.step == self.total_steps
+        tokens_per_s = self._tokens_since_log / max(1e-9, self._busy_since_log_s)
+        bar.update(step, loss=f"{loss:.3f}", speed=f"{tokens_per_s:,.0f} tokens/s")
+        if step % self.train.log_every_steps == 0 or is_last:
+            self._log_interval(tokens_per_s)
+        if step % self.train.validate_every_steps == 0 or is_last:
+            self._validation = self.task.validate()
+            self._log({"kind": "valid", "step": step, **self._validation})
+            figures = ", ".join(f"{name} {value:.4g}" for name, value in self._validation.items() if name in _SPOKEN)
+            self.progress.message(f"step {step}: validation {figures}")
+        if step % self.train.checkpoint_every_steps == 0 or is_last:
+            self._save()
+
+    def _log_interval(self, tokens_per_s: float) -> None:
+        state = self.state
+        self._log(
+            {
+                "kind": "train",
+                "step": state.step,
+                "epoch": state.epoch,
+                "loss": state.interval_loss / state.interval_steps,
+                "lr": self.optimizer.param_groups[0]["lr"],
+                "grad_norm": self._grad_norm,
+                "num_infeasible": state.num_infeasible,
+                "tokens_per_s": round(tokens_per_s, 1),
+                "elapsed_s": round(state.elapsed_s, 3),
+            }
+        )
+        state.interval_loss, state.interval_steps = 0.0, 0
+        self._tokens_since_log, self._busy_since_log_s = 0, 0.0
+
+    def _log(self, row: dict[str, Any]) -> None:
+        self.metrics.append(row)
+        if self.on_row is not None:
+            self.on_row(row)
+
+    def _save(self) -> Path:
+        content = {"loop": asdict(self.state), "identity": self.task.identity, "validation": self._validation}
+        return save_checkpoint(
+            self.run, self.state.step, self.task.model, self.optimizer, content, keep_last=self.train.keep_last
+        )
+
+    def _leave(self, signal_number: int) -> None:
+        path = self._save()
+        raise InterruptedRunError(
+            f"stopped at step {self.state.step} of {self.total_steps}; the checkpoint is {path}",
+            f"continue with `{self.resume_command}`",
+            signal_number,
+        )
+
+    def _diverged(self, what: str, value: float, indices: IntArray) -> DivergedError:
+        path = self.run / "diverged.json"
+        state = self.state
+        content = {"step": state.step, "epoch": state.epoch, "value": str(value), "sample_index": indices.tolist()}
+        write_json(path, content)
+        return DivergedError(
+            f"the {what} of step {state.step + 1} is {value}; its sample indices are in {path}",
+            f"lower `optim.lr` (now {self.optim.lr:g}), set `optim.clip_norm`, or continue from the last checkpoint "
+            f"with `{self.resume_command}`",
+        )
+
+    def _count_steps(self) -> int:
+        limits = []
+        if self.train.max_steps is not None:
+            limits.append(self.train.max_steps)
+        if self.train.max_epochs is not None:
+            limits.append(sum(len(self.task.plan(epoch)) for epoch in range(self.train.max_epochs)))
+        return min(limits)
+
+
+_SPOKEN = ("loss", "mask_accuracy", "perplexity", "effective_states")
+
+
+def dropout_seed(seed: int, step: int) -> int:
+    """Return the 63-bit seed of a step's dropout, a hash so that neighbouring seeds and steps share no stream."""
+    digest = hashlib.sha256(json.dumps(["dropout", seed, step]).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1

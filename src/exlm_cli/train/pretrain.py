@@ -1,0 +1,288 @@
+"""Pre-training: wires data, model, objective and loop of a recipe."""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exlm_cli.config.load import dump_recipe, load_recipe
+from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.sections import TrainConfig
+from exlm_cli.data.batch import Batch
+from exlm_cli.data.expansion import collate, expand
+from exlm_cli.data.masking import IntArray, SpecialTokens, mask_sequence, sample_rng
+from exlm_cli.data.prefetch import prefetch
+from exlm_cli.data.prepare import PreparedData, prepare_data
+from exlm_cli.data.sampler import EpochPlan, cut_microbatches, longest_expanded, plan_epoch
+from exlm_cli.data.shards import TokenDataset
+from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.model.exlm import ExlmModel
+from exlm_cli.progress import Progress, SilentProgress
+from exlm_cli.run_dir import MetricsLog, create_run_dir, update_run_json, write_atomically
+from exlm_cli.train.checkpoint import newest_good_checkpoint, remove_unfinished
+from exlm_cli.train.evaluation import evaluate_batch, summarise
+from exlm_cli.train.loop import LoopResult, TrainingLoop
+from exlm_cli.train.objective import Objective
+from exlm_cli.train.pretrained import build_model, describe_device, pick_device
+
+VALIDATION_EPOCH = 2**32 - 1
+"""The epoch whose masks validation uses: one that training never reaches, so every validation masks the same tokens."""
+
+
+@dataclass(frozen=True)
+class PretrainResult:
+    """What a pre-training run made."""
+
+    run_dir: Path
+    checkpoint: Path
+    steps: int
+    metrics: dict[str, float]
+    elapsed_s: float
+
+
+class PretrainTask:
+    """Masked batches of a token data set and their loss, for the training loop."""
+
+    def __init__(self, recipe: PretrainRecipe, data: PreparedData, model: ExlmModel, device: torch.device) -> None:
+        self.recipe, self.model, self.device = recipe, model, device
+        self.train_set, self.valid_set = data.train, data.valid
+        self.special = special_tokens(data.tokenizer)
+        self.objective = build_objective(recipe, data.tokenizer)
+        self.autocast_dtype = autocast_dtype(recipe.train, device)
+        self.identity = {
+            "data fingerprint": data.fingerprint,
+            "recipe": recipe_identity(recipe),
+        }
+
+    def plan(self, epoch: int) -> EpochPlan:
+        """Return the steps of an epoch."""
+        train = self.recipe.train
+        return plan_epoch(
+            self.train_set.lengths * self.recipe.masking.num_repeats + 2,
+            seed=self.recipe.seed,
+            epoch=epoch,
+            batch_sequences=train.batch_sequences,
+            batch_tokens=train.batch_tokens,
+            bucket_steps=train.bucket_steps,
+        )
+
+    def microbatches(self, indices: IntArray, epoch: int) -> Iterator[Batch]:
+        """Mask, expand and pad one step's sequences, a microbatch ahead of the model."""
+        return self._batches(self.train_set, indices, epoch)
+
+    def losses(self, batch: Batch) -> Tensor:
+        """Nats per target of every sequence."""
+        with torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
+            return self.objective.sequence_nll(self.model, batch)
+
+    def count_tokens(self, batch: Batch) -> int:
+        """Input tokens before expansion."""
+        clones = (self.recipe.masking.num_states_per_mask - 1) * batch.target_lengths
+        return int((batch.lengths - clones).sum())
+
+    def validate(self) -> dict[str, float]:
+        """Figures on the validation set, with the same masks every time."""
+        indices = validation_indices(self.valid_set, self.recipe.train.validation_sequences)
+        self.model.eval()
+        with torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
+            sums = [
+                evaluate_batch(self.model, self.objective, batch)
+                for batch in self._batches(self.valid_set, indices, VALIDATION_EPOCH)
+            ]
+        self.model.train()
+        return summarise(sums, has_dag=self.model.transition is not None)
+
+    def _batches(self, dataset: TokenDataset, indices: IntArray, epoch: int) -> Iterator[Batch]:
+        lengths = longest_expanded(dataset.lengths[indices] + 2, self.recipe)
+        microbatches = cut_microbatches(indices, lengths, self.recipe.train.microbatch_tokens)
+        make = build_collator(dataset, self.recipe, self.special, epoch)
+        for batch in prefetch(make, microbatches):
+            yield batch.to(self.device)
+
+
+def run_pretraining(
+    recipe: PretrainRecipe,
+    *,
+    out: Path | None = None,
+    resume: Path | None = None,
+    progress: Progress | None = None,
+) -> PretrainResult:
+    """Pre-train a recipe, doing whatever of tokenisation is still to be done.
+
+    Args:
+        recipe: What to train.
+        out: Run directory; none: `runs/<name>-<time>`.
+        resume: A run directory to continue instead; `recipe` must be the one it began with.
+        progress: Who is told; none: nobody.
+
+    Raises:
+        ExlmError: Anything the user can mend: data, tokenizer, checkpoint, divergence, interruption.
+    """
+    progress = progress or SilentProgress()
+    device = pick_device(recipe)
+    if recipe.train.num_threads is not None:
+        torch.set_num_threads(recipe.train.num_threads)
+    run = resume if resume is not None else create_run_dir(out, recipe.name)
+    write_atomically(run / "recipe.yaml", dump_recipe(recipe).encode())
+    data = prepare_data(recipe, rejected_csv=run / "rejected.csv", progress=progress)
+    data.tokenizer.save(run / "tokenizer.json")
+    started_s = time.time()
+    update_run_json(
+        run,
+        {
+            "command": "pretrain",
+            "device": describe_device(device),
+            "seed": recipe.seed,
+            "data_fingerprint": data.fingerprint,
+            "num_rejected_rows": data.num_rejected,
+            "train_sequences": len(data.train),
+            "train_tokens": data.train.num_tokens,
+            "valid_sequences": len(data.valid),
+            "started_unix_s": round(started_s, 3),
+        },
+    )
+    model = build_model(recipe, data.tokenizer, device)
+    task = PretrainTask(recipe, data, model, device)
+    num_parameters = sum(p.numel() for p in model.parameters())
+    progress.message(
+        f"{recipe.name}: {num_parameters / 1e6:.1f} M parameters, {len(data.train):,} sequences, "
+        f"{data.train.num_tokens:,} tokens, on {describe_device(device)}; results in {run}"
+    )
+    loop = TrainingLoop(
+        task,
+        recipe.train,
+        recipe.optim,
+        seed=recipe.seed,
+        run=run,
+        metrics=MetricsLog(run / "metrics.jsonl"),
+        progress=progress,
+        resume_command=f"exlm pretrain --resume {run}",
+        on_row=tensorboard_writer(run) if recipe.train.tensorboard else None,
+    )
+    if resume is not None:
+        _resume(loop, run, progress)
+    result = loop.fit()
+    update_run_json(
+        run, {"parameters": num_parameters, "steps": result.steps, "train_time_s": round(result.elapsed_s, 1)}
+    )
+    return _result(run, result)
+
+
+def resume_pretraining(run: Path, overrides: Sequence[str] = (), *, progress: Progress | None = None) -> PretrainResult:
+    """Continue a run from its own recipe.yaml and newest whole checkpoint; exact on CPU.
+
+    Raises:
+        CheckpointError: `run` is no run directory.
+    """
+    if not (run / "recipe.yaml").is_file():
+        raise CheckpointError(
+            f"{run}: no run directory to resume; it has no recipe.yaml", "give the directory that `exlm pretrain` named"
+        )
+    return run_pretraining(load_recipe(str(run / "recipe.yaml"), overrides), resume=run, progress=progress)
+
+
+def build_objective(recipe: PretrainRecipe, tokenizer: Tokenizer) -> Objective:
+    """Return the recipe's loss."""
+    return Objective(tokenizer.unk_id, recipe.masking.num_repeats, recipe.train.alignment_backend)
+
+
+def build_collator(
+    dataset: TokenDataset, recipe: PretrainRecipe, special: SpecialTokens, epoch: int
+) -> Callable[[IntArray], Batch]:
+    """Return the function that masks, expands and pads the samples of given indices in one epoch."""
+
+    def make(indices: IntArray) -> Batch:
+        masked = (
+            mask_sequence(dataset[int(i)], recipe.masking, special, sample_rng(recipe.seed, epoch, int(i)))
+            for i in indices
+        )
+        expanded = [expand(m, recipe.masking.num_states_per_mask, recipe.objective) for m in masked]
+        return collate(expanded, indices.tolist(), special.pad)
+
+    return make
+
+
+def special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
+    """Return the ids that masking and collation need."""
+    return SpecialTokens(
+        pad=tokenizer.pad_id,
+        cls=tokenizer.cls_id,
+        sep=tokenizer.sep_id,
+        mask=tokenizer.mask_id,
+        never_masked=frozenset(tokenizer.special_ids),
+        vocab_size=tokenizer.vocab_size,
+    )
+
+
+def validation_indices(dataset: TokenDataset, limit: int | None) -> IntArray:
+    """Return evenly spread indices of at most `limit` sequences, all where there is no limit."""
+    size = len(dataset)
+    count = size if limit is None else min(limit, size)
+    spread: IntArray = torch.linspace(0, size - 1, count, dtype=torch.float64).round().long().numpy()
+    return spread
+
+
+def autocast_dtype(train: TrainConfig, device: torch.device) -> torch.dtype | None:
+    """Return bfloat16 where `precision` asks for it (`auto`: on CUDA), else None."""
+    wants_bf16 = train.precision == "bf16" or (train.precision == "auto" and device.type == "cuda")
+    return torch.bfloat16 if wants_bf16 else None
+
+
+def recipe_identity(recipe: PretrainRecipe) -> str:
+    """Return a hash of everything in a recipe that decides the weights; how often to look or save does not."""
+    content = recipe.model_dump(mode="json", exclude={"name", "purpose", "paper", "device"})
+    for key in (
+        "validate_every_steps",
+        "validation_sequences",
+        "checkpoint_every_steps",
+        "keep_last",
+        "log_every_steps",
+        "tensorboard",
+    ):
+        del content["train"][key]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def tensorboard_writer(run: Path) -> Callable[[dict[str, Any]], None]:
+    """Return a function that writes rows of metrics as TensorBoard scalars.
+
+    Raises:
+        ConfigError: TensorBoard is not installed.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ConfigError(
+            "`train.tensorboard` is on, but TensorBoard is not installed", "pip install 'exlm-cli[tensorboard]'"
+        ) from error
+    writer = SummaryWriter(str(run / "tensorboard"))
+
+    def write(row: dict[str, Any]) -> None:
+        for name, value in row.items():
+            if name not in ("kind", "step"):
+                writer.add_scalar(f"{row['kind']}/{name}", value, row["step"])
+        writer.flush()
+
+    return write
+
+
+def _resume(loop: TrainingLoop, run: Path, progress: Progress) -> None:
+    remove_unfinished(run)
+    checkpoint = newest_good_checkpoint(run, progress.message)
+    if checkpoint is None:
+        progress.message(f"{run} has no whole checkpoint yet; starting from step 0")
+        loop.metrics.truncate_after(0)
+        return
+    loop.resume(checkpoint)
+    progress.message(f"resuming at step {loop.state.step} of {loop.total_steps} from {checkpoint}")
+
+
+def _result(run: Path, result: LoopResult) -> PretrainResult:
+    return PretrainResult(run, result.checkpoint, result.steps, result.validation, result.elapsed_s)

@@ -1,0 +1,93 @@
+"""A pre-trained model: built from a recipe, or read back from a run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from exlm_cli.config.load import load_recipe
+from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.model.exlm import ExlmModel
+from exlm_cli.progress import Progress, SilentProgress
+from exlm_cli.train.checkpoint import load_model_weights, load_state, newest_good_checkpoint, verify_checkpoint
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A model read back from a run, in evaluation mode."""
+
+    model: ExlmModel
+    tokenizer: Tokenizer
+    recipe: PretrainRecipe
+    checkpoint: Path
+    step: int
+
+
+def load_pretrained(path: Path, *, device: str = "auto", progress: Progress | None = None) -> Pretrained:
+    """Read a model back from a run directory or from one of its `checkpoints/step-N`.
+
+    Raises:
+        CheckpointError: There is no whole checkpoint, or it does not fit its recipe.
+    """
+    progress = progress or SilentProgress()
+    is_step = path.name.startswith("step-") and path.parent.name == "checkpoints"
+    run = path.parent.parent if is_step else path
+    if not (run / "recipe.yaml").is_file():
+        raise CheckpointError(
+            f"{path}: not a run directory or checkpoint; {run} has no recipe.yaml",
+            "make one with `exlm pretrain --recipe quickstart-text`",
+        )
+    recipe = load_recipe(str(run / "recipe.yaml"), [f"device={device}"])
+    refused: list[str] = []
+    checkpoint: Path | None
+    if is_step:
+        reason = verify_checkpoint(path)
+        checkpoint = path if reason is None else None
+        refused = [f"{path} is refused: {reason}"] if reason else []
+    else:
+        checkpoint = newest_good_checkpoint(run, progress.message)
+    if checkpoint is None:
+        raise CheckpointError(
+            refused[0] if refused else f"{run}: no whole checkpoint in it",
+            f"continue the run with `exlm pretrain --resume {run}`, or start a new one",
+        )
+    tokenizer = Tokenizer.load(run / "tokenizer.json")
+    torch_device = pick_device(recipe)
+    model = build_model(recipe, tokenizer, torch_device)
+    load_model_weights(checkpoint, model)
+    model.eval()
+    return Pretrained(model, tokenizer, recipe, checkpoint, int(load_state(checkpoint)["loop"]["step"]))
+
+
+def build_model(recipe: PretrainRecipe, tokenizer: Tokenizer, device: torch.device) -> ExlmModel:
+    """Build the recipe's network with weights that depend on the seed alone."""
+    torch.manual_seed(recipe.seed)
+    model = ExlmModel(recipe, tokenizer.vocab_size).to(device)
+    if recipe.train.compile:
+        # in place: the names in the state dict stay those of an uncompiled model
+        model.encoder.compile(dynamic=True)
+    return model
+
+
+def pick_device(recipe: PretrainRecipe) -> torch.device:
+    """Resolve `device: auto`.
+
+    Raises:
+        ConfigError: `cuda` was asked for and torch sees no device.
+    """
+    if recipe.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "device is `cuda`, but torch sees no CUDA device", "use `--device auto`, or run `exlm doctor` to see why"
+        )
+    if recipe.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(recipe.device)
+
+
+def describe_device(device: torch.device) -> str:
+    """Return the device in words."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads"
