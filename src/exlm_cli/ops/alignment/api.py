@@ -1,7 +1,7 @@
 """The checked entry points of the alignment op; nobody else branches on the backend.
 
-Axes: B sequences, T targets, S states (DAG nodes). Node 0 starts every path, node `state_lengths - 1` ends it; both emit
-nothing. An inner node emits one target each time a path visits it, and a path visits exactly `target_lengths` of them:
+Axes: B sequences, T targets, S states (DAG nodes). Node 0 starts every path, node `state_lengths - 1` ends it; both
+emit nothing. A path visits exactly `target_lengths` inner nodes, each of which emits one target:
 
     alpha[0, 0] = 1,   alpha[t, u] = P_u(y_t) * sum over v < u of alpha[t - 1, v] * E[v, u],
     likelihood  = sum over v of alpha[T, v] * E[v, end]
@@ -76,8 +76,7 @@ def states_alignment_nll(
         ValueError: Dtypes or devices that do not fit.
         BackendError: "native" was asked for and cannot be had.
     """
-    dag = _check(log_emit, log_trans, target_lengths, state_lengths)
-    return _implementation(backend, dag).states_alignment_nll(*dag)
+    return _nll(_check(log_emit, log_trans, target_lengths, state_lengths), backend)
 
 
 def best_alignment(
@@ -93,8 +92,11 @@ def best_alignment(
     Arguments and errors are those of `states_alignment_nll`. Among equally probable paths any may be returned.
     """
     dag = _check(log_emit, log_trans, target_lengths, state_lengths)
+    implementation = _implementation(backend, dag)
+    if 0 in log_emit.shape:
+        return torch.full(log_emit.shape[:2], -1, dtype=torch.int64, device=log_emit.device)
     with torch.no_grad():
-        return _implementation(backend, dag).best_alignment(*dag)
+        return implementation.best_alignment(*dag)
 
 
 def alignment_posterior(
@@ -195,14 +197,22 @@ def _implementation(backend: Backend, dag: _Dag) -> _Implementation:
     return native
 
 
+def _nll(dag: _Dag, backend: Backend) -> Tensor:
+    implementation = _implementation(backend, dag)
+    if 0 in dag.log_emit.shape:
+        # no sequence, target or state, so no path; empty sums tie the result to the arguments, whose gradient is zero
+        empty = dag.log_emit[:, :0].sum((1, 2)) + dag.log_trans[:, :0].sum((1, 2))
+        return torch.inf - empty
+    return implementation.states_alignment_nll(*dag)
+
+
 def _minus_gradient(dag: _Dag, backend: Backend, *, of: Literal["log_emit", "log_trans"]) -> Tensor:
     """Posterior of what `of` scores: minus the derivative of the summed losses, zero for those that are infinite."""
     with torch.inference_mode(False), torch.enable_grad():
         # a tensor made in inference mode cannot be saved for a backward pass; its clone can
         detached = _Dag(*(x.clone() if x.is_inference() else x.detach() for x in dag))
         wanted = getattr(detached, of).requires_grad_()
-        nll = _implementation(backend, dag).states_alignment_nll(*detached)
-        (gradient,) = torch.autograd.grad(nll.sum(), wanted)
+        (gradient,) = torch.autograd.grad(_nll(detached, backend).sum(), wanted)
     return gradient.neg_()
 
 

@@ -23,10 +23,9 @@ def states_alignment_nll(
 ) -> Float[Tensor, " B"]:
     """See `api.states_alignment_nll`; any float dtype, differentiable by autograd."""
     log_emit, log_trans = _only_what_is_read(log_emit, log_trans, target_lengths, state_lengths)
-    B, T, S = log_emit.shape
     log_alpha_BS = _only_first_state(log_emit)
-    nll_B = log_emit.new_full((B,), math.inf)
-    for t in range(T):
+    nll_B = log_emit.new_full((len(log_emit),), math.inf)
+    for t in range(log_emit.shape[1]):
         log_reach_BS = safe_logsumexp(log_alpha_BS[:, :, None] + log_trans, dim=1)
         log_alpha_BS = log_reach_BS + log_emit[:, t]
         log_likelihood_B = _at_end(safe_logsumexp(log_alpha_BS[:, :, None] + log_trans, dim=1), state_lengths)
@@ -42,10 +41,8 @@ def best_alignment(
 ) -> Int64[Tensor, "B T"]:
     """See `api.best_alignment`: the same recursion with max in place of the sum, then the way back."""
     log_emit, log_trans = _only_what_is_read(log_emit, log_trans, target_lengths, state_lengths)
-    B, T, S = log_emit.shape
+    B, T, _ = log_emit.shape
     nodes_BT = torch.full((B, T), -1, dtype=torch.int64, device=log_emit.device)
-    if S == 0:
-        return nodes_BT
     log_best_BS = _only_first_state(log_emit)
     last_node_B = nodes_BT.new_full((B,), -1)
     came_from: list[Tensor] = []
@@ -56,11 +53,12 @@ def best_alignment(
         log_score_BS, from_BS = (log_best_BS[:, :, None] + log_trans).max(dim=1)
         is_last_B = (target_lengths == t + 1) & (_at_end(log_score_BS, state_lengths) > -math.inf)
         last_node_B = torch.where(is_last_B, _at_end(from_BS, state_lengths), last_node_B)
+    node_B = last_node_B
     for t in reversed(range(T)):
-        is_last_B = target_lengths == t + 1
-        node_B = last_node_B if t == T - 1 else torch.where(is_last_B, last_node_B, node_B)
-        nodes_BT[:, t] = torch.where(target_lengths > t, node_B, -1)
-        node_B = came_from[t].gather(1, node_B.clamp(min=0)[:, None])[:, 0].where(node_B >= 0, node_B)
+        node_B = node_B.where(target_lengths != t + 1, last_node_B)
+        nodes_BT[:, t] = node_B.where(target_lengths > t, -1)
+        before_B = came_from[t].gather(1, node_B.clamp(min=0)[:, None])[:, 0]
+        node_B = before_B.where(node_B >= 0, -1)
     return nodes_BT
 
 
@@ -68,7 +66,7 @@ def _only_what_is_read(
     log_emit: Tensor, log_trans: Tensor, target_lengths: Tensor, state_lengths: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Put `-inf` wherever the recursion must not look; what stood there, even NaN, gets gradient zero."""
-    B, T, S = log_emit.shape
+    _, T, S = log_emit.shape
     state_S = torch.arange(S, device=log_emit.device)
     is_target_BT = torch.arange(T, device=log_emit.device) < target_lengths[:, None]
     is_inner_BS: Bool[Tensor, "B S"] = (state_S > 0) & (state_S < state_lengths[:, None] - 1)
