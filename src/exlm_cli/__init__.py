@@ -1,2 +1,1 @@
 """ExLM: masked language models whose [MASK] tokens expand into states tied by a DAG."""
-

@@ -144,7 +144,7 @@ class ExlmModel(nn.Module):
     def _clone_vectors(self, clone_index: Tensor) -> Tensor:
         assert self.clone_embedding is not None
         vectors = self.clone_embedding((clone_index - 1).clamp(min=0))
-        return vectors * (clone_index > 0)[..., None]
+        return cast(Tensor, vectors * (clone_index > 0)[..., None])
 
 
 def _is_unpadded(batch: Batch) -> bool:

@@ -46,7 +46,9 @@ def token_log_probs(
     matmul_dtype = torch.get_autocast_dtype(device_type) if is_autocast else hidden_ND.dtype
     with torch.autocast(device_type, enabled=False):
         # torch types the result of Function.apply as Any
-        result: Tensor = _TokenLogProbs.apply(hidden_ND, weight_VD, bias_V, token_ids_NT, chunk_rows, matmul_dtype)
+        result: Tensor = _TokenLogProbs.apply(  # type: ignore[no-untyped-call]
+            hidden_ND, weight_VD, bias_V, token_ids_NT, chunk_rows, matmul_dtype
+        )
     return result
 
 

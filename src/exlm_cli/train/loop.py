@@ -184,7 +184,7 @@ class TrainingLoop:
             losses = self.task.losses(batch)
             is_counted = losses != math.inf
             batch_loss = torch.where(is_counted, losses, 0.0).sum()
-            batch_loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            batch_loss.backward()
             loss_sum += float(batch_loss.detach())
             num_counted += int(is_counted.sum())
             num_infeasible += int((~is_counted).sum())

@@ -16,7 +16,7 @@ def learning_rate(step: int, optim: OptimConfig, total_steps: int) -> float:
     decay_steps = max(1, total_steps - optim.warmup_steps)
     remaining = max(0.0, 1.0 - (step - optim.warmup_steps) / decay_steps)
     if optim.schedule == "polynomial":
-        factor = remaining**optim.power
+        factor = math.pow(remaining, optim.power)
     elif optim.schedule == "cosine":
         factor = 0.5 * (1.0 - math.cos(math.pi * remaining))
     else:

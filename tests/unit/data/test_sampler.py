@@ -1,0 +1,86 @@
+"""Data order: every sequence once an epoch, budgets kept, the same plan from the same (seed, epoch)."""
+
+import numpy as np
+import pytest
+
+from exlm_cli.data.prefetch import prefetch
+from exlm_cli.data.sampler import cut_microbatches, longest_expanded, plan_epoch
+from tests.tiny import tiny_batch, tiny_recipe
+
+LENGTHS = np.random.default_rng(0).integers(4, 60, size=501)
+BUDGETS = [
+    pytest.param({"batch_sequences": 16, "batch_tokens": None}, id="sequences"),
+    pytest.param({"batch_sequences": None, "batch_tokens": 300}, id="tokens"),
+]
+
+
+def _plan(budget, epoch=0, seed=1, bucket_steps=4, lengths=LENGTHS):
+    return plan_epoch(lengths, seed=seed, epoch=epoch, bucket_steps=bucket_steps, **budget)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("bucket_steps", [1, 4, 1000])
+def test_every_sequence_comes_once_an_epoch(budget, bucket_steps: int) -> None:
+    plan = _plan(budget, bucket_steps=bucket_steps)
+    steps = [plan.step(i) for i in range(len(plan))]
+    assert sorted(np.concatenate(steps)) == list(range(len(LENGTHS)))
+    assert all(len(step) for step in steps)
+
+
+@pytest.mark.parametrize("bucket_steps", [1, 4])
+def test_a_step_keeps_its_budget(bucket_steps: int) -> None:
+    by_sequences = _plan(BUDGETS[0].values[0], bucket_steps=bucket_steps)
+    assert {len(by_sequences.step(i)) for i in range(len(by_sequences) - 1)} == {16}
+    by_tokens = _plan(BUDGETS[1].values[0], bucket_steps=bucket_steps)
+    totals = [LENGTHS[by_tokens.step(i)].sum() for i in range(len(by_tokens))]
+    assert max(totals) <= 300
+    assert np.mean(totals) > 200
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_the_plan_depends_on_seed_and_epoch_alone(budget) -> None:
+    np.testing.assert_array_equal(_plan(budget).order, _plan(budget).order)
+    assert not np.array_equal(_plan(budget).order, _plan(budget, epoch=1).order)
+    assert not np.array_equal(_plan(budget).order, _plan(budget, seed=2).order)
+
+
+def test_buckets_hold_sequences_of_about_one_length() -> None:
+    bucketed, random = _plan(BUDGETS[0].values[0], bucket_steps=8), _plan(BUDGETS[0].values[0], bucket_steps=1)
+
+    def spread(plan):
+        return np.mean([np.ptp(LENGTHS[plan.step(i)]) for i in range(len(plan))])
+
+    assert spread(bucketed) < spread(random) / 3
+
+
+def test_one_sequence_longer_than_the_budget_makes_its_own_step() -> None:
+    plan = _plan({"batch_sequences": None, "batch_tokens": 10}, lengths=np.array([50, 4, 4]), bucket_steps=1)
+    assert sorted(len(plan.step(i)) for i in range(len(plan))) == [1, 2]
+
+
+def test_microbatches_keep_their_budget_with_padding_counted() -> None:
+    indices = np.arange(100, 200)
+    lengths = LENGTHS[:100]
+    parts = list(cut_microbatches(indices, lengths, 256))
+    assert sorted(np.concatenate(parts)) == indices.tolist()
+    for part in parts:
+        assert len(part) * lengths[part - 100].max() <= 256
+    assert list(cut_microbatches(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), 256)) == []
+
+
+@pytest.mark.parametrize("scheme", ["fixed", "bernoulli"])
+def test_the_bound_on_expanded_lengths_holds(scheme: str) -> None:
+    recipe = tiny_recipe(masking={"mask_ratio": 0.35, "scheme": scheme})
+    raw = (3, 9, 14)
+    bound = longest_expanded(np.array(raw) + 2, recipe)
+    for seed in range(30):
+        assert (tiny_batch(recipe, raw, seed).lengths.numpy() <= bound).all()
+
+
+def test_prefetch_keeps_the_order_and_raises_where_the_batch_was_due() -> None:
+    assert list(prefetch(lambda x: x * x, range(5))) == [0, 1, 4, 9, 16]
+    assert list(prefetch(lambda x: x, [])) == []
+    made = prefetch(lambda x: 1 // x, [2, 1, 0])
+    assert [next(made), next(made)] == [0, 1]
+    with pytest.raises(ZeroDivisionError):
+        next(made)

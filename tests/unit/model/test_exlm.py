@@ -1,0 +1,115 @@
+"""The network: parameter counts by closed form, padding that changes nothing, heads that read nodes alone."""
+
+import pytest
+import torch
+
+from exlm_cli.config.parameters import count_parameters
+from exlm_cli.data.expansion import collate
+from exlm_cli.model.exlm import ExlmModel
+from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
+
+VARIANTS = [
+    {},
+    {"objective": "mlm"},
+    {"model": {"rope": "1d"}},
+    {"model": {"rope": "none", "learned_positions": True}},
+    {"model": {"alignment": "sparse_dag"}},
+    {"model": {"alignment": "independent"}},
+    {"model": {"clone_embedding": "input"}},
+    {"model": {"clone_embedding": "nodes"}},
+    {"model": {"transition": {"heads": 2, "position_features": True, "max_nodes": 64}}},
+]
+
+
+def _model(**sections) -> ExlmModel:
+    torch.manual_seed(0)
+    return ExlmModel(tiny_recipe(**sections), SPECIAL.vocab_size).eval()
+
+
+@pytest.mark.parametrize("sections", VARIANTS)
+def test_parameters_number_what_the_closed_form_says(sections) -> None:
+    model = _model(**sections)
+    assert sum(p.numel() for p in model.parameters()) == count_parameters(tiny_recipe(**sections), SPECIAL.vocab_size)
+
+
+@pytest.mark.parametrize("sections", VARIANTS)
+def test_padding_changes_nothing(sections) -> None:
+    recipe = tiny_recipe(**sections)
+    model = _model(**sections)
+    together = tiny_batch(recipe, (9, 4, 12))
+    nodes = model.node_states(together)
+    emit = model.log_emissions(nodes, together)
+    for b in range(3):
+        alone = _row(together, b)
+        nodes_alone = model.node_states(alone)
+        num_targets, num_nodes = int(alone.target_lengths), int(alone.state_lengths)
+        torch.testing.assert_close(nodes.states[b, :num_nodes], nodes_alone.states[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            emit[b, :num_targets, :num_nodes], model.log_emissions(nodes_alone, alone)[0], atol=1e-5, rtol=1e-5
+        )
+
+
+def _row(batch, b: int):
+    """The b-th sequence of a batch as a batch of its own, without padding."""
+    from exlm_cli.data.expansion import ExpandedSequence
+
+    length, nodes, targets = int(batch.lengths[b]), int(batch.state_lengths[b]), int(batch.target_lengths[b])
+    sequence = ExpandedSequence(
+        token_ids=batch.token_ids[b, :length].numpy(),
+        positions=batch.positions[b, :length].numpy(),
+        node_index=batch.node_index[b, :nodes].numpy(),
+        node_mask=batch.node_mask[b, :nodes].numpy(),
+        target_ids=batch.target_ids[b, :targets].numpy(),
+        target_source=batch.target_source[b, :targets].numpy(),
+    )
+    return collate([sequence], [b], SPECIAL.pad)
+
+
+def test_emissions_are_the_node_distributions_at_the_targets() -> None:
+    recipe = tiny_recipe()
+    model, batch = _model(), tiny_batch(recipe)
+    nodes = model.node_states(batch)
+    full_BSV = model.node_log_probs(nodes)
+    emit_BTS = model.log_emissions(nodes, batch)
+    for b, num_targets in enumerate(batch.target_lengths.tolist()):
+        inner = nodes.is_inner[b]
+        expected = full_BSV[b][inner][:, batch.target_ids[b, :num_targets]].t()
+        torch.testing.assert_close(emit_BTS[b, :num_targets][:, inner], expected)
+    torch.testing.assert_close(full_BSV.exp().sum(-1)[nodes.is_inner], torch.ones(int(nodes.is_inner.sum())))
+    assert full_BSV[~nodes.is_inner].isneginf().all()
+
+
+def test_clones_differ_by_2d_positions_alone() -> None:
+    recipe = tiny_recipe(model={"init_std": 0.5})
+    torch.manual_seed(0)
+    model = ExlmModel(recipe, SPECIAL.vocab_size).eval()
+    batch = tiny_batch(recipe)
+    states = model.node_states(batch).states
+    assert not torch.allclose(states[0, 1], states[0, 2], atol=1e-3)
+    batch.positions[..., 1] = 0
+    states = model.node_states(batch).states
+    torch.testing.assert_close(states[0, 1], states[0, 2])
+
+
+@pytest.mark.parametrize("place", ["input", "nodes"])
+def test_clone_embeddings_touch_clones_alone(place: str) -> None:
+    model = _model(model={"clone_embedding": place})
+    batch = tiny_batch(tiny_recipe())
+    vectors = model._clone_vectors(batch.positions[..., 1])
+    assert vectors[batch.positions[..., 1] == 0].eq(0).all()
+    clones = batch.positions[..., 1] > 0
+    torch.testing.assert_close(vectors[clones], model.clone_embedding.weight[batch.positions[..., 1][clones] - 1])
+
+
+def test_weights_start_as_bert_does() -> None:
+    recipe = tiny_recipe(model={"width": 64, "ffn_width": 256})
+    torch.manual_seed(0)
+    model = ExlmModel(recipe, 500)
+    matrices = torch.cat([p.flatten() for n, p in model.named_parameters() if p.ndim == 2])
+    assert abs(float(matrices.std()) - 0.02) < 5 * 0.02 / (2 * len(matrices)) ** 0.5
+    assert all(p.eq(0).all() for n, p in model.named_parameters() if n.endswith("bias"))
+
+
+def test_an_mlm_has_no_transition_head() -> None:
+    assert _model(objective="mlm").transition is None
+    assert _model(model={"alignment": "independent"}).transition is None

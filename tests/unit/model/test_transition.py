@@ -1,0 +1,104 @@
+"""The transition head against the paper's formula written out per row (section 4.2), and its zeros."""
+
+import math
+
+import pytest
+import torch
+
+from exlm_cli.model.transition import TransitionHead, allowed_edges
+from tests.tiny import tiny_batch, tiny_recipe
+
+
+def _head(**model):
+    torch.manual_seed(0)
+    return TransitionHead(tiny_recipe(model=model).model).double()
+
+
+@pytest.fixture
+def batch():
+    return tiny_batch(tiny_recipe())
+
+
+@pytest.fixture
+def states(batch):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(*batch.node_mask.shape, 16, dtype=torch.float64, generator=generator, requires_grad=True)
+
+
+def test_one_head_is_the_formula_of_the_paper(batch, states) -> None:
+    head = _head()
+    log_trans = head(states, batch.node_mask, batch.state_lengths)
+    query, key = head.query(states), head.key(states)
+    for b, num_nodes in enumerate(batch.state_lengths.tolist()):
+        for v in range(num_nodes - 1):
+            scores = query[b, v] @ key[b, v + 1 : num_nodes].t() / math.sqrt(16)
+            torch.testing.assert_close(
+                log_trans[b, v, v + 1 : num_nodes].double(), scores.log_softmax(-1), atol=1e-6, rtol=1e-5
+            )
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {},
+        {"transition": {"heads": 4}},
+        {"transition": {"heads": 2, "position_features": True, "max_nodes": 64}},
+        {"alignment": "sparse_dag"},
+    ],
+)
+def test_rows_are_distributions_over_allowed_edges(batch, states, model) -> None:
+    head = _head(**model)
+    log_trans = head(states, batch.node_mask, batch.state_lengths)
+    allowed = allowed_edges(batch.node_mask, batch.state_lengths, is_sparse=head.is_sparse)
+    assert (log_trans.isfinite() == allowed).all()
+    has_edge = allowed.any(-1)
+    torch.testing.assert_close(log_trans.exp().sum(-1)[has_edge], torch.ones(int(has_edge.sum())))
+    assert log_trans.dtype == torch.float32
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_gradients_are_finite_where_rows_are_dead(batch, states, heads: int) -> None:
+    head = _head(transition={"heads": heads})
+    log_trans = head(states, batch.node_mask, batch.state_lengths)
+    torch.where(log_trans.isfinite(), log_trans, 0.0).exp().square().sum().backward()
+    assert states.grad is not None
+    assert states.grad.isfinite().all()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in head.parameters())
+
+
+def test_edges_go_forward_between_real_nodes(batch) -> None:
+    allowed = allowed_edges(batch.node_mask, batch.state_lengths, is_sparse=False)
+    for b, num_nodes in enumerate(batch.state_lengths.tolist()):
+        expected = torch.zeros_like(allowed[b])
+        expected[:num_nodes, :num_nodes] = torch.ones(num_nodes, num_nodes, dtype=torch.bool).triu(1)
+        assert (allowed[b] == expected).all()
+
+
+def test_a_sparse_dag_has_no_edge_inside_a_mask(batch) -> None:
+    dense = allowed_edges(batch.node_mask, batch.state_lengths, is_sparse=False)
+    sparse = allowed_edges(batch.node_mask, batch.state_lengths, is_sparse=True)
+    for b, v, u in dense.nonzero().tolist():
+        is_inside = batch.node_mask[b, v] == batch.node_mask[b, u] >= 0
+        assert sparse[b, v, u] == (not is_inside)
+
+
+def test_padding_states_change_no_edge(batch, states) -> None:
+    head = _head()
+    before = head(states, batch.node_mask, batch.state_lengths)
+    index = torch.arange(states.shape[1])
+    poisoned = states.detach().masked_fill((index >= batch.state_lengths[:, None])[..., None], 1e4)
+    torch.testing.assert_close(head(poisoned, batch.node_mask, batch.state_lengths), before)
+
+
+def test_a_mixture_of_equal_heads_is_one_head(batch, states) -> None:
+    head = _head(transition={"heads": 2})
+    with torch.no_grad():
+        for linear in (head.query, head.key):
+            linear.weight[8:] = linear.weight[:8]
+            linear.bias[8:] = linear.bias[:8]
+    log_trans = head(states, batch.node_mask, batch.state_lengths)
+    query, key = head.query(states)[..., :8], head.key(states)[..., :8]
+    scores = query @ key.transpose(1, 2) / math.sqrt(8)
+    allowed = allowed_edges(batch.node_mask, batch.state_lengths, is_sparse=False)
+    expected = scores.masked_fill(~allowed, -math.inf).log_softmax(-1)
+    torch.testing.assert_close(log_trans[allowed].double(), expected[allowed], atol=1e-5, rtol=1e-5)

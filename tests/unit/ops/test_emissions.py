@@ -1,0 +1,87 @@
+"""Chunked emissions against log_softmax + gather, values and every gradient, in float64 and under autocast."""
+
+import pytest
+import torch
+
+from exlm_cli.ops.emissions import token_log_probs, token_statistics
+
+ROWS, WIDTH, VOCAB, TOKENS = 13, 6, 29, 4
+
+
+def _inputs(dtype: torch.dtype = torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(ROWS, WIDTH, generator=generator, dtype=dtype, requires_grad=True)
+    weight = torch.randn(VOCAB, WIDTH, generator=generator, dtype=dtype, requires_grad=True)
+    bias = torch.randn(VOCAB, generator=generator, dtype=dtype, requires_grad=True)
+    tokens = torch.randint(0, VOCAB, (ROWS, TOKENS), generator=generator)
+    tokens[0] = 7  # one row asks for the same token throughout
+    return hidden, weight, bias, tokens
+
+
+def _reference(hidden, weight, bias, tokens):
+    return (hidden @ weight.t() + bias).log_softmax(-1).gather(1, tokens)
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 5, ROWS, 100])
+def test_values_and_gradients_are_those_of_log_softmax(chunk_rows: int) -> None:
+    *leaves, tokens = _inputs()
+    upstream = torch.randn(ROWS, TOKENS, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    given = token_log_probs(*leaves, tokens, chunk_rows=chunk_rows)
+    expected = _reference(*leaves, tokens)
+    torch.testing.assert_close(given, expected)
+    for mine, theirs in zip(
+        torch.autograd.grad((given * upstream).sum(), leaves),
+        torch.autograd.grad((expected * upstream).sum(), leaves),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_gradcheck_passes() -> None:
+    *leaves, tokens = _inputs()
+    assert torch.autograd.gradcheck(lambda *x: token_log_probs(*x, tokens, chunk_rows=4), leaves)
+
+
+def test_no_rows_give_no_probabilities_and_zero_gradients() -> None:
+    hidden, weight, bias, tokens = _inputs()
+    result = token_log_probs(hidden[:0], weight, bias, tokens[:0], chunk_rows=4)
+    assert result.shape == (0, TOKENS)
+    assert torch.autograd.grad(result.sum(), weight)[0].eq(0).all()
+    assert len(token_statistics(hidden[:0], weight, bias, chunk_rows=4).best_token) == 0
+
+
+def test_under_autocast_the_error_is_that_of_the_product_in_that_precision() -> None:
+    hidden, weight, bias, tokens = _inputs(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        given = token_log_probs(hidden, weight, bias, tokens, chunk_rows=4)
+    assert given.dtype == torch.float32
+    exact = _reference(hidden, weight, bias, tokens)
+    in_bf16 = _reference(hidden.bfloat16(), weight.bfloat16(), bias.bfloat16(), tokens).float()
+    assert (given - exact).abs().max() <= 2 * (in_bf16 - exact).abs().max()
+    given.sum().backward()
+    assert hidden.grad is not None
+    assert hidden.grad.dtype == torch.float32
+
+
+def test_no_matrix_of_rows_by_vocabulary_outlives_a_chunk() -> None:
+    *leaves, tokens = _inputs()
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        token_log_probs(*leaves, tokens, chunk_rows=4)
+    assert max(kept) < ROWS * VOCAB
+
+
+def test_statistics_are_those_of_the_distributions() -> None:
+    hidden, weight, bias, _ = _inputs()
+    log_probs = (hidden @ weight.t() + bias).log_softmax(-1).detach().float()
+    statistics = token_statistics(hidden, weight, bias, chunk_rows=5)
+    torch.testing.assert_close(statistics.entropy_nats, torch.distributions.Categorical(logits=log_probs).entropy())
+    torch.testing.assert_close(statistics.best_token, log_probs.argmax(-1))
+    torch.testing.assert_close(statistics.best_log_prob, log_probs.amax(-1))
+
+
+def test_a_certain_distribution_has_entropy_zero_not_nan() -> None:
+    hidden = torch.tensor([[1000.0]])
+    weight = torch.tensor([[1.0], [0.0], [-1.0]])
+    statistics = token_statistics(hidden, weight, torch.zeros(3), chunk_rows=1)
+    assert statistics.entropy_nats.tolist() == [0.0]

@@ -1,0 +1,149 @@
+"""Checkpoints: exact round trip, atomic writing, and refusal by name of whatever was cut or altered."""
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from exlm_cli.config.sections import OptimConfig
+from exlm_cli.errors import CheckpointError
+from exlm_cli.train import checkpoint as ckpt
+from exlm_cli.train.optim import build_optimizer
+
+
+def _trained() -> tuple[nn.Module, torch.optim.AdamW]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3))
+    optimizer = build_optimizer(model, OptimConfig(lr=0.1))
+    for _ in range(3):
+        model(torch.randn(2, 4)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def _save(run: Path, step: int, keep_last: int = 5) -> Path:
+    return ckpt.save_checkpoint(run, step, *_trained(), {"loop": {"step": step}}, keep_last=keep_last)
+
+
+def test_weights_moments_and_state_come_back_bit_by_bit(tmp_path: Path) -> None:
+    model, optimizer = _trained()
+    path = ckpt.save_checkpoint(tmp_path, 3, model, optimizer, {"epoch": 1, "x": 0.1}, keep_last=1)
+    assert ckpt.verify_checkpoint(path) is None
+    torch.manual_seed(9)
+    other = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3))
+    other_optimizer = build_optimizer(other, OptimConfig(lr=0.1))
+    ckpt.load_model_weights(path, other)
+    ckpt.load_optimizer_state(path, other, other_optimizer)
+    assert ckpt.load_state(path) == {"epoch": 1, "x": 0.1}
+    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+        for key, value in optimizer.state[mine].items():
+            assert torch.equal(value, other_optimizer.state[theirs][key]), key
+
+
+def test_an_untrained_model_can_be_saved(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    path = ckpt.save_checkpoint(tmp_path, 0, model, build_optimizer(model, OptimConfig(lr=0.1)), {}, keep_last=1)
+    assert ckpt.verify_checkpoint(path) is None
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    for step in (1, 2, 10, 9):
+        _save(tmp_path, step, keep_last=2)
+    assert [p.name for p in ckpt.checkpoint_paths(tmp_path)] == ["step-10", "step-9"]
+
+
+def test_a_whole_checkpoint_of_the_same_step_is_kept_as_it_is(tmp_path: Path) -> None:
+    first = (_save(tmp_path, 4) / ckpt.STATE_FILE).stat().st_mtime_ns
+    assert (_save(tmp_path, 4) / ckpt.STATE_FILE).stat().st_mtime_ns == first
+    (tmp_path / "checkpoints/step-4" / ckpt.STATE_FILE).write_text("{}")
+    assert ckpt.verify_checkpoint(_save(tmp_path, 4)) is None
+
+
+def test_others_may_read_what_the_umask_lets_them(tmp_path: Path) -> None:
+    previous = os.umask(0o022)
+    try:
+        path = _save(tmp_path, 1)
+    finally:
+        os.umask(previous)
+    assert {stat.S_IMODE(p.stat().st_mode) for p in path.iterdir()} == {0o644}
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def _flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize("name", [ckpt.MODEL_FILE, ckpt.OPTIMIZER_FILE, ckpt.STATE_FILE])
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [(_truncate, "bytes, "), (_flip_a_bit, "was altered: its SHA-256"), (Path.unlink, "is missing")],
+)
+def test_a_damaged_file_is_named_and_the_checkpoint_before_it_is_used(tmp_path: Path, name, damage, reason) -> None:
+    older, newer = _save(tmp_path, 1), _save(tmp_path, 2)
+    damage(newer / name)
+    said: list[str] = []
+    assert ckpt.newest_good_checkpoint(tmp_path, said.append) == older
+    assert len(said) == 1
+    assert str(newer) in said[0]
+    assert name in said[0]
+    assert reason in said[0]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"files": 3}', '{"files": {"a": {}}}'])
+def test_a_damaged_manifest_is_refused(tmp_path: Path, content: str) -> None:
+    path = _save(tmp_path, 1)
+    (path / ckpt.MANIFEST_FILE).write_text(content)
+    assert ckpt.verify_checkpoint(path) == "manifest.json is missing or not readable"
+
+
+def test_a_manifest_that_lists_other_files_is_refused(tmp_path: Path) -> None:
+    path = _save(tmp_path, 1)
+    manifest = json.loads((path / ckpt.MANIFEST_FILE).read_text())
+    del manifest["files"][ckpt.STATE_FILE]
+    (path / ckpt.MANIFEST_FILE).write_text(json.dumps(manifest))
+    assert ckpt.verify_checkpoint(path) == "manifest.json does not list the three files of a checkpoint"
+
+
+def test_no_checkpoint_is_none(tmp_path: Path) -> None:
+    assert ckpt.newest_good_checkpoint(tmp_path, lambda _: None) is None
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError(30, "Read-only file system")])
+def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch, error: OSError) -> None:
+    _save(tmp_path, 1)
+
+    def refuse(*_args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(ckpt, "_fsync", refuse)
+    with pytest.raises(CheckpointError, match=r"step-2: the checkpoint could not be written: .*" + error.args[1]):
+        _save(tmp_path, 2)
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-1"]
+
+
+def test_what_a_killed_process_was_writing_is_removed(tmp_path: Path) -> None:
+    _save(tmp_path, 1)
+    (tmp_path / "checkpoints/.writing-step-2").mkdir()
+    ckpt.remove_unfinished(tmp_path)
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-1"]
+
+
+def test_weights_of_another_shape_are_refused_by_name(tmp_path: Path) -> None:
+    path = _save(tmp_path, 1)
+    other = nn.Sequential(nn.Linear(5, 3), nn.LayerNorm(3))
+    with pytest.raises(
+        CheckpointError,
+        match=r"model.safetensors: `0.weight` has shape \(3, 4\), the recipe's model has \(3, 5\)",
+    ):
+        ckpt.load_model_weights(path, other)

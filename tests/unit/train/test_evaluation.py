@@ -1,0 +1,136 @@
+"""Validation figures on DAGs whose answers are known by enumeration or by construction."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from exlm_cli.model.exlm import ExlmModel
+from exlm_cli.train.evaluation import evaluate_batch, summarise
+from exlm_cli.train.objective import Objective
+from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
+
+
+
+@pytest.fixture(autouse=True)
+def _no_grad():
+    with torch.no_grad():
+        yield
+
+
+OBJECTIVE = Objective(unk_id=4, num_repeats=1, backend="reference")
+
+
+def _model(**sections) -> ExlmModel:
+    torch.manual_seed(0)
+    return ExlmModel(tiny_recipe(**({"model": {"init_std": 0.3}} | sections)), SPECIAL.vocab_size).eval()
+
+
+def _figures(model: ExlmModel, batch) -> dict[str, float]:
+    return summarise([evaluate_batch(model, OBJECTIVE, batch)], has_dag=model.transition is not None)
+
+
+def _paths(model: ExlmModel, batch, b: int):
+    """Every path of sequence b with its log-probability of emitting the targets."""
+    nodes = model.node_states(batch)
+    log_probs, log_trans = model.node_log_probs(nodes)[b], model.log_transitions(nodes, batch)[b]
+    end, targets = int(batch.state_lengths[b]) - 1, batch.target_ids[b, : int(batch.target_lengths[b])].tolist()
+    for path in itertools.combinations(range(1, end), len(targets)):
+        score = sum(float(log_trans[v, u]) for v, u in itertools.pairwise((0, *path, end)))
+        yield path, score + sum(float(log_probs[u, y]) for u, y in zip(path, targets, strict=True))
+
+
+def test_dag_figures_are_those_of_enumerated_paths() -> None:
+    model, batch = _model(), tiny_batch(tiny_recipe(), (6, 4))
+    figures = _figures(model, batch)
+    nodes = model.node_states(batch)
+    node_entropy = torch.distributions.Categorical(logits=model.node_log_probs(nodes).nan_to_num(neginf=-1e9)).entropy()
+    path_entropy, effective, posterior_entropy, zeros, twos, num_masks = 0.0, 0.0, 0.0, 0, 0, 0
+    for b in range(2):
+        paths = list(_paths(model, batch, b))
+        norm = math.log(sum(math.exp(s) for _, s in paths))
+        probability = {path: math.exp(s - norm) for path, s in paths}
+        path_entropy -= sum(p * math.log2(p) for p in probability.values() if p > 0)
+        node_mask = batch.node_mask[b].tolist()
+        best = max(probability, key=lambda path: probability[path])
+        for mask in range(int(batch.target_lengths[b])):
+            states = [u for u, m in enumerate(node_mask) if m == mask]
+            visited = [sum(p for path, p in probability.items() if u in path) for u in states]
+            shares = [v / sum(visited) for v in visited]
+            effective += math.exp(-sum(s * math.log(s) for s in shares if s > 0))
+            emitted = sum(node_mask[u] == mask for u in best)
+            zeros, twos, num_masks = zeros + (emitted == 0), twos + (emitted >= 2), num_masks + 1
+        posterior_entropy += sum(p * sum(float(node_entropy[b, u]) for u in path) for path, p in probability.items())
+    assert figures["path_entropy_bits"] == pytest.approx(path_entropy / num_masks, rel=1e-4)
+    assert figures["effective_states"] == pytest.approx(effective / num_masks, rel=1e-4)
+    assert figures["entropy_posterior_bits"] == pytest.approx(
+        posterior_entropy / num_masks / math.log(2), rel=1e-4
+    )
+    assert figures["masks_with_0_share"] == zeros / num_masks
+    assert figures["masks_with_2plus_share"] == twos / num_masks
+    inner = nodes.is_inner
+    assert figures["entropy_bits"] == pytest.approx(float(node_entropy[inner].mean()) / math.log(2), rel=1e-4)
+
+
+def test_loss_is_the_mean_over_sequences_and_perplexity_its_exponential() -> None:
+    for sections in ({}, {"objective": "mlm"}, {"model": {"alignment": "independent", "init_std": 0.3}}):
+        model = _model(**sections)
+        batch = tiny_batch(tiny_recipe(**sections))
+        expected = float(OBJECTIVE.sequence_nll(model, batch).mean())
+        figures = _figures(model, batch)
+        assert figures["loss"] == pytest.approx(expected, rel=1e-5)
+        assert figures["perplexity"] == pytest.approx(math.exp(expected), rel=1e-5)
+
+
+def test_accuracy_of_a_dag_is_that_of_its_best_path_through_the_likeliest_tokens() -> None:
+    model, batch = _model(), tiny_batch(tiny_recipe(), (6, 4))
+    nodes = model.node_states(batch)
+    best = model.node_log_probs(nodes).max(-1)
+    log_trans = model.log_transitions(nodes, batch)
+    correct = total = 0
+    for b, num_targets in enumerate(batch.target_lengths.tolist()):
+        end = int(batch.state_lengths[b]) - 1
+
+        def score(path, b=b, end=end):
+            edges = sum(float(log_trans[b, v, u]) for v, u in itertools.pairwise((0, *path, end)))
+            return edges + sum(float(best.values[b, u]) for u in path)
+
+        path = max(itertools.combinations(range(1, end), num_targets), key=score)
+        guess = [int(best.indices[b, u]) for u in path]
+        correct += sum(g == y for g, y in zip(guess, batch.target_ids[b].tolist(), strict=False))
+        total += num_targets
+    assert _figures(model, batch)["mask_accuracy"] == correct / total
+
+
+def test_accuracy_of_an_mlm_is_that_of_its_likeliest_tokens() -> None:
+    model, batch = _model(objective="mlm"), tiny_batch(tiny_recipe(objective="mlm"))
+    nodes = model.node_states(batch)
+    guess = model.node_log_probs(nodes).argmax(-1)[nodes.is_inner]
+    targets = torch.cat([batch.target_ids[b, :n] for b, n in enumerate(batch.target_lengths.tolist())])
+    assert _figures(model, batch)["mask_accuracy"] == float((guess == targets).float().mean())
+
+
+def test_sums_add_up_over_batches() -> None:
+    model = _model()
+    batches = [tiny_batch(tiny_recipe(), lengths) for lengths in ((9, 4), (12,))]
+    apart = summarise([evaluate_batch(model, OBJECTIVE, b) for b in batches], has_dag=True)
+    assert apart["num_sequences"] == 3
+    losses = torch.cat([OBJECTIVE.sequence_nll(model, b) for b in batches])
+    assert apart["loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
+
+
+def test_entropy_of_repeated_mlm_counts_fully_masked_tokens_alone() -> None:
+    sections = {"objective": "mlm", "masking": {"num_repeats": 2, "mask_ratio": 0.6, "scheme": "bernoulli"}}
+    model, batch = _model(**sections), tiny_batch(tiny_recipe(**sections), (7, 5))
+    nodes = model.node_states(batch)
+    entropy = torch.distributions.Categorical(logits=model.node_log_probs(nodes)[nodes.is_inner]).entropy()
+    sources = [
+        (b, s) for b, n in enumerate(batch.target_lengths.tolist()) for s in batch.target_source[b, :n].tolist()
+    ]
+    counted = [e for e, source in zip(entropy.tolist(), sources, strict=True) if sources.count(source) == 2]
+    figures = summarise(
+        [evaluate_batch(model, Objective(unk_id=4, num_repeats=2, backend="reference"), batch)], has_dag=False
+    )
+    assert 0 < len(counted) < len(sources)
+    assert figures["entropy_bits"] == pytest.approx(sum(counted) / len(counted) / math.log(2), rel=1e-5)

@@ -1,0 +1,228 @@
+"""The loop on a least-squares task: exact resume from any step, accumulation, stopping, divergence, what is recorded."""
+
+import json
+import math
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from exlm_cli.config.sections import OptimConfig, TrainConfig
+from exlm_cli.data.sampler import EpochPlan, plan_epoch
+from exlm_cli.errors import CheckpointError, DivergedError, InterruptedRunError
+from exlm_cli.progress import SilentProgress
+from exlm_cli.run_dir import MetricsLog, read_metrics
+from exlm_cli.train.checkpoint import newest_good_checkpoint
+from exlm_cli.train.loop import TrainingLoop, dropout_seed
+
+NUM_SAMPLES = 22
+
+
+class LeastSquares:
+    """y = a'x with dropout, four samples a step in microbatches of `microbatch`."""
+
+    def __init__(self, microbatch: int = 2) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.3), nn.Linear(8, 1))
+        self.x = torch.randn(NUM_SAMPLES, 3)
+        self.microbatch = microbatch
+        self.identity = {"data fingerprint": "abc"}
+        self.at_microbatch: Any = lambda number: None
+        self.num_microbatches = 0
+        self.loss_of_sample: dict[int, float] = {}
+
+    def plan(self, epoch: int) -> EpochPlan:
+        lengths = np.full(NUM_SAMPLES, 5)
+        return plan_epoch(lengths, seed=1, epoch=epoch, batch_sequences=4, batch_tokens=None, bucket_steps=1)
+
+    def microbatches(self, indices: np.ndarray, epoch: int) -> Iterator[np.ndarray]:
+        for start in range(0, len(indices), self.microbatch):
+            self.num_microbatches += 1
+            self.at_microbatch(self.num_microbatches)
+            yield indices[start : start + self.microbatch]
+
+    def losses(self, batch: np.ndarray) -> Tensor:
+        x = self.x[torch.from_numpy(batch)]
+        losses = (self.model(x)[:, 0] - x.sum(1)).square()
+        fixed = torch.tensor([self.loss_of_sample.get(int(i), 0.0) for i in batch])
+        return torch.where(fixed == 0, losses, fixed)
+
+    def count_tokens(self, batch: np.ndarray) -> int:
+        return 5 * len(batch)
+
+    def validate(self) -> dict[str, float]:
+        self.model.eval()
+        with torch.no_grad():
+            loss = float(self.losses(np.arange(NUM_SAMPLES)).mean())
+        self.model.train()
+        return {"loss": loss}
+
+
+def _loop(task: LeastSquares, run: Path, **train: Any) -> TrainingLoop:
+    content = {
+        "max_steps": 13, "batch_sequences": 4, "validate_every_steps": 5, "checkpoint_every_steps": 3,
+        "log_every_steps": 2, "keep_last": 100,
+    }  # fmt: skip
+    return TrainingLoop(
+        task,
+        TrainConfig.model_validate(content | train),
+        OptimConfig(lr=0.05, warmup_steps=3),
+        seed=5,
+        run=run,
+        metrics=MetricsLog(run / "metrics.jsonl"),
+        progress=SilentProgress(),
+        resume_command="exlm pretrain --resume RUN",
+    )
+
+
+def _weights(task: LeastSquares) -> list[Tensor]:
+    return [p.detach().clone() for p in task.model.parameters()]
+
+
+TIMES = ("elapsed_s", "tokens_per_s")
+
+
+def _rows(run: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if k not in TIMES} for row in read_metrics(run / "metrics.jsonl")]
+
+
+@pytest.mark.parametrize("step", [3, 6, 9, 12, 13])
+def test_resuming_from_any_checkpoint_ends_with_the_same_bits_and_rows(tmp_path: Path, step: int) -> None:
+    whole = LeastSquares()
+    _loop(whole, tmp_path).fit()
+    rows = _rows(tmp_path)
+    resumed = LeastSquares()
+    with torch.no_grad():
+        for parameter in resumed.model.parameters():
+            parameter.zero_()
+    loop = _loop(resumed, tmp_path)
+    loop.resume(tmp_path / f"checkpoints/step-{step}")
+    result = loop.fit()
+    assert result.steps == 13
+    for mine, theirs in zip(_weights(whole), _weights(resumed), strict=True):
+        assert torch.equal(mine, theirs)
+    assert _rows(tmp_path) == rows
+
+
+@pytest.mark.parametrize("microbatch", [1, 3, 4])
+def test_accumulation_gives_the_gradient_of_the_whole_step(tmp_path: Path, microbatch: int) -> None:
+    def train(size: int, run: Path) -> list[Tensor]:
+        task = LeastSquares(size)
+        task.model[1].p = 0.0
+        run.mkdir()
+        _loop(task, run, max_steps=1).fit()
+        return _weights(task)
+
+    for mine, theirs in zip(train(microbatch, tmp_path / "a"), train(2, tmp_path / "b"), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_sequences_without_a_loss_are_counted_and_left_out_of_the_mean(tmp_path: Path) -> None:
+    task = LeastSquares()
+    first_step = task.plan(0).step(0)
+    task.loss_of_sample = {int(first_step[0]): math.inf, int(first_step[1]): 8.0, int(first_step[2]): 4.0,
+                           int(first_step[3]): 6.0}  # fmt: skip
+    task.model[0].weight.requires_grad_(True)
+    task.losses = _with_gradient(task)  # type: ignore[method-assign]
+    _loop(task, tmp_path, max_steps=1, log_every_steps=1).fit()
+    row = _rows(tmp_path)[0]
+    assert row["loss"] == pytest.approx(6.0)
+    assert row["num_infeasible"] == 1
+
+
+def _with_gradient(task: LeastSquares):
+    plain = task.losses
+    return lambda batch: plain(batch) + 0.0 * task.model(task.x[torch.from_numpy(batch)])[:, 0]
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run_and_names_its_samples(tmp_path: Path) -> None:
+    task = LeastSquares()
+    second_step = task.plan(0).step(1)
+    task.loss_of_sample = {int(second_step[2]): math.nan}
+    with pytest.raises(DivergedError, match=r"^the loss of step 2 is nan; its sample indices are in .*diverged.json$"):
+        _loop(task, tmp_path).fit()
+    saved = json.loads((tmp_path / "diverged.json").read_text())
+    assert saved["sample_index"] == second_step.tolist()
+    assert saved["step"] == 1
+
+
+def test_a_step_without_any_finite_loss_stops_the_run(tmp_path: Path) -> None:
+    task = LeastSquares()
+    task.loss_of_sample = {i: math.inf for i in range(NUM_SAMPLES)}
+    task.losses = _with_gradient(task)  # type: ignore[method-assign]
+    with pytest.raises(DivergedError, match=r"^the loss of step 1 is inf; "):
+        _loop(task, tmp_path).fit()
+
+
+def test_a_gradient_that_is_not_a_number_stops_the_run_before_the_weights_move(tmp_path: Path) -> None:
+    task = LeastSquares()
+    before = _weights(task)
+    task.model[0].weight.register_hook(lambda g: g * math.inf)
+    with pytest.raises(DivergedError, match=r"^the gradient norm of step 1 is (inf|nan); "):
+        _loop(task, tmp_path).fit()
+    assert all(torch.equal(a, b) for a, b in zip(before, _weights(task), strict=True))
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_the_resumed_run_ends_with_the_same_bits(tmp_path: Path, number, exit_code: int) -> None:
+    whole = LeastSquares()
+    (tmp_path / "whole").mkdir()
+    _loop(whole, tmp_path / "whole").fit()
+
+    run = tmp_path / "stopped"
+    run.mkdir()
+    stopped = LeastSquares()
+    stopped.at_microbatch = lambda count: os.kill(os.getpid(), number) if count == 11 else None
+    with pytest.raises(InterruptedRunError, match=r"^stopped at step 5 of 13; the checkpoint is .*step-5$") as caught:
+        _loop(stopped, run).fit()
+    assert caught.value.exit_code == exit_code
+    assert caught.value.hint == "continue with `exlm pretrain --resume RUN`"
+
+    resumed = LeastSquares()
+    loop = _loop(resumed, run)
+    loop.resume(newest_good_checkpoint(run, pytest.fail))
+    loop.fit()
+    assert all(torch.equal(a, b) for a, b in zip(_weights(whole), _weights(resumed), strict=True))
+    assert _rows(run) == _rows(tmp_path / "whole")
+
+
+def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
+    _loop(LeastSquares(), tmp_path).fit()
+    other = LeastSquares()
+    other.identity = {"data fingerprint": "xyz"}
+    with pytest.raises(CheckpointError, match=r"step-3: the data fingerprint is not the one this run began with$"):
+        _loop(other, tmp_path).resume(tmp_path / "checkpoints/step-3")
+
+
+def test_epochs_limit_the_steps(tmp_path: Path) -> None:
+    assert _loop(LeastSquares(), tmp_path, max_steps=None, max_epochs=2).total_steps == 12
+    assert _loop(LeastSquares(), tmp_path, max_steps=7, max_epochs=2).total_steps == 7
+
+
+def test_clipping_bounds_the_update_and_the_logged_norm_is_the_unclipped_one(tmp_path: Path) -> None:
+    task = LeastSquares()
+    norms: list[float] = []
+    step = torch.optim.AdamW.step
+
+    def spy(self, *args, **kwargs):
+        norms.append(math.sqrt(sum(float(p.grad.square().sum()) for p in task.model.parameters())))
+        return step(self, *args, **kwargs)
+
+    loop = _loop(task, tmp_path, max_steps=2, log_every_steps=1)
+    loop.optim = OptimConfig(lr=0.05, clip_norm=0.01)
+    loop.optimizer.step = spy.__get__(loop.optimizer)  # type: ignore[method-assign]
+    loop.fit()
+    assert norms == pytest.approx([0.01, 0.01], rel=1e-3)
+    assert all(row["grad_norm"] > 0.01 for row in _rows(tmp_path) if row["kind"] == "train")
+
+
+def test_dropout_seeds_are_their_own_for_every_seed_and_step() -> None:
+    seeds = {dropout_seed(seed, step) for seed in range(30) for step in range(30)}
+    assert len(seeds) == 900
+    assert all(0 <= s < 2**63 for s in seeds)

@@ -1,0 +1,119 @@
+"""The loss against plain formulas: cross-entropy for MLM, path enumeration for the DAG, ctc_loss without transitions."""
+
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from exlm_cli.data.expansion import collate, expand
+from exlm_cli.data.masking import MaskedSequence
+from exlm_cli.model.exlm import ExlmModel
+from exlm_cli.train.evaluation import evaluate_batch, summarise
+from exlm_cli.train.objective import Objective, is_fully_masked, is_target
+from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
+
+OBJECTIVE = Objective(unk_id=4, num_repeats=1, backend="reference")
+
+
+def _setup(lengths=(9, 4, 12), **sections):
+    recipe = tiny_recipe(**({"model": {"init_std": 0.3}} | sections))
+    torch.manual_seed(0)
+    model = ExlmModel(recipe, SPECIAL.vocab_size).eval()
+    return model, tiny_batch(recipe, lengths)
+
+
+def test_mlm_loss_is_the_mean_cross_entropy_of_each_sequence() -> None:
+    model, batch = _setup(objective="mlm")
+    nodes = model.node_states(batch)
+    log_probs = model.node_log_probs(nodes)
+    for b, loss in enumerate(OBJECTIVE.sequence_nll(model, batch)):
+        num_targets = int(batch.target_lengths[b])
+        rows = log_probs[b, 1 : num_targets + 1]
+        torch.testing.assert_close(loss, F.nll_loss(rows, batch.target_ids[b, :num_targets]))
+
+
+@torch.no_grad()
+def test_dag_loss_is_the_sum_over_enumerated_paths() -> None:
+    model, batch = _setup(lengths=(6, 4), masking={"mask_ratio": 0.3, "num_states_per_mask": 3})
+    nodes = model.node_states(batch)
+    log_probs, log_trans = model.node_log_probs(nodes), model.log_transitions(nodes, batch)
+    for b, loss in enumerate(OBJECTIVE.sequence_nll(model, batch)):
+        num_targets, end = int(batch.target_lengths[b]), int(batch.state_lengths[b]) - 1
+        total = 0.0
+        for path in itertools.combinations(range(1, end), num_targets):
+            edges = sum(float(log_trans[b, v, u]) for v, u in itertools.pairwise((0, *path, end)))
+            tokens = batch.target_ids[b].tolist()
+            total += math.exp(edges + sum(float(log_probs[b, u, y]) for u, y in zip(path, tokens, strict=False)))
+        assert float(loss) == pytest.approx(-math.log(total) / num_targets, rel=1e-5)
+
+
+def test_without_transitions_every_mask_is_a_ctc_of_its_own() -> None:
+    model, batch = _setup(model={"alignment": "independent", "init_std": 0.3})
+    nodes = model.node_states(batch)
+    log_probs = model.node_log_probs(nodes)
+    for b, loss in enumerate(OBJECTIVE.sequence_nll(model, batch)):
+        num_targets = int(batch.target_lengths[b])
+        frames = log_probs[b, 1 : 3 * num_targets + 1].unflatten(0, (num_targets, 3)).transpose(0, 1)
+        expected = F.ctc_loss(
+            frames, batch.target_ids[b, :num_targets, None], torch.full((num_targets,), 3),
+            torch.ones(num_targets, dtype=torch.long), blank=4, reduction="mean",
+        )  # fmt: skip
+        torch.testing.assert_close(loss, expected)
+
+
+@torch.no_grad()
+def test_with_one_state_a_mask_the_dag_has_one_path_and_is_the_mlm_plus_its_edges() -> None:
+    model, batch = _setup(masking={"num_states_per_mask": 1})
+    nodes = model.node_states(batch)
+    log_trans = model.log_transitions(nodes, batch)
+    loss = OBJECTIVE.sequence_nll(model, batch)
+    mlm = OBJECTIVE.mean_mask_nll(OBJECTIVE.mask_nll(_as_mlm(model), nodes, batch), batch)
+    for b, num_targets in enumerate(batch.target_lengths.tolist()):
+        edges = sum(float(log_trans[b, v, v + 1]) for v in range(num_targets + 1))
+        assert float(loss[b]) == pytest.approx(float(mlm[b]) - edges / num_targets, rel=1e-5)
+
+
+def _as_mlm(model: ExlmModel) -> ExlmModel:
+    model.objective = "mlm"
+    return model
+
+
+@pytest.mark.parametrize("sections", [{}, {"objective": "mlm"}, {"model": {"alignment": "independent"}}])
+def test_a_sequence_without_masks_is_infinite_and_sends_no_gradient(sections) -> None:
+    model, _ = _setup(**sections)
+    k = model.num_states_per_mask
+    empty = MaskedSequence(torch.tensor([1, 9, 2]).numpy(), *(torch.empty(0, dtype=torch.long).numpy(),) * 3)
+    full = MaskedSequence(*(torch.tensor(x).numpy() for x in ([1, 3, 2], [1], [9], [1])))
+    batch = collate([expand(m, k, model.objective) for m in (empty, full)], [0, 1], SPECIAL.pad)
+    losses = OBJECTIVE.sequence_nll(model, batch)
+    assert losses[0] == math.inf
+    losses[1].backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+    row = summarise([evaluate_batch(model, OBJECTIVE, batch)], has_dag=model.transition is not None)
+    assert row["num_infeasible"] == 1
+    assert row["loss"] == pytest.approx(float(losses[1].detach()), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [{}, {"objective": "mlm"}, {"model": {"alignment": "independent"}}, {"model": {"clone_embedding": "nodes"}}],
+)
+def test_every_parameter_gets_a_finite_gradient(sections) -> None:
+    model, batch = _setup(**sections)
+    OBJECTIVE.sequence_nll(model, batch).sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+
+
+def test_a_token_is_corrupted_when_all_its_copies_are_masked() -> None:
+    recipe = tiny_recipe(objective="mlm", masking={"num_repeats": 2, "mask_ratio": 0.6, "scheme": "bernoulli"})
+    batch = tiny_batch(recipe, (6, 3))
+    given = is_fully_masked(batch, 2)
+    for b in range(2):
+        sources = batch.target_source[b][is_target(batch)[b]].tolist()
+        expected = [sources.count(s) == 2 for s in sources]
+        assert given[b, : len(sources)].tolist() == expected
+        assert not given[b, len(sources) :].any()
