@@ -1,0 +1,105 @@
+"""What keys a recipe has and what each accepts, in words; read from the pydantic models, so it cannot fall behind."""
+
+import difflib
+import types
+from collections.abc import Iterator
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+_BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+
+
+def key_paths(schema: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted path of every key, sections before what they hold."""
+    for name, field in schema.model_fields.items():
+        yield prefix + name
+        section = _section(field.annotation)
+        if section is not None:
+            yield from key_paths(section, f"{prefix}{name}.")
+
+
+def find_field(schema: type[BaseModel], path: str) -> FieldInfo | None:
+    """Return the field at a dotted path, or None where there is none."""
+    first, _, rest = path.partition(".")
+    field = schema.model_fields.get(first)
+    if field is None or not rest:
+        return field
+    section = _section(field.annotation)
+    return None if section is None else find_field(section, rest)
+
+
+def child_keys(schema: type[BaseModel], section: str) -> list[str]:
+    """Return the keys directly in the section at a dotted path (empty: the top); empty where it is no section."""
+    prefix = f"{section}." if section else ""
+    below = [path.removeprefix(prefix) for path in key_paths(schema) if path.startswith(prefix)]
+    return [key for key in below if "." not in key]
+
+
+def nearest_key(schema: type[BaseModel], path: str) -> str | None:
+    """Return the key that a misspelt or misplaced path most likely means; None where nothing is near."""
+    known = [key for key in key_paths(schema) if not path.startswith(f"{key}.")]
+    leaf = path.rpartition(".")[2]
+    misplaced = [key for key in known if key.rpartition(".")[2] == leaf]
+    if misplaced:
+        return misplaced[0]
+    close = difflib.get_close_matches(path, known, n=1, cutoff=0.75)
+    if close:
+        return close[0]
+    by_leaf = {key.rpartition(".")[2]: key for key in reversed(known)}
+    close = difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.7)
+    return by_leaf[close[0]] if close else None
+
+
+def describe_accepted(field: FieldInfo) -> str:
+    """Say in words what a field accepts: its type and every bound."""
+    kinds, is_optional = _alternatives(field.annotation)
+    words = " or ".join(_describe_type(kind) for kind in kinds)
+    bounds = [
+        f"{word} {getattr(constraint, name):g}"
+        for constraint in field.metadata
+        for name, word in _BOUNDS.items()
+        if getattr(constraint, name, None) is not None
+    ]
+    pattern = next((p for c in field.metadata if (p := getattr(c, "pattern", None)) is not None), None)
+    if bounds:
+        words += " " + " and ".join(bounds)
+    if pattern is not None:
+        words += f" matching `{pattern}`"
+    return words + (", or null" if is_optional else "")
+
+
+def accepts_list_of_texts(field: FieldInfo) -> bool:
+    """Say whether a field is a list of texts, for which one text may stand alone."""
+    return get_origin(field.annotation) is tuple and get_args(field.annotation) == (str, ...)
+
+
+def accepts_booleans(field: FieldInfo) -> bool:
+    """Say whether `true` and `false` are values of a field."""
+    return bool in _alternatives(field.annotation)[0]
+
+
+def _describe_type(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(f"`{value}`" for value in get_args(kind))
+    if get_origin(kind) is tuple:
+        inner = get_args(kind)
+        if inner[-1] is Ellipsis:
+            return "a list like [a, b]"
+        return f"{len(inner)} numbers like [0.9, 0.98]"
+    if _section(kind) is not None:
+        return "a section of keys"
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[kind]
+
+
+def _alternatives(annotation: Any) -> tuple[list[Any], bool]:
+    """Return the types of a union without None, and whether None is one of them."""
+    if get_origin(annotation) not in (Union, types.UnionType):
+        return [annotation], False
+    kinds = get_args(annotation)
+    return [kind for kind in kinds if kind is not type(None)], type(None) in kinds
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None

@@ -1,0 +1,154 @@
+"""Recipes by name or file, what they extend, and `--set`."""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from exlm_cli.config.check import check_recipe, unknown_key
+from exlm_cli.config.keys import find_field
+from exlm_cli.config.layers import Layers
+from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.yaml_text import describe_yaml_error, dump_yaml, parse_yaml
+from exlm_cli.errors import ConfigError
+
+_OWN_KEYS = ("name", "purpose", "paper")
+"""What a recipe says of itself; one that extends it says its own, and is called by its file where it gives no name."""
+
+_LIST_HINT = "`exlm recipes` lists the recipes; a file is given by its path, like `./mine.yaml`"
+_SYNTAX_HINT = "lists are written [a, b]; put the whole of `key=value` in quotes for the shell"
+
+
+@dataclass(frozen=True)
+class RecipeInfo:
+    """A recipe that ships with the package."""
+
+    name: str
+    path: Path
+    recipe: PretrainRecipe
+
+
+def load_recipe(name_or_file: str, overrides: Sequence[str] = ()) -> PretrainRecipe:
+    """Read a recipe, apply what it extends and then `overrides`, and check it.
+
+    Args:
+        name_or_file: Name of a recipe that ships with the package, or path of a YAML file.
+        overrides: `section.key=value`, the value in YAML; later ones win.
+
+    Raises:
+        ConfigError: Unknown recipe or key, unreadable file, a value that is not accepted, a circle of `extends`.
+    """
+    path = _find_recipe(name_or_file)
+    layers = _read_layers(path, ())
+    layers = layers.over(Layers.read_from({"name": path.stem}, f"the name of {path.name}"))
+    for override in overrides:
+        layers = _parse_override(override).over(layers)
+    given = ", ".join(f"`--set {override}`" for override in overrides)
+    return check_recipe(layers, f"{_shown(path)} with {given}" if given else _shown(path))
+
+
+def dump_recipe(recipe: PretrainRecipe) -> str:
+    """Return a recipe, defaults included, as YAML that `load_recipe` reads back as the same recipe."""
+    return dump_yaml(recipe.model_dump(mode="json"))
+
+
+def list_recipes() -> list[RecipeInfo]:
+    """Return the recipes that ship with the package, by name."""
+    return [RecipeInfo(name, path, load_recipe(name)) for name, path in sorted(_shipped().items())]
+
+
+def recipes_folder() -> Path:
+    """Return the folder of shipped recipes: inside the installed package, or at the top of a source checkout."""
+    package = Path(__file__).parents[1]
+    installed = package / "recipes"
+    return installed if installed.is_dir() else package.parents[1] / "recipes"
+
+
+def _shipped() -> dict[str, Path]:
+    return {path.stem: path for path in (recipes_folder() / "pretrain").rglob("*.yaml")}
+
+
+def _shown(path: Path) -> str:
+    """Return a path as a user knows it: shipped recipes from the top of the repository."""
+    folder = recipes_folder()
+    return f"recipes/{path.relative_to(folder).as_posix()}" if path.is_relative_to(folder) else str(path)
+
+
+def _find_recipe(name_or_file: str, extended_by: Path | None = None) -> Path:
+    """Return the path of a recipe; `extended_by` is the file that names it, beside which relative paths start."""
+    shipped = _shipped()
+    if name_or_file in shipped:
+        return shipped[name_or_file]
+    path = Path(name_or_file) if extended_by is None else extended_by.parent / name_or_file
+    if path.is_file():
+        return path
+    said_by = "" if extended_by is None else f"{_shown(extended_by)}: `extends`: "
+    if path.is_dir():
+        inside = path / "recipe.yaml"
+        hint = f"the recipe of that run is {inside}" if inside.is_file() else _LIST_HINT
+        raise ConfigError(f"{said_by}{path} is a directory; a recipe is a YAML file", hint)
+    if path.suffix in (".yaml", ".yml") or len(Path(name_or_file).parts) > 1:
+        raise ConfigError(f"{said_by}recipe file {path} does not exist", _LIST_HINT)
+    near = difflib.get_close_matches(name_or_file, shipped, n=1, cutoff=0.5)
+    hint = f"did you mean `{near[0]}`? {_LIST_HINT}" if near else _LIST_HINT
+    raise ConfigError(f"{said_by}unknown recipe `{name_or_file}`", hint)
+
+
+def _read_layers(path: Path, children: tuple[Path, ...]) -> Layers:
+    """Read a file over what it extends; `children` are the files that led here."""
+    if path.resolve() in [child.resolve() for child in children]:
+        chain = " -> ".join(_shown(p) for p in (*children, path))
+        raise ConfigError(f"`extends` goes in a circle: {chain}", "let one of them stand alone")
+    values = _read_mapping(path)
+    base_name = values.pop("extends", None)
+    own = Layers.read_from(values, _shown(path))
+    if base_name is None:
+        return own
+    if not isinstance(base_name, str):
+        raise ConfigError(
+            f"{_shown(path)}: `extends` is {base_name!r}; accepted: the name of a recipe, or a file beside this one",
+            _LIST_HINT,
+        )
+    base = _read_layers(_find_recipe(base_name, extended_by=path), (*children, path))
+    return own.over(base.without(_OWN_KEYS))
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
+    try:
+        content = parse_yaml(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{_shown(path)}: the recipe cannot be read: {error.strerror}", _LIST_HINT) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{_shown(path)}: not a text file: byte {error.start} is not UTF-8", "a recipe is a YAML file in UTF-8"
+        ) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"{_shown(path)}: {describe_yaml_error(error)}", "a recipe is a YAML file of `key: value` lines"
+        ) from error
+    if not isinstance(content, dict):
+        kind = "empty" if content is None else f"a {type(content).__name__}"
+        raise ConfigError(f"{_shown(path)}: the file is {kind}; a recipe is a mapping of sections", _LIST_HINT)
+    return content
+
+
+def _parse_override(override: str) -> Layers:
+    path, equals, text = override.partition("=")
+    path = path.strip()
+    said = f"`--set {override}`"
+    if not equals or not path:
+        raise ConfigError(f"{said} is not of the form section.key=value", "for example `--set masking.mask_ratio=0.3`")
+    if find_field(PretrainRecipe, path) is None:
+        raise unknown_key(said, path)
+    try:
+        # a glob and whatever else YAML takes for an alias, a tag or a directive is the text it looks like
+        value: Any = text if text.startswith(tuple("*&!%@`?|>")) else parse_yaml(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{said}: the value is not YAML: {describe_yaml_error(error)}", _SYNTAX_HINT) from error
+    first, *inner = path.split(".")
+    for key in reversed(inner):
+        value = {key: value}
+    return Layers.read_from({first: value}, said)

@@ -1,0 +1,95 @@
+"""YAML as recipes need it: YAML 1.2 scalars (`1e-4` is a float, `no` is text), no duplicate keys, no tags, no code."""
+
+import re
+from collections.abc import Hashable
+from typing import Any
+
+import yaml
+
+_NULL = (re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
+_BOOL = (re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+_INT = (re.compile(r"^[-+]?(?:0|[1-9][0-9_]*)$"), list("-+0123456789"))
+_FLOAT = (
+    re.compile(
+        r"^(?:[-+]?(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    ),
+    list("-+0123456789."),
+)
+_RESOLVERS = (
+    ("tag:yaml.org,2002:null", *_NULL),
+    ("tag:yaml.org,2002:bool", *_BOOL),
+    ("tag:yaml.org,2002:int", *_INT),
+    ("tag:yaml.org,2002:float", *_FLOAT),
+)
+
+
+class _RecipeLoader(yaml.SafeLoader):
+    """SafeLoader with YAML 1.2's scalars; PyYAML's own YAML 1.1 reads `1e-4` as text and `no` as False."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's declaration
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose a node, refusing aliases and tags: a recipe has no use for them, and an alias can hold itself."""
+        event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
+        refused = None
+        if isinstance(event, yaml.AliasEvent):
+            refused = f"alias `*{event.anchor}` is not accepted; quote a text that begins with *"
+        elif isinstance(event, yaml.NodeEvent) and getattr(event, "tag", None) is not None:
+            refused = f"tag `{event.tag}` is not accepted; quote a text that begins with !"
+        if refused is not None:
+            raise yaml.composer.ComposerError(None, None, refused, event.start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """Build a mapping with keys as they are written; a key given twice would lose the first in silence."""
+        mapping: dict[Hashable, Any] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be one word", key_node.start_mark)
+            if key_node.value in mapping:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key `{key_node.value}` is given a second time", key_node.start_mark
+                )
+            mapping[key_node.value] = self.construct_object(value_node, deep=deep)
+        return mapping
+
+
+class _RecipeDumper(yaml.SafeDumper):
+    """SafeDumper that quotes what either YAML 1.1 or 1.2 would not read back as text."""
+
+
+for _tag, _pattern, _first in _RESOLVERS:
+    _RecipeLoader.add_implicit_resolver(_tag, _pattern, _first)
+    _RecipeDumper.add_implicit_resolver(_tag, _pattern, _first)
+
+
+def parse_yaml(text: str) -> Any:
+    """Return the value of a YAML text.
+
+    Raises:
+        yaml.YAMLError: Syntax, a duplicate key, an alias, a tag, or a value beyond Python's limits.
+    """
+    try:
+        return yaml.load(text, Loader=_RecipeLoader)  # noqa: S506 - a SafeLoader
+    except ValueError as error:
+        raise yaml.YAMLError(f"a value cannot be read: {error}") from error
+    except RecursionError as error:
+        raise yaml.YAMLError("lists or mappings are nested too deeply") from error
+
+
+def dump_yaml(value: Any, *, on_one_line: bool = False) -> str:
+    """Return a value as YAML that `parse_yaml`, and any YAML 1.1 reader, reads back as the same value."""
+    width, flow = (10**6, True) if on_one_line else (100, False)
+    text: str = yaml.dump(
+        value, Dumper=_RecipeDumper, sort_keys=False, allow_unicode=True, width=width, default_flow_style=flow
+    )
+    return text.removesuffix("...\n")
+
+
+def describe_yaml_error(error: yaml.YAMLError) -> str:
+    """Return a YAML error in one line, with its place where there is one."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return " ".join(str(error).split())
+    what = error.problem or error.context or "not valid YAML"
+    mark = error.problem_mark or error.context_mark
+    return what if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: {what}"
