@@ -30,11 +30,11 @@ class _RecipeLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Compose a node, refusing aliases and tags: a recipe has no use for them, and an alias can hold itself."""
-        event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         refused = None
         if isinstance(event, yaml.AliasEvent):
             refused = f"alias `*{event.anchor}` is not accepted; quote a text that begins with *"
-        elif isinstance(event, yaml.NodeEvent) and getattr(event, "tag", None) is not None:
+        elif getattr(event, "tag", None) is not None:
             refused = f"tag `{event.tag}` is not accepted; quote a text that begins with !"
         if refused is not None:
             raise yaml.composer.ComposerError(None, None, refused, event.start_mark)

@@ -1,0 +1,129 @@
+"""The `exlm` command: registrations, and mistakes told in one line with an exit code.
+
+Exit codes: 0 done, 1 ran with a negative verdict, 2 could not run, 128 + n stopped by signal n.
+"""
+
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from exlm_cli.cli.cmd_pretrain import pretrain
+from exlm_cli.cli.cmd_recipes import recipes
+from exlm_cli.cli.cmd_tokenize import tokenize
+from exlm_cli.errors import ExlmError
+
+app = typer.Typer(
+    name="exlm",
+    help="Pre-train, fine-tune and inspect ExLM: masked language models whose [MASK] tokens expand into states.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+app.command()(tokenize)
+app.command()(pretrain)
+app.command()(recipes)
+
+# typer carries its own click from 0.25 on; this is the usage error of whichever click it uses
+_UsageError: type[BaseException] = typer.BadParameter.__mro__[1]
+
+_OUT_OF_MEMORY = ExlmError(
+    "memory ran out", "lower `train.microbatch_tokens`, which leaves the result as it is, or take a smaller model"
+)
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        from exlm_cli.cli import console
+
+        console.emit_text(f"exlm {metadata.version('exlm-cli')}")
+        raise typer.Exit()
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+    _debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error, wherever it is put.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        from exlm_cli.cli import console
+
+        console.emit_text(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: Words after `exlm`; none: those of the process.
+
+    Returns:
+        The exit code.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    is_debug = "--debug" in words
+    try:
+        return app(args=[word for word in words if word != "--debug"], standalone_mode=False) or 0
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # the reader has gone; nothing more may be written, not even by the interpreter as it shuts down
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except (ExlmError, OSError, MemoryError, RuntimeError, _UsageError) as error:
+        explained = explain(error)
+        if explained is None or is_debug:
+            raise
+        from exlm_cli.cli import console
+
+        console.emit_error(explained)
+        return explained.exit_code
+
+
+def explain(error: BaseException) -> ExlmError | None:
+    """Return how an error is told to the user; None for one that is nobody's mistake but ours."""
+    if isinstance(error, ExlmError):
+        return error
+    if isinstance(error, _UsageError):
+        return _explain_usage(error)
+    if isinstance(error, MemoryError) or _is_torch_out_of_memory(error):
+        return _OUT_OF_MEMORY
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return ExlmError(f"{where}{error.strerror or error}", _OS_HINTS.get(error.errno or 0, ""))
+    return None
+
+
+_OS_HINTS = {
+    errno.ENOSPC: "the disk is full; free some space or choose another folder with `--out`",
+    errno.EDQUOT: "your disk quota is used up; free some space or choose another folder with `--out`",
+    errno.EACCES: "you may not read or write there; check the permissions or choose another folder with `--out`",
+    errno.EPERM: "you may not read or write there; check the permissions or choose another folder with `--out`",
+    errno.EROFS: "that file system is read-only; choose another folder with `--out`",
+    errno.EMFILE: "too many files are open; raise the limit with `ulimit -n`",
+}
+
+
+def _explain_usage(error: BaseException) -> ExlmError:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "exlm"
+    message = " ".join(str(error.format_message()).split())  # type: ignore[attr-defined]
+    message = message.replace("Value error, ", "").rstrip(".")
+    return ExlmError(message[0].lower() + message[1:], f"see `{command} --help`")
+
+
+def _is_torch_out_of_memory(error: BaseException) -> bool:
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(error, RuntimeError):
+        return False
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

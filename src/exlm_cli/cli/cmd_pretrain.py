@@ -1,0 +1,72 @@
+"""`exlm pretrain`: train a recipe, or go on with a run."""
+
+from exlm_cli.cli.options import (
+    DeviceOption,
+    DryRunOption,
+    JsonOption,
+    OutOption,
+    RecipeOption,
+    ResumeOption,
+    SeedOption,
+    SetOption,
+    collect_overrides,
+)
+from exlm_cli.errors import CheckpointError, ConfigError
+
+
+def pretrain(
+    recipe: RecipeOption = None,
+    sets: SetOption = None,
+    out: OutOption = None,
+    resume: ResumeOption = None,
+    seed: SeedOption = None,
+    device: DeviceOption = None,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Pre-train ExLM or its MLM baseline from a recipe.
+
+    Tokenises first where that is still to be done. Ctrl-C saves a checkpoint and says how to go on.
+    """
+    from exlm_cli.cli import console
+    from exlm_cli.config.load import dump_recipe, load_recipe
+
+    if (recipe is None) == (resume is None):
+        raise ConfigError(
+            "give either `--recipe` to start a run or `--resume` to go on with one",
+            "for example `exlm pretrain --recipe quickstart-text`; `exlm recipes` lists the recipes",
+        )
+    if resume is not None and out is not None:
+        raise ConfigError(f"`--out {out}` does not go with `--resume`", f"the run goes on in {resume}")
+    if resume is not None and not (resume / "recipe.yaml").is_file():
+        raise CheckpointError(
+            f"{resume}: not a run directory: it has no recipe.yaml", "give the directory that `exlm pretrain` named"
+        )
+    source = recipe if resume is None else str(resume / "recipe.yaml")
+    assert source is not None, "one of the two is given"
+    # resolved here, so that a mistake in it is told before torch is loaded
+    resolved = load_recipe(source, collect_overrides(sets, seed, device))
+    if dry_run:
+        return console.emit_text(dump_recipe(resolved))
+    from exlm_cli.train.pretrain import run_pretraining
+
+    result = run_pretraining(resolved, out=out, resume=resume, progress=console.open_progress())
+    if as_json:
+        return console.emit_json(
+            {
+                "run_dir": str(result.run_dir),
+                "checkpoint": str(result.checkpoint),
+                "steps": result.steps,
+                "elapsed_s": round(result.elapsed_s, 3),
+                "metrics": result.metrics,
+            }
+        )
+    figures = {name.replace("_", " "): f"{value:.4g}" for name, value in result.metrics.items()}
+    console.emit_pairs(
+        {
+            "run": str(result.run_dir),
+            "checkpoint": str(result.checkpoint),
+            "steps": f"{result.steps:,}",
+            **{f"validation {name}": value for name, value in figures.items()},
+        }
+    )

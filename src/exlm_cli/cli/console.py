@@ -1,0 +1,208 @@
+"""The only module that prints: results to stdout, progress, messages and errors to stderr."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TextIO
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Task, TaskID, TextColumn
+from rich.progress import Progress as RichBars
+from rich.table import Table
+from rich.text import Text
+
+from exlm_cli.errors import ExlmError
+from exlm_cli.progress import Bar, Progress
+
+PIPE_WIDTH = 120
+"""Columns of a table that is not shown on a terminal."""
+
+_LINE_EVERY_S = 10.0
+_LINE_EVERY_SHARE = 0.05
+_LINE_AT_MOST_EVERY_S = 1.0
+
+
+def open_progress() -> Progress:
+    """Return bars where stderr is a terminal, throttled plain lines where it is a file or a pipe."""
+    console = Console(stderr=True)
+    return TerminalProgress(console) if console.is_terminal else LineProgress(sys.stderr)
+
+
+class TerminalProgress:
+    """Bars that redraw themselves, messages above them; a bar inside another one vanishes when it ends."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bars: RichBars | None = None
+
+    def message(self, text: str) -> None:
+        """Say one line that stays."""
+        self._console.print(Text(text), soft_wrap=True)
+
+    @contextmanager
+    def bar(self, label: str, total: int | None, *, done: int = 0) -> Iterator[Bar]:
+        """Show a bar until the context ends."""
+        is_outer = self._bars is None
+        if self._bars is None:
+            self._bars = RichBars(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=None),
+                _StandingColumn("", markup=False),
+                console=self._console,
+                expand=True,
+                refresh_per_second=4,
+            )
+            self._bars.start()
+        bars = self._bars
+        task = bars.add_task(label, total=total, completed=done, fields={})
+        try:
+            yield _TerminalBar(bars, task)
+        finally:
+            if is_outer:
+                bars.stop()
+                self._bars = None
+            else:
+                bars.remove_task(task)
+
+
+class _TerminalBar:
+    def __init__(self, bars: RichBars, task: TaskID) -> None:
+        self._bars, self._task = bars, task
+
+    def update(self, done: int, **fields: str) -> None:
+        """Set how far it is."""
+        self._bars.update(self._task, completed=done, fields=fields)
+
+
+class _StandingColumn(TextColumn):
+    """`1,200/1,500 loss 2.31, 12,345 tokens/s, 0:00:12 left`, on the right of the bar."""
+
+    def render(self, task: Task) -> Text:
+        """Return the text of one bar."""
+        parts = [_count(int(task.completed), None if task.total is None else int(task.total))]
+        parts += _field_texts(task.fields["fields"], task.speed)
+        if task.finished:
+            parts.append(f"{_clock(task.elapsed or 0.0)} in all")
+        elif task.time_remaining is not None:
+            parts.append(f"{_clock(task.time_remaining)} left")
+        return Text(", ".join(parts))
+
+
+class LineProgress:
+    """Whole lines for logs: one every ten seconds or twentieth of the work, at most one a second.
+
+    Args:
+        stream: Where lines go.
+        clock: Seconds that only grow; for tests.
+    """
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._clock = stream, clock
+
+    def message(self, text: str) -> None:
+        """Say one line that stays."""
+        print(text, file=self._stream, flush=True)
+
+    @contextmanager
+    def bar(self, label: str, total: int | None, *, done: int = 0) -> Iterator[Bar]:
+        """Say where the work stands until the context ends, and once more at its end."""
+        bar = _LineBar(label, total, done, self.message, self._clock)
+        yield bar
+        bar.end()
+
+
+class _LineBar:
+    def __init__(
+        self, label: str, total: int | None, done: int, say: Callable[[str], None], clock: Callable[[], float]
+    ) -> None:
+        self._label, self._total, self._say, self._clock = label, total, say, clock
+        self._start_s = self._said_s = clock()
+        self._first = self._said = self._done = done
+        self._fields: dict[str, str] = {}
+
+    def update(self, done: int, **fields: str) -> None:
+        """Note how far it is, and say it when a line is due."""
+        self._done, self._fields = done, fields
+        waited_s = self._clock() - self._said_s
+        is_far = self._total is not None and done - self._said >= _LINE_EVERY_SHARE * self._total
+        if waited_s >= _LINE_EVERY_S or (is_far and waited_s >= _LINE_AT_MOST_EVERY_S):
+            self._line(is_end=False)
+
+    def end(self) -> None:
+        """Say where it ended, unless nothing was done."""
+        if self._done > self._first:
+            self._line(is_end=True)
+
+    def _line(self, *, is_end: bool) -> None:
+        now_s = self._clock()
+        elapsed_s = now_s - self._start_s
+        rate = (self._done - self._first) / elapsed_s if elapsed_s > 0 else None
+        parts = [_count(self._done, self._total), *_field_texts(self._fields, rate)]
+        if is_end:
+            parts.append(f"{_clock(elapsed_s)} in all")
+        elif rate and self._total is not None:
+            parts.append(f"{_clock((self._total - self._done) / rate)} left")
+        self._say(f"{self._label}: " + ", ".join(parts))
+        self._said_s, self._said = now_s, self._done
+
+
+def emit_text(text: str) -> None:
+    """Write a result as it is."""
+    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+
+def emit_json(value: Any) -> None:
+    """Write a result for programs."""
+    emit_text(json.dumps(value, indent=1))
+
+
+def emit_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
+    """Write rows under headings; `numbers` names the columns set flush right. The first column is never broken."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for index, column in enumerate(columns):
+        is_number = column in numbers
+        table.add_column(
+            column, justify="right" if is_number else "left", no_wrap=is_number or index == 0, overflow="fold"
+        )
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    _stdout().print(table)
+
+
+def emit_pairs(pairs: dict[str, str]) -> None:
+    """Write what a command made, one `name  value` line each."""
+    width = max(map(len, pairs))
+    emit_text("".join(f"{name:<{width}}  {value}\n" for name, value in pairs.items()))
+
+
+def emit_error(error: ExlmError) -> None:
+    """Write a user's mistake: one `error:` line, an empty line, a `hint:`."""
+    console = Console(stderr=True)
+    console.print(Text.assemble(("error:", "bold red"), " ", error.message), soft_wrap=True)
+    if error.hint:
+        console.print(Text.assemble("\n", ("hint:", "bold cyan"), " ", error.hint), soft_wrap=True)
+
+
+def _stdout() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=PIPE_WIDTH)
+
+
+def _count(done: int, total: int | None) -> str:
+    return f"{done:,}" if total is None else f"{done:,}/{total:,}"
+
+
+def _field_texts(fields: dict[str, str], rate: float | None) -> list[str]:
+    """Return `loss 2.31, 12,345 tokens/s`; a rate is worked out where no `speed` is given."""
+    texts = [value if name == "speed" else f"{name} {value}" for name, value in fields.items()]
+    if "speed" not in fields and rate is not None:
+        texts.append(f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s")
+    return texts
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))

@@ -1,0 +1,47 @@
+"""Options that several commands share; the same name means the same thing everywhere."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Device(StrEnum):
+    """Where a model runs."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+RecipeOption = Annotated[
+    str | None,
+    typer.Option("--recipe", "-r", metavar="NAME-OR-FILE", help="A recipe by name (see `exlm recipes`) or YAML file."),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one value of the recipe, like optim.lr=1e-4; repeatable."),
+]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="Where results go; default: runs/<name>-<time>.")
+]
+ResumeOption = Annotated[
+    Path | None, typer.Option("--resume", metavar="RUN", help="Continue the run in this directory from its checkpoint.")
+]
+SeedOption = Annotated[
+    int | None, typer.Option("--seed", min=0, metavar="N", help="Seed of weights, data order, masks, dropout.")
+]
+DeviceOption = Annotated[Device | None, typer.Option("--device", help="Where the model runs; default: the recipe's.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe as YAML and stop.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def collect_overrides(sets: list[str] | None, seed: int | None = None, device: Device | None = None) -> list[str]:
+    """Return `--set` together with the options that stand for a key of the recipe; those win."""
+    overrides = list(sets or [])
+    if seed is not None:
+        overrides.append(f"seed={seed}")
+    if device is not None:
+        overrides.append(f"device={device}")
+    return overrides
