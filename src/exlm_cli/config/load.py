@@ -18,6 +18,9 @@ from exlm_cli.errors import ConfigError
 _OWN_KEYS = ("name", "purpose", "paper")
 """What a recipe says of itself; one that extends it says its own, and is called by its file where it gives no name."""
 
+_KINDS = ("quickstart", "small", "paper", "repeated-mlm", "ablations")
+"""The folders of shipped recipes, in the order in which they are listed."""
+
 _LIST_HINT = "`exlm recipes` lists the recipes; a file is given by its path, like `./mine.yaml`"
 _SYNTAX_HINT = "lists are written [a, b]; put the whole of `key=value` in quotes for the shell"
 
@@ -56,8 +59,10 @@ def dump_recipe(recipe: PretrainRecipe) -> str:
 
 
 def list_recipes() -> list[RecipeInfo]:
-    """Return the recipes that ship with the package, by name."""
-    return [RecipeInfo(name, path, load_recipe(name)) for name, path in sorted(_shipped().items())]
+    """Return the recipes that ship with the package, from the smallest kind to the ablations, then by name."""
+    order = {kind: rank for rank, kind in enumerate(_KINDS)}
+    shipped = sorted(_shipped().items(), key=lambda item: (order[item[1].parent.name], item[0]))
+    return [RecipeInfo(name, path, load_recipe(name)) for name, path in shipped]
 
 
 def recipes_folder() -> Path:
