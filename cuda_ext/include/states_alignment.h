@@ -1,0 +1,99 @@
+/* The states-alignment loss of ExLM (arXiv 2501.13397, section 4.3, App. H and I): plain C interface.
+ *
+ * A DAG has nodes 0 .. S-1, every edge runs from a lower to a higher node. Paths start at node 0 and end at node S-1,
+ * which emit nothing, and visit exactly T inner nodes between them; the t-th of these emits target t (t = 0 .. T-1):
+ *
+ *     alpha[0, 0] = 1
+ *     alpha[t + 1, u] = exp(log_emit[t, u]) * sum over v < u of alpha[t, v] * exp(log_trans[v, u])    0 < u < S-1
+ *     nll = -log(sum over v of alpha[T, v] * exp(log_trans[v, S - 1]))
+ *
+ * Index legend, used in every file of this folder:
+ *     b         sequence of the batch              t  targets emitted so far, 0 .. T ("slot"); also the 0-based target
+ *     v, u      source and destination of an edge  T, S  targets and nodes of one sequence, from its two lengths
+ *
+ * Never read: entries beyond the lengths, columns 0 and S-1 of log_emit, log_trans at and below the diagonal.
+ * Log probabilities below -2^20 nats count as -inf. A NaN, or a value above 2^20 nats, that is read makes the nll of
+ * its sequence NaN. Where no path exists (S - 2 < T, T = 0, or edges missing) the nll is +inf and gradients are zero.
+ *
+ * No function throws, prints, keeps state or touches the arguments it does not name as output. Each returns a
+ * states_alignment_status. Results are bitwise the same for any number of threads.
+ */
+#ifndef STATES_ALIGNMENT_H_
+#define STATES_ALIGNMENT_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define STATES_ALIGNMENT_EXPORT __attribute__((visibility("default")))
+#else
+#define STATES_ALIGNMENT_EXPORT
+#endif
+
+/* Raised by one whenever a signature, a struct or the meaning of either changes. */
+#define STATES_ALIGNMENT_ABI 1
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum {
+  STATES_ALIGNMENT_OK = 0,
+  STATES_ALIGNMENT_BAD_DTYPE = 1,     /* not a states_alignment_dtype that this library takes */
+  STATES_ALIGNMENT_BAD_SIZE = 2,      /* a size or a stride is negative */
+  STATES_ALIGNMENT_OUT_OF_MEMORY = 3, /* scratch memory or a thread could not be had */
+  STATES_ALIGNMENT_CUDA_ERROR = 1000  /* plus the cudaError_t */
+} states_alignment_status;
+
+typedef enum {
+  STATES_ALIGNMENT_FLOAT32 = 0,
+  STATES_ALIGNMENT_FLOAT64 = 1, /* host only */
+  STATES_ALIGNMENT_FLOAT16 = 2, /* device only; sums are float32 */
+  STATES_ALIGNMENT_BFLOAT16 = 3 /* device only; sums are float32 */
+} states_alignment_dtype;
+
+/* A batch of DAGs. Strides count elements; the last axis of both tensors has stride 1. Lengths outside 0 .. max are
+ * clamped. Pointers are host pointers for the host functions and device pointers for the device functions. */
+typedef struct {
+  const void* log_emit;          /* (batch, max_targets, max_states) */
+  const void* log_trans;         /* (batch, max_states, max_states) */
+  const int64_t* target_lengths; /* (batch,) T of each sequence */
+  const int64_t* state_lengths;  /* (batch,) S of each sequence */
+  int64_t batch;
+  int64_t max_targets;
+  int64_t max_states;
+  int64_t emit_batch_stride;
+  int64_t emit_row_stride;
+  int64_t trans_batch_stride;
+  int64_t trans_row_stride;
+  int32_t dtype; /* states_alignment_dtype of both tensors */
+} states_alignment_batch;
+
+/* Rows of a column of the saved block are padded to this many, so its size follows from the shapes alone:
+ * batch * max_states * round_up(max_targets + 1, STATES_ALIGNMENT_ROW_PAD) elements of (mantissa, exponent), each pair
+ * 2 * 4 bytes for float32 sums and 2 * 8 bytes for float64 sums. */
+#define STATES_ALIGNMENT_ROW_PAD 16
+
+STATES_ALIGNMENT_EXPORT int32_t states_alignment_abi(void);
+STATES_ALIGNMENT_EXPORT const char* states_alignment_message(int32_t status);
+
+/* Host. All arrays are contiguous and in the dtype of the batch.
+ *
+ * forward:   nll (batch,); saved may be null, else it receives alpha for `backward`.
+ * backward:  from the same batch, `saved` and grad_nll (batch,), writes every element of grad_emit
+ *            (batch, max_targets, max_states) and grad_trans (batch, max_states, max_states); either may be null.
+ * best:      nodes (batch, max_targets) int64: node of each target on the most probable path, -1 where there is none.
+ *            Among paths of equal probability the one whose last differing node is lowest wins. */
+STATES_ALIGNMENT_EXPORT int32_t states_alignment_forward_cpu(const states_alignment_batch* batch, void* nll,
+                                                             void* saved, int32_t num_threads);
+STATES_ALIGNMENT_EXPORT int32_t states_alignment_backward_cpu(const states_alignment_batch* batch, const void* saved,
+                                                              const void* grad_nll, void* grad_emit, void* grad_trans,
+                                                              int32_t num_threads);
+STATES_ALIGNMENT_EXPORT int32_t states_alignment_best_cpu(const states_alignment_batch* batch, int64_t* nodes,
+                                                          int32_t num_threads);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* STATES_ALIGNMENT_H_ */

@@ -1,0 +1,81 @@
+// The order of work on one sequence, shared by host and device.
+//
+// The recursion runs over nodes, all slots at once, not over targets: node u needs only nodes v < u, and no node feeds
+// itself, so all its slots can be summed together. Nodes are taken in blocks of kBlock. When block j is done, it and
+// the blocks before it that form its trailing power of two pass their sums on to as many blocks after it:
+//
+//     blocks done            0   0-1   2   0-3   4   4-5   6   0-7 ...
+//     pass sums on to        1   2-3   3   4-7   5   6-7   7   8-15 ...
+//
+// Every edge between blocks lies in exactly one such product, is exponentiated once, and the large products hold nearly
+// all of the work: a triangular solve, (slots x nodes) times (nodes x nodes), in place of T matrix-vector products.
+//
+// Both sweeps use it. The backward sweep is the forward one of the DAG read from its end: column c is node S - 1 - c,
+// slot t counts the targets after it.
+#ifndef STATES_ALIGNMENT_LATTICE_H_
+#define STATES_ALIGNMENT_LATTICE_H_
+
+#include <stdint.h>
+
+#include "log_math.h"
+
+namespace states_alignment {
+
+constexpr int kBlock = 8;
+
+enum class Direction { kForward, kBackward };
+
+SA_HOST_DEVICE int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+SA_HOST_DEVICE int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
+SA_HOST_DEVICE int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Size of one sequence and which slots of a column can lie on a whole path: the rest is never computed.
+struct Shape {
+  int64_t targets;  // T
+  int64_t states;   // S
+
+  SA_HOST_DEVICE bool has_path() const { return targets >= 1 && states - 2 >= targets; }
+  // Slots 0 .. T of a column, and step t (an edge taken after t targets) with t = T into the end node.
+  SA_HOST_DEVICE int64_t rows(int64_t padding) const { return round_up(targets + 1, padding); }
+
+  // Column c holds at least one target unless it is the start, and leaves no more than the columns after it can take.
+  SA_HOST_DEVICE int64_t first_slot(int64_t column) const {
+    return at_least(column == 0 ? 0 : 1, targets - (states - 2 - column));
+  }
+  SA_HOST_DEVICE int64_t last_slot(int64_t column) const {
+    return at_most(column == states - 1 ? targets + 1 : targets, column);
+  }
+};
+
+// Half-open range of steps t at which edges from columns [source, source_end) to [dest, dest_end) can be taken.
+struct Steps {
+  int64_t first;
+  int64_t end;
+
+  SA_HOST_DEVICE bool empty() const { return end <= first; }
+  SA_HOST_DEVICE static Steps between(const Shape& shape, int64_t source, int64_t source_end, int64_t dest,
+                                      int64_t dest_end) {
+    return {at_least(shape.first_slot(source), shape.first_slot(dest) - 1),
+            at_most(shape.last_slot(source_end - 1), shape.last_slot(dest_end - 1) - 1) + 1};
+  }
+  SA_HOST_DEVICE static Steps into(const Shape& shape, int64_t dest) {
+    return {at_least(shape.first_slot(dest) - 1, 0), shape.last_slot(dest)};
+  }
+};
+
+// Blocks whose sums are passed on after block `block` is done, and to which; counts of blocks, the end is exclusive.
+struct Handover {
+  int64_t source;
+  int64_t dest;
+  int64_t dest_end;
+
+  SA_HOST_DEVICE static Handover after(int64_t block, int64_t num_blocks) {
+    const int64_t done = block + 1;
+    const int64_t width = done & -done;
+    return {done - width, done, at_most(done + width, num_blocks)};
+  }
+};
+
+}  // namespace states_alignment
+
+#endif  // STATES_ALIGNMENT_LATTICE_H_

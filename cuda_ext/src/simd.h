@@ -1,0 +1,80 @@
+// Vectors of the widest registers the compiler was told of, in GCC and Clang's vector extension: no intrinsics, so the
+// same source serves AVX-512, AVX2, SSE2 and NEON.
+#ifndef STATES_ALIGNMENT_SIMD_H_
+#define STATES_ALIGNMENT_SIMD_H_
+
+#include <stdint.h>
+#include <string.h>
+
+#include "log_math.h"
+
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
+namespace states_alignment {
+
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+
+template <class RealType>
+struct SimdLane {
+  using Scalar = RealType;
+  using ScalarInt = typename Format<RealType>::Int;
+  typedef Scalar Real __attribute__((vector_size(kVectorBytes)));
+  typedef ScalarInt Int __attribute__((vector_size(kVectorBytes)));
+  static constexpr int kWidth = kVectorBytes / static_cast<int>(sizeof(Scalar));
+
+  static Real splat(Scalar x) { return Real{} + x; }
+  static Int splat_int(ScalarInt x) { return Int{} + x; }
+  static Int bits(Real x) { return reinterpret_cast<Int>(x); }
+  static Real real(Int x) { return reinterpret_cast<Real>(x); }
+
+  // memcpy is how a possibly unaligned load or store is spelled; it compiles to one instruction
+  static Real load(const Scalar* from) {
+    Real result;
+    memcpy(&result, from, sizeof result);
+    return result;
+  }
+  static Int load_int(const ScalarInt* from) {
+    Int result;
+    memcpy(&result, from, sizeof result);
+    return result;
+  }
+  static void store(Scalar* to, Real x) { memcpy(to, &x, sizeof x); }
+  static void store_int(ScalarInt* to, Int x) { memcpy(to, &x, sizeof x); }
+
+  static bool any(Int mask) {
+    ScalarInt found = 0;
+    for (int lane = 0; lane < kWidth; ++lane) found |= mask[lane];
+    return found != 0;
+  }
+};
+
+// Subnormal intermediate results are zero while one of these lives: some CPUs take 100 cycles for each.
+class FlushSubnormals {
+ public:
+#if defined(__SSE2__)
+  FlushSubnormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040u); }
+  ~FlushSubnormals() { _mm_setcsr(saved_); }
+
+ private:
+  unsigned saved_;
+#else
+  FlushSubnormals() = default;
+  ~FlushSubnormals() = default;
+
+ public:
+#endif
+  FlushSubnormals(const FlushSubnormals&) = delete;
+  FlushSubnormals& operator=(const FlushSubnormals&) = delete;
+};
+
+}  // namespace states_alignment
+
+#endif  // STATES_ALIGNMENT_SIMD_H_

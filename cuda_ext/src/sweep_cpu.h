@@ -1,0 +1,272 @@
+// One sweep over one sequence on the host: alpha forwards, or beta (with its own emission) backwards.
+#ifndef STATES_ALIGNMENT_SWEEP_CPU_H_
+#define STATES_ALIGNMENT_SWEEP_CPU_H_
+
+#include <algorithm>
+
+#include "block_product.h"
+#include "sequence_cpu.h"
+
+namespace states_alignment {
+
+// What a sweep needs beside its columns; `rows` and `states` bound every sequence it is used for.
+template <class Real>
+struct SweepScratch {
+  using Int = typename Format<Real>::Int;
+  SweepScratch(int64_t rows)
+      : sources(kChunk * rows), peaks(rows), faint(rows), shifted_mantissa(rows + kRowPad),
+        shifted_exponent(rows + kRowPad), emission(kBlock * rows), log_edges(kChunk * kBlock), edges(kChunk * kBlock),
+        edge_mantissas(kChunk * kBlock), edge_exponents(kChunk * kBlock) {}
+  Buffer<Real> sources;
+  Buffer<Int> peaks;
+  Buffer<Int> faint;
+  Buffer<Real> shifted_mantissa;
+  Buffer<Int> shifted_exponent;
+  Buffer<Real> emission;
+  Buffer<Real> log_edges;
+  Buffer<Real> edges;
+  Buffer<Real> edge_mantissas;
+  Buffer<Int> edge_exponents;
+};
+
+template <class RealType, Direction kDirection>
+class Sweep {
+ public:
+  using Real = RealType;
+  using Lane = SimdLane<Real>;
+  using F = Format<Real>;
+  using Int = typename F::Int;
+  using Vec = typename Lane::Real;
+  using IntVec = typename Lane::Int;
+  static constexpr int kWidth = Lane::kWidth;
+
+  Sweep(const Sequence<Real>& sequence, const Columns<Real>& columns, SweepScratch<Real>& scratch)
+      : oriented_{sequence}, shape_(sequence.shape), columns_(columns), scratch_(scratch) {}
+
+  // Fills all columns. The end column holds the likelihood at slot T; in every other column, slot t holds
+  // the probability of the paths to (from) this node that have emitted t targets, its own included.
+  // `reached(column, steps)` is called when slots t of a column hold the sums before its own emission.
+  template <class Reached>
+  void run(Reached&& reached) {
+    std::fill_n(columns_.mantissa, shape_.states * columns_.rows, Real{0});
+    std::fill_n(columns_.exponent, shape_.states * columns_.rows, Int{kDead});
+    columns_.mantissas(0)[0] = Real{1};
+    columns_.exponents(0)[0] = 0;
+    const int64_t num_blocks = round_up(shape_.states, kBlock) / kBlock;
+    for (int64_t block = 0; block < num_blocks; ++block) {
+      solve(block * kBlock, std::min(block * kBlock + kBlock, shape_.states), reached);
+      const Handover handover = Handover::after(block, num_blocks);
+      for (int64_t source = handover.source * kBlock; source < handover.dest * kBlock; source += kChunk) {
+        pass_on(source, std::min(source + kChunk, handover.dest * kBlock), handover.dest * kBlock,
+                std::min(handover.dest_end * kBlock, shape_.states));
+      }
+    }
+  }
+
+  // Whether a NaN or a value that is no log probability was read.
+  bool is_invalid() const { return is_invalid_; }
+
+ private:
+  // Completes columns [first, end), which hold the sums over all columns before `first`.
+  template <class Reached>
+  void solve(int64_t first, int64_t end, Reached& reached) {
+    read_edges(first, end, first);
+    scale_edges(end - first);
+    read_emissions(first, end);
+    for (int64_t column = std::max<int64_t>(first, 1); column < end; ++column) {
+      const Steps steps = Steps::into(shape_, column);
+      const int lane = static_cast<int>(column - first);
+      for (int64_t row = steps.first / kWidth * kWidth; row < steps.end; row += kWidth) {
+        const Scaled<Lane> sum = plus(load(column, row), exact_sum(first, lane, lane, row));
+        store(column, row, normalized<Lane>(sum.mantissa, sum.exponent));
+      }
+      if (column == shape_.states - 1) return;
+      reached(column, steps);
+      emit(column, steps, scratch_.emission.get() + lane * columns_.rows);
+    }
+  }
+
+  // Slot t + 1 becomes the sum at step t times the emission there; all other slots are dead.
+  void emit(int64_t column, Steps steps, const Real* log_emission) {
+    Real* mantissa = scratch_.shifted_mantissa.get();
+    Int* exponent = scratch_.shifted_exponent.get();
+    std::fill_n(mantissa, columns_.rows, Real{0});
+    std::fill_n(exponent, columns_.rows, Int{kDead});
+    for (int64_t row = steps.first / kWidth * kWidth; row < steps.end; row += kWidth) {
+      const Scaled<Lane> reach = load(column, row);
+      const Scaled<Lane> emission = scaled_exp<Lane>(Lane::load(log_emission + row));
+      const Scaled<Lane> product =
+          normalized<Lane>(reach.mantissa * emission.mantissa, reach.exponent + emission.exponent);
+      Lane::store(mantissa + row + 1, product.mantissa);
+      Lane::store_int(exponent + row + 1, product.exponent);
+    }
+    std::copy_n(mantissa, columns_.rows, columns_.mantissas(column));
+    std::copy_n(exponent, columns_.rows, columns_.exponents(column));
+  }
+
+  // Adds the sums over columns [source, source_end) to columns [dest, dest_end).
+  void pass_on(int64_t source, int64_t source_end, int64_t dest, int64_t dest_end) {
+    const Steps all = Steps::between(shape_, source, source_end, dest, dest_end);
+    if (all.empty()) return;
+    const int64_t num_sources = source_end - source;
+    pack_sources(source, num_sources, all);
+    for (int64_t first = dest; first < dest_end; first += kBlock) {
+      const int64_t end = std::min(first + kBlock, dest_end);
+      const Steps steps = Steps::between(shape_, source, source_end, first, end);
+      if (steps.empty()) continue;
+      read_edges(source, source_end, first);
+      const EdgeRange range = exponentiate_edges(num_sources);
+      int64_t row = steps.first / kWidth * kWidth;
+      for (; row + kProductVectors * kWidth < steps.end + kWidth; row += kProductVectors * kWidth) {
+        multiply<kProductVectors>(source, num_sources, first, end, row, range);
+      }
+      for (; row < steps.end; row += kWidth) multiply<1>(source, num_sources, first, end, row, range);
+    }
+  }
+
+  struct EdgeRange {
+    bool has_faint;  // a finite edge below 2^-kWide: its product with a small alpha may underflow
+    bool has_steep;  // an edge above 2^kWide: left out of the product
+  };
+
+  template <int kVectors>
+  void multiply(int64_t source, int64_t num_sources, int64_t dest, int64_t dest_end, int64_t row, EdgeRange range) {
+    Vec sums[kVectors][kBlock];
+    block_product<Lane, kVectors>(scratch_.sources.get() + row * kChunk, kChunk * kWidth, scratch_.edges.get(),
+                                  num_sources, sums);
+    for (int vector = 0; vector < kVectors; ++vector, row += kWidth) {
+      const IntVec peak = Lane::load_int(scratch_.peaks.get() + row);
+      const IntVec is_faint = Lane::load_int(scratch_.faint.get() + row);
+      const bool may_be_lost = range.has_faint || range.has_steep || Lane::any(is_faint);
+      for (int64_t column = dest; column < dest_end; ++column) {
+        const int lane = static_cast<int>(column - dest);
+        Scaled<Lane> sum = normalized<Lane>(sums[vector][lane], peak);
+        if (may_be_lost) {
+          IntVec is_lost = (peak > kDead) & (sums[vector][lane] < power_of_two<ScalarLane<Real>>(F::kLeastSum));
+          if (!range.has_faint) is_lost &= is_faint;
+          if (range.has_steep) is_lost = peak > kDead;
+          if (Lane::any(is_lost)) {
+            if (!has_scaled_edges_) scale_edges(num_sources);
+            const Scaled<Lane> exact = exact_sum(source, num_sources, lane, row);
+            sum = {is_lost ? exact.mantissa : sum.mantissa, is_lost ? exact.exponent : sum.exponent};
+          }
+        }
+        store(column, row, plus(load(column, row), sum));
+      }
+    }
+  }
+
+  // Sum over columns source .. source + count - 1 into column `lane` of the block of edges, at any magnitude.
+  Scaled<Lane> exact_sum(int64_t source, int64_t count, int lane, int64_t row) const {
+    const Real* mantissas = scratch_.edge_mantissas.get() + lane;
+    const Int* exponents = scratch_.edge_exponents.get() + lane;
+    IntVec peak = Lane::splat_int(kDead);
+    for (int64_t k = 0; k < count; ++k) {
+      const IntVec exponent = Lane::load_int(columns_.exponents(source + k) + row) + exponents[k * kBlock];
+      peak = larger<Lane>(peak, exponent);
+    }
+    Vec sum = Lane::splat(0);
+    for (int64_t k = 0; k < count; ++k) {
+      const Scaled<Lane> term = load(source + k, row);
+      sum += term.mantissa * mantissas[k * kBlock] * power_of_two<Lane>(term.exponent + exponents[k * kBlock] - peak);
+    }
+    return normalized<Lane>(sum, peak);
+  }
+
+  // sources[row / kWidth][k][lane]: alpha of the sources, each row relative to its peak.
+  void pack_sources(int64_t source, int64_t num_sources, Steps steps) {
+    for (int64_t row = steps.first / kWidth * kWidth; row < steps.end; row += kWidth) {
+      IntVec peak = Lane::splat_int(kDead);
+      for (int64_t k = 0; k < num_sources; ++k) {
+        peak = larger<Lane>(peak, Lane::load_int(columns_.exponents(source + k) + row));
+      }
+      IntVec is_faint = Lane::splat_int(0);
+      Real* packed = scratch_.sources.get() + row * kChunk;
+      for (int64_t k = 0; k < num_sources; ++k) {
+        const Scaled<Lane> alpha = load(source + k, row);
+        const IntVec exponent = alpha.exponent - peak;
+        is_faint |= (alpha.exponent > kDead) & (exponent < -F::kWide);
+        Lane::store(packed + k * kWidth, alpha.mantissa * power_of_two<Lane>(exponent));
+      }
+      Lane::store_int(scratch_.peaks.get() + row, peak);
+      Lane::store_int(scratch_.faint.get() + row, is_faint);
+    }
+  }
+
+  // log_edges[k][lane] for edges from source + k to dest + lane; -inf where there is none.
+  void read_edges(int64_t source, int64_t source_end, int64_t dest) {
+    const int64_t width = std::min<int64_t>(kBlock, shape_.states - dest);
+    Real* log_edges = scratch_.log_edges.get();
+    // whole vectors, so that what is computed beyond the last source is defined
+    std::fill_n(log_edges, round_up((source_end - source) * kBlock, kWidth), -std::numeric_limits<Real>::infinity());
+    for (int64_t k = 0; k < source_end - source; ++k) {
+      for (int64_t lane = std::max<int64_t>(source + k + 1 - dest, 0); lane < width; ++lane) {
+        log_edges[k * kBlock + lane] = oriented_.log_edge(source + k, dest + lane);
+      }
+    }
+    has_scaled_edges_ = false;
+  }
+
+  EdgeRange exponentiate_edges(int64_t num_sources) {
+    IntVec has_faint = Lane::splat_int(0), has_steep = Lane::splat_int(0), is_invalid = Lane::splat_int(0);
+    for (int64_t i = 0; i < num_sources * kBlock; i += kWidth) {
+      const Vec log_edge = Lane::load(scratch_.log_edges.get() + i);
+      is_invalid |= ~(log_edge <= Lane::splat(kLogRange));
+      const Scaled<Lane> edge = scaled_exp<Lane>(log_edge);
+      const IntVec is_steep = edge.exponent > F::kWide;
+      has_steep |= is_steep;
+      has_faint |= (edge.exponent > kDead) & (edge.exponent < -F::kWide);
+      const IntVec exponent = is_steep ? Lane::splat_int(kDead) : edge.exponent;
+      Lane::store(scratch_.edges.get() + i, edge.mantissa * power_of_two<Lane>(exponent));
+    }
+    is_invalid_ |= Lane::any(is_invalid);
+    return {Lane::any(has_faint), Lane::any(has_steep)};
+  }
+
+  // Edges of the block as scaled numbers, for exact sums.
+  void scale_edges(int64_t num_sources) {
+    IntVec is_invalid = Lane::splat_int(0);
+    for (int64_t i = 0; i < num_sources * kBlock; i += kWidth) {
+      const Vec log_edge = Lane::load(scratch_.log_edges.get() + i);
+      is_invalid |= ~(log_edge <= Lane::splat(kLogRange));
+      const Scaled<Lane> edge = scaled_exp<Lane>(log_edge);
+      Lane::store(scratch_.edge_mantissas.get() + i, edge.mantissa);
+      Lane::store_int(scratch_.edge_exponents.get() + i, edge.exponent);
+    }
+    is_invalid_ |= Lane::any(is_invalid);
+    has_scaled_edges_ = true;
+  }
+
+  // emission[lane][step]: -inf at steps without a target and at the ends of the DAG.
+  void read_emissions(int64_t first, int64_t end) {
+    Real* emission = scratch_.emission.get();
+    std::fill_n(emission, kBlock * columns_.rows, -std::numeric_limits<Real>::infinity());
+    const int64_t inner = std::max<int64_t>(first, 1), inner_end = std::min(end, shape_.states - 1);
+    for (int64_t step = 0; step < shape_.targets; ++step) {
+      for (int64_t column = inner; column < inner_end; ++column) {
+        const Real value = oriented_.log_emission(column, step);
+        is_invalid_ |= states_alignment::is_invalid(value);
+        emission[(column - first) * columns_.rows + step] = value;
+      }
+    }
+  }
+
+  Scaled<Lane> load(int64_t column, int64_t row) const {
+    return {Lane::load(columns_.mantissas(column) + row), Lane::load_int(columns_.exponents(column) + row)};
+  }
+  void store(int64_t column, int64_t row, Scaled<Lane> value) const {
+    Lane::store(columns_.mantissas(column) + row, value.mantissa);
+    Lane::store_int(columns_.exponents(column) + row, value.exponent);
+  }
+
+  const Oriented<Real, kDirection> oriented_;
+  const Shape shape_;
+  const Columns<Real> columns_;
+  SweepScratch<Real>& scratch_;
+  bool has_scaled_edges_ = false;
+  bool is_invalid_ = false;
+};
+
+}  // namespace states_alignment
+
+#endif  // STATES_ALIGNMENT_SWEEP_CPU_H_
