@@ -12,7 +12,7 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,17 @@ def create_run_dir(out: Path | None, name: str, *, root: Path = RUNS_ROOT) -> Pa
         where = root if out is None else out
         raise CheckpointError(f"{where}: no run directory can be made there: {_reason(error)}", _DISK_HINT) from error
     return out
+
+
+@contextlib.contextmanager
+def removed_on_failure(folder: Path, *, is_new: bool = True) -> Iterator[None]:
+    """Remove a folder again when what should fill it fails, so that no half-made run is left; `is_new` False keeps it."""
+    try:
+        yield
+    except BaseException:
+        if is_new:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _make_fresh(path: Path) -> Path:

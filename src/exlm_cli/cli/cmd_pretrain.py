@@ -61,12 +61,5 @@ def pretrain(
                 "metrics": result.metrics,
             }
         )
-    figures = {name.replace("_", " "): f"{value:.4g}" for name, value in result.metrics.items()}
-    console.emit_pairs(
-        {
-            "run": str(result.run_dir),
-            "checkpoint": str(result.checkpoint),
-            "steps": f"{result.steps:,}",
-            **{f"validation {name}": value for name, value in figures.items()},
-        }
-    )
+    figures = {f"validation_{name}": value for name, value in result.metrics.items()}
+    console.emit_pairs({"run": result.run_dir, "checkpoint": result.checkpoint, "steps": result.steps, **figures})

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from exlm_cli.cli.options import DryRunOption, JsonOption, RecipeOption, SetOption, collect_overrides
+from exlm_cli.cli.options import DryRunOption, JsonOption, OutOption, RecipeOption, SetOption, collect_overrides
 from exlm_cli.errors import ConfigError
+from exlm_cli.run_dir import create_run_dir, removed_on_failure, write_atomically
 
 
 class Kind(StrEnum):
@@ -35,9 +36,7 @@ def tokenize(
     tokenizer: Annotated[
         Path | None, typer.Option("--tokenizer", metavar="FILE", help="Take this tokenizer.json instead of training.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Where shards go; default: the user's cache directory.")
-    ] = None,
+    out: OutOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -62,34 +61,42 @@ def tokenize(
         overrides.append(f"tokenizer.vocab_size={vocab_size}")
     if tokenizer is not None:
         overrides.append(f"tokenizer.path={json.dumps(str(tokenizer), ensure_ascii=False)}")
-    if out is not None:
-        overrides.append(f"data.cache_dir={json.dumps(str(out), ensure_ascii=False)}")
     if recipe is None:
         assert kind is not None, "checked above"
         recipe = _RECIPE_OF_KIND[kind]
     resolved = load_recipe(recipe, overrides)
     if dry_run:
         return console.emit_text(dump_recipe(resolved))
-    progress = console.open_progress()
     from exlm_cli.data.prepare import prepare_data
 
-    rejected_csv = (out or Path()) / "rejected.csv"
-    data = prepare_data(resolved, rejected_csv=rejected_csv, progress=progress)
+    is_new = out is None or not out.exists()
+    folder = create_run_dir(None, resolved.name) if out is None else _make_folder(out)
+    with removed_on_failure(folder, is_new=is_new):
+        data = prepare_data(resolved, rejected_csv=folder / "rejected.csv", progress=console.open_progress())
+        data.tokenizer.save(folder / "tokenizer.json")
+        write_atomically(folder / "recipe.yaml", dump_recipe(resolved).encode())
     result = {
-        "fingerprint": data.fingerprint,
+        "tokenizer": str(folder / "tokenizer.json"),
+        "recipe": str(folder / "recipe.yaml"),
+        "shards": str(data.train.directory.parent),
+        "was_cached": data.was_cached,
         "vocab_size": data.tokenizer.vocab_size,
         "train_sequences": len(data.train),
         "train_tokens": data.train.num_tokens,
         "valid_sequences": len(data.valid),
         "valid_tokens": data.valid.num_tokens,
         "num_rejected": data.num_rejected,
-        "was_cached": data.was_cached,
+        "fingerprint": data.fingerprint,
     }
-    if as_json:
-        return console.emit_json(result)
-    console.emit_pairs(
-        {
-            name.replace("_", " "): f"{value:,}" if isinstance(value, int) else str(value)
-            for name, value in result.items()
-        }
-    )
+    console.emit_json(result) if as_json else console.emit_pairs(result)
+
+
+def _make_folder(out: Path) -> Path:
+    """Make or take the folder of results; one that holds a training run is left alone."""
+    if (out / "run.json").exists():
+        raise ConfigError(
+            f"{out} holds a training run, whose tokenizer.json and recipe.yaml would be replaced",
+            "choose another `--out`",
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    return out

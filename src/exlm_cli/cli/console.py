@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TextIO
@@ -173,10 +173,10 @@ def emit_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers
     _stdout().print(table)
 
 
-def emit_pairs(pairs: dict[str, str]) -> None:
-    """Write what a command made, one `name  value` line each."""
+def emit_pairs(pairs: Mapping[str, object]) -> None:
+    """Write what a command made, one `name  value` line each; numbers as people read them."""
     width = max(map(len, pairs))
-    emit_text("".join(f"{name:<{width}}  {value}\n" for name, value in pairs.items()))
+    emit_text("".join(f"{name.replace('_', ' '):<{width}}  {_readable(value)}\n" for name, value in pairs.items()))
 
 
 def emit_error(error: ExlmError) -> None:
@@ -206,3 +206,11 @@ def _field_texts(fields: dict[str, str], rate: float | None) -> list[str]:
 
 def _clock(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
+
+
+def _readable(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
