@@ -1,0 +1,190 @@
+"""The DAG behind one masked input, as numbers: node distributions, transitions, occupancy (section 4.2, App. P).
+
+Axes: S nodes (BOS, the k states of each [MASK] in order, EOS), V vocabulary, T masks. Everything is numpy, so that
+reports can draw a `Dag` without torch; torch is imported by the functions that need it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exlm_cli.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FloatArray = NDArray[np.floating]
+IntArray = NDArray[np.int64]
+
+
+class TokenDecoder(Protocol):
+    """What an inspection needs of a tokenizer (`exlm_cli.data.tokenizer.Tokenizer` has it)."""
+
+    mask_id: int
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids; [CLS] and [SEP] vanish."""
+
+    def token_text(self, token_id: int) -> str:
+        """Return one token as a reader wants to see it."""
+
+
+@dataclass(frozen=True)
+class Dag:
+    """What the model says of one input with T masks: S = k * T + 2 nodes and the edges between them.
+
+    Attributes:
+        text: The user's input.
+        kind: "smiles" fillings are checked with RDKit.
+        node_log_probs: (S, V) log-probabilities of tokens, nats; the rows of BOS and EOS are -inf.
+        log_trans: (S, S) log E[v, u], nats; -inf at and below the diagonal.
+        node_mask: (S,) which mask a node belongs to, from 0; -1 for BOS and EOS.
+        node_clone: (S,) which of the mask's k states, from 1; 0 for BOS and EOS.
+        num_states_per_mask: k.
+        input_ids: (L,) tokens before expansion, [CLS], [MASK]s and [SEP] included.
+        tokenizer: Turns ids into text.
+        has_transitions: False for an MLM and for `alignment: independent`, whose masks know nothing of each other: one
+            node a mask, chained by certain edges, so that the DAG's probabilities are exactly the model's.
+    """
+
+    text: str
+    kind: Literal["text", "smiles"]
+    node_log_probs: FloatArray
+    log_trans: FloatArray
+    node_mask: IntArray
+    node_clone: IntArray
+    num_states_per_mask: int
+    input_ids: IntArray
+    tokenizer: TokenDecoder
+    has_transitions: bool = True
+
+    @property
+    def num_nodes(self) -> int:
+        """S."""
+        return len(self.node_mask)
+
+    @property
+    def num_masks(self) -> int:
+        """T."""
+        return int(self.node_mask.max()) + 1
+
+    def segments(self, tokens_by_mask: Sequence[Sequence[int]]) -> list[tuple[str, int]]:
+        """Return the filled text in pieces, each with the mask it fills, or -1 for the text around the masks."""
+        pieces: list[tuple[str, int]] = []
+        start = 0
+        mask_positions = np.flatnonzero(self.input_ids == self.tokenizer.mask_id)
+        for mask, position in enumerate(mask_positions.tolist()):
+            pieces.append((self.tokenizer.decode(self.input_ids[start:position].tolist()), -1))
+            pieces.append((self.tokenizer.decode(list(tokens_by_mask[mask])), mask))
+            start = position + 1
+        pieces.append((self.tokenizer.decode(self.input_ids[start:].tolist()), -1))
+        return [piece for piece in pieces if piece[0]]
+
+    def fill(self, tokens_by_mask: Sequence[Sequence[int]]) -> str:
+        """Return the text with the tokens of each mask in its place; characters split over tokens come out whole."""
+        ids: list[int] = []
+        remaining = iter(tokens_by_mask)
+        for token in self.input_ids.tolist():
+            ids += next(remaining) if token == self.tokenizer.mask_id else [token]
+        return self.tokenizer.decode(ids).strip()
+
+
+@dataclass(frozen=True)
+class NodeToken:
+    """One token a node may emit."""
+
+    token_id: int
+    text: str
+    probability: float
+
+
+def top_tokens(dag: Dag, n: int) -> list[list[NodeToken]]:
+    """Return the n most probable tokens of every node, best first; none for BOS and EOS.
+
+    Equally probable tokens come in the order of their ids.
+    """
+    nodes: list[list[NodeToken]] = [[] for _ in range(dag.num_nodes)]
+    for node in np.flatnonzero(dag.node_mask >= 0):
+        log_probs = dag.node_log_probs[node]
+        best = np.argsort(-log_probs, kind="stable")[:n]
+        nodes[node] = [NodeToken(int(i), dag.tokenizer.token_text(int(i)), float(np.exp(log_probs[i]))) for i in best]
+    return nodes
+
+
+def length_log_prob(dag: Dag) -> float:
+    """Log-probability, nats, that the DAG yields exactly T tokens: the mass of all paths through T inner nodes."""
+    import torch
+
+    from exlm_cli.ops.alignment import states_alignment_nll
+
+    log_emit, log_trans, num_targets, num_states = _silent_alignment(dag)
+    with torch.no_grad():
+        return -float(states_alignment_nll(log_emit, log_trans, num_targets, num_states))
+
+
+def token_occupancy(dag: Dag) -> FloatArray:
+    """Return the probability that token t stands at node u, (T, S), given a path of exactly T inner nodes.
+
+    This is the DAG's prior: forward and backward over the transitions alone, whatever the nodes emit.
+
+    Raises:
+        DataError: No path has exactly T inner nodes.
+    """
+    from exlm_cli.ops.alignment import alignment_posterior
+
+    check_length_possible(dag)
+    posterior: FloatArray = alignment_posterior(*_silent_alignment(dag))[0].numpy()
+    return posterior
+
+
+def occupancy(dag: Dag) -> FloatArray:
+    """Return the probability that a path of exactly T inner nodes visits a node, (S,); 1 at BOS and EOS.
+
+    Raises:
+        DataError: No path has exactly T inner nodes.
+    """
+    visited: FloatArray = token_occupancy(dag).sum(axis=0)
+    visited[[0, -1]] = 1.0
+    return visited
+
+
+def most_likely_path(dag: Dag) -> list[int]:
+    """Return the T inner nodes of the best path, each emitting its most probable token.
+
+    Raises:
+        DataError: No path has exactly T inner nodes.
+    """
+    import torch
+
+    from exlm_cli.ops.alignment import best_alignment
+
+    check_length_possible(dag)
+    log_emit, log_trans, num_targets, num_states = _silent_alignment(dag)
+    best = torch.from_numpy(dag.node_log_probs.max(axis=1).astype(np.float64))
+    path: list[int] = best_alignment(log_emit + best, log_trans, num_targets, num_states)[0].tolist()
+    return path
+
+
+def check_length_possible(dag: Dag) -> None:
+    """Refuse a DAG without a path of exactly T inner nodes.
+
+    Raises:
+        DataError: There is none.
+    """
+    if length_log_prob(dag) == -np.inf:
+        raise DataError(
+            f"the DAG of {dag.text!r} has no path that yields exactly {dag.num_masks} tokens",
+            "`--length any` lets a mask yield none or several",
+        )
+
+
+def _silent_alignment(dag: Dag) -> "tuple[Tensor, Tensor, Tensor, Tensor]":
+    """Arguments of the alignment op with T emissions of probability 1, float64."""
+    import torch
+
+    log_trans = torch.from_numpy(dag.log_trans.astype(np.float64))[None]
+    log_emit = torch.zeros(1, dag.num_masks, dag.num_nodes, dtype=torch.float64)
+    return log_emit, log_trans, torch.tensor([dag.num_masks]), torch.tensor([dag.num_nodes])
