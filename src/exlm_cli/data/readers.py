@@ -1,0 +1,296 @@
+"""Rows out of one local file, whatever its format and compression; streamed, each with its line or record number."""
+
+import csv
+import gzip
+import io
+import json
+import lzma
+import shutil
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, NamedTuple, cast
+
+from exlm_cli.errors import DataError
+
+RowKind = Literal["text", "smiles"]
+
+FORMATS = (".txt", ".smi", ".csv", ".tsv", ".jsonl", ".json", ".parquet")
+COMPRESSIONS = (".gz", ".xz")
+
+_PLAUSIBLE_COLUMNS: dict[RowKind, frozenset[str]] = {
+    "text": frozenset({"text", "sentence", "content", "document", "article"}),
+    "smiles": frozenset({"smiles", "canonical_smiles", "isomeric_smiles", "mol"}),
+}
+_BUFFER_BYTES = 1 << 20
+_LONGEST_TEXT_BYTES = 1 << 20
+_LARGEST_CSV_FIELD = 2**31 - 1
+_PARQUET_BATCH_ROWS = 4096
+
+
+class Row(NamedTuple):
+    """One text or one SMILES.
+
+    Attributes:
+        source: The file or data set it came from.
+        number: Its line (text formats) or record (JSON arrays, Parquet, Hub), counted from 1.
+        text: What it says; empty where the record has nothing there.
+        starts_document: Whether a document begins with it; lines of a text file go on until a blank line.
+        problem: Why it cannot be used, where the format itself says so.
+    """
+
+    source: str
+    number: int
+    text: str
+    starts_document: bool = True
+    problem: str | None = None
+
+
+def format_of(path: Path) -> str | None:
+    """Return a file's format ("`.csv`" of "a.csv.gz"), or None where the extension is not known."""
+    suffixes = [s.lower() for s in path.suffixes]
+    if suffixes and suffixes[-1] in COMPRESSIONS:
+        suffixes.pop()
+    return suffixes[-1] if suffixes and suffixes[-1] in FORMATS else None
+
+
+def read_file(path: Path, raw: io.BufferedReader, kind: RowKind, column: str | None) -> Iterator[Row]:
+    """Yield the rows of one file.
+
+    Args:
+        path: Names the file and, by its extension, the format.
+        raw: The open file; its position says how far reading has come.
+        kind: For "smiles", a line's first blank-separated column is the SMILES.
+        column: Column of CSV, TSV, JSON and Parquet rows; none: the one plausible one.
+
+    Raises:
+        DataError: Undecodable, binary, truncated or malformed content, or no such column.
+    """
+    try:
+        with _decompress(path, raw) as file:
+            match format_of(path):
+                case ".txt" | ".smi":
+                    yield from _read_lines(path, file, kind)
+                case ".csv":
+                    yield from _read_csv(path, file, kind, column, delimiter=",", quoting=csv.QUOTE_MINIMAL)
+                case ".tsv":
+                    # TSV has no quoting: a lone quotation mark must not swallow the lines after it
+                    yield from _read_csv(path, file, kind, column, delimiter="\t", quoting=csv.QUOTE_NONE)
+                case ".jsonl":
+                    yield from _read_json_lines(path, file, kind, column)
+                case ".json":
+                    yield from _read_json(path, file, kind, column)
+                case ".parquet":
+                    yield from _read_parquet(path, file, kind, column)
+    except EOFError as error:
+        raise DataError(f"{path}: the compressed file is truncated", "fetch or write it again") from error
+    except (zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise DataError(f"{path}: the compressed file is damaged: {error}", "fetch or write it again") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def choose_column(origin: str, names: Sequence[str], kind: RowKind, column: str | None) -> str:
+    """Return the column to read.
+
+    Raises:
+        DataError: `column` is not among the names, or none was given and not exactly one is plausible.
+    """
+    listed = _listed(names)
+    if column is not None:
+        if column not in names:
+            raise DataError(f"{origin}: no column `{column}`; there are {listed}", "choose one with `data.column`")
+        return column
+    plausible = [name for name in names if name.lower() in _PLAUSIBLE_COLUMNS[kind]]
+    if len(plausible) != 1:
+        which = "more than one" if plausible else "none"
+        raise DataError(
+            f"{origin}: which column holds the {kind}? There are {listed}; {which} of them is named like it",
+            "choose one with `--set data.column=NAME`",
+        )
+    return plausible[0]
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _decompress(path: Path, raw: io.BufferedReader) -> io.BufferedReader:
+    opened: Any
+    match path.suffix.lower():
+        case ".gz":
+            opened = gzip.GzipFile(fileobj=raw)
+        case ".xz":
+            opened = lzma.LZMAFile(raw)  # noqa: SIM115 (the caller closes what it is on)
+        case _:
+            return raw
+    if format_of(path) != ".parquet":
+        return io.BufferedReader(opened, _BUFFER_BYTES)
+    # Parquet is read from its end: unpack it once instead of many times
+    unpacked = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
+    shutil.copyfileobj(opened, unpacked, _BUFFER_BYTES)
+    unpacked.seek(0)
+    return cast(io.BufferedReader, unpacked)
+
+
+def _decoded_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
+    """Yield line numbers and lines, line ends included."""
+    offset = 0
+    for number, line in enumerate(file, start=1):
+        yield number, _decode(path, line, number, offset)
+        offset += len(line)
+
+
+def _decode(path: Path, line: bytes, number: int, offset: int) -> str:
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}:{number}: not UTF-8 text: byte 0x{line[error.start]:02x} at offset {offset + error.start:,}",
+            "the file is binary or in another encoding; `iconv -f ENCODING -t UTF-8` converts text",
+        ) from error
+    if "\0" in text:
+        raise DataError(
+            f"{path}:{number}: not text: byte 0x00 at offset {offset + line.index(0):,}",
+            "the file is binary or in another encoding; `iconv -f ENCODING -t UTF-8` converts text",
+        )
+    return text.removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}") if offset == 0 else text
+
+
+def _read_lines(path: Path, file: BinaryIO, kind: RowKind) -> Iterator[Row]:
+    source = str(path)
+    starts_document = True
+    for number, line in _bounded_lines(path, file):
+        text = line.strip()
+        if not text:
+            starts_document = True
+        elif kind == "smiles":
+            yield Row(source, number, text.split(maxsplit=1)[0])
+        else:
+            yield Row(source, number, line.rstrip(), starts_document)
+            starts_document = False
+
+
+def _bounded_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
+    """Yield numbered lines, those beyond 1 MiB in pieces cut at blanks, so that one endless line needs no memory."""
+    number, offset, held = 1, 0, b""
+    for piece in iter(partial(file.readline, _LONGEST_TEXT_BYTES), b""):
+        line = held + piece
+        held = b""
+        is_whole = line.endswith(b"\n") or len(piece) < _LONGEST_TEXT_BYTES
+        if not is_whole:
+            cut = line.rfind(b" ") + 1
+            if not cut:
+                raise DataError(
+                    f"{path}:{number}: a word longer than {_LONGEST_TEXT_BYTES:,} bytes at offset {offset:,}",
+                    "the file is not running text or SMILES",
+                )
+            line, held = line[:cut], line[cut:]
+        yield number, _decode(path, line, number, offset)
+        offset += len(line)
+        number += is_whole
+    if held:
+        yield number, _decode(path, held, number, offset)
+
+
+def _read_csv(
+    path: Path, file: BinaryIO, kind: RowKind, column: str | None, *, delimiter: str, quoting: int
+) -> Iterator[Row]:
+    csv.field_size_limit(_LARGEST_CSV_FIELD)
+    lines = (line for _, line in _decoded_lines(path, file))
+    reader = csv.reader(lines, delimiter=delimiter, quoting=cast(Any, quoting), strict=True)
+    try:
+        header = next(reader, None)
+        if header is None:
+            return
+        index = header.index(choose_column(str(path), header, kind, column))
+        first_line = reader.line_num + 1
+        for record in reader:
+            if index < len(record):
+                yield Row(str(path), first_line, record[index].strip())
+            elif record:
+                problem = f"has {len(record)} columns, `{header[index]}` is column {index + 1}"
+                yield Row(str(path), first_line, delimiter.join(record), problem=problem)
+            first_line = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(f"{path}:{reader.line_num}: malformed: {error}") from error
+
+
+def _read_json_lines(path: Path, file: BinaryIO, kind: RowKind, column: str | None) -> Iterator[Row]:
+    for number, line in _decoded_lines(path, file):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            problem = f"not JSON: {error.msg} at column {error.colno}"
+            yield Row(str(path), number, line.strip(), problem=problem)
+            continue
+        if column is None and isinstance(record, dict):
+            column = choose_column(f"{path}:{number}", list(record), kind, None)
+        yield _json_row(path, number, record, column)
+
+
+def _read_json(path: Path, file: io.BufferedReader, kind: RowKind, column: str | None) -> Iterator[Row]:
+    """Read a JSON array element by element, or JSON Lines under another name."""
+    if not file.peek().lstrip().startswith(b"["):
+        yield from _read_json_lines(path, file, kind, column)
+        return
+    for number, record in enumerate(_array_elements(path, file), start=1):
+        if column is None and isinstance(record, dict):
+            column = choose_column(f"{path}, record {number}", list(record), kind, None)
+        yield _json_row(path, number, record, column)
+
+
+def _json_row(path: Path, number: int, record: Any, column: str | None) -> Row:
+    value = record.get(column, "") if isinstance(record, dict) else record
+    if isinstance(record, dict) and column not in record:
+        return Row(str(path), number, "", problem=f"has no `{column}`; it has {_listed(record)}")
+    if value is None or isinstance(value, str):
+        return Row(str(path), number, (value or "").strip())
+    return Row(str(path), number, json.dumps(value), problem="is not a string")
+
+
+def _array_elements(path: Path, file: BinaryIO) -> Iterator[Any]:
+    decoder = json.JSONDecoder()
+    text = io.TextIOWrapper(file, encoding="utf-8")
+    number, start = 1, 0
+    try:
+        buffer = text.read(_BUFFER_BYTES).lstrip()[1:]
+        while True:
+            start += len(buffer[start:]) - len(buffer[start:].lstrip(", \r\n\t"))
+            try:
+                value, start = decoder.raw_decode(buffer, start)
+            except json.JSONDecodeError as error:
+                more = text.read(_BUFFER_BYTES)
+                if not more:
+                    if buffer[start:].rstrip() == "]":
+                        return
+                    raise DataError(f"{path}: malformed JSON array: {error.msg} in record {number}") from error
+                buffer, start = buffer[start:] + more, 0
+                continue
+            yield value
+            number += 1
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text: {error.reason} in record {number}") from error
+
+
+def _read_parquet(path: Path, file: BinaryIO, kind: RowKind, column: str | None) -> Iterator[Row]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.ParquetFile(file)
+        name = choose_column(str(path), table.schema_arrow.names, kind, column)
+        number = 0
+        for batch in table.iter_batches(_PARQUET_BATCH_ROWS, columns=[name]):
+            for value in batch.column(0).to_pylist():
+                number += 1
+                if value is None or isinstance(value, str):
+                    yield Row(str(path), number, (value or "").strip())
+                else:
+                    yield Row(str(path), number, str(value), problem="is not a string")
+    except pyarrow.ArrowInvalid as error:
+        raise DataError(f"{path}: not a Parquet file that can be read: {error}") from error

@@ -1,0 +1,189 @@
+"""Token shards: sequences of token ids on disk, memory-mapped, written once and renamed into place.
+
+A shard directory holds `tokens.bin` (uint16, or int32 where the vocabulary needs it), `offsets.bin` (int64, one more
+than sequences) and `meta.json`. Little-endian, no pickle.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exlm_cli.errors import DataError
+
+IntArray = NDArray[np.int64]
+
+_FORMAT = 1
+_META, _TOKENS, _OFFSETS = "meta.json", "tokens.bin", "offsets.bin"
+_SAMPLED_BLOCK_BYTES, _SAMPLED_BLOCKS = 1 << 16, 256
+
+
+@final
+class TokenDataset:
+    """Token sequences without [CLS] and [SEP] at their ends, read from disk as they are asked for.
+
+    Attributes:
+        tokens: (num_tokens,) all sequences end to end, memory-mapped.
+        offsets: (N + 1,) where each sequence begins, memory-mapped.
+        num_tokens: Tokens of all sequences.
+        fingerprint: Of everything that went into the shards.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Open a shard directory.
+
+        Raises:
+            DataError: It is missing, truncated or altered.
+        """
+        self.directory = directory
+        meta = _read_meta(directory)
+        self.fingerprint = str(meta["fingerprint"])
+        self.num_tokens = int(meta["num_tokens"])
+        num_sequences = int(meta["num_sequences"])
+        dtype = np.dtype(meta["dtype"])
+        for name, size_bytes in ((_TOKENS, self.num_tokens * dtype.itemsize), (_OFFSETS, (num_sequences + 1) * 8)):
+            _check_file(directory / name, size_bytes, meta["sha256"][name])
+        self.tokens: NDArray[Any] = np.memmap(directory / _TOKENS, dtype=dtype, mode="r")
+        self.offsets: IntArray = np.memmap(directory / _OFFSETS, dtype="<i8", mode="r")
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @cached_property
+    def lengths(self) -> IntArray:
+        """(N,) tokens of each sequence."""
+        return np.diff(self.offsets)
+
+    def __getitem__(self, index: int) -> IntArray:
+        """Return the (n,) token ids of one sequence."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"sequence {index} of {len(self)}")
+        ids: IntArray = self.tokens[self.offsets[index] : self.offsets[index + 1]].astype(np.int64)
+        return ids
+
+
+@final
+class ShardWriter:
+    """Streams sequences into a shard directory; nothing is there until it is whole.
+
+    Use it as a context manager: leaving normally renames the finished directory into place, leaving by an exception
+    removes what was written, and so does leaving without a single sequence.
+    """
+
+    def __init__(self, directory: Path, *, vocab_size: int, fingerprint: str) -> None:
+        """Begin a shard directory.
+
+        Args:
+            directory: Where it will be; replaced if it is there.
+            vocab_size: Ids are below it; decides between uint16 and int32.
+            fingerprint: Of everything that goes into the shards.
+        """
+        self.directory = directory
+        self.fingerprint = fingerprint
+        self.num_sequences = 0
+        self.num_tokens = 0
+        self._dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<i4")
+        self._temporary = directory.with_name(f".{directory.name}.writing-{os.getpid()}")
+
+    def __enter__(self) -> Self:
+        shutil.rmtree(self._temporary, ignore_errors=True)
+        self._temporary.mkdir(parents=True)
+        self._tokens = (self._temporary / _TOKENS).open("wb")
+        self._offsets = (self._temporary / _OFFSETS).open("wb")
+        self._offsets.write(np.zeros(1, "<i8").tobytes())
+        return self
+
+    def add(self, sequences: Sequence[Sequence[int]]) -> None:
+        """Append sequences of token ids; none may be empty."""
+        lengths = np.fromiter((len(s) for s in sequences), np.int64, len(sequences))
+        if not len(lengths):
+            return
+        if not lengths.all():
+            raise ValueError("a sequence without tokens cannot be stored")
+        self._offsets.write((self.num_tokens + np.cumsum(lengths)).astype("<i8").tobytes())
+        self._tokens.write(np.concatenate([np.asarray(s, self._dtype) for s in sequences]).tobytes())
+        self.num_sequences += len(sequences)
+        self.num_tokens += int(lengths.sum())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            for file in (self._tokens, self._offsets):
+                # closing flushes, and a full disk is found out only then
+                with file:
+                    if kind is None:
+                        file.flush()
+                        os.fsync(file.fileno())
+            if kind is None and self.num_sequences:
+                self._finish()
+        finally:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _finish(self) -> None:
+        meta = {
+            "format": _FORMAT,
+            "fingerprint": self.fingerprint,
+            "dtype": self._dtype.str,
+            "num_sequences": self.num_sequences,
+            "num_tokens": self.num_tokens,
+            "sha256": {name: sampled_sha256(self._temporary / name) for name in (_TOKENS, _OFFSETS)},
+        }
+        with (self._temporary / _META).open("w", encoding="utf-8") as file:
+            json.dump(meta, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.rmtree(self.directory, ignore_errors=True)
+        self._temporary.rename(self.directory)
+
+
+def sampled_sha256(path: Path) -> str:
+    """Return the sha256 of a file's size and of 256 blocks of 64 KiB spread over it; of all of it below 16 MiB.
+
+    Opening shards of any size so takes milliseconds, and still finds truncation and most alterations.
+    """
+    size_bytes = path.stat().st_size
+    digest = hashlib.sha256(str(size_bytes).encode())
+    last_start = max(0, size_bytes - _SAMPLED_BLOCK_BYTES)
+    num_blocks = min(_SAMPLED_BLOCKS, -(-size_bytes // _SAMPLED_BLOCK_BYTES))
+    with path.open("rb") as file:
+        for block in range(num_blocks):
+            file.seek(block * last_start // max(1, num_blocks - 1))
+            digest.update(file.read(_SAMPLED_BLOCK_BYTES))
+    return digest.hexdigest()
+
+
+def _read_meta(directory: Path) -> dict[str, Any]:
+    path = directory / _META
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DataError(f"{directory}: no token shards; meta.json is missing", "run `exlm tokenize`") from error
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path}: cannot be read: {error}", "delete the directory and run `exlm tokenize`") from error
+    wanted = {"format", "fingerprint", "dtype", "num_sequences", "num_tokens", "sha256"}
+    if not isinstance(meta, dict) or meta.keys() != wanted or meta["format"] != _FORMAT:
+        raise DataError(
+            f"{path}: not the meta.json of token shards of format {_FORMAT}",
+            "delete the directory and run `exlm tokenize`",
+        )
+    return meta
+
+
+def _check_file(path: Path, size_bytes: int, sha256: str) -> None:
+    hint = "delete the directory and run `exlm tokenize`"
+    if not path.is_file():
+        raise DataError(f"{path}: missing from the token shards", hint)
+    found_bytes = path.stat().st_size
+    if found_bytes != size_bytes:
+        raise DataError(f"{path}: {found_bytes} bytes, expected {size_bytes}; the token shards are truncated", hint)
+    if sampled_sha256(path) != sha256:
+        raise DataError(f"{path}: its content is not what was written; the token shards are altered", hint)

@@ -1,0 +1,85 @@
+r"""Atom-wise SMILES tokens (Schwaller et al. 2018, "Found in Translation"), and which rows are no molecules."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from exlm_cli.data.tokenizer import SPECIAL_TOKENS, UNK, Tokenizer
+from exlm_cli.progress import Progress
+
+SMILES_PATTERN = (
+    r"(\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|\?|>|\*|\$|\%[0-9]{2}|[0-9])"
+)
+"""The regular expression of Schwaller et al. 2018: bracket atoms, two-letter halogens and %NN closures stay whole."""
+
+_TOKEN = re.compile(SMILES_PATTERN)
+_COVERED = re.compile(f"{SMILES_PATTERN}*")
+
+
+def train_smiles_vocabulary(rows: Iterable[str], vocab_size: int, min_frequency: int, progress: Progress) -> Tokenizer:
+    """Collect the atom-wise tokens of SMILES, the most frequent first; equally frequent ones by their spelling.
+
+    Args:
+        rows: SMILES; read once, never held.
+        vocab_size: Most tokens, the five special ones included; rarer tokens become [UNK].
+        min_frequency: How often a token must occur.
+        progress: Told how many tokens there are, and how many were left out.
+    """
+    counts: Counter[str] = Counter()
+    for row in rows:
+        counts.update(_TOKEN.findall(row))
+    for token in SPECIAL_TOKENS:
+        counts.pop(token, None)
+    frequent = sorted((t for t in counts if counts[t] >= min_frequency), key=lambda t: (-counts[t], t))
+    kept = frequent[: vocab_size - len(SPECIAL_TOKENS)]
+    vocabulary = {token: i for i, token in enumerate((*SPECIAL_TOKENS, *kept))}
+    backend = Backend(models.WordLevel(vocabulary, unk_token=UNK))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(SMILES_PATTERN), "isolated")
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    left_out = len(counts) - len(kept)
+    progress.message(
+        f"collected {len(vocabulary):,} SMILES tokens" + (f"; {left_out:,} rarer ones become {UNK}" if left_out else "")
+    )
+    return Tokenizer(backend)
+
+
+def find_invalid_smiles(row: str) -> str | None:
+    """Say why a row is no SMILES that can be used, or return None where it can.
+
+    Names the characters that the regular expression does not cover and where they stand (counted from 1), or what
+    RDKit objects to. RDKit's own log stays silent.
+    """
+    if not row:
+        return "is empty"
+    match = _COVERED.match(row)
+    assert match is not None
+    if match.end() < len(row):
+        return _uncovered(row)
+    from rdkit import Chem, rdBase
+
+    with rdBase.BlockLogs():
+        if Chem.MolFromSmiles(row) is not None:
+            return None
+        unchecked = Chem.MolFromSmiles(row, sanitize=False)
+        if unchecked is None:
+            return "RDKit cannot parse it: it breaks the SMILES grammar"
+        problems = Chem.DetectChemistryProblems(unchecked)
+    reasons = "; ".join(problem.Message() for problem in problems) or "no reason given"
+    return f"RDKit refuses it: {reasons}"
+
+
+def _uncovered(row: str) -> str:
+    """Name the characters that no token covers, with the position of each one's first occurrence."""
+    first_seen: dict[str, int] = {}
+    end = 0
+    for match in [*_TOKEN.finditer(row), None]:
+        start = len(row) if match is None else match.start()
+        for position in range(end, start):
+            first_seen.setdefault(row[position], position + 1)
+        end = start if match is None else match.end()
+    named = ", ".join(f"{character!r} at position {position}" for character, position in first_seen.items())
+    return f"characters that are no SMILES tokens: {named}"

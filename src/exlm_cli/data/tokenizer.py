@@ -1,0 +1,153 @@
+"""One tokenizer for text and for SMILES: what the rest of the package needs of `tokenizers`, and nothing else."""
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Self, final
+
+import tokenizers
+
+from exlm_cli.errors import TokenizerError
+from exlm_cli.run_dir import write_atomically
+
+TokenizerKind = Literal["bpe", "smiles"]
+
+PAD, CLS, SEP, MASK, UNK = "[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]"
+SPECIAL_TOKENS = (PAD, CLS, SEP, MASK, UNK)
+"""Every tokenizer that this package trains has these at ids 0 to 4."""
+
+_KIND_OF_MODEL: dict[str, TokenizerKind] = {"BPE": "bpe", "WordLevel": "smiles"}
+# A masked word of text stands for " word": the blank before [MASK] belongs to it.
+_MASK_PATTERN = {"bpe": re.compile(r"\s?\[MASK\]"), "smiles": re.compile(r"\[MASK\]")}
+_SPACE, _HIDDEN = " ", frozenset((PAD, CLS, SEP))
+
+
+@final
+class Tokenizer:
+    """A byte-level BPE (text) or an atom-wise SMILES vocabulary, with the five special tokens.
+
+    Attributes:
+        kind: "bpe" or "smiles"; read off the model type inside the JSON, so it cannot get lost.
+        vocab_size: Ids, special ones included; every id is below it.
+        fingerprint: sha256 of the canonical JSON, in hex.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, origin: str = "tokenizer") -> None:
+        """Wrap a `tokenizers.Tokenizer`.
+
+        Args:
+            backend: Its model must be BPE or WordLevel, and all special tokens must be in its vocabulary.
+            origin: Names it in errors.
+
+        Raises:
+            TokenizerError: Another kind of model, or a special token is missing.
+        """
+        definition = json.loads(backend.to_str())
+        model = definition["model"]["type"]
+        if model not in _KIND_OF_MODEL:
+            raise TokenizerError(
+                f"{origin}: tokenizer model `{model}`, expected one of BPE (text) and WordLevel (SMILES)",
+                "train one with `exlm tokenize`",
+            )
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
+        if missing:
+            raise TokenizerError(
+                f"{origin}: special tokens {' '.join(missing)} are not in the vocabulary",
+                f"it must have {' '.join(SPECIAL_TOKENS)}; `exlm tokenize` trains such a one",
+            )
+        # Raw text that happens to say "[SEP]" must stay text.
+        backend.encode_special_tokens = True
+        self._backend = backend
+        self.kind: TokenizerKind = _KIND_OF_MODEL[model]
+        self.vocab_size: int = max(vocabulary.values()) + 1
+        self.pad_id, self.cls_id, self.sep_id, self.mask_id, self.unk_id = (vocabulary[t] for t in SPECIAL_TOKENS)
+        self.special_ids = frozenset((self.pad_id, self.cls_id, self.sep_id, self.mask_id, self.unk_id))
+        self._hidden_ids = frozenset(vocabulary[token] for token in _HIDDEN)
+        self.fingerprint = hashlib.sha256(_canonical(definition)).hexdigest()
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a `tokenizer.json`.
+
+        Raises:
+            TokenizerError: It is missing, is no tokenizer, has another kind of model or lacks a special token.
+        """
+        hint = "train one with `exlm tokenize`"
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError as error:
+            raise TokenizerError(f"{path}: no such tokenizer file", hint) from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise TokenizerError(f"{path}: the tokenizer file cannot be read: {error}", hint) from error
+        try:
+            json.loads(text)
+        except json.JSONDecodeError as error:
+            raise TokenizerError(
+                f"{path}: not JSON: {error.msg} at line {error.lineno} column {error.colno}", hint
+            ) from error
+        return cls(_parse(text, path), str(path))
+
+    def to_json(self) -> str:
+        """Return the definition in the format of the `tokenizers` library."""
+        return json.dumps(json.loads(self._backend.to_str()), ensure_ascii=False, indent=1)
+
+    def save(self, path: Path) -> None:
+        """Write the definition, atomically."""
+        write_atomically(path, self.to_json().encode())
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text; no special tokens are added, and "[MASK]" in it is plain text."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of many texts, on all cores."""
+        return [e.ids for e in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_with_masks(self, text: str) -> list[int]:
+        """Return the ids of a text in which each literal "[MASK]" is the mask token.
+
+        In running text the blank before a "[MASK]" is part of the masked word, as in " word".
+        """
+        first, *rest = _MASK_PATTERN[self.kind].split(text)
+        ids = self.encode(first)
+        for piece in rest:
+            ids += [self.mask_id, *self.encode(piece)]
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids; [PAD], [CLS] and [SEP] vanish, [MASK] and [UNK] are shown."""
+        text: str = self._backend.decode([i for i in ids if i not in self._hidden_ids], skip_special_tokens=False)
+        return text
+
+    def token_text(self, token_id: int) -> str:
+        """Return one token as a reader wants to see it: no blank in front, what cannot be printed escaped."""
+        token = self._backend.id_to_token(token_id)
+        if token is None:
+            raise ValueError(f"token id {token_id} is not in the vocabulary of {self.vocab_size}")
+        if self.kind == "smiles" or token in SPECIAL_TOKENS:
+            return str(token)
+        text = self._backend.decode([token_id], skip_special_tokens=False)
+        if "\N{REPLACEMENT CHARACTER}" in text:
+            return f"<{token}>"
+        shown = text.removeprefix(_SPACE) if text.strip() else text
+        return "".join(c if c.isprintable() and c != _SPACE else _escape(c) for c in shown)
+
+
+def _escape(character: str) -> str:
+    return "\N{OPEN BOX}" if character == _SPACE else ascii(character)[1:-1]
+
+
+def _parse(text: str, path: Path) -> tokenizers.Tokenizer:
+    try:
+        # `from_str` would raise a bare `Exception`
+        return tokenizers.Tokenizer.from_buffer(text.encode())
+    except ValueError as error:
+        raise TokenizerError(f"{path}: JSON, but no tokenizer: {error}", "train one with `exlm tokenize`") from error
+
+
+def _canonical(definition: object) -> bytes:
+    return json.dumps(definition, sort_keys=True, ensure_ascii=True, separators=(",", ":")).encode()
