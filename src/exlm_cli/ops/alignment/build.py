@@ -1,0 +1,235 @@
+"""Finds, or compiles and caches, the shared libraries of `cuda_ext/`: one for the host, one for CUDA devices.
+
+They are two so that neither needs the other: g++ builds the host library in seconds, nvcc takes minutes, and a CUDA
+library that does not load (a driver older than its runtime) leaves the host kernels alone.
+
+A cached library is named by a hash of its sources, compiler, flags and, on the host, the processor the compiler sees,
+so a changed source, compiler or machine never meets a stale library. Nothing here imports torch.
+"""
+
+import functools
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import filelock
+
+Kind = Literal["cpu", "cuda"]
+
+CUDA_ARCHITECTURES = ("80", "86", "89", "90", "100")
+
+_SOURCES = {"cpu": "src/states_alignment_cpu.cpp", "cuda": "src/states_alignment_cuda.cu"}
+_HOST_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
+_NVCC_FLAGS = ("-std=c++17", "-O3", "-shared", "-cudart=static", "-Xcompiler=-fPIC,-fvisibility=hidden")
+_STRICT_FLAGS = {
+    "cpu": ("-Wall", "-Wextra", "-Wconversion", "-Werror"),
+    "cuda": ("-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra"),
+}
+_COMPILE_TIMEOUT_S = {"cpu": 300.0, "cuda": 1800.0}
+_PROBE_TIMEOUT_S = 30.0
+
+_logger = logging.getLogger("exlm_cli")
+
+
+class BuildError(Exception):
+    """A library cannot be had; the message is one line that says why."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a library is compiled and where it is kept.
+
+    Attributes:
+        compiler: Path of g++, clang++ or nvcc.
+        command: Compiler and flags, without the output.
+        library: Where the cache keeps the result.
+    """
+
+    kind: Kind
+    compiler: str
+    command: tuple[str, ...]
+    library: Path
+
+
+def source_dir() -> Path:
+    """Folder of the native sources: inside an installed package, else at the root of a checkout.
+
+    Raises:
+        BuildError: Neither is there.
+    """
+    package = Path(__file__).resolve().parents[2]
+    for folder in (package / "cuda_ext", package.parents[1] / "cuda_ext"):
+        if (folder / _SOURCES["cpu"]).is_file():
+            return folder
+    raise BuildError(f"the native sources are missing: no `cuda_ext` in {package} or {package.parents[1]}")
+
+
+def cache_dir() -> Path:
+    """Folder of compiled libraries: `EXLM_CACHE_DIR`, else `exlm` in the user's cache folder.
+
+    Raises:
+        BuildError: The user has no home folder.
+    """
+    if chosen := os.environ.get("EXLM_CACHE_DIR"):
+        return Path(chosen).expanduser()
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "exlm"
+    try:
+        return Path.home() / ".cache" / "exlm"
+    except RuntimeError as error:
+        raise BuildError("there is no home folder to cache libraries in; set EXLM_CACHE_DIR") from error
+
+
+def prebuilt_library(kind: Kind) -> Path | None:
+    """Library that was shipped beside the sources, for machines without a compiler."""
+    path = source_dir() / "prebuilt" / f"libstates_alignment_{kind}.so"
+    return path if path.is_file() else None
+
+
+def find_compiler(kind: Kind) -> str:
+    """Path of the compiler: `CXX`, g++, c++ or clang++ for the host; nvcc of `CUDA_HOME`, PATH or /usr/local/cuda.
+
+    Raises:
+        BuildError: None is there.
+    """
+    if kind == "cpu":
+        candidates = [os.environ.get("CXX", ""), "g++", "c++", "clang++"]
+    else:
+        homes = [os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", "")]
+        candidates = [*(f"{home}/bin/nvcc" for home in homes if home), "nvcc", "/usr/local/cuda/bin/nvcc"]
+    for candidate in candidates:
+        if candidate and (path := shutil.which(candidate)):
+            return path
+    raise BuildError("no C++ compiler found (g++, c++ or clang++)" if kind == "cpu" else "no nvcc found")
+
+
+def plan(kind: Kind, *, architectures: tuple[str, ...] = CUDA_ARCHITECTURES, strict: bool = False) -> Plan:
+    """Work out how `kind` is compiled here; runs the compiler for its version, builds nothing.
+
+    Args:
+        architectures: Compute capabilities without dots; those that nvcc does not know are left out.
+        strict: Turn warnings into errors, as CI does; another machine's compiler may know warnings that ours does not.
+
+    Raises:
+        BuildError: No sources, no compiler, or one that fails.
+    """
+    sources = source_dir()
+    compiler = find_compiler(kind)
+    if kind == "cpu":
+        flags, version = _host_flags(compiler)
+    else:
+        flags = (*_NVCC_FLAGS, *_cuda_targets(compiler, architectures))
+        version = _probe([compiler, "--version"])
+    if strict:
+        flags = (*flags, *_STRICT_FLAGS[kind])
+    digest = hashlib.sha256()
+    for text in (kind, _fingerprint(sources), version, *flags):
+        digest.update(text.encode() + b"\0")
+    library = cache_dir() / f"states_alignment_{kind}-{digest.hexdigest()[:20]}.so"
+    return Plan(kind, compiler, (compiler, *flags, str(sources / _SOURCES[kind])), library)
+
+
+def find_library(kind: Kind, *, architectures: tuple[str, ...] = CUDA_ARCHITECTURES) -> Path | None:
+    """Path of a library that is there already; `None` where one would have to be compiled.
+
+    Raises:
+        BuildError: None is there, and none can be compiled.
+    """
+    if prebuilt := prebuilt_library(kind):
+        return prebuilt
+    library = plan(kind, architectures=architectures).library
+    return library if library.is_file() else None
+
+
+def build_library(kind: Kind, *, architectures: tuple[str, ...] = CUDA_ARCHITECTURES, strict: bool = False) -> Path:
+    """Compile a library into the cache, or take the one that is there; of two processes one compiles and one waits.
+
+    Raises:
+        BuildError: No sources, no compiler, a cache that cannot be written, an error or too long a wait.
+    """
+    todo = plan(kind, architectures=architectures, strict=strict)
+    if todo.library.is_file():
+        return todo.library
+    folder = todo.library.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(todo.library.with_suffix(".lock"), timeout=_COMPILE_TIMEOUT_S[kind]):
+            if not todo.library.is_file():
+                _logger.info("compiling the native alignment kernels with %s (once)", todo.compiler)
+                _compile(todo)
+    except filelock.Timeout as error:
+        raise BuildError(f"another process has held {error.lock_file} for {_COMPILE_TIMEOUT_S[kind]:.0f} s") from error
+    except OSError as error:
+        raise BuildError(f"cache folder {folder} cannot be used: {error.strerror or error}") from error
+    return todo.library
+
+
+def _compile(todo: Plan) -> None:
+    """Compile under a temporary name beside the library, then rename: a library is whole or not there."""
+    with tempfile.TemporaryDirectory(dir=todo.library.parent, prefix="build-") as folder:
+        output = Path(folder) / todo.library.name
+        _run([*todo.command, "-o", str(output)], _COMPILE_TIMEOUT_S[todo.kind])
+        output.replace(todo.library)
+
+
+def _host_flags(compiler: str) -> tuple[tuple[str, ...], str]:
+    """Flags for this machine's processor, and what the compiler says it resolves them to."""
+    probe = [compiler, "-E", "-v", "-x", "c++", os.devnull]
+    try:
+        return (*_HOST_FLAGS, "-march=native"), _probe([*probe, "-march=native"])
+    except BuildError:
+        # some compilers do not know -march=native on some processors
+        return _HOST_FLAGS, _probe(probe)
+
+
+def _cuda_targets(nvcc: str, architectures: tuple[str, ...]) -> tuple[str, ...]:
+    """Machine code for every architecture that nvcc knows, and PTX of the newest for those to come."""
+    known = {line.strip().removeprefix("compute_") for line in _probe([nvcc, "--list-gpu-arch"]).splitlines()}
+    targets = [arch for arch in architectures if arch in known]
+    if not targets:
+        raise BuildError(f"{nvcc} knows none of the architectures {', '.join(f'sm_{a}' for a in architectures)}")
+    code = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in targets]
+    return (*code, f"-gencode=arch=compute_{targets[-1]},code=compute_{targets[-1]}")
+
+
+def _fingerprint(sources: Path) -> str:
+    """Hash of every source and header; an edit to any gives a new library."""
+    digest = hashlib.sha256()
+    for path in sorted([*sources.glob("include/*"), *sources.glob("src/*")]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def _cached_probe(command: tuple[str, ...]) -> str:
+    return _run(list(command), _PROBE_TIMEOUT_S)
+
+
+def _probe(command: list[str]) -> str:
+    """What a compiler says of itself; it is asked once a process."""
+    return _cached_probe(tuple(command))
+
+
+def _run(command: list[str], timeout_s: float) -> str:
+    name = Path(command[0]).name
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=True)
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"{name} did not finish within {timeout_s:.0f} s") from error
+    except subprocess.CalledProcessError as error:
+        raise BuildError(f"{name} failed: {_first_error(error.stderr)}") from error
+    except OSError as error:
+        raise BuildError(f"{name} cannot be run: {error.strerror or error}") from error
+    return done.stdout + done.stderr
+
+
+def _first_error(output: str) -> str:
+    """The line that tells most: the first with "error" in it, else the last."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "it said nothing")
