@@ -46,8 +46,9 @@ def create_run_dir(out: Path | None, name: str, *, root: Path = RUNS_ROOT) -> Pa
                 f"{out}: the run directory is not empty",
                 f"continue that run with `--resume {out}`, or choose another `--out`",
             )
-        if not os.access(out, os.W_OK | os.X_OK):
-            raise PermissionError(13, os.strerror(13))
+        probe = out / ".writable"
+        probe.touch()
+        probe.unlink()
     except OSError as error:
         where = root if out is None else out
         raise CheckpointError(f"{where}: no run directory can be made there: {_reason(error)}", _DISK_HINT) from error
@@ -56,7 +57,7 @@ def create_run_dir(out: Path | None, name: str, *, root: Path = RUNS_ROOT) -> Pa
 
 @contextlib.contextmanager
 def removed_on_failure(folder: Path, *, is_new: bool = True) -> Iterator[None]:
-    """Remove a folder again when what should fill it fails, so that no half-made run is left; `is_new` False keeps it."""
+    """Remove a new folder again when what should fill it fails, so that no half-made run is left."""
     try:
         yield
     except BaseException:

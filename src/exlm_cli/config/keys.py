@@ -39,15 +39,15 @@ def child_keys(schema: type[BaseModel], section: str) -> list[str]:
 
 def nearest_key(schema: type[BaseModel], path: str) -> str | None:
     """Return the key that a misspelt or misplaced path most likely means; None where nothing is near."""
-    known = [key for key in key_paths(schema) if not path.startswith(f"{key}.")]
-    leaf = path.rpartition(".")[2]
-    misplaced = [key for key in known if key.rpartition(".")[2] == leaf]
-    if misplaced:
-        return misplaced[0]
-    close = difflib.get_close_matches(path, known, n=1, cutoff=0.75)
+    section, _, leaf = path.rpartition(".")
+    by_leaf = {
+        key.rpartition(".")[2]: key for key in reversed(list(key_paths(schema))) if not path.startswith(f"{key}.")
+    }
+    if leaf in by_leaf:
+        return by_leaf[leaf]
+    close = difflib.get_close_matches(leaf, child_keys(schema, section), n=1, cutoff=0.6)
     if close:
-        return close[0]
-    by_leaf = {key.rpartition(".")[2]: key for key in reversed(known)}
+        return f"{section}.{close[0]}" if section else close[0]
     close = difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.7)
     return by_leaf[close[0]] if close else None
 

@@ -58,6 +58,13 @@ class _RecipeDumper(yaml.SafeDumper):
     """SafeDumper that quotes what either YAML 1.1 or 1.2 would not read back as text."""
 
 
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """Quote texts with the rarer line breaks so that they are escaped: written raw, they are read back as newlines."""
+    style = '"' if any(character in text for character in "\r\x85\u2028\u2029") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_RecipeDumper.add_representer(str, _represent_text)
 for _tag, _pattern, _first in _RESOLVERS:
     _RecipeLoader.add_implicit_resolver(_tag, _pattern, _first)
     _RecipeDumper.add_implicit_resolver(_tag, _pattern, _first)

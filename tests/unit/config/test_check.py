@@ -1,0 +1,142 @@
+"""Every way a value can be wrong, and the one line it becomes. Messages are matched whole."""
+
+from typing import Any
+
+import pytest
+
+from exlm_cli.config.check import check_recipe, unknown_key
+from exlm_cli.config.layers import Layers
+from exlm_cli.errors import ConfigError
+from tests.tiny import tiny_recipe
+
+FILE = Layers.read_from(tiny_recipe().model_dump(mode="json"), "mine.yaml")
+ROPE_HINT = "change it in the recipe or with `--set key=value`; `exlm recipes NAME` shows every key of a recipe"
+
+
+def check(key: str, value: Any) -> None:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    check_recipe(Layers.read_from(value, "`--set`").over(FILE), "mine.yaml with `--set`")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message", "hint"),
+    [
+        (
+            "masking.mask_ratio", 1.5,
+            "`--set`: `masking.mask_ratio` is 1.5; accepted: a number above 0 and below 1",
+            "`masking.mask_ratio`: Share of real tokens masked, per sequence",
+        ),
+        (
+            "masking.mask_ratio", "lots",
+            "`--set`: `masking.mask_ratio` is lots; accepted: a number above 0 and below 1",
+            "`masking.mask_ratio`: Share of real tokens masked, per sequence",
+        ),
+        (
+            "train.max_steps", 1.5,
+            "`--set`: `train.max_steps` is 1.5; accepted: a whole number at least 1, or null",
+            "`train.max_steps`: Optimiser steps",
+        ),
+        (
+            "train.max_steps", True,
+            "`--set`: `train.max_steps` is true; accepted: a whole number at least 1, or null",
+            "`train.max_steps`: Optimiser steps",
+        ),
+        (
+            "train.compile", "maybe",
+            "`--set`: `train.compile` is maybe; accepted: true or false",
+            "`train.compile`: torch.compile the encoder",
+        ),
+        (
+            "data.kind", "image",
+            "`--set`: `data.kind` is image; accepted: one of `text`, `smiles`",
+            "`data.kind`: What a row is: running text or one SMILES",
+        ),
+        (
+            "data.train", [1, 2],
+            "`--set`: `data.train` is [1, 2]; accepted: a list like [a, b]",
+            "`data.train`: Files, directories, globs, `hub:NAME`, `hub:NAME/CONFIG`, or `bundled:grammar|molecules`",
+        ),
+        (
+            "optim.betas", [0.9],
+            "`--set`: `optim.betas` is [0.9]; accepted: 2 numbers like [0.9, 0.98]",
+            "`optim.betas`: Adam's betas",
+        ),
+        (
+            "model.transition", 3,
+            "`--set`: `model.transition` is 3; accepted: a section of keys",
+            "`model.transition`: a section with the keys heads, position_features, max_nodes",
+        ),
+        (
+            "data.column", "x" * 200 + "\n",
+            None,
+            None,
+        ),
+        (
+            "optim.lr", ["x" * 200],
+            "`--set`: `optim.lr` is [" + "x" * 76 + "...; accepted: a number above 0 and at most 1",
+            "`optim.lr`: Peak learning rate",
+        ),
+        (
+            "masking.mask_porb", 0.3,
+            "`--set`: unknown key `masking.mask_porb`",
+            "did you mean `masking.mask_ratio`?",
+        ),
+        (
+            "model.transition.zzz", 1,
+            "`--set`: unknown key `model.transition.zzz`",
+            "`model.transition` has the keys heads, position_features, max_nodes",
+        ),
+        (
+            "model.width", 18,
+            "mine.yaml with `--set`: head width `model.width / model.num_heads` is 9; `model.rope: 2d` needs a "
+            "multiple of 4",
+            ROPE_HINT,
+        ),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_becomes_one_line_and_a_hint(key: str, value: Any, message: str | None, hint: str | None) -> None:
+    if message is None:
+        return check(key, value)
+    with pytest.raises(ConfigError) as caught:
+        check(key, value)
+    assert caught.value.message == message
+    assert caught.value.hint == hint
+
+
+def test_a_missing_key_is_named_with_what_it_accepts() -> None:
+    values = {**FILE.values, "optim": {}}
+    with pytest.raises(ConfigError) as caught:
+        check_recipe(Layers.read_from(values, "mine.yaml"), "mine.yaml")
+    assert caught.value.message == "mine.yaml: `optim.lr` is missing; accepted: a number above 0 and at most 1"
+    assert caught.value.hint == "give it, or build on a recipe that has it with `extends: quickstart-text`"
+
+
+def test_a_missing_section_is_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_recipe(FILE.without(["model"]), "mine.yaml")
+    assert caught.value.message == "mine.yaml: `model` is missing; accepted: a section of keys"
+
+
+def test_an_unknown_key_is_told_before_what_follows_from_it() -> None:
+    values = {**FILE.values, "optim": {"lrr": 1e-3}}
+    with pytest.raises(ConfigError, match=r"^mine.yaml: unknown key `optim.lrr`$"):
+        check_recipe(Layers.read_from(values, "mine.yaml"), "mine.yaml")
+
+
+def test_an_unknown_top_level_key_with_nothing_near_lists_the_sections() -> None:
+    assert unknown_key("f", "zzz.y").hint == (
+        "a recipe has the keys name, purpose, paper, objective, seed, device, data, tokenizer, masking, model, optim, "
+        "train"
+    )
+
+
+def test_one_text_stands_for_a_list_of_one() -> None:
+    layers = Layers.read_from({"data": {"train": "a.txt"}}, "x").over(FILE)
+    assert check_recipe(layers, "x").data.train == ("a.txt",)
+
+
+@pytest.mark.parametrize(("given", "read"), [("no", False), ("on", True), (True, True)])
+def test_words_for_true_and_false_are_read_where_they_are_wanted(given: Any, read: bool) -> None:
+    layers = Layers.read_from({"train": {"compile": given}}, "x").over(FILE)
+    assert check_recipe(layers, "x").train.compile is read

@@ -1,0 +1,107 @@
+"""Key paths and what each accepts, against a small schema written out here and against the real one."""
+
+from typing import Literal
+
+import pytest
+from pydantic import Field
+
+from exlm_cli.config.base import StrictModel
+from exlm_cli.config.keys import (
+    accepts_booleans,
+    accepts_list_of_texts,
+    child_keys,
+    describe_accepted,
+    find_field,
+    key_paths,
+    nearest_key,
+)
+from exlm_cli.config.recipes import PretrainRecipe
+
+
+class Inner(StrictModel):
+    depth: int = Field(1, ge=1, le=9)
+
+
+class Section(StrictModel):
+    ratio: float = Field(0.5, gt=0, lt=1)
+    steps: int | None = Field(None, ge=1)
+    kind: Literal["a", "b"] = "a"
+    files: tuple[str, ...] = ()
+    pair: tuple[float, float] = (0.0, 1.0)
+    is_on: bool = False
+    inner: Inner = Inner()
+
+
+class Schema(StrictModel):
+    name: str = Field("x", pattern="^[a-z]+$")
+    section: Section = Section()
+
+
+def test_every_key_is_listed_sections_before_their_keys() -> None:
+    assert list(key_paths(Schema)) == [
+        "name", "section", "section.ratio", "section.steps", "section.kind", "section.files", "section.pair",
+        "section.is_on", "section.inner", "section.inner.depth",
+    ]  # fmt: skip
+
+
+def test_children_are_the_keys_directly_below() -> None:
+    assert child_keys(Schema, "") == ["name", "section"]
+    assert child_keys(Schema, "section.inner") == ["depth"]
+    assert child_keys(Schema, "name") == []
+
+
+@pytest.mark.parametrize("path", ["nome", "name.x", "section.none", "section.inner.depth.x"])
+def test_a_path_that_leads_nowhere_has_no_field(path: str) -> None:
+    assert find_field(Schema, path) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("name", "a text matching `^[a-z]+$`"),
+        ("section", "a section of keys"),
+        ("section.ratio", "a number above 0 and below 1"),
+        ("section.steps", "a whole number at least 1, or null"),
+        ("section.kind", "one of `a`, `b`"),
+        ("section.files", "a list like [a, b]"),
+        ("section.pair", "2 numbers like [0.9, 0.98]"),
+        ("section.is_on", "true or false"),
+        ("section.inner.depth", "a whole number at least 1 and at most 9"),
+    ],
+)
+def test_what_a_key_accepts_is_said_in_words(path: str, words: str) -> None:
+    field = find_field(Schema, path)
+    assert field is not None
+    assert describe_accepted(field) == words
+
+
+def test_every_key_of_a_recipe_can_be_described() -> None:
+    for path in key_paths(PretrainRecipe):
+        field = find_field(PretrainRecipe, path)
+        assert field is not None
+        assert describe_accepted(field)
+        assert field.description or child_keys(PretrainRecipe, path), f"`{path}` says nothing of itself"
+
+
+def test_lists_of_texts_and_booleans_are_told_apart() -> None:
+    lists = [p for p in key_paths(Schema) if (f := find_field(Schema, p)) and accepts_list_of_texts(f)]
+    booleans = [p for p in key_paths(Schema) if (f := find_field(Schema, p)) and accepts_booleans(f)]
+    assert (lists, booleans) == (["section.files"], ["section.is_on"])
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("masking.mask_porb", "masking.mask_ratio"),
+        ("mask_ratio", "masking.mask_ratio"),
+        ("train.lr", "optim.lr"),
+        ("maskings.mask_ratio", "masking.mask_ratio"),
+        ("model.num_layer", "model.num_layers"),
+        ("max_stps", "train.max_steps"),
+        ("model.transition.headz", "model.transition.heads"),
+        ("zzz", None),
+        ("masking.qqqq", None),
+    ],
+)
+def test_the_nearest_key_is_what_was_meant(given: str, meant: str | None) -> None:
+    assert nearest_key(PretrainRecipe, given) == meant

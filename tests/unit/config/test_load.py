@@ -1,0 +1,229 @@
+"""Recipes by name and file, `extends`, `--set`, and the round trip through YAML. Messages are matched whole."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exlm_cli.config import load
+from exlm_cli.config.load import dump_recipe, list_recipes, load_recipe, recipes_folder
+from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.errors import ConfigError
+from tests.tiny import tiny_recipe
+
+LIST_HINT = "`exlm recipes` lists the recipes; a file is given by its path, like `./mine.yaml`"
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+QUICKSTART = "recipes/pretrain/quickstart/quickstart-text.yaml"
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def error_of(name: Any, *overrides: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(str(name), overrides)
+    assert "\n" not in caught.value.message
+    return caught.value
+
+
+def test_a_recipe_is_found_by_name_and_called_by_it() -> None:
+    assert load_recipe("quickstart-text").name == "quickstart-text"
+
+
+def test_a_file_is_found_by_path_and_called_by_its_stem(tmp_path: Path) -> None:
+    recipe = load_recipe(str(write(tmp_path / "mine.yaml", "extends: quickstart-text\nseed: 7\n")))
+    assert (recipe.name, recipe.seed, recipe.purpose) == ("mine", 7, "")
+    assert recipe.model == load_recipe("quickstart-text").model
+
+
+def test_extends_goes_through_files_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "base.yaml", "extends: quickstart-text\noptim: {lr: 1e-4, warmup_steps: 7}\nname: called\n")
+    write(tmp_path / "child.yaml", "extends: base.yaml\noptim: {lr: 2e-4}\n")
+    monkeypatch.chdir("/")
+    recipe = load_recipe(str(tmp_path / "child.yaml"))
+    assert (recipe.name, recipe.optim.lr, recipe.optim.warmup_steps) == ("child", 2e-4, 7)
+
+
+def test_a_circle_of_extends_is_refused_with_its_chain(tmp_path: Path) -> None:
+    a, b = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    write(a, "extends: ./b.yaml")
+    write(b, "extends: a.yaml")
+    error = error_of(a)
+    assert error.message == f"`extends` goes in a circle: {a} -> {b} -> {a}"
+    assert error.hint == "let one of them stand alone"
+
+
+@pytest.mark.parametrize(
+    ("extends", "message"),
+    [
+        ("[a]", "`extends` is ['a']; accepted: the name of a recipe, or a file beside this one"),
+        ("quickstart-txt", "`extends`: unknown recipe `quickstart-txt`"),
+        ("no.yaml", "`extends`: recipe file {folder}/no.yaml does not exist"),
+    ],
+)
+def test_an_extends_that_leads_nowhere_is_told_with_its_file(tmp_path: Path, extends: str, message: str) -> None:
+    path = write(tmp_path / "mine.yaml", f"extends: {extends}\n")
+    assert error_of(path).message == f"{path}: {message.format(folder=tmp_path)}"
+
+
+def test_an_unknown_name_is_told_with_the_nearest() -> None:
+    error = error_of("quikstart-text")
+    assert error.message == "unknown recipe `quikstart-text`"
+    assert error.hint == f"did you mean `quickstart-text`? {LIST_HINT}"
+    assert error_of("zzzzzz").hint == LIST_HINT
+
+
+def test_a_file_that_is_missing_or_a_folder_is_told(tmp_path: Path) -> None:
+    assert error_of(tmp_path / "no.yaml").message == f"recipe file {tmp_path / 'no.yaml'} does not exist"
+    error = error_of(tmp_path)
+    assert (error.message, error.hint) == (f"{tmp_path} is a directory; a recipe is a YAML file", LIST_HINT)
+    write(tmp_path / "recipe.yaml", "")
+    assert error_of(tmp_path).hint == f"the recipe of that run is {tmp_path / 'recipe.yaml'}"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "the file is empty; a recipe is a mapping of sections"),
+        (b"- a\n", "the file is a list; a recipe is a mapping of sections"),
+        (b"seed: 1\nseed: 2\n", "line 2, column 1: key `seed` is given a second time"),
+        (b"seed: [1\n", "line 2, column 1: expected ',' or ']', but got '<stream end>'"),
+        (b"\x7fELF\xff\x00", "not a text file: byte 4 is not UTF-8"),
+        (b"seed: \x00\n", 'unacceptable character #x0000: special characters are not allowed in "<unicode string>", '
+                          "position 6"),
+        (b"masking: {mask_porb: 0.3}\n", "unknown key `masking.mask_porb`"),
+        (b"seed: -1\n", "`seed` is -1; accepted: a whole number at least 0 and below 9.22337e+18"),
+        (b"objective: exlm\n", "`data` is missing; accepted: a section of keys"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_recipe_is_told_in_one_line(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(content)
+    assert error_of(path).message == f"{path}: {message}"
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "mine.yaml", "seed: 1")
+
+    def refuse(_: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert error_of(path).message == f"{path}: the recipe cannot be read: Permission denied"
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "key", "value"),
+    [
+        ("optim.lr=1e-4", "optim", "lr", 1e-4),
+        ("optim.betas=[0.8, 0.9]", "optim", "betas", (0.8, 0.9)),
+        ("train.max_steps=1e3", "train", "max_steps", 1000),
+        ("data.column=no", "data", "column", "no"),
+        ("data.column=", "data", "column", None),
+        ("data.column=a=b", "data", "column", "a=b"),
+        ("data.train=corpus/*.txt", "data", "train", ("corpus/*.txt",)),
+        ("data.train=*.txt", "data", "train", ("*.txt",)),
+        ('data.train=["a.txt", b.txt]', "data", "train", ("a.txt", "b.txt")),
+        ("masking={mask_ratio: 0.3}", "masking", "mask_ratio", 0.3),
+        (" optim.lr =1e-4", "optim", "lr", 1e-4),
+    ],
+)
+def test_set_is_typed_by_yaml(override: str, section: str, key: str, value: Any) -> None:
+    recipe = load_recipe("quickstart-text", [override])
+    read = getattr(getattr(recipe, section), key)
+    assert read == value
+    assert type(read) is type(value)
+
+
+def test_a_later_set_wins_and_others_stay() -> None:
+    recipe = load_recipe("quickstart-text", ["optim.lr=1e-4", "optim.lr=1e-5"])
+    assert recipe.optim.lr == 1e-5
+    assert recipe.optim.warmup_steps == load_recipe("quickstart-text").optim.warmup_steps
+
+
+@pytest.mark.parametrize(
+    ("override", "message", "hint"),
+    [
+        ("foo", "`--set foo` is not of the form section.key=value", "for example `--set masking.mask_ratio=0.3`"),
+        ("=1", "`--set =1` is not of the form section.key=value", "for example `--set masking.mask_ratio=0.3`"),
+        (
+            "masking.mask_porb=1",
+            "`--set masking.mask_porb=1`: unknown key `masking.mask_porb`",
+            "did you mean `masking.mask_ratio`?",
+        ),
+        (
+            "optim.betas=[0.9",
+            "`--set optim.betas=[0.9`: the value is not YAML: line 1, column 5: expected ',' or ']', but got "
+            "'<stream end>'",
+            "lists are written [a, b]; put the whole of `key=value` in quotes for the shell",
+        ),
+        (
+            "masking.mask_ratio=2",
+            "`--set masking.mask_ratio=2`: `masking.mask_ratio` is 2; accepted: a number above 0 and below 1",
+            "`masking.mask_ratio`: Share of real tokens masked, per sequence",
+        ),
+    ],
+)
+def test_a_wrong_set_is_told_with_its_own_words(override: str, message: str, hint: str) -> None:
+    error = error_of("quickstart-text", override)
+    assert (error.message, error.hint) == (message, hint)
+
+
+def test_values_that_do_not_go_together_name_the_recipe_and_every_set() -> None:
+    message = error_of("quickstart-text", "seed=2", "train.batch_tokens=500").message
+    assert message == (
+        f"{QUICKSTART} with `--set seed=2`, `--set train.batch_tokens=500`: "
+        "give exactly one of `train.batch_sequences` and `train.batch_tokens`"
+    )
+
+
+def test_recipes_are_found_inside_an_installed_package_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_top = recipes_folder()
+    assert (at_top / "README.md").is_file()
+    package = tmp_path / "exlm_cli"
+    (package / "config").mkdir(parents=True)
+    (package / "recipes").symlink_to(at_top)
+    monkeypatch.setattr(load, "__file__", str(package / "config" / "load.py"))
+    assert recipes_folder() == package / "recipes"
+    assert load_recipe("quickstart-text").name == "quickstart-text"
+
+
+def test_listed_recipes_have_their_names_and_begin_with_the_smallest_kind() -> None:
+    listed = list_recipes()
+    assert listed[0].name.startswith("quickstart-")
+    assert all(info.recipe == load_recipe(info.name) and info.path.stem == info.name for info in listed)
+
+
+@st.composite
+def recipes(draw: st.DrawFn) -> PretrainRecipe:
+    """Draw the values whose YAML is delicate: floats of every size, texts, lists, nothing."""
+    optional_text = st.none() | TEXTS
+    return tiny_recipe(
+        purpose=draw(TEXTS),
+        seed=draw(st.integers(0, 2**63 - 1)),
+        data={
+            "train": draw(st.lists(TEXTS)),
+            "column": draw(optional_text),
+            "cache_dir": draw(optional_text),
+            "valid_fraction": draw(st.floats(0, 0.5, exclude_min=True, exclude_max=True)),
+        },
+        optim={
+            "lr": draw(st.floats(0, 1, exclude_min=True)),
+            "eps": draw(st.floats(0, 1e-2, exclude_min=True)),
+            "end_lr": draw(st.floats(0, allow_infinity=False)),
+            "betas": draw(st.tuples(*[st.floats(allow_nan=False, allow_infinity=False)] * 2)),
+        },
+        train={"compile": draw(st.booleans()), "num_threads": draw(st.none() | st.integers(1, 1024))},
+    )
+
+
+@settings(deadline=None)
+@given(recipe=recipes())
+def test_a_dumped_recipe_is_read_back_as_the_same_recipe(recipe: PretrainRecipe, tmp_path_factory: Any) -> None:
+    path = tmp_path_factory.mktemp("dumped") / "recipe.yaml"
+    path.write_text(dump_recipe(recipe), encoding="utf-8", newline="")
+    assert load_recipe(str(path)) == recipe
