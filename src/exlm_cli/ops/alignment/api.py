@@ -149,27 +149,31 @@ def choose_backend(
     """
     if backend not in ("auto", "reference", "torch", "native"):
         raise ValueError(f"`backend` is {backend!r}, expected 'auto', 'reference', 'torch' or 'native'")
-    if backend in ("auto", "native"):
+    takes_dtype = dtype in (torch.float32, torch.float64)
+    if backend in ("auto", "native") and (takes_dtype or device_type != "cpu"):
         obstacle = _native_obstacle(dtype, device_type)
-        if backend == "native" and obstacle:
-            raise BackendError(f"alignment backend `native` cannot be used: {obstacle}", "exlm doctor --build")
-        if backend == "auto":
-            backend = "torch" if obstacle else "native"
-            _log_once(f"alignment backend: {backend}" + (f" (native: {obstacle})" if obstacle else ""))
-    if backend != "native" and dtype not in (torch.float32, torch.float64):
+        if not obstacle:
+            if backend == "auto":
+                _log_once("alignment backend: native")
+            return "native"
+        if backend == "native":
+            raise BackendError(
+                f"alignment backend `native` cannot be used: {obstacle}",
+                "`exlm doctor --build` builds it and shows what the compiler says",
+            )
+        _log_once(f"alignment backend: torch (native: {obstacle})")
+    if not takes_dtype:
         raise ValueError(
             f"`log_emit` is {_name(dtype)} on {device_type}; alignment backend `{backend}` takes float32 and float64 "
-            "(sums over paths lose mass in 16 bits)"
+            "there (sums over paths lose mass in 16 bits)"
         )
-    return backend
+    return "reference" if backend == "reference" else "torch"
 
 
 def _native_obstacle(dtype: torch.dtype, device_type: str) -> str:
     """Why the native backend cannot serve such tensors; empty where it can."""
-    try:
-        from exlm_cli.ops.alignment import native  # finds and loads a shared library
-    except ImportError:
-        return "its module is not there yet"
+    from exlm_cli.ops.alignment import native  # finds and loads a shared library
+
     if not native.is_available():
         return native.unavailable_reason()
     if not native.supports(dtype, device_type):
@@ -212,8 +216,8 @@ def _minus_gradient(dag: _Dag, backend: Backend, *, of: Literal["log_emit", "log
         # a tensor made in inference mode cannot be saved for a backward pass; its clone can
         detached = _Dag(*(x.clone() if x.is_inference() else x.detach() for x in dag))
         wanted = getattr(detached, of).requires_grad_()
-        (gradient,) = torch.autograd.grad(_nll(detached, backend).sum(), wanted)
-    return gradient.neg_()
+        gradient: Tensor = torch.autograd.grad(_nll(detached, backend).sum(), wanted)[0]
+    return -gradient
 
 
 def _check(log_emit: Tensor, log_trans: Tensor, target_lengths: Tensor, state_lengths: Tensor) -> _Dag:

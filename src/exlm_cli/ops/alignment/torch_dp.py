@@ -6,8 +6,9 @@ Ranges of a few states are solved in log space. So exponentials cost O(S^2 + T S
 exponentiated once and nothing runs T times.
 
 Sums are kept relative to `peak[i]`, the largest alpha of slot i so far. Exponentials below e-708 are lost; a sum that
-comes out below `_LEAST_SUM` may miss them, and is taken again in log space. In a DAG whose edges are all present no
-sum does, since the peak's own edge is in it. Posteriors are at most 1, so edge sums lose only what is below their error.
+comes out below `_LEAST_SUM` may miss them, and is taken again in log space. Where no edge is worse than the best into
+its state by e-645 no sum does, since the peak's own edge is in it. Edge posteriors come from products as well; they
+are at most 1, so all that is lost in them is far below rounding, unless peak and target are apart as above.
 
 Axes: B sequences, T targets, S states, v and u for an edge's two ends, I = T + 2 slots. alpha[u, i] is the probability
 of reaching u with i targets emitted; slot 0 holds the start, and the end node emits one more target, of probability 1.
@@ -25,8 +26,8 @@ from torch.autograd.function import once_differentiable
 
 _LEAST_SUM = 1e-280  # e-645: what is lost, S terms of e-708, is below its rounding
 _LARGEST_LOG = 640.0
-_LEAF_STATES = 8
-_CHUNK_ELEMENTS = 1 << 21  # of (B, S, S) or (B, S, I) at a time, so that temporaries stay near the cache
+_LEAF_STATES = 12
+_CHUNK_ELEMENTS = 1 << 23  # of (B, S, S) or (B, S, I) at a time, so that temporaries stay near the cache
 _GATHER_ELEMENTS = 1 << 21
 
 
@@ -38,7 +39,9 @@ def states_alignment_nll(
 ) -> Float[Tensor, " B"]:
     """See `api.states_alignment_nll`; float32 or float64 in and out, float64 between."""
     # torch types the result of Function.apply as Any
-    nll: Tensor = _StatesAlignmentNll.apply(log_emit, log_trans, target_lengths, state_lengths)
+    nll: Tensor = _StatesAlignmentNll.apply(  # type: ignore[no-untyped-call]
+        log_emit, log_trans, target_lengths, state_lengths
+    )
     return nll
 
 
@@ -74,6 +77,7 @@ class _StatesAlignmentNll(torch.autograd.Function):
             scale = -grad_nll[rows, None, None].double()
             if grad_emit is not None:
                 log_post = (log_alpha + log_beta - dag.log_emit).where(dag.log_emit > -math.inf, -math.inf)
+                log_post[dag.end] = -math.inf  # its slot is that of a target in longer sequences
                 grad_emit[rows] = (log_post.exp_() * scale)[:, :, 1:-1].transpose(1, 2)
             if grad_trans is not None:
                 _add_edge_posterior(grad_trans[rows], log_alpha, log_beta, dag.log_trans, scale)
@@ -121,7 +125,7 @@ def _flipped(index: tuple[Tensor, ...], like: Tensor) -> tuple[Tensor, ...]:
 
 
 def _schedule(first: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Order of work on states first..stop: solve first..stop where middle = stop, else pass the first part's sums on."""
+    """Order of work: solve first..stop where middle = stop, else carry sums from first..middle to middle..stop."""
     if stop - first <= _LEAF_STATES:
         yield first, stop, stop
         return
@@ -135,14 +139,14 @@ def _sweep(
     log_emit_BSI: Float64[Tensor, "B S I"], log_trans_BSS: Float[Tensor, "B S S"], start: tuple[Tensor, ...]
 ) -> Float64[Tensor, "B S I"]:
     """log alpha of every state and slot; all mass begins at `start`."""
-    B, S, I = log_emit_BSI.shape
+    B, S, num_slots = log_emit_BSI.shape
     log_alpha_BSI = torch.full_like(log_emit_BSI, -math.inf)
     log_alpha_BSI[start] = 0.0
     # edges are kept relative to the best into each state: a state with no edge above e-1000 is as good as any
     log_best_edge_BS = log_trans_BSS.amax(1).double()
     # sum over v of alpha[v, i - 1] E[v, u], relative to the best edge into u and to the peak of what was summed
-    sums_BSI = log_emit_BSI.new_zeros(B, S, I - 1)
-    log_peaks = {0: log_emit_BSI.new_full((B, 1, I - 1), -math.inf)}
+    sums_BSI = log_emit_BSI.new_zeros(B, S, num_slots - 1)
+    log_peaks = {0: log_emit_BSI.new_full((B, 1, num_slots - 1), -math.inf)}
     for first, middle, stop in _schedule(0, S):
         if middle == stop:
             states = slice(first, stop)
@@ -153,9 +157,9 @@ def _sweep(
         log_peak = torch.maximum(log_peaks[first], log_source.amax(1, keepdim=True))
         log_scale = _finite(log_peak)
         log_edge = log_trans_BSS[:, first:middle, middle:stop] - _finite(log_best_edge_BS)[:, None, middle:stop]
+        arrived = log_edge.exp_().transpose(1, 2) @ (log_source - log_scale).exp_()
         sums = sums_BSI[:, middle:stop]
-        sums.mul_((log_peaks[first] - log_scale).exp_())
-        torch.baddbmm(sums, log_edge.exp_().transpose(1, 2), (log_source - log_scale).exp_(), out=sums)
+        torch.addcmul(arrived, sums, (log_peaks[first] - log_scale).exp_(), out=sums)
         log_peaks[middle] = log_peak
     return log_alpha_BSI
 

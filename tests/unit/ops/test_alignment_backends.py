@@ -1,0 +1,358 @@
+"""What every alignment backend must return, float32 and float64.
+
+Expected values come from enumerating all paths (`oracles`), from closed forms (a chain, equal paths, CTC is in
+`test_alignment_ctc`), from the rules of probability, or, where paths are too many to list, from the float64 reference,
+which the enumeration has judged. The bounds for float32 are those of the project: 5e-6 of the loss, 5e-5 of gradients.
+"""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from exlm_cli.ops.alignment import (
+    Backend,
+    alignment_edge_posterior,
+    alignment_posterior,
+    best_alignment,
+    states_alignment_nll,
+)
+from tests import oracles
+from tests.conftest import Dag, MakeDag
+
+# float32 results of the reference miss the bounds on long sums; its float64 results are the expected ones
+FAST = ["torch", "native"]
+SHAPES = [(1, 3), (1, 9), (2, 5), (4, 6), (5, 9), (3, 15), (4, 14)]
+
+
+def nll_and_gradients(dag: Dag, backend: Backend) -> tuple[Tensor, Tensor, Tensor]:
+    log_emit, log_trans = dag.log_emit.detach().requires_grad_(), dag.log_trans.detach().requires_grad_()
+    nll = states_alignment_nll(log_emit, log_trans, *dag[2:], backend=backend)
+    return nll.detach(), *torch.autograd.grad(nll.sum(), (log_emit, log_trans))
+
+
+def in_float64(dag: Dag) -> Dag:
+    return Dag(dag.log_emit.double(), dag.log_trans.double(), *dag[2:])
+
+
+def assert_equals(actual: Tensor, expected: Tensor, *, is_loss: bool) -> None:
+    """The project's bounds in float32; close to rounding in float64."""
+    if actual.dtype == torch.float64:
+        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+    elif is_loss:
+        torch.testing.assert_close(actual.double(), expected, rtol=5e-6, atol=1e-6)
+    else:
+        torch.testing.assert_close(actual.double(), expected, rtol=0, atol=5e-5)
+
+
+def assert_equals_reference(dag: Dag, backend: Backend) -> None:
+    expected = nll_and_gradients(in_float64(dag), "reference")
+    for actual, wanted, is_loss in zip(nll_and_gradients(dag, backend), expected, (True, False, False), strict=True):
+        assert_equals(actual, wanted, is_loss=is_loss)
+
+
+def one_hot_transitions(dag: Dag, *, log_floor: float = -math.inf) -> Dag:
+    """One edge from each node, and a chain of them that spends exactly T inner nodes; all others get `log_floor`."""
+    generator = torch.Generator().manual_seed(7)
+    B, T, S = dag.log_emit.shape
+    log_trans = torch.full((B, S, S), -math.inf, dtype=dag.log_trans.dtype)
+    for row in range(B):
+        inner = (torch.randperm(S - 2, generator=generator)[:T] + 1).sort().values.tolist()
+        path = [0, *inner, S - 1]
+        next_node = dict(pairwise(path))
+        for v in range(S - 1):
+            log_trans[row, v, v + 1 :] = log_floor
+            log_trans[row, v, next_node.get(v, v + 1)] = 0.0
+    return dag._replace(log_trans=log_trans)
+
+
+@pytest.mark.parametrize(("num_targets", "num_states"), SHAPES)
+def test_nll_equals_the_sum_over_enumerated_paths(
+    num_targets: int, num_states: int, make_dag: MakeDag, backend: Backend, dtype: torch.dtype
+) -> None:
+    dag = make_dag(num_targets, num_states, dtype=dtype)
+    assert_equals(states_alignment_nll(*dag, backend=backend), oracles.enumerate_nll(*dag), is_loss=True)
+
+
+@pytest.mark.parametrize(("num_targets", "num_states"), SHAPES)
+def test_posteriors_equal_the_shares_of_enumerated_paths(
+    num_targets: int, num_states: int, make_dag: MakeDag, backend: Backend, dtype: torch.dtype
+) -> None:
+    dag = make_dag(num_targets, num_states, dtype=dtype)
+    nodes, edges = oracles.enumerate_posteriors(*dag)
+    assert_equals(alignment_posterior(*dag, backend=backend), nodes, is_loss=False)
+    assert_equals(alignment_edge_posterior(*dag, backend=backend), edges, is_loss=False)
+
+
+@pytest.mark.parametrize(("num_targets", "num_states"), SHAPES)
+def test_best_alignment_is_the_best_enumerated_path(
+    num_targets: int, num_states: int, make_dag: MakeDag, backend: Backend, dtype: torch.dtype
+) -> None:
+    dag = make_dag(num_targets, num_states, dtype=dtype, num_sequences=5)
+    assert best_alignment(*dag, backend=backend).equal(oracles.enumerate_best(*dag))
+
+
+@pytest.mark.parametrize("sparsity", [0.3, 0.5])
+def test_forbidden_edges_and_emissions_carry_nothing(
+    sparsity: float, make_dag: MakeDag, backend: Backend, dtype: torch.dtype
+) -> None:
+    dag = make_dag(3, 10, dtype=dtype, num_sequences=40)
+    generator = torch.Generator().manual_seed(3)
+    for log_prob in (dag.log_emit, dag.log_trans):
+        log_prob[torch.rand(log_prob.shape, generator=generator) < sparsity] = -math.inf
+    expected = oracles.enumerate_nll(*dag)
+    assert 0 < expected.isinf().sum() < 40
+    nll, grad_emit, grad_trans = nll_and_gradients(dag, backend)
+    nodes, edges = oracles.enumerate_posteriors(*dag)
+    assert_equals(nll, expected, is_loss=True)
+    assert_equals(-grad_emit, nodes, is_loss=False)
+    assert_equals(-grad_trans, edges, is_loss=False)
+    assert (grad_emit[dag.log_emit == -math.inf] == 0).all()
+    assert (grad_trans[dag.log_trans == -math.inf] == 0).all()
+    assert best_alignment(*dag, backend=backend).equal(oracles.enumerate_best(*dag))
+
+
+def test_a_chain_gives_the_plain_sum(make_dag: MakeDag, backend: Backend, dtype: torch.dtype) -> None:
+    num_targets = 37
+    dag = make_dag(num_targets, num_targets + 2, dtype=dtype)
+    chain = torch.arange(1, num_targets + 1)
+    emitted = dag.log_emit[:, chain - 1, chain].double().sum(1)
+    walked = dag.log_trans.diagonal(1, 1, 2).double().sum(1)
+    assert_equals(states_alignment_nll(*dag, backend=backend), -(emitted + walked), is_loss=True)
+    assert best_alignment(*dag, backend=backend).equal(chain.expand(2, -1))
+
+
+@pytest.mark.parametrize(("num_targets", "num_states"), [(1, 3), (7, 30), (20, 82), (13, 131)])
+def test_equal_scores_count_the_paths(num_targets: int, num_states: int, backend: Backend, dtype: torch.dtype) -> None:
+    dag = Dag(
+        torch.zeros(1, num_targets, num_states, dtype=dtype),
+        torch.zeros(1, num_states, num_states, dtype=dtype),
+        torch.tensor([num_targets]),
+        torch.tensor([num_states]),
+    )
+    num_paths = math.comb(num_states - 2, num_targets)
+    expected = torch.tensor([-math.log(num_paths)], dtype=torch.float64)
+    assert_equals(states_alignment_nll(*dag, backend=backend), expected, is_loss=True)
+
+
+def test_posteriors_obey_the_rules_of_probability(make_dag: MakeDag, backend: Backend) -> None:
+    dag = make_dag(11, 46, dtype=torch.float32, num_sequences=4)
+    dag = dag._replace(target_lengths=torch.tensor([11, 3, 1, 0]), state_lengths=torch.tensor([46, 20, 46, 9]))
+    nodes, edges = alignment_posterior(*dag, backend=backend), alignment_edge_posterior(*dag, backend=backend)
+    row_sums = (torch.arange(11) < dag.target_lengths[:, None]).float()
+    torch.testing.assert_close(nodes.sum(2), row_sums, rtol=0, atol=2e-6)
+    torch.testing.assert_close(edges.sum((1, 2)), torch.tensor([12.0, 4.0, 2.0, 0.0]), rtol=2e-6, atol=0)
+    # what enters an inner node leaves it again, once for each target it emits
+    torch.testing.assert_close(edges.sum(1)[:, 1:19], nodes.sum(1)[:, 1:19], rtol=0, atol=2e-6)
+    torch.testing.assert_close(edges.sum(2)[:, 1:19], nodes.sum(1)[:, 1:19], rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+def test_nothing_unread_changes_anything(
+    poison: float, make_dag: MakeDag, backend: Backend, dtype: torch.dtype
+) -> None:
+    dag = make_dag(6, 27, dtype=dtype, num_sequences=4)
+    dag = dag._replace(target_lengths=torch.tensor([6, 2, 5, 1]), state_lengths=torch.tensor([27, 9, 14, 3]))
+    state, target = torch.arange(27), torch.arange(6)
+    is_inner = (state > 0) & (state < dag.state_lengths[:, None] - 1)
+    is_emission = is_inner[:, None] & (target < dag.target_lengths[:, None])[:, :, None]
+    is_edge = (state[:, None] < state) & (state < dag.state_lengths[:, None, None])
+    clean = dag._replace(log_emit=dag.log_emit.where(is_emission, 0.0), log_trans=dag.log_trans.where(is_edge, 0.0))
+    poisoned = dag._replace(
+        log_emit=dag.log_emit.where(is_emission, poison), log_trans=dag.log_trans.where(is_edge, poison)
+    )
+    nll, grad_emit, grad_trans = nll_and_gradients(poisoned, backend)
+    for actual, expected in zip((nll, grad_emit, grad_trans), nll_and_gradients(clean, backend), strict=True):
+        assert actual.equal(expected)
+    assert (grad_emit[~is_emission] == 0).all()
+    assert (grad_trans[~is_edge] == 0).all()
+    assert best_alignment(*poisoned, backend=backend).equal(oracles.enumerate_best(*clean))
+
+
+def test_padding_changes_no_sequence(make_dag: MakeDag, backend: Backend, dtype: torch.dtype) -> None:
+    dag = make_dag(9, 40, dtype=dtype, num_sequences=3)
+    dag = dag._replace(target_lengths=torch.tensor([9, 4, 1]), state_lengths=torch.tensor([40, 18, 7]))
+    nll, grad_emit, grad_trans = nll_and_gradients(dag, backend)
+    for row, (T, S) in enumerate([(9, 40), (4, 18), (1, 7)]):
+        rows = slice(row, row + 1)
+        alone = Dag(dag.log_emit[rows, :T, :S], dag.log_trans[rows, :S, :S], *(x[rows] for x in dag[2:]))
+        for actual, expected, is_loss in zip(
+            (nll[rows], grad_emit[rows, :T, :S], grad_trans[rows, :S, :S]),
+            nll_and_gradients(alone, backend),
+            (True, False, False),
+            strict=True,
+        ):
+            assert_equals(actual, expected.double(), is_loss=is_loss)
+
+
+def test_sequences_without_a_path_cost_infinity_and_teach_nothing(
+    make_dag: MakeDag, backend: Backend, dtype: torch.dtype
+) -> None:
+    dag = make_dag(4, 12, dtype=dtype, num_sequences=9)
+    dag = dag._replace(
+        # empty, too few states for the targets, no states, one state, and in the last two nothing but -inf
+        target_lengths=torch.tensor([4, 0, 4, 4, 1, 4, 2, 4, 4]),
+        state_lengths=torch.tensor([12, 12, 5, 0, 1, 6, 2, 12, 12]),
+    )
+    dag.log_emit[7] = -math.inf
+    dag.log_trans[8] = -math.inf
+    nll, grad_emit, grad_trans = nll_and_gradients(dag, backend)
+    assert nll.isfinite().tolist() == [True, False, False, False, False, True, False, False, False]
+    assert_equals(nll, oracles.enumerate_nll(*dag), is_loss=True)
+    is_infeasible = nll == math.inf
+    assert (grad_emit[is_infeasible] == 0).all()
+    assert (grad_trans[is_infeasible] == 0).all()
+    nodes, edges = oracles.enumerate_posteriors(*dag)
+    assert_equals(-grad_emit, nodes, is_loss=False)
+    assert_equals(-grad_trans, edges, is_loss=False)
+    best = best_alignment(*dag, backend=backend)
+    assert best.equal(oracles.enumerate_best(*dag))
+    assert (best[is_infeasible] == -1).all()
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 8), (3, 0, 8), (3, 3, 0), (0, 0, 0)])
+def test_empty_axes_give_no_path(shape: tuple[int, int, int], backend: Backend, dtype: torch.dtype) -> None:
+    B, T, S = shape
+    dag = Dag(
+        torch.zeros(shape, dtype=dtype),
+        torch.zeros(B, S, S, dtype=dtype),
+        torch.full((B,), T),
+        torch.full((B,), S),
+    )
+    nll, grad_emit, grad_trans = nll_and_gradients(dag, backend)
+    assert nll.equal(torch.full((B,), math.inf, dtype=dtype))
+    assert grad_emit.equal(torch.zeros_like(dag.log_emit))
+    assert grad_trans.equal(torch.zeros_like(dag.log_trans))
+    assert best_alignment(*dag, backend=backend).equal(torch.full((B, T), -1))
+
+
+def test_a_loss_that_nobody_can_pay_weighs_nothing_in_a_masked_mean(make_dag: MakeDag, backend: Backend) -> None:
+    dag = make_dag(3, 8, dtype=torch.float32)._replace(target_lengths=torch.tensor([3, 0]))
+    log_emit = dag.log_emit.requires_grad_()
+    nll = states_alignment_nll(log_emit, *dag[1:], backend=backend)
+    nll[nll.isfinite()].mean().backward()
+    assert log_emit.grad is not None
+    assert log_emit.grad.isfinite().all()
+    assert log_emit.grad[0].sum().item() == pytest.approx(-3, abs=1e-5)
+
+
+def test_a_nan_that_is_read_is_not_hidden(make_dag: MakeDag, backend: Backend) -> None:
+    dag = make_dag(3, 8, dtype=torch.float32)
+    dag.log_emit[1, 1, 3] = math.nan
+    assert states_alignment_nll(*dag, backend=backend).isnan().tolist() == [False, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64])
+def test_gradients_equal_finite_differences(make_dag: MakeDag, backend: Backend, dtype: torch.dtype) -> None:
+    dag = make_dag(3, 8, dtype=dtype)
+    weights = torch.tensor([0.3, -1.7], dtype=dtype)
+
+    def weighted(log_emit: Tensor, log_trans: Tensor) -> Tensor:
+        return (states_alignment_nll(log_emit, log_trans, *dag[2:], backend=backend) * weights).sum()
+
+    # the numbers below the diagonal are finite, so that differences there are zero, not NaN
+    inputs = (dag.log_emit, dag.log_trans.clamp(min=-5))
+    assert torch.autograd.gradcheck(weighted, tuple(x.detach().requires_grad_() for x in inputs))
+
+
+@pytest.mark.parametrize("backend", FAST, indirect=True)
+@pytest.mark.parametrize(
+    ("num_targets", "num_states", "num_sequences", "emission_std"),
+    [
+        (1, 3, 1, 1.0),
+        (1, 131, 2, 30.0),
+        (20, 22, 2, 30.0),
+        (23, 94, 1, 1.0),
+        (23, 94, 2, 30.0),
+        (60, 242, 2, 30.0),
+        (2, 8, 257, 3.0),
+        (31, 64, 3, 300.0),
+    ],
+)
+def test_many_paths_equal_the_float64_reference(
+    num_targets: int, num_states: int, num_sequences: int, emission_std: float, make_dag: MakeDag, backend: Backend
+) -> None:
+    dag = make_dag(num_targets, num_states, num_sequences=num_sequences, emission_std=emission_std, dtype=torch.float32)
+    assert_equals_reference(dag, backend)
+
+
+@pytest.mark.parametrize("backend", FAST, indirect=True)
+def test_two_targets_among_4098_states_equal_one_sum_over_pairs(make_dag: MakeDag, backend: Backend) -> None:
+    dag = make_dag(2, 4098, num_sequences=1, dtype=torch.float32, emission_std=3.0)
+    log_emit, log_trans = (x[0].double().requires_grad_() for x in dag[:2])
+    log_pair = (log_trans[0, :] + log_emit[0])[:, None] + log_trans + (log_emit[1] + log_trans[:, -1])
+    is_inner = torch.ones(4098, dtype=torch.bool)
+    is_inner[[0, -1]] = False
+    expected = -log_pair[is_inner[:, None] & (is_inner & torch.ones(4098, 4098, dtype=torch.bool).triu(1))].logsumexp(0)
+    grad_emit, grad_trans = torch.autograd.grad(expected, (log_emit, log_trans))
+    nll, *gradients = nll_and_gradients(dag, backend)
+    assert_equals(nll, expected.detach()[None], is_loss=True)
+    assert_equals(gradients[0], grad_emit[None], is_loss=False)
+    assert_equals(gradients[1], grad_trans[None], is_loss=False)
+
+
+@pytest.mark.parametrize("backend", FAST, indirect=True)
+@pytest.mark.parametrize("log_floor", [-math.inf, -60.0, -1000.0, -1e30])
+@pytest.mark.parametrize("emission_std", [1.0, 30.0])
+def test_one_hot_transitions_equal_the_float64_reference(
+    log_floor: float, emission_std: float, make_dag: MakeDag, backend: Backend
+) -> None:
+    dag = make_dag(17, 70, num_sequences=3, dtype=torch.float32, emission_std=emission_std)
+    assert_equals_reference(one_hot_transitions(dag, log_floor=log_floor), backend)
+
+
+@pytest.mark.parametrize("backend", FAST, indirect=True)
+def test_the_only_path_may_cost_a_thousand_nats_an_edge(make_dag: MakeDag, backend: Backend) -> None:
+    num_targets = 30
+    dag = one_hot_transitions(make_dag(num_targets, 40, dtype=torch.float32))
+    dag = dag._replace(log_trans=dag.log_trans - 1000)
+    assert_equals_reference(dag, backend)
+    assert (states_alignment_nll(*dag, backend=backend) > 1000 * num_targets).all()
+
+
+@pytest.mark.parametrize("backend", FAST, indirect=True)
+def test_a_likely_start_does_not_drown_the_only_way_through(make_dag: MakeDag, backend: Backend) -> None:
+    # the first inner nodes are e2000 more likely than the others, and lead nowhere
+    num_targets, num_states = 6, 60
+    dag = make_dag(num_targets, num_states, dtype=torch.float32)
+    dag.log_emit[:, :, 20:] -= 2000.0
+    dag.log_trans[:, 1:20, 20:] = -math.inf
+    assert_equals_reference(dag, backend)
+    assert (states_alignment_nll(*dag, backend=backend) > 2000 * num_targets - 100).all()
+
+
+@pytest.mark.parametrize("backend", FAST, indirect=True)
+def test_states_of_one_mask_without_edges_equal_the_float64_reference(make_dag: MakeDag, backend: Backend) -> None:
+    k, num_targets = 4, 25
+    dag = make_dag(num_targets, k * num_targets + 2, dtype=torch.float32, emission_std=30.0)
+    mask_of_state = (torch.arange(k * num_targets + 2) - 1).div(k, rounding_mode="floor")
+    dag.log_trans[:, mask_of_state[:, None] == mask_of_state] = -math.inf
+    assert_equals_reference(dag, backend)
+
+
+def test_strided_inputs_give_the_same_bits(make_dag: MakeDag, backend: Backend, dtype: torch.dtype) -> None:
+    dag = make_dag(7, 30, dtype=dtype, num_sequences=3)
+    strided = Dag(
+        dag.log_emit.transpose(0, 2).contiguous().transpose(0, 2),
+        torch.stack([dag.log_trans, dag.log_trans], dim=-1)[..., 1],
+        torch.stack([dag.target_lengths, dag.target_lengths], dim=1)[:, 0],
+        dag.state_lengths[:1].expand(3),
+    )
+    assert not any(x.is_contiguous() for x in strided)
+    for actual, expected in zip(nll_and_gradients(strided, backend), nll_and_gradients(dag, backend), strict=True):
+        assert actual.equal(expected)
+    assert best_alignment(*strided, backend=backend).equal(best_alignment(*dag, backend=backend))
+
+
+def test_results_repeat_bit_for_bit(make_dag: MakeDag, backend: Backend) -> None:
+    dag = make_dag(12, 50, dtype=torch.float32, num_sequences=5)
+    first, second = nll_and_gradients(dag, backend), nll_and_gradients(dag, backend)
+    assert all(a.equal(b) for a, b in zip(first, second, strict=True))
+
+
+def test_int32_lengths_are_accepted(make_dag: MakeDag, backend: Backend) -> None:
+    dag = make_dag(3, 8, dtype=torch.float32)
+    as_int32 = Dag(*dag[:2], dag.target_lengths.int(), dag.state_lengths.int())
+    assert states_alignment_nll(*as_int32, backend=backend).equal(states_alignment_nll(*dag, backend=backend))
