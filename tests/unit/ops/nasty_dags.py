@@ -1,0 +1,126 @@
+"""DAGs made to break an alignment kernel, and the recursion of App. I.1 as a float64 loop to judge it by.
+
+Whatever must not be read is NaN: padding, the emission columns of both ends, transitions at and below the diagonal.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Dag(NamedTuple):
+    log_emit: Tensor
+    log_trans: Tensor
+    target_lengths: Tensor
+    state_lengths: Tensor
+
+
+class Truth(NamedTuple):
+    """Float64 results; gradients are those of the summed losses that are finite."""
+
+    nll: Tensor
+    grad_emit: Tensor
+    grad_trans: Tensor
+    best_score: Tensor
+
+
+def make(
+    num_sequences: int,
+    num_targets: int,
+    num_states: int,
+    *,
+    emission_std: float = 1.0,
+    transition_std: float = 1.0,
+    missing_edges: float = 0.0,
+    missing_emissions: float = 0.0,
+    one_hot: bool = False,
+    is_normalised: bool = True,
+    is_ragged: bool = True,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> Dag:
+    """A batch of random DAGs; ragged ones have infeasible and empty sequences among the others."""
+    random = np.random.default_rng(seed)
+    B, T, S = num_sequences, num_targets, num_states
+    log_emit = random.standard_normal((B, T, S)) * emission_std
+    log_emit[random.random((B, T, S)) < missing_emissions] = -np.inf
+    scores = random.standard_normal((B, S, S)) * transition_std
+    if one_hot:  # of every node, one edge has all the mass that float32 can hold
+        scores = np.where(np.arange(S) == random.integers(0, S, (B, S, 1)), 0.0, -1e4)
+    is_edge = np.triu(np.ones((S, S), bool), 1) & (random.random((B, S, S)) >= missing_edges)
+    scores[~is_edge] = -np.inf
+    log_trans = _log_softmax(scores) if is_normalised else scores
+    state_lengths = random.integers(0, S + 1, B) if is_ragged else np.full(B, S)
+    target_lengths = random.integers(0, T + 1, B) if is_ragged else np.full(B, T)
+    is_squeezed = random.random(B) < 0.8
+    target_lengths[is_squeezed] = np.minimum(target_lengths, np.maximum(state_lengths - 2, 0))[is_squeezed]
+    target_lengths[:1], state_lengths[:1] = T, S
+    state_S, target_T = np.arange(S), np.arange(T)
+    is_inner = (state_S > 0) & (state_S < state_lengths[:, None] - 1)
+    log_emit[~((target_T < target_lengths[:, None])[:, :, None] & is_inner[:, None, :])] = np.nan
+    log_trans[~((state_S[:, None] < state_S) & (state_S < state_lengths[:, None, None]))] = np.nan
+    return Dag(
+        torch.from_numpy(log_emit).to(dtype),
+        torch.from_numpy(log_trans).to(dtype),
+        torch.from_numpy(target_lengths),
+        torch.from_numpy(state_lengths),
+    )
+
+
+def truth(dag: Dag) -> Truth:
+    """The recursion, sequence by sequence and target by target."""
+    log_emit, log_trans = dag.log_emit.double().numpy(), dag.log_trans.double().numpy()
+    B = len(log_emit)
+    nll, best = np.full(B, np.inf), np.full(B, -np.inf)
+    grad_emit, grad_trans = np.zeros_like(log_emit), np.zeros_like(log_trans)
+    lengths = zip(dag.target_lengths.tolist(), dag.state_lengths.tolist(), strict=True)
+    for row, (T, S) in enumerate(lengths):
+        if T < 1 or S - 2 < T:
+            continue
+        edges = np.full((S, S), -np.inf)
+        upper = np.triu_indices(S, 1)
+        edges[upper] = log_trans[row, :S, :S][upper]
+        emission = np.full((T, S), -np.inf)
+        emission[:, 1:-1] = log_emit[row, :T, 1 : S - 1]
+        alpha, beta = np.full((T + 1, S), -np.inf), np.full((T + 1, S), -np.inf)
+        alpha[0, 0] = 0.0
+        score = alpha[0]
+        for t in range(T):
+            alpha[t + 1] = np.logaddexp.reduce(alpha[t][:, None] + edges, axis=0) + emission[t]
+            score = np.max(score[:, None] + edges, axis=0) + emission[t]
+        best[row] = np.max(score + edges[:, -1])
+        evidence = np.logaddexp.reduce(alpha[T] + edges[:, -1])
+        nll[row] = -evidence
+        if evidence == -np.inf:
+            continue
+        beta[T] = edges[:, -1]
+        for t in reversed(range(T)):
+            into = emission[t] + beta[t + 1]
+            beta[t] = np.logaddexp.reduce(edges + into, axis=1)
+            grad_emit[row, t, :S] = -np.exp(alpha[t + 1] + beta[t + 1] - evidence)
+            grad_trans[row, :S, :S] -= np.exp(alpha[t][:, None] + edges + into - evidence)
+        grad_trans[row, :S, S - 1] -= np.exp(alpha[T] + edges[:, -1] - evidence)
+    return Truth(*(torch.from_numpy(x) for x in (nll, grad_emit, grad_trans, best)))
+
+
+def score_of(dag: Dag, nodes: Tensor) -> Tensor:
+    """Log probability of one path of each sequence, -inf where `nodes` holds none."""
+    scores = torch.full((len(nodes),), -torch.inf, dtype=torch.float64)
+    lengths = zip(dag.target_lengths.tolist(), dag.state_lengths.tolist(), strict=True)
+    for row, (T, S) in enumerate(lengths):
+        if T == 0 or nodes[row, 0] < 0:
+            continue
+        inner = nodes[row, :T]
+        path = torch.tensor([0, *inner.tolist(), S - 1])
+        edges = dag.log_trans[row, path[:-1], path[1:]].double()
+        scores[row] = edges.sum() + dag.log_emit[row, torch.arange(T), inner].double().sum()
+    return scores
+
+
+def _log_softmax(scores: np.ndarray) -> np.ndarray:
+    peak = scores.max(-1, keepdims=True)
+    peak = np.where(np.isfinite(peak), peak, 0.0)
+    total = np.exp(scores - peak).sum(-1, keepdims=True)
+    return scores - peak - np.log(np.where(total == 0, 1.0, total))

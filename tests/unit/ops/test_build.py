@@ -1,0 +1,236 @@
+"""Finding, compiling and caching the native libraries, with compilers that are shell scripts.
+
+What a build must do is known from the files it leaves; no real compiler runs here but in the last test.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import filelock
+import pytest
+
+from exlm_cli.ops.alignment import build
+from exlm_cli.ops.alignment.build import BuildError
+
+MakeCompiler = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty cache, no compiler of this machine, and compilers asked anew."""
+    monkeypatch.setenv("EXLM_CACHE_DIR", str(tmp_path / "cache"))
+    for name in ("CXX", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    build._cached_probe.cache_clear()
+    yield
+    build._cached_probe.cache_clear()
+
+
+@pytest.fixture
+def make_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeCompiler:
+    """A script in place of g++ that answers `-v`, counts its builds and writes its last argument."""
+
+    def make(name: str = "g++", *, probe: str = "echo version 1", compile_: str = "") -> Path:
+        script = tmp_path / "bin" / name
+        script.parent.mkdir(exist_ok=True)
+        script.write_text(
+            f"""#!/bin/sh
+case "$*" in
+  *-v\\ *|*--version*|*--list-gpu-arch*) {probe}; exit;;
+esac
+{compile_}
+echo built >> {tmp_path}/builds
+for output; do :; done
+echo library > "$output"
+"""
+        )
+        script.chmod(0o755)
+        monkeypatch.setenv("CUDA_HOME" if name == "nvcc" else "CXX", str(tmp_path if name == "nvcc" else script))
+        build._cached_probe.cache_clear()
+        return script
+
+    return make
+
+
+def num_builds(tmp_path: Path) -> int:
+    log = tmp_path / "builds"
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+def assert_refuses(message: str, function: Callable[..., object], *arguments: object, **options: object) -> None:
+    with pytest.raises(BuildError, match=f"^{re.escape(message)}$"):
+        function(*arguments, **options)
+
+
+def test_sources_are_found_in_a_checkout_and_in_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "root" / "src" / "exlm_cli"
+    monkeypatch.setattr(build, "__file__", str(package / "ops" / "alignment" / "build.py"))
+    folders = (package / "cuda_ext", tmp_path / "root" / "cuda_ext")
+    assert_refuses(
+        f"the native sources are missing: no `cuda_ext` in {package} or {tmp_path / 'root'}", build.source_dir
+    )
+    for folder in reversed(folders):
+        (folder / "src").mkdir(parents=True)
+        (folder / "src" / "states_alignment_cpu.cpp").touch()
+        assert build.source_dir() == folder
+
+
+def test_the_cache_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert build.cache_dir() == tmp_path / "cache"
+    monkeypatch.delenv("EXLM_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert build.cache_dir() == tmp_path / "xdg" / "exlm"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert build.cache_dir() == tmp_path / ".cache" / "exlm"
+
+
+def test_a_user_without_a_home_is_told_to_name_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("EXLM_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    assert_refuses("there is no home folder to cache libraries in; set EXLM_CACHE_DIR", build.cache_dir)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"), [("cpu", "no C++ compiler found (g++, c++ or clang++)"), ("cuda", "no nvcc found")]
+)
+def test_a_machine_without_a_compiler(kind: build.Kind, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    assert_refuses(message, build.build_library, kind)
+
+
+def test_a_second_build_takes_what_the_first_left(make_compiler: MakeCompiler, tmp_path: Path) -> None:
+    make_compiler()
+    assert build.find_library("cpu") is None
+    library = build.build_library("cpu")
+    assert library.read_text() == "library\n"
+    assert build.build_library("cpu") == build.find_library("cpu") == library
+    assert num_builds(tmp_path) == 1
+    assert {path.suffix for path in library.parent.iterdir()} <= {".so", ".lock"}
+
+
+def test_a_new_compiler_or_processor_gives_a_new_library(make_compiler: MakeCompiler) -> None:
+    make_compiler()
+    first = build.build_library("cpu")
+    make_compiler(probe="echo version 1 -mavx512f")
+    second = build.build_library("cpu")
+    make_compiler(probe='case "$*" in *native*) exit 1;; *) echo version 1;; esac')
+    portable = build.plan("cpu")
+    assert "-march=native" not in portable.command
+    assert len({first, second, portable.library}) == 3
+
+
+def test_an_edited_source_gives_a_new_library(
+    make_compiler: MakeCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_compiler()
+    sources = tmp_path / "sources"
+    (sources / "src").mkdir(parents=True)
+    monkeypatch.setattr(build, "source_dir", lambda: sources)
+    libraries = set()
+    for text in ("one", "two"):
+        (sources / "src" / "log_math.h").write_text(text)
+        libraries.add(build.plan("cpu").library)
+    assert len(libraries) == 2
+
+
+def test_of_builders_at_once_one_compiles(make_compiler: MakeCompiler, tmp_path: Path) -> None:
+    make_compiler()
+    with ThreadPoolExecutor(4) as pool:
+        libraries = list(pool.map(lambda _: build.build_library("cpu"), range(4)))
+    assert len(set(libraries)) == 1
+    assert num_builds(tmp_path) == 1
+
+
+def test_a_builder_that_never_ends_is_not_waited_for_forever(
+    make_compiler: MakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_compiler()
+    monkeypatch.setitem(build._COMPILE_TIMEOUT_S, "cpu", 0.1)
+    lock = build.plan("cpu").library.with_suffix(".lock")
+    lock.parent.mkdir()
+    with filelock.FileLock(lock):
+        assert_refuses(f"another process has held {lock} for 0 s", build.build_library, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("compile_", "message"),
+    [
+        ("echo note >&2; echo 'x.cpp:3: error: no such type' >&2; exit 1", "g++ failed: x.cpp:3: error: no such type"),
+        ("echo out of disk >&2; exit 1", "g++ failed: out of disk"),
+        ("exit 1", "g++ failed: it said nothing"),
+    ],
+)
+def test_a_failed_compilation_leaves_nothing_behind(
+    compile_: str, message: str, make_compiler: MakeCompiler, tmp_path: Path
+) -> None:
+    make_compiler(compile_=compile_)
+    assert_refuses(message, build.build_library, "cpu")
+    assert [path.suffix for path in (tmp_path / "cache").iterdir() if path.suffix != ".lock"] == []
+
+
+def test_a_compiler_that_hangs_is_stopped(make_compiler: MakeCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_compiler(compile_="exec tail -f /dev/null")
+    monkeypatch.setitem(build._COMPILE_TIMEOUT_S, "cpu", 0.1)
+    assert_refuses("g++ did not finish within 0 s", build.build_library, "cpu")
+
+
+def test_a_compiler_that_cannot_be_run(make_compiler: MakeCompiler) -> None:
+    make_compiler().write_bytes(b"\x7fnot a program")
+    assert_refuses("g++ cannot be run: Exec format error", build.build_library, "cpu")
+
+
+def test_a_cache_that_cannot_be_written(
+    make_compiler: MakeCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_compiler()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("EXLM_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    assert_refuses(
+        f"cache folder {tmp_path / 'file' / 'cache'} cannot be used: Not a directory", build.build_library, "cpu"
+    )
+
+
+def test_a_shipped_library_is_found_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "source_dir", lambda: tmp_path)
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    assert build.prebuilt_library("cuda") is None
+    shipped = tmp_path / "prebuilt" / "libstates_alignment_cuda.so"
+    shipped.parent.mkdir()
+    shipped.touch()
+    assert build.find_library("cuda") == shipped
+
+
+def test_cuda_targets_are_those_that_nvcc_knows_and_ptx_of_the_newest(make_compiler: MakeCompiler) -> None:
+    make_compiler("nvcc", probe="printf 'compute_75\\ncompute_80\\ncompute_90\\n'")
+    targets = [flag for flag in build.plan("cuda").command if flag.startswith("-gencode")]
+    assert targets == [
+        "-gencode=arch=compute_80,code=sm_80",
+        "-gencode=arch=compute_90,code=sm_90",
+        "-gencode=arch=compute_90,code=compute_90",
+    ]
+
+
+def test_an_nvcc_that_knows_no_target_is_refused(make_compiler: MakeCompiler) -> None:
+    nvcc = make_compiler("nvcc", probe="echo compute_35")
+    message = f"{nvcc} knows none of the architectures sm_80, sm_86, sm_89, sm_90, sm_100"
+    assert_refuses(message, build.build_library, "cuda")
+
+
+def test_strict_builds_turn_warnings_into_errors_and_are_kept_apart(make_compiler: MakeCompiler) -> None:
+    make_compiler()
+    lenient, strict = build.plan("cpu"), build.plan("cpu", strict=True)
+    assert "-Werror" in strict.command
+    assert "-Werror" not in lenient.command
+    assert strict.library != lenient.library
+
+
+@pytest.mark.slow
+def test_the_host_sources_compile_without_a_warning() -> None:
+    assert build.build_library("cpu", strict=True).stat().st_size > 0

@@ -1,0 +1,251 @@
+"""The host kernels against a float64 loop, on DAGs made to break them, and against themselves.
+
+Bounds are the project's: loss 5e-6 relative, gradients (posteriors) 5e-5 absolute.
+"""
+
+import ctypes
+from pathlib import Path
+
+import pytest
+import torch
+
+from exlm_cli.ops.alignment import best_alignment, states_alignment_nll
+from exlm_cli.ops.alignment.library import Dag as LaidOut
+from exlm_cli.ops.alignment.library import host_library
+from tests.unit.ops import nasty_dags
+from tests.unit.ops.nasty_dags import Dag
+
+CASES = {
+    "one target": {"num_sequences": 3, "num_targets": 1, "num_states": 3, "is_ragged": False},
+    "two nodes, no path": {"num_sequences": 2, "num_targets": 1, "num_states": 2},
+    "as many nodes as targets": {"num_sequences": 2, "num_targets": 63, "num_states": 65, "is_ragged": False},
+    "one sequence": {"num_sequences": 1, "num_targets": 9, "num_states": 40},
+    "257 sequences": {"num_sequences": 257, "num_targets": 7, "num_states": 16},
+    "text": {"num_sequences": 3, "num_targets": 77, "num_states": 310},
+    "tall": {"num_sequences": 2, "num_targets": 150, "num_states": 302},
+    "wide": {"num_sequences": 1, "num_targets": 3, "num_states": 1026, "is_ragged": False},
+    "emissions of std 3": {"num_sequences": 4, "num_targets": 77, "num_states": 310, "emission_std": 3.0},
+    "emissions of std 30": {"num_sequences": 4, "num_targets": 77, "num_states": 310, "emission_std": 30.0},
+    "all of std 30": {
+        "num_sequences": 6,
+        "num_targets": 30,
+        "num_states": 100,
+        "emission_std": 30.0,
+        "transition_std": 30.0,
+    },
+    "one-hot transitions": {"num_sequences": 6, "num_targets": 20, "num_states": 90, "one_hot": True},
+    "one-hot transitions, std 30": {
+        "num_sequences": 6,
+        "num_targets": 20,
+        "num_states": 90,
+        "one_hot": True,
+        "emission_std": 30.0,
+    },
+    "missing edges": {"num_sequences": 6, "num_targets": 20, "num_states": 90, "missing_edges": 0.6},
+    "missing edges, std 30": {
+        "num_sequences": 6,
+        "num_targets": 20,
+        "num_states": 90,
+        "missing_edges": 0.7,
+        "emission_std": 30.0,
+        "transition_std": 30.0,
+    },
+    "hardly any edge": {"num_sequences": 20, "num_targets": 3, "num_states": 40, "missing_edges": 0.9},
+    "missing emissions": {"num_sequences": 6, "num_targets": 20, "num_states": 90, "missing_emissions": 0.5},
+    "scores that are no probabilities": {
+        "num_sequences": 6,
+        "num_targets": 20,
+        "num_states": 90,
+        "is_normalised": False,
+        "transition_std": 100.0,
+    },
+    "scores of thousands": {
+        "num_sequences": 6,
+        "num_targets": 20,
+        "num_states": 90,
+        "is_normalised": False,
+        "transition_std": 1000.0,
+    },
+}
+
+
+def gradients(dag: Dag, nll_weights: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
+    """Loss of each sequence, and both gradients of the weighted sum."""
+    inputs = [dag.log_emit.detach().requires_grad_(), dag.log_trans.detach().requires_grad_()]
+    nll = states_alignment_nll(*inputs, dag.target_lengths, dag.state_lengths, backend="native")
+    weights = torch.ones_like(nll) if nll_weights is None else nll_weights
+    return nll.detach(), *torch.autograd.grad(nll, inputs, weights)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("case", CASES)
+def test_loss_and_gradients_equal_a_float64_loop(case: str, dtype: torch.dtype) -> None:
+    dag = nasty_dags.make(**CASES[case], dtype=dtype)
+    truth = nasty_dags.truth(dag)
+    nll, grad_emit, grad_trans = gradients(dag)
+    is_float32 = dtype == torch.float32
+    # a float64 loop in logarithms rounds too: the evidence of "scores of thousands" has an ulp of 1e-11
+    loss_bound, gradient_bound = (5e-6, 5e-6) if is_float32 else (1e-14, 1e-10)
+    torch.testing.assert_close(nll.double(), truth.nll, rtol=loss_bound, atol=loss_bound)
+    torch.testing.assert_close(grad_emit.double(), truth.grad_emit, rtol=0, atol=gradient_bound)
+    torch.testing.assert_close(grad_trans.double(), truth.grad_trans, rtol=0, atol=gradient_bound)
+
+
+def test_the_suite_holds_infeasible_and_empty_sequences_among_feasible_ones() -> None:
+    *_, target_lengths, state_lengths = nasty_dags.make(**CASES["257 sequences"])
+    is_empty, is_short = target_lengths == 0, (target_lengths > 0) & (state_lengths < target_lengths + 2)
+    assert is_empty[1:-1].any()
+    assert is_short[1:-1].any()
+    assert not (is_empty | is_short)[-10:].all()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_best_path_has_the_best_score(case: str) -> None:
+    dag = nasty_dags.make(**CASES[case])
+    nodes = best_alignment(*dag, backend="native")
+    # float64 sums of float32 values, in another order
+    torch.testing.assert_close(nasty_dags.score_of(dag, nodes), nasty_dags.truth(dag).best_score, rtol=1e-12, atol=1e-9)
+    is_beyond = torch.arange(nodes.shape[1]) >= dag.target_lengths[:, None]
+    assert (nodes[is_beyond] == -1).all()
+
+
+def test_of_equal_paths_the_one_whose_last_differing_node_is_lowest_is_best() -> None:
+    log_emit, log_trans = torch.zeros(1, 2, 6), torch.zeros(1, 6, 6)
+    nodes = best_alignment(log_emit, log_trans, torch.tensor([2]), torch.tensor([6]), backend="native")
+    assert nodes.tolist() == [[1, 2]]
+
+
+def test_a_chain_with_as_many_nodes_as_targets_gives_the_plain_sum() -> None:
+    dag = nasty_dags.make(**CASES["as many nodes as targets"])
+    T = dag.log_emit.shape[1]
+    step = torch.arange(T)
+    plain_sum = dag.log_emit[:, step, step + 1].double().sum(1) + dag.log_trans[
+        :, torch.arange(T + 1), torch.arange(1, T + 2)
+    ].double().sum(1)
+    nll, grad_emit, _ = gradients(dag)
+    torch.testing.assert_close(nll.double(), -plain_sum, rtol=1e-6, atol=0)
+    torch.testing.assert_close(grad_emit[:, step, step + 1], torch.full((2, T), -1.0), rtol=0, atol=5e-6)
+
+
+def test_posteriors_sum_to_the_number_of_targets() -> None:
+    dag = nasty_dags.make(**CASES["text"])
+    nll, grad_emit, grad_trans = gradients(dag)
+    expected = dag.target_lengths * nll.isfinite()
+    torch.testing.assert_close(-grad_emit.sum((1, 2)), expected.float(), rtol=5e-6, atol=0)
+    torch.testing.assert_close(-grad_trans.sum((1, 2)), (expected + nll.isfinite()).float(), rtol=5e-6, atol=0)
+
+
+def test_no_sequence_gives_no_loss() -> None:
+    dag = nasty_dags.make(0, 3, 8)
+    nll, grad_emit, grad_trans = gradients(dag)
+    assert (nll.shape, grad_emit.shape, grad_trans.shape) == ((0,), (0, 3, 8), (0, 8, 8))
+    assert best_alignment(*dag, backend="native").shape == (0, 3)
+
+
+def test_gradients_are_weighted_by_sequence_and_infinite_losses_pass_no_weight_on() -> None:
+    dag = nasty_dags.make(**CASES["257 sequences"])
+    nll, grad_emit, grad_trans = gradients(dag)
+    weights = torch.linspace(-2, 3, len(nll)).masked_fill(nll.isinf(), torch.nan)
+    _, weighted_emit, weighted_trans = gradients(dag, weights)
+    scale = weights.nan_to_num(0)[:, None, None]
+    torch.testing.assert_close(weighted_emit, grad_emit * scale, rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(weighted_trans, grad_trans * scale, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("tensor", ["log_emit", "log_trans"])
+def test_a_nan_that_is_read_makes_only_its_sequence_nan(tensor: str, bad: float) -> None:
+    dag = nasty_dags.make(3, 8, 40, is_ragged=False)
+    getattr(dag, tensor)[1, 2, 20] = bad
+    nll, grad_emit, grad_trans = gradients(dag)
+    assert nll.isnan().tolist() == [False, True, False]
+    assert grad_emit[1, :, 1:-1].isnan().all()
+    assert grad_trans[1].triu(1).isnan().sum() == 40 * 39 / 2
+    for gradient in (grad_emit, grad_trans):
+        assert gradient[[0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize("floor", [torch.finfo(torch.float32).min, -1e9, -2e6])
+def test_huge_negative_scores_forbid_an_edge_as_minus_infinity_does(floor: float) -> None:
+    dag = nasty_dags.make(4, 8, 40, missing_edges=0.5)
+    floored = dag._replace(log_trans=dag.log_trans.masked_fill(dag.log_trans == -torch.inf, floor))
+    for result, expected in zip(gradients(floored), gradients(dag), strict=True):
+        assert torch.equal(result, expected)
+    assert torch.equal(best_alignment(*floored, backend="native"), best_alignment(*dag, backend="native"))
+
+
+@pytest.mark.parametrize("case", ["257 sequences", "text", "emissions of std 30"])
+def test_results_are_bitwise_the_same_in_every_run_and_on_any_number_of_threads(case: str) -> None:
+    dag = nasty_dags.make(**CASES[case])
+    num_threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        first = (*gradients(dag), best_alignment(*dag, backend="native"))
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            again = (*gradients(dag), best_alignment(*dag, backend="native"))
+            assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def test_a_sequence_does_not_depend_on_the_rest_of_its_batch() -> None:
+    dag = nasty_dags.make(5, 20, 90)
+    together = gradients(dag)
+    for row in range(5):
+        alone = gradients(Dag(*(x[row : row + 1] for x in dag)))
+        assert all(torch.equal(a[row : row + 1], b) for a, b in zip(together, alone, strict=True))
+
+
+def test_padding_does_not_change_the_loss() -> None:
+    dag = nasty_dags.make(4, 12, 50, is_ragged=False)
+    padded = Dag(
+        torch.nn.functional.pad(dag.log_emit, (0, 9, 0, 30), value=torch.nan),
+        torch.nn.functional.pad(dag.log_trans, (0, 9, 0, 9), value=torch.nan),
+        dag.target_lengths,
+        dag.state_lengths,
+    )
+    nll, grad_emit, grad_trans = gradients(dag)
+    padded_nll, padded_emit, padded_trans = gradients(padded)
+    assert torch.equal(padded_nll, nll)
+    assert torch.equal(padded_emit, torch.nn.functional.pad(grad_emit, (0, 9, 0, 30)))
+    assert torch.equal(padded_trans, torch.nn.functional.pad(grad_trans, (0, 9, 0, 9)))
+
+
+@pytest.mark.slow
+def test_the_longest_dag_of_the_paper_agrees_with_the_kernels_in_float64() -> None:
+    # 512 masks of 8 states; the float64 kernels are judged by the loop above, which would take minutes here
+    dag = nasty_dags.make(1, 512, 4098, is_ragged=False)
+    nll, grad_emit, grad_trans = gradients(dag)
+    wide = dag._replace(log_emit=dag.log_emit.double(), log_trans=dag.log_trans.double())
+    exact = gradients(wide)
+    torch.testing.assert_close(nll.double(), exact[0], rtol=5e-6, atol=0)
+    torch.testing.assert_close(grad_emit.double(), exact[1], rtol=0, atol=5e-5)
+    torch.testing.assert_close(grad_trans.double(), exact[2], rtol=0, atol=5e-5)
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
+def test_extra_memory_stays_within_alpha_beta_and_a_tile_a_thread() -> None:
+    B, T, S, num_threads = 16, 154, 618, 2
+    dag = LaidOut.of(*nasty_dags.make(B, T, S, is_ragged=False))
+    nll, grad_nll = torch.zeros(B), torch.ones(B)
+    grad_emit, grad_trans = torch.zeros(B, T, S), torch.zeros(B, S, S)
+    library = host_library()
+    ctypes.CDLL(None).malloc_trim(0)  # so that nothing is taken from what earlier tests gave back
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is now what is resident
+    before = memory_kib("VmRSS")
+    saved = torch.empty(B, 2, S, 160, dtype=torch.int32)
+    previous = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    library.forward(dag, nll, saved)
+    library.backward(dag, saved, grad_nll, grad_emit, grad_trans)
+    torch.set_num_threads(previous)
+    used = (memory_kib("VmHWM") - before) * 1024
+    alpha_and_beta, tiles = 2 * 4 * B * T * S, num_threads * 4 * S * S
+    assert 0.9 * saved.nbytes < used <= alpha_and_beta + tiles
+
+
+def memory_kib(field: str) -> int:
+    """A line of this process's status, such as its peak resident memory."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))

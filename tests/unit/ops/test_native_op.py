@@ -1,0 +1,292 @@
+"""The native backend as a torch operator: schema, autograd, compilation, layouts, errors.
+
+Expected values come from the `reference` backend in the same dtype, torch's own checkers, or `ctc_loss`.
+"""
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from exlm_cli.errors import BackendError
+from exlm_cli.ops.alignment import (
+    alignment_edge_posterior,
+    alignment_posterior,
+    best_alignment,
+    build,
+    choose_backend,
+    library,
+    native,
+    states_alignment_nll,
+)
+from exlm_cli.ops.alignment.build import BuildError
+from tests.conftest import MakeDag
+from tests.unit.ops import nasty_dags
+
+
+@pytest.fixture
+def forget_library() -> Iterator[None]:
+    """Look for the library anew in this test, and again after it."""
+    caches = (library.host_library, native.unavailable_reason)
+    for cached in caches:
+        cached.cache_clear()
+    yield
+    for cached in caches:
+        cached.cache_clear()
+
+
+def test_operators_keep_the_promises_of_their_schemas(make_dag: MakeDag) -> None:
+    dag = make_dag(4, 9)
+    inputs = [x.requires_grad_() if x.is_floating_point() else x for x in dag]
+    with torch.no_grad():
+        _, saved = native._forward(*inputs, True)
+    backward = (*dag, saved, torch.ones(2, dtype=torch.float64), True, True)
+    operators = (
+        (native._forward, (*inputs, True)),
+        (native._backward, tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in backward)),
+        (native._best, tuple(x.detach() for x in dag)),
+    )
+    for operator, arguments in operators:
+        results = torch.library.opcheck(operator, arguments)
+        assert set(results.values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("lengths", [([3, 2], [7, 6]), ([3, 3], [7, 4])], ids=["ragged", "one infeasible"])
+def test_gradients_equal_differences_of_the_loss(make_dag: MakeDag, lengths: tuple[list[int], list[int]]) -> None:
+    log_emit, log_trans, *_ = make_dag(3, 7)
+    # finite everywhere, since differences at -inf are not numbers; what is not read has gradient zero both ways
+    inputs = (log_emit.requires_grad_(), log_trans.nan_to_num(neginf=-5.0).requires_grad_())
+    target_lengths, state_lengths = (torch.tensor(x) for x in lengths)
+
+    def finite_loss(log_emit: torch.Tensor, log_trans: torch.Tensor) -> torch.Tensor:
+        nll = states_alignment_nll(log_emit, log_trans, target_lengths, state_lengths, backend="native")
+        return nll[nll.isfinite()]
+
+    assert torch.autograd.gradcheck(finite_loss, inputs)
+
+
+def test_only_the_gradient_that_is_wanted_is_made(make_dag: MakeDag) -> None:
+    log_emit, log_trans, *lengths = make_dag(3, 8)
+    for wanted, other in ((log_emit, log_trans), (log_trans, log_emit)):
+        leaf = wanted.clone().requires_grad_()
+        inputs = (leaf, other) if wanted is log_emit else (other, leaf)
+        states_alignment_nll(*inputs, *lengths, backend="native").sum().backward()
+        both = [x.clone().requires_grad_() for x in (log_emit, log_trans)]
+        states_alignment_nll(*both, *lengths, backend="native").sum().backward()
+        assert torch.equal(leaf.grad, both[0].grad if wanted is log_emit else both[1].grad)
+
+
+def test_alpha_is_kept_only_for_a_backward_pass(make_dag: MakeDag) -> None:
+    dag = make_dag(3, 8)
+    _, saved = native._forward(*dag, False)
+    assert saved.numel() == 0
+    leaf = dag.log_emit.clone().requires_grad_()
+    nll, _ = native._forward(leaf, *dag[1:], False)
+    message = "^exlm::states_alignment_forward has no gradient where `keeps_alpha` is False$"
+    with pytest.raises(RuntimeError, match=message):
+        nll.sum().backward()
+
+
+def test_the_gradient_has_no_gradient(make_dag: MakeDag) -> None:
+    log_emit, *others = make_dag(3, 8)
+    leaf = log_emit.requires_grad_()
+    nll = states_alignment_nll(leaf, *others, backend="native").sum()
+    (gradient,) = torch.autograd.grad(nll, leaf, create_graph=True)
+    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+        gradient.sum().backward()
+
+
+def test_a_compiled_graph_holds_the_operator_whole(make_dag: MakeDag) -> None:
+    def loss(*dag: torch.Tensor) -> torch.Tensor:
+        return states_alignment_nll(*dag, backend="native").mul(2).sum()
+
+    compiled_loss = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for num_targets, num_states in ((3, 9), (5, 14)):
+        gradients = []
+        for loss_of in (loss, compiled_loss):
+            log_emit, log_trans, *lengths = make_dag(num_targets, num_states, dtype=torch.float32)
+            loss_of(log_emit.requires_grad_(), log_trans.requires_grad_(), *lengths).backward()
+            gradients.append((log_emit.grad, log_trans.grad))
+        assert all(torch.equal(eager, compiled) for eager, compiled in zip(*gradients, strict=True))
+
+
+def test_autocast_leaves_the_operator_in_float32(make_dag: MakeDag) -> None:
+    dag = make_dag(3, 9, dtype=torch.float32)
+    plain = states_alignment_nll(*dag, backend="native")
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = states_alignment_nll(*dag, backend="native")
+    assert cast.dtype == torch.float32
+    assert torch.equal(cast, plain)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        lambda x: x.expand(3, *x.shape[1:]) if len(x) == 1 else x,
+        lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+        lambda x: torch.stack([x, x], dim=-1)[..., 0],
+        lambda x: torch.cat([x, x], dim=1)[:, : x.shape[1]],
+        lambda x: torch.cat([x, x], dim=2)[:, :, : x.shape[2]],
+        lambda x: torch.cat([x[:1], x])[1:],
+    ],
+    ids=["expanded", "transposed", "every other", "fewer rows", "fewer columns", "offset"],
+)
+def test_layout_of_the_arguments_does_not_matter(layout: object, make_dag: MakeDag) -> None:
+    dag = make_dag(5, 12, num_sequences=1, dtype=torch.float32)
+    plain = [x.expand(len(layout(dag.log_emit)), *x.shape[1:]).contiguous() for x in dag]
+    laid_out = [layout(x) if x.ndim == 3 else x for x in plain]
+    results = []
+    for log_emit, log_trans in (plain[:2], laid_out[:2]):
+        leaves = [log_emit.detach().requires_grad_(), log_trans.detach().requires_grad_()]
+        nll = states_alignment_nll(*leaves, *plain[2:], backend="native")
+        nodes = best_alignment(*leaves, *plain[2:], backend="native")
+        results.append((nll.detach(), *torch.autograd.grad(nll.sum(), leaves), nodes))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_the_native_backend_agrees_with_the_reference() -> None:
+    dag = nasty_dags.make(6, 9, 30, missing_edges=0.3, dtype=torch.float64)
+    for op in (states_alignment_nll, best_alignment, alignment_posterior, alignment_edge_posterior):
+        native_result, reference_result = (op(*dag, backend=name) for name in ("native", "reference"))
+        torch.testing.assert_close(native_result, reference_result, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", [{}, {"emission_std": 3.0}, {"emission_std": 30.0}], ids=["std 1", "std 3", "std 30"])
+def test_float32_errors_are_at_most_twice_those_of_the_reference(case: dict[str, float]) -> None:
+    dag = nasty_dags.make(4, 30, 100, **case)
+    truth = nasty_dags.truth(dag)
+    errors = {}
+    for backend in ("native", "reference"):
+        leaves = [dag.log_emit.clone().requires_grad_(), dag.log_trans.clone().requires_grad_()]
+        nll = states_alignment_nll(*leaves, *dag[2:], backend=backend)
+        gradients = torch.autograd.grad(nll[nll.isfinite()].sum(), leaves)
+        worst = [(g - t).abs().max() for g, t in zip(gradients, (truth.grad_emit, truth.grad_trans), strict=True)]
+        is_finite = truth.nll.isfinite()
+        errors[backend] = torch.stack([*worst, ((nll - truth.nll) / truth.nll)[is_finite].abs().max()])
+    # one float32 rounding of the result is granted to both
+    assert (errors["native"] <= 2 * errors["reference"] + 1.2e-7).all()
+
+
+def test_ctc_is_a_special_case() -> None:
+    # classic CTC as a DAG: node (frame, label) of the frame where a label starts; staying and blanks are edge scores
+    B, F, V, L = 2, 7, 5, 3
+    generator = torch.Generator().manual_seed(0)
+    log_probs = torch.randn(F, B, V, generator=generator, dtype=torch.float64).log_softmax(-1).requires_grad_()
+    targets = torch.tensor([[1, 2, 3], [4, 1, 2]])  # no label twice in a row: blanks between labels are optional
+    expected = torch.nn.functional.ctc_loss(
+        log_probs, targets, torch.full((B,), F), torch.full((B,), L), reduction="none"
+    )
+    rows = [_ctc_as_dag(log_probs[:, row], targets[row]) for row in range(B)]
+    log_emit, log_trans = (torch.stack(x) for x in zip(*rows, strict=True))
+    lengths = torch.full((B,), L), torch.full((B,), log_emit.shape[2])
+    nll = states_alignment_nll(log_emit, log_trans, *lengths, backend="native")
+    torch.testing.assert_close(nll, expected, rtol=1e-12, atol=0)
+    (gradient,) = torch.autograd.grad(nll.sum(), log_probs, retain_graph=True)
+    (expected_gradient,) = torch.autograd.grad(expected.sum(), log_probs)
+    # ctc_loss gives the gradient through the softmax before it, so compare what both give for its logits
+    softmax = log_probs.detach().exp()
+    torch.testing.assert_close(
+        gradient - softmax * gradient.sum(-1, keepdim=True), expected_gradient, rtol=1e-10, atol=1e-12
+    )
+
+
+def _ctc_as_dag(log_probs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Nodes are the runs of frames [start, end) that one label may fill; edges carry the blanks between runs."""
+    num_frames, blank = len(log_probs), log_probs[:, 0]
+    runs = [(start, end) for end in range(1, num_frames + 1) for start in range(end)]
+    blanks = torch.cat([blank.new_zeros(1), blank.cumsum(0)])
+    size = len(runs) + 2
+    log_emit = torch.stack([log_probs[start:end, targets].sum(0) for start, end in runs], dim=1)
+    log_emit = torch.nn.functional.pad(log_emit, (1, 1))
+    bounds = [(0, 0), *runs, (num_frames, num_frames)]
+    rows = []
+    for v in range(size):
+        gaps = [(bounds[v][1], bounds[u][0]) for u in range(size)]
+        rows.append(
+            torch.stack(
+                [
+                    blanks[stop] - blanks[start] if u > v and stop >= start else blank.new_tensor(-torch.inf)
+                    for u, (start, stop) in enumerate(gaps)
+                ]
+            )
+        )
+    return log_emit, torch.stack(rows)
+
+
+def test_auto_takes_the_native_backend_where_it_is_there() -> None:
+    assert native.is_available()
+    assert native.unavailable_reason() == ""
+    assert choose_backend("auto") == "native"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device_type", "is_supported"),
+    [
+        (torch.float32, "cpu", True),
+        (torch.float64, "cpu", True),
+        (torch.bfloat16, "cpu", False),
+        (torch.float32, "meta", False),
+    ],
+)
+def test_supported_dtypes(dtype: torch.dtype, device_type: str, is_supported: bool) -> None:
+    assert native.supports(dtype, device_type) is is_supported
+
+
+@pytest.mark.usefixtures("forget_library")
+def test_without_a_compiler_auto_falls_back_and_native_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_compiler(kind: str) -> str:
+        raise BuildError("no C++ compiler found (g++, c++ or clang++)")
+
+    monkeypatch.setattr(build, "find_compiler", no_compiler)
+    assert not native.is_available()
+    assert not native.supports(torch.float32, "cpu")
+    assert choose_backend("auto") == "torch"
+    message = (
+        "^alignment backend `native` cannot be used: no C\\+\\+ compiler found \\(g\\+\\+, c\\+\\+ or clang\\+\\+\\)$"
+    )
+    with pytest.raises(BackendError, match=message):
+        choose_backend("native")
+
+
+@pytest.mark.usefixtures("forget_library")
+def test_a_shipped_library_is_taken_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shipped = tmp_path / "shipped.so"
+    shipped.write_bytes(build.build_library("cpu").read_bytes())
+    monkeypatch.setattr(build, "prebuilt_library", lambda kind: shipped)
+    assert library.host_library().path == shipped
+
+
+@pytest.mark.usefixtures("forget_library")
+def test_a_file_that_is_no_library_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.so"
+    broken.write_text("not a library")
+    monkeypatch.setattr(build, "prebuilt_library", lambda kind: broken)
+    assert native.unavailable_reason() == f"{broken} cannot be loaded: {broken}: file too short"
+
+
+@pytest.mark.usefixtures("forget_library")
+def test_a_library_of_another_interface_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_ABI", 99)
+    path = build.build_library("cpu")
+    assert native.unavailable_reason() == f"{path} has interface version 1, expected 99"
+
+
+def test_a_status_other_than_done_is_raised_with_its_message(make_dag: MakeDag) -> None:
+    dag = library.Dag.of(*make_dag(3, 8, dtype=torch.bfloat16))
+    message = "^states_alignment_forward_cpu: the host kernels take float32 and float64$"
+    with pytest.raises(RuntimeError, match=message):
+        library.host_library().forward(dag, torch.empty(2), None)
+
+
+def test_the_c_interface_says_what_each_status_means() -> None:
+    loaded = ctypes.CDLL(str(library.host_library().path))
+    loaded.states_alignment_message.restype = ctypes.c_char_p
+    assert [loaded.states_alignment_message(status).decode() for status in (0, 1, 2, 3, 77)] == [
+        "done",
+        "the host kernels take float32 and float64",
+        "a size or a stride is negative",
+        "no memory for the scratch of one thread",
+        "unknown status",
+    ]
