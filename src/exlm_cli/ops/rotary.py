@@ -3,6 +3,8 @@
 Axes: B batch, N attention heads, L position, H head width, A position axes (1 or 2).
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -33,8 +35,28 @@ def rotate(
     x: Float[Tensor, "B N L H"], cos: Float[Tensor, "B 1 L A half"], sin: Float[Tensor, "B 1 L A half"]
 ) -> Float[Tensor, "B N L H"]:
     """Rotate every pair (p, p + H/(2A)) of each axis' entries; computed in float32, returned in the dtype of `x`."""
+    result: Tensor = _Rotate.apply(x, cos, sin)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Rotate(torch.autograd.Function):
+    """A rotation keeps nothing for its backward pass: the gradient is turned back by the same angles."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turn(x, cos, sin, 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _turn(grad, *ctx.saved_tensors, -1), None, None
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
     num_axes, half = cos.shape[-2:]
-    pairs = x.float().unflatten(-1, (num_axes, 2, half))
+    pairs = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (num_axes, 2, half))
     first, second = pairs[..., 0, :], pairs[..., 1, :]
-    turned = torch.stack([first * cos - second * sin, first * sin + second * cos], dim=-2)
+    turned = torch.empty(pairs.shape, dtype=pairs.dtype, device=pairs.device)
+    torch.mul(first, cos, out=turned[..., 0, :]).addcmul_(second, sin, value=-direction)
+    torch.mul(second, cos, out=turned[..., 1, :]).addcmul_(first, sin, value=direction)
     return turned.flatten(-3).to(x.dtype)

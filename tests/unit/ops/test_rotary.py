@@ -60,3 +60,11 @@ def test_half_precision_is_rotated_in_float32() -> None:
     rotated = rotate(x, *tables)
     assert rotated.dtype == torch.bfloat16
     torch.testing.assert_close(rotated, rotate(x.float(), *tables).bfloat16())
+
+
+@pytest.mark.parametrize("num_axes", [1, 2])
+def test_gradients_turn_back(num_axes: int) -> None:
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(2, 3, 5, 8, dtype=torch.float64, generator=generator, requires_grad=True)
+    tables = [t.double() for t in rotary_tables(torch.randint(0, 50, (2, 5, num_axes), generator=generator), 8, 1e4)]
+    assert torch.autograd.gradcheck(lambda y: rotate(y, *tables), x)
