@@ -73,11 +73,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     is_debug = "--debug" in words
     try:
-        return app(args=[word for word in words if word != "--debug"], standalone_mode=False) or 0
+        code = app([word for word in words if word != "--debug"], prog_name="exlm", standalone_mode=False)
+        sys.stdout.flush()
+        return code or 0
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # the reader has gone; nothing more may be written, not even by the interpreter as it shuts down
+    except (BrokenPipeError, SystemExit):
+        # the reader of stdout has gone, which typer turns into SystemExit; nothing more may be written, not even by the
+        # interpreter as it shuts down
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (ExlmError, OSError, MemoryError, RuntimeError, _UsageError) as error:

@@ -37,8 +37,8 @@ def recipes(
                 for r in listed
             ]
         )
-    console.emit_table(
-        ["recipe", "parameters", "tokens/step", "purpose", "place in the paper"],
-        [[r.name, f"{count_parameters(r) / 1e6:.1f} M", f"{tokens_per_step(r):,}", r.purpose, r.paper] for r in listed],
-        numbers=["parameters", "tokens/step"],
+    console.emit_listing(
+        ["recipe", "parameters", "tokens a step"],
+        [[r.name, f"{count_parameters(r) / 1e6:.1f} M", f"{tokens_per_step(r):,}"] for r in listed],
+        [[r.purpose, r.paper] for r in listed],
     )

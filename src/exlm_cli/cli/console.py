@@ -1,7 +1,9 @@
 """The only module that prints: results to stdout, progress, messages and errors to stderr."""
 
 import json
+import os
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -67,6 +69,7 @@ class TerminalProgress:
                 self._bars = None
             else:
                 bars.remove_task(task)
+                bars.refresh()
 
 
 class _TerminalBar:
@@ -127,6 +130,8 @@ class _LineBar:
     def update(self, done: int, **fields: str) -> None:
         """Note how far it is, and say it when a line is due."""
         self._done, self._fields = done, fields
+        if done == self._total:
+            return  # `end` says it
         waited_s = self._clock() - self._said_s
         is_far = self._total is not None and done - self._said >= _LINE_EVERY_SHARE * self._total
         if waited_s >= _LINE_EVERY_S or (is_far and waited_s >= _LINE_AT_MOST_EVERY_S):
@@ -173,6 +178,23 @@ def emit_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers
     _stdout().print(table)
 
 
+def emit_listing(columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[Sequence[str]]) -> None:
+    """Write rows under headings, each with notes indented below it; columns after the first are set flush right."""
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        first, *others = zip(cells, widths, strict=True)
+        return "   ".join([f"{first[0]:<{first[1]}}", *(f"{cell:>{width}}" for cell, width in others)])
+
+    room = _stdout().width
+    lines = [line(columns)]
+    for row, texts in zip(rows, notes, strict=True):
+        lines.append(line(row))
+        for text in texts:
+            lines += textwrap.wrap(text, room, initial_indent="    ", subsequent_indent="    ")
+    emit_text("\n".join(lines))
+
+
 def emit_pairs(pairs: Mapping[str, object]) -> None:
     """Write what a command made, one `name  value` line each; numbers as people read them."""
     width = max(map(len, pairs))
@@ -189,7 +211,7 @@ def emit_error(error: ExlmError) -> None:
 
 def _stdout() -> Console:
     console = Console()
-    return console if console.is_terminal else Console(width=PIPE_WIDTH)
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=PIPE_WIDTH)
 
 
 def _count(done: int, total: int | None) -> str:

@@ -30,7 +30,7 @@ ResumeOption = Annotated[
     Path | None, typer.Option("--resume", metavar="RUN", help="Continue the run in this directory from its checkpoint.")
 ]
 SeedOption = Annotated[
-    int | None, typer.Option("--seed", min=0, metavar="N", help="Seed of weights, data order, masks, dropout.")
+    int | None, typer.Option("--seed", metavar="N", help="Seed of weights, data order, masks, dropout.")
 ]
 DeviceOption = Annotated[Device | None, typer.Option("--device", help="Where the model runs; default: the recipe's.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe as YAML and stop.")]

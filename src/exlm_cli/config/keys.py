@@ -57,10 +57,10 @@ def describe_accepted(field: FieldInfo) -> str:
     kinds, is_optional = _alternatives(field.annotation)
     words = " or ".join(_describe_type(kind) for kind in kinds)
     bounds = [
-        f"{word} {getattr(constraint, name):g}"
+        f"{word} {bound if isinstance(bound, int) else format(bound, 'g')}"
         for constraint in field.metadata
         for name, word in _BOUNDS.items()
-        if getattr(constraint, name, None) is not None
+        if (bound := getattr(constraint, name, None)) is not None
     ]
     pattern = next((p for c in field.metadata if (p := getattr(c, "pattern", None)) is not None), None)
     if bounds:

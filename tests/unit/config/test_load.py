@@ -96,7 +96,7 @@ def test_a_file_that_is_missing_or_a_folder_is_told(tmp_path: Path) -> None:
         (b"seed: \x00\n", 'unacceptable character #x0000: special characters are not allowed in "<unicode string>", '
                           "position 6"),
         (b"masking: {mask_porb: 0.3}\n", "unknown key `masking.mask_porb`"),
-        (b"seed: -1\n", "`seed` is -1; accepted: a whole number at least 0 and below 9.22337e+18"),
+        (b"seed: -1\n", "`seed` is -1; accepted: a whole number at least 0 and below 9223372036854775808"),
         (b"objective: exlm\n", "`data` is missing; accepted: a section of keys"),
     ],
 )  # fmt: skip

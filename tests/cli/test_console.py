@@ -1,0 +1,153 @@
+"""What is printed where, and when: lines for logs by a clock of the test, bars on a made-up terminal of 80 columns."""
+
+import io
+import json
+import sys
+
+import pytest
+from rich.console import Console
+
+from exlm_cli.cli import console
+from exlm_cli.cli.console import LineProgress, TerminalProgress, open_progress
+from exlm_cli.errors import ExlmError
+
+Capture = pytest.CaptureFixture[str]
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def lines_of(steps: list[tuple[float, int]], total: int | None, done: int = 0, **fields: str) -> list[str]:
+    """Return the lines of a bar that is updated at the given seconds."""
+    stream, clock = io.StringIO(), Clock()
+    with LineProgress(stream, clock).bar("train", total, done=done) as bar:
+        for now_s, step in steps:
+            clock.now_s = now_s
+            bar.update(step, **fields)
+    return stream.getvalue().splitlines()
+
+
+def test_a_log_gets_a_line_every_ten_seconds_and_one_at_the_end() -> None:
+    steps = [(float(second), second) for second in range(1, 26)]
+    assert lines_of(steps, 1000, loss="2.5", speed="9 tokens/s") == [
+        "train: 10/1,000, loss 2.5, 9 tokens/s, 0:16:30 left",
+        "train: 20/1,000, loss 2.5, 9 tokens/s, 0:16:20 left",
+        "train: 25/1,000, loss 2.5, 9 tokens/s, 0:00:25 in all",
+    ]
+
+
+def test_a_log_gets_a_line_every_twentieth_but_at_most_one_a_second() -> None:
+    slow = lines_of([(2.0 * step, step) for step in range(1, 21)], 20)
+    assert len(slow) == 20
+    fast = lines_of([(0.1 * step, step) for step in range(1, 21)], 20)
+    assert fast == ["train: 10/20, 10/s, 0:00:01 left", "train: 20/20, 10/s, 0:00:02 in all"]
+
+
+def test_the_time_left_of_a_resumed_run_counts_only_what_this_process_does() -> None:
+    assert lines_of([(10.0, 110)], 200, done=100)[0] == "train: 110/200, 1/s, 0:01:30 left"
+
+
+def test_work_without_a_known_end_has_no_time_left() -> None:
+    assert lines_of([(10.0, 5000)], None)[0] == "train: 5,000, 500/s"
+
+
+def test_work_that_does_nothing_says_nothing() -> None:
+    assert lines_of([], 10) == []
+    assert lines_of([(0.0, 5)], 10, done=5) == []
+
+
+def test_work_that_takes_no_time_has_no_rate() -> None:
+    assert lines_of([(0.0, 5)], 10) == ["train: 5/10, 0:00:00 in all"]
+
+
+def test_work_that_fails_says_no_end() -> None:
+    stream = io.StringIO()
+    bar = LineProgress(stream, Clock()).bar("train", 10)
+    bar.__enter__().update(3)
+    bar.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert stream.getvalue() == ""
+
+
+def test_messages_of_a_log_are_lines() -> None:
+    stream = io.StringIO()
+    LineProgress(stream).message("resuming")
+    assert stream.getvalue() == "resuming\n"
+
+
+def terminal() -> tuple[TerminalProgress, io.StringIO]:
+    stream = io.StringIO()
+    return TerminalProgress(Console(file=stream, force_terminal=True, width=80, color_system=None)), stream
+
+
+def test_a_bar_shows_count_fields_and_end_within_eighty_columns() -> None:
+    progress, stream = terminal()
+    with progress.bar("train", 1500) as bar:
+        bar.update(1200, loss="2.310", speed="12,345 tokens/s")
+        bar.update(1500, loss="2.250", speed="12,345 tokens/s")
+    last = stream.getvalue().rpartition("train ━")[2].splitlines()[0]
+    assert last.endswith("1,500/1,500, loss 2.250, 12,345 tokens/s, 0:00:00 in all")
+    assert max(map(len, stream.getvalue().replace("\r", "\n").splitlines())) <= 80 + len("\x1b[2K")
+
+
+def test_a_bar_inside_another_vanishes_and_a_message_stays() -> None:
+    progress, stream = terminal()
+    with progress.bar("train", 10) as outer:
+        with progress.bar("validate", None, done=3) as inner:
+            inner.update(7)
+        progress.message("step 5: [loss] 2.5 " + "x" * 90)
+        outer.update(10)
+    text = stream.getvalue()
+    assert "step 5: [loss] 2.5 " + "x" * 90 + "\n" in text
+    assert "validate" not in text.rpartition("x\n")[2]
+    with progress.bar("again", 2) as bar:
+        bar.update(1)
+    assert "again" in stream.getvalue()
+
+
+def test_progress_is_lines_where_stderr_is_no_terminal_and_bars_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(open_progress(), LineProgress)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert isinstance(open_progress(), TerminalProgress)
+
+
+def test_results_go_to_stdout(capsys: Capture) -> None:
+    console.emit_text("name: a")
+    console.emit_json({"a": [1, None]})
+    console.emit_pairs({"run": "runs/x", "train_tokens": 12345, "loss": 2.34567, "was_cached": True, "is_new": False})
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert captured.out.startswith("name: a\n")
+    assert json.loads(captured.out.partition("\n")[2].partition("run ")[0]) == {"a": [1, None]}
+    assert captured.out.endswith(
+        "run           runs/x\ntrain tokens  12,345\nloss          2.346\nwas cached    yes\nis new        no\n"
+    )
+
+
+def test_a_listing_sets_its_notes_below_each_row(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    console.emit_listing(["name", "size"], [["a", "1"], ["long", "20"]], [["one two three four", "x"], []])
+    assert capsys.readouterr().out == ("name   size\na         1\n    one two three\n    four\n    x\nlong     20\n")
+
+
+def test_a_table_on_a_pipe_is_plain_and_a_cell_is_no_markup(capsys: Capture) -> None:
+    console.emit_table(["name", "size"], [["[red]a", "1"], ["b", "20"]], numbers=["size"])
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines == ["name     size", "─────────────", "[red]a      1", "b          20"]
+
+
+def test_an_error_on_a_terminal_is_coloured_and_not_broken(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    console.emit_error(ExlmError("x " * 60, "y"))
+    error = capsys.readouterr().err
+    assert "\x1b[1;31merror:\x1b[0m " + "x " * 60 + "\n" in error
+    assert "\x1b[1;36mhint:\x1b[0m y\n" in error

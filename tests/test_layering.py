@@ -1,0 +1,107 @@
+"""Imports run one way, and the light layers stay light. Read from the source with `ast`, lazy imports included."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import exlm_cli
+
+PACKAGE = Path(exlm_cli.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# an import may only point to a smaller number; files of one layer may import each other
+LAYERS = {
+    "errors": 0, "progress": 0, "run_dir": 1, "config": 2, "data": 3, "ops": 4, "model": 5, "train": 6, "tasks": 7,
+    "analysis": 7, "report": 8, "cli": 9,
+}  # fmt: skip
+# design.md section 3; `run_dir` uses `errors`, and `tasks` and `analysis` stand beside each other
+
+NEVER_TORCH = ("errors.py", "progress.py", "run_dir.py", "config/", "report/")
+DATA_WITH_TORCH = ("data/batch.py", "data/expansion.py", "data/prefetch.py")
+HEAVY = ("torch", "datasets", "rdkit", "matplotlib", "networkx", "tokenizers", "numpy", "pandas", "pyarrow")
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def layer_of(module: str) -> int | None:
+    """Return the layer of a dotted module of this package; None for the package itself."""
+    parts = module.split(".")
+    return LAYERS[parts[1]] if len(parts) > 1 else None
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Yield the dotted modules that a file imports anywhere, `from exlm_cli import x` as `exlm_cli.x`."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None, f"{path}: relative import"
+            assert node.level == 0, f"{path}: relative import"
+            if node.module == "exlm_cli":
+                yield from (f"exlm_cli.{alias.name}" for alias in node.names)
+            else:
+                yield node.module
+
+
+def test_the_walk_sees_the_whole_package() -> None:
+    assert len(FILES) >= 60
+    assert {relative(path).partition("/")[0].removesuffix(".py") for path in FILES} <= {*LAYERS, "__init__"}
+    assert all(relative(path).partition("/")[0].removesuffix(".py") != "utils" for path in FILES)
+
+
+@pytest.mark.parametrize("path", FILES, ids=relative)
+def test_imports_point_to_lower_layers_only(path: Path) -> None:
+    if path == PACKAGE / "__init__.py":
+        return  # the public names of the package, which nothing inside it imports
+    own = LAYERS[relative(path).partition("/")[0].removesuffix(".py")]
+    for module in imports_of(path):
+        if module.partition(".")[0] != "exlm_cli":
+            continue
+        other = layer_of(module)
+        assert other is not None, f"{relative(path)} imports the package itself"
+        assert other <= own, f"{relative(path)} imports {module}, which stands above it"
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if relative(p).startswith(NEVER_TORCH)], ids=relative)
+def test_light_layers_never_import_torch(path: Path) -> None:
+    assert not {module for module in imports_of(path) if module.partition(".")[0] == "torch"}
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if relative(p).startswith("data/")], ids=relative)
+def test_data_imports_torch_only_where_batches_are_made(path: Path) -> None:
+    imports_torch = "torch" in {module.partition(".")[0] for module in imports_of(path)}
+    assert not imports_torch or relative(path) in DATA_WITH_TORCH
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if relative(p) != "cli/console.py"], ids=relative)
+def test_only_the_console_prints(path: Path) -> None:
+    calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+    assert not [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"]
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["pretrain", "--help"]])
+def test_help_loads_nothing_heavy(words: list[str]) -> None:
+    script = (
+        "import sys; from exlm_cli.cli.app import main\n"
+        f"code = main({words!r}); print([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.strip() == "[]"
+
+
+def test_a_dry_run_loads_no_torch() -> None:
+    script = (
+        "import sys; from exlm_cli.cli.app import main\n"
+        "code = main(['pretrain', '--recipe', 'text-base', '--dry-run'])\n"
+        "assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("name: text-base\n")

@@ -1,0 +1,196 @@
+"""Every shipped recipe resolves, and holds the paper's numbers. The tables are the paper's, not ours.
+
+Tables 5, 7 and 10 of ExLM (arXiv 2501.13397v5); sections and appendices as cited beside each value.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exlm_cli.config.load import dump_recipe, list_recipes, load_recipe, recipes_folder
+from exlm_cli.config.parameters import count_parameters
+from exlm_cli.config.recipes import PretrainRecipe
+
+NUM_RECIPES = 30
+FILES = sorted(recipes_folder().rglob("*.yaml"))
+
+# every line of a table, by the key that holds it; `Activation function: GELU` is the model's only one
+TABLE_5 = {
+    "optim.lr": 2e-3,
+    "optim.schedule": "polynomial",
+    "optim.warmup_steps": 5_000,
+    "train.max_steps": 50_000,
+    "train.batch_sequences": 4_096,
+    "model.dropout": 0.1,
+    "model.attention_dropout": 0.1,
+    "model.activation_dropout": 0.0,
+    "model.num_layers": 12,
+    "model.num_heads": 12,
+    "model.width": 768,
+    "model.ffn_width": 3_072,
+    "optim.betas": (0.9, 0.98),
+    "masking.mask_ratio": 0.15,
+    "optim.weight_decay": 0.01,
+    "optim.clip_norm": 0.0,
+}
+TABLE_7 = {
+    "optim.lr": 5e-4,
+    "optim.schedule": "polynomial",
+    "masking.num_states_per_mask": 2,
+    "optim.warmup_steps": 10_000,
+    "train.max_steps": 120_000,
+    "train.batch_tokens": 64 * 1024,
+    "model.dropout": 0.1,
+    "model.attention_dropout": 0.1,
+    "model.activation_dropout": 0.0,
+    "model.num_layers": 9,
+    "model.num_heads": 12,
+    "model.width": 768,
+    "model.ffn_width": 2_048,
+    "optim.betas": (0.9, 0.98),
+    "masking.mask_ratio": 0.15,
+    "tokenizer.vocab_size": 369,
+    "optim.weight_decay": 0.0,
+    "optim.clip_norm": 1.0,
+}
+TABLE_10_BASE = {
+    "optim.lr": 5e-4,
+    "optim.schedule": "polynomial",
+    "masking.num_states_per_mask": 4,
+    "optim.warmup_steps": 10_000,
+    "train.max_steps": 125_000,
+    "train.batch_sequences": 2_048,
+    "model.dropout": 0.1,
+    "model.attention_dropout": 0.1,
+    "model.activation_dropout": 0.0,
+    "model.num_layers": 12,
+    "model.num_heads": 12,
+    "model.width": 768,
+    "model.ffn_width": 3_072,
+    "optim.betas": (0.9, 0.98),
+    "masking.mask_ratio": 0.15,
+    "optim.weight_decay": 0.01,
+    "optim.clip_norm": 0.0,
+}
+TABLE_10_LARGE = TABLE_10_BASE | {
+    "model.num_layers": 24,
+    "model.num_heads": 16,
+    "model.width": 1_024,
+    "model.ffn_width": 4_096,
+}
+MLM = {"objective": "mlm", "masking.num_states_per_mask": 1}
+EXLM_K4 = {"objective": "exlm", "masking.num_states_per_mask": 4, "model.rope": "2d", "model.alignment": "dag"}
+
+EXPECTED: dict[str, dict[str, Any]] = {
+    "text-base": TABLE_10_BASE | EXLM_K4,
+    "text-base-gated": TABLE_10_BASE | EXLM_K4,
+    "text-base-mlm": TABLE_10_BASE | MLM,
+    "text-large": TABLE_10_LARGE | EXLM_K4,
+    "text-large-mlm": TABLE_10_LARGE | MLM,
+    "smiles-base": TABLE_7 | {"objective": "exlm", "data.kind": "smiles", "model.rope": "2d"},
+    "smiles-base-mlm": TABLE_7 | MLM | {"data.kind": "smiles"},
+    # Table 5: "Max sequence length 512 * k"; App. C: every copy is masked on its own
+    "repeat-mlm": TABLE_5 | MLM | {"masking.scheme": "bernoulli", "masking.num_repeats": 1, "model.max_length": 512},
+    # App. B.1: "we also used the same pre-training parameters in the ablation experiments"
+    "ablation-exlm": TABLE_5 | EXLM_K4,
+    "ablation-mlm": TABLE_5 | MLM,
+    "ablation-mlm-p38.7": TABLE_5 | MLM | {"masking.mask_ratio": 0.387},
+    # App. Q.2: "we increase the training steps of MLM from 50,000 to 100,000"
+    "ablation-mlm-plus-plus": TABLE_5 | MLM | {"train.max_steps": 100_000},
+    "ablation-exlm-no-2d-rope": TABLE_5 | EXLM_K4 | {"model.rope": "1d"},
+    "ablation-exlm-no-transitions": TABLE_5 | EXLM_K4 | {"model.alignment": "independent"},
+    "ablation-exlm-sparse-dag": TABLE_5 | EXLM_K4 | {"model.alignment": "sparse_dag"},
+} | {
+    # Table 4
+    f"ablation-exlm-k{k}-p{p:g}": TABLE_5 | EXLM_K4 | {"masking.num_states_per_mask": k, "masking.mask_ratio": p / 100}
+    for k in (2, 4, 8)
+    for p in (15, 38.7)
+}
+
+
+def value_at(recipe: PretrainRecipe, path: str) -> Any:
+    value: Any = recipe
+    for key in path.split("."):
+        value = getattr(value, key)
+    return value
+
+
+def test_every_file_is_a_listed_recipe_and_none_is_missing() -> None:
+    assert len(FILES) == NUM_RECIPES
+    assert sorted(info.path for info in list_recipes()) == FILES
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_recipe_resolves_says_what_it_is_for_and_round_trips(path: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(path.stem)
+    assert recipe.name == path.stem
+    assert recipe.purpose
+    assert recipe.paper
+    resolved = tmp_path / "recipe.yaml"
+    resolved.write_text(dump_recipe(recipe), encoding="utf-8")
+    assert load_recipe(str(resolved)) == recipe
+
+
+@pytest.mark.parametrize(("name", "key"), [(name, key) for name, table in EXPECTED.items() for key in table])
+def test_a_value_is_the_papers(name: str, key: str) -> None:
+    assert value_at(load_recipe(name), key) == EXPECTED[name][key]
+
+
+@pytest.mark.parametrize("name", ["text-base", "text-large", "smiles-base", "repeat-mlm"])
+def test_every_value_of_a_table_stands_beside_a_comment_that_names_it(name: str) -> None:
+    """The values that a file gives itself; those it extends are commented where they are given."""
+    path = next(info.path for info in list_recipes() if info.name == name)
+    table = {"text-base": "Table 10", "text-large": "Table 10", "smiles-base": "Table 7", "repeat-mlm": "Table 5"}[name]
+    keys = {key.rpartition(".")[2] for key in EXPECTED[name]} - {"objective", "rope", "alignment", "kind", "scheme"}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        key = line.strip().partition(":")[0]
+        if key in keys and not (name == "repeat-mlm" and key in ("num_states_per_mask", "num_repeats")):
+            assert table in line, f"{path.name}: `{line.strip()}` names no table"
+
+
+@pytest.mark.parametrize(
+    ("name", "paper_millions", "tolerance"),
+    [
+        ("text-base", 128, 0.03),
+        ("text-base-mlm", 128, 0.03),
+        ("text-base-gated", 128, 0.003),
+        ("text-large", 361, 0.03),
+        ("text-large-mlm", 361, 0.03),
+        ("smiles-base", 50.5, 0.03),
+        ("smiles-base-mlm", 50.5, 0.003),
+        ("repeat-mlm", 128, 0.03),
+        ("ablation-exlm", 128, 0.03),
+        ("ablation-mlm", 128, 0.03),
+    ],
+)
+def test_parameters_come_out_as_the_paper_gives_them(name: str, paper_millions: float, tolerance: float) -> None:
+    assert count_parameters(load_recipe(name)) == pytest.approx(paper_millions * 1e6, rel=tolerance)
+
+
+@pytest.mark.parametrize("name", [info.name for info in list_recipes() if info.name.endswith("-mlm")])
+def test_a_twin_differs_in_the_objective_and_in_nothing_that_costs(name: str) -> None:
+    twin = load_recipe(name)
+    assert twin.objective == "mlm"
+    if "repeat" in name:
+        return  # a cell of its own grid, nobody's twin
+    exlm = load_recipe(name.replace("ablation-mlm", "ablation-exlm").removesuffix("-mlm"))
+    assert exlm.objective == "exlm"
+    for section in ("data", "tokenizer", "optim", "train"):
+        assert getattr(twin, section) == getattr(exlm, section), section
+    assert twin.model == exlm.model.model_copy(update={"rope": "1d"})
+    assert twin.masking == exlm.masking.model_copy(update={"num_states_per_mask": 1})
+
+
+def test_the_text_recipes_name_the_papers_corpora() -> None:
+    train = load_recipe("text-base").data.train
+    assert any("wikipedia" in name for name in train)
+    assert any("bookcorpus" in name for name in train)
+    assert all(name.startswith("hub:") for name in train)
+
+
+@pytest.mark.parametrize("num_repeats", [1, 2, 4, 8])
+def test_a_cell_of_the_repeated_mlm_grid_needs_no_more_than_512_k_positions(num_repeats: int) -> None:
+    """Table 5: the maximum sequence length is 512 * k."""
+    cell = load_recipe("repeat-mlm", [f"masking.num_repeats={num_repeats}", f"model.max_length={512 * num_repeats}"])
+    assert cell.longest_expanded_length <= 512 * num_repeats
