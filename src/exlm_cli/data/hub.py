@@ -1,12 +1,16 @@
 """Rows of a data set on the Hugging Face Hub, streamed; where there is no network the error says what to do instead."""
 
+import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
+from exlm_cli.data.cache import replace_file
 from exlm_cli.data.readers import Row, RowKind, choose_column
 from exlm_cli.errors import DataError
+from exlm_cli.progress import Progress
 
 _NAME = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(/(?P<config>[\w.-]+))?(@(?P<split>\w+))?")
 LOCAL_FILES_HINT = """to read local files instead, give `--set data.train='["my.txt"]'`"""
@@ -54,25 +58,43 @@ def iter_hub_rows(source: HubSource, kind: RowKind, column: str | None) -> Itera
                 yield Row(str(source), number, (value or "").strip())
             else:
                 yield Row(str(source), number, str(value), problem="is not a string")
-    except (OSError, ValueError) as error:
-        raise unreachable(source, error) from error
+    except _hub_errors() as error:
+        raise _unreachable(source, error) from error
 
 
-def revision_of(source: HubSource) -> str:
-    """Return the commit of a Hub data set.
+def find_revision(source: HubSource, cache: Path, progress: Progress) -> str:
+    """Return the commit of a Hub data set; the one last seen where the Hub cannot be reached.
+
+    Args:
+        source: The data set.
+        cache: Folder that remembers commits, so that what is in the cache already needs no network.
+        progress: Told when the remembered commit is taken.
 
     Raises:
-        DataError: The Hub cannot be reached or has no such data set.
+        DataError: The Hub does not give it, and it was never seen.
     """
     import huggingface_hub
 
+    remembered = cache / "hub" / f"{hashlib.sha256(source.name.encode()).hexdigest()}.txt"
     try:
-        return str(huggingface_hub.HfApi().dataset_info(source.name).sha)
-    except (OSError, ValueError) as error:
-        raise unreachable(source, error) from error
+        revision = str(huggingface_hub.HfApi().dataset_info(source.name).sha)
+    except _hub_errors() as error:
+        if not remembered.is_file():
+            raise _unreachable(source, error) from error
+        revision = remembered.read_text()
+        progress.message(f"`{source}`: the Hub does not answer; taking revision {revision} as last seen")
+        return revision
+    replace_file(remembered, revision.encode())
+    return revision
 
 
-def unreachable(source: HubSource, error: Exception) -> DataError:
-    """Return the error for a data set that the Hub does not give."""
-    reason = str(error).strip().splitlines()
-    return DataError(f"`{source}` cannot be read from the Hub: {reason[0] if reason else error!r}", LOCAL_FILES_HINT)
+def _hub_errors() -> tuple[type[Exception], ...]:
+    """What the Hub's client raises; its HTTP library, and so the base of network errors, differs between versions."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return (*HfHubHTTPError.__bases__, OSError, ValueError)
+
+
+def _unreachable(source: HubSource, error: Exception) -> DataError:
+    reason = (str(error).strip().splitlines() or [repr(error)])[0].strip("'\"")
+    return DataError(f"`{source}` cannot be read from the Hub: {reason}", LOCAL_FILES_HINT)

@@ -33,7 +33,7 @@ class Holdout:
         """
         self.kind: RowKind = kind
         self.smallest: bytes | None = None
-        self._limit = int(fraction * 2**64).to_bytes(9)
+        self._limit = int(fraction * 2**64).to_bytes(8)
         self._forced = forced
         largest = _LARGEST_BLOCK_BYTES
         self._block_bytes = largest if total_bytes is None else min(largest, int(total_bytes * fraction / 8))
@@ -56,7 +56,7 @@ class Holdout:
         drawn = hashlib.blake2b(unit.encode(), digest_size=8, person=b"exlm hold-out").digest()
         if self.smallest is None or drawn < self.smallest:
             self.smallest = drawn
-        return b"\0" + drawn < self._limit or drawn == self._forced
+        return drawn < self._limit or drawn == self._forced
 
 
 @final

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -96,8 +97,10 @@ class ShardWriter:
     def __enter__(self) -> Self:
         shutil.rmtree(self._temporary, ignore_errors=True)
         self._temporary.mkdir(parents=True)
-        self._tokens = (self._temporary / _TOKENS).open("wb")
-        self._offsets = (self._temporary / _OFFSETS).open("wb")
+        with ExitStack() as files:
+            self._tokens = files.enter_context((self._temporary / _TOKENS).open("wb"))
+            self._offsets = files.enter_context((self._temporary / _OFFSETS).open("wb"))
+            self._files = files.pop_all()
         self._offsets.write(np.zeros(1, "<i8").tobytes())
         return self
 
@@ -117,10 +120,10 @@ class ShardWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            for file in (self._tokens, self._offsets):
-                # closing flushes, and a full disk is found out only then
-                with file:
-                    if kind is None:
+            with self._files:
+                if kind is None:
+                    for file in (self._tokens, self._offsets):
+                        # a full disk may be found out only here
                         file.flush()
                         os.fsync(file.fileno())
             if kind is None and self.num_sequences:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from exlm_cli.data.grammar import sample_sentences
@@ -63,7 +64,10 @@ def resolve_inputs(inputs: Sequence[str], *, kind: RowKind, progress: Progress) 
         elif scheme == "bundled":
             sources.append(_bundled(name, kind))
         else:
-            sources.extend(_local_files(given, progress))
+            try:
+                sources.extend(_local_files(given, progress))
+            except OSError as error:
+                raise DataError(f"{given}: cannot be read: {error.strerror}") from error
     return sources
 
 
@@ -136,10 +140,14 @@ def _opened(
         case HubSource():
             yield iter_hub_rows(source, kind, column), lambda: 0
         case BundledSource(name=name):
-            texts = (
-                generate_molecules(bundled_rows, seed) if name == "molecules" else sample_sentences(bundled_rows, seed)
-            )
+            texts = _bundled_texts(name, bundled_rows, seed)
             yield (Row(str(source), number, text) for number, text in enumerate(texts, start=1)), lambda: 0
+
+
+@lru_cache(maxsize=2)
+def _bundled_texts(name: str, num: int, seed: int) -> tuple[str, ...]:
+    """Remember what was generated: the tokenizer's training and the tokenising both read it."""
+    return tuple(generate_molecules(num, seed) if name == "molecules" else sample_sentences(num, seed))
 
 
 def _bundled(name: str, kind: RowKind) -> BundledSource:

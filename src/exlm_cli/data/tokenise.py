@@ -1,6 +1,6 @@
 """Rows to shards: validity, batched tokenisation, and the cutting into sequences."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import final
 
 from exlm_cli.config.sections import DataConfig
@@ -10,7 +10,7 @@ from exlm_cli.data.shards import ShardWriter
 from exlm_cli.data.smiles import find_invalid_smiles
 from exlm_cli.data.tokenizer import Tokenizer
 
-_BATCH_ROWS, _BATCH_CHARACTERS = 4096, 1 << 21
+_BATCH_ROWS, _BATCH_CHARACTERS = 4096, 1 << 19
 _NUM_ENDS = 2
 """[CLS] and [SEP], which every sequence gets when it is used."""
 
@@ -50,32 +50,36 @@ def tokenise_rows(
     rows: Iterable[Row],
     tokenizer: Tokenizer,
     data: DataConfig,
-    sinks: Iterable[SplitSink],
-    choose_sink: Callable[[Row], SplitSink],
+    sinks: Sequence[SplitSink],
+    choose_sink: Callable[[Row], int],
     rejected: RejectedRows,
-) -> None:
+) -> int:
     """Tokenise rows in batches, on all cores, and hand each to its split.
 
     Args:
         rows: In order.
         tokenizer: For text or SMILES, as `data.kind` says.
         data: How rows are cut.
-        sinks: All that `choose_sink` may return; finished here.
-        choose_sink: The split of a row; asked in order, of usable rows only.
+        sinks: One per split; finished here.
+        choose_sink: Index of the sink that a row goes to; asked in order, of usable rows only.
         rejected: Gets rows that cannot be used.
+
+    Returns:
+        How many tokens are [UNK].
 
     Raises:
         DataError: Such a row, where `data.on_invalid` is "error".
     """
-    sinks = list(sinks)
     room = data.sequence_length - _NUM_ENDS
+    num_unknown = 0
     last: SplitSink | None = None
     for batch in _batches(_usable(rows, data, rejected)):
         for row, ids in zip(batch, tokenizer.encode_batch([row.text for row in batch]), strict=True):
             if data.kind == "smiles" and len(ids) > room:
                 rejected.add(row, f"{len(ids)} tokens, but `data.sequence_length` leaves room for {room}")
                 continue
-            sink = choose_sink(row)
+            num_unknown += ids.count(tokenizer.unk_id)
+            sink = sinks[choose_sink(row)]
             # Rows that stood apart in the corpus must not look like neighbours.
             sink.add(ids, starts_document=row.starts_document or sink is not last)
             last = sink
@@ -83,6 +87,7 @@ def tokenise_rows(
             sink.flush()
     for sink in sinks:
         sink.finish()
+    return num_unknown
 
 
 def _usable(rows: Iterable[Row], data: DataConfig, rejected: RejectedRows) -> Iterator[Row]:
