@@ -356,3 +356,11 @@ def test_int32_lengths_are_accepted(make_dag: MakeDag, backend: Backend) -> None
     dag = make_dag(3, 8, dtype=torch.float32)
     as_int32 = Dag(*dag[:2], dag.target_lengths.int(), dag.state_lengths.int())
     assert states_alignment_nll(*as_int32, backend=backend).equal(states_alignment_nll(*dag, backend=backend))
+
+
+def test_autocast_changes_nothing(make_dag: MakeDag, backend: Backend) -> None:
+    dag = make_dag(7, 30, dtype=torch.float32)
+    expected = nll_and_gradients(dag, backend)
+    with torch.autocast("cpu", torch.bfloat16):
+        results = nll_and_gradients(dag, backend)
+    assert all(a.equal(b) for a, b in zip(results, expected, strict=True))

@@ -178,23 +178,22 @@ def _log_reach(
     states: slice,
 ) -> Tensor:
     """Sum over all edges into `states` from the states before them."""
-    sums = sums_BSI[:, states]
-    log_reach = sums.log() + _finite(log_peak) + _finite(log_best_edge_BS)[:, states, None]
-    is_lost = (sums < _LEAST_SUM) & (log_peak > -math.inf) & (log_best_edge_BS[:, states, None] > -math.inf)
-    if is_lost.any():
-        log_source = log_alpha_BSI[:, : states.start, :-1]
-        log_edge = log_trans_BSS[:, : states.start, states]
-        # most such sums are truly zero: no edge from a living state
-        num_edges = (log_edge > -math.inf).float().transpose(1, 2) @ (log_source > -math.inf).float()
-        for row, state, slot in zip(
-            *(
-                i.split(max(1, _GATHER_ELEMENTS // states.start))
-                for i in (is_lost & (num_edges > 0)).nonzero(as_tuple=True)
-            ),
-            strict=True,
-        ):
-            log_reach[row, state, slot] = (log_source[row, :, slot] + log_edge[row, :, state]).logsumexp(1)
+    sums, log_best_edge = sums_BSI[:, states], log_best_edge_BS[:, states, None]
+    log_reach = sums.log() + _finite(log_peak) + _finite(log_best_edge)
+    is_doubtful = (sums < _LEAST_SUM) & (log_peak > -math.inf) & (log_best_edge > -math.inf)
+    if is_doubtful.any():
+        before = slice(0, states.start)
+        _sum_again(log_reach, is_doubtful, log_alpha_BSI[:, before, :-1], log_trans_BSS[:, before, states])
     return log_reach
+
+
+def _sum_again(log_reach: Tensor, is_doubtful: Tensor, log_source: Tensor, log_edge: Tensor) -> None:
+    """Replace doubtful sums by log-sum-exps. Most of them are truly zero: no edge comes from a living state."""
+    num_alive = (log_edge > -math.inf).float().transpose(1, 2) @ (log_source > -math.inf).float()
+    indices = (is_doubtful & (num_alive > 0)).nonzero()
+    for part in indices.split(max(1, _GATHER_ELEMENTS // log_source.shape[1])):
+        row, state, slot = part.unbind(1)
+        log_reach[row, state, slot] = (log_source[row, :, slot] + log_edge[row, :, state]).logsumexp(1)
 
 
 def _solve_leaf(
@@ -221,14 +220,15 @@ def _add_edge_posterior(
         after = slice(first if middle == stop else middle, stop)
         log_source, log_target = log_alpha_BSI[:, first:middle, :-1], log_beta_BSI[:, after, 1:]
         log_edge = log_trans_BSS[:, first:middle, after].double()
-        log_peak = log_source.amax(1, keepdim=True)
-        log_gain = log_target + log_peak
+        log_peak, log_best_edge = log_source.amax(1, keepdim=True), log_edge.amax(1, keepdim=True)
+        log_gain = log_target + log_peak + log_best_edge.transpose(1, 2)
         source = (log_source - _finite(log_peak)).exp_()
-        posterior = (source @ log_gain.clamp(max=_LARGEST_LOG).exp_().transpose(1, 2)).mul_(log_edge.exp())
-        # peak and target have no edge between them; the sources that do have one may be lost beside the peak
+        posterior = source @ log_gain.clamp(max=_LARGEST_LOG).exp_().transpose(1, 2)
+        posterior.mul_((log_edge - _finite(log_best_edge)).exp_())
+        # no good edge joins peak and target, and sources that have one may be lost beside the peak
         for row in (log_gain.amax((1, 2)) > _LARGEST_LOG).nonzero()[:, 0].tolist():
-            for i, log_x in enumerate(log_source[row]):
-                posterior[row, i] = ((log_x + log_target[row]).logsumexp(1) + log_edge[row, i]).exp()
+            for v, log_source_I in enumerate(log_source[row]):
+                posterior[row, v] = ((log_source_I + log_target[row]).logsumexp(1) + log_edge[row, v]).exp()
         grad_trans_BSS[:, first:middle, after] = posterior.mul_(scale)
 
 

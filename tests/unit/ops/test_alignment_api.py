@@ -1,0 +1,203 @@
+"""Checks, dispatch and the log line of the alignment op's entry points; what they compute is in the backends' tests."""
+
+import logging
+import re
+import types
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from exlm_cli.errors import BackendError, ShapeError
+from exlm_cli.ops import alignment
+from exlm_cli.ops.alignment import (
+    alignment_edge_posterior,
+    alignment_posterior,
+    api,
+    best_alignment,
+    choose_backend,
+    native,
+    states_alignment_nll,
+)
+from tests.conftest import Dag, MakeDag
+
+ENTRY_POINTS = [states_alignment_nll, best_alignment, alignment_posterior, alignment_edge_posterior]
+
+
+def whole(message: str) -> str:
+    return f"^{re.escape(message)}$"
+
+
+@pytest.fixture(params=ENTRY_POINTS, ids=lambda entry_point: entry_point.__name__)
+def entry_point(request: pytest.FixtureRequest) -> Callable[..., Tensor]:
+    chosen: Callable[..., Tensor] = request.param
+    return chosen
+
+
+@pytest.fixture
+def dag(make_dag: MakeDag) -> Dag:
+    return make_dag(3, 8, dtype=torch.float32)
+
+
+@pytest.fixture
+def native_stand_in(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """A native backend that takes float32 on the CPU and answers with the loss -1."""
+    stand_in = types.SimpleNamespace(
+        is_available=lambda: True,
+        unavailable_reason=lambda: "no compiler was found",
+        supports=lambda dtype, device_type: dtype == torch.float32 and device_type == "cpu",
+        states_alignment_nll=lambda log_emit, *_: -log_emit.new_ones(len(log_emit)),
+    )
+    monkeypatch.setattr(alignment, "native", stand_in)
+    api._log_once.cache_clear()
+    return stand_in
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"log_emit": torch.zeros(3, 8)}, "`log_emit` has shape (3, 8), expected three axes (B, T, S)"),
+        ({"log_trans": torch.zeros(2, 8, 9)}, "`log_trans` has shape (2, 8, 9), expected (B, S, S) = (2, 8, 8)"),
+        ({"target_lengths": torch.tensor([3])}, "`target_lengths` has shape (1,), expected (B,) = (2,)"),
+        ({"state_lengths": torch.tensor([[8], [8]])}, "`state_lengths` has shape (2, 1), expected (B,) = (2,)"),
+        ({"target_lengths": torch.tensor([3, 4])}, "`target_lengths` holds 4, expected 0 to T = 3"),
+        ({"state_lengths": torch.tensor([-1, 9])}, "`state_lengths` holds -1, expected 0 to S = 8"),
+    ],
+)
+def test_axes_that_disagree_are_named(
+    wrong: dict[str, Tensor], message: str, entry_point: Callable[..., Tensor], dag: Dag
+) -> None:
+    with pytest.raises(ShapeError, match=whole(message)):
+        entry_point(*dag._replace(**wrong))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (
+            {"log_trans": torch.zeros(2, 8, 8, dtype=torch.float64)},
+            "`log_trans` is float64, expected float32, the dtype of `log_emit`",
+        ),
+        ({"state_lengths": torch.tensor([8.0, 8.0])}, "`state_lengths` is float32, expected an integer dtype"),
+        ({"target_lengths": torch.tensor([True, True])}, "`target_lengths` is bool, expected an integer dtype"),
+        (
+            {"log_trans": torch.zeros(2, 8, 8, device="meta")},
+            "`log_trans` is on meta, expected cpu, where `log_emit` is",
+        ),
+        (
+            {"state_lengths": torch.zeros(2, dtype=torch.int64, device="meta")},
+            "`state_lengths` is on meta, expected cpu, where `log_emit` is",
+        ),
+    ],
+)
+def test_dtypes_and_devices_that_disagree_are_named(
+    wrong: dict[str, Tensor], message: str, entry_point: Callable[..., Tensor], dag: Dag
+) -> None:
+    with pytest.raises(ValueError, match=whole(message)):
+        entry_point(*dag._replace(**wrong))
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference", "torch", "native"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits_are_refused_on_the_cpu(
+    backend: alignment.Backend, dtype: torch.dtype, entry_point: Callable[..., Tensor], make_dag: MakeDag
+) -> None:
+    message = (
+        f"`log_emit` is {str(dtype)[6:]} on cpu; alignment backend `{backend}` takes float32 and float64 there "
+        "(sums over paths lose mass in 16 bits)"
+    )
+    with pytest.raises(ValueError, match=whole(message)):
+        entry_point(*make_dag(3, 8, dtype=dtype), backend=backend)
+
+
+def test_an_unknown_backend_is_refused(entry_point: Callable[..., Tensor], dag: Dag) -> None:
+    message = "`backend` is 'cuda', expected 'auto', 'reference', 'torch' or 'native'"
+    with pytest.raises(ValueError, match=whole(message)):
+        entry_point(*dag, backend="cuda")
+
+
+def test_native_that_cannot_be_had_is_an_error_with_the_reason(
+    entry_point: Callable[..., Tensor], dag: Dag, native_stand_in: types.SimpleNamespace
+) -> None:
+    native_stand_in.is_available = lambda: False
+    message = "alignment backend `native` cannot be used: no compiler was found"
+    with pytest.raises(BackendError, match=whole(message)) as caught:
+        entry_point(*dag, backend="native")
+    assert caught.value.hint == "`exlm doctor --build` builds it and shows what the compiler says"
+
+
+def test_native_that_does_not_take_a_dtype_is_an_error(native_stand_in: types.SimpleNamespace) -> None:
+    message = "alignment backend `native` cannot be used: it does not take float64 on cpu"
+    with pytest.raises(BackendError, match=whole(message)):
+        choose_backend("native", torch.float64)
+
+
+def test_auto_takes_native_where_it_serves_and_says_so_once(
+    dag: Dag, native_stand_in: types.SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="exlm_cli"):
+        for _ in range(2):
+            assert states_alignment_nll(*dag).tolist() == [-1, -1]
+    assert caplog.messages == ["alignment backend: native"]
+
+
+def test_auto_takes_torch_where_native_is_missing_and_says_why_once(
+    dag: Dag, native_stand_in: types.SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    native_stand_in.is_available = lambda: False
+    with caplog.at_level(logging.INFO, logger="exlm_cli"):
+        for _ in range(2):
+            assert states_alignment_nll(*dag).equal(states_alignment_nll(*dag, backend="torch"))
+    assert caplog.messages == ["alignment backend: torch (native: no compiler was found)"]
+
+
+def test_auto_takes_torch_for_a_dtype_that_native_does_not_take(native_stand_in: types.SimpleNamespace) -> None:
+    assert choose_backend("auto", torch.float64) == "torch"
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+def test_a_backend_asked_for_by_name_is_the_one_used(
+    backend: alignment.Backend, native_stand_in: types.SimpleNamespace
+) -> None:
+    assert choose_backend(backend) == backend
+
+
+@pytest.mark.skipif(not native.is_available(), reason="needs the native backend, which needs a C++ compiler")
+def test_native_is_the_choice_of_auto_where_it_is_built() -> None:
+    assert choose_backend("auto") == choose_backend("native") == "native"
+
+
+def test_posteriors_can_be_asked_for_in_inference_mode(dag: Dag, backend: alignment.Backend) -> None:
+    expected = alignment_posterior(*dag, backend=backend)
+    with torch.inference_mode():
+        made_inside = Dag(*(x.clone() for x in dag))
+        for arguments in (dag, made_inside):
+            assert alignment_posterior(*arguments, backend=backend).equal(expected)
+
+
+def test_posteriors_leave_the_gradients_of_their_arguments_alone(dag: Dag, backend: alignment.Backend) -> None:
+    log_emit, log_trans = dag.log_emit.requires_grad_(), dag.log_trans.requires_grad_()
+    posterior = alignment_posterior(*dag, backend=backend)
+    edges = alignment_edge_posterior(*dag, backend=backend)
+    assert not posterior.requires_grad
+    assert not edges.requires_grad
+    assert log_emit.grad is None
+    assert log_trans.grad is None
+
+
+@pytest.mark.parametrize("wanted", [(True, False), (False, True)])
+def test_one_gradient_can_be_had_without_the_other(
+    wanted: tuple[bool, bool], dag: Dag, backend: alignment.Backend
+) -> None:
+    inputs = tuple(x.clone().requires_grad_(is_wanted) for x, is_wanted in zip(dag[:2], wanted, strict=True))
+    states_alignment_nll(*inputs, *dag[2:], backend=backend).sum().backward()
+    assert tuple(x.grad is not None for x in inputs) == wanted
+    assert not states_alignment_nll(*dag, backend=backend).requires_grad
+
+
+def test_the_op_compiles_into_one_graph_without_reading_lengths(dag: Dag) -> None:
+    compiled = torch.compile(
+        lambda *arguments: states_alignment_nll(*arguments, backend="reference"), backend="eager", fullgraph=True
+    )
+    assert compiled(*dag).equal(states_alignment_nll(*dag, backend="reference"))
