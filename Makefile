@@ -1,0 +1,65 @@
+# Every target sets up what it needs; `make quickstart` and `make test` work on a fresh clone.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+QUICKSTART := runs/quickstart
+SENTENCE := This is [MASK], and I'm very [MASK] to see this.
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: setup quickstart lint format types test ext bench wheel-check clean
+
+setup: $(VENV)/.dev-installed
+
+# Pre-trains a tiny ExLM on bundled sentences and shows the DAG behind one; continues where it was stopped.
+quickstart: $(VENV)/.installed
+	if [ -f $(QUICKSTART)/recipe.yaml ]; then $(BIN)/exlm pretrain --resume $(QUICKSTART); \
+	else $(BIN)/exlm pretrain --recipe quickstart-text --out $(QUICKSTART); fi
+	$(BIN)/exlm inspect-dag "$(SENTENCE)" --checkpoint $(QUICKSTART) --out $(QUICKSTART)/dag
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: setup
+	$(BIN)/mypy
+
+# Two workers of one thread each are faster on two cores than one worker of two.
+test: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+ext: setup
+	$(BIN)/exlm doctor --build
+
+bench: ext
+	for bench in benchmarks/bench_*.py; do $(BIN)/python $$bench || exit 1; done
+
+# Builds the wheel, installs it into an environment of its own and runs it from an empty folder.
+wheel-check: setup
+	rm -rf build/wheel-check
+	$(BIN)/python -m build --wheel --outdir build/wheel-check
+	$(PYTHON) -m venv build/wheel-check/venv
+	build/wheel-check/venv/bin/pip install --quiet -c constraints.txt build/wheel-check/*.whl
+	mkdir build/wheel-check/empty
+	cd build/wheel-check/empty && PATH="$(CURDIR)/build/wheel-check/venv/bin:$$PATH" EXLM_CACHE_DIR=cache \
+	  sh -eux -c 'exlm --help; exlm recipes; exlm pretrain --recipe quickstart-text --out run \
+	    --set train.max_steps=20 --set optim.warmup_steps=5 --set data.bundled_rows=2000; ls run'
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# constraints.txt pins torch: see the note in it
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/pip install --quiet -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.dev-installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
+	touch $@ $(VENV)/.installed
