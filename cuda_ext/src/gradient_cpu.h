@@ -67,10 +67,12 @@ class EdgeGradient {
 
   void tile(int64_t source, int64_t source_end, int64_t dest, Real* gradient, int64_t row_stride) {
     const int64_t dest_end = std::min(dest + kTileDests, shape_.states);
+    width_ = round_up(dest_end - dest, kProductVectors * kWidth);
     read_edges(source, source_end, dest, dest_end);
     const Steps steps = live_steps(source, source_end, dest, dest_end);
-    std::fill_n(scratch_.products.get(), kTileSources * kTileDests, Real{0});
-    if (!steps.empty()) {
+    if (steps.empty()) {
+      std::fill_n(scratch_.products.get(), kTileSources * kTileDests, Real{0});
+    } else {
       for (int64_t first = source; first < source_end; first += kBlock) {
         pack_sources(first, std::min(first + kBlock, source_end), steps);
         multiply(steps, scratch_.products.get() + (first - source) * kTileDests);
@@ -85,14 +87,14 @@ class EdgeGradient {
   // log_edges[v][u] of the tile, -inf where there is none, and the shift that brings the largest edge below 1.
   void read_edges(int64_t source, int64_t source_end, int64_t dest, int64_t dest_end) {
     Real* log_edges = scratch_.log_edges.get();
-    std::fill_n(log_edges, kTileSources * kTileDests, -std::numeric_limits<Real>::infinity());
+    std::fill_n(log_edges, (source_end - source) * kTileDests, -std::numeric_limits<Real>::infinity());
     Vec largest = Lane::splat(0);
     for (int64_t v = source; v < source_end; ++v) {
       Real* row = log_edges + (v - source) * kTileDests;
       const int64_t first = std::max(dest, v + 1);
       if (first >= dest_end) continue;
       std::copy_n(sequence_.log_trans + v * sequence_.trans_row_stride + first, dest_end - first, row + (first - dest));
-      for (int64_t lane = 0; lane < kTileDests; lane += kWidth) {
+      for (int64_t lane = 0; lane < width_; lane += kWidth) {
         const Vec log_edge = Lane::load(row + lane);
         largest = log_edge > largest ? log_edge : largest;
       }
@@ -168,7 +170,7 @@ class EdgeGradient {
 
   // products[column][dest lane] of one block of sources.
   void multiply(Steps steps, Real* products) {
-    for (int64_t lane = 0; lane < kTileDests; lane += kProductVectors * kWidth) {
+    for (int64_t lane = 0; lane < width_; lane += kProductVectors * kWidth) {
       Vec sums[kProductVectors][kBlock];
       block_product<Lane, kProductVectors>(scratch_.dests.get() + lane * beta_.rows + steps.first * kWidth,
                                            beta_.rows * kWidth, scratch_.sources.get() + steps.first * kBlock,
@@ -184,7 +186,7 @@ class EdgeGradient {
   // One row of the tile: products times edges.
   void finish_row(int64_t row, int64_t width, Real* gradient) {
     Real* products = scratch_.products.get() + row * kTileDests;
-    for (int64_t lane = 0; lane < kTileDests; lane += kWidth) {
+    for (int64_t lane = 0; lane < width_; lane += kWidth) {
       const Scaled<Lane> edge = scaled_exp<Lane>(Lane::load(scratch_.log_edges.get() + row * kTileDests + lane));
       // in two halves: a faint edge can stand beside a large product, and neither half leaves the range of Real
       const IntVec exponent = edge.exponent - edge_shift_;
@@ -220,6 +222,7 @@ class EdgeGradient {
   Real scale_ = 0;
   Int likelihood_exponent_ = 0;
   Int edge_shift_ = 0;
+  int64_t width_ = 0;  // destinations of the tile, in whole products
   int64_t num_exact_ = 0;
 };
 

@@ -195,16 +195,23 @@ class Sweep {
 
   // log_edges[k][lane] for edges from source + k to dest + lane; -inf where there is none.
   void read_edges(int64_t source, int64_t source_end, int64_t dest) {
-    const int64_t width = std::min<int64_t>(kBlock, shape_.states - dest);
+    const int64_t num_sources = source_end - source;
     Real* log_edges = scratch_.log_edges.get();
+    has_scaled_edges_ = false;
+    if (source_end <= dest && dest + kBlock <= shape_.states) {
+      const Real* from = oriented_.edge(source, dest);
+      for (int64_t k = 0; k < num_sources; ++k, from += oriented_.next_source()) {
+        for (int lane = 0; lane < kBlock; ++lane) log_edges[k * kBlock + lane] = from[lane * oriented_.next_dest()];
+      }
+      return;
+    }
     // whole vectors, so that what is computed beyond the last source is defined
-    std::fill_n(log_edges, round_up((source_end - source) * kBlock, kWidth), -std::numeric_limits<Real>::infinity());
-    for (int64_t k = 0; k < source_end - source; ++k) {
-      for (int64_t lane = std::max<int64_t>(source + k + 1 - dest, 0); lane < width; ++lane) {
-        log_edges[k * kBlock + lane] = oriented_.log_edge(source + k, dest + lane);
+    std::fill_n(log_edges, round_up(num_sources * kBlock, kWidth), -std::numeric_limits<Real>::infinity());
+    for (int64_t k = 0; k < num_sources; ++k) {
+      for (int64_t u = std::max(source + k + 1, dest); u < std::min(dest + kBlock, shape_.states); ++u) {
+        log_edges[k * kBlock + (u - dest)] = *oriented_.edge(source + k, u);
       }
     }
-    has_scaled_edges_ = false;
   }
 
   EdgeRange exponentiate_edges(int64_t num_sources) {
@@ -237,18 +244,21 @@ class Sweep {
     has_scaled_edges_ = true;
   }
 
-  // emission[lane][step]: -inf at steps without a target and at the ends of the DAG.
+  // emission[lane][step] at the steps into each column; -inf at the ends of the DAG, which emit nothing.
   void read_emissions(int64_t first, int64_t end) {
-    Real* emission = scratch_.emission.get();
-    std::fill_n(emission, kBlock * columns_.rows, -std::numeric_limits<Real>::infinity());
-    const int64_t inner = std::max<int64_t>(first, 1), inner_end = std::min(end, shape_.states - 1);
-    for (int64_t step = 0; step < shape_.targets; ++step) {
-      for (int64_t column = inner; column < inner_end; ++column) {
-        const Real value = oriented_.log_emission(column, step);
-        is_invalid_ |= states_alignment::is_invalid(value);
-        emission[(column - first) * columns_.rows + step] = value;
+    IntVec is_invalid = Lane::splat_int(0);
+    for (int64_t column = first; column < end; ++column) {
+      Real* emission = scratch_.emission.get() + (column - first) * columns_.rows;
+      std::fill_n(emission, columns_.rows, -std::numeric_limits<Real>::infinity());
+      if (column == 0 || column == shape_.states - 1) continue;
+      const Steps steps = Steps::into(shape_, column);
+      const Real* from = oriented_.emission(column, steps.first);
+      for (int64_t step = steps.first; step < steps.end; ++step, from += oriented_.next_step()) emission[step] = *from;
+      for (int64_t row = 0; row < columns_.rows; row += kWidth) {
+        is_invalid |= ~(Lane::load(emission + row) <= Lane::splat(kLogRange));
       }
     }
+    is_invalid_ |= Lane::any(is_invalid);
   }
 
   Scaled<Lane> load(int64_t column, int64_t row) const {
