@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -76,8 +77,8 @@ def save_checkpoint(
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
         _fsync(folder)
-    except (OSError, RuntimeError) as error:
-        # safetensors reports a full disk as its own error, a RuntimeError's sibling with the reason in its text
+    except (OSError, SafetensorError) as error:
+        # safetensors reports a full disk as its own error, which is no OSError, with the reason in its text
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(
             f"{final}: the checkpoint could not be written: {error}",
