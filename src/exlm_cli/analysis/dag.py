@@ -151,6 +151,19 @@ def occupancy(dag: Dag) -> FloatArray:
     return visited
 
 
+def edge_use(dag: Dag) -> FloatArray:
+    """Return the probability that a path of exactly T inner nodes takes an edge, (S, S); it sums to T + 1.
+
+    Raises:
+        DataError: No path has exactly T inner nodes.
+    """
+    from exlm_cli.ops.alignment import alignment_edge_posterior
+
+    check_length_possible(dag)
+    posterior: FloatArray = alignment_edge_posterior(*_silent_alignment(dag))[0].numpy()
+    return posterior
+
+
 def most_likely_path(dag: Dag) -> list[int]:
     """Return the T inner nodes of the best path, each emitting its most probable token.
 
