@@ -4,6 +4,7 @@ from exlm_cli.cli.options import (
     DeviceOption,
     DryRunOption,
     JsonOption,
+    OnInvalidOption,
     OutOption,
     RecipeOption,
     ResumeOption,
@@ -21,6 +22,7 @@ def pretrain(
     resume: ResumeOption = None,
     seed: SeedOption = None,
     device: DeviceOption = None,
+    on_invalid: OnInvalidOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -45,7 +47,7 @@ def pretrain(
     source = recipe if resume is None else str(resume / "recipe.yaml")
     assert source is not None, "one of the two is given"
     # resolved here, so that a mistake in it is told before torch is loaded
-    resolved = load_recipe(source, collect_overrides(sets, seed, device))
+    resolved = load_recipe(source, collect_overrides(sets, seed=seed, device=device, on_invalid=on_invalid))
     if dry_run:
         return console.emit_text(dump_recipe(resolved))
     from exlm_cli.train.pretrain import run_pretraining

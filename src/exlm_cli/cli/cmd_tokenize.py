@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from exlm_cli.cli.options import DryRunOption, JsonOption, OutOption, RecipeOption, SetOption, collect_overrides
+from exlm_cli.cli.options import (
+    DryRunOption,
+    JsonOption,
+    OnInvalidOption,
+    OutOption,
+    RecipeOption,
+    SetOption,
+    collect_overrides,
+)
 from exlm_cli.errors import ConfigError
 from exlm_cli.run_dir import create_run_dir, removed_on_failure, write_atomically
 
@@ -37,6 +45,7 @@ def tokenize(
         Path | None, typer.Option("--tokenizer", metavar="FILE", help="Take this tokenizer.json instead of training.")
     ] = None,
     out: OutOption = None,
+    on_invalid: OnInvalidOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -54,7 +63,7 @@ def tokenize(
         )
     if recipe is not None and kind is not None:
         raise ConfigError("`--kind` does not go with `--recipe`", "the recipe's `data.kind` says it")
-    overrides = collect_overrides(sets)
+    overrides = collect_overrides(sets, on_invalid=on_invalid)
     if inputs:
         overrides.append(f"data.train={json.dumps(inputs, ensure_ascii=False)}")
     if vocab_size is not None:

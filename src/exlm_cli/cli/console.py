@@ -219,9 +219,9 @@ def _count(done: int, total: int | None) -> str:
 
 
 def _field_texts(fields: dict[str, str], rate: float | None) -> list[str]:
-    """Return `loss 2.31, 12,345 tokens/s`; a rate is worked out where no `speed` is given."""
-    texts = [value if name == "speed" else f"{name} {value}" for name, value in fields.items()]
-    if "speed" not in fields and rate is not None:
+    """Return `loss 2.31, 12,345 tokens/s`; a rate is worked out where no `speed` or `rate` is given."""
+    texts = [value if name in ("speed", "rate") else f"{name} {value}" for name, value in fields.items()]
+    if not {"speed", "rate"} & fields.keys() and rate is not None:
         texts.append(f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s")
     return texts
 

@@ -15,6 +15,13 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
+class OnInvalid(StrEnum):
+    """What to do with a row that cannot be used."""
+
+    error = "error"
+    skip = "skip"
+
+
 RecipeOption = Annotated[
     str | None,
     typer.Option("--recipe", "-r", metavar="NAME-OR-FILE", help="A recipe by name (see `exlm recipes`) or YAML file."),
@@ -33,15 +40,20 @@ SeedOption = Annotated[
     int | None, typer.Option("--seed", metavar="N", help="Seed of weights, data order, masks, dropout.")
 ]
 DeviceOption = Annotated[Device | None, typer.Option("--device", help="Where the model runs; default: the recipe's.")]
+OnInvalidOption = Annotated[
+    OnInvalid | None, typer.Option("--on-invalid", help="Rows that cannot be used: stop, or skip and list in a CSV.")
+]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe as YAML and stop.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
-def collect_overrides(sets: list[str] | None, seed: int | None = None, device: Device | None = None) -> list[str]:
+def collect_overrides(
+    sets: list[str] | None,
+    *,
+    seed: int | None = None,
+    device: Device | None = None,
+    on_invalid: OnInvalid | None = None,
+) -> list[str]:
     """Return `--set` together with the options that stand for a key of the recipe; those win."""
-    overrides = list(sets or [])
-    if seed is not None:
-        overrides.append(f"seed={seed}")
-    if device is not None:
-        overrides.append(f"device={device}")
-    return overrides
+    named = {"seed": seed, "device": device, "data.on_invalid": on_invalid}
+    return [*(sets or []), *(f"{key}={value}" for key, value in named.items() if value is not None)]

@@ -25,7 +25,7 @@ from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.run_dir import MetricsLog, create_run_dir, update_run_json, write_atomically
+from exlm_cli.run_dir import MetricsLog, create_run_dir, removed_on_failure, update_run_json, write_atomically
 from exlm_cli.train.checkpoint import newest_good_checkpoint, remove_unfinished
 from exlm_cli.train.evaluation import evaluate_batch, summarise
 from exlm_cli.train.loop import LoopResult, TrainingLoop
@@ -130,9 +130,11 @@ def run_pretraining(
     if recipe.train.num_threads is not None:
         torch.set_num_threads(recipe.train.num_threads)
     run = resume if resume is not None else create_run_dir(out, recipe.name)
-    write_atomically(run / "recipe.yaml", dump_recipe(recipe).encode())
-    data = prepare_data(recipe, rejected_csv=run / "rejected.csv", progress=progress)
-    data.tokenizer.save(run / "tokenizer.json")
+    with removed_on_failure(run, is_new=resume is None):
+        data = prepare_data(recipe, rejected_csv=run / "rejected.csv", progress=progress)
+        data.tokenizer.save(run / "tokenizer.json")
+        if resume is None:
+            write_atomically(run / "recipe.yaml", dump_recipe(recipe).encode())
     started_s = time.time()
     update_run_json(
         run,
@@ -168,6 +170,8 @@ def run_pretraining(
     )
     if resume is not None:
         _resume(loop, run, progress)
+        # only now: a recipe that the checkpoint refuses must not replace the one it was trained with
+        write_atomically(run / "recipe.yaml", dump_recipe(recipe).encode())
     result = loop.fit()
     update_run_json(
         run, {"parameters": num_parameters, "steps": result.steps, "train_time_s": round(result.elapsed_s, 1)}
