@@ -17,9 +17,10 @@ from exlm_cli.train.checkpoint import verify_checkpoint
 Capture = pytest.CaptureFixture[str]
 
 TINY = [
-    "--set", "data.bundled_rows=200", "--set", "model.width=32", "--set", "model.ffn_width=16", "--set",
-    "model.num_layers=1", "--set", "train.alignment_backend=torch", "--set", "train.max_steps=4", "--set", "optim.warmup_steps=1",
+    "--set", "data.bundled_rows=200", "--set", "model.width=32", "--set", "model.ffn_width=16",
+    "--set", "model.num_layers=1", "--set", "optim.warmup_steps=1", "--set", "train.max_steps=4",
     "--set", "train.checkpoint_every_steps=2", "--set", "train.batch_sequences=4",
+    "--set", "train.alignment_backend=torch",
 ]  # fmt: skip
 PRETRAIN = ["pretrain", "--recipe", "quickstart-text", *TINY]
 
