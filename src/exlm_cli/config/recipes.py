@@ -45,19 +45,22 @@ class PretrainRecipe(StrictModel):
         model = self.model
         if model.width % model.num_heads:
             raise ValueError(
-                f"`model.width` {model.width} is not divisible by `model.num_heads` {model.num_heads}; choose a multiple"
+                f"`model.width` {model.width} is not divisible by `model.num_heads` {model.num_heads}; "
+                "choose a multiple"
             )
         head_width = model.width // model.num_heads
         divisor = {"2d": 4, "1d": 2, "none": 1}[model.rope]
         if head_width % divisor:
             raise ValueError(
-                f"head width `model.width / model.num_heads` is {head_width}; `model.rope: {model.rope}` needs a multiple "
-                f"of {divisor}"
+                f"head width `model.width / model.num_heads` is {head_width}; `model.rope: {model.rope}` needs a "
+                f"multiple of {divisor}"
             )
         if model.width % model.transition.heads:
             raise ValueError(
                 f"`model.width` {model.width} is not divisible by `model.transition.heads` {model.transition.heads}"
             )
+        if model.clone_embedding != "none" and self.objective == "mlm":
+            raise ValueError("`model.clone_embedding` must be none for `objective: mlm`: there are no clones")
         if model.rope == "none" and not model.learned_positions:
             raise ValueError(
                 "`model.rope: none` leaves the encoder without positions; set `model.learned_positions: true`"
@@ -70,7 +73,8 @@ class PretrainRecipe(StrictModel):
         if self.objective == "exlm":
             if masking.keep_ratio or masking.random_ratio:
                 raise ValueError(
-                    "`masking.keep_ratio` and `masking.random_ratio` must be 0 for `objective: exlm`: only a [MASK] expands"
+                    "`masking.keep_ratio` and `masking.random_ratio` must be 0 for `objective: exlm`: "
+                    "only a [MASK] expands"
                 )
             if masking.num_repeats > 1:
                 raise ValueError("`masking.num_repeats` is Repeated MLM's; it needs `objective: mlm`")
@@ -82,14 +86,15 @@ class PretrainRecipe(StrictModel):
         longest = self.longest_expanded_length
         if longest > model.max_length:
             raise ValueError(
-                f"`model.max_length` is {model.max_length}, but `data.sequence_length` {self.data.sequence_length} with "
-                f"`masking.num_repeats` {masking.num_repeats}, `mask_ratio` {masking.mask_ratio:g} and "
+                f"`model.max_length` is {model.max_length}, but `data.sequence_length` {self.data.sequence_length} "
+                f"with `masking.num_repeats` {masking.num_repeats}, `mask_ratio` {masking.mask_ratio:g} and "
                 f"`num_states_per_mask` {masking.num_states_per_mask} expands to {longest} positions"
             )
         num_nodes = masking.num_states_per_mask * self.most_masks + 2
         if model.transition.position_features and num_nodes > model.transition.max_nodes:
             raise ValueError(
-                f"`model.transition.max_nodes` is {model.transition.max_nodes}, but a sequence can have {num_nodes} nodes"
+                f"`model.transition.max_nodes` is {model.transition.max_nodes}, but a sequence can have {num_nodes} "
+                "nodes"
             )
 
     def _check_budget(self) -> None:

@@ -62,6 +62,13 @@ class TransitionConfig(StrictModel):
     heads: int = Field(1, ge=1, le=64, description="1: softmax(QK'/sqrt(D)); more: a gated mixture of softmaxes")
     position_features: bool = Field(False, description="Concatenate learned node positions before Q and K")
     max_nodes: int = Field(2048, ge=3, le=65536, description="Learned node positions, where they are on")
+    lane_bias: float = Field(
+        0.0,
+        ge=0,
+        le=20,
+        description="Initial score of edges to the next mask, and as much again to the same clone there; learned. "
+        "0: the paper's formula",
+    )
 
 
 class ModelConfig(StrictModel):
@@ -83,6 +90,9 @@ class ModelConfig(StrictModel):
     clone_embedding: Literal["none", "input", "nodes"] = Field(
         "none", description="Learned vector per clone index, added to [MASK] inputs or to node states; not the paper's"
     )
+    clone_init_std: float = Field(
+        0.02, gt=0, le=10, description="Standard deviation of the initial clone vectors; 1 sets clones apart at once"
+    )
     init_std: float = Field(0.02, gt=0, le=1, description="Standard deviation of the initial weights (BERT)")
 
 
@@ -96,6 +106,9 @@ class OptimConfig(StrictModel):
     end_lr: float = Field(0.0, ge=0, description="Learning rate at the last step")
     betas: tuple[float, float] = Field((0.9, 0.98), description="Adam's betas")
     eps: float = Field(1e-6, gt=0, le=1e-2, description="Adam's epsilon")
+    transition_lr_scale: float = Field(
+        1.0, gt=0, le=10, description="Learning rate of the transition head as a multiple of `lr`; 1 is the paper's"
+    )
     weight_decay: float = Field(0.01, ge=0, le=1, description="On matrices and embeddings; not on biases and norms")
     clip_norm: float = Field(0.0, ge=0, description="Largest gradient norm; 0 does not clip")
 

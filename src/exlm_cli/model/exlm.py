@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.sections import ModelConfig
 from exlm_cli.data.batch import Batch
 from exlm_cli.model.encoder import Encoder
 from exlm_cli.model.transition import TransitionHead
@@ -72,16 +73,18 @@ class ExlmModel(nn.Module):
         self.encoder = Encoder(config)
         self.lm_head = LMHead(config.width, self.token_embedding)
         has_transitions = recipe.objective == "exlm" and config.alignment != "independent"
-        self.transition = TransitionHead(config) if has_transitions else None
-        self._initialise(config.init_std)
+        self.transition = TransitionHead(config, k) if has_transitions else None
+        self._initialise(config)
 
-    def _initialise(self, std: float) -> None:
-        """Draw matrices and embeddings from normal(0, std) and zero the biases, as BERT does."""
+    def _initialise(self, config: ModelConfig) -> None:
+        """Draw matrices and embeddings from normal(0, `init_std`) and zero the biases, as BERT does."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=std)
+                nn.init.normal_(module.weight, std=config.init_std)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
+        if self.clone_embedding is not None:
+            nn.init.normal_(self.clone_embedding.weight, std=config.clone_init_std)
 
     def encode(self, batch: Batch) -> Float[Tensor, "B L D"]:
         """Return the state of every expanded position; padding is never attended to."""

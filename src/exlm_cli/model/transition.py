@@ -4,6 +4,7 @@ Axes: B sequences, S nodes, D width, h transition heads.
 """
 
 import math
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -38,11 +39,18 @@ class TransitionHead(nn.Module):
 
     The one-head form is the paper's formula. Gated heads and learned node positions concatenated to the states are what
     the official code trains; both are configuration (`transition.heads`, `transition.position_features`).
+    `transition.lane_bias` is ours: two learned scalars, added to M, that start the DAG as k parallel lanes through the
+    masks. Without it a DAG whose clones are alike collapses onto one path before it can learn (docs/results.md).
+
+    Args:
+        config: Of the model.
+        num_states_per_mask: k.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, num_states_per_mask: int) -> None:
         super().__init__()
         transition = config.transition
+        self.num_states_per_mask = num_states_per_mask
         self.num_heads = transition.heads
         self.is_sparse = config.alignment == "sparse_dag"
         feature_width = config.width * (2 if transition.position_features else 1)
@@ -50,6 +58,7 @@ class TransitionHead(nn.Module):
         self.query = nn.Linear(feature_width, config.width)
         self.key = nn.Linear(feature_width, config.width)
         self.gate = nn.Linear(feature_width, transition.heads) if transition.heads > 1 else None
+        self.lane_scores = nn.Parameter(torch.full((2,), transition.lane_bias)) if transition.lane_bias else None
 
     def forward(
         self,
@@ -69,6 +78,8 @@ class TransitionHead(nn.Module):
         query_BhSd = self.query(features).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         key_BhSd = self.key(features).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         scores_BhSS = (query_BhSd @ key_BhSd.transpose(-1, -2)).float() / math.sqrt(query_BhSd.shape[-1])
+        if self.lane_scores is not None:
+            scores_BhSS = scores_BhSS + self._lanes(node_mask, state_lengths)[:, None]
         log_heads_BhSS = _masked_log_softmax(scores_BhSS, allowed_BSS[:, None])
         if self.gate is None:
             return log_heads_BhSS[:, 0]
@@ -76,6 +87,34 @@ class TransitionHead(nn.Module):
         # mixed before the mask is put back: logsumexp over heads that are all -inf has a NaN gradient
         mixed = (log_heads_BhSS.masked_fill(~allowed_BSS[:, None], 0.0) + log_gate_BhS1).logsumexp(dim=1)
         return mixed.masked_fill(~allowed_BSS, -math.inf)
+
+    def _lanes(self, node_mask: Tensor, state_lengths: Tensor) -> Float[Tensor, "B S S"]:
+        assert self.lane_scores is not None
+        is_next, is_same_lane = next_mask_edges(node_mask, state_lengths, self.num_states_per_mask)
+        return cast(Tensor, self.lane_scores[0] * is_next + self.lane_scores[1] * is_same_lane)
+
+
+def next_mask_edges(
+    node_mask: Int64[Tensor, "B S"], state_lengths: Int64[Tensor, " B"], num_states_per_mask: int
+) -> tuple[Bool[Tensor, "B S S"], Bool[Tensor, "B S S"]]:
+    """Return where an edge leads to the next mask, and where to the same clone of it.
+
+    BOS stands before the first mask and EOS after the last; edges to and from them change no clone.
+
+    Args:
+        node_mask: Which mask a node belongs to; -1 for BOS, EOS and padding.
+        state_lengths: Nodes of each sequence.
+        num_states_per_mask: k.
+    """
+    index = torch.arange(node_mask.shape[1], device=node_mask.device)
+    is_end = index == state_lengths[:, None] - 1
+    num_masks = (state_lengths - 2) // num_states_per_mask
+    order = torch.where(is_end, num_masks[:, None], node_mask)
+    is_next = order[:, None, :] == order[:, :, None] + 1
+    clone = (index - 1) % num_states_per_mask
+    is_inner = node_mask >= 0
+    is_same_clone = (clone[:, None] == clone) & is_inner[:, :, None] & is_inner[:, None, :]
+    return is_next, is_next & is_same_clone
 
 
 def _masked_log_softmax(scores: Tensor, allowed: Tensor) -> Tensor:

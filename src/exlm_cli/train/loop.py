@@ -177,7 +177,7 @@ class TrainingLoop:
         torch.manual_seed(dropout_seed(self.seed, state.step))
         rate = learning_rate(state.step, self.optim, self.total_steps)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["lr_scale"]
         self.optimizer.zero_grad(set_to_none=True)
         loss_sum, num_counted, num_infeasible, num_tokens = 0.0, 0, 0, 0
         for batch in self.task.microbatches(indices, state.epoch):
@@ -237,7 +237,7 @@ class TrainingLoop:
                 "step": state.step,
                 "epoch": state.epoch,
                 "loss": state.interval_loss / state.interval_steps,
-                "lr": self.optimizer.param_groups[0]["lr"],
+                "lr": learning_rate(state.step - 1, self.optim, self.total_steps),
                 "grad_norm": self._grad_norm,
                 "num_infeasible": state.num_infeasible,
                 "tokens_per_s": round(tokens_per_s, 1),

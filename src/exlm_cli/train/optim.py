@@ -25,12 +25,23 @@ def learning_rate(step: int, optim: OptimConfig, total_steps: int) -> float:
 
 
 def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices and embeddings, none on biases and norms; fused where the device has it."""
-    decayed = [p for p in model.parameters() if p.requires_grad and p.ndim >= 2]
-    plain = [p for p in model.parameters() if p.requires_grad and p.ndim < 2]
-    groups = [{"params": decayed, "weight_decay": optim.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    """AdamW with weight decay on matrices and embeddings, none on biases and norms; fused where the device has it.
+
+    Every group carries its `lr_scale`: `transition_lr_scale` for parameters of a module named `transition`, else 1.
+    """
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            lr_scale = optim.transition_lr_scale if name.startswith("transition.") else 1.0
+            # lane_scores, the one vector that is neither bias nor norm, does not decay either: zero is not its origin
+            weight_decay = optim.weight_decay if parameter.ndim >= 2 else 0.0
+            groups.setdefault((lr_scale, weight_decay), []).append(parameter)
     return torch.optim.AdamW(
-        [g for g in groups if g["params"]], lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True
+        [{"params": p, "lr_scale": scale, "weight_decay": decay} for (scale, decay), p in groups.items()],
+        lr=optim.lr,
+        betas=optim.betas,
+        eps=optim.eps,
+        fused=True,
     )
 
 

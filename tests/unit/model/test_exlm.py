@@ -17,6 +17,7 @@ VARIANTS = [
     {"model": {"alignment": "independent"}},
     {"model": {"clone_embedding": "input"}},
     {"model": {"clone_embedding": "nodes"}},
+    {"model": {"transition": {"lane_bias": 2.0}}},
     {"model": {"transition": {"heads": 2, "position_features": True, "max_nodes": 64}}},
 ]
 
@@ -105,7 +106,7 @@ def test_weights_start_as_bert_does() -> None:
     recipe = tiny_recipe(model={"width": 64, "ffn_width": 256})
     torch.manual_seed(0)
     model = ExlmModel(recipe, 500)
-    matrices = torch.cat([p.flatten() for n, p in model.named_parameters() if p.ndim == 2])
+    matrices = torch.cat([p.detach().flatten() for n, p in model.named_parameters() if p.ndim == 2])
     assert abs(float(matrices.std()) - 0.02) < 5 * 0.02 / (2 * len(matrices)) ** 0.5
     assert all(p.eq(0).all() for n, p in model.named_parameters() if n.endswith("bias"))
 
@@ -113,3 +114,14 @@ def test_weights_start_as_bert_does() -> None:
 def test_an_mlm_has_no_transition_head() -> None:
     assert _model(objective="mlm").transition is None
     assert _model(model={"alignment": "independent"}).transition is None
+
+
+def test_clone_vectors_start_with_their_own_spread() -> None:
+    recipe = tiny_recipe(
+        masking={"num_states_per_mask": 64, "mask_ratio": 0.05},
+        model={"clone_embedding": "input", "clone_init_std": 1.0, "max_length": 256},
+        train={"microbatch_tokens": 512},
+    )
+    torch.manual_seed(0)
+    weight = ExlmModel(recipe, 50).clone_embedding.weight.detach()
+    assert abs(float(weight.std()) - 1.0) < 5 / (2 * weight.numel()) ** 0.5

@@ -11,7 +11,7 @@ from tests.tiny import tiny_batch, tiny_recipe
 
 def _head(**model):
     torch.manual_seed(0)
-    return TransitionHead(tiny_recipe(model=model).model).double()
+    return TransitionHead(tiny_recipe(model=model).model, 3).double()
 
 
 @pytest.fixture
@@ -44,6 +44,7 @@ def test_one_head_is_the_formula_of_the_paper(batch, states) -> None:
         {"transition": {"heads": 4}},
         {"transition": {"heads": 2, "position_features": True, "max_nodes": 64}},
         {"alignment": "sparse_dag"},
+        {"transition": {"lane_bias": 3.0, "heads": 2}},
     ],
 )
 def test_rows_are_distributions_over_allowed_edges(batch, states, model) -> None:
@@ -102,3 +103,22 @@ def test_a_mixture_of_equal_heads_is_one_head(batch, states) -> None:
     allowed = allowed_edges(batch.node_mask, batch.state_lengths, is_sparse=False)
     expected = scores.masked_fill(~allowed, -math.inf).log_softmax(-1)
     torch.testing.assert_close(log_trans[allowed].double(), expected[allowed], atol=1e-5, rtol=1e-5)
+
+
+def test_lanes_raise_edges_to_the_next_mask_and_more_to_the_same_clone(batch, states) -> None:
+    head, plain = _head(transition={"lane_bias": 2.0}), _head()
+    plain.load_state_dict(head.state_dict(), strict=False)
+    difference = head(states, batch.node_mask, batch.state_lengths) - plain(
+        states, batch.node_mask, batch.state_lengths
+    )
+    num_masks, end = int(batch.target_lengths[0]), int(batch.state_lengths[0]) - 1
+    place = [(-1, -1), *((m, c) for m in range(num_masks) for c in range(3)), (num_masks, -1)]
+    for v in range(end):
+        bonus = [
+            2.0 * (place[u][0] == place[v][0] + 1)
+            + 2.0 * (place[u][0] == place[v][0] + 1 and place[u][1] == place[v][1] >= 0)
+            for u in range(v + 1, end + 1)
+        ]
+        # adding a bonus to the scores of a softmax shifts log-probabilities by it, up to one constant a row
+        given = difference[0, v, v + 1 : end + 1].detach() - torch.tensor(bonus)
+        torch.testing.assert_close(given, given[:1].expand_as(given), atol=1e-5, rtol=0)

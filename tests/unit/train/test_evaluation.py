@@ -12,7 +12,6 @@ from exlm_cli.train.objective import Objective
 from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
 
 
-
 @pytest.fixture(autouse=True)
 def _no_grad():
     with torch.no_grad():
@@ -64,9 +63,7 @@ def test_dag_figures_are_those_of_enumerated_paths() -> None:
         posterior_entropy += sum(p * sum(float(node_entropy[b, u]) for u in path) for path, p in probability.items())
     assert figures["path_entropy_bits"] == pytest.approx(path_entropy / num_masks, rel=1e-4)
     assert figures["effective_states"] == pytest.approx(effective / num_masks, rel=1e-4)
-    assert figures["entropy_posterior_bits"] == pytest.approx(
-        posterior_entropy / num_masks / math.log(2), rel=1e-4
-    )
+    assert figures["entropy_posterior_bits"] == pytest.approx(posterior_entropy / num_masks / math.log(2), rel=1e-4)
     assert figures["masks_with_0_share"] == zeros / num_masks
     assert figures["masks_with_2plus_share"] == twos / num_masks
     inner = nodes.is_inner
@@ -125,9 +122,7 @@ def test_entropy_of_repeated_mlm_counts_fully_masked_tokens_alone() -> None:
     model, batch = _model(**sections), tiny_batch(tiny_recipe(**sections), (7, 5))
     nodes = model.node_states(batch)
     entropy = torch.distributions.Categorical(logits=model.node_log_probs(nodes)[nodes.is_inner]).entropy()
-    sources = [
-        (b, s) for b, n in enumerate(batch.target_lengths.tolist()) for s in batch.target_source[b, :n].tolist()
-    ]
+    sources = [(b, s) for b, n in enumerate(batch.target_lengths.tolist()) for s in batch.target_source[b, :n].tolist()]
     counted = [e for e, source in zip(entropy.tolist(), sources, strict=True) if sources.count(source) == 2]
     figures = summarise(
         [evaluate_batch(model, Objective(unk_id=4, num_repeats=2, backend="reference"), batch)], has_dag=False

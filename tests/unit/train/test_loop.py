@@ -1,4 +1,4 @@
-"""The loop on a least-squares task: exact resume from any step, accumulation, stopping, divergence, what is recorded."""
+"""The loop on a least-squares task: exact resume from any step, accumulation, stopping, divergence, the record."""
 
 import json
 import math
@@ -154,7 +154,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_names_its_samples(tmp_pat
 
 def test_a_step_without_any_finite_loss_stops_the_run(tmp_path: Path) -> None:
     task = LeastSquares()
-    task.loss_of_sample = {i: math.inf for i in range(NUM_SAMPLES)}
+    task.loss_of_sample = dict.fromkeys(range(NUM_SAMPLES), math.inf)
     task.losses = _with_gradient(task)  # type: ignore[method-assign]
     with pytest.raises(DivergedError, match=r"^the loss of step 1 is inf; "):
         _loop(task, tmp_path).fit()

@@ -1,4 +1,4 @@
-"""The loss against plain formulas: cross-entropy for MLM, path enumeration for the DAG, ctc_loss without transitions."""
+"""The loss against plain formulas: cross-entropy for MLM, path enumeration for the DAG, ctc_loss otherwise."""
 
 import itertools
 import math

@@ -65,3 +65,12 @@ def test_scaling_touches_gradients_alone() -> None:
     scale_gradients(model.parameters(), 0.25)
     assert model.weight.grad is not None
     assert model.weight.grad.tolist() == [[0.25, 0.25]]
+
+
+def test_the_transition_head_has_a_learning_rate_of_its_own() -> None:
+    model = nn.ModuleDict({"transition": nn.Linear(2, 2), "encoder": nn.Linear(2, 2)})
+    optimizer = build_optimizer(model, OptimConfig(lr=0.1, transition_lr_scale=0.03))
+    scale_of = {id(p): g["lr_scale"] for g in optimizer.param_groups for p in g["params"]}
+    assert {n: scale_of[id(p)] for n, p in model.named_parameters()} == {
+        "transition.weight": 0.03, "transition.bias": 0.03, "encoder.weight": 1.0, "encoder.bias": 1.0,
+    }  # fmt: skip
