@@ -1,0 +1,74 @@
+"""`docs/paper_map.md` names code, recipes and keys that exist, and every section, table and figure of the paper."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from exlm_cli.config.keys import find_field
+from exlm_cli.config.load import list_recipes, load_recipe
+from exlm_cli.config.parameters import count_parameters
+from exlm_cli.config.recipes import PretrainRecipe
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "docs" / "paper_map.md").read_text(encoding="utf-8")
+CODE = re.findall(r"`([\w/]+\.(?:py|h))(?::(\w+))?`", TEXT)
+RECIPES = sorted(set(re.findall(r"`((?:text|smiles|repeat|ablation)-[\w.-]+)`", TEXT)))
+KEYS = sorted(set(re.findall(r"`((?:data|masking|model|optim|train)\.[\w.]+)(?:: \w+)?`", TEXT)))
+
+
+def test_the_map_names_enough_to_be_worth_checking() -> None:
+    assert len(set(CODE)) >= 25
+    assert len(RECIPES) >= 8
+    assert len(KEYS) >= 5
+
+
+@pytest.mark.parametrize(("file", "name"), sorted(set(CODE)))
+def test_a_named_file_has_what_is_named(file: str, name: str) -> None:
+    folder = ROOT if file.startswith(("benchmarks/", "cuda_ext/", "tests/")) else ROOT / "src" / "exlm_cli"
+    path = folder / file
+    assert path.is_file()
+    if name:
+        defined = {
+            n.name for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef | ast.ClassDef)
+        }
+        assert name in defined
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_named_recipe_is_shipped(name: str) -> None:
+    assert name in {info.name for info in list_recipes()}
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_named_key_is_one_of_a_recipe(key: str) -> None:
+    assert find_field(PretrainRecipe, key) is not None
+
+
+@pytest.mark.parametrize(("millions", "name"), re.findall(r"([\d.]+) M \(`([\w-]+)`\)", TEXT))
+def test_a_parameter_count_is_what_the_closed_form_gives(millions: str, name: str) -> None:
+    assert f"{count_parameters(load_recipe(name)) / 1e6:.1f}" == millions
+
+
+def test_the_large_model_has_the_papers_parameters_with_the_official_head() -> None:
+    gated = ["model.transition.heads=16", "model.transition.position_features=true"]
+    assert f"{count_parameters(load_recipe('text-large', gated)) / 1e6:.1f}" == "361.2"
+    assert "361.2 M" in TEXT
+
+
+def test_every_table_of_the_paper_has_its_line() -> None:
+    for number in range(1, 14):
+        assert re.search(rf"Tables?\b[^|\n]*\b{number}\b", TEXT), f"Table {number}"
+
+
+def test_every_figure_of_the_paper_has_its_place() -> None:
+    for number in range(1, 13):
+        assert re.search(rf"Fig(?:ure)?s?\b[^|\n]*\b{number}\b", TEXT), f"Figure {number}"
+
+
+def test_every_section_and_appendix_has_its_place() -> None:
+    sections = ["§2", "§3.1", "§3.2", "§3.3", "§4.2", "§4.3", "§5.1", "§5.2", "§5.3"]
+    appendices = [f"App. {letter}" for letter in "BCEGHIJKLMNOPQ"] + ["Appendices A and D", "App. Q.1", "App. Q.3"]
+    for place in [*sections, *appendices]:
+        assert place in TEXT, place

@@ -1,0 +1,100 @@
+"""What the documents tell people to type is there: commands parse, recipes resolve, make targets and paths exist."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+
+from exlm_cli.cli.app import app
+from exlm_cli.config.load import load_recipe
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md")), ROOT / "recipes/README.md"]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)#]+)[^)]*\)")
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """Return the (document, text) of every fenced block in a language."""
+    found = []
+    for document in DOCUMENTS:
+        for kind, text in FENCE.findall(document.read_text(encoding="utf-8")):
+            if kind == language:
+                found.append((document.name, text))
+    return found
+
+
+def shell_lines() -> list[str]:
+    lines = []
+    for _, text in blocks("sh"):
+        lines += [line for line in text.replace("\\\n", " ").splitlines() if line.strip() and not line.startswith("#")]
+    return lines
+
+
+EXLM_LINES = [line for line in shell_lines() if line.startswith("exlm ")]
+MAKE_TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_the_documents_show_commands() -> None:
+    assert len(EXLM_LINES) >= 6
+    assert "make quickstart" in shell_lines()
+
+
+@pytest.mark.parametrize("line", EXLM_LINES)
+def test_an_exlm_line_parses_and_its_recipe_resolves(line: str) -> None:
+    command = typer.main.get_command(app)
+    _, name, *words = shlex.split(line)
+    group = command.make_context("exlm", [name, *words])
+    found = command.commands[name]  # type: ignore[attr-defined]
+    context = found.make_context(name, words, parent=group)
+    if context.params.get("recipe"):
+        load_recipe(context.params["recipe"], context.params.get("sets") or [])
+
+
+@pytest.mark.parametrize("line", [line for line in shell_lines() if line.startswith("make ")])
+def test_a_make_line_names_targets_that_exist(line: str) -> None:
+    assert set(line.split("#")[0].split()[1:]) <= set(MAKE_TARGETS)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_to_files(document: Path) -> None:
+    for target in LINK.findall(document.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_make_targets_named_in_the_text_exist(document: Path) -> None:
+    for words in re.findall(r"`make ([a-z -]+)`", document.read_text(encoding="utf-8")):
+        assert set(words.split()) <= set(MAKE_TARGETS)
+
+
+def test_yaml_in_the_readme_is_a_recipe(tmp_path: Path) -> None:
+    for index, (_, text) in enumerate(blocks("yaml")):
+        path = tmp_path / f"recipe-{index}.yaml"
+        path.write_text(text, encoding="utf-8")
+        load_recipe(str(path))
+
+
+def test_python_in_the_readme_compiles() -> None:
+    for document, text in blocks("python"):
+        compile(text, document, "exec")
+
+
+def test_every_path_of_the_tree_exists() -> None:
+    (tree,) = [text for document, text in blocks("text") if document == "README.md"]
+    folder = ROOT
+    num_paths = 0
+    for line in tree.splitlines():
+        names = re.findall(r"[\w./]+(?:\.py|/)(?=[ ,]|$)", line)
+        if not line.startswith(" "):
+            folder = ROOT / names[0] if names[0].endswith("/") else ROOT
+            assert (ROOT / names[0]).exists(), names[0]
+            names = names[1:]
+        for name in names:
+            if name.endswith(".py"):
+                assert (folder / name).is_file(), f"{folder / name}"
+        num_paths += 1 + len(names)
+    assert num_paths > 40
