@@ -178,8 +178,19 @@ def test_a_twin_differs_in_the_objective_and_in_nothing_that_costs(name: str) ->
     assert exlm.objective == "exlm"
     for section in ("data", "tokenizer", "optim", "train"):
         assert getattr(twin, section) == getattr(exlm, section), section
-    assert twin.model == exlm.model.model_copy(update={"rope": "1d"})
+    only_exlm_has = {"rope": "1d", "clone_embedding": "none"}
+    assert twin.model == exlm.model.model_copy(update=only_exlm_has)
     assert twin.masking == exlm.masking.model_copy(update={"num_states_per_mask": 1})
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_what_is_not_the_papers_is_off_in_its_recipes(name: str) -> None:
+    recipe = load_recipe(name)
+    assert (recipe.model.clone_embedding, recipe.model.transition.lane_bias) == ("none", 0)
+    assert recipe.optim.transition_lr_scale == 1
+    assert (recipe.model.transition.heads, recipe.model.transition.position_features) == (
+        (12, True) if name == "text-base-gated" else (1, False)
+    )
 
 
 def test_the_text_recipes_name_the_papers_corpora() -> None:

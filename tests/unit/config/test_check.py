@@ -6,10 +6,12 @@ import pytest
 
 from exlm_cli.config.check import check_recipe, unknown_key
 from exlm_cli.config.layers import Layers
+from exlm_cli.config.sections import TransitionConfig
 from exlm_cli.errors import ConfigError
 from tests.tiny import tiny_recipe
 
 FILE = Layers.read_from(tiny_recipe().model_dump(mode="json"), "mine.yaml")
+TRANSITION_KEYS = ", ".join(TransitionConfig.model_fields)
 ROPE_HINT = "change it in the recipe or with `--set key=value`; `exlm recipes NAME` shows every key of a recipe"
 
 
@@ -65,7 +67,7 @@ def check(key: str, value: Any) -> None:
         (
             "model.transition", 3,
             "`--set`: `model.transition` is 3; accepted: a section of keys",
-            "`model.transition`: a section with the keys heads, position_features, max_nodes",
+            f"`model.transition`: a section with the keys {TRANSITION_KEYS}",
         ),
         (
             "data.column", "x" * 200 + "\n",
@@ -85,7 +87,7 @@ def check(key: str, value: Any) -> None:
         (
             "model.transition.zzz", 1,
             "`--set`: unknown key `model.transition.zzz`",
-            "`model.transition` has the keys heads, position_features, max_nodes",
+            f"`model.transition` has the keys {TRANSITION_KEYS}",
         ),
         (
             "model.width", 18,

@@ -25,6 +25,7 @@ ENCODER = EMBEDDING + 2 * BLOCK + 2 * 16 + LM_HEAD
         ({"model": {"alignment": "sparse_dag"}}, 2 * (16 * 16 + 16)),
         ({"model": {"learned_positions": True}}, 2 * (16 * 16 + 16) + 64 * 16),
         ({"model": {"clone_embedding": "input"}}, 2 * (16 * 16 + 16) + 3 * 16),
+        ({"model": {"transition": {"lane_bias": 2.0}}}, 2 * (16 * 16 + 16) + 2),
         ({"model": {"transition": {"heads": 2}}}, 2 * (16 * 16 + 16) + (16 * 2 + 2)),
         (
             {"model": {"transition": {"heads": 4, "position_features": True, "max_nodes": 50}}},
