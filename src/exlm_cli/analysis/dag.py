@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 FloatArray = NDArray[np.floating]
 IntArray = NDArray[np.int64]
 
+_MOST_SHOWN = 60
+
 
 class TokenDecoder(Protocol):
     """What an inspection needs of a tokenizer (`exlm_cli.data.tokenizer.Tokenizer` has it)."""
@@ -90,6 +92,21 @@ class Dag:
         for token in self.input_ids.tolist():
             ids += next(remaining) if token == self.tokenizer.mask_id else [token]
         return self.tokenizer.decode(ids).strip()
+
+
+def check_sentence(text: str, *, is_smiles: bool) -> None:
+    """Refuse an input without anything to predict.
+
+    Raises:
+        DataError: It is empty or holds no [MASK].
+    """
+    example = "c1ccc([MASK])cc1" if is_smiles else "This is [MASK], and I'm very [MASK] to see this."
+    hint = f'write [MASK] for each hidden token, as in: exlm inspect-dag "{example}"'
+    if not text.strip():
+        raise DataError("the sentence is empty", hint)
+    if "[MASK]" not in text:
+        shown = text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "…"
+        raise DataError(f"there is no [MASK] in {shown!r}", hint)
 
 
 @dataclass(frozen=True)

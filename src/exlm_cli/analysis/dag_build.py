@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exlm_cli.analysis.dag import Dag, IntArray
+from exlm_cli.analysis.dag import Dag, IntArray, check_sentence
 from exlm_cli.data.expansion import batch_from_masked_ids
-from exlm_cli.data.tokenizer import MASK, Tokenizer
+from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.ctc import single_target_ctc_nll
@@ -30,6 +30,13 @@ def build_dag(pretrained: Pretrained, text: str, *, progress: Progress | None = 
         DataError: No text, no [MASK], or more than the model or an inspection takes.
     """
     model, tokenizer, recipe = pretrained.model, pretrained.tokenizer, pretrained.recipe
+    check_sentence(text, is_smiles=recipe.data.kind == "smiles")
+    if recipe.masking.num_repeats > 1:
+        raise DataError(
+            f"{pretrained.checkpoint} is a Repeated MLM (`masking.num_repeats` {recipe.masking.num_repeats}): it reads "
+            "repeated text, which an inspection does not make",
+            "choose an ExLM or MLM with `--checkpoint`",
+        )
     input_ids = encode_masked_text(tokenizer, text, progress or SilentProgress())
     num_masks = int((input_ids == tokenizer.mask_id).sum())
     k = model.num_states_per_mask
@@ -66,27 +73,12 @@ def build_dag(pretrained: Pretrained, text: str, *, progress: Progress | None = 
 
 
 def encode_masked_text(tokenizer: Tokenizer, text: str, progress: Progress) -> IntArray:
-    """Return [CLS], the tokens of a text with its [MASK]s, and [SEP].
-
-    Raises:
-        DataError: The text is empty or holds no [MASK].
-    """
-    example = "c1ccc([MASK])cc1" if tokenizer.kind == "smiles" else "This is [MASK], and I'm very [MASK] to see this."
-    hint = f'mark each hidden token, as in: exlm inspect-dag "{example}"'
-    if not text.strip():
-        raise DataError("the sentence is empty", hint)
-    if MASK not in text:
-        raise DataError(f"no {MASK} in {shorten(text)!r}", hint)
+    """Return [CLS], the tokens of a text with its [MASK]s, and [SEP]; `progress` is told of tokens without an id."""
     ids = tokenizer.encode_with_masks(text.strip())
     num_unknown = ids.count(tokenizer.unk_id)
     if num_unknown:
         progress.message(f"{num_unknown} tokens of the input are not in the vocabulary; the model reads them as [UNK]")
     return np.array([tokenizer.cls_id, *ids, tokenizer.sep_id], dtype=np.int64)
-
-
-def shorten(text: str, most: int = 60) -> str:
-    """Return a text cut to what an error line holds."""
-    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _check_size(pretrained: Pretrained, num_tokens: int, num_masks: int) -> None:

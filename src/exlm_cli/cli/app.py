@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from exlm_cli.cli.cmd_inspect_dag import inspect_dag
 from exlm_cli.cli.cmd_pretrain import pretrain
 from exlm_cli.cli.cmd_recipes import recipes
 from exlm_cli.cli.cmd_tokenize import tokenize
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.command()(tokenize)
 app.command()(pretrain)
+app.command("inspect-dag")(inspect_dag)
 app.command()(recipes)
 
 # typer carries its own click from 0.25 on; this is the usage error of whichever click it uses

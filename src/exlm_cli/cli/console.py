@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, TextIO
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Task, TaskID, TextColumn
 from rich.progress import Progress as RichBars
 from rich.table import Table
@@ -193,6 +193,11 @@ def emit_listing(columns: Sequence[str], rows: Sequence[Sequence[str]], notes: S
         for text in texts:
             lines += textwrap.wrap(text, room, initial_indent="    ", subsequent_indent="    ")
     emit_text("\n".join(lines))
+
+
+def emit_renderable(renderable: RenderableType) -> None:
+    """Write something that rich lays out; without colours where stdout is no terminal."""
+    _stdout().print(renderable)
 
 
 def emit_pairs(pairs: Mapping[str, object]) -> None:

@@ -7,15 +7,16 @@ import numpy as np
 
 from exlm_cli.analysis.inspection import Inspection
 from exlm_cli.report.canvas import Canvas, open_canvas
-from exlm_cli.report.dag_layout import MAX_MASKS_DRAWN, lay_out_graph
+from exlm_cli.report.dag_layout import lay_out_graph
 from exlm_cli.report.dag_shapes import GRAPH_CAPTION, EdgeCurve, GraphLayout, NodeBox
-from exlm_cli.report.dag_words import sentence_words
+from exlm_cli.report.dag_words import MAX_MASKS_DRAWN, note_on_cut, note_on_proof, sentence_words
 from exlm_cli.report.filling_panel import FillingPanel
 from exlm_cli.report.palette import FAINT_INK, INK, fade, ink_on, mask_colour
 from exlm_cli.report.text_metrics import fit_word, text_width
 
 _MOST_MASKS_IN_PANEL = 5
 _HEAT_COLOURS = "Blues"
+_NOTE_ON_SMILES = "\N{BALLOT X}: RDKit refuses it."
 
 
 def render_graph(inspection: Inspection, formats: Sequence[str]) -> dict[str, bytes]:
@@ -34,7 +35,9 @@ def render_graph(inspection: Inspection, formats: Sequence[str]) -> dict[str, by
     height = max(layout.height, panel.height if panel else 0.0)
     captions = [
         GRAPH_CAPTION,
-        _note_on_cut(layout.num_masks_left_out),
+        note_on_cut(inspection),
+        note_on_proof(inspection),
+        _NOTE_ON_SMILES if inspection.dag.kind == "smiles" else "",
     ]
     with open_canvas(width, height, sentence_words(inspection), captions) as canvas:
         drop = (height - layout.height) / 2
@@ -58,7 +61,7 @@ def render_heat_map(inspection: Inspection, formats: Sequence[str]) -> dict[str,
     grid = _Grid.of(inspection)
     captions = [
         "Row: the node a path leaves. Column: the node it enters next. Rows of the whole DAG sum to 1; grey: no edge.",
-        _note_on_cut(grid.num_masks_left_out),
+        note_on_cut(inspection),
     ]
     size = (grid.left + len(grid.columns) * grid.cell + 62.0, grid.top + len(grid.rows) * grid.cell + 16.0)
     with open_canvas(*size, sentence_words(inspection), captions) as canvas:
@@ -91,7 +94,6 @@ class _Grid:
     cell: float
     font: float
     label_width: float
-    num_masks_left_out: int
 
     @classmethod
     def of(cls, inspection: Inspection) -> "_Grid":
@@ -110,7 +112,7 @@ class _Grid:
             ]
         label_width = max(text_width(line, font) for lines in labels.values() for line in lines) + 10.0
         columns = inner if is_cut else [*inner, dag.num_nodes - 1]
-        return cls([0, *inner], columns, labels, cell, font, label_width, dag.num_masks - num_masks)
+        return cls([0, *inner], columns, labels, cell, font, label_width)
 
     @property
     def left(self) -> float:
@@ -172,11 +174,3 @@ def _draw_colour_bar(canvas: Canvas, grid: _Grid) -> None:
     canvas.image(np.linspace(1, 0, 128)[:, None], left, grid.top, 10.0, height, _HEAT_COLOURS)
     for value in (0.0, 0.25, 0.5, 0.75, 1.0):
         canvas.text(left + 14.0, grid.top + (1 - value) * height, f"{value:g}", 8.0, FAINT_INK, align="left")
-
-
-def _note_on_cut(num_masks_left_out: int) -> str:
-    if not num_masks_left_out:
-        return ""
-    return (
-        f"Only the first {MAX_MASKS_DRAWN} [MASK]s are drawn; {num_masks_left_out} more are in the JSON and the tables."
-    )

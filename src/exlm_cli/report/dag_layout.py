@@ -19,10 +19,8 @@ from exlm_cli.report.dag_shapes import (
     Points,
     curve_points,
 )
+from exlm_cli.report.dag_words import MAX_MASKS_DRAWN
 from exlm_cli.report.text_metrics import shorten_word, text_width
-
-MAX_MASKS_DRAWN = 40
-"""Masks shown in figures; a sentence with more is cut, and the figure says so."""
 
 _MARGIN = 14.0
 
@@ -61,7 +59,7 @@ def lay_out_graph(inspection: Inspection) -> GraphLayout:
     headings = _place_headings([boxes[column[0]] for column in columns[1 : num_masks + 1]], scale)
     obstacles = [*nodes, *headings]
     edges = _label_edges(_bend_edges(inspection, boxes, headings, scale), obstacles, scale)
-    return _shift(nodes, edges, headings, scale, dag.num_masks - num_masks)
+    return _shift(nodes, edges, headings, scale)
 
 
 def _column(inspection: Inspection, node: int) -> int:
@@ -206,7 +204,6 @@ def _shift(
     edges: Sequence[EdgeCurve],
     headings: Sequence[NodeBox],
     scale: _Scale,
-    num_masks_left_out: int,
 ) -> GraphLayout:
     """Move everything so that the drawing begins at the margin, and measure it."""
     points = np.concatenate(
@@ -229,5 +226,4 @@ def _shift(
             for edge in edges
         ),
         headings=tuple(replace(box, x=box.x + dx, y=box.y + dy) for box in headings),
-        num_masks_left_out=num_masks_left_out,
     )

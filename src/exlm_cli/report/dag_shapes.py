@@ -87,7 +87,6 @@ class GraphLayout:
     nodes: tuple[NodeBox, ...]
     edges: tuple[EdgeCurve, ...]
     headings: tuple[NodeBox, ...]
-    num_masks_left_out: int
 
     @property
     def heading_font(self) -> float:

@@ -5,6 +5,9 @@ import re
 from exlm_cli.analysis.fillings import Filling
 from exlm_cli.analysis.inspection import Inspection
 
+MAX_MASKS_DRAWN = 40
+"""Masks shown in pictures; a sentence with more is cut there, and the picture says so."""
+
 NOTHING = "–"
 """Stands for a mask that yields no token."""
 
@@ -32,3 +35,18 @@ def counted_fillings(inspection: Inspection) -> str:
         return "of all fillings of any length"
     num_masks = inspection.dag.num_masks
     return f"of all fillings with {num_masks} token{'s' if num_masks > 1 else ''}"
+
+
+def note_on_cut(inspection: Inspection) -> str:
+    """Say that pictures leave masks out, if they do."""
+    num_left_out = inspection.dag.num_masks - MAX_MASKS_DRAWN
+    if num_left_out <= 0:
+        return ""
+    return f"Only the first {MAX_MASKS_DRAWN} [MASK]s are drawn; the tables have the other {num_left_out}."
+
+
+def note_on_proof(inspection: Inspection) -> str:
+    """Say that the list of fillings may miss some, if it may."""
+    if inspection.n_best.is_proven:
+        return ""
+    return "The search met its limit: fillings as probable as the last ones may be missing."
