@@ -85,7 +85,7 @@ def test_only_the_console_prints(path: Path) -> None:
     assert not [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"]
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], ["pretrain", "--help"]])
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["pretrain", "--help"], ["inspect-dag", "--help"]])
 def test_help_loads_nothing_heavy(words: list[str]) -> None:
     script = (
         "import sys; from exlm_cli.cli.app import main\n"

@@ -16,7 +16,7 @@ from exlm_cli.cli.app import explain, main
 from exlm_cli.errors import ConfigError, ExlmError, InterruptedRunError
 
 Capture = pytest.CaptureFixture[str]
-COMMANDS = ["tokenize", "pretrain", "recipes"]
+COMMANDS = ["tokenize", "pretrain", "inspect-dag", "recipes"]
 SIX = ["tokenize", "pretrain", "repeat-mlm", "finetune", "eval", "inspect-dag"]
 
 

@@ -31,7 +31,7 @@ app.command()(pretrain)
 app.command("inspect-dag")(inspect_dag)
 app.command()(recipes)
 
-# typer carries its own click from 0.25 on; this is the usage error of whichever click it uses
+# newer typer carries a click of its own; this is the usage error of whichever click it uses
 _UsageError: type[BaseException] = typer.BadParameter.__mro__[1]
 
 _OUT_OF_MEMORY = ExlmError(

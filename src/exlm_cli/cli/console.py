@@ -10,21 +10,20 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TextIO
 
-from rich import box
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Task, TaskID, TextColumn
 from rich.progress import Progress as RichBars
-from rich.table import Table
 from rich.text import Text
 
 from exlm_cli.errors import ExlmError
 from exlm_cli.progress import Bar, Progress
 
 PIPE_WIDTH = 120
-"""Columns of a table that is not shown on a terminal."""
+"""Columns of a listing that is not shown on a terminal, where $COLUMNS does not say."""
 
 _LINE_EVERY_S = 10.0
 _LINE_EVERY_SHARE = 0.05
+_LINE_EVERY_ELAPSED_SHARE = 0.01  # a run of a day leaves hundreds of lines, not thousands
 _LINE_AT_MOST_EVERY_S = 1.0
 
 
@@ -43,7 +42,7 @@ class TerminalProgress:
 
     def message(self, text: str) -> None:
         """Say one line that stays."""
-        self._console.print(Text(text), soft_wrap=True)
+        self._console.print(Text(text))
 
     @contextmanager
     def bar(self, label: str, total: int | None, *, done: int = 0) -> Iterator[Bar]:
@@ -96,7 +95,7 @@ class _StandingColumn(TextColumn):
 
 
 class LineProgress:
-    """Whole lines for logs: one every ten seconds or twentieth of the work, at most one a second.
+    """Whole lines for logs: one every ten seconds (later rarer) or twentieth of the work, at most one a second.
 
     Args:
         stream: Where lines go.
@@ -132,9 +131,11 @@ class _LineBar:
         self._done, self._fields = done, fields
         if done == self._total:
             return  # `end` says it
-        waited_s = self._clock() - self._said_s
+        now_s = self._clock()
+        waited_s = now_s - self._said_s
         is_far = self._total is not None and done - self._said >= _LINE_EVERY_SHARE * self._total
-        if waited_s >= _LINE_EVERY_S or (is_far and waited_s >= _LINE_AT_MOST_EVERY_S):
+        is_long_ago = waited_s >= max(_LINE_EVERY_S, _LINE_EVERY_ELAPSED_SHARE * (now_s - self._start_s))
+        if is_long_ago or (is_far and waited_s >= _LINE_AT_MOST_EVERY_S):
             self._line(is_end=False)
 
     def end(self) -> None:
@@ -163,19 +164,6 @@ def emit_text(text: str) -> None:
 def emit_json(value: Any) -> None:
     """Write a result for programs."""
     emit_text(json.dumps(value, indent=1))
-
-
-def emit_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
-    """Write rows under headings; `numbers` names the columns set flush right. The first column is never broken."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for index, column in enumerate(columns):
-        is_number = column in numbers
-        table.add_column(
-            column, justify="right" if is_number else "left", no_wrap=is_number or index == 0, overflow="fold"
-        )
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    _stdout().print(table)
 
 
 def emit_listing(columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[Sequence[str]]) -> None:
