@@ -1,0 +1,41 @@
+"""A tiny model must learn a tiny set by heart, with every objective and alignment."""
+
+import math
+
+import pytest
+import torch
+
+from exlm_cli.model.exlm import ExlmModel
+from exlm_cli.train.objective import Objective
+from exlm_cli.train.optim import build_optimizer
+from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
+
+VARIANTS = [
+    {"objective": "mlm"},
+    {},
+    {"model": {"alignment": "sparse_dag"}},
+    {"model": {"alignment": "independent"}},
+    {"model": {"rope": "1d"}},
+    {"model": {"transition": {"heads": 4, "position_features": True, "max_nodes": 64}}},
+    {"model": {"clone_embedding": "nodes", "transition": {"lane_bias": 3.0}}},
+]
+
+
+@pytest.mark.parametrize("sections", VARIANTS)
+def test_a_batch_is_learnt_by_heart(sections) -> None:
+    sections = {
+        **sections,
+        "model": {"dropout": 0.0, "attention_dropout": 0.0, "width": 32, **sections.get("model", {})},
+    }
+    recipe = tiny_recipe(**sections, optim={"lr": 3e-3})
+    torch.manual_seed(0)
+    model = ExlmModel(recipe, SPECIAL.vocab_size)
+    objective = Objective(unk_id=4, num_repeats=1, backend="torch")
+    optimizer = build_optimizer(model, recipe.optim)
+    batch = tiny_batch(recipe, (9, 12, 7, 5))
+    for _ in range(150):
+        optimizer.zero_grad()
+        loss = objective.sequence_nll(model, batch).mean()
+        loss.backward()
+        optimizer.step()
+    assert float(loss.detach()) < 0.1 * math.log(SPECIAL.vocab_size)
