@@ -69,9 +69,8 @@ typedef struct {
   int32_t dtype; /* states_alignment_dtype of both tensors */
 } states_alignment_batch;
 
-/* Rows of a column of the saved block are padded to this many, so its size follows from the shapes alone:
- * batch * max_states * round_up(max_targets + 1, STATES_ALIGNMENT_ROW_PAD) elements of (mantissa, exponent), each pair
- * 2 * 4 bytes for float32 sums and 2 * 8 bytes for float64 sums. */
+/* Slots of a column of the saved block are padded to this many, so its size follows from the shapes alone.
+ * Host: batch * 2 * max_states * round_up(max_targets + 1, STATES_ALIGNMENT_ROW_PAD) words of the size of the dtype. */
 #define STATES_ALIGNMENT_ROW_PAD 16
 
 STATES_ALIGNMENT_EXPORT int32_t states_alignment_abi(void);
@@ -91,6 +90,27 @@ STATES_ALIGNMENT_EXPORT int32_t states_alignment_backward_cpu(const states_align
                                                               int32_t num_threads);
 STATES_ALIGNMENT_EXPORT int32_t states_alignment_best_cpu(const states_alignment_batch* batch, int64_t* nodes,
                                                           int32_t num_threads);
+
+/* Device. The same with device pointers, enqueued on `stream` (a cudaStream_t) of `device`; nothing is allocated and
+ * nothing waits. All sums are float32; nll and grad_nll are float32; gradients have the dtype of the batch.
+ *
+ * forward:   `saved` is always needed, and written: batch * num_sweeps * (2 * max_states + 2) *
+ *            round_up(max_targets + 1, STATES_ALIGNMENT_ROW_PAD) words of 4 bytes. num_sweeps is 1, or 2 where
+ *            `backward` is to follow: alpha and beta are then summed side by side.
+ * step:      forward and backward of one training step in one call, for a loss whose weights grad_nll are known.
+ * best:      `scratch` has batch * max_states * round_up(max_targets + 1, STATES_ALIGNMENT_ROW_PAD) * 12 bytes, aligned
+ *            to 8. */
+STATES_ALIGNMENT_EXPORT int32_t states_alignment_forward_cuda(const states_alignment_batch* batch, float* nll,
+                                                              void* saved, int32_t num_sweeps, int32_t device,
+                                                              void* stream);
+STATES_ALIGNMENT_EXPORT int32_t states_alignment_backward_cuda(const states_alignment_batch* batch, void* saved,
+                                                               const float* grad_nll, void* grad_emit,
+                                                               void* grad_trans, int32_t device, void* stream);
+STATES_ALIGNMENT_EXPORT int32_t states_alignment_step_cuda(const states_alignment_batch* batch, const float* grad_nll,
+                                                           float* nll, void* saved, void* grad_emit, void* grad_trans,
+                                                           int32_t device, void* stream);
+STATES_ALIGNMENT_EXPORT int32_t states_alignment_best_cuda(const states_alignment_batch* batch, void* scratch,
+                                                           int64_t* nodes, int32_t device, void* stream);
 
 #ifdef __cplusplus
 }

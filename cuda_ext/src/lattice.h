@@ -47,6 +47,39 @@ struct Shape {
   }
 };
 
+// A sequence read in one direction. Element is how log probabilities are stored.
+template <class Element>
+struct View {
+  const Element* edges;  // address of the edge from column v to column u: edges + v * source_stride + u * dest_stride
+  int64_t source_stride;
+  int64_t dest_stride;
+  const Element* emissions;  // of column c, taken at step t: emissions + t * step_stride + c * column_stride
+  int64_t step_stride;
+  int64_t column_stride;
+  Shape shape;
+
+  SA_HOST_DEVICE static View of(const Element* log_emit, int64_t emit_row_stride, const Element* log_trans,
+                                int64_t trans_row_stride, Shape shape, Direction direction) {
+    if (direction == Direction::kForward) {
+      return {log_trans, trans_row_stride, 1, log_emit, emit_row_stride, 1, shape};
+    }
+    const int64_t last = shape.states - 1;
+    return {log_trans + last * trans_row_stride + last,
+            -1,
+            -trans_row_stride,
+            log_emit + (shape.targets - 1) * emit_row_stride + last,
+            -emit_row_stride,
+            -1,
+            shape};
+  }
+  SA_HOST_DEVICE const Element* edge(int64_t source, int64_t dest) const {
+    return edges + source * source_stride + dest * dest_stride;
+  }
+  SA_HOST_DEVICE const Element* emission(int64_t column, int64_t step) const {
+    return emissions + step * step_stride + column * column_stride;
+  }
+};
+
 // Half-open range of steps t at which edges from columns [source, source_end) to [dest, dest_end) can be taken.
 struct Steps {
   int64_t first;

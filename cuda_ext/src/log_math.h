@@ -98,13 +98,16 @@ SA_HOST_DEVICE typename Lane::Real power_of_two(typename Lane::Int n) {
   return Lane::real(biased << F::kMantissaBits);
 }
 
-constexpr double factorial(int n) { return n < 2 ? 1.0 : n * factorial(n - 1); }
+template <int n>
+constexpr double kFactorial = n * kFactorial<n - 1>;
+template <>
+constexpr double kFactorial<0> = 1.0;
 
 // Taylor series of exp from r^kTerm / kTerm! on, divided by r^kTerm, in Horner form.
 template <class Lane, int kTerm>
 SA_HOST_DEVICE typename Lane::Real exp_series(typename Lane::Real r) {
   using Scalar = typename Lane::Scalar;
-  constexpr Scalar kCoefficient = static_cast<Scalar>(1.0 / factorial(kTerm));
+  constexpr Scalar kCoefficient = static_cast<Scalar>(1.0 / kFactorial<kTerm>);
   if constexpr (kTerm == Format<Scalar>::kExpTerms) {
     return Lane::splat(kCoefficient);
   } else {
@@ -112,13 +115,14 @@ SA_HOST_DEVICE typename Lane::Real exp_series(typename Lane::Real r) {
   }
 }
 
-// exp(x) in normal form; zero for x < -kLogRange and for NaN, whom `is_invalid` finds.
+// exp(x) in normal form, x at most kLogRange; zero for x < -kLogRange and for NaN.
 template <class Lane>
 SA_HOST_DEVICE Scaled<Lane> scaled_exp(typename Lane::Real x) {
   using Scalar = typename Lane::Scalar;
   using F = Format<Scalar>;
   const auto alive = x > Lane::splat(-static_cast<Scalar>(kLogRange));
-  const typename Lane::Real y = alive ? x : Lane::splat(0);
+  const auto in_range = x < Lane::splat(static_cast<Scalar>(kLogRange));
+  const typename Lane::Real y = alive ? (in_range ? x : Lane::splat(static_cast<Scalar>(kLogRange))) : Lane::splat(0);
   const typename Lane::Real shifted = y * static_cast<Scalar>(1.4426950408889634) + F::kRoundingShift;
   const typename Lane::Real n = shifted - F::kRoundingShift;
   const typename Lane::Real r = (y - n * F::kLn2High) - n * F::kLn2Low;

@@ -54,32 +54,9 @@ struct Sequence {
   int64_t emit_row_stride;
   int64_t trans_row_stride;
   Shape shape;
-};
 
-// A sequence read in one direction: column c is node c, or node S - 1 - c from the end.
-template <class Real, Direction kDirection>
-struct Oriented {
-  const Sequence<Real>& sequence;
-
-  int64_t node(int64_t column) const {
-    return kDirection == Direction::kForward ? column : sequence.shape.states - 1 - column;
-  }
-  // Address of the edge from column `source` to column `dest`, and what to add for the next column of each.
-  const Real* edge(int64_t source, int64_t dest) const {
-    const bool forward = kDirection == Direction::kForward;
-    const int64_t from = forward ? source : node(dest), to = forward ? dest : node(source);
-    return sequence.log_trans + from * sequence.trans_row_stride + to;
-  }
-  int64_t next_source() const { return kDirection == Direction::kForward ? sequence.trans_row_stride : -1; }
-  int64_t next_dest() const { return kDirection == Direction::kForward ? 1 : -sequence.trans_row_stride; }
-
-  // Address of what the node in `column` gives the target emitted at step t; add next_step() for the next step.
-  const Real* emission(int64_t column, int64_t step) const {
-    const int64_t target = kDirection == Direction::kForward ? step : sequence.shape.targets - 1 - step;
-    return sequence.log_emit + target * sequence.emit_row_stride + node(column);
-  }
-  int64_t next_step() const {
-    return kDirection == Direction::kForward ? sequence.emit_row_stride : -sequence.emit_row_stride;
+  View<Real> view(Direction direction) const {
+    return View<Real>::of(log_emit, emit_row_stride, log_trans, trans_row_stride, shape, direction);
   }
 };
 

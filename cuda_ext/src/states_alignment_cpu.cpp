@@ -11,6 +11,7 @@
 #include "best_path_cpu.h"
 #include "gradient_cpu.h"
 #include "sequence_cpu.h"
+#include "status.h"
 #include "sweep_cpu.h"
 
 namespace states_alignment {
@@ -67,7 +68,7 @@ class Forward {
       return;
     }
     const Columns<Real> alpha = columns_in<Real>(memory, batch_, sequence.shape);
-    Sweep<Real, Direction::kForward> sweep(sequence, alpha, scratch_);
+    Sweep<Real> sweep(sequence.view(Direction::kForward), alpha, scratch_);
     sweep.run([](int64_t, Steps) {});
     Real& likelihood = alpha.mantissas(sequence.shape.states - 1)[sequence.shape.targets];
     if (sweep.is_invalid()) likelihood = std::numeric_limits<Real>::quiet_NaN();
@@ -121,7 +122,8 @@ class Backward {
       return;
     }
     const Real scale = -grad_nll_[b] / likelihood.mantissa;
-    Sweep<Real, Direction::kBackward>(sequence, beta, sweep_scratch_).run([&](int64_t column, Steps steps) {
+    Sweep<Real> sweep(sequence.view(Direction::kBackward), beta, sweep_scratch_);
+    sweep.run([&](int64_t column, Steps steps) {
       const int64_t node = shape.states - 1 - column;
       if (!grad_emit || node == 0) return;
       for (int64_t step = steps.first; step < steps.end; ++step) {
@@ -222,9 +224,7 @@ int32_t check(const states_alignment_batch& batch) {
   if (batch.dtype != STATES_ALIGNMENT_FLOAT32 && batch.dtype != STATES_ALIGNMENT_FLOAT64) {
     return STATES_ALIGNMENT_BAD_DTYPE;
   }
-  const int64_t least = std::min({batch.batch, batch.max_targets, batch.max_states, batch.emit_batch_stride,
-                                  batch.emit_row_stride, batch.trans_batch_stride, batch.trans_row_stride});
-  return least < 0 ? STATES_ALIGNMENT_BAD_SIZE : STATES_ALIGNMENT_OK;
+  return has_negative_size(batch) ? STATES_ALIGNMENT_BAD_SIZE : STATES_ALIGNMENT_OK;
 }
 
 template <class Worker, class... Arguments>
@@ -239,20 +239,7 @@ using namespace states_alignment;
 
 int32_t states_alignment_abi(void) { return STATES_ALIGNMENT_ABI; }
 
-const char* states_alignment_message(int32_t status) {
-  switch (status) {
-    case STATES_ALIGNMENT_OK:
-      return "done";
-    case STATES_ALIGNMENT_BAD_DTYPE:
-      return "the host kernels take float32 and float64";
-    case STATES_ALIGNMENT_BAD_SIZE:
-      return "a size or a stride is negative";
-    case STATES_ALIGNMENT_OUT_OF_MEMORY:
-      return "no memory for the scratch of one thread";
-    default:
-      return "unknown status";
-  }
-}
+const char* states_alignment_message(int32_t status) { return message_of(status); }
 
 int32_t states_alignment_forward_cpu(const states_alignment_batch* batch, void* nll, void* saved,
                                      int32_t num_threads) {

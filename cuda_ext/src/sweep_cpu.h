@@ -29,7 +29,7 @@ struct SweepScratch {
   Buffer<Int> edge_exponents;
 };
 
-template <class RealType, Direction kDirection>
+template <class RealType>
 class Sweep {
  public:
   using Real = RealType;
@@ -40,8 +40,8 @@ class Sweep {
   using IntVec = typename Lane::Int;
   static constexpr int kWidth = Lane::kWidth;
 
-  Sweep(const Sequence<Real>& sequence, const Columns<Real>& columns, SweepScratch<Real>& scratch)
-      : oriented_{sequence}, shape_(sequence.shape), columns_(columns), scratch_(scratch) {}
+  Sweep(const View<Real>& view, const Columns<Real>& columns, SweepScratch<Real>& scratch)
+      : view_(view), shape_(view.shape), columns_(columns), scratch_(scratch) {}
 
   // Fills all columns. The end column holds the likelihood at slot T; in every other column, slot t holds
   // the probability of the paths to (from) this node that have emitted t targets, its own included.
@@ -199,9 +199,9 @@ class Sweep {
     Real* log_edges = scratch_.log_edges.get();
     has_scaled_edges_ = false;
     if (source_end <= dest && dest + kBlock <= shape_.states) {
-      const Real* from = oriented_.edge(source, dest);
-      for (int64_t k = 0; k < num_sources; ++k, from += oriented_.next_source()) {
-        for (int lane = 0; lane < kBlock; ++lane) log_edges[k * kBlock + lane] = from[lane * oriented_.next_dest()];
+      const Real* from = view_.edge(source, dest);
+      for (int64_t k = 0; k < num_sources; ++k, from += view_.source_stride) {
+        for (int lane = 0; lane < kBlock; ++lane) log_edges[k * kBlock + lane] = from[lane * view_.dest_stride];
       }
       return;
     }
@@ -209,7 +209,7 @@ class Sweep {
     std::fill_n(log_edges, round_up(num_sources * kBlock, kWidth), -std::numeric_limits<Real>::infinity());
     for (int64_t k = 0; k < num_sources; ++k) {
       for (int64_t u = std::max(source + k + 1, dest); u < std::min(dest + kBlock, shape_.states); ++u) {
-        log_edges[k * kBlock + (u - dest)] = *oriented_.edge(source + k, u);
+        log_edges[k * kBlock + (u - dest)] = *view_.edge(source + k, u);
       }
     }
   }
@@ -252,8 +252,8 @@ class Sweep {
       std::fill_n(emission, columns_.rows, -std::numeric_limits<Real>::infinity());
       if (column == 0 || column == shape_.states - 1) continue;
       const Steps steps = Steps::into(shape_, column);
-      const Real* from = oriented_.emission(column, steps.first);
-      for (int64_t step = steps.first; step < steps.end; ++step, from += oriented_.next_step()) emission[step] = *from;
+      const Real* from = view_.emission(column, steps.first);
+      for (int64_t step = steps.first; step < steps.end; ++step, from += view_.step_stride) emission[step] = *from;
       for (int64_t row = 0; row < columns_.rows; row += kWidth) {
         is_invalid |= ~(Lane::load(emission + row) <= Lane::splat(kLogRange));
       }
@@ -269,7 +269,7 @@ class Sweep {
     Lane::store_int(columns_.exponents(column) + row, value.exponent);
   }
 
-  const Oriented<Real, kDirection> oriented_;
+  const View<Real> view_;
   const Shape shape_;
   const Columns<Real> columns_;
   SweepScratch<Real>& scratch_;

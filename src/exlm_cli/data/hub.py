@@ -51,7 +51,9 @@ def iter_hub_rows(source: HubSource, kind: RowKind, column: str | None) -> Itera
 
     try:
         rows: Any = datasets.load_dataset(source.name, source.config, split=source.split, streaming=True)
-        name = choose_column(str(source), list(rows.features), kind, column)
+        # some formats tell their columns only with the first row
+        names = list(rows.features or next(iter(rows)))
+        name = choose_column(str(source), names, kind, column)
         for number, record in enumerate(rows.select_columns([name]), start=1):
             value = record[name]
             if value is None or isinstance(value, str):
@@ -74,10 +76,13 @@ def find_revision(source: HubSource, cache: Path, progress: Progress) -> str:
         DataError: The Hub does not give it, and it was never seen.
     """
     import huggingface_hub
+    from huggingface_hub.errors import RepositoryNotFoundError
 
     remembered = cache / "hub" / f"{hashlib.sha256(source.name.encode()).hexdigest()}.txt"
     try:
         revision = str(huggingface_hub.HfApi().dataset_info(source.name).sha)
+    except RepositoryNotFoundError as error:
+        raise DataError(f"`{source}`: the Hub has no public data set of that name", LOCAL_FILES_HINT) from error
     except _hub_errors() as error:
         if not remembered.is_file():
             raise _unreachable(source, error) from error

@@ -1,10 +1,12 @@
 """Rows out of one local file, whatever its format and compression; streamed, each with its line or record number."""
 
+import codecs
 import csv
 import gzip
 import io
 import json
 import lzma
+import re
 import shutil
 import tempfile
 import zlib
@@ -28,6 +30,7 @@ _BUFFER_BYTES = 1 << 20
 _LONGEST_TEXT_BYTES = 1 << 20
 _LARGEST_CSV_FIELD = 2**31 - 1
 _PARQUET_BATCH_ROWS = 4096
+_BETWEEN_ELEMENTS = re.compile(r"[\s,]*")
 
 
 class Row(NamedTuple):
@@ -245,26 +248,35 @@ def _read_json(path: Path, file: io.BufferedReader, kind: RowKind, column: str |
 
 
 def _json_row(path: Path, number: int, record: Any, column: str | None) -> Row:
-    value = record.get(column, "") if isinstance(record, dict) else record
     if isinstance(record, dict) and column not in record:
         return Row(str(path), number, "", problem=f"has no `{column}`; it has {_listed(record)}")
-    if value is None or isinstance(value, str):
-        return Row(str(path), number, (value or "").strip())
-    return Row(str(path), number, json.dumps(value), problem="is not a string")
+    value = record[column] if isinstance(record, dict) else record
+    if value is None:
+        return Row(str(path), number, "")
+    if not isinstance(value, str):
+        return Row(str(path), number, json.dumps(value), problem="is not a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        problem = f"holds half a surrogate pair at position {error.start + 1}"
+        return Row(str(path), number, ascii(value), problem=problem)
+    return Row(str(path), number, value.strip())
 
 
 def _array_elements(path: Path, file: BinaryIO) -> Iterator[Any]:
     decoder = json.JSONDecoder()
-    text = io.TextIOWrapper(file, encoding="utf-8")
+    blocks = codecs.iterdecode(iter(partial(file.read, _BUFFER_BYTES), b""), "utf-8")
     number, start = 1, 0
     try:
-        buffer = text.read(_BUFFER_BYTES).lstrip()[1:]
+        buffer = next(blocks, "").lstrip()[1:]
         while True:
-            start += len(buffer[start:]) - len(buffer[start:].lstrip(", \r\n\t"))
+            gap = _BETWEEN_ELEMENTS.match(buffer, start)
+            assert gap is not None
+            start = gap.end()
             try:
                 value, start = decoder.raw_decode(buffer, start)
             except json.JSONDecodeError as error:
-                more = text.read(_BUFFER_BYTES)
+                more = next(blocks, "")
                 if not more:
                     if buffer[start:].rstrip() == "]":
                         return

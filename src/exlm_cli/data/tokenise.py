@@ -7,7 +7,7 @@ from exlm_cli.config.sections import DataConfig
 from exlm_cli.data.readers import Row
 from exlm_cli.data.sequences import Packer, RejectedRows, cut_row
 from exlm_cli.data.shards import ShardWriter
-from exlm_cli.data.smiles import find_invalid_smiles
+from exlm_cli.data.smiles_check import check_smiles
 from exlm_cli.data.tokenizer import Tokenizer
 
 _BATCH_ROWS, _BATCH_CHARACTERS = 4096, 1 << 19
@@ -92,10 +92,8 @@ def tokenise_rows(
 
 def _usable(rows: Iterable[Row], data: DataConfig, rejected: RejectedRows) -> Iterator[Row]:
     """Drop empty text, refuse what is broken or no molecule."""
-    for row in rows:
-        problem = row.problem
-        if problem is None and data.kind == "smiles":
-            problem = find_invalid_smiles(row.text)
+    checked = check_smiles(rows) if data.kind == "smiles" else ((row, row.problem) for row in rows)
+    for row, problem in checked:
         if problem is not None:
             rejected.add(row, problem)
         elif row.text:

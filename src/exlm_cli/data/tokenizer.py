@@ -80,8 +80,10 @@ class Tokenizer:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError as error:
             raise TokenizerError(f"{path}: no such tokenizer file", hint) from error
-        except (OSError, UnicodeDecodeError) as error:
-            raise TokenizerError(f"{path}: the tokenizer file cannot be read: {error}", hint) from error
+        except OSError as error:
+            raise TokenizerError(f"{path}: the tokenizer file cannot be read: {error.strerror}", hint) from error
+        except UnicodeDecodeError as error:
+            raise TokenizerError(f"{path}: the tokenizer file is not UTF-8 text", hint) from error
         try:
             json.loads(text)
         except json.JSONDecodeError as error:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 _LINE_STYLES = ("-", "--", ":", "-.")
-_SMOOTHED_OVER = 25
-"""Training rows around each whose mean is drawn; the rows themselves stand faintly behind it."""
+_MOST_SMOOTHED = 12
+"""Rows on either side that go into a smoothed point; the rows themselves stand faintly behind it."""
 _MOST_COLUMNS = 4
 _PANEL_INCHES = (3.5, 2.6)
 _DPI = 160.0
@@ -130,10 +130,11 @@ def _draw_panel(axes: "Axes", panel: _Panel, rows_by_run: Mapping[str, Sequence[
     axes.grid(visible=True, color="#E6E9EC", linewidth=0.7)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["bottom", "left"]].set_color("#B5BDC5")
+    axes.set_xlim(0, 1.02 * max(row["step"] for rows in rows_by_run.values() for row in rows))
     if panel.is_log:
         axes.set_yscale("log")
     for index, rows in enumerate(rows_by_run.values()):
-        for number, (key, words) in enumerate(panel.keys):
+        for number, (key, _) in enumerate(panel.keys):
             steps, values = _series(rows, panel.kind, key)
             if not steps:
                 continue
@@ -141,7 +142,7 @@ def _draw_panel(axes: "Axes", panel: _Panel, rows_by_run: Mapping[str, Sequence[
             colour = _run_colour(index)
             if panel.is_smoothed:
                 axes.plot(steps, values, color=colour, linewidth=0.6, alpha=0.3)
-                values = _mean_around(values, _SMOOTHED_OVER // 2)
+                values = _mean_around(values, min(_MOST_SMOOTHED, len(values) // 20))
             marker = "o" if len(steps) <= 40 and not panel.is_smoothed else ""
             (line,) = axes.plot(steps, values, style, color=colour, linewidth=1.5, zorder=3)
             line.set(marker=marker, markersize=2.8)

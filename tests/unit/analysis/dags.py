@@ -135,7 +135,7 @@ def handmade_dag(
     probs = np.zeros((len(nodes) + 2, tokenizer.sep_id + 1))
     for row, node in zip(probs[1:-1], nodes, strict=True):
         row[: len(words)] = [node.get(word.strip(), 0.0) for word in words]
-        row[: len(words)] += np.where(row[: len(words)] == 0, (1 - row.sum()) / (len(words) - len(node)), 0.0)
+        row[: len(words)] += np.where(row[: len(words)] == 0, (1 - row.sum()) / max(1, len(words) - len(node)), 0.0)
     trans = np.zeros((len(nodes) + 2, len(nodes) + 2))
     for source, targets in edges.items():
         for target, probability in targets.items():

@@ -15,7 +15,9 @@ from exlm_cli.ops.alignment import build
 
 _ABI = 1
 _OK = 0
-ROW_PAD = 16
+_ROW_PAD = 16
+_Argument = ctypes.c_void_p | ctypes.c_int32
+
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 
 
@@ -52,7 +54,8 @@ class Dag:
         """Copy what is not laid out so."""
         return cls(_rows(log_emit), _rows(log_trans), target_lengths.contiguous(), state_lengths.contiguous())
 
-    def _as_struct(self) -> _Batch:
+    def as_struct(self) -> _Batch:
+        """Describe the tensors to the kernels; valid while they live."""
         B, T, S = self.log_emit.shape
         return _Batch(
             self.log_emit.data_ptr(),
@@ -79,28 +82,72 @@ class HostLibrary:
         self.path = path
         self._library = _load(path)
 
+    @staticmethod
+    def saved_shape(batch: int, max_targets: int, max_states: int) -> tuple[int, ...]:
+        """Words that `forward` leaves for `backward`: alpha of every state and slot, mantissas and exponents."""
+        return batch, 2, max_states, _padded_slots(max_targets)
+
     def forward(self, dag: Dag, nll: Tensor, saved: Tensor | None) -> None:
         """Fill `nll` (B,) and, for a backward pass, `saved`."""
-        saved_pointer = None if saved is None else _pointer(saved)
-        self._call("states_alignment_forward_cpu", dag, _pointer(nll), saved_pointer)
+        self._call("forward", dag, _pointer(nll), _pointer(saved))
 
     def backward(
         self, dag: Dag, saved: Tensor, grad_nll: Tensor, grad_emit: Tensor | None, grad_trans: Tensor | None
     ) -> None:
         """Fill the gradients that are wanted, every element of them."""
-        gradients = [None if gradient is None else _pointer(gradient) for gradient in (grad_emit, grad_trans)]
-        self._call("states_alignment_backward_cpu", dag, _pointer(saved), _pointer(grad_nll), *gradients)
+        self._call("backward", dag, _pointer(saved), _pointer(grad_nll), _pointer(grad_emit), _pointer(grad_trans))
 
     def best(self, dag: Dag, nodes: Tensor) -> None:
         """Fill `nodes` (B, T), int64."""
-        self._call("states_alignment_best_cpu", dag, _pointer(nodes))
+        self._call("best", dag, _pointer(nodes))
 
-    def _call(self, function: str, dag: Dag, *arguments: ctypes.c_void_p | None) -> None:
-        struct = dag._as_struct()
-        num_threads = ctypes.c_int32(torch.get_num_threads())
-        status = getattr(self._library, function)(ctypes.byref(struct), *arguments, num_threads)
-        if status != _OK:
-            raise RuntimeError(f"{function}: {self._library.states_alignment_message(status).decode()}")
+    def _call(self, operation: str, dag: Dag, *pointers: ctypes.c_void_p) -> None:
+        _call(
+            self._library, f"states_alignment_{operation}_cpu", dag, *pointers, ctypes.c_int32(torch.get_num_threads())
+        )
+
+
+class DeviceLibrary:
+    """The kernels for CUDA devices; every call enqueues on a stream and returns."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._library = _load(path)
+
+    @staticmethod
+    def saved_shape(batch: int, max_targets: int, max_states: int, num_sweeps: int = 2) -> tuple[int, ...]:
+        """Words of scratch and of what `backward` needs: alpha and beta with the peaks of every slot."""
+        return batch, num_sweeps, 2 * max_states + 2, _padded_slots(max_targets)
+
+    def forward(self, dag: Dag, nll: Tensor, saved: Tensor, device: int, stream: int) -> None:
+        """Fill `nll` (B,), float32, and `saved` with one sweep or, for a backward pass, two."""
+        num_sweeps = ctypes.c_int32(saved.shape[1])
+        self._call("forward", dag, _pointer(nll), _pointer(saved), num_sweeps, device=device, stream=stream)
+
+    def backward(
+        self,
+        dag: Dag,
+        saved: Tensor,
+        grad_nll: Tensor,
+        grad_emit: Tensor | None,
+        grad_trans: Tensor | None,
+        device: int,
+        stream: int,
+    ) -> None:
+        """Fill the gradients that are wanted, every element of them."""
+        pointers = (_pointer(saved), _pointer(grad_nll), _pointer(grad_emit), _pointer(grad_trans))
+        self._call("backward", dag, *pointers, device=device, stream=stream)
+
+    def best(self, dag: Dag, nodes: Tensor, device: int, stream: int) -> None:
+        """Fill `nodes` (B, T), int64."""
+        B, T, S = dag.log_emit.shape
+        # a float64 score and an int32 node for every state and slot; torch keeps it until the stream is done with it
+        scratch = nodes.new_empty((B * S * _padded_slots(T) * 12 + 7) // 8)
+        self._call("best", dag, _pointer(scratch), _pointer(nodes), device=device, stream=stream)
+
+    def _call(self, operation: str, dag: Dag, *arguments: _Argument, device: int, stream: int) -> None:
+        where = (ctypes.c_int32(device), ctypes.c_void_p(stream))
+        _call(self._library, f"states_alignment_{operation}_cuda", dag, *arguments, *where)
 
 
 @functools.cache
@@ -128,5 +175,16 @@ def _load(path: Path) -> ctypes.CDLL:
     return library
 
 
-def _pointer(tensor: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())
+def _call(library: ctypes.CDLL, function: str, dag: Dag, *arguments: _Argument) -> None:
+    status = getattr(library, function)(ctypes.byref(dag.as_struct()), *arguments)
+    if status != _OK:
+        raise RuntimeError(f"{function}: {library.states_alignment_message(ctypes.c_int32(status)).decode()}")
+
+
+def _pointer(tensor: Tensor | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+
+
+def _padded_slots(max_targets: int) -> int:
+    """Slots of one state: 0 to T targets, in whole vectors."""
+    return (max_targets + _ROW_PAD) // _ROW_PAD * _ROW_PAD

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from exlm_cli.ops.alignment.build import BuildError
-from exlm_cli.ops.alignment.library import ROW_PAD, Dag, host_library
+from exlm_cli.ops.alignment.library import Dag, HostLibrary, host_library
 
 _CPU_DTYPES = (torch.float32, torch.float64)
 
@@ -105,9 +105,9 @@ def _best(log_emit: Tensor, log_trans: Tensor, target_lengths: Tensor, state_len
 def _empty_results(log_emit: Tensor, keeps_alpha: bool) -> tuple[Tensor, Tensor]:
     """`nll` and the memory for alpha: a plane of mantissas and one of exponents, (S, slots) each."""
     B, T, S = log_emit.shape
-    num_slots = (T + ROW_PAD) // ROW_PAD * ROW_PAD
+    saved_shape = HostLibrary.saved_shape(B, T, S) if keeps_alpha else (0,)
     word = torch.int64 if log_emit.dtype == torch.float64 else torch.int32
-    return log_emit.new_empty(B), log_emit.new_empty((B, 2, S, num_slots) if keeps_alpha else (0,), dtype=word)
+    return log_emit.new_empty(B), log_emit.new_empty(saved_shape, dtype=word)
 
 
 def _empty_gradients(log_emit: Tensor, log_trans: Tensor, wants_emit: bool, wants_trans: bool) -> tuple[Tensor, Tensor]:

@@ -24,11 +24,12 @@ def states_alignment_nll(
     """See `api.states_alignment_nll`; any float dtype, differentiable by autograd."""
     log_emit, log_trans = _only_what_is_read(log_emit, log_trans, target_lengths, state_lengths)
     log_alpha_BS = _only_first_state(log_emit)
+    log_to_end_BS = _log_to_end(log_trans, state_lengths)
     nll_B = log_emit.new_full((len(log_emit),), math.inf)
     for t in range(log_emit.shape[1]):
         log_reach_BS = safe_logsumexp(log_alpha_BS[:, :, None] + log_trans, dim=1)
         log_alpha_BS = log_reach_BS + log_emit[:, t]
-        log_likelihood_B = _at_end(safe_logsumexp(log_alpha_BS[:, :, None] + log_trans, dim=1), state_lengths)
+        log_likelihood_B = safe_logsumexp(log_alpha_BS + log_to_end_BS, dim=1)
         nll_B = torch.where(target_lengths == t + 1, -log_likelihood_B, nll_B)
     return nll_B
 
@@ -44,15 +45,15 @@ def best_alignment(
     B, T, _ = log_emit.shape
     nodes_BT = torch.full((B, T), -1, dtype=torch.int64, device=log_emit.device)
     log_best_BS = _only_first_state(log_emit)
+    log_to_end_BS = _log_to_end(log_trans, state_lengths)
     last_node_B = nodes_BT.new_full((B,), -1)
     came_from: list[Tensor] = []
     for t in range(T):
         log_reach_BS, from_BS = (log_best_BS[:, :, None] + log_trans).max(dim=1)
         came_from.append(from_BS)
         log_best_BS = log_reach_BS + log_emit[:, t]
-        log_score_BS, from_BS = (log_best_BS[:, :, None] + log_trans).max(dim=1)
-        is_last_B = (target_lengths == t + 1) & (_at_end(log_score_BS, state_lengths) > -math.inf)
-        last_node_B = torch.where(is_last_B, _at_end(from_BS, state_lengths), last_node_B)
+        log_score_B, node_B = (log_best_BS + log_to_end_BS).max(dim=1)
+        last_node_B = torch.where((target_lengths == t + 1) & (log_score_B > -math.inf), node_B, last_node_B)
     node_B = last_node_B
     for t in reversed(range(T)):
         node_B = node_B.where(target_lengths != t + 1, last_node_B)
@@ -83,6 +84,7 @@ def _only_first_state(log_emit: Tensor) -> Tensor:
     return log_alpha_BS
 
 
-def _at_end(values_BS: Tensor, state_lengths: Tensor) -> Tensor:
-    """Value at the last state of each sequence; the first column where there is none."""
-    return values_BS.gather(1, (state_lengths - 1).clamp(min=0)[:, None])[:, 0]
+def _log_to_end(log_trans: Tensor, state_lengths: Tensor) -> Tensor:
+    """log E[v, end] (B, S); a sequence without states takes the first column, which holds no edge."""
+    end_BS1 = (state_lengths - 1).clamp(min=0)[:, None, None].expand(-1, log_trans.shape[1], 1)
+    return log_trans.gather(2, end_BS1)[:, :, 0]

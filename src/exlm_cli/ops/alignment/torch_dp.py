@@ -3,30 +3,31 @@
 The recursion runs over states, all targets at once. A range of states is split in halves: the first is solved, its sum
 over all edges into the second is one (states x states) (states x targets) product per sequence, the second is solved.
 Ranges of a few states are solved in log space. So exponentials cost O(S^2 + T S log S), not O(T S^2), every edge is
-exponentiated once and nothing runs T times.
+exponentiated once a sweep and nothing runs T times. The backward pass is the same sweep from the other end; where it
+carries sums from one range to another, it also takes the posterior of the edges between them, one more product.
 
-Sums are kept relative to `peak[i]`, the largest alpha of slot i so far. Exponentials below e-708 are lost; a sum that
-comes out below `_LEAST_SUM` may miss them, and is taken again in log space. Where no edge is worse than the best into
-its state by e-645 no sum does, since the peak's own edge is in it. Edge posteriors come from products as well; they
-are at most 1, so all that is lost in them is far below rounding, unless peak and target are apart as above.
+Sums are kept relative to `peak[i]`, the largest probability of slot i so far. Exponentials below e-708 are lost; a sum
+below `_LEAST_SUM` may miss them, and is taken again in log space. Where no edge is worse than e-460 none is, since the
+peak's own edge is in the sum. Edge posteriors are at most 1, so what they lose is below rounding unless a peak is e640
+likelier than all paths, for want of edges; those are taken again as well. Scores up to e200 keep these bounds.
 
-Axes: B sequences, T targets, S states, v and u for an edge's two ends, I = T + 2 slots. alpha[u, i] is the probability
+Axes: B sequences, T targets, S states, I = T + 2 slots, v and u the two ends of an edge. alpha[u, i] is the probability
 of reaching u with i targets emitted; slot 0 holds the start, and the end node emits one more target, of probability 1.
-So beta is alpha of the DAG read backwards, and one sweep serves both.
+beta[u, i] is that of finishing from there, emission of u included, so that alpha and beta mirror each other.
 """
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_LEAST_SUM = 1e-280  # e-645: what is lost, S terms of e-708, is below its rounding
+_LEAST_SUM = 1e-200
 _LARGEST_LOG = 640.0
-_LEAF_STATES = 12
+_LEAF_STATES = 8
 _CHUNK_ELEMENTS = 1 << 23  # of (B, S, S) or (B, S, I) at a time, so that temporaries stay near the cache
 _GATHER_ELEMENTS = 1 << 21
 
@@ -52,7 +53,7 @@ class _StatesAlignmentNll(torch.autograd.Function):
         kept: list[Tensor] = []
         for rows in _chunks(log_emit):
             dag = _read(log_emit[rows], log_trans[rows], target_lengths[rows], state_lengths[rows])
-            log_alpha = _sweep(dag.log_emit, dag.log_trans, dag.start)
+            log_alpha = _Sweep(dag).run().log_probs
             nll[rows] = -log_alpha[dag.end]
             if any(ctx.needs_input_grad):
                 kept.append(log_alpha)
@@ -68,29 +69,30 @@ class _StatesAlignmentNll(torch.autograd.Function):
         grad_trans = torch.zeros_like(log_trans) if wants_trans else None
         for rows, log_alpha in zip(_chunks(log_emit), kept, strict=True):
             dag = _read(log_emit[rows], log_trans[rows], target_lengths[rows], state_lengths[rows])
-            log_beta = _sweep(
-                dag.log_emit.flip(1, 2), dag.log_trans.flip(1, 2).transpose(1, 2), _flipped(dag.end, log_alpha)
-            ).flip(1, 2)
-            log_evidence = log_alpha[dag.end][:, None, None]
-            # nothing is alive in an infeasible sequence, whatever it is divided by
-            log_alpha = log_alpha - log_evidence.masked_fill(log_evidence == -math.inf, 0.0)
+            # nothing is alive in a sequence without a path, whatever it is divided by
+            log_alpha = log_alpha - _finite(log_alpha[dag.end])[:, None, None]
+            log_alpha[dag.end] = -math.inf  # the end has a slot, but no target
             scale = -grad_nll[rows, None, None].double()
+            edges = None if grad_trans is None else _EdgeGradient(grad_trans[rows], log_alpha, scale)
+            log_reach = _Sweep(dag, edges, is_backward=True).run().reach
             if grad_emit is not None:
-                log_post = (log_alpha + log_beta - dag.log_emit).where(dag.log_emit > -math.inf, -math.inf)
-                log_post[dag.end] = -math.inf  # its slot is that of a target in longer sequences
-                grad_emit[rows] = (log_post.exp_() * scale)[:, :, 1:-1].transpose(1, 2)
-            if grad_trans is not None:
-                _add_edge_posterior(grad_trans[rows], log_alpha, log_beta, dag.log_trans, scale)
+                posterior = (log_alpha[:, :, 1:-1] + log_reach[:, :, 1:]).exp_()
+                grad_emit[rows] = posterior.mul_(scale).transpose(1, 2)
         return grad_emit, grad_trans, None, None
 
 
 class _Dag(NamedTuple):
-    """Some sequences with `-inf` wherever nothing may be read; `start` and `end` index (B, S, I)."""
+    """Some sequences, laid out by state; `start` and `end` index (B, S, I)."""
 
     log_emit: Float64[Tensor, "B S I"]
     log_trans: Float[Tensor, "B S S"]
+    is_state: Bool[Tensor, "B S"]
     start: tuple[Tensor, ...]
     end: tuple[Tensor, ...]
+
+    def log_edges(self, sources: slice, targets: slice) -> Float[Tensor, "B sources targets"]:
+        """Scores of edges into later states; `-inf` beyond the last state."""
+        return self.log_trans[:, sources, targets].masked_fill(~self.is_state[:, None, targets], -math.inf)
 
 
 def _chunks(log_emit: Tensor) -> Iterator[slice]:
@@ -101,67 +103,20 @@ def _chunks(log_emit: Tensor) -> Iterator[slice]:
 
 
 def _read(log_emit: Tensor, log_trans: Tensor, target_lengths: Tensor, state_lengths: Tensor) -> _Dag:
-    """Lay out emissions by state, with slots for start and end, and leave out what must not be read."""
+    """Lay out emissions by state, with slots for start and end, and `-inf` where none may be read."""
     B, T, S = log_emit.shape
     device = log_emit.device
     state_S, row_B = torch.arange(S, device=device), torch.arange(B, device=device)
     is_target_BT = torch.arange(T, device=device) < target_lengths[:, None]
     is_inner_BS = (state_S > 0) & (state_S < state_lengths[:, None] - 1)
-    is_edge_BSS = (state_S[:, None] < state_S) & (state_S < state_lengths[:, None, None])
-    log_emit_BSI = torch.full((B, S, T + 2), -math.inf, dtype=torch.float64, device=device)
     is_read_BST = is_inner_BS[:, :, None] & is_target_BT[:, None, :]
+    log_emit_BSI = torch.full((B, S, T + 2), -math.inf, dtype=torch.float64, device=device)
     log_emit_BSI[:, :, 1:-1] = log_emit.transpose(1, 2).where(is_read_BST, -math.inf)
     start = (row_B, torch.zeros_like(row_B), torch.zeros_like(row_B))
     end = (row_B, (state_lengths - 1).clamp(min=0), target_lengths + 1)
-    log_emit_BSI[start] = 0.0
+    # without targets the end is not reached, though an edge from the start may lead there
     log_emit_BSI[end] = torch.zeros(B, dtype=torch.float64, device=device).where(target_lengths > 0, -math.inf)
-    return _Dag(log_emit_BSI, log_trans.where(is_edge_BSS, -math.inf), start, end)
-
-
-def _flipped(index: tuple[Tensor, ...], like: Tensor) -> tuple[Tensor, ...]:
-    """The same entry after states and slots are reversed."""
-    row_B, state_B, slot_B = index
-    return row_B, like.shape[1] - 1 - state_B, like.shape[2] - 1 - slot_B
-
-
-def _schedule(first: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Order of work: solve first..stop where middle = stop, else carry sums from first..middle to middle..stop."""
-    if stop - first <= _LEAF_STATES:
-        yield first, stop, stop
-        return
-    middle = (first + stop) // 2
-    yield from _schedule(first, middle)
-    yield first, middle, stop
-    yield from _schedule(middle, stop)
-
-
-def _sweep(
-    log_emit_BSI: Float64[Tensor, "B S I"], log_trans_BSS: Float[Tensor, "B S S"], start: tuple[Tensor, ...]
-) -> Float64[Tensor, "B S I"]:
-    """log alpha of every state and slot; all mass begins at `start`."""
-    B, S, num_slots = log_emit_BSI.shape
-    log_alpha_BSI = torch.full_like(log_emit_BSI, -math.inf)
-    log_alpha_BSI[start] = 0.0
-    # edges are kept relative to the best into each state: a state with no edge above e-1000 is as good as any
-    log_best_edge_BS = log_trans_BSS.amax(1).double()
-    # sum over v of alpha[v, i - 1] E[v, u], relative to the best edge into u and to the peak of what was summed
-    sums_BSI = log_emit_BSI.new_zeros(B, S, num_slots - 1)
-    log_peaks = {0: log_emit_BSI.new_full((B, 1, num_slots - 1), -math.inf)}
-    for first, middle, stop in _schedule(0, S):
-        if middle == stop:
-            states = slice(first, stop)
-            log_reach = _log_reach(log_alpha_BSI, log_trans_BSS, log_best_edge_BS, sums_BSI, log_peaks[first], states)
-            _solve_leaf(log_alpha_BSI, log_trans_BSS, log_emit_BSI, log_reach, states)
-            continue
-        log_source = log_alpha_BSI[:, first:middle, :-1]
-        log_peak = torch.maximum(log_peaks[first], log_source.amax(1, keepdim=True))
-        log_scale = _finite(log_peak)
-        log_edge = log_trans_BSS[:, first:middle, middle:stop] - _finite(log_best_edge_BS)[:, None, middle:stop]
-        arrived = log_edge.exp_().transpose(1, 2) @ (log_source - log_scale).exp_()
-        sums = sums_BSI[:, middle:stop]
-        torch.addcmul(arrived, sums, (log_peaks[first] - log_scale).exp_(), out=sums)
-        log_peaks[middle] = log_peak
-    return log_alpha_BSI
+    return _Dag(log_emit_BSI, log_trans, state_S < state_lengths[:, None], start, end)
 
 
 def _finite(log_x: Tensor) -> Tensor:
@@ -169,67 +124,138 @@ def _finite(log_x: Tensor) -> Tensor:
     return log_x.masked_fill(log_x == -math.inf, 0.0)
 
 
-def _log_reach(
-    log_alpha_BSI: Tensor,
-    log_trans_BSS: Tensor,
-    log_best_edge_BS: Tensor,
-    sums_BSI: Tensor,
-    log_peak: Tensor,
-    states: slice,
-) -> Tensor:
-    """Sum over all edges into `states` from the states before them."""
-    sums, log_best_edge = sums_BSI[:, states], log_best_edge_BS[:, states, None]
-    log_reach = sums.log() + _finite(log_peak) + _finite(log_best_edge)
-    is_doubtful = (sums < _LEAST_SUM) & (log_peak > -math.inf) & (log_best_edge > -math.inf)
-    if is_doubtful.any():
-        before = slice(0, states.start)
-        _sum_again(log_reach, is_doubtful, log_alpha_BSI[:, before, :-1], log_trans_BSS[:, before, states])
-    return log_reach
+class _EdgeGradient(NamedTuple):
+    """Where the backward sweep writes the gradient of transitions."""
+
+    grad_trans: Float[Tensor, "B S S"]
+    log_alpha: Float64[Tensor, "B S I"]  # divided by the likelihood of all paths
+    scale: Float64[Tensor, "B 1 1"]
+
+    def write(self, sources: slice, targets: slice, log_edge: Tensor, edge: Tensor, log_beta: "_Scaled") -> None:
+        """Posterior of edges sources -> targets, from beta at their targets."""
+        log_source = self.log_alpha[:, sources, :-1]
+        log_gain = log_source + log_beta.log_peak
+        posterior = (log_gain.clamp(max=_LARGEST_LOG).exp_() @ log_beta.probs.mT).mul_(edge)
+        # no good edge joins such a source to the peak, and the targets it leads to may be lost beside the peak
+        for row in (log_gain.amax((1, 2)) > _LARGEST_LOG).nonzero()[:, 0].tolist():
+            for v, log_source_I in enumerate(log_source[row]):
+                posterior[row, v] = ((log_source_I + log_beta.log_probs[row]).logsumexp(1) + log_edge[row, v]).exp()
+        self.grad_trans[:, sources, targets] = posterior.mul_(self.scale)
+
+
+class _Scaled(NamedTuple):
+    """Probabilities relative to a peak of each slot."""
+
+    log_probs: Float64[Tensor, "B states slots"]
+    log_peak: Float64[Tensor, "B 1 slots"]
+    probs: Float64[Tensor, "B states slots"]
+
+    @classmethod
+    def of(cls, log_probs: Tensor, log_peak: Tensor) -> "_Scaled":
+        return cls(log_probs, log_peak, (log_probs - _finite(log_peak)).exp_())
+
+
+class _Sweep:
+    """Solves all states in order, from the start (alpha) or, backwards, from the end (beta).
+
+    Attributes:
+        log_probs: log alpha or log beta (B, S, I).
+        reach: Sum over edges from solved states, slots 1.. or, backwards, ..T; its log once the state is solved.
+    """
+
+    def __init__(self, dag: _Dag, edge_gradient: _EdgeGradient | None = None, *, is_backward: bool = False) -> None:
+        B, S, num_slots = dag.log_emit.shape
+        self._dag, self._edge_gradient, self._is_backward = dag, edge_gradient, is_backward
+        before, after = slice(None, -1), slice(1, None)
+        self._from: slice = after if is_backward else before
+        self._to: slice = before if is_backward else after
+        self.log_probs = torch.full_like(dag.log_emit, -math.inf)
+        self.log_probs[dag.end if is_backward else dag.start] = 0.0
+        self.reach = dag.log_emit.new_zeros(B, S, num_slots - 1)
+        # peak of the states on the solved side of a border
+        self._log_peaks = {S if is_backward else 0: dag.log_emit.new_full((B, 1, num_slots - 1), -math.inf)}
+
+    def run(self) -> Self:
+        """Solve every state."""
+        for first, middle, stop in _schedule(0, self.reach.shape[1], is_backward=self._is_backward):
+            if middle == stop:
+                self._solve(slice(first, stop))
+            else:
+                self._carry(first, middle, stop)
+        return self
+
+    def _carry(self, first: int, middle: int, stop: int) -> None:
+        """Add what one part of a range sends to the other; sums change to the peak of all that is solved by then."""
+        low, high = slice(first, middle), slice(middle, stop)
+        source, target, border = (high, low, stop) if self._is_backward else (low, high, first)
+        log_source, log_old_peak = self.log_probs[:, source, self._from], self._log_peaks[border]
+        self._log_peaks[middle] = torch.maximum(log_old_peak, log_source.amax(1, keepdim=True))
+        scaled = _Scaled.of(log_source, self._log_peaks[middle])
+        log_edge = self._dag.log_edges(low, high)
+        edge = log_edge.to(torch.float64, copy=True).exp_()
+        arrived = (edge if self._is_backward else edge.mT) @ scaled.probs
+        kept_share = (log_old_peak - _finite(scaled.log_peak)).exp_()
+        torch.addcmul(arrived, self.reach[:, target], kept_share, out=self.reach[:, target])
+        if self._edge_gradient is not None:
+            self._edge_gradient.write(low, high, log_edge, edge, scaled)
+
+    def _solve(self, states: slice) -> None:
+        """Solve a few states one after the other, in log space, each adding to those still to come."""
+        reach = self._log_reach(states)
+        is_edge = torch.ones(reach.shape[1], reach.shape[1], dtype=torch.bool, device=reach.device).triu(1)
+        log_edge = self._dag.log_edges(states, states).where(is_edge, -math.inf)
+        emit, probs = self._dag.log_emit[:, states, self._to], self.log_probs[:, states]
+        # where the sweep begins, the probability is there already
+        torch.maximum(reach, probs[:, :, self._to], out=reach)
+        for i in range(reach.shape[1])[:: -1 if self._is_backward else 1]:
+            torch.add(reach[:, i], emit[:, i], out=probs[:, i, self._to])
+            later = slice(0, i) if self._is_backward else slice(i + 1, None)
+            log_edge_out = log_edge[:, later, i] if self._is_backward else log_edge[:, i, later]
+            sent = probs[:, i, None, self._from] + log_edge_out[:, :, None]
+            torch.logaddexp(reach[:, later], sent, out=reach[:, later])
+        self.reach[:, states] = reach
+        if self._edge_gradient is not None:
+            log_probs = probs[:, :, self._from]
+            scaled = _Scaled.of(log_probs, log_probs.amax(1, keepdim=True))
+            edge = log_edge.to(torch.float64, copy=True).exp_()
+            self._edge_gradient.write(states, states, log_edge, edge, scaled)
+
+    def _log_reach(self, states: slice) -> Tensor:
+        """log of what has been carried to `states`; doubtful sums are taken again, all edges at once."""
+        log_peak = self._log_peaks[states.stop if self._is_backward else states.start]
+        sums = self.reach[:, states]
+        log_reach = sums.log().add_(_finite(log_peak))
+        is_doubtful = (sums < _LEAST_SUM) & (log_peak > -math.inf)
+        if is_doubtful.any():
+            if self._is_backward:
+                solved = slice(states.stop, None)
+                log_edge = self._dag.log_edges(states, solved).mT
+            else:
+                solved = slice(0, states.start)
+                log_edge = self._dag.log_edges(solved, states)
+            _sum_again(log_reach, is_doubtful, self.log_probs[:, solved, self._from], log_edge)
+        return log_reach
+
+
+def _schedule(first: int, stop: int, *, is_backward: bool = False) -> Iterator[tuple[int, int, int]]:
+    """Order of work: solve first..stop where middle = stop, else carry sums between first..middle and middle..stop."""
+    if stop - first <= _LEAF_STATES:
+        yield first, stop, stop
+        return
+    middle = (first + stop) // 2
+    low, high = (first, middle), (middle, stop)
+    yield from _schedule(*(high if is_backward else low), is_backward=is_backward)
+    yield first, middle, stop
+    yield from _schedule(*(low if is_backward else high), is_backward=is_backward)
 
 
 def _sum_again(log_reach: Tensor, is_doubtful: Tensor, log_source: Tensor, log_edge: Tensor) -> None:
     """Replace doubtful sums by log-sum-exps. Most of them are truly zero: no edge comes from a living state."""
-    num_alive = (log_edge > -math.inf).float().transpose(1, 2) @ (log_source > -math.inf).float()
+    num_alive = (log_edge > -math.inf).float().mT @ (log_source > -math.inf).float()
     indices = (is_doubtful & (num_alive > 0)).nonzero()
     for part in indices.split(max(1, _GATHER_ELEMENTS // log_source.shape[1])):
         row, state, slot = part.unbind(1)
         log_reach[row, state, slot] = (log_source[row, :, slot] + log_edge[row, :, state]).logsumexp(1)
-
-
-def _solve_leaf(
-    log_alpha_BSI: Tensor, log_trans_BSS: Tensor, log_emit_BSI: Tensor, log_reach: Tensor, states: slice
-) -> None:
-    """log alpha of a few states, one after the other; `log_reach` is what comes from before them."""
-    B, num_states, _ = log_reach.shape
-    # where the sweep starts, alpha is there already
-    log_reach = torch.maximum(log_reach, log_alpha_BSI[:, states, 1:])
-    terms = log_reach.new_empty(B, num_states, log_reach.shape[2])
-    for i in range(num_states):
-        state = states.start + i
-        within = slice(states.start, state)
-        terms[:, 0] = log_reach[:, i]
-        torch.add(log_alpha_BSI[:, within, :-1], log_trans_BSS[:, within, state, None], out=terms[:, 1 : i + 1])
-        torch.add(terms[:, : i + 1].logsumexp(1), log_emit_BSI[:, state, 1:], out=log_alpha_BSI[:, state, 1:])
-
-
-def _add_edge_posterior(
-    grad_trans_BSS: Tensor, log_alpha_BSI: Tensor, log_beta_BSI: Tensor, log_trans_BSS: Tensor, scale: Tensor
-) -> None:
-    """Write `scale` times the posterior of every edge; alpha is divided by the likelihood."""
-    for first, middle, stop in _schedule(0, log_alpha_BSI.shape[1]):
-        after = slice(first if middle == stop else middle, stop)
-        log_source, log_target = log_alpha_BSI[:, first:middle, :-1], log_beta_BSI[:, after, 1:]
-        log_edge = log_trans_BSS[:, first:middle, after].double()
-        log_peak, log_best_edge = log_source.amax(1, keepdim=True), log_edge.amax(1, keepdim=True)
-        log_gain = log_target + log_peak + log_best_edge.transpose(1, 2)
-        source = (log_source - _finite(log_peak)).exp_()
-        posterior = source @ log_gain.clamp(max=_LARGEST_LOG).exp_().transpose(1, 2)
-        posterior.mul_((log_edge - _finite(log_best_edge)).exp_())
-        # no good edge joins peak and target, and sources that have one may be lost beside the peak
-        for row in (log_gain.amax((1, 2)) > _LARGEST_LOG).nonzero()[:, 0].tolist():
-            for v, log_source_I in enumerate(log_source[row]):
-                posterior[row, v] = ((log_source_I + log_target[row]).logsumexp(1) + log_edge[row, v]).exp()
-        grad_trans_BSS[:, first:middle, after] = posterior.mul_(scale)
 
 
 def best_alignment(
@@ -239,19 +265,22 @@ def best_alignment(
     state_lengths: Int64[Tensor, " B"],
 ) -> Int64[Tensor, "B T"]:
     """See `api.best_alignment`; the sums of the sweep become maxima, and the way back looks at one column a step."""
-    B, T, _ = log_emit.shape
+    B, T, S = log_emit.shape
+    state_S = torch.arange(S, device=log_emit.device)
     nodes_BT = torch.full((B, T), -1, dtype=torch.int64, device=log_emit.device)
     for rows in _chunks(log_emit):
         dag = _read(log_emit[rows], log_trans[rows], target_lengths[rows], state_lengths[rows])
         log_best = torch.full_like(dag.log_emit, -math.inf)
         log_best[dag.start] = 0.0
-        for state in range(1, log_best.shape[1]):
-            log_reach = (log_best[:, :state, :-1] + dag.log_trans[:, :state, state, None]).amax(1)
+        for state in range(1, S):
+            log_edge = dag.log_edges(slice(0, state), slice(state, state + 1))
+            log_reach = (log_best[:, :state, :-1] + log_edge).amax(1)
             log_best[:, state, 1:] = log_reach + dag.log_emit[:, state, 1:]
         row, node, slot = dag.end
         is_feasible: Bool[Tensor, " B"] = log_best[dag.end] > -math.inf
         for target in reversed(range(T)):
-            log_score = log_best[row, :, target + 1] + dag.log_trans[row, :, node]
+            log_edge = dag.log_trans[row, :, node].where(state_S < node[:, None], -math.inf)
+            log_score = log_best[row, :, target + 1] + log_edge
             is_on_path = is_feasible & (target < slot - 1)
             node = log_score.argmax(1).where(is_on_path, node)
             nodes_BT[rows, target] = node.where(is_on_path, -1)
