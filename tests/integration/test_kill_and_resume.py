@@ -58,7 +58,8 @@ def _recipe(cache: Path, objective: str) -> Any:
         model={"dropout": 0.1, "attention_dropout": 0.1},
         train={
             "max_steps": 10, "batch_sequences": 12, "microbatch_tokens": 200, "checkpoint_every_steps": 3,
-            "validate_every_steps": 4, "log_every_steps": 1, "validation_sequences": 3, "keep_last": 2, "num_threads": 1,
+            "validate_every_steps": 4, "log_every_steps": 1, "validation_sequences": 3, "keep_last": 2,
+            "num_threads": 1,
         },
     )  # fmt: skip
 
