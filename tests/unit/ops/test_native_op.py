@@ -275,7 +275,7 @@ def test_a_library_of_another_interface_version_is_refused(monkeypatch: pytest.M
 
 def test_a_status_other_than_done_is_raised_with_its_message(make_dag: MakeDag) -> None:
     dag = library.Dag.of(*make_dag(3, 8, dtype=torch.bfloat16))
-    message = "^states_alignment_forward_cpu: the host kernels take float32 and float64$"
+    message = "^states_alignment_forward_cpu: these kernels do not take this dtype$"
     with pytest.raises(RuntimeError, match=message):
         library.host_library().forward(dag, torch.empty(2), None)
 
@@ -285,8 +285,8 @@ def test_the_c_interface_says_what_each_status_means() -> None:
     loaded.states_alignment_message.restype = ctypes.c_char_p
     assert [loaded.states_alignment_message(status).decode() for status in (0, 1, 2, 3, 77)] == [
         "done",
-        "the host kernels take float32 and float64",
-        "a size or a stride is negative",
+        "these kernels do not take this dtype",
+        "a size or a stride is negative or too large",
         "no memory for the scratch of one thread",
         "unknown status",
     ]

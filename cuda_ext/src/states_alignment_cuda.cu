@@ -1,0 +1,150 @@
+// Device entry points: check, choose a kernel by dtype and shape, launch. Nothing is allocated and nothing waits, so
+// every call can be captured into a CUDA graph.
+#include <type_traits>
+
+#include "best_path_cuda.cuh"
+#include "device.cuh"
+#include "gradient_cuda.cuh"
+#include "status.h"
+#include "sweep_cuda.cuh"
+
+namespace states_alignment {
+namespace {
+
+constexpr int64_t kMaxBlocks = 2147483647;  // of one launch, along its first axis
+
+// Makes a device current while it lives.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int32_t device) {
+    if (cudaGetDevice(&previous_) != cudaSuccess || previous_ == device) {
+      previous_ = -1;
+      return;
+    }
+    cudaSetDevice(device);
+  }
+  ~DeviceGuard() {
+    if (previous_ >= 0) cudaSetDevice(previous_);
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int previous_ = -1;
+};
+
+int32_t launched() {
+  const cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? STATES_ALIGNMENT_OK : STATES_ALIGNMENT_CUDA_ERROR + static_cast<int32_t>(error);
+}
+
+template <class Element, int kRowsPerLane>
+int32_t sweep(const states_alignment_batch& batch, float* nll, int32_t* saved, int num_sweeps, cudaStream_t stream) {
+  const int bytes = static_cast<int>(sizeof(SweepShared<kRowsPerLane>));
+  const auto kernel = sweep_kernel<Element, kRowsPerLane>;
+  // more shared memory than a kernel gets unasked
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error != cudaSuccess) return STATES_ALIGNMENT_CUDA_ERROR + static_cast<int32_t>(error);
+  SA_LAUNCH(kernel, batch.batch * num_sweeps, kThreads, bytes, stream, batch, nll, saved, num_sweeps);
+  return launched();
+}
+
+template <class Element>
+int32_t forward(const states_alignment_batch& batch, float* nll, int32_t* saved, int num_sweeps, cudaStream_t stream) {
+  if (batch.batch == 0) return STATES_ALIGNMENT_OK;
+  // three slots a lane hold the 77 targets of a text in one go; one slot those of a molecule without idle registers
+  return batch.max_targets < kWarp ? sweep<Element, 1>(batch, nll, saved, num_sweeps, stream)
+                                   : sweep<Element, 3>(batch, nll, saved, num_sweeps, stream);
+}
+
+template <class Element>
+int32_t backward(const states_alignment_batch& batch, int32_t* saved, const float* grad_nll, void* grad_emit,
+                 void* grad_trans, cudaStream_t stream) {
+  const int64_t tiles = round_up(batch.max_states, kTile) / kTile;
+  const int64_t edge_blocks = batch.batch * tiles * tiles;
+  const int64_t emission_blocks =
+      batch.batch * (round_up(batch.max_targets, kWarp) / kWarp) * (round_up(batch.max_states, kWarp) / kWarp);
+  if (edge_blocks > kMaxBlocks || emission_blocks > kMaxBlocks) return STATES_ALIGNMENT_BAD_SIZE;
+  if (grad_trans != nullptr && edge_blocks > 0) {
+    SA_LAUNCH(edge_gradient_kernel<Element>, edge_blocks, kThreads, sizeof(EdgeShared), stream, batch, saved, grad_nll,
+              static_cast<Element*>(grad_trans));
+  }
+  if (grad_emit != nullptr && emission_blocks > 0) {
+    SA_LAUNCH(emission_gradient_kernel<Element>, emission_blocks, kThreads, sizeof(EmissionShared), stream, batch,
+              saved, grad_nll, static_cast<Element*>(grad_emit));
+  }
+  return launched();
+}
+
+template <class Element>
+int32_t best(const states_alignment_batch& batch, void* scratch, int64_t* nodes, cudaStream_t stream) {
+  if (batch.batch == 0) return STATES_ALIGNMENT_OK;
+  const int64_t rows = round_up(batch.max_targets + 1, STATES_ALIGNMENT_ROW_PAD);
+  double* scores = static_cast<double*>(scratch);
+  int32_t* sources = reinterpret_cast<int32_t*>(scores + batch.batch * batch.max_states * rows);
+  SA_LAUNCH(best_path_kernel<Element>, batch.batch, kThreads, 0, stream, batch, scores, sources, nodes);
+  return launched();
+}
+
+// Calls `run` with a null pointer to the type that the batch is stored in.
+template <class Run>
+int32_t with_element(const states_alignment_batch& batch, int32_t device, Run&& run) {
+  if (has_negative_size(batch) || batch.batch > kMaxBlocks / 2) return STATES_ALIGNMENT_BAD_SIZE;
+  const DeviceGuard guard(device);
+  switch (batch.dtype) {
+    case STATES_ALIGNMENT_FLOAT32:
+      return run(static_cast<float*>(nullptr));
+    case STATES_ALIGNMENT_FLOAT16:
+      return run(static_cast<Float16*>(nullptr));
+    case STATES_ALIGNMENT_BFLOAT16:
+      return run(static_cast<Bfloat16*>(nullptr));
+    default:
+      return STATES_ALIGNMENT_BAD_DTYPE;
+  }
+}
+
+template <class Pointer>
+using ElementOf = std::remove_pointer_t<Pointer>;
+
+}  // namespace
+}  // namespace states_alignment
+
+using namespace states_alignment;
+
+int32_t states_alignment_abi(void) { return STATES_ALIGNMENT_ABI; }
+
+const char* states_alignment_message(int32_t status) {
+  return status < STATES_ALIGNMENT_CUDA_ERROR
+             ? message_of(status)
+             : cudaGetErrorString(static_cast<cudaError_t>(status - STATES_ALIGNMENT_CUDA_ERROR));
+}
+
+int32_t states_alignment_forward_cuda(const states_alignment_batch* batch, float* nll, void* saved, int32_t num_sweeps,
+                                      int32_t device, void* stream) {
+  return with_element(*batch, device, [&](auto* element) {
+    return forward<ElementOf<decltype(element)>>(*batch, nll, static_cast<int32_t*>(saved), num_sweeps,
+                                                 static_cast<cudaStream_t>(stream));
+  });
+}
+
+int32_t states_alignment_backward_cuda(const states_alignment_batch* batch, void* saved, const float* grad_nll,
+                                       void* grad_emit, void* grad_trans, int32_t device, void* stream) {
+  return with_element(*batch, device, [&](auto* element) {
+    return backward<ElementOf<decltype(element)>>(*batch, static_cast<int32_t*>(saved), grad_nll, grad_emit,
+                                                  grad_trans, static_cast<cudaStream_t>(stream));
+  });
+}
+
+int32_t states_alignment_step_cuda(const states_alignment_batch* batch, const float* grad_nll, float* nll, void* saved,
+                                   void* grad_emit, void* grad_trans, int32_t device, void* stream) {
+  const int32_t status = states_alignment_forward_cuda(batch, nll, saved, 2, device, stream);
+  if (status != STATES_ALIGNMENT_OK) return status;
+  return states_alignment_backward_cuda(batch, saved, grad_nll, grad_emit, grad_trans, device, stream);
+}
+
+int32_t states_alignment_best_cuda(const states_alignment_batch* batch, void* scratch, int64_t* nodes, int32_t device,
+                                   void* stream) {
+  return with_element(*batch, device, [&](auto* element) {
+    return best<ElementOf<decltype(element)>>(*batch, scratch, nodes, static_cast<cudaStream_t>(stream));
+  });
+}

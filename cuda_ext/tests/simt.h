@@ -1,0 +1,182 @@
+// Runs the device kernels on a host: the CUDA words that they use, in plain C++. Given to g++ with -include.
+//
+// Blocks run one after the other. The threads of a block are fibers that run until they reach a barrier, so a missing
+// barrier shows as a result that depends on the order in which fibers are resumed; `simt_set_order` chooses it. Shared
+// memory starts as NaN. A barrier that not all threads reach, or a warp whose lanes wait at different ones, aborts.
+#ifndef STATES_ALIGNMENT_SIMT_H_
+#define STATES_ALIGNMENT_SIMT_H_
+
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <vector>
+
+#define SA_KERNEL
+#define SA_DEVICE inline
+#define SA_DEVICE_NOINLINE __attribute__((noinline))
+#define SA_SHARED_MEMORY(name) unsigned char* name = simt::machine().shared_memory()
+#define SA_LAUNCH(kernel, blocks, threads, shared_bytes, stream, ...) \
+  simt::machine().launch([&] { kernel(__VA_ARGS__); }, blocks, threads, shared_bytes, stream)
+
+using cudaStream_t = void*;
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+
+namespace simt {
+
+struct Index {
+  unsigned x;
+};
+
+enum class State { kReady, kAtBlockBarrier, kAtWarpBarrier, kDone };
+
+class Machine {
+ public:
+  static constexpr int kWarpSize = 32;
+  static constexpr size_t kStackBytes = 1 << 17;
+  static constexpr size_t kMaxSharedBytes = 99 << 10;  // of the smallest device that is built for
+
+  Index thread{0};
+  Index block{0};
+  int order = 0;  // 0 ascending, 1 descending, else the seed of a shuffle at every barrier
+  int device = 0;
+  cudaError_t error = cudaSuccess;
+
+  unsigned char* shared_memory() { return shared_.data(); }
+
+  void launch(const std::function<void()>& kernel, int64_t blocks, int threads, size_t shared_bytes, void*) {
+    if (blocks <= 0 || shared_bytes > kMaxSharedBytes) {
+      error = cudaErrorInvalidValue;
+      return;
+    }
+    kernel_ = &kernel;
+    shared_.resize(kMaxSharedBytes + 16);
+    for (int64_t i = 0; i < blocks; ++i) {
+      block.x = static_cast<unsigned>(i);
+      std::memset(shared_.data(), 0xff, shared_.size());
+      run_block(threads);
+    }
+  }
+
+  void wait(State barrier) {
+    state_[thread.x] = barrier;
+    swapcontext(&fiber_[thread.x], &scheduler_);
+  }
+
+ private:
+  static void enter() {
+    Machine& self = machine_instance();
+    (*self.kernel_)();
+    self.state_[self.thread.x] = State::kDone;
+    swapcontext(&self.fiber_[self.thread.x], &self.scheduler_);
+  }
+  friend Machine& machine();
+  static Machine& machine_instance() {
+    static Machine instance;
+    return instance;
+  }
+
+  void run_block(int threads) {
+    const size_t count = static_cast<size_t>(threads);
+    fiber_.resize(count);
+    state_.assign(count, State::kReady);
+    while (stacks_.size() < count) stacks_.push_back(std::make_unique<char[]>(kStackBytes));
+    for (size_t i = 0; i < count; ++i) {
+      getcontext(&fiber_[i]);
+      fiber_[i].uc_stack.ss_sp = stacks_[i].get();
+      fiber_[i].uc_stack.ss_size = kStackBytes;
+      fiber_[i].uc_link = nullptr;
+      makecontext(&fiber_[i], &Machine::enter, 0);
+    }
+    std::vector<unsigned> turn(count);
+    for (size_t i = 0; i < count; ++i) turn[i] = static_cast<unsigned>(order == 1 ? count - 1 - i : i);
+    std::mt19937 random(static_cast<unsigned>(order));
+    do {
+      if (order > 1) std::shuffle(turn.begin(), turn.end(), random);
+      for (const unsigned i : turn) {
+        if (state_[i] != State::kReady) continue;
+        thread.x = i;
+        swapcontext(&scheduler_, &fiber_[i]);
+      }
+    } while (release());
+  }
+
+  // Lets those go on whose barrier is complete; false when all threads are done.
+  bool release() {
+    if (all(0, state_.size(), State::kDone)) return false;
+    if (all(0, state_.size(), State::kAtBlockBarrier)) {
+      std::fill(state_.begin(), state_.end(), State::kReady);
+      return true;
+    }
+    bool released = false;
+    for (size_t first = 0; first < state_.size(); first += kWarpSize) {
+      if (!all(first, first + kWarpSize, State::kAtWarpBarrier)) continue;
+      std::fill_n(state_.begin() + static_cast<long>(first), kWarpSize, State::kReady);
+      released = true;
+    }
+    if (!released) {
+      std::fprintf(stderr, "block %u: a barrier that not all threads reach\n", block.x);
+      std::abort();
+    }
+    return true;
+  }
+
+  bool all(size_t first, size_t end, State state) const {
+    return std::all_of(state_.begin() + static_cast<long>(first), state_.begin() + static_cast<long>(end),
+                       [state](State s) { return s == state; });
+  }
+
+  const std::function<void()>* kernel_ = nullptr;
+  ucontext_t scheduler_;
+  std::vector<ucontext_t> fiber_;
+  std::vector<State> state_;
+  std::vector<std::unique_ptr<char[]>> stacks_;
+  std::vector<unsigned char> shared_;
+};
+
+inline Machine& machine() { return Machine::machine_instance(); }
+
+}  // namespace simt
+
+#define threadIdx (simt::machine().thread)
+#define blockIdx (simt::machine().block)
+
+inline void __syncthreads() { simt::machine().wait(simt::State::kAtBlockBarrier); }
+inline void __syncwarp() { simt::machine().wait(simt::State::kAtWarpBarrier); }
+inline int atomicMax(int* address, int value) {
+  const int old = *address;
+  *address = std::max(old, value);
+  return old;
+}
+
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = simt::machine().device;
+  return cudaSuccess;
+}
+inline cudaError_t cudaSetDevice(int device) {
+  simt::machine().device = device;
+  return cudaSuccess;
+}
+inline cudaError_t cudaGetLastError() {
+  const cudaError_t error = simt::machine().error;
+  simt::machine().error = cudaSuccess;
+  return error;
+}
+inline const char* cudaGetErrorString(cudaError_t error) { return error == cudaSuccess ? "no error" : "invalid value"; }
+template <class Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel, cudaFuncAttribute, int bytes) {
+  return static_cast<size_t>(bytes) <= simt::Machine::kMaxSharedBytes ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+extern "C" __attribute__((visibility("default"))) inline __attribute__((used)) void simt_set_order(int order) {
+  simt::machine().order = order;
+}
+
+#endif  // STATES_ALIGNMENT_SIMT_H_
