@@ -13,26 +13,17 @@ import pytest
 
 from exlm_cli.cli.app import main
 from exlm_cli.train.checkpoint import verify_checkpoint
+from tests.cli.conftest import TINY
 
 Capture = pytest.CaptureFixture[str]
 
-TINY = [
-    "--set", "data.bundled_rows=200", "--set", "model.width=32", "--set", "model.ffn_width=16",
-    "--set", "model.num_layers=1", "--set", "optim.warmup_steps=1", "--set", "train.max_steps=4",
-    "--set", "train.checkpoint_every_steps=2", "--set", "train.batch_sequences=4",
-    "--set", "train.alignment_backend=torch",
-]  # fmt: skip
-PRETRAIN = ["pretrain", "--recipe", "quickstart-text", *TINY]
+SETS = [word for value in TINY for word in ("--set", value)]
+PRETRAIN = ["pretrain", "--recipe", "quickstart-text", *SETS]
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an empty current directory; the cache of shards is beside it."""
-    monkeypatch.setenv("EXLM_CACHE_DIR", str(tmp_path / "cache"))
-    work = tmp_path / "work"
-    work.mkdir()
-    monkeypatch.chdir(work)
-    return work
+def _in_a_folder_of_its_own(folder: Path) -> None:
+    """Run every test of this file there."""
 
 
 @pytest.fixture
@@ -146,7 +137,7 @@ def test_tokens_are_not_written_over_a_training_run(refused: Callable[..., str],
 @pytest.mark.parametrize("command", ["pretrain", "tokenize"])
 def test_an_output_that_cannot_be_made_is_refused(refused: Callable[..., str], command: str, folder: Path) -> None:
     (folder / "file").touch()
-    error = refused(command, "--recipe", "quickstart-text", *TINY, "--out", "file/run")
+    error = refused(command, "--recipe", "quickstart-text", *SETS, "--out", "file/run")
     assert error.startswith("file/run: ")
     assert error.endswith("Not a directory")
 

@@ -1,0 +1,34 @@
+"""`exlm curves`: both files come out, runs that cannot be drawn are refused by name."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from exlm_cli.cli.app import main
+
+
+def _run(folder: Path, losses: list[float]) -> Path:
+    folder.mkdir()
+    rows = [{"kind": "valid", "step": step, "loss": loss} for step, loss in enumerate(losses)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_curves_of_two_runs_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [str(_run(tmp_path / name, [3.0, 2.0, 1.5])) for name in ("exlm", "mlm")]
+    assert main(["curves", *runs, "--json"]) == 0
+    files = [Path(f) for f in json.loads(capsys.readouterr().out)["files"]]
+    assert [f.name for f in files] == ["curves.png", "curves.svg"]
+    assert files[0].read_bytes().startswith(b"\x89PNG")
+    assert files[0].parent == tmp_path / "exlm" / "report"
+
+
+def test_a_folder_without_metrics_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["curves", str(tmp_path)]) == 2
+    assert f"error: {tmp_path}/metrics.jsonl: not readable" in capsys.readouterr().err
+
+
+def test_a_run_without_rows_has_nothing_to_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["curves", str(_run(tmp_path / "empty", []))]) == 2
+    assert "error: nothing to draw" in capsys.readouterr().err

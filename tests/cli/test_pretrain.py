@@ -1,0 +1,71 @@
+"""`exlm pretrain`: a run directory that starts the same run again, results for people and programs, resumption."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from exlm_cli.cli.app import main
+from exlm_cli.config.load import load_recipe
+from exlm_cli.run_dir import read_metrics, read_run_json
+
+Capture = pytest.CaptureFixture[str]
+
+
+def weights(run: Path) -> bytes:
+    return (run / "checkpoints" / "step-4" / "model.safetensors").read_bytes()
+
+
+def test_a_run_leaves_all_that_starts_it_again(folder: Path, tiny: list[str], capsys: Capture) -> None:
+    words = ["pretrain", "--recipe", "quickstart-text", *tiny, "--seed", "3", "--device", "cpu", "--json"]
+    assert main([*words, "--out", "run"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["run_dir"], result["steps"]) == ("run", 4)
+    assert Path(result["checkpoint"]) == Path("run/checkpoints/step-4")
+    assert {"loss", "perplexity", "mask_accuracy"} <= set(result["metrics"])
+    run = folder / "run"
+    assert {path.name for path in run.iterdir()} >= {
+        "recipe.yaml", "run.json", "tokenizer.json", "metrics.jsonl", "checkpoints",
+    }  # fmt: skip
+    recipe = load_recipe("run/recipe.yaml")
+    assert (recipe.name, recipe.seed, recipe.device) == ("quickstart-text", 3, "cpu")
+    assert {"exlm_version", "torch_version", "git_commit", "device", "seed", "data_fingerprint"} <= set(
+        read_run_json(run)
+    )
+    assert read_metrics(run / "metrics.jsonl")[-1]["step"] == 4
+    assert main(["pretrain", "--recipe", "run/recipe.yaml", "--out", "again"]) == 0
+    assert weights(folder / "again") == weights(run)
+
+
+def test_a_mlm_run_on_smiles_is_told_in_words(folder: Path, tiny: list[str], capsys: Capture) -> None:
+    assert main(["pretrain", "--recipe", "quickstart-smiles-mlm", *tiny, "--out", "run"]) == 0
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert lines[0].split() == ["run", "run"]
+    assert lines[2].split() == ["steps", "4"]
+    assert any(line.startswith("validation loss ") for line in lines)
+    assert not any("effective states" in line for line in lines)
+    assert "quickstart-smiles-mlm: " in captured.err
+
+
+def test_a_finished_run_can_be_resumed_and_stays_as_it_is(folder: Path, tiny: list[str], capsys: Capture) -> None:
+    assert main(["pretrain", "--recipe", "quickstart-text", *tiny, "--out", "run", "--json"]) == 0
+    before, first = weights(folder / "run"), json.loads(capsys.readouterr().out)
+    assert main(["pretrain", "--resume", "run", "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert weights(folder / "run") == before
+    assert (again["metrics"], again["steps"]) == (first["metrics"], 4)
+
+
+@pytest.mark.parametrize("source", [["--recipe", "text-large"], ["--resume", "run"]])
+def test_a_dry_run_prints_the_recipe_and_does_nothing(folder: Path, source: list[str], capsys: Capture) -> None:
+    (folder / "run").mkdir()
+    (folder / "run" / "recipe.yaml").write_text("extends: text-large\nname: text-large\n")
+    before = sorted(folder.rglob("*"))
+    assert main(["pretrain", *source, "--seed", "9", "--dry-run"]) == 0
+    printed = folder / "printed.yaml"
+    printed.write_text(capsys.readouterr().out)
+    resolved = load_recipe(str(printed))
+    assert resolved.seed == 9
+    assert resolved.model == load_recipe("text-large").model
+    assert sorted(path for path in folder.rglob("*") if path != printed) == before

@@ -1,0 +1,61 @@
+"""`exlm tokenize`: what it writes, what it prints, and that a second run finds the first one's work."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from exlm_cli.cli.app import main
+from exlm_cli.config.load import load_recipe
+from exlm_cli.data.tokenizer import Tokenizer
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_inputs_of_a_kind_become_tokens_and_the_second_run_finds_them(folder: Path, capsys: Capture) -> None:
+    (folder / "corpus").mkdir()
+    for name in ("a.txt", "b.txt"):
+        (folder / "corpus" / name).write_text("the cat sat on the mat\n\n" * 300)
+    words = ["tokenize", "corpus", "--kind", "text", "--vocab-size", "270", "--out", "tokens", "--json"]
+    assert main(words) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert main(words) == 0
+    second = json.loads(capsys.readouterr().out)
+    assert (first.pop("was_cached"), second.pop("was_cached")) == (False, True)
+    assert first == second
+    assert sorted(path.name for path in (folder / "tokens").iterdir()) == ["recipe.yaml", "tokenizer.json"]
+    tokenizer = Tokenizer.load(Path(first["tokenizer"]))
+    assert tokenizer.vocab_size == first["vocab_size"] <= 270
+    # every row is a document of the same tokens, so both splits together are rows times its length
+    row = len(tokenizer.encode("the cat sat on the mat"))
+    assert first["train_tokens"] + first["valid_tokens"] >= 600 * row
+    assert (first["train_sequences"] > 0, first["num_rejected"]) == (True, 0)
+
+
+def test_the_recipe_it_writes_trains_with_the_same_tokenizer_and_inputs(folder: Path, capsys: Capture) -> None:
+    (folder / "some.smi").write_text("CCO\nc1ccccc1\nCCN\nCCCl\n" * 30)
+    assert main(["tokenize", "some.smi", "--kind", "smiles", "--out", "tokens"]) == 0
+    written = load_recipe("tokens/recipe.yaml")
+    assert written == load_recipe("smiles-small", ["data.train=some.smi"])
+    out = capsys.readouterr().out
+    assert out.startswith("tokenizer        tokens/tokenizer.json\nrecipe           tokens/recipe.yaml\n")
+    assert "was cached       no\n" in out
+
+
+def test_options_win_over_the_recipe(folder: Path, capsys: Capture) -> None:
+    words = ["tokenize", "my file.txt", "--recipe", "text-base", "--vocab-size", "300", "--tokenizer", "t.json"]
+    assert main([*words, "--on-invalid", "skip", "--dry-run"]) == 0
+    path = folder / "resolved.yaml"
+    path.write_text(capsys.readouterr().out)
+    resolved = load_recipe(str(path))
+    assert (resolved.data.train, resolved.data.on_invalid) == (("my file.txt",), "skip")
+    assert (resolved.tokenizer.vocab_size, resolved.tokenizer.path) == (300, "t.json")
+    assert resolved.model == load_recipe("text-base").model
+
+
+def test_without_out_a_folder_is_made_under_runs(folder: Path, capsys: Capture) -> None:
+    assert main(["tokenize", "--recipe", "quickstart-text", "--set", "data.bundled_rows=100", "--json"]) == 0
+    tokenizer = Path(json.loads(capsys.readouterr().out)["tokenizer"])
+    assert tokenizer.is_file()
+    assert tokenizer.parent.parent == Path("runs")
+    assert tokenizer.parent.name.startswith("quickstart-text-")
