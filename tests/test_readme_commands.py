@@ -37,6 +37,11 @@ EXLM_LINES = [line for line in shell_lines() if line.startswith("exlm ")]
 MAKE_TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 
 
+def test_the_table_of_commands_has_every_command_and_no_other() -> None:
+    table = re.findall(r"^\| `exlm ([a-z-]+)` \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert table == list(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
 def test_the_documents_show_commands() -> None:
     assert len(EXLM_LINES) >= 6
     assert "make quickstart" in shell_lines()

@@ -9,6 +9,7 @@ from importlib import metadata
 
 import pytest
 import torch
+import typer
 
 from exlm_cli.cli import app as shell
 from exlm_cli.cli import cmd_recipes
@@ -16,7 +17,7 @@ from exlm_cli.cli.app import explain, main
 from exlm_cli.errors import ConfigError, ExlmError, InterruptedRunError
 
 Capture = pytest.CaptureFixture[str]
-COMMANDS = ["tokenize", "pretrain", "inspect-dag", "recipes"]
+COMMANDS: list[str] = list(typer.main.get_command(shell.app).commands)  # type: ignore[attr-defined]
 SIX = ["tokenize", "pretrain", "repeat-mlm", "finetune", "eval", "inspect-dag"]
 
 
@@ -42,7 +43,9 @@ def test_help_lists_the_commands_in_the_order_of_work(capsys: Capture) -> None:
     assert main(["--help"]) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.partition("Commands:")[2].splitlines() if line]
     assert listed == COMMANDS
-    assert [name for name in listed if name in SIX] == [name for name in SIX if name in listed]
+    there = [name for name in SIX if name in listed]
+    assert listed[: len(there)] == there
+    assert {"tokenize", "pretrain", "inspect-dag", "recipes"} <= set(listed)
 
 
 def test_without_words_the_help_is_shown(capsys: Capture) -> None:
