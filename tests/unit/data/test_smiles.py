@@ -1,0 +1,96 @@
+r"""SMILES tokens against the examples of Schwaller et al. 2018, and RDKit as the judge of what is a molecule."""
+
+import pytest
+
+from exlm_cli.data.smiles import find_invalid_smiles, train_smiles_vocabulary
+from exlm_cli.progress import SilentProgress
+from tests.unit.data.recording import RecordingProgress
+
+TRICKY = [
+    "C[C@@H](Cl)Br",
+    "c1c[nH+]ccc1[N+](=O)[O-]",
+    "C%12CCCCC%12",
+    "F/C=C/F",
+    "F/C=C\\F",
+    "[13CH4].[Na+].[Cl-]",
+    "C1=CC2=C(C=C1)C#N.OS(=O)(=O)P.Ic1ccsc1",
+    "[Se]1cccc1",
+    "CC~C:C$C?C*C>C",
+]
+
+
+def test_every_character_of_tricky_smiles_comes_back() -> None:
+    tokenizer = train_smiles_vocabulary(TRICKY, 200, 1, SilentProgress())
+    for smiles in TRICKY:
+        ids = tokenizer.encode(smiles)
+        assert tokenizer.decode(ids) == smiles
+        assert tokenizer.special_ids.isdisjoint(ids)
+
+
+@pytest.mark.parametrize(
+    ("smiles", "tokens"),
+    [
+        ("CCl", ["C", "Cl"]),
+        ("BrC", ["Br", "C"]),
+        ("B(O)", ["B", "(", "O", ")"]),
+        ("c1[nH+]c1", ["c", "1", "[nH+]", "c", "1"]),
+        ("C%12C%12", ["C", "%12", "C", "%12"]),
+        ("C[C@@H](F)/C=C\\O", ["C", "[C@@H]", "(", "F", ")", "/", "C", "=", "C", "\\", "O"]),
+        ("Sc1sccn1", ["S", "c", "1", "s", "c", "c", "n", "1"]),
+    ],
+)
+def test_tokens_are_atoms_bonds_and_closures(smiles: str, tokens: list[str]) -> None:
+    tokenizer = train_smiles_vocabulary([smiles], 100, 1, SilentProgress())
+    assert [tokenizer.token_text(i) for i in tokenizer.encode(smiles)] == tokens
+
+
+def test_the_vocabulary_keeps_the_most_frequent_tokens_and_breaks_ties_by_spelling() -> None:
+    progress = RecordingProgress()
+    tokenizer = train_smiles_vocabulary(["OOON", "NCF", "S"], 8, 1, progress)
+    # O 3, N 2, then C, F and S once each: C comes first by spelling
+    assert [tokenizer.token_text(i) for i in range(5, 8)] == ["O", "N", "C"]
+    assert tokenizer.decode(tokenizer.encode("OF")) == "O[UNK]"
+    assert progress.messages == ["collected 8 SMILES tokens; 2 rarer ones become [UNK]"]
+
+
+def test_rare_tokens_stay_out() -> None:
+    progress = RecordingProgress()
+    tokenizer = train_smiles_vocabulary(["CCO"], 100, 2, progress)
+    assert tokenizer.vocab_size == 6
+    train_smiles_vocabulary(["CCOO"], 100, 2, progress)
+    assert progress.messages == [
+        "collected 6 SMILES tokens; 1 rarer ones become [UNK]",
+        "collected 7 SMILES tokens",
+    ]
+
+
+def test_a_row_that_spells_a_special_token_does_not_add_it_twice() -> None:
+    tokenizer = train_smiles_vocabulary(["C[MASK]C[PAD]"], 100, 1, SilentProgress())
+    assert tokenizer.vocab_size == 6
+
+
+@pytest.mark.parametrize("smiles", ["C", "CC(=O)Oc1ccccc1C(=O)O", "[Na+].[Cl-]", "F/C=C\\F", "C%12CCCCC%12"])
+def test_molecules_are_accepted(smiles: str) -> None:
+    assert find_invalid_smiles(smiles) is None
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("", "is empty"),
+        ("CXC", "characters that are no SMILES tokens: 'X' at position 2"),
+        ("CzCyCz!", "characters that are no SMILES tokens: 'z' at position 2, 'y' at position 4, '!' at position 7"),
+        ("CCO etha", "characters that are no SMILES tokens: ' ' at position 4, 'e' at position 5, 't' at position 6, "
+         "'h' at position 7, 'a' at position 8"),
+        ("C[13CH3", "characters that are no SMILES tokens: '[' at position 2, 'H' at position 6"),
+        ("C1CC", "RDKit cannot parse it: it breaks the SMILES grammar"),
+        ("[MASK]", "RDKit cannot parse it: it breaks the SMILES grammar"),
+        ("C(C)(C)(C)(C)C", "RDKit refuses it: Explicit valence for atom # 0 C, 5, is greater than permitted"),
+        ("c1cccc1", "RDKit refuses it: Can't kekulize mol.  Unkekulized atoms: 0 1 2 3 4"),
+    ],
+)  # fmt: skip
+def test_what_is_no_molecule_is_refused_with_the_reason(
+    row: str, reason: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert find_invalid_smiles(row) == reason
+    assert capfd.readouterr() == ("", "")

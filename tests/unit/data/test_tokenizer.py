@@ -1,0 +1,177 @@
+"""The tokenizer wrapper: special tokens, masks in sentences, display, files. Texts and ids are worked out by hand."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import models
+
+from exlm_cli.data.smiles import train_smiles_vocabulary
+from exlm_cli.data.text import train_bpe
+from exlm_cli.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from exlm_cli.errors import TokenizerError
+from exlm_cli.progress import SilentProgress
+
+SENTENCE = "This is great, and I'm very glad to see this."
+
+
+@pytest.fixture(scope="module")
+def bpe() -> Tokenizer:
+    return train_bpe([SENTENCE] * 10, 400, 2, SilentProgress())
+
+
+@pytest.fixture(scope="module")
+def smiles() -> Tokenizer:
+    return train_smiles_vocabulary(["CC(=O)Oc1ccccc1C(=O)O", "C[N+](C)(C)Cl"], 100, 1, SilentProgress())
+
+
+def _with_model(model: dict[str, Any], tokens: tuple[str, ...] = SPECIAL_TOKENS) -> str:
+    added = [
+        {
+            "id": i,
+            "content": t,
+            "special": True,
+            "normalized": False,
+            "lstrip": False,
+            "rstrip": False,
+            "single_word": False,
+        }
+        for i, t in enumerate(tokens)
+    ]
+    return json.dumps({"version": "1.0", "added_tokens": added, "model": model})
+
+
+def test_special_tokens_are_the_first_five_ids(bpe: Tokenizer, smiles: Tokenizer) -> None:
+    for tokenizer in (bpe, smiles):
+        assert [tokenizer.token_text(i) for i in range(5)] == ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]"]
+        ids = (tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.unk_id)
+        assert ids == (0, 1, 2, 3, 4)
+        assert tokenizer.special_ids == {0, 1, 2, 3, 4}
+
+
+def test_the_kind_is_read_off_the_model(bpe: Tokenizer, smiles: Tokenizer) -> None:
+    assert (bpe.kind, smiles.kind) == ("bpe", "smiles")
+
+
+def test_encoding_adds_no_special_tokens_and_decoding_gives_the_text_back(bpe: Tokenizer) -> None:
+    ids = bpe.encode(SENTENCE)
+    assert bpe.special_ids.isdisjoint(ids)
+    assert bpe.decode(ids) == SENTENCE
+
+
+def test_a_batch_is_encoded_as_its_texts_one_by_one(bpe: Tokenizer) -> None:
+    texts = [SENTENCE, "", "very glad", "größer \N{GRINNING FACE}"]
+    assert bpe.encode_batch(texts) == [bpe.encode(text) for text in texts]
+
+
+def test_text_that_spells_a_special_token_stays_text(bpe: Tokenizer) -> None:
+    ids = bpe.encode("glad [MASK] [SEP]")
+    assert bpe.special_ids.isdisjoint(ids)
+    assert bpe.decode(ids) == "glad [MASK] [SEP]"
+
+
+def test_a_mask_in_a_sentence_stands_for_the_word_and_the_blank_before_it(bpe: Tokenizer) -> None:
+    masked = bpe.encode_with_masks("This is [MASK], and I'm very [MASK] to see this.")
+    whole = bpe.encode(SENTENCE)
+    great, glad = bpe.encode(" great"), bpe.encode(" glad")
+    assert len(great) == len(glad) == 1
+    filled = iter([great[0], glad[0]])
+    assert [next(filled) if i == bpe.mask_id else i for i in masked] == whole
+
+
+def test_masks_may_open_and_close_a_sentence(bpe: Tokenizer) -> None:
+    assert bpe.encode_with_masks("[MASK] is[MASK]") == [bpe.mask_id, *bpe.encode(" is"), bpe.mask_id]
+
+
+def test_masks_in_smiles_are_not_bracket_atoms(smiles: Tokenizer) -> None:
+    ids = smiles.encode_with_masks("C[MASK](=O)[MASK]")
+    assert [smiles.token_text(i) for i in ids] == ["C", "[MASK]", "(", "=", "O", ")", "[MASK]"]
+
+
+def test_ends_and_padding_vanish_in_decoding_and_masks_are_shown(smiles: Tokenizer) -> None:
+    assert smiles.decode([1, *smiles.encode("CC"), 3, 4, 2, 0, 0]) == "CC[MASK][UNK]"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [(" very", "very"), ("T", "T"), (" ", "\N{OPEN BOX}"), ("\n", "\\n"), ("\t", "\\t")]
+)
+def test_a_token_is_shown_readably(bpe: Tokenizer, text: str, shown: str) -> None:
+    (token_id,) = bpe.encode(text)
+    assert bpe.token_text(token_id) == shown
+
+
+def test_a_part_of_a_character_is_shown_as_its_byte_token(bpe: Tokenizer) -> None:
+    first, _ = bpe.encode("ö")
+    assert bpe.token_text(first) == "<Ã>"
+
+
+def test_an_id_beyond_the_vocabulary_has_no_text(bpe: Tokenizer) -> None:
+    with pytest.raises(ValueError, match=rf"^token id 9999 is not in the vocabulary of {bpe.vocab_size}$"):
+        bpe.token_text(9999)
+
+
+def test_a_saved_tokenizer_loads_with_the_same_ids_and_fingerprint(
+    bpe: Tokenizer, smiles: Tokenizer, tmp_path: Path
+) -> None:
+    for tokenizer, text in ((bpe, SENTENCE), (smiles, "CC(=O)O")):
+        tokenizer.save(tmp_path / "tokenizer.json")
+        loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+        assert loaded.encode(text) == tokenizer.encode(text)
+        assert (loaded.fingerprint, loaded.kind, loaded.vocab_size) == (
+            tokenizer.fingerprint,
+            tokenizer.kind,
+            tokenizer.vocab_size,
+        )
+
+
+def test_the_fingerprint_changes_with_the_vocabulary(bpe: Tokenizer) -> None:
+    other = train_bpe([SENTENCE] * 10, 265, 2, SilentProgress())
+    assert other.fingerprint != bpe.fingerprint
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        TokenizerError, match=rf"^{re.escape(str(tmp_path))}/no.json: no such tokenizer file$"
+    ) as caught:
+        Tokenizer.load(tmp_path / "no.json")
+    assert caught.value.hint == "train one with `exlm tokenize`"
+
+
+def test_a_directory_is_no_tokenizer_file(tmp_path: Path) -> None:
+    message = f"{tmp_path}: the tokenizer file cannot be read: Is a directory"
+    with pytest.raises(TokenizerError, match=rf"^{re.escape(message)}$"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_binary_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_bytes(b"\xff\xfe\x00")
+    message = f"{tmp_path}/t.json: the tokenizer file is not UTF-8 text"
+    with pytest.raises(TokenizerError, match=rf"^{re.escape(message)}$"):
+        Tokenizer.load(tmp_path / "t.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{nope", "not JSON: Expecting property name enclosed in double quotes at line 1 column 2"),
+        ("{}", "JSON, but no tokenizer: Cannot instantiate Tokenizer from buffer: Model missing. at line 1 column 2"),
+        (
+            _with_model({"type": "WordLevel", "vocab": {"[PAD]": 0, "[CLS]": 1}, "unk_token": "[UNK]"}, ()),
+            "special tokens [SEP] [MASK] [UNK] are not in the vocabulary",
+        ),
+    ],
+)
+def test_what_is_no_fitting_tokenizer_is_refused_with_the_reason(tmp_path: Path, content: str, reason: str) -> None:
+    (tmp_path / "t.json").write_text(content)
+    with pytest.raises(TokenizerError, match=rf"^{re.escape(f'{tmp_path}/t.json: {reason}')}$"):
+        Tokenizer.load(tmp_path / "t.json")
+
+
+def test_another_kind_of_model_is_refused() -> None:
+    backend = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"))
+    message = "mine: tokenizer model `WordPiece`, expected one of BPE (text) and WordLevel (SMILES)"
+    with pytest.raises(TokenizerError, match=rf"^{re.escape(message)}$"):
+        Tokenizer(backend, "mine")
