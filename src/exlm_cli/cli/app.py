@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from exlm_cli.cli.cmd_curves import curves
 from exlm_cli.cli.cmd_inspect_dag import inspect_dag
 from exlm_cli.cli.cmd_pretrain import pretrain
 from exlm_cli.cli.cmd_recipes import recipes
@@ -30,6 +31,7 @@ app.command()(tokenize)
 app.command()(pretrain)
 app.command("inspect-dag")(inspect_dag)
 app.command()(recipes)
+app.command()(curves)
 
 # newer typer carries a click of its own; this is the usage error of whichever click it uses
 _UsageError: type[BaseException] = typer.BadParameter.__mro__[1]

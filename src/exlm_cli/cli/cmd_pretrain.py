@@ -1,5 +1,6 @@
 """`exlm pretrain`: train a recipe, or go on with a run."""
 
+from exlm_cli.cli.cmd_curves import draw_curves
 from exlm_cli.cli.options import (
     DeviceOption,
     DryRunOption,
@@ -53,6 +54,7 @@ def pretrain(
     from exlm_cli.train.pretrain import run_pretraining
 
     result = run_pretraining(resolved, out=out, resume=resume, progress=console.open_progress())
+    drawn = draw_curves([result.run_dir], result.run_dir / "report" / "curves")
     if as_json:
         return console.emit_json(
             {
@@ -61,7 +63,10 @@ def pretrain(
                 "steps": result.steps,
                 "elapsed_s": round(result.elapsed_s, 3),
                 "metrics": result.metrics,
+                "figures": [str(path) for path in drawn],
             }
         )
     figures = {f"validation_{name}": value for name, value in result.metrics.items()}
-    console.emit_pairs({"run": result.run_dir, "checkpoint": result.checkpoint, "steps": result.steps, **figures})
+    console.emit_pairs(
+        {"run": result.run_dir, "checkpoint": result.checkpoint, "steps": result.steps, **figures, "curves": drawn[0]}
+    )

@@ -1,0 +1,38 @@
+"""`exlm curves`: the training curves of runs, laid over each other."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from exlm_cli.cli.options import JsonOption
+
+
+def curves(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories of `exlm pretrain`.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Where to, without suffix; else `report/curves` of the first."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Draw the training curves of one or several runs.
+
+    PNG and SVG: loss, perplexity, mask accuracy, entropy and the health of the DAG, from each run's metrics.jsonl.
+    """
+    from exlm_cli.cli import console
+
+    files = draw_curves(runs, out or runs[0] / "report" / "curves")
+    if as_json:
+        return console.emit_json({"files": [str(path) for path in files]})
+    console.emit_pairs({"curves": files[0], "": files[1]})
+
+
+def draw_curves(runs: list[Path], path: Path) -> list[Path]:
+    """Draw runs over each other, named by their directories; returns the files."""
+    from exlm_cli.report.curves import plot_curves
+    from exlm_cli.run_dir import read_metrics
+
+    rows_by_run = {run.resolve().name: read_metrics(run / "metrics.jsonl") for run in runs}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return plot_curves(rows_by_run, path)
