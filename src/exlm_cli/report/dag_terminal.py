@@ -9,7 +9,7 @@ from rich.text import Text
 
 from exlm_cli.analysis.fillings import Filling
 from exlm_cli.analysis.inspection import Inspection
-from exlm_cli.report.dag_words import counted_fillings, filled_words, sentence_words
+from exlm_cli.report.dag_words import counted_fillings, filled_words, note_on_proof, sentence_words
 from exlm_cli.report.palette import ink_on, mask_colour
 from exlm_cli.report.text_metrics import format_share
 
@@ -82,6 +82,8 @@ def _fillings(inspection: Inspection) -> Table:
     table.add_section()
     table.add_row("", share, _filled(inspection, guess.filling), *_verdict(guess.filling))
     table.add_row("", "", Text(f"each [MASK] guessed on its own, {believed} if masks were independent", style="dim"))
+    if not n_best.is_proven:
+        table.add_row("", "", Text(note_on_proof(inspection), style="bold"))
     return table
 
 

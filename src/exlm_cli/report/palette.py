@@ -1,6 +1,6 @@
 """Colours of masks, in figures, HTML and terminals alike: first yellow, second brown, as in Figures 7 and 10."""
 
-MASK_COLOURS = ("#F4C542", "#A86B3C", "#56B4E9", "#1B9E77", "#C77DB5", "#3B6FB6", "#E07A5F", "#8C8C5A")
+MASK_COLOURS = ("#F4C542", "#A86B3C", "#56B4E9", "#147A5C", "#D08CC0", "#3B6FB6", "#E07A5F", "#6E6B3A")
 """Neighbours differ in lightness as well as in hue, so they stay apart for colour-blind readers and in print."""
 
 END_COLOUR = "#C9CED6"

@@ -1,0 +1,48 @@
+"""Colours by the formulas of WCAG 2, worked out here once more."""
+
+import itertools
+
+import pytest
+
+from exlm_cli.report.palette import END_COLOUR, MASK_COLOURS, RUN_COLOURS, fade, ink_on, mask_colour
+
+
+def _luminance(colour: str) -> float:
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def _contrast(one: str, other: str) -> float:
+    light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("colour", [*MASK_COLOURS, END_COLOUR, *(fade(c, 0.25) for c in MASK_COLOURS)])
+def test_words_on_every_colour_can_be_read(colour: str) -> None:
+    assert _contrast(ink_on(colour), colour) >= 4.5
+
+
+def test_neighbouring_masks_differ_in_lightness_too() -> None:
+    neighbours = itertools.pairwise([*MASK_COLOURS, MASK_COLOURS[0]])
+    assert min(_contrast(one, other) for one, other in neighbours) >= 1.4
+    assert len(set(MASK_COLOURS)) == len(MASK_COLOURS)
+    assert len(set(RUN_COLOURS)) == len(RUN_COLOURS)
+
+
+def test_the_first_mask_is_yellow_the_second_brown_and_colours_come_round() -> None:
+    assert [mask_colour(mask) for mask in (0, 1, len(MASK_COLOURS))] == [
+        MASK_COLOURS[0],
+        MASK_COLOURS[1],
+        MASK_COLOURS[0],
+    ]
+    red, green, blue = (int(MASK_COLOURS[0][i : i + 2], 16) for i in (1, 3, 5))
+    assert red > 200
+    assert green > 150
+    assert blue < 100
+    assert mask_colour(-1) == END_COLOUR
+
+
+def test_fading_ends_in_white() -> None:
+    assert fade("#123456", 0) == "#FFFFFF"
+    assert fade("#123456", 1) == "#123456"
