@@ -16,8 +16,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from exlm_cli.data.grammar_words import FAMILIES
-
-MASK = "[MASK]"
+from exlm_cli.data.tokenizer import MASK
 
 # How byte-level BPE cuts text before it merges, so that a piece here is a token there.
 _PIECE = re.compile(r"\[MASK\]|\{\w+\}|'\w+|\w+|[^\w\s]")

@@ -121,11 +121,9 @@ class RejectedRows:
             DataError: Invalid rows are errors here.
         """
         if self.on_invalid == "error":
-            shown = (
-                row.text
-                if len(row.text) <= _SHOWN_CHARACTERS
-                else row.text[: _SHOWN_CHARACTERS - 1] + "\N{HORIZONTAL ELLIPSIS}"
-            )
+            shown = " ".join(row.text.split())
+            if len(shown) > _SHOWN_CHARACTERS:
+                shown = shown[: _SHOWN_CHARACTERS - 1] + "\N{HORIZONTAL ELLIPSIS}"
             raise DataError(
                 f"{row.source}:{row.number}: `{shown}`: {reason}",
                 "`--on-invalid skip` leaves such rows out and lists them in a CSV",

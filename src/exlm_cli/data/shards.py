@@ -61,7 +61,8 @@ class TokenDataset:
     @cached_property
     def lengths(self) -> IntArray:
         """(N,) tokens of each sequence."""
-        return np.diff(self.offsets)
+        ends: IntArray = np.asarray(self.offsets)
+        return ends[1:] - ends[:-1]
 
     def __getitem__(self, index: int) -> IntArray:
         """Return the (n,) token ids of one sequence."""

@@ -6,8 +6,9 @@ Everything is streamed: no input is ever held whole.
 import difflib
 import glob
 import os
+import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -100,7 +101,9 @@ def iter_rows(
     sizes_bytes = [source.size_bytes for source in sources if isinstance(source, FileSource)]
     counts_bytes = max_rows is None and len(sizes_bytes) == len(sources)
     only_bundled = all(isinstance(source, BundledSource) for source in sources)
-    total = sum(sizes_bytes) if counts_bytes else bundled_rows * len(sources) if only_bundled else max_rows
+    total = sum(sizes_bytes) if counts_bytes else max_rows
+    if only_bundled:
+        total = min(bundled_rows * len(sources), max_rows or sys.maxsize)
     started_s = time.monotonic()
     num_rows, finished_bytes = 0, 0
     with progress.bar(label, total) as bar:
@@ -140,14 +143,16 @@ def _opened(
         case HubSource():
             yield iter_hub_rows(source, kind, column), lambda: 0
         case BundledSource(name=name):
-            texts = _bundled_texts(name, bundled_rows, seed)
+            texts: Iterable[str] = (
+                _molecules(bundled_rows, seed) if name == "molecules" else sample_sentences(bundled_rows, seed)
+            )
             yield (Row(str(source), number, text) for number, text in enumerate(texts, start=1)), lambda: 0
 
 
-@lru_cache(maxsize=2)
-def _bundled_texts(name: str, num: int, seed: int) -> tuple[str, ...]:
-    """Remember what was generated: the tokenizer's training and the tokenising both read it."""
-    return tuple(generate_molecules(num, seed) if name == "molecules" else sample_sentences(num, seed))
+@lru_cache(maxsize=1)
+def _molecules(num: int, seed: int) -> tuple[str, ...]:
+    """Remember what takes seconds to generate: the tokenizer's training and the tokenising both read it."""
+    return tuple(generate_molecules(num, seed))
 
 
 def _bundled(name: str, kind: RowKind) -> BundledSource:

@@ -20,7 +20,7 @@ SPECIAL_TOKENS = (PAD, CLS, SEP, MASK, UNK)
 
 _KIND_OF_MODEL: dict[str, TokenizerKind] = {"BPE": "bpe", "WordLevel": "smiles"}
 # A masked word of text stands for " word": the blank before [MASK] belongs to it.
-_MASK_PATTERN = {"bpe": re.compile(r"\s?\[MASK\]"), "smiles": re.compile(r"\[MASK\]")}
+_MASK_PATTERN = {"bpe": re.compile(r" ?\[MASK\]"), "smiles": re.compile(r"\[MASK\]")}
 _SPACE, _HIDDEN = " ", frozenset((PAD, CLS, SEP))
 
 
@@ -58,8 +58,10 @@ class Tokenizer:
                 f"{origin}: special tokens {' '.join(missing)} are not in the vocabulary",
                 f"it must have {' '.join(SPECIAL_TOKENS)}; `exlm tokenize` trains such a one",
             )
-        # Raw text that happens to say "[SEP]" must stay text.
+        # Raw text that happens to say "[SEP]" must stay text, and all of it must come through.
         backend.encode_special_tokens = True
+        backend.no_truncation()
+        backend.no_padding()
         self._backend = backend
         self.kind: TokenizerKind = _KIND_OF_MODEL[model]
         self.vocab_size: int = max(vocabulary.values()) + 1

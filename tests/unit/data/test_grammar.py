@@ -82,10 +82,9 @@ def test_fixed_words_can_be_masked_too() -> None:
     assert joint == pytest.approx({(",", "'m"): 1.0})
 
 
-def test_a_mask_that_several_templates_fit_is_weighed_by_all_of_them() -> None:
-    # "The show was a X, ..." is longer; only fruits and jobs can be five to nine pieces after "The"
+def test_scenes_are_weighed_by_how_well_they_explain_the_other_words() -> None:
     joint = true_joint("The [MASK] is red and tastes [MASK].")
-    # lemon, banana, lime are not red; cherry is (always), pepper half the time, both hot or sweet on its own
+    # a cherry is always red, a pepper half the time, no other fruit ever
     assert joint == pytest.approx({("cherry", "sweet"): 2 / 3, ("pepper", "hot"): 1 / 3})
 
 

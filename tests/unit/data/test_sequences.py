@@ -121,12 +121,12 @@ def test_the_first_bad_row_stops_with_its_place_text_and_reason(tmp_path: Path) 
     assert caught.value.hint == "`--on-invalid skip` leaves such rows out and lists them in a CSV"
 
 
-def test_a_long_bad_row_is_shown_by_its_beginning(tmp_path: Path) -> None:
+def test_a_long_bad_row_is_shown_by_its_beginning_on_one_line(tmp_path: Path) -> None:
     with (
         RejectedRows(tmp_path / "r.csv", "error") as rejected,
-        pytest.raises(DataError, match=rf"^a:1: `{'C' * 79}…`: no$"),
+        pytest.raises(DataError, match=rf"^a:1: `C {'C' * 77}…`: no$"),
     ):
-        rejected.add(Row("a", 1, "C" * 200), "no")
+        rejected.add(Row("a", 1, "C\n" + "C" * 200), "no")
 
 
 def test_skipped_rows_are_counted_and_listed_whole(tmp_path: Path) -> None:

@@ -163,6 +163,12 @@ def test_reading_stops_after_the_most_rows_and_counts_them(tmp_path: Path) -> No
     assert (progress.bars[0].total, progress.bars[0].done) == (4, [3, 4])
 
 
+def test_the_bar_of_bundled_rows_knows_how_many_will_come() -> None:
+    progress = RecordingProgress()
+    assert sum(1 for _ in iter_rows([BundledSource("grammar")], kind="text", max_rows=7, progress=progress)) == 7
+    assert progress.bars[0].total == 7
+
+
 @pytest.mark.parametrize(("name", "kind"), [("grammar", "text"), ("molecules", "smiles")])
 def test_bundled_rows_depend_on_their_number_and_seed(name: str, kind: str) -> None:
     def rows(seed: int) -> list[str]:

@@ -132,6 +132,13 @@ def test_the_fingerprint_changes_with_the_vocabulary(bpe: Tokenizer) -> None:
     assert other.fingerprint != bpe.fingerprint
 
 
+def test_truncation_and_padding_of_a_foreign_tokenizer_are_switched_off(bpe: Tokenizer) -> None:
+    backend = tokenizers.Tokenizer.from_str(bpe.to_json())
+    backend.enable_truncation(2)
+    backend.enable_padding(length=200)
+    assert Tokenizer(backend).encode(SENTENCE) == bpe.encode(SENTENCE)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         TokenizerError, match=rf"^{re.escape(str(tmp_path))}/no.json: no such tokenizer file$"
