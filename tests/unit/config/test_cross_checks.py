@@ -1,0 +1,120 @@
+"""Values that are fine alone and not together: every check across sections, its message whole, and its edge."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from exlm_cli.config.recipes import PretrainRecipe
+from tests.tiny import tiny_recipe
+
+
+def refusal_of(sections: dict[str, Any]) -> str:
+    with pytest.raises(ValidationError) as caught:
+        tiny_recipe(**sections)
+    (finding,) = caught.value.errors()
+    return finding["msg"].removeprefix("Value error, ")
+
+
+# the tiny recipe: width 16, 2 heads, 16 tokens, p 0.3, k 3, at most 64 positions, 256 at once, 6 steps of 8 sequences
+MLM = {"objective": "mlm"}
+NUM_MASKS = 5  # floor(0.3 * 14 + u) is 4 or 5
+LONGEST = 16 + 2 * NUM_MASKS
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"model": {"num_heads": 3}},
+         "`model.width` 16 is not divisible by `model.num_heads` 3; choose a multiple"),
+        ({"model": {"width": 12}},
+         "head width `model.width / model.num_heads` is 6; `model.rope: 2d` needs a multiple of 4"),
+        ({"model": {"width": 10, "rope": "1d"}},
+         "head width `model.width / model.num_heads` is 5; `model.rope: 1d` needs a multiple of 2"),
+        ({"model": {"transition": {"heads": 3}}},
+         "`model.width` 16 is not divisible by `model.transition.heads` 3"),
+        ({**MLM, "model": {"clone_embedding": "nodes"}},
+         "`model.clone_embedding` must be none for `objective: mlm`: there are no clones"),
+        ({"model": {"rope": "none"}},
+         "`model.rope: none` leaves the encoder without positions; set `model.learned_positions: true`"),
+        ({**MLM, "masking": {"keep_ratio": 0.5, "random_ratio": 0.5}},
+         "`masking.keep_ratio` + `masking.random_ratio` must stay below 1"),
+        ({"masking": {"keep_ratio": 0.1}},
+         "`masking.keep_ratio` and `masking.random_ratio` must be 0 for `objective: exlm`: only a [MASK] expands"),
+        ({"masking": {"random_ratio": 0.1}},
+         "`masking.keep_ratio` and `masking.random_ratio` must be 0 for `objective: exlm`: only a [MASK] expands"),
+        ({"masking": {"num_repeats": 2}},
+         "`masking.num_repeats` is Repeated MLM's; it needs `objective: mlm`"),
+        ({"model": {"max_length": LONGEST - 1}},
+         f"`model.max_length` is {LONGEST - 1}, but `data.sequence_length` 16 with `masking.num_repeats` 1, "
+         f"`mask_ratio` 0.3 and `num_states_per_mask` 3 expands to {LONGEST} positions"),
+        ({**MLM, "masking": {"num_repeats": 5}},
+         "`model.max_length` is 64, but `data.sequence_length` 16 with `masking.num_repeats` 5, `mask_ratio` 0.3 and "
+         f"`num_states_per_mask` 1 expands to {14 * 5 + 2} positions"),
+        ({"model": {"transition": {"position_features": True, "max_nodes": 3 * NUM_MASKS + 1}}},
+         f"`model.transition.max_nodes` is {3 * NUM_MASKS + 1}, but a sequence can have {3 * NUM_MASKS + 2} nodes"),
+        ({"train": {"batch_tokens": 64}},
+         "give exactly one of `train.batch_sequences` and `train.batch_tokens`"),
+        ({"train": {"batch_sequences": None}},
+         "give exactly one of `train.batch_sequences` and `train.batch_tokens`"),
+        ({"train": {"max_steps": None}},
+         "give `train.max_steps`, `train.max_epochs`, or both"),
+        ({"optim": {"warmup_steps": 7}},
+         "`optim.warmup_steps` 7 is more than `train.max_steps` 6"),
+        ({"train": {"batch_sequences": None, "batch_tokens": 15}},
+         "`train.batch_tokens` 15 does not hold one sequence of 16"),
+        ({"train": {"microbatch_tokens": LONGEST - 1}},
+         f"`train.microbatch_tokens` {LONGEST - 1} does not hold one expanded sequence of {LONGEST}"),
+    ],
+)  # fmt: skip
+def test_values_that_do_not_go_together_are_refused(sections: dict[str, Any], message: str) -> None:
+    assert refusal_of(sections) == message
+
+
+def test_an_mlm_expands_nothing() -> None:
+    content = tiny_recipe(**MLM).model_dump()
+    content["masking"]["num_states_per_mask"] = 2
+    with pytest.raises(
+        ValidationError, match=r"`masking.num_states_per_mask` must be 1 for `objective: mlm`: nothing expands"
+    ):
+        PretrainRecipe.model_validate(content)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"model": {"max_length": LONGEST}},
+        {"model": {"transition": {"position_features": True, "max_nodes": 3 * NUM_MASKS + 2}}},
+        {"model": {"transition": {"max_nodes": 3}}},  # not asked for, so not needed
+        {"model": {"rope": "none", "learned_positions": True, "width": 10}},
+        {"optim": {"warmup_steps": 6}},
+        {"train": {"max_steps": None, "max_epochs": 1}, "optim": {"warmup_steps": 7}},
+        {"train": {"batch_sequences": None, "batch_tokens": 16}},
+        {"train": {"microbatch_tokens": LONGEST}},
+        {**MLM, "masking": {"keep_ratio": 0.5, "random_ratio": 0.4}},
+    ],
+)
+def test_what_just_fits_is_accepted(sections: dict[str, Any]) -> None:
+    tiny_recipe(**sections)
+
+
+@pytest.mark.parametrize(
+    ("sections", "num_masks"),
+    [
+        ({}, NUM_MASKS),
+        ({"masking": {"mask_ratio": 0.001}}, 1),
+        ({"masking": {"mask_ratio": 0.99}}, 14),
+        ({"masking": {"scheme": "bernoulli"}}, 14),
+        ({**MLM, "masking": {"num_repeats": 4, "scheme": "bernoulli"}}, 56),
+    ],
+)
+def test_the_most_masks_of_a_sequence_follow_the_scheme(sections: dict[str, Any], num_masks: int) -> None:
+    assert tiny_recipe(**sections).most_masks == num_masks
+
+
+def test_a_recipe_is_frozen_and_refuses_unknown_keys() -> None:
+    recipe = tiny_recipe()
+    with pytest.raises(ValidationError, match="Instance is frozen"):
+        recipe.seed = 2
+    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
+        tiny_recipe(masking={"mask_porb": 0.3})
