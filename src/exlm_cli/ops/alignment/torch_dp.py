@@ -27,7 +27,7 @@ from torch.autograd.function import once_differentiable
 
 _LEAST_SUM = 1e-200
 _LARGEST_LOG = 640.0
-_LEAF_STATES = 8
+_LEAF_STATES = 10
 _CHUNK_ELEMENTS = 1 << 23  # of (B, S, S) or (B, S, I) at a time, so that temporaries stay near the cache
 _GATHER_ELEMENTS = 1 << 21
 
@@ -87,12 +87,14 @@ class _Dag(NamedTuple):
     log_emit: Float64[Tensor, "B S I"]
     log_trans: Float[Tensor, "B S S"]
     is_state: Bool[Tensor, "B S"]
+    is_padded: bool
     start: tuple[Tensor, ...]
     end: tuple[Tensor, ...]
 
     def log_edges(self, sources: slice, targets: slice) -> Float[Tensor, "B sources targets"]:
         """Scores of edges into later states; `-inf` beyond the last state."""
-        return self.log_trans[:, sources, targets].masked_fill(~self.is_state[:, None, targets], -math.inf)
+        log_edges = self.log_trans[:, sources, targets]
+        return log_edges.masked_fill(~self.is_state[:, None, targets], -math.inf) if self.is_padded else log_edges
 
 
 def _chunks(log_emit: Tensor) -> Iterator[slice]:
@@ -116,7 +118,8 @@ def _read(log_emit: Tensor, log_trans: Tensor, target_lengths: Tensor, state_len
     end = (row_B, (state_lengths - 1).clamp(min=0), target_lengths + 1)
     # without targets the end is not reached, though an edge from the start may lead there
     log_emit_BSI[end] = torch.zeros(B, dtype=torch.float64, device=device).where(target_lengths > 0, -math.inf)
-    return _Dag(log_emit_BSI, log_trans, state_S < state_lengths[:, None], start, end)
+    is_state = state_S < state_lengths[:, None]
+    return _Dag(log_emit_BSI, log_trans, is_state, not bool(is_state.all()), start, end)
 
 
 def _finite(log_x: Tensor) -> Tensor:
@@ -135,9 +138,10 @@ class _EdgeGradient(NamedTuple):
         """Posterior of edges sources -> targets, from beta at their targets."""
         log_source = self.log_alpha[:, sources, :-1]
         log_gain = log_source + log_beta.log_peak
-        posterior = (log_gain.clamp(max=_LARGEST_LOG).exp_() @ log_beta.probs.mT).mul_(edge)
         # no good edge joins such a source to the peak, and the targets it leads to may be lost beside the peak
-        for row in (log_gain.amax((1, 2)) > _LARGEST_LOG).nonzero()[:, 0].tolist():
+        doubtful_rows = (log_gain.amax((1, 2)) > _LARGEST_LOG).nonzero()[:, 0].tolist()
+        posterior = (log_gain.exp_() @ log_beta.probs.mT).mul_(edge)
+        for row in doubtful_rows:
             for v, log_source_I in enumerate(log_source[row]):
                 posterior[row, v] = ((log_source_I + log_beta.log_probs[row]).logsumexp(1) + log_edge[row, v]).exp()
         self.grad_trans[:, sources, targets] = posterior.mul_(self.scale)
@@ -225,8 +229,8 @@ class _Sweep:
         log_peak = self._log_peaks[states.stop if self._is_backward else states.start]
         sums = self.reach[:, states]
         log_reach = sums.log().add_(_finite(log_peak))
-        is_doubtful = (sums < _LEAST_SUM) & (log_peak > -math.inf)
-        if is_doubtful.any():
+        is_doubtful = sums < _LEAST_SUM
+        if is_doubtful.any() and is_doubtful.logical_and_(log_peak > -math.inf).any():
             if self._is_backward:
                 solved = slice(states.stop, None)
                 log_edge = self._dag.log_edges(states, solved).mT

@@ -1,0 +1,195 @@
+"""The alignment op: every backend equals the float64 reference, then how long it takes and what memory.
+
+    python benchmarks/bench_alignment.py [--backends torch,native] [--shapes 64x77x4,512x7x2] [--quick] [--device cuda]
+
+A shape is B x T x k; S = k T + 2. (64, 77, 4) is the example of App. I and what `text-base` sees, (512, 7, 2) a batch
+of `smiles-base`; the others ask for more targets and more states. The reference keeps B S^2 numbers a target for its
+backward pass; where they exceed its limit it runs on the first sequences of the batch, or not at all, and then float64
+`torch`, which the tests hold against it, is the judge.
+"""
+
+import argparse
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from statistics import median
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+import harness
+from exlm_cli.ops.alignment import Backend, states_alignment_nll
+
+SHAPES = "64x77x4,512x7x2,8x308x4,4x512x8"
+REFERENCE_LIMIT_BYTES = 4 << 30
+
+
+class Shape(NamedTuple):
+    """B sequences of T masks with k states each."""
+
+    B: int
+    T: int
+    k: int
+
+    @property
+    def S(self) -> int:  # noqa: N802
+        """DAG nodes."""
+        return self.k * self.T + 2
+
+    @property
+    def num_cells(self) -> float:
+        """Edges times targets: what the recursion has to touch."""
+        return self.B * self.T * self.S**2 / 2
+
+
+class Dag(NamedTuple):
+    """Arguments of the op."""
+
+    log_emit: Tensor
+    log_trans: Tensor
+    target_lengths: Tensor
+    state_lengths: Tensor
+
+    def first(self, num_sequences: int, dtype: torch.dtype) -> "Dag":
+        """The first sequences, in another dtype."""
+        part = [x[:num_sequences] for x in self]
+        return Dag(part[0].to(dtype), part[1].to(dtype), *part[2:])
+
+
+def make_dag(shape: Shape, device: torch.device) -> Dag:
+    """Emissions of std 3 and softmax transitions over all later states, float32, seeded."""
+    generator = torch.Generator().manual_seed(0)
+    B, T, _ = shape
+    log_emit = torch.randn(B, T, shape.S, generator=generator) * 3 - 5
+    log_trans = torch.randn(B, shape.S, shape.S, generator=generator)
+    is_edge = torch.ones(shape.S, shape.S, dtype=torch.bool).triu(1)
+    log_trans = log_trans.masked_fill_(~is_edge, -1e30).log_softmax(-1).masked_fill_(~is_edge, -torch.inf)
+    dag = Dag(log_emit, log_trans, torch.full((B,), T), torch.full((B,), shape.S))
+    return Dag(*(x.to(device) for x in dag))
+
+
+def forward_backward(dag: Dag, backend: Backend, stopwatch: harness.Stopwatch | None = None) -> tuple[Tensor, ...]:
+    """Loss and both gradients; marks start, end of forward and end of backward."""
+    mark: Callable[[], None] = stopwatch.mark if stopwatch else lambda: None
+    log_emit, log_trans = dag.log_emit.detach().requires_grad_(), dag.log_trans.detach().requires_grad_()
+    mark()
+    nll = states_alignment_nll(log_emit, log_trans, *dag[2:], backend=backend)
+    mark()
+    gradients = torch.autograd.grad(nll.sum(), (log_emit, log_trans))
+    mark()
+    return nll.detach(), *gradients
+
+
+def reference_sequences(shape: Shape, dtype: torch.dtype) -> int:
+    """How many sequences the reference can take; it keeps one (S, S) matrix a target and some for the step at hand."""
+    return min(shape.B, REFERENCE_LIMIT_BYTES // ((shape.T + 6) * shape.S**2 * dtype.itemsize))
+
+
+def assert_equal(dag: Dag, shape: Shape, backend: Backend) -> None:
+    """Loss within 5e-6 relative and gradients within 5e-5 of float64."""
+    num_sequences = reference_sequences(shape, torch.float64)
+    judge: Backend = "reference" if num_sequences else "torch"
+    expected = forward_backward(dag.first(num_sequences or 1, torch.float64), judge)
+    actual = forward_backward(dag.first(num_sequences or 1, torch.float32), backend)
+    torch.testing.assert_close(actual[0].double(), expected[0], rtol=5e-6, atol=1e-6)
+    for gradient, wanted in zip(actual[1:], expected[1:], strict=True):
+        torch.testing.assert_close(gradient.double(), wanted, rtol=0, atol=5e-5)
+
+
+def prepare(shape: Shape, backend: Backend, device: torch.device) -> Callable[[], object]:
+    """One call whose memory is measured, after one that loads what it needs."""
+    forward_backward(make_dag(Shape(1, 2, 2), device), backend)
+    return functools.partial(forward_backward, make_dag(shape, device), backend)
+
+
+def measure(shape: Shape, backend: Backend, device: torch.device, repeats: int) -> list[dict[str, object]]:
+    """Rows for forward, backward and both."""
+    dag = make_dag(shape, device)
+    assert_equal(dag, shape, backend)
+    if backend == "reference":
+        num_sequences = reference_sequences(shape, torch.float32)
+        if not num_sequences:
+            return []
+        shape = shape._replace(B=num_sequences)
+        dag = dag.first(num_sequences, torch.float32)
+        repeats = min(repeats, 3)
+    gradient_mib = (dag.log_emit.nbytes + dag.log_trans.nbytes) / 2**20
+    extra_mib = harness.peak_mib(functools.partial(prepare, shape, backend, device), device) - gradient_mib
+    laps: list[list[float]] = []
+    processor_ms: list[float] = []
+    for _ in range(1 + repeats):
+        stopwatch = harness.Stopwatch(device)
+        before_s = time.process_time()
+        forward_backward(dag, backend, stopwatch)
+        processor_ms.append(1000 * (time.process_time() - before_s))
+        laps.append(stopwatch.laps_ms())
+    rows: list[dict[str, object]] = []
+    for name, times_ms in {
+        "forward": [forward for forward, _ in laps[1:]],
+        "backward": [backward for _, backward in laps[1:]],
+        "both": [forward + backward for forward, backward in laps[1:]],
+    }.items():
+        spread = harness.Spread.of(times_ms)
+        rows.append(
+            {
+                "op": "states_alignment",
+                "backend": backend,
+                "pass": name,
+                "B": shape.B,
+                "T": shape.T,
+                "k": shape.k,
+                "S": shape.S,
+                "dtype": "float32",
+                **{key: round(value, 3) for key, value in asdict(spread).items()},
+                "ps_per_cell": round(spread.median_ms * 1e9 / shape.num_cells, 2),
+                # what all threads worked, which a busy machine changes less than the time on the clock
+                "processor_ms": round(median(processor_ms[1:]), 3) if name == "both" else "",
+                "extra_mib": round(extra_mib, 1) if name == "both" else "",
+            }
+        )
+    return rows
+
+
+def parse_shape(text: str) -> Shape:
+    """`64x77x4` as a shape."""
+    B, T, k = map(int, text.split("x"))
+    return Shape(B, T, k)
+
+
+def main() -> None:
+    """Print a table and append its rows to `results/alignment.csv`."""
+    parser = argparse.ArgumentParser(description="Benchmark of the alignment op")
+    parser.add_argument("--backends", default="reference,torch,native", help="comma-separated")
+    parser.add_argument("--shapes", default=SHAPES, help="comma-separated BxTxk")
+    parser.add_argument("--device", default="cpu", type=torch.device)
+    parser.add_argument("--threads", default=torch.get_num_threads(), type=int)
+    parser.add_argument("--repeats", default=9, type=int, help="timed calls, after one that is not")
+    parser.add_argument("--quick", action="store_true", help="three repeats, first two shapes, nothing kept")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    shapes = [parse_shape(text) for text in arguments.shapes.split(",")]
+    if arguments.quick:
+        arguments.repeats, shapes = 3, shapes[:2]
+    print(
+        "      B     T   k     S  backend    pass      median ms      p20      p80  ps/cell  x reference  processor ms  extra MiB"
+    )
+    for shape in shapes:
+        reference_ps: dict[object, float] = {}
+        for backend in arguments.backends.split(","):
+            for row in measure(shape, backend, arguments.device, arguments.repeats):
+                ps = float(str(row["ps_per_cell"]))
+                reference_ps.setdefault(row["pass"], ps if backend == "reference" else float("nan"))
+                print(
+                    f"{row['B']:>7}{row['T']:>6}{row['k']:>4}{row['S']:>6}  {backend:<11}{row['pass']:<9}"
+                    f"{row['median_ms']:>10}{row['p20_ms']:>9}{row['p80_ms']:>9}{ps:>9}"
+                    f"{reference_ps[row['pass']] / ps:>13.1f}{row['processor_ms']:>14}{row['extra_mib']:>11}",
+                    flush=True,
+                )
+                if not arguments.quick:
+                    harness.append_row("alignment", {**row, **harness.surroundings(arguments.device)})
+
+
+if __name__ == "__main__":
+    main()

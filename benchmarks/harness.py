@@ -1,0 +1,131 @@
+"""Time, memory and the row that is kept of them; what every benchmark here shares."""
+
+import csv
+import ctypes
+import datetime
+import multiprocessing
+import platform
+import re
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import quantiles
+
+import torch
+
+RESULTS_DIR = Path(__file__).parent / "results"
+_MALLOC_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of <malloc.h>
+_LARGE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Times of repeated calls, milliseconds."""
+
+    median_ms: float
+    p20_ms: float
+    p80_ms: float
+
+    @classmethod
+    def of(cls, times_ms: list[float]) -> "Spread":
+        """Summarise two or more times."""
+        p20, _, _, p80 = quantiles(times_ms, n=5, method="inclusive")
+        return cls(quantiles(times_ms, n=2, method="inclusive")[0], p20, p80)
+
+
+class Stopwatch:
+    """Marks points of a run: the wall clock on a CPU, events on a CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._moments_s: list[float] = []
+        self._events: list[torch.cuda.Event] = []
+
+    def mark(self) -> None:
+        """Note the moment."""
+        if self._device.type != "cuda":
+            self._moments_s.append(time.perf_counter())
+            return
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._events.append(event)
+
+    def laps_ms(self) -> list[float]:
+        """Milliseconds between consecutive marks."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            return [a.elapsed_time(b) for a, b in pairwise(self._events)]
+        return [1000 * (b - a) for a, b in pairwise(self._moments_s)]
+
+
+def peak_mib(prepare: Callable[[], Callable[[], object]], device: torch.device) -> float:
+    """Most memory, MiB, that one call takes beyond what was there before it, results included.
+
+    Args:
+        prepare: Makes inputs, warms up and returns the call to measure; importable, since on a CPU it runs in a fresh
+            process, whose peak nothing else has raised.
+        device: Where the call runs.
+    """
+    if device.type == "cuda":
+        call = prepare()
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        torch.cuda.synchronize(device)
+        return (torch.cuda.max_memory_allocated(device) - before) / 2**20
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_resident_peak_mib, (prepare, torch.get_num_threads()))
+
+
+def _resident_peak_mib(prepare: Callable[[], Callable[[], object]], num_threads: int) -> float:
+    torch.set_num_threads(num_threads)
+    # large blocks go back to the system at once, so that the peak is of what is alive
+    ctypes.CDLL(None).mallopt(_MALLOC_MMAP_THRESHOLD, _LARGE_BYTES)
+    call = prepare()
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    before = _status_kib("VmRSS")
+    result = call()
+    peak = _status_kib("VmHWM")
+    del result
+    return (peak - before) / 2**10
+
+
+def _status_kib(field: str) -> int:
+    match = re.search(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert match, field
+    return int(match[1])
+
+
+def surroundings(device: torch.device) -> dict[str, str]:
+    """Where and with what a row was measured."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
+    is_changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", "src", "cuda_ext"], check=False).returncode
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "threads": str(torch.get_num_threads()),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or "",
+        "commit": commit.strip() + ("+changes" if is_changed else ""),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M"),
+    }
+
+
+def _processor() -> str:
+    match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return match[1] if match else platform.processor()
+
+
+def append_row(name: str, row: Mapping[str, object]) -> None:
+    """Append to `results/<name>.csv`; its header is written with the first row."""
+    path = RESULTS_DIR / f"{name}.csv"
+    is_new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, list(row), lineterminator="\n")
+        if is_new:
+            writer.writeheader()
+        writer.writerow(row)
