@@ -87,7 +87,7 @@ def _emit(inspection: "Inspection", files: list[Path], *, as_json: bool) -> None
         return console.emit_json({**inspection_as_dict(inspection), "files": [str(file) for file in files]})
     console.emit_renderable(render_terminal(inspection))
     if files:
-        console.emit_text(f"\nwrote {', '.join(file.name for file in files)}\n   in {files[0].parent}")
+        console.emit_text("\n" + "\n".join(f"wrote {file}" for file in files))
 
 
 def _parse_formats(given: str) -> list[str]:

@@ -1,0 +1,197 @@
+"""`exlm inspect-dag` on checkpoints trained for a few steps: what it prints, writes, chooses and refuses."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from exlm_cli.cli import cmd_inspect_dag
+from exlm_cli.cli.app import main
+from exlm_cli.report.dag_report import FORMATS
+
+Capture = pytest.CaptureFixture[str]
+SENTENCE = "This is [MASK], and I'm very [MASK] to see this."
+TINY = [
+    "--set", "data.bundled_rows=200", "--set", "model.width=32", "--set", "model.ffn_width=16",
+    "--set", "model.num_layers=1", "--set", "optim.warmup_steps=1", "--set", "train.max_steps=2",
+    "--set", "train.batch_sequences=4", "--set", "train.batch_tokens=null", "--set", "train.alignment_backend=torch",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder whose `runs/` holds a text ExLM, a text MLM and a SMILES ExLM, the text ExLM the newest."""
+    work = tmp_path_factory.mktemp("trained")
+    before = os.environ.get("EXLM_CACHE_DIR")
+    os.environ["EXLM_CACHE_DIR"] = str(work / "cache")
+    try:
+        for name in ("quickstart-text-mlm", "quickstart-smiles", "quickstart-text"):
+            assert main(["pretrain", "--recipe", name, "--out", str(work / "runs" / name), *TINY]) == 0
+    finally:
+        os.environ.pop("EXLM_CACHE_DIR")
+        if before is not None:
+            os.environ["EXLM_CACHE_DIR"] = before
+    return work
+
+
+@pytest.fixture
+def work(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a current directory of this test's own with the trained runs in it."""
+    shutil.copytree(trained / "runs", tmp_path / "runs", copy_function=shutil.copy2)
+    for name in ("quickstart-text-mlm", "quickstart-smiles", "quickstart-text"):
+        (tmp_path / "runs" / name / "run.json").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path
+
+
+@pytest.fixture
+def refused(capsys: Capture) -> Callable[..., tuple[str, str]]:
+    """Return a function that runs the command, expects a refusal and returns its error and hint."""
+
+    def run(*words: str) -> tuple[str, str]:
+        assert main(["inspect-dag", *words]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        error, _, hint = captured.err.partition("\n\nhint: ")
+        return error.splitlines()[-1].removeprefix("error: "), hint.strip()
+
+    return run
+
+
+def test_the_newest_text_run_is_taken_and_named(work: Path, capsys: Capture) -> None:
+    assert main(["inspect-dag", SENTENCE]) == 0
+    captured = capsys.readouterr()
+    assert "checkpoint: runs/quickstart-text, the newest text run" in captured.err
+    lines = captured.out.splitlines()
+    assert lines[0] == "This is [MASK 1], and I'm very [MASK 2] to see this."
+    assert max(len(line) for line in lines if not line.startswith("wrote ")) <= 80
+    assert "\x1b" not in captured.out
+    assert sum(line.split()[:1] == ["1"] for line in lines) == 5, "four states of the first mask, and the best filling"
+    written = [Path(line.removeprefix("wrote ")) for line in lines[-7:]]
+    assert [path.name for path in written] == [
+        "dag_graph.png", "dag_graph.svg", "dag_heatmap.png", "dag_heatmap.svg", "dag.html", "dag.dot", "dag.json",
+    ]  # fmt: skip
+    assert {path.parent.parent for path in written} == {Path("runs/quickstart-text/report")}
+    assert all(path.is_file() for path in written)
+
+
+def test_json_is_all_that_stdout_has(work: Path, capsys: Capture) -> None:
+    words = ["inspect-dag", SENTENCE, "--json", "--top", "2", "--n-best", "4", "--format", "dot,json", "--out", "out"]
+    assert main(words) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["files"] == ["out/dag.dot", "out/dag.json"]
+    assert result.pop("files")
+    assert result == json.loads((work / "out" / "dag.json").read_text(encoding="utf-8"))
+    assert result["num_masks"] == 2
+    assert len(result["fillings"]) == 4
+    assert all(len(node["tokens"]) == 2 for node in result["nodes"][1:-1])
+    assert result["checkpoint"] == "runs/quickstart-text/checkpoints/step-2"
+
+
+def test_any_length_and_no_files(work: Path, capsys: Capture) -> None:
+    assert main(["inspect-dag", SENTENCE, "--length", "any", "--format", "none"]) == 0
+    out = capsys.readouterr().out
+    assert "share of all fillings of any length" in out
+    assert "wrote" not in out
+    assert list(work.glob("runs/*/report/dag-*")) == []
+
+
+def test_smiles_take_the_newest_smiles_run(work: Path, capsys: Capture) -> None:
+    assert main(["inspect-dag", "CC[MASK]c1ccccc1", "--format", "none"]) == 0
+    captured = capsys.readouterr()
+    assert "checkpoint: runs/quickstart-smiles, the newest SMILES run" in captured.err
+    assert "RDKit" in captured.out
+
+
+def test_an_mlm_has_guesses_but_no_dag(work: Path, capsys: Capture) -> None:
+    assert main(["inspect-dag", SENTENCE, "--checkpoint", "runs/quickstart-text-mlm", "--out", "out"]) == 0
+    captured = capsys.readouterr()
+    assert "runs/quickstart-text-mlm/checkpoints/step-2 has no transitions between masks" in captured.err
+    assert "from" not in captured.out.split()
+    assert sorted(path.name for path in (work / "out").iterdir()) == ["dag.html", "dag.json"]
+
+
+def test_a_step_can_be_named_and_the_same_sentence_gets_the_same_folder(work: Path, capsys: Capture) -> None:
+    step = "runs/quickstart-text/checkpoints/step-2"
+    folders = []
+    for sentence in (SENTENCE, SENTENCE, SENTENCE.replace("very", "so")):
+        assert main(["inspect-dag", sentence, "--checkpoint", step, "--format", "json", "--json"]) == 0
+        folders.append(Path(json.loads(capsys.readouterr().out)["files"][0]).parent)
+    assert folders[0] == folders[1] != folders[2]
+    assert folders[0].parent == Path("runs/quickstart-text/report")
+
+
+def test_damaged_and_foreign_runs_are_passed_over(work: Path, capsys: Capture) -> None:
+    newer = work / "runs" / "newer"
+    for name, content in {"damaged": "{", "foreign": '{"command": "finetune"}'}.items():
+        shutil.copytree(work / "runs" / "quickstart-text", newer / name)
+        (newer / name / "run.json").write_text(content)
+    shutil.copytree(work / "runs" / "quickstart-text", newer / "no-checkpoint")
+    shutil.rmtree(newer / "no-checkpoint" / "checkpoints")
+    assert main(["inspect-dag", SENTENCE, "--format", "none"]) == 0
+    assert "checkpoint: runs/quickstart-text, the newest text run" in capsys.readouterr().err
+
+
+def test_without_a_fitting_run_the_error_names_the_command_that_makes_one(
+    refused: Callable[..., tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert refused(SENTENCE) == (
+        "no `--checkpoint` was given, and there is no text run with a checkpoint under runs/",
+        "make one with `exlm pretrain --recipe quickstart-text`",
+    )
+    assert refused("CC[MASK]") == (
+        "no `--checkpoint` was given, and there is no SMILES run with a checkpoint under runs/",
+        "make one with `exlm pretrain --recipe quickstart-smiles`",
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        (["  "], "the sentence is empty", f'write [MASK] for each hidden token, as in: exlm inspect-dag "{SENTENCE}"'),
+        (["CCO"], "there is no [MASK] in 'CCO'",
+         'write [MASK] for each hidden token, as in: exlm inspect-dag "c1ccc([MASK])cc1"'),
+        ([SENTENCE, "--format", "png,pdf"], "`--format png,pdf`: 'pdf' is none of png, svg, html, dot, json",
+         "or give `none` alone"),
+        ([SENTENCE, "--n-best", "0"], None, "see `exlm inspect-dag --help`"),
+        (["[MASK]" * 10_000 + " a"],
+         "the sentence has 10000 masks of 4 states, 40000 nodes; an inspection takes at most 512",
+         "mask at most 128 tokens"),
+        (["see this " * 400 + "[MASK]"], None, "shorten it"),
+        ([SENTENCE, "--checkpoint", "nowhere"],
+         "nowhere: not a run directory or checkpoint; nowhere has no recipe.yaml",
+         "make one with `exlm pretrain --recipe quickstart-text`"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_one_error_and_a_hint(
+    work: Path, refused: Callable[..., tuple[str, str]], words: list[str], error: str | None, hint: str
+) -> None:
+    said = refused(*words)
+    assert said[1] == hint
+    if error is not None:
+        assert said[0] == error
+    assert list(work.glob("runs/*/report/dag-*")) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written_is_refused(work: Path, refused: Callable[..., tuple[str, str]]) -> None:
+    (work / "locked").mkdir(mode=0o555)
+    error, hint = refused(SENTENCE, "--out", "locked/out")
+    assert error == "locked/out: Permission denied"
+    assert hint.startswith("you may not read or write there")
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(work: Path, refused: Callable[..., tuple[str, str]]) -> None:
+    (work / "out").write_text("mine")
+    assert refused(SENTENCE, "--out", "out")[0] == "out: File exists"
+    assert (work / "out").read_text() == "mine"
+
+
+def test_the_formats_are_those_of_the_report() -> None:
+    assert cmd_inspect_dag._FORMATS == FORMATS
