@@ -107,6 +107,11 @@ def iter_rows(
     started_s = time.monotonic()
     num_rows, finished_bytes = 0, 0
     with progress.bar(label, total) as bar:
+
+        def show(position_bytes: int) -> None:
+            rate = num_rows / max(1e-9, time.monotonic() - started_s)
+            bar.update(position_bytes if counts_bytes else num_rows, rows=f"{num_rows:,}", rate=f"{rate:,.0f} rows/s")
+
         for source in sources:
             num_before = num_rows
             with _opened(source, kind, column, bundled_rows, seed) as (rows, position_bytes):
@@ -114,17 +119,15 @@ def iter_rows(
                     yield row
                     num_rows += 1
                     if num_rows % _ROWS_BETWEEN_UPDATES == 0:
-                        rate = num_rows / max(1e-9, time.monotonic() - started_s)
-                        done = finished_bytes + position_bytes() if counts_bytes else num_rows
-                        bar.update(done, rows=f"{num_rows:,}", rate=f"{rate:,.0f} rows/s")
+                        show(finished_bytes + position_bytes())
                     if num_rows == max_rows:
-                        bar.update(num_rows, rows=f"{num_rows:,}")
+                        show(finished_bytes + position_bytes())
                         return
             if num_rows == num_before:
                 raise DataError(f"{source}: no rows in it")
             if isinstance(source, FileSource):
                 finished_bytes += source.size_bytes
-            bar.update(finished_bytes if counts_bytes else num_rows, rows=f"{num_rows:,}")
+            show(finished_bytes)
 
 
 @contextmanager

@@ -89,7 +89,8 @@ class Splits:
             forced = holdout.smallest
         if not train.num_sequences or not valid.num_sequences:
             raise DataError(
-                f"{_named(self.train)}: too few rows to hold some out for validation",
+                f"{_named(self.train)}: too few usable rows to hold some out for validation; "
+                f"{rejected.num_rows:,} rows were rejected",
                 "give more rows, or rows of their own with `data.valid`",
             )
         return rejected.num_rows
@@ -106,7 +107,7 @@ class Splits:
         with closing(recipe_rows(self.recipe, sources, seed, self.progress, label)) as rows:
             num_unknown = tokenise_rows(rows, self.tokenizer, self.recipe.data, sinks, choose_sink, rejected)
         if num_unknown:
-            self.progress.message(f"{num_unknown:,} tokens are not in the vocabulary and became [UNK]")
+            self.progress.message(f"[UNK] stands for {num_unknown:,} tokens that are not in the vocabulary")
 
     def _writer(self, directory: Path) -> ShardWriter:
         return ShardWriter(directory, vocab_size=self.tokenizer.vocab_size, fingerprint=self.fingerprint)

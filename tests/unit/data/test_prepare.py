@@ -246,7 +246,7 @@ def test_tokens_that_the_vocabulary_lacks_are_counted(workplace: Path) -> None:
     (workplace / "mols.smi").write_text("CCO\nCBr\nBrCCBr\n" + "\n".join(MOLECULES))
     progress = RecordingProgress()
     _prepare(_smiles(workplace, tokenizer={"path": f"{workplace}/mine.json"}), progress)
-    assert progress.messages == ["3 tokens are not in the vocabulary and became [UNK]"]
+    assert progress.messages == ["[UNK] stands for 3 tokens that are not in the vocabulary"]
 
 
 def test_the_first_invalid_row_stops_with_file_row_text_and_reason(workplace: Path) -> None:
@@ -319,7 +319,7 @@ def test_no_usable_row_is_an_error(workplace: Path, given: bool) -> None:
 @pytest.mark.parametrize("kind", ["text", "smiles"])
 def test_one_row_cannot_be_split(workplace: Path, kind: str) -> None:
     (workplace / "one.txt").write_text("CCO")
-    message = f"{workplace}/one.txt: too few rows to hold some out for validation"
+    message = f"{workplace}/one.txt: too few usable rows to hold some out for validation; 0 rows were rejected"
     with pytest.raises(DataError, match=rf"^{re.escape(message)}$") as caught:
         _prepare(_recipe(workplace, kind=kind, train=[f"{workplace}/one.txt"]))
     assert caught.value.hint == "give more rows, or rows of their own with `data.valid`"
