@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from exlm_cli.config.recipes import PretrainRecipe
-from exlm_cli.data import prepare, shards, splits
+from exlm_cli.data import prepare, shards, splits, tokenise
 from exlm_cli.data.grammar import sample_sentences
 from exlm_cli.data.prepare import PreparedData, prepare_data
 from exlm_cli.data.shards import ShardWriter, TokenDataset
@@ -93,6 +93,19 @@ def test_rows_on_both_sides_of_held_out_ones_are_not_joined(workplace: Path) -> 
         assert all(line in lines for block in joined[:-1] for line in block)
         whole = (workplace / "text.txt").read_text()
         assert all("\n".join(block) in whole for block in joined)
+
+
+@pytest.mark.parametrize(("limit", "value"), [("_BATCH_ROWS", 7), ("_BATCH_CHARACTERS", 100)])
+def test_how_many_rows_are_tokenised_at_once_changes_nothing(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
+    at_once = _prepare(_recipe(workplace))
+    monkeypatch.setattr(tokenise, limit, value)
+    in_batches = _prepare(_recipe(workplace, cache_dir=f"{workplace}/other-cache"))
+    assert not in_batches.was_cached
+    for one, other in ((at_once.train, in_batches.train), (at_once.valid, in_batches.valid)):
+        assert one.tokens.tolist() == other.tokens.tolist()
+        assert one.offsets.tolist() == other.offsets.tolist()
 
 
 def test_text_lines_longer_than_a_sequence_are_cut(workplace: Path) -> None:

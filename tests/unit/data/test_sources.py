@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from exlm_cli.data import sources
 from exlm_cli.data.hub import HubSource
+from exlm_cli.data.readers import Row
 from exlm_cli.data.sources import BundledSource, FileSource, iter_rows, resolve_inputs
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
@@ -161,6 +163,14 @@ def test_reading_stops_after_the_most_rows_and_counts_them(tmp_path: Path) -> No
     rows = iter_rows(sources, kind="text", max_rows=4, progress=progress)
     assert [row.text for row in rows] == ["one", "two", "three", "one"]
     assert (progress.bars[0].total, progress.bars[0].done) == (4, [3, 4])
+
+
+def test_the_bar_of_hub_rows_counts_towards_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [Row("hub", n, "text") for n in range(1, 4)]
+    monkeypatch.setattr(sources, "iter_hub_rows", lambda *_: iter(rows))
+    progress = RecordingProgress()
+    assert list(iter_rows([HubSource("me/corpus", None, "train")], kind="text", progress=progress)) == rows
+    assert (progress.bars[0].total, progress.bars[0].done) == (None, [3])
 
 
 def test_the_bar_of_bundled_rows_knows_how_many_will_come() -> None:
