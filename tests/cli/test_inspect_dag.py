@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 from exlm_cli.cli import cmd_inspect_dag
 from exlm_cli.cli.app import main
@@ -68,7 +69,7 @@ def test_the_newest_text_run_is_taken_and_named(work: Path, capsys: Capture) -> 
     assert "checkpoint: runs/quickstart-text, the newest text run" in captured.err
     lines = captured.out.splitlines()
     assert lines[0] == "This is [MASK 1], and I'm very [MASK 2] to see this."
-    assert max(len(line) for line in lines if not line.startswith("wrote ")) <= 80
+    assert max(cell_len(line) for line in lines if not line.startswith("wrote ")) <= 80
     assert "\x1b" not in captured.out
     assert sum(line.split()[:1] == ["1"] for line in lines) == 5, "four states of the first mask, and the best filling"
     written = [Path(line.removeprefix("wrote ")) for line in lines[-7:]]

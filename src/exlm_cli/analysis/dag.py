@@ -127,8 +127,17 @@ def top_tokens(dag: Dag, n: int) -> list[list[NodeToken]]:
     for node in np.flatnonzero(dag.node_mask >= 0):
         log_probs = dag.node_log_probs[node]
         best = np.argsort(-log_probs, kind="stable")[:n]
-        nodes[node] = [NodeToken(int(i), dag.tokenizer.token_text(int(i)), float(np.exp(log_probs[i]))) for i in best]
+        nodes[node] = [_node_token(dag, token_id, float(np.exp(log_probs[token_id]))) for token_id in best.tolist()]
     return nodes
+
+
+def _node_token(dag: Dag, token_id: int, probability: float) -> NodeToken:
+    return NodeToken(token_id, printable(dag.tokenizer.token_text(token_id)), probability)
+
+
+def printable(text: str) -> str:
+    """Escape what a terminal or a page must not be sent: control characters, bidirectional marks, odd blanks."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def length_log_prob(dag: Dag) -> float:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
+from exlm_cli.analysis.dag import printable
 from exlm_cli.analysis.fillings import Filling
 from exlm_cli.analysis.inspection import Inspection
 from exlm_cli.report.dag_shapes import GRAPH_CAPTION
@@ -86,7 +87,7 @@ def render_html(inspection: Inspection) -> str:
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(dag.text)}</title>
+<title>{escape(printable(dag.text))}</title>
 <style>{_STYLE}</style>
 </head>
 <body>
@@ -142,7 +143,7 @@ def _filling_row(inspection: Inspection, rank: str, share: float, bar: str, fill
     css, remark = (' class="alone"', f"<br><small>{escape(note)}</small>") if note else ("", "")
     return (
         f'<tr{css}><td class="number">{rank}</td><td class="number">{format_share(share)}</td><td>{bar}</td>'
-        f"{chips}<td>{escape(filling.text)}{remark}</td>{verdict}</tr>\n"
+        f"{chips}<td>{escape(printable(filling.text))}{remark}</td>{verdict}</tr>\n"
     )
 
 

@@ -7,6 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from exlm_cli.analysis.dag import printable
 from exlm_cli.analysis.fillings import Filling
 from exlm_cli.analysis.inspection import Inspection
 from exlm_cli.report.dag_words import counted_fillings, filled_words, note_on_proof, sentence_words
@@ -95,11 +96,12 @@ def _filled(inspection: Inspection, filling: Filling) -> Text:
             text.append(" · " if mask else "").append(word, style=mask_style(mask))
         return text
     for piece, mask in inspection.dag.segments(filling.tokens_by_mask):
-        word = piece.strip() if mask >= 0 else ""
-        text.append(piece[: piece.find(word)] if word else piece if mask < 0 else "")
-        text.append(word, style=mask_style(mask) if word else "")
+        word = piece.strip(" ") if mask >= 0 else ""
+        before, _, after = piece.partition(word) if word else (piece, "", "")
+        text.append(printable(before)).append(printable(word), style=mask_style(mask)).append(printable(after))
     # characters split over tokens come out whole only where the whole text is decoded at once
-    return text if text.plain.strip() == filling.text else Text(filling.text)
+    whole = printable(filling.text)
+    return text if text.plain.strip(" ") == whole else Text(whole)
 
 
 def _verdict(filling: Filling) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from exlm_cli.analysis.dag import printable
 from exlm_cli.analysis.fillings import Filling
 from exlm_cli.analysis.inspection import Inspection
 from exlm_cli.report.dag_words import filled_words
@@ -114,5 +115,5 @@ def _filling_as_dict(inspection: Inspection, filling: Filling) -> dict[str, Any]
 
 def _quote(text: str) -> str:
     """Quote a DOT string; every backslash is doubled, so that none is one of Graphviz's escapes."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ").replace("\r", " ")
+    escaped = printable(" ".join(text.split())).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

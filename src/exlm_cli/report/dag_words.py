@@ -2,6 +2,7 @@
 
 import re
 
+from exlm_cli.analysis.dag import printable
 from exlm_cli.analysis.fillings import Filling
 from exlm_cli.analysis.inspection import Inspection
 
@@ -18,15 +19,15 @@ def sentence_words(inspection: Inspection) -> list[tuple[str, int]]:
     mask = 0
     for word in re.findall(r"\[MASK\]\s*|(?:(?!\[MASK\])\S)+\s*|\s+", inspection.dag.text):
         is_mask = word.startswith("[MASK]")
-        words.append((re.sub(r"\s+", " ", word), mask if is_mask else -1))
+        words.append((printable(re.sub(r"\s+", " ", word)), mask if is_mask else -1))
         mask += is_mask
     return words
 
 
 def filled_words(inspection: Inspection, filling: Filling) -> list[str]:
-    """Return what each mask yields, as one word."""
+    """Return what each mask yields, as one printable word."""
     decode = inspection.dag.tokenizer.decode
-    return [decode(list(tokens)).strip() or NOTHING for tokens in filling.tokens_by_mask]
+    return [printable(decode(list(tokens)).strip(" ")) or NOTHING for tokens in filling.tokens_by_mask]
 
 
 def counted_fillings(inspection: Inspection) -> str:

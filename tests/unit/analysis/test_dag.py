@@ -13,6 +13,7 @@ from exlm_cli.analysis.dag import (
     length_log_prob,
     most_likely_path,
     occupancy,
+    printable,
     token_occupancy,
     top_tokens,
 )
@@ -65,6 +66,12 @@ def test_top_tokens_are_sorted_and_belong_to_inner_nodes_alone() -> None:
 def test_equally_probable_tokens_come_in_the_order_of_their_ids() -> None:
     dag = replace(random_dag(1, 1, 4, seed=0), node_log_probs=np.log(np.full((3, 4), 0.25)))
     assert [t.token_id for t in top_tokens(dag, 3)[1]] == [0, 1, 2]
+
+
+def test_what_a_terminal_would_obey_is_escaped() -> None:
+    assert printable("a\x1b[31mb\n\u202e\xa0c é 字") == "a\\x1b[31mb\\n\\u202e\\xa0c é 字"
+    dag = handmade_dag("a [MASK]", [{"\x1b[2J": 1.0}], {0: {1: 1.0}, 1: {2: 1.0}}, 1)
+    assert top_tokens(dag, 1)[1][0].text == "\\x1b[2J"
 
 
 def test_segments_and_fill_put_tokens_at_their_masks() -> None:

@@ -7,7 +7,17 @@ import numpy as np
 from exlm_cli.analysis.inspection import Inspection, inspect
 from tests.unit.analysis.dags import case_study_dag, handmade_dag
 
-AWKWARD = ["$x_1$", "<b>&amp;</b>", 'say "hi"', "back\\slash", "字幕", "internationalisation", "]]>", "\u202e"]
+AWKWARD = [
+    "$x_1$",
+    "<b>&amp;</b>",
+    'say "hi"',
+    "back\\slash",
+    "字幕",
+    "internationalisation",
+    "]]>",
+    "\u202e",
+    "\x1b[31mred",
+]
 
 
 @functools.cache

@@ -87,3 +87,4 @@ def test_words_are_not_markup(word: str) -> None:
     shown = _shown(inspection)
     assert "[bold]x[/bold]" in shown
     assert ":smile:" in shown
+    assert "\x1b" not in shown
