@@ -1,0 +1,180 @@
+"""Wiring of a pre-training run: what it writes, what can be read back, and each way it can be refused."""
+
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.run_dir import read_metrics, read_run_json
+from exlm_cli.train.pretrain import (
+    recipe_identity,
+    resume_pretraining,
+    run_pretraining,
+    tensorboard_writer,
+    validation_indices,
+)
+from exlm_cli.train.pretrained import load_pretrained, pick_device
+from tests.tiny import tiny_recipe
+
+
+def _recipe(cache: Path, **sections: Any) -> PretrainRecipe:
+    data = {"bundled_rows": 300, "cache_dir": str(cache), **sections.pop("data", {})}
+    train = {"validate_every_steps": 3, "checkpoint_every_steps": 3, "log_every_steps": 1, **sections.pop("train", {})}
+    return tiny_recipe(data=data, train=train, **sections)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def run(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_pretraining(_recipe(cache), out=tmp_path_factory.mktemp("run") / "run").run_dir
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"objective": "mlm"},
+        {"objective": "mlm", "masking": {"num_repeats": 2, "scheme": "bernoulli"}},
+        {"objective": "mlm", "masking": {"keep_ratio": 0.1, "random_ratio": 0.1}},
+        {"model": {"alignment": "sparse_dag"}},
+        {"model": {"alignment": "independent"}},
+        {"model": {"rope": "1d", "learned_positions": True}},
+        {
+            "data": {"kind": "smiles", "train": ["bundled:molecules"], "sequence_length": 80},
+            "model": {"max_length": 128},
+        },
+        {"train": {"batch_sequences": None, "batch_tokens": 64}},
+        {"train": {"precision": "bf16"}},
+        {"optim": {"schedule": "cosine", "clip_norm": 0.5}},
+    ],
+)
+def test_every_variant_trains_and_validates(cache: Path, tmp_path: Path, sections: dict[str, Any]) -> None:
+    result = run_pretraining(_recipe(cache, **sections), out=tmp_path / "run")
+    assert result.steps == 6
+    assert np.isfinite(result.metrics["loss"])
+    kinds = [row["kind"] for row in read_metrics(result.run_dir / "metrics.jsonl")]
+    assert (kinds.count("train"), kinds.count("valid")) == (6, 2)
+
+
+def test_a_run_directory_is_self_contained(run: Path) -> None:
+    names = {p.relative_to(run).as_posix() for p in run.rglob("*") if p.is_file()}
+    assert {"recipe.yaml", "run.json", "tokenizer.json", "metrics.jsonl"} <= names
+    assert {f"checkpoints/step-6/{n}" for n in ("model.safetensors", "optimizer.safetensors", "state.json")} <= names
+    described = read_run_json(run)
+    assert described["steps"] == 6
+    assert described["parameters"] == sum(p.numel() for p in load_pretrained(run, device="cpu").model.parameters())
+
+
+def test_a_model_reads_back_from_a_run_and_from_a_step(run: Path) -> None:
+    newest, older = load_pretrained(run, device="cpu"), load_pretrained(run / "checkpoints/step-3", device="cpu")
+    assert (newest.step, older.step) == (6, 3)
+    assert not newest.model.training
+    assert not torch.equal(newest.model.token_embedding.weight, older.model.token_embedding.weight)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(cache: Path, run: Path, tmp_path: Path) -> None:
+    again = run_pretraining(_recipe(cache), out=tmp_path / "again")
+    other = run_pretraining(_recipe(cache, seed=2), out=tmp_path / "other")
+    losses = [row["loss"] for row in read_metrics(run / "metrics.jsonl")]
+    assert [row["loss"] for row in read_metrics(again.run_dir / "metrics.jsonl")] == losses
+    assert [row["loss"] for row in read_metrics(other.run_dir / "metrics.jsonl")] != losses
+
+
+def test_resuming_where_nothing_was_saved_starts_again(run: Path, cache: Path, tmp_path: Path) -> None:
+    fresh = run_pretraining(_recipe(cache), out=tmp_path / "run").run_dir
+    for step in (3, 6):
+        (fresh / f"checkpoints/step-{step}/model.safetensors").write_bytes(b"")
+    said: list[str] = []
+    result = resume_pretraining(fresh, progress=_Recorder(said))
+    assert result.metrics == run_pretraining(_recipe(cache), out=tmp_path / "third").metrics
+    assert sum("is refused: model.safetensors has 0 bytes" in line for line in said) == 2
+    assert any(line.endswith("has no whole checkpoint yet; starting from step 0") for line in said)
+
+
+class _Recorder:
+    def __init__(self, said: list[str]) -> None:
+        from exlm_cli.progress import SilentProgress
+
+        self.message = said.append
+        self.bar = SilentProgress().bar
+
+
+def test_what_is_no_run_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no run directory to resume; it has no recipe.yaml$"):
+        resume_pretraining(tmp_path)
+    with pytest.raises(CheckpointError, match=r"not a run directory or checkpoint; .* has no recipe.yaml$"):
+        load_pretrained(tmp_path)
+
+
+def test_a_damaged_step_is_refused_by_name(run: Path, cache: Path, tmp_path: Path) -> None:
+    copy = run_pretraining(_recipe(cache), out=tmp_path / "run").run_dir
+    (copy / "checkpoints/step-6/state.json").unlink()
+    with pytest.raises(CheckpointError, match=r"step-6 is refused: state.json is missing$"):
+        load_pretrained(copy / "checkpoints/step-6", device="cpu")
+    assert load_pretrained(copy, device="cpu").step == 3
+    (copy / "checkpoints/step-3/state.json").unlink()
+    with pytest.raises(CheckpointError, match=r": no whole checkpoint in it$"):
+        load_pretrained(copy, device="cpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_a_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^device is `cuda`, but torch sees no CUDA device$"):
+        pick_device(tiny_recipe(device="cuda"))
+    assert pick_device(tiny_recipe(device="auto")) == torch.device("cpu")
+
+
+def test_what_does_not_decide_the_weights_may_change_between_runs() -> None:
+    base = recipe_identity(tiny_recipe())
+    assert recipe_identity(tiny_recipe(name="other", train={"validate_every_steps": 77, "keep_last": 9})) == base
+    assert recipe_identity(tiny_recipe(optim={"lr": 2e-3})) != base
+    assert recipe_identity(tiny_recipe(seed=3)) != base
+
+
+def test_validation_takes_evenly_spread_sequences() -> None:
+    dataset: Any = range(10)
+    assert validation_indices(dataset, None).tolist() == list(range(10))
+    assert validation_indices(dataset, 4).tolist() == [0, 3, 6, 9]
+    assert validation_indices(dataset, 99).tolist() == list(range(10))
+
+
+def test_tensorboard_is_asked_for_by_name_where_it_is_missing(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ConfigError, match=r"^`train.tensorboard` is on, but TensorBoard is not installed$"):
+        tensorboard_writer(tmp_path)
+
+
+def test_tensorboard_gets_every_figure_of_every_row(cache: Path, tmp_path: Path, monkeypatch) -> None:
+    written: list[tuple[str, float, int]] = []
+
+    class Writer:
+        def __init__(self, folder: str) -> None:
+            assert folder == str(tmp_path / "run" / "tensorboard")
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            written.append((name, value, step))
+
+        def flush(self) -> None:
+            pass
+
+    module = types.ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = Writer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    run = run_pretraining(_recipe(cache, train={"tensorboard": True}), out=tmp_path / "run").run_dir
+    expected = [
+        (f"{row['kind']}/{name}", json.loads(json.dumps(value)), row["step"])
+        for row in read_metrics(run / "metrics.jsonl")
+        for name, value in row.items()
+        if name not in ("kind", "step")
+    ]
+    assert written == expected
