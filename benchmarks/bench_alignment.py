@@ -10,6 +10,7 @@ backward pass; where they exceed its limit it runs on the first sequences of the
 
 import argparse
 import functools
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -172,21 +173,19 @@ def main() -> None:
     shapes = [parse_shape(text) for text in arguments.shapes.split(",")]
     if arguments.quick:
         arguments.repeats, shapes = 3, shapes[:2]
-    print(
-        "      B     T   k     S  backend    pass      median ms      p20      p80  ps/cell  x reference  processor ms  extra MiB"
-    )
+    names = ("median ms", "p20", "p80", "ps/cell", "x reference", "processor ms", "extra MiB")
+    print("      B     T   k     S  backend    pass     " + "".join(f"{name:>14}" for name in names))
     for shape in shapes:
         reference_ps: dict[object, float] = {}
         for backend in arguments.backends.split(","):
             for row in measure(shape, backend, arguments.device, arguments.repeats):
-                ps = float(str(row["ps_per_cell"]))
-                reference_ps.setdefault(row["pass"], ps if backend == "reference" else float("nan"))
-                print(
-                    f"{row['B']:>7}{row['T']:>6}{row['k']:>4}{row['S']:>6}  {backend:<11}{row['pass']:<9}"
-                    f"{row['median_ms']:>10}{row['p20_ms']:>9}{row['p80_ms']:>9}{ps:>9}"
-                    f"{reference_ps[row['pass']] / ps:>13.1f}{row['processor_ms']:>14}{row['extra_mib']:>11}",
-                    flush=True,
-                )
+                if backend == "reference":
+                    reference_ps[row["pass"]] = float(str(row["ps_per_cell"]))
+                times = reference_ps.get(row["pass"], math.nan) / float(str(row["ps_per_cell"]))
+                print(f"{row['B']:>7}{row['T']:>6}{row['k']:>4}{row['S']:>6}  {backend:<11}{row['pass']:<9}", end="")
+                values = [row[name] for name in ("median_ms", "p20_ms", "p80_ms", "ps_per_cell")]
+                values += [round(times, 1), row["processor_ms"], row["extra_mib"]]
+                print("".join(f"{value:>14}" for value in values), flush=True)
                 if not arguments.quick:
                     harness.append_row("alignment", {**row, **harness.surroundings(arguments.device)})
 
