@@ -133,6 +133,7 @@ def test_damaged_and_foreign_runs_are_passed_over(work: Path, capsys: Capture) -
         (newer / name / "run.json").write_text(content)
     shutil.copytree(work / "runs" / "quickstart-text", newer / "no-checkpoint")
     shutil.rmtree(newer / "no-checkpoint" / "checkpoints")
+    (newer / "no-checkpoint" / "run.json").touch()
     assert main(["inspect-dag", SENTENCE, "--format", "none"]) == 0
     assert "checkpoint: runs/quickstart-text, the newest text run" in capsys.readouterr().err
 

@@ -49,7 +49,8 @@ class Dag:
         input_ids: (L,) tokens before expansion, [CLS], [MASK]s and [SEP] included.
         tokenizer: Turns ids into text.
         has_transitions: False for an MLM and for `alignment: independent`, whose masks know nothing of each other: one
-            node a mask, chained by certain edges, so that the DAG's probabilities are exactly the model's.
+            node a mask, chained by certain edges. The DAG's probabilities are then exactly the model's (of several
+            states a mask: given that they yield one token).
     """
 
     text: str

@@ -27,6 +27,7 @@ Tokens = tuple[tuple[int, int], ...]
 
 MAX_CANDIDATES = 20_000_000
 """Most (prefix, token) pairs held at once: 160 MB."""
+_FIRST_WIDTH, _FIRST_TOKENS_PER_NODE = 32, 16
 _ROUNDING = 1e-9
 _Scored = tuple[float, Tokens]
 
@@ -104,7 +105,7 @@ class SearchProblem:
 
 def best_sequences(problem: SearchProblem, wanted: int) -> tuple[list[Tokens], bool]:
     """Return the `wanted` most probable token sequences (all, where there are fewer), and whether that is proven."""
-    width, tokens_per_node = max(32, 2 * wanted), max(16, wanted + 1)
+    width, tokens_per_node = max(_FIRST_WIDTH, 2 * wanted), max(_FIRST_TOKENS_PER_NODE, wanted + 1)
     log_known = -np.inf
     while True:
         problem.choose_candidates(tokens_per_node)

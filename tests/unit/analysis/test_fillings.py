@@ -51,6 +51,36 @@ def test_the_n_best_are_those_of_the_enumeration(
     assert [math.exp(f.log_prob) for f in found.fillings] == pytest.approx([p for _, p in truth], abs=1e-12)
 
 
+@pytest.mark.parametrize(("num_masks", "k", "vocab_size", "length"), [*CASES, (3, 2, 8, "exact")])
+def test_a_beam_that_is_too_narrow_is_widened_until_nothing_can_be_missing(
+    num_masks: int, k: int, vocab_size: int, length: Length, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filling_search, "_FIRST_WIDTH", 1)
+    monkeypatch.setattr(filling_search, "_FIRST_TOKENS_PER_NODE", 1)
+    for seed in range(8):
+        dag = random_dag(num_masks, k, vocab_size, seed, sharpness=0.5)
+        (best,) = n_best_fillings(dag, 1, length).fillings
+        text, probability = _probability_of_texts(dag, length)[0]
+        assert best.text == text
+        assert math.exp(best.log_prob) == pytest.approx(probability, abs=1e-12)
+
+
+def test_widening_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths: list[int] = []
+    beam = filling_search._beam
+
+    def counted(problem, width: int, *others):
+        widths.append(width)
+        return beam(problem, width, *others)
+
+    monkeypatch.setattr(filling_search, "_FIRST_WIDTH", 1)
+    monkeypatch.setattr(filling_search, "_FIRST_TOKENS_PER_NODE", 1)
+    monkeypatch.setattr(filling_search, "_beam", counted)
+    dag = random_dag(3, 2, 8, 0, sharpness=0.5)
+    assert n_best_fillings(dag, 1).is_proven
+    assert widths[:2] == [2, 8]
+
+
 @pytest.mark.parametrize("length", ["exact", "any"])
 def test_all_fillings_together_have_all_the_probability(length: Length) -> None:
     dag = random_dag(2, 2, 3, seed=5)
