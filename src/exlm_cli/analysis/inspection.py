@@ -4,7 +4,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from exlm_cli.analysis.dag import Dag, FloatArray, NodeToken, edge_use, most_likely_path, occupancy, top_tokens
+from exlm_cli.analysis.dag import (
+    Dag,
+    FloatArray,
+    NodeToken,
+    edge_use,
+    length_log_prob,
+    most_likely_path,
+    occupancy,
+    top_tokens,
+)
 from exlm_cli.analysis.filling_search import Length
 from exlm_cli.analysis.fillings import IndependentGuess, NBest, independent_guess, n_best_fillings
 
@@ -39,6 +48,7 @@ class Inspection:
         length: How fillings were counted.
         n_best: The most probable joint fillings.
         guess: Every mask on its own.
+        log_prob_exact: Log-probability, nats, that a path has exactly T inner nodes.
         checkpoint: Where the model came from; empty where it was made by hand.
     """
 
@@ -50,6 +60,7 @@ class Inspection:
     length: Length
     n_best: NBest
     guess: IndependentGuess
+    log_prob_exact: float
     checkpoint: str = ""
 
     def word(self, node: int) -> str:
@@ -58,8 +69,20 @@ class Inspection:
             return self.tokens[node][0].text
         return "BOS" if node == 0 else "EOS"
 
+    def states_in_use(self) -> FloatArray:
+        """Return how many states of each mask paths use, (T,): perplexity of their shares, from 1 to k; 0 for unvisited.
+
+        Near 1 throughout, the DAG has collapsed onto one path, and each [MASK] is filled on its own.
+        """
+        in_use = np.zeros(self.dag.num_masks)
+        for mask in range(self.dag.num_masks):
+            visited = self.occupancy[self.dag.node_mask == mask]
+            share = visited[visited > 0] / max(visited.sum(), np.finfo(np.float64).tiny)
+            in_use[mask] = np.exp(-(share * np.log(share)).sum()) if len(share) else 0.0
+        return in_use
+
     def strongest_transitions(self, n: int) -> list[Transition]:
-        """Return the n edges that paths take most often; not the largest E, for a rare node's edges sum to 1 too."""
+        """Return the n edges that most paths take; not the largest E, for a rare node's edges sum to 1 too."""
         flat = self.edge_use.ravel()
         best = [i for i in np.argsort(-flat, kind="stable")[:n].tolist() if flat[i] > 0]
         pairs = [divmod(i, self.dag.num_nodes) for i in best]
@@ -90,5 +113,6 @@ def inspect(
         length=length,
         n_best=n_best_fillings(dag, num_fillings, length),
         guess=independent_guess(dag),
+        log_prob_exact=length_log_prob(dag),
         checkpoint=checkpoint,
     )

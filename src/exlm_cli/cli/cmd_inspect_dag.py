@@ -69,8 +69,6 @@ def inspect_dag(
 
     pretrained = load_pretrained(run, device=(device or Device.auto).value, progress=progress)
     dag = build_dag(pretrained, sentence, progress=progress)
-    if not dag.has_transitions:
-        progress.message(f"{pretrained.checkpoint} has no transitions between masks, so there is no DAG to draw")
     inspection = inspect(
         dag, num_top=top, num_fillings=n_best, length=length.value, checkpoint=str(pretrained.checkpoint)
     )

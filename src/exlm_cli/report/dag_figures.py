@@ -9,7 +9,7 @@ from exlm_cli.analysis.inspection import Inspection
 from exlm_cli.report.canvas import Canvas, open_canvas
 from exlm_cli.report.dag_layout import lay_out_graph
 from exlm_cli.report.dag_shapes import GRAPH_CAPTION, EdgeCurve, GraphLayout, NodeBox
-from exlm_cli.report.dag_words import MAX_MASKS_DRAWN, note_on_cut, note_on_proof, sentence_words
+from exlm_cli.report.dag_words import MAX_MASKS_DRAWN, health, note_on_cut, note_on_proof, sentence_words
 from exlm_cli.report.filling_panel import FillingPanel
 from exlm_cli.report.palette import FAINT_INK, INK, fade, ink_on, mask_colour
 from exlm_cli.report.text_metrics import fit_word, text_width
@@ -35,6 +35,7 @@ def render_graph(inspection: Inspection, formats: Sequence[str]) -> dict[str, by
     height = max(layout.height, panel.height if panel else 0.0)
     captions = [
         GRAPH_CAPTION,
+        health(inspection),
         note_on_cut(inspection),
         note_on_proof(inspection),
         _NOTE_ON_SMILES if inspection.dag.kind == "smiles" else "",

@@ -9,7 +9,7 @@ from exlm_cli.analysis.fillings import Filling
 from exlm_cli.analysis.inspection import Inspection
 from exlm_cli.report.dag_shapes import GRAPH_CAPTION
 from exlm_cli.report.dag_svg import graph_svg, heat_map_svg
-from exlm_cli.report.dag_words import counted_fillings, filled_words, note_on_cut, note_on_proof, sentence_words
+from exlm_cli.report.dag_words import counted_fillings, filled_words, health, note_on_cut, note_on_proof, sentence_words
 from exlm_cli.report.palette import ink_on, mask_colour
 from exlm_cli.report.text_metrics import format_share
 
@@ -113,10 +113,7 @@ def _sentence(inspection: Inspection) -> str:
 
 
 def _about(inspection: Inspection) -> str:
-    dag = inspection.dag
-    states = f"{dag.num_states_per_mask} states for each [MASK]"
-    kind = states if dag.has_transitions else "masks that know nothing of each other, so there is no DAG to draw"
-    return f"{inspection.checkpoint or 'made by hand'}: {kind}"
+    return f"{inspection.checkpoint}: {health(inspection)}" if inspection.checkpoint else health(inspection)
 
 
 def _fillings_table(inspection: Inspection) -> str:

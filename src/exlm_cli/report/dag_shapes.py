@@ -70,7 +70,7 @@ class EdgeCurve:
 
     def shaft(self) -> Points:
         """Points of its line, which ends inside the head, so that a wide line does not blunt the tip."""
-        points = curve_points(self.control, 60)
+        points = curve_points(self.control, 200)
         head = self.arrow_head()
         to_tip = np.linalg.norm(points - points[-1], axis=1)
         shaft: Points = points[to_tip > 0.8 * np.linalg.norm(head[1] - head[0])]

@@ -10,7 +10,7 @@ from rich.text import Text
 from exlm_cli.analysis.dag import printable
 from exlm_cli.analysis.fillings import Filling
 from exlm_cli.analysis.inspection import Inspection
-from exlm_cli.report.dag_words import counted_fillings, filled_words, note_on_proof, sentence_words
+from exlm_cli.report.dag_words import counted_fillings, filled_words, health, note_on_proof, sentence_words
 from exlm_cli.report.palette import ink_on, mask_colour
 from exlm_cli.report.text_metrics import format_share
 
@@ -24,7 +24,14 @@ def render_terminal(inspection: Inspection, num_transitions: int = 8) -> Rendera
         inspection: What to show.
         num_transitions: How many transitions.
     """
-    parts: list[RenderableType] = [_sentence(inspection), "", _nodes(inspection), "", _fillings(inspection)]
+    parts: list[RenderableType] = [
+        _sentence(inspection),
+        Text(health(inspection)),
+        "",
+        _nodes(inspection),
+        "",
+        _fillings(inspection),
+    ]
     if inspection.dag.has_transitions:
         parts += ["", _transitions(inspection, num_transitions)]
     return Group(*parts)

@@ -72,6 +72,7 @@ def inspection_as_dict(inspection: Inspection) -> dict[str, Any]:
         "nodes": [_node_as_dict(inspection, node) for node in range(dag.num_nodes)],
         "transitions": np.exp(dag.log_trans).round(9).tolist() if dag.has_transitions else None,
         "best_path": inspection.path,
+        "states_in_use": inspection.states_in_use().round(9).tolist(),
         "length": inspection.length,
         "probability_of_length": math.exp(n_best.log_prob_length),
         "fillings": [_filling_as_dict(inspection, filling) for filling in n_best.fillings],

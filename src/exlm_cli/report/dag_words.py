@@ -1,14 +1,17 @@
 """The words that reports show of an inspection: the input with its masks, and what fills them."""
 
+import math
 import re
 
 from exlm_cli.analysis.dag import printable
 from exlm_cli.analysis.fillings import Filling
 from exlm_cli.analysis.inspection import Inspection
+from exlm_cli.report.text_metrics import format_share
 
 MAX_MASKS_DRAWN = 40
 """Masks shown in pictures; a sentence with more is cut there, and the picture says so."""
 
+_COLLAPSED = 1.05
 NOTHING = "–"
 """Stands for a mask that yields no token."""
 
@@ -30,12 +33,24 @@ def filled_words(inspection: Inspection, filling: Filling) -> list[str]:
     return [printable(decode(list(tokens)).strip(" ")) or NOTHING for tokens in filling.tokens_by_mask]
 
 
+def health(inspection: Inspection) -> str:
+    """Say in one line how much of the DAG is in use, and that it has collapsed, if it has."""
+    dag = inspection.dag
+    if not dag.has_transitions:
+        return "The masks of this model know nothing of each other, so there is no DAG to draw."
+    in_use = inspection.states_in_use()
+    mean = f"{in_use.mean():.2f} of {dag.num_states_per_mask} states in use per [MASK]"
+    if dag.num_states_per_mask > 1 and in_use.max() < _COLLAPSED:
+        return f"{mean}: this DAG has collapsed onto one path, and each [MASK] is filled on its own."
+    share = format_share(math.exp(inspection.log_prob_exact))
+    return f"{mean}; {share} of the probability lies on paths with {_tokens(dag.num_masks)}."
+
+
 def counted_fillings(inspection: Inspection) -> str:
     """Say among which fillings a share is meant."""
     if inspection.length == "any":
         return "of all fillings of any length"
-    num_masks = inspection.dag.num_masks
-    return f"of all fillings with {num_masks} token{'s' if num_masks > 1 else ''}"
+    return f"of all fillings with {_tokens(inspection.dag.num_masks)}"
 
 
 def note_on_cut(inspection: Inspection) -> str:
@@ -51,3 +66,7 @@ def note_on_proof(inspection: Inspection) -> str:
     if inspection.n_best.is_proven:
         return ""
     return "The search met its limit: fillings as probable as the last ones may be missing."
+
+
+def _tokens(number: int) -> str:
+    return f"{number} token" + ("s" if number > 1 else "")

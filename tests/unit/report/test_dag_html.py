@@ -58,6 +58,8 @@ def test_the_page_shows_graph_heat_map_fillings_and_nodes() -> None:
     assert page.text.count("This is amazing, and I'm very glad to see this.") == 2
     for text in (
         "[MASK] 2",
+        f"runs/example/checkpoints/step-10: {case_study().states_in_use().mean():.2f} of 4 states in use per [MASK]; "
+        "87.9 % of the probability lies on paths with 2 tokens.",
         "11.8 %",
         "terrible 0.46, awful 0.31, sad 0.09",
         f"terrible → sorry: transition 0.860, on {case_study().edge_use[2, 5]:.3f} of the paths",
@@ -98,7 +100,7 @@ def test_a_model_without_transitions_has_tables_only() -> None:
     inspection = replace(case_study(), dag=replace(case_study().dag, has_transitions=False), checkpoint="")
     page = Page(render_html(inspection))
     assert not {"svg", "script"} & {tag for tag, _ in page.tags}
-    assert "made by hand: masks that know nothing of each other, so there is no DAG to draw" in page.text
+    assert "The masks of this model know nothing of each other, so there is no DAG to draw." in page.text
     assert "amazing" in page.text
 
 

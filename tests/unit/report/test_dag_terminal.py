@@ -8,7 +8,7 @@ from rich.console import Console
 
 from exlm_cli.analysis.inspection import Inspection, inspect
 from exlm_cli.report.dag_terminal import render_terminal
-from tests.unit.analysis.dags import case_study_dag
+from tests.unit.analysis.dags import case_study_dag, handmade_dag
 from tests.unit.report.inspections import AWKWARD, case_study, many_masks, smiles
 
 
@@ -42,6 +42,18 @@ def test_nodes_fillings_guess_and_transitions_are_there() -> None:
         "2 terrible 5 sorry 0.86 0.28",
     ):
         assert line in lines
+
+
+def test_a_collapsed_dag_is_called_one() -> None:
+    """Only the last state of each mask is ever visited."""
+    edges = {0: {2: 1.0}, 1: {2: 1.0}, 2: {4: 1.0}, 3: {4: 1.0}, 4: {5: 1.0}}
+    dag = handmade_dag("[MASK] [MASK]", [{"a": 0.5, "b": 0.5}] * 4, edges, 2)
+    said = (
+        "1.00 of 2 states in use per [MASK]: this DAG has collapsed onto one path, "
+        "and each [MASK] is filled on its own."
+    )
+    assert said in " ".join(_shown(inspect(dag)).split())
+    assert "collapsed" not in _shown(case_study())
 
 
 def test_words_have_the_colours_of_their_masks() -> None:
