@@ -94,12 +94,14 @@ STATES_ALIGNMENT_EXPORT int32_t states_alignment_best_cpu(const states_alignment
 /* Device. The same with device pointers, enqueued on `stream` (a cudaStream_t) of `device`; nothing is allocated and
  * nothing waits. All sums are float32; nll and grad_nll are float32; gradients have the dtype of the batch.
  *
+ * check:     whether the library runs on a device: its driver is new enough, its architecture was compiled for.
  * forward:   `saved` is always needed, and written: batch * num_sweeps * (2 * max_states + 2) *
  *            round_up(max_targets + 1, STATES_ALIGNMENT_ROW_PAD) words of 4 bytes. num_sweeps is 1, or 2 where
  *            `backward` is to follow: alpha and beta are then summed side by side.
  * step:      forward and backward of one training step in one call, for a loss whose weights grad_nll are known.
  * best:      `scratch` has batch * max_states * round_up(max_targets + 1, STATES_ALIGNMENT_ROW_PAD) * 12 bytes, aligned
  *            to 8. */
+STATES_ALIGNMENT_EXPORT int32_t states_alignment_check_cuda(int32_t device);
 STATES_ALIGNMENT_EXPORT int32_t states_alignment_forward_cuda(const states_alignment_batch* batch, float* nll,
                                                               void* saved, int32_t num_sweeps, int32_t device,
                                                               void* stream);

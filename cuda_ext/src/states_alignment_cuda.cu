@@ -119,6 +119,14 @@ const char* states_alignment_message(int32_t status) {
              : cudaGetErrorString(static_cast<cudaError_t>(status - STATES_ALIGNMENT_CUDA_ERROR));
 }
 
+int32_t states_alignment_check_cuda(int32_t device) {
+  const DeviceGuard guard(device);
+  cudaFuncAttributes attributes;
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, sweep_kernel<float, 1>);
+  cudaGetLastError();  // whoever calls has been told; the error is not left for the next call
+  return error == cudaSuccess ? STATES_ALIGNMENT_OK : STATES_ALIGNMENT_CUDA_ERROR + static_cast<int32_t>(error);
+}
+
 int32_t states_alignment_forward_cuda(const states_alignment_batch* batch, float* nll, void* saved, int32_t num_sweeps,
                                       int32_t device, void* stream) {
   return with_element(*batch, device, [&](auto* element) {

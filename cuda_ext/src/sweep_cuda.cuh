@@ -14,6 +14,7 @@ namespace states_alignment {
 
 constexpr int kPanel = 16;
 constexpr int kQuads = kPanel / 4;
+constexpr int kBatch = 4;  // sources whose slots are loaded together
 constexpr int kPanelStride = kPanel + 4;  // rows of whole quads whose starts spread over the banks
 
 template <int kRowsPerLane>
@@ -22,24 +23,44 @@ struct alignas(16) SweepShared {
   float sums[kWarps][kPanel][kRows];
   float edges[kWarps][kPanel][kPanelStride];
   float panel_edges[kPanel][kPanelStride];
-  float passed_mantissa[2][kRows + 1];
-  int32_t passed_exponent[2][kRows + 1];
+  // Slot t + 1 of a column, as the thread of slot t leaves it: [0] is what the slots before these left. By parity of
+  // the column, so that one barrier separates writing from reading.
+  Number passed[2][kRows + 1];
+  Number last_passed[2][kPanel];  // of the last slot, for the slots after these; by parity of the group of slots
   int32_t is_faint_row[kRows];
   int32_t has_faint_edge;
   int32_t has_steep_edge;
   int32_t is_invalid;
 };
 
-// exp of an edge for block products. Notes what products cannot hold: edges that underflow, and those left out as too
-// large, whose column is then summed exactly.
-template <class Shared>
-SA_DEVICE float linear_edge(float log_edge, Shared& shared) {
-  if (is_invalid(log_edge)) shared.is_invalid = 1;
+// What block products cannot hold: edges that underflow beside a small alpha, and those left out as too large, whose
+// columns are then summed exactly. And values that are no log probabilities.
+struct EdgeFlags {
+  bool has_faint = false;
+  bool has_steep = false;
+  bool has_invalid = false;
+
+  template <class Shared>
+  SA_DEVICE void publish(Shared& shared) const {
+    if (has_faint) shared.has_faint_edge = 1;
+    if (has_steep) shared.has_steep_edge = 1;
+    if (has_invalid) shared.is_invalid = 1;
+  }
+};
+
+// exp of an edge for block products.
+SA_DEVICE float linear_edge(float log_edge, EdgeFlags& flags) {
   const Number edge = exp_of(log_edge);
-  if (edge.exponent > kDead && edge.exponent < -Format<float>::kWide) shared.has_faint_edge = 1;
-  if (edge.exponent <= Format<float>::kWide) return edge.mantissa * pow2(edge.exponent);
-  shared.has_steep_edge = 1;
-  return 0.0f;
+  const bool is_steep = edge.exponent > Format<float>::kWide;
+  flags.has_faint |= edge.exponent > kDead && edge.exponent < -Format<float>::kWide;
+  flags.has_steep |= is_steep;
+  flags.has_invalid |= is_invalid(log_edge);
+  return is_steep ? 0.0f : edge.mantissa * pow2(edge.exponent);
+}
+
+// Whether 2^exponent is alive and below 2^-kWide, in one comparison; dead exponents lie below -kMaxExponent.
+SA_DEVICE bool is_faint_exponent(int32_t exponent) {
+  return static_cast<uint32_t>(exponent + kMaxExponent) < static_cast<uint32_t>(kMaxExponent - Format<float>::kWide);
 }
 
 // Sum at `step` over all columns before `column`, at any magnitude; slow, for the sums that products cannot hold.
@@ -72,46 +93,72 @@ SA_DEVICE void add_products(const View<Element>& view, const DeviceColumns& colu
 #pragma unroll
   for (int i = 0; i < kRowsPerLane; ++i) {
     const int64_t row = first_row + i * kWarp + lane;
-    peak[i] = row < columns.rows ? peaks[row] : kDead;
+    peak[i] = row < columns.rows ? peaks[row] : kMaxExponent;  // beyond the last slot nothing counts beside it
     is_faint[i] = false;
 #pragma unroll
     for (int column = 0; column < kPanel; ++column) sum[i][column] = 0.0f;
   }
+  const bool along_dests = view.dest_stride == 1;
+  const int fast = lane % kPanel, slow = lane / kPanel;
+  const int64_t slow_stride = 2 * (along_dests ? view.source_stride : view.dest_stride);
+  EdgeFlags flags;
   for (int64_t source = warp * kPanel; source < panel; source += kWarps * kPanel) {
     const Steps steps = Steps::between(view.shape, source, source + kPanel, panel, panel + width);
     if (at_most(steps.end, first_row + kWarp * kRowsPerLane) <= at_least(steps.first, first_row)) continue;
     // the lanes of half a warp read neighbours in memory: destinations forwards, sources backwards
-    const bool along_dests = view.dest_stride == 1;
+    const Element* from = view.edge(source + (along_dests ? slow : fast), panel + (along_dests ? fast : slow));
+    float log_edges[kPanel / 2];
 #pragma unroll
     for (int i = 0; i < kPanel / 2; ++i) {
-      const int fast = lane % kPanel, slow = 2 * i + lane / kPanel;
-      const int k = along_dests ? slow : fast, column = along_dests ? fast : slow;
-      shared.edges[warp][k][column] =
-          column < width ? linear_edge(to_float(*view.edge(source + k, panel + column)), shared) : 0.0f;
+      log_edges[i] = (along_dests ? fast : slow + 2 * i) < width ? to_float(from[i * slow_stride]) : -INFINITY;
+    }
+#pragma unroll
+    for (int i = 0; i < kPanel / 2; ++i) {
+      float* to = along_dests ? &shared.edges[warp][slow + 2 * i][fast] : &shared.edges[warp][fast][slow + 2 * i];
+      *to = linear_edge(log_edges[i], flags);
     }
     __syncwarp();
+    bool is_live[kRowsPerLane];  // the same for all lanes
 #pragma unroll
     for (int i = 0; i < kRowsPerLane; ++i) {
       const int64_t first = first_row + i * kWarp;
-      if (at_most(steps.end, first + kWarp) <= at_least(steps.first, first)) continue;  // the same for all lanes
-      const int64_t row = at_most(first + lane, columns.rows - 1);
-#pragma unroll 4
-      for (int k = 0; k < kPanel; ++k) {
-        const Number alpha = columns.at(source + k, row);
-        const int32_t exponent = alpha.exponent - peak[i];
-        is_faint[i] |= alpha.exponent > kDead && exponent < -Format<float>::kWide;
-        const float value = alpha.mantissa * pow2(exponent);
-        const Quad* edges = reinterpret_cast<const Quad*>(shared.edges[warp][k]);
+      is_live[i] = at_most(steps.end, first + kWarp) > at_least(steps.first, first);
+    }
+    // a lane beyond the last slot reads on into the next column and is not heard; after the last column come the peaks
+    const float* mantissa = columns.mantissa + source * columns.rows + first_row + lane;
+    const int32_t* exponent = columns.exponent + source * columns.rows + first_row + lane;
+    for (int first = 0; first < kPanel; first += kBatch) {
+      Number alpha[kRowsPerLane][kBatch];  // all loads of a batch before their first use
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+#pragma unroll
+        for (int i = 0; i < kRowsPerLane; ++i) alpha[i][k] = {mantissa[i * kWarp], exponent[i * kWarp]};
+        mantissa += columns.rows;
+        exponent += columns.rows;
+      }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        Quad edges[kQuads];
 #pragma unroll
         for (int quad = 0; quad < kQuads; ++quad) {
-          const Quad edge = edges[quad];
+          edges[quad] = reinterpret_cast<const Quad*>(shared.edges[warp][first + k])[quad];
+        }
 #pragma unroll
-          for (int j = 0; j < 4; ++j) sum[i][4 * quad + j] += value * edge.values[j];
+        for (int i = 0; i < kRowsPerLane; ++i) {
+          if (!is_live[i]) continue;
+          const int32_t below_peak = alpha[i][k].exponent - peak[i];
+          is_faint[i] |= is_faint_exponent(below_peak);
+          const float value = alpha[i][k].mantissa * pow2(below_peak);
+#pragma unroll
+          for (int column = 0; column < kPanel; ++column) {
+            sum[i][column] += value * edges[column / 4].values[column % 4];
+          }
         }
       }
     }
     __syncwarp();
   }
+  flags.publish(shared);
 #pragma unroll
   for (int i = 0; i < kRowsPerLane; ++i) {
     if (is_faint[i]) shared.is_faint_row[i * kWarp + lane] = 1;
@@ -120,16 +167,20 @@ SA_DEVICE void add_products(const View<Element>& view, const DeviceColumns& colu
   }
 }
 
-// Step 2 for the same slots. Returns through next_peaks the peaks with this panel's columns counted in.
+// Step 2 for the same slots. Leaves in next_peaks the peaks with this panel's columns counted in.
 template <class Element, int kRowsPerLane>
 SA_DEVICE void solve_panel(const View<Element>& view, const DeviceColumns& columns, const int32_t* peaks,
                            int32_t* next_peaks, int64_t panel, int64_t width, int64_t first_row,
                            SweepShared<kRowsPerLane>& shared) {
   using F = Format<float>;
-  const int thread = static_cast<int>(threadIdx.x);
-  const int64_t step = first_row + thread, last_column = view.shape.states - 1;
-  const bool is_active = thread < SweepShared<kRowsPerLane>::kRows && step < columns.rows;
-  float sum[kPanel], log_emission[kPanel];
+  constexpr int kRows = SweepShared<kRowsPerLane>::kRows;
+  const int thread = static_cast<int>(threadIdx.x), parity = static_cast<int>(first_row / kRows % 2);
+  const int rows = static_cast<int>(columns.rows), step = static_cast<int>(first_row) + thread;
+  const int64_t last_column = view.shape.states - 1;
+  const bool is_active = thread < kRows && step < rows;
+  static_assert(kRows < kThreads, "one thread is left to bring what comes before the first slot");
+  float sum[kPanel];
+  Number emission[kPanel];
   int32_t scale = kDead, peak = kDead, next_peak = kDead;  // sums are relative to 2^scale, peak is the largest source
   bool is_faint = false;
   if (is_active) {
@@ -138,61 +189,65 @@ SA_DEVICE void solve_panel(const View<Element>& view, const DeviceColumns& colum
 #pragma unroll
     for (int i = 0; i < kPanel; ++i) {
       sum[i] = 0.0f;
+#pragma unroll
       for (int warp = 0; warp < kWarps; ++warp) sum[i] += shared.sums[warp][i][thread];
-      const bool emits = i < width && panel + i > 0 && panel + i < last_column && step < view.shape.targets;
-      log_emission[i] = emits ? to_float(*view.emission(panel + i, step)) : -INFINITY;
-      if (is_invalid(log_emission[i])) shared.is_invalid = 1;
+      const int64_t column = panel + i;
+      const bool emits = column > 0 && column < last_column && step < view.shape.targets;
+      const float log_emission = emits ? to_float(*view.emission(column, step)) : -INFINITY;
+      if (is_invalid(log_emission)) shared.is_invalid = 1;
+      emission[i] = column == last_column ? Number{1.0f, 0} : exp_of(log_emission);
     }
   }
+  const bool has_faint_edge = shared.has_faint_edge != 0, has_steep_edge = shared.has_steep_edge != 0;
+  float* mantissa = columns.mantissa + panel * rows + step + 1;
+  int32_t* exponent = columns.exponent + panel * rows + step + 1;
 #pragma unroll
   for (int i = 0; i < kPanel; ++i) {
     if (i >= width) break;
     const int64_t column = panel + i;
     if (is_active) {
-      Number reach = normal(sum[i], scale);
-      const bool is_small = sum[i] < pow2(F::kLeastSum + peak - scale) && (is_faint || shared.has_faint_edge);
-      if (peak > kDead && (is_small || shared.has_steep_edge)) reach = exact_sum(view, columns, column, step);
+      Number reach{sum[i], scale};
+      const bool is_small = sum[i] < pow2(F::kLeastSum + peak - scale) && (is_faint || has_faint_edge);
+      if (peak > kDead && (is_small || has_steep_edge)) reach = exact_sum(view, columns, column, step);
+      const Number alpha = normal(reach.mantissa * emission[i].mantissa, reach.exponent + emission[i].exponent);
+      next_peak = larger<ScalarLane<float>>(next_peak, alpha.exponent);
+      shared.passed[i & 1][thread + 1] = alpha;
+      if (thread == kRows - 1) shared.last_passed[parity][i] = alpha;
       if (column == last_column) {
-        if (step == view.shape.targets) columns.put(column, step, reach);
-      } else {
-        const Number emission = exp_of(log_emission[i]);
-        const Number value = normal(reach.mantissa * emission.mantissa, reach.exponent + emission.exponent);
-        if (step + 1 < columns.rows) columns.put(column, step + 1, value);
-        next_peak = larger<ScalarLane<float>>(next_peak, value.exponent);
-        shared.passed_mantissa[i & 1][thread + 1] = value.mantissa;
-        shared.passed_exponent[i & 1][thread + 1] = value.exponent;
-        if (thread == 0) {
-          // slot 0 is dead but at the start; any other was left by the slots before these
-          const Number before = step > 0 ? columns.at(column, step) : column == 0 ? Number{1.0f, 0} : zero();
-          if (step == 0) columns.put(column, 0, before);
-          shared.passed_mantissa[i & 1][0] = before.mantissa;
-          shared.passed_exponent[i & 1][0] = before.exponent;
-        }
+        // the likelihood stays at the step that reaches the end node
+        columns.put(column, step, alpha);
+      } else if (step + 1 < rows) {
+        *mantissa = alpha.mantissa;
+        *exponent = alpha.exponent;
       }
+      mantissa += rows;
+      exponent += rows;
+    } else if (thread == kRows) {
+      // a thread without a slot of its own brings what comes before the first: slot 0 is dead but at the start
+      const Number before =
+          first_row > 0 ? shared.last_passed[1 - parity][i] : column == 0 ? Number{1.0f, 0} : zero();
+      shared.passed[i & 1][0] = before;
+      if (first_row == 0 && column < last_column) columns.put(column, 0, before);
     }
     __syncthreads();
-    if (is_active && column < last_column) {
-      const Number source{shared.passed_mantissa[i & 1][thread], shared.passed_exponent[i & 1][thread]};
-      if (source.exponent > kDead) {
-        if (scale == kDead) {
-          scale = source.exponent;
-        } else if (source.exponent > scale + F::kWide) {
-          const float factor = pow2(scale - source.exponent);
+    if (is_active) {
+      const Number source = shared.passed[i & 1][thread];
+      if (source.exponent > scale + F::kWide) {
+        const float factor = pow2(scale - source.exponent);
 #pragma unroll
-          for (int j = i + 1; j < kPanel; ++j) sum[j] *= factor;
-          scale = source.exponent;
-          is_faint = true;
-        }
-        is_faint |= source.exponent < scale - F::kWide;
-        peak = larger<ScalarLane<float>>(peak, source.exponent);
-        const float value = source.mantissa * pow2(source.exponent - scale);
-#pragma unroll
-        for (int j = i + 1; j < kPanel; ++j) sum[j] += value * shared.panel_edges[i][j];
+        for (int j = i + 1; j < kPanel; ++j) sum[j] *= factor;
+        is_faint |= scale > kDead;
+        scale = source.exponent;
       }
+      const float value = source.mantissa * pow2(source.exponent - scale);
+      is_faint |= is_faint_exponent(source.exponent - scale);
+      peak = larger<ScalarLane<float>>(peak, source.exponent);
+#pragma unroll
+      for (int j = i + 1; j < kPanel; ++j) sum[j] += value * shared.panel_edges[i][j];
     }
   }
   if (is_active) {
-    if (step + 1 < columns.rows) next_peaks[step + 1] = larger<ScalarLane<float>>(peaks[step + 1], next_peak);
+    if (step + 1 < rows) next_peaks[step + 1] = larger<ScalarLane<float>>(peaks[step + 1], next_peak);
     if (step == 0) next_peaks[0] = 0;  // the start
   }
 }
@@ -225,8 +280,10 @@ SA_KERNEL void sweep_kernel(const states_alignment_batch batch, float* nll, int3
     __syncthreads();
     if (thread < kPanel * kPanel) {
       const int v = thread / kPanel, u = thread % kPanel;
-      shared.panel_edges[v][u] =
-          v < u && u < width ? linear_edge(to_float(*view.edge(panel + v, panel + u)), shared) : 0.0f;
+      EdgeFlags flags;
+      const float log_edge = v < u && u < width ? to_float(*view.edge(panel + v, panel + u)) : -INFINITY;
+      shared.panel_edges[v][u] = linear_edge(log_edge, flags);
+      flags.publish(shared);
     }
     for (int64_t first_row = 0; first_row < columns.rows; first_row += Shared::kRows) {
       if (thread < Shared::kRows) shared.is_faint_row[thread] = 0;

@@ -170,13 +170,18 @@ inline cudaError_t cudaGetLastError() {
   return error;
 }
 inline const char* cudaGetErrorString(cudaError_t error) { return error == cudaSuccess ? "no error" : "invalid value"; }
+struct cudaFuncAttributes {};
+template <class Kernel>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, Kernel) {
+  return cudaGetLastError();
+}
 template <class Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel, cudaFuncAttribute, int bytes) {
   return static_cast<size_t>(bytes) <= simt::Machine::kMaxSharedBytes ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-extern "C" __attribute__((visibility("default"))) inline __attribute__((used)) void simt_set_order(int order) {
-  simt::machine().order = order;
-}
+#define SA_EXPORT extern "C" inline __attribute__((visibility("default"), used))
+SA_EXPORT void simt_set_order(int order) { simt::machine().order = order; }
+SA_EXPORT void simt_fail() { simt::machine().error = cudaErrorInvalidValue; }  // the next call that asks is told so
 
 #endif  // STATES_ALIGNMENT_SIMT_H_

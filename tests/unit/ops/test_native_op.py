@@ -29,7 +29,7 @@ from tests.unit.ops import nasty_dags
 @pytest.fixture
 def forget_library() -> Iterator[None]:
     """Look for the library anew in this test, and again after it."""
-    caches = (library.host_library, native.unavailable_reason)
+    caches = (library.host_library, native._missing_library)
     for cached in caches:
         cached.cache_clear()
     yield

@@ -77,7 +77,7 @@ def cache_dir() -> Path:
         BuildError: The user has no home folder.
     """
     if chosen := os.environ.get("EXLM_CACHE_DIR"):
-        return Path(chosen).expanduser()
+        return Path(chosen).expanduser().absolute()
     if base := os.environ.get("XDG_CACHE_HOME"):
         return Path(base) / "exlm"
     try:

@@ -7,6 +7,7 @@ import ctypes
 import functools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -75,6 +76,21 @@ def _rows(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
+class Kernels(Protocol):
+    """What the host library and a stream of a device have in common; results are tensors that the caller made."""
+
+    def forward(self, dag: Dag, nll: Tensor, saved: Tensor | None) -> None:
+        """Fill `nll` (B,) and, for a backward pass, `saved`."""
+
+    def backward(
+        self, dag: Dag, saved: Tensor, grad_nll: Tensor, grad_emit: Tensor | None, grad_trans: Tensor | None
+    ) -> None:
+        """Fill the gradients that are wanted, every element of them."""
+
+    def best(self, dag: Dag, nodes: Tensor) -> None:
+        """Fill `nodes` (B, T), int64."""
+
+
 class HostLibrary:
     """The kernels for the CPU; they run on as many threads as torch does."""
 
@@ -88,65 +104,83 @@ class HostLibrary:
         return batch, 2, max_states, _padded_slots(max_targets)
 
     def forward(self, dag: Dag, nll: Tensor, saved: Tensor | None) -> None:
-        """Fill `nll` (B,) and, for a backward pass, `saved`."""
-        self._call("forward", dag, _pointer(nll), _pointer(saved))
+        """See `Kernels`."""
+        self._call("forward", dag, nll, saved)
 
     def backward(
         self, dag: Dag, saved: Tensor, grad_nll: Tensor, grad_emit: Tensor | None, grad_trans: Tensor | None
     ) -> None:
-        """Fill the gradients that are wanted, every element of them."""
-        self._call("backward", dag, _pointer(saved), _pointer(grad_nll), _pointer(grad_emit), _pointer(grad_trans))
+        """See `Kernels`."""
+        self._call("backward", dag, saved, grad_nll, grad_emit, grad_trans)
 
     def best(self, dag: Dag, nodes: Tensor) -> None:
-        """Fill `nodes` (B, T), int64."""
-        self._call("best", dag, _pointer(nodes))
+        """See `Kernels`."""
+        self._call("best", dag, nodes)
 
-    def _call(self, operation: str, dag: Dag, *pointers: ctypes.c_void_p) -> None:
-        _call(
-            self._library, f"states_alignment_{operation}_cpu", dag, *pointers, ctypes.c_int32(torch.get_num_threads())
-        )
+    def _call(self, operation: str, dag: Dag, *tensors: Tensor | None) -> None:
+        num_threads = ctypes.c_int32(torch.get_num_threads())
+        _call(self._library, f"states_alignment_{operation}_cpu", dag, *map(_pointer, tensors), num_threads)
 
 
 class DeviceLibrary:
-    """The kernels for CUDA devices; every call enqueues on a stream and returns."""
+    """The kernels for CUDA devices."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._library = _load(path)
 
+    def on(self, device: int, stream: int) -> "DeviceKernels":
+        """The kernels on a stream (a `cudaStream_t`) of a device."""
+        return DeviceKernels(self._library, device, stream)
+
+    def obstacle(self, device: int) -> str:
+        """Why the kernels do not run on a device (an old driver, another architecture); empty where they do."""
+        status = self._library.states_alignment_check_cuda(ctypes.c_int32(device))
+        return "" if status == _OK else _message(self._library, status)
+
+
+@dataclass(frozen=True)
+class DeviceKernels:
+    """Kernels that enqueue on one stream and return at once."""
+
+    _library: ctypes.CDLL
+    _device: int
+    _stream: int
+
     @staticmethod
     def saved_shape(batch: int, max_targets: int, max_states: int, num_sweeps: int = 2) -> tuple[int, ...]:
-        """Words of scratch and of what `backward` needs: alpha and beta with the peaks of every slot."""
+        """Words that `forward` needs and leaves for `backward`: both sweeps, each with the peaks of every slot."""
         return batch, num_sweeps, 2 * max_states + 2, _padded_slots(max_targets)
 
-    def forward(self, dag: Dag, nll: Tensor, saved: Tensor, device: int, stream: int) -> None:
-        """Fill `nll` (B,), float32, and `saved` with one sweep or, for a backward pass, two."""
-        num_sweeps = ctypes.c_int32(saved.shape[1])
-        self._call("forward", dag, _pointer(nll), _pointer(saved), num_sweeps, device=device, stream=stream)
+    def forward(self, dag: Dag, nll: Tensor, saved: Tensor | None) -> None:
+        """See `Kernels`."""
+        if saved is None:
+            # torch keeps freed memory to this stream's later work, so the kernel may outlive the tensor
+            B, T, S = dag.log_emit.shape
+            saved = nll.new_empty(self.saved_shape(B, T, S, num_sweeps=1), dtype=torch.int32)
+        self._call("forward", dag, _pointer(nll), _pointer(saved), ctypes.c_int32(saved.shape[1]))
 
     def backward(
-        self,
-        dag: Dag,
-        saved: Tensor,
-        grad_nll: Tensor,
-        grad_emit: Tensor | None,
-        grad_trans: Tensor | None,
-        device: int,
-        stream: int,
+        self, dag: Dag, saved: Tensor, grad_nll: Tensor, grad_emit: Tensor | None, grad_trans: Tensor | None
     ) -> None:
-        """Fill the gradients that are wanted, every element of them."""
-        pointers = (_pointer(saved), _pointer(grad_nll), _pointer(grad_emit), _pointer(grad_trans))
-        self._call("backward", dag, *pointers, device=device, stream=stream)
+        """See `Kernels`."""
+        self._call("backward", dag, *map(_pointer, (saved, grad_nll, grad_emit, grad_trans)))
 
-    def best(self, dag: Dag, nodes: Tensor, device: int, stream: int) -> None:
-        """Fill `nodes` (B, T), int64."""
+    def step(
+        self, dag: Dag, grad_nll: Tensor, nll: Tensor, saved: Tensor, grad_emit: Tensor, grad_trans: Tensor
+    ) -> None:
+        """Forward and backward of one training step in one call, for losses whose weights are known before them."""
+        self._call("step", dag, *map(_pointer, (grad_nll, nll, saved, grad_emit, grad_trans)))
+
+    def best(self, dag: Dag, nodes: Tensor) -> None:
+        """See `Kernels`."""
         B, T, S = dag.log_emit.shape
-        # a float64 score and an int32 node for every state and slot; torch keeps it until the stream is done with it
+        # a float64 score and an int32 node for every state and slot
         scratch = nodes.new_empty((B * S * _padded_slots(T) * 12 + 7) // 8)
-        self._call("best", dag, _pointer(scratch), _pointer(nodes), device=device, stream=stream)
+        self._call("best", dag, _pointer(scratch), _pointer(nodes))
 
-    def _call(self, operation: str, dag: Dag, *arguments: _Argument, device: int, stream: int) -> None:
-        where = (ctypes.c_int32(device), ctypes.c_void_p(stream))
+    def _call(self, operation: str, dag: Dag, *arguments: _Argument) -> None:
+        where = (ctypes.c_int32(self._device), ctypes.c_void_p(self._stream))
         _call(self._library, f"states_alignment_{operation}_cuda", dag, *arguments, *where)
 
 
@@ -160,6 +194,26 @@ def host_library() -> HostLibrary:
     if prebuilt := build.prebuilt_library("cpu"):
         return HostLibrary(prebuilt)
     return HostLibrary(build.build_library("cpu"))
+
+
+@functools.cache
+def device_library() -> DeviceLibrary:
+    """The library for CUDA devices: one built for all of them, else one compiled now for those that are visible.
+
+    Raises:
+        BuildError: There is none, and why.
+    """
+    devices = range(torch.cuda.device_count())
+    path = build.find_library("cuda")
+    if path is None:
+        capabilities = {torch.cuda.get_device_capability(device) for device in devices}
+        architectures = tuple(f"{major}{minor}" for major, minor in sorted(capabilities))
+        path = build.build_library("cuda", architectures=architectures)
+    library = DeviceLibrary(path)
+    for device in devices:
+        if obstacle := library.obstacle(device):
+            raise build.BuildError(f"{path} does not run on cuda:{device}: {obstacle}")
+    return library
 
 
 def _load(path: Path) -> ctypes.CDLL:
@@ -178,7 +232,11 @@ def _load(path: Path) -> ctypes.CDLL:
 def _call(library: ctypes.CDLL, function: str, dag: Dag, *arguments: _Argument) -> None:
     status = getattr(library, function)(ctypes.byref(dag.as_struct()), *arguments)
     if status != _OK:
-        raise RuntimeError(f"{function}: {library.states_alignment_message(ctypes.c_int32(status)).decode()}")
+        raise RuntimeError(f"{function}: {_message(library, status)}")
+
+
+def _message(library: ctypes.CDLL, status: int) -> str:
+    return str(library.states_alignment_message(ctypes.c_int32(status)).decode())
 
 
 def _pointer(tensor: Tensor | None) -> ctypes.c_void_p:

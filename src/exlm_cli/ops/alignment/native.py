@@ -14,29 +14,52 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from exlm_cli.ops.alignment.build import BuildError
-from exlm_cli.ops.alignment.library import Dag, HostLibrary, host_library
+from exlm_cli.ops.alignment.library import (
+    Dag,
+    DeviceKernels,
+    HostLibrary,
+    Kernels,
+    device_library,
+    host_library,
+)
 
 _CPU_DTYPES = (torch.float32, torch.float64)
+_CUDA_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def obstacle(dtype: torch.dtype, device_type: str) -> str:
+    """Why there are no kernels for such tensors, in one line; empty where there are.
+
+    Compiles them, once for a machine, where they were never compiled.
+    """
+    dtypes = {"cpu": _CPU_DTYPES, "cuda": _CUDA_DTYPES}.get(device_type, ())
+    if dtype not in dtypes:
+        return f"it does not take {str(dtype).removeprefix('torch.')} on {device_type}"
+    return _missing_library(device_type)
 
 
 def is_available() -> bool:
-    """Whether the host kernels are there; compiles them, once for a machine, where they are not."""
+    """Whether the host kernels are there, now or after compiling them."""
     return not unavailable_reason()
 
 
-@functools.cache
 def unavailable_reason() -> str:
-    """Why the host kernels cannot be had, in one line; empty where they can."""
-    try:
-        host_library()
-    except BuildError as error:
-        return str(error)
-    return ""
+    """Why the host kernels cannot be had; empty where they can."""
+    return obstacle(torch.float32, "cpu")
 
 
 def supports(dtype: torch.dtype, device_type: str) -> bool:
-    """Whether kernels for such tensors are there."""
-    return device_type == "cpu" and dtype in _CPU_DTYPES and is_available()
+    """Whether there are kernels for such tensors."""
+    return not obstacle(dtype, device_type)
+
+
+@functools.cache
+def _missing_library(device_type: str) -> str:
+    try:
+        device_library() if device_type == "cuda" else host_library()
+    except BuildError as error:
+        return str(error)
+    return ""
 
 
 def states_alignment_nll(
@@ -69,7 +92,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     nll, saved = _empty_results(log_emit, keeps_alpha)
     dag = Dag.of(log_emit, log_trans, target_lengths, state_lengths)
-    host_library().forward(dag, nll, saved if keeps_alpha else None)
+    _kernels(log_emit).forward(dag, nll, saved if keeps_alpha else None)
     return nll, saved
 
 
@@ -85,7 +108,7 @@ def _backward(
     wants_trans: bool,
 ) -> tuple[Tensor, Tensor]:
     grad_emit, grad_trans = _empty_gradients(log_emit, log_trans, wants_emit, wants_trans)
-    host_library().backward(
+    _kernels(log_emit).backward(
         Dag.of(log_emit, log_trans, target_lengths, state_lengths),
         saved.contiguous(),
         grad_nll.contiguous(),
@@ -98,16 +121,29 @@ def _backward(
 @torch.library.custom_op("exlm::best_alignment", mutates_args=())
 def _best(log_emit: Tensor, log_trans: Tensor, target_lengths: Tensor, state_lengths: Tensor) -> Tensor:
     nodes = _empty_nodes(log_emit)
-    host_library().best(Dag.of(log_emit, log_trans, target_lengths, state_lengths), nodes)
+    _kernels(log_emit).best(Dag.of(log_emit, log_trans, target_lengths, state_lengths), nodes)
     return nodes
 
 
+def _kernels(tensor: Tensor) -> Kernels:
+    """The kernels for tensors where this one is, on the stream that torch uses there."""
+    if not _is_on_device(tensor):
+        return host_library()
+    stream = torch.cuda.current_stream(tensor.device)
+    return device_library().on(stream.device_index, stream.cuda_stream)
+
+
+def _is_on_device(tensor: Tensor) -> bool:
+    return tensor.device.type == "cuda"
+
+
 def _empty_results(log_emit: Tensor, keeps_alpha: bool) -> tuple[Tensor, Tensor]:
-    """`nll` and the memory for alpha: a plane of mantissas and one of exponents, (S, slots) each."""
-    B, T, S = log_emit.shape
-    saved_shape = HostLibrary.saved_shape(B, T, S) if keeps_alpha else (0,)
-    word = torch.int64 if log_emit.dtype == torch.float64 else torch.int32
-    return log_emit.new_empty(B), log_emit.new_empty(saved_shape, dtype=word)
+    """`nll` and the memory for what a backward pass needs: integers, so that nobody takes them for numbers."""
+    kernels = DeviceKernels if _is_on_device(log_emit) else HostLibrary
+    is_float64 = log_emit.dtype == torch.float64
+    nll = log_emit.new_empty(log_emit.shape[0], dtype=torch.float64 if is_float64 else torch.float32)
+    saved_shape = kernels.saved_shape(*log_emit.shape) if keeps_alpha else (0,)
+    return nll, log_emit.new_empty(saved_shape, dtype=torch.int64 if is_float64 else torch.int32)
 
 
 def _empty_gradients(log_emit: Tensor, log_trans: Tensor, wants_emit: bool, wants_trans: bool) -> tuple[Tensor, Tensor]:

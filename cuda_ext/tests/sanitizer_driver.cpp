@@ -1,0 +1,105 @@
+// Runs every entry point on random DAGs whose arrays end where they end, for a build with -fsanitize=address,undefined.
+//
+// Host kernels by default; with -DSTATES_ALIGNMENT_ON_DEVICE and -include simt.h the device kernels. Posteriors of a
+// feasible sequence sum to its targets, which is checked, so that no kernel passes by doing nothing.
+#include "../include/states_alignment.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <random>
+#include <vector>
+
+#ifdef STATES_ALIGNMENT_ON_DEVICE
+#include "../src/states_alignment_cuda.cu"
+#else
+#include "../src/states_alignment_cpu.cpp"
+#endif
+
+namespace {
+
+void require(bool is_true, const char* what) {
+  if (is_true) return;
+  std::fprintf(stderr, "%s\n", what);
+  std::exit(1);
+}
+
+template <class Real>
+void check(std::mt19937& random, int32_t dtype, int64_t batch, int64_t max_targets, int64_t max_states, double std,
+           double missing) {
+  const int64_t emit_row = max_states + 3, trans_row = max_states + 5;  // rows with a gap behind them
+  std::vector<Real> log_emit(static_cast<size_t>(batch * max_targets * emit_row));
+  std::vector<Real> log_trans(static_cast<size_t>(batch * max_states * trans_row));
+  std::vector<int64_t> target_lengths, state_lengths;
+  std::normal_distribution<double> normal(-3.0, std);
+  std::uniform_real_distribution<double> uniform;
+  const Real none = -std::numeric_limits<Real>::infinity();
+  for (Real& x : log_emit) x = static_cast<Real>(normal(random));
+  for (Real& x : log_trans) x = uniform(random) < missing ? none : static_cast<Real>(normal(random));
+  for (int64_t b = 0; b < batch; ++b) {
+    // lengths beyond their axes, which are clamped, and negative ones are among them
+    target_lengths.push_back(std::uniform_int_distribution<int64_t>(-1, max_targets + 1)(random));
+    state_lengths.push_back(std::uniform_int_distribution<int64_t>(max_states / 2, max_states + 1)(random));
+  }
+  const states_alignment_batch arguments{log_emit.data(), log_trans.data(), target_lengths.data(),
+                                         state_lengths.data(), batch, max_targets, max_states, max_targets * emit_row,
+                                         emit_row, max_states * trans_row, trans_row, dtype};
+  const int64_t slots = (max_targets + STATES_ALIGNMENT_ROW_PAD) / STATES_ALIGNMENT_ROW_PAD * STATES_ALIGNMENT_ROW_PAD;
+  std::vector<Real> nll(static_cast<size_t>(batch)), grad_nll(static_cast<size_t>(batch), Real{1});
+  std::vector<Real> grad_emit(static_cast<size_t>(batch * max_targets * max_states), Real{7});
+  std::vector<Real> grad_trans(static_cast<size_t>(batch * max_states * max_states), Real{7});
+  std::vector<int64_t> nodes(static_cast<size_t>(batch * max_targets));
+#ifdef STATES_ALIGNMENT_ON_DEVICE
+  std::vector<int32_t> saved(static_cast<size_t>(batch * 2 * (2 * max_states + 2) * slots));
+  std::vector<double> scratch(static_cast<size_t>((batch * max_states * slots * 12 + 7) / 8));
+  require(states_alignment_forward_cuda(&arguments, nll.data(), saved.data(), 2, 0, nullptr) == 0, "forward");
+  require(states_alignment_backward_cuda(&arguments, saved.data(), grad_nll.data(), grad_emit.data(),
+                                         grad_trans.data(), 0, nullptr) == 0,
+          "backward");
+  require(states_alignment_best_cuda(&arguments, scratch.data(), nodes.data(), 0, nullptr) == 0, "best");
+#else
+  std::vector<Real> saved(static_cast<size_t>(batch * 2 * max_states * slots));
+  require(states_alignment_forward_cpu(&arguments, nll.data(), nullptr, 2) == 0, "forward alone");
+  require(states_alignment_forward_cpu(&arguments, nll.data(), saved.data(), 2) == 0, "forward");
+  require(states_alignment_backward_cpu(&arguments, saved.data(), grad_nll.data(), grad_emit.data(),
+                                        grad_trans.data(), 2) == 0,
+          "backward");
+  require(states_alignment_best_cpu(&arguments, nodes.data(), 2) == 0, "best");
+#endif
+  for (int64_t b = 0; b < batch; ++b) {
+    double emitted = 0, taken = 0;
+    for (int64_t i = 0; i < max_targets * max_states; ++i) {
+      emitted -= static_cast<double>(grad_emit[static_cast<size_t>(b * max_targets * max_states + i)]);
+    }
+    for (int64_t i = 0; i < max_states * max_states; ++i) {
+      taken -= static_cast<double>(grad_trans[static_cast<size_t>(b * max_states * max_states + i)]);
+    }
+    const bool is_feasible = std::isfinite(nll[static_cast<size_t>(b)]);
+    const int64_t targets = std::clamp<int64_t>(target_lengths[static_cast<size_t>(b)], 0, max_targets);
+    const double expected = is_feasible ? static_cast<double>(targets) : 0.0;
+    require(!std::isnan(nll[static_cast<size_t>(b)]), "a loss is NaN");
+    require(std::abs(emitted - expected) < 1e-3, "posteriors of nodes do not sum to the targets");
+    require(std::abs(taken - expected - (is_feasible ? 1.0 : 0.0)) < 1e-3, "posteriors of edges do not sum up");
+    require(max_targets == 0 || is_feasible == (nodes[static_cast<size_t>(b * max_targets)] >= 0), "best path");
+  }
+}
+
+}  // namespace
+
+int main() {
+  std::mt19937 random(0);
+  const int64_t shapes[][3] = {{0, 3, 8}, {3, 0, 5}, {2, 1, 3}, {5, 7, 16}, {9, 20, 65}, {2, 40, 170}, {1, 100, 102}};
+  for (const auto& [batch, targets, states] : shapes) {
+    for (const double std : {1.0, 30.0, 300.0}) {
+      for (const double missing : {0.0, 0.5, 0.95}) {
+        check<float>(random, STATES_ALIGNMENT_FLOAT32, batch, targets, states, std, missing);
+#ifndef STATES_ALIGNMENT_ON_DEVICE
+        check<double>(random, STATES_ALIGNMENT_FLOAT64, batch, targets, states, std, missing);
+#endif
+      }
+    }
+  }
+  std::puts("clean");
+}

@@ -1,0 +1,253 @@
+"""The device kernels without a device: compiled by g++ and run thread by thread by `cuda_ext/tests/simt.h`.
+
+This shows their arithmetic, indices and barriers, not their speed. Where nvcc exists, they are compiled for every
+target, warnings being errors. Expected values: a float64 loop, the host kernels, torch's own conversions.
+"""
+
+import ctypes
+import functools
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from exlm_cli.ops.alignment import best_alignment, build, library, native, states_alignment_nll
+from exlm_cli.ops.alignment.build import BuildError
+from exlm_cli.ops.alignment.library import Dag, DeviceKernels, DeviceLibrary
+from tests.conftest import MakeDag
+from tests.unit.ops import nasty_dags
+from tests.unit.ops.test_native_numbers import CASES
+
+ORDERS = (0, 1, 7)  # of the fibers between two barriers: ascending, descending, shuffled
+SOURCES = build.source_dir()
+
+
+@functools.cache
+def compile_for_host(folder: Path, source: str, *flags: str) -> Path:
+    output = folder / Path(source).with_suffix(".so").name
+    command = [build.find_compiler("cpu"), "-std=c++17", "-O1", "-fPIC", "-shared", "-Wno-attributes", *flags]
+    subprocess.run([*command, "-x", "c++", str(SOURCES / source), "-o", str(output)], check=True)
+    return output
+
+
+@pytest.fixture(scope="session")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> DeviceLibrary:
+    """The device library on this host; a simulated device has no stream."""
+    simt = ("-include", str(SOURCES / "tests" / "simt.h"))
+    return DeviceLibrary(compile_for_host(tmp_path_factory.mktemp("simt"), "src/states_alignment_cuda.cu", *simt))
+
+
+@pytest.fixture
+def simulated_backend(simulated: DeviceLibrary, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The native backend takes every tensor for one on a device."""
+    monkeypatch.setattr(native, "_kernels", lambda tensor: simulated.on(0, 0))
+    monkeypatch.setattr(native, "_is_on_device", lambda tensor: True)
+    return
+
+
+def run(simulated: DeviceLibrary, dag: nasty_dags.Dag, order: int = 0) -> tuple[torch.Tensor, ...]:
+    """Loss, both gradients of the summed losses, best nodes; every output starts as garbage."""
+    B, T, S = dag.log_emit.shape
+    dtype = dag.log_emit.dtype
+    simulated._library.simt_set_order(order)
+    kernels, laid_out = simulated.on(0, 0), Dag.of(*dag)
+    nll, nodes = torch.full((B,), torch.nan), torch.full((B, T), -7)
+    saved = torch.full(DeviceKernels.saved_shape(B, T, S), 0x7FC00000, dtype=torch.int32)
+    grad_emit, grad_trans = torch.full((B, T, S), torch.nan, dtype=dtype), torch.full((B, S, S), torch.nan, dtype=dtype)
+    kernels.forward(laid_out, nll, saved)
+    kernels.backward(laid_out, saved, torch.ones(B), grad_emit, grad_trans)
+    kernels.best(laid_out, nodes)
+    return nll, grad_emit, grad_trans, nodes
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results_equal_a_float64_loop_in_any_order_of_threads(case: str, simulated: DeviceLibrary) -> None:
+    options = {**CASES[case], "num_sequences": min(CASES[case]["num_sequences"], 6)}
+    dag = nasty_dags.make(**options)
+    truth = nasty_dags.truth(dag)
+    nll, grad_emit, grad_trans, nodes = results = run(simulated, dag)
+    torch.testing.assert_close(nll.double(), truth.nll, rtol=5e-6, atol=5e-6)
+    torch.testing.assert_close(grad_emit.double(), truth.grad_emit, rtol=0, atol=5e-6)
+    torch.testing.assert_close(grad_trans.double(), truth.grad_trans, rtol=0, atol=5e-6)
+    torch.testing.assert_close(nasty_dags.score_of(dag, nodes), truth.best_score, rtol=1e-12, atol=1e-9)
+    for order in ORDERS[1:]:
+        again = run(simulated, dag, order)
+        assert all(torch.equal(a, b) for a, b in zip(results, again, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+def test_16_bit_inputs_are_widened_and_gradients_rounded(dtype: torch.dtype, simulated: DeviceLibrary) -> None:
+    dag = nasty_dags.make(4, 20, 90, missing_edges=0.3, dtype=dtype)
+    wide = dag._replace(log_emit=dag.log_emit.float(), log_trans=dag.log_trans.float())
+    expected_nll, *expected_gradients, expected_nodes = run(simulated, wide)
+    nll, *gradients, nodes = run(simulated, dag)
+    assert torch.equal(nll, expected_nll)
+    assert torch.equal(nodes, expected_nodes)
+    for gradient, expected in zip(gradients, expected_gradients, strict=True):
+        assert torch.equal(gradient, expected.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+def test_16_bit_conversions_are_those_of_torch(dtype: torch.dtype, tmp_path_factory: pytest.TempPathFactory) -> None:
+    name = str(dtype).removeprefix("torch.")
+    check = ctypes.CDLL(str(compile_for_host(tmp_path_factory.getbasetemp(), "tests/element_check.cpp")))
+    every = torch.arange(-(2**15), 2**15).to(torch.int16)
+    wide = torch.empty(len(every))
+    getattr(check, f"widen_{name}")(ctypes.c_int64(len(every)), *map(library._pointer, (every, wide)))
+    expected = every.view(dtype).float()
+    assert torch.equal(wide.nan_to_num(12345.0), expected.nan_to_num(12345.0))
+    # every value, every tie between two of them, and the nearest float32 on both sides of each
+    finite = expected[expected.isfinite()].unique()
+    middles = (finite[1:].double() + finite[:-1].double()).div(2).float()
+    exact = torch.cat(
+        [finite, middles, torch.tensor([torch.inf, -torch.inf, torch.nan, 1e30, -1e30, 65519.0, 65520.0])]
+    )
+    up, down = (exact.nextafter(torch.tensor(limit)) for limit in (torch.inf, -torch.inf))
+    floats = torch.cat([exact, up, down])
+    narrow = torch.empty(len(floats), dtype=torch.int16)
+    getattr(check, f"narrow_{name}")(ctypes.c_int64(len(floats)), *map(library._pointer, (floats, narrow)))
+    rounded, expected = narrow.view(dtype), floats.to(dtype)
+    assert torch.equal(rounded.isnan(), expected.isnan())
+    assert torch.equal(rounded.nan_to_num(1.0).view(torch.int16), expected.nan_to_num(1.0).view(torch.int16))
+
+
+def test_one_step_equals_forward_and_backward(simulated: DeviceLibrary) -> None:
+    dag = nasty_dags.make(5, 9, 40)
+    nll, grad_emit, grad_trans, _ = run(simulated, dag)
+    weights = torch.linspace(0.5, 2.0, 5)
+    results = [torch.empty_like(x) for x in (nll, grad_emit, grad_trans)]
+    saved = torch.empty(DeviceKernels.saved_shape(*dag.log_emit.shape), dtype=torch.int32)
+    simulated.on(0, 0).step(Dag.of(*dag), weights, results[0], saved, *results[1:])
+    assert torch.equal(results[0], nll)
+    for gradient, expected in zip(results[1:], (grad_emit, grad_trans), strict=True):
+        torch.testing.assert_close(gradient, expected * weights[:, None, None], rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("tensor", ["log_emit", "log_trans"])
+def test_a_nan_that_is_read_makes_only_its_sequence_nan(tensor: str, bad: float, simulated: DeviceLibrary) -> None:
+    dag = nasty_dags.make(3, 8, 40, is_ragged=False)
+    getattr(dag, tensor)[1, 2, 20] = bad
+    nll, grad_emit, grad_trans, _ = run(simulated, dag)
+    assert nll.isnan().tolist() == [False, True, False]
+    assert grad_emit[1, :, 1:-1].isnan().all()
+    assert grad_trans[1].triu(1).isnan().sum() == 40 * 39 / 2
+    assert all(gradient[[0, 2]].isfinite().all() for gradient in (grad_emit, grad_trans))
+
+
+@pytest.mark.usefixtures("simulated_backend")
+def test_the_operators_keep_their_promises_on_a_device(make_dag: MakeDag) -> None:
+    dag = make_dag(4, 9, dtype=torch.float32)
+    inputs = [x.requires_grad_() if x.is_floating_point() else x for x in dag]
+    with torch.no_grad():
+        _, saved = native._forward(*inputs, True)
+    detached = tuple(x.detach() for x in inputs)
+    operators: tuple[tuple[Callable[..., object], tuple[object, ...]], ...] = (
+        (native._forward, (*inputs, True)),
+        (native._backward, (*detached, saved, torch.ones(2), True, True)),
+        (native._best, detached),
+    )
+    for operator, arguments in operators:
+        # what is saved has words that nobody writes, so runs are compared by their gradients below
+        checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+        assert set(torch.library.opcheck(operator, arguments, test_utils=checks).values()) == {"SUCCESS"}
+
+
+@pytest.mark.usefixtures("simulated_backend")
+def test_the_backend_gives_on_a_device_what_it_gives_on_the_host(
+    make_dag: MakeDag, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dag = make_dag(7, 30, dtype=torch.float32)
+
+    def results() -> tuple[torch.Tensor, ...]:
+        leaves = [dag.log_emit.clone().requires_grad_(), dag.log_trans.clone().requires_grad_()]
+        nll = states_alignment_nll(*leaves, *dag[2:], backend="native")
+        without_grad = states_alignment_nll(*dag, backend="native")
+        gradients = torch.autograd.grad(nll.sum(), leaves)
+        return nll.detach(), without_grad, *gradients, best_alignment(*dag, backend="native")
+
+    on_device = results()
+    monkeypatch.undo()
+    for device, host in zip(on_device, results(), strict=True):
+        torch.testing.assert_close(device, host, rtol=1e-6, atol=1e-6)
+
+
+def test_no_sequence_launches_nothing(simulated: DeviceLibrary) -> None:
+    nll, grad_emit, grad_trans, nodes = run(simulated, nasty_dags.make(0, 3, 8))
+    assert (nll.numel(), grad_emit.numel(), grad_trans.numel(), nodes.numel()) == (0, 0, 0, 0)
+
+
+def test_errors_of_the_device_are_raised_with_its_message(simulated: DeviceLibrary) -> None:
+    dag = Dag.of(*nasty_dags.make(2, 3, 8))
+    simulated._library.simt_fail()
+    with pytest.raises(RuntimeError, match=r"^states_alignment_forward_cuda: invalid value$"):
+        simulated.on(0, 0).forward(dag, torch.empty(2), None)
+    simulated._library.simt_fail()
+    assert simulated.obstacle(0) == "invalid value"
+    assert simulated.obstacle(0) == ""
+    float64 = Dag.of(*nasty_dags.make(2, 3, 8, dtype=torch.float64))
+    with pytest.raises(RuntimeError, match=r"^states_alignment_forward_cuda: these kernels do not take this dtype$"):
+        simulated.on(0, 0).forward(float64, torch.empty(2), None)
+
+
+def test_a_device_that_cannot_run_the_library_is_an_obstacle(
+    simulated: DeviceLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def build_library(kind: str, architectures: tuple[str, ...]) -> Path:
+        asked.append(architectures)
+        return simulated.path
+
+    monkeypatch.setattr(build, "find_library", lambda kind: None)
+    monkeypatch.setattr(build, "build_library", build_library)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: ((9, 0), (8, 0))[device])
+    library.device_library.cache_clear()
+    simulated._library.simt_fail()
+    message = f"{simulated.path} does not run on cuda:0: invalid value"
+    with pytest.raises(BuildError, match=f"^{message}$"):
+        library.device_library()
+    assert library.device_library().path == simulated.path
+    assert asked == [("80", "90"), ("80", "90")]
+    library.device_library.cache_clear()
+
+
+def test_the_simulator_shows_a_missing_barrier(tmp_path_factory: pytest.TempPathFactory) -> None:
+    simt = ("-include", str(SOURCES / "tests" / "simt.h"))
+    path = compile_for_host(tmp_path_factory.getbasetemp(), "tests/simt_check.cpp", *simt)
+    check = ctypes.CDLL(str(path))
+    numbers = torch.arange(64, dtype=torch.int32)
+    sums = {}
+    for has_barrier in (0, 1):
+        for order in ORDERS:
+            check.simt_set_order(order)
+            result = torch.empty(64, dtype=torch.int32)
+            check.run_sum_neighbours(library._pointer(numbers), library._pointer(result), has_barrier)
+            sums[has_barrier, order] = result
+    expected = numbers + numbers.roll(-1)
+    assert all(torch.equal(sums[1, order], expected) for order in ORDERS)
+    assert not torch.equal(sums[0, 0], sums[0, 1])
+    stuck = subprocess.run(
+        [sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(path)!r}).run_half_of_a_block()"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert stuck.stderr == "block 0: a barrier that not all threads reach\n"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_nvcc_compiles_every_target_without_a_warning() -> None:
+    path = build.build_library("cuda", strict=True)
+    compiled = DeviceLibrary(path)
+    if not torch.cuda.is_available():
+        # a device is asked for and none is there: the library says so and does not crash
+        assert compiled.obstacle(0) != ""
+        with pytest.raises(RuntimeError, match=r"^states_alignment_forward_cuda: "):
+            compiled.on(0, 0).forward(Dag.of(*nasty_dags.make(2, 3, 8)), torch.empty(2), None)
