@@ -70,7 +70,7 @@ class Inspection:
         return "BOS" if node == 0 else "EOS"
 
     def states_in_use(self) -> FloatArray:
-        """Return the n edges that most paths take; not the largest E: the edges of a rare node sum to 1 too."""
+        """Return how many states of each mask paths use, (T,): perplexity of their shares, 1 to k; 0 where unvisited.
 
         Near 1 throughout, the DAG has collapsed onto one path, and each [MASK] is filled on its own.
         """
