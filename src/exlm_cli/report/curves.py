@@ -21,6 +21,7 @@ Row = Mapping[str, Any]
 _LINE_STYLES = ("-", "--", ":", "-.")
 _MOST_SMOOTHED = 12
 """Rows on either side that go into a smoothed point; the rows themselves stand faintly behind it."""
+_LEAST_LOG_RATIO = 4.0
 _MOST_COLUMNS = 4
 _PANEL_INCHES = (3.5, 2.6)
 _DPI = 160.0
@@ -28,13 +29,19 @@ _DPI = 160.0
 
 @dataclass(frozen=True)
 class _Panel:
-    """One pair of axes: which figures of which rows it shows, each with what distinguishes it in words."""
+    """One pair of axes: which figures of which rows it shows, each with what distinguishes it in words.
+
+    Where the least possible value has a meaning, the axis begins at that `floor` and reaches `least_top` at least, so
+    that a line that lies on the floor looks it.
+    """
 
     title: str
     kind: str
     keys: tuple[tuple[str, str], ...]
     is_log: bool = False
     is_smoothed: bool = False
+    floor: float | None = None
+    least_top: float = 0.0
 
 
 _PANELS = (
@@ -47,12 +54,14 @@ _PANELS = (
         "valid",
         (("entropy_bits", "mean over states"), ("entropy_posterior_bits", "posterior-weighted")),
     ),
-    _Panel("Effective states per mask", "valid", (("effective_states", ""),)),
-    _Panel("Path entropy (bits per target)", "valid", (("path_entropy_bits", ""),)),
+    _Panel("Effective states per mask", "valid", (("effective_states", ""),), floor=1.0, least_top=2.0),
+    _Panel("Path entropy (bits per target)", "valid", (("path_entropy_bits", ""),), floor=0.0, least_top=0.5),
     _Panel(
         "Share of masks on the best path",
         "valid",
         (("masks_with_0_share", "yield no token"), ("masks_with_2plus_share", "yield 2 or more")),
+        floor=0.0,
+        least_top=0.1,
     ),
 )
 
@@ -131,8 +140,8 @@ def _draw_panel(axes: "Axes", panel: _Panel, rows_by_run: Mapping[str, Sequence[
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["bottom", "left"]].set_color("#B5BDC5")
     axes.set_xlim(0, 1.02 * max(row["step"] for rows in rows_by_run.values() for row in rows))
-    if panel.is_log:
-        axes.set_yscale("log")
+    if panel.is_log and _ratio(panel, rows_by_run) >= _LEAST_LOG_RATIO:
+        _count_in_decades(axes)
     for index, rows in enumerate(rows_by_run.values()):
         for number, (key, _) in enumerate(panel.keys):
             steps, values = _series(rows, panel.kind, key)
@@ -146,9 +155,29 @@ def _draw_panel(axes: "Axes", panel: _Panel, rows_by_run: Mapping[str, Sequence[
             marker = "o" if len(steps) <= 40 and not panel.is_smoothed else ""
             (line,) = axes.plot(steps, values, style, color=colour, linewidth=1.5, zorder=3)
             line.set(marker=marker, markersize=2.8)
+    if panel.floor is not None:
+        top = max(panel.least_top, axes.get_ylim()[1])
+        # a little below the floor, so that a line on it is seen whole
+        axes.set_ylim(panel.floor - 0.03 * (top - panel.floor), top)
     if len(panel.keys) > 1:
         handles = [_legend_line(FAINT_INK, _LINE_STYLES[number]) for number in range(len(panel.keys))]
         axes.legend(handles, [words for _, words in panel.keys], fontsize=7.5, frameon=False, labelcolor=INK)
+
+
+def _ratio(panel: _Panel, rows_by_run: Mapping[str, Sequence[Row]]) -> float:
+    """How many times the least value of a panel goes into its largest."""
+    values = [v for rows in rows_by_run.values() for key, _ in panel.keys for v in _series(rows, panel.kind, key)[1]]
+    return max(values) / min(values)
+
+
+def _count_in_decades(axes: "Axes") -> None:
+    """Make the axis logarithmic, with numbers as people write them."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def _series(rows: Sequence[Row], kind: str, key: str) -> tuple[list[int], list[float]]:

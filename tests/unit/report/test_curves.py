@@ -53,6 +53,21 @@ def test_several_runs_with_different_figures_lie_over_each_other() -> None:
     assert "<!-- yield 2 or more -->" in svg
 
 
+def test_perplexity_is_drawn_in_decades_where_it_spans_them() -> None:
+    def ticks(*values: float) -> list[str]:
+        svg = _svg({"run": [{"kind": "valid", "step": 10 * i, "perplexity": v} for i, v in enumerate(values, start=1)]})
+        return re.findall(r"<!-- ([\d.]+) -->", svg)
+
+    assert {"5", "10", "20", "50"} <= set(ticks(60.0, 4.0))
+    assert len(ticks(11.9, 11.2)) > 6, "a narrow range keeps enough numbers to be read"
+
+
+def test_a_collapsed_dag_lies_on_the_floor_of_its_panel() -> None:
+    rows = [{"kind": "valid", "step": 10 * i, "effective_states": 1.0 + 1e-6 * i} for i in range(1, 5)]
+    labels = re.findall(r"<!-- ([\d.]+) -->", _svg({"run": rows}))
+    assert {"1.0", "2.0"} <= set(labels)
+
+
 def test_names_are_not_mathematics() -> None:
     assert "<!-- $x_1$ &amp; {y} -->" in _svg({"$x_1$ & {y}": _run()})
 
