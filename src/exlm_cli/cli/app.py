@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from exlm_cli.cli.cmd_curves import curves
+from exlm_cli.cli.cmd_doctor import doctor
 from exlm_cli.cli.cmd_inspect_dag import inspect_dag
 from exlm_cli.cli.cmd_pretrain import pretrain
 from exlm_cli.cli.cmd_recipes import recipes
@@ -32,6 +33,7 @@ app.command()(pretrain)
 app.command("inspect-dag")(inspect_dag)
 app.command()(recipes)
 app.command()(curves)
+app.command()(doctor)
 
 # newer typer carries a click of its own; this is the usage error of whichever click it uses
 _UsageError: type[BaseException] = typer.BadParameter.__mro__[1]

@@ -6,6 +6,7 @@ target, warnings being errors. Expected values: a float64 loop, the host kernels
 
 import ctypes
 import functools
+import re
 import shutil
 import subprocess
 import sys
@@ -187,8 +188,9 @@ def test_errors_of_the_device_are_raised_with_its_message(simulated: DeviceLibra
     with pytest.raises(RuntimeError, match=r"^states_alignment_forward_cuda: invalid value$"):
         simulated.on(0, 0).forward(dag, torch.empty(2), None)
     simulated._library.simt_fail()
-    assert simulated.obstacle(0) == "invalid value"
-    assert simulated.obstacle(0) == ""
+    with pytest.raises(BuildError, match=f"^{re.escape(str(simulated.path))} does not run on cuda:0: invalid value$"):
+        simulated.check(0)
+    simulated.check(0)
     float64 = Dag.of(*nasty_dags.make(2, 3, 8, dtype=torch.float64))
     with pytest.raises(RuntimeError, match=r"^states_alignment_forward_cuda: these kernels do not take this dtype$"):
         simulated.on(0, 0).forward(float64, torch.empty(2), None)
@@ -248,6 +250,7 @@ def test_nvcc_compiles_every_target_without_a_warning() -> None:
     compiled = DeviceLibrary(path)
     if not torch.cuda.is_available():
         # a device is asked for and none is there: the library says so and does not crash
-        assert compiled.obstacle(0) != ""
+        with pytest.raises(BuildError, match=rf"^{re.escape(str(path))} does not run on cuda:0: "):
+            compiled.check(0)
         with pytest.raises(RuntimeError, match=r"^states_alignment_forward_cuda: "):
             compiled.on(0, 0).forward(Dag.of(*nasty_dags.make(2, 3, 8)), torch.empty(2), None)

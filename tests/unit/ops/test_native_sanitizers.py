@@ -1,4 +1,4 @@
-"""All kernels under AddressSanitizer and UndefinedBehaviorSanitizer: `cuda_ext/tests/sanitizer_driver.cpp` in C++ alone.
+"""All kernels under AddressSanitizer and UBSan: `cuda_ext/tests/sanitizer_driver.cpp`, in C++ alone.
 
 The driver checks that posteriors sum to the targets; the sanitizers, that nothing is read or written out of bounds and
 that no arithmetic is undefined. The device kernels run in the simulator of `cuda_ext/tests/simt.h`.

@@ -109,6 +109,17 @@ def find_compiler(kind: Kind) -> str:
     raise BuildError("no C++ compiler found (g++, c++ or clang++)" if kind == "cpu" else "no nvcc found")
 
 
+def version(compiler: str) -> str:
+    """What a compiler calls itself, in one line.
+
+    Raises:
+        BuildError: It cannot be run.
+    """
+    lines = _probe([compiler, "--version"]).strip().splitlines()
+    # nvcc begins with its name and copyright
+    return next((line.strip() for line in lines if "release" in line), lines[0].strip() if lines else "no version")
+
+
 def plan(kind: Kind, *, architectures: tuple[str, ...] = CUDA_ARCHITECTURES, strict: bool = False) -> Plan:
     """Work out how `kind` is compiled here; runs the compiler for its version, builds nothing.
 
@@ -122,14 +133,14 @@ def plan(kind: Kind, *, architectures: tuple[str, ...] = CUDA_ARCHITECTURES, str
     sources = source_dir()
     compiler = find_compiler(kind)
     if kind == "cpu":
-        flags, version = _host_flags(compiler)
+        flags, identity = _host_flags(compiler)
     else:
         flags = (*_NVCC_FLAGS, *_cuda_targets(compiler, architectures))
-        version = _probe([compiler, "--version"])
+        identity = _probe([compiler, "--version"])
     if strict:
         flags = (*flags, *_STRICT_FLAGS[kind])
     digest = hashlib.sha256()
-    for text in (kind, _fingerprint(sources), version, *flags):
+    for text in (kind, _fingerprint(sources), identity, *flags):
         digest.update(text.encode() + b"\0")
     library = cache_dir() / f"states_alignment_{kind}-{digest.hexdigest()[:20]}.so"
     return Plan(kind, compiler, (compiler, *flags, str(sources / _SOURCES[kind])), library)

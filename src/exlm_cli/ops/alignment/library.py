@@ -133,10 +133,15 @@ class DeviceLibrary:
         """The kernels on a stream (a `cudaStream_t`) of a device."""
         return DeviceKernels(self._library, device, stream)
 
-    def obstacle(self, device: int) -> str:
-        """Why the kernels do not run on a device (an old driver, another architecture); empty where they do."""
+    def check(self, device: int) -> None:
+        """See whether the kernels run on a device.
+
+        Raises:
+            BuildError: Its driver is too old, or they were compiled for others.
+        """
         status = self._library.states_alignment_check_cuda(ctypes.c_int32(device))
-        return "" if status == _OK else _message(self._library, status)
+        if status != _OK:
+            raise build.BuildError(f"{self.path} does not run on cuda:{device}: {_message(self._library, status)}")
 
 
 @dataclass(frozen=True)
@@ -211,8 +216,7 @@ def device_library() -> DeviceLibrary:
         path = build.build_library("cuda", architectures=architectures)
     library = DeviceLibrary(path)
     for device in devices:
-        if obstacle := library.obstacle(device):
-            raise build.BuildError(f"{path} does not run on cuda:{device}: {obstacle}")
+        library.check(device)
     return library
 
 

@@ -1,0 +1,39 @@
+"""`exlm doctor`: what it shows, for people and for programs, and how a build that fails ends."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from exlm_cli.cli.app import main
+from exlm_cli.ops.alignment import build
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_the_kernels_in_use_are_shown(folder: Path, capsys: Capture) -> None:
+    assert main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == {"torch", "processor", "gpus", "compiler", "nvcc", "cache", "cpu", "cuda"}
+    assert found["cache"] == str(folder.parent / "cache")
+    assert found["cpu"] == {
+        "path": None,
+        "note": "compiled at the first use, or now by `exlm doctor --build`",
+        "backend": "native",
+    }
+    assert main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"cache         {found['cache']}" in lines
+    assert "CPU backend   native" in lines
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_build_that_fails_says_why_and_exits_with_2(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    assert main(["doctor", "--build"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
+        "error: the native cpu kernels cannot be had: no C++ compiler found (g++, c++ or clang++)\n\n"
+        "hint: training works without: the `torch` backend needs no compiler\n"
+    )

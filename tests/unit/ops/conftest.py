@@ -1,0 +1,47 @@
+"""Compilers that are shell scripts, for tests of what is built, when and where."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from exlm_cli.ops.alignment import build
+
+MakeCompiler = Callable[..., Path]
+
+
+@pytest.fixture
+def no_compiler_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty cache, no compiler that the environment names, and compilers asked anew."""
+    monkeypatch.setenv("EXLM_CACHE_DIR", str(tmp_path / "cache"))
+    for name in ("CXX", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    build._cached_probe.cache_clear()
+    yield
+    build._cached_probe.cache_clear()
+
+
+@pytest.fixture
+def make_compiler(no_compiler_yet: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeCompiler:
+    """A script in place of g++ that answers `-v`, counts its builds and writes its last argument."""
+
+    def make(name: str = "g++", *, probe: str = "echo version 1", compile_: str = "") -> Path:
+        script = tmp_path / "bin" / name
+        script.parent.mkdir(exist_ok=True)
+        script.write_text(
+            f"""#!/bin/sh
+case "$*" in
+  *-v\\ *|*--version*|*--list-gpu-arch*) {probe}; exit;;
+esac
+{compile_}
+echo built >> {tmp_path}/builds
+for output; do :; done
+echo library > "$output"
+"""
+        )
+        script.chmod(0o755)
+        monkeypatch.setenv("CUDA_HOME" if name == "nvcc" else "CXX", str(tmp_path if name == "nvcc" else script))
+        build._cached_probe.cache_clear()
+        return script
+
+    return make

@@ -1,0 +1,140 @@
+"""What `exlm doctor` says, with compilers that are shell scripts and GPUs that torch only pretends to see."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from exlm_cli.errors import BackendError
+from exlm_cli.ops.alignment import build, diagnosis
+from exlm_cli.ops.alignment.build import BuildError
+from exlm_cli.ops.alignment.diagnosis import Kernels, build_kernels, diagnose
+from exlm_cli.progress import SilentProgress
+from tests.unit.ops.conftest import MakeCompiler
+
+HINT = "training works without: the `torch` backend needs no compiler"
+AT_FIRST_USE = "compiled at the first use, or now by `exlm doctor --build`"
+
+
+class Messages(SilentProgress):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.texts.append(text)
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The libraries of pretended compilers load."""
+    monkeypatch.setattr(diagnosis, "_load", lambda kind, path: None)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.mark.usefixtures("no_compiler_yet", "no_gpu")
+def test_a_machine_without_compilers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    found = diagnose()
+    assert (found.compiler, found.nvcc, found.gpus, found.cache) == (None, None, [], str(tmp_path / "cache"))
+    assert found.cpu == Kernels(None, "no C++ compiler found (g++, c++ or clang++)", "torch")
+    assert found.cuda == Kernels(None, "torch sees no GPU", "none")
+    message = "the native cpu kernels cannot be had: no C++ compiler found (g++, c++ or clang++)"
+    with pytest.raises(BackendError, match=f"^{re.escape(message)}$") as error:
+        build_kernels(SilentProgress())
+    assert error.value.hint == HINT
+
+
+@pytest.mark.usefixtures("no_gpu", "loads")
+def test_host_kernels_are_built_once_and_found_again(
+    make_compiler: MakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = make_compiler()
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: None if "nvcc" in name else which(name))
+    found = diagnose()
+    assert found.compiler == f"{compiler} (version 1)"
+    assert found.cpu == Kernels(None, AT_FIRST_USE, "native")
+    messages = Messages()
+    build_kernels(messages)
+    build_kernels(messages)
+    assert messages.texts == ["compiling the cpu kernels"]
+    assert diagnose().cpu == Kernels(str(build.find_library("cpu")), "", "native")
+
+
+@pytest.mark.usefixtures("one_gpu", "loads")
+def test_device_kernels_are_built_for_all_targets_where_nvcc_is(make_compiler: MakeCompiler) -> None:
+    make_compiler()
+    make_compiler("nvcc", probe="printf 'tools, release 13.0\\ncompute_80\\ncompute_90\\n'")
+    found = diagnose()
+    assert found.gpus == ["NVIDIA H200 (sm_90)"]
+    assert found.nvcc is not None
+    assert found.nvcc.endswith("bin/nvcc (tools, release 13.0)")
+    assert found.cuda == Kernels(None, AT_FIRST_USE, "native")
+    messages = Messages()
+    build_kernels(messages)
+    assert messages.texts == ["compiling the cpu kernels", "compiling the cuda kernels, about a minute"]
+    assert diagnose().cuda == Kernels(str(build.find_library("cuda")), "", "native")
+
+
+@pytest.mark.usefixtures("one_gpu", "loads")
+def test_a_gpu_without_nvcc_leaves_the_torch_backend_and_fails_a_build(
+    make_compiler: MakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_compiler()
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: None if "nvcc" in name else which(name))
+    assert diagnose().cuda == Kernels(None, "no nvcc found", "torch")
+    with pytest.raises(BackendError, match=r"^the native cuda kernels cannot be had: no nvcc found$"):
+        build_kernels(SilentProgress())
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_library_that_does_not_load_is_told(make_compiler: MakeCompiler) -> None:
+    make_compiler()
+    library = build.build_library("cpu")
+    message = f"{library} cannot be loaded: {library}: file too short"
+    assert diagnose().cpu == Kernels(None, message, "torch")
+    with pytest.raises(BackendError, match=f"^{re.escape(f'the native cpu kernels cannot be had: {message}')}$"):
+        build_kernels(SilentProgress())
+
+
+def test_every_gpu_is_asked_whether_it_takes_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    class Library:
+        def __init__(self, path: Path) -> None:
+            assert path == tmp_path
+
+        def check(self, device: int) -> None:
+            asked.append(device)
+
+    monkeypatch.setattr(diagnosis, "DeviceLibrary", Library)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    diagnosis._load("cuda", tmp_path)
+    assert asked == [0, 1]
+
+
+def test_a_user_without_a_home_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_cache() -> Path:
+        raise BuildError("there is no home folder to cache libraries in; set EXLM_CACHE_DIR")
+
+    monkeypatch.setattr(build, "cache_dir", no_cache)
+    with pytest.raises(BackendError, match=r"^there is no home folder to cache libraries in; set EXLM_CACHE_DIR$"):
+        diagnose()
