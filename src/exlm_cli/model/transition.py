@@ -4,7 +4,6 @@ Axes: B sequences, S nodes, D width, h transition heads.
 """
 
 import math
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -91,7 +90,7 @@ class TransitionHead(nn.Module):
     def _lanes(self, node_mask: Tensor, state_lengths: Tensor) -> Float[Tensor, "B S S"]:
         assert self.lane_scores is not None
         is_next, is_same_lane = next_mask_edges(node_mask, state_lengths, self.num_states_per_mask)
-        return cast(Tensor, self.lane_scores[0] * is_next + self.lane_scores[1] * is_same_lane).float()
+        return (self.lane_scores[0] * is_next + self.lane_scores[1] * is_same_lane).float()
 
 
 def next_mask_edges(

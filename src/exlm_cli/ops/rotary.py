@@ -49,7 +49,8 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _turn(grad, *ctx.saved_tensors, -1), None, None
+        cos, sin = ctx.saved_tensors
+        return _turn(grad, cos, sin, -1), None, None
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
