@@ -167,12 +167,15 @@ _best.register_fake(lambda log_emit, *_: _empty_nodes(log_emit))
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, keeps_alpha = inputs
     ctx.keeps_alpha = keeps_alpha
+    ctx.set_materialize_grads(False)  # no zeros as large as alpha for the gradient that alpha does not have
     ctx.save_for_backward(*tensors, output[1])
 
 
-def _differentiate(ctx: Any, grad_nll: Tensor, _grad_saved: None) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, grad_nll: Tensor | None, _grad_saved: None) -> tuple[Tensor | None, ...]:
     if not ctx.keeps_alpha:
         raise RuntimeError("exlm::states_alignment_forward has no gradient where `keeps_alpha` is False")
+    if grad_nll is None:  # the loss went into nothing that is differentiated
+        return (None,) * 5
     wants_emit, wants_trans, *_ = ctx.needs_input_grad
     grad_emit, grad_trans = _backward(*ctx.saved_tensors, grad_nll, wants_emit, wants_trans)
     return (grad_emit if wants_emit else None), (grad_trans if wants_trans else None), None, None, None
