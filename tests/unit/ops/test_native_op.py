@@ -1,6 +1,6 @@
 """The native backend as a torch operator: schema, autograd, compilation, layouts, errors.
 
-Expected values come from the `reference` backend in the same dtype, torch's own checkers, or `ctc_loss`.
+Expected values come from the `reference` backend in the same dtype, or from torch's own checkers.
 """
 
 import ctypes
@@ -167,52 +167,6 @@ def test_float32_errors_are_at_most_twice_those_of_the_reference(case: dict[str,
         errors[backend] = torch.stack([*worst, ((nll - truth.nll) / truth.nll)[is_finite].abs().max()])
     # one float32 rounding of the result is granted to both
     assert (errors["native"] <= 2 * errors["reference"] + 1.2e-7).all()
-
-
-def test_ctc_is_a_special_case() -> None:
-    # classic CTC as a DAG: node (frame, label) of the frame where a label starts; staying and blanks are edge scores
-    B, F, V, L = 2, 7, 5, 3
-    generator = torch.Generator().manual_seed(0)
-    log_probs = torch.randn(F, B, V, generator=generator, dtype=torch.float64).log_softmax(-1).requires_grad_()
-    targets = torch.tensor([[1, 2, 3], [4, 1, 2]])  # no label twice in a row: blanks between labels are optional
-    expected = torch.nn.functional.ctc_loss(
-        log_probs, targets, torch.full((B,), F), torch.full((B,), L), reduction="none"
-    )
-    rows = [_ctc_as_dag(log_probs[:, row], targets[row]) for row in range(B)]
-    log_emit, log_trans = (torch.stack(x) for x in zip(*rows, strict=True))
-    lengths = torch.full((B,), L), torch.full((B,), log_emit.shape[2])
-    nll = states_alignment_nll(log_emit, log_trans, *lengths, backend="native")
-    torch.testing.assert_close(nll, expected, rtol=1e-12, atol=0)
-    (gradient,) = torch.autograd.grad(nll.sum(), log_probs, retain_graph=True)
-    (expected_gradient,) = torch.autograd.grad(expected.sum(), log_probs)
-    # ctc_loss gives the gradient through the softmax before it, so compare what both give for its logits
-    softmax = log_probs.detach().exp()
-    torch.testing.assert_close(
-        gradient - softmax * gradient.sum(-1, keepdim=True), expected_gradient, rtol=1e-10, atol=1e-12
-    )
-
-
-def _ctc_as_dag(log_probs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Nodes are the runs of frames [start, end) that one label may fill; edges carry the blanks between runs."""
-    num_frames, blank = len(log_probs), log_probs[:, 0]
-    runs = [(start, end) for end in range(1, num_frames + 1) for start in range(end)]
-    blanks = torch.cat([blank.new_zeros(1), blank.cumsum(0)])
-    size = len(runs) + 2
-    log_emit = torch.stack([log_probs[start:end, targets].sum(0) for start, end in runs], dim=1)
-    log_emit = torch.nn.functional.pad(log_emit, (1, 1))
-    bounds = [(0, 0), *runs, (num_frames, num_frames)]
-    rows = []
-    for v in range(size):
-        gaps = [(bounds[v][1], bounds[u][0]) for u in range(size)]
-        rows.append(
-            torch.stack(
-                [
-                    blanks[stop] - blanks[start] if u > v and stop >= start else blank.new_tensor(-torch.inf)
-                    for u, (start, stop) in enumerate(gaps)
-                ]
-            )
-        )
-    return log_emit, torch.stack(rows)
 
 
 def test_auto_takes_the_native_backend_where_it_is_there() -> None:
