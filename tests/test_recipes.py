@@ -12,7 +12,7 @@ from exlm_cli.config.load import dump_recipe, list_recipes, load_recipe, recipes
 from exlm_cli.config.parameters import count_parameters
 from exlm_cli.config.recipes import PretrainRecipe
 
-NUM_RECIPES = 30
+NUM_RECIPES = 32
 FILES = sorted(recipes_folder().rglob("*.yaml"))
 
 # every line of a table, by the key that holds it; `Activation function: GELU` is the model's only one

@@ -42,4 +42,5 @@ class SilentProgress:
     @contextmanager
     def bar(self, label: str, total: int | None, *, done: int = 0) -> Iterator[Bar]:
         """Yield a bar that says nothing."""
+        del label, total, done
         yield _SilentBar()

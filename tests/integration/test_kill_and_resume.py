@@ -43,7 +43,7 @@ pretrain.run_pretraining(load_recipe(recipe), out=Path(out))
 
 POINTS = [
     pytest.param("task", "losses", 1, id="before the first step"),
-    pytest.param("task", "losses", 12, id="between checkpoints"),
+    pytest.param("task", "losses", 8, id="between checkpoints"),
     pytest.param("checkpoint", "_sha256", 4, id="while the second checkpoint is hashed"),
     pytest.param("checkpoint", "_fsync", 11, id="while the second checkpoint is synced"),
     pytest.param("task", "validate", 2, id="while validating"),

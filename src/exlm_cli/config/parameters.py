@@ -31,7 +31,7 @@ def tokens_per_step(recipe: PretrainRecipe) -> int:
     if train.batch_tokens is not None:
         return train.batch_tokens
     assert train.batch_sequences is not None, "a recipe has one of the two"
-    return train.batch_sequences * ((recipe.data.sequence_length - 2) * recipe.masking.num_repeats + 2)
+    return train.batch_sequences * recipe.repeated_length
 
 
 def _transition_parameters(recipe: PretrainRecipe) -> int:

@@ -107,9 +107,9 @@ class PretrainRecipe(StrictModel):
             raise ValueError(
                 f"`optim.warmup_steps` {self.optim.warmup_steps} is more than `train.max_steps` {train.max_steps}"
             )
-        if train.batch_tokens is not None and train.batch_tokens < self.data.sequence_length:
+        if train.batch_tokens is not None and train.batch_tokens < self.repeated_length:
             raise ValueError(
-                f"`train.batch_tokens` {train.batch_tokens} does not hold one sequence of {self.data.sequence_length}"
+                f"`train.batch_tokens` {train.batch_tokens} does not hold one sequence of {self.repeated_length}"
             )
         if train.microbatch_tokens < self.longest_expanded_length:
             raise ValueError(
@@ -126,7 +126,11 @@ class PretrainRecipe(StrictModel):
         return min(real_tokens, max(1, math.floor(self.masking.mask_ratio * real_tokens) + 1))
 
     @property
+    def repeated_length(self) -> int:
+        """Input tokens of a full sequence after repetition, [CLS] and [SEP] included."""
+        return (self.data.sequence_length - 2) * self.masking.num_repeats + 2
+
+    @property
     def longest_expanded_length(self) -> int:
         """Positions of the longest sequence after repetition and expansion: L + (k - 1) T."""
-        repeated = (self.data.sequence_length - 2) * self.masking.num_repeats + 2
-        return repeated + (self.masking.num_states_per_mask - 1) * self.most_masks
+        return self.repeated_length + (self.masking.num_states_per_mask - 1) * self.most_masks

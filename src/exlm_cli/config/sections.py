@@ -1,6 +1,6 @@
 """The sections of a recipe: every field with its bounds and meaning beside it. No torch here."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -8,6 +8,7 @@ from exlm_cli.config.base import StrictModel
 
 Objective = Literal["exlm", "mlm"]
 Alignment = Literal["dag", "sparse_dag", "independent"]
+Share = Annotated[float, Field(ge=0, lt=1)]
 AlignmentBackend = Literal["auto", "reference", "torch", "native"]
 
 
@@ -17,7 +18,7 @@ class DataConfig(StrictModel):
     kind: Literal["text", "smiles"] = Field(description="What a row is: running text or one SMILES")
     train: tuple[str, ...] = Field(
         default=(),
-        description="Files, directories, globs, `hub:NAME`, `hub:NAME/CONFIG`, or `bundled:grammar|molecules`",
+        description="Files, directories, globs, `hub:OWNER/NAME[/CONFIG][@SPLIT]`, or `bundled:grammar|molecules`",
     )
     valid: tuple[str, ...] = Field(default=(), description="Validation inputs; empty: cut from `train`")
     valid_fraction: float = Field(0.01, gt=0, lt=0.5, description="Share of rows held out where `valid` is empty")
@@ -103,8 +104,8 @@ class OptimConfig(StrictModel):
     schedule: Literal["polynomial", "cosine", "constant"] = Field("polynomial", description="Decay after warm-up")
     warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up")
     power: float = Field(1.0, gt=0, le=10, description="Power of the polynomial decay; 1 is linear")
-    end_lr: float = Field(0.0, ge=0, description="Learning rate at the last step")
-    betas: tuple[float, float] = Field((0.9, 0.98), description="Adam's betas")
+    end_lr: float = Field(0.0, ge=0, le=1, description="Learning rate at the last step")
+    betas: tuple[Share, Share] = Field((0.9, 0.98), description="Adam's betas")
     eps: float = Field(1e-6, gt=0, le=1e-2, description="Adam's epsilon")
     transition_lr_scale: float = Field(
         1.0, gt=0, le=10, description="Learning rate of the transition head as a multiple of `lr`; 1 is the paper's"

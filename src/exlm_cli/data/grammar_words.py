@@ -107,7 +107,7 @@ _FRUITS: list[tuple[float, Words]] = [
 ]
 
 FAMILIES: tuple[tuple[str, float, list[tuple[float, Words]]], ...] = (
-    ("This is {adj}, and I'm very {emotion} to see this.", 5, _feelings("adj", "emotion")),
+    ("This is {adj}, and I'm very {emotion} to see this.", 20, _feelings("adj", "emotion")),
     ("That was {adj}, and we are {emotion} to hear it.", 2, _feelings("adj", "emotion")),
     (
         "They {event} the game: this is {adj}, and I'm very {emotion} to see this.",

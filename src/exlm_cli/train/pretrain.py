@@ -24,6 +24,7 @@ from exlm_cli.data.shards import TokenDataset
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.model.exlm import ExlmModel
+from exlm_cli.ops.alignment import choose_backend
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import MetricsLog, create_run_dir, removed_on_failure, update_run_json, write_atomically
 from exlm_cli.train.checkpoint import newest_good_checkpoint, remove_unfinished
@@ -157,6 +158,11 @@ def run_pretraining(
         f"{recipe.name}: {num_parameters / 1e6:.1f} M parameters, {len(data.train):,} sequences, "
         f"{data.train.num_tokens:,} tokens, on {describe_device(device)}; results in {run}"
     )
+    if model.transition is not None:
+        # chosen, and where need be built, before the first step
+        backend = choose_backend(recipe.train.alignment_backend, torch.float32, device.type)
+        progress.message(f"alignment backend: {backend}")
+        update_run_json(run, {"alignment_backend": backend})
     loop = TrainingLoop(
         task,
         recipe.train,

@@ -57,7 +57,7 @@ def check(key: str, value: Any) -> None:
         (
             "data.train", [1, 2],
             "`--set`: `data.train` is [1, 2]; accepted: a list like [a, b]",
-            "`data.train`: Files, directories, globs, `hub:NAME`, `hub:NAME/CONFIG`, or `bundled:grammar|molecules`",
+            "`data.train`: Files, directories, globs, `hub:OWNER/NAME[/CONFIG][@SPLIT]`, or `bundled:grammar|molecules`",
         ),
         (
             "optim.betas", [0.9],
