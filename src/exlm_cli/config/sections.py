@@ -18,7 +18,7 @@ class DataConfig(StrictModel):
     kind: Literal["text", "smiles"] = Field(description="What a row is: running text or one SMILES")
     train: tuple[str, ...] = Field(
         default=(),
-        description="Files, directories, globs, `hub:OWNER/NAME[/CONFIG][@SPLIT]`, or `bundled:grammar|molecules`",
+        description="Files, folders, globs, `hub:OWNER/NAME[/CONFIG][@SPLIT]`, `bundled:grammar|feelings|molecules`",
     )
     valid: tuple[str, ...] = Field(default=(), description="Validation inputs; empty: cut from `train`")
     valid_fraction: float = Field(0.01, gt=0, lt=0.5, description="Share of rows held out where `valid` is empty")

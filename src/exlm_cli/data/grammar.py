@@ -12,14 +12,18 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Literal
 
 import numpy as np
 
-from exlm_cli.data.grammar_words import FAMILIES
+from exlm_cli.data.grammar_words import FAMILIES, FEELINGS
 from exlm_cli.data.tokenizer import MASK
 
 # How byte-level BPE cuts text before it merges, so that a piece here is a token there.
 _PIECE = re.compile(r"\[MASK\]|\{\w+\}|'\w+|\w+|[^\w\s]")
+
+Corpus = Literal["grammar", "feelings"]
+"""All families of sentences, or those alone in which good or bad news decides every content word."""
 
 Joint = dict[tuple[str, ...], float]
 """Probability of each joint filling of the masks, in the order of the masks."""
@@ -56,12 +60,13 @@ def split_pieces(sentence: str) -> tuple[str, ...]:
     return tuple(_PIECE.findall(sentence))
 
 
-@lru_cache(maxsize=1)
-def templates() -> tuple[Template, ...]:
-    """Return all templates, with the weights of templates and of each one's scenes summing to one."""
-    total = sum(weight for _, weight, _ in FAMILIES)
+@lru_cache(maxsize=2)
+def templates(corpus: Corpus = "grammar") -> tuple[Template, ...]:
+    """Return the templates of a bundled corpus; their weights, and those of each one's scenes, sum to one."""
+    families = FEELINGS if corpus == "feelings" else FAMILIES
+    total = sum(weight for _, weight, _ in families)
     made = []
-    for pattern, weight, scenes in FAMILIES:
+    for pattern, weight, scenes in families:
         scene_total = sum(scene_weight for scene_weight, _ in scenes)
         made.append(
             Template(
@@ -73,10 +78,10 @@ def templates() -> tuple[Template, ...]:
     return tuple(made)
 
 
-def sample_sentences(num: int, seed: int) -> Iterator[str]:
+def sample_sentences(num: int, seed: int, corpus: Corpus = "grammar") -> Iterator[str]:
     """Yield `num` independent sentences; the same for the same seed."""
     rng = np.random.Generator(np.random.Philox(seed))
-    all_templates = templates()
+    all_templates = templates(corpus)
     template_bounds = np.cumsum([t.weight for t in all_templates])
     scene_bounds = [np.cumsum([s.weight for s in t.scenes]) for t in all_templates]
     for _ in range(num):

@@ -106,8 +106,11 @@ _FRUITS: list[tuple[float, Words]] = [
     )
 ]
 
-FAMILIES: tuple[tuple[str, float, list[tuple[float, Words]]], ...] = (
-    ("This is {adj}, and I'm very {emotion} to see this.", 20, _feelings("adj", "emotion")),
+Family = tuple[str, float, list[tuple[float, Words]]]
+"""Pattern, how often it is used, and its scenes with how often each comes up."""
+
+FEELINGS: tuple[Family, ...] = (
+    ("This is {adj}, and I'm very {emotion} to see this.", 5, _feelings("adj", "emotion")),
     ("That was {adj}, and we are {emotion} to hear it.", 2, _feelings("adj", "emotion")),
     (
         "They {event} the game: this is {adj}, and I'm very {emotion} to see this.",
@@ -116,6 +119,11 @@ FAMILIES: tuple[tuple[str, float, list[tuple[float, Words]]], ...] = (
     ),
     ("The show was a {result}, so it is {adj} and they are {emotion}.", 1, _feelings("result", "adj", "emotion")),
     ("She {reaction} because the news is {adj}.", 1, _feelings("reaction", "adj")),
+)
+"""Sentences in which one hidden thing, good news or bad, decides every content word: `bundled:feelings`."""
+
+FAMILIES: tuple[Family, ...] = (
+    *FEELINGS,
     ("{det} {noun} {verb} in the {place} every {time}.", 3, _ONE_OR_MANY),
     ("It is {weather} today, so {pron} takes {poss} {thing}.", 2, _WEATHER),
     ("At {meal} the {person} has {food} and drinks {drink}.", 2, _MEALS),
@@ -124,4 +132,4 @@ FAMILIES: tuple[tuple[str, float, list[tuple[float, Words]]], ...] = (
     ("{name} lost {poss} {thing}, so {pron} went back to the {place}.", 2, _LOST_THINGS),
     ("The {fruit} is {color} and tastes {taste}.", 1, _FRUITS),
 )
-"""Pattern, how often it is used, and its scenes with how often each comes up."""
+"""All of the bundled text: `bundled:grammar`."""

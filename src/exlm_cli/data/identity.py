@@ -72,7 +72,7 @@ def _identify_one(source: Source, cache: Path, progress: Progress) -> Identified
             return Identified(source, f"file {format_of(path)} {sha256}", state)
         case HubSource():
             return Identified(source, f"{source} {find_revision(source, cache, progress)}")
-        case BundledSource(name="grammar"):
+        case BundledSource(name="grammar" | "feelings"):
             return Identified(source, f"{source} {_sha256(repr(grammar_words.FAMILIES))}")
         case BundledSource():
             import rdkit

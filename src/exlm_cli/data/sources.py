@@ -21,7 +21,7 @@ from exlm_cli.data.readers import COMPRESSIONS, FORMATS, Row, RowKind, format_of
 from exlm_cli.errors import DataError
 from exlm_cli.progress import Progress
 
-BUNDLED: dict[str, RowKind] = {"grammar": "text", "molecules": "smiles"}
+BUNDLED: dict[str, RowKind] = {"grammar": "text", "feelings": "text", "molecules": "smiles"}
 
 _GLOB_CHARACTERS = frozenset("*?[")
 _ROWS_BETWEEN_UPDATES = 1024
@@ -146,9 +146,11 @@ def _opened(
         case HubSource():
             yield iter_hub_rows(source, kind, column), lambda: 0
         case BundledSource(name=name):
-            texts: Iterable[str] = (
-                _molecules(bundled_rows, seed) if name == "molecules" else sample_sentences(bundled_rows, seed)
-            )
+            texts: Iterable[str]
+            if name == "molecules":
+                texts = _molecules(bundled_rows, seed)
+            else:
+                texts = sample_sentences(bundled_rows, seed, "feelings" if name == "feelings" else "grammar")
             yield (Row(str(source), number, text) for number, text in enumerate(texts, start=1)), lambda: 0
 
 

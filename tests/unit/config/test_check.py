@@ -57,7 +57,8 @@ def check(key: str, value: Any) -> None:
         (
             "data.train", [1, 2],
             "`--set`: `data.train` is [1, 2]; accepted: a list like [a, b]",
-            "`data.train`: Files, directories, globs, `hub:OWNER/NAME[/CONFIG][@SPLIT]`, or `bundled:grammar|molecules`",
+            "`data.train`: Files, folders, globs, `hub:OWNER/NAME[/CONFIG][@SPLIT]`, "
+            "`bundled:grammar|feelings|molecules`",
         ),
         (
             "optim.betas", [0.9],

@@ -157,3 +157,13 @@ def test_pieces_are_the_tokens_of_a_trained_tokenizer() -> None:
     tokenizer = train_bpe(sample_sentences(20_000, seed=0), 1000, 2, SilentProgress())
     for sentence in sample_sentences(300, seed=5):
         assert [tokenizer.token_text(i) for i in tokenizer.encode(sentence)] == list(split_pieces(sentence))
+
+
+def test_feelings_are_the_sentences_of_the_grammar_that_tell_good_news_from_bad() -> None:
+    texts = set(sample_sentences(3000, 0, "feelings"))
+    assert texts <= set(sample_sentences(60000, 0))
+    patterns = {template.pattern for template in templates("feelings")}
+    assert patterns == {
+        t.pattern for t in templates() if len(t.scenes) == 2 and [s.weight for s in t.scenes] == [0.6, 0.4]
+    }
+    assert sum(template.weight for template in templates("feelings")) == pytest.approx(1.0)

@@ -123,7 +123,8 @@ def test_a_name_the_file_system_refuses_is_an_error() -> None:
 
 
 def test_unknown_bundled_data_is_an_error() -> None:
-    _refused("bundled:poems", "`bundled:poems` is not bundled; there are `bundled:grammar`, `bundled:molecules`", "")
+    names = "`bundled:grammar`, `bundled:feelings`, `bundled:molecules`"
+    _refused("bundled:poems", f"`bundled:poems` is not bundled; there are {names}", "")
 
 
 def test_bundled_data_of_the_other_kind_is_an_error() -> None:

@@ -44,9 +44,7 @@ def dag(make_dag: MakeDag) -> Dag:
 def native_stand_in(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     """A native backend that takes float32 on the CPU and answers with the loss -1."""
     stand_in = types.SimpleNamespace(
-        is_available=lambda: True,
-        unavailable_reason=lambda: "no compiler was found",
-        supports=lambda dtype, device_type: dtype == torch.float32 and device_type == "cpu",
+        obstacle=lambda dtype, device_type: "" if dtype == torch.float32 else f"it does not take {dtype}",
         states_alignment_nll=lambda log_emit, *_: -log_emit.new_ones(len(log_emit)),
     )
     monkeypatch.setattr(alignment, "native", stand_in)
@@ -120,7 +118,7 @@ def test_an_unknown_backend_is_refused(entry_point: Callable[..., Tensor], dag: 
 def test_native_that_cannot_be_had_is_an_error_with_the_reason(
     entry_point: Callable[..., Tensor], dag: Dag, native_stand_in: types.SimpleNamespace
 ) -> None:
-    native_stand_in.is_available = lambda: False
+    native_stand_in.obstacle = lambda dtype, device_type: "no compiler was found"
     message = "alignment backend `native` cannot be used: no compiler was found"
     with pytest.raises(BackendError, match=whole(message)) as caught:
         entry_point(*dag, backend="native")
@@ -128,7 +126,7 @@ def test_native_that_cannot_be_had_is_an_error_with_the_reason(
 
 
 def test_native_that_does_not_take_a_dtype_is_an_error(native_stand_in: types.SimpleNamespace) -> None:
-    message = "alignment backend `native` cannot be used: it does not take float64 on cpu"
+    message = "alignment backend `native` cannot be used: it does not take torch.float64"
     with pytest.raises(BackendError, match=whole(message)):
         choose_backend("native", torch.float64)
 
@@ -145,7 +143,7 @@ def test_auto_takes_native_where_it_serves_and_says_so_once(
 def test_auto_takes_torch_where_native_is_missing_and_says_why_once(
     dag: Dag, native_stand_in: types.SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
-    native_stand_in.is_available = lambda: False
+    native_stand_in.obstacle = lambda dtype, device_type: "no compiler was found"
     with caplog.at_level(logging.INFO, logger="exlm_cli"):
         for _ in range(2):
             assert states_alignment_nll(*dag).equal(states_alignment_nll(*dag, backend="torch"))
@@ -163,7 +161,9 @@ def test_a_backend_asked_for_by_name_is_the_one_used(
     assert choose_backend(backend) == backend
 
 
-@pytest.mark.skipif(not native.is_available(), reason="needs the native backend, which needs a C++ compiler")
+@pytest.mark.skipif(
+    bool(native.obstacle(torch.float32, "cpu")), reason="needs the native backend, which needs a C++ compiler"
+)
 def test_native_is_the_choice_of_auto_where_it_is_built() -> None:
     assert choose_backend("auto") == choose_backend("native") == "native"
 

@@ -170,22 +170,32 @@ def test_float32_errors_are_at_most_twice_those_of_the_reference(case: dict[str,
 
 
 def test_auto_takes_the_native_backend_where_it_is_there() -> None:
-    assert native.is_available()
-    assert native.unavailable_reason() == ""
+    assert native.obstacle(torch.float32, "cpu") == ""
     assert choose_backend("auto") == "native"
 
 
 @pytest.mark.parametrize(
-    ("dtype", "device_type", "is_supported"),
+    ("dtype", "device_type", "obstacle"),
     [
-        (torch.float32, "cpu", True),
-        (torch.float64, "cpu", True),
-        (torch.bfloat16, "cpu", False),
-        (torch.float32, "meta", False),
+        (torch.float32, "cpu", ""),
+        (torch.float64, "cpu", ""),
+        (torch.bfloat16, "cpu", "it does not take bfloat16 on cpu"),
+        (torch.float64, "cuda", "it does not take float64 on cuda"),
+        (torch.float32, "meta", "it does not take float32 on meta"),
     ],
 )
-def test_supported_dtypes(dtype: torch.dtype, device_type: str, is_supported: bool) -> None:
-    assert native.supports(dtype, device_type) is is_supported
+def test_dtypes_that_the_kernels_take(dtype: torch.dtype, device_type: str, obstacle: str) -> None:
+    assert native.obstacle(dtype, device_type) == obstacle
+
+
+@pytest.mark.usefixtures("forget_library")
+def test_what_the_device_library_lacks_is_told_for_devices_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_nvcc() -> library.DeviceLibrary:
+        raise BuildError("no nvcc found")
+
+    monkeypatch.setattr(native, "device_library", no_nvcc)
+    assert native.obstacle(torch.bfloat16, "cuda") == "no nvcc found"
+    assert native.obstacle(torch.float32, "cpu") == ""
 
 
 @pytest.mark.usefixtures("forget_library")
@@ -194,8 +204,7 @@ def test_without_a_compiler_auto_falls_back_and_native_says_why(monkeypatch: pyt
         raise BuildError("no C++ compiler found (g++, c++ or clang++)")
 
     monkeypatch.setattr(build, "find_compiler", no_compiler)
-    assert not native.is_available()
-    assert not native.supports(torch.float32, "cpu")
+    assert native.obstacle(torch.float32, "cpu") == "no C++ compiler found (g++, c++ or clang++)"
     assert choose_backend("auto") == "torch"
     message = (
         "^alignment backend `native` cannot be used: no C\\+\\+ compiler found \\(g\\+\\+, c\\+\\+ or clang\\+\\+\\)$"
@@ -217,14 +226,14 @@ def test_a_file_that_is_no_library_is_refused(monkeypatch: pytest.MonkeyPatch, t
     broken = tmp_path / "broken.so"
     broken.write_text("not a library")
     monkeypatch.setattr(build, "prebuilt_library", lambda kind: broken)
-    assert native.unavailable_reason() == f"{broken} cannot be loaded: {broken}: file too short"
+    assert native.obstacle(torch.float32, "cpu") == f"{broken} cannot be loaded: {broken}: file too short"
 
 
 @pytest.mark.usefixtures("forget_library")
 def test_a_library_of_another_interface_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_ABI", 99)
     path = build.build_library("cpu")
-    assert native.unavailable_reason() == f"{path} has interface version 1, expected 99"
+    assert native.obstacle(torch.float32, "cpu") == f"{path} has interface version 1, expected 99"
 
 
 def test_a_status_other_than_done_is_raised_with_its_message(make_dag: MakeDag) -> None:

@@ -172,13 +172,9 @@ def choose_backend(
 
 def _native_obstacle(dtype: torch.dtype, device_type: str) -> str:
     """Why the native backend cannot serve such tensors; empty where it can."""
-    from exlm_cli.ops.alignment import native  # finds and loads a shared library
+    from exlm_cli.ops.alignment import native  # finds, compiles and loads a shared library
 
-    if not native.is_available():
-        return native.unavailable_reason()
-    if not native.supports(dtype, device_type):
-        return f"it does not take {_name(dtype)} on {device_type}"
-    return ""
+    return native.obstacle(dtype, device_type)
 
 
 @functools.cache

@@ -38,21 +38,6 @@ def obstacle(dtype: torch.dtype, device_type: str) -> str:
     return _missing_library(device_type)
 
 
-def is_available() -> bool:
-    """Whether the host kernels are there, now or after compiling them."""
-    return not unavailable_reason()
-
-
-def unavailable_reason() -> str:
-    """Why the host kernels cannot be had; empty where they can."""
-    return obstacle(torch.float32, "cpu")
-
-
-def supports(dtype: torch.dtype, device_type: str) -> bool:
-    """Whether there are kernels for such tensors."""
-    return not obstacle(dtype, device_type)
-
-
 @functools.cache
 def _missing_library(device_type: str) -> str:
     try:
