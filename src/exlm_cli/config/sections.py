@@ -63,6 +63,9 @@ class TransitionConfig(StrictModel):
     heads: int = Field(1, ge=1, le=64, description="1: softmax(QK'/sqrt(D)); more: a gated mixture of softmaxes")
     position_features: bool = Field(False, description="Concatenate learned node positions before Q and K")
     max_nodes: int = Field(2048, ge=3, le=65536, description="Learned node positions, where they are on")
+    detach_states: bool = Field(
+        False, description="Transitions read the states without training the encoder through them; false: the paper's"
+    )
     lane_bias: float = Field(
         0.0,
         ge=0,

@@ -52,6 +52,7 @@ class TransitionHead(nn.Module):
         self.num_states_per_mask = num_states_per_mask
         self.num_heads = transition.heads
         self.is_sparse = config.alignment == "sparse_dag"
+        self.detach_states = transition.detach_states
         feature_width = config.width * (2 if transition.position_features else 1)
         self.node_position = nn.Embedding(transition.max_nodes, config.width) if transition.position_features else None
         self.query = nn.Linear(feature_width, config.width)
@@ -69,10 +70,10 @@ class TransitionHead(nn.Module):
 
         A row with no allowed edge (EOS, padding) is -inf throughout and its gradient is zero.
         """
-        features = states
+        features = states.detach() if self.detach_states else states
         if self.node_position is not None:
             index = torch.arange(states.shape[1], device=states.device)
-            features = torch.cat([states, self.node_position(index).expand_as(states)], dim=-1)
+            features = torch.cat([features, self.node_position(index).expand_as(states)], dim=-1)
         allowed_BSS = allowed_edges(node_mask, state_lengths, is_sparse=self.is_sparse)
         query_BhSd = self.query(features).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         key_BhSd = self.key(features).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

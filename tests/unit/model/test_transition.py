@@ -122,3 +122,12 @@ def test_lanes_raise_edges_to_the_next_mask_and_more_to_the_same_clone(batch, st
         # adding a bonus to the scores of a softmax shifts log-probabilities by it, up to one constant a row
         given = difference[0, v, v + 1 : end + 1].detach() - torch.tensor(bonus)
         torch.testing.assert_close(given, given[:1].expand_as(given), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_detached_states_get_no_gradient_and_the_head_still_does(batch, states, detach: bool) -> None:
+    head = _head(transition={"detach_states": detach})
+    log_trans = head(states, batch.node_mask, batch.state_lengths)
+    torch.where(log_trans.isfinite(), log_trans, 0.0).square().sum().backward()
+    assert (states.grad is None) == detach
+    assert head.query.weight.grad is not None
