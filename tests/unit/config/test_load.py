@@ -214,8 +214,8 @@ def recipes(draw: st.DrawFn) -> PretrainRecipe:
         optim={
             "lr": draw(st.floats(0, 1, exclude_min=True)),
             "eps": draw(st.floats(0, 1e-2, exclude_min=True)),
-            "end_lr": draw(st.floats(0, allow_infinity=False)),
-            "betas": draw(st.tuples(*[st.floats(allow_nan=False, allow_infinity=False)] * 2)),
+            "end_lr": draw(st.floats(0, 1)),
+            "betas": draw(st.tuples(*[st.floats(0, 1, exclude_max=True)] * 2)),
         },
         train={"compile": draw(st.booleans()), "num_threads": draw(st.none() | st.integers(1, 1024))},
     )
