@@ -1,0 +1,1 @@
+"""Downstream tasks: their data, their scores, and fine-tuning on them."""
