@@ -111,6 +111,15 @@ class Tokenizer:
         """Return the ids of many texts, on all cores."""
         return [e.ids for e in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ids of a text and, for each, the characters [start, end) of the text that it stands for.
+
+        A token of running text has the blank before its word within its characters. Tokens that share the bytes of one
+        character all have that character.
+        """
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
+
     def encode_with_masks(self, text: str) -> list[int]:
         """Return the ids of a text in which each literal "[MASK]" is the mask token.
 

@@ -67,6 +67,28 @@ def test_a_batch_is_encoded_as_its_texts_one_by_one(bpe: Tokenizer) -> None:
     assert bpe.encode_batch(texts) == [bpe.encode(text) for text in texts]
 
 
+@pytest.mark.parametrize(
+    "text", ["", SENTENCE, " very  glad\n", "größer \N{GRINNING FACE} e\N{COMBINING ACUTE ACCENT}."]
+)
+def test_offsets_give_the_text_back_character_by_character(bpe: Tokenizer, text: str) -> None:
+    ids, offsets = bpe.encode_with_offsets(text)
+    assert ids == bpe.encode(text)
+    assert len(offsets) == len(ids)
+    distinct = list(dict.fromkeys(offsets))
+    assert "".join(text[start:end] for start, end in distinct) == text
+    assert [start for start, _ in distinct] == [0, *(end for _, end in distinct)][: len(distinct)]
+
+
+def test_a_blank_belongs_to_the_word_after_it_and_split_characters_share_their_offsets(bpe: Tokenizer) -> None:
+    assert bpe.encode_with_offsets("is very glad")[1] == [(0, 2), (2, 7), (7, 12)]
+    assert bpe.encode_with_offsets("\N{GRINNING FACE}")[1] == [(0, 1)] * 4
+
+
+def test_offsets_of_smiles_are_its_atoms(smiles: Tokenizer) -> None:
+    text = "C[N+](Cl)"
+    assert [text[start:end] for start, end in smiles.encode_with_offsets(text)[1]] == ["C", "[N+]", "(", "Cl", ")"]
+
+
 def test_text_that_spells_a_special_token_stays_text(bpe: Tokenizer) -> None:
     ids = bpe.encode("glad [MASK] [SEP]")
     assert bpe.special_ids.isdisjoint(ids)
