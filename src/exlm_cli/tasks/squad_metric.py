@@ -1,0 +1,154 @@
+"""Exact match and F1 as the official SQuAD 2.0 evaluation defines them, and the threshold above which to say nothing.
+
+All scores are shares in [0, 1]; the official script prints them in percent. Written from the definition and held to
+vectors worked out by hand (`tests/unit/tasks/test_squad_metric.py`).
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalize_answer(text: str) -> str:
+    """Return an answer in lower case, without ASCII punctuation, then without articles, with single blanks."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def exact_match(predicted: str, golds: Sequence[str]) -> float:
+    """Return 1 where a prediction equals any of the gold answers once both are normalised, else 0.
+
+    Args:
+        predicted: Answer; empty for "no answer".
+        golds: Gold answers; those with nothing left after normalising do not count, and where none is left the right
+            answer is the empty one.
+    """
+    normalized = normalize_answer(predicted)
+    return float(any(normalized == normalize_answer(gold) for gold in scorable_golds(golds)))
+
+
+def f1(predicted: str, golds: Sequence[str]) -> float:
+    """Return the best F1 over gold answers of the two bags of normalised words.
+
+    Where one bag is empty, F1 is 1 if both are, else 0. Arguments are those of `exact_match`.
+    """
+    return max(_word_f1(predicted, gold) for gold in scorable_golds(golds))
+
+
+def _word_f1(predicted: str, gold: str) -> float:
+    predicted_words, gold_words = normalize_answer(predicted).split(), normalize_answer(gold).split()
+    if not predicted_words or not gold_words:
+        return float(predicted_words == gold_words)
+    num_same = (Counter(predicted_words) & Counter(gold_words)).total()
+    # 2PR / (P + R) with P = same / predicted and R = same / gold
+    return 2 * num_same / (len(predicted_words) + len(gold_words))
+
+
+def scorable_golds(golds: Sequence[str]) -> list[str]:
+    """Return the gold answers that have a word in them; the empty answer where none has."""
+    return [gold for gold in golds if normalize_answer(gold)] or [""]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What a model says to one question, and what would be right.
+
+    Attributes:
+        text: Its best answer, never mind whether there is one.
+        no_answer_score: How much more it believes that there is none: null score minus the score of `text`.
+        golds: Gold answers; none where the question has no answer.
+    """
+
+    text: str
+    no_answer_score: float
+    golds: tuple[str, ...]
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether the question can be answered."""
+        return bool(self.golds)
+
+
+@dataclass(frozen=True)
+class BestThreshold:
+    """The mean score that the best threshold gives, and that threshold: above it a question is left unanswered."""
+
+    score: float
+    threshold: float
+
+
+def find_best_threshold(questions: Sequence[Answered], scores: Sequence[float]) -> BestThreshold:
+    """Find the threshold with the best mean score, as `find_best_thresh` of the official script does.
+
+    It begins with no question answered, which scores 1 on each question without an answer, and answers one question
+    after the other, those first that believe most in their answer. An answered question adds its score where it has an
+    answer, and takes 1 away where it has none (0 if the prediction is empty). Questions of equal `no_answer_score` are
+    taken one by one in the order given, as there, though no threshold could part them.
+
+    Args:
+        questions: At least one.
+        scores: Exact match or F1 of each question's `text`.
+
+    Returns:
+        The threshold is the `no_answer_score` of the last question answered. Where none should be, it is 1 below the
+        lowest: the official script says 0 there, which means the same for its probabilities, but not for differences.
+    """
+    order = sorted(range(len(questions)), key=lambda index: questions[index].no_answer_score)
+    current = best = float(sum(not question.has_answer for question in questions))
+    threshold = questions[order[0]].no_answer_score - 1.0
+    for index in order:
+        question = questions[index]
+        if question.has_answer:
+            current += scores[index]
+        elif question.text:
+            current -= 1.0
+        if current > best:
+            best, threshold = current, question.no_answer_score
+    return BestThreshold(best / len(questions), threshold)
+
+
+def apply_threshold(questions: Sequence[Answered], scores: Sequence[float], threshold: float) -> list[float]:
+    """Return the score of each question once those above the threshold are left unanswered."""
+    return [
+        float(not question.has_answer) if question.no_answer_score > threshold else score
+        for question, score in zip(questions, scores, strict=True)
+    ]
+
+
+def squad_metrics(questions: Sequence[Answered]) -> dict[str, float]:
+    """Score the answers of a whole set.
+
+    Returns:
+        `exact_match`, `f1`: at their best thresholds (`best_exact` and `best_f1` of the official script, which papers
+        report), with `exact_match_threshold`, `f1_threshold`; `exact_match_at_0`, `f1_at_0`: at threshold 0, where
+        nothing is tuned; `has_answer_...`, `no_answer_...`: means at the best threshold of F1 over the questions that
+        have an answer and over those that have none, NaN where there is no such question.
+    """
+    exact_scores = [exact_match(question.text, question.golds) for question in questions]
+    f1_scores = [f1(question.text, question.golds) for question in questions]
+    best_exact = find_best_threshold(questions, exact_scores)
+    best_f1 = find_best_threshold(questions, f1_scores)
+    exact_at_best = apply_threshold(questions, exact_scores, best_f1.threshold)
+    f1_at_best = apply_threshold(questions, f1_scores, best_f1.threshold)
+    metrics = {
+        "exact_match": best_exact.score,
+        "f1": best_f1.score,
+        "exact_match_threshold": best_exact.threshold,
+        "f1_threshold": best_f1.threshold,
+        "exact_match_at_0": _mean(apply_threshold(questions, exact_scores, 0.0)),
+        "f1_at_0": _mean(apply_threshold(questions, f1_scores, 0.0)),
+    }
+    groups: Mapping[str, bool] = {"has_answer": True, "no_answer": False}
+    for name, has_answer in groups.items():
+        members = [index for index, question in enumerate(questions) if question.has_answer == has_answer]
+        metrics[f"{name}_exact_match"] = _mean([exact_at_best[index] for index in members])
+        metrics[f"{name}_f1"] = _mean([f1_at_best[index] for index in members])
+    return metrics
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")
