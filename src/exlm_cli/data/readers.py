@@ -1,20 +1,15 @@
 """Rows out of one local file, whatever its format and compression; streamed, each with its line or record number."""
 
 import codecs
-import csv
-import gzip
 import io
 import json
-import lzma
 import re
-import shutil
-import tempfile
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, cast
+from typing import Any, BinaryIO, Literal, NamedTuple
 
+from exlm_cli.data.decoding import BUFFER_BYTES, csv_records, decode_line, decoded_lines, decompress, explaining_damage
 from exlm_cli.errors import DataError
 
 RowKind = Literal["text", "smiles"]
@@ -26,9 +21,7 @@ _PLAUSIBLE_COLUMNS: dict[RowKind, frozenset[str]] = {
     "text": frozenset({"text", "sentence", "content", "document", "article"}),
     "smiles": frozenset({"smiles", "canonical_smiles", "isomeric_smiles", "mol"}),
 }
-_BUFFER_BYTES = 1 << 20
 _LONGEST_TEXT_BYTES = 1 << 20
-_LARGEST_CSV_FIELD = 2**31 - 1
 _PARQUET_BATCH_ROWS = 4096
 _BETWEEN_ELEMENTS = re.compile(r"[\s,]*")
 
@@ -71,28 +64,20 @@ def read_file(path: Path, raw: io.BufferedReader, kind: RowKind, column: str | N
     Raises:
         DataError: Undecodable, binary, truncated or malformed content, or no such column.
     """
-    try:
-        with _decompress(path, raw) as file:
-            match format_of(path):
-                case ".txt" | ".smi":
-                    yield from _read_lines(path, file, kind)
-                case ".csv":
-                    yield from _read_csv(path, file, kind, column, delimiter=",", quoting=csv.QUOTE_MINIMAL)
-                case ".tsv":
-                    # TSV has no quoting: a lone quotation mark must not swallow the lines after it
-                    yield from _read_csv(path, file, kind, column, delimiter="\t", quoting=csv.QUOTE_NONE)
-                case ".jsonl":
-                    yield from _read_json_lines(path, file, kind, column)
-                case ".json":
-                    yield from _read_json(path, file, kind, column)
-                case ".parquet":
-                    yield from _read_parquet(path, file, kind, column)
-    except EOFError as error:
-        raise DataError(f"{path}: the compressed file is truncated", "fetch or write it again") from error
-    except (zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
-        raise DataError(f"{path}: the compressed file is damaged: {error}", "fetch or write it again") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+    with explaining_damage(path), decompress(path, raw, is_seekable=format_of(path) == ".parquet") as file:
+        match format_of(path):
+            case ".txt" | ".smi":
+                yield from _read_lines(path, file, kind)
+            case ".csv":
+                yield from _read_csv(path, file, kind, column, is_tsv=False)
+            case ".tsv":
+                yield from _read_csv(path, file, kind, column, is_tsv=True)
+            case ".jsonl":
+                yield from _read_json_lines(path, file, kind, column)
+            case ".json":
+                yield from _read_json(path, file, kind, column)
+            case ".parquet":
+                yield from _read_parquet(path, file, kind, column)
 
 
 def choose_column(origin: str, names: Sequence[str], kind: RowKind, column: str | None) -> str:
@@ -118,48 +103,6 @@ def choose_column(origin: str, names: Sequence[str], kind: RowKind, column: str 
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
-
-
-def _decompress(path: Path, raw: io.BufferedReader) -> io.BufferedReader:
-    opened: Any
-    match path.suffix.lower():
-        case ".gz":
-            opened = gzip.GzipFile(fileobj=raw)
-        case ".xz":
-            opened = lzma.LZMAFile(raw)  # noqa: SIM115 (the caller closes what it is on)
-        case _:
-            return raw
-    if format_of(path) != ".parquet":
-        return io.BufferedReader(opened, _BUFFER_BYTES)
-    # Parquet is read from its end: unpack it once instead of many times
-    unpacked = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
-    shutil.copyfileobj(opened, unpacked, _BUFFER_BYTES)
-    unpacked.seek(0)
-    return cast(io.BufferedReader, unpacked)
-
-
-def _decoded_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
-    """Yield line numbers and lines, line ends included."""
-    offset = 0
-    for number, line in enumerate(file, start=1):
-        yield number, _decode(path, line, number, offset)
-        offset += len(line)
-
-
-def _decode(path: Path, line: bytes, number: int, offset: int) -> str:
-    try:
-        text = line.decode()
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}:{number}: not UTF-8 text: byte 0x{line[error.start]:02x} at offset {offset + error.start:,}",
-            "the file is binary or in another encoding; `iconv -f ENCODING -t UTF-8` converts text",
-        ) from error
-    if "\0" in text:
-        raise DataError(
-            f"{path}:{number}: not text: byte 0x00 at offset {offset + line.index(0):,}",
-            "the file is binary or in another encoding; `iconv -f ENCODING -t UTF-8` converts text",
-        )
-    return text.removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}") if offset == 0 else text
 
 
 def _read_lines(path: Path, file: BinaryIO, kind: RowKind) -> Iterator[Row]:
@@ -191,38 +134,29 @@ def _bounded_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
                     "the file is not running text or SMILES",
                 )
             line, held = line[:cut], line[cut:]
-        yield number, _decode(path, line, number, offset)
+        yield number, decode_line(path, line, number, offset)
         offset += len(line)
         number += is_whole
     if held:
-        yield number, _decode(path, held, number, offset)
+        yield number, decode_line(path, held, number, offset)
 
 
-def _read_csv(
-    path: Path, file: BinaryIO, kind: RowKind, column: str | None, *, delimiter: str, quoting: int
-) -> Iterator[Row]:
-    csv.field_size_limit(_LARGEST_CSV_FIELD)
-    lines = (line for _, line in _decoded_lines(path, file))
-    reader = csv.reader(lines, delimiter=delimiter, quoting=cast(Any, quoting), strict=True)
-    try:
-        header = next(reader, None)
-        if header is None:
-            return
-        index = header.index(choose_column(str(path), header, kind, column))
-        first_line = reader.line_num + 1
-        for record in reader:
-            if index < len(record):
-                yield Row(str(path), first_line, record[index].strip())
-            elif record:
-                problem = f"has {len(record)} columns, `{header[index]}` is column {index + 1}"
-                yield Row(str(path), first_line, delimiter.join(record), problem=problem)
-            first_line = reader.line_num + 1
-    except csv.Error as error:
-        raise DataError(f"{path}:{reader.line_num}: malformed: {error}") from error
+def _read_csv(path: Path, file: BinaryIO, kind: RowKind, column: str | None, *, is_tsv: bool) -> Iterator[Row]:
+    records = csv_records(path, file, is_tsv=is_tsv)
+    _, header = next(records, (1, None))
+    if header is None:
+        return
+    index = header.index(choose_column(str(path), header, kind, column))
+    for line, record in records:
+        if index < len(record):
+            yield Row(str(path), line, record[index].strip())
+        elif record:
+            problem = f"has {len(record)} columns, `{header[index]}` is column {index + 1}"
+            yield Row(str(path), line, ("\t" if is_tsv else ",").join(record), problem=problem)
 
 
 def _read_json_lines(path: Path, file: BinaryIO, kind: RowKind, column: str | None) -> Iterator[Row]:
-    for number, line in _decoded_lines(path, file):
+    for number, line in decoded_lines(path, file):
         if not line.strip():
             continue
         try:
@@ -265,7 +199,7 @@ def _json_row(path: Path, number: int, record: Any, column: str | None) -> Row:
 
 def _array_elements(path: Path, file: BinaryIO) -> Iterator[Any]:
     decoder = json.JSONDecoder()
-    blocks = codecs.iterdecode(iter(partial(file.read, _BUFFER_BYTES), b""), "utf-8")
+    blocks = codecs.iterdecode(iter(partial(file.read, BUFFER_BYTES), b""), "utf-8")
     number, start = 1, 0
     try:
         buffer = next(blocks, "").lstrip()[1:]

@@ -197,7 +197,7 @@ def test_json_lines_may_be_called_json(tmp_path: Path) -> None:
 
 
 def test_a_json_array_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "_BUFFER_BYTES", 7)
+    monkeypatch.setattr(readers, "BUFFER_BYTES", 7)
     path = tmp_path / "a.json"
     path.write_text(json.dumps([*RECORDS, "plain"], indent=1))
     assert [row.text for row in _read(path)] == [*(r["text"] for r in RECORDS), "plain"]
