@@ -1,4 +1,4 @@
-"""Rank agreement with p^k: closed forms, and the numbers of the paper's own Figures 3 and 5, for which its claims hold."""
+"""Rank agreement with p^k: closed forms, and the paper's own Figures 3 and 5, for which its claims hold."""
 
 import math
 import statistics
