@@ -1,0 +1,117 @@
+"""A CSV or TSV file as columns, with the line each row stands on."""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from exlm_cli.data.decoding import csv_records, decompress, explaining_damage
+from exlm_cli.data.readers import COMPRESSIONS, format_of
+from exlm_cli.errors import DataError
+
+_MOST_NAMED = 12
+_OTHER_DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """The cells of a file, as text, blanks around them removed.
+
+    Attributes:
+        path: Where it was read from.
+        columns: Cells by column, in the order of the header.
+        lines: Line of the file on which each row begins, counted from 1; the header is on line 1.
+    """
+
+    path: Path
+    columns: dict[str, tuple[str, ...]]
+    lines: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def column(self, name: str, option: str = "") -> tuple[str, ...]:
+        """Return one column.
+
+        Args:
+            name: As the header has it.
+            option: What chooses it, like `--smiles-column`; named in the hint.
+
+        Raises:
+            DataError: There is no such column; names the nearest one, or all.
+        """
+        if name not in self.columns:
+            raise DataError(f"{self.path}: no column `{name}`; {self._describe_columns()}", self._hint(name, option))
+        return self.columns[name]
+
+    def where(self, row: int) -> str:
+        """Return the place of a row, counted from 0, as errors name it: `file.csv:7`."""
+        return f"{self.path}:{self.lines[row]}"
+
+    def _describe_columns(self) -> str:
+        names = list(self.columns)
+        if len(names) == 1:
+            for delimiter, words in _OTHER_DELIMITERS.items():
+                if delimiter in names[0]:
+                    return f"the header seems to be set apart by {words}, not by commas"
+        shown = ", ".join(f"`{name}`" for name in names[:_MOST_NAMED])
+        return f"there are {shown}" + (f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else "")
+
+    def _hint(self, name: str, option: str) -> str:
+        by_folded = {known.casefold(): known for known in reversed(self.columns)}
+        close = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.6)
+        if close:
+            return f"did you mean `{by_folded[close[0]]}`?"
+        return f"choose one with `{option}`" if option else ""
+
+
+def read_table(path: Path, *, header: Sequence[str] | None = None) -> Table:
+    """Read a whole `.csv` or `.tsv`, also `.gz` and `.xz`; empty lines are left out. Cells of TSV are never quoted.
+
+    Args:
+        path: The file.
+        header: Names of the columns of a file that has no header.
+
+    Raises:
+        DataError: It is missing, has another format, is damaged, empty or without rows, names a column twice, or a row
+            has more or fewer cells than the header.
+    """
+    kind = format_of(path)
+    if kind not in (".csv", ".tsv"):
+        accepted = ", ".join(f"{suffix}[{'|'.join(COMPRESSIONS)}]" for suffix in (".csv", ".tsv"))
+        raise DataError(f"{path}: not a table that can be read: accepted are {accepted}")
+    try:
+        raw = path.open("rb")
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+    with raw, explaining_damage(path), decompress(path, raw) as file:
+        records = csv_records(path, file, is_tsv=kind == ".tsv")
+        names = list(header) if header is not None else [cell.strip() for cell in next(records, (1, []))[1]]
+        if not names:
+            raise DataError(f"{path}: the file is empty", "its first line must name the columns")
+        _check_names(path, names)
+        lines, rows = [], []
+        for line, record in records:
+            if not record:
+                continue
+            if len(record) != len(names):
+                raise DataError(
+                    f"{path}:{line}: the row has {len(record)} cells, the header has {len(names)}",
+                    "a cell that holds a comma must be quoted" if kind == ".csv" else "",
+                )
+            lines.append(line)
+            rows.append([cell.strip() for cell in record])
+    if not rows:
+        raise DataError(f"{path}: there is a header and no row below it")
+    return Table(path, dict(zip(names, zip(*rows, strict=True), strict=True)), tuple(lines))
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    """Refuse a header that names a column twice; one column without a name, as pandas writes an index, is allowed."""
+    seen = set()
+    for name in names:
+        if name in seen:
+            raise DataError(f"{path}: the header names column `{name}` twice")
+        seen.add(name)
