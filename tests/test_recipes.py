@@ -13,7 +13,7 @@ from exlm_cli.config.parameters import count_parameters
 from exlm_cli.config.recipes import PretrainRecipe
 
 NUM_RECIPES = 32
-FILES = sorted(recipes_folder().rglob("*.yaml"))
+FILES = sorted((recipes_folder() / "pretrain").rglob("*.yaml"))
 
 # every line of a table, by the key that holds it; `Activation function: GELU` is the model's only one
 TABLE_5 = {

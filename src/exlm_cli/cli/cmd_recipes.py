@@ -1,44 +1,64 @@
 """`exlm recipes`: what can be run by name."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from exlm_cli.cli.options import JsonOption
+
+if TYPE_CHECKING:
+    from exlm_cli.config.base import Recipe
 
 
 def recipes(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Print this recipe, every key resolved.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the recipes, or print one.
+    """List the recipes of every command, or print one.
 
-    Each with its purpose, parameters, tokens a step and place in the paper.
+    Each with its purpose and place in the paper; for pre-training its parameters and tokens a step.
     """
     from exlm_cli.cli import console
-    from exlm_cli.config.load import dump_recipe, list_recipes, load_recipe
-    from exlm_cli.config.parameters import count_parameters, tokens_per_step
+    from exlm_cli.config.kinds import KINDS
+    from exlm_cli.config.load import dump_recipe, list_recipes, load_recipe, recipe_kind
 
     if name is not None:
-        recipe = load_recipe(name)
+        recipe: Recipe = load_recipe(name, kind=recipe_kind(name))
         return console.emit_json(recipe.model_dump(mode="json")) if as_json else console.emit_text(dump_recipe(recipe))
-    listed = [info.recipe for info in list_recipes()]
+    entries = [_entry(info.recipe) for kind in KINDS for info in list_recipes(kind)]
     if as_json:
-        return console.emit_json(
-            [
-                {
-                    "name": r.name,
-                    "objective": r.objective,
-                    "parameters": count_parameters(r),
-                    "tokens_per_step": tokens_per_step(r),
-                    "purpose": r.purpose,
-                    "paper": r.paper,
-                }
-                for r in listed
-            ]
-        )
+        return console.emit_json(entries)
     console.emit_listing(
-        ["recipe", "parameters", "tokens a step"],
-        [[r.name, f"{count_parameters(r) / 1e6:.1f} M", f"{tokens_per_step(r):,}"] for r in listed],
-        [[r.purpose, r.paper] for r in listed],
+        ["recipe", "of exlm", "parameters", "tokens a step"],
+        [[e["name"], e["command"], _millions(e["parameters"]), _count(e["tokens_per_step"])] for e in entries],
+        [[e["purpose"], e["paper"]] for e in entries],
     )
+
+
+def _entry(recipe: "Recipe") -> dict[str, Any]:
+    """Return what is listed of a recipe; the size of what fine-tuning trains is its checkpoint's, so there is none."""
+    from exlm_cli.config.parameters import count_parameters, tokens_per_step
+    from exlm_cli.config.recipes import PretrainRecipe
+
+    sizes: dict[str, Any] = {"objective": None, "parameters": None, "tokens_per_step": None}
+    if isinstance(recipe, PretrainRecipe):
+        sizes = {
+            "objective": recipe.objective,
+            "parameters": count_parameters(recipe),
+            "tokens_per_step": tokens_per_step(recipe),
+        }
+    return {
+        "name": recipe.name,
+        "command": recipe.command,
+        **sizes,
+        "purpose": recipe.purpose,
+        "paper": recipe.paper,
+    }
+
+
+def _millions(number: int | None) -> str:
+    return "" if number is None else f"{number / 1e6:.1f} M"
+
+
+def _count(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"

@@ -1,9 +1,28 @@
-"""The base of every config section."""
+"""The base of every config section and of every kind of recipe."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class StrictModel(BaseModel):
     """Frozen, and refuses unknown keys: a misspelt key must never train at a default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+
+class Recipe(StrictModel):
+    """What one command runs; each command that takes recipes has its kind, a child of this."""
+
+    command: ClassVar[str]
+    """The command that runs recipes of this kind, as in `exlm pretrain`."""
+    folder: ClassVar[str] = ""
+    """Where recipes of this kind are shipped, under `recipes/`; this class stands for any kind, anywhere."""
+    groups: ClassVar[tuple[str, ...]] = ()
+    """Folders inside it, in the order in which they are listed."""
+    example: ClassVar[str]
+    """A shipped recipe of this kind to build on, for hints."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="Names the run directory")
+    purpose: str = Field("", description="One line: what this recipe is for")
+    paper: str = Field("", description="Its place in the paper")

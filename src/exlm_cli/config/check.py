@@ -1,11 +1,12 @@
 """Values to a checked recipe; whatever pydantic finds becomes one line on where, what was given, what is accepted."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from exlm_cli.config.base import Recipe
 from exlm_cli.config.keys import (
     accepts_booleans,
     accepts_list_of_texts,
@@ -15,83 +16,87 @@ from exlm_cli.config.keys import (
     nearest_key,
 )
 from exlm_cli.config.layers import Layers
-from exlm_cli.config.recipes import PretrainRecipe
 from exlm_cli.config.yaml_text import dump_yaml
 from exlm_cli.errors import ConfigError
+
+RecipeT = TypeVar("RecipeT", bound=Recipe)
 
 _SET_HINT = "change it in the recipe or with `--set key=value`; `exlm recipes NAME` shows every key of a recipe"
 
 
-def check_recipe(layers: Layers, described: str) -> PretrainRecipe:
+def check_recipe(layers: Layers, described: str, kind: type[RecipeT]) -> RecipeT:
     """Build the recipe.
 
     Args:
         layers: All values and their origins.
+        kind: Of recipe.
         described: The recipe as the user gave it, for mistakes that concern several keys.
 
     Raises:
         ConfigError: A key or value that is not accepted.
     """
-    values = _read_as_meant(layers.values, layers)
+    values = _read_as_meant(layers.values, layers, kind)
     try:
-        return PretrainRecipe.model_validate(values)
+        return kind.model_validate(values)
     except ValidationError as error:
-        raise _explain(error, layers, described) from None
+        raise _explain(error, layers, described, kind) from None
 
 
-def unknown_key(origin: str, path: str) -> ConfigError:
-    """Return the error for a key that no recipe has, with the key that was probably meant."""
-    near = nearest_key(PretrainRecipe, path)
+def unknown_key(origin: str, path: str, kind: type[Recipe]) -> ConfigError:
+    """Return the error for a key that no recipe of a kind has, with the key that was probably meant."""
+    near = nearest_key(kind, path)
     if near is not None:
         return ConfigError(f"{origin}: unknown key `{path}`", f"did you mean `{near}`?")
     section = path.rpartition(".")[0]
-    while section and not child_keys(PretrainRecipe, section):
+    while section and not child_keys(kind, section):
         section = section.rpartition(".")[0]
     whose = f"`{section}`" if section else "a recipe"
     return ConfigError(
-        f"{origin}: unknown key `{path}`", f"{whose} has the keys {', '.join(child_keys(PretrainRecipe, section))}"
+        f"{origin}: unknown key `{path}`", f"{whose} has the keys {', '.join(child_keys(kind, section))}"
     )
 
 
-def _read_as_meant(values: Mapping[str, Any], layers: Layers, prefix: str = "") -> dict[str, Any]:
+def _read_as_meant(values: Mapping[str, Any], layers: Layers, kind: type[Recipe], prefix: str = "") -> dict[str, Any]:
     """Let `train: a.txt` stand for `[a.txt]`; refuse `true` for a number, which pydantic would read as 1."""
     read: dict[str, Any] = {}
     for key, value in values.items():
         path = f"{prefix}{key}"
-        field = find_field(PretrainRecipe, path)
+        field = find_field(kind, path)
         if isinstance(value, dict):
-            read[key] = _read_as_meant(value, layers, f"{path}.")
+            read[key] = _read_as_meant(value, layers, kind, f"{path}.")
         elif field is not None and isinstance(value, str) and accepts_list_of_texts(field):
             read[key] = [value]
         elif field is not None and isinstance(value, bool) and not accepts_booleans(field):
-            raise _bad_value(layers, path)
+            raise _bad_value(layers, path, kind)
         else:
             read[key] = value
     return read
 
 
-def _explain(error: ValidationError, layers: Layers, described: str) -> ConfigError:
+def _explain(error: ValidationError, layers: Layers, described: str, kind: type[Recipe]) -> ConfigError:
     """Turn pydantic's findings into one line on the first; unknown keys come first, others follow from them."""
     finding = min(error.errors(), key=lambda finding: finding["type"] != "extra_forbidden")
     path = _key_path(finding)
     if finding["type"] == "extra_forbidden":
-        return unknown_key(layers.origin(path) or described, path)
+        return unknown_key(layers.origin(path) or described, path, kind)
     if finding["type"] == "value_error":
         return ConfigError(f"{described}: {finding['msg'].removeprefix('Value error, ')}", _SET_HINT)
     if finding["type"] == "missing" and layers.value(path) is None:
-        field = find_field(PretrainRecipe, path)
+        field = find_field(kind, path)
         assert field is not None
         return ConfigError(
             f"{described}: `{path}` is missing; accepted: {describe_accepted(field)}",
-            "give it, or build on a recipe that has it with `extends: quickstart-text`",
+            f"give it, or build on a recipe that has it with `extends: {kind.example}`",
         )
-    return _bad_value(layers, path)
+    while find_field(kind, path) is None:
+        path = path.rpartition(".")[0]  # a key of a mapping, told by the whole mapping
+    return _bad_value(layers, path, kind)
 
 
-def _bad_value(layers: Layers, path: str) -> ConfigError:
-    field = find_field(PretrainRecipe, path)
+def _bad_value(layers: Layers, path: str, kind: type[Recipe]) -> ConfigError:
+    field = find_field(kind, path)
     assert field is not None, f"pydantic checks no field {path}"
-    about = field.description or "a section with the keys " + ", ".join(child_keys(PretrainRecipe, path))
+    about = field.description or "a section with the keys " + ", ".join(child_keys(kind, path))
     return ConfigError(
         f"{layers.origin(path)}: `{path}` is {_show(layers.value(path))}; accepted: {describe_accepted(field)}",
         f"`{path}`: {about}",

@@ -80,9 +80,16 @@ def accepts_booleans(field: FieldInfo) -> bool:
     return bool in _alternatives(field.annotation)[0]
 
 
+def accepts_mapping(field: FieldInfo) -> bool:
+    """Say whether a field maps keys of the user's choice to values, and so is no section."""
+    return get_origin(field.annotation) is dict
+
+
 def _describe_type(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(f"`{value}`" for value in get_args(kind))
+    if get_origin(kind) is dict:
+        return "lists by key like {optim.lr: [1e-5, 2e-5]}"
     if get_origin(kind) is tuple:
         inner = get_args(kind)
         if inner[-1] is Ellipsis:

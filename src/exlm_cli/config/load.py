@@ -1,15 +1,17 @@
-"""Recipes by name or file, what they extend, and `--set`."""
+"""Recipes of every kind by name or file, what they extend, and `--set`."""
 
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, overload
 
 import yaml
 
-from exlm_cli.config.check import check_recipe, unknown_key
-from exlm_cli.config.keys import find_field
+from exlm_cli.config.base import Recipe
+from exlm_cli.config.check import RecipeT, check_recipe, unknown_key
+from exlm_cli.config.keys import accepts_mapping, find_field
+from exlm_cli.config.kinds import KINDS, kind_of_keys
 from exlm_cli.config.layers import Layers
 from exlm_cli.config.recipes import PretrainRecipe
 from exlm_cli.config.yaml_text import describe_yaml_error, dump_yaml, parse_yaml
@@ -18,51 +20,71 @@ from exlm_cli.errors import ConfigError
 _OWN_KEYS = ("name", "purpose", "paper")
 """What a recipe says of itself; one that extends it says its own, and is called by its file where it gives no name."""
 
-_KINDS = ("quickstart", "small", "paper", "repeated-mlm", "ablations")
-"""The folders of shipped recipes, in the order in which they are listed."""
-
 _LIST_HINT = "`exlm recipes` lists the recipes; a file is given by its path, like `./mine.yaml`"
 _SYNTAX_HINT = "lists are written [a, b]; put the whole of `key=value` in quotes for the shell"
 
 
 @dataclass(frozen=True)
-class RecipeInfo:
+class RecipeInfo(Generic[RecipeT]):
     """A recipe that ships with the package."""
 
     name: str
     path: Path
-    recipe: PretrainRecipe
+    recipe: RecipeT
 
 
-def load_recipe(name_or_file: str, overrides: Sequence[str] = ()) -> PretrainRecipe:
+@overload
+def load_recipe(name_or_file: str, overrides: Sequence[str] = ()) -> PretrainRecipe: ...
+@overload
+def load_recipe(name_or_file: str, overrides: Sequence[str] = (), *, kind: type[RecipeT]) -> RecipeT: ...
+def load_recipe(name_or_file: str, overrides: Sequence[str] = (), *, kind: type[Recipe] = PretrainRecipe) -> Recipe:
     """Read a recipe, apply what it extends and then `overrides`, and check it.
 
     Args:
         name_or_file: Name of a recipe that ships with the package, or path of a YAML file.
         overrides: `section.key=value`, the value in YAML; later ones win.
+        kind: Of recipe.
 
     Raises:
-        ConfigError: Unknown recipe or key, unreadable file, a value that is not accepted, a circle of `extends`.
+        ConfigError: Unknown recipe or key, unreadable file, a value that is not accepted, a circle of `extends`, a
+            recipe of another kind.
     """
-    path = _find_recipe(name_or_file)
-    layers = _read_layers(path, ())
+    path = _find_recipe(name_or_file, kind)
+    layers = _read_layers(path, (), kind)
+    other = kind_of_keys(layers.values)
+    if other is not None and other is not kind and not layers.values.keys() <= kind.model_fields.keys():
+        raise _other_kind(_shown(path), other, kind)
     layers = layers.over(Layers.read_from({"name": path.stem}, f"the name of {path.name}"))
     for override in overrides:
-        layers = _parse_override(override).over(layers)
+        layers = _parse_override(override, kind).over(layers)
     given = ", ".join(f"`--set {override}`" for override in overrides)
-    return check_recipe(layers, f"{_shown(path)} with {given}" if given else _shown(path))
+    return check_recipe(layers, f"{_shown(path)} with {given}" if given else _shown(path), kind)
 
 
-def dump_recipe(recipe: PretrainRecipe) -> str:
+def dump_recipe(recipe: Recipe) -> str:
     """Return a recipe, defaults included, as YAML that `load_recipe` reads back as the same recipe."""
     return dump_yaml(recipe.model_dump(mode="json"))
 
 
-def list_recipes() -> list[RecipeInfo]:
-    """Return the recipes that ship with the package, from the smallest kind to the ablations, then by name."""
-    order = {kind: rank for rank, kind in enumerate(_KINDS)}
-    shipped = sorted(_shipped().items(), key=lambda item: (order[item[1].parent.name], item[0]))
-    return [RecipeInfo(name, path, load_recipe(name)) for name, path in shipped]
+@overload
+def list_recipes() -> list[RecipeInfo[PretrainRecipe]]: ...
+@overload
+def list_recipes(kind: type[RecipeT]) -> list[RecipeInfo[RecipeT]]: ...
+def list_recipes(kind: type[Recipe] = PretrainRecipe) -> list[RecipeInfo[Any]]:
+    """Return the recipes of a kind that ship with the package, by folder in the order of its `groups`, then by name."""
+    order = {group: rank for rank, group in enumerate(kind.groups)}
+    shipped = sorted(_shipped(kind).items(), key=lambda item: (order.get(item[1].parent.name, len(order)), item[0]))
+    return [RecipeInfo(name, path, load_recipe(name, kind=kind)) for name, path in shipped]
+
+
+def recipe_kind(name_or_file: str) -> type[Recipe]:
+    """Return the kind of a recipe, told by its keys; pre-training where they do not say.
+
+    Raises:
+        ConfigError: Unknown recipe, unreadable file, a circle of `extends`.
+    """
+    layers = _read_layers(_find_recipe(name_or_file, Recipe), (), Recipe)
+    return kind_of_keys(layers.values) or PretrainRecipe
 
 
 def recipes_folder() -> Path:
@@ -72,8 +94,8 @@ def recipes_folder() -> Path:
     return installed if installed.is_dir() else package.parents[1] / "recipes"
 
 
-def _shipped() -> dict[str, Path]:
-    return {path.stem: path for path in (recipes_folder() / "pretrain").rglob("*.yaml")}
+def _shipped(kind: type[Recipe]) -> dict[str, Path]:
+    return {path.stem: path for path in (recipes_folder() / kind.folder).rglob("*.yaml")}
 
 
 def _shown(path: Path) -> str:
@@ -82,9 +104,9 @@ def _shown(path: Path) -> str:
     return f"recipes/{path.relative_to(folder).as_posix()}" if path.is_relative_to(folder) else str(path)
 
 
-def _find_recipe(name_or_file: str, extended_by: Path | None = None) -> Path:
+def _find_recipe(name_or_file: str, kind: type[Recipe], extended_by: Path | None = None) -> Path:
     """Return the path of a recipe; `extended_by` is the file that names it, beside which relative paths start."""
-    shipped = _shipped()
+    shipped = _shipped(kind)
     if name_or_file in shipped:
         return shipped[name_or_file]
     path = Path(name_or_file) if extended_by is None else extended_by.parent / name_or_file
@@ -97,12 +119,22 @@ def _find_recipe(name_or_file: str, extended_by: Path | None = None) -> Path:
         raise ConfigError(f"{said_by}{path} is a directory; a recipe is a YAML file", hint)
     if path.suffix in (".yaml", ".yml") or len(Path(name_or_file).parts) > 1:
         raise ConfigError(f"{said_by}recipe file {path} does not exist", _LIST_HINT)
+    for other in KINDS:
+        if name_or_file in _shipped(other):
+            raise _other_kind(f"{said_by}`{name_or_file}`", other, kind)
     near = difflib.get_close_matches(name_or_file, shipped, n=1, cutoff=0.5)
     hint = f"did you mean `{near[0]}`? {_LIST_HINT}" if near else _LIST_HINT
     raise ConfigError(f"{said_by}unknown recipe `{name_or_file}`", hint)
 
 
-def _read_layers(path: Path, children: tuple[Path, ...]) -> Layers:
+def _other_kind(described: str, other: type[Recipe], kind: type[Recipe]) -> ConfigError:
+    return ConfigError(
+        f"{described} is a recipe of `exlm {other.command}`, not of `exlm {kind.command}`",
+        f"`{kind.example}` is one of `exlm {kind.command}`; {_LIST_HINT}",
+    )
+
+
+def _read_layers(path: Path, children: tuple[Path, ...], kind: type[Recipe]) -> Layers:
     """Read a file over what it extends; `children` are the files that led here."""
     if path.resolve() in [child.resolve() for child in children]:
         chain = " -> ".join(_shown(p) for p in (*children, path))
@@ -117,7 +149,7 @@ def _read_layers(path: Path, children: tuple[Path, ...]) -> Layers:
             f"{_shown(path)}: `extends` is {base_name!r}; accepted: the name of a recipe, or a file beside this one",
             _LIST_HINT,
         )
-    base = _read_layers(_find_recipe(base_name, extended_by=path), (*children, path))
+    base = _read_layers(_find_recipe(base_name, kind, extended_by=path), (*children, path), kind)
     return own.over(base.without(_OWN_KEYS))
 
 
@@ -140,20 +172,23 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     return content
 
 
-def _parse_override(override: str) -> Layers:
+def _parse_override(override: str, kind: type[Recipe]) -> Layers:
     path, equals, text = override.partition("=")
     path = path.strip()
     said = f"`--set {override}`"
     if not equals or not path:
         raise ConfigError(f"{said} is not of the form section.key=value", "for example `--set masking.mask_ratio=0.3`")
-    if find_field(PretrainRecipe, path) is None:
-        raise unknown_key(said, path)
+    first, *inner = path.split(".")
+    mapping = find_field(kind, first)
+    if inner and mapping is not None and accepts_mapping(mapping):
+        inner = [".".join(inner)]  # `grid.optim.lr` is the key `optim.lr` of `grid`
+    elif find_field(kind, path) is None:
+        raise unknown_key(said, path, kind)
     try:
         # a glob and whatever else YAML takes for an alias, a tag or a directive is the text it looks like
         value: Any = text if text.startswith(tuple("*&!%@`?|>")) else parse_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{said}: the value is not YAML: {describe_yaml_error(error)}", _SYNTAX_HINT) from error
-    first, *inner = path.split(".")
     for key in reversed(inner):
         value = {key: value}
     return Layers.read_from({first: value}, said)

@@ -1,11 +1,11 @@
-"""A recipe: sections together, with the checks that need more than one of them. No torch here."""
+"""The pre-training recipe: sections together, with the checks that need more than one of them. No torch here."""
 
 import math
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from exlm_cli.config.base import StrictModel
+from exlm_cli.config.base import Recipe
 from exlm_cli.config.sections import (
     DataConfig,
     MaskingConfig,
@@ -17,12 +17,14 @@ from exlm_cli.config.sections import (
 )
 
 
-class PretrainRecipe(StrictModel):
+class PretrainRecipe(Recipe):
     """Everything a pre-training run depends on; `tokenize` uses its `data` and `tokenizer` sections."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="Names the run directory")
-    purpose: str = Field("", description="One line: what this recipe is for")
-    paper: str = Field("", description="Its place in the paper")
+    command: ClassVar[str] = "pretrain"
+    folder: ClassVar[str] = "pretrain"
+    groups: ClassVar[tuple[str, ...]] = ("quickstart", "small", "paper", "repeated-mlm", "ablations")
+    example: ClassVar[str] = "quickstart-text"
+
     objective: Objective = Field("exlm", description="Expanded states with alignment, or plain MLM")
     seed: int = Field(1, ge=0, lt=2**63, description="Of initial weights, data order, masks and dropout")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs")

@@ -1,8 +1,9 @@
 """The sections of a recipe: every field with its bounds and meaning beside it. No torch here."""
 
-from typing import Annotated, Literal
+import math
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from exlm_cli.config.base import StrictModel
 
@@ -106,6 +107,9 @@ class OptimConfig(StrictModel):
     lr: float = Field(gt=0, le=1, description="Peak learning rate")
     schedule: Literal["polynomial", "cosine", "constant"] = Field("polynomial", description="Decay after warm-up")
     warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up")
+    warmup_ratio: float | None = Field(
+        None, ge=0, lt=1, description="Share of all steps that is linear warm-up; instead of `optim.warmup_steps`"
+    )
     power: float = Field(1.0, gt=0, le=10, description="Power of the polynomial decay; 1 is linear")
     end_lr: float = Field(0.0, ge=0, le=1, description="Learning rate at the last step")
     betas: tuple[Share, Share] = Field((0.9, 0.98), description="Adam's betas")
@@ -115,6 +119,18 @@ class OptimConfig(StrictModel):
     )
     weight_decay: float = Field(0.01, ge=0, le=1, description="On matrices and embeddings; not on biases and norms")
     clip_norm: float = Field(0.0, ge=0, description="Largest gradient norm; 0 does not clip")
+
+    @model_validator(mode="after")
+    def _check_warmup(self) -> Self:
+        if self.warmup_ratio is not None and self.warmup_steps:
+            raise ValueError("give `optim.warmup_steps` or `optim.warmup_ratio`, not both")
+        return self
+
+    def resolve_warmup_steps(self, total_steps: int) -> int:
+        """Return the steps of warm-up in a run of `total_steps`; a ratio is rounded up."""
+        if self.warmup_ratio is None:
+            return self.warmup_steps
+        return math.ceil(self.warmup_ratio * total_steps)
 
 
 class TrainConfig(StrictModel):

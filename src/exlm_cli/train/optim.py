@@ -11,10 +11,11 @@ from exlm_cli.config.sections import OptimConfig
 
 def learning_rate(step: int, optim: OptimConfig, total_steps: int) -> float:
     """Return the learning rate of optimiser step `step` (counted from 0): linear warm-up, then decay to `end_lr`."""
-    if step < optim.warmup_steps:
-        return optim.lr * (step + 1) / optim.warmup_steps
-    decay_steps = max(1, total_steps - optim.warmup_steps)
-    remaining = max(0.0, 1.0 - (step - optim.warmup_steps) / decay_steps)
+    warmup_steps = optim.resolve_warmup_steps(total_steps)
+    if step < warmup_steps:
+        return optim.lr * (step + 1) / warmup_steps
+    decay_steps = max(1, total_steps - warmup_steps)
+    remaining = max(0.0, 1.0 - (step - warmup_steps) / decay_steps)
     if optim.schedule == "polynomial":
         factor = math.pow(remaining, optim.power)
     elif optim.schedule == "cosine":

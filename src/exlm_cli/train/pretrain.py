@@ -257,6 +257,9 @@ def recipe_identity(recipe: PretrainRecipe) -> str:
         "tensorboard",
     ):
         del content["train"][key]
+    if content["optim"]["warmup_ratio"] is None:
+        # a key that runs of before it existed do not have; they can still be resumed
+        del content["optim"]["warmup_ratio"]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from exlm_cli.config.check import check_recipe, unknown_key
+from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.layers import Layers
+from exlm_cli.config.recipes import PretrainRecipe
 from exlm_cli.config.sections import TransitionConfig
 from exlm_cli.errors import ConfigError
 from tests.tiny import tiny_recipe
@@ -18,7 +20,7 @@ ROPE_HINT = "change it in the recipe or with `--set key=value`; `exlm recipes NA
 def check(key: str, value: Any) -> None:
     for part in reversed(key.split(".")):
         value = {part: value}
-    check_recipe(Layers.read_from(value, "`--set`").over(FILE), "mine.yaml with `--set`")
+    check_recipe(Layers.read_from(value, "`--set`").over(FILE), "mine.yaml with `--set`", PretrainRecipe)
 
 
 @pytest.mark.parametrize(
@@ -110,25 +112,25 @@ def test_a_wrong_value_becomes_one_line_and_a_hint(key: str, value: Any, message
 def test_a_missing_key_is_named_with_what_it_accepts() -> None:
     values = {**FILE.values, "optim": {}}
     with pytest.raises(ConfigError) as caught:
-        check_recipe(Layers.read_from(values, "mine.yaml"), "mine.yaml")
+        check_recipe(Layers.read_from(values, "mine.yaml"), "mine.yaml", PretrainRecipe)
     assert caught.value.message == "mine.yaml: `optim.lr` is missing; accepted: a number above 0 and at most 1"
     assert caught.value.hint == "give it, or build on a recipe that has it with `extends: quickstart-text`"
 
 
 def test_a_missing_section_is_named() -> None:
     with pytest.raises(ConfigError) as caught:
-        check_recipe(FILE.without(["model"]), "mine.yaml")
+        check_recipe(FILE.without(["model"]), "mine.yaml", PretrainRecipe)
     assert caught.value.message == "mine.yaml: `model` is missing; accepted: a section of keys"
 
 
 def test_an_unknown_key_is_told_before_what_follows_from_it() -> None:
     values = {**FILE.values, "optim": {"lrr": 1e-3}}
     with pytest.raises(ConfigError, match=r"^mine.yaml: unknown key `optim.lrr`$"):
-        check_recipe(Layers.read_from(values, "mine.yaml"), "mine.yaml")
+        check_recipe(Layers.read_from(values, "mine.yaml"), "mine.yaml", PretrainRecipe)
 
 
 def test_an_unknown_top_level_key_with_nothing_near_lists_the_sections() -> None:
-    assert unknown_key("f", "zzz.y").hint == (
+    assert unknown_key("f", "zzz.y", PretrainRecipe).hint == (
         "a recipe has the keys name, purpose, paper, objective, seed, device, data, tokenizer, masking, model, optim, "
         "train"
     )
@@ -136,10 +138,21 @@ def test_an_unknown_top_level_key_with_nothing_near_lists_the_sections() -> None
 
 def test_one_text_stands_for_a_list_of_one() -> None:
     layers = Layers.read_from({"data": {"train": "a.txt"}}, "x").over(FILE)
-    assert check_recipe(layers, "x").data.train == ("a.txt",)
+    assert check_recipe(layers, "x", PretrainRecipe).data.train == ("a.txt",)
 
 
 @pytest.mark.parametrize(("given", "read"), [("no", False), ("on", True), (True, True)])
 def test_words_for_true_and_false_are_read_where_they_are_wanted(given: Any, read: bool) -> None:
     layers = Layers.read_from({"train": {"compile": given}}, "x").over(FILE)
-    assert check_recipe(layers, "x").train.compile is read
+    assert check_recipe(layers, "x", PretrainRecipe).train.compile is read
+
+
+def test_a_wrong_list_of_a_grid_is_told_by_the_whole_grid() -> None:
+    layers = Layers.read_from({"grid": {"optim.lr": 1e-3}}, "`--set`").over(
+        Layers.read_from({"name": "x", "task": {"name": "csv"}, "optim": {"lr": 1e-3}}, "mine.yaml")
+    )
+    with pytest.raises(ConfigError) as caught:
+        check_recipe(layers, "mine.yaml", FinetuneRecipe)
+    assert caught.value.message == (
+        "`--set`: `grid` is {optim.lr: 0.001}; accepted: lists by key like {optim.lr: [1e-5, 2e-5]}"
+    )

@@ -5,16 +5,19 @@ from typing import Literal
 import pytest
 from pydantic import Field
 
-from exlm_cli.config.base import StrictModel
+from exlm_cli.config.base import Recipe, StrictModel
+from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.keys import (
     accepts_booleans,
     accepts_list_of_texts,
+    accepts_mapping,
     child_keys,
     describe_accepted,
     find_field,
     key_paths,
     nearest_key,
 )
+from exlm_cli.config.kinds import KINDS
 from exlm_cli.config.recipes import PretrainRecipe
 
 
@@ -75,12 +78,18 @@ def test_what_a_key_accepts_is_said_in_words(path: str, words: str) -> None:
     assert describe_accepted(field) == words
 
 
-def test_every_key_of_a_recipe_can_be_described() -> None:
-    for path in key_paths(PretrainRecipe):
-        field = find_field(PretrainRecipe, path)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_key_of_a_recipe_can_be_described(kind: type[Recipe]) -> None:
+    for path in key_paths(kind):
+        field = find_field(kind, path)
         assert field is not None
         assert describe_accepted(field)
-        assert field.description or child_keys(PretrainRecipe, path), f"`{path}` says nothing of itself"
+        assert field.description or child_keys(kind, path), f"`{path}` says nothing of itself"
+
+
+def test_a_mapping_is_told_from_a_section() -> None:
+    mappings = [p for p in key_paths(FinetuneRecipe) if (f := find_field(FinetuneRecipe, p)) and accepts_mapping(f)]
+    assert mappings == ["grid"]
 
 
 def test_lists_of_texts_and_booleans_are_told_apart() -> None:

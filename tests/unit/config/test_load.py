@@ -8,7 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exlm_cli.config import load
-from exlm_cli.config.load import dump_recipe, list_recipes, load_recipe, recipes_folder
+from exlm_cli.config.base import Recipe
+from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.kinds import KINDS
+from exlm_cli.config.load import dump_recipe, list_recipes, load_recipe, recipe_kind, recipes_folder
 from exlm_cli.config.recipes import PretrainRecipe
 from exlm_cli.errors import ConfigError
 from tests.tiny import tiny_recipe
@@ -196,6 +199,54 @@ def test_listed_recipes_have_their_names_and_begin_with_the_smallest_kind() -> N
     listed = list_recipes()
     assert listed[0].name.startswith("quickstart-")
     assert all(info.recipe == load_recipe(info.name) and info.path.stem == info.name for info in listed)
+
+
+def kind_error_of(name: Any, kind: type[Recipe]) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(str(name), kind=kind)
+    return caught.value
+
+
+def test_a_shipped_recipe_of_another_kind_is_told_so() -> None:
+    error = kind_error_of("moleculenet-bace", PretrainRecipe)
+    assert error.message == "`moleculenet-bace` is a recipe of `exlm finetune`, not of `exlm pretrain`"
+    assert error.hint == f"`quickstart-text` is one of `exlm pretrain`; {LIST_HINT}"
+    assert kind_error_of("text-base", FinetuneRecipe).message == (
+        "`text-base` is a recipe of `exlm pretrain`, not of `exlm finetune`"
+    )
+
+
+def test_a_file_of_another_kind_is_told_so_and_one_that_extends_it_too(tmp_path: Path) -> None:
+    path = write(tmp_path / "recipe.yaml", dump_recipe(load_recipe("moleculenet-bace", kind=FinetuneRecipe)))
+    message = f"{path} is a recipe of `exlm finetune`, not of `exlm pretrain`"
+    assert kind_error_of(path, PretrainRecipe).message == message
+    child = write(tmp_path / "child.yaml", "extends: text-small\n")
+    assert kind_error_of(child, FinetuneRecipe).message == (
+        f"{child}: `extends`: `text-small` is a recipe of `exlm pretrain`, not of `exlm finetune`"
+    )
+
+
+def test_a_misspelt_section_is_no_other_kind(tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.yaml", "extends: text-small\nmaskin: {}\n")
+    assert kind_error_of(path, PretrainRecipe).hint == "did you mean `masking`?"
+
+
+def test_the_kind_of_a_recipe_is_told_by_its_name_or_its_keys(tmp_path: Path) -> None:
+    assert recipe_kind("text-base") is PretrainRecipe
+    assert recipe_kind("csv") is FinetuneRecipe
+    assert recipe_kind(str(write(tmp_path / "a.yaml", "extends: csv\nseeds: [4]\n"))) is FinetuneRecipe
+    assert recipe_kind(str(write(tmp_path / "b.yaml", "name: x\n"))) is PretrainRecipe
+
+
+def test_names_are_unique_over_all_kinds() -> None:
+    names = [info.name for kind in KINDS for info in list_recipes(kind)]
+    assert len(names) == len(set(names))
+
+
+def test_a_list_of_a_grid_is_set_by_its_key() -> None:
+    recipe = load_recipe("csv", ["grid.optim.lr=[1e-4, 1e-3]", "grid.train.max_epochs=[3]"], kind=FinetuneRecipe)
+    assert recipe.grid == {"optim.lr": (1e-4, 1e-3), "train.max_epochs": (3,)}
+    assert load_recipe("csv", ["grid={optim.lr: [0.1]}"], kind=FinetuneRecipe).grid == {"optim.lr": (0.1,)}
 
 
 @st.composite

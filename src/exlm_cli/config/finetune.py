@@ -1,0 +1,131 @@
+"""The fine-tuning recipe: a task, what of the model and its training is set anew, seeds, and a grid. No torch here."""
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from exlm_cli.config.base import Recipe, StrictModel
+from exlm_cli.config.sections import OptimConfig
+
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class TaskFiles(StrictModel):
+    """The files of a task; which of them a task needs is the task's own rule."""
+
+    train: str | None = Field(None, description="File with the training rows, or with all rows where the task splits")
+    valid: str | None = Field(None, description="File with the validation rows")
+    test: str | None = Field(None, description="File with the test rows")
+
+
+class TaskConfig(StrictModel):
+    """Which data set, how it is cut into splits and tokens, and how its labels are read."""
+
+    name: str = Field(
+        pattern=r"^[a-z0-9]+(/[a-z0-9-]+)?$", description="Like `moleculenet/bace`, `glue/rte`, `squad/v2`, `csv`"
+    )
+    data_dir: str | None = Field(None, description="Folder with the task's files; none: fetched once into the cache")
+    files: TaskFiles = TaskFiles()
+    sequence_length: int = Field(
+        512, ge=8, le=65536, description="Tokens of a sequence, [CLS] and [SEP] included, before any repetition"
+    )
+    split: Literal["scaffold", "scaffold-balanced", "scaffold-chiral", "random", "file"] = Field(
+        "scaffold", description="How molecules are cut 80/10/10; `file`: as `task.split_file` says"
+    )
+    split_file: str | None = Field(None, description="JSON with the row numbers of `train`, `valid` and `test`")
+    split_seed: int = Field(0, ge=0, lt=2**63, description="Of `random` and `scaffold-balanced`")
+    smiles_column: str | None = Field(None, description="Column with the SMILES; none: the one the task is known for")
+    text_column: str | None = Field(None, description="Column with the text")
+    label_columns: tuple[str, ...] = Field((), description="Columns with the labels")
+    label_kind: Literal["auto", "classes", "multi_label", "regression"] = Field(
+        "auto", description="What labels are; `auto`: found from the data"
+    )
+    class_weights: Literal["none", "balanced"] = Field(
+        "none", description="`balanced`: rarer classes weigh more, as in scikit-learn"
+    )
+    on_invalid: Literal["error", "skip"] = Field("skip", description="Rows that cannot be used: stop, or skip and list")
+    max_rows: int | None = Field(None, ge=1, description="Use at most this many training rows; none: all")
+    valid_articles: tuple[str, ...] = Field(
+        (), description="SQuAD without a validation file: titles of the articles to hold out; empty: the last two"
+    )
+    doc_stride: int = Field(128, ge=1, description="SQuAD: tokens between the starts of two windows of a passage")
+    max_query_tokens: int = Field(64, ge=1, description="SQuAD: tokens of a question; the rest is cut")
+    max_answer_tokens: int = Field(30, ge=1, description="SQuAD: tokens of the longest answer")
+
+    @property
+    def suite(self) -> str:
+        """The part before the slash: `moleculenet`, `glue`, `squad`, `csv`."""
+        return self.name.partition("/")[0]
+
+
+class FinetuneModelConfig(StrictModel):
+    """What fine-tuning sets anew of the model; its architecture is the checkpoint's."""
+
+    dropout: float | None = Field(None, ge=0, lt=1, description="As in pre-training; none: the checkpoint's")
+    attention_dropout: float | None = Field(None, ge=0, lt=1, description="As in pre-training; none: the checkpoint's")
+    activation_dropout: float | None = Field(None, ge=0, lt=1, description="As in pre-training; none: the checkpoint's")
+    pooler_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout before both layers of the task head")
+
+
+class FinetuneTrainConfig(StrictModel):
+    """How long, how much at once, and what is kept."""
+
+    max_epochs: int = Field(10, ge=1, le=100_000, description="Passes over the training rows")
+    max_steps: int | None = Field(None, ge=1, description="Optimiser steps; the earlier of the two ends the run")
+    patience: int | None = Field(
+        None, ge=1, description="Stop after this many validations without a better one; none: never"
+    )
+    batch_sequences: int = Field(32, ge=1, description="Sequences of a step")
+    bucket_steps: int = Field(16, ge=1, description="Steps whose sequences are sorted by length together; 1: never")
+    microbatch_tokens: int = Field(16384, ge=8, description="Tokens, padding included, that go through at once")
+    validate_every_steps: int | None = Field(None, ge=1, description="Steps between validations; none: each epoch")
+    checkpoint_every_steps: int | None = Field(None, ge=1, description="Steps between checkpoints; none: each epoch")
+    keep_last: int = Field(1, ge=1, le=1000, description="Checkpoints to resume from; the best one is kept besides")
+    log_every_steps: int = Field(10, ge=1, description="Steps between rows of metrics.jsonl")
+    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 autocast on CUDA, fp32 on CPU")
+    compile: bool = Field(False, description="torch.compile the encoder")
+    num_threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; none: torch's choice")
+
+
+class FinetuneRecipe(Recipe):
+    """Everything a fine-tuning run depends on besides its checkpoint.
+
+    `seeds` stands where a pre-training recipe has `seed`: each seed decides the head's weights, the order of the data
+    and dropout of one fine-tuning, and all weights of one with `init: scratch`.
+    """
+
+    command: ClassVar[str] = "finetune"
+    folder: ClassVar[str] = "finetune"
+    groups: ClassVar[tuple[str, ...]] = ("moleculenet", "glue", "squad", "repeated-mlm", "csv")
+    example: ClassVar[str] = "moleculenet-bace"
+
+    seeds: tuple[Seed, ...] = Field((1, 2, 3), min_length=1, description="One fine-tuning for each of them")
+    aggregate: Literal["mean", "median"] = Field("mean", description="What of the seeds is reported first")
+    init: Literal["checkpoint", "scratch"] = Field(
+        "checkpoint", description="`scratch`: the checkpoint's architecture and tokenizer, weights drawn from the seed"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs")
+    task: TaskConfig
+    model: FinetuneModelConfig = FinetuneModelConfig()
+    optim: OptimConfig
+    train: FinetuneTrainConfig = FinetuneTrainConfig()
+    grid: dict[str, tuple[Any, ...]] = Field(
+        default={}, description="Values to try by key of `model`, `optim` or `train`; `--grid` tries each combination"
+    )
+
+    @model_validator(mode="after")
+    def _check_across_sections(self) -> Self:
+        for name in ("train", "valid", "test"):
+            if getattr(self.task.files, name) == "":
+                raise ValueError(f"`task.files.{name}` is an empty text; give a file or null")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"`seeds` {list(self.seeds)} names a seed twice")
+        if self.optim.transition_lr_scale != 1:
+            raise ValueError("`optim.transition_lr_scale` is pre-training's: fine-tuning has no transition head")
+        if self.train.max_steps is not None and self.optim.warmup_steps > self.train.max_steps:
+            raise ValueError(
+                f"`optim.warmup_steps` {self.optim.warmup_steps} is more than `train.max_steps` {self.train.max_steps}"
+            )
+        if self.task.split == "file" and self.task.split_file is None:
+            raise ValueError("`task.split: file` needs `task.split_file`")
+        return self

@@ -1,0 +1,54 @@
+"""The fine-tuning recipe: values that do not go together, and warm-up by ratio."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.sections import OptimConfig
+
+
+def recipe(**sections: Any) -> FinetuneRecipe:
+    content = {"name": "tiny", "task": {"name": "csv"}, "optim": {"lr": 1e-3}} | sections
+    return FinetuneRecipe.model_validate(content)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"seeds": [1, 2, 1]}, "`seeds` [1, 2, 1] names a seed twice"),
+        ({"task": {"name": "csv", "split": "file"}}, "`task.split: file` needs `task.split_file`"),
+        ({"task": {"name": "csv", "files": {"train": ""}}}, "`task.files.train` is an empty text; give a file or null"),
+        ({"optim": {"lr": 1e-3, "transition_lr_scale": 0.5}},
+         "`optim.transition_lr_scale` is pre-training's: fine-tuning has no transition head"),
+        ({"optim": {"lr": 1e-3, "warmup_steps": 5}, "train": {"max_steps": 4}},
+         "`optim.warmup_steps` 5 is more than `train.max_steps` 4"),
+        ({"optim": {"lr": 1e-3, "warmup_steps": 5, "warmup_ratio": 0.1}},
+         "give `optim.warmup_steps` or `optim.warmup_ratio`, not both"),
+    ],
+)  # fmt: skip
+def test_values_that_do_not_go_together_are_refused(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        recipe(**sections)
+    (finding,) = caught.value.errors()
+    assert finding["msg"] == f"Value error, {message}"
+
+
+@pytest.mark.parametrize("name", ["", "moleculenet/", "GLUE/rte", "a/b/c", "../x", "csv file"])
+def test_a_task_name_is_a_suite_and_a_name(name: str) -> None:
+    with pytest.raises(ValidationError):
+        recipe(task={"name": name})
+
+
+@pytest.mark.parametrize(("name", "suite"), [("csv", "csv"), ("glue/rte", "glue"), ("squad/v2", "squad")])
+def test_the_suite_is_before_the_slash(name: str, suite: str) -> None:
+    assert recipe(task={"name": name}).task.suite == suite
+
+
+@pytest.mark.parametrize(
+    ("ratio", "total", "steps"), [(0.06, 100, 6), (0.06, 101, 7), (0.0, 100, 0), (0.06, 1, 1), (None, 100, 9)]
+)
+def test_a_ratio_of_warm_up_is_rounded_up_to_steps(ratio: float | None, total: int, steps: int) -> None:
+    optim = OptimConfig(lr=1e-3, warmup_steps=9 if ratio is None else 0, warmup_ratio=ratio)
+    assert optim.resolve_warmup_steps(total) == steps
