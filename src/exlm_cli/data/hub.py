@@ -64,6 +64,24 @@ def iter_hub_rows(source: HubSource, kind: RowKind, column: str | None) -> Itera
         raise _unreachable(source, error) from error
 
 
+def iter_hub_records(source: HubSource, hint: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a Hub data set with all their columns.
+
+    Args:
+        source: The data set.
+        hint: How to do without the Hub.
+
+    Raises:
+        DataError: The Hub cannot be reached, or has no such data set, configuration or split.
+    """
+    import datasets
+
+    try:
+        yield from datasets.load_dataset(source.name, source.config, split=source.split, streaming=True)
+    except _hub_errors() as error:
+        raise _unreachable(source, error, hint) from error
+
+
 def find_revision(source: HubSource, cache: Path, progress: Progress) -> str:
     """Return the commit of a Hub data set; the one last seen where the Hub cannot be reached.
 
@@ -100,6 +118,6 @@ def _hub_errors() -> tuple[type[Exception], ...]:
     return (*HfHubHTTPError.__bases__, OSError, ValueError)
 
 
-def _unreachable(source: HubSource, error: Exception) -> DataError:
+def _unreachable(source: HubSource, error: Exception, hint: str = LOCAL_FILES_HINT) -> DataError:
     reason = (str(error).strip().splitlines() or [repr(error)])[0].strip("'\"")
-    return DataError(f"`{source}` cannot be read from the Hub: {reason}", LOCAL_FILES_HINT)
+    return DataError(f"`{source}` cannot be read from the Hub: {reason}", hint)

@@ -13,7 +13,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
-from exlm_cli.data.hub import LOCAL_FILES_HINT, HubSource, find_revision, iter_hub_rows
+from exlm_cli.data.hub import LOCAL_FILES_HINT, HubSource, find_revision, iter_hub_records, iter_hub_rows
 from exlm_cli.data.readers import Row
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
@@ -154,3 +154,22 @@ def test_offline_mode_gives_one_clear_error(tmp_path: Path) -> None:
         r"`hub:me/corpus@train` cannot be read from the Hub: Cannot reach .*: offline mode is enabled\..*\n",
         done.stdout,
     )
+
+
+def test_records_have_all_their_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [{"question1": "a", "label": 1}, {"question1": "b", "label": 0}]
+    asked: list[Any] = []
+    _load(monkeypatch, records, asked)
+    assert list(iter_hub_records(HubSource("me/pairs", "qqp", "validation"), "a hint")) == records
+    assert asked == [(("me/pairs", "qqp"), {"split": "validation", "streaming": True})]
+
+
+def test_records_that_cannot_be_read_come_with_the_hint_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ValueError("Bad split: x")
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    message = "`hub:me/corpus@train` cannot be read from the Hub: Bad split: x"
+    with pytest.raises(DataError, match=rf"^{re.escape(message)}$") as caught:
+        list(iter_hub_records(SOURCE, "a hint"))
+    assert caught.value.hint == "a hint"

@@ -1,0 +1,69 @@
+"""Where the files of a task with an official layout are: as the recipe names them, in a folder, or on the Hub."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from exlm_cli.config.finetune import TaskConfig
+from exlm_cli.data.hub import HubSource
+from exlm_cli.data.masking import IntArray
+from exlm_cli.data.readers import COMPRESSIONS
+from exlm_cli.errors import DataError
+
+HUB_PREFIX = "hub:"
+LOCAL_HINT = "to read local files instead, give their folder with `--data-dir`"
+
+
+def given_file(config: TaskConfig, given: str) -> Path:
+    """Return the path of one of `task.files`; a relative one starts in `task.data_dir`, where that is given."""
+    path = Path(given).expanduser()
+    return path if config.data_dir is None else Path(config.data_dir).expanduser() / path
+
+
+def hub_source(config: TaskConfig, default: str, name: str | None, split: str) -> HubSource | None:
+    """Return the Hub split to read where `task.data_dir` is none (then it is of `default`) or `hub:OWNER/NAME`.
+
+    Raises:
+        DataError: What stands behind `hub:` is no name.
+    """
+    given = f"{HUB_PREFIX}{default}" if config.data_dir is None else config.data_dir
+    if not given.startswith(HUB_PREFIX):
+        return None
+    parsed = HubSource.parse(given.removeprefix(HUB_PREFIX))
+    return HubSource(parsed.name, parsed.config or name, split)
+
+
+def existing_folder(config: TaskConfig, names: Sequence[str]) -> Path:
+    """Return the folder of a task inside `task.data_dir`: the first of `names` that is there, or `data_dir` itself.
+
+    Raises:
+        DataError: `data_dir` is no folder.
+    """
+    assert config.data_dir is not None
+    folder = Path(config.data_dir).expanduser()
+    if not folder.is_dir():
+        what = "not a folder" if folder.exists() else "no such folder"
+        raise DataError(f"{folder}: {what}", "`--data-dir` names the folder that holds the task's files")
+    return next((folder / name for name in names if (folder / name).is_dir()), folder)
+
+
+def find_file(folder: Path, pattern: str, suffixes: Sequence[str]) -> Path | None:
+    """Return the only file in a folder whose name is `pattern` (a glob) and a suffix, compressed or not.
+
+    Raises:
+        DataError: More than one file fits.
+    """
+    endings = [suffix + compression for suffix in suffixes for compression in ("", *COMPRESSIONS)]
+    found = sorted({path for ending in endings for path in folder.glob(pattern + ending) if path.is_file()})
+    if len(found) > 1:
+        names = " and ".join(path.name for path in found)
+        raise DataError(f"{folder}: both {names} could be meant", "name one with `--set task.files.train=FILE`")
+    return found[0] if found else None
+
+
+def choose_rows(num_rows: int, config: TaskConfig) -> IntArray:
+    """Return the training rows to use, in order: all, or `task.max_rows` of them drawn with `task.split_seed`."""
+    if config.max_rows is None or config.max_rows >= num_rows:
+        return np.arange(num_rows)
+    return np.sort(np.random.default_rng(config.split_seed).choice(num_rows, config.max_rows, replace=False))

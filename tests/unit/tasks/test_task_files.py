@@ -1,0 +1,73 @@
+"""Where a task's files are looked for."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from exlm_cli.config.finetune import TaskConfig
+from exlm_cli.data.hub import HubSource
+from exlm_cli.errors import DataError
+from exlm_cli.tasks.task_files import choose_rows, existing_folder, find_file, given_file, hub_source
+
+
+def config(**values: Any) -> TaskConfig:
+    return TaskConfig(name="glue/rte", **values)
+
+
+def test_files_given_by_name_start_in_the_data_folder() -> None:
+    assert given_file(config(), "a.tsv") == Path("a.tsv")
+    assert given_file(config(data_dir="/data"), "a.tsv") == Path("/data/a.tsv")
+    assert given_file(config(data_dir="/data"), "/other/a.tsv") == Path("/other/a.tsv")
+
+
+@pytest.mark.parametrize(
+    ("data_dir", "source"),
+    [
+        (None, HubSource("me/glue", "rte", "train")),
+        ("hub:you/glue", HubSource("you/glue", "rte", "train")),
+        ("hub:you/glue/rte-v2", HubSource("you/glue", "rte-v2", "train")),
+        ("/data", None),
+    ],
+)
+def test_without_a_folder_the_hub_is_read(data_dir: str | None, source: HubSource | None) -> None:
+    assert hub_source(config(data_dir=data_dir), "me/glue", "rte", "train") == source
+
+
+def test_a_folder_of_the_task_inside_the_data_folder_is_taken(tmp_path: Path) -> None:
+    assert existing_folder(config(data_dir=str(tmp_path)), ("RTE", "rte")) == tmp_path
+    (tmp_path / "rte").mkdir()
+    assert existing_folder(config(data_dir=str(tmp_path)), ("RTE", "rte")) == tmp_path / "rte"
+    (tmp_path / "RTE").mkdir()
+    assert existing_folder(config(data_dir=str(tmp_path)), ("RTE", "rte")) == tmp_path / "RTE"
+
+
+def test_a_data_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    missing, file = tmp_path / "no", tmp_path / "file"
+    file.touch()
+    for path, what in ((missing, "no such folder"), (file, "not a folder")):
+        with pytest.raises(DataError, match=rf"^{re.escape(str(path))}: {what}$"):
+            existing_folder(config(data_dir=str(path)), ())
+
+
+def test_a_file_is_found_compressed_or_not_and_must_be_the_only_one(tmp_path: Path) -> None:
+    assert find_file(tmp_path, "train", (".tsv", ".jsonl")) is None
+    (tmp_path / "train.jsonl.xz").touch()
+    (tmp_path / "train.txt").touch()
+    assert find_file(tmp_path, "train", (".tsv", ".jsonl")) == tmp_path / "train.jsonl.xz"
+    (tmp_path / "train.tsv").touch()
+    message = f"{tmp_path}: both train.jsonl.xz and train.tsv could be meant"
+    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
+        find_file(tmp_path, "train", (".tsv", ".jsonl"))
+
+
+def test_rows_are_drawn_once_each_in_order_and_depend_on_the_split_seed_alone() -> None:
+    assert choose_rows(5, config()).tolist() == [0, 1, 2, 3, 4]
+    assert choose_rows(5, config(max_rows=9)).tolist() == [0, 1, 2, 3, 4]
+    drawn = choose_rows(1000, config(max_rows=30))
+    assert len(set(drawn.tolist())) == 30
+    assert np.all(np.diff(drawn) > 0)
+    assert drawn.tolist() == choose_rows(1000, config(max_rows=30)).tolist()
+    assert drawn.tolist() != choose_rows(1000, config(max_rows=30, split_seed=1)).tolist()
