@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 Row = Mapping[str, Any]
+LineStyle = tuple[str, str]
+"""Colour and line style."""
 
 _LINE_STYLES = ("-", "--", ":", "-.")
 _MOST_SMOOTHED = 12
@@ -66,12 +68,15 @@ _PANELS = (
 )
 
 
-def plot_curves(rows_by_run: Mapping[str, Sequence[Row]], path: Path) -> list[Path]:
+def plot_curves(
+    rows_by_run: Mapping[str, Sequence[Row]], path: Path, styles: Mapping[str, LineStyle] | None = None
+) -> list[Path]:
     """Write the curves as PNG and SVG.
 
     Args:
         rows_by_run: Rows of `metrics.jsonl` by the name a run has in the legend. What no row holds is not drawn.
         path: Without its suffix, which is replaced.
+        styles: Colour and line style of each run; none: as the runs come.
 
     Returns:
         The two files.
@@ -80,7 +85,7 @@ def plot_curves(rows_by_run: Mapping[str, Sequence[Row]], path: Path) -> list[Pa
         DataError: No row holds anything to draw.
         CheckpointError: The file system refuses.
     """
-    files = render_curves(rows_by_run, ("png", "svg"))
+    files = render_curves(rows_by_run, ("png", "svg"), styles)
     written = []
     for name, data in files.items():
         written.append(path.with_suffix(f".{name}"))
@@ -88,7 +93,11 @@ def plot_curves(rows_by_run: Mapping[str, Sequence[Row]], path: Path) -> list[Pa
     return written
 
 
-def render_curves(rows_by_run: Mapping[str, Sequence[Row]], formats: Sequence[str]) -> dict[str, bytes]:
+def render_curves(
+    rows_by_run: Mapping[str, Sequence[Row]],
+    formats: Sequence[str],
+    styles: Mapping[str, LineStyle] | None = None,
+) -> dict[str, bytes]:
     """Draw the curves; the same rows give the same bytes. Arguments and errors are those of `plot_curves`."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -100,6 +109,8 @@ def render_curves(rows_by_run: Mapping[str, Sequence[Row]], formats: Sequence[st
             f"nothing to draw: none of {len(rows_by_run)} runs has rows of training or validation",
             "let them run for `train.log_every_steps` steps",
         )
+    if styles is None:
+        styles = {name: (_run_colour(index), _run_style(index)) for index, name in enumerate(rows_by_run)}
     num_rows = math.ceil(len(panels) / _MOST_COLUMNS)
     num_columns = math.ceil(len(panels) / num_rows)
     num_legend_rows = math.ceil(len(rows_by_run) / num_columns)
@@ -116,8 +127,8 @@ def render_curves(rows_by_run: Mapping[str, Sequence[Row]], formats: Sequence[st
         )  # fmt: skip
         for index, panel in enumerate(panels):
             axes = figure.add_subplot(grid[index // num_columns, index % num_columns])
-            _draw_panel(axes, panel, rows_by_run)
-        handles = [_legend_line(_run_colour(index), _run_style(index)) for index in range(len(rows_by_run))]
+            _draw_panel(axes, panel, rows_by_run, styles)
+        handles = [_legend_line(*styles[name]) for name in rows_by_run]
         legend = figure.legend(
             handles, list(rows_by_run), loc="upper left", ncols=num_columns, frameon=False, bbox_to_anchor=(0, 1),
             borderaxespad=0.3,
@@ -132,7 +143,9 @@ def render_curves(rows_by_run: Mapping[str, Sequence[Row]], formats: Sequence[st
         return files
 
 
-def _draw_panel(axes: "Axes", panel: _Panel, rows_by_run: Mapping[str, Sequence[Row]]) -> None:
+def _draw_panel(
+    axes: "Axes", panel: _Panel, rows_by_run: Mapping[str, Sequence[Row]], styles: Mapping[str, LineStyle]
+) -> None:
     axes.set_title(panel.title, fontsize=9.5, color=INK, loc="left")
     axes.set_xlabel("step", color=FAINT_INK)
     axes.tick_params(colors=FAINT_INK, length=3)
@@ -142,13 +155,17 @@ def _draw_panel(axes: "Axes", panel: _Panel, rows_by_run: Mapping[str, Sequence[
     axes.set_xlim(0, 1.02 * max(row["step"] for rows in rows_by_run.values() for row in rows))
     if panel.is_log and _ratio(panel, rows_by_run) >= _LEAST_LOG_RATIO:
         _count_in_decades(axes)
-    for index, rows in enumerate(rows_by_run.values()):
-        for number, (key, _) in enumerate(panel.keys):
+    # an MLM has no posterior-weighted entropy: then nothing within the panel needs telling apart
+    keys = [
+        (key, words) for key, words in panel.keys if any(_series(r, panel.kind, key)[0] for r in rows_by_run.values())
+    ]
+    for name, rows in rows_by_run.items():
+        colour, run_style = styles[name]
+        for number, (key, _) in enumerate(keys):
             steps, values = _series(rows, panel.kind, key)
             if not steps:
                 continue
-            style = _LINE_STYLES[number] if len(panel.keys) > 1 else _run_style(index)
-            colour = _run_colour(index)
+            style = _LINE_STYLES[number] if len(keys) > 1 else run_style
             if panel.is_smoothed:
                 axes.plot(steps, values, color=colour, linewidth=0.6, alpha=0.3)
                 values = _mean_around(values, min(_MOST_SMOOTHED, len(values) // 20))
@@ -159,9 +176,9 @@ def _draw_panel(axes: "Axes", panel: _Panel, rows_by_run: Mapping[str, Sequence[
         top = max(panel.least_top, axes.get_ylim()[1])
         # a little below the floor, so that a line on it is seen whole
         axes.set_ylim(panel.floor - 0.03 * (top - panel.floor), top)
-    if len(panel.keys) > 1:
-        handles = [_legend_line(FAINT_INK, _LINE_STYLES[number]) for number in range(len(panel.keys))]
-        axes.legend(handles, [words for _, words in panel.keys], fontsize=7.5, frameon=False, labelcolor=INK)
+    if len(keys) > 1:
+        handles = [_legend_line(FAINT_INK, _LINE_STYLES[number]) for number in range(len(keys))]
+        axes.legend(handles, [words for _, words in keys], fontsize=7.5, frameon=False, labelcolor=INK)
 
 
 def _ratio(panel: _Panel, rows_by_run: Mapping[str, Sequence[Row]]) -> float:

@@ -15,6 +15,17 @@ FAINT_INK = "#67727E"
 RUN_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#A86B3C", "#56B4E9", "#E69F00", "#333333")
 """Curves of several runs (Okabe and Ito)."""
 
+CORRUPTION_RAMP = ("#FCA636", "#E16462", "#B12A90", "#6A00A8", "#0D0887")
+"""Cells of a Repeated-MLM grid from the smallest p^k to the largest: the darker, the more semantics are lost."""
+
+
+def corruption_colour(group: int, num_groups: int) -> str:
+    """Return the colour of a group of equal p^k, from 0 for the smallest, by its place on `CORRUPTION_RAMP`."""
+    place = (len(CORRUPTION_RAMP) - 1) * (group / (num_groups - 1) if num_groups > 1 else 0.5)
+    below = min(int(place), len(CORRUPTION_RAMP) - 2)
+    pairs = zip(_channels(CORRUPTION_RAMP[below]), _channels(CORRUPTION_RAMP[below + 1]), strict=True)
+    return "#" + "".join(f"{round(a + (b - a) * (place - below)):02X}" for a, b in pairs)
+
 
 def mask_colour(mask: int) -> str:
     """Return the colour of a mask, from 0; -1 is BOS or EOS. Colours repeat after eight masks."""

@@ -21,6 +21,8 @@ TITLES = {
     "path_entropy_bits": "Path entropy (bits per target)",
     "masks_with_0_share": "Share of masks on the best path",
 }
+# what stands beside another figure in its panel
+SECOND = ("entropy_posterior_bits", "masks_with_2plus_share")
 
 
 def _run(num_rows: int = 50, *keys: str) -> list[dict]:
@@ -45,12 +47,26 @@ def test_a_panel_appears_where_its_figure_does(key: str) -> None:
 
 
 def test_several_runs_with_different_figures_lie_over_each_other() -> None:
-    runs = {f"k={k}": _run(50, *TITLES) for k in range(14)} | {"MLM": _run(50, "loss", "perplexity")}
+    runs = {f"k={k}": _run(50, *TITLES, *SECOND) for k in range(14)} | {"MLM": _run(50, "loss", "perplexity")}
     svg = _svg(runs)
     assert all(f"<!-- {name} -->" in svg for name in runs)
     assert all(f"<!-- {title} -->" in svg for title in TITLES.values())
     assert "<!-- posterior-weighted -->" in svg
     assert "<!-- yield 2 or more -->" in svg
+
+
+def test_a_panel_with_one_figure_of_two_needs_no_words_for_it() -> None:
+    svg = _svg({"k=1": _run(50, "entropy_bits"), "k=2": _run(50, "entropy_bits")})
+    assert "<!-- posterior-weighted -->" not in svg
+    assert "<!-- mean over states -->" not in svg
+
+
+def test_styles_that_are_given_are_taken() -> None:
+    runs = {"a": _run(50, "entropy_bits"), "b": _run(50, "entropy_bits")}
+    svg = render_curves(runs, ["svg"], {"a": ("#123456", "-"), "b": ("#654321", ":")})["svg"].decode()
+    assert svg.count("#123456") >= 3
+    assert svg.count("#654321") >= 3
+    assert "#0072b2" not in svg
 
 
 def test_perplexity_is_drawn_in_decades_where_it_spans_them() -> None:
