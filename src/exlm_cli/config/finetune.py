@@ -26,11 +26,18 @@ class TaskConfig(StrictModel):
     )
     data_dir: str | None = Field(None, description="Folder with the task's files; none: fetched once into the cache")
     files: TaskFiles = TaskFiles()
-    sequence_length: int = Field(
-        512, ge=8, le=65536, description="Tokens of a sequence, [CLS] and [SEP] included, before any repetition"
+    sequence_length: int | None = Field(
+        None,
+        ge=8,
+        le=65536,
+        description="Tokens of a sequence, [CLS] and [SEP] included, before repetition; none: as in pre-training",
     )
-    split: Literal["scaffold", "scaffold-balanced", "scaffold-chiral", "random", "file"] = Field(
-        "scaffold", description="How molecules are cut 80/10/10; `file`: as `task.split_file` says"
+    split: Literal["scaffold", "scaffold-chiral", "scaffold-deepchem", "scaffold-balanced", "random", "file"] = Field(
+        "scaffold",
+        description="How rows are cut 80/10/10: `scaffold` as Uni-Mol does; `file`: as `task.split_file` says",
+    )
+    split_column: str | None = Field(
+        None, description="CSV: column that says train, valid or test of each row; instead of `task.split`"
     )
     split_file: str | None = Field(None, description="JSON with the row numbers of `train`, `valid` and `test`")
     split_seed: int = Field(0, ge=0, lt=2**63, description="Of `random` and `scaffold-balanced`")
