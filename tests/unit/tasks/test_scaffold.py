@@ -1,0 +1,158 @@
+"""Splits follow their rules: worked examples by hand, and what must hold of any split."""
+
+import hashlib
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rdkit import Chem
+
+from exlm_cli.errors import DataError
+from exlm_cli.tasks.scaffold import (
+    SplitIndices,
+    keeps_chirality,
+    murcko_scaffold,
+    read_split_file,
+    split_at_random,
+    split_balanced,
+    split_by_scaffold,
+    split_fingerprint,
+)
+
+SCAFFOLDS = st.lists(st.integers(0, 8), min_size=10, max_size=80)
+CLASSES = st.lists(st.sampled_from("abc"), min_size=10, max_size=200)
+
+
+def as_lists(indices: SplitIndices) -> dict[str, list[int]]:
+    return {str(name): rows.tolist() for name, rows in indices.items()}
+
+
+def test_a_scaffold_is_rings_and_what_links_them() -> None:
+    linked = Chem.MolFromSmiles("Cc1ccccc1CCC2CC2O")
+    assert murcko_scaffold(linked, has_chirality=False) == Chem.CanonSmiles("c1ccccc1CCC2CC2")
+    assert murcko_scaffold(Chem.MolFromSmiles("CCO"), has_chirality=True) == ""
+
+
+def test_only_chiral_scaffolds_tell_stereoisomers_apart() -> None:
+    isomers = [Chem.MolFromSmiles(s) for s in ("C1C[C@H]2CCCC[C@@H]2C1", "C1C[C@H]2CCCC[C@H]2C1")]
+    assert len({murcko_scaffold(m, has_chirality=True) for m in isomers}) == 2
+    assert len({murcko_scaffold(m, has_chirality=False) for m in isomers}) == 1
+    assert [keeps_chirality(s) for s in ("scaffold", "scaffold-chiral", "scaffold-deepchem", "scaffold-balanced")] == [
+        True, True, False, False,
+    ]  # fmt: skip
+
+
+def test_scaffold_split_of_ten_rows_by_hand() -> None:
+    # groups by size, the later of equals first: a (0 1 4 6), b (2 5), e (9), d (8), f (7), c (3); train takes up to 8
+    # rows: a, b, e, d; valid up to 9 with them: f; test: c
+    assert as_lists(split_by_scaffold(list("aabcabafde"))) == {
+        "train": [0, 1, 2, 4, 5, 6, 8, 9],
+        "valid": [7],
+        "test": [3],
+    }
+
+
+def test_a_group_that_does_not_fit_is_passed_over() -> None:
+    # a (5 rows) fills train to 5, b (4) would make it 9 > 8 and valid too 9 <= 9: b goes to valid, c (1) to train
+    assert as_lists(split_by_scaffold(list("aaaaabbbbc"))) == {"train": [0, 1, 2, 3, 4, 9], "valid": [5, 6, 7, 8]}
+
+
+def test_balanced_split_puts_no_large_group_behind_a_small_one() -> None:
+    # of 40 rows a group is large from 3 on; the two large ones fit into train in either order
+    keys = ["big"] * 20 + ["large"] * 8 + [f"single {i}" for i in range(12)]
+    for seed in range(20):
+        parts = split_balanced(keys, seed)
+        assert set(range(28)) <= set(parts["train"].tolist())
+        assert [len(parts[name]) for name in ("train", "valid", "test")] == [32, 4, 4]
+
+
+def test_a_large_group_is_for_testing_where_it_finds_no_room() -> None:
+    # three groups of 10: two fit into train (24), the third fits nowhere, whichever it is
+    seen = set()
+    for seed in range(20):
+        parts = as_lists(split_balanced(["a"] * 10 + ["b"] * 10 + ["c"] * 10, seed))
+        assert parts["valid"] == []
+        seen.add(parts["test"][0])
+    assert seen == {0, 10, 20}
+
+
+@given(scaffolds=SCAFFOLDS, seed=st.integers(0, 3), is_balanced=st.booleans())
+def test_no_scaffold_is_in_two_splits(scaffolds: list[int], seed: int, is_balanced: bool) -> None:
+    parts = split_balanced(scaffolds, seed) if is_balanced else split_by_scaffold(scaffolds)
+    assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(len(scaffolds)))
+    homes = [{scaffolds[row] for row in rows} for rows in parts.values()]
+    assert sum(map(len, homes)) == len(set().union(*homes))
+    assert len(parts["train"]) <= 0.8 * len(scaffolds)
+    assert 10 * len(parts["valid"]) <= (1 if is_balanced else 9) * len(scaffolds)
+
+
+@given(num_rows=st.integers(0, 300), seed=st.integers(0, 5))
+def test_a_random_split_has_80_10_10_of_all_rows(num_rows: int, seed: int) -> None:
+    parts = split_at_random(num_rows, seed)
+    assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(num_rows))
+    assert len(parts["train"]) == num_rows * 8 // 10
+    assert len(parts["train"]) + len(parts["valid"]) == num_rows * 9 // 10
+
+
+@given(classes=CLASSES, seed=st.integers(0, 5))
+def test_a_stratified_split_gives_each_split_its_share_of_each_class(classes: list[str], seed: int) -> None:
+    parts = split_at_random(len(classes), seed, classes)
+    assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(len(classes)))
+    num_classes = len(set(classes))
+    for name, share in (("train", 0.8), ("valid", 0.1), ("test", 0.1)):
+        counts = Counter(classes[row] for row in parts.get(name, []))  # type: ignore[call-overload]
+        for label, total in Counter(classes).items():
+            # the rounding of the whole may move a border by one row of each class
+            assert abs(counts[label] - share * total) <= 2, (name, label, num_classes)
+
+
+def test_the_seed_decides_a_random_split() -> None:
+    first, again, other = (as_lists(split_at_random(50, seed)) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_a_split_file_is_read_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "split.json"
+    path.write_text(json.dumps({"train": [4, 0], "valid": [2], "test": [1], "sha256": "not read"}))
+    assert as_lists(read_split_file(path, 5)) == {"train": [0, 4], "valid": [2], "test": [1]}
+    path.write_text(json.dumps({"indices": {"train": [4, 0], "valid": [2]}}))
+    assert as_lists(read_split_file(path, 5)) == {"train": [0, 4], "valid": [2]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[1]", "`train` must be a list of row numbers"),
+        ('{"train": [0]}', "`valid` must be a list of row numbers"),
+        ('{"train": [0], "valid": []}', "`valid` must be a list of row numbers"),
+        ('{"train": [0], "valid": [5]}', "`valid` names row 5; rows are 0 to 4"),
+        ('{"train": [true], "valid": [1]}', "`train` names row True; rows are 0 to 4"),
+        ('{"train": [0, 1], "valid": [1]}', "row 1 is in `train` and in `valid`"),
+        ('{"train": [0, 0], "valid": [1]}', "row 0 is twice in `train`"),
+        ("{", "not readable as JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+    ],
+)
+def test_a_split_file_that_cannot_be_followed_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "split.json"
+    path.write_text(content)
+    with pytest.raises(DataError, match=f"^{re.escape(f'{path}: {message}')}$") as caught:
+        read_split_file(path, 5)
+    assert caught.value.hint.endswith("or give the split.json of a run")
+
+
+def test_a_missing_split_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"^{re.escape(str(tmp_path / 'no.json'))}: no such split file$"):
+        read_split_file(tmp_path / "no.json", 5)
+
+
+def test_the_fingerprint_is_the_hash_of_the_rows() -> None:
+    indices = {"test": np.array([1]), "train": np.array([0, 2])}
+    expected = hashlib.sha256(b'{"train":[0,2],"test":[1]}').hexdigest()
+    assert split_fingerprint(indices) == expected
+    assert split_fingerprint({**indices, "train": np.array([2, 0])}) != expected
