@@ -1,0 +1,277 @@
+"""GLUE tasks read from small files of the official layouts; scores are held against scikit-learn and SciPy."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn import metrics as sk
+
+from exlm_cli.config.finetune import TaskConfig
+from exlm_cli.data.text import train_bpe
+from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.errors import ConfigError, DataError
+from exlm_cli.progress import SilentProgress
+from exlm_cli.tasks.downstream import DownstreamTask
+from exlm_cli.tasks.glue import GlueTask, load_glue
+from exlm_cli.tasks.glue_tasks import GLUE_TASKS
+from tests.unit.tasks.glue_files import FOLDERS, HEADERS, ROWS, content, line, write_glue
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_bpe([text for rows in ROWS.values() for row in rows for text in row[:2]] * 3, 400, 2, SilentProgress())
+
+
+def load(task: str, root: Path | None, **values: Any) -> GlueTask:
+    data_dir = None if root is None else str(root)
+    return load_glue(TaskConfig(name=f"glue/{task}", data_dir=data_dir, **values), SilentProgress())
+
+
+def test_the_small_files_cover_every_task() -> None:
+    assert set(ROWS) == set(HEADERS) == set(FOLDERS) == set(GLUE_TASKS)
+    assert {name: info.folder for name, info in GLUE_TASKS.items()} == FOLDERS
+
+
+@pytest.mark.parametrize("name", GLUE_TASKS)
+def test_official_files_are_read_and_encoded(name: str, tmp_path: Path, tokenizer: Tokenizer) -> None:
+    write_glue(tmp_path, name)
+    task: DownstreamTask = load(name, tmp_path)
+    rows = ROWS[name]
+    assert (task.name, task.splits) == (f"glue/{name}", ("train", "valid"))
+    assert task.split_sizes == {"train": len(rows), "valid": len(rows) * (2 if name == "mnli" else 1)}
+    encoded = task.encode("train", tokenizer, 128)
+    assert encoded.targets.tolist() == [[target] for *_, target in rows]
+    assert encoded.answerable is None
+    for ids, (first, second, _, _) in zip(encoded.token_ids, rows, strict=True):
+        tail = [*tokenizer.encode(second), 2] if second else []
+        assert ids.tolist() == [1, *tokenizer.encode(first.strip()), 2, *tail]
+
+
+@pytest.mark.parametrize("name", GLUE_TASKS)
+def test_other_formats_and_the_hubs_columns_give_the_same_examples(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_glue(tmp_path / "official", name)
+    official = load(name, tmp_path / "official")
+    columns = GLUE_TASKS[name].layouts[-1]
+    records = []
+    for first, second, _, target in ROWS[name]:
+        texts = dict(zip(columns.texts, (first, second), strict=False))
+        records.append(texts | {columns.label: target if name == "stsb" else int(target), "idx": len(records)})
+    stems = ("train", "dev_matched", "dev_mismatched") if name == "mnli" else ("train", "dev")
+    (tmp_path / "json" / name).mkdir(parents=True)
+    for stem in stems:
+        path = tmp_path / "json" / name / f"{stem}.jsonl"
+        path.write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
+    assert load(name, tmp_path / "json")._examples == official._examples
+
+    asked = []
+
+    def load_dataset(source: str, config: str, *, split: str, streaming: bool) -> datasets.IterableDataset:
+        asked.append((source, config, split))
+        return datasets.Dataset.from_list(records).to_iterable_dataset()
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert load(name, None)._examples == official._examples
+    valid = ["validation_matched", "validation_mismatched"] if name == "mnli" else ["validation"]
+    assert asked == [("nyu-mll/glue", name, split) for split in ["train", *valid]]
+
+
+def outputs_for(name: str, predicted: list[float]) -> list[np.ndarray]:
+    if name == "stsb":
+        return [np.array([value]) for value in predicted]
+    num_classes = len(GLUE_TASKS[name].classes)
+    return [np.eye(num_classes)[int(value)] * 2 - 0.5 for value in predicted]
+
+
+@pytest.mark.parametrize("name", GLUE_TASKS)
+def test_scores_are_those_of_scikit_learn_and_scipy(name: str, tmp_path: Path) -> None:
+    write_glue(tmp_path, name, copies=8)
+    task = load(name, tmp_path)
+    targets = np.array([target for *_, target in ROWS[name]] * 8)
+    rng = np.random.default_rng(3)
+    if name == "stsb":
+        predicted = targets + rng.normal(size=len(targets))
+        expected = {
+            "spearmanr": stats.spearmanr(targets, predicted).statistic,
+            "pearsonr": stats.pearsonr(targets, predicted).statistic,
+        }
+    else:
+        wrong = rng.random(len(targets)) < 0.3
+        predicted = np.where(wrong, (targets + 1) % len(GLUE_TASKS[name].classes), targets)
+        scores = {
+            "accuracy": sk.accuracy_score(targets, predicted),
+            "f1": sk.f1_score(targets, predicted, average="binary" if name != "mnli" else "macro"),
+            "matthews_corrcoef": sk.matthews_corrcoef(targets, predicted),
+        }
+        asked = {"cola": ("matthews_corrcoef", "accuracy"), "mrpc": ("accuracy", "f1"), "qqp": ("accuracy", "f1")}
+        expected = {metric: scores[metric] for metric in asked.get(name, ("accuracy",))}
+    if name == "mnli":
+        rest = rng.integers(0, 3, size=len(targets)).astype(float)
+        expected["mismatched_accuracy"] = sk.accuracy_score(targets, rest)
+        predicted = np.concatenate([predicted, rest])
+    found = task.score("valid", outputs_for(name, predicted.tolist()))
+    assert found == pytest.approx(expected, abs=1e-9)
+    assert list(found) == list(expected)
+    assert task.selection_metric == next(iter(expected))
+
+
+def test_metrics_of_the_papers_appendix_choose_the_epoch() -> None:
+    """App. M: Spearman for STS, Matthews for CoLA, accuracy for MNLI, QNLI, RTE and SST-2."""
+    chosen = {name: info.metrics[0] for name, info in GLUE_TASKS.items()}
+    assert chosen == dict.fromkeys(GLUE_TASKS, "accuracy") | {"stsb": "spearmanr", "cola": "matthews_corrcoef"}
+
+
+def test_a_constant_prediction_has_no_correlation(tmp_path: Path) -> None:
+    write_glue(tmp_path, "stsb")
+    scores = load("stsb", tmp_path).score("valid", [np.array([1.0])] * 3)
+    assert all(math.isnan(score) for score in scores.values())
+
+
+def test_mismatched_rows_follow_the_matched_ones(tmp_path: Path) -> None:
+    folder = write_glue(tmp_path, "mnli")
+    task = load("mnli", tmp_path)
+    assert task.split_indices["valid"].tolist() == [0, 1, 2, 3, 4, 5]
+    (folder / "dev_mismatched.tsv").unlink()
+    alone = load("mnli", tmp_path)
+    assert alone.split_sizes["valid"] == 3
+    assert "there is no mismatched development set: its accuracy is missing" in alone.notes
+    assert list(alone.score("valid", outputs_for("mnli", [0, 1, 2]))) == ["accuracy"]
+
+
+def test_notes_tell_the_protocol_and_what_is_not_official(tmp_path: Path) -> None:
+    folder = write_glue(tmp_path, "rte")
+    assert load("rte", tmp_path).notes == (
+        "GLUE has no public test labels: `valid` is the development set, as in the paper; "
+        "the best epoch is chosen on it",
+        f"train: {folder / 'train.tsv'} has 2 rows, the official file 2,490",
+        f"valid: {folder / 'dev.tsv'} has 2 rows, the official file 277",
+    )
+
+
+def test_cut_rows_are_counted(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    write_glue(tmp_path, "rte")
+    task = load("rte", tmp_path)
+    encoded = task.encode("valid", tokenizer, 9)
+    assert [len(ids) for ids in encoded.token_ids] == [9, 9]
+    assert "valid: cut 2 rows to fit" in task.notes
+
+
+def test_fewer_training_rows_on_request(tmp_path: Path) -> None:
+    write_glue(tmp_path, "sst2", copies=5)
+    task = load("sst2", tmp_path, max_rows=4)
+    assert task.split_sizes == {"train": 4, "valid": 15}
+    assert "trained on 4 of 15 rows (`task.max_rows`)" in task.notes
+
+
+def test_named_files_may_be_anywhere_and_have_a_test_split(tmp_path: Path) -> None:
+    folder = write_glue(tmp_path, "mnli")
+    files = {part: str(folder / "dev_matched.tsv") for part in ("train", "valid", "test")}
+    task = load("mnli", None, files=files)
+    assert task.splits == ("train", "valid", "test")
+    assert list(task.score("test", outputs_for("mnli", [0, 1, 2]))) == ["accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("task", "changes", "problem"),
+    [
+        ("rte", {"label": "maybe"}, "`label` is `maybe`, accepted: 0 or entailment, 1 or not_entailment"),
+        ("rte", {"label": "-1"}, "`label` is `-1`, accepted: 0 or entailment, 1 or not_entailment"),
+        ("mnli", {"label": "-"}, "`gold_label` is `-`, accepted: 0 or entailment, 1 or neutral, 2 or contradiction"),
+        ("sst2", {"label": ""}, "`label` is ``, accepted: 0 or negative, 1 or positive"),
+        ("qqp", {"second": " "}, "`question2` is empty"),
+        ("stsb", {"label": "5.5"}, "`score` is `5.5`, accepted: a number from 0 to 5"),
+        ("stsb", {"label": "nan"}, "`score` is `nan`, accepted: a number from 0 to 5"),
+        ("stsb", {"label": "high"}, "`score` is `high`, accepted: a number from 0 to 5"),
+        ("qqp", {"first": "a\tb"}, "the row has 7 cells, expected 6"),
+    ],
+)
+def test_a_row_that_cannot_be_used_stops_or_is_left_out_and_told(
+    task: str, changes: dict[str, str], problem: str, tmp_path: Path
+) -> None:
+    folder = write_glue(tmp_path, task)
+    first, second, label, _ = ROWS[task][0]
+    given = {"first": first, "second": second, "label": label} | changes
+    path = folder / "train.tsv"
+    path.write_text(content(task) + line(task, 9, **given) + "\n", encoding="utf-8")
+    where = f"{path}:{len(ROWS[task]) + 2}"
+    loaded = load(task, tmp_path)
+    assert loaded.split_sizes["train"] == len(ROWS[task])
+    assert f"train: left out 1 rows that cannot be used; the first: {where}: {problem}" in loaded.notes
+    with pytest.raises(DataError, match=rf"^{re.escape(f'{where}: {problem}')}$") as caught:
+        load(task, tmp_path, on_invalid="error")
+    assert caught.value.hint == "`--set task.on_invalid=skip` leaves such rows out"
+
+
+@pytest.mark.parametrize(
+    ("record", "problem"),
+    [
+        ({"sentence": None, "label": 1}, "`sentence` is empty"),
+        ({"sentence": 5, "label": 1}, "`sentence` is 5, not a text"),
+        ({"sentence": "half \ud83d", "label": 1}, "`sentence` holds half a surrogate pair at position 6"),
+        ({"label": 1}, "`sentence` is empty"),
+        ({"sentence": "ok", "label": None}, "`label` is `None`, accepted: 0 or negative, 1 or positive"),
+    ],
+)
+def test_json_rows_are_checked_too(record: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps({"sentence": "good", "label": 1}) + "\n" + json.dumps(record), encoding="utf-8")
+    with pytest.raises(DataError, match=rf"^{re.escape(f'{path}:2: {problem}')}$"):
+        load("sst2", None, files={"train": str(path), "valid": str(path)}, on_invalid="error")
+
+
+def test_a_file_without_one_usable_row_is_refused_even_where_rows_are_skipped(tmp_path: Path) -> None:
+    folder = write_glue(tmp_path, "sst2")
+    (folder / "dev.tsv").write_text("sentence\tlabel\nfine\tx\n", encoding="utf-8")
+    message = f"{folder / 'dev.tsv'}:2: `label` is `x`, accepted: 0 or negative, 1 or positive"
+    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
+        load("sst2", tmp_path)
+
+
+def test_missing_columns_and_rows_are_named(tmp_path: Path) -> None:
+    folder = write_glue(tmp_path, "mrpc")
+    (folder / "train.tsv").write_text("sentence1\tsentence2\tx\na\tb\t1\n", encoding="utf-8")
+    message = (
+        f"{folder / 'train.tsv'}: mrpc needs the columns `#1 String` `#2 String` `Quality` or `sentence1` `sentence2` "
+        "`label`; there are `sentence1`, `sentence2`, `x`"
+    )
+    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
+        load("mrpc", tmp_path)
+    (folder / "train.tsv").write_text("sentence1\tsentence2\tlabel\n", encoding="utf-8")
+    with pytest.raises(DataError, match=rf"^{re.escape(str(folder / 'train.tsv'))}: no rows in it$"):
+        load("mrpc", tmp_path)
+
+
+@pytest.mark.parametrize(("task", "stem"), [("rte", "train"), ("rte", "dev"), ("mnli", "dev_matched")])
+def test_missing_files_are_named(task: str, stem: str, tmp_path: Path) -> None:
+    folder = write_glue(tmp_path, task)
+    (folder / f"{stem}.tsv").unlink()
+    message = f"{folder}: no `{stem}.tsv` (or .csv, .jsonl, .json, .parquet, also with .gz or .xz)"
+    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
+        load(task, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"train": "a.tsv"}, "`task.files.valid` is missing"),
+        ({"valid": "a.tsv"}, "`task.files.train` is missing"),
+        ({"test": "a.tsv"}, "`task.files.test` is given without the files to train and to validate on"),
+    ],
+)
+def test_half_of_the_files_is_not_enough(files: dict[str, str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text(content("rte"), encoding="utf-8")
+    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
+        load("rte", tmp_path, files=files)
+
+
+def test_an_unknown_task_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"^unknown task `glue/rtr`$") as caught:
+        load("rtr", None)
+    assert "`glue/mnli`, `glue/qqp`, `glue/qnli`, `glue/sst2`, `glue/cola`, `glue/rte`" in caught.value.hint
