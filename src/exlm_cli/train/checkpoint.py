@@ -3,6 +3,7 @@
 `checkpoints/step-N/` holds model.safetensors, optimizer.safetensors, state.json and manifest.json with the size and
 SHA-256 of the other three. It is written under a temporary name, fsynced and renamed, so a directory named `step-N` is
 whole unless somebody altered it afterwards; then it is refused by name and the one before it is used.
+`checkpoints/best-N/` is the same without the optimizer: the weights that scored best in validation.
 """
 
 import hashlib
@@ -41,6 +42,7 @@ def save_checkpoint(
     state: dict[str, Any],
     *,
     keep_last: int,
+    resume_command: str | None = None,
 ) -> Path:
     """Write `checkpoints/step-N/` and remove all but the newest `keep_last`.
 
@@ -51,22 +53,56 @@ def save_checkpoint(
         optimizer: AdamW over parameters of `model`; its moments are saved by parameter name.
         state: JSON-able: where the run is in its data, counters, and what identifies the run.
         keep_last: Checkpoints kept, this one included.
+        resume_command: For the hint; none: that of `exlm pretrain`.
 
     Raises:
         CheckpointError: The file system refuses; nothing named `step-N` is left behind.
 
     A whole `step-N` that is already there (a run stopped right after saving) is kept as it is.
     """
-    folder = run / "checkpoints"
-    final = folder / f"step-{step}"
-    if final.exists() and verify_checkpoint(final) is None:
-        return final
-    temporary = folder / f".writing-step-{step}"
+    final = run / "checkpoints" / f"step-{step}"
+    if not (final.exists() and verify_checkpoint(final) is None):
+        tensors = {MODEL_FILE: _model_tensors(model), OPTIMIZER_FILE: _optimizer_tensors(model, optimizer)}
+        _write_whole(final, step, tensors, state, resume_command or f"exlm pretrain --resume {run}")
+    for old in checkpoint_paths(run)[keep_last:]:
+        shutil.rmtree(old)
+    return final
+
+
+def save_best(run: Path, step: int, model: nn.Module, state: dict[str, Any], *, resume_command: str) -> Path:
+    """Write `checkpoints/best-N/`, in place of one that is already there.
+
+    Args:
+        run: Run directory.
+        step: N.
+        model: Its state dict is saved.
+        state: JSON-able: what made it the best.
+        resume_command: For the hint.
+
+    Raises:
+        CheckpointError: The file system refuses.
+    """
+    final = run / "checkpoints" / f"best-{step}"
+    _write_whole(final, step, {MODEL_FILE: _model_tensors(model)}, state, resume_command)
+    return final
+
+
+def best_paths(run: Path) -> list[Path]:
+    """Return the `best-N` of a run, newest first; more than one only until the next checkpoint is saved."""
+    best = [p for p in (run / "checkpoints").glob("best-*") if p.name.removeprefix("best-").isdecimal()]
+    return sorted(best, key=lambda p: int(p.name.removeprefix("best-")), reverse=True)
+
+
+def _write_whole(
+    final: Path, step: int, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any], resume_command: str
+) -> None:
+    """Write files, their manifest last, under a temporary name and rename them."""
+    temporary = final.with_name(f".writing-{final.name}")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        save_file({k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}, temporary / MODEL_FILE)
-        save_file(_optimizer_tensors(model, optimizer), temporary / OPTIMIZER_FILE)
+        for name, content in tensors.items():
+            save_file(content, temporary / name)
         (temporary / STATE_FILE).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
         files = {p.name: {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in sorted(temporary.iterdir())}
         (temporary / MANIFEST_FILE).write_text(json.dumps({"step": step, "files": files}, indent=1) + "\n")
@@ -76,18 +112,15 @@ def save_checkpoint(
         _fsync(temporary)
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
-        _fsync(folder)
+        _fsync(final.parent)
     except (OSError, SafetensorError) as error:
         # safetensors reports a full disk as its own error, which is no OSError, with the reason in its text
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(
             f"{final}: the checkpoint could not be written: {error}",
-            "free some space or make the folder writable, then continue with `exlm pretrain --resume "
-            f"{run}`; earlier checkpoints are untouched",
+            f"free some space or make the folder writable, then continue with `{resume_command}`; earlier checkpoints "
+            "are untouched",
         ) from error
-    for old in checkpoint_paths(run)[keep_last:]:
-        shutil.rmtree(old)
-    return final
 
 
 def verify_checkpoint(path: Path) -> str | None:
@@ -98,8 +131,8 @@ def verify_checkpoint(path: Path) -> str | None:
         files = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST_FILE} is missing or not readable"
-    if set(files) != {MODEL_FILE, OPTIMIZER_FILE, STATE_FILE}:
-        return f"{MANIFEST_FILE} does not list the three files of a checkpoint"
+    if set(files) != {MODEL_FILE, STATE_FILE} | (set() if path.name.startswith("best-") else {OPTIMIZER_FILE}):
+        return f"{MANIFEST_FILE} does not list the files of a checkpoint"
     for name, (num_bytes, digest) in files.items():
         file = path / name
         if not file.is_file():
@@ -157,13 +190,17 @@ def load_state(path: Path) -> dict[str, Any]:
 
 def remove_unfinished(run: Path) -> None:
     """Delete what a killed process was writing."""
-    for path in (run / "checkpoints").glob(".writing-step-*"):
+    for path in (run / "checkpoints").glob(".writing-*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write indented JSON atomically."""
     write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -7,82 +7,33 @@ seeded anew each step. So a resumed run repeats the uninterrupted one bit by bit
 import hashlib
 import json
 import math
+import shutil
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from exlm_cli.config.sections import OptimConfig, TrainConfig
+from exlm_cli.config.sections import OptimConfig
 from exlm_cli.data.masking import IntArray
-from exlm_cli.data.sampler import EpochPlan
 from exlm_cli.errors import CheckpointError, DivergedError, InterruptedRunError
 from exlm_cli.progress import Bar, Progress
 from exlm_cli.run_dir import MetricsLog
 from exlm_cli.train.checkpoint import (
+    best_paths,
     load_model_weights,
     load_optimizer_state,
     load_state,
+    save_best,
     save_checkpoint,
     write_json,
 )
 from exlm_cli.train.interrupt import StopSignal
+from exlm_cli.train.loop_state import LoopConfig, LoopResult, LoopState, Selection, TrainTask, count_steps
 from exlm_cli.train.optim import build_optimizer, learning_rate, scale_gradients
-
-BatchT = TypeVar("BatchT")
-
-
-class TrainTask(Protocol[BatchT]):
-    """What the loop needs of a task."""
-
-    @property
-    def model(self) -> nn.Module:
-        """The module whose parameters are trained."""
-
-    @property
-    def identity(self) -> dict[str, str]:
-        """What must not change between a checkpoint and its resumption, by name (data fingerprint, recipe hash)."""
-
-    def plan(self, epoch: int) -> EpochPlan:
-        """The steps of an epoch; the same for the same epoch, always."""
-
-    def microbatches(self, indices: IntArray, epoch: int) -> Iterator[BatchT]:
-        """The batches of one step, in a fixed order."""
-
-    def losses(self, batch: BatchT) -> Tensor:
-        """(n,) float32 loss of every sequence; `inf` where a sequence has none and is to be left out."""
-
-    def count_tokens(self, batch: BatchT) -> int:
-        """Input tokens that the batch stands for, before any expansion."""
-
-    def validate(self) -> dict[str, float]:
-        """Figures on the validation set; leaves the model in training mode."""
-
-
-@dataclass
-class LoopState:
-    """Where a run stands; saved with every checkpoint."""
-
-    step: int = 0
-    epoch: int = 0
-    step_in_epoch: int = 0
-    elapsed_s: float = 0.0
-    interval_loss: float = 0.0
-    interval_steps: int = 0
-    num_infeasible: int = 0
-
-
-@dataclass(frozen=True)
-class LoopResult:
-    """How a run ended."""
-
-    steps: int
-    checkpoint: Path
-    validation: dict[str, float]
-    elapsed_s: float
 
 
 class TrainingLoop:
@@ -97,12 +48,15 @@ class TrainingLoop:
         progress: Who is told.
         resume_command: Shown when the run is interrupted.
         on_row: Called with every row that is logged (TensorBoard).
+        selection: Keep the weights of the best validation besides, and stop when none is better for too long; none: the
+            last weights are what the run is for.
+        label: Of the bar.
     """
 
     def __init__(
         self,
         task: TrainTask[Any],
-        train: TrainConfig,
+        train: LoopConfig,
         optim: OptimConfig,
         *,
         seed: int,
@@ -111,14 +65,17 @@ class TrainingLoop:
         progress: Progress,
         resume_command: str,
         on_row: Callable[[dict[str, Any]], None] | None = None,
+        selection: Selection | None = None,
+        label: str = "train",
     ) -> None:
         self.task, self.train, self.optim = task, train, optim
         self.seed, self.run, self.metrics, self.progress = seed, run, metrics, progress
         self.resume_command = resume_command
         self.on_row = on_row
+        self.selection, self.label = selection, label
         self.optimizer = build_optimizer(task.model, optim)
         self.state = LoopState()
-        self.total_steps = self._count_steps()
+        self.total_steps = count_steps(task, train)
         self._plan = task.plan(0)
         self._validation: dict[str, float] = {}
         self._tokens_since_log = 0
@@ -140,7 +97,7 @@ class TrainingLoop:
         load_model_weights(checkpoint, self.task.model)
         load_optimizer_state(checkpoint, self.task.model, self.optimizer)
         self.state = LoopState(**saved["loop"])
-        self._validation = saved["validation"]
+        self._validation = {name: math.nan if v is None else v for name, v in saved["validation"].items()}
         self._plan = self.task.plan(self.state.epoch)
         self.metrics.truncate_after(self.state.step)
 
@@ -152,9 +109,10 @@ class TrainingLoop:
             InterruptedRunError: Stopped by a signal, after saving.
             CheckpointError: A checkpoint cannot be written.
         """
+        state = self.state
         self.task.model.train()
-        with StopSignal() as stop, self.progress.bar("train", self.total_steps, done=self.state.step) as bar:
-            while self.state.step < self.total_steps:
+        with StopSignal() as stop, self.progress.bar(self.label, self.total_steps, done=state.step) as bar:
+            while state.step < self.total_steps and not state.is_stopped:
                 start_s = time.perf_counter()
                 loss = self._step(stop)
                 if loss is not None:
@@ -164,8 +122,9 @@ class TrainingLoop:
                     self._leave(stop.number)
         if not self._validation:
             self._validation = self.task.validate()
-        final = self.run / "checkpoints" / f"step-{self.state.step}"
-        return LoopResult(self.state.step, final, self._validation, self.state.elapsed_s)
+        final = self.run / "checkpoints" / f"step-{state.step}"
+        best = None if state.best_step is None else self.run / "checkpoints" / f"best-{state.best_step}"
+        return LoopResult(state.step, final, self._validation, state.elapsed_s, state, best)
 
     def _step(self, stop: StopSignal) -> float | None:
         """Do one optimiser step and return its loss; None where a signal came before it was complete."""
@@ -179,8 +138,9 @@ class TrainingLoop:
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["lr_scale"]
         self.optimizer.zero_grad(set_to_none=True)
-        loss_sum, num_counted, num_infeasible, num_tokens = 0.0, 0, 0, 0
+        loss_sum, num_counted, num_infeasible, num_tokens, model_s = 0.0, 0, 0, 0, 0.0
         for batch in self.task.microbatches(indices, state.epoch):
+            start_s = time.perf_counter()
             losses = self.task.losses(batch)
             is_counted = losses != math.inf
             batch_loss = torch.where(is_counted, losses, 0.0).sum()
@@ -188,11 +148,13 @@ class TrainingLoop:
             loss_sum += float(batch_loss.detach())
             num_counted += int(is_counted.sum())
             num_infeasible += int((~is_counted).sum())
+            model_s += time.perf_counter() - start_s  # the sums above have waited for the device
             num_tokens += self.task.count_tokens(batch)
             if stop.number is not None:
                 return None
         if not math.isfinite(loss_sum) or num_counted == 0:
             raise self._diverged("loss", loss_sum if num_counted else math.inf, indices)
+        start_s = time.perf_counter()
         parameters = list(self.task.model.parameters())
         scale_gradients(parameters, 1.0 / num_counted)
         # a limit of inf clips nothing and still measures the norm
@@ -201,7 +163,9 @@ class TrainingLoop:
         if not math.isfinite(self._grad_norm):
             raise self._diverged("gradient norm", self._grad_norm, indices)
         self.optimizer.step()
+        state.model_s += model_s + time.perf_counter() - start_s
         state.num_infeasible += num_infeasible
+        state.num_tokens += num_tokens
         self._tokens_since_log += num_tokens
         return loss_sum / num_counted
 
@@ -216,18 +180,60 @@ class TrainingLoop:
 
     def _record(self, bar: Bar, loss: float) -> None:
         """Log, validate and save when their turn has come."""
-        step, is_last = self.state.step, self.state.step == self.total_steps
+        state = self.state
+        step, is_last = state.step, state.step == self.total_steps
         tokens_per_s = self._tokens_since_log / max(1e-9, self._busy_since_log_s)
-        bar.update(step, loss=f"{loss:.3f}", speed=f"{tokens_per_s:,.0f} tokens/s")
+        bar.update(step, loss=f"{loss:.3f}", speed=f"{tokens_per_s:,.0f} tokens/s", **self._best_field())
         if step % self.train.log_every_steps == 0 or is_last:
             self._log_interval(tokens_per_s)
-        if step % self.train.validate_every_steps == 0 or is_last:
-            self._validation = self.task.validate()
-            self._log({"kind": "valid", "step": step, **self._validation})
-            figures = ", ".join(f"{name} {value:.4g}" for name, value in self._validation.items() if name in _SPOKEN)
-            self.progress.message(f"step {step}: validation {figures}")
-        if step % self.train.checkpoint_every_steps == 0 or is_last:
+        if self._is_due(self.train.validate_every_steps) or is_last:
+            self._validate()
+        if state.is_stopped and state.interval_steps:
+            self._log_interval(tokens_per_s)
+        if self._is_due(self.train.checkpoint_every_steps) or is_last or state.is_stopped:
             self._save()
+
+    def _is_due(self, every_steps: int | None) -> bool:
+        """Return whether a turn has come; every epoch's end where no steps are given."""
+        if every_steps is None:
+            return self.state.step_in_epoch >= len(self._plan)
+        return self.state.step % every_steps == 0
+
+    def _validate(self) -> None:
+        """Validate, and keep the weights where there is a selection and they are the best."""
+        state = self.state
+        start_s = time.perf_counter()
+        self._validation = self.task.validate()
+        state.validate_s += time.perf_counter() - start_s
+        self._log({"kind": "valid", "step": state.step, **self._validation})
+        if self.selection is None:
+            figures = ", ".join(f"{name} {value:.4g}" for name, value in self._validation.items() if name in _SPOKEN)
+            self.progress.message(f"step {state.step}: validation {figures}")
+            return
+        value = self._validation[self.selection.metric]
+        if self.selection.is_better(value, state.best_value):
+            state.best_step, state.best_epoch, state.best_value = state.step, state.epoch, value
+            state.stale_validations = 0
+            self._keep_best()
+        else:
+            state.stale_validations += 1
+        patience = self.selection.patience
+        state.is_stopped = patience is not None and state.stale_validations >= patience
+        if state.best_step is None and (state.is_stopped or state.step == self.total_steps):
+            # the metric was never defined: the last weights have to do
+            state.best_step, state.best_epoch = state.step, state.epoch
+            self._keep_best()
+
+    def _keep_best(self) -> None:
+        state = self.state
+        content = {"step": state.step, "epoch": state.epoch, "value": state.best_value, "identity": self.task.identity}
+        save_best(self.run, state.step, self.task.model, content, resume_command=self.resume_command)
+
+    def _best_field(self) -> dict[str, str]:
+        """Return the best validation so far for the bar."""
+        if self.selection is None or self.state.best_value is None:
+            return {}
+        return {f"best {self.selection.metric}": f"{self.state.best_value:.4f}"}
 
     def _log_interval(self, tokens_per_s: float) -> None:
         state = self.state
@@ -253,10 +259,22 @@ class TrainingLoop:
             self.on_row(row)
 
     def _save(self) -> Path:
-        content = {"loop": asdict(self.state), "identity": self.task.identity, "validation": self._validation}
-        return save_checkpoint(
-            self.run, self.state.step, self.task.model, self.optimizer, content, keep_last=self.train.keep_last
+        validation = {name: value if math.isfinite(value) else None for name, value in self._validation.items()}
+        content = {"loop": asdict(self.state), "identity": self.task.identity, "validation": validation}
+        path = save_checkpoint(
+            self.run,
+            self.state.step,
+            self.task.model,
+            self.optimizer,
+            content,
+            keep_last=self.train.keep_last,
+            resume_command=self.resume_command,
         )
+        # only now: until this checkpoint was whole, the one before it named another best
+        for best in best_paths(self.run):
+            if best.name != f"best-{self.state.best_step}":
+                shutil.rmtree(best)
+        return path
 
     def _leave(self, signal_number: int) -> None:
         path = self._save()
@@ -276,14 +294,6 @@ class TrainingLoop:
             f"lower `optim.lr` (now {self.optim.lr:g}), set `optim.clip_norm`, or continue from the last checkpoint "
             f"with `{self.resume_command}`",
         )
-
-    def _count_steps(self) -> int:
-        limits = []
-        if self.train.max_steps is not None:
-            limits.append(self.train.max_steps)
-        if self.train.max_epochs is not None:
-            limits.append(sum(len(self.task.plan(epoch)) for epoch in range(self.train.max_epochs)))
-        return min(limits)
 
 
 _SPOKEN = ("loss", "mask_accuracy", "perplexity", "effective_states")

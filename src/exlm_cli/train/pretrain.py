@@ -29,7 +29,8 @@ from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import MetricsLog, create_run_dir, removed_on_failure, update_run_json, write_atomically
 from exlm_cli.train.checkpoint import newest_good_checkpoint, remove_unfinished
 from exlm_cli.train.evaluation import evaluate_batch, summarise
-from exlm_cli.train.loop import LoopResult, TrainingLoop
+from exlm_cli.train.loop import TrainingLoop
+from exlm_cli.train.loop_state import LoopResult
 from exlm_cli.train.objective import Objective
 from exlm_cli.train.pretrained import build_model, describe_device, pick_device
 
@@ -258,8 +259,7 @@ def recipe_identity(recipe: PretrainRecipe) -> str:
     ):
         del content["train"][key]
     if content["optim"]["warmup_ratio"] is None:
-        # a key that runs of before it existed do not have; they can still be resumed
-        del content["optim"]["warmup_ratio"]
+        del content["optim"]["warmup_ratio"]  # so that runs begun before this key existed can still be resumed
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

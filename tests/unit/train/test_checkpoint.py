@@ -112,7 +112,7 @@ def test_a_manifest_that_lists_other_files_is_refused(tmp_path: Path) -> None:
     manifest = json.loads((path / ckpt.MANIFEST_FILE).read_text())
     del manifest["files"][ckpt.STATE_FILE]
     (path / ckpt.MANIFEST_FILE).write_text(json.dumps(manifest))
-    assert ckpt.verify_checkpoint(path) == "manifest.json does not list the three files of a checkpoint"
+    assert ckpt.verify_checkpoint(path) == "manifest.json does not list the files of a checkpoint"
 
 
 def test_no_checkpoint_is_none(tmp_path: Path) -> None:
@@ -147,3 +147,26 @@ def test_weights_of_another_shape_are_refused_by_name(tmp_path: Path) -> None:
         match=r"model.safetensors: `0.weight` has shape \(3, 4\), the recipe's model has \(3, 5\)",
     ):
         ckpt.load_model_weights(path, other)
+
+
+def test_the_best_weights_are_kept_without_an_optimizer_and_replaced_when_written_again(tmp_path: Path) -> None:
+    model, _ = _trained()
+    for value in (0.5, 0.7):
+        path = ckpt.save_best(tmp_path, 4, model, {"value": value}, resume_command="exlm finetune --resume RUN")
+    assert ckpt.verify_checkpoint(path) is None
+    assert sorted(p.name for p in path.iterdir()) == ["manifest.json", "model.safetensors", "state.json"]
+    assert ckpt.load_state(path) == {"value": 0.7}
+    assert ckpt.checkpoint_paths(tmp_path) == []
+    ckpt.save_best(tmp_path, 10, model, {}, resume_command="")
+    assert [p.name for p in ckpt.best_paths(tmp_path)] == ["best-10", "best-4"]
+
+
+def test_best_weights_that_cannot_be_written_name_the_command_that_goes_on(tmp_path: Path, monkeypatch) -> None:
+    def refuse(*_args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ckpt, "_fsync", refuse)
+    with pytest.raises(CheckpointError, match=r"best-4: the checkpoint could not be written: .*No space") as caught:
+        ckpt.save_best(tmp_path, 4, _trained()[0], {}, resume_command="exlm finetune --resume RUN")
+    assert "continue with `exlm finetune --resume RUN`" in caught.value.hint
+    assert list((tmp_path / "checkpoints").iterdir()) == []

@@ -13,13 +13,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from exlm_cli.config.finetune import FinetuneTrainConfig
 from exlm_cli.config.sections import OptimConfig, TrainConfig
 from exlm_cli.data.sampler import EpochPlan, plan_epoch
 from exlm_cli.errors import CheckpointError, DivergedError, InterruptedRunError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import MetricsLog, read_metrics
-from exlm_cli.train.checkpoint import newest_good_checkpoint
+from exlm_cli.train import checkpoint
+from exlm_cli.train.checkpoint import load_model_weights, newest_good_checkpoint
 from exlm_cli.train.loop import TrainingLoop, dropout_seed
+from exlm_cli.train.loop_state import Selection
 
 NUM_SAMPLES = 22
 
@@ -226,3 +229,132 @@ def test_dropout_seeds_are_their_own_for_every_seed_and_step() -> None:
     seeds = {dropout_seed(seed, step) for seed in range(30) for step in range(30)}
     assert len(seeds) == 900
     assert all(0 <= s < 2**63 for s in seeds)
+
+
+class Scored(LeastSquares):
+    """Validation figures from a list, one after the other, by the steps done; the data decide nothing."""
+
+    def __init__(self, scores: list[float]) -> None:
+        super().__init__()
+        self.scores = scores
+        self.num_validations = 0
+
+    def validate(self) -> dict[str, float]:
+        self.num_validations += 1
+        return {"loss": 0.0, "score": self.scores[self.num_validations - 1]}
+
+
+def _selecting(task: LeastSquares, run: Path, selection: Selection, **train: Any) -> TrainingLoop:
+    content = {"max_epochs": 5, "log_every_steps": 2, **train}
+    return TrainingLoop(
+        task,
+        FinetuneTrainConfig.model_validate(content),
+        OptimConfig(lr=0.05, warmup_ratio=0.1),
+        seed=5,
+        run=run,
+        metrics=MetricsLog(run / "metrics.jsonl"),
+        progress=SilentProgress(),
+        resume_command="exlm finetune --resume RUN",
+        selection=selection,
+    )
+
+
+STEPS_PER_EPOCH = 6  # 22 samples, four a step
+GREATER = Selection("score", is_greater_better=True)
+
+
+@pytest.mark.parametrize(
+    ("scores", "is_greater_better", "best_epoch"),
+    [
+        ([0.1, 0.5, 0.3, 0.5, 0.2], True, 2),
+        ([0.5, 0.1, 0.3, 0.1, 0.2], False, 2),
+        ([math.nan, 0.5, math.nan, 0.4, 0.3], True, 2),
+        ([0.1, 0.2, 0.3, 0.4, 0.5], True, 5),
+        ([math.nan] * 5, True, 5),
+    ],
+)
+def test_an_interval_of_none_is_an_epoch_and_the_first_best_epoch_is_kept(
+    tmp_path: Path, scores: list[float], is_greater_better: bool, best_epoch: int
+) -> None:
+    weights: dict[int, list[Tensor]] = {}
+    task = Scored(scores)
+    loop = _selecting(task, tmp_path, Selection("score", is_greater_better=is_greater_better))
+    loop.on_row = lambda row: weights.update({row["step"]: _weights(task)}) if row["kind"] == "valid" else None
+    result = loop.fit()
+    assert sorted(weights) == [STEPS_PER_EPOCH * epoch for epoch in range(1, 6)]
+    best_step = STEPS_PER_EPOCH * best_epoch
+    assert result.best == tmp_path / f"checkpoints/best-{best_step}"
+    assert (result.state.best_step, result.state.best_epoch) == (best_step, best_epoch - 1)
+    kept = LeastSquares()
+    load_model_weights(result.best, kept.model)
+    assert all(torch.equal(a, b) for a, b in zip(_weights(kept), weights[best_step], strict=True))
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == [f"best-{best_step}", "step-30"]
+
+
+@pytest.mark.parametrize(
+    ("scores", "patience", "epochs", "best_epoch"),
+    [([0.1, 0.5, 0.4, 0.3, 0.9], 2, 4, 2), ([0.1, 0.5, 0.4, 0.6, 0.5], 2, 5, 4), ([math.nan] * 5, 3, 3, 3)],
+)
+def test_training_stops_when_no_validation_was_better_for_too_long(
+    tmp_path: Path, scores: list[float], patience: int, epochs: int, best_epoch: int
+) -> None:
+    result = _selecting(Scored(scores), tmp_path, Selection("score", True, patience), log_every_steps=5).fit()
+    assert result.steps == STEPS_PER_EPOCH * epochs
+    assert result.state.best_step == STEPS_PER_EPOCH * best_epoch
+    assert result.checkpoint.is_dir()
+    assert max(row["step"] for row in _rows(tmp_path) if row["kind"] == "train") == result.steps
+
+
+def test_a_run_that_has_stopped_early_stays_so_when_resumed(tmp_path: Path) -> None:
+    task = Scored([0.5, 0.4, 0.3, 0.9, 0.9])
+    stopped = _selecting(task, tmp_path, Selection("score", True, 2)).fit()
+    again = _selecting(Scored([]), tmp_path, Selection("score", True, 2))
+    again.resume(stopped.checkpoint)
+    result = again.fit()
+    assert (result.steps, result.best, result.validation) == (stopped.steps, stopped.best, stopped.validation)
+
+
+@pytest.mark.parametrize("killed_at", [1, 2, 3, 4, 5, 6, 7])
+def test_a_run_killed_while_saving_ends_with_the_same_best_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int
+) -> None:
+    """The n-th writing of a folder, of the best weights or of a checkpoint, never happens."""
+    scores = [0.1, 0.5, 0.3, 0.6, 0.2]
+    (tmp_path / "whole").mkdir()
+    whole = _selecting(Scored(scores), tmp_path / "whole", GREATER).fit()
+    run = tmp_path / "killed"
+    run.mkdir()
+    original, calls = checkpoint._write_whole, 0
+
+    def dying(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == killed_at:
+            raise KeyboardInterrupt
+        original(*args)
+
+    monkeypatch.setattr(checkpoint, "_write_whole", dying)
+    with pytest.raises(KeyboardInterrupt):
+        _selecting(Scored(scores), run, GREATER).fit()
+    monkeypatch.setattr(checkpoint, "_write_whole", original)
+    resumed = Scored(scores)
+    loop = _selecting(resumed, run, GREATER)
+    last = newest_good_checkpoint(run, pytest.fail)
+    if last is None:
+        loop.metrics.truncate_after(0)
+    else:
+        loop.resume(last)
+        resumed.num_validations = loop.state.epoch + 1
+    result = loop.fit()
+    assert result.best is not None
+    assert result.best.name == "best-24"
+    assert whole.best is not None
+    assert (result.best / "model.safetensors").read_bytes() == (whole.best / "model.safetensors").read_bytes()
+    assert _rows(run) == _rows(tmp_path / "whole")
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["best-24", "step-30"]
+
+
+def test_time_in_the_model_is_part_of_the_time_in_steps_and_tokens_are_counted(tmp_path: Path) -> None:
+    result = _selecting(Scored([0.0] * 5), tmp_path, GREATER).fit()
+    assert 0 < result.state.model_s <= result.elapsed_s
+    assert result.state.num_tokens == 5 * 5 * NUM_SAMPLES

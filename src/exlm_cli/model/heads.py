@@ -1,0 +1,130 @@
+"""The network of a downstream task: the pre-trained encoder and a head of its own.
+
+Axes: B sequences, L tokens, R positions after repetition, C outputs, D width.
+"""
+
+from typing import cast
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from exlm_cli.config.finetune import FinetuneModelConfig
+from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.sections import ModelConfig
+from exlm_cli.model.encoder import Encoder
+
+
+class SequenceHead(nn.Module):
+    """The state at [CLS], then dropout, dense, tanh, dropout and the output layer (RoBERTa's)."""
+
+    def __init__(self, width: int, num_outputs: int, dropout: float) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, width)
+        self.out = nn.Linear(width, num_outputs)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden_BRD: Tensor, lengths: Tensor) -> Tensor:
+        """Return (B, C)."""
+        del lengths
+        pooled = torch.tanh(self.dense(self.dropout(hidden_BRD[:, 0])))
+        return cast(Tensor, self.out(self.dropout(pooled)))
+
+
+class SpanHead(nn.Module):
+    """Logits of being the first and the last token of an answer, for each token; copies of a token are averaged."""
+
+    def __init__(self, width: int, dropout: float, num_repeats: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(width, 2)
+        self.dropout = nn.Dropout(dropout)
+        self.num_repeats = num_repeats
+
+    def forward(self, hidden_BRD: Tensor, lengths: Tensor) -> Tensor:
+        """Return (B, L, 2) over the tokens as they were before repetition."""
+        logits_BR2: Tensor = self.out(self.dropout(hidden_BRD))
+        if self.num_repeats == 1:
+            return logits_BR2
+        num_positions = logits_BR2.shape[1]
+        index_R = torch.arange(num_positions, device=lengths.device)
+        # [CLS] is token 0 and has one copy; position 1 begins the copies of token 1
+        token_R = torch.where(index_R == 0, 0, (index_R - 1) // self.num_repeats + 1)
+        is_real_BR = (index_R < lengths[:, None]).to(logits_BR2.dtype)
+        num_tokens = int(token_R[-1]) + 1
+        sums_BL2 = logits_BR2.new_zeros(len(lengths), num_tokens, 2)
+        sums_BL2 = sums_BL2.index_add(1, token_R, logits_BR2 * is_real_BR[..., None])
+        copies_BL = is_real_BR.new_zeros(len(lengths), num_tokens).index_add(1, token_R, is_real_BR)
+        return sums_BL2 / copies_BL.clamp(min=1)[..., None]
+
+
+class TaskModel(nn.Module):
+    """Token embedding and encoder of a pre-trained model, and a task head.
+
+    Inputs have no masks, so nothing expands: the LM head, the transition head and the clone vectors of the checkpoint
+    have no part in it. Every token stands at (i, 0).
+
+    Args:
+        recipe: Of pre-training; its `model` is the architecture, `masking.num_repeats` the copies of each input token.
+        finetune: Dropout of its own.
+        vocab_size: V of the checkpoint's tokenizer.
+        num_outputs: C; None for spans, which have two outputs a token.
+    """
+
+    output_mean: Tensor
+    output_std: Tensor
+
+    def __init__(
+        self, recipe: PretrainRecipe, finetune: FinetuneModelConfig, vocab_size: int, num_outputs: int | None
+    ) -> None:
+        super().__init__()
+        config = with_dropout(recipe.model, finetune)
+        self.token_embedding = nn.Embedding(vocab_size, config.width)
+        self.encoder = Encoder(config)
+        self.head = (
+            SpanHead(config.width, finetune.pooler_dropout, recipe.masking.num_repeats)
+            if num_outputs is None
+            else SequenceHead(config.width, num_outputs, finetune.pooler_dropout)
+        )
+        # regression trains on standardised targets; outputs come in the task's units
+        self.register_buffer("output_mean", torch.zeros(num_outputs or 1))
+        self.register_buffer("output_std", torch.ones(num_outputs or 1))
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=config.init_std)
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+
+    def encode(self, token_ids: Int64[Tensor, "B R"], lengths: Int64[Tensor, " B"]) -> Float[Tensor, "B R D"]:
+        """Return the state of every position; padding is never attended to."""
+        index = torch.arange(token_ids.shape[1], device=token_ids.device)
+        is_unpadded = bool((lengths == token_ids.shape[1]).all())
+        is_token = None if is_unpadded else index < lengths[:, None]
+        positions = torch.stack([index, torch.zeros_like(index)], dim=-1)[None]
+        return cast(Tensor, self.encoder(self.token_embedding(token_ids), positions, is_token))
+
+    def forward(self, token_ids: Int64[Tensor, "B R"], lengths: Int64[Tensor, " B"]) -> Tensor:
+        """Return (B, C) outputs, or (B, L, 2) for spans, float32; for regression of standardised targets.
+
+        Args:
+            token_ids: Repeated input tokens, [CLS] first and [SEP] last, padded with anything.
+            lengths: Real positions of each sequence.
+        """
+        return cast(Tensor, self.head(self.encode(token_ids, lengths), lengths)).float()
+
+    def predict(self, token_ids: Int64[Tensor, "B R"], lengths: Int64[Tensor, " B"]) -> Tensor:
+        """Return what `forward` does, regression in the task's own units."""
+        outputs: Tensor = self(token_ids, lengths)
+        return outputs if isinstance(self.head, SpanHead) else outputs * self.output_std + self.output_mean
+
+    def load_encoder(self, pretrained: dict[str, Tensor]) -> None:
+        """Take the token embedding and the encoder out of the state dict of an `ExlmModel`; the head stays as drawn."""
+        own = {name: t for name, t in pretrained.items() if name.startswith(("token_embedding.", "encoder."))}
+        missing = {name for name in self.state_dict() if not name.startswith(("head.", "output_"))} ^ own.keys()
+        assert not missing, f"the checkpoint is of another encoder: {sorted(missing)[:3]}"
+        self.load_state_dict(own, strict=False)
+
+
+def with_dropout(model: ModelConfig, finetune: FinetuneModelConfig) -> ModelConfig:
+    """Return the architecture with fine-tuning's dropout where it has its own."""
+    given = finetune.model_dump(exclude={"pooler_dropout"}, exclude_none=True)
+    return model.model_copy(update=given)

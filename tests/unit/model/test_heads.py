@@ -1,0 +1,139 @@
+"""The network of a task: the checkpoint's encoder bit by bit, heads by hand, repetition undone, padding invisible."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from exlm_cli.config.finetune import FinetuneModelConfig
+from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.data.expansion import collate, expand
+from exlm_cli.data.masking import MaskedSequence
+from exlm_cli.model.exlm import ExlmModel
+from exlm_cli.model.heads import SequenceHead, SpanHead, TaskModel, with_dropout
+from tests.tiny import SPECIAL, tiny_recipe
+
+V = SPECIAL.vocab_size
+NO_DROPOUT = FinetuneModelConfig(dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, pooler_dropout=0.0)
+
+
+def task_model(recipe: PretrainRecipe, num_outputs: int | None = 3) -> TaskModel:
+    torch.manual_seed(1)
+    return TaskModel(recipe, NO_DROPOUT, V, num_outputs).eval()
+
+
+def padded(*sequences: list[int]) -> tuple[Tensor, Tensor]:
+    longest = max(map(len, sequences))
+    rows = [s + [SPECIAL.pad] * (longest - len(s)) for s in sequences]
+    return torch.tensor(rows), torch.tensor([len(s) for s in sequences])
+
+
+A, B = [1, 7, 8, 9, 10, 2], [1, 11, 12, 2]
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"model": {"clone_embedding": "input"}},
+        {"objective": "mlm", "model": {"rope": "1d"}},
+        {"objective": "mlm", "model": {"rope": "none", "learned_positions": True}},
+    ],
+)
+def test_the_encoder_gives_the_states_of_the_pretrained_model_on_inputs_without_masks(sections: Any) -> None:
+    recipe = tiny_recipe(**sections, name="x")
+    torch.manual_seed(0)
+    pretrained = ExlmModel(recipe, V).eval()
+    model = task_model(recipe)
+    model.load_encoder(pretrained.state_dict())
+    token_ids, lengths = padded(A, B)
+    nothing = np.zeros(0, dtype=np.int64)
+    batch = collate(
+        [expand(MaskedSequence(np.array(s), nothing, nothing, nothing), 1, recipe.objective) for s in (A, B)],
+        [0, 1],
+        SPECIAL.pad,
+    )
+    torch.testing.assert_close(model.encode(token_ids, lengths), pretrained.encode(batch), rtol=0, atol=0)
+
+
+def test_nothing_but_the_encoder_of_a_checkpoint_is_taken() -> None:
+    recipe = tiny_recipe(model={"clone_embedding": "nodes"})
+    names = set(task_model(recipe).state_dict())
+    assert {name.partition(".")[0] for name in names} == {
+        "token_embedding", "encoder", "head", "output_mean", "output_std",
+    }  # fmt: skip
+    model = task_model(recipe)
+    before = model.head.out.weight.clone()
+    model.load_encoder(ExlmModel(recipe, V).state_dict())
+    assert torch.equal(model.head.out.weight, before)
+
+
+def test_an_encoder_of_another_shape_is_a_mistake_of_ours() -> None:
+    with pytest.raises(AssertionError, match="the checkpoint is of another encoder"):
+        task_model(tiny_recipe()).load_encoder(ExlmModel(tiny_recipe(model={"num_layers": 1}), V).state_dict())
+
+
+@pytest.mark.parametrize("num_outputs", [3, None])
+def test_padding_changes_nothing(num_outputs: int | None) -> None:
+    model = task_model(tiny_recipe(), num_outputs)
+    both = model(*padded(A, B))
+    alone = model(*padded(B))
+    if num_outputs is None:
+        both = both[:, : len(B)]
+    torch.testing.assert_close(both[1], alone[0])
+
+
+def test_the_sequence_head_is_dense_tanh_out_on_cls() -> None:
+    torch.manual_seed(0)
+    head = SequenceHead(4, 2, 0.3).eval()
+    hidden = torch.randn(2, 5, 4)
+    by_hand = torch.tanh(hidden[:, 0] @ head.dense.weight.T + head.dense.bias) @ head.out.weight.T + head.out.bias
+    torch.testing.assert_close(head(hidden, torch.tensor([5, 3])), by_hand)
+
+
+def test_pooler_dropout_falls_before_both_layers() -> None:
+    head = SequenceHead(1000, 1, 0.5).train()
+    dropped: list[float] = []
+    for layer in (head.dense, head.out):
+        layer.register_forward_pre_hook(lambda _, args: dropped.append(float((args[0] == 0).float().mean())))
+    torch.manual_seed(0)
+    head(torch.ones(4, 2, 1000), torch.tensor([2] * 4))
+    # 4,000 draws of one half: five standard errors are 0.04
+    assert dropped == pytest.approx([0.5, 0.5], abs=0.04)
+
+
+@pytest.mark.parametrize("num_repeats", [1, 2, 3])
+def test_span_logits_of_copies_are_averaged_back_to_tokens(num_repeats: int) -> None:
+    torch.manual_seed(0)
+    head = SpanHead(4, 0.0, num_repeats)
+    num_inner = (3, 1)
+    lengths = torch.tensor([n * num_repeats + 2 for n in num_inner])
+    hidden = torch.randn(2, int(lengths.max()), 4)
+    logits = head.out(hidden)
+    folded = head(hidden, lengths)
+    for row, n in enumerate(num_inner):
+        first = [0, *(1 + j * num_repeats for j in range(n + 1))]
+        copies = [1, *[num_repeats] * n, 1]
+        by_hand = torch.stack([logits[row, f : f + c].mean(0) for f, c in zip(first, copies, strict=True)])
+        torch.testing.assert_close(folded[row, : n + 2], by_hand)
+
+
+def test_regression_is_predicted_in_the_units_of_the_task() -> None:
+    model = task_model(tiny_recipe(), 2)
+    model.output_mean.copy_(torch.tensor([1.0, 10.0]))
+    model.output_std.copy_(torch.tensor([2.0, 0.5]))
+    batch = padded(A, B)
+    torch.testing.assert_close(
+        model.predict(*batch), model(*batch) * torch.tensor([2.0, 0.5]) + torch.tensor([1.0, 10.0])
+    )
+    spans = task_model(tiny_recipe(), None)
+    torch.testing.assert_close(spans.predict(*batch), spans(*batch), rtol=0, atol=0)
+
+
+def test_dropout_of_the_recipe_wins_over_the_checkpoints_and_none_keeps_it() -> None:
+    pretrained = tiny_recipe(model={"dropout": 0.3, "attention_dropout": 0.2}).model
+    merged = with_dropout(pretrained, FinetuneModelConfig(dropout=0.0, pooler_dropout=0.5))
+    assert (merged.dropout, merged.attention_dropout) == (0.0, 0.2)
+    assert merged.width == pretrained.width
