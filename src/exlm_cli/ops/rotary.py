@@ -56,8 +56,10 @@ class _Rotate(torch.autograd.Function):
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
     num_axes, half = cos.shape[-2:]
     pairs = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (num_axes, 2, half))
-    first, second = pairs[..., 0, :], pairs[..., 1, :]
-    turned = torch.empty(pairs.shape, dtype=pairs.dtype, device=pairs.device)
-    torch.mul(first, cos, out=turned[..., 0, :]).addcmul_(second, sin, value=-direction)
-    torch.mul(second, cos, out=turned[..., 1, :]).addcmul_(first, sin, value=direction)
-    return turned.flatten(-3).to(x.dtype)
+    first, second = pairs.unbind(-2)
+    # out of place: inductor with dynamic shapes refuses writes into views
+    turned = (
+        torch.addcmul(first * cos, second, sin, value=-direction),
+        torch.addcmul(second * cos, first, sin, value=direction),
+    )
+    return torch.stack(turned, dim=-2).flatten(-3).to(x.dtype)

@@ -1,0 +1,33 @@
+"""`train.compile`: a compiled encoder trains like an eager one."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exlm_cli.run_dir import read_metrics
+from exlm_cli.train.pretrain import run_pretraining
+from exlm_cli.train.pretrained import load_pretrained
+from tests.tiny import tiny_recipe
+
+
+# the compiler warns inside itself of what it does to torch; elsewhere a warning is an error
+@pytest.mark.filterwarnings("default")
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_compiled_run_has_the_losses_of_an_eager_one(tmp_path: Path) -> None:
+    """Without dropout the two differ by rounding alone; the checkpoint has the same names either way."""
+    losses: dict[bool, list[float]] = {}
+    for is_compiled in (False, True):
+        train: dict[str, Any] = {"compile": is_compiled, "log_every_steps": 1, "max_steps": 3}
+        recipe = tiny_recipe(
+            data={"bundled_rows": 300, "cache_dir": str(tmp_path / "cache")},
+            model={"dropout": 0.0, "attention_dropout": 0.0},
+            train=train,
+        )
+        run = run_pretraining(recipe, out=tmp_path / f"compiled-{is_compiled}").run_dir
+        losses[is_compiled] = [row["loss"] for row in read_metrics(run / "metrics.jsonl") if row["kind"] == "train"]
+        assert load_pretrained(run, device="cpu").step == 3
+    assert len(losses[True]) == 3
+    assert losses[True] == pytest.approx(losses[False], rel=1e-5)
