@@ -53,12 +53,9 @@ def find_invalid_smiles(row: str) -> str | None:
     Names the characters that the regular expression does not cover and where they stand (counted from 1), or what
     RDKit objects to. RDKit's own log stays silent.
     """
-    if not row:
-        return "is empty"
-    match = _COVERED.match(row)
-    assert match is not None
-    if match.end() < len(row):
-        return _uncovered(row)
+    unreadable = find_unknown_characters(row)
+    if unreadable is not None:
+        return unreadable
     from rdkit import Chem, rdBase
 
     with rdBase.BlockLogs():
@@ -70,6 +67,15 @@ def find_invalid_smiles(row: str) -> str | None:
         problems = Chem.DetectChemistryProblems(unchecked)
     reasons = "; ".join(problem.Message() for problem in problems) or "no reason given"
     return f"RDKit refuses it: {reasons}"
+
+
+def find_unknown_characters(row: str) -> str | None:
+    """Say that a row is empty, or which of its characters no token covers; None where tokens cover all of it."""
+    if not row:
+        return "is empty"
+    match = _COVERED.match(row)
+    assert match is not None
+    return _uncovered(row) if match.end() < len(row) else None
 
 
 def _uncovered(row: str) -> str:

@@ -1,0 +1,133 @@
+"""MoleculeNet (App. L, Table 9): seven sets of molecules with 0/1 labels, from local CSV files or their public home."""
+
+import difflib
+import math
+from pathlib import Path
+
+import numpy as np
+
+from exlm_cli.config.finetune import TaskConfig
+from exlm_cli.errors import ConfigError, DataError
+from exlm_cli.progress import Progress
+from exlm_cli.tasks.download import fetch_once
+from exlm_cli.tasks.downstream import FloatArray
+from exlm_cli.tasks.moleculenet_sets import IDENTIFIER_COLUMNS, MOLECULENET_SETS, SMILES_COLUMNS, MoleculeNetSet
+from exlm_cli.tasks.molecules import read_molecules
+from exlm_cli.tasks.row_split import describe_repeats, scaffold_chirality, split_rows, usable_molecules
+from exlm_cli.tasks.scaffold import SPLITS, SplitIndices
+from exlm_cli.tasks.table_task import TableTask, name_some
+from exlm_cli.tasks.tables import Table, read_table
+from exlm_cli.tasks.task_files import existing_folder, find_file, given_file
+
+
+def load_moleculenet(config: TaskConfig, progress: Progress) -> TableTask:
+    """Read one set, split and ready for fine-tuning.
+
+    The file is `task.files.train`, else `<set>.csv` (also .gz, .xz) in `task.data_dir` or its folder `moleculenet`,
+    else it is fetched once. A row whose SMILES, letter by letter, stands in an earlier row is left out, and so are rows
+    that are no molecules: with that the sizes of Table 9 come out. Empty labels are missing.
+
+    Raises:
+        ConfigError: No such set.
+        DataError: The file is missing, cannot be fetched, is malformed or lacks a column, or a label is not 0 or 1.
+    """
+    known = _find_set(config.name)
+    table = read_table(_find_file(known, config, progress))
+    smiles = table.column(_smiles_column(table, config))
+    labels = _label_columns(known, table)
+    targets_RC = _read_labels(table, labels)
+    progress.message(f"{config.name}: {len(table):,} rows of {table.path}")
+    molecules = read_molecules(smiles, progress, chiral_scaffolds=scaffold_chirality(config))
+    rows, notes = usable_molecules(table, molecules, config)
+    first_rows = {text: row for row, text in reversed(list(enumerate(smiles)))}
+    is_first = np.array([first_rows[smiles[row]] == row for row in rows])
+    if not is_first.all():
+        lines = name_some((table.lines[row] for row in rows[~is_first]), most=20)
+        notes.append(f"left out {(~is_first).sum():,} rows whose SMILES stands in an earlier one: lines {lines}")
+        rows = rows[is_first]
+    classes = [_class_key(row) for row in targets_RC] if len(labels) == 1 else None
+    indices, split_notes = split_rows(config, rows, len(table), molecules=molecules, classes=classes)
+    notes += split_notes
+    if config.split.startswith("scaffold") and config.max_rows is None:
+        notes += _compare_with_table_9(known, indices)
+    notes += describe_repeats(table, indices, molecules, targets_RC)
+    return TableTask(
+        config.name,
+        "smiles",
+        "binary",
+        labels,
+        smiles,
+        targets_RC,
+        indices,
+        is_balanced=config.class_weights == "balanced",
+        notes=notes,
+    )
+
+
+def _find_set(name: str) -> MoleculeNetSet:
+    short = name.removeprefix("moleculenet/")
+    if short not in MOLECULENET_SETS:
+        close = difflib.get_close_matches(short, MOLECULENET_SETS, n=1)
+        listed = ", ".join(f"`{known}`" for known in MOLECULENET_SETS)
+        hint = f"did you mean `{close[0]}`?" if close else ""
+        raise ConfigError(f"no MoleculeNet set `{short}`; there are {listed}", hint)
+    return MOLECULENET_SETS[short]
+
+
+def _find_file(known: MoleculeNetSet, config: TaskConfig, progress: Progress) -> Path:
+    if config.files.train is not None:
+        return given_file(config, config.files.train)
+    if config.data_dir is None:
+        hint = f"`--data-dir DIR` reads {known.file_names[0]}.csv (also .gz, .xz) of your own instead"
+        return fetch_once(known.remote, "moleculenet", progress, hint=hint)
+    folder = existing_folder(config, ("moleculenet",))
+    for stem in known.file_names:
+        found = find_file(folder, stem, (".csv",))
+        if found is not None:
+            return found
+    names = " or ".join(f"{stem}.csv" for stem in known.file_names)
+    raise DataError(
+        f"{folder}: no {names}, nor one with .gz or .xz", "`--data-dir` names the folder that holds the file"
+    )
+
+
+def _smiles_column(table: Table, config: TaskConfig) -> str:
+    if config.smiles_column is not None:
+        return config.smiles_column
+    return next((name for name in SMILES_COLUMNS if name in table.columns), SMILES_COLUMNS[0])
+
+
+def _label_columns(known: MoleculeNetSet, table: Table) -> tuple[str, ...]:
+    labels = known.labels or tuple(name for name in table.columns if name not in (*SMILES_COLUMNS, *IDENTIFIER_COLUMNS))
+    for name in labels:
+        table.column(name)
+    if len(labels) != known.num_labels:
+        raise DataError(f"{table.path}: {len(labels)} label columns, {known.name} has {known.num_labels}")
+    return labels
+
+
+def _read_labels(table: Table, labels: tuple[str, ...]) -> FloatArray:
+    """Return (R, C) labels, NaN where a cell is empty."""
+    values = {"": math.nan, "0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "nan": math.nan}
+    targets = np.empty((len(table), len(labels)))
+    for index, name in enumerate(labels):
+        for row, cell in enumerate(table.columns[name]):
+            value = values.get(cell.lower())
+            if value is None:
+                raise DataError(f"{table.where(row)}: `{name}` is `{cell}`; accepted: 0, 1 or empty")
+            targets[row, index] = value
+    return targets
+
+
+def _class_key(targets_C: FloatArray) -> float:
+    """One class for each row, missing being one of them (NaN is no equal of itself)."""
+    return -1.0 if math.isnan(targets_C[0]) else float(targets_C[0])
+
+
+def _compare_with_table_9(known: MoleculeNetSet, indices: SplitIndices) -> list[str]:
+    sizes = tuple(len(indices.get(split, ())) for split in SPLITS)
+    if sizes == known.table_9:
+        return []
+    found, printed = ("/".join(f"{size:,}" for size in three) for three in (sizes, known.table_9))
+    reason = f": {known.known_difference}" if known.known_difference else ""
+    return [f"{found} molecules, Table 9 has {printed}{reason}"]
