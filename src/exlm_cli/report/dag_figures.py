@@ -111,7 +111,11 @@ class _Grid:
                 fit_word(token.text, font, 80.0) + (f" {token.probability:.2f}" if font > 7 else "")
                 for token in inspection.tokens[node][:num_lines]
             ]
-        label_width = max(text_width(line, font) for lines in labels.values() for line in lines) + 10.0
+        label_width = 10.0 + max(
+            text_width(line, font, is_bold=number == 0)
+            for lines in labels.values()
+            for number, line in enumerate(lines)
+        )
         columns = inner if is_cut else [*inner, dag.num_nodes - 1]
         return cls([0, *inner], columns, labels, cell, font, label_width)
 

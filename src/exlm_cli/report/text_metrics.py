@@ -13,11 +13,12 @@ _ADVANCES = (
 )  # fmt: skip
 _FIRST = 32
 _OTHER_ADVANCE, _FULL_WIDTH_ADVANCE = 700, 1000
+_BOLD = 1.17  # letters of DejaVu Sans Bold are 7 % (m) to 23 % (i) wider; words lie between
 
 
-def text_width(text: str, font: float) -> float:
-    """Width of a text in the unit of `font`: exact for ASCII in DejaVu Sans, close for other letters."""
-    return font * sum(map(_advance, text)) / 1000
+def text_width(text: str, font: float, *, is_bold: bool = False) -> float:
+    """Width of a text in the unit of `font`: exact for ASCII in DejaVu Sans, close for bold and other letters."""
+    return font * sum(map(_advance, text)) / 1000 * (_BOLD if is_bold else 1.0)
 
 
 def shorten_word(word: str, most: int) -> str:
