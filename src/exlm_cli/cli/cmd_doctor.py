@@ -12,7 +12,7 @@ def doctor(
     build: Annotated[bool, typer.Option("--build", help="Compile what can be compiled here, before any run.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show compilers, GPUs and the native alignment kernels: found, built, in use."""
+    """Show compilers, GPUs and alignment kernels; build them."""
     from exlm_cli.cli import console
     from exlm_cli.ops.alignment import diagnosis
 

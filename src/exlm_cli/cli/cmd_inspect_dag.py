@@ -44,7 +44,7 @@ def inspect_dag(
     device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the DAG of one input: nodes, transitions and the best joint fillings.
+    """Show the DAG of one input and its best joint fillings.
 
     Words and probabilities go to the terminal, pictures and tables to files.
     """
