@@ -240,7 +240,7 @@ class GlueTask:
         self._examples = examples
         self._num_mismatched = num_mismatched
         self._notes = tuple(notes)
-        self._num_cut: dict[Split, int] = {}
+        self._encoding_notes: dict[Split, str] = {}
 
     @property
     def split_sizes(self) -> dict[str, int]:
@@ -255,13 +255,18 @@ class GlueTask:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a report has to say; once a split is encoded, also how many rows were cut."""
-        cut = [f"{split}: cut {number:,} rows to fit" for split, number in self._num_cut.items() if number]
-        return self._notes + tuple(cut)
+        return self._notes + tuple(
+            self._encoding_notes[split] for split in self.splits if split in self._encoding_notes
+        )
 
     def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
         """Tokenise a split as [CLS] a [SEP] or [CLS] a [SEP] b [SEP]; what is too long loses its longer text."""
         rows = self._examples[split]
-        token_ids, self._num_cut[split] = encode_pairs([row.texts for row in rows], tokenizer, sequence_length)
+        token_ids, num_cut = encode_pairs([row.texts for row in rows], tokenizer, sequence_length)
+        if num_cut:
+            self._encoding_notes[split] = (
+                f"{split}: cut {num_cut:,} of {len(rows):,} rows to {sequence_length} tokens (`task.sequence_length`)"
+            )
         return EncodedSplit(token_ids, np.array([[row.target] for row in rows], dtype=np.float64))
 
     def score(self, split: Split, outputs: Sequence[FloatArray]) -> dict[str, float]:

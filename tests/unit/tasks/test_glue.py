@@ -160,7 +160,7 @@ def test_cut_rows_are_counted(tmp_path: Path, tokenizer: Tokenizer) -> None:
     task = load("rte", tmp_path)
     encoded = task.encode("valid", tokenizer, 9)
     assert [len(ids) for ids in encoded.token_ids] == [9, 9]
-    assert "valid: cut 2 rows to fit" in task.notes
+    assert "valid: cut 2 of 2 rows to 9 tokens (`task.sequence_length`)" in task.notes
 
 
 def test_fewer_training_rows_on_request(tmp_path: Path) -> None:
