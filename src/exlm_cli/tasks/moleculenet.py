@@ -42,7 +42,7 @@ def load_moleculenet(config: TaskConfig, progress: Progress) -> TableTask:
     first_rows = {text: row for row, text in reversed(list(enumerate(smiles)))}
     is_first = np.array([first_rows[smiles[row]] == row for row in rows])
     if not is_first.all():
-        lines = name_some((table.lines[row] for row in rows[~is_first]), most=20)
+        lines = name_some((table.short_place(row) for row in rows[~is_first]), most=20)
         notes.append(f"left out {(~is_first).sum():,} rows whose SMILES stands in an earlier one: lines {lines}")
         rows = rows[is_first]
     classes = [_class_key(row) for row in targets_RC] if len(labels) == 1 else None

@@ -46,10 +46,10 @@ def usable_molecules(table: Table, molecules: Sequence[Molecule], config: TaskCo
         )
     notes = []
     if bad:
-        listed = "; ".join(f"line {table.lines[row]}: {molecules[row].problem}" for row in bad[:20])
+        listed = "; ".join(f"line {table.short_place(row)}: {molecules[row].problem}" for row in bad[:20])
         more = f"; and {len(bad) - 20:,} more" if len(bad) > 20 else ""
         notes.append(f"left out {len(bad):,} of {len(table):,} rows that are no molecules: {listed}{more}")
-    odd = [table.lines[row] for row, molecule in enumerate(molecules) if molecule.has_odd_metal]
+    odd = [table.short_place(row) for row, molecule in enumerate(molecules) if molecule.has_odd_metal]
     if odd:
         notes.append(
             f"kept {len(odd):,} molecules in which RDKit refuses the valence of a metal and nothing else: "
@@ -120,11 +120,14 @@ def describe_repeats(
     across = [group for group in groups if len({home[row] for row in group}) > 1]
     notes = []
     if across:
-        shown = name_some((" = ".join(f"line {table.lines[r]} ({home[r]})" for r in group) for group in across), most=3)
+        shown = name_some(
+            (" = ".join(f"line {table.short_place(r)} ({home[r]})" for r in group) for group in across), most=3
+        )
         notes.append(f"{len(across):,} molecules are in more than one split: {shown}")
     differing = [group for group in groups if _labels_differ(targets_RC[group])]
     if differing:
-        shown = name_some(("lines " + " and ".join(str(table.lines[r]) for r in g) for g in differing), most=3)
+        named = ("lines " + " and ".join(table.short_place(row) for row in group) for group in differing)
+        shown = name_some(named, most=3)
         notes.append(f"{len(differing):,} molecules occur more than once with different labels: {shown}")
     return notes
 

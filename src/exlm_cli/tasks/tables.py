@@ -21,11 +21,13 @@ class Table:
         path: Where it was read from.
         columns: Cells by column, in the order of the header.
         lines: Line of the file on which each row begins, counted from 1; the header is on line 1.
+        added: Of rows that come from further files: the first of them, and the file.
     """
 
     path: Path
     columns: dict[str, tuple[str, ...]]
     lines: tuple[int, ...]
+    added: tuple[tuple[int, Path], ...] = ()
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -46,7 +48,23 @@ class Table:
 
     def where(self, row: int) -> str:
         """Return the place of a row, counted from 0, as errors name it: `file.csv:7`."""
-        return f"{self.path}:{self.lines[row]}"
+        return f"{self._file_of(row)}:{self.lines[row]}"
+
+    def short_place(self, row: int) -> str:
+        """Return the line of a row, and its file's name where there are several."""
+        return f"{self._file_of(row).name}:{self.lines[row]}" if self.added else str(self.lines[row])
+
+    def joined_with(self, other: "Table") -> "Table":
+        """Return the rows of both, those of `other` after these.
+
+        Raises:
+            DataError: A column of this table is missing in the other.
+        """
+        columns = {name: cells + other.column(name) for name, cells in self.columns.items()}
+        return Table(self.path, columns, self.lines + other.lines, (*self.added, (len(self), other.path)))
+
+    def _file_of(self, row: int) -> Path:
+        return next((path for start, path in reversed(self.added) if row >= start), self.path)
 
     def _describe_columns(self) -> str:
         names = list(self.columns)

@@ -1,0 +1,175 @@
+"""What the label columns of somebody's table are: 0/1 labels, classes or values, found from their cells.
+
+- A cell that is empty or says na, n/a, nan, null, none or `-`, in any case, is missing.
+- 1, true, yes, t, y are positive, 0, false, no, f, n negative, in any case. A column of such cells is a 0/1 label
+  (`binary`), and so are several such columns (`multi_label`).
+- One column of two other texts or numbers, or of more texts, holds classes. Classes are sorted, numbers by value; of
+  two, the second one is the positive class of ROC-AUC, average precision and F1.
+- More than two numbers are values to predict (`regression`); several columns of numbers too.
+- A column that is mostly numbers with some text in it is refused with its first text, not taken for classes.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from exlm_cli.errors import DataError
+from exlm_cli.tasks.downstream import FloatArray, Loss
+from exlm_cli.tasks.table_task import name_some
+from exlm_cli.tasks.tables import Table
+
+LabelKind = Literal["auto", "classes", "multi_label", "regression"]
+
+_MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "-"})
+_BINARY = {
+    **dict.fromkeys(("1", "1.0", "true", "yes", "t", "y"), 1.0),
+    **dict.fromkeys(("0", "0.0", "false", "no", "f", "n"), 0.0),
+}
+_MOST_CLASSES = 100
+_OVERRIDE = "`--set task.label_kind=classes|multi_label|regression` says what they are"
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The labels of R rows.
+
+    Attributes:
+        loss: How they are trained.
+        names: C labels, classes or columns.
+        targets: (R, C), NaN where missing; (R, 1) class index for `classes`.
+        notes: What was found, in words.
+    """
+
+    loss: Loss
+    names: tuple[str, ...]
+    targets: FloatArray
+    notes: tuple[str, ...]
+
+
+def read_labels(table: Table, columns: Sequence[str], kind: LabelKind) -> Labels:
+    """Read label columns by the rules above.
+
+    Args:
+        table: Holds the columns.
+        columns: At least one.
+        kind: What they are; `auto` finds out.
+
+    Raises:
+        DataError: No such column; a cell that does not fit the kind, named with its row; a column without labels, or
+            with one class only.
+    """
+    cells = {name: table.column(name, "--label-columns") for name in columns}
+    for name, column in cells.items():
+        if all(map(_is_missing, column)):
+            raise DataError(f"{table.path}: label column `{name}` is empty in every row")
+    match _find_kind(table, cells) if kind == "auto" else kind:
+        case "multi_label":
+            return _binary_labels(table, cells)
+        case "regression":
+            return _values(table, cells)
+        case _:
+            return _classes(table, cells)
+
+
+def _find_kind(table: Table, cells: dict[str, tuple[str, ...]]) -> LabelKind:
+    present = [cell for column in cells.values() for cell in column if not _is_missing(cell)]
+    if all(cell.lower() in _BINARY for cell in present):
+        return "multi_label"
+    num_numbers = sum(_number(cell) is not None for cell in present)
+    if num_numbers == len(present):
+        return "classes" if len(cells) == 1 and len(set(map(float, present))) == 2 else "regression"
+    if len(cells) == 1 and 2 * num_numbers <= len(present):
+        return "classes"
+    for name, column in cells.items():
+        is_numeric = 2 * num_numbers > len(present)
+        for row, cell in enumerate(column):
+            fits = _number(cell) is not None if is_numeric else cell.lower() in _BINARY
+            if not (_is_missing(cell) or fits):
+                wanted = (
+                    "most others are numbers" if is_numeric else "several label columns hold 0/1, true/false, yes/no"
+                )
+                raise DataError(
+                    f"{table.where(row)}: `{name}` is `{cell}`; {wanted}", f"mend or empty the cell; {_OVERRIDE}"
+                )
+    raise AssertionError("some cell is neither a number nor missing")
+
+
+def _binary_labels(table: Table, cells: dict[str, tuple[str, ...]]) -> Labels:
+    targets = np.full((len(table), len(cells)), math.nan)
+    for index, (name, column) in enumerate(cells.items()):
+        for row, cell in enumerate(column):
+            if _is_missing(cell):
+                continue
+            if cell.lower() not in _BINARY:
+                raise DataError(
+                    f"{table.where(row)}: `{name}` is `{cell}`; accepted: 0/1, true/false, yes/no, t/f, y/n or empty",
+                    "write 1 for what is to be found and 0 for the rest, or give one column of classes",
+                )
+            targets[row, index] = _BINARY[cell.lower()]
+    if len(cells) == 1 and len(np.unique(targets[~np.isnan(targets)])) < 2:
+        (name,) = cells
+        raise DataError(f"{table.path}: `{name}` is {np.nanmax(targets):g} in every row that has it: nothing to learn")
+    what = f"a 0/1 label, `{next(iter(cells))}`" if len(cells) == 1 else f"{len(cells)} 0/1 labels"
+    positive = ", ".join(f"{100 * float(np.nanmean(column)):.1f} %" for column in targets.T[:5])
+    more = "" if len(cells) <= 5 else ", ..."
+    return Labels("binary", tuple(cells), targets, (f"found {what}, positive in {positive}{more} of the rows",))
+
+
+def _values(table: Table, cells: dict[str, tuple[str, ...]]) -> Labels:
+    targets = np.full((len(table), len(cells)), math.nan)
+    for index, (name, column) in enumerate(cells.items()):
+        for row, cell in enumerate(column):
+            if _is_missing(cell):
+                continue
+            value = _number(cell)
+            if value is None:
+                raise DataError(
+                    f"{table.where(row)}: `{name}` is `{cell}`; accepted: a finite number, or empty",
+                    "mend or empty the cell, or `--set task.label_kind=classes`",
+                )
+            targets[row, index] = value
+        if len(np.unique(targets[~np.isnan(targets[:, index]), index])) < 2:
+            raise DataError(f"{table.path}: `{name}` is the same in every row that has it: nothing to learn")
+    named = name_some(f"`{name}`" for name in cells)
+    return Labels("regression", tuple(cells), targets, (f"found values to predict in {named}; {_OVERRIDE}",))
+
+
+def _classes(table: Table, cells: dict[str, tuple[str, ...]]) -> Labels:
+    if len(cells) > 1:
+        raise DataError(
+            f"{table.path}: {len(cells)} label columns cannot be `classes`: each row has one class",
+            "give one label column, or `--set task.label_kind=multi_label` for columns of 0 and 1",
+        )
+    ((name, column),) = cells.items()
+    counts = Counter(cell for cell in column if not _is_missing(cell))
+    if len(counts) < 2:
+        raise DataError(f"{table.path}: `{name}` is `{next(iter(counts))}` in every row that has it: nothing to learn")
+    if len(counts) > _MOST_CLASSES:
+        raise DataError(
+            f"{table.path}: `{name}` has {len(counts):,} different texts, at most {_MOST_CLASSES} classes are taken",
+            "is it another column that holds the labels?",
+        )
+    are_numbers = all(_number(text) is not None for text in counts)
+    names = sorted(counts, key=(lambda text: (float(text), text)) if are_numbers else None)
+    index = {text: float(number) for number, text in enumerate(names)}
+    targets = np.array([[index.get(cell, math.nan)] for cell in column])
+    listed = name_some((f"`{text}` ({counts[text]:,})" for text in names), most=10)
+    positive = f"; `{names[1]}` is the positive one" if len(names) == 2 else ""
+    return Labels("classes", tuple(names), targets, (f"found {len(names)} classes of `{name}`: {listed}{positive}",))
+
+
+def _is_missing(cell: str) -> bool:
+    return cell.lower() in _MISSING
+
+
+def _number(cell: str) -> float | None:
+    """Return a finite number, or None for what is none."""
+    try:
+        value = float(cell)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
