@@ -111,9 +111,8 @@ class TaskModel(nn.Module):
         """
         return cast(Tensor, self.head(self.encode(token_ids, lengths), lengths)).float()
 
-    def predict(self, token_ids: Int64[Tensor, "B R"], lengths: Int64[Tensor, " B"]) -> Tensor:
-        """Return what `forward` does, regression in the task's own units."""
-        outputs: Tensor = self(token_ids, lengths)
+    def in_units(self, outputs: Tensor) -> Tensor:
+        """Return what `forward` gave with regression in the task's own units; logits stay as they are."""
         return outputs if isinstance(self.head, SpanHead) else outputs * self.output_std + self.output_mean
 
     def load_encoder(self, pretrained: dict[str, Tensor]) -> None:

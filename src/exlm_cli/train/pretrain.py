@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exlm_cli.config.finetune import FinetuneTrainConfig
 from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.recipes import PretrainRecipe
 from exlm_cli.config.sections import TrainConfig
@@ -240,7 +241,7 @@ def validation_indices(dataset: TokenDataset, limit: int | None) -> IntArray:
     return spread
 
 
-def autocast_dtype(train: TrainConfig, device: torch.device) -> torch.dtype | None:
+def autocast_dtype(train: TrainConfig | FinetuneTrainConfig, device: torch.device) -> torch.dtype | None:
     """Return bfloat16 where `precision` asks for it (`auto`: on CUDA), else None."""
     wants_bf16 = train.precision == "bf16" or (train.precision == "auto" and device.type == "cuda")
     return torch.bfloat16 if wants_bf16 else None

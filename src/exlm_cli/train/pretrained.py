@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.recipes import PretrainRecipe
 from exlm_cli.data.tokenizer import Tokenizer
@@ -71,7 +72,7 @@ def build_model(recipe: PretrainRecipe, tokenizer: Tokenizer, device: torch.devi
     return model
 
 
-def pick_device(recipe: PretrainRecipe) -> torch.device:
+def pick_device(recipe: PretrainRecipe | FinetuneRecipe) -> torch.device:
     """Resolve `device: auto`.
 
     Raises:

@@ -1,0 +1,206 @@
+"""Fine-tuning: seeds by grid points of one task, cell by cell, and their results.
+
+A run directory holds `recipe.yaml`, `encoder.yaml` (the recipe of pre-training), `tokenizer.json`, `split.json`,
+`run.json`, `cells/<grid point>/seed-<n>/` and at its end `results.json`. A cell is a run of the training loop that ends
+with `result.json`; one that has it is done.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.grid import GridPoint, grid_points
+from exlm_cli.errors import CheckpointError, ConfigError, DataError
+from exlm_cli.progress import Progress, SilentProgress
+from exlm_cli.run_dir import create_run_dir, read_run_json, removed_on_failure, update_run_json
+from exlm_cli.tasks.cell import Cell, cell_folder, drop_weights, run_cell
+from exlm_cli.tasks.downstream import DownstreamTask
+from exlm_cli.tasks.finetune_run import RESULTS_FILE, check_resumed, collect_results, describe_run, resumed_recipe
+from exlm_cli.tasks.finetune_task import TaskData, encode_task
+from exlm_cli.tasks.initial import Initial, load_initial, resolve_sequence_length
+from exlm_cli.tasks.registry import load_task
+from exlm_cli.tasks.results import is_better_point, selection_value, summarise_metrics
+from exlm_cli.train.checkpoint import write_json
+from exlm_cli.train.pretrained import describe_device, pick_device
+
+MOST_UNKNOWN = 0.01
+"""Share of [UNK] among the training tokens above which a run says that the tokenizer does not fit."""
+
+
+@dataclass(frozen=True)
+class FinetuneResult:
+    """What a fine-tuning run made: its directory and the content of `results.json`."""
+
+    run_dir: Path
+    results: dict[str, Any]
+
+
+def run_finetuning(
+    recipe: FinetuneRecipe,
+    *,
+    checkpoint: Path | None,
+    out: Path | None = None,
+    resume: Path | None = None,
+    use_grid: bool = False,
+    with_yardstick: bool = False,
+    task: DownstreamTask | None = None,
+    progress: Progress | None = None,
+) -> FinetuneResult:
+    """Fine-tune a checkpoint with every seed of a recipe, and at every point of its grid where asked to, and score it.
+
+    The epoch that is best in validation is scored once on the test split. Of a grid, the point with the best aggregate
+    of validation scores is reported.
+
+    Args:
+        recipe: What to do.
+        checkpoint: A pre-training run or one of its `checkpoints/step-N`; with `init: scratch` its architecture and
+            tokenizer alone are used. None only with `resume`, which remembers it.
+        out: Run directory; none: `runs/<name>-<time>`.
+        resume: A run directory to continue instead; `recipe` must be the one it began with.
+        use_grid: Search `recipe.grid`.
+        with_yardstick: For molecules, score ECFP4 with a random forest on the same splits too.
+        task: A task of your own instead of the one that `recipe.task` names.
+        progress: Who is told; none: nobody.
+
+    Raises:
+        ExlmError: Anything the user can mend: data, checkpoint, tokenizer, grid, divergence, interruption.
+    """
+    progress = progress or SilentProgress()
+    device = pick_device(recipe)
+    if recipe.train.num_threads is not None:
+        torch.set_num_threads(recipe.train.num_threads)
+    if resume is not None:
+        described = read_run_json(resume)
+        use_grid, with_yardstick = bool(described.get("use_grid")), bool(described.get("yardstick"))
+        if checkpoint is None and "checkpoint" in described:
+            checkpoint = Path(described["checkpoint"])
+    if checkpoint is None:
+        raise ConfigError("no checkpoint to fine-tune", "give a pre-training run with `--checkpoint`")
+    points = grid_points(recipe, use_grid=use_grid)
+    initial = load_initial(checkpoint, progress)
+    for point in points:
+        length = resolve_sequence_length(initial, point.recipe)
+    task = load_task(recipe.task, progress) if task is None else task
+    _check_fit(task, initial, with_yardstick=with_yardstick)
+    run = create_run_dir(out, recipe.name) if resume is None else resume
+    with removed_on_failure(run, is_new=resume is None):
+        data = encode_task(task, initial.tokenizer, length, initial.recipe.masking.num_repeats)
+        notes = _notes(data, initial)
+        if resume is None:
+            describe_run(run, recipe, initial, data, use_grid=use_grid, with_yardstick=with_yardstick)
+        else:
+            check_resumed(run, data)
+    update_run_json(run, {"device": describe_device(device)})
+    sizes = "/".join(f"{size:,}" for size in task.split_sizes.values())
+    progress.message(
+        f"{task.name}: {sizes} rows in {', '.join(task.splits)}; {initial.describe(recipe)['objective']} from "
+        f"{initial.checkpoint}, on {describe_device(device)}; results in {run}"
+    )
+    for note in notes:
+        progress.message(f"note: {note}")
+    best = _run_cells(run, recipe, points, initial, data, device, progress)
+    results = collect_results(run, recipe, points, best, initial, data, notes)
+    if with_yardstick:
+        results["yardstick"] = _run_yardstick(task, recipe.seeds, progress)
+    write_json(run / RESULTS_FILE, results)
+    update_run_json(run, {"parameters": results["parameters"], "train_time_s": results["elapsed_s"]})
+    return FinetuneResult(run, results)
+
+
+def resume_finetuning(run: Path, *, checkpoint: Path | None = None, progress: Progress | None = None) -> FinetuneResult:
+    """Continue a run from its own recipe.yaml, cell by cell; exact on CPU.
+
+    Args:
+        run: Run directory of `exlm finetune`.
+        checkpoint: Where the pre-training run is now; none: where it was.
+        progress: Who is told; none: nobody.
+
+    Raises:
+        CheckpointError: `run` is no run directory of fine-tuning.
+    """
+    return run_finetuning(resumed_recipe(run), checkpoint=checkpoint, resume=run, progress=progress)
+
+
+def _check_fit(task: DownstreamTask, initial: Initial, *, with_yardstick: bool) -> None:
+    names = {"text": "text", "smiles": "SMILES"}
+    kind = initial.recipe.data.kind
+    if kind != task.input_kind:
+        raise CheckpointError(
+            f"{initial.checkpoint} is a model of {names[kind]}; {task.name} needs one of {names[task.input_kind]}",
+            f"make one with `exlm pretrain --recipe quickstart-{task.input_kind}`, or give another `--checkpoint`",
+        )
+    for split in ("train", "valid"):
+        if split not in task.splits:
+            raise DataError(f"{task.name}: there are no rows to use as `{split}`", "fine-tuning needs both splits")
+    if with_yardstick and task.input_kind != "smiles":
+        raise ConfigError(f"`--yardstick` is for molecules; {task.name} has text", "leave it out")
+
+
+def _notes(data: TaskData, initial: Initial) -> list[str]:
+    notes = list(data.task.notes)
+    share = data.unknown_share
+    if share > MOST_UNKNOWN:
+        notes.append(
+            f"{100 * share:.1f} % of the training tokens are [UNK]: the tokenizer of {initial.checkpoint} was not made "
+            "for this data"
+        )
+    return notes
+
+
+def _run_cells(
+    run: Path,
+    recipe: FinetuneRecipe,
+    points: list[GridPoint],
+    initial: Initial,
+    data: TaskData,
+    device: torch.device,
+    progress: Progress,
+) -> GridPoint:
+    """Run what is still to be run of every cell and return the best grid point; only its weights are kept."""
+    best, best_value = points[0], None
+    cells = [[Cell(p, seed, cell_folder(run, p.label, seed)) for seed in recipe.seeds] for p in points]
+    num_done = sum(cell.is_done for of_point in cells for cell in of_point)
+    with progress.bar("cells", len(points) * len(recipe.seeds), done=num_done) as bar:
+        for point, of_point in zip(points, cells, strict=True):
+            results = []
+            for cell in of_point:
+                is_new = not cell.is_done
+                results.append(run_cell(cell, initial, data, device, progress, resume_command=_resume_command(run)))
+                if is_new:
+                    num_done += 1
+                    bar.update(num_done)
+                    progress.message(_describe_cell(cell, results[-1], data.task.selection_metric))
+            value = selection_value(results, data.task.selection_metric, recipe.aggregate)
+            loser = point
+            if is_better_point(value, best_value, is_greater_better=data.task.is_greater_better):
+                best, best_value, loser = point, value, best
+            if loser is not best:
+                drop_weights(run, loser.label, recipe.seeds)
+    return best
+
+
+def _describe_cell(cell: Cell, result: dict[str, Any], metric: str) -> str:
+    scores = ", ".join(
+        f"{split} {metric} {'not defined' if of_split[metric] is None else format(of_split[metric], '.4f')}"
+        for split, of_split in result["metrics"].items()
+    )
+    return (
+        f"{cell.label}: best epoch {result['best_epoch']} of {result['epochs']}: {scores}; {result['elapsed_s']:.0f} s"
+    )
+
+
+def _resume_command(run: Path) -> str:
+    return f"exlm finetune --resume {run}"
+
+
+def _run_yardstick(task: DownstreamTask, seeds: tuple[int, ...], progress: Progress) -> dict[str, Any]:
+    from exlm_cli.tasks.yardstick import run_yardstick
+
+    return {
+        "name": "ECFP4 + random forest",
+        "seeds": list(seeds),
+        "metrics": summarise_metrics([run_yardstick(task, seed, progress) for seed in seeds]),
+    }

@@ -1,0 +1,137 @@
+"""What a fine-tuning run directory says of itself, and what `results.json` holds."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.grid import NO_GRID, GridPoint
+from exlm_cli.config.load import dump_recipe, load_recipe
+from exlm_cli.errors import CheckpointError
+from exlm_cli.run_dir import read_run_json, update_run_json, write_atomically
+from exlm_cli.tasks.cell import Cell, cell_folder
+from exlm_cli.tasks.finetune_task import TaskData
+from exlm_cli.tasks.initial import Initial
+from exlm_cli.tasks.results import summarise_metrics
+from exlm_cli.tasks.scaffold import split_fingerprint
+from exlm_cli.train.checkpoint import write_json
+
+RESULTS_FILE = "results.json"
+ENCODER_FILE = "encoder.yaml"
+"""The recipe of pre-training."""
+
+
+def resumed_recipe(run: Path) -> FinetuneRecipe:
+    """Return the recipe of a run to continue.
+
+    Raises:
+        CheckpointError: `run` is no run directory of fine-tuning.
+    """
+    if not (run / "recipe.yaml").is_file() or read_run_json(run).get("command") != "finetune":
+        raise CheckpointError(
+            f"{run}: no run of `exlm finetune` to resume", "give the directory that `exlm finetune` named"
+        )
+    return load_recipe(str(run / "recipe.yaml"), kind=FinetuneRecipe)
+
+
+def describe_run(
+    run: Path, recipe: FinetuneRecipe, initial: Initial, data: TaskData, *, use_grid: bool, with_yardstick: bool
+) -> None:
+    """Write everything that a resumption and a later evaluation need."""
+    initial.tokenizer.save(run / "tokenizer.json")
+    write_atomically(run / ENCODER_FILE, dump_recipe(initial.recipe).encode())
+    task = data.task
+    write_json(
+        run / "split.json",
+        {
+            "task": task.name,
+            "split": recipe.task.split,
+            "sizes": task.split_sizes,
+            "sha256": split_fingerprint(task.split_indices),
+            "indices": {split: rows.tolist() for split, rows in task.split_indices.items()},
+        },
+    )
+    update_run_json(
+        run,
+        {
+            "command": "finetune",
+            "task": task.name,
+            "seeds": list(recipe.seeds),
+            "use_grid": use_grid,
+            "yardstick": with_yardstick,
+            # where it is, whatever folder a resumption is started from
+            "checkpoint": str(initial.checkpoint.resolve()),
+            "checkpoint_sha256": initial.sha256,
+            "data_fingerprint": data.fingerprint,
+            "started_unix_s": round(time.time(), 3),
+        },
+    )
+    # last: a run directory is one that has its recipe
+    write_atomically(run / "recipe.yaml", dump_recipe(recipe).encode())
+
+
+def check_resumed(run: Path, data: TaskData) -> None:
+    """Check that a run goes on with the data it began with.
+
+    Raises:
+        CheckpointError: It does not.
+    """
+    if read_run_json(run)["data_fingerprint"] != data.fingerprint:
+        raise CheckpointError(
+            f"{run}: the data of {data.task.name} are not those this run began with",
+            "an exact resume needs the same inputs; start a new run for changed ones",
+        )
+
+
+def collect_results(
+    run: Path,
+    recipe: FinetuneRecipe,
+    points: list[GridPoint],
+    best: GridPoint,
+    initial: Initial,
+    data: TaskData,
+    notes: list[str],
+) -> dict[str, Any]:
+    """Return the content of `results.json`."""
+    task = data.task
+    by_point = {
+        point.label: [Cell(point, seed, cell_folder(run, point.label, seed)).read() for seed in recipe.seeds]
+        for point in points
+    }
+    cells = by_point[best.label]
+    every = [cell for of_point in by_point.values() for cell in of_point]
+    has_grid = best.label != NO_GRID
+    return {
+        "task": task.name,
+        "kind": "finetune",
+        "recipe": recipe.name,
+        "init": initial.describe(recipe),
+        "parameters": cells[0]["parameters"],
+        "input_kind": task.input_kind,
+        "loss": task.loss,
+        "output_names": list(task.output_names),
+        "num_labels": len(task.output_names),
+        "split": recipe.task.split,
+        "split_sizes": task.split_sizes,
+        "split_sha256": split_fingerprint(task.split_indices),
+        "selection_metric": task.selection_metric,
+        "is_greater_better": task.is_greater_better,
+        "aggregate": recipe.aggregate,
+        "seeds": list(recipe.seeds),
+        "best_epochs": [cell["best_epoch"] for cell in cells],
+        "elapsed_s": round(sum(cell["elapsed_s"] for cell in every), 3),
+        "tokens_per_s": round(sum(cell["tokens_per_s"] for cell in every) / len(every), 1),
+        "outside_model_share": round(sum(cell["outside_model_share"] for cell in every) / len(every), 4),
+        "notes": notes,
+        "metrics": summarise_metrics([cell["metrics"] for cell in cells]),
+        "grid_best": {"label": best.label, "values": best.values} if has_grid else None,
+        "grid": [
+            {
+                "label": point.label,
+                "values": point.values,
+                "valid": summarise_metrics([cell["metrics"] for cell in by_point[point.label]])["valid"],
+            }
+            for point in points
+            if has_grid
+        ],
+    }

@@ -1,0 +1,96 @@
+"""Which tasks there are by name, and who loads them. Importing this loads no data library and no torch."""
+
+import difflib
+from typing import TYPE_CHECKING, Literal
+
+from exlm_cli.config.finetune import TaskConfig
+from exlm_cli.errors import ConfigError
+from exlm_cli.progress import Progress
+
+if TYPE_CHECKING:
+    from exlm_cli.tasks.downstream import DownstreamTask
+
+TASKS: dict[str, tuple[str, ...]] = {
+    "moleculenet": ("bace", "bbbp", "clintox", "tox21", "toxcast", "sider", "muv"),
+    "glue": ("mnli", "qqp", "qnli", "sst2", "cola", "rte", "mrpc", "stsb"),
+    "squad": ("v2",),
+    "csv": (),
+}
+"""Names of tasks by suite; `csv` has none of its own, it is a file of the user's."""
+
+
+def find_task(suite: str, name: str) -> str:
+    """Return `suite/name`.
+
+    Raises:
+        ConfigError: There is no such suite or task; the nearest one is named.
+    """
+    if suite not in TASKS:
+        holding = [known for known, names in TASKS.items() if suite in names]
+        near = holding or difflib.get_close_matches(suite, TASKS, n=1, cutoff=0.5)
+        said = f" {near[0]} {suite}" if holding else f" {near[0]}" if near else ""
+        raise ConfigError(
+            f"unknown suite `{suite}`; accepted: {', '.join(TASKS)}",
+            f"did you mean `exlm finetune{said}`?" if said else "for example `exlm finetune moleculenet bace`",
+        )
+    names = TASKS[suite]
+    if name in names:
+        return f"{suite}/{name}"
+    near = difflib.get_close_matches(name.lower().replace("-", "").replace("_", ""), names, n=1, cutoff=0.5)
+    raise ConfigError(
+        f"unknown task `{name}` of {suite}; accepted: {', '.join(names)}",
+        f"did you mean `exlm finetune {suite} {near[0]}`?"
+        if near
+        else f"for example `exlm finetune {suite} {names[0]}`",
+    )
+
+
+def default_recipe(task_name: str) -> str:
+    """Return the recipe of a task's own: `moleculenet-bace`, `glue-rte`, `squad-v2`, `csv`."""
+    return task_name.replace("/", "-")
+
+
+def input_kind_of(config: TaskConfig) -> Literal["text", "smiles"]:
+    """Return which kind of checkpoint a task needs, without loading its data.
+
+    Raises:
+        ConfigError: A CSV without a column of inputs, or with two.
+    """
+    if config.suite != "csv":
+        return "smiles" if config.suite == "moleculenet" else "text"
+    if (config.smiles_column is None) == (config.text_column is None):
+        raise ConfigError(
+            "a CSV needs either `task.smiles_column` or `task.text_column`",
+            "give `--smiles-column NAME` for molecules or `--text-column NAME` for text",
+        )
+    return "text" if config.smiles_column is None else "smiles"
+
+
+def load_task(config: TaskConfig, progress: Progress) -> "DownstreamTask":
+    """Read a task's data and split it.
+
+    Raises:
+        ConfigError: There is no such task.
+        DataError: Its data cannot be had or used.
+    """
+    if config.suite not in TASKS or config.suite != "csv":
+        suite, _, name = config.name.partition("/")
+        find_task(suite, name)
+    match config.suite:
+        case "moleculenet":
+            from exlm_cli.tasks.moleculenet import load_moleculenet
+
+            return load_moleculenet(config, progress)
+        case "glue":
+            from exlm_cli.tasks.glue import load_glue
+
+            return load_glue(config, progress)
+        case "squad":
+            from exlm_cli.tasks.squad import load_squad
+
+            return load_squad(config, progress)
+        case _:
+            from exlm_cli.tasks.csv_task import load_csv
+
+            input_kind_of(config)
+            return load_csv(config, progress)

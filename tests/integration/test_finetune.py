@@ -1,0 +1,145 @@
+"""Fine-tuning as a whole: it learns what words decide, and ends with the same bits wherever it was killed."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from exlm_cli.run_dir import read_metrics
+from exlm_cli.tasks import cell as cell_module
+from exlm_cli.tasks.downstream import Loss
+from exlm_cli.tasks.finetune import run_finetuning
+from exlm_cli.tasks.finetuned import load_finetuned, read_results
+from tests.unit.tasks.synthetic import (
+    WordTask,
+    assert_same_run,
+    cells,
+    finetune_recipe,
+    make_pretrained,
+    run_tiny,
+)
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_pretrained(tmp_path_factory.mktemp("pretrained") / "run")
+
+
+NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "pooler_dropout": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("loss", "metric", "is_learnt"),
+    [
+        ("binary", "accuracy", lambda value: value > 0.95),
+        ("classes", "accuracy", lambda value: value > 0.95),
+        ("regression", "rmse", lambda value: value < 3),
+    ],
+)
+def test_a_task_that_words_decide_is_learnt(
+    tmp_path: Path, loss: Loss, metric: str, is_learnt: Callable[[float], bool]
+) -> None:
+    """Chance is 0.5 to 0.6, and a standard deviation of 7."""
+    pretrained = make_pretrained(tmp_path / "pre", model={"num_layers": 2})
+    train = {"max_epochs": 15, "batch_sequences": 16, "microbatch_tokens": 4096}
+    task = WordTask(loss, (240, 60, 60))
+    result = run_tiny(
+        pretrained, tmp_path / "run", task, seeds=[1], train=train, optim={"lr": 1.5e-2}, model=NO_DROPOUT
+    )
+    for split in ("valid", "test"):
+        assert is_learnt(result.results["metrics"][split][metric]["mean"]), result.results["metrics"]
+
+
+def test_spans_are_learnt_also_when_every_token_is_repeated(tmp_path: Path) -> None:
+    repeated = make_pretrained(
+        tmp_path / "pre", objective="mlm", masking={"num_repeats": 2, "scheme": "bernoulli"},
+        model={"rope": "1d", "max_length": 64}, train={"microbatch_tokens": 512},
+    )  # fmt: skip
+    train = {"max_epochs": 10, "batch_sequences": 16, "microbatch_tokens": 8192}
+    task = WordTask("span", (160, 40))
+    result = run_tiny(repeated, tmp_path / "run", task, seeds=[1], train=train, optim={"lr": 6e-3})
+    no_answer = float((task.targets["valid"] == 0).all(1).mean())
+    losses = [row["loss"] for row in read_metrics(tmp_path / "run/cells/single/seed-1/metrics.jsonl")]
+    assert losses[-1] < 0.6 * losses[0]
+    assert result.results["metrics"]["valid"]["accuracy"]["mean"] >= no_answer
+    assert list(result.results["metrics"]) == ["valid"]
+    assert not list((tmp_path / "run").rglob("predictions-*.csv"))
+
+
+GRID = {"optim.lr": [1e-5, 3e-3], "train.max_epochs": [1, 2]}
+
+
+@pytest.fixture(scope="module")
+def searched(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("searched") / "run"
+    run_finetuning(finetune_recipe(grid=GRID), checkpoint=pretrained, out=out, use_grid=True, task=WordTask())
+    return out
+
+
+def test_the_best_grid_point_is_that_with_the_best_validation_and_keeps_its_weights(searched: Path) -> None:
+    results = read_results(searched)
+    assert [point["values"] for point in results["grid"]] == [
+        {"optim.lr": lr, "train.max_epochs": epochs} for lr in (1e-5, 3e-3) for epochs in (1, 2)
+    ]
+    means = [point["valid"]["accuracy"]["mean"] for point in results["grid"]]
+    best = results["grid"][int(np.argmax(means))]
+    assert results["grid_best"] == {"label": best["label"], "values": best["values"]}
+    assert results["metrics"]["valid"] == best["valid"]
+    assert len(cells(searched)) == 8
+    kept = {path.relative_to(searched / "cells").parts[0] for path in searched.rglob("model.safetensors")}
+    assert kept == {best["label"]}
+    assert sorted(load_finetuned(searched, device="cpu").runners) == [1, 2]
+
+
+@pytest.mark.parametrize("killed_at", [1, 2, 8])
+def test_a_grid_killed_between_cells_goes_on_where_it_was(
+    pretrained: Path, tmp_path: Path, searched: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int
+) -> None:
+    written, original = 0, cell_module.write_json
+
+    def dying(path: Path, content: dict[str, Any]) -> None:
+        nonlocal written
+        written += 1
+        if written == killed_at:
+            raise KeyboardInterrupt
+        original(path, content)
+
+    monkeypatch.setattr(cell_module, "write_json", dying)
+    out, recipe = tmp_path / "run", finetune_recipe(grid=GRID)
+    with pytest.raises(KeyboardInterrupt):
+        run_finetuning(recipe, checkpoint=pretrained, out=out, use_grid=True, task=WordTask())
+    monkeypatch.setattr(cell_module, "write_json", original)
+    assert len(cells(out)) == killed_at - 1
+    run_finetuning(recipe, checkpoint=None, resume=out, task=WordTask())
+    assert_same_run(out, searched)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_tiny(pretrained, tmp_path_factory.mktemp("undisturbed") / "run").run_dir
+
+
+@pytest.mark.parametrize("killed_at", [2, 5, 12])
+def test_a_run_killed_in_the_middle_of_a_cell_ends_with_the_same_bits(
+    pretrained: Path, tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int
+) -> None:
+    """Killed at a step: between checkpoints, in the first and in the second cell."""
+    steps, original = 0, torch.optim.AdamW.step
+
+    def dying(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == killed_at:
+            raise KeyboardInterrupt
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", dying)
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        run_tiny(pretrained, out)
+    monkeypatch.setattr(torch.optim.AdamW, "step", original)
+    run_finetuning(finetune_recipe(), checkpoint=None, resume=out, task=WordTask())
+    assert_same_run(out, undisturbed)
