@@ -26,7 +26,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
     """Return a function that makes `exlm recipes` raise an error."""
 
     def fail(error: BaseException) -> None:
-        def raise_it() -> None:
+        def raise_it(*_: object) -> None:
             raise error
 
         monkeypatch.setattr("exlm_cli.config.load.list_recipes", raise_it)
