@@ -89,9 +89,7 @@ def _find_kind(table: Table, cells: dict[str, tuple[str, ...]]) -> LabelKind:
         for row, cell in enumerate(column):
             fits = _number(cell) is not None if is_numeric else cell.lower() in _BINARY
             if not (_is_missing(cell) or fits):
-                wanted = (
-                    "most others are numbers" if is_numeric else "several label columns hold 0/1, true/false, yes/no"
-                )
+                wanted = "most others are numbers" if is_numeric else "several columns hold 0/1, true/false or yes/no"
                 raise DataError(
                     f"{table.where(row)}: `{name}` is `{cell}`; {wanted}", f"mend or empty the cell; {_OVERRIDE}"
                 )

@@ -107,3 +107,13 @@ def test_a_missing_column_that_nothing_chooses_has_no_hint() -> None:
     with pytest.raises(DataError) as caught:
         table_with("a").column("smiles")
     assert caught.value.hint == ""
+
+
+def test_joined_tables_know_which_file_a_row_is_from() -> None:
+    first = Table(Path("x/a.csv"), {"y": ("1", "0"), "z": ("", "")}, (2, 4))
+    second = Table(Path("x/b.csv"), {"z": ("q",), "y": ("2",)}, (3,))
+    joined = first.joined_with(second).joined_with(second)
+    assert joined.columns == {"y": ("1", "0", "2", "2"), "z": ("", "", "q", "q")}
+    assert [joined.where(row) for row in range(4)] == ["x/a.csv:2", "x/a.csv:4", "x/b.csv:3", "x/b.csv:3"]
+    assert [joined.short_place(row) for row in (1, 2)] == ["a.csv:4", "b.csv:3"]
+    assert first.short_place(1) == "4"

@@ -1,0 +1,98 @@
+"""What labels are follows from their cells by the documented rules; a cell that does not fit is named with its row."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from exlm_cli.errors import DataError
+from exlm_cli.tasks.labels import LabelKind, Labels, read_labels
+from exlm_cli.tasks.tables import Table
+
+NAN = math.nan
+
+
+def table_of(**columns: str) -> Table:
+    cells = {name: tuple(text.split("|")) for name, text in columns.items()}
+    return Table(Path("a.csv"), cells, tuple(range(2, 2 + len(next(iter(cells.values()))))))
+
+
+def read(kind: LabelKind = "auto", **columns: str) -> Labels:
+    return read_labels(table_of(**columns), list(columns), kind)
+
+
+@pytest.mark.parametrize(
+    ("columns", "loss", "names", "targets"),
+    [
+        ({"y": "1|0||1.0"}, "binary", ("y",), [[1], [0], [NAN], [1]]),
+        ({"y": "Yes|no|NA|TRUE"}, "binary", ("y",), [[1], [0], [NAN], [1]]),
+        ({"a": "1|0", "b": "0|nan"}, "binary", ("a", "b"), [[1, 0], [0, NAN]]),
+        ({"y": "inactive|active|-|active"}, "classes", ("active", "inactive"), [[1], [0], [NAN], [0]]),
+        ({"y": "low|high|mid"}, "classes", ("high", "low", "mid"), [[1], [0], [2]]),
+        ({"y": "10|9|10"}, "classes", ("9", "10"), [[1], [0], [1]]),
+        ({"y": "-1|1"}, "classes", ("-1", "1"), [[0], [1]]),
+        ({"y": "0.5|2|1e-3|null"}, "regression", ("y",), [[0.5], [2], [0.001], [NAN]]),
+        ({"a": "1|0", "b": "0.5|2"}, "regression", ("a", "b"), [[1, 0.5], [0, 2]]),
+    ],
+)
+def test_what_labels_are_is_found(columns: Any, loss: str, names: tuple[str, ...], targets: Any) -> None:
+    labels = read(**columns)
+    assert (labels.loss, labels.names) == (loss, names)
+    np.testing.assert_array_equal(labels.targets, np.array(targets, dtype=float))
+
+
+def test_what_was_found_is_told() -> None:
+    assert read(y="1|0|0|0|").notes == ("found a 0/1 label, `y`, positive in 25.0 % of the rows",)
+    assert read(a="1|0", b="1|1").notes == ("found 2 0/1 labels, positive in 50.0 %, 100.0 % of the rows",)
+    assert read(y="b|a|b").notes == ("found 2 classes of `y`: `a` (1), `b` (2); `b` is the positive one",)
+    assert read(y="1|2|3").notes[0].startswith("found values to predict in `y`; `--set task.label_kind=")
+
+
+def test_the_kind_can_be_said() -> None:
+    assert read("classes", y="0|1|2|1").names == ("0", "1", "2")
+    assert read("regression", y="0|1|1").loss == "regression"
+    assert read("multi_label", y="0|1|1").loss == "binary"
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns", "message"),
+    [
+        ("auto", {"y": "|NA"}, "a.csv: label column `y` is empty in every row"),
+        ("auto", {"y": "1|1|"}, "a.csv: `y` is 1 in every row that has it: nothing to learn"),
+        ("auto", {"y": "a|a"}, "a.csv: `y` is `a` in every row that has it: nothing to learn"),
+        ("auto", {"y": "7|7"}, "a.csv: `y` is the same in every row that has it: nothing to learn"),
+        ("auto", {"y": "5.1|>10|6.0"}, "a.csv:3: `y` is `>10`; most others are numbers"),
+        ("auto", {"y": "5.1|inf|6.0"}, "a.csv:3: `y` is `inf`; most others are numbers"),
+        ("auto", {"a": "1|0", "b": "active|0"}, "a.csv:2: `b` is `active`; most others are numbers"),
+        (
+            "auto",
+            {"a": "yes|no", "b": "active|no"},
+            "a.csv:2: `b` is `active`; several columns hold 0/1, true/false or yes/no",
+        ),
+        (
+            "multi_label",
+            {"y": "1|active"},
+            "a.csv:3: `y` is `active`; accepted: 0/1, true/false, yes/no, t/f, y/n or empty",
+        ),
+        ("regression", {"y": "1|high"}, "a.csv:3: `y` is `high`; accepted: a finite number, or empty"),
+        ("regression", {"y": "1|nan|inf"}, "a.csv:4: `y` is `inf`; accepted: a finite number, or empty"),
+        ("classes", {"a": "x|y", "b": "x|y"}, "a.csv: 2 label columns cannot be `classes`: each row has one class"),
+        (
+            "auto",
+            {"y": "|".join(f"text {i}" for i in range(101))},
+            "a.csv: `y` has 101 different texts, at most 100 classes are taken",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(kind: LabelKind, columns: dict[str, str], message: str) -> None:
+    with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
+        read(kind, **columns)
+
+
+def test_a_missing_label_column_is_named() -> None:
+    with pytest.raises(DataError, match=r"^a.csv: no column `z`; there are `y`$") as caught:
+        read_labels(table_of(y="0|1"), ["z"], "auto")
+    assert caught.value.hint == "choose one with `--label-columns`"

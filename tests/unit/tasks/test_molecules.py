@@ -1,0 +1,68 @@
+"""Rows that are molecules are told from those that are not; only a metal's valence is forgiven."""
+
+import pytest
+from rdkit import Chem
+
+from exlm_cli.progress import SilentProgress
+from exlm_cli.tasks.molecules import parse_molecule, read_molecules, repeated_molecules
+from tests.unit.data.recording import RecordingProgress
+
+ALUMINIUM = "CC(=O)O[AlH3](O)O"  # line 2299 of Tox21: RDKit allows aluminium a valence of 3
+
+
+def test_a_molecule_is_parsed() -> None:
+    molecule, is_odd = parse_molecule("OCC")
+    assert molecule is not None
+    assert Chem.MolToSmiles(molecule) == "CCO"
+    assert not is_odd
+
+
+def test_a_metal_of_an_odd_valence_is_forgiven_and_told() -> None:
+    assert Chem.MolFromSmiles("[Al]") is not None
+    molecule, is_odd = parse_molecule(ALUMINIUM)
+    assert molecule is not None
+    assert is_odd
+    assert molecule.GetNumAtoms() == 7
+
+
+@pytest.mark.parametrize(
+    "smiles",
+    [
+        "",
+        "FAIL",  # no SMILES tokens
+        "C1CC",  # an open ring breaks the grammar
+        "CN(C)(C)C",  # a nitrogen of valence 4: no metal
+        "c1ccc(cc1)n2c(=O)c(c(=O)n2c3ccccc3)CCS(=O)c4ccccc4",  # line 306 of ClinTox: no alternating bonds
+        "[NH4][Pt]([NH4])(Cl)Cl",  # line 9 of ClinTox: the nitrogen's valence is wrong, not the platinum's
+    ],
+)
+def test_what_is_no_molecule_is_none(smiles: str) -> None:
+    assert parse_molecule(smiles) == (None, False)
+
+
+def test_rows_are_read_with_their_problems_and_scaffolds() -> None:
+    rows = ["C[C@H](O)c1ccccc1", "OC(C)c1ccccc1", "C1CC", ALUMINIUM]
+    read = read_molecules(rows, SilentProgress(), chiral_scaffolds=True)
+    assert [molecule.scaffold for molecule in read] == ["c1ccccc1", "c1ccccc1", None, ""]
+    assert [molecule.problem for molecule in read] == [
+        None,
+        None,
+        "RDKit cannot parse it: it breaks the SMILES grammar",
+        None,
+    ]
+    assert [molecule.has_odd_metal for molecule in read] == [False, False, False, True]
+    assert read[0].canonical != read[1].canonical  # stereochemistry tells them apart
+    assert read_molecules(rows[:1], SilentProgress())[0].scaffold is None
+
+
+def test_rows_that_are_one_molecule_are_found() -> None:
+    read = read_molecules(["OCC", "CCN", "CCO", "NCC", "C(C)O", "C"], SilentProgress())
+    assert repeated_molecules(range(6), read) == [[0, 2, 4], [1, 3]]
+    assert repeated_molecules([0, 1, 3], read) == [[1, 3]]
+
+
+def test_reading_shows_how_far_it_is() -> None:
+    progress = RecordingProgress()
+    read_molecules(["C"] * 130, progress)
+    (bar,) = progress.bars
+    assert (bar.label, bar.total, bar.done) == ("molecules", 130, [64, 128, 130])
