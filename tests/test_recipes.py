@@ -12,7 +12,7 @@ from exlm_cli.config.load import dump_recipe, list_recipes, load_recipe, recipes
 from exlm_cli.config.parameters import count_parameters
 from exlm_cli.config.recipes import PretrainRecipe
 
-NUM_RECIPES = 32
+NUM_RECIPES = 30
 FILES = sorted((recipes_folder() / "pretrain").rglob("*.yaml"))
 
 # every line of a table, by the key that holds it; `Activation function: GELU` is the model's only one
@@ -90,8 +90,6 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "text-large-mlm": TABLE_10_LARGE | MLM,
     "smiles-base": TABLE_7 | {"objective": "exlm", "data.kind": "smiles", "model.rope": "2d"},
     "smiles-base-mlm": TABLE_7 | MLM | {"data.kind": "smiles"},
-    # Table 5: "Max sequence length 512 * k"; App. C: every copy is masked on its own
-    "repeat-mlm": TABLE_5 | MLM | {"masking.scheme": "bernoulli", "masking.num_repeats": 1, "model.max_length": 512},
     # App. B.1: "we also used the same pre-training parameters in the ablation experiments"
     "ablation-exlm": TABLE_5 | EXLM_K4,
     "ablation-mlm": TABLE_5 | MLM,
@@ -137,15 +135,15 @@ def test_a_value_is_the_papers(name: str, key: str) -> None:
     assert value_at(load_recipe(name), key) == EXPECTED[name][key]
 
 
-@pytest.mark.parametrize("name", ["text-base", "text-large", "smiles-base", "repeat-mlm"])
+@pytest.mark.parametrize("name", ["text-base", "text-large", "smiles-base"])
 def test_every_value_of_a_table_stands_beside_a_comment_that_names_it(name: str) -> None:
     """The values that a file gives itself; those it extends are commented where they are given."""
     path = next(info.path for info in list_recipes() if info.name == name)
-    table = {"text-base": "Table 10", "text-large": "Table 10", "smiles-base": "Table 7", "repeat-mlm": "Table 5"}[name]
+    table = {"text-base": "Table 10", "text-large": "Table 10", "smiles-base": "Table 7"}[name]
     keys = {key.rpartition(".")[2] for key in EXPECTED[name]} - {"objective", "rope", "alignment", "kind", "scheme"}
     for line in path.read_text(encoding="utf-8").splitlines():
         key = line.strip().partition(":")[0]
-        if key in keys and not (name == "repeat-mlm" and key in ("num_states_per_mask", "num_repeats")):
+        if key in keys:
             assert table in line, f"{path.name}: `{line.strip()}` names no table"
 
 
@@ -159,7 +157,6 @@ def test_every_value_of_a_table_stands_beside_a_comment_that_names_it(name: str)
         ("text-large-mlm", 361, 0.03),
         ("smiles-base", 50.5, 0.03),
         ("smiles-base-mlm", 50.5, 0.003),
-        ("repeat-mlm", 128, 0.03),
         ("ablation-exlm", 128, 0.03),
         ("ablation-mlm", 128, 0.03),
     ],
@@ -172,8 +169,6 @@ def test_parameters_come_out_as_the_paper_gives_them(name: str, paper_millions: 
 def test_a_twin_differs_in_the_objective_and_in_nothing_that_costs(name: str) -> None:
     twin = load_recipe(name)
     assert twin.objective == "mlm"
-    if "repeat" in name:
-        return  # a cell of its own grid, nobody's twin
     exlm = load_recipe(name.replace("ablation-mlm", "ablation-exlm").removesuffix("-mlm"))
     assert exlm.objective == "exlm"
     for section in ("data", "tokenizer", "optim", "train"):
@@ -198,10 +193,3 @@ def test_the_text_recipes_name_the_papers_corpora() -> None:
     assert any("wikipedia" in name for name in train)
     assert any("bookcorpus" in name for name in train)
     assert all(name.startswith("hub:") for name in train)
-
-
-@pytest.mark.parametrize("num_repeats", [1, 2, 4, 8])
-def test_a_cell_of_the_repeated_mlm_grid_needs_no_more_than_512_k_positions(num_repeats: int) -> None:
-    """Table 5: the maximum sequence length is 512 * k."""
-    cell = load_recipe("repeat-mlm", [f"masking.num_repeats={num_repeats}", f"model.max_length={512 * num_repeats}"])
-    assert cell.longest_expanded_length <= 512 * num_repeats

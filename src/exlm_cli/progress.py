@@ -3,7 +3,7 @@
 The engine takes a `Progress`; `cli/console.py` implements it for terminals and logs. Only that module prints.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
@@ -15,8 +15,15 @@ class Bar(Protocol):
         """Set how many steps are done and the short texts shown beside the bar (`loss="2.31"`)."""
 
 
+class Board(Protocol):
+    """A table whose cells change while work goes on."""
+
+    def show(self, row: str, column: str, text: str, *, is_done: bool = False) -> None:
+        """Set the text of one cell of the table."""
+
+
 class Progress(Protocol):
-    """Where messages and bars go."""
+    """Where messages, bars and tables go."""
 
     def message(self, text: str) -> None:
         """Say one line that stays."""
@@ -27,9 +34,19 @@ class Progress(Protocol):
         `done` is where the work starts (a resumed run), so that the ETA counts only what this process does.
         """
 
+    def board(self, title: str, rows: Sequence[str], columns: Sequence[str]) -> AbstractContextManager[Board]:
+        """Show a table until the context ends, where it can be redrawn; elsewhere messages have to say it all."""
+
 
 class _SilentBar:
     def update(self, done: int, **fields: str) -> None:
+        """Say nothing."""
+
+
+class SilentBoard:
+    """A `Board` where no table can be redrawn."""
+
+    def show(self, row: str, column: str, text: str, *, is_done: bool = False) -> None:
         """Say nothing."""
 
 
@@ -44,3 +61,9 @@ class SilentProgress:
         """Yield a bar that says nothing."""
         del label, total, done
         yield _SilentBar()
+
+    @contextmanager
+    def board(self, title: str, rows: Sequence[str], columns: Sequence[str]) -> Iterator[Board]:
+        """Yield a table that nobody sees."""
+        del title, rows, columns
+        yield SilentBoard()

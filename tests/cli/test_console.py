@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 import sys
 
 import pytest
@@ -157,3 +158,31 @@ def test_an_error_on_a_terminal_is_coloured_and_not_broken(monkeypatch: pytest.M
     error = capsys.readouterr().err
     assert "\x1b[1;31merror:\x1b[0m " + "x " * 60 + "\n" in error
     assert "\x1b[1;36mhint:\x1b[0m y\n" in error
+
+
+def test_a_table_stands_above_the_bars_and_changes_with_them() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=60, color_system=None)
+    progress = TerminalProgress(console)
+    with progress.board("a grid", ["k = 1", "k = 2"], ["15%", "30%"]) as board, progress.bar("grid", 10) as bar:
+        board.show("k = 1", "30%", "42%")
+        board.show("k = 2", "15%", "3.25", is_done=True)
+        bar.update(5)
+    drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
+    assert "a grid" in drawn
+    lines = [line.split() for line in drawn.replace("\r", "\n").splitlines()]
+    assert ["15%", "30%"] in lines
+    assert ["k", "=", "1", "42%"] in lines
+    assert ["k", "=", "2", "3.25"] in lines
+    # the table ends with its context
+    stream.truncate(0)
+    with progress.bar("later", 1) as bar:
+        bar.update(1)
+    assert "a grid" not in stream.getvalue()
+
+
+def test_a_table_is_no_matter_for_a_log() -> None:
+    stream = io.StringIO()
+    with LineProgress(stream).board("a grid", ["row"], ["column"]) as board:
+        board.show("row", "column", "42%")
+    assert stream.getvalue() == ""

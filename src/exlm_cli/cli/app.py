@@ -17,6 +17,7 @@ from exlm_cli.cli.cmd_doctor import doctor
 from exlm_cli.cli.cmd_inspect_dag import inspect_dag
 from exlm_cli.cli.cmd_pretrain import pretrain
 from exlm_cli.cli.cmd_recipes import recipes
+from exlm_cli.cli.cmd_repeat_mlm import repeat_mlm
 from exlm_cli.cli.cmd_tokenize import tokenize
 from exlm_cli.errors import ExlmError
 
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 app.command()(tokenize)
 app.command()(pretrain)
+app.command("repeat-mlm")(repeat_mlm)
 app.command("inspect-dag")(inspect_dag)
 app.command()(recipes)
 app.command()(curves)

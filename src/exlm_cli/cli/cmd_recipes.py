@@ -36,16 +36,18 @@ def recipes(
 
 
 def _entry(recipe: "Recipe") -> dict[str, Any]:
-    """Return what is listed of a recipe; the size of what fine-tuning trains is its checkpoint's, so there is none."""
+    """Return what is listed of a recipe: for a grid the size that its cells have in common, for fine-tuning none."""
+    from exlm_cli.config.cells import CellsRecipe
     from exlm_cli.config.parameters import count_parameters, tokens_per_step
     from exlm_cli.config.recipes import PretrainRecipe
 
     sizes: dict[str, Any] = {"objective": None, "parameters": None, "tokens_per_step": None}
-    if isinstance(recipe, PretrainRecipe):
+    sized = recipe.pretrain if isinstance(recipe, CellsRecipe) else recipe
+    if isinstance(sized, PretrainRecipe):
         sizes = {
-            "objective": recipe.objective,
-            "parameters": count_parameters(recipe),
-            "tokens_per_step": tokens_per_step(recipe),
+            "objective": sized.objective,
+            "parameters": count_parameters(sized),
+            "tokens_per_step": tokens_per_step(sized),
         }
     return {
         "name": recipe.name,

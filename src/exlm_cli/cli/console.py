@@ -5,18 +5,20 @@ import os
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TextIO
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Task, TaskID, TextColumn
 from rich.progress import Progress as RichBars
+from rich.table import Table
 from rich.text import Text
 
 from exlm_cli.errors import ExlmError
-from exlm_cli.progress import Bar, Progress
+from exlm_cli.progress import Bar, Board, Progress, SilentBoard
 
 PIPE_WIDTH = 120
 """Columns of a listing that is not shown on a terminal, where $COLUMNS does not say."""
@@ -38,7 +40,8 @@ class TerminalProgress:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._bars: RichBars | None = None
+        self._bars: _Bars | None = None
+        self._board: _TerminalBoard | None = None
 
     def message(self, text: str) -> None:
         """Say one line that stays."""
@@ -49,14 +52,7 @@ class TerminalProgress:
         """Show a bar until the context ends."""
         is_outer = self._bars is None
         if self._bars is None:
-            self._bars = RichBars(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=None),
-                _StandingColumn("", markup=False),
-                console=self._console,
-                expand=True,
-                refresh_per_second=4,
-            )
+            self._bars = _Bars(self._console, self._board)
             self._bars.start()
         bars = self._bars
         task = bars.add_task(label, total=total, completed=done, fields={})
@@ -69,6 +65,56 @@ class TerminalProgress:
             else:
                 bars.remove_task(task)
                 bars.refresh()
+
+    @contextmanager
+    def board(self, title: str, rows: Sequence[str], columns: Sequence[str]) -> Iterator[Board]:
+        """Show a table above the bars that are opened inside this context."""
+        self._board = _TerminalBoard(title, rows, columns)
+        try:
+            yield self._board
+        finally:
+            self._board = None
+
+
+class _Bars(RichBars):
+    """Bars, one a line, below a table where there is one."""
+
+    def __init__(self, console: Console, board: "_TerminalBoard | None") -> None:
+        self._board = board
+        super().__init__(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
+            _StandingColumn("", markup=False),
+            console=console,
+            expand=True,
+            refresh_per_second=4,
+        )
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Yield the table, then the bars."""
+        if self._board is not None:
+            yield self._board.render()
+        yield from super().get_renderables()
+
+
+class _TerminalBoard:
+    def __init__(self, title: str, rows: Sequence[str], columns: Sequence[str]) -> None:
+        self._title, self._rows, self._columns = title, rows, columns
+        self._cells: dict[tuple[str, str], Text] = {}
+
+    def show(self, row: str, column: str, text: str, *, is_done: bool = False) -> None:
+        """Set the text of one cell."""
+        self._cells[row, column] = Text(text, style="bold green" if is_done else "")
+
+    def render(self) -> Table:
+        """Return the table as it stands."""
+        table = Table(title=self._title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+        table.add_column("")
+        for column in self._columns:
+            table.add_column(column, justify="right")
+        for row in self._rows:
+            table.add_row(row, *(self._cells.get((row, column), Text("")) for column in self._columns))
+        return table
 
 
 class _TerminalBar:
@@ -115,6 +161,12 @@ class LineProgress:
         bar = _LineBar(label, total, done, self.message, self._clock)
         yield bar
         bar.end()
+
+    @contextmanager
+    def board(self, title: str, rows: Sequence[str], columns: Sequence[str]) -> Iterator[Board]:
+        """Yield a table that is not shown: a log has the messages."""
+        del title, rows, columns
+        yield SilentBoard()
 
 
 class _LineBar:

@@ -8,6 +8,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from exlm_cli.config.base import Recipe
+
 _BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 
 
@@ -50,6 +52,12 @@ def nearest_key(schema: type[BaseModel], path: str) -> str | None:
         return f"{section}.{close[0]}" if section else close[0]
     close = difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.7)
     return by_leaf[close[0]] if close else None
+
+
+def recipe_sections(schema: type[BaseModel]) -> dict[str, type[Recipe]]:
+    """Return the sections that are whole recipes of another kind, and so can extend one by name."""
+    sections = {name: _section(field.annotation) for name, field in schema.model_fields.items()}
+    return {name: kind for name, kind in sections.items() if kind is not None and issubclass(kind, Recipe)}
 
 
 def describe_accepted(field: FieldInfo) -> str:

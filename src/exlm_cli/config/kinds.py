@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from exlm_cli.config.base import Recipe
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
 
-KINDS: tuple[type[Recipe], ...] = (PretrainRecipe, FinetuneRecipe)
+KINDS: tuple[type[Recipe], ...] = (PretrainRecipe, RepeatMlmRecipe, FinetuneRecipe)
 
 
 def kind_of_keys(keys: Iterable[str]) -> type[Recipe] | None:

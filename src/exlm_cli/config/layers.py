@@ -31,6 +31,10 @@ class Layers:
         dropped = set(keys)
         return Layers({key: value for key, value in self.values.items() if key not in dropped}, self.origins)
 
+    def under(self, section: str) -> "Layers":
+        """Return the same values as those of a top-level section."""
+        return Layers({section: self.values}, {f"{section}.{path}": origin for path, origin in self.origins.items()})
+
     def origin(self, path: str) -> str | None:
         """Return where the key at a dotted path, or the nearest section around it, was given last."""
         while path and path not in self.origins:

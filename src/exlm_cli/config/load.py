@@ -10,7 +10,7 @@ import yaml
 
 from exlm_cli.config.base import Recipe
 from exlm_cli.config.check import RecipeT, check_recipe, unknown_key
-from exlm_cli.config.keys import accepts_mapping, find_field
+from exlm_cli.config.keys import accepts_mapping, find_field, recipe_sections
 from exlm_cli.config.kinds import KINDS, kind_of_keys
 from exlm_cli.config.layers import Layers
 from exlm_cli.config.recipes import PretrainRecipe
@@ -140,17 +140,39 @@ def _read_layers(path: Path, children: tuple[Path, ...], kind: type[Recipe]) -> 
         chain = " -> ".join(_shown(p) for p in (*children, path))
         raise ConfigError(f"`extends` goes in a circle: {chain}", "let one of them stand alone")
     values = _read_mapping(path)
-    base_name = values.pop("extends", None)
-    own = Layers.read_from(values, _shown(path))
+    base_name = _pop_base(values, path, "extends")
+    sections = recipe_sections(kind)
+    section_bases = {
+        key: _pop_base(value, path, f"{key}.extends")
+        for key, value in values.items()
+        if key in sections and isinstance(value, dict)
+    }
+    layers = Layers.read_from(values, _shown(path))
+    for key, section_base in section_bases.items():
+        if section_base is not None:
+            layers = layers.over(_read_section(section_base, sections[key], (*children, path)).under(key))
     if base_name is None:
-        return own
-    if not isinstance(base_name, str):
-        raise ConfigError(
-            f"{_shown(path)}: `extends` is {base_name!r}; accepted: the name of a recipe, or a file beside this one",
-            _LIST_HINT,
-        )
+        return layers
     base = _read_layers(_find_recipe(base_name, kind, extended_by=path), (*children, path), kind)
-    return own.over(base.without(_OWN_KEYS))
+    # a section that extends a recipe has nothing to do with the section it replaces
+    replaced = [key for key, section_base in section_bases.items() if section_base is not None]
+    return layers.over(base.without([*_OWN_KEYS, *replaced]))
+
+
+def _read_section(base_name: str, kind: type[Recipe], children: tuple[Path, ...]) -> Layers:
+    """Read the recipe that a section extends; it keeps its name."""
+    base = _find_recipe(base_name, kind, extended_by=children[-1])
+    return _read_layers(base, children, kind).over(Layers.read_from({"name": base.stem}, f"the name of {base.name}"))
+
+
+def _pop_base(values: dict[str, Any], path: Path, said: str) -> str | None:
+    base_name = values.pop("extends", None)
+    if base_name is None or isinstance(base_name, str):
+        return base_name
+    raise ConfigError(
+        f"{_shown(path)}: `{said}` is {base_name!r}; accepted: the name of a recipe, or a file beside this one",
+        _LIST_HINT,
+    )
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:

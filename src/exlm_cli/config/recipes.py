@@ -22,7 +22,7 @@ class PretrainRecipe(Recipe):
 
     command: ClassVar[str] = "pretrain"
     folder: ClassVar[str] = "pretrain"
-    groups: ClassVar[tuple[str, ...]] = ("quickstart", "small", "paper", "repeated-mlm", "ablations")
+    groups: ClassVar[tuple[str, ...]] = ("quickstart", "small", "paper", "ablations")
     example: ClassVar[str] = "quickstart-text"
 
     objective: Objective = Field("exlm", description="Expanded states with alignment, or plain MLM")

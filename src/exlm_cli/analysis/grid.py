@@ -1,0 +1,194 @@
+"""Runs the cells of a grid in child processes, the longest first, and puts their results together.
+
+A run directory of a grid holds `recipe.yaml`, `run.json`, `cells/<label>/seed-<n>/` as `run_cell` fills them, and
+`results.json`. Every process works with one thread, so no number depends on how many there are; a cell that is done is
+never touched again, so a grid that was stopped anywhere goes on where it was.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import filelock
+import torch
+
+from exlm_cli.analysis.grid_board import GridBoard, open_board
+from exlm_cli.analysis.run_cell import read_result
+from exlm_cli.analysis.workers import Event, Workers
+from exlm_cli.config.cells import CellPlan, CellsRecipe
+from exlm_cli.config.load import dump_recipe
+from exlm_cli.data.prepare import prepare_data
+from exlm_cli.errors import CheckpointError, ExlmError, InterruptedRunError
+from exlm_cli.progress import Progress
+from exlm_cli.run_dir import create_run_dir, removed_on_failure, update_run_json, write_atomically
+from exlm_cli.train.checkpoint import write_json
+from exlm_cli.train.interrupt import StopSignal
+from exlm_cli.train.pretrained import pick_device
+
+_LOOK_EVERY_S = 0.2
+
+
+@dataclass(frozen=True)
+class GridResult:
+    """What a grid made: its directory and the `result.json` of every cell, in the order of the recipe."""
+
+    run_dir: Path
+    cells: list[dict[str, Any]]
+
+    @property
+    def num_diverged(self) -> int:
+        """Cells and seeds whose training came to no end."""
+        return sum("diverged" in cell for cell in self.cells)
+
+
+def run_grid(
+    recipe: CellsRecipe, *, out: Path | None, resume: Path | None, jobs: int | None, progress: Progress
+) -> GridResult:
+    """Train, measure and fine-tune every cell that is not done yet.
+
+    Args:
+        recipe: The grid.
+        out: Run directory; none: `runs/<name>-<time>`.
+        resume: A run directory to go on with instead.
+        jobs: Cells at once; none: one a CUDA device, or one a CPU core.
+        progress: Who is told.
+
+    Raises:
+        InterruptedRunError: Stopped by a signal; every cell has saved a checkpoint.
+        ExlmError: What stops any cell but its own divergence; the others have saved a checkpoint.
+    """
+    run = resume if resume is not None else create_run_dir(out, recipe.name)
+    plans = recipe.plan()
+    with removed_on_failure(run, is_new=resume is None):
+        # tokenised once, before several processes ask for it; mistakes in the inputs are told here
+        prepare_data(recipe.pretrain, rejected_csv=run / "rejected.csv", progress=progress)
+        write_atomically(run / "recipe.yaml", dump_recipe(recipe).encode())
+    with _sole_grid(run):
+        environments = _environments(recipe, jobs)
+        update_run_json(run, {"command": recipe.command, "num_cells": len(plans), "jobs": len(environments)})
+        results = {plan.folder: read_result(plan, _folder(run, plan)) for plan in plans}
+        waiting = [plan for plan in plans if results[plan.folder] is None]
+        progress.message(
+            f"{recipe.name}: {len(plans)} cells, {len(plans) - len(waiting)} of them done, "
+            f"{len(environments)} at once; results in {run}"
+        )
+        if waiting:
+            # the longest first: what is left at the end is short, and no process waits long for another
+            waiting.sort(key=lambda plan: plan.work)
+            with open_board(plans, results, progress) as board:
+                environments = environments[: len(waiting)]
+                results |= _work_off(run, waiting, environments, board, f"exlm {recipe.command} --resume {run}")
+        cells = [result for plan in plans if (result := results[plan.folder]) is not None]
+        write_json(run / "results.json", _summary(recipe, cells))
+    return GridResult(run, cells)
+
+
+def _work_off(
+    run: Path, waiting: list[CellPlan], environments: Sequence[Mapping[str, str]], board: GridBoard, resume_command: str
+) -> dict[str, dict[str, Any]]:
+    """Give cells to processes until none is left, and return the results by folder."""
+    results: dict[str, dict[str, Any]] = {}
+    running: dict[int, CellPlan] = {}
+    failure: ExlmError | None = None
+    is_stopping = False
+    with Workers(environments, run / "workers") as workers, StopSignal() as stop:
+        for number in range(len(environments)):
+            _give(run, workers, running, number, waiting.pop())
+        while running:
+            if stop.number is not None and not is_stopping:
+                is_stopping = True
+                board.say("stopping: every cell saves a checkpoint; once more Ctrl-C stops at once")
+                workers.interrupt()
+            received = workers.next_event(_LOOK_EVERY_S)
+            if received is None:
+                continue
+            number, event = received
+            plan = running.get(number)
+            if plan is None or not _is_end(event):
+                if plan is not None:
+                    board.follow(plan, event)
+                continue
+            del running[number]
+            if event["event"] == "done":
+                results[plan.folder] = event["result"]
+                board.finish(plan, event["result"])
+                if waiting and not is_stopping:
+                    _give(run, workers, running, number, waiting.pop())
+            elif not is_stopping:
+                failure = _explain(event, plan, workers.log(number), resume_command)
+                is_stopping = True
+                workers.interrupt()
+    if failure is not None:
+        raise failure
+    if stop.number is not None:
+        raise InterruptedRunError(
+            f"stopped with {board.num_done} of {board.num_cells} cells done; the others have saved a checkpoint",
+            f"continue with `{resume_command}`",
+            stop.number,
+        )
+    return results
+
+
+def _give(run: Path, workers: Workers, running: dict[int, CellPlan], number: int, plan: CellPlan) -> None:
+    running[number] = plan
+    workers.submit(number, plan, _folder(run, plan))
+
+
+def _is_end(event: Event) -> bool:
+    return event["event"] in ("done", "error", "interrupted", "exit")
+
+
+def _explain(event: Event, plan: CellPlan, log: Path, resume_command: str) -> ExlmError:
+    """Return why a cell ended early, of its own accord."""
+    if event["event"] == "error":
+        return ExlmError(f"cell {plan.folder}: {event['message']}", event["hint"])
+    if event["event"] == "interrupted":
+        return ExlmError(f"cell {plan.folder} was interrupted", f"continue with `{resume_command}`")
+    return ExlmError(
+        f"cell {plan.folder}: its process ended with code {event['code']}; what it said is in {log}",
+        f"-9 often means that memory ran out: fewer `--jobs` need less; continue with `{resume_command}`",
+    )
+
+
+def _folder(run: Path, plan: CellPlan) -> Path:
+    return run / "cells" / plan.folder
+
+
+def _environments(recipe: CellsRecipe, jobs: int | None) -> list[dict[str, str]]:
+    """Return the variables of every process: its device, or one thread on a CPU."""
+    if pick_device(recipe.pretrain.model_copy(update={"device": recipe.device})).type == "cuda":
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        names = visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
+        return [{"CUDA_VISIBLE_DEVICES": names[job % len(names)]} for job in range(jobs or len(names))]
+    threads = recipe.pretrain.train.num_threads or 1
+    if jobs is None:
+        jobs = max(1, _num_cores() // threads)
+    return [{"OMP_NUM_THREADS": str(threads)}] * jobs
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def _sole_grid(run: Path) -> Iterator[None]:
+    lock = filelock.FileLock(run / ".lock", blocking=False)
+    try:
+        with lock:
+            yield
+    except filelock.Timeout:
+        raise CheckpointError(f"{run}: another process runs this grid", "wait for it, or stop it first") from None
+
+
+def _summary(recipe: CellsRecipe, cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "kind": recipe.command,
+        "recipe": recipe.name,
+        "paper": recipe.paper,
+        "seeds": list(recipe.seeds),
+        "tasks": list(recipe.tasks),
+        "cells": list(cells),
+    }

@@ -1,0 +1,190 @@
+"""One cell of a grid: pre-train, measure, fine-tune. Whatever an earlier process finished is kept.
+
+`<cell>/pretrain/` is a run directory of its own, `measured.json` its figures, `finetune/<task>/` a run for each task,
+and `result.json`, written last and whole, says that the cell is done and with which recipes.
+"""
+
+import hashlib
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from exlm_cli.analysis.corruption import CorruptedShare, count_corrupted
+from exlm_cli.analysis.entropy import measure_entropy
+from exlm_cli.config.cells import CellPlan
+from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.load import load_recipe
+from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.data.prepare import prepare_data
+from exlm_cli.errors import CheckpointError, DivergedError
+from exlm_cli.progress import Progress
+from exlm_cli.run_dir import read_run_json
+from exlm_cli.train.checkpoint import write_json
+from exlm_cli.train.pretrain import recipe_identity, run_pretraining, special_tokens, validation_indices
+
+RESULT_FILE = "result.json"
+_MEASURED_FILE = "measured.json"
+_COUNTED_SEQUENCES = 2048
+"""Training sequences in which corrupted tokens are counted, evenly spread, under the masks of the first epoch."""
+
+
+def run_cell(plan: CellPlan, folder: Path, progress: Progress) -> dict[str, Any]:
+    """Do what is left of a cell and return its `result.json`.
+
+    Training that meets a loss which is no number ends the cell, not the grid: its result has `diverged`.
+
+    Args:
+        plan: The cell.
+        folder: Where; made if need be. No other process may work in it.
+        progress: Told of training, with a bar `pretrain` and one for each fine-tuning.
+
+    Raises:
+        CheckpointError: The folder was filled with another recipe.
+        ExlmError: Whatever stops training, interruption included; running the cell again goes on.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    shared = {
+        "label": plan.label,
+        "row": plan.row,
+        "column": plan.column,
+        "seed": plan.seed,
+        **plan.about,
+        "pretrain_identity": recipe_identity(plan.pretrain),
+    }
+    try:
+        measured = _pretrain_and_measure(plan, folder, progress)
+        result = shared | measured | {"finetune": _finetune(plan, folder, progress)}
+    except DivergedError as error:
+        result = shared | {"corruption": _count(plan.pretrain, progress), "diverged": error.message}
+    write_json(folder / RESULT_FILE, result)
+    return result
+
+
+def read_result(plan: CellPlan, folder: Path) -> dict[str, Any] | None:
+    """Return the result of a finished cell; None where something of the plan is still to be done.
+
+    Raises:
+        CheckpointError: It belongs to another recipe, or is no result.
+    """
+    content = _read_json(folder / RESULT_FILE)
+    if content is None:
+        return None
+    _refuse_other_recipe(folder, "trained", content["pretrain_identity"] == recipe_identity(plan.pretrain))
+    if "diverged" in content:
+        return content
+    done = {task: scored["identity"] for task, scored in content["finetune"].items()}
+    wanted = {recipe.task.name: finetune_identity(recipe) for recipe in plan.finetune}
+    ratios = {entry["mask_ratio"] for entry in content["entropy"]}
+    return content if wanted.items() <= done.items() and set(plan.entropy_ratios) <= ratios else None
+
+
+def finetune_identity(recipe: FinetuneRecipe) -> str:
+    """Return a hash of everything in a fine-tuning recipe that decides its scores."""
+    content = recipe.model_dump(mode="json", exclude={"name", "purpose", "paper", "device"})
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _pretrain_and_measure(plan: CellPlan, folder: Path, progress: Progress) -> dict[str, Any]:
+    measured = _read_json(folder / _MEASURED_FILE)
+    ratios = (plan.pretrain.masking.mask_ratio, *plan.entropy_ratios)
+    if measured is not None and set(plan.entropy_ratios) <= {entry["mask_ratio"] for entry in measured["entropy"]}:
+        return measured
+    run = folder / "pretrain"
+    if run.exists() and not (run / "recipe.yaml").is_file():
+        shutil.rmtree(run)  # killed before it began
+    is_new = not run.exists()
+    result = run_pretraining(
+        plan.pretrain, out=run if is_new else None, resume=None if is_new else run, progress=progress
+    )
+    entropies = measure_entropy(
+        run,
+        mask_ratios=tuple(dict.fromkeys(ratios)),
+        max_sequences=plan.measure_sequences,
+        device=plan.pretrain.device,
+        progress=progress,
+    )
+    measured = {
+        "steps": result.steps,
+        "elapsed_s": result.elapsed_s,
+        "parameters": read_run_json(run)["parameters"],
+        "corruption": _count(plan.pretrain, progress),
+        "metrics": entropies[0].metrics,
+        "entropy": [
+            {name: value for name, value in asdict(entropy).items() if name != "metrics"} for entropy in entropies
+        ],
+    }
+    write_json(folder / _MEASURED_FILE, measured)
+    return measured
+
+
+def _count(recipe: PretrainRecipe, progress: Progress) -> dict[str, float] | None:
+    """Count corrupted tokens; None where masks are not drawn token by token and App. C does not speak of them."""
+    if recipe.masking.scheme != "bernoulli":
+        return None
+    data = prepare_data(recipe, rejected_csv=None, progress=progress)
+    indices = validation_indices(data.train, _COUNTED_SEQUENCES)
+    sequences = ((int(index), data.train[int(index)]) for index in indices)
+    counted = count_corrupted(sequences, recipe.masking, special_tokens(data.tokenizer), seed=recipe.seed, epoch=0)
+    return _as_json(counted)
+
+
+def _as_json(counted: CorruptedShare) -> dict[str, float]:
+    return asdict(counted) | {"measured": counted.measured, "standard_error": counted.standard_error}
+
+
+def _finetune(plan: CellPlan, folder: Path, progress: Progress) -> dict[str, Any]:
+    """Fine-tune on every task, and return the scores of each; the test split's where there is one."""
+    if not plan.finetune:
+        return {}
+    # what it imports takes seconds, in every process
+    from exlm_cli.tasks.finetune import run_finetuning
+
+    scored = {}
+    for recipe in plan.finetune:
+        run = folder / "finetune" / recipe.name
+        if run.exists() and not (run / "recipe.yaml").is_file():
+            shutil.rmtree(run)  # killed before it began
+        is_new = not run.exists()
+        if not is_new:
+            begun = load_recipe(str(run / "recipe.yaml"), kind=FinetuneRecipe)
+            _refuse_other_recipe(folder, "fine-tuned", finetune_identity(begun) == finetune_identity(recipe))
+        results = run_finetuning(
+            recipe,
+            checkpoint=folder / "pretrain",
+            out=run if is_new else None,
+            resume=None if is_new else run,
+            progress=progress,
+        ).results
+        metric = results["selection_metric"]
+        split = "test" if "test" in results["metrics"] else "valid"
+        scored[recipe.task.name] = {
+            "identity": finetune_identity(recipe),
+            "split": split,
+            "metric": metric,
+            "values": results["metrics"][split][metric]["values"],
+            "metrics": results["metrics"][split],
+        }
+    return scored
+
+
+def _refuse_other_recipe(folder: Path, verb: str, is_same: bool) -> None:
+    if not is_same:
+        raise CheckpointError(
+            f"{folder}: this cell was {verb} with another recipe", "choose another `--out` for a changed recipe"
+        )
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: not readable as JSON: {error}", "remove the file; what it held is measured again"
+        ) from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: holds no JSON object", "remove the file; what it held is measured again")
+    return content

@@ -1,0 +1,127 @@
+"""Grids of pre-training runs: what each cell trains, fine-tunes and measures. No torch here."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from exlm_cli.config.base import Recipe, StrictModel
+from exlm_cli.config.finetune import FinetuneRecipe, Seed
+from exlm_cli.config.recipes import PretrainRecipe
+
+TaskName = Annotated[str, Field(pattern=r"^[a-z0-9]+(/[a-z0-9-]+)?$")]
+
+
+class CellPlan(StrictModel):
+    """One cell and seed of a grid: everything the process that works on it has to know.
+
+    Attributes:
+        label: Names its folder, `k4-p0.789`.
+        row, column: Its place in the table that is shown meanwhile.
+        seed: Of pre-training.
+        about: What tells the cell apart in results, such as `num_repeats` and `mask_ratio`.
+        pretrain: What is trained.
+        finetune: One recipe for each task.
+        measure_sequences: Validation sequences scored after training; none: all.
+        entropy_ratios: Other mask ratios at which the entropy of predictions is measured.
+    """
+
+    label: str
+    row: str
+    column: str
+    seed: int
+    about: dict[str, Any]
+    pretrain: PretrainRecipe
+    finetune: tuple[FinetuneRecipe, ...]
+    measure_sequences: int | None
+    entropy_ratios: tuple[float, ...]
+
+    @property
+    def folder(self) -> str:
+        """Under `cells/`."""
+        return f"{self.label}/seed-{self.seed}"
+
+    @property
+    def work(self) -> float:
+        """Positions that pre-training sends through the encoder, at most: what its time goes by."""
+        train = self.pretrain.train
+        sequences = train.batch_sequences or (train.batch_tokens or 0) / self.pretrain.repeated_length
+        return (train.max_steps or 1) * sequences * self.pretrain.longest_expanded_length
+
+
+class CellsRecipe(Recipe):
+    """What every grid of pre-training runs has; a child says which cells there are."""
+
+    seeds: tuple[Seed, ...] = Field((1,), min_length=1, description="Seeds of pre-training, each cell with each")
+    tasks: tuple[TaskName, ...] = Field(
+        (), description="Tasks every cell is fine-tuned on, like glue/mnli; empty: none"
+    )
+    measure_sequences: int | None = Field(
+        None, ge=1, description="Validation sequences scored after training; none: all"
+    )
+    entropy_ratios: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = Field(
+        (), description="Other mask ratios at which the entropy of predictions is measured"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the models run")
+    pretrain: PretrainRecipe = Field(description="What the cells have in common: a recipe of `exlm pretrain`")
+    finetune: FinetuneRecipe = Field(description="How cells are fine-tuned on each of `tasks`, with seeds of its own")
+
+    def plan(self) -> list[CellPlan]:
+        """Return every cell with every seed, in the order of the recipe."""
+        return [plan for seed in self.seeds for plan in self.plan_seed(seed)]
+
+    def plan_seed(self, seed: int) -> list[CellPlan]:
+        """Return every cell with one seed."""
+        raise NotImplementedError
+
+    @model_validator(mode="after")
+    def _check_cells(self) -> Self:
+        for name, values in (("seeds", self.seeds), ("tasks", self.tasks)):
+            if len(set(values)) < len(values):
+                raise ValueError(f"`{name}` {list(values)} names one of them twice")
+        self.plan_seed(self.seeds[0])
+        return self
+
+    def _cell(
+        self, label: str, row: str, column: str, seed: int, about: dict[str, Any], changes: dict[str, Any]
+    ) -> CellPlan:
+        """Return a cell whose pre-training differs from the common one by `changes`, values by dotted key."""
+        shared = {"name": f"{self.name}-{label}", "seed": seed, "device": self.device}
+        # one thread whatever the number of processes: sums in another order would be other numbers
+        threads = {"train.num_threads": self.pretrain.train.num_threads or 1}
+        content = _changed(self.pretrain.model_dump(), shared | threads | changes)
+        try:
+            pretrain = PretrainRecipe.model_validate(content)
+        except ValidationError as error:
+            finding = error.errors()[0]
+            where = ".".join(map(str, finding["loc"]))
+            said = finding["msg"].removeprefix("Value error, ")
+            raise ValueError(f"cell {label}: {f'`pretrain.{where}`: ' if where else ''}{said}") from None
+        return CellPlan(
+            label=label,
+            row=row,
+            column=column,
+            seed=seed,
+            about=about,
+            pretrain=pretrain,
+            finetune=tuple(self._finetune(task) for task in self.tasks),
+            measure_sequences=self.measure_sequences,
+            entropy_ratios=self.entropy_ratios,
+        )
+
+    def _finetune(self, task: str) -> FinetuneRecipe:
+        changes = {
+            "name": task.replace("/", "-"),
+            "task.name": task,
+            "device": self.device,
+            "train.num_threads": self.finetune.train.num_threads or 1,
+        }
+        return FinetuneRecipe.model_validate(_changed(self.finetune.model_dump(), changes))
+
+
+def _changed(content: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return nested values with some of them replaced, by dotted key."""
+    changed = dict(content)
+    for path, value in changes.items():
+        first, _, rest = path.partition(".")
+        changed[first] = _changed(changed[first], {rest: value}) if rest else value
+    return changed

@@ -1,0 +1,104 @@
+"""`exlm repeat-mlm`: the grid's files, what scripts read, resumption, and each mistake in one line."""
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from exlm_cli.cli.app import main
+from exlm_cli.config.load import load_recipe
+from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
+
+Capture = pytest.CaptureFixture[str]
+
+SETS = (
+    "data.bundled_rows=300", "model.width=32", "model.ffn_width=16", "model.num_layers=1", "optim.warmup_steps=1",
+    "train.max_steps=4", "train.checkpoint_every_steps=2", "train.batch_sequences=4",
+)  # fmt: skip
+TINY = [word for value in SETS for word in ("--set", f"pretrain.{value}")]
+COMMAND = ["repeat-mlm", "--recipe", "quickstart-repeat-mlm", *TINY, "--device", "cpu"]
+
+
+@pytest.mark.slow
+def test_a_grid_from_training_to_figures(folder: Path, capsys: Capture) -> None:
+    words = [*COMMAND, "--num-repeats", "1,2", "--mask-ratios", "0.15,0.01", "--jobs", "1", "--task", "none"]
+    assert main([*words, "--out", "run", "--json"]) == 0
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)
+    assert "left out: k = 2, p = 1%, which corrupts only 0.01% of the tokens" in captured.err
+    cells = [(cell["num_repeats"], cell["mask_ratio"]) for cell in result["cells"]]
+    assert cells == [(1, 0.01), (1, 0.15), (2, 0.15)]
+    with (folder / "run" / "report" / "grid.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for row, cell in zip(rows, result["cells"], strict=True):
+        assert float(row["corrupted_expected"]) == pytest.approx(cell["mask_ratio"] ** cell["num_repeats"], rel=1e-5)
+        assert float(row["entropy_bits"]) == pytest.approx(cell["entropy_bits"], rel=1e-5)
+        assert 0 <= float(row["mask_accuracy"]) <= 1
+    names = {Path(path).name for path in result["files"]}
+    assert names == {
+        "grid.csv", "grid.md", "corruption.png", "corruption.svg", "entropy.png", "entropy.svg", "curves.png",
+        "curves.svg",
+    }  # fmt: skip
+    assert all(Path(path).is_file() for path in result["files"])
+    assert math.isfinite(result["agreement"]["entropy_bits"]["spearman"])
+
+    # done: told again in words, nothing trained
+    assert main(["repeat-mlm", "--resume", "run"]) == 0
+    captured = capsys.readouterr()
+    assert "3 cells, 3 of them done" in captured.err
+    assert captured.out.startswith("# Repeated MLM: quickstart-repeat-mlm\n")
+    assert "| k \\ p | 1% | 15% |" in captured.out
+
+
+def test_a_dry_run_prints_the_whole_grid(folder: Path, capsys: Capture) -> None:
+    words = [*COMMAND, "--num-repeats", "2", "--seeds", "4,5", "--task", "glue/rte", "--dry-run"]
+    assert main(words) == 0
+    path = folder / "printed.yaml"
+    path.write_text(capsys.readouterr().out)
+    recipe = load_recipe(str(path), kind=RepeatMlmRecipe)
+    assert (recipe.seeds, recipe.tasks, recipe.device) == ((4, 5), ("glue/rte",), "cpu")
+    assert {k for k, _ in recipe.cells} == {2}
+    assert recipe.pretrain.train.max_steps == 4
+
+
+def test_without_a_recipe_it_is_the_papers_grid(folder: Path, capsys: Capture) -> None:
+    assert main(["repeat-mlm", "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith("name: repeat-mlm\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--num-repeats", "1,x"], "error: `--num-repeats 1,x`: `x` is not a whole number from 1 to 64\n"),
+        (["--num-repeats", "65"], "error: `--num-repeats 65`: `65` is not a whole number from 1 to 64\n"),
+        (["--mask-ratios", "1"], "error: `--mask-ratios 1`: `1` is not a number above 0 and below 1\n"),
+        (["--mask-ratios", "nan"], "error: `--mask-ratios nan`: `nan` is not a number above 0 and below 1\n"),
+        (["--mask-ratios", "0.3,0.30"], "error: `--mask-ratios 0.3,0.30` gives 0.3 twice\n"),
+        (["--num-repeats", "64"], "error: no cell is left with `--num-repeats 64`\n"),
+        (
+            ["--num-repeats", "8", "--mask-ratios", "0.1"],
+            "error: no cell is left with `--num-repeats 8` and `--mask-ratios 0.1`\n",
+        ),
+        (["--seeds", "-1"], "error: `--seeds -1`: `-1` is not a whole number from 0 on\n"),
+        (["--task", "Mnli"], "error: `--set tasks=[Mnli]`: `tasks` is [Mnli]; accepted: a list like [a, b]\n"),
+    ],
+)
+def test_a_mistake_is_one_line(folder: Path, words: list[str], said: str, capsys: Capture) -> None:
+    assert main([*COMMAND, *words, "--dry-run"]) == 2
+    assert capsys.readouterr().err.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--resume", "none"], "error: none: not a run directory: it has no recipe.yaml\n"),
+        (["--resume", "r", "--recipe", "repeat-mlm"], "error: `--recipe repeat-mlm` does not go with `--resume`\n"),
+        (["--resume", "r", "--out", "o"], "error: `--out o` does not go with `--resume`\n"),
+        (["--recipe", "text-base"], "error: `text-base` is a recipe of `exlm pretrain`, not of `exlm repeat-mlm`\n"),
+    ],
+)
+def test_a_grid_that_is_not_there_is_told(folder: Path, words: list[str], said: str, capsys: Capture) -> None:
+    assert main(["repeat-mlm", *words]) == 2
+    assert capsys.readouterr().err.startswith(said)

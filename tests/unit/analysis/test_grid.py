@@ -1,0 +1,165 @@
+"""A grid in child processes: the same results as its cells one by one, what is kept, and each way it ends early."""
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import filelock
+import pytest
+
+from exlm_cli.analysis import grid as module
+from exlm_cli.analysis.grid import run_grid
+from exlm_cli.analysis.run_cell import run_cell
+from exlm_cli.config.load import load_recipe
+from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
+from exlm_cli.errors import CheckpointError, ExlmError, InterruptedRunError
+from exlm_cli.progress import SilentProgress
+from exlm_cli.run_dir import read_run_json
+from exlm_cli.train.interrupt import StopSignal
+from tests.tiny_grids import tiny_grid
+
+TIMED = {"elapsed_s"}
+
+
+class Recorder(SilentProgress):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.said.append(text)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def recipe(cache: Path) -> RepeatMlmRecipe:
+    return tiny_grid(cache)
+
+
+def _untimed(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in cell.items() if key not in TIMED} for cell in cells]
+
+
+@pytest.fixture(scope="module")
+def one_by_one(recipe: RepeatMlmRecipe, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("alone")
+    return _untimed([run_cell(plan, folder / plan.folder, SilentProgress()) for plan in recipe.plan()])
+
+
+def _run(recipe: RepeatMlmRecipe, *, out: Path | None = None, resume: Path | None = None, jobs: int = 2) -> Any:
+    progress = Recorder()
+    return run_grid(recipe, out=out, resume=resume, jobs=jobs, progress=progress), progress.said
+
+
+@pytest.mark.slow
+def test_two_processes_give_what_the_cells_give_one_by_one(
+    recipe: RepeatMlmRecipe, one_by_one: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    result, said = _run(recipe, out=tmp_path / "run")
+    assert _untimed(result.cells) == one_by_one
+    assert result.num_diverged == 0
+    assert load_recipe(str(tmp_path / "run" / "recipe.yaml"), kind=RepeatMlmRecipe) == recipe
+    assert read_run_json(tmp_path / "run")["command"] == "repeat-mlm"
+    summary = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert (summary["kind"], summary["seeds"], summary["cells"]) == ("repeat-mlm", [1], result.cells)
+    assert said[-1].startswith("k1-p0.3/seed-1: loss ") or said[-1].startswith("k2-p0.5/seed-1: loss ")
+    assert said[-1].endswith("(2 of 2 cells)")
+    # a finished grid starts no process, and a cell more leaves the others as they are
+    (tmp_path / "run" / "workers" / "worker-0.log").unlink()
+    assert _run(recipe, resume=tmp_path / "run")[0].cells == result.cells
+    assert not (tmp_path / "run" / "workers" / "worker-0.log").exists()
+    wider = recipe.with_cells([*recipe.cells, (1, 0.6)])
+    cells = _run(wider, resume=tmp_path / "run", jobs=1)[0].cells
+    assert cells[:2] == result.cells
+    assert cells[2]["label"] == "k1-p0.6"
+
+
+@pytest.mark.slow
+def test_an_error_in_a_cell_stops_the_grid_and_says_which(recipe: RepeatMlmRecipe, cache: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    damaged = run / "cells" / "k2-p0.5" / "seed-1"
+    damaged.mkdir(parents=True)
+    (damaged / "measured.json").write_text("{")
+    message = r"^cell k2-p0.5/seed-1: .*measured.json: not readable as JSON: "
+    with pytest.raises(ExlmError, match=message):
+        _run(recipe, resume=run, jobs=1)
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_told_with_its_code_and_log(recipe: RepeatMlmRecipe, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    folder = run / "cells" / "k2-p0.5" / "seed-1"
+    folder.mkdir(parents=True)
+    (folder / "pretrain").write_text("a file where a folder should be")
+    with pytest.raises(ExlmError, match=r"^cell k2-p0.5/seed-1: its process ended with code 1; .*worker-0.log$"):
+        _run(recipe, resume=run, jobs=1)
+    assert "NotADirectoryError" in (run / "workers" / "worker-0.log").read_text()
+
+
+@pytest.mark.slow
+def test_a_signal_stops_every_cell_and_the_rest_is_done_later(
+    recipe: RepeatMlmRecipe, one_by_one: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stopped(StopSignal):
+        """A signal that came before the first event."""
+
+        def __enter__(self) -> "Stopped":
+            super().__enter__()
+            self._receive(signal.SIGTERM, None)
+            return self
+
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "StopSignal", Stopped)
+        with pytest.raises(InterruptedRunError, match=r"^stopped with 0 of 2 cells done; ") as caught:
+            _run(recipe, out=run, jobs=1)
+    assert caught.value.exit_code == 128 + signal.SIGTERM
+    assert caught.value.hint == f"continue with `exlm repeat-mlm --resume {run}`"
+    assert _untimed(_run(recipe, resume=run, jobs=1)[0].cells) == one_by_one
+
+
+def test_two_grids_in_one_directory_are_refused(recipe: RepeatMlmRecipe, tmp_path: Path) -> None:
+    with (
+        filelock.FileLock(tmp_path / ".lock"),
+        pytest.raises(CheckpointError, match=r": another process runs this grid$"),
+    ):
+        _run(recipe, resume=tmp_path)
+
+
+def test_inputs_that_are_not_there_leave_no_run_directory(recipe: RepeatMlmRecipe, tmp_path: Path) -> None:
+    data = recipe.pretrain.data.model_copy(update={"train": (str(tmp_path / "none.txt"),)})
+    broken = recipe.model_copy(update={"pretrain": recipe.pretrain.model_copy(update={"data": data})})
+    with pytest.raises(ExlmError, match=r"none\.txt"):
+        _run(broken, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("visible", "jobs", "expected"),
+    [(None, None, ["0", "1"]), ("3,5", None, ["3", "5"]), ("3,5", 3, ["3", "5", "3"])],
+)
+def test_each_cuda_device_has_its_process(
+    recipe: RepeatMlmRecipe, monkeypatch: pytest.MonkeyPatch, visible: str | None, jobs: int | None, expected: list[str]
+) -> None:
+    monkeypatch.setattr(module, "pick_device", lambda _: module.torch.device("cuda"))
+    monkeypatch.setattr(module.torch.cuda, "device_count", lambda: 2)
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    environments = module._environments(recipe, jobs)
+    assert [environment["CUDA_VISIBLE_DEVICES"] for environment in environments] == expected
+
+
+def test_a_cpu_has_a_process_of_one_thread_for_each_core(
+    recipe: RepeatMlmRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_num_cores", lambda: 3)
+    assert module._environments(recipe, None) == [{"OMP_NUM_THREADS": "1"}] * 3
+    assert module._environments(recipe, 5) == [{"OMP_NUM_THREADS": "1"}] * 5

@@ -1,0 +1,121 @@
+"""One cell: what it leaves, that what is done is kept, and that it refuses to go on with another recipe.
+
+Figures are compared with those of a plain pre-training run of the same recipe, and with `measure_entropy`.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exlm_cli.analysis import run_cell as module
+from exlm_cli.analysis.run_cell import read_result, run_cell
+from exlm_cli.config.cells import CellPlan
+from exlm_cli.errors import CheckpointError
+from exlm_cli.progress import SilentProgress
+from exlm_cli.train.pretrain import run_pretraining
+from exlm_cli.train.pretrained import load_pretrained
+from tests.tiny_grids import tiny_grid
+
+QUIET = SilentProgress()
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def plan(cache: Path) -> CellPlan:
+    return tiny_grid(cache).plan()[1]
+
+
+@pytest.fixture(scope="module")
+def done(plan: CellPlan, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("done") / "cell"
+    return folder, run_cell(plan, folder, QUIET)
+
+
+def test_a_cell_has_the_figures_of_the_run_it_is(
+    plan: CellPlan, done: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder, result = done
+    alone = run_pretraining(plan.pretrain, out=tmp_path / "run")
+    assert result["metrics"] == pytest.approx(alone.metrics, rel=1e-5)
+    assert (result["num_repeats"], result["mask_ratio"], result["seed"], result["steps"]) == (2, 0.5, 1, 6)
+    assert result["parameters"] == sum(p.numel() for p in load_pretrained(folder / "pretrain").model.parameters())
+    assert result["corruption"]["expected"] == 0.25
+    assert abs(result["corruption"]["measured"] - 0.25) < 5 * result["corruption"]["standard_error"]
+    assert result["entropy"] == [
+        {
+            "objective": "mlm", "mask_ratio": 0.5, "num_repeats": 2, "num_states_per_mask": 1,
+            "entropy_bits": result["metrics"]["entropy_bits"], "entropy_posterior_bits": None,
+        }
+    ]  # fmt: skip
+    assert json.loads((folder / "result.json").read_text()) == result
+
+
+def test_a_finished_cell_is_read_and_not_run(plan: CellPlan, done: tuple[Path, dict[str, Any]]) -> None:
+    folder, result = done
+    assert read_result(plan, folder) == result
+
+
+def test_a_cell_that_was_never_begun_has_no_result(plan: CellPlan, tmp_path: Path) -> None:
+    assert read_result(plan, tmp_path / "none") is None
+
+
+def test_more_entropies_leave_the_training_as_it_is(
+    plan: CellPlan, done: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, result = done
+    wanted = plan.model_copy(update={"entropy_ratios": (0.2, 0.8)})
+    assert read_result(wanted, folder) is None
+    before = (folder / "pretrain" / "metrics.jsonl").read_bytes()
+    again = run_cell(wanted, folder, QUIET)
+    assert [entry["mask_ratio"] for entry in again["entropy"]] == [0.5, 0.2, 0.8]
+    assert again["metrics"] == result["metrics"]
+    assert (folder / "pretrain" / "metrics.jsonl").read_bytes() == before
+    assert read_result(plan, folder) == again
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("measured already")
+
+    monkeypatch.setattr(module, "run_pretraining", refuse)
+    assert run_cell(wanted, folder, QUIET) == again
+
+
+def test_a_cell_stopped_before_its_recipe_was_written_begins_anew(plan: CellPlan, tmp_path: Path) -> None:
+    (tmp_path / "cell" / "pretrain").mkdir(parents=True)
+    (tmp_path / "cell" / "pretrain" / "tokenizer.json").write_text("half")
+    assert run_cell(plan, tmp_path / "cell", QUIET)["steps"] == 6
+
+
+def test_another_recipe_is_refused(cache: Path, done: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = done
+    other = tiny_grid(cache, seeds=[7]).plan()[1]
+    with pytest.raises(CheckpointError, match=r"this cell was trained with another recipe$"):
+        read_result(other, folder)
+
+
+@pytest.mark.parametrize(("content", "said"), [("{", "not readable as JSON: "), ("[]", "holds no JSON object$")])
+def test_a_damaged_result_is_told(plan: CellPlan, tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "result.json").write_text(content)
+    with pytest.raises(CheckpointError, match=f"result.json: {said}"):
+        read_result(plan, tmp_path)
+
+
+def test_a_cell_that_diverges_says_so_and_is_done(cache: Path, tmp_path: Path) -> None:
+    plan = tiny_grid(cache).plan()[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("exlm_cli.train.pretrain.PretrainTask.losses", _nan_losses)
+        result = run_cell(plan, tmp_path, QUIET)
+    assert result["diverged"].startswith("the loss of step 1 is nan")
+    assert "metrics" not in result
+    assert abs(result["corruption"]["measured"] - 0.3) < 0.05
+    assert read_result(plan, tmp_path) == result
+
+
+def _nan_losses(self: Any, batch: Any) -> Any:
+    nodes = self.model.node_states(batch)
+    return nodes.states.sum((1, 2)) * float("nan")

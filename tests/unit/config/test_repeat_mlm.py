@@ -1,0 +1,148 @@
+"""Grids of pre-training runs: their cells, sections that extend a recipe, and each mistake in one line."""
+
+from pathlib import Path
+
+import pytest
+
+from exlm_cli.config.load import load_recipe
+from exlm_cli.config.repeat_mlm import PAPER_CELLS, RepeatMlmRecipe, choose_cells
+from exlm_cli.errors import ConfigError
+
+
+def _load(name: str, *overrides: str) -> RepeatMlmRecipe:
+    return load_recipe(name, overrides, kind=RepeatMlmRecipe)
+
+
+def _error(*overrides: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        _load("quickstart-repeat-mlm", *overrides)
+    assert "\n" not in caught.value.message
+    return caught.value
+
+
+def test_cells_differ_in_k_p_and_the_room_for_k_copies_alone() -> None:
+    recipe = _load("quickstart-repeat-mlm", "cells=[[1, 0.3], [4, 0.7]]", "seeds=[3, 9]")
+    plans = recipe.plan()
+    assert [(plan.label, plan.seed, plan.row, plan.column) for plan in plans] == [
+        ("k1-p0.3", 3, "k = 1", "30%"), ("k4-p0.7", 3, "k = 4", "70%"), ("k1-p0.3", 9, "k = 1", "30%"),
+        ("k4-p0.7", 9, "k = 4", "70%"),
+    ]  # fmt: skip
+    first, second = plans[0].pretrain, plans[1].pretrain
+    assert (second.masking.num_repeats, second.masking.mask_ratio, second.model.max_length) == (4, 0.7, 4 * 64)
+    masking = first.masking.model_copy(update={"num_repeats": 4, "mask_ratio": 0.7})
+    model = first.model.model_copy(update={"max_length": 256})
+    assert second == first.model_copy(update={"name": second.name, "masking": masking, "model": model})
+    assert plans[2].pretrain == first.model_copy(update={"seed": 9})
+    assert {plan.folder for plan in plans} == {
+        "k1-p0.3/seed-3", "k4-p0.7/seed-3", "k1-p0.3/seed-9", "k4-p0.7/seed-9"
+    }  # fmt: skip
+    assert plans[1].work == pytest.approx(plans[0].work * (62 * 4 + 2) / 64)
+
+
+def test_every_process_has_one_thread_unless_the_recipe_says_otherwise() -> None:
+    assert _load("quickstart-repeat-mlm").plan()[0].pretrain.train.num_threads == 1
+    assert _load("quickstart-repeat-mlm", "pretrain.train.num_threads=3").plan()[0].pretrain.train.num_threads == 3
+
+
+def test_tasks_are_fine_tuned_as_the_common_section_says() -> None:
+    plan = _load("quickstart-repeat-mlm", "tasks=[glue/rte, glue/qnli]", "finetune.optim.lr=1e-4").plan()[0]
+    assert [(recipe.name, recipe.task.name, recipe.optim.lr) for recipe in plan.finetune] == [
+        ("glue-rte", "glue/rte", 1e-4),
+        ("glue-qnli", "glue/qnli", 1e-4),
+    ]
+
+
+def test_sequences_too_long_for_a_microbatch_get_a_larger_one() -> None:
+    plans = _load("quickstart-repeat-mlm", "cells=[[1, 0.3], [8, 0.8]]", "pretrain.train.microbatch_tokens=100").plan()
+    assert [plan.pretrain.train.microbatch_tokens for plan in plans] == [100, 62 * 8 + 2]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("cells=[[1, 0.3], [1, 0.3]]", "`cells` names a cell twice"),
+        ("seeds=[1, 1]", "`seeds` [1, 1] names one of them twice"),
+        ("tasks=[glue/rte, glue/rte]", "`tasks` ['glue/rte', 'glue/rte'] names one of them twice"),
+        ("pretrain.objective=exlm", "`pretrain.objective` must be mlm: Repeated MLM has no expanded states"),
+        (
+            "pretrain.masking.scheme=fixed",
+            "`pretrain.masking.scheme` must be bernoulli: p^k needs every copy masked on its own (App. C)",
+        ),
+    ],
+)
+def test_a_grid_that_makes_no_sense_is_refused(override: str, said: str) -> None:
+    path = "recipes/repeat_mlm/quickstart-repeat-mlm.yaml"
+    overrides = ["cells=[[1, 0.3]]", override] if "objective" in override else [override]
+    given = ", ".join(f"`--set {text}`" for text in overrides)
+    assert _error(*overrides).message == f"{path} with {given}: {said}"
+
+
+def test_a_cell_that_its_recipe_cannot_take_is_named() -> None:
+    message = _error(
+        "cells=[[2, 0.3]]", "pretrain.train.batch_sequences=null", "pretrain.train.batch_tokens=100"
+    ).message
+    assert message.endswith(": cell k2-p0.3: `train.batch_tokens` 100 does not hold one sequence of 126")
+
+
+@pytest.mark.parametrize("cells", ["[[0, 0.3]]", "[[1, 1.0]]", "[[1]]", "[]"])
+def test_a_cell_out_of_bounds_is_refused(cells: str) -> None:
+    assert f"`cells` is {cells}" in _error(f"cells={cells}").message
+
+
+def test_a_misspelt_key_inside_a_section_is_told_with_the_nearest() -> None:
+    error = _error("pretrain.optim.lrr=1e-3")
+    assert error.message == "`--set pretrain.optim.lrr=1e-3`: unknown key `pretrain.optim.lrr`"
+    assert error.hint == "did you mean `pretrain.optim.lr`?"
+
+
+def test_a_section_extends_a_recipe_and_replaces_what_it_inherits(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "extends: quickstart-repeat-mlm\npretrain:\n  extends: text-small-mlm\n  masking: {scheme: bernoulli}\n"
+        "  data: {train: [my.txt]}\n"
+    )
+    recipe = _load(str(path))
+    base = load_recipe("text-small-mlm", ["masking.scheme=bernoulli", "data.train=my.txt"])
+    assert recipe.pretrain == base
+    assert recipe.cells == _load("quickstart-repeat-mlm").cells
+
+
+def test_a_section_that_extends_nothing_changes_what_it_inherits(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: quickstart-repeat-mlm\npretrain:\n  optim: {lr: 0.25}\n")
+    inherited = _load("quickstart-repeat-mlm").pretrain
+    optim = inherited.optim.model_copy(update={"lr": 0.25})
+    assert _load(str(path)).pretrain == inherited.model_copy(update={"optim": optim})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("pretrain: {extends: nothing-like-it}", ": `extends`: unknown recipe `nothing-like-it`"),
+        (
+            "pretrain: {extends: moleculenet-bace}",
+            "`moleculenet-bace` is a recipe of `exlm finetune`, not of `exlm pre",
+        ),
+        ("pretrain: {extends: 3}", ": `pretrain.extends` is 3; accepted: the name of a recipe, or a file beside this "),
+    ],
+)
+def test_a_section_that_extends_what_is_not_there_is_told(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"extends: quickstart-repeat-mlm\n{text}\n")
+    with pytest.raises(ConfigError) as caught:
+        _load(str(path))
+    assert said in caught.value.message
+
+
+def test_all_combinations_of_the_papers_k_and_p_are_its_14_cells_and_its_grey_ones() -> None:
+    cells, grey = choose_cells((), (1, 2, 4, 8), (0.0225, 0.15, 0.387, 0.622, 0.789))
+    assert set(cells) == set(PAPER_CELLS)
+    # "less than 0.05%", which 2.25 % squared just misses
+    assert {(k, p) for k, p in grey} == {(2, 0.0225), (4, 0.0225), (4, 0.15), (8, 0.0225), (8, 0.15), (8, 0.387)}
+    assert max(p**k for k, p in grey) < 0.00051
+
+
+def test_k_or_p_alone_choose_among_the_cells_of_the_recipe() -> None:
+    assert choose_cells(PAPER_CELLS, (8,), None) == (((8, 0.622), (8, 0.789)), ())
+    assert choose_cells(PAPER_CELLS, None, (0.0225,)) == (((1, 0.0225),), ())
+    assert choose_cells(PAPER_CELLS, None, None) == (PAPER_CELLS, ())
