@@ -50,3 +50,9 @@ def test_answers_are_learned_by_heart(tmp_path: Path) -> None:
     assert metrics["f1"]["median"] > 0.9
     assert metrics["has_answer_f1"]["median"] > 0.9
     assert results["split_sizes"] == {"train": 7, "valid": 7}
+    cell = tmp_path / "run" / "cells" / "single" / "seed-1"
+    answers = json.loads((cell / "predictions-valid.json").read_text(encoding="utf-8"))
+    odds = json.loads((cell / "no-answer-valid.json").read_text(encoding="utf-8"))
+    assert len(answers) == 7
+    assert answers["Clocks-0"] == "1424"
+    assert odds.keys() == answers.keys()

@@ -18,6 +18,7 @@ from exlm_cli.tasks.downstream import FloatArray, Split
 from exlm_cli.tasks.finetune_task import FinetuneTask, TaskData
 from exlm_cli.tasks.initial import Initial, build_task_model
 from exlm_cli.tasks.results import write_predictions
+from exlm_cli.tasks.squad import SquadTask
 from exlm_cli.train.checkpoint import (
     best_paths,
     checkpoint_paths,
@@ -157,7 +158,11 @@ def _score(cell: Cell, task: FinetuneTask, result: LoopResult) -> dict[str, Any]
 
 
 def _write_predictions(folder: Path, data: TaskData, split: Split, outputs: list[FloatArray]) -> None:
-    """Write the predictions of a split, but for spans, whose outputs are not one row for each row of the input."""
+    """Write the predictions of a split: one row for each of the input's, or what SQuAD's official script reads."""
+    if isinstance(data.task, SquadTask):
+        answers, no_answer_scores = data.task.official_predictions(split, outputs)
+        write_json(folder / f"predictions-{split}.json", answers)
+        write_json(folder / f"no-answer-{split}.json", no_answer_scores)
     if data.task.loss == "span":
         return
     from exlm_cli.tasks.table_task import to_probabilities

@@ -18,7 +18,15 @@ from exlm_cli.tasks.downstream import EncodedSplit, FloatArray, Loss, Split
 from exlm_cli.tasks.glue_tasks import GLUE_TASKS, HIGHEST_SIMILARITY, NUM_MISMATCHED, Columns, GlueTaskInfo
 from exlm_cli.tasks.pairs import encode_pairs
 from exlm_cli.tasks.records import RECORD_SUFFIXES, Record, iter_records
-from exlm_cli.tasks.task_files import LOCAL_HINT, choose_rows, existing_folder, find_file, given_file, hub_source
+from exlm_cli.tasks.task_files import (
+    LOCAL_HINT,
+    choose_rows,
+    counted,
+    existing_folder,
+    find_file,
+    given_file,
+    hub_source,
+)
 
 HUB_NAME = "nyu-mll/glue"
 MISMATCHED_PREFIX = "mismatched_"
@@ -69,7 +77,10 @@ def load_glue(config: TaskConfig, progress: Progress) -> "GlueTask":
     if config.suite != "glue" or name not in GLUE_TASKS:
         raise ConfigError(f"unknown task `{config.name}`", f"there are {', '.join(f'`glue/{n}`' for n in GLUE_TASKS)}")
     info = GLUE_TASKS[name]
-    parts = {part: _read(info, source, records) for part, source, records in _sources(config, info)}
+    parts = {}
+    for part, source, records in _sources(config, info):
+        with progress.bar(f"reading {part}", None) as bar:
+            parts[part] = _read(info, source, counted(records, bar))
     notes = [_PROTOCOL_NOTE]
     for part, found in parts.items():
         notes += _part_notes(info, part, found, config.on_invalid)
@@ -84,7 +95,6 @@ def load_glue(config: TaskConfig, progress: Progress) -> "GlueTask":
     splits: dict[Split, list[GlueExample]] = {"train": [train[index] for index in chosen], "valid": valid}
     if "test" in parts:
         splits["test"] = parts["test"].examples
-    progress.message(f"{config.name}: " + ", ".join(f"{len(rows):,} rows of {split}" for split, rows in splits.items()))
     return GlueTask(info, splits, len(mismatched.examples), notes)
 
 

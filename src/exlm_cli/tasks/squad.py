@@ -16,7 +16,15 @@ from exlm_cli.tasks.downstream import EncodedSplit, FloatArray, Loss, Split
 from exlm_cli.tasks.squad_files import SquadFile, SquadQuestion, read_squad_json, read_squad_rows
 from exlm_cli.tasks.squad_metric import Answered, squad_metrics
 from exlm_cli.tasks.squad_windows import EncodedContext, Window, build_windows, n_best_answers
-from exlm_cli.tasks.task_files import LOCAL_HINT, choose_rows, existing_folder, find_file, given_file, hub_source
+from exlm_cli.tasks.task_files import (
+    LOCAL_HINT,
+    choose_rows,
+    counted,
+    existing_folder,
+    find_file,
+    given_file,
+    hub_source,
+)
 
 NAME = "squad/v2"
 HUB_NAME = "rajpurkar/squad_v2"
@@ -44,7 +52,7 @@ def load_squad(config: TaskConfig, progress: Progress) -> "SquadTask":
     """
     if config.name != NAME:
         raise ConfigError(f"unknown task `{config.name}`", f"the only one of SQuAD is `{NAME}`")
-    train_file, valid_file = _read_files(config)
+    train_file, valid_file = _read_files(config, progress)
     notes = [_PROTOCOL_NOTE]
     for split, file in (("train", train_file), ("valid", valid_file)):
         if file is not None:
@@ -69,11 +77,10 @@ def load_squad(config: TaskConfig, progress: Progress) -> "SquadTask":
     for split, questions in (("train", train), ("valid", valid)):
         num_without = sum(not question.answers for question in questions)
         notes.append(f"{split}: {num_without:,} of {len(questions):,} questions have no answer")
-    progress.message(f"{NAME}: {len(train):,} questions to train on, {len(valid):,} to score on")
     return SquadTask(config, {"train": train, "valid": valid}, notes)
 
 
-def _read_files(config: TaskConfig) -> tuple[SquadFile, SquadFile | None]:
+def _read_files(config: TaskConfig, progress: Progress) -> tuple[SquadFile, SquadFile | None]:
     files = config.files
     if files.test is not None:
         raise DataError(
@@ -85,10 +92,11 @@ def _read_files(config: TaskConfig) -> tuple[SquadFile, SquadFile | None]:
     train_source = hub_source(config, HUB_NAME, None, "train")
     valid_source = hub_source(config, HUB_NAME, None, "validation")
     if train_source is not None and valid_source is not None:
-        train, valid = (
-            read_squad_rows(str(source), iter_hub_records(source, LOCAL_HINT))
-            for source in (train_source, valid_source)
-        )
+        with progress.bar("reading from the Hub", None) as bar:
+            train, valid = (
+                read_squad_rows(str(source), counted(iter_hub_records(source, LOCAL_HINT), bar))
+                for source in (train_source, valid_source)
+            )
         return train, valid
     folder = existing_folder(config, _FOLDERS)
     train_path = find_file(folder, "train-v2.0*", _SUFFIXES)
@@ -233,6 +241,17 @@ class SquadTask:
             answered.append(Answered(text, null_score - score, question.golds))
         return answered
 
+    def official_predictions(
+        self, split: Split, outputs: Sequence[FloatArray]
+    ) -> tuple[dict[str, str], dict[str, float]]:
+        """Return by question id what the official script reads: best answers, and how likely there is none.
+
+        Arguments are those of `answer`; the second one is `Answered.no_answer_score`, which orders questions as a
+        probability would.
+        """
+        answered = dict(zip((q.id for q in self._questions[split]), self.answer(split, outputs), strict=True))
+        return {key: a.text for key, a in answered.items()}, {key: a.no_answer_score for key, a in answered.items()}
+
     def score(self, split: Split, outputs: Sequence[FloatArray]) -> dict[str, float]:
         """Return exact match and F1 at their best thresholds, at threshold 0, and apart for questions with and without
         an answer, as `squad_metrics` names them.
@@ -249,7 +268,6 @@ def _encoding_notes(split: Split, num_questions: int, num_windows: int, num_cut:
     if num_cut:
         notes.append(f"{split}: cut {num_cut:,} questions to `task.max_query_tokens`")
     if num_unheld:
-        notes.append(
-            f"{split}: no window holds the whole answer of {num_unheld:,} questions; they train as unanswerable"
-        )
+        as_what = "; they train as unanswerable" if split == "train" else ""
+        notes.append(f"{split}: the answer to {num_unheld:,} questions is whole in no window{as_what}")
     return notes

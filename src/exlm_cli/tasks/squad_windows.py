@@ -117,7 +117,7 @@ def build_windows(
         raise ConfigError(
             f"`task.doc_stride` {doc_stride} is more than the {room} tokens that `task.sequence_length` "
             f"{sequence_length} leaves to a paragraph beside a question of {len(question_ids)} tokens",
-            "give a larger `task.sequence_length`, or smaller `task.doc_stride` and `task.max_question_tokens`",
+            "give a larger `task.sequence_length`, or smaller `task.doc_stride` and `task.max_query_tokens`",
         )
     windows = []
     first = 0
@@ -178,9 +178,9 @@ def n_best_answers(
 ) -> tuple[list[SpanAnswer], float]:
     """Return the best answers of all windows of a question, best first, and its null score.
 
-    A piece of text that several spans give (windows overlap) stands once, with its best score. The null score is the
-    smallest sum of the two logits at [CLS] of any window, as in BERT: a paragraph has no answer only if no window of it
-    has one.
+    No answer begins or ends at a token of blanks alone. A piece of text that several spans give (windows overlap)
+    stands once, with its best score. The null score is the smallest sum of the two logits at [CLS] of any window, as in
+    BERT: a paragraph has no answer only if no window of it has one.
 
     Args:
         context: Of the paragraph.
@@ -190,11 +190,15 @@ def n_best_answers(
     """
     scores: dict[str, float] = {}
     null_score = np.inf
+    is_blank = np.array([start == end for start, end in context.offsets], dtype=np.bool_)
     for window, logits in windows:
         null_score = min(null_score, float(logits[CLS_INDEX].sum()))
+        logits = logits.copy()
+        piece = logits[window.context_start : window.context_start + window.num_tokens]
+        piece[is_blank[window.first_token : window.first_token + window.num_tokens]] = -np.inf
         for first, last, score in best_spans(window, logits, n_best=n_best, max_answer_tokens=max_answer_tokens):
-            text = context.text[context.offsets[first][0] : context.offsets[last][1]].strip()
-            if text and score > scores.get(text, -np.inf):
+            text = context.text[context.offsets[first][0] : context.offsets[last][1]]
+            if score > scores.get(text, -np.inf):
                 scores[text] = score
     ranked = sorted(scores.items(), key=lambda item: -item[1])[:n_best]
     return [SpanAnswer(text, score) for text, score in ranked], null_score

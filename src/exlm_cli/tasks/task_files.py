@@ -1,7 +1,8 @@
 """Where the files of a task with an official layout are: as the recipe names them, in a folder, or on the Hub."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -10,9 +11,13 @@ from exlm_cli.data.hub import HubSource
 from exlm_cli.data.masking import IntArray
 from exlm_cli.data.readers import COMPRESSIONS
 from exlm_cli.errors import DataError
+from exlm_cli.progress import Bar
 
 HUB_PREFIX = "hub:"
 LOCAL_HINT = "to read local files instead, give their folder with `--data-dir`"
+
+_ROWS_BETWEEN_UPDATES = 1024
+_Row = TypeVar("_Row")
 
 
 def given_file(config: TaskConfig, given: str) -> Path:
@@ -60,6 +65,14 @@ def find_file(folder: Path, pattern: str, suffixes: Sequence[str]) -> Path | Non
         names = " and ".join(path.name for path in found)
         raise DataError(f"{folder}: both {names} could be meant", "name one with `--set task.files.train=FILE`")
     return found[0] if found else None
+
+
+def counted(rows: Iterable[_Row], bar: Bar) -> Iterator[_Row]:
+    """Yield rows, and count them on a bar."""
+    for number, row in enumerate(rows, start=1):
+        yield row
+        if number % _ROWS_BETWEEN_UPDATES == 0:
+            bar.update(number)
 
 
 def choose_rows(num_rows: int, config: TaskConfig) -> IntArray:

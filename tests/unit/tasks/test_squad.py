@@ -131,6 +131,17 @@ def test_the_best_answer_and_its_odds_are_told_for_each_question(official: Path,
     assert [answer.no_answer_score for answer in answers] == [-20, -20, 20]
 
 
+def test_predictions_are_told_by_question_id_as_the_official_script_reads_them(
+    official: Path, tokenizer: Tokenizer
+) -> None:
+    task = load(official)
+    encoded = task.encode("valid", tokenizer, 200)
+    texts, odds = task.official_predictions("valid", pointing(encoded))
+    assert list(texts) == list(odds) == ["Clocks-0", "Clocks-1", "Clocks-2"]
+    assert (texts["Clocks-0"], texts["Clocks-1"]) == ("1424", "the moon")
+    assert odds == {"Clocks-0": -20, "Clocks-1": -20, "Clocks-2": 20}
+
+
 def test_a_long_question_is_cut_and_counted(official: Path, tokenizer: Tokenizer) -> None:
     task = load(official, max_query_tokens=2)
     encoded = task.encode("valid", tokenizer, 200)
@@ -143,7 +154,7 @@ def test_answers_that_no_window_holds_whole_are_counted(official: Path, tokenize
     task = load(official, doc_stride=1, max_query_tokens=4)
     encoded = task.encode("train", tokenizer, 8)
     assert (encoded.targets[: len(encoded) // 2] == 0).all()
-    note = "train: no window holds the whole answer of 1 questions; they train as unanswerable"
+    note = "train: the answer to 1 questions is whole in no window; they train as unanswerable"
     assert note in task.notes
 
 

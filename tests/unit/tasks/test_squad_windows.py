@@ -123,6 +123,18 @@ def test_best_spans_are_the_best_of_all_pairs(num_tokens: int, longest: int, n_b
     assert best_spans(window, logits, n_best=n_best, max_answer_tokens=longest) == expected
 
 
+def test_no_answer_begins_or_ends_at_a_blank(tokenizer: Tokenizer) -> None:
+    context = EncodedContext.encode("oil      was", tokenizer)
+    (window,) = build_windows(0, [300], context, tokenizer, sequence_length=60, doc_stride=4)
+    logits = np.zeros((len(window.token_ids), 2))
+    blanks = [i for i, (start, end) in enumerate(context.offsets) if start == end]
+    assert len(blanks) >= 2
+    logits[[window.context_start + i for i in blanks]] = 50.0
+    answers, _ = n_best_answers(context, [(window, logits)], n_best=100, max_answer_tokens=30)
+    assert answers
+    assert all(answer.text == answer.text.strip() and answer.score == 0 for answer in answers)
+
+
 def test_answers_of_overlapping_windows_are_one_and_the_null_score_is_the_smallest(
     tokenizer: Tokenizer, context: EncodedContext
 ) -> None:

@@ -10,7 +10,8 @@ import pytest
 from exlm_cli.config.finetune import TaskConfig
 from exlm_cli.data.hub import HubSource
 from exlm_cli.errors import DataError
-from exlm_cli.tasks.task_files import choose_rows, existing_folder, find_file, given_file, hub_source
+from exlm_cli.tasks.task_files import choose_rows, counted, existing_folder, find_file, given_file, hub_source
+from tests.unit.data.recording import RecordingProgress
 
 
 def config(**values: Any) -> TaskConfig:
@@ -71,3 +72,10 @@ def test_rows_are_drawn_once_each_in_order_and_depend_on_the_split_seed_alone() 
     assert np.all(np.diff(drawn) > 0)
     assert drawn.tolist() == choose_rows(1000, config(max_rows=30)).tolist()
     assert drawn.tolist() != choose_rows(1000, config(max_rows=30, split_seed=1)).tolist()
+
+
+def test_rows_are_counted_on_a_bar() -> None:
+    progress = RecordingProgress()
+    with progress.bar("reading", None) as bar:
+        assert list(counted(range(2500), bar)) == list(range(2500))
+    assert progress.bars[0].done == [1024, 2048]
