@@ -14,6 +14,7 @@ import typer
 
 from exlm_cli.cli.cmd_curves import curves
 from exlm_cli.cli.cmd_doctor import doctor
+from exlm_cli.cli.cmd_finetune import finetune
 from exlm_cli.cli.cmd_inspect_dag import inspect_dag
 from exlm_cli.cli.cmd_pretrain import pretrain
 from exlm_cli.cli.cmd_recipes import recipes
@@ -32,6 +33,7 @@ app = typer.Typer(
 app.command()(tokenize)
 app.command()(pretrain)
 app.command("repeat-mlm")(repeat_mlm)
+app.command()(finetune)
 app.command("inspect-dag")(inspect_dag)
 app.command()(recipes)
 app.command()(curves)

@@ -5,24 +5,27 @@ A run directory holds `recipe.yaml`, `encoder.yaml` (the recipe of pre-training)
 with `result.json`; one that has it is done.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.grid import GridPoint, grid_points
+from exlm_cli.config.load import dump_recipe
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.run_dir import create_run_dir, read_run_json, removed_on_failure, update_run_json
+from exlm_cli.run_dir import create_run_dir, read_run_json, removed_on_failure, update_run_json, write_atomically
 from exlm_cli.tasks.cell import Cell, cell_folder, drop_weights, run_cell
 from exlm_cli.tasks.downstream import DownstreamTask
-from exlm_cli.tasks.finetune_run import RESULTS_FILE, check_resumed, collect_results, describe_run, resumed_recipe
+from exlm_cli.tasks.finetune_run import RESULTS_FILE, check_resumed, collect_results, describe_run
 from exlm_cli.tasks.finetune_task import TaskData, encode_task
 from exlm_cli.tasks.initial import Initial, load_initial, resolve_sequence_length
-from exlm_cli.tasks.registry import load_task
+from exlm_cli.tasks.registry import input_kind_of, load_task
 from exlm_cli.tasks.results import is_better_point, selection_value, summarise_metrics
+from exlm_cli.tasks.resumed import resumed_recipe
 from exlm_cli.train.checkpoint import write_json
 from exlm_cli.train.pretrained import describe_device, pick_device
 
@@ -83,8 +86,12 @@ def run_finetuning(
     initial = load_initial(checkpoint, progress)
     for point in points:
         length = resolve_sequence_length(initial, point.recipe)
-    task = load_task(recipe.task, progress) if task is None else task
-    _check_fit(task, initial, with_yardstick=with_yardstick)
+    if task is None:
+        # a model of the other kind is told before data are fetched and read
+        _check_kind(recipe.task.name, input_kind_of(recipe.task), initial)
+        task = load_task(recipe.task, progress)
+    _check_kind(task.name, task.input_kind, initial)
+    _check_splits(task, with_yardstick=with_yardstick)
     run = create_run_dir(out, recipe.name) if resume is None else resume
     with removed_on_failure(run, is_new=resume is None):
         data = encode_task(task, initial.tokenizer, length, initial.recipe.masking.num_repeats)
@@ -92,8 +99,9 @@ def run_finetuning(
         if resume is None:
             describe_run(run, recipe, initial, data, use_grid=use_grid, with_yardstick=with_yardstick)
         else:
-            check_resumed(run, data)
-    update_run_json(run, {"device": describe_device(device)})
+            check_resumed(run, recipe, initial, data)
+            write_atomically(run / "recipe.yaml", dump_recipe(recipe).encode())
+    update_run_json(run, {"device": describe_device(device), "seeds": list(recipe.seeds)})
     sizes = "/".join(f"{size:,}" for size in task.split_sizes.values())
     progress.message(
         f"{task.name}: {sizes} rows in {', '.join(task.splits)}; {initial.describe(recipe)['objective']} from "
@@ -110,28 +118,34 @@ def run_finetuning(
     return FinetuneResult(run, results)
 
 
-def resume_finetuning(run: Path, *, checkpoint: Path | None = None, progress: Progress | None = None) -> FinetuneResult:
+def resume_finetuning(
+    run: Path, overrides: Sequence[str] = (), *, checkpoint: Path | None = None, progress: Progress | None = None
+) -> FinetuneResult:
     """Continue a run from its own recipe.yaml, cell by cell; exact on CPU.
 
     Args:
         run: Run directory of `exlm finetune`.
+        overrides: `section.key=value` of what may change: `seeds`, `device`, how often to log and save.
         checkpoint: Where the pre-training run is now; none: where it was.
         progress: Who is told; none: nobody.
 
     Raises:
         CheckpointError: `run` is no run directory of fine-tuning.
     """
-    return run_finetuning(resumed_recipe(run), checkpoint=checkpoint, resume=run, progress=progress)
+    return run_finetuning(resumed_recipe(run, overrides), checkpoint=checkpoint, resume=run, progress=progress)
 
 
-def _check_fit(task: DownstreamTask, initial: Initial, *, with_yardstick: bool) -> None:
+def _check_kind(name: str, needed: Literal["text", "smiles"], initial: Initial) -> None:
     names = {"text": "text", "smiles": "SMILES"}
     kind = initial.recipe.data.kind
-    if kind != task.input_kind:
+    if kind != needed:
         raise CheckpointError(
-            f"{initial.checkpoint} is a model of {names[kind]}; {task.name} needs one of {names[task.input_kind]}",
-            f"make one with `exlm pretrain --recipe quickstart-{task.input_kind}`, or give another `--checkpoint`",
+            f"{initial.checkpoint} is a model of {names[kind]}; {name} needs one of {names[needed]}",
+            f"make one with `exlm pretrain --recipe quickstart-{needed}`, or give another `--checkpoint`",
         )
+
+
+def _check_splits(task: DownstreamTask, *, with_yardstick: bool) -> None:
     for split in ("train", "valid"):
         if split not in task.splits:
             raise DataError(f"{task.name}: there are no rows to use as `{split}`", "fine-tuning needs both splits")

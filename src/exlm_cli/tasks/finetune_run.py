@@ -4,34 +4,23 @@ import time
 from pathlib import Path
 from typing import Any
 
-from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.finetune import FinetuneRecipe, TaskConfig
 from exlm_cli.config.grid import NO_GRID, GridPoint
-from exlm_cli.config.load import dump_recipe, load_recipe
+from exlm_cli.config.load import dump_recipe
+from exlm_cli.config.yaml_text import dump_yaml
 from exlm_cli.errors import CheckpointError
 from exlm_cli.run_dir import read_run_json, update_run_json, write_atomically
 from exlm_cli.tasks.cell import Cell, cell_folder
-from exlm_cli.tasks.finetune_task import TaskData
+from exlm_cli.tasks.finetune_task import TaskData, finetune_identity
 from exlm_cli.tasks.initial import Initial
 from exlm_cli.tasks.results import summarise_metrics
+from exlm_cli.tasks.resumed import resumed_recipe
 from exlm_cli.tasks.scaffold import split_fingerprint
 from exlm_cli.train.checkpoint import write_json
 
 RESULTS_FILE = "results.json"
 ENCODER_FILE = "encoder.yaml"
 """The recipe of pre-training."""
-
-
-def resumed_recipe(run: Path) -> FinetuneRecipe:
-    """Return the recipe of a run to continue.
-
-    Raises:
-        CheckpointError: `run` is no run directory of fine-tuning.
-    """
-    if not (run / "recipe.yaml").is_file() or read_run_json(run).get("command") != "finetune":
-        raise CheckpointError(
-            f"{run}: no run of `exlm finetune` to resume", "give the directory that `exlm finetune` named"
-        )
-    return load_recipe(str(run / "recipe.yaml"), kind=FinetuneRecipe)
 
 
 def describe_run(
@@ -45,7 +34,7 @@ def describe_run(
         run / "split.json",
         {
             "task": task.name,
-            "split": recipe.task.split,
+            "split": split_name(recipe.task),
             "sizes": task.split_sizes,
             "sha256": split_fingerprint(task.split_indices),
             "indices": {split: rows.tolist() for split, rows in task.split_indices.items()},
@@ -70,17 +59,41 @@ def describe_run(
     write_atomically(run / "recipe.yaml", dump_recipe(recipe).encode())
 
 
-def check_resumed(run: Path, data: TaskData) -> None:
-    """Check that a run goes on with the data it began with.
+def split_name(config: TaskConfig) -> str:
+    """Return how the rows of a task are split: by its own files, by a column, or as `task.split` says."""
+    if config.suite in ("glue", "squad"):
+        return "official"
+    if config.suite == "csv" and config.files.valid is not None:
+        return "files"
+    if config.suite == "csv" and config.split_column is not None:
+        return "column"
+    # text has no scaffolds
+    return "random" if config.text_column is not None and config.split != "file" else config.split
+
+
+def check_resumed(run: Path, recipe: FinetuneRecipe, initial: Initial, data: TaskData) -> None:
+    """Check that a run goes on with the data, weights and recipe it began with; seeds may be added or left out.
 
     Raises:
         CheckpointError: It does not.
     """
-    if read_run_json(run)["data_fingerprint"] != data.fingerprint:
-        raise CheckpointError(
-            f"{run}: the data of {data.task.name} are not those this run began with",
-            "an exact resume needs the same inputs; start a new run for changed ones",
-        )
+    described, before = read_run_json(run), resumed_recipe(run)
+    pairs = {
+        f"data of {data.task.name}": (described["data_fingerprint"], data.fingerprint),
+        "checkpoint": (described["checkpoint_sha256"], initial.sha256),
+        "recipe": (_decisive(before), _decisive(recipe)),
+    }
+    for name, (then, now) in pairs.items():
+        if then != now:
+            raise CheckpointError(
+                f"{run}: the {name} is not the one this run began with",
+                "an exact resume needs the same inputs and recipe; start a new run for changed ones",
+            )
+
+
+def _decisive(recipe: FinetuneRecipe) -> tuple[object, ...]:
+    """Return what of a recipe decides the results besides its data and seeds."""
+    return (finetune_identity(recipe, 0), recipe.aggregate, dump_yaml(recipe.model_dump(mode="json")["grid"]))
 
 
 def collect_results(
@@ -111,7 +124,7 @@ def collect_results(
         "loss": task.loss,
         "output_names": list(task.output_names),
         "num_labels": len(task.output_names),
-        "split": recipe.task.split,
+        "split": split_name(recipe.task),
         "split_sizes": task.split_sizes,
         "split_sha256": split_fingerprint(task.split_indices),
         "selection_metric": task.selection_metric,

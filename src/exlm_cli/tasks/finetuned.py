@@ -13,7 +13,8 @@ from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.tasks.cell import cell_folder
-from exlm_cli.tasks.finetune_run import ENCODER_FILE, RESULTS_FILE, resumed_recipe
+from exlm_cli.tasks.finetune_run import ENCODER_FILE, RESULTS_FILE
+from exlm_cli.tasks.resumed import resumed_recipe
 from exlm_cli.tasks.task_runner import TaskRunner
 from exlm_cli.train.checkpoint import best_paths, load_model_weights, verify_checkpoint
 from exlm_cli.train.pretrain import autocast_dtype

@@ -34,6 +34,10 @@ def find_task(suite: str, name: str) -> str:
             f"did you mean `exlm finetune{said}`?" if said else "for example `exlm finetune moleculenet bace`",
         )
     names = TASKS[suite]
+    if not names:
+        raise ConfigError(
+            f"`{suite}` has no task `{name}`: it is a file of your own", "for example `exlm finetune csv my_assay.csv`"
+        )
     if name in names:
         return f"{suite}/{name}"
     near = difflib.get_close_matches(name.lower().replace("-", "").replace("_", ""), names, n=1, cutoff=0.5)
@@ -51,19 +55,12 @@ def default_recipe(task_name: str) -> str:
 
 
 def input_kind_of(config: TaskConfig) -> Literal["text", "smiles"]:
-    """Return which kind of checkpoint a task needs, without loading its data.
-
-    Raises:
-        ConfigError: A CSV without a column of inputs, or with two.
+    """Return which kind of checkpoint a task needs, without loading its data; a CSV is one of molecules where it does
+    not name a column of text.
     """
-    if config.suite != "csv":
-        return "smiles" if config.suite == "moleculenet" else "text"
-    if (config.smiles_column is None) == (config.text_column is None):
-        raise ConfigError(
-            "a CSV needs either `task.smiles_column` or `task.text_column`",
-            "give `--smiles-column NAME` for molecules or `--text-column NAME` for text",
-        )
-    return "text" if config.smiles_column is None else "smiles"
+    if config.suite == "csv":
+        return "smiles" if config.text_column is None else "text"
+    return "smiles" if config.suite == "moleculenet" else "text"
 
 
 def load_task(config: TaskConfig, progress: Progress) -> "DownstreamTask":
@@ -73,7 +70,7 @@ def load_task(config: TaskConfig, progress: Progress) -> "DownstreamTask":
         ConfigError: There is no such task.
         DataError: Its data cannot be had or used.
     """
-    if config.suite not in TASKS or config.suite != "csv":
+    if config.name != "csv":
         suite, _, name = config.name.partition("/")
         find_task(suite, name)
     match config.suite:
@@ -92,5 +89,4 @@ def load_task(config: TaskConfig, progress: Progress) -> "DownstreamTask":
         case _:
             from exlm_cli.tasks.csv_task import load_csv
 
-            input_kind_of(config)
             return load_csv(config, progress)

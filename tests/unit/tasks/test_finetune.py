@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.finetune import FinetuneRecipe, TaskConfig
 from exlm_cli.config.load import load_recipe
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.progress import SilentProgress
@@ -20,6 +20,7 @@ from exlm_cli.run_dir import read_metrics, read_run_json, update_run_json
 from exlm_cli.tasks import cell as cell_module
 from exlm_cli.tasks.cell import Cell
 from exlm_cli.tasks.finetune import resume_finetuning, run_finetuning
+from exlm_cli.tasks.finetune_run import split_name
 from exlm_cli.tasks.finetune_task import encode_task, target_scale
 from exlm_cli.tasks.finetuned import load_finetuned, read_results
 from exlm_cli.tasks.initial import load_initial
@@ -69,7 +70,7 @@ def test_results_say_what_was_done_and_with_what(finished: tuple[Path, dict[str,
         t.numel() for n, t in next(iter(weights(run).values())).items() if not n.startswith("output_")
     )
     expected = {
-        "task": "words/binary", "kind": "finetune", "split": "scaffold", "selection_metric": "accuracy",
+        "task": "words/binary", "kind": "finetune", "split": "random", "selection_metric": "accuracy",
         "aggregate": "mean", "seeds": [1, 2], "num_labels": 2, "notes": ["a note"], "grid_best": None, "grid": [],
         "split_sizes": {"train": 24, "valid": 12, "test": 12}, "is_greater_better": True,
     }  # fmt: skip
@@ -177,6 +178,23 @@ def test_from_scratch_takes_the_architecture_and_draws_the_weights_from_the_seed
     assert results["parameters"] == finished[1]["parameters"]
     one, two = weights(tmp_path / "run").values()
     assert not torch.equal(one["token_embedding.weight"], two["token_embedding.weight"])
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        ({"name": "moleculenet/bace"}, "scaffold"),
+        ({"name": "moleculenet/bace", "split": "scaffold-chiral"}, "scaffold-chiral"),
+        ({"name": "glue/rte"}, "official"),
+        ({"name": "csv", "smiles_column": "s"}, "scaffold"),
+        ({"name": "csv", "text_column": "t"}, "random"),
+        ({"name": "csv", "text_column": "t", "split": "file", "split_file": "a.json"}, "file"),
+        ({"name": "csv", "split_column": "fold"}, "column"),
+        ({"name": "csv", "files": {"train": "a.csv", "valid": "b.csv"}}, "files"),
+    ],
+)
+def test_the_split_is_called_what_it_is(task: dict[str, Any], name: str) -> None:
+    assert split_name(TaskConfig.model_validate(task)) == name
 
 
 def test_a_finished_run_resumed_stays_as_it_is(
@@ -305,8 +323,30 @@ def test_only_runs_that_fit_are_begun_with_or_gone_on_with(
     other = WordTask(seed=1)
     recipe = finetune_recipe()
     assert refusal(CheckpointError, lambda: run_finetuning(recipe, checkpoint=None, resume=run, task=other)) == (
-        f"{run}: the data of words/binary are not those this run began with"
+        f"{run}: the data of words/binary is not the one this run began with"
     )
+    changed = finetune_recipe(optim={"lr": 1e-4})
+    assert refusal(CheckpointError, lambda: run_finetuning(changed, checkpoint=None, resume=run, task=WordTask())) == (
+        f"{run}: the recipe is not the one this run began with"
+    )
+    elsewhere = make_pretrained(tmp_path / "pre", model={"num_layers": 2})
+    assert refusal(
+        CheckpointError, lambda: run_finetuning(recipe, checkpoint=elsewhere, resume=run, task=WordTask())
+    ) == (f"{run}: the checkpoint is not the one this run began with")
+
+
+def test_a_seed_can_be_added_when_resuming(
+    tmp_path: Path, pretrained: Path, finished: tuple[Path, dict[str, Any]]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished[0], run)
+    more = finetune_recipe(seeds=[1, 2, 7])
+    results = run_finetuning(more, checkpoint=None, resume=run, task=WordTask()).results
+    values = results["metrics"]["test"]["accuracy"]["values"]
+    assert values[:2] == finished[1]["metrics"]["test"]["accuracy"]["values"]
+    assert (len(values), results["seeds"]) == (3, [1, 2, 7])
+    assert load_recipe(str(run / "recipe.yaml"), kind=FinetuneRecipe) == more
+    assert read_run_json(run)["seeds"] == [1, 2, 7]
 
 
 def test_what_is_missing_or_damaged_in_a_finished_run_is_named(

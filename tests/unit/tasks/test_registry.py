@@ -29,6 +29,7 @@ def test_every_task_is_found_and_has_a_recipe(suite: str, name: str) -> None:
         ("glue", "SST-2", "unknown task `SST-2` of glue; accepted: mnli, qqp, qnli, sst2, cola, rte, mrpc, stsb",
          "did you mean `exlm finetune glue sst2`?"),
         ("squad", "zzz", "unknown task `zzz` of squad; accepted: v2", "for example `exlm finetune squad v2`"),
+        ("csv", "x", "`csv` has no task `x`: it is a file of your own", "for example `exlm finetune csv my_assay.csv`"),
         ("molculenet", "bace", "unknown suite `molculenet`; accepted: moleculenet, glue, squad, csv",
          "did you mean `exlm finetune moleculenet`?"),
         ("bace", "", "unknown suite `bace`; accepted: moleculenet, glue, squad, csv",
@@ -53,18 +54,12 @@ def test_a_recipe_with_an_unknown_task_is_refused_before_anything_is_read() -> N
     ("config", "kind"),
     [
         ({"name": "moleculenet/bace"}, "smiles"), ({"name": "glue/rte"}, "text"), ({"name": "squad/v2"}, "text"),
-        ({"name": "csv", "smiles_column": "s"}, "smiles"), ({"name": "csv", "text_column": "t"}, "text"),
+        ({"name": "csv", "smiles_column": "s"}, "smiles"), ({"name": "csv"}, "smiles"),
+        ({"name": "csv", "text_column": "t"}, "text"),
     ],
 )  # fmt: skip
 def test_the_kind_of_input_is_known_before_the_data_are_read(config: dict[str, Any], kind: str) -> None:
     assert input_kind_of(TaskConfig.model_validate(config)) == kind
-
-
-@pytest.mark.parametrize("columns", [{}, {"smiles_column": "a", "text_column": "b"}])
-def test_a_csv_has_one_column_of_inputs(columns: dict[str, str]) -> None:
-    for act in (input_kind_of, lambda config: load_task(config, SilentProgress())):
-        with pytest.raises(ConfigError, match=r"^a CSV needs either `task.smiles_column` or `task.text_column`$"):
-            act(TaskConfig(name="csv", **columns))
 
 
 def test_names_are_known_without_torch() -> None:

@@ -1,0 +1,185 @@
+"""`exlm finetune` on a small CSV: a table for people, JSON for programs, resumption, mistakes told in one line."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from exlm_cli.cli.app import main
+from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.load import load_recipe
+from exlm_cli.run_dir import read_run_json
+from tests.unit.tasks.synthetic import WORDS, make_pretrained
+
+Capture = pytest.CaptureFixture[str]
+
+SETS = ["train.max_epochs=2", "train.batch_sequences=16", "train.num_threads=1"]
+WORDS_OF_SETS = [word for value in SETS for word in ("--set", value)]
+TASK = ["finetune", "csv", "words.csv", "--text-column", "text", "--label-columns", "amber", *WORDS_OF_SETS]
+
+
+@pytest.fixture(autouse=True)
+def _a_csv_and_a_checkpoint(folder: Path) -> None:
+    """A run directory where commands look for one, and 60 sentences of two words."""
+    make_pretrained(folder / "runs" / "pretrained")
+    pairs = [(a, b) for a in WORDS for b in WORDS] * 2
+    lines = [f"{a} {b},{int('amber' in (a, b))},{len(a)}" for a, b in pairs[:60]]
+    (folder / "words.csv").write_text("text,amber,letters\n" + "\n".join(lines) + "\n")
+
+
+def result_of(capsys: Capture, *words: str) -> dict[str, Any]:
+    assert main([*words, "--json"]) == 0, capsys.readouterr().err
+    parsed: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return parsed
+
+
+def test_a_csv_is_fine_tuned_from_the_newest_fitting_run_and_told_in_a_table(folder: Path, capsys: Capture) -> None:
+    assert main([*TASK, "--seeds", "4,5", "--out", "run"]) == 0
+    captured = capsys.readouterr()
+    assert "checkpoint: runs/pretrained, the newest text run\n" in captured.err
+    assert "mean of 2 seeds" in captured.out
+    assert "results: run/results.json" in captured.out
+    assert all(name in captured.out for name in ("roc_auc", "accuracy", "valid", "test", "±"))
+    recipe = load_recipe("run/recipe.yaml", kind=FinetuneRecipe)
+    assert (recipe.seeds, recipe.task.label_columns, recipe.train.max_epochs) == ((4, 5), ("amber",), 2)
+    assert read_run_json(folder / "run")["checkpoint"] == str(folder / "runs/pretrained/checkpoints/step-3")
+
+
+def test_json_carries_what_scripts_rely_on(capsys: Capture) -> None:
+    result = result_of(capsys, *TASK, "--seed", "4", "--out", "run")
+    assert result["run_dir"] == "run"
+    assert result["split_sizes"] == {"train": 48, "valid": 6, "test": 6}
+    assert set(result["metrics"]) == {"valid", "test"}
+    assert {"roc_auc", "accuracy", "loss"} <= set(result["metrics"]["test"])
+    assert (result["seeds"], result["split"], result["init"]["objective"]) == ([4], "random", "exlm")
+
+
+def test_from_scratch_and_regression(capsys: Capture) -> None:
+    words = ["finetune", "csv", "words.csv", "--text-column", "text", "--label-columns", "letters", *WORDS_OF_SETS]
+    words += ["--set", "task.label_kind=regression"]
+    result = result_of(capsys, *words, "--seed", "4", "--out", "run", "--from-scratch")
+    assert (result["init"]["objective"], result["init"]["checkpoint"]) == ("scratch", None)
+    assert (result["loss"], result["selection_metric"], result["is_greater_better"]) == ("regression", "rmse", False)
+
+
+def test_a_grid_is_searched_and_its_best_point_named(capsys: Capture) -> None:
+    words = [*TASK, "--seed", "4", "--grid", "--set", "grid.optim.lr=[1e-6, 1e-2]"]
+    result = result_of(capsys, *words, "--out", "run")
+    assert [point["values"] for point in result["grid"]] == [{"optim.lr": 1e-6}, {"optim.lr": 1e-2}]
+    assert result["grid_best"]["values"]["optim.lr"] in (1e-6, 1e-2)
+    assert main([*words, "--out", "again"]) == 0
+    assert "best of 2 grid points: optim.lr=" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_the_resumed_run_gives_the_same_scores(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, number: int, exit_code: int
+) -> None:
+    words = [*TASK, "--seeds", "4,5"]
+    whole = result_of(capsys, *words, "--out", "whole")
+    steps, original = 0, torch.optim.AdamW.step
+
+    def interrupting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 8:  # in the second seed
+            os.kill(os.getpid(), number)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", interrupting)
+    assert main([*words, "--out", "run"]) == exit_code
+    error = capsys.readouterr().err
+    assert "error: stopped at step 2 of 6; the checkpoint is run/cells/single/seed-5/checkpoints/step-2" in error
+    assert "hint: continue with `exlm finetune --resume run`" in error
+    monkeypatch.setattr(torch.optim.AdamW, "step", original)
+    resumed = result_of(capsys, "finetune", "--resume", "run")
+    assert resumed["metrics"] == whole["metrics"]
+
+
+def test_seeds_can_be_added_to_a_finished_run(capsys: Capture) -> None:
+    first = result_of(capsys, *TASK, "--seed", "4", "--out", "run")
+    more = result_of(capsys, "finetune", "--resume", "run", "--seeds", "4,5")
+    values = more["metrics"]["test"]["accuracy"]["values"]
+    assert values[:1] == first["metrics"]["test"]["accuracy"]["values"]
+    assert len(values) == 2
+
+
+def test_a_dry_run_prints_the_recipe_and_loads_no_torch(folder: Path, capsys: Capture) -> None:
+    assert main(["finetune", "moleculenet", "bbbp", "--split", "random", "--data-dir", "no: where", "--dry-run"]) == 0
+    (folder / "printed.yaml").write_text(capsys.readouterr().out)
+    recipe = load_recipe("printed.yaml", kind=FinetuneRecipe)
+    assert (recipe.name, recipe.task.name) == ("moleculenet-bbbp", "moleculenet/bbbp")
+    assert (recipe.task.split, recipe.task.data_dir, recipe.train.max_epochs) == ("random", "no: where", 40)
+
+
+def test_a_recipe_of_ones_own_takes_the_task_of_the_command_or_brings_one(folder: Path, capsys: Capture) -> None:
+    (folder / "mine.yaml").write_text("extends: moleculenet-small\ntask: {name: moleculenet/sider}\n")
+    for words, task in ((["moleculenet", "muv"], "moleculenet/muv"), ([], "moleculenet/sider")):
+        assert main(["finetune", *words, "--recipe", "mine.yaml", "--dry-run"]) == 0
+        (folder / "printed.yaml").write_text(capsys.readouterr().out)
+        assert load_recipe("printed.yaml", kind=FinetuneRecipe).task.name == task
+
+
+@pytest.fixture
+def refused(capsys: Capture) -> Callable[..., str]:
+    """Return a function that runs a command, expects it to be refused and returns its `error:` line."""
+
+    def run(*words: str) -> str:
+        assert main(words) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        (error,) = [line for line in captured.err.splitlines() if line.startswith("error: ")]
+        return error.removeprefix("error: ")
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ([], "give a task, a `--recipe` that names one, or `--resume` to go on with a run"),
+        (["glue"], "which task of glue? There are mnli, qqp, qnli, sst2, cola, rte, mrpc, stsb"),
+        (["csv"], "`exlm finetune csv` needs a file"),
+        (["glue", "sst-3"], "unknown task `sst-3` of glue; accepted: mnli, qqp, qnli, sst2, cola, rte, mrpc, stsb"),
+        (["bace"], "unknown suite `bace`; accepted: moleculenet, glue, squad, csv"),
+        (["glue", "rte", "--recipe", "text-small"],
+         "`text-small` is a recipe of `exlm pretrain`, not of `exlm finetune`"),
+        (["--resume", "runs/pretrained"], "runs/pretrained: no run of `exlm finetune` to resume"),
+        (["glue", "--resume", "runs/pretrained"], "`glue` does not go with `--resume`"),
+        (["--grid", "--resume", "runs/pretrained"], "`--grid` does not go with `--resume`"),
+        (["--out", "x", "--resume", "runs/pretrained"], "`--out x` does not go with `--resume`"),
+        ([*TASK[1:], "--seeds", "1,x"], "`--seeds 1,x`: `x` is not a whole number from 0 on"),
+        ([*TASK[1:], "--seeds", "1,1"], "`--seeds 1,1` gives 1 twice"),
+        ([*TASK[1:], "--grid"], "csv: the recipe has no `grid` to search"),
+        ([*TASK[1:], "--yardstick"], "`--yardstick` is for molecules; csv has text"),
+        (["csv", "words.csv", "--label-columns", "amber", "--smiles-column", "text"],
+         "no `--checkpoint` was given, and there is no SMILES run with a checkpoint under runs/"),
+        (["moleculenet", "bace", "--checkpoint", "nowhere"],
+         "nowhere: not a run directory or checkpoint; nowhere has no recipe.yaml"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_in_one_line_and_leaves_nothing(
+    folder: Path, refused: Callable[..., str], words: list[str], error: str
+) -> None:
+    before = sorted(folder.rglob("*"))
+    assert refused("finetune", *words) == error
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_text_model_for_molecules_is_refused(folder: Path, refused: Callable[..., str]) -> None:
+    (folder / "mol.csv").write_text("smiles,active\nCCO,1\n")
+    error = refused("finetune", "csv", "mol.csv", "--label-columns", "active", "--checkpoint", "runs/pretrained")
+    assert error == "runs/pretrained/checkpoints/step-3 is a model of text; csv needs one of SMILES"
+    assert not list((folder / "runs").glob("csv-*"))
+
+
+def test_a_run_directory_in_use_is_not_overwritten(folder: Path, refused: Callable[..., str]) -> None:
+    (folder / "run").mkdir()
+    (folder / "run" / "mine.txt").touch()
+    assert refused(*TASK, "--out", "run") == "run: the run directory is not empty"
+    assert [path.name for path in (folder / "run").iterdir()] == ["mine.txt"]
