@@ -13,12 +13,11 @@ from exlm_cli.run_dir import read_run_json, update_run_json, write_atomically
 from exlm_cli.tasks.cell import Cell, cell_folder
 from exlm_cli.tasks.finetune_task import TaskData, finetune_identity
 from exlm_cli.tasks.initial import Initial
-from exlm_cli.tasks.results import summarise_metrics
+from exlm_cli.tasks.results import TARGETS_COLUMN, summarise_metrics, write_predictions
 from exlm_cli.tasks.resumed import resumed_recipe
 from exlm_cli.tasks.scaffold import split_fingerprint
 from exlm_cli.train.checkpoint import write_json
 
-RESULTS_FILE = "results.json"
 ENCODER_FILE = "encoder.yaml"
 """The recipe of pre-training."""
 
@@ -55,8 +54,19 @@ def describe_run(
             "started_unix_s": round(time.time(), 3),
         },
     )
+    _write_targets(run, data)
     # last: a run directory is one that has its recipe
     write_atomically(run / "recipe.yaml", dump_recipe(recipe).encode())
+
+
+def _write_targets(run: Path, data: TaskData) -> None:
+    """Write the targets beside which each seed's predictions are drawn, but for spans, whose answers are no columns."""
+    task = data.task
+    for split in task.splits:
+        if split != "train" and task.loss != "span":
+            names = [TARGETS_COLUMN] if task.loss == "classes" else task.output_names
+            rows, targets = task.split_indices[split].tolist(), data.splits[split].targets
+            write_predictions(run / f"targets-{split}.csv", rows, names, list(targets))
 
 
 def split_name(config: TaskConfig) -> str:

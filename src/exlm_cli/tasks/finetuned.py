@@ -1,6 +1,5 @@
 """A fine-tuned model read back from its run, for scoring and for data that it has not seen."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.tasks.cell import cell_folder
-from exlm_cli.tasks.finetune_run import ENCODER_FILE, RESULTS_FILE
+from exlm_cli.tasks.finetune_run import ENCODER_FILE
+from exlm_cli.tasks.results import read_results
 from exlm_cli.tasks.resumed import resumed_recipe
 from exlm_cli.tasks.task_runner import TaskRunner
 from exlm_cli.train.checkpoint import best_paths, load_model_weights, verify_checkpoint
@@ -77,27 +77,6 @@ def load_finetuned(run: Path, *, device: str | None = None) -> Finetuned:
         )
     length = recipe.task.sequence_length or encoder_recipe.data.sequence_length
     return Finetuned(run, recipe, encoder_recipe, tokenizer, length, results, runners)
-
-
-def read_results(run: Path) -> dict[str, Any]:
-    """Return `results.json` of a finished run.
-
-    Raises:
-        CheckpointError: There is none, or it cannot be read.
-    """
-    path = run / RESULTS_FILE
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"{run}: the run is not finished: it has no {RESULTS_FILE}",
-            f"finish it with `exlm finetune --resume {run}`",
-        ) from error
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path}: not readable as JSON: {error}", f"`exlm finetune --resume {run}` writes it again"
-        ) from error
-    return content
 
 
 def _best_weights(cell: Path) -> Path:

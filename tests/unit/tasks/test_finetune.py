@@ -22,8 +22,9 @@ from exlm_cli.tasks.cell import Cell
 from exlm_cli.tasks.finetune import resume_finetuning, run_finetuning
 from exlm_cli.tasks.finetune_run import split_name
 from exlm_cli.tasks.finetune_task import encode_task, target_scale
-from exlm_cli.tasks.finetuned import load_finetuned, read_results
+from exlm_cli.tasks.finetuned import load_finetuned
 from exlm_cli.tasks.initial import load_initial
+from exlm_cli.tasks.results import read_predictions, read_results
 from exlm_cli.train import checkpoint as ckpt
 from tests.unit.tasks.synthetic import WordTask, cells, finetune_recipe, make_pretrained, run_tiny, weights
 
@@ -44,6 +45,7 @@ def test_a_run_directory_holds_all_that_is_promised(finished: tuple[Path, dict[s
     names = {path.name for path in run.iterdir()}
     assert names == {
         "recipe.yaml", "encoder.yaml", "run.json", "tokenizer.json", "split.json", "results.json", "cells",
+        "targets-valid.csv", "targets-test.csv",
     }  # fmt: skip
     assert load_recipe(str(run / "recipe.yaml"), kind=FinetuneRecipe) == finetune_recipe()
     assert load_recipe(str(run / "encoder.yaml"), ["device=auto"]) == load_recipe(str(pretrained / "recipe.yaml"))
@@ -103,6 +105,9 @@ def test_predictions_of_the_best_epoch_have_the_rows_of_the_input(finished: tupl
         assert [int(row[0]) for row in rows] == task.split_indices["test"].tolist()
         read = np.array([[float(cell) for cell in row[1:]] for row in rows])
         np.testing.assert_allclose(read, 1 / (1 + np.exp(-np.stack(outputs))), rtol=1e-6)
+        written, names, targets = read_predictions(run / "targets-test.csv")
+        assert (written, tuple(names)) == (task.split_indices["test"].tolist(), task.output_names)
+        np.testing.assert_array_equal(targets, encoded.targets)
         result = json.loads((run / f"cells/single/seed-{seed}/result.json").read_text())
         assert task.score("test", outputs)["accuracy"] == result["metrics"]["test"]["accuracy"]
 
