@@ -12,7 +12,8 @@ from exlm_cli.run_dir import read_metrics
 from exlm_cli.tasks import cell as cell_module
 from exlm_cli.tasks.downstream import Loss
 from exlm_cli.tasks.finetune import run_finetuning
-from exlm_cli.tasks.finetuned import load_finetuned, read_results
+from exlm_cli.tasks.finetuned import load_finetuned
+from exlm_cli.tasks.results import read_results
 from tests.unit.tasks.synthetic import (
     WordTask,
     assert_same_run,

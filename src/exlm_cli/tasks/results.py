@@ -5,6 +5,7 @@ A cell is what `result.json` of one (grid point, seed) holds; its `metrics` are 
 
 import csv
 import io
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,8 +13,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from exlm_cli.errors import CheckpointError
 from exlm_cli.run_dir import write_atomically
 from exlm_cli.tasks.downstream import FloatArray
+
+RESULTS_FILE = "results.json"
+TARGETS_COLUMN = "class"
+"""Of `targets-<split>.csv` where rows have one class: its index."""
 
 Aggregate = Literal["mean", "median"]
 Summary = dict[str, Any]
@@ -59,6 +65,27 @@ def is_better_point(value: float, best: float | None, *, is_greater_better: bool
     return value > best if is_greater_better else value < best
 
 
+def read_results(run: Path) -> dict[str, Any]:
+    """Return `results.json` of a finished run.
+
+    Raises:
+        CheckpointError: There is none, or it cannot be read.
+    """
+    path = run / RESULTS_FILE
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{run}: the run is not finished: it has no {RESULTS_FILE}",
+            f"finish it with `exlm finetune --resume {run}`",
+        ) from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: not readable as JSON: {error}", f"`exlm finetune --resume {run}` writes it again"
+        ) from error
+    return content
+
+
 def write_predictions(path: Path, rows: Sequence[int], names: Sequence[str], outputs: Sequence[FloatArray]) -> None:
     """Write `row` and one column for each output: probabilities of labels or classes, values for regression.
 
@@ -77,3 +104,18 @@ def write_predictions(path: Path, rows: Sequence[int], names: Sequence[str], out
     for row, output in zip(rows, outputs, strict=True):
         writer.writerow([row, *(repr(float(value)) for value in output)])
     write_atomically(path, text.getvalue().encode())
+
+
+def read_predictions(path: Path) -> tuple[list[int], list[str], FloatArray]:
+    """Read back what `write_predictions` wrote: rows of the input, names of columns, (N, C) values.
+
+    Raises:
+        CheckpointError: The file is missing or altered.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            header, *lines = csv.reader(file)
+        values = np.array([[float(cell) for cell in line[1:]] for line in lines])
+        return [int(line[0]) for line in lines], header[1:], values.reshape(len(lines), len(header) - 1)
+    except (OSError, ValueError, IndexError) as error:
+        raise CheckpointError(f"{path}: not readable as predictions: {error}", "fine-tune again") from error

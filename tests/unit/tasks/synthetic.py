@@ -19,7 +19,7 @@ from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, update_run_json
 from exlm_cli.tasks.downstream import EncodedSplit, FloatArray, Loss, Split
 from exlm_cli.tasks.finetune import FinetuneResult, run_finetuning
-from exlm_cli.tasks.finetuned import read_results
+from exlm_cli.tasks.results import read_results
 from exlm_cli.train.checkpoint import save_checkpoint
 from exlm_cli.train.optim import build_optimizer
 from tests.tiny import tiny_recipe

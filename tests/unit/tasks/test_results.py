@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from exlm_cli.errors import CheckpointError
 from exlm_cli.tasks.results import (
     is_better_point,
+    read_predictions,
     selection_value,
     summarise_metrics,
     summarise_values,
@@ -70,3 +72,23 @@ def test_predictions_are_a_csv_that_gives_the_numbers_back(tmp_path: Path) -> No
     path = tmp_path / "predictions-test.csv"
     write_predictions(path, [4, 7], ["a", 'odd "name", b'], [np.array([0.1, 1 / 3]), np.array([1.0, 0.0])])
     assert path.read_text() == f'row,a,"odd ""name"", b"\n4,0.1,{1 / 3!r}\n7,1.0,0.0\n'
+    rows, names, values = read_predictions(path)
+    assert (rows, names, values.tolist()) == ([4, 7], ["a", 'odd "name", b'], [[0.1, 1 / 3], [1.0, 0.0]])
+
+
+def test_missing_values_and_no_rows_are_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "targets-test.csv"
+    write_predictions(path, [0], ["a"], [np.array([math.nan])])
+    assert math.isnan(read_predictions(path)[2][0, 0])
+    write_predictions(path, [], ["a", "b"], [])
+    assert read_predictions(path)[2].shape == (0, 2)
+
+
+@pytest.mark.parametrize("content", [None, "", "row,a\n1,x\n", "row,a\nx,1.0\n", "row,a,b\n1,1.0\n"])
+def test_altered_predictions_are_refused(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "predictions-test.csv"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(CheckpointError, match=f"^{path}: not readable as predictions: ") as caught:
+        read_predictions(path)
+    assert caught.value.hint == "fine-tune again"
