@@ -8,7 +8,9 @@ import pytest
 import typer
 
 from exlm_cli.cli.app import app
+from exlm_cli.config.kinds import KINDS
 from exlm_cli.config.load import load_recipe
+from exlm_cli.config.recipes import PretrainRecipe
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md")), ROOT / "recipes/README.md"]
@@ -55,7 +57,8 @@ def test_an_exlm_line_parses_and_its_recipe_resolves(line: str) -> None:
     found = command.commands[name]  # type: ignore[attr-defined]
     context = found.make_context(name, words, parent=group)
     if context.params.get("recipe"):
-        load_recipe(context.params["recipe"], context.params.get("sets") or [])
+        kind = next((kind for kind in KINDS if kind.command == name), PretrainRecipe)
+        load_recipe(context.params["recipe"], context.params.get("sets") or [], kind=kind)
 
 
 @pytest.mark.parametrize("line", [line for line in shell_lines() if line.startswith("make ")])
