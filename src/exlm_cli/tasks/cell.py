@@ -17,7 +17,7 @@ from exlm_cli.run_dir import MetricsLog
 from exlm_cli.tasks.downstream import FloatArray, Split
 from exlm_cli.tasks.finetune_task import FinetuneTask, TaskData
 from exlm_cli.tasks.initial import Initial, build_task_model
-from exlm_cli.tasks.results import write_predictions
+from exlm_cli.tasks.results import cell_folder, write_predictions
 from exlm_cli.tasks.squad import SquadTask
 from exlm_cli.train.checkpoint import (
     best_paths,
@@ -66,11 +66,6 @@ class Cell:
                 f"{path}: not readable as JSON: {error}", "delete the file; the run does that cell again when resumed"
             ) from error
         return content
-
-
-def cell_folder(run: Path, label: str, seed: int) -> Path:
-    """Return where a cell of a run lives."""
-    return run / "cells" / label / f"seed-{seed}"
 
 
 def drop_weights(run: Path, label: str, seeds: Iterable[int]) -> None:

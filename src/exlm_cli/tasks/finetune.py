@@ -18,13 +18,13 @@ from exlm_cli.config.load import dump_recipe
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import create_run_dir, read_run_json, removed_on_failure, update_run_json, write_atomically
-from exlm_cli.tasks.cell import Cell, cell_folder, drop_weights, run_cell
+from exlm_cli.tasks.cell import Cell, drop_weights, run_cell
 from exlm_cli.tasks.downstream import DownstreamTask
 from exlm_cli.tasks.finetune_run import check_resumed, collect_results, describe_run
 from exlm_cli.tasks.finetune_task import TaskData, encode_task
 from exlm_cli.tasks.initial import Initial, load_initial, resolve_sequence_length
 from exlm_cli.tasks.registry import input_kind_of, load_task
-from exlm_cli.tasks.results import RESULTS_FILE, is_better_point, selection_value, summarise_metrics
+from exlm_cli.tasks.results import RESULTS_FILE, cell_folder, is_better_point, selection_value, summarise_metrics
 from exlm_cli.tasks.resumed import resumed_recipe
 from exlm_cli.train.checkpoint import write_json
 from exlm_cli.train.pretrained import describe_device, pick_device

@@ -10,10 +10,10 @@ from exlm_cli.config.load import dump_recipe
 from exlm_cli.config.yaml_text import dump_yaml
 from exlm_cli.errors import CheckpointError
 from exlm_cli.run_dir import read_run_json, update_run_json, write_atomically
-from exlm_cli.tasks.cell import Cell, cell_folder
+from exlm_cli.tasks.cell import Cell
 from exlm_cli.tasks.finetune_task import TaskData, finetune_identity
 from exlm_cli.tasks.initial import Initial
-from exlm_cli.tasks.results import TARGETS_COLUMN, summarise_metrics, write_predictions
+from exlm_cli.tasks.results import TARGETS_COLUMN, cell_folder, summarise_metrics, write_predictions
 from exlm_cli.tasks.resumed import resumed_recipe
 from exlm_cli.tasks.scaffold import split_fingerprint
 from exlm_cli.train.checkpoint import write_json

@@ -5,15 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.config.grid import NO_GRID
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.recipes import PretrainRecipe
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError
 from exlm_cli.model.heads import TaskModel
-from exlm_cli.tasks.cell import cell_folder
 from exlm_cli.tasks.finetune_run import ENCODER_FILE
-from exlm_cli.tasks.results import read_results
+from exlm_cli.tasks.results import best_cell_folder, read_results
 from exlm_cli.tasks.resumed import resumed_recipe
 from exlm_cli.tasks.task_runner import TaskRunner
 from exlm_cli.train.checkpoint import best_paths, load_model_weights, verify_checkpoint
@@ -61,12 +59,11 @@ def load_finetuned(run: Path, *, device: str | None = None) -> Finetuned:
     encoder_recipe = load_recipe(str(run / ENCODER_FILE))
     tokenizer = Tokenizer.load(run / "tokenizer.json")
     torch_device = pick_device(recipe)
-    label = results["grid_best"]["label"] if results["grid_best"] else NO_GRID
     runners = {}
     for seed in results["seeds"]:
         num_outputs = None if results["loss"] == "span" else len(results["output_names"])
         model = TaskModel(encoder_recipe, recipe.model, tokenizer.vocab_size, num_outputs)
-        load_model_weights(_best_weights(cell_folder(run, label, seed)), model)
+        load_model_weights(_best_weights(best_cell_folder(run, results, seed)), model)
         runners[seed] = TaskRunner(
             model.to(torch_device).eval(),
             num_repeats=encoder_recipe.masking.num_repeats,

@@ -82,7 +82,7 @@ def load_initial(path: Path, progress: Progress) -> Initial:
         pretrained.model.state_dict(),
         pretrained.checkpoint,
         pretrained.step,
-        _count_tokens(pretrained.checkpoint, pretrained.recipe, pretrained.step),
+        count_pretraining_tokens(pretrained.checkpoint, pretrained.recipe, pretrained.step),
         manifest["files"][MODEL_FILE]["sha256"],
     )
 
@@ -126,7 +126,7 @@ def resolve_sequence_length(initial: Initial, recipe: FinetuneRecipe) -> int:
     return length
 
 
-def _count_tokens(checkpoint: Path, recipe: PretrainRecipe, step: int) -> int:
+def count_pretraining_tokens(checkpoint: Path, recipe: PretrainRecipe, step: int) -> int:
     """Return what the checkpoint has counted; for one from before that was counted, an estimate from mean lengths."""
     counted = load_state(checkpoint)["loop"].get("num_tokens", 0)
     if counted:

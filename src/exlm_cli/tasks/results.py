@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from exlm_cli.config.grid import NO_GRID
 from exlm_cli.errors import CheckpointError
 from exlm_cli.run_dir import write_atomically
 from exlm_cli.tasks.downstream import FloatArray
@@ -84,6 +85,16 @@ def read_results(run: Path) -> dict[str, Any]:
             f"{path}: not readable as JSON: {error}", f"`exlm finetune --resume {run}` writes it again"
         ) from error
     return content
+
+
+def cell_folder(run: Path, label: str, seed: int) -> Path:
+    """Return where a cell of a run lives."""
+    return run / "cells" / label / f"seed-{seed}"
+
+
+def best_cell_folder(run: Path, results: Mapping[str, Any], seed: int) -> Path:
+    """Return where the cell of a seed at the best grid point lives; `results` is the content of `results.json`."""
+    return cell_folder(run, results["grid_best"]["label"] if results["grid_best"] else NO_GRID, seed)
 
 
 def write_predictions(path: Path, rows: Sequence[int], names: Sequence[str], outputs: Sequence[FloatArray]) -> None:
