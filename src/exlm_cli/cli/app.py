@@ -14,6 +14,7 @@ import typer
 
 from exlm_cli.cli.cmd_curves import curves
 from exlm_cli.cli.cmd_doctor import doctor
+from exlm_cli.cli.cmd_eval import evaluate
 from exlm_cli.cli.cmd_finetune import finetune
 from exlm_cli.cli.cmd_inspect_dag import inspect_dag
 from exlm_cli.cli.cmd_pretrain import pretrain
@@ -34,6 +35,7 @@ app.command()(tokenize)
 app.command()(pretrain)
 app.command("repeat-mlm")(repeat_mlm)
 app.command()(finetune)
+app.command("eval")(evaluate)
 app.command("inspect-dag")(inspect_dag)
 app.command()(recipes)
 app.command()(curves)

@@ -75,6 +75,40 @@ def read_labels(table: Table, columns: Sequence[str], kind: LabelKind) -> Labels
             return _classes(table, cells)
 
 
+def read_known_targets(table: Table, columns: Sequence[str], loss: Loss, names: Sequence[str]) -> FloatArray:
+    """Read the labels of further rows as those of a task that is known.
+
+    Args:
+        table: Holds the columns.
+        columns: One for each label or value; the only one for `classes`.
+        loss: Of the task.
+        names: Its C outputs.
+
+    Returns:
+        (R, C) targets, NaN where missing; (R, 1) class index for `classes`.
+
+    Raises:
+        DataError: A cell that the task has no such label for.
+    """
+    cells = {column: table.column(column) for column in columns}
+    if loss == "classes":
+        accepted = {name: float(index) for index, name in enumerate(names)}
+        shown = name_some((f"`{name}`" for name in names), most=10)
+    else:
+        accepted, shown = _BINARY, "0/1, true/false, yes/no, t/f, y/n"
+    targets = np.full((len(table), len(cells)), math.nan)
+    for index, (name, column) in enumerate(cells.items()):
+        for row, cell in enumerate(column):
+            if _is_missing(cell) and cell not in accepted:
+                continue
+            value = _number(cell) if loss == "regression" else accepted.get(cell if loss == "classes" else cell.lower())
+            if value is None:
+                wanted = "a finite number" if loss == "regression" else shown
+                raise DataError(f"{table.where(row)}: `{name}` is `{cell}`; accepted: {wanted}, or empty")
+            targets[row, index] = value
+    return targets
+
+
 def _find_kind(table: Table, cells: dict[str, tuple[str, ...]]) -> LabelKind:
     present = [cell for column in cells.values() for cell in column if not _is_missing(cell)]
     if all(cell.lower() in _BINARY for cell in present):

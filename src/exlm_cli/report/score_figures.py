@@ -1,0 +1,253 @@
+"""ROC and precision-recall curves and confusion matrices of predictions over several seeds.
+
+Axes: K seeds, N rows, C outputs. The bold curve is that of the seeds' mean probability, the faint ones are the seeds.
+"""
+
+import io
+import math
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exlm_cli.report.palette import FAINT_INK, INK, RUN_COLOURS, fade, ink_on
+from exlm_cli.run_dir import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Floats = NDArray[np.float64]
+
+_DPI = 160.0
+_PANEL_INCHES = 3.9
+_MOST_COLOURED = 8
+"""Labels that get a colour and a line in the legend; of more, the mean curve does."""
+_MOST_MATRICES = 12
+_MOST_CLASSES = 20
+_GRID_POINTS = 401
+_TITLE_LETTERS_PER_INCH = 12.5
+
+
+@dataclass(frozen=True)
+class SplitPredictions:
+    """What a run's seeds predicted for the rows of one split.
+
+    Attributes:
+        probabilities: (K, N, C), of labels (`binary`) or classes.
+        targets: (N, C) 0, 1 or NaN; (N, 1) class index for `classes`.
+        names: C labels or classes.
+        is_multi_class: Outputs are classes of which one is right.
+        title: Above the figures.
+    """
+
+    probabilities: Floats
+    targets: Floats
+    names: tuple[str, ...]
+    is_multi_class: bool
+    title: str
+
+    def curves(self) -> list[tuple[str, NDArray[np.bool_], Floats]]:
+        """Return name, (n,) truth and (K, n) scores of each yes-or-no question that both answers occur for.
+
+        Of two classes that is the second one, of more each against the rest, of labels each over the rows that know it.
+        """
+        found = []
+        for index, name in enumerate(self.names):
+            if self.is_multi_class and len(self.names) == 2 and index == 0:
+                continue
+            truth = self.targets[:, 0] == index if self.is_multi_class else self.targets[:, index] == 1
+            is_known = ~np.isnan(self.targets[:, 0 if self.is_multi_class else index])
+            if len(np.unique(truth[is_known])) == 2:
+                found.append((name, truth[is_known], self.probabilities[:, is_known, index]))
+        return found
+
+
+def write_score_figures(predictions: SplitPredictions, folder: Path, stem: str) -> list[Path]:
+    """Write `<stem>-curves` and `<stem>-confusion` as PNG and SVG; the same predictions give the same bytes.
+
+    Curves are left out where no label has both classes, matrices where there are more than can be read.
+
+    Raises:
+        CheckpointError: The file system refuses.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, figure in (("curves", _draw_curves(predictions)), ("confusion", _draw_confusion(predictions))):
+        if figure is None:
+            continue
+        for suffix in ("png", "svg"):
+            buffer = io.BytesIO()
+            with _settings():
+                metadata = {"Date" if suffix == "svg" else "Software": None}
+                figure.savefig(buffer, format=suffix, dpi=_DPI, metadata=metadata)
+            written.append(folder / f"{stem}-{name}.{suffix}")
+            write_atomically(written[-1], buffer.getvalue())
+    return written
+
+
+def confusion_matrix(targets: NDArray[np.int64], predicted: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:
+    """Return (C, C) counts: row the truth, column the prediction."""
+    counts = np.zeros((num_classes, num_classes), dtype=np.int64)
+    np.add.at(counts, (targets, predicted), 1)
+    return counts
+
+
+def _settings() -> Any:
+    from matplotlib import rc_context
+
+    return rc_context({"font.family": "DejaVu Sans", "font.size": 8.5, "svg.hashsalt": "exlm", "svg.fonttype": "path"})
+
+
+def _new_figure(width: float, height: float, title: str) -> "Figure":
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    lines = textwrap.wrap(title, int(_TITLE_LETTERS_PER_INCH * width))
+    figure = Figure(figsize=(width, height + 0.17 * len(lines)), facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle("\n".join(lines), fontsize=10, color=INK, x=0.01, ha="left").set_parse_math(False)
+    return figure
+
+
+def _draw_curves(predictions: SplitPredictions) -> "Figure | None":
+    questions = predictions.curves()
+    if not questions:
+        return None
+    with _settings():
+        figure = _new_figure(2 * _PANEL_INCHES, _PANEL_INCHES + 0.15, predictions.title)
+        left, right = figure.subplots(1, 2)
+        _draw_panel(left, questions, is_roc=True)
+        _draw_panel(right, questions, is_roc=False)
+    return figure
+
+
+def _draw_panel(axes: "Axes", questions: Sequence[tuple[str, NDArray[np.bool_], Floats]], *, is_roc: bool) -> None:
+    """Draw one curve for each question, and their mean where there are many."""
+    axes.set_title("ROC" if is_roc else "Precision and recall", fontsize=9.5, color=INK, loc="left")
+    axes.set_xlabel("false positive rate" if is_roc else "recall", color=FAINT_INK)
+    axes.set_ylabel("true positive rate" if is_roc else "precision", color=FAINT_INK)
+    axes.tick_params(colors=FAINT_INK, length=3)
+    axes.grid(visible=True, color="#E6E9EC", linewidth=0.7)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["bottom", "left"]].set_color("#B5BDC5")
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
+    many = len(questions) > _MOST_COLOURED
+    areas, on_grid = [], []
+    for index, (name, truth, scores_KN) in enumerate(questions):
+        colour = "#B5BDC5" if many else RUN_COLOURS[index % len(RUN_COLOURS)]
+        if not many:
+            for scores in scores_KN:
+                axes.plot(*_curve(truth, scores, is_roc=is_roc), color=colour, linewidth=0.7, alpha=0.35)
+        x, y = _curve(truth, scores_KN.mean(axis=0), is_roc=is_roc)
+        area = _area(truth, scores_KN.mean(axis=0), is_roc=is_roc)
+        areas.append(area)
+        on_grid.append(_at_grid(x, y, is_roc=is_roc))
+        (line,) = axes.plot(x, y, color=colour, linewidth=0.8 if many else 1.7, alpha=0.6 if many else 1.0)
+        if not many:
+            line.set_label(f"{_shortened(name)}  {area:.3f}")
+    if is_roc:
+        axes.plot([0, 1], [0, 1], linestyle=":", color=FAINT_INK, linewidth=0.9)
+    elif len(questions) == 1:
+        axes.axhline(float(questions[0][1].mean()), linestyle=":", color=FAINT_INK, linewidth=0.9)
+    if many:
+        (line,) = axes.plot(_grid(), np.mean(on_grid, axis=0), color=RUN_COLOURS[0], linewidth=2.0)
+        line.set_label(f"mean of {len(questions)} labels  {math.fsum(areas) / len(areas):.3f}")
+    num_seeds = len(questions[0][2])
+    title = ("area" if is_roc else "average precision") + (f", {num_seeds} seeds' mean" if num_seeds > 1 else "")
+    legend = axes.legend(
+        title=title, loc="lower right" if is_roc else "lower left", fontsize=7.5, title_fontsize=7.5, labelcolor=INK,
+        frameon=True, framealpha=0.85, edgecolor="none",
+    )  # fmt: skip
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+def _curve(truth: NDArray[np.bool_], scores: Floats, *, is_roc: bool) -> tuple[Floats, Floats]:
+    from sklearn.metrics import precision_recall_curve, roc_curve
+
+    if is_roc:
+        false_positives, true_positives, _ = roc_curve(truth, scores)
+        return false_positives, true_positives
+    precision, recall, _ = precision_recall_curve(truth, scores)
+    # precision holds from one threshold to the next, so its curve is one of steps
+    return np.repeat(recall, 2)[1:], np.repeat(precision, 2)[:-1]
+
+
+def _area(truth: NDArray[np.bool_], scores: Floats, *, is_roc: bool) -> float:
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
+    return float(roc_auc_score(truth, scores) if is_roc else average_precision_score(truth, scores))
+
+
+def _grid() -> Floats:
+    return np.linspace(0.0, 1.0, _GRID_POINTS)
+
+
+def _at_grid(x: Floats, y: Floats, *, is_roc: bool) -> Floats:
+    """Return a curve at evenly spread x."""
+    if is_roc:
+        return np.interp(_grid(), x, y)
+    # recall falls along the curve
+    return np.interp(_grid(), x[::-1], y[::-1])
+
+
+def _draw_confusion(predictions: SplitPredictions) -> "Figure | None":
+    mean_NC = predictions.probabilities.mean(axis=0)
+    matrices: list[tuple[str, tuple[str, ...], NDArray[np.int64]]] = []
+    if predictions.is_multi_class:
+        is_known = ~np.isnan(predictions.targets[:, 0])
+        targets = predictions.targets[is_known, 0].astype(np.int64)
+        counts = confusion_matrix(targets, mean_NC[is_known].argmax(axis=1), len(predictions.names))
+        matrices.append(("", predictions.names, counts))
+    else:
+        for index, name in enumerate(predictions.names):
+            is_known = ~np.isnan(predictions.targets[:, index])
+            targets = predictions.targets[is_known, index].astype(np.int64)
+            counts = confusion_matrix(targets, (mean_NC[is_known, index] >= 0.5).astype(np.int64), 2)
+            matrices.append((name, ("0", "1"), counts))
+    num_classes = len(matrices[0][1])
+    if len(matrices) > _MOST_MATRICES or num_classes > _MOST_CLASSES:
+        return None
+    columns = min(4, len(matrices))
+    rows = math.ceil(len(matrices) / columns)
+    side = max(1.9, 0.5 * num_classes + 1.2) if len(matrices) > 1 else max(3.2, 0.6 * num_classes + 1.6)
+    with _settings():
+        figure = _new_figure(max(3.4, columns * side), rows * side + 0.2, predictions.title)
+        grid = figure.subplots(rows, columns, squeeze=False).ravel()
+        for axes, (name, classes, counts) in zip(grid, matrices, strict=False):
+            _draw_matrix(axes, name, classes, counts)
+        for axes in grid[len(matrices) :]:
+            axes.set_visible(False)
+    return figure
+
+
+def _draw_matrix(axes: "Axes", name: str, classes: Sequence[str], counts: NDArray[np.int64]) -> None:
+    """Draw counts on cells coloured by their share of the row."""
+    from matplotlib.patches import Rectangle
+
+    shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
+    for row, column in np.ndindex(*counts.shape):
+        colour = fade(RUN_COLOURS[0], 0.06 + 0.94 * float(shares[row, column]))
+        axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=colour, edgecolor="white", linewidth=1.5))
+        text = f"{counts[row, column]:,}\n{100 * shares[row, column]:.0f} %"
+        axes.text(column, row, text, ha="center", va="center", color=ink_on(colour), fontsize=8, parse_math=False)
+    labels = [_shortened(label) for label in classes]
+    axes.set(xlim=(-0.5, len(classes) - 0.5), ylim=(len(classes) - 0.5, -0.5), aspect="equal")
+    axes.set_xticks(range(len(classes)), labels, rotation=45 if max(map(len, labels)) > 4 else 0)
+    axes.set_yticks(range(len(classes)), labels)
+    for tick in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+        tick.set_parse_math(False)
+    axes.tick_params(colors=FAINT_INK, length=0)
+    axes.set_xlabel("predicted", color=FAINT_INK)
+    axes.set_ylabel("true", color=FAINT_INK)
+    axes.spines[:].set_visible(False)
+    axes.set_title(_shortened(name), fontsize=9, color=INK, loc="left").set_parse_math(False)
+
+
+def _shortened(name: str, most: int = 26) -> str:
+    return name if len(name) <= most else name[: most - 1] + "…"
