@@ -113,10 +113,8 @@ class TrainingLoop:
         self.task.model.train()
         with StopSignal() as stop, self.progress.bar(self.label, self.total_steps, done=state.step) as bar:
             while state.step < self.total_steps and not state.is_stopped:
-                start_s = time.perf_counter()
-                loss = self._step(stop)
+                loss = self.advance(stop)
                 if loss is not None:
-                    self._account(loss, time.perf_counter() - start_s)
                     self._record(bar, loss)
                 if stop.number is not None:
                     self._leave(stop.number)
@@ -125,6 +123,18 @@ class TrainingLoop:
         final = self.run / "checkpoints" / f"step-{state.step}"
         best = None if state.best_step is None else self.run / "checkpoints" / f"best-{state.best_step}"
         return LoopResult(state.step, final, self._validation, state.elapsed_s, state, best)
+
+    def advance(self, stop: StopSignal) -> float | None:
+        """Do and count one optimiser step, and record nothing; for who drives the loop himself, as a benchmark does.
+
+        Returns:
+            Its loss; None where a signal came before it was complete.
+        """
+        start_s = time.perf_counter()
+        loss = self._step(stop)
+        if loss is not None:
+            self._account(loss, time.perf_counter() - start_s)
+        return loss
 
     def _step(self, stop: StopSignal) -> float | None:
         """Do one optimiser step and return its loss; None where a signal came before it was complete."""
