@@ -83,28 +83,39 @@ def paper_tables(runs: Sequence[FinetunedRun], shapes: Sequence[Shape] = SHAPES)
 def _fill(shape: Shape, runs: Sequence[FinetunedRun]) -> ReportTable:
     paper = shape.paper
     theirs = [
-        (name, *(NO_VALUE if v is None else f"{v:.1f}" for v in numbers), *_budget(paper.budgets.get(name)))
+        ("paper", name, *(NO_VALUE if v is None else f"{v:.1f}" for v in numbers), *_budget(paper.budgets.get(name)))
         for name, numbers in paper.rows.items()
     ]
     ours = [
-        (label, *(_cell(shape, column, by_task) for column in paper.columns), *_own_budget(list(by_task.values())))
+        (
+            "ours",
+            label,
+            *(_cell(shape, column, by_task) for column in paper.columns),
+            *_own_budget(list(by_task.values())),
+        )
         for label, by_task in _rows_by_model(runs).items()
     ]
     with_yardstick = {run.results["task"]: run for run in runs if run.results.get("yardstick") is not None}
     if with_yardstick:
         ours.append(_yardstick_row(shape, with_yardstick))
     spread = "medians" if any(run.results["aggregate"] == "median" for run in runs) else "mean ± standard deviation"
+    sampled = [
+        f"{run.name} ({run.results['split_sizes']['train']:,} rows)" for run in runs if run.results.get("max_rows")
+    ]
     other_split = [f"{run.name} ({run.results['split']})" for run in runs if run.results["split"] not in shape.splits]
     return ReportTable(
         f"table-{paper.number}",
         f"Table {paper.number}: {paper.caption}",
-        ("model", *paper.columns, *DETAILS),
+        ("source", "model", *paper.columns, *DETAILS),
         (tuple(theirs), tuple(ours)),
         (
-            f"rows above the line are the paper's own numbers; those below it are ours, {spread} over seeds",
-            *(["not the paper's split: " + ", ".join(other_split)] if other_split else []),
+            f"`paper`: the numbers that it prints; `ours`: runs of this program, {spread} over seeds",
+            *(["not the paper's split: " + "; ".join(other_split)] if other_split else []),
+            *(["trained on some of the task's rows (`task.max_rows`): " + "; ".join(sampled)] if sampled else []),
         ),
+        num_keys=2,
         num_details=len(DETAILS),
+        is_sparse=True,
     )
 
 
@@ -136,7 +147,7 @@ def _yardstick_row(shape: Shape, runs: Mapping[str, FinetunedRun]) -> tuple[str,
         run = runs[task]
         of_split = run.results["yardstick"]["metrics"][run.scored_split]
         cells.append(percent(of_split.get(metric), run.results["aggregate"]))
-    return (shown["name"], *cells, str(len(shown["seeds"])), NO_VALUE, NO_VALUE)
+    return ("ours", shown["name"], *cells, str(len(shown["seeds"])), NO_VALUE, NO_VALUE)
 
 
 def _rows_by_model(runs: Sequence[FinetunedRun]) -> dict[str, dict[str, FinetunedRun]]:

@@ -53,6 +53,7 @@ def load_squad(config: TaskConfig, progress: Progress) -> "SquadTask":
     if config.name != NAME:
         raise ConfigError(f"unknown task `{config.name}`", f"the only one of SQuAD is `{NAME}`")
     train_file, valid_file = _read_files(config, progress)
+    held_out: tuple[str, ...] = ()
     notes = [_PROTOCOL_NOTE]
     for split, file in (("train", train_file), ("valid", valid_file)):
         if file is not None:
@@ -77,7 +78,7 @@ def load_squad(config: TaskConfig, progress: Progress) -> "SquadTask":
     for split, questions in (("train", train), ("valid", valid)):
         num_without = sum(not question.answers for question in questions)
         notes.append(f"{split}: {num_without:,} of {len(questions):,} questions have no answer")
-    return SquadTask(config, {"train": train, "valid": valid}, notes)
+    return SquadTask(config, {"train": train, "valid": valid}, notes, held_out=held_out)
 
 
 def _read_files(config: TaskConfig, progress: Progress) -> tuple[SquadFile, SquadFile | None]:
@@ -154,7 +155,16 @@ class SquadTask:
     class_weights: FloatArray | None = None
     splits: tuple[Split, ...] = ("train", "valid")
 
-    def __init__(self, config: TaskConfig, questions: dict[Split, list[SquadQuestion]], notes: Sequence[str]) -> None:
+    def __init__(
+        self,
+        config: TaskConfig,
+        questions: dict[Split, list[SquadQuestion]],
+        notes: Sequence[str] = (),
+        *,
+        held_out: tuple[str, ...] = (),
+    ) -> None:
+        """Hold what was read; `held_out` are the articles of the training file that `valid` is about, if it is."""
+        self.held_out = held_out
         self._config = config
         self._questions = questions
         self._notes = tuple(notes)

@@ -25,6 +25,7 @@ from exlm_cli.tasks.finetune_task import encode_task, target_scale
 from exlm_cli.tasks.finetuned import load_finetuned
 from exlm_cli.tasks.initial import load_initial
 from exlm_cli.tasks.results import read_predictions, read_results
+from exlm_cli.tasks.squad import SquadTask
 from exlm_cli.train import checkpoint as ckpt
 from tests.unit.tasks.synthetic import WordTask, cells, finetune_recipe, make_pretrained, run_tiny, weights
 
@@ -191,6 +192,7 @@ def test_from_scratch_takes_the_architecture_and_draws_the_weights_from_the_seed
         ({"name": "moleculenet/bace"}, "scaffold"),
         ({"name": "moleculenet/bace", "split": "scaffold-chiral"}, "scaffold-chiral"),
         ({"name": "glue/rte"}, "official"),
+        ({"name": "glue/rte", "files": {"train": "a.tsv", "valid": "b.tsv"}}, "files"),
         ({"name": "csv", "smiles_column": "s"}, "scaffold"),
         ({"name": "csv", "text_column": "t"}, "random"),
         ({"name": "csv", "text_column": "t", "split": "file", "split_file": "a.json"}, "file"),
@@ -199,7 +201,13 @@ def test_from_scratch_takes_the_architecture_and_draws_the_weights_from_the_seed
     ],
 )
 def test_the_split_is_called_what_it_is(task: dict[str, Any], name: str) -> None:
-    assert split_name(TaskConfig.model_validate(task)) == name
+    assert split_name(WordTask(), TaskConfig.model_validate(task)) == name
+
+
+@pytest.mark.parametrize(("held_out", "name"), [((), "official"), (("Clocks", "Tides"), "held out: Clocks, Tides")])
+def test_articles_held_out_of_the_training_file_are_no_official_split(held_out: tuple[str, ...], name: str) -> None:
+    config = TaskConfig(name="squad/v2")
+    assert split_name(SquadTask(config, {}, held_out=held_out), config) == name
 
 
 def test_a_finished_run_resumed_stays_as_it_is(

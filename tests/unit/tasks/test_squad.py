@@ -169,6 +169,7 @@ def test_the_last_two_articles_are_held_out_where_there_is_no_dev_file(tmp_path:
         "development set, so not the paper's numbers"
     )
     assert note in task.notes
+    assert task.held_out == ("Clocks", "Tea")
 
 
 def test_articles_to_hold_out_can_be_chosen_by_title(tmp_path: Path) -> None:
