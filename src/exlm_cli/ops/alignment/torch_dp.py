@@ -11,9 +11,13 @@ below `_LEAST_SUM` may miss them, and is taken again in log space. Where no edge
 peak's own edge is in the sum. Edge posteriors are at most 1, so what they lose is below rounding unless a peak is e640
 likelier than all paths, for want of edges; those are taken again as well. Scores up to e200 keep these bounds.
 
-Axes: B sequences, T targets, S states, I = T + 2 slots, v and u the two ends of an edge. alpha[u, i] is the probability
-of reaching u with i targets emitted; slot 0 holds the start, and the end node emits one more target, of probability 1.
-beta[u, i] is that of finishing from there, emission of u included, so that alpha and beta mirror each other.
+A state has emitted no more targets than there are states before it, and leaves no more than come after it; only these
+slots of a range are computed, three quarters of all at k = 4.
+
+Axes: B sequences, T targets, S states, I = T + 2 slots, v and u the two ends of an edge; step i is an edge out of slot
+i. alpha[u, i] is the probability of reaching u with i targets emitted; slot 0 holds the start, and the end node emits
+one more target, of probability 1. beta[u, i] is that of finishing from there, emission of u included, so that alpha
+and beta mirror each other.
 """
 
 import math
@@ -51,8 +55,9 @@ class _StatesAlignmentNll(torch.autograd.Function):
     def forward(ctx: Any, log_emit: Tensor, log_trans: Tensor, target_lengths: Tensor, state_lengths: Tensor) -> Tensor:
         nll = torch.empty(len(log_emit), dtype=torch.float64, device=log_emit.device)
         kept: list[Tensor] = []
+        most_skipped = _most_skipped(target_lengths, state_lengths)
         for rows in _chunks(log_emit):
-            dag = _read(log_emit[rows], log_trans[rows], target_lengths[rows], state_lengths[rows])
+            dag = _read(log_emit[rows], log_trans[rows], target_lengths[rows], state_lengths[rows], most_skipped)
             log_alpha = _Sweep(dag).run().log_probs
             nll[rows] = -log_alpha[dag.end]
             if any(ctx.needs_input_grad):
@@ -67,8 +72,9 @@ class _StatesAlignmentNll(torch.autograd.Function):
         wants_emit, wants_trans, *_ = ctx.needs_input_grad
         grad_emit = torch.empty_like(log_emit) if wants_emit else None
         grad_trans = torch.zeros_like(log_trans) if wants_trans else None
+        most_skipped = _most_skipped(target_lengths, state_lengths)
         for rows, log_alpha in zip(_chunks(log_emit), kept, strict=True):
-            dag = _read(log_emit[rows], log_trans[rows], target_lengths[rows], state_lengths[rows])
+            dag = _read(log_emit[rows], log_trans[rows], target_lengths[rows], state_lengths[rows], most_skipped)
             # nothing is alive in a sequence without a path, whatever it is divided by
             log_alpha = log_alpha - _finite(log_alpha[dag.end])[:, None, None]
             log_alpha[dag.end] = -math.inf  # the end has a slot, but no target
@@ -88,8 +94,14 @@ class _Dag(NamedTuple):
     log_trans: Float[Tensor, "B S S"]
     is_state: Bool[Tensor, "B S"]
     is_padded: bool
+    most_skipped: int  # states that a path can pass over, in the sequence that has most to spare
     start: tuple[Tensor, ...]
     end: tuple[Tensor, ...]
+
+    def steps(self, first_target: int, last_source: int) -> slice:
+        """Steps that an edge from `last_source` or before to `first_target` or later can be on a whole path."""
+        num_steps = self.log_emit.shape[2] - 1
+        return slice(max(0, first_target - 1 - self.most_skipped), min(last_source + 1, num_steps))
 
     def log_edges(self, sources: slice, targets: slice) -> Float[Tensor, "B sources targets"]:
         """Scores of edges into later states; `-inf` beyond the last state."""
@@ -104,7 +116,14 @@ def _chunks(log_emit: Tensor) -> Iterator[slice]:
         yield slice(row, row + num_rows)
 
 
-def _read(log_emit: Tensor, log_trans: Tensor, target_lengths: Tensor, state_lengths: Tensor) -> _Dag:
+def _most_skipped(target_lengths: Tensor, state_lengths: Tensor) -> int:
+    """See `_Dag`. Of the whole batch: pieces of it that worked on other slots would round otherwise."""
+    return max(0, int((state_lengths - 2 - target_lengths).amax())) if len(target_lengths) else 0
+
+
+def _read(
+    log_emit: Tensor, log_trans: Tensor, target_lengths: Tensor, state_lengths: Tensor, most_skipped: int
+) -> _Dag:
     """Lay out emissions by state, with slots for start and end, and `-inf` where none may be read."""
     B, T, S = log_emit.shape
     device = log_emit.device
@@ -119,7 +138,7 @@ def _read(log_emit: Tensor, log_trans: Tensor, target_lengths: Tensor, state_len
     # without targets the end is not reached, though an edge from the start may lead there
     log_emit_BSI[end] = torch.zeros(B, dtype=torch.float64, device=device).where(target_lengths > 0, -math.inf)
     is_state = state_S < state_lengths[:, None]
-    return _Dag(log_emit_BSI, log_trans, is_state, not bool(is_state.all()), start, end)
+    return _Dag(log_emit_BSI, log_trans, is_state, not bool(is_state.all()), most_skipped, start, end)
 
 
 def _finite(log_x: Tensor) -> Tensor:
@@ -134,9 +153,11 @@ class _EdgeGradient(NamedTuple):
     log_alpha: Float64[Tensor, "B S I"]  # divided by the likelihood of all paths
     scale: Float64[Tensor, "B 1 1"]
 
-    def write(self, sources: slice, targets: slice, log_edge: Tensor, edge: Tensor, log_beta: "_Scaled") -> None:
-        """Posterior of edges sources -> targets, from beta at their targets."""
-        log_source = self.log_alpha[:, sources, :-1]
+    def write(
+        self, sources: slice, targets: slice, steps: slice, log_edge: Tensor, edge: Tensor, log_beta: "_Scaled"
+    ) -> None:
+        """Posterior of edges sources -> targets, from beta at their targets after each of the steps."""
+        log_source = self.log_alpha[:, sources, steps]
         log_gain = log_source + log_beta.log_peak
         # no good edge joins such a source to the peak, and the targets it leads to may be lost beside the peak
         doubtful_rows = (log_gain.amax((1, 2)) > _LARGEST_LOG).nonzero()[:, 0].tolist()
@@ -164,15 +185,12 @@ class _Sweep:
 
     Attributes:
         log_probs: log alpha or log beta (B, S, I).
-        reach: Sum over edges from solved states, slots 1.. or, backwards, ..T; its log once the state is solved.
+        reach: Sum over edges from solved states, by step; its log once the state is solved.
     """
 
     def __init__(self, dag: _Dag, edge_gradient: _EdgeGradient | None = None, *, is_backward: bool = False) -> None:
         B, S, num_slots = dag.log_emit.shape
         self._dag, self._edge_gradient, self._is_backward = dag, edge_gradient, is_backward
-        before, after = slice(None, -1), slice(1, None)
-        self._from: slice = after if is_backward else before
-        self._to: slice = before if is_backward else after
         self.log_probs = torch.full_like(dag.log_emit, -math.inf)
         self.log_probs[dag.end if is_backward else dag.start] = 0.0
         self.reach = dag.log_emit.new_zeros(B, S, num_slots - 1)
@@ -192,42 +210,54 @@ class _Sweep:
         """Add what one part of a range sends to the other; sums change to the peak of all that is solved by then."""
         low, high = slice(first, middle), slice(middle, stop)
         source, target, border = (high, low, stop) if self._is_backward else (low, high, first)
-        log_source, log_old_peak = self.log_probs[:, source, self._from], self._log_peaks[border]
-        self._log_peaks[middle] = torch.maximum(log_old_peak, log_source.amax(1, keepdim=True))
-        scaled = _Scaled.of(log_source, self._log_peaks[middle])
+        steps = self._dag.steps(middle, middle - 1)
+        log_source, log_old_peak = self._log_sources(source, steps), self._log_peaks[border][..., steps]
+        log_peak = torch.maximum(log_old_peak, log_source.amax(1, keepdim=True))
+        # a later border has no use for the slots that end here
+        self._log_peaks[middle] = self._log_peaks[border].clone()
+        self._log_peaks[middle][..., steps] = log_peak
+        scaled = _Scaled.of(log_source, log_peak)
         log_edge = self._dag.log_edges(low, high)
         edge = log_edge.to(torch.float64, copy=True).exp_()
         arrived = (edge if self._is_backward else edge.mT) @ scaled.probs
         kept_share = (log_old_peak - _finite(scaled.log_peak)).exp_()
-        torch.addcmul(arrived, self.reach[:, target], kept_share, out=self.reach[:, target])
+        reach = self.reach[:, target, steps]
+        torch.addcmul(arrived, reach, kept_share, out=reach)
         if self._edge_gradient is not None:
-            self._edge_gradient.write(low, high, log_edge, edge, scaled)
+            self._edge_gradient.write(low, high, steps, log_edge, edge, scaled)
 
     def _solve(self, states: slice) -> None:
         """Solve a few states one after the other, in log space, each adding to those still to come."""
-        reach = self._log_reach(states)
+        steps = self._dag.steps(states.start, states.stop - 1)
+        reach = self._log_reach(states, steps)
         is_edge = torch.ones(reach.shape[1], reach.shape[1], dtype=torch.bool, device=reach.device).triu(1)
         log_edge = self._dag.log_edges(states, states).where(is_edge, -math.inf)
-        emit, probs = self._dag.log_emit[:, states, self._to], self.log_probs[:, states]
+        arrival = steps if self._is_backward else _after(steps)
+        emit, probs = self._dag.log_emit[:, states, arrival], self.log_probs[:, states, arrival]
+        log_sources = self._log_sources(states, steps)
         # where the sweep begins, the probability is there already
-        torch.maximum(reach, probs[:, :, self._to], out=reach)
+        torch.maximum(reach, probs, out=reach)
         for i in range(reach.shape[1])[:: -1 if self._is_backward else 1]:
-            torch.add(reach[:, i], emit[:, i], out=probs[:, i, self._to])
+            torch.add(reach[:, i], emit[:, i], out=probs[:, i])
             later = slice(0, i) if self._is_backward else slice(i + 1, None)
             log_edge_out = log_edge[:, later, i] if self._is_backward else log_edge[:, i, later]
-            sent = probs[:, i, None, self._from] + log_edge_out[:, :, None]
+            sent = log_sources[:, i, None] + log_edge_out[:, :, None]
             torch.logaddexp(reach[:, later], sent, out=reach[:, later])
-        self.reach[:, states] = reach
+        self.reach[:, states] = -math.inf
+        self.reach[:, states, steps] = reach
         if self._edge_gradient is not None:
-            log_probs = probs[:, :, self._from]
-            scaled = _Scaled.of(log_probs, log_probs.amax(1, keepdim=True))
+            scaled = _Scaled.of(log_sources, log_sources.amax(1, keepdim=True))
             edge = log_edge.to(torch.float64, copy=True).exp_()
-            self._edge_gradient.write(states, states, log_edge, edge, scaled)
+            self._edge_gradient.write(states, states, steps, log_edge, edge, scaled)
 
-    def _log_reach(self, states: slice) -> Tensor:
+    def _log_sources(self, states: slice, steps: slice) -> Tensor:
+        """log_probs of states (B, states, steps) in the slots from which the steps of this sweep leave."""
+        return self.log_probs[:, states, _after(steps) if self._is_backward else steps]
+
+    def _log_reach(self, states: slice, steps: slice) -> Tensor:
         """log of what has been carried to `states`; doubtful sums are taken again, all edges at once."""
-        log_peak = self._log_peaks[states.stop if self._is_backward else states.start]
-        sums = self.reach[:, states]
+        log_peak = self._log_peaks[states.stop if self._is_backward else states.start][..., steps]
+        sums = self.reach[:, states, steps]
         log_reach = sums.log().add_(_finite(log_peak))
         is_doubtful = sums < _LEAST_SUM
         if is_doubtful.any() and is_doubtful.logical_and_(log_peak > -math.inf).any():
@@ -237,8 +267,13 @@ class _Sweep:
             else:
                 solved = slice(0, states.start)
                 log_edge = self._dag.log_edges(solved, states)
-            _sum_again(log_reach, is_doubtful, self.log_probs[:, solved, self._from], log_edge)
+            _sum_again(log_reach, is_doubtful, self._log_sources(solved, steps), log_edge)
         return log_reach
+
+
+def _after(steps: slice) -> slice:
+    """The slots that steps lead to."""
+    return slice(steps.start + 1, steps.stop + 1)
 
 
 def _schedule(first: int, stop: int, *, is_backward: bool = False) -> Iterator[tuple[int, int, int]]:
@@ -272,8 +307,9 @@ def best_alignment(
     B, T, S = log_emit.shape
     state_S = torch.arange(S, device=log_emit.device)
     nodes_BT = torch.full((B, T), -1, dtype=torch.int64, device=log_emit.device)
+    most_skipped = _most_skipped(target_lengths, state_lengths)
     for rows in _chunks(log_emit):
-        dag = _read(log_emit[rows], log_trans[rows], target_lengths[rows], state_lengths[rows])
+        dag = _read(log_emit[rows], log_trans[rows], target_lengths[rows], state_lengths[rows], most_skipped)
         log_best = torch.full_like(dag.log_emit, -math.inf)
         log_best[dag.start] = 0.0
         for state in range(1, S):
