@@ -1,8 +1,9 @@
 """Log-probabilities of a few tokens per state, without keeping a (rows, vocabulary) matrix.
 
-The states-alignment loss reads T of the V probabilities of each state. Logits are made a chunk of rows at a time and
-made again in the backward pass, so memory is chunk_rows * V instead of N * V. Axes: N rows, D width, V vocabulary,
-T tokens asked of each row.
+The states-alignment loss reads T of the V probabilities of each state. They are made a block of rows at a time, and
+beyond `chunk_rows` rows made again in the backward pass, so memory is chunk_rows * V instead of N * V. On a CPU a block
+is small enough for the cache, which each of its passes would otherwise miss. Axes: N rows, D width, V vocabulary, T
+tokens asked of each row.
 """
 
 from collections.abc import Iterator
@@ -12,6 +13,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+_CPU_BLOCK_ELEMENTS = 1 << 20
+"""Log-probabilities of a block on a CPU, 4 MiB: half or twice as many are no faster, a whole chunk is half as fast."""
 
 
 class TokenStatistics(NamedTuple):
@@ -39,7 +43,7 @@ def token_log_probs(
         weight_VD: Decoder, tied to the embedding.
         bias_V: Decoder bias.
         token_ids_NT: Tokens to score; may repeat.
-        chunk_rows: Rows of logits held at once; where N is no more, they are kept for the backward pass.
+        chunk_rows: Rows of log-probabilities held at once; as many are kept for the backward pass as that allows.
     """
     device_type = hidden_ND.device.type
     is_autocast = torch.is_autocast_enabled(device_type)
@@ -93,35 +97,49 @@ class _TokenLogProbs(torch.autograd.Function):
         num_rows = len(hidden_ND)
         out_dtype = torch.promote_types(hidden_ND.dtype, torch.float32)
         weight_DV = weight_VD.to(matmul_dtype).t()
+        block_rows = chunk_rows
+        if hidden_ND.device.type == "cpu":
+            # with fewer than D rows a block's passes over the weights would cost more than those over itself
+            block_rows = min(chunk_rows, max(hidden_ND.shape[1], _CPU_BLOCK_ELEMENTS // len(weight_VD)))
+        # all rows, or what leaves room for the block at work
+        num_kept = num_rows if num_rows <= chunk_rows else chunk_rows - block_rows
         result_NT = torch.empty(token_ids_NT.shape, dtype=out_dtype, device=hidden_ND.device)
-        log_norm_N = torch.empty(num_rows, dtype=out_dtype, device=hidden_ND.device)
-        kept_logits: list[Tensor] = []
-        for rows in _chunks(num_rows, chunk_rows):
-            logits = (hidden_ND[rows].to(matmul_dtype) @ weight_DV).to(out_dtype) + bias_V
-            log_norm_N[rows] = logits.logsumexp(-1)
-            result_NT[rows] = logits.gather(1, token_ids_NT[rows]) - log_norm_N[rows, None]
-            if num_rows <= chunk_rows:
-                kept_logits.append(logits)
-        ctx.chunk_rows, ctx.matmul_dtype = chunk_rows, matmul_dtype
-        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, token_ids_NT, log_norm_N, *kept_logits)
+        kept: list[Tensor] = []
+        for rows in _chunks(num_rows, block_rows):
+            log_probs = _log_probs(hidden_ND[rows].to(matmul_dtype), weight_DV, bias_V, out_dtype)
+            result_NT[rows] = log_probs.gather(1, token_ids_NT[rows])
+            if rows.stop <= num_kept:
+                kept.append(log_probs)
+        ctx.block_rows, ctx.matmul_dtype = block_rows, matmul_dtype
+        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, token_ids_NT, *kept)
         return result_NT
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_NT: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_ND, weight_VD, bias_V, token_ids_NT, log_norm_N, *kept_logits = ctx.saved_tensors
+        hidden_ND, weight_VD, bias_V, token_ids_NT, *kept = ctx.saved_tensors
         weight = weight_VD.to(ctx.matmul_dtype)
         grad_hidden_ND = torch.empty_like(hidden_ND)
         grad_weight_VD = torch.zeros_like(weight_VD)
         grad_bias_V = torch.zeros_like(bias_V)
-        for rows in _chunks(len(hidden_ND), ctx.chunk_rows):
+        for block, rows in enumerate(_chunks(len(hidden_ND), ctx.block_rows)):
             hidden = hidden_ND[rows].to(ctx.matmul_dtype)
-            logits = kept_logits[0] if kept_logits else (hidden @ weight.t()).to(grad_NT.dtype) + bias_V
-            # d/dlogits of sum_t g_t (logit[y_t] - lse): g at the tokens, minus the softmax times sum_t g_t
-            grad_logits = (logits - log_norm_N[rows, None]).exp_().mul_(-grad_NT[rows].sum(1, keepdim=True))
+            if block < len(kept):
+                probs = kept[block].exp()
+            else:
+                probs = _log_probs(hidden, weight.t(), bias_V, grad_NT.dtype).exp_()
+            # d/dlogits of sum_t g_t log p_t: g at the tokens, minus the softmax times sum_t g_t
+            grad_logits = probs.mul_(-grad_NT[rows].sum(1, keepdim=True))
             grad_logits.scatter_add_(1, token_ids_NT[rows], grad_NT[rows])
             grad_bias_V += grad_logits.sum(0)
             grad_logits = grad_logits.to(ctx.matmul_dtype)
             grad_hidden_ND[rows] = (grad_logits @ weight).to(hidden_ND.dtype)
             grad_weight_VD += (grad_logits.t() @ hidden).to(weight_VD.dtype)
         return grad_hidden_ND, grad_weight_VD, grad_bias_V, None, None, None
+
+
+def _log_probs(hidden_ND: Tensor, weight_DV: Tensor, bias_V: Tensor, dtype: torch.dtype) -> Tensor:
+    if hidden_ND.dtype == bias_V.dtype == dtype:
+        return torch.addmm(bias_V, hidden_ND, weight_DV).log_softmax(-1)
+    # a product in 16 bits; the bias is added in `dtype`
+    return ((hidden_ND @ weight_DV).to(dtype) + bias_V).log_softmax(-1)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from exlm_cli.ops import emissions
 from exlm_cli.ops.emissions import token_log_probs, token_statistics
 
 ROWS, WIDTH, VOCAB, TOKENS = 13, 6, 29, 4
@@ -22,8 +23,13 @@ def _reference(hidden, weight, bias, tokens):
     return (hidden @ weight.t() + bias).log_softmax(-1).gather(1, tokens)
 
 
-@pytest.mark.parametrize("chunk_rows", [1, 5, ROWS, 100])
-def test_values_and_gradients_are_those_of_log_softmax(chunk_rows: int) -> None:
+@pytest.mark.parametrize("block_rows", [WIDTH, 100])
+@pytest.mark.parametrize("chunk_rows", [1, 5, 12, ROWS, 100])
+def test_values_and_gradients_are_those_of_log_softmax(
+    chunk_rows: int, block_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that are kept, made again, and both (12 rows in blocks of 6: one block is kept)."""
+    monkeypatch.setattr(emissions, "_CPU_BLOCK_ELEMENTS", block_rows * VOCAB)
     *leaves, tokens = _inputs()
     upstream = torch.randn(ROWS, TOKENS, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     given = token_log_probs(*leaves, tokens, chunk_rows=chunk_rows)
@@ -63,12 +69,20 @@ def test_under_autocast_the_error_is_that_of_the_product_in_that_precision() -> 
     assert hidden.grad.dtype == torch.float32
 
 
-def test_no_matrix_of_rows_by_vocabulary_outlives_a_chunk() -> None:
+@pytest.mark.parametrize(
+    ("chunk_rows", "block_rows", "kept_rows"),
+    [(4, 100, []), (9, 6, []), (12, 6, [6]), (12, 1, [6]), (ROWS, 100, [ROWS]), (ROWS, 7, [7, 6])],
+)
+def test_what_is_kept_and_the_block_at_work_are_at_most_a_chunk(
+    chunk_rows: int, block_rows: int, kept_rows: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block has WIDTH = 6 rows at least, the last one what is left; where all rows are a chunk, all are kept."""
+    monkeypatch.setattr(emissions, "_CPU_BLOCK_ELEMENTS", block_rows * VOCAB)
     *leaves, tokens = _inputs()
-    kept: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
-        token_log_probs(*leaves, tokens, chunk_rows=4)
-    assert max(kept) < ROWS * VOCAB
+    saved: list[torch.Size] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.shape) or t, lambda t: t):
+        token_log_probs(*leaves, tokens, chunk_rows=chunk_rows)
+    assert [shape[0] for shape in saved if shape[1:] == (VOCAB,)] == kept_rows
 
 
 def test_statistics_are_those_of_the_distributions() -> None:
