@@ -66,6 +66,18 @@ def removed_on_failure(folder: Path, *, is_new: bool = True) -> Iterator[None]:
         raise
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder for results, with those it lies in, where it is not there yet.
+
+    Raises:
+        CheckpointError: The file system refuses.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: no such folder can be made: {_reason(error)}", _DISK_HINT) from error
+
+
 def _make_fresh(path: Path) -> Path:
     for number in range(1, 1000):
         candidate = path if number == 1 else path.with_name(f"{path.name}-{number}")

@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from exlm_cli.analysis.applied import describe_cut
 from exlm_cli.analysis.new_rows import InputKind, NewRows, read_new_rows
 from exlm_cli.config.finetune import FinetuneModelConfig
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import ConfigError
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import write_atomically
+from exlm_cli.run_dir import make_folder, write_atomically
 from exlm_cli.tasks.finetuned import Finetuned
 from exlm_cli.tasks.task_runner import TaskRunner
 from exlm_cli.train.pretrain import autocast_dtype
@@ -37,6 +38,7 @@ class Encoder:
         runner: Model and batches.
         tokenizer: Of the checkpoint.
         kind: What it reads.
+        column: Of the SMILES or text that it was trained on, if that has a name.
         sequence_length: Tokens of a sequence before repetition.
         origin: Where it comes from, in words.
     """
@@ -44,6 +46,7 @@ class Encoder:
     runner: TaskRunner
     tokenizer: Tokenizer
     kind: InputKind
+    column: str | None
     sequence_length: int
     origin: str
 
@@ -80,7 +83,8 @@ def pretrained_encoder(pretrained: Pretrained) -> Encoder:
         device=device,
         autocast_dtype=autocast_dtype(recipe.train, device),
     )
-    return Encoder(runner, tokenizer, recipe.data.kind, recipe.data.sequence_length, str(pretrained.checkpoint))
+    data = recipe.data
+    return Encoder(runner, tokenizer, data.kind, data.column, data.sequence_length, str(pretrained.checkpoint))
 
 
 def finetuned_encoder(finetuned: Finetuned) -> Encoder:
@@ -92,17 +96,24 @@ def finetuned_encoder(finetuned: Finetuned) -> Encoder:
     ranks = [math.inf if value is None else sign * value for value in values]
     seed = results["seeds"][ranks.index(min(ranks))]
     origin = f"{finetuned.run}, seed {seed}, the best in validation"
-    kind = finetuned.encoder_recipe.data.kind
-    return Encoder(finetuned.runners[seed], finetuned.tokenizer, kind, finetuned.sequence_length, origin)
+    kind, task = finetuned.encoder_recipe.data.kind, finetuned.recipe.task
+    column = task.smiles_column if kind == "smiles" else task.text_column
+    return Encoder(finetuned.runners[seed], finetuned.tokenizer, kind, column, finetuned.sequence_length, origin)
 
 
 def embed(encoder: Encoder, path: Path, *, column: str | None = None, progress: Progress) -> Embeddings:
     """Return the vectors of a table's rows.
 
+    Args:
+        encoder: Whose.
+        path: CSV or TSV, also .gz and .xz, or .smi and .txt.
+        column: Of the SMILES or text; none: the one the encoder was trained on, else the one that is called like it.
+        progress: Who is told.
+
     Raises:
         DataError: The table or its column cannot be read.
     """
-    rows = read_new_rows(path, encoder.kind, progress, column=column)
+    rows = read_new_rows(path, encoder.kind, progress, column=column, usual_column=encoder.column)
     encoded, num_cut = rows.encode(encoder.tokenizer, encoder.sequence_length)
     runner = encoder.runner
     width = runner.model.token_embedding.embedding_dim
@@ -122,10 +133,7 @@ def embed(encoder: Encoder, path: Path, *, column: str | None = None, progress: 
             num_done += len(into)
             bar.update(num_done)
     notes = [f"vectors of {encoder.origin}", *rows.notes]
-    if num_cut:
-        notes.append(f"cut {num_cut:,} rows to {encoder.sequence_length} tokens")
-    if len(encoded) < len(rows.table):
-        notes.append(f"{len(rows.table) - len(encoded):,} of {len(rows.table):,} rows cannot be read; theirs are NaN")
+    notes += describe_cut(num_cut, encoder.sequence_length)
     return Embeddings(rows, cls, mean, tuple(notes))
 
 
@@ -133,7 +141,7 @@ def check_suffix(path: Path) -> None:
     """Refuse a file name that `write_embeddings` has no format for.
 
     Raises:
-        ConfigError: It ends otherwise.
+        ConfigError: It ends in something else.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"`--embeddings {path}`: accepted are names that end in {' or '.join(SUFFIXES)}")
@@ -172,5 +180,5 @@ def write_embeddings(embeddings: Embeddings, path: Path) -> None:
             "mean": list(embeddings.mean),
         }
         pyarrow.parquet.write_table(pyarrow.table(columns), buffer)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_atomically(path, buffer.getvalue())

@@ -1,9 +1,9 @@
 """Entropy of a checkpoint's predictions at any mask ratio and number of copies or states (App. E; Figures 5 and 12)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from exlm_cli.analysis.scores import PredictionEntropy
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.recipes import PretrainRecipe
 from exlm_cli.data.prepare import PreparedData, prepare_data
@@ -13,31 +13,6 @@ from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.train.checkpoint import load_model_weights
 from exlm_cli.train.pretrain import PretrainTask
 from exlm_cli.train.pretrained import Pretrained, build_model, load_pretrained
-
-
-@dataclass(frozen=True)
-class PredictionEntropy:
-    """Figures of one checkpoint under one masking of the validation data.
-
-    Attributes:
-        objective: `mlm` or `exlm`.
-        mask_ratio: p of the masking.
-        num_repeats: k of Repeated MLM; 1 otherwise.
-        num_states_per_mask: k of ExLM; 1 otherwise.
-        entropy_bits: Mean entropy of the emitted distributions. For (Repeated) MLM that is App. E: only tokens whose
-            copies are all masked, mean over copies, then over tokens. For ExLM it is the mean over expanded states.
-        entropy_posterior_bits: For ExLM with a DAG, every state weighted by the posterior that it emits a target, mean
-            over targets; None otherwise.
-        metrics: All figures of the validation, see `train.evaluation.summarise`.
-    """
-
-    objective: str
-    mask_ratio: float
-    num_repeats: int
-    num_states_per_mask: int
-    entropy_bits: float
-    entropy_posterior_bits: float | None
-    metrics: dict[str, float]
 
 
 def measure_entropy(

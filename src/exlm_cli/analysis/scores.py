@@ -3,14 +3,14 @@
 Axes: K seeds, N rows, C outputs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from exlm_cli.errors import CheckpointError
+from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.run_dir import RUN_FILE, read_run_json
 from exlm_cli.tasks.downstream import FloatArray, Split
 from exlm_cli.tasks.results import best_cell_folder, read_predictions, read_results
@@ -69,6 +69,31 @@ class PretrainedScore:
 
 
 @dataclass(frozen=True)
+class PredictionEntropy:
+    """Figures of one checkpoint under one masking of the validation data.
+
+    Attributes:
+        objective: `mlm` or `exlm`.
+        mask_ratio: p of the masking.
+        num_repeats: k of Repeated MLM; 1 otherwise.
+        num_states_per_mask: k of ExLM; 1 otherwise.
+        entropy_bits: Mean entropy of the emitted distributions. For (Repeated) MLM that is App. E: only tokens whose
+            copies are all masked, mean over copies, then over tokens. For ExLM it is the mean over expanded states.
+        entropy_posterior_bits: For ExLM with a DAG, every state weighted by the posterior that it emits a target, mean
+            over targets; None otherwise.
+        metrics: All figures of the validation, see `train.evaluation.summarise`.
+    """
+
+    objective: str
+    mask_ratio: float
+    num_repeats: int
+    num_states_per_mask: int
+    entropy_bits: float
+    entropy_posterior_bits: float | None
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
 class SeedPredictions:
     """What the seeds of a run predicted for the rows of one split, and what is true.
 
@@ -113,25 +138,34 @@ def run_kind(path: Path) -> RunKind:
             )
 
 
-def load_finetuned_runs(paths: list[Path]) -> list[FinetunedRun]:
-    """Read the results of fine-tuning runs, named by their directories and apart from each other.
+def load_finetuned_run(path: Path, name: str) -> FinetunedRun:
+    """Read the results of a fine-tuning run.
 
     Raises:
-        CheckpointError: One is not finished.
+        CheckpointError: It is not finished.
     """
-    names = tell_apart([path.resolve() for path in paths])
-    return [FinetunedRun(name, path, read_results(path)) for name, path in zip(names, paths, strict=True)]
+    return FinetunedRun(name, path, read_results(path))
 
 
-def tell_apart(paths: list[Path]) -> list[str]:
-    """Return the last part of each path, more parts where two are alike."""
+def name_runs(paths: Sequence[Path]) -> list[str]:
+    """Return what runs are called beside each other: the last part of each path, more parts where two are alike.
+
+    Raises:
+        ConfigError: A run is given twice.
+    """
+    resolved = [path.resolve() for path in paths]
+    for path, whole in zip(paths, resolved, strict=True):
+        if resolved.count(whole) > 1:
+            raise ConfigError(f"{path} is given twice", "give each run once")
+    # `mine/step-30`, not `mine/checkpoints/step-30`
+    parts = [[part for part in path.parts if part != "checkpoints"] for path in resolved]
     names = []
-    for path in paths:
-        alike = [other for other in paths if other != path]
-        num_parts = 1
-        while num_parts < len(path.parts) and any(path.parts[-num_parts:] == o.parts[-num_parts:] for o in alike):
+    for path, own in zip(resolved, parts, strict=True):
+        others = [other for other in parts if other is not own]
+        num_parts = 2 if run_directory(path) != path else 1
+        while num_parts < len(own) and any(own[-num_parts:] == other[-num_parts:] for other in others):
             num_parts += 1
-        names.append("/".join(path.parts[-num_parts:]))
+        names.append("/".join(own[-num_parts:]))
     return names
 
 

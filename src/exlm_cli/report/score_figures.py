@@ -3,19 +3,18 @@
 Axes: K seeds, N rows, C outputs. The bold curve is that of the seeds' mean probability, the faint ones are the seeds.
 """
 
-import io
 import math
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from exlm_cli.report.figure_style import SPINE_INK, drawing, new_figure, quieten, write_figure
 from exlm_cli.report.palette import FAINT_INK, INK, RUN_COLOURS, fade, ink_on
-from exlm_cli.run_dir import write_atomically
+from exlm_cli.run_dir import make_folder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,14 +22,12 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
-_DPI = 160.0
 _PANEL_INCHES = 3.9
 _MOST_COLOURED = 8
 """Labels that get a colour and a line in the legend; of more, the mean curve does."""
 _MOST_MATRICES = 12
 _MOST_CLASSES = 20
 _GRID_POINTS = 401
-_TITLE_LETTERS_PER_INCH = 12.5
 
 
 @dataclass(frozen=True)
@@ -75,18 +72,12 @@ def write_score_figures(predictions: SplitPredictions, folder: Path, stem: str) 
     Raises:
         CheckpointError: The file system refuses.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     written = []
-    for name, figure in (("curves", _draw_curves(predictions)), ("confusion", _draw_confusion(predictions))):
-        if figure is None:
-            continue
-        for suffix in ("png", "svg"):
-            buffer = io.BytesIO()
-            with _settings():
-                metadata = {"Date" if suffix == "svg" else "Software": None}
-                figure.savefig(buffer, format=suffix, dpi=_DPI, metadata=metadata)
-            written.append(folder / f"{stem}-{name}.{suffix}")
-            write_atomically(written[-1], buffer.getvalue())
+    with drawing():
+        for name, figure in (("curves", _draw_curves(predictions)), ("confusion", _draw_confusion(predictions))):
+            if figure is not None:
+                written += write_figure(figure, folder, f"{stem}-{name}")
     return written
 
 
@@ -97,32 +88,19 @@ def confusion_matrix(targets: NDArray[np.int64], predicted: NDArray[np.int64], n
     return counts
 
 
-def _settings() -> Any:
-    from matplotlib import rc_context
-
-    return rc_context({"font.family": "DejaVu Sans", "font.size": 8.5, "svg.hashsalt": "exlm", "svg.fonttype": "path"})
-
-
-def _new_figure(width: float, height: float, title: str) -> "Figure":
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    lines = textwrap.wrap(title, int(_TITLE_LETTERS_PER_INCH * width))
-    figure = Figure(figsize=(width, height + 0.17 * len(lines)), facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle("\n".join(lines), fontsize=10, color=INK, x=0.01, ha="left").set_parse_math(False)
-    return figure
-
-
 def _draw_curves(predictions: SplitPredictions) -> "Figure | None":
     questions = predictions.curves()
     if not questions:
         return None
-    with _settings():
-        figure = _new_figure(2 * _PANEL_INCHES, _PANEL_INCHES + 0.15, predictions.title)
-        left, right = figure.subplots(1, 2)
-        _draw_panel(left, questions, is_roc=True)
-        _draw_panel(right, questions, is_roc=False)
+    captions = ["dotted: what a guess gives"]
+    if len(questions) > _MOST_COLOURED:
+        captions.insert(0, "grey: one label each, of the seeds' mean prediction; bold: the labels' mean")
+    elif len(predictions.probabilities) > 1:
+        captions.insert(0, "bold: the seeds' mean prediction; faint: each seed by itself, their mean in brackets")
+    figure = new_figure(2 * _PANEL_INCHES, _PANEL_INCHES + 0.15, predictions.title, captions)
+    left, right = figure.subplots(1, 2)
+    _draw_panel(left, questions, is_roc=True)
+    _draw_panel(right, questions, is_roc=False)
     return figure
 
 
@@ -131,15 +109,12 @@ def _draw_panel(axes: "Axes", questions: Sequence[tuple[str, NDArray[np.bool_], 
     axes.set_title("ROC" if is_roc else "Precision and recall", fontsize=9.5, color=INK, loc="left")
     axes.set_xlabel("false positive rate" if is_roc else "recall", color=FAINT_INK)
     axes.set_ylabel("true positive rate" if is_roc else "precision", color=FAINT_INK)
-    axes.tick_params(colors=FAINT_INK, length=3)
-    axes.grid(visible=True, color="#E6E9EC", linewidth=0.7)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["bottom", "left"]].set_color("#B5BDC5")
+    quieten(axes)
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
     many = len(questions) > _MOST_COLOURED
     areas, on_grid = [], []
     for index, (name, truth, scores_KN) in enumerate(questions):
-        colour = "#B5BDC5" if many else RUN_COLOURS[index % len(RUN_COLOURS)]
+        colour = SPINE_INK if many else RUN_COLOURS[index % len(RUN_COLOURS)]
         if not many:
             for scores in scores_KN:
                 axes.plot(*_curve(truth, scores, is_roc=is_roc), color=colour, linewidth=0.7, alpha=0.35)
@@ -149,7 +124,9 @@ def _draw_panel(axes: "Axes", questions: Sequence[tuple[str, NDArray[np.bool_], 
         on_grid.append(_at_grid(x, y, is_roc=is_roc))
         (line,) = axes.plot(x, y, color=colour, linewidth=0.8 if many else 1.7, alpha=0.6 if many else 1.0)
         if not many:
-            line.set_label(f"{_shortened(name)}  {area:.3f}")
+            each = [_area(truth, scores, is_roc=is_roc) for scores in scores_KN]
+            of_seeds = f" ({math.fsum(each) / len(each):.3f})" if len(each) > 1 else ""
+            line.set_label(f"{_shortened(name)}  {area:.3f}{of_seeds}")
     if is_roc:
         axes.plot([0, 1], [0, 1], linestyle=":", color=FAINT_INK, linewidth=0.9)
     elif len(questions) == 1:
@@ -157,8 +134,7 @@ def _draw_panel(axes: "Axes", questions: Sequence[tuple[str, NDArray[np.bool_], 
     if many:
         (line,) = axes.plot(_grid(), np.mean(on_grid, axis=0), color=RUN_COLOURS[0], linewidth=2.0)
         line.set_label(f"mean of {len(questions)} labels  {math.fsum(areas) / len(areas):.3f}")
-    num_seeds = len(questions[0][2])
-    title = ("area" if is_roc else "average precision") + (f", {num_seeds} seeds' mean" if num_seeds > 1 else "")
+    title = "area under the curve" if is_roc else "average precision"
     legend = axes.legend(
         title=title, loc="lower right" if is_roc else "lower left", fontsize=7.5, title_fontsize=7.5, labelcolor=INK,
         frameon=True, framealpha=0.85, edgecolor="none",
@@ -216,13 +192,15 @@ def _draw_confusion(predictions: SplitPredictions) -> "Figure | None":
     columns = min(4, len(matrices))
     rows = math.ceil(len(matrices) / columns)
     side = max(1.9, 0.5 * num_classes + 1.2) if len(matrices) > 1 else max(3.2, 0.6 * num_classes + 1.6)
-    with _settings():
-        figure = _new_figure(max(3.4, columns * side), rows * side + 0.2, predictions.title)
-        grid = figure.subplots(rows, columns, squeeze=False).ravel()
-        for axes, (name, classes, counts) in zip(grid, matrices, strict=False):
-            _draw_matrix(axes, name, classes, counts)
-        for axes in grid[len(matrices) :]:
-            axes.set_visible(False)
+    decided = "the likeliest class" if predictions.is_multi_class else "1 from a probability of 0.5 on"
+    whose = "the seeds' mean prediction, " if len(predictions.probabilities) > 1 else ""
+    captions = [f"{whose}{decided}; percentages are of a row"]
+    figure = new_figure(max(3.4, columns * side), rows * side + 0.2, predictions.title, captions)
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, (name, classes, counts) in zip(grid, matrices, strict=False):
+        _draw_matrix(axes, name, classes, counts)
+    for axes in grid[len(matrices) :]:
+        axes.set_visible(False)
     return figure
 
 
@@ -238,7 +216,10 @@ def _draw_matrix(axes: "Axes", name: str, classes: Sequence[str], counts: NDArra
         axes.text(column, row, text, ha="center", va="center", color=ink_on(colour), fontsize=8, parse_math=False)
     labels = [_shortened(label) for label in classes]
     axes.set(xlim=(-0.5, len(classes) - 0.5), ylim=(len(classes) - 0.5, -0.5), aspect="equal")
-    axes.set_xticks(range(len(classes)), labels, rotation=45 if max(map(len, labels)) > 4 else 0)
+    if max(map(len, labels)) > 4:
+        axes.set_xticks(range(len(classes)), labels, rotation=45, ha="right", rotation_mode="anchor")
+    else:
+        axes.set_xticks(range(len(classes)), labels)
     axes.set_yticks(range(len(classes)), labels)
     for tick in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         tick.set_parse_math(False)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from exlm_cli.analysis.scores import FinetunedRun, PretrainedScore, load_seed_predictions
+from exlm_cli.analysis.scores import FinetunedRun, PretrainedScore, SeedPredictions, load_seed_predictions
 from exlm_cli.report.paper_tables import paper_tables
 from exlm_cli.report.score_figures import SplitPredictions, write_score_figures
 from exlm_cli.report.score_tables import pretraining_table, task_tables
@@ -29,7 +29,7 @@ def draw_figures(runs: Sequence[FinetunedRun], out: Path | None) -> tuple[list[P
     Raises:
         CheckpointError: Predictions are missing or altered, or the file system refuses.
     """
-    files: list[Path] = []
+    drawn = []
     notes = []
     for run in runs:
         if run.results["loss"] not in ("binary", "classes"):
@@ -37,16 +37,24 @@ def draw_figures(runs: Sequence[FinetunedRun], out: Path | None) -> tuple[list[P
         predictions = load_seed_predictions(run)
         if predictions is None:
             notes.append(f"{run.name}: no curves: the run is older than they are, and kept no targets")
-            continue
-        seeds, split = len(run.results["seeds"]), predictions.split
-        drawn = SplitPredictions(
-            predictions.probabilities,
-            predictions.targets,
-            tuple(run.results["output_names"]),
-            run.results["loss"] == "classes",
-            f"{run.name}: {run.results['task']}, {split}, {len(predictions.rows):,} rows, "
-            f"{seeds} seed{'s' if seeds > 1 else ''}",
-        )
+        else:
+            drawn.append((run, _as_drawn(run, predictions)))
+    files: list[Path] = []
+    # when the predictions of all runs are known to be whole
+    for run, predictions_of_run in drawn:
+        split = run.scored_split
         stem = split if out is None else f"{run.name.replace('/', '-')}-{split}"
-        files += write_score_figures(drawn, out or run.folder / "report", stem)
+        files += write_score_figures(predictions_of_run, out or run.folder / "report", stem)
     return files, notes
+
+
+def _as_drawn(run: FinetunedRun, predictions: SeedPredictions) -> SplitPredictions:
+    num_seeds = len(predictions.probabilities)
+    return SplitPredictions(
+        predictions.probabilities,
+        predictions.targets,
+        tuple(run.results["output_names"]),
+        run.results["loss"] == "classes",
+        f"{run.name}: {run.results['task']}, {predictions.split}, {len(predictions.rows):,} rows, "
+        f"{num_seeds} seed{'s' if num_seeds > 1 else ''}",
+    )

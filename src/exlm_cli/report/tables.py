@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from exlm_cli.run_dir import write_atomically
+from exlm_cli.run_dir import make_folder, write_atomically
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -65,7 +65,7 @@ def write_tables(tables: Sequence[ReportTable], folder: Path, formats: Sequence[
         CheckpointError: The file system refuses.
     """
     render = {"markdown": as_markdown, "csv": as_csv, "latex": as_latex}
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     written = []
     for table in tables:
         for name in formats:

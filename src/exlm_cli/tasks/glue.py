@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, final
 
 import numpy as np
@@ -30,6 +31,8 @@ from exlm_cli.tasks.task_files import (
 
 HUB_NAME = "nyu-mll/glue"
 MISMATCHED_PREFIX = "mismatched_"
+_INDEX_COLUMNS = ("index", "id", "idx")
+_NO_LABEL = ("", "-1", "-1.0")
 
 _PROTOCOL_NOTE = (
     "GLUE has no public test labels: `valid` is the development set, as in the paper; the best epoch is chosen on it"
@@ -45,7 +48,7 @@ _SCORES = {
 
 @dataclass(frozen=True)
 class GlueExample:
-    """One row: its one or two texts, its class or similarity, and its place in the file counted from 0."""
+    """One row: its one or two texts, its class or similarity (NaN: not known), its place in the file counted from 0."""
 
     texts: tuple[str, ...]
     target: float
@@ -53,11 +56,20 @@ class GlueExample:
 
 
 @dataclass
-class _GluePart:
-    """What one file gave: its examples, how many rows it has, and what is wrong with those that cannot be used."""
+class GlueFile:
+    """What one file or Hub split holds.
+
+    Attributes:
+        source: Its name.
+        examples: Rows that can be used.
+        indices: Of each, what the file calls it (`index`, or `id`), else its place counted from 0.
+        num_rows: All of them.
+        problems: What is wrong with the others, a line each.
+    """
 
     source: str
     examples: list[GlueExample] = field(default_factory=list)
+    indices: list[str] = field(default_factory=list)
     num_rows: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -90,7 +102,7 @@ def load_glue(config: TaskConfig, progress: Progress) -> "GlueTask":
     chosen = choose_rows(len(train), config)
     if len(chosen) < len(train):
         notes.append(f"trained on {len(chosen):,} of {len(train):,} rows (`task.max_rows`)")
-    matched, mismatched = parts["valid"], parts.get("mismatched", _GluePart(""))
+    matched, mismatched = parts["valid"], parts.get("mismatched", GlueFile(""))
     valid = matched.examples + [GlueExample(e.texts, e.target, e.row + matched.num_rows) for e in mismatched.examples]
     splits: dict[Split, list[GlueExample]] = {"train": [train[index] for index in chosen], "valid": valid}
     if "test" in parts:
@@ -136,17 +148,39 @@ def _sources(config: TaskConfig, info: GlueTaskInfo) -> Iterator[tuple[str, str,
             yield part, str(found), iter_records(found, header=info.header)
 
 
-def _read(info: GlueTaskInfo, source: str, records: Iterable[Record]) -> _GluePart:
-    part = _GluePart(source)
+def read_glue_file(info: GlueTaskInfo, path: Path, progress: Progress, *, needs_labels: bool = True) -> GlueFile:
+    """Read one file of a task.
+
+    Args:
+        info: Whose columns.
+        path: .tsv, .csv, .jsonl, .json or .parquet, also .gz and .xz.
+        progress: Told how far it is.
+        needs_labels: Without, the column of labels may be missing, a label empty or -1 as in the Hub's test sets, and a
+            text empty.
+
+    Raises:
+        DataError: The file is missing, malformed or lacks a column.
+    """
+    with progress.bar(f"reading {path.name}", None) as bar:
+        records = counted(iter_records(path, header=info.header), bar)
+        return _read(info, str(path), records, needs_labels=needs_labels)
+
+
+def _read(info: GlueTaskInfo, source: str, records: Iterable[Record], *, needs_labels: bool = True) -> GlueFile:
+    part = GlueFile(source)
     columns: Columns | None = None
     for record in records:
         problem = record.problem
         if problem is None:
-            columns = columns or _choose_columns(info, source, list(record.values))
+            columns = columns or _choose_columns(info, source, list(record.values), needs_labels=needs_labels)
             try:
-                part.examples.append(_example(info, columns, record.values, part.num_rows))
+                example = _example(info, columns, record.values, part.num_rows, needs_labels=needs_labels)
             except ValueError as error:
                 problem = str(error)
+            else:
+                part.examples.append(example)
+                named = (str(record.values[name]) for name in _INDEX_COLUMNS if name in record.values)
+                part.indices.append(next(named, str(part.num_rows)))
         if problem is not None:
             part.problems.append(f"{record.where}: {problem}")
         part.num_rows += 1
@@ -155,11 +189,16 @@ def _read(info: GlueTaskInfo, source: str, records: Iterable[Record]) -> _GluePa
     return part
 
 
-def _choose_columns(info: GlueTaskInfo, source: str, names: list[str]) -> Columns:
+def _choose_columns(info: GlueTaskInfo, source: str, names: list[str], *, needs_labels: bool) -> Columns:
     for columns in info.layouts:
         if {*columns.texts, columns.label} <= set(names):
             return columns
-    wanted = " or ".join(" ".join(f"`{name}`" for name in (*c.texts, c.label)) for c in info.layouts)
+    if not needs_labels:
+        for columns in info.layouts:
+            if set(columns.texts) <= set(names):
+                return columns
+    wanted_columns = ((*c.texts, c.label) if needs_labels else c.texts for c in info.layouts)
+    wanted = " or ".join(dict.fromkeys(" ".join(f"`{name}`" for name in columns) for columns in wanted_columns))
     has = ", ".join(f"`{name}`" for name in names)
     raise DataError(
         f"{source}: {info.name} needs the columns {wanted}; there are {has}",
@@ -167,22 +206,28 @@ def _choose_columns(info: GlueTaskInfo, source: str, names: list[str]) -> Column
     )
 
 
-def _example(info: GlueTaskInfo, columns: Columns, values: dict[str, Any], row: int) -> GlueExample:
+def _example(
+    info: GlueTaskInfo, columns: Columns, values: dict[str, Any], row: int, *, needs_labels: bool
+) -> GlueExample:
     """Return one row as an example.
 
     Raises:
         ValueError: What is wrong with it.
     """
-    texts = tuple(_text(name, values.get(name)) for name in columns.texts)
+    texts = tuple(_text(name, values.get(name), may_be_empty=not needs_labels) for name in columns.texts)
     given = values.get(columns.label)
+    if not needs_labels and str("" if given is None else given) in _NO_LABEL:
+        return GlueExample(texts, math.nan, row)
     target = _class_index(info, columns.label, given) if info.classes else _similarity(columns.label, given)
     return GlueExample(texts, target, row)
 
 
-def _text(name: str, value: Any) -> str:
+def _text(name: str, value: Any, *, may_be_empty: bool) -> str:
     if value is not None and not isinstance(value, str):
         raise ValueError(f"`{name}` is {value!r}, not a text")
     if value is None or not value.strip():
+        if may_be_empty:
+            return ""
         raise ValueError(f"`{name}` is empty")
     try:
         value.encode()
@@ -212,7 +257,7 @@ def _similarity(name: str, value: Any) -> float:
     return similarity
 
 
-def _part_notes(info: GlueTaskInfo, part: str, found: _GluePart, on_invalid: Literal["error", "skip"]) -> list[str]:
+def _part_notes(info: GlueTaskInfo, part: str, found: GlueFile, on_invalid: Literal["error", "skip"]) -> list[str]:
     notes = []
     if found.problems:
         if on_invalid == "error" or not found.examples:
@@ -238,7 +283,7 @@ class GlueTask:
         info: GlueTaskInfo,
         examples: dict[Split, list[GlueExample]],
         num_mismatched: int,
-        notes: Sequence[str],
+        notes: Sequence[str] = (),
     ) -> None:
         """Hold what was read; the last `num_mismatched` examples of `valid` are MNLI's mismatched ones."""
         self.name = f"glue/{info.name}"
@@ -250,7 +295,8 @@ class GlueTask:
         self._examples = examples
         self._num_mismatched = num_mismatched
         self._notes = tuple(notes)
-        self._encoding_notes: dict[Split, str] = {}
+        self.num_cut: dict[Split, int] = {}
+        self._sequence_length = 0
 
     @property
     def split_sizes(self) -> dict[str, int]:
@@ -265,18 +311,19 @@ class GlueTask:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a report has to say; once a split is encoded, also how many rows were cut."""
-        return self._notes + tuple(
-            self._encoding_notes[split] for split in self.splits if split in self._encoding_notes
-        )
+        fit = f"to {self._sequence_length} tokens (`task.sequence_length`)"
+        cut = [
+            f"{split}: cut {number:,} of {len(self._examples[split]):,} rows {fit}"
+            for split, number in self.num_cut.items()
+            if number
+        ]
+        return (*self._notes, *cut)
 
     def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
         """Tokenise a split as [CLS] a [SEP] or [CLS] a [SEP] b [SEP]; what is too long loses its longer text."""
         rows = self._examples[split]
-        token_ids, num_cut = encode_pairs([row.texts for row in rows], tokenizer, sequence_length)
-        if num_cut:
-            self._encoding_notes[split] = (
-                f"{split}: cut {num_cut:,} of {len(rows):,} rows to {sequence_length} tokens (`task.sequence_length`)"
-            )
+        self._sequence_length = sequence_length
+        token_ids, self.num_cut[split] = encode_pairs([row.texts for row in rows], tokenizer, sequence_length)
         return EncodedSplit(token_ids, np.array([[row.target] for row in rows], dtype=np.float64))
 
     def score(self, split: Split, outputs: Sequence[FloatArray]) -> dict[str, float]:

@@ -23,6 +23,7 @@ class GlueTaskInfo:
         metrics: Scores that GLUE asks for; the first one chooses the best epoch and stands in Table 3.
         num_train, num_valid: Rows of the official files; of MNLI the matched ones are counted.
         header: Columns of the official TSV where that has no header line.
+        has_numbered_classes: The official files and predictions have classes by number, not by name.
     """
 
     name: str
@@ -33,6 +34,7 @@ class GlueTaskInfo:
     num_train: int
     num_valid: int
     header: tuple[str, ...] | None = None
+    has_numbered_classes: bool = False
 
 
 _PAIR = ("sentence1", "sentence2")
@@ -58,12 +60,20 @@ GLUE_TASKS = {
             ("accuracy", "f1"),
             363_846,
             40_430,
+            has_numbered_classes=True,
         ),
         GlueTaskInfo(
             "qnli", "QNLI", (Columns(("question", "sentence"), "label"),), _ENTAILED, ("accuracy",), 104_743, 5_463
         ),
         GlueTaskInfo(
-            "sst2", "SST-2", (Columns(("sentence",), "label"),), ("negative", "positive"), ("accuracy",), 67_349, 872
+            "sst2",
+            "SST-2",
+            (Columns(("sentence",), "label"),),
+            ("negative", "positive"),
+            ("accuracy",),
+            67_349,
+            872,
+            has_numbered_classes=True,
         ),
         GlueTaskInfo(
             "cola",
@@ -74,6 +84,7 @@ GLUE_TASKS = {
             8_551,
             1_043,
             header=("source", "label", "mark", "sentence"),
+            has_numbered_classes=True,
         ),
         GlueTaskInfo("rte", "RTE", (Columns(_PAIR, "label"),), _ENTAILED, ("accuracy",), 2_490, 277),
         GlueTaskInfo(
@@ -84,6 +95,7 @@ GLUE_TASKS = {
             ("accuracy", "f1"),
             3_668,
             408,
+            has_numbered_classes=True,
         ),
         GlueTaskInfo(
             "stsb",

@@ -11,7 +11,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,6 +29,7 @@ _BINARY = {
     **dict.fromkeys(("1", "1.0", "true", "yes", "t", "y"), 1.0),
     **dict.fromkeys(("0", "0.0", "false", "no", "f", "n"), 0.0),
 }
+_BINARY_WORDS = "0/1, true/false, yes/no, t/f, y/n"
 _MOST_CLASSES = 100
 _OVERRIDE = "`--set task.label_kind=classes|multi_label|regression` says what they are"
 
@@ -79,7 +80,7 @@ def read_known_targets(table: Table, columns: Sequence[str], loss: Loss, names: 
     """Read the labels of further rows as those of a task that is known.
 
     Args:
-        table: Holds the columns.
+        table: May lack some of the columns, or all.
         columns: One for each label or value; the only one for `classes`.
         loss: Of the task.
         names: Its C outputs.
@@ -90,23 +91,31 @@ def read_known_targets(table: Table, columns: Sequence[str], loss: Loss, names: 
     Raises:
         DataError: A cell that the task has no such label for.
     """
-    cells = {column: table.column(column) for column in columns}
-    if loss == "classes":
-        accepted = {name: float(index) for index, name in enumerate(names)}
-        shown = name_some((f"`{name}`" for name in names), most=10)
-    else:
-        accepted, shown = _BINARY, "0/1, true/false, yes/no, t/f, y/n"
-    targets = np.full((len(table), len(cells)), math.nan)
-    for index, (name, column) in enumerate(cells.items()):
-        for row, cell in enumerate(column):
-            if _is_missing(cell) and cell not in accepted:
+    targets = np.full((len(table), len(columns)), math.nan)
+    parse: Callable[[str], float | None]
+    match loss:
+        case "classes":
+            parse, accepted = _class_parser(names), name_some((f"`{name}`" for name in names), most=10)
+        case "binary":
+            parse, accepted = lambda cell: _BINARY.get(cell.lower()), _BINARY_WORDS
+        case _:
+            parse, accepted = _number, "a finite number"
+    for index, name in enumerate(columns):
+        for row, cell in enumerate(table.columns.get(name, ())):
+            if _is_missing(cell):
                 continue
-            value = _number(cell) if loss == "regression" else accepted.get(cell if loss == "classes" else cell.lower())
+            value = parse(cell)
             if value is None:
-                wanted = "a finite number" if loss == "regression" else shown
-                raise DataError(f"{table.where(row)}: `{name}` is `{cell}`; accepted: {wanted}, or empty")
+                raise DataError(f"{table.where(row)}: `{name}` is `{cell}`; accepted: {accepted}, or empty")
             targets[row, index] = value
     return targets
+
+
+def _class_parser(names: Sequence[str]) -> Callable[[str], float | None]:
+    """Return a function from a cell to the index of its class; where classes are numbers, `1.0` is `1`."""
+    by_text = {name: float(index) for index, name in enumerate(names)}
+    by_number = {_number(name): index for name, index in by_text.items() if _number(name) is not None}
+    return lambda cell: by_text.get(cell, by_number.get(_number(cell)))
 
 
 def _find_kind(table: Table, cells: dict[str, tuple[str, ...]]) -> LabelKind:
@@ -138,7 +147,7 @@ def _binary_labels(table: Table, cells: dict[str, tuple[str, ...]]) -> Labels:
                 continue
             if cell.lower() not in _BINARY:
                 raise DataError(
-                    f"{table.where(row)}: `{name}` is `{cell}`; accepted: 0/1, true/false, yes/no, t/f, y/n or empty",
+                    f"{table.where(row)}: `{name}` is `{cell}`; accepted: {_BINARY_WORDS} or empty",
                     "write 1 for what is to be found and 0 for the rest, or give one column of classes",
                 )
             targets[row, index] = _BINARY[cell.lower()]

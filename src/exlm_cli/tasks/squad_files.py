@@ -44,11 +44,19 @@ class SquadQuestion:
 
 @dataclass
 class SquadFile:
-    """What one file or Hub split holds: its questions, and one line for each that cannot be used."""
+    """What one file or Hub split holds.
+
+    Attributes:
+        source: Its name.
+        questions: Those that can be used.
+        problems: What is wrong with the others, a line each.
+        has_answers: Every question says what its answers are.
+    """
 
     source: str
     questions: list[SquadQuestion] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    has_answers: bool = True
 
 
 class _Model(BaseModel):
@@ -63,7 +71,7 @@ class _Answer(_Model):
 class _Question(_Model):
     id: str
     question: str
-    answers: list[_Answer]
+    answers: list[_Answer] | None = None
     is_impossible: bool | None = None
 
 
@@ -98,8 +106,12 @@ _DOCUMENT = TypeAdapter(_Document)
 _FLAT_ROW = TypeAdapter(_FlatRow)
 
 
-def read_squad_json(path: Path) -> SquadFile:
+def read_squad_json(path: Path, *, needs_answers: bool = True) -> SquadFile:
     """Read an official `train-v2.0.json` or `dev-v2.0.json`, also gzip'd or xz'd.
+
+    Args:
+        path: The file.
+        needs_answers: Without, a question may lack `answers`, as in a test set.
 
     Raises:
         DataError: The file cannot be read, is no JSON, or not of the official layout.
@@ -117,14 +129,18 @@ def read_squad_json(path: Path) -> SquadFile:
         raise DataError(f"{path}: {_place(first['loc'])}: {_said(first['msg'])}", _LAYOUT_HINT) from error
     collected = SquadFile(str(path))
     checks = _Checks(collected)
-    for article in document.data:
-        for number, paragraph in enumerate(article.paragraphs, start=1):
-            for question in paragraph.qas:
-                answers = tuple((answer.text, answer.answer_start) for answer in question.answers)
-                where = f"article `{article.title}`, paragraph {number}, question `{question.id}`"
+    for article_number, article in enumerate(document.data):
+        for number, paragraph in enumerate(article.paragraphs):
+            for question_number, question in enumerate(paragraph.qas):
+                if question.answers is None and needs_answers:
+                    place = ("data", article_number, "paragraphs", number, "qas", question_number, "answers")
+                    raise DataError(f"{path}: {_place(place)}: Field required", _LAYOUT_HINT)
+                collected.has_answers &= question.answers is not None
+                answers = tuple((answer.text, answer.answer_start) for answer in question.answers or ())
+                where = f"article `{article.title}`, paragraph {number + 1}, question `{question.id}`"
                 checks.add(
                     where, question.id, article.title, paragraph.context, question.question, answers,
-                    question.is_impossible,
+                    None if question.answers is None else question.is_impossible,
                 )  # fmt: skip
     return _not_empty(collected)
 

@@ -1,0 +1,266 @@
+"""What `exlm eval` does once its options are understood: score runs, apply one, measure entropy."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
+from exlm_cli.progress import Progress
+from exlm_cli.run_dir import RUNS_ROOT, find_newest_run, make_folder, read_run_json
+
+if TYPE_CHECKING:
+    from exlm_cli.analysis.applied import Applied
+    from exlm_cli.analysis.scores import RunKind
+    from exlm_cli.report.tables import ReportTable
+
+ENTROPY_MASK_RATIOS = (0.15, 0.387, 0.622, 0.789)
+"""Those of section 3 from BERT's on."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """What is to be written, and how it is told.
+
+    Attributes:
+        formats: Of tables as files.
+        folder: Of tables, figures and predictions; none: `report/` of the run.
+        has_figures: Draw.
+        as_json: Tell programs.
+    """
+
+    formats: tuple[str, ...]
+    folder: Path | None
+    has_figures: bool
+    as_json: bool
+
+
+@dataclass(frozen=True)
+class ChosenRuns:
+    """Runs, their kinds, and what they are called beside each other."""
+
+    paths: tuple[Path, ...]
+    kinds: "tuple[RunKind, ...]"
+    names: tuple[str, ...]
+
+    @property
+    def report(self) -> Path:
+        """Where results of them go unless told otherwise."""
+        from exlm_cli.analysis.scores import run_directory
+
+        return run_directory(self.paths[0]) / "report"
+
+
+def choose_runs(given: Sequence[Path], progress: Progress) -> ChosenRuns:
+    """Return the runs that were given, or the newest one that can be scored.
+
+    Raises:
+        CheckpointError: One is no run, or there is none.
+        ConfigError: One is given twice.
+    """
+    from exlm_cli.analysis.scores import name_runs, run_kind
+
+    paths = tuple(given or (_newest_run(progress),))
+    return ChosenRuns(paths, tuple(run_kind(path) for path in paths), tuple(name_runs(paths)))
+
+
+def show_scores(runs: ChosenRuns, data: Sequence[str], output: Output, device: str, progress: Progress) -> None:
+    """Score pre-trained runs, read the scores of fine-tuned ones, lay them side by side."""
+    from exlm_cli.analysis.scores import load_finetuned_run
+    from exlm_cli.report.score_report import collect_tables, draw_figures
+
+    if output.folder is not None:
+        make_folder(output.folder)
+    named = list(zip(runs.paths, runs.kinds, runs.names, strict=True))
+    finetuned = [load_finetuned_run(path, name) for path, kind, name in named if kind == "finetune"]
+    pretrained = []
+    for path, kind, name in named:
+        if kind == "pretrain":
+            from exlm_cli.analysis.evaluate import evaluate_pretrained
+
+            pretrained.append(evaluate_pretrained(path, name, valid=data, device=device, progress=progress))
+    tables = collect_tables(finetuned, pretrained)
+    files, notes = draw_figures(finetuned, output.folder) if output.has_figures else ([], [])
+    for note in notes:
+        progress.message(f"note: {note}")
+    entries: list[dict[str, Any]] = [{"kind": "pretrain", **asdict(score)} for score in pretrained]
+    entries += [{"run_dir": str(run.folder), "name": run.name, **run.results} for run in finetuned]
+    # of one run, what scripts look for stands on top too
+    top = entries[0] if len(entries) == 1 else {}
+    _emit_tables(tables, files, {**top, "runs": entries}, runs, output)
+
+
+def show_entropy(
+    runs: ChosenRuns,
+    data: Sequence[str],
+    ratios: Sequence[float] | None,
+    states: Sequence[int] | None,
+    output: Output,
+    device: str,
+    progress: Progress,
+) -> None:
+    """Measure the entropy of pre-trained runs at each mask ratio and, of ExLM, number of states."""
+    from exlm_cli.report.entropy_report import entropy_table, write_entropy_figure
+
+    for path, kind in zip(runs.paths, runs.kinds, strict=True):
+        if kind != "pretrain":
+            raise ConfigError(
+                f"`--entropy` is of pre-trained models; {path} is a fine-tuned one", "give the run it began with"
+            )
+    make_folder(output.folder or runs.report)
+    from exlm_cli.analysis.entropy import measure_entropy
+
+    entropies = [
+        (name, entropy)
+        for path, name in zip(runs.paths, runs.names, strict=True)
+        for entropy in measure_entropy(
+            path,
+            mask_ratios=ratios or ENTROPY_MASK_RATIOS,
+            ks=states or () if _is_exlm(path) else (),
+            valid=data,
+            device=device,
+            progress=progress,
+        )
+    ]
+    files = write_entropy_figure(entropies, output.folder or runs.report) if output.has_figures else []
+    content = {"entropies": [{"name": name, **asdict(entropy)} for name, entropy in entropies]}
+    _emit_tables([entropy_table(entropies)], files, content, runs, output)
+
+
+def _is_exlm(path: Path) -> bool:
+    """Return whether a run's masks have states; a list of numbers of states is none of copies of Repeated MLM."""
+    from exlm_cli.analysis.scores import run_directory
+    from exlm_cli.config.load import load_recipe
+
+    return load_recipe(str(run_directory(path) / "recipe.yaml")).objective == "exlm"
+
+
+def apply_run(
+    runs: ChosenRuns,
+    data: Sequence[str],
+    predictions: Path | None,
+    embeddings: Path | None,
+    column: str | None,
+    output: Output,
+    device: str,
+    progress: Progress,
+) -> None:
+    """Apply one run to one file: predictions of a fine-tuned one, or vectors of any."""
+    path = _only_file(runs, data, "--embeddings" if embeddings is not None else "--predictions")
+    if output.formats:
+        raise ConfigError("`--format` is for tables of scores", "leave it out with `--predictions` and `--embeddings`")
+    run, kind = runs.paths[0], runs.kinds[0]
+    if embeddings is not None:
+        return _emit_applied(_embed(run, kind, path, embeddings, column, device, progress), output)
+    if kind == "pretrain":
+        raise ConfigError(
+            f"`--predictions` needs a fine-tuned model; {run} is a pre-trained one",
+            "fine-tune it with `exlm finetune`, or write its vectors with `--embeddings`",
+        )
+    from exlm_cli.analysis.predict import predict
+    from exlm_cli.tasks.finetuned import load_finetuned
+
+    finetuned = load_finetuned(run, device=device)
+    folder = output.folder or runs.report
+    _emit_applied(predict(finetuned, path, predictions, folder=folder, column=column, progress=progress), output)
+
+
+def _embed(
+    run: Path, kind: "RunKind", path: Path, written: Path, column: str | None, device: str, progress: Progress
+) -> "Applied":
+    from exlm_cli.analysis.applied import Applied
+    from exlm_cli.analysis.embeddings import (
+        check_suffix,
+        embed,
+        finetuned_encoder,
+        pretrained_encoder,
+        write_embeddings,
+    )
+
+    check_suffix(written)
+    make_folder(written.parent)
+    if kind == "pretrain":
+        from exlm_cli.train.pretrained import load_pretrained
+
+        encoder = pretrained_encoder(load_pretrained(run, device=device, progress=progress))
+    else:
+        from exlm_cli.tasks.finetuned import load_finetuned
+
+        encoder = finetuned_encoder(load_finetuned(run, device=device))
+    vectors = embed(encoder, path, column=column, progress=progress)
+    write_embeddings(vectors, written)
+    rows = vectors.rows
+    notes = (f"{vectors.cls.shape[1]} numbers a vector", *vectors.notes)
+    return Applied((written,), len(rows.table), len(rows.table) - len(rows.readable), {}, notes)
+
+
+def _emit_tables(
+    tables: "Sequence[ReportTable]", files: list[Path], content: dict[str, Any], runs: ChosenRuns, output: Output
+) -> None:
+    """Write tables in the formats asked for, and tell what there is."""
+    from exlm_cli.cli import console
+    from exlm_cli.report.tables import as_terminal, write_tables
+
+    if output.formats:
+        files = [*files, *write_tables(tables, output.folder or runs.report, output.formats)]
+    if output.as_json:
+        return console.emit_json({**content, "files": [str(file) for file in files]})
+    for table in tables:
+        console.emit_renderable(as_terminal(table))
+        console.emit_text("")
+    if files:
+        console.emit_text("\n".join(f"wrote {file}" for file in files))
+
+
+def _emit_applied(applied: "Applied", output: Output) -> None:
+    """Say what became of the rows of a file."""
+    from exlm_cli.cli import console
+
+    metrics = {name: None if math.isnan(value) else value for name, value in applied.metrics.items()}
+    counts = {"rows": applied.num_rows, "unreadable_rows": applied.num_unreadable}
+    if output.as_json:
+        files = [str(file) for file in applied.files]
+        return console.emit_json({"files": files, **counts, "metrics": metrics, "notes": list(applied.notes)})
+    shown = {name: "not defined" if value is None else value for name, value in metrics.items()}
+    console.emit_pairs({**counts, **shown})
+    for note in applied.notes:
+        console.emit_text(f"note: {note}")
+    console.emit_text("\n".join(f"wrote {file}" for file in applied.files))
+
+
+def _only_file(runs: ChosenRuns, data: Sequence[str], option: str) -> Path:
+    """Return the file that one run is applied to."""
+    if len(data) != 1:
+        given = f"{len(data)} are given" if data else "none is given"
+        raise ConfigError(
+            f"`{option}` needs one `--data` file; {given}", f"`exlm eval RUN --data new.csv {option} FILE`"
+        )
+    if len(runs.paths) > 1:
+        raise ConfigError(
+            f"`--data` applies one run to new rows; {len(runs.paths)} are given",
+            "give one run at a time; several pre-trained ones alone are scored on validation files",
+        )
+    return Path(data[0]).expanduser()
+
+
+def _newest_run(progress: Progress) -> Path:
+    from exlm_cli.tasks.results import RESULTS_FILE
+
+    def is_scorable(run: Path) -> bool:
+        try:
+            command = read_run_json(run).get("command")
+        except ExlmError:
+            # a damaged run is no reason to refuse the others
+            return False
+        is_finished = command == "finetune" and (run / RESULTS_FILE).is_file()
+        return is_finished or (command == "pretrain" and any((run / "checkpoints").glob("step-*")))
+
+    newest = find_newest_run(RUNS_ROOT, is_scorable)
+    if newest is None:
+        raise CheckpointError(
+            f"no run was given, and there is none with a checkpoint under {RUNS_ROOT}/",
+            "make one with `exlm pretrain --recipe quickstart-text`",
+        )
+    progress.message(f"run: {newest}, the newest one")
+    return newest
