@@ -80,7 +80,7 @@ def run_grid(
             waiting.sort(key=lambda plan: plan.work)
             with open_board(plans, results, progress) as board:
                 environments = environments[: len(waiting)]
-                results |= _work_off(run, waiting, environments, board, f"exlm {recipe.command} --resume {run}")
+                results |= _work_off(run, waiting, environments, board, recipe.resume_command(run))
         cells = [result for plan in plans if (result := results[plan.folder]) is not None]
         write_json(run / "results.json", _summary(recipe, cells))
     return GridResult(run, cells)

@@ -55,18 +55,28 @@ def load_grid_recipe(
     *,
     kind: "type[GridRecipeT]",
     default: str,
+    option: str = "--recipe",
 ) -> "GridRecipeT":
     """Return the recipe of a new grid, or that of the one to go on with.
 
+    Args:
+        recipe: Name or file, as `option` gave it.
+        resume: Directory of the grid to go on with.
+        out: Directory of a new one.
+        overrides: `key=value`.
+        kind: Of recipe.
+        default: Recipe where none is named.
+        option: Which option names the recipe.
+
     Raises:
-        ConfigError: `--recipe` or `--out` together with `--resume`, or a mistake in the recipe.
+        ConfigError: `option` or `--out` together with `--resume`, or a mistake in the recipe.
         CheckpointError: `--resume` names no run directory.
     """
     from exlm_cli.config.load import load_recipe
 
     if resume is None:
         return load_recipe(recipe or default, overrides, kind=kind)
-    for name, value in (("--recipe", recipe), ("--out", out)):
+    for name, value in ((option, recipe), ("--out", out)):
         if value is not None:
             raise ConfigError(f"`{name} {value}` does not go with `--resume`", f"the grid goes on in {resume}")
     if not (resume / "recipe.yaml").is_file():

@@ -1,5 +1,6 @@
 """Grids of pre-training runs: what each cell trains, fine-tunes and measures. No torch here."""
 
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -64,6 +65,10 @@ class CellsRecipe(Recipe):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the models run")
     pretrain: PretrainRecipe = Field(description="What the cells have in common: a recipe of `exlm pretrain`")
     finetune: FinetuneRecipe = Field(description="How cells are fine-tuned on each of `tasks`, with seeds of its own")
+
+    def resume_command(self, run: Path) -> str:
+        """Return what goes on with a run of this recipe."""
+        return f"exlm {self.command} --resume {run}"
 
     def plan(self) -> list[CellPlan]:
         """Return every cell with every seed, in the order of the recipe."""

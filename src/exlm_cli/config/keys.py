@@ -97,7 +97,12 @@ def _describe_type(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(f"`{value}`" for value in get_args(kind))
     if get_origin(kind) is dict:
-        return "lists by key like {optim.lr: [1e-5, 2e-5]}"
+        is_nested = get_origin(get_args(kind)[1]) is dict
+        return (
+            "changes by name like {wide: {model.width: 256}}"
+            if is_nested
+            else "lists by key like {optim.lr: [1e-5, 2e-5]}"
+        )
     if get_origin(kind) is tuple:
         inner = get_args(kind)
         if inner[-1] is Ellipsis:

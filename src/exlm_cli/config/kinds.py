@@ -6,8 +6,9 @@ from exlm_cli.config.base import Recipe
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.recipes import PretrainRecipe
 from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
+from exlm_cli.config.sweep import SweepRecipe
 
-KINDS: tuple[type[Recipe], ...] = (PretrainRecipe, RepeatMlmRecipe, FinetuneRecipe)
+KINDS: tuple[type[Recipe], ...] = (PretrainRecipe, SweepRecipe, RepeatMlmRecipe, FinetuneRecipe)
 
 
 def kind_of_keys(keys: Iterable[str]) -> type[Recipe] | None:

@@ -14,6 +14,7 @@ from exlm_cli.config.keys import accepts_mapping, find_field, recipe_sections
 from exlm_cli.config.kinds import KINDS, kind_of_keys
 from exlm_cli.config.layers import Layers
 from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.sweep import SweepRecipe, changed_values
 from exlm_cli.config.yaml_text import describe_yaml_error, dump_yaml, parse_yaml
 from exlm_cli.errors import ConfigError
 
@@ -147,6 +148,8 @@ def _read_layers(path: Path, children: tuple[Path, ...], kind: type[Recipe]) -> 
         for key, value in values.items()
         if key in sections and isinstance(value, dict)
     }
+    if issubclass(kind, SweepRecipe):
+        _resolve_variants(values, section_bases.get("pretrain"), path)
     layers = Layers.read_from(values, _shown(path))
     for key, section_base in section_bases.items():
         if section_base is not None:
@@ -163,6 +166,25 @@ def _read_section(base_name: str, kind: type[Recipe], children: tuple[Path, ...]
     """Read the recipe that a section extends; it keeps its name."""
     base = _find_recipe(base_name, kind, extended_by=children[-1])
     return _read_layers(base, children, kind).over(Layers.read_from({"name": base.stem}, f"the name of {base.name}"))
+
+
+def _resolve_variants(values: dict[str, Any], common_name: str | None, path: Path) -> None:
+    """Let a variant that extends a recipe stand for what that recipe changes of the common one."""
+    variants = values.get("variants")
+    if not isinstance(variants, dict):
+        return
+    for label, changes in variants.items():
+        base_name = _pop_base(changes, path, f"variants.{label}.extends") if isinstance(changes, dict) else None
+        if base_name is None:
+            continue
+        if common_name is None:
+            raise ConfigError(
+                f"{_shown(path)}: `variants.{label}.extends` needs `pretrain.extends` in the same file",
+                "the variant is what its recipe changes of that one",
+            )
+        found = (_find_recipe(name, PretrainRecipe, extended_by=path) for name in (common_name, base_name))
+        common, base = (load_recipe(str(file)) for file in found)
+        variants[label] = changed_values(common, base) | changes
 
 
 def _pop_base(values: dict[str, Any], path: Path, said: str) -> str | None:

@@ -1,16 +1,16 @@
 """The report of a Repeated-MLM grid, from its run directory: CSV, Markdown and pictures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from exlm_cli.report.cell_rows import Result, read_curves
 from exlm_cli.report.curves import Row
 from exlm_cli.report.grid_figures import write_grid_figures
 from exlm_cli.report.grid_table import GridRow, csv_text, grid_rows, markdown_text
-from exlm_cli.run_dir import read_metrics, write_atomically
+from exlm_cli.run_dir import write_atomically
 
 
-def write_grid_report(run: Path, cells: Sequence[Mapping[str, Any]], *, title: str) -> tuple[list[GridRow], list[Path]]:
+def write_grid_report(run: Path, cells: Sequence[Result], *, title: str) -> tuple[list[GridRow], list[Path]]:
     """Write `report/grid.csv`, `grid.md` and the figures of a grid.
 
     Args:
@@ -34,11 +34,7 @@ def write_grid_report(run: Path, cells: Sequence[Mapping[str, Any]], *, title: s
     return rows, [*(folder / name for name in texts), *figures]
 
 
-def _curves(run: Path, cells: Sequence[Mapping[str, Any]]) -> dict[tuple[int, float], list[Row]]:
-    curves: dict[tuple[int, float], list[Row]] = {}
-    for cell in cells:
-        key = (int(cell["num_repeats"]), float(cell["mask_ratio"]))
-        path = run / "cells" / cell["label"] / f"seed-{cell['seed']}" / "pretrain" / "metrics.jsonl"
-        if key not in curves and path.is_file():
-            curves[key] = list(read_metrics(path))
-    return curves
+def _curves(run: Path, cells: Sequence[Result]) -> dict[tuple[int, float], list[Row]]:
+    by_label = read_curves(run, cells)
+    keys = {cell["label"]: (int(cell["num_repeats"]), float(cell["mask_ratio"])) for cell in cells}
+    return {keys[label]: rows for label, rows in by_label.items()}

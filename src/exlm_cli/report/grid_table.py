@@ -7,60 +7,47 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from exlm_cli.analysis.grid_statistics import RankAgreement, mean_and_deviation, rank_agreement
+from exlm_cli.analysis.grid_statistics import RankAgreement, rank_agreement
+from exlm_cli.report.cell_rows import (
+    CellRow,
+    Result,
+    column_name,
+    csv_number,
+    in_words,
+    other_figures,
+    pool_seeds,
+    seed_note,
+)
 
 Cell = tuple[int, float]
 
 FIGURES = ("entropy_bits", "loss", "perplexity", "mask_accuracy")
 """Validation figures of a cell that every table shows, under their names in metrics.jsonl."""
 
-_WORDS = {
-    "entropy_bits": "Entropy, bits",
-    "loss": "Loss, nats per target",
-    "perplexity": "Perplexity",
-    "mask_accuracy": "Mask accuracy",
-}
-
 
 @dataclass(frozen=True)
-class GridRow:
+class GridRow(CellRow):
     """One cell, all its seeds.
 
     Attributes:
         num_repeats: k.
         mask_ratio: p.
-        seeds: Those that came to an end.
-        diverged_seeds: Those whose training met a loss that is no number.
         corrupted: `num_tokens`, `expected` (p^k), `expected_with_floor`, `measured` and `standard_error`, seeds pooled.
-        figures: One value a seed by name: `FIGURES`, then those of fine-tuned tasks, such as `glue/rte accuracy`.
     """
 
     num_repeats: int
     mask_ratio: float
-    seeds: tuple[int, ...]
-    diverged_seeds: tuple[int, ...]
     corrupted: Mapping[str, float]
-    figures: Mapping[str, tuple[float, ...]]
 
     @property
     def cell(self) -> Cell:
         """(k, p)."""
         return self.num_repeats, self.mask_ratio
 
-    def mean(self, name: str) -> float:
-        """Mean over seeds; NaN where no seed has the figure."""
-        values = self.figures.get(name, ())
-        return mean_and_deviation(values)[0] if values else math.nan
 
-    def deviation(self, name: str) -> float:
-        """Sample standard deviation over seeds; NaN below two seeds."""
-        values = self.figures.get(name, ())
-        return mean_and_deviation(values)[1] if values else math.nan
-
-
-def grid_rows(results: Sequence[Mapping[str, Any]]) -> list[GridRow]:
+def grid_rows(results: Sequence[Result]) -> list[GridRow]:
     """Put the `result.json` of cells together by (k, p), in order of k and p."""
-    by_cell: dict[Cell, list[Mapping[str, Any]]] = {}
+    by_cell: dict[Cell, list[Result]] = {}
     for result in results:
         by_cell.setdefault((int(result["num_repeats"]), float(result["mask_ratio"])), []).append(result)
     return [_row(cell, by_cell[cell]) for cell in sorted(by_cell)]
@@ -68,7 +55,7 @@ def grid_rows(results: Sequence[Mapping[str, Any]]) -> list[GridRow]:
 
 def task_figures(rows: Sequence[GridRow]) -> list[str]:
     """Return the names of the fine-tuned figures, in the order in which they came."""
-    return list(dict.fromkeys(name for row in rows for name in row.figures if name not in FIGURES))
+    return other_figures(rows, FIGURES)
 
 
 def csv_text(rows: Sequence[GridRow]) -> str:
@@ -76,8 +63,8 @@ def csv_text(rows: Sequence[GridRow]) -> str:
     names = [*FIGURES, *task_figures(rows)]
     header = [
         "num_repeats", "mask_ratio", "corrupted_expected", "corrupted_measured", "corrupted_standard_error",
-        "corrupted_expected_with_floor", *(f"{_column(name)}{end}" for name in names for end in ("", "_std")), "seeds",
-        "diverged_seeds",
+        "corrupted_expected_with_floor", *(f"{column_name(name)}{end}" for name in names for end in ("", "_std")),
+        "seeds", "diverged_seeds",
     ]  # fmt: skip
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -85,7 +72,7 @@ def csv_text(rows: Sequence[GridRow]) -> str:
     for row in rows:
         shares = [row.corrupted[key] for key in ("expected", "measured", "standard_error", "expected_with_floor")]
         figures = [value for name in names for value in (row.mean(name), row.deviation(name))]
-        numbers = [_number(value) for value in (*shares, *figures)]
+        numbers = [csv_number(value) for value in (*shares, *figures)]
         seeds = [" ".join(map(str, some)) for some in (row.seeds, row.diverged_seeds)]
         writer.writerow([row.num_repeats, f"{row.mask_ratio:g}", *numbers, *seeds])
     return text.getvalue()
@@ -95,7 +82,7 @@ def markdown_text(rows: Sequence[GridRow], *, title: str) -> str:
     """Return the grid as Markdown: a k x p table of each figure as in the paper, then what they say of p^k."""
     parts = [f"# {title}\n", "Corrupted share, measured (p^k expected):\n", _square(rows, _shares_text)]
     for name in _present(rows):
-        parts += [f"{in_words(name)}{_seed_note(rows)}:\n", _square(rows, lambda row, n=name: _cell_text(row, n))]
+        parts += [f"{in_words(name)}{seed_note(rows)}:\n", _square(rows, lambda row, n=name: row.show(n))]
     parts += ["Does it follow p^k or p?\n", agreement_table(rows)]
     diverged = [f"k = {row.num_repeats}, p = {row.mask_ratio:g}" for row in rows if row.diverged_seeds]
     if diverged:
@@ -126,23 +113,9 @@ def agreement_table(rows: Sequence[GridRow]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(cell: Cell, results: Sequence[Mapping[str, Any]]) -> GridRow:
-    done = [result for result in results if not result.get("diverged")]
-    figures: dict[str, list[float]] = {}
-    for result in done:
-        for name in FIGURES:
-            figures.setdefault(name, []).append(float(result["metrics"][name]))
-        for task, scored in result.get("finetune", {}).items():
-            # the seeds of fine-tuning are averaged, as App. B.2 does
-            mean, _ = mean_and_deviation(scored["values"])
-            figures.setdefault(f"{task} {scored['metric']}", []).append(mean)
-    return GridRow(
-        *cell,
-        seeds=tuple(sorted(int(result["seed"]) for result in done)),
-        diverged_seeds=tuple(sorted(int(result["seed"]) for result in results if result.get("diverged"))),
-        corrupted=_pooled([result["corruption"] for result in results]),
-        figures={name: tuple(values) for name, values in figures.items()},
-    )
+def _row(cell: Cell, results: Sequence[Result]) -> GridRow:
+    corrupted = _pooled([result["corruption"] for result in results])
+    return GridRow(*cell, corrupted, **pool_seeds(results, FIGURES))
 
 
 def _pooled(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -172,39 +145,6 @@ def _square(rows: Sequence[GridRow], text_of: Any) -> str:
 
 def _shares_text(row: GridRow) -> str:
     return f"{100 * row.corrupted['measured']:.2f}% ({100 * row.corrupted['expected']:.2f}%)"
-
-
-def _cell_text(row: GridRow, name: str) -> str:
-    mean, deviation = row.mean(name), row.deviation(name)
-    if math.isnan(mean):
-        return "diverged" if row.diverged_seeds else "–"
-    return show_figure(name, mean) + ("" if math.isnan(deviation) else f" ± {show_figure(name, deviation)}")
-
-
-def show_figure(name: str, value: float) -> str:
-    """Return a figure as the paper prints it: accuracies in percent, entropy in bits with two decimals."""
-    if "accuracy" in name:
-        return f"{100 * value:.1f}"
-    return f"{value:.2f}" if name == "entropy_bits" else f"{value:.3g}" if name == "perplexity" else f"{value:.3f}"
-
-
-def in_words(name: str) -> str:
-    """Return what a figure is, for titles."""
-    return _WORDS.get(name, name)
-
-
-def _seed_note(rows: Sequence[GridRow]) -> str:
-    most = max((len(row.seeds) for row in rows), default=0)
-    return f" (mean ± standard deviation of {most} seeds)" if most > 1 else ""
-
-
-def _column(name: str) -> str:
-    """Return `glue_rte_accuracy` for `glue/rte accuracy`."""
-    return name.replace("/", "_").replace(" ", "_")
-
-
-def _number(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.6g}"
 
 
 def _short(value: float) -> str:

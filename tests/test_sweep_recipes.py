@@ -1,0 +1,131 @@
+"""Every shipped sweep resolves; the paper's train exactly the ablation recipes (Tables 2, 4 and 13, Figure 12)."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exlm_cli.config.load import dump_recipe, list_recipes, load_recipe, recipes_folder
+from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.sweep import SweepRecipe
+
+FILES = sorted((recipes_folder() / "sweep").rglob("*.yaml"))
+SMALL = ["quickstart-ablations", "ablations-small-text", "ablations-small-smiles"]
+
+# the rows of each table, by the recipe that trains them
+PAPER = {
+    "table-2": {
+        "exlm-no-2d-rope": "ablation-exlm-no-2d-rope",
+        "exlm-no-transitions": "ablation-exlm-no-transitions",
+        "mlm": "ablation-mlm",
+        "mlm-plus-plus": "ablation-mlm-plus-plus",
+        "exlm": "ablation-exlm",
+    },
+    "table-4": {
+        "mlm": "ablation-mlm",
+        "exlm-k2": "ablation-exlm-k2-p15",
+        "exlm": "ablation-exlm-k4-p15",
+        "exlm-k8": "ablation-exlm-k8-p15",
+        "mlm-p38.7": "ablation-mlm-p38.7",
+        "exlm-k2-p38.7": "ablation-exlm-k2-p38.7",
+        "exlm-k4-p38.7": "ablation-exlm-k4-p38.7",
+        "exlm-k8-p38.7": "ablation-exlm-k8-p38.7",
+    },
+    "table-13": {
+        "exlm-no-transitions": "ablation-exlm-no-transitions",
+        "exlm-sparse-dag": "ablation-exlm-sparse-dag",
+        "mlm": "ablation-mlm",
+        "exlm": "ablation-exlm",
+    },
+    "figure-12": {
+        "mlm": "ablation-mlm",
+        "exlm-k2": "ablation-exlm-k2-p15",
+        "exlm": "ablation-exlm-k4-p15",
+        "exlm-k8": "ablation-exlm-k8-p15",
+    },
+}
+PAPER["ablations"] = {label: name for table in PAPER.values() for label, name in table.items()}
+
+
+def _load(name: str) -> SweepRecipe:
+    return load_recipe(name, kind=SweepRecipe)
+
+
+def _content(recipe: PretrainRecipe) -> dict[str, Any]:
+    """Return what decides the weights, but for the seed, and where they are trained."""
+    content = recipe.model_dump(exclude={"name", "purpose", "paper", "seed", "device"})
+    del content["train"]["num_threads"]
+    return content
+
+
+def test_every_file_is_a_listed_recipe() -> None:
+    assert len(FILES) == len(PAPER) + len(SMALL)
+    assert sorted(info.path for info in list_recipes(SweepRecipe)) == FILES
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_sweep_resolves_says_what_it_is_for_and_round_trips(path: Path, tmp_path: Path) -> None:
+    recipe = _load(path.stem)
+    assert recipe.name == path.stem
+    assert recipe.purpose
+    assert recipe.paper
+    resolved = tmp_path / "recipe.yaml"
+    resolved.write_text(dump_recipe(recipe), encoding="utf-8")
+    assert _load(str(resolved)) == recipe
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_a_sweep_of_the_paper_trains_the_ablation_recipes(name: str) -> None:
+    plans = _load(name).plan()
+    assert sorted(plan.label for plan in plans) == sorted(PAPER[name])
+    for plan in plans:
+        assert _content(plan.pretrain) == _content(load_recipe(PAPER[name][plan.label])), plan.label
+
+
+@pytest.mark.parametrize("name", ["table-2", "table-4", "table-13"])
+def test_every_variant_is_fine_tuned_on_the_four_tasks_as_table_6_says(name: str) -> None:
+    for plan in _load(name).plan():
+        assert [recipe.task.name for recipe in plan.finetune] == ["glue/mnli", "glue/qnli", "glue/qqp", "glue/rte"]
+        for recipe in plan.finetune:
+            assert (recipe.optim.lr, recipe.train.batch_sequences, recipe.train.max_epochs) == (5e-5, 32, 3)
+            assert (recipe.optim.warmup_ratio, recipe.seeds, recipe.aggregate) == (0.06, (1, 2, 3), "mean")
+
+
+def test_figure_12_needs_no_task_and_several_mask_ratios() -> None:
+    recipe = _load("figure-12")
+    assert recipe.tasks == ()
+    assert recipe.entropy_ratios == (0.15, 0.387, 0.622, 0.789)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_sweeps_take_variants_and_no_size_from_the_papers(name: str) -> None:
+    recipe = _load(name)
+    assert recipe.pretrain.model.width <= 128
+    assert not any(source.startswith("hub:") for source in (*recipe.pretrain.data.train, *recipe.pretrain.data.valid))
+    for plan in recipe.plan():
+        assert plan.pretrain.train.max_steps in (recipe.pretrain.train.max_steps, 2 * recipe.pretrain.train.max_steps)
+        if plan.pretrain.objective == "mlm":
+            assert plan.pretrain.model.clone_embedding == "none"
+    by_label = {plan.label: plan for plan in recipe.plan()}
+    assert by_label["mlm-plus-plus"].about["relative_steps"] == 2.0
+
+
+@pytest.mark.parametrize("name", SMALL[1:])
+def test_small_sweeps_of_a_users_data_have_every_variant_of_the_paper(name: str) -> None:
+    recipe = _load(name)
+    assert {plan.label for plan in recipe.plan()} == {*PAPER["ablations"], "exlm-lanes"}
+    assert (recipe.pretrain.masking.num_states_per_mask, recipe.pretrain.masking.mask_ratio) == (4, 0.15)
+
+
+@pytest.mark.parametrize("name", SMALL[1:])
+def test_lanes_are_those_of_the_small_recipes(name: str) -> None:
+    base = name.removeprefix("ablations-small-") + "-small"
+    lanes, plain = load_recipe(f"{base}-lanes"), load_recipe(base)
+    changes = _load(name).variants["exlm-lanes"]
+    assert changes == {
+        "model.clone_embedding": lanes.model.clone_embedding,
+        "model.clone_init_std": lanes.model.clone_init_std,
+        "model.transition.lane_bias": lanes.model.transition.lane_bias,
+        "optim.transition_lr_scale": lanes.optim.transition_lr_scale,
+    }
+    assert plain.model.clone_embedding == "none"
