@@ -1,0 +1,194 @@
+"""What a training step costs: ExLM against its MLM twin, measured, beside the floor that arithmetic sets (Table 12).
+
+    python benchmarks/bench_train_step.py [--recipes text-small,smiles-small] [--steps 9] [--threads 1] [--quick]
+    python benchmarks/bench_train_step.py --recipes ablation-exlm --device cuda --batch-share 0.0625
+
+Real steps of the training loop, on generated token ids of the recipe's vocabulary and lengths: full sequences for
+packed text, lengths like those of drug-like molecules in SMILES (log-normal, median 43) for one row a sequence. In
+every round each model does one step as it is and one that is split into its parts (`step_split.py`), both models on the
+same sequences and masks, so ratios are of neighbours in one run; the split step against the whole one is what measuring
+costs. The floor counts FLOPs without padding (`exlm_cli/analysis/cost.py`). Hours are for the recipe's steps on the
+device at hand; validation and checkpoints are not in them. "data alone" is the time to make a step's batches with
+nothing else to do; "data" is the part of it that the step waits for. Not yet run on a GPU.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+import torch
+
+import harness
+from exlm_cli.config.load import load_recipe
+from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.data.batch import Batch
+from exlm_cli.data.masking import IntArray
+from exlm_cli.data.prepare import PreparedData
+from exlm_cli.data.shards import ShardWriter, TokenDataset
+from exlm_cli.data.tokenizer import SPECIAL_TOKENS, UNK, Tokenizer
+from exlm_cli.ops.alignment import choose_backend
+from exlm_cli.progress import SilentProgress
+from exlm_cli.run_dir import MetricsLog
+from exlm_cli.train.interrupt import StopSignal
+from exlm_cli.train.loop import TrainingLoop
+from exlm_cli.train.pretrain import PretrainTask, autocast_dtype
+from exlm_cli.train.pretrained import build_model
+from step_measurements import ALONE, SPLIT, WHOLE, Measured, conclude, rows_of, show
+from step_split import split_step
+
+MEDIAN_SMILES_TOKENS, SPREAD_OF_LOG = 43, 0.42
+
+
+class RecordingTask(PretrainTask):
+    """The task of pre-training, which remembers the batches of its last step."""
+
+    batches: list[Batch]
+
+    def microbatches(self, indices: IntArray, epoch: int) -> Iterator[Batch]:
+        """Yield the step's batches."""
+        self.batches = []
+        for batch in super().microbatches(indices, epoch):
+            self.batches.append(batch)
+            yield batch
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two models in training."""
+
+    task: RecordingTask
+    loop: TrainingLoop
+    measured: Measured
+
+
+def build_sides(exlm_name: str, mlm_name: str, arguments: argparse.Namespace, folder: Path) -> tuple[Side, Side]:
+    """Set up both models on the same generated data."""
+    overrides = [f"device={arguments.device.type}", f"train.alignment_backend={arguments.backend}", *arguments.set]
+    exlm: PretrainRecipe = load_recipe(exlm_name, overrides)
+    data = generate_data(scale_batch(exlm, arguments.batch_share), folder)
+    mlm: PretrainRecipe = load_recipe(mlm_name, overrides)
+    return build_side(exlm, data, arguments, folder), build_side(mlm, data, arguments, folder)
+
+
+def build_side(recipe: PretrainRecipe, data: PreparedData, arguments: argparse.Namespace, folder: Path) -> Side:
+    """Set up the training of a recipe."""
+    device = arguments.device
+    scaled = scale_batch(recipe, arguments.batch_share)
+    model = build_model(scaled, data.tokenizer, device).train()
+    task = RecordingTask(scaled, data, model, device)
+    loop = TrainingLoop(
+        task,
+        scaled.train,
+        scaled.optim,
+        seed=scaled.seed,
+        run=folder,
+        metrics=MetricsLog(folder / "metrics.jsonl"),
+        progress=SilentProgress(),
+        resume_command="",
+    )
+    backend = "" if model.transition is None else choose_backend(arguments.backend, torch.float32, device.type)
+    precision = "fp32" if autocast_dtype(scaled.train, device) is None else "bf16"
+    return Side(task, loop, Measured(recipe, arguments.batch_share, backend, precision))
+
+
+def scale_batch(recipe: PretrainRecipe, share: float) -> PretrainRecipe:
+    """The recipe with a share of the sequences or tokens of a step."""
+    key = "batch_tokens" if recipe.train.batch_tokens is not None else "batch_sequences"
+    size = max(1, round(share * getattr(recipe.train, key)))
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={key: size})})
+
+
+def generate_data(recipe: PretrainRecipe, folder: Path) -> PreparedData:
+    """Token ids drawn evenly from the vocabulary, as many sequences as one window of length buckets holds."""
+    rng = np.random.default_rng(0)
+    vocab_size, longest = recipe.tokenizer.vocab_size, recipe.data.sequence_length - 2
+    is_packed = recipe.data.sample_break == "none"
+    mean_length = longest if is_packed else MEDIAN_SMILES_TOKENS
+    batch = recipe.train.batch_sequences or max(1, (recipe.train.batch_tokens or 0) // (mean_length + 2))
+    count = batch * recipe.train.bucket_steps
+    lengths = np.full(count, longest)
+    if not is_packed:
+        drawn = rng.lognormal(np.log(MEDIAN_SMILES_TOKENS), SPREAD_OF_LOG, count)
+        lengths = drawn.astype(np.int64).clip(1, longest)
+    with ShardWriter(folder / "shards", vocab_size=vocab_size, fingerprint="generated") as writer:
+        writer.add([rng.integers(len(SPECIAL_TOKENS), vocab_size, length) for length in lengths])
+    words = (*SPECIAL_TOKENS, *(f"t{i}" for i in range(vocab_size - len(SPECIAL_TOKENS))))
+    vocabulary = {word: i for i, word in enumerate(words)}
+    tokenizer = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=UNK)))
+    dataset = TokenDataset(folder / "shards")
+    return PreparedData(tokenizer, dataset, dataset, "generated", num_rejected=0, was_cached=False)
+
+
+def measure_round(sides: list[Side]) -> None:
+    """One whole and one split step of each side."""
+    stop = StopSignal()  # never entered: signals end the benchmark as usual
+    for side in sides:
+        stopwatch = harness.Stopwatch(side.task.device)
+        stopwatch.mark()
+        side.loop.advance(stop)
+        stopwatch.mark()
+        side.measured.add(WHOLE, stopwatch.laps_ms()[0])
+        side.measured.add_sizes(side.task.batches, sum(map(side.task.count_tokens, side.task.batches)))
+    for side in sides:
+        with split_step(side.loop, side.task) as clock:
+            side.loop.advance(stop)
+        parts_ms = clock.totals_ms()
+        side.measured.add(SPLIT, sum(ms for part, ms in parts_ms.items() if part.direction == "both"))
+        for part, ms in parts_ms.items():
+            side.measured.add(part, ms)
+        indices = torch.cat([batch.sample_index for batch in side.task.batches]).cpu().numpy()
+        start_s = time.perf_counter()
+        for _ in side.task.microbatches(indices, side.loop.state.epoch):
+            pass
+        side.measured.add(ALONE, 1000 * (time.perf_counter() - start_s))
+
+
+def measure(sides: list[Side], num_rounds: int, num_warmup: int) -> None:
+    """Measure round by round, each side first in turn."""
+    for round_index in range(num_warmup + num_rounds):
+        if round_index == num_warmup:
+            for side in sides:
+                side.measured.forget()
+        measure_round(sides[::-1] if round_index % 2 else sides)
+
+
+def twin_of(name: str) -> str:
+    """The name of a recipe's MLM."""
+    return name.replace("-exlm", "-mlm") if "-exlm" in name else f"{name}-mlm"
+
+
+def main() -> None:
+    """Print tables and append their rows to `results/train_step.csv`."""
+    parser = argparse.ArgumentParser(description="Time of a training step, ExLM against MLM")
+    parser.add_argument("--recipes", default="text-small,smiles-small", help="comma-separated: NAME or NAME:MLM-TWIN")
+    parser.add_argument("--steps", default=9, type=int, help="rounds measured, after --warmup")
+    parser.add_argument("--warmup", default=2, type=int, help="rounds that are not")
+    parser.add_argument("--device", default="cpu", type=torch.device)
+    parser.add_argument("--threads", default=torch.get_num_threads(), type=int)
+    parser.add_argument("--backend", default="auto", help="of the alignment: auto, native, torch, reference")
+    parser.add_argument("--batch-share", default=1.0, type=float, help="share of the recipe's step done in one")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for both recipes")
+    parser.add_argument("--quick", action="store_true", help="three rounds, nothing kept")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    for name in arguments.recipes.split(","):
+        exlm_name, _, mlm_name = name.partition(":")
+        with tempfile.TemporaryDirectory() as folder:
+            exlm, mlm = build_sides(exlm_name, mlm_name or twin_of(exlm_name), arguments, Path(folder))
+            measure([exlm, mlm], 3 if arguments.quick else arguments.steps, arguments.warmup)
+        exlm_rows, mlm_rows = rows_of(exlm.measured, mlm.measured), rows_of(mlm.measured, None)
+        show(exlm_rows)
+        show(mlm_rows)
+        print(conclude(exlm_rows, mlm_rows), flush=True)
+        if not arguments.quick:
+            for row in exlm_rows + mlm_rows:
+                harness.append_row("train_step", {**row, **harness.surroundings(arguments.device)})
+
+
+if __name__ == "__main__":
+    main()

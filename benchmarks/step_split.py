@@ -1,0 +1,128 @@
+"""Where the time of a training step goes: marks set around the parts of a real step, forward and backward.
+
+The parts of the model are called as ever, through wrappers that mark their beginning and end. In the backward pass a
+gradient hook on what a part gave out marks where its own backward begins: autograd runs the later part first, and all
+of it, so the parts do not mix. Whatever lies between two marks belongs to the part that was entered last, so that the
+parts add up to the step. On a CUDA device marks are events of the stream.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal, NamedTuple
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from exlm_cli.data.batch import Batch
+from exlm_cli.data.masking import IntArray
+from exlm_cli.train import objective
+from exlm_cli.train.loop import TrainingLoop
+from exlm_cli.train.pretrain import PretrainTask
+from harness import Stopwatch
+
+Pass = Literal["forward", "backward", "both"]
+
+
+class Part(NamedTuple):
+    """A stretch of a step; `both` where it has no backward pass of its own."""
+
+    name: str
+    direction: Pass = "both"
+
+
+DATA, OPTIMISER, OTHER = Part("data"), Part("optimiser"), Part("other")
+ORDER = ("data", "encoder", "lm_head", "transition", "alignment", "optimiser", "other")
+
+
+class StepClock:
+    """One step, cut where the next part is entered."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stopwatch = Stopwatch(device)
+        self._entered: list[Part] = []
+
+    @property
+    def current(self) -> Part:
+        """The part that time goes to."""
+        return self._entered[-1]
+
+    def enter(self, part: Part) -> None:
+        """Count time to this part from now on."""
+        self._stopwatch.mark()
+        self._entered.append(part)
+
+    def totals_ms(self) -> dict[Part, float]:
+        """Milliseconds of every part up to the last one entered, which has none; with their sums over both passes."""
+        totals: dict[Part, float] = defaultdict(float)
+        for part, lap_ms in zip(self._entered, self._stopwatch.laps_ms(), strict=False):
+            totals[part] += lap_ms
+            if part.direction != "both":
+                totals[Part(part.name)] += lap_ms
+        return dict(totals)
+
+
+@contextmanager
+def split_step(loop: TrainingLoop, task: PretrainTask) -> Iterator[StepClock]:
+    """Mark the parts of the steps done inside; afterwards everything is as it was.
+
+    `data` is the wait for the next batch, `encoder` includes embedding and gathering node states, `optimiser` freeing,
+    scaling and clipping gradients, `other` the sums between them.
+    """
+    clock = StepClock(task.device)
+    model = task.model
+
+    def microbatches(indices: IntArray, epoch: int) -> Iterator[Batch]:
+        batches = type(task).microbatches(task, indices, epoch)
+        while True:
+            clock.enter(DATA)
+            batch = next(batches, None)
+            if batch is None:
+                break
+            clock.enter(OTHER)
+            yield batch
+        clock.enter(OPTIMISER)
+
+    def zero_grad(*, set_to_none: bool) -> None:
+        clock.enter(OPTIMISER)
+        type(loop.optimizer).zero_grad(loop.optimizer, set_to_none=set_to_none)
+        clock.enter(OTHER)
+
+    wrapped: list[tuple[Any, str, str, Callable[[Any], Tensor]]] = [
+        (model, "node_states", "encoder", lambda nodes: nodes.states),
+        (model, "log_emissions", "lm_head", lambda log_emit: log_emit),
+        (model, "token_log_probs", "lm_head", lambda log_probs: log_probs),
+        (model, "log_transitions", "transition", lambda log_trans: log_trans),
+        (objective, "states_alignment_nll", "alignment", lambda nll: nll),
+        (objective, "single_target_ctc_nll", "alignment", lambda nll: nll),
+    ]
+    with ExitStack() as stack:
+        for owner, name, part, output in wrapped:
+            marking = _marking(clock, getattr(owner, name), part, output)
+            stack.enter_context(mock.patch.object(owner, name, marking))
+        stack.enter_context(mock.patch.object(task, "microbatches", microbatches))
+        stack.enter_context(mock.patch.object(loop.optimizer, "zero_grad", zero_grad))
+        # tied to the decoder: its gradient is complete when the backward pass has come to the input
+        weight = model.token_embedding.weight
+        stack.callback(weight.register_post_accumulate_grad_hook(lambda _: clock.enter(OTHER)).remove)
+        stack.callback(loop.optimizer.register_step_post_hook(lambda *_: clock.enter(OTHER)).remove)
+        clock.enter(OTHER)
+        yield clock
+        clock.enter(OTHER)
+
+
+def _marking(
+    clock: StepClock, call: Callable[..., Any], name: str, output: Callable[[Any], Tensor]
+) -> Callable[..., Any]:
+    """Wrap a part of the model; `output` picks the tensor whose gradient its backward pass begins with."""
+
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        before = clock.current
+        clock.enter(Part(name, "forward"))
+        result = call(*args, **kwargs)
+        output(result).register_hook(lambda _: clock.enter(Part(name, "backward")))
+        clock.enter(before)
+        return result
+
+    return marked

@@ -1,0 +1,150 @@
+"""The benchmark of a training step: its arithmetic by hand, and that splitting a step neither loses nor changes it."""
+
+import argparse
+import csv
+import importlib
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from exlm_cli.analysis.cost import TrainingFlops
+from exlm_cli.train.interrupt import StopSignal
+from tests.tiny import tiny_recipe
+
+ARGUMENTS = argparse.Namespace(device=torch.device("cpu"), backend="torch", batch_share=1.0)
+
+
+@pytest.fixture
+def bench() -> Any:
+    return importlib.import_module("bench_train_step")
+
+
+@pytest.fixture
+def measurements() -> Any:
+    return importlib.import_module("step_measurements")
+
+
+@pytest.fixture
+def split() -> Any:
+    return importlib.import_module("step_split")
+
+
+def _side(bench: Any, folder: Path, **sections: Any) -> Any:
+    recipe = tiny_recipe(**sections)
+    return bench.build_side(recipe, bench.generate_data(recipe, folder), ARGUMENTS, folder)
+
+
+def test_hours_are_milliseconds_times_steps(measurements: Any) -> None:
+    """54.7 hours, the paper's MLM, are 50,000 steps of 3.9384 s."""
+    assert measurements.hours_of_steps(3938.4, 50_000, 1.0) == pytest.approx(54.7)
+    assert measurements.hours_of_steps(3938.4, 50_000, 0.25) == pytest.approx(4 * 54.7)
+
+
+def test_ratios_pair_what_was_measured_in_one_round(measurements: Any) -> None:
+    """A machine that slows down by ten between rounds leaves the ratio alone."""
+    assert measurements.paired_ratio([4.0, 40.0, 60.0], [2.0, 20.0, 20.0]).median_ms == 2.0
+
+
+def test_a_row_has_times_shares_flops_and_multiples_of_the_twin(measurements: Any, split: Any) -> None:
+    recipe = tiny_recipe(train={"max_steps": 3600})
+    exlm = measurements.Measured(recipe, 0.5, "native", "fp32")
+    mlm = measurements.Measured(tiny_recipe(objective="mlm"), 0.5, "", "fp32")
+    for _ in range(2):
+        for measured, factor in ((exlm, 2.0), (mlm, 1.0)):
+            measured.add(measurements.WHOLE, 500.0 * factor)
+            measured.add(measurements.SPLIT, 500.0 * factor)
+            measured.add(split.Part("encoder"), 400.0 * factor)
+            measured.add(split.Part("encoder", "forward"), 100.0 * factor)
+            measured.flops.append(TrainingFlops(3e9, 1e9, factor * 1e9, (factor - 1) * 1e9))
+            measured.num_tokens.append(100)
+            measured.num_positions.append(90)
+            measured.num_padded.append(120)
+        exlm.add(split.Part("transition"), 50.0)
+    rows = measurements.rows_of(exlm, mlm)
+    assert [(row["part"], row["pass"]) for row in rows] == [
+        ("step", "both"),
+        ("split step", "both"),
+        ("encoder", "both"),
+        ("encoder", "forward"),
+        ("transition", "both"),
+    ]
+    step, _, encoder, forward, transition = rows
+    # a whole step takes 2 s, since half of one takes 1 s
+    assert step["hours"] == 2.0
+    assert (step["median_ms"], step["times_mlm"], step["flops_times_mlm"]) == (1000.0, 2.0, 1.4)
+    assert (step["gflop"], step["gflop_per_s"], step["share"], step["padding_share"]) == (7.0, 7.0, "", 0.25)
+    assert (encoder["share"], encoder["gflop"], encoder["flops_times_mlm"], encoder["hours"]) == (0.8, 4.0, 1.0, "")
+    assert (forward["share"], forward["gflop"], forward["times_mlm"]) == (0.2, "", 2.0)
+    assert (transition["gflop"], transition["times_mlm"], transition["flops_times_mlm"]) == (1.0, "", "")
+    assert all(row["times_mlm"] == "" and row.keys() == step.keys() for row in measurements.rows_of(mlm, None))
+
+
+@pytest.mark.parametrize(
+    ("objective", "modules"),
+    [("exlm", ["encoder", "lm_head", "transition", "alignment"]), ("mlm", ["encoder", "lm_head"])],
+)
+def test_the_parts_of_a_split_step_come_in_the_order_of_the_computation(
+    bench: Any, split: Any, objective: str, modules: list[str], tmp_path: Path
+) -> None:
+    """The backward pass runs the parts in reverse; every part has a share, and they add up to the step."""
+    side = _side(bench, tmp_path, objective=objective)
+    with split.split_step(side.loop, side.task) as clock:
+        side.loop.advance(StopSignal())
+    order = [part for part, _ in groupby(clock._entered) if part != split.OTHER]
+    forward = [split.Part(name, "forward") for name in modules]
+    backward = [split.Part(name, "backward") for name in modules[::-1]]
+    assert order == [split.OPTIMISER, split.DATA, *forward, *backward, split.DATA, split.OPTIMISER]
+    totals = clock.totals_ms()
+    whole = {part.name: ms for part, ms in totals.items() if part.direction == "both"}
+    assert whole.keys() == {"data", *modules, "optimiser", "other"}
+    assert min(whole.values()) > 0
+    assert sum(whole.values()) == pytest.approx(sum(clock._stopwatch.laps_ms()))
+    for name in modules:
+        assert totals[split.Part(name, "forward")] + totals[split.Part(name, "backward")] == pytest.approx(whole[name])
+
+
+def test_measuring_changes_no_loss_and_leaves_nothing_behind(bench: Any, split: Any, tmp_path: Path) -> None:
+    plain, measured = (_side(bench, tmp_path / name) for name in ("plain", "measured"))
+    before = {name: set(vars(owner)) for name, owner in (("model", measured.task.model), ("task", measured.task))}
+    losses = []
+    for _ in range(3):
+        with split.split_step(measured.loop, measured.task):
+            losses.append(measured.loop.advance(StopSignal()))
+        assert plain.loop.advance(StopSignal()) == losses[-1]
+    assert set(vars(measured.task.model)) == before["model"]
+    assert set(vars(measured.task)) - {"batches"} == before["task"]
+
+
+def test_generated_data_has_the_lengths_that_the_recipe_asks_for(bench: Any, tmp_path: Path) -> None:
+    packed = bench.generate_data(tiny_recipe(data={"sample_break": "none"}), tmp_path / "packed")
+    assert set(packed.train.lengths) == {14}
+    rows = bench.generate_data(tiny_recipe(train={"batch_sequences": None, "batch_tokens": 900}), tmp_path / "rows")
+    assert len(rows.train) == 16 * (900 // 45)
+    assert set(rows.train.lengths) <= set(range(1, 15))
+    assert rows.train.tokens.min() >= 5
+    assert rows.train.tokens.max() < rows.tokenizer.vocab_size == 300
+
+
+def test_the_script_prints_ratio_and_floor_and_keeps_its_rows(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench.harness, "RESULTS_DIR", tmp_path)
+    monkeypatch.setattr(bench.harness, "surroundings", lambda device: {"device": device.type})  # asks git
+    command = "x --recipes quickstart-text --steps 2 --warmup 1 --batch-share 0.03 --backend torch --threads"
+    monkeypatch.setattr("sys.argv", [*command.split(), str(torch.get_num_threads())])
+    bench.main()
+    printed = capsys.readouterr().out
+    assert "quickstart-text: 128 tokens a step, fp32" in printed
+    assert "measured / floor" in printed
+    assert max(map(len, printed.splitlines())) <= 80
+    rows = list(csv.DictReader((tmp_path / "train_step.csv").read_text().splitlines()))
+    assert {row["recipe"] for row in rows} == {"quickstart-text", "quickstart-text-mlm"}
+    assert all(row["device"] == "cpu" and row["rounds"] == "2" for row in rows)
+
+
+def test_the_twin_of_a_recipe_is_its_mlm(bench: Any) -> None:
+    assert bench.twin_of("text-base") == "text-base-mlm"
+    assert bench.twin_of("ablation-exlm") == "ablation-mlm"
