@@ -1,12 +1,16 @@
-"""A Repeated-MLM grid so small that a cell takes a tenth of a second."""
+"""A Repeated-MLM grid and a sweep so small that a cell takes a tenth of a second."""
 
 from pathlib import Path
 from typing import Any
 
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
+from exlm_cli.config.recipes import PretrainRecipe
 from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
+from exlm_cli.config.sweep import SweepRecipe
 from tests.tiny import tiny_recipe
+
+_TRAIN = {"max_steps": 6, "checkpoint_every_steps": 2, "validate_every_steps": 3, "log_every_steps": 1}
 
 
 def tiny_grid(cache: Path, **changes: Any) -> RepeatMlmRecipe:
@@ -16,13 +20,34 @@ def tiny_grid(cache: Path, **changes: Any) -> RepeatMlmRecipe:
         data={"bundled_rows": 300, "cache_dir": str(cache), "sample_break": "none"},
         masking={"scheme": "bernoulli"},
         model={"rope": "none", "learned_positions": True, "max_length": 16, "dropout": 0.1},
-        train={"max_steps": 6, "checkpoint_every_steps": 2, "validate_every_steps": 3, "log_every_steps": 1},
+        train=_TRAIN,
     )
     content = {
         "name": "tiny-grid",
         "cells": [[1, 0.3], [2, 0.5]],
-        "device": "cpu",
-        "pretrain": pretrain.model_dump(),
-        "finetune": load_recipe("repeat-mlm-finetune", kind=FinetuneRecipe).model_dump(),
+        **_rest(pretrain),
     }
     return RepeatMlmRecipe.model_validate(content | changes)
+
+
+def tiny_sweep(cache: Path) -> SweepRecipe:
+    """Return a sweep over two variants of ExLM and the MLM on bundled text, scored at two mask ratios."""
+    pretrain = tiny_recipe(
+        data={"bundled_rows": 300, "cache_dir": str(cache)},
+        model={"dropout": 0.1},
+        train=_TRAIN | {"alignment_backend": "torch"},
+    )
+    mlm = {"objective": "mlm", "masking.num_states_per_mask": 1, "model.rope": "1d"}
+    content = {
+        "name": "tiny-sweep",
+        "variants": {"exlm": {}, "mlm": mlm, "no-2d-rope": {"model.rope": "1d"}},
+        "only": ["exlm", "mlm"],
+        "entropy_ratios": [0.6],
+        **_rest(pretrain),
+    }
+    return SweepRecipe.model_validate(content)
+
+
+def _rest(pretrain: PretrainRecipe) -> dict[str, Any]:
+    finetune = load_recipe("repeat-mlm-finetune", kind=FinetuneRecipe)
+    return {"device": "cpu", "pretrain": pretrain.model_dump(), "finetune": finetune.model_dump()}

@@ -6,6 +6,7 @@ Processes kill themselves at a chosen point, so nothing depends on timing.
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import pytest
 
 from exlm_cli.analysis.grid import run_grid
 from exlm_cli.analysis.run_cell import run_cell
+from exlm_cli.config.cells import CellsRecipe
 from exlm_cli.config.load import dump_recipe
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics
-from tests.tiny_grids import tiny_grid
+from tests.tiny_grids import tiny_grid, tiny_sweep
 
 KILLED_CELL = """
 import os, signal, sys
@@ -48,13 +50,13 @@ import os, signal, sys
 from pathlib import Path
 from exlm_cli.analysis.grid import run_grid
 from exlm_cli.analysis.grid_board import GridBoard
-from exlm_cli.config.load import load_recipe
-from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
+from exlm_cli.config.load import load_recipe, recipe_kind
 from exlm_cli.progress import SilentProgress
 
 recipe, out = sys.argv[1:]
 GridBoard.finish = lambda self, plan, result: os.kill(os.getpid(), signal.SIGKILL)
-run_grid(load_recipe(recipe, kind=RepeatMlmRecipe), out=Path(out), resume=None, jobs=2, progress=SilentProgress())
+loaded = load_recipe(recipe, kind=recipe_kind(recipe))
+run_grid(loaded, out=Path(out), resume=None, jobs=2, progress=SilentProgress())
 """
 
 
@@ -78,10 +80,10 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k not in timed} for row in read_metrics(folder / "pretrain/metrics.jsonl")]
 
 
-def _kill(script: str, cache: Path, tmp_path: Path, *words: str) -> None:
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(dump_recipe(tiny_grid(cache)))
-    words = tuple(str(recipe) if word == "RECIPE" else word for word in words)
+def _kill(script: str, recipe: CellsRecipe, tmp_path: Path, *words: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(dump_recipe(recipe))
+    words = tuple(str(path) if word == "RECIPE" else word for word in words)
     killed = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
 
@@ -103,7 +105,7 @@ def test_a_killed_cell_ends_like_an_undisturbed_one(
     whole, results = undisturbed
     plan = tiny_grid(cache).plan()[1]
     cell = tmp_path / "cell"
-    _kill(KILLED_CELL, cache, tmp_path, where, str(count), "RECIPE", str(cell))
+    _kill(KILLED_CELL, tiny_grid(cache), tmp_path, where, str(count), "RECIPE", str(cell))
     assert not (cell / "result.json").exists()
     steps = [int(path.name.removeprefix("step-")) for path in (cell / "pretrain/checkpoints").glob("step-*")]
     assert max(steps, default=0) == kept
@@ -112,18 +114,20 @@ def test_a_killed_cell_ends_like_an_undisturbed_one(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("build", [tiny_grid, tiny_sweep])
 def test_a_grid_killed_with_a_cell_on_the_way_goes_on_where_it_was(
-    undisturbed: tuple[Path, list[dict[str, Any]]], cache: Path, tmp_path: Path
+    build: Callable[[Path], CellsRecipe], cache: Path, tmp_path: Path
 ) -> None:
-    whole, results = undisturbed
+    recipe, whole = build(cache), tmp_path / "whole"
+    results = [run_cell(plan, whole / plan.folder, SilentProgress()) for plan in recipe.plan()]
     run = tmp_path / "run"
-    _kill(KILLED_GRID, cache, tmp_path, "RECIPE", str(run))
+    _kill(KILLED_GRID, recipe, tmp_path, "RECIPE", str(run))
     done = {path: path.stat().st_mtime_ns for path in run.glob("cells/*/*/result.json")}
     assert done
     # the process of the other cell dies with its parent, or is waited for
-    again = run_grid(tiny_grid(cache), out=None, resume=run, jobs=2, progress=SilentProgress())
+    again = run_grid(recipe, out=None, resume=run, jobs=2, progress=SilentProgress())
     assert [_untimed(cell) for cell in again.cells] == [_untimed(result) for result in results]
     for path, written_ns in done.items():
         assert path.stat().st_mtime_ns == written_ns
-    for plan in tiny_grid(cache).plan():
+    for plan in recipe.plan():
         assert _rows(run / "cells" / plan.folder) == _rows(whole / plan.folder)

@@ -4,24 +4,36 @@ import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from exlm_cli.report.sweep_figures import entropy_lines, render_entropy, write_entropy_figure
-from exlm_cli.report.sweep_rows import sweep_rows
+from PIL import Image
+
+from exlm_cli.report.sweep_figures import entropy_lines, write_entropy_figure
+from exlm_cli.report.sweep_rows import SweepRow, sweep_rows
 from tests.unit.report.sweeps import sweep_results
 
 
-def _texts(svg: bytes) -> list[str]:
-    ET.fromstring(svg)
-    return re.findall(r"<!-- (.*?) -->", svg.decode())
+def _texts(rows: list[SweepRow], folder: Path) -> list[str]:
+    png, svg = write_entropy_figure(rows, folder)
+    with Image.open(png) as image:
+        assert image.width > image.height > 300
+    text = svg.read_text(encoding="utf-8")
+    ET.fromstring(text)
+    return re.findall(r"<!-- (.*?) -->", text)
 
 
-def test_there_is_a_line_for_the_mlm_and_one_for_each_k() -> None:
-    texts = _texts(render_entropy(sweep_rows(sweep_results("figure-12")), ["svg"])["svg"])
-    for words in ("MLM", "ExLM, k = 2", "ExLM, k = 4", "ExLM, k = 8", "78.9%", "Mean over states"):
+def test_there_is_a_line_for_the_mlm_and_one_for_each_k(tmp_path: Path) -> None:
+    texts = _texts(sweep_rows(sweep_results("figure-12")), tmp_path)
+    for words in ("MLM", "ExLM, k = 2", "ExLM, k = 4", "ExLM, k = 8", "78.9%", "mean over states"):
         assert words in texts
-    assert "States weighted by the posterior" in texts
+    assert "states weighted by the posterior" in texts
+    assert any(text.endswith("one seed") for text in texts)
 
 
-def _measured(name: str) -> list:
+def test_several_seeds_are_told(tmp_path: Path) -> None:
+    texts = _texts(sweep_rows(sweep_results("figure-12", seeds=(1, 2, 3))), tmp_path)
+    assert any("standard deviation of 3 seeds" in text for text in texts)
+
+
+def _measured(name: str) -> list[SweepRow]:
     results = sweep_results(name)
     for result in results:
         entropy = dict(result["entropy"][0])
@@ -35,8 +47,8 @@ def test_variants_that_differ_otherwise_are_no_lines() -> None:
     ]  # fmt: skip
 
 
-def test_lines_trained_at_several_ratios_say_which() -> None:
-    texts = _texts(render_entropy(_measured("table-4"), ["svg"])["svg"])
+def test_lines_trained_at_several_ratios_say_which(tmp_path: Path) -> None:
+    texts = _texts(_measured("table-4"), tmp_path)
     assert "MLM, trained at p = 38.7%" in texts
 
 
@@ -45,9 +57,9 @@ def test_one_ratio_alone_is_no_figure(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_mlms_alone_have_one_panel() -> None:
+def test_mlms_alone_have_one_panel(tmp_path: Path) -> None:
     rows = [row for row in sweep_rows(sweep_results("figure-12")) if row.label == "mlm"]
-    assert "States weighted by the posterior" not in _texts(render_entropy(rows, ["svg"])["svg"])
+    assert "states weighted by the posterior" not in _texts(rows, tmp_path)
 
 
 def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
