@@ -47,6 +47,6 @@ def apply_to_glue_file(finetuned: Finetuned, path: Path, written: Path, *, progr
 
 def _answer(info: GlueTaskInfo, outputs_C: FloatArray) -> str:
     if not info.classes:
-        return f"{min(max(float(outputs_C[0]), 0.0), HIGHEST_SIMILARITY):.3f}"
+        return f"{min(max(float(outputs_C[0]), 0.0), HIGHEST_SIMILARITY):.6f}"
     best = int(outputs_C.argmax())
     return str(best) if info.has_numbered_classes else info.classes[best]

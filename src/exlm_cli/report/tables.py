@@ -22,7 +22,7 @@ NO_VALUE = "-"
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "→": r"$\to$", "<": r"\textless{}",
-    ">": r"\textgreater{}",
+    ">": r"\textgreater{}", "`": "'",
 }  # fmt: skip
 _LATEX_PATTERN = re.compile("|".join(map(re.escape, _LATEX)))
 

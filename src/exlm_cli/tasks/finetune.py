@@ -107,8 +107,6 @@ def run_finetuning(
         f"{task.name}: {sizes} rows in {', '.join(task.splits)}; {initial.describe(recipe)['objective']} from "
         f"{initial.checkpoint}, on {describe_device(device)}; results in {run}"
     )
-    for note in notes:
-        progress.message(f"note: {note}")
     best = _run_cells(run, recipe, points, initial, data, device, progress)
     results = collect_results(run, recipe, points, best, initial, data, notes)
     if with_yardstick:

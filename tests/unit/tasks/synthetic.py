@@ -27,11 +27,11 @@ from tests.tiny import tiny_recipe
 WORDS = ["amber", "birch", "cedar", "daisy", "elder", "fern"]
 
 
-def make_pretrained(run: Path, **sections: Any) -> Path:
-    """Write a run of `exlm pretrain` at step 3 with weights as they were drawn."""
+def make_pretrained(run: Path, tokenizer: Tokenizer | None = None, **sections: Any) -> Path:
+    """Write a run of `exlm pretrain` at step 3 with weights as they were drawn; none: a tokenizer of the words."""
     run.mkdir(parents=True)
     recipe = tiny_recipe(**{"data": {"sequence_length": 24}, "model": {"num_layers": 1}, **sections})
-    tokenizer = train_bpe([" " + " ".join(WORDS)] * 4, 400, 1, SilentProgress())
+    tokenizer = tokenizer or train_bpe([" " + " ".join(WORDS)] * 4, 400, 1, SilentProgress())
     tokenizer.save(run / "tokenizer.json")
     (run / "recipe.yaml").write_text(dump_recipe(recipe), encoding="utf-8")
     update_run_json(run, {"command": "pretrain", "train_sequences": 10, "train_tokens": 100})

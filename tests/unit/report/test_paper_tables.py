@@ -1,0 +1,113 @@
+"""Our rows beside the paper's: what fills a column, what makes a row, and what a reader is warned of."""
+
+from exlm_cli.report.paper_numbers import TABLE_1, TABLE_3
+from exlm_cli.report.paper_tables import SHAPES, paper_tables
+from exlm_cli.report.tables import ReportTable
+from exlm_cli.tasks.glue_tasks import GLUE_TASKS
+from exlm_cli.tasks.registry import TASKS
+from tests.unit.report.scored_runs import scored, yardstick
+
+MLM = {"checkpoint": "runs/mlm", "recipe": "smiles-small-mlm", "objective": "mlm", "steps": 1200, "tokens": 13_100_000}
+SCRATCH = {"checkpoint": None, "recipe": "smiles-small", "objective": "scratch", "steps": 0, "tokens": 0}
+
+
+def cell(table: ReportTable, row: str, column: str) -> str:
+    (found,) = [cells for cells in table.rows if cells[1] == row]
+    return found[table.columns.index(column)]
+
+
+def ours(table: ReportTable) -> list[str]:
+    return [row[1] for row in table.rows if row[0] == "ours"]
+
+
+def test_every_column_is_a_task_and_metric_that_there_is() -> None:
+    for shape in SHAPES:
+        assert {*shape.scores, shape.mean[0]} == set(shape.paper.columns)
+        for task, metric in shape.scores.values():
+            suite, _, name = task.partition("/")
+            assert name in TASKS[suite]
+            if suite == "glue":
+                assert metric.removeprefix("mismatched_") == GLUE_TASKS[name].metrics[0]
+
+
+def test_the_papers_rows_stand_as_printed_above_ours() -> None:
+    (table,) = paper_tables([scored("a", "moleculenet/bace", {"roc_auc": [0.7, 0.8]})])
+    assert table.name == "table-1"
+    theirs = [row for row in table.rows if row[0] == "paper"]
+    assert [row[1] for row in theirs] == list(TABLE_1.rows)
+    assert cell(table, "N-Gram RF", "ToxCast") == "-"
+    assert cell(table, "ExLM", "Mean") == "76.1"
+    assert cell(table, "ExLM", "seeds") == "3"
+    assert cell(table, "smiles-small (exlm)", "BACE") == "75.0 ±7.1"
+    assert cell(table, "smiles-small (exlm)", "seeds") == "2"
+    assert cell(table, "smiles-small (exlm)", "parameters") == "5.2 M"
+    assert cell(table, "smiles-small (exlm)", "pre-training") == "1,200 steps, 13.1 M tokens"
+    assert cell(table, "smiles-small (exlm)", "BBBP") == cell(table, "smiles-small (exlm)", "Mean") == "-"
+    assert "not the paper's" not in " ".join(table.notes)
+
+
+def test_runs_of_one_model_share_a_row_and_all_tasks_make_a_mean() -> None:
+    values = {task: 0.5 + 0.01 * index for index, task in enumerate(TASKS["moleculenet"])}
+    runs = [scored(task, f"moleculenet/{task}", {"roc_auc": [value, value]}) for task, value in values.items()]
+    runs.append(scored("mlm", "moleculenet/bace", {"roc_auc": [0.4]}, init=MLM))
+    runs.append(scored("scratch", "moleculenet/bace", {"roc_auc": [None]}, init=SCRATCH))
+    (table,) = paper_tables(runs)
+    assert ours(table) == ["smiles-small (exlm)", "smiles-small-mlm (mlm)", "smiles-small (scratch)"]
+    assert cell(table, "smiles-small (exlm)", "Mean") == f"{100 * sum(values.values()) / 7:.1f}"
+    assert cell(table, "smiles-small-mlm (mlm)", "BACE") == "40.0"
+    assert cell(table, "smiles-small-mlm (mlm)", "Mean") == "-"
+    assert cell(table, "smiles-small (scratch)", "BACE") == "-"
+    assert cell(table, "smiles-small (scratch)", "pre-training") == "none"
+
+
+def test_a_second_run_of_a_task_and_another_model_of_one_name_get_rows_of_their_own() -> None:
+    elsewhere = {**MLM, "recipe": "smiles-small", "objective": "exlm"}
+    runs = [
+        scored("a", "moleculenet/bace", {"roc_auc": [0.7]}),
+        scored("b", "moleculenet/bace", {"roc_auc": [0.8]}),
+        scored("c", "moleculenet/bbbp", {"roc_auc": [0.9]}, init=elsewhere),
+    ]
+    (table,) = paper_tables(runs)
+    assert ours(table) == ["smiles-small (exlm)", "smiles-small (exlm) [b]", "smiles-small (exlm) [c]"]
+    assert [cell(table, name, "BACE") for name in ours(table)] == ["70.0", "80.0", "-"]
+
+
+def test_another_split_fewer_rows_and_other_seeds_are_said() -> None:
+    runs = [
+        scored("odd", "moleculenet/bace", {"roc_auc": [0.7, 0.8, 0.9]}, split="random", max_rows=100),
+        scored("even", "moleculenet/bbbp", {"roc_auc": [0.7, 0.8]}),
+    ]
+    (table,) = paper_tables(runs)
+    assert "not the paper's split: odd (random)" in table.notes
+    assert "trained on some of the task's rows (`task.max_rows`): odd (1,210 rows)" in table.notes
+    assert cell(table, "smiles-small (exlm)", "seeds") == "2 or 3"
+
+
+def test_the_yardstick_is_a_row_without_a_budget() -> None:
+    run = scored("a", "moleculenet/bace", {"roc_auc": [0.7, 0.8]}, yardstick=yardstick({"roc_auc": [0.8, 0.8]}))
+    (table,) = paper_tables([run, scored("b", "moleculenet/bbbp", {"roc_auc": [0.7, 0.8]})])
+    assert ours(table)[-1] == "ECFP4 + random forest"
+    assert cell(table, "ECFP4 + random forest", "BACE") == "80.0 ±0.0"
+    assert cell(table, "ECFP4 + random forest", "BBBP") == "-"
+    assert cell(table, "ECFP4 + random forest", "pre-training") == "-"
+
+
+def test_table_3_has_medians_of_glue_and_squad_on_their_development_sets() -> None:
+    text = {"checkpoint": "x", "recipe": "text-small", "objective": "exlm", "steps": 10, "tokens": 900}
+    runs = [
+        scored("m", "glue/mnli", {"accuracy": [0.5, 0.6, 0.9], "mismatched_accuracy": [0.4, 0.5, 0.6]}, init=text),
+        scored("c", "glue/cola", {"matthews_corrcoef": [0.1, 0.2, -0.3]}, init=text),
+        scored("s", "squad/v2", {"f1": [0.3, 0.5], "exact_match": [0.2, 0.2]}, init=text, split="held out: A"),
+    ]
+    (table,) = paper_tables(runs)
+    assert table.name == "table-3"
+    assert [row[1] for row in table.rows if row[0] == "paper"] == list(TABLE_3.rows)
+    found = {column: cell(table, "text-small (exlm)", column) for column in TABLE_3.columns}
+    known = {"MNLI-m": "60.0", "MNLI-mm": "50.0", "CoLA": "10.0", "EM": "20.0", "F1": "40.0"}
+    assert found == {column: known.get(column, "-") for column in TABLE_3.columns}
+    assert "not the paper's split: s (held out: A)" in table.notes
+    assert "medians" in table.notes[0]
+
+
+def test_a_task_of_ones_own_is_in_no_table_of_the_paper() -> None:
+    assert paper_tables([scored("a", "csv", {"roc_auc": [0.7]})]) == []

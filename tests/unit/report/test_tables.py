@@ -1,0 +1,115 @@
+"""A table keeps its cells in every format, and no terminal breaks one of them."""
+
+import csv
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from exlm_cli.cli import cmd_eval
+from exlm_cli.errors import CheckpointError
+from exlm_cli.report.tables import (
+    SUFFIXES,
+    ReportTable,
+    as_csv,
+    as_latex,
+    as_markdown,
+    as_terminal,
+    write_tables,
+)
+
+NASTY = ("a_b & 50% {x}", "#1 $2 ~^\\", "1.0 ±0.2", '"q", | <y> `z`')
+TABLE = ReportTable(
+    "mine", "Scores: 100%", ("model", "a|b", "c", "d"), ((NASTY,), (("second", "-", "2", "3"),)), ("a note_1",)
+)
+
+
+def drawn(table: ReportTable, width: int) -> list[str]:
+    stream = io.StringIO()
+    Console(file=stream, width=width).print(as_terminal(table))
+    return stream.getvalue().splitlines()
+
+
+def test_the_command_line_offers_the_formats_that_there_are() -> None:
+    assert tuple(SUFFIXES) == cmd_eval._FORMATS
+
+
+def test_csv_comes_back_as_it_was() -> None:
+    assert [tuple(row) for row in csv.reader(io.StringIO(as_csv(TABLE)))] == [TABLE.columns, *TABLE.rows]
+
+
+def test_markdown_has_as_many_cells_in_each_line_and_keeps_bars_inside_them() -> None:
+    lines = [line for line in as_markdown(TABLE).splitlines() if line.startswith("|")]
+    cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines]
+    assert [len(row) for row in cells] == [4] * 4
+    back = [tuple(cell.strip().replace("\\|", "|").replace("\\\\", "\\") for cell in row) for row in cells]
+    assert (back[0], *back[2:]) == (TABLE.columns, *TABLE.rows)
+    assert as_markdown(TABLE).startswith("**Scores: 100%**\n")
+    assert as_markdown(TABLE).endswith("\n- a note_1\n")
+
+
+def test_latex_escapes_what_is_a_command_and_comes_back_as_it_was() -> None:
+    """Reading the cells back with the escapes undone, as LaTeX would print them."""
+    text = as_latex(TABLE)
+    body = text[text.index("\\midrule") : text.index("\\bottomrule")]
+    rows = [line.removesuffix(r" \\") for line in body.splitlines() if line.endswith(r"\\")]
+    printed = {
+        r"\textbackslash{}": "\\", r"\textasciitilde{}": "~", r"\textasciicircum{}": "^", r"$\pm$": "±",
+        r"\textless{}": "<", r"\textgreater{}": ">", **{"\\" + sign: sign for sign in "&%$#_{}"},
+    }  # fmt: skip
+    pattern = re.compile("|".join(map(re.escape, printed)))
+    back = [
+        tuple(pattern.sub(lambda match: printed[match.group()], cell) for cell in re.split(r"(?<!\\) & ", row))
+        for row in rows
+    ]
+    assert back == [tuple(cell.replace("`", "'") for cell in row) for row in TABLE.rows]
+    assert r"\begin{tabular}{lrrr}" in text
+    assert text.count(r"\midrule") == 2
+    assert r"\caption{Scores: 100\%}" in text
+    assert r"\footnotesize a note\_1" in text
+
+
+WIDE = ReportTable(
+    "wide",
+    "Wide",
+    ("source", "model", *(f"column {i}" for i in range(12)), "seeds"),
+    (
+        (("paper", "theirs", *(f"{i}0.0 ±1.2" for i in range(12)), "3"),),
+        (("ours", "mine", *("-" if i % 2 else f"{i}1.0 ±1.2" for i in range(12)), "-"),),
+    ),
+    num_keys=2,
+    num_details=1,
+)
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_a_wide_table_is_cut_between_columns_and_no_cell_is_broken(width: int) -> None:
+    lines = drawn(WIDE, width)
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
+    for cell in (*WIDE.columns[:-1], *(cell for row in WIDE.rows for cell in row[:-1])):
+        assert cell in text
+    headings = [line for line in lines if line.startswith("source")]
+    assert all("model" in line for line in headings)
+    assert (len(headings) == 1) == (width == 200)
+    assert "paper theirs: seeds 3" in lines
+    assert not any("ours mine: seeds" in line for line in lines)
+
+
+def test_a_sparse_table_shows_the_columns_that_its_last_group_has_values_in() -> None:
+    sparse = ReportTable(WIDE.name, WIDE.title, WIDE.columns, WIDE.groups, (), 2, 1, is_sparse=True)
+    (headings,) = [line for line in drawn(sparse, 200) if line.startswith("source")]
+    assert headings.split() == ["source", "model", *(word for i in range(0, 12, 2) for word in ("column", str(i)))]
+    nothing = ReportTable("n", "N", ("a", "b"), ((("x", "-"),),), is_sparse=True)
+    assert "b" in "\n".join(drawn(nothing, 80))
+
+
+def test_files_are_written_in_every_format_or_the_reason_is_told(tmp_path: Path) -> None:
+    written = write_tables([TABLE], tmp_path / "new" / "folder", list(SUFFIXES))
+    assert [path.name for path in written] == ["mine.md", "mine.csv", "mine.tex"]
+    assert written[1].read_text() == as_csv(TABLE)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="file/sub: no such folder can be made: Not a directory"):
+        write_tables([TABLE], tmp_path / "file" / "sub", ["csv"])
