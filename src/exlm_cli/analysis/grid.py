@@ -15,6 +15,7 @@ from typing import Any
 import filelock
 import torch
 
+from exlm_cli.analysis.cell_files import cell_folder
 from exlm_cli.analysis.grid_board import GridBoard, open_board
 from exlm_cli.analysis.run_cell import read_result
 from exlm_cli.analysis.workers import Event, Workers
@@ -69,7 +70,7 @@ def run_grid(
     with _sole_grid(run):
         environments = _environments(recipe, jobs)
         update_run_json(run, {"command": recipe.command, "num_cells": len(plans), "jobs": len(environments)})
-        results = {plan.folder: read_result(plan, _folder(run, plan)) for plan in plans}
+        results = {plan.folder: read_result(plan, cell_folder(run, plan)) for plan in plans}
         waiting = [plan for plan in plans if results[plan.folder] is None]
         progress.message(
             f"{recipe.name}: {len(plans)} cells, {len(plans) - len(waiting)} of them done, "
@@ -134,7 +135,7 @@ def _work_off(
 
 def _give(run: Path, workers: Workers, running: dict[int, CellPlan], number: int, plan: CellPlan) -> None:
     running[number] = plan
-    workers.submit(number, plan, _folder(run, plan))
+    workers.submit(number, plan, cell_folder(run, plan))
 
 
 def _is_end(event: Event) -> bool:
@@ -151,10 +152,6 @@ def _explain(event: Event, plan: CellPlan, log: Path, resume_command: str) -> Ex
         f"cell {plan.folder}: its process ended with code {event['code']}; what it said is in {log}",
         f"-9 often means that memory ran out: fewer `--jobs` need less; continue with `{resume_command}`",
     )
-
-
-def _folder(run: Path, plan: CellPlan) -> Path:
-    return run / "cells" / plan.folder
 
 
 def _environments(recipe: CellsRecipe, jobs: int | None) -> list[dict[str, str]]:

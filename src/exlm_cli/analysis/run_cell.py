@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from exlm_cli.analysis.cell_files import RESULT_FILE, read_json_object
 from exlm_cli.analysis.corruption import CorruptedShare, count_corrupted
 from exlm_cli.analysis.entropy import measure_entropy
 from exlm_cli.config.cells import CellPlan
@@ -24,7 +25,6 @@ from exlm_cli.run_dir import read_run_json
 from exlm_cli.train.checkpoint import write_json
 from exlm_cli.train.pretrain import recipe_identity, run_pretraining, special_tokens, validation_indices
 
-RESULT_FILE = "result.json"
 _MEASURED_FILE = "measured.json"
 _COUNTED_SEQUENCES = 2048
 """Training sequences in which corrupted tokens are counted, evenly spread, under the masks of the first epoch."""
@@ -68,7 +68,7 @@ def read_result(plan: CellPlan, folder: Path) -> dict[str, Any] | None:
     Raises:
         CheckpointError: It belongs to another recipe, or is no result.
     """
-    content = _read_json(folder / RESULT_FILE)
+    content = read_json_object(folder / RESULT_FILE)
     if content is None:
         return None
     _refuse_other_recipe(folder, "trained", content["pretrain_identity"] == recipe_identity(plan.pretrain))
@@ -87,7 +87,7 @@ def finetune_identity(recipe: FinetuneRecipe) -> str:
 
 
 def _pretrain_and_measure(plan: CellPlan, folder: Path, progress: Progress) -> dict[str, Any]:
-    measured = _read_json(folder / _MEASURED_FILE)
+    measured = read_json_object(folder / _MEASURED_FILE)
     ratios = (plan.pretrain.masking.mask_ratio, *plan.entropy_ratios)
     if measured is not None and set(plan.entropy_ratios) <= {entry["mask_ratio"] for entry in measured["entropy"]}:
         return measured
@@ -174,17 +174,3 @@ def _refuse_other_recipe(folder: Path, verb: str, is_same: bool) -> None:
         raise CheckpointError(
             f"{folder}: this cell was {verb} with another recipe", "choose another `--out` for a changed recipe"
         )
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path}: not readable as JSON: {error}", "remove the file; what it held is measured again"
-        ) from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: holds no JSON object", "remove the file; what it held is measured again")
-    return content

@@ -134,7 +134,7 @@ def run_kind(path: Path) -> RunKind:
         case other:
             raise CheckpointError(
                 f"{path}: a run of `exlm {other}`; runs of `exlm pretrain` and `exlm finetune` are scored",
-                "the cells of `exlm repeat-mlm` are such runs, one by one",
+                "the cells of a sweep or grid, under its cells/, are such runs",
             )
 
 

@@ -16,7 +16,9 @@ _FORMATS = ("markdown", "csv", "latex")
 def evaluate(
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="RUN...", help="Runs of `exlm pretrain` and `exlm finetune`; default: the newest."),
+        typer.Argument(
+            metavar="RUN...", help="Runs of pretrain and finetune, or one sweep or grid; default: the newest."
+        ),
     ] = None,
     data: Annotated[
         list[str] | None,
@@ -61,9 +63,9 @@ def evaluate(
 
     Pre-trained ones: loss, perplexity, mask accuracy, entropy, health of the DAG. Fine-tuned ones: their metrics over
     seeds, curves and confusion matrices. With --data, what a fine-tuned one says of rows in its task's own layout: the
-    seeds' mean, and scores where the rows have labels.
+    seeds' mean, and scores where the rows have labels. A sweep or a Repeated-MLM grid: its report, of what is done.
     """
-    from exlm_cli.cli import console, eval_modes
+    from exlm_cli.cli import console, eval_grids, eval_modes
 
     output = eval_modes.Output(_parse_formats(formats), out, has_figures=figures, as_json=as_json)
     ratios = parse_numbers("--mask-ratios", mask_ratios, float, "a number above 0 and below 1", 1e-6, 1 - 1e-6)
@@ -74,6 +76,8 @@ def evaluate(
     if not entropy and (ratios or states):
         raise ConfigError("`--mask-ratios` and `--num-states` go with `--entropy`")
     progress = console.open_progress()
+    if not (entropy or data or predictions or embeddings or column) and eval_grids.holds_grid(runs or []):
+        return eval_grids.show_grid(runs or [], output, progress)
     chosen = eval_modes.choose_runs(runs or [], progress)
     where = (device or Device.auto).value
     if entropy:

@@ -1,7 +1,6 @@
 """`exlm repeat-mlm`: the grid of section 3, from pre-training to figures."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +12,7 @@ from exlm_cli.cli.grid_options import (
     load_grid_recipe,
     parse_numbers,
 )
+from exlm_cli.cli.grid_output import tell_repeat_mlm
 from exlm_cli.cli.options import (
     DeviceOption,
     DryRunOption,
@@ -64,19 +64,12 @@ def repeat_mlm(
     if dry_run:
         return console.emit_text(dump_recipe(resolved))
     from exlm_cli.analysis.grid import run_grid
-    from exlm_cli.report.grid_report import write_grid_report
-    from exlm_cli.report.grid_table import markdown_text
 
     progress = console.open_progress()
     for k, p in left_out:
         progress.message(f"left out: k = {k}, p = {100 * p:g}%, which corrupts only {100 * p**k:.2g}% of the tokens")
     result = run_grid(resolved, out=out, resume=resume, jobs=jobs, progress=progress)
-    rows, files = write_grid_report(result.run_dir, result.cells, title=f"Repeated MLM: {resolved.name}")
-    if as_json:
-        console.emit_json(_as_json(result.run_dir, files, rows))
-    else:
-        console.emit_text(markdown_text(rows, title=f"Repeated MLM: {resolved.name}"))
-        console.emit_pairs({"run": result.run_dir, **{f"{path.name}": path for path in files if path.suffix != ".svg"}})
+    tell_repeat_mlm(result.run_dir, result.cells, resolved.name, as_json=as_json)
     if result.num_diverged:
         raise typer.Exit(1)
 
@@ -102,31 +95,3 @@ def _choose_cells(
 def _given(num_repeats: str | None, mask_ratios: str | None) -> str:
     given = {"--num-repeats": num_repeats, "--mask-ratios": mask_ratios}
     return " and ".join(f"`{name} {value}`" for name, value in given.items() if value is not None)
-
-
-def _as_json(run: Path, files: list[Path], rows: Any) -> dict[str, Any]:
-    from exlm_cli.report.grid_table import agreements
-
-    return {
-        "run_dir": str(run),
-        "files": [str(path) for path in files],
-        "cells": [
-            {
-                "num_repeats": row.num_repeats,
-                "mask_ratio": row.mask_ratio,
-                "seeds": list(row.seeds),
-                "diverged_seeds": list(row.diverged_seeds),
-                **{f"corrupted_{name}": value for name, value in row.corrupted.items()},
-                **{name: row.mean(name) for name in row.figures},
-            }
-            for row in rows
-        ],
-        "agreement": {
-            name: {
-                "spearman": found.spearman,
-                "spread_equal_share": found.spread_equal_share,
-                "spread_equal_ratio": found.spread_equal_ratio,
-            }
-            for name, found in agreements(rows).items()
-        },
-    }

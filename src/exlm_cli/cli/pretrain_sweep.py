@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from exlm_cli.cli.grid_options import collect_grid_overrides, load_grid_recipe
+from exlm_cli.cli.grid_output import tell_sweep
 from exlm_cli.cli.options import Device, OnInvalid
 from exlm_cli.errors import ConfigError
 
@@ -93,19 +94,9 @@ def pretrain_sweep(
     if dry_run:
         return console.emit_text(dump_recipe(resolved))
     from exlm_cli.analysis.grid import run_grid
-    from exlm_cli.report.sweep_report import sweep_as_json, write_sweep_report
-    from exlm_cli.report.tables import as_terminal
 
     result = run_grid(resolved, out=out, resume=resume, jobs=jobs, progress=console.open_progress())
-    report = write_sweep_report(result.run_dir, result.cells, name=resolved.name)
-    if as_json:
-        console.emit_json(sweep_as_json(result.run_dir, report))
-    else:
-        for table in report.tables:
-            console.emit_renderable(as_terminal(table))
-            console.emit_text("")
-        shown = [path for path in report.files if path.suffix != ".svg"]
-        console.emit_pairs({"run": result.run_dir, **{path.name: path for path in shown}})
+    tell_sweep(result.run_dir, result.cells, resolved.name, as_json=as_json)
     if result.num_diverged:
         raise typer.Exit(1)
 

@@ -11,7 +11,7 @@ from exlm_cli.report.sweep_figures import write_entropy_figure
 from exlm_cli.report.sweep_rows import ABOUT, SweepRow, csv_text, sweep_rows
 from exlm_cli.report.sweep_tables import sweep_tables
 from exlm_cli.report.tables import ReportTable, as_markdown
-from exlm_cli.run_dir import write_atomically
+from exlm_cli.run_dir import make_folder, write_atomically
 
 
 @dataclass(frozen=True)
@@ -23,37 +23,41 @@ class SweepReport:
     files: list[Path]
 
 
-def write_sweep_report(run: Path, results: Sequence[Result], *, name: str) -> SweepReport:
-    """Write `report/sweep.csv`, `sweep.md`, the curves, and Figure 12 where entropy was measured at several p.
+def write_sweep_report(
+    run: Path, results: Sequence[Result], *, name: str, folder: Path, has_figures: bool = True
+) -> SweepReport:
+    """Write `sweep.csv`, `sweep.md`, the curves, and Figure 12 where entropy was measured at several p.
 
     Args:
         run: Run directory; curves are read from its cells, those of the first seed.
         results: `result.json` of every variant and seed.
         name: Of the recipe.
+        folder: Where; made if need be.
+        has_figures: Draw.
 
     Raises:
         CheckpointError: The file system refuses, or a metrics.jsonl is damaged.
     """
     rows = sweep_rows(results)
     tables = sweep_tables(rows, name=name)
-    folder = run / "report"
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     markdown = "\n".join([f"# Sweep: {name}\n", *map(as_markdown, tables)])
     texts = {"sweep.csv": csv_text(rows), "sweep.md": markdown}
     for file, text in texts.items():
         write_atomically(folder / file, text.encode())
     files = [folder / file for file in texts]
-    curves = read_curves(run, results)
-    if curves:
-        files += plot_curves(curves, folder / "curves")
-    return SweepReport(rows, tables, files + write_entropy_figure(rows, folder))
+    if has_figures:
+        curves = read_curves(run, results)
+        files += plot_curves(curves, folder / "curves") if curves else []
+        files += write_entropy_figure(rows, folder)
+    return SweepReport(rows, tables, files)
 
 
-def sweep_as_json(run: Path, report: SweepReport) -> dict[str, Any]:
+def sweep_as_json(run: Path, rows: Sequence[SweepRow], files: Sequence[Path]) -> dict[str, Any]:
     """Return a sweep for programs: figures are means over seeds."""
     return {
         "run_dir": str(run),
-        "files": [str(path) for path in report.files],
+        "files": [str(path) for path in files],
         "variants": [
             {
                 "variant": row.label,
@@ -67,6 +71,6 @@ def sweep_as_json(run: Path, report: SweepReport) -> dict[str, Any]:
                 **{name: row.mean(name) for name in row.figures},
                 "entropy_at": {f"{ratio:g}": {n: list(v) for n, v in e.items()} for ratio, e in row.entropy_at.items()},
             }
-            for row in report.rows
+            for row in rows
         ],
     }

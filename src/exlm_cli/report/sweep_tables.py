@@ -135,7 +135,7 @@ def _variants_table(rows: Sequence[SweepRow], name: str) -> ReportTable:
     cells = [(row.label, *(row.show(key) for key in figures), *_details(row)) for row in rows]
     diverged = [row.label for row in rows if row.diverged_seeds]
     return ReportTable(
-        "sweep",
+        "variants",
         f"Variants of {name}{seed_note(rows)}",
         ("variant", *(_HEADINGS.get(key, key) for key in figures), *_DETAILS),
         (tuple(cells),),

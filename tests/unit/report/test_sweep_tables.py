@@ -30,7 +30,7 @@ def test_a_sweep_with_the_papers_accuracies_gives_the_papers_table(name: str) ->
 
 def test_a_sweep_of_everything_gives_every_table_of_the_paper() -> None:
     tables = sweep_tables(sweep_rows(sweep_results("ablations")), name="ablations")
-    assert [table.name for table in tables] == ["sweep", "table-2", "table-4", "table-13"]
+    assert [table.name for table in tables] == ["variants", "table-2", "table-4", "table-13"]
 
 
 def test_the_budget_of_each_row_stands_beside_it() -> None:
@@ -102,7 +102,7 @@ def test_a_diverged_variant_is_told_and_has_no_figure() -> None:
 
 def test_entropy_over_p_stands_once_for_each_definition() -> None:
     tables = sweep_tables(sweep_rows(sweep_results("figure-12", seeds=(1, 3))), name="figure-12")
-    assert [table.name for table in tables[:3]] == ["sweep", "figure-12-states", "figure-12-weighted"]
+    assert [table.name for table in tables[:3]] == ["variants", "figure-12-states", "figure-12-weighted"]
     assert tables[1].columns == ("variant", "15%", "38.7%", "62.2%", "78.9%")
     assert {row[0]: row[1:] for row in tables[1].rows}["exlm-k2"] == tuple(
         f"{10 * p / 2 + 0.01:.2f} ± 0.01" for p in (0.15, 0.387, 0.622, 0.789)

@@ -1,0 +1,82 @@
+"""What the cells of a grid leave behind, and grids read back from it, finished or not. No torch here."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from exlm_cli.config.cells import CellPlan, CellsRecipe
+from exlm_cli.config.load import load_recipe, recipe_kind
+from exlm_cli.errors import CheckpointError
+from exlm_cli.run_dir import RUN_FILE, read_run_json
+
+RESULT_FILE = "result.json"
+"""Of a cell that is done."""
+
+
+@dataclass(frozen=True)
+class GridRun:
+    """A grid of pre-training runs as it stands.
+
+    Attributes:
+        folder: Its run directory.
+        recipe: The grid.
+        cells: `result.json` of the cells and seeds that are done, in the order of the recipe.
+        num_cells: With those that are not.
+    """
+
+    folder: Path
+    recipe: CellsRecipe
+    cells: list[dict[str, Any]]
+    num_cells: int
+
+
+def cell_folder(run: Path, plan: CellPlan) -> Path:
+    """Return where a cell of a run directory works."""
+    return run / "cells" / plan.folder
+
+
+def is_grid_run(path: Path) -> bool:
+    """Say whether a path is the run directory of a grid."""
+    if not (path / RUN_FILE).is_file() or not (path / "recipe.yaml").is_file():
+        return False
+    return "num_cells" in read_run_json(path)
+
+
+def load_grid_run(path: Path) -> GridRun:
+    """Read what is done of a grid.
+
+    Raises:
+        CheckpointError: Nothing is done yet, or a result is damaged.
+    """
+    recipe_file = str(path / "recipe.yaml")
+    kind = recipe_kind(recipe_file)
+    assert issubclass(kind, CellsRecipe), f"{path} was made by a grid"
+    recipe = load_recipe(recipe_file, kind=kind)
+    plans = recipe.plan()
+    found = (read_json_object(cell_folder(path, plan) / RESULT_FILE) for plan in plans)
+    cells = [content for content in found if content is not None]
+    if not cells:
+        raise CheckpointError(
+            f"{path}: none of its {len(plans)} cells is done", f"continue with `{recipe.resume_command(path)}`"
+        )
+    return GridRun(path, recipe, cells, len(plans))
+
+
+def read_json_object(path: Path) -> dict[str, Any] | None:
+    """Return the content of a file of a cell; None where there is none yet.
+
+    Raises:
+        CheckpointError: It is no JSON object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: not readable as JSON: {error}", "remove the file; what it held is measured again"
+        ) from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: holds no JSON object", "remove the file; what it held is measured again")
+    return content
