@@ -38,7 +38,7 @@ from exlm_cli.train.interrupt import StopSignal
 from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.pretrain import PretrainTask, autocast_dtype
 from exlm_cli.train.pretrained import build_model
-from step_measurements import ALONE, SPLIT, WHOLE, Measured, conclude, rows_of, show
+from step_measurements import ALONE, SPLIT, WHOLE, Measured, StepSize, conclude, rows_of, show
 from step_split import split_step
 
 MEDIAN_SMILES_TOKENS, SPREAD_OF_LOG = 43, 0.42
@@ -64,6 +64,11 @@ class Side:
     task: RecordingTask
     loop: TrainingLoop
     measured: Measured
+
+    def last_size(self) -> StepSize:
+        """Count what the last step worked on."""
+        batches = self.task.batches
+        return StepSize.of(self.measured.recipe, batches, sum(map(self.task.count_tokens, batches)))
 
 
 def build_sides(exlm_name: str, mlm_name: str, arguments: argparse.Namespace, folder: Path) -> tuple[Side, Side]:
@@ -132,20 +137,21 @@ def measure_round(sides: list[Side]) -> None:
         stopwatch.mark()
         side.loop.advance(stop)
         stopwatch.mark()
-        side.measured.add(WHOLE, stopwatch.laps_ms()[0])
-        side.measured.add_sizes(side.task.batches, sum(map(side.task.count_tokens, side.task.batches)))
+        side.measured.times_ms[WHOLE].append(stopwatch.laps_ms()[0])
+        side.measured.sizes[WHOLE].append(side.last_size())
     for side in sides:
         with split_step(side.loop, side.task) as clock:
             side.loop.advance(stop)
         parts_ms = clock.totals_ms()
-        side.measured.add(SPLIT, sum(ms for part, ms in parts_ms.items() if part.direction == "both"))
-        for part, ms in parts_ms.items():
-            side.measured.add(part, ms)
+        parts_ms[SPLIT] = sum(ms for part, ms in parts_ms.items() if part.direction == "both")
+        side.measured.sizes[SPLIT].append(side.last_size())
         indices = torch.cat([batch.sample_index for batch in side.task.batches]).cpu().numpy()
         start_s = time.perf_counter()
         for _ in side.task.microbatches(indices, side.loop.state.epoch):
             pass
-        side.measured.add(ALONE, 1000 * (time.perf_counter() - start_s))
+        parts_ms[ALONE] = 1000 * (time.perf_counter() - start_s)
+        for part, ms in parts_ms.items():
+            side.measured.times_ms[part].append(ms)
 
 
 def measure(sides: list[Side], num_rounds: int, num_warmup: int) -> None:

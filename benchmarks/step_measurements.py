@@ -1,8 +1,9 @@
 """What was measured of training steps, as rows and as a table: times, shares, FLOPs, multiples of the MLM twin."""
 
+from collections import defaultdict
 from dataclasses import asdict, dataclass, field
-from statistics import median
-from typing import Any
+from statistics import fmean, median
+from typing import Any, Self
 
 from exlm_cli.analysis.cost import TrainingFlops, count_sequence_flops
 from exlm_cli.config.recipes import PretrainRecipe
@@ -15,6 +16,26 @@ PAPER_HOURS = {"mlm": 54.7, "exlm": 104.2}
 WHOLE, SPLIT, ALONE = Part("step"), Part("split step"), Part("data alone")
 
 
+@dataclass(frozen=True)
+class StepSize:
+    """What one step worked on: FLOPs without padding, input tokens before expansion, positions without and with it."""
+
+    flops: TrainingFlops
+    num_tokens: int
+    num_positions: int
+    num_padded: int
+
+    @classmethod
+    def of(cls, recipe: PretrainRecipe, batches: list[Batch], num_tokens: int) -> Self:
+        """Count the batches of a step."""
+        flops, vocab_size = TrainingFlops(), recipe.tokenizer.vocab_size
+        for batch in batches:
+            for length, num_targets in zip(batch.lengths.tolist(), batch.target_lengths.tolist(), strict=True):
+                flops += count_sequence_flops(recipe, length, num_targets, vocab_size)
+        num_positions = sum(int(batch.lengths.sum()) for batch in batches)
+        return cls(flops, num_tokens, num_positions, sum(batch.token_ids.numel() for batch in batches))
+
+
 @dataclass
 class Measured:
     """What was measured of one model, a value a round.
@@ -24,41 +45,28 @@ class Measured:
         batch_share: Of the recipe's step that was done in one.
         alignment, precision: What the model ran with.
         times_ms: By part.
-        flops: Of a whole step, without padding.
-        num_tokens: Input tokens of a step, before expansion.
-        num_positions: Expanded positions, without padding.
-        num_padded: With it.
+        sizes: Of whole and of split steps, which see other sequences.
     """
 
     recipe: PretrainRecipe
     batch_share: float
     alignment: str
     precision: str
-    times_ms: dict[Part, list[float]] = field(default_factory=dict)
-    flops: list[TrainingFlops] = field(default_factory=list)
-    num_tokens: list[int] = field(default_factory=list)
-    num_positions: list[int] = field(default_factory=list)
-    num_padded: list[int] = field(default_factory=list)
-
-    def add(self, part: Part, time_ms: float) -> None:
-        """Keep a time of this round."""
-        self.times_ms.setdefault(part, []).append(time_ms)
-
-    def add_sizes(self, batches: list[Batch], num_tokens: int) -> None:
-        """Keep the sizes of a step."""
-        flops, vocab_size = TrainingFlops(), self.recipe.tokenizer.vocab_size
-        for batch in batches:
-            for length, num_targets in zip(batch.lengths.tolist(), batch.target_lengths.tolist(), strict=True):
-                flops += count_sequence_flops(self.recipe, length, num_targets, vocab_size)
-        self.flops.append(flops)
-        self.num_tokens.append(num_tokens)
-        self.num_positions.append(sum(int(batch.lengths.sum()) for batch in batches))
-        self.num_padded.append(sum(batch.token_ids.numel() for batch in batches))
+    times_ms: dict[Part, list[float]] = field(default_factory=lambda: defaultdict(list))
+    sizes: dict[Part, list[StepSize]] = field(default_factory=lambda: {WHOLE: [], SPLIT: []})
 
     def forget(self) -> None:
         """Drop it all, as of rounds that only warm up."""
-        for values in (self.times_ms, self.flops, self.num_tokens, self.num_positions, self.num_padded):
-            values.clear()
+        self.times_ms.clear()
+        for sizes in self.sizes.values():
+            sizes.clear()
+
+    def flops(self, part: Part) -> list[float]:
+        """FLOPs of a part over both passes, a value a round; zeros where they are not counted."""
+        if part in (WHOLE, SPLIT):
+            return [size.flops.total for size in self.sizes[part]]
+        name = part.name if part.direction == "both" else ""
+        return [float(getattr(size.flops, name, 0.0)) for size in self.sizes[SPLIT]]
 
 
 def hours_of_steps(step_ms: float, num_steps: int, batch_share: float) -> float:
@@ -71,21 +79,10 @@ def paired_ratio(numerators: list[float], denominators: list[float]) -> Spread:
     return Spread.of([a / b for a, b in zip(numerators, denominators, strict=True)])
 
 
-def part_flops(part: Part, flops: TrainingFlops) -> float:
-    """FLOPs of a part over both passes; 0 where they are not counted."""
-    if part in (WHOLE, SPLIT):
-        return flops.total
-    return float(getattr(flops, part.name, 0.0)) if part.direction == "both" else 0.0
-
-
-def floor_ratio(part: Part, exlm: Measured, mlm: Measured) -> float | None:
-    """FLOPs of ExLM over those of the MLM, all rounds together; None where the MLM has none to count."""
-    mlm_flops = sum(part_flops(part, flops) for flops in mlm.flops)
-    return sum(part_flops(part, flops) for flops in exlm.flops) / mlm_flops if mlm_flops else None
-
-
 def rows_of(measured: Measured, twin: Measured | None) -> list[dict[str, Any]]:
     """One row a part: its time, its share of the split step, its FLOPs, and all that as multiples of the twin's.
+
+    Hours are for the mean step at the median speed: steps of one row a sequence differ in length.
 
     Args:
         measured: Of the model that the rows are about.
@@ -93,35 +90,37 @@ def rows_of(measured: Measured, twin: Measured | None) -> list[dict[str, Any]]:
     """
     rows: list[dict[str, Any]] = []
     max_steps = measured.recipe.train.max_steps
-    assert max_steps is not None, "no recipe of the paper counts epochs"
+    assert max_steps is not None, "every shipped recipe counts steps"
+    sizes = [size for each in measured.sizes.values() for size in each]
+    num_positions, num_padded = sum(s.num_positions for s in sizes), sum(s.num_padded for s in sizes)
     for part in sorted(measured.times_ms, key=_place):
-        times_ms = measured.times_ms[part]
-        spread = Spread.of(times_ms)
-        flops = median(part_flops(part, each) for each in measured.flops)
+        times_ms, flops = measured.times_ms[part], measured.flops(part)
+        gflop_per_s = median(f / 1e6 / ms for f, ms in zip(flops, times_ms, strict=True))
         ratio = floor = None
         if twin is not None and part in twin.times_ms:
             ratio = paired_ratio(times_ms, twin.times_ms[part])
-            floor = floor_ratio(part, measured, twin)
+            floor = fmean(flops) / fmean(twin.flops(part)) if any(flops) else None
+        hours = None
+        if part == WHOLE:
+            hours = hours_of_steps(fmean(flops) / 1e6 / gflop_per_s, max_steps, measured.batch_share)
         is_share = part not in (WHOLE, SPLIT, ALONE)
         rows.append(
             {
                 "recipe": measured.recipe.name,
                 "part": part.name,
                 "pass": part.direction,
-                **{key: round(value, 3) for key, value in asdict(spread).items()},
+                **{key: round(value, 3) for key, value in asdict(Spread.of(times_ms)).items()},
                 "share": round(sum(times_ms) / sum(measured.times_ms[SPLIT]), 4) if is_share else "",
-                "gflop": round(flops / 1e9, 3) if flops else "",
-                "gflop_per_s": round(flops / 1e6 / spread.median_ms, 1) if flops else "",
+                "gflop": round(fmean(flops) / 1e9, 3) if any(flops) else "",
+                "gflop_per_s": round(gflop_per_s, 1) if any(flops) else "",
                 "times_mlm": round(ratio.median_ms, 3) if ratio else "",
                 "times_mlm_p20": round(ratio.p20_ms, 3) if ratio else "",
                 "times_mlm_p80": round(ratio.p80_ms, 3) if ratio else "",
                 "flops_times_mlm": round(floor, 3) if floor else "",
-                "hours": round(hours_of_steps(spread.median_ms, max_steps, measured.batch_share), 3)
-                if part == WHOLE
-                else "",
+                "hours": round(hours, 3) if hours else "",
                 "rounds": len(times_ms),
-                "tokens": round(median(measured.num_tokens)),
-                "padding_share": round(1 - sum(measured.num_positions) / sum(measured.num_padded), 4),
+                "tokens": round(fmean(size.num_tokens for size in sizes)),
+                "padding_share": round(1 - num_positions / num_padded, 4),
                 "batch_share": measured.batch_share,
                 "alignment": measured.alignment,
                 "precision": measured.precision,
@@ -159,6 +158,6 @@ def conclude(exlm: list[dict[str, Any]], mlm: list[dict[str, Any]]) -> str:
         f"ExLM / MLM: {whole['times_mlm']:.2f} ({whole['times_mlm_p20']:.2f} to {whole['times_mlm_p80']:.2f}); floor "
         f"{floor:.2f}, measured / floor {whole['times_mlm'] / floor:.2f}\n"
         f"(the paper, text, k = 4, two A100: {paper:.2f}). Splitting a step costs "
-        f"{split['median_ms'] / whole['median_ms'] - 1:+.1%}.\n"
+        f"{whole['gflop_per_s'] / split['gflop_per_s'] - 1:+.1%}.\n"
         f"Hours for the recipe's steps: ExLM {whole['hours']:.3g}, MLM {mlm[0]['hours']:.3g}"
     )

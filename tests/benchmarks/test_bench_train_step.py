@@ -52,17 +52,14 @@ def test_a_row_has_times_shares_flops_and_multiples_of_the_twin(measurements: An
     recipe = tiny_recipe(train={"max_steps": 3600})
     exlm = measurements.Measured(recipe, 0.5, "native", "fp32")
     mlm = measurements.Measured(tiny_recipe(objective="mlm"), 0.5, "", "fp32")
-    for _ in range(2):
-        for measured, factor in ((exlm, 2.0), (mlm, 1.0)):
-            measured.add(measurements.WHOLE, 500.0 * factor)
-            measured.add(measurements.SPLIT, 500.0 * factor)
-            measured.add(split.Part("encoder"), 400.0 * factor)
-            measured.add(split.Part("encoder", "forward"), 100.0 * factor)
-            measured.flops.append(TrainingFlops(3e9, 1e9, factor * 1e9, (factor - 1) * 1e9))
-            measured.num_tokens.append(100)
-            measured.num_positions.append(90)
-            measured.num_padded.append(120)
-        exlm.add(split.Part("transition"), 50.0)
+    for measured, factor in ((exlm, 2.0), (mlm, 1.0)):
+        flops = TrainingFlops(3e9, 1e9, factor * 1e9, (factor - 1) * 1e9)
+        for step, slower in ((measurements.WHOLE, 1.0), (measurements.SPLIT, 1.25)):
+            measured.times_ms[step] = [500.0 * factor * slower] * 2
+            measured.sizes[step] = [measurements.StepSize(flops, 100, 90, 120)] * 2
+        measured.times_ms[split.Part("encoder")] = [500.0 * factor] * 2
+        measured.times_ms[split.Part("encoder", "forward")] = [125.0 * factor] * 2
+    exlm.times_ms[split.Part("transition")] = [50.0] * 2
     rows = measurements.rows_of(exlm, mlm)
     assert [(row["part"], row["pass"]) for row in rows] == [
         ("step", "both"),
@@ -79,6 +76,7 @@ def test_a_row_has_times_shares_flops_and_multiples_of_the_twin(measurements: An
     assert (encoder["share"], encoder["gflop"], encoder["flops_times_mlm"], encoder["hours"]) == (0.8, 4.0, 1.0, "")
     assert (forward["share"], forward["gflop"], forward["times_mlm"]) == (0.2, "", 2.0)
     assert (transition["gflop"], transition["times_mlm"], transition["flops_times_mlm"]) == (1.0, "", "")
+    assert "Splitting a step costs +25.0%" in measurements.conclude(rows, measurements.rows_of(mlm, None))
     assert all(row["times_mlm"] == "" and row.keys() == step.keys() for row in measurements.rows_of(mlm, None))
 
 
