@@ -16,7 +16,7 @@ from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "paper_map.md").read_text(encoding="utf-8")
 CODE = re.findall(r"`([\w/]+\.(?:py|h))(?::(\w+))?`", TEXT)
-RECIPES = sorted(set(re.findall(r"`((?:text|smiles|repeat|ablation)-[\w.-]+)`", TEXT)))
+RECIPES = sorted(set(re.findall(r"`((?:text|smiles|repeat|ablation|table|figure)-[\w.-]+)`", TEXT)))
 KEYS = sorted(set(re.findall(r"`((?:data|masking|model|optim|train)\.[\w.]+)(?:: \w+)?`", TEXT)))
 
 

@@ -11,6 +11,7 @@ from exlm_cli.cli.app import app
 from exlm_cli.config.kinds import KINDS
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.sweep import SweepRecipe
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md")), ROOT / "recipes/README.md"]
@@ -59,6 +60,8 @@ def test_an_exlm_line_parses_and_its_recipe_resolves(line: str) -> None:
     if context.params.get("recipe"):
         kind = next((kind for kind in KINDS if kind.command == name), PretrainRecipe)
         load_recipe(context.params["recipe"], context.params.get("sets") or [], kind=kind)
+    if context.params.get("sweep"):
+        load_recipe(context.params["sweep"], context.params.get("sets") or [], kind=SweepRecipe)
 
 
 @pytest.mark.parametrize("line", [line for line in shell_lines() if line.startswith("make ")])
