@@ -17,6 +17,7 @@ from exlm_cli.run_dir import (
     MetricsLog,
     create_run_dir,
     find_newest_run,
+    make_folder,
     package_version,
     read_metrics,
     read_run_json,
@@ -261,3 +262,14 @@ def test_the_newest_fitting_run_is_found_at_any_depth(tmp_path: Path) -> None:
     assert find_newest_run(tmp_path, lambda _: True) == tmp_path / "newest"
     assert find_newest_run(tmp_path, lambda run: run.name != "newest") == tmp_path / "grid" / "cell"
     assert find_newest_run(tmp_path, lambda _: False) is None
+
+
+def test_a_folder_for_results_is_made_with_those_it_lies_in_or_the_reason_told(tmp_path: Path) -> None:
+    make_folder(tmp_path / "a" / "b")
+    make_folder(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").write_text("")
+    for name, reason in (("file", "File exists"), ("file/sub", "Not a directory")):
+        with pytest.raises(CheckpointError) as caught:
+            make_folder(tmp_path / name)
+        assert caught.value.message == f"{tmp_path / name}: no such folder can be made: {reason}"

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from exlm_cli.analysis.applied import Applied
+from exlm_cli.data.readers import COMPRESSIONS, FORMATS
 from exlm_cli.errors import ConfigError
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import make_folder
@@ -33,7 +34,7 @@ def predict(
     suite = finetuned.recipe.task.suite
     suffix = _SUFFIXES.get(suite, ".csv")
     if written is None:
-        written = folder / f"predictions-{path.name.partition('.')[0]}{suffix}"
+        written = folder / f"predictions-{_name_of(path)}{suffix}"
     elif written.suffix.lower() != suffix:
         raise ConfigError(
             f"`--predictions {written}`: predictions of {finetuned.results['task']} go into a {suffix} file"
@@ -56,3 +57,10 @@ def predict(
             from exlm_cli.analysis.predict_table import apply_to_table
 
             return apply_to_table(finetuned, path, written, column=column, progress=progress)
+
+
+def _name_of(path: Path) -> str:
+    """Return `dev-v2.0` of `dev-v2.0.json.gz`."""
+    while path.suffix.lower() in (*COMPRESSIONS, *FORMATS):
+        path = path.with_suffix("")
+    return path.name

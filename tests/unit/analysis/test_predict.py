@@ -22,7 +22,7 @@ def test_a_file_has_its_predictions_beside_the_others_of_the_run(finetuned: Fine
     table = write_rows(tmp_path / "new.rows.csv", ["mol"], [["CCO"]])
     folder = tmp_path / "some" / "report"
     applied = predict(finetuned, table, None, folder=folder, column=None, progress=SilentProgress())
-    assert applied.files == (folder / "predictions-new.csv",)
+    assert applied.files == (folder / "predictions-new.rows.csv",)
     assert applied.files[0].is_file()
 
 

@@ -18,7 +18,7 @@ from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.downstream import DownstreamTask
-from exlm_cli.tasks.glue import GlueTask, load_glue
+from exlm_cli.tasks.glue import GlueTask, load_glue, read_glue_file
 from exlm_cli.tasks.glue_tasks import GLUE_TASKS
 from tests.unit.tasks.glue_files import FOLDERS, HEADERS, ROWS, content, line, write_glue
 
@@ -275,3 +275,39 @@ def test_an_unknown_task_is_refused_with_those_there_are() -> None:
     with pytest.raises(ConfigError, match=r"^unknown task `glue/rtr`$") as caught:
         load("rtr", None)
     assert "`glue/mnli`, `glue/qqp`, `glue/qnli`, `glue/sst2`, `glue/cola`, `glue/rte`" in caught.value.hint
+
+
+TEST_FILES = {
+    "cola": ("index\tsentence\n0\tBirds sing.\n7\t\n", [("Birds sing.",), ("",)], ["0", "7"]),
+    "qqp": ("id\tquestion1\tquestion2\n5\ta\tb\n", [("a", "b")], ["5"]),
+    "mrpc": ("index\t#1 ID\t#2 ID\t#1 String\t#2 String\n3\t1\t2\ta\tb\n", [("a", "b")], ["3"]),
+    "sst2": ("sentence\nfine\n", [("fine",)], ["0"]),
+}
+"""As the official test files are laid out: CoLA's has the header that its other files lack."""
+
+
+@pytest.mark.parametrize("name", TEST_FILES)
+def test_files_without_labels_are_read_where_none_are_needed(name: str, tmp_path: Path) -> None:
+    text, texts, indices = TEST_FILES[name]
+    path = tmp_path / "test.tsv"
+    path.write_text(text)
+    found = read_glue_file(GLUE_TASKS[name], path, SilentProgress(), needs_labels=False)
+    assert [example.texts for example in found.examples] == texts
+    assert all(math.isnan(example.target) for example in found.examples)
+    assert (found.indices, found.problems, found.num_rows) == (indices, [], len(texts))
+    with pytest.raises(DataError, match=f"{name} needs the columns"):
+        read_glue_file(GLUE_TASKS[name], path, SilentProgress())
+
+
+@pytest.mark.parametrize("name", GLUE_TASKS)
+def test_labels_are_read_where_they_are_though_none_are_needed(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "dev.tsv"
+    path.write_text(content(name), encoding="utf-8")
+    found = read_glue_file(GLUE_TASKS[name], path, SilentProgress(), needs_labels=False)
+    assert [example.target for example in found.examples] == [target for *_, target in ROWS[name]]
+
+
+@pytest.mark.parametrize("name", [name for name, info in GLUE_TASKS.items() if info.classes])
+def test_tasks_of_numbered_classes_are_those_whose_official_files_have_numbers(name: str) -> None:
+    labels = {label for *_, label, _ in ROWS[name]}
+    assert GLUE_TASKS[name].has_numbered_classes == (labels <= {"0", "1"})

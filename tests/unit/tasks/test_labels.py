@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from exlm_cli.errors import DataError
-from exlm_cli.tasks.labels import LabelKind, Labels, read_labels
+from exlm_cli.tasks.labels import LabelKind, Labels, read_known_targets, read_labels
 from exlm_cli.tasks.tables import Table
 
 NAN = math.nan
@@ -96,3 +96,40 @@ def test_a_missing_label_column_is_named() -> None:
     with pytest.raises(DataError, match=r"^a.csv: no column `z`; there are `y`$") as caught:
         read_labels(table_of(y="0|1"), ["z"], "auto")
     assert caught.value.hint == "choose one with `--label-columns`"
+
+
+@pytest.mark.parametrize(
+    ("columns", "loss", "names", "targets"),
+    [
+        ({"y": "1|No||TRUE|nan"}, "binary", ("y",), [[1], [0], [NAN], [1], [NAN]]),
+        ({"y": "red|blue|-"}, "classes", ("blue", "green", "red"), [[2], [0], [NAN]]),
+        ({"y": "10|9.0|09"}, "classes", ("9", "10"), [[1], [0], [0]]),
+        ({"y": "1.0|1"}, "classes", ("1", "1.0"), [[1], [0]]),
+        ({"y": "0.5|-2|n/a"}, "regression", ("y",), [[0.5], [-2], [NAN]]),
+    ],
+)
+def test_labels_of_further_rows_are_those_of_a_known_task(
+    columns: Any, loss: Any, names: tuple[str, ...], targets: Any
+) -> None:
+    found = read_known_targets(table_of(**columns), ["y"], loss, names)
+    np.testing.assert_array_equal(found, np.array(targets, dtype=float))
+
+
+def test_columns_that_further_rows_lack_are_missing_in_every_row() -> None:
+    found = read_known_targets(table_of(b="1|0"), ["a", "b"], "binary", ["a", "b"])
+    np.testing.assert_array_equal(found, [[NAN, 1], [NAN, 0]])
+
+
+@pytest.mark.parametrize(
+    ("loss", "cell", "accepted"),
+    [
+        ("binary", "active", "0/1, true/false, yes/no, t/f, y/n"),
+        ("classes", "pink", "`blue`, `red`"),
+        ("classes", "1", "`blue`, `red`"),
+        ("regression", "inf", "a finite number"),
+    ],
+)
+def test_a_label_that_a_known_task_does_not_have_is_named_with_its_row(loss: Any, cell: str, accepted: str) -> None:
+    with pytest.raises(DataError) as caught:
+        read_known_targets(table_of(y=f"|{cell}"), ["y"], loss, ["blue", "red"])
+    assert caught.value.message == f"a.csv:3: `y` is `{cell}`; accepted: {accepted}, or empty"

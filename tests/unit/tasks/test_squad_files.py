@@ -193,3 +193,17 @@ def test_flat_rows_name_what_is_wrong() -> None:
 def test_flat_rows_of_another_layout_are_refused(rows: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
         read_squad_rows("x", rows)
+
+
+def test_answers_may_be_missing_where_none_are_needed(tmp_path: Path) -> None:
+    bare = question("q2", is_impossible=True)
+    del bare["answers"]
+    path = write(tmp_path / "test.json", document(question(), bare))
+    found = read_squad_json(path, needs_answers=False)
+    assert [q.golds for q in found.questions] == [("north side",), ()]
+    assert (found.has_answers, found.problems) == (False, [])
+    assert read_squad_json(write(tmp_path / "dev.json", document(question())), needs_answers=False).has_answers
+    with pytest.raises(DataError) as caught:
+        read_squad_json(path)
+    assert caught.value.message == f"{path}: article 1, paragraph 1, question 2, `answers`: Field required"
+    assert caught.value.hint == LAYOUT_HINT
