@@ -51,7 +51,7 @@ def test_ratios_pair_what_was_measured_in_one_round(measurements: Any) -> None:
 def test_a_row_has_times_shares_flops_and_multiples_of_the_twin(measurements: Any, split: Any) -> None:
     recipe = tiny_recipe(train={"max_steps": 3600})
     exlm = measurements.Measured(recipe, 0.5, "native", "fp32")
-    mlm = measurements.Measured(tiny_recipe(objective="mlm"), 0.5, "", "fp32")
+    mlm = measurements.Measured(tiny_recipe(objective="mlm", train={"max_steps": 3600}), 0.5, "", "fp32")
     for measured, factor in ((exlm, 2.0), (mlm, 1.0)):
         flops = TrainingFlops(3e9, 1e9, factor * 1e9, (factor - 1) * 1e9)
         for step, slower in ((measurements.WHOLE, 1.0), (measurements.SPLIT, 1.25)):
@@ -76,7 +76,13 @@ def test_a_row_has_times_shares_flops_and_multiples_of_the_twin(measurements: An
     assert (encoder["share"], encoder["gflop"], encoder["flops_times_mlm"], encoder["hours"]) == (0.8, 4.0, 1.0, "")
     assert (forward["share"], forward["gflop"], forward["times_mlm"]) == (0.2, "", 2.0)
     assert (transition["gflop"], transition["times_mlm"], transition["flops_times_mlm"]) == (1.0, "", "")
-    assert "Splitting a step costs +25.0%" in measurements.conclude(rows, measurements.rows_of(mlm, None))
+    concluded = measurements.conclude(rows, measurements.rows_of(mlm, None)).splitlines()
+    assert concluded == [
+        "ExLM / MLM: 2.00 (2.00 to 2.00); floor 1.40, measured / floor 1.43",
+        "Table 12 (ablation-exlm, two A100): 1.90; floor 1.67, measured / floor 1.14",
+        "Splitting a step costs +25.0%",
+        "Hours for the recipe's steps: ExLM 2, MLM 1",
+    ]
     assert all(row["times_mlm"] == "" and row.keys() == step.keys() for row in measurements.rows_of(mlm, None))
 
 
