@@ -162,6 +162,8 @@ def _finetune(plan: CellPlan, folder: Path, progress: Progress) -> dict[str, Any
         scored[recipe.task.name] = {
             "identity": finetune_identity(recipe),
             "split": split,
+            "split_sizes": results["split_sizes"],
+            "max_rows": recipe.task.max_rows,
             "metric": metric,
             "values": results["metrics"][split][metric]["values"],
             "metrics": results["metrics"][split],

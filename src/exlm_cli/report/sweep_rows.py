@@ -49,6 +49,7 @@ class SweepRow(CellRow):
         changes: Values by key that make it of the common recipe.
         entropy_at: By mask ratio, what `ENTROPIES` are there, one value a seed.
         num_finetuned: Seeds of fine-tuning in each score.
+        sampled: Rows that were trained on by task, where `task.max_rows` left some out.
         parameters, steps: Of pre-training; None where no seed came to an end.
         elapsed_s: Seconds of pre-training, mean over seeds.
     """
@@ -58,6 +59,7 @@ class SweepRow(CellRow):
     changes: Mapping[str, Any]
     entropy_at: Mapping[float, Mapping[str, tuple[float, ...]]]
     num_finetuned: int
+    sampled: Mapping[str, int]
     parameters: int | None
     steps: int | None
     elapsed_s: float | None
@@ -129,6 +131,12 @@ def _row(label: str, results: Sequence[Result]) -> SweepRow:
         changes=first["changes"],
         entropy_at=_entropies(done),
         num_finetuned=max((len(s["values"]) for result in done for s in result["finetune"].values()), default=0),
+        sampled={
+            task: scored["split_sizes"]["train"]
+            for result in done
+            for task, scored in result["finetune"].items()
+            if scored["max_rows"] is not None
+        },
         parameters=done[0]["parameters"] if done else None,
         steps=done[0]["steps"] if done else None,
         elapsed_s=mean_and_deviation(times_s)[0] if times_s else None,

@@ -139,7 +139,7 @@ def _variants_table(rows: Sequence[SweepRow], name: str) -> ReportTable:
         f"Variants of {name}{seed_note(rows)}",
         ("variant", *(_HEADINGS.get(key, key) for key in figures), *_DETAILS),
         (tuple(cells),),
-        (*_LEGEND, *([f"some seeds diverged: {', '.join(diverged)}"] if diverged else [])),
+        (*_LEGEND, *_sampled_note(rows), *([f"some seeds diverged: {', '.join(diverged)}"] if diverged else [])),
         num_details=len(_DETAILS),
     )
 
@@ -189,10 +189,17 @@ def _paper_table(paper: PaperTable, found: Mapping[str, SweepRow]) -> ReportTabl
         (
             "`paper`: the numbers that it prints; `ours`: this sweep, with the budget that stands beside it",
             "seeds: of pre-training x of fine-tuning; of the paper those of fine-tuning, it names no others",
+            *_sampled_note(list(found.values())),
         ),
         num_keys=2,
         num_details=3,
     )
+
+
+def _sampled_note(rows: Sequence[SweepRow]) -> list[str]:
+    sampled = {task: size for row in rows for task, size in row.sampled.items()}
+    tasks = "; ".join(f"{task} ({size:,} rows)" for task, size in sampled.items())
+    return [f"fine-tuned on some of the task's rows (`task.max_rows`): {tasks}"] if sampled else []
 
 
 def _score(row: SweepRow, column: str) -> float:

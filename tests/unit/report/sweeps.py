@@ -104,6 +104,8 @@ def _scores(label: str, tasks: tuple[str, ...], added: float) -> dict[str, Any]:
         TASKS[column]: {
             "metric": "accuracy",
             "values": [v / 100 - 0.01 + added, v / 100 + added, v / 100 + 0.01 + added],
+            "split_sizes": {"train": 1000, "valid": 100},
+            "max_rows": None,
         }
         for column, v in printed.items()
     }

@@ -41,6 +41,13 @@ def test_the_budget_of_each_row_stands_beside_it() -> None:
     assert "`ours`: this sweep, with the budget that stands beside it" in table.notes[0]
 
 
+def test_fine_tuning_on_a_part_of_the_rows_is_told_under_the_papers_table() -> None:
+    results = sweep_results("table-2")
+    results[0]["finetune"]["glue/mnli"]["max_rows"] = 1000
+    table = next(t for t in paper_sweep_tables(sweep_rows(results)) if t.name == "table-2")
+    assert table.notes[-1] == "fine-tuned on some of the task's rows (`task.max_rows`): glue/mnli (1,000 rows)"
+
+
 def test_some_variants_and_tasks_fill_a_part_of_the_table_that_fits_best() -> None:
     results = [r for r in sweep_results("table-2", tasks=("RTE",)) if r["label"] in ("mlm", "mlm-plus-plus")]
     (table,) = paper_sweep_tables(sweep_rows(results))
@@ -84,11 +91,14 @@ def test_every_variant_is_told_with_its_budget_and_its_changes() -> None:
 def test_a_task_that_is_not_the_papers_has_its_column() -> None:
     results = sweep_results("table-13", tasks=())
     for result in results:
-        result["finetune"] = {"moleculenet/bace": {"metric": "roc_auc", "values": [0.7, 0.8]}}
+        sizes = {"train": 300, "valid": 20}
+        scored = {"metric": "roc_auc", "values": [0.7, 0.8], "split_sizes": sizes, "max_rows": 300}
+        result["finetune"] = {"moleculenet/bace": scored}
     (table,) = sweep_tables(sweep_rows(results), name="mine")
     index = table.columns.index("moleculenet/bace roc_auc")
     assert {row[index] for row in table.rows} == {"0.750"}
     assert table.rows[0][table.columns.index("seeds")] == "1 x 2"
+    assert table.notes[-1] == "fine-tuned on some of the task's rows (`task.max_rows`): moleculenet/bace (300 rows)"
 
 
 def test_a_diverged_variant_is_told_and_has_no_figure() -> None:
