@@ -181,6 +181,15 @@ def test_a_table_stands_above_the_bars_and_changes_with_them() -> None:
     assert "a grid" not in stream.getvalue()
 
 
+def test_the_title_of_a_narrow_table_stays_on_its_line() -> None:
+    stream = io.StringIO()
+    progress = TerminalProgress(Console(file=stream, force_terminal=True, width=60, color_system=None))
+    title = "a title wider than the table below it"
+    with progress.board(title, ["a"], ["b"]), progress.bar("grid", 1):
+        pass
+    assert title in stream.getvalue()
+
+
 def test_a_table_is_no_matter_for_a_log() -> None:
     stream = io.StringIO()
     with LineProgress(stream).board("a grid", ["row"], ["column"]) as board:

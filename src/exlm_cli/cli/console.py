@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, TextIO
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, Task, TaskID, TextColumn
 from rich.progress import Progress as RichBars
 from rich.table import Table
@@ -106,15 +106,16 @@ class _TerminalBoard:
         """Set the text of one cell."""
         self._cells[row, column] = Text(text, style="bold green" if is_done else "")
 
-    def render(self) -> Table:
+    def render(self) -> RenderableType:
         """Return the table as it stands."""
-        table = Table(title=self._title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
         table.add_column("")
         for column in self._columns:
             table.add_column(column, justify="right")
         for row in self._rows:
             table.add_row(row, *(self._cells.get((row, column), Text("")) for column in self._columns))
-        return table
+        # above the table, not its title, which would be broken to the width of a narrow one
+        return Group(Text(self._title, style="bold"), table)
 
 
 class _TerminalBar:
