@@ -78,6 +78,19 @@ def make_folder(folder: Path) -> None:
         raise CheckpointError(f"{folder}: no such folder can be made: {_reason(error)}", _DISK_HINT) from error
 
 
+@contextlib.contextmanager
+def folder_for_results(folder: Path) -> Iterator[None]:
+    """Make a folder before the work that fills it, and take back what was made of it where that fails.
+
+    Raises:
+        CheckpointError: The file system refuses.
+    """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    make_folder(folder)
+    with removed_on_failure(made[-1] if made else folder, is_new=bool(made)):
+        yield
+
+
 def _make_fresh(path: Path) -> Path:
     for number in range(1, 1000):
         candidate = path if number == 1 else path.with_name(f"{path.name}-{number}")

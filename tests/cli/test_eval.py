@@ -230,6 +230,10 @@ def refused(capsys: Capture) -> Callable[..., str]:
         ("P --entropy --num-states 0", "`--num-states 0`: `0` is not a whole number from 1 to 64"),
         ("M --entropy", "`--entropy` is of pre-trained models; M is a fine-tuned one"),
         ("M --data none.csv", "none.csv: no such file"),
+        ("M --data none.csv --out new/folder", "none.csv: no such file"),
+        ("P --data none.csv --embeddings new/x.npz", "none.csv: no such file"),
+        ("M --data new.csv --text-column mol", "`--text-column mol`: M is a model of SMILES"),
+        ("T --data new.csv --embeddings x.npz --smiles-column mol", "`--smiles-column mol`: T is a model of text"),
         ("M --data empty.csv", "empty.csv: the file is empty"),
         ("M --data new.csv --smiles-column smile", "new.csv: no column `smile`; there are `mol`, `active`"),
         ("M --data other.csv",
@@ -243,7 +247,7 @@ def refused(capsys: Capture) -> Callable[..., str]:
 def test_a_mistake_is_told_in_one_line_and_leaves_nothing(
     folder: Path, made: Path, refused: Callable[..., str], words: str, error: str
 ) -> None:
-    runs = {"M": "molecules/run", "R": "rte/run", "Q": "squad/run", "P": "smiles/pretrained"}
+    runs = {"M": "molecules/run", "R": "rte/run", "Q": "squad/run", "P": "smiles/pretrained", "T": "text"}
     for name, target in runs.items():
         (folder / name).symlink_to(made / target)
     for name, command in (("unfinished", "finetune"), ("grid", "repeat-mlm")):

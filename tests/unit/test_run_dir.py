@@ -17,6 +17,7 @@ from exlm_cli.run_dir import (
     MetricsLog,
     create_run_dir,
     find_newest_run,
+    folder_for_results,
     make_folder,
     package_version,
     read_metrics,
@@ -273,3 +274,22 @@ def test_a_folder_for_results_is_made_with_those_it_lies_in_or_the_reason_told(t
         with pytest.raises(CheckpointError) as caught:
             make_folder(tmp_path / name)
         assert caught.value.message == f"{tmp_path / name}: no such folder can be made: {reason}"
+
+
+@pytest.mark.parametrize(("there", "left"), [("", []), ("a", ["a"]), ("a/b", ["a", "a/b"])])
+def test_a_folder_that_was_made_for_nothing_is_taken_back(tmp_path: Path, there: str, left: list[str]) -> None:
+    (tmp_path / there).mkdir(parents=True, exist_ok=True)
+    was_there = []
+
+    def work() -> None:
+        with folder_for_results(tmp_path / "a/b"):
+            was_there.append((tmp_path / "a/b").is_dir())
+            raise ValueError("the work failed")
+
+    with pytest.raises(ValueError, match="the work failed"):
+        work()
+    assert was_there == [True]
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == left
+    with folder_for_results(tmp_path / "a/b"):
+        pass
+    assert (tmp_path / "a/b").is_dir()

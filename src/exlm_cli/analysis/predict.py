@@ -6,7 +6,7 @@ from exlm_cli.analysis.applied import Applied
 from exlm_cli.data.readers import COMPRESSIONS, FORMATS
 from exlm_cli.errors import ConfigError
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import make_folder
+from exlm_cli.run_dir import folder_for_results
 from exlm_cli.tasks.finetuned import Finetuned
 
 _SUFFIXES = {"glue": ".tsv", "squad": ".json"}
@@ -43,20 +43,20 @@ def predict(
         raise ConfigError(
             f"{finetuned.results['task']} finds its own columns: `--text-column` is for `exlm finetune csv`"
         )
-    make_folder(written.parent)
-    match suite:
-        case "glue":
-            from exlm_cli.analysis.predict_glue import apply_to_glue_file
+    with folder_for_results(written.parent):
+        match suite:
+            case "glue":
+                from exlm_cli.analysis.predict_glue import apply_to_glue_file
 
-            return apply_to_glue_file(finetuned, path, written, progress=progress)
-        case "squad":
-            from exlm_cli.analysis.predict_squad import apply_to_squad_file
+                return apply_to_glue_file(finetuned, path, written, progress=progress)
+            case "squad":
+                from exlm_cli.analysis.predict_squad import apply_to_squad_file
 
-            return apply_to_squad_file(finetuned, path, written, progress=progress)
-        case _:
-            from exlm_cli.analysis.predict_table import apply_to_table
+                return apply_to_squad_file(finetuned, path, written, progress=progress)
+            case _:
+                from exlm_cli.analysis.predict_table import apply_to_table
 
-            return apply_to_table(finetuned, path, written, column=column, progress=progress)
+                return apply_to_table(finetuned, path, written, column=column, progress=progress)
 
 
 def _name_of(path: Path) -> str:

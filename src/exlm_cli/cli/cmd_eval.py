@@ -72,7 +72,11 @@ def evaluate(
     states = parse_numbers("--num-states", num_states, int, "a whole number from 1 to 64", 1, 64)
     _refuse_both({"--smiles-column": smiles_column, "--text-column": text_column})
     _refuse_both({"--predictions": predictions, "--embeddings": embeddings, "--entropy": entropy})
-    column = smiles_column or text_column
+    column = None
+    if smiles_column is not None:
+        column = eval_modes.InputColumn("smiles", smiles_column)
+    elif text_column is not None:
+        column = eval_modes.InputColumn("text", text_column)
     if not entropy and (ratios or states):
         raise ConfigError("`--mask-ratios` and `--num-states` go with `--entropy`")
     progress = console.open_progress()

@@ -1,5 +1,6 @@
 """What `exlm eval` does once its options are understood: score runs, apply one, measure entropy."""
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -8,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import RUNS_ROOT, find_newest_run, make_folder, read_run_json
+from exlm_cli.run_dir import RUNS_ROOT, find_newest_run, folder_for_results, read_run_json
 
 if TYPE_CHECKING:
     from exlm_cli.analysis.applied import Applied
+    from exlm_cli.analysis.new_rows import InputKind
     from exlm_cli.analysis.scores import RunKind
     from exlm_cli.report.tables import ReportTable
 
@@ -34,6 +36,14 @@ class Output:
     folder: Path | None
     has_figures: bool
     as_json: bool
+
+
+@dataclass(frozen=True)
+class InputColumn:
+    """The column of a file that a model is to read, and what the user says it holds."""
+
+    kind: "InputKind"
+    name: str
 
 
 @dataclass(frozen=True)
@@ -70,18 +80,17 @@ def show_scores(runs: ChosenRuns, data: Sequence[str], output: Output, device: s
     from exlm_cli.analysis.scores import load_finetuned_run
     from exlm_cli.report.score_report import collect_tables, draw_figures
 
-    if output.folder is not None:
-        make_folder(output.folder)
     named = list(zip(runs.paths, runs.kinds, runs.names, strict=True))
     finetuned = [load_finetuned_run(path, name) for path, kind, name in named if kind == "finetune"]
     pretrained = []
-    for path, kind, name in named:
-        if kind == "pretrain":
-            from exlm_cli.analysis.evaluate import evaluate_pretrained
+    with folder_for_results(output.folder) if output.folder is not None else contextlib.nullcontext():
+        for path, kind, name in named:
+            if kind == "pretrain":
+                from exlm_cli.analysis.evaluate import evaluate_pretrained
 
-            pretrained.append(evaluate_pretrained(path, name, valid=data, device=device, progress=progress))
+                pretrained.append(evaluate_pretrained(path, name, valid=data, device=device, progress=progress))
+        files, notes = draw_figures(finetuned, output.folder) if output.has_figures else ([], [])
     tables = collect_tables(finetuned, pretrained)
-    files, notes = draw_figures(finetuned, output.folder) if output.has_figures else ([], [])
     for note in notes:
         progress.message(f"note: {note}")
     entries: list[dict[str, Any]] = [{"kind": "pretrain", **asdict(score)} for score in pretrained]
@@ -108,21 +117,21 @@ def show_entropy(
             raise ConfigError(
                 f"`--entropy` is of pre-trained models; {path} is a fine-tuned one", "give the run it began with"
             )
-    make_folder(output.folder or runs.report)
     from exlm_cli.analysis.entropy import measure_entropy
 
-    entropies = [
-        (name, entropy)
-        for path, name in zip(runs.paths, runs.names, strict=True)
-        for entropy in measure_entropy(
-            path,
-            mask_ratios=ratios or ENTROPY_MASK_RATIOS,
-            ks=states or () if _is_exlm(path) else (),
-            valid=data,
-            device=device,
-            progress=progress,
-        )
-    ]
+    with folder_for_results(output.folder or runs.report):
+        entropies = [
+            (name, entropy)
+            for path, name in zip(runs.paths, runs.names, strict=True)
+            for entropy in measure_entropy(
+                path,
+                mask_ratios=ratios or ENTROPY_MASK_RATIOS,
+                ks=states or () if _is_exlm(path) else (),
+                valid=data,
+                device=device,
+                progress=progress,
+            )
+        ]
     files = write_entropy_figure(entropies, output.folder or runs.report) if output.has_figures else []
     content = {"entropies": [{"name": name, **asdict(entropy)} for name, entropy in entropies]}
     _emit_tables([entropy_table(entropies)], files, content, runs, output)
@@ -141,7 +150,7 @@ def apply_run(
     data: Sequence[str],
     predictions: Path | None,
     embeddings: Path | None,
-    column: str | None,
+    column: InputColumn | None,
     output: Output,
     device: str,
     progress: Progress,
@@ -162,12 +171,13 @@ def apply_run(
     from exlm_cli.tasks.finetuned import load_finetuned
 
     finetuned = load_finetuned(run, device=device)
+    name = _name_in(run, finetuned.results["input_kind"], column)
     folder = output.folder or runs.report
-    _emit_applied(predict(finetuned, path, predictions, folder=folder, column=column, progress=progress), output)
+    _emit_applied(predict(finetuned, path, predictions, folder=folder, column=name, progress=progress), output)
 
 
 def _embed(
-    run: Path, kind: "RunKind", path: Path, written: Path, column: str | None, device: str, progress: Progress
+    run: Path, kind: "RunKind", path: Path, written: Path, column: InputColumn | None, device: str, progress: Progress
 ) -> "Applied":
     from exlm_cli.analysis.applied import Applied
     from exlm_cli.analysis.embeddings import (
@@ -179,7 +189,6 @@ def _embed(
     )
 
     check_suffix(written)
-    make_folder(written.parent)
     if kind == "pretrain":
         from exlm_cli.train.pretrained import load_pretrained
 
@@ -188,11 +197,28 @@ def _embed(
         from exlm_cli.tasks.finetuned import load_finetuned
 
         encoder = finetuned_encoder(load_finetuned(run, device=device))
-    vectors = embed(encoder, path, column=column, progress=progress)
-    write_embeddings(vectors, written)
+    name = _name_in(run, encoder.kind, column)
+    with folder_for_results(written.parent):
+        vectors = embed(encoder, path, column=name, progress=progress)
+        write_embeddings(vectors, written)
     rows = vectors.rows
     notes = (f"{vectors.cls.shape[1]} numbers a vector", *vectors.notes)
     return Applied((written,), len(rows.table), len(rows.table) - len(rows.readable), {}, notes)
+
+
+def _name_in(run: Path, kind: "InputKind", column: InputColumn | None) -> str | None:
+    """Return the name of the column to read.
+
+    Raises:
+        ConfigError: It holds what the model does not read.
+    """
+    if column is not None and column.kind != kind:
+        words = {"text": "text", "smiles": "SMILES"}
+        raise ConfigError(
+            f"`--{column.kind}-column {column.name}`: {run} is a model of {words[kind]}",
+            f"give a run of a model of {words[column.kind]}, or name the column with `--{kind}-column`",
+        )
+    return None if column is None else column.name
 
 
 def _emit_tables(
