@@ -37,12 +37,13 @@ def task_table(runs: Sequence[FinetunedRun]) -> ReportTable:
     )
     columns = ["metric", *(run.name for run in runs)]
     rows = [[name, *(as_is(run.summary(name), run.results["aggregate"]) for run in runs)] for name in names]
+    has_one_split = len({run.results["split_sha256"] for run in runs}) == 1
     splits = []
     for run in runs:
         yardstick, split = run.results.get("yardstick"), run.results["split_sha256"]
         if yardstick is not None and split not in splits:
             splits.append(split)
-            columns.append(yardstick["name"] if len(splits) == 1 else f"{yardstick['name']}, rows of {run.name}")
+            columns.append(yardstick["name"] if has_one_split else f"{yardstick['name']}, rows of {run.name}")
             of_split = yardstick["metrics"][run.scored_split]
             for row, name in zip(rows, names, strict=True):
                 row.append(as_is(of_split.get(name), run.results["aggregate"]))

@@ -51,7 +51,7 @@ def test_runs_of_different_splits_have_a_yardstick_each_and_a_warning() -> None:
         scored("three", "csv", METRICS, yardstick=yardstick({"roc_auc": [0.6]})),
     ]
     (table,) = task_tables(runs)
-    assert table.columns[4:] == ("ECFP4 + random forest", "ECFP4 + random forest, rows of two")
+    assert table.columns[4:] == ("ECFP4 + random forest, rows of one", "ECFP4 + random forest, rows of two")
     assert table.rows[0][4:] == ("0.6000", "0.5000")
     assert table.notes[-1] == (
         "these runs were split differently and cannot be compared: one scaffold abababab, two random cdcdcdcd, "
