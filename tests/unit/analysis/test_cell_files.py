@@ -1,0 +1,52 @@
+"""Files of cells: what is there, what is not there yet, and what is damaged; grids told from other runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from exlm_cli.analysis.cell_files import cell_folder, is_grid_run, load_grid_run, read_json_object
+from exlm_cli.config.load import dump_recipe, load_recipe
+from exlm_cli.config.sweep import SweepRecipe
+from exlm_cli.errors import CheckpointError
+from exlm_cli.run_dir import update_run_json
+
+
+def test_a_file_that_is_not_there_yet_is_no_error(tmp_path: Path) -> None:
+    assert read_json_object(tmp_path / "result.json") is None
+    (tmp_path / "result.json").write_text('{"a": 1}')
+    assert read_json_object(tmp_path / "result.json") == {"a": 1}
+
+
+@pytest.mark.parametrize(("text", "said"), [("{", "not readable as JSON: .*"), ("[1]", "holds no JSON object")])
+def test_a_damaged_file_is_told(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(text)
+    with pytest.raises(CheckpointError, match=rf"result\.json: {said}$") as caught:
+        read_json_object(path)
+    assert caught.value.hint == "remove the file; what it held is measured again"
+
+
+def test_a_grid_is_told_from_other_directories(tmp_path: Path) -> None:
+    assert not is_grid_run(tmp_path)
+    (tmp_path / "recipe.yaml").write_text("extends: text-small\n")
+    update_run_json(tmp_path, {"command": "pretrain"})
+    assert not is_grid_run(tmp_path)
+    update_run_json(tmp_path, {"num_cells": 4})
+    assert is_grid_run(tmp_path)
+
+
+def test_what_is_done_comes_in_the_order_of_the_recipe(tmp_path: Path) -> None:
+    recipe = load_recipe("table-13", ["seeds=[2, 5]"], kind=SweepRecipe)
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
+    with pytest.raises(CheckpointError, match=r": none of its 8 cells is done$"):
+        load_grid_run(tmp_path)
+    plans = recipe.plan()
+    for plan in (plans[6], plans[1]):
+        folder = cell_folder(tmp_path, plan)
+        assert folder == tmp_path / "cells" / plan.label / f"seed-{plan.seed}"
+        folder.mkdir(parents=True)
+        (folder / "result.json").write_text(json.dumps({"label": plan.label, "seed": plan.seed}))
+    grid = load_grid_run(tmp_path)
+    assert (grid.recipe, grid.num_cells) == (recipe, 8)
+    assert grid.cells == [{"label": "exlm-sparse-dag", "seed": 2}, {"label": "mlm", "seed": 5}]
