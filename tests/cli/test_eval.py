@@ -271,3 +271,13 @@ def test_smiles_are_refused_by_no_text_model_but_read_as_text_alone(
     write_rows(folder / "new.csv", ["smiles"], [["CCO"]])
     error = refused(str(made / "text"), "--data", "new.csv", "--embeddings", "v.npz")
     assert error == "new.csv: which column holds the text? There are `smiles`; none of them is named like it"
+
+
+def test_validation_files_with_a_bad_row_are_refused_with_a_hint_that_eval_has(
+    folder: Path, made: Path, capsys: Capture
+) -> None:
+    (folder / 'odd "name".smi').write_text("CCO\nC1CC\n")
+    assert main(["eval", str(made / "smiles/pretrained"), "--data", 'odd "name".smi']) == 2
+    error, _, hint = capsys.readouterr().err.strip().splitlines()[-3:]
+    assert error == 'error: odd "name".smi:2: `C1CC`: RDKit cannot parse it: it breaks the SMILES grammar'
+    assert hint == "hint: mend the row, or take it out of the file"

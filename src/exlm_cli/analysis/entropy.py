@@ -1,5 +1,6 @@
 """Entropy of a checkpoint's predictions at any mask ratio and number of copies or states (App. E; Figures 5 and 12)."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from exlm_cli.analysis.scores import PredictionEntropy
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.recipes import PretrainRecipe
 from exlm_cli.data.prepare import PreparedData, prepare_data
-from exlm_cli.errors import ConfigError
+from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.train.checkpoint import load_model_weights
@@ -67,9 +68,14 @@ def load_validation_data(pretrained: Pretrained, valid: Sequence[str], progress:
     own = [f"tokenizer.path={run_directory(pretrained.checkpoint) / 'tokenizer.json'}"]
     if valid:
         # preparing asks for training data too; the validation inputs stand in for it and nothing is trained on them
-        inputs = "[" + ", ".join(f'"{name}"' for name in valid) + "]"
+        inputs = json.dumps(list(valid), ensure_ascii=False)
         own += [f"data.train={inputs}", f"data.valid={inputs}"]
-    return prepare_data(_own_recipe(pretrained, own), rejected_csv=None, progress=progress)
+    try:
+        return prepare_data(_own_recipe(pretrained, own), rejected_csv=None, progress=progress)
+    except DataError as error:
+        # an option of pre-training, which scores have not
+        hint = "mend the row, or take it out of the file" if "--on-invalid" in error.hint else error.hint
+        raise DataError(error.message, hint) from error
 
 
 def run_directory(checkpoint: Path) -> Path:
