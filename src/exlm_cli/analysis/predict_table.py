@@ -18,7 +18,7 @@ from exlm_cli.run_dir import write_atomically
 from exlm_cli.tasks.downstream import FloatArray, Loss
 from exlm_cli.tasks.finetuned import Finetuned
 from exlm_cli.tasks.labels import read_known_targets
-from exlm_cli.tasks.metrics import score_binary, score_classes, score_regression
+from exlm_cli.tasks.table_task import score_rows
 
 _LINE, _CLASS, _PROBLEM = "line", "predicted_class", "problem"
 
@@ -91,7 +91,7 @@ def predict_rows(finetuned: Finetuned, path: Path, *, column: str | None, progre
         names,
         mean,
         by_seed.std(axis=0, ddof=1) if len(by_seed) > 1 else None,
-        _score(loss, mean[rows.readable], targets[rows.readable]) if len(missing) < len(label_columns) else {},
+        score_rows(loss, mean[rows.readable], targets[rows.readable]) if len(missing) < len(label_columns) else {},
         tuple(notes),
     )
 
@@ -128,13 +128,3 @@ def prediction_csv(predictions: TablePredictions) -> tuple[str, tuple[str, ...]]
 
 def _cell(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.6g}"
-
-
-def _score(loss: Loss, predicted_NC: FloatArray, targets_NC: FloatArray) -> dict[str, float]:
-    match loss:
-        case "binary":
-            return score_binary(predicted_NC, targets_NC)
-        case "classes":
-            return score_classes(predicted_NC, targets_NC[:, 0])
-        case _:
-            return score_regression(predicted_NC, targets_NC)

@@ -1,14 +1,13 @@
 """Training curves of one run or of several laid over each other (Figure 9), from the rows of `metrics.jsonl`."""
 
-import io
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exlm_cli.errors import DataError
+from exlm_cli.report.figure_style import drawing, quieten, render_figure
 from exlm_cli.report.palette import FAINT_INK, INK, RUN_COLOURS
 from exlm_cli.run_dir import write_atomically
 
@@ -26,7 +25,6 @@ _MOST_SMOOTHED = 12
 _LEAST_LOG_RATIO = 4.0
 _MOST_COLUMNS = 4
 _PANEL_INCHES = (3.5, 2.6)
-_DPI = 160.0
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,6 @@ def render_curves(
     styles: Mapping[str, LineStyle] | None = None,
 ) -> dict[str, bytes]:
     """Draw the curves; the same rows give the same bytes. Arguments and errors are those of `plot_curves`."""
-    from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -115,9 +112,7 @@ def render_curves(
     num_columns = math.ceil(len(panels) / num_rows)
     num_legend_rows = math.ceil(len(rows_by_run) / num_columns)
     legend_inches = 0.1 + 0.24 * num_legend_rows
-    settings: Any = {"font.family": "DejaVu Sans", "font.size": 8.5, "svg.hashsalt": "exlm", "svg.fonttype": "path"}
-    with rc_context(settings), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+    with drawing():
         size = (_PANEL_INCHES[0] * num_columns, _PANEL_INCHES[1] * num_rows + legend_inches)
         figure = Figure(figsize=size, facecolor="white")
         FigureCanvasAgg(figure)
@@ -135,12 +130,7 @@ def render_curves(
         )  # fmt: skip
         for text in legend.get_texts():
             text.set_parse_math(False)
-        files = {}
-        for name in formats:
-            buffer = io.BytesIO()
-            figure.savefig(buffer, format=name, dpi=_DPI, metadata={"Date" if name == "svg" else "Software": None})
-            files[name] = buffer.getvalue()
-        return files
+        return render_figure(figure, formats)
 
 
 def _draw_panel(
@@ -148,10 +138,7 @@ def _draw_panel(
 ) -> None:
     axes.set_title(panel.title, fontsize=9.5, color=INK, loc="left")
     axes.set_xlabel("step", color=FAINT_INK)
-    axes.tick_params(colors=FAINT_INK, length=3)
-    axes.grid(visible=True, color="#E6E9EC", linewidth=0.7)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["bottom", "left"]].set_color("#B5BDC5")
+    quieten(axes)
     axes.set_xlim(0, 1.02 * max(row["step"] for rows in rows_by_run.values() for row in rows))
     if panel.is_log and _ratio(panel, rows_by_run) >= _LEAST_LOG_RATIO:
         _count_in_decades(axes)

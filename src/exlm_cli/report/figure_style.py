@@ -1,4 +1,4 @@
-"""How figures of scores look: fonts, quiet axes, a title broken into lines, the same bytes for the same data."""
+"""How figures of numbers look: fonts, quiet axes, a title broken into lines, the same bytes for the same data."""
 
 import io
 import textwrap
@@ -21,15 +21,20 @@ SPINE_INK = "#B5BDC5"
 _DPI = 160.0
 _TITLE_LETTERS_PER_INCH = 12.5
 _CAPTION_LETTERS_PER_INCH = 16.0
-_SUFFIXES = ("png", "svg")
+_FORMATS = ("png", "svg")
 
 
 @contextmanager
-def drawing() -> Iterator[None]:
+def drawing(*, font_size: float = 8.5) -> Iterator[None]:
     """Draw with our fonts, whatever a user's matplotlibrc says, and without a word on letters that these lack."""
     from matplotlib import rc_context
 
-    settings: Any = {"font.family": "DejaVu Sans", "font.size": 8.5, "svg.hashsalt": "exlm", "svg.fonttype": "path"}
+    settings: Any = {
+        "font.family": "DejaVu Sans",
+        "font.size": font_size,
+        "svg.hashsalt": "exlm",
+        "svg.fonttype": "path",
+    }
     with rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         yield
@@ -66,6 +71,16 @@ def quieten(axes: "Axes") -> None:
     axes.spines[["bottom", "left"]].set_color(SPINE_INK)
 
 
+def render_figure(figure: "Figure", formats: Sequence[str] = _FORMATS) -> dict[str, bytes]:
+    """Return the figure in each format; to be called inside `drawing`."""
+    rendered = {}
+    for name in formats:
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=name, dpi=_DPI, metadata={"Date" if name == "svg" else "Software": None})
+        rendered[name] = buffer.getvalue()
+    return rendered
+
+
 def write_figure(figure: "Figure", folder: Path, stem: str) -> list[Path]:
     """Write `<stem>.png` and `<stem>.svg`; to be called inside `drawing`.
 
@@ -73,10 +88,7 @@ def write_figure(figure: "Figure", folder: Path, stem: str) -> list[Path]:
         CheckpointError: The file system refuses.
     """
     written = []
-    for suffix in _SUFFIXES:
-        buffer = io.BytesIO()
-        metadata = {"Date" if suffix == "svg" else "Software": None}
-        figure.savefig(buffer, format=suffix, dpi=_DPI, metadata=metadata)
-        written.append(folder / f"{stem}.{suffix}")
-        write_atomically(written[-1], buffer.getvalue())
+    for name, content in render_figure(figure).items():
+        written.append(folder / f"{stem}.{name}")
+        write_atomically(written[-1], content)
     return written

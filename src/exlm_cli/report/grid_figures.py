@@ -4,16 +4,15 @@ Cells of equal p^k have equal colours, as in the paper. Each figure stands twice
 over p^k, where the paper's claim is that points of one colour lie together whatever their p.
 """
 
-import io
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from exlm_cli.analysis.grid_statistics import share_groups
 from exlm_cli.report.cell_rows import in_words, show_figure
 from exlm_cli.report.curves import LineStyle, Row, render_curves
+from exlm_cli.report.figure_style import drawing, quieten, render_figure
 from exlm_cli.report.grid_table import GridRow, agreements, task_figures
 from exlm_cli.report.palette import FAINT_INK, INK, corruption_colour, ink_on
 from exlm_cli.run_dir import write_atomically
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 _FORMATS = ("png", "svg")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _LINE_STYLES = ("-", "--", ":", "-.")
-_DPI = 160.0
 _CELL_INCHES = (0.95, 0.55)
 _PLOT_INCHES = (4.4, 3.0)
 _DODGE = 0.012
@@ -116,7 +114,6 @@ def _render(
     expected: Mapping[tuple[int, float], float] | None = None,
 ) -> dict[str, bytes]:
     """Draw the table of k by p beside the points over p^k, with a bar where each is expected."""
-    from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -124,9 +121,7 @@ def _render(
     table_width, table_height = _CELL_INCHES[0] * len(ratios), _CELL_INCHES[1] * len(ks)
     height = max(table_height + 0.9, _PLOT_INCHES[1] + 1.0)
     width = 0.7 + table_width + 0.9 + _PLOT_INCHES[0] + 0.2
-    settings: Any = {"font.family": "DejaVu Sans", "font.size": 9.0, "svg.hashsalt": "exlm", "svg.fonttype": "path"}
-    with rc_context(settings), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+    with drawing(font_size=9.0):
         figure = Figure(figsize=(width, height), facecolor="white")
         FigureCanvasAgg(figure)
         figure.text(0.12 / width, 1 - 0.14 / height, title, fontsize=11, color=INK, va="top")
@@ -136,12 +131,7 @@ def _render(
         left = 0.7 + table_width + 0.9
         plot = figure.add_axes((left / width, 0.5 / height, _PLOT_INCHES[0] / width, (height - 1.0) / height))
         _draw_points(plot, rows, ks, points, unit, expected or {})
-        files = {}
-        for name in formats:
-            buffer = io.BytesIO()
-            figure.savefig(buffer, format=name, dpi=_DPI, metadata={"Date" if name == "svg" else "Software": None})
-            files[name] = buffer.getvalue()
-        return files
+        return render_figure(figure, formats)
 
 
 def _draw_table(
@@ -185,11 +175,8 @@ def _draw_points(
     colours = _cell_colours(rows)
     axes.set_xlabel("corrupted semantics $p^k$", color=FAINT_INK)
     axes.set_ylabel(unit, color=FAINT_INK)
-    axes.tick_params(colors=FAINT_INK, length=3)
-    axes.grid(visible=True, color="#E6E9EC", linewidth=0.7)
+    quieten(axes)
     axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["bottom", "left"]].set_color("#B5BDC5")
     shares = {row.cell: row.corrupted["expected"] for row in rows}
     ticks = _spaced(sorted(shares.values()))
     axes.set_xticks(ticks, [f"{100 * share:.3g}%" for share in ticks])

@@ -31,6 +31,23 @@ def to_probabilities(loss: Loss, outputs_NC: FloatArray) -> FloatArray:
     return np.asarray(special.softmax(outputs_NC, axis=1)) if loss == "classes" else outputs_NC
 
 
+def score_rows(loss: Loss, predicted_NC: FloatArray, targets_NC: FloatArray) -> dict[str, float]:
+    """Return the metrics of probabilities or values; means over the labels or columns in which each is defined.
+
+    Args:
+        loss: Of the task.
+        predicted_NC: As `to_probabilities` makes them.
+        targets_NC: NaN where missing; (N, 1) class index for `classes`.
+    """
+    match loss:
+        case "binary":
+            return score_binary(predicted_NC, targets_NC)
+        case "classes":
+            return score_classes(predicted_NC, targets_NC[:, 0])
+        case _:
+            return score_regression(predicted_NC, targets_NC)
+
+
 def name_some(names: Iterable[object], *, most: int = _MOST_NAMED) -> str:
     """Return `1, 2, 3 and 4 more`."""
     listed = [str(name) for name in names]
@@ -121,14 +138,7 @@ class TableTask:
         """Return the metrics of a split; means over the labels or columns in which each is defined."""
         outputs_NC = np.stack([np.asarray(output, dtype=np.float64) for output in outputs])
         predicted_NC = to_probabilities(self.loss, outputs_NC)
-        targets_NC = self.targets(split)
-        match self.loss:
-            case "binary":
-                return score_binary(predicted_NC, targets_NC)
-            case "classes":
-                return score_classes(predicted_NC, targets_NC[:, 0])
-            case _:
-                return score_regression(predicted_NC, targets_NC)
+        return score_rows(self.loss, predicted_NC, self.targets(split))
 
     def _describe_targets(self) -> list[str]:
         notes = []
