@@ -38,9 +38,10 @@ def probabilities_by_seed(finetuned: Finetuned, encoded: EncodedSplit, progress:
     loss, num_outputs = finetuned.results["loss"], len(finetuned.results["output_names"])
     by_seed = np.zeros((len(finetuned.runners), len(encoded), num_outputs))
     with progress.bar("seeds", len(finetuned.runners)) as bar:
-        for index, runner in enumerate(finetuned.runners.values()):
+        for index, (seed, runner) in enumerate(finetuned.runners.items()):
             if len(encoded):
-                by_seed[index] = to_probabilities(loss, np.stack(runner.predict(encoded)))
+                outputs = runner.predict(encoded, progress, f"seed {seed}")
+                by_seed[index] = to_probabilities(loss, np.stack(outputs))
             bar.update(index + 1)
     return by_seed
 
@@ -49,8 +50,9 @@ def mean_span_logits(finetuned: Finetuned, encoded: EncodedSplit, progress: Prog
     """Return the seeds' mean logits of first and last answer token, (L, 2) for each window."""
     sums: list[FloatArray] = [np.zeros((len(ids), 2)) for ids in encoded.token_ids]
     with progress.bar("seeds", len(finetuned.runners)) as bar:
-        for index, runner in enumerate(finetuned.runners.values()):
-            sums = [total + logits for total, logits in zip(sums, runner.predict(encoded), strict=True)]
+        for index, (seed, runner) in enumerate(finetuned.runners.items()):
+            predicted = runner.predict(encoded, progress, f"seed {seed}")
+            sums = [total + logits for total, logits in zip(sums, predicted, strict=True)]
             bar.update(index + 1)
     return [total / len(finetuned.runners) for total in sums]
 

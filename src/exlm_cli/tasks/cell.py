@@ -87,7 +87,7 @@ def run_cell(
         remove_unfinished(cell.folder)
         recipe = cell.point.recipe
         model = build_task_model(initial, recipe, data, cell.seed, device)
-        task = FinetuneTask(recipe, cell.seed, data, model, device, initial.identity(recipe))
+        task = FinetuneTask(recipe, cell.seed, data, model, device, initial.identity(recipe), progress)
         loop = TrainingLoop(
             task,
             recipe.train,

@@ -18,6 +18,7 @@ from exlm_cli.data.masking import IntArray
 from exlm_cli.data.sampler import EpochPlan, plan_epoch
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.model.heads import TaskModel
+from exlm_cli.progress import Progress
 from exlm_cli.tasks.downstream import DownstreamTask, EncodedSplit, FloatArray, Split
 from exlm_cli.tasks.task_batch import TaskBatch, repeated_lengths
 from exlm_cli.tasks.task_loss import example_losses
@@ -71,12 +72,21 @@ class FinetuneTask:
         model: On `device`; for regression its outputs are set to the scale of the training targets.
         device: Where it runs.
         initial: What identifies the weights it begins with.
+        progress: Shown how far a validation is.
     """
 
     def __init__(
-        self, recipe: FinetuneRecipe, seed: int, data: TaskData, model: TaskModel, device: torch.device, initial: str
+        self,
+        recipe: FinetuneRecipe,
+        seed: int,
+        data: TaskData,
+        model: TaskModel,
+        device: torch.device,
+        initial: str,
+        progress: Progress,
     ) -> None:
         self.recipe, self.seed, self.data, self.model, self.device = recipe, seed, data, model, device
+        self._progress = progress
         self._runner = TaskRunner(
             model,
             num_repeats=data.num_repeats,
@@ -138,7 +148,7 @@ class FinetuneTask:
         encoded = self.data.splits[split]
         losses = np.zeros(len(encoded))
         outputs: list[FloatArray] = [np.zeros(0)] * len(encoded)
-        for batch, raw in self._runner.outputs(encoded):
+        for batch, raw in self._runner.outputs(encoded, self._progress, f"scoring {split}"):
             losses[batch.sample_index.cpu().numpy()] = self._example_losses(raw, batch).double().cpu().numpy()
             for index, row in self._runner.rows(encoded, batch, raw):
                 outputs[index] = row

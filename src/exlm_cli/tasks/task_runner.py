@@ -10,6 +10,7 @@ from exlm_cli.data.masking import IntArray
 from exlm_cli.data.prefetch import prefetch
 from exlm_cli.data.sampler import cut_microbatches
 from exlm_cli.model.heads import TaskModel
+from exlm_cli.progress import Progress
 from exlm_cli.tasks.downstream import EncodedSplit, FloatArray
 from exlm_cli.tasks.task_batch import TaskBatch, collate, repeated_lengths
 
@@ -56,12 +57,21 @@ class TaskRunner:
             outputs: Tensor = self.model(batch.token_ids, batch.lengths)
         return outputs
 
-    def outputs(self, encoded: EncodedSplit) -> Iterator[tuple[TaskBatch, Tensor]]:
-        """Yield every batch of a split and its outputs, without dropout; the model is left in training mode."""
+    def outputs(self, encoded: EncodedSplit, progress: Progress, label: str) -> Iterator[tuple[TaskBatch, Tensor]]:
+        """Yield every batch of a split and its outputs, without dropout; the model is left in training mode.
+
+        Args:
+            encoded: The split.
+            progress: Shown how many examples are done.
+            label: Of the bar.
+        """
         self.model.eval()
-        with torch.no_grad():
+        num_done = 0
+        with progress.bar(label, len(encoded)) as bar, torch.no_grad():
             for batch in self.batches(encoded, np.arange(len(encoded))):
                 yield batch, self.run(batch)
+                num_done += len(batch.sample_index)
+                bar.update(num_done)
         self.model.train()
 
     def rows(self, encoded: EncodedSplit, batch: TaskBatch, outputs: Tensor) -> Iterator[tuple[int, FloatArray]]:
@@ -70,10 +80,10 @@ class TaskRunner:
         for index, row in zip(batch.sample_index.tolist(), in_units, strict=True):
             yield index, row if row.ndim == 1 else row[: len(encoded.token_ids[index])]
 
-    def predict(self, encoded: EncodedSplit) -> list[FloatArray]:
+    def predict(self, encoded: EncodedSplit, progress: Progress, label: str) -> list[FloatArray]:
         """Return the outputs of every example, in order: (C,) logits or values, or (L, 2) logits for spans."""
         predicted: list[FloatArray] = [np.zeros(0)] * len(encoded)
-        for batch, outputs in self.outputs(encoded):
+        for batch, outputs in self.outputs(encoded, progress, label):
             for index, row in self.rows(encoded, batch, outputs):
                 predicted[index] = row
         return predicted

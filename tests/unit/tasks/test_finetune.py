@@ -99,7 +99,7 @@ def test_predictions_of_the_best_epoch_have_the_rows_of_the_input(finished: tupl
     task = WordTask()
     for seed, runner in loaded.runners.items():
         encoded = task.encode("test", loaded.tokenizer, loaded.sequence_length)
-        outputs = runner.predict(encoded)
+        outputs = runner.predict(encoded, SilentProgress(), "test")
         with (run / f"cells/single/seed-{seed}/predictions-test.csv").open() as file:
             header, *rows = csv.reader(file)
         assert header == ["row", "amber", "birch"]
