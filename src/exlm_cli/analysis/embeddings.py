@@ -39,6 +39,7 @@ class Encoder:
         tokenizer: Of the checkpoint.
         kind: What it reads.
         column: Of the SMILES or text that it was trained on, if that has a name.
+        canonical_smiles: It reads RDKit's canonical SMILES.
         sequence_length: Tokens of a sequence before repetition.
         origin: Where it comes from, in words.
     """
@@ -47,6 +48,7 @@ class Encoder:
     tokenizer: Tokenizer
     kind: InputKind
     column: str | None
+    canonical_smiles: bool
     sequence_length: int
     origin: str
 
@@ -84,7 +86,7 @@ def pretrained_encoder(pretrained: Pretrained) -> Encoder:
         autocast_dtype=autocast_dtype(recipe.train, device),
     )
     data = recipe.data
-    return Encoder(runner, tokenizer, data.kind, data.column, data.sequence_length, str(pretrained.checkpoint))
+    return Encoder(runner, tokenizer, data.kind, data.column, False, data.sequence_length, str(pretrained.checkpoint))
 
 
 def finetuned_encoder(finetuned: Finetuned) -> Encoder:
@@ -98,7 +100,15 @@ def finetuned_encoder(finetuned: Finetuned) -> Encoder:
     origin = f"{finetuned.run}, seed {seed}, the best in validation"
     kind, task = finetuned.encoder_recipe.data.kind, finetuned.recipe.task
     column = task.smiles_column if kind == "smiles" else task.text_column
-    return Encoder(finetuned.runners[seed], finetuned.tokenizer, kind, column, finetuned.sequence_length, origin)
+    return Encoder(
+        finetuned.runners[seed],
+        finetuned.tokenizer,
+        kind,
+        column,
+        task.canonical_smiles,
+        finetuned.sequence_length,
+        origin,
+    )
 
 
 def embed(encoder: Encoder, path: Path, *, column: str | None = None, progress: Progress) -> Embeddings:
@@ -113,7 +123,14 @@ def embed(encoder: Encoder, path: Path, *, column: str | None = None, progress: 
     Raises:
         DataError: The table or its column cannot be read.
     """
-    rows = read_new_rows(path, encoder.kind, progress, column=column, usual_column=encoder.column)
+    rows = read_new_rows(
+        path,
+        encoder.kind,
+        progress,
+        column=column,
+        usual_column=encoder.column,
+        canonical_smiles=encoder.canonical_smiles,
+    )
     encoded, num_cut = rows.encode(encoder.tokenizer, encoder.sequence_length)
     runner = encoder.runner
     width = runner.model.token_embedding.embedding_dim

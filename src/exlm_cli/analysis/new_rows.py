@@ -12,7 +12,7 @@ from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.downstream import EncodedSplit
-from exlm_cli.tasks.molecules import read_molecules
+from exlm_cli.tasks.molecules import read_molecules, written_for_model
 from exlm_cli.tasks.pairs import encode_pairs
 from exlm_cli.tasks.tables import Table, read_table
 
@@ -27,6 +27,7 @@ class NewRows:
         table: As it was read.
         column: Of the text or SMILES.
         kind: Which of the two.
+        texts: What the model reads of each row.
         problems: Of every row, why the model does not read it; empty where it does.
         notes: What was done otherwise than one might think.
     """
@@ -34,6 +35,7 @@ class NewRows:
     table: Table
     column: str
     kind: InputKind
+    texts: tuple[str, ...]
     problems: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -44,13 +46,18 @@ class NewRows:
 
     def encode(self, tokenizer: Tokenizer, sequence_length: int) -> tuple[EncodedSplit, int]:
         """Return the readable rows as [CLS] text [SEP], and how many were cut."""
-        texts = self.table.columns[self.column]
-        token_ids, num_cut = encode_pairs([(texts[row],) for row in self.readable], tokenizer, sequence_length)
+        token_ids, num_cut = encode_pairs([(self.texts[row],) for row in self.readable], tokenizer, sequence_length)
         return EncodedSplit(token_ids, np.zeros((len(token_ids), 1))), num_cut
 
 
 def read_new_rows(
-    path: Path, kind: InputKind, progress: Progress, *, column: str | None = None, usual_column: str | None = None
+    path: Path,
+    kind: InputKind,
+    progress: Progress,
+    *,
+    column: str | None = None,
+    usual_column: str | None = None,
+    canonical_smiles: bool = False,
 ) -> NewRows:
     """Read a table that a model is to be applied to, or lines of text or SMILES (.txt, .smi); no row is left out.
 
@@ -61,6 +68,7 @@ def read_new_rows(
         column: Of the input, as the user says.
         usual_column: Of the input where the user says nothing, if there is such a column; else the one that is called
             like it.
+        canonical_smiles: Let the model read RDKit's canonical SMILES.
 
     Raises:
         DataError: The file or its column cannot be read.
@@ -75,11 +83,14 @@ def read_new_rows(
             raise DataError(error.message, f"name it with `--{kind}-column`") from error
     texts = table.column(column, f"--{kind}-column")
     if kind == "text":
-        return NewRows(table, column, kind, tuple("" if text else "is empty" for text in texts), ())
+        return NewRows(table, column, kind, texts, tuple("" if text else "is empty" for text in texts), ())
     molecules = read_molecules(texts, progress)
     odd = sum(molecule.has_odd_metal for molecule in molecules)
     notes = (f"{odd:,} molecules with a metal of a valence that RDKit refuses are read all the same",) if odd else ()
-    return NewRows(table, column, kind, tuple(molecule.problem or "" for molecule in molecules), notes)
+    problems = tuple(molecule.problem or "" for molecule in molecules)
+    return NewRows(
+        table, column, kind, written_for_model(texts, molecules, canonical=canonical_smiles), problems, notes
+    )
 
 
 def _read_lines(path: Path, kind: InputKind) -> Table:

@@ -73,7 +73,9 @@ def predict_rows(finetuned: Finetuned, path: Path, *, column: str | None, progre
     task, results = finetuned.recipe.task, finetuned.results
     kind, loss, names = results["input_kind"], results["loss"], tuple(results["output_names"])
     usual = task.smiles_column if kind == "smiles" else task.text_column
-    rows = read_new_rows(path, kind, progress, column=column, usual_column=usual)
+    rows = read_new_rows(
+        path, kind, progress, column=column, usual_column=usual, canonical_smiles=task.canonical_smiles
+    )
     label_columns = task.label_columns if loss == "classes" else names
     # before the model runs: a cell that is no label stops the work at once
     targets = read_known_targets(rows.table, label_columns, loss, names)

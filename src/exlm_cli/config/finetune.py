@@ -42,6 +42,9 @@ class TaskConfig(StrictModel):
     split_file: str | None = Field(None, description="JSON with the row numbers of `train`, `valid` and `test`")
     split_seed: int = Field(0, ge=0, lt=2**63, description="Of `random` and `scaffold-balanced`")
     smiles_column: str | None = Field(None, description="Column with the SMILES; none: the one the task is known for")
+    canonical_smiles: bool = Field(
+        False, description="Let the model read RDKit's canonical SMILES, not how the file writes a molecule"
+    )
     text_column: str | None = Field(None, description="Column with the text")
     label_columns: tuple[str, ...] = Field((), description="Columns with the labels")
     label_kind: Literal["auto", "classes", "multi_label", "regression"] = Field(
@@ -133,6 +136,8 @@ class FinetuneRecipe(Recipe):
             raise ValueError(
                 f"`optim.warmup_steps` {self.optim.warmup_steps} is more than `train.max_steps` {self.train.max_steps}"
             )
+        if self.task.canonical_smiles and (self.task.suite in ("glue", "squad") or self.task.text_column is not None):
+            raise ValueError("`task.canonical_smiles` is for molecules; the task has text")
         if self.task.split == "file" and self.task.split_file is None:
             raise ValueError("`task.split: file` needs `task.split_file`")
         return self

@@ -12,7 +12,7 @@ from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.downstream import Split
 from exlm_cli.tasks.labels import Labels, read_labels
-from exlm_cli.tasks.molecules import Molecule, read_molecules
+from exlm_cli.tasks.molecules import Molecule, read_molecules, written_for_model
 from exlm_cli.tasks.row_split import (
     describe_repeats,
     limit_training_rows,
@@ -67,6 +67,7 @@ def load_csv(config: TaskConfig, progress: Progress) -> TableTask:
         chirality = scaffold_chirality(config) if needs_scaffolds else None
         molecules = read_molecules(texts, progress, chiral_scaffolds=chirality)
         rows, row_notes = usable_molecules(table, molecules, config)
+        texts = written_for_model(texts, molecules, canonical=config.canonical_smiles)
     else:
         rows, row_notes = _filled_rows(table, texts, config)
     notes += row_notes

@@ -12,7 +12,7 @@ from exlm_cli.progress import Progress
 from exlm_cli.tasks.download import fetch_once
 from exlm_cli.tasks.downstream import FloatArray
 from exlm_cli.tasks.moleculenet_sets import IDENTIFIER_COLUMNS, MOLECULENET_SETS, SMILES_COLUMNS, MoleculeNetSet
-from exlm_cli.tasks.molecules import read_molecules
+from exlm_cli.tasks.molecules import read_molecules, written_for_model
 from exlm_cli.tasks.row_split import describe_repeats, scaffold_chirality, split_rows, usable_molecules
 from exlm_cli.tasks.scaffold import SPLITS, SplitIndices
 from exlm_cli.tasks.table_task import TableTask, name_some
@@ -59,7 +59,7 @@ def load_moleculenet(config: TaskConfig, progress: Progress) -> TableTask:
         "smiles",
         "binary",
         labels,
-        smiles,
+        written_for_model(smiles, molecules, canonical=config.canonical_smiles),
         targets_RC,
         indices,
         is_balanced=config.class_weights == "balanced",

@@ -41,6 +41,14 @@ def test_rows_that_cannot_be_read_stay_with_their_reason(tmp_path: Path) -> None
     assert text.problems == ("", "is empty")
 
 
+def test_two_spellings_of_a_molecule_are_one_to_a_model_of_canonical_smiles(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.csv", ["smiles"], [["C1=CC=CC=C1O"], ["Oc1ccccc1"], ["(("]])
+    rows = read_new_rows(path, "smiles", SilentProgress(), canonical_smiles=True)
+    assert rows.texts == ("Oc1ccccc1", "Oc1ccccc1", "((")
+    assert rows.table.columns["smiles"] == ("C1=CC=CC=C1O", "Oc1ccccc1", "((")
+    assert read_new_rows(path, "smiles", SilentProgress()).texts == rows.table.columns["smiles"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

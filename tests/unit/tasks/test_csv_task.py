@@ -50,6 +50,12 @@ def test_molecules_with_classes(tmp_path: Path) -> None:
     assert task.notes[0].startswith("found 2 classes of `y`: `active` (20), `inactive` (10)")
 
 
+def test_the_model_reads_canonical_smiles_where_asked_to(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", "smiles,y", [f"O{chain[:-1]},{i % 2}" for i, chain in enumerate(CHAINS)])
+    task = load(tmp_path, split="random", canonical_smiles=True)
+    assert set(task.texts("train")) < set(CHAINS)
+
+
 def test_text_is_split_at_random_whatever_the_split(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", "body,y", [f"Sentence {i}.,{i % 2}" for i in range(20)])
     task = load(tmp_path, text_column="body")

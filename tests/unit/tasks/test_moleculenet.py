@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rdkit.Chem import MolFromSmiles, MolToSmiles
 
 from exlm_cli.config.finetune import TaskConfig
 from exlm_cli.errors import ConfigError, DataError
@@ -53,6 +54,15 @@ def test_a_set_is_read_from_a_folder(tmp_path: Path, file: str, pack: Any) -> No
     )
     assert task.split_sizes == SIZES
     assert task.texts("train")[0] == MOLECULES[task.split_indices["train"][0]]
+
+
+def test_the_model_reads_canonical_smiles_where_asked_to(tmp_path: Path) -> None:
+    kekulised = ["C1=CC=CC=C1" + "C" * n for n in range(20)]
+    (tmp_path / "bace.csv").write_bytes(csv_of("smiles,Class", [f"{m},{i % 2}" for i, m in enumerate(kekulised)]))
+    as_written, canonical = (load(tmp_path, split="random", canonical_smiles=given) for given in (False, True))
+    assert as_written.texts("train")[:2] == [kekulised[row] for row in as_written.split_indices["train"][:2]]
+    assert all(text == MolToSmiles(MolFromSmiles(text)) and "c1" in text for text in canonical.texts("train"))
+    assert as_written.split_indices["train"].tolist() == canonical.split_indices["train"].tolist()
 
 
 def test_deepchems_columns_are_read_too(tmp_path: Path) -> None:
