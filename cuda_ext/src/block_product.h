@@ -10,11 +10,17 @@ namespace states_alignment {
 // Vectors side by side in one product: with kBlock columns each, as many sums as fit half to all of the registers.
 constexpr int kProductVectors = kVectorBytes == 64 ? 2 : 1;
 
+// Where the scalar of a term and a column is: scalars[term * by_term + column * by_column].
+struct ScalarStrides {
+  int64_t by_term;
+  int64_t by_column;
+};
+
 // sums[i][column] = sum over k of vectors[i][k] * scalars[k][column], where vectors[i] starts `vector_stride` after
 // vectors[i - 1], and vectors[i][k] is one vector.
 template <class Lane, int kVectors>
 inline void block_product(const typename Lane::Scalar* vectors, int64_t vector_stride,
-                          const typename Lane::Scalar* scalars, int64_t count,
+                          const typename Lane::Scalar* scalars, ScalarStrides strides, int64_t count,
                           typename Lane::Real (&sums)[kVectors][kBlock]) {
   typename Lane::Real sum[kVectors][kBlock];
   for (int i = 0; i < kVectors; ++i) {
@@ -24,7 +30,7 @@ inline void block_product(const typename Lane::Scalar* vectors, int64_t vector_s
     typename Lane::Real vector[kVectors];
     for (int i = 0; i < kVectors; ++i) vector[i] = Lane::load(vectors + i * vector_stride + k * Lane::kWidth);
     for (int column = 0; column < kBlock; ++column) {
-      const typename Lane::Real scalar = Lane::splat(scalars[k * kBlock + column]);
+      const typename Lane::Real scalar = Lane::splat(scalars[k * strides.by_term + column * strides.by_column]);
       for (int i = 0; i < kVectors; ++i) sum[i][column] += vector[i] * scalar;
     }
   }

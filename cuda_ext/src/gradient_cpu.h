@@ -20,10 +20,12 @@ template <class Real>
 struct GradientScratch {
   using Int = typename Format<Real>::Int;
   GradientScratch(int64_t rows)
-      : dests(kTileDests * rows), dest_peaks(rows), sources(kBlock * rows), source_peaks(rows), exact_steps(rows),
+      : dests(kTileDests * rows), dest_peaks(rows), beta_peaks(rows), scaled(rows), sources(kBlock * rows), source_peaks(rows), exact_steps(rows),
         log_edges(kTileSources * kTileDests), products(kTileSources * kTileDests) {}
   Buffer<Real> dests;
   Buffer<Int> dest_peaks;
+  Buffer<Int> beta_peaks;
+  Buffer<Real> scaled;
   Buffer<Real> sources;
   Buffer<Int> source_peaks;
   Buffer<int64_t> exact_steps;
@@ -108,21 +110,26 @@ class EdgeGradient {
   // dests[vector][t][lane]: beta of the destinations, each step relative to its peak.
   void pack_dests(int64_t dest, int64_t dest_end) {
     const int64_t T = shape_.targets, rows = beta_.rows;
-    Int* peaks = scratch_.dest_peaks.get();
+    Int* peaks = scratch_.beta_peaks.get();  // by slot of beta, which is T - t
     std::fill_n(peaks, rows, Int{kDead});
     std::fill_n(scratch_.dests.get(), kTileDests * rows, Real{0});
     for (int64_t u = std::max<int64_t>(dest, 1); u < dest_end; ++u) {
       const Int* exponents = beta_.exponents(shape_.states - 1 - u);
-      for (int64_t t = 0; t <= T; ++t) peaks[t] = std::max(peaks[t], exponents[T - t]);
+      for (int64_t row = 0; row < rows; row += kWidth) {
+        Lane::store_int(peaks + row, larger<Lane>(Lane::load_int(peaks + row), Lane::load_int(exponents + row)));
+      }
     }
+    for (int64_t t = 0; t <= T; ++t) scratch_.dest_peaks.get()[t] = peaks[T - t];
     for (int64_t u = std::max<int64_t>(dest, 1); u < dest_end; ++u) {
       const Int* exponents = beta_.exponents(shape_.states - 1 - u);
       const Real* mantissas = beta_.mantissas(shape_.states - 1 - u);
-      const int64_t vector = (u - dest) / kWidth, lane = (u - dest) % kWidth;
-      Real* packed = scratch_.dests.get() + vector * rows * kWidth + lane;
-      for (int64_t t = 0; t <= T; ++t) {
-        packed[t * kWidth] = mantissas[T - t] * power_of_two<Exact>(exponents[T - t] - peaks[t]);
+      Real* scaled = scratch_.scaled.get();
+      for (int64_t row = 0; row < rows; row += kWidth) {
+        const IntVec exponent = Lane::load_int(exponents + row) - Lane::load_int(peaks + row);
+        Lane::store(scaled + row, Lane::load(mantissas + row) * power_of_two<Lane>(exponent));
       }
+      Real* packed = scratch_.dests.get() + (u - dest) / kWidth * rows * kWidth + (u - dest) % kWidth;
+      for (int64_t t = 0; t <= T; ++t) packed[t * kWidth] = scaled[T - t];
     }
   }
 
@@ -153,17 +160,20 @@ class EdgeGradient {
     return live;
   }
 
-  // sources[t][column]: alpha / likelihood, times the scales that were taken out of destinations and edges.
+  // sources[column][t]: alpha / likelihood, times the scales that were taken out of destinations and edges.
   void pack_sources(int64_t source, int64_t source_end, Steps steps) {
-    const Int* dest_peaks = scratch_.dest_peaks.get();
-    const Int* source_peaks = scratch_.source_peaks.get();
-    for (int64_t v = source; v < source + kBlock; ++v) {
-      Real* packed = scratch_.sources.get() + (v - source);
-      for (int64_t t = steps.first; t < steps.end; ++t) {
-        const bool counts = v < source_end && source_peaks[t] + dest_peaks[t] + shift() <= F::kWide;
-        packed[t * kBlock] =
-            counts ? alpha_.mantissas(v)[t] * power_of_two<Exact>(alpha_.exponents(v)[t] + dest_peaks[t] + shift())
-                   : Real{0};
+    for (int64_t row = steps.first / kWidth * kWidth; row < steps.end; row += kWidth) {
+      const IntVec shifts = Lane::load_int(scratch_.dest_peaks.get() + row) + shift();
+      const IntVec counts = Lane::load_int(scratch_.source_peaks.get() + row) + shifts <= F::kWide;
+      for (int64_t v = source; v < source + kBlock; ++v) {
+        Vec scaled = Lane::splat(0);
+        if (v < source_end) {
+          const IntVec exponent = Lane::load_int(alpha_.exponents(v) + row) + shifts;
+          // a step that is left out may have any exponent, and infinity times zero is not zero
+          scaled = Lane::load(alpha_.mantissas(v) + row) *
+                   power_of_two<Lane>(counts ? exponent : Lane::splat_int(kDead));
+        }
+        Lane::store(scratch_.sources.get() + (v - source) * alpha_.rows + row, scaled);
       }
     }
   }
@@ -173,8 +183,8 @@ class EdgeGradient {
     for (int64_t lane = 0; lane < width_; lane += kProductVectors * kWidth) {
       Vec sums[kProductVectors][kBlock];
       block_product<Lane, kProductVectors>(scratch_.dests.get() + lane * beta_.rows + steps.first * kWidth,
-                                           beta_.rows * kWidth, scratch_.sources.get() + steps.first * kBlock,
-                                           steps.end - steps.first, sums);
+                                           beta_.rows * kWidth, scratch_.sources.get() + steps.first,
+                                           ScalarStrides{1, alpha_.rows}, steps.end - steps.first, sums);
       for (int vector = 0; vector < kProductVectors; ++vector) {
         for (int column = 0; column < kBlock; ++column) {
           Lane::store(products + column * kTileDests + lane + vector * kWidth, sums[vector][column]);

@@ -49,10 +49,35 @@ struct SimdLane {
   static void store(Scalar* to, Real x) { memcpy(to, &x, sizeof x); }
   static void store_int(ScalarInt* to, Int x) { memcpy(to, &x, sizeof x); }
 
+  // The lanes in the opposite order.
+  static Real reversed(Real x) { return shuffled<-1>(x, x, kWidth - 1); }
+  static Int reversed(Int x) { return shuffled<-1>(x, x, kWidth - 1); }
+  // The last lane of `before`, then all but the last of `x`: what a load one place earlier would give.
+  static Real moved_up(Real before, Real x) { return shuffled<1>(before, x, kWidth - 1); }
+  static Int moved_up(Int before, Int x) { return shuffled<1>(before, x, kWidth - 1); }
+
   static bool any(Int mask) {
     ScalarInt found = 0;
     for (int lane = 0; lane < kWidth; ++lane) found |= mask[lane];
     return found != 0;
+  }
+
+ private:
+  // Lane i is lane first + kStep * i of the two vectors behind each other.
+  template <int kStep, class Vector>
+  static Vector shuffled(Vector low, Vector high, int first) {
+#if defined(__clang__)
+    Vector result;
+    for (int lane = 0; lane < kWidth; ++lane) {
+      const int from = first + kStep * lane;
+      result[lane] = from < kWidth ? low[from] : high[from - kWidth];
+    }
+    return result;
+#else
+    Int from;
+    for (int lane = 0; lane < kWidth; ++lane) from[lane] = first + kStep * lane;
+    return __builtin_shuffle(low, high, from);
+#endif
   }
 };
 

@@ -68,7 +68,7 @@ class Forward {
       return;
     }
     const Columns<Real> alpha = columns_in<Real>(memory, batch_, sequence.shape);
-    Sweep<Real> sweep(sequence.view(Direction::kForward), alpha, scratch_);
+    Sweep<Real, Direction::kForward> sweep(sequence, alpha, scratch_);
     sweep.run([](int64_t, Steps) {});
     Real& likelihood = alpha.mantissas(sequence.shape.states - 1)[sequence.shape.targets];
     if (sweep.is_invalid()) likelihood = std::numeric_limits<Real>::quiet_NaN();
@@ -90,12 +90,13 @@ template <class Real>
 class Backward {
  public:
   using Exact = ScalarLane<Real>;
+  using Int = typename Format<Real>::Int;
 
   Backward(const states_alignment_batch& batch, const void* saved, const Real* grad_nll, Real* grad_emit,
            Real* grad_trans)
       : batch_(batch), saved_(static_cast<const char*>(saved)), grad_nll_(grad_nll), grad_emit_(grad_emit),
         grad_trans_(grad_trans), sweep_scratch_(max_rows(batch)), gradient_scratch_(max_rows(batch)),
-        beta_memory_(saved_bytes<Real>(batch)) {}
+        posteriors_(max_rows(batch)), beta_memory_(saved_bytes<Real>(batch)) {}
 
   void operator()(int64_t b) {
     const Sequence<Real> sequence = sequence_of<Real>(batch_, b);
@@ -122,15 +123,14 @@ class Backward {
       return;
     }
     const Real scale = -grad_nll_[b] / likelihood.mantissa;
-    Sweep<Real> sweep(sequence.view(Direction::kBackward), beta, sweep_scratch_);
+    Sweep<Real, Direction::kBackward> sweep(sequence, beta, sweep_scratch_);
     sweep.run([&](int64_t column, Steps steps) {
       const int64_t node = shape.states - 1 - column;
       if (!grad_emit || node == 0) return;
+      emission_posteriors(beta, column, alpha, node, shape.targets, steps, likelihood.exponent);
+      const Real* posterior = posteriors_.get();
       for (int64_t step = steps.first; step < steps.end; ++step) {
-        const Scaled<Exact> after = beta.at(column, step), until = alpha.at(node, shape.targets - step);
-        grad_emit[(shape.targets - 1 - step) * stride + node] =
-            scale * after.mantissa * until.mantissa *
-            power_of_two<Exact>(after.exponent + until.exponent - likelihood.exponent);
+        grad_emit[(shape.targets - 1 - step) * stride + node] = scale * posterior[step];
       }
     });
     if (!grad_trans) return;
@@ -139,6 +139,21 @@ class Backward {
   }
 
  private:
+  // posteriors_[step] = beta * alpha / 2^likelihood_exponent, for the steps of the backward sweep. The lanes at steps
+  // beyond T, which may read into the column before, are not used.
+  void emission_posteriors(const Columns<Real>& beta, int64_t column, const Columns<Real>& alpha, int64_t node, int64_t T,
+                           Steps steps, Int likelihood_exponent) {
+    using Lane = SimdLane<Real>;
+    for (int64_t row = steps.first / Lane::kWidth * Lane::kWidth; row < steps.end; row += Lane::kWidth) {
+      const int64_t slot = T - row - (Lane::kWidth - 1);
+      const auto until = Lane::reversed(Lane::load(alpha.mantissas(node) + slot));
+      const auto until_exponent = Lane::reversed(Lane::load_int(alpha.exponents(node) + slot));
+      const auto exponent = Lane::load_int(beta.exponents(column) + row) + until_exponent - likelihood_exponent;
+      Lane::store(posteriors_.get() + row,
+                  Lane::load(beta.mantissas(column) + row) * until * power_of_two<Lane>(exponent));
+    }
+  }
+
   // Zeros wherever there is no edge.
   void clear_outside(const Shape& shape, Real* grad_trans) const {
     const int64_t stride = batch_.max_states;
@@ -169,6 +184,7 @@ class Backward {
   Real* grad_trans_;
   SweepScratch<Real> sweep_scratch_;
   GradientScratch<Real> gradient_scratch_;
+  Buffer<Real> posteriors_;
   Buffer<char> beta_memory_;
 };
 

@@ -14,14 +14,13 @@ template <class Real>
 struct SweepScratch {
   using Int = typename Format<Real>::Int;
   SweepScratch(int64_t rows)
-      : sources(kChunk * rows), peaks(rows), faint(rows), shifted_mantissa(rows + kRowPad),
-        shifted_exponent(rows + kRowPad), emission(kBlock * rows), log_edges(kChunk * kBlock), edges(kChunk * kBlock),
+      : sources(kChunk * rows), peaks(rows), faint(rows), has_faint(rows), emission(kBlock * rows),
+        log_edges(kChunk * kBlock), edges(kChunk * kBlock),
         edge_mantissas(kChunk * kBlock), edge_exponents(kChunk * kBlock) {}
   Buffer<Real> sources;
   Buffer<Int> peaks;
   Buffer<Int> faint;
-  Buffer<Real> shifted_mantissa;
-  Buffer<Int> shifted_exponent;
+  Buffer<bool> has_faint;  // of the vector that starts at a row
   Buffer<Real> emission;
   Buffer<Real> log_edges;
   Buffer<Real> edges;
@@ -29,7 +28,7 @@ struct SweepScratch {
   Buffer<Int> edge_exponents;
 };
 
-template <class RealType>
+template <class RealType, Direction kDirection>
 class Sweep {
  public:
   using Real = RealType;
@@ -40,8 +39,8 @@ class Sweep {
   using IntVec = typename Lane::Int;
   static constexpr int kWidth = Lane::kWidth;
 
-  Sweep(const View<Real>& view, const Columns<Real>& columns, SweepScratch<Real>& scratch)
-      : view_(view), shape_(view.shape), columns_(columns), scratch_(scratch) {}
+  Sweep(const Sequence<Real>& sequence, const Columns<Real>& columns, SweepScratch<Real>& scratch)
+      : view_(sequence.view(kDirection)), shape_(sequence.shape), columns_(columns), scratch_(scratch) {}
 
   // Fills all columns. The end column holds the likelihood at slot T; in every other column, slot t holds
   // the probability of the paths to (from) this node that have emitted t targets, its own included.
@@ -88,20 +87,19 @@ class Sweep {
 
   // Slot t + 1 becomes the sum at step t times the emission there; all other slots are dead.
   void emit(int64_t column, Steps steps, const Real* log_emission) {
-    Real* mantissa = scratch_.shifted_mantissa.get();
-    Int* exponent = scratch_.shifted_exponent.get();
-    std::fill_n(mantissa, columns_.rows, Real{0});
-    std::fill_n(exponent, columns_.rows, Int{kDead});
-    for (int64_t row = steps.first / kWidth * kWidth; row < steps.end; row += kWidth) {
-      const Scaled<Lane> reach = load(column, row);
-      const Scaled<Lane> emission = scaled_exp<Lane>(Lane::load(log_emission + row));
-      const Scaled<Lane> product =
-          normalized<Lane>(reach.mantissa * emission.mantissa, reach.exponent + emission.exponent);
-      Lane::store(mantissa + row + 1, product.mantissa);
-      Lane::store_int(exponent + row + 1, product.exponent);
+    const Scaled<Lane> dead{Lane::splat(0), Lane::splat_int(kDead)};
+    Scaled<Lane> before = dead;
+    for (int64_t row = 0; row < columns_.rows; row += kWidth) {
+      Scaled<Lane> product = dead;
+      if (row + kWidth > steps.first && row < steps.end) {
+        const Scaled<Lane> reach = load(column, row);
+        const Scaled<Lane> emission = scaled_exp<Lane>(Lane::load(log_emission + row));
+        product = normalized<Lane>(reach.mantissa * emission.mantissa, reach.exponent + emission.exponent);
+      }
+      store(column, row,
+            {Lane::moved_up(before.mantissa, product.mantissa), Lane::moved_up(before.exponent, product.exponent)});
+      before = product;
     }
-    std::copy_n(mantissa, columns_.rows, columns_.mantissas(column));
-    std::copy_n(exponent, columns_.rows, columns_.exponents(column));
   }
 
   // Adds the sums over columns [source, source_end) to columns [dest, dest_end).
@@ -124,6 +122,9 @@ class Sweep {
     }
   }
 
+  static constexpr bool kByDest = kDirection == Direction::kBackward;
+  static constexpr int kColumnStride = kDirection == Direction::kForward ? 1 : -1;
+
   struct EdgeRange {
     bool has_faint;  // a finite edge below 2^-kWide: its product with a small alpha may underflow
     bool has_steep;  // an edge above 2^kWide: left out of the product
@@ -133,17 +134,16 @@ class Sweep {
   void multiply(int64_t source, int64_t num_sources, int64_t dest, int64_t dest_end, int64_t row, EdgeRange range) {
     Vec sums[kVectors][kBlock];
     block_product<Lane, kVectors>(scratch_.sources.get() + row * kChunk, kChunk * kWidth, scratch_.edges.get(),
-                                  num_sources, sums);
+                                  kByDest ? ScalarStrides{1, num_sources} : ScalarStrides{kBlock, 1}, num_sources, sums);
     for (int vector = 0; vector < kVectors; ++vector, row += kWidth) {
       const IntVec peak = Lane::load_int(scratch_.peaks.get() + row);
-      const IntVec is_faint = Lane::load_int(scratch_.faint.get() + row);
-      const bool may_be_lost = range.has_faint || range.has_steep || Lane::any(is_faint);
+      const bool may_be_lost = range.has_faint || range.has_steep || scratch_.has_faint.get()[row];
       for (int64_t column = dest; column < dest_end; ++column) {
         const int lane = static_cast<int>(column - dest);
         Scaled<Lane> sum = normalized<Lane>(sums[vector][lane], peak);
         if (may_be_lost) {
           IntVec is_lost = (peak > kDead) & (sums[vector][lane] < power_of_two<ScalarLane<Real>>(F::kLeastSum));
-          if (!range.has_faint) is_lost &= is_faint;
+          if (!range.has_faint) is_lost &= Lane::load_int(scratch_.faint.get() + row);
           if (range.has_steep) is_lost = peak > kDead;
           if (Lane::any(is_lost)) {
             if (!has_scaled_edges_) scale_edges(num_sources);
@@ -156,24 +156,25 @@ class Sweep {
     }
   }
 
-  // Sum over columns source .. source + count - 1 into column `lane` of the block of edges, at any magnitude.
+  // Sum over columns source .. source + count - 1, the first of a tile, into its column `lane`, at any magnitude.
   Scaled<Lane> exact_sum(int64_t source, int64_t count, int lane, int64_t row) const {
-    const Real* mantissas = scratch_.edge_mantissas.get() + lane;
-    const Int* exponents = scratch_.edge_exponents.get() + lane;
+    const Real* mantissas = scratch_.edge_mantissas.get();
+    const Int* exponents = scratch_.edge_exponents.get();
     IntVec peak = Lane::splat_int(kDead);
     for (int64_t k = 0; k < count; ++k) {
-      const IntVec exponent = Lane::load_int(columns_.exponents(source + k) + row) + exponents[k * kBlock];
+      const IntVec exponent = Lane::load_int(columns_.exponents(source + k) + row) + exponents[in_tile(k, lane)];
       peak = larger<Lane>(peak, exponent);
     }
     Vec sum = Lane::splat(0);
     for (int64_t k = 0; k < count; ++k) {
       const Scaled<Lane> term = load(source + k, row);
-      sum += term.mantissa * mantissas[k * kBlock] * power_of_two<Lane>(term.exponent + exponents[k * kBlock] - peak);
+      const int64_t edge = in_tile(k, lane);
+      sum += term.mantissa * mantissas[edge] * power_of_two<Lane>(term.exponent + exponents[edge] - peak);
     }
     return normalized<Lane>(sum, peak);
   }
 
-  // sources[row / kWidth][k][lane]: alpha of the sources, each row relative to its peak.
+  // sources[row / kWidth][k][lane]: alpha of the sources in the order of the tile, each row relative to its peak.
   void pack_sources(int64_t source, int64_t num_sources, Steps steps) {
     for (int64_t row = steps.first / kWidth * kWidth; row < steps.end; row += kWidth) {
       IntVec peak = Lane::splat_int(kDead);
@@ -186,22 +187,35 @@ class Sweep {
         const Scaled<Lane> alpha = load(source + k, row);
         const IntVec exponent = alpha.exponent - peak;
         is_faint |= (alpha.exponent > kDead) & (exponent < -F::kWide);
-        Lane::store(packed + k * kWidth, alpha.mantissa * power_of_two<Lane>(exponent));
+        Lane::store(packed + (kByDest ? num_sources - 1 - k : k) * kWidth, alpha.mantissa * power_of_two<Lane>(exponent));
       }
       Lane::store_int(scratch_.peaks.get() + row, peak);
       Lane::store_int(scratch_.faint.get() + row, is_faint);
+      scratch_.has_faint.get()[row] = Lane::any(is_faint);
     }
   }
 
-  // log_edges[k][lane] for edges from source + k to dest + lane; -inf where there is none.
+  // Where a tile of edges keeps that from source + k to dest + lane. The order is that of memory, in which what is read
+  // forwards lies by source, and what is read backwards by destination with the last source first.
+  int64_t in_tile(int64_t k, int lane) const {
+    return kByDest ? lane * tile_sources_ + (tile_sources_ - 1 - k) : k * kBlock + lane;
+  }
+
+  // Reads the tile of edges from [source, source_end) to the block at `dest`; -inf where there is none.
   void read_edges(int64_t source, int64_t source_end, int64_t dest) {
     const int64_t num_sources = source_end - source;
     Real* log_edges = scratch_.log_edges.get();
+    tile_sources_ = num_sources;
     has_scaled_edges_ = false;
     if (source_end <= dest && dest + kBlock <= shape_.states) {
-      const Real* from = view_.edge(source, dest);
-      for (int64_t k = 0; k < num_sources; ++k, from += view_.source_stride) {
-        for (int lane = 0; lane < kBlock; ++lane) log_edges[k * kBlock + lane] = from[lane * view_.dest_stride];
+      if (kByDest) {
+        for (int lane = 0; lane < kBlock; ++lane) {
+          std::copy_n(view_.edge(source_end - 1, dest + lane), num_sources, log_edges + lane * num_sources);
+        }
+      } else {
+        for (int64_t k = 0; k < num_sources; ++k) {
+          std::copy_n(view_.edge(source + k, dest), kBlock, log_edges + k * kBlock);
+        }
       }
       return;
     }
@@ -209,7 +223,7 @@ class Sweep {
     std::fill_n(log_edges, round_up(num_sources * kBlock, kWidth), -std::numeric_limits<Real>::infinity());
     for (int64_t k = 0; k < num_sources; ++k) {
       for (int64_t u = std::max(source + k + 1, dest); u < std::min(dest + kBlock, shape_.states); ++u) {
-        log_edges[k * kBlock + (u - dest)] = *view_.edge(source + k, u);
+        log_edges[in_tile(k, static_cast<int>(u - dest))] = *view_.edge(source + k, u);
       }
     }
   }
@@ -246,15 +260,26 @@ class Sweep {
 
   // emission[lane][step] at the steps into each column; -inf at the ends of the DAG, which emit nothing.
   void read_emissions(int64_t first, int64_t end) {
+    const int64_t rows = columns_.rows;
+    const Steps all{Steps::into(shape_, first).first, Steps::into(shape_, end - 1).end};
+    Real* emissions = scratch_.emission.get();
+    std::fill_n(emissions, kBlock * rows, -std::numeric_limits<Real>::infinity());
+    for (int64_t step = all.first; step < std::min(all.end, shape_.targets); ++step) {
+      const Real* from = view_.emission(first, step);
+      if (end - first == kBlock) {  // a count that the compiler knows
+        for (int lane = 0; lane < kBlock; ++lane) emissions[lane * rows + step] = from[lane * kColumnStride];
+      } else {
+        for (int64_t lane = 0; lane < end - first; ++lane) emissions[lane * rows + step] = from[lane * kColumnStride];
+      }
+    }
     IntVec is_invalid = Lane::splat_int(0);
     for (int64_t column = first; column < end; ++column) {
-      Real* emission = scratch_.emission.get() + (column - first) * columns_.rows;
-      std::fill_n(emission, columns_.rows, -std::numeric_limits<Real>::infinity());
-      if (column == 0 || column == shape_.states - 1) continue;
-      const Steps steps = Steps::into(shape_, column);
-      const Real* from = view_.emission(column, steps.first);
-      for (int64_t step = steps.first; step < steps.end; ++step, from += view_.step_stride) emission[step] = *from;
-      for (int64_t row = 0; row < columns_.rows; row += kWidth) {
+      const bool is_end = column == 0 || column == shape_.states - 1;
+      const Steps steps = is_end ? Steps{0, 0} : Steps::into(shape_, column);
+      Real* emission = emissions + (column - first) * rows;
+      std::fill(emission, emission + steps.first, -std::numeric_limits<Real>::infinity());
+      std::fill(emission + steps.end, emission + rows, -std::numeric_limits<Real>::infinity());
+      for (int64_t row = steps.first / kWidth * kWidth; row < steps.end; row += kWidth) {
         is_invalid |= ~(Lane::load(emission + row) <= Lane::splat(kLogRange));
       }
     }
@@ -273,6 +298,7 @@ class Sweep {
   const Shape shape_;
   const Columns<Real> columns_;
   SweepScratch<Real>& scratch_;
+  int64_t tile_sources_ = 0;
   bool has_scaled_edges_ = false;
   bool is_invalid_ = false;
 };
