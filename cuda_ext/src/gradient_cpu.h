@@ -20,8 +20,9 @@ template <class Real>
 struct GradientScratch {
   using Int = typename Format<Real>::Int;
   GradientScratch(int64_t rows)
-      : dests(kTileDests * rows), dest_peaks(rows), beta_peaks(rows), scaled(rows), sources(kBlock * rows), source_peaks(rows), exact_steps(rows),
-        log_edges(kTileSources * kTileDests), products(kTileSources * kTileDests) {}
+      : dests(kTileDests * rows), dest_peaks(rows), beta_peaks(rows), scaled(rows), sources(kBlock * rows),
+        source_peaks(rows), exact_steps(rows), log_edges(kTileSources * kTileDests),
+        products(kTileSources * kTileDests) {}
   Buffer<Real> dests;
   Buffer<Int> dest_peaks;
   Buffer<Int> beta_peaks;

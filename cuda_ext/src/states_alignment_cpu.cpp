@@ -141,8 +141,8 @@ class Backward {
  private:
   // posteriors_[step] = beta * alpha / 2^likelihood_exponent, for the steps of the backward sweep. The lanes at steps
   // beyond T, which may read into the column before, are not used.
-  void emission_posteriors(const Columns<Real>& beta, int64_t column, const Columns<Real>& alpha, int64_t node, int64_t T,
-                           Steps steps, Int likelihood_exponent) {
+  void emission_posteriors(const Columns<Real>& beta, int64_t column, const Columns<Real>& alpha, int64_t node,
+                           int64_t T, Steps steps, Int likelihood_exponent) {
     using Lane = SimdLane<Real>;
     for (int64_t row = steps.first / Lane::kWidth * Lane::kWidth; row < steps.end; row += Lane::kWidth) {
       const int64_t slot = T - row - (Lane::kWidth - 1);

@@ -15,8 +15,8 @@ struct SweepScratch {
   using Int = typename Format<Real>::Int;
   SweepScratch(int64_t rows)
       : sources(kChunk * rows), peaks(rows), faint(rows), has_faint(rows), emission(kBlock * rows),
-        log_edges(kChunk * kBlock), edges(kChunk * kBlock),
-        edge_mantissas(kChunk * kBlock), edge_exponents(kChunk * kBlock) {}
+        log_edges(kChunk * kBlock), edges(kChunk * kBlock), edge_mantissas(kChunk * kBlock),
+        edge_exponents(kChunk * kBlock) {}
   Buffer<Real> sources;
   Buffer<Int> peaks;
   Buffer<Int> faint;
@@ -38,6 +38,7 @@ class Sweep {
   using Vec = typename Lane::Real;
   using IntVec = typename Lane::Int;
   static constexpr int kWidth = Lane::kWidth;
+  static constexpr bool kByDest = kDirection == Direction::kBackward;
 
   Sweep(const Sequence<Real>& sequence, const Columns<Real>& columns, SweepScratch<Real>& scratch)
       : view_(sequence.view(kDirection)), shape_(sequence.shape), columns_(columns), scratch_(scratch) {}
@@ -122,9 +123,6 @@ class Sweep {
     }
   }
 
-  static constexpr bool kByDest = kDirection == Direction::kBackward;
-  static constexpr int kColumnStride = kDirection == Direction::kForward ? 1 : -1;
-
   struct EdgeRange {
     bool has_faint;  // a finite edge below 2^-kWide: its product with a small alpha may underflow
     bool has_steep;  // an edge above 2^kWide: left out of the product
@@ -133,8 +131,9 @@ class Sweep {
   template <int kVectors>
   void multiply(int64_t source, int64_t num_sources, int64_t dest, int64_t dest_end, int64_t row, EdgeRange range) {
     Vec sums[kVectors][kBlock];
-    block_product<Lane, kVectors>(scratch_.sources.get() + row * kChunk, kChunk * kWidth, scratch_.edges.get(),
-                                  kByDest ? ScalarStrides{1, num_sources} : ScalarStrides{kBlock, 1}, num_sources, sums);
+    const ScalarStrides strides = kByDest ? ScalarStrides{1, num_sources} : ScalarStrides{kBlock, 1};
+    block_product<Lane, kVectors>(scratch_.sources.get() + row * kChunk, kChunk * kWidth, scratch_.edges.get(), strides,
+                                  num_sources, sums);
     for (int vector = 0; vector < kVectors; ++vector, row += kWidth) {
       const IntVec peak = Lane::load_int(scratch_.peaks.get() + row);
       const bool may_be_lost = range.has_faint || range.has_steep || scratch_.has_faint.get()[row];
@@ -187,7 +186,8 @@ class Sweep {
         const Scaled<Lane> alpha = load(source + k, row);
         const IntVec exponent = alpha.exponent - peak;
         is_faint |= (alpha.exponent > kDead) & (exponent < -F::kWide);
-        Lane::store(packed + (kByDest ? num_sources - 1 - k : k) * kWidth, alpha.mantissa * power_of_two<Lane>(exponent));
+        const int64_t place = kByDest ? num_sources - 1 - k : k;
+        Lane::store(packed + place * kWidth, alpha.mantissa * power_of_two<Lane>(exponent));
       }
       Lane::store_int(scratch_.peaks.get() + row, peak);
       Lane::store_int(scratch_.faint.get() + row, is_faint);
@@ -260,16 +260,20 @@ class Sweep {
 
   // emission[lane][step] at the steps into each column; -inf at the ends of the DAG, which emit nothing.
   void read_emissions(int64_t first, int64_t end) {
+    constexpr int kColumnStride = kByDest ? -1 : 1;
     const int64_t rows = columns_.rows;
-    const Steps all{Steps::into(shape_, first).first, Steps::into(shape_, end - 1).end};
+    const int64_t first_read = std::max<int64_t>(first, 1), end_read = std::min(end, shape_.states - 1);
+    const Steps all{Steps::into(shape_, first_read).first, Steps::into(shape_, end_read - 1).end};
     Real* emissions = scratch_.emission.get();
     std::fill_n(emissions, kBlock * rows, -std::numeric_limits<Real>::infinity());
-    for (int64_t step = all.first; step < std::min(all.end, shape_.targets); ++step) {
+    for (int64_t step = all.first; step < all.end; ++step) {
       const Real* from = view_.emission(first, step);
-      if (end - first == kBlock) {  // a count that the compiler knows
+      if (end_read - first_read == kBlock) {  // a count that the compiler knows
         for (int lane = 0; lane < kBlock; ++lane) emissions[lane * rows + step] = from[lane * kColumnStride];
       } else {
-        for (int64_t lane = 0; lane < end - first; ++lane) emissions[lane * rows + step] = from[lane * kColumnStride];
+        for (int64_t lane = first_read - first; lane < end_read - first; ++lane) {
+          emissions[lane * rows + step] = from[lane * kColumnStride];
+        }
       }
     }
     IntVec is_invalid = Lane::splat_int(0);
