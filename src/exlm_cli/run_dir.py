@@ -125,8 +125,16 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def update_run_json(run: Path, fields: dict[str, Any]) -> None:
-    """Set fields of `run.json`, keeping the others; versions, commit and host are always those of this process."""
-    content = {**read_run_json(run), **describe_environment(), **fields}
+    """Set fields of `run.json`, keeping the others.
+
+    Versions, commit and host are those of this process; where a run was begun or continued with others before, those
+    are kept in `earlier_environments`, oldest first.
+    """
+    before, environment = read_run_json(run), describe_environment()
+    content = {**before, **environment, **fields}
+    earlier = {name: before[name] for name in environment if name in before}
+    if earlier and earlier != environment:
+        content["earlier_environments"] = [*before.get("earlier_environments", []), earlier]
     write_atomically(run / RUN_FILE, (json.dumps(_finite(content), indent=1) + "\n").encode())
 
 

@@ -148,6 +148,17 @@ def test_run_json_gathers_fields_and_tells_the_versions_without_importing_torch(
     assert content["python_version"] == ".".join(map(str, sys.version_info[:3]))
 
 
+def test_run_json_keeps_the_environments_a_run_was_continued_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for commit in ("a", "a", "b", "b", "c"):
+        monkeypatch.setattr(run_dir, "describe_environment", lambda commit=commit: {"git_commit": commit})
+        update_run_json(tmp_path, {"seed": 1})
+    assert read_run_json(tmp_path) == {
+        "git_commit": "c", "seed": 1, "earlier_environments": [{"git_commit": "a"}, {"git_commit": "b"}],
+    }  # fmt: skip
+
+
 def test_run_json_is_empty_where_there_is_none(tmp_path: Path) -> None:
     assert read_run_json(tmp_path) == {}
 
