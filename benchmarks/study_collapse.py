@@ -3,16 +3,18 @@
 One sentence with two masked words that share a sentiment: eight words each, four good and four bad, equally likely.
 The nats per word of a model that treats the masks alone cannot fall below ln 8 = 2.0794; the truth is
 (ln 8 + ln 4) / 2 = 1.7329. The share of that gap that a model closes is that of the mutual information it captures.
-Every variant is a recipe change that `exlm pretrain --set` takes. Writes a CSV row a variant and seed.
+Recipe changes are what `exlm pretrain --set` takes; what is no recipe key (a cue in the corpus, transitions frozen at
+first, an entropy bonus) is done here. Adds a CSV row a variant and seed; rows that are there are not run again.
 
-    python benchmarks/study_collapse.py --steps 2000 --out benchmarks/results/collapse.csv
+    python benchmarks/study_collapse.py --list
+    python benchmarks/study_collapse.py --variants mlm paper "paper, batch 512" --seeds 0 1 2
 """
 
 import argparse
 import csv
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,34 +34,80 @@ PAD, CLS, SEP, MASK = 0, 1, 2, 3
 FIRST, SECOND = 20, 28
 """Each masked word is one of eight tokens: four good, then four bad."""
 SENTENCE = np.array([CLS, 10, 11, MASK, 12, 13, 14, 15, MASK, 16, 17, 18, 19, SEP])
+CUE_POSITION, CUES = 2, (11, 36, 37)
+"""Without a cue, a good and a bad one."""
 VOCABULARY = 40
 K = 4
 INDEPENDENCE_BOUND, TRUTH = math.log(8), (math.log(8) + math.log(4)) / 2
 
-LANES = {"lane_bias": 4.0}
-VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
-    "paper": {},
-    "lanes": {"model": {"transition": LANES}},
-    "slow transitions": {"optim": {"transition_lr_scale": 0.03}},
-    "clone vectors": {"model": {"clone_embedding": "nodes", "clone_init_std": 1.0}},
-    "lanes + clone vectors": {"model": {"transition": LANES, "clone_embedding": "nodes", "clone_init_std": 1.0}},
-    "lanes + slow transitions": {"model": {"transition": LANES}, "optim": {"transition_lr_scale": 0.03}},
-    "clone vectors + slow transitions": {
-        "model": {"clone_embedding": "nodes", "clone_init_std": 1.0},
-        "optim": {"transition_lr_scale": 0.03},
-    },
-    "all three": {
-        "model": {"transition": LANES, "clone_embedding": "nodes", "clone_init_std": 1.0},
-        "optim": {"transition_lr_scale": 0.03},
-    },
-    "all three, clone vectors at the input": {
-        "model": {"transition": LANES, "clone_embedding": "input", "clone_init_std": 1.0},
-        "optim": {"transition_lr_scale": 0.03},
-    },
-    "all three, clone vectors of spread 0.2": {
-        "model": {"transition": LANES, "clone_embedding": "nodes", "clone_init_std": 0.2},
-        "optim": {"transition_lr_scale": 0.03},
-    },
+Changes = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is changed of the study's recipe, and of how it is trained."""
+
+    changes: Changes = field(default_factory=dict)
+    batch_sequences: int = 128
+    steps_factor: int = 1
+    cue_share: float = 0.0
+    """Share of sentences in which another word tells the sentiment."""
+    frozen_share: float = 0.0
+    """Share of the steps, at the beginning, in which the transition head is not trained."""
+    entropy_bonus: float = 0.0
+    """Weight of the mean entropy of the transitions out of a node, subtracted from the loss."""
+
+
+LANES = {"transition": {"lane_bias": 4.0}}
+CLONE_VECTORS = {"clone_embedding": "nodes", "clone_init_std": 1.0}
+SLOW = {"transition_lr_scale": 0.03}
+PAPER: Changes = {}
+ALL_THREE: Changes = {"model": LANES | CLONE_VECTORS, "optim": SLOW}
+
+
+def around(name: str, base: Changes) -> dict[str, Variant]:
+    """Return a base and what one change at a time makes of it."""
+
+    def changed(section: str, **values: Any) -> Variant:
+        return Variant(base | {section: base.get(section, {}) | values})
+
+    transition = base.get("model", {}).get("transition", {})
+    variants = {
+        "": Variant(base),
+        "5 x the steps": Variant(base, steps_factor=5),
+        "learning rate 3e-4": changed("optim", lr=3e-4),
+        "learning rate 3e-3": changed("optim", lr=3e-3),
+        "batch 32": Variant(base, batch_sequences=32),
+        "batch 512": Variant(base, batch_sequences=512),
+        "width 128": changed("model", width=128, ffn_width=512),
+        "4 layers": changed("model", num_layers=4),
+        "dropout 0.1": changed("model", dropout=0.1, attention_dropout=0.1),
+        "weights of spread 0.1": changed("model", init_std=0.1),
+        "8 gated heads, positions": changed("model", transition=transition | {"heads": 8, "position_features": True}),
+        "transitions detached": changed("model", transition=transition | {"detach_states": True}),
+        "transitions frozen for a quarter": Variant(base, frozen_share=0.25),
+        "entropy bonus 0.1": Variant(base, entropy_bonus=0.1),
+        "a cue in half of the sentences": Variant(base, cue_share=0.5),
+    }
+    return {f"{name}, {change}" if change else name: variant for change, variant in variants.items()}
+
+
+VARIANTS: dict[str, Variant] = {
+    "mlm": Variant({"": {"objective": "mlm"}, "masking": {"num_states_per_mask": 1}, "model": {"rope": "1d"}}),
+    "lanes": Variant({"model": LANES}),
+    "slow transitions": Variant({"optim": SLOW}),
+    "clone vectors": Variant({"model": CLONE_VECTORS}),
+    "lanes + clone vectors": Variant({"model": LANES | CLONE_VECTORS}),
+    "lanes + slow transitions": Variant({"model": LANES, "optim": SLOW}),
+    "clone vectors + slow transitions": Variant({"model": CLONE_VECTORS, "optim": SLOW}),
+    "all three, clone vectors at the input": Variant(
+        {"model": LANES | CLONE_VECTORS | {"clone_embedding": "input"}, "optim": SLOW}
+    ),
+    "all three, clone vectors of spread 0.2": Variant(
+        {"model": LANES | CLONE_VECTORS | {"clone_init_std": 0.2}, "optim": SLOW}
+    ),
+    **around("paper", PAPER),
+    **around("all three", ALL_THREE),
 }
 
 
@@ -77,95 +125,137 @@ class Outcome:
         return (INDEPENDENCE_BOUND - self.nll_nats) / (INDEPENDENCE_BOUND - TRUTH)
 
 
-def build_recipe(variant: dict[str, dict[str, Any]], steps: int, lr: float, seed: int) -> PretrainRecipe:
+def build_recipe(variant: Variant, steps: int, seed: int) -> PretrainRecipe:
     """Return a two-layer recipe of width 64 with the variant's changes."""
-    model = {
-        "num_layers": 2, "num_heads": 4, "width": 64, "ffn_width": 256, "dropout": 0.0, "attention_dropout": 0.0,
-        "max_length": 64,
+    sections: Changes = {
+        "data": {"kind": "text", "sequence_length": 16},
+        "masking": {"num_states_per_mask": K},
+        "model": {
+            "num_layers": 2, "num_heads": 4, "width": 64, "ffn_width": 256, "dropout": 0.0, "attention_dropout": 0.0,
+            "max_length": 64,
+        },
+        "optim": {"lr": 1e-3, "warmup_steps": 100, "schedule": "constant"},
+        "train": {"max_steps": steps, "batch_sequences": variant.batch_sequences},
     }  # fmt: skip
-    return PretrainRecipe.model_validate(
-        {
-            "name": "study-collapse",
-            "seed": seed,
-            "data": {"kind": "text", "sequence_length": 16},
-            "masking": {"num_states_per_mask": K},
-            "model": model | variant.get("model", {}),
-            "optim": {"lr": lr, "warmup_steps": 100, "schedule": "constant"} | variant.get("optim", {}),
-            "train": {"max_steps": steps, "batch_sequences": 128},
-        }
-    )
+    changed = {name: values | variant.changes.get(name, {}) for name, values in sections.items()}
+    top = {"name": "study-collapse", "seed": seed} | variant.changes.get("", {})
+    return PretrainRecipe.model_validate(top | changed)
 
 
-def pair_dag(model: ExlmModel, batch: Batch, targets_B2: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Arguments of the alignment op for many pairs of words behind the one sentence, which is encoded once."""
+def sentence_batches(recipe: PretrainRecipe) -> list[Batch]:
+    """The sentence without a cue, with a good and with a bad one."""
+    batches = []
+    for cue in CUES:
+        ids = SENTENCE.copy()
+        ids[CUE_POSITION] = cue
+        k, objective = recipe.masking.num_states_per_mask, recipe.objective
+        batches.append(batch_from_masked_ids(ids, mask_id=MASK, pad_id=PAD, num_states_per_mask=k, objective=objective))
+    return batches
+
+
+def pair_dag(model: ExlmModel, batch: Batch, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Arguments of the alignment op for pairs of words (P, 2) behind one sentence, which is encoded once."""
     nodes = model.node_states(batch)
     log_probs_SV = model.node_log_probs(nodes)[0]
-    log_emit = torch.where(nodes.is_inner, log_probs_SV.t()[targets_B2], torch.zeros(()))
-    count = len(targets_B2)
+    log_emit = torch.where(nodes.is_inner, log_probs_SV.t()[targets], torch.zeros(()))
+    count, num_masks = targets.shape
     log_trans = model.log_transitions(nodes, batch).expand(count, -1, -1)
-    return log_emit, log_trans, torch.full((count,), 2), batch.state_lengths.expand(count)
+    return log_emit, log_trans, torch.full((count,), num_masks), batch.state_lengths.expand(count)
 
 
-def train(recipe: PretrainRecipe, steps: int) -> Outcome:
-    """Train on pairs drawn anew each step."""
-    torch.manual_seed(recipe.seed)
-    rng = np.random.default_rng(recipe.seed)
+def pair_nll(model: ExlmModel, batch: Batch, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Nats of each pair (P,), and the mean entropy of the transitions out of a node."""
+    if model.transition is None:
+        log_probs_SV = model.node_log_probs(model.node_states(batch))[0]
+        return -log_probs_SV[1:-1][torch.arange(targets.shape[1]), targets].sum(1), torch.zeros(())
+    dag = pair_dag(model, batch, targets)
+    log_rows = dag[1][0, :-1]
+    entropy = -(log_rows.exp() * log_rows.masked_fill(log_rows == -math.inf, 0.0)).sum(-1).mean()
+    return states_alignment_nll(*dag), entropy
+
+
+def train(variant: Variant, steps: int, seed: int) -> Outcome:
+    """Train on pairs drawn anew each step; what is measured are sentences without a cue."""
+    recipe = build_recipe(variant, steps, seed)
+    torch.manual_seed(seed)
+    rng = np.random.default_rng(seed)
     model = ExlmModel(recipe, VOCABULARY)
     optimizer = build_optimizer(model, recipe.optim)
-    batch = batch_from_masked_ids(SENTENCE, mask_id=MASK, pad_id=PAD, num_states_per_mask=K, objective="exlm")
+    batches = sentence_batches(recipe)
     began, losses = time.perf_counter(), []
     for step in range(steps):
-        is_bad = rng.integers(0, 2, recipe.train.batch_sequences)
-        words = [first + 4 * is_bad + rng.integers(0, 4, len(is_bad)) for first in (FIRST, SECOND)]
+        is_bad = rng.integers(0, 2, variant.batch_sequences)
+        targets = np.stack([first + 4 * is_bad + rng.integers(0, 4, len(is_bad)) for first in (FIRST, SECOND)], axis=1)
+        has_cue = rng.random(len(is_bad)) < variant.cue_share
+        cue = np.where(has_cue, 1 + is_bad, 0)
+        is_frozen = step < variant.frozen_share * steps
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, recipe.optim, steps) * group["lr_scale"]
         optimizer.zero_grad()
-        dag = pair_dag(model, batch, torch.from_numpy(np.stack(words, axis=1)))
-        loss = states_alignment_nll(*dag).mean() / 2
-        loss.backward()
+        total: Tensor | float = 0.0
+        for which in np.unique(cue):
+            nll, entropy = pair_nll(model, batches[which], torch.from_numpy(targets[cue == which]))
+            total = total + nll.sum() / (2 * len(cue)) - variant.entropy_bonus * entropy
+            if which == 0:
+                losses.append(float(nll.detach().mean()) / 2)
+        assert isinstance(total, Tensor)
+        total.backward()
+        if is_frozen and model.transition is not None:
+            model.transition.zero_grad()
         optimizer.step()
-        losses.append(float(loss.detach()))
-    with torch.no_grad():
-        every_pair = torch.cartesian_prod(torch.arange(FIRST, FIRST + 8), torch.arange(SECOND, SECOND + 8))
-        posterior_BTS = alignment_posterior(*pair_dag(model, batch, every_pair))
+    return Outcome(float(np.mean(losses[-500:])), effective_states(model, batches[0]), time.perf_counter() - began)
+
+
+@torch.no_grad()
+def effective_states(model: ExlmModel, batch: Batch) -> float:
+    """Perplexity of the states that emit the two words, mean over both; 1 for an MLM."""
+    if model.transition is None:
+        return 1.0
+    every_pair = torch.cartesian_prod(torch.arange(FIRST, FIRST + 8), torch.arange(SECOND, SECOND + 8))
+    posterior_BTS = alignment_posterior(*pair_dag(model, batch, every_pair))
     shares = posterior_BTS.sum(1)[:, 1:-1].mean(0).unflatten(0, (2, K))
     shares = shares / shares.sum(-1, keepdim=True).clamp(min=1e-9)
-    effective = float((-torch.xlogy(shares, shares).sum(-1)).exp().mean())
-    return Outcome(float(np.mean(losses[-500:])), effective, time.perf_counter() - began)
+    return float((-torch.xlogy(shares, shares).sum(-1)).exp().mean())
+
+
+COLUMNS = ["variant", "seed", "steps", "nats_per_word", "captured_share", "effective_states", "wall_s", "commit"]
+
+
+def rows_done(path: Path) -> set[tuple[str, int, int]]:
+    """Variant, seed and steps of the rows of a file."""
+    if not path.is_file():
+        return set()
+    with path.open(newline="") as file:
+        return {(row["variant"], int(row["seed"]), int(row["steps"])) for row in csv.DictReader(file)}
 
 
 def main() -> None:
-    """Run the variants asked for and write their rows."""
+    """Run the variants asked for and add their rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--variants", nargs="*", choices=list(VARIANTS), default=list(VARIANTS))
+    parser.add_argument("--list", action="store_true", help="name the variants and end")
+    parser.add_argument("--variants", nargs="*", choices=list(VARIANTS), default=list(VARIANTS), metavar="NAME")
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/collapse.csv"))
     options = parser.parse_args()
-    environment = describe_environment()
+    if options.list:
+        print(*VARIANTS, sep="\n")
+        return
+    commit = describe_environment()["git_commit"]
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    with options.out.open("w", newline="") as file:
+    done = rows_done(options.out)
+    with options.out.open("a", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(
-            [
-                "variant",
-                "seed",
-                "steps",
-                "lr",
-                "nats_per_word",
-                "captured_share",
-                "effective_states",
-                "wall_s",
-                "commit",
-            ]
-        )
+        if not done:
+            writer.writerow(COLUMNS)
         for name in options.variants:
+            steps = options.steps * VARIANTS[name].steps_factor
             for seed in options.seeds:
-                outcome = train(build_recipe(VARIANTS[name], options.steps, options.lr, seed), options.steps)
-                row = [name, seed, options.steps, options.lr, f"{outcome.nll_nats:.4f}"]
-                row += [f"{outcome.captured_share:.3f}", f"{outcome.effective_states:.2f}", f"{outcome.wall_s:.0f}"]
-                writer.writerow([*row, environment["git_commit"]])
+                if (name, seed, steps) in done:
+                    continue
+                outcome = train(VARIANTS[name], steps, seed)
+                row = [name, seed, steps, f"{outcome.nll_nats:.4f}", f"{outcome.captured_share:.3f}"]
+                writer.writerow([*row, f"{outcome.effective_states:.2f}", f"{outcome.wall_s:.0f}", commit])
                 file.flush()
                 print(f"{name} (seed {seed}): {outcome.captured_share:.0%} of the mutual information", flush=True)
 
