@@ -45,7 +45,7 @@ def finetune(
         str | None, typer.Option("--data-dir", metavar="DIR", help="Folder with the task's files; default: fetched.")
     ] = None,
     split: Annotated[
-        str | None, typer.Option("--split", metavar="NAME", help="scaffold[-balanced|-chiral], random or file.")
+        str | None, typer.Option("--split", metavar="NAME", help="scaffold[-chiral|-balanced|-deepchem], random, file.")
     ] = None,
     smiles_column: Annotated[
         str | None, typer.Option("--smiles-column", metavar="NAME", help="Column of a CSV with the SMILES.")

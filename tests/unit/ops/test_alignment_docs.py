@@ -49,3 +49,12 @@ def test_ctc_is_a_special_case(dtype: torch.dtype, bound: float) -> None:
     through_softmax = gradient - log_probs.detach().exp() * gradient.sum(-1, keepdim=True)
     torch.testing.assert_close(nll[0], names["expected"], rtol=bound, atol=0)
     torch.testing.assert_close(through_softmax, expected, rtol=bound, atol=bound)
+
+
+def test_the_package_gives_the_op_by_the_same_names() -> None:
+    import exlm_cli
+    from exlm_cli.ops import alignment
+
+    assert all(getattr(exlm_cli, name) is getattr(alignment, name) for name in exlm_cli.__all__)
+    with pytest.raises(AttributeError, match=r"^module 'exlm_cli' has no attribute 'nothing'$"):
+        exlm_cli.nothing  # noqa: B018
