@@ -102,8 +102,10 @@ def _status_kib(field: str) -> int:
 
 def surroundings(device: torch.device) -> dict[str, str]:
     """Where and with what a row was measured."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
-    is_changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", "src", "cuda_ext"], check=False).returncode
+    git = ["git", "-C", str(RESULTS_DIR.parents[1])]
+    commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
+    measured = ["src", "cuda_ext", "benchmarks/*.py"]
+    is_changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *measured], check=False).returncode
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "threads": str(torch.get_num_threads()),
@@ -121,9 +123,14 @@ def _processor() -> str:
 
 
 def append_row(name: str, row: Mapping[str, object]) -> None:
-    """Append to `results/<name>.csv`; its header is written with the first row."""
+    """Append to `results/<name>.csv`; its header is written with the first row, and every row has its columns."""
     path = RESULTS_DIR / f"{name}.csv"
     is_new = not path.exists()
+    if not is_new:
+        with path.open(newline="") as file:
+            header = next(csv.reader(file))
+        if header != list(row):
+            raise ValueError(f"{path} has the columns {header}, the row {list(row)}")
     with path.open("a", newline="") as file:
         writer = csv.DictWriter(file, list(row), lineterminator="\n")
         if is_new:

@@ -10,41 +10,27 @@ expected negative log-likelihood lies between the two. Below 0 %: not even each 
 import argparse
 from pathlib import Path
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from exlm_cli.data.expansion import batch_from_masked_ids
+from exlm_cli.analysis.dag_build import build_dag
 from exlm_cli.data.grammar import independence_bound_nats, joint_entropy_nats, true_joint
 from exlm_cli.ops.alignment import states_alignment_nll
 from exlm_cli.train.pretrained import Pretrained, load_pretrained
 
 
-@torch.no_grad()
 def expected_nll_nats(pretrained: Pretrained, sentence: str) -> float:
     """Expected nats of all masked words together under the true joint."""
-    model, tokenizer = pretrained.model, pretrained.tokenizer
-    joint = true_joint(sentence)
+    tokenizer, joint = pretrained.tokenizer, true_joint(sentence)
     words = [[tokenizer.encode(f" {word}") for word in filling] for filling in joint]
     assert all(len(ids) == 1 for filling in words for ids in filling), "every word must be one token"
     targets = torch.tensor([[ids[0] for ids in filling] for filling in words])
-    ids = np.array([tokenizer.cls_id, *tokenizer.encode_with_masks(sentence), tokenizer.sep_id])
-    batch = batch_from_masked_ids(
-        ids, mask_id=tokenizer.mask_id, pad_id=tokenizer.pad_id,
-        num_states_per_mask=model.num_states_per_mask, objective=model.objective,
-    )  # fmt: skip
-    nodes = model.node_states(batch)
-    log_probs_SV = model.node_log_probs(nodes)[0]
-    count, num_masks = targets.shape
-    nll: Tensor
-    if model.transition is None:
-        nll = -log_probs_SV[1:-1][torch.arange(num_masks), targets].sum(1)
-    else:
-        log_emit = torch.where(nodes.is_inner, log_probs_SV.t()[targets], torch.zeros(()))
-        log_trans = model.log_transitions(nodes, batch).expand(count, -1, -1)
-        lengths = torch.full((count,), num_masks), batch.state_lengths.expand(count)
-        nll = states_alignment_nll(log_emit, log_trans, *lengths)
-    return float((nll.double() * torch.tensor(list(joint.values()), dtype=torch.float64)).sum())
+    dag = build_dag(pretrained, sentence)
+    is_inner = torch.from_numpy(dag.node_mask >= 0)
+    log_emit = torch.from_numpy(dag.node_log_probs).t()[targets].where(is_inner, 0.0)
+    log_trans = torch.from_numpy(dag.log_trans).expand(len(joint), -1, -1)
+    lengths = torch.full((len(joint),), dag.num_masks), torch.full((len(joint),), dag.num_nodes)
+    nll = states_alignment_nll(log_emit, log_trans, *lengths)
+    return float((nll * torch.tensor(list(joint.values()), dtype=torch.float64)).sum())
 
 
 def main() -> None:

@@ -113,7 +113,7 @@ VARIANTS: dict[str, Variant] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one training run ended, over its last 500 steps."""
+    """How one training run ended, measured without dropout under the true distribution of the pairs."""
 
     nll_nats: float
     effective_states: float
@@ -175,14 +175,14 @@ def pair_nll(model: ExlmModel, batch: Batch, targets: Tensor) -> tuple[Tensor, T
 
 
 def train(variant: Variant, steps: int, seed: int) -> Outcome:
-    """Train on pairs drawn anew each step; what is measured are sentences without a cue."""
+    """Train on pairs drawn anew each step, and measure the sentence without a cue."""
     recipe = build_recipe(variant, steps, seed)
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     model = ExlmModel(recipe, VOCABULARY)
     optimizer = build_optimizer(model, recipe.optim)
     batches = sentence_batches(recipe)
-    began, losses = time.perf_counter(), []
+    began = time.perf_counter()
     for step in range(steps):
         is_bad = rng.integers(0, 2, variant.batch_sequences)
         targets = np.stack([first + 4 * is_bad + rng.integers(0, 4, len(is_bad)) for first in (FIRST, SECOND)], axis=1)
@@ -196,37 +196,36 @@ def train(variant: Variant, steps: int, seed: int) -> Outcome:
         for which in np.unique(cue):
             nll, entropy = pair_nll(model, batches[which], torch.from_numpy(targets[cue == which]))
             total = total + nll.sum() / (2 * len(cue)) - variant.entropy_bonus * entropy
-            if which == 0:
-                losses.append(float(nll.detach().mean()) / 2)
         assert isinstance(total, Tensor)
         total.backward()
         if is_frozen and model.transition is not None:
             model.transition.zero_grad()
         optimizer.step()
-    return Outcome(float(np.mean(losses[-500:])), effective_states(model, batches[0]), time.perf_counter() - began)
+    return Outcome(*measure(model, batches[0]), time.perf_counter() - began)
 
 
 @torch.no_grad()
-def effective_states(model: ExlmModel, batch: Batch) -> float:
-    """Perplexity of the states that emit the two words, mean over both; 1 for an MLM."""
+def measure(model: ExlmModel, batch: Batch) -> tuple[float, float]:
+    """Expected nats a word, and effective states: the perplexity of the states behind a word, mean over words."""
+    model.eval()
+    half = torch.arange(4)
+    pairs = torch.cat([torch.cartesian_prod(FIRST + offset + half, SECOND + offset + half) for offset in (0, 4)])
+    nats = float(pair_nll(model, batch, pairs)[0].double().mean()) / pairs.shape[1]
     if model.transition is None:
-        return 1.0
-    every_pair = torch.cartesian_prod(torch.arange(FIRST, FIRST + 8), torch.arange(SECOND, SECOND + 8))
-    posterior_BTS = alignment_posterior(*pair_dag(model, batch, every_pair))
-    shares = posterior_BTS.sum(1)[:, 1:-1].mean(0).unflatten(0, (2, K))
-    shares = shares / shares.sum(-1, keepdim=True).clamp(min=1e-9)
-    return float((-torch.xlogy(shares, shares).sum(-1)).exp().mean())
+        return nats, 1.0
+    posterior_BTS = alignment_posterior(*pair_dag(model, batch, pairs))
+    return nats, float((-torch.xlogy(posterior_BTS, posterior_BTS).sum(-1)).exp().mean())
 
 
 COLUMNS = ["variant", "seed", "steps", "nats_per_word", "captured_share", "effective_states", "wall_s", "commit"]
 
 
-def rows_done(path: Path) -> set[tuple[str, int, int]]:
+def rows_done(path: Path) -> set[tuple[str, str, str]]:
     """Variant, seed and steps of the rows of a file."""
     if not path.is_file():
         return set()
     with path.open(newline="") as file:
-        return {(row["variant"], int(row["seed"]), int(row["steps"])) for row in csv.DictReader(file)}
+        return {(row["variant"], row["seed"], row["steps"]) for row in csv.DictReader(file) if row["commit"]}
 
 
 def main() -> None:
@@ -245,13 +244,13 @@ def main() -> None:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     done = rows_done(options.out)
     with options.out.open("a", newline="") as file:
-        writer = csv.writer(file)
-        if not done:
+        writer = csv.writer(file, lineterminator="\n")
+        if not file.tell():
             writer.writerow(COLUMNS)
         for name in options.variants:
             steps = options.steps * VARIANTS[name].steps_factor
             for seed in options.seeds:
-                if (name, seed, steps) in done:
+                if (name, str(seed), str(steps)) in done:
                     continue
                 outcome = train(VARIANTS[name], steps, seed)
                 row = [name, seed, steps, f"{outcome.nll_nats:.4f}", f"{outcome.captured_share:.3f}"]
