@@ -19,6 +19,7 @@ from exlm_cli.tasks.downstream import EncodedSplit, FloatArray, Loss, Split
 from exlm_cli.tasks.glue_tasks import GLUE_TASKS, HIGHEST_SIMILARITY, NUM_MISMATCHED, Columns, GlueTaskInfo
 from exlm_cli.tasks.pairs import encode_pairs
 from exlm_cli.tasks.records import RECORD_SUFFIXES, Record, iter_records
+from exlm_cli.tasks.table_task import NO_TEST_NOTE
 from exlm_cli.tasks.task_files import (
     LOCAL_HINT,
     choose_rows,
@@ -96,6 +97,9 @@ def load_glue(config: TaskConfig, progress: Progress) -> "GlueTask":
     notes = [_PROTOCOL_NOTE]
     for part, found in parts.items():
         notes += _part_notes(info, part, found, config.on_invalid)
+    if "test" in parts and not parts["test"].examples:
+        del parts["test"]
+        notes.append(NO_TEST_NOTE)
     if name == "mnli" and "mismatched" not in parts:
         notes.append("there is no mismatched development set: its accuracy is missing")
     train = parts["train"].examples
@@ -260,7 +264,7 @@ def _similarity(name: str, value: Any) -> float:
 def _part_notes(info: GlueTaskInfo, part: str, found: GlueFile, on_invalid: Literal["error", "skip"]) -> list[str]:
     notes = []
     if found.problems:
-        if on_invalid == "error" or not found.examples:
+        if on_invalid == "error" or not (found.examples or part == "test"):
             raise DataError(found.problems[0], "`--set task.on_invalid=skip` leaves such rows out")
         first = found.problems[0]
         notes.append(f"{part}: left out {len(found.problems):,} rows that cannot be used; the first: {first}")

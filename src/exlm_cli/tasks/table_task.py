@@ -19,6 +19,11 @@ from exlm_cli.tasks.scaffold import SPLITS
 
 InputKind = Literal["text", "smiles"]
 
+NO_TEST_NOTE = (
+    "test: none of its rows can be used, so there are no test scores; `exlm eval RUN --data FILE --predictions OUT` "
+    "predicts rows without labels"
+)
+
 _MOST_NAMED = 5
 
 
@@ -81,7 +86,7 @@ class TableTask:
             output_names: C labels, classes or columns.
             texts: R texts or SMILES.
             targets_RC: (R, C), NaN where missing; (R, 1) class index for `classes`.
-            indices: Rows of each split.
+            indices: Rows of each split; a test split without rows is left out, and a note says so.
             is_balanced: Let rarer classes weigh more.
             notes: What a report has to say of the data.
 
@@ -96,10 +101,11 @@ class TableTask:
                 )
         self.name, self.input_kind, self.loss = name, input_kind, loss
         self.output_names = tuple(output_names)
-        self.splits: tuple[Split, ...] = tuple(split for split in SPLITS if split in indices)
+        self.splits: tuple[Split, ...] = tuple(split for split in SPLITS if len(indices.get(split, ())))
         self._texts, self._targets_RC = texts, targets_RC
         self._indices = {split: indices[split] for split in self.splits}
-        self._notes = [*notes, *self._describe_targets()]
+        has_empty_test = "test" in indices and "test" not in self.splits
+        self._notes = [*notes, *([NO_TEST_NOTE] if has_empty_test else []), *self._describe_targets()]
         self._num_cut: dict[Split, int] = {}
         self.class_weights = self._balanced_weights() if is_balanced and loss != "regression" else None
         self.selection_metric, self.is_greater_better = self._choose_metric()

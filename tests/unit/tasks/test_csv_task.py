@@ -12,7 +12,7 @@ from exlm_cli.config.finetune import TaskConfig
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.csv_task import load_csv
-from exlm_cli.tasks.table_task import TableTask
+from exlm_cli.tasks.table_task import NO_TEST_NOTE, TableTask
 
 CHAINS = [f"{'C' * n}O" for n in range(1, 31)]
 
@@ -105,6 +105,20 @@ def test_three_files_are_three_splits(tmp_path: Path) -> None:
     assert f"left out 1 of 8 rows that are no molecules: line c.csv:3: {broken}" in task.notes
     # CO of line 2 of the training file is OC of line 3 of the validation file
     assert "1 molecules are in more than one split: line a.csv:2 (train) = line b.csv:3 (valid)" in task.notes
+
+
+@pytest.mark.parametrize("rows", [["CCC,", "CCCC,NA"], ["C1CC,1"]], ids=["without labels", "no molecules"])
+def test_a_test_file_without_a_row_to_score_is_left_out_and_told(tmp_path: Path, rows: list[str]) -> None:
+    write(tmp_path / "a.csv", "smiles,y", [f"{s},{i % 2}" for i, s in enumerate(CHAINS[:4])])
+    write(tmp_path / "b.csv", "smiles,y", ["N,1", "OC,0"])
+    write(tmp_path / "c.csv", "smiles,y", rows)
+    task = load(tmp_path, files={"train": "a.csv", "valid": "b.csv", "test": "c.csv"})
+    assert by_name(task) == {"train": [0, 1, 2, 3], "valid": [4, 5]}
+    assert NO_TEST_NOTE in task.notes
+    for split in ("train", "valid"):
+        files = {"train": "a.csv", "valid": "b.csv", split: "c.csv"}
+        with pytest.raises(DataError, match=f"^csv: the split leaves no rows in `{split}`$"):
+            load(tmp_path, files=files)
 
 
 def test_rows_without_label_or_text_are_left_out_and_told(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.downstream import DownstreamTask
 from exlm_cli.tasks.glue import GlueTask, load_glue, read_glue_file
 from exlm_cli.tasks.glue_tasks import GLUE_TASKS
+from exlm_cli.tasks.table_task import NO_TEST_NOTE
 from tests.unit.tasks.glue_files import FOLDERS, HEADERS, ROWS, content, line, write_glue
 
 
@@ -232,6 +233,20 @@ def test_a_file_without_one_usable_row_is_refused_even_where_rows_are_skipped(tm
     message = f"{folder / 'dev.tsv'}:2: `label` is `x`, accepted: 0 or negative, 1 or positive"
     with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
         load("sst2", tmp_path)
+
+
+def test_a_test_file_without_one_usable_row_is_left_out_and_told(tmp_path: Path) -> None:
+    folder = write_glue(tmp_path, "sst2")
+    test = tmp_path / "test.tsv"
+    test.write_text("sentence\tlabel\nfine\t-1\n", encoding="utf-8")
+    files = {"train": str(folder / "train.tsv"), "valid": str(folder / "dev.tsv"), "test": str(test)}
+    task = load("sst2", None, files=files)
+    assert task.splits == ("train", "valid")
+    problem = f"{test}:2: `label` is `-1`, accepted: 0 or negative, 1 or positive"
+    assert f"test: left out 1 rows that cannot be used; the first: {problem}" in task.notes
+    assert NO_TEST_NOTE in task.notes
+    with pytest.raises(DataError, match=rf"^{re.escape(problem)}$"):
+        load("sst2", None, files=files, on_invalid="error")
 
 
 def test_missing_columns_and_rows_are_named(tmp_path: Path) -> None:

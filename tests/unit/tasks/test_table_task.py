@@ -11,7 +11,7 @@ from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.downstream import DownstreamTask, Loss
-from exlm_cli.tasks.table_task import TableTask, name_some, to_probabilities
+from exlm_cli.tasks.table_task import NO_TEST_NOTE, TableTask, name_some, to_probabilities
 
 NAN = math.nan
 TEXTS = ["CCO", "CCN", "CCCCCCCC", "CO", "CN", "C"]
@@ -109,6 +109,14 @@ def test_balanced_weights_are_those_of_the_training_rows() -> None:
 def test_a_split_without_rows_is_refused(split: str) -> None:
     with pytest.raises(DataError, match=f"^csv: the split leaves no rows in `{split}`$"):
         make("binary", [[0]] * 6, indices={**INDICES, split: np.array([], dtype=int)})
+
+
+def test_a_test_split_without_rows_is_left_out_and_told() -> None:
+    indices = {**INDICES, "test": np.array([], dtype=int)}
+    task = make("binary", [[0], [1], [1], [0], [1], [0]], indices=indices)
+    assert task.splits == ("train", "valid")
+    assert (task.split_sizes, set(task.split_indices)) == ({"train": 3, "valid": 2}, {"train", "valid"})
+    assert task.notes == (NO_TEST_NOTE,)
 
 
 def test_probabilities_by_hand() -> None:
