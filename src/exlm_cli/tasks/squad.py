@@ -87,6 +87,11 @@ def _read_files(config: TaskConfig, progress: Progress) -> tuple[SquadFile, Squa
         raise DataError(
             "`task.files.test` is given, but SQuAD 2.0 is scored on `valid`", "give it as `task.files.valid`"
         )
+    if files.valid is not None and files.train is None:
+        raise DataError(
+            "`task.files.valid` is given without `task.files.train`",
+            "name the training file too with `--set task.files.train=FILE`; a relative one starts in `--data-dir`",
+        )
     if files.train is not None:
         valid = None if files.valid is None else read_squad_json(given_file(config, files.valid))
         return read_squad_json(given_file(config, files.train)), valid

@@ -211,6 +211,11 @@ def test_named_files_are_read_alone(official: Path) -> None:
     assert held_out.split_sizes == {"train": 2, "valid": 2}
 
 
+def test_a_validation_file_alone_is_refused(official: Path) -> None:
+    with pytest.raises(DataError, match=r"^`task\.files\.valid` is given without `task\.files\.train`$"):
+        load(official, files={"valid": "dev-v2.0.json"})
+
+
 def test_a_test_file_is_refused(official: Path) -> None:
     message = "`task.files.test` is given, but SQuAD 2.0 is scored on `valid`"
     with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
