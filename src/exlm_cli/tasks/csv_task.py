@@ -176,6 +176,12 @@ def _rows_by_column(config: TaskConfig, table: Table, notes: list[str]) -> Split
             raise DataError(f"{table.where(row)}: `{config.split_column}` is `{cell}`; accepted: train, valid, test")
         else:
             num_empty += 1
+    for needed in ("train", "valid"):
+        if not parts[needed]:
+            raise DataError(
+                f"{table.path}: `{config.split_column}` says `{needed}` in no row",
+                "rows to train on and rows to validate on are needed; those to test on may be missing",
+            )
     if num_empty:
         notes.append(f"{num_empty:,} rows are in no split: `{config.split_column}` is empty")
     return {split: np.array(part, dtype=np.int64) for split, part in parts.items() if part}

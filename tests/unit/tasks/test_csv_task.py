@@ -94,6 +94,16 @@ def test_a_split_column_is_followed(tmp_path: Path) -> None:
     assert "1 rows are in no split: `part` is empty" in task.notes
 
 
+@pytest.mark.parametrize(("words", "missing"), [("vvt", "train"), ("rrt", "valid"), ("ttt", "train")])
+def test_a_split_column_without_rows_to_train_or_validate_on_is_refused(
+    tmp_path: Path, words: str, missing: str
+) -> None:
+    named = {"r": "train", "v": "valid", "t": "test"}
+    write(tmp_path / "a.csv", "smiles,y,part", [f"{'C' * (i + 1)},{i % 2},{named[w]}" for i, w in enumerate(words)])
+    with pytest.raises(DataError, match=f"^{re.escape(str(tmp_path))}/a.csv: `part` says `{missing}` in no row$"):
+        load(tmp_path, split_column="part")
+
+
 def test_three_files_are_three_splits(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", "smiles,y", [f"{s},{i % 2}" for i, s in enumerate(CHAINS[:4])])
     write(tmp_path / "b.csv", "y,smiles", ["1,N", "0,OC"])
