@@ -54,6 +54,23 @@ def test_inputs_that_cannot_be_used_are_named(refused: Callable[..., str], folde
         assert sorted(path.name for path in folder.iterdir()) == before
 
 
+def test_a_home_folder_that_does_not_exist_is_named(
+    refused: Callable[..., str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = "~nosuchuser/x.txt"
+    told = f"{missing}: there is no home folder that `~nosuchuser` could stand for"
+    for words in (
+        ["tokenize", missing, "--kind", "text", "--out", "out"],
+        ["tokenize", missing, "--kind", "text", "--set", "data.cache_dir=tokens", "--out", "out"],
+        [*PRETRAIN, "--set", f"tokenizer.path={missing}", "--out", "out"],
+        [*PRETRAIN, "--set", f"data.cache_dir={missing}", "--out", "out"],
+    ):
+        assert refused(*words) == told
+        assert not (folder / "out").exists()
+    monkeypatch.setenv("EXLM_CACHE_DIR", missing)
+    assert refused(*PRETRAIN, "--out", "out") == told
+
+
 def test_a_vocabulary_too_small_for_its_kind_is_refused(refused: Callable[..., str], folder: Path) -> None:
     (folder / "some.txt").write_text("some words\n" * 50)
     error = refused("tokenize", "some.txt", "--kind", "text", "--vocab-size", "20", "--out", "out")

@@ -212,6 +212,7 @@ def refused(capsys: Capture) -> Callable[..., str]:
         ("M --format csv --data new.csv", "`--format` is for tables of scores"),
         ("M --out file", "file: no such folder can be made: File exists"),
         ("M --data new.csv --out file", "file: no such folder can be made: File exists"),
+        ("M --data ~nosuchuser/x", "~nosuchuser/x: there is no home folder that `~nosuchuser` could stand for"),
         ("M --data new.csv --predictions file/x.csv", "file: no such folder can be made: File exists"),
         ("M --data new.csv --embeddings file/x.npz", "file: no such folder can be made: File exists"),
         ("M --data new.csv --predictions x.json", "`--predictions x.json`: predictions of csv go into a .csv file"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
+from exlm_cli.paths import expand_path
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import RUNS_ROOT, find_newest_run, folder_for_results, read_run_json
 
@@ -267,7 +268,7 @@ def _only_file(runs: ChosenRuns, data: Sequence[str], option: str) -> Path:
             f"`--data` applies one run to new rows; {len(runs.paths)} are given",
             "give one run at a time; several pre-trained ones alone are scored on validation files",
         )
-    return Path(data[0]).expanduser()
+    return expand_path(data[0])
 
 
 def _newest_run(progress: Progress) -> Path:

@@ -1,4 +1,4 @@
-"""The folder where tokenizers and token shards are kept: where it is, how its files are written and locked."""
+"""The folder where tokenizers and token shards are kept: how its files are written and locked."""
 
 import os
 from collections.abc import Iterator
@@ -9,17 +9,6 @@ import filelock
 
 from exlm_cli.errors import DataError
 from exlm_cli.progress import Progress
-
-
-def cache_root(configured: str | None) -> Path:
-    """Return the cache folder: `data.cache_dir`, $EXLM_CACHE_DIR, $XDG_CACHE_HOME/exlm or ~/.cache/exlm."""
-    if configured is not None:
-        return Path(configured).expanduser()
-    if own := os.environ.get("EXLM_CACHE_DIR"):
-        return Path(own).expanduser()
-    if xdg := os.environ.get("XDG_CACHE_HOME"):
-        return Path(xdg) / "exlm"
-    return Path.home() / ".cache" / "exlm"
 
 
 @contextmanager

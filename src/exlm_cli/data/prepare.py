@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from exlm_cli.config.recipes import PretrainRecipe
-from exlm_cli.data.cache import cache_root, explaining_disk_trouble, locked, replace_file
+from exlm_cli.data.cache import explaining_disk_trouble, locked, replace_file
 from exlm_cli.data.identity import Identified, identify, unchanged
 from exlm_cli.data.shards import TokenDataset
 from exlm_cli.data.smiles import train_smiles_vocabulary
@@ -24,6 +24,7 @@ from exlm_cli.data.splits import REJECTED, TRAIN, TRAIN_SEED, VALID, Splits, rec
 from exlm_cli.data.text import train_bpe
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError, TokenizerError
+from exlm_cli.paths import cache_root, expand_path
 from exlm_cli.progress import Progress, SilentProgress
 
 # Raise it when the same input would give other shards.
@@ -113,7 +114,7 @@ def _obtain_tokenizer(recipe: PretrainRecipe, train: list[Identified], cache: Pa
 
 
 def _load_given_tokenizer(given: str, kind: str) -> Tokenizer:
-    tokenizer = Tokenizer.load(Path(given).expanduser())
+    tokenizer = Tokenizer.load(expand_path(given))
     wanted = "bpe" if kind == "text" else "smiles"
     if tokenizer.kind != wanted:
         raise TokenizerError(

@@ -19,6 +19,7 @@ from exlm_cli.data.hub import HubSource, iter_hub_rows
 from exlm_cli.data.molecules import generate_molecules
 from exlm_cli.data.readers import COMPRESSIONS, FORMATS, Row, RowKind, format_of, read_file
 from exlm_cli.errors import DataError
+from exlm_cli.paths import expand_path
 from exlm_cli.progress import Progress
 
 BUNDLED: dict[str, RowKind] = {"grammar": "text", "feelings": "text", "molecules": "smiles"}
@@ -169,7 +170,7 @@ def _bundled(name: str, kind: RowKind) -> BundledSource:
 
 
 def _local_files(given: str, progress: Progress) -> list[FileSource]:
-    path = Path(given).expanduser()
+    path = expand_path(given)
     if path.is_dir():
         return _files_under(path, progress)
     if path.exists():

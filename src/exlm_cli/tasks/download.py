@@ -13,8 +13,9 @@ from email.message import Message
 from pathlib import Path
 from typing import IO, cast
 
-from exlm_cli.data.cache import cache_root, explaining_disk_trouble, locked
+from exlm_cli.data.cache import explaining_disk_trouble, locked
 from exlm_cli.errors import DataError
+from exlm_cli.paths import cache_root
 from exlm_cli.progress import Progress
 
 _BLOCK_BYTES = 1 << 16

@@ -1,7 +1,6 @@
 """From the rows of a table to the rows of each split: which can be used, how they are cut, what is in two splits."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,7 @@ import numpy as np
 from exlm_cli.config.finetune import TaskConfig
 from exlm_cli.data.masking import IntArray
 from exlm_cli.errors import DataError
+from exlm_cli.paths import expand_path
 from exlm_cli.tasks.downstream import Split
 from exlm_cli.tasks.molecules import Molecule, repeated_molecules
 from exlm_cli.tasks.scaffold import (
@@ -84,7 +84,7 @@ def split_rows(
     notes: list[str] = []
     if config.split == "file":
         assert config.split_file is not None, "the recipe checks it"
-        named = read_split_file(Path(config.split_file).expanduser(), num_rows)
+        named = read_split_file(expand_path(config.split_file), num_rows)
         indices = {split: part[np.isin(part, rows)] for split, part in named.items()}
         num_named, num_used = (sum(map(len, parts.values())) for parts in (named, indices))
         if num_used < num_named:

@@ -11,6 +11,7 @@ from exlm_cli.data.hub import HubSource
 from exlm_cli.data.masking import IntArray
 from exlm_cli.data.readers import COMPRESSIONS
 from exlm_cli.errors import DataError
+from exlm_cli.paths import expand_path
 from exlm_cli.progress import Bar
 
 HUB_PREFIX = "hub:"
@@ -21,9 +22,13 @@ _Row = TypeVar("_Row")
 
 
 def given_file(config: TaskConfig, given: str) -> Path:
-    """Return the path of one of `task.files`; a relative one starts in `task.data_dir`, where that is given."""
-    path = Path(given).expanduser()
-    return path if config.data_dir is None else Path(config.data_dir).expanduser() / path
+    """Return the path of one of `task.files`; a relative one starts in `task.data_dir`, where that is given.
+
+    Raises:
+        DataError: One of them begins with `~` and there is no such home folder.
+    """
+    path = expand_path(given)
+    return path if config.data_dir is None else expand_path(config.data_dir) / path
 
 
 def hub_source(config: TaskConfig, default: str, name: str | None, split: str) -> HubSource | None:
@@ -46,7 +51,7 @@ def existing_folder(config: TaskConfig, names: Sequence[str]) -> Path:
         DataError: `data_dir` is no folder.
     """
     assert config.data_dir is not None
-    folder = Path(config.data_dir).expanduser()
+    folder = expand_path(config.data_dir)
     if not folder.is_dir():
         what = "not a folder" if folder.exists() else "no such folder"
         raise DataError(f"{folder}: {what}", "`--data-dir` names the folder that holds the task's files")

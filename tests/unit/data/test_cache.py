@@ -1,4 +1,4 @@
-"""Where the cache is, and how its entries are written and locked."""
+"""How entries of the cache are written and locked."""
 
 import re
 import threading
@@ -6,22 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from exlm_cli.data.cache import cache_root, explaining_disk_trouble, locked, replace_file
+from exlm_cli.data.cache import explaining_disk_trouble, locked, replace_file
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
 from tests.unit.data.recording import RecordingProgress
-
-
-def test_the_cache_is_where_the_first_of_four_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/me")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    monkeypatch.setenv("EXLM_CACHE_DIR", "~/own")
-    assert cache_root("~/given") == Path("/home/me/given")
-    assert cache_root(None) == Path("/home/me/own")
-    monkeypatch.delenv("EXLM_CACHE_DIR")
-    assert cache_root(None) == Path("/xdg/exlm")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_root(None) == Path("/home/me/.cache/exlm")
 
 
 def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:

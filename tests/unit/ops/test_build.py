@@ -55,10 +55,18 @@ def test_a_user_without_a_home_is_told_to_name_a_cache(monkeypatch: pytest.Monke
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
+    monkeypatch.setenv("EXLM_CACHE_DIR", "~nosuchuser/c")
+    assert_refuses(
+        "~nosuchuser/c: there is no home folder that `~nosuchuser` could stand for; "
+        "set EXLM_CACHE_DIR to a folder in full",
+        build.cache_dir,
+    )
     monkeypatch.delenv("EXLM_CACHE_DIR")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", no_home)
-    assert_refuses("there is no home folder to cache libraries in; set EXLM_CACHE_DIR", build.cache_dir)
+    assert_refuses(
+        "there is no home folder to keep a cache in; set EXLM_CACHE_DIR to a folder in full", build.cache_dir
+    )
 
 
 @pytest.mark.parametrize(

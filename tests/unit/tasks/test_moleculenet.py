@@ -151,6 +151,13 @@ def test_a_split_file_is_followed(tmp_path: Path) -> None:
     assert f"13 rows are in no split of {split}" in task.notes
 
 
+def test_a_split_file_in_the_home_of_an_unknown_user_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "bace.csv").write_bytes(BACE)
+    message = "~nosuchuser/s.json: there is no home folder that `~nosuchuser` could stand for"
+    with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
+        load(tmp_path, split="file", split_file="~nosuchuser/s.json")
+
+
 def test_training_rows_can_be_limited(tmp_path: Path) -> None:
     (tmp_path / "bace.csv").write_bytes(BACE)
     task = load(tmp_path, max_rows=5)

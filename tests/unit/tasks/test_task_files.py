@@ -53,6 +53,18 @@ def test_a_data_folder_that_is_none_is_refused(tmp_path: Path) -> None:
             existing_folder(config(data_dir=str(path)), ())
 
 
+def test_the_home_of_an_unknown_user_is_refused() -> None:
+    away, there = "~nosuchuser/d", config(data_dir="~nosuchuser/d")
+    for call in (
+        lambda: given_file(config(), away),
+        lambda: given_file(config(data_dir="/data"), away),
+        lambda: given_file(there, "a.tsv"),
+        lambda: existing_folder(there, ("RTE",)),
+    ):
+        with pytest.raises(DataError, match=r"^~nosuchuser/d: there is no home folder that `~nosuchuser` could"):
+            call()
+
+
 def test_a_file_is_found_compressed_or_not_and_must_be_the_only_one(tmp_path: Path) -> None:
     assert find_file(tmp_path, "train", (".tsv", ".jsonl")) is None
     (tmp_path / "train.jsonl.xz").touch()

@@ -20,6 +20,9 @@ from typing import Literal
 
 import filelock
 
+from exlm_cli.errors import DataError
+from exlm_cli.paths import cache_root
+
 Kind = Literal["cpu", "cuda"]
 
 CUDA_ARCHITECTURES = ("80", "86", "89", "90", "100")
@@ -74,16 +77,12 @@ def cache_dir() -> Path:
     """Folder of compiled libraries: `EXLM_CACHE_DIR`, else `exlm` in the user's cache folder.
 
     Raises:
-        BuildError: The user has no home folder.
+        BuildError: The user has no home folder, or `EXLM_CACHE_DIR` begins with one that does not exist.
     """
-    if chosen := os.environ.get("EXLM_CACHE_DIR"):
-        return Path(chosen).expanduser().absolute()
-    if base := os.environ.get("XDG_CACHE_HOME"):
-        return Path(base) / "exlm"
     try:
-        return Path.home() / ".cache" / "exlm"
-    except RuntimeError as error:
-        raise BuildError("there is no home folder to cache libraries in; set EXLM_CACHE_DIR") from error
+        return cache_root(None).absolute()
+    except DataError as error:
+        raise BuildError(f"{error.message}; set EXLM_CACHE_DIR to a folder in full") from error
 
 
 def prebuilt_library(kind: Kind) -> Path | None:
