@@ -1,6 +1,7 @@
 """What the cells of a grid leave behind, and grids read back from it, finished or not. No torch here."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,13 +55,22 @@ def load_grid_run(path: Path) -> GridRun:
     assert issubclass(kind, CellsRecipe), f"{path} was made by a grid"
     recipe = load_recipe(recipe_file, kind=kind)
     plans = recipe.plan()
-    found = (read_json_object(cell_folder(path, plan) / RESULT_FILE) for plan in plans)
-    cells = [content for content in found if content is not None]
+    cells = finished_cells(path, plans)
     if not cells:
         raise CheckpointError(
             f"{path}: none of its {len(plans)} cells is done", f"continue with `{recipe.resume_command(path)}`"
         )
     return GridRun(path, recipe, cells, len(plans))
+
+
+def finished_cells(run: Path, plans: Sequence[CellPlan]) -> list[dict[str, Any]]:
+    """Return `result.json` of the cells that are done.
+
+    Raises:
+        CheckpointError: A result is damaged.
+    """
+    found = (read_json_object(cell_folder(run, plan) / RESULT_FILE) for plan in plans)
+    return [content for content in found if content is not None]
 
 
 def read_json_object(path: Path) -> dict[str, Any] | None:

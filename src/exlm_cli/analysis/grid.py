@@ -10,17 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import filelock
 import torch
 
-from exlm_cli.analysis.cell_files import cell_folder
+from exlm_cli.analysis.cell_files import cell_folder, finished_cells
 from exlm_cli.analysis.grid_board import GridBoard, open_board
-from exlm_cli.analysis.run_cell import read_result
+from exlm_cli.analysis.run_cell import read_result, refuse_changed_cell
 from exlm_cli.analysis.workers import Event, Workers
 from exlm_cli.config.cells import CellPlan, CellsRecipe
-from exlm_cli.config.load import dump_recipe
+from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.data.prepare import prepare_data
 from exlm_cli.errors import CheckpointError, ExlmError, InterruptedRunError
 from exlm_cli.progress import Progress
@@ -29,12 +29,14 @@ from exlm_cli.train.checkpoint import write_json
 from exlm_cli.train.interrupt import StopSignal
 from exlm_cli.train.pretrained import pick_device
 
+GridRecipeT = TypeVar("GridRecipeT", bound=CellsRecipe)
+
 _LOOK_EVERY_S = 0.2
 
 
 @dataclass(frozen=True)
 class GridResult:
-    """What a grid made: its directory and the `result.json` of every cell, in the order of the recipe."""
+    """What a grid made: its directory and the `result.json` of every cell that is done, in the order of the recipe."""
 
     run_dir: Path
     cells: list[dict[str, Any]]
@@ -51,47 +53,64 @@ def run_grid(
     """Train, measure and fine-tune every cell that is not done yet.
 
     Args:
-        recipe: The grid.
+        recipe: The grid; of one that is gone on with, some of its cells or others too. The recipe that is kept has all.
         out: Run directory; none: `runs/<name>-<time>`.
         resume: A run directory to go on with instead.
         jobs: Cells at once; none: one a CUDA device, or one a CPU core.
         progress: Who is told.
 
     Raises:
+        CheckpointError: Another process runs this grid, or a cell was begun with another recipe; nothing is changed.
         InterruptedRunError: Stopped by a signal; every cell has saved a checkpoint.
         ExlmError: What stops any cell but its own divergence; the others have saved a checkpoint.
     """
-    run = resume if resume is not None else create_run_dir(out, recipe.name)
+    environments = _environments(recipe, jobs)
     plans = recipe.plan()
-    with removed_on_failure(run, is_new=resume is None):
-        # tokenised once, before several processes ask for it; mistakes in the inputs are told here
-        prepare_data(recipe.pretrain, rejected_csv=run / "rejected.csv", progress=progress)
-        write_atomically(run / "recipe.yaml", dump_recipe(recipe).encode())
+    run = resume if resume is not None else create_run_dir(out, recipe.name)
     with _sole_grid(run):
-        environments = _environments(recipe, jobs)
-        update_run_json(run, {"command": recipe.command, "num_cells": len(plans), "jobs": len(environments)})
-        results = {plan.folder: read_result(plan, cell_folder(run, plan)) for plan in plans}
+        with removed_on_failure(run, is_new=resume is None):
+            whole = recipe.together_with(_begun(run, recipe))
+            found = {plan.folder: _read_unchanged(plan, cell_folder(run, plan)) for plan in whole.plan()}
+            results = {plan.folder: found[plan.folder] for plan in plans}
+            # tokenised once, before several processes ask for it; mistakes in the inputs are told here
+            prepare_data(recipe.pretrain, rejected_csv=run / "rejected.csv", progress=progress)
+            # only now: a recipe that is refused must not replace the one that the cells were trained with
+            write_atomically(run / "recipe.yaml", dump_recipe(whole).encode())
+        num_cells = len(found)
+        update_run_json(run, {"command": recipe.command, "num_cells": num_cells, "jobs": len(environments)})
         waiting = [plan for plan in plans if results[plan.folder] is None]
+        others = f"; the other {num_cells - len(plans)} are left as they are" if num_cells > len(plans) else ""
         progress.message(
             f"{recipe.name}: {len(plans)} cells, {len(plans) - len(waiting)} of them done, "
-            f"{len(environments)} at once; results in {run}"
+            f"{len(environments)} at once{others}; results in {run}"
         )
         if waiting:
             # the longest first: what is left at the end is short, and no process waits long for another
             waiting.sort(key=lambda plan: plan.work)
             with open_board(plans, results, progress) as board:
                 environments = environments[: len(waiting)]
-                results |= _work_off(run, waiting, environments, board, recipe.resume_command(run))
-        cells = [result for plan in plans if (result := results[plan.folder]) is not None]
-        write_json(run / "results.json", _summary(recipe, cells))
+                _work_off(run, waiting, environments, board, recipe.resume_command(run))
+        cells = finished_cells(run, whole.plan())
+        write_json(run / "results.json", _summary(whole, cells))
     return GridResult(run, cells)
+
+
+def _begun(run: Path, recipe: GridRecipeT) -> GridRecipeT:
+    """Return the recipe that a run directory has; a new one has none yet, and `recipe` stands in for it."""
+    path = run / "recipe.yaml"
+    return load_recipe(str(path), kind=type(recipe)) if path.is_file() else recipe
+
+
+def _read_unchanged(plan: CellPlan, folder: Path) -> dict[str, Any] | None:
+    """Return the result of a cell, None where something is to be done; refuse one that was begun otherwise."""
+    refuse_changed_cell(plan, folder)
+    return read_result(plan, folder)
 
 
 def _work_off(
     run: Path, waiting: list[CellPlan], environments: Sequence[Mapping[str, str]], board: GridBoard, resume_command: str
-) -> dict[str, dict[str, Any]]:
-    """Give cells to processes until none is left, and return the results by folder."""
-    results: dict[str, dict[str, Any]] = {}
+) -> None:
+    """Give cells to processes until none is left."""
     running: dict[int, CellPlan] = {}
     failure: ExlmError | None = None
     is_stopping = False
@@ -114,7 +133,6 @@ def _work_off(
                 continue
             del running[number]
             if event["event"] == "done":
-                results[plan.folder] = event["result"]
                 board.finish(plan, event["result"])
                 if waiting and not is_stopping:
                     _give(run, workers, running, number, waiting.pop())
@@ -130,7 +148,6 @@ def _work_off(
             f"continue with `{resume_command}`",
             stop.number,
         )
-    return results
 
 
 def _give(run: Path, workers: Workers, running: dict[int, CellPlan], number: int, plan: CellPlan) -> None:

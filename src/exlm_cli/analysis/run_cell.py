@@ -45,6 +45,7 @@ def run_cell(plan: CellPlan, folder: Path, progress: Progress) -> dict[str, Any]
         ExlmError: Whatever stops training, interruption included; running the cell again goes on.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    refuse_changed_cell(plan, folder)
     shared = {
         "label": plan.label,
         "row": plan.row,
@@ -78,6 +79,23 @@ def read_result(plan: CellPlan, folder: Path) -> dict[str, Any] | None:
     wanted = {recipe.task.name: finetune_identity(recipe) for recipe in plan.finetune}
     ratios = {entry["mask_ratio"] for entry in content["entropy"]}
     return content if wanted.items() <= done.items() and set(plan.entropy_ratios) <= ratios else None
+
+
+def refuse_changed_cell(plan: CellPlan, folder: Path) -> None:
+    """Refuse to go on with what was begun in a folder where the plan would have begun it with another recipe.
+
+    Raises:
+        CheckpointError: It would.
+    """
+    begun = folder / "pretrain" / "recipe.yaml"
+    if begun.is_file():
+        is_same = recipe_identity(load_recipe(str(begun))) == recipe_identity(plan.pretrain)
+        _refuse_other_recipe(folder, "trained", is_same)
+    for recipe in plan.finetune:
+        begun = _finetune_folder(folder, recipe) / "recipe.yaml"
+        if begun.is_file():
+            is_same = finetune_identity(load_recipe(str(begun), kind=FinetuneRecipe)) == finetune_identity(recipe)
+            _refuse_other_recipe(folder, "fine-tuned", is_same)
 
 
 def finetune_identity(recipe: FinetuneRecipe) -> str:
@@ -143,13 +161,10 @@ def _finetune(plan: CellPlan, folder: Path, progress: Progress) -> dict[str, Any
 
     scored = {}
     for recipe in plan.finetune:
-        run = folder / "finetune" / recipe.name
+        run = _finetune_folder(folder, recipe)
         if run.exists() and not (run / "recipe.yaml").is_file():
             shutil.rmtree(run)  # killed before it began
         is_new = not run.exists()
-        if not is_new:
-            begun = load_recipe(str(run / "recipe.yaml"), kind=FinetuneRecipe)
-            _refuse_other_recipe(folder, "fine-tuned", finetune_identity(begun) == finetune_identity(recipe))
         results = run_finetuning(
             recipe,
             checkpoint=folder / "pretrain",
@@ -169,6 +184,10 @@ def _finetune(plan: CellPlan, folder: Path, progress: Progress) -> dict[str, Any
             "metrics": results["metrics"][split],
         }
     return scored
+
+
+def _finetune_folder(folder: Path, recipe: FinetuneRecipe) -> Path:
+    return folder / "finetune" / recipe.name
 
 
 def _refuse_other_recipe(folder: Path, verb: str, is_same: bool) -> None:

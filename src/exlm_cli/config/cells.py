@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError, model_validator
 from exlm_cli.config.base import Recipe, StrictModel
 from exlm_cli.config.finetune import FinetuneRecipe, Seed
 from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.errors import ConfigError
 
 TaskName = Annotated[str, Field(pattern=r"^[a-z0-9]+(/[a-z0-9-]+)?$")]
 
@@ -77,6 +78,25 @@ class CellsRecipe(Recipe):
     def plan_seed(self, seed: int) -> list[CellPlan]:
         """Return every cell with one seed."""
         raise NotImplementedError
+
+    def together_with(self, earlier: Self) -> Self:
+        """Return this recipe with the cells and seeds that `earlier` has besides its own.
+
+        Raises:
+            ConfigError: A cell of `earlier` does not go with what this recipe has in common.
+        """
+        raise NotImplementedError
+
+    def _joined(self, earlier: Self, cells: dict[str, tuple[Any, ...]]) -> Self:
+        seeds = tuple(dict.fromkeys((*earlier.seeds, *self.seeds)))
+        try:
+            return self.model_validate(self.model_dump() | {"seeds": seeds} | cells)
+        except ValidationError as error:
+            said = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise ConfigError(
+                f"the cells that this run has already do not go with the changed recipe: {said}",
+                "choose another `--out` for a changed recipe",
+            ) from None
 
     @model_validator(mode="after")
     def _check_cells(self) -> Self:

@@ -48,6 +48,10 @@ class RepeatMlmRecipe(CellsRecipe):
         """Return the same recipe with other cells, checked."""
         return self.model_validate(self.model_dump() | {"cells": cells})
 
+    def together_with(self, earlier: Self) -> Self:
+        """Return this recipe with the cells and seeds that `earlier` has besides its own."""
+        return self._joined(earlier, {"cells": tuple(dict.fromkeys((*earlier.cells, *self.cells)))})
+
     def plan_seed(self, seed: int) -> list[CellPlan]:
         """Return the cells; positions and room for a sequence grow with k, as in Table 5."""
         pretrain = self.pretrain

@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -63,6 +63,11 @@ class SweepRecipe(CellsRecipe):
     def resume_command(self, run: Path) -> str:
         """Return what goes on with a run: a run directory says itself that it is a sweep's."""
         return f"exlm pretrain --resume {run}"
+
+    def together_with(self, earlier: Self) -> Self:
+        """Return this sweep with the variants and seeds that `earlier` has besides its own."""
+        is_all = not self.only or not earlier.only
+        return self._joined(earlier, {"only": () if is_all else tuple(dict.fromkeys((*earlier.only, *self.only)))})
 
     def plan_seed(self, seed: int) -> list[CellPlan]:
         """Return the variants, each `pretrain` with its changes."""

@@ -9,11 +9,12 @@ import filelock
 import pytest
 
 from exlm_cli.analysis import grid as module
+from exlm_cli.analysis.cell_files import load_grid_run
 from exlm_cli.analysis.grid import run_grid
 from exlm_cli.analysis.run_cell import run_cell
-from exlm_cli.config.load import load_recipe
+from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
-from exlm_cli.errors import CheckpointError, ExlmError, InterruptedRunError
+from exlm_cli.errors import CheckpointError, ConfigError, ExlmError, InterruptedRunError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_run_json
 from exlm_cli.train.interrupt import StopSignal
@@ -137,6 +138,64 @@ def test_inputs_that_are_not_there_leave_no_run_directory(recipe: RepeatMlmRecip
     broken = recipe.model_copy(update={"pretrain": recipe.pretrain.model_copy(update={"data": data})})
     with pytest.raises(ExlmError, match=r"none\.txt"):
         _run(broken, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def run(recipe: RepeatMlmRecipe, tmp_path: Path) -> Path:
+    """A grid whose first cell is done, its second one not begun."""
+    folder = tmp_path / "run"
+    plan = recipe.plan()[0]
+    run_cell(plan, folder / "cells" / plan.folder, SilentProgress())
+    (folder / "recipe.yaml").write_text(dump_recipe(recipe))
+    return folder
+
+
+def _with_lr(recipe: RepeatMlmRecipe, lr: float) -> RepeatMlmRecipe:
+    pretrain = recipe.pretrain
+    return recipe.model_copy(
+        update={"pretrain": pretrain.model_copy(update={"optim": pretrain.optim.model_copy(update={"lr": lr})})}
+    )
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_a_refused_recipe_leaves_the_grid_as_it_is(recipe: RepeatMlmRecipe, run: Path, is_finished: bool) -> None:
+    if not is_finished:
+        next(run.rglob("result.json")).unlink()
+    before = (run / "recipe.yaml").read_bytes()
+    with pytest.raises(CheckpointError, match=r"k1-p0.3/seed-1: this cell was trained with another recipe$"):
+        _run(_with_lr(recipe, 0.00077), resume=run)
+    # the other cell alone would have begun with it
+    with pytest.raises(CheckpointError, match=r"k1-p0.3/seed-1: this cell was trained with another recipe$"):
+        _run(_with_lr(recipe.with_cells([(2, 0.5)]), 0.00077), resume=run)
+    assert (run / "recipe.yaml").read_bytes() == before
+
+
+def test_a_second_process_leaves_the_grid_as_it_is(recipe: RepeatMlmRecipe, run: Path) -> None:
+    before = (run / "recipe.yaml").read_bytes()
+    with filelock.FileLock(run / ".lock"), pytest.raises(CheckpointError, match=r": another process runs this grid$"):
+        _run(recipe.with_cells([(1, 0.3)]), resume=run)
+    assert (run / "recipe.yaml").read_bytes() == before
+
+
+def test_some_cells_alone_leave_the_others_in_the_grid(recipe: RepeatMlmRecipe, run: Path) -> None:
+    plan = recipe.plan()[1]
+    second = run_cell(plan, run / "cells" / plan.folder, SilentProgress())
+    result, said = _run(recipe.with_cells([(1, 0.3)]), resume=run)
+    assert said[-1].startswith("tiny-grid: 1 cells, 1 of them done, 2 at once; the other 1 are left as they are;")
+    assert [cell["label"] for cell in result.cells] == ["k1-p0.3", "k2-p0.5"]
+    assert json.loads((run / "results.json").read_text())["cells"][1] == second
+    assert load_recipe(str(run / "recipe.yaml"), kind=RepeatMlmRecipe) == recipe
+    assert read_run_json(run)["num_cells"] == 2
+    assert len(load_grid_run(run).cells) == 2
+
+
+def test_a_device_that_is_not_there_leaves_no_run_directory(
+    recipe: RepeatMlmRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="torch sees no CUDA device"):
+        _run(recipe.model_copy(update={"device": "cuda"}), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

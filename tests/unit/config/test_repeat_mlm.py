@@ -146,3 +146,18 @@ def test_k_or_p_alone_choose_among_the_cells_of_the_recipe() -> None:
     assert choose_cells(PAPER_CELLS, (8,), None) == (((8, 0.622), (8, 0.789)), ())
     assert choose_cells(PAPER_CELLS, None, (0.0225,)) == (((1, 0.0225),), ())
     assert choose_cells(PAPER_CELLS, None, None) == (PAPER_CELLS, ())
+
+
+def test_a_recipe_together_with_an_earlier_one_has_the_cells_and_seeds_of_both() -> None:
+    earlier = _load("quickstart-repeat-mlm", "cells=[[1, 0.3], [4, 0.7]]", "seeds=[3, 9]")
+    later = _load("quickstart-repeat-mlm", "cells=[[4, 0.7], [2, 0.5]]", "seeds=[9]", "pretrain.optim.lr=0.25")
+    both = later.together_with(earlier)
+    assert both == later.model_copy(update={"cells": ((1, 0.3), (4, 0.7), (2, 0.5)), "seeds": (3, 9)})
+    assert later.together_with(later) == later
+
+
+def test_an_earlier_cell_that_does_not_go_with_the_recipe_is_told() -> None:
+    earlier = _load("quickstart-repeat-mlm", "cells=[[1, 0.3], [4, 0.7]]", "pretrain.model.max_length=64")
+    pretrain = earlier.pretrain.model_copy(update={"objective": "exlm"})
+    with pytest.raises(ConfigError, match=r"^the cells that this run has already do not go with the changed recipe: "):
+        earlier.model_copy(update={"pretrain": pretrain}).together_with(earlier)

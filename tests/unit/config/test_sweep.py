@@ -191,3 +191,19 @@ def test_a_sweep_is_no_recipe_of_a_single_run() -> None:
     assert caught.value.message == "`table-2` is a recipe of `exlm pretrain --sweep`, not of `exlm pretrain`"
     assert _error("text-base").message == "`text-base` is a recipe of `exlm pretrain`, not of `exlm pretrain --sweep`"
     assert _error("tabel-13").hint.startswith("did you mean `table-13`?")
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "both"),
+    [
+        ("[mlm, exlm]", "[exlm-no-2d-rope, mlm]", ("mlm", "exlm", "exlm-no-2d-rope")),
+        ("[]", "[mlm]", ()),
+        ("[mlm]", "[]", ()),
+        ("[mlm]", "[mlm]", ("mlm",)),
+    ],
+)
+def test_a_sweep_together_with_an_earlier_one_has_the_variants_of_both(
+    earlier: str, later: str, both: tuple[str, ...]
+) -> None:
+    joined = _load(NAME, f"only={later}", "seeds=[2]").together_with(_load(NAME, f"only={earlier}", "seeds=[1]"))
+    assert (joined.only, joined.seeds) == (both, (1, 2))
