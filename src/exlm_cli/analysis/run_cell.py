@@ -77,8 +77,7 @@ def read_result(plan: CellPlan, folder: Path) -> dict[str, Any] | None:
         return content
     done = {task: scored["identity"] for task, scored in content["finetune"].items()}
     wanted = {recipe.task.name: finetune_identity(recipe) for recipe in plan.finetune}
-    ratios = {entry["mask_ratio"] for entry in content["entropy"]}
-    return content if wanted.items() <= done.items() and set(plan.entropy_ratios) <= ratios else None
+    return content if wanted.items() <= done.items() and _is_measured(plan, content) else None
 
 
 def refuse_changed_cell(plan: CellPlan, folder: Path) -> None:
@@ -106,9 +105,9 @@ def finetune_identity(recipe: FinetuneRecipe) -> str:
 
 def _pretrain_and_measure(plan: CellPlan, folder: Path, progress: Progress) -> dict[str, Any]:
     measured = read_json_object(folder / _MEASURED_FILE)
-    ratios = (plan.pretrain.masking.mask_ratio, *plan.entropy_ratios)
-    if measured is not None and set(plan.entropy_ratios) <= {entry["mask_ratio"] for entry in measured["entropy"]}:
+    if measured is not None and _is_measured(plan, measured):
         return measured
+    ratios = (plan.pretrain.masking.mask_ratio, *plan.entropy_ratios)
     run = folder / "pretrain"
     if run.exists() and not (run / "recipe.yaml").is_file():
         shutil.rmtree(run)  # killed before it began
@@ -124,6 +123,8 @@ def _pretrain_and_measure(plan: CellPlan, folder: Path, progress: Progress) -> d
         progress=progress,
     )
     measured = {
+        "pretrain_identity": recipe_identity(plan.pretrain),
+        "measure_sequences": plan.measure_sequences,
         "steps": result.steps,
         "elapsed_s": result.elapsed_s,
         "parameters": read_run_json(run)["parameters"],
@@ -135,6 +136,16 @@ def _pretrain_and_measure(plan: CellPlan, folder: Path, progress: Progress) -> d
     }
     write_json(folder / _MEASURED_FILE, measured)
     return measured
+
+
+def _is_measured(plan: CellPlan, measured: dict[str, Any]) -> bool:
+    """Say whether figures are of the plan's model, on as many sequences, at all of its mask ratios."""
+    return (
+        measured.get("pretrain_identity") == recipe_identity(plan.pretrain)
+        and "measure_sequences" in measured
+        and measured["measure_sequences"] == plan.measure_sequences
+        and set(plan.entropy_ratios) <= {entry["mask_ratio"] for entry in measured["entropy"]}
+    )
 
 
 def _count(recipe: PretrainRecipe, progress: Progress) -> dict[str, float] | None:

@@ -4,6 +4,7 @@ Figures are compared with those of a plain pre-training run of the same recipe, 
 """
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,33 @@ def test_more_entropies_leave_the_training_as_it_is(
 
     monkeypatch.setattr(module, "run_pretraining", refuse)
     assert run_cell(wanted, folder, QUIET) == again
+
+
+def test_another_number_of_sequences_is_measured_again(plan: CellPlan, done: tuple[Path, dict[str, Any]]) -> None:
+    folder, result = done
+    fewer = plan.model_copy(update={"measure_sequences": 2})
+    assert read_result(fewer, folder) is None
+    before = (folder / "pretrain" / "metrics.jsonl").read_bytes()
+    assert result["metrics"]["num_sequences"] > 2
+    again = run_cell(fewer, folder, QUIET)
+    assert again["metrics"]["num_sequences"] == 2
+    assert read_result(fewer, folder) == again
+    assert (folder / "pretrain" / "metrics.jsonl").read_bytes() == before
+    # back again, for the tests that share this cell
+    assert run_cell(plan, folder, QUIET)["metrics"] == result["metrics"]
+
+
+@pytest.mark.parametrize("left", ["all", "measured"])
+def test_figures_of_another_recipe_are_not_taken(plan: CellPlan, cache: Path, tmp_path: Path, left: str) -> None:
+    other = tiny_grid(cache, seeds=[7]).plan()[1]
+    old = run_cell(other, tmp_path, QUIET)
+    (tmp_path / "result.json").unlink()
+    if left == "all":
+        with pytest.raises(CheckpointError, match=r"this cell was trained with another recipe$"):
+            run_cell(plan, tmp_path, QUIET)
+        return
+    shutil.rmtree(tmp_path / "pretrain")
+    assert run_cell(plan, tmp_path, QUIET)["metrics"] != old["metrics"]
 
 
 def test_a_cell_stopped_before_its_recipe_was_written_begins_anew(plan: CellPlan, tmp_path: Path) -> None:
