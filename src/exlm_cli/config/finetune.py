@@ -1,6 +1,6 @@
 """The fine-tuning recipe: a task, what of the model and its training is set anew, seeds, and a grid. No torch here."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -8,6 +8,17 @@ from exlm_cli.config.base import Recipe, StrictModel
 from exlm_cli.config.sections import OptimConfig
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+_DEFAULT_SPLIT: Final = "scaffold"
+_TABLE_KEYS = ("split", "split_file", "smiles_column", "canonical_smiles", "class_weights")
+
+KEYS_OF_SUITES: dict[str, tuple[str, ...]] = {
+    "moleculenet": _TABLE_KEYS,
+    "csv": (*_TABLE_KEYS, "files.valid", "files.test", "split_column", "text_column", "label_columns", "label_kind"),
+    "glue": ("files.valid", "files.test"),
+    "squad": ("files.valid", "files.test", "valid_articles", "doc_stride", "max_query_tokens", "max_answer_tokens"),
+}
+"""Keys of `task` that some suites use and others do not; the rest is everybody's."""
 
 
 class TaskFiles(StrictModel):
@@ -33,7 +44,7 @@ class TaskConfig(StrictModel):
         description="Tokens of a sequence, [CLS] and [SEP] included, before repetition; none: as in pre-training",
     )
     split: Literal["scaffold", "scaffold-chiral", "scaffold-deepchem", "scaffold-balanced", "random", "file"] = Field(
-        "scaffold",
+        _DEFAULT_SPLIT,
         description="How rows are cut 80/10/10: `scaffold` as Uni-Mol does; `file`: as `task.split_file` says",
     )
     split_column: str | None = Field(
@@ -66,6 +77,37 @@ class TaskConfig(StrictModel):
     def suite(self) -> str:
         """The part before the slash: `moleculenet`, `glue`, `squad`, `csv`."""
         return self.name.partition("/")[0]
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> Self:
+        for name in TaskFiles.model_fields:
+            if getattr(self.files, name) == "":
+                raise ValueError(f"`task.files.{name}` is an empty text; give a file or null")
+        if self.canonical_smiles and (self.suite in ("glue", "squad") or self.text_column is not None):
+            raise ValueError("`task.canonical_smiles` is for molecules; the task has text")
+        self._refuse_unused()
+        if self.split == "file" and self.split_file is None:
+            raise ValueError("`task.split: file` needs `task.split_file`")
+        if self.split != "file" and self.split_file is not None:
+            raise ValueError(f"`task.split_file` is read by `task.split: file`, but `task.split` is `{self.split}`")
+        if self.text_column is not None and self.split not in (_DEFAULT_SPLIT, "random", "file"):
+            raise ValueError(f"`task.split: {self.split}` is for molecules; the task has text")
+        instead = "split_column" if self.split_column is not None else "files.valid" if self.files.valid else None
+        if instead is not None and self.split != _DEFAULT_SPLIT:
+            raise ValueError(f"`task.split: {self.split}` does not go with `task.{instead}`, which splits the rows")
+        return self
+
+    def _refuse_unused(self) -> None:
+        """Refuse a key that the task passes over; one of another suite must never seem to have been followed."""
+        used = KEYS_OF_SUITES.get(self.suite)
+        if used is None:
+            return  # no such suite: whoever loads the task says which there are
+        own = {name: getattr(self, name) != field.default for name, field in type(self).model_fields.items()}
+        of_files = {f"files.{name}": getattr(self.files, name) is not None for name in TaskFiles.model_fields}
+        for key, is_given in (own | of_files).items():
+            suites = [suite for suite, keys in KEYS_OF_SUITES.items() if key in keys]
+            if is_given and suites and self.suite not in suites:
+                raise ValueError(f"`task.{key}` is for {' and '.join(suites)}; {self.name} does not use it")
 
 
 class FinetuneModelConfig(StrictModel):
@@ -125,9 +167,6 @@ class FinetuneRecipe(Recipe):
 
     @model_validator(mode="after")
     def _check_across_sections(self) -> Self:
-        for name in ("train", "valid", "test"):
-            if getattr(self.task.files, name) == "":
-                raise ValueError(f"`task.files.{name}` is an empty text; give a file or null")
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"`seeds` {list(self.seeds)} names a seed twice")
         if self.optim.transition_lr_scale != 1:
@@ -136,8 +175,4 @@ class FinetuneRecipe(Recipe):
             raise ValueError(
                 f"`optim.warmup_steps` {self.optim.warmup_steps} is more than `train.max_steps` {self.train.max_steps}"
             )
-        if self.task.canonical_smiles and (self.task.suite in ("glue", "squad") or self.task.text_column is not None):
-            raise ValueError("`task.canonical_smiles` is for molecules; the task has text")
-        if self.task.split == "file" and self.task.split_file is None:
-            raise ValueError("`task.split: file` needs `task.split_file`")
         return self

@@ -55,6 +55,11 @@ def load_csv(config: TaskConfig, progress: Progress) -> TableTask:
         raise ConfigError(f"{table.path}: `{column}` cannot be input and label at once")
     texts = table.columns[column]
     labels = read_labels(table, config.label_columns, config.label_kind)
+    if labels.loss == "regression" and config.class_weights == "balanced":
+        raise ConfigError(
+            f"{table.path}: `task.class_weights: balanced` is for labels and classes; found values to predict",
+            "leave it out, or say with `--set task.label_kind=classes|multi_label` what the labels are",
+        )
     progress.message(f"{table.path}: {len(table):,} rows; {labels.notes[0]}")
     has_label: NDArray[np.bool_] = np.asarray(~np.isnan(labels.targets).all(axis=1))
     notes = list(labels.notes)
@@ -83,6 +88,7 @@ def load_csv(config: TaskConfig, progress: Progress) -> TableTask:
         texts,
         labels.targets,
         indices,
+        split_name=_split_name(config, kind),
         is_balanced=config.class_weights == "balanced",
         notes=notes,
     )
@@ -162,6 +168,15 @@ def _split(
     indices, split_notes = split_rows(config, rows, len(table), molecules=molecules, classes=classes)
     notes += split_notes
     return indices
+
+
+def _split_name(config: TaskConfig, kind: InputKind) -> str:
+    if config.files.valid is not None:
+        return "files"
+    if config.split_column is not None:
+        return "column"
+    # text has no scaffolds
+    return "random" if kind == "text" and config.split != "file" else config.split
 
 
 def _rows_by_column(config: TaskConfig, table: Table, notes: list[str]) -> SplitIndices:

@@ -82,6 +82,10 @@ class DownstreamTask(Protocol):
         """Those that exist; GLUE and SQuAD have no labelled test set, their `valid` is what the paper reports."""
 
     @property
+    def split_name(self) -> str:
+        """How the rows are split: `official` as published, `files` of the user's, by a `column`, or `task.split`."""
+
+    @property
     def split_sizes(self) -> dict[str, int]:
         """Rows of each split, in the order train, valid, test."""
 

@@ -4,20 +4,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from exlm_cli.config.finetune import FinetuneRecipe, TaskConfig
+from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.grid import NO_GRID, GridPoint
 from exlm_cli.config.load import dump_recipe
 from exlm_cli.config.yaml_text import dump_yaml
 from exlm_cli.errors import CheckpointError
 from exlm_cli.run_dir import read_run_json, update_run_json, write_atomically
 from exlm_cli.tasks.cell import Cell
-from exlm_cli.tasks.downstream import DownstreamTask
 from exlm_cli.tasks.finetune_task import TaskData, finetune_identity
 from exlm_cli.tasks.initial import Initial
 from exlm_cli.tasks.results import TARGETS_COLUMN, cell_folder, summarise_metrics, write_predictions
 from exlm_cli.tasks.resumed import resumed_recipe
 from exlm_cli.tasks.scaffold import split_fingerprint
-from exlm_cli.tasks.squad import SquadTask
 from exlm_cli.train.checkpoint import write_json
 
 ENCODER_FILE = "encoder.yaml"
@@ -35,7 +33,7 @@ def describe_run(
         run / "split.json",
         {
             "task": task.name,
-            "split": split_name(task, recipe.task),
+            "split": task.split_name,
             "sizes": task.split_sizes,
             "sha256": split_fingerprint(task.split_indices),
             "indices": {split: rows.tolist() for split, rows in task.split_indices.items()},
@@ -69,22 +67,6 @@ def _write_targets(run: Path, data: TaskData) -> None:
             names = [TARGETS_COLUMN] if task.loss == "classes" else task.output_names
             rows, targets = task.split_indices[split].tolist(), data.splits[split].targets
             write_predictions(run / f"targets-{split}.csv", rows, names, list(targets))
-
-
-def split_name(task: DownstreamTask, config: TaskConfig) -> str:
-    """Return how the rows of a task are split: as published, by files of the user's, by a column, or as `task.split`
-    says; of SQuAD, which articles are held out of the training file.
-    """
-    if isinstance(task, SquadTask) and task.held_out:
-        return f"held out: {', '.join(task.held_out)}"
-    if config.files.valid is not None:
-        return "files"
-    if config.suite in ("glue", "squad"):
-        return "official"
-    if config.suite == "csv" and config.split_column is not None:
-        return "column"
-    # text has no scaffolds
-    return "random" if config.text_column is not None and config.split != "file" else config.split
 
 
 def check_resumed(run: Path, recipe: FinetuneRecipe, initial: Initial, data: TaskData) -> None:
@@ -140,7 +122,7 @@ def collect_results(
         "loss": task.loss,
         "output_names": list(task.output_names),
         "num_labels": len(task.output_names),
-        "split": split_name(task, recipe.task),
+        "split": task.split_name,
         "split_sizes": task.split_sizes,
         "max_rows": recipe.task.max_rows,
         "split_sha256": split_fingerprint(task.split_indices),

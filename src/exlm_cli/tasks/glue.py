@@ -111,7 +111,8 @@ def load_glue(config: TaskConfig, progress: Progress) -> "GlueTask":
     splits: dict[Split, list[GlueExample]] = {"train": [train[index] for index in chosen], "valid": valid}
     if "test" in parts:
         splits["test"] = parts["test"].examples
-    return GlueTask(info, splits, len(mismatched.examples), notes)
+    split_name = "official" if config.files.valid is None else "files"
+    return GlueTask(info, splits, len(mismatched.examples), notes, split_name=split_name)
 
 
 def _sources(config: TaskConfig, info: GlueTaskInfo) -> Iterator[tuple[str, str, Iterable[Record]]]:
@@ -288,9 +289,12 @@ class GlueTask:
         examples: dict[Split, list[GlueExample]],
         num_mismatched: int,
         notes: Sequence[str] = (),
+        *,
+        split_name: str = "official",
     ) -> None:
         """Hold what was read; the last `num_mismatched` examples of `valid` are MNLI's mismatched ones."""
         self.name = f"glue/{info.name}"
+        self.split_name = split_name
         self.loss: Loss = "classes" if info.classes else "regression"
         self.output_names = info.classes or ("similarity",)
         self.selection_metric = info.metrics[0]

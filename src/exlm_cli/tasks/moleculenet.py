@@ -62,6 +62,7 @@ def load_moleculenet(config: TaskConfig, progress: Progress) -> TableTask:
         written_for_model(smiles, molecules, canonical=config.canonical_smiles),
         targets_RC,
         indices,
+        split_name=config.split,
         is_balanced=config.class_weights == "balanced",
         notes=notes,
     )

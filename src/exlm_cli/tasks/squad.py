@@ -178,6 +178,13 @@ class SquadTask:
         self._contexts: dict[Split, dict[str, EncodedContext]] = {}
 
     @property
+    def split_name(self) -> str:
+        """`official`, `files` of the user's, or which articles are held out of the training file."""
+        if self.held_out:
+            return f"held out: {', '.join(self.held_out)}"
+        return "official" if self._config.files.valid is None else "files"
+
+    @property
     def split_sizes(self) -> dict[str, int]:
         """Questions of each split."""
         return {split: len(self._questions[split]) for split in self.splits}

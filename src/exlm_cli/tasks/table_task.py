@@ -74,6 +74,7 @@ class TableTask:
         targets_RC: FloatArray,
         indices: Mapping[Split, IntArray],
         *,
+        split_name: str,
         is_balanced: bool = False,
         notes: Sequence[str] = (),
     ) -> None:
@@ -87,6 +88,7 @@ class TableTask:
             texts: R texts or SMILES.
             targets_RC: (R, C), NaN where missing; (R, 1) class index for `classes`.
             indices: Rows of each split; a test split without rows is left out, and a note says so.
+            split_name: How the rows were split.
             is_balanced: Let rarer classes weigh more.
             notes: What a report has to say of the data.
 
@@ -99,7 +101,7 @@ class TableTask:
                     f"{name}: the split leaves no rows in `{split}`",
                     "give more rows, another `task.split` (`random` fills all three), or a `task.split_file`",
                 )
-        self.name, self.input_kind, self.loss = name, input_kind, loss
+        self.name, self.input_kind, self.loss, self.split_name = name, input_kind, loss, split_name
         self.output_names = tuple(output_names)
         self.splits: tuple[Split, ...] = tuple(split for split in SPLITS if len(indices.get(split, ())))
         self._texts, self._targets_RC = texts, targets_RC

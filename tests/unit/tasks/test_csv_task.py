@@ -32,6 +32,39 @@ def by_name(task: TableTask) -> dict[str, list[int]]:
     return {name: rows.tolist() for name, rows in task.split_indices.items()}
 
 
+SPLIT_FILE = '{"train": [0, 1, 2], "valid": [3, 4], "test": [5]}'
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({}, "scaffold"),
+        ({"split": "scaffold-balanced"}, "scaffold-balanced"),
+        ({"split": "file", "split_file": "{folder}/split.json"}, "file"),
+        ({"text_column": "note"}, "random"),
+        ({"text_column": "note", "split": "random"}, "random"),
+        ({"text_column": "note", "split": "file", "split_file": "{folder}/split.json"}, "file"),
+        ({"split_column": "part"}, "column"),
+        ({"text_column": "note", "split_column": "part"}, "column"),
+        ({"files": {"train": "a.csv", "valid": "a.csv"}}, "files"),
+    ],
+)
+def test_the_split_is_called_what_it_is(tmp_path: Path, options: dict[str, Any], name: str) -> None:
+    parts = ["train"] * 10 + ["valid"] * 5 + ["test"] * 5
+    rows = [f"C1{'C' * (2 + i)}C1,{i % 2},note {i},{part}" for i, part in enumerate(parts)]
+    write(tmp_path / "a.csv", "smiles,y,note,part", rows)
+    (tmp_path / "split.json").write_text(SPLIT_FILE)
+    options = {k: v.format(folder=tmp_path) if isinstance(v, str) else v for k, v in options.items()}
+    assert load(tmp_path, **options).split_name == name
+
+
+def test_balanced_weights_of_values_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", "smiles,y", [f"{s},{i / 4}" for i, s in enumerate(CHAINS)])
+    message = "a.csv: `task.class_weights: balanced` is for labels and classes; found values to predict"
+    with pytest.raises(ConfigError, match=f"^{re.escape(f'{tmp_path}/{message}')}$"):
+        load(tmp_path, split="random", class_weights="balanced")
+
+
 def test_molecules_with_classes(tmp_path: Path) -> None:
     write(
         tmp_path / "a.csv",

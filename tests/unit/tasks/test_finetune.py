@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from exlm_cli.config.finetune import FinetuneRecipe, TaskConfig
+from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.progress import SilentProgress
@@ -20,12 +20,10 @@ from exlm_cli.run_dir import read_metrics, read_run_json, update_run_json
 from exlm_cli.tasks import cell as cell_module
 from exlm_cli.tasks.cell import Cell
 from exlm_cli.tasks.finetune import resume_finetuning, run_finetuning
-from exlm_cli.tasks.finetune_run import split_name
 from exlm_cli.tasks.finetune_task import encode_task, target_scale
 from exlm_cli.tasks.finetuned import load_finetuned
 from exlm_cli.tasks.initial import load_initial
 from exlm_cli.tasks.results import read_predictions, read_results
-from exlm_cli.tasks.squad import SquadTask
 from exlm_cli.train import checkpoint as ckpt
 from tests.unit.tasks.synthetic import WordTask, cells, finetune_recipe, make_pretrained, run_tiny, weights
 
@@ -184,30 +182,6 @@ def test_from_scratch_takes_the_architecture_and_draws_the_weights_from_the_seed
     assert results["parameters"] == finished[1]["parameters"]
     one, two = weights(tmp_path / "run").values()
     assert not torch.equal(one["token_embedding.weight"], two["token_embedding.weight"])
-
-
-@pytest.mark.parametrize(
-    ("task", "name"),
-    [
-        ({"name": "moleculenet/bace"}, "scaffold"),
-        ({"name": "moleculenet/bace", "split": "scaffold-chiral"}, "scaffold-chiral"),
-        ({"name": "glue/rte"}, "official"),
-        ({"name": "glue/rte", "files": {"train": "a.tsv", "valid": "b.tsv"}}, "files"),
-        ({"name": "csv", "smiles_column": "s"}, "scaffold"),
-        ({"name": "csv", "text_column": "t"}, "random"),
-        ({"name": "csv", "text_column": "t", "split": "file", "split_file": "a.json"}, "file"),
-        ({"name": "csv", "split_column": "fold"}, "column"),
-        ({"name": "csv", "files": {"train": "a.csv", "valid": "b.csv"}}, "files"),
-    ],
-)
-def test_the_split_is_called_what_it_is(task: dict[str, Any], name: str) -> None:
-    assert split_name(WordTask(), TaskConfig.model_validate(task)) == name
-
-
-@pytest.mark.parametrize(("held_out", "name"), [((), "official"), (("Clocks", "Tides"), "held out: Clocks, Tides")])
-def test_articles_held_out_of_the_training_file_are_no_official_split(held_out: tuple[str, ...], name: str) -> None:
-    config = TaskConfig(name="squad/v2")
-    assert split_name(SquadTask(config, {}, held_out=held_out), config) == name
 
 
 def test_a_finished_run_resumed_stays_as_it_is(

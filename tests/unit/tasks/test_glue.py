@@ -138,6 +138,7 @@ def test_a_constant_prediction_has_no_correlation(tmp_path: Path) -> None:
 def test_mismatched_rows_follow_the_matched_ones(tmp_path: Path) -> None:
     folder = write_glue(tmp_path, "mnli")
     task = load("mnli", tmp_path)
+    assert task.split_name == "official"
     assert task.split_indices["valid"].tolist() == [0, 1, 2, 3, 4, 5]
     (folder / "dev_mismatched.tsv").unlink()
     alone = load("mnli", tmp_path)
@@ -175,7 +176,7 @@ def test_named_files_may_be_anywhere_and_have_a_test_split(tmp_path: Path) -> No
     folder = write_glue(tmp_path, "mnli")
     files = {part: str(folder / "dev_matched.tsv") for part in ("train", "valid", "test")}
     task = load("mnli", None, files=files)
-    assert task.splits == ("train", "valid", "test")
+    assert (task.splits, task.split_name) == (("train", "valid", "test"), "files")
     assert list(task.score("test", outputs_for("mnli", [0, 1, 2]))) == ["accuracy"]
 
 

@@ -52,7 +52,7 @@ def test_a_set_is_read_from_a_folder(tmp_path: Path, file: str, pack: Any) -> No
         "binary",
         ("Class",),
     )
-    assert task.split_sizes == SIZES
+    assert (task.split_sizes, task.split_name) == (SIZES, "scaffold")
     assert task.texts("train")[0] == MOLECULES[task.split_indices["train"][0]]
 
 
@@ -133,6 +133,7 @@ def test_a_random_split_spreads_the_classes(tmp_path: Path) -> None:
     rows = [f"{'C' * n}O,{int(n % 5 == 0)}" for n in range(1, 101)]
     (tmp_path / "bace.csv").write_bytes(csv_of("smiles,Class", rows))
     task = load(tmp_path, split="random")
+    assert task.split_name == "random"
     counts = {split: Counter(task.targets(split)[:, 0].tolist()) for split in task.splits}
     assert counts == {"train": {0: 64, 1: 16}, "valid": {0: 8, 1: 2}, "test": {0: 8, 1: 2}}
 

@@ -77,6 +77,7 @@ def pointing(encoded: EncodedSplit, strength: float = 10.0) -> list[FloatArray]:
 def test_it_is_a_downstream_task(official: Path) -> None:
     task: DownstreamTask = load(official)
     assert (task.name, task.loss, task.selection_metric, task.splits) == ("squad/v2", "span", "f1", ("train", "valid"))
+    assert task.split_name == "official"
     assert task.split_sizes == {"train": 4, "valid": 3}
     assert {name: rows.tolist() for name, rows in task.split_indices.items()} == {
         "train": [0, 1, 2, 3],
@@ -169,7 +170,7 @@ def test_the_last_two_articles_are_held_out_where_there_is_no_dev_file(tmp_path:
         "development set, so not the paper's numbers"
     )
     assert note in task.notes
-    assert task.held_out == ("Clocks", "Tea")
+    assert (task.held_out, task.split_name) == (("Clocks", "Tea"), "held out: Clocks, Tea")
 
 
 def test_articles_to_hold_out_can_be_chosen_by_title(tmp_path: Path) -> None:
@@ -206,7 +207,7 @@ def test_holding_out_beside_a_dev_file_is_refused(official: Path) -> None:
 
 def test_named_files_are_read_alone(official: Path) -> None:
     task = load(official, files={"train": "dev-v2.0.json", "valid": "train-v2.0.json"})
-    assert task.split_sizes == {"train": 3, "valid": 4}
+    assert (task.split_sizes, task.split_name) == ({"train": 3, "valid": 4}, "files")
     held_out = load(official, files={"train": "train-v2.0.json"}, valid_articles=("Tea",))
     assert held_out.split_sizes == {"train": 2, "valid": 2}
 

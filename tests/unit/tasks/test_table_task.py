@@ -20,6 +20,7 @@ INDICES: Any = {"train": np.array([0, 1, 2]), "valid": np.array([3, 4]), "test":
 
 def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",), **options: Any) -> TableTask:
     indices = options.pop("indices", INDICES)
+    options.setdefault("split_name", "random")
     return TableTask("csv", "smiles", loss, names, TEXTS, np.array(targets, dtype=float), indices, **options)
 
 

@@ -23,7 +23,7 @@ INDICES: Any = {"train": np.arange(16), "valid": np.arange(16, 20), "test": np.a
 
 
 def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",), kind: Any = "smiles") -> TableTask:
-    return TableTask("csv", kind, loss, names, TEXTS, np.array(targets, dtype=float), INDICES)
+    return TableTask("csv", kind, loss, names, TEXTS, np.array(targets, dtype=float), INDICES, split_name="column")
 
 
 def run(task: TableTask, seed: int = 1) -> dict[str, dict[str, float]]:
