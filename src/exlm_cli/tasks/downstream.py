@@ -97,6 +97,13 @@ class DownstreamTask(Protocol):
     def notes(self) -> tuple[str, ...]:
         """What a report has to say: rows left out and why, labels that cannot be scored, duplicates across splits."""
 
+    @property
+    def score_fingerprint(self) -> str:
+        """Of what `score` depends on besides the outputs and the encoded examples; empty where there is nothing else.
+
+        A run is only resumed with the same one.
+        """
+
     def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
         """Tokenise a split; sequences longer than `sequence_length` are cut and counted (spans: windows)."""
 

@@ -35,7 +35,7 @@ class TaskData:
         splits: Encoded.
         tokenizer: Of the checkpoint.
         num_repeats: Copies of each token, as in pre-training.
-        fingerprint: Of tokens, targets and class weights.
+        fingerprint: Of tokens, targets, class weights and what else the task's scores depend on.
     """
 
     task: DownstreamTask
@@ -184,6 +184,7 @@ def finetune_identity(recipe: FinetuneRecipe, seed: int) -> str:
 def _fingerprint(task: DownstreamTask, splits: dict[Split, EncodedSplit]) -> str:
     digest = hashlib.sha256(repr((task.name, task.loss, task.output_names)).encode())
     digest.update(b"" if task.class_weights is None else task.class_weights.tobytes())
+    digest.update(task.score_fingerprint.encode())
     for split, encoded in splits.items():
         digest.update(f"{split} {len(encoded)}".encode())
         digest.update(np.array([len(ids) for ids in encoded.token_ids], dtype=np.int64).tobytes())

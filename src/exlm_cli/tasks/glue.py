@@ -327,6 +327,11 @@ class GlueTask:
         ]
         return (*self._notes, *cut)
 
+    @property
+    def score_fingerprint(self) -> str:
+        """How many of the last rows of `valid` are MNLI's mismatched ones."""
+        return f"mismatched: {self._num_mismatched}" if self._num_mismatched else ""
+
     def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
         """Tokenise a split as [CLS] a [SEP] or [CLS] a [SEP] b [SEP]; what is too long loses its longer text."""
         rows = self._examples[split]

@@ -1,6 +1,7 @@
 """SQuAD 2.0: questions on paragraphs, answered with a piece of the paragraph or with nothing."""
 
 import difflib
+import hashlib
 from collections.abc import Sequence
 from typing import Literal, final
 
@@ -198,6 +199,14 @@ class SquadTask:
     def notes(self) -> tuple[str, ...]:
         """What a report has to say; once a split is encoded, also what was cut."""
         return self._notes + tuple(note for split in self.splits for note in self._encoding_notes.get(split, ()))
+
+    @property
+    def score_fingerprint(self) -> str:
+        """SHA-256 of the longest answer allowed, and of the id, paragraph and all gold answers of each question."""
+        digest = hashlib.sha256(str(self._config.max_answer_tokens).encode())
+        for question in self._questions["valid"]:
+            digest.update(repr((question.id, question.context, question.answers)).encode())
+        return digest.hexdigest()
 
     def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
         """Cut a split into windows; a target is the first gold answer.

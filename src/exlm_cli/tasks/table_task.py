@@ -128,6 +128,11 @@ class TableTask:
         cut = [f"{split}: cut {number:,} rows to fit" for split, number in self._num_cut.items() if number]
         return (*self._notes, *cut)
 
+    @property
+    def score_fingerprint(self) -> str:
+        """Nothing: scores are those of the encoded targets."""
+        return ""
+
     def texts(self, split: Split) -> list[str]:
         """The N texts or SMILES of a split."""
         return [self._texts[row] for row in self._indices[split]]

@@ -69,6 +69,7 @@ class WordTask:
     input_kind: Literal["text", "smiles"] = "text"
     class_weights: FloatArray | None = None
     split_name = "random"
+    score_fingerprint = ""
 
     def __init__(self, loss: Loss = "binary", sizes: Sequence[int] = (24, 12, 12), seed: int = 0) -> None:
         self.loss = loss

@@ -18,6 +18,7 @@ from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.downstream import DownstreamTask
+from exlm_cli.tasks.finetune_task import encode_task
 from exlm_cli.tasks.glue import GlueTask, load_glue, read_glue_file
 from exlm_cli.tasks.glue_tasks import GLUE_TASKS
 from exlm_cli.tasks.table_task import NO_TEST_NOTE
@@ -145,6 +146,19 @@ def test_mismatched_rows_follow_the_matched_ones(tmp_path: Path) -> None:
     assert alone.split_sizes["valid"] == 3
     assert "there is no mismatched development set: its accuracy is missing" in alone.notes
     assert list(alone.score("valid", outputs_for("mnli", [0, 1, 2]))) == ["accuracy"]
+
+
+def test_a_run_is_known_by_which_rows_are_mismatched(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """The same rows in the same order, one of them in the other file."""
+    folder = write_glue(tmp_path, "mnli")
+    first = encode_task(load("mnli", tmp_path), tokenizer, 20, 1).fingerprint
+    assert encode_task(load("mnli", tmp_path), tokenizer, 20, 1).fingerprint == first
+    header, moved, *rest = (folder / "dev_mismatched.tsv").read_text().splitlines(keepends=True)
+    with (folder / "dev_matched.tsv").open("a") as file:
+        file.write(moved)
+    (folder / "dev_mismatched.tsv").write_text("".join([header, *rest]))
+    assert load("mnli", tmp_path).split_indices["valid"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert encode_task(load("mnli", tmp_path), tokenizer, 20, 1).fingerprint != first
 
 
 def test_notes_tell_the_protocol_and_what_is_not_official(tmp_path: Path) -> None:

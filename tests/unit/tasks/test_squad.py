@@ -16,6 +16,7 @@ from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.downstream import DownstreamTask, EncodedSplit, FloatArray
+from exlm_cli.tasks.finetune_task import encode_task
 from exlm_cli.tasks.squad import SquadTask, load_squad
 
 PARAGRAPHS = {
@@ -141,6 +142,22 @@ def test_predictions_are_told_by_question_id_as_the_official_script_reads_them(
     assert list(texts) == list(odds) == ["Clocks-0", "Clocks-1", "Clocks-2"]
     assert (texts["Clocks-0"], texts["Clocks-1"]) == ("1424", "the moon")
     assert odds == {"Clocks-0": -20, "Clocks-1": -20, "Clocks-2": 20}
+
+
+def test_a_run_is_known_by_all_that_its_scores_depend_on(official: Path, tokenizer: Tokenizer) -> None:
+    """The encoded examples hold the first gold answer alone, and no length of answers."""
+
+    def fingerprint(**values: Any) -> str:
+        return encode_task(load(official, **values), tokenizer, 200, 1).fingerprint
+
+    first = fingerprint()
+    assert fingerprint() == first
+    assert fingerprint(max_answer_tokens=4) != first
+    content = document("Clocks")
+    (paragraph,) = content["data"][0]["paragraphs"]
+    paragraph["qas"][0]["answers"].append({"text": "in 1424", "answer_start": paragraph["context"].index("in 1424")})
+    (official / "dev-v2.0.json").write_text(json.dumps(content), encoding="utf-8")
+    assert fingerprint() != first
 
 
 def test_a_long_question_is_cut_and_counted(official: Path, tokenizer: Tokenizer) -> None:
