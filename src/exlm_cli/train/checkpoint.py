@@ -31,7 +31,11 @@ MANIFEST_FILE = "manifest.json"
 def checkpoint_paths(run: Path) -> list[Path]:
     """Return the checkpoints of a run, newest first."""
     steps = [p for p in (run / "checkpoints").glob("step-*") if p.name.removeprefix("step-").isdecimal()]
-    return sorted(steps, key=lambda p: int(p.name.removeprefix("step-")), reverse=True)
+    return sorted(steps, key=_step_of, reverse=True)
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.partition("-")[2])
 
 
 def save_checkpoint(
@@ -44,7 +48,7 @@ def save_checkpoint(
     keep_last: int,
     resume_command: str | None = None,
 ) -> Path:
-    """Write `checkpoints/step-N/` and remove all but the newest `keep_last`.
+    """Write `checkpoints/step-N/` and remove all but the newest `keep_last` up to it.
 
     Args:
         run: Run directory.
@@ -58,13 +62,15 @@ def save_checkpoint(
     Raises:
         CheckpointError: The file system refuses; nothing named `step-N` is left behind.
 
-    A whole `step-N` that is already there (a run stopped right after saving) is kept as it is.
+    A whole `step-N` that is already there (a run stopped right after saving) is kept as it is. One beyond N is there
+    only because it was refused, and stays until the run comes by again.
     """
     final = run / "checkpoints" / f"step-{step}"
     if not (final.exists() and verify_checkpoint(final) is None):
         tensors = {MODEL_FILE: _model_tensors(model), OPTIMIZER_FILE: _optimizer_tensors(model, optimizer)}
         _write_whole(final, step, tensors, state, resume_command or f"exlm pretrain --resume {run}")
-    for old in checkpoint_paths(run)[keep_last:]:
+    up_to_it = [path for path in checkpoint_paths(run) if _step_of(path) <= step]
+    for old in up_to_it[keep_last:]:
         shutil.rmtree(old)
     return final
 
@@ -90,7 +96,7 @@ def save_best(run: Path, step: int, model: nn.Module, state: dict[str, Any], *, 
 def best_paths(run: Path) -> list[Path]:
     """Return the `best-N` of a run, newest first; more than one only until the next checkpoint is saved."""
     best = [p for p in (run / "checkpoints").glob("best-*") if p.name.removeprefix("best-").isdecimal()]
-    return sorted(best, key=lambda p: int(p.name.removeprefix("best-")), reverse=True)
+    return sorted(best, key=_step_of, reverse=True)
 
 
 def _write_whole(

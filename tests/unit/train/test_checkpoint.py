@@ -53,7 +53,7 @@ def test_an_untrained_model_can_be_saved(tmp_path: Path) -> None:
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
-    for step in (1, 2, 10, 9):
+    for step in (1, 2, 9, 10):
         _save(tmp_path, step, keep_last=2)
     assert [p.name for p in ckpt.checkpoint_paths(tmp_path)] == ["step-10", "step-9"]
 
@@ -82,6 +82,20 @@ def _flip_a_bit(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize("keep_last", [1, 2])
+def test_what_was_just_written_stays_whatever_lies_beyond_it(tmp_path: Path, keep_last: int) -> None:
+    """A run whose step 200 was refused goes on from step 10, and keeps as many of its own as it was told."""
+    for step in (10, 200):
+        _save(tmp_path, step)
+    _truncate(tmp_path / "checkpoints/step-200" / ckpt.MODEL_FILE)
+    path = _save(tmp_path, 20, keep_last)
+    assert ckpt.verify_checkpoint(path) is None
+    assert ckpt.newest_good_checkpoint(tmp_path, lambda _: None) == path
+    kept = [p.name for p in ckpt.checkpoint_paths(tmp_path)]
+    assert kept == ["step-200", "step-20", "step-10"][: keep_last + 1]
+    assert ckpt.verify_checkpoint(_save(tmp_path, 200, keep_last)) is None
 
 
 @pytest.mark.parametrize("name", [ckpt.MODEL_FILE, ckpt.OPTIMIZER_FILE, ckpt.STATE_FILE])
