@@ -83,17 +83,24 @@ def prepare_data(recipe: PretrainRecipe, *, rejected_csv: Path | None, progress:
                     _build(directory, Splits(recipe, tokenizer, train, valid, fingerprint, progress))
                     prepared = _load(directory, tokenizer, was_cached=False, progress=progress)
         assert prepared is not None
-    if prepared.num_rejected and rejected_csv is not None:
-        _copy_rejected(directory / REJECTED, rejected_csv)
-        progress.message(f"skipped {prepared.num_rejected:,} rows; they are listed in {rejected_csv}")
+    if rejected_csv is not None:
+        list_rejected(prepared, rejected_csv, progress)
     return prepared
 
 
-def _copy_rejected(source: Path, target: Path) -> None:
+def list_rejected(data: PreparedData, rejected_csv: Path, progress: Progress) -> None:
+    """Write the CSV of rejected rows, if there are any.
+
+    Raises:
+        DataError: It cannot be written.
+    """
+    if not data.num_rejected:
+        return
     try:
-        shutil.copyfile(source, target)
+        shutil.copyfile(data.train.directory.parent / REJECTED, rejected_csv)
     except OSError as error:
-        raise DataError(f"{target}: the rejected rows cannot be listed there: {error.strerror}") from error
+        raise DataError(f"{rejected_csv}: the rejected rows cannot be listed there: {error.strerror}") from error
+    progress.message(f"skipped {data.num_rejected:,} rows; they are listed in {rejected_csv}")
 
 
 def _obtain_tokenizer(recipe: PretrainRecipe, train: list[Identified], cache: Path, progress: Progress) -> Tokenizer:

@@ -1,5 +1,6 @@
 """Pre-training: wires data, model, objective and loop of a recipe."""
 
+import functools
 import hashlib
 import json
 import time
@@ -19,7 +20,7 @@ from exlm_cli.data.batch import Batch
 from exlm_cli.data.expansion import collate, expand
 from exlm_cli.data.masking import IntArray, SpecialTokens, mask_sequence, sample_rng
 from exlm_cli.data.prefetch import prefetch
-from exlm_cli.data.prepare import PreparedData, prepare_data
+from exlm_cli.data.prepare import PreparedData, list_rejected, prepare_data
 from exlm_cli.data.sampler import EpochPlan, cut_microbatches, longest_expanded, plan_epoch
 from exlm_cli.data.shards import TokenDataset
 from exlm_cli.data.tokenizer import Tokenizer
@@ -27,8 +28,15 @@ from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.alignment import choose_backend
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.run_dir import MetricsLog, create_run_dir, removed_on_failure, update_run_json, write_atomically
-from exlm_cli.train.checkpoint import newest_good_checkpoint, remove_unfinished
+from exlm_cli.run_dir import (
+    MetricsLog,
+    create_run_dir,
+    read_run_json,
+    removed_on_failure,
+    update_run_json,
+    write_atomically,
+)
+from exlm_cli.train.checkpoint import checkpoint_paths, newest_good_checkpoint, remove_unfinished
 from exlm_cli.train.evaluation import evaluate_batch, summarise
 from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.loop_state import LoopResult
@@ -134,57 +142,62 @@ def run_pretraining(
         torch.set_num_threads(recipe.train.num_threads)
     run = resume if resume is not None else create_run_dir(out, recipe.name)
     with removed_on_failure(run, is_new=resume is None):
-        data = prepare_data(recipe, rejected_csv=run / "rejected.csv", progress=progress)
-        data.tokenizer.save(run / "tokenizer.json")
-        if resume is None:
-            write_atomically(run / "recipe.yaml", dump_recipe(recipe).encode())
-    started_s = time.time()
+        read_run_json(run)  # a damaged one is told before anything is changed
+        data = prepare_data(recipe, rejected_csv=None, progress=progress)
+        started_s = time.time()
+        model = build_model(recipe, data.tokenizer, device)
+        task = PretrainTask(recipe, data, model, device)
+        num_parameters = sum(p.numel() for p in model.parameters())
+        progress.message(
+            f"{recipe.name}: {num_parameters / 1e6:.1f} M parameters, {len(data.train):,} sequences, "
+            f"{data.train.num_tokens:,} tokens, on {describe_device(device)}; results in {run}"
+        )
+        described = {"device": describe_device(device), "started_unix_s": round(started_s, 3)}
+        if model.transition is not None:
+            # chosen, and where need be built, before the first step
+            backend = choose_backend(recipe.train.alignment_backend, torch.float32, device.type)
+            progress.message(f"alignment backend: {backend}")
+            described["alignment_backend"] = backend
+        loop = TrainingLoop(
+            task,
+            recipe.train,
+            recipe.optim,
+            seed=recipe.seed,
+            run=run,
+            metrics=MetricsLog(run / "metrics.jsonl"),
+            progress=progress,
+            resume_command=f"exlm pretrain --resume {run}",
+            on_row=tensorboard_writer(run) if recipe.train.tensorboard else None,
+        )
+        if resume is not None:
+            _resume(loop, run, progress)
+        # only now: a run whose checkpoint refuses the recipe or the data keeps every file it has
+        list_rejected(data, run / "rejected.csv", progress)
+        _describe_run(run, recipe, data, described)
+    result = loop.fit()
+    update_run_json(
+        run, {"parameters": num_parameters, "steps": result.steps, "train_time_s": round(result.elapsed_s, 1)}
+    )
+    return _result(run, result)
+
+
+def _describe_run(run: Path, recipe: PretrainRecipe, data: PreparedData, fields: dict[str, Any]) -> None:
+    data.tokenizer.save(run / "tokenizer.json")
     update_run_json(
         run,
         {
             "command": "pretrain",
-            "device": describe_device(device),
             "seed": recipe.seed,
             "data_fingerprint": data.fingerprint,
             "num_rejected_rows": data.num_rejected,
             "train_sequences": len(data.train),
             "train_tokens": data.train.num_tokens,
             "valid_sequences": len(data.valid),
-            "started_unix_s": round(started_s, 3),
+            **fields,
         },
     )
-    model = build_model(recipe, data.tokenizer, device)
-    task = PretrainTask(recipe, data, model, device)
-    num_parameters = sum(p.numel() for p in model.parameters())
-    progress.message(
-        f"{recipe.name}: {num_parameters / 1e6:.1f} M parameters, {len(data.train):,} sequences, "
-        f"{data.train.num_tokens:,} tokens, on {describe_device(device)}; results in {run}"
-    )
-    if model.transition is not None:
-        # chosen, and where need be built, before the first step
-        backend = choose_backend(recipe.train.alignment_backend, torch.float32, device.type)
-        progress.message(f"alignment backend: {backend}")
-        update_run_json(run, {"alignment_backend": backend})
-    loop = TrainingLoop(
-        task,
-        recipe.train,
-        recipe.optim,
-        seed=recipe.seed,
-        run=run,
-        metrics=MetricsLog(run / "metrics.jsonl"),
-        progress=progress,
-        resume_command=f"exlm pretrain --resume {run}",
-        on_row=tensorboard_writer(run) if recipe.train.tensorboard else None,
-    )
-    if resume is not None:
-        _resume(loop, run, progress)
-        # only now: a recipe that the checkpoint refuses must not replace the one it was trained with
-        write_atomically(run / "recipe.yaml", dump_recipe(recipe).encode())
-    result = loop.fit()
-    update_run_json(
-        run, {"parameters": num_parameters, "steps": result.steps, "train_time_s": round(result.elapsed_s, 1)}
-    )
-    return _result(run, result)
+    # last: a run directory is one that has its recipe
+    write_atomically(run / "recipe.yaml", dump_recipe(recipe).encode())
 
 
 def resume_pretraining(run: Path, overrides: Sequence[str] = (), *, progress: Progress | None = None) -> PretrainResult:
@@ -265,7 +278,7 @@ def recipe_identity(recipe: PretrainRecipe) -> str:
 
 
 def tensorboard_writer(run: Path) -> Callable[[dict[str, Any]], None]:
-    """Return a function that writes rows of metrics as TensorBoard scalars.
+    """Return a function that writes rows of metrics as TensorBoard scalars; the first row makes their folder.
 
     Raises:
         ConfigError: TensorBoard is not installed.
@@ -276,9 +289,10 @@ def tensorboard_writer(run: Path) -> Callable[[dict[str, Any]], None]:
         raise ConfigError(
             "`train.tensorboard` is on, but TensorBoard is not installed", "pip install 'exlm-cli[tensorboard]'"
         ) from error
-    writer = SummaryWriter(str(run / "tensorboard"))
+    open_writer = functools.cache(lambda: SummaryWriter(str(run / "tensorboard")))
 
     def write(row: dict[str, Any]) -> None:
+        writer = open_writer()
         for name, value in row.items():
             if name not in ("kind", "step"):
                 writer.add_scalar(f"{row['kind']}/{name}", value, row["step"])
@@ -288,13 +302,25 @@ def tensorboard_writer(run: Path) -> Callable[[dict[str, Any]], None]:
 
 
 def _resume(loop: TrainingLoop, run: Path, progress: Progress) -> None:
-    remove_unfinished(run)
+    """Take the newest whole checkpoint, or begin anew where none was saved.
+
+    Raises:
+        CheckpointError: It is of other data or another recipe, or there are checkpoints and none is whole.
+    """
     checkpoint = newest_good_checkpoint(run, progress.message)
     if checkpoint is None:
-        progress.message(f"{run} has no whole checkpoint yet; starting from step 0")
+        refused = checkpoint_paths(run)
+        if refused:
+            raise CheckpointError(
+                f"{run}: none of its checkpoints can be trusted: {', '.join(path.name for path in refused)}",
+                f"restore their files, or delete {run / 'checkpoints'} to train again from step 0",
+            )
         loop.metrics.truncate_after(0)
+        remove_unfinished(run)
+        progress.message(f"{run} has no checkpoint yet; starting from step 0")
         return
     loop.resume(checkpoint)
+    remove_unfinished(run)
     progress.message(f"resuming at step {loop.state.step} of {loop.total_steps} from {checkpoint}")
 
 

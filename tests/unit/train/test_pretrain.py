@@ -1,6 +1,8 @@
 """Wiring of a pre-training run: what it writes, what can be read back, and each way it can be refused."""
 
 import json
+import re
+import shutil
 import sys
 import types
 from pathlib import Path
@@ -92,13 +94,68 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(cache: Path, 
 
 def test_resuming_where_nothing_was_saved_starts_again(run: Path, cache: Path, tmp_path: Path) -> None:
     fresh = run_pretraining(_recipe(cache), out=tmp_path / "run").run_dir
-    for step in (3, 6):
-        (fresh / f"checkpoints/step-{step}/model.safetensors").write_bytes(b"")
+    shutil.rmtree(fresh / "checkpoints")
     said: list[str] = []
     result = resume_pretraining(fresh, progress=_Recorder(said))
     assert result.metrics == run_pretraining(_recipe(cache), out=tmp_path / "third").metrics
+    assert f"{fresh} has no checkpoint yet; starting from step 0" in said
+    assert [row["loss"] for row in read_metrics(fresh / "metrics.jsonl")] == [
+        row["loss"] for row in read_metrics(run / "metrics.jsonl")
+    ]
+
+
+def test_damaged_checkpoints_alone_are_no_reason_to_start_again(cache: Path, tmp_path: Path) -> None:
+    """What was trained may still be mended, so it is the user who gives it up."""
+    fresh = run_pretraining(_recipe(cache), out=tmp_path / "run").run_dir
+    for step in (3, 6):
+        (fresh / f"checkpoints/step-{step}/model.safetensors").write_bytes(b"")
+    before, said = _files(fresh), list[str]()
+    message = f"{fresh}: none of its checkpoints can be trusted: step-6, step-3"
+    with pytest.raises(CheckpointError, match=rf"^{re.escape(message)}$") as caught:
+        resume_pretraining(fresh, progress=_Recorder(said))
+    assert caught.value.hint == f"restore their files, or delete {fresh}/checkpoints to train again from step 0"
     assert sum("is refused: model.safetensors has 0 bytes" in line for line in said) == 2
-    assert any(line.endswith("has no whole checkpoint yet; starting from step 0") for line in said)
+    assert _files(fresh) == before
+
+
+@pytest.mark.parametrize(("overrides", "what"), [(["optim.lr=0.5"], "recipe"), ([], "data fingerprint")])
+def test_a_refused_resumption_leaves_every_file_as_it_was(
+    cache: Path, tmp_path: Path, overrides: list[str], what: str
+) -> None:
+    """Other data have another tokenizer, other counts and other rejected rows, none of which may reach the run."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"text": "row {n} of many"}}\n' for n in range(200)) + "{}\n")
+    data = {"train": [str(rows)], "column": "text", "on_invalid": "skip"}
+    run = run_pretraining(_recipe(cache, data=data), out=tmp_path / "run").run_dir
+    (run / "checkpoints/.writing-step-9").mkdir()
+    before = _files(run)
+    assert {"rejected.csv", "tokenizer.json", "run.json", "recipe.yaml", "metrics.jsonl"} <= set(before)
+    if what == "data fingerprint":
+        rows.write_text(rows.read_text() + "[]\n" + '{"text": "another row of words"}\n' * 20)
+    with pytest.raises(CheckpointError, match=rf"step-6: the {what} is not the one this run began with$"):
+        resume_pretraining(run, overrides)
+    assert _files(run) == before
+
+
+@pytest.mark.parametrize("name", ["run.json", "metrics.jsonl"])
+def test_a_damaged_description_is_refused_before_anything_is_changed(cache: Path, tmp_path: Path, name: str) -> None:
+    run = run_pretraining(_recipe(cache), out=tmp_path / "run").run_dir
+    (run / name).write_text("[]\n")
+    before = _files(run)
+    with pytest.raises(CheckpointError, match=re.escape(str(run / name))):
+        resume_pretraining(run, ["train.validate_every_steps=2"])
+    assert _files(run) == before
+
+
+def test_a_new_run_that_cannot_begin_leaves_no_folder(cache: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ConfigError, match=r"TensorBoard is not installed$"):
+        run_pretraining(_recipe(cache, train={"tensorboard": True}), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def _files(run: Path) -> dict[str, bytes | None]:
+    return {p.relative_to(run).as_posix(): p.read_bytes() if p.is_file() else None for p in run.rglob("*")}
 
 
 class _Recorder:
