@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.run_dir import read_metrics
 from exlm_cli.tasks import cell as cell_module
+from exlm_cli.tasks import finetune
 from exlm_cli.tasks.downstream import Loss
 from exlm_cli.tasks.finetune import run_finetuning
 from exlm_cli.tasks.finetuned import load_finetuned
@@ -21,6 +23,7 @@ from tests.unit.tasks.synthetic import (
     finetune_recipe,
     make_pretrained,
     run_tiny,
+    untimed,
 )
 
 
@@ -116,6 +119,35 @@ def test_a_grid_killed_between_cells_goes_on_where_it_was(
     assert len(cells(out)) == killed_at - 1
     run_finetuning(recipe, checkpoint=None, resume=out, task=WordTask())
     assert_same_run(out, searched)
+
+
+def choose_by_seeds(cells: list[dict[str, Any]], metric: str, aggregate: str) -> float:
+    """Stand for a selection value: with seed 7 the larger learning rate is better, else the smaller one."""
+    has_7 = any(cell["seed"] == 7 for cell in cells)
+    return float(cells[0]["grid"]["optim.lr"] * (1 if has_7 else -1))
+
+
+def test_a_point_that_wins_with_other_seeds_has_its_weights_again(
+    pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finetune, "selection_value", choose_by_seeds)
+
+    def recipe(*seeds: int) -> FinetuneRecipe:
+        return finetune_recipe(grid={"optim.lr": [1e-5, 3e-3]}, seeds=seeds, train={"max_epochs": 1})
+
+    def kept(run: Path) -> set[str]:
+        return {str(path.parents[2].relative_to(run / "cells")) for path in run.rglob("model.safetensors")}
+
+    run, fresh = tmp_path / "run", tmp_path / "fresh"
+    small = run_finetuning(recipe(1, 2), checkpoint=pretrained, out=run, use_grid=True, task=WordTask()).results
+    assert kept(run) == {f"{small['grid_best']['label']}/seed-{seed}" for seed in (1, 2)}
+    run_finetuning(recipe(1, 2, 7), checkpoint=None, resume=run, task=WordTask())
+    run_finetuning(recipe(1, 2, 7), checkpoint=pretrained, out=fresh, use_grid=True, task=WordTask())
+    assert_same_run(run, fresh)
+    assert sorted(load_finetuned(run, device="cpu").runners) == [1, 2, 7]
+    again = run_finetuning(recipe(1, 2), checkpoint=None, resume=run, task=WordTask()).results
+    assert untimed(again) == untimed(small)
+    assert sorted(load_finetuned(run, device="cpu").runners) == [1, 2]
 
 
 @pytest.fixture(scope="module")

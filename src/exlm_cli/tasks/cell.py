@@ -48,6 +48,11 @@ class Cell:
         return (self.folder / RESULT_FILE).is_file()
 
     @property
+    def has_weights(self) -> bool:
+        """Whether the weights of its best epoch are there; `drop_weights` takes them."""
+        return bool(best_paths(self.folder))
+
+    @property
     def label(self) -> str:
         """Names it on a bar."""
         return f"seed {self.seed}" if self.point.label == NO_GRID else f"{self.point.label} seed {self.seed}"

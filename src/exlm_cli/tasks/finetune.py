@@ -18,7 +18,7 @@ from exlm_cli.config.load import dump_recipe
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import create_run_dir, read_run_json, removed_on_failure, update_run_json, write_atomically
-from exlm_cli.tasks.cell import Cell, drop_weights, run_cell
+from exlm_cli.tasks.cell import RESULT_FILE, Cell, drop_weights, run_cell
 from exlm_cli.tasks.downstream import DownstreamTask
 from exlm_cli.tasks.finetune_run import check_resumed, collect_results, describe_run
 from exlm_cli.tasks.finetune_task import TaskData, encode_task
@@ -171,7 +171,11 @@ def _run_cells(
     device: torch.device,
     progress: Progress,
 ) -> GridPoint:
-    """Run what is still to be run of every cell and return the best grid point; only its weights are kept."""
+    """Run what is still to be run of every cell and return the best grid point; only its weights are kept.
+
+    With seeds added or left out, a point whose weights were dropped may become the best one. Its cells are then trained
+    again, on a CPU to the same bits.
+    """
     best, best_value = points[0], None
     cells = [[Cell(p, seed, cell_folder(run, p.label, seed)) for seed in recipe.seeds] for p in points]
     num_done = sum(cell.is_done for of_point in cells for cell in of_point)
@@ -191,6 +195,12 @@ def _run_cells(
                 best, best_value, loser = point, value, best
             if loser is not best:
                 drop_weights(run, loser.label, recipe.seeds)
+    of_best = next(of_point for of_point in cells if of_point[0].point is best)
+    for cell in of_best:
+        if len(points) > 1 and not cell.has_weights:
+            progress.message(f"{cell.label}: trained again: the best with these seeds, its weights were deleted before")
+            (cell.folder / RESULT_FILE).unlink()
+            run_cell(cell, initial, data, device, progress, resume_command=_resume_command(run))
     return best
 
 
