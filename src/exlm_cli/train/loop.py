@@ -9,7 +9,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -81,15 +81,19 @@ class TrainingLoop:
         self._tokens_since_log = 0
         self._busy_since_log_s = 0.0
 
-    def resume(self, checkpoint: Path) -> None:
+    def resume(self, checkpoint: Path, *, formerly: Mapping[str, str] | None = None) -> None:
         """Continue from a verified checkpoint.
+
+        Args:
+            checkpoint: Which.
+            formerly: Entries of the task's identity as an earlier version of this package would have written them.
 
         Raises:
             CheckpointError: It belongs to other data or another recipe.
         """
-        saved = load_state(checkpoint)
+        saved, formerly = load_state(checkpoint), formerly or {}
         for name, value in self.task.identity.items():
-            if saved["identity"].get(name) != value:
+            if saved["identity"].get(name) not in (value, formerly.get(name, value)):
                 raise CheckpointError(
                     f"{checkpoint}: the {name} is not the one this run began with",
                     "an exact resume needs the same inputs and recipe; start a new run for changed ones",

@@ -69,7 +69,7 @@ class PretrainTask:
         self.autocast_dtype = autocast_dtype(recipe.train, device)
         self.identity = {
             "data fingerprint": data.fingerprint,
-            "recipe": recipe_identity(recipe),
+            "recipe": trained_identity(recipe),
         }
 
     def plan(self, epoch: int) -> EpochPlan:
@@ -170,7 +170,7 @@ def run_pretraining(
             on_row=tensorboard_writer(run) if recipe.train.tensorboard else None,
         )
         if resume is not None:
-            _resume(loop, run, progress)
+            _resume(loop, run, recipe, progress)
         # only now: a run whose checkpoint refuses the recipe or the data keeps every file it has
         list_rejected(data, run / "rejected.csv", progress)
         _describe_run(run, recipe, data, described)
@@ -260,8 +260,38 @@ def autocast_dtype(train: TrainConfig | FinetuneTrainConfig, device: torch.devic
     return torch.bfloat16 if wants_bf16 else None
 
 
-def recipe_identity(recipe: PretrainRecipe) -> str:
-    """Return a hash of everything in a recipe that decides the weights; how often to look or save does not."""
+_PLACES = {"data": ("train", "valid", "cache_dir"), "tokenizer": ("path",)}
+"""Where inputs are. The data fingerprint holds what they are, the tokenizer included."""
+
+
+def trained_identity(recipe: PretrainRecipe) -> str:
+    """Return a hash of what decides the weights beside the data fingerprint; where the data lie does not."""
+    content = _decisive(recipe)
+    for section, names in _PLACES.items():
+        for name in names:
+            del content[section][name]
+    return _sha256(content)
+
+
+def recipe_identity(recipe: PretrainRecipe, *, begun: PretrainRecipe | None = None) -> str:
+    """Return a hash of everything in a recipe that decides the weights; how often to look or save does not.
+
+    Inputs are in it by name: it is for who has no data fingerprint beside it. Checkpoints held it before they held
+    `trained_identity`.
+
+    Args:
+        recipe: What is hashed.
+        begun: Take the inputs' names from this one.
+    """
+    content = _decisive(recipe)
+    if begun is not None:
+        then = _decisive(begun)
+        for section, names in _PLACES.items():
+            content[section] |= {name: then[section][name] for name in names}
+    return _sha256(content)
+
+
+def _decisive(recipe: PretrainRecipe) -> dict[str, Any]:
     content = recipe.model_dump(mode="json", exclude={"name", "purpose", "paper", "device"})
     for key in (
         "validate_every_steps",
@@ -274,6 +304,10 @@ def recipe_identity(recipe: PretrainRecipe) -> str:
         del content["train"][key]
     if content["optim"]["warmup_ratio"] is None:
         del content["optim"]["warmup_ratio"]  # so that runs begun before this key existed can still be resumed
+    return content
+
+
+def _sha256(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -301,7 +335,7 @@ def tensorboard_writer(run: Path) -> Callable[[dict[str, Any]], None]:
     return write
 
 
-def _resume(loop: TrainingLoop, run: Path, progress: Progress) -> None:
+def _resume(loop: TrainingLoop, run: Path, recipe: PretrainRecipe, progress: Progress) -> None:
     """Take the newest whole checkpoint, or begin anew where none was saved.
 
     Raises:
@@ -319,7 +353,8 @@ def _resume(loop: TrainingLoop, run: Path, progress: Progress) -> None:
         remove_unfinished(run)
         progress.message(f"{run} has no checkpoint yet; starting from step 0")
         return
-    loop.resume(checkpoint)
+    begun = load_recipe(str(run / "recipe.yaml"))
+    loop.resume(checkpoint, formerly={"recipe": recipe_identity(recipe, begun=begun)})
     remove_unfinished(run)
     progress.message(f"resuming at step {loop.state.step} of {loop.total_steps} from {checkpoint}")
 

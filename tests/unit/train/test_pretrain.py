@@ -1,5 +1,6 @@
 """Wiring of a pre-training run: what it writes, what can be read back, and each way it can be refused."""
 
+import hashlib
 import json
 import re
 import shutil
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from exlm_cli.config.load import load_recipe
 from exlm_cli.config.recipes import PretrainRecipe
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.run_dir import read_metrics, read_run_json
@@ -20,10 +22,13 @@ from exlm_cli.train.pretrain import (
     resume_pretraining,
     run_pretraining,
     tensorboard_writer,
+    trained_identity,
     validation_indices,
 )
 from exlm_cli.train.pretrained import load_pretrained, pick_device
 from tests.tiny import tiny_recipe
+
+PLACES = {"train": ["a.txt"], "valid": ["b.txt"], "cache_dir": "c"}
 
 
 def _recipe(cache: Path, **sections: Any) -> PretrainRecipe:
@@ -196,6 +201,60 @@ def test_what_does_not_decide_the_weights_may_change_between_runs() -> None:
     assert recipe_identity(tiny_recipe(name="other", train={"validate_every_steps": 77, "keep_last": 9})) == base
     assert recipe_identity(tiny_recipe(optim={"lr": 2e-3})) != base
     assert recipe_identity(tiny_recipe(seed=3)) != base
+
+
+def test_where_the_inputs_lie_decides_no_weights() -> None:
+    """Of whatever else is in a recipe the two identities say the same."""
+    base, moved = tiny_recipe(), tiny_recipe(data=PLACES, tokenizer={"path": "t.json"})
+    assert trained_identity(moved) == trained_identity(base)
+    assert recipe_identity(moved) != recipe_identity(base)
+    assert recipe_identity(moved, begun=base) == recipe_identity(base)
+    for sections in ({"seed": 3}, {"data": {"sequence_length": 12}}, {"tokenizer": {"vocab_size": 290}}):
+        assert trained_identity(tiny_recipe(**sections)) != trained_identity(base)
+        assert recipe_identity(tiny_recipe(**sections), begun=base) != recipe_identity(base)
+    for name in PLACES:
+        assert recipe_identity(tiny_recipe(data={name: PLACES[name]})) != recipe_identity(base)
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_run_goes_on_with_data_that_were_moved(cache: Path, tmp_path: Path, is_old: bool) -> None:
+    """Also from checkpoints that hold the identity of before, in which inputs have their names."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    for name, count in (("train.txt", 200), ("valid.txt", 20)):
+        (here / name).write_text("".join(f"row {n} of {name}\n\n" for n in range(count)))
+    data = {"train": [str(here / "train.txt")], "valid": [str(here / "valid.txt")]}
+    recipe = _recipe(tmp_path / "cache", data=data)
+    whole = run_pretraining(recipe, out=tmp_path / "whole")
+    run = tmp_path / "run"
+    shutil.copytree(whole.run_dir, run)
+    shutil.rmtree(run / "checkpoints/step-6")
+    if is_old:
+        _rewrite_state(run / "checkpoints/step-3", {"recipe": recipe_identity(recipe)})
+    shutil.move(here, there)
+    shutil.rmtree(tmp_path / "cache")
+    moved = [
+        f"data.train=[{there}/train.txt]", f"data.valid=[{there}/valid.txt]", f"data.cache_dir={tmp_path}/other",
+        f"tokenizer.path={whole.run_dir}/tokenizer.json",
+    ]  # fmt: skip
+    with pytest.raises(CheckpointError, match=r"step-3: the recipe is not the one this run began with$"):
+        resume_pretraining(run, [*moved, "optim.lr=0.5"])
+    result = resume_pretraining(run, moved)
+    assert result.metrics == whole.metrics
+    weights = "checkpoints/step-6/model.safetensors"
+    assert (run / weights).read_bytes() == (whole.run_dir / weights).read_bytes()
+    assert load_recipe(str(run / "recipe.yaml")).data.train == (str(there / "train.txt"),)
+
+
+def _rewrite_state(checkpoint: Path, identity: dict[str, str]) -> None:
+    """Change what a checkpoint says it was trained with, and its manifest with it."""
+    state = checkpoint / "state.json"
+    content = json.loads(state.read_text())
+    state.write_text(json.dumps(content | {"identity": content["identity"] | identity}))
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    sha256 = hashlib.sha256(state.read_bytes()).hexdigest()
+    manifest["files"]["state.json"] = {"bytes": state.stat().st_size, "sha256": sha256}
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
 
 
 def test_validation_takes_evenly_spread_sequences() -> None:
