@@ -3,15 +3,15 @@
 - A cell that is empty or says na, n/a, nan, null, none or `-`, in any case, is missing.
 - 1, true, yes, t, y are positive, 0, false, no, f, n negative, in any case. A column of such cells is a 0/1 label
   (`binary`), and so are several such columns (`multi_label`).
-- One column of two other texts or numbers, or of more texts, holds classes. Classes are sorted, numbers by value; of
-  two, the second one is the positive class of ROC-AUC, average precision and F1.
+- One column of two other texts or numbers, or of more texts, holds classes. Classes are sorted, numbers by value, and
+  `1.0` is the class `1`; of two, the second one is the positive class of ROC-AUC, average precision and F1.
 - More than two numbers are values to predict (`regression`); several columns of numbers too.
 - A column that is mostly numbers with some text in it is refused with its first text, not taken for classes.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -186,7 +186,8 @@ def _classes(table: Table, cells: dict[str, tuple[str, ...]]) -> Labels:
             "give one label column, or `--set task.label_kind=multi_label` for columns of 0 and 1",
         )
     ((name, column),) = cells.items()
-    counts = Counter(cell for cell in column if not _is_missing(cell))
+    names_of_cells = _class_names({cell for cell in column if not _is_missing(cell)})
+    counts = Counter(names_of_cells[cell] for cell in column if cell in names_of_cells)
     if len(counts) < 2:
         raise DataError(f"{table.path}: `{name}` is `{next(iter(counts))}` in every row that has it: nothing to learn")
     if len(counts) > _MOST_CLASSES:
@@ -195,12 +196,22 @@ def _classes(table: Table, cells: dict[str, tuple[str, ...]]) -> Labels:
             "is it another column that holds the labels?",
         )
     are_numbers = all(_number(text) is not None for text in counts)
-    names = sorted(counts, key=(lambda text: (float(text), text)) if are_numbers else None)
-    index = {text: float(number) for number, text in enumerate(names)}
-    targets = np.array([[index.get(cell, math.nan)] for cell in column])
+    names = sorted(counts, key=float if are_numbers else None)
+    index = {name: float(number) for number, name in enumerate(names)}
+    targets = np.array([[index[names_of_cells[cell]] if cell in names_of_cells else math.nan] for cell in column])
     listed = name_some((f"`{text}` ({counts[text]:,})" for text in names), most=10)
     positive = f"; `{names[1]}` is the positive one" if len(names) == 2 else ""
     return Labels("classes", tuple(names), targets, (f"found {len(names)} classes of `{name}`: {listed}{positive}",))
+
+
+def _class_names(cells: Collection[str]) -> dict[str, str]:
+    """Return the class of each text: itself, or where all are numbers, the shortest text of its value."""
+    if any(_number(cell) is None for cell in cells):
+        return {cell: cell for cell in cells}
+    shortest: dict[float, str] = {}
+    for cell in sorted(cells, key=lambda cell: (len(cell), cell)):
+        shortest.setdefault(float(cell), cell)
+    return {cell: shortest[float(cell)] for cell in cells}
 
 
 def _is_missing(cell: str) -> bool:

@@ -34,6 +34,8 @@ def read(kind: LabelKind = "auto", **columns: str) -> Labels:
         ({"y": "low|high|mid"}, "classes", ("high", "low", "mid"), [[1], [0], [2]]),
         ({"y": "10|9|10"}, "classes", ("9", "10"), [[1], [0], [1]]),
         ({"y": "-1|1"}, "classes", ("-1", "1"), [[0], [1]]),
+        ({"y": "2|1.0|1|2.00||01"}, "classes", ("1", "2"), [[1], [0], [0], [1], [NAN], [0]]),
+        ({"y": "a|1|1.0|b|a"}, "classes", ("1", "1.0", "a", "b"), [[2], [0], [1], [3], [2]]),
         ({"y": "0.5|2|1e-3|null"}, "regression", ("y",), [[0.5], [2], [0.001], [NAN]]),
         ({"a": "1|0", "b": "0.5|2"}, "regression", ("a", "b"), [[1, 0.5], [0, 2]]),
     ],
@@ -48,11 +50,13 @@ def test_what_was_found_is_told() -> None:
     assert read(y="1|0|0|0|").notes == ("found a 0/1 label, `y`, positive in 25.0 % of the rows",)
     assert read(a="1|0", b="1|1").notes == ("found 2 0/1 labels, positive in 50.0 %, 100.0 % of the rows",)
     assert read(y="b|a|b").notes == ("found 2 classes of `y`: `a` (1), `b` (2); `b` is the positive one",)
+    assert read(y="1.0|2|1").notes == ("found 2 classes of `y`: `1` (2), `2` (1); `2` is the positive one",)
     assert read(y="1|2|3").notes[0].startswith("found values to predict in `y`; `--set task.label_kind=")
 
 
 def test_the_kind_can_be_said() -> None:
     assert read("classes", y="0|1|2|1").names == ("0", "1", "2")
+    assert read("classes", y="0|1|2|1.0|-0").names == ("0", "1", "2")
     assert read("regression", y="0|1|1").loss == "regression"
     assert read("multi_label", y="0|1|1").loss == "binary"
 
@@ -79,6 +83,7 @@ def test_the_kind_can_be_said() -> None:
         ),
         ("regression", {"y": "1|high"}, "a.csv:3: `y` is `high`; accepted: a finite number, or empty"),
         ("regression", {"y": "1|nan|inf"}, "a.csv:4: `y` is `inf`; accepted: a finite number, or empty"),
+        ("classes", {"y": "7|7.0"}, "a.csv: `y` is `7` in every row that has it: nothing to learn"),
         ("classes", {"a": "x|y", "b": "x|y"}, "a.csv: 2 label columns cannot be `classes`: each row has one class"),
         (
             "auto",
