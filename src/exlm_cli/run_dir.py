@@ -135,7 +135,7 @@ def update_run_json(run: Path, fields: dict[str, Any]) -> None:
     earlier = {name: before[name] for name in environment if name in before}
     if earlier and earlier != environment:
         content["earlier_environments"] = [*before.get("earlier_environments", []), earlier]
-    write_atomically(run / RUN_FILE, (json.dumps(_finite(content), indent=1) + "\n").encode())
+    write_atomically(run / RUN_FILE, (json.dumps(finite_or_none(content), indent=1) + "\n").encode())
 
 
 def read_run_json(run: Path) -> dict[str, Any]:
@@ -210,7 +210,7 @@ class MetricsLog:
         """
         try:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(_finite(row)) + "\n")
+                file.write(json.dumps(finite_or_none(row)) + "\n")
         except OSError as error:
             raise CheckpointError(f"{self.path}: a row could not be added: {_reason(error)}", _DISK_HINT) from error
 
@@ -247,12 +247,12 @@ def find_newest_run(root: Path, accept: Callable[[Path], bool]) -> Path | None:
     return next((path.parent for path in found if accept(path.parent)), None)
 
 
-def _finite(value: Any) -> Any:
+def finite_or_none(value: Any) -> Any:
     """Replace inf and nan, which JSON does not have, by None."""
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
+        return {key: finite_or_none(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
+        return [finite_or_none(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -195,3 +195,12 @@ def test_a_table_is_no_matter_for_a_log() -> None:
     with LineProgress(stream).board("a grid", ["row"], ["column"]) as board:
         board.show("row", "column", "42%")
     assert stream.getvalue() == ""
+
+
+def test_numbers_that_are_not_finite_are_null_in_json_and_told_in_words(capsys: Capture) -> None:
+    console.emit_json({"a": math.nan, "b": [math.inf, 1.5], "c": {"d": -math.inf}})
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
+        "a": None, "b": [None, 1.5], "c": {"d": None}
+    }  # fmt: skip
+    console.emit_pairs({"bits": math.nan})
+    assert capsys.readouterr().out == "bits  not defined\n"

@@ -1,7 +1,7 @@
 """What the cells of a grid leave behind, and grids read back from it, finished or not. No torch here."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,16 @@ def finished_cells(run: Path, plans: Sequence[CellPlan]) -> list[dict[str, Any]]
     """
     found = (read_json_object(cell_folder(run, plan) / RESULT_FILE) for plan in plans)
     return [content for content in found if content is not None]
+
+
+def scored_tasks(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the scores of a cell by task, without tasks on which fine-tuning diverged."""
+    return {task: scored for task, scored in result.get("finetune", {}).items() if "diverged" not in scored}
+
+
+def diverged_tasks(result: Mapping[str, Any]) -> list[str]:
+    """Return the tasks on which fine-tuning of a cell diverged."""
+    return [task for task, scored in result.get("finetune", {}).items() if "diverged" in scored]
 
 
 def read_json_object(path: Path) -> dict[str, Any] | None:

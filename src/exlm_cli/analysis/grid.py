@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import filelock
 import torch
 
-from exlm_cli.analysis.cell_files import cell_folder, finished_cells
+from exlm_cli.analysis.cell_files import cell_folder, diverged_tasks, finished_cells
 from exlm_cli.analysis.grid_board import GridBoard, open_board
 from exlm_cli.analysis.run_cell import read_result, refuse_changed_cell
 from exlm_cli.analysis.workers import Event, Workers
@@ -43,8 +43,8 @@ class GridResult:
 
     @property
     def num_diverged(self) -> int:
-        """Cells and seeds whose training came to no end."""
-        return sum("diverged" in cell for cell in self.cells)
+        """Cells and seeds whose training, or fine-tuning on a task, came to no end."""
+        return sum("diverged" in cell or bool(diverged_tasks(cell)) for cell in self.cells)
 
 
 def run_grid(

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from exlm_cli.analysis.cell_files import diverged_tasks, scored_tasks
+from exlm_cli.analysis.grid_statistics import NOT_DEFINED, mean_and_deviation
 from exlm_cli.analysis.workers import Event
 from exlm_cli.config.cells import CellPlan
 from exlm_cli.progress import Bar, Board, Progress
@@ -106,7 +108,7 @@ class GridBoard:
     def _text(self, plan: CellPlan) -> str:
         result = self._results.get(plan.folder)
         if result is not None:
-            return "diverged" if "diverged" in result else f"{result['metrics']['entropy_bits']:.2f}"
+            return "diverged" if "diverged" in result else _two_decimals(result["metrics"]["entropy_bits"])
         share = self._share.get(plan.folder)
         return "·" if share is None else f"{100 * share:.0f}%"
 
@@ -115,9 +117,17 @@ def _describe(result: Mapping[str, Any]) -> str:
     if "diverged" in result:
         return f"diverged: {result['diverged']}"
     metrics = result["metrics"]
-    figures = [f"loss {metrics['loss']:.3f}", f"entropy {metrics['entropy_bits']:.2f} bits"]
-    figures += [
-        f"{task} {scored['metric']} {sum(scored['values']) / len(scored['values']):.3f}"
-        for task, scored in result["finetune"].items()
+    entropy = metrics["entropy_bits"]
+    figures = [
+        f"loss {metrics['loss']:.3f}",
+        f"entropy {_two_decimals(entropy)}" + ("" if entropy is None else " bits"),
     ]
-    return ", ".join(figures)
+    for task, scored in scored_tasks(result).items():
+        values = [value for value in scored["values"] if value is not None]
+        mean = f"{mean_and_deviation(values)[0]:.3f}" if values else NOT_DEFINED
+        figures.append(f"{task} {scored['metric']} {mean}")
+    return ", ".join([*figures, *(f"{task} diverged" for task in diverged_tasks(result))])
+
+
+def _two_decimals(value: float | None) -> str:
+    return NOT_DEFINED if value is None else f"{value:.2f}"

@@ -21,7 +21,7 @@ from exlm_cli.config.recipes import PretrainRecipe
 from exlm_cli.data.prepare import prepare_data
 from exlm_cli.errors import CheckpointError, DivergedError
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import read_run_json
+from exlm_cli.run_dir import finite_or_none, read_run_json
 from exlm_cli.train.checkpoint import write_json
 from exlm_cli.train.pretrain import recipe_identity, run_pretraining, special_tokens, validation_indices
 
@@ -33,7 +33,8 @@ _COUNTED_SEQUENCES = 2048
 def run_cell(plan: CellPlan, folder: Path, progress: Progress) -> dict[str, Any]:
     """Do what is left of a cell and return its `result.json`.
 
-    Training that meets a loss which is no number ends the cell, not the grid: its result has `diverged`.
+    Training that meets a loss which is no number ends the cell, not the grid: its result has `diverged`; in place of
+    the scores of one task where that was fine-tuned. With the same recipe it is not tried again.
 
     Args:
         plan: The cell.
@@ -56,9 +57,10 @@ def run_cell(plan: CellPlan, folder: Path, progress: Progress) -> dict[str, Any]
     }
     try:
         measured = _pretrain_and_measure(plan, folder, progress)
-        result = shared | measured | {"finetune": _finetune(plan, folder, progress)}
     except DivergedError as error:
         result = shared | {"corruption": _count(plan.pretrain, progress), "diverged": error.message}
+    else:
+        result = shared | measured | {"finetune": _finetune(plan, folder, progress)}
     write_json(folder / RESULT_FILE, result)
     return result
 
@@ -81,20 +83,20 @@ def read_result(plan: CellPlan, folder: Path) -> dict[str, Any] | None:
 
 
 def refuse_changed_cell(plan: CellPlan, folder: Path) -> None:
-    """Refuse to go on with what was begun in a folder where the plan would have begun it with another recipe.
+    """Refuse to go on with what was begun in a folder with another recipe than the plan's.
 
     Raises:
-        CheckpointError: It would.
+        CheckpointError: It was; of fine-tuning that diverged another recipe is accepted.
     """
     begun = folder / "pretrain" / "recipe.yaml"
     if begun.is_file():
         is_same = recipe_identity(load_recipe(str(begun))) == recipe_identity(plan.pretrain)
         _refuse_other_recipe(folder, "trained", is_same)
+    scored = (read_json_object(folder / RESULT_FILE) or {}).get("finetune", {})
     for recipe in plan.finetune:
-        begun = _finetune_folder(folder, recipe) / "recipe.yaml"
-        if begun.is_file():
-            is_same = finetune_identity(load_recipe(str(begun), kind=FinetuneRecipe)) == finetune_identity(recipe)
-            _refuse_other_recipe(folder, "fine-tuned", is_same)
+        # what diverged has no scores to lose
+        if "diverged" not in scored.get(recipe.task.name, {}):
+            _refuse_other_recipe(folder, "fine-tuned", _is_begun_as(recipe, folder))
 
 
 def finetune_identity(recipe: FinetuneRecipe) -> str:
@@ -129,9 +131,11 @@ def _pretrain_and_measure(plan: CellPlan, folder: Path, progress: Progress) -> d
         "elapsed_s": result.elapsed_s,
         "parameters": read_run_json(run)["parameters"],
         "corruption": _count(plan.pretrain, progress),
-        "metrics": entropies[0].metrics,
+        # what is not defined is null: JSON has no NaN
+        "metrics": finite_or_none(entropies[0].metrics),
         "entropy": [
-            {name: value for name, value in asdict(entropy).items() if name != "metrics"} for entropy in entropies
+            finite_or_none({name: value for name, value in asdict(entropy).items() if name != "metrics"})
+            for entropy in entropies
         ],
     }
     write_json(folder / _MEASURED_FILE, measured)
@@ -164,25 +168,29 @@ def _as_json(counted: CorruptedShare) -> dict[str, float]:
 
 
 def _finetune(plan: CellPlan, folder: Path, progress: Progress) -> dict[str, Any]:
-    """Fine-tune on every task, and return the scores of each; the test split's where there is one."""
+    """Fine-tune on every task, and return the scores of each, the test split's where there is one, or `diverged`."""
     if not plan.finetune:
         return {}
     # what it imports takes seconds, in every process
     from exlm_cli.tasks.finetune import run_finetuning
 
-    scored = {}
+    scored: dict[str, dict[str, Any]] = {}
     for recipe in plan.finetune:
         run = _finetune_folder(folder, recipe)
-        if run.exists() and not (run / "recipe.yaml").is_file():
-            shutil.rmtree(run)  # killed before it began
+        if run.exists() and not ((run / "recipe.yaml").is_file() and _is_begun_as(recipe, folder)):
+            shutil.rmtree(run)  # killed before it began, or diverged with another recipe
         is_new = not run.exists()
-        results = run_finetuning(
-            recipe,
-            checkpoint=folder / "pretrain",
-            out=run if is_new else None,
-            resume=None if is_new else run,
-            progress=progress,
-        ).results
+        try:
+            results = run_finetuning(
+                recipe,
+                checkpoint=folder / "pretrain",
+                out=run if is_new else None,
+                resume=None if is_new else run,
+                progress=progress,
+            ).results
+        except DivergedError as error:
+            scored[recipe.task.name] = {"identity": finetune_identity(recipe), "diverged": error.message}
+            continue
         metric = results["selection_metric"]
         split = "test" if "test" in results["metrics"] else "valid"
         scored[recipe.task.name] = {
@@ -195,6 +203,14 @@ def _finetune(plan: CellPlan, folder: Path, progress: Progress) -> dict[str, Any
             "metrics": results["metrics"][split],
         }
     return scored
+
+
+def _is_begun_as(recipe: FinetuneRecipe, folder: Path) -> bool:
+    """Say whether fine-tuning in a cell goes by a recipe; so it will where it has not begun."""
+    begun = _finetune_folder(folder, recipe) / "recipe.yaml"
+    return not begun.is_file() or (
+        finetune_identity(load_recipe(str(begun), kind=FinetuneRecipe)) == finetune_identity(recipe)
+    )
 
 
 def _finetune_folder(folder: Path, recipe: FinetuneRecipe) -> Path:

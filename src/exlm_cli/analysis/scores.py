@@ -78,7 +78,8 @@ class PredictionEntropy:
         num_repeats: k of Repeated MLM; 1 otherwise.
         num_states_per_mask: k of ExLM; 1 otherwise.
         entropy_bits: Mean entropy of the emitted distributions. For (Repeated) MLM that is App. E: only tokens whose
-            copies are all masked, mean over copies, then over tokens. For ExLM it is the mean over expanded states.
+            copies are all masked, mean over copies, then over tokens; NaN where there is none. For ExLM it is the mean
+            over expanded states.
         entropy_posterior_bits: For ExLM with a DAG, every state weighted by the posterior that it emits a target, mean
             over targets; None otherwise.
         metrics: All figures of the validation, see `train.evaluation.summarise`.

@@ -1,6 +1,7 @@
 """The only module that prints: results to stdout, progress, messages and errors to stderr."""
 
 import json
+import math
 import os
 import sys
 import textwrap
@@ -17,8 +18,10 @@ from rich.progress import Progress as RichBars
 from rich.table import Table
 from rich.text import Text
 
+from exlm_cli.analysis.grid_statistics import NOT_DEFINED
 from exlm_cli.errors import ExlmError
 from exlm_cli.progress import Bar, Board, Progress, SilentBoard
+from exlm_cli.run_dir import finite_or_none
 
 PIPE_WIDTH = 120
 """Columns of a listing that is not shown on a terminal, where $COLUMNS does not say."""
@@ -215,8 +218,8 @@ def emit_text(text: str) -> None:
 
 
 def emit_json(value: Any) -> None:
-    """Write a result for programs."""
-    emit_text(json.dumps(value, indent=1))
+    """Write a result for programs; numbers that are not finite, which JSON does not have, are null."""
+    emit_text(json.dumps(finite_or_none(value), indent=1, allow_nan=False))
 
 
 def emit_listing(columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[Sequence[str]]) -> None:
@@ -281,4 +284,6 @@ def _readable(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return NOT_DEFINED if math.isnan(value) else f"{value:.4g}"
+    return str(value)

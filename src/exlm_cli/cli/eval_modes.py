@@ -1,7 +1,6 @@
 """What `exlm eval` does once its options are understood: score runs, apply one, measure entropy."""
 
 import contextlib
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -244,13 +243,11 @@ def _emit_applied(applied: "Applied", output: Output) -> None:
     """Say what became of the rows of a file."""
     from exlm_cli.cli import console
 
-    metrics = {name: None if math.isnan(value) else value for name, value in applied.metrics.items()}
     counts = {"rows": applied.num_rows, "unreadable_rows": applied.num_unreadable}
     if output.as_json:
         files = [str(file) for file in applied.files]
-        return console.emit_json({"files": files, **counts, "metrics": metrics, "notes": list(applied.notes)})
-    shown = {name: "not defined" if value is None else value for name, value in metrics.items()}
-    console.emit_pairs({**counts, **shown})
+        return console.emit_json({"files": files, **counts, "metrics": applied.metrics, "notes": list(applied.notes)})
+    console.emit_pairs({**counts, **applied.metrics})
     for note in applied.notes:
         console.emit_text(f"note: {note}")
     console.emit_text("\n".join(f"wrote {file}" for file in applied.files))

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exlm_cli.analysis.grid_statistics import mean_and_deviation
+from exlm_cli.analysis.cell_files import diverged_tasks, scored_tasks
+from exlm_cli.analysis.grid_statistics import NOT_DEFINED, mean_and_deviation
 from exlm_cli.report.curves import Row
 from exlm_cli.run_dir import read_metrics
 
@@ -30,11 +31,14 @@ class CellRow:
     Attributes:
         seeds: Those that came to an end.
         diverged_seeds: Those whose training met a loss that is no number.
-        figures: One value a seed by name: of the validation, then those of fine-tuned tasks, `glue/rte accuracy`.
+        diverged_tasks: Tasks on which fine-tuning did so, of any seed.
+        figures: One value a seed by name: of the validation, then those of fine-tuned tasks, `glue/rte accuracy`. Seeds
+            for which a figure is not defined have no value.
     """
 
     seeds: tuple[int, ...]
     diverged_seeds: tuple[int, ...]
+    diverged_tasks: tuple[str, ...]
     figures: Mapping[str, tuple[float, ...]]
 
     def mean(self, name: str) -> float:
@@ -48,11 +52,17 @@ class CellRow:
         return mean_and_deviation(values)[1] if values else math.nan
 
     def show(self, name: str) -> str:
-        """Return the mean, and the deviation where there is one; `diverged` where no seed came to an end."""
+        """Return the mean, and the deviation where there is one, or what there is in their place."""
         mean, deviation = self.mean(name), self.deviation(name)
         if math.isnan(mean):
-            return "diverged" if self.diverged_seeds and not self.seeds else "–"
+            return self.why_missing(name) or "–"
         return show_figure(name, mean) + ("" if math.isnan(deviation) else f" ± {show_figure(name, deviation)}")
+
+    def why_missing(self, name: str) -> str:
+        """Return `diverged` or `not defined` where no seed has the figure; empty where it was not asked for."""
+        if (self.diverged_seeds and not self.seeds) or name.partition(" ")[0] in self.diverged_tasks:
+            return "diverged"
+        return NOT_DEFINED if name in self.figures else ""
 
 
 def finished(results: Sequence[Result]) -> list[Result]:
@@ -66,14 +76,17 @@ def pool_seeds(results: Sequence[Result], names: Sequence[str]) -> dict[str, Any
     for result in finished(results):
         for name in names:
             if name in result["metrics"]:
-                figures.setdefault(name, []).append(float(result["metrics"][name]))
-        for task, scored in result.get("finetune", {}).items():
+                figures.setdefault(name, []).extend(_defined([result["metrics"][name]]))
+        for task, scored in scored_tasks(result).items():
+            values = _defined(scored["values"])
             # the seeds of fine-tuning are averaged, as App. B.2 does
-            mean, _ = mean_and_deviation(scored["values"])
-            figures.setdefault(f"{task} {scored['metric']}", []).append(mean)
+            figures.setdefault(f"{task} {scored['metric']}", []).extend(
+                [mean_and_deviation(values)[0]] if values else []
+            )
     return {
         "seeds": tuple(sorted(int(result["seed"]) for result in finished(results))),
         "diverged_seeds": tuple(sorted(int(result["seed"]) for result in results if "diverged" in result)),
+        "diverged_tasks": tuple(dict.fromkeys(task for result in results for task in diverged_tasks(result))),
         "figures": {name: tuple(values) for name, values in figures.items()},
     }
 
@@ -81,6 +94,15 @@ def pool_seeds(results: Sequence[Result], names: Sequence[str]) -> dict[str, Any
 def other_figures(rows: Sequence[CellRow], names: Sequence[str]) -> list[str]:
     """Return the names of the figures beyond `names`, those of fine-tuned tasks, in the order in which they came."""
     return list(dict.fromkeys(name for row in rows for name in row.figures if name not in names))
+
+
+def divergences(rows: Sequence[CellRow], names: Sequence[str]) -> list[str]:
+    """Return the names of the cells of which some training diverged, and in brackets where that was fine-tuning."""
+    found = []
+    for row, name in zip(rows, names, strict=True):
+        if row.diverged_seeds or row.diverged_tasks:
+            found.append(name + (f" (fine-tuning on {', '.join(row.diverged_tasks)})" if row.diverged_tasks else ""))
+    return found
 
 
 def read_curves(run: Path, results: Sequence[Result]) -> dict[str, list[Row]]:
@@ -125,3 +147,7 @@ def column_name(name: str) -> str:
 def csv_number(value: float) -> str:
     """Return a number with six digits; nothing for NaN."""
     return "" if math.isnan(value) else f"{value:.6g}"
+
+
+def _defined(values: Sequence[float | None]) -> list[float]:
+    return [float(value) for value in values if value is not None]

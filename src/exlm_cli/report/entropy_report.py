@@ -1,8 +1,10 @@
 """Entropy of predictions over mask ratios, models beside each other: a table, and a figure like Figure 12."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from exlm_cli.analysis.grid_statistics import NOT_DEFINED
 from exlm_cli.analysis.scores import PredictionEntropy
 from exlm_cli.report.figure_style import drawing, new_figure, quieten, write_figure
 from exlm_cli.report.palette import FAINT_INK, INK, RUN_COLOURS
@@ -30,7 +32,7 @@ def entropy_table(entropies: Sequence[NamedEntropy]) -> ReportTable:
             name,
             str(_num_copies(entropy)),
             f"{100 * entropy.mask_ratio:g} %",
-            f"{entropy.entropy_bits:.4f}",
+            NOT_DEFINED if math.isnan(entropy.entropy_bits) else f"{entropy.entropy_bits:.4f}",
             NO_VALUE if entropy.entropy_posterior_bits is None else f"{entropy.entropy_posterior_bits:.4f}",
             f"{entropy.metrics['loss']:.4f}",
             f"{entropy.metrics['mask_accuracy']:.4f}",
@@ -52,11 +54,14 @@ def entropy_table(entropies: Sequence[NamedEntropy]) -> ReportTable:
 
 def write_entropy_figure(entropies: Sequence[NamedEntropy], folder: Path) -> list[Path]:
     """Write `entropy.png` and `entropy.svg`, a line for each model and k over p; a panel for each definition where an
-    ExLM has both.
+    ExLM has both. Nothing is written where no entropy is defined.
 
     Raises:
         CheckpointError: The file system refuses.
     """
+    entropies = [(name, entropy) for name, entropy in entropies if not math.isnan(entropy.entropy_bits)]
+    if not entropies:
+        return []
     make_folder(folder)
     has_both = any(entropy.entropy_posterior_bits is not None for _, entropy in entropies)
     panels = [False, True] if has_both else [False]

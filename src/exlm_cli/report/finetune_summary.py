@@ -9,6 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from exlm_cli.analysis.grid_statistics import NOT_DEFINED
+
 
 def render_summary(results: Mapping[str, Any], run_dir: str) -> RenderableType:
     """Return the scores of each split, those of the yardstick below, and notes; readable at 80 columns.
@@ -30,7 +32,7 @@ def format_score(summary: Mapping[str, Any], aggregate: str) -> str:
     """Return `0.8123 ± 0.0101` (sample standard deviation), or `0.8123 (0.80 to 0.82)` around a median."""
     value = summary[aggregate]
     if value is None:
-        return "not defined"
+        return NOT_DEFINED
     known = [v for v in summary["values"] if v is not None]
     if len(known) == 1:
         return f"{value:.4f}"

@@ -47,8 +47,9 @@ def render_grid_figures(
     files |= _named("corruption", _render_corruption(rows, formats))
     found = agreements(rows)
     for name in ("entropy_bits", *task_figures(rows)):
-        if name in found:
-            title = f"{in_words(name)}; rank correlation with $p^k$ {found[name].spearman:.2f}"
+        if any(not math.isnan(row.mean(name)) for row in rows):
+            spearman = found[name].spearman
+            title = in_words(name) + ("" if math.isnan(spearman) else f"; rank correlation with $p^k$ {spearman:.2f}")
             file = "entropy" if name == "entropy_bits" else name.replace("/", "-").replace(" ", "-")
             files |= _named(file, _render_figure(rows, name, title, formats))
     drawn = [row for row in rows if curves.get(row.cell)]
@@ -94,7 +95,7 @@ def _render_figure(rows: Sequence[GridRow], name: str, title: str, formats: Sequ
     for row in rows:
         mean, deviation = row.mean(name), row.deviation(name)
         if math.isnan(mean):
-            texts[row.cell] = "diverged" if row.diverged_seeds else ""
+            texts[row.cell] = row.why_missing(name).replace(" ", "\n")
             continue
         scale = 100 if "accuracy" in name else 1
         points[row.cell] = (scale * mean, 0.0 if math.isnan(deviation) else scale * deviation)

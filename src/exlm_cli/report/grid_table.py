@@ -13,6 +13,7 @@ from exlm_cli.report.cell_rows import (
     Result,
     column_name,
     csv_number,
+    divergences,
     in_words,
     other_figures,
     pool_seeds,
@@ -84,7 +85,7 @@ def markdown_text(rows: Sequence[GridRow], *, title: str) -> str:
     for name in _present(rows):
         parts += [f"{in_words(name)}{seed_note(rows)}:\n", _square(rows, lambda row, n=name: row.show(n))]
     parts += ["Does it follow p^k or p?\n", agreement_table(rows)]
-    diverged = [f"k = {row.num_repeats}, p = {row.mask_ratio:g}" for row in rows if row.diverged_seeds]
+    diverged = divergences(rows, [f"k = {row.num_repeats}, p = {row.mask_ratio:g}" for row in rows])
     if diverged:
         parts.append(f"Diverged: {'; '.join(diverged)}.\n")
     return "\n".join(parts)
@@ -130,7 +131,7 @@ def _pooled(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _present(rows: Sequence[GridRow]) -> list[str]:
-    return [name for name in (*FIGURES, *task_figures(rows)) if any(not math.isnan(row.mean(name)) for row in rows)]
+    return [name for name in (*FIGURES, *task_figures(rows)) if any(name in row.figures for row in rows)]
 
 
 def _square(rows: Sequence[GridRow], text_of: Any) -> str:

@@ -1,7 +1,9 @@
 """Scores of runs side by side: a table for each task, and one of pre-trained checkpoints."""
 
+import math
 from collections.abc import Sequence
 
+from exlm_cli.analysis.grid_statistics import NOT_DEFINED
 from exlm_cli.analysis.scores import FinetunedRun, PretrainedScore
 from exlm_cli.report.score_text import as_is, count, millions, pretraining_budget
 from exlm_cli.report.tables import NO_VALUE, ReportTable
@@ -78,6 +80,8 @@ def pretraining_table(scores: Sequence[PretrainedScore]) -> ReportTable:
 
 
 def _figure(name: str, value: float) -> str:
+    if math.isnan(value):
+        return NOT_DEFINED
     if name in _COUNTS:
         return f"{value:,.0f}"
     return f"{value:.4f}" if value < 1000 else f"{value:,.1f}"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from exlm_cli.analysis.cell_files import scored_tasks
 from exlm_cli.analysis.grid_statistics import mean_and_deviation
 from exlm_cli.report.cell_rows import CellRow, Result, column_name, csv_number, finished, other_figures, pool_seeds
 
@@ -65,7 +66,7 @@ class SweepRow(CellRow):
     elapsed_s: float | None
 
     def entropies(self, ratio: float, kind: str) -> tuple[float, ...]:
-        """Return one of `ENTROPIES` at a mask ratio, one value a seed; empty where it was not measured."""
+        """Return one of `ENTROPIES` at a mask ratio, one value a seed that has it; empty where none has."""
         # an MLM has one state a mask, so both definitions are one
         own = "entropy_bits" if self.about["objective"] == "mlm" else kind
         return self.entropy_at.get(ratio, {}).get(own, ())
@@ -130,11 +131,11 @@ def _row(label: str, results: Sequence[Result]) -> SweepRow:
         about={name: first[name] for name in ABOUT},
         changes=first["changes"],
         entropy_at=_entropies(done),
-        num_finetuned=max((len(s["values"]) for result in done for s in result["finetune"].values()), default=0),
+        num_finetuned=max((len(s["values"]) for result in done for s in scored_tasks(result).values()), default=0),
         sampled={
             task: scored["split_sizes"]["train"]
             for result in done
-            for task, scored in result["finetune"].items()
+            for task, scored in scored_tasks(result).items()
             if scored["max_rows"] is not None
         },
         parameters=done[0]["parameters"] if done else None,
@@ -152,6 +153,8 @@ def _entropies(results: Sequence[Result]) -> dict[float, dict[str, tuple[float, 
             for name in ENTROPIES:
                 if entropy[name] is not None:
                     here[name] = (*here.get(name, ()), float(entropy[name]))
+                elif name == "entropy_bits":
+                    here.setdefault(name, ())  # measured, and not defined; the other is of ExLM alone
     return by_ratio
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from exlm_cli.analysis.grid_statistics import mean_and_deviation
-from exlm_cli.report.cell_rows import seed_note
+from exlm_cli.analysis.grid_statistics import NOT_DEFINED, mean_and_deviation
+from exlm_cli.report.cell_rows import divergences, seed_note
 from exlm_cli.report.paper_numbers import TABLE_2, TABLE_4, TABLE_13, Budget, PaperTable
 from exlm_cli.report.score_text import millions
 from exlm_cli.report.sweep_rows import ENTROPIES, SweepRow, task_figures
@@ -133,7 +133,7 @@ def _variants_table(rows: Sequence[SweepRow], name: str) -> ReportTable:
     tasks = task_figures(rows)
     figures = [key for key in (*_HEADINGS, *tasks) if any(key in row.figures for row in rows)]
     cells = [(row.label, *(row.show(key) for key in figures), *_details(row)) for row in rows]
-    diverged = [row.label for row in rows if row.diverged_seeds]
+    diverged = divergences(rows, [row.label for row in rows])
     return ReportTable(
         "variants",
         f"Variants of {name}{seed_note(rows)}",
@@ -167,7 +167,7 @@ def _entropy_tables(rows: Sequence[SweepRow]) -> list[ReportTable]:
 def _entropy(row: SweepRow, ratio: float, kind: str) -> str:
     values = row.entropies(ratio, kind)
     if not values:
-        return NO_VALUE
+        return NOT_DEFINED if "entropy_bits" in row.entropy_at.get(ratio, {}) else NO_VALUE
     mean, deviation = mean_and_deviation(values)
     return f"{mean:.2f}" + ("" if math.isnan(deviation) else f" ± {deviation:.2f}")
 

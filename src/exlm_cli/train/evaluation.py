@@ -66,8 +66,9 @@ def summarise(sums: Iterable[EvaluationSums], *, has_dag: bool) -> dict[str, flo
     """Turn sums into the figures of a validation row.
 
     `loss` is the mean over sequences of nats per target and `perplexity` its exponential. `entropy_bits` is the mean
-    over emitting states; `entropy_posterior_bits` weighs each state by its posterior. `effective_states` is the
-    perplexity of the posterior over a mask's k states, between 1 and k; `path_entropy_bits` is per target.
+    over emitting states, NaN where App. E leaves no token to count; `entropy_posterior_bits` weighs each state by its
+    posterior. `effective_states` is the perplexity of the posterior over a mask's k states, between 1 and k;
+    `path_entropy_bits` is per target.
     """
     columns = [asdict(s) for s in sums]
     total = EvaluationSums(**{key: sum(c[key] for c in columns) for key in columns[0]})
@@ -76,7 +77,7 @@ def summarise(sums: Iterable[EvaluationSums], *, has_dag: bool) -> dict[str, flo
         "loss": loss,
         "perplexity": math.exp(min(loss, 700.0)),
         "mask_accuracy": total.num_correct / max(1, total.num_targets),
-        "entropy_bits": total.entropy_nats / max(1, total.num_entropy_nodes) / math.log(2),
+        "entropy_bits": total.entropy_nats / n / math.log(2) if (n := total.num_entropy_nodes) else math.nan,
         "num_sequences": float(total.num_sequences),
         "num_infeasible": float(total.num_infeasible),
     }

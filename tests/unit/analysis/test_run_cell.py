@@ -6,14 +6,19 @@ Figures are compared with those of a plain pre-training run of the same recipe, 
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from exlm_cli.analysis import run_cell as module
+from exlm_cli.analysis.cell_files import diverged_tasks, scored_tasks
+from exlm_cli.analysis.grid import GridResult
 from exlm_cli.analysis.run_cell import read_result, run_cell
 from exlm_cli.config.cells import CellPlan
-from exlm_cli.errors import CheckpointError
+from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.load import dump_recipe
+from exlm_cli.errors import CheckpointError, DivergedError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.train.pretrain import run_pretraining
 from exlm_cli.train.pretrained import load_pretrained
@@ -147,3 +152,57 @@ def test_a_cell_that_diverges_says_so_and_is_done(cache: Path, tmp_path: Path) -
 def _nan_losses(self: Any, batch: Any) -> Any:
     nodes = self.model.node_states(batch)
     return nodes.states.sum((1, 2)) * float("nan")
+
+
+def test_an_entropy_that_is_not_defined_is_null(cache: Path, tmp_path: Path) -> None:
+    # a token's 8 copies are all masked once in 1e8 times
+    result = run_cell(tiny_grid(cache, cells=[[8, 0.1]]).plan()[0], tmp_path, QUIET)
+    assert result["metrics"]["entropy_bits"] is result["entropy"][0]["entropy_bits"] is None
+    assert json.loads((tmp_path / "result.json").read_text(), parse_constant=pytest.fail) == result
+
+
+class Finetuning:
+    """Stands in for fine-tuning: RTE diverges while `lr` is high."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[str, float, bool]] = []
+
+    def __call__(self, recipe: FinetuneRecipe, *, out: Path | None, resume: Path | None, **_: object) -> Any:
+        self.begun.append((recipe.task.name, recipe.optim.lr, resume is not None))
+        if out is not None:
+            out.mkdir(parents=True)
+            (out / "recipe.yaml").write_text(dump_recipe(recipe))
+        if recipe.task.name == "glue/rte" and recipe.optim.lr > 1e-3:
+            raise DivergedError("the loss of step 3 is nan")
+        metrics = {"valid": {"accuracy": {"values": [0.5, None]}}}
+        results = {"selection_metric": "accuracy", "metrics": metrics, "split_sizes": {"train": 9}}
+        return SimpleNamespace(results=results)
+
+
+def test_fine_tuning_that_diverges_leaves_what_was_measured_and_the_other_tasks(
+    cache: Path, done: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Finetuning()
+    monkeypatch.setattr("exlm_cli.tasks.finetune.run_finetuning", fake)
+    grid = tiny_grid(cache, tasks=["glue/rte", "glue/qnli"])
+
+    def plan(lr: float) -> CellPlan:
+        optim = grid.finetune.optim.model_copy(update={"lr": lr})
+        return grid.model_copy(update={"finetune": grid.finetune.model_copy(update={"optim": optim})}).plan()[1]
+
+    result = run_cell(plan(0.5), tmp_path, QUIET)
+    assert result["metrics"] == done[1]["metrics"]
+    assert result["finetune"]["glue/rte"]["diverged"] == "the loss of step 3 is nan"
+    assert result["finetune"]["glue/qnli"]["values"] == [0.5, None]
+    assert diverged_tasks(result) == ["glue/rte"]
+    assert list(scored_tasks(result)) == ["glue/qnli"]
+    assert GridResult(tmp_path, [result, done[1]]).num_diverged == 1
+    # the same recipe would diverge again
+    assert read_result(plan(0.5), tmp_path) == result
+    # another one may not go on with scores of the first, but begins what diverged anew
+    with pytest.raises(CheckpointError, match=r"this cell was fine-tuned with another recipe$"):
+        run_cell(plan(1e-4), tmp_path, QUIET)
+    shutil.rmtree(tmp_path / "finetune" / "glue-qnli")
+    again = run_cell(plan(1e-4), tmp_path, QUIET)
+    assert fake.begun[2:] == [("glue/rte", 1e-4, False), ("glue/qnli", 1e-4, False)]
+    assert diverged_tasks(again) == []

@@ -1,5 +1,6 @@
 """Entropy over mask ratios: both definitions named and in their own column and panel, a line for each model and k."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +65,11 @@ def test_files_are_the_same_for_the_same_data(tmp_path: Path) -> None:
     assert [path.name for path in first] == ["entropy.png", "entropy.svg"]
     second = write_entropy_figure(ENTROPIES, tmp_path / "b")
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_an_entropy_that_is_not_defined_is_told_and_not_drawn(drawn: Any, tmp_path: Path) -> None:
+    undefined = ("repeated", PredictionEntropy("mlm", 0.1, 8, 1, math.nan, None, METRICS))
+    assert entropy_table([undefined]).rows[0][3] == "not defined"
+    assert drawn([ENTROPIES[-1], undefined]).axes[0].lines[0].get_data()[1] == (5.0,)
+    assert write_entropy_figure([undefined], tmp_path / "none") == []
+    assert not (tmp_path / "none").exists()

@@ -64,3 +64,21 @@ def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
     assert [path.name for path in written] == ["corruption.png", "corruption.svg", "entropy.png", "entropy.svg"]
     before = [path.read_bytes() for path in written]
     assert [path.read_bytes() for path in write_grid_figures(rows, {}, tmp_path)] == before
+
+
+def test_a_figure_that_is_not_defined_is_no_point_and_has_no_picture_where_no_cell_has_it() -> None:
+    results = paper_results(has_task=False)
+    results[-1]["metrics"]["entropy_bits"] = None
+    texts = _texts(render_grid_figures(grid_rows(results), {}, ["svg"])["entropy.svg"])
+    assert {"not", "defined"} <= set(" ".join(texts).split())
+    for result in results:
+        result["metrics"]["entropy_bits"] = None
+    assert sorted(render_grid_figures(grid_rows(results), {}, ["png"])) == ["corruption.png"]
+
+
+def test_a_correlation_that_is_not_defined_is_not_in_the_title() -> None:
+    svg = render_grid_figures(grid_rows(paper_results()[:2]), {}, ["svg"])["entropy.svg"].decode()
+    assert "Entropy, bits" in _texts(svg.encode())
+    assert "rank correlation" not in svg
+    assert "nan" not in " ".join(_texts(svg.encode()))
+    assert "rank correlation" in render_grid_figures(grid_rows(paper_results()), {}, ["svg"])["entropy.svg"].decode()

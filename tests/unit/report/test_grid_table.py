@@ -86,3 +86,40 @@ def test_a_diverged_cell_is_told_and_left_out_of_every_claim() -> None:
 def test_one_cell_alone_supports_no_claim() -> None:
     text = markdown_text(grid_rows(paper_results()[:1]), title="Grid")
     assert "| Entropy, bits | – | – | – | – |" in text
+
+
+def test_figures_that_are_not_defined_are_left_out_of_every_claim_and_told() -> None:
+    results = paper_results(seeds=(1, 2))
+    whole = agreements(grid_rows([r for r in results if (r["num_repeats"], r["mask_ratio"]) != (8, 0.789)]))
+    for result in results[-2:]:
+        result["metrics"]["entropy_bits"] = None
+        result["finetune"]["glue/mnli"]["values"] = [None, None]
+    # one seed of fine-tuning, and all of one seed of pre-training
+    results[0]["finetune"]["glue/mnli"]["values"] = [None, 0.5]
+    results[2]["finetune"]["glue/mnli"]["values"] = [None]
+    rows = grid_rows(results)
+    assert rows[-1].show("entropy_bits") == rows[-1].show("glue/mnli accuracy") == "not defined"
+    assert rows[0].figures["glue/mnli accuracy"][0] == 0.5
+    assert rows[1].seeds == (1, 2)
+    assert len(rows[1].figures["glue/mnli accuracy"]) == 1
+    assert agreements(rows)["entropy_bits"] == whole["entropy_bits"]
+    assert " ± 0.01 | not defined |" in markdown_text(rows, title="Grid")
+    assert csv_text(rows).splitlines()[-1].split(",")[6:8] == ["", ""]
+
+
+def test_a_figure_that_no_cell_has_is_told_too() -> None:
+    results = paper_results()
+    for result in results:
+        result["metrics"]["entropy_bits"] = None
+    text = markdown_text(grid_rows(results), title="Grid")
+    assert "| 8 |  |  |  | not defined | not defined |" in text
+    assert "| Entropy, bits | – | – | – | – |" in text
+
+
+def test_a_task_on_which_fine_tuning_diverged_is_told() -> None:
+    results = paper_results()
+    results[-1]["finetune"]["glue/mnli"] = {"diverged": "the loss of step 1 is nan"}
+    rows = grid_rows(results)
+    assert rows[-1].show("glue/mnli accuracy") == "diverged"
+    assert rows[-1].show("entropy_bits") == "1.76"
+    assert markdown_text(rows, title="Grid").endswith("Diverged: k = 8, p = 0.789 (fine-tuning on glue/mnli).\n")

@@ -1,5 +1,7 @@
 """Runs of one task side by side: every metric in its place, and a warning where runs do not compare."""
 
+import math
+
 from exlm_cli.analysis.scores import PretrainedScore
 from exlm_cli.report.score_tables import pretraining_table, task_tables
 from exlm_cli.report.score_text import as_is, count, millions, percent, pretraining_budget
@@ -74,3 +76,9 @@ def test_pretrained_checkpoints_have_a_column_each_with_what_they_were_scored_on
         "sequences scored": ("1,900", "-"),
     }
     assert table.notes[0] == ("a: exlm, step 30, 0.6 M parameters, 55.6 k tokens, scored on 19 sequences of x.txt")
+
+
+def test_an_entropy_that_is_not_defined_is_told() -> None:
+    metrics = {"loss": 2.0, "entropy_bits": math.nan}
+    table = pretraining_table([PretrainedScore("a", "run", "mlm", 6, 1000, 1000, "its own", metrics)])
+    assert table.rows[1] == ("entropy, bits", "not defined")

@@ -127,3 +127,18 @@ def test_mlms_alone_have_one_definition() -> None:
     assert [table.name for table in sweep_tables(sweep_rows(results), name="x")][1:] == ["figure-12-states"] + [
         table.name for table in paper_sweep_tables(sweep_rows(results))
     ]
+
+
+def test_scores_and_entropies_that_are_not_defined_are_told() -> None:
+    results = sweep_results("quickstart-ablations")
+    first = results[0]
+    first["finetune"]["glue/rte"]["values"] = [None, None]
+    first["metrics"]["entropy_bits"] = first["entropy"][0]["entropy_bits"] = None
+    first["finetune"]["glue/qqp"] = {"diverged": "the loss of step 1 is nan"}
+    tables = sweep_tables(sweep_rows(results), name="quickstart-ablations")
+    cells = dict(zip(tables[0].columns, tables[0].rows[0], strict=True))
+    assert (cells["bits"], cells["glue/rte accuracy"], cells["glue/qqp accuracy"]) == ("not defined",) * 2 + (
+        "diverged",
+    )
+    assert tables[0].notes[-1] == f"some seeds diverged: {first['label']} (fine-tuning on glue/qqp)"
+    assert "not defined" in next(t for t in tables if t.name == "figure-12-states").rows[0]

@@ -117,6 +117,15 @@ def test_sums_add_up_over_batches() -> None:
     assert apart["loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
 
 
+def test_entropy_without_a_fully_masked_token_is_not_defined() -> None:
+    sections = {"objective": "mlm", "masking": {"num_repeats": 8, "mask_ratio": 0.1, "scheme": "bernoulli"}}
+    model, batch = _model(**sections), tiny_batch(tiny_recipe(**sections), (7, 5))
+    objective = Objective(unk_id=4, num_repeats=8, backend="reference")
+    figures = summarise([evaluate_batch(model, objective, batch)], has_dag=False)
+    assert math.isnan(figures["entropy_bits"])
+    assert figures["loss"] > 0
+
+
 def test_entropy_of_repeated_mlm_counts_fully_masked_tokens_alone() -> None:
     sections = {"objective": "mlm", "masking": {"num_repeats": 2, "mask_ratio": 0.6, "scheme": "bernoulli"}}
     model, batch = _model(**sections), tiny_batch(tiny_recipe(**sections), (7, 5))
