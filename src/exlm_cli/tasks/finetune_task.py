@@ -168,9 +168,11 @@ def target_scale(targets_NC: FloatArray) -> tuple[FloatArray, FloatArray]:
     """
     is_present = ~np.isnan(targets_NC)
     num_C = np.maximum(is_present.sum(0), 1)
+    # by comparison: the mean of three times 0.1 is not 0.1, and a deviation of 1e-17 would be divided by
+    differs_C = np.where(is_present, targets_NC, -np.inf).max(0) > np.where(is_present, targets_NC, np.inf).min(0)
     mean_C = np.where(is_present, targets_NC, 0.0).sum(0) / num_C
     std_C = np.sqrt(np.where(is_present, (targets_NC - mean_C) ** 2, 0.0).sum(0) / num_C)
-    return mean_C, np.where(std_C > 0, std_C, 1.0)
+    return mean_C, np.where(differs_C & (std_C > 0), std_C, 1.0)
 
 
 def finetune_identity(recipe: FinetuneRecipe, seed: int) -> str:

@@ -33,7 +33,7 @@ def run_yardstick(
 
     Args:
         task: A task of molecules: MoleculeNet or a CSV.
-        seed: Of the forests.
+        seed: Of the forests, below 2**63 as in recipes.
         progress: Shown how many labels are done.
         num_trees: Of each forest.
         num_jobs: Processor cores; -1: all. The scores do not depend on it.
@@ -86,12 +86,17 @@ def _fit_and_predict(
         is_known = ~np.isnan(targets_NC[:, index])
         forest = None
         if is_known.any():
-            forest = kind(n_estimators=num_trees, random_state=seed, n_jobs=num_jobs)
+            forest = kind(n_estimators=num_trees, random_state=_forest_seed(seed), n_jobs=num_jobs)
             forest.fit(features["train"][is_known], targets_NC[is_known, index])
         for split in others:
             columns[split].append(_outputs(task, forest, features[split]))
         bar.update(index + 1)
     return {split: np.concatenate(found, axis=1) for split, found in columns.items()}
+
+
+def _forest_seed(seed: int) -> int:
+    """Return a seed of the 32 bits that scikit-learn takes: the seed itself where it fits, else one drawn from it."""
+    return seed if seed < 2**32 else int(np.random.SeedSequence(seed).generate_state(1)[0])
 
 
 def _outputs(task: TableTask, forest: Any, bits: Fingerprints) -> FloatArray:

@@ -173,6 +173,17 @@ def test_the_scale_of_targets_leaves_out_what_is_missing() -> None:
     assert std.tolist() == [1, 1, 1]
 
 
+@pytest.mark.parametrize("value", [0.1, -0.3, 1e17 / 3])
+def test_the_scale_of_equal_targets_is_1_whatever_is_lost_in_rounding(value: float) -> None:
+    mean, std = target_scale(np.array([[value]] * 3))
+    assert std.tolist() == [1]
+    assert mean[0] == pytest.approx(value, rel=1e-15)
+
+
+def test_the_scale_of_targets_that_differ_in_the_last_digit_is_kept() -> None:
+    assert target_scale(np.array([[1.0], [1.0 + 2**-50]]))[1].tolist() == [2**-51]
+
+
 def test_from_scratch_takes_the_architecture_and_draws_the_weights_from_the_seed(
     pretrained: Path, tmp_path: Path, finished: tuple[Path, dict[str, Any]]
 ) -> None:

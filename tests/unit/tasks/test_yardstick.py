@@ -57,6 +57,17 @@ def test_the_seed_alone_decides() -> None:
     assert run(task) != run(task, seed=2)
 
 
+@pytest.mark.parametrize("seed", [2**32 - 1, 2**32, 2**63 - 1])
+def test_every_seed_that_a_recipe_takes_is_taken(seed: int) -> None:
+    task = make("regression", [[float(i)] for i in range(24)])
+    assert run(task, seed) == run(task, seed)
+
+
+def test_seeds_that_share_their_last_32_bits_are_different_seeds() -> None:
+    task = make("regression", [[float(i)] for i in range(24)])
+    assert run(task, 2**32 + 1) != run(task, 1)
+
+
 def test_missing_labels_and_single_classes_are_no_trouble() -> None:
     targets = [[i % 2, NAN if i < 16 else i % 2, 1 if i < 16 else i % 2, NAN if i % 3 else i % 2] for i in range(24)]
     scores = run(make("binary", targets, ("a", "never", "always", "some")))
