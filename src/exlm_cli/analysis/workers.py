@@ -80,7 +80,8 @@ class Workers:
         own = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | dict(environment)
         with self.log(number).open("a", encoding="utf-8") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", _WORKER],
+                # -P: a queue.py in the current directory is not Python's
+                [sys.executable, "-P", "-m", _WORKER],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -75,7 +75,8 @@ class _Pool:
             environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
             for _ in range(self._num_processes):
                 child = subprocess.Popen(
-                    [sys.executable, "-m", __name__],
+                    # -P: a queue.py in the current directory is not Python's
+                    [sys.executable, "-P", "-m", __name__],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,

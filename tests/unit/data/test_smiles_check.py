@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +69,15 @@ def test_a_process_that_dies_is_reported_with_the_rows_it_had(monkeypatch: pytes
     message = "a.smi: the process that checked rows 33 to 40 with RDKit died with code 7"
     with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
         list(check_smiles(_rows(64), 2))
+
+
+@pytest.mark.usefixtures("_small_chunks")
+def test_what_lies_in_the_current_directory_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "queue.py").write_text("from pathlib import Path; Path('it-ran').touch()\n")
+    monkeypatch.chdir(tmp_path)
+    rows = _rows(100)
+    assert list(check_smiles(rows, 2)) == _expected(rows)
+    assert not (tmp_path / "it-ran").exists()
 
 
 def test_a_child_answers_each_line_with_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
