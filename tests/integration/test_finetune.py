@@ -121,6 +121,20 @@ def test_a_grid_killed_between_cells_goes_on_where_it_was(
     assert_same_run(out, searched)
 
 
+def die_at_step(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Let the optimiser's step of that number, counted from 1, be interrupted."""
+    steps, original = 0, torch.optim.AdamW.step
+
+    def dying(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == number:
+            raise KeyboardInterrupt
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", dying)
+
+
 def choose_by_seeds(cells: list[dict[str, Any]], metric: str, aggregate: str) -> float:
     """Stand for a selection value: with seed 7 the larger learning rate is better, else the smaller one."""
     has_7 = any(cell["seed"] == 7 for cell in cells)
@@ -130,6 +144,7 @@ def choose_by_seeds(cells: list[dict[str, Any]], metric: str, aggregate: str) ->
 def test_a_point_that_wins_with_other_seeds_has_its_weights_again(
     pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Two cells are new, two are trained again, three steps each; killed in the first one that is trained again."""
     monkeypatch.setattr(finetune, "selection_value", choose_by_seeds)
 
     def recipe(*seeds: int) -> FinetuneRecipe:
@@ -141,6 +156,11 @@ def test_a_point_that_wins_with_other_seeds_has_its_weights_again(
     run, fresh = tmp_path / "run", tmp_path / "fresh"
     small = run_finetuning(recipe(1, 2), checkpoint=pretrained, out=run, use_grid=True, task=WordTask()).results
     assert kept(run) == {f"{small['grid_best']['label']}/seed-{seed}" for seed in (1, 2)}
+    with monkeypatch.context() as patch:
+        die_at_step(patch, 8)
+        with pytest.raises(KeyboardInterrupt):
+            run_finetuning(recipe(1, 2, 7), checkpoint=None, resume=run, task=WordTask())
+    assert len(cells(run)) == 5
     run_finetuning(recipe(1, 2, 7), checkpoint=None, resume=run, task=WordTask())
     run_finetuning(recipe(1, 2, 7), checkpoint=pretrained, out=fresh, use_grid=True, task=WordTask())
     assert_same_run(run, fresh)
@@ -160,19 +180,10 @@ def test_a_run_killed_in_the_middle_of_a_cell_ends_with_the_same_bits(
     pretrained: Path, tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int
 ) -> None:
     """Killed at a step: between checkpoints, in the first and in the second cell."""
-    steps, original = 0, torch.optim.AdamW.step
-
-    def dying(self: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal steps
-        steps += 1
-        if steps == killed_at:
-            raise KeyboardInterrupt
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(torch.optim.AdamW, "step", dying)
     out = tmp_path / "run"
-    with pytest.raises(KeyboardInterrupt):
-        run_tiny(pretrained, out)
-    monkeypatch.setattr(torch.optim.AdamW, "step", original)
+    with monkeypatch.context() as patch:
+        die_at_step(patch, killed_at)
+        with pytest.raises(KeyboardInterrupt):
+            run_tiny(pretrained, out)
     run_finetuning(finetune_recipe(), checkpoint=None, resume=out, task=WordTask())
     assert_same_run(out, undisturbed)
