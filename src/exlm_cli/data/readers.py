@@ -2,14 +2,13 @@
 
 import codecs
 import io
-import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 from exlm_cli.data.decoding import BUFFER_BYTES, csv_records, decode_line, decoded_lines, decompress, explaining_damage
+from exlm_cli.data.json_rows import array_elements, as_json, parse_row, starts_array
 from exlm_cli.errors import DataError
 
 RowKind = Literal["text", "smiles"]
@@ -23,7 +22,6 @@ _PLAUSIBLE_COLUMNS: dict[RowKind, frozenset[str]] = {
 }
 _LONGEST_TEXT_BYTES = 1 << 20
 _PARQUET_BATCH_ROWS = 4096
-_BETWEEN_ELEMENTS = re.compile(r"[\s,]*")
 
 
 class Row(NamedTuple):
@@ -159,10 +157,8 @@ def _read_json_lines(path: Path, file: BinaryIO, kind: RowKind, column: str | No
     for number, line in decoded_lines(path, file):
         if not line.strip():
             continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            problem = f"not JSON: {error.msg} at column {error.colno}"
+        record, problem = parse_row(line)
+        if problem is not None:
             yield Row(str(path), number, line.strip(), problem=problem)
             continue
         if column is None and isinstance(record, dict):
@@ -172,10 +168,14 @@ def _read_json_lines(path: Path, file: BinaryIO, kind: RowKind, column: str | No
 
 def _read_json(path: Path, file: io.BufferedReader, kind: RowKind, column: str | None) -> Iterator[Row]:
     """Read a JSON array element by element, or JSON Lines under another name."""
-    if not file.peek().lstrip().startswith(b"["):
+    if not starts_array(file):
         yield from _read_json_lines(path, file, kind, column)
         return
-    for number, record in enumerate(_array_elements(path, file), start=1):
+    blocks = codecs.iterdecode(iter(partial(file.read, BUFFER_BYTES), b""), "utf-8-sig")
+    for number, (record, problem) in enumerate(array_elements(path, blocks), start=1):
+        if problem is not None:
+            yield Row(str(path), number, "", problem=problem)
+            continue
         if column is None and isinstance(record, dict):
             column = choose_column(f"{path}, record {number}", list(record), kind, None)
         yield _json_row(path, number, record, column)
@@ -188,39 +188,13 @@ def _json_row(path: Path, number: int, record: Any, column: str | None) -> Row:
     if value is None:
         return Row(str(path), number, "")
     if not isinstance(value, str):
-        return Row(str(path), number, json.dumps(value), problem="is not a string")
+        return Row(str(path), number, as_json(value), problem="is not a string")
     try:
         value.encode()
     except UnicodeEncodeError as error:
         problem = f"holds half a surrogate pair at position {error.start + 1}"
         return Row(str(path), number, ascii(value), problem=problem)
     return Row(str(path), number, value.strip())
-
-
-def _array_elements(path: Path, file: BinaryIO) -> Iterator[Any]:
-    decoder = json.JSONDecoder()
-    blocks = codecs.iterdecode(iter(partial(file.read, BUFFER_BYTES), b""), "utf-8")
-    number, start = 1, 0
-    try:
-        buffer = next(blocks, "").lstrip()[1:]
-        while True:
-            gap = _BETWEEN_ELEMENTS.match(buffer, start)
-            assert gap is not None
-            start = gap.end()
-            try:
-                value, start = decoder.raw_decode(buffer, start)
-            except json.JSONDecodeError as error:
-                more = next(blocks, "")
-                if not more:
-                    if buffer[start:].rstrip() == "]":
-                        return
-                    raise DataError(f"{path}: malformed JSON array: {error.msg} in record {number}") from error
-                buffer, start = buffer[start:] + more, 0
-                continue
-            yield value
-            number += 1
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text: {error.reason} in record {number}") from error
 
 
 def _read_parquet(path: Path, file: BinaryIO, kind: RowKind, column: str | None) -> Iterator[Row]:

@@ -9,6 +9,7 @@ from typing import Literal, Self, final
 
 import tokenizers
 
+from exlm_cli.data.json_rows import beyond_limits
 from exlm_cli.errors import TokenizerError
 from exlm_cli.run_dir import write_atomically
 
@@ -92,6 +93,8 @@ class Tokenizer:
             raise TokenizerError(
                 f"{path}: not JSON: {error.msg} at line {error.lineno} column {error.colno}", hint
             ) from error
+        except (ValueError, RecursionError) as error:
+            raise TokenizerError(f"{path}: {beyond_limits(error)}", hint) from error
         return cls(_parse(text, path), str(path))
 
     def to_json(self) -> str:

@@ -5,11 +5,12 @@ A row that does not fit is told, not raised: whoever reads decides whether it st
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from exlm_cli.data.decoding import csv_records, decoded_lines, decompress, explaining_damage
+from exlm_cli.data.json_rows import array_elements, as_json, parse_row, starts_array
 from exlm_cli.data.readers import format_of
 from exlm_cli.errors import DataError
 
@@ -89,29 +90,30 @@ def _record(row: Cells, names: Sequence[str]) -> Record:
 
 
 def _read_json(path: Path, file: io.BufferedReader) -> Iterator[Record]:
-    if file.peek(1).lstrip().startswith(b"["):
+    if starts_array(file):
         text = "".join(line for _, line in decoded_lines(path, file))
-        try:
-            array = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}: not JSON: {error.msg} at line {error.lineno} column {error.colno}") from error
-        for number, value in enumerate(array, start=1):
-            yield _json_record(f"{path}, record {number}", value)
+        for number, (value, problem) in enumerate(_array(path, text), start=1):
+            yield _json_record(f"{path}, record {number}", value, problem)
         return
     for number, line in decoded_lines(path, file):
-        if not line.strip():
-            continue
-        where = f"{path}:{number}"
-        try:
-            yield _json_record(where, json.loads(line))
-        except json.JSONDecodeError as error:
-            yield Record(where, {}, f"not JSON: {error.msg} at column {error.colno}")
+        if line.strip():
+            yield _json_record(f"{path}:{number}", *parse_row(line))
 
 
-def _json_record(where: str, value: Any) -> Record:
-    if isinstance(value, dict):
-        return Record(where, value)
-    return Record(where, {}, f"not a JSON object, but {json.dumps(value)[:40]}")
+def _array(path: Path, text: str) -> Iterable[tuple[Any, str | None]]:
+    try:
+        return [(value, None) for value in json.loads(text)]
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}: not JSON: {error.msg} at line {error.lineno} column {error.colno}") from error
+    except (ValueError, RecursionError):
+        # one element is beyond a limit: which one, only reading them one by one tells
+        return array_elements(path, iter([text]))
+
+
+def _json_record(where: str, value: Any, problem: str | None) -> Record:
+    if problem is None and not isinstance(value, dict):
+        problem = f"not a JSON object, but {as_json(value)[:40]}"
+    return Record(where, value if problem is None else {}, problem)
 
 
 def _read_parquet(path: Path, file: io.BufferedReader) -> Iterator[Record]:

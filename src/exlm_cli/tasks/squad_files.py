@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from exlm_cli.data.decoding import decompress, explaining_damage
+from exlm_cli.data.json_rows import beyond_limits
 from exlm_cli.errors import DataError
 
 _LAYOUT_HINT = "the layout is that of the official train-v2.0.json: data, paragraphs, context, qas, id, answers"
@@ -179,8 +180,8 @@ def _parse(path: Path, file: io.BufferedReader) -> Any:
         raise DataError(
             f"{path}: not JSON: {error.msg} at line {error.lineno} column {error.colno}", _LAYOUT_HINT
         ) from error
-    except RecursionError as error:
-        raise DataError(f"{path}: not JSON of this layout: nested too deeply", _LAYOUT_HINT) from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: {beyond_limits(error)}", _LAYOUT_HINT) from error
 
 
 def _place(loc: tuple[int | str, ...]) -> str:

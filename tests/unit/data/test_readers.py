@@ -1,5 +1,6 @@
 """Every format and compression gives the same rows with the right numbers; every fault is named with its place."""
 
+import codecs
 import csv
 import gzip
 import io
@@ -187,6 +188,37 @@ def test_json_lines_have_problems_row_by_row(tmp_path: Path) -> None:
         (6, "7", "is not a string"),
         (7, "plain", None),
         (8, "'\\ud83d'", "holds half a surrogate pair at position 1"),
+    ]
+
+
+ODD = {
+    "1" + "0" * 5000: "not JSON that can be read: an integer has more than 4,300 digits",
+    "[" * 9000 + "]" * 9000: "not JSON that can be read: nested too deeply",
+}
+
+
+@pytest.mark.parametrize("odd", ODD, ids=["long", "deep"])
+def test_a_json_row_that_python_cannot_hold_is_a_problem_of_its_own(tmp_path: Path, odd: str) -> None:
+    lines, array = tmp_path / "a.jsonl", tmp_path / "a.json"
+    rows = ['{"text": "one"}', f'{{"text": "two", "n": {odd}}}', '{"text": "three"}']
+    lines.write_text("\n".join(rows))
+    array.write_text(f"[{', '.join(rows)}]")
+    for path in (lines, array):
+        read = [(row.number, row.problem) for row in _read(path)]
+        assert read == [(1, None), (2, ODD[odd]), (3, None)]
+        assert [row.text for row in _read(path) if row.problem is None] == ["one", "three"]
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.json.gz"])
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_byte_order_mark_is_no_part_of_json(tmp_path: Path, name: str, indent: int | None) -> None:
+    is_array = name != "a.jsonl"
+    content = json.dumps(RECORDS, indent=indent) if is_array else "\n".join(map(json.dumps, RECORDS))
+    data = codecs.BOM_UTF8 + content.encode()
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    assert [(row.number, row.text, row.problem) for row in _read(path)] == [
+        (number, record["text"], None) for number, record in enumerate(RECORDS, start=1)
     ]
 
 

@@ -186,6 +186,8 @@ def test_a_binary_file_is_refused(tmp_path: Path) -> None:
     ("content", "reason"),
     [
         ("{nope", "not JSON: Expecting property name enclosed in double quotes at line 1 column 2"),
+        ('{"a": 1' + "0" * 5000 + "}", "not JSON that can be read: an integer has more than 4,300 digits"),
+        ("[" * 9000, "not JSON that can be read: nested too deeply"),
         ("{}", "JSON, but no tokenizer: Cannot instantiate Tokenizer from buffer: Model missing. at line 1 column 2"),
         (
             _with_model({"type": "WordLevel", "vocab": {"[PAD]": 0, "[CLS]": 1}, "unk_token": "[UNK]"}, ()),

@@ -52,6 +52,32 @@ def test_json_lines_arrays_and_parquet_are_the_same_rows(tmp_path: Path, suffix:
         assert list(iter_records(path)) == records
 
 
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_byte_order_mark_is_no_part_of_an_array(tmp_path: Path, indent: int | None) -> None:
+    path = write(tmp_path / "a.json", "\N{ZERO WIDTH NO-BREAK SPACE}" + json.dumps(VALUES, indent=indent))
+    assert [record.values for record in iter_records(path)] == VALUES
+
+
+@pytest.mark.parametrize(
+    ("odd", "problem"),
+    [
+        ("1" + "0" * 5000, "not JSON that can be read: an integer has more than 4,300 digits"),
+        ("[" * 9000 + "]" * 9000, "not JSON that can be read: nested too deeply"),
+    ],
+    ids=["long", "deep"],
+)
+def test_a_row_that_python_cannot_hold_is_told_alone(tmp_path: Path, odd: str, problem: str) -> None:
+    rows = ['{"a": 1}', f'{{"a": {odd}}}', odd, '{"a": 2}']
+    lines, array = write(tmp_path / "a.jsonl", "\n".join(rows)), write(tmp_path / "a.json", f"[{', '.join(rows)}]")
+    for path, place in ((lines, ":"), (array, ", record ")):
+        assert list(iter_records(path)) == [
+            Record(f"{path}{place}1", {"a": 1}),
+            Record(f"{path}{place}2", {}, problem),
+            Record(f"{path}{place}3", {}, problem),
+            Record(f"{path}{place}4", {"a": 2}),
+        ]
+
+
 def test_a_first_row_is_data_where_the_columns_are_known_and_it_names_none(tmp_path: Path) -> None:
     header = ("source", "label", "mark", "sentence")
     bare = write(tmp_path / "a.tsv", "gj04\t1\t\tIt rains.\n")
