@@ -1,6 +1,7 @@
 """`exlm curves`: both files come out, runs that cannot be drawn are refused by name."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,30 @@ def test_a_folder_without_metrics_is_refused(tmp_path: Path, capsys: pytest.Capt
 def test_a_run_without_rows_has_nothing_to_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["curves", str(_run(tmp_path / "empty", []))]) == 2
     assert "error: nothing to draw" in capsys.readouterr().err
+
+
+def _lines(svg: Path) -> list[str]:
+    return re.findall(r"<!-- (.*?) -->", svg.read_text())
+
+
+def test_runs_of_one_name_are_told_apart_by_more_of_their_paths(tmp_path: Path) -> None:
+    for name in ("k1", "k2"):
+        (tmp_path / name).mkdir()
+    runs = [str(_run(tmp_path / name / "pretrain", [3.0, 2.0])) for name in ("k1", "k2")]
+    assert main(["curves", *runs, "--out", str(tmp_path / "figures" / "both")]) == 0
+    assert {"k1/pretrain", "k2/pretrain"} <= set(_lines(tmp_path / "figures" / "both.svg"))
+
+
+def test_a_run_given_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(_run(tmp_path / "run", [3.0, 2.0]))
+    assert main(["curves", run, run]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {run} is given twice\n")
+
+
+@pytest.mark.parametrize(
+    ("out", "stem"), [("fig-p0.15", "fig-p0.15"), ("fig.png", "fig"), ("fig.SVG", "fig"), ("fig.v2.svg", "fig.v2")]
+)
+def test_a_dot_in_the_name_stays(tmp_path: Path, out: str, stem: str) -> None:
+    run = str(_run(tmp_path / "run", [3.0, 2.0]))
+    assert main(["curves", run, "--out", str(tmp_path / "figures" / out)]) == 0
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == [f"{stem}.png", f"{stem}.svg"]

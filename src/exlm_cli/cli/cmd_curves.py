@@ -12,7 +12,7 @@ def curves(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories of `exlm pretrain`.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Where to, without suffix; else `report/curves` of the first."),
+        typer.Option("--out", "-o", help="Where to, as PNG and SVG; else `report/curves` of the first."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -29,10 +29,16 @@ def curves(
 
 
 def draw_curves(runs: list[Path], path: Path) -> list[Path]:
-    """Draw runs over each other, named by their directories; returns the files."""
-    from exlm_cli.report.curves import plot_curves
-    from exlm_cli.run_dir import read_metrics
+    """Draw runs over each other, named by as much of their paths as tells them apart; returns the files.
 
-    rows_by_run = {run.resolve().name: read_metrics(run / "metrics.jsonl") for run in runs}
-    path.parent.mkdir(parents=True, exist_ok=True)
+    Raises:
+        ConfigError: A run is given twice.
+    """
+    from exlm_cli.analysis.scores import name_runs
+    from exlm_cli.report.curves import plot_curves
+    from exlm_cli.run_dir import make_folder, read_metrics
+
+    names = name_runs(runs)
+    rows_by_run = {name: read_metrics(run / "metrics.jsonl") for name, run in zip(names, runs, strict=True)}
+    make_folder(path.parent)
     return plot_curves(rows_by_run, path)

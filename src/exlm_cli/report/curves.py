@@ -73,7 +73,7 @@ def plot_curves(
 
     Args:
         rows_by_run: Rows of `metrics.jsonl` by the name a run has in the legend. What no row holds is not drawn.
-        path: Without its suffix, which is replaced.
+        path: Of the two files; `.png` and `.svg` are put after it, in place of one of them.
         styles: Colour and line style of each run; none: as the runs come.
 
     Returns:
@@ -84,9 +84,10 @@ def plot_curves(
         CheckpointError: The file system refuses.
     """
     files = render_curves(rows_by_run, ("png", "svg"), styles)
+    stem = path.stem if path.suffix.lower() in (".png", ".svg") else path.name
     written = []
     for name, data in files.items():
-        written.append(path.with_suffix(f".{name}"))
+        written.append(path.with_name(f"{stem}.{name}"))
         write_atomically(written[-1], data)
     return written
 
