@@ -217,7 +217,7 @@ def check_length_possible(dag: Dag) -> None:
     if length_log_prob(dag) == -np.inf:
         raise DataError(
             f"the DAG of {dag.text!r} has no path that yields exactly {dag.num_masks} tokens",
-            "`--length any` lets a mask yield none or several",
+            "the transitions of its model leave none: give another `--checkpoint`, or train this one further",
         )
 
 

@@ -123,7 +123,9 @@ def _fillings_table(inspection: Inspection) -> str:
     masks = [f"[MASK] {mask + 1}" for mask in range(inspection.dag.num_masks)]
     rows = [_header(["", "share", "", *masks, "text", *verdict], num_numbers=2)]
     for rank, (filling, share) in enumerate(zip(n_best.fillings, shares, strict=True), start=1):
-        bar = f'<span class="bar" style="width:{90 * share / shares[0]:.1f}px"></span>'
+        # not from the shares, which may be too small for a number
+        width = 90 * math.exp(filling.log_prob - n_best.fillings[0].log_prob)
+        bar = f'<span class="bar" style="width:{width:.1f}px"></span>'
         rows.append(_filling_row(inspection, str(rank), share, bar, filling))
     share = math.exp(guess.filling.log_prob - n_best.log_prob_length)
     believed = format_share(math.exp(guess.log_prob_independent))

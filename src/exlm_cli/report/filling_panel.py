@@ -62,7 +62,8 @@ class FillingPanel:
         shares = np.exp([filling.log_prob - n_best.log_prob_length for filling in n_best.fillings]).tolist()
         for filling, words, share in zip(n_best.fillings, self.words, shares, strict=True):
             canvas.text(left + _BAR_LEFT - 6, y, format_share(share), _FONT, align="right")
-            bar = max(_BAR_WIDTH * share / shares[0], 0.5)
+            # not from the shares, which may be too small for a number
+            bar = max(_BAR_WIDTH * float(np.exp(filling.log_prob - n_best.fillings[0].log_prob)), 0.5)
             canvas.box(left + _BAR_LEFT + bar / 2, y, bar, 9, "#B8C4D0")
             self._draw_words(canvas, words, left, y)
             if filling.is_valid_smiles is False:

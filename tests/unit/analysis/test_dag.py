@@ -95,8 +95,12 @@ def _impossible() -> Dag:
 
 @pytest.mark.parametrize("function", [occupancy, edge_use, token_occupancy, most_likely_path])
 def test_a_dag_without_a_path_of_the_right_length_is_refused(function) -> None:
-    with pytest.raises(DataError, match=re.escape("the DAG of 'a [MASK]' has no path that yields exactly 1 tokens")):
+    message = "the DAG of 'a [MASK]' has no path that yields exactly 1 tokens"
+    with pytest.raises(DataError, match=re.escape(message)) as caught:
         function(_impossible())
+    # nor has it an independent guess, so counting texts of any length would be refused too
+    assert "--length" not in caught.value.hint
+    assert "another `--checkpoint`" in caught.value.hint
 
 
 @pytest.mark.parametrize("text", ["", "  \n"])

@@ -1,6 +1,7 @@
 """Inspections to draw: the case study, many masks, awkward words."""
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 
@@ -49,3 +50,11 @@ def smiles() -> Inspection:
     nodes = [{"O": 0.6, "(": 0.3, "\\": 0.1}, {"N": 0.5, "Cl": 0.3, "[nH+]": 0.2}]
     edges = {0: {1: 0.7, 2: 0.3}, 1: {2: 0.1, 3: 0.9}, 2: {3: 1.0}}
     return inspect(handmade_dag("CC[MASK]C", nodes, edges, 2, "smiles"))
+
+
+@functools.cache
+def long_chain() -> Inspection:
+    """Return fillings so improbable, as those of long chains are, that their shares are no numbers any more."""
+    inspection = case_study()
+    fillings = tuple(replace(filling, log_prob=filling.log_prob - 2000.0) for filling in inspection.n_best.fillings)
+    return replace(inspection, n_best=replace(inspection.n_best, fillings=fillings))

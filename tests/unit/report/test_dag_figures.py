@@ -1,6 +1,7 @@
 """Pictures: that they can be read back, are the same every time, and take every word as it is."""
 
 import io
+import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from xml.sax.saxutils import escape
@@ -11,7 +12,7 @@ from PIL import Image
 
 from exlm_cli.report.dag_figures import render_graph, render_heat_map
 from exlm_cli.report.palette import MASK_COLOURS
-from tests.unit.report.inspections import AWKWARD, case_study, many_masks, smiles
+from tests.unit.report.inspections import AWKWARD, case_study, long_chain, many_masks, smiles
 
 RENDERERS = [render_graph, render_heat_map]
 
@@ -94,3 +95,12 @@ def test_pictures_grow_with_the_dag_but_stay_within_five_thousand_pixels() -> No
     widths = [Image.open(io.BytesIO(render_graph(many_masks(n, 2), ["png"])["png"])).size[0] for n in (2, 5, 40)]
     assert widths == sorted(widths)
     assert widths[0] < widths[1] < widths[2] <= 5000
+
+
+def test_bars_of_fillings_are_as_long_however_small_the_shares_are() -> None:
+    def bars(svg: bytes) -> list[str]:
+        return re.findall(r'<path d="([^"]+)" clip-path="[^"]+" style="fill: #b8c4d0', svg.decode())
+
+    expected = bars(render_graph(case_study(), ["svg"])["svg"])
+    assert len(expected) == len(case_study().n_best.fillings)
+    assert bars(render_graph(long_chain(), ["svg"])["svg"]) == expected

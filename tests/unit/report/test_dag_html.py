@@ -8,7 +8,7 @@ import pytest
 
 from exlm_cli.analysis.dag import printable
 from exlm_cli.report.dag_html import render_html
-from tests.unit.report.inspections import AWKWARD, case_study, many_masks, smiles
+from tests.unit.report.inspections import AWKWARD, case_study, long_chain, many_masks, smiles
 
 VOID = {"meta", "br", "rect", "path", "polygon"}
 
@@ -109,3 +109,11 @@ def test_large_pages_are_cut_and_say_so() -> None:
     assert "Only the first 40 [MASK]s are drawn; the tables have the other 3." in page.text
     assert sum("data-node" in a for _, a in page.tags) == 81
     assert "[MASK] 43" in page.text
+
+
+def test_bars_are_as_long_however_small_the_shares_are() -> None:
+    def widths(html: str) -> list[str]:
+        return re.findall(r'class="bar" style="width:([0-9.]+)px"', html)
+
+    assert widths(render_html(long_chain())) == widths(render_html(case_study()))
+    assert widths(render_html(case_study()))[0] == "90.0"
