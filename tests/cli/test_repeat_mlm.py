@@ -76,7 +76,12 @@ def test_without_a_recipe_it_is_the_papers_grid(folder: Path, capsys: Capture) -
         (["--mask-ratios", "1"], "error: `--mask-ratios 1`: `1` is not a number above 0 and below 1\n"),
         (["--mask-ratios", "nan"], "error: `--mask-ratios nan`: `nan` is not a number above 0 and below 1\n"),
         (["--mask-ratios", "0.3,0.30"], "error: `--mask-ratios 0.3,0.30` gives 0.3 twice\n"),
-        (["--num-repeats", "64"], "error: no cell is left with `--num-repeats 64`\n"),
+        (
+            ["--num-repeats", "1,64,16"],
+            "error: `--num-repeats 1,64,16`: no cell of quickstart-repeat-mlm has 16, 64\n\n"
+            "hint: the cells of quickstart-repeat-mlm are (1, 0.15), ",
+        ),
+        (["--mask-ratios", "0.15,0.4"], "error: `--mask-ratios 0.15,0.4`: no cell of quickstart-repeat-mlm has 0.4\n"),
         (
             ["--num-repeats", "8", "--mask-ratios", "0.1"],
             "error: no cell is left with `--num-repeats 8` and `--mask-ratios 0.1`\n",

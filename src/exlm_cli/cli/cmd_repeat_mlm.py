@@ -83,12 +83,20 @@ def _choose_cells(
         return recipe, ()
     ks = parse_numbers("--num-repeats", num_repeats, int, "a whole number from 1 to 64", 1, 64)
     ps = parse_numbers("--mask-ratios", mask_ratios, float, "a number above 0 and below 1", 1e-9, 1 - 1e-9)
+    there = f"the cells of {recipe.name} are " + ", ".join(f"({k}, {p:g})" for k, p in recipe.cells)
+    if ks is None or ps is None:
+        # one of them alone chooses among the recipe's cells
+        absent: list[float] = [*(set(ks or ()) - {k for k, _ in recipe.cells})]
+        absent += set(ps or ()) - {p for _, p in recipe.cells}
+        if absent:
+            raise ConfigError(
+                f"{_given(num_repeats, mask_ratios)}: no cell of {recipe.name} has "
+                + ", ".join(f"{value:g}" for value in sorted(absent)),
+                f"{there}; `--num-repeats` and `--mask-ratios` together train all combinations",
+            )
     cells, left_out = choose_cells(recipe.cells, ks, ps)
     if not cells:
-        raise ConfigError(
-            f"no cell is left with {_given(num_repeats, mask_ratios)}",
-            f"the cells of {recipe.name} are " + ", ".join(f"({k}, {p:g})" for k, p in recipe.cells),
-        )
+        raise ConfigError(f"no cell is left with {_given(num_repeats, mask_ratios)}", there)
     return recipe.with_cells(cells), left_out
 
 
