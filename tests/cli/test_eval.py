@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -235,6 +236,20 @@ def refused(capsys: Capture) -> Callable[..., str]:
         ("P --data none.csv --embeddings new/x.npz", "none.csv: no such file"),
         ("M --data new.csv --text-column mol", "`--text-column mol`: M is a model of SMILES"),
         ("T --data new.csv --embeddings x.npz --smiles-column mol", "`--smiles-column mol`: T is a model of text"),
+        ("M --data new.csv --predictions new.csv",
+         "`--predictions new.csv` would overwrite new.csv, the file of `--data`"),
+        ("M --data new.csv --predictions ./linked.csv",
+         "`--predictions linked.csv` would overwrite new.csv, the file of `--data`"),
+        ("Q --data a-no-answer.json --predictions a.json",
+         "`--predictions a.json` would overwrite a-no-answer.json, the file of `--data`"),
+        ("M --data rows.parquet --embeddings rows.parquet",
+         "`--embeddings rows.parquet` would overwrite rows.parquet, the file of `--data`"),
+        ("M --data new.csv --predictions p.csv --out new/folder",
+         "`--out new/folder` does not go with `--predictions p.csv`"),
+        ("P --data new.csv --embeddings x.npz --out new/folder",
+         "`--out new/folder` does not go with `--embeddings x.npz`"),
+        ("P --entropy --smiles-column mol", "`--smiles-column mol` does not go with `--entropy`"),
+        ("T --entropy --text-column a", "`--text-column a` does not go with `--entropy`"),
         ("M --data empty.csv", "empty.csv: the file is empty"),
         ("M --data new.csv --smiles-column smile", "new.csv: no column `smile`; there are `mol`, `active`"),
         ("M --data other.csv",
@@ -256,10 +271,12 @@ def test_a_mistake_is_told_in_one_line_and_leaves_nothing(
         update_run_json(folder / name, {"command": command})
     files = {
         "file": "", "empty.csv": "", "new.csv": "mol,active\nCCO,1\n", "other.csv": "a,b\nCCO,1\n",
+        "rows.parquet": "rows", "a-no-answer.json": "{}",
         "twice.csv": "mol,mol\nC,C\n", "bad.csv": "mol,active\nCCO,active\n",
     }  # fmt: skip
     for name, text in files.items():
         (folder / name).write_text(text)
+    (folder / "linked.csv").symlink_to("new.csv")
     before = sorted(path for path in folder.rglob("*"))
     assert refused(*words.split()) == error
     assert sorted(path for path in folder.rglob("*")) == before
@@ -282,3 +299,11 @@ def test_validation_files_with_a_bad_row_are_refused_with_a_hint_that_eval_has(
     error, _, hint = capsys.readouterr().err.strip().splitlines()[-3:]
     assert error == 'error: odd "name".smi:2: `C1CC`: RDKit cannot parse it: it breaks the SMILES grammar'
     assert hint == "hint: mend the row, or take it out of the file"
+
+
+@pytest.mark.parametrize("command", ["eval", "inspect-dag"])
+def test_the_default_device_is_not_the_recipes(command: str, capsys: Capture) -> None:
+    assert main([command, "--help"]) == 0
+    told = " ".join(re.sub("[^a-z: ]", " ", capsys.readouterr().out.lower()).split())
+    assert "the recipe" not in told
+    assert "default: auto" in told

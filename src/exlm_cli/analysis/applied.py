@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from exlm_cli.errors import ConfigError
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.downstream import EncodedSplit, FloatArray
 from exlm_cli.tasks.finetuned import Finetuned
@@ -31,6 +32,22 @@ class Applied:
     num_unreadable: int
     metrics: dict[str, float]
     notes: tuple[str, ...]
+
+
+def refuse_overwriting(data: Path, option: str, *written: Path) -> None:
+    """Refuse to write what is said of a file over that file.
+
+    Raises:
+        ConfigError: One of `written` is `data`.
+    """
+    for path in written:
+        if data.exists() and path.exists() and path.samefile(data):
+            raise ConfigError(f"`{option} {written[0]}` would overwrite {data}, the file of `--data`", "name another")
+
+
+def no_answer_file(answers: Path) -> Path:
+    """Return the file beside that of answers with the probabilities that there is none."""
+    return answers.with_name(f"{answers.stem}-no-answer.json")
 
 
 def probabilities_by_seed(finetuned: Finetuned, encoded: EncodedSplit, progress: Progress) -> FloatArray:

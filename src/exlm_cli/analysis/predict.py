@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from exlm_cli.analysis.applied import Applied
+from exlm_cli.analysis.applied import Applied, no_answer_file, refuse_overwriting
 from exlm_cli.data.readers import COMPRESSIONS, FORMATS
 from exlm_cli.errors import ConfigError
 from exlm_cli.progress import Progress
@@ -27,7 +27,7 @@ def predict(
         progress: Who is told.
 
     Raises:
-        ConfigError: An option that the task has no use for, or a name of another format.
+        ConfigError: An option that the task has no use for, a name of another format, or that of the file itself.
         DataError: The file cannot be read.
         CheckpointError: The file system refuses.
     """
@@ -43,6 +43,7 @@ def predict(
         raise ConfigError(
             f"{finetuned.results['task']} finds its own columns: `--text-column` is for `exlm finetune csv`"
         )
+    refuse_overwriting(path, "--predictions", written, *([no_answer_file(written)] if suite == "squad" else []))
     with folder_for_results(written.parent):
         match suite:
             case "glue":

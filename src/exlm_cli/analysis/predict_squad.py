@@ -5,7 +5,7 @@ from pathlib import Path
 
 from scipy.special import expit
 
-from exlm_cli.analysis.applied import Applied, mean_span_logits
+from exlm_cli.analysis.applied import Applied, mean_span_logits, no_answer_file
 from exlm_cli.errors import DataError
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.finetuned import Finetuned
@@ -40,7 +40,7 @@ def apply_to_squad_file(finetuned: Finetuned, path: Path, written: Path, *, prog
     encoded = task.encode("valid", finetuned.tokenizer, finetuned.sequence_length)
     logits = mean_span_logits(finetuned, encoded, progress)
     answers, no_answer_scores = task.official_predictions("valid", logits)
-    odds_file = written.with_name(f"{written.stem}-no-answer.json")
+    odds_file = no_answer_file(written)
     # the odds first: answers whose file is there are complete
     write_json(odds_file, {key: float(expit(score)) for key, score in no_answer_scores.items()})
     write_json(written, answers)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from exlm_cli.cli.grid_options import parse_numbers
-from exlm_cli.cli.options import Device, DeviceOption, JsonOption
+from exlm_cli.cli.options import Device, JsonOption, ScoringDeviceOption
 from exlm_cli.errors import ConfigError
 
 # repeated from `report.tables`, whose import is too slow for `--help`; a test compares them
@@ -56,7 +56,7 @@ def evaluate(
         typer.Option("--out", metavar="DIR", help="Where files go; default: report/ of the run."),
     ] = None,
     figures: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw curves and confusion matrices.")] = True,
-    device: DeviceOption = None,
+    device: ScoringDeviceOption = Device.auto,
     as_json: JsonOption = False,
 ) -> None:
     """Score runs side by side, beside the paper's numbers; or apply one to rows of your own.
@@ -77,21 +77,25 @@ def evaluate(
         column = eval_modes.InputColumn("smiles", smiles_column)
     elif text_column is not None:
         column = eval_modes.InputColumn("text", text_column)
+    if entropy and column is not None:
+        raise ConfigError(
+            f"`--{column.kind}-column {column.name}` does not go with `--entropy`",
+            "it chooses a column of `--data` to predict or embed; validation files are read as the run's own",
+        )
     if not entropy and (ratios or states):
         raise ConfigError("`--mask-ratios` and `--num-states` go with `--entropy`")
     progress = console.open_progress()
     if not (entropy or data or predictions or embeddings or column) and eval_grids.holds_grid(runs or []):
         return eval_grids.show_grid(runs or [], output, progress)
     chosen = eval_modes.choose_runs(runs or [], progress)
-    where = (device or Device.auto).value
     if entropy:
-        eval_modes.show_entropy(chosen, data or [], ratios, states, output, where, progress)
+        eval_modes.show_entropy(chosen, data or [], ratios, states, output, device.value, progress)
     elif predictions is not None or embeddings is not None or (data and "finetune" in chosen.kinds):
-        eval_modes.apply_run(chosen, data or [], predictions, embeddings, column, output, where, progress)
+        eval_modes.apply_run(chosen, data or [], predictions, embeddings, column, output, device.value, progress)
     elif column is not None:
         raise ConfigError("`--smiles-column` and `--text-column` choose a column of `--data` to predict or embed")
     else:
-        eval_modes.show_scores(chosen, data or [], output, where, progress)
+        eval_modes.show_scores(chosen, data or [], output, device.value, progress)
 
 
 def _parse_formats(given: str | None) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from exlm_cli.cli.options import Device, DeviceOption, JsonOption
+from exlm_cli.cli.options import Device, JsonOption, ScoringDeviceOption
 from exlm_cli.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def inspect_dag(
     formats: Annotated[
         str, typer.Option("--format", metavar="LIST", help=f"Files to write, of {','.join(_FORMATS)}; or none.")
     ] = ",".join(_FORMATS),
-    device: DeviceOption = None,
+    device: ScoringDeviceOption = Device.auto,
     as_json: JsonOption = False,
 ) -> None:
     """Show the DAG of one input and its best joint fillings.
@@ -67,7 +67,7 @@ def inspect_dag(
     from exlm_cli.report.dag_report import write_report
     from exlm_cli.train.pretrained import load_pretrained
 
-    pretrained = load_pretrained(run, device=(device or Device.auto).value, progress=progress)
+    pretrained = load_pretrained(run, device=device.value, progress=progress)
     dag = build_dag(pretrained, sentence, progress=progress)
     inspection = inspect(
         dag, num_top=top, num_fillings=n_best, length=length.value, checkpoint=str(pretrained.checkpoint)
@@ -107,6 +107,8 @@ def _is_smiles(sentence: str) -> bool:
 
 def _default_folder(checkpoint: Path, sentence: str) -> Path:
     """Return a folder in the run's report/ that one sentence always gets again."""
+    from exlm_cli.analysis.scores import run_directory
+
     words = re.sub(r"[^a-z0-9]+", "-", sentence.lower()).strip("-")[:24].strip("-")
     digest = hashlib.sha256(sentence.encode()).hexdigest()[:8]
-    return checkpoint.parent.parent / "report" / f"dag-{words}-{digest}"
+    return run_directory(checkpoint) / "report" / f"dag-{words}-{digest}"

@@ -159,6 +159,12 @@ def apply_run(
     path = _only_file(runs, data, "--embeddings" if embeddings is not None else "--predictions")
     if output.formats:
         raise ConfigError("`--format` is for tables of scores", "leave it out with `--predictions` and `--embeddings`")
+    for option, file in (("--predictions", predictions), ("--embeddings", embeddings)):
+        if file is not None and output.folder is not None:
+            raise ConfigError(
+                f"`--out {output.folder}` does not go with `{option} {file}`",
+                f"the one file that is written goes to {file}; give `{option}` the whole path",
+            )
     run, kind = runs.paths[0], runs.kinds[0]
     if embeddings is not None:
         return _emit_applied(_embed(run, kind, path, embeddings, column, device, progress), output)
@@ -179,7 +185,7 @@ def apply_run(
 def _embed(
     run: Path, kind: "RunKind", path: Path, written: Path, column: InputColumn | None, device: str, progress: Progress
 ) -> "Applied":
-    from exlm_cli.analysis.applied import Applied
+    from exlm_cli.analysis.applied import Applied, refuse_overwriting
     from exlm_cli.analysis.embeddings import (
         check_suffix,
         embed,
@@ -189,6 +195,7 @@ def _embed(
     )
 
     check_suffix(written)
+    refuse_overwriting(path, "--embeddings", written)
     if kind == "pretrain":
         from exlm_cli.train.pretrained import load_pretrained
 

@@ -40,6 +40,9 @@ SeedOption = Annotated[
     int | None, typer.Option("--seed", metavar="N", help="Seed of weights, data order, masks, dropout.")
 ]
 DeviceOption = Annotated[Device | None, typer.Option("--device", help="Where the model runs; default: the recipe's.")]
+ScoringDeviceOption = Annotated[
+    Device, typer.Option("--device", help="Where the model runs; auto: on a CUDA device where there is one.")
+]
 OnInvalidOption = Annotated[
     OnInvalid | None, typer.Option("--on-invalid", help="Rows that cannot be used: stop, or skip and list in a CSV.")
 ]
