@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from exlm_cli.analysis.scores import PredictionEntropy
+from exlm_cli.analysis.scores import PredictionEntropy, run_directory
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.recipes import PretrainRecipe
 from exlm_cli.data.prepare import PreparedData, prepare_data
@@ -76,11 +76,6 @@ def load_validation_data(pretrained: Pretrained, valid: Sequence[str], progress:
         # an option of pre-training, which scores have not
         hint = "mend the row, or take it out of the file" if "--on-invalid" in error.hint else error.hint
         raise DataError(error.message, hint) from error
-
-
-def run_directory(checkpoint: Path) -> Path:
-    """Return the run directory of a `checkpoints/step-N`."""
-    return checkpoint.parent.parent
 
 
 def _own_recipe(pretrained: Pretrained, overrides: Sequence[str]) -> PretrainRecipe:

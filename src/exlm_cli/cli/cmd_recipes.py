@@ -21,6 +21,7 @@ def recipes(
     from exlm_cli.cli import console
     from exlm_cli.config.kinds import KINDS
     from exlm_cli.config.load import dump_recipe, list_recipes, load_recipe, recipe_kind
+    from exlm_cli.report.score_text import millions
 
     if name is not None:
         recipe: Recipe = load_recipe(name, kind=recipe_kind(name))
@@ -30,7 +31,15 @@ def recipes(
         return console.emit_json(entries)
     console.emit_listing(
         ["recipe", "of exlm", "parameters", "tokens a step"],
-        [[e["name"], e["command"], _millions(e["parameters"]), _count(e["tokens_per_step"])] for e in entries],
+        [
+            [
+                e["name"],
+                e["command"],
+                "" if e["parameters"] is None else millions(e["parameters"]),
+                "" if e["tokens_per_step"] is None else f"{e['tokens_per_step']:,}",
+            ]
+            for e in entries
+        ],
         [[e["purpose"], e["paper"]] for e in entries],
     )
 
@@ -56,11 +65,3 @@ def _entry(recipe: "Recipe") -> dict[str, Any]:
         "purpose": recipe.purpose,
         "paper": recipe.paper,
     }
-
-
-def _millions(number: int | None) -> str:
-    return "" if number is None else f"{number / 1e6:.1f} M"
-
-
-def _count(number: int | None) -> str:
-    return "" if number is None else f"{number:,}"

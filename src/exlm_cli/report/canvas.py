@@ -1,11 +1,10 @@
 """A matplotlib figure measured in points with y downwards, so that a font size means the same in every picture."""
 
-import io
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from exlm_cli.report.figure_style import drawing, render_figure
 from exlm_cli.report.palette import FAINT_INK, INK, ink_on, mask_colour
 from exlm_cli.report.text_metrics import flow_words, text_width
 
@@ -107,14 +106,7 @@ class Canvas:
 
     def save(self, formats: Sequence[str]) -> dict[str, bytes]:
         """Return the file of each format; the same picture gives the same bytes."""
-        files = {}
-        for name in formats:
-            buffer = io.BytesIO()
-            # a date or a version would make every file differ
-            metadata = {"Date": None} if name == "svg" else {"Software": None}
-            self._figure.savefig(buffer, format=name, dpi=self._dpi, metadata=metadata)
-            files[name] = buffer.getvalue()
-        return files
+        return render_figure(self._figure, formats, dpi=self._dpi)
 
 
 @contextmanager
@@ -129,7 +121,6 @@ def open_canvas(
         title: Words, each with the mask it names or -1; the blank after a word is part of it.
         captions: Lines.
     """
-    from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -139,10 +130,8 @@ def open_canvas(
     line_height = 1.75 * _TITLE_FONT
     above = (places[-1][1] + 1) * line_height + 1.5 * _MARGIN
     below = len(captions) * 1.5 * _CAPTION_FONT + _MARGIN
-    settings: Any = {"font.family": "DejaVu Sans", "svg.hashsalt": "exlm", "svg.fonttype": "path"}
-    with rc_context(settings), warnings.catch_warnings():
-        # letters that DejaVu Sans lacks are drawn as boxes; the HTML report has them
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+    # letters that its font lacks are drawn as boxes; the HTML report has them
+    with drawing():
         size = (width / _POINTS_PER_INCH, (above + height + below) / _POINTS_PER_INCH)
         figure = Figure(figsize=size, facecolor="white")
         FigureCanvasAgg(figure)

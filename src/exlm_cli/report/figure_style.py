@@ -71,12 +71,13 @@ def quieten(axes: "Axes") -> None:
     axes.spines[["bottom", "left"]].set_color(SPINE_INK)
 
 
-def render_figure(figure: "Figure", formats: Sequence[str] = _FORMATS) -> dict[str, bytes]:
-    """Return the figure in each format; to be called inside `drawing`."""
+def render_figure(figure: "Figure", formats: Sequence[str] = _FORMATS, *, dpi: float = _DPI) -> dict[str, bytes]:
+    """Return the figure in each format; to be called inside `drawing`. The same figure gives the same bytes."""
     rendered = {}
     for name in formats:
         buffer = io.BytesIO()
-        figure.savefig(buffer, format=name, dpi=_DPI, metadata={"Date" if name == "svg" else "Software": None})
+        # a date or a version would make every file differ
+        figure.savefig(buffer, format=name, dpi=dpi, metadata={"Date" if name == "svg" else "Software": None})
         rendered[name] = buffer.getvalue()
     return rendered
 

@@ -137,5 +137,3 @@ TABLE_13 = PaperTable(
     _TABLE_13_ROWS,
     dict.fromkeys(_TABLE_13_ROWS, _ABLATION_BUDGET),
 )
-
-PAPER_TABLES = {table.number: table for table in (TABLE_1, TABLE_2, TABLE_3, TABLE_4, TABLE_13)}

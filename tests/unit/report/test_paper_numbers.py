@@ -4,14 +4,14 @@ import math
 
 import pytest
 
-from exlm_cli.report.paper_numbers import PAPER_TABLES, TABLE_1, TABLE_3, PaperTable
+from exlm_cli.report.paper_numbers import TABLE_1, TABLE_2, TABLE_3, TABLE_4, TABLE_13, PaperTable
 from exlm_cli.report.paper_tables import SHAPES, Shape
 
 THE_PAPERS_OWN_SLIPS = {(3, "ExLM large")}
 """It prints 86.9 for a mean of 86.79."""
 
 
-@pytest.mark.parametrize("table", PAPER_TABLES.values(), ids=str)
+@pytest.mark.parametrize("table", [TABLE_1, TABLE_2, TABLE_3, TABLE_4, TABLE_13], ids=str)
 def test_every_row_has_a_number_or_a_dash_for_each_column(table: PaperTable) -> None:
     assert all(len(numbers) == len(table.columns) for numbers in table.rows.values())
     assert set(table.budgets) <= set(table.rows)
