@@ -13,6 +13,7 @@ from exlm_cli.data.decoding import csv_records, decoded_lines, decompress, expla
 from exlm_cli.data.json_rows import array_elements, as_json, parse_row, starts_array
 from exlm_cli.data.readers import format_of
 from exlm_cli.errors import DataError
+from exlm_cli.tasks.tables import check_header
 
 RECORD_SUFFIXES = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
 
@@ -41,7 +42,7 @@ def iter_records(path: Path, *, header: Sequence[str] | None = None) -> Iterator
         header: Columns of a TSV or CSV that may have no header: its first row is data unless it names one of them.
 
     Raises:
-        DataError: The file is missing, of another format, damaged, or empty.
+        DataError: The file is missing, of another format, damaged, or empty, or its header names a column twice.
     """
     file_format = format_of(path)
     if file_format not in RECORD_SUFFIXES:
@@ -75,6 +76,7 @@ def _with_header(path: Path, rows: Iterator[Cells], header: Sequence[str] | None
         raise DataError(f"{path}: the file is empty")
     if header is None or not set(header).isdisjoint(first[1]):
         names = [cell.strip() for cell in first[1]]
+        check_header(path, names)
     else:
         names = list(header)
         yield _record(first, names)

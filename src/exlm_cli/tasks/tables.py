@@ -109,7 +109,7 @@ def read_table(path: Path, *, header: Sequence[str] | None = None) -> Table:
         names = list(header) if header is not None else [cell.strip() for cell in next(records, (1, []))[1]]
         if not names:
             raise DataError(f"{path}: the file is empty", "its first line must name the columns")
-        _check_names(path, names)
+        check_header(path, names)
         lines, rows = [], []
         for line, record in records:
             if not record:
@@ -126,8 +126,12 @@ def read_table(path: Path, *, header: Sequence[str] | None = None) -> Table:
     return Table(path, dict(zip(names, zip(*rows, strict=True), strict=True)), tuple(lines))
 
 
-def _check_names(path: Path, names: Sequence[str]) -> None:
-    """Refuse a header that names a column twice; one column without a name, as pandas writes an index, is allowed."""
+def check_header(path: Path, names: Sequence[str]) -> None:
+    """Refuse a header that names a column twice; one column without a name, as pandas writes an index, is allowed.
+
+    Raises:
+        DataError: It does.
+    """
     seen = set()
     for name in names:
         if name in seen:

@@ -88,6 +88,11 @@ def test_a_first_row_is_data_where_the_columns_are_known_and_it_names_none(tmp_p
     assert list(iter_records(named, header=header)) == [Record(f"{named}:2", {"sentence": "It rains.", "label": "1"})]
 
 
+def test_a_first_row_of_data_may_say_the_same_twice(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "1\t1\n")
+    assert [record.values for record in iter_records(path, header=("a", "b"))] == [{"a": "1", "b": "1"}]
+
+
 def test_rows_that_do_not_fit_are_told(tmp_path: Path) -> None:
     table = write(tmp_path / "a.tsv", "sentence\tlabel\nfine\t1\nlost\n")
     assert list(iter_records(table))[1] == Record(f"{table}:3", {}, "the row has 1 cells, expected 2")
@@ -105,6 +110,8 @@ def test_rows_that_do_not_fit_are_told(tmp_path: Path) -> None:
         ("a.txt", b"x", "not a table that can be read; known are .tsv .csv .jsonl .json .parquet, also .gz or .xz"),
         ("a.tsv", b"", "the file is empty"),
         ("a.tsv.gz", b"", "the file is empty"),
+        ("a.tsv", b"sentence\tlabel\tlabel \nIt rains.\t1\t0\n", "the header names column `label` twice"),
+        ("a.csv", b"sentence,sentence\na,b\n", "the header names column `sentence` twice"),
         ("a.json", b"[1, ", "not JSON: Expecting value at line 1 column 5"),
     ],
 )
