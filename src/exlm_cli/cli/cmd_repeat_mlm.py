@@ -18,7 +18,6 @@ from exlm_cli.cli.options import (
     DryRunOption,
     JsonOption,
     OutOption,
-    RecipeOption,
     ResumeOption,
     SetOption,
 )
@@ -31,7 +30,15 @@ _DEFAULT_RECIPE = "repeat-mlm"
 
 
 def repeat_mlm(
-    recipe: RecipeOption = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            "--recipe",
+            "-r",
+            metavar="NAME-OR-FILE",
+            help=f"A grid by name (see `exlm recipes`) or YAML file; default: {_DEFAULT_RECIPE}.",
+        ),
+    ] = None,
     num_repeats: Annotated[
         str | None, typer.Option("--num-repeats", metavar="LIST", help="Copies of every token (k), like 1,2,4.")
     ] = None,
