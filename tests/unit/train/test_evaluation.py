@@ -118,7 +118,11 @@ def test_sums_add_up_over_batches() -> None:
 
 
 def test_entropy_without_a_fully_masked_token_is_not_defined() -> None:
-    sections = {"objective": "mlm", "masking": {"num_repeats": 8, "mask_ratio": 0.1, "scheme": "bernoulli"}}
+    sections = {
+        "objective": "mlm",
+        "masking": {"num_repeats": 8, "mask_ratio": 0.1, "scheme": "bernoulli"},
+        "model": {"init_std": 0.3, "max_length": 128},
+    }
     model, batch = _model(**sections), tiny_batch(tiny_recipe(**sections), (7, 5))
     objective = Objective(unk_id=4, num_repeats=8, backend="reference")
     figures = summarise([evaluate_batch(model, objective, batch)], has_dag=False)
