@@ -25,22 +25,13 @@ from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import SilentProgress
 from exlm_cli.train.objective import Objective
 from exlm_cli.train.pretrained import Pretrained
+from tests.recorder import Recorder
 from tests.tiny import tiny_recipe
 
 SENTENCE = "This is [MASK], and I'm very [MASK] to see this."
 TEXTS = ["This is amazing, and I'm very glad to see this."] * 3 + [
     "This is terrible, and I'm very sorry to see this."
 ] * 3
-
-
-class Messages(SilentProgress):
-    """Keep what is said."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.said.append(text)
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +126,7 @@ def _loss_of_tokens(pretrained: Pretrained, dag, token: int) -> float:
 
 def test_smiles_are_inspected_as_smiles() -> None:
     tokenizer = train_smiles_vocabulary(["CCO", "c1ccccc1Cl"], 100, 1, SilentProgress())
-    messages = Messages()
+    messages = Recorder()
     recipe = {"data": {"kind": "smiles"}}
     dag = build_dag(_pretrained(tokenizer, **recipe), "CC[MASK]O[Se]", progress=messages)
     assert dag.kind == "smiles"

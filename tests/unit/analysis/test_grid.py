@@ -18,19 +18,10 @@ from exlm_cli.errors import CheckpointError, ConfigError, ExlmError, Interrupted
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_run_json
 from exlm_cli.train.interrupt import StopSignal
+from tests.recorder import Recorder
 from tests.tiny_grids import tiny_grid
 
 TIMED = {"elapsed_s"}
-
-
-class Recorder(SilentProgress):
-    """Keeps what is said."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.said.append(text)
 
 
 @pytest.fixture(scope="module")

@@ -6,20 +6,10 @@ import pytest
 
 from exlm_cli.analysis.grid_board import open_board
 from exlm_cli.config.cells import CellPlan
-from exlm_cli.progress import SilentProgress
+from tests.recorder import Recorder
 from tests.tiny_grids import tiny_grid
 
 METRICS = {"loss": 2.0, "entropy_bits": 1.5}
-
-
-class Recorder(SilentProgress):
-    """Keeps what is said."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.said.append(text)
 
 
 @pytest.fixture(scope="module")

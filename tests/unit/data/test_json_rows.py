@@ -77,7 +77,7 @@ def test_a_line_is_its_value_or_what_is_wrong_with_it() -> None:
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 def test_an_array_is_told_from_lines_by_its_first_character(mark: bytes) -> None:
     for content, is_array in ((b" \n[1]", True), (b'{"a": [1]}', False), (b'"["', False), (b"", False)):
-        file = io.BufferedReader(io.BytesIO(mark + content))  # type: ignore[arg-type]
+        file = io.BufferedReader(io.BytesIO(mark + content))  # type: ignore[arg-type]  # BytesIO reads like a raw file
         assert starts_array(file) is is_array
         assert file.read() == mark + content
 

@@ -12,20 +12,11 @@ from exlm_cli.ops.alignment import build, diagnosis
 from exlm_cli.ops.alignment.build import BuildError
 from exlm_cli.ops.alignment.diagnosis import Kernels, build_kernels, diagnose
 from exlm_cli.progress import SilentProgress
+from tests.recorder import Recorder
 from tests.unit.ops.conftest import MakeCompiler
 
 HINT = "training works without: the `torch` backend needs no compiler"
 AT_FIRST_USE = "compiled at the first use, or now by `exlm doctor --build`"
-
-
-class Messages(SilentProgress):
-    """Keeps what is said."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.texts.append(text)
 
 
 @pytest.fixture
@@ -71,10 +62,10 @@ def test_host_kernels_are_built_once_and_found_again(
     found = diagnose()
     assert found.compiler == f"{compiler} (version 1)"
     assert found.cpu == Kernels(None, AT_FIRST_USE, "native")
-    messages = Messages()
+    messages = Recorder()
     build_kernels(messages)
     build_kernels(messages)
-    assert messages.texts == ["compiling the cpu kernels"]
+    assert messages.said == ["compiling the cpu kernels"]
     assert diagnose().cpu == Kernels(str(build.find_library("cpu")), "", "native")
 
 
@@ -87,9 +78,9 @@ def test_device_kernels_are_built_for_all_targets_where_nvcc_is(make_compiler: M
     assert found.nvcc is not None
     assert found.nvcc.endswith("bin/nvcc (tools, release 13.0)")
     assert found.cuda == Kernels(None, AT_FIRST_USE, "native")
-    messages = Messages()
+    messages = Recorder()
     build_kernels(messages)
-    assert messages.texts == ["compiling the cpu kernels", "compiling the cuda kernels, about a minute"]
+    assert messages.said == ["compiling the cpu kernels", "compiling the cuda kernels, about a minute"]
     assert diagnose().cuda == Kernels(str(build.find_library("cuda")), "", "native")
 
 
