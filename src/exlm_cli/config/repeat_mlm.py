@@ -1,5 +1,6 @@
 """The recipe of `exlm repeat-mlm`: the grid of section 3, cells of repetitions k by mask ratio p. No torch here."""
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Self
 
@@ -31,6 +32,12 @@ class RepeatMlmRecipe(CellsRecipe):
     example: ClassVar[str] = "quickstart-repeat-mlm"
 
     cells: tuple[Cell, ...] = Field(PAPER_CELLS, min_length=1, description="(repetitions k, mask ratio p) of each cell")
+    least_predicted_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Cells that predict fewer masked tokens than this in `pretrain.train.max_steps`, in sequences of "
+        "full length, get more steps; none: the same steps in all, as in the paper",
+    )
 
     @model_validator(mode="after")
     def _check_repeats(self) -> Self:
@@ -42,6 +49,8 @@ class RepeatMlmRecipe(CellsRecipe):
             raise ValueError(
                 "`pretrain.masking.scheme` must be bernoulli: p^k needs every copy masked on its own (App. C)"
             )
+        if self.least_predicted_tokens is not None and self.pretrain.train.max_steps is None:
+            raise ValueError("`least_predicted_tokens` raises `pretrain.train.max_steps`, which is not given")
         return self
 
     def with_cells(self, cells: Sequence[Cell]) -> Self:
@@ -63,10 +72,20 @@ class RepeatMlmRecipe(CellsRecipe):
                 "masking.mask_ratio": p,
                 "model.max_length": max(pretrain.model.max_length, pretrain.data.sequence_length * k),
                 "train.microbatch_tokens": max(pretrain.train.microbatch_tokens, longest),
+                "train.max_steps": self._steps(k, p),
             }
             about = {"num_repeats": k, "mask_ratio": p}
             plans.append(self._cell(f"k{k}-p{p:g}", f"k = {k}", f"{100 * p:g}%", seed, about, changes))
         return plans
+
+    def _steps(self, k: int, p: float) -> int | None:
+        steps = self.pretrain.train.max_steps
+        if steps is None or self.least_predicted_tokens is None:
+            return steps
+        length = self.pretrain.data.sequence_length - 2
+        train = self.pretrain.train
+        sequences = train.batch_sequences or (train.batch_tokens or 0) / (length * k + 2)
+        return max(steps, math.ceil(self.least_predicted_tokens / (sequences * length * k * p)))
 
 
 def choose_cells(

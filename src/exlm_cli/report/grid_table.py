@@ -14,6 +14,7 @@ from exlm_cli.report.cell_rows import (
     column_name,
     csv_number,
     divergences,
+    finished,
     in_words,
     other_figures,
     pool_seeds,
@@ -33,11 +34,13 @@ class GridRow(CellRow):
     Attributes:
         num_repeats: k.
         mask_ratio: p.
+        steps: Of pre-training; None where no seed came to an end.
         corrupted: `num_tokens`, `expected` (p^k), `expected_with_floor`, `measured` and `standard_error`, seeds pooled.
     """
 
     num_repeats: int
     mask_ratio: float
+    steps: int | None
     corrupted: Mapping[str, float]
 
     @property
@@ -65,7 +68,7 @@ def csv_text(rows: Sequence[GridRow]) -> str:
     header = [
         "num_repeats", "mask_ratio", "corrupted_expected", "corrupted_measured", "corrupted_standard_error",
         "corrupted_expected_with_floor", *(f"{column_name(name)}{end}" for name in names for end in ("", "_std")),
-        "seeds", "diverged_seeds",
+        "steps", "seeds", "diverged_seeds",
     ]  # fmt: skip
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -75,7 +78,7 @@ def csv_text(rows: Sequence[GridRow]) -> str:
         figures = [value for name in names for value in (row.mean(name), row.deviation(name))]
         numbers = [csv_number(value) for value in (*shares, *figures)]
         seeds = [" ".join(map(str, some)) for some in (row.seeds, row.diverged_seeds)]
-        writer.writerow([row.num_repeats, f"{row.mask_ratio:g}", *numbers, *seeds])
+        writer.writerow([row.num_repeats, f"{row.mask_ratio:g}", *numbers, row.steps, *seeds])
     return text.getvalue()
 
 
@@ -85,6 +88,8 @@ def markdown_text(rows: Sequence[GridRow], *, title: str) -> str:
     for name in _present(rows):
         parts += [f"{in_words(name)}{seed_note(rows)}:\n", _square(rows, lambda row, n=name: row.show(n))]
     parts += ["Does it follow p^k or p?\n", agreement_table(rows)]
+    if len({row.steps for row in rows} - {None}) > 1:
+        parts += ["Steps, more where they predict few tokens:\n", _square(rows, lambda row: f"{row.steps or '–'}")]
     diverged = divergences(rows, [f"k = {row.num_repeats}, p = {row.mask_ratio:g}" for row in rows])
     if diverged:
         parts.append(f"Diverged: {'; '.join(diverged)}.\n")
@@ -116,7 +121,9 @@ def agreement_table(rows: Sequence[GridRow]) -> str:
 
 def _row(cell: Cell, results: Sequence[Result]) -> GridRow:
     corrupted = _pooled([result["corruption"] for result in results])
-    return GridRow(*cell, corrupted, **pool_seeds(results, FIGURES))
+    done = finished(results)
+    steps = int(done[0]["steps"]) if done else None
+    return GridRow(*cell, steps, corrupted, **pool_seeds(results, FIGURES))
 
 
 def _pooled(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -24,7 +24,7 @@ def paper_results(seeds: tuple[int, ...] = (1,), *, has_task: bool = True) -> li
             task = {"glue/mnli": {"metric": "accuracy", "values": [accuracy / 100 - 0.01, accuracy / 100 + 0.01]}}
             results.append(
                 {"num_repeats": k, "mask_ratio": p, "seed": seed, "corruption": counted, "metrics": metrics}
-                | {"finetune": task if has_task else {}}
+                | {"steps": 50_000, "finetune": task if has_task else {}}
             )
     return results
 

@@ -30,6 +30,7 @@ def test_the_csv_has_one_row_a_cell_under_the_names_that_scripts_rely_on() -> No
         assert float(row["glue_mnli_accuracy"]) == pytest.approx(accuracy / 100)
         assert float(row["mask_accuracy"]) == 0.5
         assert (row["entropy_bits_std"], row["seeds"], row["diverged_seeds"]) == ("", "1", "")
+        assert row["steps"] == "50000"
 
 
 def test_seeds_are_averaged_and_their_counts_pooled() -> None:
@@ -61,6 +62,15 @@ def test_markdown_has_the_papers_table_with_its_empty_corner() -> None:
     assert f"| Entropy, bits | {spearman:.3g} |" in text
     assert "| Perplexity | – | 0 | 0 | – |" in text
     assert "standard deviation" not in text
+
+
+def test_cells_of_other_lengths_than_the_rest_are_told() -> None:
+    results = paper_results()
+    assert "Steps" not in markdown_text(grid_rows(results), title="Grid")
+    results[0]["steps"] = 160_000
+    text = markdown_text(grid_rows(results), title="Grid")
+    assert "Steps, more where they predict few tokens:" in text
+    assert "| 1 | 160000 | 50000 | 50000 | 50000 | 50000 |" in text
 
 
 def test_the_papers_figures_follow_p_to_the_k() -> None:
