@@ -3,8 +3,8 @@
 One sentence with two masked words that share a sentiment: eight words each, four good and four bad, equally likely.
 The nats per word of a model that treats the masks alone cannot fall below ln 8 = 2.0794; the truth is
 (ln 8 + ln 4) / 2 = 1.7329. The share of that gap that a model closes is that of the mutual information it captures.
-Recipe changes are what `exlm pretrain --set` takes; what is no recipe key (a cue in the corpus, transitions frozen at
-first, an entropy bonus) is done here. Adds a CSV row a variant and seed; rows that are there are not run again.
+Recipe changes are what `exlm pretrain --set` takes; what is no recipe key (a cue in the corpus, an entropy
+bonus) is done here. Adds a CSV row a variant and seed; rows that are there are not run again.
 
     python benchmarks/study_collapse.py --list
     python benchmarks/study_collapse.py --variants mlm paper "paper, batch 512" --seeds 0 1 2
@@ -28,7 +28,7 @@ from exlm_cli.data.expansion import batch_from_masked_ids
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.alignment import alignment_posterior, states_alignment_nll
 from exlm_cli.run_dir import describe_environment
-from exlm_cli.train.optim import build_optimizer, learning_rate
+from exlm_cli.train.optim import build_optimizer, set_learning_rates
 
 PAD, CLS, SEP, MASK = 0, 1, 2, 3
 FIRST, SECOND = 20, 28
@@ -52,8 +52,6 @@ class Variant:
     steps_factor: int = 1
     cue_share: float = 0.0
     """Share of sentences in which another word tells the sentiment."""
-    frozen_share: float = 0.0
-    """Share of the steps, at the beginning, in which the transition head is not trained."""
     entropy_bonus: float = 0.0
     """Weight of the mean entropy of the transitions out of a node, subtracted from the loss."""
 
@@ -85,7 +83,7 @@ def around(name: str, base: Changes) -> dict[str, Variant]:
         "weights of spread 0.1": changed("model", init_std=0.1),
         "8 gated heads, positions": changed("model", transition=transition | {"heads": 8, "position_features": True}),
         "transitions detached": changed("model", transition=transition | {"detach_states": True}),
-        "transitions frozen for a quarter": Variant(base, frozen_share=0.25),
+        "transitions frozen for a quarter": changed("optim", transition_start_ratio=0.25),
         "entropy bonus 0.1": Variant(base, entropy_bonus=0.1),
         "a cue in half of the sentences": Variant(base, cue_share=0.5),
     }
@@ -188,9 +186,7 @@ def train(variant: Variant, steps: int, seed: int) -> Outcome:
         targets = np.stack([first + 4 * is_bad + rng.integers(0, 4, len(is_bad)) for first in (FIRST, SECOND)], axis=1)
         has_cue = rng.random(len(is_bad)) < variant.cue_share
         cue = np.where(has_cue, 1 + is_bad, 0)
-        is_frozen = step < variant.frozen_share * steps
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, recipe.optim, steps) * group["lr_scale"]
+        set_learning_rates(optimizer, step, recipe.optim, steps)
         optimizer.zero_grad()
         total: Tensor | float = 0.0
         for which in np.unique(cue):
@@ -198,8 +194,6 @@ def train(variant: Variant, steps: int, seed: int) -> Outcome:
             total = total + nll.sum() / (2 * len(cue)) - variant.entropy_bonus * entropy
         assert isinstance(total, Tensor)
         total.backward()
-        if is_frozen and model.transition is not None:
-            model.transition.zero_grad()
         optimizer.step()
     return Outcome(*measure(model, batches[0]), time.perf_counter() - began)
 

@@ -169,8 +169,9 @@ class FinetuneRecipe(Recipe):
     def _check_across_sections(self) -> Self:
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"`seeds` {list(self.seeds)} names a seed twice")
-        if self.optim.transition_lr_scale != 1:
-            raise ValueError("`optim.transition_lr_scale` is pre-training's: fine-tuning has no transition head")
+        for name, without in (("transition_lr_scale", 1), ("transition_start_ratio", 0)):
+            if getattr(self.optim, name) != without:
+                raise ValueError(f"`optim.{name}` is pre-training's: fine-tuning has no transition head")
         if self.train.max_steps is not None and self.optim.warmup_steps > self.train.max_steps:
             raise ValueError(
                 f"`optim.warmup_steps` {self.optim.warmup_steps} is more than `train.max_steps` {self.train.max_steps}"

@@ -117,6 +117,9 @@ class OptimConfig(StrictModel):
     transition_lr_scale: float = Field(
         1.0, gt=0, le=10, description="Learning rate of the transition head as a multiple of `lr`; 1 is the paper's"
     )
+    transition_start_ratio: float = Field(
+        0.0, ge=0, lt=1, description="Share of all steps before the transition head is trained at all; 0 is the paper's"
+    )
     weight_decay: float = Field(0.01, ge=0, le=1, description="On matrices and embeddings; not on biases and norms")
     clip_norm: float = Field(0.0, ge=0, description="Largest gradient norm; 0 does not clip")
 

@@ -33,7 +33,7 @@ from exlm_cli.train.checkpoint import (
 )
 from exlm_cli.train.interrupt import StopSignal
 from exlm_cli.train.loop_state import LoopConfig, LoopResult, LoopState, Selection, TrainTask, count_steps
-from exlm_cli.train.optim import build_optimizer, learning_rate, scale_gradients
+from exlm_cli.train.optim import build_optimizer, learning_rate, scale_gradients, set_learning_rates
 
 
 class TrainingLoop:
@@ -148,9 +148,7 @@ class TrainingLoop:
             self._plan = self.task.plan(state.epoch)
         indices = self._plan.step(state.step_in_epoch)
         torch.manual_seed(dropout_seed(self.seed, state.step))
-        rate = learning_rate(state.step, self.optim, self.total_steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate * group["lr_scale"]
+        set_learning_rates(self.optimizer, state.step, self.optim, self.total_steps)
         self.optimizer.zero_grad(set_to_none=True)
         loss_sum, num_counted, num_infeasible, num_tokens, model_s = 0.0, 0, 0, 0, 0.0
         for batch in self.task.microbatches(indices, state.epoch):

@@ -25,20 +25,35 @@ def learning_rate(step: int, optim: OptimConfig, total_steps: int) -> float:
     return optim.end_lr + (optim.lr - optim.end_lr) * factor
 
 
+def set_learning_rates(optimizer: torch.optim.Optimizer, step: int, optim: OptimConfig, total_steps: int) -> None:
+    """Give every group of `build_optimizer` its rate for optimiser step `step` (counted from 0).
+
+    Before `transition_start_ratio` of the steps the transition head has a rate of 0; its moments are kept all the while.
+    """
+    rate = learning_rate(step, optim, total_steps)
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["lr_scale"] if step >= group["start_ratio"] * total_steps else 0.0
+
+
 def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
     """AdamW with weight decay on matrices and embeddings, none on biases and norms; fused where the device has it.
 
-    Every group carries its `lr_scale`: `transition_lr_scale` for parameters of a module named `transition`, else 1.
+    Every group carries its `lr_scale` and `start_ratio`: those of the transition head for parameters of a module named
+    `transition`, else 1 and 0.
     """
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    groups: dict[tuple[float, float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            lr_scale = optim.transition_lr_scale if name.startswith("transition.") else 1.0
+            is_transition = name.startswith("transition.")
+            pace = (optim.transition_lr_scale, optim.transition_start_ratio) if is_transition else (1.0, 0.0)
             # lane_scores, the one vector that is neither bias nor norm, does not decay either: zero is not its origin
             weight_decay = optim.weight_decay if parameter.ndim >= 2 else 0.0
-            groups.setdefault((lr_scale, weight_decay), []).append(parameter)
+            groups.setdefault((*pace, weight_decay), []).append(parameter)
     return torch.optim.AdamW(
-        [{"params": p, "lr_scale": scale, "weight_decay": decay} for (scale, decay), p in groups.items()],
+        [
+            {"params": parameters, "lr_scale": scale, "start_ratio": start, "weight_decay": decay}
+            for (scale, start, decay), parameters in groups.items()
+        ],
         lr=optim.lr,
         betas=optim.betas,
         eps=optim.eps,

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from exlm_cli.config.sections import OptimConfig
-from exlm_cli.train.optim import build_optimizer, learning_rate, scale_gradients
+from exlm_cli.train.optim import build_optimizer, learning_rate, scale_gradients, set_learning_rates
 
 
 def test_warm_up_is_linear_and_ends_at_the_peak() -> None:
@@ -69,8 +69,12 @@ def test_scaling_touches_gradients_alone() -> None:
 
 def test_the_transition_head_has_a_learning_rate_of_its_own() -> None:
     model = nn.ModuleDict({"transition": nn.Linear(2, 2), "encoder": nn.Linear(2, 2)})
-    optimizer = build_optimizer(model, OptimConfig(lr=0.1, transition_lr_scale=0.03))
-    scale_of = {id(p): g["lr_scale"] for g in optimizer.param_groups for p in g["params"]}
-    assert {n: scale_of[id(p)] for n, p in model.named_parameters()} == {
-        "transition.weight": 0.03, "transition.bias": 0.03, "encoder.weight": 1.0, "encoder.bias": 1.0,
-    }  # fmt: skip
+    optim = OptimConfig(lr=0.1, schedule="constant", transition_lr_scale=0.03, transition_start_ratio=0.25)
+    optimizer = build_optimizer(model, optim)
+    for step, of_transition in ((0, 0.0), (9, 0.0), (10, 0.003), (39, 0.003)):
+        set_learning_rates(optimizer, step, optim, total_steps=40)
+        rate_of = {id(p): g["lr"] for g in optimizer.param_groups for p in g["params"]}
+        assert {n: rate_of[id(p)] for n, p in model.named_parameters()} == {
+            "transition.weight": of_transition, "transition.bias": of_transition,
+            "encoder.weight": 0.1, "encoder.bias": 0.1,
+        }  # fmt: skip
