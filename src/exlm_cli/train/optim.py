@@ -28,7 +28,7 @@ def learning_rate(step: int, optim: OptimConfig, total_steps: int) -> float:
 def set_learning_rates(optimizer: torch.optim.Optimizer, step: int, optim: OptimConfig, total_steps: int) -> None:
     """Give every group of `build_optimizer` its rate for optimiser step `step` (counted from 0).
 
-    Before `transition_start_ratio` of the steps the transition head has a rate of 0; its moments are kept all the while.
+    Before `transition_start_ratio` of the steps the transition head has a rate of 0; its moments are kept meanwhile.
     """
     rate = learning_rate(step, optim, total_steps)
     for group in optimizer.param_groups:
