@@ -98,6 +98,9 @@ VARIANTS: dict[str, Variant] = {
     "lanes + clone vectors": Variant({"model": LANES | CLONE_VECTORS}),
     "lanes + slow transitions": Variant({"model": LANES, "optim": SLOW}),
     "clone vectors + slow transitions": Variant({"model": CLONE_VECTORS, "optim": SLOW}),
+    "lanes + clone vectors, transitions start at 40 %": Variant(
+        {"model": LANES | CLONE_VECTORS, "optim": {"transition_start_ratio": 0.4}}
+    ),
     "all three, clone vectors at the input": Variant(
         {"model": LANES | CLONE_VECTORS | {"clone_embedding": "input"}, "optim": SLOW}
     ),
