@@ -11,7 +11,8 @@
  *     b         sequence of the batch              t  targets emitted so far, 0 .. T ("slot"); also the 0-based target
  *     v, u      source and destination of an edge  T, S  targets and nodes of one sequence, from its two lengths
  *
- * Never read: entries beyond the lengths, columns 0 and S-1 of log_emit, log_trans at and below the diagonal.
+ * Without effect, whatever they hold: entries beyond the lengths, columns 0 and S-1 of log_emit, log_trans at and below
+ * the diagonal. (The host may load those of log_trans along with their neighbours.)
  * Log probabilities below -2^20 nats count as -inf. A NaN, or a value above 2^20 nats, that is read makes the nll of
  * its sequence NaN. Where no path exists (S - 2 < T, T = 0, or edges missing) the nll is +inf and gradients are zero.
  *

@@ -12,7 +12,6 @@
 namespace states_alignment {
 
 constexpr int64_t kRowPad = STATES_ALIGNMENT_ROW_PAD;
-constexpr int64_t kChunk = 64;  // source columns, or steps, of one block product: its packed operands stay in L1
 
 // Memory for `count` values, aligned to vectors, not initialised.
 template <class T>

@@ -32,6 +32,12 @@ struct SimdLane {
 
   static Real splat(Scalar x) { return Real{} + x; }
   static Int splat_int(ScalarInt x) { return Int{} + x; }
+  // 0, 1, 2 and so on.
+  static Int counted() {
+    Int result;
+    for (int lane = 0; lane < kWidth; ++lane) result[lane] = lane;
+    return result;
+  }
   static Int bits(Real x) { return reinterpret_cast<Int>(x); }
   static Real real(Int x) { return reinterpret_cast<Real>(x); }
 
@@ -46,15 +52,36 @@ struct SimdLane {
     memcpy(&result, from, sizeof result);
     return result;
   }
+  // `count` values of memory, then `rest`.
+  static Real load(const Scalar* from, int64_t count, Scalar rest) {
+    Real result = splat(rest);
+    memcpy(&result, from, static_cast<size_t>(count) * sizeof(Scalar));
+    return result;
+  }
   static void store(Scalar* to, Real x) { memcpy(to, &x, sizeof x); }
   static void store_int(ScalarInt* to, Int x) { memcpy(to, &x, sizeof x); }
 
   // The lanes in the opposite order.
-  static Real reversed(Real x) { return shuffled<-1>(x, x, kWidth - 1); }
-  static Int reversed(Int x) { return shuffled<-1>(x, x, kWidth - 1); }
+  static Real reversed(Real x) { return shuffled(x, x, (kWidth - 1) - counted()); }
+  static Int reversed(Int x) { return shuffled(x, x, (kWidth - 1) - counted()); }
   // The last lane of `before`, then all but the last of `x`: what a load one place earlier would give.
-  static Real moved_up(Real before, Real x) { return shuffled<1>(before, x, kWidth - 1); }
-  static Int moved_up(Int before, Int x) { return shuffled<1>(before, x, kWidth - 1); }
+  static Real moved_up(Real before, Real x) { return shuffled(before, x, (kWidth - 1) + counted()); }
+  static Int moved_up(Int before, Int x) { return shuffled(before, x, (kWidth - 1) + counted()); }
+
+  // x[i][j] becomes x[j][i].
+  static void transpose(Real (&x)[kWidth]) {
+#pragma GCC unroll 4
+    for (int done = 1; done < kWidth; done *= 2) {
+      Real y[kWidth];
+#pragma GCC unroll 16
+      for (int i = 0; i < kWidth / 2; ++i) {
+        y[2 * i] = interleaved(x[i], x[i + kWidth / 2], 0);
+        y[2 * i + 1] = interleaved(x[i], x[i + kWidth / 2], kWidth / 2);
+      }
+#pragma GCC unroll 16
+      for (int i = 0; i < kWidth; ++i) x[i] = y[i];
+    }
+  }
 
   static bool any(Int mask) {
     ScalarInt found = 0;
@@ -63,19 +90,20 @@ struct SimdLane {
   }
 
  private:
-  // Lane i is lane first + kStep * i of the two vectors behind each other.
-  template <int kStep, class Vector>
-  static Vector shuffled(Vector low, Vector high, int first) {
+  // Lanes first, first + 1 and so on of both, in turn.
+  static Real interleaved(Real a, Real b, int first) {
+    return shuffled(a, b, first + counted() / 2 + counted() % 2 * kWidth);
+  }
+  // Lane i is lane from[i] of the two vectors behind each other.
+  template <class Vector>
+  static Vector shuffled(Vector low, Vector high, Int from) {
 #if defined(__clang__)
     Vector result;
     for (int lane = 0; lane < kWidth; ++lane) {
-      const int from = first + kStep * lane;
-      result[lane] = from < kWidth ? low[from] : high[from - kWidth];
+      result[lane] = from[lane] < kWidth ? low[from[lane]] : high[from[lane] - kWidth];
     }
     return result;
 #else
-    Int from;
-    for (int lane = 0; lane < kWidth; ++lane) from[lane] = first + kStep * lane;
     return __builtin_shuffle(low, high, from);
 #endif
   }

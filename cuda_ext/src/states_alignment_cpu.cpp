@@ -135,7 +135,6 @@ class Backward {
     });
     if (!grad_trans) return;
     EdgeGradient<Real>(sequence, alpha, beta, gradient_scratch_).write(likelihood, grad_nll_[b], grad_trans, stride);
-    clear_outside(shape, grad_trans);
   }
 
  private:
@@ -146,6 +145,8 @@ class Backward {
     using Lane = SimdLane<Real>;
     for (int64_t row = steps.first / Lane::kWidth * Lane::kWidth; row < steps.end; row += Lane::kWidth) {
       const int64_t slot = T - row - (Lane::kWidth - 1);
+      __builtin_prefetch(alpha.mantissas(node) + slot - 8 * alpha.rows);
+      __builtin_prefetch(alpha.exponents(node) + slot - 8 * alpha.rows);
       const auto until = Lane::reversed(Lane::load(alpha.mantissas(node) + slot));
       const auto until_exponent = Lane::reversed(Lane::load_int(alpha.exponents(node) + slot));
       const auto exponent = Lane::load_int(beta.exponents(column) + row) + until_exponent - likelihood_exponent;
