@@ -69,7 +69,7 @@ class Forward {
     }
     const Columns<Real> alpha = columns_in<Real>(memory, batch_, sequence.shape);
     Sweep<Real, Direction::kForward> sweep(sequence, alpha, scratch_);
-    sweep.run([](int64_t, Steps) {});
+    sweep.run([](int64_t, int64_t, const auto&) {});
     Real& likelihood = alpha.mantissas(sequence.shape.states - 1)[sequence.shape.targets];
     if (sweep.is_invalid()) likelihood = std::numeric_limits<Real>::quiet_NaN();
     const int64_t exponent = alpha.exponents(sequence.shape.states - 1)[sequence.shape.targets];
@@ -90,13 +90,14 @@ template <class Real>
 class Backward {
  public:
   using Exact = ScalarLane<Real>;
+  using Lane = SimdLane<Real>;
   using Int = typename Format<Real>::Int;
 
   Backward(const states_alignment_batch& batch, const void* saved, const Real* grad_nll, Real* grad_emit,
            Real* grad_trans)
       : batch_(batch), saved_(static_cast<const char*>(saved)), grad_nll_(grad_nll), grad_emit_(grad_emit),
         grad_trans_(grad_trans), sweep_scratch_(max_rows(batch)), gradient_scratch_(max_rows(batch)),
-        posteriors_(max_rows(batch)), beta_memory_(saved_bytes<Real>(batch)) {}
+        beta_memory_(saved_bytes<Real>(batch)) {}
 
   void operator()(int64_t b) {
     const Sequence<Real> sequence = sequence_of<Real>(batch_, b);
@@ -124,13 +125,15 @@ class Backward {
     }
     const Real scale = -grad_nll_[b] / likelihood.mantissa;
     Sweep<Real, Direction::kBackward> sweep(sequence, beta, sweep_scratch_);
-    sweep.run([&](int64_t column, Steps steps) {
+    sweep.run([&](int64_t column, int64_t row, const Scaled<Lane>& reach) {
       const int64_t node = shape.states - 1 - column;
       if (!grad_emit || node == 0) return;
-      emission_posteriors(beta, column, alpha, node, shape.targets, steps, likelihood.exponent);
-      const Real* posterior = posteriors_.get();
-      for (int64_t step = steps.first; step < steps.end; ++step) {
-        grad_emit[(shape.targets - 1 - step) * stride + node] = scale * posterior[step];
+      const Steps steps = Steps::into(shape, column);
+      Real posterior[Lane::kWidth];
+      Lane::store(posterior, scale * emission_posteriors(reach, alpha, node, shape.targets - row, likelihood.exponent));
+      const int64_t end = std::min<int64_t>(steps.end - row, Lane::kWidth);
+      for (int64_t lane = std::max<int64_t>(steps.first - row, 0); lane < end; ++lane) {
+        grad_emit[(shape.targets - 1 - row - lane) * stride + node] = posterior[lane];
       }
     });
     if (!grad_trans) return;
@@ -138,21 +141,18 @@ class Backward {
   }
 
  private:
-  // posteriors_[step] = beta * alpha / 2^likelihood_exponent, for the steps of the backward sweep. The lanes at steps
-  // beyond T, which may read into the column before, are not used.
-  void emission_posteriors(const Columns<Real>& beta, int64_t column, const Columns<Real>& alpha, int64_t node,
-                           int64_t T, Steps steps, Int likelihood_exponent) {
-    using Lane = SimdLane<Real>;
-    for (int64_t row = steps.first / Lane::kWidth * Lane::kWidth; row < steps.end; row += Lane::kWidth) {
-      const int64_t slot = T - row - (Lane::kWidth - 1);
-      __builtin_prefetch(alpha.mantissas(node) + slot - 8 * alpha.rows);
-      __builtin_prefetch(alpha.exponents(node) + slot - 8 * alpha.rows);
-      const auto until = Lane::reversed(Lane::load(alpha.mantissas(node) + slot));
-      const auto until_exponent = Lane::reversed(Lane::load_int(alpha.exponents(node) + slot));
-      const auto exponent = Lane::load_int(beta.exponents(column) + row) + until_exponent - likelihood_exponent;
-      Lane::store(posteriors_.get() + row,
-                  Lane::load(beta.mantissas(column) + row) * until * power_of_two<Lane>(exponent));
-    }
+  // beta * alpha / 2^likelihood_exponent, for the steps of the backward sweep from the one before which alpha is at
+  // `slot`. The lanes at steps beyond T, which may read into the column before, are not used.
+  static typename Lane::Real emission_posteriors(const Scaled<Lane>& beta, const Columns<Real>& alpha, int64_t node,
+                                                 int64_t slot, Int likelihood_exponent) {
+    const int64_t first = slot - (Lane::kWidth - 1);
+    const Real* mantissas = alpha.mantissas(node) + first;
+    const Int* exponents = alpha.exponents(node) + first;
+    // alpha has left the cache since the forward pass: what the next block of columns needs is asked for now
+    __builtin_prefetch(mantissas - kBlock * alpha.rows);
+    __builtin_prefetch(exponents - kBlock * alpha.rows);
+    const auto exponent = beta.exponent + Lane::reversed(Lane::load_int(exponents)) - likelihood_exponent;
+    return beta.mantissa * Lane::reversed(Lane::load(mantissas)) * power_of_two<Lane>(exponent);
   }
 
   // Zeros wherever there is no edge.
@@ -185,7 +185,6 @@ class Backward {
   Real* grad_trans_;
   SweepScratch<Real> sweep_scratch_;
   GradientScratch<Real> gradient_scratch_;
-  Buffer<Real> posteriors_;
   Buffer<char> beta_memory_;
 };
 

@@ -50,7 +50,8 @@ class Sweep {
 
   // Fills all columns. The end column holds the likelihood at slot T; in every other column, slot t holds
   // the probability of the paths to (from) this node that have emitted t targets, its own included.
-  // `reached(column, steps)` is called when slots t of a column hold the sums before its own emission.
+  // `reached(column, row, sums)` is called with the sums at the vector of steps from `row` on, before the column's own
+  // emission, for all steps into the column; other lanes mean nothing.
   template <class Reached>
   void run(Reached&& reached) {
     std::fill_n(columns_.mantissa, shape_.states * columns_.rows, Real{0});
@@ -95,38 +96,33 @@ class Sweep {
     pass_on(source, source + kPanel, dest, dest_end);
   }
 
-  // Completes columns [first, end), which hold the sums over all columns before `first`.
+  // Completes the block [first, end), which holds the sums over all columns before `first`.
   template <class Reached>
   void solve(int64_t first, int64_t end, Reached& reached) {
     scale_edges(first, end - first, first);
     read_emissions(first, end);
+    // all slots of the block that may hold sums: none of them stays where a column emits nothing
+    const Steps steps{Steps::into(shape_, first).first, Steps::into(shape_, end - 1).end};
     for (int64_t column = std::max<int64_t>(first, 1); column < end; ++column) {
-      const Steps steps = Steps::into(shape_, column);
       const int lane = static_cast<int>(column - first);
-      for (int64_t row = steps.first / kWidth * kWidth; row < steps.end; row += kWidth) {
-        const Scaled<Lane> sum = plus(load(column, row), exact_sum(first, lane, lane, row));
-        store(column, row, normalized<Lane>(sum.mantissa, sum.exponent));
-      }
-      if (column == shape_.states - 1) return;
-      reached(column, steps);
-      emit(column, steps, scratch_.emission.get() + lane * columns_.rows);
-    }
-  }
-
-  // Slot t + 1 becomes the sum at step t times the emission there; all other slots are dead.
-  void emit(int64_t column, Steps steps, const Real* log_emission) {
-    const Scaled<Lane> dead{Lane::splat(0), Lane::splat_int(kDead)};
-    Scaled<Lane> before = dead;
-    for (int64_t row = 0; row < columns_.rows; row += kWidth) {
-      Scaled<Lane> product = dead;
-      if (row + kWidth > steps.first && row < steps.end) {
-        const Scaled<Lane> reach = load(column, row);
+      const Real* log_emission = scratch_.emission.get() + lane * columns_.rows;
+      Scaled<Lane> before{Lane::splat(0), Lane::splat_int(kDead)};
+      // the vector after the last step takes what moves up into it
+      for (int64_t row = steps.first / kWidth * kWidth; row <= steps.end && row < columns_.rows; row += kWidth) {
+        const Scaled<Lane> reach = exact_sum(load(column, row), first, lane, lane, row);
+        if (column == shape_.states - 1) {
+          store(column, row, reach);
+          continue;
+        }
+        reached(column, row, reach);
+        // slot t + 1 becomes the sum at step t times the emission there; all other slots are dead
         const Scaled<Lane> emission = scaled_exp<Lane>(Lane::load(log_emission + row));
-        product = normalized<Lane>(reach.mantissa * emission.mantissa, reach.exponent + emission.exponent);
+        const Scaled<Lane> product =
+            normalized<Lane>(reach.mantissa * emission.mantissa, reach.exponent + emission.exponent);
+        store(column, row,
+              {Lane::moved_up(before.mantissa, product.mantissa), Lane::moved_up(before.exponent, product.exponent)});
+        before = product;
       }
-      store(column, row,
-            {Lane::moved_up(before.mantissa, product.mantissa), Lane::moved_up(before.exponent, product.exponent)});
-      before = product;
     }
   }
 
@@ -166,7 +162,8 @@ class Sweep {
           if (has_steep_) is_lost = peak > kDead;
           if (Lane::any(is_lost)) {
             if (!has_scaled_edges_) scale_edges(source, num_sources, dest);
-            const Scaled<Lane> exact = exact_sum(source, num_sources, lane, row);
+            const Scaled<Lane> dead{Lane::splat(0), Lane::splat_int(kDead)};
+            const Scaled<Lane> exact = exact_sum(dead, source, num_sources, lane, row);
             sum = {is_lost ? exact.mantissa : sum.mantissa, is_lost ? exact.exponent : sum.exponent};
           }
         }
@@ -175,16 +172,17 @@ class Sweep {
     }
   }
 
-  // Sum over columns source .. source + count - 1, the first of a tile, into its column `lane`, at any magnitude.
-  Scaled<Lane> exact_sum(int64_t source, int64_t count, int lane, int64_t row) const {
+  // `start` and the sum over columns source .. source + count - 1, the first of a tile, into its column `lane`, at any
+  // magnitude.
+  Scaled<Lane> exact_sum(Scaled<Lane> start, int64_t source, int64_t count, int lane, int64_t row) const {
     const Real* mantissas = scratch_.edge_mantissas.get();
     const Int* exponents = scratch_.edge_exponents.get();
-    IntVec peak = Lane::splat_int(kDead);
+    IntVec peak = start.exponent;
     for (int64_t k = 0; k < count; ++k) {
       const IntVec exponent = Lane::load_int(columns_.exponents(source + k) + row) + exponents[k * kBlock + lane];
       peak = larger<Lane>(peak, exponent);
     }
-    Vec sum = Lane::splat(0);
+    Vec sum = start.mantissa * power_of_two<Lane>(start.exponent - peak);
     for (int64_t k = 0; k < count; ++k) {
       const Scaled<Lane> term = load(source + k, row);
       const int64_t edge = k * kBlock + lane;
@@ -295,7 +293,7 @@ class Sweep {
     std::fill_n(emissions, kBlock * rows, -std::numeric_limits<Real>::infinity());
     for (int64_t step = all.first; step < all.end; ++step) {
       const Real* from = view_.emission(first, step);
-      __builtin_prefetch(from + 2 * kBlock * kColumnStride);
+      __builtin_prefetch(from + 2 * kBlock * kColumnStride);  // a block ahead the line is mostly here already
       if (end_read - first_read == kBlock) {  // a count that the compiler knows
         for (int lane = 0; lane < kBlock; ++lane) emissions[lane * rows + step] = from[lane * kColumnStride];
       } else {
