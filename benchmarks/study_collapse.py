@@ -59,6 +59,7 @@ class Variant:
 LANES = {"transition": {"lane_bias": 4.0}}
 CLONE_VECTORS = {"clone_embedding": "nodes", "clone_init_std": 1.0}
 SLOW = {"transition_lr_scale": 0.03}
+LATE = {"transition_start_ratio": 0.4}
 PAPER: Changes = {}
 ALL_THREE: Changes = {"model": LANES | CLONE_VECTORS, "optim": SLOW}
 
@@ -98,9 +99,9 @@ VARIANTS: dict[str, Variant] = {
     "lanes + clone vectors": Variant({"model": LANES | CLONE_VECTORS}),
     "lanes + slow transitions": Variant({"model": LANES, "optim": SLOW}),
     "clone vectors + slow transitions": Variant({"model": CLONE_VECTORS, "optim": SLOW}),
-    "lanes + clone vectors, transitions start at 40 %": Variant(
-        {"model": LANES | CLONE_VECTORS, "optim": {"transition_start_ratio": 0.4}}
-    ),
+    "lanes, transitions start at 40 %": Variant({"model": LANES, "optim": LATE}),
+    "clone vectors, transitions start at 40 %": Variant({"model": CLONE_VECTORS, "optim": LATE}),
+    "lanes + clone vectors, transitions start at 40 %": Variant({"model": LANES | CLONE_VECTORS, "optim": LATE}),
     "all three, clone vectors at the input": Variant(
         {"model": LANES | CLONE_VECTORS | {"clone_embedding": "input"}, "optim": SLOW}
     ),
