@@ -1,5 +1,4 @@
-// Both gradients of one sequence on the host. The emission gradient comes out of the backward sweep as it goes. The
-// transition gradient is minus the posterior of every edge,
+// The transition gradient of one sequence on the host: minus the posterior of every edge,
 //
 //     E[v, u] / likelihood * sum over t of alpha[v, t] * beta[u, T - t]        (beta with u's own emission)
 //
@@ -22,99 +21,14 @@ template <class Real>
 struct GradientScratch {
   using Int = typename Format<Real>::Int;
   GradientScratch(int64_t rows)
-      : emissions(kGroup<Real> * rows), sources(kPanelSources * rows), source_peaks(rows), dests(kTileDests * rows),
-        dest_peaks(rows), shifts(rows), exact_steps(rows) {}
-  Buffer<Real> emissions;
+      : sources(kPanelSources * rows), source_peaks(rows), dests(kTileDests * rows), dest_peaks(rows), shifts(rows),
+        exact_steps(rows) {}
   Buffer<Real> sources;
   Buffer<Int> source_peaks;
   Buffer<Real> dests;
   Buffer<Int> dest_peaks;
   Buffer<Int> shifts;
   Buffer<int64_t> exact_steps;
-};
-
-// The visitor of the backward sweep that writes minus the posterior of every emission.
-template <class RealType>
-class EmissionGradient {
- public:
-  using Real = RealType;
-  using Lane = SimdLane<Real>;
-  using Exact = ScalarLane<Real>;
-  using Int = typename Format<Real>::Int;
-  using Vec = typename Lane::Real;
-  using IntVec = typename Lane::Int;
-  static constexpr int kWidth = Lane::kWidth;
-
-  // Writes to `gradient` (targets x nodes, rows of `stride`), nowhere if it is null.
-  EmissionGradient(const Shape& shape, const Columns<Real>& alpha, Scaled<Exact> likelihood, Real grad_nll,
-                   GradientScratch<Real>& scratch, Real* gradient, int64_t stride)
-      : shape_(shape), alpha_(alpha), scale_(-grad_nll / likelihood.mantissa),
-        likelihood_exponent_(likelihood.exponent), group_(scratch.emissions.get()), gradient_(gradient),
-        stride_(stride) {
-    clear_group();
-  }
-
-  void reached(int64_t column, int64_t row, const Scaled<Lane>& beta) const {
-    if (!gradient_) return;
-    // what `solved` writes to is asked for bit by bit: over a group, once for each step
-    const int64_t t = shape_.targets - 1 - row - column % kWidth;
-    const int64_t node = shape_.states - (column / kGroup<Real> + 1) * kGroup<Real>;
-    __builtin_prefetch(gradient_ + t * stride_ + node, 1);
-    const Steps steps = Steps::into(shape_, column);
-    const IntVec step = Lane::counted() + static_cast<Int>(row);
-    const IntVec leads_here = (step >= static_cast<Int>(steps.first)) & (step < static_cast<Int>(steps.end));
-    const Vec posteriors = scale_ * emission_posteriors(beta, shape_.states - 1 - column, shape_.targets - row);
-    Lane::store(group_ + column % kGroup<Real> * alpha_.rows + row, leads_here ? posteriors : Lane::splat(0));
-  }
-
-  // Turns the group into rows of the gradient.
-  void solved(int64_t first) const {
-    if (!gradient_) return;
-    for (int64_t row = 0; row < shape_.targets; row += kWidth) {
-      for (int64_t lane = 0; lane < kGroup<Real>; lane += kWidth) {
-        Vec square[kWidth];
-        for (int i = 0; i < kWidth; ++i) {
-          square[i] = Lane::load(group_ + (lane + kWidth - 1 - i) * alpha_.rows + row);
-        }
-        Lane::transpose(square);
-        const int64_t node = shape_.states - first - lane - kWidth;
-        for (int i = 0; i < std::min<int64_t>(shape_.targets - row, kWidth); ++i) {
-          Real* gradient_row = gradient_ + (shape_.targets - 1 - row - i) * stride_;
-          if (node >= 0) {
-            Lane::store(gradient_row + node, square[i]);
-          } else {  // the last group, which has columns that are no nodes
-            for (int64_t u = 0; u < node + kWidth; ++u) gradient_row[u] = square[i][u - node];
-          }
-        }
-      }
-    }
-    clear_group();
-  }
-
- private:
-  // A vector of steps may be beyond those that a column is reached at: there the gradient is zero.
-  void clear_group() const { std::fill_n(group_, kGroup<Real> * alpha_.rows, Real{0}); }
-
-  // beta * alpha / 2^likelihood_exponent, for the steps of the backward sweep from the one before which alpha is at
-  // `slot`. The lanes at steps beyond T, which may read into the column before, are not used.
-  Vec emission_posteriors(const Scaled<Lane>& beta, int64_t node, int64_t slot) const {
-    const int64_t first = slot - (kWidth - 1);
-    const Real* mantissas = alpha_.mantissas(node) + first;
-    const Int* exponents = alpha_.exponents(node) + first;
-    // alpha has left the cache since the forward pass: what the next block of columns needs is asked for now
-    __builtin_prefetch(mantissas - kBlock * alpha_.rows);
-    __builtin_prefetch(exponents - kBlock * alpha_.rows);
-    const IntVec exponent = beta.exponent + Lane::reversed(Lane::load_int(exponents)) - likelihood_exponent_;
-    return beta.mantissa * Lane::reversed(Lane::load(mantissas)) * power_of_two<Lane>(exponent);
-  }
-
-  const Shape shape_;
-  const Columns<Real> alpha_;
-  const Real scale_;
-  const Int likelihood_exponent_;
-  Real* const group_;  // [column of the group][step]
-  Real* const gradient_;
-  const int64_t stride_;
 };
 
 template <class RealType>

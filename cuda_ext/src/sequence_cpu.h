@@ -13,10 +13,6 @@ namespace states_alignment {
 
 constexpr int64_t kRowPad = STATES_ALIGNMENT_ROW_PAD;
 
-// Columns whose emissions are read, and their gradients written, at once: whole blocks and whole vectors.
-template <class Real>
-constexpr int64_t kGroup = kBlock > SimdLane<Real>::kWidth ? kBlock : SimdLane<Real>::kWidth;
-
 // Memory for `count` values, aligned to vectors, not initialised.
 template <class T>
 class Buffer {

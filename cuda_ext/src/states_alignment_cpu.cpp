@@ -69,7 +69,7 @@ class Forward {
     }
     const Columns<Real> alpha = columns_in<Real>(memory, batch_, sequence.shape);
     Sweep<Real, Direction::kForward> sweep(sequence, alpha, scratch_);
-    sweep.run(NoVisitor<Real>{});
+    sweep.run([](int64_t, int64_t, const auto&) {});
     Real& likelihood = alpha.mantissas(sequence.shape.states - 1)[sequence.shape.targets];
     if (sweep.is_invalid()) likelihood = std::numeric_limits<Real>::quiet_NaN();
     const int64_t exponent = alpha.exponents(sequence.shape.states - 1)[sequence.shape.targets];
@@ -90,6 +90,8 @@ template <class Real>
 class Backward {
  public:
   using Exact = ScalarLane<Real>;
+  using Lane = SimdLane<Real>;
+  using Int = typename Format<Real>::Int;
 
   Backward(const states_alignment_batch& batch, const void* saved, const Real* grad_nll, Real* grad_emit,
            Real* grad_trans)
@@ -103,14 +105,17 @@ class Backward {
     const int64_t stride = batch_.max_states;
     Real* grad_emit = grad_emit_ ? grad_emit_ + b * batch_.max_targets * stride : nullptr;
     Real* grad_trans = grad_trans_ ? grad_trans_ + b * stride * stride : nullptr;
+    if (grad_emit) std::fill_n(grad_emit, batch_.max_targets * stride, Real{0});
+    if (!shape.has_path()) {
+      if (grad_trans) std::fill_n(grad_trans, stride * stride, Real{0});
+      return;
+    }
     // the sweep never writes to alpha; Columns has no const twin for this one reader
     const Columns<Real> alpha =
         columns_in<Real>(const_cast<char*>(saved_) + b * saved_bytes<Real>(batch_), batch_, shape);
     const Columns<Real> beta = columns_in<Real>(beta_memory_.get(), batch_, shape);
-    const Scaled<Exact> likelihood =
-        shape.has_path() ? alpha.at(shape.states - 1, shape.targets) : Scaled<Exact>{Real{0}, kDead};
+    const Scaled<Exact> likelihood = alpha.at(shape.states - 1, shape.targets);
     if (likelihood.mantissa == 0) {
-      if (grad_emit) std::fill_n(grad_emit, batch_.max_targets * stride, Real{0});
       if (grad_trans) std::fill_n(grad_trans, stride * stride, Real{0});
       return;
     }
@@ -118,21 +123,36 @@ class Backward {
       poison(shape, grad_emit, grad_trans);
       return;
     }
-    if (grad_emit) clear_padding(shape, grad_emit);
+    const Real scale = -grad_nll_[b] / likelihood.mantissa;
     Sweep<Real, Direction::kBackward> sweep(sequence, beta, sweep_scratch_);
-    sweep.run(EmissionGradient<Real>(shape, alpha, likelihood, grad_nll_[b], gradient_scratch_, grad_emit, stride));
+    sweep.run([&](int64_t column, int64_t row, const Scaled<Lane>& reach) {
+      const int64_t node = shape.states - 1 - column;
+      if (!grad_emit || node == 0) return;
+      const Steps steps = Steps::into(shape, column);
+      Real posterior[Lane::kWidth];
+      Lane::store(posterior, scale * emission_posteriors(reach, alpha, node, shape.targets - row, likelihood.exponent));
+      const int64_t end = std::min<int64_t>(steps.end - row, Lane::kWidth);
+      for (int64_t lane = std::max<int64_t>(steps.first - row, 0); lane < end; ++lane) {
+        grad_emit[(shape.targets - 1 - row - lane) * stride + node] = posterior[lane];
+      }
+    });
     if (!grad_trans) return;
     EdgeGradient<Real>(sequence, alpha, beta, gradient_scratch_).write(likelihood, grad_nll_[b], grad_trans, stride);
   }
 
  private:
-  // Zeros wherever there is no target or no node.
-  void clear_padding(const Shape& shape, Real* grad_emit) const {
-    const int64_t stride = batch_.max_states;
-    for (int64_t t = 0; t < shape.targets; ++t) {
-      std::fill_n(grad_emit + t * stride + shape.states, stride - shape.states, Real{0});
-    }
-    std::fill_n(grad_emit + shape.targets * stride, (batch_.max_targets - shape.targets) * stride, Real{0});
+  // beta * alpha / 2^likelihood_exponent, for the steps of the backward sweep from the one before which alpha is at
+  // `slot`. The lanes at steps beyond T, which may read into the column before, are not used.
+  static typename Lane::Real emission_posteriors(const Scaled<Lane>& beta, const Columns<Real>& alpha, int64_t node,
+                                                 int64_t slot, Int likelihood_exponent) {
+    const int64_t first = slot - (Lane::kWidth - 1);
+    const Real* mantissas = alpha.mantissas(node) + first;
+    const Int* exponents = alpha.exponents(node) + first;
+    // alpha has left the cache since the forward pass: what the next block of columns needs is asked for now
+    __builtin_prefetch(mantissas - kBlock * alpha.rows);
+    __builtin_prefetch(exponents - kBlock * alpha.rows);
+    const auto exponent = beta.exponent + Lane::reversed(Lane::load_int(exponents)) - likelihood_exponent;
+    return beta.mantissa * Lane::reversed(Lane::load(mantissas)) * power_of_two<Lane>(exponent);
   }
 
   // Zeros wherever there is no edge.
@@ -150,7 +170,6 @@ class Backward {
   void poison(const Shape& shape, Real* grad_emit, Real* grad_trans) const {
     const int64_t stride = batch_.max_states;
     const Real nan = std::numeric_limits<Real>::quiet_NaN();
-    if (grad_emit) std::fill_n(grad_emit, batch_.max_targets * stride, Real{0});
     for (int64_t t = 0; grad_emit && t < shape.targets; ++t) {
       std::fill_n(grad_emit + t * stride + 1, shape.states - 2, nan);
     }

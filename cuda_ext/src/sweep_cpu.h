@@ -17,7 +17,7 @@ template <class Real>
 struct SweepScratch {
   using Int = typename Format<Real>::Int;
   SweepScratch(int64_t rows)
-      : sources(kPanel * rows), peaks(rows), faint(rows), has_faint(rows), emission(kGroup<Real> * rows),
+      : sources(kPanel * rows), peaks(rows), faint(rows), has_faint(rows), emission(kBlock * rows),
         edges(std::max(kPanel * row_stride(kPanelDests), kPanelDests * row_stride(kPanel))),
         edge_mantissas(kPanel * kBlock), edge_exponents(kPanel * kBlock) {}
   // Of a row of `count` edges: an odd number of cache lines, so that rows do not compete for the same places in L1.
@@ -32,13 +32,6 @@ struct SweepScratch {
   Buffer<Int> edge_exponents;
 };
 
-// Of a sweep of which only the columns are wanted; see Sweep::run.
-template <class Real>
-struct NoVisitor {
-  void reached(int64_t, int64_t, const Scaled<SimdLane<Real>>&) const {}
-  void solved(int64_t) const {}
-};
-
 template <class RealType, Direction kDirection>
 class Sweep {
  public:
@@ -50,7 +43,6 @@ class Sweep {
   using IntVec = typename Lane::Int;
   static constexpr int kWidth = Lane::kWidth;
   static constexpr bool kByDest = kDirection == Direction::kBackward;
-  static constexpr Real kNone = -std::numeric_limits<Real>::infinity();  // the logarithm of zero
 
   Sweep(const Sequence<Real>& sequence, const Columns<Real>& columns, SweepScratch<Real>& scratch)
       : view_(sequence.view(kDirection)), sequence_(sequence), shape_(sequence.shape), columns_(columns),
@@ -58,18 +50,17 @@ class Sweep {
 
   // Fills all columns. The end column holds the likelihood at slot T; in every other column, slot t holds
   // the probability of the paths to (from) this node that have emitted t targets, its own included.
-  // `visitor.reached(column, row, sums)` is called with the sums at the vector of steps from `row` on, before the
-  // column's own emission, for all steps into the column; other lanes mean nothing. `visitor.solved(first)` is called
-  // when that was done for the group of columns from `first` on.
-  template <class Visitor>
-  void run(Visitor&& visitor) {
+  // `reached(column, row, sums)` is called with the sums at the vector of steps from `row` on, before the column's own
+  // emission, for all steps into the column; other lanes mean nothing.
+  template <class Reached>
+  void run(Reached&& reached) {
     std::fill_n(columns_.mantissa, shape_.states * columns_.rows, Real{0});
     std::fill_n(columns_.exponent, shape_.states * columns_.rows, Int{kDead});
     columns_.mantissas(0)[0] = Real{1};
     columns_.exponents(0)[0] = 0;
     const int64_t num_panels = round_up(shape_.states, kPanel) / kPanel;
     for (int64_t panel = 0; panel < num_panels; ++panel) {
-      solve_panel(panel * kPanel, std::min(panel * kPanel + kPanel, shape_.states), visitor);
+      solve_panel(panel * kPanel, std::min(panel * kPanel + kPanel, shape_.states), reached);
       const Handover handover = Handover::after(panel, num_panels);
       const int64_t end = std::min(handover.dest_end * kPanel, shape_.states);
       for (int64_t dest = handover.dest * kPanel; dest < end; dest += kPanelDests) {
@@ -85,17 +76,12 @@ class Sweep {
 
  private:
   // Completes columns [first, end), which hold the sums over all columns before `first`, block by block.
-  template <class Visitor>
-  void solve_panel(int64_t first, int64_t end, Visitor& visitor) {
+  template <class Reached>
+  void solve_panel(int64_t first, int64_t end, Reached& reached) {
     exponentiate_edges(first, end, first, end);
     const int64_t num_blocks = round_up(end - first, kBlock) / kBlock;
     for (int64_t block = 0; block < num_blocks; ++block) {
-      const int64_t column = first + block * kBlock;
-      if (column % kGroup<Real> == 0) read_emissions(column, std::min(column + kGroup<Real>, end));
-      solve(column, std::min(column + kBlock, end), visitor);
-      if ((block + 1) * kBlock % kGroup<Real> == 0 || block + 1 == num_blocks) {
-        visitor.solved(column / kGroup<Real> * kGroup<Real>);
-      }
+      solve(first + block * kBlock, std::min(first + block * kBlock + kBlock, end), reached);
       const Handover handover = Handover::after(block, num_blocks);
       if (handover.dest == num_blocks) return;
       pass_on(first + handover.source * kBlock, first + handover.dest * kBlock, first + handover.dest * kBlock,
@@ -111,14 +97,15 @@ class Sweep {
   }
 
   // Completes the block [first, end), which holds the sums over all columns before `first`.
-  template <class Visitor>
-  void solve(int64_t first, int64_t end, Visitor& visitor) {
+  template <class Reached>
+  void solve(int64_t first, int64_t end, Reached& reached) {
     scale_edges(first, end - first, first);
+    read_emissions(first, end);
     // all slots of the block that may hold sums: none of them stays where a column emits nothing
     const Steps steps{Steps::into(shape_, first).first, Steps::into(shape_, end - 1).end};
     for (int64_t column = std::max<int64_t>(first, 1); column < end; ++column) {
       const int lane = static_cast<int>(column - first);
-      const Real* log_emission = scratch_.emission.get() + column % kGroup<Real> * columns_.rows;
+      const Real* log_emission = scratch_.emission.get() + lane * columns_.rows;
       Scaled<Lane> before{Lane::splat(0), Lane::splat_int(kDead)};
       // the vector after the last step takes what moves up into it
       for (int64_t row = steps.first / kWidth * kWidth; row <= steps.end && row < columns_.rows; row += kWidth) {
@@ -127,8 +114,7 @@ class Sweep {
           store(column, row, reach);
           continue;
         }
-        prefetch_emission(column, row);
-        visitor.reached(column, row, reach);
+        reached(column, row, reach);
         // slot t + 1 becomes the sum at step t times the emission there; all other slots are dead
         const Scaled<Lane> emission = scaled_exp<Lane>(Lane::load(log_emission + row));
         const Scaled<Lane> product =
@@ -297,64 +283,37 @@ class Sweep {
     has_scaled_edges_ = true;
   }
 
-  // emission[column - first][step] for the columns [first, end) of a group at all steps into its blocks; -inf where a
-  // step does not lead into the column, and at the ends of the DAG, which emit nothing.
+  // emission[lane][step] at the steps into each column; -inf at the ends of the DAG, which emit nothing.
   void read_emissions(int64_t first, int64_t end) {
+    constexpr int kColumnStride = kByDest ? -1 : 1;
     const int64_t rows = columns_.rows;
-    const Steps all{Steps::into(shape_, first).first, Steps::into(shape_, end - 1).end};
-    const int64_t first_row = all.first / kWidth * kWidth, row_end = std::min(all.end + 1, rows);
-    for (int64_t row = first_row; row < row_end; row += kWidth) {
-      for (int64_t column = first; column < end; column += kWidth) {
-        read_square(column, row, scratch_.emission.get() + (column - first) * rows + row);
+    const int64_t first_read = std::max<int64_t>(first, 1), end_read = std::min(end, shape_.states - 1);
+    const Steps all{Steps::into(shape_, first_read).first, Steps::into(shape_, end_read - 1).end};
+    Real* emissions = scratch_.emission.get();
+    std::fill_n(emissions, kBlock * rows, -std::numeric_limits<Real>::infinity());
+    for (int64_t step = all.first; step < all.end; ++step) {
+      const Real* from = view_.emission(first, step);
+      __builtin_prefetch(from + 2 * kBlock * kColumnStride);  // a block ahead the line is mostly here already
+      if (end_read - first_read == kBlock) {  // a count that the compiler knows
+        for (int lane = 0; lane < kBlock; ++lane) emissions[lane * rows + step] = from[lane * kColumnStride];
+      } else {
+        for (int64_t lane = first_read - first; lane < end_read - first; ++lane) {
+          emissions[lane * rows + step] = from[lane * kColumnStride];
+        }
       }
     }
     IntVec is_invalid = Lane::splat_int(0);
     for (int64_t column = first; column < end; ++column) {
       const bool is_end = column == 0 || column == shape_.states - 1;
       const Steps steps = is_end ? Steps{0, 0} : Steps::into(shape_, column);
-      Real* emission = scratch_.emission.get() + (column - first) * rows;
-      for (int64_t row = first_row; row < row_end; row += kWidth) {
-        const IntVec step = Lane::counted() + static_cast<Int>(row);
-        const IntVec leads_here = (step >= static_cast<Int>(steps.first)) & (step < static_cast<Int>(steps.end));
-        const Vec read = leads_here ? Lane::load(emission + row) : Lane::splat(kNone);
-        is_invalid |= ~(read <= Lane::splat(kLogRange));
-        Lane::store(emission + row, read);
+      Real* emission = emissions + (column - first) * rows;
+      std::fill(emission, emission + steps.first, -std::numeric_limits<Real>::infinity());
+      std::fill(emission + steps.end, emission + rows, -std::numeric_limits<Real>::infinity());
+      for (int64_t row = steps.first / kWidth * kWidth; row < steps.end; row += kWidth) {
+        is_invalid |= ~(Lane::load(emission + row) <= Lane::splat(kLogRange));
       }
     }
     is_invalid_ |= Lane::any(is_invalid);
-  }
-
-  // Emissions of a vector of columns from `column` on at a vector of steps from `row` on, by column. They are read step
-  // by step, as they lie in memory.
-  void read_square(int64_t column, int64_t row, Real* emissions) const {
-    const int64_t node = kByDest ? node_of(column + kWidth - 1) : column;
-    const int64_t outside_before = std::max<int64_t>(-node, 0);
-    const int64_t count = std::min(node + kWidth, shape_.states) - node - outside_before;
-    Vec square[kWidth];
-    for (int i = 0; i < kWidth; ++i) {
-      const int64_t step = row + i;
-      square[i] = Lane::splat(kNone);
-      if (step >= shape_.targets) continue;
-      const Real* from = sequence_.log_emit + (kByDest ? shape_.targets - 1 - step : step) * sequence_.emit_row_stride;
-      if (count == kWidth) {
-        square[i] = Lane::load(from + node);
-      } else {
-        Real part[kWidth] = {};
-        std::copy_n(from + node + outside_before, count, part + outside_before);
-        square[i] = Lane::load(part);
-      }
-    }
-    Lane::transpose(square);
-    for (int i = 0; i < kWidth; ++i) {
-      Lane::store(emissions + (kByDest ? kWidth - 1 - i : i) * columns_.rows, square[i]);
-    }
-  }
-
-  // Asks for the emission of the group after `column`'s that a step in the vector from `row` on reads first: over all
-  // columns of a group and all rows, for all that it will read.
-  void prefetch_emission(int64_t column, int64_t row) const {
-    const int64_t group = column / kGroup<Real> * kGroup<Real>;
-    __builtin_prefetch(view_.emission(group + 2 * kGroup<Real> - 1, row + column % kWidth));
   }
 
   Scaled<Lane> load(int64_t column, int64_t row) const {
