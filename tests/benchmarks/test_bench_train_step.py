@@ -137,7 +137,7 @@ def test_the_script_prints_ratio_and_floor_and_keeps_its_rows(
 ) -> None:
     monkeypatch.setattr(bench.harness, "RESULTS_DIR", tmp_path)
     monkeypatch.setattr(bench.harness, "surroundings", lambda device: {"device": device.type})  # asks git
-    command = "x --recipes quickstart-text --steps 2 --warmup 1 --batch-share 0.03 --backend torch --threads"
+    command = "x --recipes quickstart-text --steps 2 --warmup 1 --batch-share 0.06 --backend torch --threads"
     monkeypatch.setattr("sys.argv", [*command.split(), str(torch.get_num_threads())])
     bench.main()
     printed = capsys.readouterr().out
