@@ -17,11 +17,14 @@ class RankAgreement:
 
     Attributes:
         spearman: Rank correlation of the figure with p^k; NaN for fewer than three cells or a constant figure.
+        spearman_of_groups: The same where shares that are meant to be equal are ties; the order in which roundings of p
+            leave them says nothing.
         spread_equal_share: Pooled standard deviation of the figure among cells of equal p^k.
         spread_equal_ratio: The same among cells of equal p. NaN where no two cells are equal.
     """
 
     spearman: float
+    spearman_of_groups: float
     spread_equal_share: float
     spread_equal_ratio: float
 
@@ -34,9 +37,11 @@ class RankAgreement:
 def rank_agreement(cells: Sequence[tuple[int, float]], values: Sequence[float]) -> RankAgreement:
     """Compare a figure over cells (num_repeats, mask_ratio) with p^k and with p."""
     shares = [p**k for k, p in cells]
+    groups = share_groups(shares)
     return RankAgreement(
         spearman_correlation(shares, values),
-        pooled_deviation(values, share_groups(shares)),
+        spearman_correlation(groups, values),
+        pooled_deviation(values, groups),
         pooled_deviation(values, [p for _, p in cells]),
     )
 

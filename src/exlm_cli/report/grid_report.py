@@ -57,6 +57,7 @@ def grid_as_json(run: Path, files: Sequence[Path], rows: Sequence[GridRow]) -> d
         "agreement": {
             name: {
                 "spearman": found.spearman,
+                "spearman_of_groups": found.spearman_of_groups,
                 "spread_equal_share": found.spread_equal_share,
                 "spread_equal_ratio": found.spread_equal_ratio,
             }

@@ -108,13 +108,13 @@ def agreements(rows: Sequence[GridRow]) -> dict[str, RankAgreement]:
 def agreement_table(rows: Sequence[GridRow]) -> str:
     """Return `agreements` as a Markdown table."""
     lines = [
-        "| figure | Spearman with p^k | spread at equal p^k | spread at equal p | follows |",
-        "|---|---|---|---|---|",
+        "| figure | Spearman with p^k | equal p^k as ties | spread at equal p^k | spread at equal p | follows |",
+        "|---|---|---|---|---|---|",
     ]
     for name, found in agreements(rows).items():
         is_other = found.spread_equal_share > found.spread_equal_ratio
         follows = "p^k" if found.follows_share else "p" if is_other else "–"
-        numbers = [found.spearman, found.spread_equal_share, found.spread_equal_ratio]
+        numbers = [found.spearman, found.spearman_of_groups, found.spread_equal_share, found.spread_equal_ratio]
         lines.append(f"| {in_words(name)} | {' | '.join(map(_short, numbers))} | {follows} |")
     return "\n".join(lines) + "\n"
 

@@ -30,6 +30,8 @@ def test_cells_of_equal_p_to_the_k_are_the_diagonals_of_figure_4() -> None:
 def test_the_papers_entropies_follow_p_to_the_k_and_not_p() -> None:
     agreement = rank_agreement(CELLS, FIGURE_5)
     assert agreement.spearman >= 0.95
+    # groups of 4, 4, 3, 2 and 1 in perfect order: 1 less what their ties take
+    assert agreement.spearman_of_groups == pytest.approx(math.sqrt(1 - (60 + 60 + 24 + 6) / (14**3 - 14)))
     assert agreement.follows_share
     # by hand: deviations from the means of the diagonals, 14 cells less 5 means
     groups = share_groups([p**k for k, p in CELLS])

@@ -60,7 +60,7 @@ def test_markdown_has_the_papers_table_with_its_empty_corner() -> None:
     assert "| 2 |  | 2.25% (2.25%) |" in text
     spearman = spearmanr([p**k for k, p in CELLS], FIGURE_5).statistic
     assert f"| Entropy, bits | {spearman:.3g} |" in text
-    assert "| Perplexity | – | 0 | 0 | – |" in text
+    assert "| Perplexity | – | – | 0 | 0 | – |" in text
     assert "standard deviation" not in text
 
 
