@@ -102,6 +102,7 @@ def refuse_changed_cell(plan: CellPlan, folder: Path) -> None:
 def finetune_identity(recipe: FinetuneRecipe) -> str:
     """Return a hash of everything in a fine-tuning recipe that decides its scores."""
     content = recipe.model_dump(mode="json", exclude={"name", "purpose", "paper", "device"})
+    content["optim"] = recipe.optim.as_identity()
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

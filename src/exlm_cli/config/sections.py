@@ -1,7 +1,7 @@
 """The sections of a recipe: every field with its bounds and meaning beside it. No torch here."""
 
 import math
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -134,6 +134,16 @@ class OptimConfig(StrictModel):
         if self.warmup_ratio is None:
             return self.warmup_steps
         return math.ceil(self.warmup_ratio * total_steps)
+
+    def as_identity(self) -> dict[str, Any]:
+        """Return what a run's identity hashes, as JSON.
+
+        A key that was added later is left out where it says what was done before: runs begun then go on.
+        """
+        before = {"warmup_ratio": None, "transition_start_ratio": 0.0}
+        return self.model_dump(
+            mode="json", exclude={name for name, value in before.items() if getattr(self, name) == value}
+        )
 
 
 class TrainConfig(StrictModel):

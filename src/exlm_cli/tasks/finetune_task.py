@@ -177,7 +177,8 @@ def target_scale(targets_NC: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 def finetune_identity(recipe: FinetuneRecipe, seed: int) -> str:
     """Return a hash of everything in a recipe that decides the weights besides its data; how often to save does not."""
-    content = recipe.model_dump(mode="json", include={"init", "model", "optim", "train"})
+    content = recipe.model_dump(mode="json", include={"init", "model", "train"})
+    content["optim"] = recipe.optim.as_identity()
     for key in ("checkpoint_every_steps", "keep_last", "log_every_steps"):
         del content["train"][key]
     return hashlib.sha256(json.dumps([content, seed], sort_keys=True).encode()).hexdigest()

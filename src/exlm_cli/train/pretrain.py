@@ -302,9 +302,7 @@ def _decisive(recipe: PretrainRecipe) -> dict[str, Any]:
         "tensorboard",
     ):
         del content["train"][key]
-    if content["optim"]["warmup_ratio"] is None:
-        del content["optim"]["warmup_ratio"]  # so that runs begun before this key existed can still be resumed
-    return content
+    return content | {"optim": recipe.optim.as_identity()}
 
 
 def _sha256(content: dict[str, Any]) -> str:
