@@ -61,29 +61,30 @@ class _StatesAlignmentNll(torch.autograd.Function):
             log_alpha = _Sweep(dag).run().log_probs
             nll[rows] = -log_alpha[dag.end]
             if any(ctx.needs_input_grad):
+                log_alpha[dag.end] = -math.inf  # the end has a slot, but no target
                 kept.append(log_alpha)
-        ctx.save_for_backward(log_emit, log_trans, target_lengths, state_lengths, *kept)
+        ctx.save_for_backward(log_emit, log_trans, target_lengths, state_lengths, nll, *kept)
         return nll.to(log_emit.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_nll: Tensor) -> tuple[Tensor | None, ...]:
-        log_emit, log_trans, target_lengths, state_lengths, *kept = ctx.saved_tensors
+        log_emit, log_trans, target_lengths, state_lengths, nll, *kept = ctx.saved_tensors
         wants_emit, wants_trans, *_ = ctx.needs_input_grad
-        grad_emit = torch.empty_like(log_emit) if wants_emit else None
+        grad_emit = torch.zeros_like(log_emit) if wants_emit else None
         grad_trans = torch.zeros_like(log_trans) if wants_trans else None
         most_skipped = _most_skipped(target_lengths, state_lengths)
         for rows, log_alpha in zip(_chunks(log_emit), kept, strict=True):
             dag = _read(log_emit[rows], log_trans[rows], target_lengths[rows], state_lengths[rows], most_skipped)
-            # nothing is alive in a sequence without a path, whatever it is divided by
-            log_alpha = log_alpha - _finite(log_alpha[dag.end])[:, None, None]
-            log_alpha[dag.end] = -math.inf  # the end has a slot, but no target
-            scale = -grad_nll[rows, None, None].double()
-            edges = None if grad_trans is None else _EdgeGradient(grad_trans[rows], log_alpha, scale)
-            log_reach = _Sweep(dag, edges, is_backward=True).run().reach
-            if grad_emit is not None:
-                posterior = (log_alpha[:, :, 1:-1] + log_reach[:, :, 1:]).exp_()
-                grad_emit[rows] = posterior.mul_(scale).transpose(1, 2)
+            gradient = _Gradient(
+                None if grad_emit is None else grad_emit[rows],
+                None if grad_trans is None else grad_trans[rows],
+                log_alpha,
+                # nothing is alive in a sequence without a path, whatever it is divided by
+                nll[rows].masked_fill(nll[rows] == math.inf, 0.0),
+                -grad_nll[rows, None, None].double(),
+            )
+            _Sweep(dag, gradient).run()
         return grad_emit, grad_trans, None, None
 
 
@@ -127,18 +128,24 @@ def _read(
     """Lay out emissions by state, with slots for start and end, and `-inf` where none may be read."""
     B, T, S = log_emit.shape
     device = log_emit.device
-    state_S, row_B = torch.arange(S, device=device), torch.arange(B, device=device)
-    is_target_BT = torch.arange(T, device=device) < target_lengths[:, None]
-    is_inner_BS = (state_S > 0) & (state_S < state_lengths[:, None] - 1)
-    is_read_BST = is_inner_BS[:, :, None] & is_target_BT[:, None, :]
-    log_emit_BSI = torch.full((B, S, T + 2), -math.inf, dtype=torch.float64, device=device)
-    log_emit_BSI[:, :, 1:-1] = log_emit.transpose(1, 2).where(is_read_BST, -math.inf)
-    start = (row_B, torch.zeros_like(row_B), torch.zeros_like(row_B))
-    end = (row_B, (state_lengths - 1).clamp(min=0), target_lengths + 1)
+    row_B, zero_B = torch.arange(B, device=device), torch.zeros(B, dtype=torch.int64, device=device)
+    last_state = (state_lengths - 1).clamp(min=0)
+    is_state = torch.arange(S, device=device) < state_lengths[:, None]
+    is_target = torch.arange(T, device=device) < target_lengths[:, None]
+    is_padded = not bool(is_state.all())
+    log_emit_BSI = torch.empty(B, S, T + 2, dtype=torch.float64, device=device)
+    log_emit_BSI[:, :, 1:-1] = log_emit.transpose(1, 2)
+    log_emit_BSI[:, :, :: T + 1] = -math.inf
+    log_emit_BSI[row_B, 0] = -math.inf
+    log_emit_BSI[row_B, last_state] = -math.inf
+    if is_padded:
+        log_emit_BSI.masked_fill_(~is_state[:, :, None], -math.inf)
+    if not is_target.all():
+        log_emit_BSI[:, :, 1:-1].masked_fill_(~is_target[:, None], -math.inf)
+    end = (row_B, last_state, target_lengths + 1)
     # without targets the end is not reached, though an edge from the start may lead there
     log_emit_BSI[end] = torch.zeros(B, dtype=torch.float64, device=device).where(target_lengths > 0, -math.inf)
-    is_state = state_S < state_lengths[:, None]
-    return _Dag(log_emit_BSI, log_trans, is_state, not bool(is_state.all()), most_skipped, start, end)
+    return _Dag(log_emit_BSI, log_trans, is_state, is_padded, most_skipped, (row_B, zero_B, zero_B), end)
 
 
 def _finite(log_x: Tensor) -> Tensor:
@@ -146,17 +153,29 @@ def _finite(log_x: Tensor) -> Tensor:
     return log_x.masked_fill(log_x == -math.inf, 0.0)
 
 
-class _EdgeGradient(NamedTuple):
-    """Where the backward sweep writes the gradient of transitions."""
+class _Gradient(NamedTuple):
+    """Where the backward sweep writes posteriors; its beta is divided by the likelihood of all paths."""
 
-    grad_trans: Float[Tensor, "B S S"]
-    log_alpha: Float64[Tensor, "B S I"]  # divided by the likelihood of all paths
+    grad_emit: Float[Tensor, "B T S"] | None
+    grad_trans: Float[Tensor, "B S S"] | None
+    log_alpha: Float64[Tensor, "B S I"]  # -inf at the end
+    nll: Float64[Tensor, " B"]
     scale: Float64[Tensor, "B 1 1"]
 
-    def write(
+    def write_states(self, states: slice, steps: slice, log_reach: Tensor) -> None:
+        """Posterior of emissions, from what follows states at each of the steps; slot 0 has no target."""
+        if self.grad_emit is None:
+            return
+        first = max(1, steps.start)
+        posterior = (self.log_alpha[:, states, first : steps.stop] + log_reach[:, :, first - steps.start :]).exp_()
+        self.grad_emit[:, first - 1 : steps.stop - 1, states] = posterior.mul_(self.scale).mT
+
+    def write_edges(
         self, sources: slice, targets: slice, steps: slice, log_edge: Tensor, edge: Tensor, log_beta: "_Scaled"
     ) -> None:
         """Posterior of edges sources -> targets, from beta at their targets after each of the steps."""
+        if self.grad_trans is None:
+            return
         log_source = self.log_alpha[:, sources, steps]
         log_gain = log_source + log_beta.log_peak
         # no good edge joins such a source to the peak, and the targets it leads to may be lost beside the peak
@@ -181,25 +200,28 @@ class _Scaled(NamedTuple):
 
 
 class _Sweep:
-    """Solves all states in order, from the start (alpha) or, backwards, from the end (beta).
+    """Solves all states in order, from the start (alpha) or, backwards and with a gradient to write, the end (beta).
 
     Attributes:
         log_probs: log alpha or log beta (B, S, I).
-        reach: Sum over edges from solved states, by step; its log once the state is solved.
     """
 
-    def __init__(self, dag: _Dag, edge_gradient: _EdgeGradient | None = None, *, is_backward: bool = False) -> None:
+    def __init__(self, dag: _Dag, gradient: _Gradient | None = None) -> None:
         B, S, num_slots = dag.log_emit.shape
-        self._dag, self._edge_gradient, self._is_backward = dag, edge_gradient, is_backward
+        self._dag, self._gradient, self._is_backward = dag, gradient, gradient is not None
         self.log_probs = torch.full_like(dag.log_emit, -math.inf)
-        self.log_probs[dag.end if is_backward else dag.start] = 0.0
-        self.reach = dag.log_emit.new_zeros(B, S, num_slots - 1)
+        if gradient is None:
+            self.log_probs[dag.start] = 0.0
+        else:
+            self.log_probs[dag.end] = gradient.nll
+        # sums over edges from solved states, by step
+        self._reach = dag.log_emit.new_zeros(B, S, num_slots - 1)
         # peak of the states on the solved side of a border
-        self._log_peaks = {S if is_backward else 0: dag.log_emit.new_full((B, 1, num_slots - 1), -math.inf)}
+        self._log_peaks = {S if gradient else 0: dag.log_emit.new_full((B, 1, num_slots - 1), -math.inf)}
 
     def run(self) -> Self:
         """Solve every state."""
-        for first, middle, stop in _schedule(0, self.reach.shape[1], is_backward=self._is_backward):
+        for first, middle, stop in _schedule(0, self._reach.shape[1], is_backward=self._is_backward):
             if middle == stop:
                 self._solve(slice(first, stop))
             else:
@@ -221,10 +243,10 @@ class _Sweep:
         edge = log_edge.to(torch.float64, copy=True).exp_()
         arrived = (edge if self._is_backward else edge.mT) @ scaled.probs
         kept_share = (log_old_peak - _finite(scaled.log_peak)).exp_()
-        reach = self.reach[:, target, steps]
+        reach = self._reach[:, target, steps]
         torch.addcmul(arrived, reach, kept_share, out=reach)
-        if self._edge_gradient is not None:
-            self._edge_gradient.write(low, high, steps, log_edge, edge, scaled)
+        if self._gradient is not None:
+            self._gradient.write_edges(low, high, steps, log_edge, edge, scaled)
 
     def _solve(self, states: slice) -> None:
         """Solve a few states one after the other, in log space, each adding to those still to come."""
@@ -243,12 +265,11 @@ class _Sweep:
             log_edge_out = log_edge[:, later, i] if self._is_backward else log_edge[:, i, later]
             sent = log_sources[:, i, None] + log_edge_out[:, :, None]
             torch.logaddexp(reach[:, later], sent, out=reach[:, later])
-        self.reach[:, states] = -math.inf
-        self.reach[:, states, steps] = reach
-        if self._edge_gradient is not None:
+        if self._gradient is not None:
             scaled = _Scaled.of(log_sources, log_sources.amax(1, keepdim=True))
             edge = log_edge.to(torch.float64, copy=True).exp_()
-            self._edge_gradient.write(states, states, steps, log_edge, edge, scaled)
+            self._gradient.write_edges(states, states, steps, log_edge, edge, scaled)
+            self._gradient.write_states(states, steps, reach)
 
     def _log_sources(self, states: slice, steps: slice) -> Tensor:
         """log_probs of states (B, states, steps) in the slots from which the steps of this sweep leave."""
@@ -257,10 +278,9 @@ class _Sweep:
     def _log_reach(self, states: slice, steps: slice) -> Tensor:
         """log of what has been carried to `states`; doubtful sums are taken again, all edges at once."""
         log_peak = self._log_peaks[states.stop if self._is_backward else states.start][..., steps]
-        sums = self.reach[:, states, steps]
+        sums = self._reach[:, states, steps]
         log_reach = sums.log().add_(_finite(log_peak))
-        is_doubtful = sums < _LEAST_SUM
-        if is_doubtful.any() and is_doubtful.logical_and_(log_peak > -math.inf).any():
+        if bool(sums.amin() < _LEAST_SUM) and (is_doubtful := (sums < _LEAST_SUM) & (log_peak > -math.inf)).any():
             if self._is_backward:
                 solved = slice(states.stop, None)
                 log_edge = self._dag.log_edges(states, solved).mT
