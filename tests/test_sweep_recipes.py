@@ -11,6 +11,7 @@ from exlm_cli.config.sweep import SweepRecipe
 
 FILES = sorted((recipes_folder() / "sweep").rglob("*.yaml"))
 SMALL = ["quickstart-ablations", "ablations-small-text", "ablations-small-smiles"]
+LANES = {"exlm-lanes", "exlm-lanes-k2", "exlm-lanes-k8"}
 
 # the rows of each table, by the recipe that trains them
 PAPER = {
@@ -113,7 +114,7 @@ def test_small_sweeps_take_variants_and_no_size_from_the_papers(name: str) -> No
 @pytest.mark.parametrize("name", SMALL[1:])
 def test_small_sweeps_of_a_users_data_have_every_variant_of_the_paper(name: str) -> None:
     recipe = _load(name)
-    assert {plan.label for plan in recipe.plan()} == {*PAPER["ablations"], "exlm-lanes"}
+    assert {plan.label for plan in recipe.plan()} == {*PAPER["ablations"], *LANES}
     assert (recipe.pretrain.masking.num_states_per_mask, recipe.pretrain.masking.mask_ratio) == (4, 0.15)
 
 
@@ -121,11 +122,16 @@ def test_small_sweeps_of_a_users_data_have_every_variant_of_the_paper(name: str)
 def test_lanes_are_those_of_the_small_recipes(name: str) -> None:
     base = name.removeprefix("ablations-small-") + "-small"
     lanes, plain = load_recipe(f"{base}-lanes"), load_recipe(base)
-    changes = _load(name).variants["exlm-lanes"]
-    assert changes == {
+    expected = {
         "model.clone_embedding": lanes.model.clone_embedding,
         "model.clone_init_std": lanes.model.clone_init_std,
         "model.transition.lane_bias": lanes.model.transition.lane_bias,
+        "model.transition.detach_states": lanes.model.transition.detach_states,
         "optim.transition_lr_scale": lanes.optim.transition_lr_scale,
+        "optim.transition_start_ratio": lanes.optim.transition_start_ratio,
     }
+    variants = _load(name).variants
+    assert variants["exlm-lanes"] == expected
+    for k in (2, 8):
+        assert variants[f"exlm-lanes-k{k}"] == expected | {"masking.num_states_per_mask": k}
     assert plain.model.clone_embedding == "none"
