@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from exlm_cli.analysis.grid_statistics import mean_and_deviation
 from exlm_cli.report.figure_style import drawing, new_figure, quieten, write_figure
@@ -19,31 +19,69 @@ _LINE_STYLES = ("-", "--", ":", "-.")
 _TITLES = {"entropy_bits": "mean over states", "entropy_posterior_bits": "states weighted by the posterior"}
 
 
-def write_entropy_figure(rows: Sequence[SweepRow], folder: Path) -> list[Path]:
+def write_entropy_figures(rows: Sequence[SweepRow], folder: Path) -> list[Path]:
     """Write `figure-12.png` and `.svg`, a panel for each definition of ExLM's entropy; equal rows give equal bytes.
+
+    Variants that change more than k and p have a figure of their own where several share what they change:
+    `figure-12-<the first of them>`.
 
     Args:
         rows: Variants of a sweep; bars are standard deviations over seeds.
         folder: Where; it exists.
 
     Returns:
-        The two files; none where no line has two points.
+        The files; none where no line has two points.
 
     Raises:
         CheckpointError: The file system refuses.
     """
-    lines = entropy_lines(rows)
-    if not lines:
-        return []
+    return [
+        path
+        for name, lines in entropy_lines(rows).items()
+        for path in _write_figure(lines, folder, "figure-12" if name is None else f"figure-12-{name}", name)
+    ]
+
+
+def entropy_lines(rows: Sequence[SweepRow]) -> dict[str | None, list[SweepRow]]:
+    """Return the variants that a figure compares, MLM first, then by k: those that differ in k and p alone.
+
+    `None` has those that change nothing else. Others stand under the label of the first that shares its changes.
+    """
+    measured = [row for row in rows if len(row.entropy_at) > 1]
+    families: dict[str, list[SweepRow]] = {}
+    for row in measured:
+        families.setdefault(repr(sorted(_other_changes(row).items())), []).append(row)
+    plain = families.pop("[]", [])
+    mlms = [row for row in plain if row.about["objective"] == "mlm"]
+    named: dict[str | None, list[SweepRow]] = {None: plain} if plain else {}
+    for family in families.values():
+        if len({row.about["num_states_per_mask"] for row in family}) > 1:
+            named[family[0].label] = mlms + family
+    return {
+        name: sorted(lines, key=lambda row: (row.about["num_states_per_mask"], row.about["mask_ratio"]))
+        for name, lines in named.items()
+    }
+
+
+def _other_changes(row: SweepRow) -> dict[str, Any]:
+    """What a variant changes beside k and p; an MLM has no second axis and no clones."""
+    spoken = {"objective", "masking.num_states_per_mask", "masking.mask_ratio"}
+    if row.about["objective"] == "mlm":
+        spoken |= {"model.rope", "model.clone_embedding"}
+    return {key: value for key, value in row.changes.items() if key not in spoken}
+
+
+def _write_figure(lines: Sequence[SweepRow], folder: Path, stem: str, variant: str | None) -> list[Path]:
     kinds = [kind for kind in ENTROPIES if any(kind in at for row in lines for at in row.entropy_at.values())]
     most = max(len(row.seeds) for row in lines)
     spread = f"mean and standard deviation of {most} seeds" if most > 1 else "one seed"
+    whose = "" if variant is None else f"; ExLM is {variant} at each k"
     with drawing():
         figure = new_figure(
             _PANEL_INCHES[0] * len(kinds),
             _PANEL_INCHES[1],
             "Entropy of the predictions (Figure 12)",
-            [f"each model on validation data masked at p; {spread}"],
+            [f"each model on validation data masked at p{whose}; {spread}"],
         )
         panels = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
         for panel, kind in zip(panels, kinds, strict=True):
@@ -54,20 +92,7 @@ def write_entropy_figure(rows: Sequence[SweepRow], folder: Path) -> list[Path]:
         figure.legend(
             handles, words, loc="outside lower left", ncols=columns, fontsize=8, frameon=False, labelcolor=INK
         )
-        return write_figure(figure, folder, "figure-12")
-
-
-def entropy_lines(rows: Sequence[SweepRow]) -> list[SweepRow]:
-    """Return the variants that Figure 12 compares, MLM first, then by k: those that differ in k and p alone."""
-    measured = [row for row in rows if len(row.entropy_at) > 1 and _is_compared(row)]
-    return sorted(measured, key=lambda row: (row.about["num_states_per_mask"], row.about["mask_ratio"]))
-
-
-def _is_compared(row: SweepRow) -> bool:
-    spoken = {"objective", "masking.num_states_per_mask", "masking.mask_ratio"}
-    if row.about["objective"] == "mlm":
-        spoken |= {"model.rope", "model.clone_embedding"}
-    return set(row.changes) <= spoken
+        return write_figure(figure, folder, stem)
 
 
 def _draw(axes: "Axes", lines: Sequence[SweepRow], kind: str) -> None:

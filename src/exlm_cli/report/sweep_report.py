@@ -7,7 +7,7 @@ from typing import Any
 
 from exlm_cli.report.cell_rows import Result, read_curves
 from exlm_cli.report.curves import plot_curves
-from exlm_cli.report.sweep_figures import write_entropy_figure
+from exlm_cli.report.sweep_figures import write_entropy_figures
 from exlm_cli.report.sweep_rows import ABOUT, SweepRow, csv_text, sweep_rows
 from exlm_cli.report.sweep_tables import sweep_tables
 from exlm_cli.report.tables import ReportTable, as_markdown
@@ -49,7 +49,7 @@ def write_sweep_report(
     if has_figures:
         curves = read_curves(run, results)
         files += plot_curves(curves, folder / "curves") if curves else []
-        files += write_entropy_figure(rows, folder)
+        files += write_entropy_figures(rows, folder)
     return SweepReport(rows, tables, files)
 
 

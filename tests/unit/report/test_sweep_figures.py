@@ -6,13 +6,13 @@ from pathlib import Path
 
 from PIL import Image
 
-from exlm_cli.report.sweep_figures import entropy_lines, write_entropy_figure
+from exlm_cli.report.sweep_figures import entropy_lines, write_entropy_figures
 from exlm_cli.report.sweep_rows import SweepRow, sweep_rows
 from tests.unit.report.sweeps import sweep_results
 
 
 def _texts(rows: list[SweepRow], folder: Path) -> list[str]:
-    png, svg = write_entropy_figure(rows, folder)
+    png, svg = write_entropy_figures(rows, folder)
     with Image.open(png) as image:
         assert image.width > image.height > 300
     text = svg.read_text(encoding="utf-8")
@@ -42,9 +42,25 @@ def _measured(name: str) -> list[SweepRow]:
 
 
 def test_variants_that_differ_otherwise_are_no_lines() -> None:
-    assert [row.label for row in entropy_lines(_measured("ablations"))] == [
+    lines = entropy_lines(_measured("ablations"))
+    assert list(lines) == [None]
+    assert [row.label for row in lines[None]] == [
         "mlm", "mlm-p38.7", "exlm-k2", "exlm-k2-p38.7", "exlm", "exlm-k4-p38.7", "exlm-k8", "exlm-k8-p38.7",
     ]  # fmt: skip
+
+
+def test_variants_that_share_what_else_they_change_have_a_figure_of_their_own(tmp_path: Path) -> None:
+    rows = _measured("ablations-small-smiles")
+    lines = entropy_lines(rows)
+    assert list(lines) == [None, "exlm-lanes"]
+    assert [row.label for row in lines["exlm-lanes"]] == [
+        "mlm", "mlm-p38.7", "exlm-lanes-k2", "exlm-lanes", "exlm-lanes-k8"
+    ]  # fmt: skip
+    written = write_entropy_figures(rows, tmp_path)
+    assert [path.name for path in written] == [
+        "figure-12.png", "figure-12.svg", "figure-12-exlm-lanes.png", "figure-12-exlm-lanes.svg",
+    ]  # fmt: skip
+    assert "ExLM is exlm-lanes at each k" in written[-1].read_text(encoding="utf-8")
 
 
 def test_lines_trained_at_several_ratios_say_which(tmp_path: Path) -> None:
@@ -53,7 +69,7 @@ def test_lines_trained_at_several_ratios_say_which(tmp_path: Path) -> None:
 
 
 def test_one_ratio_alone_is_no_figure(tmp_path: Path) -> None:
-    assert write_entropy_figure(sweep_rows(sweep_results("table-4")), tmp_path) == []
+    assert write_entropy_figures(sweep_rows(sweep_results("table-4")), tmp_path) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -64,7 +80,7 @@ def test_mlms_alone_have_one_panel(tmp_path: Path) -> None:
 
 def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
     rows = sweep_rows(sweep_results("figure-12", seeds=(1, 2)))
-    written = write_entropy_figure(rows, tmp_path)
+    written = write_entropy_figures(rows, tmp_path)
     assert [path.name for path in written] == ["figure-12.png", "figure-12.svg"]
     before = [path.read_bytes() for path in written]
-    assert [path.read_bytes() for path in write_entropy_figure(rows, tmp_path)] == before
+    assert [path.read_bytes() for path in write_entropy_figures(rows, tmp_path)] == before
