@@ -187,6 +187,26 @@ def test_padding_changes_no_sequence(make_dag: MakeDag, backend: Backend, dtype:
             assert_equals(actual, expected.double(), is_loss=is_loss)
 
 
+def test_padding_beyond_every_length_changes_no_sequence(
+    make_dag: MakeDag, backend: Backend, dtype: torch.dtype
+) -> None:
+    """As where a batch is cut from a larger one: whole blocks of states and targets are padding in every sequence."""
+    wide = make_dag(30, 150, dtype=dtype, num_sequences=2)
+    wide = wide._replace(target_lengths=torch.tensor([4, 3]), state_lengths=torch.tensor([10, 9]))
+    cut = wide._replace(log_emit=wide.log_emit[:, :4, :10], log_trans=wide.log_trans[:, :10, :10])
+    nll, grad_emit, grad_trans = nll_and_gradients(wide, backend)
+    for actual, expected, is_loss in zip(
+        (nll, grad_emit[:, :4, :10], grad_trans[:, :10, :10]),
+        nll_and_gradients(cut, backend),
+        (True, False, False),
+        strict=True,
+    ):
+        assert_equals(actual, expected.double(), is_loss=is_loss)
+    assert grad_emit.count_nonzero() == grad_emit[:, :4, :10].count_nonzero()
+    assert grad_trans.count_nonzero() == grad_trans[:, :10, :10].count_nonzero()
+    assert best_alignment(*wide, backend=backend)[:, :4].equal(best_alignment(*cut, backend=backend))
+
+
 def test_sequences_without_a_path_cost_infinity_and_teach_nothing(
     make_dag: MakeDag, backend: Backend, dtype: torch.dtype
 ) -> None:

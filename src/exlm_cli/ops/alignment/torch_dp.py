@@ -100,9 +100,12 @@ class _Dag(NamedTuple):
     end: tuple[Tensor, ...]
 
     def steps(self, first_target: int, last_source: int) -> slice:
-        """Steps that an edge from `last_source` or before to `first_target` or later can be on a whole path."""
-        num_steps = self.log_emit.shape[2] - 1
-        return slice(max(0, first_target - 1 - self.most_skipped), min(last_source + 1, num_steps))
+        """Steps that an edge from `last_source` or before to `first_target` or later can be on a whole path.
+
+        None, an empty slice, where the states are padding in every sequence.
+        """
+        stop = min(last_source + 1, self.log_emit.shape[2] - 1)
+        return slice(min(max(0, first_target - 1 - self.most_skipped), stop), stop)
 
     def log_edges(self, sources: slice, targets: slice) -> Float[Tensor, "B sources targets"]:
         """Scores of edges into later states; `-inf` beyond the last state."""
@@ -233,10 +236,12 @@ class _Sweep:
         low, high = slice(first, middle), slice(middle, stop)
         source, target, border = (high, low, stop) if self._is_backward else (low, high, first)
         steps = self._dag.steps(middle, middle - 1)
-        log_source, log_old_peak = self._log_sources(source, steps), self._log_peaks[border][..., steps]
-        log_peak = torch.maximum(log_old_peak, log_source.amax(1, keepdim=True))
         # a later border has no use for the slots that end here
         self._log_peaks[middle] = self._log_peaks[border].clone()
+        if steps.start == steps.stop:
+            return
+        log_source, log_old_peak = self._log_sources(source, steps), self._log_peaks[border][..., steps]
+        log_peak = torch.maximum(log_old_peak, log_source.amax(1, keepdim=True))
         self._log_peaks[middle][..., steps] = log_peak
         scaled = _Scaled.of(log_source, log_peak)
         log_edge = self._dag.log_edges(low, high)
@@ -251,6 +256,8 @@ class _Sweep:
     def _solve(self, states: slice) -> None:
         """Solve a few states one after the other, in log space, each adding to those still to come."""
         steps = self._dag.steps(states.start, states.stop - 1)
+        if steps.start == steps.stop:
+            return
         reach = self._log_reach(states, steps)
         is_edge = torch.ones(reach.shape[1], reach.shape[1], dtype=torch.bool, device=reach.device).triu(1)
         log_edge = self._dag.log_edges(states, states).where(is_edge, -math.inf)
