@@ -32,11 +32,11 @@ class RepeatMlmRecipe(CellsRecipe):
     example: ClassVar[str] = "quickstart-repeat-mlm"
 
     cells: tuple[Cell, ...] = Field(PAPER_CELLS, min_length=1, description="(repetitions k, mask ratio p) of each cell")
-    least_predicted_tokens: int | None = Field(
+    least_corrupted_tokens: int | None = Field(
         None,
         ge=1,
-        description="Cells that predict fewer masked tokens than this in `pretrain.train.max_steps`, in sequences of "
-        "full length, get more steps; none: the same steps in all, as in the paper",
+        description="Cells that see fewer tokens masked in all copies than this in `pretrain.train.max_steps`, in "
+        "sequences of full length, get more steps; none: the same steps in all, as in the paper",
     )
 
     @model_validator(mode="after")
@@ -49,8 +49,8 @@ class RepeatMlmRecipe(CellsRecipe):
             raise ValueError(
                 "`pretrain.masking.scheme` must be bernoulli: p^k needs every copy masked on its own (App. C)"
             )
-        if self.least_predicted_tokens is not None and self.pretrain.train.max_steps is None:
-            raise ValueError("`least_predicted_tokens` raises `pretrain.train.max_steps`, which is not given")
+        if self.least_corrupted_tokens is not None and self.pretrain.train.max_steps is None:
+            raise ValueError("`least_corrupted_tokens` raises `pretrain.train.max_steps`, which is not given")
         return self
 
     def with_cells(self, cells: Sequence[Cell]) -> Self:
@@ -80,12 +80,12 @@ class RepeatMlmRecipe(CellsRecipe):
 
     def _steps(self, k: int, p: float) -> int | None:
         steps = self.pretrain.train.max_steps
-        if steps is None or self.least_predicted_tokens is None:
+        if steps is None or self.least_corrupted_tokens is None:
             return steps
         length = self.pretrain.data.sequence_length - 2
         train = self.pretrain.train
         sequences = train.batch_sequences or (train.batch_tokens or 0) / (length * k + 2)
-        return max(steps, math.ceil(self.least_predicted_tokens / (sequences * length * k * p)))
+        return max(steps, math.ceil(self.least_corrupted_tokens / (sequences * length * p**k)))
 
 
 def choose_cells(

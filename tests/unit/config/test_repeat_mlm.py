@@ -39,17 +39,17 @@ def test_cells_differ_in_k_p_and_the_room_for_k_copies_alone() -> None:
     assert plans[1].work == pytest.approx(plans[0].work * (62 * 4 + 2) / 64)
 
 
-def test_cells_that_predict_few_tokens_get_more_steps() -> None:
-    changes = ["cells=[[1, 0.01], [1, 0.5], [2, 0.01]]", "pretrain.train.max_steps=10", "pretrain.optim.warmup_steps=5"]
+def test_cells_that_corrupt_few_tokens_get_more_steps() -> None:
+    changes = ["cells=[[1, 0.01], [1, 0.5], [2, 0.1]]", "pretrain.train.max_steps=10", "pretrain.optim.warmup_steps=5"]
     assert {plan.pretrain.train.max_steps for plan in _load("quickstart-repeat-mlm", *changes).plan()} == {10}
-    changes += ["pretrain.train.batch_sequences=20", "least_predicted_tokens=1000"]
-    # of 62 tokens a sequence: 12.4, 620 and 24.8 predicted in a step
+    changes += ["pretrain.train.batch_sequences=20", "least_corrupted_tokens=1000"]
+    # of 62 tokens a sequence, masked in all copies in a step: 12.4, 620 and 12.4
     steps = [plan.pretrain.train.max_steps for plan in _load("quickstart-repeat-mlm", *changes).plan()]
-    assert steps == [81, 10, 41]
+    assert steps == [81, 10, 81]
     changes += ["pretrain.train.batch_sequences=null", "pretrain.train.batch_tokens=1280"]
     # 20 sequences of 64 tokens fit, and 10.16 of 126
     steps = [plan.pretrain.train.max_steps for plan in _load("quickstart-repeat-mlm", *changes).plan()]
-    assert steps == [81, 10, 80]
+    assert steps == [81, 10, 159]
 
 
 def test_every_process_has_one_thread_unless_the_recipe_says_otherwise() -> None:
@@ -91,8 +91,8 @@ def test_a_grid_that_makes_no_sense_is_refused(override: str, said: str) -> None
 
 
 def test_more_steps_than_no_given_number_are_refused() -> None:
-    message = _error("least_predicted_tokens=9", "pretrain.train.max_steps=null", "pretrain.train.max_epochs=1").message
-    assert message.endswith(": `least_predicted_tokens` raises `pretrain.train.max_steps`, which is not given")
+    message = _error("least_corrupted_tokens=9", "pretrain.train.max_steps=null", "pretrain.train.max_epochs=1").message
+    assert message.endswith(": `least_corrupted_tokens` raises `pretrain.train.max_steps`, which is not given")
 
 
 def test_a_cell_that_its_recipe_cannot_take_is_named() -> None:
