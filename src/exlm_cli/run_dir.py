@@ -17,6 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import filelock
+
 from exlm_cli.errors import CheckpointError
 
 RUNS_ROOT = Path("runs")
@@ -64,6 +66,28 @@ def removed_on_failure(folder: Path, *, is_new: bool = True) -> Iterator[None]:
         if is_new:
             shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+@contextlib.contextmanager
+def sole_process(folder: Path) -> Iterator[None]:
+    """Keep other processes from working in a run directory, as long as this one does; a killed one holds nothing.
+
+    Raises:
+        CheckpointError: Another process is at work there, or the file system refuses.
+    """
+    lock = filelock.FileLock(folder / ".lock", blocking=False)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        raise CheckpointError(
+            f"{folder}: another process is at work in this run directory", "wait for it, or stop it first"
+        ) from None
+    except OSError as error:
+        raise CheckpointError(f"{folder}: the run directory cannot be locked: {_reason(error)}", _DISK_HINT) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def make_folder(folder: Path) -> None:

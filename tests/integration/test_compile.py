@@ -1,13 +1,16 @@
-"""`train.compile`: a compiled encoder trains like an eager one."""
+"""`train.compile`: a compiled encoder trains like an eager one, and one that cannot be compiled is told as such."""
 
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
+from torch._inductor.exc import InductorError, InvalidCxxCompiler
 
+from exlm_cli.errors import ConfigError
 from exlm_cli.run_dir import read_metrics
-from exlm_cli.train.pretrain import run_pretraining
+from exlm_cli.train.pretrain import PretrainTask, run_pretraining
 from exlm_cli.train.pretrained import load_pretrained
 from tests.tiny import tiny_recipe
 
@@ -31,3 +34,16 @@ def test_compiled_run_has_the_losses_of_an_eager_one(tmp_path: Path) -> None:
         assert load_pretrained(run, device="cpu").step == 3
     assert len(losses[True]) == 3
     assert losses[True] == pytest.approx(losses[False], rel=1e-5)
+
+
+def test_an_encoder_that_cannot_be_compiled_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Tensor:
+        raise InductorError(InvalidCxxCompiler(), None)
+
+    recipe = tiny_recipe(
+        data={"bundled_rows": 300, "cache_dir": str(tmp_path / "cache")}, train={"compile": True, "max_steps": 3}
+    )
+    monkeypatch.setattr(PretrainTask, "losses", refuse)
+    with pytest.raises(ConfigError, match=r"^the encoder could not be compiled: .+") as caught:
+        run_pretraining(recipe, out=tmp_path / "run")
+    assert "train.compile=false" in caught.value.hint

@@ -8,6 +8,8 @@ from typing import Any
 
 from exlm_cli.config.cells import CellPlan, CellsRecipe
 from exlm_cli.config.load import load_recipe, recipe_kind
+from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
+from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.errors import CheckpointError
 from exlm_cli.run_dir import RUN_FILE, read_run_json
 
@@ -49,10 +51,12 @@ def load_grid_run(path: Path) -> GridRun:
 
     Raises:
         CheckpointError: Nothing is done yet, or a result is damaged.
+        ConfigError: Its recipe has keys that this version does not know.
     """
     recipe_file = str(path / "recipe.yaml")
     kind = recipe_kind(recipe_file)
-    assert issubclass(kind, CellsRecipe), f"{path} was made by a grid"
+    if not issubclass(kind, CellsRecipe):  # keys of another version hide what it is
+        kind = {grid.command: grid for grid in (RepeatMlmRecipe, SweepRecipe)}[read_run_json(path)["command"]]
     recipe = load_recipe(recipe_file, kind=kind)
     plans = recipe.plan()
     cells = finished_cells(path, plans)

@@ -65,7 +65,8 @@ def load_validation_data(pretrained: Pretrained, valid: Sequence[str], progress:
         DataError: The inputs are missing or unusable.
     """
     # the run's own tokenizer, whatever has become of the file it came from
-    own = [f"tokenizer.path={run_directory(pretrained.checkpoint) / 'tokenizer.json'}"]
+    tokenizer = run_directory(pretrained.checkpoint) / "tokenizer.json"
+    own = [f"tokenizer.path={json.dumps(str(tokenizer), ensure_ascii=False)}"]
     if valid:
         # preparing asks for training data too; the validation inputs stand in for it and nothing is trained on them
         inputs = json.dumps(list(valid), ensure_ascii=False)

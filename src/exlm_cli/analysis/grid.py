@@ -6,13 +6,11 @@ never touched again, so a grid that was stopped anywhere goes on where it was.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import filelock
 import torch
 
 from exlm_cli.analysis.cell_files import cell_folder, diverged_tasks, finished_cells
@@ -22,9 +20,9 @@ from exlm_cli.analysis.workers import Event, Workers
 from exlm_cli.config.cells import CellPlan, CellsRecipe
 from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.data.prepare import prepare_data
-from exlm_cli.errors import CheckpointError, ExlmError, InterruptedRunError
+from exlm_cli.errors import ExlmError, InterruptedRunError
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import create_run_dir, removed_on_failure, update_run_json, write_atomically
+from exlm_cli.run_dir import create_run_dir, removed_on_failure, sole_process, update_run_json, write_atomically
 from exlm_cli.train.checkpoint import write_json
 from exlm_cli.train.interrupt import StopSignal
 from exlm_cli.train.pretrained import pick_device
@@ -67,7 +65,7 @@ def run_grid(
     environments = _environments(recipe, jobs)
     plans = recipe.plan()
     run = resume if resume is not None else create_run_dir(out, recipe.name)
-    with _sole_grid(run):
+    with sole_process(run):
         with removed_on_failure(run, is_new=resume is None):
             whole = recipe.together_with(_begun(run, recipe))
             found = {plan.folder: _read_unchanged(plan, cell_folder(run, plan)) for plan in whole.plan()}
@@ -185,16 +183,6 @@ def _environments(recipe: CellsRecipe, jobs: int | None) -> list[dict[str, str]]
 
 def _num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@contextmanager
-def _sole_grid(run: Path) -> Iterator[None]:
-    lock = filelock.FileLock(run / ".lock", blocking=False)
-    try:
-        with lock:
-            yield
-    except filelock.Timeout:
-        raise CheckpointError(f"{run}: another process runs this grid", "wait for it, or stop it first") from None
 
 
 def _summary(recipe: CellsRecipe, cells: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -45,7 +45,8 @@ app.command()(doctor)
 _UsageError: type[BaseException] = typer.BadParameter.__mro__[1]
 
 _OUT_OF_MEMORY = ExlmError(
-    "memory ran out", "lower `train.microbatch_tokens`, which leaves the result as it is, or take a smaller model"
+    "memory ran out",
+    "lower `train.microbatch_tokens`, with `--resume` too (the batch stays as it is), or take a smaller model",
 )
 
 

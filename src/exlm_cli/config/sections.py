@@ -26,7 +26,7 @@ class DataConfig(StrictModel):
     column: str | None = Field(None, description="Column to read from CSV, JSONL, Parquet or Hub rows")
     sequence_length: int = Field(512, ge=4, le=65536, description="Tokens of a sequence, [CLS] and [SEP] included")
     sample_break: Literal["none", "line"] = Field(
-        "none", description="`none` packs rows into full sequences (RoBERTa); `line` keeps one row a sequence"
+        "none", description="Of text: `none` packs rows into full sequences (RoBERTa), `line` keeps one row a sequence"
     )
     on_invalid: Literal["error", "skip"] = Field(
         "error", description="Rows that cannot be used: stop, or skip and list"

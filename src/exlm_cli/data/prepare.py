@@ -89,14 +89,15 @@ def prepare_data(recipe: PretrainRecipe, *, rejected_csv: Path | None, progress:
 
 
 def list_rejected(data: PreparedData, rejected_csv: Path, progress: Progress) -> None:
-    """Write the CSV of rejected rows, if there are any.
+    """Write the CSV of rejected rows if there are any; one of before is removed.
 
     Raises:
         DataError: It cannot be written.
     """
-    if not data.num_rejected:
-        return
     try:
+        if not data.num_rejected:
+            rejected_csv.unlink(missing_ok=True)
+            return
         shutil.copyfile(data.train.directory.parent / REJECTED, rejected_csv)
     except OSError as error:
         raise DataError(f"{rejected_csv}: the rejected rows cannot be listed there: {error.strerror}") from error

@@ -212,5 +212,6 @@ def _read_parquet(path: Path, file: BinaryIO, kind: RowKind, column: str | None)
                     yield Row(str(path), number, (value or "").strip())
                 else:
                     yield Row(str(path), number, str(value), problem="is not a string")
-    except pyarrow.ArrowInvalid as error:
-        raise DataError(f"{path}: not a Parquet file that can be read: {error}") from error
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path}: not a Parquet file that can be read: {reason}") from error

@@ -78,7 +78,11 @@ def tokenise_rows(
             if data.kind == "smiles" and len(ids) > room:
                 rejected.add(row, f"{len(ids)} tokens, but `data.sequence_length` leaves room for {room}")
                 continue
-            num_unknown += ids.count(tokenizer.unk_id)
+            unknown = ids.count(tokenizer.unk_id)
+            if data.kind == "smiles" and unknown == len(ids):
+                rejected.add(row, "none of its tokens is in the vocabulary, so that nothing of it can be masked")
+                continue
+            num_unknown += unknown
             sink = sinks[choose_sink(row)]
             # Rows that stood apart in the corpus must not look like neighbours.
             sink.add(ids, starts_document=row.starts_document or sink is not last)

@@ -68,7 +68,8 @@ def write_entropy_figure(entropies: Sequence[NamedEntropy], folder: Path) -> lis
     lines: dict[str, list[PredictionEntropy]] = {}
     for name, entropy in entropies:
         lines.setdefault(f"{name}, k = {_num_copies(entropy)}", []).append(entropy)
-    highest = max(_value(entropy, is_weighted) for _, entropy in entropies for is_weighted in panels)
+    values = [_value(entropy, is_weighted) for _, entropy in entropies for is_weighted in panels]
+    highest = max(value for value in values if not math.isnan(value))
     with drawing():
         figure = new_figure(
             _PANEL_INCHES[0] * len(panels),
@@ -100,5 +101,8 @@ def _num_copies(entropy: PredictionEntropy) -> int:
 
 
 def _value(entropy: PredictionEntropy, is_weighted: bool) -> float:
+    if not is_weighted or entropy.objective == "mlm":
+        return entropy.entropy_bits
     weighted = entropy.entropy_posterior_bits
-    return weighted if is_weighted and weighted is not None else entropy.entropy_bits
+    # without transitions no path weighs the states
+    return math.nan if weighted is None else weighted

@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -88,8 +89,14 @@ def markdown_text(rows: Sequence[GridRow], *, title: str) -> str:
     for name in _present(rows):
         parts += [f"{in_words(name)}{seed_note(rows)}:\n", _square(rows, lambda row, n=name: row.show(n))]
     parts += ["Does it follow p^k or p?\n", agreement_table(rows)]
-    if len({row.steps for row in rows} - {None}) > 1:
-        parts += ["Steps, more where they predict few tokens:\n", _square(rows, lambda row: f"{row.steps or '–'}")]
+    all_steps = Counter(row.steps for row in rows if row.steps is not None)
+    if len(all_steps) > 1:
+        parts += ["Steps, more where few tokens are masked in all copies:\n"]
+        parts += [_square(rows, lambda row: f"{row.steps or '–'}")]
+        steps, count = all_steps.most_common(1)[0]
+        if count > 1:
+            same = [row for row in rows if row.steps == steps]
+            parts += [f"Does it follow p^k or p, of the {count} cells of {steps:,} steps?\n", agreement_table(same)]
     diverged = divergences(rows, [f"k = {row.num_repeats}, p = {row.mask_ratio:g}" for row in rows])
     if diverged:
         parts.append(f"Diverged: {'; '.join(diverged)}.\n")

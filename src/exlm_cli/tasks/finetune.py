@@ -17,7 +17,14 @@ from exlm_cli.config.grid import GridPoint, grid_points
 from exlm_cli.config.load import dump_recipe
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.run_dir import create_run_dir, read_run_json, removed_on_failure, update_run_json, write_atomically
+from exlm_cli.run_dir import (
+    create_run_dir,
+    read_run_json,
+    removed_on_failure,
+    sole_process,
+    update_run_json,
+    write_atomically,
+)
 from exlm_cli.tasks.cell import RESULT_FILE, Cell, drop_weights, run_cell
 from exlm_cli.tasks.downstream import DownstreamTask
 from exlm_cli.tasks.finetune_run import check_resumed, collect_results, describe_run
@@ -93,27 +100,28 @@ def run_finetuning(
     _check_kind(task.name, task.input_kind, initial)
     _check_splits(task, with_yardstick=with_yardstick)
     run = create_run_dir(out, recipe.name) if resume is None else resume
-    with removed_on_failure(run, is_new=resume is None):
-        data = encode_task(task, initial.tokenizer, length, initial.recipe.masking.num_repeats)
-        notes = _notes(data, initial)
-        if resume is None:
-            describe_run(run, recipe, initial, data, use_grid=use_grid, with_yardstick=with_yardstick)
-        else:
-            check_resumed(run, recipe, initial, data)
-            write_atomically(run / "recipe.yaml", dump_recipe(recipe).encode())
-    update_run_json(run, {"device": describe_device(device), "seeds": list(recipe.seeds)})
-    sizes = "/".join(f"{size:,}" for size in task.split_sizes.values())
-    progress.message(
-        f"{task.name}: {sizes} rows in {', '.join(task.splits)}; {initial.describe(recipe)['objective']} from "
-        f"{initial.checkpoint}, on {describe_device(device)}; results in {run}"
-    )
-    best = _run_cells(run, recipe, points, initial, data, device, progress)
-    results = collect_results(run, recipe, points, best, initial, data, notes)
-    if with_yardstick:
-        results["yardstick"] = _run_yardstick(task, recipe.seeds, progress)
-    write_json(run / RESULTS_FILE, results)
-    update_run_json(run, {"parameters": results["parameters"], "train_time_s": results["elapsed_s"]})
-    return FinetuneResult(run, results)
+    with sole_process(run):
+        with removed_on_failure(run, is_new=resume is None):
+            data = encode_task(task, initial.tokenizer, length, initial.recipe.masking.num_repeats)
+            notes = _notes(data, initial)
+            if resume is None:
+                describe_run(run, recipe, initial, data, use_grid=use_grid, with_yardstick=with_yardstick)
+            else:
+                check_resumed(run, recipe, initial, data)
+                write_atomically(run / "recipe.yaml", dump_recipe(recipe).encode())
+        update_run_json(run, {"device": describe_device(device), "seeds": list(recipe.seeds)})
+        sizes = "/".join(f"{size:,}" for size in task.split_sizes.values())
+        progress.message(
+            f"{task.name}: {sizes} rows in {', '.join(task.splits)}; {initial.describe(recipe)['objective']} from "
+            f"{initial.checkpoint}, on {describe_device(device)}; results in {run}"
+        )
+        best = _run_cells(run, recipe, points, initial, data, device, progress)
+        results = collect_results(run, recipe, points, best, initial, data, notes)
+        if with_yardstick:
+            results["yardstick"] = _run_yardstick(task, recipe.seeds, progress)
+        write_json(run / RESULTS_FILE, results)
+        update_run_json(run, {"parameters": results["parameters"], "train_time_s": results["elapsed_s"]})
+        return FinetuneResult(run, results)
 
 
 def resume_finetuning(

@@ -95,10 +95,7 @@ def build_task_model(
     model = TaskModel(initial.recipe, recipe.model, initial.tokenizer.vocab_size, data.num_outputs)
     if recipe.init == "checkpoint":
         model.load_encoder(initial.weights)
-    model = model.to(device)
-    if recipe.train.compile:
-        model.encoder.compile(dynamic=True)
-    return model
+    return model.to(device)
 
 
 def resolve_sequence_length(initial: Initial, recipe: FinetuneRecipe) -> int:

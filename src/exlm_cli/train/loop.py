@@ -9,7 +9,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from torch import nn
 
 from exlm_cli.config.sections import OptimConfig
 from exlm_cli.data.masking import IntArray
-from exlm_cli.errors import CheckpointError, DivergedError, InterruptedRunError
+from exlm_cli.errors import CheckpointError, ConfigError, DivergedError, InterruptedRunError
 from exlm_cli.progress import Bar, Progress
 from exlm_cli.run_dir import MetricsLog
 from exlm_cli.train.checkpoint import (
@@ -74,26 +74,34 @@ class TrainingLoop:
         self.on_row = on_row
         self.selection, self.label = selection, label
         self.optimizer = build_optimizer(task.model, optim)
+        if train.compile:
+            # in place: the names in the state dict stay those of an uncompiled model
+            task.model.get_submodule("encoder").compile(dynamic=True)
         self.state = LoopState()
         self.total_steps = count_steps(task, train)
+        if optim.warmup_steps > self.total_steps:
+            raise ConfigError(
+                f"`optim.warmup_steps` {optim.warmup_steps} is more than the {self.total_steps} steps of this run",
+                "lower it, or give `optim.warmup_ratio` in its place",
+            )
         self._plan = task.plan(0)
         self._validation: dict[str, float] = {}
         self._tokens_since_log = 0
         self._busy_since_log_s = 0.0
 
-    def resume(self, checkpoint: Path, *, formerly: Mapping[str, str] | None = None) -> None:
+    def resume(self, checkpoint: Path, *, formerly: Mapping[str, Collection[str]] | None = None) -> None:
         """Continue from a verified checkpoint.
 
         Args:
             checkpoint: Which.
-            formerly: Entries of the task's identity as an earlier version of this package would have written them.
+            formerly: Entries of the task's identity as earlier versions of this package would have written them.
 
         Raises:
             CheckpointError: It belongs to other data or another recipe.
         """
         saved, formerly = load_state(checkpoint), formerly or {}
         for name, value in self.task.identity.items():
-            if saved["identity"].get(name) not in (value, formerly.get(name, value)):
+            if saved["identity"].get(name) not in (value, *formerly.get(name, ())):
                 raise CheckpointError(
                     f"{checkpoint}: the {name} is not the one this run began with",
                     "an exact resume needs the same inputs and recipe; start a new run for changed ones",
@@ -112,7 +120,20 @@ class TrainingLoop:
             DivergedError: A loss is not a number; `diverged.json` names the step and its samples.
             InterruptedRunError: Stopped by a signal, after saving.
             CheckpointError: A checkpoint cannot be written.
+            ConfigError: The encoder is to be compiled and cannot be.
         """
+        try:
+            return self._fit()
+        except RuntimeError as error:
+            # torch has no public name for what its compiler raises
+            if self.train.compile and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+                raise ConfigError(
+                    f"the encoder could not be compiled: {str(error).strip().splitlines()[0]}",
+                    "install a C++ compiler, or give `train.compile=false`",
+                ) from error
+            raise
+
+    def _fit(self) -> LoopResult:
         state = self.state
         self.task.model.train()
         with StopSignal() as stop, self.progress.bar(self.label, self.total_steps, done=state.step) as bar:
@@ -303,8 +324,7 @@ class TrainingLoop:
         write_json(path, content)
         return DivergedError(
             f"the {what} of step {state.step + 1} is {value}; its sample indices are in {path}",
-            f"lower `optim.lr` (now {self.optim.lr:g}), set `optim.clip_norm`, or continue from the last checkpoint "
-            f"with `{self.resume_command}`",
+            f"start a new run with a lower `optim.lr` (now {self.optim.lr:g}), or with `optim.clip_norm`",
         )
 
 

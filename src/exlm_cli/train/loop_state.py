@@ -65,6 +65,10 @@ class LoopConfig(Protocol):
         """Checkpoints kept."""
 
     @property
+    def compile(self) -> bool:
+        """Compile the submodule `encoder` of the model with torch."""
+
+    @property
     def log_every_steps(self) -> int:
         """Steps between rows of metrics.jsonl."""
 

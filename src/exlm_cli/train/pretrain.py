@@ -33,6 +33,7 @@ from exlm_cli.run_dir import (
     create_run_dir,
     read_run_json,
     removed_on_failure,
+    sole_process,
     update_run_json,
     write_atomically,
 )
@@ -141,7 +142,14 @@ def run_pretraining(
     if recipe.train.num_threads is not None:
         torch.set_num_threads(recipe.train.num_threads)
     run = resume if resume is not None else create_run_dir(out, recipe.name)
-    with removed_on_failure(run, is_new=resume is None):
+    with sole_process(run):
+        return _run_pretraining(recipe, run, is_new=resume is None, device=device, progress=progress)
+
+
+def _run_pretraining(
+    recipe: PretrainRecipe, run: Path, *, is_new: bool, device: torch.device, progress: Progress
+) -> PretrainResult:
+    with removed_on_failure(run, is_new=is_new):
         read_run_json(run)  # a damaged one is told before anything is changed
         data = prepare_data(recipe, rejected_csv=None, progress=progress)
         started_s = time.time()
@@ -169,7 +177,7 @@ def run_pretraining(
             resume_command=f"exlm pretrain --resume {run}",
             on_row=tensorboard_writer(run) if recipe.train.tensorboard else None,
         )
-        if resume is not None:
+        if not is_new:
             _resume(loop, run, recipe, progress)
         # only now: a run whose checkpoint refuses the recipe or the data keeps every file it has
         list_rejected(data, run / "rejected.csv", progress)
@@ -264,31 +272,46 @@ _PLACES = {"data": ("train", "valid", "cache_dir"), "tokenizer": ("path",)}
 """Where inputs are. The data fingerprint holds what they are, the tokenizer included."""
 
 
+_COMPUTING = ("microbatch_tokens", "num_threads", "alignment_backend", "compile", "head_chunk_rows")
+"""How a step is computed, which changes it by rounding alone, and by the draws of dropout."""
+
+
 def trained_identity(recipe: PretrainRecipe) -> str:
-    """Return a hash of what decides the weights beside the data fingerprint; where the data lie does not."""
-    content = _decisive(recipe)
-    for section, names in _PLACES.items():
-        for name in names:
-            del content[section][name]
+    """Return a hash of what decides the weights beside the data fingerprint.
+
+    Where the data lie does not, nor how a step is computed: a run that ran out of memory goes on with less.
+    """
+    content = _without_places(_decisive(recipe))
+    for name in _COMPUTING:
+        del content["train"][name]
     return _sha256(content)
 
 
-def recipe_identity(recipe: PretrainRecipe, *, begun: PretrainRecipe | None = None) -> str:
+def former_identities(recipe: PretrainRecipe, begun: PretrainRecipe) -> tuple[str, str]:
+    """Return what checkpoints held before they held `trained_identity`.
+
+    First they named the inputs, then not, and how a step is computed was always in it. Both are taken from the recipe
+    that the run began with.
+    """
+    content, then = _decisive(recipe), _decisive(begun)
+    for section, names in {**_PLACES, "train": _COMPUTING}.items():
+        content[section] |= {name: then[section][name] for name in names}
+    return _sha256(content), _sha256(_without_places(content))
+
+
+def recipe_identity(recipe: PretrainRecipe) -> str:
     """Return a hash of everything in a recipe that decides the weights; how often to look or save does not.
 
-    Inputs are in it by name: it is for who has no data fingerprint beside it. Checkpoints held it before they held
-    `trained_identity`.
-
-    Args:
-        recipe: What is hashed.
-        begun: Take the inputs' names from this one.
+    Inputs are in it by name: it is for who has no data fingerprint beside it.
     """
-    content = _decisive(recipe)
-    if begun is not None:
-        then = _decisive(begun)
-        for section, names in _PLACES.items():
-            content[section] |= {name: then[section][name] for name in names}
-    return _sha256(content)
+    return _sha256(_decisive(recipe))
+
+
+def _without_places(content: dict[str, Any]) -> dict[str, Any]:
+    kept = content.copy()
+    for section, names in _PLACES.items():
+        kept[section] = {name: value for name, value in content[section].items() if name not in names}
+    return kept
 
 
 def _decisive(recipe: PretrainRecipe) -> dict[str, Any]:
@@ -352,7 +375,7 @@ def _resume(loop: TrainingLoop, run: Path, recipe: PretrainRecipe, progress: Pro
         progress.message(f"{run} has no checkpoint yet; starting from step 0")
         return
     begun = load_recipe(str(run / "recipe.yaml"))
-    loop.resume(checkpoint, formerly={"recipe": recipe_identity(recipe, begun=begun)})
+    loop.resume(checkpoint, formerly={"recipe": former_identities(recipe, begun)})
     remove_unfinished(run)
     progress.message(f"resuming at step {loop.state.step} of {loop.total_steps} from {checkpoint}")
 

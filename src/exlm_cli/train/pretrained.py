@@ -65,11 +65,7 @@ def load_pretrained(path: Path, *, device: str = "auto", progress: Progress | No
 def build_model(recipe: PretrainRecipe, tokenizer: Tokenizer, device: torch.device) -> ExlmModel:
     """Build the recipe's network with weights that depend on the seed alone."""
     torch.manual_seed(recipe.seed)
-    model = ExlmModel(recipe, tokenizer.vocab_size).to(device)
-    if recipe.train.compile:
-        # in place: the names in the state dict stay those of an uncompiled model
-        model.encoder.compile(dynamic=True)
-    return model
+    return ExlmModel(recipe, tokenizer.vocab_size).to(device)
 
 
 def pick_device(recipe: PretrainRecipe | FinetuneRecipe) -> torch.device:

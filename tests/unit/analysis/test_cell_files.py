@@ -7,8 +7,9 @@ import pytest
 
 from exlm_cli.analysis.cell_files import cell_folder, is_grid_run, load_grid_run, read_json_object
 from exlm_cli.config.load import dump_recipe, load_recipe
+from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
 from exlm_cli.config.sweep import SweepRecipe
-from exlm_cli.errors import CheckpointError
+from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.run_dir import update_run_json
 
 
@@ -34,6 +35,14 @@ def test_a_grid_is_told_from_other_directories(tmp_path: Path) -> None:
     assert not is_grid_run(tmp_path)
     update_run_json(tmp_path, {"num_cells": 4})
     assert is_grid_run(tmp_path)
+
+
+def test_a_key_of_another_version_is_told_as_such(tmp_path: Path) -> None:
+    recipe = dump_recipe(load_recipe("quickstart-repeat-mlm", kind=RepeatMlmRecipe))
+    (tmp_path / "recipe.yaml").write_text(recipe + "once_known: 3\n")
+    update_run_json(tmp_path, {"command": "repeat-mlm", "num_cells": 4})
+    with pytest.raises(ConfigError, match="unknown key `once_known`"):
+        load_grid_run(tmp_path)
 
 
 def test_what_is_done_comes_in_the_order_of_the_recipe(tmp_path: Path) -> None:

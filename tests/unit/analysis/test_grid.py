@@ -119,7 +119,7 @@ def test_a_signal_stops_every_cell_and_the_rest_is_done_later(
 def test_two_grids_in_one_directory_are_refused(recipe: RepeatMlmRecipe, tmp_path: Path) -> None:
     with (
         filelock.FileLock(tmp_path / ".lock"),
-        pytest.raises(CheckpointError, match=r": another process runs this grid$"),
+        pytest.raises(CheckpointError, match=r": another process is at work in this run directory$"),
     ):
         _run(recipe, resume=tmp_path)
 
@@ -164,7 +164,10 @@ def test_a_refused_recipe_leaves_the_grid_as_it_is(recipe: RepeatMlmRecipe, run:
 
 def test_a_second_process_leaves_the_grid_as_it_is(recipe: RepeatMlmRecipe, run: Path) -> None:
     before = (run / "recipe.yaml").read_bytes()
-    with filelock.FileLock(run / ".lock"), pytest.raises(CheckpointError, match=r": another process runs this grid$"):
+    with (
+        filelock.FileLock(run / ".lock"),
+        pytest.raises(CheckpointError, match=r": another process is at work in this run directory$"),
+    ):
         _run(recipe.with_cells([(1, 0.3)]), resume=run)
     assert (run / "recipe.yaml").read_bytes() == before
 

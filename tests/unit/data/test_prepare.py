@@ -262,6 +262,16 @@ def test_tokens_that_the_vocabulary_lacks_are_counted(workplace: Path) -> None:
     assert progress.messages == ["[UNK] stands for 3 tokens that are not in the vocabulary"]
 
 
+def test_a_molecule_of_unknown_tokens_alone_is_rejected(workplace: Path) -> None:
+    """Nothing of it can be masked: a step of such molecules has no loss."""
+    _prepare(_smiles(workplace)).tokenizer.save(workplace / "mine.json")
+    path = workplace / "mols.smi"
+    path.write_text("CCO\n[U]\n" + "\n".join(MOLECULES))
+    reason = "none of its tokens is in the vocabulary, so that nothing of it can be masked"
+    with pytest.raises(DataError, match=rf"^{re.escape(f'{path}:2: `[U]`: {reason}')}$"):
+        _prepare(_smiles(workplace, tokenizer={"path": f"{workplace}/mine.json"}))
+
+
 def test_the_first_invalid_row_stops_with_file_row_text_and_reason(workplace: Path) -> None:
     path = workplace / "mols.smi"
     path.write_text("CCO\nC1CC\nCCN\n")
@@ -291,6 +301,7 @@ def test_skipped_rows_are_listed_now_and_on_every_later_run(workplace: Path) -> 
 
 
 def test_without_rejected_rows_no_list_is_written(workplace: Path) -> None:
+    (workplace / "rejected.csv").write_text("of a run before\n")
     _prepare(_smiles(workplace, on_invalid="skip"))
     assert not (workplace / "rejected.csv").exists()
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -261,6 +262,14 @@ def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     path.write_bytes(b"not at all a parquet file")
     with pytest.raises(DataError, match=rf"^{re.escape(str(path))}: not a Parquet file that can be read: .+$"):
+        _read(path)
+
+
+def test_a_parquet_string_that_is_not_utf8_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    offsets, text = pa.py_buffer(np.array([0, 2], dtype=np.int32)), pa.py_buffer(b"\xff\xfe")
+    pq.write_table(pa.table({"text": pa.StringArray.from_buffers(1, offsets, text)}), path)
+    with pytest.raises(DataError, match=rf"^{re.escape(str(path))}: not a Parquet file that can be read: .*utf-8.*$"):
         _read(path)
 
 

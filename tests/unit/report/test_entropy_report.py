@@ -56,6 +56,13 @@ def test_each_definition_has_a_panel_with_a_line_for_each_model_and_k_over_p(dra
         assert axes.get_ylim()[0] == 0
 
 
+def test_exlm_without_transitions_has_no_weighted_line(drawn: Any) -> None:
+    without = ("independent", PredictionEntropy("exlm", 0.15, 1, 4, 7.5, None, METRICS))
+    left, right = drawn([ENTROPIES[0], without]).axes
+    assert left.lines[1].get_data()[1] == (7.5,)
+    assert np.isnan(right.lines[1].get_data()[1]).all()
+
+
 def test_plain_mlms_alone_have_one_panel(drawn: Any) -> None:
     assert len(drawn(ENTROPIES[-2:]).axes) == 1
 

@@ -69,8 +69,11 @@ def test_cells_of_other_lengths_than_the_rest_are_told() -> None:
     assert "Steps" not in markdown_text(grid_rows(results), title="Grid")
     results[0]["steps"] = 160_000
     text = markdown_text(grid_rows(results), title="Grid")
-    assert "Steps, more where they predict few tokens:" in text
+    assert "Steps, more where few tokens are masked in all copies:" in text
     assert "| 1 | 160000 | 50000 | 50000 | 50000 | 50000 |" in text
+    _, same = text.split("Does it follow p^k or p, of the 13 cells of 50,000 steps?")
+    spearman = spearmanr([p**k for k, p in CELLS[1:]], FIGURE_5[1:]).statistic
+    assert f"| Entropy, bits | {spearman:.3g} |" in same
 
 
 def test_the_papers_figures_follow_p_to_the_k() -> None:

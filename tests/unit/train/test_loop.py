@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from exlm_cli.config.finetune import FinetuneTrainConfig
 from exlm_cli.config.sections import OptimConfig, TrainConfig
 from exlm_cli.data.sampler import EpochPlan, plan_epoch
-from exlm_cli.errors import CheckpointError, DivergedError, InterruptedRunError
+from exlm_cli.errors import CheckpointError, ConfigError, DivergedError, InterruptedRunError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import MetricsLog, read_metrics
 from exlm_cli.train import checkpoint
@@ -75,7 +75,7 @@ def _loop(task: LeastSquares, run: Path, **train: Any) -> TrainingLoop:
     return TrainingLoop(
         task,
         TrainConfig.model_validate(content | train),
-        OptimConfig(lr=0.05, warmup_steps=3),
+        OptimConfig(lr=0.05, warmup_steps=min(3, train.get("max_steps") or 3)),
         seed=5,
         run=run,
         metrics=MetricsLog(run / "metrics.jsonl"),
@@ -206,6 +206,12 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
 def test_epochs_limit_the_steps(tmp_path: Path) -> None:
     assert _loop(LeastSquares(), tmp_path, max_steps=None, max_epochs=2).total_steps == 12
     assert _loop(LeastSquares(), tmp_path, max_steps=7, max_epochs=2).total_steps == 7
+
+
+def test_a_warm_up_longer_than_the_epochs_is_refused(tmp_path: Path) -> None:
+    """A recipe with `max_steps` is checked by itself; how many steps epochs have, the data say."""
+    with pytest.raises(ConfigError, match=r"^`optim.warmup_steps` 3 is more than the 1 steps of this run$"):
+        _loop(LeastSquares(), tmp_path, max_steps=None, max_epochs=1, batch_sequences=NUM_SAMPLES)
 
 
 def test_clipping_bounds_the_update_and_the_logged_norm_is_the_unclipped_one(tmp_path: Path) -> None:
