@@ -67,7 +67,7 @@ class LeastSquares:
         return {"loss": loss}
 
 
-def _loop(task: LeastSquares, run: Path, **train: Any) -> TrainingLoop:
+def _loop(task: LeastSquares, run: Path, *, warmup_steps: int = 3, **train: Any) -> TrainingLoop:
     content = {
         "max_steps": 13, "batch_sequences": 4, "validate_every_steps": 5, "checkpoint_every_steps": 3,
         "log_every_steps": 2, "keep_last": 100,
@@ -75,7 +75,7 @@ def _loop(task: LeastSquares, run: Path, **train: Any) -> TrainingLoop:
     return TrainingLoop(
         task,
         TrainConfig.model_validate(content | train),
-        OptimConfig(lr=0.05, warmup_steps=min(3, train.get("max_steps") or 3)),
+        OptimConfig(lr=0.05, warmup_steps=min(warmup_steps, train.get("max_steps") or warmup_steps)),
         seed=5,
         run=run,
         metrics=MetricsLog(run / "metrics.jsonl"),
@@ -210,8 +210,8 @@ def test_epochs_limit_the_steps(tmp_path: Path) -> None:
 
 def test_a_warm_up_longer_than_the_epochs_is_refused(tmp_path: Path) -> None:
     """A recipe with `max_steps` is checked by itself; how many steps epochs have, the data say."""
-    with pytest.raises(ConfigError, match=r"^`optim.warmup_steps` 3 is more than the 1 steps of this run$"):
-        _loop(LeastSquares(), tmp_path, max_steps=None, max_epochs=1, batch_sequences=NUM_SAMPLES)
+    with pytest.raises(ConfigError, match=r"^`optim.warmup_steps` 7 is more than the 6 steps of this run$"):
+        _loop(LeastSquares(), tmp_path, warmup_steps=7, max_steps=None, max_epochs=1)
 
 
 def test_clipping_bounds_the_update_and_the_logged_norm_is_the_unclipped_one(tmp_path: Path) -> None:
