@@ -11,6 +11,7 @@ from exlm_cli.data.prepare import PreparedData, prepare_data
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import Progress, SilentProgress
+from exlm_cli.run_dir import read_run_json
 from exlm_cli.train.checkpoint import load_model_weights
 from exlm_cli.train.pretrain import PretrainTask
 from exlm_cli.train.pretrained import Pretrained, build_model, load_pretrained
@@ -59,7 +60,9 @@ def measure_entropy(
 
 
 def load_validation_data(pretrained: Pretrained, valid: Sequence[str], progress: Progress) -> PreparedData:
-    """Return the run's own data, or given validation inputs tokenised as the run does.
+    """Return the run's own data, or given validation inputs, all of their rows, tokenised as the run does.
+
+    Where its own data are no longer what it was trained on, that is said.
 
     Raises:
         DataError: The inputs are missing or unusable.
@@ -70,13 +73,17 @@ def load_validation_data(pretrained: Pretrained, valid: Sequence[str], progress:
     if valid:
         # preparing asks for training data too; the validation inputs stand in for it and nothing is trained on them
         inputs = json.dumps(list(valid), ensure_ascii=False)
-        own += [f"data.train={inputs}", f"data.valid={inputs}"]
+        own += [f"data.train={inputs}", f"data.valid={inputs}", "data.max_rows=null"]
     try:
-        return prepare_data(_own_recipe(pretrained, own), rejected_csv=None, progress=progress)
+        data = prepare_data(_own_recipe(pretrained, own), rejected_csv=None, progress=progress)
     except DataError as error:
         # an option of pre-training, which scores have not
         hint = "mend the row, or take it out of the file" if "--on-invalid" in error.hint else error.hint
         raise DataError(error.message, hint) from error
+    trained_on = read_run_json(run_directory(pretrained.checkpoint)).get("data_fingerprint", data.fingerprint)
+    if not valid and data.fingerprint != trained_on:
+        progress.message(f"{pretrained.checkpoint}: its data have changed since it was trained; scores are of today's")
+    return data
 
 
 def _own_recipe(pretrained: Pretrained, overrides: Sequence[str]) -> PretrainRecipe:
