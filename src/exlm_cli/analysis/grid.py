@@ -6,7 +6,7 @@ never touched again, so a grid that was stopped anywhere goes on where it was.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,15 +19,25 @@ from exlm_cli.analysis.run_cell import read_result, refuse_changed_cell
 from exlm_cli.analysis.workers import Event, Workers
 from exlm_cli.config.cells import CellPlan, CellsRecipe
 from exlm_cli.config.load import dump_recipe, load_recipe
-from exlm_cli.data.prepare import prepare_data
-from exlm_cli.errors import ExlmError, InterruptedRunError
+from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.sections import DataConfig, TokenizerConfig
+from exlm_cli.data.prepare import list_rejected, prepare_data
+from exlm_cli.errors import CheckpointError, ExlmError, InterruptedRunError
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import create_run_dir, removed_on_failure, sole_process, update_run_json, write_atomically
+from exlm_cli.run_dir import (
+    create_run_dir,
+    read_run_json,
+    removed_on_failure,
+    sole_process,
+    update_run_json,
+    write_atomically,
+)
 from exlm_cli.train.checkpoint import write_json
 from exlm_cli.train.interrupt import StopSignal
 from exlm_cli.train.pretrained import pick_device
 
 GridRecipeT = TypeVar("GridRecipeT", bound=CellsRecipe)
+_Inputs = tuple[DataConfig, TokenizerConfig]
 
 _LOOK_EVERY_S = 0.2
 
@@ -58,7 +68,8 @@ def run_grid(
         progress: Who is told.
 
     Raises:
-        CheckpointError: Another process runs this grid, or a cell was begun with another recipe; nothing is changed.
+        CheckpointError: Another process runs this grid, or a cell was begun with another recipe or on other content of
+            its inputs; nothing is changed. Or inputs changed while cells were trained.
         InterruptedRunError: Stopped by a signal; every cell has saved a checkpoint.
         ExlmError: What stops any cell but its own divergence; the others have saved a checkpoint.
     """
@@ -70,8 +81,10 @@ def run_grid(
             whole = recipe.together_with(_begun(run, recipe))
             found = {plan.folder: _read_unchanged(plan, cell_folder(run, plan)) for plan in whole.plan()}
             results = {plan.folder: found[plan.folder] for plan in plans}
-            # tokenised once, before several processes ask for it; mistakes in the inputs are told here
-            prepare_data(recipe.pretrain, rejected_csv=run / "rejected.csv", progress=progress)
+            common = prepare_data(recipe.pretrain, rejected_csv=None, progress=progress)
+            fingerprints = {_inputs(recipe.pretrain): common.fingerprint} | _prepare_others(recipe, plans, progress)
+            _refuse_other_data(run, whole.plan(), fingerprints)
+            list_rejected(common, run / "rejected.csv", progress)
             # only now: a recipe that is refused must not replace the one that the cells were trained with
             write_atomically(run / "recipe.yaml", dump_recipe(whole).encode())
         num_cells = len(found)
@@ -88,6 +101,8 @@ def run_grid(
             with open_board(plans, results, progress) as board:
                 environments = environments[: len(waiting)]
                 _work_off(run, waiting, environments, board, recipe.resume_command(run))
+            # a file may have changed before the last cells began
+            _refuse_other_data(run, plans, fingerprints)
         cells = finished_cells(run, whole.plan())
         write_json(run / "results.json", _summary(whole, cells))
     return GridResult(run, cells)
@@ -103,6 +118,33 @@ def _read_unchanged(plan: CellPlan, folder: Path) -> dict[str, Any] | None:
     """Return the result of a cell, None where something is to be done; refuse one that was begun otherwise."""
     refuse_changed_cell(plan, folder)
     return read_result(plan, folder)
+
+
+def _prepare_others(recipe: CellsRecipe, plans: Iterable[CellPlan], progress: Progress) -> dict[_Inputs, str]:
+    """Tokenise the inputs of cells that have their own, and return their fingerprints."""
+    own = {_inputs(plan.pretrain): plan.pretrain for plan in plans}
+    own.pop(_inputs(recipe.pretrain), None)
+    return {
+        inputs: prepare_data(pretrain, rejected_csv=None, progress=progress).fingerprint
+        for inputs, pretrain in own.items()
+    }
+
+
+def _inputs(recipe: PretrainRecipe) -> _Inputs:
+    return recipe.data, recipe.tokenizer
+
+
+def _refuse_other_data(run: Path, plans: Iterable[CellPlan], fingerprints: Mapping[_Inputs, str]) -> None:
+    """Refuse cells that were trained on other content of the same inputs; no mean is over two corpora."""
+    for plan in plans:
+        folder = cell_folder(run, plan)
+        # None: an earlier version did not write it down, or nobody has looked at these inputs
+        known = {read_run_json(folder / "pretrain").get("data_fingerprint"), fingerprints.get(_inputs(plan.pretrain))}
+        if len(known - {None}) > 1:
+            raise CheckpointError(
+                f"{folder}: this cell was trained on other content of its inputs than they have now",
+                "restore the files, or choose another `--out`; a cell whose folder is deleted is trained again",
+            )
 
 
 def _work_off(

@@ -14,12 +14,13 @@ from exlm_cli.analysis.grid import run_grid
 from exlm_cli.analysis.run_cell import run_cell
 from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
+from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError, InterruptedRunError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_run_json
 from exlm_cli.train.interrupt import StopSignal
 from tests.recorder import Recorder
-from tests.tiny_grids import tiny_grid
+from tests.tiny_grids import tiny_grid, tiny_sweep
 
 TIMED = {"elapsed_s"}
 
@@ -182,6 +183,81 @@ def test_some_cells_alone_leave_the_others_in_the_grid(recipe: RepeatMlmRecipe, 
     assert load_recipe(str(run / "recipe.yaml"), kind=RepeatMlmRecipe) == recipe
     assert read_run_json(run)["num_cells"] == 2
     assert len(load_grid_run(run).cells) == 2
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "my.txt"
+    path.write_text("".join(f"The ferry number {number} leaves at dawn.\n" for number in range(200)))
+    return path
+
+
+def _on(recipe: RepeatMlmRecipe, corpus: Path) -> RepeatMlmRecipe:
+    pretrain = recipe.pretrain
+    data = pretrain.data.model_copy(update={"train": (str(corpus),)})
+    return recipe.with_cells([(1, 0.3)]).model_copy(
+        update={"pretrain": pretrain.model_copy(update={"data": data}), "measure_sequences": 2}
+    )
+
+
+def _append(corpus: Path) -> None:
+    with corpus.open("a") as file:
+        file.write("The hall was full of music.\n" * 20)
+
+
+_OTHER_DATA = r"cells/k1-p0.3/seed-1: this cell was trained on other content of its inputs than they have now$"
+
+
+@pytest.mark.slow
+def test_a_changed_corpus_is_refused_before_anything_is_trained(
+    recipe: RepeatMlmRecipe, corpus: Path, tmp_path: Path
+) -> None:
+    mine, run = _on(recipe, corpus), tmp_path / "run"
+    _run(mine, out=run)
+    before, text = (run / "recipe.yaml").read_bytes(), corpus.read_bytes()
+    _append(corpus)
+    more = mine.model_copy(update={"seeds": (2,)})
+    with pytest.raises(CheckpointError, match=_OTHER_DATA) as caught:
+        _run(more, resume=run)
+    assert caught.value.hint.startswith("restore the files, or choose another `--out`; ")
+    assert (run / "recipe.yaml").read_bytes() == before
+    assert not (run / "cells" / "k1-p0.3" / "seed-2").exists()
+    # a cell of an earlier version says nothing of its data
+    described = run / "cells" / "k1-p0.3" / "seed-1" / "pretrain" / "run.json"
+    fields = json.loads(described.read_text())
+    described.write_text(json.dumps({name: fields[name] for name in fields if name != "data_fingerprint"}))
+    assert len(_run(mine, resume=run)[0].cells) == 1
+    described.write_text(json.dumps(fields))
+    corpus.write_bytes(text)
+    assert len(_run(more, resume=run)[0].cells) == 2
+
+
+@pytest.mark.slow
+def test_a_corpus_that_changes_meanwhile_is_told_at_the_end(
+    recipe: RepeatMlmRecipe, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give = module._give
+
+    def change_and_give(*arguments: Any) -> None:
+        _append(corpus)
+        give(*arguments)
+
+    monkeypatch.setattr(module, "_give", change_and_give)
+    with pytest.raises(CheckpointError, match=_OTHER_DATA):
+        _run(_on(recipe, corpus), out=tmp_path / "run")
+    assert not (tmp_path / "run" / "results.json").exists()
+
+
+@pytest.mark.slow
+def test_variants_on_data_of_their_own_go_together(cache: Path, tmp_path: Path) -> None:
+    sweep = tiny_sweep(cache)
+    variants = sweep.variants | {"short": {"data.sequence_length": 12}}
+    sweep = SweepRecipe.model_validate(sweep.model_dump() | {"variants": variants, "only": ("mlm", "short")})
+    run = tmp_path / "run"
+    run_grid(sweep, out=run, resume=None, jobs=2, progress=SilentProgress())
+    first, other = (read_run_json(run / "cells" / label / "seed-1" / "pretrain") for label in sweep.only)
+    assert first["data_fingerprint"] != other["data_fingerprint"]
+    assert len(run_grid(sweep, out=None, resume=run, jobs=2, progress=SilentProgress()).cells) == 2
 
 
 def test_a_device_that_is_not_there_leaves_no_run_directory(
