@@ -22,7 +22,7 @@ from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.recipes import PretrainRecipe
 from exlm_cli.config.sections import DataConfig, TokenizerConfig
 from exlm_cli.data.prepare import list_rejected, prepare_data
-from exlm_cli.errors import CheckpointError, ExlmError, InterruptedRunError
+from exlm_cli.errors import CheckpointError, ConfigError, ExlmError, InterruptedRunError
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import (
     create_run_dir,
@@ -81,6 +81,8 @@ def run_grid(
             whole = recipe.together_with(_begun(run, recipe))
             found = {plan.folder: _read_unchanged(plan, cell_folder(run, plan)) for plan in whole.plan()}
             results = {plan.folder: found[plan.folder] for plan in plans}
+            waiting = [plan for plan in plans if results[plan.folder] is None]
+            _check_tasks(waiting, progress)
             common = prepare_data(recipe.pretrain, rejected_csv=None, progress=progress)
             fingerprints = {_inputs(recipe.pretrain): common.fingerprint} | _prepare_others(recipe, plans, progress)
             _refuse_other_data(run, whole.plan(), fingerprints)
@@ -89,7 +91,6 @@ def run_grid(
             write_atomically(run / "recipe.yaml", dump_recipe(whole).encode())
         num_cells = len(found)
         update_run_json(run, {"command": recipe.command, "num_cells": num_cells, "jobs": len(environments)})
-        waiting = [plan for plan in plans if results[plan.folder] is None]
         others = f"; the other {num_cells - len(plans)} are left as they are" if num_cells > len(plans) else ""
         progress.message(
             f"{recipe.name}: {len(plans)} cells, {len(plans) - len(waiting)} of them done, "
@@ -118,6 +119,28 @@ def _read_unchanged(plan: CellPlan, folder: Path) -> dict[str, Any] | None:
     """Return the result of a cell, None where something is to be done; refuse one that was begun otherwise."""
     refuse_changed_cell(plan, folder)
     return read_result(plan, folder)
+
+
+def _check_tasks(plans: Sequence[CellPlan], progress: Progress) -> None:
+    """Load every task once: one that cannot be had is told now, not when the first cell is pre-trained."""
+    configs = {recipe.task.name: recipe.task for plan in plans for recipe in plan.finetune}
+    if not configs:
+        return
+    # what it imports takes seconds
+    from exlm_cli.tasks.registry import check_splits, check_task_name, input_kind_of, load_task
+
+    for config in configs.values():
+        check_task_name(config)
+        needed = input_kind_of(config)
+        for plan in plans:
+            if plan.pretrain.data.kind != needed:
+                raise ConfigError(
+                    f"cell {plan.label} pre-trains a model of {plan.pretrain.data.kind}; task {config.name} needs one "
+                    f"of {needed}",
+                    "choose other tasks with `--task`, or none with `--task none`",
+                )
+    for config in configs.values():
+        check_splits(load_task(config, progress))
 
 
 def _prepare_others(recipe: CellsRecipe, plans: Iterable[CellPlan], progress: Progress) -> dict[_Inputs, str]:

@@ -15,7 +15,7 @@ import torch
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.grid import GridPoint, grid_points
 from exlm_cli.config.load import dump_recipe
-from exlm_cli.errors import CheckpointError, ConfigError, DataError
+from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import (
     create_run_dir,
@@ -30,7 +30,7 @@ from exlm_cli.tasks.downstream import DownstreamTask
 from exlm_cli.tasks.finetune_run import check_resumed, collect_results, describe_run
 from exlm_cli.tasks.finetune_task import TaskData, encode_task
 from exlm_cli.tasks.initial import Initial, load_initial, resolve_sequence_length
-from exlm_cli.tasks.registry import input_kind_of, load_task
+from exlm_cli.tasks.registry import check_splits, input_kind_of, load_task
 from exlm_cli.tasks.results import RESULTS_FILE, cell_folder, is_better_point, selection_value, summarise_metrics
 from exlm_cli.tasks.resumed import resumed_recipe
 from exlm_cli.train.checkpoint import write_json
@@ -98,7 +98,9 @@ def run_finetuning(
         _check_kind(recipe.task.name, input_kind_of(recipe.task), initial)
         task = load_task(recipe.task, progress)
     _check_kind(task.name, task.input_kind, initial)
-    _check_splits(task, with_yardstick=with_yardstick)
+    check_splits(task)
+    if with_yardstick and task.input_kind != "smiles":
+        raise ConfigError(f"`--yardstick` is for molecules; {task.name} has text", "leave it out")
     run = create_run_dir(out, recipe.name) if resume is None else resume
     with sole_process(run):
         with removed_on_failure(run, is_new=resume is None):
@@ -149,14 +151,6 @@ def _check_kind(name: str, needed: Literal["text", "smiles"], initial: Initial) 
             f"{initial.checkpoint} is a model of {names[kind]}; {name} needs one of {names[needed]}",
             f"make one with `exlm pretrain --recipe quickstart-{needed}`, or give another `--checkpoint`",
         )
-
-
-def _check_splits(task: DownstreamTask, *, with_yardstick: bool) -> None:
-    for split in ("train", "valid"):
-        if split not in task.splits:
-            raise DataError(f"{task.name}: there are no rows to use as `{split}`", "fine-tuning needs both splits")
-    if with_yardstick and task.input_kind != "smiles":
-        raise ConfigError(f"`--yardstick` is for molecules; {task.name} has text", "leave it out")
 
 
 def _notes(data: TaskData, initial: Initial) -> list[str]:

@@ -4,7 +4,7 @@ import difflib
 from typing import TYPE_CHECKING, Literal
 
 from exlm_cli.config.finetune import TaskConfig
-from exlm_cli.errors import ConfigError
+from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -63,6 +63,17 @@ def input_kind_of(config: TaskConfig) -> Literal["text", "smiles"]:
     return "smiles" if config.suite == "moleculenet" else "text"
 
 
+def check_task_name(config: TaskConfig) -> None:
+    """Check that there is the task, without loading anything.
+
+    Raises:
+        ConfigError: There is no such task.
+    """
+    if config.name != "csv":
+        suite, _, name = config.name.partition("/")
+        find_task(suite, name)
+
+
 def load_task(config: TaskConfig, progress: Progress) -> "DownstreamTask":
     """Read a task's data and split it.
 
@@ -70,9 +81,7 @@ def load_task(config: TaskConfig, progress: Progress) -> "DownstreamTask":
         ConfigError: There is no such task.
         DataError: Its data cannot be had or used.
     """
-    if config.name != "csv":
-        suite, _, name = config.name.partition("/")
-        find_task(suite, name)
+    check_task_name(config)
     match config.suite:
         case "moleculenet":
             from exlm_cli.tasks.moleculenet import load_moleculenet
@@ -90,3 +99,14 @@ def load_task(config: TaskConfig, progress: Progress) -> "DownstreamTask":
             from exlm_cli.tasks.csv_task import load_csv
 
             return load_csv(config, progress)
+
+
+def check_splits(task: "DownstreamTask") -> None:
+    """Check that there are rows to train and to validate on.
+
+    Raises:
+        DataError: There are none.
+    """
+    for split in ("train", "valid"):
+        if split not in task.splits:
+            raise DataError(f"{task.name}: there are no rows to use as `{split}`", "fine-tuning needs both splits")

@@ -185,6 +185,30 @@ def test_some_cells_alone_leave_the_others_in_the_grid(recipe: RepeatMlmRecipe, 
     assert len(load_grid_run(run).cells) == 2
 
 
+@pytest.mark.parametrize(
+    ("tasks", "said"),
+    [
+        (["glue/rtee"], r"^unknown task `rtee` of glue; accepted: "),
+        (["moleculenet/bace"], r"^cell k1-p0.3 pre-trains a model of text; task moleculenet/bace needs one of smiles$"),
+        (["glue/rte"], r"no `train.tsv` "),
+    ],
+)
+def test_a_task_that_cannot_be_had_is_told_before_anything_is_trained(
+    recipe: RepeatMlmRecipe, run: Path, tmp_path: Path, tasks: list[str], said: str
+) -> None:
+    task = recipe.finetune.task.model_copy(update={"data_dir": str(tmp_path)})
+    finetune = recipe.finetune.model_copy(update={"task": task})
+    wanted = recipe.model_copy(update={"finetune": finetune, "tasks": tuple(tasks)})
+    with pytest.raises(ExlmError, match=said):
+        _run(wanted, out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    before = (run / "recipe.yaml").read_bytes()
+    with pytest.raises(ExlmError, match=said):
+        _run(wanted, resume=run)
+    assert (run / "recipe.yaml").read_bytes() == before
+    assert not (run / "workers").exists()
+
+
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     path = tmp_path / "my.txt"
