@@ -61,7 +61,8 @@ def run_grid(
     """Train, measure and fine-tune every cell that is not done yet.
 
     Args:
-        recipe: The grid; of one that is gone on with, some of its cells or others too. The recipe that is kept has all.
+        recipe: The grid; of one that is gone on with, some of its cells and tasks or others too. The recipe that is
+            kept has all.
         out: Run directory; none: `runs/<name>-<time>`.
         resume: A run directory to go on with instead.
         jobs: Cells at once; none: one a CUDA device, or one a CPU core.
@@ -79,8 +80,11 @@ def run_grid(
     with sole_process(run):
         with removed_on_failure(run, is_new=resume is None):
             whole = recipe.together_with(_begun(run, recipe))
-            found = {plan.folder: _read_unchanged(plan, cell_folder(run, plan)) for plan in whole.plan()}
-            results = {plan.folder: found[plan.folder] for plan in plans}
+            for plan in whole.plan():
+                refuse_changed_cell(plan, cell_folder(run, plan))
+                read_result(plan, cell_folder(run, plan))
+            # a cell that lacks an earlier task alone is done: what is asked for is what is worked on
+            results = {plan.folder: read_result(plan, cell_folder(run, plan)) for plan in plans}
             waiting = [plan for plan in plans if results[plan.folder] is None]
             _check_tasks(waiting, progress)
             common = prepare_data(recipe.pretrain, rejected_csv=None, progress=progress)
@@ -89,7 +93,7 @@ def run_grid(
             list_rejected(common, run / "rejected.csv", progress)
             # only now: a recipe that is refused must not replace the one that the cells were trained with
             write_atomically(run / "recipe.yaml", dump_recipe(whole).encode())
-        num_cells = len(found)
+        num_cells = len(whole.plan())
         update_run_json(run, {"command": recipe.command, "num_cells": num_cells, "jobs": len(environments)})
         others = f"; the other {num_cells - len(plans)} are left as they are" if num_cells > len(plans) else ""
         progress.message(
@@ -113,12 +117,6 @@ def _begun(run: Path, recipe: GridRecipeT) -> GridRecipeT:
     """Return the recipe that a run directory has; a new one has none yet, and `recipe` stands in for it."""
     path = run / "recipe.yaml"
     return load_recipe(str(path), kind=type(recipe)) if path.is_file() else recipe
-
-
-def _read_unchanged(plan: CellPlan, folder: Path) -> dict[str, Any] | None:
-    """Return the result of a cell, None where something is to be done; refuse one that was begun otherwise."""
-    refuse_changed_cell(plan, folder)
-    return read_result(plan, folder)
 
 
 def _check_tasks(plans: Sequence[CellPlan], progress: Progress) -> None:

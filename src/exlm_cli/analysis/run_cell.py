@@ -31,7 +31,7 @@ _COUNTED_SEQUENCES = 2048
 
 
 def run_cell(plan: CellPlan, folder: Path, progress: Progress) -> dict[str, Any]:
-    """Do what is left of a cell and return its `result.json`.
+    """Do what is left of a cell and return its `result.json`; scores of tasks that are not the plan's stay in it.
 
     Training that meets a loss which is no number ends the cell, not the grid: its result has `diverged`; in place of
     the scores of one task where that was fine-tuned. With the same recipe it is not tried again.
@@ -60,7 +60,7 @@ def run_cell(plan: CellPlan, folder: Path, progress: Progress) -> dict[str, Any]
     except DivergedError as error:
         result = shared | {"corruption": _count(plan.pretrain, progress), "diverged": error.message}
     else:
-        result = shared | measured | {"finetune": _finetune(plan, folder, progress)}
+        result = shared | measured | {"finetune": _scored_before(plan, folder) | _finetune(plan, folder, progress)}
     write_json(folder / RESULT_FILE, result)
     return result
 
@@ -166,6 +166,13 @@ def _count(recipe: PretrainRecipe, progress: Progress) -> dict[str, float] | Non
 
 def _as_json(counted: CorruptedShare) -> dict[str, float]:
     return asdict(counted) | {"measured": counted.measured, "standard_error": counted.standard_error}
+
+
+def _scored_before(plan: CellPlan, folder: Path) -> dict[str, Any]:
+    """Return the scores that a result has of the same model, those of tasks that the plan lacks among them."""
+    before = read_json_object(folder / RESULT_FILE) or {}
+    is_same = before.get("pretrain_identity") == recipe_identity(plan.pretrain)
+    return dict(before.get("finetune", {})) if is_same else {}
 
 
 def _finetune(plan: CellPlan, folder: Path, progress: Progress) -> dict[str, Any]:

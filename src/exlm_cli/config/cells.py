@@ -80,7 +80,7 @@ class CellsRecipe(Recipe):
         raise NotImplementedError
 
     def together_with(self, earlier: Self) -> Self:
-        """Return this recipe with the cells and seeds that `earlier` has besides its own.
+        """Return this recipe with the cells, seeds and tasks that `earlier` has besides its own.
 
         Raises:
             ConfigError: A cell of `earlier` does not go with what this recipe has in common.
@@ -89,8 +89,9 @@ class CellsRecipe(Recipe):
 
     def _joined(self, earlier: Self, cells: dict[str, tuple[Any, ...]]) -> Self:
         seeds = tuple(dict.fromkeys((*earlier.seeds, *self.seeds)))
+        tasks = tuple(dict.fromkeys((*earlier.tasks, *self.tasks)))
         try:
-            return self.model_validate(self.model_dump() | {"seeds": seeds} | cells)
+            return self.model_validate(self.model_dump() | {"seeds": seeds, "tasks": tasks} | cells)
         except ValidationError as error:
             said = error.errors()[0]["msg"].removeprefix("Value error, ")
             raise ConfigError(

@@ -58,7 +58,7 @@ class RepeatMlmRecipe(CellsRecipe):
         return self.model_validate(self.model_dump() | {"cells": cells})
 
     def together_with(self, earlier: Self) -> Self:
-        """Return this recipe with the cells and seeds that `earlier` has besides its own."""
+        """Return this recipe with the cells, seeds and tasks that `earlier` has besides its own."""
         return self._joined(earlier, {"cells": tuple(dict.fromkeys((*earlier.cells, *self.cells)))})
 
     def plan_seed(self, seed: int) -> list[CellPlan]:

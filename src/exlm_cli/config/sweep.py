@@ -65,7 +65,7 @@ class SweepRecipe(CellsRecipe):
         return f"exlm pretrain --resume {run}"
 
     def together_with(self, earlier: Self) -> Self:
-        """Return this sweep with the variants and seeds that `earlier` has besides its own."""
+        """Return this sweep with the variants, seeds and tasks that `earlier` has besides its own."""
         is_all = not self.only or not earlier.only
         return self._joined(earlier, {"only": () if is_all else tuple(dict.fromkeys((*earlier.only, *self.only)))})
 

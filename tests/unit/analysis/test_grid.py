@@ -209,6 +209,18 @@ def test_a_task_that_cannot_be_had_is_told_before_anything_is_trained(
     assert not (run / "workers").exists()
 
 
+def test_another_task_leaves_the_earlier_one_in_the_grid(recipe: RepeatMlmRecipe, tmp_path: Path) -> None:
+    one = recipe.with_cells([(1, 0.3)])
+    plan = one.plan()[0]
+    run = tmp_path / "run"
+    result = run_cell(plan, run / "cells" / plan.folder, SilentProgress())
+    (run / "recipe.yaml").write_text(dump_recipe(one.model_copy(update={"tasks": ("glue/rte",)})))
+    cells = _run(one, resume=run)[0].cells
+    assert cells == [result]
+    assert load_recipe(str(run / "recipe.yaml"), kind=RepeatMlmRecipe).tasks == ("glue/rte",)
+    assert json.loads((run / "results.json").read_text())["tasks"] == ["glue/rte"]
+
+
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     path = tmp_path / "my.txt"

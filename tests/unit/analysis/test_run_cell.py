@@ -206,3 +206,18 @@ def test_fine_tuning_that_diverges_leaves_what_was_measured_and_the_other_tasks(
     again = run_cell(plan(1e-4), tmp_path, QUIET)
     assert fake.begun[2:] == [("glue/rte", 1e-4, False), ("glue/qnli", 1e-4, False)]
     assert diverged_tasks(again) == []
+
+
+def test_another_task_leaves_the_scores_of_earlier_ones(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Finetuning()
+    monkeypatch.setattr("exlm_cli.tasks.finetune.run_finetuning", fake)
+    first, other, none = (tiny_grid(cache, tasks=tasks).plan()[1] for tasks in (["glue/qnli"], ["glue/sst2"], []))
+    before = run_cell(first, tmp_path, QUIET)
+    after = run_cell(other, tmp_path, QUIET)
+    assert [task for task, _, _ in fake.begun] == ["glue/qnli", "glue/sst2"]
+    assert list(after["finetune"]) == ["glue/qnli", "glue/sst2"]
+    assert after["finetune"]["glue/qnli"] == before["finetune"]["glue/qnli"]
+    assert read_result(first, tmp_path) == read_result(other, tmp_path) == after
+    assert run_cell(none, tmp_path, QUIET) == after

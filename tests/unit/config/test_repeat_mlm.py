@@ -174,6 +174,13 @@ def test_a_recipe_together_with_an_earlier_one_has_the_cells_and_seeds_of_both()
     assert later.together_with(later) == later
 
 
+def test_a_recipe_together_with_an_earlier_one_has_the_tasks_of_both() -> None:
+    earlier = _load("quickstart-repeat-mlm", "tasks=[glue/rte, glue/qnli]")
+    later = _load("quickstart-repeat-mlm", "tasks=[glue/sst2, glue/rte]")
+    assert later.together_with(earlier).tasks == ("glue/rte", "glue/qnli", "glue/sst2")
+    assert _load("quickstart-repeat-mlm", "tasks=[]").together_with(earlier).tasks == earlier.tasks
+
+
 def test_an_earlier_cell_that_does_not_go_with_the_recipe_is_told() -> None:
     earlier = _load("quickstart-repeat-mlm", "cells=[[1, 0.3], [4, 0.7]]", "pretrain.model.max_length=64")
     pretrain = earlier.pretrain.model_copy(update={"objective": "exlm"})
