@@ -14,7 +14,7 @@ from exlm_cli.config.keys import accepts_mapping, find_field, recipe_sections
 from exlm_cli.config.kinds import KINDS, kind_of_keys
 from exlm_cli.config.layers import Layers
 from exlm_cli.config.recipes import PretrainRecipe
-from exlm_cli.config.sweep import SweepRecipe, changed_values
+from exlm_cli.config.sweep import SweepRecipe, changed_values, choose_variants
 from exlm_cli.config.yaml_text import describe_yaml_error, dump_yaml, parse_yaml
 from exlm_cli.errors import ConfigError
 
@@ -43,7 +43,8 @@ def load_recipe(name_or_file: str, overrides: Sequence[str] = (), *, kind: type[
 
     Args:
         name_or_file: Name of a recipe that ships with the package, or path of a YAML file.
-        overrides: `section.key=value`, the value in YAML; later ones win.
+        overrides: `section.key=value`, the value in YAML; later ones win. A variant of a sweep that is given in one is
+            run, whatever `only` of the file says.
         kind: Of recipe.
 
     Raises:
@@ -56,10 +57,12 @@ def load_recipe(name_or_file: str, overrides: Sequence[str] = (), *, kind: type[
     if other is not None and other is not kind and not layers.values.keys() <= kind.model_fields.keys():
         raise _other_kind(_shown(path), other, kind)
     layers = layers.over(Layers.read_from({"name": path.stem}, f"the name of {path.name}"))
-    for override in overrides:
-        layers = _parse_override(override, kind).over(layers)
+    set_layers = [_parse_override(override, kind) for override in overrides]
+    for layer in set_layers:
+        layers = layer.over(layers)
     given = ", ".join(f"`--set {override}`" for override in overrides)
-    return check_recipe(layers, f"{_shown(path)} with {given}" if given else _shown(path), kind)
+    recipe = check_recipe(layers, f"{_shown(path)} with {given}" if given else _shown(path), kind)
+    return _with_set_variants(recipe, set_layers) if isinstance(recipe, SweepRecipe) else recipe
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -185,6 +188,14 @@ def _resolve_variants(values: dict[str, Any], common_name: str | None, path: Pat
         found = (_find_recipe(name, PretrainRecipe, extended_by=path) for name in (common_name, base_name))
         common, base = (load_recipe(str(file)) for file in found)
         variants[label] = changed_values(common, base) | changes
+
+
+def _with_set_variants(recipe: SweepRecipe, set_layers: Sequence[Layers]) -> SweepRecipe:
+    """Return a sweep that runs the variants that a `--set` gives too, where none says which to run."""
+    if not recipe.only or any("only" in layer.values for layer in set_layers):
+        return recipe
+    labels = (label for layer in set_layers for label in layer.values.get("variants") or ())
+    return choose_variants(recipe, tuple(dict.fromkeys((*recipe.only, *labels))))
 
 
 def _pop_base(values: dict[str, Any], path: Path, said: str) -> str | None:

@@ -33,7 +33,9 @@ class SweepRecipe(CellsRecipe):
     variants: dict[str, dict[str, Any]] = Field(
         min_length=1, description="What each variant changes of `pretrain`, values by key; nothing: {}"
     )
-    only: tuple[str, ...] = Field((), description="Variants that are run, in this order; empty: all")
+    only: tuple[str, ...] = Field(
+        (), description="Variants that are run, in this order, and those given by `--set`; empty: all"
+    )
 
     @field_validator("variants")
     @classmethod

@@ -62,6 +62,16 @@ def test_only_says_which_and_in_which_order() -> None:
     assert [plan.label for plan in _load(NAME, "only=[]").plan()] == list(_load("ablations").variants)
 
 
+def test_a_variant_that_is_set_is_run_whatever_only_says() -> None:
+    usual = _load(NAME).only
+    assert _load(NAME, "variants.my-own={optim.lr: 1e-4}").only == (*usual, "my-own")
+    assert _load(NAME, "variants.my-own={optim.lr: 1e-4}", "variants={mlm: {}, late: {}}").only == (
+        *usual, "my-own", "late",
+    )  # fmt: skip
+    assert _load(NAME, "variants.my-own={optim.lr: 1e-4}", "only=[mlm]").only == ("mlm",)
+    assert _load(NAME, "variants.my-own={}", "only=[]").only == ()
+
+
 def test_what_extends_stands_for_is_what_its_recipe_changes(tmp_path: Path) -> None:
     path = _write(
         tmp_path,
