@@ -25,11 +25,14 @@ RUNS_ROOT = Path("runs")
 """Where run directories go and are looked for, under the current directory."""
 
 RUN_FILE = "run.json"
+LOCK_FILE = ".lock"
+"""Held while a process works in the directory; the file stays, also of one that was killed."""
+
 _DISK_HINT = "free some space or choose a folder you may write to with `--out`"
 
 
 def create_run_dir(out: Path | None, name: str, *, root: Path = RUNS_ROOT) -> Path:
-    """Make an empty run directory.
+    """Make an empty run directory; the lock that a run killed before it began has left counts as nothing.
 
     Args:
         out: Its path; none: `<root>/<name>-<YYYYmmdd-HHMMSS>`, with a counter where two runs begin in one second.
@@ -43,7 +46,7 @@ def create_run_dir(out: Path | None, name: str, *, root: Path = RUNS_ROOT) -> Pa
         if out is None:
             return _make_fresh(root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
         out.mkdir(parents=True, exist_ok=True)
-        if any(out.iterdir()):
+        if any(path.name != LOCK_FILE for path in out.iterdir()):
             raise CheckpointError(
                 f"{out}: the run directory is not empty",
                 f"continue that run with `--resume {out}`, or choose another `--out`",
@@ -75,7 +78,7 @@ def sole_process(folder: Path) -> Iterator[None]:
     Raises:
         CheckpointError: Another process is at work there, or the file system refuses.
     """
-    lock = filelock.FileLock(folder / ".lock", blocking=False)
+    lock = filelock.FileLock(folder / LOCK_FILE, blocking=False)
     try:
         lock.acquire()
     except filelock.Timeout:

@@ -48,6 +48,14 @@ def test_a_given_folder_is_made_with_its_parents_and_an_empty_one_is_taken(tmp_p
     assert list(out.iterdir()) == []
 
 
+def test_a_folder_that_holds_the_lock_of_a_killed_grid_alone_is_taken(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    assert create_run_dir(tmp_path, "a") == tmp_path
+    (tmp_path / "recipe.yaml").touch()
+    with pytest.raises(CheckpointError, match=r": the run directory is not empty$"):
+        create_run_dir(tmp_path, "a")
+
+
 def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").touch()
     with pytest.raises(CheckpointError) as caught:
