@@ -14,7 +14,7 @@ from exlm_cli.config.keys import accepts_mapping, find_field, recipe_sections
 from exlm_cli.config.kinds import KINDS, kind_of_keys
 from exlm_cli.config.layers import Layers
 from exlm_cli.config.recipes import PretrainRecipe
-from exlm_cli.config.sweep import SweepRecipe, changed_values, choose_variants
+from exlm_cli.config.sweep import SweepRecipe, changed_values
 from exlm_cli.config.yaml_text import describe_yaml_error, dump_yaml, parse_yaml
 from exlm_cli.errors import ConfigError
 
@@ -61,8 +61,10 @@ def load_recipe(name_or_file: str, overrides: Sequence[str] = (), *, kind: type[
     for layer in set_layers:
         layers = layer.over(layers)
     given = ", ".join(f"`--set {override}`" for override in overrides)
-    recipe = check_recipe(layers, f"{_shown(path)} with {given}" if given else _shown(path), kind)
-    return _with_set_variants(recipe, set_layers) if isinstance(recipe, SweepRecipe) else recipe
+    described = f"{_shown(path)} with {given}" if given else _shown(path)
+    recipe = check_recipe(layers, described, kind)
+    added = _variants_to_add(recipe, set_layers) if isinstance(recipe, SweepRecipe) else None
+    return recipe if added is None else check_recipe(added.over(layers), described, kind)
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -190,12 +192,14 @@ def _resolve_variants(values: dict[str, Any], common_name: str | None, path: Pat
         variants[label] = changed_values(common, base) | changes
 
 
-def _with_set_variants(recipe: SweepRecipe, set_layers: Sequence[Layers]) -> SweepRecipe:
-    """Return a sweep that runs the variants that a `--set` gives too, where none says which to run."""
-    if not recipe.only or any("only" in layer.values for layer in set_layers):
-        return recipe
+def _variants_to_add(recipe: SweepRecipe, set_layers: Sequence[Layers]) -> Layers | None:
+    """Return `only` with the variants that a `--set` gives; None where they are run anyway, or it says what is run."""
+    if any("only" in layer.values for layer in set_layers):
+        return None
     labels = (label for layer in set_layers for label in layer.values.get("variants") or ())
-    return choose_variants(recipe, tuple(dict.fromkeys((*recipe.only, *labels))))
+    only = list(dict.fromkeys((*recipe.only, *labels)))
+    is_narrow = 0 < len(recipe.only) < len(only)
+    return Layers.read_from({"only": only}, "the variants of `--set`") if is_narrow else None
 
 
 def _pop_base(values: dict[str, Any], path: Path, said: str) -> str | None:

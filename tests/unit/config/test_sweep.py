@@ -70,6 +70,10 @@ def test_a_variant_that_is_set_is_run_whatever_only_says() -> None:
     )  # fmt: skip
     assert _load(NAME, "variants.my-own={optim.lr: 1e-4}", "only=[mlm]").only == ("mlm",)
     assert _load(NAME, "variants.my-own={}", "only=[]").only == ()
+    assert (
+        "cell my-own: `pretrain.masking.mask_ratio`: "
+        in _error(NAME, "variants.my-own={masking.mask_ratio: 7}").message
+    )
 
 
 def test_what_extends_stands_for_is_what_its_recipe_changes(tmp_path: Path) -> None:
