@@ -92,7 +92,7 @@ def test_a_process_that_dies_is_told_with_its_code_and_log(recipe: RepeatMlmReci
     (folder / ".lock").mkdir()  # a folder where the process wants a file
     with pytest.raises(ExlmError, match=r"^cell k2-p0.5/seed-1: its process ended with code 1; .*worker-0.log$"):
         _run(recipe, resume=run, jobs=1)
-    assert "NotADirectoryError" in (run / "workers" / "worker-0.log").read_text()
+    assert "IsADirectoryError" in (run / "workers" / "worker-0.log").read_text()
 
 
 @pytest.mark.slow
