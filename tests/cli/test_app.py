@@ -162,7 +162,8 @@ def test_running_out_of_memory_says_what_to_lower(
     assert main(["recipes"]) == 2
     assert capsys.readouterr().err == (
         "error: memory ran out\n\n"
-        "hint: lower `train.microbatch_tokens`, which leaves the result as it is, or take a smaller model\n"
+        "hint: lower `train.microbatch_tokens`, with `--resume` too (the batch stays as it is), or take a smaller "
+        "model\n"
     )
 
 
