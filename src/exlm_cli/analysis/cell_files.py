@@ -56,7 +56,7 @@ def load_grid_run(path: Path) -> GridRun:
     recipe_file = str(path / "recipe.yaml")
     kind = recipe_kind(recipe_file)
     if not issubclass(kind, CellsRecipe):  # keys of another version hide what it is
-        kind = {grid.command: grid for grid in (RepeatMlmRecipe, SweepRecipe)}[read_run_json(path)["command"]]
+        kind = RepeatMlmRecipe if read_run_json(path).get("command") == RepeatMlmRecipe.command else SweepRecipe
     recipe = load_recipe(recipe_file, kind=kind)
     plans = recipe.plan()
     cells = finished_cells(path, plans)

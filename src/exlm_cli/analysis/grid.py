@@ -80,7 +80,8 @@ def run_grid(
     with sole_process(run):
         with removed_on_failure(run, is_new=resume is None):
             whole = recipe.together_with(_begun(run, recipe))
-            for plan in whole.plan():
+            every_plan = whole.plan()
+            for plan in every_plan:
                 refuse_changed_cell(plan, cell_folder(run, plan))
                 read_result(plan, cell_folder(run, plan))
             # a cell that lacks an earlier task alone is done: what is asked for is what is worked on
@@ -89,11 +90,11 @@ def run_grid(
             _check_tasks(waiting, progress)
             common = prepare_data(recipe.pretrain, rejected_csv=None, progress=progress)
             fingerprints = {_inputs(recipe.pretrain): common.fingerprint} | _prepare_others(recipe, plans, progress)
-            _refuse_other_data(run, whole.plan(), fingerprints)
+            _refuse_other_data(run, every_plan, fingerprints)
             list_rejected(common, run / "rejected.csv", progress)
             # only now: a recipe that is refused must not replace the one that the cells were trained with
             write_atomically(run / "recipe.yaml", dump_recipe(whole).encode())
-        num_cells = len(whole.plan())
+        num_cells = len(every_plan)
         update_run_json(run, {"command": recipe.command, "num_cells": num_cells, "jobs": len(environments)})
         others = f"; the other {num_cells - len(plans)} are left as they are" if num_cells > len(plans) else ""
         progress.message(
@@ -108,7 +109,7 @@ def run_grid(
                 _work_off(run, waiting, environments, board, recipe.resume_command(run))
             # a file may have changed before the last cells began
             _refuse_other_data(run, plans, fingerprints)
-        cells = finished_cells(run, whole.plan())
+        cells = finished_cells(run, every_plan)
         write_json(run / "results.json", _summary(whole, cells))
     return GridResult(run, cells)
 
