@@ -171,6 +171,9 @@ def test_entropy_over_mask_ratios_is_told_written_and_drawn(folder: Path, made: 
     assert main([*map(str, words), "--no-figures"]) == 0
     out = capsys.readouterr().out
     assert all(text in out for text in ("mean over states", "posterior-weighted", "15 %", "38.7 %", "78.9 %"))
+    assert main(["eval", "--entropy", str(mlm), "--num-states", "2,3"]) == 2
+    error = "error: `--num-states 2,3` is for masks with states, which none of these runs has\n"
+    assert error in capsys.readouterr().err
 
 
 def test_without_a_run_the_newest_one_is_taken(folder: Path, capsys: Capture) -> None:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 from exlm_cli.config.cells import CellPlan, CellsRecipe
@@ -80,6 +81,18 @@ def finished_cells(run: Path, plans: Sequence[CellPlan]) -> list[dict[str, Any]]
 def scored_tasks(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the scores of a cell by task, without tasks on which fine-tuning diverged."""
     return {task: scored for task, scored in result.get("finetune", {}).items() if "diverged" not in scored}
+
+
+def task_score(scored: Mapping[str, Any]) -> float | None:
+    """Return the mean or median (`finetune.aggregate`) over the seeds of a task's fine-tuning (App. B.2, section 5.2).
+
+    None where no seed has a value.
+    """
+    values = [value for value in scored["values"] if value is not None]
+    if not values:
+        return None
+    # results of before the recipe's choice counted here were means
+    return median(values) if scored.get("aggregate") == "median" else fmean(values)
 
 
 def diverged_tasks(result: Mapping[str, Any]) -> list[str]:

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from exlm_cli.analysis.cell_files import diverged_tasks, scored_tasks
-from exlm_cli.analysis.grid_statistics import NOT_DEFINED, mean_and_deviation
+from exlm_cli.analysis.cell_files import diverged_tasks, scored_tasks, task_score
+from exlm_cli.analysis.grid_statistics import NOT_DEFINED
 from exlm_cli.analysis.workers import Event
 from exlm_cli.config.cells import CellPlan
 from exlm_cli.progress import Bar, Board, Progress
@@ -123,9 +123,8 @@ def _describe(result: Mapping[str, Any]) -> str:
         f"entropy {_two_decimals(entropy)}" + ("" if entropy is None else " bits"),
     ]
     for task, scored in scored_tasks(result).items():
-        values = [value for value in scored["values"] if value is not None]
-        mean = f"{mean_and_deviation(values)[0]:.3f}" if values else NOT_DEFINED
-        figures.append(f"{task} {scored['metric']} {mean}")
+        score = task_score(scored)
+        figures.append(f"{task} {scored['metric']} {NOT_DEFINED if score is None else f'{score:.3f}'}")
     return ", ".join([*figures, *(f"{task} diverged" for task in diverged_tasks(result))])
 
 

@@ -207,6 +207,7 @@ def _finetune(plan: CellPlan, folder: Path, progress: Progress) -> dict[str, Any
             "split_sizes": results["split_sizes"],
             "max_rows": recipe.task.max_rows,
             "metric": metric,
+            "aggregate": recipe.aggregate,
             "values": results["metrics"][split][metric]["values"],
             "metrics": results["metrics"][split],
         }

@@ -117,16 +117,23 @@ def show_entropy(
             raise ConfigError(
                 f"`--entropy` is of pre-trained models; {path} is a fine-tuned one", "give the run it began with"
             )
+    have_states = [_is_exlm(path) for path in runs.paths]
+    if states and not any(have_states):
+        given = ",".join(map(str, states))
+        raise ConfigError(
+            f"`--num-states {given}` is for masks with states, which none of these runs has",
+            "leave it out, or give a run of ExLM beside them",
+        )
     from exlm_cli.analysis.entropy import measure_entropy
 
     with folder_for_results(output.folder or runs.report):
         entropies = [
             (name, entropy)
-            for path, name in zip(runs.paths, runs.names, strict=True)
+            for path, name, has_states in zip(runs.paths, runs.names, have_states, strict=True)
             for entropy in measure_entropy(
                 path,
                 mask_ratios=ratios or ENTROPY_MASK_RATIOS,
-                ks=states or () if _is_exlm(path) else (),
+                ks=states or () if has_states else (),
                 valid=data,
                 device=device,
                 progress=progress,

@@ -1,5 +1,6 @@
 """The base of every config section and of every kind of recipe."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -22,6 +23,8 @@ class Recipe(StrictModel):
     """Folders inside it, in the order in which they are listed."""
     example: ClassVar[str]
     """A shipped recipe of this kind to build on, for hints."""
+    decided_by: ClassVar[Mapping[str, str]] = {}
+    """Keys that recipes of this kind set themselves whatever they are given, and what decides each, for hints."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="Names the run directory")
     purpose: str = Field("", description="One line: what this recipe is for")

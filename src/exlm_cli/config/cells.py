@@ -1,7 +1,8 @@
 """Grids of pre-training runs: what each cell trains, fine-tunes and measures. No torch here."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -52,6 +53,13 @@ class CellPlan(StrictModel):
 
 class CellsRecipe(Recipe):
     """What every grid of pre-training runs has; a child says which cells there are."""
+
+    decided_by: ClassVar[Mapping[str, str]] = {
+        "pretrain.seed": "`--seeds`",
+        "pretrain.device": "`--device`",
+        "finetune.device": "`--device`",
+        "finetune.task.name": "`--task`",
+    }
 
     seeds: tuple[Seed, ...] = Field((1,), min_length=1, description="Seeds of pre-training, each cell with each")
     tasks: tuple[TaskName, ...] = Field(

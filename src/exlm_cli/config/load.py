@@ -250,4 +250,8 @@ def _parse_override(override: str, kind: type[Recipe]) -> Layers:
         raise ConfigError(f"{said}: the value is not YAML: {describe_yaml_error(error)}", _SYNTAX_HINT) from error
     for key in reversed(inner):
         value = {key: value}
-    return Layers.read_from({first: value}, said)
+    layers = Layers.read_from({first: value}, said)
+    for key, decides in kind.decided_by.items():
+        if key in layers.origins:
+            raise ConfigError(f"{said}: `exlm {kind.command}` sets `{key}` itself, in every cell", f"use {decides}")
+    return layers

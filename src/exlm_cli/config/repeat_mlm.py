@@ -1,7 +1,7 @@
 """The recipe of `exlm repeat-mlm`: the grid of section 3, cells of repetitions k by mask ratio p. No torch here."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
@@ -30,6 +30,11 @@ class RepeatMlmRecipe(CellsRecipe):
     command: ClassVar[str] = "repeat-mlm"
     folder: ClassVar[str] = "repeat_mlm"
     example: ClassVar[str] = "quickstart-repeat-mlm"
+    decided_by: ClassVar[Mapping[str, str]] = {
+        **CellsRecipe.decided_by,
+        "pretrain.masking.num_repeats": "`--num-repeats`, or `cells`",
+        "pretrain.masking.mask_ratio": "`--mask-ratios`, or `cells`",
+    }
 
     cells: tuple[Cell, ...] = Field(PAPER_CELLS, min_length=1, description="(repetitions k, mask ratio p) of each cell")
     least_corrupted_tokens: int | None = Field(
@@ -43,6 +48,10 @@ class RepeatMlmRecipe(CellsRecipe):
     def _check_repeats(self) -> Self:
         if len(set(self.cells)) < len(self.cells):
             raise ValueError("`cells` names a cell twice")
+        labels = [_label(k, p) for k, p in self.cells]
+        for label in labels:
+            if labels.count(label) > 1:
+                raise ValueError(f"`cells` has two whose folder would be {label}: six digits of p tell cells apart")
         if self.pretrain.objective != "mlm":
             raise ValueError("`pretrain.objective` must be mlm: Repeated MLM has no expanded states")
         if self.pretrain.masking.scheme != "bernoulli":
@@ -75,7 +84,7 @@ class RepeatMlmRecipe(CellsRecipe):
                 "train.max_steps": self._steps(k, p),
             }
             about = {"num_repeats": k, "mask_ratio": p}
-            plans.append(self._cell(f"k{k}-p{p:g}", f"k = {k}", f"{100 * p:g}%", seed, about, changes))
+            plans.append(self._cell(_label(k, p), f"k = {k}", f"{100 * p:g}%", seed, about, changes))
         return plans
 
     def _steps(self, k: int, p: float) -> int | None:
@@ -86,6 +95,10 @@ class RepeatMlmRecipe(CellsRecipe):
         train = self.pretrain.train
         sequences = train.batch_sequences or (train.batch_tokens or 0) / (length * k + 2)
         return max(steps, math.ceil(self.least_corrupted_tokens / (sequences * length * p**k)))
+
+
+def _label(k: int, p: float) -> str:
+    return f"k{k}-p{p:g}"
 
 
 def choose_cells(

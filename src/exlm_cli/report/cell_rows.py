@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exlm_cli.analysis.cell_files import diverged_tasks, scored_tasks
+from exlm_cli.analysis.cell_files import diverged_tasks, scored_tasks, task_score
 from exlm_cli.analysis.grid_statistics import NOT_DEFINED, mean_and_deviation
 from exlm_cli.report.curves import Row
 from exlm_cli.run_dir import read_metrics
@@ -78,11 +78,7 @@ def pool_seeds(results: Sequence[Result], names: Sequence[str]) -> dict[str, Any
             if name in result["metrics"]:
                 figures.setdefault(name, []).extend(_defined([result["metrics"][name]]))
         for task, scored in scored_tasks(result).items():
-            values = _defined(scored["values"])
-            # the seeds of fine-tuning are averaged, as App. B.2 does
-            figures.setdefault(f"{task} {scored['metric']}", []).extend(
-                [mean_and_deviation(values)[0]] if values else []
-            )
+            figures.setdefault(f"{task} {scored['metric']}", []).extend(_defined([task_score(scored)]))
     return {
         "seeds": tuple(sorted(int(result["seed"]) for result in finished(results))),
         "diverged_seeds": tuple(sorted(int(result["seed"]) for result in results if "diverged" in result)),

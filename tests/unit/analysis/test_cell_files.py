@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from exlm_cli.analysis.cell_files import cell_folder, is_grid_run, load_grid_run, read_json_object
+from exlm_cli.analysis.cell_files import cell_folder, is_grid_run, load_grid_run, read_json_object, task_score
 from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
 from exlm_cli.config.sweep import SweepRecipe
@@ -26,6 +26,21 @@ def test_a_damaged_file_is_told(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(CheckpointError, match=rf"result\.json: {said}$") as caught:
         read_json_object(path)
     assert caught.value.hint == "remove the file; what it held is measured again"
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "values", "score"),
+    [
+        ({}, [0.1, 0.2, 0.9], 0.4),
+        ({"aggregate": "mean"}, [0.1, None, 0.9], 0.5),
+        ({"aggregate": "median"}, [0.1, 0.2, 0.9], 0.2),
+        ({"aggregate": "median"}, [None], None),
+    ],
+)
+def test_a_task_has_the_score_that_the_recipe_reports(
+    aggregate: dict[str, str], values: list[float | None], score: float | None
+) -> None:
+    assert task_score({"values": values} | aggregate) == (None if score is None else pytest.approx(score))
 
 
 def test_a_grid_is_told_from_other_directories(tmp_path: Path) -> None:

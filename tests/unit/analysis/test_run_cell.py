@@ -194,6 +194,7 @@ def test_fine_tuning_that_diverges_leaves_what_was_measured_and_the_other_tasks(
     assert result["metrics"] == done[1]["metrics"]
     assert result["finetune"]["glue/rte"]["diverged"] == "the loss of step 3 is nan"
     assert result["finetune"]["glue/qnli"]["values"] == [0.5, None]
+    assert result["finetune"]["glue/qnli"]["aggregate"] == grid.finetune.aggregate
     assert diverged_tasks(result) == ["glue/rte"]
     assert list(scored_tasks(result)) == ["glue/qnli"]
     assert GridResult(tmp_path, [result, done[1]]).num_diverged == 1

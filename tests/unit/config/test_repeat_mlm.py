@@ -74,6 +74,10 @@ def test_sequences_too_long_for_a_microbatch_get_a_larger_one() -> None:
     ("override", "said"),
     [
         ("cells=[[1, 0.3], [1, 0.3]]", "`cells` names a cell twice"),
+        (
+            "cells=[[1, 0.3], [1, 0.3000001]]",
+            "`cells` has two whose folder would be k1-p0.3: six digits of p tell cells apart",
+        ),
         ("seeds=[1, 1]", "`seeds` [1, 1] names one of them twice"),
         ("tasks=[glue/rte, glue/rte]", "`tasks` ['glue/rte', 'glue/rte'] names one of them twice"),
         ("pretrain.objective=exlm", "`pretrain.objective` must be mlm: Repeated MLM has no expanded states"),
@@ -111,6 +115,22 @@ def test_a_misspelt_key_inside_a_section_is_told_with_the_nearest() -> None:
     error = _error("pretrain.optim.lrr=1e-3")
     assert error.message == "`--set pretrain.optim.lrr=1e-3`: unknown key `pretrain.optim.lrr`"
     assert error.hint == "did you mean `pretrain.optim.lr`?"
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "hint"),
+    [
+        ("pretrain.seed=3", "pretrain.seed", "use `--seeds`"),
+        ("pretrain={device: cuda}", "pretrain.device", "use `--device`"),
+        ("pretrain.masking.mask_ratio=0.3", "pretrain.masking.mask_ratio", "use `--mask-ratios`, or `cells`"),
+        ("pretrain.masking.num_repeats=2", "pretrain.masking.num_repeats", "use `--num-repeats`, or `cells`"),
+        ("finetune.task.name=glue/rte", "finetune.task.name", "use `--task`"),
+    ],
+)
+def test_a_key_that_the_grid_sets_itself_is_refused(override: str, key: str, hint: str) -> None:
+    error = _error(override)
+    assert error.message == f"`--set {override}`: `exlm repeat-mlm` sets `{key}` itself, in every cell"
+    assert error.hint == hint
 
 
 def test_a_section_extends_a_recipe_and_replaces_what_it_inherits(tmp_path: Path) -> None:
