@@ -158,6 +158,8 @@ def _fingerprint(recipe: PretrainRecipe, train: list[Identified], valid: list[Id
     if valid:
         left_out.add("valid_fraction")
     options = recipe.data.model_dump(mode="json", exclude=left_out)
+    if recipe.data.kind == "text" and recipe.data.max_rows is not None and not valid:
+        options["holdout"] = "rows"  # shards of versions that went by the size of the whole file are others
     return _hash([_SCHEME, _contents(train), _contents(valid), tokenizer.fingerprint, options])
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -19,16 +20,24 @@ class Holdout:
     """Decides, from hashes, which rows are for validation; the same rows every time.
 
     SMILES go by their text, so that a duplicate is never on both sides. Text goes by blocks: a document, or so many
-    bytes of one, so that sentences of one passage stay together; the smaller the corpus, the smaller the blocks.
+    bytes or rows of one, so that sentences of one passage stay together; a smaller corpus has smaller blocks.
     """
 
-    def __init__(self, kind: RowKind, fraction: float, total_bytes: int | None, forced: bytes | None = None) -> None:
+    def __init__(
+        self,
+        kind: RowKind,
+        fraction: float,
+        total_bytes: int | None,
+        max_rows: int | None = None,
+        forced: bytes | None = None,
+    ) -> None:
         """Set up.
 
         Args:
             kind: Of the rows.
             fraction: Share to hold out.
             total_bytes: Size of the whole corpus where it is known.
+            max_rows: How many rows of it are read, where not all are.
             forced: Hold out what has this hash too (`smallest` of a first attempt that held nothing out).
         """
         self.kind: RowKind = kind
@@ -37,7 +46,9 @@ class Holdout:
         self._forced = forced
         largest = _LARGEST_BLOCK_BYTES
         self._block_bytes = largest if total_bytes is None else min(largest, int(total_bytes * fraction / 8))
+        self._block_rows = math.inf if max_rows is None else max_rows * fraction / 8
         self._filled_bytes = 0
+        self._filled_rows = 0
         self._num_blocks = 0
         self._is_held_out = False
 
@@ -45,11 +56,13 @@ class Holdout:
         """Return whether a row is held out; rows must come in order."""
         if self.kind == "smiles":
             return self._draw(row.text)
-        if row.starts_document or self._filled_bytes > self._block_bytes:
+        is_full = self._filled_bytes > self._block_bytes or self._filled_rows > self._block_rows
+        if row.starts_document or is_full:
             self._num_blocks += 1
-            self._filled_bytes = 0
+            self._filled_bytes = self._filled_rows = 0
             self._is_held_out = self._draw(f"block {self._num_blocks}")
         self._filled_bytes += len(row.text)
+        self._filled_rows += 1
         return self._is_held_out
 
     def _draw(self, unit: str) -> bool:

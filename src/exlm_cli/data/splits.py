@@ -73,7 +73,7 @@ class Splits:
         total_bytes = sum(sizes_bytes) if len(sizes_bytes) == len(self.train) else None
         forced: bytes | None = None
         while True:
-            holdout = Holdout(data.kind, data.valid_fraction, total_bytes, forced)
+            holdout = Holdout(data.kind, data.valid_fraction, total_bytes, data.max_rows, forced)
             with (
                 self._rejected(folder) as rejected,
                 self._writer(folder / TRAIN) as train,

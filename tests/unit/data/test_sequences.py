@@ -57,6 +57,16 @@ def test_a_single_document_is_cut_into_blocks_of_many_rows() -> None:
     assert 0.02 < sum(sides) / 4000 < 0.25
 
 
+def test_blocks_of_the_first_rows_of_a_large_file_go_by_the_rows() -> None:
+    rows = [Row("a", n, "x" * 100, starts_document=n == 0) for n in range(4000)]
+    holdout = Holdout("text", 0.1, 10**9, max_rows=4000)
+    sides = [holdout.takes(row) for row in rows]
+    # 4,000 x 0.1 / 8 = 50 rows: 51 are the first to exceed them
+    for start in range(0, 4000, 51):
+        assert len(set(sides[start : start + 51])) == 1
+    assert 0.02 < sum(sides) / 4000 < 0.25
+
+
 def test_a_tiny_corpus_is_held_out_row_by_row() -> None:
     holdout = Holdout("text", 0.1, 100)
     rows = _rows(500, starts=False)
@@ -68,7 +78,7 @@ def test_the_unit_that_came_nearest_can_be_forced() -> None:
     rows = _rows(5)
     holdout = Holdout("smiles", 1e-9, None)
     assert not any(holdout.takes(row) for row in rows)
-    forced = Holdout("smiles", 1e-9, None, holdout.smallest)
+    forced = Holdout("smiles", 1e-9, None, forced=holdout.smallest)
     assert sum(forced.takes(row) for row in rows) == 1
 
 
