@@ -96,7 +96,7 @@ def build_side(recipe: PretrainRecipe, data: PreparedData, arguments: argparse.N
         progress=SilentProgress(),
         resume_command="",
     )
-    backend = "" if model.transition is None else choose_backend(arguments.backend, torch.float32, device.type)
+    backend = "" if model.transition is None else choose_backend(arguments.backend, torch.float32, device)
     precision = "fp32" if autocast_dtype(scaled.train, device) is None else "bf16"
     return Side(task, loop, Measured(recipe, arguments.batch_share, backend, precision))
 

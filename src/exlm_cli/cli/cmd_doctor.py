@@ -31,7 +31,7 @@ def doctor(
             "cache": found.cache,
             "CPU kernels": found.cpu.path or found.cpu.note,
             "CPU backend": found.cpu.backend,
-            "CUDA kernels": found.cuda.path or found.cuda.note,
+            "CUDA kernels": "; ".join(filter(None, (found.cuda.path, found.cuda.note))),
             "CUDA backend": found.cuda.backend,
         }
     )

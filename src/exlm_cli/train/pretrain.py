@@ -163,7 +163,7 @@ def _run_pretraining(
         described = {"device": describe_device(device), "started_unix_s": round(started_s, 3)}
         if model.transition is not None:
             # chosen, and where need be built, before the first step
-            backend = choose_backend(recipe.train.alignment_backend, torch.float32, device.type)
+            backend = choose_backend(recipe.train.alignment_backend, torch.float32, device)
             progress.message(f"alignment backend: {backend}")
             described["alignment_backend"] = backend
         loop = TrainingLoop(

@@ -44,7 +44,7 @@ def dag(make_dag: MakeDag) -> Dag:
 def native_stand_in(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     """A native backend that takes float32 on the CPU and answers with the loss -1."""
     stand_in = types.SimpleNamespace(
-        obstacle=lambda dtype, device_type: "" if dtype == torch.float32 else f"it does not take {dtype}",
+        obstacle=lambda dtype, device: "" if dtype == torch.float32 else f"it does not take {dtype}",
         states_alignment_nll=lambda log_emit, *_: -log_emit.new_ones(len(log_emit)),
     )
     monkeypatch.setattr(alignment, "native", stand_in)
@@ -118,7 +118,7 @@ def test_an_unknown_backend_is_refused(entry_point: Callable[..., Tensor], dag: 
 def test_native_that_cannot_be_had_is_an_error_with_the_reason(
     entry_point: Callable[..., Tensor], dag: Dag, native_stand_in: types.SimpleNamespace
 ) -> None:
-    native_stand_in.obstacle = lambda dtype, device_type: "no compiler was found"
+    native_stand_in.obstacle = lambda dtype, device: "no compiler was found"
     message = "alignment backend `native` cannot be used: no compiler was found"
     with pytest.raises(BackendError, match=whole(message)) as caught:
         entry_point(*dag, backend="native")
@@ -143,7 +143,7 @@ def test_auto_takes_native_where_it_serves_and_says_so_once(
 def test_auto_takes_torch_where_native_is_missing_and_says_why_once(
     dag: Dag, native_stand_in: types.SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
-    native_stand_in.obstacle = lambda dtype, device_type: "no compiler was found"
+    native_stand_in.obstacle = lambda dtype, device: "no compiler was found"
     with caplog.at_level(logging.INFO, logger="exlm_cli"):
         for _ in range(2):
             assert states_alignment_nll(*dag).equal(states_alignment_nll(*dag, backend="torch"))
@@ -162,7 +162,8 @@ def test_a_backend_asked_for_by_name_is_the_one_used(
 
 
 @pytest.mark.skipif(
-    bool(native.obstacle(torch.float32, "cpu")), reason="needs the native backend, which needs a C++ compiler"
+    bool(native.obstacle(torch.float32, torch.device("cpu"))),
+    reason="needs the native backend, which needs a C++ compiler",
 )
 def test_native_is_the_choice_of_auto_where_it_is_built() -> None:
     assert choose_backend("auto") == choose_backend("native") == "native"

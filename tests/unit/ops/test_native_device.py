@@ -205,17 +205,32 @@ def test_a_device_that_cannot_run_the_library_is_an_obstacle(
         asked.append(architectures)
         return simulated.path
 
-    monkeypatch.setattr(build, "find_library", lambda kind: None)
+    there: dict[tuple[str, ...], Path] = {}
+    monkeypatch.setattr(
+        build, "find_library", lambda kind, architectures=build.CUDA_ARCHITECTURES: there.get(architectures)
+    )
     monkeypatch.setattr(build, "build_library", build_library)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: ((9, 0), (8, 0))[device])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: ((9, 0), (7, 5))[device])
     library.device_library.cache_clear()
     simulated._library.simt_fail()
-    message = f"{simulated.path} does not run on cuda:0: invalid value"
+    message = f"{simulated.path} does not run on cuda:1: invalid value"
     with pytest.raises(BuildError, match=f"^{message}$"):
-        library.device_library()
-    assert library.device_library().path == simulated.path
-    assert asked == [("80", "90"), ("80", "90")]
+        library.device_library(1)
+    assert library.device_library(1).path == simulated.path
+    assert asked == [("75",), ("75",)]
+    # one for all targets is there, but not for this device: one is compiled for it
+    library.device_library.cache_clear()
+    there[build.CUDA_ARCHITECTURES] = simulated.path
+    simulated._library.simt_fail()
+    assert library.device_library(0).path == simulated.path
+    assert asked == [("75",), ("75",), ("90",)]
+    # the one for it is there, and no use: compiling it again would be none either
+    library.device_library.cache_clear()
+    there.clear()
+    there["90",] = simulated.path
+    simulated._library.simt_fail()
+    with pytest.raises(BuildError, match=f"^{message.replace('cuda:1', 'cuda:0')}$"):
+        library.device_library(0)
     library.device_library.cache_clear()
 
 

@@ -2,13 +2,14 @@
 
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from exlm_cli.errors import BackendError
-from exlm_cli.ops.alignment import build, diagnosis
+from exlm_cli.ops.alignment import build, diagnosis, library
 from exlm_cli.ops.alignment.build import BuildError
 from exlm_cli.ops.alignment.diagnosis import Kernels, build_kernels, diagnose
 from exlm_cli.progress import SilentProgress
@@ -27,10 +28,30 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
 
+class Library:
+    """Of a pretended compiler: loads, and runs on the GPUs that `runs_on_gpus` names."""
+
+    runs_on_gpus = (0,)
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def runs_on(self, device: int) -> bool:
+        return device in self.runs_on_gpus
+
+    def check(self, device: int) -> None:
+        if not self.runs_on(device):
+            raise BuildError(f"it does not run on cuda:{device}")
+
+
 @pytest.fixture
-def loads(monkeypatch: pytest.MonkeyPatch) -> None:
+def loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The libraries of pretended compilers load."""
-    monkeypatch.setattr(diagnosis, "_load", lambda kind, path: None)
+    monkeypatch.setattr(diagnosis, "HostLibrary", Library)
+    monkeypatch.setattr(library, "DeviceLibrary", Library)
+    library.device_library.cache_clear()
+    yield
+    library.device_library.cache_clear()
 
 
 @pytest.fixture
@@ -99,27 +120,36 @@ def test_a_gpu_without_nvcc_leaves_the_torch_backend_and_fails_a_build(
 @pytest.mark.usefixtures("no_gpu")
 def test_a_library_that_does_not_load_is_told(make_compiler: MakeCompiler) -> None:
     make_compiler()
-    library = build.build_library("cpu")
-    message = f"{library} cannot be loaded: {library}: file too short"
+    path = build.build_library("cpu")
+    message = f"{path} cannot be loaded: {path}: file too short"
     assert diagnose().cpu == Kernels(None, message, "torch")
     with pytest.raises(BackendError, match=f"^{re.escape(f'the native cpu kernels cannot be had: {message}')}$"):
         build_kernels(SilentProgress())
 
 
-def test_every_gpu_is_asked_whether_it_takes_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[int] = []
-
-    class Library:
-        def __init__(self, path: Path) -> None:
-            assert path == tmp_path
-
-        def check(self, device: int) -> None:
-            asked.append(device)
-
-    monkeypatch.setattr(diagnosis, "DeviceLibrary", Library)
+@pytest.mark.usefixtures("loads")
+def test_a_gpu_that_no_library_runs_on_leaves_the_others_theirs(
+    make_compiler: MakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_compiler()
+    make_compiler("nvcc", probe="printf 'tools, release 13.0\\ncompute_75\\ncompute_90\\n'")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    diagnosis._load("cuda", tmp_path)
-    assert asked == [0, 1]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: ((9, 0), (7, 5))[device])
+    path = str(build.build_library("cuda"))
+    assert diagnose().cuda == Kernels(path, f"for cuda:1 {AT_FIRST_USE}", "native")
+    messages = Recorder()
+    build_kernels(messages)
+    # one was compiled for it alone, which says why it is no use
+    assert messages.said == ["compiling the cpu kernels", "note: it does not run on cuda:1"]
+    assert diagnose().cuda == Kernels(path, "it does not run on cuda:1", "native")
+    monkeypatch.setattr(Library, "runs_on_gpus", ())
+    library.device_library.cache_clear()
+    message = "the native cuda kernels cannot be had: it does not run on cuda:0"
+    with pytest.raises(BackendError, match=f"^{message}$"):
+        build_kernels(SilentProgress())
+    assert diagnose().cuda == Kernels(None, "it does not run on cuda:0", "torch")
 
 
 def test_a_user_without_a_home_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,8 +46,8 @@ def test_16_bit_inputs_give_the_loss_of_their_float32_values(dtype: torch.dtype)
 
 
 def test_auto_takes_the_native_backend() -> None:
-    assert native.obstacle(torch.float32, "cuda") == ""
-    assert choose_backend("auto", torch.bfloat16, "cuda") == "native"
+    assert native.obstacle(torch.float32, torch.device("cuda")) == ""
+    assert choose_backend("auto", torch.bfloat16, torch.device("cuda")) == "native"
 
 
 def test_work_goes_to_the_current_stream() -> None:

@@ -25,6 +25,8 @@ from exlm_cli.ops.alignment.build import BuildError
 from tests.conftest import MakeDag
 from tests.unit.ops import nasty_dags
 
+CPU = torch.device("cpu")
+
 
 @pytest.fixture
 def forget_library() -> Iterator[None]:
@@ -170,7 +172,7 @@ def test_float32_errors_are_at_most_twice_those_of_the_reference(case: dict[str,
 
 
 def test_auto_takes_the_native_backend_where_it_is_there() -> None:
-    assert native.obstacle(torch.float32, "cpu") == ""
+    assert native.obstacle(torch.float32, CPU) == ""
     assert choose_backend("auto") == "native"
 
 
@@ -185,17 +187,17 @@ def test_auto_takes_the_native_backend_where_it_is_there() -> None:
     ],
 )
 def test_dtypes_that_the_kernels_take(dtype: torch.dtype, device_type: str, obstacle: str) -> None:
-    assert native.obstacle(dtype, device_type) == obstacle
+    assert native.obstacle(dtype, torch.device(device_type)) == obstacle
 
 
 @pytest.mark.usefixtures("forget_library")
 def test_what_the_device_library_lacks_is_told_for_devices_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_nvcc() -> library.DeviceLibrary:
+    def no_nvcc(device: int) -> library.DeviceLibrary:
         raise BuildError("no nvcc found")
 
     monkeypatch.setattr(native, "device_library", no_nvcc)
-    assert native.obstacle(torch.bfloat16, "cuda") == "no nvcc found"
-    assert native.obstacle(torch.float32, "cpu") == ""
+    assert native.obstacle(torch.bfloat16, torch.device("cuda", 1)) == "no nvcc found"
+    assert native.obstacle(torch.float32, CPU) == ""
 
 
 @pytest.mark.usefixtures("forget_library")
@@ -204,7 +206,7 @@ def test_without_a_compiler_auto_falls_back_and_native_says_why(monkeypatch: pyt
         raise BuildError("no C++ compiler found (g++, c++ or clang++)")
 
     monkeypatch.setattr(build, "find_compiler", no_compiler)
-    assert native.obstacle(torch.float32, "cpu") == "no C++ compiler found (g++, c++ or clang++)"
+    assert native.obstacle(torch.float32, CPU) == "no C++ compiler found (g++, c++ or clang++)"
     assert choose_backend("auto") == "torch"
     message = (
         "^alignment backend `native` cannot be used: no C\\+\\+ compiler found \\(g\\+\\+, c\\+\\+ or clang\\+\\+\\)$"
@@ -226,14 +228,14 @@ def test_a_file_that_is_no_library_is_refused(monkeypatch: pytest.MonkeyPatch, t
     broken = tmp_path / "broken.so"
     broken.write_text("not a library")
     monkeypatch.setattr(build, "prebuilt_library", lambda kind: broken)
-    assert native.obstacle(torch.float32, "cpu") == f"{broken} cannot be loaded: {broken}: file too short"
+    assert native.obstacle(torch.float32, CPU) == f"{broken} cannot be loaded: {broken}: file too short"
 
 
 @pytest.mark.usefixtures("forget_library")
 def test_a_library_of_another_interface_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_ABI", 99)
     path = build.build_library("cpu")
-    assert native.obstacle(torch.float32, "cpu") == f"{path} has interface version 1, expected 99"
+    assert native.obstacle(torch.float32, CPU) == f"{path} has interface version 1, expected 99"
 
 
 def test_a_status_other_than_done_is_raised_with_its_message(make_dag: MakeDag) -> None:

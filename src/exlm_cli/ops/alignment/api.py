@@ -24,6 +24,8 @@ Backend = Literal["auto", "reference", "torch", "native"]
 
 _logger = logging.getLogger("exlm_cli")
 
+_CPU = torch.device("cpu")
+
 
 class _Dag(NamedTuple):
     """Checked arguments: lengths are int64, all on one device."""
@@ -139,7 +141,7 @@ def alignment_edge_posterior(
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def choose_backend(
-    backend: Backend, dtype: torch.dtype = torch.float32, device_type: str = "cpu"
+    backend: Backend, dtype: torch.dtype = torch.float32, device: torch.device = _CPU
 ) -> Literal["reference", "torch", "native"]:
     """Backend that a call with such tensors uses; "auto" says once in the log what it chose and why.
 
@@ -150,8 +152,8 @@ def choose_backend(
     if backend not in ("auto", "reference", "torch", "native"):
         raise ValueError(f"`backend` is {backend!r}, expected 'auto', 'reference', 'torch' or 'native'")
     takes_dtype = dtype in (torch.float32, torch.float64)
-    if backend in ("auto", "native") and (takes_dtype or device_type != "cpu"):
-        obstacle = _native_obstacle(dtype, device_type)
+    if backend in ("auto", "native") and (takes_dtype or device.type != "cpu"):
+        obstacle = _native_obstacle(dtype, device)
         if not obstacle:
             if backend == "auto":
                 _log_once("alignment backend: native")
@@ -164,17 +166,17 @@ def choose_backend(
         _log_once(f"alignment backend: torch (native: {obstacle})")
     if not takes_dtype:
         raise ValueError(
-            f"`log_emit` is {_name(dtype)} on {device_type}; alignment backend `{backend}` takes float32 and float64 "
+            f"`log_emit` is {_name(dtype)} on {device.type}; alignment backend `{backend}` takes float32 and float64 "
             "there (sums over paths lose mass in 16 bits)"
         )
     return "reference" if backend == "reference" else "torch"
 
 
-def _native_obstacle(dtype: torch.dtype, device_type: str) -> str:
+def _native_obstacle(dtype: torch.dtype, device: torch.device) -> str:
     """Why the native backend cannot serve such tensors; empty where it can."""
     from exlm_cli.ops.alignment import native  # finds, compiles and loads a shared library
 
-    return native.obstacle(dtype, device_type)
+    return native.obstacle(dtype, device)
 
 
 @functools.cache
@@ -183,7 +185,7 @@ def _log_once(message: str) -> None:
 
 
 def _implementation(backend: Backend, dag: _Dag) -> _Implementation:
-    choice = choose_backend(backend, dag.log_emit.dtype, dag.log_emit.device.type)
+    choice = choose_backend(backend, dag.log_emit.dtype, dag.log_emit.device)
     if choice == "reference":
         from exlm_cli.ops.alignment import reference
 

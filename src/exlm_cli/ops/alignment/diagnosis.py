@@ -2,17 +2,17 @@
 
 import platform
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from exlm_cli.errors import BackendError
 from exlm_cli.ops.alignment import build
 from exlm_cli.ops.alignment.build import BuildError, Kind
-from exlm_cli.ops.alignment.library import DeviceLibrary, HostLibrary
+from exlm_cli.ops.alignment.library import HostLibrary, device_library, find_device_library
 from exlm_cli.progress import Progress
 
 _HINT = "training works without: the `torch` backend needs no compiler"
+_AT_FIRST_USE = "compiled at the first use, or now by `exlm doctor --build`"
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Kernels:
     """One of the two libraries.
 
     Attributes:
-        path: The library that is there and loads.
-        note: Where there is none: when it comes, or why it cannot be had.
+        path: The library that is there and loads; of several GPUs that of the first.
+        note: Where there is none, or none for some GPU: when it comes, or why it cannot be had.
         backend: What `backend: auto` uses on such a device, now or after compiling.
     """
 
@@ -62,8 +62,8 @@ def diagnose() -> Diagnosis:
         compiler=_describe_compiler("cpu"),
         nvcc=_describe_compiler("cuda"),
         cache=cache,
-        cpu=_kernels("cpu"),
-        cuda=_kernels("cuda") if num_gpus else Kernels(_found("cuda"), "torch sees no GPU", "none"),
+        cpu=_host_kernels(),
+        cuda=_device_kernels(num_gpus) if num_gpus else Kernels(_found("cuda"), "torch sees no GPU", "none"),
     )
 
 
@@ -71,27 +71,67 @@ def build_kernels(progress: Progress) -> None:
     """Compile the host kernels and, where nvcc or a GPU is there, the device kernels for all targets.
 
     Raises:
-        BackendError: One of them cannot be had.
+        BackendError: One of them cannot be had; where there are several GPUs, for none of them.
     """
     kinds: tuple[Kind, ...] = ("cpu", "cuda") if _describe_compiler("cuda") or torch.cuda.is_available() else ("cpu",)
     for kind in kinds:
         try:
             if build.find_library(kind) is None:
                 progress.message(f"compiling the {kind} kernels" + (", about a minute" if kind == "cuda" else ""))
-            _load(kind, build.build_library(kind))
+            path = build.build_library(kind)
+            if kind == "cpu":
+                HostLibrary(path)
+            else:
+                _serve_every_gpu(progress)
         except BuildError as error:
             raise BackendError(f"the native {kind} kernels cannot be had: {error}", _HINT) from error
 
 
-def _kernels(kind: Kind) -> Kernels:
+def _serve_every_gpu(progress: Progress) -> None:
+    """Get kernels for each GPU; those for which there are none are told, unless there is no other."""
+    obstacles = []
+    for device in range(torch.cuda.device_count()):
+        try:
+            device_library(device)
+        except BuildError as error:
+            obstacles.append(error)
+    if obstacles and len(obstacles) == torch.cuda.device_count():
+        raise obstacles[0]
+    for obstacle in obstacles:
+        progress.message(f"note: {obstacle}")
+
+
+def _host_kernels() -> Kernels:
     try:
-        path = build.find_library(kind)
+        path = build.find_library("cpu")
         if path is None:
-            return Kernels(None, "compiled at the first use, or now by `exlm doctor --build`", "native")
-        _load(kind, path)
+            return Kernels(None, _AT_FIRST_USE, "native")
+        HostLibrary(path)
     except BuildError as error:
         return Kernels(None, str(error), "torch")
     return Kernels(str(path), "", "native")
+
+
+def _device_kernels(num_gpus: int) -> Kernels:
+    paths: list[str] = []
+    to_come: list[str] = []
+    obstacles: list[str] = []
+    for device in range(num_gpus):
+        try:
+            library = find_device_library(device)
+        except BuildError as error:
+            obstacles.append(str(error))
+        else:
+            if library is None:
+                to_come.append(f"cuda:{device}")
+            else:
+                paths.append(str(library.path))
+    if not paths and not to_come:
+        return Kernels(None, obstacles[0], "torch")
+    if len(to_come) == num_gpus:
+        return Kernels(None, _AT_FIRST_USE, "native")
+    later = [f"for {', '.join(to_come)} {_AT_FIRST_USE}"] if to_come else []
+    return Kernels(paths[0] if paths else None, "; ".join(later + obstacles), "native")
 
 
 def _found(kind: Kind) -> str | None:
@@ -100,16 +140,6 @@ def _found(kind: Kind) -> str | None:
     except BuildError:
         return None
     return str(path) if path else None
-
-
-def _load(kind: Kind, path: Path) -> None:
-    """Load a library, and see whether every GPU takes it."""
-    if kind == "cpu":
-        HostLibrary(path)
-        return
-    library = DeviceLibrary(path)
-    for device in range(torch.cuda.device_count()):
-        library.check(device)
 
 
 def _describe_compiler(kind: Kind) -> str | None:

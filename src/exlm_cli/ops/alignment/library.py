@@ -133,15 +133,22 @@ class DeviceLibrary:
         """The kernels on a stream (a `cudaStream_t`) of a device."""
         return DeviceKernels(self._library, device, stream)
 
+    def runs_on(self, device: int) -> bool:
+        """Whether the library holds code for a device that its driver takes."""
+        return self._status(device) == _OK
+
     def check(self, device: int) -> None:
-        """See whether the kernels run on a device.
+        """See that the library runs on a device.
 
         Raises:
-            BuildError: Its driver is too old, or they were compiled for others.
+            BuildError: Its driver is too old, or the kernels were compiled for others.
         """
-        status = self._library.states_alignment_check_cuda(ctypes.c_int32(device))
+        status = self._status(device)
         if status != _OK:
             raise build.BuildError(f"{self.path} does not run on cuda:{device}: {_message(self._library, status)}")
+
+    def _status(self, device: int) -> int:
+        return int(self._library.states_alignment_check_cuda(ctypes.c_int32(device)))
 
 
 @dataclass(frozen=True)
@@ -202,22 +209,38 @@ def host_library() -> HostLibrary:
 
 
 @functools.cache
-def device_library() -> DeviceLibrary:
-    """The library for CUDA devices: one built for all of them, else one compiled now for those that are visible.
+def device_library(device: int) -> DeviceLibrary:
+    """The library for one CUDA device, the only one that is touched: compiled for it now if there is none.
 
     Raises:
         BuildError: There is none, and why.
     """
-    devices = range(torch.cuda.device_count())
-    path = build.find_library("cuda")
-    if path is None:
-        capabilities = {torch.cuda.get_device_capability(device) for device in devices}
-        architectures = tuple(f"{major}{minor}" for major, minor in sorted(capabilities))
-        path = build.build_library("cuda", architectures=architectures)
-    library = DeviceLibrary(path)
-    for device in devices:
+    library = find_device_library(device)
+    if library is None:
+        library = DeviceLibrary(build.build_library("cuda", architectures=_architectures(device)))
         library.check(device)
     return library
+
+
+def find_device_library(device: int) -> DeviceLibrary | None:
+    """A library that is there already: one for all targets that runs on the device, else one for it alone.
+
+    Raises:
+        BuildError: None is there and none can be compiled, or the one for this device does not run on it.
+    """
+    if (path := build.find_library("cuda")) and (library := DeviceLibrary(path)).runs_on(device):
+        return library
+    path = build.find_library("cuda", architectures=_architectures(device))
+    if path is None:
+        return None
+    library = DeviceLibrary(path)
+    library.check(device)
+    return library
+
+
+def _architectures(device: int) -> tuple[str, ...]:
+    major, minor = torch.cuda.get_device_capability(device)
+    return (f"{major}{minor}",)
 
 
 def _load(path: Path) -> ctypes.CDLL:

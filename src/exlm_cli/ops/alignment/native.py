@@ -27,21 +27,23 @@ _CPU_DTYPES = (torch.float32, torch.float64)
 _CUDA_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def obstacle(dtype: torch.dtype, device_type: str) -> str:
+def obstacle(dtype: torch.dtype, device: torch.device) -> str:
     """Why there are no kernels for such tensors, in one line; empty where there are.
 
     Compiles them, once for a machine, where they were never compiled.
     """
-    dtypes = {"cpu": _CPU_DTYPES, "cuda": _CUDA_DTYPES}.get(device_type, ())
+    dtypes = {"cpu": _CPU_DTYPES, "cuda": _CUDA_DTYPES}.get(device.type, ())
     if dtype not in dtypes:
-        return f"it does not take {str(dtype).removeprefix('torch.')} on {device_type}"
-    return _missing_library(device_type)
+        return f"it does not take {str(dtype).removeprefix('torch.')} on {device.type}"
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return _missing_library(device)
 
 
 @functools.cache
-def _missing_library(device_type: str) -> str:
+def _missing_library(device: torch.device) -> str:
     try:
-        device_library() if device_type == "cuda" else host_library()
+        device_library(device.index) if device.type == "cuda" else host_library()
     except BuildError as error:
         return str(error)
     return ""
@@ -115,7 +117,7 @@ def _kernels(tensor: Tensor) -> Kernels:
     if not _is_on_device(tensor):
         return host_library()
     stream = torch.cuda.current_stream(tensor.device)
-    return device_library().on(stream.device_index, stream.cuda_stream)
+    return device_library(stream.device_index).on(stream.device_index, stream.cuda_stream)
 
 
 def _is_on_device(tensor: Tensor) -> bool:
