@@ -10,6 +10,7 @@
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
 #define SA_KERNEL __global__ __launch_bounds__(256)
+#define SA_KERNEL_PER_SM(blocks) __global__ __launch_bounds__(256, blocks)  // at least so many at once
 #define SA_DEVICE __device__ __forceinline__
 #define SA_DEVICE_NOINLINE __device__ __noinline__
 #define SA_SHARED_MEMORY(name) extern __shared__ __align__(16) unsigned char name[]

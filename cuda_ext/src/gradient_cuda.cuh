@@ -41,7 +41,7 @@ struct EdgeShared {
 // The edges that one thread owns: kPart sources by kPart destinations.
 template <class Element>
 struct EdgePart {
-  const View<Element>& view;
+  View<Element> view;
   int64_t source;
   int64_t dest;
 
@@ -49,11 +49,20 @@ struct EdgePart {
   SA_DEVICE float log_edge(int i, int j) const {
     return has(i, j) ? to_float(*view.edge(source + i, dest + j)) : -INFINITY;
   }
+  // All of them at once: loads that wait for nothing, in particular not for each other.
+  SA_DEVICE void read(float (&log_edges)[kPart][kPart]) const {
+#pragma unroll
+    for (int i = 0; i < kPart; ++i) {
+#pragma unroll
+      for (int j = 0; j < kPart; ++j) log_edges[i][j] = log_edge(i, j);
+    }
+  }
 };
 
-// posterior += alpha * E * beta / likelihood at one step, at any magnitude.
+// posterior += alpha * E * beta / likelihood at one step, at any magnitude. Rare; takes copies, so that for its sake
+// nothing of the kernel lives in memory that others could write to.
 template <class Element>
-SA_DEVICE_NOINLINE void add_exact(const EdgePart<Element>& part, const Solved& solved, int64_t step,
+SA_DEVICE_NOINLINE void add_exact(EdgePart<Element> part, Solved solved, int64_t step,
                                   float (&posterior)[kPart][kPart]) {
   const Shape& shape = part.view.shape;
   for (int i = 0; i < kPart; ++i) {
@@ -72,12 +81,15 @@ SA_DEVICE_NOINLINE void add_exact(const EdgePart<Element>& part, const Solved& s
 SA_DEVICE void load_operand(const DeviceColumns& columns, int64_t first, int64_t end, bool is_reversed, int64_t last,
                             int64_t step, bool is_step, int32_t* peaks, Number (&numbers)[kLoads]) {
   const int column = static_cast<int>(threadIdx.x) / kTileSteps, k = static_cast<int>(threadIdx.x) % kTileSteps;
+  int32_t peak = kDead;
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
     const int64_t node = first + column + i * (kThreads / kTileSteps);
     numbers[i] = is_step && node < end ? columns.at(is_reversed ? last - node : node, step) : zero();
-    atomicMax(&peaks[k], numbers[i].exponent);
   }
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) peak = larger<ScalarLane<float>>(peak, numbers[i].exponent);
+  atomicMax(&peaks[k], peak);
 }
 
 // Block (b, tile of sources, tile of destinations): minus the posterior of its edges times grad_nll[b],
@@ -88,7 +100,8 @@ SA_DEVICE void load_operand(const DeviceColumns& columns, int64_t first, int64_t
 // peaks is faint or, near the diagonal, does not exist. There the peaks hide the edges that do count, and the step is
 // added edge by edge.
 template <class Element>
-SA_KERNEL void edge_gradient_kernel(const states_alignment_batch batch, int32_t* saved, const float* grad_nll,
+SA_KERNEL_PER_SM(2)
+void edge_gradient_kernel(const states_alignment_batch batch, int32_t* saved, const float* grad_nll,
                                     Element* grad_trans) {
   using F = Format<float>;
   SA_SHARED_MEMORY(memory);
@@ -111,12 +124,14 @@ SA_KERNEL void edge_gradient_kernel(const states_alignment_batch batch, int32_t*
   if (has_edges) {
     if (thread == 0) shared.edge_shift = 0;
     __syncthreads();
+    float log_edges[kPart][kPart], largest = 0.0f;
+    part.read(log_edges);
+#pragma unroll
     for (int i = 0; i < kPart; ++i) {
-      for (int j = 0; j < kPart; ++j) {
-        const float log_edge = part.log_edge(i, j);
-        if (log_edge > 0.0f) atomicMax(&shared.edge_shift, exp_of(log_edge).exponent + 1);
-      }
+#pragma unroll
+      for (int j = 0; j < kPart; ++j) largest = log_edges[i][j] > largest ? log_edges[i][j] : largest;
     }
+    if (largest > 0.0f) atomicMax(&shared.edge_shift, exp_of(largest).exponent + 1);
     __syncthreads();
     edge_shift = shared.edge_shift;
     const int32_t shift = edge_shift - solved.likelihood.exponent;
@@ -152,6 +167,7 @@ SA_KERNEL void edge_gradient_kernel(const states_alignment_batch batch, int32_t*
           for (int j = 0; j < kPart; ++j) product[i][j] += from.values[i] * to.values[j];
         }
       }
+#pragma unroll 1
       for (int t = 0; t < kTileSteps; ++t) {
         if (shared.source_peaks[t] + shared.dest_peaks[t] + shift > F::kWide) add_exact(part, solved, first + t, exact);
       }
@@ -159,6 +175,8 @@ SA_KERNEL void edge_gradient_kernel(const states_alignment_batch batch, int32_t*
     }
   }
   const float scale = has_edges ? -grad_nll[b] / solved.likelihood.mantissa : 0.0f;
+  float log_edges[kPart][kPart];
+  part.read(log_edges);
 #pragma unroll
   for (int i = 0; i < kPart; ++i) {
 #pragma unroll
@@ -167,7 +185,7 @@ SA_KERNEL void edge_gradient_kernel(const states_alignment_batch batch, int32_t*
       float gradient = 0.0f;
       if (has_edges && part.has(i, j)) {
         // in two halves: a faint edge can stand beside a large product, and neither half leaves the range of float
-        const Number edge = exp_of(part.log_edge(i, j));
+        const Number edge = exp_of(log_edges[i][j]);
         const int32_t exponent = edge.exponent - edge_shift, half = exponent >> 1;
         gradient = (product[i][j] * pow2(half) * pow2(exponent - half) * edge.mantissa + exact[i][j]) * scale;
       }

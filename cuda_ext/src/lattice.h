@@ -86,6 +86,7 @@ struct Steps {
   int64_t end;
 
   SA_HOST_DEVICE bool empty() const { return end <= first; }
+  SA_HOST_DEVICE bool has(int64_t step) const { return first <= step && step < end; }
   SA_HOST_DEVICE static Steps between(const Shape& shape, int64_t source, int64_t source_end, int64_t dest,
                                       int64_t dest_end) {
     return {at_least(shape.first_slot(source), shape.first_slot(dest) - 1),

@@ -13,15 +13,23 @@ namespace {
 
 constexpr int64_t kMaxBlocks = 2147483647;  // of one launch, along its first axis
 
-// Makes a device current while it lives.
+int32_t status_of(cudaError_t error) {
+  return error == cudaSuccess ? STATES_ALIGNMENT_OK : STATES_ALIGNMENT_CUDA_ERROR + static_cast<int32_t>(error);
+}
+
+int32_t launched() { return status_of(cudaGetLastError()); }
+
+// Makes a device current while it lives, if it can.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int32_t device) {
-    if (cudaGetDevice(&previous_) != cudaSuccess || previous_ == device) {
+    error_ = cudaGetDevice(&previous_);
+    if (error_ == cudaSuccess && previous_ != device) {
+      error_ = cudaSetDevice(device);
+    } else {
       previous_ = -1;
-      return;
     }
-    cudaSetDevice(device);
+    if (error_ != cudaSuccess) cudaGetLastError();  // told by status(), and not again by the next call
   }
   ~DeviceGuard() {
     if (previous_ >= 0) cudaSetDevice(previous_);
@@ -29,14 +37,12 @@ class DeviceGuard {
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 
+  int32_t status() const { return status_of(error_); }
+
  private:
   int previous_ = -1;
+  cudaError_t error_ = cudaSuccess;
 };
-
-int32_t launched() {
-  const cudaError_t error = cudaGetLastError();
-  return error == cudaSuccess ? STATES_ALIGNMENT_OK : STATES_ALIGNMENT_CUDA_ERROR + static_cast<int32_t>(error);
-}
 
 template <class Element, int kRowsPerLane>
 int32_t sweep(const states_alignment_batch& batch, float* nll, int32_t* saved, int num_sweeps, cudaStream_t stream) {
@@ -44,7 +50,10 @@ int32_t sweep(const states_alignment_batch& batch, float* nll, int32_t* saved, i
   const auto kernel = sweep_kernel<Element, kRowsPerLane>;
   // more shared memory than a kernel gets unasked
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (error != cudaSuccess) return STATES_ALIGNMENT_CUDA_ERROR + static_cast<int32_t>(error);
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    return status_of(error);
+  }
   SA_LAUNCH(kernel, batch.batch * num_sweeps, kThreads, bytes, stream, batch, nll, saved, num_sweeps);
   return launched();
 }
@@ -91,6 +100,7 @@ template <class Run>
 int32_t with_element(const states_alignment_batch& batch, int32_t device, Run&& run) {
   if (has_negative_size(batch) || batch.batch > kMaxBlocks / 2) return STATES_ALIGNMENT_BAD_SIZE;
   const DeviceGuard guard(device);
+  if (guard.status() != STATES_ALIGNMENT_OK) return guard.status();
   switch (batch.dtype) {
     case STATES_ALIGNMENT_FLOAT32:
       return run(static_cast<float*>(nullptr));
@@ -121,10 +131,11 @@ const char* states_alignment_message(int32_t status) {
 
 int32_t states_alignment_check_cuda(int32_t device) {
   const DeviceGuard guard(device);
+  if (guard.status() != STATES_ALIGNMENT_OK) return guard.status();
   cudaFuncAttributes attributes;
   const cudaError_t error = cudaFuncGetAttributes(&attributes, sweep_kernel<float, 1>);
-  cudaGetLastError();  // whoever calls has been told; the error is not left for the next call
-  return error == cudaSuccess ? STATES_ALIGNMENT_OK : STATES_ALIGNMENT_CUDA_ERROR + static_cast<int32_t>(error);
+  cudaGetLastError();
+  return status_of(error);
 }
 
 int32_t states_alignment_forward_cuda(const states_alignment_batch* batch, float* nll, void* saved, int32_t num_sweeps,

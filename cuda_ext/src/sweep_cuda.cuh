@@ -208,7 +208,9 @@ SA_DEVICE void solve_panel(const View<Element>& view, const DeviceColumns& colum
     if (is_active) {
       Number reach{sum[i], scale};
       const bool is_small = sum[i] < pow2(F::kLeastSum + peak - scale) && (is_faint || has_faint_edge);
-      if (peak > kDead && (is_small || has_steep_edge)) reach = exact_sum(view, columns, column, step);
+      // other slots lie on no whole path, and products have left them out
+      const bool counts = Steps::into(view.shape, column).has(step);
+      if (peak > kDead && counts && (is_small || has_steep_edge)) reach = exact_sum(view, columns, column, step);
       const Number alpha = normal(reach.mantissa * emission[i].mantissa, reach.exponent + emission[i].exponent);
       next_peak = larger<ScalarLane<float>>(next_peak, alpha.exponent);
       shared.passed[i & 1][thread + 1] = alpha;
@@ -253,8 +255,12 @@ SA_DEVICE void solve_panel(const View<Element>& view, const DeviceColumns& colum
 }
 
 // Block b * num_sweeps + sweep: sweep 0 fills alpha and nll[b], sweep 1 beta.
+//
+// With one slot a lane two blocks share a processor, so that one works while the other waits; registers for both cost
+// a few spills. Three slots a lane need them all.
 template <class Element, int kRowsPerLane>
-SA_KERNEL void sweep_kernel(const states_alignment_batch batch, float* nll, int32_t* saved, int num_sweeps) {
+SA_KERNEL_PER_SM(kRowsPerLane == 1 ? 2 : 1)
+void sweep_kernel(const states_alignment_batch batch, float* nll, int32_t* saved, int num_sweeps) {
   using Shared = SweepShared<kRowsPerLane>;
   SA_SHARED_MEMORY(memory);
   Shared& shared = *reinterpret_cast<Shared*>(memory);

@@ -19,6 +19,7 @@
 #include <vector>
 
 #define SA_KERNEL
+#define SA_KERNEL_PER_SM(blocks)
 #define SA_DEVICE inline
 #define SA_DEVICE_NOINLINE __attribute__((noinline))
 #define SA_SHARED_MEMORY(name) unsigned char* name = simt::machine().shared_memory()
@@ -40,6 +41,7 @@ enum class State { kReady, kAtBlockBarrier, kAtWarpBarrier, kDone };
 class Machine {
  public:
   static constexpr int kWarpSize = 32;
+  static constexpr int kDevices = 8;
   static constexpr size_t kStackBytes = 1 << 17;
   static constexpr size_t kMaxSharedBytes = 99 << 10;  // of the smallest device that is built for
 
@@ -161,6 +163,7 @@ inline cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 inline cudaError_t cudaSetDevice(int device) {
+  if (device >= simt::Machine::kDevices) return simt::machine().error = cudaErrorInvalidValue;
   simt::machine().device = device;
   return cudaSuccess;
 }

@@ -191,6 +191,10 @@ def test_errors_of_the_device_are_raised_with_its_message(simulated: DeviceLibra
     with pytest.raises(BuildError, match=f"^{re.escape(str(simulated.path))} does not run on cuda:0: invalid value$"):
         simulated.check(0)
     simulated.check(0)
+    with pytest.raises(RuntimeError, match=r"^states_alignment_forward_cuda: invalid value$"):
+        simulated.on(99, 0).forward(dag, torch.empty(2), None)
+    assert not simulated.runs_on(99)
+    simulated.on(0, 0).forward(dag, torch.empty(2), None)
     float64 = Dag.of(*nasty_dags.make(2, 3, 8, dtype=torch.float64))
     with pytest.raises(RuntimeError, match=r"^states_alignment_forward_cuda: these kernels do not take this dtype$"):
         simulated.on(0, 0).forward(float64, torch.empty(2), None)
