@@ -17,6 +17,7 @@ def tiny_recipe(**sections: Any) -> PretrainRecipe:
     content: dict[str, Any] = {
         "name": "tiny",
         "objective": "exlm",
+        "device": "cpu",  # what is asserted of it, bit by bit, holds there
         "data": {"kind": "text", "train": ["bundled:grammar"], "sequence_length": 16, "sample_break": "line"},
         "tokenizer": {"vocab_size": 300},
         "masking": {"mask_ratio": 0.3, "num_states_per_mask": 3},

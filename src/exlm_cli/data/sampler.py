@@ -40,7 +40,8 @@ def plan_epoch(
     """Shuffle one epoch and cut it into steps of about equal lengths.
 
     Sequences are shuffled, sorted by length within windows of about `bucket_steps` steps (so that little is padding),
-    cut into steps, and the steps of a window are shuffled. The last step of an epoch may be smaller.
+    cut into steps, and the steps of a window are shuffled. With `batch_tokens` the steps of a window are about equal in
+    tokens. The last step of an epoch may be smaller.
 
     Args:
         lengths: (N,) input tokens of each sequence, [CLS] and [SEP] included.
@@ -63,7 +64,7 @@ def plan_epoch(
     for start in range(0, len(order), window):
         in_window = order[start : start + window]
         in_window = in_window[np.argsort(lengths[in_window], kind="stable")]
-        bounds = _cut(lengths[in_window], batch_sequences, batch_tokens)
+        bounds = _cut_evenly(lengths[in_window], batch_sequences, batch_tokens)
         steps = [in_window[a:b] for a, b in itertools.pairwise(bounds)]
         # The last window's remainder stays last: a small step in the middle of an epoch would be a surprise.
         movable = len(steps) - 1 if start + window >= len(order) else len(steps)
@@ -104,6 +105,22 @@ def longest_expanded(lengths: IntArray, recipe: PretrainRecipe) -> IntArray:
     else:
         most_masks = np.minimum(real, (masking.mask_ratio * real).astype(np.int64) + 1)
     return real + 2 + (masking.num_states_per_mask - 1) * most_masks
+
+
+def _cut_evenly(lengths: IntArray, batch_sequences: int | None, batch_tokens: int | None) -> IntArray:
+    """Return step bounds over a window; without the remainder that a cut by tokens leaves of the longest sequences."""
+    if batch_tokens is None:
+        return _cut(lengths, batch_sequences, batch_tokens)
+    ends = np.cumsum(lengths)
+    total = int(ends[-1])
+    for num_steps in itertools.count(-(-total // batch_tokens)):
+        inner = np.searchsorted(ends, total * np.arange(1, num_steps) / num_steps, side="right")
+        bounds = np.unique(np.concatenate([[0], inner, [len(lengths)]])).astype(np.int64)
+        tokens = np.add.reduceat(lengths, bounds[:-1])
+        # a single sequence is a step whatever its length
+        if ((tokens <= batch_tokens) | (np.diff(bounds) == 1)).all():
+            return bounds
+    raise AssertionError("steps of one sequence each always fit")
 
 
 def _cut(lengths: IntArray, batch_sequences: int | None, batch_tokens: int | None) -> IntArray:

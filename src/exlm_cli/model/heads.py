@@ -109,7 +109,9 @@ class TaskModel(nn.Module):
             token_ids: Repeated input tokens, [CLS] first and [SEP] last, padded with anything.
             lengths: Real positions of each sequence.
         """
-        return cast(Tensor, self.head(self.encode(token_ids, lengths), lengths)).float()
+        states = self.encode(token_ids, lengths).float()
+        with torch.autocast(states.device.type, enabled=False):  # scores in 16 bits have ties, which rank metrics see
+            return cast(Tensor, self.head(states, lengths))
 
     def in_units(self, outputs: Tensor) -> Tensor:
         """Return what `forward` gave with regression in the task's own units; logits stay as they are."""

@@ -77,7 +77,8 @@ class TransitionHead(nn.Module):
         allowed_BSS = allowed_edges(node_mask, state_lengths, is_sparse=self.is_sparse)
         query_BhSd = self.query(features).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         key_BhSd = self.key(features).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        scores_BhSS = (query_BhSd @ key_BhSd.transpose(-1, -2)).float() / math.sqrt(query_BhSd.shape[-1])
+        with torch.autocast(states.device.type, enabled=False):  # 16 bits would round log E by up to a tenth
+            scores_BhSS = query_BhSd.float() @ key_BhSd.float().mT / math.sqrt(query_BhSd.shape[-1])
         if self.lane_scores is not None:
             scores_BhSS = scores_BhSS + self._lanes(node_mask, state_lengths)[:, None]
         log_heads_BhSS = _masked_log_softmax(scores_BhSS, allowed_BSS[:, None])

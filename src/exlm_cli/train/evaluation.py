@@ -59,7 +59,9 @@ def evaluate_batch(model: ExlmModel, objective: Objective, batch: Batch) -> Eval
     statistics = model.token_statistics(nodes)
     if model.transition is None:
         return _evaluate_masks(model, objective, nodes, statistics, batch)
-    return _evaluate_dag(model, objective, nodes, statistics, batch)
+    log_emit, log_trans = model.log_emissions(nodes, batch), model.log_transitions(nodes, batch)
+    with torch.autocast(log_emit.device.type, enabled=False):  # for the model; figures are not rounded to 16 bits
+        return _evaluate_dag(log_emit, log_trans, objective, nodes, statistics, batch)
 
 
 def summarise(sums: Iterable[EvaluationSums], *, has_dag: bool) -> dict[str, float]:
@@ -94,10 +96,13 @@ def summarise(sums: Iterable[EvaluationSums], *, has_dag: bool) -> dict[str, flo
 
 
 def _evaluate_dag(
-    model: ExlmModel, objective: Objective, nodes: NodeStates, statistics: TokenStatistics, batch: Batch
+    log_emit: Float[Tensor, "B T S"],
+    log_trans: Float[Tensor, "B S S"],
+    objective: Objective,
+    nodes: NodeStates,
+    statistics: TokenStatistics,
+    batch: Batch,
 ) -> EvaluationSums:
-    log_emit = model.log_emissions(nodes, batch)
-    log_trans = model.log_transitions(nodes, batch)
     lengths = (batch.target_lengths, batch.state_lengths)
     backend = objective.backend
     nll_B = states_alignment_nll(log_emit, log_trans, *lengths, backend=backend)

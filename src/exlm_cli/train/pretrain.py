@@ -325,6 +325,8 @@ def _decisive(recipe: PretrainRecipe) -> dict[str, Any]:
         "tensorboard",
     ):
         del content["train"][key]
+    if recipe.train.batch_tokens is not None and recipe.train.bucket_steps > 1:
+        content["train"]["steps"] = "even"  # earlier versions cut them otherwise: a run of theirs has another order
     return content | {"optim": recipe.optim.as_identity()}
 
 

@@ -53,6 +53,24 @@ def test_buckets_hold_sequences_of_about_one_length() -> None:
     assert spread(bucketed) < spread(random) / 3
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_no_step_within_an_epoch_is_a_small_remainder(seed: int) -> None:
+    lengths = np.random.default_rng(seed).lognormal(3.7, 0.35, 20_000).astype(np.int64) + 2
+    plan = _plan({"batch_sequences": None, "batch_tokens": 4000}, lengths=lengths, seed=seed, bucket_steps=16)
+    totals = np.array([lengths[plan.step(i)].sum() for i in range(len(plan))])
+    assert totals.max() <= 4000
+    assert totals[:-1].min() > 0.7 * 4000
+    assert totals.mean() > 0.9 * 4000
+
+
+def test_one_sequence_longer_than_the_budget_makes_its_own_step_in_a_window_too() -> None:
+    budget = {"batch_sequences": None, "batch_tokens": 10}
+    plan = _plan(budget, lengths=np.array([50, 4, 4, 10, 10]), bucket_steps=4)
+    totals = sorted(sum([50, 4, 4, 10, 10][i] for i in plan.step(s)) for s in range(len(plan)))
+    assert totals[-3:] == [10, 10, 50]
+    assert sum(totals) == 78
+
+
 def test_one_sequence_longer_than_the_budget_makes_its_own_step() -> None:
     plan = _plan({"batch_sequences": None, "batch_tokens": 10}, lengths=np.array([50, 4, 4]), bucket_steps=1)
     assert sorted(len(plan.step(i)) for i in range(len(plan))) == [1, 2]

@@ -95,6 +95,17 @@ def test_the_sequence_head_is_dense_tanh_out_on_cls() -> None:
     torch.testing.assert_close(head(hidden, torch.tensor([5, 3])), by_hand)
 
 
+@pytest.mark.parametrize("num_outputs", [1, None])
+def test_scores_are_not_rounded_to_16_bits(num_outputs: int | None) -> None:
+    model = task_model(tiny_recipe(), num_outputs)
+    token_ids, lengths = padded(A, B)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        states, scores = model.encode(token_ids, lengths), model(token_ids, lengths)
+    assert scores.dtype == torch.float32
+    torch.testing.assert_close(scores, model.head(states.float(), lengths), rtol=0, atol=0)
+    assert not torch.equal(scores, scores.bfloat16().float())
+
+
 def test_pooler_dropout_falls_before_both_layers() -> None:
     head = SequenceHead(1000, 1, 0.5).train()
     dropped: list[float] = []

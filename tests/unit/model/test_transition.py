@@ -37,6 +37,18 @@ def test_one_head_is_the_formula_of_the_paper(batch, states) -> None:
             )
 
 
+def test_scores_are_not_rounded_to_16_bits(batch, states) -> None:
+    head = _head().float()
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        query, key = head.query(states.float()), head.key(states.float())
+        log_trans = head(states.float(), batch.node_mask, batch.state_lengths)
+    assert query.dtype == key.dtype == torch.bfloat16
+    scores = query.double() @ key.double().mT / math.sqrt(16)
+    allowed = allowed_edges(batch.node_mask, batch.state_lengths, is_sparse=False)
+    expected = scores.masked_fill(~allowed, -math.inf).log_softmax(-1)
+    torch.testing.assert_close(log_trans[allowed].double(), expected[allowed], atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     "model",
     [

@@ -40,7 +40,14 @@ def _paths(model: ExlmModel, batch, b: int):
         yield path, score + sum(float(log_probs[u, y]) for u, y in zip(path, targets, strict=True))
 
 
-def test_dag_figures_are_those_of_enumerated_paths() -> None:
+@pytest.mark.parametrize("is_autocast", [False, True])
+def test_dag_figures_are_those_of_enumerated_paths(is_autocast: bool) -> None:
+    """In 16 bits the model rounds, its figures do not."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
+        _compare_with_enumerated_paths()
+
+
+def _compare_with_enumerated_paths() -> None:
     model, batch = _model(), tiny_batch(tiny_recipe(), (6, 4))
     figures = _figures(model, batch)
     nodes = model.node_states(batch)
