@@ -160,7 +160,17 @@ def _run_pretraining(
             f"{recipe.name}: {num_parameters / 1e6:.1f} M parameters, {len(data.train):,} sequences, "
             f"{data.train.num_tokens:,} tokens, on {describe_device(device)}; results in {run}"
         )
-        described = {"device": describe_device(device), "started_unix_s": round(started_s, 3)}
+        precision = "fp32" if task.autocast_dtype is None else "bf16"
+        before = read_run_json(run).get("precision", precision) if not is_new else precision
+        if before != precision:
+            progress.message(
+                f"note: the run was trained in {before} until now and goes on in {precision}, as its device does"
+            )
+        described = {
+            "device": describe_device(device),
+            "precision": precision,
+            "started_unix_s": round(started_s, 3),
+        }
         if model.transition is not None:
             # chosen, and where need be built, before the first step
             backend = choose_backend(recipe.train.alignment_backend, torch.float32, device)

@@ -17,7 +17,7 @@ import torch
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.recipes import PretrainRecipe
 from exlm_cli.errors import CheckpointError, ConfigError
-from exlm_cli.run_dir import read_metrics, read_run_json
+from exlm_cli.run_dir import read_metrics, read_run_json, update_run_json
 from exlm_cli.train.pretrain import (
     former_identities,
     recipe_identity,
@@ -122,6 +122,16 @@ def test_a_run_that_ran_out_of_memory_goes_on_with_less(cache: Path, tmp_path: P
     assert load_recipe(str(whole.run_dir / "recipe.yaml")).train.microbatch_tokens == 64
     with pytest.raises(CheckpointError, match=r"step-6: the recipe is not the one this run began with$"):
         resume_pretraining(whole.run_dir, ["train.batch_sequences=2"])
+
+
+def test_another_precision_than_the_run_began_with_is_told(cache: Path, tmp_path: Path) -> None:
+    fresh = run_pretraining(_recipe(cache), out=tmp_path / "run").run_dir
+    assert read_run_json(fresh)["precision"] == "fp32"
+    update_run_json(fresh, {"precision": "bf16"})
+    said: list[str] = []
+    resume_pretraining(fresh, progress=_Recorder(said))
+    assert "note: the run was trained in bf16 until now and goes on in fp32, as its device does" in said
+    assert read_run_json(fresh)["precision"] == "fp32"
 
 
 def test_two_processes_in_one_run_directory_are_refused(cache: Path, tmp_path: Path) -> None:
