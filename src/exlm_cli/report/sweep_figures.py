@@ -23,7 +23,7 @@ def write_entropy_figures(rows: Sequence[SweepRow], folder: Path) -> list[Path]:
     """Write `figure-12.png` and `.svg`, a panel for each definition of ExLM's entropy; equal rows give equal bytes.
 
     Variants that change more than k and p have a figure of their own where several share what they change:
-    `figure-12-<the first of them>`.
+    `figure-12-<the shortest of their labels>`.
 
     Args:
         rows: Variants of a sweep; bars are standard deviations over seeds.
@@ -45,7 +45,7 @@ def write_entropy_figures(rows: Sequence[SweepRow], folder: Path) -> list[Path]:
 def entropy_lines(rows: Sequence[SweepRow]) -> dict[str | None, list[SweepRow]]:
     """Return the variants that a figure compares, MLM first, then by k: those that differ in k and p alone.
 
-    `None` has those that change nothing else. Others stand under the label of the first that shares its changes.
+    `None` has those that change nothing else. Others stand under the shortest label of those that share their changes.
     """
     measured = [row for row in rows if len(row.entropy_at) > 1]
     families: dict[str, list[SweepRow]] = {}
@@ -56,7 +56,7 @@ def entropy_lines(rows: Sequence[SweepRow]) -> dict[str | None, list[SweepRow]]:
     named: dict[str | None, list[SweepRow]] = {None: plain} if plain else {}
     for family in families.values():
         if len({row.about["num_states_per_mask"] for row in family}) > 1:
-            named[family[0].label] = mlms + family
+            named[min((row.label for row in family), key=len)] = mlms + family
     return {
         name: sorted(lines, key=lambda row: (row.about["num_states_per_mask"], row.about["mask_ratio"]))
         for name, lines in named.items()
