@@ -1,7 +1,7 @@
 """Makes the next batch while the model works on this one."""
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 ItemT = TypeVar("ItemT")
@@ -9,18 +9,26 @@ BatchT = TypeVar("BatchT")
 
 
 def prefetch(make: Callable[[ItemT], BatchT], items: Iterable[ItemT]) -> Iterator[BatchT]:
-    """Yield `make(item)` in order, one ahead, made by a single thread.
+    """Return `make(item)` in order, one ahead; the first one is begun now, whenever it is asked for.
 
-    One thread keeps the order and needs no copies between processes; `make` must depend on its item alone. An
-    exception in `make` is raised where its batch would have come.
+    A thread a batch keeps the order, needs no copies between processes and leaves nothing behind where the rest is not
+    asked for; `make` must depend on its item alone. An exception in `make` is raised where its batch would have come.
     """
     iterator = iter(items)
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="exlm-prefetch") as executor:
-        try:
-            ahead = executor.submit(make, next(iterator))
-        except StopIteration:
-            return
-        for item in iterator:
-            ready, ahead = ahead, executor.submit(make, item)
-            yield ready.result()
-        yield ahead.result()
+    for first in iterator:
+        return _deliver(make, iterator, _begin(make, first))
+    return iter(())
+
+
+def _deliver(make: Callable[[ItemT], BatchT], items: Iterator[ItemT], ahead: Future[BatchT]) -> Iterator[BatchT]:
+    for item in items:
+        ready, ahead = ahead.result(), _begin(make, item)
+        yield ready
+    yield ahead.result()
+
+
+def _begin(make: Callable[[ItemT], BatchT], item: ItemT) -> Future[BatchT]:
+    executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exlm-prefetch")
+    future = executor.submit(make, item)
+    executor.shutdown(wait=False)  # of its thread, when this batch is done
+    return future

@@ -123,7 +123,7 @@ class FinetuneTask:
         )
 
     def microbatches(self, indices: IntArray, epoch: int) -> Iterator[TaskBatch]:
-        """Pad one step's examples, a microbatch ahead of the model."""
+        """Pad one step's examples, a microbatch ahead of the model, the first from now on."""
         del epoch  # no masks: an example is the same in every epoch
         return self._runner.batches(self.data.splits["train"], indices)
 

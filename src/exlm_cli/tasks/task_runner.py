@@ -42,14 +42,14 @@ class TaskRunner:
         self.device, self.autocast_dtype = device, autocast_dtype
 
     def batches(self, encoded: EncodedSplit, indices: IntArray) -> Iterator[TaskBatch]:
-        """Yield padded batches of examples of like length, one ahead of the model."""
+        """Return padded batches of examples of like length, one ahead of the model, the first from now on."""
 
         def make(chosen: IntArray) -> TaskBatch:
             return collate(encoded, chosen, num_repeats=self.num_repeats, pad_id=self.pad_id)
 
         lengths = repeated_lengths(encoded, indices, self.num_repeats)
-        for batch in prefetch(make, cut_microbatches(indices, lengths, self.microbatch_tokens)):
-            yield batch.to(self.device)
+        made = prefetch(make, cut_microbatches(indices, lengths, self.microbatch_tokens))
+        return (batch.to(self.device) for batch in made)
 
     def run(self, batch: TaskBatch) -> Tensor:
         """Return the model's outputs, float32; for regression of standardised targets."""

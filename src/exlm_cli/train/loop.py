@@ -9,7 +9,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,7 @@ class TrainingLoop:
                 "lower it, or give `optim.warmup_ratio` in its place",
             )
         self._plan = task.plan(0)
+        self._ahead: Iterator[Any] | None = None  # batches of the next step
         self._validation: dict[str, float] = {}
         self._tokens_since_log = 0
         self._busy_since_log_s = 0.0
@@ -172,7 +173,10 @@ class TrainingLoop:
         set_learning_rates(self.optimizer, state.step, self.optim, self.total_steps)
         self.optimizer.zero_grad(set_to_none=True)
         loss_sum, num_counted, num_infeasible, num_tokens, model_s = 0.0, 0, 0, 0, 0.0
-        for batch in self.task.microbatches(indices, state.epoch):
+        batches, self._ahead = self._ahead or self.task.microbatches(indices, state.epoch), None
+        for batch in batches:
+            if self._ahead is None:
+                self._ahead = self._batches_of_next_step()
             start_s = time.perf_counter()
             losses = self.task.losses(batch)
             is_counted = losses != math.inf
@@ -201,6 +205,13 @@ class TrainingLoop:
         state.num_tokens += num_tokens
         self._tokens_since_log += num_tokens
         return loss_sum / num_counted
+
+    def _batches_of_next_step(self) -> Iterator[Any] | None:
+        """Return what is made while this step is computed; None where an epoch or the run ends with it."""
+        step = self.state.step_in_epoch + 1
+        if step >= len(self._plan) or self.state.step + 1 >= self.total_steps:
+            return None
+        return self.task.microbatches(self._plan.step(step), self.state.epoch)
 
     def _account(self, loss: float, busy_s: float) -> None:
         state = self.state

@@ -29,7 +29,7 @@ class TrainTask(Protocol[BatchT]):
         """The steps of an epoch; the same for the same epoch, always."""
 
     def microbatches(self, indices: IntArray, epoch: int) -> Iterator[BatchT]:
-        """The batches of one step, in a fixed order."""
+        """The batches of one step, in a fixed order; the loop asks for a step's while it works on the one before."""
 
     def losses(self, batch: BatchT) -> Tensor:
         """(n,) float32 loss of every sequence; `inf` where a sequence has none and is to be left out."""

@@ -86,7 +86,7 @@ class PretrainTask:
         )
 
     def microbatches(self, indices: IntArray, epoch: int) -> Iterator[Batch]:
-        """Mask, expand and pad one step's sequences, a microbatch ahead of the model."""
+        """Mask, expand and pad one step's sequences, a microbatch ahead of the model, the first from now on."""
         return self._batches(self.train_set, indices, epoch)
 
     def losses(self, batch: Batch) -> Tensor:
@@ -115,8 +115,7 @@ class PretrainTask:
         lengths = longest_expanded(dataset.lengths[indices] + 2, self.recipe)
         microbatches = cut_microbatches(indices, lengths, self.recipe.train.microbatch_tokens)
         make = build_collator(dataset, self.recipe, self.special, epoch)
-        for batch in prefetch(make, microbatches):
-            yield batch.to(self.device)
+        return (batch.to(self.device) for batch in prefetch(make, microbatches))
 
 
 def run_pretraining(

@@ -1,5 +1,7 @@
 """Data order: every sequence once an epoch, budgets kept, the same plan from the same (seed, epoch)."""
 
+from concurrent.futures import Future
+
 import numpy as np
 import pytest
 
@@ -102,3 +104,10 @@ def test_prefetch_keeps_the_order_and_raises_where_the_batch_was_due() -> None:
     assert [next(made), next(made)] == [0, 1]
     with pytest.raises(ZeroDivisionError):
         next(made)
+
+
+def test_prefetch_begins_before_it_is_asked() -> None:
+    begun: Future[int] = Future()
+    made = prefetch(begun.set_result, [7])
+    assert begun.result(timeout=60) == 7
+    assert list(made) == [None]

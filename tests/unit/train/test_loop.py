@@ -203,6 +203,27 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
         _loop(other, tmp_path).resume(tmp_path / "checkpoints/step-3")
 
 
+def test_a_step_is_prepared_while_the_one_before_is_computed(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    class Told(LeastSquares):
+        def microbatches(self, indices: np.ndarray, epoch: int) -> Iterator[np.ndarray]:
+            order.append("asked")
+            return super().microbatches(indices, epoch)
+
+        def losses(self, batch: np.ndarray) -> Tensor:
+            order.append("computed")
+            return super().losses(batch)
+
+        def validate(self) -> dict[str, float]:
+            return {"loss": 1.0}
+
+    # six steps an epoch, of one microbatch each; nothing is prepared beyond an epoch or the run
+    _loop(Told(microbatch=4), tmp_path, max_steps=8).fit()
+    epoch = ["asked", *["asked", "computed"] * 5, "computed"]
+    assert order == [*epoch, "asked", "asked", "computed", "computed"]
+
+
 def test_epochs_limit_the_steps(tmp_path: Path) -> None:
     assert _loop(LeastSquares(), tmp_path, max_steps=None, max_epochs=2).total_steps == 12
     assert _loop(LeastSquares(), tmp_path, max_steps=7, max_epochs=2).total_steps == 7
