@@ -44,16 +44,16 @@ from step_split import split_step
 MEDIAN_SMILES_TOKENS, SPREAD_OF_LOG = 43, 0.42
 
 
-class RecordingTask(PretrainTask):
-    """The task of pre-training, which remembers the batches of its last step."""
+class RecordingLoop(TrainingLoop):
+    """The loop of training, which remembers the batches of its last step."""
 
-    batches: list[Batch]
+    last_batches: list[Batch]
 
-    def microbatches(self, indices: IntArray, epoch: int) -> Iterator[Batch]:
+    def batches(self, indices: IntArray) -> Iterator[Batch]:
         """Yield the step's batches."""
-        self.batches = []
-        for batch in super().microbatches(indices, epoch):
-            self.batches.append(batch)
+        self.last_batches = []
+        for batch in super().batches(indices):
+            self.last_batches.append(batch)
             yield batch
 
 
@@ -61,13 +61,13 @@ class RecordingTask(PretrainTask):
 class Side:
     """One of the two models in training."""
 
-    task: RecordingTask
-    loop: TrainingLoop
+    task: PretrainTask
+    loop: RecordingLoop
     measured: Measured
 
     def last_size(self) -> StepSize:
         """Count what the last step worked on."""
-        batches = self.task.batches
+        batches = self.loop.last_batches
         return StepSize.of(self.measured.recipe, batches, sum(map(self.task.count_tokens, batches)))
 
 
@@ -85,8 +85,8 @@ def build_side(recipe: PretrainRecipe, data: PreparedData, arguments: argparse.N
     device = arguments.device
     scaled = scale_batch(recipe, arguments.batch_share)
     model = build_model(scaled, data.tokenizer, device).train()
-    task = RecordingTask(scaled, data, model, device)
-    loop = TrainingLoop(
+    task = PretrainTask(scaled, data, model, device)
+    loop = RecordingLoop(
         task,
         scaled.train,
         scaled.optim,
@@ -140,12 +140,12 @@ def measure_round(sides: list[Side]) -> None:
         side.measured.times_ms[WHOLE].append(stopwatch.laps_ms()[0])
         side.measured.sizes[WHOLE].append(side.last_size())
     for side in sides:
-        with split_step(side.loop, side.task) as clock:
+        with split_step(side.loop) as clock:
             side.loop.advance(stop)
         parts_ms = clock.totals_ms()
         parts_ms[SPLIT] = sum(ms for part, ms in parts_ms.items() if part.direction == "both")
         side.measured.sizes[SPLIT].append(side.last_size())
-        indices = torch.cat([batch.sample_index for batch in side.task.batches]).cpu().numpy()
+        indices = torch.cat([batch.sample_index for batch in side.loop.last_batches]).cpu().numpy()
         start_s = time.perf_counter()
         for _ in side.task.microbatches(indices, side.loop.state.epoch):
             pass

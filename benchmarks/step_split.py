@@ -19,7 +19,6 @@ from exlm_cli.data.batch import Batch
 from exlm_cli.data.masking import IntArray
 from exlm_cli.train import objective
 from exlm_cli.train.loop import TrainingLoop
-from exlm_cli.train.pretrain import PretrainTask
 from harness import Stopwatch
 
 Pass = Literal["forward", "backward", "both"]
@@ -64,17 +63,17 @@ class StepClock:
 
 
 @contextmanager
-def split_step(loop: TrainingLoop, task: PretrainTask) -> Iterator[StepClock]:
+def split_step(loop: TrainingLoop) -> Iterator[StepClock]:
     """Mark the parts of the steps done inside; afterwards everything is as it was.
 
     `data` is the wait for the next batch, `encoder` includes embedding and gathering node states, `optimiser` freeing,
     scaling and clipping gradients, `other` the sums between them.
     """
-    clock = StepClock(task.device)
-    model = task.model
+    model: Any = loop.task.model
+    clock = StepClock(next(model.parameters()).device)
 
-    def microbatches(indices: IntArray, epoch: int) -> Iterator[Batch]:
-        batches = type(task).microbatches(task, indices, epoch)
+    def batches_marked(indices: IntArray) -> Iterator[Batch]:
+        batches = type(loop).batches(loop, indices)
         while True:
             clock.enter(DATA)
             batch = next(batches, None)
@@ -101,7 +100,7 @@ def split_step(loop: TrainingLoop, task: PretrainTask) -> Iterator[StepClock]:
         for owner, name, part, output in wrapped:
             marking = _marking(clock, getattr(owner, name), part, output)
             stack.enter_context(mock.patch.object(owner, name, marking))
-        stack.enter_context(mock.patch.object(task, "microbatches", microbatches))
+        stack.enter_context(mock.patch.object(loop, "batches", batches_marked))
         stack.enter_context(mock.patch.object(loop.optimizer, "zero_grad", zero_grad))
         # tied to the decoder: its gradient is complete when the backward pass has come to the input
         weight = model.token_embedding.weight

@@ -173,10 +173,7 @@ class TrainingLoop:
         set_learning_rates(self.optimizer, state.step, self.optim, self.total_steps)
         self.optimizer.zero_grad(set_to_none=True)
         loss_sum, num_counted, num_infeasible, num_tokens, model_s = 0.0, 0, 0, 0, 0.0
-        batches, self._ahead = self._ahead or self.task.microbatches(indices, state.epoch), None
-        for batch in batches:
-            if self._ahead is None:
-                self._ahead = self._batches_of_next_step()
+        for batch in self.batches(indices):
             start_s = time.perf_counter()
             losses = self.task.losses(batch)
             is_counted = losses != math.inf
@@ -206,8 +203,16 @@ class TrainingLoop:
         self._tokens_since_log += num_tokens
         return loss_sum / num_counted
 
+    def batches(self, indices: IntArray) -> Iterator[Any]:
+        """Yield the batches of this step, whose samples are given; from the first on those of the next are made."""
+        batches, self._ahead = self._ahead or self.task.microbatches(indices, self.state.epoch), None
+        for batch in batches:
+            if self._ahead is None:
+                self._ahead = self._batches_of_next_step()
+            yield batch
+
     def _batches_of_next_step(self) -> Iterator[Any] | None:
-        """Return what is made while this step is computed; None where an epoch or the run ends with it."""
+        """Return them; None where an epoch or the run ends with this step."""
         step = self.state.step_in_epoch + 1
         if step >= len(self._plan) or self.state.step + 1 >= self.total_steps:
             return None
