@@ -160,8 +160,8 @@ def refused(capsys: Capture) -> Callable[..., str]:
         (["csv", "words.csv", "--label-columns", "amber", "--smiles-column", "text"],
          "no `--checkpoint` was given, and there is no SMILES run with a checkpoint under runs/"),
         (["moleculenet", "bace", "--label-columns", "pIC50"],
-         "recipes/finetune/moleculenet/moleculenet-bace.yaml with `--set task.name=moleculenet/bace`, "
-         '`--set task.label_columns=["pIC50"]`: `task.label_columns` is for csv; moleculenet/bace does not use it'),
+         'recipes/finetune/moleculenet/moleculenet-bace.yaml with `--set task.label_columns=["pIC50"]`: '
+         '`task.label_columns` is for csv; moleculenet/bace does not use it'),
         (["moleculenet", "bace", "--checkpoint", "nowhere"],
          "nowhere: not a run directory or checkpoint; nowhere has no recipe.yaml"),
     ],

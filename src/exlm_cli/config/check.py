@@ -1,5 +1,6 @@
 """Values to a checked recipe; whatever pydantic finds becomes one line on where, what was given, what is accepted."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -30,7 +31,7 @@ def check_recipe(layers: Layers, described: str, kind: type[RecipeT]) -> RecipeT
     Args:
         layers: All values and their origins.
         kind: Of recipe.
-        described: The recipe as the user gave it, for mistakes that concern several keys.
+        described: The file, for mistakes that concern several keys; which `--set` they came from is told beside it.
 
     Raises:
         ConfigError: A key or value that is not accepted.
@@ -80,7 +81,8 @@ def _explain(error: ValidationError, layers: Layers, described: str, kind: type[
     if finding["type"] == "extra_forbidden":
         return unknown_key(layers.origin(path) or described, path, kind)
     if finding["type"] == "value_error":
-        return ConfigError(f"{described}: {finding['msg'].removeprefix('Value error, ')}", _SET_HINT)
+        message = finding["msg"].removeprefix("Value error, ")
+        return ConfigError(f"{described}{_with_sets(layers, path, message)}: {message}", _SET_HINT)
     if finding["type"] == "missing" and layers.value(path) is None:
         field = find_field(kind, path)
         assert field is not None
@@ -91,6 +93,16 @@ def _explain(error: ValidationError, layers: Layers, described: str, kind: type[
     while find_field(kind, path) is None:
         path = path.rpartition(".")[0]  # a key of a mapping, told by the whole mapping
     return _bad_value(layers, path, kind)
+
+
+def _with_sets(layers: Layers, section: str, message: str) -> str:
+    """Return ` with ...`: every `--set` whose key a message names, else how many there are; nothing without any."""
+    given = dict.fromkeys(origin for origin in layers.origins.values() if origin.startswith("`--set"))
+    keys = [key for name in re.findall(r"`([\w.]+)", message) for key in (name, f"{section}.{name}")]
+    at_fault = dict.fromkeys(layers.origins[key] for key in keys if layers.origins.get(key) in given)
+    if not given:
+        return ""
+    return f" with {len(given)} `--set`" if len(given) > 1 and not at_fault else f" with {', '.join(at_fault or given)}"
 
 
 def _bad_value(layers: Layers, path: str, kind: type[Recipe]) -> ConfigError:

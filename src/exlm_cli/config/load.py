@@ -21,6 +21,9 @@ from exlm_cli.errors import ConfigError
 _OWN_KEYS = ("name", "purpose", "paper")
 """What a recipe says of itself; one that extends it says its own, and is called by its file where it gives no name."""
 
+_LONGEST_SET_SHOWN = 100
+"""Characters of a `--set` in a message: `exlm tokenize *.txt` becomes one that names every file."""
+
 _LIST_HINT = "`exlm recipes` lists the recipes; a file is given by its path, like `./mine.yaml`"
 _SYNTAX_HINT = "lists are written [a, b]; put the whole of `key=value` in quotes for the shell"
 
@@ -60,11 +63,9 @@ def load_recipe(name_or_file: str, overrides: Sequence[str] = (), *, kind: type[
     set_layers = [_parse_override(override, kind) for override in overrides]
     for layer in set_layers:
         layers = layer.over(layers)
-    given = ", ".join(f"`--set {override}`" for override in overrides)
-    described = f"{_shown(path)} with {given}" if given else _shown(path)
-    recipe = check_recipe(layers, described, kind)
+    recipe = check_recipe(layers, _shown(path), kind)
     added = _variants_to_add(recipe, set_layers) if isinstance(recipe, SweepRecipe) else None
-    return recipe if added is None else check_recipe(added.over(layers), described, kind)
+    return recipe if added is None else check_recipe(added.over(layers), _shown(path), kind)
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -234,7 +235,8 @@ def _read_mapping(path: Path) -> dict[str, Any]:
 def _parse_override(override: str, kind: type[Recipe]) -> Layers:
     path, equals, text = override.partition("=")
     path = path.strip()
-    said = f"`--set {override}`"
+    shown = override if len(override) <= _LONGEST_SET_SHOWN else override[: _LONGEST_SET_SHOWN - 3] + "..."
+    said = f"`--set {shown}`"
     if not equals or not path:
         raise ConfigError(f"{said} is not of the form section.key=value", "for example `--set masking.mask_ratio=0.3`")
     first, *inner = path.split(".")

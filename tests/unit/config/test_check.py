@@ -20,7 +20,7 @@ ROPE_HINT = "change it in the recipe or with `--set key=value`; `exlm recipes NA
 def check(key: str, value: Any) -> None:
     for part in reversed(key.split(".")):
         value = {part: value}
-    check_recipe(Layers.read_from(value, "`--set`").over(FILE), "mine.yaml with `--set`", PretrainRecipe)
+    check_recipe(Layers.read_from(value, "`--set`").over(FILE), "mine.yaml", PretrainRecipe)
 
 
 @pytest.mark.parametrize(

@@ -176,12 +176,34 @@ def test_a_wrong_set_is_told_with_its_own_words(override: str, message: str, hin
     assert (error.message, error.hint) == (message, hint)
 
 
-def test_values_that_do_not_go_together_name_the_recipe_and_every_set() -> None:
-    message = error_of("quickstart-text", "seed=2", "train.batch_tokens=500").message
-    assert message == (
-        f"{QUICKSTART} with `--set seed=2`, `--set train.batch_tokens=500`: "
-        "give exactly one of `train.batch_sequences` and `train.batch_tokens`"
+@pytest.mark.parametrize(
+    ("overrides", "described"),
+    [
+        (["seed=2", "train.batch_tokens=500"], "`--set train.batch_tokens=500`"),
+        (["train={batch_tokens: 500}", "name=" + "x" * 200, "seed=2"], "`--set train={batch_tokens: 500}`"),
+    ],
+)
+def test_values_that_do_not_go_together_name_the_recipe_and_the_set_at_fault(
+    overrides: list[str], described: str
+) -> None:
+    assert error_of("quickstart-text", *overrides).message == (
+        f"{QUICKSTART} with {described}: give exactly one of `train.batch_sequences` and `train.batch_tokens`"
     )
+
+
+def test_sets_that_none_is_known_of_to_be_at_fault_are_counted(tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.yaml", "extends: quickstart-text\ntrain: {batch_tokens: 500}\n")
+    said = "give exactly one of `train.batch_sequences` and `train.batch_tokens`"
+    assert error_of(path).message == f"{path}: {said}"
+    assert error_of(path, "seed=2").message == f"{path} with `--set seed=2`: {said}"
+    assert error_of(path, "seed=2", "optim.lr=0.1").message == f"{path} with 2 `--set`: {said}"
+
+
+def test_a_set_of_any_length_is_told_in_a_short_line() -> None:
+    files = ", ".join(f"part-{number}.txt" for number in range(1000))
+    message = error_of("quickstart-text", f"data.trains=[{files}]").message
+    shown = f"data.trains=[{files}"[:97]
+    assert message == f"`--set {shown}...`: unknown key `data.trains`"
 
 
 def test_recipes_are_found_inside_an_installed_package_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
