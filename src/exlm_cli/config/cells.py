@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from exlm_cli.config.base import Recipe, StrictModel
-from exlm_cli.config.finetune import FinetuneRecipe, Seed
+from exlm_cli.config.finetune import KEYS_OF_SUITES, CommonFinetuneRecipe, FinetuneRecipe, Seed
 from exlm_cli.config.recipes import PretrainRecipe
 from exlm_cli.errors import ConfigError
 
@@ -73,7 +73,9 @@ class CellsRecipe(Recipe):
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the models run")
     pretrain: PretrainRecipe = Field(description="What the cells have in common: a recipe of `exlm pretrain`")
-    finetune: FinetuneRecipe = Field(description="How cells are fine-tuned on each of `tasks`, with seeds of its own")
+    finetune: CommonFinetuneRecipe = Field(
+        description="How cells are fine-tuned on each of `tasks`, with seeds of its own"
+    )
 
     def resume_command(self, run: Path) -> str:
         """Return what goes on with a run of this recipe."""
@@ -112,8 +114,27 @@ class CellsRecipe(Recipe):
         for name, values in (("seeds", self.seeds), ("tasks", self.tasks)):
             if len(set(values)) < len(values):
                 raise ValueError(f"`{name}` {list(values)} names one of them twice")
+        self._check_task_keys()
         self.plan_seed(self.seeds[0])
         return self
+
+    def _check_task_keys(self) -> None:
+        """Refuse what no task would follow, and files that several tasks would share."""
+        names = self.tasks or (self.finetune.task.name,)
+        suites = {name.partition("/")[0] for name in names}
+        for key, using in self.finetune.task.keys_of_some_suites().items():
+            if suites <= KEYS_OF_SUITES.keys() and suites.isdisjoint(using):
+                do = "does" if len(names) == 1 else "do"
+                raise ValueError(
+                    f"`finetune.task.{key}` is for {' and '.join(using)}; {' and '.join(names)} {do} not use it"
+                )
+        if len(self.tasks) > 1 and any(self.finetune.task.files.model_dump().values()):
+            raise ValueError(
+                f"`finetune.task.files` names the files of one task; there are {len(self.tasks)}: "
+                f"{', '.join(self.tasks)}"
+            )
+        if not self.tasks:
+            self._finetune(self.finetune.task.name)
 
     def _cell(
         self, label: str, row: str, column: str, seed: int, about: dict[str, Any], changes: dict[str, Any]
@@ -143,13 +164,8 @@ class CellsRecipe(Recipe):
         )
 
     def _finetune(self, task: str) -> FinetuneRecipe:
-        changes = {
-            "name": task.replace("/", "-"),
-            "task.name": task,
-            "device": self.device,
-            "train.num_threads": self.finetune.train.num_threads or 1,
-        }
-        return FinetuneRecipe.model_validate(_changed(self.finetune.model_dump(), changes))
+        train = self.finetune.train.model_dump() | {"num_threads": self.finetune.train.num_threads or 1}
+        return self.finetune.of_task(task, {"device": self.device, "train": train})
 
 
 def _changed(content: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from exlm_cli.config.base import Recipe, StrictModel
 from exlm_cli.config.sections import OptimConfig
@@ -99,15 +99,41 @@ class TaskConfig(StrictModel):
 
     def _refuse_unused(self) -> None:
         """Refuse a key that the task passes over; one of another suite must never seem to have been followed."""
-        used = KEYS_OF_SUITES.get(self.suite)
-        if used is None:
+        if self.suite not in KEYS_OF_SUITES:
             return  # no such suite: whoever loads the task says which there are
+        for key, suites in self.keys_of_some_suites().items():
+            if self.suite not in suites:
+                raise ValueError(f"`task.{key}` is for {' and '.join(suites)}; {self.name} does not use it")
+
+    def keys_of_some_suites(self) -> dict[str, list[str]]:
+        """Return the keys that are given and that not every suite uses, each with the suites that do."""
         own = {name: getattr(self, name) != field.default for name, field in type(self).model_fields.items()}
         of_files = {f"files.{name}": getattr(self.files, name) is not None for name in TaskFiles.model_fields}
-        for key, is_given in (own | of_files).items():
-            suites = [suite for suite, keys in KEYS_OF_SUITES.items() if key in keys]
-            if is_given and suites and self.suite not in suites:
-                raise ValueError(f"`task.{key}` is for {' and '.join(suites)}; {self.name} does not use it")
+        using = {
+            key: [suite for suite, keys in KEYS_OF_SUITES.items() if key in keys]
+            for key, is_given in (own | of_files).items()
+            if is_given
+        }
+        return {key: suites for key, suites in using.items() if suites}
+
+
+class CommonTaskConfig(TaskConfig):
+    """What the tasks of a grid have in common: each task takes the keys that its suite uses."""
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> Self:
+        """Leave the rules to `of_task`: which suites there are, only the grid's tasks say."""
+        return self
+
+    def of_task(self, name: str) -> dict[str, Any]:
+        """Return the values of one task, without the keys that its suite does not use."""
+        suite = name.partition("/")[0]
+        content = self.model_dump() | {"name": name}
+        for key, suites in self.keys_of_some_suites().items():
+            if suite in KEYS_OF_SUITES and suite not in suites:
+                section, _, leaf = key.rpartition(".")
+                del (content[section] if section else content)[leaf]
+        return content
 
 
 class FinetuneModelConfig(StrictModel):
@@ -177,3 +203,26 @@ class FinetuneRecipe(Recipe):
                 f"`optim.warmup_steps` {self.optim.warmup_steps} is more than `train.max_steps` {self.train.max_steps}"
             )
         return self
+
+
+class CommonFinetuneRecipe(FinetuneRecipe):
+    """How the cells of a grid are fine-tuned, on whichever tasks the grid names."""
+
+    task: CommonTaskConfig
+
+    def of_task(self, name: str, changes: dict[str, Any]) -> FinetuneRecipe:
+        """Return the recipe of one task.
+
+        Args:
+            name: Of the task.
+            changes: Values by section or key that replace its own.
+
+        Raises:
+            ValueError: What the tasks have in common does not go with this one; the message is for users.
+        """
+        content = self.model_dump() | {"name": name.replace("/", "-"), "task": self.task.of_task(name)} | changes
+        try:
+            return FinetuneRecipe.model_validate(content)
+        except ValidationError as error:
+            said = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise ValueError(f"`finetune` on {name}: {said}") from None

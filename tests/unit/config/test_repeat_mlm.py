@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from exlm_cli.config.finetune import TaskConfig
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.repeat_mlm import PAPER_CELLS, RepeatMlmRecipe, choose_cells
 from exlm_cli.errors import ConfigError
@@ -63,6 +64,42 @@ def test_tasks_are_fine_tuned_as_the_common_section_says() -> None:
         ("glue-rte", "glue/rte", 1e-4),
         ("glue-qnli", "glue/qnli", 1e-4),
     ]
+
+
+def test_a_key_of_a_task_is_checked_against_the_tasks_of_the_grid_and_given_to_those_that_use_it() -> None:
+    csv = ["tasks=[csv]", "finetune.task.files.train=my.csv", "finetune.task.text_column=words"]
+    (own,) = _load("quickstart-repeat-mlm", *csv, "finetune.task.label_columns=[good]").plan()[0].finetune
+    assert (own.task.name, own.task.files.train) == ("csv", "my.csv")
+    assert (own.task.text_column, own.task.label_columns) == ("words", ("good",))
+    recipe = _load("quickstart-repeat-mlm", "tasks=[glue/rte, squad/v2]", "finetune.task.doc_stride=64")
+    usual = TaskConfig(name="squad/v2").doc_stride
+    assert [task.task.doc_stride for task in recipe.plan()[0].finetune] == [usual, 64]
+    assert RepeatMlmRecipe.model_validate(recipe.model_dump()) == recipe
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ("tasks=[glue/rte, glue/mrpc]", "finetune.task.doc_stride=64"),
+            "`finetune.task.doc_stride` is for squad; glue/rte and glue/mrpc do not use it",
+        ),
+        (
+            ("tasks=[]", "finetune.task.label_columns=[good]"),
+            "`finetune.task.label_columns` is for csv; glue/mnli does not use it",
+        ),
+        (
+            ("tasks=[glue/rte, csv]", "finetune.task.files.train=my.csv"),
+            "`finetune.task.files` names the files of one task; there are 2: glue/rte, csv",
+        ),
+        (
+            ("tasks=[moleculenet/bace]", "finetune.task.split=file"),
+            "`finetune` on moleculenet/bace: `task.split: file` needs `task.split_file`",
+        ),
+    ],
+)
+def test_a_key_that_no_task_of_the_grid_can_follow_is_refused(overrides: tuple[str, ...], said: str) -> None:
+    assert _error(*overrides).message.endswith(f"`: {said}")
 
 
 def test_sequences_too_long_for_a_microbatch_get_a_larger_one() -> None:
