@@ -302,6 +302,11 @@ def test_validation_files_with_a_bad_row_are_refused_with_a_hint_that_eval_has(
     error, _, hint = capsys.readouterr().err.strip().splitlines()[-3:]
     assert error == 'error: odd "name".smi:2: `C1CC`: RDKit cannot parse it: it breaks the SMILES grammar'
     assert hint == "hint: mend the row, or take it out of the file"
+    (folder / "new.csv").write_text("structure,y\nCCO,1\n")
+    assert main(["eval", str(made / "smiles/pretrained"), "--data", "new.csv"]) == 2
+    error, _, hint = capsys.readouterr().err.strip().splitlines()[-3:]
+    assert error.startswith("error: new.csv: which column holds the smiles?")
+    assert hint == "hint: call it as the run's own data do, or give a .txt file with one row a line"
 
 
 @pytest.mark.parametrize("command", ["eval", "inspect-dag"])

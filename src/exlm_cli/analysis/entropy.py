@@ -16,6 +16,13 @@ from exlm_cli.train.checkpoint import load_model_weights
 from exlm_cli.train.pretrain import PretrainTask
 from exlm_cli.train.pretrained import Pretrained, build_model, load_pretrained
 
+_INSTEAD_OF_SETTINGS = {
+    "--on-invalid": "mend the row, or take it out of the file",
+    "data.column": "call it as the run's own data do, or give a .txt file with one row a line",
+    "data.train": "to read local files instead, give them with `--data`",
+}
+"""What a user of scores can do where a hint names a setting of pre-training, which scores have not."""
+
 
 def measure_entropy(
     path: Path,
@@ -77,9 +84,8 @@ def load_validation_data(pretrained: Pretrained, valid: Sequence[str], progress:
     try:
         data = prepare_data(_own_recipe(pretrained, own), rejected_csv=None, progress=progress)
     except DataError as error:
-        # an option of pre-training, which scores have not
-        hint = "mend the row, or take it out of the file" if "--on-invalid" in error.hint else error.hint
-        raise DataError(error.message, hint) from error
+        instead = (told for setting, told in _INSTEAD_OF_SETTINGS.items() if setting in error.hint)
+        raise DataError(error.message, next(instead, error.hint)) from error
     trained_on = read_run_json(run_directory(pretrained.checkpoint)).get("data_fingerprint", data.fingerprint)
     if not valid and data.fingerprint != trained_on:
         progress.message(f"{pretrained.checkpoint}: its data have changed since it was trained; scores are of today's")

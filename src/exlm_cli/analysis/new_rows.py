@@ -80,8 +80,8 @@ def read_new_rows(
         try:
             column = choose_column(str(path), list(table.columns), kind, None)
         except DataError as error:
-            raise DataError(error.message, f"name it with `--{kind}-column`") from error
-    texts = table.column(column, f"--{kind}-column")
+            raise DataError(error.message, f"choose one with `--{kind}-column NAME`") from error
+    texts = table.column(column, f"choose one with `--{kind}-column NAME`")
     if kind == "text":
         return NewRows(table, column, kind, texts, tuple("" if text else "is empty" for text in texts), ())
     molecules = read_molecules(texts, progress)

@@ -19,7 +19,7 @@ def explaining_disk_trouble(cache: Path) -> Iterator[None]:
     except OSError as error:
         raise DataError(
             f"{error.filename or cache}: the data cache cannot be written: {error.strerror or error}",
-            "free some space, or choose another folder with `--set data.cache_dir=DIR`",
+            "free some space, or choose another folder with `EXLM_CACHE_DIR=DIR` (pre-training: also `data.cache_dir`)",
         ) from error
 
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from exlm_cli.config.spelling import how_to_set
 from exlm_cli.data.cache import replace_file
 from exlm_cli.data.readers import Row, RowKind, choose_column
 from exlm_cli.errors import DataError
 from exlm_cli.progress import Progress
 
 _NAME = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(/(?P<config>[\w.-]+))?(@(?P<split>\w+))?")
-LOCAL_FILES_HINT = """to read local files instead, give `--set data.train='["my.txt"]'`"""
+LOCAL_FILES_HINT = f"to read local files instead, give {how_to_set('data.train', 'my.txt')}"
 
 
 @dataclass(frozen=True)

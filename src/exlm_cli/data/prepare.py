@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.spelling import how_to_set
 from exlm_cli.data.cache import explaining_disk_trouble, locked, replace_file
 from exlm_cli.data.identity import Identified, identify, unchanged
 from exlm_cli.data.shards import TokenDataset
@@ -66,7 +67,7 @@ def prepare_data(recipe: PretrainRecipe, *, rejected_csv: Path | None, progress:
     """
     data = recipe.data
     if not data.train:
-        raise DataError("`data.train` names no input", """give files with `--set data.train='["my.txt"]'`""")
+        raise DataError("`data.train` names no input", f"give files with {how_to_set('data.train', 'my.txt')}")
     cache = cache_root(data.cache_dir)
     with explaining_disk_trouble(cache):
         train = identify(resolve_inputs(data.train, kind=data.kind, progress=progress), cache, progress)

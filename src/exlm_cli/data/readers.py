@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
+from exlm_cli.config.spelling import how_to_set
 from exlm_cli.data.decoding import BUFFER_BYTES, csv_records, decode_line, decoded_lines, decompress, explaining_damage
 from exlm_cli.data.json_rows import array_elements, as_json, parse_row, starts_array
 from exlm_cli.errors import DataError
@@ -20,6 +21,7 @@ _PLAUSIBLE_COLUMNS: dict[RowKind, frozenset[str]] = {
     "text": frozenset({"text", "sentence", "content", "document", "article"}),
     "smiles": frozenset({"smiles", "canonical_smiles", "isomeric_smiles", "mol"}),
 }
+_CHOOSE = f"choose one with {how_to_set('data.column', 'NAME')}"
 _LONGEST_TEXT_BYTES = 1 << 20
 _PARQUET_BATCH_ROWS = 4096
 
@@ -87,14 +89,14 @@ def choose_column(origin: str, names: Sequence[str], kind: RowKind, column: str 
     listed = _listed(names)
     if column is not None:
         if column not in names:
-            raise DataError(f"{origin}: no column `{column}`; there are {listed}", "choose one with `data.column`")
+            raise DataError(f"{origin}: no column `{column}`; there are {listed}", _CHOOSE)
         return column
     plausible = [name for name in names if name.lower() in _PLAUSIBLE_COLUMNS[kind]]
     if len(plausible) != 1:
         which = "more than one" if plausible else "none"
         raise DataError(
             f"{origin}: which column holds the {kind}? There are {listed}; {which} of them is named like it",
-            "choose one with `--set data.column=NAME`",
+            _CHOOSE,
         )
     return plausible[0]
 

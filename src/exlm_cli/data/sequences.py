@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self, final
 
+from exlm_cli.config.spelling import how_to_set
 from exlm_cli.data.readers import Row, RowKind
 from exlm_cli.errors import DataError
 
@@ -139,7 +140,7 @@ class RejectedRows:
                 shown = shown[: _SHOWN_CHARACTERS - 1] + "\N{HORIZONTAL ELLIPSIS}"
             raise DataError(
                 f"{row.source}:{row.number}: `{shown}`: {reason}",
-                "`--on-invalid skip` leaves such rows out and lists them in a CSV",
+                f"{how_to_set('data.on_invalid', 'skip', '--on-invalid skip')} leaves such rows out, listed in a CSV",
             )
         self.num_rows += 1
         self._writer.writerow((row.source, row.number, reason, row.text))

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exlm_cli.config.finetune import TaskConfig
+from exlm_cli.config.spelling import how_to_set
 from exlm_cli.data.masking import IntArray
 from exlm_cli.data.readers import choose_column
 from exlm_cli.errors import ConfigError, DataError
@@ -49,7 +50,7 @@ def load_csv(config: TaskConfig, progress: Progress) -> TableTask:
     if not config.label_columns:
         raise ConfigError(
             f"{table.path}: which columns hold the labels? There are {_listed(table, column)}",
-            "name them with `--label-columns A,B`",
+            f"name them with {how_to_set('task.label_columns', '[A,B]', '--label-columns A,B')}",
         )
     if column in config.label_columns:
         raise ConfigError(f"{table.path}: `{column}` cannot be input and label at once")
@@ -58,7 +59,7 @@ def load_csv(config: TaskConfig, progress: Progress) -> TableTask:
     if labels.loss == "regression" and config.class_weights == "balanced":
         raise ConfigError(
             f"{table.path}: `task.class_weights: balanced` is for labels and classes; found values to predict",
-            "leave it out, or say with `--set task.label_kind=classes|multi_label` what the labels are",
+            f"leave it out, or say with {how_to_set('task.label_kind', 'classes|multi_label')} what the labels are",
         )
     progress.message(f"{table.path}: {len(table):,} rows; {labels.notes[0]}")
     has_label: NDArray[np.bool_] = np.asarray(~np.isnan(labels.targets).all(axis=1))
@@ -98,7 +99,7 @@ def _read_files(config: TaskConfig) -> tuple[Table, SplitIndices | None]:
     """Return the rows of all files, and where there is one for each split the rows of each."""
     files = config.files
     if files.train is None:
-        raise ConfigError("no table is given", "for example `exlm finetune csv my_assay.csv --label-columns active`")
+        raise ConfigError("no table is given", f"name one with {how_to_set('task.files.train', 'FILE')}")
     table = read_table(given_file(config, files.train))
     if files.valid is None:
         if files.test is not None:
@@ -127,15 +128,19 @@ def _input_column(config: TaskConfig, table: Table) -> tuple[str, InputKind]:
             "a row is one or the other"
         )
     if config.text_column is not None:
-        table.column(config.text_column, "--text-column")
+        table.column(config.text_column, _choose("text"))
         return config.text_column, "text"
     if config.smiles_column is not None:
-        table.column(config.smiles_column, "--smiles-column")
+        table.column(config.smiles_column, _choose("smiles"))
         return config.smiles_column, "smiles"
     try:
         return choose_column(str(table.path), list(table.columns), "smiles", None), "smiles"
     except DataError as error:
-        raise DataError(error.message, "name it with `--smiles-column` or `--text-column`") from error
+        raise DataError(error.message, f"{_choose('smiles')}; a column of text with `text_column` likewise") from error
+
+
+def _choose(kind: InputKind) -> str:
+    return f"choose one with {how_to_set(f'task.{kind}_column', 'NAME', f'--{kind}-column NAME')}"
 
 
 def _filled_rows(table: Table, texts: Sequence[str], config: TaskConfig) -> tuple[IntArray, list[str]]:
@@ -143,7 +148,7 @@ def _filled_rows(table: Table, texts: Sequence[str], config: TaskConfig) -> tupl
     if empty and (config.on_invalid == "error" or len(empty) == len(texts)):
         raise DataError(
             f"{table.where(empty[0])}: the text is empty",
-            "`--set task.on_invalid=skip` leaves such rows out and lists them",
+            f"{how_to_set('task.on_invalid', 'skip')} leaves such rows out and lists them",
         )
     lines = name_some(table.short_place(row) for row in empty)
     notes = [f"left out {len(empty):,} rows with an empty text: lines {lines}"] if empty else []

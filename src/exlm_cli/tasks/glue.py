@@ -9,6 +9,7 @@ from typing import Any, Literal, final
 import numpy as np
 
 from exlm_cli.config.finetune import TaskConfig
+from exlm_cli.config.spelling import how_to_set
 from exlm_cli.data.hub import iter_hub_records
 from exlm_cli.data.masking import IntArray
 from exlm_cli.data.tokenizer import Tokenizer
@@ -147,7 +148,9 @@ def _sources(config: TaskConfig, info: GlueTaskInfo) -> Iterator[tuple[str, str,
         if found is None and part != "mismatched":
             accepted = f"`{stems[part]}.tsv` (or {', '.join(RECORD_SUFFIXES[1:])}, also with .gz or .xz)"
             raise DataError(
-                f"{folder}: no {accepted}", f"`--data-dir` names the folder that holds the files or `{info.folder}/`"
+                f"{folder}: no {accepted}",
+                f"{how_to_set('task.data_dir', 'DIR', '--data-dir DIR')} names the folder that holds the files or "
+                f"`{info.folder}/`",
             )
         if found is not None:
             yield part, str(found), iter_records(found, header=info.header)
@@ -266,7 +269,7 @@ def _part_notes(info: GlueTaskInfo, part: str, found: GlueFile, on_invalid: Lite
     notes = []
     if found.problems:
         if on_invalid == "error" or not (found.examples or part == "test"):
-            raise DataError(found.problems[0], "`--set task.on_invalid=skip` leaves such rows out")
+            raise DataError(found.problems[0], f"{how_to_set('task.on_invalid', 'skip')} leaves such rows out")
         first = found.problems[0]
         notes.append(f"{part}: left out {len(found.problems):,} rows that cannot be used; the first: {first}")
     official = {"train": info.num_train, "valid": info.num_valid, "mismatched": NUM_MISMATCHED}.get(part)

@@ -11,6 +11,7 @@ from torch import Tensor
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.parameters import tokens_per_step
 from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.spelling import how_to_set
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.model.heads import TaskModel
@@ -113,7 +114,7 @@ def resolve_sequence_length(initial: Initial, recipe: FinetuneRecipe) -> int:
             f"`task.sequence_length` {length}{repeated} needs {positions} positions; the model of "
             f"{initial.checkpoint} takes {initial.recipe.model.max_length}",
             f"it was pre-trained on {initial.recipe.data.sequence_length} tokens, which "
-            "`--set task.sequence_length=null` takes over",
+            f"{how_to_set('task.sequence_length', 'null')} takes over",
         )
     if positions > recipe.train.microbatch_tokens:
         raise ConfigError(

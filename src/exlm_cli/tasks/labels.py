@@ -17,6 +17,7 @@ from typing import Literal
 
 import numpy as np
 
+from exlm_cli.config.spelling import how_to_set
 from exlm_cli.errors import DataError
 from exlm_cli.tasks.downstream import FloatArray, Loss
 from exlm_cli.tasks.table_task import name_some
@@ -31,7 +32,7 @@ _BINARY = {
 }
 _BINARY_WORDS = "0/1, true/false, yes/no, t/f, y/n"
 _MOST_CLASSES = 100
-_OVERRIDE = "`--set task.label_kind=classes|multi_label|regression` says what they are"
+_OVERRIDE = f"{how_to_set('task.label_kind', 'classes|multi_label|regression')} says what they are"
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ def read_labels(table: Table, columns: Sequence[str], kind: LabelKind) -> Labels
         DataError: No such column; a cell that does not fit the kind, named with its row; a column without labels, or
             with one class only.
     """
-    cells = {name: table.column(name, "--label-columns") for name in columns}
+    choose = f"choose with {how_to_set('task.label_columns', '[A,B]', '--label-columns A,B')}"
+    cells = {name: table.column(name, choose) for name in columns}
     for name, column in cells.items():
         if all(map(_is_missing, column)):
             raise DataError(f"{table.path}: label column `{name}` is empty in every row")
@@ -170,7 +172,7 @@ def _values(table: Table, cells: dict[str, tuple[str, ...]]) -> Labels:
             if value is None:
                 raise DataError(
                     f"{table.where(row)}: `{name}` is `{cell}`; accepted: a finite number, or empty",
-                    "mend or empty the cell, or `--set task.label_kind=classes`",
+                    f"mend or empty the cell, or {how_to_set('task.label_kind', 'classes')}",
                 )
             targets[row, index] = value
         if len(np.unique(targets[~np.isnan(targets[:, index]), index])) < 2:
@@ -183,7 +185,7 @@ def _classes(table: Table, cells: dict[str, tuple[str, ...]]) -> Labels:
     if len(cells) > 1:
         raise DataError(
             f"{table.path}: {len(cells)} label columns cannot be `classes`: each row has one class",
-            "give one label column, or `--set task.label_kind=multi_label` for columns of 0 and 1",
+            f"give one label column, or {how_to_set('task.label_kind', 'multi_label')} for columns of 0 and 1",
         )
     ((name, column),) = cells.items()
     names_of_cells = _class_names({cell for cell in column if not _is_missing(cell)})

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from exlm_cli.config.finetune import TaskConfig
+from exlm_cli.config.spelling import how_to_set
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.download import fetch_once
@@ -82,7 +83,8 @@ def _find_file(known: MoleculeNetSet, config: TaskConfig, progress: Progress) ->
     if config.files.train is not None:
         return given_file(config, config.files.train)
     if config.data_dir is None:
-        hint = f"`--data-dir DIR` reads {known.file_names[0]}.csv (also .gz, .xz) of your own instead"
+        given = how_to_set("task.data_dir", "DIR", "--data-dir DIR")
+        hint = f"{given} reads {known.file_names[0]}.csv (also .gz, .xz) of your own instead"
         return fetch_once(known.remote, "moleculenet", progress, hint=hint)
     folder = existing_folder(config, ("moleculenet",))
     for stem in known.file_names:
@@ -91,7 +93,8 @@ def _find_file(known: MoleculeNetSet, config: TaskConfig, progress: Progress) ->
             return found
     names = " or ".join(f"{stem}.csv" for stem in known.file_names)
     raise DataError(
-        f"{folder}: no {names}, nor one with .gz or .xz", "`--data-dir` names the folder that holds the file"
+        f"{folder}: no {names}, nor one with .gz or .xz",
+        f"{how_to_set('task.data_dir', 'DIR', '--data-dir DIR')} names the folder that holds the file",
     )
 
 

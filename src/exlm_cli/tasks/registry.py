@@ -4,6 +4,7 @@ import difflib
 from typing import TYPE_CHECKING, Literal
 
 from exlm_cli.config.finetune import TaskConfig
+from exlm_cli.config.spelling import how_to_set
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.progress import Progress
 
@@ -19,8 +20,13 @@ TASKS: dict[str, tuple[str, ...]] = {
 """Names of tasks by suite; `csv` has none of its own, it is a file of the user's."""
 
 
-def find_task(suite: str, name: str) -> str:
+def find_task(suite: str, name: str, *, as_key: bool = False) -> str:
     """Return `suite/name`.
+
+    Args:
+        suite: The part before the slash.
+        name: The part behind it.
+        as_key: Hints write a task like `glue/rte`, as recipes and `--task` do, not as a command.
 
     Raises:
         ConfigError: There is no such suite or task; the nearest one is named.
@@ -28,25 +34,35 @@ def find_task(suite: str, name: str) -> str:
     if suite not in TASKS:
         holding = [known for known, names in TASKS.items() if suite in names]
         near = holding or difflib.get_close_matches(suite, TASKS, n=1, cutoff=0.5)
-        said = f" {near[0]} {suite}" if holding else f" {near[0]}" if near else ""
+        known = suite if holding else name if near and as_key and name in TASKS[near[0]] else ""
+        meant = _spelt(near[0], known, as_key=as_key) if near else None
         raise ConfigError(
             f"unknown suite `{suite}`; accepted: {', '.join(TASKS)}",
-            f"did you mean `exlm finetune{said}`?" if said else "for example `exlm finetune moleculenet bace`",
+            f"did you mean {meant}?" if meant else f"for example {_spelt('moleculenet', 'bace', as_key=as_key)}",
         )
     names = TASKS[suite]
     if not names:
         raise ConfigError(
-            f"`{suite}` has no task `{name}`: it is a file of your own", "for example `exlm finetune csv my_assay.csv`"
+            f"`{suite}` has no task `{name}`: it is a file of your own",
+            f"name the task `{suite}`, and the file with {how_to_set('task.files.train', 'FILE')}"
+            if as_key
+            else "for example `exlm finetune csv my_assay.csv`",
         )
     if name in names:
         return f"{suite}/{name}"
     near = difflib.get_close_matches(name.lower().replace("-", "").replace("_", ""), names, n=1, cutoff=0.5)
     raise ConfigError(
         f"unknown task `{name}` of {suite}; accepted: {', '.join(names)}",
-        f"did you mean `exlm finetune {suite} {near[0]}`?"
+        f"did you mean {_spelt(suite, near[0], as_key=as_key)}?"
         if near
-        else f"for example `exlm finetune {suite} {names[0]}`",
+        else f"for example {_spelt(suite, names[0], as_key=as_key)}",
     )
+
+
+def _spelt(suite: str, name: str, *, as_key: bool) -> str:
+    """Return a task, or a suite of which no task is named, as a user writes it."""
+    separator = "/" if as_key else " "
+    return f"`{'' if as_key else 'exlm finetune '}{suite}{separator + name if name else ''}`"
 
 
 def default_recipe(task_name: str) -> str:
@@ -71,7 +87,7 @@ def check_task_name(config: TaskConfig) -> None:
     """
     if config.name != "csv":
         suite, _, name = config.name.partition("/")
-        find_task(suite, name)
+        find_task(suite, name, as_key=True)
 
 
 def load_task(config: TaskConfig, progress: Progress) -> "DownstreamTask":

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from exlm_cli.config.finetune import TaskConfig
+from exlm_cli.config.spelling import how_to_set
 from exlm_cli.data.masking import IntArray
 from exlm_cli.errors import DataError
 from exlm_cli.paths import expand_path
@@ -42,7 +43,7 @@ def usable_molecules(table: Table, molecules: Sequence[Molecule], config: TaskCo
     if bad and (config.on_invalid == "error" or len(bad) == len(molecules)):
         raise DataError(
             f"{table.where(bad[0])}: no molecule: {molecules[bad[0]].problem}",
-            "`--set task.on_invalid=skip` leaves such rows out and lists them",
+            f"{how_to_set('task.on_invalid', 'skip')} leaves such rows out and lists them",
         )
     notes = []
     if bad:

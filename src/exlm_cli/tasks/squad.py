@@ -8,6 +8,7 @@ from typing import Literal, final
 import numpy as np
 
 from exlm_cli.config.finetune import TaskConfig
+from exlm_cli.config.spelling import how_to_set
 from exlm_cli.data.hub import iter_hub_records
 from exlm_cli.data.masking import IntArray
 from exlm_cli.data.tokenizer import Tokenizer
@@ -63,7 +64,7 @@ def load_squad(config: TaskConfig, progress: Progress) -> "SquadTask":
         if config.valid_articles:
             raise DataError(
                 f"`task.valid_articles` holds articles out, but there is {valid_file.source} to score on",
-                "leave it out, or name the training file alone with `--set task.files.train=FILE`",
+                f"leave it out, or name the training file alone with {how_to_set('task.files.train', 'FILE')}",
             )
         train, valid = train_file.questions, valid_file.questions
     else:
@@ -91,7 +92,8 @@ def _read_files(config: TaskConfig, progress: Progress) -> tuple[SquadFile, Squa
     if files.valid is not None and files.train is None:
         raise DataError(
             "`task.files.valid` is given without `task.files.train`",
-            "name the training file too with `--set task.files.train=FILE`; a relative one starts in `--data-dir`",
+            f"name the training file too with {how_to_set('task.files.train', 'FILE')}; "
+            "a relative one starts in `task.data_dir`",
         )
     if files.train is not None:
         valid = None if files.valid is None else read_squad_json(given_file(config, files.valid))
@@ -109,7 +111,8 @@ def _read_files(config: TaskConfig, progress: Progress) -> tuple[SquadFile, Squa
     train_path = find_file(folder, "train-v2.0*", _SUFFIXES)
     if train_path is None:
         raise DataError(
-            f"{folder}: no file `train-v2.0*.json`, also with .gz or .xz", "name it with `--set task.files.train=FILE`"
+            f"{folder}: no file `train-v2.0*.json`, also with .gz or .xz",
+            f"name it with {how_to_set('task.files.train', 'FILE')}",
         )
     valid_path = find_file(folder, "dev-v2.0*", _SUFFIXES)
     return read_squad_json(train_path), None if valid_path is None else read_squad_json(valid_path)
@@ -119,7 +122,9 @@ def _problem_notes(file: SquadFile, split: str, on_invalid: Literal["error", "sk
     if not file.problems:
         return []
     if on_invalid == "error" or not file.questions:
-        raise DataError(f"{file.source}: {file.problems[0]}", "`--set task.on_invalid=skip` leaves such questions out")
+        raise DataError(
+            f"{file.source}: {file.problems[0]}", f"{how_to_set('task.on_invalid', 'skip')} leaves such questions out"
+        )
     return [f"{split}: left out {len(file.problems):,} questions that cannot be used; the first: {file.problems[0]}"]
 
 
@@ -138,7 +143,7 @@ def _hold_out(
     if not train:
         raise DataError(
             f"{file.source}: {len(known)} articles, all of them held out to score on: none is left to train on",
-            "give a validation file with `--set task.files.valid=FILE`, or fewer `task.valid_articles`",
+            f"give a validation file with {how_to_set('task.files.valid', 'FILE')}, or fewer `task.valid_articles`",
         )
     return train, [question for question in file.questions if question.title in held_out], held_out
 

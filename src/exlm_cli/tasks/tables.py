@@ -32,18 +32,18 @@ class Table:
     def __len__(self) -> int:
         return len(self.lines)
 
-    def column(self, name: str, option: str = "") -> tuple[str, ...]:
+    def column(self, name: str, hint: str = "") -> tuple[str, ...]:
         """Return one column.
 
         Args:
             name: As the header has it.
-            option: What chooses it, like `--smiles-column`; named in the hint.
+            hint: What to do where there is neither it nor one that is called almost so.
 
         Raises:
             DataError: There is no such column; names the nearest one, or all.
         """
         if name not in self.columns:
-            raise DataError(f"{self.path}: no column `{name}`; {self._describe_columns()}", self._hint(name, option))
+            raise DataError(f"{self.path}: no column `{name}`; {self._describe_columns()}", self._nearest(name) or hint)
         return self.columns[name]
 
     def where(self, row: int) -> str:
@@ -75,12 +75,10 @@ class Table:
         shown = ", ".join(f"`{name}`" for name in names[:_MOST_NAMED])
         return f"there are {shown}" + (f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else "")
 
-    def _hint(self, name: str, option: str) -> str:
+    def _nearest(self, name: str) -> str:
         by_folded = {known.casefold(): known for known in reversed(self.columns)}
         close = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.6)
-        if close:
-            return f"did you mean `{by_folded[close[0]]}`?"
-        return f"choose one with `{option}`" if option else ""
+        return f"did you mean `{by_folded[close[0]]}`?" if close else ""
 
 
 def read_table(path: Path, *, header: Sequence[str] | None = None) -> Table:

@@ -7,6 +7,7 @@ from typing import TypeVar
 import numpy as np
 
 from exlm_cli.config.finetune import TaskConfig
+from exlm_cli.config.spelling import how_to_set
 from exlm_cli.data.hub import HubSource
 from exlm_cli.data.masking import IntArray
 from exlm_cli.data.readers import COMPRESSIONS
@@ -15,7 +16,9 @@ from exlm_cli.paths import expand_path
 from exlm_cli.progress import Bar
 
 HUB_PREFIX = "hub:"
-LOCAL_HINT = "to read local files instead, give their folder with `--data-dir`"
+LOCAL_HINT = (
+    f"to read local files instead, give their folder with {how_to_set('task.data_dir', 'DIR', '--data-dir DIR')}"
+)
 
 _ROWS_BETWEEN_UPDATES = 1024
 _Row = TypeVar("_Row")
@@ -54,7 +57,10 @@ def existing_folder(config: TaskConfig, names: Sequence[str]) -> Path:
     folder = expand_path(config.data_dir)
     if not folder.is_dir():
         what = "not a folder" if folder.exists() else "no such folder"
-        raise DataError(f"{folder}: {what}", "`--data-dir` names the folder that holds the task's files")
+        raise DataError(
+            f"{folder}: {what}",
+            f"{how_to_set('task.data_dir', 'DIR', '--data-dir DIR')} names the folder that holds the task's files",
+        )
     return next((folder / name for name in names if (folder / name).is_dir()), folder)
 
 
@@ -68,7 +74,9 @@ def find_file(folder: Path, pattern: str, suffixes: Sequence[str]) -> Path | Non
     found = sorted({path for ending in endings for path in folder.glob(pattern + ending) if path.is_file()})
     if len(found) > 1:
         names = " and ".join(path.name for path in found)
-        raise DataError(f"{folder}: both {names} could be meant", "name one with `--set task.files.train=FILE`")
+        raise DataError(
+            f"{folder}: both {names} could be meant", f"name one with {how_to_set('task.files.train', 'FILE')}"
+        )
     return found[0] if found else None
 
 

@@ -35,7 +35,7 @@ def test_a_write_that_fails_keeps_the_old_file(tmp_path: Path, monkeypatch: pyte
 
 
 def test_disk_trouble_is_one_line_with_the_file_or_else_the_cache() -> None:
-    hint = "free some space, or choose another folder with `--set data.cache_dir=DIR`"
+    hint = "free some space, or choose another folder with `EXLM_CACHE_DIR=DIR` (pre-training: also `data.cache_dir`)"
     for error, where in (
         (OSError(28, "No space left on device"), "/cache"),
         (OSError(30, "Read-only file system", "/cache/locks"), "/cache/locks"),

@@ -89,7 +89,10 @@ def test_a_wrong_split_or_configuration_is_said_in_the_hubs_words(monkeypatch: p
     with pytest.raises(DataError, match=rf"^{re.escape(message)}$") as caught:
         list(iter_hub_rows(SOURCE, "text", None))
     assert (
-        caught.value.hint == LOCAL_FILES_HINT == """to read local files instead, give `--set data.train='["my.txt"]'`"""
+        caught.value.hint
+        == LOCAL_FILES_HINT
+        == "to read local files instead, give `--set data.train=my.txt` (in a grid or sweep "
+        "`--set pretrain.data.train=my.txt`)"
     )
 
 

@@ -325,7 +325,9 @@ def test_broken_rows_of_text_are_rejected_too(workplace: Path) -> None:
 def test_no_input_is_an_error(workplace: Path) -> None:
     with pytest.raises(DataError, match=r"^`data\.train` names no input$") as caught:
         _prepare(_recipe(workplace, train=[]))
-    assert caught.value.hint == """give files with `--set data.train='["my.txt"]'`"""
+    assert caught.value.hint == (
+        "give files with `--set data.train=my.txt` (in a grid or sweep `--set pretrain.data.train=my.txt`)"
+    )
 
 
 @pytest.mark.parametrize("given", [False, True])

@@ -19,6 +19,7 @@ from exlm_cli.data import readers
 from exlm_cli.data.readers import Row, RowKind, choose_column, format_of, read_file
 from exlm_cli.errors import DataError
 
+_CHOOSE = "choose one with `--set data.column=NAME` (in a grid or sweep `--set pretrain.data.column=NAME`)"
 TEXTS = ["One fish.", 'Two, "quoted" fish\tand more.', "Grün \N{GRINNING FACE}."]
 
 
@@ -337,7 +338,7 @@ def test_the_one_plausible_column_is_taken(kind: RowKind, name: str) -> None:
 def test_a_missing_column_is_named_with_those_that_are_there() -> None:
     with pytest.raises(DataError, match=r"^a\.csv: no column `smi`; there are `id`, `smiles`$") as caught:
         choose_column("a.csv", ["id", "smiles"], "smiles", "smi")
-    assert caught.value.hint == "choose one with `data.column`"
+    assert caught.value.hint == _CHOOSE
 
 
 @pytest.mark.parametrize(("names", "which"), [(["a", "b"], "none"), (["smiles", "mol"], "more than one")])
@@ -346,4 +347,4 @@ def test_the_column_must_be_clear(names: list[str], which: str) -> None:
     message = f"a.csv: which column holds the smiles? There are {listed}; {which} of them is named like it"
     with pytest.raises(DataError, match=rf"^{re.escape(message)}$") as caught:
         choose_column("a.csv", names, "smiles", None)
-    assert caught.value.hint == "choose one with `--set data.column=NAME`"
+    assert caught.value.hint == _CHOOSE

@@ -128,7 +128,10 @@ def test_the_first_bad_row_stops_with_its_place_text_and_reason(tmp_path: Path) 
         pytest.raises(DataError, match=rf"^{re.escape(message)}$") as caught,
     ):
         rejected.add(Row("mols.smi", 7, "C1CC"), "RDKit cannot parse it")
-    assert caught.value.hint == "`--on-invalid skip` leaves such rows out and lists them in a CSV"
+    assert caught.value.hint == (
+        "`--on-invalid skip` (in a grid or sweep `--set pretrain.data.on_invalid=skip`) leaves such rows out, "
+        "listed in a CSV"
+    )
 
 
 def test_a_long_bad_row_is_shown_by_its_beginning_on_one_line(tmp_path: Path) -> None:

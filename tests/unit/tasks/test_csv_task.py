@@ -193,7 +193,11 @@ def test_the_same_seed_gives_the_same_split(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message", "hint"),
     [
-        ({"files": {}}, "no table is given", "for example `exlm finetune csv my_assay.csv --label-columns active`"),
+        (
+            {"files": {}},
+            "no table is given",
+            "name one with `--set task.files.train=FILE` (in a grid or sweep `--set finetune.task.files.train=FILE`)",
+        ),
         (
             {"files": {"train": "a.csv", "test": "a.csv"}},
             "`task.files.test` is given without `task.files.valid`, on which the best epoch is chosen",
@@ -212,7 +216,7 @@ def test_the_same_seed_gives_the_same_split(tmp_path: Path) -> None:
         (
             {"label_columns": ()},
             "{folder}/a.csv: which columns hold the labels? There are `y`, `note`, `part`",
-            "name them with `--label-columns A,B`",
+            "name them with `--label-columns A,B` (in a grid or sweep `--set finetune.task.label_columns=[A,B]`)",
         ),
         ({"label_columns": ("smiles",)}, "{folder}/a.csv: `smiles` cannot be input and label at once", ""),
     ],
@@ -244,7 +248,10 @@ def test_a_table_without_a_column_of_molecules_asks_for_one(tmp_path: Path) -> N
     write(tmp_path / "a.csv", "structure,y", ["C,1", "CC,0"])
     with pytest.raises(DataError, match="which column holds the smiles") as caught:
         load(tmp_path)
-    assert caught.value.hint == "name it with `--smiles-column` or `--text-column`"
+    assert caught.value.hint == (
+        "choose one with `--smiles-column NAME` (in a grid or sweep `--set finetune.task.smiles_column=NAME`); a "
+        "column of text with `text_column` likewise"
+    )
 
 
 def test_files_of_other_columns_are_refused(tmp_path: Path) -> None:

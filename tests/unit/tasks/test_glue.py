@@ -222,7 +222,9 @@ def test_a_row_that_cannot_be_used_stops_or_is_left_out_and_told(
     assert f"train: left out 1 rows that cannot be used; the first: {where}: {problem}" in loaded.notes
     with pytest.raises(DataError, match=rf"^{re.escape(f'{where}: {problem}')}$") as caught:
         load(task, tmp_path, on_invalid="error")
-    assert caught.value.hint == "`--set task.on_invalid=skip` leaves such rows out"
+    assert caught.value.hint == (
+        "`--set task.on_invalid=skip` (in a grid or sweep `--set finetune.task.on_invalid=skip`) leaves such rows out"
+    )
 
 
 @pytest.mark.parametrize(

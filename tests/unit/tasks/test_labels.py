@@ -100,7 +100,9 @@ def test_what_does_not_fit_is_refused(kind: LabelKind, columns: dict[str, str], 
 def test_a_missing_label_column_is_named() -> None:
     with pytest.raises(DataError, match=r"^a.csv: no column `z`; there are `y`$") as caught:
         read_labels(table_of(y="0|1"), ["z"], "auto")
-    assert caught.value.hint == "choose one with `--label-columns`"
+    assert caught.value.hint == (
+        "choose with `--label-columns A,B` (in a grid or sweep `--set finetune.task.label_columns=[A,B]`)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,10 @@ def test_without_a_folder_the_file_is_fetched(tmp_path: Path, monkeypatch: pytes
     progress = RecordingProgress()
     load_moleculenet(TaskConfig(name="moleculenet/bace"), progress)
     assert asked[:2] == [MOLECULENET_SETS["bace"].remote, "moleculenet"]
-    assert asked[2] == "`--data-dir DIR` reads bace.csv (also .gz, .xz) of your own instead"
+    assert asked[2] == (
+        "`--data-dir DIR` (in a grid or sweep `--set finetune.task.data_dir=DIR`) reads bace.csv (also .gz, .xz) of "
+        "your own instead"
+    )
     assert progress.messages == [f"moleculenet/bace: 20 rows of {tmp_path / 'fetched.csv'}"]
 
 

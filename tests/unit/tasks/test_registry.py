@@ -10,7 +10,7 @@ from exlm_cli.config.finetune import FinetuneRecipe, TaskConfig
 from exlm_cli.config.load import list_recipes
 from exlm_cli.errors import ConfigError
 from exlm_cli.progress import SilentProgress
-from exlm_cli.tasks.registry import TASKS, default_recipe, find_task, input_kind_of, load_task
+from exlm_cli.tasks.registry import TASKS, check_task_name, default_recipe, find_task, input_kind_of, load_task
 
 
 @pytest.mark.parametrize(("suite", "name"), [(s, n) for s, names in TASKS.items() for n in names])
@@ -42,6 +42,22 @@ def test_a_misspelt_name_is_told_with_the_nearest(suite: str, name: str, message
     with pytest.raises(ConfigError) as caught:
         find_task(suite, name)
     assert (caught.value.message, caught.value.hint) == (message, hint)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("glue/rtee", "did you mean `glue/rte`?"), ("squad/zzz", "for example `squad/v2`"),
+        ("molculenet/bace", "did you mean `moleculenet/bace`?"), ("rte", "did you mean `glue/rte`?"),
+        ("cvs", "did you mean `csv`?"), ("qqqqq", "for example `moleculenet/bace`"),
+        ("csv/x", "name the task `csv`, and the file with `--set task.files.train=FILE` (in a grid or sweep "
+         "`--set finetune.task.files.train=FILE`)"),
+    ],
+)  # fmt: skip
+def test_a_misspelt_name_in_a_recipe_or_a_grid_is_told_as_they_write_it(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_task_name(TaskConfig(name=name))
+    assert caught.value.hint == hint
 
 
 def test_a_recipe_with_an_unknown_task_is_refused_before_anything_is_read() -> None:

@@ -203,7 +203,8 @@ def test_articles_to_hold_out_can_be_chosen_by_title(tmp_path: Path) -> None:
         (
             ("Tea", "Moss", "Clocks"),
             "3 articles, all of them held out to score on: none is left to train on",
-            "give a validation file with `--set task.files.valid=FILE`, or fewer `task.valid_articles`",
+            "give a validation file with `--set task.files.valid=FILE` (in a grid or sweep "
+            "`--set finetune.task.files.valid=FILE`), or fewer `task.valid_articles`",
         ),
     ],
 )

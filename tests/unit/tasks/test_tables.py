@@ -84,7 +84,7 @@ def table_with(*names: str) -> Table:
     ("names", "message", "hint"),
     [
         (("Smiles", "y"), "a.csv: no column `smiles`; there are `Smiles`, `y`", "did you mean `Smiles`?"),
-        (("mol", "y"), "a.csv: no column `smiles`; there are `mol`, `y`", "choose one with `--smiles-column`"),
+        (("mol", "y"), "a.csv: no column `smiles`; there are `mol`, `y`", "name one"),
         (
             ("smiles;y",),
             "a.csv: no column `smiles`; the header seems to be set apart by semicolons, not by commas",
@@ -93,13 +93,13 @@ def table_with(*names: str) -> Table:
         (
             tuple(f"t{i}" for i in range(14)),
             "a.csv: no column `smiles`; there are " + ", ".join(f"`t{i}`" for i in range(12)) + " and 2 more",
-            "choose one with `--smiles-column`",
+            "name one",
         ),
     ],
 )
 def test_a_missing_column_is_told_with_the_nearest(names: tuple[str, ...], message: str, hint: str) -> None:
     with pytest.raises(DataError, match=f"^{re.escape(message)}$") as caught:
-        table_with(*names).column("smiles", "--smiles-column")
+        table_with(*names).column("smiles", "name one")
     assert caught.value.hint == hint
 
 
