@@ -60,3 +60,33 @@ def test_a_dot_in_the_name_stays(tmp_path: Path, out: str, stem: str) -> None:
     run = str(_run(tmp_path / "run", [3.0, 2.0]))
     assert main(["curves", run, "--out", str(tmp_path / "figures" / out)]) == 0
     assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == [f"{stem}.png", f"{stem}.svg"]
+
+
+@pytest.mark.parametrize("out", [".", "there", "there/", "new/", "new.dir/"])
+def test_a_directory_takes_them_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str) -> None:
+    run = str(_run(tmp_path / "run", [3.0, 2.0]))
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path)
+    before = {path.name for path in tmp_path.iterdir()}
+    assert main(["curves", run, "--out", out]) == 0
+    assert {path.name for path in Path(out).iterdir() if path.is_file()} == {"curves.png", "curves.svg"}
+    assert {path.name for path in tmp_path.iterdir()} - before <= {"curves.png", "curves.svg", out.rstrip("/")}
+
+
+@pytest.mark.parametrize(
+    ("out", "error"),
+    [
+        ("cv.pdf", "`--out cv.pdf`: curves are drawn as .png and .svg, not as .pdf\n\nhint: `--out cv` writes both"),
+        ("new/cv.Html", "`--out new/cv.Html`: curves are drawn as .png and .svg, not as .Html\n\n"
+         "hint: `--out new/cv` writes both"),
+        ("", "`--out` is empty\n\nhint: give the pictures a name, or leave it out: they go to report/ of the run"),
+    ],
+)  # fmt: skip
+def test_a_name_that_no_picture_can_have_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], out: str, error: str
+) -> None:
+    run = str(_run(tmp_path / "run", [3.0, 2.0]))
+    monkeypatch.chdir(tmp_path)
+    assert main(["curves", run, "--out", out]) == 2
+    assert capsys.readouterr().err == f"error: {error}\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -6,13 +6,16 @@ from typing import Annotated
 import typer
 
 from exlm_cli.cli.options import JsonOption
+from exlm_cli.errors import ConfigError
 
 
 def curves(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories of `exlm pretrain`.")],
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Where to, as PNG and SVG; else `report/curves` of the first."),
+        str | None,
+        typer.Option(
+            "--out", "-o", metavar="PATH", help="Name of the PNG and SVG, or directory; else report/ of the first."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -22,10 +25,28 @@ def curves(
     """
     from exlm_cli.cli import console
 
-    files = draw_curves(runs, out or runs[0] / "report" / "curves")
+    files = draw_curves(runs, runs[0] / "report" / "curves" if out is None else _named(out))
     if as_json:
         return console.emit_json({"files": [str(path) for path in files]})
     console.emit_pairs({"curves": files[0], "": files[1]})
+
+
+def _named(out: str) -> Path:
+    """Return the path of both pictures but for their suffix."""
+    if not out:
+        raise ConfigError(
+            "`--out` is empty", "give the pictures a name, or leave it out: they go to report/ of the run"
+        )
+    path = Path(out)
+    if out.endswith("/") or path.is_dir():
+        return path / "curves"
+    # letters alone: the .15 of `curves-p0.15` is no kind of file
+    if path.suffix[1:].isalpha() and path.suffix.lower() not in (".png", ".svg"):
+        raise ConfigError(
+            f"`--out {out}`: curves are drawn as .png and .svg, not as {path.suffix}",
+            f"`--out {path.with_suffix('')}` writes both",
+        )
+    return path
 
 
 def draw_curves(runs: list[Path], path: Path) -> list[Path]:
