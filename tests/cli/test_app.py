@@ -34,9 +34,15 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
     return fail
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
+def run(*words: str | bytes, **environment: str) -> subprocess.CompletedProcess[str]:
     script = "import sys; from exlm_cli.cli.app import main; sys.exit(main())"
-    return subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", script, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
 
 
 def test_help_lists_the_commands_in_the_order_of_work(capsys: Capture) -> None:
@@ -193,6 +199,44 @@ def test_no_color_and_a_pipe_give_plain_text() -> None:
     done = run("recipes", "no-such")
     assert done.returncode == 2
     assert "\x1b" not in done.stdout + done.stderr
+
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+"""A shell that says nothing of UTF-8, and a Python that believes it."""
+
+
+@pytest.mark.parametrize(
+    ("word", "environment", "error", "hint"),
+    [
+        (b"x [MASK] \xff", {"PYTHONUTF8": "1"}, "`x [MASK] \\xff` is not text in UTF-8", "write it in UTF-8"),
+        ("x [MASK] é".encode(), ASCII, r"`x [MASK] \xe9` is not text in ASCII",
+         "say that it is UTF-8 with `PYTHONUTF8=1 exlm ...`"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("command", ["inspect-dag", "recipes", "curves"])
+def test_words_that_are_no_text_are_refused_by_every_command(
+    command: str, word: bytes, environment: dict[str, str], error: str, hint: str
+) -> None:
+    done = run(command, word, **environment)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: {error}\n\nhint: {hint}\n"
+
+
+def test_what_a_terminal_cannot_show_is_shown_with_backslashes() -> None:
+    script = (
+        "from rich.table import Table; from exlm_cli.cli import app, console\n"
+        "def show():\n"
+        "    console.emit_text('text \\xe9'); console.emit_pairs({'pair': '\\u03b1'})\n"
+        "    table = Table('head'); table.add_row('\\xb1'); console.emit_renderable(table)\n"
+        "    console.open_progress().message('said \\xe9')\n"
+        "app.app.command('show')(show); raise SystemExit(app.main(['show']))"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    words = [sys.executable, "-c", script]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (0, "said \\xe9\n")
+    assert done.stdout.startswith("text \\xe9\npair  \\u03b1\n")
+    assert "| \\xb1" in done.stdout
 
 
 def test_commands_are_thin() -> None:

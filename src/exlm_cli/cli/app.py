@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 ran with a negative verdict, 2 could not run, 128 + n stop
 """
 
 import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from exlm_cli.cli.cmd_pretrain import pretrain
 from exlm_cli.cli.cmd_recipes import recipes
 from exlm_cli.cli.cmd_repeat_mlm import repeat_mlm
 from exlm_cli.cli.cmd_tokenize import tokenize
-from exlm_cli.errors import ExlmError
+from exlm_cli.errors import ConfigError, ExlmError
 
 app = typer.Typer(
     name="exlm",
@@ -85,7 +86,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     is_debug = "--debug" in words
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # what a terminal cannot show is shown as \xe9, and never the end of a run
+            stream.reconfigure(errors="backslashreplace")
     try:
+        _refuse_other_encodings(words)
         code = app([word for word in words if word != "--debug"], prog_name="exlm", standalone_mode=False)
         sys.stdout.flush()
         return code or 0
@@ -104,6 +110,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         console.emit_error(explained)
         return explained.exit_code
+
+
+def _refuse_other_encodings(words: Sequence[str]) -> None:
+    """Refuse bytes that are no text: Python hands them over as halves of surrogate pairs, which nothing can encode.
+
+    Raises:
+        ConfigError: A word has such.
+    """
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            shown = os.fsencode(word).decode(errors="backslashreplace")
+            encoding = sys.getfilesystemencoding()
+            raise ConfigError(
+                f"`{shown}` is not text in {encoding.upper()}",
+                "write it in UTF-8" if encoding == "utf-8" else "say that it is UTF-8 with `PYTHONUTF8=1 exlm ...`",
+            ) from None
 
 
 def explain(error: BaseException) -> ExlmError | None:
