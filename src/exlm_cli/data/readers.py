@@ -15,6 +15,7 @@ from exlm_cli.errors import DataError
 RowKind = Literal["text", "smiles"]
 
 FORMATS = (".txt", ".smi", ".csv", ".tsv", ".jsonl", ".json", ".parquet")
+LINE_FORMATS = (".txt", ".smi")
 COMPRESSIONS = (".gz", ".xz")
 
 _PLAUSIBLE_COLUMNS: dict[RowKind, frozenset[str]] = {

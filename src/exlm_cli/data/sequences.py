@@ -116,6 +116,12 @@ class RejectedRows:
         self.path = path
         self.on_invalid = on_invalid
         self.num_rows = 0
+        self._first = ""
+
+    def describe(self) -> str:
+        """Say how many there are, and what is wrong with the first."""
+        first = f", the first: {self._first}" if self._first else ""
+        return f"{self.num_rows:,} {'row was' if self.num_rows == 1 else 'rows were'} rejected{first}"
 
     def __enter__(self) -> Self:
         self._file = self.path.open("w", encoding="utf-8", newline="")
@@ -135,12 +141,17 @@ class RejectedRows:
             DataError: Invalid rows are errors here.
         """
         if self.on_invalid == "error":
-            shown = " ".join(row.text.split())
-            if len(shown) > _SHOWN_CHARACTERS:
-                shown = shown[: _SHOWN_CHARACTERS - 1] + "\N{HORIZONTAL ELLIPSIS}"
             raise DataError(
-                f"{row.source}:{row.number}: `{shown}`: {reason}",
+                _describe(row, reason),
                 f"{how_to_set('data.on_invalid', 'skip', '--on-invalid skip')} leaves such rows out, listed in a CSV",
             )
         self.num_rows += 1
+        self._first = self._first or _describe(row, reason)
         self._writer.writerow((row.source, row.number, reason, row.text))
+
+
+def _describe(row: Row, reason: str) -> str:
+    shown = " ".join(row.text.split())
+    if len(shown) > _SHOWN_CHARACTERS:
+        shown = shown[: _SHOWN_CHARACTERS - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    return f"{row.source}:{row.number}: `{shown}`: {reason}"

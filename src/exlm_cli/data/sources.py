@@ -125,10 +125,20 @@ def iter_rows(
                         show(finished_bytes + position_bytes())
                         return
             if num_rows == num_before:
-                raise DataError(f"{source}: no rows in it")
+                raise DataError(f"{source}: no rows in it", _why_no_rows(source))
             if isinstance(source, FileSource):
                 finished_bytes += source.size_bytes
             show(finished_bytes)
+
+
+def _why_no_rows(source: Source) -> str:
+    match format_of(source.path) if isinstance(source, FileSource) else None:
+        case ".txt" | ".smi":
+            return "all of its lines are empty"
+        case ".csv" | ".tsv":
+            return "its first line is taken for the names of its columns; rows stand below"
+        case _:
+            return ""
 
 
 @contextmanager

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.spelling import how_to_set
 from exlm_cli.data.identity import Identified
-from exlm_cli.data.readers import Row
+from exlm_cli.data.readers import LINE_FORMATS, Row, format_of
 from exlm_cli.data.sequences import Holdout, RejectedRows
 from exlm_cli.data.shards import ShardWriter
 from exlm_cli.data.sources import FileSource, iter_rows
@@ -64,7 +65,7 @@ class Splits:
                     sink = self._sink(writer)
                     self._tokenise(sources, seed, f"tokenising {split}", [sink], lambda _: 0, rejected)
                 if not writer.num_sequences:
-                    raise _no_usable_row(split, sources, rejected)
+                    raise self._no_usable_row(split, sources, rejected)
         return rejected.num_rows
 
     def _write_held_out(self, folder: Path) -> int:
@@ -84,13 +85,12 @@ class Splits:
             if valid.num_sequences or forced is not None:
                 break
             if holdout.smallest is None:
-                raise _no_usable_row(TRAIN, self.train, rejected)
+                raise self._no_usable_row(TRAIN, self.train, rejected)
             # A small corpus, of which the hashes took nothing: take what came nearest.
             forced = holdout.smallest
         if not train.num_sequences or not valid.num_sequences:
             raise DataError(
-                f"{_named(self.train)}: too few usable rows to hold some out for validation; "
-                f"{rejected.num_rows:,} rows were rejected",
+                f"{_named(self.train)}: too few usable rows to hold some out for validation; {rejected.describe()}",
                 "give more rows, or rows of their own with `data.valid`",
             )
         return rejected.num_rows
@@ -118,9 +118,13 @@ class Splits:
     def _rejected(self, folder: Path) -> RejectedRows:
         return RejectedRows(folder / REJECTED, self.recipe.data.on_invalid)
 
-
-def _no_usable_row(split: str, sources: list[Identified], rejected: RejectedRows) -> DataError:
-    return DataError(f"`data.{split}`: no usable row in {_named(sources)}; {rejected.num_rows:,} rows were rejected")
+    def _no_usable_row(self, split: str, sources: list[Identified], rejected: RejectedRows) -> DataError:
+        kind, source = self.recipe.data.kind, sources[0].source
+        has_lines = isinstance(source, FileSource) and format_of(source.path) in LINE_FORMATS
+        hint = f"name the column that holds the {kind} with {how_to_set('data.column', 'NAME')}"
+        if has_lines:
+            hint = "the SMILES must be the first word of a line" if kind == "smiles" else "give a file with text in it"
+        return DataError(f"`data.{split}`: no usable row in {_named(sources)}; {rejected.describe()}", hint)
 
 
 def _named(sources: list[Identified]) -> str:

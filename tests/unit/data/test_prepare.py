@@ -336,10 +336,38 @@ def test_no_usable_row_is_an_error(workplace: Path, given: bool) -> None:
     inputs = [f"{workplace}/bad.smi"] * 2
     data = {"valid": inputs} if given else {"train": inputs}
     split = "valid" if given else "train"
-    message = f"`data.{split}`: no usable row in {workplace}/bad.smi and 1 more; 4 rows were rejected"
-    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
+    message = f"`data.{split}`: no usable row in {workplace}/bad.smi and 1 more; 4 rows were rejected, the "
+    message += f"first: {workplace}/bad.smi:1: `C1`: RDKit cannot parse it: it breaks the SMILES grammar"
+    with pytest.raises(DataError, match=rf"^{re.escape(message)}$") as caught:
         _prepare(_smiles(workplace, on_invalid="skip", **data))
+    assert caught.value.hint == "the SMILES must be the first word of a line"
     assert not list((workplace / "cache" / "shards").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "content", "rejected", "hint"),
+    [
+        ("smiles", "a.csv", "smiles\nfoo\n", "1 row was rejected, the first: {path}:2: `foo`: characters that are no "
+         "SMILES tokens: 'f' at position 1",
+         "name the column that holds the smiles with `--set data.column=NAME` (in a grid or sweep `--set "
+         "pretrain.data.column=NAME`)"),
+        ("text", "a.jsonl", '{"text": 3}\n', "1 row was rejected, the first: {path}:1: `3`: is not a string",
+         "name the column that holds the text with `--set data.column=NAME` (in a grid or sweep `--set "
+         "pretrain.data.column=NAME`)"),
+        ("text", "a.csv", 'text\n""\n', "0 rows were rejected",
+         "name the column that holds the text with `--set data.column=NAME` (in a grid or sweep `--set "
+         "pretrain.data.column=NAME`)"),
+    ],
+)  # fmt: skip
+def test_why_no_row_is_usable_is_said_of_the_first(
+    workplace: Path, kind: str, name: str, content: str, rejected: str, hint: str
+) -> None:
+    path = workplace / name
+    path.write_text(content)
+    message = f"`data.train`: no usable row in {path}; {rejected.format(path=path)}"
+    with pytest.raises(DataError, match=rf"^{re.escape(message)}$") as caught:
+        _prepare(_recipe(workplace, kind=kind, train=[str(path)], on_invalid="skip"))
+    assert caught.value.hint == hint
 
 
 @pytest.mark.parametrize("kind", ["text", "smiles"])

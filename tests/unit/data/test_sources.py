@@ -196,8 +196,15 @@ def test_bundled_rows_depend_on_their_number_and_seed(name: str, kind: str) -> N
 def test_a_source_without_rows_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n \n")
     sources = resolve_inputs([str(tmp_path)], kind="text", progress=SilentProgress())
-    with pytest.raises(DataError, match=rf"^{re.escape(str(tmp_path))}/a\.txt: no rows in it$"):
+    with pytest.raises(DataError, match=rf"^{re.escape(str(tmp_path))}/a\.txt: no rows in it$") as caught:
         list(iter_rows(sources, kind="text", progress=SilentProgress()))
+    assert caught.value.hint == "all of its lines are empty"
+    (tmp_path / "a.txt").unlink()
+    (tmp_path / "b.csv").write_text("text\n")
+    sources = resolve_inputs([str(tmp_path)], kind="text", progress=SilentProgress())
+    with pytest.raises(DataError, match=rf"^{re.escape(str(tmp_path))}/b\.csv: no rows in it$") as caught:
+        list(iter_rows(sources, kind="text", progress=SilentProgress()))
+    assert caught.value.hint == "its first line is taken for the names of its columns; rows stand below"
 
 
 def test_a_file_that_vanished_is_an_error(tmp_path: Path) -> None:
