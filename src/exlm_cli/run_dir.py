@@ -5,6 +5,7 @@ knows what a recipe or a model is.
 """
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -28,7 +29,8 @@ RUN_FILE = "run.json"
 LOCK_FILE = ".lock"
 """Held while a process works in the directory; the file stays, also of one that was killed."""
 
-_DISK_HINT = "free some space or choose a folder you may write to with `--out`"
+_IN_THE_WAY = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def create_run_dir(out: Path | None, name: str, *, root: Path = RUNS_ROOT) -> Path:
@@ -56,7 +58,9 @@ def create_run_dir(out: Path | None, name: str, *, root: Path = RUNS_ROOT) -> Pa
         probe.unlink()
     except OSError as error:
         where = root if out is None else out
-        raise CheckpointError(f"{where}: no run directory can be made there: {_reason(error)}", _DISK_HINT) from error
+        raise CheckpointError(
+            f"{where}: no run directory can be made there: {_reason(error)}", _advice(error, "--out")
+        ) from error
     return out
 
 
@@ -86,15 +90,17 @@ def sole_process(folder: Path) -> Iterator[None]:
             f"{folder}: another process is at work in this run directory", "wait for it, or stop it first"
         ) from None
     except OSError as error:
-        raise CheckpointError(f"{folder}: the run directory cannot be locked: {_reason(error)}", _DISK_HINT) from error
+        raise CheckpointError(
+            f"{folder}: the run directory cannot be locked: {_reason(error)}", _advice(error)
+        ) from error
     try:
         yield
     finally:
         lock.release()
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder for results, with those it lies in, where it is not there yet.
+def make_folder(folder: Path, *, option: str = "--out") -> None:
+    """Make a folder for results, with those it lies in, where it is not there yet; `option` chooses another one.
 
     Raises:
         CheckpointError: The file system refuses.
@@ -102,20 +108,42 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CheckpointError(f"{folder}: no such folder can be made: {_reason(error)}", _DISK_HINT) from error
+        raise CheckpointError(
+            f"{folder}: no such folder can be made: {_reason(error)}", _advice(error, option)
+        ) from error
 
 
 @contextlib.contextmanager
-def folder_for_results(folder: Path) -> Iterator[None]:
+def folder_for_results(folder: Path, *files: Path, option: str = "--out") -> Iterator[None]:
     """Make a folder before the work that fills it, and take back what was made of it where that fails.
+
+    Args:
+        folder: Where results go.
+        files: Those that are written at the end of the work; that they can be is found out before it.
+        option: Chooses another folder; for the hint.
 
     Raises:
         CheckpointError: The file system refuses.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
-    make_folder(folder)
+    make_folder(folder, option=option)
     with removed_on_failure(made[-1] if made else folder, is_new=bool(made)):
+        for path in files:
+            _refuse_unwritable(path, option)
         yield
+
+
+def _refuse_unwritable(path: Path, option: str) -> None:
+    temporary = _beside(path)
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        temporary.touch()
+        temporary.unlink()
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: the file could not be written: {_reason(error)}", _advice(error, option)
+        ) from error
 
 
 def _make_fresh(path: Path) -> Path:
@@ -135,7 +163,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     Raises:
         CheckpointError: The file system refuses; the old file is untouched.
     """
-    temporary = path.with_name(f".{path.name}.writing-{os.getpid()}")
+    temporary = _beside(path)
     try:
         # the kernel applies the umask to 0666; `tempfile` would give 0600 whatever it is
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
@@ -148,7 +176,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise CheckpointError(f"{path}: the file could not be written: {_reason(error)}", _DISK_HINT) from error
+        raise CheckpointError(f"{path}: the file could not be written: {_reason(error)}", _advice(error)) from error
 
 
 def update_run_json(run: Path, fields: dict[str, Any]) -> None:
@@ -239,7 +267,7 @@ class MetricsLog:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(finite_or_none(row)) + "\n")
         except OSError as error:
-            raise CheckpointError(f"{self.path}: a row could not be added: {_reason(error)}", _DISK_HINT) from error
+            raise CheckpointError(f"{self.path}: a row could not be added: {_reason(error)}", _advice(error)) from error
 
     def truncate_after(self, step: int) -> None:
         """Drop the rows beyond `step` and a half-written last line, as a killed run leaves them."""
@@ -283,6 +311,11 @@ def finite_or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _beside(path: Path) -> Path:
+    """Return the name under which a file is written before it takes its own."""
+    return path.with_name(f".{path.name}.writing-{os.getpid()}")
+
+
 def _fsync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -293,3 +326,11 @@ def _fsync_folder(folder: Path) -> None:
 
 def _reason(error: OSError) -> str:
     return error.strerror or str(error)
+
+
+def _advice(error: OSError, option: str | None = None) -> str:
+    """Return what can be done where the file system refuses; `option` is the one that chooses another place."""
+    remedies = ["move away what has that name"] if error.errno in _IN_THE_WAY else []
+    remedies += ["free some space"] if error.errno in _NO_SPACE else []
+    remedies += [f"choose a folder that you may write to with `{option}`"] if option is not None else []
+    return " or ".join(remedies)

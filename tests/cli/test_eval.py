@@ -219,6 +219,8 @@ def refused(capsys: Capture) -> Callable[..., str]:
         ("M --data ~nosuchuser/x", "~nosuchuser/x: there is no home folder that `~nosuchuser` could stand for"),
         ("M --data new.csv --predictions file/x.csv", "file: no such folder can be made: File exists"),
         ("M --data new.csv --embeddings file/x.npz", "file: no such folder can be made: File exists"),
+        ("M --data new.csv --predictions folder.csv", "folder.csv: the file could not be written: Is a directory"),
+        ("M --data none.csv --embeddings folder.npz", "folder.npz: the file could not be written: Is a directory"),
         ("M --data new.csv --predictions x.json", "`--predictions x.json`: predictions of csv go into a .csv file"),
         ("M --data new.csv --embeddings x.csv",
          "`--embeddings x.csv`: accepted are names that end in .npz or .parquet"),
@@ -280,6 +282,8 @@ def test_a_mistake_is_told_in_one_line_and_leaves_nothing(
     for name, text in files.items():
         (folder / name).write_text(text)
     (folder / "linked.csv").symlink_to("new.csv")
+    for name in ("folder.csv", "folder.npz"):
+        (folder / name).mkdir()
     before = sorted(path for path in folder.rglob("*"))
     assert refused(*words.split()) == error
     assert sorted(path for path in folder.rglob("*")) == before

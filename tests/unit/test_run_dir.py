@@ -69,6 +69,8 @@ def test_a_folder_below_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         create_run_dir(tmp_path / "file" / "run", "a")
     assert caught.value.message == f"{tmp_path / 'file' / 'run'}: no run directory can be made there: Not a directory"
+    way_out = "move away what has that name or choose a folder that you may write to with `--out`"
+    assert caught.value.hint == way_out
 
 
 def test_a_root_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
@@ -134,6 +136,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     with pytest.raises(CheckpointError) as caught:
         write_atomically(path, b"new")
     assert caught.value.message == f"{path}: the file could not be written: No space left on device"
+    assert caught.value.hint == "free some space"
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
     assert path.read_bytes() == b"old"
 
@@ -293,6 +296,35 @@ def test_a_folder_for_results_is_made_with_those_it_lies_in_or_the_reason_told(t
         with pytest.raises(CheckpointError) as caught:
             make_folder(tmp_path / name)
         assert caught.value.message == f"{tmp_path / name}: no such folder can be made: {reason}"
+        way_out = "move away what has that name or choose a folder that you may write to with `--out`"
+        assert caught.value.hint == way_out
+
+
+@pytest.mark.parametrize(
+    ("number", "option", "hint"),
+    [
+        (errno.EROFS, "--predictions", "choose a folder that you may write to with `--predictions`"),
+        (errno.ENOSPC, "--out", "free some space or choose a folder that you may write to with `--out`"),
+    ],
+)
+def test_a_file_that_could_not_be_written_is_told_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, option: str, hint: str
+) -> None:
+    def refuse(_: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    with pytest.raises(CheckpointError) as caught, folder_for_results(tmp_path / "a", tmp_path / "a/f", option=option):
+        pytest.fail("the work began")
+    assert caught.value.message == f"{tmp_path / 'a/f'}: the file could not be written: {os.strerror(number)}"
+    assert caught.value.hint == hint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_can_be_written_is_left_as_it_is_until_it_is(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("old")
+    with folder_for_results(tmp_path, tmp_path / "old", tmp_path / "new"):
+        assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("old", "old")]
 
 
 @pytest.mark.parametrize(("there", "left"), [("", []), ("a", ["a"]), ("a/b", ["a", "a/b"])])

@@ -33,6 +33,7 @@ def predict(
     """
     suite = finetuned.recipe.task.suite
     suffix = _SUFFIXES.get(suite, ".csv")
+    option = "--out" if written is None else "--predictions"
     if written is None:
         written = folder / f"predictions-{_name_of(path)}{suffix}"
     elif written.suffix.lower() != suffix:
@@ -43,8 +44,9 @@ def predict(
         raise ConfigError(
             f"{finetuned.results['task']} finds its own columns: `--text-column` is for `exlm finetune csv`"
         )
-    refuse_overwriting(path, "--predictions", written, *([no_answer_file(written)] if suite == "squad" else []))
-    with folder_for_results(written.parent):
+    files = (written, no_answer_file(written)) if suite == "squad" else (written,)
+    refuse_overwriting(path, "--predictions", *files)
+    with folder_for_results(written.parent, *files, option=option):
         match suite:
             case "glue":
                 from exlm_cli.analysis.predict_glue import apply_to_glue_file

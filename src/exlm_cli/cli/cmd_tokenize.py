@@ -17,7 +17,7 @@ from exlm_cli.cli.options import (
     collect_overrides,
 )
 from exlm_cli.errors import ConfigError
-from exlm_cli.run_dir import create_run_dir, removed_on_failure, write_atomically
+from exlm_cli.run_dir import create_run_dir, make_folder, removed_on_failure, write_atomically
 
 
 class Kind(StrEnum):
@@ -107,5 +107,5 @@ def _make_folder(out: Path) -> Path:
             f"{out} holds a training run, whose tokenizer.json and recipe.yaml would be replaced",
             "choose another `--out`",
         )
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     return out

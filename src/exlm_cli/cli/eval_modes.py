@@ -212,7 +212,7 @@ def _embed(
 
         encoder = finetuned_encoder(load_finetuned(run, device=device))
     name = _name_in(run, encoder.kind, column)
-    with folder_for_results(written.parent):
+    with folder_for_results(written.parent, written, option="--embeddings"):
         vectors = embed(encoder, path, column=name, progress=progress)
         write_embeddings(vectors, written)
     rows = vectors.rows

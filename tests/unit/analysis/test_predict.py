@@ -51,3 +51,27 @@ def test_a_folder_that_cannot_be_made_is_told_before_the_file_is_read(finetuned:
         predict(
             finetuned, Path("nowhere.csv"), None, folder=tmp_path / "file/sub", column=None, progress=SilentProgress()
         )
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_target_that_cannot_be_written_is_told_before_the_file_is_read(
+    finetuned: Finetuned, tmp_path: Path, is_named: bool
+) -> None:
+    target = tmp_path / "predictions-nowhere.csv"
+    target.mkdir()
+    named = target if is_named else None
+    with pytest.raises(CheckpointError) as caught:
+        predict(finetuned, Path("nowhere.csv"), named, folder=tmp_path, column=None, progress=SilentProgress())
+    assert caught.value.message == f"{target}: the file could not be written: Is a directory"
+    option = "--predictions" if is_named else "--out"
+    assert caught.value.hint == f"move away what has that name or choose a folder that you may write to with `{option}`"
+
+
+def test_the_second_file_of_answers_is_checked_too(finetuned: Finetuned, tmp_path: Path) -> None:
+    recipe = finetuned.recipe.model_copy(update={"task": TaskConfig(name="squad/v2")})
+    (tmp_path / "a-no-answer.json").mkdir()
+    with pytest.raises(CheckpointError, match="a-no-answer.json: the file could not be written: Is a directory"):
+        predict(
+            replace(finetuned, recipe=recipe), Path("nowhere.json"), tmp_path / "a.json", folder=tmp_path, column=None,
+            progress=SilentProgress(),
+        )  # fmt: skip
