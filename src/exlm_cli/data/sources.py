@@ -183,7 +183,7 @@ def _local_files(given: str, progress: Progress) -> list[FileSource]:
     path = expand_path(given)
     if path.is_dir():
         return _files_under(path, progress)
-    if path.exists():
+    if path.exists() or path.is_symlink():
         return [_file(path)]
     if not _GLOB_CHARACTERS.isdisjoint(given):
         found = sorted(Path(match) for match in glob.glob(str(path), recursive=True))  # noqa: PTH207 (any root)
@@ -205,6 +205,8 @@ def _nearest(path: Path) -> str:
 
 
 def _file(path: Path) -> FileSource:
+    if path.is_symlink() and not path.exists():
+        raise DataError(f"{path}: a link to {path.readlink()}, which does not exist", "mend the link or remove it")
     if not path.is_file():
         raise DataError(f"{path}: not a regular file", "write the rows to a file first")
     if format_of(path) is None:

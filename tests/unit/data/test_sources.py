@@ -80,6 +80,27 @@ def test_a_missing_file_is_named_with_the_nearest_one(folder: Path) -> None:
     _refused(f"{folder}/aa.txt", f"{folder}/aa.txt: no such file or directory", f"did you mean {folder}/a.txt?")
 
 
+def test_files_in_one_word_are_told_to_be_a_list(folder: Path) -> None:
+    given = f"{folder}/a.txt, b.txt"
+    hint = f"it is read as one name; a list is written `[{folder}/a.txt, b.txt]`, words of a command are set apart"
+    _refused(given, f"{given}: no such file or directory", hint)
+
+
+@pytest.mark.parametrize("given", ["", " "])
+def test_an_empty_input_is_not_the_current_directory(folder: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    monkeypatch.chdir(folder)
+    _refused(given, "an input is empty; accepted: a file, a directory, a glob or hub:NAME", "`.` is this directory")
+
+
+@pytest.mark.parametrize("given", ["links/gone.txt", "links", "links/*.txt"])
+def test_a_link_to_nothing_is_told_so(folder: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    (folder / "links").mkdir()
+    (folder / "links" / "gone.txt").symlink_to("elsewhere.txt")
+    monkeypatch.chdir(folder)
+    message = "links/gone.txt: a link to elsewhere.txt, which does not exist"
+    _refused(given, message, "mend the link or remove it")
+
+
 def test_a_missing_file_without_anything_like_it(folder: Path) -> None:
     hint = f"the current directory is {Path.cwd()}"
     _refused(f"{folder}/zzzzzzzz", f"{folder}/zzzzzzzz: no such file or directory", hint)
