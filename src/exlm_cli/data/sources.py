@@ -180,6 +180,8 @@ def _bundled(name: str, kind: RowKind) -> BundledSource:
 
 
 def _local_files(given: str, progress: Progress) -> list[FileSource]:
+    if not given.strip():
+        raise DataError("an input is empty; accepted: a file, a directory, a glob or hub:NAME", "`.` is this directory")
     path = expand_path(given)
     if path.is_dir():
         return _files_under(path, progress)
