@@ -38,6 +38,12 @@ def result_of(capsys: Capture, *words: str) -> dict[str, Any]:
     return parsed
 
 
+def test_blanks_around_a_label_column_are_no_part_of_its_name(folder: Path, capsys: Capture) -> None:
+    assert main(["finetune", "csv", "a.csv", "--label-columns", "active, two words ", "--dry-run"]) == 0
+    (folder / "printed.yaml").write_text(capsys.readouterr().out)
+    assert load_recipe("printed.yaml", kind=FinetuneRecipe).task.label_columns == ("active", "two words")
+
+
 def test_a_csv_is_fine_tuned_from_the_newest_fitting_run_and_told_in_a_table(folder: Path, capsys: Capture) -> None:
     assert main([*TASK, "--seeds", "4,5", "--out", "run"]) == 0
     captured = capsys.readouterr()

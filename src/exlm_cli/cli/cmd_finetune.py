@@ -95,7 +95,8 @@ def finetune(
             }
         )
         if label_columns is not None:
-            overrides.append(f"task.label_columns={json.dumps(label_columns.split(','), ensure_ascii=False)}")
+            columns = [name.strip() for name in label_columns.split(",")]
+            overrides.append(f"task.label_columns={json.dumps(columns, ensure_ascii=False)}")
         resolved = _chosen(suite, name, recipe, overrides)
     if dry_run:
         return console.emit_text(dump_recipe(resolved))
