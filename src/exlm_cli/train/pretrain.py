@@ -353,7 +353,7 @@ def tensorboard_writer(run: Path) -> Callable[[dict[str, Any]], None]:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise ConfigError(
-            "`train.tensorboard` is on, but TensorBoard is not installed", "pip install 'exlm-cli[tensorboard]'"
+            "`train.tensorboard` is on, but TensorBoard is not installed", "pip install tensorboard"
         ) from error
     open_writer = functools.cache(lambda: SummaryWriter(str(run / "tensorboard")))
 
