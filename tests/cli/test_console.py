@@ -7,9 +7,11 @@ import re
 import sys
 
 import pytest
+import yaml
 from rich.console import Console
 
 from exlm_cli.cli import console
+from exlm_cli.cli.app import main
 from exlm_cli.cli.console import LineProgress, TerminalProgress, open_progress
 from exlm_cli.errors import ExlmError
 
@@ -204,3 +206,20 @@ def test_numbers_that_are_not_finite_are_null_in_json_and_told_in_words(capsys: 
     }  # fmt: skip
     console.emit_pairs({"bits": math.nan})
     assert capsys.readouterr().out == "bits  not defined\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "tokenize some.txt --kind text",
+        "pretrain --recipe quickstart-text",
+        "pretrain --sweep table-2",
+        "repeat-mlm",
+        "finetune moleculenet bace",
+    ],
+)
+def test_a_dry_run_tells_the_same_recipe_to_people_and_to_programs(words: str, capsys: Capture) -> None:
+    assert main([*words.split(), "--dry-run"]) == 0
+    told = yaml.safe_load(capsys.readouterr().out)
+    assert main([*words.split(), "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == told

@@ -71,7 +71,6 @@ def finetune(
     finished seeds and grid points are kept.
     """
     from exlm_cli.cli import console
-    from exlm_cli.config.load import dump_recipe
 
     overrides = collect_overrides(sets, device=device)
     numbers = parse_numbers("--seeds", seeds, int, "a whole number from 0 on", 0, 2**63 - 1)
@@ -85,6 +84,8 @@ def finetune(
     if resume is not None:
         resolved = _resumed(resume, begun, overrides)
     else:
+        if not grid:
+            _refuse_grid(sets or [])
         overrides += _texts(
             {
                 "task.data_dir": data_dir,
@@ -99,7 +100,7 @@ def finetune(
             overrides.append(f"task.label_columns={json.dumps(columns, ensure_ascii=False)}")
         resolved = _chosen(suite, name, recipe, overrides)
     if dry_run:
-        return console.emit_text(dump_recipe(resolved))
+        return console.emit_recipe(resolved, as_json=as_json)
     progress = console.open_progress()
     if resume is None:
         checkpoint = _choose_checkpoint(checkpoint, resolved, progress)
@@ -129,6 +130,13 @@ def _resumed(run: Path, begun: dict[str, Any], overrides: list[str]) -> "Finetun
     from exlm_cli.tasks.resumed import resumed_recipe
 
     return resumed_recipe(run, overrides)
+
+
+def _refuse_grid(sets: list[str]) -> None:
+    """Refuse a grid that nothing would search."""
+    for given in sets:
+        if given.partition("=")[0].strip().partition(".")[0] == "grid":
+            raise ConfigError(f"`--set {given}` takes effect only with `--grid`", "add `--grid`, or leave it out")
 
 
 def _chosen(suite: str | None, name: str | None, recipe: str | None, overrides: list[str]) -> "FinetuneRecipe":

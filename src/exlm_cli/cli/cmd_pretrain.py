@@ -67,7 +67,7 @@ def pretrain(
         )
     refuse_sweep_options({"--variants": variants, "--task": tasks, "--seeds": seeds, "--jobs": jobs})
     from exlm_cli.cli import console
-    from exlm_cli.config.load import dump_recipe, load_recipe
+    from exlm_cli.config.load import load_recipe
 
     _check_source(recipe, out, resume)
     source = recipe if resume is None else str(resume / "recipe.yaml")
@@ -75,7 +75,7 @@ def pretrain(
     # resolved here, so that a mistake in it is told before torch is loaded
     resolved = load_recipe(source, collect_overrides(sets, seed=seed, device=device, on_invalid=on_invalid))
     if dry_run:
-        return console.emit_text(dump_recipe(resolved))
+        return console.emit_recipe(resolved, as_json=as_json)
     from exlm_cli.train.pretrain import run_pretraining
 
     result = run_pretraining(resolved, out=out, resume=resume, progress=console.open_progress())

@@ -20,12 +20,12 @@ def recipes(
     """
     from exlm_cli.cli import console
     from exlm_cli.config.kinds import KINDS
-    from exlm_cli.config.load import dump_recipe, list_recipes, load_recipe, recipe_kind
+    from exlm_cli.config.load import list_recipes, load_recipe, recipe_kind
     from exlm_cli.report.score_text import millions
 
     if name is not None:
         recipe: Recipe = load_recipe(name, kind=recipe_kind(name))
-        return console.emit_json(recipe.model_dump(mode="json")) if as_json else console.emit_text(dump_recipe(recipe))
+        return console.emit_recipe(recipe, as_json=as_json)
     entries = [_entry(info.recipe) for kind in KINDS for info in list_recipes(kind)]
     if as_json:
         return console.emit_json(entries)

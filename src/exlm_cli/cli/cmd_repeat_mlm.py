@@ -62,14 +62,13 @@ def repeat_mlm(
     0.1 % of the tokens or more, one of them alone those cells of the recipe.
     """
     from exlm_cli.cli import console
-    from exlm_cli.config.load import dump_recipe
     from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
 
     overrides = collect_grid_overrides(sets, seeds=seeds, tasks=tasks, device=device)
     resolved = load_grid_recipe(recipe, resume, out, overrides, kind=RepeatMlmRecipe, default=_DEFAULT_RECIPE)
     resolved, left_out = _choose_cells(resolved, num_repeats, mask_ratios)
     if dry_run:
-        return console.emit_text(dump_recipe(resolved))
+        return console.emit_recipe(resolved, as_json=as_json)
     from exlm_cli.analysis.grid import run_grid
 
     progress = console.open_progress()

@@ -75,7 +75,7 @@ def tokenize(
         recipe = _RECIPE_OF_KIND[kind]
     resolved = load_recipe(recipe, overrides)
     if dry_run:
-        return console.emit_text(dump_recipe(resolved))
+        return console.emit_recipe(resolved, as_json=as_json)
     from exlm_cli.data.prepare import prepare_data
 
     is_new = out is None or not out.exists()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
@@ -22,6 +22,9 @@ from exlm_cli.analysis.grid_statistics import NOT_DEFINED
 from exlm_cli.errors import ExlmError
 from exlm_cli.progress import Bar, Board, Progress, SilentBoard
 from exlm_cli.run_dir import finite_or_none
+
+if TYPE_CHECKING:
+    from exlm_cli.config.base import Recipe
 
 PIPE_WIDTH = 120
 """Columns of a listing that is not shown on a terminal, where $COLUMNS does not say."""
@@ -220,6 +223,13 @@ def emit_text(text: str) -> None:
 def emit_json(value: Any) -> None:
     """Write a result for programs; numbers that are not finite, which JSON does not have, are null."""
     emit_text(json.dumps(finite_or_none(value), indent=1, allow_nan=False))
+
+
+def emit_recipe(recipe: "Recipe", *, as_json: bool) -> None:
+    """Write a recipe with every key, as YAML or for programs."""
+    from exlm_cli.config.load import dump_recipe
+
+    emit_json(recipe.model_dump(mode="json")) if as_json else emit_text(dump_recipe(recipe))
 
 
 def emit_listing(columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[Sequence[str]]) -> None:

@@ -46,7 +46,7 @@ ScoringDeviceOption = Annotated[
 OnInvalidOption = Annotated[
     OnInvalid | None, typer.Option("--on-invalid", help="Rows that cannot be used: stop, or skip and list in a CSV.")
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe as YAML and stop.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 

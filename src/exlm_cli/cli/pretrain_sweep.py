@@ -72,7 +72,6 @@ def pretrain_sweep(
         ConfigError: Options that do not go together, or a mistake in the recipe.
     """
     from exlm_cli.cli import console
-    from exlm_cli.config.load import dump_recipe
     from exlm_cli.config.sweep import SweepRecipe
 
     whole = "a sweep" if sweep is None else f"`--sweep {sweep}`"
@@ -92,7 +91,7 @@ def pretrain_sweep(
     if variants is not None:
         resolved = _choose(resolved, variants)
     if dry_run:
-        return console.emit_text(dump_recipe(resolved))
+        return console.emit_recipe(resolved, as_json=as_json)
     from exlm_cli.analysis.grid import run_grid
 
     result = run_grid(resolved, out=out, resume=resume, jobs=jobs, progress=console.open_progress())
