@@ -109,6 +109,8 @@ def test_a_molecule_that_rdkit_refuses_stops_or_is_listed(
         (["tokenize", "a.txt"], "give `--recipe`, or INPUTS with `--kind text` or `--kind smiles`"),
         (["tokenize", "--kind", "text"], "give `--recipe`, or INPUTS with `--kind text` or `--kind smiles`"),
         (["tokenize", "--recipe", "text-small", "--kind", "text"], "`--kind` does not go with `--recipe`"),
+        (["tokenize", "a.txt", "--kind", "text", "--tokenizer", "t.json", "--vocab-size", "300"],
+         "`--vocab-size 300` does not go with `--tokenizer`"),
         (["pretrain"], "give either `--recipe` to start a run or `--resume` to go on with one"),
         (["pretrain", "--recipe", "a", "--resume", "b"],
          "give either `--recipe` to start a run or `--resume` to go on with one"),
@@ -191,7 +193,8 @@ def test_a_resumption_with_another_recipe_is_refused_and_changes_nothing(
     capsys.readouterr()
     before = (folder / "run" / "recipe.yaml").read_bytes()
     error = refused("pretrain", "--resume", "run", "--set", "optim.lr=0.5")
-    assert error == "run/checkpoints/step-4: the recipe is not the one this run began with"
+    assert error.startswith("run/checkpoints/step-4: the recipe is not the one this run began with: `optim.lr` was 0.")
+    assert error.endswith(" and is 0.5")
     assert (folder / "run" / "recipe.yaml").read_bytes() == before
 
 

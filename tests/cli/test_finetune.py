@@ -155,7 +155,7 @@ def refused(capsys: Capture) -> Callable[..., str]:
         (["bace"], "unknown suite `bace`; accepted: moleculenet, glue, squad, csv"),
         (["glue", "rte", "--recipe", "text-small"],
          "`text-small` is a recipe of `exlm pretrain`, not of `exlm finetune`"),
-        (["--resume", "runs/pretrained"], "runs/pretrained: no run of `exlm finetune` to resume"),
+        (["--resume", "runs/pretrained"], "runs/pretrained: a run of `exlm pretrain`, not of `exlm finetune`"),
         (["glue", "--resume", "runs/pretrained"], "`glue` does not go with `--resume`"),
         (["--grid", "--resume", "runs/pretrained"], "`--grid` does not go with `--resume`"),
         (["--out", "x", "--resume", "runs/pretrained"], "`--out x` does not go with `--resume`"),

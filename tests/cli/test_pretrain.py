@@ -61,6 +61,7 @@ def test_a_finished_run_can_be_resumed_and_stays_as_it_is(folder: Path, tiny: li
 def test_a_dry_run_prints_the_recipe_and_does_nothing(folder: Path, source: list[str], capsys: Capture) -> None:
     (folder / "run").mkdir()
     (folder / "run" / "recipe.yaml").write_text("extends: text-large\nname: text-large\n")
+    (folder / "run" / "run.json").write_text("{}")
     before = sorted(folder.rglob("*"))
     assert main(["pretrain", *source, "--seed", "9", "--dry-run"]) == 0
     printed = folder / "printed.yaml"

@@ -69,6 +69,7 @@ def test_the_task_none_leaves_fine_tuning_out(folder: Path, capsys: Capture) -> 
 def test_a_run_directory_says_itself_that_it_is_a_sweeps(folder: Path, capsys: Capture) -> None:
     (folder / "run").mkdir()
     (folder / "run" / "recipe.yaml").write_text("extends: quickstart-ablations\nname: mine\n")
+    (folder / "run" / "run.json").write_text("{}")
     assert main(["pretrain", "--resume", "run", "--variants", "mlm", "--dry-run"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("name: mine\n")
@@ -110,7 +111,7 @@ SWEEP = ["--sweep", "quickstart-ablations"]
             "hint: quickstart-ablations has mlm, ",
         ),
         ([*SWEEP, "--variants", "mlm,mlm"], "error: `--variants mlm,mlm` gives mlm twice\n"),
-        ([*SWEEP, "--task", "Mnli"], "error: `--set tasks=[Mnli]`: `tasks` is [Mnli]; accepted: a list like [a, b]\n"),
+        ([*SWEEP, "--task", "Mnli"], "error: `--set tasks=[Mnli]`: `tasks` is [Mnli]; accepted: a list like "),
         (
             ["--recipe", "quickstart-text", "--jobs", "2"],
             "error: `--jobs 2` is for a sweep\n\nhint: name one with `--sweep`, or leave it out\n",

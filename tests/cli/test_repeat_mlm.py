@@ -92,10 +92,11 @@ def test_without_a_recipe_it_is_the_papers_grid(folder: Path, capsys: Capture) -
         (["--mask-ratios", "0.15,0.4"], "error: `--mask-ratios 0.15,0.4`: no cell of quickstart-repeat-mlm has 0.4\n"),
         (
             ["--num-repeats", "8", "--mask-ratios", "0.1"],
-            "error: no cell is left with `--num-repeats 8` and `--mask-ratios 0.1`\n",
+            "error: `--num-repeats 8` and `--mask-ratios 0.1`: that corrupts less than 0.1% of the tokens, p^k\n\n"
+            "hint: take a larger p or a smaller k; the cells of quickstart-repeat-mlm are (1, 0.15), ",
         ),
         (["--seeds", "-1"], "error: `--seeds -1`: `-1` is not a whole number from 0 on\n"),
-        (["--task", "Mnli"], "error: `--set tasks=[Mnli]`: `tasks` is [Mnli]; accepted: a list like [a, b]\n"),
+        (["--task", "Mnli"], "error: `--set tasks=[Mnli]`: `tasks` is [Mnli]; accepted: a list like [a, b], each "),
     ],
 )
 def test_a_mistake_is_one_line(folder: Path, words: list[str], said: str, capsys: Capture) -> None:

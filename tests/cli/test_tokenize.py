@@ -42,14 +42,17 @@ def test_the_recipe_it_writes_trains_with_the_same_tokenizer_and_inputs(folder: 
     assert "was cached       no\n" in out
 
 
-def test_options_win_over_the_recipe(folder: Path, capsys: Capture) -> None:
-    words = ["tokenize", "my file.txt", "--recipe", "text-base", "--vocab-size", "300", "--tokenizer", "t.json"]
+@pytest.mark.parametrize(
+    ("option", "key", "value"), [("--vocab-size", "vocab_size", 300), ("--tokenizer", "path", "t")]
+)
+def test_options_win_over_the_recipe(folder: Path, option: str, key: str, value: object, capsys: Capture) -> None:
+    words = ["tokenize", "my file.txt", "--recipe", "text-base", option, str(value)]
     assert main([*words, "--on-invalid", "skip", "--dry-run"]) == 0
     path = folder / "resolved.yaml"
     path.write_text(capsys.readouterr().out)
     resolved = load_recipe(str(path))
     assert (resolved.data.train, resolved.data.on_invalid) == (("my file.txt",), "skip")
-    assert (resolved.tokenizer.vocab_size, resolved.tokenizer.path) == (300, "t.json")
+    assert getattr(resolved.tokenizer, key) == value
     assert resolved.model == load_recipe("text-base").model
 
 

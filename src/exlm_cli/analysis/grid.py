@@ -92,10 +92,11 @@ def run_grid(
             fingerprints = {_inputs(recipe.pretrain): common.fingerprint} | _prepare_others(recipe, plans, progress)
             _refuse_other_data(run, every_plan, fingerprints)
             list_rejected(common, run / "rejected.csv", progress)
+            num_cells = len(every_plan)
             # only now: a recipe that is refused must not replace the one that the cells were trained with
+            update_run_json(run, {"command": recipe.command, "num_cells": num_cells, "jobs": len(environments)})
+            # last: a run directory is one that has its recipe
             write_atomically(run / "recipe.yaml", dump_recipe(whole).encode())
-        num_cells = len(every_plan)
-        update_run_json(run, {"command": recipe.command, "num_cells": num_cells, "jobs": len(environments)})
         others = f"; the other {num_cells - len(plans)} are left as they are" if num_cells > len(plans) else ""
         progress.message(
             f"{recipe.name}: {len(plans)} cells, {len(plans) - len(waiting)} of them done, "

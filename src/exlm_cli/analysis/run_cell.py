@@ -15,6 +15,7 @@ from exlm_cli.analysis.cell_files import RESULT_FILE, read_json_object
 from exlm_cli.analysis.corruption import CorruptedShare, count_corrupted
 from exlm_cli.analysis.entropy import measure_entropy
 from exlm_cli.config.cells import CellPlan
+from exlm_cli.config.changes import describe_changes
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.recipes import PretrainRecipe
@@ -23,7 +24,13 @@ from exlm_cli.errors import CheckpointError, DivergedError
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import finite_or_none, read_run_json
 from exlm_cli.train.checkpoint import write_json
-from exlm_cli.train.pretrain import recipe_identity, run_pretraining, special_tokens, validation_indices
+from exlm_cli.train.pretrain import (
+    decisive_values,
+    recipe_identity,
+    run_pretraining,
+    special_tokens,
+    validation_indices,
+)
 
 _MEASURED_FILE = "measured.json"
 _COUNTED_SEQUENCES = 2048
@@ -90,19 +97,20 @@ def refuse_changed_cell(plan: CellPlan, folder: Path) -> None:
     """
     begun = folder / "pretrain" / "recipe.yaml"
     if begun.is_file():
-        is_same = recipe_identity(load_recipe(str(begun))) == recipe_identity(plan.pretrain)
-        _refuse_other_recipe(folder, "trained", is_same)
+        then = load_recipe(str(begun))
+        is_same = recipe_identity(then) == recipe_identity(plan.pretrain)
+        changes = describe_changes(decisive_values(then), decisive_values(plan.pretrain))
+        _refuse_other_recipe(folder, "trained", is_same, changes)
     scored = (read_json_object(folder / RESULT_FILE) or {}).get("finetune", {})
     for recipe in plan.finetune:
         # what diverged has no scores to lose
         if "diverged" not in scored.get(recipe.task.name, {}):
-            _refuse_other_recipe(folder, "fine-tuned", _is_begun_as(recipe, folder))
+            _refuse_other_recipe(folder, "fine-tuned", _is_begun_as(recipe, folder), _finetune_changes(recipe, folder))
 
 
 def finetune_identity(recipe: FinetuneRecipe) -> str:
     """Return a hash of everything in a fine-tuning recipe that decides its scores."""
-    content = recipe.model_dump(mode="json", exclude={"name", "purpose", "paper", "device"})
-    content["optim"] = recipe.optim.as_identity()
+    content = _scoring_values(recipe) | {"optim": recipe.optim.as_identity()}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -222,12 +230,24 @@ def _is_begun_as(recipe: FinetuneRecipe, folder: Path) -> bool:
     )
 
 
+def _finetune_changes(recipe: FinetuneRecipe, folder: Path) -> str:
+    begun = _finetune_folder(folder, recipe) / "recipe.yaml"
+    if not begun.is_file():
+        return ""
+    return describe_changes(_scoring_values(load_recipe(str(begun), kind=FinetuneRecipe)), _scoring_values(recipe))
+
+
+def _scoring_values(recipe: FinetuneRecipe) -> dict[str, Any]:
+    return recipe.model_dump(mode="json", exclude={"name", "purpose", "paper", "device"})
+
+
 def _finetune_folder(folder: Path, recipe: FinetuneRecipe) -> Path:
     return folder / "finetune" / recipe.name
 
 
-def _refuse_other_recipe(folder: Path, verb: str, is_same: bool) -> None:
+def _refuse_other_recipe(folder: Path, verb: str, is_same: bool, changes: str = "") -> None:
     if not is_same:
         raise CheckpointError(
-            f"{folder}: this cell was {verb} with another recipe", "choose another `--out` for a changed recipe"
+            f"{folder}: this cell was {verb} with another recipe{changes}",
+            "choose another `--out` for a changed recipe",
         )

@@ -127,9 +127,10 @@ def _resumed(run: Path, begun: dict[str, Any], overrides: list[str]) -> "Finetun
         if value is not None:
             shown = option if value is True else str(value) if option == "SUITE" else f"{option} {value}"
             raise ConfigError(f"`{shown}` does not go with `--resume`", f"the run in {run} goes on as it began")
-    from exlm_cli.tasks.resumed import resumed_recipe
+    from exlm_cli.config.finetune import FinetuneRecipe
+    from exlm_cli.config.resumed import resumed_recipe
 
-    return resumed_recipe(run, overrides)
+    return resumed_recipe(run, FinetuneRecipe, overrides)
 
 
 def _refuse_grid(sets: list[str]) -> None:

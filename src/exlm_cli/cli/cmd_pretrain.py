@@ -24,7 +24,7 @@ from exlm_cli.cli.pretrain_sweep import (
     pretrain_sweep,
     refuse_sweep_options,
 )
-from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.errors import ConfigError
 
 
 def pretrain(
@@ -68,12 +68,17 @@ def pretrain(
     refuse_sweep_options({"--variants": variants, "--task": tasks, "--seeds": seeds, "--jobs": jobs})
     from exlm_cli.cli import console
     from exlm_cli.config.load import load_recipe
+    from exlm_cli.config.recipes import PretrainRecipe
+    from exlm_cli.config.resumed import resumed_recipe
 
     _check_source(recipe, out, resume)
-    source = recipe if resume is None else str(resume / "recipe.yaml")
-    assert source is not None, "one of the two is given"
+    overrides = collect_overrides(sets, seed=seed, device=device, on_invalid=on_invalid)
     # resolved here, so that a mistake in it is told before torch is loaded
-    resolved = load_recipe(source, collect_overrides(sets, seed=seed, device=device, on_invalid=on_invalid))
+    if resume is not None:
+        resolved = resumed_recipe(resume, PretrainRecipe, overrides)
+    else:
+        assert recipe is not None, "one of the two is given"
+        resolved = load_recipe(recipe, overrides)
     if dry_run:
         return console.emit_recipe(resolved, as_json=as_json)
     from exlm_cli.train.pretrain import run_pretraining
@@ -105,7 +110,3 @@ def _check_source(recipe: str | None, out: Path | None, resume: Path | None) -> 
         )
     if resume is not None and out is not None:
         raise ConfigError(f"`--out {out}` does not go with `--resume`", f"the run goes on in {resume}")
-    if resume is not None and not (resume / "recipe.yaml").is_file():
-        raise CheckpointError(
-            f"{resume}: not a run directory: it has no recipe.yaml", "give the directory that `exlm pretrain` named"
-        )

@@ -83,7 +83,7 @@ def repeat_mlm(
 def _choose_cells(
     recipe: "RepeatMlmRecipe", num_repeats: str | None, mask_ratios: str | None
 ) -> "tuple[RepeatMlmRecipe, tuple[tuple[int, float], ...]]":
-    from exlm_cli.config.repeat_mlm import choose_cells
+    from exlm_cli.config.repeat_mlm import LEAST_SHARE, choose_cells
 
     if num_repeats is None and mask_ratios is None:
         return recipe, ()
@@ -102,7 +102,10 @@ def _choose_cells(
             )
     cells, left_out = choose_cells(recipe.cells, ks, ps)
     if not cells:
-        raise ConfigError(f"no cell is left with {_given(num_repeats, mask_ratios)}", there)
+        raise ConfigError(
+            f"{_given(num_repeats, mask_ratios)}: that corrupts less than {LEAST_SHARE:.1%} of the tokens, p^k",
+            f"take a larger p or a smaller k; {there}",
+        )
     return recipe.with_cells(cells), left_out
 
 

@@ -63,6 +63,11 @@ def tokenize(
         )
     if recipe is not None and kind is not None:
         raise ConfigError("`--kind` does not go with `--recipe`", "the recipe's `data.kind` says it")
+    if tokenizer is not None and vocab_size is not None:
+        raise ConfigError(
+            f"`--vocab-size {vocab_size}` does not go with `--tokenizer`",
+            f"{tokenizer} has the vocabulary it was trained with; leave one of the two out",
+        )
     overrides = collect_overrides(sets, on_invalid=on_invalid)
     if inputs:
         overrides.append(f"data.train={json.dumps(inputs, ensure_ascii=False)}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from exlm_cli.cli.options import Device, collect_overrides
-from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.errors import ConfigError
 
 if TYPE_CHECKING:
     from exlm_cli.config.cells import CellsRecipe
@@ -70,21 +70,17 @@ def load_grid_recipe(
 
     Raises:
         ConfigError: `option` or `--out` together with `--resume`, or a mistake in the recipe.
-        CheckpointError: `--resume` names no run directory.
+        CheckpointError: `--resume` names no run directory, or one of another command.
     """
     from exlm_cli.config.load import load_recipe
+    from exlm_cli.config.resumed import resumed_recipe
 
     if resume is None:
         return load_recipe(recipe or default, overrides, kind=kind)
     for name, value in ((option, recipe), ("--out", out)):
         if value is not None:
             raise ConfigError(f"`{name} {value}` does not go with `--resume`", f"the grid goes on in {resume}")
-    if not (resume / "recipe.yaml").is_file():
-        raise CheckpointError(
-            f"{resume}: not a run directory: it has no recipe.yaml",
-            f"give the directory that `exlm {kind.command}` named",
-        )
-    return load_recipe(str(resume / "recipe.yaml"), overrides, kind=kind)
+    return resumed_recipe(resume, kind, overrides)
 
 
 def parse_numbers(

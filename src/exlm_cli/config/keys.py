@@ -2,8 +2,8 @@
 
 import difflib
 import types
-from collections.abc import Iterator
-from typing import Any, Literal, Union, get_args, get_origin
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -61,16 +61,22 @@ def recipe_sections(schema: type[BaseModel]) -> dict[str, type[Recipe]]:
 
 
 def describe_accepted(field: FieldInfo) -> str:
-    """Say in words what a field accepts: its type and every bound."""
-    kinds, is_optional = _alternatives(field.annotation)
+    """Say in words what a field accepts: its type and every bound, those of a list's values too."""
+    return _describe(field.annotation, field.metadata)
+
+
+def _describe(annotation: Any, metadata: Sequence[Any]) -> str:
+    kinds, is_optional = _alternatives(annotation)
     words = " or ".join(_describe_type(kind) for kind in kinds)
     bounds = [
         f"{word} {bound if isinstance(bound, int) else format(bound, 'g')}"
-        for constraint in field.metadata
+        for constraint in metadata
         for name, word in _BOUNDS.items()
         if (bound := getattr(constraint, name, None)) is not None
     ]
-    pattern = next((p for c in field.metadata if (p := getattr(c, "pattern", None)) is not None), None)
+    pattern = next((p for c in metadata if (p := getattr(c, "pattern", None)) is not None), None)
+    if any(getattr(constraint, "min_length", None) for constraint in metadata):
+        words += ", not empty"
     if bounds:
         words += " " + " and ".join(bounds)
     if pattern is not None:
@@ -104,13 +110,27 @@ def _describe_type(kind: Any) -> str:
             else "lists by key like {optim.lr: [1e-5, 2e-5]}"
         )
     if get_origin(kind) is tuple:
-        inner = get_args(kind)
-        if inner[-1] is Ellipsis:
-            return "a list like [a, b]"
-        return f"{len(inner)} numbers like [0.9, 0.98]"
+        *values, last = [_describe_value(inner) for inner in get_args(kind)]
+        if last == "...":
+            return f"a list like [a, b], each {values[0]}"
+        if {*values} == {last}:
+            return f"{len(values) + 1} values in brackets, each {last}"
+        return f"[{', '.join([*values, last])}]"
     if _section(kind) is not None:
         return "a section of keys"
     return {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[kind]
+
+
+def _describe_value(annotation: Any) -> str:
+    """Say what a value in a list accepts; its bounds stand beside its type, not in a field."""
+    if annotation is Ellipsis:
+        return "..."
+    if get_origin(annotation) is not Annotated:
+        return _describe(annotation, ())
+    kind, *constraints = get_args(annotation)
+    return _describe(
+        kind, [c for given in constraints for c in (given.metadata if isinstance(given, FieldInfo) else (given,))]
+    )
 
 
 def _alternatives(annotation: Any) -> tuple[list[Any], bool]:

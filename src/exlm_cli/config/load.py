@@ -1,6 +1,7 @@
 """Recipes of every kind by name or file, what they extend, and `--set`."""
 
 import difflib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,7 @@ def load_recipe(name_or_file: str, overrides: Sequence[str] = (), *, kind: type[
     other = kind_of_keys(layers.values)
     if other is not None and other is not kind and not layers.values.keys() <= kind.model_fields.keys():
         raise _other_kind(_shown(path), other, kind)
-    layers = layers.over(Layers.read_from({"name": path.stem}, f"the name of {path.name}"))
+    layers = layers.over(_named_by(path))
     set_layers = [_parse_override(override, kind) for override in overrides]
     for layer in set_layers:
         layers = layer.over(layers)
@@ -171,7 +172,13 @@ def _read_layers(path: Path, children: tuple[Path, ...], kind: type[Recipe]) -> 
 def _read_section(base_name: str, kind: type[Recipe], children: tuple[Path, ...]) -> Layers:
     """Read the recipe that a section extends; it keeps its name."""
     base = _find_recipe(base_name, kind, extended_by=children[-1])
-    return _read_layers(base, children, kind).over(Layers.read_from({"name": base.stem}, f"the name of {base.name}"))
+    return _read_layers(base, children, kind).over(_named_by(base))
+
+
+def _named_by(path: Path) -> Layers:
+    """Return the name that a recipe has by its file, with `-` for what names no folder; one in the file wins."""
+    name = re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()).strip("._-")
+    return Layers.read_from({"name": name or "recipe"}, f"the name of {path.name}")
 
 
 def _resolve_variants(values: dict[str, Any], common_name: str | None, path: Path) -> None:
@@ -232,6 +239,14 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     return content
 
 
+def _is_plain_text(text: str) -> bool:
+    """Say whether a value is the text it looks like, whatever YAML makes of it.
+
+    A glob, and what else YAML takes for an alias, a tag or a directive; and what it would cut off as a comment.
+    """
+    return text.startswith(tuple("*&!%@`?|>#")) or (not text.startswith(tuple("[{'\"")) and " #" in text)
+
+
 def _parse_override(override: str, kind: type[Recipe]) -> Layers:
     path, equals, text = override.partition("=")
     path = path.strip()
@@ -246,8 +261,7 @@ def _parse_override(override: str, kind: type[Recipe]) -> Layers:
     elif find_field(kind, path) is None:
         raise unknown_key(said, path, kind)
     try:
-        # a glob and whatever else YAML takes for an alias, a tag or a directive is the text it looks like
-        value: Any = text if text.startswith(tuple("*&!%@`?|>")) else parse_yaml(text)
+        value: Any = text if _is_plain_text(text) else parse_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{said}: the value is not YAML: {describe_yaml_error(error)}", _SYNTAX_HINT) from error
     for key in reversed(inner):

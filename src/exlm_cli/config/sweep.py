@@ -2,13 +2,14 @@
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from exlm_cli.config.cells import CellPlan, CellsRecipe
+from exlm_cli.config.changes import changed_keys
 from exlm_cli.config.keys import child_keys, find_field, nearest_key
 from exlm_cli.config.recipes import PretrainRecipe
 
@@ -84,10 +85,8 @@ class SweepRecipe(CellsRecipe):
 
 def changed_values(common: PretrainRecipe, other: PretrainRecipe) -> dict[str, Any]:
     """Return the values, by dotted key, in which a recipe differs from another; what only names it aside."""
-    before, after = (
-        dict(_leaves(recipe.model_dump(mode="json", exclude=set(_NOT_VARIED)))) for recipe in (common, other)
-    )
-    return {key: value for key, value in after.items() if value != before[key]}
+    before, after = (recipe.model_dump(mode="json", exclude=set(_NOT_VARIED)) for recipe in (common, other))
+    return {key: now for key, (_, now) in changed_keys(before, after).items()}
 
 
 def choose_variants(recipe: SweepRecipe, labels: Sequence[str]) -> SweepRecipe:
@@ -110,14 +109,6 @@ def _check_key(label: str, key: str) -> None:
     inner = child_keys(PretrainRecipe, key)
     if inner:
         raise ValueError(f"`variants.{label}` replaces all of `{key}`; give single keys, like `{key}.{inner[0]}`")
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _describe(recipe: PretrainRecipe, common: PretrainRecipe) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import torch
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.grid import GridPoint, grid_points
 from exlm_cli.config.load import dump_recipe
+from exlm_cli.config.resumed import resumed_recipe
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import (
@@ -32,7 +33,6 @@ from exlm_cli.tasks.finetune_task import TaskData, encode_task
 from exlm_cli.tasks.initial import Initial, load_initial, resolve_sequence_length
 from exlm_cli.tasks.registry import check_splits, input_kind_of, load_task
 from exlm_cli.tasks.results import RESULTS_FILE, cell_folder, is_better_point, selection_value, summarise_metrics
-from exlm_cli.tasks.resumed import resumed_recipe
 from exlm_cli.train.checkpoint import write_json
 from exlm_cli.train.pretrained import describe_device, pick_device
 
@@ -140,7 +140,9 @@ def resume_finetuning(
     Raises:
         CheckpointError: `run` is no run directory of fine-tuning.
     """
-    return run_finetuning(resumed_recipe(run, overrides), checkpoint=checkpoint, resume=run, progress=progress)
+    return run_finetuning(
+        resumed_recipe(run, FinetuneRecipe, overrides), checkpoint=checkpoint, resume=run, progress=progress
+    )
 
 
 def _check_kind(name: str, needed: Literal["text", "smiles"], initial: Initial) -> None:

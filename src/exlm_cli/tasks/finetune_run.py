@@ -4,17 +4,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+from exlm_cli.config.changes import describe_changes
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.grid import NO_GRID, GridPoint
 from exlm_cli.config.load import dump_recipe
+from exlm_cli.config.resumed import resumed_recipe
 from exlm_cli.config.yaml_text import dump_yaml
 from exlm_cli.errors import CheckpointError
 from exlm_cli.run_dir import read_run_json, update_run_json, write_atomically
 from exlm_cli.tasks.cell import Cell
-from exlm_cli.tasks.finetune_task import TaskData, finetune_identity
+from exlm_cli.tasks.finetune_task import TaskData, decisive_values, finetune_identity
 from exlm_cli.tasks.initial import Initial
 from exlm_cli.tasks.results import TARGETS_COLUMN, cell_folder, summarise_metrics, write_predictions
-from exlm_cli.tasks.resumed import resumed_recipe
 from exlm_cli.tasks.scaffold import split_fingerprint
 from exlm_cli.train.checkpoint import write_json
 
@@ -75,16 +76,18 @@ def check_resumed(run: Path, recipe: FinetuneRecipe, initial: Initial, data: Tas
     Raises:
         CheckpointError: It does not.
     """
-    described, before = read_run_json(run), resumed_recipe(run)
+    described, before = read_run_json(run), resumed_recipe(run, FinetuneRecipe)
     pairs = {
         f"data of {data.task.name}": (described["data_fingerprint"], data.fingerprint),
         "checkpoint": (described["checkpoint_sha256"], initial.sha256),
         "recipe": (_decisive(before), _decisive(recipe)),
     }
+    whole = (decisive_values(r) | r.model_dump(mode="json", include={"aggregate", "grid"}) for r in (before, recipe))
+    changes = describe_changes(*whole)
     for name, (then, now) in pairs.items():
         if then != now:
             raise CheckpointError(
-                f"{run}: the {name} is not the one this run began with",
+                f"{run}: the {name} is not the one this run began with{changes if name == 'recipe' else ''}",
                 "an exact resume needs the same inputs and recipe; start a new run for changed ones",
             )
 

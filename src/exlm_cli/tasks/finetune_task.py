@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -175,12 +176,17 @@ def target_scale(targets_NC: FloatArray) -> tuple[FloatArray, FloatArray]:
     return mean_C, np.where(differs_C & (std_C > 0), std_C, 1.0)
 
 
-def finetune_identity(recipe: FinetuneRecipe, seed: int) -> str:
-    """Return a hash of everything in a recipe that decides the weights besides its data; how often to save does not."""
-    content = recipe.model_dump(mode="json", include={"init", "model", "train"})
-    content["optim"] = recipe.optim.as_identity()
+def decisive_values(recipe: FinetuneRecipe) -> dict[str, Any]:
+    """Return what of a recipe decides the weights besides its data and seed, as JSON; how often to save does not."""
+    content = recipe.model_dump(mode="json", include={"init", "model", "train", "optim"})
     for key in ("checkpoint_every_steps", "keep_last", "log_every_steps"):
         del content["train"][key]
+    return content
+
+
+def finetune_identity(recipe: FinetuneRecipe, seed: int) -> str:
+    """Return a hash of everything in a recipe that decides the weights besides its data."""
+    content = decisive_values(recipe) | {"optim": recipe.optim.as_identity()}
     return hashlib.sha256(json.dumps([content, seed], sort_keys=True).encode()).hexdigest()
 
 

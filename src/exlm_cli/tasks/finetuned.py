@@ -7,12 +7,12 @@ from typing import Any
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.resumed import resumed_recipe
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.tasks.finetune_run import ENCODER_FILE
 from exlm_cli.tasks.results import best_cell_folder, read_results
-from exlm_cli.tasks.resumed import resumed_recipe
 from exlm_cli.tasks.task_runner import TaskRunner
 from exlm_cli.train.checkpoint import best_paths, load_model_weights, verify_checkpoint
 from exlm_cli.train.pretrain import autocast_dtype
@@ -52,7 +52,7 @@ def load_finetuned(run: Path, *, device: str | None = None) -> Finetuned:
     Raises:
         CheckpointError: It is none, is not finished, or its weights are missing or damaged.
     """
-    recipe = resumed_recipe(run)
+    recipe = resumed_recipe(run, FinetuneRecipe)
     if device is not None:
         recipe = recipe.model_copy(update={"device": device})
     results = read_results(run)

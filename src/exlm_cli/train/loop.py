@@ -90,12 +90,15 @@ class TrainingLoop:
         self._tokens_since_log = 0
         self._busy_since_log_s = 0.0
 
-    def resume(self, checkpoint: Path, *, formerly: Mapping[str, Collection[str]] | None = None) -> None:
+    def resume(
+        self, checkpoint: Path, *, formerly: Mapping[str, Collection[str]] | None = None, changes: str = ""
+    ) -> None:
         """Continue from a verified checkpoint.
 
         Args:
             checkpoint: Which.
             formerly: Entries of the task's identity as earlier versions of this package would have written them.
+            changes: A clause on what was changed of the recipe that the run began with, for the error.
 
         Raises:
             CheckpointError: It belongs to other data or another recipe.
@@ -104,7 +107,7 @@ class TrainingLoop:
         for name, value in self.task.identity.items():
             if saved["identity"].get(name) not in (value, *formerly.get(name, ())):
                 raise CheckpointError(
-                    f"{checkpoint}: the {name} is not the one this run began with",
+                    f"{checkpoint}: the {name} is not the one this run began with{changes if name == 'recipe' else ''}",
                     "an exact resume needs the same inputs and recipe; start a new run for changed ones",
                 )
         load_model_weights(checkpoint, self.task.model)

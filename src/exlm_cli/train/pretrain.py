@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exlm_cli.config.changes import describe_changes
 from exlm_cli.config.finetune import FinetuneTrainConfig
 from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.resumed import resumed_recipe
 from exlm_cli.config.sections import TrainConfig
 from exlm_cli.data.batch import Batch
 from exlm_cli.data.expansion import collate, expand
@@ -221,13 +223,9 @@ def resume_pretraining(run: Path, overrides: Sequence[str] = (), *, progress: Pr
     """Continue a run from its own recipe.yaml and newest whole checkpoint; exact on CPU.
 
     Raises:
-        CheckpointError: `run` is no run directory.
+        CheckpointError: `run` is no run directory of pre-training.
     """
-    if not (run / "recipe.yaml").is_file():
-        raise CheckpointError(
-            f"{run}: no run directory to resume; it has no recipe.yaml", "give the directory that `exlm pretrain` named"
-        )
-    return run_pretraining(load_recipe(str(run / "recipe.yaml"), overrides), resume=run, progress=progress)
+    return run_pretraining(resumed_recipe(run, PretrainRecipe, overrides), resume=run, progress=progress)
 
 
 def build_objective(recipe: PretrainRecipe, tokenizer: Tokenizer) -> Objective:
@@ -290,10 +288,7 @@ def trained_identity(recipe: PretrainRecipe) -> str:
 
     Where the data lie does not, nor how a step is computed: a run that ran out of memory goes on with less.
     """
-    content = _without_places(_decisive(recipe))
-    for name in _COMPUTING:
-        del content["train"][name]
-    return _sha256(content)
+    return _sha256(_without_computing(_without_places(_decisive(recipe))))
 
 
 def former_identities(recipe: PretrainRecipe, begun: PretrainRecipe) -> tuple[str, str]:
@@ -309,7 +304,7 @@ def former_identities(recipe: PretrainRecipe, begun: PretrainRecipe) -> tuple[st
 
 
 def recipe_identity(recipe: PretrainRecipe) -> str:
-    """Return a hash of everything in a recipe that decides the weights; how often to look or save does not.
+    """Return a hash of everything in a recipe that decides the weights.
 
     Inputs are in it by name: it is for who has no data fingerprint beside it.
     """
@@ -323,7 +318,17 @@ def _without_places(content: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
+def _without_computing(content: dict[str, Any]) -> dict[str, Any]:
+    train = {name: value for name, value in content["train"].items() if name not in _COMPUTING}
+    return content | {"train": train}
+
+
 def _decisive(recipe: PretrainRecipe) -> dict[str, Any]:
+    return decisive_values(recipe) | {"optim": recipe.optim.as_identity()}
+
+
+def decisive_values(recipe: PretrainRecipe) -> dict[str, Any]:
+    """Return what of a recipe decides the weights, as JSON; how often to look or save does not."""
     content = recipe.model_dump(mode="json", exclude={"name", "purpose", "paper", "device"})
     for key in (
         "validate_every_steps",
@@ -336,7 +341,7 @@ def _decisive(recipe: PretrainRecipe) -> dict[str, Any]:
         del content["train"][key]
     if recipe.train.batch_tokens is not None and recipe.train.bucket_steps > 1:
         content["train"]["steps"] = "even"  # earlier versions cut them otherwise: a run of theirs has another order
-    return content | {"optim": recipe.optim.as_identity()}
+    return content
 
 
 def _sha256(content: dict[str, Any]) -> str:
@@ -386,7 +391,8 @@ def _resume(loop: TrainingLoop, run: Path, recipe: PretrainRecipe, progress: Pro
         progress.message(f"{run} has no checkpoint yet; starting from step 0")
         return
     begun = load_recipe(str(run / "recipe.yaml"))
-    loop.resume(checkpoint, formerly={"recipe": former_identities(recipe, begun)})
+    then, now = (_without_computing(_without_places(decisive_values(r))) for r in (begun, recipe))
+    loop.resume(checkpoint, formerly={"recipe": former_identities(recipe, begun)}, changes=describe_changes(then, now))
     remove_unfinished(run)
     progress.message(f"resuming at step {loop.state.step} of {loop.total_steps} from {checkpoint}")
 

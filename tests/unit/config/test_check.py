@@ -58,13 +58,13 @@ def check(key: str, value: Any) -> None:
         ),
         (
             "data.train", [1, 2],
-            "`--set`: `data.train` is [1, 2]; accepted: a list like [a, b]",
+            "`--set`: `data.train` is [1, 2]; accepted: a list like [a, b], each a text",
             "`data.train`: Files, folders, globs, `hub:OWNER/NAME[/CONFIG][@SPLIT]`, "
             "`bundled:grammar|feelings|molecules`",
         ),
         (
             "optim.betas", [0.9],
-            "`--set`: `optim.betas` is [0.9]; accepted: 2 numbers like [0.9, 0.98]",
+            "`--set`: `optim.betas` is [0.9]; accepted: 2 values in brackets, each a number at least 0 and below 1",
             "`optim.betas`: Adam's betas",
         ),
         (

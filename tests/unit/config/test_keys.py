@@ -1,6 +1,6 @@
 """Key paths and what each accepts, against a small schema written out here and against the real one."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import pytest
 from pydantic import Field
@@ -30,6 +30,8 @@ class Section(StrictModel):
     steps: int | None = Field(None, ge=1)
     kind: Literal["a", "b"] = "a"
     files: tuple[str, ...] = ()
+    ratios: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = Field((0.5,), min_length=1)
+    cells: tuple[tuple[Annotated[int, Field(ge=1)], float], ...] = ()
     pair: tuple[float, float] = (0.0, 1.0)
     is_on: bool = False
     inner: Inner = Inner()
@@ -42,8 +44,8 @@ class Schema(StrictModel):
 
 def test_every_key_is_listed_sections_before_their_keys() -> None:
     assert list(key_paths(Schema)) == [
-        "name", "section", "section.ratio", "section.steps", "section.kind", "section.files", "section.pair",
-        "section.is_on", "section.inner", "section.inner.depth",
+        "name", "section", "section.ratio", "section.steps", "section.kind", "section.files", "section.ratios",
+        "section.cells", "section.pair", "section.is_on", "section.inner", "section.inner.depth",
     ]  # fmt: skip
 
 
@@ -66,8 +68,10 @@ def test_a_path_that_leads_nowhere_has_no_field(path: str) -> None:
         ("section.ratio", "a number above 0 and below 1"),
         ("section.steps", "a whole number at least 1, or null"),
         ("section.kind", "one of `a`, `b`"),
-        ("section.files", "a list like [a, b]"),
-        ("section.pair", "2 numbers like [0.9, 0.98]"),
+        ("section.files", "a list like [a, b], each a text"),
+        ("section.ratios", "a list like [a, b], each a number above 0 and below 1, not empty"),
+        ("section.cells", "a list like [a, b], each [a whole number at least 1, a number]"),
+        ("section.pair", "2 values in brackets, each a number"),
         ("section.is_on", "true or false"),
         ("section.inner.depth", "a whole number at least 1 and at most 9"),
     ],

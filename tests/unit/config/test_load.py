@@ -13,6 +13,7 @@ from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.kinds import KINDS
 from exlm_cli.config.load import dump_recipe, list_recipes, load_recipe, recipe_kind, recipes_folder
 from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.errors import ConfigError
 from tests.tiny import tiny_recipe
 
@@ -41,6 +42,19 @@ def test_a_file_is_found_by_path_and_called_by_its_stem(tmp_path: Path) -> None:
     recipe = load_recipe(str(write(tmp_path / "mine.yaml", "extends: quickstart-text\nseed: 7\n")))
     assert (recipe.name, recipe.seed, recipe.purpose) == ("mine", 7, "")
     assert recipe.model == load_recipe("quickstart-text").model
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [("Text_v2.yaml", "text_v2"), ("My run (3).yaml", "my-run-3"), ("_x.yml", "x"), ("ß.yaml", "recipe")],
+)
+def test_a_file_whose_stem_names_no_folder_is_called_by_what_is_left_of_it(
+    tmp_path: Path, file: str, name: str
+) -> None:
+    path = write(tmp_path / file, "extends: quickstart-text\n")
+    assert load_recipe(str(path)).name == name
+    extended = write(tmp_path / "variants.yaml", f"extends: quickstart-ablations\npretrain: {{extends: '{file}'}}\n")
+    assert load_recipe(str(extended), kind=SweepRecipe).pretrain.name == name
 
 
 def test_extends_goes_through_files_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,6 +147,9 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.
         ('data.train=["a.txt", b.txt]', "data", "train", ("a.txt", "b.txt")),
         ("masking={mask_ratio: 0.3}", "masking", "mask_ratio", 0.3),
         (" optim.lr =1e-4", "optim", "lr", 1e-4),
+        ("data.train=take #2/a.txt", "data", "train", ("take #2/a.txt",)),
+        ("data.train=#2.txt", "data", "train", ("#2.txt",)),
+        ('data.train=["take #2/a.txt"]', "data", "train", ("take #2/a.txt",)),
     ],
 )
 def test_set_is_typed_by_yaml(override: str, section: str, key: str, value: Any) -> None:

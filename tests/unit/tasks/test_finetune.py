@@ -313,10 +313,10 @@ def test_only_runs_that_fit_are_begun_with_or_gone_on_with(
         f"{run}: a run of `exlm finetune`; fine-tuning begins with one of `exlm pretrain`"
     )
     assert refusal(CheckpointError, lambda: resume_finetuning(pretrained)) == (
-        f"{pretrained}: no run of `exlm finetune` to resume"
+        f"{pretrained}: a run of `exlm pretrain`, not of `exlm finetune`"
     )
     assert refusal(CheckpointError, lambda: resume_finetuning(tmp_path)) == (
-        f"{tmp_path}: no run of `exlm finetune` to resume"
+        f"{tmp_path}: not a run directory: it has no recipe.yaml"
     )
     other = WordTask(seed=1)
     recipe = finetune_recipe()
@@ -325,7 +325,7 @@ def test_only_runs_that_fit_are_begun_with_or_gone_on_with(
     )
     changed = finetune_recipe(optim={"lr": 1e-4})
     assert refusal(CheckpointError, lambda: run_finetuning(changed, checkpoint=None, resume=run, task=WordTask())) == (
-        f"{run}: the recipe is not the one this run began with"
+        f"{run}: the recipe is not the one this run began with: `optim.lr` was {recipe.optim.lr} and is 0.0001"
     )
     elsewhere = make_pretrained(tmp_path / "pre", model={"num_layers": 2})
     assert refusal(
