@@ -192,12 +192,12 @@ def _local_files(given: str, progress: Progress) -> list[FileSource]:
         if not found:
             raise DataError(f"`{given}`: the pattern matches no file", f"the current directory is {Path.cwd()}")
         return [
+            file for match in found for file in (_files_under(match, progress) if match.is_dir() else [_file(match)])
+        ]
     parts = [part.strip() for part in given.split(",")]
     if len(parts) > 1 and any(expand_path(part).exists() for part in parts if part):
         hint = f"it is read as one name; a list is written `[{', '.join(parts)}]`, words of a command are set apart"
         raise DataError(f"{given}: no such file or directory", hint)
-            file for match in found for file in (_files_under(match, progress) if match.is_dir() else [_file(match)])
-        ]
     raise DataError(f"{given}: no such file or directory", _nearest(path))
 
 

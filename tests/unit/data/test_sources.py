@@ -86,12 +86,6 @@ def test_files_in_one_word_are_told_to_be_a_list(folder: Path) -> None:
     _refused(given, f"{given}: no such file or directory", hint)
 
 
-def test_files_in_one_word_are_told_to_be_a_list(folder: Path) -> None:
-    given = f"{folder}/a.txt, b.txt"
-    hint = f"it is read as one name; a list is written `[{folder}/a.txt, b.txt]`, words of a command are set apart"
-    _refused(given, f"{given}: no such file or directory", hint)
-
-
 @pytest.mark.parametrize("given", ["", " "])
 def test_an_empty_input_is_not_the_current_directory(folder: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
     monkeypatch.chdir(folder)
