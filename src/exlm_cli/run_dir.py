@@ -297,9 +297,16 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def find_newest_run(root: Path, accept: Callable[[Path], bool]) -> Path | None:
-    """Return the run directory under `root` whose run.json is newest among those that `accept`; None: there is none."""
+    """Return the run directory under `root` whose run.json is newest among those that `accept`; None: there is none.
+
+    Cells of a grid are no runs of their own.
+    """
     found = sorted(root.rglob(RUN_FILE), key=lambda p: p.stat().st_mtime_ns, reverse=True)
-    return next((path.parent for path in found if accept(path.parent)), None)
+    return next((path.parent for path in found if not _is_cell(path.parent) and accept(path.parent)), None)
+
+
+def _is_cell(run: Path) -> bool:
+    return any(folder.name == "cells" and (folder.parent / RUN_FILE).is_file() for folder in run.parents)
 
 
 def finite_or_none(value: Any) -> Any:

@@ -67,6 +67,28 @@ def test_what_is_done_of_a_sweep_is_told_with_what_is_not(sweep: Path, capsys: C
     assert ours == [["ExLM", "w/o"], ["ExLM", "w/o"], ["Vanilla", "MLM"], ["Vanilla", "MLM++"]]
 
 
+def test_without_a_run_the_newest_grid_is_taken_and_none_of_its_cells(
+    sweep: Path, folder: Path, capsys: Capture
+) -> None:
+    (folder / "runs").mkdir()
+    sweep.rename(folder / "runs/sweep")
+    for name in ("cells/exlm/seed-1/pretrain", "../unfinished"):
+        run = folder / "runs/sweep" / name
+        (run / "checkpoints/step-1").mkdir(parents=True)
+        update_run_json(run, {"command": "pretrain"})
+    update_run_json(folder / "runs/unfinished", {"command": "pretrain", "num_cells": 4})
+    (folder / "runs/unfinished/recipe.yaml").touch()
+    assert main(["eval", "--no-figures"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == "run: runs/sweep, the newest one\n"
+    assert "Vanilla MLM++: seeds" in " ".join(captured.out.split())
+    assert main(["eval", "--entropy"]) == 2
+    assert capsys.readouterr().err == (
+        "error: no run was given, and there is none with a checkpoint under runs/\n\n"
+        "hint: make one with `exlm pretrain --recipe quickstart-text`; a cell of a grid is given by its path\n"
+    )
+
+
 def test_a_repeat_mlm_grid_is_told_again(folder: Path, capsys: Capture) -> None:
     results = [r | {"label": f"k{r['num_repeats']}-p{r['mask_ratio']:g}"} for r in paper_results()]
     _write_run(folder / "run", load_recipe("repeat-mlm", kind=RepeatMlmRecipe), results)

@@ -13,6 +13,7 @@ from rich.cells import cell_len
 from exlm_cli.cli import cmd_inspect_dag
 from exlm_cli.cli.app import main
 from exlm_cli.report.dag_report import FORMATS
+from exlm_cli.run_dir import update_run_json
 
 Capture = pytest.CaptureFixture[str]
 SENTENCE = "This is [MASK], and I'm very [MASK] to see this."
@@ -142,17 +143,26 @@ def test_damaged_and_foreign_runs_are_passed_over(work: Path, capsys: Capture) -
     assert "checkpoint: runs/quickstart-text, the newest text run" in capsys.readouterr().err
 
 
+def test_a_run_with_a_dag_goes_before_a_newer_one_without(work: Path, capsys: Capture) -> None:
+    update_run_json(work / "runs" / "quickstart-text-mlm", {})
+    assert main(["inspect-dag", SENTENCE, "--format", "none"]) == 0
+    assert "checkpoint: runs/quickstart-text, the newest text run of an ExLM\n" in capsys.readouterr().err
+    shutil.rmtree(work / "runs" / "quickstart-text")
+    assert main(["inspect-dag", SENTENCE, "--format", "none"]) == 0
+    assert "checkpoint: runs/quickstart-text-mlm, the newest text run\n" in capsys.readouterr().err
+
+
 def test_without_a_fitting_run_the_error_names_the_command_that_makes_one(
     refused: Callable[..., tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert refused(SENTENCE) == (
         "no `--checkpoint` was given, and there is no text run with a checkpoint under runs/",
-        "make one with `exlm pretrain --recipe quickstart-text`",
+        "make one with `exlm pretrain --recipe quickstart-text`; a cell of a grid is given by its path",
     )
     assert refused("CC[MASK]") == (
         "no `--checkpoint` was given, and there is no SMILES run with a checkpoint under runs/",
-        "make one with `exlm pretrain --recipe quickstart-smiles`",
+        "make one with `exlm pretrain --recipe quickstart-smiles`; a cell of a grid is given by its path",
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -287,6 +287,15 @@ def test_the_newest_fitting_run_is_found_at_any_depth(tmp_path: Path) -> None:
     assert find_newest_run(tmp_path, lambda _: False) is None
 
 
+def test_a_cell_of_a_grid_is_no_run_of_its_own(tmp_path: Path) -> None:
+    for name in ("grid", "grid/cells/mlm/seed-1", "cells/mine"):
+        (tmp_path / name).mkdir(parents=True)
+        update_run_json(tmp_path / name, {})
+    found: list[Path] = []
+    find_newest_run(tmp_path, lambda run: bool(found.append(run)))  # type: ignore[func-returns-value]
+    assert sorted(found) == [tmp_path / "cells/mine", tmp_path / "grid"]
+
+
 def test_a_folder_for_results_is_made_with_those_it_lies_in_or_the_reason_told(tmp_path: Path) -> None:
     make_folder(tmp_path / "a" / "b")
     make_folder(tmp_path / "a" / "b")

@@ -1,6 +1,7 @@
-"""Which run a command means where `--checkpoint` is left out."""
+"""Which run a command means where none is given."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from exlm_cli.config.load import load_recipe
@@ -11,14 +12,17 @@ from exlm_cli.run_dir import RUNS_ROOT, find_newest_run, read_run_json
 
 
 def choose_checkpoint(
-    given: Path | None, fits: Callable[[PretrainRecipe], bool], kind: str, recipe_to_make_one: str, progress: Progress
+    given: Path | None,
+    fits_by_kind: Mapping[str, Callable[[PretrainRecipe], bool]],
+    recipe_to_make_one: str,
+    progress: Progress,
 ) -> Path:
     """Return the checkpoint that was given, or the newest pre-training run that fits, and say which one that is.
 
     Args:
         given: `--checkpoint`.
-        fits: Whether a run with this recipe will do.
-        kind: What is looked for, in words; for the error.
+        fits_by_kind: What is looked for, in words, and whether a run with a recipe is one; the first kind that has any
+            run is taken, the last is named in the error.
         recipe_to_make_one: Named in the hint.
         progress: Told which run was taken.
 
@@ -27,13 +31,48 @@ def choose_checkpoint(
     """
     if given is not None:
         return given
-    newest = find_newest_run(RUNS_ROOT, lambda run: _is_pretrained(run, fits))
+    for kind, fits in fits_by_kind.items():
+        newest = find_newest_run(RUNS_ROOT, partial(_is_pretrained, fits=fits))
+        if newest is not None:
+            progress.message(f"checkpoint: {newest}, the newest {kind}")
+            return newest
+    raise CheckpointError(
+        f"no `--checkpoint` was given, and there is no {[*fits_by_kind][-1]} with a checkpoint under {RUNS_ROOT}/",
+        f"make one with `exlm pretrain --recipe {recipe_to_make_one}`; a cell of a grid is given by its path",
+    )
+
+
+def newest_run(*, takes_grid: bool, progress: Progress) -> Path:
+    """Return the newest run of its own that can be scored, or grid of which a cell is done, and say which one that is.
+
+    Args:
+        takes_grid: Whether a grid will do.
+        progress: Told which run was taken.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    from exlm_cli.analysis.cell_files import RESULT_FILE, is_grid_run
+    from exlm_cli.tasks.results import RESULTS_FILE
+
+    def is_scorable(run: Path) -> bool:
+        try:
+            command = read_run_json(run).get("command")
+            if is_grid_run(run):
+                return takes_grid and any((run / "cells").rglob(RESULT_FILE))
+        except ExlmError:
+            # a damaged run is no reason to refuse the others
+            return False
+        is_finished = command == "finetune" and (run / RESULTS_FILE).is_file()
+        return is_finished or (command == "pretrain" and any((run / "checkpoints").glob("step-*")))
+
+    newest = find_newest_run(RUNS_ROOT, is_scorable)
     if newest is None:
         raise CheckpointError(
-            f"no `--checkpoint` was given, and there is no {kind} run with a checkpoint under {RUNS_ROOT}/",
-            f"make one with `exlm pretrain --recipe {recipe_to_make_one}`",
+            f"no run was given, and there is none with a checkpoint under {RUNS_ROOT}/",
+            "make one with `exlm pretrain --recipe quickstart-text`; a cell of a grid is given by its path",
         )
-    progress.message(f"checkpoint: {newest}, the newest {kind} run")
+    progress.message(f"run: {newest}, the newest one")
     return newest
 
 

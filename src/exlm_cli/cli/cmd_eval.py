@@ -66,6 +66,7 @@ def evaluate(
     seeds' mean, and scores where the rows have labels. A sweep or a Repeated-MLM grid: its report, of what is done.
     """
     from exlm_cli.cli import console, eval_grids, eval_modes
+    from exlm_cli.cli.checkpoints import newest_run
 
     output = eval_modes.Output(_parse_formats(formats), out, has_figures=figures, as_json=as_json)
     ratios = parse_numbers("--mask-ratios", mask_ratios, float, "a number above 0 and below 1", 1e-6, 1 - 1e-6)
@@ -85,9 +86,11 @@ def evaluate(
     if not entropy and (ratios or states):
         raise ConfigError("`--mask-ratios` and `--num-states` go with `--entropy`")
     progress = console.open_progress()
-    if not (entropy or data or predictions or embeddings or column) and eval_grids.holds_grid(runs or []):
-        return eval_grids.show_grid(runs or [], output, progress)
-    chosen = eval_modes.choose_runs(runs or [], progress)
+    takes_grid = not (entropy or data or predictions or embeddings or column)
+    given = runs or [newest_run(takes_grid=takes_grid, progress=progress)]
+    if takes_grid and eval_grids.holds_grid(given):
+        return eval_grids.show_grid(given, output, progress)
+    chosen = eval_modes.choose_runs(given)
     if entropy:
         eval_modes.show_entropy(chosen, data or [], ratios, states, output, device.value, progress)
     elif predictions is not None or embeddings is not None or (data and "finetune" in chosen.kinds):

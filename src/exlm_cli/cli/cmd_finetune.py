@@ -169,8 +169,7 @@ def _choose_checkpoint(given: Path | None, recipe: "FinetuneRecipe", progress: "
     kind = input_kind_of(recipe.task)
     return choose_checkpoint(
         given,
-        fits=lambda pretrained: pretrained.data.kind == kind,
-        kind="SMILES" if kind == "smiles" else "text",
+        {"SMILES run" if kind == "smiles" else "text run": lambda pretrained: pretrained.data.kind == kind},
         recipe_to_make_one=f"quickstart-{kind}",
         progress=progress,
     )

@@ -13,6 +13,7 @@ from exlm_cli.errors import ConfigError
 
 if TYPE_CHECKING:
     from exlm_cli.analysis.inspection import Inspection
+    from exlm_cli.config.recipes import PretrainRecipe
 
 # repeated from `report.dag_report`, whose import is too slow for `--help`; a test compares them
 _FORMATS = ("png", "svg", "html", "dot", "json")
@@ -55,10 +56,15 @@ def inspect_dag(
     wanted, is_smiles = _parse_formats(formats), _is_smiles(sentence)
     check_sentence(sentence, is_smiles=is_smiles)
     progress = console.open_progress()
+    kind = "SMILES run" if is_smiles else "text run"
+
+    def fits(recipe: "PretrainRecipe") -> bool:
+        return recipe.data.kind == ("smiles" if is_smiles else "text") and recipe.masking.num_repeats == 1
+
     run = choose_checkpoint(
         checkpoint,
-        fits=lambda recipe: recipe.data.kind == ("smiles" if is_smiles else "text") and recipe.masking.num_repeats == 1,
-        kind="SMILES" if is_smiles else "text",
+        # an MLM has guesses to show, but no DAG
+        {f"{kind} of an ExLM": lambda recipe: fits(recipe) and recipe.objective == "exlm", kind: fits},
         recipe_to_make_one="quickstart-smiles" if is_smiles else "quickstart-text",
         progress=progress,
     )

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
+from exlm_cli.errors import ConfigError
 from exlm_cli.paths import expand_path
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import RUNS_ROOT, find_newest_run, folder_for_results, read_run_json
+from exlm_cli.run_dir import folder_for_results
 
 if TYPE_CHECKING:
     from exlm_cli.analysis.applied import Applied
@@ -62,16 +62,16 @@ class ChosenRuns:
         return run_directory(self.paths[0]) / "report"
 
 
-def choose_runs(given: Sequence[Path], progress: Progress) -> ChosenRuns:
-    """Return the runs that were given, or the newest one that can be scored.
+def choose_runs(given: Sequence[Path]) -> ChosenRuns:
+    """Return runs with their kinds and names.
 
     Raises:
-        CheckpointError: One is no run, or there is none.
+        CheckpointError: One is no run.
         ConfigError: One is given twice.
     """
     from exlm_cli.analysis.scores import name_runs, run_kind
 
-    paths = tuple(given or (_newest_run(progress),))
+    paths = tuple(given)
     return ChosenRuns(paths, tuple(run_kind(path) for path in paths), tuple(name_runs(paths)))
 
 
@@ -82,6 +82,7 @@ def show_scores(runs: ChosenRuns, data: Sequence[str], output: Output, device: s
 
     named = list(zip(runs.paths, runs.kinds, runs.names, strict=True))
     finetuned = [load_finetuned_run(path, name) for path, kind, name in named if kind == "finetune"]
+    _refuse_idle_folder(output, has_files=output.has_figures and bool(finetuned))
     pretrained = []
     with folder_for_results(output.folder) if output.folder is not None else contextlib.nullcontext():
         for path, kind, name in named:
@@ -90,6 +91,7 @@ def show_scores(runs: ChosenRuns, data: Sequence[str], output: Output, device: s
 
                 pretrained.append(evaluate_pretrained(path, name, valid=data, device=device, progress=progress))
         files, notes = draw_figures(finetuned, output.folder) if output.has_figures else ([], [])
+        _refuse_idle_folder(output, has_files=bool(files))
     tables = collect_tables(finetuned, pretrained)
     for note in notes:
         progress.message(f"note: {note}")
@@ -124,9 +126,11 @@ def show_entropy(
             f"`--num-states {given}` is for masks with states, which none of these runs has",
             "leave it out, or give a run of ExLM beside them",
         )
+    _refuse_idle_folder(output, has_files=output.has_figures)
     from exlm_cli.analysis.entropy import measure_entropy
 
-    with folder_for_results(output.folder or runs.report):
+    writes = output.has_figures or output.formats
+    with folder_for_results(output.folder or runs.report) if writes else contextlib.nullcontext():
         entropies = [
             (name, entropy)
             for path, name, has_states in zip(runs.paths, runs.names, have_states, strict=True)
@@ -142,6 +146,15 @@ def show_entropy(
     files = write_entropy_figure(entropies, output.folder or runs.report) if output.has_figures else []
     content = {"entropies": [{"name": name, **asdict(entropy)} for name, entropy in entropies]}
     _emit_tables([entropy_table(entropies)], files, content, runs, output)
+
+
+def _refuse_idle_folder(output: Output, *, has_files: bool) -> None:
+    """Refuse a folder into which nothing would go: tables are written where formats are named, figures not of all."""
+    if output.folder is not None and not output.formats and not has_files:
+        raise ConfigError(
+            f"`--out {output.folder}`: there are no files to write of this",
+            "name those of its tables, as in `--format csv`, or leave it out",
+        )
 
 
 def _is_exlm(path: Path) -> bool:
@@ -280,25 +293,3 @@ def _only_file(runs: ChosenRuns, data: Sequence[str], option: str) -> Path:
             "give one run at a time; several pre-trained ones alone are scored on validation files",
         )
     return expand_path(data[0])
-
-
-def _newest_run(progress: Progress) -> Path:
-    from exlm_cli.tasks.results import RESULTS_FILE
-
-    def is_scorable(run: Path) -> bool:
-        try:
-            command = read_run_json(run).get("command")
-        except ExlmError:
-            # a damaged run is no reason to refuse the others
-            return False
-        is_finished = command == "finetune" and (run / RESULTS_FILE).is_file()
-        return is_finished or (command == "pretrain" and any((run / "checkpoints").glob("step-*")))
-
-    newest = find_newest_run(RUNS_ROOT, is_scorable)
-    if newest is None:
-        raise CheckpointError(
-            f"no run was given, and there is none with a checkpoint under {RUNS_ROOT}/",
-            "make one with `exlm pretrain --recipe quickstart-text`",
-        )
-    progress.message(f"run: {newest}, the newest one")
-    return newest
