@@ -13,6 +13,7 @@ from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.errors import CheckpointError
 from exlm_cli.run_dir import RUN_FILE, read_run_json
+from exlm_cli.tasks.result_shapes import WrittenGridCell, WrittenModel, check_written
 
 RESULT_FILE = "result.json"
 """Of a cell that is done."""
@@ -74,7 +75,7 @@ def finished_cells(run: Path, plans: Sequence[CellPlan]) -> list[dict[str, Any]]
     Raises:
         CheckpointError: A result is damaged.
     """
-    found = (read_json_object(cell_folder(run, plan) / RESULT_FILE) for plan in plans)
+    found = (read_cell_file(cell_folder(run, plan) / RESULT_FILE, WrittenGridCell) for plan in plans)
     return [content for content in found if content is not None]
 
 
@@ -100,20 +101,17 @@ def diverged_tasks(result: Mapping[str, Any]) -> list[str]:
     return [task for task, scored in result.get("finetune", {}).items() if "diverged" in scored]
 
 
-def read_json_object(path: Path) -> dict[str, Any] | None:
+def read_cell_file(path: Path, shape: type[WrittenModel]) -> dict[str, Any] | None:
     """Return the content of a file of a cell; None where there is none yet.
 
     Raises:
-        CheckpointError: It is no JSON object.
+        CheckpointError: It is no JSON, or not what it must hold.
     """
+    hint = "remove the file; what it held is measured again"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path}: not readable as JSON: {error}", "remove the file; what it held is measured again"
-        ) from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: holds no JSON object", "remove the file; what it held is measured again")
-    return content
+        raise CheckpointError(f"{path}: not readable as JSON: {error}", hint) from error
+    return check_written(path, content, shape, hint)

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from exlm_cli.analysis.cell_files import RESULT_FILE, read_json_object
+from exlm_cli.analysis.cell_files import RESULT_FILE, read_cell_file
 from exlm_cli.analysis.corruption import CorruptedShare, count_corrupted
 from exlm_cli.analysis.entropy import measure_entropy
 from exlm_cli.config.cells import CellPlan
@@ -23,6 +23,7 @@ from exlm_cli.data.prepare import prepare_data
 from exlm_cli.errors import CheckpointError, DivergedError
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import finite_or_none, read_run_json
+from exlm_cli.tasks.result_shapes import WrittenGridCell, WrittenMeasures, WrittenOwnCell
 from exlm_cli.train.checkpoint import write_json
 from exlm_cli.train.pretrain import (
     decisive_values,
@@ -78,13 +79,13 @@ def read_result(plan: CellPlan, folder: Path) -> dict[str, Any] | None:
     Raises:
         CheckpointError: It belongs to another recipe, or is no result.
     """
-    content = read_json_object(folder / RESULT_FILE)
+    content = read_cell_file(folder / RESULT_FILE, WrittenOwnCell)
     if content is None:
         return None
     _refuse_other_recipe(folder, "trained", content["pretrain_identity"] == recipe_identity(plan.pretrain))
     if "diverged" in content:
         return content
-    done = {task: scored["identity"] for task, scored in content["finetune"].items()}
+    done = {task: scored.get("identity") for task, scored in content["finetune"].items()}
     wanted = {recipe.task.name: finetune_identity(recipe) for recipe in plan.finetune}
     return content if wanted.items() <= done.items() and _is_measured(plan, content) else None
 
@@ -101,7 +102,7 @@ def refuse_changed_cell(plan: CellPlan, folder: Path) -> None:
         is_same = recipe_identity(then) == recipe_identity(plan.pretrain)
         changes = describe_changes(decisive_values(then), decisive_values(plan.pretrain))
         _refuse_other_recipe(folder, "trained", is_same, changes)
-    scored = (read_json_object(folder / RESULT_FILE) or {}).get("finetune", {})
+    scored = (read_cell_file(folder / RESULT_FILE, WrittenGridCell) or {}).get("finetune", {})
     for recipe in plan.finetune:
         # what diverged has no scores to lose
         if "diverged" not in scored.get(recipe.task.name, {}):
@@ -115,7 +116,7 @@ def finetune_identity(recipe: FinetuneRecipe) -> str:
 
 
 def _pretrain_and_measure(plan: CellPlan, folder: Path, progress: Progress) -> dict[str, Any]:
-    measured = read_json_object(folder / _MEASURED_FILE)
+    measured = read_cell_file(folder / _MEASURED_FILE, WrittenMeasures)
     if measured is not None and _is_measured(plan, measured):
         return measured
     ratios = (plan.pretrain.masking.mask_ratio, *plan.entropy_ratios)
@@ -157,7 +158,7 @@ def _is_measured(plan: CellPlan, measured: dict[str, Any]) -> bool:
         measured.get("pretrain_identity") == recipe_identity(plan.pretrain)
         and "measure_sequences" in measured
         and measured["measure_sequences"] == plan.measure_sequences
-        and set(plan.entropy_ratios) <= {entry["mask_ratio"] for entry in measured["entropy"]}
+        and set(plan.entropy_ratios) <= {entry["mask_ratio"] for entry in measured.get("entropy", ())}
     )
 
 
@@ -178,7 +179,7 @@ def _as_json(counted: CorruptedShare) -> dict[str, float]:
 
 def _scored_before(plan: CellPlan, folder: Path) -> dict[str, Any]:
     """Return the scores that a result has of the same model, those of tasks that the plan lacks among them."""
-    before = read_json_object(folder / RESULT_FILE) or {}
+    before = read_cell_file(folder / RESULT_FILE, WrittenGridCell) or {}
     is_same = before.get("pretrain_identity") == recipe_identity(plan.pretrain)
     return dict(before.get("finetune", {})) if is_same else {}
 

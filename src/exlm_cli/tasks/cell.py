@@ -17,6 +17,7 @@ from exlm_cli.run_dir import MetricsLog
 from exlm_cli.tasks.downstream import FloatArray, Split
 from exlm_cli.tasks.finetune_task import FinetuneTask, TaskData
 from exlm_cli.tasks.initial import Initial, build_task_model
+from exlm_cli.tasks.result_shapes import WrittenCell, check_written
 from exlm_cli.tasks.results import cell_folder, write_predictions
 from exlm_cli.tasks.squad import SquadTask
 from exlm_cli.train.checkpoint import (
@@ -61,16 +62,15 @@ class Cell:
         """Return its `result.json`.
 
         Raises:
-            CheckpointError: It cannot be read.
+            CheckpointError: It cannot be read, or lacks something.
         """
         path = self.folder / RESULT_FILE
+        hint = "delete the file; the run does that cell again when resumed"
         try:
-            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"{path}: not readable as JSON: {error}", "delete the file; the run does that cell again when resumed"
-            ) from error
-        return content
+            raise CheckpointError(f"{path}: not readable as JSON: {error}", hint) from error
+        return check_written(path, content, WrittenCell, hint)
 
 
 def drop_weights(run: Path, label: str, seeds: Iterable[int]) -> None:

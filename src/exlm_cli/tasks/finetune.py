@@ -19,6 +19,7 @@ from exlm_cli.config.resumed import resumed_recipe
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import (
+    RUN_FILE,
     create_run_dir,
     read_run_json,
     removed_on_failure,
@@ -32,6 +33,7 @@ from exlm_cli.tasks.finetune_run import check_resumed, collect_results, describe
 from exlm_cli.tasks.finetune_task import TaskData, encode_task
 from exlm_cli.tasks.initial import Initial, load_initial, resolve_sequence_length
 from exlm_cli.tasks.registry import check_splits, input_kind_of, load_task
+from exlm_cli.tasks.result_shapes import WrittenRun, check_written
 from exlm_cli.tasks.results import RESULTS_FILE, cell_folder, is_better_point, selection_value, summarise_metrics
 from exlm_cli.train.checkpoint import write_json
 from exlm_cli.train.pretrained import describe_device, pick_device
@@ -83,7 +85,12 @@ def run_finetuning(
     if recipe.train.num_threads is not None:
         torch.set_num_threads(recipe.train.num_threads)
     if resume is not None:
-        described = read_run_json(resume)
+        described = check_written(
+            resume / RUN_FILE,
+            read_run_json(resume),
+            WrittenRun,
+            "exlm wrote this file whole, so something else altered it; restore it or start a new run",
+        )
         use_grid, with_yardstick = bool(described.get("use_grid")), bool(described.get("yardstick"))
         if checkpoint is None and "checkpoint" in described:
             checkpoint = Path(described["checkpoint"])

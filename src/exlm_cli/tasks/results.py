@@ -17,6 +17,7 @@ from exlm_cli.config.grid import NO_GRID
 from exlm_cli.errors import CheckpointError
 from exlm_cli.run_dir import write_atomically
 from exlm_cli.tasks.downstream import FloatArray
+from exlm_cli.tasks.result_shapes import WrittenResults, check_written
 
 RESULTS_FILE = "results.json"
 TARGETS_COLUMN = "class"
@@ -70,21 +71,20 @@ def read_results(run: Path) -> dict[str, Any]:
     """Return `results.json` of a finished run.
 
     Raises:
-        CheckpointError: There is none, or it cannot be read.
+        CheckpointError: There is none, it cannot be read, or it lacks something.
     """
     path = run / RESULTS_FILE
+    hint = f"`exlm finetune --resume {run}` writes it again"
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{run}: the run is not finished: it has no {RESULTS_FILE}",
             f"finish it with `exlm finetune --resume {run}`",
         ) from error
     except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path}: not readable as JSON: {error}", f"`exlm finetune --resume {run}` writes it again"
-        ) from error
-    return content
+        raise CheckpointError(f"{path}: not readable as JSON: {error}", hint) from error
+    return check_written(path, content, WrittenResults, hint)
 
 
 def cell_folder(run: Path, label: str, seed: int) -> Path:

@@ -2,29 +2,41 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from exlm_cli.analysis.cell_files import cell_folder, is_grid_run, load_grid_run, read_json_object, task_score
+from exlm_cli.analysis.cell_files import cell_folder, is_grid_run, load_grid_run, read_cell_file, task_score
 from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.run_dir import update_run_json
+from exlm_cli.tasks.result_shapes import WrittenGridCell, WrittenModel
 
 
 def test_a_file_that_is_not_there_yet_is_no_error(tmp_path: Path) -> None:
-    assert read_json_object(tmp_path / "result.json") is None
+    assert read_cell_file(tmp_path / "result.json", WrittenModel) is None
     (tmp_path / "result.json").write_text('{"a": 1}')
-    assert read_json_object(tmp_path / "result.json") == {"a": 1}
+    assert read_cell_file(tmp_path / "result.json", WrittenModel) == {"a": 1}
 
 
-@pytest.mark.parametrize(("text", "said"), [("{", "not readable as JSON: .*"), ("[1]", "holds no JSON object")])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "not readable as JSON: .*"),
+        ("[1]", "holds a list, a JSON object is expected"),
+        ('{"seed": 1}', "`steps` is missing"),
+        ('{"seed": 1, "steps": 3, "metrics": {"loss": 1}, "finetune": {"glue/rte": {"metric": "accuracy"}}}',
+         "`finetune.glue/rte`: `values` is missing"),
+        ('{"seed": "one", "diverged": "loss"}', "`seed` is 'one': input should be a valid integer"),
+    ],
+)  # fmt: skip
 def test_a_damaged_file_is_told(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "result.json"
     path.write_text(text)
     with pytest.raises(CheckpointError, match=rf"result\.json: {said}$") as caught:
-        read_json_object(path)
+        read_cell_file(path, WrittenGridCell)
     assert caught.value.hint == "remove the file; what it held is measured again"
 
 
@@ -66,11 +78,12 @@ def test_what_is_done_comes_in_the_order_of_the_recipe(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r": none of its 8 cells is done$"):
         load_grid_run(tmp_path)
     plans = recipe.plan()
+    whole: dict[str, Any] = {"steps": 3, "metrics": {"loss": 0.5}, "finetune": {}}
     for plan in (plans[6], plans[1]):
         folder = cell_folder(tmp_path, plan)
         assert folder == tmp_path / "cells" / plan.label / f"seed-{plan.seed}"
         folder.mkdir(parents=True)
-        (folder / "result.json").write_text(json.dumps({"label": plan.label, "seed": plan.seed}))
+        (folder / "result.json").write_text(json.dumps(whole | {"label": plan.label, "seed": plan.seed}))
     grid = load_grid_run(tmp_path)
     assert (grid.recipe, grid.num_cells) == (recipe, 8)
-    assert grid.cells == [{"label": "exlm-sparse-dag", "seed": 2}, {"label": "mlm", "seed": 5}]
+    assert grid.cells == [whole | {"label": "exlm-sparse-dag", "seed": 2}, whole | {"label": "mlm", "seed": 5}]

@@ -131,7 +131,14 @@ def test_another_recipe_is_refused(cache: Path, done: tuple[Path, dict[str, Any]
         read_result(other, folder)
 
 
-@pytest.mark.parametrize(("content", "said"), [("{", "not readable as JSON: "), ("[]", "holds no JSON object$")])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "not readable as JSON: "),
+        ("[]", "holds a list, a JSON object is expected$"),
+        ('{"seed": 1, "diverged": "loss"}', "`pretrain_identity` is missing$"),
+    ],
+)
 def test_a_damaged_result_is_told(plan: CellPlan, tmp_path: Path, content: str, said: str) -> None:
     (tmp_path / "result.json").write_text(content)
     with pytest.raises(CheckpointError, match=f"result.json: {said}"):

@@ -367,6 +367,33 @@ def test_what_is_missing_or_damaged_in_a_finished_run_is_named(
     assert refusal(CheckpointError, Cell(None, 1, cell).read).startswith(  # type: ignore[arg-type]
         f"{cell / 'result.json'}: not readable as JSON: "
     )
+    fields = read_run_json(run)
+    del fields["data_fingerprint"]
+    (run / "run.json").write_text(json.dumps(fields))
+    recipe = load_recipe(str(run / "recipe.yaml"), kind=FinetuneRecipe)
+    assert refusal(CheckpointError, lambda: run_finetuning(recipe, checkpoint=None, resume=run, task=WordTask())) == (
+        f"{run / 'run.json'}: `data_fingerprint` is missing"
+    )
+    (cell / "result.json").write_text("{}")
+    assert refusal(CheckpointError, Cell(None, 1, cell).read) == (  # type: ignore[arg-type]
+        f"{cell / 'result.json'}: `parameters` is missing"
+    )
+    whole = json.loads((run / "results.json").read_text())
+    for changes, said in (
+        ({"seeds": None}, "`seeds` is None: input should be a valid list"),
+        ({"metrics": {"test": {}}}, "`metrics.valid` has no `accuracy`, by which the best epoch was chosen"),
+        ({"metrics": {"valid": {"accuracy": {}}}}, "`metrics.valid.accuracy.mean` is missing"),
+        ({"init": 3}, "`init` is 3: a JSON object is expected"),
+    ):
+        (run / "results.json").write_text(json.dumps(whole | changes))
+        assert refusal(CheckpointError, lambda: read_results(run)) == f"{run / 'results.json'}: {said}"
+    for name in ("task", "loss", "output_names", "aggregate", "grid_best", "selection_metric", "split_sha256"):
+        (run / "results.json").write_text(json.dumps({key: whole[key] for key in whole if key != name}))
+        assert refusal(CheckpointError, lambda: read_results(run)) == f"{run / 'results.json'}: `{name}` is missing"
+    (run / "results.json").write_text("[]")
+    assert refusal(CheckpointError, lambda: read_results(run)) == (
+        f"{run / 'results.json'}: holds a list, a JSON object is expected"
+    )
     (run / "results.json").write_text("{")
     assert refusal(CheckpointError, lambda: read_results(run)).startswith(
         f"{run / 'results.json'}: not readable as JSON: "
