@@ -70,7 +70,7 @@ def test_a_target_that_cannot_be_written_is_told_before_the_file_is_read(
 def test_the_second_file_of_answers_is_checked_too(finetuned: Finetuned, tmp_path: Path) -> None:
     recipe = finetuned.recipe.model_copy(update={"task": TaskConfig(name="squad/v2")})
     (tmp_path / "a-no-answer.json").mkdir()
-    with pytest.raises(CheckpointError, match="a-no-answer.json: the file could not be written: Is a directory"):
+    with pytest.raises(CheckpointError, match=r"a-no-answer\.json: the file could not be written: Is a directory"):
         predict(
             replace(finetuned, recipe=recipe), Path("nowhere.json"), tmp_path / "a.json", folder=tmp_path, column=None,
             progress=SilentProgress(),
