@@ -57,6 +57,24 @@ def test_a_finished_run_can_be_resumed_and_stays_as_it_is(folder: Path, tiny: li
     assert (again["metrics"], again["steps"]) == (first["metrics"], 4)
 
 
+def test_a_run_on_local_files_is_gone_on_with_and_scored_from_any_folder(
+    folder: Path, tiny: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    (folder / "rows.txt").write_text("".join(f"row {n} of many\n" for n in range(200)))
+    words = ["pretrain", "--recipe", "quickstart-text", *tiny, "--set", "data.train=rows.txt", "--out", "run"]
+    assert main(words) == 0
+    before = weights(folder / "run")
+    (folder / "run/checkpoints/step-4").rename(folder / "step-4")
+    elsewhere = folder.parent / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert main(["pretrain", "--resume", "../work/run"]) == 0
+    assert weights(folder / "run") == before
+    capsys.readouterr()
+    assert main(["eval", "../work/run", "--json", "--no-figures"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"]
+
+
 @pytest.mark.parametrize("source", [["--recipe", "text-large"], ["--resume", "run"]])
 def test_a_dry_run_prints_the_recipe_and_does_nothing(folder: Path, source: list[str], capsys: Capture) -> None:
     (folder / "run").mkdir()

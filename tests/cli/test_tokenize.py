@@ -36,7 +36,7 @@ def test_the_recipe_it_writes_trains_with_the_same_tokenizer_and_inputs(folder: 
     (folder / "some.smi").write_text("CCO\nc1ccccc1\nCCN\nCCCl\n" * 30)
     assert main(["tokenize", "some.smi", "--kind", "smiles", "--out", "tokens"]) == 0
     written = load_recipe("tokens/recipe.yaml")
-    assert written == load_recipe("smiles-small", ["data.train=some.smi"])
+    assert written == load_recipe("smiles-small", [f"data.train={folder}/some.smi"])
     out = capsys.readouterr().out
     assert out.startswith("tokenizer        tokens/tokenizer.json\nrecipe           tokens/recipe.yaml\n")
     assert "was cached       no\n" in out

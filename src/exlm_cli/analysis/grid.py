@@ -19,6 +19,7 @@ from exlm_cli.analysis.run_cell import read_result, refuse_changed_cell
 from exlm_cli.analysis.workers import Event, Workers
 from exlm_cli.config.cells import CellPlan, CellsRecipe
 from exlm_cli.config.load import dump_recipe, load_recipe
+from exlm_cli.config.places import with_absolute_places
 from exlm_cli.config.recipes import PretrainRecipe
 from exlm_cli.config.sections import DataConfig, TokenizerConfig
 from exlm_cli.data.prepare import list_rejected, prepare_data
@@ -75,6 +76,8 @@ def run_grid(
         ExlmError: What stops any cell but its own divergence; the others have saved a checkpoint.
     """
     environments = _environments(recipe, jobs)
+    if resume is None:
+        recipe = with_absolute_places(recipe)
     plans = recipe.plan()
     run = resume if resume is not None else create_run_dir(out, recipe.name)
     with sole_process(run):

@@ -18,6 +18,7 @@ from exlm_cli.config.cells import CellPlan
 from exlm_cli.config.changes import describe_changes
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
+from exlm_cli.config.places import with_absolute_places
 from exlm_cli.config.recipes import PretrainRecipe
 from exlm_cli.data.prepare import prepare_data
 from exlm_cli.errors import CheckpointError, DivergedError
@@ -82,7 +83,8 @@ def read_result(plan: CellPlan, folder: Path) -> dict[str, Any] | None:
     content = read_cell_file(folder / RESULT_FILE, WrittenOwnCell)
     if content is None:
         return None
-    _refuse_other_recipe(folder, "trained", content["pretrain_identity"] == recipe_identity(plan.pretrain))
+    if content["pretrain_identity"] != recipe_identity(plan.pretrain):
+        raise _other_recipe(folder, "trained")
     if "diverged" in content:
         return content
     done = {task: scored.get("identity") for task, scored in content["finetune"].items()}
@@ -98,15 +100,15 @@ def refuse_changed_cell(plan: CellPlan, folder: Path) -> None:
     """
     begun = folder / "pretrain" / "recipe.yaml"
     if begun.is_file():
-        then = load_recipe(str(begun))
-        is_same = recipe_identity(then) == recipe_identity(plan.pretrain)
-        changes = describe_changes(decisive_values(then), decisive_values(plan.pretrain))
-        _refuse_other_recipe(folder, "trained", is_same, changes)
+        then, now = (with_absolute_places(recipe) for recipe in (load_recipe(str(begun)), plan.pretrain))
+        if changes := describe_changes(decisive_values(then), decisive_values(now)):
+            raise _other_recipe(folder, "trained", changes)
     scored = (read_cell_file(folder / RESULT_FILE, WrittenGridCell) or {}).get("finetune", {})
     for recipe in plan.finetune:
         # what diverged has no scores to lose
-        if "diverged" not in scored.get(recipe.task.name, {}):
-            _refuse_other_recipe(folder, "fine-tuned", _is_begun_as(recipe, folder), _finetune_changes(recipe, folder))
+        has_diverged = "diverged" in scored.get(recipe.task.name, {})
+        if not has_diverged and (changes := _changes_since_begun(recipe, folder)):
+            raise _other_recipe(folder, "fine-tuned", changes)
 
 
 def finetune_identity(recipe: FinetuneRecipe) -> str:
@@ -194,7 +196,7 @@ def _finetune(plan: CellPlan, folder: Path, progress: Progress) -> dict[str, Any
     scored: dict[str, dict[str, Any]] = {}
     for recipe in plan.finetune:
         run = _finetune_folder(folder, recipe)
-        if run.exists() and not ((run / "recipe.yaml").is_file() and _is_begun_as(recipe, folder)):
+        if run.exists() and not ((run / "recipe.yaml").is_file() and not _changes_since_begun(recipe, folder)):
             shutil.rmtree(run)  # killed before it began, or diverged with another recipe
         is_new = not run.exists()
         try:
@@ -223,19 +225,13 @@ def _finetune(plan: CellPlan, folder: Path, progress: Progress) -> dict[str, Any
     return scored
 
 
-def _is_begun_as(recipe: FinetuneRecipe, folder: Path) -> bool:
-    """Say whether fine-tuning in a cell goes by a recipe; so it will where it has not begun."""
-    begun = _finetune_folder(folder, recipe) / "recipe.yaml"
-    return not begun.is_file() or (
-        finetune_identity(load_recipe(str(begun), kind=FinetuneRecipe)) == finetune_identity(recipe)
-    )
-
-
-def _finetune_changes(recipe: FinetuneRecipe, folder: Path) -> str:
+def _changes_since_begun(recipe: FinetuneRecipe, folder: Path) -> str:
+    """Return what of a recipe is not as fine-tuning in a cell began with it; empty where that has not begun."""
     begun = _finetune_folder(folder, recipe) / "recipe.yaml"
     if not begun.is_file():
         return ""
-    return describe_changes(_scoring_values(load_recipe(str(begun), kind=FinetuneRecipe)), _scoring_values(recipe))
+    both = (load_recipe(str(begun), kind=FinetuneRecipe), recipe)
+    return describe_changes(*(_scoring_values(with_absolute_places(one)) for one in both))
 
 
 def _scoring_values(recipe: FinetuneRecipe) -> dict[str, Any]:
@@ -246,9 +242,7 @@ def _finetune_folder(folder: Path, recipe: FinetuneRecipe) -> Path:
     return folder / "finetune" / recipe.name
 
 
-def _refuse_other_recipe(folder: Path, verb: str, is_same: bool, changes: str = "") -> None:
-    if not is_same:
-        raise CheckpointError(
-            f"{folder}: this cell was {verb} with another recipe{changes}",
-            "choose another `--out` for a changed recipe",
-        )
+def _other_recipe(folder: Path, verb: str, changes: str = "") -> CheckpointError:
+    return CheckpointError(
+        f"{folder}: this cell was {verb} with another recipe{changes}", "choose another `--out` for a changed recipe"
+    )

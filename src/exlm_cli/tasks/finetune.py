@@ -15,7 +15,9 @@ import torch
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.grid import GridPoint, grid_points
 from exlm_cli.config.load import dump_recipe
+from exlm_cli.config.places import with_absolute_places
 from exlm_cli.config.resumed import resumed_recipe
+from exlm_cli.data.splits import REJECTED
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import (
@@ -117,7 +119,7 @@ def run_finetuning(
                 describe_run(run, recipe, initial, data, use_grid=use_grid, with_yardstick=with_yardstick)
             else:
                 check_resumed(run, recipe, initial, data)
-                write_atomically(run / "recipe.yaml", dump_recipe(recipe).encode())
+                write_atomically(run / "recipe.yaml", dump_recipe(with_absolute_places(recipe)).encode())
         update_run_json(run, {"device": describe_device(device), "seeds": list(recipe.seeds)})
         sizes = "/".join(f"{size:,}" for size in task.split_sizes.values())
         progress.message(
@@ -164,6 +166,8 @@ def _check_kind(name: str, needed: Literal["text", "smiles"], initial: Initial) 
 
 def _notes(data: TaskData, initial: Initial) -> list[str]:
     notes = list(data.task.notes)
+    if data.task.left_out:
+        notes.append(f"{REJECTED} lists all {len(data.task.left_out):,} rows that were left out, with their reasons")
     share = data.unknown_share
     if share > MOST_UNKNOWN:
         notes.append(

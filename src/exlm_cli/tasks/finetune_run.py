@@ -1,5 +1,7 @@
 """What a fine-tuning run directory says of itself, and what `results.json` holds."""
 
+import csv
+import io
 import time
 from pathlib import Path
 from typing import Any
@@ -8,8 +10,11 @@ from exlm_cli.config.changes import describe_changes
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.grid import NO_GRID, GridPoint
 from exlm_cli.config.load import dump_recipe
+from exlm_cli.config.places import with_absolute_places
 from exlm_cli.config.resumed import resumed_recipe
 from exlm_cli.config.yaml_text import dump_yaml
+from exlm_cli.data.sequences import REJECTED_COLUMNS
+from exlm_cli.data.splits import REJECTED
 from exlm_cli.errors import CheckpointError
 from exlm_cli.run_dir import read_run_json, update_run_json, write_atomically
 from exlm_cli.tasks.cell import Cell
@@ -56,8 +61,9 @@ def describe_run(
         },
     )
     _write_targets(run, data)
+    _list_left_out(run, data)
     # last: a run directory is one that has its recipe
-    write_atomically(run / "recipe.yaml", dump_recipe(recipe).encode())
+    write_atomically(run / "recipe.yaml", dump_recipe(with_absolute_places(recipe)).encode())
 
 
 def _write_targets(run: Path, data: TaskData) -> None:
@@ -68,6 +74,17 @@ def _write_targets(run: Path, data: TaskData) -> None:
             names = [TARGETS_COLUMN] if task.loss == "classes" else task.output_names
             rows, targets = task.split_indices[split].tolist(), data.splits[split].targets
             write_predictions(run / f"targets-{split}.csv", rows, names, list(targets))
+
+
+def _list_left_out(run: Path, data: TaskData) -> None:
+    """List the rows that are not used, with the columns of pre-training's list; without any there is none."""
+    if not data.task.left_out:
+        return
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(REJECTED_COLUMNS)
+    writer.writerows((row.file, row.row, row.reason, row.text) for row in data.task.left_out)
+    write_atomically(run / REJECTED, text.getvalue().encode(errors="backslashreplace"))
 
 
 def check_resumed(run: Path, recipe: FinetuneRecipe, initial: Initial, data: TaskData) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from exlm_cli.config.changes import describe_changes
 from exlm_cli.config.finetune import FinetuneTrainConfig
 from exlm_cli.config.load import dump_recipe, load_recipe
+from exlm_cli.config.places import PRETRAIN_PLACES, with_absolute_places
 from exlm_cli.config.recipes import PretrainRecipe
 from exlm_cli.config.resumed import resumed_recipe
 from exlm_cli.config.sections import TrainConfig
@@ -216,7 +217,7 @@ def _describe_run(run: Path, recipe: PretrainRecipe, data: PreparedData, fields:
         },
     )
     # last: a run directory is one that has its recipe
-    write_atomically(run / "recipe.yaml", dump_recipe(recipe).encode())
+    write_atomically(run / "recipe.yaml", dump_recipe(with_absolute_places(recipe)).encode())
 
 
 def resume_pretraining(run: Path, overrides: Sequence[str] = (), *, progress: Progress | None = None) -> PretrainResult:
@@ -275,10 +276,6 @@ def autocast_dtype(train: TrainConfig | FinetuneTrainConfig, device: torch.devic
     return torch.bfloat16 if wants_bf16 else None
 
 
-_PLACES = {"data": ("train", "valid", "cache_dir"), "tokenizer": ("path",)}
-"""Where inputs are. The data fingerprint holds what they are, the tokenizer included."""
-
-
 _COMPUTING = ("microbatch_tokens", "num_threads", "alignment_backend", "compile", "head_chunk_rows")
 """How a step is computed, which changes it by rounding alone, and by the draws of dropout."""
 
@@ -298,7 +295,7 @@ def former_identities(recipe: PretrainRecipe, begun: PretrainRecipe) -> tuple[st
     that the run began with.
     """
     content, then = _decisive(recipe), _decisive(begun)
-    for section, names in {**_PLACES, "train": _COMPUTING}.items():
+    for section, names in {**PRETRAIN_PLACES, "train": _COMPUTING}.items():
         content[section] |= {name: then[section][name] for name in names}
     return _sha256(content), _sha256(_without_places(content))
 
@@ -312,8 +309,9 @@ def recipe_identity(recipe: PretrainRecipe) -> str:
 
 
 def _without_places(content: dict[str, Any]) -> dict[str, Any]:
+    """Leave out where inputs are; the data fingerprint holds what they are, the tokenizer included."""
     kept = content.copy()
-    for section, names in _PLACES.items():
+    for section, names in PRETRAIN_PLACES.items():
         kept[section] = {name: value for name, value in content[section].items() if name not in names}
     return kept
 

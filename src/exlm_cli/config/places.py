@@ -1,0 +1,67 @@
+"""Where a recipe names files and folders of this machine, and the same recipe with these names told from the root."""
+
+import glob
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from exlm_cli.config.base import Recipe
+from exlm_cli.config.cells import CellsRecipe
+from exlm_cli.config.check import RecipeT
+from exlm_cli.config.finetune import FinetuneRecipe, TaskConfig
+from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.sweep import SweepRecipe
+
+PRETRAIN_PLACES: Mapping[str, tuple[str, ...]] = {"data": ("train", "valid", "cache_dir"), "tokenizer": ("path",)}
+"""Keys of a pre-training recipe that say where something is, by section."""
+
+_SCHEMES = ("hub:", "bundled:")
+
+
+def with_absolute_places(recipe: RecipeT) -> RecipeT:
+    """Return a recipe that means the same inputs whatever folder it is read in.
+
+    Relative names start in the current directory; `~`, `hub:` and `bundled:` mean the same everywhere and are kept.
+    """
+    return recipe.model_copy(update=_absolute_values(recipe))
+
+
+def _absolute_values(recipe: Recipe) -> dict[str, Any]:
+    if isinstance(recipe, PretrainRecipe):
+        return {
+            section: (config := getattr(recipe, section)).model_copy(
+                update={key: _absolute(getattr(config, key)) for key in keys}
+            )
+            for section, keys in PRETRAIN_PLACES.items()
+        }
+    if isinstance(recipe, FinetuneRecipe):
+        return {"task": _absolute_task(recipe.task)}
+    assert isinstance(recipe, CellsRecipe), f"{type(recipe)} names no inputs"
+    values: dict[str, Any] = {name: with_absolute_places(getattr(recipe, name)) for name in ("pretrain", "finetune")}
+    if isinstance(recipe, SweepRecipe):
+        keys = {f"{section}.{key}" for section, names in PRETRAIN_PLACES.items() for key in names}
+        values["variants"] = {
+            label: {key: _absolute(value) if key in keys else value for key, value in changes.items()}
+            for label, changes in recipe.variants.items()
+        }
+    return values
+
+
+def _absolute_task(task: TaskConfig) -> TaskConfig:
+    update: dict[str, Any] = {key: _absolute(getattr(task, key)) for key in ("data_dir", "split_file")}
+    if task.data_dir is None:  # else they start there
+        files = {name: _absolute(getattr(task.files, name)) for name in type(task.files).model_fields}
+        update["files"] = task.files.model_copy(update=files)
+    return task.model_copy(update=update)
+
+
+def _absolute(given: Any) -> Any:
+    """Return one name, or each of several, told from the root."""
+    if isinstance(given, list | tuple):
+        return type(given)(_absolute(one) for one in given)
+    if not isinstance(given, str) or not given.strip() or given.startswith(("~", *_SCHEMES)):
+        return given
+    folder = str(Path.cwd())
+    if glob.has_magic(given) and not Path(given).exists():
+        folder = glob.escape(folder)  # a pattern stays one, whatever the folder is called
+    return str(Path(folder) / given)
