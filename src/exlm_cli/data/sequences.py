@@ -12,6 +12,8 @@ from exlm_cli.config.spelling import how_to_set
 from exlm_cli.data.readers import Row, RowKind
 from exlm_cli.errors import DataError
 
+REJECTED_COLUMNS = ("file", "row", "reason", "text")
+
 _LARGEST_BLOCK_BYTES = 1 << 16
 _SHOWN_CHARACTERS = 80
 
@@ -126,7 +128,7 @@ class RejectedRows:
     def __enter__(self) -> Self:
         self._file = self.path.open("w", encoding="utf-8", newline="")
         self._writer = csv.writer(self._file)
-        self._writer.writerow(("file", "row", "reason", "text"))
+        self._writer.writerow(REJECTED_COLUMNS)
         return self
 
     def __exit__(

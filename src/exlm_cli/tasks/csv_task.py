@@ -11,7 +11,7 @@ from exlm_cli.data.masking import IntArray
 from exlm_cli.data.readers import choose_column
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.progress import Progress
-from exlm_cli.tasks.downstream import Split
+from exlm_cli.tasks.downstream import LeftOut, Split
 from exlm_cli.tasks.labels import Labels, read_labels
 from exlm_cli.tasks.molecules import Molecule, read_molecules, written_for_model
 from exlm_cli.tasks.row_split import (
@@ -72,11 +72,13 @@ def load_csv(config: TaskConfig, progress: Progress) -> TableTask:
         needs_scaffolds = file_indices is None and config.split_column is None
         chirality = scaffold_chirality(config) if needs_scaffolds else None
         molecules = read_molecules(texts, progress, chiral_scaffolds=chirality)
-        rows, row_notes = usable_molecules(table, molecules, config)
+        rows, row_notes, left_out = usable_molecules(table, texts, molecules, config)
         texts = written_for_model(texts, molecules, canonical=config.canonical_smiles)
     else:
-        rows, row_notes = _filled_rows(table, texts, config)
+        rows, row_notes, left_out = _filled_rows(table, texts, config)
     notes += row_notes
+    unlabelled = rows[~has_label[rows]].tolist()
+    left_out += [table.left_out(row, texts[row], "has no label") for row in unlabelled]
     rows = rows[has_label[rows]]
     indices = _split(config, table, rows, file_indices, molecules, labels, notes)
     if molecules is not None:
@@ -92,6 +94,7 @@ def load_csv(config: TaskConfig, progress: Progress) -> TableTask:
         split_name=_split_name(config, kind),
         is_balanced=config.class_weights == "balanced",
         notes=notes,
+        left_out=left_out,
     )
 
 
@@ -143,7 +146,7 @@ def _choose(kind: InputKind) -> str:
     return f"choose one with {how_to_set(f'task.{kind}_column', 'NAME', f'--{kind}-column NAME')}"
 
 
-def _filled_rows(table: Table, texts: Sequence[str], config: TaskConfig) -> tuple[IntArray, list[str]]:
+def _filled_rows(table: Table, texts: Sequence[str], config: TaskConfig) -> tuple[IntArray, list[str], list[LeftOut]]:
     empty = [row for row, text in enumerate(texts) if not text]
     if empty and (config.on_invalid == "error" or len(empty) == len(texts)):
         raise DataError(
@@ -152,7 +155,8 @@ def _filled_rows(table: Table, texts: Sequence[str], config: TaskConfig) -> tupl
         )
     lines = name_some(table.short_place(row) for row in empty)
     notes = [f"left out {len(empty):,} rows with an empty text: lines {lines}"] if empty else []
-    return np.array([row for row, text in enumerate(texts) if text]), notes
+    left_out = [table.left_out(row, "", "the text is empty") for row in empty]
+    return np.array([row for row, text in enumerate(texts) if text]), notes, left_out
 
 
 def _split(

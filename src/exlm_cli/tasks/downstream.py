@@ -5,7 +5,7 @@ Axes: N examples of a split, C outputs, L tokens of an example.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,30 @@ class EncodedSplit:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+
+class LeftOut(NamedTuple):
+    """A row that a task does not use.
+
+    Attributes:
+        file: It stands in.
+        where: As errors name it: `train.tsv:7`, or `train.parquet, record 6`.
+        text: What the model would have read.
+        reason: Why it is not used.
+    """
+
+    file: str
+    where: str
+    text: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.reason}"
+
+    @property
+    def row(self) -> str:
+        """Its line or record, or where else in the file it stands."""
+        return self.where.removeprefix(self.file).lstrip(":, ").removeprefix("record ")
 
 
 class DownstreamTask(Protocol):
@@ -96,6 +120,10 @@ class DownstreamTask(Protocol):
     @property
     def notes(self) -> tuple[str, ...]:
         """What a report has to say: rows left out and why, labels that cannot be scored, duplicates across splits."""
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """All rows that are not used, in order; notes name some of them."""
 
     @property
     def score_fingerprint(self) -> str:

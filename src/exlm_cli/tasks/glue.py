@@ -16,7 +16,7 @@ from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.progress import Progress
 from exlm_cli.tasks import metrics
-from exlm_cli.tasks.downstream import EncodedSplit, FloatArray, Loss, Split
+from exlm_cli.tasks.downstream import EncodedSplit, FloatArray, LeftOut, Loss, Split
 from exlm_cli.tasks.glue_tasks import GLUE_TASKS, HIGHEST_SIMILARITY, NUM_MISMATCHED, Columns, GlueTaskInfo
 from exlm_cli.tasks.pairs import encode_pairs
 from exlm_cli.tasks.records import RECORD_SUFFIXES, Record, iter_records
@@ -66,14 +66,19 @@ class GlueFile:
         examples: Rows that can be used.
         indices: Of each, what the file calls it (`index`, or `id`), else its place counted from 0.
         num_rows: All of them.
-        problems: What is wrong with the others, a line each.
+        left_out: The others.
     """
 
     source: str
     examples: list[GlueExample] = field(default_factory=list)
     indices: list[str] = field(default_factory=list)
     num_rows: int = 0
-    problems: list[str] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with rows that cannot be used, a line each."""
+        return [str(row) for row in self.left_out]
 
 
 def load_glue(config: TaskConfig, progress: Progress) -> "GlueTask":
@@ -98,6 +103,7 @@ def load_glue(config: TaskConfig, progress: Progress) -> "GlueTask":
     notes = [_PROTOCOL_NOTE]
     for part, found in parts.items():
         notes += _part_notes(info, part, found, config.on_invalid)
+    left_out = [row for found in parts.values() for row in found.left_out]
     if "test" in parts and not parts["test"].examples:
         del parts["test"]
         notes.append(NO_TEST_NOTE)
@@ -113,7 +119,7 @@ def load_glue(config: TaskConfig, progress: Progress) -> "GlueTask":
     if "test" in parts:
         splits["test"] = parts["test"].examples
     split_name = "official" if config.files.valid is None else "files"
-    return GlueTask(info, splits, len(mismatched.examples), notes, split_name=split_name)
+    return GlueTask(info, splits, len(mismatched.examples), notes, split_name=split_name, left_out=left_out)
 
 
 def _sources(config: TaskConfig, info: GlueTaskInfo) -> Iterator[tuple[str, str, Iterable[Record]]]:
@@ -190,7 +196,8 @@ def _read(info: GlueTaskInfo, source: str, records: Iterable[Record], *, needs_l
                 named = (str(record.values[name]) for name in _INDEX_COLUMNS if name in record.values)
                 part.indices.append(next(named, str(part.num_rows)))
         if problem is not None:
-            part.problems.append(f"{record.where}: {problem}")
+            text = "\t".join(str(value) for value in record.values.values())
+            part.left_out.append(LeftOut(source, record.where, text, problem))
         part.num_rows += 1
     if not part.num_rows:
         raise DataError(f"{source}: no rows in it")
@@ -294,6 +301,7 @@ class GlueTask:
         notes: Sequence[str] = (),
         *,
         split_name: str = "official",
+        left_out: Sequence[LeftOut] = (),
     ) -> None:
         """Hold what was read; the last `num_mismatched` examples of `valid` are MNLI's mismatched ones."""
         self.name = f"glue/{info.name}"
@@ -306,6 +314,7 @@ class GlueTask:
         self._examples = examples
         self._num_mismatched = num_mismatched
         self._notes = tuple(notes)
+        self.left_out = tuple(left_out)
         self.num_cut: dict[Split, int] = {}
         self._sequence_length = 0
 

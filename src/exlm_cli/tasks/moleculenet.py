@@ -42,12 +42,15 @@ def load_moleculenet(config: TaskConfig, progress: Progress) -> TableTask:
     targets_RC = _read_labels(table, labels)
     progress.message(f"{config.name}: {len(table):,} rows of {table.path}")
     molecules = read_molecules(smiles, progress, chiral_scaffolds=scaffold_chirality(config))
-    rows, notes = usable_molecules(table, molecules, config)
+    rows, notes, left_out = usable_molecules(table, smiles, molecules, config)
     first_rows = {text: row for row, text in reversed(list(enumerate(smiles)))}
     is_first = np.array([first_rows[smiles[row]] == row for row in rows])
     if not is_first.all():
         lines = name_some((table.short_place(row) for row in rows[~is_first]), most=20)
         notes.append(f"left out {(~is_first).sum():,} rows whose SMILES stands in an earlier one: lines {lines}")
+        for row in rows[~is_first].tolist():
+            where = table.where(first_rows[smiles[row]])
+            left_out.append(table.left_out(row, smiles[row], f"its SMILES stands in {where} too"))
         rows = rows[is_first]
     classes = [_class_key(row) for row in targets_RC] if len(labels) == 1 else None
     indices, split_notes = split_rows(config, rows, len(table), molecules=molecules, classes=classes)
@@ -66,6 +69,7 @@ def load_moleculenet(config: TaskConfig, progress: Progress) -> TableTask:
         split_name=config.split,
         is_balanced=config.class_weights == "balanced",
         notes=notes,
+        left_out=left_out,
     )
 
 

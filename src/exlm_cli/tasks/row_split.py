@@ -10,7 +10,7 @@ from exlm_cli.config.spelling import how_to_set
 from exlm_cli.data.masking import IntArray
 from exlm_cli.errors import DataError
 from exlm_cli.paths import expand_path
-from exlm_cli.tasks.downstream import Split
+from exlm_cli.tasks.downstream import LeftOut, Split
 from exlm_cli.tasks.molecules import Molecule, repeated_molecules
 from exlm_cli.tasks.scaffold import (
     SPLITS,
@@ -33,8 +33,10 @@ def scaffold_chirality(config: TaskConfig) -> bool | None:
     return keeps_chirality(config.split) if config.split.startswith("scaffold") else None
 
 
-def usable_molecules(table: Table, molecules: Sequence[Molecule], config: TaskConfig) -> tuple[IntArray, list[str]]:
-    """Return the rows that are molecules, and notes on those that are not.
+def usable_molecules(
+    table: Table, smiles: Sequence[str], molecules: Sequence[Molecule], config: TaskConfig
+) -> tuple[IntArray, list[str], list[LeftOut]]:
+    """Return the rows that are molecules, notes on those that are not, and these.
 
     Raises:
         DataError: A row is no molecule while `task.on_invalid` is `error`, or none is one.
@@ -56,7 +58,8 @@ def usable_molecules(table: Table, molecules: Sequence[Molecule], config: TaskCo
             f"kept {len(odd):,} molecules in which RDKit refuses the valence of a metal and nothing else: "
             f"lines {name_some(odd, most=20)}"
         )
-    return np.array([row for row, molecule in enumerate(molecules) if molecule.problem is None]), notes
+    left_out = [table.left_out(row, smiles[row], str(molecules[row].problem)) for row in bad]
+    return np.array([row for row, molecule in enumerate(molecules) if molecule.problem is None]), notes, left_out
 
 
 def split_rows(

@@ -14,7 +14,7 @@ from exlm_cli.data.masking import IntArray
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.progress import Progress
-from exlm_cli.tasks.downstream import EncodedSplit, FloatArray, Loss, Split
+from exlm_cli.tasks.downstream import EncodedSplit, FloatArray, LeftOut, Loss, Split
 from exlm_cli.tasks.squad_files import SquadFile, SquadQuestion, read_squad_json, read_squad_rows
 from exlm_cli.tasks.squad_metric import Answered, squad_metrics
 from exlm_cli.tasks.squad_windows import EncodedContext, Window, build_windows, n_best_answers
@@ -80,7 +80,8 @@ def load_squad(config: TaskConfig, progress: Progress) -> "SquadTask":
     for split, questions in (("train", train), ("valid", valid)):
         num_without = sum(not question.answers for question in questions)
         notes.append(f"{split}: {num_without:,} of {len(questions):,} questions have no answer")
-    return SquadTask(config, {"train": train, "valid": valid}, notes, held_out=held_out)
+    left_out = [row for file in (train_file, valid_file) if file is not None for row in file.left_out]
+    return SquadTask(config, {"train": train, "valid": valid}, notes, held_out=held_out, left_out=left_out)
 
 
 def _read_files(config: TaskConfig, progress: Progress) -> tuple[SquadFile, SquadFile | None]:
@@ -173,12 +174,14 @@ class SquadTask:
         notes: Sequence[str] = (),
         *,
         held_out: tuple[str, ...] = (),
+        left_out: Sequence[LeftOut] = (),
     ) -> None:
         """Hold what was read; `held_out` are the articles of the training file that `valid` is about, if it is."""
         self.held_out = held_out
         self._config = config
         self._questions = questions
         self._notes = tuple(notes)
+        self.left_out = tuple(left_out)
         self._encoding_notes: dict[Split, tuple[str, ...]] = {}
         self._windows: dict[Split, list[Window]] = {}
         self._contexts: dict[Split, dict[str, EncodedContext]] = {}

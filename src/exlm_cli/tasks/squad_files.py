@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from exlm_cli.data.decoding import decompress, explaining_damage
 from exlm_cli.data.json_rows import beyond_limits
 from exlm_cli.errors import DataError
+from exlm_cli.tasks.downstream import LeftOut
 
 _LAYOUT_HINT = "the layout is that of the official train-v2.0.json: data, paragraphs, context, qas, id, answers"
 
@@ -50,14 +51,19 @@ class SquadFile:
     Attributes:
         source: Its name.
         questions: Those that can be used.
-        problems: What is wrong with the others, a line each.
+        left_out: The others.
         has_answers: Every question says what its answers are.
     """
 
     source: str
     questions: list[SquadQuestion] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
     has_answers: bool = True
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with questions that cannot be used, a line each."""
+        return [str(question) for question in self.left_out]
 
 
 class _Model(BaseModel):
@@ -227,7 +233,7 @@ class _Checks:
             self._ids.add(question_id)
             self._collected.questions.append(question)
         else:
-            self._collected.problems.append(f"{where}: {problem}")
+            self._collected.left_out.append(LeftOut(self._collected.source, where, question.text, problem))
 
     def _problems(self, question: SquadQuestion, is_impossible: bool | None) -> Iterator[str]:
         if question.id in self._ids:

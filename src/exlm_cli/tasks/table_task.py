@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from exlm_cli.data.masking import IntArray
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
-from exlm_cli.tasks.downstream import EncodedSplit, FloatArray, Loss, Split
+from exlm_cli.tasks.downstream import EncodedSplit, FloatArray, LeftOut, Loss, Split
 from exlm_cli.tasks.metrics import describe_unscorable, score_binary, score_classes, score_regression
 from exlm_cli.tasks.pairs import encode_pairs
 from exlm_cli.tasks.scaffold import SPLITS
@@ -77,6 +77,7 @@ class TableTask:
         split_name: str,
         is_balanced: bool = False,
         notes: Sequence[str] = (),
+        left_out: Sequence[LeftOut] = (),
     ) -> None:
         """Hold the table.
 
@@ -91,6 +92,7 @@ class TableTask:
             split_name: How the rows were split.
             is_balanced: Let rarer classes weigh more.
             notes: What a report has to say of the data.
+            left_out: Rows that are not used.
 
         Raises:
             DataError: The training or validation split is empty.
@@ -108,6 +110,7 @@ class TableTask:
         self._indices = {split: indices[split] for split in self.splits}
         has_empty_test = "test" in indices and "test" not in self.splits
         self._notes = [*notes, *([NO_TEST_NOTE] if has_empty_test else []), *self._describe_targets()]
+        self.left_out = tuple(left_out)
         self._num_cut: dict[Split, int] = {}
         self.class_weights = self._balanced_weights() if is_balanced and loss != "regression" else None
         self.selection_metric, self.is_greater_better = self._choose_metric()

@@ -8,6 +8,7 @@ from pathlib import Path
 from exlm_cli.data.decoding import csv_records, decompress, explaining_damage
 from exlm_cli.data.readers import COMPRESSIONS, format_of
 from exlm_cli.errors import DataError
+from exlm_cli.tasks.downstream import LeftOut
 
 _MOST_NAMED = 12
 _OTHER_DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
@@ -53,6 +54,10 @@ class Table:
     def short_place(self, row: int) -> str:
         """Return the line of a row, and its file's name where there are several."""
         return f"{self._file_of(row).name}:{self.lines[row]}" if self.added else str(self.lines[row])
+
+    def left_out(self, row: int, text: str, reason: str) -> LeftOut:
+        """Return a row, counted from 0, as one that is not used."""
+        return LeftOut(str(self._file_of(row)), self.where(row), text, reason)
 
     def joined_with(self, other: "Table") -> "Table":
         """Return the rows of both, those of `other` after these.

@@ -17,7 +17,7 @@ from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, update_run_json
-from exlm_cli.tasks.downstream import EncodedSplit, FloatArray, Loss, Split
+from exlm_cli.tasks.downstream import EncodedSplit, FloatArray, LeftOut, Loss, Split
 from exlm_cli.tasks.finetune import FinetuneResult, run_finetuning
 from exlm_cli.tasks.results import read_results
 from exlm_cli.train.checkpoint import save_checkpoint
@@ -70,6 +70,7 @@ class WordTask:
     class_weights: FloatArray | None = None
     split_name = "random"
     score_fingerprint = ""
+    left_out: tuple[LeftOut, ...] = ()
 
     def __init__(self, loss: Loss = "binary", sizes: Sequence[int] = (24, 12, 12), seed: int = 0) -> None:
         self.loss = loss

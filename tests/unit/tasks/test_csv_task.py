@@ -170,6 +170,10 @@ def test_rows_without_label_or_text_are_left_out_and_told(tmp_path: Path) -> Non
     assert sum(task.split_sizes.values()) == 20
     assert "left out 2 rows without any label: lines 23, 24" in task.notes
     assert "left out 2 rows with an empty text: lines 22, 24" in task.notes
+    listed = [(row.row, row.text, row.reason) for row in task.left_out]
+    assert listed == [
+        ("22", "", "the text is empty"), ("24", "", "the text is empty"), ("23", "No label", "has no label")
+    ]  # fmt: skip
 
 
 def test_training_rows_can_be_limited(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, read_run_json, update_run_json
 from exlm_cli.tasks import cell as cell_module
 from exlm_cli.tasks.cell import Cell
+from exlm_cli.tasks.downstream import LeftOut
 from exlm_cli.tasks.finetune import resume_finetuning, run_finetuning
 from exlm_cli.tasks.finetune_task import encode_task, target_scale
 from exlm_cli.tasks.finetuned import load_finetuned
@@ -58,6 +59,19 @@ def test_a_run_directory_holds_all_that_is_promised(finished: tuple[Path, dict[s
         }  # fmt: skip
         assert [path.name for path in (cell / "checkpoints").iterdir()] == [f"best-{best}"]
     assert results == read_results(run)
+
+
+def test_rows_left_out_are_all_listed_beside_the_results(pretrained: Path, tmp_path: Path) -> None:
+    task = WordTask()
+    task.left_out = tuple(LeftOut("a.csv", f"a.csv:{n}", "C1, C", "no molecule") for n in range(2, 32))
+    run = tmp_path / "run"
+    recipe = finetune_recipe(seeds=[1], train={"max_epochs": 1})
+    results = run_finetuning(recipe, checkpoint=pretrained, out=run, task=task).results
+    assert results["notes"][-1] == "rejected.csv lists all 30 rows that were left out, with their reasons"
+    with (run / "rejected.csv").open(encoding="utf-8", newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["file", "row", "reason", "text"]
+    assert rows == [["a.csv", str(n), "no molecule", "C1, C"] for n in range(2, 32)]
 
 
 def test_results_say_what_was_done_and_with_what(finished: tuple[Path, dict[str, Any]], pretrained: Path) -> None:

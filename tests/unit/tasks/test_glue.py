@@ -220,6 +220,8 @@ def test_a_row_that_cannot_be_used_stops_or_is_left_out_and_told(
     loaded = load(task, tmp_path)
     assert loaded.split_sizes["train"] == len(ROWS[task])
     assert f"train: left out 1 rows that cannot be used; the first: {where}: {problem}" in loaded.notes
+    (row,) = loaded.left_out
+    assert (row.file, row.row, row.reason) == (str(path), str(len(ROWS[task]) + 2), problem)
     with pytest.raises(DataError, match=rf"^{re.escape(f'{where}: {problem}')}$") as caught:
         load(task, tmp_path, on_invalid="error")
     assert caught.value.hint == (

@@ -105,6 +105,11 @@ def test_rows_that_are_left_out_or_kept_are_told_by_line(tmp_path: Path) -> None
     )
     used = np.concatenate(list(task.split_indices.values()))
     assert sorted(used.tolist()) == [0, 1, 2, 4, *range(7, 24)]
+    path = str(tmp_path / "bace.csv")
+    assert [(row.file, row.row, row.text, row.reason) for row in task.left_out] == [
+        (path, "5", "C1CC", broken), (path, "7", "C1CC", broken),
+        (path, "8", MOLECULES[0], f"its SMILES stands in {path}:2 too"),
+    ]  # fmt: skip
 
 
 def test_bad_rows_stop_where_asked_to(tmp_path: Path) -> None:

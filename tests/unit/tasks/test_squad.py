@@ -260,6 +260,10 @@ def test_questions_that_cannot_be_used_stop_or_are_left_out_and_told(tmp_path: P
     task = load(tmp_path)
     assert task.split_indices["train"].tolist() == [0]
     assert f"train: left out 1 questions that cannot be used; the first: {problem}" in task.notes
+    (row,) = task.left_out
+    assert (row.file, row.row, row.text) == (
+        f"{tmp_path}/train-v2.0.json", "article `Moss`, paragraph 1, question `Moss-1`", ""
+    )  # fmt: skip
     with pytest.raises(DataError, match=rf"^{re.escape(f'{tmp_path}/train-v2.0.json: {problem}')}$"):
         load(tmp_path, on_invalid="error")
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from exlm_cli.errors import DataError
+from exlm_cli.tasks.downstream import LeftOut
 from exlm_cli.tasks.squad_files import SquadFile, SquadQuestion, read_squad_json, read_squad_rows
 
 CONTEXT = "Moss grows on the north side. Ferns grow below."
@@ -176,7 +177,14 @@ def test_flat_rows_name_what_is_wrong() -> None:
     assert read_squad_rows("hub:x@train", [flat(), wrong]) == SquadFile(
         "hub:x@train",
         read_squad_rows("", [flat()]).questions,
-        ["record 2, question `q2`: the answer `Moss` is not at `answer_start` 3; there is `s gr`"],
+        [
+            LeftOut(
+                "hub:x@train",
+                "record 2, question `q2`",
+                "Where does moss grow?",
+                "the answer `Moss` is not at `answer_start` 3; there is `s gr`",
+            )
+        ],
     )
 
 
