@@ -59,6 +59,7 @@ class CellsRecipe(Recipe):
         "pretrain.device": "`--device`",
         "finetune.device": "`--device`",
         "finetune.task.name": "`--task`",
+        "finetune.grid": "one value, like `--set finetune.optim.lr=1e-5`: cells are fine-tuned without a search",
     }
 
     seeds: tuple[Seed, ...] = Field((1,), min_length=1, description="Seeds of pre-training, each cell with each")

@@ -47,7 +47,10 @@ def unknown_key(origin: str, path: str, kind: type[Recipe]) -> ConfigError:
     """Return the error for a key that no recipe of a kind has, with the key that was probably meant."""
     near = nearest_key(kind, path)
     if near is not None:
-        return ConfigError(f"{origin}: unknown key `{path}`", f"did you mean `{near}`?")
+        # a hint must not lead to a key that is refused next
+        decides = kind.decided_by.get(near)
+        hint = f"did you mean `{near}`?" if decides is None else f"`{near}` is set in every cell; use {decides}"
+        return ConfigError(f"{origin}: unknown key `{path}`", hint)
     section = path.rpartition(".")[0]
     while section and not child_keys(kind, section):
         section = section.rpartition(".")[0]

@@ -155,6 +155,23 @@ def test_a_misspelt_key_inside_a_section_is_told_with_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("seed=3", "`pretrain.seed` is set in every cell; use `--seeds`"),
+        (
+            "masking.mask_ratio=0.3",
+            "`pretrain.masking.mask_ratio` is set in every cell; use `--mask-ratios`, or `cells`",
+        ),
+        ("masking.scheme=bernoulli", "did you mean `pretrain.masking.scheme`?"),
+    ],
+)
+def test_no_hint_leads_to_a_key_that_is_refused(override: str, hint: str) -> None:
+    error = _error(override)
+    assert error.message == f"`--set {override}`: unknown key `{override.partition('=')[0]}`"
+    assert error.hint == hint
+
+
+@pytest.mark.parametrize(
     ("override", "key", "hint"),
     [
         ("pretrain.seed=3", "pretrain.seed", "use `--seeds`"),
@@ -162,6 +179,11 @@ def test_a_misspelt_key_inside_a_section_is_told_with_the_nearest() -> None:
         ("pretrain.masking.mask_ratio=0.3", "pretrain.masking.mask_ratio", "use `--mask-ratios`, or `cells`"),
         ("pretrain.masking.num_repeats=2", "pretrain.masking.num_repeats", "use `--num-repeats`, or `cells`"),
         ("finetune.task.name=glue/rte", "finetune.task.name", "use `--task`"),
+        (
+            "finetune.grid={optim.lr: [1e-5, 2e-5]}",
+            "finetune.grid",
+            "use one value, like `--set finetune.optim.lr=1e-5`: cells are fine-tuned without a search",
+        ),
     ],
 )
 def test_a_key_that_the_grid_sets_itself_is_refused(override: str, key: str, hint: str) -> None:
