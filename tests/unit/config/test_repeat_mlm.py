@@ -127,8 +127,7 @@ def test_sequences_too_long_for_a_microbatch_get_a_larger_one() -> None:
 def test_a_grid_that_makes_no_sense_is_refused(override: str, said: str) -> None:
     path = "recipes/repeat_mlm/quickstart-repeat-mlm.yaml"
     overrides = ["cells=[[1, 0.3]]", override] if "objective" in override else [override]
-    given = ", ".join(f"`--set {text}`" for text in overrides)
-    assert _error(*overrides).message == f"{path} with {given}: {said}"
+    assert _error(*overrides).message == f"{path} with `--set {override}`: {said}"
 
 
 def test_more_steps_than_no_given_number_are_refused() -> None:
