@@ -1,6 +1,5 @@
 """Pre-training: wires data, model, objective and loop of a recipe."""
 
-import functools
 import hashlib
 import json
 import time
@@ -358,10 +357,13 @@ def tensorboard_writer(run: Path) -> Callable[[dict[str, Any]], None]:
         raise ConfigError(
             "`train.tensorboard` is on, but TensorBoard is not installed", "pip install tensorboard"
         ) from error
-    open_writer = functools.cache(lambda: SummaryWriter(str(run / "tensorboard")))
+    writer: SummaryWriter | None = None
 
     def write(row: dict[str, Any]) -> None:
-        writer = open_writer()
+        nonlocal writer
+        if writer is None:
+            # a killed run may have written beyond the checkpoint that this one goes on from
+            writer = SummaryWriter(str(run / "tensorboard"), purge_step=row["step"])
         for name, value in row.items():
             if name not in ("kind", "step"):
                 writer.add_scalar(f"{row['kind']}/{name}", value, row["step"])

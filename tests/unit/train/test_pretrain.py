@@ -313,10 +313,12 @@ def test_tensorboard_is_asked_for_by_name_where_it_is_missing(tmp_path: Path, mo
 
 def test_tensorboard_gets_every_figure_of_every_row(cache: Path, tmp_path: Path, monkeypatch) -> None:
     written: list[tuple[str, float, int]] = []
+    opened: list[int] = []
 
     class Writer:
-        def __init__(self, folder: str) -> None:
+        def __init__(self, folder: str, purge_step: int) -> None:
             assert folder == str(tmp_path / "run" / "tensorboard")
+            opened.append(purge_step)
 
         def add_scalar(self, name: str, value: float, step: int) -> None:
             written.append((name, value, step))
@@ -335,3 +337,7 @@ def test_tensorboard_gets_every_figure_of_every_row(cache: Path, tmp_path: Path,
         if name not in ("kind", "step")
     ]
     assert written == expected
+    # what a killed run wrote beyond its last checkpoint is hidden
+    shutil.rmtree(run / "checkpoints/step-6")
+    resume_pretraining(run)
+    assert opened == [expected[0][2], 4]
