@@ -26,13 +26,8 @@ from exlm_cli.progress import Progress
 from exlm_cli.run_dir import finite_or_none, read_run_json
 from exlm_cli.tasks.result_shapes import WrittenGridCell, WrittenMeasures, WrittenOwnCell
 from exlm_cli.train.checkpoint import write_json
-from exlm_cli.train.pretrain import (
-    decisive_values,
-    recipe_identity,
-    run_pretraining,
-    special_tokens,
-    validation_indices,
-)
+from exlm_cli.train.identity import decisive_values, recipe_identity
+from exlm_cli.train.pretrain import run_pretraining, special_tokens, validation_indices
 
 _MEASURED_FILE = "measured.json"
 _COUNTED_SEQUENCES = 2048

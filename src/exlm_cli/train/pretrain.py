@@ -1,7 +1,5 @@
 """Pre-training: wires data, model, objective and loop of a recipe."""
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ from torch import Tensor
 from exlm_cli.config.changes import describe_changes
 from exlm_cli.config.finetune import FinetuneTrainConfig
 from exlm_cli.config.load import dump_recipe, load_recipe
-from exlm_cli.config.places import PRETRAIN_PLACES, with_absolute_places
+from exlm_cli.config.places import with_absolute_places
 from exlm_cli.config.recipes import PretrainRecipe
 from exlm_cli.config.resumed import resumed_recipe
 from exlm_cli.config.sections import TrainConfig
@@ -41,6 +39,7 @@ from exlm_cli.run_dir import (
 )
 from exlm_cli.train.checkpoint import checkpoint_paths, newest_good_checkpoint, remove_unfinished
 from exlm_cli.train.evaluation import evaluate_batch, summarise
+from exlm_cli.train.identity import former_identities, trained_identity, trained_values
 from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.loop_state import LoopResult
 from exlm_cli.train.objective import Objective
@@ -275,76 +274,6 @@ def autocast_dtype(train: TrainConfig | FinetuneTrainConfig, device: torch.devic
     return torch.bfloat16 if wants_bf16 else None
 
 
-_COMPUTING = ("microbatch_tokens", "num_threads", "alignment_backend", "compile", "head_chunk_rows")
-"""How a step is computed, which changes it by rounding alone, and by the draws of dropout."""
-
-
-def trained_identity(recipe: PretrainRecipe) -> str:
-    """Return a hash of what decides the weights beside the data fingerprint.
-
-    Where the data lie does not, nor how a step is computed: a run that ran out of memory goes on with less.
-    """
-    return _sha256(_without_computing(_without_places(_decisive(recipe))))
-
-
-def former_identities(recipe: PretrainRecipe, begun: PretrainRecipe) -> tuple[str, str]:
-    """Return what checkpoints held before they held `trained_identity`.
-
-    First they named the inputs, then not, and how a step is computed was always in it. Both are taken from the recipe
-    that the run began with.
-    """
-    content, then = _decisive(recipe), _decisive(begun)
-    for section, names in {**PRETRAIN_PLACES, "train": _COMPUTING}.items():
-        content[section] |= {name: then[section][name] for name in names}
-    return _sha256(content), _sha256(_without_places(content))
-
-
-def recipe_identity(recipe: PretrainRecipe) -> str:
-    """Return a hash of everything in a recipe that decides the weights.
-
-    Inputs are in it by name: it is for who has no data fingerprint beside it.
-    """
-    return _sha256(_decisive(recipe))
-
-
-def _without_places(content: dict[str, Any]) -> dict[str, Any]:
-    """Leave out where inputs are; the data fingerprint holds what they are, the tokenizer included."""
-    kept = content.copy()
-    for section, names in PRETRAIN_PLACES.items():
-        kept[section] = {name: value for name, value in content[section].items() if name not in names}
-    return kept
-
-
-def _without_computing(content: dict[str, Any]) -> dict[str, Any]:
-    train = {name: value for name, value in content["train"].items() if name not in _COMPUTING}
-    return content | {"train": train}
-
-
-def _decisive(recipe: PretrainRecipe) -> dict[str, Any]:
-    return decisive_values(recipe) | {"optim": recipe.optim.as_identity()}
-
-
-def decisive_values(recipe: PretrainRecipe) -> dict[str, Any]:
-    """Return what of a recipe decides the weights, as JSON; how often to look or save does not."""
-    content = recipe.model_dump(mode="json", exclude={"name", "purpose", "paper", "device"})
-    for key in (
-        "validate_every_steps",
-        "validation_sequences",
-        "checkpoint_every_steps",
-        "keep_last",
-        "log_every_steps",
-        "tensorboard",
-    ):
-        del content["train"][key]
-    if recipe.train.batch_tokens is not None and recipe.train.bucket_steps > 1:
-        content["train"]["steps"] = "even"  # earlier versions cut them otherwise: a run of theirs has another order
-    return content
-
-
-def _sha256(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
 def tensorboard_writer(run: Path) -> Callable[[dict[str, Any]], None]:
     """Return a function that writes rows of metrics as TensorBoard scalars; the first row makes their folder.
 
@@ -391,8 +320,8 @@ def _resume(loop: TrainingLoop, run: Path, recipe: PretrainRecipe, progress: Pro
         progress.message(f"{run} has no checkpoint yet; starting from step 0")
         return
     begun = load_recipe(str(run / "recipe.yaml"))
-    then, now = (_without_computing(_without_places(decisive_values(r))) for r in (begun, recipe))
-    loop.resume(checkpoint, formerly={"recipe": former_identities(recipe, begun)}, changes=describe_changes(then, now))
+    changes = describe_changes(trained_values(begun), trained_values(recipe))
+    loop.resume(checkpoint, formerly={"recipe": former_identities(recipe, begun)}, changes=changes)
     remove_unfinished(run)
     progress.message(f"resuming at step {loop.state.step} of {loop.total_steps} from {checkpoint}")
 

@@ -18,19 +18,15 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.config.recipes import PretrainRecipe
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.run_dir import read_metrics, read_run_json, update_run_json
+from exlm_cli.train.identity import recipe_identity
 from exlm_cli.train.pretrain import (
-    former_identities,
-    recipe_identity,
     resume_pretraining,
     run_pretraining,
     tensorboard_writer,
-    trained_identity,
     validation_indices,
 )
 from exlm_cli.train.pretrained import load_pretrained, pick_device
 from tests.tiny import tiny_recipe
-
-PLACES = {"train": ["a.txt"], "valid": ["b.txt"], "cache_dir": "c"}
 
 
 def _recipe(cache: Path, **sections: Any) -> PretrainRecipe:
@@ -231,30 +227,6 @@ def test_a_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^device is `cuda`, but torch sees no CUDA device$"):
         pick_device(tiny_recipe(device="cuda"))
     assert pick_device(tiny_recipe(device="auto")) == torch.device("cpu")
-
-
-def test_what_does_not_decide_the_weights_may_change_between_runs() -> None:
-    base = recipe_identity(tiny_recipe())
-    assert recipe_identity(tiny_recipe(name="other", train={"validate_every_steps": 77, "keep_last": 9})) == base
-    assert recipe_identity(tiny_recipe(optim={"lr": 2e-3})) != base
-    assert recipe_identity(tiny_recipe(seed=3)) != base
-
-
-def test_where_the_inputs_lie_decides_no_weights() -> None:
-    """Of whatever else is in a recipe the two identities say the same."""
-    base, moved = tiny_recipe(), tiny_recipe(data=PLACES, tokenizer={"path": "t.json"})
-    assert trained_identity(moved) == trained_identity(base)
-    assert recipe_identity(moved) != recipe_identity(base)
-    assert former_identities(moved, base) == former_identities(base, base)
-    assert recipe_identity(base) in former_identities(moved, base)
-    for sections in ({"seed": 3}, {"data": {"sequence_length": 12}}, {"tokenizer": {"vocab_size": 290}}):
-        assert trained_identity(tiny_recipe(**sections)) != trained_identity(base)
-        for now, then in zip(
-            former_identities(tiny_recipe(**sections), base), former_identities(base, base), strict=True
-        ):
-            assert now != then
-    for name in PLACES:
-        assert recipe_identity(tiny_recipe(data={name: PLACES[name]})) != recipe_identity(base)
 
 
 @pytest.mark.parametrize("is_old", [False, True])
