@@ -5,22 +5,18 @@ knows what a recipe or a model is.
 """
 
 import contextlib
-import errno
 import json
-import math
 import os
-import platform
-import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import filelock
 
+from exlm_cli.environment import describe_environment
 from exlm_cli.errors import CheckpointError
+from exlm_cli.files import advice_on, finite_or_none, reason_of, write_atomically
 
 RUNS_ROOT = Path("runs")
 """Where run directories go and are looked for, under the current directory."""
@@ -28,9 +24,6 @@ RUNS_ROOT = Path("runs")
 RUN_FILE = "run.json"
 LOCK_FILE = ".lock"
 """Held while a process works in the directory; the file stays, also of one that was killed."""
-
-_IN_THE_WAY = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def create_run_dir(out: Path | None, name: str, *, root: Path = RUNS_ROOT) -> Path:
@@ -59,20 +52,9 @@ def create_run_dir(out: Path | None, name: str, *, root: Path = RUNS_ROOT) -> Pa
     except OSError as error:
         where = root if out is None else out
         raise CheckpointError(
-            f"{where}: no run directory can be made there: {_reason(error)}", _advice(error, "--out")
+            f"{where}: no run directory can be made there: {reason_of(error)}", advice_on(error, "--out")
         ) from error
     return out
-
-
-@contextlib.contextmanager
-def removed_on_failure(folder: Path, *, is_new: bool = True) -> Iterator[None]:
-    """Remove a new folder again when what should fill it fails, so that no half-made run is left."""
-    try:
-        yield
-    except BaseException:
-        if is_new:
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 @contextlib.contextmanager
@@ -91,59 +73,12 @@ def sole_process(folder: Path) -> Iterator[None]:
         ) from None
     except OSError as error:
         raise CheckpointError(
-            f"{folder}: the run directory cannot be locked: {_reason(error)}", _advice(error)
+            f"{folder}: the run directory cannot be locked: {reason_of(error)}", advice_on(error)
         ) from error
     try:
         yield
     finally:
         lock.release()
-
-
-def make_folder(folder: Path, *, option: str = "--out") -> None:
-    """Make a folder for results, with those it lies in, where it is not there yet; `option` chooses another one.
-
-    Raises:
-        CheckpointError: The file system refuses.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(
-            f"{folder}: no such folder can be made: {_reason(error)}", _advice(error, option)
-        ) from error
-
-
-@contextlib.contextmanager
-def folder_for_results(folder: Path, *files: Path, option: str = "--out") -> Iterator[None]:
-    """Make a folder before the work that fills it, and take back what was made of it where that fails.
-
-    Args:
-        folder: Where results go.
-        files: Those that are written at the end of the work; that they can be is found out before it.
-        option: Chooses another folder; for the hint.
-
-    Raises:
-        CheckpointError: The file system refuses.
-    """
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    make_folder(folder, option=option)
-    with removed_on_failure(made[-1] if made else folder, is_new=bool(made)):
-        for path in files:
-            _refuse_unwritable(path, option)
-        yield
-
-
-def _refuse_unwritable(path: Path, option: str) -> None:
-    temporary = _beside(path)
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        temporary.touch()
-        temporary.unlink()
-    except OSError as error:
-        raise CheckpointError(
-            f"{path}: the file could not be written: {_reason(error)}", _advice(error, option)
-        ) from error
 
 
 def _make_fresh(path: Path) -> Path:
@@ -155,28 +90,6 @@ def _make_fresh(path: Path) -> Path:
             continue
         return candidate
     raise FileExistsError(17, os.strerror(17))
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that it is either the old one or the whole new one, on disk when this returns.
-
-    Raises:
-        CheckpointError: The file system refuses; the old file is untouched.
-    """
-    temporary = _beside(path)
-    try:
-        # the kernel applies the umask to 0666; `tempfile` would give 0600 whatever it is
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _fsync_folder(path.parent)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise CheckpointError(f"{path}: the file could not be written: {_reason(error)}", _advice(error)) from error
 
 
 def update_run_json(run: Path, fields: dict[str, Any]) -> None:
@@ -214,43 +127,6 @@ def read_run_json(run: Path) -> dict[str, Any]:
 _ALTERED_HINT = "exlm wrote this file whole, so something else altered it; restore it or start a new run"
 
 
-def describe_environment() -> dict[str, Any]:
-    """Return what a result depends on besides its recipe: versions, commit, platform. Imports none of the packages."""
-    return {
-        "exlm_version": package_version("exlm-cli"),
-        "torch_version": package_version("torch"),
-        "python_version": platform.python_version(),
-        "platform": platform.platform(),
-        "git_commit": source_commit(),
-    }
-
-
-def package_version(distribution: str) -> str | None:
-    """Return the installed version of a distribution, or None."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def source_commit() -> str | None:
-    """Return the git commit this package runs from (`-dirty` where changed); None outside its repository."""
-    git = shutil.which("git")
-    here = Path(__file__)
-    if git is None:
-        return None
-    # a wheel in a virtual environment inside somebody's repository is not that repository's code
-    is_tracked = _git(git, here.parent, "ls-files", "--error-unmatch", here.name) is not None
-    return (
-        _git(git, here.parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*") if is_tracked else None
-    )
-
-
-def _git(git: str, folder: Path, *arguments: str) -> str | None:
-    done = subprocess.run([git, "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
 class MetricsLog:
     """`metrics.jsonl`: one JSON object a line, each with its `step`; numbers that are not finite are null."""
 
@@ -267,7 +143,9 @@ class MetricsLog:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(finite_or_none(row)) + "\n")
         except OSError as error:
-            raise CheckpointError(f"{self.path}: a row could not be added: {_reason(error)}", _advice(error)) from error
+            raise CheckpointError(
+                f"{self.path}: a row could not be added: {reason_of(error)}", advice_on(error)
+            ) from error
 
     def truncate_after(self, step: int) -> None:
         """Drop the rows beyond `step` and a half-written last line, as a killed run leaves them."""
@@ -285,7 +163,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
     except OSError as error:
-        raise CheckpointError(f"{path}: not readable: {_reason(error)}", "give a run directory of exlm") from error
+        raise CheckpointError(f"{path}: not readable: {reason_of(error)}", "give a run directory of exlm") from error
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -307,37 +185,3 @@ def find_newest_run(root: Path, accept: Callable[[Path], bool]) -> Path | None:
 
 def _is_cell(run: Path) -> bool:
     return any(folder.name == "cells" and (folder.parent / RUN_FILE).is_file() for folder in run.parents)
-
-
-def finite_or_none(value: Any) -> Any:
-    """Replace inf and nan, which JSON does not have, by None."""
-    if isinstance(value, dict):
-        return {key: finite_or_none(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite_or_none(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _beside(path: Path) -> Path:
-    """Return the name under which a file is written before it takes its own."""
-    return path.with_name(f".{path.name}.writing-{os.getpid()}")
-
-
-def _fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error)
-
-
-def _advice(error: OSError, option: str | None = None) -> str:
-    """Return what can be done where the file system refuses; `option` is the one that chooses another place."""
-    remedies = ["move away what has that name"] if error.errno in _IN_THE_WAY else []
-    remedies += ["free some space"] if error.errno in _NO_SPACE else []
-    remedies += [f"choose a folder that you may write to with `{option}`"] if option is not None else []
-    return " or ".join(remedies)

@@ -17,9 +17,9 @@ from exlm_cli.analysis.new_rows import InputKind, NewRows, read_new_rows
 from exlm_cli.config.finetune import FinetuneModelConfig
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import ConfigError
+from exlm_cli.files import make_folder, write_atomically
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import make_folder, write_atomically
 from exlm_cli.tasks.finetuned import Finetuned
 from exlm_cli.tasks.task_runner import TaskRunner
 from exlm_cli.train.pretrain import autocast_dtype

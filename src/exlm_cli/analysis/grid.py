@@ -24,15 +24,9 @@ from exlm_cli.config.recipes import PretrainRecipe
 from exlm_cli.config.sections import DataConfig, TokenizerConfig
 from exlm_cli.data.prepare import list_rejected, prepare_data
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError, InterruptedRunError
+from exlm_cli.files import removed_on_failure, write_atomically
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import (
-    create_run_dir,
-    read_run_json,
-    removed_on_failure,
-    sole_process,
-    update_run_json,
-    write_atomically,
-)
+from exlm_cli.run_dir import create_run_dir, read_run_json, sole_process, update_run_json
 from exlm_cli.train.checkpoint import write_json
 from exlm_cli.train.interrupt import StopSignal
 from exlm_cli.train.pretrained import pick_device

@@ -5,8 +5,8 @@ from pathlib import Path
 from exlm_cli.analysis.applied import Applied, no_answer_file, refuse_overwriting
 from exlm_cli.data.readers import COMPRESSIONS, FORMATS
 from exlm_cli.errors import ConfigError
+from exlm_cli.files import folder_for_results
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import folder_for_results
 from exlm_cli.tasks.finetuned import Finetuned
 
 _SUFFIXES = {"glue": ".tsv", "squad": ".json"}

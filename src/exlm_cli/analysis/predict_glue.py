@@ -5,8 +5,8 @@ from pathlib import Path
 
 from exlm_cli.analysis.applied import Applied, describe_cut, probabilities_by_seed
 from exlm_cli.errors import DataError
+from exlm_cli.files import write_atomically
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import write_atomically
 from exlm_cli.tasks.downstream import FloatArray
 from exlm_cli.tasks.finetuned import Finetuned
 from exlm_cli.tasks.glue import GlueTask, read_glue_file

@@ -13,8 +13,8 @@ import numpy as np
 
 from exlm_cli.analysis.applied import Applied, describe_cut, probabilities_by_seed
 from exlm_cli.analysis.new_rows import NewRows, read_new_rows
+from exlm_cli.files import write_atomically
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import write_atomically
 from exlm_cli.tasks.downstream import FloatArray, Loss
 from exlm_cli.tasks.finetuned import Finetuned
 from exlm_cli.tasks.labels import read_known_targets

@@ -22,8 +22,9 @@ from exlm_cli.config.places import with_absolute_places
 from exlm_cli.config.recipes import PretrainRecipe
 from exlm_cli.data.prepare import prepare_data
 from exlm_cli.errors import CheckpointError, DivergedError
+from exlm_cli.files import finite_or_none
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import finite_or_none, read_run_json
+from exlm_cli.run_dir import read_run_json
 from exlm_cli.tasks.result_shapes import WrittenGridCell, WrittenMeasures, WrittenOwnCell
 from exlm_cli.train.checkpoint import write_json
 from exlm_cli.train.identity import decisive_values, recipe_identity

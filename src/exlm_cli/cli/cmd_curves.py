@@ -56,8 +56,9 @@ def draw_curves(runs: list[Path], path: Path) -> list[Path]:
         ConfigError: A run is given twice.
     """
     from exlm_cli.analysis.scores import name_runs
+    from exlm_cli.files import make_folder
     from exlm_cli.report.curves import plot_curves
-    from exlm_cli.run_dir import make_folder, read_metrics
+    from exlm_cli.run_dir import read_metrics
 
     names = name_runs(runs)
     rows_by_run = {name: read_metrics(run / "metrics.jsonl") for name, run in zip(names, runs, strict=True)}

@@ -17,7 +17,8 @@ from exlm_cli.cli.options import (
     collect_overrides,
 )
 from exlm_cli.errors import ConfigError
-from exlm_cli.run_dir import create_run_dir, make_folder, removed_on_failure, write_atomically
+from exlm_cli.files import make_folder, removed_on_failure, write_atomically
+from exlm_cli.run_dir import create_run_dir
 
 
 class Kind(StrEnum):

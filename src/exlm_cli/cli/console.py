@@ -20,8 +20,8 @@ from rich.text import Text
 
 from exlm_cli.analysis.grid_statistics import NOT_DEFINED
 from exlm_cli.errors import ExlmError
+from exlm_cli.files import finite_or_none
 from exlm_cli.progress import Bar, Board, Progress, SilentBoard
-from exlm_cli.run_dir import finite_or_none
 
 if TYPE_CHECKING:
     from exlm_cli.config.base import Recipe

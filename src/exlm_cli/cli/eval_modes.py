@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exlm_cli.errors import ConfigError
+from exlm_cli.files import folder_for_results
 from exlm_cli.paths import expand_path
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import folder_for_results
 
 if TYPE_CHECKING:
     from exlm_cli.analysis.applied import Applied

@@ -11,7 +11,7 @@ import tokenizers
 
 from exlm_cli.data.json_rows import beyond_limits
 from exlm_cli.errors import TokenizerError
-from exlm_cli.run_dir import write_atomically
+from exlm_cli.files import write_atomically
 
 TokenizerKind = Literal["bpe", "smiles"]
 

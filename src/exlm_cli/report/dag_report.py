@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from exlm_cli.analysis.inspection import Inspection
+from exlm_cli.files import removed_on_failure, write_atomically
 from exlm_cli.report.dag_figures import render_graph, render_heat_map
 from exlm_cli.report.dag_html import render_html
 from exlm_cli.report.dag_text import render_dot, render_json
-from exlm_cli.run_dir import removed_on_failure, write_atomically
 
 FORMATS = ("png", "svg", "html", "dot", "json")
 

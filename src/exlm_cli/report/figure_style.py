@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exlm_cli.files import write_atomically
 from exlm_cli.report.palette import FAINT_INK, INK
-from exlm_cli.run_dir import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from exlm_cli.files import make_folder, write_atomically
 from exlm_cli.report.cell_rows import Result, read_curves
 from exlm_cli.report.curves import Row
 from exlm_cli.report.grid_figures import write_grid_figures
 from exlm_cli.report.grid_table import GridRow, agreements, csv_text, grid_rows, markdown_text
-from exlm_cli.run_dir import make_folder, write_atomically
 
 
 def write_grid_report(

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from exlm_cli.files import make_folder, write_atomically
 from exlm_cli.report.cell_rows import Result, read_curves
 from exlm_cli.report.curves import plot_curves
 from exlm_cli.report.sweep_figures import write_entropy_figures
 from exlm_cli.report.sweep_rows import ABOUT, SweepRow, csv_text, sweep_rows
 from exlm_cli.report.sweep_tables import sweep_tables
 from exlm_cli.report.tables import ReportTable, as_markdown
-from exlm_cli.run_dir import make_folder, write_atomically
 
 
 @dataclass(frozen=True)

@@ -19,16 +19,9 @@ from exlm_cli.config.places import with_absolute_places
 from exlm_cli.config.resumed import resumed_recipe
 from exlm_cli.data.splits import REJECTED
 from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.files import removed_on_failure, write_atomically
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.run_dir import (
-    RUN_FILE,
-    create_run_dir,
-    read_run_json,
-    removed_on_failure,
-    sole_process,
-    update_run_json,
-    write_atomically,
-)
+from exlm_cli.run_dir import RUN_FILE, create_run_dir, read_run_json, sole_process, update_run_json
 from exlm_cli.tasks.cell import RESULT_FILE, Cell, drop_weights, run_cell
 from exlm_cli.tasks.downstream import DownstreamTask
 from exlm_cli.tasks.finetune_run import check_resumed, collect_results, describe_run

@@ -16,7 +16,8 @@ from exlm_cli.config.yaml_text import dump_yaml
 from exlm_cli.data.sequences import REJECTED_COLUMNS
 from exlm_cli.data.splits import REJECTED
 from exlm_cli.errors import CheckpointError
-from exlm_cli.run_dir import read_run_json, update_run_json, write_atomically
+from exlm_cli.files import write_atomically
+from exlm_cli.run_dir import read_run_json, update_run_json
 from exlm_cli.tasks.cell import Cell
 from exlm_cli.tasks.finetune_task import TaskData, decisive_values, finetune_identity
 from exlm_cli.tasks.initial import Initial

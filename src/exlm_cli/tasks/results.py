@@ -15,7 +15,7 @@ import numpy as np
 
 from exlm_cli.config.grid import NO_GRID
 from exlm_cli.errors import CheckpointError
-from exlm_cli.run_dir import write_atomically
+from exlm_cli.files import write_atomically
 from exlm_cli.tasks.downstream import FloatArray
 from exlm_cli.tasks.result_shapes import WrittenResults, check_written
 

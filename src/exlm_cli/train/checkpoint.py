@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from exlm_cli.errors import CheckpointError
-from exlm_cli.run_dir import write_atomically
+from exlm_cli.files import write_atomically
 
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"

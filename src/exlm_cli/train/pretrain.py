@@ -25,18 +25,11 @@ from exlm_cli.data.sampler import EpochPlan, cut_microbatches, longest_expanded,
 from exlm_cli.data.shards import TokenDataset
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.files import removed_on_failure, write_atomically
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.alignment import choose_backend
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.run_dir import (
-    MetricsLog,
-    create_run_dir,
-    read_run_json,
-    removed_on_failure,
-    sole_process,
-    update_run_json,
-    write_atomically,
-)
+from exlm_cli.run_dir import MetricsLog, create_run_dir, read_run_json, sole_process, update_run_json
 from exlm_cli.train.checkpoint import checkpoint_paths, newest_good_checkpoint, remove_unfinished
 from exlm_cli.train.evaluation import evaluate_batch, summarise
 from exlm_cli.train.identity import former_identities, trained_identity, trained_values
