@@ -129,12 +129,15 @@ def _check_tasks(plans: Sequence[CellPlan], progress: Progress) -> None:
     for config in configs.values():
         check_task_name(config)
         needed = input_kind_of(config)
+        other = "choose other tasks with `--task`, or none with `--task none`"
+        if config.suite == "csv" and needed == "smiles":
+            other = f"name its column of text with `--set finetune.task.text_column=NAME`, or {other}"
         for plan in plans:
             if plan.pretrain.data.kind != needed:
                 raise ConfigError(
                     f"cell {plan.label} pre-trains a model of {plan.pretrain.data.kind}; task {config.name} needs one "
                     f"of {needed}",
-                    "choose other tasks with `--task`, or none with `--task none`",
+                    other,
                 )
     for config in configs.values():
         check_splits(load_task(config, progress))

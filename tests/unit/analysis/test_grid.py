@@ -209,6 +209,12 @@ def test_a_task_that_cannot_be_had_is_told_before_anything_is_trained(
     assert not (run / "workers").exists()
 
 
+def test_a_table_of_text_asks_for_its_column(recipe: RepeatMlmRecipe, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"task csv needs one of smiles$") as error:
+        _run(recipe.model_copy(update={"tasks": ("csv",)}), out=tmp_path / "new")
+    assert error.value.hint.startswith("name its column of text with `--set finetune.task.text_column=NAME`, or ")
+
+
 def test_another_task_leaves_the_earlier_one_in_the_grid(recipe: RepeatMlmRecipe, tmp_path: Path) -> None:
     one = recipe.with_cells([(1, 0.3)])
     plan = one.plan()[0]
