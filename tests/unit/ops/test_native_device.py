@@ -238,6 +238,28 @@ def test_a_device_that_cannot_run_the_library_is_an_obstacle(
     library.device_library.cache_clear()
 
 
+def test_a_shipped_library_keeps_none_from_being_compiled_for_another_device(
+    simulated: DeviceLibrary, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shipped, own = tmp_path / "shipped.so", tmp_path / "own.so"
+    for path in (shipped, own):
+        path.write_bytes(simulated.path.read_bytes())
+    monkeypatch.setattr(build, "prebuilt_library", lambda kind: shipped)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(DeviceLibrary, "runs_on", lambda self, device: self.path != shipped)
+    monkeypatch.setattr(build, "find_compiler", lambda kind: _no_nvcc())
+    library.device_library.cache_clear()
+    with pytest.raises(BuildError, match=rf"^{shipped} does not run on cuda:0, and for it alone: no nvcc found$"):
+        library.device_library(0)
+    monkeypatch.setattr(build, "plan", lambda kind, **_: build.Plan(kind, "nvcc", (), own))
+    assert library.device_library(0).path == own
+    library.device_library.cache_clear()
+
+
+def _no_nvcc() -> str:
+    raise BuildError("no nvcc found")
+
+
 def test_the_simulator_shows_a_missing_barrier(tmp_path_factory: pytest.TempPathFactory) -> None:
     simt = ("-include", str(SOURCES / "tests" / "simt.h"))
     path = compile_for_host(tmp_path_factory.getbasetemp(), "tests/simt_check.cpp", *simt)

@@ -146,12 +146,12 @@ def plan(kind: Kind, *, architectures: tuple[str, ...] = CUDA_ARCHITECTURES, str
 
 
 def find_library(kind: Kind, *, architectures: tuple[str, ...] = CUDA_ARCHITECTURES) -> Path | None:
-    """Path of a library that is there already; `None` where one would have to be compiled.
+    """Path of a library that is there already; `None` where one would have to be compiled. What is shipped is for all.
 
     Raises:
         BuildError: None is there, and none can be compiled.
     """
-    if prebuilt := prebuilt_library(kind):
+    if architectures == CUDA_ARCHITECTURES and (prebuilt := prebuilt_library(kind)):
         return prebuilt
     library = plan(kind, architectures=architectures).library
     return library if library.is_file() else None

@@ -228,12 +228,18 @@ def find_device_library(device: int) -> DeviceLibrary | None:
     Raises:
         BuildError: None is there and none can be compiled, or the one for this device does not run on it.
     """
-    if (path := build.find_library("cuda")) and (library := DeviceLibrary(path)).runs_on(device):
+    shared = build.find_library("cuda")
+    if shared is not None and (library := DeviceLibrary(shared)).runs_on(device):
         return library
-    path = build.find_library("cuda", architectures=_architectures(device))
-    if path is None:
+    try:
+        own = build.find_library("cuda", architectures=_architectures(device))
+    except build.BuildError as error:
+        if shared is None:
+            raise
+        raise build.BuildError(f"{shared} does not run on cuda:{device}, and for it alone: {error}") from error
+    if own is None:
         return None
-    library = DeviceLibrary(path)
+    library = DeviceLibrary(own)
     library.check(device)
     return library
 
