@@ -33,7 +33,11 @@ from exlm_cli.train.checkpoint import (
 )
 from exlm_cli.train.interrupt import StopSignal
 from exlm_cli.train.loop_state import LoopConfig, LoopResult, LoopState, Selection, TrainTask, count_steps
+from exlm_cli.train.memory import release_freed_memory
 from exlm_cli.train.optim import build_optimizer, learning_rate, scale_gradients, set_learning_rates
+
+_STEPS_BETWEEN_RELEASES = 10
+"""Pages that were given back are made anew: after every step that costs a small recipe 3 to 6 % of its time."""
 
 
 class TrainingLoop:
@@ -161,6 +165,8 @@ class TrainingLoop:
         """
         start_s = time.perf_counter()
         loss = self._step(stop)
+        if self.state.step % _STEPS_BETWEEN_RELEASES == 0:
+            release_freed_memory()
         if loss is not None:
             self._account(loss, time.perf_counter() - start_s)
         return loss

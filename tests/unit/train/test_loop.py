@@ -19,7 +19,7 @@ from exlm_cli.data.sampler import EpochPlan, plan_epoch
 from exlm_cli.errors import CheckpointError, ConfigError, DivergedError, InterruptedRunError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import MetricsLog, read_metrics
-from exlm_cli.train import checkpoint
+from exlm_cli.train import checkpoint, loop
 from exlm_cli.train.checkpoint import load_model_weights, newest_good_checkpoint
 from exlm_cli.train.loop import TrainingLoop, dropout_seed
 from exlm_cli.train.loop_state import Selection
@@ -93,6 +93,14 @@ TIMES = ("elapsed_s", "tokens_per_s")
 
 def _rows(run: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k not in TIMES} for row in read_metrics(run / "metrics.jsonl")]
+
+
+def test_freed_memory_is_given_back_every_ten_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called_at: list[int] = []
+    fitting = _loop(LeastSquares(), tmp_path)
+    monkeypatch.setattr(loop, "release_freed_memory", lambda: called_at.append(fitting.state.step))
+    fitting.fit()
+    assert called_at == [0, 10]
 
 
 @pytest.mark.parametrize("step", [3, 6, 9, 12, 13])
