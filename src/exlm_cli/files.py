@@ -75,11 +75,20 @@ def write_atomically(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        _fsync_folder(path.parent)
+        fsync(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise CheckpointError(f"{path}: the file could not be written: {reason_of(error)}", advice_on(error)) from error
+
+
+def fsync(path: Path) -> None:
+    """Wait until a file, or which files a folder has, is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def finite_or_none(value: Any) -> Any:
@@ -120,11 +129,3 @@ def _refuse_unwritable(path: Path, option: str) -> None:
 def _beside(path: Path) -> Path:
     """Return the name under which a file is written before it takes its own."""
     return path.with_name(f".{path.name}.writing-{os.getpid()}")
-
-
-def _fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

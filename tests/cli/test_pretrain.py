@@ -68,10 +68,10 @@ def test_a_run_on_local_files_is_gone_on_with_and_scored_from_any_folder(
     elsewhere = folder.parent / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    assert main(["pretrain", "--resume", "../work/run"]) == 0
+    assert main(["pretrain", "--resume", str(folder / "run")]) == 0
     assert weights(folder / "run") == before
     capsys.readouterr()
-    assert main(["eval", "../work/run", "--json", "--no-figures"]) == 0
+    assert main(["eval", str(folder / "run"), "--json", "--no-figures"]) == 0
     assert json.loads(capsys.readouterr().out)["runs"]
 
 

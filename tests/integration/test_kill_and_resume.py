@@ -45,7 +45,7 @@ POINTS = [
     pytest.param("task", "losses", 1, id="before the first step"),
     pytest.param("task", "losses", 8, id="between checkpoints"),
     pytest.param("checkpoint", "_sha256", 4, id="while the second checkpoint is hashed"),
-    pytest.param("checkpoint", "_fsync", 11, id="while the second checkpoint is synced"),
+    pytest.param("checkpoint", "fsync", 11, id="while the second checkpoint is synced"),
     pytest.param("task", "validate", 2, id="while validating"),
     pytest.param("metrics", "append", 7, id="in the middle of a row of metrics"),
 ]

@@ -209,5 +209,10 @@ def test_a_cell_of_a_grid_is_no_run_of_its_own(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
         update_run_json(tmp_path / name, {})
     found: list[Path] = []
-    find_newest_run(tmp_path, lambda run: bool(found.append(run)))  # type: ignore[func-returns-value]
+
+    def refuse(run: Path) -> bool:
+        found.append(run)
+        return False
+
+    find_newest_run(tmp_path, refuse)
     assert sorted(found) == [tmp_path / "cells/mine", tmp_path / "grid"]

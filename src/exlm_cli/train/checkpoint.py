@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from exlm_cli.errors import CheckpointError
-from exlm_cli.files import write_atomically
+from exlm_cli.files import fsync, write_atomically
 
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -114,11 +114,11 @@ def _write_whole(
         (temporary / MANIFEST_FILE).write_text(json.dumps({"step": step, "files": files}, indent=1) + "\n")
         for path in temporary.iterdir():
             _open_to_all(path)
-            _fsync(path)
-        _fsync(temporary)
+            fsync(path)
+        fsync(temporary)
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
-        _fsync(final.parent)
+        fsync(final.parent)
     except (OSError, SafetensorError) as error:
         # safetensors reports a full disk as its own error, which is no OSError, with the reason in its text
         shutil.rmtree(temporary, ignore_errors=True)
@@ -228,11 +228,3 @@ def _open_to_all(path: Path) -> None:
     umask = os.umask(0)
     os.umask(umask)
     path.chmod(0o666 & ~umask)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.grid import NO_GRID, GridPoint
 from exlm_cli.config.load import load_recipe
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.progress import SilentProgress
@@ -378,9 +379,8 @@ def test_what_is_missing_or_damaged_in_a_finished_run_is_named(
     shutil.rmtree(best)
     assert refusal(CheckpointError, lambda: load_finetuned(run, device="cpu")) == f"{cell}: no weights in it"
     (cell / "result.json").write_text("{")
-    assert refusal(CheckpointError, Cell(None, 1, cell).read).startswith(  # type: ignore[arg-type]
-        f"{cell / 'result.json'}: not readable as JSON: "
-    )
+    read = Cell(GridPoint(NO_GRID, {}, finetune_recipe()), 1, cell).read
+    assert refusal(CheckpointError, read).startswith(f"{cell / 'result.json'}: not readable as JSON: ")
     fields = read_run_json(run)
     del fields["data_fingerprint"]
     (run / "run.json").write_text(json.dumps(fields))
@@ -389,9 +389,7 @@ def test_what_is_missing_or_damaged_in_a_finished_run_is_named(
         f"{run / 'run.json'}: `data_fingerprint` is missing"
     )
     (cell / "result.json").write_text("{}")
-    assert refusal(CheckpointError, Cell(None, 1, cell).read) == (  # type: ignore[arg-type]
-        f"{cell / 'result.json'}: `parameters` is missing"
-    )
+    assert refusal(CheckpointError, read) == f"{cell / 'result.json'}: `parameters` is missing"
     whole = json.loads((run / "results.json").read_text())
     for changes, said in (
         ({"seeds": None}, "`seeds` is None: input should be a valid list"),

@@ -140,7 +140,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch, er
     def refuse(*_args: object) -> None:
         raise error
 
-    monkeypatch.setattr(ckpt, "_fsync", refuse)
+    monkeypatch.setattr(ckpt, "fsync", refuse)
     with pytest.raises(CheckpointError, match=r"step-2: the checkpoint could not be written: .*" + error.args[1]):
         _save(tmp_path, 2)
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-1"]
@@ -179,7 +179,7 @@ def test_best_weights_that_cannot_be_written_name_the_command_that_goes_on(tmp_p
     def refuse(*_args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(ckpt, "_fsync", refuse)
+    monkeypatch.setattr(ckpt, "fsync", refuse)
     with pytest.raises(CheckpointError, match=r"best-4: the checkpoint could not be written: .*No space") as caught:
         ckpt.save_best(tmp_path, 4, _trained()[0], {}, resume_command="exlm finetune --resume RUN")
     assert "continue with `exlm finetune --resume RUN`" in caught.value.hint

@@ -27,7 +27,7 @@ def _looked_up_anew() -> Iterator[None]:
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
 def test_holes_between_tensors_are_given_back() -> None:
-    # 64 KiB come from the heap, and every second one that stays keeps the heap from shrinking by itself
+    # glibc alone: 64 KiB come from the heap, and every second one that stays keeps the heap from shrinking by itself
     tensors = [torch.full((1 << 14,), float(n)) for n in range(2048)]
     kept = tensors[::2]
     del tensors
