@@ -32,7 +32,7 @@
 #endif
 
 /* Raised by one whenever a signature, a struct or the meaning of either changes. */
-#define STATES_ALIGNMENT_ABI 1
+#define STATES_ALIGNMENT_ABI 2
 
 #ifdef __cplusplus
 extern "C" {
@@ -70,8 +70,7 @@ typedef struct {
   int32_t dtype; /* states_alignment_dtype of both tensors */
 } states_alignment_batch;
 
-/* Slots of a column of the saved block are padded to this many, so its size follows from the shapes alone.
- * Host: batch * 2 * max_states * round_up(max_targets + 1, STATES_ALIGNMENT_ROW_PAD) words of the size of the dtype. */
+/* Slots of a node are padded to this many, so that the sizes of saved blocks follow from the shapes alone. */
 #define STATES_ALIGNMENT_ROW_PAD 16
 
 STATES_ALIGNMENT_EXPORT int32_t states_alignment_abi(void);
@@ -79,11 +78,13 @@ STATES_ALIGNMENT_EXPORT const char* states_alignment_message(int32_t status);
 
 /* Host. All arrays are contiguous and in the dtype of the batch.
  *
- * forward:   nll (batch,); saved may be null, else it receives alpha for `backward`.
+ * forward:   nll (batch,); saved may be null, else it receives alpha for `backward`: batch *
+ *            states_alignment_saved_words_cpu(max_targets, max_states) words of the size of the dtype.
  * backward:  from the same batch, `saved` and grad_nll (batch,), writes every element of grad_emit
  *            (batch, max_targets, max_states) and grad_trans (batch, max_states, max_states); either may be null.
  * best:      nodes (batch, max_targets) int64: node of each target on the most probable path, -1 where there is none.
  *            Among paths of equal probability the one whose last differing node is lowest wins. */
+STATES_ALIGNMENT_EXPORT int64_t states_alignment_saved_words_cpu(int64_t max_targets, int64_t max_states);
 STATES_ALIGNMENT_EXPORT int32_t states_alignment_forward_cpu(const states_alignment_batch* batch, void* nll,
                                                              void* saved, int32_t num_threads);
 STATES_ALIGNMENT_EXPORT int32_t states_alignment_backward_cpu(const states_alignment_batch* batch, const void* saved,

@@ -16,7 +16,7 @@ struct ScalarStrides {
   int64_t by_column;
 };
 
-// sums[i][column] = sum over k of vectors[i][k] * scalars[k][column], where vectors[i] starts `vector_stride` after
+// sums[i][column] += sum over k of vectors[i][k] * scalars[k][column], where vectors[i] starts `vector_stride` after
 // vectors[i - 1], and vectors[i][k] is one vector.
 template <class Lane, int kVectors>
 inline void block_product(const typename Lane::Scalar* vectors, int64_t vector_stride,
@@ -24,7 +24,7 @@ inline void block_product(const typename Lane::Scalar* vectors, int64_t vector_s
                           typename Lane::Real (&sums)[kVectors][kBlock]) {
   typename Lane::Real sum[kVectors][kBlock];
   for (int i = 0; i < kVectors; ++i) {
-    for (int column = 0; column < kBlock; ++column) sum[i][column] = Lane::splat(0);
+    for (int column = 0; column < kBlock; ++column) sum[i][column] = sums[i][column];
   }
   for (int64_t k = 0; k < count; ++k) {
     typename Lane::Real vector[kVectors];

@@ -1,14 +1,8 @@
-// The order of work on one sequence, shared by host and device.
+// What can matter in the lattice of one sequence, nodes by slots, shared by host and device.
 //
 // The recursion runs over nodes, all slots at once, not over targets: node u needs only nodes v < u, and no node feeds
-// itself, so all its slots can be summed together. Nodes are taken in blocks of kBlock. When block j is done, it and
-// the blocks before it that form its trailing power of two pass their sums on to as many blocks after it:
-//
-//     blocks done            0   0-1   2   0-3   4   4-5   6   0-7 ...
-//     pass sums on to        1   2-3   3   4-7   5   6-7   7   8-15 ...
-//
-// Every edge between blocks lies in exactly one such product, is exponentiated once, and the large products hold nearly
-// all of the work: a triangular solve, (slots x nodes) times (nodes x nodes), in place of T matrix-vector products.
+// itself, so all its slots can be summed together. Every edge is then exponentiated once a sweep, and nearly all of the
+// work is a triangular solve, (slots x nodes) times (nodes x nodes) products, in place of T matrix-vector products.
 //
 // Both sweeps use it. The backward sweep is the forward one of the DAG read from its end: column c is node S - 1 - c,
 // slot t counts the targets after it.
@@ -21,7 +15,7 @@
 
 namespace states_alignment {
 
-constexpr int kBlock = 8;
+constexpr int kBlock = 8;  // columns that the host solves together
 
 enum class Direction { kForward, kBackward };
 
@@ -44,6 +38,20 @@ struct Shape {
   }
   SA_HOST_DEVICE int64_t last_slot(int64_t column) const {
     return at_most(column == states - 1 ? targets + 1 : targets, column);
+  }
+};
+
+// Half-open range of columns before the end that can hold probability in some of the slots [slot, slot_end).
+struct Alive {
+  int64_t first;
+  int64_t end;
+
+  SA_HOST_DEVICE bool empty() const { return end <= first; }
+  SA_HOST_DEVICE Alive among(int64_t column, int64_t column_end) const {
+    return {at_least(first, column), at_most(end, column_end)};
+  }
+  SA_HOST_DEVICE static Alive at(const Shape& shape, int64_t slot, int64_t slot_end) {
+    return {slot, at_most(slot_end + shape.states - 2 - shape.targets, shape.states - 1)};
   }
 };
 
@@ -94,19 +102,6 @@ struct Steps {
   }
   SA_HOST_DEVICE static Steps into(const Shape& shape, int64_t dest) {
     return {at_least(shape.first_slot(dest) - 1, 0), shape.last_slot(dest)};
-  }
-};
-
-// Blocks whose sums are passed on after block `block` is done, and to which; counts of blocks, the end is exclusive.
-struct Handover {
-  int64_t source;
-  int64_t dest;
-  int64_t dest_end;
-
-  SA_HOST_DEVICE static Handover after(int64_t block, int64_t num_blocks) {
-    const int64_t done = block + 1;
-    const int64_t width = done & -done;
-    return {done - width, done, at_most(done + width, num_blocks)};
   }
 };
 

@@ -39,10 +39,14 @@ struct Format<float> {
   static constexpr float kLn2High = 0.693359375f;       // ten bits, so that n * kLn2High is exact without an FMA
   static constexpr float kLn2Low = -2.12194440e-4f;
   static constexpr int kExpTerms = 7;  // |r| <= ln(2) / 2: the first term left out is 5e-9
-  // Block products work on numbers scaled to [0, 2). What underflows in one, at most 2^-126 a term, is below rounding
-  // beside a sum of 2^kLeastSum. Where no factor is under 2^-kWide nothing underflows; edges above 2^kWide overflow.
-  static constexpr int kLeastSum = -90;
+  // Block products take alpha relative to a power of two that none exceeds by 2^kWide, and edges up to 2^kSteep. What
+  // underflows in one, at most 2^(kSteep - 125) a term, is below rounding beside a sum of 2^kLeastSum, also from
+  // 4,096 terms. Where no factor is under 2^-kWide nothing underflows, and all sums stay finite.
+  static constexpr int kLeastSum = -70;
   static constexpr int kWide = 60;
+  static constexpr int kSteep = 16;
+  // The same of scores: at least ln(2^-kWide), at most ln(2^kSteep), and what bounded_exp does not take for zero.
+  static constexpr float kLogFaint = -41.5f, kLogSteep = 11.0f, kLogLeast = -87.0f;
 };
 
 template <>
@@ -54,8 +58,10 @@ struct Format<double> {
   static constexpr double kLn2High = 6.93147180369123816490e-01;
   static constexpr double kLn2Low = 1.90821492927058770002e-10;
   static constexpr int kExpTerms = 13;
-  static constexpr int kLeastSum = -900;
+  static constexpr int kLeastSum = -880;
   static constexpr int kWide = 480;
+  static constexpr int kSteep = 60;
+  static constexpr double kLogFaint = -332.0, kLogSteep = 41.5, kLogLeast = -708.0;
 };
 
 template <class RealType>
@@ -129,6 +135,22 @@ SA_HOST_DEVICE Scaled<Lane> scaled_exp(typename Lane::Real x) {
   const typename Lane::Real sum = exp_series<Lane, 0>(r);
   const typename Lane::Int exponent = Lane::bits(shifted) - Lane::bits(Lane::splat(F::kRoundingShift));
   return {alive ? sum : Lane::splat(0), alive ? exponent : Lane::splat_int(kDead)};
+}
+
+// exp(x) as a plain number for x up to kLogSteep, which is taken for larger ones; zero below kLogLeast, NaN for NaN.
+template <class Lane>
+SA_HOST_DEVICE typename Lane::Real bounded_exp(typename Lane::Real x) {
+  using Scalar = typename Lane::Scalar;
+  using F = Format<Scalar>;
+  const typename Lane::Real low = Lane::splat(F::kLogLeast), high = Lane::splat(F::kLogSteep);
+  const typename Lane::Real above = low > x ? low : x;
+  const typename Lane::Real y = high < above ? high : above;
+  const typename Lane::Real shifted = y * static_cast<Scalar>(1.4426950408889634) + F::kRoundingShift;
+  const typename Lane::Real n = shifted - F::kRoundingShift;
+  const typename Lane::Real r = (y - n * F::kLn2High) - n * F::kLn2Low;
+  const typename Lane::Real sum = exp_series<Lane, 0>(r);
+  const typename Lane::Real result = Lane::real(Lane::bits(sum) + (Lane::bits(shifted) << F::kMantissaBits));
+  return x < low ? Lane::splat(0) : result;
 }
 
 // Normal form of value * 2^exponent for a finite value >= 0.

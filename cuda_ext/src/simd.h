@@ -61,9 +61,13 @@ struct SimdLane {
   static void store(Scalar* to, Real x) { memcpy(to, &x, sizeof x); }
   static void store_int(ScalarInt* to, Int x) { memcpy(to, &x, sizeof x); }
 
-  // The lanes in the opposite order.
-  static Real reversed(Real x) { return shuffled(x, x, (kWidth - 1) - counted()); }
-  static Int reversed(Int x) { return shuffled(x, x, (kWidth - 1) - counted()); }
+  // Lanes offset + kWidth - 1, and so on down to `offset`, of the two vectors behind each other.
+  static Real window_reversed(Real low, Real high, int64_t offset) {
+    return shuffled(low, high, static_cast<ScalarInt>(offset) + (kWidth - 1) - counted());
+  }
+  static Int window_reversed(Int low, Int high, int64_t offset) {
+    return shuffled(low, high, static_cast<ScalarInt>(offset) + (kWidth - 1) - counted());
+  }
   // The last lane of `before`, then all but the last of `x`: what a load one place earlier would give.
   static Real moved_up(Real before, Real x) { return shuffled(before, x, (kWidth - 1) + counted()); }
   static Int moved_up(Int before, Int x) { return shuffled(before, x, (kWidth - 1) + counted()); }

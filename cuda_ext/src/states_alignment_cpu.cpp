@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -34,45 +35,88 @@ Sequence<Real> sequence_of(const states_alignment_batch& batch, int64_t b) {
 
 int64_t max_rows(const states_alignment_batch& batch) { return Shape{batch.max_targets, 0}.rows(kRowPad); }
 
-// Columns of a sequence in memory for `max_states` columns of `max_rows` rows: all mantissas, then all exponents.
-template <class Real>
-Columns<Real> columns_in(void* memory, const states_alignment_batch& batch, const Shape& shape) {
-  using Int = typename Format<Real>::Int;
-  const int64_t count = batch.max_states * max_rows(batch);
-  return {static_cast<Real*>(memory), static_cast<Int*>(static_cast<void*>(static_cast<Real*>(memory) + count)),
-          shape.rows(kRowPad)};
+// Numbers in the columns of any sequence of a batch: no BandLayout of its shapes has more. That of T targets and S
+// states has at most round_up(T + 1, kRowPad) rows of the smaller of S - T + 30 and round_up(S, kBlock) + 1 columns.
+int64_t saved_numbers(int64_t max_targets, int64_t max_states) {
+  static_assert(kRowPad == 16 && kBlock == 8);
+  // (T + 16) * (S - T + 30) is largest at T = (S + 14) / 2
+  const bool is_short = 2 * max_targets <= max_states + 14;
+  const int64_t most = is_short ? (max_targets + kRowPad) * (max_states - max_targets + 30)
+                                : (max_states + 46) * (max_states + 46) / 4;
+  return std::min(Shape{max_targets, 0}.rows(kRowPad) * (round_up(max_states, kBlock) + 1), most);
 }
 
 template <class Real>
 int64_t saved_bytes(const states_alignment_batch& batch) {
-  return batch.max_states * max_rows(batch) * static_cast<int64_t>(sizeof(Real) + sizeof(typename Format<Real>::Int));
+  return saved_numbers(batch.max_targets, batch.max_states) *
+         static_cast<int64_t>(sizeof(Real) + sizeof(typename Format<Real>::Int));
+}
+
+// Columns of a sequence in a saved block: all mantissas, then all exponents.
+template <class Real>
+Columns<Real> columns_in(void* memory, const states_alignment_batch& batch, const Shape& shape) {
+  using Int = typename Format<Real>::Int;
+  Real* mantissas = static_cast<Real*>(memory);
+  void* exponents = mantissas + saved_numbers(batch.max_targets, batch.max_states);
+  return Columns<Real>::in(mantissas, static_cast<Int*>(exponents), shape);
+}
+
+// The layout of every sequence fits into as many elements.
+template <class LayoutOf>
+int64_t largest_size(const states_alignment_batch& batch, LayoutOf&& layout_of) {
+  int64_t size = 0;
+  for (int64_t b = 0; b < batch.batch; ++b) {
+    const Shape shape = shape_of(batch, b);
+    if (shape.has_path()) size = std::max(size, layout_of(shape).size);
+  }
+  return size;
+}
+
+// Columns of one sequence after the other.
+template <class Real>
+class OwnColumns {
+ public:
+  explicit OwnColumns(const states_alignment_batch& batch)
+      : size_(largest_size(batch, Columns<Real>::layout_of)), mantissas_(size_), exponents_(size_) {}
+  Columns<Real> of(const Shape& shape) const { return Columns<Real>::in(mantissas_.get(), exponents_.get(), shape); }
+
+ private:
+  const int64_t size_;
+  Buffer<Real> mantissas_;
+  Buffer<typename Format<Real>::Int> exponents_;
+};
+
+template <class Real>
+SweepScratch<Real> sweep_scratch(const states_alignment_batch& batch) {
+  return SweepScratch<Real>(max_rows(batch), batch.max_states,
+                            largest_size(batch, SweepScratch<Real>::relative_layout));
 }
 
 template <class Real>
 class Forward {
  public:
   Forward(const states_alignment_batch& batch, Real* nll, void* saved)
-      : batch_(batch), nll_(nll), saved_(static_cast<char*>(saved)), scratch_(max_rows(batch)),
-        own_columns_(saved ? 0 : saved_bytes<Real>(batch)) {}
+      : batch_(batch), nll_(nll), saved_(static_cast<char*>(saved)), scratch_(sweep_scratch<Real>(batch)) {
+    if (!saved) own_columns_.emplace(batch);
+  }
 
   void operator()(int64_t b) {
     const Sequence<Real> sequence = sequence_of<Real>(batch_, b);
-    char* memory = saved_ ? saved_ + b * saved_bytes<Real>(batch_) : own_columns_.get();
-    const bool fills_block =
-        sequence.shape.states == batch_.max_states && sequence.shape.rows(kRowPad) == max_rows(batch_);
-    if (saved_ && !(sequence.shape.has_path() && fills_block)) {
-      std::memset(memory, 0, static_cast<size_t>(saved_bytes<Real>(batch_)));
-    }
-    if (!sequence.shape.has_path()) {
+    const Shape shape = sequence.shape;
+    char* memory = saved_ ? saved_ + b * saved_bytes<Real>(batch_) : nullptr;
+    // so that what the sweep leaves alone is the same in every run
+    if (memory) std::memset(memory, 0, static_cast<size_t>(saved_bytes<Real>(batch_)));
+    if (!shape.has_path()) {
       nll_[b] = std::numeric_limits<Real>::infinity();
       return;
     }
-    const Columns<Real> alpha = columns_in<Real>(memory, batch_, sequence.shape);
-    Sweep<Real, Direction::kForward> sweep(sequence, alpha, scratch_);
-    sweep.run([](int64_t, int64_t, const auto&) {});
-    Real& likelihood = alpha.mantissas(sequence.shape.states - 1)[sequence.shape.targets];
+    const Columns<Real> alpha = memory ? columns_in<Real>(memory, batch_, shape) : own_columns_->of(shape);
+    const NoObserver observer;
+    Sweep<Real, Direction::kForward, const NoObserver> sweep(sequence, alpha, scratch_, observer);
+    sweep.run();
+    Real& likelihood = alpha.mantissas(shape.states - 1, shape.targets)[shape.targets % Columns<Real>::kWidth];
     if (sweep.is_invalid()) likelihood = std::numeric_limits<Real>::quiet_NaN();
-    const int64_t exponent = alpha.exponents(sequence.shape.states - 1)[sequence.shape.targets];
+    const int64_t exponent = alpha.at(shape.states - 1, shape.targets).exponent;
     nll_[b] = static_cast<Real>(
         -(std::log(static_cast<double>(likelihood)) + static_cast<double>(exponent) * 0.6931471805599453));
     if (likelihood == 0) nll_[b] = std::numeric_limits<Real>::infinity();
@@ -83,21 +127,19 @@ class Forward {
   Real* nll_;
   char* saved_;
   SweepScratch<Real> scratch_;
-  Buffer<char> own_columns_;
+  std::optional<OwnColumns<Real>> own_columns_;
 };
 
 template <class Real>
 class Backward {
  public:
   using Exact = ScalarLane<Real>;
-  using Lane = SimdLane<Real>;
-  using Int = typename Format<Real>::Int;
 
   Backward(const states_alignment_batch& batch, const void* saved, const Real* grad_nll, Real* grad_emit,
            Real* grad_trans)
       : batch_(batch), saved_(static_cast<const char*>(saved)), grad_nll_(grad_nll), grad_emit_(grad_emit),
-        grad_trans_(grad_trans), sweep_scratch_(max_rows(batch)), gradient_scratch_(max_rows(batch)),
-        beta_memory_(saved_bytes<Real>(batch)) {}
+        grad_trans_(grad_trans), sweep_scratch_(sweep_scratch<Real>(batch)),
+        gradient_scratch_(max_rows(batch), batch.max_states), own_columns_(batch) {}
 
   void operator()(int64_t b) {
     const Sequence<Real> sequence = sequence_of<Real>(batch_, b);
@@ -105,16 +147,12 @@ class Backward {
     const int64_t stride = batch_.max_states;
     Real* grad_emit = grad_emit_ ? grad_emit_ + b * batch_.max_targets * stride : nullptr;
     Real* grad_trans = grad_trans_ ? grad_trans_ + b * stride * stride : nullptr;
-    if (grad_emit) std::fill_n(grad_emit, batch_.max_targets * stride, Real{0});
-    if (!shape.has_path()) {
-      if (grad_trans) std::fill_n(grad_trans, stride * stride, Real{0});
-      return;
-    }
     // the sweep never writes to alpha; Columns has no const twin for this one reader
-    const Columns<Real> alpha =
-        columns_in<Real>(const_cast<char*>(saved_) + b * saved_bytes<Real>(batch_), batch_, shape);
-    const Columns<Real> beta = columns_in<Real>(beta_memory_.get(), batch_, shape);
-    const Scaled<Exact> likelihood = alpha.at(shape.states - 1, shape.targets);
+    char* saved = const_cast<char*>(saved_) + b * saved_bytes<Real>(batch_);
+    const Columns<Real> alpha = columns_in<Real>(saved, batch_, shape);
+    const Scaled<Exact> likelihood =
+        shape.has_path() ? alpha.at(shape.states - 1, shape.targets) : Scaled<Exact>{Real{0}, kDead};
+    if (grad_emit) std::fill_n(grad_emit, batch_.max_targets * stride, Real{0});
     if (likelihood.mantissa == 0) {
       if (grad_trans) std::fill_n(grad_trans, stride * stride, Real{0});
       return;
@@ -123,38 +161,13 @@ class Backward {
       poison(shape, grad_emit, grad_trans);
       return;
     }
-    const Real scale = -grad_nll_[b] / likelihood.mantissa;
-    Sweep<Real, Direction::kBackward> sweep(sequence, beta, sweep_scratch_);
-    sweep.run([&](int64_t column, int64_t row, const Scaled<Lane>& reach) {
-      const int64_t node = shape.states - 1 - column;
-      if (!grad_emit || node == 0) return;
-      const Steps steps = Steps::into(shape, column);
-      Real posterior[Lane::kWidth];
-      Lane::store(posterior, scale * emission_posteriors(reach, alpha, node, shape.targets - row, likelihood.exponent));
-      const int64_t end = std::min<int64_t>(steps.end - row, Lane::kWidth);
-      for (int64_t lane = std::max<int64_t>(steps.first - row, 0); lane < end; ++lane) {
-        grad_emit[(shape.targets - 1 - row - lane) * stride + node] = posterior[lane];
-      }
-    });
-    if (!grad_trans) return;
-    EdgeGradient<Real>(sequence, alpha, beta, gradient_scratch_).write(likelihood, grad_nll_[b], grad_trans, stride);
+    if (grad_trans) std::fill_n(grad_trans + shape.states * stride, (stride - shape.states) * stride, Real{0});
+    const Columns<Real> beta = own_columns_.of(shape);
+    Gradients<Real> gradients(sequence, alpha, beta, grad_nll_[b], grad_emit, grad_trans, stride, gradient_scratch_);
+    Sweep<Real, Direction::kBackward, Gradients<Real>>(sequence, beta, sweep_scratch_, gradients).run();
   }
 
  private:
-  // beta * alpha / 2^likelihood_exponent, for the steps of the backward sweep from the one before which alpha is at
-  // `slot`. The lanes at steps beyond T, which may read into the column before, are not used.
-  static typename Lane::Real emission_posteriors(const Scaled<Lane>& beta, const Columns<Real>& alpha, int64_t node,
-                                                 int64_t slot, Int likelihood_exponent) {
-    const int64_t first = slot - (Lane::kWidth - 1);
-    const Real* mantissas = alpha.mantissas(node) + first;
-    const Int* exponents = alpha.exponents(node) + first;
-    // alpha has left the cache since the forward pass: what the next block of columns needs is asked for now
-    __builtin_prefetch(mantissas - kBlock * alpha.rows);
-    __builtin_prefetch(exponents - kBlock * alpha.rows);
-    const auto exponent = beta.exponent + Lane::reversed(Lane::load_int(exponents)) - likelihood_exponent;
-    return beta.mantissa * Lane::reversed(Lane::load(mantissas)) * power_of_two<Lane>(exponent);
-  }
-
   // Zeros wherever there is no edge.
   void clear_outside(const Shape& shape, Real* grad_trans) const {
     const int64_t stride = batch_.max_states;
@@ -185,7 +198,7 @@ class Backward {
   Real* grad_trans_;
   SweepScratch<Real> sweep_scratch_;
   GradientScratch<Real> gradient_scratch_;
-  Buffer<char> beta_memory_;
+  OwnColumns<Real> own_columns_;
 };
 
 template <class Real>
@@ -256,6 +269,10 @@ using namespace states_alignment;
 int32_t states_alignment_abi(void) { return STATES_ALIGNMENT_ABI; }
 
 const char* states_alignment_message(int32_t status) { return message_of(status); }
+
+int64_t states_alignment_saved_words_cpu(int64_t max_targets, int64_t max_states) {
+  return 2 * saved_numbers(max_targets, max_states);
+}
 
 int32_t states_alignment_forward_cpu(const states_alignment_batch* batch, void* nll, void* saved,
                                      int32_t num_threads) {

@@ -1,4 +1,10 @@
 // One sweep over one sequence on the host: alpha forwards, or beta (with its own emission) backwards.
+//
+// Columns are solved one after the other, all slots at once, in blocks of kBlock. The sums over all edges into a block
+// are made when its turn comes, by products of vectors of slots. A product takes alpha relative to a reference of each
+// slot, a power of two near the largest alpha there so far, so that sums over all columns before need neither exponents
+// nor normalising; alpha itself is kept as a scaled number of any magnitude beside it. Where a sum may have lost terms,
+// or an alpha is far from its reference, a vector of slots is solved again with the exponents of every term.
 #ifndef STATES_ALIGNMENT_SWEEP_CPU_H_
 #define STATES_ALIGNMENT_SWEEP_CPU_H_
 
@@ -9,30 +15,48 @@
 
 namespace states_alignment {
 
-constexpr int64_t kPanel = 64;  // columns that are solved block by block, and sources of one product: they stay in L1
-constexpr int64_t kPanelDests = 256;  // destinations of a panel whose edges are read at once: these stay in L2
+constexpr int64_t kPanel = 64;   // columns whose incoming edges are exponentiated together
+constexpr int64_t kChunk = 192;  // sources of these edges at a time: such a tile stays in L2
 
-// What a sweep needs beside its columns; `rows` bounds those of every sequence it is used for.
+// What a sweep needs beside its columns; the arguments bound those of every sequence it is used for.
 template <class Real>
 struct SweepScratch {
   using Int = typename Format<Real>::Int;
-  SweepScratch(int64_t rows)
-      : sources(kPanel * rows), peaks(rows), faint(rows), has_faint(rows), emission(kBlock * rows),
-        edges(std::max(kPanel * row_stride(kPanelDests), kPanelDests * row_stride(kPanel))),
-        edge_mantissas(kPanel * kBlock), edge_exponents(kPanel * kBlock) {}
+  static constexpr int64_t kWidth = SimdLane<Real>::kWidth;
+  static constexpr int64_t kGroup = kWidth > kBlock ? kWidth : kBlock;  // columns whose emissions are read at once
+
+  SweepScratch(int64_t rows, int64_t states, int64_t relative_size)
+      : relative(relative_size), references(rows + kWidth), may_be_faint(rows), emission(kGroup * rows),
+        edges(std::max(kPanel * row_stride(kChunk), kChunk * row_stride(kPanel))),
+        edge_mantissas(states * kBlock + kWidth), edge_exponents(states * kBlock + kWidth) {}
+  static BandLayout relative_layout(const Shape& shape) { return BandLayout::of(shape, kWidth, kProductVectors - 1); }
   // Of a row of `count` edges: an odd number of cache lines, so that rows do not compete for the same places in L1.
   static constexpr int64_t row_stride(int64_t count) { return count + 64 / static_cast<int64_t>(sizeof(Real)); }
-  Buffer<Real> sources;
-  Buffer<Int> peaks;
-  Buffer<Int> faint;
-  Buffer<bool> has_faint;  // of the vector that starts at a row
-  Buffer<Real> emission;
-  Buffer<Real> edges;  // by row of the matrix
-  Buffer<Real> edge_mantissas;
+  Buffer<Real> relative;     // alpha / 2^reference; of columns to come, the sums so far
+  Buffer<Int> references;    // of each slot; kDead before any column is alive there
+  Buffer<Int> may_be_faint;  // by slot: all bits, where an alpha that is alive may be below 2^-kWide of its reference
+  Buffer<Real> emission;     // [column of the group][step], until a step is solved; from then on what is kept of it
+  Buffer<Real> edges;        // of one tile, by row of the matrix
+  Buffer<Real> edge_mantissas;  // [source][lane] of the edges into the present block, for exact sums
   Buffer<Int> edge_exponents;
 };
 
-template <class RealType, Direction kDirection>
+// Watches a sweep that nobody else does. One that wants to know of every sum sets kKeeps and also has
+//
+//     Vec keep(column, row, reach)           the sums at the vector of steps from `row` on into a column, before its
+//                                            own emission; what is returned is kept, zero where nothing is emitted
+//     void write_kept(node, step, values)    what was kept of kWidth nodes from `node` on, which may not all exist
+//
+struct NoObserver {
+  static constexpr bool kKeeps = false;
+  // Columns [first, end), a panel, are about to be solved.
+  void begin(int64_t, int64_t) const {}
+  // The edges from columns [source, source_end), which are solved, to those of the panel.
+  template <class Tile>
+  void see_edges(int64_t, int64_t, int64_t, int64_t, const Tile&) const {}
+};
+
+template <class RealType, Direction kDirection, class Observer>
 class Sweep {
  public:
   using Real = RealType;
@@ -42,32 +66,47 @@ class Sweep {
   using Vec = typename Lane::Real;
   using IntVec = typename Lane::Int;
   static constexpr int kWidth = Lane::kWidth;
+  static constexpr int64_t kGroup = SweepScratch<Real>::kGroup;
   static constexpr bool kByDest = kDirection == Direction::kBackward;
 
-  Sweep(const Sequence<Real>& sequence, const Columns<Real>& columns, SweepScratch<Real>& scratch)
+  Sweep(const Sequence<Real>& sequence, const Columns<Real>& columns, SweepScratch<Real>& scratch, Observer& observer)
       : view_(sequence.view(kDirection)), sequence_(sequence), shape_(sequence.shape), columns_(columns),
-        scratch_(scratch) {}
+        scratch_(scratch), observer_(observer) {
+    const BandLayout layout = scratch.relative_layout(shape_);
+    relative_ = scratch.relative.get() + layout.origin;
+    relative_stride_ = layout.row_stride;
+  }
 
-  // Fills all columns. The end column holds the likelihood at slot T; in every other column, slot t holds
-  // the probability of the paths to (from) this node that have emitted t targets, its own included.
-  // `reached(column, row, sums)` is called with the sums at the vector of steps from `row` on, before the column's own
-  // emission, for all steps into the column; other lanes mean nothing.
-  template <class Reached>
-  void run(Reached&& reached) {
-    std::fill_n(columns_.mantissa, shape_.states * columns_.rows, Real{0});
-    std::fill_n(columns_.exponent, shape_.states * columns_.rows, Int{kDead});
-    columns_.mantissas(0)[0] = Real{1};
-    columns_.exponents(0)[0] = 0;
-    const int64_t num_panels = round_up(shape_.states, kPanel) / kPanel;
-    for (int64_t panel = 0; panel < num_panels; ++panel) {
-      solve_panel(panel * kPanel, std::min(panel * kPanel + kPanel, shape_.states), reached);
-      const Handover handover = Handover::after(panel, num_panels);
-      const int64_t end = std::min(handover.dest_end * kPanel, shape_.states);
-      for (int64_t dest = handover.dest * kPanel; dest < end; dest += kPanelDests) {
-        for (int64_t source = handover.source * kPanel; source < handover.dest * kPanel; source += kPanel) {
-          pass_on_panel(source, dest, std::min(dest + kPanelDests, end));
+  // Fills all columns, each where Rows::of its block says. The end column holds the likelihood at slot T; in every
+  // other column, slot t holds the probability of the paths to (from) this node that have emitted t targets, its own
+  // included.
+  void run() {
+    const int64_t num_slots = shape_.rows(kRowPad);
+    std::fill_n(scratch_.references.get(), num_slots + kWidth, Int{kDead});
+    std::fill_n(scratch_.may_be_faint.get(), num_slots, Int{0});
+    for (int64_t first = 0; first < shape_.states; first += kPanel) {
+      const int64_t end = std::min(first + kPanel, shape_.states);
+      observer_.begin(first, end);
+      has_faint_ = has_steep_ = false;
+      for (int64_t source = 0; source < first; source += kChunk) {
+        const int64_t source_end = std::min(source + kChunk, first);
+        const EdgeTile<Real> tile = exponentiate_edges(source, source_end, first, end);
+        for (int64_t dest = first; dest < end; dest += kBlock) {
+          collect(source, source_end, dest, std::min(dest + kBlock, end));
         }
+        observer_.see_edges(source, source_end, first, end, tile);
       }
+      const EdgeTile<Real> tile = exponentiate_edges(first, end, first, end);
+      for (int64_t group = first; group < end; group += kGroup) {
+        const int64_t group_end = std::min(group + kGroup, end);
+        read_emissions(group, group_end);
+        for (int64_t dest = group; dest < group_end; dest += kBlock) {
+          emission_ = scratch_.emission.get() + (dest - group) * num_slots;
+          solve(first, end, dest, std::min(dest + kBlock, end));
+        }
+        if constexpr (Observer::kKeeps) write_kept(group, group_end);
+      }
+      observer_.see_edges(first, end, first, end, tile);
     }
   }
 
@@ -75,141 +114,284 @@ class Sweep {
   bool is_invalid() const { return is_invalid_; }
 
  private:
-  // Completes columns [first, end), which hold the sums over all columns before `first`, block by block.
-  template <class Reached>
-  void solve_panel(int64_t first, int64_t end, Reached& reached) {
-    exponentiate_edges(first, end, first, end);
-    const int64_t num_blocks = round_up(end - first, kBlock) / kBlock;
-    for (int64_t block = 0; block < num_blocks; ++block) {
-      solve(first + block * kBlock, std::min(first + block * kBlock + kBlock, end), reached);
-      const Handover handover = Handover::after(block, num_blocks);
-      if (handover.dest == num_blocks) return;
-      pass_on(first + handover.source * kBlock, first + handover.dest * kBlock, first + handover.dest * kBlock,
-              std::min(first + handover.dest_end * kBlock, end));
+  Rows rows_of(int64_t first, int64_t end) const { return Rows::of(shape_, first, end, kWidth); }
+
+  // What passes from one vector of slots of a block to the next: the vector's products with emissions, whose last lane
+  // is an alpha of the next vector.
+  struct Carry {
+    Vec relative[kBlock];  // to the reference of that slot
+    Scaled<Lane> exact[kBlock];
+    bool is_exact;  // which of the two holds them
+  };
+
+  Real* relative(int64_t row, int64_t column) const {
+    return relative_ + row / kWidth * relative_stride_ + column * kWidth;
+  }
+
+  // Adds the sums over columns [source, source_end) to the columns [dest, dest_end) of one block.
+  void collect(int64_t source, int64_t source_end, int64_t dest, int64_t dest_end) {
+    const Rows rows = rows_of(dest, dest_end);
+    int64_t row = rows.first;
+    for (; row + kProductVectors * kWidth <= rows.end; row += kProductVectors * kWidth) {
+      collect<kProductVectors>(source, source_end, dest, dest_end, row);
     }
+    for (; row < rows.end; row += kWidth) collect<1>(source, source_end, dest, dest_end, row);
   }
-
-  // Adds the sums over the panel at `source` to columns [dest, dest_end).
-  void pass_on_panel(int64_t source, int64_t dest, int64_t dest_end) {
-    if (Steps::between(shape_, source, source + kPanel, dest, dest_end).empty()) return;
-    exponentiate_edges(source, source + kPanel, dest, dest_end);
-    pass_on(source, source + kPanel, dest, dest_end);
-  }
-
-  // Completes the block [first, end), which holds the sums over all columns before `first`.
-  template <class Reached>
-  void solve(int64_t first, int64_t end, Reached& reached) {
-    scale_edges(first, end - first, first);
-    read_emissions(first, end);
-    // all slots of the block that may hold sums: none of them stays where a column emits nothing
-    const Steps steps{Steps::into(shape_, first).first, Steps::into(shape_, end - 1).end};
-    for (int64_t column = std::max<int64_t>(first, 1); column < end; ++column) {
-      const int lane = static_cast<int>(column - first);
-      const Real* log_emission = scratch_.emission.get() + lane * columns_.rows;
-      Scaled<Lane> before{Lane::splat(0), Lane::splat_int(kDead)};
-      // the vector after the last step takes what moves up into it
-      for (int64_t row = steps.first / kWidth * kWidth; row <= steps.end && row < columns_.rows; row += kWidth) {
-        const Scaled<Lane> reach = exact_sum(load(column, row), first, lane, lane, row);
-        if (column == shape_.states - 1) {
-          store(column, row, reach);
-          continue;
-        }
-        reached(column, row, reach);
-        // slot t + 1 becomes the sum at step t times the emission there; all other slots are dead
-        const Scaled<Lane> emission = scaled_exp<Lane>(Lane::load(log_emission + row));
-        const Scaled<Lane> product =
-            normalized<Lane>(reach.mantissa * emission.mantissa, reach.exponent + emission.exponent);
-        store(column, row,
-              {Lane::moved_up(before.mantissa, product.mantissa), Lane::moved_up(before.exponent, product.exponent)});
-        before = product;
-      }
+  template <int kVectors>
+  void collect(int64_t source, int64_t source_end, int64_t dest, int64_t dest_end, int64_t row) {
+    Vec sums[kVectors][kBlock];
+    if (source == 0) {
+      clear(sums);
+    } else {
+      load_sums(dest, row, sums);
     }
-  }
-
-  // Adds the sums over columns [source, source_end) to columns [dest, dest_end), with the edges that are exponentiated.
-  void pass_on(int64_t source, int64_t source_end, int64_t dest, int64_t dest_end) {
-    const Steps all = Steps::between(shape_, source, source_end, dest, dest_end);
-    if (all.empty()) return;
-    const int64_t num_sources = source_end - source;
-    pack_sources(source, num_sources, all);
-    for (int64_t first = dest; first < dest_end; first += kBlock) {
-      const int64_t end = std::min(first + kBlock, dest_end);
-      const Steps steps = Steps::between(shape_, source, source_end, first, end);
-      if (steps.empty()) continue;
-      has_scaled_edges_ = false;
-      int64_t row = steps.first / kWidth * kWidth;
-      for (; row + kProductVectors * kWidth < steps.end + kWidth; row += kProductVectors * kWidth) {
-        multiply<kProductVectors>(source, num_sources, first, end, row);
+    multiply(source, source_end, dest, row, sums);
+    for (int vector = 0; vector < kVectors; ++vector) {
+      for (int64_t column = dest; column < dest_end; ++column) {
+        Lane::store(relative(row + vector * kWidth, column), sums[vector][column - dest]);
       }
-      for (; row < steps.end; row += kWidth) multiply<1>(source, num_sources, first, end, row);
     }
   }
 
   template <int kVectors>
-  void multiply(int64_t source, int64_t num_sources, int64_t dest, int64_t dest_end, int64_t row) {
-    Vec sums[kVectors][kBlock];
-    block_product<Lane, kVectors>(scratch_.sources.get() + row * kPanel, kPanel * kWidth, edge(source, dest),
-                                  edge_strides_, num_sources, sums);
-    for (int vector = 0; vector < kVectors; ++vector, row += kWidth) {
-      const IntVec peak = Lane::load_int(scratch_.peaks.get() + row);
-      const bool may_be_lost = has_faint_ || has_steep_ || scratch_.has_faint.get()[row];
-      for (int64_t column = dest; column < dest_end; ++column) {
-        const int lane = static_cast<int>(column - dest);
-        Scaled<Lane> sum = normalized<Lane>(sums[vector][lane], peak);
-        if (may_be_lost) {
-          IntVec is_lost = (peak > kDead) & (sums[vector][lane] < power_of_two<ScalarLane<Real>>(F::kLeastSum));
-          if (!has_faint_) is_lost &= Lane::load_int(scratch_.faint.get() + row);
-          if (has_steep_) is_lost = peak > kDead;
-          if (Lane::any(is_lost)) {
-            if (!has_scaled_edges_) scale_edges(source, num_sources, dest);
-            const Scaled<Lane> dead{Lane::splat(0), Lane::splat_int(kDead)};
-            const Scaled<Lane> exact = exact_sum(dead, source, num_sources, lane, row);
-            sum = {is_lost ? exact.mantissa : sum.mantissa, is_lost ? exact.exponent : sum.exponent};
-          }
-        }
-        store(column, row, plus(load(column, row), sum));
+  static void clear(Vec (&sums)[kVectors][kBlock]) {
+    for (int vector = 0; vector < kVectors; ++vector) {
+      for (int lane = 0; lane < kBlock; ++lane) sums[vector][lane] = Lane::splat(0);
+    }
+  }
+  template <int kVectors>
+  void load_sums(int64_t dest, int64_t row, Vec (&sums)[kVectors][kBlock]) const {
+    for (int vector = 0; vector < kVectors; ++vector) {
+      for (int lane = 0; lane < kBlock; ++lane) {
+        sums[vector][lane] = Lane::load(relative(row + vector * kWidth, dest + lane));
       }
     }
   }
 
-  // `start` and the sum over columns source .. source + count - 1, the first of a tile, into its column `lane`, at any
-  // magnitude.
-  Scaled<Lane> exact_sum(Scaled<Lane> start, int64_t source, int64_t count, int lane, int64_t row) const {
-    const Real* mantissas = scratch_.edge_mantissas.get();
-    const Int* exponents = scratch_.edge_exponents.get();
+  // Adds the sums over columns [source, source_end), as far as they are alive in these slots.
+  template <int kVectors>
+  void multiply(int64_t source, int64_t source_end, int64_t dest, int64_t row, Vec (&sums)[kVectors][kBlock]) const {
+    const Alive alive = Alive::at(shape_, row, row + kVectors * kWidth).among(source, source_end);
+    if (alive.empty()) return;
+    block_product<Lane, kVectors>(relative(row, alive.first), relative_stride_, edge(alive.first, dest), edge_strides_,
+                                  alive.end - alive.first, sums);
+  }
+
+  // Completes the columns [first, end) of one block, whose sums over all columns before `panel` are there.
+  void solve(int64_t panel, int64_t panel_end, int64_t first, int64_t end) {
+    first_scaled_ = end;
+    Carry carry;
+    carry.is_exact = false;
+    for (Vec& products : carry.relative) products = Lane::splat(0);
+    const Rows rows = rows_of(first, end);
+    int64_t row = rows.first;
+    for (; row + kProductVectors * kWidth <= rows.end; row += kProductVectors * kWidth) {
+      solve<kProductVectors>(panel, panel_end, first, end, row, carry);
+    }
+    for (; row < rows.end; row += kWidth) solve<1>(panel, panel_end, first, end, row, carry);
+    // products of several vectors also read the one before and the one after
+    for (int64_t column = first; column < end; ++column) {
+      if (rows.first > 0) Lane::store(relative(rows.first - kWidth, column), Lane::splat(0));
+      if (rows.end < shape_.rows(kRowPad)) Lane::store(relative(rows.end, column), Lane::splat(0));
+    }
+  }
+  template <int kVectors>
+  void solve(int64_t panel, int64_t panel_end, int64_t first, int64_t end, int64_t row, Carry& carry) {
+    Vec sums[kVectors][kBlock];
+    if (panel == 0) {
+      clear(sums);
+    } else {
+      load_sums(first, row, sums);
+    }
+    multiply(panel, first, first, row, sums);
+    for (int vector = 0; vector < kVectors; ++vector) {
+      if (!solve_relative(panel_end, first, end, row + vector * kWidth, sums[vector], carry)) {
+        solve_exactly(panel_end, first, end, row + vector * kWidth, sums[vector], carry);
+      }
+    }
+  }
+
+  // Completes one vector of slots of a block relative to their references; false, with nothing done, where a number is
+  // too far from them.
+  //
+  // Sums of at least 2^-kWide have lost nothing that counts (see Format), and alphas of that size none of their bits.
+  // The largest alphas allowed, 2^(2 kWide - kSteep), still give finite sums over the edges of a block.
+  bool solve_relative(int64_t panel_end, int64_t first, int64_t end, int64_t row, const Vec (&sums)[kBlock],
+                      Carry& carry) {
+    if (first == 0 || has_steep_ || (carry.is_exact && !make_relative(row, carry))) return false;
+    const IntVec reference = Lane::load_int(scratch_.references.get() + row);
+    const IntVec to_next = reference - Lane::load_int(scratch_.references.get() + row + 1);
+    Vec products[kBlock], alpha[kBlock], kept[kBlock];
+    Vec least = Lane::splat(1), largest = Lane::splat(0);
+    IntVec highest = Lane::splat_int(0);
+    for (int64_t column = first; column < end; ++column) {
+      const int lane = static_cast<int>(column - first);
+      Vec reach = sums[lane];
+      for (int64_t source = first; source < column; ++source) reach += alpha[source - first] * *edge(source, column);
+      if (column == shape_.states - 1) {
+        const IntVec is_end = Lane::counted() == static_cast<Int>(shape_.targets - row);
+        least = is_end & (reach < least) ? reach : least;
+        products[lane] = kept[lane] = Lane::splat(0);
+        alpha[lane] = reach;
+        continue;
+      }
+      // slot t + 1 becomes the sum at step t times the emission there
+      const Scaled<Lane> emitted = scaled_exp<Lane>(Lane::load(emission(lane, row)));
+      const IntVec exponent = emitted.exponent + to_next;
+      const IntVec is_alive = emitted.exponent > kDead;
+      if constexpr (Observer::kKeeps) {
+        kept[lane] = is_alive ? observer_.keep(column, row, Scaled<Lane>{reach, reference}) : Lane::splat(0);
+      }
+      highest = is_alive & (exponent > highest) ? exponent : highest;
+      const Vec product = reach * (emitted.mantissa * power_of_two<Lane>(exponent));
+      const Vec smaller = reach < product ? reach : product;
+      least = is_alive & (smaller < least) ? smaller : least;
+      largest = product > largest ? product : largest;
+      products[lane] = product;
+      alpha[lane] = Lane::moved_up(carry.relative[lane], product);
+    }
+    const Real lower = power_of_two<ScalarLane<Real>>(-F::kWide);
+    const Real upper = power_of_two<ScalarLane<Real>>(2 * F::kWide - F::kSteep);
+    if (Lane::any((least < lower) | ~(largest < upper) | (highest > F::kBias - 2))) return false;
+    IntVec peak = Lane::splat_int(kDead);
+    for (int64_t column = first; column < end; ++column) {
+      const int lane = static_cast<int>(column - first);
+      const Scaled<Lane> scaled = normalized<Lane>(alpha[lane], reference);
+      store(column, row, scaled);
+      Lane::store(relative(row, column), alpha[lane]);
+      carry.relative[lane] = products[lane];
+      if constexpr (Observer::kKeeps) Lane::store(emission(lane, row), kept[lane]);
+      if (column < shape_.states - 1) peak = larger<Lane>(peak, scaled.exponent);
+    }
+    if (raise_references(panel_end, first, end, row, peak)) store_relative(first, end, row);
+    return true;
+  }
+
+  // Whether the alphas that enter the vector at `row` from the one before are near its reference; if so, they are made
+  // relative to it.
+  bool make_relative(int64_t row, Carry& carry) const {
+    const Int reference = scratch_.references.get()[row];
+    IntVec is_far = Lane::splat_int(0);
+    for (int lane = 0; lane < kBlock; ++lane) {
+      const IntVec exponent = carry.exact[lane].exponent - reference;
+      is_far |= (carry.exact[lane].exponent > kDead) & ((exponent >= F::kWide) | (exponent < -F::kWide));
+      carry.relative[lane] =
+          carry.exact[lane].mantissa * power_of_two<Lane>(exponent < F::kWide ? exponent : Lane::splat_int(F::kWide));
+    }
+    if (is_far[kWidth - 1]) return false;
+    carry.is_exact = false;
+    return true;
+  }
+
+  // The same at any magnitude; then moves references, and what is relative to them, where they have become too small.
+  void solve_exactly(int64_t panel_end, int64_t first, int64_t end, int64_t row, const Vec (&sums)[kBlock],
+                     Carry& carry) {
+    scale_edges(first, first, end);
+    const IntVec incoming = Lane::splat_int(scratch_.references.get()[row]);
+    const Scaled<Lane> dead{Lane::splat(0), Lane::splat_int(kDead)};
+    IntVec peak = dead.exponent;
+    for (int64_t column = first; column < end; ++column) {
+      const int lane = static_cast<int>(column - first);
+      const Scaled<Lane> before =
+          carry.is_exact ? carry.exact[lane] : normalized<Lane>(carry.relative[lane], incoming);
+      Scaled<Lane> reach = dead, product = dead;
+      Vec kept = dead.mantissa;
+      if (column > 0) {
+        reach = exact_sum(sum_before(sums[lane], first, end, lane, row), first, column, lane, row);
+        const Scaled<Lane> emitted = scaled_exp<Lane>(Lane::load(emission(lane, row)));
+        product = normalized<Lane>(reach.mantissa * emitted.mantissa, reach.exponent + emitted.exponent);
+        if constexpr (Observer::kKeeps) {
+          if (column < shape_.states - 1) kept = emitted.exponent > kDead ? observer_.keep(column, row, reach) : kept;
+        }
+      }
+      if constexpr (Observer::kKeeps) Lane::store(emission(lane, row), kept);
+      carry.exact[lane] = product;
+      if (column == shape_.states - 1) {
+        store(column, row, reach);
+        continue;
+      }
+      Scaled<Lane> alpha{Lane::moved_up(before.mantissa, product.mantissa),
+                         Lane::moved_up(before.exponent, product.exponent)};
+      if (column == 0 && row == 0) {
+        alpha.mantissa[0] = Real{1};
+        alpha.exponent[0] = 0;
+      }
+      store(column, row, alpha);
+      peak = larger<Lane>(peak, alpha.exponent);
+    }
+    carry.is_exact = true;
+    raise_references(panel_end, first, end, row, peak);
+    store_relative(first, end, row);
+  }
+
+  // The sum over all columns before the block at `first` into its column `lane`, which a product gave relative to the
+  // references; taken again where terms may have been lost.
+  Scaled<Lane> sum_before(Vec value, int64_t first, int64_t end, int lane, int64_t row) {
+    const IntVec reference = Lane::load_int(scratch_.references.get() + row);
+    const Scaled<Lane> sum = normalized<Lane>(value, reference);
+    IntVec may_be_lost = reference > kDead;
+    if (!has_steep_) {
+      may_be_lost &= value < power_of_two<ScalarLane<Real>>(F::kLeastSum);
+      if (!has_faint_) may_be_lost &= Lane::load_int(scratch_.may_be_faint.get() + row);
+    }
+    if (!Lane::any(may_be_lost)) return sum;
+    const Alive alive = Alive::at(shape_, row, row + kWidth).among(0, first);
+    scale_edges(0, first, end);
+    const Scaled<Lane> dead{Lane::splat(0), Lane::splat_int(kDead)};
+    const Scaled<Lane> exact = exact_sum(dead, alive.first, alive.end, lane, row);
+    return {may_be_lost ? exact.mantissa : sum.mantissa, may_be_lost ? exact.exponent : sum.exponent};
+  }
+
+  // `start` and the sum over columns [source, source_end) into column `lane` of the block, at any magnitude.
+  Scaled<Lane> exact_sum(Scaled<Lane> start, int64_t source, int64_t source_end, int lane, int64_t row) const {
+    const Real* mantissas = scratch_.edge_mantissas.get() + lane;
+    const Int* exponents = scratch_.edge_exponents.get() + lane;
     IntVec peak = start.exponent;
-    for (int64_t k = 0; k < count; ++k) {
-      const IntVec exponent = Lane::load_int(columns_.exponents(source + k) + row) + exponents[k * kBlock + lane];
-      peak = larger<Lane>(peak, exponent);
+    for (int64_t k = source; k < source_end; ++k) {
+      peak = larger<Lane>(peak, Lane::load_int(columns_.exponents(k, row)) + exponents[k * kBlock]);
     }
     Vec sum = start.mantissa * power_of_two<Lane>(start.exponent - peak);
-    for (int64_t k = 0; k < count; ++k) {
-      const Scaled<Lane> term = load(source + k, row);
-      const int64_t edge = k * kBlock + lane;
-      sum += term.mantissa * mantissas[edge] * power_of_two<Lane>(term.exponent + exponents[edge] - peak);
+    for (int64_t k = source; k < source_end; ++k) {
+      const Scaled<Lane> term = load(k, row);
+      sum += term.mantissa * mantissas[k * kBlock] * power_of_two<Lane>(term.exponent + exponents[k * kBlock] - peak);
     }
     return normalized<Lane>(sum, peak);
   }
 
-  // sources[row / kWidth][k][lane]: alpha of the sources in the order of the tile, each row relative to its peak.
-  void pack_sources(int64_t source, int64_t num_sources, Steps steps) {
-    for (int64_t row = steps.first / kWidth * kWidth; row < steps.end; row += kWidth) {
-      IntVec peak = Lane::splat_int(kDead);
-      for (int64_t k = 0; k < num_sources; ++k) {
-        peak = larger<Lane>(peak, Lane::load_int(columns_.exponents(source + k) + row));
-      }
-      IntVec is_faint = Lane::splat_int(0);
-      Real* packed = scratch_.sources.get() + row * kPanel;
-      for (int64_t k = 0; k < num_sources; ++k) {
-        const Scaled<Lane> alpha = load(source + k, row);
-        const IntVec exponent = alpha.exponent - peak;
-        is_faint |= (alpha.exponent > kDead) & (exponent < -F::kWide);
-        Lane::store(packed + k * kWidth, alpha.mantissa * power_of_two<Lane>(exponent));
-      }
-      Lane::store_int(scratch_.peaks.get() + row, peak);
-      Lane::store_int(scratch_.faint.get() + row, is_faint);
-      scratch_.has_faint.get()[row] = Lane::any(is_faint);
+  // Moves the references of a vector of slots up to `peak` where that is far above them.
+  bool raise_references(int64_t panel_end, int64_t first, int64_t end, int64_t row, IntVec peak) {
+    Int* references = scratch_.references.get() + row;
+    const IntVec old = Lane::load_int(references);
+    const IntVec is_raised = peak >= old + F::kWide;
+    if (!Lane::any(is_raised)) return false;
+    const IntVec raised = larger<Lane>(peak, old);
+    Lane::store_int(references, raised);
+    Int* may_be_faint = scratch_.may_be_faint.get() + row;
+    Lane::store_int(may_be_faint, Lane::load_int(may_be_faint) | ((raised > old) & (old > kDead)));
+    const Vec factor = power_of_two<Lane>(old - raised);
+    const Alive alive = Alive::at(shape_, row, row + kWidth).among(0, first);
+    for (int64_t column = alive.first; column < alive.end; ++column) scale(relative(row, column), factor);
+    if (first < kPanel) return true;  // no sums have been made for the columns to come
+    for (int64_t block = end; block < panel_end; block += kBlock) {
+      const int64_t block_end = std::min(block + kBlock, panel_end);
+      if (!rows_of(block, block_end).has(row)) continue;
+      for (int64_t column = block; column < block_end; ++column) scale(relative(row, column), factor);
     }
+    return true;
+  }
+  static void scale(Real* values, Vec factor) { Lane::store(values, Lane::load(values) * factor); }
+
+  // Keeps what products need of the columns [first, end) at a vector of slots.
+  void store_relative(int64_t first, int64_t end, int64_t row) {
+    const IntVec reference = Lane::load_int(scratch_.references.get() + row);
+    IntVec is_faint = Lane::load_int(scratch_.may_be_faint.get() + row);
+    for (int64_t column = first; column < std::min(end, shape_.states - 1); ++column) {
+      const Scaled<Lane> alpha = load(column, row);
+      const IntVec exponent = alpha.exponent - reference;
+      is_faint |= (alpha.exponent > kDead) & (exponent < -F::kWide);
+      Lane::store(relative(row, column), alpha.mantissa * power_of_two<Lane>(exponent));
+    }
+    Lane::store_int(scratch_.may_be_faint.get() + row, is_faint);
   }
 
   // Where the exponentiated edge from column `source` to column `dest` is.
@@ -220,55 +402,54 @@ class Sweep {
   const Real* edges_of(int64_t node) const { return sequence_.log_trans + node * sequence_.trans_row_stride; }
   int64_t node_of(int64_t column) const { return kByDest ? shape_.states - 1 - column : column; }
 
-  // Exponentiates the edges from columns [source, source_end) to the blocks of [dest, dest_end) that come after them.
+  // Exponentiates the edges from columns [source, source_end) to those of [dest, dest_end) that come after them.
   // They are read row by row, as they lie in memory, and kept so: a row is a source forwards, a destination backwards.
-  void exponentiate_edges(int64_t source, int64_t source_end, int64_t dest, int64_t dest_end) {
-    constexpr Real kNoEdge = -std::numeric_limits<Real>::infinity();
+  EdgeTile<Real> exponentiate_edges(int64_t source, int64_t source_end, int64_t dest, int64_t dest_end) {
     constexpr int64_t kRowsAhead = 4;  // asked for before they are needed: rows are too short for the CPU to foresee
-    constexpr int64_t kStride = SweepScratch<Real>::row_stride(kByDest ? kPanel : kPanelDests);
+    constexpr int64_t kStride = SweepScratch<Real>::row_stride(kByDest ? kChunk : kPanel);
     const int64_t row = kByDest ? dest : source, row_end = kByDest ? dest_end : source_end;
     const int64_t first = kByDest ? shape_.states - source_end : dest;
     const int64_t end = kByDest ? shape_.states - source : dest_end;
     edge_strides_ = kByDest ? ScalarStrides{-1, kStride} : ScalarStrides{kStride, 1};
     first_edge_ = kByDest ? source_end - 1 - dest * kStride : -source * kStride - dest;
-    IntVec has_faint = Lane::splat_int(0), has_steep = Lane::splat_int(0), is_invalid = Lane::splat_int(0);
+    Vec least = Lane::splat(0), largest = Lane::splat(0), probe = Lane::splat(0);
     for (int64_t column = row; column < row_end; ++column) {
       const int64_t node = node_of(column);
-      const Real* log_edges = edges_of(node);
       const Real* ahead = edges_of(node_of(std::min(column + kRowsAhead, shape_.states - 1)));
-      Real* edges = scratch_.edges.get() + (column - row) * kStride - first;
-      const int64_t outside_block = node_of(kByDest ? column / kBlock * kBlock - 1 : (column / kBlock + 1) * kBlock);
-      const int64_t skipped = std::max<int64_t>(outside_block - first, 0) / kWidth * kWidth;
+      Real* edges = scratch_.edges.get() + (column - row) * kStride;
+      const int64_t skipped = std::max<int64_t>(node + 1 - first, 0) / kWidth * kWidth;
       for (int64_t u = first + skipped; u < first + round_up(end - first, kBlock); u += kWidth) {
         __builtin_prefetch(ahead + u);
-        const int64_t left = shape_.states - u;
-        Vec log_edge = left >= kWidth ? Lane::load(log_edges + u)
-                                      : Lane::load(log_edges + u, std::max<int64_t>(left, 0), kNoEdge);
-        // what lies at and below the diagonal may be anything
-        if (u <= node) log_edge = Lane::counted() > static_cast<Int>(node - u) ? log_edge : Lane::splat(kNoEdge);
-        is_invalid |= ~(log_edge <= Lane::splat(kLogRange));
-        const Scaled<Lane> edge = scaled_exp<Lane>(log_edge);
-        const IntVec is_steep = edge.exponent > F::kWide;
-        has_steep |= is_steep;
-        has_faint |= (edge.exponent > kDead) & (edge.exponent < -F::kWide);
-        const IntVec exponent = is_steep ? Lane::splat_int(kDead) : edge.exponent;
-        Lane::store(edges + u, edge.mantissa * power_of_two<Lane>(exponent));
+        const Vec log_edge = sequence_.edges(node, u);
+        const Vec edge = bounded_exp<Lane>(log_edge);
+        Lane::store(edges + u - first, edge);
+        largest = log_edge > largest ? log_edge : largest;
+        const Vec finite = log_edge < -static_cast<Real>(kLogRange) ? Lane::splat(0) : log_edge;
+        least = finite < least ? finite : least;
+        probe += edge;
       }
     }
-    is_invalid_ |= Lane::any(is_invalid);
-    has_faint_ = Lane::any(has_faint);
-    has_steep_ = Lane::any(has_steep);
+    has_faint_ |= Lane::any(least < F::kLogFaint);
+    has_steep_ |= Lane::any(largest > F::kLogSteep);
+    is_invalid_ |= Lane::any((largest > static_cast<Real>(kLogRange)) | ~(probe == probe));
+    Real largest_log = 0;
+    for (int lane = 0; lane < kWidth; ++lane) largest_log = std::max<Real>(largest_log, largest[lane]);
+    const int64_t first_place = (kByDest ? node_of(row) * kStride : -row * kStride) - first;
+    return {scratch_.edges.get(), kByDest ? -kStride : kStride, first_place, largest_log};
   }
 
-  // The tile of edges from `count` columns to the block at `dest` as scaled numbers, for exact sums.
-  void scale_edges(int64_t source, int64_t count, int64_t dest) {
-    Real* log_edges = scratch_.edge_mantissas.get();
+  // The edges from columns `source` and later to the block [first, end) as scaled numbers, for exact sums.
+  void scale_edges(int64_t source, int64_t first, int64_t end) {
+    const int64_t count = first_scaled_ - source;
+    if (count <= 0) return;
+    first_scaled_ = source;
+    Real* log_edges = scratch_.edge_mantissas.get() + source * kBlock;
     // whole vectors, so that what is computed beyond the last source is defined
     const int64_t size = round_up(count * kBlock, kWidth);
     std::fill_n(log_edges, size, -std::numeric_limits<Real>::infinity());
     for (int64_t k = 0; k < count; ++k) {
-      for (int64_t u = std::max(source + k + 1, dest); u < std::min(dest + kBlock, shape_.states); ++u) {
-        log_edges[k * kBlock + u - dest] = *view_.edge(source + k, u);
+      for (int64_t u = std::max(source + k + 1, first); u < end; ++u) {
+        log_edges[k * kBlock + u - first] = *view_.edge(source + k, u);
       }
     }
     IntVec is_invalid = Lane::splat_int(0);
@@ -276,52 +457,84 @@ class Sweep {
       const Vec log_edge = Lane::load(log_edges + i);
       is_invalid |= ~(log_edge <= Lane::splat(kLogRange));
       const Scaled<Lane> edge = scaled_exp<Lane>(log_edge);
-      Lane::store(scratch_.edge_mantissas.get() + i, edge.mantissa);
-      Lane::store_int(scratch_.edge_exponents.get() + i, edge.exponent);
+      Lane::store(log_edges + i, edge.mantissa);
+      Lane::store_int(scratch_.edge_exponents.get() + source * kBlock + i, edge.exponent);
     }
     is_invalid_ |= Lane::any(is_invalid);
-    has_scaled_edges_ = true;
   }
 
-  // emission[lane][step] at the steps into each column; -inf at the ends of the DAG, which emit nothing.
+  // Where an emission into a column of the present block is.
+  Real* emission(int lane, int64_t row) const { return emission_ + lane * shape_.rows(kRowPad) + row; }
+
+  // The node of the first of kWidth columns from `column` on in the order of memory, and which lane a column is there.
+  int64_t first_node_of(int64_t column) const { return kByDest ? shape_.states - column - kWidth : column; }
+  static int lane_of(int i) { return kByDest ? kWidth - 1 - i : i; }
+
+  // Reads emissions at the steps into the columns [first, end) of a group; -inf where a column has none.
   void read_emissions(int64_t first, int64_t end) {
-    constexpr int kColumnStride = kByDest ? -1 : 1;
-    const int64_t rows = columns_.rows;
-    const int64_t first_read = std::max<int64_t>(first, 1), end_read = std::min(end, shape_.states - 1);
-    const Steps all{Steps::into(shape_, first_read).first, Steps::into(shape_, end_read - 1).end};
-    Real* emissions = scratch_.emission.get();
-    std::fill_n(emissions, kBlock * rows, -std::numeric_limits<Real>::infinity());
-    for (int64_t step = all.first; step < all.end; ++step) {
-      const Real* from = view_.emission(first, step);
-      __builtin_prefetch(from + 2 * kBlock * kColumnStride);  // a block ahead the line is mostly here already
-      if (end_read - first_read == kBlock) {  // a count that the compiler knows
-        for (int lane = 0; lane < kBlock; ++lane) emissions[lane * rows + step] = from[lane * kColumnStride];
-      } else {
-        for (int64_t lane = first_read - first; lane < end_read - first; ++lane) {
-          emissions[lane * rows + step] = from[lane * kColumnStride];
+    constexpr Real kNone = -std::numeric_limits<Real>::infinity();
+    const int64_t num_slots = shape_.rows(kRowPad);
+    const Rows rows = rows_of(first, end);
+    IntVec is_invalid = Lane::splat_int(0);
+    for (int64_t column = first; column < end; column += kWidth) {
+      for (int64_t row = rows.first; row < rows.end; row += kWidth) {
+        Vec square[kWidth];
+        for (int i = 0; i < kWidth; ++i) square[i] = emissions_at(row + i, first_node_of(column));
+        Lane::transpose(square);
+        for (int i = 0; i < kWidth; ++i) {
+          const int64_t u = column + i;
+          const bool is_inner = u > 0 && u < shape_.states - 1;
+          const Steps steps = is_inner && u < end ? Steps::into(shape_, u) : Steps{0, 0};
+          const IntVec is_step = (Lane::counted() >= static_cast<Int>(steps.first - row)) &
+                                 (Lane::counted() < static_cast<Int>(steps.end - row));
+          const Vec log_emission = is_step ? square[lane_of(i)] : Lane::splat(kNone);
+          is_invalid |= ~(log_emission <= Lane::splat(kLogRange));
+          Lane::store(scratch_.emission.get() + (u - first) * num_slots + row, log_emission);
         }
       }
     }
-    IntVec is_invalid = Lane::splat_int(0);
-    for (int64_t column = first; column < end; ++column) {
-      const bool is_end = column == 0 || column == shape_.states - 1;
-      const Steps steps = is_end ? Steps{0, 0} : Steps::into(shape_, column);
-      Real* emission = emissions + (column - first) * rows;
-      std::fill(emission, emission + steps.first, -std::numeric_limits<Real>::infinity());
-      std::fill(emission + steps.end, emission + rows, -std::numeric_limits<Real>::infinity());
-      for (int64_t row = steps.first / kWidth * kWidth; row < steps.end; row += kWidth) {
-        is_invalid |= ~(Lane::load(emission + row) <= Lane::splat(kLogRange));
+    is_invalid_ |= Lane::any(is_invalid);
+  }
+  // Emissions of kWidth nodes from `node` on at one step; anything where there are none.
+  Vec emissions_at(int64_t step, int64_t node) const {
+    if (step >= shape_.targets) return Lane::splat(0);
+    const Real* from = sequence_.log_emit + (kByDest ? shape_.targets - 1 - step : step) * sequence_.emit_row_stride;
+    // rows are far apart, so the CPU does not foresee what the next group of columns needs
+    __builtin_prefetch(from + node + (kByDest ? -kWidth : 2 * kWidth - 1));
+    if (node >= 0 && node + kWidth <= shape_.states) return Lane::load(from + node);
+    Vec result = Lane::splat(0);
+    for (int64_t i = std::max<int64_t>(-node, 0); i < std::min<int64_t>(shape_.states - node, kWidth); ++i) {
+      result[i] = from[node + i];
+    }
+    return result;
+  }
+
+  // Hands on what was kept of the columns [first, end) of a group, step by step.
+  void write_kept(int64_t first, int64_t end) {
+    const int64_t num_slots = shape_.rows(kRowPad);
+    const Rows rows = rows_of(first, end);
+    for (int64_t column = first; column < end; column += kWidth) {
+      for (int64_t row = rows.first; row < rows.end && row < shape_.targets; row += kWidth) {
+        Vec square[kWidth];
+        for (int i = 0; i < kWidth; ++i) {
+          const Vec kept = Lane::load(scratch_.emission.get() + (column - first + i) * num_slots + row);
+          // vectors that are not in the band of their block still hold -inf
+          square[lane_of(i)] = kept > -std::numeric_limits<Real>::infinity() ? kept : Lane::splat(0);
+        }
+        Lane::transpose(square);
+        for (int i = 0; i < kWidth && row + i < shape_.targets; ++i) {
+          observer_.write_kept(first_node_of(column), row + i, square[i]);
+        }
       }
     }
-    is_invalid_ |= Lane::any(is_invalid);
   }
 
   Scaled<Lane> load(int64_t column, int64_t row) const {
-    return {Lane::load(columns_.mantissas(column) + row), Lane::load_int(columns_.exponents(column) + row)};
+    return {Lane::load(columns_.mantissas(column, row)), Lane::load_int(columns_.exponents(column, row))};
   }
   void store(int64_t column, int64_t row, Scaled<Lane> value) const {
-    Lane::store(columns_.mantissas(column) + row, value.mantissa);
-    Lane::store_int(columns_.exponents(column) + row, value.exponent);
+    Lane::store(columns_.mantissas(column, row), value.mantissa);
+    Lane::store_int(columns_.exponents(column, row), value.exponent);
   }
 
   const View<Real> view_;
@@ -329,13 +542,17 @@ class Sweep {
   const Shape shape_;
   const Columns<Real> columns_;
   SweepScratch<Real>& scratch_;
+  Observer& observer_;
+  Real* relative_;  // of column 0 at its first slots
+  int64_t relative_stride_;
+  Real* emission_ = nullptr;  // of the present block
   ScalarStrides edge_strides_{};
   int64_t first_edge_ = 0;  // place of the edge from column 0 to column 0
-  // Of the exponentiated edges: whether a finite one is below 2^-kWide, where its product with a small alpha may
-  // underflow, and whether one is above 2^kWide, which leaves it out of products.
+  // Of the edges into the panel: whether a finite one is below 2^-kWide, where its product with a small alpha may
+  // underflow, and whether one is above 2^kSteep, which leaves it out of products.
   bool has_faint_ = false;
   bool has_steep_ = false;
-  bool has_scaled_edges_ = false;  // from the sources to the block of the present product
+  int64_t first_scaled_ = 0;  // the source from which on scaled edges into the present block are there
   bool is_invalid_ = false;
 };
 

@@ -51,7 +51,7 @@ struct EdgeFlags {
 // exp of an edge for block products.
 SA_DEVICE float linear_edge(float log_edge, EdgeFlags& flags) {
   const Number edge = exp_of(log_edge);
-  const bool is_steep = edge.exponent > Format<float>::kWide;
+  const bool is_steep = edge.exponent > Format<float>::kSteep;
   flags.has_faint |= edge.exponent > kDead && edge.exponent < -Format<float>::kWide;
   flags.has_steep |= is_steep;
   flags.has_invalid |= is_invalid(log_edge);

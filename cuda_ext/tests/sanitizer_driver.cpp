@@ -46,12 +46,12 @@ void check(std::mt19937& random, int32_t dtype, int64_t batch, int64_t max_targe
   const states_alignment_batch arguments{log_emit.data(), log_trans.data(), target_lengths.data(),
                                          state_lengths.data(), batch, max_targets, max_states, max_targets * emit_row,
                                          emit_row, max_states * trans_row, trans_row, dtype};
-  const int64_t slots = (max_targets + STATES_ALIGNMENT_ROW_PAD) / STATES_ALIGNMENT_ROW_PAD * STATES_ALIGNMENT_ROW_PAD;
   std::vector<Real> nll(static_cast<size_t>(batch)), grad_nll(static_cast<size_t>(batch), Real{1});
   std::vector<Real> grad_emit(static_cast<size_t>(batch * max_targets * max_states), Real{7});
   std::vector<Real> grad_trans(static_cast<size_t>(batch * max_states * max_states), Real{7});
   std::vector<int64_t> nodes(static_cast<size_t>(batch * max_targets));
 #ifdef STATES_ALIGNMENT_ON_DEVICE
+  const int64_t slots = (max_targets + STATES_ALIGNMENT_ROW_PAD) / STATES_ALIGNMENT_ROW_PAD * STATES_ALIGNMENT_ROW_PAD;
   std::vector<int32_t> saved(static_cast<size_t>(batch * 2 * (2 * max_states + 2) * slots));
   std::vector<double> scratch(static_cast<size_t>((batch * max_states * slots * 12 + 7) / 8));
   require(states_alignment_forward_cuda(&arguments, nll.data(), saved.data(), 2, 0, nullptr) == 0, "forward");
@@ -60,7 +60,7 @@ void check(std::mt19937& random, int32_t dtype, int64_t batch, int64_t max_targe
           "backward");
   require(states_alignment_best_cuda(&arguments, scratch.data(), nodes.data(), 0, nullptr) == 0, "best");
 #else
-  std::vector<Real> saved(static_cast<size_t>(batch * 2 * max_states * slots));
+  std::vector<Real> saved(static_cast<size_t>(batch * states_alignment_saved_words_cpu(max_targets, max_states)));
   require(states_alignment_forward_cpu(&arguments, nll.data(), nullptr, 2) == 0, "forward alone");
   require(states_alignment_forward_cpu(&arguments, nll.data(), saved.data(), 2) == 0, "forward");
   require(states_alignment_backward_cpu(&arguments, saved.data(), grad_nll.data(), grad_emit.data(),
@@ -86,10 +86,27 @@ void check(std::mt19937& random, int32_t dtype, int64_t batch, int64_t max_targe
   }
 }
 
+#ifndef STATES_ALIGNMENT_ON_DEVICE
+// Whatever the lengths of a sequence are, its columns fit into the saved block.
+void check_saved_words(int64_t max_targets, int64_t max_states) {
+  const int64_t words = states_alignment_saved_words_cpu(max_targets, max_states);
+  for (int64_t targets = 1; targets <= max_targets; ++targets) {
+    for (int64_t states = targets + 2; states <= max_states; ++states) {
+      const states_alignment::Shape shape{targets, states};
+      require(2 * states_alignment::Columns<float>::layout_of(shape).size <= words, "saved block in float32");
+      require(2 * states_alignment::Columns<double>::layout_of(shape).size <= words, "saved block in float64");
+    }
+  }
+}
+#endif
+
 }  // namespace
 
 int main() {
   std::mt19937 random(0);
+#ifndef STATES_ALIGNMENT_ON_DEVICE
+  for (const int64_t max_targets : {1, 7, 40, 77, 150, 154, 290}) check_saved_words(max_targets, 310);
+#endif
   const int64_t shapes[][3] = {{0, 3, 8}, {3, 0, 5}, {2, 1, 3}, {5, 7, 16}, {9, 20, 65}, {2, 40, 170}, {1, 100, 102}};
   for (const auto& [batch, targets, states] : shapes) {
     for (const double std : {1.0, 30.0, 300.0}) {

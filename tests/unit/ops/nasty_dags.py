@@ -69,6 +69,17 @@ def make(
     )
 
 
+def with_a_hidden_share(num_states: int = 40) -> Dag:
+    """A sum with a share of 0.25 % from a node e-88 less likely than another, over an edge of e41 that makes up for it."""
+    likely, unlikely, last = 1, 2, num_states - 2
+    log_emit = torch.full((1, 2, num_states), -torch.inf)
+    log_emit[0, 0, likely], log_emit[0, 0, unlikely], log_emit[0, 1, last] = 0.0, -88.0, 0.0
+    log_trans = torch.full((1, num_states, num_states), -torch.inf)
+    log_trans[0, 0, likely] = log_trans[0, 0, unlikely] = log_trans[0, last, last + 1] = 0.0
+    log_trans[0, likely, last], log_trans[0, unlikely, last] = -41.0, 41.0
+    return Dag(log_emit, log_trans, torch.tensor([2]), torch.tensor([num_states]))
+
+
 def truth(dag: Dag) -> Truth:
     """The recursion, sequence by sequence and target by target."""
     log_emit, log_trans = dag.log_emit.double().numpy(), dag.log_trans.double().numpy()

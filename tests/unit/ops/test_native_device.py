@@ -80,6 +80,15 @@ def test_results_equal_a_float64_loop_in_any_order_of_threads(case: str, simulat
         assert all(torch.equal(a, b) for a, b in zip(results, again, strict=True))
 
 
+def test_a_share_that_underflows_beside_a_small_sum_is_not_lost(simulated: DeviceLibrary) -> None:
+    dag = nasty_dags.with_a_hidden_share()
+    truth = nasty_dags.truth(dag)
+    nll, grad_emit, grad_trans, _ = run(simulated, dag)
+    torch.testing.assert_close(nll.double(), truth.nll, rtol=1e-6, atol=0)
+    torch.testing.assert_close(grad_emit.double(), truth.grad_emit, rtol=0, atol=1e-6)
+    torch.testing.assert_close(grad_trans.double(), truth.grad_trans, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 def test_16_bit_inputs_are_widened_and_gradients_rounded(dtype: torch.dtype, simulated: DeviceLibrary) -> None:
     dag = nasty_dags.make(4, 20, 90, missing_edges=0.3, dtype=dtype)

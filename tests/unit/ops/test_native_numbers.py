@@ -3,6 +3,8 @@
 Bounds are the project's: loss 5e-6 relative, gradients (posteriors) 5e-5 absolute.
 """
 
+import ctypes
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 from exlm_cli.ops.alignment import best_alignment, states_alignment_nll
-from exlm_cli.ops.alignment.library import host_library
+from exlm_cli.ops.alignment.library import HostLibrary, host_library
 from tests.unit.ops import nasty_dags
 from tests.unit.ops.nasty_dags import Dag
 
@@ -89,6 +91,24 @@ def test_loss_and_gradients_equal_a_float64_loop(case: str, dtype: torch.dtype) 
     torch.testing.assert_close(nll.double(), truth.nll, rtol=loss_bound, atol=loss_bound)
     torch.testing.assert_close(grad_emit.double(), truth.grad_emit, rtol=0, atol=gradient_bound)
     torch.testing.assert_close(grad_trans.double(), truth.grad_trans, rtol=0, atol=gradient_bound)
+
+
+def test_a_share_that_underflows_beside_a_small_sum_is_not_lost() -> None:
+    dag = nasty_dags.with_a_hidden_share()
+    truth = nasty_dags.truth(dag)
+    nll, grad_emit, grad_trans = gradients(dag)
+    torch.testing.assert_close(nll.double(), truth.nll, rtol=1e-6, atol=0)
+    torch.testing.assert_close(grad_emit.double(), truth.grad_emit, rtol=0, atol=1e-6)
+    torch.testing.assert_close(grad_trans.double(), truth.grad_trans, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("max_targets", [0, 1, 7, 8, 15, 16, 40, 77, 154, 200, 308])
+@pytest.mark.parametrize("max_states", [1, 2, 16, 63, 310, 618])
+def test_the_saved_block_is_as_large_as_the_kernels_take_it_to_be(max_targets: int, max_states: int) -> None:
+    words = ctypes.CDLL(str(host_library().path)).states_alignment_saved_words_cpu
+    words.restype = ctypes.c_int64
+    expected = words(ctypes.c_int64(max_targets), ctypes.c_int64(max_states))
+    assert math.prod(HostLibrary.saved_shape(3, max_targets, max_states)) == 3 * expected
 
 
 def test_the_suite_holds_infeasible_and_empty_sequences_among_feasible_ones() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from exlm_cli.ops.alignment import build
 
-_ABI = 1
+_ABI = 2
 _OK = 0
 _ROW_PAD = 16
 _Argument = ctypes.c_void_p | ctypes.c_int32
@@ -101,7 +101,12 @@ class HostLibrary:
     @staticmethod
     def saved_shape(batch: int, max_targets: int, max_states: int) -> tuple[int, ...]:
         """Words that `forward` leaves for `backward`: alpha of every state and slot, mantissas and exponents."""
-        return batch, 2, max_states, _padded_slots(max_targets)
+        slots = _padded_slots(max_targets)
+        # `states_alignment_saved_words_cpu`, for sizes that are symbols while torch.compile traces
+        band = max_states - max_targets + 30
+        is_short = 2 * max_targets <= max_states + 14
+        most = (max_targets + _ROW_PAD) * band if is_short else (max_states + 46) ** 2 // 4
+        return batch, 2, torch.sym_min(slots * ((max_states + 7) // 8 * 8 + 1), most)
 
     def forward(self, dag: Dag, nll: Tensor, saved: Tensor | None) -> None:
         """See `Kernels`."""
