@@ -30,8 +30,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 _LEAST_SUM = 1e-200
-_LARGEST_LOG = 640.0
-_LEAF_STATES = 10
+_LARGEST_GAIN = 1e278
+_LARGEST_PEAK = 1e250
+_LARGEST_LOG_RISE = 400.0
+_BLOCK_STATES = 24
 _CHUNK_ELEMENTS = 1 << 23  # of (B, S, S) or (B, S, I) at a time, so that temporaries stay near the cache
 _GATHER_ELEMENTS = 1 << 21
 
@@ -58,7 +60,7 @@ class _StatesAlignmentNll(torch.autograd.Function):
         most_skipped = _most_skipped(target_lengths, state_lengths)
         for rows in _chunks(log_emit):
             dag = _read(log_emit[rows], log_trans[rows], target_lengths[rows], state_lengths[rows], most_skipped)
-            log_alpha = _Sweep(dag).run().log_probs
+            log_alpha = _Sweep(dag).run().log_probs()
             nll[rows] = -log_alpha[dag.end]
             if any(ctx.needs_input_grad):
                 log_alpha[dag.end] = -math.inf  # the end has a slot, but no target
@@ -80,8 +82,7 @@ class _StatesAlignmentNll(torch.autograd.Function):
                 None if grad_emit is None else grad_emit[rows],
                 None if grad_trans is None else grad_trans[rows],
                 log_alpha,
-                # nothing is alive in a sequence without a path, whatever it is divided by
-                nll[rows].masked_fill(nll[rows] == math.inf, 0.0),
+                nll[rows].masked_fill(nll[rows] == math.inf, -math.inf),
                 -grad_nll[rows, None, None].double(),
             )
             _Sweep(dag, gradient).run()
@@ -165,137 +166,250 @@ class _Gradient(NamedTuple):
     nll: Float64[Tensor, " B"]
     scale: Float64[Tensor, "B 1 1"]
 
-    def write_states(self, states: slice, steps: slice, log_reach: Tensor) -> None:
-        """Posterior of emissions, from what follows states at each of the steps; slot 0 has no target."""
-        if self.grad_emit is None:
-            return
-        first = max(1, steps.start)
-        posterior = (self.log_alpha[:, states, first : steps.stop] + log_reach[:, :, first - steps.start :]).exp_()
-        self.grad_emit[:, first - 1 : steps.stop - 1, states] = posterior.mul_(self.scale).mT
 
-    def write_edges(
-        self, sources: slice, targets: slice, steps: slice, log_edge: Tensor, edge: Tensor, log_beta: "_Scaled"
-    ) -> None:
-        """Posterior of edges sources -> targets, from beta at their targets after each of the steps."""
-        if self.grad_trans is None:
-            return
-        log_source = self.log_alpha[:, sources, steps]
-        log_gain = log_source + log_beta.log_peak
-        # no good edge joins such a source to the peak, and the targets it leads to may be lost beside the peak
-        doubtful_rows = (log_gain.amax((1, 2)) > _LARGEST_LOG).nonzero()[:, 0].tolist()
-        posterior = (log_gain.exp_() @ log_beta.probs.mT).mul_(edge)
-        for row in doubtful_rows:
-            for v, log_source_I in enumerate(log_source[row]):
-                posterior[row, v] = ((log_source_I + log_beta.log_probs[row]).logsumexp(1) + log_edge[row, v]).exp()
-        self.grad_trans[:, sources, targets] = posterior.mul_(self.scale)
+class _Block(NamedTuple):
+    """Some states that are solved together, and the edges they share with states solved before and with each other."""
 
+    states: slice
+    solved: slice  # those solved before that share a path with them
+    steps: slice  # those by which the sweep comes to them
+    log_edge: Float[Tensor, "B states others"]  # others: `solved` and `states`, in the order of the DAG
+    edge: Float64[Tensor, "B states others"]
+    sums: Float64[Tensor, "B states steps"]  # over edges from `solved`, relative to the slots they come from
 
-class _Scaled(NamedTuple):
-    """Probabilities relative to a peak of each slot."""
+    @property
+    def others(self) -> slice:
+        return slice(min(self.solved.start, self.states.start), max(self.solved.stop, self.states.stop))
 
-    log_probs: Float64[Tensor, "B states slots"]
-    log_peak: Float64[Tensor, "B 1 slots"]
-    probs: Float64[Tensor, "B states slots"]
-
-    @classmethod
-    def of(cls, log_probs: Tensor, log_peak: Tensor) -> "_Scaled":
-        return cls(log_probs, log_peak, (log_probs - _finite(log_peak)).exp_())
+    def among_others(self, states: slice) -> slice:
+        return slice(states.start - self.others.start, states.stop - self.others.start)
 
 
 class _Sweep:
-    """Solves all states in order, from the start (alpha) or, backwards and with a gradient to write, the end (beta).
-
-    Attributes:
-        log_probs: log alpha or log beta (B, S, I).
-    """
+    """Solves all states in order, from the start (alpha) or, backwards and with a gradient to write, the end (beta)."""
 
     def __init__(self, dag: _Dag, gradient: _Gradient | None = None) -> None:
         B, S, num_slots = dag.log_emit.shape
         self._dag, self._gradient, self._is_backward = dag, gradient, gradient is not None
-        self.log_probs = torch.full_like(dag.log_emit, -math.inf)
-        if gradient is None:
-            self.log_probs[dag.start] = 0.0
-        else:
-            self.log_probs[dag.end] = gradient.nll
-        # sums over edges from solved states, by step
-        self._reach = dag.log_emit.new_zeros(B, S, num_slots - 1)
-        # peak of the states on the solved side of a border
-        self._log_peaks = {S if gradient else 0: dag.log_emit.new_full((B, 1, num_slots - 1), -math.inf)}
+        begin, log_begin = (dag.start, dag.log_emit.new_zeros(B)) if gradient is None else (dag.end, gradient.nll)
+        row_B, _, slot_B = begin
+        self._log_ref = dag.log_emit.new_full((B, 1, num_slots), -math.inf)
+        self._log_ref[row_B, 0, slot_B] = log_begin
+        self._probs = torch.zeros_like(dag.log_emit)
+        self._probs[begin] = (log_begin != -math.inf).double()
+        self._is_alive: Bool[Tensor, "B 1 1"] = (log_begin != -math.inf)[:, None, None]
+        self._log_probs = torch.full_like(dag.log_emit, -math.inf)
+        self._log_probs[begin] = log_begin
+        # where `_log_probs` is still to be taken from sums: states, slots, the sums and their reference
+        self._unlogged: list[tuple[slice, slice, Tensor, Tensor]] = []
 
     def run(self) -> Self:
         """Solve every state."""
-        for first, middle, stop in _schedule(0, self._reach.shape[1], is_backward=self._is_backward):
+        block = None
+        num_states = self._probs.shape[1]
+        for first, middle, stop in _schedule(0, num_states):
             if middle == stop:
-                self._solve(slice(first, stop))
+                if block is not None:
+                    self._solve(block)
+            elif self._is_backward:
+                block = self._carry(
+                    slice(num_states - middle, num_states - first), slice(num_states - stop, num_states - middle)
+                )
             else:
-                self._carry(first, middle, stop)
+                block = self._carry(slice(first, middle), slice(middle, stop))
         return self
 
-    def _carry(self, first: int, middle: int, stop: int) -> None:
-        """Add what one part of a range sends to the other; sums change to the peak of all that is solved by then."""
-        low, high = slice(first, middle), slice(middle, stop)
-        source, target, border = (high, low, stop) if self._is_backward else (low, high, first)
-        steps = self._dag.steps(middle, middle - 1)
-        # a later border has no use for the slots that end here
-        self._log_peaks[middle] = self._log_peaks[border].clone()
-        if steps.start == steps.stop:
-            return
-        log_source, log_old_peak = self._log_sources(source, steps), self._log_peaks[border][..., steps]
-        log_peak = torch.maximum(log_old_peak, log_source.amax(1, keepdim=True))
-        self._log_peaks[middle][..., steps] = log_peak
-        scaled = _Scaled.of(log_source, log_peak)
-        log_edge = self._dag.log_edges(low, high)
-        edge = log_edge.to(torch.float64, copy=True).exp_()
-        arrived = (edge if self._is_backward else edge.mT) @ scaled.probs
-        kept_share = (log_old_peak - _finite(scaled.log_peak)).exp_()
-        reach = self._reach[:, target, steps]
-        torch.addcmul(arrived, reach, kept_share, out=reach)
-        if self._gradient is not None:
-            self._gradient.write_edges(low, high, steps, log_edge, edge, scaled)
+    def log_probs(self) -> Tensor:
+        """log alpha or log beta of all states solved so far (B, S, I)."""
+        for states, slots, sums, log_ref in self._unlogged:
+            self._log(states, slots, sums.log().add_(log_ref))
+        self._unlogged.clear()
+        return self._log_probs
 
-    def _solve(self, states: slice) -> None:
-        """Solve a few states one after the other, in log space, each adding to those still to come."""
+    def _log(self, states: slice, slots: slice, log_reach: Tensor) -> None:
+        log_probs = self._log_probs[:, states, slots]
+        # where the sweep begins, the probability is there already
+        torch.maximum(log_reach + self._dag.log_emit[:, states, slots], log_probs, out=log_probs)
+
+    def _carry(self, solved: slice, states: slice) -> _Block | None:
+        """Sum what solved states send to others; None where no path comes there."""
         steps = self._dag.steps(states.start, states.stop - 1)
         if steps.start == steps.stop:
-            return
-        reach = self._log_reach(states, steps)
-        is_edge = torch.ones(reach.shape[1], reach.shape[1], dtype=torch.bool, device=reach.device).triu(1)
-        log_edge = self._dag.log_edges(states, states).where(is_edge, -math.inf)
-        arrival = steps if self._is_backward else _after(steps)
-        emit, probs = self._dag.log_emit[:, states, arrival], self.log_probs[:, states, arrival]
-        log_sources = self._log_sources(states, steps)
-        # where the sweep begins, the probability is there already
-        torch.maximum(reach, probs, out=reach)
-        for i in range(reach.shape[1])[:: -1 if self._is_backward else 1]:
-            torch.add(reach[:, i], emit[:, i], out=probs[:, i])
-            later = slice(0, i) if self._is_backward else slice(i + 1, None)
-            log_edge_out = log_edge[:, later, i] if self._is_backward else log_edge[:, i, later]
-            sent = log_sources[:, i, None] + log_edge_out[:, :, None]
-            torch.logaddexp(reach[:, later], sent, out=reach[:, later])
-        if self._gradient is not None:
-            scaled = _Scaled.of(log_sources, log_sources.amax(1, keepdim=True))
+            return None
+        if self._is_backward:
+            solved = slice(solved.start, max(solved.start, min(solved.stop, steps.stop + self._dag.most_skipped + 1)))
+            log_edge = self._dag.log_edges(states, slice(states.start, solved.stop))
             edge = log_edge.to(torch.float64, copy=True).exp_()
-            self._gradient.write_edges(states, states, steps, log_edge, edge, scaled)
-            self._gradient.write_states(states, steps, reach)
+        else:
+            solved = slice(min(steps.start, solved.stop), solved.stop)
+            log_edge = self._dag.log_edges(slice(solved.start, states.stop), states).mT
+            edge = log_edge.to(torch.float64, copy=True).exp_()
+        block = _Block(states, solved, steps, log_edge, edge, edge[:0])
+        return block._replace(sums=self._sum(block))
 
-    def _log_sources(self, states: slice, steps: slice) -> Tensor:
-        """log_probs of states (B, states, steps) in the slots from which the steps of this sweep leave."""
-        return self.log_probs[:, states, _after(steps) if self._is_backward else steps]
+    def _sum(self, block: _Block, rows: Tensor | slice = slice(None)) -> Tensor:
+        probs = self._probs[rows, block.solved, self._slots_before(block.steps)]
+        return block.edge[rows, :, block.among_others(block.solved)] @ probs
 
-    def _log_reach(self, states: slice, steps: slice) -> Tensor:
-        """log of what has been carried to `states`; doubtful sums are taken again, all edges at once."""
-        log_peak = self._log_peaks[states.stop if self._is_backward else states.start][..., steps]
-        sums = self._reach[:, states, steps]
-        log_reach = sums.log().add_(_finite(log_peak))
-        if bool(sums.amin() < _LEAST_SUM) and (is_doubtful := (sums < _LEAST_SUM) & (log_peak > -math.inf)).any():
+    def _solve(self, block: _Block) -> None:
+        """Solve a few states one after the other, each adding to those still to come."""
+        states, steps, sums = block.states, block.steps, block.sums
+        before, after = self._slots_before(steps), self._slots_after(steps)
+        log_emit = self._dag.log_emit[:, states, after]
+        log_ref_before, log_ref_after = self._guess_refs(steps, log_emit)
+        emit = (log_emit + (log_ref_before - log_ref_after)).exp_()
+        edge = block.edge[:, :, block.among_others(states)]
+        sources, probs = self._probs[:, states, before], self._probs[:, states, after]
+        for i, later in self._in_order(block):
+            probs[:, i].addcmul_(sums[:, i], emit[:, i])
+            sums[:, later].addcmul_(sources[:, i, None], edge[:, later, i, None])
+        peak = probs.amax(1, keepdim=True)
+        log_peak = peak.log().add_(log_ref_after)
+        rows = self._doubtful_rows(block, peak)
+        if len(rows):
+            log_reach_rows = self._solve_in_log_space(block, rows)
+            log_reach = sums.log().add_(log_ref_before)
+            log_reach[rows] = log_reach_rows
+            self._log(states, after, log_reach)
+            log_peak[rows] = self._log_probs[rows, states, after].amax(1, keepdim=True)
+            self._raise_refs(states, after, log_ref_after, log_peak)
+            log_ref = self._log_ref[rows, :, after]
+            self._probs[rows, states, after] = (self._log_probs[rows, states, after] - _finite(log_ref)).exp_()
+        else:
+            self._unlogged.append((states, after, sums, log_ref_before))
+            self._raise_refs(states, after, log_ref_after, log_peak)
+            log_reach = None
+        if self._gradient is not None:
+            self._write_posteriors(self._gradient, block, log_ref_before, rows, log_reach)
+
+    def _in_order(self, block: _Block) -> Iterator[tuple[int, slice]]:
+        """Each state of a block and those after it in the order of the sweep."""
+        num_states = block.states.stop - block.states.start
+        for i in range(num_states):
+            yield (num_states - 1 - i, slice(0, num_states - 1 - i)) if self._is_backward else (i, slice(i + 1, None))
+
+    def _write_posteriors(
+        self, gradient: _Gradient, block: _Block, log_ref: Tensor, rows: Tensor, log_reach: Tensor | None
+    ) -> None:
+        """Write posteriors of a block's emissions and of the edges that leave it."""
+        states, steps = block.states, block.steps
+        slots, others = self._slots_before(steps), block.others
+        log_source = gradient.log_alpha[:, states, steps]
+        gain = (log_source + self._log_ref[..., slots]).exp_()
+        # no good edge joins such a source to the peak, and the targets it leads to may be lost beside the peak
+        is_extreme = gain.amax((1, 2)) > _LARGEST_GAIN
+        extreme = is_extreme.nonzero()[:, 0]
+        gain *= gradient.scale
+        if gradient.grad_trans is not None:
+            grad = gradient.grad_trans[:, states, others]
+            grad.copy_((gain @ self._probs[:, others, slots].mT).mul_(block.edge))
+            for row in extreme.tolist():
+                log_probs = self.log_probs()[row, others, slots]
+                for v, log_source_I in enumerate(log_source[row]):
+                    grad[row, v] = (
+                        (log_source_I + log_probs).logsumexp(1) + block.log_edge[row, v]
+                    ).exp() * gradient.scale[row, 0]
+            grad[:, :, block.among_others(states)].triu_(1)
+        if gradient.grad_emit is not None:
+            first = max(1, steps.start)
+            log_new_ref = self._log_ref[..., slots]
+            change = (log_ref - log_new_ref).exp_().masked_fill_(log_new_ref == -math.inf, 0.0)
+            posterior = gain.mul_(change).mul_(block.sums)
+            if log_reach is not None or len(extreme):
+                if log_reach is None:
+                    log_reach = block.sums.log() + log_ref
+                is_extreme[rows] = True
+                rows = is_extreme.nonzero()[:, 0]
+                posterior[rows] = (log_source[rows] + log_reach[rows]).exp_() * gradient.scale[rows]
+            # slot 0 has no target
+            gradient.grad_emit[:, first - 1 : steps.stop - 1, states] = posterior[:, :, first - steps.start :].mT
+
+    def _guess_refs(self, steps: slice, log_emit: Tensor) -> tuple[Tensor, Tensor]:
+        """References of the slots before and after steps; of those not reached yet, what emissions suggest."""
+        log_ref = self._log_ref[..., steps.start : steps.stop + 1].clone()
+        is_new = log_ref == -math.inf
+        if is_new.any():
+            known = log_ref.masked_fill(is_new, 0.0)
+            mean = _finite(log_emit).mean(1, keepdim=True)
+            change = known.clone()
             if self._is_backward:
-                solved = slice(states.stop, None)
-                log_edge = self._dag.log_edges(states, solved).mT
+                change[..., :-1] -= known[..., 1:]
+                change[..., :-1] = mean.where(is_new[..., :-1], change[..., :-1])
+                guess = change.flip(-1).cumsum(-1).flip(-1)
             else:
-                solved = slice(0, states.start)
-                log_edge = self._dag.log_edges(solved, states)
-            _sum_again(log_reach, is_doubtful, self._log_sources(solved, steps), log_edge)
+                change[..., 1:] -= known[..., :-1]
+                change[..., 1:] = mean.where(is_new[..., 1:], change[..., 1:])
+                guess = change.cumsum(-1)
+            log_ref = guess.where(is_new, log_ref)
+        return (log_ref[..., 1:], log_ref[..., :-1]) if self._is_backward else (log_ref[..., :-1], log_ref[..., 1:])
+
+    def _doubtful_rows(self, block: _Block, peak: Tensor) -> Tensor:
+        """Sequences whose sums in a block may have lost something, or are too large."""
+        is_doubtful = ~(peak.amax((1, 2)) < _LARGEST_PEAK)
+        if bool(block.sums.amin() < _LEAST_SUM):
+            is_doubtful |= ((block.sums < _LEAST_SUM) & self._is_reachable(block)).any(2).any(1)
+        return is_doubtful.nonzero()[:, 0]
+
+    def _is_reachable(self, block: _Block) -> Tensor:
+        """Whether there are states enough for the targets between where the sweep begins and a block, by step."""
+        device = self._probs.device
+        state = torch.arange(block.states.start, block.states.stop, device=device)[:, None]
+        step = torch.arange(block.steps.start, block.steps.stop, device=device)
+        _, last_state, last_slot = (x[:, None, None] for x in self._dag.end)
+        if self._is_backward:
+            return self._is_alive & (step < last_slot) & (state - step <= last_state - last_slot)
+        return (step < last_slot) & (step < state) & (state <= last_state)
+
+    def _raise_refs(self, states: slice, slots: slice, log_ref_used: Tensor, log_peak: Tensor) -> None:
+        """Raise references to peaks far above them; probabilities so far follow, those of states from `log_ref_used`."""
+        log_ref = self._log_ref[..., slots].clone()
+        is_raised = log_peak > log_ref + _LARGEST_LOG_RISE
+        if not is_raised.any():
+            return
+        log_new_ref = log_peak.where(is_raised, log_ref)
+        self._log_ref[..., slots] = log_new_ref
+        self._probs[:, states, slots] *= (
+            (log_ref_used - _finite(log_new_ref)).exp_().where(log_new_ref > -math.inf, 1.0)
+        )
+        changed = (is_raised & (log_ref > -math.inf)).any(0)[0].nonzero()[:, 0].tolist()
+        if changed:
+            changed_slots = slice(slots.start + changed[0], slots.start + changed[-1] + 1)
+            solved = slice(states.stop, None) if self._is_backward else slice(0, states.start)
+            share = (log_ref - _finite(log_new_ref)).exp_()
+            self._probs[:, solved, changed_slots] *= share[..., changed[0] : changed[-1] + 1]
+
+    def _solve_in_log_space(self, block: _Block, rows: Tensor) -> Tensor:
+        """log of what arrives at a block in some sequences (rows, states, steps), whatever its range."""
+        after = self._slots_after(block.steps)
+        log_reach = self._log_reach(block, rows)
+        log_edge = block.log_edge[rows, :, block.among_others(block.states)]
+        log_emit = self._dag.log_emit[rows, block.states, after]
+        log_probs_RSI = self._log_probs[rows, block.states]
+        log_probs, log_sources = log_probs_RSI[..., after], log_probs_RSI[..., self._slots_before(block.steps)]
+        for i, later in self._in_order(block):
+            torch.maximum(log_reach[:, i] + log_emit[:, i], log_probs[:, i], out=log_probs[:, i])
+            sent = log_sources[:, i, None] + log_edge[:, later, i, None]
+            torch.logaddexp(log_reach[:, later], sent, out=log_reach[:, later])
         return log_reach
+
+    def _log_reach(self, block: _Block, rows: Tensor) -> Tensor:
+        """log of what has been carried to a block; doubtful sums are taken again, all edges at once."""
+        before = self._slots_before(block.steps)
+        sums, log_ref = self._sum(block, rows), self._log_ref[rows, :, before]
+        log_reach = sums.log().add_(_finite(log_ref))
+        is_doubtful = (sums < _LEAST_SUM) & (log_ref > -math.inf) & self._is_reachable(block)[rows]
+        if block.solved.start < block.solved.stop and is_doubtful.any():
+            log_edge = block.log_edge[rows, :, block.among_others(block.solved)].mT
+            _sum_again(log_reach, is_doubtful, self.log_probs()[rows, block.solved, before], log_edge)
+        return log_reach
+
+    def _slots_before(self, steps: slice) -> slice:
+        """The slots that steps of this sweep leave."""
+        return _after(steps) if self._is_backward else steps
+
+    def _slots_after(self, steps: slice) -> slice:
+        """The slots that steps of this sweep lead to."""
+        return steps if self._is_backward else _after(steps)
 
 
 def _after(steps: slice) -> slice:
@@ -303,23 +417,19 @@ def _after(steps: slice) -> slice:
     return slice(steps.start + 1, steps.stop + 1)
 
 
-def _schedule(first: int, stop: int, *, is_backward: bool = False) -> Iterator[tuple[int, int, int]]:
-    """Order of work: solve first..stop where middle = stop, else carry sums between first..middle and middle..stop."""
-    if stop - first <= _LEAF_STATES:
-        yield first, stop, stop
-        return
-    middle = (first + stop) // 2
-    low, high = (first, middle), (middle, stop)
-    yield from _schedule(*(high if is_backward else low), is_backward=is_backward)
-    yield first, middle, stop
-    yield from _schedule(*(low if is_backward else high), is_backward=is_backward)
+def _schedule(first: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Order of work: solve first..stop where middle = stop, else carry sums from first..middle to middle..stop."""
+    for begin in range(first, stop, _BLOCK_STATES):
+        end = min(begin + _BLOCK_STATES, stop)
+        yield first, begin, end
+        yield begin, end, end
 
 
 def _sum_again(log_reach: Tensor, is_doubtful: Tensor, log_source: Tensor, log_edge: Tensor) -> None:
     """Replace doubtful sums by log-sum-exps. Most of them are truly zero: no edge comes from a living state."""
     num_alive = (log_edge > -math.inf).float().mT @ (log_source > -math.inf).float()
     indices = (is_doubtful & (num_alive > 0)).nonzero()
-    for part in indices.split(max(1, _GATHER_ELEMENTS // log_source.shape[1])):
+    for part in indices.split(max(1, _GATHER_ELEMENTS // max(1, log_source.shape[1]))):
         row, state, slot = part.unbind(1)
         log_reach[row, state, slot] = (log_source[row, :, slot] + log_edge[row, :, state]).logsumexp(1)
 
