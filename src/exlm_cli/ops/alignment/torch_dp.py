@@ -1,18 +1,21 @@
 """The recursion of `reference` as matrix products in float64, with analytic gradients: the default without a build.
 
-The recursion runs over states, all targets at once. A range of states is split in halves: the first is solved, its sum
-over all edges into the second is one (states x states) (states x targets) product per sequence, the second is solved.
-Ranges of a few states are solved in log space. So exponentials cost O(S^2 + T S log S), not O(T S^2), every edge is
-exponentiated once a sweep and nothing runs T times. The backward pass is the same sweep from the other end; where it
-carries sums from one range to another, it also takes the posterior of the edges between them, one more product.
+The recursion runs over blocks of states, all targets at once. What a block gets over all edges from solved states is
+one (states x states) (states x targets) product per sequence; then its states are solved one after the other, each sent
+to the rest with a multiplication and an addition. So exponentials cost O(S^2 + T S), not O(T S^2), and nothing runs T
+times. The backward pass is the same sweep from the other end; solved blocks there get posteriors of all their edges by
+one more product.
 
-Sums are kept relative to `peak[i]`, the largest probability of slot i so far. Exponentials below e-708 are lost; a sum
-below `_LEAST_SUM` may miss them, and is taken again in log space. Where no edge is worse than e-460 none is, since the
-peak's own edge is in the sum. Edge posteriors are at most 1, so what they lose is below rounding unless a peak is e640
-likelier than all paths, for want of edges; those are taken again as well. Scores up to e200 keep these bounds.
+Probabilities of slot i are kept relative to `ref[i]`: within e200 below the largest of them so far, so that it changes
+seldom; a slot that a block is the first to reach has a guess until then. What is below e-708 is lost. A sum of at least
+`_LEAST_SUM` cannot miss it; one below may, unless no path leads there. A sequence with such a sum in a block, or with a
+probability above `_LARGEST_PROB`, has this block solved again in log space, from solved states too where their sums are
+doubtful. Where no edge is worse than e-460 these are not, since the peak's own edge is in the sum. Edge posteriors are
+at most 1, so what they lose is below rounding unless a peak is e640 likelier than all paths, for want of edges; those
+are taken again as well. Scores up to e200 keep these bounds.
 
 A state has emitted no more targets than there are states before it, and leaves no more than come after it; only these
-slots of a range are computed, three quarters of all at k = 4.
+slots of a block are computed, three quarters of all at k = 4.
 
 Axes: B sequences, T targets, S states, I = T + 2 slots, v and u the two ends of an edge; step i is an edge out of slot
 i. alpha[u, i] is the probability of reaching u with i targets emitted; slot 0 holds the start, and the end node emits
@@ -30,9 +33,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 _LEAST_SUM = 1e-200
+_LARGEST_PROB = 1e300
 _LARGEST_GAIN = 1e278
-_LARGEST_PEAK = 1e250
-_LARGEST_LOG_RISE = 400.0
+_LOG_RISE = 200.0  # of a peak above its reference, before this follows
 _BLOCK_STATES = 24
 _CHUNK_ELEMENTS = 1 << 23  # of (B, S, S) or (B, S, I) at a time, so that temporaries stay near the cache
 _GATHER_ELEMENTS = 1 << 21
@@ -163,25 +166,26 @@ class _Gradient(NamedTuple):
     grad_emit: Float[Tensor, "B T S"] | None
     grad_trans: Float[Tensor, "B S S"] | None
     log_alpha: Float64[Tensor, "B S I"]  # -inf at the end
-    nll: Float64[Tensor, " B"]
+    log_begin: Float64[Tensor, " B"]  # log beta of the end, -inf in a sequence without a path
     scale: Float64[Tensor, "B 1 1"]
 
 
 class _Block(NamedTuple):
-    """Some states that are solved together, and the edges they share with states solved before and with each other."""
+    """States that are solved together, with the edges that come to them in the order of the sweep."""
 
     states: slice
-    solved: slice  # those solved before that share a path with them
+    solved: slice  # earlier states that share paths with them
     steps: slice  # those by which the sweep comes to them
-    log_edge: Float[Tensor, "B states others"]  # others: `solved` and `states`, in the order of the DAG
+    log_edge: Float[Tensor, "B states others"]  # `others` are `solved` and `states`; of no meaning against the sweep
     edge: Float64[Tensor, "B states others"]
-    sums: Float64[Tensor, "B states steps"]  # over edges from `solved`, relative to the slots they come from
+    sums: Float64[Tensor, "B states steps"]  # over `edge`, relative to the slots they come from
 
     @property
     def others(self) -> slice:
         return slice(min(self.solved.start, self.states.start), max(self.solved.stop, self.states.stop))
 
-    def among_others(self, states: slice) -> slice:
+    def within_others(self, states: slice) -> slice:
+        """Where some of `others` are on the last axis of `edge`."""
         return slice(states.start - self.others.start, states.stop - self.others.start)
 
 
@@ -189,78 +193,73 @@ class _Sweep:
     """Solves all states in order, from the start (alpha) or, backwards and with a gradient to write, the end (beta)."""
 
     def __init__(self, dag: _Dag, gradient: _Gradient | None = None) -> None:
-        B, S, num_slots = dag.log_emit.shape
+        B, num_slots = len(dag.log_emit), dag.log_emit.shape[2]
         self._dag, self._gradient, self._is_backward = dag, gradient, gradient is not None
-        begin, log_begin = (dag.start, dag.log_emit.new_zeros(B)) if gradient is None else (dag.end, gradient.nll)
+        begin, log_begin = (dag.start, dag.log_emit.new_zeros(B)) if gradient is None else (dag.end, gradient.log_begin)
         row_B, _, slot_B = begin
+        self._is_alive: Bool[Tensor, "B 1 1"] = (log_begin != -math.inf)[:, None, None]
         self._log_ref = dag.log_emit.new_full((B, 1, num_slots), -math.inf)
         self._log_ref[row_B, 0, slot_B] = log_begin
         self._probs = torch.zeros_like(dag.log_emit)
-        self._probs[begin] = (log_begin != -math.inf).double()
-        self._is_alive: Bool[Tensor, "B 1 1"] = (log_begin != -math.inf)[:, None, None]
+        self._probs[begin] = self._is_alive[:, 0, 0].double()
         self._log_probs = torch.full_like(dag.log_emit, -math.inf)
         self._log_probs[begin] = log_begin
-        # where `_log_probs` is still to be taken from sums: states, slots, the sums and their reference
+        # what is still to be written to `_log_probs`: states, slots, sums and their reference
         self._unlogged: list[tuple[slice, slice, Tensor, Tensor]] = []
 
     def run(self) -> Self:
         """Solve every state."""
+        S = self._probs.shape[1]
         block = None
-        num_states = self._probs.shape[1]
-        for first, middle, stop in _schedule(0, num_states):
-            if middle == stop:
-                if block is not None:
-                    self._solve(block)
-            elif self._is_backward:
-                block = self._carry(
-                    slice(num_states - middle, num_states - first), slice(num_states - stop, num_states - middle)
-                )
-            else:
-                block = self._carry(slice(first, middle), slice(middle, stop))
+        for first, middle, stop in _schedule(0, S):
+            if middle < stop:
+                solved, states = slice(first, middle), slice(middle, stop)
+                if self._is_backward:
+                    solved, states = slice(S - middle, S - first), slice(S - stop, S - middle)
+                block = self._carry(solved, states)
+            elif block is not None:
+                self._solve(block)
         return self
 
     def log_probs(self) -> Tensor:
         """log alpha or log beta of all states solved so far (B, S, I)."""
         for states, slots, sums, log_ref in self._unlogged:
-            self._log(states, slots, sums.log().add_(log_ref))
+            self._write_log_probs(states, slots, sums.log().add_(log_ref))
         self._unlogged.clear()
         return self._log_probs
 
-    def _log(self, states: slice, slots: slice, log_reach: Tensor) -> None:
-        log_probs = self._log_probs[:, states, slots]
-        # where the sweep begins, the probability is there already
-        torch.maximum(log_reach + self._dag.log_emit[:, states, slots], log_probs, out=log_probs)
-
     def _carry(self, solved: slice, states: slice) -> _Block | None:
-        """Sum what solved states send to others; None where no path comes there."""
+        """Add up what solved states send to a block; None where no path comes there."""
         steps = self._dag.steps(states.start, states.stop - 1)
         if steps.start == steps.stop:
             return None
+        # solved states without a slot in common with these steps are zeros
         if self._is_backward:
-            solved = slice(solved.start, max(solved.start, min(solved.stop, steps.stop + self._dag.most_skipped + 1)))
+            stop = min(solved.stop, steps.stop + self._dag.most_skipped + 1)
+            solved = slice(solved.start, max(solved.start, stop))
             log_edge = self._dag.log_edges(states, slice(states.start, solved.stop))
-            edge = log_edge.to(torch.float64, copy=True).exp_()
         else:
             solved = slice(min(steps.start, solved.stop), solved.stop)
             log_edge = self._dag.log_edges(slice(solved.start, states.stop), states).mT
-            edge = log_edge.to(torch.float64, copy=True).exp_()
-        block = _Block(states, solved, steps, log_edge, edge, edge[:0])
-        return block._replace(sums=self._sum(block))
+        edge = log_edge.to(torch.float64, copy=True).exp_()
+        block = _Block(states, solved, steps, log_edge, edge, edge)
+        return block._replace(sums=self._sums_from_solved(block, slice(None)))
 
-    def _sum(self, block: _Block, rows: Tensor | slice = slice(None)) -> Tensor:
+    def _sums_from_solved(self, block: _Block, rows: Tensor | slice) -> Tensor:
         probs = self._probs[rows, block.solved, self._slots_before(block.steps)]
-        return block.edge[rows, :, block.among_others(block.solved)] @ probs
+        return block.edge[rows, :, block.within_others(block.solved)] @ probs
 
     def _solve(self, block: _Block) -> None:
-        """Solve a few states one after the other, each adding to those still to come."""
-        states, steps, sums = block.states, block.steps, block.sums
-        before, after = self._slots_before(steps), self._slots_after(steps)
+        """Solve the states of a block one after the other, each adding to the sums of those still to come."""
+        states, sums = block.states, block.sums
+        before, after = self._slots_before(block.steps), self._slots_after(block.steps)
         log_emit = self._dag.log_emit[:, states, after]
-        log_ref_before, log_ref_after = self._guess_refs(steps, log_emit)
-        emit = (log_emit + (log_ref_before - log_ref_after)).exp_()
-        edge = block.edge[:, :, block.among_others(states)]
+        log_ref, log_ref_after = self._guess_refs(block.steps, log_emit)
+        emit = (log_emit + (log_ref - log_ref_after)).exp_()
+        edge = block.edge[:, :, block.within_others(states)]
         sources, probs = self._probs[:, states, before], self._probs[:, states, after]
-        for i, later in self._in_order(block):
+        for i, later in self._in_order(states):
+            # where the sweep begins, the probability is there already
             probs[:, i].addcmul_(sums[:, i], emit[:, i])
             sums[:, later].addcmul_(sources[:, i, None], edge[:, later, i, None])
         peak = probs.amax(1, keepdim=True)
@@ -268,90 +267,89 @@ class _Sweep:
         rows = self._doubtful_rows(block, peak)
         if len(rows):
             log_reach_rows = self._solve_in_log_space(block, rows)
-            log_reach = sums.log().add_(log_ref_before)
+            log_reach = sums.log().add_(log_ref)
             log_reach[rows] = log_reach_rows
-            self._log(states, after, log_reach)
+            self._write_log_probs(states, after, log_reach)
             log_peak[rows] = self._log_probs[rows, states, after].amax(1, keepdim=True)
-            self._raise_refs(states, after, log_ref_after, log_peak)
-            log_ref = self._log_ref[rows, :, after]
-            self._probs[rows, states, after] = (self._log_probs[rows, states, after] - _finite(log_ref)).exp_()
         else:
-            self._unlogged.append((states, after, sums, log_ref_before))
-            self._raise_refs(states, after, log_ref_after, log_peak)
             log_reach = None
+            self._unlogged.append((states, after, sums, log_ref))
+        self._raise_refs(states, after, log_ref_after, log_peak)
+        if len(rows):
+            log_probs = self._log_probs[rows, states, after]
+            self._probs[rows, states, after] = (log_probs - _finite(self._log_ref[rows, :, after])).exp_()
         if self._gradient is not None:
-            self._write_posteriors(self._gradient, block, log_ref_before, rows, log_reach)
+            self._write_posteriors(self._gradient, block, log_ref, rows, log_reach)
 
-    def _in_order(self, block: _Block) -> Iterator[tuple[int, slice]]:
-        """Each state of a block and those after it in the order of the sweep."""
-        num_states = block.states.stop - block.states.start
+    def _write_log_probs(self, states: slice, slots: slice, log_reach: Tensor) -> None:
+        log_probs = self._log_probs[:, states, slots]
+        # as in `_solve`: the begin is not reached, but there
+        torch.maximum(log_reach + self._dag.log_emit[:, states, slots], log_probs, out=log_probs)
+
+    def _in_order(self, states: slice) -> Iterator[tuple[int, slice]]:
+        """Each state of a block and those that the sweep comes to after it."""
+        num_states = states.stop - states.start
         for i in range(num_states):
             yield (num_states - 1 - i, slice(0, num_states - 1 - i)) if self._is_backward else (i, slice(i + 1, None))
 
     def _write_posteriors(
         self, gradient: _Gradient, block: _Block, log_ref: Tensor, rows: Tensor, log_reach: Tensor | None
     ) -> None:
-        """Write posteriors of a block's emissions and of the edges that leave it."""
-        states, steps = block.states, block.steps
-        slots, others = self._slots_before(steps), block.others
-        log_source = gradient.log_alpha[:, states, steps]
-        gain = (log_source + self._log_ref[..., slots]).exp_()
-        # no good edge joins such a source to the peak, and the targets it leads to may be lost beside the peak
+        """Write posteriors of a block's emissions and of its edges.
+
+        `log_ref` is what its sums are relative to, `log_reach` their logarithm; without that no row is in doubt.
+        """
+        states, steps, others = block.states, block.steps, block.others
+        before = self._slots_before(steps)
+        log_source, log_new_ref = gradient.log_alpha[:, states, steps], self._log_ref[..., before]
+        gain = (log_source + log_new_ref).exp_()
+        # no good edge joins such a source to the peak, and what it leads to may be lost beside the peak
         is_extreme = gain.amax((1, 2)) > _LARGEST_GAIN
         extreme = is_extreme.nonzero()[:, 0]
         gain *= gradient.scale
         if gradient.grad_trans is not None:
-            grad = gradient.grad_trans[:, states, others]
-            grad.copy_((gain @ self._probs[:, others, slots].mT).mul_(block.edge))
+            grad_trans = gradient.grad_trans[:, states, others]
+            grad_trans.copy_((gain @ self._probs[:, others, before].mT).mul_(block.edge))
             for row in extreme.tolist():
-                log_probs = self.log_probs()[row, others, slots]
+                log_probs = self.log_probs()[row, others, before]
                 for v, log_source_I in enumerate(log_source[row]):
-                    grad[row, v] = (
-                        (log_source_I + log_probs).logsumexp(1) + block.log_edge[row, v]
-                    ).exp() * gradient.scale[row, 0]
-            grad[:, :, block.among_others(states)].triu_(1)
+                    posterior = ((log_source_I + log_probs).logsumexp(1) + block.log_edge[row, v]).exp()
+                    grad_trans[row, v] = posterior * gradient.scale[row, 0]
+            grad_trans[:, :, block.within_others(states)].triu_(1)
         if gradient.grad_emit is not None:
-            first = max(1, steps.start)
-            log_new_ref = self._log_ref[..., slots]
             change = (log_ref - log_new_ref).exp_().masked_fill_(log_new_ref == -math.inf, 0.0)
-            posterior = gain.mul_(change).mul_(block.sums)
+            posterior = (block.sums * change).mul_(gain)
             if log_reach is not None or len(extreme):
-                if log_reach is None:
-                    log_reach = block.sums.log() + log_ref
-                is_extreme[rows] = True
-                rows = is_extreme.nonzero()[:, 0]
+                log_reach = block.sums.log() + log_ref if log_reach is None else log_reach
+                rows = torch.cat([rows, extreme])
                 posterior[rows] = (log_source[rows] + log_reach[rows]).exp_() * gradient.scale[rows]
-            # slot 0 has no target
+            first = max(1, steps.start)  # slot 0 has no target
             gradient.grad_emit[:, first - 1 : steps.stop - 1, states] = posterior[:, :, first - steps.start :].mT
 
     def _guess_refs(self, steps: slice, log_emit: Tensor) -> tuple[Tensor, Tensor]:
-        """References of the slots before and after steps; of those not reached yet, what emissions suggest."""
-        log_ref = self._log_ref[..., steps.start : steps.stop + 1].clone()
+        """References of the slots before and after steps; a slot that is new gets what one emission more would cost."""
+        log_ref = self._log_ref[..., steps.start : steps.stop + 1]
+        log_ref = log_ref.flip(-1) if self._is_backward else log_ref.clone()
         is_new = log_ref == -math.inf
         if is_new.any():
+            # any state would do, but the first and the last of all have no emissions
+            typical = _finite(log_emit[:, log_emit.shape[1] // 2, None])
             known = log_ref.masked_fill(is_new, 0.0)
-            mean = _finite(log_emit).mean(1, keepdim=True)
-            change = known.clone()
-            if self._is_backward:
-                change[..., :-1] -= known[..., 1:]
-                change[..., :-1] = mean.where(is_new[..., :-1], change[..., :-1])
-                guess = change.flip(-1).cumsum(-1).flip(-1)
-            else:
-                change[..., 1:] -= known[..., :-1]
-                change[..., 1:] = mean.where(is_new[..., 1:], change[..., 1:])
-                guess = change.cumsum(-1)
+            change = known.diff().where(~is_new[..., 1:], typical.flip(-1) if self._is_backward else typical)
+            guess = torch.cat([known[..., :1], change], dim=-1).cumsum(-1)
             log_ref = guess.where(is_new, log_ref)
-        return (log_ref[..., 1:], log_ref[..., :-1]) if self._is_backward else (log_ref[..., :-1], log_ref[..., 1:])
+        before, after = log_ref[..., :-1], log_ref[..., 1:]
+        return (before.flip(-1), after.flip(-1)) if self._is_backward else (before, after)
 
     def _doubtful_rows(self, block: _Block, peak: Tensor) -> Tensor:
-        """Sequences whose sums in a block may have lost something, or are too large."""
-        is_doubtful = ~(peak.amax((1, 2)) < _LARGEST_PEAK)
+        """Sequences with a sum of the block that may lack something, or a probability that is too large or NaN."""
+        is_doubtful = ~(peak.amax((1, 2)) < _LARGEST_PROB)
         if bool(block.sums.amin() < _LEAST_SUM):
             is_doubtful |= ((block.sums < _LEAST_SUM) & self._is_reachable(block)).any(2).any(1)
         return is_doubtful.nonzero()[:, 0]
 
-    def _is_reachable(self, block: _Block) -> Tensor:
-        """Whether there are states enough for the targets between where the sweep begins and a block, by step."""
+    def _is_reachable(self, block: _Block) -> Bool[Tensor, "B states steps"]:
+        """Whether there are states enough for the targets between where the sweep begins and the block."""
         device = self._probs.device
         state = torch.arange(block.states.start, block.states.stop, device=device)[:, None]
         step = torch.arange(block.steps.start, block.steps.stop, device=device)
@@ -361,47 +359,44 @@ class _Sweep:
         return (step < last_slot) & (step < state) & (state <= last_state)
 
     def _raise_refs(self, states: slice, slots: slice, log_ref_used: Tensor, log_peak: Tensor) -> None:
-        """Raise references to peaks far above them; probabilities so far follow, those of states from `log_ref_used`."""
+        """Let references follow the peaks of a block, whose own are `log_ref_used`, and what is relative to them."""
         log_ref = self._log_ref[..., slots].clone()
-        is_raised = log_peak > log_ref + _LARGEST_LOG_RISE
+        is_raised = log_peak > log_ref + _LOG_RISE
         if not is_raised.any():
             return
         log_new_ref = log_peak.where(is_raised, log_ref)
         self._log_ref[..., slots] = log_new_ref
-        self._probs[:, states, slots] *= (
-            (log_ref_used - _finite(log_new_ref)).exp_().where(log_new_ref > -math.inf, 1.0)
-        )
+        self._probs[:, states, slots] *= (log_ref_used - log_new_ref).exp_().where(log_new_ref > -math.inf, 1.0)
         changed = (is_raised & (log_ref > -math.inf)).any(0)[0].nonzero()[:, 0].tolist()
         if changed:
-            changed_slots = slice(slots.start + changed[0], slots.start + changed[-1] + 1)
             solved = slice(states.stop, None) if self._is_backward else slice(0, states.start)
-            share = (log_ref - _finite(log_new_ref)).exp_()
-            self._probs[:, solved, changed_slots] *= share[..., changed[0] : changed[-1] + 1]
+            share = (log_ref - _finite(log_new_ref)).exp_()[..., changed[0] : changed[-1] + 1]
+            self._probs[:, solved, slots.start + changed[0] : slots.start + changed[-1] + 1] *= share
 
-    def _solve_in_log_space(self, block: _Block, rows: Tensor) -> Tensor:
-        """log of what arrives at a block in some sequences (rows, states, steps), whatever its range."""
-        after = self._slots_after(block.steps)
-        log_reach = self._log_reach(block, rows)
-        log_edge = block.log_edge[rows, :, block.among_others(block.states)]
-        log_emit = self._dag.log_emit[rows, block.states, after]
-        log_probs_RSI = self._log_probs[rows, block.states]
-        log_probs, log_sources = log_probs_RSI[..., after], log_probs_RSI[..., self._slots_before(block.steps)]
-        for i, later in self._in_order(block):
+    def _solve_in_log_space(self, block: _Block, rows: Tensor) -> Float64[Tensor, "rows states steps"]:
+        """log of what arrives at a block in some sequences, whatever its range."""
+        states, before, after = block.states, self._slots_before(block.steps), self._slots_after(block.steps)
+        log_reach = self._log_sums_from_solved(block, rows)
+        log_edge = block.log_edge[rows, :, block.within_others(states)]
+        log_emit = self._dag.log_emit[rows, states, after]
+        log_probs_RSI = self._log_probs[rows, states]
+        log_probs, log_sources = log_probs_RSI[..., after], log_probs_RSI[..., before]
+        for i, later in self._in_order(states):
             torch.maximum(log_reach[:, i] + log_emit[:, i], log_probs[:, i], out=log_probs[:, i])
             sent = log_sources[:, i, None] + log_edge[:, later, i, None]
             torch.logaddexp(log_reach[:, later], sent, out=log_reach[:, later])
         return log_reach
 
-    def _log_reach(self, block: _Block, rows: Tensor) -> Tensor:
+    def _log_sums_from_solved(self, block: _Block, rows: Tensor) -> Float64[Tensor, "rows states steps"]:
         """log of what has been carried to a block; doubtful sums are taken again, all edges at once."""
         before = self._slots_before(block.steps)
-        sums, log_ref = self._sum(block, rows), self._log_ref[rows, :, before]
-        log_reach = sums.log().add_(_finite(log_ref))
+        sums, log_ref = self._sums_from_solved(block, rows), self._log_ref[rows, :, before]
+        log_sums = sums.log().add_(_finite(log_ref))
         is_doubtful = (sums < _LEAST_SUM) & (log_ref > -math.inf) & self._is_reachable(block)[rows]
         if block.solved.start < block.solved.stop and is_doubtful.any():
-            log_edge = block.log_edge[rows, :, block.among_others(block.solved)].mT
-            _sum_again(log_reach, is_doubtful, self.log_probs()[rows, block.solved, before], log_edge)
-        return log_reach
+            log_edge = block.log_edge[rows, :, block.within_others(block.solved)].mT
+            _sum_again(log_sums, is_doubtful, self.log_probs()[rows, block.solved, before], log_edge)
+        return log_sums
 
     def _slots_before(self, steps: slice) -> slice:
         """The slots that steps of this sweep leave."""
@@ -429,7 +424,7 @@ def _sum_again(log_reach: Tensor, is_doubtful: Tensor, log_source: Tensor, log_e
     """Replace doubtful sums by log-sum-exps. Most of them are truly zero: no edge comes from a living state."""
     num_alive = (log_edge > -math.inf).float().mT @ (log_source > -math.inf).float()
     indices = (is_doubtful & (num_alive > 0)).nonzero()
-    for part in indices.split(max(1, _GATHER_ELEMENTS // max(1, log_source.shape[1]))):
+    for part in indices.split(max(1, _GATHER_ELEMENTS // log_source.shape[1])):
         row, state, slot = part.unbind(1)
         log_reach[row, state, slot] = (log_source[row, :, slot] + log_edge[row, :, state]).logsumexp(1)
 
