@@ -36,8 +36,8 @@ _LEAST_SUM = 1e-200
 _LARGEST_PROB = 1e300
 _LARGEST_GAIN = 1e278
 _LOG_RISE = 200.0  # of a peak above its reference, before this follows
-_BLOCK_STATES = 24
-_CHUNK_ELEMENTS = 1 << 23  # of (B, S, S) or (B, S, I) at a time, so that temporaries stay near the cache
+_LEAST_BLOCK_STATES, _MOST_BLOCK_STATES = 24, 48
+_CHUNK_ELEMENTS = 1 << 23  # of (B, S, I) or of the edges of a block at a time, so that temporaries stay near the cache
 _GATHER_ELEMENTS = 1 << 21
 
 
@@ -119,7 +119,7 @@ class _Dag(NamedTuple):
 
 def _chunks(log_emit: Tensor) -> Iterator[slice]:
     B, T, S = log_emit.shape
-    num_rows = max(1, _CHUNK_ELEMENTS // (S * max(S, T + 2)))
+    num_rows = max(1, _CHUNK_ELEMENTS // (S * max(_MOST_BLOCK_STATES, T + 2)))
     for row in range(0, B, num_rows):
         yield slice(row, row + num_rows)
 
@@ -254,7 +254,7 @@ class _Sweep:
         states, sums = block.states, block.sums
         before, after = self._slots_before(block.steps), self._slots_after(block.steps)
         log_emit = self._dag.log_emit[:, states, after]
-        log_ref, log_ref_after = self._guess_refs(block.steps, log_emit)
+        log_ref, log_ref_after = self._guess_refs(block, log_emit)
         emit = (log_emit + (log_ref - log_ref_after)).exp_()
         edge = block.edge[:, :, block.within_others(states)]
         sources, probs = self._probs[:, states, before], self._probs[:, states, after]
@@ -303,9 +303,11 @@ class _Sweep:
         before = self._slots_before(steps)
         log_source, log_new_ref = gradient.log_alpha[:, states, steps], self._log_ref[..., before]
         gain = (log_source + log_new_ref).exp_()
-        # no good edge joins such a source to the peak, and what it leads to may be lost beside the peak
-        is_extreme = gain.amax((1, 2)) > _LARGEST_GAIN
-        extreme = is_extreme.nonzero()[:, 0]
+        extreme = rows[:0]
+        if bool(gain.amax() > _LARGEST_GAIN):
+            gain.masked_fill_(~self._is_reachable(block), 0.0)
+            # no good edge joins such a source to the peak, and what it leads to may be lost beside the peak
+            extreme = (gain.amax((1, 2)) > _LARGEST_GAIN).nonzero()[:, 0]
         gain *= gradient.scale
         if gradient.grad_trans is not None:
             grad_trans = gradient.grad_trans[:, states, others]
@@ -326,14 +328,16 @@ class _Sweep:
             first = max(1, steps.start)  # slot 0 has no target
             gradient.grad_emit[:, first - 1 : steps.stop - 1, states] = posterior[:, :, first - steps.start :].mT
 
-    def _guess_refs(self, steps: slice, log_emit: Tensor) -> tuple[Tensor, Tensor]:
+    def _guess_refs(self, block: _Block, log_emit: Tensor) -> tuple[Tensor, Tensor]:
         """References of the slots before and after steps; a slot that is new gets what one emission more would cost."""
-        log_ref = self._log_ref[..., steps.start : steps.stop + 1]
+        log_ref = self._log_ref[..., block.steps.start : block.steps.stop + 1]
         log_ref = log_ref.flip(-1) if self._is_backward else log_ref.clone()
         is_new = log_ref == -math.inf
         if is_new.any():
-            # any state would do, but the first and the last of all have no emissions
-            typical = _finite(log_emit[:, log_emit.shape[1] // 2, None])
+            # any state would do, but the first, the last and those after it have no emissions
+            row, last_state, _ = self._dag.end
+            state = (last_state - 1 - block.states.start).clamp(min=0, max=log_emit.shape[1] // 2)
+            typical = _finite(log_emit[row, state, None])
             known = log_ref.masked_fill(is_new, 0.0)
             change = known.diff().where(~is_new[..., 1:], typical.flip(-1) if self._is_backward else typical)
             guess = torch.cat([known[..., :1], change], dim=-1).cumsum(-1)
@@ -414,8 +418,10 @@ def _after(steps: slice) -> slice:
 
 def _schedule(first: int, stop: int) -> Iterator[tuple[int, int, int]]:
     """Order of work: solve first..stop where middle = stop, else carry sums from first..middle to middle..stop."""
-    for begin in range(first, stop, _BLOCK_STATES):
-        end = min(begin + _BLOCK_STATES, stop)
+    # the larger a block, the better its products run, and the more additions solve it
+    num_states = min(max(_LEAST_BLOCK_STATES, math.isqrt(stop - first)), _MOST_BLOCK_STATES)
+    for begin in range(first, stop, num_states):
+        end = min(begin + num_states, stop)
         yield first, begin, end
         yield begin, end, end
 
