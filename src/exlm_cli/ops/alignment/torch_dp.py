@@ -264,7 +264,7 @@ class _Sweep:
             sums[:, later].addcmul_(sources[:, i, None], edge[:, later, i, None])
         peak = probs.amax(1, keepdim=True)
         log_peak = peak.log().add_(log_ref_after)
-        rows = self._doubtful_rows(block, peak)
+        rows = self._doubtful_rows(block, peak, log_emit)
         if len(rows):
             log_reach_rows = self._solve_in_log_space(block, rows)
             log_reach = sums.log().add_(log_ref)
@@ -304,7 +304,7 @@ class _Sweep:
         log_source, log_new_ref = gradient.log_alpha[:, states, steps], self._log_ref[..., before]
         gain = (log_source + log_new_ref).exp_()
         extreme = rows[:0]
-        if bool(gain.amax() > _LARGEST_GAIN):
+        if not bool(gain.amax() <= _LARGEST_GAIN):
             gain.masked_fill_(~self._is_reachable(block), 0.0)
             # no good edge joins such a source to the peak, and what it leads to may be lost beside the peak
             extreme = (gain.amax((1, 2)) > _LARGEST_GAIN).nonzero()[:, 0]
@@ -345,11 +345,18 @@ class _Sweep:
         before, after = log_ref[..., :-1], log_ref[..., 1:]
         return (before.flip(-1), after.flip(-1)) if self._is_backward else (before, after)
 
-    def _doubtful_rows(self, block: _Block, peak: Tensor) -> Tensor:
+    def _doubtful_rows(self, block: _Block, peak: Tensor, log_emit: Tensor) -> Tensor:
         """Sequences with a sum of the block that may lack something, or a probability that is too large or NaN."""
         is_doubtful = ~(peak.amax((1, 2)) < _LARGEST_PROB)
-        if bool(block.sums.amin() < _LEAST_SUM):
+        if not bool(block.sums.amin() >= _LEAST_SUM):  # NaN in one sequence hides nothing in another
             is_doubtful |= ((block.sums < _LEAST_SUM) & self._is_reachable(block)).any(2).any(1)
+        # a slot whose guess was far too high would pass for one that has not been reached
+        slots = self._slots_after(block.steps)
+        slot = torch.arange(slots.start, slots.stop, device=peak.device)
+        is_inner = (slot > 0) & (slot < self._dag.end[2][:, None, None])
+        is_lost = is_inner & (self._log_ref[..., slots] == -math.inf) & (peak < _LEAST_SUM)
+        if is_lost.any():
+            is_doubtful |= (is_lost & self._is_reachable(block) & (log_emit > -math.inf)).any(2).any(1)
         return is_doubtful.nonzero()[:, 0]
 
     def _is_reachable(self, block: _Block) -> Bool[Tensor, "B states steps"]:
