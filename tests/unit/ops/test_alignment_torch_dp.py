@@ -178,3 +178,27 @@ def test_the_schedule_sends_every_edge_once_and_after_its_source_is_solved(num_s
             assert not is_solved[middle:stop].any()
             sent[first:middle, middle:stop] += 1
     assert sent.equal(torch.ones_like(sent).triu(1))
+
+
+@pytest.mark.parametrize("seed", [139, 406, 517, 558, 610, 686])
+@pytest.mark.parametrize("emission_std", [5.0, 300.0])
+def test_scores_beyond_every_range_equal_the_truth_beside_each_other(seed: int, emission_std: float) -> None:
+    # sums that overflow to NaN in one sequence and are lost in the next, and gains that reach the largest float64
+    for missing, one_hot in ((0.0, True), (0.3, False)):
+        dag = nasty_dags.make(
+            num_sequences=5,
+            num_targets=11,
+            num_states=60,
+            emission_std=emission_std,
+            missing_edges=missing,
+            missing_emissions=missing,
+            one_hot=one_hot,
+            dtype=torch.float64,
+            seed=seed,
+        )
+        truth = nasty_dags.truth(dag)
+        inputs = tuple(x.requires_grad_() for x in dag[:2])
+        nll = states_alignment_nll(*inputs, *dag[2:], backend="torch")
+        actual = torch.autograd.grad(nll[nll.isfinite()].sum(), inputs)
+        torch.testing.assert_close(nll.detach(), truth.nll, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(actual, (truth.grad_emit, truth.grad_trans), rtol=1e-9, atol=1e-9)

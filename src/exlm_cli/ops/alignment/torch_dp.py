@@ -11,7 +11,7 @@ seldom; a slot that a block is the first to reach has a guess until then. What i
 `_LEAST_SUM` cannot miss it; one below may, unless no path leads there. A sequence with such a sum in a block, or with a
 probability above `_LARGEST_PROB`, has this block solved again in log space, from solved states too where their sums are
 doubtful. Where no edge is worse than e-460 these are not, since the peak's own edge is in the sum. Edge posteriors are
-at most 1, so what they lose is below rounding unless a peak is e640 likelier than all paths, for want of edges; those
+at most 1, so what they lose is below rounding unless a reference is e437 likelier than all paths, for want of edges; those
 are taken again as well. Scores up to e200 keep these bounds.
 
 A state has emitted no more targets than there are states before it, and leaves no more than come after it; only these
@@ -34,7 +34,7 @@ from torch.autograd.function import once_differentiable
 
 _LEAST_SUM = 1e-200
 _LARGEST_PROB = 1e300
-_LARGEST_GAIN = 1e278
+_LARGEST_GAIN = 1e190  # times e200, which a probability can have, it is still finite
 _LOG_RISE = 200.0  # of a peak above its reference, before this follows
 _LEAST_BLOCK_STATES, _MOST_BLOCK_STATES = 24, 48
 _CHUNK_ELEMENTS = 1 << 23  # of (B, S, I) or of the edges of a block at a time, so that temporaries stay near the cache
