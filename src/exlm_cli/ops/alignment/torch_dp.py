@@ -11,8 +11,8 @@ seldom; a slot that a block is the first to reach has a guess until then. What i
 `_LEAST_SUM` cannot miss it; one below may, unless no path leads there. A sequence with such a sum in a block, or with a
 probability above `_LARGEST_PROB`, has this block solved again in log space, from solved states too where their sums are
 doubtful. Where no edge is worse than e-460 these are not, since the peak's own edge is in the sum. Edge posteriors are
-at most 1, so what they lose is below rounding unless a reference is e437 likelier than all paths, for want of edges; those
-are taken again as well. Scores up to e200 keep these bounds.
+at most 1, so what they lose is below rounding unless a reference is e437 likelier than all paths, for want of edges;
+those are taken again as well. Scores up to e200 keep these bounds.
 
 A state has emitted no more targets than there are states before it, and leaves no more than come after it; only these
 slots of a block are computed, three quarters of all at k = 4.
@@ -347,9 +347,12 @@ class _Sweep:
 
     def _doubtful_rows(self, block: _Block, peak: Tensor, log_emit: Tensor) -> Tensor:
         """Sequences with a sum of the block that may lack something, or a probability that is too large or NaN."""
-        is_doubtful = ~(peak.amax((1, 2)) < _LARGEST_PROB)
-        if not bool(block.sums.amin() >= _LEAST_SUM):  # NaN in one sequence hides nothing in another
-            is_doubtful |= ((block.sums < _LEAST_SUM) & self._is_reachable(block)).any(2).any(1)
+        highest = peak.amax((1, 2))[:, None, None]
+        is_doubtful = ~(highest < _LARGEST_PROB)[:, 0, 0]
+        # an edge that is lost may come from a state of the block above its reference
+        is_small = block.sums < _LEAST_SUM * highest.clamp(min=1.0)
+        if is_small.any():
+            is_doubtful |= (is_small & self._is_reachable(block)).any(2).any(1)
         # a slot whose guess was far too high would pass for one that has not been reached
         slots = self._slots_after(block.steps)
         slot = torch.arange(slots.start, slots.stop, device=peak.device)
