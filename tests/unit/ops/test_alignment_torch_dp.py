@@ -10,6 +10,7 @@ import torch
 
 from exlm_cli.ops.alignment import alignment_edge_posterior, best_alignment, states_alignment_nll, torch_dp
 from tests.conftest import Dag, MakeDag
+from tests.unit.ops import nasty_dags
 
 
 @pytest.fixture
@@ -26,6 +27,20 @@ def sums_taken_again(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
+@pytest.fixture
+def rows_in_log_space(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Sequences of which a block was solved in log space."""
+    sequences: set[int] = set()
+    solve_in_log_space = torch_dp._Sweep._solve_in_log_space
+
+    def note(sweep: torch_dp._Sweep, block: torch_dp._Block, rows: torch.Tensor) -> torch.Tensor:
+        sequences.update(rows.tolist())
+        return solve_in_log_space(sweep, block, rows)
+
+    monkeypatch.setattr(torch_dp._Sweep, "_solve_in_log_space", note)
+    return sequences
+
+
 def gradients(dag: Dag, backend: str) -> tuple[torch.Tensor, ...]:
     inputs = tuple(x.double().requires_grad_() for x in dag[:2])
     nll = states_alignment_nll(*inputs, *dag[2:], backend=backend)
@@ -34,6 +49,58 @@ def gradients(dag: Dag, backend: str) -> tuple[torch.Tensor, ...]:
 
 def assert_equals_reference(dag: Dag) -> None:
     torch.testing.assert_close(gradients(dag, "torch"), gradients(dag, "reference"), rtol=1e-10, atol=1e-10)
+
+
+def assert_equals_truth(dag: Dag) -> None:
+    truth = nasty_dags.truth(nasty_dags.Dag(*dag))
+    torch.testing.assert_close(gradients(dag, "torch"), truth[:3], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("emission_std", [1.0, 10.0])
+@pytest.mark.parametrize("slope", [-0.7, 0.0, 0.7])
+def test_probabilities_that_rise_from_block_to_block_need_no_logarithms(
+    slope: float, emission_std: float, make_dag: MakeDag, rows_in_log_space: set[int]
+) -> None:
+    # a path of 12 targets gains up to e200 a block of 24 states, in one of the two directions
+    dag = make_dag(12, 200, num_sequences=3, emission_std=emission_std)
+    dag.log_emit.add_(slope * torch.arange(200))
+    dag = dag._replace(target_lengths=torch.tensor([12, 7, 1]), state_lengths=torch.tensor([200, 90, 30]))
+    assert_equals_truth(dag)
+    assert not rows_in_log_space
+
+
+@pytest.mark.parametrize("slope", [-50.0, 50.0])
+def test_a_block_beyond_the_range_of_float64_is_solved_in_log_space(
+    slope: float, make_dag: MakeDag, rows_in_log_space: set[int]
+) -> None:
+    dag = make_dag(12, 80, num_sequences=3)
+    dag.log_emit[1].add_(slope * torch.arange(80))
+    assert_equals_truth(dag)
+    assert rows_in_log_space == {1}
+
+
+def test_a_sum_that_is_lost_among_the_states_of_a_block_is_taken_in_log_space(
+    make_dag: MakeDag, rows_in_log_space: set[int]
+) -> None:
+    # only states 1..9 lead to 10..19, and beside these they have next to no probability
+    dag = make_dag(3, 22, num_sequences=2)
+    dag.log_trans[1, 0, 1:10] = -900.0
+    dag.log_trans[1, 10:20, 20:21] = -math.inf
+    dag.log_trans[1, 1:10, 21] = -math.inf
+    assert_equals_truth(dag)
+    assert rows_in_log_space == {1}
+
+
+def test_a_sequence_solved_in_log_space_changes_no_bit_of_another(
+    make_dag: MakeDag, rows_in_log_space: set[int]
+) -> None:
+    alone = gradients(make_dag(12, 80, num_sequences=3), "torch")
+    assert not rows_in_log_space
+    dag = make_dag(12, 80, num_sequences=3)
+    dag.log_emit[1].add_(50.0 * torch.arange(80))
+    beside = gradients(dag, "torch")
+    assert rows_in_log_space == {1}
+    assert all(a[::2].equal(b[::2]) for a, b in zip(alone, beside, strict=True))
 
 
 @pytest.mark.parametrize("emission_std", [1.0, 30.0, 1000.0])
@@ -111,3 +178,27 @@ def test_the_schedule_sends_every_edge_once_and_after_its_source_is_solved(num_s
             assert not is_solved[middle:stop].any()
             sent[first:middle, middle:stop] += 1
     assert sent.equal(torch.ones_like(sent).triu(1))
+
+
+@pytest.mark.parametrize("seed", [139, 406, 517, 558, 610, 686])
+@pytest.mark.parametrize("emission_std", [5.0, 300.0])
+def test_scores_beyond_every_range_equal_the_truth_beside_each_other(seed: int, emission_std: float) -> None:
+    # sums that overflow to NaN in one sequence and are lost in the next, and gains that reach the largest float64
+    for missing, one_hot in ((0.0, True), (0.3, False)):
+        dag = nasty_dags.make(
+            num_sequences=5,
+            num_targets=11,
+            num_states=60,
+            emission_std=emission_std,
+            missing_edges=missing,
+            missing_emissions=missing,
+            one_hot=one_hot,
+            dtype=torch.float64,
+            seed=seed,
+        )
+        truth = nasty_dags.truth(dag)
+        inputs = tuple(x.requires_grad_() for x in dag[:2])
+        nll = states_alignment_nll(*inputs, *dag[2:], backend="torch")
+        actual = torch.autograd.grad(nll[nll.isfinite()].sum(), inputs)
+        torch.testing.assert_close(nll.detach(), truth.nll, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(actual, (truth.grad_emit, truth.grad_trans), rtol=1e-9, atol=1e-9)

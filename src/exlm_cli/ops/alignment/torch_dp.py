@@ -1,18 +1,21 @@
 """The recursion of `reference` as matrix products in float64, with analytic gradients: the default without a build.
 
-The recursion runs over states, all targets at once. A range of states is split in halves: the first is solved, its sum
-over all edges into the second is one (states x states) (states x targets) product per sequence, the second is solved.
-Ranges of a few states are solved in log space. So exponentials cost O(S^2 + T S log S), not O(T S^2), every edge is
-exponentiated once a sweep and nothing runs T times. The backward pass is the same sweep from the other end; where it
-carries sums from one range to another, it also takes the posterior of the edges between them, one more product.
+The recursion runs over blocks of states, all targets at once. What a block gets over all edges from solved states is
+one (states x states) (states x targets) product per sequence; then its states are solved one after the other, each sent
+to the rest with a multiplication and an addition. So exponentials cost O(S^2 + T S), not O(T S^2), and nothing runs T
+times. The backward pass is the same sweep from the other end; solved blocks there get posteriors of all their edges by
+one more product.
 
-Sums are kept relative to `peak[i]`, the largest probability of slot i so far. Exponentials below e-708 are lost; a sum
-below `_LEAST_SUM` may miss them, and is taken again in log space. Where no edge is worse than e-460 none is, since the
-peak's own edge is in the sum. Edge posteriors are at most 1, so what they lose is below rounding unless a peak is e640
-likelier than all paths, for want of edges; those are taken again as well. Scores up to e200 keep these bounds.
+Probabilities of slot i are kept relative to `ref[i]`: within e200 below the largest of them so far, so that it changes
+seldom; a slot that a block is the first to reach has a guess until then. What is below e-708 is lost. A sum of at least
+`_LEAST_SUM` cannot miss it; one below may, unless no path leads there. A sequence with such a sum in a block, or with a
+probability above `_LARGEST_PROB`, has this block solved again in log space, from solved states too where their sums are
+doubtful. Where no edge is worse than e-460 these are not, since the peak's own edge is in the sum. Edge posteriors are
+at most 1, so what they lose is below rounding unless a reference is e437 likelier than all paths, for want of edges;
+those are taken again as well. Scores up to e200 keep these bounds.
 
 A state has emitted no more targets than there are states before it, and leaves no more than come after it; only these
-slots of a range are computed, three quarters of all at k = 4.
+slots of a block are computed, three quarters of all at k = 4.
 
 Axes: B sequences, T targets, S states, I = T + 2 slots, v and u the two ends of an edge; step i is an edge out of slot
 i. alpha[u, i] is the probability of reaching u with i targets emitted; slot 0 holds the start, and the end node emits
@@ -30,9 +33,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 _LEAST_SUM = 1e-200
-_LARGEST_LOG = 640.0
-_LEAF_STATES = 10
-_CHUNK_ELEMENTS = 1 << 23  # of (B, S, S) or (B, S, I) at a time, so that temporaries stay near the cache
+_LARGEST_PROB = 1e300
+_LARGEST_GAIN = 1e190  # times e200, which a probability can have, it is still finite
+_LOG_RISE = 200.0  # of a peak above its reference, before this follows
+_LEAST_BLOCK_STATES, _MOST_BLOCK_STATES = 24, 48
+_CHUNK_ELEMENTS = 1 << 23  # of (B, S, I) or of the edges of a block at a time, so that temporaries stay near the cache
 _GATHER_ELEMENTS = 1 << 21
 
 
@@ -58,7 +63,7 @@ class _StatesAlignmentNll(torch.autograd.Function):
         most_skipped = _most_skipped(target_lengths, state_lengths)
         for rows in _chunks(log_emit):
             dag = _read(log_emit[rows], log_trans[rows], target_lengths[rows], state_lengths[rows], most_skipped)
-            log_alpha = _Sweep(dag).run().log_probs
+            log_alpha = _Sweep(dag).run().log_probs()
             nll[rows] = -log_alpha[dag.end]
             if any(ctx.needs_input_grad):
                 log_alpha[dag.end] = -math.inf  # the end has a slot, but no target
@@ -80,8 +85,7 @@ class _StatesAlignmentNll(torch.autograd.Function):
                 None if grad_emit is None else grad_emit[rows],
                 None if grad_trans is None else grad_trans[rows],
                 log_alpha,
-                # nothing is alive in a sequence without a path, whatever it is divided by
-                nll[rows].masked_fill(nll[rows] == math.inf, 0.0),
+                nll[rows].masked_fill(nll[rows] == math.inf, -math.inf),
                 -grad_nll[rows, None, None].double(),
             )
             _Sweep(dag, gradient).run()
@@ -115,7 +119,7 @@ class _Dag(NamedTuple):
 
 def _chunks(log_emit: Tensor) -> Iterator[slice]:
     B, T, S = log_emit.shape
-    num_rows = max(1, _CHUNK_ELEMENTS // (S * max(S, T + 2)))
+    num_rows = max(1, _CHUNK_ELEMENTS // (S * max(_MOST_BLOCK_STATES, T + 2)))
     for row in range(0, B, num_rows):
         yield slice(row, row + num_rows)
 
@@ -162,140 +166,259 @@ class _Gradient(NamedTuple):
     grad_emit: Float[Tensor, "B T S"] | None
     grad_trans: Float[Tensor, "B S S"] | None
     log_alpha: Float64[Tensor, "B S I"]  # -inf at the end
-    nll: Float64[Tensor, " B"]
+    log_begin: Float64[Tensor, " B"]  # log beta of the end, -inf in a sequence without a path
     scale: Float64[Tensor, "B 1 1"]
 
-    def write_states(self, states: slice, steps: slice, log_reach: Tensor) -> None:
-        """Posterior of emissions, from what follows states at each of the steps; slot 0 has no target."""
-        if self.grad_emit is None:
-            return
-        first = max(1, steps.start)
-        posterior = (self.log_alpha[:, states, first : steps.stop] + log_reach[:, :, first - steps.start :]).exp_()
-        self.grad_emit[:, first - 1 : steps.stop - 1, states] = posterior.mul_(self.scale).mT
 
-    def write_edges(
-        self, sources: slice, targets: slice, steps: slice, log_edge: Tensor, edge: Tensor, log_beta: "_Scaled"
-    ) -> None:
-        """Posterior of edges sources -> targets, from beta at their targets after each of the steps."""
-        if self.grad_trans is None:
-            return
-        log_source = self.log_alpha[:, sources, steps]
-        log_gain = log_source + log_beta.log_peak
-        # no good edge joins such a source to the peak, and the targets it leads to may be lost beside the peak
-        doubtful_rows = (log_gain.amax((1, 2)) > _LARGEST_LOG).nonzero()[:, 0].tolist()
-        posterior = (log_gain.exp_() @ log_beta.probs.mT).mul_(edge)
-        for row in doubtful_rows:
-            for v, log_source_I in enumerate(log_source[row]):
-                posterior[row, v] = ((log_source_I + log_beta.log_probs[row]).logsumexp(1) + log_edge[row, v]).exp()
-        self.grad_trans[:, sources, targets] = posterior.mul_(self.scale)
+class _Block(NamedTuple):
+    """States that are solved together, with the edges that come to them in the order of the sweep."""
 
+    states: slice
+    solved: slice  # earlier states that share paths with them
+    steps: slice  # those by which the sweep comes to them
+    log_edge: Float[Tensor, "B states others"]  # `others` are `solved` and `states`; of no meaning against the sweep
+    edge: Float64[Tensor, "B states others"]
+    sums: Float64[Tensor, "B states steps"]  # over `edge`, relative to the slots they come from
 
-class _Scaled(NamedTuple):
-    """Probabilities relative to a peak of each slot."""
+    @property
+    def others(self) -> slice:
+        return slice(min(self.solved.start, self.states.start), max(self.solved.stop, self.states.stop))
 
-    log_probs: Float64[Tensor, "B states slots"]
-    log_peak: Float64[Tensor, "B 1 slots"]
-    probs: Float64[Tensor, "B states slots"]
-
-    @classmethod
-    def of(cls, log_probs: Tensor, log_peak: Tensor) -> "_Scaled":
-        return cls(log_probs, log_peak, (log_probs - _finite(log_peak)).exp_())
+    def within_others(self, states: slice) -> slice:
+        """Where some of `others` are on the last axis of `edge`."""
+        return slice(states.start - self.others.start, states.stop - self.others.start)
 
 
 class _Sweep:
-    """Solves all states in order, from the start (alpha) or, backwards and with a gradient to write, the end (beta).
-
-    Attributes:
-        log_probs: log alpha or log beta (B, S, I).
-    """
+    """Solves all states in order, from the start (alpha) or, backwards and with a gradient to write, the end (beta)."""
 
     def __init__(self, dag: _Dag, gradient: _Gradient | None = None) -> None:
-        B, S, num_slots = dag.log_emit.shape
+        B, num_slots = len(dag.log_emit), dag.log_emit.shape[2]
         self._dag, self._gradient, self._is_backward = dag, gradient, gradient is not None
-        self.log_probs = torch.full_like(dag.log_emit, -math.inf)
-        if gradient is None:
-            self.log_probs[dag.start] = 0.0
-        else:
-            self.log_probs[dag.end] = gradient.nll
-        # sums over edges from solved states, by step
-        self._reach = dag.log_emit.new_zeros(B, S, num_slots - 1)
-        # peak of the states on the solved side of a border
-        self._log_peaks = {S if gradient else 0: dag.log_emit.new_full((B, 1, num_slots - 1), -math.inf)}
+        begin, log_begin = (dag.start, dag.log_emit.new_zeros(B)) if gradient is None else (dag.end, gradient.log_begin)
+        row_B, _, slot_B = begin
+        self._is_alive: Bool[Tensor, "B 1 1"] = (log_begin != -math.inf)[:, None, None]
+        self._log_ref = dag.log_emit.new_full((B, 1, num_slots), -math.inf)
+        self._log_ref[row_B, 0, slot_B] = log_begin
+        self._probs = torch.zeros_like(dag.log_emit)
+        self._probs[begin] = self._is_alive[:, 0, 0].double()
+        self._log_probs = torch.full_like(dag.log_emit, -math.inf)
+        self._log_probs[begin] = log_begin
+        # what is still to be written to `_log_probs`: states, slots, sums and their reference
+        self._unlogged: list[tuple[slice, slice, Tensor, Tensor]] = []
 
     def run(self) -> Self:
         """Solve every state."""
-        for first, middle, stop in _schedule(0, self._reach.shape[1], is_backward=self._is_backward):
-            if middle == stop:
-                self._solve(slice(first, stop))
-            else:
-                self._carry(first, middle, stop)
+        S = self._probs.shape[1]
+        block = None
+        for first, middle, stop in _schedule(0, S):
+            if middle < stop:
+                solved, states = slice(first, middle), slice(middle, stop)
+                if self._is_backward:
+                    solved, states = slice(S - middle, S - first), slice(S - stop, S - middle)
+                block = self._carry(solved, states)
+            elif block is not None:
+                self._solve(block)
         return self
 
-    def _carry(self, first: int, middle: int, stop: int) -> None:
-        """Add what one part of a range sends to the other; sums change to the peak of all that is solved by then."""
-        low, high = slice(first, middle), slice(middle, stop)
-        source, target, border = (high, low, stop) if self._is_backward else (low, high, first)
-        steps = self._dag.steps(middle, middle - 1)
-        # a later border has no use for the slots that end here
-        self._log_peaks[middle] = self._log_peaks[border].clone()
-        if steps.start == steps.stop:
-            return
-        log_source, log_old_peak = self._log_sources(source, steps), self._log_peaks[border][..., steps]
-        log_peak = torch.maximum(log_old_peak, log_source.amax(1, keepdim=True))
-        self._log_peaks[middle][..., steps] = log_peak
-        scaled = _Scaled.of(log_source, log_peak)
-        log_edge = self._dag.log_edges(low, high)
-        edge = log_edge.to(torch.float64, copy=True).exp_()
-        arrived = (edge if self._is_backward else edge.mT) @ scaled.probs
-        kept_share = (log_old_peak - _finite(scaled.log_peak)).exp_()
-        reach = self._reach[:, target, steps]
-        torch.addcmul(arrived, reach, kept_share, out=reach)
-        if self._gradient is not None:
-            self._gradient.write_edges(low, high, steps, log_edge, edge, scaled)
+    def log_probs(self) -> Tensor:
+        """log alpha or log beta of all states solved so far (B, S, I)."""
+        for states, slots, sums, log_ref in self._unlogged:
+            self._write_log_probs(states, slots, sums.log().add_(log_ref))
+        self._unlogged.clear()
+        return self._log_probs
 
-    def _solve(self, states: slice) -> None:
-        """Solve a few states one after the other, in log space, each adding to those still to come."""
+    def _carry(self, solved: slice, states: slice) -> _Block | None:
+        """Add up what solved states send to a block; None where no path comes there."""
         steps = self._dag.steps(states.start, states.stop - 1)
         if steps.start == steps.stop:
-            return
-        reach = self._log_reach(states, steps)
-        is_edge = torch.ones(reach.shape[1], reach.shape[1], dtype=torch.bool, device=reach.device).triu(1)
-        log_edge = self._dag.log_edges(states, states).where(is_edge, -math.inf)
-        arrival = steps if self._is_backward else _after(steps)
-        emit, probs = self._dag.log_emit[:, states, arrival], self.log_probs[:, states, arrival]
-        log_sources = self._log_sources(states, steps)
-        # where the sweep begins, the probability is there already
-        torch.maximum(reach, probs, out=reach)
-        for i in range(reach.shape[1])[:: -1 if self._is_backward else 1]:
-            torch.add(reach[:, i], emit[:, i], out=probs[:, i])
-            later = slice(0, i) if self._is_backward else slice(i + 1, None)
-            log_edge_out = log_edge[:, later, i] if self._is_backward else log_edge[:, i, later]
-            sent = log_sources[:, i, None] + log_edge_out[:, :, None]
-            torch.logaddexp(reach[:, later], sent, out=reach[:, later])
+            return None
+        # solved states without a slot in common with these steps are zeros
+        if self._is_backward:
+            stop = min(solved.stop, steps.stop + self._dag.most_skipped + 1)
+            solved = slice(solved.start, max(solved.start, stop))
+            log_edge = self._dag.log_edges(states, slice(states.start, solved.stop))
+        else:
+            solved = slice(min(steps.start, solved.stop), solved.stop)
+            log_edge = self._dag.log_edges(slice(solved.start, states.stop), states).mT
+        edge = log_edge.to(torch.float64, copy=True).exp_()
+        block = _Block(states, solved, steps, log_edge, edge, edge)
+        return block._replace(sums=self._sums_from_solved(block, slice(None)))
+
+    def _sums_from_solved(self, block: _Block, rows: Tensor | slice) -> Tensor:
+        probs = self._probs[rows, block.solved, self._slots_before(block.steps)]
+        return block.edge[rows, :, block.within_others(block.solved)] @ probs
+
+    def _solve(self, block: _Block) -> None:
+        """Solve the states of a block one after the other, each adding to the sums of those still to come."""
+        states, sums = block.states, block.sums
+        before, after = self._slots_before(block.steps), self._slots_after(block.steps)
+        log_emit = self._dag.log_emit[:, states, after]
+        log_ref, log_ref_after = self._guess_refs(block, log_emit)
+        emit = (log_emit + (log_ref - log_ref_after)).exp_()
+        edge = block.edge[:, :, block.within_others(states)]
+        sources, probs = self._probs[:, states, before], self._probs[:, states, after]
+        for i, later in self._in_order(states):
+            # where the sweep begins, the probability is there already
+            probs[:, i].addcmul_(sums[:, i], emit[:, i])
+            sums[:, later].addcmul_(sources[:, i, None], edge[:, later, i, None])
+        peak = probs.amax(1, keepdim=True)
+        log_peak = peak.log().add_(log_ref_after)
+        rows = self._doubtful_rows(block, peak, log_emit)
+        if len(rows):
+            log_reach_rows = self._solve_in_log_space(block, rows)
+            log_reach = sums.log().add_(log_ref)
+            log_reach[rows] = log_reach_rows
+            self._write_log_probs(states, after, log_reach)
+            log_peak[rows] = self._log_probs[rows, states, after].amax(1, keepdim=True)
+        else:
+            log_reach = None
+            self._unlogged.append((states, after, sums, log_ref))
+        self._raise_refs(states, after, log_ref_after, log_peak)
+        if len(rows):
+            log_probs = self._log_probs[rows, states, after]
+            self._probs[rows, states, after] = (log_probs - _finite(self._log_ref[rows, :, after])).exp_()
         if self._gradient is not None:
-            scaled = _Scaled.of(log_sources, log_sources.amax(1, keepdim=True))
-            edge = log_edge.to(torch.float64, copy=True).exp_()
-            self._gradient.write_edges(states, states, steps, log_edge, edge, scaled)
-            self._gradient.write_states(states, steps, reach)
+            self._write_posteriors(self._gradient, block, log_ref, rows, log_reach)
 
-    def _log_sources(self, states: slice, steps: slice) -> Tensor:
-        """log_probs of states (B, states, steps) in the slots from which the steps of this sweep leave."""
-        return self.log_probs[:, states, _after(steps) if self._is_backward else steps]
+    def _write_log_probs(self, states: slice, slots: slice, log_reach: Tensor) -> None:
+        log_probs = self._log_probs[:, states, slots]
+        # as in `_solve`: the begin is not reached, but there
+        torch.maximum(log_reach + self._dag.log_emit[:, states, slots], log_probs, out=log_probs)
 
-    def _log_reach(self, states: slice, steps: slice) -> Tensor:
-        """log of what has been carried to `states`; doubtful sums are taken again, all edges at once."""
-        log_peak = self._log_peaks[states.stop if self._is_backward else states.start][..., steps]
-        sums = self._reach[:, states, steps]
-        log_reach = sums.log().add_(_finite(log_peak))
-        if bool(sums.amin() < _LEAST_SUM) and (is_doubtful := (sums < _LEAST_SUM) & (log_peak > -math.inf)).any():
-            if self._is_backward:
-                solved = slice(states.stop, None)
-                log_edge = self._dag.log_edges(states, solved).mT
-            else:
-                solved = slice(0, states.start)
-                log_edge = self._dag.log_edges(solved, states)
-            _sum_again(log_reach, is_doubtful, self._log_sources(solved, steps), log_edge)
+    def _in_order(self, states: slice) -> Iterator[tuple[int, slice]]:
+        """Each state of a block and those that the sweep comes to after it."""
+        num_states = states.stop - states.start
+        for i in range(num_states):
+            yield (num_states - 1 - i, slice(0, num_states - 1 - i)) if self._is_backward else (i, slice(i + 1, None))
+
+    def _write_posteriors(
+        self, gradient: _Gradient, block: _Block, log_ref: Tensor, rows: Tensor, log_reach: Tensor | None
+    ) -> None:
+        """Write posteriors of a block's emissions and of its edges.
+
+        `log_ref` is what its sums are relative to, `log_reach` their logarithm; without that no row is in doubt.
+        """
+        states, steps, others = block.states, block.steps, block.others
+        before = self._slots_before(steps)
+        log_source, log_new_ref = gradient.log_alpha[:, states, steps], self._log_ref[..., before]
+        gain = (log_source + log_new_ref).exp_()
+        extreme = rows[:0]
+        if not bool(gain.amax() <= _LARGEST_GAIN):
+            gain.masked_fill_(~self._is_reachable(block), 0.0)
+            # no good edge joins such a source to the peak, and what it leads to may be lost beside the peak
+            extreme = (gain.amax((1, 2)) > _LARGEST_GAIN).nonzero()[:, 0]
+        gain *= gradient.scale
+        if gradient.grad_trans is not None:
+            grad_trans = gradient.grad_trans[:, states, others]
+            grad_trans.copy_((gain @ self._probs[:, others, before].mT).mul_(block.edge))
+            for row in extreme.tolist():
+                log_probs = self.log_probs()[row, others, before]
+                for v, log_source_I in enumerate(log_source[row]):
+                    posterior = ((log_source_I + log_probs).logsumexp(1) + block.log_edge[row, v]).exp()
+                    grad_trans[row, v] = posterior * gradient.scale[row, 0]
+            grad_trans[:, :, block.within_others(states)].triu_(1)
+        if gradient.grad_emit is not None:
+            change = (log_ref - log_new_ref).exp_().masked_fill_(log_new_ref == -math.inf, 0.0)
+            posterior = (block.sums * change).mul_(gain)
+            if log_reach is not None or len(extreme):
+                log_reach = block.sums.log() + log_ref if log_reach is None else log_reach
+                rows = torch.cat([rows, extreme])
+                posterior[rows] = (log_source[rows] + log_reach[rows]).exp_() * gradient.scale[rows]
+            first = max(1, steps.start)  # slot 0 has no target
+            gradient.grad_emit[:, first - 1 : steps.stop - 1, states] = posterior[:, :, first - steps.start :].mT
+
+    def _guess_refs(self, block: _Block, log_emit: Tensor) -> tuple[Tensor, Tensor]:
+        """References of the slots before and after steps; a slot that is new gets what one emission more would cost."""
+        log_ref = self._log_ref[..., block.steps.start : block.steps.stop + 1]
+        log_ref = log_ref.flip(-1) if self._is_backward else log_ref.clone()
+        is_new = log_ref == -math.inf
+        if is_new.any():
+            # any state would do, but the first, the last and those after it have no emissions
+            row, last_state, _ = self._dag.end
+            state = (last_state - 1 - block.states.start).clamp(min=0, max=log_emit.shape[1] // 2)
+            typical = _finite(log_emit[row, state, None])
+            known = log_ref.masked_fill(is_new, 0.0)
+            change = known.diff().where(~is_new[..., 1:], typical.flip(-1) if self._is_backward else typical)
+            guess = torch.cat([known[..., :1], change], dim=-1).cumsum(-1)
+            log_ref = guess.where(is_new, log_ref)
+        before, after = log_ref[..., :-1], log_ref[..., 1:]
+        return (before.flip(-1), after.flip(-1)) if self._is_backward else (before, after)
+
+    def _doubtful_rows(self, block: _Block, peak: Tensor, log_emit: Tensor) -> Tensor:
+        """Sequences with a sum of the block that may lack something, or a probability that is too large or NaN."""
+        highest = peak.amax((1, 2))[:, None, None]
+        is_doubtful = ~(highest < _LARGEST_PROB)[:, 0, 0]
+        # an edge that is lost may come from a state of the block above its reference
+        is_small = block.sums < _LEAST_SUM * highest.clamp(min=1.0)
+        if is_small.any():
+            is_doubtful |= (is_small & self._is_reachable(block)).any(2).any(1)
+        # a slot whose guess was far too high would pass for one that has not been reached
+        slots = self._slots_after(block.steps)
+        slot = torch.arange(slots.start, slots.stop, device=peak.device)
+        is_inner = (slot > 0) & (slot < self._dag.end[2][:, None, None])
+        is_lost = is_inner & (self._log_ref[..., slots] == -math.inf) & (peak < _LEAST_SUM)
+        if is_lost.any():
+            is_doubtful |= (is_lost & self._is_reachable(block) & (log_emit > -math.inf)).any(2).any(1)
+        return is_doubtful.nonzero()[:, 0]
+
+    def _is_reachable(self, block: _Block) -> Bool[Tensor, "B states steps"]:
+        """Whether there are states enough for the targets between where the sweep begins and the block."""
+        device = self._probs.device
+        state = torch.arange(block.states.start, block.states.stop, device=device)[:, None]
+        step = torch.arange(block.steps.start, block.steps.stop, device=device)
+        _, last_state, last_slot = (x[:, None, None] for x in self._dag.end)
+        if self._is_backward:
+            return self._is_alive & (step < last_slot) & (state - step <= last_state - last_slot)
+        return (step < last_slot) & (step < state) & (state <= last_state)
+
+    def _raise_refs(self, states: slice, slots: slice, log_ref_used: Tensor, log_peak: Tensor) -> None:
+        """Let references follow the peaks of a block, whose own are `log_ref_used`, and what is relative to them."""
+        log_ref = self._log_ref[..., slots].clone()
+        is_raised = log_peak > log_ref + _LOG_RISE
+        if not is_raised.any():
+            return
+        log_new_ref = log_peak.where(is_raised, log_ref)
+        self._log_ref[..., slots] = log_new_ref
+        self._probs[:, states, slots] *= (log_ref_used - log_new_ref).exp_().where(log_new_ref > -math.inf, 1.0)
+        changed = (is_raised & (log_ref > -math.inf)).any(0)[0].nonzero()[:, 0].tolist()
+        if changed:
+            solved = slice(states.stop, None) if self._is_backward else slice(0, states.start)
+            share = (log_ref - _finite(log_new_ref)).exp_()[..., changed[0] : changed[-1] + 1]
+            self._probs[:, solved, slots.start + changed[0] : slots.start + changed[-1] + 1] *= share
+
+    def _solve_in_log_space(self, block: _Block, rows: Tensor) -> Float64[Tensor, "rows states steps"]:
+        """log of what arrives at a block in some sequences, whatever its range."""
+        states, before, after = block.states, self._slots_before(block.steps), self._slots_after(block.steps)
+        log_reach = self._log_sums_from_solved(block, rows)
+        log_edge = block.log_edge[rows, :, block.within_others(states)]
+        log_emit = self._dag.log_emit[rows, states, after]
+        log_probs_RSI = self._log_probs[rows, states]
+        log_probs, log_sources = log_probs_RSI[..., after], log_probs_RSI[..., before]
+        for i, later in self._in_order(states):
+            torch.maximum(log_reach[:, i] + log_emit[:, i], log_probs[:, i], out=log_probs[:, i])
+            sent = log_sources[:, i, None] + log_edge[:, later, i, None]
+            torch.logaddexp(log_reach[:, later], sent, out=log_reach[:, later])
         return log_reach
+
+    def _log_sums_from_solved(self, block: _Block, rows: Tensor) -> Float64[Tensor, "rows states steps"]:
+        """log of what has been carried to a block; doubtful sums are taken again, all edges at once."""
+        before = self._slots_before(block.steps)
+        sums, log_ref = self._sums_from_solved(block, rows), self._log_ref[rows, :, before]
+        log_sums = sums.log().add_(_finite(log_ref))
+        is_doubtful = (sums < _LEAST_SUM) & (log_ref > -math.inf) & self._is_reachable(block)[rows]
+        if block.solved.start < block.solved.stop and is_doubtful.any():
+            log_edge = block.log_edge[rows, :, block.within_others(block.solved)].mT
+            _sum_again(log_sums, is_doubtful, self.log_probs()[rows, block.solved, before], log_edge)
+        return log_sums
+
+    def _slots_before(self, steps: slice) -> slice:
+        """The slots that steps of this sweep leave."""
+        return _after(steps) if self._is_backward else steps
+
+    def _slots_after(self, steps: slice) -> slice:
+        """The slots that steps of this sweep lead to."""
+        return steps if self._is_backward else _after(steps)
 
 
 def _after(steps: slice) -> slice:
@@ -303,16 +426,14 @@ def _after(steps: slice) -> slice:
     return slice(steps.start + 1, steps.stop + 1)
 
 
-def _schedule(first: int, stop: int, *, is_backward: bool = False) -> Iterator[tuple[int, int, int]]:
-    """Order of work: solve first..stop where middle = stop, else carry sums between first..middle and middle..stop."""
-    if stop - first <= _LEAF_STATES:
-        yield first, stop, stop
-        return
-    middle = (first + stop) // 2
-    low, high = (first, middle), (middle, stop)
-    yield from _schedule(*(high if is_backward else low), is_backward=is_backward)
-    yield first, middle, stop
-    yield from _schedule(*(low if is_backward else high), is_backward=is_backward)
+def _schedule(first: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Order of work: solve first..stop where middle = stop, else carry sums from first..middle to middle..stop."""
+    # the larger a block, the better its products run, and the more additions solve it
+    num_states = min(max(_LEAST_BLOCK_STATES, math.isqrt(stop - first)), _MOST_BLOCK_STATES)
+    for begin in range(first, stop, num_states):
+        end = min(begin + num_states, stop)
+        yield first, begin, end
+        yield begin, end, end
 
 
 def _sum_again(log_reach: Tensor, is_doubtful: Tensor, log_source: Tensor, log_edge: Tensor) -> None:
