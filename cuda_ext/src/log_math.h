@@ -39,10 +39,12 @@ struct Format<float> {
   static constexpr float kLn2High = 0.693359375f;       // ten bits, so that n * kLn2High is exact without an FMA
   static constexpr float kLn2Low = -2.12194440e-4f;
   static constexpr int kExpTerms = 7;  // |r| <= ln(2) / 2: the first term left out is 5e-9
-  // Block products take alpha relative to a power of two that none exceeds by 2^kWide, and edges up to 2^kSteep. What
-  // underflows in one, at most 2^(kSteep - 125) a term, is below rounding beside a sum of 2^kLeastSum, also from
-  // 4,096 terms. Where no factor is under 2^-kWide nothing underflows, and all sums stay finite.
+  // Block products take alpha relative to a power of two that none exceeds by 2^kWide, and edges up to 2^kSteep, so all
+  // sums stay finite. Where no factor is under 2^-kWide nothing underflows. What does is below rounding, also if 4,096
+  // terms do, beside a sum of 2^kLeastSum where it is an alpha, at most 2^-126, over an edge that is not; and where it
+  // is an edge, at most 2^-125, beside a sum 2^kLeastShare times the largest alpha.
   static constexpr int kLeastSum = -70;
+  static constexpr int kLeastShare = -89;
   static constexpr int kWide = 60;
   static constexpr int kSteep = 16;
   // The same of scores: at least ln(2^-kWide), at most ln(2^kSteep), and what bounded_exp does not take for zero.
@@ -59,6 +61,7 @@ struct Format<double> {
   static constexpr double kLn2Low = 1.90821492927058770002e-10;
   static constexpr int kExpTerms = 13;
   static constexpr int kLeastSum = -880;
+  static constexpr int kLeastShare = -956;
   static constexpr int kWide = 480;
   static constexpr int kSteep = 60;
   static constexpr double kLogFaint = -332.0, kLogSteep = 41.5, kLogLeast = -708.0;

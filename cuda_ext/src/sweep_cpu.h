@@ -26,7 +26,7 @@ struct SweepScratch {
   static constexpr int64_t kGroup = kWidth > kBlock ? kWidth : kBlock;  // columns whose emissions are read at once
 
   SweepScratch(int64_t rows, int64_t states, int64_t relative_size)
-      : relative(relative_size), references(rows + kWidth), may_be_faint(rows), emission(kGroup * rows),
+      : relative(relative_size), references(rows + kWidth), peaks(rows), may_be_faint(rows), emission(kGroup * rows),
         edges(std::max(kPanel * row_stride(kChunk), kChunk * row_stride(kPanel))),
         edge_mantissas(states * kBlock + kWidth), edge_exponents(states * kBlock + kWidth) {}
   static BandLayout relative_layout(const Shape& shape) { return BandLayout::of(shape, kWidth, kProductVectors - 1); }
@@ -34,6 +34,7 @@ struct SweepScratch {
   static constexpr int64_t row_stride(int64_t count) { return count + 64 / static_cast<int64_t>(sizeof(Real)); }
   Buffer<Real> relative;     // alpha / 2^reference; of columns to come, the sums so far
   Buffer<Int> references;    // of each slot; kDead before any column is alive there
+  Buffer<Int> peaks;         // of each slot: the largest exponent of all alphas so far
   Buffer<Int> may_be_faint;  // by slot: all bits, where an alpha that is alive may be below 2^-kWide of its reference
   Buffer<Real> emission;     // [column of the group][step], until a step is solved; from then on what is kept of it
   Buffer<Real> edges;        // of one tile, by row of the matrix
@@ -83,6 +84,7 @@ class Sweep {
   void run() {
     const int64_t num_slots = shape_.rows(kRowPad);
     std::fill_n(scratch_.references.get(), num_slots + kWidth, Int{kDead});
+    std::fill_n(scratch_.peaks.get(), num_slots, Int{kDead});
     std::fill_n(scratch_.may_be_faint.get(), num_slots, Int{0});
     for (int64_t first = 0; first < shape_.states; first += kPanel) {
       const int64_t end = std::min(first + kPanel, shape_.states);
@@ -214,8 +216,8 @@ class Sweep {
   // Completes one vector of slots of a block relative to their references; false, with nothing done, where a number is
   // too far from them.
   //
-  // Sums of at least 2^-kWide have lost nothing that counts (see Format), and alphas of that size none of their bits.
-  // The largest alphas allowed, 2^(2 kWide - kSteep), still give finite sums over the edges of a block.
+  // Sums of at least least_sums() have lost nothing that counts. The largest alphas allowed, 2^(2 kWide - kSteep), still
+  // give finite sums over the edges of a block.
   bool solve_relative(int64_t panel_end, int64_t first, int64_t end, int64_t row, const Vec (&sums)[kBlock],
                       Carry& carry) {
     if (first == 0 || has_steep_ || (carry.is_exact && !make_relative(row, carry))) return false;
@@ -246,11 +248,15 @@ class Sweep {
       const Vec product = reach * (emitted.mantissa * power_of_two<Lane>(exponent));
       const Vec smaller = reach < product ? reach : product;
       least = is_alive & (smaller < least) ? smaller : least;
-      largest = product > largest ? product : largest;
       products[lane] = product;
       alpha[lane] = Lane::moved_up(carry.relative[lane], product);
+      largest = alpha[lane] > largest ? alpha[lane] : largest;
     }
-    const Real lower = power_of_two<ScalarLane<Real>>(-F::kWide);
+    Vec lower = least_sums(row, -F::kWide);
+    if (has_faint_) {
+      const Vec least_beside_block = largest * power_of_two<ScalarLane<Real>>(F::kLeastShare);
+      lower = least_beside_block > lower ? least_beside_block : lower;
+    }
     const Real upper = power_of_two<ScalarLane<Real>>(2 * F::kWide - F::kSteep);
     if (Lane::any((least < lower) | ~(largest < upper) | (highest > F::kBias - 2))) return false;
     IntVec peak = Lane::splat_int(kDead);
@@ -331,7 +337,7 @@ class Sweep {
     const Scaled<Lane> sum = normalized<Lane>(value, reference);
     IntVec may_be_lost = reference > kDead;
     if (!has_steep_) {
-      may_be_lost &= value < power_of_two<ScalarLane<Real>>(F::kLeastSum);
+      may_be_lost &= value < least_sums(row, F::kLeastSum);
       if (!has_faint_) may_be_lost &= Lane::load_int(scratch_.may_be_faint.get() + row);
     }
     if (!Lane::any(may_be_lost)) return sum;
@@ -340,6 +346,14 @@ class Sweep {
     const Scaled<Lane> dead{Lane::splat(0), Lane::splat_int(kDead)};
     const Scaled<Lane> exact = exact_sum(dead, alive.first, alive.end, lane, row);
     return {may_be_lost ? exact.mantissa : sum.mantissa, may_be_lost ? exact.exponent : sum.exponent};
+  }
+
+  // What sums over all columns before a block, relative to the references, must reach to have lost nothing that counts;
+  // not less than 2^least.
+  Vec least_sums(int64_t row, int least) const {
+    if (!has_faint_) return Lane::splat(power_of_two<ScalarLane<Real>>(least));
+    const IntVec peak = Lane::load_int(scratch_.peaks.get() + row) - Lane::load_int(scratch_.references.get() + row);
+    return power_of_two<Lane>(larger<Lane>(peak + F::kLeastShare, Lane::splat_int(least)));
   }
 
   // `start` and the sum over columns [source, source_end) into column `lane` of the block, at any magnitude.
@@ -358,8 +372,11 @@ class Sweep {
     return normalized<Lane>(sum, peak);
   }
 
-  // Moves the references of a vector of slots up to `peak` where that is far above them.
+  // Takes note of the largest exponents of a block at a vector of slots, and moves references up to those that are far
+  // above them.
   bool raise_references(int64_t panel_end, int64_t first, int64_t end, int64_t row, IntVec peak) {
+    Int* peaks = scratch_.peaks.get() + row;
+    Lane::store_int(peaks, larger<Lane>(Lane::load_int(peaks), peak));
     Int* references = scratch_.references.get() + row;
     const IntVec old = Lane::load_int(references);
     const IntVec is_raised = peak >= old + F::kWide;

@@ -69,15 +69,20 @@ def make(
     )
 
 
-def with_a_hidden_share(num_states: int = 40) -> Dag:
-    """A sum with a share of 0.25 % from a node e-88 less likely than another, over an edge of e41 that makes up for it."""
-    likely, unlikely, last = 1, 2, num_states - 2
-    log_emit = torch.full((1, 2, num_states), -torch.inf)
-    log_emit[0, 0, likely], log_emit[0, 0, unlikely], log_emit[0, 1, last] = 0.0, -88.0, 0.0
-    log_trans = torch.full((1, num_states, num_states), -torch.inf)
-    log_trans[0, 0, likely] = log_trans[0, 0, unlikely] = log_trans[0, last, last + 1] = 0.0
-    log_trans[0, likely, last], log_trans[0, unlikely, last] = -41.0, 41.0
-    return Dag(log_emit, log_trans, torch.tensor([2]), torch.tensor([num_states]))
+def with_a_hidden_share() -> Dag:
+    """Two paths each, where one of the factors of the lesser share, 0.25 and 0.15 %, underflows beside the other path.
+
+    A node e-88 less likely than the other, over an edge of e41 that makes up for it; and an edge of e-87.5, from a node
+    e40 likelier than an earlier one.
+    """
+    num_states, first, second, last = 40, 1, 20, 38
+    log_emit = torch.full((2, 2, num_states), -torch.inf)
+    log_emit[:, 0, first], log_emit[:, 0, second] = torch.tensor([0.0, -40.0]), torch.tensor([-88.0, 0.0])
+    log_emit[:, 1, last] = 0.0
+    log_trans = torch.full((2, num_states, num_states), -torch.inf)
+    log_trans[:, 0, first] = log_trans[:, 0, second] = log_trans[:, last, last + 1] = 0.0
+    log_trans[:, first, last], log_trans[:, second, last] = -41.0, torch.tensor([41.0, -87.5])
+    return Dag(log_emit, log_trans, torch.tensor([2, 2]), torch.tensor([num_states, num_states]))
 
 
 def truth(dag: Dag) -> Truth:
