@@ -248,14 +248,14 @@ class Sweep {
       const Vec product = reach * (emitted.mantissa * power_of_two<Lane>(exponent));
       const Vec smaller = reach < product ? reach : product;
       least = is_alive & (smaller < least) ? smaller : least;
+      largest = product > largest ? product : largest;
       products[lane] = product;
       alpha[lane] = Lane::moved_up(carry.relative[lane], product);
-      largest = alpha[lane] > largest ? alpha[lane] : largest;
     }
     Vec lower = least_sums(row, -F::kWide);
-    if (has_faint_) {
-      const Vec least_beside_block = largest * power_of_two<ScalarLane<Real>>(F::kLeastShare);
-      lower = least_beside_block > lower ? least_beside_block : lower;
+    for (int lane = 0; has_faint_ && lane < end - first; ++lane) {
+      const Vec least_beside = alpha[lane] * power_of_two<ScalarLane<Real>>(F::kLeastShare);
+      lower = least_beside > lower ? least_beside : lower;
     }
     const Real upper = power_of_two<ScalarLane<Real>>(2 * F::kWide - F::kSteep);
     if (Lane::any((least < lower) | ~(largest < upper) | (highest > F::kBias - 2))) return false;
