@@ -28,14 +28,23 @@ CASES = {
     "wide": {"num_sequences": 1, "num_targets": 3, "num_states": 1026, "is_ragged": False},
     "emissions of std 3": {"num_sequences": 4, "num_targets": 77, "num_states": 310, "emission_std": 3.0},
     "emissions of std 30": {"num_sequences": 4, "num_targets": 77, "num_states": 310, "emission_std": 30.0},
+    # the seeds are those of random searches that found what a kernel got wrong
     "few states to spare": {
-        "num_sequences": 12,
+        "num_sequences": 3,
         "num_targets": 48,
         "num_states": 72,
         "emission_std": 5.0,
         "transition_std": 0.1,
+        "seed": 566,
     },
-    "transitions of std 30": {"num_sequences": 12, "num_targets": 42, "num_states": 130, "transition_std": 30.0},
+    "transitions of std 30": {
+        "num_sequences": 3,
+        "num_targets": 42,
+        "num_states": 130,
+        "emission_std": 5.0,
+        "transition_std": 30.0,
+        "seed": 50489,
+    },
     "all of std 30": {
         "num_sequences": 6,
         "num_targets": 30,
