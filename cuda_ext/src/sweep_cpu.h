@@ -216,8 +216,8 @@ class Sweep {
   // Completes one vector of slots of a block relative to their references; false, with nothing done, where a number is
   // too far from them.
   //
-  // Sums of at least least_sums() have lost nothing that counts. The largest alphas allowed, 2^(2 kWide - kSteep), still
-  // give finite sums over the edges of a block.
+  // Sums of at least least_sums() have lost nothing that counts. The largest alphas allowed, 2^(2 kWide - kSteep),
+  // still give finite sums over the edges of a block.
   bool solve_relative(int64_t panel_end, int64_t first, int64_t end, int64_t row, const Vec (&sums)[kBlock],
                       Carry& carry) {
     if (first == 0 || has_steep_ || (carry.is_exact && !make_relative(row, carry))) return false;
