@@ -534,9 +534,10 @@ class Sweep {
       for (int64_t row = rows.first; row < rows.end && row < shape_.targets; row += kWidth) {
         Vec square[kWidth];
         for (int i = 0; i < kWidth; ++i) {
-          const Vec kept = Lane::load(scratch_.emission.get() + (column - first + i) * num_slots + row);
-          // vectors that are not in the band of their block still hold -inf
-          square[lane_of(i)] = kept > -std::numeric_limits<Real>::infinity() ? kept : Lane::splat(0);
+          const int64_t u = column + i, block = u / kBlock * kBlock;
+          const bool is_kept = u < end && rows_of(block, std::min(block + kBlock, end)).has(row);
+          square[lane_of(i)] =
+              is_kept ? Lane::load(scratch_.emission.get() + (u - first) * num_slots + row) : Lane::splat(0);
         }
         Lane::transpose(square);
         for (int i = 0; i < kWidth && row + i < shape_.targets; ++i) {

@@ -189,6 +189,15 @@ def test_gradients_are_weighted_by_sequence_and_infinite_losses_pass_no_weight_o
     torch.testing.assert_close(weighted_trans, grad_trans * scale, rtol=1e-6, atol=1e-12)
 
 
+@pytest.mark.parametrize("weight", [torch.nan, torch.inf])
+def test_a_weight_that_is_not_finite_shows_in_both_gradients(weight: float) -> None:
+    dag = nasty_dags.make(3, 8, 40, is_ragged=False)
+    _, *gradients_of_dag = gradients(dag, torch.tensor([1.0, weight, 1.0]))
+    for gradient in gradients_of_dag:
+        assert not gradient[1].isfinite().all()
+        assert gradient[[0, 2]].isfinite().all()
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("tensor", ["log_emit", "log_trans"])
 def test_a_nan_that_is_read_makes_only_its_sequence_nan(tensor: str, bad: float) -> None:
