@@ -92,13 +92,13 @@ class Sweep {
       has_faint_ = has_steep_ = false;
       for (int64_t source = 0; source < first; source += kChunk) {
         const int64_t source_end = std::min(source + kChunk, first);
-        const EdgeTile<Real> tile = exponentiate_edges(source, source_end, first, end);
+        exponentiate_edges(source, source_end, first, end);
         for (int64_t dest = first; dest < end; dest += kBlock) {
           collect(source, source_end, dest, std::min(dest + kBlock, end));
         }
-        observer_.see_edges(source, source_end, first, end, tile);
+        observer_.see_edges(source, source_end, first, end, tile_);
       }
-      const EdgeTile<Real> tile = exponentiate_edges(first, end, first, end);
+      exponentiate_edges(first, end, first, end);
       for (int64_t group = first; group < end; group += kGroup) {
         const int64_t group_end = std::min(group + kGroup, end);
         read_emissions(group, group_end);
@@ -108,7 +108,7 @@ class Sweep {
         }
         if constexpr (Observer::kKeeps) write_kept(group, group_end);
       }
-      observer_.see_edges(first, end, first, end, tile);
+      observer_.see_edges(first, end, first, end, tile_);
     }
   }
 
@@ -175,7 +175,8 @@ class Sweep {
   void multiply(int64_t source, int64_t source_end, int64_t dest, int64_t row, Vec (&sums)[kVectors][kBlock]) const {
     const Alive alive = Alive::at(shape_, row, row + kVectors * kWidth).among(source, source_end);
     if (alive.empty()) return;
-    block_product<Lane, kVectors>(relative(row, alive.first), relative_stride_, edge(alive.first, dest), edge_strides_,
+    const ScalarStrides strides = kByDest ? ScalarStrides{-1, -tile_.row_stride} : ScalarStrides{tile_.row_stride, 1};
+    block_product<Lane, kVectors>(relative(row, alive.first), relative_stride_, edge(alive.first, dest), strides,
                                   alive.end - alive.first, sums);
   }
 
@@ -413,7 +414,7 @@ class Sweep {
 
   // Where the exponentiated edge from column `source` to column `dest` is.
   const Real* edge(int64_t source, int64_t dest) const {
-    return scratch_.edges.get() + (first_edge_ + source * edge_strides_.by_term + dest * edge_strides_.by_column);
+    return kByDest ? tile_.at(node_of(dest), node_of(source)) : tile_.at(source, dest);
   }
   // The row of the matrix that holds the edges from (backwards: to) a column.
   const Real* edges_of(int64_t node) const { return sequence_.log_trans + node * sequence_.trans_row_stride; }
@@ -421,14 +422,12 @@ class Sweep {
 
   // Exponentiates the edges from columns [source, source_end) to those of [dest, dest_end) that come after them.
   // They are read row by row, as they lie in memory, and kept so: a row is a source forwards, a destination backwards.
-  EdgeTile<Real> exponentiate_edges(int64_t source, int64_t source_end, int64_t dest, int64_t dest_end) {
+  void exponentiate_edges(int64_t source, int64_t source_end, int64_t dest, int64_t dest_end) {
     constexpr int64_t kRowsAhead = 4;  // asked for before they are needed: rows are too short for the CPU to foresee
     constexpr int64_t kStride = SweepScratch<Real>::row_stride(kByDest ? kChunk : kPanel);
     const int64_t row = kByDest ? dest : source, row_end = kByDest ? dest_end : source_end;
     const int64_t first = kByDest ? shape_.states - source_end : dest;
     const int64_t end = kByDest ? shape_.states - source : dest_end;
-    edge_strides_ = kByDest ? ScalarStrides{-1, kStride} : ScalarStrides{kStride, 1};
-    first_edge_ = kByDest ? source_end - 1 - dest * kStride : -source * kStride - dest;
     Vec least = Lane::splat(0), largest = Lane::splat(0), probe = Lane::splat(0);
     for (int64_t column = row; column < row_end; ++column) {
       const int64_t node = node_of(column);
@@ -452,7 +451,7 @@ class Sweep {
     Real largest_log = 0;
     for (int lane = 0; lane < kWidth; ++lane) largest_log = std::max<Real>(largest_log, largest[lane]);
     const int64_t first_place = (kByDest ? node_of(row) * kStride : -row * kStride) - first;
-    return {scratch_.edges.get(), kByDest ? -kStride : kStride, first_place, largest_log};
+    tile_ = {scratch_.edges.get(), kByDest ? -kStride : kStride, first_place, largest_log};
   }
 
   // The edges from columns `source` and later to the block [first, end) as scaled numbers, for exact sums.
@@ -564,8 +563,7 @@ class Sweep {
   Real* relative_;  // of column 0 at its first slots
   int64_t relative_stride_;
   Real* emission_ = nullptr;  // of the present block
-  ScalarStrides edge_strides_{};
-  int64_t first_edge_ = 0;  // place of the edge from column 0 to column 0
+  EdgeTile<Real> tile_{};  // the edges that are exponentiated
   // Of the edges into the panel: whether a finite one is below 2^-kWide, where its product with a small alpha may
   // underflow, and whether one is above 2^kSteep, which leaves it out of products.
   bool has_faint_ = false;
