@@ -99,14 +99,19 @@ class EdgeGradient {
                 const EdgeTile<Real>& edges) {
     pack_dests(dest, dest_end, steps);
     for (int64_t first = source; first < source_end; first += kBlock) {
-      const Real* packed_sources = scratch_.sources.get() + (first - source) * num_slots_ + steps.first;
+      const int64_t end = std::min(first + kBlock, source_end);
       for (int64_t u = dest; u < dest_end; u += kProductVectors * kWidth) {
         if (u + kProductVectors * kWidth <= first + 1) continue;
+        const Steps taken =
+            Steps::between(shape_, first, end, at_least(u, 1), std::min(u + kProductVectors * kWidth, dest_end))
+                .among(steps);
+        if (taken.empty()) continue;
         Vec sums[kProductVectors][kBlock] = {};
-        const Real* packed_dests = scratch_.dests.get() + (u - dest) * num_slots_ + steps.first * kWidth;
+        const Real* packed_dests = scratch_.dests.get() + (u - dest) * num_slots_ + taken.first * kWidth;
+        const Real* packed_sources = scratch_.sources.get() + (first - source) * num_slots_ + taken.first;
         block_product<Lane, kProductVectors>(packed_dests, num_slots_ * kWidth, packed_sources,
-                                             ScalarStrides{1, num_slots_}, steps.end - steps.first, sums);
-        for (int64_t v = first; v < std::min(first + kBlock, source_end); ++v) {
+                                             ScalarStrides{1, num_slots_}, taken.end - taken.first, sums);
+        for (int64_t v = first; v < end; ++v) {
           for (int vector = 0; vector < kProductVectors; ++vector) {
             put(sums[vector][v - first], v, u + vector * kWidth, dest_end, edges);
           }

@@ -94,6 +94,7 @@ struct Steps {
   int64_t end;
 
   SA_HOST_DEVICE bool empty() const { return end <= first; }
+  SA_HOST_DEVICE Steps among(Steps others) const { return {at_least(first, others.first), at_most(end, others.end)}; }
   SA_HOST_DEVICE bool has(int64_t step) const { return first <= step && step < end; }
   SA_HOST_DEVICE static Steps between(const Shape& shape, int64_t source, int64_t source_end, int64_t dest,
                                       int64_t dest_end) {

@@ -141,7 +141,9 @@ class Backward {
         grad_trans_(grad_trans), sweep_scratch_(sweep_scratch<Real>(batch)),
         gradient_scratch_(max_rows(batch), batch.max_states), own_columns_(batch) {}
 
-  void operator()(int64_t b) {
+  void operator()(int64_t index) {
+    // from the last on: of what the forward sweep read and wrote, that is what the cache still holds
+    const int64_t b = batch_.batch - 1 - index;
     const Sequence<Real> sequence = sequence_of<Real>(batch_, b);
     const Shape shape = sequence.shape;
     const int64_t stride = batch_.max_states;

@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "block_product.h"
+#include "prefetch.h"
 #include "sequence_cpu.h"
 
 namespace states_alignment {
@@ -93,12 +94,17 @@ class Sweep {
       for (int64_t source = 0; source < first; source += kChunk) {
         const int64_t source_end = std::min(source + kChunk, first);
         exponentiate_edges(source, source_end, first, end);
+        const bool is_last = source_end == first;
+        expect_edges(source_end, is_last ? end : std::min(source_end + kChunk, first), first, end);
         for (int64_t dest = first; dest < end; dest += kBlock) {
           collect(source, source_end, dest, std::min(dest + kBlock, end));
         }
         observer_.see_edges(source, source_end, first, end, tile_);
       }
       exponentiate_edges(first, end, first, end);
+      const int64_t next_end = std::min(end + kPanel, shape_.states);
+      expect_edges(0, std::min(end, kChunk), end, next_end);
+      expect_emissions(end, next_end);
       for (int64_t group = first; group < end; group += kGroup) {
         const int64_t group_end = std::min(group + kGroup, end);
         read_emissions(group, group_end);
@@ -141,6 +147,7 @@ class Sweep {
   }
   template <int kVectors>
   void collect(int64_t source, int64_t source_end, int64_t dest, int64_t dest_end, int64_t row) {
+    next_edges_.ask();
     Vec sums[kVectors][kBlock];
     if (source == 0) {
       clear(sums);
@@ -175,9 +182,12 @@ class Sweep {
   void multiply(int64_t source, int64_t source_end, int64_t dest, int64_t row, Vec (&sums)[kVectors][kBlock]) const {
     const Alive alive = Alive::at(shape_, row, row + kVectors * kWidth).among(source, source_end);
     if (alive.empty()) return;
-    const ScalarStrides strides = kByDest ? ScalarStrides{-1, -tile_.row_stride} : ScalarStrides{tile_.row_stride, 1};
-    block_product<Lane, kVectors>(relative(row, alive.first), relative_stride_, edge(alive.first, dest), strides,
+    block_product<Lane, kVectors>(relative(row, alive.first), relative_stride_, edge(alive.first, dest), edge_strides(),
                                   alive.end - alive.first, sums);
+  }
+  // Of the exponentiated edges, by source and by destination.
+  ScalarStrides edge_strides() const {
+    return kByDest ? ScalarStrides{-1, -tile_.row_stride} : ScalarStrides{tile_.row_stride, 1};
   }
 
   // Completes the columns [first, end) of one block, whose sums over all columns before `panel` are there.
@@ -200,6 +210,8 @@ class Sweep {
   }
   template <int kVectors>
   void solve(int64_t panel, int64_t panel_end, int64_t first, int64_t end, int64_t row, Carry& carry) {
+    next_edges_.ask();
+    next_emissions_.ask();
     Vec sums[kVectors][kBlock];
     if (panel == 0) {
       clear(sums);
@@ -208,30 +220,44 @@ class Sweep {
     }
     multiply(panel, first, first, row, sums);
     for (int vector = 0; vector < kVectors; ++vector) {
-      if (!solve_relative(panel_end, first, end, row + vector * kWidth, sums[vector], carry)) {
-        solve_exactly(panel_end, first, end, row + vector * kWidth, sums[vector], carry);
-      }
+      const int64_t vector_row = row + vector * kWidth;
+      const bool is_full = end - first == kBlock && end < shape_.states;
+      const bool is_solved =
+          is_full ? solve_relative<true>(panel_end, first, end, vector_row, sums[vector], carry)
+                  : solve_relative<false>(panel_end, first, end, vector_row, sums[vector], carry);
+      if (!is_solved) solve_exactly(panel_end, first, end, vector_row, sums[vector], carry);
     }
   }
 
   // Completes one vector of slots of a block relative to their references; false, with nothing done, where a number is
-  // too far from them.
+  // too far from them. kIsFull: kBlock columns, none of them the end.
   //
   // Sums of at least least_sums() have lost nothing that counts. The largest alphas allowed, 2^(2 kWide - kSteep),
   // still give finite sums over the edges of a block.
+  template <bool kIsFull>
   bool solve_relative(int64_t panel_end, int64_t first, int64_t end, int64_t row, const Vec (&sums)[kBlock],
                       Carry& carry) {
     if (first == 0 || has_steep_ || (carry.is_exact && !make_relative(row, carry))) return false;
+    const int count = kIsFull ? kBlock : static_cast<int>(end - first);
+    const int end_lane = kIsFull ? kBlock : static_cast<int>(shape_.states - 1 - first);
     const IntVec reference = Lane::load_int(scratch_.references.get() + row);
     const IntVec to_next = reference - Lane::load_int(scratch_.references.get() + row + 1);
-    Vec products[kBlock], alpha[kBlock], kept[kBlock];
+    const Real* const edges = edge(first, first);
+    const ScalarStrides strides = edge_strides();
+    Real* const emissions = emission(0, row);
+    const int64_t num_slots = shape_.rows(kRowPad);
+    Vec products[kBlock] = {}, alpha[kBlock] = {}, kept[kBlock] = {};
     Vec least = Lane::splat(1), largest = Lane::splat(0);
     IntVec highest = Lane::splat_int(0);
-    for (int64_t column = first; column < end; ++column) {
-      const int lane = static_cast<int>(column - first);
+#pragma GCC unroll 8
+    for (int lane = 0; lane < kBlock; ++lane) {
+      if (lane >= count) break;
       Vec reach = sums[lane];
-      for (int64_t source = first; source < column; ++source) reach += alpha[source - first] * *edge(source, column);
-      if (column == shape_.states - 1) {
+#pragma GCC unroll 8
+      for (int source = 0; source < lane; ++source) {
+        reach += alpha[source] * edges[source * strides.by_term + lane * strides.by_column];
+      }
+      if (lane == end_lane) {
         const IntVec is_end = Lane::counted() == static_cast<Int>(shape_.targets - row);
         least = is_end & (reach < least) ? reach : least;
         products[lane] = kept[lane] = Lane::splat(0);
@@ -239,11 +265,11 @@ class Sweep {
         continue;
       }
       // slot t + 1 becomes the sum at step t times the emission there
-      const Scaled<Lane> emitted = scaled_exp<Lane>(Lane::load(emission(lane, row)));
+      const Scaled<Lane> emitted = scaled_exp<Lane>(Lane::load(emissions + lane * num_slots));
       const IntVec exponent = emitted.exponent + to_next;
       const IntVec is_alive = emitted.exponent > kDead;
       if constexpr (Observer::kKeeps) {
-        kept[lane] = is_alive ? observer_.keep(column, row, Scaled<Lane>{reach, reference}) : Lane::splat(0);
+        kept[lane] = is_alive ? observer_.keep(first + lane, row, Scaled<Lane>{reach, reference}) : Lane::splat(0);
       }
       highest = is_alive & (exponent > highest) ? exponent : highest;
       const Vec product = reach * (emitted.mantissa * power_of_two<Lane>(exponent));
@@ -254,21 +280,26 @@ class Sweep {
       alpha[lane] = Lane::moved_up(carry.relative[lane], product);
     }
     Vec lower = least_sums(row, -F::kWide);
-    for (int lane = 0; has_faint_ && lane < end - first; ++lane) {
+    for (int lane = 0; has_faint_ && lane < count; ++lane) {
       const Vec least_beside = alpha[lane] * power_of_two<ScalarLane<Real>>(F::kLeastShare);
       lower = least_beside > lower ? least_beside : lower;
     }
     const Real upper = power_of_two<ScalarLane<Real>>(2 * F::kWide - F::kSteep);
     if (Lane::any((least < lower) | ~(largest < upper) | (highest > F::kBias - 2))) return false;
     IntVec peak = Lane::splat_int(kDead);
-    for (int64_t column = first; column < end; ++column) {
-      const int lane = static_cast<int>(column - first);
+    Real* const mantissas = columns_.mantissas(first, row);
+    Int* const exponents = columns_.exponents(first, row);
+    Real* const relatives = relative(row, first);
+#pragma GCC unroll 8
+    for (int lane = 0; lane < kBlock; ++lane) {
+      if (lane >= count) break;
       const Scaled<Lane> scaled = normalized<Lane>(alpha[lane], reference);
-      store(column, row, scaled);
-      Lane::store(relative(row, column), alpha[lane]);
+      Lane::store(mantissas + lane * kWidth, scaled.mantissa);
+      Lane::store_int(exponents + lane * kWidth, scaled.exponent);
+      Lane::store(relatives + lane * kWidth, alpha[lane]);
       carry.relative[lane] = products[lane];
-      if constexpr (Observer::kKeeps) Lane::store(emission(lane, row), kept[lane]);
-      if (column < shape_.states - 1) peak = larger<Lane>(peak, scaled.exponent);
+      if constexpr (Observer::kKeeps) Lane::store(emissions + lane * num_slots, kept[lane]);
+      if (lane < end_lane) peak = larger<Lane>(peak, scaled.exponent);
     }
     if (raise_references(panel_end, first, end, row, peak)) store_relative(first, end, row);
     return true;
@@ -454,6 +485,19 @@ class Sweep {
     tile_ = {scratch_.edges.get(), kByDest ? -kStride : kStride, first_place, largest_log};
   }
 
+  // The edges from columns [source, source_end) to those of [dest, dest_end) will be exponentiated next.
+  void expect_edges(int64_t source, int64_t source_end, int64_t dest, int64_t dest_end) {
+    const int64_t row = kByDest ? shape_.states - dest_end : source;
+    const int64_t first = kByDest ? shape_.states - source_end : dest;
+    next_edges_.plan(edges_of(row) + first, kByDest ? source_end - source : dest_end - dest, sequence_.trans_row_stride,
+                     kByDest ? dest_end - dest : source_end - source);
+  }
+  // The emissions into the columns [first, end) will be read next.
+  void expect_emissions(int64_t first, int64_t end) {
+    const int64_t node = kByDest ? shape_.states - end : first;
+    next_emissions_.plan(sequence_.log_emit + node, end - first, sequence_.emit_row_stride, shape_.targets);
+  }
+
   // The edges from columns `source` and later to the block [first, end) as scaled numbers, for exact sums.
   void scale_edges(int64_t source, int64_t first, int64_t end) {
     const int64_t count = first_scaled_ - source;
@@ -564,6 +608,8 @@ class Sweep {
   int64_t relative_stride_;
   Real* emission_ = nullptr;  // of the present block
   EdgeTile<Real> tile_{};  // the edges that are exponentiated
+  Prefetch next_edges_;
+  Prefetch next_emissions_;
   // Of the edges into the panel: whether a finite one is below 2^-kWide, where its product with a small alpha may
   // underflow, and whether one is above 2^kSteep, which leaves it out of products.
   bool has_faint_ = false;
