@@ -8,11 +8,12 @@ one more product.
 
 Probabilities of slot i are kept relative to `ref[i]`: within e200 below the largest of them so far, so that it changes
 seldom; a slot that a block is the first to reach has a guess until then. What is below e-708 is lost. A sum of at least
-`_LEAST_SUM` cannot miss it; one below may, unless no path leads there. A sequence with such a sum in a block, or with a
-probability above `_LARGEST_PROB`, has this block solved again in log space, from solved states too where their sums are
-doubtful. Where no edge is worse than e-460 these are not, since the peak's own edge is in the sum. Edge posteriors are
-at most 1, so what they lose is below rounding unless a reference is e437 likelier than all paths, for want of edges;
-those are taken again as well. Scores up to e200 keep these bounds.
+`_LEAST_SUM` cannot miss it (times the largest probability of its block, where that is above 1); one below may, unless
+no path leads there. A sequence with such a sum in a block, or with a probability above `_LARGEST_PROB`, has this block
+solved again in log space, from solved states too where their sums are doubtful. Where no edge is worse than e-460 these
+are not, since the peak's own edge is in the sum. Edge posteriors are at most 1, so what they lose is below rounding
+unless a reference is e437 likelier than all paths, for want of edges; those are taken again as well. Scores up to e200
+keep these bounds.
 
 A state has emitted no more targets than there are states before it, and leaves no more than come after it; only these
 slots of a block are computed, three quarters of all at k = 4.
