@@ -252,7 +252,8 @@ def _check_lengths(name: str, lengths: Tensor, axis: str, size: int) -> None:
     # reading the values would stall a device and cut a compiled graph in two
     if lengths.device.type != "cpu" or torch.compiler.is_compiling() or lengths.numel() == 0:
         return
-    least, most = int(lengths.min()), int(lengths.max())
+    values = lengths.tolist()
+    least, most = min(values), max(values)
     if least < 0 or most > size:
         raise ShapeError(f"`{name}` holds {least if least < 0 else most}, expected 0 to {axis} = {size}")
 
