@@ -41,7 +41,7 @@ extern "C" {
 typedef enum {
   STATES_ALIGNMENT_OK = 0,
   STATES_ALIGNMENT_BAD_DTYPE = 1,     /* not a states_alignment_dtype that this library takes */
-  STATES_ALIGNMENT_BAD_SIZE = 2,      /* a size or a stride is negative */
+  STATES_ALIGNMENT_BAD_SIZE = 2,      /* a size or a stride is negative, or too large for one launch */
   STATES_ALIGNMENT_OUT_OF_MEMORY = 3, /* scratch memory or a thread could not be had */
   STATES_ALIGNMENT_CUDA_ERROR = 1000  /* plus the cudaError_t */
 } states_alignment_status;

@@ -173,15 +173,6 @@ SA_HOST_DEVICE Scaled<Lane> normalized(typename Lane::Real value, typename Lane:
   return {alive ? mantissa : Lane::splat(0), alive ? capped : Lane::splat_int(kDead)};
 }
 
-// a + b; both in normal form, or sums of such made by this function.
-template <class Lane>
-SA_HOST_DEVICE Scaled<Lane> plus(Scaled<Lane> a, Scaled<Lane> b) {
-  const typename Lane::Int exponent = larger<Lane>(a.exponent, b.exponent);
-  return {a.mantissa * power_of_two<Lane>(a.exponent - exponent) +
-              b.mantissa * power_of_two<Lane>(b.exponent - exponent),
-          exponent};
-}
-
 // True for NaN and for values above kLogRange, +inf included: no log probabilities.
 template <class Real>
 SA_HOST_DEVICE bool is_invalid(Real log_probability) {

@@ -120,7 +120,7 @@ struct Sequence {
     typename Lane::Real result;
     if (left >= Lane::kWidth) {
       result = Lane::load(from);
-    } else if (node < shape.states - 1 && trans_row_stride >= Lane::kWidth) {
+    } else if (left > 0 && node < shape.states - 1 && trans_row_stride >= Lane::kWidth) {
       // what is behind a row is memory of the next one, and may be anything
       result = Lane::counted() < static_cast<Int>(left) ? Lane::load(from) : Lane::splat(kNoEdge);
     } else {

@@ -36,14 +36,15 @@ Sequence<Real> sequence_of(const states_alignment_batch& batch, int64_t b) {
 int64_t max_rows(const states_alignment_batch& batch) { return Shape{batch.max_targets, 0}.rows(kRowPad); }
 
 // Numbers in the columns of any sequence of a batch: no BandLayout of its shapes has more. That of T targets and S
-// states has at most round_up(T + 1, kRowPad) rows of the smaller of S - T + 30 and round_up(S, kBlock) + 1 columns.
+// states has at most round_up(T + 1, kRowPad) rows of the smaller of S - T + 30 and round_up(S, kBlock) + 1 columns;
+// of those with as many rows, T = rows - kRowPad has the most columns.
 int64_t saved_numbers(int64_t max_targets, int64_t max_states) {
   static_assert(kRowPad == 16 && kBlock == 8);
-  // (T + 16) * (S - T + 30) is largest at T = (S + 14) / 2
-  const bool is_short = 2 * max_targets <= max_states + 14;
-  const int64_t most = is_short ? (max_targets + kRowPad) * (max_states - max_targets + 30)
-                                : (max_states + 46) * (max_states + 46) / 4;
-  return std::min(Shape{max_targets, 0}.rows(kRowPad) * (round_up(max_states, kBlock) + 1), most);
+  const int64_t rows = Shape{max_targets, 0}.rows(kRowPad);
+  // rows * (S - rows + 46) is largest at rows = (S + 46) / 2
+  const bool is_short = 2 * rows <= max_states + 46;
+  const int64_t most = is_short ? rows * (max_states - rows + 46) : (max_states + 46) * (max_states + 46) / 4;
+  return std::min(rows * (round_up(max_states, kBlock) + 1), most);
 }
 
 template <class Real>

@@ -196,6 +196,7 @@ class Sweep {
     Carry carry;
     carry.is_exact = false;
     for (Vec& products : carry.relative) products = Lane::splat(0);
+    for (Scaled<Lane>& products : carry.exact) products = {Lane::splat(0), Lane::splat_int(kDead)};
     const Rows rows = rows_of(first, end);
     int64_t row = rows.first;
     for (; row + kProductVectors * kWidth <= rows.end; row += kProductVectors * kWidth) {

@@ -29,9 +29,13 @@ void require(bool is_true, const char* what) {
 template <class Real>
 void check(std::mt19937& random, int32_t dtype, int64_t batch, int64_t max_targets, int64_t max_states, double std,
            double missing) {
-  const int64_t emit_row = max_states + 3, trans_row = max_states + 5;  // rows with a gap behind them
-  std::vector<Real> log_emit(static_cast<size_t>(batch * max_targets * emit_row));
-  std::vector<Real> log_trans(static_cast<size_t>(batch * max_states * trans_row));
+  // rows with a gap behind them, or without; the array ends with its last row
+  const int64_t gap = std::uniform_int_distribution<int64_t>(0, 1)(random) * 5;
+  const int64_t emit_row = max_states + gap, trans_row = max_states + gap;
+  const auto size = [&](int64_t num_rows) {
+    return static_cast<size_t>(std::max<int64_t>(num_rows * (max_states + gap) - gap, 0));
+  };
+  std::vector<Real> log_emit(size(batch * max_targets)), log_trans(size(batch * max_states));
   std::vector<int64_t> target_lengths, state_lengths;
   std::normal_distribution<double> normal(-3.0, std);
   std::uniform_real_distribution<double> uniform;
@@ -107,7 +111,8 @@ int main() {
 #ifndef STATES_ALIGNMENT_ON_DEVICE
   for (const int64_t max_targets : {1, 7, 40, 77, 150, 154, 290}) check_saved_words(max_targets, 310);
 #endif
-  const int64_t shapes[][3] = {{0, 3, 8}, {3, 0, 5}, {2, 1, 3}, {5, 7, 16}, {9, 20, 65}, {2, 40, 170}, {1, 100, 102}};
+  const int64_t shapes[][3] = {{0, 3, 8},  {3, 0, 5},   {1, 1, 3},   {2, 1, 3},    {5, 7, 16},
+                               {1, 4, 17}, {9, 20, 65}, {2, 40, 170}, {1, 100, 102}};
   for (const auto& [batch, targets, states] : shapes) {
     for (const double std : {1.0, 30.0, 300.0}) {
       for (const double missing : {0.0, 0.5, 0.95}) {

@@ -175,6 +175,8 @@ def test_without_a_fitting_run_the_error_names_the_command_that_makes_one(
          'write [MASK] for each hidden token, as in: exlm inspect-dag "c1ccc([MASK])cc1"'),
         ([SENTENCE, "--format", "png,pdf"], "`--format png,pdf`: 'pdf' is none of png, svg, html, dot, json",
          "or give `none` alone"),
+        ([SENTENCE, "--format", "none", "--out", "out"], "`--out out` does not go with `--format none`",
+         "leave one of them out"),
         ([SENTENCE, "--n-best", "0"], None, "see `exlm inspect-dag --help`"),
         (["[MASK]" * 10_000 + " a"],
          "the sentence has 10000 masks of 4 states, 40000 nodes; an inspection takes at most 512",

@@ -13,7 +13,7 @@ import numpy as np
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.run_dir import RUN_FILE, read_run_json
 from exlm_cli.tasks.downstream import FloatArray, Split
-from exlm_cli.tasks.results import best_cell_folder, read_predictions, read_results
+from exlm_cli.tasks.results import best_cell_folder, how_to_redo, read_predictions, read_results
 
 RunKind = Literal["pretrain", "finetune"]
 
@@ -183,12 +183,13 @@ def load_seed_predictions(run: FinetunedRun) -> SeedPredictions | None:
     truth = run.folder / f"targets-{split}.csv"
     if not truth.is_file():
         return None
-    rows, _, targets = read_predictions(truth)
+    rows, _, targets = read_predictions(truth, "fine-tune again")
     by_seed = []
     for seed in run.results["seeds"]:
-        path = best_cell_folder(run.folder, run.results, seed) / f"predictions-{split}.csv"
-        found_rows, _, values = read_predictions(path)
+        cell = best_cell_folder(run.folder, run.results, seed)
+        path = cell / f"predictions-{split}.csv"
+        found_rows, _, values = read_predictions(path, how_to_redo(cell))
         if found_rows != rows:
-            raise CheckpointError(f"{path}: its rows are not those of {truth}", "fine-tune again")
+            raise CheckpointError(f"{path}: its rows are not those of {truth}", how_to_redo(cell))
         by_seed.append(values)
     return SeedPredictions(split, tuple(rows), np.stack(by_seed), targets)

@@ -54,6 +54,8 @@ def inspect_dag(
     from exlm_cli.cli.checkpoints import choose_checkpoint
 
     wanted, is_smiles = _parse_formats(formats), _is_smiles(sentence)
+    if out is not None and not wanted:
+        raise ConfigError(f"`--out {out}` does not go with `--format none`", "leave one of them out")
     check_sentence(sentence, is_smiles=is_smiles)
     progress = console.open_progress()
     kind = "SMILES run" if is_smiles else "text run"

@@ -85,9 +85,9 @@ class TaskModel(nn.Module):
             if num_outputs is None
             else SequenceHead(config.width, num_outputs, finetune.pooler_dropout)
         )
-        # regression trains on standardised targets; outputs come in the task's units
-        self.register_buffer("output_mean", torch.zeros(num_outputs or 1))
-        self.register_buffer("output_std", torch.ones(num_outputs or 1))
+        # regression trains on standardised targets; outputs come in the task's units, for which float32 may be too coarse
+        self.register_buffer("output_mean", torch.zeros(num_outputs or 1, dtype=torch.float64))
+        self.register_buffer("output_std", torch.ones(num_outputs or 1, dtype=torch.float64))
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=config.init_std)
@@ -114,8 +114,8 @@ class TaskModel(nn.Module):
             return cast(Tensor, self.head(states, lengths))
 
     def in_units(self, outputs: Tensor) -> Tensor:
-        """Return what `forward` gave with regression in the task's own units; logits stay as they are."""
-        return outputs if isinstance(self.head, SpanHead) else outputs * self.output_std + self.output_mean
+        """Return what `forward` gave with regression in the task's own units, float64; logits stay as they are."""
+        return outputs.double() if isinstance(self.head, SpanHead) else outputs * self.output_std + self.output_mean
 
     def load_encoder(self, pretrained: dict[str, Tensor]) -> None:
         """Take the token embedding and the encoder out of the state dict of an `ExlmModel`; the head stays as drawn."""

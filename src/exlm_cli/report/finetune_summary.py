@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from exlm_cli.analysis.grid_statistics import NOT_DEFINED
+from exlm_cli.progress import format_figure
 
 
 def render_summary(results: Mapping[str, Any], run_dir: str) -> RenderableType:
@@ -35,10 +36,11 @@ def format_score(summary: Mapping[str, Any], aggregate: str) -> str:
         return NOT_DEFINED
     known = [v for v in summary["values"] if v is not None]
     if len(known) == 1:
-        return f"{value:.4f}"
+        return format_figure(value)
     if aggregate == "median":
-        return f"{value:.4f} ({min(known):.4f} to {max(known):.4f})"
-    return f"{value:.4f} ± {summary['std']:.4f}"
+        least, most = (format_figure(bound, beside=value) for bound in (min(known), max(known)))
+        return f"{format_figure(value)} ({least} to {most})"
+    return f"{format_figure(value)} ± {format_figure(summary['std'], beside=value)}"
 
 
 def _heading(results: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from exlm_cli.tasks.downstream import FloatArray, Split
 from exlm_cli.tasks.finetune_task import FinetuneTask, TaskData
 from exlm_cli.tasks.initial import Initial, build_task_model
 from exlm_cli.tasks.result_shapes import WrittenCell, check_written
-from exlm_cli.tasks.results import cell_folder, write_predictions
+from exlm_cli.tasks.results import RESULT_FILE, cell_folder, write_predictions
 from exlm_cli.tasks.squad import SquadTask
 from exlm_cli.train.checkpoint import (
     best_paths,
@@ -31,8 +31,6 @@ from exlm_cli.train.checkpoint import (
 )
 from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.loop_state import LoopResult, Selection
-
-RESULT_FILE = "result.json"
 
 
 @dataclass(frozen=True)

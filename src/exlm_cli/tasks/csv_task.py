@@ -1,5 +1,6 @@
 """Anybody's table: a column of SMILES or text, columns of labels, and a way to split it."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -54,6 +55,9 @@ def load_csv(config: TaskConfig, progress: Progress) -> TableTask:
         )
     if column in config.label_columns:
         raise ConfigError(f"{table.path}: `{column}` cannot be input and label at once")
+    for name, times in Counter(config.label_columns).items():
+        if times > 1:
+            raise ConfigError(f"`task.label_columns` gives `{name}` twice")
     texts = table.columns[column]
     labels = read_labels(table, config.label_columns, config.label_kind)
     if labels.loss == "regression" and config.class_weights == "balanced":

@@ -20,16 +20,23 @@ from exlm_cli.config.resumed import resumed_recipe
 from exlm_cli.data.splits import REJECTED
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.files import removed_on_failure, write_atomically
-from exlm_cli.progress import Progress, SilentProgress
+from exlm_cli.progress import Progress, SilentProgress, format_figure
 from exlm_cli.run_dir import RUN_FILE, create_run_dir, read_run_json, sole_process, update_run_json
-from exlm_cli.tasks.cell import RESULT_FILE, Cell, drop_weights, run_cell
+from exlm_cli.tasks.cell import Cell, drop_weights, run_cell
 from exlm_cli.tasks.downstream import DownstreamTask
 from exlm_cli.tasks.finetune_run import check_resumed, collect_results, describe_run
 from exlm_cli.tasks.finetune_task import TaskData, encode_task
 from exlm_cli.tasks.initial import Initial, load_initial, resolve_sequence_length
 from exlm_cli.tasks.registry import check_splits, input_kind_of, load_task
 from exlm_cli.tasks.result_shapes import WrittenRun, check_written
-from exlm_cli.tasks.results import RESULTS_FILE, cell_folder, is_better_point, selection_value, summarise_metrics
+from exlm_cli.tasks.results import (
+    RESULT_FILE,
+    RESULTS_FILE,
+    cell_folder,
+    is_better_point,
+    selection_value,
+    summarise_metrics,
+)
 from exlm_cli.train.checkpoint import write_json
 from exlm_cli.train.pretrained import describe_device, pick_device
 
@@ -214,7 +221,7 @@ def _run_cells(
 
 def _describe_cell(cell: Cell, result: dict[str, Any], metric: str) -> str:
     scores = ", ".join(
-        f"{split} {metric} {'not defined' if of_split[metric] is None else format(of_split[metric], '.4f')}"
+        f"{split} {metric} {'not defined' if of_split[metric] is None else format_figure(of_split[metric])}"
         for split, of_split in result["metrics"].items()
     )
     return (

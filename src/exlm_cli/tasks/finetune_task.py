@@ -165,14 +165,16 @@ class FinetuneTask:
 
 def target_scale(targets_NC: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return mean and standard deviation of each column of training targets, (C,) each; 0 and 1 where none is present,
-    and a deviation of 1 where all are equal.
+    and a deviation of 1 where all are equal. Squares neither overflow nor vanish.
     """
     is_present = ~np.isnan(targets_NC)
     num_C = np.maximum(is_present.sum(0), 1)
     # by comparison: the mean of three times 0.1 is not 0.1, and a deviation of 1e-17 would be divided by
     differs_C = np.where(is_present, targets_NC, -np.inf).max(0) > np.where(is_present, targets_NC, np.inf).min(0)
     mean_C = np.where(is_present, targets_NC, 0.0).sum(0) / num_C
-    std_C = np.sqrt(np.where(is_present, (targets_NC - mean_C) ** 2, 0.0).sum(0) / num_C)
+    off_NC = np.where(is_present, targets_NC - mean_C, 0.0)
+    most_C = np.where(differs_C, np.abs(off_NC).max(0), 1.0)
+    std_C = most_C * np.sqrt(((off_NC / most_C) ** 2).sum(0) / num_C)
     return mean_C, np.where(differs_C & (std_C > 0), std_C, 1.0)
 
 

@@ -12,7 +12,7 @@ from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.tasks.finetune_run import ENCODER_FILE
-from exlm_cli.tasks.results import best_cell_folder, read_results
+from exlm_cli.tasks.results import best_cell_folder, how_to_redo, read_results
 from exlm_cli.tasks.task_runner import TaskRunner
 from exlm_cli.train.checkpoint import best_paths, load_model_weights, verify_checkpoint
 from exlm_cli.train.pretrain import autocast_dtype
@@ -79,8 +79,8 @@ def load_finetuned(run: Path, *, device: str | None = None) -> Finetuned:
 def _best_weights(cell: Path) -> Path:
     found = best_paths(cell)
     if not found:
-        raise CheckpointError(f"{cell}: no weights in it", "fine-tune again; the weights were deleted")
+        raise CheckpointError(f"{cell}: no weights in it", f"the weights were deleted: {how_to_redo(cell)}")
     reason = verify_checkpoint(found[0])
     if reason is not None:
-        raise CheckpointError(f"{found[0]} is refused: {reason}", "fine-tune again; the weights were altered")
+        raise CheckpointError(f"{found[0]} is refused: {reason}", f"the weights were altered: {how_to_redo(cell)}")
     return found[0]

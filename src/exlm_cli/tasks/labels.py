@@ -32,6 +32,8 @@ _BINARY = {
 }
 _BINARY_WORDS = "0/1, true/false, yes/no, t/f, y/n"
 _MOST_CLASSES = 100
+_LARGEST_VALUE = 1e100  # so that sums of squared errors are finite
+_VALUES = "a number from -1e100 to 1e100"
 _OVERRIDE = f"{how_to_set('task.label_kind', 'classes|multi_label|regression')} says what they are"
 
 
@@ -101,7 +103,7 @@ def read_known_targets(table: Table, columns: Sequence[str], loss: Loss, names: 
         case "binary":
             parse, accepted = lambda cell: _BINARY.get(cell.lower()), _BINARY_WORDS
         case _:
-            parse, accepted = _number, "a finite number"
+            parse, accepted = _value, _VALUES
     for index, name in enumerate(columns):
         for row, cell in enumerate(table.columns.get(name, ())):
             if _is_missing(cell):
@@ -168,10 +170,10 @@ def _values(table: Table, cells: dict[str, tuple[str, ...]]) -> Labels:
         for row, cell in enumerate(column):
             if _is_missing(cell):
                 continue
-            value = _number(cell)
+            value = _value(cell)
             if value is None:
                 raise DataError(
-                    f"{table.where(row)}: `{name}` is `{cell}`; accepted: a finite number, or empty",
+                    f"{table.where(row)}: `{name}` is `{cell}`; accepted: {_VALUES}, or empty",
                     f"mend or empty the cell, or {how_to_set('task.label_kind', 'classes')}",
                 )
             targets[row, index] = value
@@ -218,6 +220,12 @@ def _class_names(cells: Collection[str]) -> dict[str, str]:
 
 def _is_missing(cell: str) -> bool:
     return cell.lower() in _MISSING
+
+
+def _value(cell: str) -> float | None:
+    """Return a number that can be predicted, or None for what is none."""
+    number = _number(cell)
+    return None if number is None or abs(number) > _LARGEST_VALUE else number
 
 
 def _number(cell: str) -> float | None:

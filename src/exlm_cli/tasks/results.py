@@ -15,11 +15,14 @@ import numpy as np
 
 from exlm_cli.config.grid import NO_GRID
 from exlm_cli.errors import CheckpointError
-from exlm_cli.files import write_atomically
+from exlm_cli.files import reason_of, write_atomically
 from exlm_cli.tasks.downstream import FloatArray
 from exlm_cli.tasks.result_shapes import WrittenResults, check_written
 
+RESULT_FILE = "result.json"
+"""Of a cell."""
 RESULTS_FILE = "results.json"
+"""Of a run."""
 TARGETS_COLUMN = "class"
 """Of `targets-<split>.csv` where rows have one class: its index."""
 
@@ -97,6 +100,11 @@ def best_cell_folder(run: Path, results: Mapping[str, Any], seed: int) -> Path:
     return cell_folder(run, results["grid_best"]["label"] if results["grid_best"] else NO_GRID, seed)
 
 
+def how_to_redo(cell: Path) -> str:
+    """Return a hint on what makes a run do a finished cell again."""
+    return f"delete {cell / RESULT_FILE} and go on with `exlm finetune --resume {cell.parents[2]}`, which does it again"
+
+
 def write_predictions(path: Path, rows: Sequence[int], names: Sequence[str], outputs: Sequence[FloatArray]) -> None:
     """Write `row` and one column for each output: probabilities of labels or classes, values for regression.
 
@@ -117,8 +125,12 @@ def write_predictions(path: Path, rows: Sequence[int], names: Sequence[str], out
     write_atomically(path, text.getvalue().encode())
 
 
-def read_predictions(path: Path) -> tuple[list[int], list[str], FloatArray]:
+def read_predictions(path: Path, hint: str) -> tuple[list[int], list[str], FloatArray]:
     """Read back what `write_predictions` wrote: rows of the input, names of columns, (N, C) values.
+
+    Args:
+        path: Of the CSV.
+        hint: What brings it back.
 
     Raises:
         CheckpointError: The file is missing or altered.
@@ -129,4 +141,5 @@ def read_predictions(path: Path) -> tuple[list[int], list[str], FloatArray]:
         values = np.array([[float(cell) for cell in line[1:]] for line in lines])
         return [int(line[0]) for line in lines], header[1:], values.reshape(len(lines), len(header) - 1)
     except (OSError, ValueError, IndexError) as error:
-        raise CheckpointError(f"{path}: not readable as predictions: {error}", "fine-tune again") from error
+        reason = reason_of(error) if isinstance(error, OSError) else error
+        raise CheckpointError(f"{path}: not readable as predictions: {reason}", hint) from error

@@ -143,7 +143,8 @@ def _hold_out(
     train = [question for question in file.questions if question.title not in held_out]
     if not train:
         raise DataError(
-            f"{file.source}: {len(known)} articles, all of them held out to score on: none is left to train on",
+            f"{file.source}: {len(known)} articles with questions that can be used, all of them held out to score on: "
+            "none is left to train on",
             f"give a validation file with {how_to_set('task.files.valid', 'FILE')}, or fewer `task.valid_articles`",
         )
     return train, [question for question in file.questions if question.title in held_out], held_out

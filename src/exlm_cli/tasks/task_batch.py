@@ -19,7 +19,7 @@ class TaskBatch:
     Attributes:
         token_ids: Repeated tokens, [PAD] beyond `lengths`.
         lengths: Positions of each example after repetition, [CLS] and [SEP] included.
-        targets: As in `EncodedSplit`, NaN where missing.
+        targets: As in `EncodedSplit`, float64, NaN where missing.
         answerable: For spans, over tokens before repetition; False beyond.
         sample_index: Of each example in its split.
     """
@@ -58,7 +58,7 @@ def collate(split: EncodedSplit, indices: IntArray, *, num_repeats: int, pad_id:
     return TaskBatch(
         torch.from_numpy(token_ids),
         torch.tensor(lengths),
-        torch.from_numpy(split.targets[indices]).float(),
+        torch.from_numpy(split.targets[indices]),
         None if answerable is None else torch.from_numpy(answerable),
         torch.from_numpy(indices),
     )

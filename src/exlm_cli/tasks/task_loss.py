@@ -24,11 +24,12 @@ def example_losses(loss: Loss, outputs: Tensor, batch: TaskBatch, weights: Tenso
     """
     match loss:
         case "binary":
-            targets = batch.targets.nan_to_num()
-            losses_BC = F.binary_cross_entropy_with_logits(outputs, targets, pos_weight=weights, reduction="none")
+            targets_BC = batch.targets.nan_to_num().to(outputs.dtype)
+            losses_BC = F.binary_cross_entropy_with_logits(outputs, targets_BC, pos_weight=weights, reduction="none")
             return _mean_of_present(losses_BC, batch.targets)
         case "regression":
-            return _mean_of_present((outputs - batch.targets.nan_to_num()).square(), batch.targets)
+            targets_BC = batch.targets.nan_to_num().to(outputs.dtype)
+            return _mean_of_present((outputs - targets_BC).square(), batch.targets)
         case "classes":
             targets_B = batch.targets[:, 0].nan_to_num().long()
             losses_B = F.cross_entropy(outputs, targets_B, weight=weights, reduction="none")

@@ -76,7 +76,7 @@ class TaskRunner:
 
     def rows(self, encoded: EncodedSplit, batch: TaskBatch, outputs: Tensor) -> Iterator[tuple[int, FloatArray]]:
         """Yield index and outputs of each example of a batch: (C,) in the task's units, or (L, 2) for spans."""
-        in_units = self.model.in_units(outputs).double().cpu().numpy()
+        in_units = self.model.in_units(outputs).cpu().numpy()
         for index, row in zip(batch.sample_index.tolist(), in_units, strict=True):
             yield index, row if row.ndim == 1 else row[: len(encoded.token_ids[index])]
 

@@ -174,9 +174,14 @@ def load_model_weights(path: Path, model: nn.Module) -> None:
             raise CheckpointError(
                 f"{path / MODEL_FILE}: `{name}` has shape {given.get(name)}, "
                 f"the recipe's model has {expected.get(name)}",
-                "the recipe.yaml beside the checkpoint is not the one it was trained with",
+                f"the {_of_shape(name)} beside the checkpoint is not the one it was trained with",
             )
     model.load_state_dict(weights)
+
+
+def _of_shape(tensor: str) -> str:
+    """Return the file that decides the shape of a tensor; those of the LM head come first in alphabetical order."""
+    return "tokenizer.json" if tensor in ("lm_head.bias", "token_embedding.weight") else "recipe.yaml"
 
 
 def load_optimizer_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -13,6 +13,7 @@ from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.train.checkpoint import load_model_weights, load_state, newest_good_checkpoint, verify_checkpoint
+from exlm_cli.train.identity import former_identities, trained_identity
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,10 @@ def load_pretrained(path: Path, *, device: str = "auto", progress: Progress | No
     model = build_model(recipe, tokenizer, torch_device)
     load_model_weights(checkpoint, model)
     model.eval()
-    return Pretrained(model, tokenizer, recipe, checkpoint, int(load_state(checkpoint)["loop"]["step"]))
+    state = load_state(checkpoint)
+    if state["identity"].get("recipe") not in (trained_identity(recipe), *former_identities(recipe, recipe)):
+        progress.message(f"{run / 'recipe.yaml'} was changed: it is not what {checkpoint.name} was trained with")
+    return Pretrained(model, tokenizer, recipe, checkpoint, int(state["loop"]["step"]))
 
 
 def build_model(recipe: PretrainRecipe, tokenizer: Tokenizer, device: torch.device) -> ExlmModel:

@@ -139,9 +139,10 @@ def test_regression_is_predicted_in_the_units_of_the_task() -> None:
     model.output_std.copy_(torch.tensor([2.0, 0.5]))
     batch = padded(A, B)
     outputs = model(*batch)
-    torch.testing.assert_close(model.in_units(outputs), outputs * torch.tensor([2.0, 0.5]) + torch.tensor([1.0, 10.0]))
+    expected = outputs.double() * torch.tensor([2.0, 0.5]) + torch.tensor([1.0, 10.0])
+    torch.testing.assert_close(model.in_units(outputs), expected)
     spans = task_model(tiny_recipe(), None)
-    assert torch.equal(spans.in_units(spans(*batch)), spans(*batch))
+    assert torch.equal(spans.in_units(spans(*batch)), spans(*batch).double())
 
 
 def test_dropout_of_the_recipe_wins_over_the_checkpoints_and_none_keeps_it() -> None:

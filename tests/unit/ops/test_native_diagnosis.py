@@ -73,6 +73,18 @@ def test_a_machine_without_compilers(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert error.value.hint == HINT
 
 
+@pytest.mark.usefixtures("no_compiler_yet", "no_gpu")
+def test_what_was_shipped_needs_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shipped = tmp_path / "shipped.so"
+    shutil.copy(build.build_library("cpu"), shipped)
+    monkeypatch.setattr(build, "prebuilt_library", lambda kind: shipped)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    messages = Recorder()
+    build_kernels(messages)
+    assert messages.said == []
+    assert diagnose().cpu == Kernels(str(shipped), "", "native")
+
+
 @pytest.mark.usefixtures("no_gpu", "loads")
 def test_host_kernels_are_built_once_and_found_again(
     make_compiler: MakeCompiler, monkeypatch: pytest.MonkeyPatch

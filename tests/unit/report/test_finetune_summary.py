@@ -53,6 +53,11 @@ def render(results: dict[str, Any]) -> list[str]:
         ([0.7], "mean", "0.7000"),
         ([None, 0.7], "median", "0.7000"),
         ([None], "mean", "not defined"),
+        ([0.0, 0.0], "mean", "0.0000 ± 0.0000"),
+        ([7.606e-8, 7.606e-8, 8.2e-8], "mean", "7.804e-08 ± 3.429e-09"),
+        ([7.606e-8, 9.1e-8], "median", "8.353e-08 (7.606e-08 to 9.1e-08)"),
+        ([1.1060511823970e36], "mean", "1.106e+36"),
+        ([-0.0004123], "mean", "-0.0004123"),
     ],
 )
 def test_a_score_is_shown_with_its_spread(values: list[float | None], aggregate: str, text: str) -> None:

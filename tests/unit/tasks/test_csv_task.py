@@ -223,6 +223,7 @@ def test_the_same_seed_gives_the_same_split(tmp_path: Path) -> None:
             "name them with `--label-columns A,B` (in a grid or sweep `--set finetune.task.label_columns=[A,B]`)",
         ),
         ({"label_columns": ("smiles",)}, "{folder}/a.csv: `smiles` cannot be input and label at once", ""),
+        ({"label_columns": ("y", "y")}, "`task.label_columns` gives `y` twice", ""),
     ],
 )
 def test_a_recipe_that_contradicts_itself_is_refused(tmp_path: Path, options: Any, message: str, hint: str) -> None:

@@ -119,7 +119,7 @@ def test_predictions_of_the_best_epoch_have_the_rows_of_the_input(finished: tupl
         assert [int(row[0]) for row in rows] == task.split_indices["test"].tolist()
         read = np.array([[float(cell) for cell in row[1:]] for row in rows])
         np.testing.assert_allclose(read, 1 / (1 + np.exp(-np.stack(outputs))), rtol=1e-6)
-        written, names, targets = read_predictions(run / "targets-test.csv")
+        written, names, targets = read_predictions(run / "targets-test.csv", "")
         assert (written, tuple(names)) == (task.split_indices["test"].tolist(), task.output_names)
         np.testing.assert_array_equal(targets, encoded.targets)
         result = json.loads((run / f"cells/single/seed-{seed}/result.json").read_text())
@@ -193,6 +193,28 @@ def test_the_scale_of_equal_targets_is_1_whatever_is_lost_in_rounding(value: flo
     mean, std = target_scale(np.array([[value]] * 3))
     assert std.tolist() == [1]
     assert mean[0] == pytest.approx(value, rel=1e-15)
+
+
+@pytest.mark.parametrize("unit", [1e-250, 1e-160, 1.0, 1e99])
+def test_the_scale_of_targets_neither_overflows_nor_vanishes(unit: float) -> None:
+    mean, std = target_scale(np.array([[1.0], [3.0]]) * unit)
+    assert (mean[0], std[0]) == (pytest.approx(2 * unit, rel=1e-15), pytest.approx(unit, rel=1e-15))
+
+
+def test_values_far_from_zero_are_learnt_like_others(pretrained: Path, tmp_path: Path) -> None:
+    class Shifted(WordTask):
+        def _target(self, row: int, words: list[str], ends: Any) -> list[float]:
+            return [value + self.offset for value in super()._target(row, words, ends)]
+
+    predicted = {}
+    for offset in (0.0, 2.0**33):
+        Shifted.offset = offset  # type: ignore[attr-defined]
+        run = tmp_path / f"{offset:g}"
+        run_tiny(pretrained, run, Shifted("regression"), seeds=[1], train={"max_epochs": 2})
+        predicted[offset] = read_predictions(run / "cells/single/seed-1/predictions-test.csv", "")[2] - offset
+    assert np.ptp(predicted[0.0]) > 1e-3
+    # float64 of 8.6e9 has steps of 2e-6; standardised targets differ by as much
+    np.testing.assert_allclose(predicted[2.0**33], predicted[0.0], atol=1e-3)
 
 
 def test_the_scale_of_targets_that_differ_in_the_last_digit_is_kept() -> None:
@@ -377,7 +399,13 @@ def test_what_is_missing_or_damaged_in_a_finished_run_is_named(
         f"{best} is refused: model.safetensors was altered"
     )
     shutil.rmtree(best)
-    assert refusal(CheckpointError, lambda: load_finetuned(run, device="cpu")) == f"{cell}: no weights in it"
+    with pytest.raises(CheckpointError) as caught:
+        load_finetuned(run, device="cpu")
+    assert str(caught.value) == f"{cell}: no weights in it"
+    assert caught.value.hint == (
+        f"the weights were deleted: delete {cell / 'result.json'} and go on with `exlm finetune --resume {run}`, which "
+        "does it again"
+    )
     (cell / "result.json").write_text("{")
     read = Cell(GridPoint(NO_GRID, {}, finetune_recipe()), 1, cell).read
     assert refusal(CheckpointError, read).startswith(f"{cell / 'result.json'}: not readable as JSON: ")
@@ -431,7 +459,7 @@ def test_tokens_of_pre_training_are_those_counted_or_estimated(pretrained: Path,
     update_run_json(run, {"train_sequences": 0})
     assert load_initial(run, SilentProgress()).num_tokens == 3 * 8 * 24
     state = run / "checkpoints/step-3/state.json"
-    state.write_text(json.dumps({"loop": {"step": 3, "num_tokens": 77}}))
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"loop": {"step": 3, "num_tokens": 77}}))
     manifest = json.loads((state.parent / "manifest.json").read_text())
     manifest["files"]["state.json"] = {"bytes": state.stat().st_size, "sha256": ckpt._sha256(state)}
     (state.parent / "manifest.json").write_text(json.dumps(manifest))

@@ -81,8 +81,13 @@ def test_the_kind_can_be_said() -> None:
             {"y": "1|active"},
             "a.csv:3: `y` is `active`; accepted: 0/1, true/false, yes/no, t/f, y/n or empty",
         ),
-        ("regression", {"y": "1|high"}, "a.csv:3: `y` is `high`; accepted: a finite number, or empty"),
-        ("regression", {"y": "1|nan|inf"}, "a.csv:4: `y` is `inf`; accepted: a finite number, or empty"),
+        ("regression", {"y": "1|high"}, "a.csv:3: `y` is `high`; accepted: a number from -1e100 to 1e100, or empty"),
+        ("regression", {"y": "1|nan|inf"}, "a.csv:4: `y` is `inf`; accepted: a number from -1e100 to 1e100, or empty"),
+        (
+            "regression",
+            {"y": "1|-1e101"},
+            "a.csv:3: `y` is `-1e101`; accepted: a number from -1e100 to 1e100, or empty",
+        ),
         ("classes", {"y": "7|7.0"}, "a.csv: `y` is `7` in every row that has it: nothing to learn"),
         ("classes", {"a": "x|y", "b": "x|y"}, "a.csv: 2 label columns cannot be `classes`: each row has one class"),
         (
@@ -133,7 +138,7 @@ def test_columns_that_further_rows_lack_are_missing_in_every_row() -> None:
         ("binary", "active", "0/1, true/false, yes/no, t/f, y/n"),
         ("classes", "pink", "`blue`, `red`"),
         ("classes", "1", "`blue`, `red`"),
-        ("regression", "inf", "a finite number"),
+        ("regression", "inf", "a number from -1e100 to 1e100"),
     ],
 )
 def test_a_label_that_a_known_task_does_not_have_is_named_with_its_row(loss: Any, cell: str, accepted: str) -> None:

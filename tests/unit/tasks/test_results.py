@@ -72,16 +72,16 @@ def test_predictions_are_a_csv_that_gives_the_numbers_back(tmp_path: Path) -> No
     path = tmp_path / "predictions-test.csv"
     write_predictions(path, [4, 7], ["a", 'odd "name", b'], [np.array([0.1, 1 / 3]), np.array([1.0, 0.0])])
     assert path.read_text() == f'row,a,"odd ""name"", b"\n4,0.1,{1 / 3!r}\n7,1.0,0.0\n'
-    rows, names, values = read_predictions(path)
+    rows, names, values = read_predictions(path, "hint")
     assert (rows, names, values.tolist()) == ([4, 7], ["a", 'odd "name", b'], [[0.1, 1 / 3], [1.0, 0.0]])
 
 
 def test_missing_values_and_no_rows_are_read_back(tmp_path: Path) -> None:
     path = tmp_path / "targets-test.csv"
     write_predictions(path, [0], ["a"], [np.array([math.nan])])
-    assert math.isnan(read_predictions(path)[2][0, 0])
+    assert math.isnan(read_predictions(path, "hint")[2][0, 0])
     write_predictions(path, [], ["a", "b"], [])
-    assert read_predictions(path)[2].shape == (0, 2)
+    assert read_predictions(path, "hint")[2].shape == (0, 2)
 
 
 @pytest.mark.parametrize("content", [None, "", "row,a\n1,x\n", "row,a\nx,1.0\n", "row,a,b\n1,1.0\n"])
@@ -90,5 +90,5 @@ def test_altered_predictions_are_refused(tmp_path: Path, content: str | None) ->
     if content is not None:
         path.write_text(content)
     with pytest.raises(CheckpointError, match=f"^{path}: not readable as predictions: ") as caught:
-        read_predictions(path)
-    assert caught.value.hint == "fine-tune again"
+        read_predictions(path, "hint")
+    assert caught.value.hint == "hint"

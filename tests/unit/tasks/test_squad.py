@@ -202,7 +202,7 @@ def test_articles_to_hold_out_can_be_chosen_by_title(tmp_path: Path) -> None:
         (("Xylophone",), "no article `Xylophone` with questions to hold out", "there are `Moss`, `Clocks`, `Tea`"),
         (
             ("Tea", "Moss", "Clocks"),
-            "3 articles, all of them held out to score on: none is left to train on",
+            "3 articles with questions that can be used, all of them held out to score on: none is left to train on",
             "give a validation file with `--set task.files.valid=FILE` (in a grid or sweep "
             "`--set finetune.task.files.valid=FILE`), or fewer `task.valid_articles`",
         ),

@@ -19,7 +19,8 @@ def test_rows_are_padded_and_keep_their_targets_and_their_place() -> None:
     assert batch.token_ids.tolist() == [[1, 9, 2, 0], [1, 7, 8, 2]]
     assert batch.lengths.tolist() == [3, 4]
     assert batch.sample_index.tolist() == [1, 0]
-    torch.testing.assert_close(batch.targets, torch.tensor([[1, 2], [0, float("nan")]]), equal_nan=True)
+    expected = torch.tensor([[1, 2], [0, float("nan")]], dtype=torch.float64)
+    torch.testing.assert_close(batch.targets, expected, equal_nan=True)
     assert batch.answerable is None
 
 

@@ -16,6 +16,7 @@ import torch
 
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.run_dir import read_metrics, read_run_json, update_run_json
 from exlm_cli.train.identity import recipe_identity
@@ -26,6 +27,7 @@ from exlm_cli.train.pretrain import (
     validation_indices,
 )
 from exlm_cli.train.pretrained import load_pretrained, pick_device
+from tests.recorder import Recorder
 from tests.tiny import tiny_recipe
 
 
@@ -209,6 +211,25 @@ def test_what_is_no_run_directory_is_refused(tmp_path: Path) -> None:
         resume_pretraining(tmp_path)
     with pytest.raises(CheckpointError, match=r"not a run directory or checkpoint; .* has no recipe.yaml$"):
         load_pretrained(tmp_path)
+
+
+def test_a_recipe_or_tokenizer_changed_beside_its_checkpoint_is_told(run: Path, tmp_path: Path) -> None:
+    copy, lines = tmp_path / "run", Recorder()
+    shutil.copytree(run, copy)
+    load_pretrained(copy, device="cpu", progress=lines)
+    assert lines.said == []
+    recipe = (copy / "recipe.yaml").read_text()
+    assert "\nseed: 1\n" in recipe
+    (copy / "recipe.yaml").write_text(recipe.replace("\nseed: 1\n", "\nseed: 2\n"))
+    load_pretrained(copy, device="cpu", progress=lines)
+    assert lines.said == [f"{copy / 'recipe.yaml'} was changed: it is not what step-6 was trained with"]
+    other = Tokenizer.load(copy / "tokenizer.json")
+    words = json.loads((copy / "tokenizer.json").read_text())
+    words["model"]["vocab"]["another"] = other.vocab_size
+    (copy / "tokenizer.json").write_text(json.dumps(words))
+    with pytest.raises(CheckpointError, match=r"`lm_head.bias` has shape") as caught:
+        load_pretrained(copy, device="cpu")
+    assert caught.value.hint == "the tokenizer.json beside the checkpoint is not the one it was trained with"
 
 
 def test_a_damaged_step_is_refused_by_name(run: Path, cache: Path, tmp_path: Path) -> None:

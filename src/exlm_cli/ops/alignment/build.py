@@ -1,7 +1,7 @@
 """Finds, or compiles and caches, the shared libraries of `cuda_ext/`: one for the host, one for CUDA devices.
 
-They are two so that neither needs the other: g++ builds the host library in seconds, nvcc takes minutes, and a CUDA
-library that does not load (a driver older than its runtime) leaves the host kernels alone.
+They are two so that neither needs the other: g++ builds the host library in seconds, nvcc takes about a minute, and a
+CUDA library that does not load (a driver older than its runtime) leaves the host kernels alone.
 
 A cached library is named by a hash of its sources, compiler, flags and, on the host, the processor the compiler sees,
 so a changed source, compiler or machine never meets a stale library. Nothing here imports torch.

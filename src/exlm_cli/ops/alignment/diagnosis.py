@@ -76,9 +76,10 @@ def build_kernels(progress: Progress) -> None:
     kinds: tuple[Kind, ...] = ("cpu", "cuda") if _describe_compiler("cuda") or torch.cuda.is_available() else ("cpu",)
     for kind in kinds:
         try:
-            if build.find_library(kind) is None:
+            path = build.find_library(kind)
+            if path is None:
                 progress.message(f"compiling the {kind} kernels" + (", about a minute" if kind == "cuda" else ""))
-            path = build.build_library(kind)
+                path = build.build_library(kind)
             if kind == "cpu":
                 HostLibrary(path)
             else:

@@ -103,9 +103,8 @@ class HostLibrary:
         """Words that `forward` leaves for `backward`: alpha of every state and slot, mantissas and exponents."""
         slots = _padded_slots(max_targets)
         # `states_alignment_saved_words_cpu`, for sizes that are symbols while torch.compile traces
-        band = max_states - max_targets + 30
-        is_short = 2 * max_targets <= max_states + 14
-        most = (max_targets + _ROW_PAD) * band if is_short else (max_states + 46) ** 2 // 4
+        is_short = 2 * slots <= max_states + 46
+        most = slots * (max_states - slots + 46) if is_short else (max_states + 46) ** 2 // 4
         return batch, 2, torch.sym_min(slots * ((max_states + 7) // 8 * 8 + 1), most)
 
     def forward(self, dag: Dag, nll: Tensor, saved: Tensor | None) -> None:
