@@ -85,7 +85,7 @@ class TaskModel(nn.Module):
             if num_outputs is None
             else SequenceHead(config.width, num_outputs, finetune.pooler_dropout)
         )
-        # regression trains on standardised targets; outputs come in the task's units, for which float32 may be too coarse
+        # regression trains on standardised targets; outputs come in the task's units, where float32 may be too coarse
         self.register_buffer("output_mean", torch.zeros(num_outputs or 1, dtype=torch.float64))
         self.register_buffer("output_std", torch.ones(num_outputs or 1, dtype=torch.float64))
         for module in self.modules():

@@ -203,14 +203,17 @@ def test_the_scale_of_targets_neither_overflows_nor_vanishes(unit: float) -> Non
 
 def test_values_far_from_zero_are_learnt_like_others(pretrained: Path, tmp_path: Path) -> None:
     class Shifted(WordTask):
+        def __init__(self, offset: float) -> None:
+            super().__init__("regression")
+            self.offset = offset
+
         def _target(self, row: int, words: list[str], ends: Any) -> list[float]:
             return [value + self.offset for value in super()._target(row, words, ends)]
 
     predicted = {}
     for offset in (0.0, 2.0**33):
-        Shifted.offset = offset  # type: ignore[attr-defined]
         run = tmp_path / f"{offset:g}"
-        run_tiny(pretrained, run, Shifted("regression"), seeds=[1], train={"max_epochs": 2})
+        run_tiny(pretrained, run, Shifted(offset), seeds=[1], train={"max_epochs": 2})
         predicted[offset] = read_predictions(run / "cells/single/seed-1/predictions-test.csv", "")[2] - offset
     assert np.ptp(predicted[0.0]) > 1e-3
     # float64 of 8.6e9 has steps of 2e-6; standardised targets differ by as much
