@@ -261,7 +261,6 @@ class Sweep {
       if (lane == end_lane) {
         const IntVec is_end = Lane::counted() == static_cast<Int>(shape_.targets - row);
         least = is_end & (reach < least) ? reach : least;
-        products[lane] = kept[lane] = Lane::splat(0);
         alpha[lane] = reach;
         continue;
       }

@@ -29,13 +29,13 @@ void require(bool is_true, const char* what) {
 template <class Real>
 void check(std::mt19937& random, int32_t dtype, int64_t batch, int64_t max_targets, int64_t max_states, double std,
            double missing) {
-  // rows with a gap behind them, or without; the array ends with its last row
-  const int64_t gap = std::uniform_int_distribution<int64_t>(0, 1)(random) * 5;
-  const int64_t emit_row = max_states + gap, trans_row = max_states + gap;
-  const auto size = [&](int64_t num_rows) {
-    return static_cast<size_t>(std::max<int64_t>(num_rows * (max_states + gap) - gap, 0));
+  // rows with a gap behind them, or without; the arrays end with their last row
+  const int64_t has_gaps = std::uniform_int_distribution<int64_t>(0, 1)(random);
+  const int64_t emit_row = max_states + 3 * has_gaps, trans_row = max_states + 5 * has_gaps;
+  const auto size = [&](int64_t num_rows, int64_t row) {
+    return static_cast<size_t>(std::max<int64_t>((num_rows - 1) * row + max_states, 0));
   };
-  std::vector<Real> log_emit(size(batch * max_targets)), log_trans(size(batch * max_states));
+  std::vector<Real> log_emit(size(batch * max_targets, emit_row)), log_trans(size(batch * max_states, trans_row));
   std::vector<int64_t> target_lengths, state_lengths;
   std::normal_distribution<double> normal(-3.0, std);
   std::uniform_real_distribution<double> uniform;
