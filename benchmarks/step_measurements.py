@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from typing import Any, Self
 
-from exlm_cli.analysis.cost import TrainingFlops, count_sequence_flops, recipe_step_flops
+from exlm_cli.config.cost import TrainingFlops, count_sequence_flops, recipe_step_flops
 from exlm_cli.config.load import load_recipe
-from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.batch import Batch
 from harness import Spread
 from step_split import ORDER, Part

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.batch import Batch
 from exlm_cli.data.expansion import batch_from_masked_ids
 from exlm_cli.environment import describe_environment

@@ -120,11 +120,19 @@ def looks(root: Path) -> Iterator[tuple[str, Any]]:
     yield from step(root, "eval-pretrained", ["eval", "text", "text-mlm", "--json"])
     yield from step(root, "eval-finetuned", ["eval", "bace", "csv-labels", "--format", "markdown,csv,latex", "--json",
                                              "--out", "tables"], files="tables")  # fmt: skip
-    yield from step(root, "eval-glue", ["eval", "rte", "squad-run", "--json", "--out", "tables-text"], files="tables-text")
+    yield from step(
+        root, "eval-glue", ["eval", "rte", "squad-run", "--json", "--out", "tables-text"], files="tables-text"
+    )
     yield from step(root, "eval-entropy", ["eval", "--entropy", "text", "text-mlm", "--mask-ratios", "0.15,0.5",
                                            "--json", "--out", "entropy"], files="entropy")  # fmt: skip
-    for run, file in (("bace", "bace.csv"), ("csv-classes", "assay.csv"), ("csv-regression", "assay.csv"),
-                      ("csv-text", "moods.csv"), ("rte", "glue/RTE/dev.tsv"), ("squad-run", "squad/dev-v2.0.json")):  # fmt: skip
+    for run, file in (
+        ("bace", "bace.csv"),
+        ("csv-classes", "assay.csv"),
+        ("csv-regression", "assay.csv"),
+        ("csv-text", "moods.csv"),
+        ("rte", "glue/RTE/dev.tsv"),
+        ("squad-run", "squad/dev-v2.0.json"),
+    ):
         suffix = {"squad-run": "json", "rte": "tsv"}.get(run, "csv")
         words = [w.format(run=run, file=file, out=f"applied/{run}.{suffix}") for w in PREDICT]
         yield from step(root, f"predict-{run}", words, files="applied", only=run)
@@ -156,7 +164,12 @@ def step(
     environment = os.environ | {"EXLM_CACHE_DIR": str(root / "cache"), "OMP_NUM_THREADS": "1"}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     done = subprocess.run(
-        [*command, *(("--out", out) if out else ())], cwd=root, env=environment, capture_output=True, text=True, check=False
+        [*command, *(("--out", out) if out else ())],
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     print(f"{name}: exit {done.returncode}", file=sys.stderr)  # noqa: T201
     record: dict[str, Any] = {"exit": done.returncode}

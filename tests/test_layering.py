@@ -16,9 +16,9 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # an import may only point to a smaller number; files of one layer may import each other
 LAYERS = {
     "errors": 0, "progress": 0, "environment": 0, "paths": 1, "files": 1, "run_dir": 1,
-    "config": 2, "data": 3, "ops": 4, "model": 5, "train": 6, "tasks": 7, "analysis": 7, "report": 8, "cli": 9,
+    "config": 2, "data": 3, "ops": 4, "model": 5, "train": 6, "tasks": 7, "finetune": 8, "experiments": 9,
+    "report": 10, "dag": 11, "cli": 12,
 }  # fmt: skip
-# design.md section 3; `paths`, `files` and `run_dir` use `errors`, and `tasks` and `analysis` stand beside each other
 
 NEVER_TORCH = ("errors.py", "progress.py", "environment.py", "paths.py", "files.py", "run_dir.py", "config/", "report/")
 DATA_WITH_TORCH = ("data/batch.py", "data/expansion.py", "data/prefetch.py")

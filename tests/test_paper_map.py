@@ -10,7 +10,7 @@ from exlm_cli.config.keys import find_field
 from exlm_cli.config.kinds import KINDS
 from exlm_cli.config.load import list_recipes, load_recipe
 from exlm_cli.config.parameters import count_parameters
-from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
 
 ROOT = Path(__file__).parents[1]

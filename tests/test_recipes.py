@@ -10,7 +10,7 @@ import pytest
 
 from exlm_cli.config.load import dump_recipe, list_recipes, load_recipe, recipes_folder
 from exlm_cli.config.parameters import count_parameters
-from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.pretrain import PretrainRecipe
 
 NUM_RECIPES = 30
 FILES = sorted((recipes_folder() / "pretrain").rglob("*.yaml"))

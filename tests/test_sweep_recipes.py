@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from exlm_cli.config.load import dump_recipe, list_recipes, load_recipe, recipes_folder
-from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
 
 FILES = sorted((recipes_folder() / "sweep").rglob("*.yaml"))

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.batch import Batch
 from exlm_cli.data.expansion import collate, expand
 from exlm_cli.data.masking import SpecialTokens, mask_sequence, sample_rng

@@ -5,7 +5,7 @@ from typing import Any
 
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
-from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
 from exlm_cli.config.sweep import SweepRecipe
 from tests.tiny import tiny_recipe

@@ -12,8 +12,8 @@ import torch
 import typer
 
 from exlm_cli.cli import app as shell
-from exlm_cli.cli import cmd_recipes
 from exlm_cli.cli.app import explain, main
+from exlm_cli.cli.commands import recipes as cmd_recipes
 from exlm_cli.errors import ConfigError, ExlmError, InterruptedRunError
 
 Capture = pytest.CaptureFixture[str]

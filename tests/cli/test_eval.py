@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from exlm_cli.cli.app import main
+from exlm_cli.finetune.results import read_results
 from exlm_cli.run_dir import update_run_json
-from exlm_cli.tasks.results import read_results
-from tests.unit.analysis.finetuned_runs import glue_run, molecule_run, smiles_pretrained, squad_run, write_rows
+from tests.unit.finetune.finetuned_runs import glue_run, molecule_run, smiles_pretrained, squad_run, write_rows
+from tests.unit.finetune.synthetic import make_pretrained
 from tests.unit.tasks.glue_files import content
-from tests.unit.tasks.synthetic import make_pretrained
-from tests.unit.tasks.test_squad import document
+from tests.unit.tasks.squad.test_task import document
 
 Capture = pytest.CaptureFixture[str]
 

@@ -14,7 +14,7 @@ from exlm_cli.cli.app import main
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.run_dir import read_run_json
-from tests.unit.tasks.synthetic import WORDS, make_pretrained
+from tests.unit.finetune.synthetic import WORDS, make_pretrained
 
 Capture = pytest.CaptureFixture[str]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from exlm_cli.cli import cmd_inspect_dag
 from exlm_cli.cli.app import main
-from exlm_cli.report.dag_report import FORMATS
+from exlm_cli.cli.commands import inspect_dag as cmd_inspect_dag
+from exlm_cli.dag.report import FORMATS
 from exlm_cli.run_dir import update_run_json
 
 Capture = pytest.CaptureFixture[str]

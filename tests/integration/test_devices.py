@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from exlm_cli.analysis.entropy import measure_entropy
+from exlm_cli.experiments.entropy import measure_entropy
 from exlm_cli.run_dir import read_metrics
 from exlm_cli.train.pretrain import run_pretraining
 from tests.tiny import tiny_recipe
-from tests.unit.tasks.synthetic import WordTask, make_pretrained, run_tiny
+from tests.unit.finetune.synthetic import WordTask, make_pretrained, run_tiny
 
 DEVICES = [
     "cpu",

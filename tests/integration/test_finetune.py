@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.finetune import cell as cell_module
+from exlm_cli.finetune import run as finetune
+from exlm_cli.finetune.finetuned import load_finetuned
+from exlm_cli.finetune.results import read_results
+from exlm_cli.finetune.run import run_finetuning
 from exlm_cli.run_dir import read_metrics
-from exlm_cli.tasks import cell as cell_module
-from exlm_cli.tasks import finetune
-from exlm_cli.tasks.downstream import Loss
-from exlm_cli.tasks.finetune import run_finetuning
-from exlm_cli.tasks.finetuned import load_finetuned
-from exlm_cli.tasks.results import read_results
-from tests.unit.tasks.synthetic import (
+from exlm_cli.tasks.base import Loss
+from tests.unit.finetune.synthetic import (
     WordTask,
     assert_same_run,
     cells,

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from exlm_cli.tasks.finetune import run_finetuning
+from exlm_cli.finetune.run import run_finetuning
 from exlm_cli.tasks.glue_tasks import GLUE_TASKS
+from tests.unit.finetune.synthetic import finetune_recipe, make_pretrained
 from tests.unit.tasks.glue_files import ROWS, write_glue
-from tests.unit.tasks.synthetic import finetune_recipe, make_pretrained
-from tests.unit.tasks.test_squad import write
+from tests.unit.tasks.squad.test_task import write
 
 
 def finetune(folder: Path, task: dict[str, Any], **train: Any) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from exlm_cli.analysis.grid import run_grid
-from exlm_cli.analysis.run_cell import run_cell
 from exlm_cli.config.cells import CellsRecipe
 from exlm_cli.config.load import dump_recipe
+from exlm_cli.experiments.cell import run_cell
+from exlm_cli.experiments.sweep import run_grid
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics
 from tests.tiny_grids import tiny_grid, tiny_sweep
@@ -23,7 +23,7 @@ from tests.tiny_grids import tiny_grid, tiny_sweep
 KILLED_CELL = """
 import os, signal, sys
 from pathlib import Path
-from exlm_cli.analysis import run_cell
+from exlm_cli.experiments import cell as run_cell
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
 from exlm_cli.progress import SilentProgress
@@ -48,8 +48,8 @@ run_cell.run_cell(load_recipe(recipe, kind=RepeatMlmRecipe).plan()[1], Path(fold
 KILLED_GRID = """
 import os, signal, sys
 from pathlib import Path
-from exlm_cli.analysis.grid import run_grid
-from exlm_cli.analysis.grid_board import GridBoard
+from exlm_cli.experiments.sweep import run_grid
+from exlm_cli.experiments.board import GridBoard
 from exlm_cli.config.load import load_recipe, recipe_kind
 from exlm_cli.progress import SilentProgress
 

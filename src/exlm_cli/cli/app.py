@@ -13,15 +13,15 @@ from typing import Annotated
 
 import typer
 
-from exlm_cli.cli.cmd_curves import curves
-from exlm_cli.cli.cmd_doctor import doctor
-from exlm_cli.cli.cmd_eval import evaluate
-from exlm_cli.cli.cmd_finetune import finetune
-from exlm_cli.cli.cmd_inspect_dag import inspect_dag
-from exlm_cli.cli.cmd_pretrain import pretrain
-from exlm_cli.cli.cmd_recipes import recipes
-from exlm_cli.cli.cmd_repeat_mlm import repeat_mlm
-from exlm_cli.cli.cmd_tokenize import tokenize
+from exlm_cli.cli.commands.curves import curves
+from exlm_cli.cli.commands.doctor import doctor
+from exlm_cli.cli.commands.eval import evaluate
+from exlm_cli.cli.commands.finetune import finetune
+from exlm_cli.cli.commands.inspect_dag import inspect_dag
+from exlm_cli.cli.commands.pretrain import pretrain
+from exlm_cli.cli.commands.recipes import recipes
+from exlm_cli.cli.commands.repeat_mlm import repeat_mlm
+from exlm_cli.cli.commands.tokenize import tokenize
 from exlm_cli.errors import ConfigError, ExlmError
 
 app = typer.Typer(

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from exlm_cli.config.load import load_recipe
-from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import CheckpointError, ExlmError
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import RUNS_ROOT, find_newest_run, read_run_json
@@ -52,8 +52,8 @@ def newest_run(*, takes_grid: bool, progress: Progress) -> Path:
     Raises:
         CheckpointError: There is none.
     """
-    from exlm_cli.analysis.cell_files import RESULT_FILE, is_grid_run
-    from exlm_cli.tasks.results import RESULTS_FILE
+    from exlm_cli.experiments.cell_files import RESULT_FILE, is_grid_run
+    from exlm_cli.finetune.results import RESULTS_FILE
 
     def is_scorable(run: Path) -> bool:
         try:

@@ -18,8 +18,8 @@ from rich.progress import Progress as RichBars
 from rich.table import Table
 from rich.text import Text
 
-from exlm_cli.analysis.grid_statistics import NOT_DEFINED
 from exlm_cli.errors import ExlmError
+from exlm_cli.experiments.statistics import NOT_DEFINED
 from exlm_cli.files import finite_or_none
 from exlm_cli.progress import Bar, Board, Progress, SilentBoard
 

@@ -11,7 +11,7 @@ from exlm_cli.progress import Progress
 
 def holds_grid(runs: Sequence[Path]) -> bool:
     """Say whether one of the runs is a grid."""
-    from exlm_cli.analysis.cell_files import is_grid_run
+    from exlm_cli.experiments.cell_files import is_grid_run
 
     return any(is_grid_run(run) for run in runs)
 
@@ -23,8 +23,8 @@ def show_grid(runs: Sequence[Path], output: Output, progress: Progress) -> None:
         ConfigError: More runs than one.
         CheckpointError: Nothing is done yet, or a result is damaged.
     """
-    from exlm_cli.analysis.cell_files import load_grid_run
     from exlm_cli.config.sweep import SweepRecipe
+    from exlm_cli.experiments.cell_files import load_grid_run
 
     if len(runs) > 1:
         raise ConfigError(

@@ -12,10 +12,10 @@ from exlm_cli.paths import expand_path
 from exlm_cli.progress import Progress
 
 if TYPE_CHECKING:
-    from exlm_cli.analysis.applied import Applied
-    from exlm_cli.analysis.new_rows import InputKind
-    from exlm_cli.analysis.scores import RunKind
+    from exlm_cli.experiments.scores import RunKind
     from exlm_cli.report.tables import ReportTable
+    from exlm_cli.tasks.applied import Applied
+    from exlm_cli.tasks.new_rows import InputKind
 
 ENTROPY_MASK_RATIOS = (0.15, 0.387, 0.622, 0.789)
 """Those of section 3 from BERT's on."""
@@ -57,7 +57,7 @@ class ChosenRuns:
     @property
     def report(self) -> Path:
         """Where results of them go unless told otherwise."""
-        from exlm_cli.analysis.scores import run_directory
+        from exlm_cli.experiments.scores import run_directory
 
         return run_directory(self.paths[0]) / "report"
 
@@ -69,7 +69,7 @@ def choose_runs(given: Sequence[Path]) -> ChosenRuns:
         CheckpointError: One is no run.
         ConfigError: One is given twice.
     """
-    from exlm_cli.analysis.scores import name_runs, run_kind
+    from exlm_cli.experiments.scores import name_runs, run_kind
 
     paths = tuple(given)
     return ChosenRuns(paths, tuple(run_kind(path) for path in paths), tuple(name_runs(paths)))
@@ -77,7 +77,7 @@ def choose_runs(given: Sequence[Path]) -> ChosenRuns:
 
 def show_scores(runs: ChosenRuns, data: Sequence[str], output: Output, device: str, progress: Progress) -> None:
     """Score pre-trained runs, read the scores of fine-tuned ones, lay them side by side."""
-    from exlm_cli.analysis.scores import load_finetuned_run
+    from exlm_cli.experiments.scores import load_finetuned_run
     from exlm_cli.report.score_report import collect_tables, draw_figures
 
     named = list(zip(runs.paths, runs.kinds, runs.names, strict=True))
@@ -87,7 +87,7 @@ def show_scores(runs: ChosenRuns, data: Sequence[str], output: Output, device: s
     with folder_for_results(output.folder) if output.folder is not None else contextlib.nullcontext():
         for path, kind, name in named:
             if kind == "pretrain":
-                from exlm_cli.analysis.evaluate import evaluate_pretrained
+                from exlm_cli.experiments.evaluate import evaluate_pretrained
 
                 pretrained.append(evaluate_pretrained(path, name, valid=data, device=device, progress=progress))
         files, notes = draw_figures(finetuned, output.folder) if output.has_figures else ([], [])
@@ -127,7 +127,7 @@ def show_entropy(
             "leave it out, or give a run of ExLM beside them",
         )
     _refuse_idle_folder(output, has_files=output.has_figures)
-    from exlm_cli.analysis.entropy import measure_entropy
+    from exlm_cli.experiments.entropy import measure_entropy
 
     writes = output.has_figures or output.formats
     with folder_for_results(output.folder or runs.report) if writes else contextlib.nullcontext():
@@ -159,8 +159,8 @@ def _refuse_idle_folder(output: Output, *, has_files: bool) -> None:
 
 def _is_exlm(path: Path) -> bool:
     """Return whether a run's masks have states; a list of numbers of states is none of copies of Repeated MLM."""
-    from exlm_cli.analysis.scores import run_directory
     from exlm_cli.config.load import load_recipe
+    from exlm_cli.experiments.scores import run_directory
 
     return load_recipe(str(run_directory(path) / "recipe.yaml")).objective == "exlm"
 
@@ -193,8 +193,8 @@ def apply_run(
             f"`--predictions` needs a fine-tuned model; {run} is a pre-trained one",
             "fine-tune it with `exlm finetune`, or write its vectors with `--embeddings`",
         )
-    from exlm_cli.analysis.predict import predict
-    from exlm_cli.tasks.finetuned import load_finetuned
+    from exlm_cli.finetune.finetuned import load_finetuned
+    from exlm_cli.finetune.predict import predict
 
     finetuned = load_finetuned(run, device=device)
     name = _name_in(run, finetuned.results["input_kind"], column)
@@ -205,14 +205,14 @@ def apply_run(
 def _embed(
     run: Path, kind: "RunKind", path: Path, written: Path, column: InputColumn | None, device: str, progress: Progress
 ) -> "Applied":
-    from exlm_cli.analysis.applied import Applied, refuse_overwriting
-    from exlm_cli.analysis.embeddings import (
+    from exlm_cli.finetune.embed import (
         check_suffix,
         embed,
         finetuned_encoder,
         pretrained_encoder,
         write_embeddings,
     )
+    from exlm_cli.tasks.applied import Applied, refuse_overwriting
 
     check_suffix(written)
     refuse_overwriting(path, "--embeddings", written)
@@ -221,7 +221,7 @@ def _embed(
 
         encoder = pretrained_encoder(load_pretrained(run, device=device, progress=progress))
     else:
-        from exlm_cli.tasks.finetuned import load_finetuned
+        from exlm_cli.finetune.finetuned import load_finetuned
 
         encoder = finetuned_encoder(load_finetuned(run, device=device))
     name = _name_in(run, encoder.kind, column)

@@ -92,7 +92,7 @@ def pretrain_sweep(
         resolved = _choose(resolved, variants)
     if dry_run:
         return console.emit_recipe(resolved, as_json=as_json)
-    from exlm_cli.analysis.grid import run_grid
+    from exlm_cli.experiments.sweep import run_grid
 
     result = run_grid(resolved, out=out, resume=resume, jobs=jobs, progress=console.open_progress())
     tell_sweep(result.run_dir, result.cells, resolved.name, as_json=as_json)

@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from exlm_cli.config.base import Recipe, StrictModel
 from exlm_cli.config.finetune import KEYS_OF_SUITES, CommonFinetuneRecipe, FinetuneRecipe, Seed
-from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import ConfigError
 
 TaskName = Annotated[str, Field(pattern=r"^[a-z0-9]+(/[a-z0-9-]+)?$")]

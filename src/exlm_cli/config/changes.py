@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from exlm_cli.config.yaml_text import dump_yaml
+from exlm_cli.config.yaml import dump_yaml
 
 _MOST_TOLD = 3
 

@@ -17,7 +17,7 @@ from exlm_cli.config.keys import (
     nearest_key,
 )
 from exlm_cli.config.layers import Layers
-from exlm_cli.config.yaml_text import dump_yaml
+from exlm_cli.config.yaml import dump_yaml
 from exlm_cli.errors import ConfigError
 
 RecipeT = TypeVar("RecipeT", bound=Recipe)

@@ -9,7 +9,7 @@ from exlm_cli.config.check import check_recipe
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.keys import find_field
 from exlm_cli.config.layers import Layers
-from exlm_cli.config.yaml_text import dump_yaml
+from exlm_cli.config.yaml import dump_yaml
 from exlm_cli.errors import ConfigError
 
 NO_GRID = "single"

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from exlm_cli.config.base import Recipe
 from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
 from exlm_cli.config.sweep import SweepRecipe
 

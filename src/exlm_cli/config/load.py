@@ -14,9 +14,9 @@ from exlm_cli.config.check import RecipeT, check_recipe, unknown_key
 from exlm_cli.config.keys import accepts_mapping, find_field, recipe_sections
 from exlm_cli.config.kinds import KINDS, kind_of_keys
 from exlm_cli.config.layers import Layers
-from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe, changed_values
-from exlm_cli.config.yaml_text import describe_yaml_error, dump_yaml, parse_yaml
+from exlm_cli.config.yaml import describe_yaml_error, dump_yaml, parse_yaml
 from exlm_cli.errors import ConfigError
 
 _OWN_KEYS = ("name", "purpose", "paper")

@@ -1,6 +1,6 @@
 """How large a recipe's model and step are, in closed form; no torch."""
 
-from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.pretrain import PretrainRecipe
 
 
 def count_parameters(recipe: PretrainRecipe, vocab_size: int | None = None) -> int:

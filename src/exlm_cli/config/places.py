@@ -9,7 +9,7 @@ from exlm_cli.config.base import Recipe
 from exlm_cli.config.cells import CellsRecipe
 from exlm_cli.config.check import RecipeT
 from exlm_cli.config.finetune import FinetuneRecipe, TaskConfig
-from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
 
 PRETRAIN_PLACES: Mapping[str, tuple[str, ...]] = {"data": ("train", "valid", "cache_dir"), "tokenizer": ("path",)}

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from exlm_cli.config.cells import CellPlan, CellsRecipe
 from exlm_cli.config.changes import changed_keys
 from exlm_cli.config.keys import child_keys, find_field, nearest_key
-from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.pretrain import PretrainRecipe
 
 _LABEL = r"[a-z0-9][a-z0-9._-]*"
 _NOT_VARIED = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.masking import IntArray
 
 

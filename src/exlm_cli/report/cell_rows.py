@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exlm_cli.analysis.cell_files import diverged_tasks, scored_tasks, task_score
-from exlm_cli.analysis.grid_statistics import NOT_DEFINED, mean_and_deviation
+from exlm_cli.experiments.cell_files import diverged_tasks, scored_tasks, task_score
+from exlm_cli.experiments.statistics import NOT_DEFINED, mean_and_deviation
 from exlm_cli.report.curves import Row
 from exlm_cli.run_dir import read_metrics
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from exlm_cli.errors import DataError
 from exlm_cli.files import write_atomically
-from exlm_cli.report.figure_style import drawing, quieten, render_figure
 from exlm_cli.report.palette import FAINT_INK, INK, RUN_COLOURS
+from exlm_cli.report.style import drawing, quieten, render_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from exlm_cli.analysis.grid_statistics import NOT_DEFINED
-from exlm_cli.analysis.scores import PredictionEntropy
+from exlm_cli.experiments.scores import PredictionEntropy
+from exlm_cli.experiments.statistics import NOT_DEFINED
 from exlm_cli.files import make_folder
-from exlm_cli.report.figure_style import drawing, new_figure, quieten, write_figure
 from exlm_cli.report.palette import FAINT_INK, INK, RUN_COLOURS
+from exlm_cli.report.style import drawing, new_figure, quieten, write_figure
 from exlm_cli.report.tables import NO_VALUE, ReportTable
 
 NamedEntropy = tuple[str, PredictionEntropy]

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from exlm_cli.analysis.grid_statistics import NOT_DEFINED
+from exlm_cli.experiments.statistics import NOT_DEFINED
 from exlm_cli.progress import format_figure
 
 

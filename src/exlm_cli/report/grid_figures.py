@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exlm_cli.analysis.grid_statistics import share_groups
+from exlm_cli.experiments.statistics import share_groups
 from exlm_cli.files import write_atomically
 from exlm_cli.report.cell_rows import in_words, show_figure
 from exlm_cli.report.curves import LineStyle, Row, render_curves
-from exlm_cli.report.figure_style import drawing, quieten, render_figure
 from exlm_cli.report.grid_table import GridRow, agreements, task_figures
 from exlm_cli.report.palette import FAINT_INK, INK, corruption_colour, ink_on
+from exlm_cli.report.style import drawing, quieten, render_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from exlm_cli.analysis.grid_statistics import RankAgreement, rank_agreement
+from exlm_cli.experiments.statistics import RankAgreement, rank_agreement
 from exlm_cli.report.cell_rows import (
     CellRow,
     Result,

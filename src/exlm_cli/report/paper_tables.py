@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from exlm_cli.analysis.scores import FinetunedRun
+from exlm_cli.experiments.scores import FinetunedRun
 from exlm_cli.report.paper_numbers import TABLE_1, TABLE_3, Budget, PaperTable
 from exlm_cli.report.score_text import millions, percent, pretraining_budget
 from exlm_cli.report.tables import NO_VALUE, ReportTable

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from exlm_cli.analysis.scores import FinetunedRun, PretrainedScore, SeedPredictions, load_seed_predictions
+from exlm_cli.experiments.scores import FinetunedRun, PretrainedScore, SeedPredictions, load_seed_predictions
 from exlm_cli.report.paper_tables import paper_tables
 from exlm_cli.report.score_figures import SplitPredictions, write_score_figures
 from exlm_cli.report.score_tables import pretraining_table, task_tables

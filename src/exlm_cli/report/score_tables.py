@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from exlm_cli.analysis.grid_statistics import NOT_DEFINED
-from exlm_cli.analysis.scores import FinetunedRun, PretrainedScore
+from exlm_cli.experiments.scores import FinetunedRun, PretrainedScore
+from exlm_cli.experiments.statistics import NOT_DEFINED
 from exlm_cli.report.score_text import as_is, count, millions, pretraining_budget
 from exlm_cli.report.tables import NO_VALUE, ReportTable
 

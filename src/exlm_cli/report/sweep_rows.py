@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from exlm_cli.analysis.cell_files import scored_tasks
-from exlm_cli.analysis.grid_statistics import mean_and_deviation
+from exlm_cli.experiments.cell_files import scored_tasks
+from exlm_cli.experiments.statistics import mean_and_deviation
 from exlm_cli.report.cell_rows import CellRow, Result, column_name, csv_number, finished, other_figures, pool_seeds
 
 FIGURES = (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from exlm_cli.analysis.grid_statistics import NOT_DEFINED, mean_and_deviation
+from exlm_cli.experiments.statistics import NOT_DEFINED, mean_and_deviation
 from exlm_cli.report.cell_rows import divergences, seed_note
 from exlm_cli.report.paper_numbers import TABLE_2, TABLE_4, TABLE_13, Budget, PaperTable
 from exlm_cli.report.score_text import millions

@@ -10,16 +10,17 @@ import numpy as np
 
 from exlm_cli.config.finetune import TaskConfig
 from exlm_cli.config.spelling import how_to_set
-from exlm_cli.data.hub import iter_hub_records
 from exlm_cli.data.masking import IntArray
+from exlm_cli.data.rows.hub import iter_hub_records
+from exlm_cli.data.rows.left_out import LeftOut
+from exlm_cli.data.rows.records import RECORD_SUFFIXES, Record, iter_records
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.progress import Progress
 from exlm_cli.tasks import metrics
-from exlm_cli.tasks.downstream import EncodedSplit, FloatArray, LeftOut, Loss, Split
+from exlm_cli.tasks.base import EncodedSplit, FloatArray, Loss, Split
 from exlm_cli.tasks.glue_tasks import GLUE_TASKS, HIGHEST_SIMILARITY, NUM_MISMATCHED, Columns, GlueTaskInfo
 from exlm_cli.tasks.pairs import encode_pairs
-from exlm_cli.tasks.records import RECORD_SUFFIXES, Record, iter_records
 from exlm_cli.tasks.table_task import NO_TEST_NOTE
 from exlm_cli.tasks.task_files import (
     LOCAL_HINT,

@@ -18,10 +18,10 @@ from typing import Literal
 import numpy as np
 
 from exlm_cli.config.spelling import how_to_set
+from exlm_cli.data.rows.table import Table
 from exlm_cli.errors import DataError
-from exlm_cli.tasks.downstream import FloatArray, Loss
+from exlm_cli.tasks.base import FloatArray, Loss
 from exlm_cli.tasks.table_task import name_some
-from exlm_cli.tasks.tables import Table
 
 LabelKind = Literal["auto", "classes", "multi_label", "regression"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from exlm_cli.tasks.downstream import FloatArray
+from exlm_cli.tasks.base import FloatArray
 
 _THRESHOLD = 0.5
 

@@ -8,16 +8,16 @@ import numpy as np
 
 from exlm_cli.config.finetune import TaskConfig
 from exlm_cli.config.spelling import how_to_set
+from exlm_cli.data.download import fetch_once
+from exlm_cli.data.rows.table import Table, read_table
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.progress import Progress
-from exlm_cli.tasks.download import fetch_once
-from exlm_cli.tasks.downstream import FloatArray
+from exlm_cli.tasks.base import FloatArray
 from exlm_cli.tasks.moleculenet_sets import IDENTIFIER_COLUMNS, MOLECULENET_SETS, SMILES_COLUMNS, MoleculeNetSet
 from exlm_cli.tasks.molecules import read_molecules, written_for_model
 from exlm_cli.tasks.row_split import describe_repeats, scaffold_chirality, split_rows, usable_molecules
 from exlm_cli.tasks.scaffold import SPLITS, SplitIndices
 from exlm_cli.tasks.table_task import TableTask, name_some
-from exlm_cli.tasks.tables import Table, read_table
 from exlm_cli.tasks.task_files import existing_folder, find_file, given_file
 
 _MOST_ROWS_OFF = 5

@@ -7,7 +7,7 @@ that Uni-Mol, and so the paper, split; MUV and ToxCast are DeepChem's own files.
 
 from dataclasses import dataclass
 
-from exlm_cli.tasks.download import RemoteFile
+from exlm_cli.data.download import RemoteFile
 
 _KANO = "https://raw.githubusercontent.com/HICAI-ZJU/KANO/766b478fde816ea014c713f380b73e87cd780da8/data"
 _DEEPCHEM = "https://raw.githubusercontent.com/deepchem/deepchem/fbe3b911a94a6eb8c84c1a9e7ac67a472c49ea80"

@@ -9,7 +9,7 @@ from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.progress import Progress
 
 if TYPE_CHECKING:
-    from exlm_cli.tasks.downstream import DownstreamTask
+    from exlm_cli.tasks.base import DownstreamTask
 
 TASKS: dict[str, tuple[str, ...]] = {
     "moleculenet": ("bace", "bbbp", "clintox", "tox21", "toxcast", "sider", "muv"),
@@ -108,11 +108,11 @@ def load_task(config: TaskConfig, progress: Progress) -> "DownstreamTask":
 
             return load_glue(config, progress)
         case "squad":
-            from exlm_cli.tasks.squad import load_squad
+            from exlm_cli.tasks.squad.task import load_squad
 
             return load_squad(config, progress)
         case _:
-            from exlm_cli.tasks.csv_task import load_csv
+            from exlm_cli.tasks.csv import load_csv
 
             return load_csv(config, progress)
 

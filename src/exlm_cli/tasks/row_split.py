@@ -8,9 +8,11 @@ import numpy as np
 from exlm_cli.config.finetune import TaskConfig
 from exlm_cli.config.spelling import how_to_set
 from exlm_cli.data.masking import IntArray
+from exlm_cli.data.rows.left_out import LeftOut
+from exlm_cli.data.rows.table import Table
 from exlm_cli.errors import DataError
 from exlm_cli.paths import expand_path
-from exlm_cli.tasks.downstream import LeftOut, Split
+from exlm_cli.tasks.base import Split
 from exlm_cli.tasks.molecules import Molecule, repeated_molecules
 from exlm_cli.tasks.scaffold import (
     SPLITS,
@@ -22,7 +24,6 @@ from exlm_cli.tasks.scaffold import (
     split_by_scaffold,
 )
 from exlm_cli.tasks.table_task import name_some
-from exlm_cli.tasks.tables import Table
 from exlm_cli.tasks.task_files import choose_rows
 
 _FEWEST_ROWS = 10

@@ -27,7 +27,7 @@ import numpy as np
 
 from exlm_cli.data.masking import IntArray
 from exlm_cli.errors import DataError
-from exlm_cli.tasks.downstream import Split
+from exlm_cli.tasks.base import Split
 
 if TYPE_CHECKING:
     from rdkit.Chem import Mol

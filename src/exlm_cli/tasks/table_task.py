@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exlm_cli.data.masking import IntArray
+from exlm_cli.data.rows.left_out import LeftOut
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
-from exlm_cli.tasks.downstream import EncodedSplit, FloatArray, LeftOut, Loss, Split
+from exlm_cli.tasks.base import EncodedSplit, FloatArray, Loss, Split
 from exlm_cli.tasks.metrics import describe_unscorable, score_binary, score_classes, score_regression
 from exlm_cli.tasks.pairs import encode_pairs
 from exlm_cli.tasks.scaffold import SPLITS

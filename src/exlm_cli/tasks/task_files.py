@@ -8,9 +8,9 @@ import numpy as np
 
 from exlm_cli.config.finetune import TaskConfig
 from exlm_cli.config.spelling import how_to_set
-from exlm_cli.data.hub import HubSource
 from exlm_cli.data.masking import IntArray
-from exlm_cli.data.readers import COMPRESSIONS
+from exlm_cli.data.rows.hub import HubSource
+from exlm_cli.data.rows.readers import COMPRESSIONS
 from exlm_cli.errors import DataError
 from exlm_cli.paths import expand_path
 from exlm_cli.progress import Bar

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from exlm_cli.config.places import PRETRAIN_PLACES
-from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.pretrain import PretrainRecipe
 
 _COMPUTING = ("microbatch_tokens", "num_threads", "alignment_backend", "compile", "head_chunk_rows")
 """How a step is computed, which changes it by rounding alone, and by the draws of dropout."""

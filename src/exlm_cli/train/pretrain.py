@@ -13,16 +13,16 @@ from exlm_cli.config.changes import describe_changes
 from exlm_cli.config.finetune import FinetuneTrainConfig
 from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.places import with_absolute_places
-from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.resumed import resumed_recipe
 from exlm_cli.config.sections import TrainConfig
 from exlm_cli.data.batch import Batch
+from exlm_cli.data.corpus.pipeline import PreparedData, list_rejected, prepare_data
+from exlm_cli.data.corpus.shards import TokenDataset
 from exlm_cli.data.expansion import collate, expand
 from exlm_cli.data.masking import IntArray, SpecialTokens, mask_sequence, sample_rng
 from exlm_cli.data.prefetch import prefetch
-from exlm_cli.data.prepare import PreparedData, list_rejected, prepare_data
 from exlm_cli.data.sampler import EpochPlan, cut_microbatches, longest_expanded, plan_epoch
-from exlm_cli.data.shards import TokenDataset
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.files import removed_on_failure, write_atomically

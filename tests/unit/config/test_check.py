@@ -7,7 +7,7 @@ import pytest
 from exlm_cli.config.check import check_recipe, unknown_key
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.layers import Layers
-from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import TransitionConfig
 from exlm_cli.errors import ConfigError
 from tests.tiny import tiny_recipe

@@ -18,7 +18,7 @@ from exlm_cli.config.keys import (
     nearest_key,
 )
 from exlm_cli.config.kinds import KINDS
-from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.pretrain import PretrainRecipe
 
 
 class Inner(StrictModel):

@@ -12,7 +12,7 @@ from exlm_cli.config.base import Recipe
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.kinds import KINDS
 from exlm_cli.config.load import dump_recipe, list_recipes, load_recipe, recipe_kind, recipes_folder
-from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.errors import ConfigError
 from tests.tiny import tiny_recipe

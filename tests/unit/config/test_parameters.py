@@ -6,7 +6,7 @@ import pytest
 
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.parameters import count_parameters, tokens_per_step
-from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.pretrain import PretrainRecipe
 from tests.tiny import tiny_recipe
 
 # width 16, ffn 32, 2 layers, vocabulary 300

@@ -7,7 +7,7 @@ import pytest
 from exlm_cli.config.base import Recipe
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import dump_recipe, load_recipe
-from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
 from exlm_cli.config.resumed import resumed_recipe
 from exlm_cli.config.sweep import SweepRecipe

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from exlm_cli.config.finetune import FinetuneModelConfig
-from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.expansion import collate, expand
 from exlm_cli.data.masking import MaskedSequence
 from exlm_cli.model.exlm import ExlmModel

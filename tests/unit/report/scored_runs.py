@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from exlm_cli.analysis.scores import FinetunedRun
-from exlm_cli.tasks.results import summarise_values
+from exlm_cli.experiments.scores import FinetunedRun
+from exlm_cli.finetune.results import summarise_values
 
 
 def scored(name: str, task: str, metrics: dict[str, list[float | None]], **changed: Any) -> FinetunedRun:

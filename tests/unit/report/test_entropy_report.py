@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from exlm_cli.analysis.scores import PredictionEntropy
+from exlm_cli.experiments.scores import PredictionEntropy
 from exlm_cli.report import entropy_report
 from exlm_cli.report.entropy_report import NamedEntropy, entropy_table, write_entropy_figure
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from exlm_cli.finetune.results import summarise_values
 from exlm_cli.report.finetune_summary import format_score, render_summary
-from exlm_cli.tasks.results import summarise_values
 
 RESULTS: dict[str, Any] = {
     "task": "moleculenet/bace",

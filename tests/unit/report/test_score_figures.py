@@ -13,8 +13,8 @@ from sklearn import metrics
 
 from exlm_cli.errors import CheckpointError
 from exlm_cli.report import score_figures
-from exlm_cli.report.figure_style import new_figure
 from exlm_cli.report.score_figures import SplitPredictions, confusion_matrix, write_score_figures
+from exlm_cli.report.style import new_figure
 
 
 def predictions_of(

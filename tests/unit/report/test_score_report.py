@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from exlm_cli.analysis.scores import FinetunedRun
 from exlm_cli.errors import CheckpointError
+from exlm_cli.experiments.scores import FinetunedRun
+from exlm_cli.finetune.results import write_predictions
 from exlm_cli.report.score_report import collect_tables, draw_figures
-from exlm_cli.tasks.results import write_predictions
 from tests.unit.report.scored_runs import scored
 
 

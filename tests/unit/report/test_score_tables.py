@@ -2,10 +2,10 @@
 
 import math
 
-from exlm_cli.analysis.scores import PretrainedScore
+from exlm_cli.experiments.scores import PretrainedScore
+from exlm_cli.finetune.results import summarise_values
 from exlm_cli.report.score_tables import pretraining_table, task_tables
 from exlm_cli.report.score_text import as_is, count, millions, percent, pretraining_budget
-from exlm_cli.tasks.results import summarise_values
 from tests.unit.report.scored_runs import scored, yardstick
 
 METRICS: dict[str, list[float | None]] = {"roc_auc": [0.7, 0.8], "loss": [0.5, 0.6], "f1": [None, None]}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from exlm_cli.cli import cmd_eval
+from exlm_cli.cli.commands import eval as cmd_eval
 from exlm_cli.errors import CheckpointError
 from exlm_cli.report.tables import (
     SUFFIXES,

@@ -13,12 +13,12 @@ from scipy import stats
 from sklearn import metrics as sk
 
 from exlm_cli.config.finetune import TaskConfig
-from exlm_cli.data.text import train_bpe
+from exlm_cli.data.bpe import train_bpe
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import ConfigError, DataError
+from exlm_cli.finetune.trainer import encode_task
 from exlm_cli.progress import SilentProgress
-from exlm_cli.tasks.downstream import DownstreamTask
-from exlm_cli.tasks.finetune_task import encode_task
+from exlm_cli.tasks.base import DownstreamTask
 from exlm_cli.tasks.glue import GlueTask, load_glue, read_glue_file
 from exlm_cli.tasks.glue_tasks import GLUE_TASKS
 from exlm_cli.tasks.table_task import NO_TEST_NOTE

@@ -14,10 +14,10 @@ import pytest
 from rdkit.Chem import MolFromSmiles, MolToSmiles
 
 from exlm_cli.config.finetune import TaskConfig
+from exlm_cli.data.download import RemoteFile
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks import moleculenet
-from exlm_cli.tasks.download import RemoteFile
 from exlm_cli.tasks.moleculenet import load_moleculenet
 from exlm_cli.tasks.moleculenet_sets import MOLECULENET_SETS
 from exlm_cli.tasks.table_task import TableTask

@@ -2,7 +2,7 @@
 
 import pytest
 
-from exlm_cli.data.text import train_bpe
+from exlm_cli.data.bpe import train_bpe
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.pairs import encode_pairs, longest_first

@@ -10,7 +10,7 @@ from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
-from exlm_cli.tasks.downstream import DownstreamTask, Loss
+from exlm_cli.tasks.base import DownstreamTask, Loss
 from exlm_cli.tasks.table_task import NO_TEST_NOTE, TableTask, name_some, to_probabilities
 
 NAN = math.nan

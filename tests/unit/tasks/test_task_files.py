@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from exlm_cli.config.finetune import TaskConfig
-from exlm_cli.data.hub import HubSource
+from exlm_cli.data.rows.hub import HubSource
 from exlm_cli.errors import DataError
 from exlm_cli.tasks.task_files import choose_rows, counted, existing_folder, find_file, given_file, hub_source
 from tests.unit.data.recording import RecordingProgress

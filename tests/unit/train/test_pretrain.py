@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from exlm_cli.config.load import load_recipe
-from exlm_cli.config.recipes import PretrainRecipe
+from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.run_dir import read_metrics, read_run_json, update_run_json

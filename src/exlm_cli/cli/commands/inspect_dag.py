@@ -1,0 +1,122 @@
+"""`exlm inspect-dag`: the DAG behind one sentence or SMILES."""
+
+import hashlib
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from exlm_cli.cli.options import Device, JsonOption, ScoringDeviceOption
+from exlm_cli.errors import ConfigError
+
+if TYPE_CHECKING:
+    from exlm_cli.config.pretrain import PretrainRecipe
+    from exlm_cli.dag.inspect import Inspection
+
+# repeated from `report.dag_report`, whose import is too slow for `--help`; a test compares them
+_FORMATS = ("png", "svg", "html", "dot", "json")
+
+
+class Length(StrEnum):
+    """How many tokens a filling has."""
+
+    exact = "exact"
+    any = "any"
+
+
+def inspect_dag(
+    sentence: Annotated[str, typer.Argument(help="Text or SMILES in which each [MASK] hides a token.")],
+    checkpoint: Annotated[
+        Path | None, typer.Option("--checkpoint", metavar="RUN", help="Run directory; default: the newest fitting one.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Where files go; default: report/ of the run.")
+    ] = None,
+    top: Annotated[int, typer.Option("--top", min=1, max=50, metavar="N", help="Words of each node.")] = 3,
+    n_best: Annotated[int, typer.Option("--n-best", min=1, max=1000, metavar="N", help="Joint fillings.")] = 10,
+    length: Annotated[
+        Length, typer.Option("--length", help="A token for each [MASK], or none or several too.")
+    ] = Length.exact,
+    formats: Annotated[
+        str, typer.Option("--format", metavar="LIST", help=f"Files to write, of {','.join(_FORMATS)}; or none.")
+    ] = ",".join(_FORMATS),
+    device: ScoringDeviceOption = Device.auto,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the DAG of one input and its best joint fillings.
+
+    Words and probabilities go to the terminal, pictures and tables to files.
+    """
+    from exlm_cli.cli import console
+    from exlm_cli.cli.checkpoints import choose_checkpoint
+    from exlm_cli.dag.graph import check_sentence
+
+    wanted, is_smiles = _parse_formats(formats), _is_smiles(sentence)
+    if out is not None and not wanted:
+        raise ConfigError(f"`--out {out}` does not go with `--format none`", "leave one of them out")
+    check_sentence(sentence, is_smiles=is_smiles)
+    progress = console.open_progress()
+    kind = "SMILES run" if is_smiles else "text run"
+
+    def fits(recipe: "PretrainRecipe") -> bool:
+        return recipe.data.kind == ("smiles" if is_smiles else "text") and recipe.masking.num_repeats == 1
+
+    run = choose_checkpoint(
+        checkpoint,
+        # an MLM has guesses to show, but no DAG
+        {f"{kind} of an ExLM": lambda recipe: fits(recipe) and recipe.objective == "exlm", kind: fits},
+        recipe_to_make_one="quickstart-smiles" if is_smiles else "quickstart-text",
+        progress=progress,
+    )
+    from exlm_cli.dag.build import build_dag
+    from exlm_cli.dag.inspect import inspect
+    from exlm_cli.dag.report import write_report
+    from exlm_cli.train.pretrained import load_pretrained
+
+    pretrained = load_pretrained(run, device=device.value, progress=progress)
+    dag = build_dag(pretrained, sentence, progress=progress)
+    inspection = inspect(
+        dag, num_top=top, num_fillings=n_best, length=length.value, checkpoint=str(pretrained.checkpoint)
+    )
+    files = write_report(inspection, out or _default_folder(pretrained.checkpoint, sentence), wanted)
+    _emit(inspection, files, as_json=as_json)
+
+
+def _emit(inspection: "Inspection", files: list[Path], *, as_json: bool) -> None:
+    from exlm_cli.cli import console
+    from exlm_cli.dag.terminal import render_terminal
+    from exlm_cli.dag.text import inspection_as_dict
+
+    if as_json:
+        return console.emit_json({**inspection_as_dict(inspection), "files": [str(file) for file in files]})
+    console.emit_renderable(render_terminal(inspection))
+    if files:
+        console.emit_text("\n" + "\n".join(f"wrote {file}" for file in files))
+
+
+def _parse_formats(given: str) -> list[str]:
+    names = [name.strip() for name in given.split(",")]
+    if names == ["none"]:
+        return []
+    for name in names:
+        if name not in _FORMATS:
+            raise ConfigError(f"`--format {given}`: {name!r} is none of {', '.join(_FORMATS)}", "or give `none` alone")
+    return names
+
+
+def _is_smiles(sentence: str) -> bool:
+    """Tell SMILES from text: every character belongs to a SMILES token ([MASK] looks like a bracket atom)."""
+    from exlm_cli.data.smiles import SMILES_PATTERN
+
+    return re.fullmatch(f"(?:{SMILES_PATTERN})+", sentence.strip()) is not None
+
+
+def _default_folder(checkpoint: Path, sentence: str) -> Path:
+    """Return a folder in the run's report/ that one sentence always gets again."""
+    from exlm_cli.experiments.scores import run_directory
+
+    words = re.sub(r"[^a-z0-9]+", "-", sentence.lower()).strip("-")[:24].strip("-")
+    digest = hashlib.sha256(sentence.encode()).hexdigest()[:8]
+    return run_directory(checkpoint) / "report" / f"dag-{words}-{digest}"

@@ -1,0 +1,112 @@
+"""`exlm pretrain`: train a recipe or the variants of a sweep, or go on with a run."""
+
+from pathlib import Path
+
+from exlm_cli.cli.commands.curves import draw_curves
+from exlm_cli.cli.grid_options import JobsOption, TasksOption
+from exlm_cli.cli.options import (
+    DeviceOption,
+    DryRunOption,
+    JsonOption,
+    OnInvalidOption,
+    OutOption,
+    RecipeOption,
+    ResumeOption,
+    SeedOption,
+    SetOption,
+    collect_overrides,
+)
+from exlm_cli.cli.pretrain_sweep import (
+    SweepOption,
+    SweepSeedsOption,
+    VariantsOption,
+    is_sweep,
+    pretrain_sweep,
+    refuse_sweep_options,
+)
+from exlm_cli.errors import ConfigError
+
+
+def pretrain(
+    recipe: RecipeOption = None,
+    sweep: SweepOption = None,
+    sets: SetOption = None,
+    out: OutOption = None,
+    resume: ResumeOption = None,
+    seed: SeedOption = None,
+    device: DeviceOption = None,
+    on_invalid: OnInvalidOption = None,
+    variants: VariantsOption = None,
+    tasks: TasksOption = None,
+    seeds: SweepSeedsOption = None,
+    jobs: JobsOption = None,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Pre-train ExLM or its MLM baseline from a recipe, or the variants of a sweep.
+
+    Tokenises first where that is still to be done. Ctrl-C saves a checkpoint and says how to go on. A sweep (`--sweep`)
+    pre-trains, measures and fine-tunes each variant and puts them side by side, as in Tables 2, 4 and 13.
+    """
+    if sweep is not None or (resume is not None and is_sweep(resume)):
+        return pretrain_sweep(
+            sweep=sweep,
+            resume=resume,
+            recipe=recipe,
+            seed=seed,
+            variants=variants,
+            tasks=tasks,
+            seeds=seeds,
+            jobs=jobs,
+            sets=sets,
+            out=out,
+            device=device,
+            on_invalid=on_invalid,
+            dry_run=dry_run,
+            as_json=as_json,
+        )
+    refuse_sweep_options({"--variants": variants, "--task": tasks, "--seeds": seeds, "--jobs": jobs})
+    from exlm_cli.cli import console
+    from exlm_cli.config.load import load_recipe
+    from exlm_cli.config.pretrain import PretrainRecipe
+    from exlm_cli.config.resumed import resumed_recipe
+
+    _check_source(recipe, out, resume)
+    overrides = collect_overrides(sets, seed=seed, device=device, on_invalid=on_invalid)
+    # resolved here, so that a mistake in it is told before torch is loaded
+    if resume is not None:
+        resolved = resumed_recipe(resume, PretrainRecipe, overrides)
+    else:
+        assert recipe is not None, "one of the two is given"
+        resolved = load_recipe(recipe, overrides)
+    if dry_run:
+        return console.emit_recipe(resolved, as_json=as_json)
+    from exlm_cli.train.pretrain import run_pretraining
+
+    result = run_pretraining(resolved, out=out, resume=resume, progress=console.open_progress())
+    drawn = draw_curves([result.run_dir], result.run_dir / "report" / "curves")
+    if as_json:
+        return console.emit_json(
+            {
+                "run_dir": str(result.run_dir),
+                "checkpoint": str(result.checkpoint),
+                "steps": result.steps,
+                "elapsed_s": round(result.elapsed_s, 3),
+                "metrics": result.metrics,
+                "figures": [str(path) for path in drawn],
+            }
+        )
+    figures = {f"validation_{name}": value for name, value in result.metrics.items()}
+    console.emit_pairs(
+        {"run": result.run_dir, "checkpoint": result.checkpoint, "steps": result.steps, **figures, "curves": drawn[0]}
+    )
+
+
+def _check_source(recipe: str | None, out: Path | None, resume: Path | None) -> None:
+    if (recipe is None) == (resume is None):
+        raise ConfigError(
+            "give either `--recipe` to start a run or `--resume` to go on with one",
+            "for example `exlm pretrain --recipe quickstart-text`; `exlm recipes` lists the recipes",
+        )
+    if resume is not None and out is not None:
+        raise ConfigError(f"`--out {out}` does not go with `--resume`", f"the run goes on in {resume}")

@@ -1,0 +1,118 @@
+"""`exlm tokenize`: a tokenizer and token shards from files, without a model."""
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from exlm_cli.cli.options import (
+    DryRunOption,
+    JsonOption,
+    OnInvalidOption,
+    OutOption,
+    RecipeOption,
+    SetOption,
+    collect_overrides,
+)
+from exlm_cli.errors import ConfigError
+from exlm_cli.files import make_folder, removed_on_failure, write_atomically
+from exlm_cli.run_dir import create_run_dir
+
+
+class Kind(StrEnum):
+    """What a row of the inputs is."""
+
+    text = "text"
+    smiles = "smiles"
+
+
+_RECIPE_OF_KIND = {Kind.text: "text-small", Kind.smiles: "smiles-small"}
+
+
+def tokenize(
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="INPUTS", help="Files, directories, globs or hub:NAME; instead of the recipe's."),
+    ] = None,
+    recipe: RecipeOption = None,
+    sets: SetOption = None,
+    kind: Annotated[
+        Kind | None, typer.Option("--kind", help="Of INPUTS without a recipe: text-small or smiles-small is taken.")
+    ] = None,
+    vocab_size: Annotated[int | None, typer.Option("--vocab-size", metavar="N", help="Size of the tokenizer.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", metavar="FILE", help="Take this tokenizer.json instead of training.")
+    ] = None,
+    out: OutOption = None,
+    on_invalid: OnInvalidOption = None,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Train or take a tokenizer and write token shards.
+
+    A second run, and `exlm pretrain` with the same inputs and options, finds them and starts at once.
+    """
+    from exlm_cli.cli import console
+    from exlm_cli.config.load import dump_recipe, load_recipe
+
+    if recipe is None and (kind is None or not inputs):
+        raise ConfigError(
+            "give `--recipe`, or INPUTS with `--kind text` or `--kind smiles`",
+            "for example `exlm tokenize corpus/*.txt --kind text --vocab-size 8192 --out tokens`",
+        )
+    if recipe is not None and kind is not None:
+        raise ConfigError("`--kind` does not go with `--recipe`", "the recipe's `data.kind` says it")
+    if tokenizer is not None and vocab_size is not None:
+        raise ConfigError(
+            f"`--vocab-size {vocab_size}` does not go with `--tokenizer`",
+            f"{tokenizer} has the vocabulary it was trained with; leave one of the two out",
+        )
+    overrides = collect_overrides(sets, on_invalid=on_invalid)
+    if inputs:
+        overrides.append(f"data.train={json.dumps(inputs, ensure_ascii=False)}")
+    if vocab_size is not None:
+        overrides.append(f"tokenizer.vocab_size={vocab_size}")
+    if tokenizer is not None:
+        overrides.append(f"tokenizer.path={json.dumps(str(tokenizer), ensure_ascii=False)}")
+    if recipe is None:
+        assert kind is not None, "checked above"
+        recipe = _RECIPE_OF_KIND[kind]
+    resolved = load_recipe(recipe, overrides)
+    if dry_run:
+        return console.emit_recipe(resolved, as_json=as_json)
+    from exlm_cli.config.places import with_absolute_places
+    from exlm_cli.data.corpus.pipeline import prepare_data
+
+    is_new = out is None or not out.exists()
+    folder = create_run_dir(None, resolved.name) if out is None else _make_folder(out)
+    with removed_on_failure(folder, is_new=is_new):
+        data = prepare_data(resolved, rejected_csv=folder / "rejected.csv", progress=console.open_progress())
+        data.tokenizer.save(folder / "tokenizer.json")
+        write_atomically(folder / "recipe.yaml", dump_recipe(with_absolute_places(resolved)).encode())
+    result = {
+        "tokenizer": str(folder / "tokenizer.json"),
+        "recipe": str(folder / "recipe.yaml"),
+        "shards": str(data.train.directory.parent),
+        "was_cached": data.was_cached,
+        "vocab_size": data.tokenizer.vocab_size,
+        "train_sequences": len(data.train),
+        "train_tokens": data.train.num_tokens,
+        "valid_sequences": len(data.valid),
+        "valid_tokens": data.valid.num_tokens,
+        "num_rejected": data.num_rejected,
+        "fingerprint": data.fingerprint,
+    }
+    console.emit_json(result) if as_json else console.emit_pairs(result)
+
+
+def _make_folder(out: Path) -> Path:
+    """Make or take the folder of results; one that holds a training run is left alone."""
+    if (out / "run.json").exists():
+        raise ConfigError(
+            f"{out} holds a training run, whose tokenizer.json and recipe.yaml would be replaced",
+            "choose another `--out`",
+        )
+    make_folder(out)
+    return out

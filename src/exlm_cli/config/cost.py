@@ -1,0 +1,114 @@
+"""The arithmetic of a training step in closed form: what ExLM has to cost beyond its MLM twin (App. Q.2, Table 12).
+
+Forward and backward over one sequence of L positions, T masks and k states a mask, without padding: N = k T emitting
+nodes, S = N + 2 nodes, encoder of width D with n layers and feed-forward width F, vocabulary V, h transition heads over
+features of width D' (D, or 2 D with `position_features`). A product of an (a, b) and a (b, c) matrix is 2 a b c FLOPs;
+its backward pass has two such products, so that whatever is trained counts three times:
+
+    encoder linear    3 * n * 2 L (4 D^2 + 2 D F)       query, key, value, output; the two feed-forward layers
+    attention         3 * n * 4 L^2 D                   Q K' and the weighted sum of V
+    lm_head           3 * 2 N (D^2 + D V)               dense layer and tied decoder, on emitting nodes alone
+    transition        3 * 2 (2 S D' D + S^2 D)          query, key and Q K'; with h > 1 also the gate, 2 S D' h
+    alignment         3 * 2 E                           alpha, beta and the edge gradient: one multiply-add an edge each
+
+Where the transition head must not train the states (`transition.detach_states`), its projections count twice, not
+three times. E, the edges that any path can take for any target, is 2 w + (T - 1) w (w + 1) / 2 with w = S - 1 - T:
+target t lies on one of the w nodes t to S - 2 - T + t. An MLM is the case k = 1 without the last two lines, and
+`alignment: independent` the same with k > 1.
+
+The floor of the ratio ExLM / MLM follows. Not counted, since it is memory traffic rather than arithmetic or small
+beside the rest: embeddings, norms, GELU, softmax, dropout, rotation, residuals, gathers, AdamW. Nor is what an
+implementation does twice to save memory: flash attention's second Q K' and the logits that `head_chunk_rows` makes
+again in the backward pass. The sparse DAG's few missing edges are counted.
+"""
+
+from dataclasses import astuple, dataclass
+from typing import Self
+
+from exlm_cli.config.parameters import tokens_per_step
+from exlm_cli.config.pretrain import PretrainRecipe
+
+
+@dataclass(frozen=True)
+class TrainingFlops:
+    """FLOPs of forward and backward, by the part of the model that does them."""
+
+    encoder_linear: float = 0.0
+    attention: float = 0.0
+    lm_head: float = 0.0
+    transition: float = 0.0
+    alignment: float = 0.0
+
+    @property
+    def encoder(self) -> float:
+        """Its linear layers and its attention."""
+        return self.encoder_linear + self.attention
+
+    @property
+    def total(self) -> float:
+        """All parts."""
+        return self.encoder + self.lm_head + self.transition + self.alignment
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def scaled(self, factor: float) -> Self:
+        """Return every part times a factor."""
+        return type(self)(*(factor * part for part in astuple(self)))
+
+
+def count_sequence_flops(
+    recipe: PretrainRecipe, num_positions: float, num_targets: float, vocab_size: int | None = None
+) -> TrainingFlops:
+    """Return the FLOPs of training on one sequence; the formulas are those of this module's docstring.
+
+    Args:
+        recipe: Its `model`, `masking` and `objective` decide the architecture.
+        num_positions: L, after repetition and expansion, [CLS] and [SEP] included.
+        num_targets: T; a mean may be given.
+        vocab_size: V of the tokenizer in use; none: the recipe's `tokenizer.vocab_size`.
+    """
+    model, transition = recipe.model, recipe.model.transition
+    width, vocab = model.width, recipe.tokenizer.vocab_size if vocab_size is None else vocab_size
+    num_inner = recipe.masking.num_states_per_mask * num_targets
+    block = 4 * width**2 + 2 * width * model.ffn_width
+    flops = TrainingFlops(
+        encoder_linear=3 * model.num_layers * 2 * num_positions * block,
+        attention=3 * model.num_layers * 4 * num_positions**2 * width,
+        lm_head=3 * 2 * num_inner * (width**2 + width * vocab),
+    )
+    if recipe.objective == "mlm" or model.alignment == "independent":
+        return flops
+    num_nodes = num_inner + 2
+    feature_width = width * (2 if transition.position_features else 1)
+    gate_width = transition.heads if transition.heads > 1 else 0
+    # learned node positions are part of the features, whose gradient is then needed whatever becomes of the states
+    is_detached = transition.detach_states and not transition.position_features
+    projections = 2 * num_nodes * feature_width * (2 * width + gate_width)
+    return flops + TrainingFlops(
+        transition=(2 if is_detached else 3) * projections + 3 * 2 * num_nodes**2 * width,
+        alignment=3 * 2 * count_path_edges(num_nodes, num_targets),
+    )
+
+
+def count_path_edges(num_nodes: float, num_targets: float) -> float:
+    """Return E: over all targets, the edges of a dense DAG that some path takes to it, and to the last node after it.
+
+    Args:
+        num_nodes: S, the first and the last node included.
+        num_targets: T, at least 1.
+    """
+    choices = num_nodes - 1 - num_targets
+    return 2 * choices + (num_targets - 1) * choices * (choices + 1) / 2
+
+
+def recipe_step_flops(recipe: PretrainRecipe) -> TrainingFlops:
+    """Return the FLOPs of one optimiser step of full sequences with their mean number of masks.
+
+    An upper bound where sequences are shorter than `data.sequence_length` and a step has a number of them.
+    """
+    num_real = (recipe.data.sequence_length - 2) * recipe.masking.num_repeats
+    num_targets = recipe.masking.mask_ratio * num_real
+    num_positions = num_real + 2 + (recipe.masking.num_states_per_mask - 1) * num_targets
+    num_sequences = tokens_per_step(recipe) / recipe.repeated_length
+    return count_sequence_flops(recipe, num_positions, num_targets).scaled(num_sequences)

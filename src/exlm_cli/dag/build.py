@@ -1,0 +1,121 @@
+"""From a checkpoint and a sentence to its DAG."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from exlm_cli.dag.graph import Dag, IntArray, check_sentence
+from exlm_cli.data.expansion import batch_from_masked_ids
+from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.errors import DataError
+from exlm_cli.model.exlm import ExlmModel
+from exlm_cli.ops.ctc import single_target_ctc_nll
+from exlm_cli.progress import Progress, SilentProgress
+from exlm_cli.train.pretrained import Pretrained
+
+MAX_INNER_NODES = 512
+"""Most states of masks an inspection takes on: the search for fillings grows with T * S^2."""
+
+
+def build_dag(pretrained: Pretrained, text: str, *, progress: Progress | None = None) -> Dag:
+    """Run the model on a text with [MASK]s and return its DAG.
+
+    Args:
+        pretrained: Any pre-trained checkpoint. An MLM or `alignment: independent` gives a chain of one node a mask;
+            where the mask has several states, the node's distribution is that of the one token they yield (CTC).
+        text: Running text or SMILES; each "[MASK]" is one masked token.
+        progress: Told about tokens that the vocabulary lacks.
+
+    Raises:
+        DataError: No text, no [MASK], or more than the model or an inspection takes.
+    """
+    model, tokenizer, recipe = pretrained.model, pretrained.tokenizer, pretrained.recipe
+    check_sentence(text, is_smiles=recipe.data.kind == "smiles")
+    if recipe.masking.num_repeats > 1:
+        raise DataError(
+            f"{pretrained.checkpoint} is a Repeated MLM (`masking.num_repeats` {recipe.masking.num_repeats}): it reads "
+            "repeated text, which an inspection does not make",
+            "choose an ExLM or MLM with `--checkpoint`",
+        )
+    input_ids = encode_masked_text(tokenizer, text, progress or SilentProgress())
+    num_masks = int((input_ids == tokenizer.mask_id).sum())
+    k = model.num_states_per_mask
+    _check_size(pretrained, len(input_ids), num_masks)
+    batch = batch_from_masked_ids(
+        input_ids,
+        mask_id=tokenizer.mask_id,
+        pad_id=tokenizer.pad_id,
+        num_states_per_mask=k,
+        objective=recipe.objective,
+    ).to(model.token_embedding.weight.device)
+    with torch.inference_mode():
+        nodes = model.node_states(batch)
+        log_probs = model.node_log_probs(nodes)[0].double().cpu()
+        if model.transition is not None:
+            log_trans = model.log_transitions(nodes, batch)[0].double().cpu()
+        else:
+            log_probs = _one_node_per_mask(model, log_probs, tokenizer.unk_id)
+            log_trans = torch.full((num_masks + 2, num_masks + 2), -torch.inf, dtype=torch.float64)
+            log_trans.diagonal(1).zero_()
+            k = 1
+    return Dag(
+        text=text,
+        kind=recipe.data.kind,
+        node_log_probs=log_probs.numpy(),
+        log_trans=log_trans.numpy(),
+        node_mask=np.concatenate([[-1], np.repeat(np.arange(num_masks), k), [-1]]),
+        node_clone=np.concatenate([[0], np.tile(np.arange(1, k + 1), num_masks), [0]]),
+        num_states_per_mask=k,
+        input_ids=input_ids,
+        tokenizer=tokenizer,
+        has_transitions=model.transition is not None,
+    )
+
+
+def encode_masked_text(tokenizer: Tokenizer, text: str, progress: Progress) -> IntArray:
+    """Return [CLS], the tokens of a text with its [MASK]s, and [SEP]; `progress` is told of tokens without an id."""
+    ids = tokenizer.encode_with_masks(text.strip())
+    num_unknown = ids.count(tokenizer.unk_id)
+    if num_unknown:
+        progress.message(f"{num_unknown} tokens of the input are not in the vocabulary; the model reads them as [UNK]")
+    return np.array([tokenizer.cls_id, *ids, tokenizer.sep_id], dtype=np.int64)
+
+
+def _check_size(pretrained: Pretrained, num_tokens: int, num_masks: int) -> None:
+    model, recipe = pretrained.model, pretrained.recipe
+    k = model.num_states_per_mask
+    if k * num_masks > MAX_INNER_NODES:
+        raise DataError(
+            f"the sentence has {num_masks} masks of {k} states, {k * num_masks} nodes; an inspection takes at most "
+            f"{MAX_INNER_NODES}",
+            f"mask at most {MAX_INNER_NODES // k} tokens",
+        )
+    expanded = num_tokens + (k - 1) * num_masks
+    if expanded > recipe.model.max_length:
+        raise DataError(
+            f"the sentence has {num_tokens} tokens, {expanded} with its masks expanded; the model takes "
+            f"{recipe.model.max_length}",
+            "shorten it",
+        )
+    transition = recipe.model.transition
+    if transition.position_features and k * num_masks + 2 > transition.max_nodes:
+        raise DataError(
+            f"the sentence makes {k * num_masks + 2} nodes; the model's transition head takes {transition.max_nodes}",
+            f"mask at most {(transition.max_nodes - 2) // k} tokens",
+        )
+
+
+def _one_node_per_mask(model: ExlmModel, log_probs_SV: Tensor, blank_id: int) -> Tensor:
+    """Turn the states of a model without transitions into one distribution a mask, given that it yields one token."""
+    inner_TkV = log_probs_SV[1:-1].unflatten(0, (-1, model.num_states_per_mask))
+    if model.objective == "mlm":
+        mask_TV = inner_TkV[:, 0]
+    else:
+        T, k, V = inner_TkV.shape
+        log_target = inner_TkV.transpose(1, 2).reshape(T * V, k)
+        log_blank = inner_TkV[:, None, :, blank_id].expand(T, V, k).reshape(T * V, k)
+        log_yield_TV = -single_target_ctc_nll(log_target, log_blank).unflatten(0, (T, V))
+        log_yield_TV[:, blank_id] = -torch.inf
+        mask_TV = log_yield_TV.log_softmax(-1)
+    ends = torch.full_like(mask_TV[:1], -torch.inf)
+    return torch.cat([ends, mask_TV, ends])

@@ -1,0 +1,176 @@
+"""The n most probable joint fillings of a DAG, exactly, beside the guess that ignores dependency.
+
+A filling is a choice of tokens; its probability is the sum over all alignments of those tokens to paths, so two paths
+that say the same are one filling. Two ways to count (App. P and Q.3):
+
+- `exact`: T tokens, the t-th at the t-th [MASK], whichever nodes emit them: what training scores.
+- `any`: any path from BOS to EOS; a token belongs to the mask whose state emitted it, so a mask may yield none or
+  several.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from exlm_cli.dag.graph import Dag, check_length_possible, length_log_prob, token_occupancy
+from exlm_cli.dag.search import Length, SearchProblem, Tokens, best_sequences
+
+MAX_SEQUENCES = 4096
+"""Most token sequences looked at where many of them read the same."""
+_SCORED_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class Filling:
+    """One text and how probable it is.
+
+    Attributes:
+        tokens_by_mask: Tokens of each mask; under `any`, none or several.
+        text: The input with its masks filled.
+        log_prob: Log of the total probability, nats, of this text among all the DAG can yield, of any length. Divide by
+            P(exactly T tokens) for its share among the texts with T tokens.
+        path: Nodes of the most probable alignment.
+        is_valid_smiles: What RDKit says; None for running text.
+    """
+
+    tokens_by_mask: tuple[tuple[int, ...], ...]
+    text: str
+    log_prob: float
+    path: tuple[int, ...]
+    is_valid_smiles: bool | None = None
+
+
+@dataclass(frozen=True)
+class NBest:
+    """The most probable fillings, best first.
+
+    Attributes:
+        fillings: Texts, each once.
+        log_prob_length: Log-probability of exactly T tokens (`exact`), or 0: all texts count (`any`).
+        is_proven: True where the bound shows that no token sequence outside the list is more probable than its last;
+            False where the search met its limit first.
+    """
+
+    fillings: tuple[Filling, ...]
+    log_prob_length: float
+    is_proven: bool
+
+
+@dataclass(frozen=True)
+class IndependentGuess:
+    """Every mask guessed on its own, as an MLM does.
+
+    Attributes:
+        filling: The guess; its `log_prob` is what the DAG gives these tokens together.
+        token_probs: Marginal probability of each guessed token.
+        log_prob_independent: Log of the product of these: what the guess believes of itself.
+    """
+
+    filling: Filling
+    token_probs: tuple[float, ...]
+    log_prob_independent: float
+
+
+def n_best_fillings(dag: Dag, n: int, length: Length = "exact") -> NBest:
+    """Find the n most probable fillings and their exact probabilities.
+
+    The token sequences come from `filling_search`, which proves that it missed none. The alignment op then scores each
+    of them over all its alignments. Sequences among the best that read the same ("g" + "lad", "gl" + "ad" in
+    neighbouring masks) are one filling with the sum of their probabilities.
+
+    Args:
+        dag: Where to search.
+        n: How many texts; fewer come back where the DAG yields fewer.
+        length: Exactly T tokens, or any number.
+
+    Raises:
+        DataError: `exact`, and no path has exactly T inner nodes.
+    """
+    log_prob_length = 0.0
+    if length == "exact":
+        check_length_possible(dag)
+        log_prob_length = length_log_prob(dag)
+    problem = SearchProblem(dag, length)
+    wanted = n
+    while True:
+        sequences, is_proven = best_sequences(problem, wanted)
+        fillings = _merge_by_text(dag, sequences, length)
+        is_enough = len(fillings) >= n or len(sequences) < wanted
+        if is_enough or not is_proven or wanted >= MAX_SEQUENCES:
+            return NBest(tuple(fillings[:n]), log_prob_length, is_proven and is_enough)
+        wanted *= 2
+
+
+def independent_guess(dag: Dag) -> IndependentGuess:
+    """Fill every mask with the token that is most probable there, whatever the other masks say.
+
+    The distribution at mask t is the exact marginal of the t-th token given T tokens: the mixture of all nodes'
+    distributions weighted by the probability that the t-th token stands there (`token_occupancy`).
+
+    Raises:
+        DataError: No path has exactly T inner nodes.
+    """
+    marginal_TV = token_occupancy(dag)[:, 1:-1] @ np.exp(dag.node_log_probs[1:-1].astype(np.float64))
+    tokens = marginal_TV.argmax(axis=1)
+    probs = marginal_TV.max(axis=1)
+    sequence = tuple((mask, int(token)) for mask, token in enumerate(tokens))
+    (filling,) = _merge_by_text(dag, [sequence], "exact")
+    return IndependentGuess(filling, tuple(probs.tolist()), float(np.log(probs).sum()))
+
+
+def _merge_by_text(dag: Dag, sequences: Sequence[Tokens], length: Length) -> list[Filling]:
+    """Score sequences exactly and add up those that read the same; best text first."""
+    merged: dict[str, Filling] = {}
+    for filling in sorted(_score(dag, sequences, length), key=lambda f: (-f.log_prob, f.tokens_by_mask)):
+        known = merged.get(filling.text)
+        if known is None:
+            merged[filling.text] = filling
+        else:
+            merged[filling.text] = replace(known, log_prob=float(np.logaddexp(known.log_prob, filling.log_prob)))
+    best_first = sorted(merged.values(), key=lambda f: -f.log_prob)
+    return [_with_validity(f) for f in best_first] if dag.kind == "smiles" else best_first
+
+
+def _score(dag: Dag, sequences: Sequence[Tokens], length: Length) -> list[Filling]:
+    """Give each sequence its exact probability over all alignments, and its best path."""
+    fillings: list[Filling] = []
+    for start in range(0, len(sequences), _SCORED_AT_ONCE):
+        fillings += _score_some(dag, sequences[start : start + _SCORED_AT_ONCE], length)
+    return fillings
+
+
+def _score_some(dag: Dag, sequences: Sequence[Tokens], length: Length) -> list[Filling]:
+    import torch
+
+    from exlm_cli.ops.alignment import best_alignment, states_alignment_nll
+
+    num_targets = [len(s) for s in sequences]
+    log_emit = np.full((len(sequences), max(num_targets), dag.num_nodes), -np.inf)
+    for row, sequence in zip(log_emit, sequences, strict=True):
+        for t, (mask, token) in enumerate(sequence):
+            may_emit = (dag.node_mask == mask) | (length == "exact")
+            row[t] = np.where(may_emit, dag.node_log_probs[:, token], -np.inf)
+    arguments = (
+        torch.from_numpy(log_emit),
+        torch.from_numpy(dag.log_trans.astype(np.float64)).repeat(len(sequences), 1, 1),
+        torch.tensor(num_targets),
+        torch.full((len(sequences),), dag.num_nodes),
+    )
+    with torch.no_grad():
+        log_probs = (-states_alignment_nll(*arguments)).tolist()
+        paths = best_alignment(*arguments).tolist()
+    fillings = []
+    for sequence, log_prob, path in zip(sequences, log_probs, paths, strict=True):
+        by_mask = tuple(tuple(token for m, token in sequence if m == mask) for mask in range(dag.num_masks))
+        if not sequence:
+            # the op calls an empty target infeasible; here it is the one edge from BOS to EOS
+            log_prob = float(dag.log_trans[0, -1])
+        fillings.append(Filling(by_mask, dag.fill(by_mask), log_prob, tuple(path[: len(sequence)])))
+    return fillings
+
+
+def _with_validity(filling: Filling) -> Filling:
+    from exlm_cli.data.smiles import find_invalid_smiles
+
+    return replace(filling, is_valid_smiles=find_invalid_smiles(filling.text) is None)

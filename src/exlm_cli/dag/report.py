@@ -1,0 +1,54 @@
+"""All files of one inspection, whole or not at all."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from exlm_cli.dag.figures import render_graph, render_heat_map
+from exlm_cli.dag.html import render_html
+from exlm_cli.dag.inspect import Inspection
+from exlm_cli.dag.text import render_dot, render_json
+from exlm_cli.files import removed_on_failure, write_atomically
+
+FORMATS = ("png", "svg", "html", "dot", "json")
+
+
+def render_report(inspection: Inspection, formats: Sequence[str]) -> dict[str, bytes]:
+    """Return the content of every file by name.
+
+    Pictures and DOT are left out for a model without transitions: there is no DAG to draw.
+
+    Args:
+        inspection: What to show.
+        formats: Of `FORMATS`.
+    """
+    files: dict[str, bytes] = {}
+    has_dag = inspection.dag.has_transitions
+    pictures = [name for name in formats if name in ("png", "svg")] if has_dag else []
+    if pictures:
+        files |= {f"dag_graph.{name}": data for name, data in render_graph(inspection, pictures).items()}
+        files |= {f"dag_heatmap.{name}": data for name, data in render_heat_map(inspection, pictures).items()}
+    if "html" in formats:
+        files["dag.html"] = render_html(inspection).encode()
+    if "dot" in formats and has_dag:
+        files["dag.dot"] = render_dot(inspection).encode()
+    if "json" in formats:
+        files["dag.json"] = render_json(inspection).encode()
+    return files
+
+
+def write_report(inspection: Inspection, folder: Path, formats: Sequence[str]) -> list[Path]:
+    """Write the files into a folder, made if need be; each file is the old one or the whole new one.
+
+    Raises:
+        CheckpointError: The file system refuses.
+        OSError: The folder cannot be made.
+    """
+    files = render_report(inspection, formats)
+    if not files:
+        return []
+    is_new = not folder.exists()
+    with removed_on_failure(folder, is_new=is_new):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            write_atomically(folder / name, data)
+    return [folder / name for name in files]

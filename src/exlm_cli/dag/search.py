@@ -1,0 +1,177 @@
+"""Search for the most probable token sequences of a DAG, with a proof that none was missed.
+
+A beam over token prefixes. A prefix carries its forward vector over all nodes, so its alignments are summed, not
+enumerated. Prefixes are ranked by an upper bound on their best completion, and the largest bound that was ever cut
+is remembered: once it lies below the n-th best complete sequence, nothing better can have been missed. Otherwise the
+beam is widened and the search repeated.
+
+The bound: what follows a token at node u has at most probability
+
+    h(u) = max over tokens y of the sum over v > u of E[u, v] P_v(y) h(v),
+
+because whatever the next token is, it is the same for all v. Where masks are told apart, the maximum is also over the
+mask that emits next, and h(u) is at least E[u, EOS], the end.
+
+Axes: W prefixes, S nodes, C candidate tokens, T masks. Everything is float64 numpy.
+"""
+
+from typing import Literal
+
+import numpy as np
+
+from exlm_cli.dag.graph import Dag, FloatArray, IntArray
+
+Length = Literal["exact", "any"]
+Tokens = tuple[tuple[int, int], ...]
+"""(mask, token) pairs in the order of emission."""
+
+MAX_CANDIDATES = 20_000_000
+"""Most (prefix, token) pairs held at once: 160 MB."""
+_FIRST_WIDTH, _FIRST_TOKENS_PER_NODE = 32, 16
+_ROUNDING = 1e-9
+_Scored = tuple[float, Tokens]
+
+
+class SearchProblem:
+    """A DAG prepared for the beam: groups of nodes that emit the same slot, candidate tokens, bounds."""
+
+    def __init__(self, dag: Dag, length: Length) -> None:
+        self.length = length
+        self.num_masks = dag.num_masks
+        self.log_trans = dag.log_trans.astype(np.float64)
+        self.trans = np.exp(self.log_trans)
+        self.log_emit = dag.node_log_probs.astype(np.float64)
+        inner = np.flatnonzero(dag.node_mask >= 0)
+        # under `exact` the order of emission says which mask is filled, so all nodes compete for one slot
+        self.groups = (
+            [inner] if length == "exact" else [np.flatnonzero(dag.node_mask == m) for m in range(self.num_masks)]
+        )
+        self.max_tokens = dag.num_masks if length == "exact" else len(inner)
+
+    def choose_candidates(self, tokens_per_node: int) -> None:
+        """Keep the best tokens of every node; all others of a group are bounded together by `floor`."""
+        num_tokens = min(tokens_per_node, self.log_emit.shape[1])
+        self.candidates: list[IntArray] = []
+        self.emit: list[FloatArray] = []
+        self.floor: list[FloatArray] = []
+        for nodes in self.groups:
+            log_emit = self.log_emit[nodes]
+            kept = np.argpartition(-log_emit, num_tokens - 1, axis=1)[:, :num_tokens]
+            tokens = np.unique(kept)
+            self.candidates.append(tokens)
+            self.emit.append(np.exp(log_emit[:, tokens]))
+            worst_kept = np.exp(np.take_along_axis(log_emit, kept, axis=1).min(axis=1))
+            self.floor.append(worst_kept if len(tokens) < log_emit.shape[1] else np.zeros(len(nodes)))
+        self.group_of_column = np.repeat(np.arange(len(self.groups)), [len(c) for c in self.candidates])
+        self.token_of_column = np.concatenate(self.candidates)
+        self.log_rest = self._bound_what_follows()
+
+    def bound_children(self, log_weight_WS: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Log of the sum over a group's nodes of weight * P(token): (W, C) for candidates, (W,) for any other token."""
+        peak_W1 = np.maximum(log_weight_WS.max(axis=1, keepdims=True), -1e300)
+        weight_WS = np.exp(log_weight_WS - peak_W1)
+        with np.errstate(divide="ignore"):
+            columns = [np.log(weight_WS[:, n] @ e) + peak_W1 for n, e in zip(self.groups, self.emit, strict=True)]
+            others = [np.log(weight_WS[:, n] @ f) + peak_W1[:, 0] for n, f in zip(self.groups, self.floor, strict=True)]
+        return np.concatenate(columns, axis=1), np.max(others, axis=0)
+
+    def reach(self, log_alpha_WS: FloatArray) -> FloatArray:
+        """Log of the sum over v of alpha[v] * E[v, u]."""
+        peak_W1 = np.maximum(log_alpha_WS.max(axis=1, keepdims=True), -1e300)
+        with np.errstate(divide="ignore"):
+            reached: FloatArray = np.log(np.exp(log_alpha_WS - peak_W1) @ self.trans) + peak_W1
+        return reached
+
+    def rest_after(self, num_tokens: int) -> FloatArray:
+        """Log h: bound, (S,), on what may follow when the `num_tokens`-th token stands at a node."""
+        rest_S: FloatArray = self.log_rest[num_tokens if self.length == "exact" else 0]
+        return rest_S
+
+    def _bound_what_follows(self) -> FloatArray:
+        log_end_S = self.log_trans[:, -1]
+        if self.length == "exact":
+            log_rest = np.full((self.max_tokens + 1, len(log_end_S)), -np.inf)
+            log_rest[-1] = log_end_S
+            for t in range(self.max_tokens - 1, 0, -1):
+                children, others = self.bound_children(self.log_trans + log_rest[t + 1])
+                log_rest[t] = np.maximum(children.max(axis=1), others)
+            return log_rest
+        log_rest_S = log_end_S.copy()
+        for node in range(len(log_end_S) - 2, 0, -1):
+            children, others = self.bound_children((self.log_trans[node] + log_rest_S)[None])
+            log_rest_S[node] = max(log_end_S[node], children.max(), others[0])
+        return log_rest_S[None]
+
+
+def best_sequences(problem: SearchProblem, wanted: int) -> tuple[list[Tokens], bool]:
+    """Return the `wanted` most probable token sequences (all, where there are fewer), and whether that is proven."""
+    width, tokens_per_node = max(_FIRST_WIDTH, 2 * wanted), max(_FIRST_TOKENS_PER_NODE, wanted + 1)
+    log_known = -np.inf
+    while True:
+        problem.choose_candidates(tokens_per_node)
+        found, log_cut = _beam(problem, width, wanted, log_known)
+        found = found[:wanted]
+        log_known = found[-1][0] if len(found) == wanted else -np.inf
+        is_proven = log_cut <= log_known + _ROUNDING
+        if is_proven or 16 * width * len(problem.token_of_column) > MAX_CANDIDATES:
+            return [tokens for _, tokens in found], is_proven
+        width, tokens_per_node = 4 * width, 4 * tokens_per_node
+
+
+def _beam(problem: SearchProblem, width: int, wanted: int, log_known: float) -> tuple[list[_Scored], float]:
+    """Search once.
+
+    Args:
+        problem: With candidates chosen.
+        width: Prefixes kept after each token.
+        wanted: Complete sequences wanted.
+        log_known: A log-probability that `wanted` complete sequences are known to reach; prefixes below are no loss.
+
+    Returns:
+        Complete sequences, best first, and the largest bound of anything cut that might have reached `log_known`.
+    """
+    num_nodes = problem.trans.shape[0]
+    log_alpha_WS = np.full((1, num_nodes), -np.inf)
+    log_alpha_WS[0, 0] = 0.0
+    prefixes: list[Tokens] = [()]
+    done: list[_Scored] = []
+    log_cut = -np.inf
+    for num_tokens in range(problem.max_tokens + 1):
+        log_reach_WS = problem.reach(log_alpha_WS)
+        if problem.length == "any" or num_tokens == problem.max_tokens:
+            done += [(float(p), prefix) for p, prefix in zip(log_reach_WS[:, -1], prefixes, strict=True) if p > -np.inf]
+            done = sorted(done, key=lambda item: (-item[0], item[1]))[:wanted]
+            if len(done) == wanted:
+                log_known = max(log_known, done[-1][0])
+        if num_tokens == problem.max_tokens:
+            break
+        children_WC, others_W = problem.bound_children(log_reach_WS + problem.rest_after(num_tokens + 1))
+        log_cut = max(log_cut, float(others_W.max()))
+        row, column, log_lost = _keep_best(children_WC, width, log_known - _ROUNDING)
+        log_cut = max(log_cut, log_lost)
+        if len(row) == 0:
+            break
+        group, token = problem.group_of_column[column], problem.token_of_column[column]
+        log_alpha_WS = np.full((len(row), num_nodes), -np.inf)
+        for g, nodes in enumerate(problem.groups):
+            mine = np.flatnonzero(group == g)
+            emitted = problem.log_emit[np.ix_(nodes, token[mine])].T
+            log_alpha_WS[np.ix_(mine, nodes)] = log_reach_WS[np.ix_(row[mine], nodes)] + emitted
+        slot = group if problem.length == "any" else np.full(len(row), num_tokens)
+        prefixes = [(*prefixes[r], (int(m), int(y))) for r, m, y in zip(row, slot, token, strict=True)]
+    return done, log_cut
+
+
+def _keep_best(bounds_WC: FloatArray, width: int, log_known: float) -> tuple[IntArray, IntArray, float]:
+    """Return rows and columns of the `width` largest bounds that reach `log_known`, and the largest one left out."""
+    flat = bounds_WC.ravel()
+    log_lost = -np.inf
+    if len(flat) > width:
+        order = np.argpartition(-flat, width)
+        log_lost = float(flat[order[width]])
+        kept = order[:width]
+    else:
+        kept = np.arange(len(flat))
+    kept = kept[(flat[kept] >= log_known) & (flat[kept] > -np.inf)]
+    row, column = np.unravel_index(np.sort(kept), bounds_WC.shape)
+    return row, column, log_lost

@@ -1,0 +1,247 @@
+"""Which inputs a recipe names, and their rows one after the other: files, directories, globs, Hub names, bundled data.
+
+Everything is streamed: no input is ever held whole.
+"""
+
+import difflib
+import glob
+import os
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from exlm_cli.data.bundled.grammar import sample_sentences
+from exlm_cli.data.bundled.molecules import generate_molecules
+from exlm_cli.data.rows.hub import HubSource, iter_hub_rows
+from exlm_cli.data.rows.readers import COMPRESSIONS, FORMATS, Row, RowKind, format_of, read_file
+from exlm_cli.errors import DataError
+from exlm_cli.paths import expand_path
+from exlm_cli.progress import Progress
+
+BUNDLED: dict[str, RowKind] = {"grammar": "text", "feelings": "text", "molecules": "smiles"}
+
+_GLOB_CHARACTERS = frozenset("*?[")
+_ROWS_BETWEEN_UPDATES = 1024
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """One local file of a known format."""
+
+    path: Path
+    size_bytes: int
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+@dataclass(frozen=True)
+class BundledSource:
+    """A generator of the package."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"bundled:{self.name}"
+
+
+Source = FileSource | HubSource | BundledSource
+
+
+def resolve_inputs(inputs: Sequence[str], *, kind: RowKind, progress: Progress) -> list[Source]:
+    """Find what the inputs of a recipe name, in order; directories and globs are sorted.
+
+    Raises:
+        DataError: Something is missing, empty, of an unknown format, or names no data of this kind.
+    """
+    sources: list[Source] = []
+    for given in inputs:
+        scheme, _, name = given.partition(":")
+        if scheme == "hub":
+            sources.append(HubSource.parse(name))
+        elif scheme == "bundled":
+            sources.append(_bundled(name, kind))
+        else:
+            try:
+                sources.extend(_local_files(given, progress))
+            except OSError as error:
+                raise DataError(f"{given}: cannot be read: {error.strerror}") from error
+    return sources
+
+
+def iter_rows(
+    sources: Sequence[Source],
+    *,
+    kind: RowKind,
+    column: str | None = None,
+    max_rows: int | None = None,
+    bundled_rows: int = 20000,
+    seed: int = 0,
+    progress: Progress,
+    label: str = "reading",
+) -> Generator[Row]:
+    """Yield the rows of all sources in order, under a progress bar that shows how far reading has come.
+
+    Args:
+        sources: From `resolve_inputs`.
+        kind: What a row is.
+        column: Column of tabular sources; none: the one plausible one.
+        max_rows: Stop after this many rows.
+        bundled_rows: Rows that a bundled source generates.
+        seed: Of bundled sources.
+        progress: Gets the bar: bytes on disk where all sources are files, rows where their number is known.
+        label: Of the bar.
+
+    Raises:
+        DataError: A source cannot be read, or has no rows.
+    """
+    sizes_bytes = [source.size_bytes for source in sources if isinstance(source, FileSource)]
+    counts_bytes = max_rows is None and len(sizes_bytes) == len(sources)
+    only_bundled = all(isinstance(source, BundledSource) for source in sources)
+    total = sum(sizes_bytes) if counts_bytes else max_rows
+    if only_bundled:
+        total = min(bundled_rows * len(sources), max_rows or sys.maxsize)
+    started_s = time.monotonic()
+    num_rows, finished_bytes = 0, 0
+    with progress.bar(label, total) as bar:
+
+        def show(position_bytes: int) -> None:
+            rate = num_rows / max(1e-9, time.monotonic() - started_s)
+            bar.update(position_bytes if counts_bytes else num_rows, rows=f"{num_rows:,}", rate=f"{rate:,.0f} rows/s")
+
+        for source in sources:
+            num_before = num_rows
+            with _opened(source, kind, column, bundled_rows, seed) as (rows, position_bytes):
+                for row in rows:
+                    yield row
+                    num_rows += 1
+                    if num_rows % _ROWS_BETWEEN_UPDATES == 0:
+                        show(finished_bytes + position_bytes())
+                    if num_rows == max_rows:
+                        show(finished_bytes + position_bytes())
+                        return
+            if num_rows == num_before:
+                raise DataError(f"{source}: no rows in it", _why_no_rows(source))
+            if isinstance(source, FileSource):
+                finished_bytes += source.size_bytes
+            show(finished_bytes)
+
+
+def _why_no_rows(source: Source) -> str:
+    match format_of(source.path) if isinstance(source, FileSource) else None:
+        case ".txt" | ".smi":
+            return "all of its lines are empty"
+        case ".csv" | ".tsv":
+            return "its first line is taken for the names of its columns; rows stand below"
+        case _:
+            return ""
+
+
+@contextmanager
+def _opened(
+    source: Source, kind: RowKind, column: str | None, bundled_rows: int, seed: int
+) -> Iterator[tuple[Iterator[Row], Callable[[], int]]]:
+    """Open one source: its rows, and how many bytes of it have been read."""
+    match source:
+        case FileSource(path=path):
+            try:
+                raw = path.open("rb")
+            except OSError as error:
+                raise DataError(f"{path}: cannot be opened: {error.strerror}") from error
+            with raw:
+                yield read_file(path, raw, kind, column), raw.tell
+        case HubSource():
+            yield iter_hub_rows(source, kind, column), lambda: 0
+        case BundledSource(name=name):
+            texts: Iterable[str]
+            if name == "molecules":
+                texts = _molecules(bundled_rows, seed)
+            else:
+                texts = sample_sentences(bundled_rows, seed, "feelings" if name == "feelings" else "grammar")
+            yield (Row(str(source), number, text) for number, text in enumerate(texts, start=1)), lambda: 0
+
+
+@lru_cache(maxsize=1)
+def _molecules(num: int, seed: int) -> tuple[str, ...]:
+    """Remember what takes seconds to generate: the tokenizer's training and the tokenising both read it."""
+    return tuple(generate_molecules(num, seed))
+
+
+def _bundled(name: str, kind: RowKind) -> BundledSource:
+    if name not in BUNDLED:
+        raise DataError(f"`bundled:{name}` is not bundled; there are {', '.join(f'`bundled:{n}`' for n in BUNDLED)}")
+    if BUNDLED[name] != kind:
+        raise DataError(f"`bundled:{name}` is {BUNDLED[name]}, but `data.kind` is {kind}")
+    return BundledSource(name)
+
+
+def _local_files(given: str, progress: Progress) -> list[FileSource]:
+    if not given.strip():
+        raise DataError("an input is empty; accepted: a file, a directory, a glob or hub:NAME", "`.` is this directory")
+    path = expand_path(given)
+    if path.is_dir():
+        return _files_under(path, progress)
+    if path.exists() or path.is_symlink():
+        return [_file(path)]
+    if not _GLOB_CHARACTERS.isdisjoint(given):
+        found = sorted(Path(match) for match in glob.glob(str(path), recursive=True))  # noqa: PTH207 (any root)
+        if not found:
+            raise DataError(f"`{given}`: the pattern matches no file", f"the current directory is {Path.cwd()}")
+        return [
+            file for match in found for file in (_files_under(match, progress) if match.is_dir() else [_file(match)])
+        ]
+    parts = [part.strip() for part in given.split(",")]
+    if len(parts) > 1 and any(expand_path(part).exists() for part in parts if part):
+        hint = f"it is read as one name; a list is written `[{', '.join(parts)}]`, words of a command are set apart"
+        raise DataError(f"{given}: no such file or directory", hint)
+    raise DataError(f"{given}: no such file or directory", _nearest(path))
+
+
+def _nearest(path: Path) -> str:
+    """Return a hint that names the entry of the folder that is spelt most like the missing one."""
+    folder = path.parent
+    if not folder.is_dir():
+        return f"there is no folder {folder} either; the current directory is {Path.cwd()}"
+    close = difflib.get_close_matches(path.name, sorted(entry.name for entry in folder.iterdir()), n=1)
+    return f"did you mean {folder / close[0]}?" if close else f"the current directory is {Path.cwd()}"
+
+
+def _file(path: Path) -> FileSource:
+    if path.is_symlink() and not path.exists():
+        raise DataError(f"{path}: a link to {path.readlink()}, which does not exist", "mend the link or remove it")
+    if not path.is_file():
+        raise DataError(f"{path}: not a regular file", "write the rows to a file first")
+    if format_of(path) is None:
+        raise DataError(
+            f"{path}: unknown extension `{path.suffix}`; known are {' '.join(FORMATS)}, each also with "
+            f"{' or '.join(COMPRESSIONS)}",
+            "rename it to say what it is, such as .txt for one row a line",
+        )
+    size_bytes = path.stat().st_size
+    if not size_bytes:
+        raise DataError(f"{path}: the file is empty")
+    return FileSource(path, size_bytes)
+
+
+def _files_under(folder: Path, progress: Progress) -> list[FileSource]:
+    """Return the files of a folder and its subfolders that can be read, sorted; hidden ones are left out."""
+    found = sorted(
+        Path(parent, name)
+        for parent, _, names in os.walk(folder)
+        for name in names
+        if not any(part.startswith(".") for part in Path(parent, name).relative_to(folder).parts)
+    )
+    known = [path for path in found if format_of(path) is not None]
+    if not known:
+        raise DataError(
+            f"{folder}: no file in it that can be read, of {len(found)}; known are {' '.join(FORMATS)}, each also with "
+            f"{' or '.join(COMPRESSIONS)}"
+        )
+    if len(known) < len(found):
+        left_out = next(path for path in found if format_of(path) is None)
+        progress.message(f"{folder}: left out {len(found) - len(known)} files of other kinds, such as {left_out.name}")
+    return [_file(path) for path in known]

@@ -1,0 +1,195 @@
+"""What evaluation knows of runs: their kind, results and predictions. Imports no torch.
+
+Axes: K seeds, N rows, C outputs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.finetune.results import best_cell_folder, how_to_redo, read_predictions, read_results
+from exlm_cli.run_dir import RUN_FILE, read_run_json
+from exlm_cli.tasks.base import FloatArray, Split
+
+RunKind = Literal["pretrain", "finetune"]
+
+
+@dataclass(frozen=True)
+class FinetunedRun:
+    """A finished fine-tuning run.
+
+    Attributes:
+        name: What it is called in tables.
+        folder: Its directory.
+        results: Content of `results.json`.
+    """
+
+    name: str
+    folder: Path
+    results: Mapping[str, Any]
+
+    @property
+    def scored_split(self) -> Split:
+        """The split whose scores are reported: `test`, or `valid` where no test labels are public."""
+        return "test" if "test" in self.results["metrics"] else "valid"
+
+    def summary(self, metric: str) -> Mapping[str, Any] | None:
+        """Return the summary over seeds of a metric of that split; None where it has none."""
+        found: Mapping[str, Any] | None = self.results["metrics"][self.scored_split].get(metric)
+        return found
+
+
+@dataclass(frozen=True)
+class PretrainedScore:
+    """A pre-trained checkpoint and its figures on validation data (`train.evaluation.summarise`).
+
+    Attributes:
+        name: What it is called in tables.
+        checkpoint: Where it is.
+        objective: `exlm` or `mlm`.
+        step: Of its training.
+        parameters: All of them.
+        tokens: Input tokens it was trained on.
+        data: What it was scored on, in words.
+        metrics: Figures by name.
+    """
+
+    name: str
+    checkpoint: str
+    objective: str
+    step: int
+    parameters: int
+    tokens: int
+    data: str
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class PredictionEntropy:
+    """Figures of one checkpoint under one masking of the validation data.
+
+    Attributes:
+        objective: `mlm` or `exlm`.
+        mask_ratio: p of the masking.
+        num_repeats: k of Repeated MLM; 1 otherwise.
+        num_states_per_mask: k of ExLM; 1 otherwise.
+        entropy_bits: Mean entropy of the emitted distributions. For (Repeated) MLM that is App. E: only tokens whose
+            copies are all masked, mean over copies, then over tokens; NaN where there is none. For ExLM it is the mean
+            over expanded states.
+        entropy_posterior_bits: For ExLM with a DAG, every state weighted by the posterior that it emits a target, mean
+            over targets; None otherwise.
+        metrics: All figures of the validation, see `train.evaluation.summarise`.
+    """
+
+    objective: str
+    mask_ratio: float
+    num_repeats: int
+    num_states_per_mask: int
+    entropy_bits: float
+    entropy_posterior_bits: float | None
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class SeedPredictions:
+    """What the seeds of a run predicted for the rows of one split, and what is true.
+
+    Attributes:
+        split: Which.
+        rows: N rows of the input.
+        probabilities: (K, N, C) of labels or classes; values for regression.
+        targets: (N, C), NaN where missing; (N, 1) class index for `classes`.
+    """
+
+    split: Split
+    rows: tuple[int, ...]
+    probabilities: FloatArray
+    targets: FloatArray
+
+
+def run_directory(path: Path) -> Path:
+    """Return the run directory of a run or of one of its `checkpoints/step-N`."""
+    is_step = path.parent.name == "checkpoints" and path.name.startswith("step-")
+    return path.parent.parent if is_step else path
+
+
+def run_kind(path: Path) -> RunKind:
+    """Return which command made a run.
+
+    Raises:
+        CheckpointError: It is no run directory, or one of another command.
+    """
+    run = run_directory(path)
+    if not (run / RUN_FILE).is_file():
+        what = "no such run directory" if not run.exists() else f"not a run directory: it has no {RUN_FILE}"
+        raise CheckpointError(f"{path}: {what}", "give what `exlm pretrain` or `exlm finetune` named")
+    match read_run_json(run).get("command"):
+        case "pretrain":
+            return "pretrain"
+        case "finetune":
+            return "finetune"
+        case other:
+            raise CheckpointError(
+                f"{path}: a run of `exlm {other}`; runs of `exlm pretrain` and `exlm finetune` are scored",
+                "the cells of a sweep or grid, under its cells/, are such runs",
+            )
+
+
+def load_finetuned_run(path: Path, name: str) -> FinetunedRun:
+    """Read the results of a fine-tuning run.
+
+    Raises:
+        CheckpointError: It is not finished.
+    """
+    return FinetunedRun(name, path, read_results(path))
+
+
+def name_runs(paths: Sequence[Path]) -> list[str]:
+    """Return what runs are called beside each other: the last part of each path, more parts where two are alike.
+
+    Raises:
+        ConfigError: A run is given twice.
+    """
+    resolved = [path.resolve() for path in paths]
+    for path, whole in zip(paths, resolved, strict=True):
+        if resolved.count(whole) > 1:
+            raise ConfigError(f"{path} is given twice", "give each run once")
+    # `mine/step-30`, not `mine/checkpoints/step-30`
+    parts = [[part for part in path.parts if part != "checkpoints"] for path in resolved]
+    names = []
+    for path, own in zip(resolved, parts, strict=True):
+        others = [other for other in parts if other is not own]
+        num_parts = 2 if run_directory(path) != path else 1
+        while num_parts < len(own) and any(own[-num_parts:] == other[-num_parts:] for other in others):
+            num_parts += 1
+        names.append("/".join(own[-num_parts:]))
+    return names
+
+
+def load_seed_predictions(run: FinetunedRun) -> SeedPredictions | None:
+    """Read what every seed of the best grid point predicted for the scored split.
+
+    Returns:
+        None where the task has no such files: answers of SQuAD, or a run from before targets were kept.
+
+    Raises:
+        CheckpointError: A file is missing or altered.
+    """
+    split = run.scored_split
+    truth = run.folder / f"targets-{split}.csv"
+    if not truth.is_file():
+        return None
+    rows, _, targets = read_predictions(truth, "fine-tune again")
+    by_seed = []
+    for seed in run.results["seeds"]:
+        cell = best_cell_folder(run.folder, run.results, seed)
+        path = cell / f"predictions-{split}.csv"
+        found_rows, _, values = read_predictions(path, how_to_redo(cell))
+        if found_rows != rows:
+            raise CheckpointError(f"{path}: its rows are not those of {truth}", how_to_redo(cell))
+        by_seed.append(values)
+    return SeedPredictions(split, tuple(rows), np.stack(by_seed), targets)

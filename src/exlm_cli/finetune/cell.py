@@ -1,0 +1,170 @@
+"""One cell of a fine-tuning run: one seed at one grid point, trained, its best epoch scored once."""
+
+import json
+import math
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exlm_cli.config.grid import NO_GRID, GridPoint
+from exlm_cli.errors import CheckpointError
+from exlm_cli.finetune.initial import Initial, build_task_model
+from exlm_cli.finetune.result_shapes import WrittenCell, check_written
+from exlm_cli.finetune.results import RESULT_FILE, cell_folder, write_predictions
+from exlm_cli.finetune.trainer import FinetuneTask, TaskData
+from exlm_cli.progress import Progress
+from exlm_cli.run_dir import MetricsLog
+from exlm_cli.tasks.base import FloatArray, Split
+from exlm_cli.tasks.squad.task import SquadTask
+from exlm_cli.train.checkpoint import (
+    best_paths,
+    checkpoint_paths,
+    load_model_weights,
+    newest_good_checkpoint,
+    remove_unfinished,
+    verify_checkpoint,
+    write_json,
+)
+from exlm_cli.train.loop import TrainingLoop
+from exlm_cli.train.loop_state import LoopResult, Selection
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One seed at one grid point, and its folder."""
+
+    point: GridPoint
+    seed: int
+    folder: Path
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has its result."""
+        return (self.folder / RESULT_FILE).is_file()
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the weights of its best epoch are there; `drop_weights` takes them."""
+        return bool(best_paths(self.folder))
+
+    @property
+    def label(self) -> str:
+        """Names it on a bar."""
+        return f"seed {self.seed}" if self.point.label == NO_GRID else f"{self.point.label} seed {self.seed}"
+
+    def read(self) -> dict[str, Any]:
+        """Return its `result.json`.
+
+        Raises:
+            CheckpointError: It cannot be read, or lacks something.
+        """
+        path = self.folder / RESULT_FILE
+        hint = "delete the file; the run does that cell again when resumed"
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path}: not readable as JSON: {error}", hint) from error
+        return check_written(path, content, WrittenCell, hint)
+
+
+def drop_weights(run: Path, label: str, seeds: Iterable[int]) -> None:
+    """Delete the weights of a grid point's cells; their results and curves stay."""
+    for seed in seeds:
+        shutil.rmtree(cell_folder(run, label, seed) / "checkpoints", ignore_errors=True)
+
+
+def run_cell(
+    cell: Cell, initial: Initial, data: TaskData, device: torch.device, progress: Progress, *, resume_command: str
+) -> dict[str, Any]:
+    """Train a cell, or go on with it, score its best epoch and return its result; one that has a result is only read.
+
+    Raises:
+        ExlmError: Divergence, interruption, a checkpoint that cannot be written or trusted.
+    """
+    if not cell.is_done:
+        cell.folder.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(cell.folder)
+        recipe = cell.point.recipe
+        model = build_task_model(initial, recipe, data, cell.seed, device)
+        task = FinetuneTask(recipe, cell.seed, data, model, device, initial.identity(recipe), progress)
+        loop = TrainingLoop(
+            task,
+            recipe.train,
+            recipe.optim,
+            seed=cell.seed,
+            run=cell.folder,
+            metrics=MetricsLog(cell.folder / "metrics.jsonl"),
+            progress=progress,
+            resume_command=resume_command,
+            selection=Selection(data.task.selection_metric, data.task.is_greater_better, recipe.train.patience),
+            label=cell.label,
+        )
+        _resume(loop, cell.folder, progress)
+        write_json(cell.folder / RESULT_FILE, _score(cell, task, loop.fit()))
+    # to resume from; a finished cell needs none, and one killed right before this still has them
+    for path in checkpoint_paths(cell.folder):
+        shutil.rmtree(path)
+    return cell.read()
+
+
+def _resume(loop: TrainingLoop, folder: Path, progress: Progress) -> None:
+    checkpoint = newest_good_checkpoint(folder, progress.message)
+    if checkpoint is None:
+        for path in best_paths(folder):
+            shutil.rmtree(path)
+        loop.metrics.truncate_after(0)
+    else:
+        loop.resume(checkpoint)
+
+
+def _score(cell: Cell, task: FinetuneTask, result: LoopResult) -> dict[str, Any]:
+    """Load the best weights, score every split but the training one, and write the predictions."""
+    assert result.best is not None, "a run with a selection has a best checkpoint"
+    reason = verify_checkpoint(result.best)
+    if reason is not None:
+        raise CheckpointError(
+            f"{result.best} is refused: {reason}", f"delete {cell.folder} and resume; that cell is then done again"
+        )
+    load_model_weights(result.best, task.model)
+    state, downstream = result.state, task.data.task
+    assert state.best_epoch is not None, "known where there is a best checkpoint"
+    metrics: dict[str, dict[str, float | None]] = {}
+    for split in downstream.splits:
+        if split != "train":
+            loss, outputs = task.predict(split)
+            scores = {"loss": loss, **downstream.score(split, outputs)}
+            metrics[split] = {name: None if math.isnan(value) else value for name, value in scores.items()}
+            _write_predictions(cell.folder, task.data, split, outputs)
+    return {
+        "task": downstream.name,
+        "seed": cell.seed,
+        "grid": cell.point.values,
+        "parameters": sum(p.numel() for p in task.model.parameters()),
+        "epochs": state.epoch + 1,
+        "best_epoch": state.best_epoch + 1,
+        "steps": result.steps,
+        "best_step": state.best_step,
+        "elapsed_s": round(state.elapsed_s + state.validate_s, 3),
+        "metrics": metrics,
+        "tokens_per_s": round(state.num_tokens / max(1e-9, state.elapsed_s), 1),
+        "outside_model_share": round(1 - state.model_s / max(1e-9, state.elapsed_s), 4),
+    }
+
+
+def _write_predictions(folder: Path, data: TaskData, split: Split, outputs: list[FloatArray]) -> None:
+    """Write the predictions of a split: one row for each of the input's, or what SQuAD's official script reads."""
+    if isinstance(data.task, SquadTask):
+        answers, no_answer_scores = data.task.official_predictions(split, outputs)
+        write_json(folder / f"predictions-{split}.json", answers)
+        write_json(folder / f"no-answer-{split}.json", no_answer_scores)
+    if data.task.loss == "span":
+        return
+    from exlm_cli.tasks.table_task import to_probabilities
+
+    rows = data.task.split_indices[split].tolist()
+    probabilities = [to_probabilities(data.task.loss, output[None])[0] for output in outputs]
+    write_predictions(folder / f"predictions-{split}.csv", rows, data.task.output_names, probabilities)

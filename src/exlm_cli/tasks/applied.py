@@ -1,0 +1,79 @@
+"""What applying a fine-tuned run to a file gives, and the outputs of its seeds.
+
+Axes: K seeds, N examples, C outputs, L tokens.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from exlm_cli.errors import ConfigError
+from exlm_cli.finetune.finetuned import Finetuned
+from exlm_cli.progress import Progress
+from exlm_cli.tasks.base import EncodedSplit, FloatArray
+from exlm_cli.tasks.table_task import to_probabilities
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What became of the rows or questions of a file.
+
+    Attributes:
+        files: Written.
+        num_rows: In the file.
+        num_unreadable: Of these, such as the model cannot read.
+        metrics: Scores of the seeds' mean where the file has labels; empty where it has none.
+        notes: What a report has to say.
+    """
+
+    files: tuple[Path, ...]
+    num_rows: int
+    num_unreadable: int
+    metrics: dict[str, float]
+    notes: tuple[str, ...]
+
+
+def refuse_overwriting(data: Path, option: str, *written: Path) -> None:
+    """Refuse to write what is said of a file over that file.
+
+    Raises:
+        ConfigError: One of `written` is `data`.
+    """
+    for path in written:
+        if data.exists() and path.exists() and path.samefile(data):
+            raise ConfigError(f"`{option} {written[0]}` would overwrite {data}, the file of `--data`", "name another")
+
+
+def no_answer_file(answers: Path) -> Path:
+    """Return the file beside that of answers with the probabilities that there is none."""
+    return answers.with_name(f"{answers.stem}-no-answer.json")
+
+
+def probabilities_by_seed(finetuned: Finetuned, encoded: EncodedSplit, progress: Progress) -> FloatArray:
+    """Return (K, N, C) probabilities of labels or classes, or values."""
+    loss, num_outputs = finetuned.results["loss"], len(finetuned.results["output_names"])
+    by_seed = np.zeros((len(finetuned.runners), len(encoded), num_outputs))
+    with progress.bar("seeds", len(finetuned.runners)) as bar:
+        for index, (seed, runner) in enumerate(finetuned.runners.items()):
+            if len(encoded):
+                outputs = runner.predict(encoded, progress, f"seed {seed}")
+                by_seed[index] = to_probabilities(loss, np.stack(outputs))
+            bar.update(index + 1)
+    return by_seed
+
+
+def mean_span_logits(finetuned: Finetuned, encoded: EncodedSplit, progress: Progress) -> list[FloatArray]:
+    """Return the seeds' mean logits of first and last answer token, (L, 2) for each window."""
+    sums: list[FloatArray] = [np.zeros((len(ids), 2)) for ids in encoded.token_ids]
+    with progress.bar("seeds", len(finetuned.runners)) as bar:
+        for index, (seed, runner) in enumerate(finetuned.runners.items()):
+            predicted = runner.predict(encoded, progress, f"seed {seed}")
+            sums = [total + logits for total, logits in zip(sums, predicted, strict=True)]
+            bar.update(index + 1)
+    return [total / len(finetuned.runners) for total in sums]
+
+
+def describe_cut(num_cut: int, sequence_length: int) -> tuple[str, ...]:
+    """Return the note on rows that were too long; none where there are none."""
+    return (f"cut {num_cut:,} rows to {sequence_length} tokens",) if num_cut else ()

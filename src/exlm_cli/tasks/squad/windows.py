@@ -1,0 +1,204 @@
+"""A question and its paragraph as windows of tokens, and answers as spans of them.
+
+A window is [CLS] question [SEP] piece of the paragraph [SEP]. Axes: L tokens of a window.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exlm_cli.data.masking import IntArray
+from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.errors import ConfigError
+from exlm_cli.tasks.base import FloatArray
+
+CLS_INDEX = 0
+"""Where [CLS] stands in a window: the span (0, 0) says "no answer here"."""
+
+Offsets = list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class EncodedContext:
+    """A paragraph in tokens.
+
+    Attributes:
+        text: Its characters.
+        ids: Its tokens.
+        offsets: Characters [start, end) of each token, blanks at its ends left out; a token of blanks alone is empty.
+    """
+
+    text: str
+    ids: list[int]
+    offsets: Offsets
+
+    @classmethod
+    def encode(cls, text: str, tokenizer: Tokenizer) -> "EncodedContext":
+        """Tokenise a paragraph."""
+        ids, offsets = tokenizer.encode_with_offsets(text)
+        return cls(text, ids, [_without_blanks(text, start, end) for start, end in offsets])
+
+    def token_span(self, start: int, end: int) -> tuple[int, int] | None:
+        """Return the first and last token that share a character with [start, end); None where there is none."""
+        shares = [index for index, (first, last) in enumerate(self.offsets) if max(first, start) < min(last, end)]
+        return (shares[0], shares[-1]) if shares else None
+
+
+def _without_blanks(text: str, start: int, end: int) -> tuple[int, int]:
+    piece = text[start:end]
+    start += len(piece) - len(piece.lstrip())
+    return start, start + len(piece.strip())
+
+
+@dataclass(frozen=True)
+class Window:
+    """One piece of a paragraph behind its question.
+
+    Attributes:
+        question: Index of the question it belongs to.
+        token_ids: (L,) the whole window.
+        context_start: Place in the window of its first paragraph token.
+        first_token: Which token of the paragraph that is.
+        num_tokens: How many tokens of the paragraph it has.
+    """
+
+    question: int
+    token_ids: IntArray
+    context_start: int
+    first_token: int
+    num_tokens: int
+
+    def answerable(self) -> NDArray[np.bool_]:
+        """Return (L,): True at the paragraph's tokens and at [CLS]."""
+        allowed = np.zeros(len(self.token_ids), dtype=np.bool_)
+        allowed[CLS_INDEX] = True
+        allowed[self.context_start : self.context_start + self.num_tokens] = True
+        return allowed
+
+    def target(self, span: tuple[int, int] | None) -> tuple[int, int]:
+        """Return first and last answer token of this window, (0, 0) where the answer is not wholly within it.
+
+        Args:
+            span: First and last token of the paragraph; None: no answer.
+        """
+        if span is None or span[0] < self.first_token or span[1] >= self.first_token + self.num_tokens:
+            return CLS_INDEX, CLS_INDEX
+        shift = self.context_start - self.first_token
+        return span[0] + shift, span[1] + shift
+
+
+def build_windows(
+    question: int,
+    question_ids: Sequence[int],
+    context: EncodedContext,
+    tokenizer: Tokenizer,
+    *,
+    sequence_length: int,
+    doc_stride: int,
+) -> list[Window]:
+    """Cut a paragraph into windows so that each of its tokens is in at least one.
+
+    Args:
+        question: Index that the windows carry.
+        question_ids: Tokens of the question, cut to their maximum.
+        context: Of the paragraph.
+        tokenizer: For [CLS] and [SEP].
+        sequence_length: Most tokens of a window.
+        doc_stride: Tokens of the paragraph from the beginning of a window to that of the next.
+
+    Raises:
+        ConfigError: `doc_stride` is larger than the room for the paragraph, so tokens would be left out.
+    """
+    head = [tokenizer.cls_id, *question_ids, tokenizer.sep_id]
+    room = sequence_length - len(head) - 1
+    if doc_stride > room:
+        raise ConfigError(
+            f"`task.doc_stride` {doc_stride} is more than the {room} tokens that `task.sequence_length` "
+            f"{sequence_length} leaves to a paragraph beside a question of {len(question_ids)} tokens",
+            "give a larger `task.sequence_length`, or smaller `task.doc_stride` and `task.max_query_tokens`",
+        )
+    windows = []
+    first = 0
+    while True:
+        piece = context.ids[first : first + room]
+        token_ids = np.asarray([*head, *piece, tokenizer.sep_id], dtype=np.int64)
+        windows.append(Window(question, token_ids, len(head), first, len(piece)))
+        if first + room >= len(context.ids):
+            return windows
+        first += doc_stride
+
+
+@dataclass(frozen=True)
+class SpanAnswer:
+    """A piece of a paragraph as an answer, and the sum of its two logits."""
+
+    text: str
+    score: float
+
+
+def best_spans(
+    window: Window, logits: FloatArray, *, n_best: int, max_answer_tokens: int
+) -> list[tuple[int, int, float]]:
+    """Return the best spans of a window as (first, last token of the paragraph, score), best first.
+
+    Exact: every span of at most `max_answer_tokens` tokens is looked at.
+
+    Args:
+        window: Of which the logits are.
+        logits: (L, 2) of first and last token.
+        n_best: How many, at most.
+        max_answer_tokens: Longest span.
+    """
+    inside = slice(window.context_start, window.context_start + window.num_tokens)
+    first_logits, last_logits = logits[inside, 0], logits[inside, 1]
+    num_tokens = len(first_logits)
+    if not num_tokens:
+        return []
+    # row d holds the spans of d + 1 tokens, by their first token
+    scores = np.full((min(max_answer_tokens, num_tokens), num_tokens), -np.inf)
+    for extra in range(len(scores)):
+        scores[extra, : num_tokens - extra] = first_logits[: num_tokens - extra] + last_logits[extra:]
+    flat = scores.ravel()
+    best = np.argpartition(-flat, n_best - 1)[:n_best] if n_best < flat.size else np.arange(flat.size)
+    best = best[np.isfinite(flat[best])]
+    best = best[np.argsort(-flat[best], kind="stable")]
+    extras, firsts = np.divmod(best, num_tokens)
+    begins = firsts + window.first_token
+    return [(int(b), int(b + e), float(flat[i])) for b, e, i in zip(begins, extras, best, strict=True)]
+
+
+def n_best_answers(
+    context: EncodedContext,
+    windows: Iterable[tuple[Window, FloatArray]],
+    *,
+    n_best: int,
+    max_answer_tokens: int,
+) -> tuple[list[SpanAnswer], float]:
+    """Return the best answers of all windows of a question, best first, and its null score.
+
+    No answer begins or ends at a token of blanks alone. A piece of text that several spans give (windows overlap)
+    stands once, with its best score. The null score is the smallest sum of the two logits at [CLS] of any window, as in
+    BERT: a paragraph has no answer only if no window of it has one.
+
+    Args:
+        context: Of the paragraph.
+        windows: Each window of the question with its (L, 2) logits.
+        n_best: How many answers, at most.
+        max_answer_tokens: Longest answer.
+    """
+    scores: dict[str, float] = {}
+    null_score = np.inf
+    is_blank = np.array([start == end for start, end in context.offsets], dtype=np.bool_)
+    for window, logits in windows:
+        null_score = min(null_score, float(logits[CLS_INDEX].sum()))
+        logits = logits.copy()
+        piece = logits[window.context_start : window.context_start + window.num_tokens]
+        piece[is_blank[window.first_token : window.first_token + window.num_tokens]] = -np.inf
+        for first, last, score in best_spans(window, logits, n_best=n_best, max_answer_tokens=max_answer_tokens):
+            text = context.text[context.offsets[first][0] : context.offsets[last][1]]
+            if score > scores.get(text, -np.inf):
+                scores[text] = score
+    ranked = sorted(scores.items(), key=lambda item: -item[1])[:n_best]
+    return [SpanAnswer(text, score) for text, score in ranked], null_score

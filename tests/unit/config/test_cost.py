@@ -1,0 +1,113 @@
+"""FLOPs in closed form against torch's own counter, and the DAG's edges against an enumeration of its paths."""
+
+import itertools
+from dataclasses import astuple, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from exlm_cli.config.cost import TrainingFlops, count_path_edges, count_sequence_flops, recipe_step_flops
+from exlm_cli.config.load import load_recipe
+from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.data.expansion import collate, expand
+from exlm_cli.data.masking import mask_sequence, sample_rng
+from exlm_cli.model.exlm import ExlmModel
+from exlm_cli.train.objective import Objective
+from tests.tiny import SPECIAL, tiny_recipe
+
+NUM_SEQUENCES, NUM_TOKENS = 3, 20
+
+
+def measured_flops(recipe: PretrainRecipe) -> float:
+    """Forward and backward over sequences of equal length and equally many masks, counted by torch.
+
+    The plain attention kernel and the plain alignment are used: flash attention computes scores twice, and the fast
+    alignments turn sums over paths into matrix products.
+    """
+    model = ExlmModel(recipe, SPECIAL.vocab_size)
+    rng = np.random.default_rng(0)
+    k = recipe.masking.num_states_per_mask
+    sequences = [
+        expand(
+            mask_sequence(rng.integers(5, 40, NUM_TOKENS), recipe.masking, SPECIAL, sample_rng(0, 0, i)),
+            k,
+            recipe.objective,
+        )
+        for i in range(NUM_SEQUENCES)
+    ]
+    batch = collate(sequences, range(NUM_SEQUENCES), SPECIAL.pad)
+    objective = Objective(4, recipe.masking.num_repeats, "reference")
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        objective.sequence_nll(model, batch).sum().backward()
+    return float(counter.get_total_flops())
+
+
+def expected_flops(recipe: PretrainRecipe) -> TrainingFlops:
+    """What the closed form says of the same sequences."""
+    masking = recipe.masking
+    num_targets = masking.mask_ratio * NUM_TOKENS * masking.num_repeats
+    num_positions = 2 + NUM_TOKENS * masking.num_repeats + (masking.num_states_per_mask - 1) * num_targets
+    return count_sequence_flops(recipe, num_positions, num_targets, SPECIAL.vocab_size).scaled(NUM_SEQUENCES)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"objective": "mlm"},
+        {"objective": "mlm", "masking": {"mask_ratio": 0.2, "num_repeats": 2}},
+        {"masking": {"mask_ratio": 0.2, "num_states_per_mask": 1}},
+        {"model": {"alignment": "sparse_dag"}},
+        {"model": {"alignment": "independent"}},
+        {"model": {"transition": {"heads": 2, "position_features": True, "max_nodes": 64}}},
+        {"model": {"transition": {"detach_states": True}}},
+        {"model": {"transition": {"detach_states": True, "position_features": True, "max_nodes": 64}}},
+        {"model": {"clone_embedding": "nodes", "num_layers": 1, "ffn_width": 24}},
+    ],
+)
+def test_the_closed_form_is_what_torch_counts_in_a_real_step(sections: dict[str, Any]) -> None:
+    """Every product of matrices, exactly; the alignment is the one part that torch's counter does not see."""
+    recipe = tiny_recipe(**sections)
+    expected = expected_flops(recipe)
+    assert measured_flops(recipe) == pytest.approx(expected.total - expected.alignment, rel=1e-12)
+
+
+def test_logits_made_again_for_want_of_memory_are_not_in_the_floor() -> None:
+    recipe = tiny_recipe(train={"head_chunk_rows": 7})
+    num_inner = NUM_SEQUENCES * 3 * 0.3 * NUM_TOKENS
+    again = 2 * num_inner * recipe.model.width * SPECIAL.vocab_size
+    expected = expected_flops(recipe)
+    assert measured_flops(recipe) == pytest.approx(expected.total - expected.alignment + again, rel=1e-12)
+
+
+@pytest.mark.parametrize(("num_inner", "num_targets"), [(1, 1), (5, 1), (4, 4), (6, 2), (8, 4), (9, 3)])
+def test_path_edges_are_those_that_an_enumeration_of_paths_meets(num_inner: int, num_targets: int) -> None:
+    """Every path is an ascending choice of T inner nodes; an edge counts once for each target that it can lead to."""
+    num_nodes = num_inner + 2
+    edges = set()
+    for choice in itertools.combinations(range(1, num_inner + 1), num_targets):
+        path = (0, *choice, num_nodes - 1)
+        edges |= {(target, v, u) for target, (v, u) in enumerate(itertools.pairwise(path))}
+    assert count_path_edges(num_nodes, num_targets) == len(edges)
+
+
+def test_the_paper_size_costs_at_least_five_thirds_of_its_mlm() -> None:
+    """By hand, a sequence of 512 with p = 15 %, k = 4: 741.5 positions instead of 512, four times the LM-head rows."""
+    exlm, mlm = recipe_step_flops(load_recipe("ablation-exlm")), recipe_step_flops(load_recipe("ablation-mlm"))
+    assert exlm.encoder_linear / mlm.encoder_linear == pytest.approx(741.5 / 512)
+    assert exlm.attention / mlm.attention == pytest.approx((741.5 / 512) ** 2)
+    assert exlm.lm_head / mlm.lm_head == pytest.approx(4)
+    assert exlm.total / mlm.total == pytest.approx(1.667, abs=1e-3)
+    assert exlm.alignment / exlm.total < 1e-3
+
+
+def test_a_step_is_its_sequences() -> None:
+    recipe = tiny_recipe()  # 14 real tokens of 16, p = 0.3, k = 3, eight sequences
+    one = count_sequence_flops(recipe, 16 + 2 * 4.2, 4.2)
+    assert recipe_step_flops(recipe).total == pytest.approx(8 * one.total)
+    assert (one + one).total == pytest.approx(2 * one.total)
+    assert one.total == pytest.approx(sum(astuple(one)))
+    assert replace(one, attention=0.0).encoder == one.encoder_linear

@@ -1,0 +1,111 @@
+"""Scalars of the YAML 1.2 core schema, refusals, and that what is dumped is read back."""
+
+import math
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exlm_cli.config.yaml import describe_yaml_error, dump_yaml, parse_yaml
+
+# a reader of files is given UTF-8, which has no surrogates
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-4", 1e-4),
+        ("5E+3", 5000.0),
+        ("1.", 1.0),
+        (".5", 0.5),
+        ("-.inf", -math.inf),
+        ("12", 12),
+        ("-3", -3),
+        ("125_000", 125000),
+        ("0", 0),
+        ("no", "no"),
+        ("off", "off"),
+        ("Yes", "Yes"),
+        ("true", True),
+        ("null", None),
+        ("", None),
+        ("~", None),
+        ("none", "none"),
+        ("1:30", "1:30"),
+        ("2025-01-01", "2025-01-01"),
+        ("0x10", "0x10"),
+        ("<<", "<<"),
+        ("2d", "2d"),
+    ],
+)
+def test_scalars_are_those_of_yaml_1_2(text: str, value: Any) -> None:
+    read = parse_yaml(text)
+    assert read == value
+    assert type(read) is type(value)
+
+
+def test_a_nan_is_read() -> None:
+    assert math.isnan(parse_yaml(".nan"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nb: 2\na: 3", "line 3, column 1: key `a` is given a second time"),
+        ("{a: {b: 1, b: 2}}", "line 1, column 12: key `b` is given a second time"),
+        ("a: &x 1\nb: *x", "line 2, column 4: alias `*x` is not accepted; quote a text that begins with *"),
+        ("!!python/object:os.system x", "line 1, column 1: tag `tag:yaml.org,2002:python/object:os.system` is not "
+         "accepted; quote a text that begins with !"),
+        ("? [a]\n: 1", "line 1, column 3: a key must be one word"),
+        ("a: [1", "line 1, column 6: expected ',' or ']', but got '<stream end>'"),
+        ("[" * 5000, "lists or mappings are nested too deeply"),
+        ("9" * 5000, "a value cannot be read: Exceeds the limit (4300 digits) for integer string conversion: value has "
+         "5000 digits; use sys.set_int_max_str_digits() to increase the limit"),
+        ("a: \x00", 'unacceptable character #x0000: special characters are not allowed in "<unicode string>", '
+         "position 3"),
+    ],
+)  # fmt: skip
+def test_what_a_recipe_has_no_use_for_is_refused_with_its_place(text: str, message: str) -> None:
+    with pytest.raises(yaml.YAMLError) as caught:
+        parse_yaml(text)
+    assert describe_yaml_error(caught.value) == message
+
+
+def test_a_marked_error_without_a_place_is_described_by_its_problem() -> None:
+    assert describe_yaml_error(yaml.MarkedYAMLError(problem="odd")) == "odd"
+    assert describe_yaml_error(yaml.MarkedYAMLError()) == "not valid YAML"
+
+
+@settings(deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS,
+        lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner),
+        max_leaves=8,
+    )
+)
+def test_every_value_is_read_back_as_it_was_dumped(value: Any) -> None:
+    for on_one_line in (False, True):
+        read = parse_yaml(dump_yaml(value, on_one_line=on_one_line))
+        assert read == value
+        assert type(read) is type(value)
+
+
+@settings(deadline=None)
+@given(TEXTS | st.floats(allow_nan=False, allow_infinity=False))
+def test_a_yaml_1_1_reader_reads_back_the_same_scalar(value: str | float) -> None:
+    assert yaml.safe_load(dump_yaml({"key": value})) == {"key": value}
+
+
+@pytest.mark.parametrize(
+    "text", ["a\x85b", "\u2028", "\u2029x", "\r\n", "\ufeffx", " x ", "\t", "a: b #c", "", "-", "1e-4", "no"]
+)
+def test_delicate_texts_are_read_back(text: str) -> None:
+    assert parse_yaml(dump_yaml({"key": [text]})) == {"key": [text]}
+
+
+def test_a_short_value_is_dumped_without_a_document_end() -> None:
+    assert dump_yaml(3) == "3\n"

@@ -1,0 +1,60 @@
+"""Inspections to draw: the case study, many masks, awkward words."""
+
+import functools
+from dataclasses import replace
+
+import numpy as np
+
+from exlm_cli.dag.inspect import Inspection, inspect
+from tests.unit.dag.dags import case_study_dag, handmade_dag
+
+AWKWARD = [
+    "$x_1$",
+    "<b>&amp;</b>",
+    'say "hi"',
+    "back\\slash",
+    "字幕",
+    "internationalisation",
+    "]]>",
+    "\u202e",
+    "\x1b[31mred",
+]
+
+
+@functools.cache
+def case_study() -> Inspection:
+    return inspect(case_study_dag(), checkpoint="runs/example/checkpoints/step-10")
+
+
+@functools.cache
+def many_masks(num_masks: int, k: int, seed: int = 0, words: tuple[str, ...] = ()) -> Inspection:
+    """Return a DAG whose edges mostly lead to the next mask, some further."""
+    rng = np.random.default_rng(seed)
+    vocabulary = list(words) or [f"word{i}" for i in range(30)]
+    nodes = []
+    for _ in range(num_masks * k):
+        chosen = rng.choice(len(vocabulary), 3, replace=False)
+        nodes.append({vocabulary[i]: float(p) for i, p in zip(chosen, (0.6, 0.2, 0.1), strict=True)})
+    num_nodes = num_masks * k + 2
+    order = np.array([-1, *np.repeat(np.arange(num_masks), k), num_masks])
+    edges = {}
+    for source in range(num_nodes - 1):
+        targets = np.arange(source + 1, num_nodes)
+        weight = np.exp(2 * rng.normal(size=len(targets)) - 2.5 * np.abs(order[targets] - order[source] - 1))
+        edges[source] = dict(zip(targets.tolist(), (weight / weight.sum()).tolist(), strict=True))
+    return inspect(handmade_dag(" and then ".join(["the [MASK]"] * num_masks) + ".", nodes, edges, k))
+
+
+@functools.cache
+def smiles() -> Inspection:
+    nodes = [{"O": 0.6, "(": 0.3, "\\": 0.1}, {"N": 0.5, "Cl": 0.3, "[nH+]": 0.2}]
+    edges = {0: {1: 0.7, 2: 0.3}, 1: {2: 0.1, 3: 0.9}, 2: {3: 1.0}}
+    return inspect(handmade_dag("CC[MASK]C", nodes, edges, 2, "smiles"))
+
+
+@functools.cache
+def long_chain() -> Inspection:
+    """Return fillings so improbable, as those of long chains are, that their shares are no numbers any more."""
+    inspection = case_study()
+    fillings = tuple(replace(filling, log_prob=filling.log_prob - 2000.0) for filling in inspection.n_best.fillings)
+    return replace(inspection, n_best=replace(inspection.n_best, fillings=fillings))

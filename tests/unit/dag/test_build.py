@@ -1,0 +1,161 @@
+"""From a model and a sentence to its DAG: against the model's own loss, and every refusal.
+
+The loss of a sequence is the alignment op's; the probability of a filling must be the same number, whichever way the
+sentence came in.
+"""
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from exlm_cli.dag.build import MAX_INNER_NODES, build_dag
+from exlm_cli.dag.fillings import n_best_fillings
+from exlm_cli.dag.graph import top_tokens
+from exlm_cli.data.bpe import train_bpe
+from exlm_cli.data.expansion import collate, expand
+from exlm_cli.data.masking import MaskedSequence
+from exlm_cli.data.smiles import train_smiles_vocabulary
+from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.errors import DataError
+from exlm_cli.model.exlm import ExlmModel
+from exlm_cli.progress import SilentProgress
+from exlm_cli.train.objective import Objective
+from exlm_cli.train.pretrained import Pretrained
+from tests.recorder import Recorder
+from tests.tiny import tiny_recipe
+
+SENTENCE = "This is [MASK], and I'm very [MASK] to see this."
+TEXTS = ["This is amazing, and I'm very glad to see this."] * 3 + [
+    "This is terrible, and I'm very sorry to see this."
+] * 3
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_bpe(TEXTS, 320, 2, SilentProgress())
+
+
+def _pretrained(tokenizer: Tokenizer, **sections) -> Pretrained:
+    recipe = tiny_recipe(**({"model": {"init_std": 0.3}} | sections))
+    torch.manual_seed(0)
+    return Pretrained(ExlmModel(recipe, tokenizer.vocab_size).eval(), tokenizer, recipe, Path("runs/x/step-1"), 1)
+
+
+def _loss_of(pretrained: Pretrained, text: str, positions: list[int]) -> float:
+    """Negative log-likelihood of the masked tokens of a whole sentence, by the training objective."""
+    tokenizer, recipe = pretrained.tokenizer, pretrained.recipe
+    ids = np.array([tokenizer.cls_id, *tokenizer.encode(text), tokenizer.sep_id])
+    where = np.array(positions)
+    masked_ids = ids.copy()
+    masked_ids[where] = tokenizer.mask_id
+    masked = MaskedSequence(masked_ids, where, ids[where], where)
+    batch = collate([expand(masked, recipe.masking.num_states_per_mask, recipe.objective)], [0], tokenizer.pad_id)
+    objective = Objective(unk_id=tokenizer.unk_id, num_repeats=1, backend="reference")
+    with torch.no_grad():
+        return float(objective.sequence_nll(pretrained.model, batch)[0]) * len(positions)
+
+
+def _masked_at(pretrained: Pretrained, sentence: str) -> list[int]:
+    ids = pretrained.tokenizer.encode_with_masks(sentence)
+    return [i + 1 for i, token in enumerate(ids) if token == pretrained.tokenizer.mask_id]
+
+
+@pytest.mark.parametrize(
+    "sections", [{}, {"model": {"alignment": "sparse_dag", "init_std": 0.3}}, {"objective": "mlm"}]
+)
+def test_the_probability_of_a_filling_is_the_models_likelihood(tokenizer: Tokenizer, sections: dict) -> None:
+    pretrained = _pretrained(tokenizer, **sections)
+    dag = build_dag(pretrained, SENTENCE)
+    for filling in n_best_fillings(dag, 3).fillings:
+        if pretrained.tokenizer.encode(filling.text) == _ids_of(dag, filling):
+            loss = _loss_of(pretrained, filling.text, _masked_at(pretrained, SENTENCE))
+            assert filling.log_prob == pytest.approx(-loss, rel=1e-5)
+            return
+    pytest.fail("no filling reads back as its own tokens")
+
+
+def _ids_of(dag, filling) -> list[int]:
+    tokens = iter(filling.tokens_by_mask)
+    inner = dag.input_ids[1:-1].tolist()
+    return [i for token in inner for i in (next(tokens) if token == dag.tokenizer.mask_id else [token])]
+
+
+def test_nodes_and_transitions_are_the_models(tokenizer: Tokenizer) -> None:
+    dag = build_dag(_pretrained(tokenizer), SENTENCE)
+    assert (dag.num_masks, dag.num_states_per_mask, dag.num_nodes) == (2, 3, 8)
+    assert dag.node_mask.tolist() == [-1, 0, 0, 0, 1, 1, 1, -1]
+    assert dag.node_clone.tolist() == [0, 1, 2, 3, 1, 2, 3, 0]
+    assert dag.has_transitions
+    np.testing.assert_allclose(np.exp(dag.node_log_probs[1:-1]).sum(axis=1), 1, rtol=1e-5)
+    assert np.isneginf(dag.node_log_probs[[0, -1]]).all()
+    np.testing.assert_allclose(np.exp(dag.log_trans[:-1]).sum(axis=1), 1, rtol=1e-5)
+    assert np.isneginf(dag.log_trans[np.tril_indices(8)]).all()
+    assert len(top_tokens(dag, 3)[1]) == 3
+
+
+def test_states_without_transitions_become_one_node_a_mask(tokenizer: Tokenizer) -> None:
+    """CTC with k states and one target, by enumeration of all frame strings that collapse to the target."""
+    pretrained = _pretrained(tokenizer, model={"alignment": "independent", "init_std": 0.3})
+    dag = build_dag(pretrained, "This is [MASK].")
+    assert not dag.has_transitions
+    assert dag.num_nodes == 3
+    np.testing.assert_allclose(np.exp(dag.node_log_probs[1]).sum(), 1, rtol=1e-9)
+    assert np.isneginf(dag.node_log_probs[1, tokenizer.unk_id])
+
+    best = n_best_fillings(dag, 1).fillings[0]
+    (token,) = best.tokens_by_mask[0]
+    loss = _loss_of_tokens(pretrained, dag, token)
+    yields = {y: math.exp(-_loss_of_tokens(pretrained, dag, y)) for y in range(tokenizer.vocab_size)}
+    del yields[tokenizer.unk_id]
+    assert math.exp(best.log_prob) == pytest.approx(math.exp(-loss) / sum(yields.values()), rel=1e-4)
+
+
+def _loss_of_tokens(pretrained: Pretrained, dag, token: int) -> float:
+    """Loss of one token at the only mask."""
+    tokenizer, recipe = pretrained.tokenizer, pretrained.recipe
+    where = np.flatnonzero(dag.input_ids == tokenizer.mask_id)
+    masked = MaskedSequence(dag.input_ids, where, np.array([token]), where)
+    batch = collate([expand(masked, recipe.masking.num_states_per_mask, recipe.objective)], [0], tokenizer.pad_id)
+    with torch.no_grad():
+        return float(Objective(tokenizer.unk_id, 1, "reference").sequence_nll(pretrained.model, batch)[0])
+
+
+def test_smiles_are_inspected_as_smiles() -> None:
+    tokenizer = train_smiles_vocabulary(["CCO", "c1ccccc1Cl"], 100, 1, SilentProgress())
+    messages = Recorder()
+    recipe = {"data": {"kind": "smiles"}}
+    dag = build_dag(_pretrained(tokenizer, **recipe), "CC[MASK]O[Se]", progress=messages)
+    assert dag.kind == "smiles"
+    assert messages.said == ["1 tokens of the input are not in the vocabulary; the model reads them as [UNK]"]
+    assert all(f.is_valid_smiles is not None for f in n_best_fillings(dag, 2).fillings)
+
+
+@pytest.mark.parametrize(
+    ("sections", "sentence", "error", "hint"),
+    [
+        ({}, "", "the sentence is empty", "write [MASK] for each hidden token"),
+        ({}, "hello", "there is no [MASK] in 'hello'", "write [MASK] for each hidden token"),
+        ({}, "[MASK]" * 10_000,
+         f"the sentence has 10000 masks of 3 states, 30000 nodes; an inspection takes at most {MAX_INNER_NODES}",
+         f"mask at most {MAX_INNER_NODES // 3} tokens"),
+        ({}, "see this " * 40 + "[MASK]",
+         "the sentence has 84 tokens, 86 with its masks expanded; the model takes 64", "shorten it"),
+        ({"model": {"transition": {"position_features": True, "max_nodes": 9}},
+          "data": {"sequence_length": 6}}, "[MASK] is [MASK] or [MASK]",
+         "the sentence makes 11 nodes; the model's transition head takes 9", "mask at most 2 tokens"),
+        ({"objective": "mlm", "masking": {"num_repeats": 2}}, SENTENCE,
+         "runs/x/step-1 is a Repeated MLM (`masking.num_repeats` 2): it reads repeated text, which an inspection does "
+         "not make", "choose an ExLM or MLM with `--checkpoint`"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_inspected_is_refused_with_numbers(
+    tokenizer: Tokenizer, sections: dict, sentence: str, error: str, hint: str
+) -> None:
+    pretrained = _pretrained(tokenizer, **sections)
+    with pytest.raises(DataError, match=f"^{re.escape(error)}$") as caught:
+        build_dag(pretrained, sentence)
+    assert caught.value.hint.startswith(hint)

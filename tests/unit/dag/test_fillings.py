@@ -1,0 +1,246 @@
+"""N best fillings against a full enumeration of paths and tokens on small DAGs; the guess against marginals."""
+
+import math
+import re
+from collections import defaultdict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from exlm_cli.dag import fillings as fillings_module
+from exlm_cli.dag import search as filling_search
+from exlm_cli.dag.fillings import independent_guess, n_best_fillings
+from exlm_cli.dag.graph import Dag
+from exlm_cli.dag.search import Length
+from exlm_cli.errors import DataError
+from tests.unit.dag.dags import (
+    PieceTokenizer,
+    case_study_dag,
+    enumerate_fillings,
+    enumerate_paths,
+    handmade_dag,
+    random_dag,
+)
+
+CASES: list[tuple[int, int, int, Length]] = [
+    (1, 1, 3, "exact"), (2, 2, 3, "exact"), (3, 1, 4, "exact"), (2, 3, 3, "exact"), (1, 4, 3, "exact"),
+    (1, 1, 3, "any"), (2, 2, 3, "any"), (1, 4, 3, "any"), (3, 1, 3, "any"),
+]  # fmt: skip
+
+
+def _probability_of_texts(dag: Dag, length: Length) -> list[tuple[str, float]]:
+    """Every text with its probability, best first."""
+    texts: dict[str, float] = defaultdict(float)
+    for tokens_by_mask, probability in enumerate_fillings(dag, length).items():
+        texts[dag.fill(tokens_by_mask)] += probability
+    return sorted(texts.items(), key=lambda item: -item[1])
+
+
+@pytest.mark.parametrize("n", [1, 5, 10_000])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("num_masks", "k", "vocab_size", "length"), CASES)
+def test_the_n_best_are_those_of_the_enumeration(
+    num_masks: int, k: int, vocab_size: int, length: Length, seed: int, n: int
+) -> None:
+    dag = random_dag(num_masks, k, vocab_size, seed)
+    truth = _probability_of_texts(dag, length)[:n]
+    found = n_best_fillings(dag, n, length)
+    assert found.is_proven
+    assert [f.text for f in found.fillings] == [text for text, _ in truth]
+    assert [math.exp(f.log_prob) for f in found.fillings] == pytest.approx([p for _, p in truth], abs=1e-12)
+
+
+@pytest.mark.parametrize(("num_masks", "k", "vocab_size", "length"), [*CASES, (3, 2, 8, "exact")])
+def test_a_beam_that_is_too_narrow_is_widened_until_nothing_can_be_missing(
+    num_masks: int, k: int, vocab_size: int, length: Length, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filling_search, "_FIRST_WIDTH", 1)
+    monkeypatch.setattr(filling_search, "_FIRST_TOKENS_PER_NODE", 1)
+    for seed in range(8):
+        dag = random_dag(num_masks, k, vocab_size, seed, sharpness=0.5)
+        (best,) = n_best_fillings(dag, 1, length).fillings
+        text, probability = _probability_of_texts(dag, length)[0]
+        assert best.text == text
+        assert math.exp(best.log_prob) == pytest.approx(probability, abs=1e-12)
+
+
+def test_widening_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths: list[int] = []
+    beam = filling_search._beam
+
+    def counted(problem, width: int, *others):
+        widths.append(width)
+        return beam(problem, width, *others)
+
+    monkeypatch.setattr(filling_search, "_FIRST_WIDTH", 1)
+    monkeypatch.setattr(filling_search, "_FIRST_TOKENS_PER_NODE", 1)
+    monkeypatch.setattr(filling_search, "_beam", counted)
+    dag = random_dag(3, 2, 8, 0, sharpness=0.5)
+    assert n_best_fillings(dag, 1).is_proven
+    assert widths[:2] == [2, 8]
+
+
+@pytest.mark.parametrize("length", ["exact", "any"])
+def test_all_fillings_together_have_all_the_probability(length: Length) -> None:
+    dag = random_dag(2, 2, 3, seed=5)
+    found = n_best_fillings(dag, 10_000, length)
+    total = sum(math.exp(f.log_prob - found.log_prob_length) for f in found.fillings)
+    assert total == pytest.approx(1, rel=1e-12)
+
+
+@pytest.mark.parametrize("length", ["exact", "any"])
+def test_the_path_of_a_filling_is_its_best_alignment(length: Length) -> None:
+    dag = random_dag(2, 2, 3, seed=6)
+    emit = np.exp(dag.node_log_probs)
+    paths = dict(enumerate_paths(dag, [2] if length == "exact" else range(5)))
+    for filling in n_best_fillings(dag, 6, length).fillings:
+        tokens = [y for mask in filling.tokens_by_mask for y in mask]
+        owners = [m for m, mask in enumerate(filling.tokens_by_mask) for _ in mask]
+        scores = {
+            nodes: p * np.prod([emit[u, y] for u, y in zip(nodes, tokens, strict=True)])
+            for nodes, p in paths.items()
+            if len(nodes) == len(tokens) and (length == "exact" or [dag.node_mask[u] for u in nodes] == owners)
+        }
+        assert filling.path == max(scores, key=lambda nodes: scores[nodes])
+
+
+def test_a_mask_may_yield_two_tokens_and_another_none() -> None:
+    """App. Q.3: "so good" for the first mask; the second stays empty."""
+    nodes = [{"so": 0.98, "happy": 0.01}, {"good": 0.98, "happy": 0.01}, {"happy": 0.98, "so": 0.01}, {"so": 1.0}]
+    edges = {0: {1: 1.0}, 1: {2: 1.0}, 2: {3: 0.25, 5: 0.75}, 3: {4: 0.0, 5: 1.0}, 4: {5: 1.0}}
+    dag = handmade_dag("This is [MASK], and I'm very [MASK].", nodes, edges, 2)
+    best = n_best_fillings(dag, 1, "any").fillings[0]
+    assert best.text == "This is so good, and I'm very."
+    assert best.path == (1, 2)
+    assert math.exp(best.log_prob) == pytest.approx(0.98**2 * 0.75)
+    exact = n_best_fillings(dag, 1).fillings[0]
+    assert exact.text == "This is so, and I'm very good."
+
+
+def test_an_empty_filling_has_the_probability_of_the_edge_to_the_end() -> None:
+    edges = {0: {1: 0.3, 2: 0.7}, 1: {2: 1.0}}
+    dag = handmade_dag("a [MASK] b", [{"c": 0.5, "d": 0.5}], edges, 1)
+    best = n_best_fillings(dag, 3, "any").fillings
+    assert best[0].text == "a b"
+    assert best[0].tokens_by_mask == ((),)
+    assert best[0].path == ()
+    assert [math.exp(f.log_prob) for f in best] == pytest.approx([0.7, 0.15, 0.15])
+
+
+def test_token_sequences_that_read_the_same_are_added_up() -> None:
+    tokenizer = PieceTokenizer(["g", "lad", "gl", "ad", "<"])
+    probs = np.array([[0] * 4, [0.6, 0, 0.4, 0], [0, 0.7, 0, 0.3], [0] * 4])
+    trans = np.diag([1.0, 1.0, 1.0], 1)
+    with np.errstate(divide="ignore"):
+        dag = Dag(
+            text="<[MASK][MASK]",
+            kind="text",
+            node_log_probs=np.log(probs),
+            log_trans=np.log(trans),
+            node_mask=np.array([-1, 0, 1, -1]),
+            node_clone=np.array([0, 1, 1, 0]),
+            num_states_per_mask=1,
+            input_ids=np.array([4, tokenizer.mask_id, tokenizer.mask_id]),
+            tokenizer=tokenizer,
+        )
+    best = n_best_fillings(dag, 4).fillings
+    shares = {f.text: math.exp(f.log_prob) for f in best}
+    assert shares == pytest.approx({"<glad": 0.6 * 0.7 + 0.4 * 0.3, "<gad": 0.6 * 0.3, "<gllad": 0.4 * 0.7})
+    assert best[0].tokens_by_mask == ((0,), (1,))
+
+
+def test_many_alignments_of_one_text_do_not_crowd_out_the_others() -> None:
+    """A collapsed DAG: all states alike, so a text has C(20, 5) = 15,504 equally probable alignments."""
+    words = [{"a": 0.5, "b": 0.3, "c": 0.2}] * 20
+    edges = {v: dict.fromkeys(range(v + 1, 22), 1 / (21 - v)) for v in range(21)}
+    found = n_best_fillings(handmade_dag(" ".join(["[MASK]"] * 5), words, edges, 4), 10)
+    assert len({f.text for f in found.fillings}) == 10
+    assert found.is_proven
+    share = math.exp(found.fillings[0].log_prob - found.log_prob_length)
+    assert share == pytest.approx(0.5**5, rel=1e-6)
+
+
+def test_a_search_that_meets_its_limit_says_so_and_still_finds_fillings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filling_search, "MAX_CANDIDATES", 0)
+    found = n_best_fillings(random_dag(8, 3, 26, seed=0, sharpness=0.1), 10)
+    assert not found.is_proven
+    assert len(found.fillings) == 10
+
+
+def test_texts_that_all_read_the_same_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fillings_module, "MAX_SEQUENCES", 8)
+    dag = random_dag(2, 2, 9, seed=1)
+
+    class OneText(type(dag.tokenizer)):
+        def decode(self, ids) -> str:
+            return "same"
+
+    found = n_best_fillings(replace(dag, tokenizer=OneText()), 5)
+    assert [f.text for f in found.fillings] == ["same"]
+    assert not found.is_proven
+
+
+def test_long_improbable_paths_do_not_underflow() -> None:
+    """120 masks, 26 equally probable words each, edges of 1e-3: far below the smallest float64."""
+    num_masks = 120
+    dag = random_dag(num_masks, 1, 26, seed=0, sharpness=0.0)
+    with np.errstate(divide="ignore"):
+        chain = np.log(np.diag(np.full(num_masks + 1, 1e-3), 1))
+    found = n_best_fillings(replace(dag, log_trans=chain), 2)
+    assert found.fillings[0].log_prob == pytest.approx(-num_masks * math.log(26) + (num_masks + 1) * math.log(1e-3))
+
+
+def test_the_guess_takes_the_best_token_of_every_marginal() -> None:
+    dag = random_dag(2, 3, 4, seed=8)
+    truth = enumerate_fillings(dag, "exact")
+    mass = sum(truth.values())
+    marginals = np.zeros((2, 4))
+    for tokens, probability in truth.items():
+        for mask, (token,) in enumerate(tokens):
+            marginals[mask, token] += probability / mass
+    guess = independent_guess(dag)
+    assert guess.filling.tokens_by_mask == tuple((int(y),) for y in marginals.argmax(axis=1))
+    assert guess.token_probs == pytest.approx(marginals.max(axis=1))
+    assert guess.log_prob_independent == pytest.approx(np.log(marginals.max(axis=1)).sum())
+    assert math.exp(guess.filling.log_prob) == pytest.approx(truth[guess.filling.tokens_by_mask])
+
+
+def test_the_guess_can_be_wrong_where_words_depend_on_each_other() -> None:
+    """Three ways to begin, of which two lead to "sorry": each word is the best alone, together they never occur."""
+    nodes = [{"amazing": 1.0}, {"terrible": 1.0}, {"awful": 1.0}]
+    nodes += [{"glad": 1.0}, {"sorry": 1.0}, {"glad": 1.0}]
+    edges = {0: {1: 0.4, 2: 0.3, 3: 0.3}, 1: {4: 1.0}, 2: {5: 1.0}, 3: {5: 1.0}, 4: {7: 1.0}, 5: {7: 1.0}, 6: {7: 1.0}}
+    dag = handmade_dag("[MASK] [MASK]", nodes, edges, 3)
+    guess = independent_guess(dag)
+    assert guess.filling.text == "amazing sorry"
+    assert math.exp(guess.log_prob_independent) == pytest.approx(0.24, abs=1e-6)
+    assert math.exp(guess.filling.log_prob) < 1e-8
+    assert n_best_fillings(dag, 1).fillings[0].text == "amazing glad"
+
+
+def test_the_case_study_pairs_words_as_the_paper_describes() -> None:
+    texts = [f.text for f in n_best_fillings(case_study_dag(), 3).fillings]
+    assert texts == [
+        "This is amazing, and I'm very glad to see this.",
+        "This is terrible, and I'm very sorry to see this.",
+        "This is awful, and I'm very sorry to see this.",
+    ]
+
+
+def test_smiles_carry_what_rdkit_says() -> None:
+    nodes = [{"O": 0.6, "(": 0.3, "N": 0.1}]
+    dag = handmade_dag("CC[MASK]", nodes, {0: {1: 1.0}, 1: {2: 1.0}}, 1, "smiles")
+    found = n_best_fillings(dag, 3).fillings
+    assert [(f.text, f.is_valid_smiles) for f in found] == [("CCO", True), ("CC(", False), ("CCN", True)]
+    assert n_best_fillings(case_study_dag(), 1).fillings[0].is_valid_smiles is None
+
+
+def test_exact_length_is_refused_where_no_path_has_it() -> None:
+    dag = handmade_dag("a [MASK]", [{"b": 0.9, "c": 0.1}], {0: {2: 1.0}, 1: {2: 1.0}}, 1)
+    for function in (lambda: n_best_fillings(dag, 3), lambda: independent_guess(dag)):
+        with pytest.raises(
+            DataError, match=re.escape("the DAG of 'a [MASK]' has no path that yields exactly 1 tokens")
+        ):
+            function()
+    assert [f.text for f in n_best_fillings(dag, 3, "any").fillings] == ["a"]

@@ -1,0 +1,118 @@
+"""Numbers of a DAG against enumeration of every path, which shares no code with `src`."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from exlm_cli.dag.graph import (
+    Dag,
+    check_sentence,
+    edge_use,
+    length_log_prob,
+    most_likely_path,
+    occupancy,
+    printable,
+    token_occupancy,
+    top_tokens,
+)
+from exlm_cli.errors import DataError
+from tests.unit.dag.dags import case_study_dag, enumerate_paths, handmade_dag, random_dag
+
+SHAPES = [(1, 1), (1, 4), (2, 3), (3, 2), (4, 1)]
+
+
+@pytest.mark.parametrize(("num_masks", "k"), SHAPES)
+def test_the_probability_of_the_length_is_the_mass_of_its_paths(num_masks: int, k: int) -> None:
+    dag = random_dag(num_masks, k, 3, seed=1)
+    mass = sum(probability for _, probability in enumerate_paths(dag, [num_masks]))
+    assert np.exp(length_log_prob(dag)) == pytest.approx(mass, rel=1e-12)
+
+
+@pytest.mark.parametrize(("num_masks", "k"), SHAPES)
+def test_occupancy_and_edge_use_are_shares_of_paths(num_masks: int, k: int) -> None:
+    dag = random_dag(num_masks, k, 3, seed=2)
+    paths = dict(enumerate_paths(dag, [num_masks]))
+    mass = sum(paths.values())
+    tokens = np.zeros((num_masks, dag.num_nodes))
+    edges = np.zeros((dag.num_nodes, dag.num_nodes))
+    for nodes, probability in paths.items():
+        tokens[range(num_masks), nodes] += probability / mass
+        stops = [0, *nodes, dag.num_nodes - 1]
+        edges[stops[:-1], stops[1:]] += probability / mass
+    np.testing.assert_allclose(token_occupancy(dag), tokens, atol=1e-12)
+    np.testing.assert_allclose(occupancy(dag)[1:-1], tokens.sum(axis=0)[1:-1], atol=1e-12)
+    assert occupancy(dag)[[0, -1]].tolist() == [1.0, 1.0]
+    np.testing.assert_allclose(edge_use(dag), edges, atol=1e-12)
+
+
+@pytest.mark.parametrize(("num_masks", "k"), SHAPES)
+def test_the_most_likely_path_is_the_best_of_all_paths_with_their_best_words(num_masks: int, k: int) -> None:
+    dag = random_dag(num_masks, k, 3, seed=3)
+    best_word = np.exp(dag.node_log_probs.max(axis=1))
+    scores = {nodes: p * np.prod(best_word[list(nodes)]) for nodes, p in enumerate_paths(dag, [num_masks])}
+    assert most_likely_path(dag) == list(max(scores, key=lambda nodes: scores[nodes]))
+
+
+def test_top_tokens_are_sorted_and_belong_to_inner_nodes_alone() -> None:
+    tokens = top_tokens(case_study_dag(), 3)
+    assert [t.text for t in tokens[3]] == ["amazing", "wonderful", "beautiful"]
+    assert [t.probability for t in tokens[3]] == pytest.approx([0.58, 0.24, 0.10])
+    assert tokens[0] == tokens[-1] == []
+    assert all(len(t) == 3 for t in tokens[1:-1])
+
+
+def test_equally_probable_tokens_come_in_the_order_of_their_ids() -> None:
+    dag = replace(random_dag(1, 1, 4, seed=0), node_log_probs=np.log(np.full((3, 4), 0.25)))
+    assert [t.token_id for t in top_tokens(dag, 3)[1]] == [0, 1, 2]
+
+
+def test_what_a_terminal_would_obey_is_escaped() -> None:
+    assert printable("a\x1b[31mb\n\u202e\xa0c é 字") == "a\\x1b[31mb\\n\\u202e\\xa0c é 字"
+    dag = handmade_dag("a [MASK]", [{"\x1b[2J": 1.0}], {0: {1: 1.0}, 1: {2: 1.0}}, 1)
+    assert top_tokens(dag, 1)[1][0].text == "\\x1b[2J"
+
+
+def test_segments_and_fill_put_tokens_at_their_masks() -> None:
+    dag = case_study_dag()
+    words = {t.text: t.token_id for node in top_tokens(dag, 4) for t in node}
+    filled = ((words["amazing"], words["great"]), ())
+    assert dag.fill(filled) == "This is amazing great, and I'm very to see this."
+    assert dag.segments(filled) == [
+        ("This is", -1),
+        (" amazing great", 0),
+        (", and I'm very", -1),
+        (" to see this.", -1),
+    ]
+    assert (dag.num_masks, dag.num_nodes) == (2, 10)
+
+
+def _impossible() -> Dag:
+    """BOS leads straight to EOS, so no path has one inner node."""
+    return handmade_dag("a [MASK]", [{"b": 0.9, "c": 0.1}], {0: {2: 1.0}, 1: {2: 1.0}}, 1)
+
+
+@pytest.mark.parametrize("function", [occupancy, edge_use, token_occupancy, most_likely_path])
+def test_a_dag_without_a_path_of_the_right_length_is_refused(function) -> None:
+    message = "the DAG of 'a [MASK]' has no path that yields exactly 1 tokens"
+    with pytest.raises(DataError, match=re.escape(message)) as caught:
+        function(_impossible())
+    # nor has it an independent guess, so counting texts of any length would be refused too
+    assert "--length" not in caught.value.hint
+    assert "another `--checkpoint`" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["", "  \n"])
+def test_an_empty_sentence_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(DataError, match=r"^the sentence is empty$") as caught:
+        check_sentence(text, is_smiles=False)
+    assert "This is [MASK], and I'm very [MASK] to see this." in caught.value.hint
+
+
+def test_a_sentence_without_a_mask_is_refused_with_an_example_of_its_kind() -> None:
+    with pytest.raises(DataError, match=re.escape("there is no [MASK] in 'CCO'")) as caught:
+        check_sentence("CCO", is_smiles=True)
+    assert caught.value.hint == 'write [MASK] for each hidden token, as in: exlm inspect-dag "c1ccc([MASK])cc1"'
+    with pytest.raises(DataError, match=re.escape(f"there is no [MASK] in {'a' * 59 + '…'!r}")):
+        check_sentence("a" * 500, is_smiles=False)

@@ -1,0 +1,119 @@
+"""The page: needs nothing from outside, takes every word as text, and has what the issue asks for."""
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from exlm_cli.dag.graph import printable
+from exlm_cli.dag.html import render_html
+from tests.unit.dag.inspections import AWKWARD, case_study, long_chain, many_masks, smiles
+
+VOID = {"meta", "br", "rect", "path", "polygon"}
+
+
+class Page(HTMLParser):
+    """Collects tags and text, and checks that tags are closed in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_needs_nothing_from_outside() -> None:
+    html = render_html(case_study())
+    page = Page(html)
+    names = {name for _, attributes in page.tags for name in attributes}
+    assert not names & {"src", "href", "action", "data", "srcset", "onclick", "onload"}
+    assert set(re.findall(r"https?://[^\s\"'<]+", html)) == {"http://www.w3.org/2000/svg"}
+    assert "url(" not in html
+    policy = [a["content"] for t, a in page.tags if t == "meta" and a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy == ["default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"]
+
+
+def test_the_page_shows_graph_heat_map_fillings_and_nodes() -> None:
+    page = Page(render_html(case_study()))
+    ids = [attributes["id"] for _, attributes in page.tags if attributes.get("id")]
+    assert ids == ["graph", "heat"]
+    assert page.text.count("This is amazing, and I'm very glad to see this.") == 2
+    for text in (
+        "[MASK] 2",
+        f"runs/example/checkpoints/step-10: {case_study().states_in_use().mean():.2f} of 4 states in use per [MASK]; "
+        "87.9 % of the probability lies on paths with 2 tokens.",
+        "11.8 %",
+        "terrible 0.46, awful 0.31, sad 0.09",
+        f"terrible → sorry: transition 0.860, on {case_study().edge_use[2, 5]:.3f} of the paths",
+        "each [MASK] guessed on its own; 7.20 % if masks were independent",
+        "Share of all fillings with 2 tokens",
+    ):
+        assert text in page.text
+
+
+def test_every_node_and_edge_can_be_pointed_at() -> None:
+    page = Page(render_html(case_study()))
+    nodes = {a["data-node"] for _, a in page.tags if "data-node" in a}
+    ends = {a[end] for _, a in page.tags for end in ("data-source", "data-target") if end in a}
+    assert nodes == {str(node) for node in range(10)}
+    assert ends <= nodes
+    assert all(a.get("tabindex") == "0" for _, a in page.tags if "data-node" in a)
+
+
+@pytest.mark.parametrize("word", [*AWKWARD, "<script>alert(1)</script>", "'\" onmouseover=alert(1) x='"])
+def test_words_stay_words(word: str) -> None:
+    inspection = many_masks(2, 2, 3, (word, "plain", "other", "words"))
+    inspection = replace(inspection, dag=replace(inspection.dag, text=f"{word} [MASK] [MASK]"))
+    page = Page(render_html(inspection))
+    assert printable(word) in page.text
+    assert [tag for tag, _ in page.tags].count("script") == 1
+    assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
+
+
+def test_smiles_have_a_column_for_rdkit() -> None:
+    text = Page(render_html(smiles())).text
+    assert "RDKit" in text
+    assert "valid" in text
+    assert "refused" in text
+    assert "RDKit" not in Page(render_html(case_study())).text
+
+
+def test_a_model_without_transitions_has_tables_only() -> None:
+    inspection = replace(case_study(), dag=replace(case_study().dag, has_transitions=False), checkpoint="")
+    page = Page(render_html(inspection))
+    assert not {"svg", "script"} & {tag for tag, _ in page.tags}
+    assert "The masks of this model know nothing of each other, so there is no DAG to draw." in page.text
+    assert "amazing" in page.text
+
+
+def test_large_pages_are_cut_and_say_so() -> None:
+    page = Page(render_html(many_masks(43, 2)))
+    assert "Only the first 40 [MASK]s are drawn; the tables have the other 3." in page.text
+    assert sum("data-node" in a for _, a in page.tags) == 81
+    assert "[MASK] 43" in page.text
+
+
+def test_bars_are_as_long_however_small_the_shares_are() -> None:
+    def widths(html: str) -> list[str]:
+        return re.findall(r'class="bar" style="width:([0-9.]+)px"', html)
+
+    assert widths(render_html(long_chain())) == widths(render_html(case_study()))
+    assert widths(render_html(case_study()))[0] == "90.0"

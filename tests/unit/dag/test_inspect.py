@@ -1,0 +1,39 @@
+"""What reports are given: shares of paths against their definition."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from exlm_cli.dag.inspect import inspect
+from tests.unit.dag.dags import case_study_dag, enumerate_paths, handmade_dag
+
+
+def test_states_in_use_are_the_perplexity_of_their_shares() -> None:
+    inspection = inspect(case_study_dag())
+    shares = np.array([0.1, 0.2, 0.3, 0.4])
+    visits = np.array([1.0, *shares, *(0.5 * np.array([0, 1, 1, 0])), 1.0])
+    in_use = replace(inspection, occupancy=visits).states_in_use()
+    assert in_use == pytest.approx([math.exp(-(shares * np.log(shares)).sum()), 2.0])
+    assert replace(inspection, occupancy=np.array([1.0, *shares, 0, 0, 0, 0, 1.0])).states_in_use()[1] == 0.0
+
+
+def test_the_strongest_transitions_are_those_that_most_paths_take() -> None:
+    inspection = inspect(case_study_dag())
+    paths = dict(enumerate_paths(inspection.dag, [2]))
+    mass = sum(paths.values())
+    through = sum(p for nodes, p in paths.items() if nodes == (2, 5)) / mass
+    edges = inspection.strongest_transitions(100)
+    assert [edge.use for edge in edges] == sorted((edge.use for edge in edges), reverse=True)
+    (terrible_sorry,) = [edge for edge in edges if (edge.source, edge.target) == (2, 5)]
+    assert terrible_sorry.use == pytest.approx(through)
+    assert terrible_sorry.probability == pytest.approx(0.86)
+    assert len(inspection.strongest_transitions(3)) == 3
+    assert math.exp(inspection.log_prob_exact) == pytest.approx(mass)
+
+
+def test_words_of_the_ends_have_names() -> None:
+    inspection = inspect(handmade_dag("a [MASK]", [{"b": 0.7, "c": 0.3}], {0: {1: 1.0}, 1: {2: 1.0}}, 1))
+    assert [inspection.word(node) for node in range(3)] == ["BOS", "b", "EOS"]
+    assert inspection.path == [1]

@@ -1,0 +1,53 @@
+"""The files of an inspection: all of them, or none."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from exlm_cli.dag import report as dag_report
+from exlm_cli.dag.report import FORMATS, render_report, write_report
+from exlm_cli.errors import CheckpointError
+from tests.unit.dag.inspections import case_study
+
+NAMES = ["dag_graph.png", "dag_graph.svg", "dag_heatmap.png", "dag_heatmap.svg", "dag.html", "dag.dot", "dag.json"]
+
+
+def test_every_format_is_written(tmp_path: Path) -> None:
+    written = write_report(case_study(), tmp_path / "a" / "b", FORMATS)
+    assert written == [tmp_path / "a" / "b" / name for name in NAMES]
+    assert sorted(path.name for path in (tmp_path / "a" / "b").iterdir()) == sorted(NAMES)
+    assert all(path.stat().st_size > 500 for path in written)
+
+
+@pytest.mark.parametrize(
+    ("formats", "names"),
+    [(["json"], ["dag.json"]), (["svg", "dot"], ["dag_graph.svg", "dag_heatmap.svg", "dag.dot"]), ([], [])],
+)
+def test_only_what_was_asked_for_is_made(formats: list[str], names: list[str]) -> None:
+    assert list(render_report(case_study(), formats)) == names
+
+
+def test_nothing_asked_for_makes_no_folder(tmp_path: Path) -> None:
+    assert write_report(case_study(), tmp_path / "none", []) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_without_transitions_has_no_pictures() -> None:
+    inspection = replace(case_study(), dag=replace(case_study().dag, has_transitions=False))
+    assert list(render_report(inspection, FORMATS)) == ["dag.html", "dag.json"]
+
+
+def test_a_failure_leaves_no_new_folder_and_no_half_written_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, data: bytes) -> None:
+        if path.name == "dag.json":
+            raise CheckpointError(f"{path}: the file could not be written: No space left on device")
+        path.write_bytes(data)
+
+    monkeypatch.setattr(dag_report, "write_atomically", fail)
+    for folder in (tmp_path / "new", tmp_path):
+        with pytest.raises(CheckpointError, match=r"No space left on device$"):
+            write_report(case_study(), folder, ["dot", "json"])
+    assert [path.name for path in tmp_path.iterdir()] == ["dag.dot"]

@@ -1,0 +1,146 @@
+"""A changed input is another input, however it hides the change; an unchanged one is not read twice."""
+
+import hashlib
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exlm_cli.data.bundled import grammar_words, molecules
+from exlm_cli.data.corpus import fingerprint as identity
+from exlm_cli.data.corpus.fingerprint import identify, unchanged
+from exlm_cli.data.corpus.inputs import BundledSource, FileSource, Source
+from exlm_cli.data.rows.hub import HubSource
+from exlm_cli.errors import DataError
+from exlm_cli.progress import SilentProgress
+from tests.unit.data.recording import RecordingProgress
+
+
+def _content(source: Source, cache: Path) -> str:
+    (identified,) = identify([source], cache, SilentProgress())
+    return identified.content
+
+
+def _file(path: Path, text: str) -> FileSource:
+    path.write_text(text)
+    return FileSource(path, len(text))
+
+
+@pytest.fixture
+def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let digests of files be remembered that were written just now."""
+    monkeypatch.setattr(identity, "_SETTLED_NS", -(10**18))
+
+
+@pytest.fixture
+def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    reads: list[str] = []
+    file_digest = hashlib.file_digest
+
+    def counted(file: Any, name: str) -> Any:
+        reads.append(Path(file.name).name)
+        return file_digest(file, name)
+
+    monkeypatch.setattr(hashlib, "file_digest", counted)
+    return reads
+
+
+def test_a_file_is_told_by_format_and_content_not_by_name(tmp_path: Path) -> None:
+    first = _content(_file(tmp_path / "a.txt", "hello"), tmp_path)
+    assert first == "file .txt " + hashlib.sha256(b"hello").hexdigest()
+    assert _content(_file(tmp_path / "b.txt", "hello"), tmp_path) == first
+    assert _content(_file(tmp_path / "a.csv", "hello"), tmp_path) != first
+
+
+@pytest.mark.usefixtures("_settled")
+def test_a_change_that_keeps_size_and_date_is_seen(tmp_path: Path, count_reads: list[str]) -> None:
+    source = _file(tmp_path / "a.txt", "hello")
+    before = source.path.stat()
+    first = _content(source, tmp_path / "cache")
+    time.sleep(0.02)  # the change time of the kernel counts in ticks
+    source.path.write_text("jello")
+    os.utime(source.path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert source.path.stat().st_mtime_ns == before.st_mtime_ns
+    assert _content(source, tmp_path / "cache") != first
+    assert count_reads == ["a.txt", "a.txt"]
+
+
+@pytest.mark.usefixtures("_settled")
+def test_an_unchanged_file_is_read_once(tmp_path: Path, count_reads: list[str]) -> None:
+    source = _file(tmp_path / "a.txt", "hello")
+    assert _content(source, tmp_path / "cache") == _content(source, tmp_path / "cache")
+    assert count_reads == ["a.txt"]
+
+
+def test_a_file_written_just_now_is_not_trusted_to_stay(tmp_path: Path, count_reads: list[str]) -> None:
+    source = _file(tmp_path / "a.txt", "hello")
+    _content(source, tmp_path / "cache")
+    _content(source, tmp_path / "cache")
+    assert count_reads == ["a.txt", "a.txt"]
+
+
+@pytest.mark.usefixtures("_settled")
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"state": []}'])
+def test_a_broken_memory_is_read_past(tmp_path: Path, content: str) -> None:
+    source = _file(tmp_path / "a.txt", "hello")
+    first = _content(source, tmp_path / "cache")
+    (remembered,) = (tmp_path / "cache" / "digests").iterdir()
+    assert json.loads(remembered.read_text())["sha256"] in first
+    remembered.write_text(content)
+    assert _content(source, tmp_path / "cache") == first
+
+
+@pytest.mark.usefixtures("_settled")
+def test_a_cache_that_cannot_be_written_does_not_hinder(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where a folder should be")
+    assert _content(_file(tmp_path / "a.txt", "hello"), tmp_path / "cache").startswith("file .txt ")
+
+
+def test_a_large_file_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "_HUGE_BYTES", 1_000_000)
+    progress = RecordingProgress()
+    identify([_file(tmp_path / "a.txt", "x" * 2_000_000)], tmp_path, progress)
+    assert progress.messages == [f"{tmp_path}/a.txt: reading 2 MB to tell whether it has changed"]
+
+
+def test_a_file_that_changed_meanwhile_is_an_error(tmp_path: Path) -> None:
+    sources = identify([BundledSource("grammar"), _file(tmp_path / "a.txt", "hello")], tmp_path, SilentProgress())
+    unchanged(sources)
+    (tmp_path / "a.txt").write_text("hello, more")
+    message = f"{tmp_path}/a.txt: it changed while it was being read"
+    with pytest.raises(DataError, match=rf"^{re.escape(message)}$") as caught:
+        unchanged(sources)
+    assert caught.value.hint == "run again when it is complete"
+
+
+def test_a_file_that_vanished_is_an_error(tmp_path: Path) -> None:
+    message = f"{tmp_path}/a.txt: cannot be read: No such file or directory"
+    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
+        identify([FileSource(tmp_path / "a.txt", 1)], tmp_path, SilentProgress())
+
+
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(hashlib, "file_digest", fail)
+    message = f"{tmp_path}/a.txt: cannot be read: Input/output error"
+    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
+        identify([_file(tmp_path / "a.txt", "x")], tmp_path, SilentProgress())
+
+
+def test_bundled_data_is_told_by_what_it_is_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sentences, smiles = _content(BundledSource("grammar"), tmp_path), _content(BundledSource("molecules"), tmp_path)
+    monkeypatch.setattr(grammar_words, "FAMILIES", grammar_words.FAMILIES[1:])
+    monkeypatch.setattr(molecules, "CORES", molecules.CORES[1:])
+    assert _content(BundledSource("grammar"), tmp_path) != sentences
+    assert _content(BundledSource("molecules"), tmp_path) != smiles
+
+
+def test_a_hub_data_set_is_told_by_its_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "find_revision", lambda *_: "abc123")
+    assert _content(HubSource("me/corpus", None, "train"), tmp_path) == "hub:me/corpus@train abc123"

@@ -1,0 +1,465 @@
+"""From files to shards: what comes out, what is reused and when not, and that failures leave nothing behind."""
+
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.data.bundled.grammar import sample_sentences
+from exlm_cli.data.corpus import pipeline as prepare
+from exlm_cli.data.corpus import shards, splits, tokenise
+from exlm_cli.data.corpus.pipeline import PreparedData, prepare_data
+from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
+from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.errors import DataError, TokenizerError
+from exlm_cli.progress import Progress, SilentProgress
+from tests.tiny import tiny_recipe
+from tests.unit.data.recording import RecordingProgress
+
+MOLECULES = ["CCO", "c1ccccc1", "CC(=O)O", "CCN", "CCCl", "C[C@H](F)O", "CC#N", "OCCO", "c1ccncc1", "CCS"]
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    (tmp_path / "text.txt").write_text("\n".join(sample_sentences(300, seed=1)) + "\n")
+    (tmp_path / "mols.smi").write_text("\n".join(MOLECULES) + "\n")
+    return tmp_path
+
+
+def _recipe(workplace: Path, *, tokenizer: dict[str, Any] | None = None, **data: Any) -> PretrainRecipe:
+    chosen = {
+        "kind": "text",
+        "train": [f"{workplace}/text.txt"],
+        "valid_fraction": 0.1,
+        "sequence_length": 32,
+        "sample_break": "none",
+        "cache_dir": f"{workplace}/cache",
+    }
+    return tiny_recipe(
+        data=chosen | data, tokenizer={"min_frequency": 1} | (tokenizer or {}), model={"max_length": 512},
+        train={"microbatch_tokens": 4096},
+    )  # fmt: skip
+
+
+def _prepare(recipe: PretrainRecipe, progress: Progress | None = None) -> PreparedData:
+    rejected_csv = Path(str(recipe.data.cache_dir)).parent / "rejected.csv"
+    return prepare_data(recipe, rejected_csv=rejected_csv, progress=progress or SilentProgress())
+
+
+def _texts(dataset: TokenDataset, tokenizer: Tokenizer) -> list[str]:
+    return [tokenizer.decode(dataset[i].tolist()) for i in range(len(dataset))]
+
+
+def _smiles(workplace: Path, **data: Any) -> PretrainRecipe:
+    return _recipe(workplace, **({"kind": "smiles", "train": [f"{workplace}/mols.smi"]} | data))
+
+
+def test_packed_text_is_the_corpus_split_in_two(workplace: Path) -> None:
+    (workplace / "valid.txt").write_text("A first line.\nA second.\n\nAnother document.\n")
+    prepared = _prepare(_recipe(workplace, valid=[f"{workplace}/valid.txt"]))
+    tokenizer = prepared.tokenizer
+    whole = (workplace / "text.txt").read_text().rstrip("\n")
+    assert "".join(_texts(prepared.train, tokenizer)) == whole
+    assert set(prepared.train.lengths[:-1].tolist()) == {30}
+    stream = [int(i) for n in range(len(prepared.valid)) for i in prepared.valid[n]]
+    first, second = stream[: stream.index(tokenizer.sep_id)], stream[stream.index(tokenizer.sep_id) + 1 :]
+    assert tokenizer.decode(first) == "A first line.\nA second."
+    assert tokenizer.decode(second) == "Another document."
+
+
+def test_held_out_rows_and_training_rows_make_the_corpus(workplace: Path) -> None:
+    prepared = _prepare(_recipe(workplace, sample_break="line", sequence_length=64))
+    lines = (workplace / "text.txt").read_text().splitlines()
+    train, valid = _texts(prepared.train, prepared.tokenizer), _texts(prepared.valid, prepared.tokenizer)
+    assert sorted(train + valid) == sorted(lines)
+    assert 10 <= len(valid) <= 60
+
+
+def test_rows_on_both_sides_of_held_out_ones_are_not_joined(workplace: Path) -> None:
+    prepared = _prepare(_recipe(workplace))
+    lines = set((workplace / "text.txt").read_text().splitlines())
+    tokenizer = prepared.tokenizer
+    for dataset in (prepared.train, prepared.valid):
+        stream = [int(i) for n in range(len(dataset)) for i in dataset[n]]
+        text = "".join("\n\n" if i == tokenizer.sep_id else tokenizer.decode([i]) for i in stream)
+        joined = [tuple(block.split("\n")) for block in text.split("\n\n")]
+        assert all(line in lines for block in joined[:-1] for line in block)
+        whole = (workplace / "text.txt").read_text()
+        assert all("\n".join(block) in whole for block in joined)
+
+
+@pytest.mark.parametrize(("limit", "value"), [("_BATCH_ROWS", 7), ("_BATCH_CHARACTERS", 100)])
+def test_how_many_rows_are_tokenised_at_once_changes_nothing(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
+    at_once = _prepare(_recipe(workplace))
+    monkeypatch.setattr(tokenise, limit, value)
+    in_batches = _prepare(_recipe(workplace, cache_dir=f"{workplace}/other-cache"))
+    assert not in_batches.was_cached
+    for one, other in ((at_once.train, in_batches.train), (at_once.valid, in_batches.valid)):
+        assert one.tokens.tolist() == other.tokens.tolist()
+        assert one.offsets.tolist() == other.offsets.tolist()
+
+
+def test_text_lines_longer_than_a_sequence_are_cut(workplace: Path) -> None:
+    (workplace / "text.txt").write_text("word " * 100 + "\nshort line\n" * 20)
+    prepared = _prepare(_recipe(workplace, sample_break="line", sequence_length=8))
+    assert prepared.train.lengths.max() == 6
+    assert "short line" in "".join(_texts(prepared.train, prepared.tokenizer))
+
+
+def test_smiles_are_one_molecule_a_sequence(workplace: Path) -> None:
+    prepared = _prepare(_smiles(workplace))
+    train, valid = _texts(prepared.train, prepared.tokenizer), _texts(prepared.valid, prepared.tokenizer)
+    assert prepared.tokenizer.kind == "smiles"
+    assert sorted(train + valid) == sorted(MOLECULES)
+    assert valid
+
+
+@pytest.mark.parametrize("kind", ["text", "smiles"])
+def test_at_least_one_row_is_held_out_of_a_small_corpus(workplace: Path, kind: str) -> None:
+    (workplace / "rows.txt").write_text("CCO\nCCN\nCCC\n")
+    recipe = _recipe(workplace, kind=kind, train=[f"{workplace}/rows.txt"], valid_fraction=0.001, sample_break="line")
+    prepared = _prepare(recipe)
+    assert (len(prepared.train), len(prepared.valid)) == (2, 1)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("grammar", "text"), ("molecules", "smiles")])
+def test_bundled_data_is_the_same_for_every_seed_and_has_its_own_validation_rows(
+    workplace: Path, name: str, kind: str
+) -> None:
+    data = {"kind": kind, "train": [f"bundled:{name}"], "bundled_rows": 60, "sequence_length": 128}
+    held_out = _prepare(_recipe(workplace, **data))
+    assert len(held_out.train) + len(held_out.valid) > 0
+    own = _prepare(_recipe(workplace, **data, valid=[f"bundled:{name}"], sample_break="line"))
+    assert _texts(own.train, own.tokenizer) != _texts(own.valid, own.tokenizer)
+    other_seed = _recipe(workplace, **data).model_copy(update={"seed": 99})
+    assert _prepare(other_seed).fingerprint == held_out.fingerprint
+
+
+def test_a_second_run_reads_nothing_anew(workplace: Path) -> None:
+    first = _prepare(_recipe(workplace))
+    progress = RecordingProgress()
+    second = _prepare(_recipe(workplace), progress)
+    assert (first.was_cached, second.was_cached) == (False, True)
+    assert second.fingerprint == first.fingerprint == first.train.fingerprint
+    assert second.tokenizer.fingerprint == first.tokenizer.fingerprint
+    assert progress.bars == []
+    assert progress.messages == []
+
+
+def test_data_that_was_moved_is_the_same_data(workplace: Path) -> None:
+    _prepare(_recipe(workplace))
+    (workplace / "text.txt").rename(workplace / "moved.txt")
+    assert _prepare(_recipe(workplace, train=[f"{workplace}/moved.txt"])).was_cached
+
+
+def test_a_changed_input_is_prepared_anew_even_with_its_old_size_and_date(workplace: Path) -> None:
+    path = workplace / "text.txt"
+    before, stat = _prepare(_recipe(workplace)), path.stat()
+    path.write_text(path.read_text().replace("amazing", "gnizama"))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert path.stat().st_size == stat.st_size
+    after = _prepare(_recipe(workplace))
+    assert not after.was_cached
+    assert after.fingerprint != before.fingerprint
+    assert "gnizama" in "".join(_texts(after.train, after.tokenizer))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sequence_length": 24},
+        {"sample_break": "line"},
+        {"valid_fraction": 0.2},
+        {"max_rows": 100},
+        {"tokenizer": {"vocab_size": 290}},
+        {"tokenizer": {"train_rows": 50}},
+        {"valid": ["bundled:grammar"], "bundled_rows": 20},
+    ],
+)
+def test_every_option_that_matters_gives_other_shards(workplace: Path, change: dict[str, Any]) -> None:
+    plain = _prepare(_recipe(workplace))
+    changed = _prepare(_recipe(workplace, **change))
+    assert not changed.was_cached
+    assert changed.fingerprint != plain.fingerprint
+    assert _prepare(_recipe(workplace)).was_cached
+
+
+def test_the_tokenizer_is_kept_for_other_ways_of_cutting(workplace: Path) -> None:
+    _prepare(_recipe(workplace))
+    progress = RecordingProgress()
+    _prepare(_recipe(workplace, sequence_length=24), progress)
+    assert [bar.label for bar in progress.bars] == ["tokenising"]
+
+
+def test_a_broken_cached_tokenizer_is_trained_again(workplace: Path) -> None:
+    first = _prepare(_recipe(workplace))
+    (path,) = (workplace / "cache" / "tokenizers").iterdir()
+    path.write_text("{}")
+    progress = RecordingProgress()
+    assert _prepare(_recipe(workplace), progress).tokenizer.fingerprint == first.tokenizer.fingerprint
+    assert progress.messages[0].startswith(f"{path}: JSON, but no tokenizer: ")
+    assert progress.messages[0].endswith("; it is trained again")
+
+
+def _damage(directory: Path, name: str) -> None:
+    match name:
+        case "truncated":
+            os.truncate(directory / "train" / "tokens.bin", 10)
+        case "no summary":
+            (directory / "prepared.json").unlink()
+        case "broken summary":
+            (directory / "prepared.json").write_text('{"num_rejected": "many"}')
+        case "no list":
+            (directory / "rejected.csv").unlink()
+        case "no split":
+            shutil.rmtree(directory / "valid")
+
+
+@pytest.mark.parametrize("name", ["truncated", "no summary", "broken summary", "no list", "no split"])
+def test_damaged_shards_are_named_and_made_again(workplace: Path, name: str) -> None:
+    first = _prepare(_recipe(workplace))
+    (directory,) = (workplace / "cache" / "shards").iterdir()
+    whole = sorted((p.relative_to(directory), p.read_bytes()) for p in directory.rglob("*") if p.is_file())
+    _damage(directory, name)
+    progress = RecordingProgress()
+    again = _prepare(_recipe(workplace), progress)
+    assert (again.was_cached, again.fingerprint) == (False, first.fingerprint)
+    assert progress.messages[0].startswith(str(directory))
+    assert progress.messages[0].endswith("; the data is tokenised again")
+    assert sorted((p.relative_to(directory), p.read_bytes()) for p in directory.rglob("*") if p.is_file()) == whole
+
+
+def test_an_existing_tokenizer_is_taken(workplace: Path) -> None:
+    first = _prepare(_recipe(workplace))
+    first.tokenizer.save(workplace / "mine.json")
+    (workplace / "text.txt").write_text("Other text.\n" * 50)
+    prepared = _prepare(_recipe(workplace, tokenizer={"path": f"{workplace}/mine.json"}))
+    assert prepared.tokenizer.fingerprint == first.tokenizer.fingerprint
+
+
+def test_a_tokenizer_of_the_other_kind_is_refused(workplace: Path) -> None:
+    _prepare(_recipe(workplace)).tokenizer.save(workplace / "mine.json")
+    message = f"{workplace}/mine.json: a bpe tokenizer, but `data.kind` is smiles"
+    with pytest.raises(TokenizerError, match=rf"^{re.escape(message)}$") as caught:
+        _prepare(_smiles(workplace, tokenizer={"path": f"{workplace}/mine.json"}))
+    assert caught.value.hint == "give a smiles tokenizer, or leave `tokenizer.path` out to train one"
+
+
+def test_tokens_that_the_vocabulary_lacks_are_counted(workplace: Path) -> None:
+    _prepare(_smiles(workplace)).tokenizer.save(workplace / "mine.json")
+    (workplace / "mols.smi").write_text("CCO\nCBr\nBrCCBr\n" + "\n".join(MOLECULES))
+    progress = RecordingProgress()
+    _prepare(_smiles(workplace, tokenizer={"path": f"{workplace}/mine.json"}), progress)
+    assert progress.messages == ["[UNK] stands for 3 tokens that are not in the vocabulary"]
+
+
+def test_a_molecule_of_unknown_tokens_alone_is_rejected(workplace: Path) -> None:
+    """Nothing of it can be masked: a step of such molecules has no loss."""
+    _prepare(_smiles(workplace)).tokenizer.save(workplace / "mine.json")
+    path = workplace / "mols.smi"
+    path.write_text("CCO\n[U]\n" + "\n".join(MOLECULES))
+    reason = "none of its tokens is in the vocabulary, so that nothing of it can be masked"
+    with pytest.raises(DataError, match=rf"^{re.escape(f'{path}:2: `[U]`: {reason}')}$"):
+        _prepare(_smiles(workplace, tokenizer={"path": f"{workplace}/mine.json"}))
+
+
+def test_the_first_invalid_row_stops_with_file_row_text_and_reason(workplace: Path) -> None:
+    path = workplace / "mols.smi"
+    path.write_text("CCO\nC1CC\nCCN\n")
+    message = f"{path}:2: `C1CC`: RDKit cannot parse it: it breaks the SMILES grammar"
+    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
+        _prepare(_smiles(workplace))
+    assert not list((workplace / "cache" / "shards").iterdir())
+
+
+def test_skipped_rows_are_listed_now_and_on_every_later_run(workplace: Path) -> None:
+    path = workplace / "mols.smi"
+    path.write_text("CCO\nC1CC\n" + "C" * 40 + "\nCXC\n" + "\n".join(MOLECULES))
+    listed = [
+        ["file", "row", "reason", "text"],
+        [str(path), "2", "RDKit cannot parse it: it breaks the SMILES grammar", "C1CC"],
+        [str(path), "4", "characters that are no SMILES tokens: 'X' at position 2", "CXC"],
+        [str(path), "3", "40 tokens, but `data.sequence_length` leaves room for 30", "C" * 40],
+    ]
+    for was_cached in (False, True):
+        progress = RecordingProgress()
+        prepared = _prepare(_smiles(workplace, on_invalid="skip"), progress)
+        assert (prepared.num_rejected, prepared.was_cached) == (3, was_cached)
+        assert progress.messages[-1] == f"skipped 3 rows; they are listed in {workplace}/rejected.csv"
+        with (workplace / "rejected.csv").open(newline="") as file:
+            assert list(csv.reader(file)) == listed
+        (workplace / "rejected.csv").unlink()
+
+
+def test_without_rejected_rows_no_list_is_written(workplace: Path) -> None:
+    (workplace / "rejected.csv").write_text("of a run before\n")
+    _prepare(_smiles(workplace, on_invalid="skip"))
+    assert not (workplace / "rejected.csv").exists()
+
+
+def test_a_list_that_cannot_be_written_is_an_error(workplace: Path) -> None:
+    (workplace / "mols.smi").write_text("C1CC\n" + "\n".join(MOLECULES))
+    target = workplace / "no" / "rejected.csv"
+    message = f"{target}: the rejected rows cannot be listed there: No such file or directory"
+    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
+        prepare_data(_smiles(workplace, on_invalid="skip"), rejected_csv=target, progress=SilentProgress())
+
+
+def test_broken_rows_of_text_are_rejected_too(workplace: Path) -> None:
+    path = workplace / "rows.jsonl"
+    rows = [json.dumps({"text": sentence}) for sentence in sample_sentences(60, seed=0)]
+    path.write_text("\n".join([*rows, "{broken", '{"text": null}', '{"text": 3}']))
+    recipe = _recipe(workplace, train=[str(path)], on_invalid="skip")
+    assert _prepare(recipe).num_rejected == 2
+
+
+def test_no_input_is_an_error(workplace: Path) -> None:
+    with pytest.raises(DataError, match=r"^`data\.train` names no input$") as caught:
+        _prepare(_recipe(workplace, train=[]))
+    assert caught.value.hint == (
+        "give files with `--set data.train=my.txt` (in a grid or sweep `--set pretrain.data.train=my.txt`)"
+    )
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_no_usable_row_is_an_error(workplace: Path, given: bool) -> None:
+    (workplace / "bad.smi").write_text("C1\nC2\n")
+    inputs = [f"{workplace}/bad.smi"] * 2
+    data = {"valid": inputs} if given else {"train": inputs}
+    split = "valid" if given else "train"
+    message = f"`data.{split}`: no usable row in {workplace}/bad.smi and 1 more; 4 rows were rejected, the "
+    message += f"first: {workplace}/bad.smi:1: `C1`: RDKit cannot parse it: it breaks the SMILES grammar"
+    with pytest.raises(DataError, match=rf"^{re.escape(message)}$") as caught:
+        _prepare(_smiles(workplace, on_invalid="skip", **data))
+    assert caught.value.hint == "the SMILES must be the first word of a line"
+    assert not list((workplace / "cache" / "shards").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "content", "rejected", "hint"),
+    [
+        ("smiles", "a.csv", "smiles\nfoo\n", "1 row was rejected, the first: {path}:2: `foo`: characters that are no "
+         "SMILES tokens: 'f' at position 1",
+         "name the column that holds the smiles with `--set data.column=NAME` (in a grid or sweep `--set "
+         "pretrain.data.column=NAME`)"),
+        ("text", "a.jsonl", '{"text": 3}\n', "1 row was rejected, the first: {path}:1: `3`: is not a string",
+         "name the column that holds the text with `--set data.column=NAME` (in a grid or sweep `--set "
+         "pretrain.data.column=NAME`)"),
+        ("text", "a.csv", 'text\n""\n', "0 rows were rejected",
+         "name the column that holds the text with `--set data.column=NAME` (in a grid or sweep `--set "
+         "pretrain.data.column=NAME`)"),
+    ],
+)  # fmt: skip
+def test_why_no_row_is_usable_is_said_of_the_first(
+    workplace: Path, kind: str, name: str, content: str, rejected: str, hint: str
+) -> None:
+    path = workplace / name
+    path.write_text(content)
+    message = f"`data.train`: no usable row in {path}; {rejected.format(path=path)}"
+    with pytest.raises(DataError, match=rf"^{re.escape(message)}$") as caught:
+        _prepare(_recipe(workplace, kind=kind, train=[str(path)], on_invalid="skip"))
+    assert caught.value.hint == hint
+
+
+@pytest.mark.parametrize("kind", ["text", "smiles"])
+def test_one_row_cannot_be_split(workplace: Path, kind: str) -> None:
+    (workplace / "one.txt").write_text("CCO")
+    message = f"{workplace}/one.txt: too few usable rows to hold some out for validation; 0 rows were rejected"
+    with pytest.raises(DataError, match=rf"^{re.escape(message)}$") as caught:
+        _prepare(_recipe(workplace, kind=kind, train=[f"{workplace}/one.txt"]))
+    assert caught.value.hint == "give more rows, or rows of their own with `data.valid`"
+
+
+def test_an_input_that_changes_while_it_is_read_is_an_error(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = splits.Splits.write
+
+    def write_while_it_changes(self: splits.Splits, folder: Path) -> int:
+        (workplace / "text.txt").write_text("Something else.\n" * 30)
+        return write(self, folder)
+
+    monkeypatch.setattr(splits.Splits, "write", write_while_it_changes)
+    message = f"{workplace}/text.txt: it changed while it was being read"
+    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
+        _prepare(_recipe(workplace))
+    assert not list((workplace / "cache" / "shards").iterdir())
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: ShardWriter, sequences: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shards.ShardWriter, "add", full)
+    message = f"{workplace}/cache: the data cache cannot be written: No space left on device"
+    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
+        _prepare(_recipe(workplace))
+    assert not list((workplace / "cache" / "shards").iterdir())
+    monkeypatch.undo()
+    assert not _prepare(_recipe(workplace)).was_cached
+
+
+def test_a_cache_that_cannot_be_made_is_one_line(workplace: Path) -> None:
+    (workplace / "file").write_text("x")
+    message = f"{workplace}/file/locks: the data cache cannot be written: Not a directory"
+    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
+        _prepare(_recipe(workplace, cache_dir=f"{workplace}/file"))
+
+
+def test_a_cache_that_may_only_be_read_serves(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _prepare(_recipe(workplace))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(prepare, "locked", refuse)
+    monkeypatch.setattr("exlm_cli.data.corpus.fingerprint.replace_file", refuse)
+    assert _prepare(_recipe(workplace)).was_cached
+
+
+def test_what_a_killed_process_left_is_swept_away(workplace: Path) -> None:
+    _prepare(_recipe(workplace))
+    (directory,) = (workplace / "cache" / "shards").iterdir()
+    shutil.rmtree(directory)
+    left = directory.with_name(f".{directory.name}.writing-999999")
+    left.mkdir()
+    (left / "train").touch()
+    _prepare(_recipe(workplace))
+    assert list((workplace / "cache" / "shards").iterdir()) == [directory]
+
+
+def test_two_processes_at_once_do_the_work_once(workplace: Path) -> None:
+    recipe = _recipe(workplace, train=["bundled:grammar"], bundled_rows=3000)
+    (workplace / "recipe.json").write_text(recipe.model_dump_json())
+    code = (
+        "import sys, pathlib\n"
+        "from exlm_cli.config.pretrain import PretrainRecipe\n"
+        "from exlm_cli.data.corpus.pipeline import prepare_data\n"
+        "from exlm_cli.progress import SilentProgress\n"
+        "recipe = PretrainRecipe.model_validate_json(pathlib.Path(sys.argv[1]).read_text())\n"
+        "prepared = prepare_data(recipe, rejected_csv=None, progress=SilentProgress())\n"
+        "print(prepared.was_cached, prepared.fingerprint, prepared.train.num_tokens)\n"
+    )
+    arguments = [sys.executable, "-c", code, str(workplace / "recipe.json")]
+    both = [subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    answers = sorted(child.communicate()[0].split() for child in both)
+    assert [child.returncode for child in both] == [0, 0]
+    assert [answer[0] for answer in answers] == ["False", "True"]
+    assert answers[0][1:] == answers[1][1:]
+
+
+def test_no_heavy_library_is_imported_before_it_is_needed() -> None:
+    code = (
+        "import sys, exlm_cli.data.corpus.pipeline\n"
+        "print(sorted({'torch', 'datasets', 'rdkit', 'pyarrow', 'huggingface_hub'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

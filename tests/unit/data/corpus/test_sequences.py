@@ -1,0 +1,155 @@
+"""Hold-out, packing and the list of rejected rows, against small cases worked out by hand."""
+
+import csv
+import math
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exlm_cli.data.corpus.sequences import Holdout, Packer, RejectedRows, cut_row
+from exlm_cli.data.rows.readers import Row
+from exlm_cli.errors import DataError
+
+SEP, NEWLINE = 2, 9
+
+
+def _rows(count: int, starts: bool = True) -> list[Row]:
+    return [Row("a", n, f"row {n}", starts_document=starts or n == 1) for n in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("kind", ["text", "smiles"])
+@pytest.mark.parametrize("fraction", [0.01, 0.25])
+def test_about_the_asked_share_is_held_out(kind: str, fraction: float) -> None:
+    holdout = Holdout(kind, fraction, None)  # type: ignore[arg-type]
+    count = 20_000
+    held_out = sum(holdout.takes(row) for row in _rows(count))
+    assert abs(held_out - fraction * count) <= 5 * math.sqrt(count * fraction * (1 - fraction))
+
+
+def test_the_same_rows_are_held_out_every_time() -> None:
+    first, second = (Holdout("smiles", 0.3, None) for _ in range(2))
+    assert [first.takes(row) for row in _rows(200)] == [second.takes(row) for row in _rows(200)]
+
+
+def test_duplicate_smiles_are_on_one_side() -> None:
+    holdout = Holdout("smiles", 0.5, None)
+    first = [holdout.takes(row) for row in _rows(100)]
+    assert [holdout.takes(row) for row in reversed(_rows(100))] == first[::-1]
+
+
+def test_a_document_stays_whole_where_the_corpus_is_large() -> None:
+    holdout = Holdout("text", 0.3, None)
+    for document in range(50):
+        rows = [Row("a", n, f"text of {document}", starts_document=n == 0) for n in range(20)]
+        assert len({holdout.takes(row) for row in rows}) == 1
+
+
+def test_a_single_document_is_cut_into_blocks_of_many_rows() -> None:
+    rows = [Row("a", n, "x" * 100, starts_document=n == 0) for n in range(4000)]
+    holdout = Holdout("text", 0.1, 400_000)
+    sides = [holdout.takes(row) for row in rows]
+    # 400 kB x 0.1 / 8 = 5,000 bytes a block: 51 rows are the first to exceed it
+    for start in range(0, 4000, 51):
+        assert len(set(sides[start : start + 51])) == 1
+    assert 0.02 < sum(sides) / 4000 < 0.25
+
+
+def test_blocks_of_the_first_rows_of_a_large_file_go_by_the_rows() -> None:
+    rows = [Row("a", n, "x" * 100, starts_document=n == 0) for n in range(4000)]
+    holdout = Holdout("text", 0.1, 10**9, max_rows=4000)
+    sides = [holdout.takes(row) for row in rows]
+    # 4,000 x 0.1 / 8 = 50 rows: 51 are the first to exceed them
+    for start in range(0, 4000, 51):
+        assert len(set(sides[start : start + 51])) == 1
+    assert 0.02 < sum(sides) / 4000 < 0.25
+
+
+def test_a_tiny_corpus_is_held_out_row_by_row() -> None:
+    holdout = Holdout("text", 0.1, 100)
+    rows = _rows(500, starts=False)
+    sides = [holdout.takes(row) for row in rows]
+    assert abs(sum(sides) - 50) <= 5 * math.sqrt(45)
+
+
+def test_the_unit_that_came_nearest_can_be_forced() -> None:
+    rows = _rows(5)
+    holdout = Holdout("smiles", 1e-9, None)
+    assert not any(holdout.takes(row) for row in rows)
+    forced = Holdout("smiles", 1e-9, None, forced=holdout.smallest)
+    assert sum(forced.takes(row) for row in rows) == 1
+
+
+def _pack(documents: list[list[list[int]]], size: int) -> list[list[int]]:
+    packer = Packer(size, SEP, [NEWLINE])
+    packed = []
+    for document in documents:
+        for number, ids in enumerate(document):
+            packed += packer.add(ids, starts_document=number == 0)
+    return packed + packer.finish()
+
+
+def test_rows_are_packed_with_newlines_inside_and_sep_between_documents() -> None:
+    documents = [[[10, 11], [12]], [[20, 21, 22]], [[30]]]
+    assert _pack(documents, 4) == [[10, 11, NEWLINE, 12], [SEP, 20, 21, 22], [SEP, 30]]
+
+
+def test_a_last_single_token_is_dropped() -> None:
+    assert _pack([[[10, 11, 12, 13, 14]]], 4) == [[10, 11, 12, 13]]
+    assert _pack([[[10, 11, 12, 13]]], 4) == [[10, 11, 12, 13]]
+
+
+@given(
+    st.lists(st.lists(st.lists(st.integers(10, 99), min_size=1, max_size=9), min_size=1), min_size=1), st.integers(2, 7)
+)
+def test_packing_keeps_every_token_in_order_but_a_last_single_one(documents: list[list[list[int]]], size: int) -> None:
+    stream: list[int] = []
+    for document in documents:
+        stream += [SEP] * bool(stream)
+        for number, ids in enumerate(document):
+            stream += [NEWLINE] * bool(number) + ids
+    packed = _pack(documents, size)
+    assert all(len(sequence) == size for sequence in packed[:-1])
+    flat = [token for sequence in packed for token in sequence]
+    assert flat == (stream[:-1] if len(stream) % size == 1 else stream)
+
+
+def test_a_long_row_is_cut_into_pieces() -> None:
+    assert cut_row([1, 2, 3, 4, 5], 2) == [[1, 2], [3, 4], [5]]
+    assert cut_row([], 2) == []
+
+
+def test_the_first_bad_row_stops_with_its_place_text_and_reason(tmp_path: Path) -> None:
+    message = "mols.smi:7: `C1CC`: RDKit cannot parse it"
+    with (
+        RejectedRows(tmp_path / "r.csv", "error") as rejected,
+        pytest.raises(DataError, match=rf"^{re.escape(message)}$") as caught,
+    ):
+        rejected.add(Row("mols.smi", 7, "C1CC"), "RDKit cannot parse it")
+    assert caught.value.hint == (
+        "`--on-invalid skip` (in a grid or sweep `--set pretrain.data.on_invalid=skip`) leaves such rows out, "
+        "listed in a CSV"
+    )
+
+
+def test_a_long_bad_row_is_shown_by_its_beginning_on_one_line(tmp_path: Path) -> None:
+    with (
+        RejectedRows(tmp_path / "r.csv", "error") as rejected,
+        pytest.raises(DataError, match=rf"^a:1: `C {'C' * 77}…`: no$"),
+    ):
+        rejected.add(Row("a", 1, "C\n" + "C" * 200), "no")
+
+
+def test_skipped_rows_are_counted_and_listed_whole(tmp_path: Path) -> None:
+    with RejectedRows(tmp_path / "r.csv", "skip") as rejected:
+        rejected.add(Row("a.smi", 3, "C,C"), 'has "quotes"')
+        rejected.add(Row("a.smi", 9, "D" * 500), "other")
+    assert rejected.num_rows == 2
+    with (tmp_path / "r.csv").open(newline="") as file:
+        assert list(csv.reader(file)) == [
+            ["file", "row", "reason", "text"],
+            ["a.smi", "3", 'has "quotes"', "C,C"],
+            ["a.smi", "9", "other", "D" * 500],
+        ]

@@ -1,0 +1,178 @@
+"""Hub names, and the Hub's answers as its client raises or returns them; no network is used."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import datasets
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+
+from exlm_cli.data.rows.hub import LOCAL_FILES_HINT, HubSource, find_revision, iter_hub_records, iter_hub_rows
+from exlm_cli.data.rows.readers import Row
+from exlm_cli.errors import DataError
+from exlm_cli.progress import SilentProgress
+from tests.unit.data.recording import RecordingProgress
+
+SOURCE = HubSource("me/corpus", None, "train")
+
+
+@pytest.mark.parametrize(
+    ("given", "source"),
+    [
+        ("bookcorpus", HubSource("bookcorpus", None, "train")),
+        ("me/corpus", SOURCE),
+        ("wikimedia/wikipedia/20231101.en", HubSource("wikimedia/wikipedia", "20231101.en", "train")),
+        ("me/corpus@validation", HubSource("me/corpus", None, "validation")),
+    ],
+)
+def test_names_have_an_owner_a_configuration_and_a_split(given: str, source: HubSource) -> None:
+    assert HubSource.parse(given) == source
+
+
+@pytest.mark.parametrize("given", ["", "a/b/c/d", "me/cor pus", "me/corpus@"])
+def test_what_is_no_name_is_refused(given: str) -> None:
+    message = f"`hub:{given}`: expected `hub:OWNER/NAME`, `hub:OWNER/NAME/CONFIG`, either with `@SPLIT`"
+    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
+        HubSource.parse(given)
+
+
+def _load(monkeypatch: pytest.MonkeyPatch, records: list[dict[str, Any]], asked: list[Any] | None = None) -> None:
+    def load_dataset(*args: Any, **options: Any) -> datasets.IterableDataset:
+        if asked is not None:
+            asked.append((args, options))
+        return datasets.Dataset.from_list(records).to_iterable_dataset()
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+
+
+def test_rows_are_the_records_of_the_one_plausible_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    _load(monkeypatch, [{"title": "a", "text": " one "}, {"title": "b", "text": None}], asked)
+    rows = list(iter_hub_rows(HubSource("me/corpus", "en", "test"), "text", None))
+    name = "hub:me/corpus/en@test"
+    assert rows == [Row(name, 1, "one"), Row(name, 2, "")]
+    assert asked == [(("me/corpus", "en"), {"split": "test", "streaming": True})]
+
+
+def test_values_that_are_no_strings_are_problems_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    _load(monkeypatch, [{"text": 5}])
+    assert list(iter_hub_rows(SOURCE, "text", None)) == [Row(str(SOURCE), 1, "5", problem="is not a string")]
+
+
+def test_columns_that_the_format_does_not_declare_are_read_off_the_first_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def generate() -> Any:
+        yield {"id": 1, "smiles": "CCO"}
+
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.IterableDataset.from_generator(generate))
+    assert [row.text for row in iter_hub_rows(SOURCE, "smiles", None)] == ["CCO"]
+
+
+def test_a_missing_column_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    _load(monkeypatch, [{"title": "a", "text": "one"}])
+    message = "hub:me/corpus@train: no column `body`; there are `title`, `text`"
+    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
+        list(iter_hub_rows(SOURCE, "text", "body"))
+
+
+def test_a_wrong_split_or_configuration_is_said_in_the_hubs_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ValueError("Bad split: x. Available splits: ['train']\nmore lines")
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    message = "`hub:me/corpus@train` cannot be read from the Hub: Bad split: x. Available splits: ['train']"
+    with pytest.raises(DataError, match=rf"^{re.escape(message)}$") as caught:
+        list(iter_hub_rows(SOURCE, "text", None))
+    assert (
+        caught.value.hint
+        == LOCAL_FILES_HINT
+        == "to read local files instead, give `--set data.train=my.txt` (in a grid or sweep "
+        "`--set pretrain.data.train=my.txt`)"
+    )
+
+
+def _answer(monkeypatch: pytest.MonkeyPatch, answer: str | Exception) -> None:
+    def dataset_info(_: Any, name: str) -> SimpleNamespace:
+        assert name == "me/corpus"
+        if isinstance(answer, Exception):
+            raise answer
+        return SimpleNamespace(sha=answer)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
+
+
+def _network_error() -> Exception:
+    """What the client raises where nothing answers: it descends from a base of its HTTP library."""
+    return HfHubHTTPError.__bases__[0]("[Errno 111] Connection refused")
+
+
+def test_the_revision_is_remembered_for_times_without_a_network(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _answer(monkeypatch, "abc123")
+    assert find_revision(SOURCE, tmp_path, SilentProgress()) == "abc123"
+    _answer(monkeypatch, _network_error())
+    progress = RecordingProgress()
+    assert find_revision(SOURCE, tmp_path, progress) == "abc123"
+    assert progress.messages == ["`hub:me/corpus@train`: the Hub does not answer; taking revision abc123 as last seen"]
+
+
+def test_a_hub_that_does_not_answer_is_an_error_that_says_how_to_use_local_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _answer(monkeypatch, _network_error())
+    message = "`hub:me/corpus@train` cannot be read from the Hub: [Errno 111] Connection refused"
+    with pytest.raises(DataError, match=rf"^{re.escape(message)}$") as caught:
+        find_revision(SOURCE, tmp_path, SilentProgress())
+    assert caught.value.hint == LOCAL_FILES_HINT
+
+
+def test_an_unknown_data_set_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _answer(monkeypatch, RepositoryNotFoundError.__new__(RepositoryNotFoundError))
+    message = "`hub:me/corpus@train`: the Hub has no public data set of that name"
+    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
+        find_revision(SOURCE, tmp_path, SilentProgress())
+
+
+def test_offline_mode_gives_one_clear_error(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib\n"
+        "from exlm_cli.data.rows.hub import HubSource, find_revision\n"
+        "from exlm_cli.errors import DataError\n"
+        "from exlm_cli.progress import SilentProgress\n"
+        "try:\n"
+        f"    find_revision(HubSource.parse('me/corpus'), pathlib.Path({str(tmp_path)!r}), SilentProgress())\n"
+        "except DataError as error:\n"
+        "    print(error.message)\n"
+    )
+    # the client reads the variable when it is imported, so this needs a process of its own
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert re.fullmatch(
+        r"`hub:me/corpus@train` cannot be read from the Hub: Cannot reach .*: offline mode is enabled\..*\n",
+        done.stdout,
+    )
+
+
+def test_records_have_all_their_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [{"question1": "a", "label": 1}, {"question1": "b", "label": 0}]
+    asked: list[Any] = []
+    _load(monkeypatch, records, asked)
+    assert list(iter_hub_records(HubSource("me/pairs", "qqp", "validation"), "a hint")) == records
+    assert asked == [(("me/pairs", "qqp"), {"split": "validation", "streaming": True})]
+
+
+def test_records_that_cannot_be_read_come_with_the_hint_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ValueError("Bad split: x")
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    message = "`hub:me/corpus@train` cannot be read from the Hub: Bad split: x"
+    with pytest.raises(DataError, match=rf"^{re.escape(message)}$") as caught:
+        list(iter_hub_records(SOURCE, "a hint"))
+    assert caught.value.hint == "a hint"

@@ -1,0 +1,119 @@
+"""Every accepted format of table reads alike, with the lines of its rows; every fault is told with its place."""
+
+import gzip
+import lzma
+import re
+from pathlib import Path
+
+import pytest
+
+from exlm_cli.data.rows.table import Table, read_table
+from exlm_cli.errors import DataError
+
+CSV = b'smiles,Class,note\nCCO, 1 ,"two\nlines, a comma"\n\nCCN,0,\n'
+
+
+def written(folder: Path, name: str, content: bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress)])
+def test_csv_gives_columns_and_the_lines_of_its_rows(tmp_path: Path, suffix: str, pack: type) -> None:
+    table = read_table(written(tmp_path, f"a.csv{suffix}", pack(CSV)))
+    assert table.columns == {"smiles": ("CCO", "CCN"), "Class": ("1", "0"), "note": ("two\nlines, a comma", "")}
+    assert table.lines == (2, 5)  # the quoted line end makes the first row two lines long, line 4 is empty
+    assert len(table) == 2
+    assert table.where(1) == f"{tmp_path}/a.csv{suffix}:5"
+
+
+def test_cells_of_tsv_are_never_quoted(tmp_path: Path) -> None:
+    table = read_table(written(tmp_path, "a.tsv", b'text\tlabel\n"quoted and open\t1\n'))
+    assert table.columns == {"text": ('"quoted and open',), "label": ("1",)}
+
+
+def test_a_file_without_header_takes_the_names_it_is_given(tmp_path: Path) -> None:
+    table = read_table(written(tmp_path, "a.tsv", b"gj04\t1\t\tA sentence.\n"), header=["id", "label", "mark", "text"])
+    assert table.column("text") == ("A sentence.",)
+    assert table.lines == (1,)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> None:
+    assert read_table(written(tmp_path, "a.csv", b"\xef\xbb\xbfx\n1\n")).column("x") == ("1",)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", b"", "the file is empty"),
+        ("a.csv", b"x,y\n", "there is a header and no row below it"),
+        ("a.csv", b"x,x\n1,2\n", "the header names column `x` twice"),
+        ("a.txt", b"x\n", "not a table that can be read: accepted are .csv[.gz|.xz], .tsv[.gz|.xz]"),
+        ("a.csv.gz", gzip.compress(CSV, mtime=0)[:-9], "the compressed file is truncated"),
+    ],
+)
+def test_a_file_that_is_no_table_is_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    path = written(tmp_path, name, content)
+    with pytest.raises(DataError, match=f"^{re.escape(f'{path}: {message}')}$"):
+        read_table(path)
+
+
+@pytest.mark.parametrize(("row", "found"), [(b"CCO", 1), (b"CCO,1,2", 3)])
+def test_a_row_of_another_length_is_named_with_its_line(tmp_path: Path, row: bytes, found: int) -> None:
+    path = written(tmp_path, "a.csv", b"smiles,y\nC,1\n" + row + b"\n")
+    message = f"{path}:3: the row has {found} cells, the header has 2"
+    with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
+        read_table(path)
+
+
+def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
+    missing, folder = tmp_path / "none.csv", tmp_path / "folder.csv"
+    folder.mkdir()
+    with pytest.raises(DataError, match=f"^{re.escape(str(missing))}: no such file$"):
+        read_table(missing)
+    with pytest.raises(DataError, match=f"^{re.escape(str(folder))}: cannot be read: Is a directory$"):
+        read_table(folder)
+
+
+def table_with(*names: str) -> Table:
+    return Table(Path("a.csv"), dict.fromkeys(names, ()), ())
+
+
+@pytest.mark.parametrize(
+    ("names", "message", "hint"),
+    [
+        (("Smiles", "y"), "a.csv: no column `smiles`; there are `Smiles`, `y`", "did you mean `Smiles`?"),
+        (("mol", "y"), "a.csv: no column `smiles`; there are `mol`, `y`", "name one"),
+        (
+            ("smiles;y",),
+            "a.csv: no column `smiles`; the header seems to be set apart by semicolons, not by commas",
+            "did you mean `smiles;y`?",
+        ),
+        (
+            tuple(f"t{i}" for i in range(14)),
+            "a.csv: no column `smiles`; there are " + ", ".join(f"`t{i}`" for i in range(12)) + " and 2 more",
+            "name one",
+        ),
+    ],
+)
+def test_a_missing_column_is_told_with_the_nearest(names: tuple[str, ...], message: str, hint: str) -> None:
+    with pytest.raises(DataError, match=f"^{re.escape(message)}$") as caught:
+        table_with(*names).column("smiles", "name one")
+    assert caught.value.hint == hint
+
+
+def test_a_missing_column_that_nothing_chooses_has_no_hint() -> None:
+    with pytest.raises(DataError) as caught:
+        table_with("a").column("smiles")
+    assert caught.value.hint == ""
+
+
+def test_joined_tables_know_which_file_a_row_is_from() -> None:
+    first = Table(Path("x/a.csv"), {"y": ("1", "0"), "z": ("", "")}, (2, 4))
+    second = Table(Path("x/b.csv"), {"z": ("q",), "y": ("2",)}, (3,))
+    joined = first.joined_with(second).joined_with(second)
+    assert joined.columns == {"y": ("1", "0", "2", "2"), "z": ("", "", "q", "q")}
+    assert [joined.where(row) for row in range(4)] == ["x/a.csv:2", "x/a.csv:4", "x/b.csv:3", "x/b.csv:3"]
+    assert [joined.short_place(row) for row in (1, 2)] == ["a.csv:4", "b.csv:3"]
+    assert first.short_place(1) == "4"

@@ -1,0 +1,54 @@
+"""Byte-level BPE: it is lossless by construction, repeatable, and says when the vocabulary cannot hold the bytes."""
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exlm_cli.data.bpe import SMALLEST_BPE_VOCABULARY, train_bpe
+from exlm_cli.data.bundled.grammar import sample_sentences
+from exlm_cli.errors import TokenizerError
+from exlm_cli.progress import SilentProgress
+from tests.unit.data.recording import RecordingProgress
+
+SENTENCES = list(sample_sentences(2000, seed=3))
+TOKENIZER = train_bpe(SENTENCES, 500, 2, SilentProgress())
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+@settings(max_examples=200, deadline=None)
+def test_any_text_comes_back_from_its_tokens(text: str) -> None:
+    ids = TOKENIZER.encode(text)
+    assert TOKENIZER.decode(ids) == text
+    assert TOKENIZER.special_ids.isdisjoint(ids)
+
+
+def test_lines_joined_by_a_newline_have_the_tokens_of_each_line_and_of_the_newline() -> None:
+    first, second = SENTENCES[:2]
+    joined = [*TOKENIZER.encode(first), *TOKENIZER.encode("\n"), *TOKENIZER.encode(second)]
+    assert TOKENIZER.encode(f"{first}\n{second}") == joined
+
+
+def test_training_twice_gives_the_same_tokenizer() -> None:
+    assert train_bpe(iter(SENTENCES), 500, 2, SilentProgress()).fingerprint == TOKENIZER.fingerprint
+
+
+def test_the_vocabulary_has_the_size_asked_for_where_the_text_has_pairs_enough() -> None:
+    assert TOKENIZER.vocab_size == 500
+
+
+def test_rare_pairs_are_not_merged() -> None:
+    progress = RecordingProgress()
+    tokenizer = train_bpe(["abcdefgh"], 1000, 2, progress)
+    assert tokenizer.vocab_size == SMALLEST_BPE_VOCABULARY == 261
+    assert progress.messages == ["trained a byte-level BPE of 261 tokens"]
+
+
+def test_a_vocabulary_without_room_for_all_bytes_is_refused() -> None:
+    message = (
+        "`tokenizer.vocab_size` 260 is too small for byte-level BPE: 256 bytes and 5 special tokens need at least 261"
+    )
+    with pytest.raises(TokenizerError, match=rf"^{re.escape(message)}$") as caught:
+        train_bpe(SENTENCES, 260, 2, SilentProgress())
+    assert caught.value.hint == "give `--set tokenizer.vocab_size=261` or more"

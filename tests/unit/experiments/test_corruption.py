@@ -1,0 +1,78 @@
+"""Corrupted semantics under the real masking code, against the law of App. C and its variance.
+
+The law is a closed form: a token is corrupted with probability p^k, and the share over N tokens has the variance
+p^k (1 - p^k) / N. The bound on the sample variance comes from the exact fourth moment of a binomial share.
+"""
+
+import math
+
+import numpy as np
+import pytest
+
+from exlm_cli.config.sections import MaskingConfig
+from exlm_cli.experiments.corruption import CorruptedShare, count_corrupted
+from tests.tiny import SPECIAL
+
+# every cell of Figure 3
+CELLS = [
+    *((1, p) for p in (0.0225, 0.15, 0.387, 0.622, 0.789)),
+    *((2, p) for p in (0.15, 0.387, 0.622, 0.789)),
+    *((4, p) for p in (0.387, 0.622, 0.789)),
+    *((8, p) for p in (0.622, 0.789)),
+]
+
+
+def _count(lengths: list[int], num_repeats: int, ratio: float, seed: int = 1) -> CorruptedShare:
+    rng = np.random.default_rng(0)
+    sequences = [(index, rng.integers(5, 40, size=length)) for index, length in enumerate(lengths)]
+    masking = MaskingConfig(mask_ratio=ratio, num_repeats=num_repeats, scheme="bernoulli")
+    return count_corrupted(sequences, masking, SPECIAL, seed=seed, epoch=0)
+
+
+@pytest.mark.parametrize(("num_repeats", "ratio"), CELLS)
+def test_the_share_is_p_to_the_k(num_repeats: int, ratio: float) -> None:
+    counted = _count([510] * 60, num_repeats, ratio)
+    assert counted.num_tokens == 60 * 510
+    assert counted.expected == ratio**num_repeats
+    assert abs(counted.measured - counted.expected) < 5 * counted.standard_error
+
+
+@pytest.mark.parametrize(("num_repeats", "ratio"), CELLS)
+def test_the_variance_is_that_of_app_c(num_repeats: int, ratio: float) -> None:
+    num_tokens, num_samples = 400, 300
+    counted = [_count([num_tokens], num_repeats, ratio, seed=seed) for seed in range(num_samples)]
+    shares = np.array([c.measured for c in counted])
+    q, n = ratio**num_repeats, num_tokens
+    variance = q * (1 - q) / n
+    assert counted[0].standard_error == pytest.approx(math.sqrt(variance), rel=1e-12)
+    # fourth central moment of a binomial share: (3 s^2 + s (1 - 6 q (1 - q))) / n^4 with s = n q (1 - q)
+    s = n * q * (1 - q)
+    fourth = (3 * s**2 + s * (1 - 6 * q * (1 - q))) / n**4
+    error = math.sqrt((fourth - variance**2 * (num_samples - 3) / (num_samples - 1)) / num_samples)
+    assert abs(shares.var(ddof=1) - variance) < 5 * error
+
+
+def test_short_sequences_have_the_share_that_one_forced_mask_makes() -> None:
+    counted = _count([10] * 3000, 1, 0.0225)
+    assert counted.expected_with_floor == pytest.approx(0.0225 + 0.9775**10 / 10, rel=1e-12)
+    # a sequence has one mask with probability 0.8 whatever was drawn: less spread than independent tokens have
+    assert abs(counted.measured - counted.expected_with_floor) < 5 * counted.standard_error
+    assert counted.measured - counted.expected > 50 * counted.standard_error
+
+
+def test_a_forced_mask_corrupts_no_repeated_token() -> None:
+    counted = _count([10] * 3000, 2, 0.15)
+    assert counted.expected_with_floor == counted.expected == 0.15**2
+    assert abs(counted.measured - counted.expected) < 5 * counted.standard_error
+
+
+def test_special_tokens_inside_a_sequence_do_not_count() -> None:
+    tokens = np.array([7, SPECIAL.sep, 8, 9])
+    masking = MaskingConfig(mask_ratio=0.99, scheme="bernoulli")
+    counted = count_corrupted([(0, tokens)], masking, SPECIAL, seed=0, epoch=0)
+    assert counted.num_tokens == 3
+
+
+def test_nothing_counted_is_a_share_of_zero() -> None:
+    counted = count_corrupted([], MaskingConfig(scheme="bernoulli"), SPECIAL, seed=0, epoch=0)
+    assert (counted.num_tokens, counted.measured) == (0, 0.0)

@@ -1,0 +1,190 @@
+"""A pre-training run that was never trained, and tasks made of a few words, for the tests of fine-tuning."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.load import dump_recipe
+from exlm_cli.data.bpe import train_bpe
+from exlm_cli.data.masking import IntArray
+from exlm_cli.data.rows.left_out import LeftOut
+from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.finetune.results import read_results
+from exlm_cli.finetune.run import FinetuneResult, run_finetuning
+from exlm_cli.model.exlm import ExlmModel
+from exlm_cli.progress import SilentProgress
+from exlm_cli.run_dir import read_metrics, update_run_json
+from exlm_cli.tasks.base import EncodedSplit, FloatArray, Loss, Split
+from exlm_cli.train.checkpoint import save_checkpoint
+from exlm_cli.train.optim import build_optimizer
+from tests.tiny import tiny_recipe
+
+WORDS = ["amber", "birch", "cedar", "daisy", "elder", "fern"]
+
+
+def make_pretrained(run: Path, tokenizer: Tokenizer | None = None, **sections: Any) -> Path:
+    """Write a run of `exlm pretrain` at step 3 with weights as they were drawn; none: a tokenizer of the words."""
+    run.mkdir(parents=True)
+    recipe = tiny_recipe(**{"data": {"sequence_length": 24}, "model": {"num_layers": 1}, **sections})
+    tokenizer = tokenizer or train_bpe([" " + " ".join(WORDS)] * 4, 400, 1, SilentProgress())
+    tokenizer.save(run / "tokenizer.json")
+    (run / "recipe.yaml").write_text(dump_recipe(recipe), encoding="utf-8")
+    update_run_json(run, {"command": "pretrain", "train_sequences": 10, "train_tokens": 100})
+    torch.manual_seed(0)
+    model = ExlmModel(recipe, tokenizer.vocab_size)
+    state = {"loop": {"step": 3}, "identity": {}, "validation": {}}
+    save_checkpoint(run, 3, model, build_optimizer(model, recipe.optim), state, keep_last=1)
+    return run
+
+
+def finetune_recipe(**sections: Any) -> FinetuneRecipe:
+    """Return a recipe of a few small epochs; keyword arguments replace top-level values or update sections."""
+    content: dict[str, Any] = {
+        "name": "tiny",
+        "seeds": [1, 2],
+        "device": "cpu",
+        "task": {"name": "csv", "text_column": "text"},
+        "model": {"dropout": 0.1, "attention_dropout": 0.1, "pooler_dropout": 0.1},
+        "optim": {"lr": 3e-3, "warmup_ratio": 0.1},
+        "train": {"max_epochs": 3, "batch_sequences": 8, "microbatch_tokens": 128, "num_threads": 1},
+    }
+    for key, value in sections.items():
+        content[key] = {**content[key], **value} if isinstance(value, dict) and key in content else value
+    return FinetuneRecipe.model_validate(content)
+
+
+class WordTask:
+    """Sentences of four words; what they are labelled with depends on which words they have.
+
+    `binary`: has amber; has birch, which is missing in every third row. `classes`: how many of amber and birch.
+    `regression`: 100 + 10 for each cedar. `span`: the words between amber and birch in either order, no answer without
+    both.
+    """
+
+    input_kind: Literal["text", "smiles"] = "text"
+    class_weights: FloatArray | None = None
+    split_name = "random"
+    score_fingerprint = ""
+    left_out: tuple[LeftOut, ...] = ()
+
+    def __init__(self, loss: Loss = "binary", sizes: Sequence[int] = (24, 12, 12), seed: int = 0) -> None:
+        self.loss = loss
+        self.name = f"words/{loss}"
+        self.output_names = {
+            "binary": ("amber", "birch"), "classes": ("none", "one", "both"), "regression": ("cedars",),
+            "span": ("start", "end"),
+        }[loss]  # fmt: skip
+        self.is_greater_better = loss != "regression"
+        self.selection_metric = "rmse" if loss == "regression" else "accuracy"
+        rng = np.random.default_rng(seed)
+        self.splits: tuple[Split, ...] = ("train", "valid", "test")[: len(sizes)]
+        self.sentences = {
+            split: [[WORDS[i] for i in rng.integers(len(WORDS), size=4)] for _ in range(size)]
+            for split, size in zip(self.splits, sizes, strict=True)
+        }
+        self.notes: tuple[str, ...] = ("a note",)
+        self.scored: list[Split] = []
+        self.targets: dict[Split, FloatArray] = {}
+
+    @property
+    def split_sizes(self) -> dict[str, int]:
+        return {split: len(rows) for split, rows in self.sentences.items()}
+
+    @property
+    def split_indices(self) -> dict[str, IntArray]:
+        starts = np.cumsum([0, *self.split_sizes.values()])
+        return {s: np.arange(len(self.sentences[s])) + starts[i] for i, s in enumerate(self.splits)}
+
+    def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
+        token_ids, targets, answerable = [], [], []
+        for row, words in enumerate(self.sentences[split]):
+            ids = [tokenizer.encode(" " + word) for word in words]
+            inner = [i for word in ids for i in word][: sequence_length - 2]
+            token_ids.append(np.array([tokenizer.cls_id, *inner, tokenizer.sep_id], dtype=np.int64))
+            ends = np.cumsum([len(word) for word in ids])
+            targets.append(self._target(row, words, ends))
+            answerable.append(np.array([True] * (len(inner) + 1) + [False]))
+        self.targets[split] = np.array(targets, dtype=np.float64)
+        return EncodedSplit(tuple(token_ids), self.targets[split], tuple(answerable) if self.loss == "span" else None)
+
+    def _target(self, row: int, words: list[str], ends: IntArray) -> list[float]:
+        has = [word in words for word in ("amber", "birch")]
+        match self.loss:
+            case "binary":
+                return [float(has[0]), float("nan") if row % 3 == 0 else float(has[1])]
+            case "classes":
+                return [float(sum(has))]
+            case "regression":
+                return [100.0 + 10.0 * words.count("cedar")]
+            case "span":
+                if not all(has):
+                    return [0.0, 0.0]
+                first, last = sorted(words.index(word) for word in ("amber", "birch"))
+                return [float(ends[first - 1] + 1 if first else 1), float(ends[last])]
+
+    def score(self, split: Split, outputs: Sequence[FloatArray]) -> dict[str, float]:
+        self.scored.append(split)
+        targets = self.targets[split]
+        match self.loss:
+            case "binary":
+                known = ~np.isnan(targets)
+                return {"accuracy": float(((np.stack(outputs) > 0) == targets)[known].mean())}
+            case "classes":
+                return {"accuracy": float((np.stack(outputs).argmax(1) == targets[:, 0]).mean())}
+            case "regression":
+                return {"rmse": float(np.sqrt(((np.stack(outputs) - targets) ** 2).mean()))}
+            case "span":
+                found = np.array([output.argmax(0) for output in outputs])
+                return {"accuracy": float((found == targets).all(1).mean())}
+
+
+def run_tiny(
+    pretrained: Path, out: Path, task: WordTask | None = None, sequence_length: int | None = None, **sections: Any
+) -> FinetuneResult:
+    """Fine-tune the word task, or another one, with `finetune_recipe(**sections)`."""
+    recipe = finetune_recipe(**sections)
+    if sequence_length is not None:
+        recipe = recipe.model_copy(update={"task": recipe.task.model_copy(update={"sequence_length": sequence_length})})
+    return run_finetuning(recipe, checkpoint=pretrained, out=out, task=task or WordTask())
+
+
+def cells(run: Path) -> list[dict[str, Any]]:
+    """Return the result of every cell, by path."""
+    return [json.loads(path.read_text()) for path in sorted(run.rglob("result.json"))]
+
+
+def weights(run: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """Return all weights under a run, by path and name."""
+    return {str(p.relative_to(run)): load_file(p) for p in sorted(run.rglob("model.safetensors"))}
+
+
+TIMES = ("elapsed_s", "tokens_per_s", "outside_model_share")
+
+
+def untimed(content: Any) -> Any:
+    """Return JSON without what a clock decides."""
+    if isinstance(content, dict):
+        return {key: untimed(value) for key, value in content.items() if key not in TIMES}
+    return [untimed(value) for value in content] if isinstance(content, list) else content
+
+
+def assert_same_run(mine: Path, theirs: Path) -> None:
+    """Weights bit by bit, results, curves and predictions; times apart."""
+    one, other = weights(mine), weights(theirs)
+    assert one.keys() == other.keys()
+    for name in one:
+        assert all(torch.equal(one[name][key], other[name][key]) for key in one[name]), name
+    assert untimed(cells(mine)) == untimed(cells(theirs))
+    assert untimed(read_results(mine)) == untimed(read_results(theirs))
+    for path in [*theirs.rglob("predictions-*.csv"), *theirs.rglob("metrics.jsonl")]:
+        own = mine / path.relative_to(theirs)
+        if path.suffix == ".csv":
+            assert own.read_bytes() == path.read_bytes()
+        else:
+            assert untimed(read_metrics(own)) == untimed(read_metrics(path))

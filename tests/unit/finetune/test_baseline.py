@@ -1,0 +1,92 @@
+"""The forest learns what fingerprints show, is repeatable, and does not stumble over missing or single classes."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from rdkit import Chem
+from rdkit.Chem import rdFingerprintGenerator
+
+from exlm_cli.errors import ConfigError
+from exlm_cli.finetune.baseline import NUM_BITS, fingerprints, run_yardstick
+from exlm_cli.progress import SilentProgress
+from exlm_cli.tasks.base import Loss
+from exlm_cli.tasks.table_task import TableTask
+from tests.unit.data.recording import RecordingProgress
+
+NAN = math.nan
+AMINES = [f"{'C' * n}N" for n in range(1, 13)]
+ALCOHOLS = [f"{'C' * n}O" for n in range(1, 13)]
+TEXTS = [text for pair in zip(AMINES, ALCOHOLS, strict=True) for text in pair]
+INDICES: Any = {"train": np.arange(16), "valid": np.arange(16, 20), "test": np.arange(20, 24)}
+
+
+def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",), kind: Any = "smiles") -> TableTask:
+    return TableTask("csv", kind, loss, names, TEXTS, np.array(targets, dtype=float), INDICES, split_name="column")
+
+
+def run(task: TableTask, seed: int = 1) -> dict[str, dict[str, float]]:
+    return run_yardstick(task, seed, SilentProgress(), num_trees=30, num_jobs=1)
+
+
+def test_fingerprints_are_ecfp4() -> None:
+    bits = fingerprints(["CCO", "CC(=O)O[AlH3](O)O"])
+    assert bits.shape == (2, NUM_BITS)
+    generator = rdFingerprintGenerator.GetMorganGenerator(radius=2, fpSize=2048)
+    assert set(np.flatnonzero(bits[0])) == set(generator.GetFingerprint(Chem.MolFromSmiles("CCO")).GetOnBits())
+    assert bits[1].any()
+
+
+def test_it_learns_a_functional_group() -> None:
+    scores = run(make("binary", [[i % 2] for i in range(24)]))
+    assert set(scores) == {"valid", "test"}
+    assert scores["test"]["roc_auc"] == scores["test"]["accuracy"] == 1
+
+
+def test_it_learns_classes_and_values() -> None:
+    classes = run(make("classes", [[i % 2] for i in range(24)], ("amine", "alcohol")))
+    assert classes["test"]["accuracy"] == 1
+    values = run(make("regression", [[5.0 * (i % 2)] for i in range(24)]))
+    assert values["test"]["rmse"] < 0.5
+
+
+def test_the_seed_alone_decides() -> None:
+    task = make("regression", [[float(i)] for i in range(24)])
+    assert run(task) == run(task)
+    assert run(task) != run(task, seed=2)
+
+
+@pytest.mark.parametrize("seed", [2**32 - 1, 2**32, 2**63 - 1])
+def test_every_seed_that_a_recipe_takes_is_taken(seed: int) -> None:
+    task = make("regression", [[float(i)] for i in range(24)])
+    assert run(task, seed) == run(task, seed)
+
+
+def test_seeds_that_share_their_last_32_bits_are_different_seeds() -> None:
+    task = make("regression", [[float(i)] for i in range(24)])
+    assert run(task, 2**32 + 1) != run(task, 1)
+
+
+def test_missing_labels_and_single_classes_are_no_trouble() -> None:
+    targets = [[i % 2, NAN if i < 16 else i % 2, 1 if i < 16 else i % 2, NAN if i % 3 else i % 2] for i in range(24)]
+    scores = run(make("binary", targets, ("a", "never", "always", "some")))
+    # `never` and `always` say the same of every row: an area of one half each, whatever the others reach
+    assert scores["test"]["roc_auc"] <= 3 / 4
+    single = run(make("classes", [[0 if i < 16 else i % 2] for i in range(24)], ("a", "b")))
+    assert single["test"]["accuracy"] == 1 / 2
+    empty = run(make("regression", [[NAN if i < 16 else float(i)] for i in range(24)]))
+    assert empty["test"]["mae"] == np.mean([20, 21, 22, 23])
+
+
+def test_it_shows_how_far_it_is() -> None:
+    progress = RecordingProgress()
+    run_yardstick(make("binary", [[i % 2, i % 2] for i in range(24)], ("a", "b")), 1, progress, num_trees=2, num_jobs=1)
+    (bar,) = progress.bars
+    assert (bar.label, bar.total, bar.done) == ("random forests", 2, [1, 2])
+
+
+def test_text_has_no_yardstick() -> None:
+    task = make("binary", [[i % 2] for i in range(24)], kind="text")
+    with pytest.raises(ConfigError, match=r"^`--yardstick` is for molecules; csv has none$"):
+        run(task)

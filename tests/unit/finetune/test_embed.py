@@ -1,0 +1,104 @@
+"""Vectors equal a direct forward pass of each row by itself, whatever else stands in the batch."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+
+from exlm_cli.errors import ConfigError
+from exlm_cli.finetune.embed import (
+    Encoder,
+    check_suffix,
+    embed,
+    finetuned_encoder,
+    pretrained_encoder,
+    write_embeddings,
+)
+from exlm_cli.finetune.finetuned import load_finetuned
+from exlm_cli.progress import SilentProgress
+from exlm_cli.train.pretrained import load_pretrained
+from tests.unit.finetune.finetuned_runs import SMILES, write_rows
+from tests.unit.finetune.synthetic import make_pretrained
+
+
+def by_hand(encoder: Encoder, text: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """[CLS] text [SEP], each token as often as the model repeats it; the state at [CLS], the mean between the ends."""
+    tokenizer = encoder.tokenizer
+    inner = [i for i in tokenizer.encode(text) for _ in range(encoder.runner.num_repeats)]
+    ids = torch.tensor([[tokenizer.cls_id, *inner, tokenizer.sep_id]])
+    with torch.no_grad():
+        hidden = encoder.runner.model.eval().encode(ids, torch.tensor([ids.shape[1]]))[0]
+    return hidden[0], hidden[1:-1].mean(0)
+
+
+def assert_equal_by_hand(encoder: Encoder, path: Path, texts: list[str]) -> None:
+    vectors = embed(encoder, path, progress=SilentProgress())
+    for row, text in enumerate(texts):
+        for found, wanted in zip((vectors.cls[row], vectors.mean[row]), by_hand(encoder, text), strict=True):
+            np.testing.assert_allclose(found, wanted.numpy(), atol=2e-6)
+
+
+def test_vectors_of_a_pretrained_model(smiles_model: Path, tmp_path: Path) -> None:
+    encoder = pretrained_encoder(load_pretrained(smiles_model, device="cpu"))
+    assert_equal_by_hand(encoder, write_rows(tmp_path / "a.csv", ["smiles"], [[s] for s in SMILES]), SMILES)
+
+
+def test_vectors_of_a_repeated_mlm(tmp_path: Path) -> None:
+    run = make_pretrained(
+        tmp_path / "pre", objective="mlm", masking={"num_repeats": 2, "scheme": "bernoulli"},
+        model={"rope": "1d", "max_length": 64}, train={"microbatch_tokens": 512},
+    )  # fmt: skip
+    encoder = pretrained_encoder(load_pretrained(run, device="cpu"))
+    texts = ["amber birch", "cedar", "daisy elder fern"]
+    assert_equal_by_hand(encoder, write_rows(tmp_path / "a.csv", ["text"], [[text] for text in texts]), texts)
+
+
+def test_a_fine_tuned_run_embeds_with_its_best_seed_and_its_own_column(molecules: Path, tmp_path: Path) -> None:
+    finetuned = load_finetuned(molecules, device="cpu")
+    metric = finetuned.results["selection_metric"]
+    for values, seed in (([0.2, 0.7], 2), ([0.7, 0.7], 1), ([None, 0.1], 2), ([None, None], 1)):
+        metrics = {"valid": {metric: {"values": values}}}
+        encoder = finetuned_encoder(replace(finetuned, results={**finetuned.results, "metrics": metrics}))
+        assert encoder.runner is finetuned.runners[seed]
+        assert encoder.origin == f"{molecules}, seed {seed}, the best in validation"
+    rows = [["not SMILES", smiles] for smiles in SMILES]
+    assert_equal_by_hand(encoder, write_rows(tmp_path / "a.csv", ["smiles", "mol"], rows), SMILES)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+def test_files_hold_every_row_and_bad_ones_are_nan_with_a_reason(
+    smiles_model: Path, tmp_path: Path, suffix: str
+) -> None:
+    encoder = pretrained_encoder(load_pretrained(smiles_model, device="cpu"))
+    table = write_rows(tmp_path / "a.csv", ["smiles"], [["CCO"], ["C1CC"], ["CCN"]])
+    vectors = embed(encoder, table, progress=SilentProgress())
+    path = tmp_path / f"deep/er/out{suffix}"
+    write_embeddings(vectors, path)
+    if suffix == ".npz":
+        found = dict(np.load(path, allow_pickle=False))
+    else:
+        columns = pyarrow.parquet.read_table(path).to_pydict()
+        found = {name: np.array(values) for name, values in columns.items()}
+    assert list(found) == ["line", "input", "problem", "cls", "mean"]
+    assert found["line"].tolist() == [2, 3, 4]
+    assert found["input"].tolist() == ["CCO", "C1CC", "CCN"]
+    assert [bool(problem) for problem in found["problem"]] == [False, True, False]
+    for name in ("cls", "mean"):
+        np.testing.assert_array_equal(np.isnan(found[name]).all(axis=1), [False, True, False])
+        np.testing.assert_array_equal(found[name], getattr(vectors, name))
+
+
+def test_a_table_without_a_row_that_can_be_read_has_vectors_of_nan(smiles_model: Path, tmp_path: Path) -> None:
+    encoder = pretrained_encoder(load_pretrained(smiles_model, device="cpu"))
+    vectors = embed(encoder, write_rows(tmp_path / "a.csv", ["smiles"], [["(("]]), progress=SilentProgress())
+    assert vectors.cls.shape == (1, 16)
+    assert np.isnan(vectors.mean).all()
+
+
+def test_a_file_name_of_another_format_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_suffix(Path("a.csv"))
+    assert caught.value.message == "`--embeddings a.csv`: accepted are names that end in .npz or .parquet"

@@ -1,0 +1,94 @@
+"""Aggregation over seeds and grid points against numpy and by hand."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from exlm_cli.errors import CheckpointError
+from exlm_cli.finetune.results import (
+    is_better_point,
+    read_predictions,
+    selection_value,
+    summarise_metrics,
+    summarise_values,
+    write_predictions,
+)
+
+
+def test_a_summary_is_mean_sample_deviation_and_median() -> None:
+    summary = summarise_values([0.5, 0.9, 0.7])
+    assert summary["mean"] == pytest.approx(0.7)
+    assert summary["std"] == pytest.approx(np.std([0.5, 0.9, 0.7], ddof=1))
+    assert (summary["median"], summary["values"]) == (0.7, [0.5, 0.9, 0.7])
+
+
+@pytest.mark.parametrize(
+    ("values", "summary"),
+    [
+        ([0.5], {"mean": 0.5, "std": None, "median": 0.5, "values": [0.5]}),
+        ([math.nan, 0.5], {"mean": 0.5, "std": None, "median": 0.5, "values": [None, 0.5]}),
+        ([None, math.nan], {"mean": None, "std": None, "median": None, "values": [None, None]}),
+    ],
+)
+def test_what_is_not_defined_is_left_out_and_said(values: list[float | None], summary: dict[str, object]) -> None:
+    assert summarise_values(values) == summary
+
+
+def test_metrics_are_summarised_by_split_and_name() -> None:
+    runs = [
+        {"valid": {"f1": 1.0}, "test": {"f1": 0.0, "loss": None}},
+        {"valid": {"f1": 3.0}, "test": {"f1": 1.0, "loss": 2.0}},
+    ]
+    summary = summarise_metrics(runs)
+    assert summary["valid"]["f1"]["mean"] == 2.0
+    assert summary["test"]["f1"]["values"] == [0.0, 1.0]
+    assert summary["test"]["loss"]["mean"] == 2.0
+
+
+def test_a_grid_point_is_judged_by_its_aggregate_in_validation() -> None:
+    cells = [{"metrics": {"valid": {"f1": v}, "test": {"f1": 9.0}}} for v in (0.1, 0.2, 0.9)]
+    assert selection_value(cells, "f1", "median") == 0.2
+    assert selection_value(cells, "f1", "mean") == pytest.approx(0.4)
+    assert math.isnan(selection_value([{"metrics": {"valid": {"f1": None}}}], "f1", "mean"))
+
+
+@pytest.mark.parametrize(
+    ("value", "best", "is_greater_better", "is_better"),
+    [
+        (0.1, None, True, True), (math.nan, None, True, True), (0.2, 0.1, True, True), (0.1, 0.1, True, False),
+        (0.1, 0.2, False, True), (0.2, 0.1, False, False), (math.nan, 0.1, True, False), (0.1, math.nan, True, True),
+        (math.nan, math.nan, True, False),
+    ],
+)  # fmt: skip
+def test_a_grid_point_must_be_better_than_the_first_best(
+    value: float, best: float | None, is_greater_better: bool, is_better: bool
+) -> None:
+    assert is_better_point(value, best, is_greater_better=is_greater_better) is is_better
+
+
+def test_predictions_are_a_csv_that_gives_the_numbers_back(tmp_path: Path) -> None:
+    path = tmp_path / "predictions-test.csv"
+    write_predictions(path, [4, 7], ["a", 'odd "name", b'], [np.array([0.1, 1 / 3]), np.array([1.0, 0.0])])
+    assert path.read_text() == f'row,a,"odd ""name"", b"\n4,0.1,{1 / 3!r}\n7,1.0,0.0\n'
+    rows, names, values = read_predictions(path, "hint")
+    assert (rows, names, values.tolist()) == ([4, 7], ["a", 'odd "name", b'], [[0.1, 1 / 3], [1.0, 0.0]])
+
+
+def test_missing_values_and_no_rows_are_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "targets-test.csv"
+    write_predictions(path, [0], ["a"], [np.array([math.nan])])
+    assert math.isnan(read_predictions(path, "hint")[2][0, 0])
+    write_predictions(path, [], ["a", "b"], [])
+    assert read_predictions(path, "hint")[2].shape == (0, 2)
+
+
+@pytest.mark.parametrize("content", [None, "", "row,a\n1,x\n", "row,a\nx,1.0\n", "row,a,b\n1,1.0\n"])
+def test_altered_predictions_are_refused(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "predictions-test.csv"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(CheckpointError, match=f"^{path}: not readable as predictions: ") as caught:
+        read_predictions(path, "hint")
+    assert caught.value.hint == "hint"

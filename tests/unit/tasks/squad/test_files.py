@@ -1,0 +1,218 @@
+"""SQuAD files of the official layout, written here by hand, and everything that can be wrong with one."""
+
+import gzip
+import json
+import lzma
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exlm_cli.data.rows.left_out import LeftOut
+from exlm_cli.errors import DataError
+from exlm_cli.tasks.squad.files import SquadFile, SquadQuestion, read_squad_json, read_squad_rows
+
+CONTEXT = "Moss grows on the north side. Ferns grow below."
+LAYOUT_HINT = "the layout is that of the official train-v2.0.json: data, paragraphs, context, qas, id, answers"
+
+
+def question(name: str = "q1", **changes: Any) -> dict[str, Any]:
+    return {
+        "id": name,
+        "question": "Where does moss grow?",
+        "answers": [{"text": "north side", "answer_start": 18}],
+        "is_impossible": False,
+        **changes,
+    }
+
+
+def document(*questions: dict[str, Any], context: str = CONTEXT) -> dict[str, Any]:
+    paragraphs = [{"context": context, "qas": list(questions)}]
+    return {"version": "v2.0", "data": [{"title": "Moss", "paragraphs": paragraphs}]}
+
+
+def write(path: Path, content: Any) -> Path:
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def test_questions_come_in_order_with_their_answers(tmp_path: Path) -> None:
+    none = question(
+        "q2", question=" Who planted it? ", answers=[], is_impossible=True, plausible_answers=[{"text": "x"}]
+    )
+    found = read_squad_json(write(tmp_path / "dev-v2.0.json", document(question(), none)))
+    assert found.problems == []
+    assert found.questions == [
+        SquadQuestion(0, "q1", "Moss", CONTEXT, "Where does moss grow?", (("north side", 18),)),
+        SquadQuestion(1, "q2", "Moss", CONTEXT, "Who planted it?", ()),
+    ]
+    assert found.questions[0].golds == ("north side",)
+
+
+@pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip.compress), (".xz", lzma.compress)])
+def test_compressed_files_are_read(tmp_path: Path, suffix: str, compress: Any) -> None:
+    path = tmp_path / f"train-v2.0.json{suffix}"
+    path.write_bytes(compress(json.dumps(document(question())).encode()))
+    assert len(read_squad_json(path).questions) == 1
+    path.write_bytes(path.read_bytes()[:-12])
+    with pytest.raises(DataError, match=rf"^{re.escape(str(path))}: the compressed file is (truncated|damaged: .*)$"):
+        read_squad_json(path)
+
+
+def test_a_file_of_squad_1_says_nothing_of_impossible_questions(tmp_path: Path) -> None:
+    plain = question()
+    del plain["is_impossible"]
+    assert len(read_squad_json(write(tmp_path / "a.json", document(plain))).questions) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"question": " "}, "its question is empty"),
+        ({"question": "half \ud83d?"}, "its question holds half a surrogate pair"),
+        ({"answers": []}, "`is_impossible` is false, but it has 0 answers"),
+        ({"is_impossible": True}, "`is_impossible` is true, but it has 1 answers"),
+        ({"answers": [{"text": " ", "answer_start": 4}]}, "an answer is empty"),
+        (
+            {"answers": [{"text": "south side", "answer_start": 18}]},
+            "the answer `south side` is not at `answer_start` 18; there is `north side`",
+        ),
+        (
+            {"answers": [{"text": "below.", "answer_start": -6}]},
+            "the answer `below.` is not at `answer_start` -6; there is ``",
+        ),
+        (
+            {"answers": [{"text": "m\ud83d", "answer_start": 0}]},
+            "the answer `m\\ud83d` is not at `answer_start` 0; there is `Mo`",
+        ),
+    ],
+)
+def test_a_question_that_cannot_be_used_is_named(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+    found = read_squad_json(write(tmp_path / "a.json", document(question(), question("q2", **changes))))
+    assert [q.id for q in found.questions] == ["q1"]
+    assert found.problems == [f"article `Moss`, paragraph 1, question `q2`: {problem}"]
+
+
+def test_an_id_stands_once(tmp_path: Path) -> None:
+    found = read_squad_json(write(tmp_path / "a.json", document(question(), question())))
+    assert found.problems == ["article `Moss`, paragraph 1, question `q1`: another question has this id"]
+
+
+def test_rows_count_questions_that_cannot_be_used_too(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.json", document(question(), question("q2", question=""), question("q3")))
+    assert [q.row for q in read_squad_json(path).questions] == [0, 2]
+
+
+def test_an_empty_paragraph_is_no_paragraph(tmp_path: Path) -> None:
+    nothing = question(answers=[], is_impossible=True)
+    found = read_squad_json(write(tmp_path / "a.json", document(nothing, context=" \n")))
+    assert found.problems == ["article `Moss`, paragraph 1, question `q1`: its context is empty"]
+
+
+def _without(key: str) -> dict[str, Any]:
+    content = question()
+    del content[key]
+    return content
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        ([1], "the document: Input should be a valid object"),
+        ({"version": "v2.0"}, "`data`: Field required"),
+        ({"data": [{"title": "Moss"}]}, "article 1, `paragraphs`: Field required"),
+        (document(_without("id")), "article 1, paragraph 1, question 1, `id`: Field required"),
+        (document(question(), _without("answers")), "article 1, paragraph 1, question 2, `answers`: Field required"),
+        (document(question(id=5)), "article 1, paragraph 1, question 1, `id`: Input should be a valid string"),
+        (
+            document(question(answers=[{"text": "Moss", "answer_start": "0"}])),
+            "article 1, paragraph 1, question 1, answer 1, `answer_start`: Input should be a valid integer",
+        ),
+    ],
+)
+def test_another_layout_is_refused_with_its_place(tmp_path: Path, content: Any, place: str) -> None:
+    path = write(tmp_path / "a.json", content)
+    with pytest.raises(DataError, match=rf"^{re.escape(f'{path}: {place}')}$") as caught:
+        read_squad_json(path)
+    assert caught.value.hint == LAYOUT_HINT
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"data": [}', "not JSON: Expecting value at line 1 column 11"),
+        (b"", "not JSON: Expecting value at line 1 column 1"),
+        (b'{"data": "\xff"}', "not UTF-8 text: byte 10"),
+        (b"[" * 200_000, "not JSON that can be read: nested too deeply"),
+        (b'{"data": 1' + b"0" * 5000 + b"}", "not JSON that can be read: an integer has more than 4,300 digits"),
+        (b'{"data": []}', "no question in it"),
+    ],
+)
+def test_what_is_no_document_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=rf"^{re.escape(f'{path}: {message}')}$"):
+        read_squad_json(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rf"^{re.escape(str(tmp_path / 'a.json'))}: cannot be opened: No such file"):
+        read_squad_json(tmp_path / "a.json")
+
+
+def flat(name: str = "q1", **changes: Any) -> dict[str, Any]:
+    answers = {"text": ["north side"], "answer_start": [18]}
+    row = {"id": name, "title": "Moss", "context": CONTEXT, "question": "Where does moss grow?", "answers": answers}
+    return row | changes
+
+
+def test_flat_rows_are_the_same_questions(tmp_path: Path) -> None:
+    nested = read_squad_json(write(tmp_path / "a.json", document(question())))
+    assert read_squad_rows("hub:x@train", [flat()]).questions == nested.questions
+
+
+def test_flat_rows_name_what_is_wrong() -> None:
+    wrong = flat("q2", answers={"text": ["Moss"], "answer_start": [3]})
+    assert read_squad_rows("hub:x@train", [flat(), wrong]) == SquadFile(
+        "hub:x@train",
+        read_squad_rows("", [flat()]).questions,
+        [
+            LeftOut(
+                "hub:x@train",
+                "record 2, question `q2`",
+                "Where does moss grow?",
+                "the answer `Moss` is not at `answer_start` 3; there is `s gr`",
+            )
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{**flat(), "answers": None}], "x, record 1: `answers`: Input should be a valid object"),
+        (
+            [flat(), flat("q2", answers={"text": ["Moss"], "answer_start": []})],
+            "x, record 2: 1 answer texts, but 0 values of `answer_start`",
+        ),
+        ([], "x: no question in it"),
+    ],
+)  # fmt: skip
+def test_flat_rows_of_another_layout_are_refused(rows: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
+        read_squad_rows("x", rows)
+
+
+def test_answers_may_be_missing_where_none_are_needed(tmp_path: Path) -> None:
+    bare = question("q2", is_impossible=True)
+    del bare["answers"]
+    path = write(tmp_path / "test.json", document(question(), bare))
+    found = read_squad_json(path, needs_answers=False)
+    assert [q.golds for q in found.questions] == [("north side",), ()]
+    assert (found.has_answers, found.problems) == (False, [])
+    assert read_squad_json(write(tmp_path / "dev.json", document(question())), needs_answers=False).has_answers
+    with pytest.raises(DataError) as caught:
+        read_squad_json(path)
+    assert caught.value.message == f"{path}: article 1, paragraph 1, question 2, `answers`: Field required"
+    assert caught.value.hint == LAYOUT_HINT

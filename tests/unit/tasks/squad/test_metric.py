@@ -1,0 +1,167 @@
+"""EM, F1 and the best threshold of SQuAD 2.0.
+
+Pairs of answers are worked out by hand from the definition: lower case, ASCII punctuation out, articles out, blanks
+joined. Thresholds are held against trying every cut between two sorted scores.
+"""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from exlm_cli.tasks.squad.metric import (
+    Answered,
+    BestThreshold,
+    apply_threshold,
+    exact_match,
+    f1,
+    find_best_threshold,
+    normalize_answer,
+    squad_metrics,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "normalized"),
+    [
+        ("", ""),
+        ("The Theatre", "theatre"),
+        ("a an the", ""),
+        ("An answer, and the an-swer!", "answer and answer"),
+        ("  two\t words\n", "two words"),
+        ("U.S.A.", "usa"),
+        ("don't", "dont"),
+        ("$1,000.50", "100050"),
+        ("the-end", "theend"),  # punctuation goes first, so there is no article any more
+        ("A.", ""),  # likewise "a" appears
+        ("vitamin A", "vitamin"),
+        ("Beyoncé", "beyoncé"),
+        ("İstanbul", "i\N{COMBINING DOT ABOVE}stanbul"),  # as `str.lower` has it
+        ("\N{LEFT DOUBLE QUOTATION MARK}Hi\N{RIGHT DOUBLE QUOTATION MARK}", "“hi”"),  # not ASCII: it stays
+        ("10\N{EN DASH}12", "10–12"),
+        ("the\N{NO-BREAK SPACE}sea", "sea"),
+        ("été a été", "été été"),
+        ("a\N{EM DASH}b", "—b"),
+        ("!?", ""),
+    ],
+)
+def test_normalising(text: str, normalized: str) -> None:
+    assert normalize_answer(text) == normalized
+
+
+@pytest.mark.parametrize(
+    ("predicted", "golds", "em", "best_f1"),
+    [
+        ("the red fox", ["Red fox."], 1, 1),
+        ("red fox", ["fox red"], 0, 1),  # a bag of words has no order
+        ("quick red fox", ["red fox"], 0, Fraction(4, 5)),  # P 2/3, R 1
+        ("red", ["a quick red fox"], 0, Fraction(1, 2)),  # P 1, R 1/3
+        ("fox fox fox", ["fox"], 0, Fraction(1, 2)),  # repeated words count as often as both have them
+        ("fox fox", ["fox den fox"], 0, Fraction(4, 5)),
+        ("cat", ["dog"], 0, 0),
+        ("cat", ["dog", "the cat", "cat nap"], 1, 1),  # the best of several golds
+        ("cat nap", ["cat", "long cat nap"], 0, Fraction(4, 5)),
+        ("", [], 1, 1),  # no answer, and none given
+        ("cat", [], 0, 0),
+        ("", ["cat"], 0, 0),
+        ("the", [], 1, 1),  # nothing is left of it
+        ("", ["the", "!"], 1, 1),  # golds with nothing left are no answers
+        ("cat", ["the", "cat"], 1, 1),
+        ("", ["the", "cat"], 0, 0),
+        ("1,000", ["1000"], 1, 1),
+        ("Zoë", ["zoë"], 1, 1),
+        ("Zoe", ["Zoë"], 0, 0),
+    ],
+)
+def test_exact_match_and_f1(predicted: str, golds: list[str], em: int, best_f1: Fraction) -> None:
+    assert exact_match(predicted, golds) == em
+    assert f1(predicted, golds) == pytest.approx(float(best_f1), abs=1e-15)
+
+
+def _questions(seed: int, size: int) -> tuple[list[Answered], list[float]]:
+    """Return questions with distinct scores; partial credit only where there is an answer."""
+    rng = np.random.default_rng(seed)
+    questions, scores = [], []
+    for no_answer_score in rng.normal(size=size):
+        has_answer = bool(rng.random() < 0.6)
+        questions.append(Answered("guess", float(no_answer_score), ("gold",) if has_answer else ()))
+        scores.append(float(rng.choice([0, 0.25, 0.5, 1])) if has_answer else 0.0)
+    return questions, scores
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_best_threshold_is_the_best_of_all_cuts(seed: int) -> None:
+    questions, scores = _questions(seed, size=1 + seed)
+    cuts = [question.no_answer_score for question in questions]
+    cuts.append(min(cuts) - 1)
+    best = max(sum(apply_threshold(questions, scores, cut)) / len(questions) for cut in cuts)
+    found = find_best_threshold(questions, scores)
+    assert found.score == pytest.approx(best, abs=1e-12)
+    assert sum(apply_threshold(questions, scores, found.threshold)) / len(questions) == pytest.approx(best, abs=1e-12)
+
+
+def test_the_sweep_by_hand() -> None:
+    """In order: +1, -1, +0.5, -1 on a start of 2 questions without an answer; best after the first."""
+    questions = [
+        Answered("x", -3.0, ("gold",)),
+        Answered("x", -1.0, ()),
+        Answered("x", 0.5, ("gold",)),
+        Answered("x", 4.0, ()),
+    ]
+    assert find_best_threshold(questions, [1, 0, 0.5, 0]) == BestThreshold(3 / 4, -3.0)
+
+
+def test_answering_nothing_is_best_where_no_question_has_an_answer() -> None:
+    questions = [Answered("x", -2.0, ()), Answered("x", 3.0, ())]
+    found = find_best_threshold(questions, [0, 0])
+    assert found == BestThreshold(1.0, -3.0)
+    assert apply_threshold(questions, [0, 0], found.threshold) == [1, 1]
+
+
+def test_an_empty_prediction_costs_nothing_where_there_is_no_answer() -> None:
+    questions = [Answered("", -2.0, ()), Answered("x", -1.0, ("gold",))]
+    assert find_best_threshold(questions, [1, 1]) == BestThreshold(1.0, -1.0)
+
+
+def test_questions_of_equal_score_are_taken_one_by_one_as_officially() -> None:
+    """A cut through the tie would be 1.0; the definition counts it, though a threshold of 0 gives 0.5."""
+    questions = [Answered("x", 0.0, ("gold",)), Answered("x", 0.0, ())]
+    assert find_best_threshold(questions, [1, 0]) == BestThreshold(1.0, 0.0)
+
+
+def test_a_question_at_the_threshold_is_answered_and_one_above_is_not() -> None:
+    questions = [Answered("x", 1.0, ("gold",)), Answered("x", 1.5, ("gold",)), Answered("x", 1.5, ())]
+    assert apply_threshold(questions, [0.5, 0.5, 0.0], 1.0) == [0.5, 0.0, 1.0]
+
+
+def test_the_metrics_of_a_small_set_by_hand() -> None:
+    """Sorted: a (EM 1), b (F1 2/3), c (no answer), d (EM 1 but the model is surest that there is none)."""
+    questions = [
+        Answered("Rome", -5.0, ("Rome", "the city of Rome")),
+        Answered("red fox", -1.0, ("fox",)),
+        Answered("blue", 1.0, ()),
+        Answered("green", 2.0, ("Green",)),
+    ]
+    metrics = squad_metrics(questions)
+    # EM sweep: start 1, a 2, b 2, c 1, d 2: best 2 at a. F1 sweep: start 1, a 2, b 2 2/3, c 1 2/3, d 2 2/3.
+    expected = {
+        "exact_match": 2 / 4,
+        "f1": (2 + 2 / 3) / 4,
+        "exact_match_threshold": -5.0,
+        "f1_threshold": -1.0,
+        "exact_match_at_0": 2 / 4,
+        "f1_at_0": (2 + 2 / 3) / 4,
+        "has_answer_exact_match": 1 / 3,
+        "has_answer_f1": (1 + 2 / 3) / 3,
+        "no_answer_exact_match": 1.0,
+        "no_answer_f1": 1.0,
+    }
+    assert metrics == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_group_without_questions_has_no_mean() -> None:
+    metrics = squad_metrics([Answered("Rome", -5.0, ("Rome",))])
+    assert metrics["has_answer_f1"] == 1
+    assert math.isnan(metrics["no_answer_f1"])
+    assert math.isnan(metrics["no_answer_exact_match"])

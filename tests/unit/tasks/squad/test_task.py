@@ -1,0 +1,298 @@
+"""SQuAD 2.0 as a task. Paragraphs are written here; logits that point at the answers must score 1."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+
+from exlm_cli.config.finetune import TaskConfig
+from exlm_cli.data.bpe import train_bpe
+from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.errors import ConfigError, DataError
+from exlm_cli.finetune.trainer import encode_task
+from exlm_cli.progress import SilentProgress
+from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray
+from exlm_cli.tasks.squad.task import SquadTask, load_squad
+
+PARAGRAPHS = {
+    "Moss": "Moss grows on the north side of the old stones, and in wet summers it covers them.",
+    "Clocks": "The tower clock of Lund was built in 1424. It shows the moon and two small knights.",
+    "Tea": "Tea leaves are picked in spring; the second harvest is cheaper.",
+}
+QUESTIONS: dict[str, list[tuple[str, str | None]]] = {
+    "Moss": [("Where does moss grow?", "the north side"), ("Who planted the moss?", None)],
+    "Clocks": [("When was it built?", "1424"), ("What does it show?", "the moon"), ("Who paid for it?", None)],
+    "Tea": [("When are leaves picked?", "spring"), ("Who drinks it?", None)],
+}
+
+
+def document(*titles: str) -> dict[str, Any]:
+    articles = []
+    for title in titles:
+        context = PARAGRAPHS[title]
+        qas = []
+        for number, (text, answer) in enumerate(QUESTIONS[title]):
+            answers = [] if answer is None else [{"text": answer, "answer_start": context.index(answer)}]
+            qas.append({"id": f"{title}-{number}", "question": text, "answers": answers, "is_impossible": not answers})
+        articles.append({"title": title, "paragraphs": [{"context": context, "qas": qas}]})
+    return {"version": "v2.0", "data": articles}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_bpe(
+        [*PARAGRAPHS.values(), *(q for own in QUESTIONS.values() for q, _ in own)] * 5, 400, 2, SilentProgress()
+    )
+
+
+def load(folder: Path, **values: Any) -> SquadTask:
+    return load_squad(TaskConfig(name="squad/v2", data_dir=str(folder), **values), SilentProgress())
+
+
+def write(folder: Path, name: str, *titles: str) -> Path:
+    (folder / name).write_text(json.dumps(document(*titles)), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def official(tmp_path: Path) -> Path:
+    write(tmp_path, "train-v2.0.json", "Moss", "Tea")
+    return write(tmp_path, "dev-v2.0.json", "Clocks")
+
+
+def pointing(encoded: EncodedSplit, strength: float = 10.0) -> list[FloatArray]:
+    """Return logits that are `strength` at each window's target and 0 elsewhere."""
+    outputs = []
+    for ids, (first, last) in zip(encoded.token_ids, encoded.targets.astype(int), strict=True):
+        logits = np.zeros((len(ids), 2))
+        logits[first, 0] = logits[last, 1] = strength
+        outputs.append(logits)
+    return outputs
+
+
+def test_it_is_a_downstream_task(official: Path) -> None:
+    task: DownstreamTask = load(official)
+    assert (task.name, task.loss, task.selection_metric, task.splits) == ("squad/v2", "span", "f1", ("train", "valid"))
+    assert task.split_name == "official"
+    assert task.split_sizes == {"train": 4, "valid": 3}
+    assert {name: rows.tolist() for name, rows in task.split_indices.items()} == {
+        "train": [0, 1, 2, 3],
+        "valid": [0, 1, 2],
+    }
+    assert task.notes[1:] == (
+        "train: 2 of 4 questions have no answer",
+        "valid: 1 of 3 questions have no answer",
+    )
+
+
+@pytest.mark.parametrize(("length", "stride"), [(200, 128), (24, 6), (20, 3)])
+def test_logits_that_point_at_the_answers_score_one(
+    official: Path, tokenizer: Tokenizer, length: int, stride: int
+) -> None:
+    task = load(official, doc_stride=stride)
+    encoded = task.encode("valid", tokenizer, length)
+    assert encoded.answerable is not None
+    assert len(encoded) == len(encoded.answerable) == (3 if length == 200 else len(encoded))
+    assert max(len(ids) for ids in encoded.token_ids) <= length
+    for ids, allowed, target in zip(encoded.token_ids, encoded.answerable, encoded.targets.astype(int), strict=True):
+        assert allowed[target].all()
+        assert (ids[0], ids[-1], (ids == tokenizer.sep_id).sum()) == (tokenizer.cls_id, tokenizer.sep_id, 2)
+        assert allowed[0]
+        assert allowed.sum() == len(ids) - 1 - np.flatnonzero(ids == tokenizer.sep_id)[0]
+    metrics = task.score("valid", pointing(encoded))
+    exact = ("exact_match", "f1", "exact_match_at_0", "f1_at_0", "has_answer_exact_match", "no_answer_f1")
+    assert [metrics[name] for name in exact] == [1.0] * len(exact)
+
+
+def test_a_model_that_always_says_no_is_right_on_the_questions_without_answer(
+    official: Path, tokenizer: Tokenizer
+) -> None:
+    task = load(official)
+    encoded = task.encode("valid", tokenizer, 200)
+    outputs = [np.zeros((len(ids), 2)) for ids in encoded.token_ids]
+    for logits in outputs:
+        logits[0] = 50.0
+    metrics = task.score("valid", outputs)
+    assert metrics["f1_at_0"] == metrics["exact_match_at_0"] == pytest.approx(1 / 3)
+    assert metrics["no_answer_f1"] == 1.0
+    assert math.isfinite(metrics["f1_threshold"])
+
+
+def test_the_best_answer_and_its_odds_are_told_for_each_question(official: Path, tokenizer: Tokenizer) -> None:
+    task = load(official, doc_stride=6)
+    encoded = task.encode("valid", tokenizer, 24)
+    answers = task.answer("valid", pointing(encoded))
+    assert [answer.text for answer in answers[:2]] == ["1424", "the moon"]
+    assert [answer.golds for answer in answers] == [("1424",), ("the moon",), ()]
+    # the window with the answer has 0 at [CLS] and 20 at its span; without any, [CLS] has 20 in every window
+    assert [answer.no_answer_score for answer in answers] == [-20, -20, 20]
+
+
+def test_predictions_are_told_by_question_id_as_the_official_script_reads_them(
+    official: Path, tokenizer: Tokenizer
+) -> None:
+    task = load(official)
+    encoded = task.encode("valid", tokenizer, 200)
+    texts, odds = task.official_predictions("valid", pointing(encoded))
+    assert list(texts) == list(odds) == ["Clocks-0", "Clocks-1", "Clocks-2"]
+    assert (texts["Clocks-0"], texts["Clocks-1"]) == ("1424", "the moon")
+    assert odds == {"Clocks-0": -20, "Clocks-1": -20, "Clocks-2": 20}
+
+
+def test_a_run_is_known_by_all_that_its_scores_depend_on(official: Path, tokenizer: Tokenizer) -> None:
+    """The encoded examples hold the first gold answer alone, and no length of answers."""
+
+    def fingerprint(**values: Any) -> str:
+        return encode_task(load(official, **values), tokenizer, 200, 1).fingerprint
+
+    first = fingerprint()
+    assert fingerprint() == first
+    assert fingerprint(max_answer_tokens=4) != first
+    content = document("Clocks")
+    (paragraph,) = content["data"][0]["paragraphs"]
+    paragraph["qas"][0]["answers"].append({"text": "in 1424", "answer_start": paragraph["context"].index("in 1424")})
+    (official / "dev-v2.0.json").write_text(json.dumps(content), encoding="utf-8")
+    assert fingerprint() != first
+
+
+def test_a_long_question_is_cut_and_counted(official: Path, tokenizer: Tokenizer) -> None:
+    task = load(official, max_query_tokens=2)
+    encoded = task.encode("valid", tokenizer, 200)
+    assert {int(np.flatnonzero(ids == tokenizer.sep_id)[0]) for ids in encoded.token_ids} == {3}
+    assert "valid: cut 3 questions to `task.max_query_tokens`" in task.notes
+    assert "valid: 3 questions are 3 windows" in task.notes
+
+
+def test_answers_that_no_window_holds_whole_are_counted(official: Path, tokenizer: Tokenizer) -> None:
+    task = load(official, doc_stride=1, max_query_tokens=4)
+    encoded = task.encode("train", tokenizer, 8)
+    assert (encoded.targets[: len(encoded) // 2] == 0).all()
+    note = "train: the answer to 1 questions is whole in no window; they train as unanswerable"
+    assert note in task.notes
+
+
+def test_the_last_two_articles_are_held_out_where_there_is_no_dev_file(tmp_path: Path) -> None:
+    task = load(write(tmp_path, "train-v2.0.partial.json", "Moss", "Clocks", "Tea"))
+    assert {name: rows.tolist() for name, rows in task.split_indices.items()} == {
+        "train": [0, 1],
+        "valid": [2, 3, 4, 5, 6],
+    }
+    note = (
+        f"scored on questions about `Clocks`, `Tea`, held out of {tmp_path / 'train-v2.0.partial.json'}: no official "
+        "development set, so not the paper's numbers"
+    )
+    assert note in task.notes
+    assert (task.held_out, task.split_name) == (("Clocks", "Tea"), "held out: Clocks, Tea")
+
+
+def test_articles_to_hold_out_can_be_chosen_by_title(tmp_path: Path) -> None:
+    task = load(write(tmp_path, "train-v2.0.json", "Moss", "Clocks", "Tea"), valid_articles=("Moss",))
+    assert task.split_indices["valid"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("titles", "message", "hint"),
+    [
+        (("Tee",), "no article `Tee` with questions to hold out", "did you mean `Tea`?"),
+        (("Xylophone",), "no article `Xylophone` with questions to hold out", "there are `Moss`, `Clocks`, `Tea`"),
+        (
+            ("Tea", "Moss", "Clocks"),
+            "3 articles with questions that can be used, all of them held out to score on: none is left to train on",
+            "give a validation file with `--set task.files.valid=FILE` (in a grid or sweep "
+            "`--set finetune.task.files.valid=FILE`), or fewer `task.valid_articles`",
+        ),
+    ],
+)
+def test_articles_that_cannot_be_held_out_are_refused(
+    tmp_path: Path, titles: tuple[str, ...], message: str, hint: str
+) -> None:
+    write(tmp_path, "train-v2.0.json", "Moss", "Clocks", "Tea")
+    with pytest.raises(DataError, match=rf"^{re.escape(f'{tmp_path}/train-v2.0.json: {message}')}$") as caught:
+        load(tmp_path, valid_articles=titles)
+    assert caught.value.hint == hint
+
+
+def test_holding_out_beside_a_dev_file_is_refused(official: Path) -> None:
+    message = f"`task.valid_articles` holds articles out, but there is {official / 'dev-v2.0.json'} to score on"
+    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
+        load(official, valid_articles=("Tea",))
+
+
+def test_named_files_are_read_alone(official: Path) -> None:
+    task = load(official, files={"train": "dev-v2.0.json", "valid": "train-v2.0.json"})
+    assert (task.split_sizes, task.split_name) == ({"train": 3, "valid": 4}, "files")
+    held_out = load(official, files={"train": "train-v2.0.json"}, valid_articles=("Tea",))
+    assert held_out.split_sizes == {"train": 2, "valid": 2}
+
+
+def test_a_validation_file_alone_is_refused(official: Path) -> None:
+    with pytest.raises(DataError, match=r"^`task\.files\.valid` is given without `task\.files\.train`$"):
+        load(official, files={"valid": "dev-v2.0.json"})
+
+
+def test_a_test_file_is_refused(official: Path) -> None:
+    message = "`task.files.test` is given, but SQuAD 2.0 is scored on `valid`"
+    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
+        load(official, files={"test": "dev-v2.0.json"})
+
+
+def test_a_folder_without_the_files_is_refused(tmp_path: Path) -> None:
+    message = f"{tmp_path}: no file `train-v2.0*.json`, also with .gz or .xz"
+    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
+        load(tmp_path)
+
+
+def test_another_version_is_an_unknown_task() -> None:
+    with pytest.raises(ConfigError, match=r"^unknown task `squad/v1`$"):
+        load_squad(TaskConfig(name="squad/v1"), SilentProgress())
+
+
+def test_questions_that_cannot_be_used_stop_or_are_left_out_and_told(tmp_path: Path) -> None:
+    content = document("Moss", "Clocks", "Tea")
+    content["data"][0]["paragraphs"][0]["qas"][1]["question"] = ""
+    (tmp_path / "train-v2.0.json").write_text(json.dumps(content), encoding="utf-8")
+    problem = "article `Moss`, paragraph 1, question `Moss-1`: its question is empty"
+    task = load(tmp_path)
+    assert task.split_indices["train"].tolist() == [0]
+    assert f"train: left out 1 questions that cannot be used; the first: {problem}" in task.notes
+    (row,) = task.left_out
+    assert (row.file, row.row, row.text) == (
+        f"{tmp_path}/train-v2.0.json", "article `Moss`, paragraph 1, question `Moss-1`", ""
+    )  # fmt: skip
+    with pytest.raises(DataError, match=rf"^{re.escape(f'{tmp_path}/train-v2.0.json: {problem}')}$"):
+        load(tmp_path, on_invalid="error")
+
+
+def test_fewer_training_questions_on_request(official: Path) -> None:
+    task = load(official, max_rows=3)
+    assert task.split_sizes == {"train": 3, "valid": 3}
+    assert "trained on 3 of 4 questions (`task.max_rows`)" in task.notes
+
+
+def test_the_hub_is_read_where_no_folder_is_given(monkeypatch: pytest.MonkeyPatch, official: Path) -> None:
+    asked = []
+
+    def load_dataset(name: str, config: str | None, *, split: str, streaming: bool) -> datasets.IterableDataset:
+        asked.append((name, config, split, streaming))
+        titles = ("Moss", "Tea") if split == "train" else ("Clocks",)
+        rows = []
+        for article in document(*titles)["data"]:
+            for paragraph in article["paragraphs"]:
+                for qa in paragraph["qas"]:
+                    answers = {key: [a[key] for a in qa["answers"]] for key in ("text", "answer_start")}
+                    rows.append(
+                        {"id": qa["id"], "title": article["title"], "context": paragraph["context"]}
+                        | {"question": qa["question"], "answers": answers}
+                    )
+        return datasets.Dataset.from_list(rows).to_iterable_dataset()
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    task = load_squad(TaskConfig(name="squad/v2"), SilentProgress())
+    assert asked == [("rajpurkar/squad_v2", None, "train", True), ("rajpurkar/squad_v2", None, "validation", True)]
+    local = load(official)
+    assert task._questions == local._questions

@@ -1,0 +1,156 @@
+"""Windows and spans: what a window holds is put together by hand, the best spans are held against trying all pairs."""
+
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from exlm_cli.data.bpe import train_bpe
+from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.errors import ConfigError
+from exlm_cli.progress import SilentProgress
+from exlm_cli.tasks.squad.windows import (
+    EncodedContext,
+    SpanAnswer,
+    Window,
+    best_spans,
+    build_windows,
+    n_best_answers,
+)
+
+PARAGRAPH = "The lighthouse at Körsvik burns oil.  It was lit in 1891 by Ada Lund, its first keeper \N{GRINNING FACE}."
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_bpe([PARAGRAPH] * 10, 330, 2, SilentProgress())
+
+
+@pytest.fixture(scope="module")
+def context(tokenizer: Tokenizer) -> EncodedContext:
+    return EncodedContext.encode(PARAGRAPH, tokenizer)
+
+
+def test_blanks_around_a_token_are_not_its_own(context: EncodedContext) -> None:
+    pieces = [PARAGRAPH[start:end] for start, end in context.offsets]
+    assert all(piece == piece.strip() for piece in pieces)
+    assert "" in pieces  # of the two blanks after the first sentence one is a token alone
+
+
+@pytest.mark.parametrize(
+    "answer", ["Körsvik", "1891", "Ada Lund", "The", PARAGRAPH, "\N{GRINNING FACE}", "first keeper"]
+)
+def test_an_answer_survives_the_way_to_tokens_and_back(context: EncodedContext, answer: str) -> None:
+    start = PARAGRAPH.index(answer)
+    span = context.token_span(start, start + len(answer))
+    assert span is not None
+    text = PARAGRAPH[context.offsets[span[0]][0] : context.offsets[span[1]][1]]
+    assert answer in text
+    inner = range(span[0], span[1] + 1)
+    others = [context.offsets[i] for i in range(len(context.ids)) if i not in inner]
+    assert all(end <= start or begin >= start + len(answer) for begin, end in others)
+
+
+def test_characters_that_are_all_blank_have_no_token(context: EncodedContext) -> None:
+    start = PARAGRAPH.index("  ")
+    assert context.token_span(start, start + 2) is None
+
+
+@pytest.mark.parametrize(
+    ("length", "stride", "num_question"), [(8, 1, 2), (12, 3, 5), (20, 12, 4), (20, 13, 4), (400, 128, 3)]
+)
+def test_windows_cover_every_token_of_the_paragraph(
+    tokenizer: Tokenizer, context: EncodedContext, length: int, stride: int, num_question: int
+) -> None:
+    question_ids = list(range(300, 300 + num_question))
+    windows = build_windows(7, question_ids, context, tokenizer, sequence_length=length, doc_stride=stride)
+    covered: set[int] = set()
+    for window in windows:
+        assert len(window.token_ids) <= length
+        assert window.question == 7
+        piece = context.ids[window.first_token : window.first_token + window.num_tokens]
+        expected = [tokenizer.cls_id, *question_ids, tokenizer.sep_id, *piece, tokenizer.sep_id]
+        assert window.token_ids.tolist() == expected
+        allowed = np.flatnonzero(window.answerable()).tolist()
+        assert allowed == [0, *range(num_question + 2, num_question + 2 + len(piece))]
+        covered |= set(range(window.first_token, window.first_token + window.num_tokens))
+    assert covered == set(range(len(context.ids)))
+    assert all(later.first_token - earlier.first_token == stride for earlier, later in pairwise(windows))
+    # none is superfluous: without the last one the last token would be missing
+    assert all(w.first_token + w.num_tokens < len(context.ids) for w in windows[:-1])
+
+
+def test_a_paragraph_that_fits_is_one_window(tokenizer: Tokenizer, context: EncodedContext) -> None:
+    length = len(context.ids) + 3 + 2
+    assert len(build_windows(0, [300, 301], context, tokenizer, sequence_length=length, doc_stride=4)) == 1
+    assert len(build_windows(0, [300, 301], context, tokenizer, sequence_length=length - 1, doc_stride=4)) == 2
+
+
+def test_a_stride_that_would_jump_over_tokens_is_refused(tokenizer: Tokenizer, context: EncodedContext) -> None:
+    message = (
+        "`task.doc_stride` 10 is more than the 9 tokens that `task.sequence_length` 14 leaves to a paragraph beside a "
+        "question of 2 tokens"
+    )
+    with pytest.raises(ConfigError, match=rf"^{re.escape(message)}$"):
+        build_windows(0, [300, 301], context, tokenizer, sequence_length=14, doc_stride=10)
+
+
+def test_an_answer_is_the_target_of_the_windows_that_hold_it_whole() -> None:
+    window = Window(0, np.zeros(13, dtype=np.int64), context_start=4, first_token=10, num_tokens=8)
+    assert window.target((10, 10)) == (4, 4)
+    assert window.target((12, 17)) == (6, 11)
+    assert window.target((9, 12)) == (0, 0)
+    assert window.target((15, 18)) == (0, 0)
+    assert window.target((30, 31)) == (0, 0)
+    assert window.target(None) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "longest", "n_best"), [(1, 1, 1), (5, 2, 3), (7, 30, 100), (9, 4, 5), (0, 3, 2)]
+)
+def test_best_spans_are_the_best_of_all_pairs(num_tokens: int, longest: int, n_best: int) -> None:
+    window = Window(0, np.zeros(num_tokens + 5, dtype=np.int64), context_start=4, first_token=20, num_tokens=num_tokens)
+    logits = np.random.default_rng(num_tokens).normal(size=(num_tokens + 5, 2))
+    logits[:4] += 100  # the question, and beyond the paragraph
+    logits[4 + num_tokens :] += 100
+    pairs = [
+        (20 + i, 20 + j, logits[4 + i, 0] + logits[4 + j, 1])
+        for i in range(num_tokens)
+        for j in range(i, min(i + longest, num_tokens))
+    ]
+    expected = sorted(pairs, key=lambda pair: -pair[2])[:n_best]
+    assert best_spans(window, logits, n_best=n_best, max_answer_tokens=longest) == expected
+
+
+def test_no_answer_begins_or_ends_at_a_blank(tokenizer: Tokenizer) -> None:
+    context = EncodedContext.encode("oil      was", tokenizer)
+    (window,) = build_windows(0, [300], context, tokenizer, sequence_length=60, doc_stride=4)
+    logits = np.zeros((len(window.token_ids), 2))
+    blanks = [i for i, (start, end) in enumerate(context.offsets) if start == end]
+    assert len(blanks) >= 2
+    logits[[window.context_start + i for i in blanks]] = 50.0
+    answers, _ = n_best_answers(context, [(window, logits)], n_best=100, max_answer_tokens=30)
+    assert answers
+    assert all(answer.text == answer.text.strip() and answer.score == 0 for answer in answers)
+
+
+def test_answers_of_overlapping_windows_are_one_and_the_null_score_is_the_smallest(
+    tokenizer: Tokenizer, context: EncodedContext
+) -> None:
+    room = 12
+    windows = build_windows(0, [300], context, tokenizer, sequence_length=room + 4, doc_stride=6)
+    token = 8  # in the first window and in the second one
+    pairs = []
+    for number, window in enumerate(windows):
+        logits = np.zeros((len(window.token_ids), 2))
+        logits[0] = 3 - number
+        if window.first_token <= token < window.first_token + window.num_tokens:
+            logits[window.context_start + token - window.first_token] = 4 + number
+        pairs.append((window, logits))
+    answers, null_score = n_best_answers(context, pairs, n_best=3, max_answer_tokens=1)
+    assert null_score == 2 * (3 - (len(windows) - 1))
+    start, end = context.offsets[token]
+    assert answers[0] == SpanAnswer(PARAGRAPH[start:end], 2 * 5.0)
+    assert len({answer.text for answer in answers}) == len(answers) == 3
+    assert all(answer.text for answer in answers)
