@@ -7,7 +7,7 @@ Real steps of the training loop, on generated token ids of the recipe's vocabula
 packed text, lengths like those of drug-like molecules in SMILES (log-normal, median 43) for one row a sequence. In
 every round each model does one step as it is and one that is split into its parts (`step_split.py`), both models on the
 same sequences and masks, so ratios are of neighbours in one run; the split step against the whole one is what measuring
-costs. The floor counts FLOPs without padding (`exlm_cli/analysis/cost.py`). Hours are for the recipe's steps on the
+costs. The floor counts FLOPs without padding (`exlm_cli/config/cost.py`). Hours are for the recipe's steps on the
 device at hand; validation and checkpoints are not in them. "data alone" is the time to make a step's batches with
 nothing else to do; "data" is the part of it that the step waits for. Not yet run on a GPU.
 """
