@@ -25,9 +25,9 @@ from torch import Tensor
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.batch import Batch
 from exlm_cli.data.expansion import batch_from_masked_ids
-from exlm_cli.environment import describe_environment
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.alignment import alignment_posterior, states_alignment_nll
+from exlm_cli.run_dir import describe_environment
 from exlm_cli.train.optim import build_optimizer, set_learning_rates
 
 PAD, CLS, SEP, MASK = 0, 1, 2, 3

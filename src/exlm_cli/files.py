@@ -1,16 +1,23 @@
-"""Files and folders that results go to: written whole or not at all, what the file system refuses told in one line."""
+"""Reading and writing files: atomic writes, typed JSON, CSV, folders for results, `~` and the cache folder."""
 
 import contextlib
+import csv
 import errno
+import io
+import json
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from exlm_cli.errors import CheckpointError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
+from exlm_cli.errors import CheckpointError, DataError
+
+ALTERED_HINT = "exlm wrote this file whole, so something else altered it; restore it or start a new run"
+_SHOWN_CHARACTERS = 60
 _IN_THE_WAY = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -82,6 +89,76 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise CheckpointError(f"{path}: the file could not be written: {reason_of(error)}", advice_on(error)) from error
 
 
+class JsonModel(BaseModel):
+    """Content of a JSON file that exlm writes: frozen, exact types, no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+JsonModelT = TypeVar("JsonModelT", bound=JsonModel)
+
+
+def read_json(path: Path, model: type[JsonModelT], *, hint: str = ALTERED_HINT) -> JsonModelT:
+    """Return the content of a JSON file as a checked model.
+
+    Args:
+        path: The file.
+        model: What it must hold.
+        hint: What to do where it does not.
+
+    Raises:
+        CheckpointError: The file cannot be read, is not JSON, lacks a key, or has an unknown key or a wrong value.
+    """
+    try:
+        return model.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{path}: the file could not be read: {reason_of(error)}", hint) from error
+    except ValidationError as error:
+        raise CheckpointError(f"{path}: {_describe_finding(error)}", hint) from None
+
+
+def write_json(path: Path, content: JsonModel) -> None:
+    """Write a model as JSON, atomically; numbers that are not finite become null.
+
+    Raises:
+        CheckpointError: The file system refuses; the old file is untouched.
+    """
+    text = json.dumps(finite_or_none(content.model_dump(mode="json")), indent=1, allow_nan=False)
+    write_atomically(path, f"{text}\n".encode())
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Write a table as CSV with Unix line ends, atomically.
+
+    Raises:
+        CheckpointError: The file system refuses; the old file is untouched.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue().encode())
+
+
+def _describe_finding(error: ValidationError) -> str:
+    """Return the first finding in one clause."""
+    finding = error.errors()[0]
+    key = ".".join(map(str, finding["loc"]))
+    said = finding["msg"].removeprefix("Value error, ")
+    match finding["type"]:
+        case "json_invalid":
+            return f"not readable as JSON: {said}"
+        case "missing":
+            return f"`{key}` is missing"
+        case "extra_forbidden":
+            return f"unknown key `{key}`; a run of another version of exlm cannot be read"
+        case "value_error":
+            return f"`{key}`: {said}" if key else said
+    shown = repr(finding["input"])
+    shown = shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[: _SHOWN_CHARACTERS - 3]}..."
+    return f"`{key or 'the file'}` is {shown}: {said[0].lower()}{said[1:]}"
+
+
 def fsync(path: Path) -> None:
     """Wait until a file, or which files a folder has, is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -129,3 +206,38 @@ def _refuse_unwritable(path: Path, option: str) -> None:
 def _beside(path: Path) -> Path:
     """Return the name under which a file is written before it takes its own."""
     return path.with_name(f".{path.name}.writing-{os.getpid()}")
+
+
+def expand_path(given: str) -> Path:
+    """Return a path with `~` or `~name` at its beginning replaced by that user's home folder.
+
+    Raises:
+        DataError: There is no such user, or nobody knows the home folder.
+    """
+    # not Path.expanduser: a Path forgets that ./~name was written with its dot
+    expanded = os.path.expanduser(given)  # noqa: PTH111
+    if given.startswith("~") and expanded == given:
+        raise DataError(
+            f"{given}: there is no home folder that `{given.partition('/')[0]}` could stand for",
+            f"write the path in full, or as ./{given} where the name itself begins with `~`",
+        )
+    return Path(expanded)
+
+
+def cache_root(configured: str | None) -> Path:
+    """Return the cache folder: `configured`, $EXLM_CACHE_DIR, $XDG_CACHE_HOME/exlm or ~/.cache/exlm.
+
+    Raises:
+        DataError: The one that applies begins with `~` and there is no such home folder.
+    """
+    if configured is not None:
+        return expand_path(configured)
+    if own := os.environ.get("EXLM_CACHE_DIR"):
+        return expand_path(own)
+    if xdg := os.environ.get("XDG_CACHE_HOME"):
+        return Path(xdg) / "exlm"
+    try:
+        home = Path.home()
+    except RuntimeError as error:
+        raise DataError("there is no home folder to keep a cache in", "set EXLM_CACHE_DIR to a folder") from error
+    return home / ".cache" / "exlm"

@@ -1,7 +1,4 @@
-"""How long work tells of itself, without knowing whether a terminal, a log file or nobody listens.
-
-The engine takes a `Progress`; `cli/console.py` implements it for terminals and logs. Only that module prints.
-"""
+"""Progress-reporting interface: messages, bars and tables; `cli/console.py` implements it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -36,17 +33,6 @@ class Progress(Protocol):
 
     def board(self, title: str, rows: Sequence[str], columns: Sequence[str]) -> AbstractContextManager[Board]:
         """Show a table until the context ends, where it can be redrawn; elsewhere messages have to say it all."""
-
-
-def format_figure(value: float, *, beside: float | None = None) -> str:
-    """Return a score with four decimals, or where these would show none of it or too much, with four digits.
-
-    Args:
-        value: Of any magnitude: values to predict come in units of their own.
-        beside: The figure whose spread it is, which it is written like.
-    """
-    magnitude = abs(value if beside is None else beside)
-    return f"{value:.4f}" if magnitude == 0 or 1e-3 <= magnitude < 1e6 else f"{value:.4g}"
 
 
 class _SilentBar:

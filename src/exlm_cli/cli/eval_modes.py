@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exlm_cli.errors import ConfigError
-from exlm_cli.files import folder_for_results
-from exlm_cli.paths import expand_path
+from exlm_cli.files import expand_path, folder_for_results
 from exlm_cli.progress import Progress
 
 if TYPE_CHECKING:

@@ -33,7 +33,8 @@ from exlm_cli.finetune.results import (
 )
 from exlm_cli.finetune.run_files import check_resumed, collect_results, describe_run
 from exlm_cli.finetune.trainer import TaskData, encode_task
-from exlm_cli.progress import Progress, SilentProgress, format_figure
+from exlm_cli.format import format_figure
+from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import RUN_FILE, create_run_dir, read_run_json, sole_process, update_run_json
 from exlm_cli.tasks.base import DownstreamTask
 from exlm_cli.tasks.registry import check_splits, input_kind_of, load_task

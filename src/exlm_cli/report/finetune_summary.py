@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from exlm_cli.experiments.statistics import NOT_DEFINED
-from exlm_cli.progress import format_figure
+from exlm_cli.format import format_figure
 
 
 def render_summary(results: Mapping[str, Any], run_dir: str) -> RenderableType:

@@ -11,7 +11,7 @@ from exlm_cli.data.masking import IntArray
 from exlm_cli.data.rows.left_out import LeftOut
 from exlm_cli.data.rows.table import Table
 from exlm_cli.errors import DataError
-from exlm_cli.paths import expand_path
+from exlm_cli.files import expand_path
 from exlm_cli.tasks.base import Split
 from exlm_cli.tasks.molecules import Molecule, repeated_molecules
 from exlm_cli.tasks.scaffold import (

@@ -20,7 +20,8 @@ from torch import nn
 from exlm_cli.config.sections import OptimConfig
 from exlm_cli.data.masking import IntArray
 from exlm_cli.errors import CheckpointError, ConfigError, DivergedError, InterruptedRunError
-from exlm_cli.progress import Bar, Progress, format_figure
+from exlm_cli.format import format_figure
+from exlm_cli.progress import Bar, Progress
 from exlm_cli.run_dir import MetricsLog
 from exlm_cli.train.checkpoint import (
     best_paths,

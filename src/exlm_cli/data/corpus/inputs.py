@@ -19,7 +19,7 @@ from exlm_cli.data.bundled.molecules import generate_molecules
 from exlm_cli.data.rows.hub import HubSource, iter_hub_rows
 from exlm_cli.data.rows.readers import COMPRESSIONS, FORMATS, Row, RowKind, format_of, read_file
 from exlm_cli.errors import DataError
-from exlm_cli.paths import expand_path
+from exlm_cli.files import expand_path
 from exlm_cli.progress import Progress
 
 BUNDLED: dict[str, RowKind] = {"grammar": "text", "feelings": "text", "molecules": "smiles"}

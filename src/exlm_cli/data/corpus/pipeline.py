@@ -25,7 +25,7 @@ from exlm_cli.data.corpus.splits import REJECTED, TRAIN, TRAIN_SEED, VALID, Spli
 from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError, TokenizerError
-from exlm_cli.paths import cache_root, expand_path
+from exlm_cli.files import cache_root, expand_path
 from exlm_cli.progress import Progress, SilentProgress
 
 # Raise it when the same input would give other shards.

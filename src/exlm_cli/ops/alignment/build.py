@@ -21,7 +21,7 @@ from typing import Literal
 import filelock
 
 from exlm_cli.errors import DataError
-from exlm_cli.paths import cache_root
+from exlm_cli.files import cache_root
 
 Kind = Literal["cpu", "cuda"]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from exlm_cli import environment
-from exlm_cli.environment import package_version, source_commit
+from exlm_cli import run_dir as environment
+from exlm_cli.run_dir import package_version, source_commit
 
 
 def test_a_distribution_that_is_not_installed_has_no_version() -> None:

@@ -8,7 +8,7 @@ from typing import NoReturn
 import pytest
 
 from exlm_cli.errors import DataError
-from exlm_cli.paths import cache_root, expand_path
+from exlm_cli.files import cache_root, expand_path
 
 
 @pytest.fixture
