@@ -1,12 +1,103 @@
-"""Formatting of numbers for messages, tables and figures."""
+"""How numbers are written in messages, tables and figures. Files for programs hold them unrounded instead."""
+
+import math
+from collections.abc import Iterable
+from datetime import timedelta
+
+NOT_DEFINED = "not defined"
+"""In place of a value that does not exist, such as the rank correlation of constant predictions."""
+
+NO_VALUE = "-"
+"""In a cell of a table for which nothing was measured."""
 
 
-def format_figure(value: float, *, beside: float | None = None) -> str:
-    """Return a score with four decimals, or where these would show none of it or too much, with four digits.
+def format_number(value: float | None, *, beside: float | None = None) -> str:
+    """Return a score or loss: four decimals, or four digits where the value is very small or large.
 
     Args:
-        value: Of any magnitude: values to predict come in units of their own.
-        beside: The figure whose spread it is, which it is written like.
+        value: None and NaN are not defined.
+        beside: Write the value like this one, as a deviation is written like its mean.
     """
+    if value is None or math.isnan(value):
+        return NOT_DEFINED
     magnitude = abs(value if beside is None else beside)
     return f"{value:.4f}" if magnitude == 0 or 1e-3 <= magnitude < 1e6 else f"{value:.4g}"
+
+
+def format_spread(mean: float | None, deviation: float | None) -> str:
+    """Return `0.8123 ± 0.0101`, or the mean alone where there is no deviation."""
+    if deviation is None or math.isnan(deviation):
+        return format_number(mean)
+    return f"{format_number(mean)} ± {format_number(deviation, beside=mean)}"
+
+
+def format_percent(share: float | None) -> str:
+    """Return a share as a percentage: one decimal from 1 % on, two digits below, never an exponent.
+
+    `85.2 %`, `3.4 %`, `0.34 %`, `0.0052 %`; `<0.0001 %` below that.
+    """
+    if share is None or math.isnan(share):
+        return NOT_DEFINED
+    percent = float(f"{100 * share:.1e}") if abs(share) < 0.01 else 100 * share
+    if 0 < abs(percent) < 1e-4:
+        return "<0.0001 %"
+    decimals = 1 if percent == 0 or abs(percent) >= 1 else 1 - math.floor(math.log10(abs(percent)))
+    return f"{percent:.{decimals}f} %"
+
+
+def format_in_percent(share: float | None, deviation: float | None = None) -> str:
+    """Return a score as the paper prints it, in percent without the sign: `85.2`, or `85.2 ± 0.4`."""
+    if share is None or math.isnan(share):
+        return NO_VALUE
+    is_alone = deviation is None or math.isnan(deviation)
+    return f"{100 * share:.1f}" + ("" if is_alone else f" ± {100 * (deviation or 0.0):.1f}")
+
+
+def format_ratio(ratio: float) -> str:
+    """Return a mask ratio as a percentage with the digits that it was given with: `15 %`, `38.7 %`."""
+    return f"{100 * ratio:g} %"
+
+
+def format_count(number: float) -> str:
+    """Return a whole number with commas: `1,234,567`."""
+    return f"{number:,.0f}"
+
+
+def format_counts(numbers: Iterable[int]) -> str:
+    """Return the sizes of splits: `1,210/151/152`."""
+    return "/".join(map(format_count, numbers))
+
+
+def format_large(number: float) -> str:
+    """Return a large number with three digits: 5,230,000 is `5.23 M`; below 1,000 it is written in full."""
+    return _scale(number, ("B", "M", "k")) or format_count(number)
+
+
+def format_duration(seconds: float) -> str:
+    """Return hours, minutes and seconds: `1:02:03`, days before them where there are any."""
+    return str(timedelta(seconds=round(seconds)))
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Return a size in decimal units: `82.3 MB`; below 1,000 in bytes."""
+    return _scale(num_bytes, ("GB", "MB", "kB")) or f"{num_bytes:.0f} bytes"
+
+
+def format_value(value: object) -> str:
+    """Return a value of any type as people read it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return format_count(value)
+    if value is None or isinstance(value, float):
+        return format_number(value)
+    return str(value)
+
+
+def _scale(number: float, units: tuple[str, str, str]) -> str:
+    """Return a number in the largest unit that it reaches, of a thousand millions, millions and thousands."""
+    rounded = float(f"{number:.2e}")
+    for size, unit in zip((1e9, 1e6, 1e3), units, strict=True):
+        if rounded >= size:
+            return f"{rounded / size:.3g} {unit}"
+    return ""

@@ -142,7 +142,7 @@ def test_results_go_to_stdout(capsys: Capture) -> None:
     assert captured.out.startswith("name: a\n")
     assert json.loads(captured.out.partition("\n")[2].partition("run ")[0]) == {"a": [1, None]}
     assert captured.out.endswith(
-        "run           runs/x\ntrain tokens  12,345\nloss          2.346\nwas cached    yes\nis new        no\n"
+        "run           runs/x\ntrain tokens  12,345\nloss          2.3457\nwas cached    yes\nis new        no\n"
     )
 
 

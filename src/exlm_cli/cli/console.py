@@ -1,14 +1,12 @@
 """The only module that prints: results to stdout, progress, messages and errors to stderr."""
 
 import json
-import math
 import os
 import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.box import SIMPLE_HEAD
@@ -19,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from exlm_cli.errors import ExlmError
-from exlm_cli.experiments.statistics import NOT_DEFINED
 from exlm_cli.files import finite_or_none
+from exlm_cli.format import format_duration, format_value
 from exlm_cli.progress import Bar, Board, Progress, SilentBoard
 
 if TYPE_CHECKING:
@@ -141,9 +139,9 @@ class _StandingColumn(TextColumn):
         parts = [_count(int(task.completed), None if task.total is None else int(task.total))]
         parts += _field_texts(task.fields["fields"], task.speed)
         if task.finished:
-            parts.append(f"{_clock(task.elapsed or 0.0)} in all")
+            parts.append(f"{format_duration(task.elapsed or 0.0)} in all")
         elif task.time_remaining is not None:
-            parts.append(f"{_clock(task.time_remaining)} left")
+            parts.append(f"{format_duration(task.time_remaining)} left")
         return Text(", ".join(parts))
 
 
@@ -208,9 +206,9 @@ class _LineBar:
         rate = (self._done - self._first) / elapsed_s if elapsed_s > 0 else None
         parts = [_count(self._done, self._total), *_field_texts(self._fields, rate)]
         if is_end:
-            parts.append(f"{_clock(elapsed_s)} in all")
+            parts.append(f"{format_duration(elapsed_s)} in all")
         elif rate and self._total is not None:
-            parts.append(f"{_clock((self._total - self._done) / rate)} left")
+            parts.append(f"{format_duration((self._total - self._done) / rate)} left")
         self._say(f"{self._label}: " + ", ".join(parts))
         self._said_s, self._said = now_s, self._done
 
@@ -257,7 +255,7 @@ def emit_renderable(renderable: RenderableType) -> None:
 def emit_pairs(pairs: Mapping[str, object]) -> None:
     """Write what a command made, one `name  value` line each; numbers as people read them."""
     width = max(map(len, pairs))
-    emit_text("".join(f"{name.replace('_', ' '):<{width}}  {_readable(value)}\n" for name, value in pairs.items()))
+    emit_text("".join(f"{name.replace('_', ' '):<{width}}  {format_value(value)}\n" for name, value in pairs.items()))
 
 
 def emit_error(error: ExlmError) -> None:
@@ -283,17 +281,3 @@ def _field_texts(fields: dict[str, str], rate: float | None) -> list[str]:
     if not {"speed", "rate"} & fields.keys() and rate is not None:
         texts.append(f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s")
     return texts
-
-
-def _clock(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))
-
-
-def _readable(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return NOT_DEFINED if math.isnan(value) else f"{value:.4g}"
-    return str(value)

@@ -8,8 +8,9 @@ from exlm_cli.dag.canvas import Canvas
 from exlm_cli.dag.fillings import Filling
 from exlm_cli.dag.inspect import Inspection
 from exlm_cli.dag.words import counted_fillings, filled_words
+from exlm_cli.format import format_percent
 from exlm_cli.report.palette import FAINT_INK
-from exlm_cli.report.text_metrics import fit_word, format_share, text_width
+from exlm_cli.report.text_metrics import fit_word, text_width
 
 _FONT, _PITCH = 9.0, 19.0
 _TOP, _BAR_LEFT, _BAR_WIDTH, _WORDS_LEFT = 22.0, 46.0, 46.0, 98.0
@@ -61,7 +62,7 @@ class FillingPanel:
         y = _TOP + 36.0
         shares = np.exp([filling.log_prob - n_best.log_prob_length for filling in n_best.fillings]).tolist()
         for filling, words, share in zip(n_best.fillings, self.words, shares, strict=True):
-            canvas.text(left + _BAR_LEFT - 6, y, format_share(share), _FONT, align="right")
+            canvas.text(left + _BAR_LEFT - 6, y, format_percent(share), _FONT, align="right")
             # not from the shares, which may be too small for a number
             bar = max(_BAR_WIDTH * float(np.exp(filling.log_prob - n_best.fillings[0].log_prob)), 0.5)
             canvas.box(left + _BAR_LEFT + bar / 2, y, bar, 9, "#B8C4D0")
@@ -70,8 +71,8 @@ class FillingPanel:
                 canvas.text(left + self.columns[-1] + 6, y, "\N{BALLOT X}", _FONT)
             y += _PITCH
         guess = inspection.guess
-        together = format_share(float(np.exp(guess.filling.log_prob - n_best.log_prob_length)))
-        alone = format_share(float(np.exp(guess.log_prob_independent)))
+        together = format_percent(float(np.exp(guess.filling.log_prob - n_best.log_prob_length)))
+        alone = format_percent(float(np.exp(guess.log_prob_independent)))
         canvas.text(left, y + 8, "Each [MASK] guessed on its own", 10.0, align="left", is_bold=True)
         note = f"{alone} if masks were independent; {together} in the DAG"
         canvas.text(left, y + 22, note, 8.0, FAINT_INK, align="left")

@@ -10,8 +10,8 @@ from exlm_cli.dag.inspect import Inspection
 from exlm_cli.dag.shapes import GRAPH_CAPTION
 from exlm_cli.dag.svg import graph_svg, heat_map_svg
 from exlm_cli.dag.words import counted_fillings, filled_words, health, note_on_cut, note_on_proof, sentence_words
+from exlm_cli.format import format_percent
 from exlm_cli.report.palette import ink_on, mask_colour
-from exlm_cli.report.text_metrics import format_share
 
 _STYLE = """
 :root { color-scheme: light dark; --paper: #ffffff; --ink: #1f2933; --faint: #5f6b76; --rule: #dde2e7; --heat: #08519c;
@@ -128,7 +128,7 @@ def _fillings_table(inspection: Inspection) -> str:
         bar = f'<span class="bar" style="width:{width:.1f}px"></span>'
         rows.append(_filling_row(inspection, str(rank), share, bar, filling))
     share = math.exp(guess.filling.log_prob - n_best.log_prob_length)
-    believed = format_share(math.exp(guess.log_prob_independent))
+    believed = format_percent(math.exp(guess.log_prob_independent))
     alone = f"each [MASK] guessed on its own; {believed} if masks were independent"
     rows.append(_filling_row(inspection, "", share, "", guess.filling, note=alone))
     return f"<table>{''.join(rows)}</table>"
@@ -141,7 +141,7 @@ def _filling_row(inspection: Inspection, rank: str, share: float, bar: str, fill
         verdict = f"<td>{'valid' if filling.is_valid_smiles else 'refused'}</td>"
     css, remark = (' class="alone"', f"<br><small>{escape(note)}</small>") if note else ("", "")
     return (
-        f'<tr{css}><td class="number">{rank}</td><td class="number">{format_share(share)}</td><td>{bar}</td>'
+        f'<tr{css}><td class="number">{rank}</td><td class="number">{format_percent(share)}</td><td>{bar}</td>'
         f"{chips}<td>{escape(printable(filling.text))}{remark}</td>{verdict}</tr>\n"
     )
 

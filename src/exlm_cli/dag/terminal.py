@@ -11,8 +11,8 @@ from exlm_cli.dag.fillings import Filling
 from exlm_cli.dag.graph import printable
 from exlm_cli.dag.inspect import Inspection
 from exlm_cli.dag.words import counted_fillings, filled_words, health, note_on_proof, sentence_words
+from exlm_cli.format import format_percent
 from exlm_cli.report.palette import ink_on, mask_colour
-from exlm_cli.report.text_metrics import format_share
 
 _LONGEST_TEXT = 58
 
@@ -83,10 +83,10 @@ def _fillings(inspection: Inspection) -> Table:
     if is_smiles:
         table.add_column("RDKit", no_wrap=True)
     for rank, filling in enumerate(n_best.fillings, start=1):
-        share = format_share(math.exp(filling.log_prob - n_best.log_prob_length))
+        share = format_percent(math.exp(filling.log_prob - n_best.log_prob_length))
         table.add_row(str(rank), share, _filled(inspection, filling), *_verdict(filling))
-    share = format_share(math.exp(guess.filling.log_prob - n_best.log_prob_length))
-    believed = format_share(math.exp(guess.log_prob_independent))
+    share = format_percent(math.exp(guess.filling.log_prob - n_best.log_prob_length))
+    believed = format_percent(math.exp(guess.log_prob_independent))
     table.add_section()
     table.add_row("", share, _filled(inspection, guess.filling), *_verdict(guess.filling))
     table.add_row("", "", Text(f"each [MASK] guessed on its own, {believed} if masks were independent", style="dim"))

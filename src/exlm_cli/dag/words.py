@@ -6,7 +6,7 @@ import re
 from exlm_cli.dag.fillings import Filling
 from exlm_cli.dag.graph import printable
 from exlm_cli.dag.inspect import Inspection
-from exlm_cli.report.text_metrics import format_share
+from exlm_cli.format import format_percent
 
 MAX_MASKS_DRAWN = 40
 """Masks shown in pictures; a sentence with more is cut there, and the picture says so."""
@@ -42,7 +42,7 @@ def health(inspection: Inspection) -> str:
     mean = f"{in_use.mean():.2f} of {dag.num_states_per_mask} states in use per [MASK]"
     if dag.num_states_per_mask > 1 and in_use.max() < _COLLAPSED:
         return f"{mean}: this DAG has collapsed onto one path, and each [MASK] is filled on its own."
-    share = format_share(math.exp(inspection.log_prob_exact))
+    share = format_percent(math.exp(inspection.log_prob_exact))
     return f"{mean}; {share} of the probability lies on paths with {_tokens(dag.num_masks)}."
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from exlm_cli.config.cells import CellPlan
 from exlm_cli.experiments.cell_files import diverged_tasks, scored_tasks, task_score
-from exlm_cli.experiments.statistics import NOT_DEFINED
 from exlm_cli.experiments.workers import Event
+from exlm_cli.format import NOT_DEFINED
 from exlm_cli.progress import Bar, Board, Progress
 
 _PARTS = 1000

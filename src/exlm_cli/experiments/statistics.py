@@ -4,9 +4,6 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-NOT_DEFINED = "not defined"
-"""What is said of a figure that has no value, such as the rank correlation of constant predictions."""
-
 _SAME_SHARE = 1.1
 """Shares p^k within this factor are one group: 0.15, 0.387^2 and 0.789^8 are meant to be equal and are so to 0.3 %."""
 

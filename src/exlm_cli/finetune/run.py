@@ -33,7 +33,7 @@ from exlm_cli.finetune.results import (
 )
 from exlm_cli.finetune.run_files import check_resumed, collect_results, describe_run
 from exlm_cli.finetune.trainer import TaskData, encode_task
-from exlm_cli.format import format_figure
+from exlm_cli.format import format_counts, format_number, format_percent
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import RUN_FILE, create_run_dir, read_run_json, sole_process, update_run_json
 from exlm_cli.tasks.base import DownstreamTask
@@ -122,7 +122,7 @@ def run_finetuning(
                 check_resumed(run, recipe, initial, data)
                 write_atomically(run / "recipe.yaml", dump_recipe(with_absolute_places(recipe)).encode())
         update_run_json(run, {"device": describe_device(device), "seeds": list(recipe.seeds)})
-        sizes = "/".join(f"{size:,}" for size in task.split_sizes.values())
+        sizes = format_counts(task.split_sizes.values())
         progress.message(
             f"{task.name}: {sizes} rows in {', '.join(task.splits)}; {initial.describe(recipe)['objective']} from "
             f"{initial.checkpoint}, on {describe_device(device)}; results in {run}"
@@ -172,8 +172,8 @@ def _notes(data: TaskData, initial: Initial) -> list[str]:
     share = data.unknown_share
     if share > MOST_UNKNOWN:
         notes.append(
-            f"{100 * share:.1f} % of the training tokens are [UNK]: the tokenizer of {initial.checkpoint} was not made "
-            "for this data"
+            f"{format_percent(share)} of the training tokens are [UNK]: the tokenizer of {initial.checkpoint} "
+            "was not made for this data"
         )
     return notes
 
@@ -222,8 +222,7 @@ def _run_cells(
 
 def _describe_cell(cell: Cell, result: dict[str, Any], metric: str) -> str:
     scores = ", ".join(
-        f"{split} {metric} {'not defined' if of_split[metric] is None else format_figure(of_split[metric])}"
-        for split, of_split in result["metrics"].items()
+        f"{split} {metric} {format_number(of_split[metric])}" for split, of_split in result["metrics"].items()
     )
     return (
         f"{cell.label}: best epoch {result['best_epoch']} of {result['epochs']}: {scores}; {result['elapsed_s']:.0f} s"

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from exlm_cli.experiments.cell_files import diverged_tasks, scored_tasks, task_score
-from exlm_cli.experiments.statistics import NOT_DEFINED, mean_and_deviation
+from exlm_cli.experiments.statistics import mean_and_deviation
+from exlm_cli.format import NOT_DEFINED
 from exlm_cli.report.curves import Row
 from exlm_cli.run_dir import read_metrics
 

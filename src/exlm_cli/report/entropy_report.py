@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from exlm_cli.experiments.scores import PredictionEntropy
-from exlm_cli.experiments.statistics import NOT_DEFINED
 from exlm_cli.files import make_folder
+from exlm_cli.format import NO_VALUE, format_number, format_ratio
 from exlm_cli.report.palette import FAINT_INK, INK, RUN_COLOURS
 from exlm_cli.report.style import drawing, new_figure, quieten, write_figure
-from exlm_cli.report.tables import NO_VALUE, ReportTable
+from exlm_cli.report.tables import ReportTable
 
 NamedEntropy = tuple[str, PredictionEntropy]
 """A model's name, and its figures at one masking."""
@@ -31,11 +31,11 @@ def entropy_table(entropies: Sequence[NamedEntropy]) -> ReportTable:
         (
             name,
             str(_num_copies(entropy)),
-            f"{100 * entropy.mask_ratio:g} %",
-            NOT_DEFINED if math.isnan(entropy.entropy_bits) else f"{entropy.entropy_bits:.4f}",
-            NO_VALUE if entropy.entropy_posterior_bits is None else f"{entropy.entropy_posterior_bits:.4f}",
-            f"{entropy.metrics['loss']:.4f}",
-            f"{entropy.metrics['mask_accuracy']:.4f}",
+            format_ratio(entropy.mask_ratio),
+            format_number(entropy.entropy_bits),
+            NO_VALUE if entropy.entropy_posterior_bits is None else format_number(entropy.entropy_posterior_bits),
+            format_number(entropy.metrics["loss"]),
+            format_number(entropy.metrics["mask_accuracy"]),
         )
         for name, entropy in entropies
     ]

@@ -1,7 +1,6 @@
 """The results of a fine-tuning run in a terminal: scores over seeds, what they were made with, where they are."""
 
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any
 
 from rich import box
@@ -9,8 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from exlm_cli.experiments.statistics import NOT_DEFINED
-from exlm_cli.format import format_figure
+from exlm_cli.format import NOT_DEFINED, format_count, format_counts, format_duration, format_number, format_percent
 
 
 def render_summary(results: Mapping[str, Any], run_dir: str) -> RenderableType:
@@ -36,16 +34,16 @@ def format_score(summary: Mapping[str, Any], aggregate: str) -> str:
         return NOT_DEFINED
     known = [v for v in summary["values"] if v is not None]
     if len(known) == 1:
-        return format_figure(value)
+        return format_number(value)
     if aggregate == "median":
-        least, most = (format_figure(bound, beside=value) for bound in (min(known), max(known)))
-        return f"{format_figure(value)} ({least} to {most})"
-    return f"{format_figure(value)} ± {format_figure(summary['std'], beside=value)}"
+        least, most = (format_number(bound, beside=value) for bound in (min(known), max(known)))
+        return f"{format_number(value)} ({least} to {most})"
+    return f"{format_number(value)} ± {format_number(summary['std'], beside=value)}"
 
 
 def _heading(results: Mapping[str, Any]) -> str:
     init, seeds = results["init"], results["seeds"]
-    sizes = "/".join(f"{size:,}" for size in results["split_sizes"].values())
+    sizes = format_counts(results["split_sizes"].values())
     begun = f"{init['objective']} {init['recipe']}"
     if init["checkpoint"] is not None:
         begun += f" after {init['steps']:,} steps"
@@ -83,7 +81,7 @@ def _footing(results: Mapping[str, Any], run_dir: str) -> list[str]:
     epochs = ", ".join(str(epoch) for epoch in results["best_epochs"])
     lines.append(f"best epochs by validation {results['selection_metric']}: {epochs}")
     lines.append(
-        f"trained in {timedelta(seconds=round(results['elapsed_s']))}, {results['tokens_per_s']:,.0f} tokens/s, "
-        f"{100 * results['outside_model_share']:.1f} % of it outside the model"
+        f"trained in {format_duration(results['elapsed_s'])}, {format_count(results['tokens_per_s'])} tokens/s, "
+        f"{format_percent(results['outside_model_share'])} of it outside the model"
     )
     return [*lines, f"results: {run_dir}/results.json"]

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from exlm_cli.experiments.scores import FinetunedRun
+from exlm_cli.format import NO_VALUE, format_in_percent, format_large
 from exlm_cli.report.paper_numbers import TABLE_1, TABLE_3, Budget, PaperTable
-from exlm_cli.report.score_text import millions, percent, pretraining_budget
-from exlm_cli.report.tables import NO_VALUE, ReportTable
+from exlm_cli.report.score_text import percent, pretraining_budget
+from exlm_cli.report.tables import ReportTable
 
 DETAILS = ("seeds", "parameters", "pre-training")
 
@@ -123,7 +124,7 @@ def _cell(shape: Shape, column: str, by_task: Mapping[str, FinetunedRun]) -> str
     if column == shape.mean[0]:
         values = [_value(shape, name, by_task) for name in shape.mean[1]]
         known = [value for value in values if value is not None]
-        return f"{100 * math.fsum(known) / len(known):.1f}" if len(known) == len(values) else NO_VALUE
+        return format_in_percent(math.fsum(known) / len(known)) if len(known) == len(values) else NO_VALUE
     task, metric = shape.scores[column]
     if task not in by_task:
         return NO_VALUE
@@ -174,5 +175,5 @@ def _budget(budget: Budget | None) -> tuple[str, str, str]:
 
 def _own_budget(runs: Sequence[FinetunedRun]) -> tuple[str, str, str]:
     seeds = sorted({len(run.results["seeds"]) for run in runs})
-    parameters = dict.fromkeys(millions(run.results["parameters"]) for run in runs)
+    parameters = dict.fromkeys(format_large(run.results["parameters"]) for run in runs)
     return " or ".join(map(str, seeds)), " or ".join(parameters), pretraining_budget(runs[0].results["init"])

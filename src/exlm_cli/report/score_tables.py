@@ -1,12 +1,11 @@
 """Scores of runs side by side: a table for each task, and one of pre-trained checkpoints."""
 
-import math
 from collections.abc import Sequence
 
 from exlm_cli.experiments.scores import FinetunedRun, PretrainedScore
-from exlm_cli.experiments.statistics import NOT_DEFINED
-from exlm_cli.report.score_text import as_is, count, millions, pretraining_budget
-from exlm_cli.report.tables import NO_VALUE, ReportTable
+from exlm_cli.format import NO_VALUE, format_count, format_counts, format_large, format_number
+from exlm_cli.report.score_text import as_is, pretraining_budget
+from exlm_cli.report.tables import ReportTable
 
 _SHOWN_AS = {
     "loss": "loss, nats per target",
@@ -49,7 +48,7 @@ def task_table(runs: Sequence[FinetunedRun]) -> ReportTable:
             of_split = yardstick["metrics"][run.scored_split]
             for row, name in zip(rows, names, strict=True):
                 row.append(as_is(of_split.get(name), run.results["aggregate"]))
-    sizes = "/".join(f"{size:,}" for size in first["split_sizes"].values())
+    sizes = format_counts(first["split_sizes"].values())
     return ReportTable(
         "scores-" + first["task"].replace("/", "-"),
         f"{first['task']}, {sizes} rows in {', '.join(first['split_sizes'])}, scored on {runs[0].scored_split}",
@@ -70,8 +69,8 @@ def pretraining_table(scores: Sequence[PretrainedScore]) -> ReportTable:
         for name in names
     ]
     notes = [
-        f"{s.name}: {s.objective}, step {s.step:,}, {millions(s.parameters)} parameters, {count(s.tokens)} tokens, "
-        f"scored on {s.data}"
+        f"{s.name}: {s.objective}, step {s.step:,}, {format_large(s.parameters)} parameters, "
+        f"{format_large(s.tokens)} tokens, scored on {s.data}"
         for s in scores
     ]
     return ReportTable(
@@ -80,11 +79,7 @@ def pretraining_table(scores: Sequence[PretrainedScore]) -> ReportTable:
 
 
 def _figure(name: str, value: float) -> str:
-    if math.isnan(value):
-        return NOT_DEFINED
-    if name in _COUNTS:
-        return f"{value:,.0f}"
-    return f"{value:.4f}" if value < 1000 else f"{value:,.1f}"
+    return format_count(value) if name in _COUNTS else format_number(value)
 
 
 def _describe_run(run: FinetunedRun) -> str:
@@ -92,7 +87,7 @@ def _describe_run(run: FinetunedRun) -> str:
     over = f"{run.results['aggregate']} of {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
     return (
         f"{run.name}: {init['recipe']} ({init['objective']}), pre-training {pretraining_budget(init)}, "
-        f"{millions(run.results['parameters'])} parameters, {over}"
+        f"{format_large(run.results['parameters'])} parameters, {over}"
     )
 
 

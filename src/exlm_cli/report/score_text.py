@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from exlm_cli.format import NO_VALUE, format_in_percent, format_large
 from exlm_cli.report.finetune_summary import format_score
-from exlm_cli.report.tables import NO_VALUE
 
 Summary = Mapping[str, Any]
 
@@ -15,28 +15,14 @@ def as_is(summary: Summary | None, aggregate: str) -> str:
 
 
 def percent(summary: Summary | None, aggregate: str) -> str:
-    """Return a share in percent as `85.2 ±0.4`, or a median alone; a dash where there is none."""
-    if summary is None or summary[aggregate] is None:
+    """Return a share in percent as `85.2 ± 0.4`, or a median alone; a dash where there is none."""
+    if summary is None:
         return NO_VALUE
-    spread = f" ±{100 * summary['std']:.1f}" if aggregate == "mean" and summary["std"] is not None else ""
-    return f"{100 * summary[aggregate]:.1f}{spread}"
+    return format_in_percent(summary[aggregate], summary["std"] if aggregate == "mean" else None)
 
 
 def pretraining_budget(init: Mapping[str, Any]) -> str:
     """Return `4,000 steps, 13.1 M tokens` of `init` in results.json."""
     if init["objective"] == "scratch":
         return "none"
-    return f"{init['steps']:,} steps, {count(init['tokens'])} tokens"
-
-
-def millions(number: int) -> str:
-    """Return 5,230,000 as `5.2 M`."""
-    return f"{number / 1e6:.1f} M"
-
-
-def count(number: int) -> str:
-    """Return 13,100,000 as `13.1 M`."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g} {letter}"
-    return str(number)
+    return f"{init['steps']:,} steps, {format_large(init['tokens'])} tokens"

@@ -6,15 +6,14 @@ A variant is matched to a row of the paper by what it is, not by its name, and o
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
-from exlm_cli.experiments.statistics import NOT_DEFINED, mean_and_deviation
+from exlm_cli.experiments.statistics import mean_and_deviation
+from exlm_cli.format import NO_VALUE, NOT_DEFINED, format_duration, format_in_percent, format_large, format_ratio
 from exlm_cli.report.cell_rows import divergences, seed_note
 from exlm_cli.report.paper_numbers import TABLE_2, TABLE_4, TABLE_13, Budget, PaperTable
-from exlm_cli.report.score_text import millions
 from exlm_cli.report.sweep_rows import ENTROPIES, SweepRow, task_figures
-from exlm_cli.report.tables import NO_VALUE, ReportTable
+from exlm_cli.report.tables import ReportTable
 
 _HEADINGS = {
     "loss": "loss",
@@ -157,7 +156,7 @@ def _entropy_tables(rows: Sequence[SweepRow]) -> list[ReportTable]:
             ReportTable(
                 f"figure-12-{'states' if kind == 'entropy_bits' else 'weighted'}",
                 f"Entropy of the predictions in bits over the mask ratio p, {kinds[kind]} (Figure 12)",
-                ("variant", *(f"{100 * ratio:g}%" for ratio in ratios)),
+                ("variant", *map(format_ratio, ratios)),
                 (tuple(row for row in cells if any(cell != NO_VALUE for cell in row[1:])),),
             )
         )
@@ -178,7 +177,7 @@ def _paper_table(paper: PaperTable, found: Mapping[str, SweepRow]) -> ReportTabl
         for name, numbers in paper.rows.items()
     ]
     ours = [
-        ("ours", name, *(_percent(_score(row, column)) for column in paper.columns), *_own_budget(row))
+        ("ours", name, *(format_in_percent(_score(row, column)) for column in paper.columns), *_own_budget(row))
         for name, row in found.items()
     ]
     return ReportTable(
@@ -210,10 +209,6 @@ def _score(row: SweepRow, column: str) -> float:
     return row.mean(f"{_COLUMNS[column]} accuracy")
 
 
-def _percent(value: float) -> str:
-    return NO_VALUE if math.isnan(value) else f"{100 * value:.1f}"
-
-
 def _is_plain(row: SweepRow) -> bool:
     """Say whether all that a variant changes is told by what it is; an MLM has no clones to embed."""
     others = set(row.changes) - _SPOKEN_OF
@@ -223,9 +218,9 @@ def _is_plain(row: SweepRow) -> bool:
 def _details(row: SweepRow) -> tuple[str, ...]:
     seeds, parameters, pretraining = _own_budget(row)
     changes = ", ".join(f"{key}={_plain(value)}" for key, value in row.changes.items())
-    time = NO_VALUE if row.elapsed_s is None else str(timedelta(seconds=round(row.elapsed_s)))
+    time = NO_VALUE if row.elapsed_s is None else format_duration(row.elapsed_s)
     k, p = row.about["num_states_per_mask"], row.about["mask_ratio"]
-    return str(k), f"{100 * p:g}%", pretraining, parameters, seeds, time, changes or NO_VALUE
+    return str(k), format_ratio(p), pretraining, parameters, seeds, time, changes or NO_VALUE
 
 
 def _own_budget(row: SweepRow) -> tuple[str, str, str]:
@@ -234,7 +229,7 @@ def _own_budget(row: SweepRow) -> tuple[str, str, str]:
         return seeds, NO_VALUE, NO_VALUE
     sequences, tokens = row.about["batch_sequences"], row.about["batch_tokens"]
     step = f"{sequences:,} sequences" if sequences is not None else f"at most {tokens:,} tokens"
-    return seeds, millions(row.parameters), f"{row.steps:,} steps of {step}"
+    return seeds, format_large(row.parameters), f"{row.steps:,} steps of {step}"
 
 
 def _paper_budget(budget: Budget) -> tuple[str, str, str]:

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from exlm_cli.files import make_folder, write_atomically
+from exlm_cli.format import NO_VALUE
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 SUFFIXES = {"markdown": ".md", "csv": ".csv", "latex": ".tex"}
 """Formats of files, and how their names end."""
-
-NO_VALUE = "-"
 
 # a backslash first, or the others' would be escaped again
 _LATEX = {

@@ -49,14 +49,6 @@ def flow_words(words: Sequence[str], font: float, width: float) -> list[tuple[fl
     return places
 
 
-def format_share(probability: float) -> str:
-    """Return a probability as a percentage with two or three digits that say something."""
-    percent = 100 * probability
-    if percent >= 9.95 or percent == 0:
-        return f"{percent:.1f} %"
-    return f"{percent:.2f} %" if percent >= 0.01 else f"{percent:.0e} %"
-
-
 def _advance(letter: str) -> int:
     index = ord(letter) - _FIRST
     if 0 <= index < len(_ADVANCES):

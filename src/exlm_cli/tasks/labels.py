@@ -20,6 +20,7 @@ import numpy as np
 from exlm_cli.config.spelling import how_to_set
 from exlm_cli.data.rows.table import Table
 from exlm_cli.errors import DataError
+from exlm_cli.format import format_percent
 from exlm_cli.tasks.base import FloatArray, Loss
 from exlm_cli.tasks.table_task import name_some
 
@@ -159,7 +160,7 @@ def _binary_labels(table: Table, cells: dict[str, tuple[str, ...]]) -> Labels:
         (name,) = cells
         raise DataError(f"{table.path}: `{name}` is {np.nanmax(targets):g} in every row that has it: nothing to learn")
     what = f"a 0/1 label, `{next(iter(cells))}`" if len(cells) == 1 else f"{len(cells)} 0/1 labels"
-    positive = ", ".join(f"{100 * float(np.nanmean(column)):.1f} %" for column in targets.T[:5])
+    positive = ", ".join(format_percent(float(np.nanmean(column))) for column in targets.T[:5])
     more = "" if len(cells) <= 5 else ", ..."
     return Labels("binary", tuple(cells), targets, (f"found {what}, positive in {positive}{more} of the rows",))
 

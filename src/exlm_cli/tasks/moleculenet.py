@@ -11,6 +11,7 @@ from exlm_cli.config.spelling import how_to_set
 from exlm_cli.data.download import fetch_once
 from exlm_cli.data.rows.table import Table, read_table
 from exlm_cli.errors import ConfigError, DataError
+from exlm_cli.format import format_counts
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import FloatArray
 from exlm_cli.tasks.moleculenet_sets import IDENTIFIER_COLUMNS, MOLECULENET_SETS, SMILES_COLUMNS, MoleculeNetSet
@@ -139,7 +140,7 @@ def _compare_with_table_9(known: MoleculeNetSet, indices: SplitIndices) -> list[
     sizes = tuple(len(indices.get(split, ())) for split in SPLITS)
     if sizes == known.table_9:
         return []
-    found, printed = ("/".join(f"{size:,}" for size in three) for three in (sizes, known.table_9))
+    found, printed = (format_counts(three) for three in (sizes, known.table_9))
     is_public_file = all(abs(a - b) <= _MOST_ROWS_OFF for a, b in zip(sizes, known.table_9, strict=True))
     reason = f": {known.known_difference}" if known.known_difference and is_public_file else ""
     return [f"{found} molecules, Table 9 has {printed}{reason}"]

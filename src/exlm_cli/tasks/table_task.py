@@ -13,6 +13,7 @@ from exlm_cli.data.masking import IntArray
 from exlm_cli.data.rows.left_out import LeftOut
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
+from exlm_cli.format import format_percent
 from exlm_cli.tasks.base import EncodedSplit, FloatArray, Loss, Split
 from exlm_cli.tasks.metrics import describe_unscorable, score_binary, score_classes, score_regression
 from exlm_cli.tasks.pairs import encode_pairs
@@ -162,7 +163,7 @@ class TableTask:
         used = np.concatenate([self.targets(split) for split in self.splits])
         share = float(np.isnan(used).mean())
         if share > 0:
-            notes.append(f"{100 * share:.1f} % of the labels are missing; they are left out of loss and scores")
+            notes.append(f"{format_percent(share)} of the labels are missing; they are left out of loss and scores")
         for split in self.splits:
             unscorable = self._unscorable(split)
             if unscorable:

@@ -20,7 +20,7 @@ from torch import nn
 from exlm_cli.config.sections import OptimConfig
 from exlm_cli.data.masking import IntArray
 from exlm_cli.errors import CheckpointError, ConfigError, DivergedError, InterruptedRunError
-from exlm_cli.format import format_figure
+from exlm_cli.format import format_number
 from exlm_cli.progress import Bar, Progress
 from exlm_cli.run_dir import MetricsLog
 from exlm_cli.train.checkpoint import (
@@ -292,7 +292,7 @@ class TrainingLoop:
         """Return the best validation so far for the bar."""
         if self.selection is None or self.state.best_value is None:
             return {}
-        return {f"best {self.selection.metric}": format_figure(self.state.best_value)}
+        return {f"best {self.selection.metric}": format_number(self.state.best_value)}
 
     def _log_interval(self, tokens_per_s: float) -> None:
         state = self.state

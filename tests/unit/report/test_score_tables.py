@@ -5,21 +5,19 @@ import math
 from exlm_cli.experiments.scores import PretrainedScore
 from exlm_cli.finetune.results import summarise_values
 from exlm_cli.report.score_tables import pretraining_table, task_tables
-from exlm_cli.report.score_text import as_is, count, millions, percent, pretraining_budget
+from exlm_cli.report.score_text import as_is, percent, pretraining_budget
 from tests.unit.report.scored_runs import scored, yardstick
 
 METRICS: dict[str, list[float | None]] = {"roc_auc": [0.7, 0.8], "loss": [0.5, 0.6], "f1": [None, None]}
 
 
 def test_numbers_are_written_for_people() -> None:
-    assert [count(n) for n in (7, 999, 1000, 13_100_000, 2_000_000_000)] == ["7", "999", "1 k", "13.1 M", "2 G"]
-    assert millions(5_230_000) == "5.2 M"
     assert (
         pretraining_budget({"objective": "exlm", "steps": 4000, "tokens": 13_100_000}) == "4,000 steps, 13.1 M tokens"
     )
     assert pretraining_budget({"objective": "scratch", "steps": 0, "tokens": 0}) == "none"
     summary = summarise_values([0.7, 0.8])
-    assert (percent(summary, "mean"), percent(summary, "median")) == ("75.0 ±7.1", "75.0")
+    assert (percent(summary, "mean"), percent(summary, "median")) == ("75.0 ± 7.1", "75.0")
     assert percent(summarise_values([0.7]), "mean") == "70.0"
     assert percent(None, "mean") == percent(summarise_values([None]), "mean") == as_is(None, "mean") == "-"
 
@@ -40,8 +38,8 @@ def test_each_run_has_a_column_and_the_metric_that_chose_comes_first() -> None:
     )
     assert first.title == "csv, 1,210/151/152 rows in train, valid, test, scored on test"
     assert first.notes == (
-        "one: smiles-small (exlm), pre-training 1,200 steps, 13.1 M tokens, 5.2 M parameters, mean of 2 seeds",
-        "two: smiles-small (exlm), pre-training 1,200 steps, 13.1 M tokens, 5.2 M parameters, seed 1",
+        "one: smiles-small (exlm), pre-training 1,200 steps, 13.1 M tokens, 5.23 M parameters, mean of 2 seeds",
+        "two: smiles-small (exlm), pre-training 1,200 steps, 13.1 M tokens, 5.23 M parameters, seed 1",
     )
     assert (second.name, second.rows) == ("scores-glue-rte", (("accuracy", "0.6000 (0.5000 to 0.7000)"),))
 
@@ -70,7 +68,7 @@ def test_pretrained_checkpoints_have_a_column_each_with_what_they_were_scored_on
     table = pretraining_table([exlm, mlm])
     assert {row[0]: row[1:] for row in table.rows} == {
         "loss, nats per target": ("2.5000", "2.0000"),
-        "perplexity": ("12.1800", "12,345.6"),
+        "perplexity": ("12.1800", "12345.6000"),
         "entropy, bits": ("3.0000", "-"),
         "effective states per mask": ("1.5000", "-"),
         "sequences scored": ("1,900", "-"),

@@ -83,7 +83,7 @@ def test_every_variant_is_told_with_its_budget_and_its_changes() -> None:
     by_label = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
     exlm, mlm = by_label["exlm"], by_label["mlm"]
     assert (exlm["loss"], exlm["accuracy %"], exlm["states"]) == ("2.010 ± 0.014", "50.0 ± 0.0", "1.50 ± 0.00")
-    assert (mlm["weighted bits"], mlm["k"], mlm["p"], mlm["time"]) == ("–", "1", "15%", "0:01:01")
+    assert (mlm["weighted bits"], mlm["k"], mlm["p"], mlm["time"]) == ("–", "1", "15 %", "0:01:01")
     assert by_label["exlm-no-2d-rope"]["changes"] == "model.rope=1d"
     assert exlm["changes"] == "-"
 
@@ -113,7 +113,7 @@ def test_a_diverged_variant_is_told_and_has_no_figure() -> None:
 def test_entropy_over_p_stands_once_for_each_definition() -> None:
     tables = sweep_tables(sweep_rows(sweep_results("figure-12", seeds=(1, 3))), name="figure-12")
     assert [table.name for table in tables[:3]] == ["variants", "figure-12-states", "figure-12-weighted"]
-    assert tables[1].columns == ("variant", "15%", "38.7%", "62.2%", "78.9%")
+    assert tables[1].columns == ("variant", "15 %", "38.7 %", "62.2 %", "78.9 %")
     assert {row[0]: row[1:] for row in tables[1].rows}["exlm-k2"] == tuple(
         f"{10 * p / 2 + 0.01:.2f} ± 0.01" for p in (0.15, 0.387, 0.622, 0.789)
     )

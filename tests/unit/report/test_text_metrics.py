@@ -6,7 +6,7 @@ import pytest
 from matplotlib.font_manager import findfont
 from matplotlib.ft2font import FT2Font
 
-from exlm_cli.report.text_metrics import fit_word, flow_words, format_share, shorten_word, text_width
+from exlm_cli.report.text_metrics import fit_word, flow_words, shorten_word, text_width
 
 
 def test_widths_of_ascii_are_those_of_the_font() -> None:
@@ -39,11 +39,3 @@ def test_words_flow_into_lines() -> None:
     assert places[1][0] == pytest.approx(text_width("aaaa ", 10))
     assert places[2][0] == 0
     assert flow_words([], 10, width) == []
-
-
-@pytest.mark.parametrize(
-    ("probability", "shown"),
-    [(1, "100.0 %"), (0.1234, "12.3 %"), (0.0754, "7.54 %"), (0.00012, "0.01 %"), (2e-7, "2e-05 %"), (0, "0.0 %")],
-)
-def test_shares_keep_digits_that_say_something(probability: float, shown: str) -> None:
-    assert format_share(probability) == shown

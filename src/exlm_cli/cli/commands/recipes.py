@@ -21,7 +21,7 @@ def recipes(
     from exlm_cli.cli import console
     from exlm_cli.config.kinds import KINDS
     from exlm_cli.config.load import list_recipes, load_recipe, recipe_kind
-    from exlm_cli.report.score_text import millions
+    from exlm_cli.format import format_large
 
     if name is not None:
         recipe: Recipe = load_recipe(name, kind=recipe_kind(name))
@@ -35,7 +35,7 @@ def recipes(
             [
                 e["name"],
                 e["command"],
-                "" if e["parameters"] is None else millions(e["parameters"]),
+                "" if e["parameters"] is None else format_large(e["parameters"]),
                 "" if e["tokens_per_step"] is None else f"{e['tokens_per_step']:,}",
             ]
             for e in entries

@@ -14,6 +14,7 @@ from exlm_cli.data.corpus.inputs import BundledSource, FileSource, Source
 from exlm_cli.data.rows.hub import HubSource, find_revision
 from exlm_cli.data.rows.readers import format_of
 from exlm_cli.errors import DataError
+from exlm_cli.format import format_bytes
 from exlm_cli.progress import Progress
 
 # A file that changed this recently could change again within one tick of the file system's clock.
@@ -99,7 +100,7 @@ def _file_sha256(path: Path, state: tuple[int, ...], digests: Path, progress: Pr
         pass  # not remembered, or not readably: read the file
     size_bytes, _, changed_ns, *_ = state
     if size_bytes > _HUGE_BYTES:
-        progress.message(f"{path}: reading {size_bytes / 1e6:,.0f} MB to tell whether it has changed")
+        progress.message(f"{path}: reading {format_bytes(size_bytes)} to tell whether it has changed")
     begun_ns = time.time_ns()
     try:
         with path.open("rb") as file:
