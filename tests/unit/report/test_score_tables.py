@@ -73,7 +73,7 @@ def test_pretrained_checkpoints_have_a_column_each_with_what_they_were_scored_on
         "effective states per mask": ("1.5000", "-"),
         "sequences scored": ("1,900", "-"),
     }
-    assert table.notes[0] == ("a: exlm, step 30, 0.6 M parameters, 55.6 k tokens, scored on 19 sequences of x.txt")
+    assert table.notes[0] == ("a: exlm, step 30, 650 k parameters, 55.6 k tokens, scored on 19 sequences of x.txt")
 
 
 def test_an_entropy_that_is_not_defined_is_told() -> None:
