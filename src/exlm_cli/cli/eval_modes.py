@@ -252,14 +252,14 @@ def _emit_tables(
 ) -> None:
     """Write tables in the formats asked for, and tell what there is."""
     from exlm_cli.cli import console
-    from exlm_cli.report.tables import as_terminal, write_tables
+    from exlm_cli.report.tables import write_tables
 
     if output.formats:
         files = [*files, *write_tables(tables, output.folder or runs.report, output.formats)]
     if output.as_json:
         return console.emit_json({**content, "files": [str(file) for file in files]})
     for table in tables:
-        console.emit_renderable(as_terminal(table))
+        console.emit_renderable(table)
         console.emit_text("")
     if files:
         console.emit_text("\n".join(f"wrote {file}" for file in files))

@@ -30,7 +30,7 @@ def tell_sweep(
     """
     from exlm_cli.cli import console
     from exlm_cli.report.sweep_report import sweep_as_json, write_sweep_report
-    from exlm_cli.report.tables import as_terminal, write_tables
+    from exlm_cli.report.tables import write_tables
 
     folder = folder or run / "report"
     report = write_sweep_report(run, cells, name=name, folder=folder, has_figures=has_figures)
@@ -38,7 +38,7 @@ def tell_sweep(
     if as_json:
         return console.emit_json(sweep_as_json(run, report.rows, files))
     for table in report.tables:
-        console.emit_renderable(as_terminal(table))
+        console.emit_renderable(table)
         console.emit_text("")
     _emit_files(run, files)
 

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from exlm_cli.report.palette import FAINT_INK, INK, ink_on, mask_colour
-from exlm_cli.report.style import drawing, render_figure
+from exlm_cli.report.style import FAINT_INK, INK, drawing, ink_on, mask_colour, render_figure
 from exlm_cli.report.text_metrics import flow_words, text_width
 
 if TYPE_CHECKING:

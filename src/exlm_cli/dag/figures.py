@@ -11,7 +11,7 @@ from exlm_cli.dag.inspect import Inspection
 from exlm_cli.dag.layout import lay_out_graph
 from exlm_cli.dag.shapes import GRAPH_CAPTION, EdgeCurve, GraphLayout, NodeBox
 from exlm_cli.dag.words import MAX_MASKS_DRAWN, health, note_on_cut, note_on_proof, sentence_words
-from exlm_cli.report.palette import FAINT_INK, INK, fade, ink_on, mask_colour
+from exlm_cli.report.style import FAINT_INK, INK, fade, ink_on, mask_colour
 from exlm_cli.report.text_metrics import fit_word, text_width
 
 _MOST_MASKS_IN_PANEL = 5

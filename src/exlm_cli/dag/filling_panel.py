@@ -9,7 +9,7 @@ from exlm_cli.dag.fillings import Filling
 from exlm_cli.dag.inspect import Inspection
 from exlm_cli.dag.words import counted_fillings, filled_words
 from exlm_cli.format import format_percent
-from exlm_cli.report.palette import FAINT_INK
+from exlm_cli.report.style import FAINT_INK
 from exlm_cli.report.text_metrics import fit_word, text_width
 
 _FONT, _PITCH = 9.0, 19.0

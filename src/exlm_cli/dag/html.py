@@ -11,7 +11,7 @@ from exlm_cli.dag.shapes import GRAPH_CAPTION
 from exlm_cli.dag.svg import graph_svg, heat_map_svg
 from exlm_cli.dag.words import counted_fillings, filled_words, health, note_on_cut, note_on_proof, sentence_words
 from exlm_cli.format import format_percent
-from exlm_cli.report.palette import ink_on, mask_colour
+from exlm_cli.report.style import ink_on, mask_colour
 
 _STYLE = """
 :root { color-scheme: light dark; --paper: #ffffff; --ink: #1f2933; --faint: #5f6b76; --rule: #dde2e7; --heat: #08519c;

@@ -11,7 +11,7 @@ from exlm_cli.dag.inspect import Inspection
 from exlm_cli.dag.layout import lay_out_graph
 from exlm_cli.dag.shapes import EdgeCurve, GraphLayout, NodeBox, Points
 from exlm_cli.dag.words import MAX_MASKS_DRAWN
-from exlm_cli.report.palette import fade, ink_on, mask_colour
+from exlm_cli.report.style import fade, ink_on, mask_colour
 from exlm_cli.report.text_metrics import fit_word, text_width
 
 _LEAST_SHOWN = 0.005

@@ -12,7 +12,7 @@ from exlm_cli.dag.graph import printable
 from exlm_cli.dag.inspect import Inspection
 from exlm_cli.dag.words import counted_fillings, filled_words, health, note_on_proof, sentence_words
 from exlm_cli.format import format_percent
-from exlm_cli.report.palette import ink_on, mask_colour
+from exlm_cli.report.style import ink_on, mask_colour
 
 _LONGEST_TEXT = 58
 

@@ -10,7 +10,7 @@ from exlm_cli.dag.fillings import Filling
 from exlm_cli.dag.graph import printable
 from exlm_cli.dag.inspect import Inspection
 from exlm_cli.dag.words import filled_words
-from exlm_cli.report.palette import fade, ink_on, mask_colour
+from exlm_cli.report.style import fade, ink_on, mask_colour
 
 SCHEMA = "exlm.dag/1"
 _LEAST_DRAWN = 0.03

@@ -7,8 +7,7 @@ from pathlib import Path
 from exlm_cli.experiments.scores import PredictionEntropy
 from exlm_cli.files import make_folder
 from exlm_cli.format import NO_VALUE, format_number, format_ratio
-from exlm_cli.report.palette import FAINT_INK, INK, RUN_COLOURS
-from exlm_cli.report.style import drawing, new_figure, quieten, write_figure
+from exlm_cli.report.style import FAINT_INK, INK, RUN_COLOURS, drawing, new_figure, quieten, write_figure
 from exlm_cli.report.tables import ReportTable
 
 NamedEntropy = tuple[str, PredictionEntropy]

@@ -14,8 +14,7 @@ from exlm_cli.files import write_atomically
 from exlm_cli.report.cell_rows import in_words, show_figure
 from exlm_cli.report.curves import LineStyle, Row, render_curves
 from exlm_cli.report.grid_table import GridRow, agreements, task_figures
-from exlm_cli.report.palette import FAINT_INK, INK, corruption_colour, ink_on
-from exlm_cli.report.style import drawing, quieten, render_figure
+from exlm_cli.report.style import FAINT_INK, INK, corruption_colour, drawing, ink_on, quieten, render_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

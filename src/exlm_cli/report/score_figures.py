@@ -13,8 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exlm_cli.files import make_folder
-from exlm_cli.report.palette import FAINT_INK, INK, RUN_COLOURS, fade, ink_on
-from exlm_cli.report.style import SPINE_INK, drawing, new_figure, quieten, write_figure
+from exlm_cli.report.style import (
+    FAINT_INK,
+    INK,
+    RUN_COLOURS,
+    SPINE_INK,
+    drawing,
+    fade,
+    ink_on,
+    new_figure,
+    quieten,
+    write_figure,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,19 +1,39 @@
-"""How figures of numbers look: fonts, quiet axes, a title broken into lines, the same bytes for the same data."""
+"""Look of all figures: colours, fonts, axes, titles; the same data give the same bytes."""
 
 import io
 import textwrap
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exlm_cli.files import write_atomically
-from exlm_cli.report.palette import FAINT_INK, INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+MASK_COLOURS = ("#F4C542", "#A86B3C", "#56B4E9", "#147A5C", "#D08CC0", "#3B6FB6", "#E07A5F", "#6E6B3A")
+"""Neighbours differ in lightness as well as in hue, so they stay apart for colour-blind readers and in print."""
+
+END_COLOUR = "#C9CED6"
+"""BOS and EOS."""
+
+INK = "#1F2933"
+"""Words and numbers."""
+
+FAINT_INK = "#67727E"
+"""Captions."""
+
+RUN_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#A86B3C", "#56B4E9", "#E69F00", "#333333")
+"""Curves of several runs (Okabe and Ito)."""
+
+CORRUPTION_RAMP = ("#FCA636", "#E16462", "#B12A90", "#6A00A8", "#0D0887")
+"""Cells of a Repeated-MLM grid from the smallest p^k to the largest: the darker, the more semantics are lost."""
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+LINE_STYLES = ("-", "--", ":", "-.")
 
 GRID_INK = "#E6E9EC"
 SPINE_INK = "#B5BDC5"
@@ -26,7 +46,7 @@ _FORMATS = ("png", "svg")
 
 @contextmanager
 def drawing(*, font_size: float = 8.5) -> Iterator[None]:
-    """Draw with our fonts, whatever a user's matplotlibrc says, and without a word on letters that these lack."""
+    """Set fonts whatever the user's matplotlibrc says; no warning about letters that the font lacks."""
     from matplotlib import rc_context
 
     settings: Any = {
@@ -40,8 +60,14 @@ def drawing(*, font_size: float = 8.5) -> Iterator[None]:
         yield
 
 
-def new_figure(width: float, height: float, title: str, captions: Sequence[str] = ()) -> "Figure":
-    """Return a figure of some inches; title and captions come on top of them."""
+def new_figure(width: float, height: float, title: str = "", captions: Sequence[str] = ()) -> "Figure":
+    """Return an empty figure under a title and captions; call it inside `drawing`.
+
+    Args:
+        width, height: In inches, without title and captions, which make the figure higher.
+        title: Broken into lines.
+        captions: Small lines below the title, each broken into lines.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -49,9 +75,10 @@ def new_figure(width: float, height: float, title: str, captions: Sequence[str] 
     titles = textwrap.wrap(title, int(_TITLE_LETTERS_PER_INCH * width))
     small = [line for text in captions for line in textwrap.wrap(text, int(_CAPTION_LETTERS_PER_INCH * width))]
     title_inches, caption_inches = 0.17 * len(titles), 0.15 * len(small)
+    heading_inches = title_inches + caption_inches + (0.1 if titles or small else 0.0)
     size = (width, height + title_inches + caption_inches)
-    below = 1 - (title_inches + caption_inches + 0.1) / size[1]
-    figure = Figure(figsize=size, facecolor="white", layout=ConstrainedLayoutEngine(rect=(0, 0, 1, below)))
+    layout = ConstrainedLayoutEngine(rect=(0, 0, 1, 1 - heading_inches / size[1]))
+    figure = Figure(figsize=size, facecolor="white", layout=layout)
     FigureCanvasAgg(figure)
     top = size[1] - 0.06
     texts = ((titles, 10.0, INK, top), (small, 8.0, FAINT_INK, top - title_inches))
@@ -63,8 +90,15 @@ def new_figure(width: float, height: float, title: str, captions: Sequence[str] 
     return figure
 
 
+def add_legend(owner: "Axes | Figure", handles: Sequence[Any], labels: Sequence[str], **options: Any) -> None:
+    """Add a legend without a frame whose labels are plain text: a `$` in the name of a run is no formula."""
+    legend = owner.legend(handles, labels, frameon=False, labelcolor=INK, **options)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
 def quieten(axes: "Axes") -> None:
-    """Let the data stand out from the axes."""
+    """Draw the axes thin and grey, with a grid, so that the data stand out."""
     axes.tick_params(colors=FAINT_INK, length=3)
     axes.grid(visible=True, color=GRID_INK, linewidth=0.7)
     axes.spines[["top", "right"]].set_visible(False)
@@ -72,7 +106,7 @@ def quieten(axes: "Axes") -> None:
 
 
 def render_figure(figure: "Figure", formats: Sequence[str] = _FORMATS, *, dpi: float = _DPI) -> dict[str, bytes]:
-    """Return the figure in each format; to be called inside `drawing`. The same figure gives the same bytes."""
+    """Return the bytes of a figure in each format; call it inside `drawing`. The same figure gives the same bytes."""
     rendered = {}
     for name in formats:
         buffer = io.BytesIO()
@@ -83,13 +117,55 @@ def render_figure(figure: "Figure", formats: Sequence[str] = _FORMATS, *, dpi: f
 
 
 def write_figure(figure: "Figure", folder: Path, stem: str) -> list[Path]:
-    """Write `<stem>.png` and `<stem>.svg`; to be called inside `drawing`.
+    """Write `<stem>.png` and `<stem>.svg` and return their paths; call it inside `drawing`.
 
     Raises:
         CheckpointError: The file system refuses.
     """
-    written = []
-    for name, content in render_figure(figure).items():
-        written.append(folder / f"{stem}.{name}")
-        write_atomically(written[-1], content)
-    return written
+    return write_rendered(render_figure(figure), folder, stem)
+
+
+def write_rendered(rendered: Mapping[str, bytes], folder: Path, stem: str) -> list[Path]:
+    """Write `<stem>.<format>` for the bytes of each format.
+
+    Raises:
+        CheckpointError: The file system refuses.
+    """
+    for name, content in rendered.items():
+        write_atomically(folder / f"{stem}.{name}", content)
+    return [folder / f"{stem}.{name}" for name in rendered]
+
+
+def corruption_colour(group: int, num_groups: int) -> str:
+    """Return the colour of a group of equal p^k, from 0 for the smallest, by its place on `CORRUPTION_RAMP`."""
+    place = (len(CORRUPTION_RAMP) - 1) * (group / (num_groups - 1) if num_groups > 1 else 0.5)
+    below = min(int(place), len(CORRUPTION_RAMP) - 2)
+    pairs = zip(_channels(CORRUPTION_RAMP[below]), _channels(CORRUPTION_RAMP[below + 1]), strict=True)
+    return "#" + "".join(f"{round(a + (b - a) * (place - below)):02X}" for a, b in pairs)
+
+
+def mask_colour(mask: int) -> str:
+    """Return the colour of a mask, from 0; -1 is BOS or EOS. Colours repeat after eight masks."""
+    return END_COLOUR if mask < 0 else MASK_COLOURS[mask % len(MASK_COLOURS)]
+
+
+def ink_on(colour: str) -> str:
+    """Return black or white, whichever reads better on a colour (WCAG contrast)."""
+    luminance = _luminance(colour)
+    return "#000000" if (luminance + 0.05) / 0.05 >= 1.05 / (luminance + 0.05) else "#FFFFFF"
+
+
+def fade(colour: str, strength: float) -> str:
+    """Mix a colour with white: 1 is the colour, 0 white."""
+    mixed = [round(255 + (c - 255) * strength) for c in _channels(colour)]
+    return "#" + "".join(f"{c:02X}" for c in mixed)
+
+
+def _channels(colour: str) -> tuple[int, int, int]:
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
+
+
+def _luminance(colour: str) -> float:
+    """Relative luminance of sRGB, WCAG 2."""
+    linear = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in _channels(colour)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

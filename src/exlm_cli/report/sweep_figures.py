@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exlm_cli.experiments.statistics import mean_and_deviation
-from exlm_cli.report.palette import FAINT_INK, INK, RUN_COLOURS
-from exlm_cli.report.style import drawing, new_figure, quieten, write_figure
+from exlm_cli.report.style import FAINT_INK, INK, RUN_COLOURS, drawing, new_figure, quieten, write_figure
 from exlm_cli.report.sweep_rows import ENTROPIES, SweepRow
 
 if TYPE_CHECKING:

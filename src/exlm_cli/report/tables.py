@@ -1,21 +1,22 @@
-"""A table of scores as Markdown, CSV, LaTeX and in a terminal. Cells are texts; whoever makes the table rounds them."""
+"""Tables of results: the one class that every command prints, and writes as Markdown, CSV or LaTeX.
 
-import csv
-import io
+Cells are texts; `exlm_cli.format` writes numbers as texts.
+"""
+
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from exlm_cli.files import make_folder, write_atomically
+from exlm_cli.files import make_folder, write_atomically, write_csv
 from exlm_cli.format import NO_VALUE
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 SUFFIXES = {"markdown": ".md", "csv": ".csv", "latex": ".tex"}
-"""Formats of files, and how their names end."""
+"""Suffixes of the files, by the name of their format."""
 
 # a backslash first, or the others' would be escaped again
 _LATEX = {
@@ -28,18 +29,20 @@ _LATEX_PATTERN = re.compile("|".join(map(re.escape, _LATEX)))
 
 @dataclass(frozen=True)
 class ReportTable:
-    """Rows under headings.
+    """Rows under headings. Printing one with rich draws it for the terminal.
+
+    A terminal table that is too wide is cut between columns into parts that each begin with the names of the rows;
+    details and notes become lines below it.
 
     Attributes:
-        name: Of its files, like `table-1`.
+        name: Name of its files, like `table-1`.
         title: One line above it.
         columns: Headings.
-        groups: Rows, each with as many cells as there are columns; a line sets groups apart.
+        groups: Rows, each with as many cells as there are columns; a line separates groups.
         notes: Lines below it.
-        num_keys: So many of the first columns name the row.
-        num_details: So many of the last columns say how a row came about. In a terminal, which has no room for them,
-            they become lines below the table.
-        is_sparse: In a terminal, leave out columns in which the last group has no value.
+        num_keys: Number of columns, the first ones, that name the row.
+        num_details: Number of columns, the last ones, that describe how a row was made. A terminal shows them as lines.
+        is_sparse: A terminal leaves out columns in which the last group has no value.
     """
 
     name: str
@@ -56,25 +59,63 @@ class ReportTable:
         """The rows of all groups."""
         return tuple(row for group in self.groups for row in group)
 
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
+        """Yield the title, the parts of the table, the details and the notes."""
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        yield Text(self.title)
+        for part in _column_parts(self, options.max_width):
+            drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+            for index in part:
+                justify: Literal["left", "right"] = "left" if index < self.num_keys else "right"
+                drawn.add_column(Text(self.columns[index]), justify=justify)
+            for group in self.groups:
+                for row in group:
+                    drawn.add_row(*(Text(row[index]) for index in part))
+                drawn.add_section()
+            yield ""
+            yield drawn
+        lines = [
+            *filter(None, (_describe_details(self, row) for row in self.rows)),
+            *(f"note: {n}" for n in self.notes),
+        ]
+        if lines:
+            yield ""
+        yield from map(Text, lines)
+
 
 def write_tables(tables: Sequence[ReportTable], folder: Path, formats: Sequence[str]) -> list[Path]:
     """Write each table in each format to `<folder>/<name><suffix>`.
 
+    Args:
+        tables: Tables of different names.
+        folder: Made where it does not exist.
+        formats: Keys of `SUFFIXES`.
+
+    Returns:
+        The files.
+
     Raises:
         CheckpointError: The file system refuses.
     """
-    render = {"markdown": as_markdown, "csv": as_csv, "latex": as_latex}
     make_folder(folder)
     written = []
     for table in tables:
         for name in formats:
-            written.append(folder / f"{table.name}{SUFFIXES[name]}")
-            write_atomically(written[-1], render[name](table).encode())
+            path = folder / f"{table.name}{SUFFIXES[name]}"
+            if name == "csv":
+                write_csv(path, table.columns, table.rows)
+            else:
+                text = as_markdown(table) if name == "markdown" else as_latex(table)
+                write_atomically(path, text.encode())
+            written.append(path)
     return written
 
 
 def as_markdown(table: ReportTable) -> str:
-    """Return the table for a document; notes become a list."""
+    """Return the table as Markdown; notes become a list."""
 
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("\\", "\\\\").replace("|", "\\|") for cell in cells) + " |"
@@ -86,15 +127,8 @@ def as_markdown(table: ReportTable) -> str:
     return "\n".join(lines) + "\n"
 
 
-def as_csv(table: ReportTable) -> str:
-    """Return headings and rows alone."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([table.columns, *table.rows])
-    return text.getvalue()
-
-
 def as_latex(table: ReportTable) -> str:
-    """Return a `table` environment with `booktabs` rules."""
+    """Return the table as a LaTeX `table` with `booktabs` rules."""
 
     def line(cells: Sequence[str]) -> str:
         return " & ".join(map(_latex, cells)) + r" \\"
@@ -120,52 +154,13 @@ def as_latex(table: ReportTable) -> str:
     )
 
 
-def as_terminal(table: ReportTable) -> "RenderableType":
-    """Return the table for a terminal, details and notes as lines below; one that is too wide is cut between columns
-    into parts that each begin with the names of the rows.
-    """
-    return _TerminalTable(table)
-
-
-class _TerminalTable:
-    """Knows its width only when rich draws it."""
-
-    def __init__(self, table: ReportTable) -> None:
-        self._table = table
-
-    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
-        from rich import box
-        from rich.table import Table
-        from rich.text import Text
-
-        table = self._table
-        yield Text(table.title)
-        for part in _column_parts(table, options.max_width):
-            drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-            for index in part:
-                justify: Literal["left", "right"] = "left" if index < table.num_keys else "right"
-                drawn.add_column(Text(table.columns[index]), justify=justify)
-            for group in table.groups:
-                for row in group:
-                    drawn.add_row(*(Text(row[index]) for index in part))
-                drawn.add_section()
-            yield ""
-            yield drawn
-        yield ""
-        for row in table.rows:
-            if text := _describe_details(table, row):
-                yield Text(text)
-        for note in table.notes:
-            yield Text(f"note: {note}")
-
-
 def _column_parts(table: ReportTable, width: int) -> list[list[int]]:
-    """Return the columns of each part of a table that is cut to a width; beside the names stands at least one."""
+    """Return the columns of each part of a table that is cut to a width: the names and at least one more."""
     first_detail = len(table.columns) - table.num_details
     shown = list(range(table.num_keys, first_detail))
     if table.is_sparse and table.groups:
         shown = [index for index in shown if any(row[index] != NO_VALUE for row in table.groups[-1])] or shown
-    # a blank to the right of each cell, and the blank that sets columns apart
+    # a blank to the right of each cell, and the blank between columns
     widths = [max(map(len, cells)) + 2 for cells in zip(table.columns, *table.rows, strict=True)]
     keys = list(range(table.num_keys))
     parts: list[list[int]] = []

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from exlm_cli.dag.figures import render_graph, render_heat_map
-from exlm_cli.report.palette import MASK_COLOURS
+from exlm_cli.report.style import MASK_COLOURS
 from tests.unit.dag.inspections import AWKWARD, case_study, long_chain, many_masks, smiles
 
 RENDERERS = [render_graph, render_heat_map]

@@ -9,7 +9,7 @@ from PIL import Image
 
 from exlm_cli.report.grid_figures import render_grid_figures, write_grid_figures
 from exlm_cli.report.grid_table import grid_rows
-from exlm_cli.report.palette import corruption_colour
+from exlm_cli.report.style import corruption_colour
 from tests.unit.report.grids import CELLS, diverged, paper_results
 
 CURVES = {

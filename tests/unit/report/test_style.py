@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from exlm_cli.report.palette import END_COLOUR, MASK_COLOURS, RUN_COLOURS, fade, ink_on, mask_colour
+from exlm_cli.report.style import END_COLOUR, MASK_COLOURS, RUN_COLOURS, fade, ink_on, mask_colour
 
 
 def _luminance(colour: str) -> float:
