@@ -3,16 +3,50 @@
 Axes: K seeds, N examples, C outputs, L tokens.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
+from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import ConfigError
-from exlm_cli.finetune.finetuned import Finetuned
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import EncodedSplit, FloatArray
 from exlm_cli.tasks.table_task import to_probabilities
+
+
+class Predictor(Protocol):
+    """The model of one seed."""
+
+    def predict(self, encoded: EncodedSplit, progress: Progress, label: str) -> list[FloatArray]:
+        """Return the outputs of every example, in order."""
+
+
+class FinetunedModels(Protocol):
+    """What prediction reads of a fine-tuned run (`finetune.finetuned.Finetuned`)."""
+
+    @property
+    def recipe(self) -> FinetuneRecipe:
+        """Recipe of fine-tuning."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Tokenizer of the checkpoint."""
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens of a sequence before repetition."""
+
+    @property
+    def results(self) -> Mapping[str, Any]:
+        """Content of `results.json`."""
+
+    @property
+    def runners(self) -> Mapping[int, Predictor]:
+        """Models by seed."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +84,7 @@ def no_answer_file(answers: Path) -> Path:
     return answers.with_name(f"{answers.stem}-no-answer.json")
 
 
-def probabilities_by_seed(finetuned: Finetuned, encoded: EncodedSplit, progress: Progress) -> FloatArray:
+def probabilities_by_seed(finetuned: FinetunedModels, encoded: EncodedSplit, progress: Progress) -> FloatArray:
     """Return (K, N, C) probabilities of labels or classes, or values."""
     loss, num_outputs = finetuned.results["loss"], len(finetuned.results["output_names"])
     by_seed = np.zeros((len(finetuned.runners), len(encoded), num_outputs))
@@ -63,7 +97,7 @@ def probabilities_by_seed(finetuned: Finetuned, encoded: EncodedSplit, progress:
     return by_seed
 
 
-def mean_span_logits(finetuned: Finetuned, encoded: EncodedSplit, progress: Progress) -> list[FloatArray]:
+def mean_span_logits(finetuned: FinetunedModels, encoded: EncodedSplit, progress: Progress) -> list[FloatArray]:
     """Return the seeds' mean logits of first and last answer token, (L, 2) for each window."""
     sums: list[FloatArray] = [np.zeros((len(ids), 2)) for ids in encoded.token_ids]
     with progress.bar("seeds", len(finetuned.runners)) as bar:

@@ -5,15 +5,14 @@ from pathlib import Path
 
 from exlm_cli.errors import DataError
 from exlm_cli.files import write_atomically
-from exlm_cli.finetune.finetuned import Finetuned
 from exlm_cli.progress import Progress
-from exlm_cli.tasks.applied import Applied, describe_cut, probabilities_by_seed
+from exlm_cli.tasks.applied import Applied, FinetunedModels, describe_cut, probabilities_by_seed
 from exlm_cli.tasks.base import FloatArray
 from exlm_cli.tasks.glue import GlueTask, read_glue_file
 from exlm_cli.tasks.glue_tasks import GLUE_TASKS, HIGHEST_SIMILARITY, GlueTaskInfo
 
 
-def apply_to_glue_file(finetuned: Finetuned, path: Path, written: Path, *, progress: Progress) -> Applied:
+def apply_to_glue_file(finetuned: FinetunedModels, path: Path, written: Path, *, progress: Progress) -> Applied:
     """Write `index` and `prediction` of every row, tab-separated, and score the rows if all of them have labels.
 
     Classes are written as the official files have them: by number for QQP, SST-2, CoLA and MRPC, else by name.

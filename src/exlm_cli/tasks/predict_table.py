@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from exlm_cli.files import write_atomically
-from exlm_cli.finetune.finetuned import Finetuned
 from exlm_cli.progress import Progress
-from exlm_cli.tasks.applied import Applied, describe_cut, probabilities_by_seed
+from exlm_cli.tasks.applied import Applied, FinetunedModels, describe_cut, probabilities_by_seed
 from exlm_cli.tasks.base import FloatArray, Loss
 from exlm_cli.tasks.labels import read_known_targets
 from exlm_cli.tasks.new_rows import NewRows, read_new_rows
@@ -47,7 +46,7 @@ class TablePredictions:
 
 
 def apply_to_table(
-    finetuned: Finetuned, path: Path, written: Path, *, column: str | None = None, progress: Progress
+    finetuned: FinetunedModels, path: Path, written: Path, *, column: str | None = None, progress: Progress
 ) -> Applied:
     """Predict the rows of a table and write them; errors are those of `predict_rows` and `prediction_csv`."""
     predictions = predict_rows(finetuned, path, column=column, progress=progress)
@@ -58,7 +57,7 @@ def apply_to_table(
     return Applied((written,), len(rows.table), num_unreadable, predictions.metrics, (*predictions.notes, *notes))
 
 
-def predict_rows(finetuned: Finetuned, path: Path, *, column: str | None, progress: Progress) -> TablePredictions:
+def predict_rows(finetuned: FinetunedModels, path: Path, *, column: str | None, progress: Progress) -> TablePredictions:
     """Apply every seed of a run to the rows of a table and take the mean of their probabilities or values.
 
     Args:

@@ -1,21 +1,21 @@
 """A model of SQuAD 2.0 applied to a file of the official layout: answers, and how likely there is none."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from scipy.special import expit
 
 from exlm_cli.errors import DataError
-from exlm_cli.finetune.finetuned import Finetuned
-from exlm_cli.finetune.results import Summary
 from exlm_cli.progress import Progress
-from exlm_cli.tasks.applied import Applied, mean_span_logits, no_answer_file
+from exlm_cli.tasks.applied import Applied, FinetunedModels, mean_span_logits, no_answer_file
 from exlm_cli.tasks.squad.files import read_squad_json
 from exlm_cli.tasks.squad.task import SquadTask
 from exlm_cli.train.checkpoint import write_json
 
 
-def apply_to_squad_file(finetuned: Finetuned, path: Path, written: Path, *, progress: Progress) -> Applied:
+def apply_to_squad_file(finetuned: FinetunedModels, path: Path, written: Path, *, progress: Progress) -> Applied:
     """Write what the official evaluation script reads: `{id: answer}`, and beside it `<name>-no-answer.json` with the
     probability that there is no answer, its `--na-prob-file`. Score them if all questions have their answers.
 
@@ -54,7 +54,7 @@ def apply_to_squad_file(finetuned: Finetuned, path: Path, written: Path, *, prog
     )
 
 
-def _describe_threshold(summary: Summary | None) -> list[str]:
+def _describe_threshold(summary: Mapping[str, Any] | None) -> list[str]:
     """Say above which probability the run itself left questions unanswered."""
     if summary is None or summary["median"] is None or math.isinf(summary["median"]):
         return []
