@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from exlm_cli.config.base import Recipe, StrictModel
-from exlm_cli.config.finetune import KEYS_OF_SUITES, CommonFinetuneRecipe, FinetuneRecipe, Seed
+from exlm_cli.config.finetune import CommonFinetuneRecipe, FinetuneRecipe, Seed
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import ConfigError
 
@@ -122,13 +122,7 @@ class CellsRecipe(Recipe):
     def _check_task_keys(self) -> None:
         """Refuse what no task would follow, and files that several tasks would share."""
         names = self.tasks or (self.finetune.task.name,)
-        suites = {name.partition("/")[0] for name in names}
-        for key, using in self.finetune.task.keys_of_some_suites().items():
-            if suites <= KEYS_OF_SUITES.keys() and suites.isdisjoint(using):
-                do = "does" if len(names) == 1 else "do"
-                raise ValueError(
-                    f"`finetune.task.{key}` is for {' and '.join(using)}; {' and '.join(names)} {do} not use it"
-                )
+        self.finetune.task.refuse_unused(names)
         if len(self.tasks) > 1 and any(self.finetune.task.files.model_dump().values()):
             raise ValueError(
                 f"`finetune.task.files` names the files of one task; there are {len(self.tasks)}: "

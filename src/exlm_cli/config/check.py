@@ -14,6 +14,7 @@ from exlm_cli.config.keys import (
     child_keys,
     describe_accepted,
     find_field,
+    is_union_of_sections,
     nearest_key,
 )
 from exlm_cli.config.layers import Layers
@@ -80,7 +81,7 @@ def _read_as_meant(values: Mapping[str, Any], layers: Layers, kind: type[Recipe]
 def _explain(error: ValidationError, layers: Layers, described: str, kind: type[Recipe]) -> ConfigError:
     """Turn pydantic's findings into one line on the first; unknown keys come first, others follow from them."""
     finding = min(error.errors(), key=lambda finding: finding["type"] != "extra_forbidden")
-    path = _key_path(finding)
+    path = _key_path(finding, kind)
     if finding["type"] == "extra_forbidden":
         return unknown_key(layers.origin(path) or described, path, kind)
     if finding["type"] == "value_error":
@@ -118,13 +119,17 @@ def _bad_value(layers: Layers, path: str, kind: type[Recipe]) -> ConfigError:
     )
 
 
-def _key_path(finding: ErrorDetails) -> str:
-    """Return the dotted key of a finding; a place in a list is told by the whole list."""
-    keys = []
+def _key_path(finding: ErrorDetails, kind: type[Recipe]) -> str:
+    """Return the dotted key of a finding; for a place in a list the key of the list."""
+    keys: list[str] = []
+    is_tag = False
     for part in finding["loc"]:
         if isinstance(part, int):
             break
-        keys.append(part)
+        if not is_tag:
+            keys.append(part)
+        field = None if is_tag else find_field(kind, ".".join(keys))
+        is_tag = field is not None and is_union_of_sections(field)
     return ".".join(keys)
 
 

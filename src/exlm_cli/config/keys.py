@@ -1,6 +1,7 @@
 """What keys a recipe has and what each accepts, in words; read from the pydantic models, so it cannot fall behind."""
 
 import difflib
+import itertools
 import types
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -17,9 +18,8 @@ def key_paths(schema: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yield the dotted path of every key, sections before what they hold."""
     for name, field in schema.model_fields.items():
         yield prefix + name
-        section = _section(field.annotation)
-        if section is not None:
-            yield from key_paths(section, f"{prefix}{name}.")
+        inner = (key_paths(section, f"{prefix}{name}.") for section in _sections(field.annotation))
+        yield from dict.fromkeys(itertools.chain.from_iterable(inner))
 
 
 def find_field(schema: type[BaseModel], path: str) -> FieldInfo | None:
@@ -28,8 +28,13 @@ def find_field(schema: type[BaseModel], path: str) -> FieldInfo | None:
     field = schema.model_fields.get(first)
     if field is None or not rest:
         return field
-    section = _section(field.annotation)
-    return None if section is None else find_field(section, rest)
+    found = (find_field(section, rest) for section in _sections(field.annotation))
+    return next((inner for inner in found if inner is not None), None)
+
+
+def is_union_of_sections(field: FieldInfo) -> bool:
+    """Say whether a section has one of several models, chosen by its values; pydantic then puts a tag into its path."""
+    return len(_sections(field.annotation)) > 1
 
 
 def child_keys(schema: type[BaseModel], section: str) -> list[str]:
@@ -56,8 +61,8 @@ def nearest_key(schema: type[BaseModel], path: str) -> str | None:
 
 def recipe_sections(schema: type[BaseModel]) -> dict[str, type[Recipe]]:
     """Return the sections that are whole recipes of another kind, and so can extend one by name."""
-    sections = {name: _section(field.annotation) for name, field in schema.model_fields.items()}
-    return {name: kind for name, kind in sections.items() if kind is not None and issubclass(kind, Recipe)}
+    sections = {name: _sections(field.annotation) for name, field in schema.model_fields.items()}
+    return {name: kinds[0] for name, kinds in sections.items() if kinds and issubclass(kinds[0], Recipe)}
 
 
 def describe_accepted(field: FieldInfo) -> str:
@@ -67,7 +72,7 @@ def describe_accepted(field: FieldInfo) -> str:
 
 def _describe(annotation: Any, metadata: Sequence[Any]) -> str:
     kinds, is_optional = _alternatives(annotation)
-    words = " or ".join(_describe_type(kind) for kind in kinds)
+    words = " or ".join(dict.fromkeys(_describe_type(kind) for kind in kinds))
     bounds = [
         f"{word} {bound if isinstance(bound, int) else format(bound, 'g')}"
         for constraint in metadata
@@ -116,7 +121,7 @@ def _describe_type(kind: Any) -> str:
         if {*values} == {last}:
             return f"{len(values) + 1} values in brackets, each {last}"
         return f"[{', '.join([*values, last])}]"
-    if _section(kind) is not None:
+    if _sections(kind):
         return "a section of keys"
     return {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[kind]
 
@@ -141,5 +146,7 @@ def _alternatives(annotation: Any) -> tuple[list[Any], bool]:
     return [kind for kind in kinds if kind is not type(None)], type(None) in kinds
 
 
-def _section(annotation: Any) -> type[BaseModel] | None:
-    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+def _sections(annotation: Any) -> tuple[type[BaseModel], ...]:
+    """Return the models of a section, several of a union; none for a plain value."""
+    kinds = (get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in _alternatives(annotation)[0])
+    return tuple(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))

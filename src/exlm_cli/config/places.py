@@ -8,9 +8,10 @@ from typing import Any
 from exlm_cli.config.base import Recipe
 from exlm_cli.config.cells import CellsRecipe
 from exlm_cli.config.check import RecipeT
-from exlm_cli.config.finetune import FinetuneRecipe, TaskConfig
+from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
+from exlm_cli.config.tasks import TaskSection
 
 PRETRAIN_PLACES: Mapping[str, tuple[str, ...]] = {"data": ("train", "valid", "cache_dir"), "tokenizer": ("path",)}
 """Keys of a pre-training recipe that say where something is, by section."""
@@ -47,10 +48,11 @@ def _absolute_values(recipe: Recipe) -> dict[str, Any]:
     return values
 
 
-def _absolute_task(task: TaskConfig) -> TaskConfig:
-    update: dict[str, Any] = {key: _absolute(getattr(task, key)) for key in ("data_dir", "split_file")}
+def _absolute_task(task: TaskSection) -> TaskSection:
+    keys = [key for key in ("data_dir", "split_file") if key in type(task).model_fields]
+    update: dict[str, Any] = {key: _absolute(getattr(task, key)) for key in keys}
     if task.data_dir is None:  # else they start there
-        files = {name: _absolute(getattr(task.files, name)) for name in type(task.files).model_fields}
+        files = {name: _absolute(value) for name, value in task.files.model_dump().items()}
         update["files"] = task.files.model_copy(update=files)
     return task.model_copy(update=update)
 

@@ -146,25 +146,32 @@ class OptimConfig(StrictModel):
         )
 
 
-class TrainConfig(StrictModel):
-    """How long, how much at once, and what is kept."""
+class LoopConfig(StrictModel):
+    """What the training loop needs of a `train` section; pre-training and fine-tuning add their own keys."""
 
     max_steps: int | None = Field(None, ge=1, description="Optimiser steps")
     max_epochs: int | None = Field(None, ge=1, description="Passes over the data; the earlier of the two ends the run")
+    bucket_steps: int = Field(16, ge=1, description="Steps whose sequences are sorted by length together; 1: never")
+    validate_every_steps: int | None = Field(None, ge=1, description="Steps between validations; none: each epoch")
+    checkpoint_every_steps: int | None = Field(None, ge=1, description="Steps between checkpoints; none: each epoch")
+    keep_last: int = Field(2, ge=1, le=1000, description="Checkpoints kept")
+    log_every_steps: int = Field(10, ge=1, description="Steps between rows of metrics.jsonl")
+    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 autocast on CUDA, fp32 on CPU")
+    compile: bool = Field(False, description="torch.compile the encoder")
+    num_threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; none: torch's choice")
+
+
+class TrainConfig(LoopConfig):
+    """How long to pre-train, how much at once, and what to keep."""
+
     batch_sequences: int | None = Field(None, ge=1, description="Sequences of a step")
     batch_tokens: int | None = Field(None, ge=4, description="Input tokens of a step, at most; instead of sequences")
-    bucket_steps: int = Field(16, ge=1, description="Steps whose sequences are sorted by length together; 1: never")
     microbatch_tokens: int = Field(
         16384, ge=4, description="Expanded tokens, padding included, that go through at once"
     )
     validate_every_steps: int = Field(1000, ge=1, description="Steps between validations")
     validation_sequences: int | None = Field(None, ge=1, description="Validation sequences used; none: all")
     checkpoint_every_steps: int = Field(1000, ge=1, description="Steps between checkpoints")
-    keep_last: int = Field(2, ge=1, le=1000, description="Checkpoints kept")
-    log_every_steps: int = Field(10, ge=1, description="Steps between rows of metrics.jsonl")
-    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 autocast on CUDA, fp32 on CPU")
-    compile: bool = Field(False, description="torch.compile the encoder")
     head_chunk_rows: int = Field(2048, ge=1, description="Rows of (rows, vocabulary) logits held at once")
     alignment_backend: AlignmentBackend = Field("auto", description="Backend of the states-alignment loss")
     tensorboard: bool = Field(False, description="Also write TensorBoard events (extra `tensorboard`)")
-    num_threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; none: torch's choice")

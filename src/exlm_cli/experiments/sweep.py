@@ -124,11 +124,10 @@ def _check_tasks(plans: Sequence[CellPlan], progress: Progress) -> None:
     if not configs:
         return
     # what it imports takes seconds
-    from exlm_cli.tasks.registry import check_splits, check_task_name, input_kind_of, load_task
+    from exlm_cli.tasks.registry import check_splits, load_task
 
     for config in configs.values():
-        check_task_name(config)
-        needed = input_kind_of(config)
+        needed = config.input_kind
         other = "choose other tasks with `--task`, or none with `--task none`"
         if config.suite == "csv" and needed == "smiles":
             other = f"name its column of text with `--set finetune.task.text_column=NAME`, or {other}"

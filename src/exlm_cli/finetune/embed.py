@@ -99,13 +99,12 @@ def finetuned_encoder(finetuned: Finetuned) -> Encoder:
     seed = results["seeds"][ranks.index(min(ranks))]
     origin = f"{finetuned.run}, seed {seed}, the best in validation"
     kind, task = finetuned.encoder_recipe.data.kind, finetuned.recipe.task
-    column = task.smiles_column if kind == "smiles" else task.text_column
     return Encoder(
         finetuned.runners[seed],
         finetuned.tokenizer,
         kind,
-        column,
-        task.canonical_smiles,
+        task.input_column,
+        task.has_canonical_smiles,
         finetuned.sequence_length,
         origin,
     )

@@ -37,7 +37,7 @@ from exlm_cli.format import format_counts, format_number, format_percent
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import RUN_FILE, create_run_dir, read_run_json, sole_process, update_run_json
 from exlm_cli.tasks.base import DownstreamTask
-from exlm_cli.tasks.registry import check_splits, input_kind_of, load_task
+from exlm_cli.tasks.registry import check_splits, load_task
 from exlm_cli.train.checkpoint import write_json
 from exlm_cli.train.pretrained import describe_device, pick_device
 
@@ -105,7 +105,7 @@ def run_finetuning(
         length = resolve_sequence_length(initial, point.recipe)
     if task is None:
         # a model of the other kind is told before data are fetched and read
-        _check_kind(recipe.task.name, input_kind_of(recipe.task), initial)
+        _check_kind(recipe.task.name, recipe.task.input_kind, initial)
         task = load_task(recipe.task, progress)
     _check_kind(task.name, task.input_kind, initial)
     check_splits(task)

@@ -1,13 +1,12 @@
 """Anybody's table: a column of SMILES or text, columns of labels, and a way to split it."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from exlm_cli.config.finetune import TaskConfig
 from exlm_cli.config.spelling import how_to_set
+from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.data.masking import IntArray
 from exlm_cli.data.rows.left_out import LeftOut
 from exlm_cli.data.rows.readers import choose_column
@@ -35,7 +34,7 @@ _SPLIT_WORDS: dict[str, Split] = {
 }
 
 
-def load_csv(config: TaskConfig, progress: Progress) -> TableTask:
+def load_csv(config: CsvTaskConfig, progress: Progress) -> TableTask:
     """Read a table and split it.
 
     `task.files.train` holds all rows, which `task.split_column`, or else `task.split`, cuts 80/10/10: molecules by
@@ -56,9 +55,6 @@ def load_csv(config: TaskConfig, progress: Progress) -> TableTask:
         )
     if column in config.label_columns:
         raise ConfigError(f"{table.path}: `{column}` cannot be input and label at once")
-    for name, times in Counter(config.label_columns).items():
-        if times > 1:
-            raise ConfigError(f"`task.label_columns` gives `{name}` twice")
     texts = table.columns[column]
     labels = read_labels(table, config.label_columns, config.label_kind)
     if labels.loss == "regression" and config.class_weights == "balanced":
@@ -103,21 +99,14 @@ def load_csv(config: TaskConfig, progress: Progress) -> TableTask:
     )
 
 
-def _read_files(config: TaskConfig) -> tuple[Table, SplitIndices | None]:
+def _read_files(config: CsvTaskConfig) -> tuple[Table, SplitIndices | None]:
     """Return the rows of all files, and where there is one for each split the rows of each."""
     files = config.files
     if files.train is None:
         raise ConfigError("no table is given", f"name one with {how_to_set('task.files.train', 'FILE')}")
     table = read_table(given_file(config, files.train))
     if files.valid is None:
-        if files.test is not None:
-            raise ConfigError(
-                "`task.files.test` is given without `task.files.valid`, on which the best epoch is chosen",
-                "give both, or one file that is split",
-            )
         return table, None
-    if config.split_column is not None:
-        raise ConfigError("`task.split_column` does not go with `task.files.valid`: the files are the splits")
     indices: SplitIndices = {"train": np.arange(len(table))}
     for split in ("valid", "test"):
         given = getattr(files, split)
@@ -128,13 +117,8 @@ def _read_files(config: TaskConfig) -> tuple[Table, SplitIndices | None]:
     return table, indices
 
 
-def _input_column(config: TaskConfig, table: Table) -> tuple[str, InputKind]:
+def _input_column(config: CsvTaskConfig, table: Table) -> tuple[str, InputKind]:
     """Return the column that the model reads and what it holds; without one named, the one called like SMILES."""
-    if config.smiles_column is not None and config.text_column is not None:
-        raise ConfigError(
-            f"`task.smiles_column` is `{config.smiles_column}` and `task.text_column` is `{config.text_column}`: "
-            "a row is one or the other"
-        )
     if config.text_column is not None:
         table.column(config.text_column, _choose("text"))
         return config.text_column, "text"
@@ -151,7 +135,9 @@ def _choose(kind: InputKind) -> str:
     return f"choose one with {how_to_set(f'task.{kind}_column', 'NAME', f'--{kind}-column NAME')}"
 
 
-def _filled_rows(table: Table, texts: Sequence[str], config: TaskConfig) -> tuple[IntArray, list[str], list[LeftOut]]:
+def _filled_rows(
+    table: Table, texts: Sequence[str], config: CsvTaskConfig
+) -> tuple[IntArray, list[str], list[LeftOut]]:
     empty = [row for row, text in enumerate(texts) if not text]
     if empty and (config.on_invalid == "error" or len(empty) == len(texts)):
         raise DataError(
@@ -165,7 +151,7 @@ def _filled_rows(table: Table, texts: Sequence[str], config: TaskConfig) -> tupl
 
 
 def _split(
-    config: TaskConfig,
+    config: CsvTaskConfig,
     table: Table,
     rows: IntArray,
     file_indices: SplitIndices | None,
@@ -184,7 +170,7 @@ def _split(
     return indices
 
 
-def _split_name(config: TaskConfig, kind: InputKind) -> str:
+def _split_name(config: CsvTaskConfig, kind: InputKind) -> str:
     if config.files.valid is not None:
         return "files"
     if config.split_column is not None:
@@ -193,7 +179,7 @@ def _split_name(config: TaskConfig, kind: InputKind) -> str:
     return "random" if kind == "text" and config.split != "file" else config.split
 
 
-def _rows_by_column(config: TaskConfig, table: Table, notes: list[str]) -> SplitIndices:
+def _rows_by_column(config: CsvTaskConfig, table: Table, notes: list[str]) -> SplitIndices:
     assert config.split_column is not None
     parts: dict[Split, list[int]] = {split: [] for split in SPLITS}
     num_empty = 0

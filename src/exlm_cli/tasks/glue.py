@@ -8,14 +8,14 @@ from typing import Any, Literal, final
 
 import numpy as np
 
-from exlm_cli.config.finetune import TaskConfig
 from exlm_cli.config.spelling import how_to_set
+from exlm_cli.config.tasks import GlueTaskConfig
 from exlm_cli.data.masking import IntArray
 from exlm_cli.data.rows.hub import iter_hub_records
 from exlm_cli.data.rows.left_out import LeftOut
 from exlm_cli.data.rows.records import RECORD_SUFFIXES, Record, iter_records
 from exlm_cli.data.tokenizer import Tokenizer
-from exlm_cli.errors import ConfigError, DataError
+from exlm_cli.errors import DataError
 from exlm_cli.progress import Progress
 from exlm_cli.tasks import metrics
 from exlm_cli.tasks.base import EncodedSplit, FloatArray, Loss, Split
@@ -82,20 +82,17 @@ class GlueFile:
         return [str(row) for row in self.left_out]
 
 
-def load_glue(config: TaskConfig, progress: Progress) -> "GlueTask":
+def load_glue(config: GlueTaskConfig, progress: Progress) -> "GlueTask":
     """Read the examples of one GLUE task.
 
     They are `task.files`, else `train` and `dev` (MNLI: `dev_matched`, `dev_mismatched`) in `task.data_dir` or its
     folder named like the task, as .tsv, .csv, .jsonl, .json or .parquet, also .gz and .xz, else the Hub's.
 
     Raises:
-        ConfigError: No such task.
         DataError: A file is missing, malformed or lacks a column, or a row cannot be used while `task.on_invalid` is
             `error`.
     """
     name = config.name.partition("/")[2]
-    if config.suite != "glue" or name not in GLUE_TASKS:
-        raise ConfigError(f"unknown task `{config.name}`", f"there are {', '.join(f'`glue/{n}`' for n in GLUE_TASKS)}")
     info = GLUE_TASKS[name]
     parts = {}
     for part, source, records in _sources(config, info):
@@ -123,7 +120,7 @@ def load_glue(config: TaskConfig, progress: Progress) -> "GlueTask":
     return GlueTask(info, splits, len(mismatched.examples), notes, split_name=split_name, left_out=left_out)
 
 
-def _sources(config: TaskConfig, info: GlueTaskInfo) -> Iterator[tuple[str, str, Iterable[Record]]]:
+def _sources(config: GlueTaskConfig, info: GlueTaskInfo) -> Iterator[tuple[str, str, Iterable[Record]]]:
     """Yield `train`, `valid` and where they are there `mismatched` and `test`: name, source and records."""
     files = config.files
     if files.train is not None or files.valid is not None:
@@ -132,13 +129,7 @@ def _sources(config: TaskConfig, info: GlueTaskInfo) -> Iterator[tuple[str, str,
             if given is not None:
                 path = given_file(config, given)
                 yield part, str(path), iter_records(path, header=info.header)
-            elif part != "test":
-                raise DataError(
-                    f"`task.files.{part}` is missing", "give both `task.files.train` and `task.files.valid`"
-                )
         return
-    if files.test is not None:
-        raise DataError("`task.files.test` is given without the files to train and to validate on", LOCAL_HINT)
     stems = {"train": "train", "valid": "dev"}
     hub_splits = {"train": "train", "valid": "validation"}
     if info.name == "mnli":

@@ -1,16 +1,15 @@
 """MoleculeNet (App. L, Table 9): seven sets of molecules with 0/1 labels, from local CSV files or their public home."""
 
-import difflib
 import math
 from pathlib import Path
 
 import numpy as np
 
-from exlm_cli.config.finetune import TaskConfig
 from exlm_cli.config.spelling import how_to_set
+from exlm_cli.config.tasks import MoleculeNetTaskConfig
 from exlm_cli.data.download import fetch_once
 from exlm_cli.data.rows.table import Table, read_table
-from exlm_cli.errors import ConfigError, DataError
+from exlm_cli.errors import DataError
 from exlm_cli.format import format_counts
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import FloatArray
@@ -25,7 +24,7 @@ _MOST_ROWS_OFF = 5
 """By which a public file may differ from Table 9 for the reasons that are known."""
 
 
-def load_moleculenet(config: TaskConfig, progress: Progress) -> TableTask:
+def load_moleculenet(config: MoleculeNetTaskConfig, progress: Progress) -> TableTask:
     """Read one set, split and ready for fine-tuning.
 
     The file is `task.files.train`, else `<set>.csv` (also .gz, .xz) in `task.data_dir` or its folder `moleculenet`,
@@ -33,10 +32,9 @@ def load_moleculenet(config: TaskConfig, progress: Progress) -> TableTask:
     that are no molecules: with that the sizes of Table 9 come out. Empty labels are missing.
 
     Raises:
-        ConfigError: No such set.
         DataError: The file is missing, cannot be fetched, is malformed or lacks a column, or a label is not 0 or 1.
     """
-    known = _find_set(config.name)
+    known = MOLECULENET_SETS[config.name.removeprefix("moleculenet/")]
     table = read_table(_find_file(known, config, progress))
     smiles = table.column(_smiles_column(table, config))
     labels = _label_columns(known, table)
@@ -74,17 +72,7 @@ def load_moleculenet(config: TaskConfig, progress: Progress) -> TableTask:
     )
 
 
-def _find_set(name: str) -> MoleculeNetSet:
-    short = name.removeprefix("moleculenet/")
-    if short not in MOLECULENET_SETS:
-        close = difflib.get_close_matches(short, MOLECULENET_SETS, n=1)
-        listed = ", ".join(f"`{known}`" for known in MOLECULENET_SETS)
-        hint = f"did you mean `{close[0]}`?" if close else ""
-        raise ConfigError(f"no MoleculeNet set `{short}`; there are {listed}", hint)
-    return MOLECULENET_SETS[short]
-
-
-def _find_file(known: MoleculeNetSet, config: TaskConfig, progress: Progress) -> Path:
+def _find_file(known: MoleculeNetSet, config: MoleculeNetTaskConfig, progress: Progress) -> Path:
     if config.files.train is not None:
         return given_file(config, config.files.train)
     if config.data_dir is None:
@@ -103,7 +91,7 @@ def _find_file(known: MoleculeNetSet, config: TaskConfig, progress: Progress) ->
     )
 
 
-def _smiles_column(table: Table, config: TaskConfig) -> str:
+def _smiles_column(table: Table, config: MoleculeNetTaskConfig) -> str:
     if config.smiles_column is not None:
         return config.smiles_column
     return next((name for name in SMILES_COLUMNS if name in table.columns), SMILES_COLUMNS[0])

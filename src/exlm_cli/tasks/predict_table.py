@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.files import write_atomically
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.applied import Applied, FinetunedModels, describe_cut, probabilities_by_seed
@@ -71,11 +72,15 @@ def predict_rows(finetuned: FinetunedModels, path: Path, *, column: str | None, 
     """
     task, results = finetuned.recipe.task, finetuned.results
     kind, loss, names = results["input_kind"], results["loss"], tuple(results["output_names"])
-    usual = task.smiles_column if kind == "smiles" else task.text_column
     rows = read_new_rows(
-        path, kind, progress, column=column, usual_column=usual, canonical_smiles=task.canonical_smiles
+        path,
+        kind,
+        progress,
+        column=column,
+        usual_column=task.input_column,
+        canonical_smiles=task.has_canonical_smiles,
     )
-    label_columns = task.label_columns if loss == "classes" else names
+    label_columns = task.label_columns if isinstance(task, CsvTaskConfig) and loss == "classes" else names
     # before the model runs: a cell that is no label stops the work at once
     targets = read_known_targets(rows.table, label_columns, loss, names)
     encoded, num_cut = rows.encode(finetuned.tokenizer, finetuned.sequence_length)

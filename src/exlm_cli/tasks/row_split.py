@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from exlm_cli.config.finetune import TaskConfig
 from exlm_cli.config.spelling import how_to_set
+from exlm_cli.config.tasks import RowTaskConfig
 from exlm_cli.data.masking import IntArray
 from exlm_cli.data.rows.left_out import LeftOut
 from exlm_cli.data.rows.table import Table
@@ -29,13 +29,13 @@ from exlm_cli.tasks.task_files import choose_rows
 _FEWEST_ROWS = 10
 
 
-def scaffold_chirality(config: TaskConfig) -> bool | None:
+def scaffold_chirality(config: RowTaskConfig) -> bool | None:
     """Return whether the recipe's split needs scaffolds with chirality, without it, or (None) no scaffolds."""
     return keeps_chirality(config.split) if config.split.startswith("scaffold") else None
 
 
 def usable_molecules(
-    table: Table, smiles: Sequence[str], molecules: Sequence[Molecule], config: TaskConfig
+    table: Table, smiles: Sequence[str], molecules: Sequence[Molecule], config: RowTaskConfig
 ) -> tuple[IntArray, list[str], list[LeftOut]]:
     """Return the rows that are molecules, notes on those that are not, and these.
 
@@ -64,7 +64,7 @@ def usable_molecules(
 
 
 def split_rows(
-    config: TaskConfig,
+    config: RowTaskConfig,
     rows: IntArray,
     num_rows: int,
     *,
@@ -107,7 +107,7 @@ def split_rows(
     return limit_training_rows(config, indices, notes), notes
 
 
-def limit_training_rows(config: TaskConfig, indices: SplitIndices, notes: list[str]) -> SplitIndices:
+def limit_training_rows(config: RowTaskConfig, indices: SplitIndices, notes: list[str]) -> SplitIndices:
     """Draw `task.max_rows` of the training rows where there are more, and note it."""
     train = indices["train"]
     chosen = choose_rows(len(train), config)
@@ -138,7 +138,7 @@ def describe_repeats(
 
 
 def _cut(
-    config: TaskConfig, rows: IntArray, molecules: Sequence[Molecule] | None, classes: Sequence[Hashable] | None
+    config: RowTaskConfig, rows: IntArray, molecules: Sequence[Molecule] | None, classes: Sequence[Hashable] | None
 ) -> SplitIndices:
     if config.split == "random" or molecules is None:
         chosen = None if classes is None else [classes[row] for row in rows]

@@ -6,8 +6,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from exlm_cli.config.finetune import TaskConfig
 from exlm_cli.config.spelling import how_to_set
+from exlm_cli.config.tasks import TaskSection
 from exlm_cli.data.masking import IntArray
 from exlm_cli.data.rows.hub import HubSource
 from exlm_cli.data.rows.readers import COMPRESSIONS
@@ -24,7 +24,7 @@ _ROWS_BETWEEN_UPDATES = 1024
 _Row = TypeVar("_Row")
 
 
-def given_file(config: TaskConfig, given: str) -> Path:
+def given_file(config: TaskSection, given: str) -> Path:
     """Return the path of one of `task.files`; a relative one starts in `task.data_dir`, where that is given.
 
     Raises:
@@ -34,7 +34,7 @@ def given_file(config: TaskConfig, given: str) -> Path:
     return path if config.data_dir is None else expand_path(config.data_dir) / path
 
 
-def hub_source(config: TaskConfig, default: str, name: str | None, split: str) -> HubSource | None:
+def hub_source(config: TaskSection, default: str, name: str | None, split: str) -> HubSource | None:
     """Return the Hub split to read where `task.data_dir` is none (then it is of `default`) or `hub:OWNER/NAME`.
 
     Raises:
@@ -47,7 +47,7 @@ def hub_source(config: TaskConfig, default: str, name: str | None, split: str) -
     return HubSource(parsed.name, parsed.config or name, split)
 
 
-def existing_folder(config: TaskConfig, names: Sequence[str]) -> Path:
+def existing_folder(config: TaskSection, names: Sequence[str]) -> Path:
     """Return the folder of a task inside `task.data_dir`: the first of `names` that is there, or `data_dir` itself.
 
     Raises:
@@ -88,7 +88,7 @@ def counted(rows: Iterable[_Row], bar: Bar) -> Iterator[_Row]:
             bar.update(number)
 
 
-def choose_rows(num_rows: int, config: TaskConfig) -> IntArray:
+def choose_rows(num_rows: int, config: TaskSection) -> IntArray:
     """Return the training rows to use, in order: all, or `task.max_rows` of them drawn with `task.split_seed`."""
     if config.max_rows is None or config.max_rows >= num_rows:
         return np.arange(num_rows)

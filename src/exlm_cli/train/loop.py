@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from exlm_cli.config.sections import OptimConfig
+from exlm_cli.config.sections import LoopConfig, OptimConfig
 from exlm_cli.data.masking import IntArray
 from exlm_cli.errors import CheckpointError, ConfigError, DivergedError, InterruptedRunError
 from exlm_cli.format import format_number
@@ -33,7 +33,7 @@ from exlm_cli.train.checkpoint import (
     write_json,
 )
 from exlm_cli.train.interrupt import StopSignal
-from exlm_cli.train.loop_state import LoopConfig, LoopResult, LoopState, Selection, TrainTask, count_steps
+from exlm_cli.train.loop_state import LoopResult, LoopState, Selection, TrainTask, count_steps
 from exlm_cli.train.memory import release_freed_memory
 from exlm_cli.train.optim import build_optimizer, learning_rate, scale_gradients, set_learning_rates
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
+from exlm_cli.config.sections import LoopConfig
 from exlm_cli.data.masking import IntArray
 from exlm_cli.data.sampler import EpochPlan
 
@@ -39,38 +40,6 @@ class TrainTask(Protocol[BatchT]):
 
     def validate(self) -> dict[str, float]:
         """Figures on the validation set; leaves the model in training mode."""
-
-
-class LoopConfig(Protocol):
-    """What the loop needs of a `train` section. Intervals of None are epochs."""
-
-    @property
-    def max_steps(self) -> int | None:
-        """Optimiser steps."""
-
-    @property
-    def max_epochs(self) -> int | None:
-        """Passes over the data; the earlier of the two ends the run."""
-
-    @property
-    def validate_every_steps(self) -> int | None:
-        """Steps between validations."""
-
-    @property
-    def checkpoint_every_steps(self) -> int | None:
-        """Steps between checkpoints."""
-
-    @property
-    def keep_last(self) -> int:
-        """Checkpoints kept."""
-
-    @property
-    def compile(self) -> bool:
-        """Compile the submodule `encoder` of the model with torch."""
-
-    @property
-    def log_every_steps(self) -> int:
-        """Steps between rows of metrics.jsonl."""
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from exlm_cli.config.finetune import TaskConfig
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.repeat_mlm import PAPER_CELLS, RepeatMlmRecipe, choose_cells
+from exlm_cli.config.tasks import SquadTaskConfig
 from exlm_cli.errors import ConfigError
 
 
@@ -72,8 +72,9 @@ def test_a_key_of_a_task_is_checked_against_the_tasks_of_the_grid_and_given_to_t
     assert (own.task.name, own.task.files.train) == ("csv", "my.csv")
     assert (own.task.text_column, own.task.label_columns) == ("words", ("good",))
     recipe = _load("quickstart-repeat-mlm", "tasks=[glue/rte, squad/v2]", "finetune.task.doc_stride=64")
-    usual = TaskConfig(name="squad/v2").doc_stride
-    assert [task.task.doc_stride for task in recipe.plan()[0].finetune] == [usual, 64]
+    glue, squad = (task.task for task in recipe.plan()[0].finetune)
+    assert squad == SquadTaskConfig(name="squad/v2", doc_stride=64)
+    assert not hasattr(glue, "doc_stride")
     assert RepeatMlmRecipe.model_validate(recipe.model_dump()) == recipe
 
 

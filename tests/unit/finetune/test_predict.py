@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from exlm_cli.config.finetune import TaskConfig
+from exlm_cli.config.tasks import SUITES, SquadTaskConfig
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.finetune.finetuned import Finetuned, load_finetuned
 from exlm_cli.finetune.predict import predict
@@ -38,7 +38,7 @@ def test_a_file_has_its_predictions_beside_the_others_of_the_run(finetuned: Fine
 def test_options_that_do_not_fit_the_task_are_refused(
     finetuned: Finetuned, task: str, column: str | None, written: str, message: str
 ) -> None:
-    recipe = finetuned.recipe.model_copy(update={"task": TaskConfig(name=task)})
+    recipe = finetuned.recipe.model_copy(update={"task": SUITES[task.partition("/")[0]](name=task)})
     other = replace(finetuned, recipe=recipe, results={**finetuned.results, "task": task})
     with pytest.raises(ConfigError) as caught:
         predict(other, Path("x"), Path(written), folder=Path(), column=column, progress=SilentProgress())
@@ -68,7 +68,7 @@ def test_a_target_that_cannot_be_written_is_told_before_the_file_is_read(
 
 
 def test_the_second_file_of_answers_is_checked_too(finetuned: Finetuned, tmp_path: Path) -> None:
-    recipe = finetuned.recipe.model_copy(update={"task": TaskConfig(name="squad/v2")})
+    recipe = finetuned.recipe.model_copy(update={"task": SquadTaskConfig(name="squad/v2")})
     (tmp_path / "a-no-answer.json").mkdir()
     with pytest.raises(CheckpointError, match=r"a-no-answer\.json: the file could not be written: Is a directory"):
         predict(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from exlm_cli.config.finetune import TaskConfig
+from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.csv import load_csv
@@ -25,7 +25,7 @@ def write(path: Path, header: str, rows: list[str]) -> str:
 def load(folder: Path, **options: Any) -> TableTask:
     files = options.pop("files", {"train": "a.csv"})
     options.setdefault("label_columns", ("y",))
-    return load_csv(TaskConfig(name="csv", data_dir=str(folder), files=files, **options), SilentProgress())
+    return load_csv(CsvTaskConfig(name="csv", data_dir=str(folder), files=files, **options), SilentProgress())
 
 
 def by_name(task: TableTask) -> dict[str, list[int]]:
@@ -203,27 +203,11 @@ def test_the_same_seed_gives_the_same_split(tmp_path: Path) -> None:
             "name one with `--set task.files.train=FILE` (in a grid or sweep `--set finetune.task.files.train=FILE`)",
         ),
         (
-            {"files": {"train": "a.csv", "test": "a.csv"}},
-            "`task.files.test` is given without `task.files.valid`, on which the best epoch is chosen",
-            "give both, or one file that is split",
-        ),
-        (
-            {"files": {"train": "a.csv", "valid": "a.csv"}, "split_column": "y"},
-            "`task.split_column` does not go with `task.files.valid`: the files are the splits",
-            "",
-        ),
-        (
-            {"smiles_column": "smiles", "text_column": "note"},
-            "`task.smiles_column` is `smiles` and `task.text_column` is `note`: a row is one or the other",
-            "",
-        ),
-        (
             {"label_columns": ()},
             "{folder}/a.csv: which columns hold the labels? There are `y`, `note`, `part`",
             "name them with `--label-columns A,B` (in a grid or sweep `--set finetune.task.label_columns=[A,B]`)",
         ),
         ({"label_columns": ("smiles",)}, "{folder}/a.csv: `smiles` cannot be input and label at once", ""),
-        ({"label_columns": ("y", "y")}, "`task.label_columns` gives `y` twice", ""),
     ],
 )
 def test_a_recipe_that_contradicts_itself_is_refused(tmp_path: Path, options: Any, message: str, hint: str) -> None:

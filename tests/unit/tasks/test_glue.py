@@ -12,10 +12,10 @@ import pytest
 from scipy import stats
 from sklearn import metrics as sk
 
-from exlm_cli.config.finetune import TaskConfig
+from exlm_cli.config.tasks import GlueTaskConfig
 from exlm_cli.data.bpe import train_bpe
 from exlm_cli.data.tokenizer import Tokenizer
-from exlm_cli.errors import ConfigError, DataError
+from exlm_cli.errors import DataError
 from exlm_cli.finetune.trainer import encode_task
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import DownstreamTask
@@ -32,7 +32,7 @@ def tokenizer() -> Tokenizer:
 
 def load(task: str, root: Path | None, **values: Any) -> GlueTask:
     data_dir = None if root is None else str(root)
-    return load_glue(TaskConfig(name=f"glue/{task}", data_dir=data_dir, **values), SilentProgress())
+    return load_glue(GlueTaskConfig(name=f"glue/{task}", data_dir=data_dir, **values), SilentProgress())
 
 
 def test_the_small_files_cover_every_task() -> None:
@@ -289,26 +289,6 @@ def test_missing_files_are_named(task: str, stem: str, tmp_path: Path) -> None:
     message = f"{folder}: no `{stem}.tsv` (or .csv, .jsonl, .json, .parquet, also with .gz or .xz)"
     with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
         load(task, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ({"train": "a.tsv"}, "`task.files.valid` is missing"),
-        ({"valid": "a.tsv"}, "`task.files.train` is missing"),
-        ({"test": "a.tsv"}, "`task.files.test` is given without the files to train and to validate on"),
-    ],
-)
-def test_half_of_the_files_is_not_enough(files: dict[str, str], message: str, tmp_path: Path) -> None:
-    (tmp_path / "a.tsv").write_text(content("rte"), encoding="utf-8")
-    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
-        load("rte", tmp_path, files=files)
-
-
-def test_an_unknown_task_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"^unknown task `glue/rtr`$") as caught:
-        load("rtr", None)
-    assert "`glue/mnli`, `glue/qqp`, `glue/qnli`, `glue/sst2`, `glue/cola`, `glue/rte`" in caught.value.hint
 
 
 TEST_FILES = {

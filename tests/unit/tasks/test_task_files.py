@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from exlm_cli.config.finetune import TaskConfig
+from exlm_cli.config.tasks import GlueTaskConfig
 from exlm_cli.data.rows.hub import HubSource
 from exlm_cli.errors import DataError
 from exlm_cli.tasks.task_files import choose_rows, counted, existing_folder, find_file, given_file, hub_source
 from tests.unit.data.recording import RecordingProgress
 
 
-def config(**values: Any) -> TaskConfig:
-    return TaskConfig(name="glue/rte", **values)
+def config(**values: Any) -> GlueTaskConfig:
+    return GlueTaskConfig(name="glue/rte", **values)
 
 
 def test_files_given_by_name_start_in_the_data_folder() -> None:

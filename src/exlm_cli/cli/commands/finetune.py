@@ -1,6 +1,7 @@
 """`exlm finetune`: fine-tune a checkpoint over seeds, or over a grid, and score it."""
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -144,7 +145,8 @@ def _chosen(suite: str | None, name: str | None, recipe: str | None, overrides: 
     """Return the recipe that a task and options ask for."""
     from exlm_cli.config.finetune import FinetuneRecipe
     from exlm_cli.config.load import load_recipe
-    from exlm_cli.tasks.registry import TASKS, default_recipe, find_task
+    from exlm_cli.config.tasks import SUITES
+    from exlm_cli.tasks.registry import default_recipe
 
     if suite is None:
         if recipe is None:
@@ -154,19 +156,33 @@ def _chosen(suite: str | None, name: str | None, recipe: str | None, overrides: 
         if name is None:
             raise ConfigError("`exlm finetune csv` needs a file", _EXAMPLE)
         task, own = "csv", [f"task.files.train={json.dumps(name, ensure_ascii=False)}"]
-    elif suite in TASKS and name is None:
-        raise ConfigError(f"which task of {suite}? There are {', '.join(TASKS[suite])}", _EXAMPLE)
+    elif suite in SUITES and name is None:
+        names = (task.partition("/")[2] for task in SUITES[suite].tasks)
+        raise ConfigError(f"which task of {suite}? There are {', '.join(names)}", _EXAMPLE)
     else:
-        task, own = find_task(suite, name or ""), []
+        task, own = _task_name(suite, name), []
     own.append(f"task.name={task}")
     return load_recipe(recipe or default_recipe(task), [*own, *overrides], kind=FinetuneRecipe)
 
 
+def _task_name(suite: str, name: str | None) -> str:
+    """Return `suite/name` of a task that there is."""
+    from exlm_cli.config.tasks import check_task_name
+
+    task = suite if name is None else f"{suite}/{name}"
+    try:
+        check_task_name(task)
+    except ConfigError as error:
+        # a task is given as two words here, not as a key of a recipe
+        hint = re.sub(r"`task\.name=(\w+)/(\w+)`", r"`exlm finetune \1 \2`", error.hint)
+        raise ConfigError(error.message, hint) from error
+    return task
+
+
 def _choose_checkpoint(given: Path | None, recipe: "FinetuneRecipe", progress: "Progress") -> Path:
     from exlm_cli.cli.checkpoints import choose_checkpoint
-    from exlm_cli.tasks.registry import input_kind_of
 
-    kind = input_kind_of(recipe.task)
+    kind = recipe.task.input_kind
     return choose_checkpoint(
         given,
         {"SMILES run" if kind == "smiles" else "text run": lambda pretrained: pretrained.data.kind == kind},

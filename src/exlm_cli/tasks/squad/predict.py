@@ -7,6 +7,7 @@ from typing import Any
 
 from scipy.special import expit
 
+from exlm_cli.config.tasks import SquadTaskConfig
 from exlm_cli.errors import DataError
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.applied import Applied, FinetunedModels, mean_span_logits, no_answer_file
@@ -36,7 +37,9 @@ def apply_to_squad_file(finetuned: FinetunedModels, path: Path, written: Path, *
     file = read_squad_json(path, needs_answers=False)
     if not file.questions:
         raise DataError(f"{path}: {file.problems[0]}")
-    task = SquadTask(finetuned.recipe.task, {"valid": file.questions})
+    config = finetuned.recipe.task
+    assert isinstance(config, SquadTaskConfig)
+    task = SquadTask(config, {"valid": file.questions})
     encoded = task.encode("valid", finetuned.tokenizer, finetuned.sequence_length)
     logits = mean_span_logits(finetuned, encoded, progress)
     answers, no_answer_scores = task.official_predictions("valid", logits)

@@ -7,13 +7,13 @@ from typing import Literal, final
 
 import numpy as np
 
-from exlm_cli.config.finetune import TaskConfig
 from exlm_cli.config.spelling import how_to_set
+from exlm_cli.config.tasks import SquadTaskConfig
 from exlm_cli.data.masking import IntArray
 from exlm_cli.data.rows.hub import iter_hub_records
 from exlm_cli.data.rows.left_out import LeftOut
 from exlm_cli.data.tokenizer import Tokenizer
-from exlm_cli.errors import ConfigError, DataError
+from exlm_cli.errors import DataError
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import EncodedSplit, FloatArray, Loss, Split
 from exlm_cli.tasks.squad.files import SquadFile, SquadQuestion, read_squad_json, read_squad_rows
@@ -42,19 +42,16 @@ _PROTOCOL_NOTE = (
 )
 
 
-def load_squad(config: TaskConfig, progress: Progress) -> "SquadTask":
+def load_squad(config: SquadTaskConfig, progress: Progress) -> "SquadTask":
     """Read the questions to train and to score on.
 
     They are `task.files`, else `train-v2.0*.json` and `dev-v2.0*.json` in `task.data_dir`, else the Hub's. Without a
     file to score on, the articles `task.valid_articles` are held out of the training file, or its last two.
 
     Raises:
-        ConfigError: `task.name` is not `squad/v2`.
         DataError: A file is missing or malformed, a question cannot be used while `task.on_invalid` is `error`, or an
             article to hold out is not there.
     """
-    if config.name != NAME:
-        raise ConfigError(f"unknown task `{config.name}`", f"the only one of SQuAD is `{NAME}`")
     train_file, valid_file = _read_files(config, progress)
     held_out: tuple[str, ...] = ()
     notes = [_PROTOCOL_NOTE]
@@ -85,18 +82,8 @@ def load_squad(config: TaskConfig, progress: Progress) -> "SquadTask":
     return SquadTask(config, {"train": train, "valid": valid}, notes, held_out=held_out, left_out=left_out)
 
 
-def _read_files(config: TaskConfig, progress: Progress) -> tuple[SquadFile, SquadFile | None]:
+def _read_files(config: SquadTaskConfig, progress: Progress) -> tuple[SquadFile, SquadFile | None]:
     files = config.files
-    if files.test is not None:
-        raise DataError(
-            "`task.files.test` is given, but SQuAD 2.0 is scored on `valid`", "give it as `task.files.valid`"
-        )
-    if files.valid is not None and files.train is None:
-        raise DataError(
-            "`task.files.valid` is given without `task.files.train`",
-            f"name the training file too with {how_to_set('task.files.train', 'FILE')}; "
-            "a relative one starts in `task.data_dir`",
-        )
     if files.train is not None:
         valid = None if files.valid is None else read_squad_json(given_file(config, files.valid))
         return read_squad_json(given_file(config, files.train)), valid
@@ -171,7 +158,7 @@ class SquadTask:
 
     def __init__(
         self,
-        config: TaskConfig,
+        config: SquadTaskConfig,
         questions: dict[Split, list[SquadQuestion]],
         notes: Sequence[str] = (),
         *,

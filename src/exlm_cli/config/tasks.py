@@ -1,0 +1,377 @@
+"""Task sections of fine-tuning recipes: one model per suite, chosen by the part of `task.name` before the slash.
+
+No torch here.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
+
+from exlm_cli.config.base import StrictModel
+from exlm_cli.errors import ConfigError
+
+InputKind = Literal["text", "smiles"]
+"""What a model reads."""
+ScaffoldOrOther = Literal["scaffold", "scaffold-chiral", "scaffold-deepchem", "scaffold-balanced", "random", "file"]
+
+_DEFAULT_SPLIT: Final = "scaffold"
+
+
+class TrainFile(StrictModel):
+    """The one file of a task that splits its rows itself."""
+
+    train: str | None = Field(None, min_length=1, description="File with all rows, or with the training rows")
+
+
+class TrainValidFiles(TrainFile):
+    """The files of a task without a test set."""
+
+    valid: str | None = Field(None, min_length=1, description="File with the validation rows")
+
+
+class TaskFiles(TrainValidFiles):
+    """The files of a task with a test set."""
+
+    test: str | None = Field(None, min_length=1, description="File with the test rows")
+
+
+class TaskSection(StrictModel):
+    """Keys that every task has; a child for each suite adds its own."""
+
+    suite: ClassVar[str]
+    tasks: ClassVar[tuple[str, ...]]
+    """Full names of the tasks of this suite, like `glue/rte`."""
+
+    name: str = Field(description="Like `moleculenet/bace`, `glue/rte`, `squad/v2`, `csv`")
+    data_dir: str | None = Field(
+        None, min_length=1, description="Folder with the task's files; none: fetched once into the cache"
+    )
+    files: TrainFile = TrainFile()
+    sequence_length: int | None = Field(
+        None,
+        ge=8,
+        le=65536,
+        description="Tokens of a sequence, [CLS] and [SEP] included, before repetition; none: as in pre-training",
+    )
+    split_seed: int = Field(0, ge=0, lt=2**63, description="Of `random` and `scaffold-balanced`, and of `max_rows`")
+    on_invalid: Literal["error", "skip"] = Field("skip", description="Rows that cannot be used: stop, or skip and list")
+    max_rows: int | None = Field(None, ge=1, description="Use at most this many training rows; none: all")
+
+    @property
+    def input_kind(self) -> InputKind:
+        """The kind of checkpoint that fits."""
+        return "text"
+
+    @property
+    def input_column(self) -> str | None:
+        """Column of the text or SMILES, where the config names one."""
+        return None
+
+    @property
+    def has_canonical_smiles(self) -> bool:
+        """Whether the model reads RDKit's canonical SMILES."""
+        return False
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if name not in cls.tasks:
+            raise ValueError(f"`task.name` is `{name}`, no task of {cls.suite}")
+        return name
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> Self:
+        """Check keys against each other."""
+        return self
+
+
+class RowTaskConfig(TaskSection):
+    """Keys of tasks with one molecule or text per row that split their rows themselves."""
+
+    split: ScaffoldOrOther = Field(
+        _DEFAULT_SPLIT,
+        description="How rows are cut 80/10/10: `scaffold` as Uni-Mol does; `file`: as `task.split_file` says",
+    )
+    split_file: str | None = Field(
+        None, min_length=1, description="JSON with the row numbers of `train`, `valid` and `test`"
+    )
+    smiles_column: str | None = Field(None, description="Column with the SMILES; none: the one the task is known for")
+    canonical_smiles: bool = Field(
+        False, description="Let the model read RDKit's canonical SMILES, not how the file writes a molecule"
+    )
+    class_weights: Literal["none", "balanced"] = Field(
+        "none", description="`balanced`: rarer classes weigh more, as in scikit-learn"
+    )
+
+    @property
+    def input_column(self) -> str | None:
+        """Column of the SMILES, where the config names one."""
+        return self.smiles_column
+
+    @property
+    def has_canonical_smiles(self) -> bool:
+        """Whether the model reads RDKit's canonical SMILES."""
+        return self.canonical_smiles
+
+    def _check_split_file(self) -> None:
+        if self.split == "file" and self.split_file is None:
+            raise ValueError("`task.split: file` needs `task.split_file`")
+        if self.split != "file" and self.split_file is not None:
+            raise ValueError(f"`task.split_file` is read by `task.split: file`, but `task.split` is `{self.split}`")
+
+
+class MoleculeNetTaskConfig(RowTaskConfig):
+    """One of the MoleculeNet sets of Table 1."""
+
+    suite: ClassVar[str] = "moleculenet"
+    tasks: ClassVar[tuple[str, ...]] = tuple(
+        f"moleculenet/{name}" for name in ("bace", "bbbp", "clintox", "tox21", "toxcast", "sider", "muv")
+    )
+
+    @property
+    def input_kind(self) -> InputKind:
+        """SMILES."""
+        return "smiles"
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> Self:
+        self._check_split_file()
+        return self
+
+
+class GlueTaskConfig(TaskSection):
+    """One of the GLUE tasks of Table 3."""
+
+    suite: ClassVar[str] = "glue"
+    tasks: ClassVar[tuple[str, ...]] = tuple(
+        f"glue/{name}" for name in ("mnli", "qqp", "qnli", "sst2", "cola", "rte", "mrpc", "stsb")
+    )
+
+    files: TaskFiles = TaskFiles()
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> Self:
+        files = self.files
+        if files != TaskFiles() and (files.train is None or files.valid is None):
+            missing = "train" if files.train is None else "valid"
+            raise ValueError(f"`task.files.{missing}` is missing: `train` and `valid` are both needed")
+        return self
+
+
+class SquadTaskConfig(TaskSection):
+    """SQuAD 2.0."""
+
+    suite: ClassVar[str] = "squad"
+    tasks: ClassVar[tuple[str, ...]] = ("squad/v2",)
+
+    files: TrainValidFiles = TrainValidFiles()
+    valid_articles: tuple[str, ...] = Field(
+        (), description="Without a validation file: titles of the articles to hold out; empty: the last two"
+    )
+    doc_stride: int = Field(128, ge=1, description="Tokens between the starts of two windows of a passage")
+    max_query_tokens: int = Field(64, ge=1, description="Tokens of a question; the rest is cut")
+    max_answer_tokens: int = Field(30, ge=1, description="Tokens of the longest answer")
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> Self:
+        if self.files.valid is not None and self.files.train is None:
+            raise ValueError("`task.files.valid` is given without `task.files.train`")
+        if self.files.valid is not None and self.valid_articles:
+            raise ValueError("`task.valid_articles` does not go with `task.files.valid`, on which the run is scored")
+        return self
+
+
+class CsvTaskConfig(RowTaskConfig):
+    """A table of the user's: molecules or texts, with labels, classes or values."""
+
+    suite: ClassVar[str] = "csv"
+    tasks: ClassVar[tuple[str, ...]] = ("csv",)
+
+    files: TaskFiles = TaskFiles()
+    split_column: str | None = Field(
+        None, description="Column that says train, valid or test of each row; instead of `task.split`"
+    )
+    text_column: str | None = Field(None, description="Column with the text")
+    label_columns: tuple[str, ...] = Field((), description="Columns with the labels")
+    label_kind: Literal["auto", "classes", "multi_label", "regression"] = Field(
+        "auto", description="What labels are; `auto`: found from the data"
+    )
+
+    @property
+    def input_kind(self) -> InputKind:
+        """Text where a column of text is named, else SMILES."""
+        return "smiles" if self.text_column is None else "text"
+
+    @property
+    def input_column(self) -> str | None:
+        """Column of the text or SMILES, where the config names one."""
+        return self.smiles_column if self.text_column is None else self.text_column
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> Self:
+        self._check_split_file()
+        if self.text_column is not None:
+            self._check_text()
+        if self.files.test is not None and self.files.valid is None:
+            raise ValueError("`task.files.test` is given without `task.files.valid`, on which the best epoch is chosen")
+        if self.split_column is not None and self.files.valid is not None:
+            raise ValueError("`task.split_column` does not go with `task.files.valid`: the files are the splits")
+        instead = "split_column" if self.split_column is not None else "files.valid" if self.files.valid else None
+        if instead is not None and self.split != _DEFAULT_SPLIT:
+            raise ValueError(f"`task.split: {self.split}` does not go with `task.{instead}`, which splits the rows")
+        for name in self.label_columns:
+            if self.label_columns.count(name) > 1:
+                raise ValueError(f"`task.label_columns` gives `{name}` twice")
+            if name in (self.smiles_column, self.text_column):
+                raise ValueError(f"`task.label_columns`: `{name}` cannot be input and label at once")
+        return self
+
+    def _check_text(self) -> None:
+        if self.smiles_column is not None:
+            raise ValueError(
+                f"`task.smiles_column` is `{self.smiles_column}` and `task.text_column` is `{self.text_column}`: "
+                "a row is one or the other"
+            )
+        if self.canonical_smiles:
+            raise ValueError("`task.canonical_smiles` is for molecules; the task has text")
+        if self.split not in (_DEFAULT_SPLIT, "random", "file"):
+            raise ValueError(f"`task.split: {self.split}` is for molecules; the task has text")
+
+
+SUITES: dict[str, type[TaskSection]] = {
+    section.suite: section for section in (MoleculeNetTaskConfig, GlueTaskConfig, SquadTaskConfig, CsvTaskConfig)
+}
+"""The section of each suite."""
+
+
+def check_task_name(name: str) -> None:
+    """Check that there is a task, like `glue/rte`.
+
+    Raises:
+        ConfigError: There is no such suite or task; the hint names the nearest one.
+    """
+    suite, _, short = name.partition("/")
+    if suite not in SUITES:
+        holding = [known for known, section in SUITES.items() if f"{known}/{suite}" in section.tasks]
+        near = holding or difflib.get_close_matches(suite, SUITES, n=1, cutoff=0.5)
+        full = f"{near[0]}/{suite if holding else short}" if near else ""
+        if near and full not in SUITES[near[0]].tasks:
+            full = SUITES[near[0]].tasks[0]
+        hint = f"did you mean `task.name={full}`?" if near else "for example `task.name=moleculenet/bace`"
+        raise ConfigError(f"unknown suite `{suite}`; accepted: {', '.join(SUITES)}", hint)
+    section = SUITES[suite]
+    if name in section.tasks:
+        return
+    if suite == CsvTaskConfig.suite:
+        raise ConfigError(
+            f"`csv` has no task `{short}`: it is a file of your own",
+            "name the task `csv`, and the file with `task.files.train=FILE`",
+        )
+    shorts = [full.partition("/")[2] for full in section.tasks]
+    close = difflib.get_close_matches(short.lower().replace("-", "").replace("_", ""), shorts, n=1, cutoff=0.5)
+    raise ConfigError(
+        f"unknown task `{short}` of {suite}; accepted: {', '.join(shorts)}",
+        f"did you mean `task.name={suite}/{close[0]}`?" if close else f"for example `task.name={section.tasks[0]}`",
+    )
+
+
+def _keys(section: type[TaskSection]) -> set[str]:
+    """Return the keys of a section, those of its files as `files.train`."""
+    files = section.model_fields["files"].annotation
+    assert isinstance(files, type)
+    assert issubclass(files, TrainFile)
+    return {*section.model_fields, *(f"files.{name}" for name in files.model_fields)}
+
+
+def _given_keys(task: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in task.items():
+        yield from (f"files.{name}" for name in value) if key == "files" and isinstance(value, Mapping) else (key,)
+
+
+def _suites_with(key: str) -> list[str]:
+    return [suite for suite, section in SUITES.items() if key in _keys(section)]
+
+
+def _suite_of(task: Any) -> str | None:
+    name = task.get("name") if isinstance(task, Mapping) else getattr(task, "name", None)
+    return name.partition("/")[0] if isinstance(name, str) else None
+
+
+def _check_before(task: Any) -> Any:
+    """Refuse an unknown task, and a key of another suite: it must never seem to have been followed."""
+    if not isinstance(task, Mapping):
+        return task
+    name = task.get("name")
+    if not isinstance(name, str):
+        what = "is missing" if name is None else f"is {name!r}, not a text"
+        raise ValueError(f"`task.name` {what}; give a task like `moleculenet/bace`, `glue/rte`, `squad/v2` or `csv`")
+    try:
+        check_task_name(name)
+    except ConfigError as error:
+        raise ValueError(f"`task.name`: {error.message}; {error.hint}") from None
+    section = SUITES[name.partition("/")[0]]
+    for key in _given_keys(task):
+        suites = _suites_with(key)
+        if suites and section.suite not in suites:
+            raise ValueError(f"`task.{key}` is for {' and '.join(suites)}; {name} does not use it")
+    return task
+
+
+TaskConfig = Annotated[
+    Annotated[MoleculeNetTaskConfig, Tag("moleculenet")]
+    | Annotated[GlueTaskConfig, Tag("glue")]
+    | Annotated[SquadTaskConfig, Tag("squad")]
+    | Annotated[CsvTaskConfig, Tag("csv")],
+    Discriminator(_suite_of),
+    BeforeValidator(_check_before),
+]
+"""The section of any task."""
+
+
+class SharedTaskConfig(CsvTaskConfig, SquadTaskConfig):
+    """What the tasks of a sweep have in common: the keys of every suite, of which each task takes its own."""
+
+    files: TaskFiles = TaskFiles()
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        """Accept any name: `of_task` checks the names of a sweep's tasks."""
+        return name
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> Self:
+        """Accept any values: `of_task` leaves them to the section of each task."""
+        return self
+
+    def of_task(self, name: str) -> dict[str, Any]:
+        """Return the values of one task by key, without the keys that its suite does not have.
+
+        Raises:
+            ConfigError: There is no such task.
+        """
+        check_task_name(name)
+        own = _keys(SUITES[name.partition("/")[0]])
+        content = {key: value for key, value in self.model_dump().items() if key in own}
+        files = {key: value for key, value in content["files"].items() if f"files.{key}" in own}
+        return content | {"name": name, "files": files}
+
+    def refuse_unused(self, names: Sequence[str]) -> None:
+        """Check that every key with a value of its own is used by at least one task.
+
+        Raises:
+            ValueError: No task uses it; the message is for users.
+        """
+        suites = {name.partition("/")[0] for name in names}
+        if not suites <= SUITES.keys():
+            return
+        changed = self.model_dump(exclude_defaults=True, exclude={"name"})
+        for key in _given_keys(changed):
+            using = _suites_with(key)
+            if suites.isdisjoint(using):
+                do = "does" if len(names) == 1 else "do"
+                raise ValueError(
+                    f"`finetune.task.{key}` is for {' and '.join(using)}; {' and '.join(names)} {do} not use it"
+                )

@@ -1,0 +1,122 @@
+"""Task sections: each suite has its own keys, and keys that do not go together are refused."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.load import load_recipe
+from exlm_cli.config.tasks import SUITES, SharedTaskConfig, check_task_name
+from exlm_cli.errors import ConfigError
+
+
+def section(**task: Any) -> Any:
+    content = {"name": "tiny", "task": task, "optim": {"lr": 1e-3}}
+    return FinetuneRecipe.model_validate(content).task
+
+
+def finding(**task: Any) -> str:
+    with pytest.raises(ValidationError) as caught:
+        section(**task)
+    return str(caught.value.errors()[0]["msg"])
+
+
+@pytest.mark.parametrize("name", [name for suite in SUITES.values() for name in suite.tasks])
+def test_a_task_has_the_section_of_its_suite_and_is_written_and_read_back(name: str) -> None:
+    own = section(name=name)
+    assert type(own) is SUITES[name.partition("/")[0]]
+    assert section(**own.model_dump(mode="json")) == own
+
+
+USED: dict[str, dict[str, Any]] = {
+    "moleculenet/bace": {"split": "random", "class_weights": "balanced", "canonical_smiles": True},
+    "csv": {"split_column": "a", "text_column": "a", "label_columns": ["a"], "label_kind": "classes"},
+    "glue/rte": {"files": {"train": "a", "valid": "b", "test": "c"}},
+    "squad/v2": {"valid_articles": ["a"], "doc_stride": 9, "max_query_tokens": 9, "max_answer_tokens": 9},
+}  # fmt: skip
+"""Keys that a task has and another one does not."""
+
+
+@pytest.mark.parametrize("name", USED)
+def test_a_key_of_another_suite_is_refused_and_its_suites_are_named(name: str) -> None:
+    own = SUITES[name.partition("/")[0]].model_fields
+    for other, used in USED.items():
+        for key, value in used.items():
+            if key in own and key != "files":
+                continue
+            if key == "files" and name in ("glue/rte", "csv"):
+                continue
+            message = finding(name=name, **{key: value})
+            assert f"`task.{key}" in message, (name, key)
+            assert f"{other.partition('/')[0]}" in message
+            assert f"{name} does not use it" in message
+
+
+@pytest.mark.parametrize(
+    ("task", "keys"),
+    [
+        ({"name": "csv", "split": "file"}, "`task.split: file` needs `task.split_file`"),
+        ({"name": "moleculenet/bace", "split_file": "a.json"}, "`task.split_file` is read by `task.split: file`"),
+        ({"name": "csv", "text_column": "a", "split": "scaffold-balanced"}, "`task.split: scaffold-balanced`"),
+        ({"name": "csv", "text_column": "a", "canonical_smiles": True}, "`task.canonical_smiles`"),
+        ({"name": "csv", "text_column": "a", "smiles_column": "b"}, "`task.smiles_column` is `b`"),
+        ({"name": "csv", "split_column": "a", "split": "random"}, "`task.split_column`"),
+        ({"name": "csv", "files": {"train": "b", "valid": "a"}, "split": "random"}, "`task.files.valid`"),
+        ({"name": "csv", "files": {"train": "b", "test": "a"}}, "without `task.files.valid`"),
+        ({"name": "csv", "files": {"valid": "a"}, "split_column": "b"}, "`task.split_column`"),
+        ({"name": "csv", "label_columns": ["a", "a"]}, "`task.label_columns` gives `a` twice"),
+        ({"name": "csv", "label_columns": ["a"], "text_column": "a"}, "input and label at once"),
+        ({"name": "glue/rte", "files": {"valid": "a"}}, "`task.files.train` is missing"),
+        ({"name": "glue/rte", "files": {"test": "a", "train": "b"}}, "`task.files.valid` is missing"),
+        ({"name": "squad/v2", "files": {"valid": "a"}}, "`task.files.train`"),
+        ({"name": "squad/v2", "files": {"train": "b", "valid": "a"}, "valid_articles": ["a"]}, "`task.valid_articles`"),
+        ({"name": "csv", "files": {"train": ""}}, "at least 1 character"),
+        ({}, "`task.name` is missing"),
+        ({"name": 5}, "`task.name` is 5"),
+        ({"name": "glue/ret"}, "did you mean `task.name=glue/rte`?"),
+        ({"name": "glues/rte"}, "unknown suite `glues`"),
+    ],
+)  # fmt: skip
+def test_a_wrong_section_is_refused(task: dict[str, Any], keys: str) -> None:
+    assert keys in finding(**task)
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("bace", "task.name=moleculenet/bace"),
+        ("glu/rte", "task.name=glue/rte"),
+        ("glue/SST-2", "task.name=glue/sst2"),
+        ("xyz/a", "task.name=moleculenet/bace"),
+        ("squad/nothing", "task.name=squad/v2"),
+        ("csv/mine", "task.files.train=FILE"),
+    ],
+)
+def test_an_unknown_task_is_refused_with_the_nearest_one(given: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_task_name(given)
+    assert hint in caught.value.hint
+
+
+def test_errors_name_keys_as_the_recipe_has_them_without_the_suite() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("csv", ["task.label_kind=colours"], kind=FinetuneRecipe)
+    assert "`task.label_kind` is colours" in caught.value.message
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("csv", ["task={name: csv, label_kinds: classes}"], kind=FinetuneRecipe)
+    assert "unknown key `task.label_kinds`" in caught.value.message
+    assert "`task.label_kind`" in caught.value.hint
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("glue-rte", ["task.class_weights=balanced"], kind=FinetuneRecipe)
+    assert "`--set task.class_weights=balanced`: `task.class_weights` is for moleculenet" in caught.value.message
+
+
+def test_each_task_of_a_sweep_takes_the_shared_keys_that_its_suite_has() -> None:
+    shared = SharedTaskConfig(name="glue/rte", doc_stride=64, label_columns=("a",), data_dir="d")
+    assert section(**shared.of_task("squad/v2")) == section(name="squad/v2", doc_stride=64, data_dir="d")
+    assert section(**shared.of_task("csv")) == section(name="csv", label_columns=("a",), data_dir="d")
+    assert section(**shared.of_task("glue/rte")) == section(name="glue/rte", data_dir="d")
+    shared.refuse_unused(["squad/v2", "csv"])
+    with pytest.raises(ValueError, match=r"`finetune\.task\.label_columns` is for csv; squad/v2 does not use it"):
+        shared.refuse_unused(["squad/v2"])
