@@ -26,7 +26,7 @@ def test_compiled_run_has_the_losses_of_an_eager_one(tmp_path: Path) -> None:
         train: dict[str, Any] = {"compile": is_compiled, "log_every_steps": 1, "max_steps": 3}
         recipe = tiny_recipe(
             data={"bundled_rows": 300, "cache_dir": str(tmp_path / "cache")},
-            model={"dropout": 0.0, "attention_dropout": 0.0},
+            model={"num_layers": 1, "dropout": 0.0, "attention_dropout": 0.0},
             train=train,
         )
         run = run_pretraining(recipe, out=tmp_path / f"compiled-{is_compiled}").run_dir

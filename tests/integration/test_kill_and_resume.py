@@ -1,11 +1,5 @@
-"""`kill -9` anywhere, then `--resume`: the same weights, bit by bit, as a run nobody disturbed.
+"""`kill -9` anywhere, then `--resume`: the same weights, bit by bit, as a run that was not disturbed."""
 
-The run is a process of its own that kills itself at a chosen point, so nothing depends on timing.
-"""
-
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,45 +7,31 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from exlm_cli.config.load import dump_recipe
+from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.run_dir import read_metrics
+from exlm_cli.train import checkpoint, loop, pretrain
 from exlm_cli.train.pretrain import resume_pretraining, run_pretraining
+from tests.killed import die_at_call, run_until_killed
 from tests.tiny import tiny_recipe
 
-KILLED_RUN = """
-import os, signal, sys
-from pathlib import Path
-from exlm_cli.config.load import load_recipe
-from exlm_cli.train import checkpoint, loop, pretrain
-
-module_name, function_name, count, recipe, out = sys.argv[1:]
-owner = {"checkpoint": checkpoint, "loop": loop, "task": pretrain.PretrainTask, "metrics": loop.MetricsLog}[module_name]
-original, calls = getattr(owner, function_name), 0
-
-def dying(*args, **kwargs):
-    global calls
-    calls += 1
-    if calls == int(count):
-        if function_name == "append":
-            args[0].path.open("a").write('{"kind": "train", "st')
-        os.kill(os.getpid(), signal.SIGKILL)
-    return original(*args, **kwargs)
-
-setattr(owner, function_name, dying)
-pretrain.run_pretraining(load_recipe(recipe), out=Path(out))
-"""
-
-POINTS = [
-    pytest.param("task", "losses", 1, id="before the first step"),
-    pytest.param("task", "losses", 8, id="between checkpoints"),
-    pytest.param("checkpoint", "_sha256", 4, id="while the second checkpoint is hashed"),
-    pytest.param("checkpoint", "fsync", 11, id="while the second checkpoint is synced"),
-    pytest.param("task", "validate", 2, id="while validating"),
-    pytest.param("metrics", "append", 7, id="in the middle of a row of metrics"),
-]
+OWNERS: dict[str, Any] = {
+    "checkpoint": checkpoint, "task": pretrain.PretrainTask, "metrics": loop.MetricsLog,
+}  # fmt: skip
+POINTS = {
+    "before the first step": ("task", "losses", 1),
+    "between checkpoints": ("task", "losses", 8),
+    "while the second checkpoint is hashed": ("checkpoint", "_sha256", 4),
+    "while the second checkpoint is synced": ("checkpoint", "fsync", 11),
+    "while validating": ("task", "validate", 2),
+    "in the middle of a row of metrics": ("metrics", "append", 7),
+}
+# what is saved does not depend on the objective, so an MLM is killed at two points alone
+CASES = [("exlm", point) for point in POINTS] + [
+    ("mlm", "between checkpoints"), ("mlm", "in the middle of a row of metrics"),
+]  # fmt: skip
 
 
-def _recipe(cache: Path, objective: str) -> Any:
+def _recipe(cache: Path, objective: str) -> PretrainRecipe:
     return tiny_recipe(
         objective=objective,
         data={"bundled_rows": 300, "cache_dir": str(cache)},
@@ -64,17 +44,30 @@ def _recipe(cache: Path, objective: str) -> Any:
     )  # fmt: skip
 
 
+def train_and_die(recipe: PretrainRecipe, out: Path, point: str) -> None:
+    """Train in the process at hand until it dies."""
+    owner, function, count = POINTS[point]
+
+    def leave_half_a_row(metrics: Any, *_: Any) -> None:
+        with metrics.path.open("a") as file:
+            file.write('{"kind": "train", "st')
+
+    before = leave_half_a_row if function == "append" else lambda *_: None
+    die_at_call(OWNERS[owner], function, count, before=before)
+    run_pretraining(recipe, out=out)
+
+
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory) -> Path:
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.fixture(scope="module", params=["exlm", "mlm"])
-def undisturbed(request, cache, tmp_path_factory) -> tuple[Path, Any]:
-    recipe = _recipe(cache, request.param)
-    out = tmp_path_factory.mktemp("undisturbed") / "run"
-    run_pretraining(recipe, out=out)
-    return out, recipe
+@pytest.fixture(scope="module")
+def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    runs = {objective: tmp_path_factory.mktemp("undisturbed") / "run" for objective in ("exlm", "mlm")}
+    for objective, out in runs.items():
+        run_pretraining(_recipe(cache, objective), out=out)
+    return runs
 
 
 def _rows(run: Path) -> list[dict[str, Any]]:
@@ -82,21 +75,13 @@ def _rows(run: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k not in timed} for row in read_metrics(run / "metrics.jsonl")]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("owner", "function", "count"), POINTS)
+@pytest.mark.parametrize(("objective", "point"), CASES)
 def test_a_killed_run_ends_like_an_undisturbed_one(
-    undisturbed, tmp_path, owner: str, function: str, count: int
+    cache: Path, undisturbed: dict[str, Path], tmp_path: Path, objective: str, point: str
 ) -> None:
-    whole, recipe = undisturbed
-    recipe_file, out = tmp_path / "recipe.yaml", tmp_path / "run"
-    recipe_file.write_text(dump_recipe(recipe))
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED_RUN, owner, function, str(count), str(recipe_file), str(out)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    result = resume_pretraining(out)
-    assert result.steps == 10
+    whole, out = undisturbed[objective], tmp_path / "run"
+    run_until_killed(train_and_die, _recipe(cache, objective), out, point)
+    assert resume_pretraining(out).steps == 10
     for name in ("model.safetensors", "optimizer.safetensors"):
         mine, theirs = (load_file(run / "checkpoints/step-10" / name) for run in (whole, out))
         assert mine.keys() == theirs.keys()

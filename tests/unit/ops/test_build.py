@@ -4,6 +4,7 @@ What a build must do is known from the files it leaves; no real compiler runs he
 """
 
 import re
+import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -195,14 +196,6 @@ def test_an_nvcc_that_knows_no_target_is_refused(make_compiler: MakeCompiler) ->
     assert_refuses(message, build.build_library, "cuda")
 
 
-def test_strict_builds_turn_warnings_into_errors_and_are_kept_apart(make_compiler: MakeCompiler) -> None:
-    make_compiler()
-    lenient, strict = build.plan("cpu"), build.plan("cpu", strict=True)
-    assert "-Werror" in strict.command
-    assert "-Werror" not in lenient.command
-    assert strict.library != lenient.library
-
-
-@pytest.mark.slow
-def test_the_host_sources_compile_without_a_warning() -> None:
-    assert build.build_library("cpu", strict=True).stat().st_size > 0
+def test_the_host_sources_compile_without_a_warning(tmp_path: Path) -> None:
+    flags = ("-Wall", "-Wextra", "-Wconversion", "-Werror", "-o", str(tmp_path / "host.so"))
+    subprocess.run([*build.plan("cpu").command, *flags], check=True)

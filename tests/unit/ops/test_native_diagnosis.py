@@ -20,6 +20,12 @@ HINT = "training works without: the `torch` backend needs no compiler"
 AT_FIRST_USE = "compiled at the first use, or now by `exlm doctor --build`"
 
 
+@pytest.fixture(scope="module")
+def compiled() -> Path:
+    """The library that all other tests use; compiled before a test points the cache elsewhere."""
+    return library.host_library().path
+
+
 @pytest.fixture
 def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -74,9 +80,9 @@ def test_a_machine_without_compilers(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 @pytest.mark.usefixtures("no_compiler_yet", "no_gpu")
-def test_what_was_shipped_needs_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_was_shipped_needs_no_compiler(compiled: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shipped = tmp_path / "shipped.so"
-    shutil.copy(build.build_library("cpu"), shipped)
+    shutil.copy(compiled, shipped)
     monkeypatch.setattr(build, "prebuilt_library", lambda kind: shipped)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     messages = Recorder()
@@ -91,7 +97,7 @@ def test_host_kernels_are_built_once_and_found_again(
 ) -> None:
     compiler = make_compiler()
     which = shutil.which
-    monkeypatch.setattr(shutil, "which", lambda name: None if "nvcc" in name else which(name))
+    monkeypatch.setattr(shutil, "which", lambda name: None if name.endswith("nvcc") else which(name))
     found = diagnose()
     assert found.compiler == f"{compiler} (version 1)"
     assert found.cpu == Kernels(None, AT_FIRST_USE, "native")
@@ -118,12 +124,12 @@ def test_device_kernels_are_built_for_all_targets_where_nvcc_is(make_compiler: M
 
 
 @pytest.mark.usefixtures("one_gpu", "loads")
-def test_a_gpu_without_nvcc_leaves_the_torch_backend_and_fails_a_build(
+def test_a_gpu_without_its_compiler_leaves_the_torch_backend_and_fails_a_build(
     make_compiler: MakeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_compiler()
     which = shutil.which
-    monkeypatch.setattr(shutil, "which", lambda name: None if "nvcc" in name else which(name))
+    monkeypatch.setattr(shutil, "which", lambda name: None if name.endswith("nvcc") else which(name))
     assert diagnose().cuda == Kernels(None, "no nvcc found", "torch")
     with pytest.raises(BackendError, match=r"^the native cuda kernels cannot be had: no nvcc found$"):
         build_kernels(SilentProgress())

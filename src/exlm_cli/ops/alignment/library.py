@@ -182,12 +182,6 @@ class DeviceKernels:
         """See `Kernels`."""
         self._call("backward", dag, *map(_pointer, (saved, grad_nll, grad_emit, grad_trans)))
 
-    def step(
-        self, dag: Dag, grad_nll: Tensor, nll: Tensor, saved: Tensor, grad_emit: Tensor, grad_trans: Tensor
-    ) -> None:
-        """Forward and backward of one training step in one call, for losses whose weights are known before them."""
-        self._call("step", dag, *map(_pointer, (grad_nll, nll, saved, grad_emit, grad_trans)))
-
     def best(self, dag: Dag, nodes: Tensor) -> None:
         """See `Kernels`."""
         B, T, S = dag.log_emit.shape
