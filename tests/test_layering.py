@@ -17,7 +17,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = {
     "errors": 0, "progress": 0, "format": 0, "files": 1, "run_dir": 1,
     "config": 2, "data": 3, "ops": 4, "model": 5, "train": 6, "tasks": 7, "finetune": 8, "experiments": 9,
-    "report": 10, "dag": 11, "cli": 12,
+    "report": 10, "dag": 11, "cli": 12, "__main__": 13,
 }  # fmt: skip
 
 NEVER_TORCH = ("errors.py", "progress.py", "format.py", "files.py", "run_dir.py", "config/", "report/")

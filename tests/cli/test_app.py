@@ -81,7 +81,7 @@ def test_the_version_is_that_of_the_package(capsys: Capture) -> None:
         (["pretrain", "--device", "gpu"], "invalid value for '--device': 'gpu' is not one of 'auto', 'cpu', 'cuda'",
          "see `exlm pretrain --help`"),
         (["pretrain", "--recipe", "text-base", "--seed", "-1"],
-         "`--set seed=-1`: `seed` is -1; accepted: a whole number at least 0 and below 9223372036854775808",
+         "`--seed -1`: `seed` is -1; accepted: a whole number at least 0 and below 9223372036854775808",
          "`seed`: Of initial weights, data order, masks and dropout"),
         (["recipes", "a", "b"], "got unexpected extra argument(s) (b)", "see `exlm recipes --help`"),
     ],
@@ -130,15 +130,15 @@ def test_ctrl_c_leaves_with_130(failing: Callable[..., None], capsys: Capture) -
     ("number", "error", "hint"),
     [
         (errno.ENOSPC, "runs/x: No space left on device", "the disk is full; free some space or choose another folder "
-         "with `--out`"),
+         "with `out=DIR`"),
         (errno.EDQUOT, "runs/x: Disk quota exceeded", "your disk quota is used up; free some space or choose another "
-         "folder with `--out`"),
+         "folder with `out=DIR`"),
         (errno.EACCES, "runs/x: Permission denied", "you may not read or write there; check the permissions or choose "
-         "another folder with `--out`"),
+         "another folder with `out=DIR`"),
         (errno.EPERM, "runs/x: Operation not permitted", "you may not read or write there; check the permissions or "
-         "choose another folder with `--out`"),
+         "choose another folder with `out=DIR`"),
         (errno.EROFS, "runs/x: Read-only file system", "that file system is read-only; choose another folder with "
-         "`--out`"),
+         "`out=DIR`"),
         (errno.EMFILE, "runs/x: Too many open files", "too many files are open; raise the limit with `ulimit -n`"),
         (errno.EIO, "runs/x: Input/output error", ""),
     ],
@@ -168,7 +168,7 @@ def test_running_out_of_memory_says_what_to_lower(
     assert main(["recipes"]) == 2
     assert capsys.readouterr().err == (
         "error: memory ran out\n\n"
-        "hint: lower `train.microbatch_tokens`, with `--resume` too (the batch stays as it is), or take a smaller "
+        "hint: lower `train.microbatch_tokens` (the batch stays as it is, also in a resumed run), or take a smaller "
         "model\n"
     )
 

@@ -13,7 +13,6 @@ from rich.console import Console
 from exlm_cli.cli import console
 from exlm_cli.cli.app import main
 from exlm_cli.cli.console import LineProgress, TerminalProgress, open_progress
-from exlm_cli.errors import ExlmError
 
 Capture = pytest.CaptureFixture[str]
 
@@ -156,7 +155,7 @@ def test_an_error_on_a_terminal_is_coloured_and_not_broken(monkeypatch: pytest.M
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "40")
-    console.emit_error(ExlmError("x " * 60, "y"))
+    console.emit_error("x " * 60, "y")
     error = capsys.readouterr().err
     assert "\x1b[1;31merror:\x1b[0m " + "x " * 60 + "\n" in error
     assert "\x1b[1;36mhint:\x1b[0m y\n" in error
@@ -223,3 +222,8 @@ def test_a_dry_run_tells_the_same_recipe_to_people_and_to_programs(words: str, c
     told = yaml.safe_load(capsys.readouterr().out)
     assert main([*words.split(), "--dry-run", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == told
+
+
+def test_an_error_stays_on_its_line_and_moves_no_cursor(capsys: Capture) -> None:
+    console.emit_error("a\nb \x1b[2Jc é", "d\re")
+    assert capsys.readouterr().err == "error: a\\nb \\x1b[2Jc é\n\nhint: d\\re\n"

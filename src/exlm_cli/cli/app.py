@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -47,7 +47,7 @@ _UsageError: type[BaseException] = typer.BadParameter.__mro__[1]
 
 _OUT_OF_MEMORY = ExlmError(
     "memory ran out",
-    "lower `train.microbatch_tokens`, with `--resume` too (the batch stays as it is), or take a smaller model",
+    "lower `train.microbatch_tokens` (the batch stays as it is, also in a resumed run), or take a smaller model",
 )
 
 
@@ -106,10 +106,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         explained = explain(error)
         if explained is None or is_debug:
             raise
-        from exlm_cli.cli import console
+        from exlm_cli.cli import console, hints
 
-        console.emit_error(explained)
+        command = _running_command(words)
+        console.emit_error(*(hints.to_options(text, command) for text in (explained.message, explained.hint)))
         return explained.exit_code
+
+
+def _running_command(words: Sequence[str]) -> Any:
+    """Return the click command that the words name; None where they name none."""
+    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    return next((commands[word] for word in words if word in commands), None)
 
 
 def _refuse_other_encodings(words: Sequence[str]) -> None:
@@ -145,11 +152,11 @@ def explain(error: BaseException) -> ExlmError | None:
 
 
 _OS_HINTS = {
-    errno.ENOSPC: "the disk is full; free some space or choose another folder with `--out`",
-    errno.EDQUOT: "your disk quota is used up; free some space or choose another folder with `--out`",
-    errno.EACCES: "you may not read or write there; check the permissions or choose another folder with `--out`",
-    errno.EPERM: "you may not read or write there; check the permissions or choose another folder with `--out`",
-    errno.EROFS: "that file system is read-only; choose another folder with `--out`",
+    errno.ENOSPC: "the disk is full; free some space or choose another folder with `out=DIR`",
+    errno.EDQUOT: "your disk quota is used up; free some space or choose another folder with `out=DIR`",
+    errno.EACCES: "you may not read or write there; check the permissions or choose another folder with `out=DIR`",
+    errno.EPERM: "you may not read or write there; check the permissions or choose another folder with `out=DIR`",
+    errno.EROFS: "that file system is read-only; choose another folder with `out=DIR`",
     errno.EMFILE: "too many files are open; raise the limit with `ulimit -n`",
 }
 

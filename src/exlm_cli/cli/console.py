@@ -16,7 +16,6 @@ from rich.progress import Progress as RichBars
 from rich.table import Table
 from rich.text import Text
 
-from exlm_cli.errors import ExlmError
 from exlm_cli.files import finite_or_none
 from exlm_cli.format import format_duration, format_value
 from exlm_cli.progress import Bar, Board, Progress, SilentBoard
@@ -258,12 +257,19 @@ def emit_pairs(pairs: Mapping[str, object]) -> None:
     emit_text("".join(f"{name.replace('_', ' '):<{width}}  {format_value(value)}\n" for name, value in pairs.items()))
 
 
-def emit_error(error: ExlmError) -> None:
+def emit_error(message: str, hint: str = "") -> None:
     """Write a user's mistake: one `error:` line, an empty line, a `hint:`."""
     console = Console(stderr=True)
-    console.print(Text.assemble(("error:", "bold red"), " ", error.message), soft_wrap=True)
-    if error.hint:
-        console.print(Text.assemble("\n", ("hint:", "bold cyan"), " ", error.hint), soft_wrap=True)
+    console.print(Text.assemble(("error:", "bold red"), " ", printable(message)), soft_wrap=True)
+    if hint:
+        console.print(Text.assemble("\n", ("hint:", "bold cyan"), " ", printable(hint)), soft_wrap=True)
+
+
+def printable(text: str) -> str:
+    r"""Return a text on one line: a line break or another control character is shown as `\n` or `\x1b`."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
 
 
 def _stdout() -> Console:

@@ -23,7 +23,7 @@ from exlm_cli.errors import ConfigError
 
 RecipeT = TypeVar("RecipeT", bound=Recipe)
 
-_SET_HINT = "change it in the recipe or with `--set key=value`; `exlm recipes NAME` shows every key of a recipe"
+_SET_HINT = "change it in the recipe or with override `key=value`; `exlm recipes NAME` shows every key of a recipe"
 
 
 def check_recipe(layers: Layers, described: str, kind: type[RecipeT]) -> RecipeT:
@@ -32,7 +32,7 @@ def check_recipe(layers: Layers, described: str, kind: type[RecipeT]) -> RecipeT
     Args:
         layers: All values and their origins.
         kind: Of recipe.
-        described: The file, for mistakes that concern several keys; which `--set` they came from is told beside it.
+        described: The file, for mistakes that concern several keys; the overrides they came from are named beside it.
 
     Raises:
         ConfigError: A key or value that is not accepted.
@@ -100,13 +100,15 @@ def _explain(error: ValidationError, layers: Layers, described: str, kind: type[
 
 
 def _with_sets(layers: Layers, section: str, message: str) -> str:
-    """Return ` with ...`: every `--set` whose key a message names, else how many there are; nothing without any."""
-    given = dict.fromkeys(origin for origin in layers.origins.values() if origin.startswith("`--set"))
+    """Return ` with ...`: every override whose key a message names, else how many there are; nothing without any."""
+    given = dict.fromkeys(origin for origin in layers.origins.values() if origin.startswith("override "))
     keys = [key for name in re.findall(r"`([\w.]+)", message) for key in (name, f"{section}.{name}")]
     at_fault = dict.fromkeys(layers.origins[key] for key in keys if layers.origins.get(key) in given)
     if not given:
         return ""
-    return f" with {len(given)} `--set`" if len(given) > 1 and not at_fault else f" with {', '.join(at_fault or given)}"
+    return (
+        f" with {len(given)} overrides" if len(given) > 1 and not at_fault else f" with {', '.join(at_fault or given)}"
+    )
 
 
 def _bad_value(layers: Layers, path: str, kind: type[Recipe]) -> ConfigError:

@@ -46,7 +46,7 @@ def grid_points(recipe: FinetuneRecipe, *, use_grid: bool) -> list[GridPoint]:
     if not recipe.grid:
         raise ConfigError(
             f"{recipe.name}: the recipe has no `grid` to search",
-            "give one, for example `--set grid.optim.lr=[1e-5,2e-5,3e-5]`",
+            "give one, for example `grid.optim.lr=[1e-5,2e-5,3e-5]`",
         )
     for key, values in recipe.grid.items():
         _check_axis(recipe.name, key, values)

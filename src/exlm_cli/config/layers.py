@@ -1,4 +1,4 @@
-"""Recipe values laid over each other, each remembering the file or `--set` it came from."""
+"""Recipe values laid over each other, each remembering the file or override it came from."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

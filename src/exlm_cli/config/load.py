@@ -1,4 +1,4 @@
-"""Recipes of every kind by name or file, what they extend, and `--set`."""
+"""Recipes of every kind by name or file, what they extend, and overrides."""
 
 import difflib
 import re
@@ -23,7 +23,7 @@ _OWN_KEYS = ("name", "purpose", "paper")
 """What a recipe says of itself; one that extends it says its own, and is called by its file where it gives no name."""
 
 _LONGEST_SET_SHOWN = 100
-"""Characters of a `--set` in a message: `exlm tokenize *.txt` becomes one that names every file."""
+"""Characters of an override in a message: `exlm tokenize *.txt` becomes one that names every file."""
 
 _LIST_HINT = "`exlm recipes` lists the recipes; a file is given by its path, like `./mine.yaml`"
 _SYNTAX_HINT = "lists are written [a, b]; put the whole of `key=value` in quotes for the shell"
@@ -201,13 +201,13 @@ def _resolve_variants(values: dict[str, Any], common_name: str | None, path: Pat
 
 
 def _variants_to_add(recipe: SweepRecipe, set_layers: Sequence[Layers]) -> Layers | None:
-    """Return `only` with the variants that a `--set` gives; None where they are run anyway, or it says what is run."""
+    """Return `only` with the variants that an override gives; None where all are run or `only` is overridden."""
     if any("only" in layer.values for layer in set_layers):
         return None
     labels = (label for layer in set_layers for label in layer.values.get("variants") or ())
     only = list(dict.fromkeys((*recipe.only, *labels)))
     is_narrow = 0 < len(recipe.only) < len(only)
-    return Layers.read_from({"only": only}, "the variants of `--set`") if is_narrow else None
+    return Layers.read_from({"only": only}, "the variants of the overrides") if is_narrow else None
 
 
 def _pop_base(values: dict[str, Any], path: Path, said: str) -> str | None:
@@ -251,9 +251,9 @@ def _parse_override(override: str, kind: type[Recipe]) -> Layers:
     path, equals, text = override.partition("=")
     path = path.strip()
     shown = override if len(override) <= _LONGEST_SET_SHOWN else override[: _LONGEST_SET_SHOWN - 3] + "..."
-    said = f"`--set {shown}`"
+    said = f"override `{shown}`"
     if not equals or not path:
-        raise ConfigError(f"{said} is not of the form section.key=value", "for example `--set masking.mask_ratio=0.3`")
+        raise ConfigError(f"{said} is not of the form section.key=value", "for example `masking.mask_ratio=0.3`")
     first, *inner = path.split(".")
     mapping = find_field(kind, first)
     if inner and mapping is not None and accepts_mapping(mapping):

@@ -14,13 +14,13 @@ from tests.tiny import tiny_recipe
 
 FILE = Layers.read_from(tiny_recipe().model_dump(mode="json"), "mine.yaml")
 TRANSITION_KEYS = ", ".join(TransitionConfig.model_fields)
-ROPE_HINT = "change it in the recipe or with `--set key=value`; `exlm recipes NAME` shows every key of a recipe"
+ROPE_HINT = "change it in the recipe or with override `key=value`; `exlm recipes NAME` shows every key of a recipe"
 
 
 def check(key: str, value: Any) -> None:
     for part in reversed(key.split(".")):
         value = {part: value}
-    check_recipe(Layers.read_from(value, "`--set`").over(FILE), "mine.yaml", PretrainRecipe)
+    check_recipe(Layers.read_from(value, "override `a`").over(FILE), "mine.yaml", PretrainRecipe)
 
 
 @pytest.mark.parametrize(
@@ -28,48 +28,49 @@ def check(key: str, value: Any) -> None:
     [
         (
             "masking.mask_ratio", 1.5,
-            "`--set`: `masking.mask_ratio` is 1.5; accepted: a number above 0 and below 1",
+            "override `a`: `masking.mask_ratio` is 1.5; accepted: a number above 0 and below 1",
             "`masking.mask_ratio`: Share of real tokens masked, per sequence",
         ),
         (
             "masking.mask_ratio", "lots",
-            "`--set`: `masking.mask_ratio` is lots; accepted: a number above 0 and below 1",
+            "override `a`: `masking.mask_ratio` is lots; accepted: a number above 0 and below 1",
             "`masking.mask_ratio`: Share of real tokens masked, per sequence",
         ),
         (
             "train.max_steps", 1.5,
-            "`--set`: `train.max_steps` is 1.5; accepted: a whole number at least 1, or null",
+            "override `a`: `train.max_steps` is 1.5; accepted: a whole number at least 1, or null",
             "`train.max_steps`: Optimiser steps",
         ),
         (
             "train.max_steps", True,
-            "`--set`: `train.max_steps` is true; accepted: a whole number at least 1, or null",
+            "override `a`: `train.max_steps` is true; accepted: a whole number at least 1, or null",
             "`train.max_steps`: Optimiser steps",
         ),
         (
             "train.compile", "maybe",
-            "`--set`: `train.compile` is maybe; accepted: true or false",
+            "override `a`: `train.compile` is maybe; accepted: true or false",
             "`train.compile`: torch.compile the encoder",
         ),
         (
             "data.kind", "image",
-            "`--set`: `data.kind` is image; accepted: one of `text`, `smiles`",
+            "override `a`: `data.kind` is image; accepted: one of `text`, `smiles`",
             "`data.kind`: What a row is: running text or one SMILES",
         ),
         (
             "data.train", [1, 2],
-            "`--set`: `data.train` is [1, 2]; accepted: a list like [a, b], each a text",
+            "override `a`: `data.train` is [1, 2]; accepted: a list like [a, b], each a text",
             "`data.train`: Files, folders, globs, `hub:OWNER/NAME[/CONFIG][@SPLIT]`, "
             "`bundled:grammar|feelings|molecules`",
         ),
         (
             "optim.betas", [0.9],
-            "`--set`: `optim.betas` is [0.9]; accepted: 2 values in brackets, each a number at least 0 and below 1",
+            "override `a`: `optim.betas` is [0.9]; accepted: 2 values in brackets, each a number at least "
+            "0 and below 1",
             "`optim.betas`: Adam's betas",
         ),
         (
             "model.transition", 3,
-            "`--set`: `model.transition` is 3; accepted: a section of keys",
+            "override `a`: `model.transition` is 3; accepted: a section of keys",
             f"`model.transition`: a section with the keys {TRANSITION_KEYS}",
         ),
         (
@@ -79,22 +80,22 @@ def check(key: str, value: Any) -> None:
         ),
         (
             "optim.lr", ["x" * 200],
-            "`--set`: `optim.lr` is [" + "x" * 76 + "...; accepted: a number above 0 and at most 1",
+            "override `a`: `optim.lr` is [" + "x" * 76 + "...; accepted: a number above 0 and at most 1",
             "`optim.lr`: Peak learning rate",
         ),
         (
             "masking.mask_porb", 0.3,
-            "`--set`: unknown key `masking.mask_porb`",
+            "override `a`: unknown key `masking.mask_porb`",
             "did you mean `masking.mask_ratio`?",
         ),
         (
             "model.transition.zzz", 1,
-            "`--set`: unknown key `model.transition.zzz`",
+            "override `a`: unknown key `model.transition.zzz`",
             f"`model.transition` has the keys {TRANSITION_KEYS}",
         ),
         (
             "model.width", 18,
-            "mine.yaml with `--set`: head width `model.width / model.num_heads` is 9; `model.rope: 2d` needs a "
+            "mine.yaml with override `a`: head width `model.width / model.num_heads` is 9; `model.rope: 2d` needs a "
             "multiple of 4",
             ROPE_HINT,
         ),
@@ -148,11 +149,11 @@ def test_words_for_true_and_false_are_read_where_they_are_wanted(given: Any, rea
 
 
 def test_a_wrong_list_of_a_grid_is_told_by_the_whole_grid() -> None:
-    layers = Layers.read_from({"grid": {"optim.lr": 1e-3}}, "`--set`").over(
+    layers = Layers.read_from({"grid": {"optim.lr": 1e-3}}, "override `a`").over(
         Layers.read_from({"name": "x", "task": {"name": "csv"}, "optim": {"lr": 1e-3}}, "mine.yaml")
     )
     with pytest.raises(ConfigError) as caught:
         check_recipe(layers, "mine.yaml", FinetuneRecipe)
     assert caught.value.message == (
-        "`--set`: `grid` is {optim.lr: 0.001}; accepted: lists by key like {optim.lr: [1e-5, 2e-5]}"
+        "override `a`: `grid` is {optim.lr: 0.001}; accepted: lists by key like {optim.lr: [1e-5, 2e-5]}"
     )

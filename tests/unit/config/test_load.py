@@ -168,22 +168,22 @@ def test_a_later_set_wins_and_others_stay() -> None:
 @pytest.mark.parametrize(
     ("override", "message", "hint"),
     [
-        ("foo", "`--set foo` is not of the form section.key=value", "for example `--set masking.mask_ratio=0.3`"),
-        ("=1", "`--set =1` is not of the form section.key=value", "for example `--set masking.mask_ratio=0.3`"),
+        ("foo", "override `foo` is not of the form section.key=value", "for example `masking.mask_ratio=0.3`"),
+        ("=1", "override `=1` is not of the form section.key=value", "for example `masking.mask_ratio=0.3`"),
         (
             "masking.mask_porb=1",
-            "`--set masking.mask_porb=1`: unknown key `masking.mask_porb`",
+            "override `masking.mask_porb=1`: unknown key `masking.mask_porb`",
             "did you mean `masking.mask_ratio`?",
         ),
         (
             "optim.betas=[0.9",
-            "`--set optim.betas=[0.9`: the value is not YAML: line 1, column 5: expected ',' or ']', but got "
+            "override `optim.betas=[0.9`: the value is not YAML: line 1, column 5: expected ',' or ']', but got "
             "'<stream end>'",
             "lists are written [a, b]; put the whole of `key=value` in quotes for the shell",
         ),
         (
             "masking.mask_ratio=2",
-            "`--set masking.mask_ratio=2`: `masking.mask_ratio` is 2; accepted: a number above 0 and below 1",
+            "override `masking.mask_ratio=2`: `masking.mask_ratio` is 2; accepted: a number above 0 and below 1",
             "`masking.mask_ratio`: Share of real tokens masked, per sequence",
         ),
     ],
@@ -196,8 +196,8 @@ def test_a_wrong_set_is_told_with_its_own_words(override: str, message: str, hin
 @pytest.mark.parametrize(
     ("overrides", "described"),
     [
-        (["seed=2", "train.batch_tokens=500"], "`--set train.batch_tokens=500`"),
-        (["train={batch_tokens: 500}", "name=" + "x" * 200, "seed=2"], "`--set train={batch_tokens: 500}`"),
+        (["seed=2", "train.batch_tokens=500"], "override `train.batch_tokens=500`"),
+        (["train={batch_tokens: 500}", "name=" + "x" * 200, "seed=2"], "override `train={batch_tokens: 500}`"),
     ],
 )
 def test_values_that_do_not_go_together_name_the_recipe_and_the_set_at_fault(
@@ -212,15 +212,15 @@ def test_sets_that_none_is_known_of_to_be_at_fault_are_counted(tmp_path: Path) -
     path = write(tmp_path / "mine.yaml", "extends: quickstart-text\ntrain: {batch_tokens: 500}\n")
     said = "give exactly one of `train.batch_sequences` and `train.batch_tokens`"
     assert error_of(path).message == f"{path}: {said}"
-    assert error_of(path, "seed=2").message == f"{path} with `--set seed=2`: {said}"
-    assert error_of(path, "seed=2", "optim.lr=0.1").message == f"{path} with 2 `--set`: {said}"
+    assert error_of(path, "seed=2").message == f"{path} with override `seed=2`: {said}"
+    assert error_of(path, "seed=2", "optim.lr=0.1").message == f"{path} with 2 overrides: {said}"
 
 
 def test_a_set_of_any_length_is_told_in_a_short_line() -> None:
     files = ", ".join(f"part-{number}.txt" for number in range(1000))
     message = error_of("quickstart-text", f"data.trains=[{files}]").message
     shown = f"data.trains=[{files}"[:97]
-    assert message == f"`--set {shown}...`: unknown key `data.trains`"
+    assert message == f"override `{shown}...`: unknown key `data.trains`"
 
 
 def test_recipes_are_found_inside_an_installed_package_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,90 @@
+"""Library messages in the words of the command line: `` `task.data_dir=DIR` `` becomes `` `--data-dir DIR` ``.
+
+The library names settings as overrides in backticks, `` `key=VALUE` ``, and arguments of its functions likewise. The
+command line shows the option of the running command for it, or else `--set key=VALUE`.
+"""
+
+import re
+from typing import Any
+
+_OVERRIDE = re.compile(r"(override )?`([a-z][\w.-]*)=([^`]*)`|override `([^`]*)`")
+
+_PARAMETERS: dict[str, tuple[str, ...]] = {
+    "baseline": ("baseline", "yardstick"),
+    "checkpoint": ("checkpoint", "run", "runs"),
+    "data.on_invalid": ("on_invalid",),
+    "data.train": ("inputs", "data"),
+    "data.valid": ("data",),
+    "pretrain.data.on_invalid": ("on_invalid",),
+    "seed": ("seed", "seeds"),
+    "task.data_dir": ("data_dir",),
+    "task.label_columns": ("label_columns",),
+    "task.smiles_column": ("smiles_column",),
+    "task.split": ("split",),
+    "task.text_column": ("text_column",),
+    "tokenizer.path": ("tokenizer",),
+    "tokenizer.vocab_size": ("vocab_size",),
+    "use_grid": ("grid",),
+}
+"""Parameters of commands that stand for a dotted key; a key of one word is the parameter of that name."""
+
+
+def to_options(text: str, command: Any) -> str:
+    """Return a message with each `` `key=VALUE` `` as the running command takes it.
+
+    Args:
+        text: Message or hint of an error.
+        command: The click command that runs; None: the text stays as it is.
+    """
+    if command is None:
+        return text
+
+    def replace(match: re.Match[str]) -> str:
+        prefix, key, value, malformed = match.groups()
+        if malformed is not None:
+            return f"`--set {malformed}`"
+        shown = _as_parameter(command, key, value) or _as_set(command, key, value, is_given=prefix is not None)
+        return match.group() if shown is None else shown
+
+    return _OVERRIDE.sub(replace, text)
+
+
+def _as_parameter(command: Any, key: str, value: str) -> str | None:
+    """Return the option or argument of a command that stands for a key; None where it has none."""
+    parameters = {parameter.name: parameter for parameter in command.params}
+    names = _PARAMETERS.get(key, () if "." in key else (key,))
+    parameter = next((parameters[name] for name in names if name in parameters), None)
+    if parameter is None:
+        return None
+    if parameter.param_type_name == "argument":
+        return f"`{_plain(value)}`"
+    option = next(name for name in parameter.opts if name.startswith("--"))
+    if not getattr(parameter, "is_flag", False):
+        return f"`{option} {_plain(value)}`"
+    if value == "true":
+        return f"`{option}`"
+    return f"`{parameter.secondary_opts[0]}`" if parameter.secondary_opts else f"no `{option}`"
+
+
+def _as_set(command: Any, key: str, value: str, *, is_given: bool) -> str | None:
+    """Return `--set` for a key of the command's recipes, with its section in a sweep; None for any other text."""
+    from exlm_cli.config.keys import find_field
+    from exlm_cli.config.kinds import KINDS
+
+    if is_given:
+        return f"`--set {key}={value}`"
+    name = "pretrain" if command.name == "tokenize" else command.name
+    kind = next((kind for kind in KINDS if kind.command == name), None)
+    if kind is None:
+        return None
+    for prefix in ("", "pretrain.", "finetune."):
+        if find_field(kind, f"{prefix}{key}") is not None or f"{prefix}{key}".startswith("grid."):
+            return f"`--set {prefix}{key}={value}`"
+    return None
+
+
+def _plain(value: str) -> str:
+    """Return a value without the brackets and quotes that YAML needs and an option does not."""
+    if value.startswith("[") and value.endswith("]"):
+        return ",".join(_plain(part.strip()) for part in value[1:-1].split(","))
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] == '"' else value

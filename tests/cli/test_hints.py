@@ -1,0 +1,43 @@
+"""Settings that the library names as overrides, in the words of the running command."""
+
+import pytest
+import typer
+
+from exlm_cli.cli import app as shell
+from exlm_cli.cli.hints import to_options
+
+COMMANDS = typer.main.get_command(shell.app).commands  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("command", "library", "shown"),
+    [
+        ("finetune", "give `task.data_dir=DIR`", "give `--data-dir DIR`"),
+        ("finetune", "give `task.label_columns=[A, B]`", "give `--label-columns A,B`"),
+        ("finetune", 'override `task.data_dir="my files"`: none', "`--data-dir my files`: none"),
+        ("finetune", "`task.on_invalid=skip` or `task.label_kind=classes|multi_label`",
+         "`--set task.on_invalid=skip` or `--set task.label_kind=classes|multi_label`"),
+        ("finetune", "`use_grid=true` and `grid.optim.lr=[1e-5]`", "`--grid` and `--set grid.optim.lr=[1e-5]`"),
+        ("finetune", "give `use_grid=false`", "give no `--grid`"),
+        ("finetune", "`checkpoint=RUN`, `out=DIR`, `device=auto`, `seeds=[1,2]`",
+         "`--checkpoint RUN`, `--out DIR`, `--device auto`, `--seeds 1,2`"),
+        ("pretrain", "`data.on_invalid=skip`, `data.column=NAME`", "`--on-invalid skip`, `--set data.column=NAME`"),
+        ("tokenize", "`tokenizer.vocab_size=300` of `data.train=FILE`", "`--vocab-size 300` of `FILE`"),
+        ("repeat-mlm", "`data.column=NAME`, `task.text_column=NAME`, `jobs=1`",
+         "`--set pretrain.data.column=NAME`, `--set finetune.task.text_column=NAME`, `--jobs 1`"),
+        ("eval", "`checkpoint=RUN` with `data.on_invalid=skip`", "`RUN` with `data.on_invalid=skip`"),
+        ("pretrain", "override `modle.width=1`: unknown key", "`--set modle.width=1`: unknown key"),
+        ("pretrain", "override `masking`: not of the form", "`--set masking`: not of the form"),
+    ],
+)  # fmt: skip
+def test_a_setting_becomes_what_the_running_command_takes(command: str, library: str, shown: str) -> None:
+    assert to_options(library, COMMANDS[command]) == shown
+
+
+@pytest.mark.parametrize("text", ["some.smi:2: `c1c=o`: RDKit cannot parse it", "`C.c=c`", "`PYTHONUTF8=1 exlm ...`"])
+def test_other_text_in_backticks_stays(text: str) -> None:
+    assert to_options(text, COMMANDS["tokenize"]) == text
+
+
+def test_without_a_command_nothing_changes() -> None:
+    assert to_options("give `task.data_dir=DIR`", None) == "give `task.data_dir=DIR`"
