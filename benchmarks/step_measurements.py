@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from typing import Any, Self
 
-from exlm_cli.config.cost import TrainingFlops, count_sequence_flops, recipe_step_flops
+from exlm_cli.config.describe import TrainingFlops, count_sequence_flops, recipe_step_flops
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.batch import Batch

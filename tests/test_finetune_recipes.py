@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.config.grid import grid_points
+from exlm_cli.config.finetune import FinetuneRecipe, grid_points
 from exlm_cli.config.load import dump_recipe, list_recipes, load_recipe, recipes_folder
 
 FILES = sorted((recipes_folder() / "finetune").rglob("*.yaml"))

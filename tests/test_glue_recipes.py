@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.config.grid import grid_points
+from exlm_cli.config.finetune import FinetuneRecipe, grid_points
 from exlm_cli.config.load import load_recipe, recipes_folder
 from exlm_cli.tasks.glue_tasks import GLUE_TASKS
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from exlm_cli.config.describe import count_parameters
 from exlm_cli.config.load import dump_recipe, list_recipes, load_recipe, recipes_folder
-from exlm_cli.config.parameters import count_parameters
 from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
 from tests.test_recipes import MLM, TABLE_5, value_at
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from exlm_cli.config.describe import count_parameters
 from exlm_cli.config.keys import find_field
-from exlm_cli.config.kinds import KINDS
-from exlm_cli.config.load import list_recipes, load_recipe
-from exlm_cli.config.parameters import count_parameters
+from exlm_cli.config.load import KINDS, list_recipes, load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
 

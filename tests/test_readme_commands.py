@@ -8,8 +8,7 @@ import pytest
 import typer
 
 from exlm_cli.cli.app import app
-from exlm_cli.config.kinds import KINDS
-from exlm_cli.config.load import load_recipe
+from exlm_cli.config.load import KINDS, load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from exlm_cli.config.describe import count_parameters
 from exlm_cli.config.load import dump_recipe, list_recipes, load_recipe, recipes_folder
-from exlm_cli.config.parameters import count_parameters
 from exlm_cli.config.pretrain import PretrainRecipe
 
 NUM_RECIPES = 30

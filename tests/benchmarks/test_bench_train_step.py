@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from exlm_cli.config.cost import TrainingFlops
+from exlm_cli.config.describe import TrainingFlops
 from exlm_cli.train.interrupt import StopSignal
 from tests.tiny import tiny_recipe
 

@@ -7,8 +7,7 @@ import pytest
 
 from exlm_cli.cli.app import main
 from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.config.kinds import KINDS
-from exlm_cli.config.load import list_recipes, load_recipe
+from exlm_cli.config.load import KINDS, list_recipes, load_recipe
 
 Capture = pytest.CaptureFixture[str]
 NAMES = [info.name for kind in KINDS for info in list_recipes(kind)]

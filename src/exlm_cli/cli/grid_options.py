@@ -72,8 +72,7 @@ def load_grid_recipe(
         ConfigError: `option` or `--out` together with `--resume`, or a mistake in the recipe.
         CheckpointError: `--resume` names no run directory, or one of another command.
     """
-    from exlm_cli.config.load import load_recipe
-    from exlm_cli.config.resumed import resumed_recipe
+    from exlm_cli.config.load import load_recipe, resumed_recipe
 
     if resume is None:
         return load_recipe(recipe or default, overrides, kind=kind)

@@ -69,7 +69,7 @@ def _as_parameter(command: Any, key: str, value: str) -> str | None:
 def _as_set(command: Any, key: str, value: str, *, is_given: bool) -> str | None:
     """Return `--set` for a key of the command's recipes, with its section in a sweep; None for any other text."""
     from exlm_cli.config.keys import find_field
-    from exlm_cli.config.kinds import KINDS
+    from exlm_cli.config.load import KINDS
 
     if is_given:
         return f"`--set {key}={value}`"

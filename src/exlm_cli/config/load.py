@@ -1,8 +1,8 @@
-"""Recipes of every kind by name or file, what they extend, and overrides."""
+"""Loading of recipes by name, file or run directory, with what they extend and overrides."""
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, overload
@@ -10,23 +10,23 @@ from typing import Any, Generic, overload
 import yaml
 
 from exlm_cli.config.base import Recipe
-from exlm_cli.config.check import RecipeT, check_recipe, unknown_key
-from exlm_cli.config.keys import accepts_mapping, find_field, recipe_sections
-from exlm_cli.config.kinds import KINDS, kind_of_keys
-from exlm_cli.config.layers import Layers
+from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.keys import recipe_sections
+from exlm_cli.config.overrides import Layers, RecipeT, check_recipe, parse_override
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
 from exlm_cli.config.sweep import SweepRecipe, changed_values
 from exlm_cli.config.yaml import describe_yaml_error, dump_yaml, parse_yaml
-from exlm_cli.errors import ConfigError
+from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.run_dir import RUN_FILE
+
+KINDS: tuple[type[Recipe], ...] = (PretrainRecipe, SweepRecipe, RepeatMlmRecipe, FinetuneRecipe)
+"""Every kind of recipe. A new command that takes recipes adds its kind here."""
 
 _OWN_KEYS = ("name", "purpose", "paper")
-"""What a recipe says of itself; one that extends it says its own, and is called by its file where it gives no name."""
-
-_LONGEST_SET_SHOWN = 100
-"""Characters of an override in a message: `exlm tokenize *.txt` becomes one that names every file."""
+"""Keys that a recipe does not take over from the one it extends; without a name it takes that of its file."""
 
 _LIST_HINT = "`exlm recipes` lists the recipes; a file is given by its path, like `./mine.yaml`"
-_SYNTAX_HINT = "lists are written [a, b]; put the whole of `key=value` in quotes for the shell"
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ def load_recipe(name_or_file: str, overrides: Sequence[str] = (), *, kind: type[
 
     Args:
         name_or_file: Name of a recipe that ships with the package, or path of a YAML file.
-        overrides: `section.key=value`, the value in YAML; later ones win. A variant of a sweep that is given in one is
-            run, whatever `only` of the file says.
+        overrides: `section.key=value`, the value in YAML; later ones win. A variant of a sweep given here is run,
+            whatever `only` in the file says.
         kind: Of recipe.
 
     Raises:
@@ -57,11 +57,11 @@ def load_recipe(name_or_file: str, overrides: Sequence[str] = (), *, kind: type[
     """
     path = _find_recipe(name_or_file, kind)
     layers = _read_layers(path, (), kind)
-    other = kind_of_keys(layers.values)
+    other = _kind_of_keys(layers.values)
     if other is not None and other is not kind and not layers.values.keys() <= kind.model_fields.keys():
         raise _other_kind(_shown(path), other, kind)
     layers = layers.over(_named_by(path))
-    set_layers = [_parse_override(override, kind) for override in overrides]
+    set_layers = [parse_override(override, kind) for override in overrides]
     for layer in set_layers:
         layers = layer.over(layers)
     recipe = check_recipe(layers, _shown(path), kind)
@@ -85,14 +85,42 @@ def list_recipes(kind: type[Recipe] = PretrainRecipe) -> list[RecipeInfo[Any]]:
     return [RecipeInfo(name, path, load_recipe(name, kind=kind)) for name, path in shipped]
 
 
+def resumed_recipe(run: Path, kind: type[RecipeT], overrides: Sequence[str] = ()) -> RecipeT:
+    """Return the recipe of a run to continue, with overrides.
+
+    Args:
+        run: Its directory.
+        kind: Of recipe that the continuing command takes.
+        overrides: `section.key=value`.
+
+    Raises:
+        CheckpointError: `run` is no run directory, or one of another command.
+        ConfigError: An override that is not accepted.
+    """
+    for name in ("recipe.yaml", RUN_FILE):
+        if not (run / name).is_file():
+            raise CheckpointError(
+                f"{run}: not a run directory: it has no {name}", f"give the directory that `exlm {kind.command}` named"
+            )
+    path = str(run / "recipe.yaml")
+    begun = recipe_kind(path)
+    if begun is not kind:
+        command = begun.command.partition(" ")[0]
+        raise CheckpointError(
+            f"{run}: a run of `exlm {begun.command}`, not of `exlm {kind.command}`",
+            f"`exlm {command} --resume {run}` continues it",
+        )
+    return load_recipe(path, overrides, kind=kind)
+
+
 def recipe_kind(name_or_file: str) -> type[Recipe]:
-    """Return the kind of a recipe, told by its keys; pre-training where they do not say.
+    """Return the kind of a recipe, found by its keys; pre-training where several kinds have them.
 
     Raises:
         ConfigError: Unknown recipe, unreadable file, a circle of `extends`.
     """
     layers = _read_layers(_find_recipe(name_or_file, Recipe), (), Recipe)
-    return kind_of_keys(layers.values) or PretrainRecipe
+    return _kind_of_keys(layers.values) or PretrainRecipe
 
 
 def recipes_folder() -> Path:
@@ -102,37 +130,44 @@ def recipes_folder() -> Path:
     return installed if installed.is_dir() else package.parents[1] / "recipes"
 
 
+def _kind_of_keys(keys: Iterable[str]) -> type[Recipe] | None:
+    """Return the only kind that has all these top-level keys; None where there is no such kind or more than one."""
+    given = set(keys)
+    fitting = [kind for kind in KINDS if given <= kind.model_fields.keys()]
+    return fitting[0] if len(fitting) == 1 else None
+
+
 def _shipped(kind: type[Recipe]) -> dict[str, Path]:
     return {path.stem: path for path in (recipes_folder() / kind.folder).rglob("*.yaml")}
 
 
 def _shown(path: Path) -> str:
-    """Return a path as a user knows it: shipped recipes from the top of the repository."""
+    """Return a path for messages: shipped recipes from the top of the repository."""
     folder = recipes_folder()
     return f"recipes/{path.relative_to(folder).as_posix()}" if path.is_relative_to(folder) else str(path)
 
 
 def _find_recipe(name_or_file: str, kind: type[Recipe], extended_by: Path | None = None) -> Path:
-    """Return the path of a recipe; `extended_by` is the file that names it, beside which relative paths start."""
+    """Return the path of a recipe; in `extends` of the file `extended_by`, relative paths start beside that file."""
     shipped = _shipped(kind)
     if name_or_file in shipped:
         return shipped[name_or_file]
     path = Path(name_or_file) if extended_by is None else extended_by.parent / name_or_file
     if path.is_file():
         return path
-    said_by = "" if extended_by is None else f"{_shown(extended_by)}: `extends`: "
+    prefix = "" if extended_by is None else f"{_shown(extended_by)}: `extends`: "
     if path.is_dir():
         inside = path / "recipe.yaml"
         hint = f"the recipe of that run is {inside}" if inside.is_file() else _LIST_HINT
-        raise ConfigError(f"{said_by}{path} is a directory; a recipe is a YAML file", hint)
+        raise ConfigError(f"{prefix}{path} is a directory; a recipe is a YAML file", hint)
     if path.suffix in (".yaml", ".yml") or len(Path(name_or_file).parts) > 1:
-        raise ConfigError(f"{said_by}recipe file {path} does not exist", _LIST_HINT)
+        raise ConfigError(f"{prefix}recipe file {path} does not exist", _LIST_HINT)
     for other in KINDS:
         if name_or_file in _shipped(other):
-            raise _other_kind(f"{said_by}`{name_or_file}`", other, kind)
+            raise _other_kind(f"{prefix}`{name_or_file}`", other, kind)
     near = difflib.get_close_matches(name_or_file, shipped, n=1, cutoff=0.5)
     hint = f"did you mean `{near[0]}`? {_LIST_HINT}" if near else _LIST_HINT
-    raise ConfigError(f"{said_by}unknown recipe `{name_or_file}`", hint)
+    raise ConfigError(f"{prefix}unknown recipe `{name_or_file}`", hint)
 
 
 def _other_kind(described: str, other: type[Recipe], kind: type[Recipe]) -> ConfigError:
@@ -146,7 +181,7 @@ def _read_layers(path: Path, children: tuple[Path, ...], kind: type[Recipe]) -> 
     """Read a file over what it extends; `children` are the files that led here."""
     if path.resolve() in [child.resolve() for child in children]:
         chain = " -> ".join(_shown(p) for p in (*children, path))
-        raise ConfigError(f"`extends` goes in a circle: {chain}", "let one of them stand alone")
+        raise ConfigError(f"`extends` goes in a circle: {chain}", "remove `extends` from one of them")
     values = _read_mapping(path)
     base_name = _pop_base(values, path, "extends")
     sections = recipe_sections(kind)
@@ -176,13 +211,13 @@ def _read_section(base_name: str, kind: type[Recipe], children: tuple[Path, ...]
 
 
 def _named_by(path: Path) -> Layers:
-    """Return the name that a recipe has by its file, with `-` for what names no folder; one in the file wins."""
+    """Return the name of a recipe without one: its file's, with `-` for characters that a folder name must not have."""
     name = re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()).strip("._-")
     return Layers.read_from({"name": name or "recipe"}, f"the name of {path.name}")
 
 
 def _resolve_variants(values: dict[str, Any], common_name: str | None, path: Path) -> None:
-    """Let a variant that extends a recipe stand for what that recipe changes of the common one."""
+    """Replace `extends` of a variant by the values in which that recipe differs from the common one."""
     variants = values.get("variants")
     if not isinstance(variants, dict):
         return
@@ -210,12 +245,12 @@ def _variants_to_add(recipe: SweepRecipe, set_layers: Sequence[Layers]) -> Layer
     return Layers.read_from({"only": only}, "the variants of the overrides") if is_narrow else None
 
 
-def _pop_base(values: dict[str, Any], path: Path, said: str) -> str | None:
+def _pop_base(values: dict[str, Any], path: Path, key: str) -> str | None:
     base_name = values.pop("extends", None)
     if base_name is None or isinstance(base_name, str):
         return base_name
     raise ConfigError(
-        f"{_shown(path)}: `{said}` is {base_name!r}; accepted: the name of a recipe, or a file beside this one",
+        f"{_shown(path)}: `{key}` is {base_name!r}; accepted: the name of a recipe, or a file beside this one",
         _LIST_HINT,
     )
 
@@ -237,37 +272,3 @@ def _read_mapping(path: Path) -> dict[str, Any]:
         kind = "empty" if content is None else f"a {type(content).__name__}"
         raise ConfigError(f"{_shown(path)}: the file is {kind}; a recipe is a mapping of sections", _LIST_HINT)
     return content
-
-
-def _is_plain_text(text: str) -> bool:
-    """Say whether a value is the text it looks like, whatever YAML makes of it.
-
-    A glob, and what else YAML takes for an alias, a tag or a directive; and what it would cut off as a comment.
-    """
-    return text.startswith(tuple("*&!%@`?|>#")) or (not text.startswith(tuple("[{'\"")) and " #" in text)
-
-
-def _parse_override(override: str, kind: type[Recipe]) -> Layers:
-    path, equals, text = override.partition("=")
-    path = path.strip()
-    shown = override if len(override) <= _LONGEST_SET_SHOWN else override[: _LONGEST_SET_SHOWN - 3] + "..."
-    said = f"override `{shown}`"
-    if not equals or not path:
-        raise ConfigError(f"{said} is not of the form section.key=value", "for example `masking.mask_ratio=0.3`")
-    first, *inner = path.split(".")
-    mapping = find_field(kind, first)
-    if inner and mapping is not None and accepts_mapping(mapping):
-        inner = [".".join(inner)]  # `grid.optim.lr` is the key `optim.lr` of `grid`
-    elif find_field(kind, path) is None:
-        raise unknown_key(said, path, kind)
-    try:
-        value: Any = text if _is_plain_text(text) else parse_yaml(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{said}: the value is not YAML: {describe_yaml_error(error)}", _SYNTAX_HINT) from error
-    for key in reversed(inner):
-        value = {key: value}
-    layers = Layers.read_from({first: value}, said)
-    for key, decides in kind.decided_by.items():
-        if key in layers.origins:
-            raise ConfigError(f"{said}: `exlm {kind.command}` sets `{key}` itself, in every cell", f"use {decides}")
-    return layers

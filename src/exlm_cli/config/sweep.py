@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Self
 from pydantic import Field, ValidationInfo, field_validator
 
 from exlm_cli.config.cells import CellPlan, CellsRecipe
-from exlm_cli.config.changes import changed_keys
 from exlm_cli.config.keys import child_keys, find_field, nearest_key
+from exlm_cli.config.overrides import changed_keys
 from exlm_cli.config.pretrain import PretrainRecipe
 
 _LABEL = r"[a-z0-9][a-z0-9._-]*"

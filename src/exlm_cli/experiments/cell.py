@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from exlm_cli.config.cells import CellPlan
-from exlm_cli.config.changes import describe_changes
 from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import load_recipe
-from exlm_cli.config.places import with_absolute_places
+from exlm_cli.config.overrides import describe_changes
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.corpus.pipeline import prepare_data
 from exlm_cli.errors import CheckpointError, DivergedError
@@ -96,7 +96,7 @@ def refuse_changed_cell(plan: CellPlan, folder: Path) -> None:
     """
     begun = folder / "pretrain" / "recipe.yaml"
     if begun.is_file():
-        then, now = (with_absolute_places(recipe) for recipe in (load_recipe(str(begun)), plan.pretrain))
+        then, now = (with_absolute_paths(recipe) for recipe in (load_recipe(str(begun)), plan.pretrain))
         if changes := describe_changes(decisive_values(then), decisive_values(now)):
             raise _other_recipe(folder, "trained", changes)
     scored = (read_cell_file(folder / RESULT_FILE, WrittenGridCell) or {}).get("finetune", {})
@@ -227,7 +227,7 @@ def _changes_since_begun(recipe: FinetuneRecipe, folder: Path) -> str:
     if not begun.is_file():
         return ""
     both = (load_recipe(str(begun), kind=FinetuneRecipe), recipe)
-    return describe_changes(*(_scoring_values(with_absolute_places(one)) for one in both))
+    return describe_changes(*(_scoring_values(with_absolute_paths(one)) for one in both))
 
 
 def _scoring_values(recipe: FinetuneRecipe) -> dict[str, Any]:

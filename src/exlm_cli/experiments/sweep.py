@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import torch
 
 from exlm_cli.config.cells import CellPlan, CellsRecipe
+from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import dump_recipe, load_recipe
-from exlm_cli.config.places import with_absolute_places
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import DataConfig, TokenizerConfig
 from exlm_cli.data.corpus.pipeline import list_rejected, prepare_data
@@ -71,7 +71,7 @@ def run_grid(
     """
     environments = _environments(recipe, jobs)
     if resume is None:
-        recipe = with_absolute_places(recipe)
+        recipe = with_absolute_paths(recipe)
     plans = recipe.plan()
     run = resume if resume is not None else create_run_dir(out, recipe.name)
     with sole_process(run):

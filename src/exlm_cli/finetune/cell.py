@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from exlm_cli.config.grid import NO_GRID, GridPoint
+from exlm_cli.config.finetune import NO_GRID, GridPoint
 from exlm_cli.errors import CheckpointError
 from exlm_cli.finetune.initial import Initial, build_task_model
 from exlm_cli.finetune.result_shapes import WrittenCell, check_written

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.config.load import load_recipe
+from exlm_cli.config.load import load_recipe, resumed_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.config.resumed import resumed_recipe
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError
 from exlm_cli.finetune.results import best_cell_folder, how_to_redo, read_results

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exlm_cli.config.describe import tokens_per_step
 from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.config.parameters import tokens_per_step
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.spelling import how_to_set
 from exlm_cli.data.tokenizer import Tokenizer

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from exlm_cli.config.grid import NO_GRID
+from exlm_cli.config.finetune import NO_GRID
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import reason_of, write_atomically
 from exlm_cli.finetune.result_shapes import WrittenResults, check_written

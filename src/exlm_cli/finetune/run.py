@@ -12,11 +12,9 @@ from typing import Any, Literal
 
 import torch
 
-from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.config.grid import GridPoint, grid_points
-from exlm_cli.config.load import dump_recipe
-from exlm_cli.config.places import with_absolute_places
-from exlm_cli.config.resumed import resumed_recipe
+from exlm_cli.config.finetune import FinetuneRecipe, GridPoint, grid_points
+from exlm_cli.config.input_paths import with_absolute_paths
+from exlm_cli.config.load import dump_recipe, resumed_recipe
 from exlm_cli.data.corpus.splits import REJECTED
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.files import removed_on_failure, write_atomically
@@ -120,7 +118,7 @@ def run_finetuning(
                 describe_run(run, recipe, initial, data, use_grid=use_grid, with_yardstick=with_yardstick)
             else:
                 check_resumed(run, recipe, initial, data)
-                write_atomically(run / "recipe.yaml", dump_recipe(with_absolute_places(recipe)).encode())
+                write_atomically(run / "recipe.yaml", dump_recipe(with_absolute_paths(recipe)).encode())
         update_run_json(run, {"device": describe_device(device), "seeds": list(recipe.seeds)})
         sizes = format_counts(task.split_sizes.values())
         progress.message(

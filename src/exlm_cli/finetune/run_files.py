@@ -6,12 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from exlm_cli.config.changes import describe_changes
-from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.config.grid import NO_GRID, GridPoint
-from exlm_cli.config.load import dump_recipe
-from exlm_cli.config.places import with_absolute_places
-from exlm_cli.config.resumed import resumed_recipe
+from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint
+from exlm_cli.config.input_paths import with_absolute_paths
+from exlm_cli.config.load import dump_recipe, resumed_recipe
+from exlm_cli.config.overrides import describe_changes
 from exlm_cli.config.yaml import dump_yaml
 from exlm_cli.data.corpus.sequences import REJECTED_COLUMNS
 from exlm_cli.data.corpus.splits import REJECTED
@@ -64,7 +62,7 @@ def describe_run(
     _write_targets(run, data)
     _list_left_out(run, data)
     # last: a run directory is one that has its recipe
-    write_atomically(run / "recipe.yaml", dump_recipe(with_absolute_places(recipe)).encode())
+    write_atomically(run / "recipe.yaml", dump_recipe(with_absolute_paths(recipe)).encode())
 
 
 def _write_targets(run: Path, data: TaskData) -> None:

@@ -4,7 +4,7 @@ import hashlib
 import json
 from typing import Any
 
-from exlm_cli.config.places import PRETRAIN_PLACES
+from exlm_cli.config.input_paths import PRETRAIN_PATHS
 from exlm_cli.config.pretrain import PretrainRecipe
 
 _COMPUTING = ("microbatch_tokens", "num_threads", "alignment_backend", "compile", "head_chunk_rows")
@@ -51,7 +51,7 @@ def former_identities(recipe: PretrainRecipe, begun: PretrainRecipe) -> tuple[st
     that the run began with.
     """
     content, then = _hashed(decisive_values(recipe), recipe), decisive_values(begun)
-    for section, names in {**PRETRAIN_PLACES, "train": _COMPUTING}.items():
+    for section, names in {**PRETRAIN_PATHS, "train": _COMPUTING}.items():
         content[section] |= {name: then[section][name] for name in names}
     return _sha256(content), _sha256(_without_places(content))
 
@@ -67,7 +67,7 @@ def recipe_identity(recipe: PretrainRecipe) -> str:
 def _without_places(content: dict[str, Any]) -> dict[str, Any]:
     """Leave out where inputs are; the data fingerprint holds what they are, the tokenizer included."""
     kept = content.copy()
-    for section, names in PRETRAIN_PLACES.items():
+    for section, names in PRETRAIN_PATHS.items():
         kept[section] = {name: value for name, value in content[section].items() if name not in names}
     return kept
 

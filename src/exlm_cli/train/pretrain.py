@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from exlm_cli.config.changes import describe_changes
 from exlm_cli.config.finetune import FinetuneTrainConfig
-from exlm_cli.config.load import dump_recipe, load_recipe
-from exlm_cli.config.places import with_absolute_places
+from exlm_cli.config.input_paths import with_absolute_paths
+from exlm_cli.config.load import dump_recipe, load_recipe, resumed_recipe
+from exlm_cli.config.overrides import describe_changes
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.config.resumed import resumed_recipe
 from exlm_cli.config.sections import TrainConfig
 from exlm_cli.data.batch import Batch
 from exlm_cli.data.corpus.pipeline import PreparedData, list_rejected, prepare_data
@@ -209,7 +208,7 @@ def _describe_run(run: Path, recipe: PretrainRecipe, data: PreparedData, fields:
         },
     )
     # last: a run directory is one that has its recipe
-    write_atomically(run / "recipe.yaml", dump_recipe(with_absolute_places(recipe)).encode())
+    write_atomically(run / "recipe.yaml", dump_recipe(with_absolute_paths(recipe)).encode())
 
 
 def resume_pretraining(run: Path, overrides: Sequence[str] = (), *, progress: Progress | None = None) -> PretrainResult:

@@ -1,7 +1,7 @@
 """What two recipes differ in."""
 
-from exlm_cli.config.changes import changed_keys, describe_changes
 from exlm_cli.config.load import load_recipe
+from exlm_cli.config.overrides import changed_keys, describe_changes
 
 
 def test_changes_are_told_by_their_dotted_keys() -> None:

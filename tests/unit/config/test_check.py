@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from exlm_cli.config.check import check_recipe, unknown_key
 from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.config.layers import Layers
+from exlm_cli.config.overrides import Layers, check_recipe, unknown_key
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import TransitionConfig
 from exlm_cli.errors import ConfigError
@@ -14,7 +13,7 @@ from tests.tiny import tiny_recipe
 
 FILE = Layers.read_from(tiny_recipe().model_dump(mode="json"), "mine.yaml")
 TRANSITION_KEYS = ", ".join(TransitionConfig.model_fields)
-ROPE_HINT = "change it in the recipe or with override `key=value`; `exlm recipes NAME` shows every key of a recipe"
+ROPE_HINT = "change it in the recipe or with override `KEY=VALUE`; `exlm recipes NAME` shows every key of a recipe"
 
 
 def check(key: str, value: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from exlm_cli.config.cost import TrainingFlops, count_path_edges, count_sequence_flops, recipe_step_flops
+from exlm_cli.config.describe import TrainingFlops, count_path_edges, count_sequence_flops, recipe_step_flops
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.expansion import collate, expand

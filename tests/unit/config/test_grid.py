@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.config.grid import NO_GRID, grid_points
+from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, grid_points
 from exlm_cli.errors import ConfigError
 
 

@@ -17,7 +17,7 @@ from exlm_cli.config.keys import (
     key_paths,
     nearest_key,
 )
-from exlm_cli.config.kinds import KINDS
+from exlm_cli.config.load import KINDS
 from exlm_cli.config.pretrain import PretrainRecipe
 
 

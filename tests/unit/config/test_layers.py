@@ -1,6 +1,6 @@
 """Laying values over each other, worked out by hand."""
 
-from exlm_cli.config.layers import Layers
+from exlm_cli.config.overrides import Layers
 
 BASE = Layers.read_from({"model": {"width": 8, "rope": "2d"}, "train": [1, 2]}, "base.yaml")
 OVER = Layers.read_from({"model": {"width": 16}, "train": [3]}, "--set")

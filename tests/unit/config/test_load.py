@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from exlm_cli.config import load
 from exlm_cli.config.base import Recipe
 from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.config.kinds import KINDS
-from exlm_cli.config.load import dump_recipe, list_recipes, load_recipe, recipe_kind, recipes_folder
+from exlm_cli.config.load import KINDS, dump_recipe, list_recipes, load_recipe, recipe_kind, recipes_folder
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.errors import ConfigError
@@ -71,7 +70,7 @@ def test_a_circle_of_extends_is_refused_with_its_chain(tmp_path: Path) -> None:
     write(b, "extends: a.yaml")
     error = error_of(a)
     assert error.message == f"`extends` goes in a circle: {a} -> {b} -> {a}"
-    assert error.hint == "let one of them stand alone"
+    assert error.hint == "remove `extends` from one of them"
 
 
 @pytest.mark.parametrize(

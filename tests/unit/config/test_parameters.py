@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from exlm_cli.config.describe import count_parameters, tokens_per_step
 from exlm_cli.config.load import load_recipe
-from exlm_cli.config.parameters import count_parameters, tokens_per_step
 from exlm_cli.config.pretrain import PretrainRecipe
 from tests.tiny import tiny_recipe
 

@@ -7,9 +7,8 @@ import pytest
 
 from exlm_cli.config.base import Recipe
 from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.config.kinds import KINDS
-from exlm_cli.config.load import dump_recipe, load_recipe
-from exlm_cli.config.places import with_absolute_places
+from exlm_cli.config.input_paths import with_absolute_paths
+from exlm_cli.config.load import KINDS, dump_recipe, load_recipe
 from exlm_cli.config.sweep import SweepRecipe
 
 
@@ -22,7 +21,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_relative_inputs_of_pre_training_start_in_the_current_directory(folder: Path) -> None:
     given = 'data.train=[a.txt, ../b.txt, /c.txt, ~/d.txt, "hub:o/n@train", "bundled:grammar", "data/*.txt"]'
     recipe = load_recipe("text-small", [given, "tokenizer.path=t.json", "data.cache_dir=cache"])
-    absolute = with_absolute_places(recipe)
+    absolute = with_absolute_paths(recipe)
     assert absolute.data.train == (
         f"{folder}/a.txt", f"{folder}/../b.txt", "/c.txt", "~/d.txt", "hub:o/n@train", "bundled:grammar",
         f"{folder}/data/*.txt",
@@ -41,7 +40,7 @@ def test_a_pattern_finds_its_files_from_a_folder_that_looks_like_one(
     for name in ("a.txt", "b[2].txt"):
         (folder / name).write_text("x")
     monkeypatch.chdir(folder)
-    recipe = with_absolute_places(load_recipe("text-small", ["data.train=*.txt", "data.valid=['b[2].txt']"]))
+    recipe = with_absolute_paths(load_recipe("text-small", ["data.train=*.txt", "data.valid=['b[2].txt']"]))
     monkeypatch.chdir("/")
     # Path.glob takes no pattern that begins at the root
     assert sorted(glob.glob(recipe.data.train[0])) == [f"{folder}/a.txt", f"{folder}/b[2].txt"]  # noqa: PTH207
@@ -50,25 +49,25 @@ def test_a_pattern_finds_its_files_from_a_folder_that_looks_like_one(
 
 def test_files_of_a_task_start_in_its_folder_where_it_has_one(folder: Path) -> None:
     overrides = ["task.name=csv", "task.files.train=a.csv", "task.split=file", "task.split_file=s.json"]
-    task = with_absolute_places(load_recipe("csv", overrides, kind=FinetuneRecipe)).task
+    task = with_absolute_paths(load_recipe("csv", overrides, kind=FinetuneRecipe)).task
     assert (task.data_dir, task.files.train, task.files.valid, task.split_file) == (
         None, f"{folder}/a.csv", None, f"{folder}/s.json",
     )  # fmt: skip
-    task = with_absolute_places(load_recipe("csv", [*overrides, "task.data_dir=d"], kind=FinetuneRecipe)).task
+    task = with_absolute_paths(load_recipe("csv", [*overrides, "task.data_dir=d"], kind=FinetuneRecipe)).task
     assert (task.data_dir, task.files.train) == (f"{folder}/d", "a.csv")
 
 
 def test_a_sweep_has_its_parts_and_variants_told_from_the_root(folder: Path) -> None:
     overrides = ["pretrain.data.train=a.txt", "finetune.task.data_dir=d"]
-    recipe = with_absolute_places(load_recipe("quickstart-ablations", overrides, kind=SweepRecipe))
+    recipe = with_absolute_paths(load_recipe("quickstart-ablations", overrides, kind=SweepRecipe))
     assert (recipe.pretrain.data.train, recipe.finetune.task.data_dir) == ((f"{folder}/a.txt",), f"{folder}/d")
     varied = load_recipe("quickstart-ablations", ["variants.other={data.train: [b.txt]}"], kind=SweepRecipe)
-    assert with_absolute_places(varied).variants["other"] == {"data.train": [f"{folder}/b.txt"]}
+    assert with_absolute_paths(varied).variants["other"] == {"data.train": [f"{folder}/b.txt"]}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_recipe_of_any_kind_is_read_back_the_same(kind: type[Recipe], folder: Path) -> None:
-    recipe = with_absolute_places(load_recipe(kind.example, kind=kind))
+    recipe = with_absolute_paths(load_recipe(kind.example, kind=kind))
     (folder / "recipe.yaml").write_text(dump_recipe(recipe))
     assert load_recipe("./recipe.yaml", kind=kind) == recipe
-    assert with_absolute_places(recipe) == recipe
+    assert with_absolute_paths(recipe) == recipe

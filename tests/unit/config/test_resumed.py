@@ -6,10 +6,9 @@ import pytest
 
 from exlm_cli.config.base import Recipe
 from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.config.load import dump_recipe, load_recipe
+from exlm_cli.config.load import dump_recipe, load_recipe, resumed_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
-from exlm_cli.config.resumed import resumed_recipe
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.errors import CheckpointError
 
@@ -29,7 +28,7 @@ def test_a_run_goes_on_with_the_command_that_began_it(tmp_path: Path, begun: typ
     with pytest.raises(CheckpointError) as error:
         resumed_recipe(tmp_path, kind)
     assert error.value.message == f"{tmp_path}: a run of `exlm {begun.command}`, not of `exlm {kind.command}`"
-    assert error.value.hint == f"`exlm {begun.command.split()[0]} --resume {tmp_path}` goes on with it"
+    assert error.value.hint == f"`exlm {begun.command.split()[0]} --resume {tmp_path}` continues it"
 
 
 def test_a_folder_of_tokens_is_no_run(tmp_path: Path) -> None:

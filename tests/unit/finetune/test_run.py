@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.config.grid import NO_GRID, GridPoint
+from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint
 from exlm_cli.config.load import load_recipe
 from exlm_cli.data.rows.left_out import LeftOut
 from exlm_cli.errors import CheckpointError, ConfigError, DataError

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from exlm_cli.config.parameters import count_parameters
+from exlm_cli.config.describe import count_parameters
 from exlm_cli.data.expansion import collate
 from exlm_cli.model.exlm import ExlmModel
 from tests.tiny import SPECIAL, tiny_batch, tiny_recipe

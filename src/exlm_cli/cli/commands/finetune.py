@@ -129,7 +129,7 @@ def _resumed(run: Path, begun: dict[str, Any], overrides: list[str]) -> "Finetun
             shown = option if value is True else str(value) if option == "SUITE" else f"{option} {value}"
             raise ConfigError(f"`{shown}` does not go with `--resume`", f"the run in {run} goes on as it began")
     from exlm_cli.config.finetune import FinetuneRecipe
-    from exlm_cli.config.resumed import resumed_recipe
+    from exlm_cli.config.load import resumed_recipe
 
     return resumed_recipe(run, FinetuneRecipe, overrides)
 

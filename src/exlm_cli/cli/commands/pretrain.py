@@ -67,9 +67,8 @@ def pretrain(
         )
     refuse_sweep_options({"--variants": variants, "--task": tasks, "--seeds": seeds, "--jobs": jobs})
     from exlm_cli.cli import console
-    from exlm_cli.config.load import load_recipe
+    from exlm_cli.config.load import load_recipe, resumed_recipe
     from exlm_cli.config.pretrain import PretrainRecipe
-    from exlm_cli.config.resumed import resumed_recipe
 
     _check_source(recipe, out, resume)
     overrides = collect_overrides(sets, seed=seed, device=device, on_invalid=on_invalid)

@@ -19,8 +19,7 @@ def recipes(
     Each with its purpose and place in the paper; for pre-training its parameters and tokens a step.
     """
     from exlm_cli.cli import console
-    from exlm_cli.config.kinds import KINDS
-    from exlm_cli.config.load import list_recipes, load_recipe, recipe_kind
+    from exlm_cli.config.load import KINDS, list_recipes, load_recipe, recipe_kind
     from exlm_cli.format import format_large
 
     if name is not None:
@@ -47,7 +46,7 @@ def recipes(
 def _entry(recipe: "Recipe") -> dict[str, Any]:
     """Return what is listed of a recipe: for a grid the size that its cells have in common, for fine-tuning none."""
     from exlm_cli.config.cells import CellsRecipe
-    from exlm_cli.config.parameters import count_parameters, tokens_per_step
+    from exlm_cli.config.describe import count_parameters, tokens_per_step
     from exlm_cli.config.pretrain import PretrainRecipe
 
     sizes: dict[str, Any] = {"objective": None, "parameters": None, "tokens_per_step": None}

@@ -82,7 +82,7 @@ def tokenize(
     resolved = load_recipe(recipe, overrides)
     if dry_run:
         return console.emit_recipe(resolved, as_json=as_json)
-    from exlm_cli.config.places import with_absolute_places
+    from exlm_cli.config.input_paths import with_absolute_paths
     from exlm_cli.data.corpus.pipeline import prepare_data
 
     is_new = out is None or not out.exists()
@@ -90,7 +90,7 @@ def tokenize(
     with removed_on_failure(folder, is_new=is_new):
         data = prepare_data(resolved, rejected_csv=folder / "rejected.csv", progress=console.open_progress())
         data.tokenizer.save(folder / "tokenizer.json")
-        write_atomically(folder / "recipe.yaml", dump_recipe(with_absolute_places(resolved)).encode())
+        write_atomically(folder / "recipe.yaml", dump_recipe(with_absolute_paths(resolved)).encode())
     result = {
         "tokenizer": str(folder / "tokenizer.json"),
         "recipe": str(folder / "recipe.yaml"),

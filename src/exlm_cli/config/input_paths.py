@@ -1,4 +1,4 @@
-"""Where a recipe names files and folders of this machine, and the same recipe with these names told from the root."""
+"""Paths of inputs in a recipe, made absolute so that the recipe means the same files in any folder."""
 
 import glob
 from collections.abc import Mapping
@@ -7,22 +7,22 @@ from typing import Any
 
 from exlm_cli.config.base import Recipe
 from exlm_cli.config.cells import CellsRecipe
-from exlm_cli.config.check import RecipeT
 from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.overrides import RecipeT
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.config.tasks import TaskSection
 
-PRETRAIN_PLACES: Mapping[str, tuple[str, ...]] = {"data": ("train", "valid", "cache_dir"), "tokenizer": ("path",)}
-"""Keys of a pre-training recipe that say where something is, by section."""
+PRETRAIN_PATHS: Mapping[str, tuple[str, ...]] = {"data": ("train", "valid", "cache_dir"), "tokenizer": ("path",)}
+"""Keys of a pre-training recipe that hold paths, by section."""
 
 _SCHEMES = ("hub:", "bundled:")
 
 
-def with_absolute_places(recipe: RecipeT) -> RecipeT:
-    """Return a recipe that means the same inputs whatever folder it is read in.
+def with_absolute_paths(recipe: RecipeT) -> RecipeT:
+    """Return a recipe whose relative paths are joined to the current directory.
 
-    Relative names start in the current directory; `~`, `hub:` and `bundled:` mean the same everywhere and are kept.
+    Names that begin with `~`, `hub:` or `bundled:` mean the same everywhere and are kept.
     """
     return recipe.model_copy(update=_absolute_values(recipe))
 
@@ -33,14 +33,14 @@ def _absolute_values(recipe: Recipe) -> dict[str, Any]:
             section: (config := getattr(recipe, section)).model_copy(
                 update={key: _absolute(getattr(config, key)) for key in keys}
             )
-            for section, keys in PRETRAIN_PLACES.items()
+            for section, keys in PRETRAIN_PATHS.items()
         }
     if isinstance(recipe, FinetuneRecipe):
         return {"task": _absolute_task(recipe.task)}
     assert isinstance(recipe, CellsRecipe), f"{type(recipe)} names no inputs"
-    values: dict[str, Any] = {name: with_absolute_places(getattr(recipe, name)) for name in ("pretrain", "finetune")}
+    values: dict[str, Any] = {name: with_absolute_paths(getattr(recipe, name)) for name in ("pretrain", "finetune")}
     if isinstance(recipe, SweepRecipe):
-        keys = {f"{section}.{key}" for section, names in PRETRAIN_PLACES.items() for key in names}
+        keys = {f"{section}.{key}" for section, names in PRETRAIN_PATHS.items() for key in names}
         values["variants"] = {
             label: {key: _absolute(value) if key in keys else value for key, value in changes.items()}
             for label, changes in recipe.variants.items()
@@ -51,14 +51,14 @@ def _absolute_values(recipe: Recipe) -> dict[str, Any]:
 def _absolute_task(task: TaskSection) -> TaskSection:
     keys = [key for key in ("data_dir", "split_file") if key in type(task).model_fields]
     update: dict[str, Any] = {key: _absolute(getattr(task, key)) for key in keys}
-    if task.data_dir is None:  # else they start there
+    if task.data_dir is None:  # else files are looked for in that folder
         files = {name: _absolute(value) for name, value in task.files.model_dump().items()}
         update["files"] = task.files.model_copy(update=files)
     return task.model_copy(update=update)
 
 
 def _absolute(given: Any) -> Any:
-    """Return one name, or each of several, told from the root."""
+    """Return one path, or each of several, as an absolute one."""
     if isinstance(given, list | tuple):
         return type(given)(_absolute(one) for one in given)
     if not isinstance(given, str) or not given.strip() or given.startswith(("~", *_SCHEMES)):

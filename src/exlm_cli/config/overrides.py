@@ -1,0 +1,281 @@
+"""Recipe values in layers, each with the file or override it came from, checked into a recipe with one-line errors."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from exlm_cli.config.base import Recipe
+from exlm_cli.config.keys import (
+    accepts_booleans,
+    accepts_list_of_texts,
+    accepts_mapping,
+    child_keys,
+    describe_accepted,
+    find_field,
+    is_union_of_sections,
+    nearest_key,
+)
+from exlm_cli.config.yaml import describe_yaml_error, dump_yaml, parse_yaml
+from exlm_cli.errors import ConfigError
+
+RecipeT = TypeVar("RecipeT", bound=Recipe)
+
+_MAX_SHOWN_CHARACTERS = 100
+"""Of an override in a message: `exlm tokenize *.txt` becomes one that names every file."""
+
+_MAX_SHOWN_CHANGES = 3
+_SYNTAX_HINT = "lists are written [a, b]; put the whole of `key=value` in quotes for the shell"
+_CHANGE_HINT = "change it in the recipe or with override `KEY=VALUE`; `exlm recipes NAME` shows every key of a recipe"
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Merged recipe values.
+
+    Attributes:
+        values: Nested mappings as in YAML.
+        origins: Dotted key path -> the file or override that gave its value.
+    """
+
+    values: Mapping[str, Any]
+    origins: Mapping[str, str]
+
+    @classmethod
+    def read_from(cls, values: Mapping[str, Any], origin: str) -> "Layers":
+        """Return values that all have one origin."""
+        return cls(values, dict.fromkeys(_paths(values), origin))
+
+    def over(self, base: "Layers") -> "Layers":
+        """Return `base` with these values set in it: sections key by key, lists as a whole."""
+        return Layers(_merge(base.values, self.values), {**base.origins, **self.origins})
+
+    def without(self, keys: Iterable[str]) -> "Layers":
+        """Return these values without some top-level keys."""
+        dropped = set(keys)
+        return Layers({key: value for key, value in self.values.items() if key not in dropped}, self.origins)
+
+    def under(self, section: str) -> "Layers":
+        """Return these values as those of a top-level section."""
+        return Layers({section: self.values}, {f"{section}.{path}": origin for path, origin in self.origins.items()})
+
+    def origin(self, path: str) -> str | None:
+        """Return the origin of a dotted path, or of the nearest section around it."""
+        while path and path not in self.origins:
+            path = path.rpartition(".")[0]
+        return self.origins.get(path)
+
+    def value(self, path: str) -> Any:
+        """Return the value at a dotted path; None where there is none."""
+        value: Any = self.values
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return value
+
+
+def parse_override(override: str, kind: type[Recipe]) -> Layers:
+    """Return the values of one override.
+
+    Args:
+        override: `section.key=value`, the value in YAML.
+        kind: Of recipe; decides which keys there are.
+
+    Raises:
+        ConfigError: Another form, an unknown key, a value that is not YAML, or a key that the command sets itself.
+    """
+    path, equals, text = override.partition("=")
+    path = path.strip()
+    shown = override if len(override) <= _MAX_SHOWN_CHARACTERS else override[: _MAX_SHOWN_CHARACTERS - 3] + "..."
+    origin = f"override `{shown}`"
+    if not equals or not path:
+        raise ConfigError(f"{origin} is not of the form section.key=value", "for example `masking.mask_ratio=0.3`")
+    first, *inner = path.split(".")
+    mapping = find_field(kind, first)
+    if inner and mapping is not None and accepts_mapping(mapping):
+        inner = [".".join(inner)]  # `grid.optim.lr` is the key `optim.lr` of `grid`
+    elif find_field(kind, path) is None:
+        raise unknown_key(origin, path, kind)
+    try:
+        value: Any = text if _is_plain_text(text) else parse_yaml(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{origin}: the value is not YAML: {describe_yaml_error(error)}", _SYNTAX_HINT) from error
+    for key in reversed(inner):
+        value = {key: value}
+    layers = Layers.read_from({first: value}, origin)
+    for key, decides in kind.decided_by.items():
+        if key in layers.origins:
+            raise ConfigError(f"{origin}: `exlm {kind.command}` sets `{key}` itself, in every cell", f"use {decides}")
+    return layers
+
+
+def check_recipe(layers: Layers, described: str, kind: type[RecipeT]) -> RecipeT:
+    """Build a recipe from its values.
+
+    Args:
+        layers: All values and their origins.
+        described: The file, for errors that concern several keys; such an error also names the overrides at fault.
+        kind: Of recipe.
+
+    Raises:
+        ConfigError: A key or value that is not accepted.
+    """
+    values = _read_as_meant(layers.values, layers, kind)
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise _explain(error, layers, described, kind) from None
+
+
+def unknown_key(origin: str, path: str, kind: type[Recipe]) -> ConfigError:
+    """Return the error for a key that no recipe of a kind has; its hint names the nearest key."""
+    near = nearest_key(kind, path)
+    if near is not None:
+        # a hint must not lead to a key that is refused next
+        decides = kind.decided_by.get(near)
+        hint = f"did you mean `{near}`?" if decides is None else f"`{near}` is set in every cell; use {decides}"
+        return ConfigError(f"{origin}: unknown key `{path}`", hint)
+    section = path.rpartition(".")[0]
+    while section and not child_keys(kind, section):
+        section = section.rpartition(".")[0]
+    whose = f"`{section}`" if section else "a recipe"
+    return ConfigError(
+        f"{origin}: unknown key `{path}`", f"{whose} has the keys {', '.join(child_keys(kind, section))}"
+    )
+
+
+def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return both values of every key that differs.
+
+    Args:
+        before: Nested mappings, as `Recipe.model_dump(mode="json")` gives them.
+        after: The same keys with other values, or other keys; a key that one of them lacks is None there.
+
+    Returns:
+        Dotted key -> (before, after), in the order of `before`.
+    """
+    then, now = dict(_leaves(before)), dict(_leaves(after))
+    pairs = {key: (then.get(key), now.get(key)) for key in (*then, *now)}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Return a clause like ": `optim.lr` was 0.001 and is 0.01"; empty where nothing differs."""
+    changed = changed_keys(before, after)
+    shown = [f"`{key}` was {_show(then)} and is {_show(now)}" for key, (then, now) in changed.items()]
+    if len(shown) > _MAX_SHOWN_CHANGES:
+        shown[_MAX_SHOWN_CHANGES:] = [f"{len(changed) - _MAX_SHOWN_CHANGES} more"]
+    return ": " + ", ".join(shown) if shown else ""
+
+
+def _is_plain_text(text: str) -> bool:
+    """Say whether a value is text although YAML would read an alias, a tag, a directive or a comment in it."""
+    return text.startswith(tuple("*&!%@`?|>#")) or (not text.startswith(tuple("[{'\"")) and " #" in text)
+
+
+def _read_as_meant(values: Mapping[str, Any], layers: Layers, kind: type[Recipe], prefix: str = "") -> dict[str, Any]:
+    """Read `train: a.txt` as `[a.txt]`; refuse `true` for a number, which pydantic would read as 1."""
+    read: dict[str, Any] = {}
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        field = find_field(kind, path)
+        if isinstance(value, dict):
+            read[key] = _read_as_meant(value, layers, kind, f"{path}.")
+        elif field is not None and isinstance(value, str) and accepts_list_of_texts(field):
+            read[key] = [value]
+        elif field is not None and isinstance(value, bool) and not accepts_booleans(field):
+            raise _bad_value(layers, path, kind)
+        else:
+            read[key] = value
+    return read
+
+
+def _explain(error: ValidationError, layers: Layers, described: str, kind: type[Recipe]) -> ConfigError:
+    """Turn pydantic's findings into one line on the first; unknown keys come first, others follow from them."""
+    finding = min(error.errors(), key=lambda finding: finding["type"] != "extra_forbidden")
+    path = _key_path(finding, kind)
+    if finding["type"] == "extra_forbidden":
+        return unknown_key(layers.origin(path) or described, path, kind)
+    if finding["type"] == "value_error":
+        message = finding["msg"].removeprefix("Value error, ")
+        return ConfigError(f"{described}{_with_overrides(layers, path, message)}: {message}", _CHANGE_HINT)
+    if finding["type"] == "missing" and layers.value(path) is None:
+        field = find_field(kind, path)
+        assert field is not None
+        return ConfigError(
+            f"{described}: `{path}` is missing; accepted: {describe_accepted(field)}",
+            f"give it, or build on a recipe that has it with `extends: {kind.example}`",
+        )
+    while find_field(kind, path) is None:
+        path = path.rpartition(".")[0]  # a key of a mapping: the error names the whole mapping
+    return _bad_value(layers, path, kind)
+
+
+def _with_overrides(layers: Layers, section: str, message: str) -> str:
+    """Return ` with ...`: the overrides whose keys a message names, else their number; empty without overrides."""
+    given = dict.fromkeys(origin for origin in layers.origins.values() if origin.startswith("override "))
+    keys = [key for name in re.findall(r"`([\w.]+)", message) for key in (name, f"{section}.{name}")]
+    at_fault = dict.fromkeys(layers.origins[key] for key in keys if layers.origins.get(key) in given)
+    if not given:
+        return ""
+    return (
+        f" with {len(given)} overrides" if len(given) > 1 and not at_fault else f" with {', '.join(at_fault or given)}"
+    )
+
+
+def _bad_value(layers: Layers, path: str, kind: type[Recipe]) -> ConfigError:
+    field = find_field(kind, path)
+    assert field is not None, f"pydantic checks no field {path}"
+    about = field.description or "a section with the keys " + ", ".join(child_keys(kind, path))
+    return ConfigError(
+        f"{layers.origin(path)}: `{path}` is {_show(layers.value(path))}; accepted: {describe_accepted(field)}",
+        f"`{path}`: {about}",
+    )
+
+
+def _key_path(finding: ErrorDetails, kind: type[Recipe]) -> str:
+    """Return the dotted key of a finding; for a place in a list the key of the list."""
+    keys: list[str] = []
+    is_tag = False
+    for part in finding["loc"]:
+        if isinstance(part, int):
+            break
+        if not is_tag:
+            keys.append(part)
+        field = None if is_tag else find_field(kind, ".".join(keys))
+        is_tag = field is not None and is_union_of_sections(field)
+    return ".".join(keys)
+
+
+def _show(value: Any) -> str:
+    """Return a value in YAML, on one line and not too long."""
+    text = " ".join(dump_yaml(value, on_one_line=True).split())
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = _merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _paths(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted path of every key, sections included."""
+    for key, value in values.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _paths(value, f"{prefix}{key}.")
+
+
+def _leaves(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted path and value of every key that is no section."""
+    for key, value in section.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
