@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from itertools import islice
 from typing import Self, final
 
-from exlm_cli.data.rows.readers import Row
+from exlm_cli.data.rows.records import Row
 from exlm_cli.data.smiles import find_invalid_smiles
 from exlm_cli.errors import DataError
 

@@ -9,7 +9,7 @@ from typing import Literal, Self, final
 
 import tokenizers
 
-from exlm_cli.data.rows.json_rows import beyond_limits
+from exlm_cli.data.rows.decode import beyond_limits
 from exlm_cli.errors import TokenizerError
 from exlm_cli.files import write_atomically
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from exlm_cli.data.rows.readers import COMPRESSIONS, FORMATS
+from exlm_cli.data.rows.records import COMPRESSIONS, FORMATS
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import folder_for_results
 from exlm_cli.finetune.finetuned import Finetuned

@@ -15,7 +15,7 @@ import torch
 from exlm_cli.config.finetune import FinetuneRecipe, GridPoint, grid_points
 from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import dump_recipe, resumed_recipe
-from exlm_cli.data.corpus.splits import REJECTED
+from exlm_cli.data.rows.records import SKIPPED_FILE
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.files import removed_on_failure, write_atomically
 from exlm_cli.finetune.cell import Cell, drop_weights, run_cell
@@ -166,7 +166,9 @@ def _check_kind(name: str, needed: Literal["text", "smiles"], initial: Initial) 
 def _notes(data: TaskData, initial: Initial) -> list[str]:
     notes = list(data.task.notes)
     if data.task.left_out:
-        notes.append(f"{REJECTED} lists all {len(data.task.left_out):,} rows that were left out, with their reasons")
+        notes.append(
+            f"{SKIPPED_FILE} lists all {len(data.task.left_out):,} rows that were left out, with their reasons"
+        )
     share = data.unknown_share
     if share > MOST_UNKNOWN:
         notes.append(

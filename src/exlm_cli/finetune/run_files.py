@@ -11,8 +11,7 @@ from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import dump_recipe, resumed_recipe
 from exlm_cli.config.overrides import describe_changes
 from exlm_cli.config.yaml import dump_yaml
-from exlm_cli.data.corpus.sequences import REJECTED_COLUMNS
-from exlm_cli.data.corpus.splits import REJECTED
+from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import write_atomically
 from exlm_cli.finetune.cell import Cell
@@ -81,9 +80,9 @@ def _list_left_out(run: Path, data: TaskData) -> None:
         return
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow(REJECTED_COLUMNS)
-    writer.writerows((row.file, row.row, row.reason, row.text) for row in data.task.left_out)
-    write_atomically(run / REJECTED, text.getvalue().encode(errors="backslashreplace"))
+    writer.writerow(SKIPPED_COLUMNS)
+    writer.writerows(row.cells for row in data.task.left_out)
+    write_atomically(run / SKIPPED_FILE, text.getvalue().encode(errors="backslashreplace"))
 
 
 def check_resumed(run: Path, recipe: FinetuneRecipe, initial: Initial, data: TaskData) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exlm_cli.data.masking import IntArray
-from exlm_cli.data.rows.left_out import LeftOut
+from exlm_cli.data.rows.records import SkippedRow
 from exlm_cli.data.tokenizer import Tokenizer
 
 FloatArray = NDArray[np.float64]
@@ -99,7 +99,7 @@ class DownstreamTask(Protocol):
         """What a report has to say: rows left out and why, labels that cannot be scored, duplicates across splits."""
 
     @property
-    def left_out(self) -> tuple[LeftOut, ...]:
+    def left_out(self) -> tuple[SkippedRow, ...]:
         """All rows that are not used, in order; notes name some of them."""
 
     @property

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 from exlm_cli.config.spelling import how_to_set
 from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.data.masking import IntArray
-from exlm_cli.data.rows.left_out import LeftOut
-from exlm_cli.data.rows.readers import choose_column
+from exlm_cli.data.rows.records import ColumnChoice, SkippedRow
 from exlm_cli.data.rows.table import Table, read_table
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.progress import Progress
@@ -79,7 +78,7 @@ def load_csv(config: CsvTaskConfig, progress: Progress) -> TableTask:
         rows, row_notes, left_out = _filled_rows(table, texts, config)
     notes += row_notes
     unlabelled = rows[~has_label[rows]].tolist()
-    left_out += [table.left_out(row, texts[row], "has no label") for row in unlabelled]
+    left_out += [table.skipped(row, texts[row], "has no label") for row in unlabelled]
     rows = rows[has_label[rows]]
     indices = _split(config, table, rows, file_indices, molecules, labels, notes)
     if molecules is not None:
@@ -126,7 +125,7 @@ def _input_column(config: CsvTaskConfig, table: Table) -> tuple[str, InputKind]:
         table.column(config.smiles_column, _choose("smiles"))
         return config.smiles_column, "smiles"
     try:
-        return choose_column(str(table.path), list(table.columns), "smiles", None), "smiles"
+        return ColumnChoice("smiles").choose(str(table.path), list(table.columns)), "smiles"
     except DataError as error:
         raise DataError(error.message, f"{_choose('smiles')}; a column of text with `text_column` likewise") from error
 
@@ -137,7 +136,7 @@ def _choose(kind: InputKind) -> str:
 
 def _filled_rows(
     table: Table, texts: Sequence[str], config: CsvTaskConfig
-) -> tuple[IntArray, list[str], list[LeftOut]]:
+) -> tuple[IntArray, list[str], list[SkippedRow]]:
     empty = [row for row, text in enumerate(texts) if not text]
     if empty and (config.on_invalid == "error" or len(empty) == len(texts)):
         raise DataError(
@@ -146,7 +145,7 @@ def _filled_rows(
         )
     lines = name_some(table.short_place(row) for row in empty)
     notes = [f"left out {len(empty):,} rows with an empty text: lines {lines}"] if empty else []
-    left_out = [table.left_out(row, "", "the text is empty") for row in empty]
+    left_out = [table.skipped(row, "", "the text is empty") for row in empty]
     return np.array([row for row, text in enumerate(texts) if text]), notes, left_out
 
 

@@ -12,8 +12,7 @@ from exlm_cli.config.spelling import how_to_set
 from exlm_cli.config.tasks import GlueTaskConfig
 from exlm_cli.data.masking import IntArray
 from exlm_cli.data.rows.hub import iter_hub_records
-from exlm_cli.data.rows.left_out import LeftOut
-from exlm_cli.data.rows.records import RECORD_SUFFIXES, Record, iter_records
+from exlm_cli.data.rows.records import RECORD_FORMATS, Record, SkippedRow, iter_records
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.progress import Progress
@@ -74,7 +73,7 @@ class GlueFile:
     examples: list[GlueExample] = field(default_factory=list)
     indices: list[str] = field(default_factory=list)
     num_rows: int = 0
-    left_out: list[LeftOut] = field(default_factory=list)
+    left_out: list[SkippedRow] = field(default_factory=list)
 
     @property
     def problems(self) -> list[str]:
@@ -138,13 +137,12 @@ def _sources(config: GlueTaskConfig, info: GlueTaskInfo) -> Iterator[tuple[str, 
     for part in stems:
         source = hub_source(config, HUB_NAME, info.name, hub_splits[part])
         if source is not None:
-            rows = enumerate(iter_hub_records(source, LOCAL_HINT), start=1)
-            yield part, str(source), (Record(f"{source}, record {number}", values) for number, values in rows)
+            yield part, str(source), iter_hub_records(source, hint=LOCAL_HINT)
             continue
         folder = existing_folder(config, (info.folder, info.name))
-        found = find_file(folder, stems[part], RECORD_SUFFIXES)
+        found = find_file(folder, stems[part], RECORD_FORMATS)
         if found is None and part != "mismatched":
-            accepted = f"`{stems[part]}.tsv` (or {', '.join(RECORD_SUFFIXES[1:])}, also with .gz or .xz)"
+            accepted = f"`{stems[part]}.tsv` (or {', '.join(RECORD_FORMATS[1:])}, also with .gz or .xz)"
             raise DataError(
                 f"{folder}: no {accepted}",
                 f"{how_to_set('task.data_dir', 'DIR', '--data-dir DIR')} names the folder that holds the files or "
@@ -189,7 +187,7 @@ def _read(info: GlueTaskInfo, source: str, records: Iterable[Record], *, needs_l
                 part.indices.append(next(named, str(part.num_rows)))
         if problem is not None:
             text = "\t".join(str(value) for value in record.values.values())
-            part.left_out.append(LeftOut(source, record.where, text, problem))
+            part.left_out.append(record.skipped(text, problem))
         part.num_rows += 1
     if not part.num_rows:
         raise DataError(f"{source}: no rows in it")
@@ -293,7 +291,7 @@ class GlueTask:
         notes: Sequence[str] = (),
         *,
         split_name: str = "official",
-        left_out: Sequence[LeftOut] = (),
+        left_out: Sequence[SkippedRow] = (),
     ) -> None:
         """Hold what was read; the last `num_mismatched` examples of `valid` are MNLI's mismatched ones."""
         self.name = f"glue/{info.name}"

@@ -49,7 +49,7 @@ def load_moleculenet(config: MoleculeNetTaskConfig, progress: Progress) -> Table
         notes.append(f"left out {(~is_first).sum():,} rows whose SMILES stands in an earlier one: lines {lines}")
         for row in rows[~is_first].tolist():
             where = table.where(first_rows[smiles[row]])
-            left_out.append(table.left_out(row, smiles[row], f"its SMILES stands in {where} too"))
+            left_out.append(table.skipped(row, smiles[row], f"its SMILES stands in {where} too"))
         rows = rows[is_first]
     classes = [_class_key(row) for row in targets_RC] if len(labels) == 1 else None
     indices, split_notes = split_rows(config, rows, len(table), molecules=molecules, classes=classes)

@@ -7,10 +7,9 @@ from typing import Literal
 import numpy as np
 
 from exlm_cli.data.masking import IntArray
-from exlm_cli.data.rows.readers import choose_column, format_of, read_file
+from exlm_cli.data.rows.records import ColumnChoice
 from exlm_cli.data.rows.table import Table, read_table
 from exlm_cli.data.tokenizer import Tokenizer
-from exlm_cli.errors import DataError
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import EncodedSplit
 from exlm_cli.tasks.molecules import read_molecules, written_for_model
@@ -73,15 +72,12 @@ def read_new_rows(
     Raises:
         DataError: The file or its column cannot be read.
     """
-    table = _read_lines(path, kind) if format_of(path) in (".txt", ".smi") else read_table(path)
+    table = read_table(path, bare=kind)
     if column is None:
         column = usual_column if usual_column in table.columns else None
     if column is None:
-        try:
-            column = choose_column(str(path), list(table.columns), kind, None)
-        except DataError as error:
-            raise DataError(error.message, f"choose one with `--{kind}-column NAME`") from error
-    texts = table.column(column, f"choose one with `--{kind}-column NAME`")
+        column = ColumnChoice(kind, None, f"task.{kind}_column").choose(str(path), list(table.columns))
+    texts = table.column(column, f"choose one with `task.{kind}_column=NAME`")
     if kind == "text":
         return NewRows(table, column, kind, texts, tuple("" if text else "is empty" for text in texts), ())
     molecules = read_molecules(texts, progress)
@@ -91,14 +87,3 @@ def read_new_rows(
     return NewRows(
         table, column, kind, written_for_model(texts, molecules, canonical=canonical_smiles), problems, notes
     )
-
-
-def _read_lines(path: Path, kind: InputKind) -> Table:
-    try:
-        with path.open("rb") as raw:
-            rows = list(read_file(path, raw, kind, None))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
-    if not rows:
-        raise DataError(f"{path}: the file is empty")
-    return Table(path, {kind: tuple(row.text for row in rows)}, tuple(row.number for row in rows))

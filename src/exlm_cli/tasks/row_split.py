@@ -8,7 +8,7 @@ import numpy as np
 from exlm_cli.config.spelling import how_to_set
 from exlm_cli.config.tasks import RowTaskConfig
 from exlm_cli.data.masking import IntArray
-from exlm_cli.data.rows.left_out import LeftOut
+from exlm_cli.data.rows.records import SkippedRow
 from exlm_cli.data.rows.table import Table
 from exlm_cli.errors import DataError
 from exlm_cli.files import expand_path
@@ -36,7 +36,7 @@ def scaffold_chirality(config: RowTaskConfig) -> bool | None:
 
 def usable_molecules(
     table: Table, smiles: Sequence[str], molecules: Sequence[Molecule], config: RowTaskConfig
-) -> tuple[IntArray, list[str], list[LeftOut]]:
+) -> tuple[IntArray, list[str], list[SkippedRow]]:
     """Return the rows that are molecules, notes on those that are not, and these.
 
     Raises:
@@ -59,7 +59,7 @@ def usable_molecules(
             f"kept {len(odd):,} molecules in which RDKit refuses the valence of a metal and nothing else: "
             f"lines {name_some(odd, most=20)}"
         )
-    left_out = [table.left_out(row, smiles[row], str(molecules[row].problem)) for row in bad]
+    left_out = [table.skipped(row, smiles[row], str(molecules[row].problem)) for row in bad]
     return np.array([row for row, molecule in enumerate(molecules) if molecule.problem is None]), notes, left_out
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exlm_cli.data.masking import IntArray
-from exlm_cli.data.rows.left_out import LeftOut
+from exlm_cli.data.rows.records import SkippedRow
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.format import format_percent
@@ -79,7 +79,7 @@ class TableTask:
         split_name: str,
         is_balanced: bool = False,
         notes: Sequence[str] = (),
-        left_out: Sequence[LeftOut] = (),
+        left_out: Sequence[SkippedRow] = (),
     ) -> None:
         """Hold the table.
 

@@ -10,7 +10,7 @@ from exlm_cli.config.spelling import how_to_set
 from exlm_cli.config.tasks import TaskSection
 from exlm_cli.data.masking import IntArray
 from exlm_cli.data.rows.hub import HubSource
-from exlm_cli.data.rows.readers import COMPRESSIONS
+from exlm_cli.data.rows.records import COMPRESSIONS
 from exlm_cli.errors import DataError
 from exlm_cli.files import expand_path
 from exlm_cli.progress import Bar

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from exlm_cli.data import smiles_check
-from exlm_cli.data.rows.readers import Row
+from exlm_cli.data.rows.records import Row
 from exlm_cli.data.smiles import find_invalid_smiles
 from exlm_cli.data.smiles_check import check_smiles, main
 from exlm_cli.errors import DataError

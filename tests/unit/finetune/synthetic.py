@@ -13,7 +13,7 @@ from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import dump_recipe
 from exlm_cli.data.bpe import train_bpe
 from exlm_cli.data.masking import IntArray
-from exlm_cli.data.rows.left_out import LeftOut
+from exlm_cli.data.rows.records import SkippedRow
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.finetune.results import read_results
 from exlm_cli.finetune.run import FinetuneResult, run_finetuning
@@ -71,7 +71,7 @@ class WordTask:
     class_weights: FloatArray | None = None
     split_name = "random"
     score_fingerprint = ""
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[SkippedRow, ...] = ()
 
     def __init__(self, loss: Loss = "binary", sizes: Sequence[int] = (24, 12, 12), seed: int = 0) -> None:
         self.loss = loss

@@ -14,7 +14,7 @@ import torch
 
 from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint
 from exlm_cli.config.load import load_recipe
-from exlm_cli.data.rows.left_out import LeftOut
+from exlm_cli.data.rows.records import SkippedRow
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.finetune import cell as cell_module
 from exlm_cli.finetune.cell import Cell
@@ -63,7 +63,7 @@ def test_a_run_directory_holds_all_that_is_promised(finished: tuple[Path, dict[s
 
 def test_rows_left_out_are_all_listed_beside_the_results(pretrained: Path, tmp_path: Path) -> None:
     task = WordTask()
-    task.left_out = tuple(LeftOut("a.csv", f"a.csv:{n}", "C1, C", "no molecule") for n in range(2, 32))
+    task.left_out = tuple(SkippedRow("a.csv", str(n), f"a.csv:{n}", "C1, C", "no molecule") for n in range(2, 32))
     run = tmp_path / "run"
     recipe = finetune_recipe(seeds=[1], train={"max_epochs": 1})
     results = run_finetuning(recipe, checkpoint=pretrained, out=run, task=task).results

@@ -12,7 +12,7 @@ from exlm_cli.data.bundled import grammar_words, molecules
 from exlm_cli.data.corpus.cache import replace_file
 from exlm_cli.data.corpus.inputs import BundledSource, FileSource, Source
 from exlm_cli.data.rows.hub import HubSource, find_revision
-from exlm_cli.data.rows.readers import format_of
+from exlm_cli.data.rows.records import format_of
 from exlm_cli.errors import DataError
 from exlm_cli.format import format_bytes
 from exlm_cli.progress import Progress

@@ -16,8 +16,17 @@ from pathlib import Path
 
 from exlm_cli.data.bundled.grammar import sample_sentences
 from exlm_cli.data.bundled.molecules import generate_molecules
-from exlm_cli.data.rows.hub import HubSource, iter_hub_rows
-from exlm_cli.data.rows.readers import COMPRESSIONS, FORMATS, Row, RowKind, format_of, read_file
+from exlm_cli.data.rows.hub import HubSource, iter_hub_records
+from exlm_cli.data.rows.records import (
+    COMPRESSIONS,
+    FORMATS,
+    ColumnChoice,
+    Row,
+    RowKind,
+    as_row,
+    format_of,
+    iter_file_rows,
+)
 from exlm_cli.errors import DataError
 from exlm_cli.files import expand_path
 from exlm_cli.progress import Progress
@@ -153,9 +162,9 @@ def _opened(
             except OSError as error:
                 raise DataError(f"{path}: cannot be opened: {error.strerror}") from error
             with raw:
-                yield read_file(path, raw, kind, column), raw.tell
+                yield iter_file_rows(path, raw, ColumnChoice(kind, column)), raw.tell
         case HubSource():
-            yield iter_hub_rows(source, kind, column), lambda: 0
+            yield (as_row(record) for record in iter_hub_records(source, only=ColumnChoice(kind, column))), lambda: 0
         case BundledSource(name=name):
             texts: Iterable[str]
             if name == "molecules":

@@ -15,13 +15,13 @@ from itertools import islice
 from pathlib import Path
 
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.config.spelling import how_to_set
 from exlm_cli.data.bpe import train_bpe
 from exlm_cli.data.corpus.cache import explaining_disk_trouble, locked, replace_file
 from exlm_cli.data.corpus.fingerprint import Identified, identify, unchanged
 from exlm_cli.data.corpus.inputs import resolve_inputs
 from exlm_cli.data.corpus.shards import TokenDataset
-from exlm_cli.data.corpus.splits import REJECTED, TRAIN, TRAIN_SEED, VALID, Splits, recipe_rows
+from exlm_cli.data.corpus.splits import TRAIN, TRAIN_SEED, VALID, Splits, recipe_rows
+from exlm_cli.data.rows.records import SKIPPED_FILE
 from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError, TokenizerError
@@ -67,7 +67,7 @@ def prepare_data(recipe: PretrainRecipe, *, rejected_csv: Path | None, progress:
     """
     data = recipe.data
     if not data.train:
-        raise DataError("`data.train` names no input", f"give files with {how_to_set('data.train', 'my.txt')}")
+        raise DataError("`data.train` names no input", "give files with `data.train=FILE`")
     cache = cache_root(data.cache_dir)
     with explaining_disk_trouble(cache):
         train = identify(resolve_inputs(data.train, kind=data.kind, progress=progress), cache, progress)
@@ -99,7 +99,7 @@ def list_rejected(data: PreparedData, rejected_csv: Path, progress: Progress) ->
         if not data.num_rejected:
             rejected_csv.unlink(missing_ok=True)
             return
-        shutil.copyfile(data.train.directory.parent / REJECTED, rejected_csv)
+        shutil.copyfile(data.train.directory.parent / SKIPPED_FILE, rejected_csv)
     except OSError as error:
         raise DataError(f"{rejected_csv}: the rejected rows cannot be listed there: {error.strerror}") from error
     progress.message(f"skipped {data.num_rejected:,} rows; they are listed in {rejected_csv}")
@@ -191,8 +191,8 @@ def _num_rejected(directory: Path) -> int:
         num_rejected = int(json.loads(path.read_text())["num_rejected"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: missing from the token shards, or altered") from error
-    if not (directory / REJECTED).is_file():
-        raise DataError(f"{directory / REJECTED}: missing from the token shards")
+    if not (directory / SKIPPED_FILE).is_file():
+        raise DataError(f"{directory / SKIPPED_FILE}: missing from the token shards")
     return num_rejected
 
 

@@ -8,11 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self, final
 
-from exlm_cli.config.spelling import how_to_set
-from exlm_cli.data.rows.readers import Row, RowKind
+from exlm_cli.data.rows.records import SKIPPED_COLUMNS, Row, RowKind
 from exlm_cli.errors import DataError
-
-REJECTED_COLUMNS = ("file", "row", "reason", "text")
 
 _LARGEST_BLOCK_BYTES = 1 << 16
 _SHOWN_CHARACTERS = 80
@@ -111,7 +108,7 @@ def cut_row(ids: list[int], size: int) -> list[list[int]]:
 
 
 @final
-class RejectedRows:
+class SkippedRows:
     """Rows that cannot be used: the first one stops, or all are counted and written to a CSV."""
 
     def __init__(self, path: Path, on_invalid: Literal["error", "skip"]) -> None:
@@ -128,7 +125,7 @@ class RejectedRows:
     def __enter__(self) -> Self:
         self._file = self.path.open("w", encoding="utf-8", newline="")
         self._writer = csv.writer(self._file)
-        self._writer.writerow(REJECTED_COLUMNS)
+        self._writer.writerow(SKIPPED_COLUMNS)
         return self
 
     def __exit__(
@@ -145,7 +142,7 @@ class RejectedRows:
         if self.on_invalid == "error":
             raise DataError(
                 _describe(row, reason),
-                f"{how_to_set('data.on_invalid', 'skip', '--on-invalid skip')} leaves such rows out, listed in a CSV",
+                "`data.on_invalid=skip` leaves such rows out and lists them in a CSV",
             )
         self.num_rows += 1
         self._first = self._first or _describe(row, reason)

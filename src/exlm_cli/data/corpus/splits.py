@@ -6,18 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.config.spelling import how_to_set
 from exlm_cli.data.corpus.fingerprint import Identified
 from exlm_cli.data.corpus.inputs import FileSource, iter_rows
-from exlm_cli.data.corpus.sequences import Holdout, RejectedRows
+from exlm_cli.data.corpus.sequences import Holdout, SkippedRows
 from exlm_cli.data.corpus.shards import ShardWriter
 from exlm_cli.data.corpus.tokenise import SplitSink, tokenise_rows
-from exlm_cli.data.rows.readers import LINE_FORMATS, Row, format_of
+from exlm_cli.data.rows.records import LINE_FORMATS, SKIPPED_FILE, Row, format_of
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.progress import Progress
 
-TRAIN, VALID, REJECTED = "train", "valid", "rejected.csv"
+TRAIN, VALID = "train", "valid"
 # Bundled data is the same whatever the seed of the run, so that runs over seeds share it.
 TRAIN_SEED, VALID_SEED = 0, 1
 
@@ -102,7 +101,7 @@ class Splits:
         label: str,
         sinks: list[SplitSink],
         choose_sink: Callable[[Row], int],
-        rejected: RejectedRows,
+        rejected: SkippedRows,
     ) -> None:
         with closing(recipe_rows(self.recipe, sources, seed, self.progress, label)) as rows:
             num_unknown = tokenise_rows(rows, self.tokenizer, self.recipe.data, sinks, choose_sink, rejected)
@@ -115,13 +114,13 @@ class Splits:
     def _sink(self, writer: ShardWriter) -> SplitSink:
         return SplitSink(writer, self.recipe.data, self.tokenizer)
 
-    def _rejected(self, folder: Path) -> RejectedRows:
-        return RejectedRows(folder / REJECTED, self.recipe.data.on_invalid)
+    def _rejected(self, folder: Path) -> SkippedRows:
+        return SkippedRows(folder / SKIPPED_FILE, self.recipe.data.on_invalid)
 
-    def _no_usable_row(self, split: str, sources: list[Identified], rejected: RejectedRows) -> DataError:
+    def _no_usable_row(self, split: str, sources: list[Identified], rejected: SkippedRows) -> DataError:
         kind, source = self.recipe.data.kind, sources[0].source
         has_lines = isinstance(source, FileSource) and format_of(source.path) in LINE_FORMATS
-        hint = f"name the column that holds the {kind} with {how_to_set('data.column', 'NAME')}"
+        hint = f"name the column that holds the {kind} with `data.column=NAME`"
         if has_lines:
             hint = "the SMILES must be the first word of a line" if kind == "smiles" else "give a file with text in it"
         return DataError(f"`data.{split}`: no usable row in {_named(sources)}; {rejected.describe()}", hint)

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import final
 
 from exlm_cli.config.sections import DataConfig
-from exlm_cli.data.corpus.sequences import Packer, RejectedRows, cut_row
+from exlm_cli.data.corpus.sequences import Packer, SkippedRows, cut_row
 from exlm_cli.data.corpus.shards import ShardWriter
-from exlm_cli.data.rows.readers import Row
+from exlm_cli.data.rows.records import Row
 from exlm_cli.data.smiles_check import check_smiles
 from exlm_cli.data.tokenizer import Tokenizer
 
@@ -52,7 +52,7 @@ def tokenise_rows(
     data: DataConfig,
     sinks: Sequence[SplitSink],
     choose_sink: Callable[[Row], int],
-    rejected: RejectedRows,
+    rejected: SkippedRows,
 ) -> int:
     """Tokenise rows in batches, on all cores, and hand each to its split.
 
@@ -94,7 +94,7 @@ def tokenise_rows(
     return num_unknown
 
 
-def _usable(rows: Iterable[Row], data: DataConfig, rejected: RejectedRows) -> Iterator[Row]:
+def _usable(rows: Iterable[Row], data: DataConfig, rejected: SkippedRows) -> Iterator[Row]:
     """Drop empty text, refuse what is broken or no molecule."""
     checked = check_smiles(rows) if data.kind == "smiles" else ((row, row.problem) for row in rows)
     for row, problem in checked:

@@ -1,28 +1,58 @@
-"""Bytes of a local file into text: unpacked, decoded, cut into lines and into the records of CSV and TSV."""
+"""Decompression, text decoding, and the parsing of CSV, TSV and JSON into rows.
 
+Every function names the file, and the line or record, in its errors.
+"""
+
+import codecs
 import csv
 import gzip
 import io
+import json
 import lzma
+import re
 import shutil
+import sys
 import tempfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from exlm_cli.errors import DataError
 
 BUFFER_BYTES = 1 << 20
+LONGEST_LINE_BYTES = 1 << 20
+"""Longer lines of running text come in pieces."""
+
 _LARGEST_CSV_FIELD = 2**31 - 1
+_ENCODING_HINT = "the file is binary or in another encoding; `iconv -f ENCODING -t UTF-8` converts text"
+_BETWEEN_ELEMENTS = re.compile(r"[\s,]*")
+_NUMBER = re.compile(r"[-+.eE\d]*")
+_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
 
 @contextmanager
-def explaining_damage(path: Path) -> Iterator[None]:
-    """Turn what reading a damaged or unreadable file raises into a `DataError` that names it."""
+def open_file(
+    path: Path, raw: io.BufferedReader | None = None, *, is_seekable: bool = False
+) -> Iterator[io.BufferedReader]:
+    """Open a file for reading; `.gz` and `.xz` are decompressed.
+
+    Args:
+        path: The file; its suffix names the compression.
+        raw: The same file if it is open already.
+        is_seekable: Decompress into a temporary file first, for formats that are read from their end.
+
+    Raises:
+        DataError: The file is missing, unreadable, truncated or damaged; also while it is read inside the context.
+    """
     try:
-        yield
+        with ExitStack() as stack:
+            opened = raw or stack.enter_context(path.open("rb"))
+            yield stack.enter_context(_decompress(path, opened, is_seekable=is_seekable))
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file") from error
     except EOFError as error:
         raise DataError(f"{path}: the compressed file is truncated", "fetch or write it again") from error
     except (zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
@@ -31,14 +61,7 @@ def explaining_damage(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def decompress(path: Path, raw: io.BufferedReader, *, is_seekable: bool = False) -> io.BufferedReader:
-    """Return the file unpacked, by its suffix (`.gz`, `.xz`), or as it is.
-
-    Args:
-        path: Names the suffix.
-        raw: The open file.
-        is_seekable: Unpack into a temporary file first, for formats that are read from their end.
-    """
+def _decompress(path: Path, raw: io.BufferedReader, *, is_seekable: bool) -> io.BufferedReader:
     opened: Any
     match path.suffix.lower():
         case ".gz":
@@ -59,56 +82,164 @@ def decoded_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
     """Yield line numbers, from 1, and lines, line ends included.
 
     Raises:
-        DataError: A line is no UTF-8 text, or holds a zero byte.
+        DataError: A line is not UTF-8 text, or holds a zero byte.
     """
     offset = 0
     for number, line in enumerate(file, start=1):
-        yield number, decode_line(path, line, number, offset)
+        yield number, _decode_line(path, line, number, offset)
         offset += len(line)
 
 
-def decode_line(path: Path, line: bytes, number: int, offset: int) -> str:
-    """Return one line as text; a byte-order mark at the file's beginning is dropped.
+def bounded_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
+    """Yield lines as `decoded_lines`; a line beyond 1 MiB comes in pieces, cut at blanks, with the same number.
 
     Raises:
-        DataError: It is no UTF-8 text, or holds a zero byte.
+        DataError: A line is not UTF-8 text, holds a zero byte, or has a word longer than 1 MiB.
     """
+    number, offset, held = 1, 0, b""
+    for piece in iter(partial(file.readline, LONGEST_LINE_BYTES), b""):
+        line = held + piece
+        held = b""
+        is_whole = line.endswith(b"\n") or len(piece) < LONGEST_LINE_BYTES
+        if not is_whole:
+            cut = line.rfind(b" ") + 1
+            if not cut:
+                raise DataError(
+                    f"{path}:{number}: a word longer than {LONGEST_LINE_BYTES:,} bytes at offset {offset:,}",
+                    "the file is not running text or SMILES",
+                )
+            line, held = line[:cut], line[cut:]
+        yield number, _decode_line(path, line, number, offset)
+        offset += len(line)
+        number += is_whole
+    if held:
+        yield number, _decode_line(path, held, number, offset)
+
+
+def _decode_line(path: Path, line: bytes, number: int, offset: int) -> str:
+    """Return one line as text, without the byte-order mark of the file."""
     try:
         text = line.decode()
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}:{number}: not UTF-8 text: byte 0x{line[error.start]:02x} at offset {offset + error.start:,}",
-            "the file is binary or in another encoding; `iconv -f ENCODING -t UTF-8` converts text",
-        ) from error
+        found = f"not UTF-8 text: byte 0x{line[error.start]:02x} at offset {offset + error.start:,}"
+        raise DataError(f"{path}:{number}: {found}", _ENCODING_HINT) from error
     if "\0" in text:
-        raise DataError(
-            f"{path}:{number}: not text: byte 0x00 at offset {offset + line.index(0):,}",
-            "the file is binary or in another encoding; `iconv -f ENCODING -t UTF-8` converts text",
-        )
+        found = f"not text: byte 0x00 at offset {offset + line.index(0):,}"
+        raise DataError(f"{path}:{number}: {found}", _ENCODING_HINT)
     return text.removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}") if offset == 0 else text
 
 
-def csv_records(path: Path, file: BinaryIO, *, is_tsv: bool) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line on which each record begins, from 1, and its cells; an empty line is an empty record.
-
-    Args:
-        path: Names the file in errors.
-        file: Unpacked bytes.
-        is_tsv: Cells are set apart by tabs and never quoted: a lone quotation mark must not swallow the lines after it.
+def csv_rows(path: Path, file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
+    """Yield the line on which each row begins, from 1, and its cells; empty lines are passed over.
 
     Raises:
         DataError: Undecodable bytes or broken quoting.
     """
     csv.field_size_limit(_LARGEST_CSV_FIELD)
-    lines = (line for _, line in decoded_lines(path, file))
-    if is_tsv:
-        reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE, strict=True)
-    else:
-        reader = csv.reader(lines, strict=True)
+    reader = csv.reader((line for _, line in decoded_lines(path, file)), strict=True)
     first_line = 1
     try:
-        for record in reader:
-            yield first_line, record
+        for cells in reader:
+            if cells:
+                yield first_line, cells
             first_line = reader.line_num + 1
     except csv.Error as error:
         raise DataError(f"{path}:{reader.line_num}: malformed: {error}") from error
+
+
+def tsv_rows(path: Path, file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
+    """Yield line numbers and cells as `csv_rows`; cells are never quoted and may hold carriage returns.
+
+    A lone quotation mark of a GLUE sentence would make the `csv` module join the lines after it.
+    """
+    for number, line in decoded_lines(path, file):
+        if line.strip("\r\n"):
+            yield number, line.rstrip("\r\n").split("\t")
+
+
+def starts_array(file: io.BufferedReader) -> bool:
+    """Return whether a file holds one JSON array and not JSON Lines; its position does not change."""
+    return file.peek().removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+
+
+def parse_json(text: str) -> tuple[Any, str | None]:
+    """Return the value of a JSON text, or None and the reason why it has none."""
+    try:
+        return json.loads(text), None
+    except json.JSONDecodeError as error:
+        return None, f"not JSON: {error.msg} at column {error.colno}"
+    except (ValueError, RecursionError) as error:
+        return None, beyond_limits(error)
+
+
+def array_elements(path: Path, file: io.BufferedReader) -> Iterator[tuple[Any, str | None]]:
+    """Yield the elements of a JSON array, each as its value, or as None and the reason why it has none.
+
+    The file is read in blocks and one element is parsed at a time, so that an array of any length fits into memory.
+
+    Raises:
+        DataError: The text is not a JSON array, or not UTF-8.
+    """
+    blocks = codecs.iterdecode(iter(partial(file.read, BUFFER_BYTES), b""), "utf-8-sig")
+    decoder = json.JSONDecoder()
+    number, start = 1, 0
+    try:
+        buffer = next((begun for block in blocks if (begun := block.lstrip())), "")[1:]
+        while True:
+            start = _end_of(_BETWEEN_ELEMENTS, buffer, start)
+            problem, trouble = None, "it breaks off"
+            value: Any = None
+            try:
+                value, end = decoder.raw_decode(buffer, start)
+            except json.JSONDecodeError as error:
+                end, trouble = None, error.msg
+            except (ValueError, RecursionError) as error:
+                end, problem = _end_of_element(buffer, start), beyond_limits(error)
+            # a number at the end of the buffer may go on
+            if end is None or _end_of(_NUMBER, buffer, end) == len(buffer):
+                more = next(blocks, "")
+                if more:
+                    buffer, start = buffer[start:] + more, 0
+                    continue
+                if end is None:
+                    if buffer[start:].rstrip() == "]":
+                        return
+                    raise DataError(f"{path}: malformed JSON array: {trouble} in record {number}")
+            yield value, problem
+            start = end
+            number += 1
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text: {error.reason} in record {number}") from error
+
+
+def beyond_limits(error: ValueError | RecursionError) -> str:
+    """Return which limit of Python's JSON parser a well-formed text exceeds, given what the parser raised."""
+    if isinstance(error, RecursionError):
+        return "not JSON that can be read: nested too deeply"
+    return f"not JSON that can be read: an integer has more than {sys.get_int_max_str_digits():,} digits"
+
+
+def as_json(value: Any) -> str:
+    """Return a value as JSON for an error message; a value that is nested too deeply is shown as its brackets."""
+    try:
+        return json.dumps(value, default=str)
+    except RecursionError:
+        return "[...]" if isinstance(value, list) else "{...}"
+
+
+def _end_of(pattern: re.Pattern[str], text: str, start: int) -> int:
+    match = pattern.match(text, start)
+    assert match is not None, "the pattern may match nothing"
+    return match.end()
+
+
+def _end_of_element(text: str, start: int) -> int | None:
+    """Return where an element ends by its brackets alone, without parsing; None if it goes on beyond the text."""
+    if text[start] not in "[{":
+        return _end_of(_NUMBER, text, start)  # only numbers, lists and objects can exceed a limit
+    depth = 0
+    for token in _STRING_OR_BRACKET.finditer(text, start):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)
+        if depth == 0:
+            return token.end()
+    return None

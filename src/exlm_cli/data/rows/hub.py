@@ -1,4 +1,4 @@
-"""Rows of a data set on the Hugging Face Hub, streamed; where there is no network the error says what to do instead."""
+"""Rows of a data set on the Hugging Face Hub, streamed; errors name the way to read local files instead."""
 
 import hashlib
 import re
@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from exlm_cli.config.spelling import how_to_set
 from exlm_cli.data.corpus.cache import replace_file
-from exlm_cli.data.rows.readers import Row, RowKind, choose_column
+from exlm_cli.data.rows.records import ColumnChoice, Record
 from exlm_cli.errors import DataError
 from exlm_cli.progress import Progress
 
 _NAME = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(/(?P<config>[\w.-]+))?(@(?P<split>\w+))?")
-LOCAL_FILES_HINT = f"to read local files instead, give {how_to_set('data.train', 'my.txt')}"
+_LOCAL_FILES_HINT = "to read local files instead, set `data.train=FILE`"
 
 
 @dataclass(frozen=True)
@@ -27,10 +26,10 @@ class HubSource:
 
     @classmethod
     def parse(cls, given: str) -> Self:
-        """Read what stands behind `hub:`.
+        """Parse what follows `hub:`.
 
         Raises:
-            DataError: It is no data set name.
+            DataError: It is not the name of a data set.
         """
         match = _NAME.fullmatch(given)
         if match is None:
@@ -42,8 +41,15 @@ class HubSource:
         return f"hub:{self.name}{config}@{self.split}"
 
 
-def iter_hub_rows(source: HubSource, kind: RowKind, column: str | None) -> Iterator[Row]:
+def iter_hub_records(
+    source: HubSource, *, only: ColumnChoice | None = None, hint: str = _LOCAL_FILES_HINT
+) -> Iterator[Record]:
     """Yield the rows of a Hub data set.
+
+    Args:
+        source: The data set.
+        only: Read this column alone.
+        hint: What to do without the Hub.
 
     Raises:
         DataError: The Hub cannot be reached, or has no such data set, configuration, split or column.
@@ -52,47 +58,26 @@ def iter_hub_rows(source: HubSource, kind: RowKind, column: str | None) -> Itera
 
     try:
         rows: Any = datasets.load_dataset(source.name, source.config, split=source.split, streaming=True)
-        # some formats tell their columns only with the first row
-        names = list(rows.features or next(iter(rows)))
-        name = choose_column(str(source), names, kind, column)
-        for number, record in enumerate(rows.select_columns([name]), start=1):
-            value = record[name]
-            if value is None or isinstance(value, str):
-                yield Row(str(source), number, (value or "").strip())
-            else:
-                yield Row(str(source), number, str(value), problem="is not a string")
-    except _hub_errors() as error:
-        raise _unreachable(source, error) from error
-
-
-def iter_hub_records(source: HubSource, hint: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a Hub data set with all their columns.
-
-    Args:
-        source: The data set.
-        hint: How to do without the Hub.
-
-    Raises:
-        DataError: The Hub cannot be reached, or has no such data set, configuration or split.
-    """
-    import datasets
-
-    try:
-        yield from datasets.load_dataset(source.name, source.config, split=source.split, streaming=True)
+        if only is not None:
+            # some formats do not declare their columns: the first row has them
+            names = list(rows.features or next(iter(rows)))
+            rows = rows.select_columns([only.choose(str(source), names)])
+        for number, values in enumerate(rows, start=1):
+            yield Record(str(source), number, values, has_lines=False)
     except _hub_errors() as error:
         raise _unreachable(source, error, hint) from error
 
 
 def find_revision(source: HubSource, cache: Path, progress: Progress) -> str:
-    """Return the commit of a Hub data set; the one last seen where the Hub cannot be reached.
+    """Return the commit of a Hub data set, or the one last seen if the Hub cannot be reached.
 
     Args:
         source: The data set.
-        cache: Folder that remembers commits, so that what is in the cache already needs no network.
-        progress: Told when the remembered commit is taken.
+        cache: Folder that remembers commits, so that cached data needs no network.
+        progress: Gets a message if the remembered commit is taken.
 
     Raises:
-        DataError: The Hub does not give it, and it was never seen.
+        DataError: The Hub does not answer, and no commit is remembered.
     """
     import huggingface_hub
     from huggingface_hub.errors import RepositoryNotFoundError
@@ -101,10 +86,10 @@ def find_revision(source: HubSource, cache: Path, progress: Progress) -> str:
     try:
         revision = str(huggingface_hub.HfApi().dataset_info(source.name).sha)
     except RepositoryNotFoundError as error:
-        raise DataError(f"`{source}`: the Hub has no public data set of that name", LOCAL_FILES_HINT) from error
+        raise DataError(f"`{source}`: the Hub has no public data set of that name", _LOCAL_FILES_HINT) from error
     except _hub_errors() as error:
         if not remembered.is_file():
-            raise _unreachable(source, error) from error
+            raise _unreachable(source, error, _LOCAL_FILES_HINT) from error
         revision = remembered.read_text()
         progress.message(f"`{source}`: the Hub does not answer; taking revision {revision} as last seen")
         return revision
@@ -113,12 +98,12 @@ def find_revision(source: HubSource, cache: Path, progress: Progress) -> str:
 
 
 def _hub_errors() -> tuple[type[Exception], ...]:
-    """What the Hub's client raises; its HTTP library, and so the base of network errors, differs between versions."""
+    """Return what the Hub's client raises; the base of its network errors differs between versions."""
     from huggingface_hub.errors import HfHubHTTPError
 
     return (*HfHubHTTPError.__bases__, OSError, ValueError)
 
 
-def _unreachable(source: HubSource, error: Exception, hint: str = LOCAL_FILES_HINT) -> DataError:
+def _unreachable(source: HubSource, error: Exception, hint: str) -> DataError:
     reason = (str(error).strip().splitlines() or [repr(error)])[0].strip("'\"")
     return DataError(f"`{source}` cannot be read from the Hub: {reason}", hint)

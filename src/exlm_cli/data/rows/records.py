@@ -1,132 +1,340 @@
-"""Rows with several columns, one after the other, out of TSV, CSV, JSON Lines, JSON arrays and Parquet.
+"""One reader for rows of every format: text lines, CSV, TSV, JSON Lines, JSON arrays and Parquet, also .gz and .xz.
 
-A row that does not fit is told, not raised: whoever reads decides whether it stops the work.
+`iter_records` yields each row with its place in the file. Two views build on it: `Row` (one text or SMILES, for a
+corpus) here, and `Table` (all columns, for a task) in `table.py`. A row that cannot be read carries its problem; the
+caller decides whether to stop.
 """
 
 import io
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from exlm_cli.data.rows.decode import csv_records, decoded_lines, decompress, explaining_damage
-from exlm_cli.data.rows.json_rows import array_elements, as_json, parse_row, starts_array
-from exlm_cli.data.rows.readers import format_of
-from exlm_cli.data.rows.table import check_header
+from exlm_cli.data.rows.decode import (
+    array_elements,
+    as_json,
+    bounded_lines,
+    csv_rows,
+    decoded_lines,
+    open_file,
+    parse_json,
+    starts_array,
+    tsv_rows,
+)
 from exlm_cli.errors import DataError
 
-RECORD_SUFFIXES = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
+RowKind = Literal["text", "smiles"]
 
-Cells = tuple[str, list[str]]
+LINE_FORMATS = (".txt", ".smi")
+RECORD_FORMATS = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
+FORMATS = (*LINE_FORMATS, *RECORD_FORMATS)
+COMPRESSIONS = (".gz", ".xz")
+
+SKIPPED_FILE = "rejected.csv"
+"""File of a run or of shards that lists its skipped rows."""
+SKIPPED_COLUMNS = ("file", "row", "reason", "text")
+
+_PLAUSIBLE_COLUMNS: dict[RowKind, frozenset[str]] = {
+    "text": frozenset({"text", "sentence", "content", "document", "article"}),
+    "smiles": frozenset({"smiles", "canonical_smiles", "isomeric_smiles", "mol"}),
+}
+_PARQUET_BATCH_ROWS = 4096
+
+
+class SkippedRow(NamedTuple):
+    """A row that is not used.
+
+    Attributes:
+        file: File or data set it is in.
+        row: Its line, record or question in that file.
+        where: File and row as errors name them: `train.tsv:7`, or `train.parquet, record 6`.
+        text: What the model would have read.
+        reason: Why it is not used.
+    """
+
+    file: str
+    row: str
+    where: str
+    text: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.reason}"
+
+    @property
+    def cells(self) -> tuple[str, str, str, str]:
+        """Values under `SKIPPED_COLUMNS`."""
+        return self.file, self.row, self.reason, self.text
 
 
 class Record(NamedTuple):
     """One row.
 
     Attributes:
-        where: As errors name it: `train.tsv:7`, or `train.parquet, record 6`.
-        values: By column; text in TSV and CSV. Empty where the row cannot be read.
-        problem: Why it cannot be read.
+        source: File or data set.
+        number: Its line (text, CSV, TSV, JSON Lines) or record (JSON arrays, Parquet, Hub), counted from 1.
+        values: By column; strings in text, CSV and TSV. Incomplete or empty where there is a problem.
+        problem: Why the row cannot be read.
+        text: The row as the file has it, where there is a problem and the format is text.
+        has_lines: Whether `number` counts lines.
     """
 
-    where: str
+    source: str
+    number: int
     values: dict[str, Any]
+    problem: str | None = None
+    text: str = ""
+    has_lines: bool = True
+
+    @property
+    def where(self) -> str:
+        """Place of the row as errors name it: `train.tsv:7`, or `train.parquet, record 6`."""
+        return f"{self.source}:{self.number}" if self.has_lines else f"{self.source}, record {self.number}"
+
+    def skipped(self, text: str, reason: str) -> SkippedRow:
+        """Return this row as one that is not used."""
+        return SkippedRow(self.source, str(self.number), self.where, text, reason)
+
+
+class Row(NamedTuple):
+    """One text or one SMILES of a corpus.
+
+    Attributes:
+        source: File or data set.
+        number: Line or record, counted from 1.
+        text: Empty where the record has no value.
+        starts_document: Whether a document begins with it; lines of a text file continue one until a blank line.
+        problem: Why the row cannot be used.
+    """
+
+    source: str
+    number: int
+    text: str
+    starts_document: bool = True
     problem: str | None = None
 
 
-def iter_records(path: Path, *, header: Sequence[str] | None = None) -> Iterator[Record]:
-    """Yield the rows of a file, also gzip'd or xz'd; empty lines are passed over. Cells of TSV are never quoted.
+class ColumnChoice(NamedTuple):
+    """The one column to read.
+
+    Attributes:
+        kind: Kind of its values.
+        name: Column; None takes the one whose name is plausible for the kind.
+        setting: Config key that names the column, for hints.
+    """
+
+    kind: RowKind
+    name: str | None = None
+    setting: str = "data.column"
+
+    def choose(self, origin: str, names: Sequence[str]) -> str:
+        """Return the column to read out of those that `origin` has.
+
+        Raises:
+            DataError: The named column is missing, or none is named and not exactly one is plausible.
+        """
+        hint = f"choose one with `{self.setting}=NAME`"
+        if self.name is not None:
+            if self.name not in names:
+                raise DataError(f"{origin}: no column `{self.name}`; there are {_listed(names)}", hint)
+            return self.name
+        plausible = [name for name in names if name.lower() in _PLAUSIBLE_COLUMNS[self.kind]]
+        if len(plausible) != 1:
+            which = "more than one" if plausible else "none"
+            found = f"There are {_listed(names)}; {which} of them is named like it"
+            raise DataError(f"{origin}: which column holds the {self.kind}? {found}", hint)
+        return plausible[0]
+
+
+def format_of(path: Path) -> str | None:
+    """Return a file's format ("`.csv`" of "a.csv.gz"), or None where the extension is not known."""
+    suffixes = [s.lower() for s in path.suffixes]
+    if suffixes and suffixes[-1] in COMPRESSIONS:
+        suffixes.pop()
+    return suffixes[-1] if suffixes and suffixes[-1] in FORMATS else None
+
+
+def iter_records(
+    path: Path,
+    *,
+    raw: io.BufferedReader | None = None,
+    formats: Sequence[str] = RECORD_FORMATS,
+    header: Sequence[str] | None = None,
+    bare: RowKind | None = None,
+    only: ColumnChoice | None = None,
+) -> Iterator[Record]:
+    """Yield the rows of a file one after the other; empty lines are passed over.
 
     Args:
-        path: The file.
+        path: The file; its suffix names format and compression.
+        raw: The same file if it is open already; its position then says how far reading has come.
+        formats: Those to accept.
         header: Columns of a TSV or CSV that may have no header: its first row is data unless it names one of them.
+        bare: Column under which a line of text, or a JSON value that is not an object, is given; accepts `.txt` and
+            `.smi` too. Of "smiles", the value is the first word of a line. None: such JSON values are problems.
+        only: Read this column alone.
 
     Raises:
-        DataError: The file is missing, of another format, damaged, or empty, or its header names a column twice.
+        DataError: The file is missing, of another format, damaged or empty, its header names a column twice, or the
+            column to read is missing.
     """
+    accepted = (*formats, *LINE_FORMATS) if bare else tuple(formats)
     file_format = format_of(path)
-    if file_format not in RECORD_SUFFIXES:
-        raise DataError(f"{path}: not a table that can be read; known are {' '.join(RECORD_SUFFIXES)}, also .gz or .xz")
-    try:
-        raw = path.open("rb")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be opened: {error.strerror}") from error
-    with raw, explaining_damage(path), decompress(path, raw, is_seekable=file_format == ".parquet") as file:
+    if file_format not in accepted:
+        raise DataError(
+            f"{path}: not a table that can be read; accepted are {' '.join(accepted)}, also with "
+            f"{' or '.join(COMPRESSIONS)}"
+        )
+    with open_file(path, raw, is_seekable=file_format == ".parquet") as file:
         match file_format:
-            case ".tsv":
-                # not by the `csv` module: a carriage return inside a cell would end the row
-                rows = (
-                    (f"{path}:{number}", line.rstrip("\r\n").split("\t"))
-                    for number, line in decoded_lines(path, file)
-                    if line.strip("\r\n")
-                )
-                yield from _with_header(path, rows, header)
             case ".csv":
-                records = csv_records(path, file, is_tsv=False)
-                yield from _with_header(path, ((f"{path}:{n}", cells) for n, cells in records if cells), header)
+                yield from _with_header(path, csv_rows(path, file), header, only, ",")
+            case ".tsv":
+                yield from _with_header(path, tsv_rows(path, file), header, only, "\t")
+            case ".json" | ".jsonl":
+                yield from _read_json(path, file, bare, only)
             case ".parquet":
-                yield from _read_parquet(path, file)
+                yield from _read_parquet(path, file, only)
             case _:
-                yield from _read_json(path, file)
+                assert bare is not None
+                yield from _read_lines(path, file, bare)
 
 
-def _with_header(path: Path, rows: Iterator[Cells], header: Sequence[str] | None) -> Iterator[Record]:
+def iter_file_rows(path: Path, raw: io.BufferedReader, column: ColumnChoice) -> Iterator[Row]:
+    """Yield the texts or SMILES of one open file.
+
+    Raises:
+        DataError: As `iter_records`.
+    """
+    continues_documents = format_of(path) in LINE_FORMATS
+    number_before = -1
+    for record in iter_records(path, raw=raw, bare=column.kind, only=column):
+        if continues_documents:
+            # blank lines leave a gap; the pieces of one long line have the same number
+            starts_document = record.number > number_before + 1 or column.kind == "smiles"
+            number_before = record.number
+            yield Row(record.source, record.number, record.values[column.kind], starts_document)
+        else:
+            yield as_row(record)
+
+
+def as_row(record: Record) -> Row:
+    """Return a record of one column as a row of a corpus."""
+    if not record.values:
+        return Row(record.source, record.number, record.text, problem=record.problem)
+    (value,) = record.values.values()
+    if value is None:
+        return Row(record.source, record.number, "")
+    if not isinstance(value, str):
+        return Row(record.source, record.number, as_json(value), problem="is not a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        problem = f"holds half a surrogate pair at position {error.start + 1}"
+        return Row(record.source, record.number, ascii(value), problem=problem)
+    return Row(record.source, record.number, value.strip())
+
+
+def _read_lines(path: Path, file: io.BufferedReader, kind: RowKind) -> Iterator[Record]:
+    source = str(path)
+    for number, line in bounded_lines(path, file):
+        text = line.rstrip()
+        if text:
+            yield Record(source, number, {kind: text.split(maxsplit=1)[0] if kind == "smiles" else text})
+
+
+def _with_header(
+    path: Path,
+    rows: Iterator[tuple[int, list[str]]],
+    header: Sequence[str] | None,
+    only: ColumnChoice | None,
+    delimiter: str,
+) -> Iterator[Record]:
     first = next(rows, None)
     if first is None:
-        raise DataError(f"{path}: the file is empty")
+        raise DataError(f"{path}: the file is empty", "its first line must name the columns")
     if header is None or not set(header).isdisjoint(first[1]):
         names = [cell.strip() for cell in first[1]]
-        check_header(path, names)
+        _check_header(path, names)
     else:
         names = list(header)
-        yield _record(first, names)
-    for row in rows:
-        yield _record(row, names)
+        rows = _put_back(first, rows)
+    source = str(path)
+    index = None if only is None else names.index(only.choose(source, names))
+    for number, cells in rows:
+        if index is None:
+            values = {name: cell.strip() for name, cell in zip(names, cells, strict=False)}
+        else:
+            values = {names[index]: cells[index].strip()} if index < len(cells) else {}
+        if len(cells) == len(names):
+            yield Record(source, number, values)
+        else:
+            problem = f"the row has {len(cells)} cells, expected {len(names)}"
+            yield Record(source, number, values, problem, delimiter.join(cells))
 
 
-def _record(row: Cells, names: Sequence[str]) -> Record:
-    where, cells = row
-    if len(cells) != len(names):
-        return Record(where, {}, f"the row has {len(cells)} cells, expected {len(names)}")
-    return Record(where, {name: cell.strip() for name, cell in zip(names, cells, strict=True)})
+def _put_back(first: tuple[int, list[str]], rows: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:
+    yield first
+    yield from rows
 
 
-def _read_json(path: Path, file: io.BufferedReader) -> Iterator[Record]:
-    if starts_array(file):
-        text = "".join(line for _, line in decoded_lines(path, file))
-        for number, (value, problem) in enumerate(_array(path, text), start=1):
-            yield _json_record(f"{path}, record {number}", value, problem)
-        return
-    for number, line in decoded_lines(path, file):
-        if line.strip():
-            yield _json_record(f"{path}:{number}", *parse_row(line))
+def _check_header(path: Path, names: Sequence[str]) -> None:
+    """Refuse a header that names a column twice; columns without a name, as pandas writes an index, are allowed."""
+    for position, name in enumerate(names):
+        if name and name in names[:position]:
+            raise DataError(f"{path}: the header names column `{name}` twice")
 
 
-def _array(path: Path, text: str) -> Iterable[tuple[Any, str | None]]:
-    try:
-        return [(value, None) for value in json.loads(text)]
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path}: not JSON: {error.msg} at line {error.lineno} column {error.colno}") from error
-    except (ValueError, RecursionError):
-        # one element is beyond a limit: which one, only reading them one by one tells
-        return array_elements(path, iter([text]))
+def _read_json(
+    path: Path, file: io.BufferedReader, bare: RowKind | None, only: ColumnChoice | None
+) -> Iterator[Record]:
+    source, name = str(path), None if only is None else only.name
+    is_array = starts_array(file)
+    for number, text, value, problem in _json_values(path, file, is_array=is_array):
+        values: dict[str, Any] = {}
+        if problem is None and isinstance(value, dict):
+            values = value
+            if only is not None:
+                place = f"{source}, record {number}" if is_array else f"{source}:{number}"
+                name = name or only.choose(place, list(value))
+                values = {name: value[name]} if name in value else {}
+                problem = None if values else f"has no `{name}`; it has {_listed(list(value))}"
+                text = ""
+        elif problem is None and bare is not None:
+            values = {bare: value}
+        elif problem is None:
+            problem = f"not a JSON object, but {as_json(value)[:40]}"
+        yield Record(source, number, values, problem, text if problem else "", has_lines=not is_array)
 
 
-def _json_record(where: str, value: Any, problem: str | None) -> Record:
-    if problem is None and not isinstance(value, dict):
-        problem = f"not a JSON object, but {as_json(value)[:40]}"
-    return Record(where, value if problem is None else {}, problem)
+def _json_values(path: Path, file: io.BufferedReader, *, is_array: bool) -> Iterator[tuple[int, str, Any, str | None]]:
+    """Yield line or record number, text where it is known, value, and what is wrong with it."""
+    if is_array:
+        for number, (value, problem) in enumerate(array_elements(path, file), start=1):
+            yield number, "", value, problem
+    else:
+        for number, line in decoded_lines(path, file):
+            if text := line.strip():
+                yield number, text, *parse_json(line)
 
 
-def _read_parquet(path: Path, file: io.BufferedReader) -> Iterator[Record]:
+def _read_parquet(path: Path, file: io.BufferedReader, only: ColumnChoice | None) -> Iterator[Record]:
     import pyarrow
     import pyarrow.parquet
 
+    source = str(path)
     try:
+        table = pyarrow.parquet.ParquetFile(file)
+        columns = None if only is None else [only.choose(source, table.schema_arrow.names)]
         number = 0
-        for batch in pyarrow.parquet.ParquetFile(file).iter_batches():
+        for batch in table.iter_batches(_PARQUET_BATCH_ROWS, columns=columns):
             for values in batch.to_pylist():
                 number += 1
-                yield Record(f"{path}, record {number}", values)
-    except pyarrow.ArrowInvalid as error:
-        raise DataError(f"{path}: not a Parquet file that can be read: {error}") from error
+                yield Record(source, number, values, has_lines=False)
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path}: not a Parquet file that can be read: {reason}") from error
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

@@ -10,9 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from exlm_cli.data.rows.decode import decompress, explaining_damage
-from exlm_cli.data.rows.json_rows import beyond_limits
-from exlm_cli.data.rows.left_out import LeftOut
+from exlm_cli.data.rows.decode import beyond_limits, open_file
+from exlm_cli.data.rows.records import SkippedRow
 from exlm_cli.errors import DataError
 
 _LAYOUT_HINT = "the layout is that of the official train-v2.0.json: data, paragraphs, context, qas, id, answers"
@@ -57,7 +56,7 @@ class SquadFile:
 
     source: str
     questions: list[SquadQuestion] = field(default_factory=list)
-    left_out: list[LeftOut] = field(default_factory=list)
+    left_out: list[SkippedRow] = field(default_factory=list)
     has_answers: bool = True
 
     @property
@@ -123,11 +122,7 @@ def read_squad_json(path: Path, *, needs_answers: bool = True) -> SquadFile:
     Raises:
         DataError: The file cannot be read, is no JSON, or not of the official layout.
     """
-    try:
-        raw = path.open("rb")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be opened: {error.strerror}") from error
-    with raw, explaining_damage(path), decompress(path, raw) as file:
+    with open_file(path) as file:
         content = _parse(path, file)
     try:
         document = _DOCUMENT.validate_python(content)
@@ -233,7 +228,9 @@ class _Checks:
             self._ids.add(question_id)
             self._collected.questions.append(question)
         else:
-            self._collected.left_out.append(LeftOut(self._collected.source, where, question.text, problem))
+            self._collected.left_out.append(
+                SkippedRow(self._collected.source, where.removeprefix("record "), where, question.text, problem)
+            )
 
     def _problems(self, question: SquadQuestion, is_impossible: bool | None) -> Iterator[str]:
         if question.id in self._ids:

@@ -11,7 +11,7 @@ from exlm_cli.config.spelling import how_to_set
 from exlm_cli.config.tasks import SquadTaskConfig
 from exlm_cli.data.masking import IntArray
 from exlm_cli.data.rows.hub import iter_hub_records
-from exlm_cli.data.rows.left_out import LeftOut
+from exlm_cli.data.rows.records import SkippedRow
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.progress import Progress
@@ -92,7 +92,9 @@ def _read_files(config: SquadTaskConfig, progress: Progress) -> tuple[SquadFile,
     if train_source is not None and valid_source is not None:
         with progress.bar("reading from the Hub", None) as bar:
             train, valid = (
-                read_squad_rows(str(source), counted(iter_hub_records(source, LOCAL_HINT), bar))
+                read_squad_rows(
+                    str(source), (r.values for r in counted(iter_hub_records(source, hint=LOCAL_HINT), bar))
+                )
                 for source in (train_source, valid_source)
             )
         return train, valid
@@ -163,7 +165,7 @@ class SquadTask:
         notes: Sequence[str] = (),
         *,
         held_out: tuple[str, ...] = (),
-        left_out: Sequence[LeftOut] = (),
+        left_out: Sequence[SkippedRow] = (),
     ) -> None:
         """Hold what was read; `held_out` are the articles of the training file that `valid` is about, if it is."""
         self.held_out = held_out

@@ -10,7 +10,7 @@ import pytest
 from exlm_cli.data.corpus import inputs as sources
 from exlm_cli.data.corpus.inputs import BundledSource, FileSource, iter_rows, resolve_inputs
 from exlm_cli.data.rows.hub import HubSource
-from exlm_cli.data.rows.readers import Row
+from exlm_cli.data.rows.records import Record, Row
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
 from tests.unit.data.recording import RecordingProgress
@@ -122,7 +122,7 @@ def test_an_empty_file_is_an_error(folder: Path) -> None:
 
 
 def test_an_unknown_extension_is_an_error(folder: Path) -> None:
-    known = ".txt .smi .csv .tsv .jsonl .json .parquet, each also with .gz or .xz"
+    known = ".txt .smi .tsv .csv .jsonl .json .parquet, each also with .gz or .xz"
     hint = "rename it to say what it is, such as .txt for one row a line"
     _refused(f"{folder}/notes.pdf", f"{folder}/notes.pdf: unknown extension `.pdf`; known are {known}", hint)
 
@@ -135,7 +135,7 @@ def test_what_is_no_regular_file_is_an_error(folder: Path) -> None:
 
 def test_a_folder_without_a_readable_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.pdf").write_text("x")
-    known = ".txt .smi .csv .tsv .jsonl .json .parquet, each also with .gz or .xz"
+    known = ".txt .smi .tsv .csv .jsonl .json .parquet, each also with .gz or .xz"
     _refused(str(tmp_path), f"{tmp_path}: no file in it that can be read, of 1; known are {known}", "")
 
 
@@ -189,7 +189,8 @@ def test_reading_stops_after_the_most_rows_and_counts_them(tmp_path: Path) -> No
 
 def test_the_bar_of_hub_rows_counts_towards_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [Row("hub", n, "text") for n in range(1, 4)]
-    monkeypatch.setattr(sources, "iter_hub_rows", lambda *_: iter(rows))
+    records = [Record("hub", n, {"text": "text"}) for n in range(1, 4)]
+    monkeypatch.setattr(sources, "iter_hub_records", lambda *_, **__: iter(records))
     progress = RecordingProgress()
     assert list(iter_rows([HubSource("me/corpus", None, "train")], kind="text", progress=progress)) == rows
     assert (progress.bars[0].total, progress.bars[0].done) == (None, [3])

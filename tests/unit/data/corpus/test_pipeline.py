@@ -326,9 +326,7 @@ def test_broken_rows_of_text_are_rejected_too(workplace: Path) -> None:
 def test_no_input_is_an_error(workplace: Path) -> None:
     with pytest.raises(DataError, match=r"^`data\.train` names no input$") as caught:
         _prepare(_recipe(workplace, train=[]))
-    assert caught.value.hint == (
-        "give files with `--set data.train=my.txt` (in a grid or sweep `--set pretrain.data.train=my.txt`)"
-    )
+    assert caught.value.hint == ("give files with `data.train=FILE`")
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -350,14 +348,11 @@ def test_no_usable_row_is_an_error(workplace: Path, given: bool) -> None:
     [
         ("smiles", "a.csv", "smiles\nfoo\n", "1 row was rejected, the first: {path}:2: `foo`: characters that are no "
          "SMILES tokens: 'f' at position 1",
-         "name the column that holds the smiles with `--set data.column=NAME` (in a grid or sweep `--set "
-         "pretrain.data.column=NAME`)"),
+         "name the column that holds the smiles with `data.column=NAME`"),
         ("text", "a.jsonl", '{"text": 3}\n', "1 row was rejected, the first: {path}:1: `3`: is not a string",
-         "name the column that holds the text with `--set data.column=NAME` (in a grid or sweep `--set "
-         "pretrain.data.column=NAME`)"),
+         "name the column that holds the text with `data.column=NAME`"),
         ("text", "a.csv", 'text\n""\n', "0 rows were rejected",
-         "name the column that holds the text with `--set data.column=NAME` (in a grid or sweep `--set "
-         "pretrain.data.column=NAME`)"),
+         "name the column that holds the text with `data.column=NAME`"),
     ],
 )  # fmt: skip
 def test_why_no_row_is_usable_is_said_of_the_first(

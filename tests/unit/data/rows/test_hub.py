@@ -13,8 +13,8 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
-from exlm_cli.data.rows.hub import LOCAL_FILES_HINT, HubSource, find_revision, iter_hub_records, iter_hub_rows
-from exlm_cli.data.rows.readers import Row
+from exlm_cli.data.rows.hub import HubSource, find_revision, iter_hub_records
+from exlm_cli.data.rows.records import ColumnChoice, Record, Row, as_row
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
 from tests.unit.data.recording import RecordingProgress
@@ -51,18 +51,23 @@ def _load(monkeypatch: pytest.MonkeyPatch, records: list[dict[str, Any]], asked:
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
 
 
-def test_rows_are_the_records_of_the_one_plausible_column(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_have_all_their_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"question1": "a", "label": 1}, {"question1": "b", "label": 0}]
     asked: list[Any] = []
-    _load(monkeypatch, [{"title": "a", "text": " one "}, {"title": "b", "text": None}], asked)
-    rows = list(iter_hub_rows(HubSource("me/corpus", "en", "test"), "text", None))
-    name = "hub:me/corpus/en@test"
-    assert rows == [Row(name, 1, "one"), Row(name, 2, "")]
-    assert asked == [(("me/corpus", "en"), {"split": "test", "streaming": True})]
+    _load(monkeypatch, rows, asked)
+    name = "hub:me/pairs/qqp@validation"
+    assert list(iter_hub_records(HubSource("me/pairs", "qqp", "validation"))) == [
+        Record(name, number, values, has_lines=False) for number, values in enumerate(rows, start=1)
+    ]
+    assert asked == [(("me/pairs", "qqp"), {"split": "validation", "streaming": True})]
 
 
-def test_values_that_are_no_strings_are_problems_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    _load(monkeypatch, [{"text": 5}])
-    assert list(iter_hub_rows(SOURCE, "text", None)) == [Row(str(SOURCE), 1, "5", problem="is not a string")]
+def test_one_column_may_be_read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    _load(monkeypatch, [{"title": "a", "text": " one "}, {"title": "b", "text": None}, {"title": "c", "text": "x"}])
+    rows = [as_row(record) for record in iter_hub_records(SOURCE, only=ColumnChoice("text"))]
+    assert rows == [Row(str(SOURCE), 1, "one"), Row(str(SOURCE), 2, ""), Row(str(SOURCE), 3, "x")]
+    with pytest.raises(DataError, match=r"no column `body`; there are `title`, `text`$"):
+        list(iter_hub_records(SOURCE, only=ColumnChoice("text", "body")))
 
 
 def test_columns_that_the_format_does_not_declare_are_read_off_the_first_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,30 +75,20 @@ def test_columns_that_the_format_does_not_declare_are_read_off_the_first_row(mon
         yield {"id": 1, "smiles": "CCO"}
 
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.IterableDataset.from_generator(generate))
-    assert [row.text for row in iter_hub_rows(SOURCE, "smiles", None)] == ["CCO"]
+    assert [record.values for record in iter_hub_records(SOURCE, only=ColumnChoice("smiles"))] == [{"smiles": "CCO"}]
 
 
-def test_a_missing_column_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    _load(monkeypatch, [{"title": "a", "text": "one"}])
-    message = "hub:me/corpus@train: no column `body`; there are `title`, `text`"
-    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
-        list(iter_hub_rows(SOURCE, "text", "body"))
-
-
-def test_a_wrong_split_or_configuration_is_said_in_the_hubs_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_split_is_an_error_with_the_hint_given(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise ValueError("Bad split: x. Available splits: ['train']\nmore lines")
 
     monkeypatch.setattr(datasets, "load_dataset", fail)
-    message = "`hub:me/corpus@train` cannot be read from the Hub: Bad split: x. Available splits: ['train']"
-    with pytest.raises(DataError, match=rf"^{re.escape(message)}$") as caught:
-        list(iter_hub_rows(SOURCE, "text", None))
-    assert (
-        caught.value.hint
-        == LOCAL_FILES_HINT
-        == "to read local files instead, give `--set data.train=my.txt` (in a grid or sweep "
-        "`--set pretrain.data.train=my.txt`)"
-    )
+    with pytest.raises(DataError, match=r"Bad split: x. Available splits: \['train'\]$") as caught:
+        list(iter_hub_records(SOURCE, hint="a hint"))
+    assert caught.value.hint == "a hint"
+    with pytest.raises(DataError) as caught:
+        list(iter_hub_records(SOURCE))
+    assert "`data.train=FILE`" in caught.value.hint
 
 
 def _answer(monkeypatch: pytest.MonkeyPatch, answer: str | Exception) -> None:
@@ -129,7 +124,7 @@ def test_a_hub_that_does_not_answer_is_an_error_that_says_how_to_use_local_files
     message = "`hub:me/corpus@train` cannot be read from the Hub: [Errno 111] Connection refused"
     with pytest.raises(DataError, match=rf"^{re.escape(message)}$") as caught:
         find_revision(SOURCE, tmp_path, SilentProgress())
-    assert caught.value.hint == LOCAL_FILES_HINT
+    assert "`data.train=FILE`" in caught.value.hint
 
 
 def test_an_unknown_data_set_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -157,22 +152,3 @@ def test_offline_mode_gives_one_clear_error(tmp_path: Path) -> None:
         r"`hub:me/corpus@train` cannot be read from the Hub: Cannot reach .*: offline mode is enabled\..*\n",
         done.stdout,
     )
-
-
-def test_records_have_all_their_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    records = [{"question1": "a", "label": 1}, {"question1": "b", "label": 0}]
-    asked: list[Any] = []
-    _load(monkeypatch, records, asked)
-    assert list(iter_hub_records(HubSource("me/pairs", "qqp", "validation"), "a hint")) == records
-    assert asked == [(("me/pairs", "qqp"), {"split": "validation", "streaming": True})]
-
-
-def test_records_that_cannot_be_read_come_with_the_hint_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise ValueError("Bad split: x")
-
-    monkeypatch.setattr(datasets, "load_dataset", fail)
-    message = "`hub:me/corpus@train` cannot be read from the Hub: Bad split: x"
-    with pytest.raises(DataError, match=rf"^{re.escape(message)}$") as caught:
-        list(iter_hub_records(SOURCE, "a hint"))
-    assert caught.value.hint == "a hint"

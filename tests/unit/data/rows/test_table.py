@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from exlm_cli.data.rows.records import RowKind
 from exlm_cli.data.rows.table import Table, read_table
 from exlm_cli.errors import DataError
 
@@ -33,10 +34,13 @@ def test_cells_of_tsv_are_never_quoted(tmp_path: Path) -> None:
     assert table.columns == {"text": ('"quoted and open',), "label": ("1",)}
 
 
-def test_a_file_without_header_takes_the_names_it_is_given(tmp_path: Path) -> None:
-    table = read_table(written(tmp_path, "a.tsv", b"gj04\t1\t\tA sentence.\n"), header=["id", "label", "mark", "text"])
-    assert table.column("text") == ("A sentence.",)
-    assert table.lines == (1,)
+@pytest.mark.parametrize(("kind", "texts"), [("text", ("CCO ethanol", "C")), ("smiles", ("CCO", "C"))])
+def test_lines_are_a_table_of_one_column_where_they_are_asked_for(
+    tmp_path: Path, kind: RowKind, texts: tuple[str, ...]
+) -> None:
+    table = read_table(written(tmp_path, "a.txt", b"CCO ethanol\n\nC\n"), bare=kind)
+    assert table.columns == {kind: texts}
+    assert table.lines == (1, 3)
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> None:
@@ -49,7 +53,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> Non
         ("a.csv", b"", "the file is empty"),
         ("a.csv", b"x,y\n", "there is a header and no row below it"),
         ("a.csv", b"x,x\n1,2\n", "the header names column `x` twice"),
-        ("a.txt", b"x\n", "not a table that can be read: accepted are .csv[.gz|.xz], .tsv[.gz|.xz]"),
+        ("a.txt", b"x\n", "not a table that can be read; accepted are .csv .tsv, also with .gz or .xz"),
         ("a.csv.gz", gzip.compress(CSV, mtime=0)[:-9], "the compressed file is truncated"),
     ],
 )
@@ -62,7 +66,7 @@ def test_a_file_that_is_no_table_is_refused(tmp_path: Path, name: str, content: 
 @pytest.mark.parametrize(("row", "found"), [(b"CCO", 1), (b"CCO,1,2", 3)])
 def test_a_row_of_another_length_is_named_with_its_line(tmp_path: Path, row: bytes, found: int) -> None:
     path = written(tmp_path, "a.csv", b"smiles,y\nC,1\n" + row + b"\n")
-    message = f"{path}:3: the row has {found} cells, the header has 2"
+    message = f"{path}:3: the row has {found} cells, expected 2"
     with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
         read_table(path)
 
@@ -87,7 +91,7 @@ def table_with(*names: str) -> Table:
         (("mol", "y"), "a.csv: no column `smiles`; there are `mol`, `y`", "name one"),
         (
             ("smiles;y",),
-            "a.csv: no column `smiles`; the header seems to be set apart by semicolons, not by commas",
+            "a.csv: no column `smiles`; the header seems to be separated by semicolons, not by commas",
             "did you mean `smiles;y`?",
         ),
         (

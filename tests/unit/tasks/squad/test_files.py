@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from exlm_cli.data.rows.left_out import LeftOut
+from exlm_cli.data.rows.records import SkippedRow
 from exlm_cli.errors import DataError
 from exlm_cli.tasks.squad.files import SquadFile, SquadQuestion, read_squad_json, read_squad_rows
 
@@ -157,7 +157,7 @@ def test_what_is_no_document_is_refused(tmp_path: Path, content: bytes, message:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=rf"^{re.escape(str(tmp_path / 'a.json'))}: cannot be opened: No such file"):
+    with pytest.raises(DataError, match=rf"^{re.escape(str(tmp_path / 'a.json'))}: no such file"):
         read_squad_json(tmp_path / "a.json")
 
 
@@ -178,8 +178,9 @@ def test_flat_rows_name_what_is_wrong() -> None:
         "hub:x@train",
         read_squad_rows("", [flat()]).questions,
         [
-            LeftOut(
+            SkippedRow(
                 "hub:x@train",
+                "2, question `q2`",
                 "record 2, question `q2`",
                 "Where does moss grow?",
                 "the answer `Moss` is not at `answer_start` 3; there is `s gr`",
