@@ -22,7 +22,7 @@ LAYERS = {
 
 NEVER_TORCH = ("errors.py", "progress.py", "format.py", "files.py", "run_dir.py", "config/", "report/")
 DATA_WITH_TORCH = ("data/batch.py", "data/expansion.py", "data/prefetch.py")
-HEAVY = ("torch", "datasets", "rdkit", "matplotlib", "networkx", "tokenizers", "numpy", "pandas", "pyarrow")
+HEAVY = ("torch", "datasets", "rdkit", "matplotlib", "tokenizers", "numpy", "pandas", "pyarrow")
 
 
 def relative(path: Path) -> str:

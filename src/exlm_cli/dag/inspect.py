@@ -1,10 +1,12 @@
-"""Everything a report shows of one DAG, worked out once."""
+"""Everything that reports show of one DAG: numbers, and the words that describe them."""
 
+import math
+import re
 from dataclasses import dataclass
 
 import numpy as np
 
-from exlm_cli.dag.fillings import IndependentGuess, NBest, independent_guess, n_best_fillings
+from exlm_cli.dag.fillings import Filling, IndependentGuess, NBest, independent_guess, n_best_fillings
 from exlm_cli.dag.graph import (
     Dag,
     FloatArray,
@@ -13,9 +15,17 @@ from exlm_cli.dag.graph import (
     length_log_prob,
     most_likely_path,
     occupancy,
+    printable,
     top_tokens,
 )
 from exlm_cli.dag.search import Length
+from exlm_cli.format import format_percent
+
+MAX_MASKS_DRAWN = 40
+"""Pictures show this many masks; of a longer sentence they show the first ones and say so."""
+
+_COLLAPSED = 1.05
+_NOTHING = "–"
 
 
 @dataclass(frozen=True)
@@ -40,16 +50,16 @@ class Inspection:
     """A DAG with its words, paths and fillings.
 
     Attributes:
-        dag: What was inspected.
+        dag: The DAG.
         tokens: Most probable tokens of every node, best first.
         occupancy: (S,) probability that a path of exactly T inner nodes visits a node.
         edge_use: (S, S) probability that such a path takes an edge.
         path: Inner nodes of the best path.
-        length: How fillings were counted.
+        length: Number of tokens in a filling: `exact` or `any`.
         n_best: The most probable joint fillings.
-        guess: Every mask on its own.
+        guess: Every mask filled on its own.
         log_prob_exact: Log-probability, nats, that a path has exactly T inner nodes.
-        checkpoint: Where the model came from; empty where it was made by hand.
+        checkpoint: Path of the model's checkpoint; empty for a DAG made by hand.
     """
 
     dag: Dag
@@ -69,8 +79,28 @@ class Inspection:
             return self.tokens[node][0].text
         return "BOS" if node == 0 else "EOS"
 
+    def quote(self, word: str) -> str:
+        """Return a word as it reads in a list: punctuation of running text in quotation marks."""
+        is_punctuation = self.dag.kind == "text" and not any(letter.isalnum() for letter in word)
+        return f"“{word}”" if is_punctuation else word
+
+    def listed_words(self, node: int) -> str:
+        """Return the words of a node with their probabilities, best first; nothing for BOS and EOS."""
+        return ", ".join(f"{self.quote(token.text)} {token.probability:.2f}" for token in self.tokens[node])
+
+    def transition(self, source: int, target: int) -> Transition:
+        """Return one edge with its probabilities."""
+        probability = float(np.exp(self.dag.log_trans[source, target]))
+        return Transition(source, target, probability, float(self.edge_use[source, target]))
+
+    def strongest_transitions(self, n: int) -> list[Transition]:
+        """Return the n edges that most paths take. Not those of the largest E: a rare node's edges sum to 1 too."""
+        flat = self.edge_use.ravel()
+        best = [i for i in np.argsort(-flat, kind="stable")[:n].tolist() if flat[i] > 0]
+        return [self.transition(*divmod(i, self.dag.num_nodes)) for i in best]
+
     def states_in_use(self) -> FloatArray:
-        """Return how many states of each mask paths use, (T,): perplexity of their shares, 1 to k; 0 where unvisited.
+        """Return how many states of each mask paths use, (T,): perplexity of their shares, 1 to k; 0 if never visited.
 
         Near 1 throughout, the DAG has collapsed onto one path, and each [MASK] is filled on its own.
         """
@@ -81,24 +111,71 @@ class Inspection:
             in_use[mask] = np.exp(-(share * np.log(share)).sum()) if len(share) else 0.0
         return in_use
 
-    def strongest_transitions(self, n: int) -> list[Transition]:
-        """Return the n edges that most paths take; not the largest E, for a rare node's edges sum to 1 too."""
-        flat = self.edge_use.ravel()
-        best = [i for i in np.argsort(-flat, kind="stable")[:n].tolist() if flat[i] > 0]
-        pairs = [divmod(i, self.dag.num_nodes) for i in best]
-        return [Transition(v, u, float(np.exp(self.dag.log_trans[v, u])), float(self.edge_use[v, u])) for v, u in pairs]
+    def share(self, filling: Filling) -> float:
+        """Return the probability of a filling among those counted: of T tokens, or of any number."""
+        return math.exp(filling.log_prob - self.n_best.log_prob_length)
+
+    def relative_probability(self, filling: Filling) -> float:
+        """Return the probability of a filling relative to the best one; shares may be too small for a float."""
+        return math.exp(filling.log_prob - self.n_best.fillings[0].log_prob)
+
+    def filled_words(self, filling: Filling) -> list[str]:
+        """Return the printable text that fills each mask."""
+        decode = self.dag.tokenizer.decode
+        return [printable(decode(list(tokens)).strip(" ")) or _NOTHING for tokens in filling.tokens_by_mask]
+
+    def sentence(self) -> list[tuple[str, int]]:
+        """Return the words of the input, each with the blank after it and the number of its mask from 0, or -1."""
+        words: list[tuple[str, int]] = []
+        mask = 0
+        for word in re.findall(r"\[MASK\]\s*|(?:(?!\[MASK\])\S)+\s*|\s+", self.dag.text):
+            is_mask = word.startswith("[MASK]")
+            words.append((printable(re.sub(r"\s+", " ", word)), mask if is_mask else -1))
+            mask += is_mask
+        return words
+
+    def health(self) -> str:
+        """Describe in one line how much of the DAG is in use, and whether it has collapsed."""
+        if not self.dag.has_transitions:
+            return "The masks of this model know nothing of each other, so there is no DAG to draw."
+        in_use = self.states_in_use()
+        mean = f"{in_use.mean():.2f} of {self.dag.num_states_per_mask} states in use per [MASK]"
+        if self.dag.num_states_per_mask > 1 and in_use.max() < _COLLAPSED:
+            return f"{mean}: this DAG has collapsed onto one path, and each [MASK] is filled on its own."
+        share = format_percent(math.exp(self.log_prob_exact))
+        return f"{mean}; {share} of the probability lies on paths with {self._num_tokens()}."
+
+    def counted_fillings(self) -> str:
+        """Name the fillings that shares refer to."""
+        return "of all fillings of any length" if self.length == "any" else f"of all fillings with {self._num_tokens()}"
+
+    def note_on_cut(self) -> str:
+        """Return a sentence on the masks that pictures leave out, or nothing."""
+        num_left_out = self.dag.num_masks - MAX_MASKS_DRAWN
+        if num_left_out <= 0:
+            return ""
+        return f"Only the first {MAX_MASKS_DRAWN} [MASK]s are drawn; the tables have the other {num_left_out}."
+
+    def note_on_proof(self) -> str:
+        """Return a warning that the list of fillings may be incomplete, or nothing."""
+        if self.n_best.is_proven:
+            return ""
+        return "The search met its limit: fillings as probable as the last ones may be missing."
+
+    def _num_tokens(self) -> str:
+        return f"{self.dag.num_masks} token" + ("s" if self.dag.num_masks > 1 else "")
 
 
 def inspect(
     dag: Dag, *, num_top: int = 3, num_fillings: int = 10, length: Length = "exact", checkpoint: str = ""
 ) -> Inspection:
-    """Work out what a report shows.
+    """Compute everything that reports show of a DAG.
 
     Args:
         dag: Any DAG.
         num_top: Words of each node.
-        num_fillings: How many joint fillings.
-        length: How these are counted, see `fillings`.
+        num_fillings: Number of joint fillings.
+        length: Number of tokens in a filling, see `fillings`.
         checkpoint: Named in reports.
 
     Raises:

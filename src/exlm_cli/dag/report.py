@@ -1,4 +1,4 @@
-"""All files of one inspection, whole or not at all."""
+"""Report files of one inspection: pictures, HTML, DOT and JSON."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,12 +23,15 @@ def render_report(inspection: Inspection, formats: Sequence[str]) -> dict[str, b
     """
     files: dict[str, bytes] = {}
     has_dag = inspection.dag.has_transitions
-    pictures = [name for name in formats if name in ("png", "svg")] if has_dag else []
-    if pictures:
-        files |= {f"dag_graph.{name}": data for name, data in render_graph(inspection, pictures).items()}
-        files |= {f"dag_heatmap.{name}": data for name, data in render_heat_map(inspection, pictures).items()}
+    drawn = [name for name in ("png", "svg") if name in formats or (name == "svg" and "html" in formats)]
+    pictures: dict[str, str] = {}
+    if has_dag and drawn:
+        for picture, render in (("graph", render_graph), ("heatmap", render_heat_map)):
+            rendered = render(inspection, drawn)
+            files |= {f"dag_{picture}.{name}": rendered[name] for name in drawn if name in formats}
+            pictures |= {picture: rendered["svg"].decode()} if "html" in formats else {}
     if "html" in formats:
-        files["dag.html"] = render_html(inspection).encode()
+        files["dag.html"] = render_html(inspection, pictures).encode()
     if "dot" in formats and has_dag:
         files["dag.dot"] = render_dot(inspection).encode()
     if "json" in formats:

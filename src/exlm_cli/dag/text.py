@@ -1,23 +1,48 @@
-"""A DAG for programs: Graphviz DOT and JSON."""
+"""One DAG as text: a terminal view at 80 columns, Graphviz DOT, and JSON."""
 
 import json
 import math
 from typing import Any
 
 import numpy as np
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from exlm_cli.dag.fillings import Filling
 from exlm_cli.dag.graph import printable
 from exlm_cli.dag.inspect import Inspection
-from exlm_cli.dag.words import filled_words
+from exlm_cli.format import format_percent
 from exlm_cli.report.style import fade, ink_on, mask_colour
 
 SCHEMA = "exlm.dag/1"
-_LEAST_DRAWN = 0.03
+"""Name and version of the JSON layout."""
+
+_MAX_TEXT = 58
+_MIN_DRAWN = 0.03
+
+
+def render_terminal(inspection: Inspection, num_transitions: int = 8) -> RenderableType:
+    """Return the sentence, its nodes, its fillings beside the independent guess, and the strongest transitions.
+
+    Every table fits 80 columns and can be read without its colours.
+    """
+    parts: list[RenderableType] = [
+        _sentence(inspection),
+        Text(inspection.health()),
+        "",
+        _nodes(inspection),
+        "",
+        _fillings(inspection),
+    ]
+    if inspection.dag.has_transitions:
+        parts += ["", _transitions(inspection, num_transitions)]
+    return Group(*parts)
 
 
 def render_dot(inspection: Inspection) -> str:
-    """Return the graph for Graphviz, masks as columns; edges from 0.03 on, and the best one of every node."""
+    """Return the graph for Graphviz, one column a mask, with edges from 0.03 on and the best edge of every node."""
     dag = inspection.dag
     lines = [
         "digraph dag {",
@@ -38,7 +63,7 @@ def render_dot(inspection: Inspection) -> str:
         lines.append(f"  {{ rank=same; {members}; }}")
     probabilities = np.exp(dag.log_trans)
     for source, row in enumerate(probabilities[:-1]):
-        targets = np.flatnonzero(row >= _LEAST_DRAWN).tolist() or [int(row.argmax())]
+        targets = np.flatnonzero(row >= _MIN_DRAWN).tolist() or [int(row.argmax())]
         for target in targets:
             p = float(row[target])
             lines.append(
@@ -54,11 +79,11 @@ def render_json(inspection: Inspection) -> str:
 
 
 def inspection_as_dict(inspection: Inspection) -> dict[str, Any]:
-    """Return everything of an inspection, JSON-able.
+    """Return the content of the JSON file.
 
-    Masks and states count from 1, nodes from 0 (BOS). `probability` is that of a text among all the DAG yields, `share`
-    that among the texts with as many tokens as masks (for `length: any` the two are the same). A log-probability of
-    -inf is null. `transitions[v][u]` is E[v, u], null for a model whose masks know nothing of each other.
+    Masks and states count from 1, nodes from 0 (BOS). `probability` is that of a text among all that the DAG yields,
+    `share` that among the texts with as many tokens as masks; for `length: any` the two are equal. A log-probability
+    of -inf is null. `transitions[v][u]` is E[v, u]; it is null for a model without transitions.
     """
     dag, n_best, guess = inspection.dag, inspection.n_best, inspection.guess
     return {
@@ -85,6 +110,102 @@ def inspection_as_dict(inspection: Inspection) -> dict[str, Any]:
     }
 
 
+def _mask_style(mask: int) -> str:
+    """Return the terminal style of a word that fills or names a mask."""
+    colour = mask_colour(mask)
+    return f"{ink_on(colour)} on {colour}"
+
+
+def _sentence(inspection: Inspection) -> Text:
+    """Return the input, each [MASK] with its number."""
+    text = Text()
+    for word, mask in inspection.sentence():
+        shown = word.replace("[MASK]", f"[MASK {mask + 1}]") if mask >= 0 else word
+        text.append(shown.rstrip(), style=_mask_style(mask) if mask >= 0 else "")
+        text.append(shown[len(shown.rstrip()) :])
+    return text
+
+
+def _nodes(inspection: Inspection) -> Table:
+    dag = inspection.dag
+    table = _table("mask", ">node", ">paths", "most probable words")
+    for node, tokens in enumerate(inspection.tokens):
+        mask = int(dag.node_mask[node])
+        if mask < 0:
+            continue
+        words = Text(", ").join(
+            Text.assemble((inspection.quote(token.text), "" if i else "bold"), f" {token.probability:.2f}")
+            for i, token in enumerate(tokens)
+        )
+        name = Text(f" {mask + 1} ", style=_mask_style(mask))
+        table.add_row(name, str(node), f"{inspection.occupancy[node]:.2f}", words)
+    return table
+
+
+def _fillings(inspection: Inspection) -> Table:
+    n_best, guess = inspection.n_best, inspection.guess
+    verdict = ["RDKit"] if inspection.dag.kind == "smiles" else []
+    table = _table(">", ">share", f"joint fillings, share {inspection.counted_fillings()}", *verdict)
+    for rank, filling in enumerate(n_best.fillings, start=1):
+        table.add_row(str(rank), *_filling_cells(inspection, filling))
+    table.add_section()
+    table.add_row("", *_filling_cells(inspection, guess.filling))
+    believed = format_percent(math.exp(guess.log_prob_independent))
+    alone = f"each [MASK] guessed on its own, {believed} if masks were independent"
+    table.add_row("", "", Text(alone, style="dim"))
+    if not n_best.is_proven:
+        table.add_row("", "", Text(inspection.note_on_proof(), style="bold"))
+    return table
+
+
+def _filled(inspection: Inspection, filling: Filling) -> Text:
+    """Return the filled text; for a long sentence only the words that fill its masks."""
+    text = Text()
+    if len(filling.text) > _MAX_TEXT and inspection.dag.kind == "text":
+        for mask, word in enumerate(inspection.filled_words(filling)):
+            text.append(" · " if mask else "").append(word, style=_mask_style(mask))
+        return text
+    for piece, mask in inspection.dag.segments(filling.tokens_by_mask):
+        word = piece.strip(" ") if mask >= 0 else ""
+        before, _, after = piece.partition(word) if word else (piece, "", "")
+        text.append(printable(before)).append(printable(word), style=_mask_style(mask)).append(printable(after))
+    # characters split over tokens come out whole only where the whole text is decoded at once
+    whole = printable(filling.text)
+    return text if text.plain.strip(" ") == whole else Text(whole)
+
+
+def _filling_cells(inspection: Inspection, filling: Filling) -> list[str | Text]:
+    cells: list[str | Text] = [format_percent(inspection.share(filling)), _filled(inspection, filling)]
+    if filling.is_valid_smiles is not None:
+        cells.append("valid" if filling.is_valid_smiles else "refused")
+    return cells
+
+
+def _transitions(inspection: Inspection, num_transitions: int) -> Table:
+    table = _table("from", "to", ">transition", ">paths")
+    for edge in inspection.strongest_transitions(num_transitions):
+        ends = [_named(inspection, node) for node in (edge.source, edge.target)]
+        table.add_row(*ends, f"{edge.probability:.2f}", f"{edge.use:.2f}")
+    return table
+
+
+def _named(inspection: Inspection, node: int) -> Text:
+    mask = int(inspection.dag.node_mask[node])
+    word = Text(inspection.quote(inspection.word(node)), style=_mask_style(mask))
+    return word if mask < 0 else Text.assemble(f"{node} ", word)
+
+
+def _table(*columns: str) -> Table:
+    """Return an empty table; a column named with `>` holds short values, set flush right."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in columns:
+        is_short = name.startswith(">")
+        table.add_column(
+            name.removeprefix(">"), justify="right" if is_short else "left", no_wrap=is_short, overflow="fold"
+        )
+    return table
+
+
 def _node_as_dict(inspection: Inspection, node: int) -> dict[str, Any]:
     dag = inspection.dag
     mask = int(dag.node_mask[node])
@@ -104,11 +225,11 @@ def _filling_as_dict(inspection: Inspection, filling: Filling) -> dict[str, Any]
     is_possible = filling.log_prob > -math.inf
     return {
         "text": filling.text,
-        "words": filled_words(inspection, filling),
+        "words": inspection.filled_words(filling),
         "token_ids": [list(tokens) for tokens in filling.tokens_by_mask],
         "log_probability": filling.log_prob if is_possible else None,
         "probability": math.exp(filling.log_prob),
-        "share": math.exp(filling.log_prob - inspection.n_best.log_prob_length),
+        "share": inspection.share(filling),
         "path": list(filling.path),
         "is_valid_smiles": filling.is_valid_smiles,
     }

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from exlm_cli.dag.inspect import Inspection, inspect
-from exlm_cli.dag.terminal import render_terminal
+from exlm_cli.dag.text import render_terminal
 from tests.unit.dag.dags import case_study_dag, handmade_dag
 from tests.unit.dag.inspections import AWKWARD, case_study, many_masks, smiles
 
@@ -36,7 +36,7 @@ def test_nodes_fillings_guess_and_transitions_are_there() -> None:
         "share joint fillings, share of all fillings with 2 tokens",
         "1 11.8 % This is amazing, and I'm very glad to see this.",
         "11.8 % This is amazing, and I'm very glad to see this.",
-        "each [MASK] guessed on its own, 7.20 % if masks were independent",
+        "each [MASK] guessed on its own, 7.2 % if masks were independent",
         "from to transition paths",
         "BOS 3 amazing 0.41 0.42",
         "2 terrible 5 sorry 0.86 0.28",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from exlm_cli.config.pretrain import PretrainRecipe
     from exlm_cli.dag.inspect import Inspection
 
-# repeated from `report.dag_report`, whose import is too slow for `--help`; a test compares them
+# repeated from `dag.report`, whose import is too slow for `--help`; a test compares them
 _FORMATS = ("png", "svg", "html", "dot", "json")
 
 
@@ -86,8 +86,7 @@ def inspect_dag(
 
 def _emit(inspection: "Inspection", files: list[Path], *, as_json: bool) -> None:
     from exlm_cli.cli import console
-    from exlm_cli.dag.terminal import render_terminal
-    from exlm_cli.dag.text import inspection_as_dict
+    from exlm_cli.dag.text import inspection_as_dict, render_terminal
 
     if as_json:
         return console.emit_json({**inspection_as_dict(inspection), "files": [str(file) for file in files]})
