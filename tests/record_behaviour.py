@@ -111,8 +111,8 @@ def grids(root: Path) -> Iterator[tuple[str, Any]]:
 
 
 SWEEP = ["pretrain", "--sweep", "quickstart-ablations", "--jobs", "2", "--json"]
-PREDICT = ["eval", "{run}", "--data", "{file}", "--predictions", "{out}", "--json"]
-EMBED = ["eval", "{run}", "--data", "{file}", "--embeddings", "{out}", "--json"]
+PREDICT = ["predict", "{run}", "{file}", "--out", "{out}", "--json"]
+EMBED = ["embed", "{run}", "{file}", "--out", "{out}", "--json"]
 
 
 def looks(root: Path) -> Iterator[tuple[str, Any]]:

@@ -190,6 +190,16 @@ def _is_cell(run: Path) -> bool:
     return any(folder.name == "cells" and (folder.parent / RUN_FILE).is_file() for folder in run.parents)
 
 
+def run_directory(path: Path) -> Path:
+    """Return the run directory of a run or of one of its `checkpoints/step-N`."""
+    return path.parent.parent if is_checkpoint(path) else path
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Return whether a path has the form `checkpoints/step-N`."""
+    return path.name.startswith("step-") and path.parent.name == "checkpoints"
+
+
 def describe_environment() -> dict[str, Any]:
     """Return what a result depends on besides its recipe: versions, commit, platform. Imports none of the packages."""
     return {

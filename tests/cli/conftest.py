@@ -1,8 +1,11 @@
-"""A current directory and a cache of shards of their own for every command that a test runs."""
+"""A current directory and a cache of shards for each command that a test runs; small runs that tests only read."""
 
 from pathlib import Path
 
 import pytest
+
+from tests.unit.finetune.finetuned_runs import glue_run, molecule_run, smiles_pretrained, squad_run
+from tests.unit.finetune.synthetic import make_pretrained
 
 # a model and data so small that a command takes a second or two
 TINY = (
@@ -26,3 +29,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     work.mkdir()
     monkeypatch.chdir(work)
     return work
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with runs: `smiles/pretrained`, `text`, and fine-tuned `molecules/run`, `rte/run`, `squad/run`."""
+    root = tmp_path_factory.mktemp("made")
+    for name in ("smiles", "molecules", "rte", "squad"):
+        (root / name).mkdir()
+    molecule_run(root / "molecules", smiles_pretrained(root / "smiles"))
+    text = make_pretrained(root / "text", data={"sequence_length": 24, "bundled_rows": 200}, train={"max_steps": 3})
+    glue_run(root / "rte", text, "rte")
+    squad_run(root / "squad", text)
+    return root
+
+
+@pytest.fixture
+def run_folder(folder: Path, made: Path) -> Path:
+    """Return the current directory, with one-letter links to the runs of `made`."""
+    runs = {"M": "molecules/run", "R": "rte/run", "Q": "squad/run", "P": "smiles/pretrained", "T": "text"}
+    for name, target in runs.items():
+        (folder / name).symlink_to(made / target)
+    return folder

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from exlm_cli.cli.eval_modes import Output
+from exlm_cli.cli.commands.eval import Output
 from exlm_cli.cli.grid_output import tell_repeat_mlm, tell_sweep
 from exlm_cli.errors import ConfigError
 from exlm_cli.progress import Progress

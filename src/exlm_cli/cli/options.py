@@ -47,6 +47,12 @@ OnInvalidOption = Annotated[
     OnInvalid | None, typer.Option("--on-invalid", help="Rows that cannot be used: stop, or skip and list in a CSV.")
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")]
+SmilesColumnOption = Annotated[
+    str | None, typer.Option("--smiles-column", metavar="NAME", help="Column with the SMILES; default: as trained.")
+]
+TextColumnOption = Annotated[
+    str | None, typer.Option("--text-column", metavar="NAME", help="Column with the text; default: as trained.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 

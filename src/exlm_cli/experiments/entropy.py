@@ -8,10 +8,10 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.corpus.pipeline import PreparedData, prepare_data
 from exlm_cli.errors import ConfigError, DataError
-from exlm_cli.experiments.scores import PredictionEntropy, run_directory
+from exlm_cli.experiments.scores import PredictionEntropy
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.run_dir import read_run_json
+from exlm_cli.run_dir import read_run_json, run_directory
 from exlm_cli.train.checkpoint import load_model_weights
 from exlm_cli.train.pretrain import PretrainTask
 from exlm_cli.train.pretrained import Pretrained, build_model, load_pretrained

@@ -3,19 +3,16 @@
 Axes: K seeds, N rows, C outputs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.errors import CheckpointError
 from exlm_cli.finetune.results import best_cell_folder, how_to_redo, read_predictions, read_results
-from exlm_cli.run_dir import RUN_FILE, read_run_json
 from exlm_cli.tasks.base import FloatArray, Split
-
-RunKind = Literal["pretrain", "finetune"]
 
 
 @dataclass(frozen=True)
@@ -111,34 +108,6 @@ class SeedPredictions:
     targets: FloatArray
 
 
-def run_directory(path: Path) -> Path:
-    """Return the run directory of a run or of one of its `checkpoints/step-N`."""
-    is_step = path.parent.name == "checkpoints" and path.name.startswith("step-")
-    return path.parent.parent if is_step else path
-
-
-def run_kind(path: Path) -> RunKind:
-    """Return which command made a run.
-
-    Raises:
-        CheckpointError: It is no run directory, or one of another command.
-    """
-    run = run_directory(path)
-    if not (run / RUN_FILE).is_file():
-        what = "no such run directory" if not run.exists() else f"not a run directory: it has no {RUN_FILE}"
-        raise CheckpointError(f"{path}: {what}", "give what `exlm pretrain` or `exlm finetune` named")
-    match read_run_json(run).get("command"):
-        case "pretrain":
-            return "pretrain"
-        case "finetune":
-            return "finetune"
-        case other:
-            raise CheckpointError(
-                f"{path}: a run of `exlm {other}`; runs of `exlm pretrain` and `exlm finetune` are scored",
-                "the cells of a sweep or grid, under its cells/, are such runs",
-            )
-
-
 def load_finetuned_run(path: Path, name: str) -> FinetunedRun:
     """Read the results of a fine-tuning run.
 
@@ -146,28 +115,6 @@ def load_finetuned_run(path: Path, name: str) -> FinetunedRun:
         CheckpointError: It is not finished.
     """
     return FinetunedRun(name, path, read_results(path))
-
-
-def name_runs(paths: Sequence[Path]) -> list[str]:
-    """Return what runs are called beside each other: the last part of each path, more parts where two are alike.
-
-    Raises:
-        ConfigError: A run is given twice.
-    """
-    resolved = [path.resolve() for path in paths]
-    for path, whole in zip(paths, resolved, strict=True):
-        if resolved.count(whole) > 1:
-            raise ConfigError(f"{path} is given twice", "give each run once")
-    # `mine/step-30`, not `mine/checkpoints/step-30`
-    parts = [[part for part in path.parts if part != "checkpoints"] for path in resolved]
-    names = []
-    for path, own in zip(resolved, parts, strict=True):
-        others = [other for other in parts if other is not own]
-        num_parts = 2 if run_directory(path) != path else 1
-        while num_parts < len(own) and any(own[-num_parts:] == other[-num_parts:] for other in others):
-            num_parts += 1
-        names.append("/".join(own[-num_parts:]))
-    return names
 
 
 def load_seed_predictions(run: FinetunedRun) -> SeedPredictions | None:

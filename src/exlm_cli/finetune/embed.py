@@ -160,7 +160,7 @@ def check_suffix(path: Path) -> None:
         ConfigError: It ends in something else.
     """
     if path.suffix.lower() not in SUFFIXES:
-        raise ConfigError(f"`--embeddings {path}`: accepted are names that end in {' or '.join(SUFFIXES)}")
+        raise ConfigError(f"`out={path}`: accepted are names that end in {' or '.join(SUFFIXES)}")
 
 
 def write_embeddings(embeddings: Embeddings, path: Path) -> None:

@@ -33,20 +33,17 @@ def predict(
     """
     suite = finetuned.recipe.task.suite
     suffix = _SUFFIXES.get(suite, ".csv")
-    option = "--out" if written is None else "--predictions"
     if written is None:
         written = folder / f"predictions-{_name_of(path)}{suffix}"
     elif written.suffix.lower() != suffix:
-        raise ConfigError(
-            f"`--predictions {written}`: predictions of {finetuned.results['task']} go into a {suffix} file"
-        )
+        raise ConfigError(f"`out={written}`: predictions of {finetuned.results['task']} go into a {suffix} file")
     if suite in _SUFFIXES and column is not None:
         raise ConfigError(
             f"{finetuned.results['task']} finds its own columns: `--text-column` is for `exlm finetune csv`"
         )
     files = (written, no_answer_file(written)) if suite == "squad" else (written,)
-    refuse_overwriting(path, "--predictions", *files)
-    with folder_for_results(written.parent, *files, option=option):
+    refuse_overwriting(path, *files)
+    with folder_for_results(written.parent, *files):
         match suite:
             case "glue":
                 from exlm_cli.tasks.predict_glue import apply_to_glue_file

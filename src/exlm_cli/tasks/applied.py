@@ -68,15 +68,15 @@ class Applied:
     notes: tuple[str, ...]
 
 
-def refuse_overwriting(data: Path, option: str, *written: Path) -> None:
-    """Refuse to write what is said of a file over that file.
+def refuse_overwriting(data: Path, *written: Path) -> None:
+    """Refuse to overwrite the input file.
 
     Raises:
         ConfigError: One of `written` is `data`.
     """
     for path in written:
         if data.exists() and path.exists() and path.samefile(data):
-            raise ConfigError(f"`{option} {written[0]}` would overwrite {data}, the file of `--data`", "name another")
+            raise ConfigError(f"`out={written[0]}` would overwrite the input file {data}", "name another file")
 
 
 def no_answer_file(answers: Path) -> Path:

@@ -22,7 +22,7 @@ from exlm_cli.tasks.scaffold import SPLITS
 InputKind = Literal["text", "smiles"]
 
 NO_TEST_NOTE = (
-    "test: none of its rows can be used, so there are no test scores; `exlm eval RUN --data FILE --predictions OUT` "
+    "test: none of its rows can be used, so there are no test scores; `exlm predict RUN FILE` "
     "predicts rows without labels"
 )
 

@@ -5,53 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.errors import CheckpointError
 from exlm_cli.experiments.scores import (
     load_finetuned_run,
     load_seed_predictions,
-    name_runs,
-    run_directory,
-    run_kind,
 )
 from exlm_cli.finetune.results import read_results, write_predictions
-from exlm_cli.run_dir import update_run_json
-
-
-@pytest.mark.parametrize(
-    ("paths", "names"),
-    [
-        (["runs/a"], ["a"]),
-        (["runs/a", "runs/b"], ["a", "b"]),
-        (["one/a", "two/a", "two/b"], ["one/a", "two/a", "b"]),
-        (["a/checkpoints/step-3"], ["a/step-3"]),
-        (["a/checkpoints/step-3", "b/checkpoints/step-3", "a"], ["a/step-3", "b/step-3", "a"]),
-        (["x/a/checkpoints/step-3", "y/a/checkpoints/step-3"], ["x/a/step-3", "y/a/step-3"]),
-    ],
-)
-def test_names_are_as_short_as_tells_them_apart(paths: list[str], names: list[str]) -> None:
-    assert name_runs([Path(path) for path in paths]) == names
-
-
-def test_a_run_given_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        name_runs([tmp_path / "a", tmp_path / "b" / ".." / "a"])
-    assert caught.value.message == f"{tmp_path / 'a'} is given twice"
-
-
-def test_kinds_are_told_by_the_command_that_made_the_run(text_model: Path, molecules: Path, tmp_path: Path) -> None:
-    assert run_kind(text_model) == run_kind(text_model / "checkpoints/step-3") == "pretrain"
-    assert run_directory(text_model / "checkpoints/step-3") == text_model
-    assert run_kind(molecules) == "finetune"
-    for path, message in (
-        (tmp_path / "none", f"{tmp_path / 'none'}: no such run directory"),
-        (tmp_path, f"{tmp_path}: not a run directory: it has no run.json"),
-    ):
-        with pytest.raises(CheckpointError) as caught:
-            run_kind(path)
-        assert caught.value.message == message
-    update_run_json(tmp_path, {"command": "repeat-mlm"})
-    with pytest.raises(CheckpointError, match="a run of `exlm repeat-mlm`; runs of `exlm pretrain`"):
-        run_kind(tmp_path)
 
 
 def test_predictions_of_all_seeds_score_what_the_results_say(molecules: Path) -> None:

@@ -55,7 +55,7 @@ def draw_curves(runs: list[Path], path: Path) -> list[Path]:
     Raises:
         ConfigError: A run is given twice.
     """
-    from exlm_cli.experiments.scores import name_runs
+    from exlm_cli.cli.runs import name_runs
     from exlm_cli.files import make_folder
     from exlm_cli.report.curves import plot_curves
     from exlm_cli.run_dir import read_metrics

@@ -1,104 +1,119 @@
-"""`exlm eval`: score checkpoints, lay runs side by side, apply a model to new rows."""
+"""`exlm eval`: scores of runs side by side."""
 
+import contextlib
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from exlm_cli.cli.grid_options import parse_numbers
 from exlm_cli.cli.options import Device, JsonOption, ScoringDeviceOption
 from exlm_cli.errors import ConfigError
+from exlm_cli.files import folder_for_results
+from exlm_cli.progress import Progress
+
+if TYPE_CHECKING:
+    from exlm_cli.cli.runs import GivenRun
+    from exlm_cli.report.tables import ReportTable
 
 # repeated from `report.tables`, whose import is too slow for `--help`; a test compares them
 _FORMATS = ("markdown", "csv", "latex")
+_ENTROPY_MASK_RATIOS = (0.15, 0.387, 0.622, 0.789)
+"""The mask ratios of section 3 without the smallest."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """Output options.
+
+    Attributes:
+        formats: Formats in which the tables are written.
+        folder: Folder of tables and figures; None: `report/` of the run.
+        has_figures: Draw figures.
+        as_json: Print JSON.
+    """
+
+    formats: tuple[str, ...]
+    folder: Path | None
+    has_figures: bool
+    as_json: bool
 
 
 def evaluate(
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(
-            metavar="RUN...", help="Runs of pretrain and finetune, or one sweep or grid; default: the newest."
-        ),
+        typer.Argument(metavar="RUN...", help="Runs of pretrain and finetune, or one sweep; default: the newest run."),
     ] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option("--data", metavar="FILE", help="Validation files, or new rows to predict or embed; repeatable."),
-    ] = None,
-    predictions: Annotated[
-        Path | None,
-        typer.Option("--predictions", metavar="FILE", help="Write what the model says of each row of --data."),
-    ] = None,
-    embeddings: Annotated[
-        Path | None, typer.Option("--embeddings", metavar="FILE", help="Write vectors of --data as .npz or .parquet.")
+        typer.Option("--data", metavar="FILE", help="Score pre-trained runs on these validation files; repeatable."),
     ] = None,
     entropy: Annotated[
-        bool, typer.Option("--entropy", help="Entropy of pre-trained models over mask ratios, as Figure 12.")
+        bool, typer.Option("--entropy", help="Entropy of pre-trained models over mask ratios, as in Figure 12.")
     ] = False,
     mask_ratios: Annotated[
         str | None,
-        typer.Option("--mask-ratios", metavar="LIST", help="Of --entropy; default: 0.15,0.387,0.622,0.789."),
+        typer.Option("--mask-ratios", metavar="LIST", help="For --entropy; default: 0.15,0.387,0.622,0.789."),
     ] = None,
     num_states: Annotated[
         str | None,
-        typer.Option("--num-states", metavar="LIST", help="States a mask of --entropy, like 2,4; default: as trained."),
-    ] = None,
-    smiles_column: Annotated[
-        str | None, typer.Option("--smiles-column", metavar="NAME", help="Column of --data with the SMILES.")
-    ] = None,
-    text_column: Annotated[
-        str | None, typer.Option("--text-column", metavar="NAME", help="Column of --data with the text.")
+        typer.Option("--num-states", metavar="LIST", help="For --entropy: states per mask, like 2,4; default: own."),
     ] = None,
     formats: Annotated[
-        str | None, typer.Option("--format", metavar="LIST", help=f"Write the tables too, as {','.join(_FORMATS)}.")
+        str | None, typer.Option("--format", metavar="LIST", help=f"Write the tables as {','.join(_FORMATS)}.")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="Where files go; default: report/ of the run."),
+        typer.Option("--out", "-o", metavar="DIR", help="Tables and figures; default: report/ of the run."),
     ] = None,
     figures: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw curves and confusion matrices.")] = True,
     device: ScoringDeviceOption = Device.auto,
     as_json: JsonOption = False,
+    predictions: Annotated[Path | None, typer.Option("--predictions", hidden=True)] = None,
+    embeddings: Annotated[Path | None, typer.Option("--embeddings", hidden=True)] = None,
+    smiles_column: Annotated[str | None, typer.Option("--smiles-column", hidden=True)] = None,
+    text_column: Annotated[str | None, typer.Option("--text-column", hidden=True)] = None,
 ) -> None:
-    """Score runs side by side, beside the paper's numbers; or apply one to rows of your own.
+    """Score runs side by side, with the paper's numbers.
 
-    Pre-trained ones: loss, perplexity, mask accuracy, entropy, health of the DAG. Fine-tuned ones: their metrics over
-    seeds, curves and confusion matrices. With --data, what a fine-tuned one says of rows in its task's own layout: the
-    seeds' mean, and scores where the rows have labels. A sweep or a Repeated-MLM grid: its report, of what is done.
+    Pre-trained runs: loss, perplexity, mask accuracy, entropy, health of the DAG. Fine-tuned runs: metrics over
+    seeds, ROC and precision-recall curves, confusion matrices. A sweep: its report, as far as it is done.
     """
-    from exlm_cli.cli import console, eval_grids, eval_modes
+    from exlm_cli.cli import console, eval_grids
     from exlm_cli.cli.checkpoints import newest_run
+    from exlm_cli.cli.runs import given_runs
 
-    output = eval_modes.Output(_parse_formats(formats), out, has_figures=figures, as_json=as_json)
+    output = Output(_parse_formats(formats), out, has_figures=figures, as_json=as_json)
     ratios = parse_numbers("--mask-ratios", mask_ratios, float, "a number above 0 and below 1", 1e-6, 1 - 1e-6)
     states = parse_numbers("--num-states", num_states, int, "a whole number from 1 to 64", 1, 64)
-    _refuse_both({"--smiles-column": smiles_column, "--text-column": text_column})
-    _refuse_both({"--predictions": predictions, "--embeddings": embeddings, "--entropy": entropy})
-    column = None
-    if smiles_column is not None:
-        column = eval_modes.InputColumn("smiles", smiles_column)
-    elif text_column is not None:
-        column = eval_modes.InputColumn("text", text_column)
-    if entropy and column is not None:
-        raise ConfigError(
-            f"`--{column.kind}-column {column.name}` does not go with `--entropy`",
-            "it chooses a column of `--data` to predict or embed; validation files are read as the run's own",
-        )
+    moved = {"predictions": predictions, "embeddings": embeddings, "smiles-column": smiles_column,
+             "text-column": text_column}  # fmt: skip
+    for option, value in moved.items():
+        if value is not None:
+            raise _moved(f"--{option} {value}", (runs or [Path("RUN")])[0], (data or ["FILE"])[0], moved)
     if not entropy and (ratios or states):
         raise ConfigError("`--mask-ratios` and `--num-states` go with `--entropy`")
     progress = console.open_progress()
-    takes_grid = not (entropy or data or predictions or embeddings or column)
+    takes_grid = not entropy and not data
     given = runs or [newest_run(takes_grid=takes_grid, progress=progress)]
     if takes_grid and eval_grids.holds_grid(given):
         return eval_grids.show_grid(given, output, progress)
-    chosen = eval_modes.choose_runs(given)
+    chosen = given_runs(given)
+    finetuned = [run for run in chosen if run.kind == "finetune"]
     if entropy:
-        eval_modes.show_entropy(chosen, data or [], ratios, states, output, device.value, progress)
-    elif predictions is not None or embeddings is not None or (data and "finetune" in chosen.kinds):
-        eval_modes.apply_run(chosen, data or [], predictions, embeddings, column, output, device.value, progress)
-    elif column is not None:
-        raise ConfigError("`--smiles-column` and `--text-column` choose a column of `--data` to predict or embed")
+        if finetuned:
+            raise ConfigError(
+                f"`--entropy` is for pre-trained models; {finetuned[0].path} is fine-tuned",
+                "give the pre-trained run that it began with",
+            )
+        _show_entropy(chosen, data or [], ratios or _ENTROPY_MASK_RATIOS, states or (), output, device, progress)
+    elif data and finetuned:
+        raise _moved(f"--data {data[0]}", finetuned[0].path, data[0], {})
     else:
-        eval_modes.show_scores(chosen, data or [], output, device.value, progress)
+        _show_scores(chosen, data or [], output, device, progress)
 
 
 def _parse_formats(given: str | None) -> tuple[str, ...]:
@@ -109,7 +124,112 @@ def _parse_formats(given: str | None) -> tuple[str, ...]:
     return names
 
 
-def _refuse_both(options: dict[str, object]) -> None:
-    given = [name for name, value in options.items() if value]
-    if len(given) > 1:
-        raise ConfigError(f"give `{given[0]}` or `{given[1]}`, not both")
+def _moved(option: str, run: Path, file: str, moved: dict[str, Any]) -> ConfigError:
+    """Return the error for an option that another command has now."""
+    command, verb = ("embed", "writes vectors of") if moved.get("embeddings") else ("predict", "predicts")
+    words = ["exlm", command, str(run), file]
+    if out := moved.get("embeddings") or moved.get("predictions"):
+        words += ["--out", str(out)]
+    for name in ("smiles-column", "text-column"):
+        if moved.get(name):
+            words += [f"--{name}", moved[name]]
+    return ConfigError(
+        f"`{option}`: `exlm eval` scores runs; `exlm {command}` {verb} new rows", f"`{shlex.join(words)}`"
+    )
+
+
+def _show_scores(
+    runs: "Sequence[GivenRun]", data: Sequence[str], output: Output, device: Device, progress: Progress
+) -> None:
+    """Score pre-trained runs, read the scores of fine-tuned ones, and print them side by side."""
+    from exlm_cli.experiments.scores import load_finetuned_run
+    from exlm_cli.report.score_report import collect_tables, draw_figures
+
+    finetuned = [load_finetuned_run(run.path, run.name) for run in runs if run.kind == "finetune"]
+    _refuse_unused_folder(output, has_files=output.has_figures and bool(finetuned))
+    pretrained = []
+    with folder_for_results(output.folder) if output.folder is not None else contextlib.nullcontext():
+        for run in runs:
+            if run.kind == "pretrain":
+                from exlm_cli.experiments.evaluate import evaluate_pretrained
+
+                pretrained.append(
+                    evaluate_pretrained(run.path, run.name, valid=data, device=device.value, progress=progress)
+                )
+        files, notes = draw_figures(finetuned, output.folder) if output.has_figures else ([], [])
+        _refuse_unused_folder(output, has_files=bool(files))
+    for note in notes:
+        progress.message(f"note: {note}")
+    entries: list[dict[str, Any]] = [{"kind": "pretrain", **asdict(score)} for score in pretrained]
+    entries += [{"run_dir": str(run.folder), "name": run.name, **run.results} for run in finetuned]
+    # scripts that score one run find its values at the top level
+    top = entries[0] if len(entries) == 1 else {}
+    _emit(collect_tables(finetuned, pretrained), files, {**top, "runs": entries}, runs[0].report, output)
+
+
+def _show_entropy(
+    runs: "Sequence[GivenRun]",
+    data: Sequence[str],
+    ratios: Sequence[float],
+    states: Sequence[int],
+    output: Output,
+    device: Device,
+    progress: Progress,
+) -> None:
+    """Measure the entropy of pre-trained runs at each mask ratio and, for ExLM, number of states."""
+    from exlm_cli.config.load import load_recipe
+    from exlm_cli.report.entropy_report import entropy_table, write_entropy_figure
+    from exlm_cli.run_dir import run_directory
+
+    # the copies of a token in Repeated MLM are no states
+    have_states = [load_recipe(str(run_directory(run.path) / "recipe.yaml")).objective == "exlm" for run in runs]
+    if states and not any(have_states):
+        raise ConfigError(
+            f"`--num-states {','.join(map(str, states))}`: none of these runs has states per mask",
+            "leave it out, or add a run of ExLM",
+        )
+    _refuse_unused_folder(output, has_files=output.has_figures)
+    from exlm_cli.experiments.entropy import measure_entropy
+
+    folder = output.folder or runs[0].report
+    with folder_for_results(folder) if output.has_figures or output.formats else contextlib.nullcontext():
+        entropies = [
+            (run.name, entropy)
+            for run, has_states in zip(runs, have_states, strict=True)
+            for entropy in measure_entropy(
+                run.path,
+                mask_ratios=ratios,
+                ks=states if has_states else (),
+                valid=data,
+                device=device.value,
+                progress=progress,
+            )
+        ]
+    files = write_entropy_figure(entropies, folder) if output.has_figures else []
+    content = {"entropies": [{"name": name, **asdict(entropy)} for name, entropy in entropies]}
+    _emit([entropy_table(entropies)], files, content, runs[0].report, output)
+
+
+def _refuse_unused_folder(output: Output, *, has_files: bool) -> None:
+    """Refuse `--out` where neither tables nor figures are written."""
+    if output.folder is not None and not output.formats and not has_files:
+        raise ConfigError(
+            f"`--out {output.folder}`: there are no files to write", "add `--format csv` to write the tables"
+        )
+
+
+def _emit(
+    tables: "Sequence[ReportTable]", files: Sequence[Path], content: dict[str, Any], report: Path, output: Output
+) -> None:
+    """Write the tables in the formats asked for, and print them or the JSON."""
+    from exlm_cli.cli import console
+    from exlm_cli.report.tables import write_tables
+
+    written = [*files, *(write_tables(tables, output.folder or report, output.formats) if output.formats else [])]
+    if output.as_json:
+        return console.emit_json({**content, "files": [str(file) for file in written]})
+    for table in tables:
+        console.emit_renderable(table)
+        console.emit_text("")
+    if written:
+        console.emit_text("\n".join(f"wrote {file}" for file in written))

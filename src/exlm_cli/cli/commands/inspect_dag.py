@@ -114,7 +114,7 @@ def _is_smiles(sentence: str) -> bool:
 
 def _default_folder(checkpoint: Path, sentence: str) -> Path:
     """Return a folder in the run's report/ that one sentence always gets again."""
-    from exlm_cli.experiments.scores import run_directory
+    from exlm_cli.run_dir import run_directory
 
     words = re.sub(r"[^a-z0-9]+", "-", sentence.lower()).strip("-")[:24].strip("-")
     digest = hashlib.sha256(sentence.encode()).hexdigest()[:8]

@@ -1,0 +1,49 @@
+"""`exlm embed` on small runs: both formats, and mistakes that leave nothing behind."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from exlm_cli.cli.app import main
+from tests.cli.asserts import refusal_of, result_of
+from tests.unit.finetune.finetuned_runs import write_rows
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize("run", ["P", "M"])
+def test_vectors_of_any_run_are_written(run_folder: Path, capsys: Capture, run: str) -> None:
+    write_rows(run_folder / "new.csv", ["smiles"], [["CCO"], ["(("]])
+    result = result_of(capsys, "embed", run, "new.csv", "--out", "a/v.npz")
+    assert (result["rows"], result["unreadable_rows"], result["files"]) == (2, 1, ["a/v.npz"])
+    vectors = np.load(run_folder / "a/v.npz")
+    assert vectors["cls"].shape == vectors["mean"].shape == (2, 16)
+    assert np.isnan(vectors["cls"][1]).all()
+    assert main(["embed", run, "new.csv", "--out", "a/v.npz"]) == 0
+    assert "note: 16 numbers a vector" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("P new.csv", "--out"),
+        ("nowhere new.csv --out x.npz", "nowhere: no such run directory"),
+        ("M new.csv --out x.csv", "x.csv"),
+        ("M new.csv --out file/x.npz", "file: no such folder can be made"),
+        ("M new.csv --out folder.npz", "folder.npz: the file could not be written"),
+        ("P none.csv --out new/x.npz", "none.csv"),
+        ("M rows.parquet --out rows.parquet", "overwrite the input file rows.parquet"),
+        ("T new.csv --out x.npz --smiles-column mol", "`--smiles-column mol`: T is a model of text"),
+        ("T new.csv --out x.npz", "new.csv: which column holds the text?"),
+        ("M twice.csv --out x.npz", "twice.csv: the header names column `mol` twice"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(run_folder: Path, capsys: Capture, words: str, named: str) -> None:
+    files = {"file": "", "new.csv": "mol,active\nCCO,1\n", "rows.parquet": "rows", "twice.csv": "mol,mol\nC,C\n"}
+    for name, text in files.items():
+        (run_folder / name).write_text(text)
+    (run_folder / "folder.npz").mkdir()
+    before = sorted(run_folder.rglob("*"))
+    assert named in refusal_of(capsys, "embed", *words.split())
+    assert sorted(run_folder.rglob("*")) == before

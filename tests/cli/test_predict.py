@@ -1,0 +1,91 @@
+"""`exlm predict` on small runs: each layout of files, defaults, and mistakes that leave nothing behind."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from exlm_cli.cli.app import main
+from tests.cli.asserts import refusal_of, result_of
+from tests.unit.finetune.finetuned_runs import write_rows
+from tests.unit.tasks.glue_files import content
+from tests.unit.tasks.squad.test_task import document
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_new_molecules_get_probabilities_or_the_reason_why_not(run_folder: Path, capsys: Capture) -> None:
+    write_rows(run_folder / "new.csv", ["id", "mol", "active"], [["a", "CCO", "1"], ["b", "((", ""], ["c", "CN", "0"]])
+    result = result_of(capsys, "predict", "M", "new.csv", "--out", "deep/out.csv")
+    assert (result["rows"], result["unreadable_rows"], result["files"]) == (3, 1, ["deep/out.csv"])
+    assert result["metrics"]["roc_auc"] in (0.0, 1.0)
+    with (run_folder / "deep/out.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["id"] for row in rows] == ["a", "b", "c"]
+    assert [bool(row["problem"]) for row in rows] == [False, True, False]
+    assert 0 < float(rows[0]["active_probability"]) < 1
+    assert main(["predict", "M", "new.csv", "--out", "here.csv", "--smiles-column", "mol"]) == 0
+    out = capsys.readouterr().out
+    assert "unreadable rows    1" in out
+    assert "note: scored without the labels that the table lacks: toxic" in out
+    assert out.endswith("wrote here.csv\n")
+    assert (run_folder / "here.csv").read_text() == (run_folder / "deep/out.csv").read_text()
+
+
+def test_a_metric_that_is_not_defined_is_null(run_folder: Path, capsys: Capture) -> None:
+    write_rows(run_folder / "new.csv", ["mol", "active"], [["CCO", "1"]])
+    words = ["predict", "M", "new.csv", "--out", "out.csv"]
+    assert result_of(capsys, *words)["metrics"]["roc_auc"] is None
+    assert main(words) == 0
+    assert "roc auc            not defined" in capsys.readouterr().out
+
+
+def test_glue_and_squad_files_are_answered_in_the_official_layouts(run_folder: Path, capsys: Capture) -> None:
+    (run_folder / "dev.tsv").write_text(content("rte"), encoding="utf-8")
+    result = result_of(capsys, "predict", "R", "dev.tsv", "--out", "rte.tsv")
+    assert set(result["metrics"]) == {"accuracy"}
+    assert (run_folder / "rte.tsv").read_text().splitlines()[0] == "index\tprediction"
+    (run_folder / "dev-v2.0.json").write_text(json.dumps(document("Moss")))
+    result = result_of(capsys, "predict", "Q", "dev-v2.0.json")
+    assert result["files"] == [f"Q/report/predictions-dev-v2.0{end}.json" for end in ("", "-no-answer")]
+    assert {"exact_match", "f1", "has_answer_f1"} <= set(result["metrics"])
+    answers, odds = (json.loads((run_folder / file).read_text()) for file in result["files"])
+    assert list(answers) == list(odds) == ["Moss-0", "Moss-1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("nowhere new.csv", "nowhere: no such run directory"),
+        ("P new.csv", "P is a pre-trained run"),
+        ("M new.csv --out file/x.csv", "file: no such folder can be made"),
+        ("M new.csv --out folder.csv", "folder.csv: the file could not be written"),
+        ("M new.csv --out x.json", "x.json"),
+        ("M new.csv --out new.csv", "overwrite the input file new.csv"),
+        ("M new.csv --out ./linked.csv", "overwrite the input file new.csv"),
+        ("Q a-no-answer.json --out a.json", "overwrite the input file a-no-answer.json"),
+        ("M new.csv --smiles-column a --text-column b", "`--smiles-column` or `--text-column`"),
+        ("M new.csv --text-column mol", "`--text-column mol`: M is a model of SMILES"),
+        ("M new.csv --smiles-column smile", "new.csv: no column `smile`"),
+        ("M ~nosuchuser/x", "~nosuchuser"),
+        ("M none.csv", "none.csv"),
+        ("M none.csv --out new/x.csv", "none.csv"),
+        ("M empty.csv", "empty.csv"),
+        ("M bad.csv", "bad.csv:2: `active`"),
+        ("R new.csv", "new.csv"),
+        ("Q new.csv", "new.csv: not JSON"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(run_folder: Path, capsys: Capture, words: str, named: str) -> None:
+    files = {
+        "file": "", "empty.csv": "", "new.csv": "mol,active\nCCO,1\n", "a-no-answer.json": "{}",
+        "bad.csv": "mol,active\nCCO,active\n",
+    }  # fmt: skip
+    for name, text in files.items():
+        (run_folder / name).write_text(text)
+    (run_folder / "linked.csv").symlink_to("new.csv")
+    (run_folder / "folder.csv").mkdir()
+    before = sorted(run_folder.rglob("*"))
+    assert named in refusal_of(capsys, "predict", *words.split())
+    assert sorted(run_folder.rglob("*")) == before

@@ -1,0 +1,41 @@
+"""The kind of a run, and names that tell runs apart."""
+
+from pathlib import Path
+
+import pytest
+
+from exlm_cli.cli.runs import given_runs, name_runs, run_kind
+from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.run_dir import update_run_json
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["runs/a"], ["a"]),
+        (["runs/a", "runs/b"], ["a", "b"]),
+        (["one/a", "two/a", "two/b"], ["one/a", "two/a", "b"]),
+        (["a/checkpoints/step-3"], ["a/step-3"]),
+        (["a/checkpoints/step-3", "b/checkpoints/step-3", "a"], ["a/step-3", "b/step-3", "a"]),
+        (["x/a/checkpoints/step-3", "y/a/checkpoints/step-3"], ["x/a/step-3", "y/a/step-3"]),
+    ],
+)
+def test_names_are_as_short_as_tells_them_apart(paths: list[str], names: list[str]) -> None:
+    assert name_runs([Path(path) for path in paths]) == names
+
+
+def test_a_run_given_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is given twice"):
+        name_runs([tmp_path / "a", tmp_path / "b" / ".." / "a"])
+
+
+def test_the_kind_of_a_run_is_the_command_that_made_it(tmp_path: Path) -> None:
+    for command in ("pretrain", "finetune", "sweep"):
+        (tmp_path / command).mkdir()
+        update_run_json(tmp_path / command, {"command": command})
+    step, finetuned = given_runs([tmp_path / "pretrain/checkpoints/step-3", tmp_path / "finetune"])
+    assert (step.kind, step.name, step.report) == ("pretrain", "pretrain/step-3", tmp_path / "pretrain/report")
+    assert (finetuned.kind, finetuned.name, finetuned.report) == ("finetune", "finetune", tmp_path / "finetune/report")
+    for path in (tmp_path / "none", tmp_path, tmp_path / "sweep"):
+        with pytest.raises(CheckpointError, match=str(path)):
+            run_kind(path)
