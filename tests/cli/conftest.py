@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with runs: `smiles/pretrained`, `text`, and fine-tuned `molecules/run`, `rte/run`, `squad/run`."""
+    """Return a folder with pre-trained `smiles/pretrained`, `text`; fine-tuned `{molecules,rte,squad}/run`."""
     root = tmp_path_factory.mktemp("made")
     for name in ("smiles", "molecules", "rte", "squad"):
         (root / name).mkdir()

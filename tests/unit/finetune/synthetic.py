@@ -54,6 +54,8 @@ def finetune_recipe(**sections: Any) -> FinetuneRecipe:
         "optim": {"lr": 3e-3, "warmup_ratio": 0.1},
         "train": {"max_epochs": 3, "batch_sequences": 8, "microbatch_tokens": 128, "num_threads": 1},
     }
+    if sections.get("task", {}).get("name", "csv") != "csv":
+        del content["task"]
     for key, value in sections.items():
         content[key] = {**content[key], **value} if isinstance(value, dict) and key in content else value
     return FinetuneRecipe.model_validate(content)

@@ -101,4 +101,4 @@ def test_a_table_without_a_row_that_can_be_read_has_vectors_of_nan(smiles_model:
 def test_a_file_name_of_another_format_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         check_suffix(Path("a.csv"))
-    assert caught.value.message == "`--embeddings a.csv`: accepted are names that end in .npz or .parquet"
+    assert caught.value.message == "`out=a.csv`: accepted are names that end in .npz or .parquet"
