@@ -1,11 +1,11 @@
-"""The alignment op: every backend equals the float64 reference, then how long it takes and what memory.
+"""Benchmark of the alignment op: checks each backend against the float64 reference, then measures time and memory.
 
     python benchmarks/bench_alignment.py [--backends torch,native] [--shapes 64x77x4,512x7x2] [--quick] [--device cuda]
 
-A shape is B x T x k; S = k T + 2. (64, 77, 4) is the example of App. I and what `text-base` sees, (512, 7, 2) a batch
-of `smiles-base`; the others ask for more targets and more states. The reference keeps B S^2 numbers a target for its
-backward pass; where they exceed its limit it runs on the first sequences of the batch, or not at all, and then float64
-`torch`, which the tests hold against it, is the judge.
+A shape is B x T x k; S = k T + 2. (64, 77, 4) is the example of App. I and a batch of `text-base`, (512, 7, 2) a batch
+of `smiles-base`; the others have more targets and more states. The reference keeps B S^2 numbers per target for its
+backward pass. If they exceed its limit, it runs on the first sequences of the batch only; if one sequence exceeds it,
+the comparison is with float64 `torch`, which the tests compare with the reference.
 """
 
 import argparse
@@ -41,7 +41,7 @@ class Shape(NamedTuple):
 
     @property
     def num_cells(self) -> float:
-        """Edges times targets: what the recursion has to touch."""
+        """Edges times targets, the size of the recursion."""
         return self.B * self.T * self.S**2 / 2
 
 
@@ -54,13 +54,13 @@ class Dag(NamedTuple):
     state_lengths: Tensor
 
     def first(self, num_sequences: int, dtype: torch.dtype) -> "Dag":
-        """The first sequences, in another dtype."""
+        """Return the first sequences, in another dtype."""
         part = [x[:num_sequences] for x in self]
         return Dag(part[0].to(dtype), part[1].to(dtype), *part[2:])
 
 
 def make_dag(shape: Shape, device: torch.device) -> Dag:
-    """Emissions of std 3 and softmax transitions over all later states, float32, seeded."""
+    """Return emissions of std 3 and softmax transitions over all later states, float32, seeded."""
     generator = torch.Generator().manual_seed(0)
     B, T, _ = shape
     log_emit = torch.randn(B, T, shape.S, generator=generator) * 3 - 5
@@ -72,7 +72,7 @@ def make_dag(shape: Shape, device: torch.device) -> Dag:
 
 
 def forward_backward(dag: Dag, backend: Backend, stopwatch: harness.Stopwatch | None = None) -> tuple[Tensor, ...]:
-    """Loss and both gradients; marks start, end of forward and end of backward."""
+    """Return loss and both gradients; mark the start, the end of forward and the end of backward."""
     mark: Callable[[], None] = stopwatch.mark if stopwatch else lambda: None
     log_emit, log_trans = dag.log_emit.detach().requires_grad_(), dag.log_trans.detach().requires_grad_()
     mark()
@@ -84,14 +84,14 @@ def forward_backward(dag: Dag, backend: Backend, stopwatch: harness.Stopwatch | 
 
 
 def reference_sequences(shape: Shape, dtype: torch.dtype) -> int:
-    """How many sequences the reference can take; it keeps one (S, S) matrix a target and some for the step at hand."""
+    """Return how many sequences the reference can take; it keeps one (S, S) matrix per target and a few temporaries."""
     return min(shape.B, REFERENCE_LIMIT_BYTES // ((shape.T + 6) * shape.S**2 * dtype.itemsize))
 
 
 def assert_equal(dag: Dag, shape: Shape, backend: Backend) -> None:
-    """Loss within 5e-6 relative and gradients within 5e-5 of float64.
+    """Check that the loss is within 5e-6 (relative) and the gradients are within 5e-5 of float64.
 
-    The reference in float32 defines no bound on gradients but its own error (8.6e-5 at 8x308x4); its loss is held.
+    Gradients of the reference in float32 are not checked: it misses the bound itself (8.6e-5 at 8x308x4).
     """
     num_sequences = reference_sequences(shape, torch.float64)
     judge: Backend = "reference" if num_sequences else "torch"
@@ -105,13 +105,13 @@ def assert_equal(dag: Dag, shape: Shape, backend: Backend) -> None:
 
 
 def prepare(shape: Shape, backend: Backend, device: torch.device) -> Callable[[], object]:
-    """One call whose memory is measured, after one that loads what it needs."""
+    """Return the call whose memory is measured, after a small call that loads the backend."""
     forward_backward(make_dag(Shape(1, 2, 2), device), backend)
     return functools.partial(forward_backward, make_dag(shape, device), backend)
 
 
 def measure(shape: Shape, backend: Backend, device: torch.device, repeats: int) -> list[dict[str, object]]:
-    """Rows for forward, backward and both."""
+    """Return rows for forward, backward and both."""
     dag = make_dag(shape, device)
     assert_equal(dag, shape, backend)
     if backend == "reference":
@@ -150,7 +150,7 @@ def measure(shape: Shape, backend: Backend, device: torch.device, repeats: int) 
                 "dtype": "float32",
                 **{key: round(value, 3) for key, value in asdict(spread).items()},
                 "ps_per_cell": round(spread.median_ms * 1e9 / shape.num_cells, 2),
-                # what all threads worked, which a busy machine changes less than the time on the clock
+                # time of all threads; a busy machine changes it less than the wall clock
                 "processor_ms": round(median(processor_ms[1:]), 3) if name == "both" else "",
                 "extra_mib": round(extra_mib, 1) if name == "both" else "",
             }
@@ -159,7 +159,7 @@ def measure(shape: Shape, backend: Backend, device: torch.device, repeats: int) 
 
 
 def parse_shape(text: str) -> Shape:
-    """`64x77x4` as a shape."""
+    """Return the shape of a text such as `64x77x4`."""
     B, T, k = map(int, text.split("x"))
     return Shape(B, T, k)
 
@@ -171,8 +171,8 @@ def main() -> None:
     parser.add_argument("--shapes", default=SHAPES, help="comma-separated BxTxk")
     parser.add_argument("--device", default="cpu", type=torch.device)
     parser.add_argument("--threads", default=torch.get_num_threads(), type=int)
-    parser.add_argument("--repeats", default=9, type=int, help="timed calls, after one that is not")
-    parser.add_argument("--quick", action="store_true", help="three repeats, first two shapes, nothing kept")
+    parser.add_argument("--repeats", default=9, type=int, help="timed calls, after one warm-up call")
+    parser.add_argument("--quick", action="store_true", help="three repeats, first two shapes, no rows written")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     shapes = [parse_shape(text) for text in arguments.shapes.split(",")]

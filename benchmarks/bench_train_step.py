@@ -1,15 +1,15 @@
-"""What a training step costs: ExLM against its MLM twin, measured, beside the floor that arithmetic sets (Table 12).
+"""Benchmark of a training step: ExLM against its MLM twin, beside the ratio of their FLOPs (Table 12).
 
     python benchmarks/bench_train_step.py [--recipes text-small,smiles-small] [--steps 9] [--threads 1] [--quick]
     python benchmarks/bench_train_step.py --recipes ablation-exlm --device cuda --batch-share 0.0625
 
-Real steps of the training loop, on generated token ids of the recipe's vocabulary and lengths: full sequences for
-packed text, lengths like those of drug-like molecules in SMILES (log-normal, median 43) for one row a sequence. In
-every round each model does one step as it is and one that is split into its parts (`step_split.py`), both models on the
-same sequences and masks, so ratios are of neighbours in one run; the split step against the whole one is what measuring
-costs. The floor counts FLOPs without padding (`exlm_cli/config/cost.py`). Hours are for the recipe's steps on the
-device at hand; validation and checkpoints are not in them. "data alone" is the time to make a step's batches with
-nothing else to do; "data" is the part of it that the step waits for. Not yet run on a GPU.
+It runs real steps of the training loop on generated token ids of the recipe's vocabulary and lengths: full sequences
+for packed text, lengths of drug-like molecules in SMILES (log-normal, median 43) for one row per sequence. In every
+round each model does one normal step and one step split into its parts (`step_split.py`), both models on the same
+sequences and masks, so each ratio is of neighbouring steps of one run; the split step against the normal one gives the
+cost of measuring. The floor counts FLOPs without padding (`exlm_cli/config/cost.py`). Hours are for the recipe's steps
+on this device, without validation and checkpoints. "data alone" is the time to make a step's batches and nothing else;
+"data" is the part of it that the step waits for. Not yet run on a GPU.
 """
 
 import argparse
@@ -45,7 +45,7 @@ MEDIAN_SMILES_TOKENS, SPREAD_OF_LOG = 43, 0.42
 
 
 class RecordingLoop(TrainingLoop):
-    """The loop of training, which remembers the batches of its last step."""
+    """Training loop that remembers the batches of its last step."""
 
     last_batches: list[Batch]
 
@@ -59,20 +59,20 @@ class RecordingLoop(TrainingLoop):
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two models in training."""
+    """One of the two models, with its training loop and measurements."""
 
     task: PretrainTask
     loop: RecordingLoop
     measured: Measured
 
     def last_size(self) -> StepSize:
-        """Count what the last step worked on."""
+        """Return the size of the last step."""
         batches = self.loop.last_batches
         return StepSize.of(self.measured.recipe, batches, sum(map(self.task.count_tokens, batches)))
 
 
 def build_sides(exlm_name: str, mlm_name: str, arguments: argparse.Namespace, folder: Path) -> tuple[Side, Side]:
-    """Set up both models on the same generated data."""
+    """Return both models, set up on the same generated data."""
     overrides = [f"device={arguments.device.type}", f"train.alignment_backend={arguments.backend}", *arguments.set]
     exlm: PretrainRecipe = load_recipe(exlm_name, overrides)
     data = generate_data(scale_batch(exlm, arguments.batch_share), folder)
@@ -81,7 +81,7 @@ def build_sides(exlm_name: str, mlm_name: str, arguments: argparse.Namespace, fo
 
 
 def build_side(recipe: PretrainRecipe, data: PreparedData, arguments: argparse.Namespace, folder: Path) -> Side:
-    """Set up the training of a recipe."""
+    """Return a model of a recipe, set up for training."""
     device = arguments.device
     scaled = scale_batch(recipe, arguments.batch_share)
     model = build_model(scaled, data.tokenizer, device).train()
@@ -102,14 +102,14 @@ def build_side(recipe: PretrainRecipe, data: PreparedData, arguments: argparse.N
 
 
 def scale_batch(recipe: PretrainRecipe, share: float) -> PretrainRecipe:
-    """The recipe with a share of the sequences or tokens of a step."""
+    """Return the recipe with a share of the sequences or tokens of a step."""
     key = "batch_tokens" if recipe.train.batch_tokens is not None else "batch_sequences"
     size = max(1, round(share * getattr(recipe.train, key)))
     return recipe.model_copy(update={"train": recipe.train.model_copy(update={key: size})})
 
 
 def generate_data(recipe: PretrainRecipe, folder: Path) -> PreparedData:
-    """Token ids drawn evenly from the vocabulary, as many sequences as one window of length buckets holds."""
+    """Return uniform token ids of the vocabulary, as many sequences as one window of length buckets holds."""
     rng = np.random.default_rng(0)
     vocab_size, longest = recipe.tokenizer.vocab_size, recipe.data.sequence_length - 2
     is_packed = recipe.data.sample_break == "none"
@@ -130,8 +130,8 @@ def generate_data(recipe: PretrainRecipe, folder: Path) -> PreparedData:
 
 
 def measure_round(sides: list[Side]) -> None:
-    """One whole and one split step of each side."""
-    stop = StopSignal()  # never entered: signals end the benchmark as usual
+    """Measure one whole and one split step of each model."""
+    stop = StopSignal()  # not entered, so that signals end the benchmark
     for side in sides:
         stopwatch = harness.Stopwatch(side.task.device)
         stopwatch.mark()
@@ -155,7 +155,7 @@ def measure_round(sides: list[Side]) -> None:
 
 
 def measure(sides: list[Side], num_rounds: int, num_warmup: int) -> None:
-    """Measure round by round, each side first in turn."""
+    """Measure round by round; the models take turns to be first."""
     for round_index in range(num_warmup + num_rounds):
         if round_index == num_warmup:
             for side in sides:
@@ -164,7 +164,7 @@ def measure(sides: list[Side], num_rounds: int, num_warmup: int) -> None:
 
 
 def twin_of(name: str) -> str:
-    """The name of a recipe's MLM."""
+    """Return the name of a recipe's MLM twin."""
     return name.replace("-exlm", "-mlm") if "-exlm" in name else f"{name}-mlm"
 
 
@@ -173,13 +173,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time of a training step, ExLM against MLM")
     parser.add_argument("--recipes", default="text-small,smiles-small", help="comma-separated: NAME or NAME:MLM-TWIN")
     parser.add_argument("--steps", default=9, type=int, help="rounds measured, after --warmup")
-    parser.add_argument("--warmup", default=2, type=int, help="rounds that are not")
+    parser.add_argument("--warmup", default=2, type=int, help="rounds before those")
     parser.add_argument("--device", default="cpu", type=torch.device)
     parser.add_argument("--threads", default=torch.get_num_threads(), type=int)
-    parser.add_argument("--backend", default="auto", help="of the alignment: auto, native, torch, reference")
-    parser.add_argument("--batch-share", default=1.0, type=float, help="share of the recipe's step done in one")
+    parser.add_argument("--backend", default="auto", help="backend of the alignment: auto, native, torch, reference")
+    parser.add_argument("--batch-share", default=1.0, type=float, help="share of the recipe's batch in each step")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for both recipes")
-    parser.add_argument("--quick", action="store_true", help="three rounds, nothing kept")
+    parser.add_argument("--quick", action="store_true", help="three rounds, no rows written")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     for name in arguments.recipes.split(","):

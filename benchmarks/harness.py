@@ -1,4 +1,4 @@
-"""Time, memory and the row that is kept of them; what every benchmark here shares."""
+"""Measurement of time and memory, and the CSV rows of results, for all benchmarks."""
 
 import csv
 import ctypes
@@ -37,7 +37,7 @@ class Spread:
 
 
 class Stopwatch:
-    """Marks points of a run: the wall clock on a CPU, events on a CUDA device."""
+    """Timer that marks points of a run: wall clock on a CPU, events on a CUDA device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -45,7 +45,7 @@ class Stopwatch:
         self._events: list[torch.cuda.Event] = []
 
     def mark(self) -> None:
-        """Note the moment."""
+        """Mark the current moment."""
         if self._device.type != "cuda":
             self._moments_s.append(time.perf_counter())
             return
@@ -54,7 +54,7 @@ class Stopwatch:
         self._events.append(event)
 
     def laps_ms(self) -> list[float]:
-        """Milliseconds between consecutive marks."""
+        """Return the milliseconds between consecutive marks."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             return [a.elapsed_time(b) for a, b in pairwise(self._events)]
@@ -62,12 +62,12 @@ class Stopwatch:
 
 
 def peak_mib(prepare: Callable[[], Callable[[], object]], device: torch.device) -> float:
-    """Most memory, MiB, that one call takes beyond what was there before it, results included.
+    """Return the peak memory of one call in MiB, results included, above the memory in use before it.
 
     Args:
-        prepare: Makes inputs, warms up and returns the call to measure; importable, since on a CPU it runs in a fresh
-            process, whose peak nothing else has raised.
-        device: Where the call runs.
+        prepare: Makes inputs, warms up and returns the call to measure. It must be importable, because on a CPU it runs
+            in a fresh process with a peak of its own.
+        device: Device of the call.
     """
     if device.type == "cuda":
         call = prepare()
@@ -83,7 +83,7 @@ def peak_mib(prepare: Callable[[], Callable[[], object]], device: torch.device) 
 
 def _resident_peak_mib(prepare: Callable[[], Callable[[], object]], num_threads: int) -> float:
     torch.set_num_threads(num_threads)
-    # large blocks go back to the system at once, so that the peak is of what is alive
+    # large blocks return to the system at once, so that the peak counts live memory only
     ctypes.CDLL(None).mallopt(_MALLOC_MMAP_THRESHOLD, _LARGE_BYTES)
     call = prepare()
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
@@ -101,7 +101,7 @@ def _status_kib(field: str) -> int:
 
 
 def surroundings(device: torch.device) -> dict[str, str]:
-    """Where and with what a row was measured."""
+    """Return machine, versions, commit and date for a row."""
     git = ["git", "-C", str(RESULTS_DIR.parents[1])]
     commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
     measured = ["src", "cuda_ext", "benchmarks/*.py"]
@@ -123,7 +123,7 @@ def _processor() -> str:
 
 
 def append_row(name: str, row: Mapping[str, object]) -> None:
-    """Append to `results/<name>.csv`; its header is written with the first row, and every row has its columns."""
+    """Append to `results/<name>.csv`; the first row writes the header, and later rows must have the same columns."""
     path = RESULTS_DIR / f"{name}.csv"
     is_new = not path.exists()
     if not is_new:

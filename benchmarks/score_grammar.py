@@ -1,8 +1,9 @@
-"""How much of the dependency between the masked words of a grammar sentence a checkpoint has learnt.
+"""Share of the dependency between the masked words of a grammar sentence that a checkpoint has learnt.
 
-The bundled grammar knows the true joint distribution. Between the independence bound (sum of the words' own entropies)
-and the truth (entropy of the joint) lies their mutual information; the share of it that a model captures is where its
-expected negative log-likelihood lies between the two. Below 0 %: not even each word alone is predicted well.
+The bundled grammar knows the true joint distribution. The mutual information is the difference between the independence
+bound (sum of the entropies of the single words) and the truth (entropy of the joint). The share that a model captures
+is the position of its expected negative log-likelihood between the two. Below 0 % not even single words are predicted
+well.
 
     python benchmarks/score_grammar.py runs/quickstart "This is [MASK], and I'm very [MASK] to see this."
 """
@@ -19,7 +20,7 @@ from exlm_cli.train.pretrained import Pretrained, load_pretrained
 
 
 def expected_nll_nats(pretrained: Pretrained, sentence: str) -> float:
-    """Expected nats of all masked words together under the true joint."""
+    """Return the expected nats of all masked words together under the true joint."""
     tokenizer, joint = pretrained.tokenizer, true_joint(sentence)
     words = [[tokenizer.encode(f" {word}") for word in filling] for filling in joint]
     assert all(len(ids) == 1 for filling in words for ids in filling), "every word must be one token"
@@ -34,7 +35,7 @@ def expected_nll_nats(pretrained: Pretrained, sentence: str) -> float:
 
 
 def main() -> None:
-    """Print one line a sentence."""
+    """Print one line per sentence."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("sentences", nargs="+")

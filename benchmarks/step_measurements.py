@@ -1,4 +1,4 @@
-"""What was measured of training steps, as rows and as a table: times, shares, FLOPs, multiples of the MLM twin."""
+"""Measurements of training steps as rows and as a table: times, shares, FLOPs, ratios to the MLM twin."""
 
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
@@ -19,7 +19,7 @@ WHOLE, SPLIT, ALONE = Part("step"), Part("split step"), Part("data alone")
 
 @dataclass(frozen=True)
 class StepSize:
-    """What one step worked on: FLOPs without padding, input tokens before expansion, positions without and with it."""
+    """Size of one step: FLOPs without padding, input tokens before expansion, positions without and with padding."""
 
     flops: TrainingFlops
     num_tokens: int
@@ -28,7 +28,7 @@ class StepSize:
 
     @classmethod
     def of(cls, recipe: PretrainRecipe, batches: list[Batch], num_tokens: int) -> Self:
-        """Count the batches of a step."""
+        """Return the size of the batches of a step."""
         flops, vocab_size = TrainingFlops(), recipe.tokenizer.vocab_size
         for batch in batches:
             for length, num_targets in zip(batch.lengths.tolist(), batch.target_lengths.tolist(), strict=True):
@@ -39,14 +39,14 @@ class StepSize:
 
 @dataclass
 class Measured:
-    """What was measured of one model, a value a round.
+    """Measurements of one model, one value per round.
 
     Attributes:
-        recipe: What was trained, as the file has it.
-        batch_share: Of the recipe's step that was done in one.
-        alignment, precision: What the model ran with.
-        times_ms: By part.
-        sizes: Of whole and of split steps, which see other sequences.
+        recipe: Recipe of the model, as in its file.
+        batch_share: Share of the recipe's batch in each step.
+        alignment, precision: Backend of the alignment, and precision of the model.
+        times_ms: Times of each part.
+        sizes: Sizes of whole and of split steps, which see different sequences.
     """
 
     recipe: PretrainRecipe
@@ -57,13 +57,13 @@ class Measured:
     sizes: dict[Part, list[StepSize]] = field(default_factory=lambda: {WHOLE: [], SPLIT: []})
 
     def forget(self) -> None:
-        """Drop it all, as of rounds that only warm up."""
+        """Drop all measurements, after the warm-up rounds."""
         self.times_ms.clear()
         for sizes in self.sizes.values():
             sizes.clear()
 
     def flops(self, part: Part) -> list[float]:
-        """FLOPs of a part over both passes, a value a round; zeros where they are not counted."""
+        """Return the FLOPs of a part over both passes, one value per round; zeros if they are not counted."""
         if part in (WHOLE, SPLIT):
             return [size.flops.total for size in self.sizes[part]]
         name = part.name if part.direction == "both" else ""
@@ -71,23 +71,23 @@ class Measured:
 
 
 def hours_of_steps(step_ms: float, num_steps: int, batch_share: float) -> float:
-    """Hours of whole steps, from the time of a share of one; the optimiser then counts 1 / share times, not once."""
+    """Return the hours of whole steps from the time of a share of one, with the optimiser counted 1 / share times."""
     return step_ms / batch_share * num_steps / 3.6e6
 
 
 def paired_ratio(numerators: list[float], denominators: list[float]) -> Spread:
-    """Spread of the ratios of what was measured in the same rounds (the unit of the fields does not apply)."""
+    """Return the spread of ratios within rounds (the unit in the names of the fields does not apply)."""
     return Spread.of([a / b for a, b in zip(numerators, denominators, strict=True)])
 
 
 def rows_of(measured: Measured, twin: Measured | None) -> list[dict[str, Any]]:
-    """One row a part: its time, its share of the split step, its FLOPs, and all that as multiples of the twin's.
+    """Return one row per part: time, share of the split step, FLOPs, and their ratios to the twin.
 
-    Hours are for the mean step at the median speed: steps of one row a sequence differ in length.
+    Hours are for the mean step at the median speed, because steps of one row per sequence differ in length.
 
     Args:
-        measured: Of the model that the rows are about.
-        twin: Of its MLM; none: it is the MLM itself.
+        measured: Measurements of the model.
+        twin: Measurements of its MLM twin; None for the MLM itself.
     """
     rows: list[dict[str, Any]] = []
     max_steps = measured.recipe.train.max_steps
@@ -136,7 +136,7 @@ def _place(part: Part) -> tuple[int, str]:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """Print one model's rows."""
+    """Print the rows of one model."""
     first = rows[0]
     print(
         f"\n{first['recipe']}: {first['tokens']:,} tokens a step, {first['precision']}, "
@@ -151,7 +151,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def conclude(exlm: list[dict[str, Any]], mlm: list[dict[str, Any]]) -> str:
-    """Return the ratios and hours in words."""
+    """Return the ratios and hours as text."""
     whole, split = exlm[0], exlm[1]
     floor = whole["flops_times_mlm"]
     paper = PAPER_HOURS["exlm"] / PAPER_HOURS["mlm"]

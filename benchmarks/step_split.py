@@ -1,9 +1,9 @@
-"""Where the time of a training step goes: marks set around the parts of a real step, forward and backward.
+"""Timing of the parts of a real training step, forward and backward.
 
-The parts of the model are called as ever, through wrappers that mark their beginning and end. In the backward pass a
-gradient hook on what a part gave out marks where its own backward begins: autograd runs the later part first, and all
-of it, so the parts do not mix. Whatever lies between two marks belongs to the part that was entered last, so that the
-parts add up to the step. On a CUDA device marks are events of the stream.
+Wrappers around the parts of the model mark their beginning and end. In the backward pass a gradient hook on the output
+of a part marks where its backward begins: autograd finishes the later part before it starts the earlier one, so the
+parts do not mix. The time between two marks belongs to the part entered last, so the parts add up to the step. On a
+CUDA device the marks are events of the stream.
 """
 
 from collections import defaultdict
@@ -25,7 +25,7 @@ Pass = Literal["forward", "backward", "both"]
 
 
 class Part(NamedTuple):
-    """A stretch of a step; `both` where it has no backward pass of its own."""
+    """Part of a step; `both` if it has no separate backward pass."""
 
     name: str
     direction: Pass = "both"
@@ -36,7 +36,7 @@ ORDER = ("data", "encoder", "lm_head", "transition", "alignment", "optimiser", "
 
 
 class StepClock:
-    """One step, cut where the next part is entered."""
+    """Clock of one step, with a mark at the start of each part."""
 
     def __init__(self, device: torch.device) -> None:
         self._stopwatch = Stopwatch(device)
@@ -44,7 +44,7 @@ class StepClock:
 
     @property
     def current(self) -> Part:
-        """The part that time goes to."""
+        """Return the part that time is counted to."""
         return self._entered[-1]
 
     def enter(self, part: Part) -> None:
@@ -53,7 +53,7 @@ class StepClock:
         self._entered.append(part)
 
     def totals_ms(self) -> dict[Part, float]:
-        """Milliseconds of every part up to the last one entered, which has none; with their sums over both passes."""
+        """Return the milliseconds of every part but the last one entered, and the sums over both passes."""
         totals: dict[Part, float] = defaultdict(float)
         for part, lap_ms in zip(self._entered, self._stopwatch.laps_ms(), strict=False):
             totals[part] += lap_ms
@@ -64,10 +64,10 @@ class StepClock:
 
 @contextmanager
 def split_step(loop: TrainingLoop) -> Iterator[StepClock]:
-    """Mark the parts of the steps done inside; afterwards everything is as it was.
+    """Mark the parts of the steps inside this context; restores loop and model afterwards.
 
-    `data` is the wait for the next batch, `encoder` includes embedding and gathering node states, `optimiser` freeing,
-    scaling and clipping gradients, `other` the sums between them.
+    `data` is the wait for the next batch; `encoder` includes embedding and the gathering of node states; `optimiser`
+    includes freeing, scaling and clipping gradients; `other` is the sums between them.
     """
     model: Any = loop.task.model
     clock = StepClock(next(model.parameters()).device)
@@ -102,7 +102,7 @@ def split_step(loop: TrainingLoop) -> Iterator[StepClock]:
             stack.enter_context(mock.patch.object(owner, name, marking))
         stack.enter_context(mock.patch.object(loop, "batches", batches_marked))
         stack.enter_context(mock.patch.object(loop.optimizer, "zero_grad", zero_grad))
-        # tied to the decoder: its gradient is complete when the backward pass has come to the input
+        # tied to the decoder: its gradient is complete when the backward pass reaches the input
         weight = model.token_embedding.weight
         stack.callback(weight.register_post_accumulate_grad_hook(lambda _: clock.enter(OTHER)).remove)
         stack.callback(loop.optimizer.register_step_post_hook(lambda *_: clock.enter(OTHER)).remove)
@@ -114,7 +114,7 @@ def split_step(loop: TrainingLoop) -> Iterator[StepClock]:
 def _marking(
     clock: StepClock, call: Callable[..., Any], name: str, output: Callable[[Any], Tensor]
 ) -> Callable[..., Any]:
-    """Wrap a part of the model; `output` picks the tensor whose gradient its backward pass begins with."""
+    """Return a part of the model with marks; `output` picks the tensor whose gradient starts its backward pass."""
 
     def marked(*args: Any, **kwargs: Any) -> Any:
         before = clock.current

@@ -1,10 +1,10 @@
-"""When does a DAG learn that two masked words depend on each other, and when does it collapse onto one path?
+"""Study of the DAG's collapse: which settings learn that two masked words depend on each other?
 
-One sentence with two masked words that share a sentiment: eight words each, four good and four bad, equally likely.
-The nats per word of a model that treats the masks alone cannot fall below ln 8 = 2.0794; the truth is
-(ln 8 + ln 4) / 2 = 1.7329. The share of that gap that a model closes is that of the mutual information it captures.
-Recipe changes are what `exlm pretrain --set` takes; what is no recipe key (a cue in the corpus, an entropy
-bonus) is done here. Adds a CSV row a variant and seed; rows that are there are not run again.
+The corpus is one sentence with two masked words that share a sentiment: eight words each, four good and four bad,
+equally likely. A model that predicts each mask alone needs at least ln 8 = 2.0794 nats per word; the truth is
+(ln 8 + ln 4) / 2 = 1.7329. The share of this gap that a model closes is the share of the mutual information that it
+captures. Changes of the recipe are those of `exlm pretrain --set`; a cue in the corpus and an entropy bonus, which are
+no recipe keys, are implemented here. The script adds one CSV row per variant and seed and skips rows that exist.
 
     python benchmarks/study_collapse.py --list
     python benchmarks/study_collapse.py --variants mlm paper "paper, batch 512" --seeds 0 1 2
@@ -35,7 +35,7 @@ FIRST, SECOND = 20, 28
 """Each masked word is one of eight tokens: four good, then four bad."""
 SENTENCE = np.array([CLS, 10, 11, MASK, 12, 13, 14, 15, MASK, 16, 17, 18, 19, SEP])
 CUE_POSITION, CUES = 2, (11, 36, 37)
-"""Without a cue, a good and a bad one."""
+"""No cue, a good cue and a bad cue."""
 VOCABULARY = 40
 K = 4
 INDEPENDENCE_BOUND, TRUTH = math.log(8), (math.log(8) + math.log(4)) / 2
@@ -45,13 +45,13 @@ Changes = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Variant:
-    """What is changed of the study's recipe, and of how it is trained."""
+    """Changes of the study's recipe and of its training."""
 
     changes: Changes = field(default_factory=dict)
     batch_sequences: int = 128
     steps_factor: int = 1
     cue_share: float = 0.0
-    """Share of sentences in which another word tells the sentiment."""
+    """Share of sentences in which another word reveals the sentiment."""
     entropy_bonus: float = 0.0
     """Weight of the mean entropy of the transitions out of a node, subtracted from the loss."""
 
@@ -65,7 +65,7 @@ ALL_THREE: Changes = {"model": LANES | CLONE_VECTORS, "optim": SLOW}
 
 
 def around(name: str, base: Changes) -> dict[str, Variant]:
-    """Return a base and what one change at a time makes of it."""
+    """Return a base and its variants with one change each."""
 
     def changed(section: str, **values: Any) -> Variant:
         return Variant(base | {section: base.get(section, {}) | values})
@@ -115,7 +115,7 @@ VARIANTS: dict[str, Variant] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one training run ended, measured without dropout under the true distribution of the pairs."""
+    """Result of one training run, measured without dropout under the true distribution of the pairs."""
 
     nll_nats: float
     effective_states: float
@@ -123,7 +123,7 @@ class Outcome:
 
     @property
     def captured_share(self) -> float:
-        """Share of the mutual information between the two words."""
+        """Return the share of the mutual information between the two words."""
         return (INDEPENDENCE_BOUND - self.nll_nats) / (INDEPENDENCE_BOUND - TRUTH)
 
 
@@ -145,7 +145,7 @@ def build_recipe(variant: Variant, steps: int, seed: int) -> PretrainRecipe:
 
 
 def sentence_batches(recipe: PretrainRecipe) -> list[Batch]:
-    """The sentence without a cue, with a good and with a bad one."""
+    """Return the sentence without a cue, with a good one and with a bad one."""
     batches = []
     for cue in CUES:
         ids = SENTENCE.copy()
@@ -156,7 +156,7 @@ def sentence_batches(recipe: PretrainRecipe) -> list[Batch]:
 
 
 def pair_dag(model: ExlmModel, batch: Batch, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Arguments of the alignment op for pairs of words (P, 2) behind one sentence, which is encoded once."""
+    """Return the arguments of the alignment op for pairs of words (P, 2); the sentence is encoded once."""
     nodes = model.node_states(batch)
     log_probs_SV = model.node_log_probs(nodes)[0]
     log_emit = torch.where(nodes.is_inner, log_probs_SV.t()[targets], torch.zeros(()))
@@ -166,7 +166,7 @@ def pair_dag(model: ExlmModel, batch: Batch, targets: Tensor) -> tuple[Tensor, T
 
 
 def pair_nll(model: ExlmModel, batch: Batch, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Nats of each pair (P,), and the mean entropy of the transitions out of a node."""
+    """Return the nats of each pair (P,) and the mean entropy of the transitions out of a node."""
     if model.transition is None:
         log_probs_SV = model.node_log_probs(model.node_states(batch))[0]
         return -log_probs_SV[1:-1][torch.arange(targets.shape[1]), targets].sum(1), torch.zeros(())
@@ -177,7 +177,7 @@ def pair_nll(model: ExlmModel, batch: Batch, targets: Tensor) -> tuple[Tensor, T
 
 
 def train(variant: Variant, steps: int, seed: int) -> Outcome:
-    """Train on pairs drawn anew each step, and measure the sentence without a cue."""
+    """Train on new random pairs in each step, then measure on the sentence without a cue."""
     recipe = build_recipe(variant, steps, seed)
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
@@ -204,7 +204,7 @@ def train(variant: Variant, steps: int, seed: int) -> Outcome:
 
 @torch.no_grad()
 def measure(model: ExlmModel, batch: Batch) -> tuple[float, float]:
-    """Expected nats a word, and effective states: the perplexity of the states behind a word, mean over words."""
+    """Return expected nats per word, and effective states: the perplexity of the states of a word, mean over words."""
     model.eval()
     half = torch.arange(4)
     pairs = torch.cat([torch.cartesian_prod(FIRST + offset + half, SECOND + offset + half) for offset in (0, 4)])
@@ -219,7 +219,7 @@ COLUMNS = ["variant", "seed", "steps", "nats_per_word", "captured_share", "effec
 
 
 def rows_done(path: Path) -> set[tuple[str, str, str]]:
-    """Variant, seed and steps of the rows of a file."""
+    """Return variant, seed and steps of the rows of a file."""
     if not path.is_file():
         return set()
     with path.open(newline="") as file:
@@ -227,7 +227,7 @@ def rows_done(path: Path) -> set[tuple[str, str, str]]:
 
 
 def main() -> None:
-    """Run the variants asked for and add their rows."""
+    """Run the chosen variants and add their rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--list", action="store_true", help="name the variants and end")
     parser.add_argument("--variants", nargs="*", choices=list(VARIANTS), default=list(VARIANTS), metavar="NAME")

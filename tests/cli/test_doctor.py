@@ -34,6 +34,6 @@ def test_a_build_that_fails_says_why_and_exits_with_2(capsys: Capture, monkeypat
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == (
-        "error: the native cpu kernels cannot be had: no C++ compiler found (g++, c++ or clang++)\n\n"
-        "hint: training works without: the `torch` backend needs no compiler\n"
+        "error: the native cpu kernels are not available: no C++ compiler found (g++, c++ or clang++)\n\n"
+        "hint: training works without them: the `torch` backend needs no compiler\n"
     )

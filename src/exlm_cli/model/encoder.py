@@ -1,4 +1,4 @@
-"""The encoder both objectives share: a pre-LayerNorm transformer with rotary positions.
+"""Encoder of both objectives: a pre-LayerNorm transformer with rotary positions.
 
 Axes: B sequences, L positions, D width, N heads, H head width.
 """
@@ -17,7 +17,7 @@ Rotation = tuple[Tensor, Tensor]
 
 
 class EncoderBlock(nn.Module):
-    """x + attention(norm(x)), then x + ffn(norm(x))."""
+    """Transformer block: x + attention(norm(x)), then x + ffn(norm(x))."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class EncoderBlock(nn.Module):
         self.activation_dropout = nn.Dropout(config.activation_dropout)
 
     def forward(self, x_BLD: Tensor, rotation: Rotation | None, attend: Tensor | None) -> Tensor:
-        """Apply the block; `attend` (B, 1, 1, L) is True where a key may be seen, None where all may."""
+        """Apply the block; `attend` (B, 1, 1, L) is True at visible keys, None if all are visible."""
         q, k, v = self.qkv(self.attention_norm(x_BLD)).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         if rotation is not None:
             q, k = rotate(q, *rotation), rotate(k, *rotation)
@@ -45,7 +45,7 @@ class EncoderBlock(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Embedded tokens in, contextual states out."""
+    """Stack of blocks that turns embedded tokens into contextual states."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -63,12 +63,12 @@ class Encoder(nn.Module):
         positions: Int64[Tensor, "B L 2"],
         is_token: Bool[Tensor, "B L"] | None,
     ) -> Float[Tensor, "B L D"]:
-        """Encode.
+        """Return the contextual state of every position.
 
         Args:
             embedded: Token embeddings.
             positions: (token index, clone index) of every position; `rope: 1d` counts the expanded sequence instead.
-            is_token: False at padding; None where nothing is padded, which lets attention take its fastest path.
+            is_token: False at padding; None without padding, which allows the fastest attention.
         """
         expanded_index = torch.arange(embedded.shape[1], device=embedded.device)
         if self.position_embedding is not None:

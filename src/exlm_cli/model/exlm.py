@@ -1,4 +1,4 @@
-"""ExLM and its MLM baseline: one encoder, an LM head on the nodes, and for ExLM a transition head.
+"""Networks of ExLM and its MLM baseline: an encoder, an LM head on the nodes, and for ExLM a transition head.
 
 Axes: B sequences, L expanded positions, S nodes, T targets, N packed inner nodes, D width, V vocabulary.
 """
@@ -20,7 +20,7 @@ from exlm_cli.ops.emissions import TokenStatistics, token_log_probs, token_stati
 
 
 class LMHead(nn.Module):
-    """Dense, GELU, LayerNorm, then the decoder tied to the token embedding (RoBERTa's head)."""
+    """RoBERTa's LM head: dense, GELU, LayerNorm; its decoder is tied to the token embedding."""
 
     def __init__(self, width: int, embedding: nn.Embedding) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class LMHead(nn.Module):
 
 @dataclass(frozen=True)
 class NodeStates:
-    """The encoder's states at the DAG nodes and where the emitting ones lie.
+    """States of the encoder at the DAG nodes, and which nodes emit.
 
     Attributes:
         states: (B, S, D), zero beyond `state_lengths`.
@@ -47,15 +47,15 @@ class NodeStates:
 
     @property
     def packed(self) -> Float[Tensor, "N D"]:
-        """States of the inner nodes alone, in order."""
+        """Return the states of the inner nodes alone, in order."""
         return self.states[self.is_inner]
 
 
 class ExlmModel(nn.Module):
-    """The network of a recipe.
+    """Network of a pre-training recipe.
 
     Args:
-        recipe: Its `model`, `masking` and `objective` decide the architecture.
+        recipe: Its `model`, `masking` and `objective` define the architecture.
         vocab_size: V of the tokenizer in use, which may be smaller than the recipe's.
     """
 
@@ -107,7 +107,7 @@ class ExlmModel(nn.Module):
         return NodeStates(states_BSD * is_real[..., None], batch.node_mask >= 0)
 
     def token_log_probs(self, nodes: NodeStates, token_ids_NT: Int64[Tensor, "N T"]) -> Float[Tensor, "N T"]:
-        """Log-probabilities of T tokens at each packed inner node, float32."""
+        """Return log-probabilities of T tokens at each packed inner node, float32."""
         return token_log_probs(
             self.lm_head(nodes.packed),
             self.token_embedding.weight,
@@ -117,7 +117,7 @@ class ExlmModel(nn.Module):
         )
 
     def token_statistics(self, nodes: NodeStates) -> TokenStatistics:
-        """Entropy and most likely token at each packed inner node."""
+        """Return entropy and most likely token at each packed inner node."""
         return token_statistics(
             self.lm_head(nodes.packed),
             self.token_embedding.weight,
@@ -126,21 +126,21 @@ class ExlmModel(nn.Module):
         )
 
     def node_log_probs(self, nodes: NodeStates) -> Float[Tensor, "B S V"]:
-        """Whole distributions, -inf at BOS, EOS and padding; for inspection of a few sequences, not for training."""
+        """Return whole distributions, -inf at BOS, EOS and padding; for a few sequences, not for training."""
         logits = F.linear(self.lm_head(nodes.packed), self.token_embedding.weight, self.lm_head.bias)
         full = logits.new_full((*nodes.is_inner.shape, logits.shape[-1]), -torch.inf, dtype=torch.float32)
         full[nodes.is_inner] = logits.float().log_softmax(-1)
         return full
 
     def log_emissions(self, nodes: NodeStates, batch: Batch) -> Float[Tensor, "B T S"]:
-        """log P_u(y_i) of every inner node u and target i; zero at nodes that emit nothing, which no one reads."""
+        """Return log P_u(y_i) of every inner node u and target i; zero, and never read, at nodes that emit nothing."""
         row_sequence_N = nodes.is_inner.nonzero()[:, 0]
         log_probs_NT = self.token_log_probs(nodes, batch.target_ids[row_sequence_N])
         emit_BST = log_probs_NT.new_zeros((*nodes.is_inner.shape, batch.target_ids.shape[1]))
         return emit_BST.masked_scatter(nodes.is_inner[..., None], log_probs_NT).transpose(1, 2)
 
     def log_transitions(self, nodes: NodeStates, batch: Batch) -> Float[Tensor, "B S S"]:
-        """log E[v, u]; only for `alignment: dag` and `sparse_dag`."""
+        """Return log E[v, u]; only for `alignment: dag` and `sparse_dag`."""
         assert self.transition is not None, "an MLM or `alignment: independent` has no transitions"
         return cast(Tensor, self.transition(nodes.states, batch.node_mask, batch.state_lengths))
 

@@ -1,4 +1,4 @@
-"""The network of a downstream task: the pre-trained encoder and a head of its own.
+"""Network of a downstream task: a pre-trained encoder and a task head.
 
 Axes: B sequences, L tokens, R positions after repetition, C outputs, D width.
 """
@@ -16,7 +16,7 @@ from exlm_cli.model.encoder import Encoder
 
 
 class SequenceHead(nn.Module):
-    """The state at [CLS], then dropout, dense, tanh, dropout and the output layer (RoBERTa's)."""
+    """RoBERTa's classification head: dropout, dense, tanh, dropout and an output layer on the state at [CLS]."""
 
     def __init__(self, width: int, num_outputs: int, dropout: float) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class SequenceHead(nn.Module):
 
 
 class SpanHead(nn.Module):
-    """Logits of being the first and the last token of an answer, for each token; copies of a token are averaged."""
+    """Logits of each token as first and as last token of an answer; copies of a token are averaged."""
 
     def __init__(self, width: int, dropout: float, num_repeats: int) -> None:
         super().__init__()
@@ -60,12 +60,12 @@ class SpanHead(nn.Module):
 class TaskModel(nn.Module):
     """Token embedding and encoder of a pre-trained model, and a task head.
 
-    Inputs have no masks, so nothing expands: the LM head, the transition head and the clone vectors of the checkpoint
-    have no part in it. Every token stands at (i, 0).
+    Inputs have no masks, so nothing expands, and the LM head, the transition head and the clone vectors of the
+    checkpoint are not used. The position of token i is (i, 0).
 
     Args:
-        recipe: Of pre-training; its `model` is the architecture, `masking.num_repeats` the copies of each input token.
-        finetune: Dropout of its own.
+        recipe: Recipe of pre-training, with the architecture and the number of copies of each token.
+        finetune: Dropout that replaces the one of pre-training.
         vocab_size: V of the checkpoint's tokenizer.
         num_outputs: C; None for spans, which have two outputs a token.
     """
@@ -85,7 +85,7 @@ class TaskModel(nn.Module):
             if num_outputs is None
             else SequenceHead(config.width, num_outputs, finetune.pooler_dropout)
         )
-        # regression trains on standardised targets; outputs come in the task's units, where float32 may be too coarse
+        # regression trains on standardised targets; in the task's units float32 may be too coarse
         self.register_buffer("output_mean", torch.zeros(num_outputs or 1, dtype=torch.float64))
         self.register_buffer("output_std", torch.ones(num_outputs or 1, dtype=torch.float64))
         for module in self.modules():
@@ -110,15 +110,15 @@ class TaskModel(nn.Module):
             lengths: Real positions of each sequence.
         """
         states = self.encode(token_ids, lengths).float()
-        with torch.autocast(states.device.type, enabled=False):  # scores in 16 bits have ties, which rank metrics see
+        with torch.autocast(states.device.type, enabled=False):  # 16-bit scores have ties, which change rank metrics
             return cast(Tensor, self.head(states, lengths))
 
     def in_units(self, outputs: Tensor) -> Tensor:
-        """Return what `forward` gave with regression in the task's own units, float64; logits stay as they are."""
+        """Return the outputs of `forward` in the task's units, float64; logits stay as they are."""
         return outputs.double() if isinstance(self.head, SpanHead) else outputs * self.output_std + self.output_mean
 
     def load_encoder(self, pretrained: dict[str, Tensor]) -> None:
-        """Take the token embedding and the encoder out of the state dict of an `ExlmModel`; the head stays as drawn."""
+        """Load the token embedding and the encoder from the state dict of an `ExlmModel`; the head stays as drawn."""
         own = {name: t for name, t in pretrained.items() if name.startswith(("token_embedding.", "encoder."))}
         missing = {name for name in self.state_dict() if not name.startswith(("head.", "output_"))} ^ own.keys()
         assert not missing, f"the checkpoint is of another encoder: {sorted(missing)[:3]}"
@@ -126,6 +126,6 @@ class TaskModel(nn.Module):
 
 
 def with_dropout(model: ModelConfig, finetune: FinetuneModelConfig) -> ModelConfig:
-    """Return the architecture with fine-tuning's dropout where it has its own."""
+    """Return the architecture with the dropout rates that fine-tuning sets."""
     given = finetune.model_dump(exclude={"pooler_dropout"}, exclude_none=True)
     return model.model_copy(update=given)

@@ -1,4 +1,4 @@
-"""The transition head: node states to the edges of the DAG (section 4.2).
+"""Transition head: from node states to the edges of the DAG (section 4.2).
 
 Axes: B sequences, S nodes, D width, h transition heads.
 """
@@ -34,15 +34,15 @@ def allowed_edges(
 
 
 class TransitionHead(nn.Module):
-    """E = softmax(Q K' / sqrt(D) + M); with several heads a mixture of such softmaxes under a learned gate per node.
+    """E = softmax(Q K' / sqrt(D) + M); with several heads a mixture of such softmaxes, weighted by a gate per node.
 
-    The one-head form is the paper's formula. Gated heads and learned node positions concatenated to the states are what
-    the official code trains; both are configuration (`transition.heads`, `transition.position_features`).
-    `transition.lane_bias` is ours: two learned scalars, added to M, that start the DAG as k parallel lanes through the
-    masks. Without it a DAG whose clones are alike collapses onto one path before it can learn (docs/results.md).
+    One head is the paper's formula. The official code trains gated heads and learned node positions concatenated to the
+    states; set `transition.heads` and `transition.position_features` for these. `transition.lane_bias` is our addition:
+    two learned scalars, added to M, that start the DAG as k parallel lanes through the masks. Without it a DAG whose
+    clones are alike collapses onto one path before it can learn (docs/results.md).
 
     Args:
-        config: Of the model.
+        config: Section `model` of the recipe.
         num_states_per_mask: k.
     """
 
@@ -77,7 +77,7 @@ class TransitionHead(nn.Module):
         allowed_BSS = allowed_edges(node_mask, state_lengths, is_sparse=self.is_sparse)
         query_BhSd = self.query(features).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         key_BhSd = self.key(features).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        with torch.autocast(states.device.type, enabled=False):  # 16 bits would round log E by up to a tenth
+        with torch.autocast(states.device.type, enabled=False):  # 16 bits round log E by up to a tenth
             scores_BhSS = query_BhSd.float() @ key_BhSd.float().mT / math.sqrt(query_BhSd.shape[-1])
         if self.lane_scores is not None:
             scores_BhSS = scores_BhSS + self._lanes(node_mask, state_lengths)[:, None]
@@ -85,7 +85,7 @@ class TransitionHead(nn.Module):
         if self.gate is None:
             return log_heads_BhSS[:, 0]
         log_gate_BhS1 = F.log_softmax(self.gate(features).float(), dim=-1).transpose(1, 2)[..., None]
-        # mixed before the mask is put back: logsumexp over heads that are all -inf has a NaN gradient
+        # mixed before the mask is applied: logsumexp over heads that are all -inf has a NaN gradient
         mixed = (log_heads_BhSS.masked_fill(~allowed_BSS[:, None], 0.0) + log_gate_BhS1).logsumexp(dim=1)
         return mixed.masked_fill(~allowed_BSS, -math.inf)
 
@@ -98,9 +98,9 @@ class TransitionHead(nn.Module):
 def next_mask_edges(
     node_mask: Int64[Tensor, "B S"], state_lengths: Int64[Tensor, " B"], num_states_per_mask: int
 ) -> tuple[Bool[Tensor, "B S S"], Bool[Tensor, "B S S"]]:
-    """Return where an edge leads to the next mask, and where to the same clone of it.
+    """Return where an edge leads to the next mask, and where it leads to the same clone of the next mask.
 
-    BOS stands before the first mask and EOS after the last; edges to and from them change no clone.
+    BOS comes before the first mask and EOS after the last; an edge to or from them has no clone to keep.
 
     Args:
         node_mask: Which mask a node belongs to; -1 for BOS, EOS and padding.
@@ -119,7 +119,7 @@ def next_mask_edges(
 
 
 def _masked_log_softmax(scores: Tensor, allowed: Tensor) -> Tensor:
-    """Log-softmax over allowed entries, -inf elsewhere; rows without any are -inf with zero gradient, not NaN."""
+    """Return the log-softmax over allowed entries, -inf elsewhere; rows without any have zero gradient, not NaN."""
     is_dead_row = ~allowed.any(-1, keepdim=True)
     log_probs = scores.masked_fill(~(allowed | is_dead_row), -math.inf).log_softmax(-1)
     return log_probs.masked_fill(~allowed, -math.inf)

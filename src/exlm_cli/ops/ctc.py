@@ -1,4 +1,4 @@
-"""One target aligned to the k states of its own [MASK]: the paper's "w/o Transitions" (Table 2).
+"""Loss of one target over the k states of its [MASK]: the paper's "w/o Transitions" (Table 2).
 
 Connectionist temporal classification with k frames and one label. Axes: N masks, k states.
 """
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def single_target_ctc_nll(log_target: Float[Tensor, "N k"], log_blank: Float[Tensor, "N k"]) -> Float[Tensor, " N"]:
-    """Negative log of the sum over all frame strings blank* target+ blank*.
+    """Return the negative log of the sum over all frame strings blank* target+ blank*.
 
     Args:
         log_target: log-probability of the target at each state.

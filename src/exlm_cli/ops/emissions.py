@@ -1,9 +1,8 @@
 """Log-probabilities of a few tokens per state, without keeping a (rows, vocabulary) matrix.
 
-The states-alignment loss reads T of the V probabilities of each state. They are made a block of rows at a time, and
-beyond `chunk_rows` rows made again in the backward pass, so memory is chunk_rows * V instead of N * V. On a CPU a block
-is small enough for the cache, which each of its passes would otherwise miss. Axes: N rows, D width, V vocabulary, T
-tokens asked of each row.
+The states-alignment loss reads T of the V probabilities of each state. They are computed one block of rows at a time,
+and beyond `chunk_rows` rows computed again in the backward pass, so the memory is chunk_rows * V, not N * V. On a CPU a
+block fits into the cache. Axes: N rows, D width, V vocabulary, T tokens to score in each row.
 """
 
 from collections.abc import Iterator
@@ -15,11 +14,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 _CPU_BLOCK_ELEMENTS = 1 << 20
-"""Log-probabilities of a block on a CPU, 4 MiB: half or twice as many are no faster, a whole chunk is half as fast."""
+"""Log-probabilities of a block on a CPU, 4 MiB: half or twice the size is no faster, a whole chunk half as fast."""
 
 
 class TokenStatistics(NamedTuple):
-    """What evaluation wants of each row's distribution, float32."""
+    """Entropy and most likely token of each row's distribution, float32."""
 
     entropy_nats: Float[Tensor, " N"]
     best_token: Int64[Tensor, " N"]
@@ -34,7 +33,7 @@ def token_log_probs(
     *,
     chunk_rows: int,
 ) -> Float[Tensor, "N T"]:
-    """log softmax(hidden weight' + bias), gathered at T tokens of each row; float32 (float64 for float64 inputs).
+    """Return log softmax(hidden weight' + bias) at T tokens of each row; float32 (float64 for float64 inputs).
 
     Under autocast the product runs in autocast's dtype and everything after it in float32. Differentiable once.
 
@@ -43,7 +42,7 @@ def token_log_probs(
         weight_VD: Decoder, tied to the embedding.
         bias_V: Decoder bias.
         token_ids_NT: Tokens to score; may repeat.
-        chunk_rows: Rows of log-probabilities held at once; as many are kept for the backward pass as that allows.
+        chunk_rows: Most rows of log-probabilities in memory; within this limit they are kept for the backward pass.
     """
     device_type = hidden_ND.device.type
     is_autocast = torch.is_autocast_enabled(device_type)
@@ -63,7 +62,7 @@ def token_statistics(
     *,
     chunk_rows: int,
 ) -> TokenStatistics:
-    """Entropy (nats), most likely token and its log-probability of every row; not differentiable."""
+    """Return entropy (nats), most likely token and its log-probability of every row; not differentiable."""
     parts: list[TokenStatistics] = []
     with torch.no_grad():
         for rows in _chunks(len(hidden_ND), chunk_rows):
@@ -99,9 +98,9 @@ class _TokenLogProbs(torch.autograd.Function):
         weight_DV = weight_VD.to(matmul_dtype).t()
         block_rows = chunk_rows
         if hidden_ND.device.type == "cpu":
-            # with fewer than D rows a block's passes over the weights would cost more than those over itself
+            # with fewer than D rows, reading the weights would cost more than reading the block
             block_rows = min(chunk_rows, max(hidden_ND.shape[1], _CPU_BLOCK_ELEMENTS // len(weight_VD)))
-        # all rows, or what leaves room for the block at work
+        # all rows, or as many as leave room for the current block
         num_kept = num_rows if num_rows <= chunk_rows else chunk_rows - block_rows
         result_NT = torch.empty(token_ids_NT.shape, dtype=out_dtype, device=hidden_ND.device)
         kept: list[Tensor] = []
@@ -141,5 +140,5 @@ class _TokenLogProbs(torch.autograd.Function):
 def _log_probs(hidden_ND: Tensor, weight_DV: Tensor, bias_V: Tensor, dtype: torch.dtype) -> Tensor:
     if hidden_ND.dtype == bias_V.dtype == dtype:
         return torch.addmm(bias_V, hidden_ND, weight_DV).log_softmax(-1)
-    # a product in 16 bits; the bias is added in `dtype`
+    # the product is in 16 bits, the bias is added in `dtype`
     return ((hidden_ND @ weight_DV).to(dtype) + bias_V).log_softmax(-1)

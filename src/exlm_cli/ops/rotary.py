@@ -13,9 +13,9 @@ from torch import Tensor
 def rotary_tables(
     positions: Int64[Tensor, "B L A"], head_width: int, base: float
 ) -> tuple[Float[Tensor, "B 1 L A 2 half"], Float[Tensor, "B 1 L A 2 half"]]:
-    """Return the cosines and sines that rotate a head, float32, for both halves of each axis: -sin for the first.
+    """Return the cosines and sines that rotate a head, float32, for both halves of each axis; the first half has -sin.
 
-    The head width is split evenly among the A position axes; within the H/A entries of one axis, pair p of the H/(2A)
+    The A position axes share the head width evenly; within the H/A entries of one axis, pair p of the H/(2A)
     pairs turns by position * base^(-2p / (H/A)). With A = 2 the first half follows the token index and the second the
     clone index, so two clones of one [MASK] differ in the second half alone.
 
@@ -41,7 +41,7 @@ def rotate(
 
 
 class _Rotate(torch.autograd.Function):
-    """A rotation keeps nothing for its backward pass: the gradient is turned back by the same angles."""
+    """Rotation that keeps no activations: its backward pass turns the gradient back by the same angles."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -55,10 +55,10 @@ class _Rotate(torch.autograd.Function):
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
-    """Whole heads times cosines, plus the heads with the halves of each axis exchanged times the signed sines."""
+    """Return heads times cosines, plus heads with the halves of each axis exchanged times the signed sines."""
     num_axes, _, half = cos.shape[-3:]
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    # over whole heads: an inner loop of half an axis, 8 or 16 entries, took four times as long on a CPU
+    # over whole heads: an inner loop over half an axis, 8 or 16 entries, takes four times as long on a CPU
     halves = wide.split(half, dim=-1)
     exchanged = torch.cat([halves[i ^ 1] for i in range(2 * num_axes)], dim=-1)
     turned = torch.addcmul(wide * cos.flatten(-3), exchanged, sin.flatten(-3), value=direction)

@@ -17,16 +17,11 @@ from exlm_cli.ops.alignment import (
     api,
     best_alignment,
     choose_backend,
-    native,
     states_alignment_nll,
 )
 from tests.conftest import Dag, MakeDag
 
 ENTRY_POINTS = [states_alignment_nll, best_alignment, alignment_posterior, alignment_edge_posterior]
-
-
-def whole(message: str) -> str:
-    return f"^{re.escape(message)}$"
 
 
 @pytest.fixture(params=ENTRY_POINTS, ids=lambda entry_point: entry_point.__name__)
@@ -53,47 +48,38 @@ def native_stand_in(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("name", "wrong", "expected"),
     [
-        ({"log_emit": torch.zeros(3, 8)}, "`log_emit` has shape (3, 8), expected three axes (B, T, S)"),
-        ({"log_trans": torch.zeros(2, 8, 9)}, "`log_trans` has shape (2, 8, 9), expected (B, S, S) = (2, 8, 8)"),
-        ({"target_lengths": torch.tensor([3])}, "`target_lengths` has shape (1,), expected (B,) = (2,)"),
-        ({"state_lengths": torch.tensor([[8], [8]])}, "`state_lengths` has shape (2, 1), expected (B,) = (2,)"),
-        ({"target_lengths": torch.tensor([3, 4])}, "`target_lengths` holds 4, expected 0 to T = 3"),
-        ({"state_lengths": torch.tensor([-1, 9])}, "`state_lengths` holds -1, expected 0 to S = 8"),
+        ("log_emit", torch.zeros(3, 8), "(B, T, S)"),
+        ("log_trans", torch.zeros(2, 8, 9), "(B, S, S) = (2, 8, 8)"),
+        ("target_lengths", torch.tensor([3]), "(B,) = (2,)"),
+        ("state_lengths", torch.tensor([[8], [8]]), "(B,) = (2,)"),
+        ("target_lengths", torch.tensor([3, 4]), "0 to T = 3"),
+        ("state_lengths", torch.tensor([-1, 9]), "0 to S = 8"),
     ],
 )
 def test_axes_that_disagree_are_named(
-    wrong: dict[str, Tensor], message: str, entry_point: Callable[..., Tensor], dag: Dag
+    name: str, wrong: Tensor, expected: str, entry_point: Callable[..., Tensor], dag: Dag
 ) -> None:
-    with pytest.raises(ShapeError, match=whole(message)):
-        entry_point(*dag._replace(**wrong))
+    with pytest.raises(ShapeError, match=rf"^`{name}` .* expected .*{re.escape(expected)}$"):
+        entry_point(*dag._replace(**{name: wrong}))
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("name", "wrong", "given", "expected"),
     [
-        (
-            {"log_trans": torch.zeros(2, 8, 8, dtype=torch.float64)},
-            "`log_trans` is float64, expected float32, the dtype of `log_emit`",
-        ),
-        ({"state_lengths": torch.tensor([8.0, 8.0])}, "`state_lengths` is float32, expected an integer dtype"),
-        ({"target_lengths": torch.tensor([True, True])}, "`target_lengths` is bool, expected an integer dtype"),
-        (
-            {"log_trans": torch.zeros(2, 8, 8, device="meta")},
-            "`log_trans` is on meta, expected cpu, where `log_emit` is",
-        ),
-        (
-            {"state_lengths": torch.zeros(2, dtype=torch.int64, device="meta")},
-            "`state_lengths` is on meta, expected cpu, where `log_emit` is",
-        ),
+        ("log_trans", torch.zeros(2, 8, 8, dtype=torch.float64), "float64", "float32"),
+        ("state_lengths", torch.tensor([8.0, 8.0]), "float32", "an integer dtype"),
+        ("target_lengths", torch.tensor([True, True]), "bool", "an integer dtype"),
+        ("log_trans", torch.zeros(2, 8, 8, device="meta"), "on meta", "cpu"),
+        ("state_lengths", torch.zeros(2, dtype=torch.int64, device="meta"), "on meta", "cpu"),
     ],
 )
 def test_dtypes_and_devices_that_disagree_are_named(
-    wrong: dict[str, Tensor], message: str, entry_point: Callable[..., Tensor], dag: Dag
+    name: str, wrong: Tensor, given: str, expected: str, entry_point: Callable[..., Tensor], dag: Dag
 ) -> None:
-    with pytest.raises(ValueError, match=whole(message)):
-        entry_point(*dag._replace(**wrong))
+    with pytest.raises(ValueError, match=f"^`{name}` is {given}, expected {expected}"):
+        entry_point(*dag._replace(**{name: wrong}))
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference", "torch", "native"])
@@ -101,33 +87,26 @@ def test_dtypes_and_devices_that_disagree_are_named(
 def test_sixteen_bits_are_refused_on_the_cpu(
     backend: alignment.Backend, dtype: torch.dtype, entry_point: Callable[..., Tensor], make_dag: MakeDag
 ) -> None:
-    message = (
-        f"`log_emit` is {str(dtype)[6:]} on cpu; alignment backend `{backend}` takes float32 and float64 there "
-        "(sums over paths lose mass in 16 bits)"
-    )
-    with pytest.raises(ValueError, match=whole(message)):
+    with pytest.raises(ValueError, match=f"^`log_emit` is {str(dtype)[6:]} on cpu; .*`{backend}`"):
         entry_point(*make_dag(3, 8, dtype=dtype), backend=backend)
 
 
 def test_an_unknown_backend_is_refused(entry_point: Callable[..., Tensor], dag: Dag) -> None:
-    message = "`backend` is 'cuda', expected 'auto', 'reference', 'torch' or 'native'"
-    with pytest.raises(ValueError, match=whole(message)):
+    with pytest.raises(ValueError, match=r"^`backend` is 'cuda', expected 'auto'"):
         entry_point(*dag, backend="cuda")
 
 
-def test_native_that_cannot_be_had_is_an_error_with_the_reason(
+def test_native_that_is_not_available_is_an_error_with_the_reason(
     entry_point: Callable[..., Tensor], dag: Dag, native_stand_in: types.SimpleNamespace
 ) -> None:
     native_stand_in.obstacle = lambda dtype, device: "no compiler was found"
-    message = "alignment backend `native` cannot be used: no compiler was found"
-    with pytest.raises(BackendError, match=whole(message)) as caught:
+    with pytest.raises(BackendError, match=r"`native`.*: no compiler was found$") as caught:
         entry_point(*dag, backend="native")
-    assert caught.value.hint == "`exlm doctor --build` builds it and shows what the compiler says"
+    assert "`exlm doctor --build`" in caught.value.hint
 
 
 def test_native_that_does_not_take_a_dtype_is_an_error(native_stand_in: types.SimpleNamespace) -> None:
-    message = "alignment backend `native` cannot be used: it does not take torch.float64"
-    with pytest.raises(BackendError, match=whole(message)):
+    with pytest.raises(BackendError, match=r"`native`.*: it does not take torch.float64$"):
         choose_backend("native", torch.float64)
 
 
@@ -161,14 +140,6 @@ def test_a_backend_asked_for_by_name_is_the_one_used(
     assert choose_backend(backend) == backend
 
 
-@pytest.mark.skipif(
-    bool(native.obstacle(torch.float32, torch.device("cpu"))),
-    reason="needs the native backend, which needs a C++ compiler",
-)
-def test_native_is_the_choice_of_auto_where_it_is_built() -> None:
-    assert choose_backend("auto") == choose_backend("native") == "native"
-
-
 def test_posteriors_can_be_asked_for_in_inference_mode(dag: Dag, backend: alignment.Backend) -> None:
     expected = alignment_posterior(*dag, backend=backend)
     with torch.inference_mode():
@@ -188,12 +159,15 @@ def test_posteriors_leave_the_gradients_of_their_arguments_alone(dag: Dag, backe
 
 
 @pytest.mark.parametrize("wanted", [(True, False), (False, True)])
-def test_one_gradient_can_be_had_without_the_other(
+def test_one_gradient_is_available_without_the_other(
     wanted: tuple[bool, bool], dag: Dag, backend: alignment.Backend
 ) -> None:
+    both = tuple(x.clone().requires_grad_() for x in dag[:2])
     inputs = tuple(x.clone().requires_grad_(is_wanted) for x, is_wanted in zip(dag[:2], wanted, strict=True))
-    states_alignment_nll(*inputs, *dag[2:], backend=backend).sum().backward()
-    assert tuple(x.grad is not None for x in inputs) == wanted
+    for leaves in (both, inputs):
+        states_alignment_nll(*leaves, *dag[2:], backend=backend).sum().backward()
+    for alone, expected, is_wanted in zip(inputs, both, wanted, strict=True):
+        assert torch.equal(alone.grad, expected.grad) if is_wanted else alone.grad is None
     assert not states_alignment_nll(*dag, backend=backend).requires_grad
 
 

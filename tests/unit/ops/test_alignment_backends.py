@@ -265,8 +265,12 @@ def test_a_nan_that_is_read_is_not_hidden(make_dag: MakeDag, backend: Backend) -
 
 
 @pytest.mark.parametrize("dtype", [torch.float64])
-def test_gradients_equal_finite_differences(make_dag: MakeDag, backend: Backend, dtype: torch.dtype) -> None:
-    dag = make_dag(3, 8, dtype=dtype)
+@pytest.mark.parametrize("lengths", [([3, 3], [8, 8]), ([3, 2], [8, 6])], ids=["full", "ragged"])
+def test_gradients_equal_finite_differences(
+    lengths: tuple[list[int], list[int]], make_dag: MakeDag, backend: Backend, dtype: torch.dtype
+) -> None:
+    target_lengths, state_lengths = map(torch.tensor, lengths)
+    dag = make_dag(3, 8, dtype=dtype)._replace(target_lengths=target_lengths, state_lengths=state_lengths)
     weights = torch.tensor([0.3, -1.7], dtype=dtype)
 
     def weighted(log_emit: Tensor, log_trans: Tensor) -> Tensor:

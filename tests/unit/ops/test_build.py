@@ -1,6 +1,6 @@
-"""Finding, compiling and caching the native libraries, with compilers that are shell scripts.
+"""Finding, building and caching the native libraries, with shell scripts in place of compilers.
 
-What a build must do is known from the files it leaves; no real compiler runs here but in the last test.
+The files that a build leaves show what it did; a real compiler runs only in the last test.
 """
 
 import re
@@ -24,19 +24,17 @@ def num_builds(tmp_path: Path) -> int:
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
-def assert_refuses(message: str, function: Callable[..., object], *arguments: object, **options: object) -> None:
-    with pytest.raises(BuildError, match=f"^{re.escape(message)}$"):
-        function(*arguments, **options)
+def assert_refuses(part: str, function: Callable[..., object], *arguments: object) -> None:
+    with pytest.raises(BuildError, match=re.escape(part)) as caught:
+        function(*arguments)
+    assert "\n" not in str(caught.value)
 
 
 def test_sources_are_found_in_a_checkout_and_in_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "root" / "src" / "exlm_cli"
     monkeypatch.setattr(build, "__file__", str(package / "ops" / "alignment" / "build.py"))
-    folders = (package / "cuda_ext", tmp_path / "root" / "cuda_ext")
-    assert_refuses(
-        f"the native sources are missing: no `cuda_ext` in {package} or {tmp_path / 'root'}", build.source_dir
-    )
-    for folder in reversed(folders):
+    assert_refuses(str(package), build.source_dir)
+    for folder in (tmp_path / "root" / "cuda_ext", package / "cuda_ext"):
         (folder / "src").mkdir(parents=True)
         (folder / "src" / "states_alignment_cpu.cpp").touch()
         assert build.source_dir() == folder
@@ -44,38 +42,14 @@ def test_sources_are_found_in_a_checkout_and_in_a_package(tmp_path: Path, monkey
 
 def test_the_cache_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert build.cache_dir() == tmp_path / "cache"
-    monkeypatch.delenv("EXLM_CACHE_DIR")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert build.cache_dir() == tmp_path / "xdg" / "exlm"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert build.cache_dir() == tmp_path / ".cache" / "exlm"
-
-
-def test_a_user_without_a_home_is_told_to_name_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
     monkeypatch.setenv("EXLM_CACHE_DIR", "~nosuchuser/c")
-    assert_refuses(
-        "~nosuchuser/c: there is no home folder that `~nosuchuser` could stand for; "
-        "set EXLM_CACHE_DIR to a folder in full",
-        build.cache_dir,
-    )
-    monkeypatch.delenv("EXLM_CACHE_DIR")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", no_home)
-    assert_refuses(
-        "there is no home folder to keep a cache in; set EXLM_CACHE_DIR to a folder in full", build.cache_dir
-    )
+    assert_refuses("set EXLM_CACHE_DIR", build.cache_dir)
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"), [("cpu", "no C++ compiler found (g++, c++ or clang++)"), ("cuda", "no nvcc found")]
-)
-def test_a_machine_without_a_compiler(kind: build.Kind, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "compiler"), [("cpu", "g++"), ("cuda", "nvcc")])
+def test_a_machine_without_a_compiler(kind: build.Kind, compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
-    assert_refuses(message, build.build_library, kind)
+    assert_refuses(compiler, build.build_library, kind)
 
 
 def test_a_second_build_takes_what_the_first_left(make_compiler: MakeCompiler, tmp_path: Path) -> None:
@@ -113,7 +87,7 @@ def test_an_edited_source_gives_a_new_library(
     assert len(libraries) == 2
 
 
-def test_of_builders_at_once_one_compiles(make_compiler: MakeCompiler, tmp_path: Path) -> None:
+def test_of_several_builders_at_once_one_compiles(make_compiler: MakeCompiler, tmp_path: Path) -> None:
     make_compiler()
     with ThreadPoolExecutor(4) as pool:
         libraries = list(pool.map(lambda _: build.build_library("cpu"), range(4)))
@@ -121,42 +95,39 @@ def test_of_builders_at_once_one_compiles(make_compiler: MakeCompiler, tmp_path:
     assert num_builds(tmp_path) == 1
 
 
-def test_a_builder_that_never_ends_is_not_waited_for_forever(
-    make_compiler: MakeCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_wait_for_another_builder_ends(make_compiler: MakeCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     make_compiler()
     monkeypatch.setitem(build._COMPILE_TIMEOUT_S, "cpu", 0.1)
     lock = build.plan("cpu").library.with_suffix(".lock")
     lock.parent.mkdir()
     with filelock.FileLock(lock):
-        assert_refuses(f"another process has held {lock} for 0 s", build.build_library, "cpu")
+        assert_refuses(str(lock), build.build_library, "cpu")
 
 
 @pytest.mark.parametrize(
-    ("compile_", "message"),
+    ("compile_", "line"),
     [
-        ("echo note >&2; echo 'x.cpp:3: error: no such type' >&2; exit 1", "g++ failed: x.cpp:3: error: no such type"),
-        ("echo out of disk >&2; exit 1", "g++ failed: out of disk"),
-        ("exit 1", "g++ failed: it said nothing"),
+        ("echo note >&2; echo 'x.cpp:3: error: no such type' >&2; exit 1", "x.cpp:3: error: no such type"),
+        ("echo out of disk >&2; exit 1", "out of disk"),
+        ("exit 1", "g++ failed"),
     ],
 )
 def test_a_failed_compilation_leaves_nothing_behind(
-    compile_: str, message: str, make_compiler: MakeCompiler, tmp_path: Path
+    compile_: str, line: str, make_compiler: MakeCompiler, tmp_path: Path
 ) -> None:
     make_compiler(compile_=compile_)
-    assert_refuses(message, build.build_library, "cpu")
+    assert_refuses(line, build.build_library, "cpu")
     assert [path.suffix for path in (tmp_path / "cache").iterdir() if path.suffix != ".lock"] == []
 
 
-def test_a_compiler_that_hangs_is_stopped(make_compiler: MakeCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_compiler(compile_="exec tail -f /dev/null")
-    monkeypatch.setitem(build._COMPILE_TIMEOUT_S, "cpu", 0.1)
-    assert_refuses("g++ did not finish within 0 s", build.build_library, "cpu")
-
-
-def test_a_compiler_that_cannot_be_run(make_compiler: MakeCompiler) -> None:
-    make_compiler().write_bytes(b"\x7fnot a program")
-    assert_refuses("g++ cannot be run: Exec format error", build.build_library, "cpu")
+def test_a_compiler_that_hangs_or_cannot_be_run(make_compiler: MakeCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = make_compiler(compile_="exec tail -f /dev/null")
+    with monkeypatch.context() as patch:
+        patch.setitem(build._COMPILE_TIMEOUT_S, "cpu", 0.1)
+        assert_refuses("g++ did not finish", build.build_library, "cpu")
+    compiler.write_bytes(b"\x7fnot a program")
+    build._cached_probe.cache_clear()
+    assert_refuses("g++ cannot be run", build.build_library, "cpu")
 
 
 def test_a_cache_that_cannot_be_written(
@@ -165,9 +136,7 @@ def test_a_cache_that_cannot_be_written(
     make_compiler()
     (tmp_path / "file").touch()
     monkeypatch.setenv("EXLM_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    assert_refuses(
-        f"cache folder {tmp_path / 'file' / 'cache'} cannot be used: Not a directory", build.build_library, "cpu"
-    )
+    assert_refuses(str(tmp_path / "file" / "cache"), build.build_library, "cpu")
 
 
 def test_a_shipped_library_is_found_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,12 +157,8 @@ def test_cuda_targets_are_those_that_nvcc_knows_and_ptx_of_the_newest(make_compi
         "-gencode=arch=compute_90,code=sm_90",
         "-gencode=arch=compute_90,code=compute_90",
     ]
-
-
-def test_an_nvcc_that_knows_no_target_is_refused(make_compiler: MakeCompiler) -> None:
-    nvcc = make_compiler("nvcc", probe="echo compute_35")
-    message = f"{nvcc} knows none of the architectures sm_80, sm_86, sm_89, sm_90, sm_100"
-    assert_refuses(message, build.build_library, "cuda")
+    make_compiler("nvcc", probe="echo compute_35")
+    assert_refuses("sm_80, sm_86, sm_89, sm_90, sm_100", build.build_library, "cuda")
 
 
 def test_the_host_sources_compile_without_a_warning(tmp_path: Path) -> None:

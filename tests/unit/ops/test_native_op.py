@@ -12,8 +12,6 @@ import torch
 
 from exlm_cli.errors import BackendError
 from exlm_cli.ops.alignment import (
-    alignment_edge_posterior,
-    alignment_posterior,
     best_alignment,
     build,
     choose_backend,
@@ -55,31 +53,6 @@ def test_operators_keep_the_promises_of_their_schemas(make_dag: MakeDag) -> None
         assert set(results.values()) == {"SUCCESS"}
 
 
-@pytest.mark.parametrize("lengths", [([3, 2], [7, 6]), ([3, 3], [7, 4])], ids=["ragged", "one infeasible"])
-def test_gradients_equal_differences_of_the_loss(make_dag: MakeDag, lengths: tuple[list[int], list[int]]) -> None:
-    log_emit, log_trans, *_ = make_dag(3, 7)
-    # finite everywhere, since differences at -inf are not numbers; what is not read has gradient zero both ways
-    inputs = (log_emit.requires_grad_(), log_trans.nan_to_num(neginf=-5.0).requires_grad_())
-    target_lengths, state_lengths = (torch.tensor(x) for x in lengths)
-
-    def finite_loss(log_emit: torch.Tensor, log_trans: torch.Tensor) -> torch.Tensor:
-        nll = states_alignment_nll(log_emit, log_trans, target_lengths, state_lengths, backend="native")
-        return nll[nll.isfinite()]
-
-    assert torch.autograd.gradcheck(finite_loss, inputs)
-
-
-def test_only_the_gradient_that_is_wanted_is_made(make_dag: MakeDag) -> None:
-    log_emit, log_trans, *lengths = make_dag(3, 8)
-    for wanted, other in ((log_emit, log_trans), (log_trans, log_emit)):
-        leaf = wanted.clone().requires_grad_()
-        inputs = (leaf, other) if wanted is log_emit else (other, leaf)
-        states_alignment_nll(*inputs, *lengths, backend="native").sum().backward()
-        both = [x.clone().requires_grad_() for x in (log_emit, log_trans)]
-        states_alignment_nll(*both, *lengths, backend="native").sum().backward()
-        assert torch.equal(leaf.grad, both[0].grad if wanted is log_emit else both[1].grad)
-
-
 def test_alpha_is_kept_only_for_a_backward_pass(make_dag: MakeDag) -> None:
     dag = make_dag(3, 8)
     _, saved = native._forward(*dag, False)
@@ -114,15 +87,6 @@ def test_a_compiled_graph_holds_the_operator_whole(make_dag: MakeDag) -> None:
         assert all(torch.equal(eager, compiled) for eager, compiled in zip(*gradients, strict=True))
 
 
-def test_autocast_leaves_the_operator_in_float32(make_dag: MakeDag) -> None:
-    dag = make_dag(3, 9, dtype=torch.float32)
-    plain = states_alignment_nll(*dag, backend="native")
-    with torch.autocast("cpu", torch.bfloat16):
-        cast = states_alignment_nll(*dag, backend="native")
-    assert cast.dtype == torch.float32
-    assert torch.equal(cast, plain)
-
-
 @pytest.mark.parametrize(
     "layout",
     [
@@ -146,13 +110,6 @@ def test_layout_of_the_arguments_does_not_matter(layout: object, make_dag: MakeD
         nodes = best_alignment(*leaves, *plain[2:], backend="native")
         results.append((nll.detach(), *torch.autograd.grad(nll.sum(), leaves), nodes))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-
-def test_the_native_backend_agrees_with_the_reference() -> None:
-    dag = nasty_dags.make(6, 9, 30, missing_edges=0.3, dtype=torch.float64)
-    for op in (states_alignment_nll, best_alignment, alignment_posterior, alignment_edge_posterior):
-        native_result, reference_result = (op(*dag, backend=name) for name in ("native", "reference"))
-        torch.testing.assert_close(native_result, reference_result, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("case", [{}, {"emission_std": 3.0}, {"emission_std": 30.0}], ids=["std 1", "std 3", "std 30"])
@@ -191,7 +148,7 @@ def test_dtypes_that_the_kernels_take(dtype: torch.dtype, device_type: str, obst
 
 
 @pytest.mark.usefixtures("forget_library")
-def test_what_the_device_library_lacks_is_told_for_devices_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_device_library_is_an_obstacle_for_devices_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_nvcc(device: int) -> library.DeviceLibrary:
         raise BuildError("no nvcc found")
 
@@ -201,17 +158,14 @@ def test_what_the_device_library_lacks_is_told_for_devices_alone(monkeypatch: py
 
 
 @pytest.mark.usefixtures("forget_library")
-def test_without_a_compiler_auto_falls_back_and_native_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_auto_falls_back_and_native_gives_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_compiler(kind: str) -> str:
         raise BuildError("no C++ compiler found (g++, c++ or clang++)")
 
     monkeypatch.setattr(build, "find_compiler", no_compiler)
     assert native.obstacle(torch.float32, CPU) == "no C++ compiler found (g++, c++ or clang++)"
     assert choose_backend("auto") == "torch"
-    message = (
-        "^alignment backend `native` cannot be used: no C\\+\\+ compiler found \\(g\\+\\+, c\\+\\+ or clang\\+\\+\\)$"
-    )
-    with pytest.raises(BackendError, match=message):
+    with pytest.raises(BackendError, match=r"`native`.*: no C"):
         choose_backend("native")
 
 

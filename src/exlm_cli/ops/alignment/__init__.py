@@ -1,4 +1,4 @@
-"""The states-alignment likelihood (section 4, App. H and I): loss, posteriors and best alignment over a state DAG."""
+"""States-alignment likelihood over a DAG of states (section 4, App. H and I): loss, posteriors, best alignment."""
 
 from exlm_cli.ops.alignment.api import (
     Backend,

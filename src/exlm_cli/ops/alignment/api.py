@@ -1,4 +1,4 @@
-"""The checked entry points of the alignment op; nobody else branches on the backend.
+"""Entry points of the states-alignment op: they check the arguments and choose the backend.
 
 Axes: B sequences, T targets, S states (DAG nodes). Node 0 starts every path, node `state_lengths - 1` ends it; both
 emit nothing. A path visits exactly `target_lengths` inner nodes, each of which emits one target:
@@ -37,7 +37,7 @@ class _Dag(NamedTuple):
 
 
 class _Implementation(Protocol):
-    """What a backend module holds. Lengths on a device are not checked (that would wait for it): clamp them there."""
+    """Interface of a backend module. Lengths on a device arrive unchecked, since a check would wait for the device."""
 
     def states_alignment_nll(
         self, log_emit: Tensor, log_trans: Tensor, target_lengths: Tensor, state_lengths: Tensor
@@ -56,18 +56,18 @@ def states_alignment_nll(
     *,
     backend: Backend = "auto",
 ) -> Float[Tensor, " B"]:
-    """Negative log-likelihood of each target sequence, summed over all alignments to paths through the state DAG.
+    """Return the negative log-likelihood of each target sequence, summed over all paths through the state DAG.
 
     Differentiable once in `log_emit` and `log_trans`; gradients are minus posteriors, exactly zero wherever the log
-    probability is `-inf`, where no alignment exists, and where nothing is read. Never read are entries beyond the
-    lengths, the emission columns of the first and last node, and transitions at and below the diagonal.
+    probability is `-inf`, where no alignment exists, and at entries that are never read: those beyond the lengths, the
+    emission columns of the first and last node, and transitions at and below the diagonal.
 
     Args:
         log_emit: log p(target t | state s), nats; float32 or float64 (16 bits only on CUDA with the native backend).
         log_trans: log p(next state | state), nats, the dtype of `log_emit`; `-inf` forbids an edge.
         target_lengths: Targets of each sequence, 0 to T.
         state_lengths: Nodes of each sequence, 0 to S; the last of them ends every path.
-        backend: "reference", "torch", "native", or "auto" (native where it can be had, else torch).
+        backend: "reference", "torch", "native", or "auto" (native if available, else torch).
 
     Returns:
         Nats per sequence (not divided by its targets), dtype of `log_emit` (float32 for 16 bits); `inf` where no
@@ -75,8 +75,8 @@ def states_alignment_nll(
 
     Raises:
         ShapeError: Axes disagree, or a length (checked on the CPU only) exceeds its axis.
-        ValueError: Dtypes or devices that do not fit.
-        BackendError: "native" was asked for and cannot be had.
+        ValueError: Dtypes or devices do not match.
+        BackendError: "native" was requested and is not available.
     """
     return _nll(_check(log_emit, log_trans, target_lengths, state_lengths), backend)
 
@@ -89,7 +89,9 @@ def best_alignment(
     *,
     backend: Backend = "auto",
 ) -> Int64[Tensor, "B T"]:
-    """Node that emits each target on the most probable path (Viterbi); -1 beyond the length and where no path exists.
+    """Return the node that emits each target on the most probable path (Viterbi).
+
+    It is -1 beyond the length of a sequence and where no path exists.
 
     Arguments and errors are those of `states_alignment_nll`. Among equally probable paths any may be returned.
     """
@@ -109,7 +111,7 @@ def alignment_posterior(
     *,
     backend: Backend = "auto",
 ) -> Float[Tensor, "B T S"]:
-    """Probability that target t is emitted by state s, given the targets; not differentiable.
+    """Return the probability that state s emits target t, given the targets; not differentiable.
 
     Arguments and errors are those of `states_alignment_nll`.
 
@@ -128,7 +130,7 @@ def alignment_edge_posterior(
     *,
     backend: Backend = "auto",
 ) -> Float[Tensor, "B S S"]:
-    """Probability that a path takes edge (v, u), given the targets; not differentiable.
+    """Return the probability that a path takes edge (v, u), given the targets; not differentiable.
 
     Arguments and errors are those of `states_alignment_nll`.
 
@@ -143,11 +145,11 @@ def alignment_edge_posterior(
 def choose_backend(
     backend: Backend, dtype: torch.dtype = torch.float32, device: torch.device = _CPU
 ) -> Literal["reference", "torch", "native"]:
-    """Backend that a call with such tensors uses; "auto" says once in the log what it chose and why.
+    """Return the backend that a call with such tensors uses; "auto" logs its choice and the reason once.
 
     Raises:
-        ValueError: No such backend, or it does not take this dtype on this device.
-        BackendError: "native" was asked for and cannot be had.
+        ValueError: The backend is unknown, or does not take this dtype on this device.
+        BackendError: "native" was requested and is not available.
     """
     if backend not in ("auto", "reference", "torch", "native"):
         raise ValueError(f"`backend` is {backend!r}, expected 'auto', 'reference', 'torch' or 'native'")
@@ -160,8 +162,8 @@ def choose_backend(
             return "native"
         if backend == "native":
             raise BackendError(
-                f"alignment backend `native` cannot be used: {obstacle}",
-                "`exlm doctor --build` builds it and shows what the compiler says",
+                f"alignment backend `native` is not available: {obstacle}",
+                "run `exlm doctor --build` to build it and to see the compiler's message",
             )
         _log_once(f"alignment backend: torch (native: {obstacle})")
     if not takes_dtype:
@@ -173,7 +175,7 @@ def choose_backend(
 
 
 def _native_obstacle(dtype: torch.dtype, device: torch.device) -> str:
-    """Why the native backend cannot serve such tensors; empty where it can."""
+    """Return why the native backend does not take such tensors; empty if it does."""
     from exlm_cli.ops.alignment import native  # finds, compiles and loads a shared library
 
     return native.obstacle(dtype, device)
@@ -209,7 +211,7 @@ def _nll(dag: _Dag, backend: Backend) -> Tensor:
 
 
 def _minus_gradient(dag: _Dag, backend: Backend, *, of: Literal["log_emit", "log_trans"]) -> Tensor:
-    """Posterior of what `of` scores: minus the derivative of the summed losses, zero for those that are infinite."""
+    """Return minus the gradient of the summed losses: the posterior, zero where a loss is infinite."""
     with torch.inference_mode(False), torch.enable_grad():
         # a tensor made in inference mode cannot be saved for a backward pass; its clone can
         detached = _Dag(*(x.clone() if x.is_inference() else x.detach() for x in dag))
@@ -253,9 +255,9 @@ def _check_lengths(name: str, lengths: Tensor, axis: str, size: int) -> None:
     if lengths.device.type != "cpu" or torch.compiler.is_compiling() or lengths.numel() == 0:
         return
     values = lengths.tolist()
-    least, most = min(values), max(values)
-    if least < 0 or most > size:
-        raise ShapeError(f"`{name}` holds {least if least < 0 else most}, expected 0 to {axis} = {size}")
+    smallest, largest = min(values), max(values)
+    if smallest < 0 or largest > size:
+        raise ShapeError(f"`{name}` holds {smallest if smallest < 0 else largest}, expected 0 to {axis} = {size}")
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -1,10 +1,10 @@
-"""Finds, or compiles and caches, the shared libraries of `cuda_ext/`: one for the host, one for CUDA devices.
+"""Builds and caches the two native libraries of `cuda_ext/`: one for the host, one for CUDA devices.
 
-They are two so that neither needs the other: g++ builds the host library in seconds, nvcc takes about a minute, and a
-CUDA library that does not load (a driver older than its runtime) leaves the host kernels alone.
+There are two so that neither needs the other: g++ builds the host library in seconds, nvcc takes about a minute, and if
+the CUDA library does not load (the driver is older than its runtime), the host kernels still work.
 
-A cached library is named by a hash of its sources, compiler, flags and, on the host, the processor the compiler sees,
-so a changed source, compiler or machine never meets a stale library. Nothing here imports torch.
+The file name of a cached library holds a hash of its sources, compiler, flags and, for the host, the processor as the
+compiler sees it, so a change to any of them gives a new library. Nothing here imports torch.
 """
 
 import functools
@@ -37,17 +37,17 @@ _logger = logging.getLogger("exlm_cli")
 
 
 class BuildError(Exception):
-    """A library cannot be had; the message is one line that says why."""
+    """A library is missing and cannot be built; the message gives the reason in one line."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a library is compiled and where it is kept.
+    """Command that builds a library, and its place in the cache.
 
     Attributes:
         compiler: Path of g++, clang++ or nvcc.
         command: Compiler and flags, without the output.
-        library: Where the cache keeps the result.
+        library: Path of the result in the cache.
     """
 
     kind: Kind
@@ -57,10 +57,10 @@ class Plan:
 
 
 def source_dir() -> Path:
-    """Folder of the native sources: inside an installed package, else at the root of a checkout.
+    """Return the folder of the native sources: in an installed package, else at the root of a checkout.
 
     Raises:
-        BuildError: Neither is there.
+        BuildError: Neither exists.
     """
     package = Path(__file__).resolve().parents[2]
     for folder in (package / "cuda_ext", package.parents[1] / "cuda_ext"):
@@ -70,10 +70,10 @@ def source_dir() -> Path:
 
 
 def cache_dir() -> Path:
-    """Folder of compiled libraries: `EXLM_CACHE_DIR`, else `exlm` in the user's cache folder.
+    """Return the folder of compiled libraries: `EXLM_CACHE_DIR`, else `exlm` in the user's cache folder.
 
     Raises:
-        BuildError: The user has no home folder, or `EXLM_CACHE_DIR` begins with one that does not exist.
+        BuildError: The user has no home folder, or `EXLM_CACHE_DIR` begins with the home of an unknown user.
     """
     try:
         return cache_root(None).absolute()
@@ -82,16 +82,16 @@ def cache_dir() -> Path:
 
 
 def prebuilt_library(kind: Kind) -> Path | None:
-    """Library that was shipped beside the sources, for machines without a compiler."""
+    """Return the library that came with the sources, for machines without a compiler; None if there is none."""
     path = source_dir() / "prebuilt" / f"libstates_alignment_{kind}.so"
     return path if path.is_file() else None
 
 
 def find_compiler(kind: Kind) -> str:
-    """Path of the compiler: `CXX`, g++, c++ or clang++ for the host; nvcc of `CUDA_HOME`, PATH or /usr/local/cuda.
+    """Return the compiler: `CXX`, g++, c++ or clang++ for the host; nvcc of `CUDA_HOME`, PATH or /usr/local/cuda.
 
     Raises:
-        BuildError: None is there.
+        BuildError: None is installed.
     """
     if kind == "cpu":
         candidates = [os.environ.get("CXX", ""), "g++", "c++", "clang++"]
@@ -105,7 +105,7 @@ def find_compiler(kind: Kind) -> str:
 
 
 def version(compiler: str) -> str:
-    """What a compiler calls itself, in one line.
+    """Return the line in which a compiler gives its version.
 
     Raises:
         BuildError: It cannot be run.
@@ -116,13 +116,13 @@ def version(compiler: str) -> str:
 
 
 def plan(kind: Kind, *, architectures: tuple[str, ...] = CUDA_ARCHITECTURES) -> Plan:
-    """Work out how `kind` is compiled here; runs the compiler for its version, builds nothing.
+    """Return how `kind` is built on this machine; asks the compiler for its version, builds nothing.
 
     Args:
-        architectures: Compute capabilities without dots; those that nvcc does not know are left out.
+        architectures: Compute capabilities without dots; those that nvcc does not know are skipped.
 
     Raises:
-        BuildError: No sources, no compiler, or one that fails.
+        BuildError: The sources or the compiler are missing, or the compiler fails.
     """
     sources = source_dir()
     compiler = find_compiler(kind)
@@ -139,10 +139,10 @@ def plan(kind: Kind, *, architectures: tuple[str, ...] = CUDA_ARCHITECTURES) -> 
 
 
 def find_library(kind: Kind, *, architectures: tuple[str, ...] = CUDA_ARCHITECTURES) -> Path | None:
-    """Path of a library that is there already; `None` where one would have to be compiled. What is shipped is for all.
+    """Return a library that exists, or `None` if it must be built first. A shipped library serves all architectures.
 
     Raises:
-        BuildError: None is there, and none can be compiled.
+        BuildError: No library exists and none can be built.
     """
     if architectures == CUDA_ARCHITECTURES and (prebuilt := prebuilt_library(kind)):
         return prebuilt
@@ -151,10 +151,11 @@ def find_library(kind: Kind, *, architectures: tuple[str, ...] = CUDA_ARCHITECTU
 
 
 def build_library(kind: Kind, *, architectures: tuple[str, ...] = CUDA_ARCHITECTURES) -> Path:
-    """Compile a library into the cache, or take the one that is there; of two processes one compiles and one waits.
+    """Return a library of the cache, built first if it is missing; a second process waits for the one that builds.
 
     Raises:
-        BuildError: No sources, no compiler, a cache that cannot be written, an error or too long a wait.
+        BuildError: The sources or the compiler are missing, the compiler fails, the cache cannot be written, or the
+            wait is too long.
     """
     todo = plan(kind, architectures=architectures)
     if todo.library.is_file():
@@ -174,7 +175,7 @@ def build_library(kind: Kind, *, architectures: tuple[str, ...] = CUDA_ARCHITECT
 
 
 def _compile(todo: Plan) -> None:
-    """Compile under a temporary name beside the library, then rename: a library is whole or not there."""
+    """Compile to a temporary name beside the library, then rename it, so that a library is complete or absent."""
     with tempfile.TemporaryDirectory(dir=todo.library.parent, prefix="build-") as folder:
         output = Path(folder) / todo.library.name
         _run([*todo.command, "-o", str(output)], _COMPILE_TIMEOUT_S[todo.kind])
@@ -182,7 +183,7 @@ def _compile(todo: Plan) -> None:
 
 
 def _host_flags(compiler: str) -> tuple[tuple[str, ...], str]:
-    """Flags for this machine's processor, and what the compiler says it resolves them to."""
+    """Return the flags for this machine's processor, and the compiler's report of what they mean."""
     probe = [compiler, "-E", "-v", "-x", "c++", os.devnull]
     try:
         return (*_HOST_FLAGS, "-march=native"), _probe([*probe, "-march=native"])
@@ -192,7 +193,7 @@ def _host_flags(compiler: str) -> tuple[tuple[str, ...], str]:
 
 
 def _cuda_targets(nvcc: str, architectures: tuple[str, ...]) -> tuple[str, ...]:
-    """Machine code for every architecture that nvcc knows, and PTX of the newest for those to come."""
+    """Return flags for machine code of every architecture that nvcc knows, and PTX of the newest for later ones."""
     known = {line.strip().removeprefix("compute_") for line in _probe([nvcc, "--list-gpu-arch"]).splitlines()}
     targets = [arch for arch in architectures if arch in known]
     if not targets:
@@ -202,7 +203,7 @@ def _cuda_targets(nvcc: str, architectures: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _fingerprint(sources: Path) -> str:
-    """Hash of every source and header; an edit to any gives a new library."""
+    """Return a hash of all sources and headers; an edit to any of them gives a new library."""
     digest = hashlib.sha256()
     for path in sorted([*sources.glob("include/*"), *sources.glob("src/*")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -215,7 +216,7 @@ def _cached_probe(command: tuple[str, ...]) -> str:
 
 
 def _probe(command: list[str]) -> str:
-    """What a compiler says of itself; it is asked once a process."""
+    """Return a compiler's output; each command runs once per process."""
     return _cached_probe(tuple(command))
 
 
@@ -233,6 +234,6 @@ def _run(command: list[str], timeout_s: float) -> str:
 
 
 def _first_error(output: str) -> str:
-    """The line that tells most: the first with "error" in it, else the last."""
+    """Return the first line with "error" in it, else the last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "it said nothing")
+    return next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "no message")

@@ -1,4 +1,4 @@
-"""What the native backend finds on this machine, for `exlm doctor`: compilers, libraries, and what would be used."""
+"""Report of compilers, native libraries and the backend in use, for `exlm doctor`."""
 
 import platform
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from exlm_cli.ops.alignment.build import BuildError, Kind
 from exlm_cli.ops.alignment.library import HostLibrary, device_library, find_device_library
 from exlm_cli.progress import Progress
 
-_HINT = "training works without: the `torch` backend needs no compiler"
+_HINT = "training works without them: the `torch` backend needs no compiler"
 _AT_FIRST_USE = "compiled at the first use, or now by `exlm doctor --build`"
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """One of the two libraries.
+    """State of one of the two libraries.
 
     Attributes:
-        path: The library that is there and loads; of several GPUs that of the first.
-        note: Where there is none, or none for some GPU: when it comes, or why it cannot be had.
-        backend: What `backend: auto` uses on such a device, now or after compiling.
+        path: The library, if it exists and loads; with several GPUs that of the first.
+        note: If it is missing, also for one GPU of several: when it is built, or why it cannot be.
+        backend: What `backend: auto` uses on such a device, now or after the build.
     """
 
     path: str | None
@@ -32,7 +32,7 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found; compilers are `path (version)`, None where there is none."""
+    """The report; compilers are `path (version)`, None if there is none."""
 
     torch: str
     processor: str
@@ -45,10 +45,10 @@ class Diagnosis:
 
 
 def diagnose() -> Diagnosis:
-    """Look, without compiling anything.
+    """Return the report; builds nothing.
 
     Raises:
-        BackendError: There is no folder to cache libraries in.
+        BackendError: The folder of cached libraries cannot be determined.
     """
     try:
         cache = str(build.cache_dir())
@@ -68,10 +68,10 @@ def diagnose() -> Diagnosis:
 
 
 def build_kernels(progress: Progress) -> None:
-    """Compile the host kernels and, where nvcc or a GPU is there, the device kernels for all targets.
+    """Build the host kernels and, on a machine with nvcc or a GPU, the device kernels for all architectures.
 
     Raises:
-        BackendError: One of them cannot be had; where there are several GPUs, for none of them.
+        BackendError: A build fails, or no GPU of this machine can run the device kernels.
     """
     kinds: tuple[Kind, ...] = ("cpu", "cuda") if _describe_compiler("cuda") or torch.cuda.is_available() else ("cpu",)
     for kind in kinds:
@@ -85,11 +85,11 @@ def build_kernels(progress: Progress) -> None:
             else:
                 _serve_every_gpu(progress)
         except BuildError as error:
-            raise BackendError(f"the native {kind} kernels cannot be had: {error}", _HINT) from error
+            raise BackendError(f"the native {kind} kernels are not available: {error}", _HINT) from error
 
 
 def _serve_every_gpu(progress: Progress) -> None:
-    """Get kernels for each GPU; those for which there are none are told, unless there is no other."""
+    """Load kernels for each GPU; report the GPUs that have none, or raise if all of them have none."""
     obstacles = []
     for device in range(torch.cuda.device_count()):
         try:

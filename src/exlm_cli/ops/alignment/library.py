@@ -1,6 +1,6 @@
-"""The compiled kernels as Python functions: loads a shared library and speaks its C interface.
+"""Compiled kernels as Python functions: loads a native library and calls its C interface.
 
-`cuda_ext/include/states_alignment.h` is the contract. Tensors come in checked; here they become pointers and strides.
+`cuda_ext/include/states_alignment.h` defines the interface. Tensors arrive checked and leave as pointers and strides.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ class _Batch(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Dag:
-    """Arguments of the op, laid out as the kernels read them: the last axis has stride 1, lengths are contiguous."""
+    """Arguments of the op in the layout that the kernels read: last axis of stride 1, contiguous lengths."""
 
     log_emit: Tensor
     log_trans: Tensor
@@ -52,11 +52,11 @@ class Dag:
 
     @classmethod
     def of(cls, log_emit: Tensor, log_trans: Tensor, target_lengths: Tensor, state_lengths: Tensor) -> "Dag":
-        """Copy what is not laid out so."""
+        """Return the arguments in this layout; copies only tensors of another layout."""
         return cls(_rows(log_emit), _rows(log_trans), target_lengths.contiguous(), state_lengths.contiguous())
 
     def as_struct(self) -> _Batch:
-        """Describe the tensors to the kernels; valid while they live."""
+        """Return the C struct of the tensors; valid while they live."""
         B, T, S = self.log_emit.shape
         return _Batch(
             self.log_emit.data_ptr(),
@@ -77,7 +77,7 @@ def _rows(tensor: Tensor) -> Tensor:
 
 
 class Kernels(Protocol):
-    """What the host library and a stream of a device have in common; results are tensors that the caller made."""
+    """Interface of the host library and of a device stream; the caller allocates the results."""
 
     def forward(self, dag: Dag, nll: Tensor, saved: Tensor | None) -> None:
         """Fill `nll` (B,) and, for a backward pass, `saved`."""
@@ -85,14 +85,14 @@ class Kernels(Protocol):
     def backward(
         self, dag: Dag, saved: Tensor, grad_nll: Tensor, grad_emit: Tensor | None, grad_trans: Tensor | None
     ) -> None:
-        """Fill the gradients that are wanted, every element of them."""
+        """Fill every element of the gradients that are not None."""
 
     def best(self, dag: Dag, nodes: Tensor) -> None:
         """Fill `nodes` (B, T), int64."""
 
 
 class HostLibrary:
-    """The kernels for the CPU; they run on as many threads as torch does."""
+    """Kernels for the CPU; they run on as many threads as torch does."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -100,9 +100,9 @@ class HostLibrary:
 
     @staticmethod
     def saved_shape(batch: int, max_targets: int, max_states: int) -> tuple[int, ...]:
-        """Words that `forward` leaves for `backward`: alpha of every state and slot, mantissas and exponents."""
+        """Return the shape of what `forward` keeps: mantissa and exponent of alpha for each state and slot."""
         slots = _padded_slots(max_targets)
-        # `states_alignment_saved_words_cpu`, for sizes that are symbols while torch.compile traces
+        # equals `states_alignment_saved_words_cpu`, and takes the symbolic sizes of torch.compile
         is_short = 2 * slots <= max_states + 46
         most = slots * (max_states - slots + 46) if is_short else (max_states + 46) ** 2 // 4
         return batch, 2, torch.sym_min(slots * ((max_states + 7) // 8 * 8 + 1), most)
@@ -127,25 +127,25 @@ class HostLibrary:
 
 
 class DeviceLibrary:
-    """The kernels for CUDA devices."""
+    """Kernels for CUDA devices."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._library = _load(path)
 
     def on(self, device: int, stream: int) -> "DeviceKernels":
-        """The kernels on a stream (a `cudaStream_t`) of a device."""
+        """Return the kernels on a stream (a `cudaStream_t`) of a device."""
         return DeviceKernels(self._library, device, stream)
 
     def runs_on(self, device: int) -> bool:
-        """Whether the library holds code for a device that its driver takes."""
+        """Return whether the library holds code that runs on a device with its driver."""
         return self._status(device) == _OK
 
     def check(self, device: int) -> None:
-        """See that the library runs on a device.
+        """Check that the library runs on a device.
 
         Raises:
-            BuildError: Its driver is too old, or the kernels were compiled for others.
+            BuildError: The driver is too old, or the kernels were built for other devices.
         """
         status = self._status(device)
         if status != _OK:
@@ -157,7 +157,7 @@ class DeviceLibrary:
 
 @dataclass(frozen=True)
 class DeviceKernels:
-    """Kernels that enqueue on one stream and return at once."""
+    """Kernels of one stream; they enqueue their work and return at once."""
 
     _library: ctypes.CDLL
     _device: int
@@ -165,13 +165,13 @@ class DeviceKernels:
 
     @staticmethod
     def saved_shape(batch: int, max_targets: int, max_states: int, num_sweeps: int = 2) -> tuple[int, ...]:
-        """Words that `forward` needs and leaves for `backward`: both sweeps, each with the peaks of every slot."""
+        """Return the shape of what `forward` keeps: both sweeps, each with the peak of each slot."""
         return batch, num_sweeps, 2 * max_states + 2, _padded_slots(max_targets)
 
     def forward(self, dag: Dag, nll: Tensor, saved: Tensor | None) -> None:
         """See `Kernels`."""
         if saved is None:
-            # torch keeps freed memory to this stream's later work, so the kernel may outlive the tensor
+            # the kernel may outlive the tensor: torch reuses freed memory only for later work on this stream
             B, T, S = dag.log_emit.shape
             saved = nll.new_empty(self.saved_shape(B, T, S, num_sweeps=1), dtype=torch.int32)
         self._call("forward", dag, _pointer(nll), _pointer(saved), ctypes.c_int32(saved.shape[1]))
@@ -196,10 +196,10 @@ class DeviceKernels:
 
 @functools.cache
 def host_library() -> HostLibrary:
-    """The library for the CPU, compiled now if it never was.
+    """Return the library for the CPU, built first if it is missing.
 
     Raises:
-        BuildError: There is none, and why.
+        BuildError: It is missing and cannot be built, or does not load.
     """
     if prebuilt := build.prebuilt_library("cpu"):
         return HostLibrary(prebuilt)
@@ -208,10 +208,10 @@ def host_library() -> HostLibrary:
 
 @functools.cache
 def device_library(device: int) -> DeviceLibrary:
-    """The library for one CUDA device, the only one that is touched: compiled for it now if there is none.
+    """Return the library for one CUDA device, built for that device if it is missing; touches no other device.
 
     Raises:
-        BuildError: There is none, and why.
+        BuildError: It is missing and cannot be built, or does not run on the device.
     """
     library = find_device_library(device)
     if library is None:
@@ -221,10 +221,10 @@ def device_library(device: int) -> DeviceLibrary:
 
 
 def find_device_library(device: int) -> DeviceLibrary | None:
-    """A library that is there already: one for all targets that runs on the device, else one for it alone.
+    """Return an existing library: one for all architectures that runs on the device, else one for it alone.
 
     Raises:
-        BuildError: None is there and none can be compiled, or the one for this device does not run on it.
+        BuildError: None exists and none can be built, or the one for this device does not run on it.
     """
     shared = build.find_library("cuda")
     if shared is not None and (library := DeviceLibrary(shared)).runs_on(device):
@@ -248,7 +248,7 @@ def _architectures(device: int) -> tuple[str, ...]:
 
 
 def _load(path: Path) -> ctypes.CDLL:
-    """Open a library and check that it speaks this module's version of the interface."""
+    """Open a library and check that it has this module's version of the interface."""
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
@@ -275,5 +275,5 @@ def _pointer(tensor: Tensor | None) -> ctypes.c_void_p:
 
 
 def _padded_slots(max_targets: int) -> int:
-    """Slots of one state: 0 to T targets, in whole vectors."""
+    """Return the number of slots of a state, one for each of 0 to T targets, rounded up to whole vectors."""
     return (max_targets + _ROW_PAD) // _ROW_PAD * _ROW_PAD

@@ -1,7 +1,7 @@
-"""The compiled kernels as torch operators: custom op, fake and autograd rules.
+"""Native backend: the compiled kernels as torch operators, with their fake kernels and autograd rules.
 
-A forward pass that will be differentiated keeps alpha in one opaque integer tensor; the backward pass sums beta and
-writes both gradients. What the kernels compute, and how, is in `cuda_ext/README.md`.
+A forward pass that needs gradients keeps alpha in one opaque integer tensor; the backward pass sums beta and writes
+both gradients. `cuda_ext/README.md` explains what the kernels compute and how.
 
 Axes: B sequences, T targets, S states (DAG nodes). Arguments have been checked by `api`.
 """
@@ -28,9 +28,9 @@ _CUDA_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def obstacle(dtype: torch.dtype, device: torch.device) -> str:
-    """Why there are no kernels for such tensors, in one line; empty where there are.
+    """Return in one line why there are no kernels for such tensors; empty if there are.
 
-    Compiles them, once for a machine, where they were never compiled.
+    Builds them if they are missing, once per machine.
     """
     dtypes = {"cpu": _CPU_DTYPES, "cuda": _CUDA_DTYPES}.get(device.type, ())
     if dtype not in dtypes:
@@ -68,7 +68,7 @@ def best_alignment(
     target_lengths: Int64[Tensor, " B"],
     state_lengths: Int64[Tensor, " B"],
 ) -> Int64[Tensor, "B T"]:
-    """See `api.best_alignment`; among equally probable paths, the one whose last differing node is lowest."""
+    """See `api.best_alignment`; of equally probable paths it returns the one whose last differing node is lowest."""
     nodes: Tensor = _best(log_emit, log_trans, target_lengths, state_lengths)
     return nodes
 
@@ -113,7 +113,7 @@ def _best(log_emit: Tensor, log_trans: Tensor, target_lengths: Tensor, state_len
 
 
 def _kernels(tensor: Tensor) -> Kernels:
-    """The kernels for tensors where this one is, on the stream that torch uses there."""
+    """Return the kernels for the device of a tensor, on the current stream of torch."""
     if not _is_on_device(tensor):
         return host_library()
     stream = torch.cuda.current_stream(tensor.device)
@@ -125,7 +125,7 @@ def _is_on_device(tensor: Tensor) -> bool:
 
 
 def _empty_results(log_emit: Tensor, keeps_alpha: bool) -> tuple[Tensor, Tensor]:
-    """`nll` and the memory for what a backward pass needs: integers, so that nobody takes them for numbers."""
+    """Return `nll` and the memory for the backward pass: integers, so that it is not read as values."""
     kernels = DeviceKernels if _is_on_device(log_emit) else HostLibrary
     is_float64 = log_emit.dtype == torch.float64
     nll = log_emit.new_empty(log_emit.shape[0], dtype=torch.float64 if is_float64 else torch.float32)
@@ -134,7 +134,7 @@ def _empty_results(log_emit: Tensor, keeps_alpha: bool) -> tuple[Tensor, Tensor]
 
 
 def _empty_gradients(log_emit: Tensor, log_trans: Tensor, wants_emit: bool, wants_trans: bool) -> tuple[Tensor, Tensor]:
-    """Both gradients, contiguous; one that is not wanted has no elements."""
+    """Return both gradients, contiguous; one that is not needed has no elements."""
     return (
         log_emit.new_empty(log_emit.shape if wants_emit else (0,)),
         log_trans.new_empty(log_trans.shape if wants_trans else (0,)),
@@ -145,7 +145,7 @@ def _empty_nodes(log_emit: Tensor) -> Tensor:
     return log_emit.new_empty(log_emit.shape[:2], dtype=torch.int64)
 
 
-# what the operators return for tensors without data, while torch.compile traces
+# results for tensors without data, while torch.compile traces
 _forward.register_fake(lambda log_emit, *others: _empty_results(log_emit, others[-1]))
 _backward.register_fake(lambda log_emit, log_trans, *others: _empty_gradients(log_emit, log_trans, *others[-2:]))
 _best.register_fake(lambda log_emit, *_: _empty_nodes(log_emit))
@@ -154,14 +154,14 @@ _best.register_fake(lambda log_emit, *_: _empty_nodes(log_emit))
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, keeps_alpha = inputs
     ctx.keeps_alpha = keeps_alpha
-    ctx.set_materialize_grads(False)  # no zeros as large as alpha for the gradient that alpha does not have
+    ctx.set_materialize_grads(False)  # alpha has no gradient: do not allocate zeros for it
     ctx.save_for_backward(*tensors, output[1])
 
 
 def _differentiate(ctx: Any, grad_nll: Tensor | None, _grad_saved: None) -> tuple[Tensor | None, ...]:
     if not ctx.keeps_alpha:
         raise RuntimeError("exlm::states_alignment_forward has no gradient where `keeps_alpha` is False")
-    if grad_nll is None:  # the loss went into nothing that is differentiated
+    if grad_nll is None:  # the loss is not part of what is differentiated
         return (None,) * 5
     wants_emit, wants_trans, *_ = ctx.needs_input_grad
     grad_emit, grad_trans = _backward(*ctx.saved_tensors, grad_nll, wants_emit, wants_trans)

@@ -1,4 +1,4 @@
-"""The recursion as it stands in App. I.1, in log space: the definition of correct, made to be read, not to be fast.
+"""Reference backend: the recursion of App. I.1 in log space. It defines correct results; it is not fast.
 
     alpha[0, 0] = 1,   alpha[t, u] = P_u(y_t) * sum over v < u of alpha[t - 1, v] * E[v, u],
     likelihood  = sum over v of alpha[T, v] * E[v, end]
@@ -11,8 +11,6 @@ import math
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
-
-from exlm_cli.ops.safe_math import safe_logsumexp
 
 
 def states_alignment_nll(
@@ -40,7 +38,7 @@ def best_alignment(
     target_lengths: Int64[Tensor, " B"],
     state_lengths: Int64[Tensor, " B"],
 ) -> Int64[Tensor, "B T"]:
-    """See `api.best_alignment`: the same recursion with max in place of the sum, then the way back."""
+    """See `api.best_alignment`: the same recursion with a maximum for the sum, then backtracking."""
     log_emit, log_trans = _only_what_is_read(log_emit, log_trans, target_lengths, state_lengths)
     B, T, _ = log_emit.shape
     nodes_BT = torch.full((B, T), -1, dtype=torch.int64, device=log_emit.device)
@@ -66,7 +64,7 @@ def best_alignment(
 def _only_what_is_read(
     log_emit: Tensor, log_trans: Tensor, target_lengths: Tensor, state_lengths: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Put `-inf` wherever the recursion must not look; what stood there, even NaN, gets gradient zero."""
+    """Return both with `-inf` at entries that are never read; these, even NaN, get gradient zero."""
     _, T, S = log_emit.shape
     state_S = torch.arange(S, device=log_emit.device)
     is_target_BT = torch.arange(T, device=log_emit.device) < target_lengths[:, None]
@@ -77,7 +75,7 @@ def _only_what_is_read(
 
 
 def _only_first_state(log_emit: Tensor) -> Tensor:
-    """log alpha[0]: all mass on the first state."""
+    """Return log alpha[0]: all mass on the first state."""
     B, _, S = log_emit.shape
     log_alpha_BS = log_emit.new_full((B, S), -math.inf)
     log_alpha_BS[:, :1] = 0.0
@@ -85,6 +83,14 @@ def _only_first_state(log_emit: Tensor) -> Tensor:
 
 
 def _log_to_end(log_trans: Tensor, state_lengths: Tensor) -> Tensor:
-    """log E[v, end] (B, S); a sequence without states takes the first column, which holds no edge."""
+    """Return log E[v, end] (B, S); a sequence without states takes the first column, which holds no edge."""
     end_BS1 = (state_lengths - 1).clamp(min=0)[:, None, None].expand(-1, log_trans.shape[1], 1)
     return log_trans.gather(2, end_BS1)[:, :, 0]
+
+
+def safe_logsumexp(log_terms: Float[Tensor, "..."], dim: int) -> Float[Tensor, "..."]:
+    """Return `torch.logsumexp` with gradient zero instead of NaN where a whole slice is `-inf`."""
+    peak = log_terms.detach().amax(dim, keepdim=True)
+    is_dead = peak == -math.inf
+    total = (log_terms - peak.masked_fill(is_dead, 0.0)).exp().sum(dim, keepdim=True)
+    return (total.masked_fill(is_dead, 1.0).log() + peak).squeeze(dim)

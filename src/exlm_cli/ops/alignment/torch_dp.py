@@ -1,27 +1,26 @@
-"""The recursion of `reference` as matrix products in float64, with analytic gradients: the default without a build.
+"""Torch backend: the recursion as float64 matrix products, with analytic gradients; the default without a build.
 
-The recursion runs over blocks of states, all targets at once. What a block gets over all edges from solved states is
-one (states x states) (states x targets) product per sequence; then its states are solved one after the other, each sent
-to the rest with a multiplication and an addition. So exponentials cost O(S^2 + T S), not O(T S^2), and nothing runs T
-times. The backward pass is the same sweep from the other end; solved blocks there get posteriors of all their edges by
-one more product.
+The recursion runs over blocks of states, all targets at once. Edges from solved states into a block are one
+(states x states) (states x targets) product per sequence. Then the states of the block are solved one after the other,
+each added to the sums of the later ones. So exponentials cost O(S^2 + T S), not O(T S^2), and no loop runs T times. The
+backward pass is the same sweep from the other end; one more product per block gives the posteriors of its edges.
 
-Probabilities of slot i are kept relative to `ref[i]`: within e200 below the largest of them so far, so that it changes
-seldom; a slot that a block is the first to reach has a guess until then. What is below e-708 is lost. A sum of at least
-`_LEAST_SUM` cannot miss it (times the largest probability of its block, where that is above 1); one below may, unless
-no path leads there. A sequence with such a sum in a block, or with a probability above `_LARGEST_PROB`, has this block
-solved again in log space, from solved states too where their sums are doubtful. Where no edge is worse than e-460 these
-are not, since the peak's own edge is in the sum. Edge posteriors are at most 1, so what they lose is below rounding
-unless a reference is e437 likelier than all paths, for want of edges; those are taken again as well. Scores up to e200
-keep these bounds.
+Underflow. The probabilities of slot i are stored relative to a reference scale, `ref[i]`, which is at most e200 below
+the largest of them so far, so that it changes seldom. A slot has a guessed reference until a block reaches it. Values
+below e-708 are lost. A sum of at least `_LEAST_SUM` (times the largest probability of its block, if that is above 1)
+loses nothing that matters; a smaller sum may, unless no path leads to it. If a sequence has such a sum in a block, or a
+probability above `_LARGEST_PROB`, the block is solved again in log space, and so are its doubtful sums over solved
+states. If no edge is below e-460, none of these sums is doubtful, because each contains the edge from the peak. Edge
+posteriors are at most 1, so their loss is below rounding unless a reference is e437 above all paths because edges are
+missing; those are computed again as well. The bounds hold for scores up to e200.
 
-A state has emitted no more targets than there are states before it, and leaves no more than come after it; only these
-slots of a block are computed, three quarters of all at k = 4.
+A state has emitted at most as many targets as there are states before it, and leaves at most as many targets as there
+are states after it. Only these slots of a block are computed, three quarters of all at k = 4.
 
 Axes: B sequences, T targets, S states, I = T + 2 slots, v and u the two ends of an edge; step i is an edge out of slot
 i. alpha[u, i] is the probability of reaching u with i targets emitted; slot 0 holds the start, and the end node emits
-one more target, of probability 1. beta[u, i] is that of finishing from there, emission of u included, so that alpha
-and beta mirror each other.
+one more target, of probability 1. beta[u, i] is the probability of finishing from there, emission of u included, so
+that alpha and beta mirror each other.
 """
 
 import math
@@ -35,10 +34,10 @@ from torch.autograd.function import once_differentiable
 
 _LEAST_SUM = 1e-200
 _LARGEST_PROB = 1e300
-_LARGEST_GAIN = 1e190  # times e200, which a probability can have, it is still finite
-_LOG_RISE = 200.0  # of a peak above its reference, before this follows
+_LARGEST_GAIN = 1e190  # still finite times e200, the largest probability
+_LOG_RISE = 200.0  # how far a peak may exceed its reference before the reference is raised
 _LEAST_BLOCK_STATES, _MOST_BLOCK_STATES = 24, 48
-_CHUNK_ELEMENTS = 1 << 23  # of (B, S, I) or of the edges of a block at a time, so that temporaries stay near the cache
+_CHUNK_ELEMENTS = 1 << 23  # of (B, S, I) or of the edges of a block at a time; temporaries then stay near the cache
 _GATHER_ELEMENTS = 1 << 21
 
 
@@ -67,7 +66,7 @@ class _StatesAlignmentNll(torch.autograd.Function):
             log_alpha = _Sweep(dag).run().log_probs()
             nll[rows] = -log_alpha[dag.end]
             if any(ctx.needs_input_grad):
-                log_alpha[dag.end] = -math.inf  # the end has a slot, but no target
+                log_alpha[dag.end] = -math.inf  # the end has a slot but no target
                 kept.append(log_alpha)
         ctx.save_for_backward(log_emit, log_trans, target_lengths, state_lengths, nll, *kept)
         return nll.to(log_emit.dtype)
@@ -94,26 +93,27 @@ class _StatesAlignmentNll(torch.autograd.Function):
 
 
 class _Dag(NamedTuple):
-    """Some sequences, laid out by state; `start` and `end` index (B, S, I)."""
+    """Some sequences of the batch, laid out by state; `start` and `end` index (B, S, I)."""
 
     log_emit: Float64[Tensor, "B S I"]
     log_trans: Float[Tensor, "B S S"]
     is_state: Bool[Tensor, "B S"]
     is_padded: bool
-    most_skipped: int  # states that a path can pass over, in the sequence that has most to spare
+    most_skipped: int  # largest number of states that a path can skip, over all sequences
     start: tuple[Tensor, ...]
     end: tuple[Tensor, ...]
 
     def steps(self, first_target: int, last_source: int) -> slice:
-        """Steps that an edge from `last_source` or before to `first_target` or later can be on a whole path.
+        """Return the steps at which an edge between these states can lie on a complete path.
 
-        None, an empty slice, where the states are padding in every sequence.
+        The edge leaves `last_source` or an earlier state and enters `first_target` or a later one. The slice is empty
+        if the states are padding in every sequence.
         """
         stop = min(last_source + 1, self.log_emit.shape[2] - 1)
         return slice(min(max(0, first_target - 1 - self.most_skipped), stop), stop)
 
     def log_edges(self, sources: slice, targets: slice) -> Float[Tensor, "B sources targets"]:
-        """Scores of edges into later states; `-inf` beyond the last state."""
+        """Return the scores of edges into later states; `-inf` beyond the last state."""
         log_edges = self.log_trans[:, sources, targets]
         return log_edges.masked_fill(~self.is_state[:, None, targets], -math.inf) if self.is_padded else log_edges
 
@@ -126,14 +126,14 @@ def _chunks(log_emit: Tensor) -> Iterator[slice]:
 
 
 def _most_skipped(target_lengths: Tensor, state_lengths: Tensor) -> int:
-    """See `_Dag`. Of the whole batch: pieces of it that worked on other slots would round otherwise."""
+    """See `_Dag`. It is one number for the whole batch, so that each chunk of it rounds alike."""
     return max(0, int((state_lengths - 2 - target_lengths).amax())) if len(target_lengths) else 0
 
 
 def _read(
     log_emit: Tensor, log_trans: Tensor, target_lengths: Tensor, state_lengths: Tensor, most_skipped: int
 ) -> _Dag:
-    """Lay out emissions by state, with slots for start and end, and `-inf` where none may be read."""
+    """Return the DAG with emissions by state, slots for start and end, and `-inf` at entries that are never read."""
     B, T, S = log_emit.shape
     device = log_emit.device
     row_B, zero_B = torch.arange(B, device=device), torch.zeros(B, dtype=torch.int64, device=device)
@@ -151,18 +151,18 @@ def _read(
     if not is_target.all():
         log_emit_BSI[:, :, 1:-1].masked_fill_(~is_target[:, None], -math.inf)
     end = (row_B, last_state, target_lengths + 1)
-    # without targets the end is not reached, though an edge from the start may lead there
+    # a sequence without targets does not reach the end, even over an edge from the start
     log_emit_BSI[end] = torch.zeros(B, dtype=torch.float64, device=device).where(target_lengths > 0, -math.inf)
     return _Dag(log_emit_BSI, log_trans, is_state, is_padded, most_skipped, (row_B, zero_B, zero_B), end)
 
 
 def _finite(log_x: Tensor) -> Tensor:
-    """Zero for `-inf`, so that it can be subtracted."""
+    """Return `log_x` with zero for `-inf`, so that it can be subtracted."""
     return log_x.masked_fill(log_x == -math.inf, 0.0)
 
 
 class _Gradient(NamedTuple):
-    """Where the backward sweep writes posteriors; its beta is divided by the likelihood of all paths."""
+    """Outputs of the backward sweep; its beta is divided by the likelihood of all paths."""
 
     grad_emit: Float[Tensor, "B T S"] | None
     grad_trans: Float[Tensor, "B S S"] | None
@@ -172,26 +172,26 @@ class _Gradient(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """States that are solved together, with the edges that come to them in the order of the sweep."""
+    """States that are solved together, with the edges into them in the direction of the sweep."""
 
     states: slice
     solved: slice  # earlier states that share paths with them
-    steps: slice  # those by which the sweep comes to them
-    log_edge: Float[Tensor, "B states others"]  # `others` are `solved` and `states`; of no meaning against the sweep
+    steps: slice  # steps by which the sweep reaches them
+    log_edge: Float[Tensor, "B states others"]  # `others`: `solved` and `states`; undefined against the sweep
     edge: Float64[Tensor, "B states others"]
-    sums: Float64[Tensor, "B states steps"]  # over `edge`, relative to the slots they come from
+    sums: Float64[Tensor, "B states steps"]  # over `edge`, relative to the references of the source slots
 
     @property
     def others(self) -> slice:
         return slice(min(self.solved.start, self.states.start), max(self.solved.stop, self.states.stop))
 
     def within_others(self, states: slice) -> slice:
-        """Where some of `others` are on the last axis of `edge`."""
+        """Return the place of some of `others` on the last axis of `edge`."""
         return slice(states.start - self.others.start, states.stop - self.others.start)
 
 
 class _Sweep:
-    """Solves all states in order, from the start (alpha) or, backwards and with a gradient to write, the end (beta)."""
+    """Sweep over all states: from the start for alpha, or from the end for beta if it has a gradient to write."""
 
     def __init__(self, dag: _Dag, gradient: _Gradient | None = None) -> None:
         B, num_slots = len(dag.log_emit), dag.log_emit.shape[2]
@@ -205,7 +205,7 @@ class _Sweep:
         self._probs[begin] = self._is_alive[:, 0, 0].double()
         self._log_probs = torch.full_like(dag.log_emit, -math.inf)
         self._log_probs[begin] = log_begin
-        # what is still to be written to `_log_probs`: states, slots, sums and their reference
+        # results not yet in `_log_probs`: states, slots, sums and their reference
         self._unlogged: list[tuple[slice, slice, Tensor, Tensor]] = []
 
     def run(self) -> Self:
@@ -223,18 +223,18 @@ class _Sweep:
         return self
 
     def log_probs(self) -> Tensor:
-        """log alpha or log beta of all states solved so far (B, S, I)."""
+        """Return log alpha or log beta of all states solved so far (B, S, I)."""
         for states, slots, sums, log_ref in self._unlogged:
             self._write_log_probs(states, slots, sums.log().add_(log_ref))
         self._unlogged.clear()
         return self._log_probs
 
     def _carry(self, solved: slice, states: slice) -> _Block | None:
-        """Add up what solved states send to a block; None where no path comes there."""
+        """Return a block with its sums over edges from solved states; None if no path reaches it."""
         steps = self._dag.steps(states.start, states.stop - 1)
         if steps.start == steps.stop:
             return None
-        # solved states without a slot in common with these steps are zeros
+        # solved states that share no slot with these steps are zeros
         if self._is_backward:
             stop = min(solved.stop, steps.stop + self._dag.most_skipped + 1)
             solved = slice(solved.start, max(solved.start, stop))
@@ -251,7 +251,7 @@ class _Sweep:
         return block.edge[rows, :, block.within_others(block.solved)] @ probs
 
     def _solve(self, block: _Block) -> None:
-        """Solve the states of a block one after the other, each adding to the sums of those still to come."""
+        """Solve the states of a block one after the other; each adds to the sums of the later ones."""
         states, sums = block.states, block.sums
         before, after = self._slots_before(block.steps), self._slots_after(block.steps)
         log_emit = self._dag.log_emit[:, states, after]
@@ -260,7 +260,7 @@ class _Sweep:
         edge = block.edge[:, :, block.within_others(states)]
         sources, probs = self._probs[:, states, before], self._probs[:, states, after]
         for i, later in self._in_order(states):
-            # where the sweep begins, the probability is there already
+            # the state where the sweep begins has its probability already
             probs[:, i].addcmul_(sums[:, i], emit[:, i])
             sums[:, later].addcmul_(sources[:, i, None], edge[:, later, i, None])
         peak = probs.amax(1, keepdim=True)
@@ -284,11 +284,11 @@ class _Sweep:
 
     def _write_log_probs(self, states: slice, slots: slice, log_reach: Tensor) -> None:
         log_probs = self._log_probs[:, states, slots]
-        # as in `_solve`: the begin is not reached, but there
+        # as in `_solve`: the state where the sweep begins has its probability already
         torch.maximum(log_reach + self._dag.log_emit[:, states, slots], log_probs, out=log_probs)
 
     def _in_order(self, states: slice) -> Iterator[tuple[int, slice]]:
-        """Each state of a block and those that the sweep comes to after it."""
+        """Yield each state of a block with the states that the sweep reaches after it."""
         num_states = states.stop - states.start
         for i in range(num_states):
             yield (num_states - 1 - i, slice(0, num_states - 1 - i)) if self._is_backward else (i, slice(i + 1, None))
@@ -298,7 +298,7 @@ class _Sweep:
     ) -> None:
         """Write posteriors of a block's emissions and of its edges.
 
-        `log_ref` is what its sums are relative to, `log_reach` their logarithm; without that no row is in doubt.
+        The sums of the block are relative to `log_ref`; `log_reach` is their logarithm, None if no row is doubtful.
         """
         states, steps, others = block.states, block.steps, block.others
         before = self._slots_before(steps)
@@ -307,7 +307,7 @@ class _Sweep:
         extreme = rows[:0]
         if not bool(gain.amax() <= _LARGEST_GAIN):
             gain.masked_fill_(~self._is_reachable(block), 0.0)
-            # no good edge joins such a source to the peak, and what it leads to may be lost beside the peak
+            # no likely edge joins such a source to the peak, so its successors may be lost beside the peak
             extreme = (gain.amax((1, 2)) > _LARGEST_GAIN).nonzero()[:, 0]
         gain *= gradient.scale
         if gradient.grad_trans is not None:
@@ -330,12 +330,12 @@ class _Sweep:
             gradient.grad_emit[:, first - 1 : steps.stop - 1, states] = posterior[:, :, first - steps.start :].mT
 
     def _guess_refs(self, block: _Block, log_emit: Tensor) -> tuple[Tensor, Tensor]:
-        """References of the slots before and after steps; a slot that is new gets what one emission more would cost."""
+        """Return the references of the slots before and after steps; for a new slot add one typical emission."""
         log_ref = self._log_ref[..., block.steps.start : block.steps.stop + 1]
         log_ref = log_ref.flip(-1) if self._is_backward else log_ref.clone()
         is_new = log_ref == -math.inf
         if is_new.any():
-            # any state would do, but the first, the last and those after it have no emissions
+            # any state with emissions will do: the first, the last and padding have none
             row, last_state, _ = self._dag.end
             state = (last_state - 1 - block.states.start).clamp(min=0, max=log_emit.shape[1] // 2)
             typical = _finite(log_emit[row, state, None])
@@ -347,14 +347,14 @@ class _Sweep:
         return (before.flip(-1), after.flip(-1)) if self._is_backward else (before, after)
 
     def _doubtful_rows(self, block: _Block, peak: Tensor, log_emit: Tensor) -> Tensor:
-        """Sequences with a sum of the block that may lack something, or a probability that is too large or NaN."""
+        """Return the sequences with a sum that may have lost terms, or a probability that is too large or NaN."""
         highest = peak.amax((1, 2))[:, None, None]
         is_doubtful = ~(highest < _LARGEST_PROB)[:, 0, 0]
-        # an edge that is lost may come from a state of the block above its reference
+        # a lost edge may come from a state of this block that is above its reference
         is_small = block.sums < _LEAST_SUM * highest.clamp(min=1.0)
         if is_small.any():
             is_doubtful |= (is_small & self._is_reachable(block)).any(2).any(1)
-        # a slot whose guess was far too high would pass for one that has not been reached
+        # a slot whose guess is far too high looks as if no path reached it
         slots = self._slots_after(block.steps)
         slot = torch.arange(slots.start, slots.stop, device=peak.device)
         is_inner = (slot > 0) & (slot < self._dag.end[2][:, None, None])
@@ -364,7 +364,7 @@ class _Sweep:
         return is_doubtful.nonzero()[:, 0]
 
     def _is_reachable(self, block: _Block) -> Bool[Tensor, "B states steps"]:
-        """Whether there are states enough for the targets between where the sweep begins and the block."""
+        """Return where the states between the start of the sweep and the block suffice for the targets."""
         device = self._probs.device
         state = torch.arange(block.states.start, block.states.stop, device=device)[:, None]
         step = torch.arange(block.steps.start, block.steps.stop, device=device)
@@ -374,7 +374,10 @@ class _Sweep:
         return (step < last_slot) & (step < state) & (state <= last_state)
 
     def _raise_refs(self, states: slice, slots: slice, log_ref_used: Tensor, log_peak: Tensor) -> None:
-        """Let references follow the peaks of a block, whose own are `log_ref_used`, and what is relative to them."""
+        """Raise each slot's reference to the block's peak and rescale the stored probabilities.
+
+        The block itself is relative to `log_ref_used`.
+        """
         log_ref = self._log_ref[..., slots].clone()
         is_raised = log_peak > log_ref + _LOG_RISE
         if not is_raised.any():
@@ -389,7 +392,7 @@ class _Sweep:
             self._probs[:, solved, slots.start + changed[0] : slots.start + changed[-1] + 1] *= share
 
     def _solve_in_log_space(self, block: _Block, rows: Tensor) -> Float64[Tensor, "rows states steps"]:
-        """log of what arrives at a block in some sequences, whatever its range."""
+        """Solve a block of some sequences in log space and return the log of its sums."""
         states, before, after = block.states, self._slots_before(block.steps), self._slots_after(block.steps)
         log_reach = self._log_sums_from_solved(block, rows)
         log_edge = block.log_edge[rows, :, block.within_others(states)]
@@ -403,7 +406,7 @@ class _Sweep:
         return log_reach
 
     def _log_sums_from_solved(self, block: _Block, rows: Tensor) -> Float64[Tensor, "rows states steps"]:
-        """log of what has been carried to a block; doubtful sums are taken again, all edges at once."""
+        """Return the log of a block's sums over solved states; doubtful sums are computed again over all edges."""
         before = self._slots_before(block.steps)
         sums, log_ref = self._sums_from_solved(block, rows), self._log_ref[rows, :, before]
         log_sums = sums.log().add_(_finite(log_ref))
@@ -414,22 +417,22 @@ class _Sweep:
         return log_sums
 
     def _slots_before(self, steps: slice) -> slice:
-        """The slots that steps of this sweep leave."""
+        """Return the slots that steps of this sweep leave."""
         return _after(steps) if self._is_backward else steps
 
     def _slots_after(self, steps: slice) -> slice:
-        """The slots that steps of this sweep lead to."""
+        """Return the slots that steps of this sweep lead to."""
         return steps if self._is_backward else _after(steps)
 
 
 def _after(steps: slice) -> slice:
-    """The slots that steps lead to."""
+    """Return the slots that steps lead to."""
     return slice(steps.start + 1, steps.stop + 1)
 
 
 def _schedule(first: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Order of work: solve first..stop where middle = stop, else carry sums from first..middle to middle..stop."""
-    # the larger a block, the better its products run, and the more additions solve it
+    """Yield the order of work: solve first..stop if middle = stop, else sum from first..middle into middle..stop."""
+    # a larger block has faster products but needs more additions
     num_states = min(max(_LEAST_BLOCK_STATES, math.isqrt(stop - first)), _MOST_BLOCK_STATES)
     for begin in range(first, stop, num_states):
         end = min(begin + num_states, stop)
@@ -438,7 +441,7 @@ def _schedule(first: int, stop: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _sum_again(log_reach: Tensor, is_doubtful: Tensor, log_source: Tensor, log_edge: Tensor) -> None:
-    """Replace doubtful sums by log-sum-exps. Most of them are truly zero: no edge comes from a living state."""
+    """Replace doubtful sums by log-sum-exps. Most are truly zero: no edge comes from a state that is reached."""
     num_alive = (log_edge > -math.inf).float().mT @ (log_source > -math.inf).float()
     indices = (is_doubtful & (num_alive > 0)).nonzero()
     for part in indices.split(max(1, _GATHER_ELEMENTS // log_source.shape[1])):
@@ -452,7 +455,7 @@ def best_alignment(
     target_lengths: Int64[Tensor, " B"],
     state_lengths: Int64[Tensor, " B"],
 ) -> Int64[Tensor, "B T"]:
-    """See `api.best_alignment`; the sums of the sweep become maxima, and the way back looks at one column a step."""
+    """See `api.best_alignment`; the sums become maxima, and backtracking reads one column a step."""
     B, T, S = log_emit.shape
     state_S = torch.arange(S, device=log_emit.device)
     nodes_BT = torch.full((B, T), -1, dtype=torch.int64, device=log_emit.device)

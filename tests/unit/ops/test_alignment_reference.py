@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from exlm_cli.ops.safe_math import safe_logsumexp
+from exlm_cli.ops.alignment.reference import safe_logsumexp
 
 
 def test_it_equals_logsumexp_where_something_is_alive() -> None:
