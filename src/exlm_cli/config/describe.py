@@ -1,9 +1,9 @@
-"""The arithmetic of a training step in closed form: what ExLM has to cost beyond its MLM twin (App. Q.2, Table 12).
+"""Size and cost of pre-training in closed form: parameters, tokens and FLOPs of a step, FLOPs of a run (App. Q.2).
 
-Forward and backward over one sequence of L positions, T masks and k states a mask, without padding: N = k T emitting
-nodes, S = N + 2 nodes, encoder of width D with n layers and feed-forward width F, vocabulary V, h transition heads over
-features of width D' (D, or 2 D with `position_features`). A product of an (a, b) and a (b, c) matrix is 2 a b c FLOPs;
-its backward pass has two such products, so that whatever is trained counts three times:
+FLOPs are those of forward and backward over one sequence of L positions, T masks and k states a mask, without padding:
+N = k T emitting nodes, S = N + 2 nodes, encoder of width D with n layers and feed-forward width F, vocabulary V, h
+transition heads over features of width D' (D, or 2 D with `position_features`). A product of an (a, b) and a (b, c)
+matrix is 2 a b c FLOPs; its backward pass has two such products, so that whatever is trained counts three times:
 
     encoder linear    3 * n * 2 L (4 D^2 + 2 D F)       query, key, value, output; the two feed-forward layers
     attention         3 * n * 4 L^2 D                   Q K' and the weighted sum of V
@@ -11,21 +11,63 @@ its backward pass has two such products, so that whatever is trained counts thre
     transition        3 * 2 (2 S D' D + S^2 D)          query, key and Q K'; with h > 1 also the gate, 2 S D' h
     alignment         3 * 2 E                           alpha, beta and the edge gradient: one multiply-add an edge each
 
-Where the transition head must not train the states (`transition.detach_states`), its projections count twice, not
-three times. E, the edges that any path can take for any target, is 2 w + (T - 1) w (w + 1) / 2 with w = S - 1 - T:
-target t lies on one of the w nodes t to S - 2 - T + t. An MLM is the case k = 1 without the last two lines, and
-`alignment: independent` the same with k > 1.
+With `transition.detach_states` the transition head does not train the states, and its projections count twice. E, the
+edges that any path can take for any target, is 2 w + (T - 1) w (w + 1) / 2 with w = S - 1 - T: target t lies on one of
+the w nodes t to S - 2 - T + t. An MLM is the case k = 1 without the last two lines, and `alignment: independent` the
+same with k > 1.
 
-The floor of the ratio ExLM / MLM follows. Not counted, since it is memory traffic rather than arithmetic or small
-beside the rest: embeddings, norms, GELU, softmax, dropout, rotation, residuals, gathers, AdamW. Nor is what an
-implementation does twice to save memory: flash attention's second Q K' and the logits that `head_chunk_rows` makes
-again in the backward pass. The sparse DAG's few missing edges are counted.
+The lowest possible ratio of ExLM to MLM in Table 12 follows. Not counted, because it is memory traffic or small beside
+the rest: embeddings, norms, GELU, softmax, dropout, rotation, residuals, gathers, AdamW. Nor is recomputation that
+saves memory: flash attention's second Q K' and the logits that `head_chunk_rows` computes again in the backward pass.
+The few edges that the sparse DAG lacks are counted.
 """
 
 from dataclasses import astuple, dataclass
 from typing import Self
 
+from exlm_cli.config.base import Recipe
+from exlm_cli.config.cells import CellsRecipe
 from exlm_cli.config.pretrain import PretrainRecipe
+
+
+@dataclass(frozen=True)
+class RecipeSize:
+    """Size and cost of the pre-training in a recipe; None for what the recipe alone does not determine.
+
+    Attributes:
+        objective: `exlm` or `mlm`; of a sweep, that of the recipe which its variants share.
+        parameters, tokens_per_step: Likewise.
+        flops_per_step: Of a single run: forward and backward over full sequences.
+        flops: Of the whole pre-training, over all variants and seeds of a sweep; None where `train.max_steps` is.
+    """
+
+    objective: str | None = None
+    parameters: int | None = None
+    tokens_per_step: int | None = None
+    flops_per_step: float | None = None
+    flops: float | None = None
+
+
+def recipe_size(recipe: Recipe) -> RecipeSize:
+    """Return the size and cost of a recipe of any kind; a fine-tuning recipe has none."""
+    common = recipe.pretrain if isinstance(recipe, CellsRecipe) else recipe
+    if not isinstance(common, PretrainRecipe):
+        return RecipeSize()
+    runs = [plan.pretrain for plan in recipe.plan()] if isinstance(recipe, CellsRecipe) else [common]
+    flops = [run_flops(run) for run in runs]
+    return RecipeSize(
+        objective=common.objective,
+        parameters=count_parameters(common),
+        tokens_per_step=tokens_per_step(common),
+        flops_per_step=recipe_step_flops(common).total if common is recipe else None,
+        flops=None if None in flops else sum(value for value in flops if value is not None),
+    )
+
+
+def run_flops(recipe: PretrainRecipe) -> float | None:
+    """Return the FLOPs of a whole pre-training run; None where its number of steps depends on the data."""
+    steps = recipe.train.max_steps
+    return None if steps is None else steps * recipe_step_flops(recipe).total
 
 
 def count_parameters(recipe: PretrainRecipe, vocab_size: int | None = None) -> int:
@@ -71,7 +113,7 @@ class TrainingFlops:
 
     @property
     def encoder(self) -> float:
-        """Its linear layers and its attention."""
+        """Linear layers and attention."""
         return self.encoder_linear + self.attention
 
     @property
@@ -135,7 +177,7 @@ def count_path_edges(num_nodes: float, num_targets: float) -> float:
 def recipe_step_flops(recipe: PretrainRecipe) -> TrainingFlops:
     """Return the FLOPs of one optimiser step of full sequences with their mean number of masks.
 
-    An upper bound where sequences are shorter than `data.sequence_length` and a step has a number of them.
+    An upper bound where `train.batch_sequences` is given and sequences are shorter than `data.sequence_length`.
     """
     num_real = (recipe.data.sequence_length - 2) * recipe.masking.num_repeats
     num_targets = recipe.masking.mask_ratio * num_real
