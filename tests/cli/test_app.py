@@ -210,7 +210,7 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     [
         (b"x [MASK] \xff", {"PYTHONUTF8": "1"}, "`x [MASK] \\xff` is not text in UTF-8", "write it in UTF-8"),
         ("x [MASK] é".encode(), ASCII, r"`x [MASK] \xe9` is not text in ASCII",
-         "say that it is UTF-8 with `PYTHONUTF8=1 exlm ...`"),
+         "declare it as UTF-8 with `PYTHONUTF8=1 exlm ...`"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("command", ["inspect-dag", "recipes", "curves"])

@@ -1,7 +1,4 @@
-"""The `exlm` command: registrations, and mistakes told in one line with an exit code.
-
-Exit codes: 0 done, 1 ran with a negative verdict, 2 could not run, 128 + n stopped by signal n.
-"""
+"""The `exlm` command: its subcommands, and errors as one line with an exit code."""
 
 import errno
 import io
@@ -24,11 +21,17 @@ from exlm_cli.cli.commands.pretrain import pretrain
 from exlm_cli.cli.commands.recipes import recipes
 from exlm_cli.cli.commands.repeat_mlm import repeat_mlm
 from exlm_cli.cli.commands.tokenize import tokenize
-from exlm_cli.errors import ConfigError, ExlmError
+from exlm_cli.errors import ConfigError, ExlmError, InterruptedRunError
+
+EXIT_CODES = (
+    "Exit codes: 0 finished; 1 finished, but the result is negative (a run diverged, a check failed); 2 could not run; "
+    "128 + n stopped by signal n."
+)
 
 app = typer.Typer(
     name="exlm",
     help="Pre-train, fine-tune and inspect ExLM: masked language models whose [MASK] tokens expand into states.",
+    epilog=EXIT_CODES,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -70,7 +73,7 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
     ] = False,
     _debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error, wherever it is put.")
+        bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.")
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
@@ -100,10 +103,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code or 0
     except KeyboardInterrupt:
+        from exlm_cli.cli import console
+
+        console.emit_error("stopped", is_stop=True)
         return 130
     except (BrokenPipeError, SystemExit):
-        # the reader of stdout has gone, which typer turns into SystemExit; nothing more may be written, not even by the
-        # interpreter as it shuts down
+        # the reader of stdout has gone, which typer turns into SystemExit; the interpreter must write nothing as it exits
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (ExlmError, OSError, MemoryError, RuntimeError, _UsageError) as error:
@@ -113,7 +118,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from exlm_cli.cli import console, hints
 
         command = _running_command(words)
-        console.emit_error(*(hints.to_options(text, command) for text in (explained.message, explained.hint)))
+        console.emit_error(
+            hints.to_options(explained.message, command),
+            hints.to_options(explained.hint, command),
+            is_stop=isinstance(error, InterruptedRunError),
+        )
         return explained.exit_code
 
 
@@ -124,10 +133,10 @@ def _running_command(words: Sequence[str]) -> Any:
 
 
 def _refuse_other_encodings(words: Sequence[str]) -> None:
-    """Refuse bytes that are no text: Python hands them over as halves of surrogate pairs, which nothing can encode.
+    """Refuse words that are not text in the file system's encoding; Python reads them as lone surrogates.
 
     Raises:
-        ConfigError: A word has such.
+        ConfigError: One of the words is such.
     """
     for word in words:
         try:
@@ -137,12 +146,12 @@ def _refuse_other_encodings(words: Sequence[str]) -> None:
             encoding = sys.getfilesystemencoding()
             raise ConfigError(
                 f"`{shown}` is not text in {encoding.upper()}",
-                "write it in UTF-8" if encoding == "utf-8" else "say that it is UTF-8 with `PYTHONUTF8=1 exlm ...`",
+                "write it in UTF-8" if encoding == "utf-8" else "declare it as UTF-8 with `PYTHONUTF8=1 exlm ...`",
             ) from None
 
 
 def explain(error: BaseException) -> ExlmError | None:
-    """Return how an error is told to the user; None for one that is nobody's mistake but ours."""
+    """Return an error as the user sees it; None for a fault of this program, which keeps its traceback."""
     if isinstance(error, ExlmError):
         return error
     if isinstance(error, _UsageError):

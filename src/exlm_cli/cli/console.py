@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
+from rich.constrain import Constrain
 from rich.progress import BarColumn, Task, TaskID, TextColumn
 from rich.progress import Progress as RichBars
 from rich.table import Table
@@ -83,7 +84,7 @@ class _Bars(RichBars):
     """Bars, one a line, below a table where there is one."""
 
     def __init__(self, console: Console, board: "_TerminalBoard | None") -> None:
-        self._board = board
+        self._board, self._terminal = board, console
         super().__init__(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
@@ -97,7 +98,9 @@ class _Bars(RichBars):
         """Yield the table, then the bars."""
         if self._board is not None:
             yield self._board.render()
-        yield from super().get_renderables()
+        # room for the ^C that a terminal echoes: in a full line it would begin another one, and leave the bar behind
+        for bars in super().get_renderables():
+            yield Constrain(bars, self._terminal.width - len("^C "))
 
 
 class _TerminalBoard:
@@ -257,10 +260,17 @@ def emit_pairs(pairs: Mapping[str, object]) -> None:
     emit_text("".join(f"{name.replace('_', ' '):<{width}}  {format_value(value)}\n" for name, value in pairs.items()))
 
 
-def emit_error(message: str, hint: str = "") -> None:
-    """Write a user's mistake: one `error:` line, an empty line, a `hint:`."""
+def emit_error(message: str, hint: str = "", *, is_stop: bool = False) -> None:
+    """Write an error to stderr: one `error:` line, an empty line, a `hint:`.
+
+    Args:
+        message: The error.
+        hint: What to do next.
+        is_stop: The user stopped the run, which is no error.
+    """
     console = Console(stderr=True)
-    console.print(Text.assemble(("error:", "bold red"), " ", printable(message)), soft_wrap=True)
+    label = ("", "") if is_stop else ("error: ", "bold red")
+    console.print(Text.assemble(label, printable(message)), soft_wrap=True)
     if hint:
         console.print(Text.assemble("\n", ("hint:", "bold cyan"), " ", printable(hint)), soft_wrap=True)
 
