@@ -1,4 +1,4 @@
-"""The command shell: what is registered, how errors are told, and exit codes."""
+"""The command shell: what is registered, how errors become one line, and exit codes. Sentences are in `golden/`."""
 
 import errno
 import os
@@ -13,12 +13,12 @@ import typer
 
 from exlm_cli.cli import app as shell
 from exlm_cli.cli.app import explain, main
-from exlm_cli.cli.commands import recipes as cmd_recipes
 from exlm_cli.errors import ConfigError, ExlmError, InterruptedRunError
 
 Capture = pytest.CaptureFixture[str]
 COMMANDS: list[str] = list(typer.main.get_command(shell.app).commands)  # type: ignore[attr-defined]
-SIX = ["tokenize", "pretrain", "repeat-mlm", "finetune", "eval", "inspect-dag"]
+IN_ORDER_OF_WORK = ["tokenize", "pretrain", "finetune", "eval", "inspect-dag"]
+MAIN = "import sys; from exlm_cli.cli.app import main; sys.exit(main())"
 
 
 @pytest.fixture
@@ -35,9 +35,8 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
 
 
 def run(*words: str | bytes, **environment: str) -> subprocess.CompletedProcess[str]:
-    script = "import sys; from exlm_cli.cli.app import main; sys.exit(main())"
     return subprocess.run(
-        [sys.executable, "-c", script, *words],
+        [sys.executable, "-c", MAIN, *words],
         capture_output=True,
         text=True,
         check=False,
@@ -45,13 +44,12 @@ def run(*words: str | bytes, **environment: str) -> subprocess.CompletedProcess[
     )
 
 
-def test_help_lists_the_commands_in_the_order_of_work(capsys: Capture) -> None:
+def test_help_lists_the_commands_in_the_order_of_work_on_one_line_each(capsys: Capture) -> None:
     assert main(["--help"]) == 0
-    listed = [line.split()[0] for line in capsys.readouterr().out.partition("Commands:")[2].splitlines() if line]
+    said = capsys.readouterr().out.partition("Commands:\n")[2].partition("\n\n")[0]
+    listed = [line.split()[0] for line in said.splitlines()]
     assert listed == COMMANDS
-    there = [name for name in SIX if name in listed]
-    assert listed[: len(there)] == there
-    assert {"tokenize", "pretrain", "inspect-dag", "recipes"} <= set(listed)
+    assert [name for name in listed if name in IN_ORDER_OF_WORK] == IN_ORDER_OF_WORK
 
 
 def test_without_words_the_help_is_shown(capsys: Capture) -> None:
@@ -72,39 +70,30 @@ def test_the_version_is_that_of_the_package(capsys: Capture) -> None:
     assert capsys.readouterr().out == f"exlm {metadata.version('exlm-cli')}\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "error", "hint"),
-    [
-        (["pretrai"], "no such command 'pretrai'. Did you mean 'pretrain'?", "see `exlm --help`"),
-        (["pretrain", "--recip", "x"], "no such option: --recip (Possible options: --help, --recipe)",
-         "see `exlm pretrain --help`"),
-        (["pretrain", "--device", "gpu"], "invalid value for '--device': 'gpu' is not one of 'auto', 'cpu', 'cuda'",
-         "see `exlm pretrain --help`"),
-        (["pretrain", "--recipe", "text-base", "--seed", "-1"],
-         "`--seed -1`: `seed` is -1; accepted: a whole number at least 0 and below 9223372036854775808",
-         "`seed`: Of initial weights, data order, masks and dropout"),
-        (["recipes", "a", "b"], "got unexpected extra argument(s) (b)", "see `exlm recipes --help`"),
-    ],
-)  # fmt: skip
-def test_a_wrong_word_is_one_error_line_and_a_hint(words: list[str], error: str, hint: str, capsys: Capture) -> None:
-    assert main(words) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == f"error: {error}\n\nhint: {hint}\n"
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "exlm_cli", "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"exlm {metadata.version('exlm-cli')}\n")
 
 
-def test_an_error_of_the_user_is_one_line_on_stderr(failing: Callable[..., None], capsys: Capture) -> None:
+def test_an_error_is_one_line_on_stderr_with_a_hint_where_there_is_one(
+    failing: Callable[..., None], capsys: Capture
+) -> None:
     failing(ConfigError("x" * 200 + " [bold]not markup[/bold]", "mend it"))
     assert main(["recipes"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == "error: " + "x" * 200 + " [bold]not markup[/bold]\n\nhint: mend it\n"
-
-
-def test_an_error_without_a_hint_is_the_line_alone(failing: Callable[..., None], capsys: Capture) -> None:
     failing(ExlmError("so it is"))
     assert main(["recipes"]) == 2
     assert capsys.readouterr().err == "error: so it is\n"
+
+
+def test_an_error_names_the_options_of_the_running_command(failing: Callable[..., None], capsys: Capture) -> None:
+    failing(ConfigError("no `json=true`", "give `data.column=NAME`"))
+    assert main(["recipes"]) == 2
+    assert capsys.readouterr().err == "error: no `json=true`\n\nhint: give `data.column=NAME`\n"
+    assert main(["pretrain", "--recipe", "text-base", "--seed", "-1"]) == 2
+    assert capsys.readouterr().err.startswith("error: `--seed -1`: `seed` is -1; ")
 
 
 @pytest.mark.parametrize("words", [["--debug", "recipes"], ["recipes", "--debug"]])
@@ -114,41 +103,28 @@ def test_debug_shows_the_traceback_wherever_it_is_put(failing: Callable[..., Non
         main(words)
 
 
-def test_an_interrupted_run_leaves_with_the_signals_code(failing: Callable[..., None], capsys: Capture) -> None:
+def test_a_stop_by_the_user_is_no_error_and_has_the_signals_exit_code(
+    failing: Callable[..., None], capsys: Capture
+) -> None:
     failing(InterruptedRunError("stopped at step 3", "continue with ...", 15))
     assert main(["recipes"]) == 143
-    assert capsys.readouterr().err == "error: stopped at step 3\n\nhint: continue with ...\n"
-
-
-def test_ctrl_c_leaves_with_130(failing: Callable[..., None], capsys: Capture) -> None:
+    assert capsys.readouterr().err == "stopped at step 3\n\nhint: continue with ...\n"
     failing(KeyboardInterrupt())
     assert main(["recipes"]) == 130
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "stopped\n"
 
 
 @pytest.mark.parametrize(
-    ("number", "error", "hint"),
-    [
-        (errno.ENOSPC, "runs/x: No space left on device", "the disk is full; free some space or choose another folder "
-         "with `out=DIR`"),
-        (errno.EDQUOT, "runs/x: Disk quota exceeded", "your disk quota is used up; free some space or choose another "
-         "folder with `out=DIR`"),
-        (errno.EACCES, "runs/x: Permission denied", "you may not read or write there; check the permissions or choose "
-         "another folder with `out=DIR`"),
-        (errno.EPERM, "runs/x: Operation not permitted", "you may not read or write there; check the permissions or "
-         "choose another folder with `out=DIR`"),
-        (errno.EROFS, "runs/x: Read-only file system", "that file system is read-only; choose another folder with "
-         "`out=DIR`"),
-        (errno.EMFILE, "runs/x: Too many open files", "too many files are open; raise the limit with `ulimit -n`"),
-        (errno.EIO, "runs/x: Input/output error", ""),
-    ],
-)  # fmt: skip
-def test_trouble_with_files_is_told_without_a_traceback(
-    failing: Callable[..., None], number: int, error: str, hint: str, capsys: Capture
+    "number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.EIO]
+)
+def test_an_error_of_the_file_system_names_the_file_and_has_no_traceback(
+    failing: Callable[..., None], number: int, capsys: Capture
 ) -> None:
     failing(OSError(number, os.strerror(number), "runs/x"))
     assert main(["recipes"]) == 2
-    assert capsys.readouterr().err == f"error: {error}\n" + (f"\nhint: {hint}\n" if hint else "")
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: runs/x: {os.strerror(number)}\n")
+    assert ("hint: " in said) == (number != errno.EIO)
 
 
 @pytest.mark.parametrize(
@@ -156,70 +132,49 @@ def test_trouble_with_files_is_told_without_a_traceback(
     [
         MemoryError(),
         torch.OutOfMemoryError("CUDA out of memory"),
-        RuntimeError(
-            "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried to allocate"
-        ),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried"),
     ],
 )
-def test_running_out_of_memory_says_what_to_lower(
+def test_running_out_of_memory_names_the_key_to_lower(
     failing: Callable[..., None], error: Exception, capsys: Capture
 ) -> None:
     failing(error)
     assert main(["recipes"]) == 2
-    assert capsys.readouterr().err == (
-        "error: memory ran out\n\n"
-        "hint: lower `train.microbatch_tokens` (the batch stays as it is, also in a resumed run), or take a smaller "
-        "model\n"
-    )
+    assert "train.microbatch_tokens" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error", [RuntimeError("ours"), ValueError("ours"), AssertionError("ours")])
-def test_a_fault_of_ours_keeps_its_traceback(failing: Callable[..., None], error: Exception) -> None:
+@pytest.mark.parametrize("error", [RuntimeError("ours"), ValueError("ours"), KeyError("ours")])
+def test_a_fault_of_the_program_keeps_its_traceback(failing: Callable[..., None], error: Exception) -> None:
+    assert explain(error) is None
     failing(error)
-    with pytest.raises(type(error), match=r"^ours$"):
+    with pytest.raises(type(error), match="ours"):
         main(["recipes"])
 
 
-def test_an_error_that_is_nobodys_mistake_is_not_explained() -> None:
-    assert explain(RuntimeError("x")) is None
-    assert explain(KeyError("x")) is None
-
-
 def test_a_reader_that_goes_away_is_no_error() -> None:
-    script = "import sys; from exlm_cli.cli.app import main; sys.exit(main())"
-    words = [sys.executable, "-c", script, "recipes", "text-base"]
     reader, writer = os.pipe()
     os.close(reader)
+    words = [sys.executable, "-c", MAIN, "recipes", "text-base"]
     done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_no_color_and_a_pipe_give_plain_text() -> None:
-    done = run("recipes", "no-such")
-    assert done.returncode == 2
-    assert "\x1b" not in done.stdout + done.stderr
-
-
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-"""A shell that says nothing of UTF-8, and a Python that believes it."""
+"""A shell without a UTF-8 locale, and a Python that follows it."""
 
 
 @pytest.mark.parametrize(
-    ("word", "environment", "error", "hint"),
+    ("word", "environment", "error"),
     [
-        (b"x [MASK] \xff", {"PYTHONUTF8": "1"}, "`x [MASK] \\xff` is not text in UTF-8", "write it in UTF-8"),
-        ("x [MASK] é".encode(), ASCII, r"`x [MASK] \xe9` is not text in ASCII",
-         "declare it as UTF-8 with `PYTHONUTF8=1 exlm ...`"),
+        (b"x [MASK] \xff", {"PYTHONUTF8": "1"}, "`x [MASK] \\xff` is not text in UTF-8"),
+        ("x [MASK] é".encode(), ASCII, r"`x [MASK] \xe9` is not text in ASCII"),
     ],
-)  # fmt: skip
-@pytest.mark.parametrize("command", ["inspect-dag", "recipes", "curves"])
-def test_words_that_are_no_text_are_refused_by_every_command(
-    command: str, word: bytes, environment: dict[str, str], error: str, hint: str
-) -> None:
-    done = run(command, word, **environment)
+)
+def test_words_that_are_not_text_are_refused(word: bytes, environment: dict[str, str], error: str) -> None:
+    done = run("inspect-dag", word, **environment)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: {error}\n\nhint: {hint}\n"
+    assert done.stderr.startswith(f"error: {error}\n\nhint: ")
 
 
 def test_what_a_terminal_cannot_show_is_shown_with_backslashes() -> None:
@@ -237,7 +192,3 @@ def test_what_a_terminal_cannot_show_is_shown_with_backslashes() -> None:
     assert (done.returncode, done.stderr) == (0, "said \\xe9\n")
     assert done.stdout.startswith("text \\xe9\npair  \\u03b1\n")
     assert "| \\xb1" in done.stdout
-
-
-def test_commands_are_thin() -> None:
-    assert shell.recipes is cmd_recipes.recipes

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +99,7 @@ def test_a_signal_saves_and_the_resumed_run_gives_the_same_scores(
     monkeypatch.setattr(torch.optim.AdamW, "step", interrupting)
     assert main([*words, "--out", "run"]) == exit_code
     error = capsys.readouterr().err
-    assert "error: stopped at step 2 of 6; the checkpoint is run/cells/single/seed-5/checkpoints/step-2" in error
+    assert "\nstopped at step 2 of 6; the checkpoint is run/cells/single/seed-5/checkpoints/step-2" in error
     assert "hint: continue with `exlm finetune --resume run`" in error
     monkeypatch.setattr(torch.optim.AdamW, "step", original)
     resumed = result_of(capsys, "finetune", "--resume", "run")
@@ -129,69 +128,3 @@ def test_a_recipe_of_ones_own_takes_the_task_of_the_command_or_brings_one(folder
         assert main(["finetune", *words, "--recipe", "mine.yaml", "--dry-run"]) == 0
         (folder / "printed.yaml").write_text(capsys.readouterr().out)
         assert load_recipe("printed.yaml", kind=FinetuneRecipe).task.name == task
-
-
-@pytest.fixture
-def refused(capsys: Capture) -> Callable[..., str]:
-    """Return a function that runs a command, expects it to be refused and returns its `error:` line."""
-
-    def run(*words: str) -> str:
-        assert main(words) == 2
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        (error,) = [line for line in captured.err.splitlines() if line.startswith("error: ")]
-        return error.removeprefix("error: ")
-
-    return run
-
-
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        ([], "give a task, a `--recipe` that names one, or `--resume` to go on with a run"),
-        (["glue"], "which task of glue? There are mnli, qqp, qnli, sst2, cola, rte, mrpc, stsb"),
-        (["csv"], "`exlm finetune csv` needs a file"),
-        (["glue", "sst-3"], "unknown task `sst-3` of glue; accepted: mnli, qqp, qnli, sst2, cola, rte, mrpc, stsb"),
-        (["bace"], "unknown suite `bace`; accepted: moleculenet, glue, squad, csv"),
-        (["glue", "rte", "--recipe", "text-small"],
-         "`text-small` is a recipe of `exlm pretrain`, not of `exlm finetune`"),
-        (["--resume", "runs/pretrained"], "runs/pretrained: a run of `exlm pretrain`, not of `exlm finetune`"),
-        (["glue", "--resume", "runs/pretrained"], "`glue` does not go with `--resume`"),
-        (["--grid", "--resume", "runs/pretrained"], "`--grid` does not go with `--resume`"),
-        (["--out", "x", "--resume", "runs/pretrained"], "`--out x` does not go with `--resume`"),
-        ([*TASK[1:], "--seeds", "1,x"], "`--seeds 1,x`: `x` is not a whole number from 0 on"),
-        ([*TASK[1:], "--seeds", "1,1"], "`--seeds 1,1` gives 1 twice"),
-        ([*TASK[1:], "--grid"], "csv: the recipe has no `grid` to search"),
-        ([*TASK[1:], "--set", "grid.optim.lr=[1e-5]"],
-         "`--set grid.optim.lr=[1e-5]` takes effect only with `--grid`"),
-        ([*TASK[1:], "--set", "grid={}", "--dry-run"], "`--set grid={}` takes effect only with `--grid`"),
-        ([*TASK[1:], "--yardstick"], "`--yardstick` is for molecules; csv has text"),
-        (["csv", "words.csv", "--label-columns", "amber", "--smiles-column", "text"],
-         "no `--checkpoint` was given, and there is no SMILES run with a checkpoint under runs/"),
-        (["moleculenet", "bace", "--label-columns", "pIC50"],
-         'recipes/finetune/moleculenet/moleculenet-bace.yaml with `--set task.label_columns=["pIC50"]`: '
-         '`task.label_columns` is for csv; moleculenet/bace does not use it'),
-        (["moleculenet", "bace", "--checkpoint", "nowhere"],
-         "nowhere: not a run directory or checkpoint; nowhere has no recipe.yaml"),
-    ],
-)  # fmt: skip
-def test_a_mistake_is_told_in_one_line_and_leaves_nothing(
-    folder: Path, refused: Callable[..., str], words: list[str], error: str
-) -> None:
-    before = sorted(folder.rglob("*"))
-    assert refused("finetune", *words) == error
-    assert sorted(folder.rglob("*")) == before
-
-
-def test_a_text_model_for_molecules_is_refused(folder: Path, refused: Callable[..., str]) -> None:
-    (folder / "mol.csv").write_text("smiles,active\nCCO,1\n")
-    error = refused("finetune", "csv", "mol.csv", "--label-columns", "active", "--checkpoint", "runs/pretrained")
-    assert error == "runs/pretrained/checkpoints/step-3 is a model of text; csv needs one of SMILES"
-    assert not list((folder / "runs").glob("csv-*"))
-
-
-def test_a_run_directory_in_use_is_not_overwritten(folder: Path, refused: Callable[..., str]) -> None:
-    (folder / "run").mkdir()
-    (folder / "run" / "mine.txt").touch()
-    assert refused(*TASK, "--out", "run") == "run: the run directory is not empty"
-    assert [path.name for path in (folder / "run").iterdir()] == ["mine.txt"]

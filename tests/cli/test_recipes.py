@@ -1,4 +1,4 @@
-"""`exlm recipes`: the list, one recipe, and what scripts read."""
+"""`exlm recipes`: the list, one recipe with its cost, and what scripts read."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from exlm_cli.cli.app import main
-from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.config.load import KINDS, list_recipes, load_recipe
+from exlm_cli.config.describe import recipe_size
+from exlm_cli.config.load import KINDS, list_recipes, load_recipe, recipe_kind
 
 Capture = pytest.CaptureFixture[str]
 NAMES = [info.name for kind in KINDS for info in list_recipes(kind)]
@@ -17,13 +17,15 @@ def test_json_gives_every_recipe_with_what_scripts_rely_on(capsys: Capture) -> N
     assert main(["recipes", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert [entry["name"] for entry in listed] == NAMES
-    assert {frozenset(entry) for entry in listed} == {
-        frozenset({"name", "command", "objective", "parameters", "tokens_per_step", "purpose", "paper"})
-    }
+    keys = {"name", "command", "objective", "parameters", "tokens_per_step", "purpose", "paper"}
+    assert all(keys <= entry.keys() for entry in listed)
     text_base = next(entry for entry in listed if entry["name"] == "text-base")
-    assert text_base["command"] == "pretrain"
-    assert text_base["tokens_per_step"] == 2048 * 512
+    assert (text_base["command"], text_base["tokens_per_step"]) == ("pretrain", 2048 * 512)
     assert text_base["parameters"] == pytest.approx(128e6, rel=0.03)
+    assert text_base["flops"] == text_base["flops_per_step"] * load_recipe("text-base").train.max_steps
+    bace = next(entry for entry in listed if entry["name"] == "moleculenet-bace")
+    assert (bace["command"], bace["parameters"], bace["flops"]) == ("finetune", None, None)
+    assert {"quickstart-text", "moleculenet-bace"} <= {entry["name"] for entry in listed if entry["is_start"]}
 
 
 def test_the_names_that_scripts_rely_on_are_there() -> None:
@@ -35,42 +37,27 @@ def test_the_names_that_scripts_rely_on_are_there() -> None:
     assert promised <= set(NAMES)
 
 
-@pytest.mark.parametrize("columns", ["80", "200"])
-def test_the_table_names_every_recipe_and_fits(columns: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", columns)
+def test_the_list_names_every_recipe_fits_and_can_be_narrowed(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["recipes"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= int(columns)
-    names = [line.split(maxsplit=1)[0] for line in lines[1:] if not line.startswith(" ")]
-    assert names == NAMES
+    table, _, _ = capsys.readouterr().out.partition("\n\n")
+    lines = table.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines[1:] if not line.startswith(" ")] == NAMES
+    assert main(["recipes", "--for", "finetune"]) == 0
+    narrowed = capsys.readouterr().out
+    assert "moleculenet-bace *" in narrowed
+    assert "text-base" not in narrowed
 
 
-def test_one_recipe_is_printed_resolved_and_can_be_read_back(capsys: Capture, tmp_path: Path) -> None:
-    assert main(["recipes", "smiles-base"]) == 0
+@pytest.mark.parametrize("name", ["smiles-base", "moleculenet-bace", "quickstart-repeat-mlm"])
+def test_a_recipe_is_printed_so_that_it_can_be_read_back(name: str, capsys: Capture, tmp_path: Path) -> None:
+    recipe = load_recipe(name, kind=recipe_kind(name))
+    assert main(["recipes", name]) == 0
+    printed = capsys.readouterr().out
     path = tmp_path / "recipe.yaml"
-    path.write_text(capsys.readouterr().out, encoding="utf-8")
-    assert load_recipe(str(path)) == load_recipe("smiles-base")
-
-
-def test_one_recipe_as_json(capsys: Capture) -> None:
-    assert main(["recipes", "smiles-base", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == load_recipe("smiles-base").model_dump(mode="json")
-
-
-def test_an_unknown_recipe_is_told_with_the_nearest(capsys: Capture) -> None:
-    assert main(["recipes", "smile-base"]) == 2
-    assert capsys.readouterr().err == (
-        "error: unknown recipe `smile-base`\n\nhint: did you mean `smiles-base`? `exlm recipes` lists the recipes; a "
-        "file is given by its path, like `./mine.yaml`\n"
-    )
-
-
-def test_a_fine_tuning_recipe_is_printed_and_has_no_size_of_its_own(capsys: Capture, tmp_path: Path) -> None:
-    assert main(["recipes", "moleculenet-bace"]) == 0
-    path = tmp_path / "recipe.yaml"
-    path.write_text(capsys.readouterr().out, encoding="utf-8")
-    bace = load_recipe("moleculenet-bace", kind=FinetuneRecipe)
-    assert load_recipe(str(path), kind=FinetuneRecipe) == bace
-    assert main(["recipes", "--json"]) == 0
-    entry = next(e for e in json.loads(capsys.readouterr().out) if e["name"] == "moleculenet-bace")
-    assert (entry["command"], entry["parameters"], entry["purpose"]) == ("finetune", None, bace.purpose)
+    path.write_text(printed, encoding="utf-8")
+    assert load_recipe(str(path), kind=type(recipe)) == recipe
+    assert ("FLOPs" in printed) == (recipe_size(recipe).flops is not None)
+    assert main(["recipes", name, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == recipe.model_dump(mode="json")

@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -101,14 +102,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _refuse_other_encodings(words)
         code = app([word for word in words if word != "--debug"], prog_name="exlm", standalone_mode=False)
         sys.stdout.flush()
-        return code or 0
-    except KeyboardInterrupt:
-        from exlm_cli.cli import console
+        if code == 128 + signal.SIGINT:  # typer's, for a KeyboardInterrupt
+            from exlm_cli.cli import console
 
-        console.emit_error("stopped", is_stop=True)
-        return 130
+            console.emit_error("stopped", is_stop=True)
+        return code or 0
     except (BrokenPipeError, SystemExit):
-        # the reader of stdout has gone, which typer turns into SystemExit; the interpreter must write nothing as it exits
+        # the reader of stdout has gone, which typer turns into SystemExit; nothing may be written at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (ExlmError, OSError, MemoryError, RuntimeError, _UsageError) as error:

@@ -269,7 +269,7 @@ def emit_error(message: str, hint: str = "", *, is_stop: bool = False) -> None:
         is_stop: The user stopped the run, which is no error.
     """
     console = Console(stderr=True)
-    label = ("", "") if is_stop else ("error: ", "bold red")
+    label = "" if is_stop else Text.assemble(("error:", "bold red"), " ")
     console.print(Text.assemble(label, printable(message)), soft_wrap=True)
     if hint:
         console.print(Text.assemble("\n", ("hint:", "bold cyan"), " ", printable(hint)), soft_wrap=True)

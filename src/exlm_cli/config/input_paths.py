@@ -1,4 +1,4 @@
-"""Paths of inputs in a recipe, made absolute so that the recipe means the same files in any folder."""
+"""Paths of inputs in a recipe: made absolute, so that they mean the same in any folder, or checked."""
 
 import glob
 from collections.abc import Mapping
@@ -12,6 +12,8 @@ from exlm_cli.config.overrides import RecipeT
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.config.tasks import TaskSection
+from exlm_cli.errors import DataError
+from exlm_cli.files import expand_path
 
 PRETRAIN_PATHS: Mapping[str, tuple[str, ...]] = {"data": ("train", "valid", "cache_dir"), "tokenizer": ("path",)}
 """Keys of a pre-training recipe that hold paths, by section."""
@@ -25,6 +27,22 @@ def with_absolute_paths(recipe: RecipeT) -> RecipeT:
     Names that begin with `~`, `hub:` or `bundled:` mean the same everywhere and are kept.
     """
     return recipe.model_copy(update=_absolute_values(recipe))
+
+
+def check_task_files(task: TaskSection) -> None:
+    """Check that the folder and files which a task section names are there.
+
+    Raises:
+        DataError: One is not.
+    """
+    folder = Path()
+    if task.data_dir is not None and not task.data_dir.startswith(_SCHEMES):
+        folder = expand_path(task.data_dir)
+        if not folder.is_dir():
+            raise DataError(f"{folder}: no such folder", "`task.data_dir=DIR` names the folder with the task's files")
+    for given in task.files.model_dump().values():
+        if given is not None and not (folder / expand_path(given)).exists():
+            raise DataError(f"{folder / given}: no such file", "give the path of the file as it is seen from here")
 
 
 def _absolute_values(recipe: Recipe) -> dict[str, Any]:

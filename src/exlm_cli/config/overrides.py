@@ -1,13 +1,12 @@
 """Recipe values in layers, each with the file or override it came from, checked into a recipe with one-line errors."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from exlm_cli.config.base import Recipe
 from exlm_cli.config.keys import (
@@ -196,7 +195,7 @@ def _read_as_meant(values: Mapping[str, Any], layers: Layers, kind: type[Recipe]
 def _explain(error: ValidationError, layers: Layers, described: str, kind: type[Recipe]) -> ConfigError:
     """Turn pydantic's findings into one line on the first; unknown keys come first, others follow from them."""
     finding = min(error.errors(), key=lambda finding: finding["type"] != "extra_forbidden")
-    path = _key_path(finding, kind)
+    path = _key_path(finding["loc"], kind)
     if finding["type"] == "extra_forbidden":
         return unknown_key(layers.origin(path) or described, path, kind)
     if finding["type"] == "value_error":
@@ -236,11 +235,11 @@ def _bad_value(layers: Layers, path: str, kind: type[Recipe]) -> ConfigError:
     )
 
 
-def _key_path(finding: ErrorDetails, kind: type[Recipe]) -> str:
-    """Return the dotted key of a finding; for a place in a list the key of the list."""
+def _key_path(location: Sequence[int | str], kind: type[Recipe]) -> str:
+    """Return the dotted key at which pydantic found something; for a place in a list the key of the list."""
     keys: list[str] = []
     is_tag = False
-    for part in finding["loc"]:
+    for part in location:
         if isinstance(part, int):
             break
         if not is_tag:

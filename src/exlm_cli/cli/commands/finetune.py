@@ -72,6 +72,8 @@ def finetune(
     finished seeds and grid points are kept.
     """
     from exlm_cli.cli import console
+    from exlm_cli.config.finetune import grid_points
+    from exlm_cli.config.input_paths import check_task_files
 
     overrides = collect_overrides(sets, device=device)
     numbers = parse_numbers("--seeds", seeds, int, "a whole number from 0 on", 0, 2**63 - 1)
@@ -104,6 +106,9 @@ def finetune(
         return console.emit_recipe(resolved, as_json=as_json)
     progress = console.open_progress()
     if resume is None:
+        # errors that cost nothing to find come before a search for runs and before torch is loaded
+        check_task_files(resolved.task)
+        grid_points(resolved, use_grid=grid)
         checkpoint = _choose_checkpoint(checkpoint, resolved, progress)
     from exlm_cli.finetune.run import run_finetuning
     from exlm_cli.report.finetune_summary import render_summary

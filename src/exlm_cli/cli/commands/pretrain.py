@@ -43,7 +43,7 @@ def pretrain(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Pre-train ExLM or its MLM baseline from a recipe, or the variants of a sweep.
+    """Pre-train ExLM or its MLM baseline from a recipe.
 
     Tokenises first where that is still to be done. Ctrl-C saves a checkpoint and says how to go on. A sweep (`--sweep`)
     pre-trains, measures and fine-tunes each variant and puts them side by side, as in Tables 2, 4 and 13.

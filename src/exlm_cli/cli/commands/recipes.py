@@ -50,7 +50,7 @@ def recipes(
         [_row(entry) for entry in entries],
         [[entry["purpose"], entry["paper"]] for entry in entries],
     )
-    console.emit_text("\n* a recipe to start with; `exlm recipes NAME` prints one with its keys and its cost")
+    console.emit_text("\n* start with this one; `exlm recipes NAME` prints a recipe and its cost")
 
 
 def _entry(recipe: "Recipe", starts: set[str]) -> dict[str, Any]:

@@ -1,0 +1,74 @@
+"""Errors that a user can meet, whole sentences, one file a command: `tests/cli/golden/<command>.txt`.
+
+Each `$ exlm ...` line there is run; its exit code and its error follow. A new case is a new line. With
+`EXLM_UPDATE_GOLDEN=1` the test writes the files anew; read the difference before you commit it.
+"""
+
+import gzip
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+
+from exlm_cli.cli.app import main
+from tests.unit.finetune.synthetic import make_pretrained
+
+Capture = pytest.CaptureFixture[str]
+
+GOLDEN = Path(__file__).parent / "golden"
+PROMPT = "$ exlm "
+
+
+def cases_of(file: Path) -> dict[str, str]:
+    """Return the exit code and error of each command line, as the file has them."""
+    _, *parts = f"\n{file.read_text(encoding='utf-8')}".split(f"\n{PROMPT}")
+    pairs = (part.partition("\n") for part in parts)
+    return {words: said.rstrip("\n") for words, _, said in pairs}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with small files, good and bad, and a run of a text model."""
+    folder = tmp_path_factory.mktemp("golden") / "work"
+    make_pretrained(folder / "runs" / "pretrained")
+    (folder / "words.csv").write_text("text,amber,letters\n" + "amber birch,1,5\ncedar daisy,0,5\n" * 20)
+    (folder / "molecules.csv").write_text("smiles,active\n" + "CCO,1\nCCN,0\n" * 20)
+    (folder / "rows.txt").write_text("some words\n" * 50)
+    (folder / "bad.smi").write_text("CCO\nC1CC\n" * 20)
+    (folder / "empty.txt").touch()
+    (folder / "binary.txt").write_bytes(bytes(range(256)))
+    (folder / "cut.txt.gz").write_bytes(gzip.compress(b"words " * 100)[:-10])
+    (folder / "notes.doc").write_text("x")
+    (folder / "list.json").write_text("[1, 2]")
+    (folder / "typo.yaml").write_text("extends: quickstart-text\nmasking: {mask_porb: 0.3}\n")
+    (folder / "missing-section.yaml").write_text("objective: exlm\n")
+    (folder / "not-a-recipe.yaml").write_text("- a\n")
+    (folder / "full").mkdir()
+    (folder / "full" / "mine.txt").touch()
+    (folder / "full" / "run.json").write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize("file", sorted(GOLDEN.glob("*.txt")), ids=lambda file: file.stem)
+def test_errors_are_those_of_the_golden_file(
+    file: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(inputs)
+    monkeypatch.setenv("EXLM_CACHE_DIR", str(inputs.parent / "cache"))
+    expected, said = cases_of(file), {}
+    before = sorted(inputs.rglob("*"))
+    for words in expected:
+        code = main(shlex.split(words))
+        captured = capsys.readouterr()
+        assert captured.out == "", f"{words}: an error writes nothing to stdout"
+        assert sorted(inputs.rglob("*")) == before, f"{words}: an error leaves no files"
+        error = captured.err[captured.err.index("error: ") :].rstrip()  # messages of progress come before it
+        said[words] = f"[exit {code}]\n{error}".replace(str(inputs), "/FOLDER")
+    if "EXLM_UPDATE_GOLDEN" in os.environ:
+        file.write_text("\n\n".join(f"{PROMPT}{words}\n{text}" for words, text in said.items()) + "\n")
+    assert said == cases_of(file)
+
+
+def test_every_command_that_can_be_refused_has_a_golden_file() -> None:
+    assert {file.stem for file in GOLDEN.glob("*.txt")} >= {"exlm", "tokenize", "pretrain", "finetune", "recipes"}
