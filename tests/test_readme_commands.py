@@ -91,20 +91,3 @@ def test_yaml_in_the_readme_is_a_recipe(tmp_path: Path) -> None:
 def test_python_in_the_readme_compiles() -> None:
     for document, text in blocks("python"):
         compile(text, document, "exec")
-
-
-def test_every_path_of_the_tree_exists() -> None:
-    (tree,) = [text for document, text in blocks("text") if document == "README.md"]
-    folder = ROOT
-    num_paths = 0
-    for line in tree.splitlines():
-        names = re.findall(r"[\w./]+(?:\.py|/)(?=[ ,]|$)", line)
-        if not line.startswith(" "):
-            folder = ROOT / names[0] if names[0].endswith("/") else ROOT
-            assert (ROOT / names[0]).exists(), names[0]
-            names = names[1:]
-        for name in names:
-            if name.endswith(".py"):
-                assert (folder / name).is_file(), f"{folder / name}"
-        num_paths += 1 + len(names)
-    assert num_paths > 40
