@@ -117,7 +117,7 @@ def _sentence(inspection: Inspection) -> str:
 def _fillings_table(inspection: Inspection) -> str:
     guess = inspection.guess
     verdict = ["RDKit"] if inspection.dag.kind == "smiles" else []
-    masks = [f"[MASK] {mask + 1}" for mask in range(inspection.dag.num_masks)]
+    masks = [f"[MASK {mask + 1}]" for mask in range(inspection.dag.num_masks)]
     rows = [_header(["", "share", "", *masks, "text", *verdict], num_numbers=2)]
     rows += [_filling_row(inspection, str(rank), f) for rank, f in enumerate(inspection.n_best.fillings, start=1)]
     believed = format_percent(math.exp(guess.log_prob_independent))
@@ -148,7 +148,7 @@ def _nodes_table(inspection: Inspection) -> str:
         mask = int(inspection.dag.node_mask[node])
         rows.append(
             f'<tr><td class="number">{node}</td><td class="number">{inspection.occupancy[node]:.2f}</td>'
-            f"<td>{_chip(f'[MASK] {mask + 1}', mask)}</td><td>{escape(inspection.listed_words(node))}</td></tr>\n"
+            f"<td>{_chip(f'[MASK {mask + 1}]', mask)}</td><td>{escape(inspection.listed_words(node))}</td></tr>\n"
         )
     return f"<table>{''.join(rows)}</table>"
 

@@ -79,6 +79,10 @@ class Inspection:
             return self.tokens[node][0].text
         return "BOS" if node == 0 else "EOS"
 
+    def numbered_word(self, node: int) -> str:
+        """Return the number of a node and its word; BOS and EOS have no number."""
+        return f"{node} {self.quote(self.word(node))}" if self.tokens[node] else self.word(node)
+
     def quote(self, word: str) -> str:
         """Return a word as it reads in a list: punctuation of running text in quotation marks."""
         is_punctuation = self.dag.kind == "text" and not any(letter.isalnum() for letter in word)
@@ -133,6 +137,11 @@ class Inspection:
             words.append((printable(re.sub(r"\s+", " ", word)), mask if is_mask else -1))
             mask += is_mask
         return words
+
+    def numbered_sentence(self) -> str:
+        """Return the input in one line, each [MASK] with its number."""
+        shown = [word.replace("[MASK]", f"[MASK {mask + 1}]") if mask >= 0 else word for word, mask in self.sentence()]
+        return "".join(shown).strip()
 
     def health(self) -> str:
         """Describe in one line how much of the DAG is in use, and whether it has collapsed."""

@@ -149,21 +149,6 @@ def fit_word(word: str, font: float, width: float) -> str:
     return shorten_word(word, num_letters)
 
 
-def flow_words(words: Sequence[str], font: float, width: float) -> list[tuple[float, int]]:
-    """Set words in lines of at most `width`; return the x and the line, from 0, at which each begins.
-
-    A word that ends without a blank sticks to the next one, as punctuation does.
-    """
-    starts: list[tuple[float, int]] = []
-    x, line = 0.0, 0
-    for word in words:
-        if x > 0 and x + text_width(word.rstrip(), font) > width:
-            x, line = 0.0, line + 1
-        starts.append((x, line))
-        x += text_width(word, font)
-    return starts
-
-
 def curve_points(control: Points, num_points: int) -> Points:
     """Return points (P, 2) along a cubic curve, ends included."""
     t = np.linspace(0.0, 1.0, num_points)[:, None]
@@ -229,7 +214,7 @@ def _place_headings(first_of_column: Sequence[NodeBox], scale: _Scale) -> list[N
     font = 0.85 * scale.font
     headings = []
     for box in first_of_column:
-        text = f"[MASK] {box.mask + 1}"
+        text = f"[MASK {box.mask + 1}]"
         y = box.y - box.height / 2 - 1.6 * font
         headings.append(NodeBox(-1, box.mask, box.x, y, text_width(text, font) + font, 1.6 * font, text, 1.0))
     return headings

@@ -64,7 +64,7 @@ def test_the_page_shows_graph_heat_map_fillings_and_nodes() -> None:
     assert {"graph", "heatmap"} <= set(ids)
     assert page.text.count("This is amazing, and I'm very glad to see this.") == 2
     for text in (
-        "[MASK] 2",
+        "[MASK 2]",
         f"runs/example/checkpoints/step-10: {case_study().states_in_use().mean():.2f} of 4 states in use per [MASK]; "
         "87.9 % of the probability lies on paths with 2 tokens.",
         "11.8 %",
@@ -117,7 +117,7 @@ def test_large_pages_are_cut_and_say_so() -> None:
     page = Page(render_html(many_masks(43, 1)))
     assert "Only the first 40 [MASK]s are drawn; the tables have the other 3." in page.text
     assert sum((a.get("id") or "").startswith("node-") for _, a in page.tags) == 41
-    assert "[MASK] 43" in page.text
+    assert "[MASK 43]" in page.text
 
 
 def test_bars_are_as_long_however_small_the_shares_are() -> None:
