@@ -110,7 +110,7 @@ def grids(root: Path) -> Iterator[tuple[str, Any]]:
                                            "only=[mlm,exlm,exlm-no-transitions]"], out="sweep")  # fmt: skip
 
 
-SWEEP = ["pretrain", "--sweep", "quickstart-ablations", "--jobs", "2", "--json"]
+SWEEP = ["sweep", "quickstart-ablations", "--jobs", "2", "--json"]
 PREDICT = ["predict", "{run}", "{file}", "--out", "{out}", "--json"]
 EMBED = ["embed", "{run}", "{file}", "--out", "{out}", "--json"]
 

@@ -6,10 +6,10 @@ import pytest
 
 from exlm_cli.config.describe import count_parameters
 from exlm_cli.config.load import dump_recipe, list_recipes, load_recipe, recipes_folder
-from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
+from exlm_cli.config.sweep import SweepRecipe
 from tests.test_recipes import MLM, TABLE_5, value_at
 
-FILES = sorted((recipes_folder() / "repeat_mlm").rglob("*.yaml"))
+FILES = sorted((recipes_folder() / "sweep" / "repeat_mlm").glob("*.yaml"))
 CELLS = {
     *((1, p) for p in (0.0225, 0.15, 0.387, 0.622, 0.789)),
     *((2, p) for p in (0.15, 0.387, 0.622, 0.789)),
@@ -18,13 +18,14 @@ CELLS = {
 }
 
 
-def _load(name: str) -> RepeatMlmRecipe:
-    return load_recipe(name, kind=RepeatMlmRecipe)
+def _load(name: str) -> SweepRecipe:
+    return load_recipe(name, kind=SweepRecipe)
 
 
 def test_every_file_is_a_listed_recipe() -> None:
     assert len(FILES) == 4
-    assert sorted(info.path for info in list_recipes(RepeatMlmRecipe)) == FILES
+    listed = [info for info in list_recipes(SweepRecipe) if info.recipe.run_by == "repeat-mlm"]
+    assert sorted(info.path for info in listed) == FILES
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -74,7 +75,7 @@ def test_the_model_has_the_papers_parameters() -> None:
 
 
 def test_every_value_of_table_5_stands_beside_a_comment_that_names_it() -> None:
-    path = recipes_folder() / "repeat_mlm" / "repeat-mlm.yaml"
+    path = recipes_folder() / "sweep" / "repeat_mlm" / "repeat-mlm.yaml"
     keys = {key.rpartition(".")[2] for key in TABLE_5} | {"max_length"}
     lines = path.read_text(encoding="utf-8").splitlines()
     given = [line for line in lines if line.strip().partition(":")[0] in keys]

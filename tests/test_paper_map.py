@@ -10,7 +10,7 @@ from exlm_cli.config.describe import count_parameters
 from exlm_cli.config.keys import find_field
 from exlm_cli.config.load import KINDS, list_recipes, load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
+from exlm_cli.config.sweep import SweepRecipe
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "paper_map.md").read_text(encoding="utf-8")
@@ -47,7 +47,7 @@ def test_named_keys_are_those_of_a_recipe() -> None:
 
 @pytest.mark.parametrize(("millions", "name"), re.findall(r"([\d.]+) M \(`([\w-]+)`\)", TEXT))
 def test_a_parameter_count_is_what_the_closed_form_gives(millions: str, name: str) -> None:
-    recipe = load_recipe(name, kind=RepeatMlmRecipe).pretrain if name == "repeat-mlm" else load_recipe(name)
+    recipe = load_recipe(name, kind=SweepRecipe).pretrain if name == "repeat-mlm" else load_recipe(name)
     assert f"{count_parameters(recipe) / 1e6:.1f}" == millions
 
 

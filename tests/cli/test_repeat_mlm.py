@@ -9,7 +9,7 @@ import pytest
 
 from exlm_cli.cli.app import main
 from exlm_cli.config.load import load_recipe
-from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
+from exlm_cli.config.sweep import SweepRecipe
 
 Capture = pytest.CaptureFixture[str]
 
@@ -57,7 +57,7 @@ def test_a_dry_run_prints_the_whole_grid(folder: Path, capsys: Capture) -> None:
     assert main(words) == 0
     path = folder / "printed.yaml"
     path.write_text(capsys.readouterr().out)
-    recipe = load_recipe(str(path), kind=RepeatMlmRecipe)
+    recipe = load_recipe(str(path), kind=SweepRecipe)
     assert (recipe.seeds, recipe.tasks, recipe.device) == ((4, 5), ("glue/rte",), "cpu")
     assert {k for k, _ in recipe.cells} == {2}
     assert recipe.pretrain.train.max_steps == 4

@@ -1,4 +1,4 @@
-"""`kill -9` of a grid, anywhere, then running it again: no number changes, and what was done is not done again."""
+"""`kill -9` of a sweep, anywhere, then running it again: no number changes, and what was done is not done again."""
 
 from pathlib import Path
 from typing import Any
@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from exlm_cli.experiments import cell
-from exlm_cli.experiments.board import GridBoard
-from exlm_cli.experiments.sweep import run_grid
+from exlm_cli.experiments.board import SweepBoard
+from exlm_cli.experiments.results import SweepCellResult
+from exlm_cli.experiments.sweep import run_sweep
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics
 from exlm_cli.train.pretrain import PretrainTask
 from tests.killed import die_at_call, run_until_killed
-from tests.tiny_grids import tiny_grid, tiny_sweep
+from tests.tiny_sweeps import tiny_grid, tiny_sweep
 
 POINTS: dict[str, tuple[Any, str, int]] = {
     "before the first step": (PretrainTask, "losses", 1),
@@ -30,10 +31,10 @@ def run_cell_and_die(cache: Path, folder: Path, point: str) -> None:
     cell.run_cell(tiny_grid(cache).plan()[1], folder, SilentProgress())
 
 
-def run_grid_and_die(cache: Path, out: Path) -> None:
+def run_sweep_and_die(cache: Path, out: Path) -> None:
     """Run a sweep in the process at hand until it dies with the first cell that is done."""
-    die_at_call(GridBoard, "finish", 1)
-    run_grid(tiny_sweep(cache), out=out, resume=None, jobs=2, progress=SilentProgress())
+    die_at_call(SweepBoard, "finish", 1)
+    run_sweep(tiny_sweep(cache), out=out, resume=None, jobs=2, progress=SilentProgress())
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +43,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[SweepCellResult]]:
     folder = tmp_path_factory.mktemp("undisturbed")
     return folder, [cell.run_cell(plan, folder / plan.folder, SilentProgress()) for plan in tiny_grid(cache).plan()]
 
 
-def _untimed(result: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in result.items() if key != "elapsed_s"}
+def _untimed(result: SweepCellResult) -> SweepCellResult:
+    return result.model_copy(update={"elapsed_s": 0.0})
 
 
 def _rows(folder: Path) -> list[dict[str, Any]]:
@@ -58,7 +59,7 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("point", POINTS)
 def test_a_killed_cell_ends_like_an_undisturbed_one(
-    undisturbed: tuple[Path, list[dict[str, Any]]], cache: Path, tmp_path: Path, point: str
+    undisturbed: tuple[Path, list[SweepCellResult]], cache: Path, tmp_path: Path, point: str
 ) -> None:
     whole, results = undisturbed
     plan, folder = tiny_grid(cache).plan()[1], tmp_path / "cell"
@@ -75,12 +76,12 @@ def test_a_sweep_killed_with_a_cell_on_the_way_goes_on_where_it_was(cache: Path,
     recipe, whole = tiny_sweep(cache), tmp_path / "whole"
     results = [cell.run_cell(plan, whole / plan.folder, SilentProgress()) for plan in recipe.plan()]
     run = tmp_path / "run"
-    run_until_killed(run_grid_and_die, cache, run)
+    run_until_killed(run_sweep_and_die, cache, run)
     done = {path: path.stat().st_mtime_ns for path in run.glob("cells/*/*/result.json")}
     assert done
     # the process of the other cell dies with its parent, or is waited for
-    again = run_grid(recipe, out=None, resume=run, jobs=1, progress=SilentProgress())
-    assert [_untimed(result) for result in again.cells] == [_untimed(result) for result in results]
+    again = run_sweep(recipe, out=None, resume=run, jobs=1, progress=SilentProgress())
+    assert [_untimed(result) for result in again.results] == [_untimed(result) for result in results]
     for path, written_ns in done.items():
         assert path.stat().st_mtime_ns == written_ns
     for plan in recipe.plan():

@@ -21,6 +21,7 @@ from exlm_cli.cli.commands.predict import predict
 from exlm_cli.cli.commands.pretrain import pretrain
 from exlm_cli.cli.commands.recipes import recipes
 from exlm_cli.cli.commands.repeat_mlm import repeat_mlm
+from exlm_cli.cli.commands.sweep import sweep
 from exlm_cli.cli.commands.tokenize import tokenize
 from exlm_cli.errors import ConfigError, ExlmError, InterruptedRunError
 
@@ -40,6 +41,7 @@ app = typer.Typer(
 )
 app.command()(tokenize)
 app.command()(pretrain)
+app.command()(sweep)
 app.command("repeat-mlm")(repeat_mlm)
 app.command()(finetune)
 app.command("eval")(evaluate)

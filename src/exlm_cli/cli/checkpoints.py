@@ -52,13 +52,13 @@ def newest_run(*, takes_grid: bool, progress: Progress) -> Path:
     Raises:
         CheckpointError: There is none.
     """
-    from exlm_cli.experiments.cell_files import RESULT_FILE, is_grid_run
+    from exlm_cli.experiments.results import RESULT_FILE, is_sweep_run
     from exlm_cli.finetune.results import RESULTS_FILE
 
     def is_scorable(run: Path) -> bool:
         try:
             command = read_run_json(run).get("command")
-            if is_grid_run(run):
+            if is_sweep_run(run):
                 return takes_grid and any((run / "cells").rglob(RESULT_FILE))
         except ExlmError:
             # a damaged run is no reason to refuse the others

@@ -2,9 +2,13 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
+
+from exlm_cli.errors import ConfigError
+
+NumberT = TypeVar("NumberT", int, float)
 
 
 class Device(StrEnum):
@@ -66,3 +70,27 @@ def collect_overrides(
     """Return `--set` together with the options that stand for a key of the recipe; those win."""
     named = {"seed": seed, "device": device, "data.on_invalid": on_invalid}
     return [*(sets or []), *(f"{key}={value}" for key, value in named.items() if value is not None)]
+
+
+def parse_numbers(
+    option: str, text: str | None, kind: type[NumberT], accepted: str, minimum: float, maximum: float
+) -> list[NumberT] | None:
+    """Return the numbers of a list with commas; None where the option was not given.
+
+    Raises:
+        ConfigError: A word is no number, a number is out of bounds or given twice.
+    """
+    if text is None:
+        return None
+    numbers: list[NumberT] = []
+    for word in text.split(","):
+        try:
+            number = kind(word.strip())
+        except ValueError:
+            number = None
+        if number is None or not minimum <= number <= maximum:
+            raise ConfigError(f"`{option} {text}`: `{word}` is not {accepted}", "numbers are separated by commas")
+        if number in numbers:
+            raise ConfigError(f"`{option} {text}` gives {number:g} twice", "give each once")
+        numbers.append(number)
+    return numbers

@@ -29,3 +29,8 @@ class Recipe(StrictModel):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="Names the run directory")
     purpose: str = Field("", description="One line: what this recipe is for")
     paper: str = Field("", description="Its place in the paper")
+
+    @property
+    def run_by(self) -> str:
+        """The command that runs this recipe."""
+        return self.command

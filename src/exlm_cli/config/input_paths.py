@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from exlm_cli.config.base import Recipe
-from exlm_cli.config.cells import CellsRecipe
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.overrides import RecipeT
 from exlm_cli.config.pretrain import PretrainRecipe
@@ -55,15 +54,17 @@ def _absolute_values(recipe: Recipe) -> dict[str, Any]:
         }
     if isinstance(recipe, FinetuneRecipe):
         return {"task": _absolute_task(recipe.task)}
-    assert isinstance(recipe, CellsRecipe), f"{type(recipe)} names no inputs"
-    values: dict[str, Any] = {name: with_absolute_paths(getattr(recipe, name)) for name in ("pretrain", "finetune")}
-    if isinstance(recipe, SweepRecipe):
-        keys = {f"{section}.{key}" for section, names in PRETRAIN_PATHS.items() for key in names}
-        values["variants"] = {
-            label: {key: _absolute(value) if key in keys else value for key, value in changes.items()}
-            for label, changes in recipe.variants.items()
-        }
-    return values
+    assert isinstance(recipe, SweepRecipe), f"{type(recipe)} names no inputs"
+    keys = {f"{section}.{key}" for section, names in PRETRAIN_PATHS.items() for key in names}
+    variants = {
+        label: {key: _absolute(value) if key in keys else value for key, value in changes.items()}
+        for label, changes in recipe.variants.items()
+    }
+    return {
+        "pretrain": with_absolute_paths(recipe.pretrain),
+        "finetune": with_absolute_paths(recipe.finetune),
+        "variants": variants,
+    }
 
 
 def _absolute_task(task: TaskSection) -> TaskSection:

@@ -12,15 +12,14 @@ import yaml
 from exlm_cli.config.base import Recipe
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.keys import recipe_sections
-from exlm_cli.config.overrides import Layers, RecipeT, check_recipe, parse_override
+from exlm_cli.config.overrides import Layers, RecipeT, check_recipe, parse_override, refuse_decided
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
 from exlm_cli.config.sweep import SweepRecipe, changed_values
 from exlm_cli.config.yaml import describe_yaml_error, dump_yaml, parse_yaml
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.run_dir import RUN_FILE
 
-KINDS: tuple[type[Recipe], ...] = (PretrainRecipe, SweepRecipe, RepeatMlmRecipe, FinetuneRecipe)
+KINDS: tuple[type[Recipe], ...] = (PretrainRecipe, SweepRecipe, FinetuneRecipe)
 """Every kind of recipe. A new command that takes recipes adds its kind here."""
 
 _OWN_KEYS = ("name", "purpose", "paper")
@@ -65,7 +64,11 @@ def load_recipe(name_or_file: str, overrides: Sequence[str] = (), *, kind: type[
     for layer in set_layers:
         layers = layer.over(layers)
     recipe = check_recipe(layers, _shown(path), kind)
-    added = _variants_to_add(recipe, set_layers) if isinstance(recipe, SweepRecipe) else None
+    if not isinstance(recipe, SweepRecipe):
+        return recipe
+    for layer in set_layers:
+        refuse_decided(layer, recipe.decided_by_cells, recipe.run_by)
+    added = _variants_to_add(recipe, set_layers)
     return recipe if added is None else check_recipe(added.over(layers), _shown(path), kind)
 
 

@@ -105,10 +105,25 @@ def parse_override(override: str, kind: type[Recipe]) -> Layers:
     for key in reversed(inner):
         value = {key: value}
     layers = Layers.read_from({first: value}, origin)
-    for key, decides in kind.decided_by.items():
-        if key in layers.origins:
-            raise ConfigError(f"{origin}: `exlm {kind.command}` sets `{key}` itself, in every cell", f"use {decides}")
+    refuse_decided(layers, kind.decided_by, kind.command)
     return layers
+
+
+def refuse_decided(override: Layers, decided_by: Mapping[str, str], command: str) -> None:
+    """Check that an override changes no key that the command sets itself.
+
+    Args:
+        override: The values of one override.
+        decided_by: Keys that the command sets, and what decides each, for the hint.
+        command: The command.
+
+    Raises:
+        ConfigError: It changes one.
+    """
+    for key, decides in decided_by.items():
+        if key in override.origins:
+            origin = override.origins[key]
+            raise ConfigError(f"{origin}: `exlm {command}` sets `{key}` itself, in every cell", f"use {decides}")
 
 
 def check_recipe(layers: Layers, described: str, kind: type[RecipeT]) -> RecipeT:

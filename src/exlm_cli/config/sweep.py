@@ -1,17 +1,35 @@
-"""The recipe of `exlm pretrain --sweep`: variants of one pre-training, as in Tables 2, 4 and 13. No torch here."""
+"""Recipe of `exlm sweep`: variants of one pre-training run with several seeds. No torch here.
+
+Variants are written by hand, as for Tables 2, 4 and 13, or generated: the Repeated-MLM grid of repetitions k by mask
+ratio p (section 3).
+"""
 
 import difflib
+import math
 import re
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, ClassVar, Self
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, model_validator
 
-from exlm_cli.config.cells import CellPlan, CellsRecipe
+from exlm_cli.config.base import Recipe, StrictModel
+from exlm_cli.config.finetune import CommonFinetuneRecipe, FinetuneRecipe, Seed
 from exlm_cli.config.keys import child_keys, find_field, nearest_key
 from exlm_cli.config.overrides import changed_keys
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.errors import ConfigError
+
+TaskName = Annotated[str, Field(pattern=r"^[a-z0-9]+(/[a-z0-9-]+)?$")]
+MaskRatio = Annotated[float, Field(gt=0, lt=1)]
+RepeatsAndRatio = tuple[Annotated[int, Field(ge=1, le=64)], MaskRatio]
+"""(k, p): copies of every token, and the share of them that is masked."""
+
+MIN_CORRUPTED_SHARE = 1e-3
+"""Smallest p^k for which a combination of a k and a p is trained.
+
+The grey corner of Figure 3, p^k of 0.05 % and less: hardly a token is lost, the loss is next to nothing, and training
+is unstable (section 3.2).
+"""
 
 _LABEL = r"[a-z0-9][a-z0-9._-]*"
 _NOT_VARIED = {
@@ -24,81 +42,315 @@ _NOT_VARIED = {
 """Keys of a pre-training recipe that a sweep sets itself, and from what."""
 
 
-class SweepRecipe(CellsRecipe):
-    """Variants of one pre-training recipe, each of them that recipe with some values changed."""
+class RepeatMlmAbout(StrictModel):
+    """What distinguishes a variant of the Repeated-MLM grid: k and p."""
 
-    command: ClassVar[str] = "pretrain --sweep"
+    num_repeats: int
+    mask_ratio: float
+
+
+class VariantAbout(StrictModel):
+    """What distinguishes a variant in the paper's tables, its budget, and what it changes by key."""
+
+    objective: str
+    num_states_per_mask: int
+    mask_ratio: float
+    rope: str
+    alignment: str
+    relative_steps: float | None = Field(description="Steps over those of the common recipe; none: counted in epochs")
+    batch_sequences: int | None
+    batch_tokens: int | None
+    changes: dict[str, Any]
+
+
+class SweepCell(StrictModel):
+    """One variant with one seed: everything that the process which trains it needs to know.
+
+    Attributes:
+        label: Names the variant and its folder, like `exlm-k2` or `k4-p0.789`.
+        row, column: Where it is shown in the table of the running sweep.
+        about: What distinguishes the variant in results.
+        pretrain: What is trained, seed included.
+        finetune: One recipe for each task.
+        measure_sequences: Validation sequences scored after training; none: all.
+        entropy_ratios: Other mask ratios at which the entropy of predictions is measured.
+    """
+
+    label: str
+    row: str
+    column: str
+    about: RepeatMlmAbout | VariantAbout
+    pretrain: PretrainRecipe
+    finetune: tuple[FinetuneRecipe, ...]
+    measure_sequences: int | None
+    entropy_ratios: tuple[float, ...]
+
+    @property
+    def seed(self) -> int:
+        """Seed of pre-training."""
+        return self.pretrain.seed
+
+    @property
+    def folder(self) -> str:
+        """Its folder under `cells/` of the run directory."""
+        return f"{self.label}/seed-{self.seed}"
+
+    @property
+    def work(self) -> float:
+        """Upper bound of the positions that pre-training sends through the encoder; its time is about proportional."""
+        train = self.pretrain.train
+        sequences = train.batch_sequences or (train.batch_tokens or 0) / self.pretrain.repeated_length
+        return (train.max_steps or 1) * sequences * self.pretrain.longest_expanded_length
+
+
+class SweepRecipe(Recipe):
+    """Variants of one pre-training recipe; each is that recipe with some values changed, trained with each seed."""
+
+    command: ClassVar[str] = "sweep"
     folder: ClassVar[str] = "sweep"
+    groups: ClassVar[tuple[str, ...]] = ("sweep", "repeat_mlm")
     example: ClassVar[str] = "quickstart-ablations"
+    decided_by: ClassVar[Mapping[str, str]] = {
+        "pretrain.seed": "`seeds=LIST`",
+        "pretrain.device": "`device=cpu`",
+        "finetune.device": "`device=cpu`",
+        "finetune.task.name": "`tasks=LIST`",
+        "finetune.grid": "one value, like `finetune.optim.lr=1e-5`: cells are fine-tuned without a search",
+    }
 
+    seeds: tuple[Seed, ...] = Field((1,), min_length=1, description="Seeds of pre-training, each variant with each")
+    tasks: tuple[TaskName, ...] = Field(
+        (), description="Tasks every cell is fine-tuned on, like glue/mnli; empty: none"
+    )
+    measure_sequences: int | None = Field(
+        None, ge=1, description="Validation sequences scored after training; none: all"
+    )
+    entropy_ratios: tuple[MaskRatio, ...] = Field(
+        (), description="Other mask ratios at which the entropy of predictions is measured"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the models run")
     variants: dict[str, dict[str, Any]] = Field(
-        min_length=1, description="What each variant changes of `pretrain`, values by key; nothing: {}"
+        default={}, description="What each variant changes of `pretrain`, values by key; nothing: {}"
     )
     only: tuple[str, ...] = Field(
-        (), description="Variants that are run, in this order, and those given by `--set`; empty: all"
+        (), description="Variants that are run, in this order, and those that an override adds; empty: all"
+    )
+    cells: tuple[RepeatsAndRatio, ...] = Field(
+        (), description="Repeated MLM, in place of `variants`: one variant for each (repetitions k, mask ratio p)"
+    )
+    min_corrupted_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Of `cells`: one that sees fewer tokens masked in all copies than this in "
+        "`pretrain.train.max_steps`, in sequences of full length, gets more steps; none: the same steps in all, as in "
+        "the paper",
+    )
+    pretrain: PretrainRecipe = Field(description="What the variants have in common: a recipe of `exlm pretrain`")
+    finetune: CommonFinetuneRecipe = Field(
+        description="How cells are fine-tuned on each of `tasks`, with seeds of its own"
     )
 
-    @field_validator("variants")
-    @classmethod
-    def _check_variants(cls, variants: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        for label, changes in variants.items():
+    @property
+    def run_by(self) -> str:
+        """The command that runs this recipe: `repeat-mlm` for a grid of k and p, `sweep` for other variants."""
+        return "repeat-mlm" if self.cells else self.command
+
+    @property
+    def decided_by_cells(self) -> Mapping[str, str]:
+        """Keys that `cells` sets in every variant, and what decides each, for hints."""
+        keys = ("pretrain.masking.num_repeats", "pretrain.masking.mask_ratio") if self.cells else ()
+        return dict.fromkeys(keys, "`cells=[[1, 0.15], [2, 0.387]]`")
+
+    def plan(self) -> list[SweepCell]:
+        """Return every variant with every seed, in the order of the recipe."""
+        return [cell for seed in self.seeds for cell in self.plan_seed(seed)]
+
+    def plan_seed(self, seed: int) -> list[SweepCell]:
+        """Return every variant with one seed."""
+        if self.cells:
+            return [self._repeated(k, p, seed) for k, p in self.cells]
+        return [self._variant(label, seed) for label in self.only or self.variants]
+
+    def replaced(self, **values: Any) -> Self:
+        """Return the same recipe with other values of top-level keys, checked.
+
+        Raises:
+            ValueError: They are not accepted; pydantic's, which is a child.
+        """
+        return self.model_validate(self.model_dump() | values)
+
+    def together_with(self, earlier: Self) -> Self:
+        """Return this recipe with the variants, seeds and tasks that `earlier` has besides its own.
+
+        Raises:
+            ConfigError: A variant of `earlier` does not go with what this recipe has in common.
+        """
+        keys = ("seeds", "tasks", "cells", "only")
+        joined = {key: tuple(dict.fromkeys((*getattr(earlier, key), *getattr(self, key)))) for key in keys}
+        if not (self.only and earlier.only):
+            joined["only"] = ()
+        try:
+            return self.replaced(**joined)
+        except ValidationError as error:
+            found = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise ConfigError(
+                f"the cells that this run has already do not go with the changed recipe: {found}",
+                "give a changed recipe a run directory of its own with `out=DIR`",
+            ) from None
+
+    @model_validator(mode="after")
+    def _check_sweep(self) -> Self:
+        if bool(self.variants) == bool(self.cells):
+            raise ValueError("give either `variants` or `cells`, with one entry or more")
+        for name in ("seeds", "tasks", "only", "cells"):
+            values = getattr(self, name)
+            if len(set(values)) < len(values):
+                raise ValueError(f"`{name}` {list(values)} has one of them twice")
+        self._check_repeat_mlm() if self.cells else self._check_variants()
+        self._check_tasks()
+        self.plan_seed(self.seeds[0])
+        return self
+
+    def _check_variants(self) -> None:
+        if self.min_corrupted_tokens is not None:
+            raise ValueError("`min_corrupted_tokens` is for `cells`; variants set `train.max_steps` themselves")
+        for label, changes in self.variants.items():
             if not re.fullmatch(_LABEL, label):
                 raise ValueError(
                     f"`variants`: {label!r} names no folder; accepted: lower-case letters, digits, `.`, `_`, `-`"
                 )
             for key in changes:
                 _check_key(label, key)
-        return variants
+        for label in self.only:
+            if label not in self.variants:
+                near = difflib.get_close_matches(label, self.variants, n=1, cutoff=0.5)
+                hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(self.variants)}"
+                raise ValueError(f"`only`: no variant is called `{label}`; {hint}")
 
-    @field_validator("only")
-    @classmethod
-    def _check_only(cls, only: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        variants = info.data.get("variants", dict.fromkeys(only))
-        if len(set(only)) < len(only):
-            raise ValueError(f"`only` names a variant twice: {', '.join(only)}")
-        for label in only:
-            if label not in variants:
-                near = difflib.get_close_matches(label, variants, n=1, cutoff=0.5)
-                hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(variants)}"
-                raise ValueError(f"no variant is called `{label}`; {hint}")
-        return only
+    def _check_repeat_mlm(self) -> None:
+        labels = [_label(k, p) for k, p in self.cells]
+        for label in labels:
+            if labels.count(label) > 1:
+                raise ValueError(f"`cells` has two whose folder would be {label}: six digits of p tell cells apart")
+        if self.only:
+            raise ValueError("`only` chooses among `variants`; a grid of `cells` has none")
+        if self.pretrain.objective != "mlm":
+            raise ValueError("`pretrain.objective` must be mlm: Repeated MLM has no expanded states")
+        if self.pretrain.masking.scheme != "bernoulli":
+            raise ValueError(
+                "`pretrain.masking.scheme` must be bernoulli: p^k needs every copy masked on its own (App. C)"
+            )
+        if self.min_corrupted_tokens is not None and self.pretrain.train.max_steps is None:
+            raise ValueError("`min_corrupted_tokens` raises `pretrain.train.max_steps`, which is not given")
 
-    def resume_command(self, run: Path) -> str:
-        """Return what goes on with a run: a run directory says itself that it is a sweep's."""
-        return f"exlm pretrain --resume {run}"
+    def _check_tasks(self) -> None:
+        """Refuse what no task would follow, and files that several tasks would share."""
+        names = self.tasks or (self.finetune.task.name,)
+        self.finetune.task.refuse_unused(names)
+        if len(self.tasks) > 1 and any(self.finetune.task.files.model_dump().values()):
+            raise ValueError(
+                f"`finetune.task.files` names the files of one task; there are {len(self.tasks)}: "
+                f"{', '.join(self.tasks)}"
+            )
+        if not self.tasks:
+            self._finetune(self.finetune.task.name)
 
-    def together_with(self, earlier: Self) -> Self:
-        """Return this sweep with the variants, seeds and tasks that `earlier` has besides its own."""
-        is_all = not self.only or not earlier.only
-        return self._joined(earlier, {"only": () if is_all else tuple(dict.fromkeys((*earlier.only, *self.only)))})
-
-    def plan_seed(self, seed: int) -> list[CellPlan]:
-        """Return the variants, each `pretrain` with its changes."""
-        return [self._variant(label, seed) for label in self.only or self.variants]
-
-    def _variant(self, label: str, seed: int) -> CellPlan:
+    def _variant(self, label: str, seed: int) -> SweepCell:
         changes = self.variants[label]
-        purpose = {"purpose": f"Variant {label} of {self.name}", "paper": self.paper}
-        plan = self._cell(label, label, f"seed {seed}", seed, {}, purpose | changes)
-        return plan.model_copy(update={"about": _describe(plan.pretrain, self.pretrain) | {"changes": changes}})
+        named = {"purpose": f"Variant {label} of {self.name}", "paper": self.paper}
+        pretrain = self._pretrain(label, seed, named | changes)
+        steps, usual = pretrain.train.max_steps, self.pretrain.train.max_steps
+        about = VariantAbout(
+            objective=pretrain.objective,
+            num_states_per_mask=pretrain.masking.num_states_per_mask,
+            mask_ratio=pretrain.masking.mask_ratio,
+            rope=pretrain.model.rope,
+            alignment=pretrain.model.alignment,
+            relative_steps=1.0 if steps == usual else steps / usual if steps and usual else None,
+            batch_sequences=pretrain.train.batch_sequences,
+            batch_tokens=pretrain.train.batch_tokens,
+            changes=changes,
+        )
+        return self._cell(label, label, f"seed {seed}", about, pretrain)
+
+    def _repeated(self, k: int, p: float, seed: int) -> SweepCell:
+        """Return a cell of the Repeated-MLM grid; positions and room for a sequence grow with k, as in Table 5."""
+        pretrain, label = self.pretrain, _label(k, p)
+        longest = (pretrain.data.sequence_length - 2) * k + 2
+        changes = {
+            "masking.num_repeats": k,
+            "masking.mask_ratio": p,
+            "model.max_length": max(pretrain.model.max_length, pretrain.data.sequence_length * k),
+            "train.microbatch_tokens": max(pretrain.train.microbatch_tokens, longest),
+            "train.max_steps": self._steps(k, p),
+        }
+        about = RepeatMlmAbout(num_repeats=k, mask_ratio=p)
+        return self._cell(label, f"k = {k}", f"{100 * p:g}%", about, self._pretrain(label, seed, changes))
+
+    def _steps(self, k: int, p: float) -> int | None:
+        train, length = self.pretrain.train, self.pretrain.data.sequence_length - 2
+        if train.max_steps is None or self.min_corrupted_tokens is None:
+            return train.max_steps
+        sequences = train.batch_sequences or (train.batch_tokens or 0) / (length * k + 2)
+        return max(train.max_steps, math.ceil(self.min_corrupted_tokens / (sequences * length * p**k)))
+
+    def _pretrain(self, label: str, seed: int, changes: Mapping[str, Any]) -> PretrainRecipe:
+        """Return the common recipe with `changes`, values by dotted key."""
+        shared = {"name": f"{self.name}-{label}", "seed": seed, "device": self.device}
+        # one thread whatever the number of processes: sums in another order would be other numbers
+        threads = {"train.num_threads": self.pretrain.train.num_threads or 1}
+        try:
+            return PretrainRecipe.model_validate(_changed(self.pretrain.model_dump(), {**shared, **threads, **changes}))
+        except ValidationError as error:
+            finding = error.errors()[0]
+            key = ".".join(map(str, finding["loc"]))
+            found = finding["msg"].removeprefix("Value error, ")
+            raise ValueError(f"cell {label}: {f'`pretrain.{key}`: ' if key else ''}{found}") from None
+
+    def _cell(
+        self, label: str, row: str, column: str, about: RepeatMlmAbout | VariantAbout, pretrain: PretrainRecipe
+    ) -> SweepCell:
+        return SweepCell(
+            label=label,
+            row=row,
+            column=column,
+            about=about,
+            pretrain=pretrain,
+            finetune=tuple(map(self._finetune, self.tasks)),
+            measure_sequences=self.measure_sequences,
+            entropy_ratios=self.entropy_ratios,
+        )
+
+    def _finetune(self, task: str) -> FinetuneRecipe:
+        train = self.finetune.train.model_dump() | {"num_threads": self.finetune.train.num_threads or 1}
+        return self.finetune.of_task(task, {"device": self.device, "train": train})
 
 
 def changed_values(common: PretrainRecipe, other: PretrainRecipe) -> dict[str, Any]:
-    """Return the values, by dotted key, in which a recipe differs from another; what only names it aside."""
+    """Return the values, by dotted key, in which a recipe differs from another; names and seeds aside."""
     before, after = (recipe.model_dump(mode="json", exclude=set(_NOT_VARIED)) for recipe in (common, other))
     return {key: now for key, (_, now) in changed_keys(before, after).items()}
 
 
-def choose_variants(recipe: SweepRecipe, labels: Sequence[str]) -> SweepRecipe:
-    """Return the same sweep with these variants alone.
+def choose_cells(
+    cells: Sequence[RepeatsAndRatio], num_repeats: Sequence[int] | None, mask_ratios: Sequence[float] | None
+) -> tuple[tuple[RepeatsAndRatio, ...], tuple[RepeatsAndRatio, ...]]:
+    """Return the (k, p) that are asked for, and those left out because they corrupt less than `MIN_CORRUPTED_SHARE`.
 
-    Raises:
-        ValueError: One is not of the sweep, or named twice; pydantic's, which is a child.
+    Args:
+        cells: Of the recipe; where only one of the two is given, its cells with these values.
+        num_repeats, mask_ratios: Every combination of them, where both are given.
     """
-    return recipe.model_validate(recipe.model_dump() | {"only": tuple(labels)})
+    if num_repeats is None or mask_ratios is None:
+        ks, ps = num_repeats or [k for k, _ in cells], mask_ratios or [p for _, p in cells]
+        return tuple((k, p) for k, p in cells if k in ks and p in ps), ()
+    combinations = [(k, p) for k in num_repeats for p in mask_ratios]
+    kept = tuple((k, p) for k, p in combinations if p**k >= MIN_CORRUPTED_SHARE)
+    return kept, tuple(pair for pair in combinations if pair not in kept)
 
 
 def _check_key(label: str, key: str) -> None:
+    """Refuse a change of a variant that is no single key of a pre-training recipe."""
     if key in _NOT_VARIED:
         raise ValueError(f"`variants.{label}` changes `{key}`, which {_NOT_VARIED[key]} decides")
     if find_field(PretrainRecipe, key) is None:
@@ -111,16 +363,14 @@ def _check_key(label: str, key: str) -> None:
         raise ValueError(f"`variants.{label}` replaces all of `{key}`; give single keys, like `{key}.{inner[0]}`")
 
 
-def _describe(recipe: PretrainRecipe, common: PretrainRecipe) -> dict[str, Any]:
-    """Return what tells variants apart in the paper's tables, and the budget of each."""
-    steps, usual = recipe.train.max_steps, common.train.max_steps
-    return {
-        "objective": recipe.objective,
-        "num_states_per_mask": recipe.masking.num_states_per_mask,
-        "mask_ratio": recipe.masking.mask_ratio,
-        "rope": recipe.model.rope,
-        "alignment": recipe.model.alignment,
-        "relative_steps": 1.0 if steps == usual else steps / usual if steps and usual else None,
-        "batch_sequences": recipe.train.batch_sequences,
-        "batch_tokens": recipe.train.batch_tokens,
-    }
+def _label(k: int, p: float) -> str:
+    return f"k{k}-p{p:g}"
+
+
+def _changed(content: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested values with some of them replaced, by dotted key."""
+    changed = dict(content)
+    for path, value in changes.items():
+        first, _, rest = path.partition(".")
+        changed[first] = _changed(changed[first], {rest: value}) if rest else value
+    return changed

@@ -1,131 +1,144 @@
-"""The standing of a grid while it runs: a table of cells, a bar with the time left, a line for each finished cell."""
+"""Live view of a running sweep: a table of its cells, a bar with the time left, a line for each finished cell."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
 
-from exlm_cli.config.cells import CellPlan
-from exlm_cli.experiments.cell_files import diverged_tasks, scored_tasks, task_score
-from exlm_cli.experiments.workers import Event
+from exlm_cli.config.sweep import SweepCell
+from exlm_cli.experiments.results import SweepCellResult, cell_folder
 from exlm_cli.format import NOT_DEFINED
 from exlm_cli.progress import Bar, Board, Progress
 
 _PARTS = 1000
 """The bar counts thousandths of the work."""
-_TRAINING_BARS = ("train", "seed ")
-"""How the bars of pre-training and of one seed of fine-tuning begin."""
+_TAIL_BYTES = 8192
+"""End of a metrics.jsonl that holds a whole row."""
 
 
 @contextmanager
 def open_board(
-    plans: Sequence[CellPlan], results: Mapping[str, Mapping[str, Any] | None], progress: Progress
-) -> Iterator["GridBoard"]:
-    """Show the table of a grid until the context ends.
+    run: Path, cells: Sequence[SweepCell], results: Mapping[str, SweepCellResult | None], progress: Progress
+) -> Iterator["SweepBoard"]:
+    """Show the table of a sweep until the context ends.
 
     Args:
-        plans: All cells.
+        run: Run directory.
+        cells: All cells.
         results: Results by folder of those that are done, None for the others.
-        progress: Where.
+        progress: Where the table, the bar and the lines go.
     """
-    rows, columns = (list(dict.fromkeys(getattr(plan, axis) for plan in plans)) for axis in ("row", "column"))
-    total = sum(plan.work for plan in plans)
-    done = sum(plan.work for plan in plans if results[plan.folder] is not None)
-    title = "Entropy in bits, or how far"
+    rows, columns = (list(dict.fromkeys(getattr(cell, axis) for cell in cells)) for axis in ("row", "column"))
+    done = sum(cell.work for cell in cells if results[cell.folder] is not None) / sum(cell.work for cell in cells)
     with (
-        progress.board(title, rows, columns) as board,
-        progress.bar("grid", _PARTS, done=int(_PARTS * done / total)) as bar,
+        progress.board("Entropy in bits, or share of the training done", rows, columns) as board,
+        progress.bar("sweep", _PARTS, done=int(_PARTS * done)) as bar,
     ):
-        yield GridBoard(plans, results, board, bar, progress)
+        yield SweepBoard(run, cells, results, board, bar, progress)
 
 
-class GridBoard:
-    """Follows the events of cells and shows where they stand."""
+class SweepBoard:
+    """Shows results as cells finish, and reads from the files of running cells how far they are."""
 
     def __init__(
         self,
-        plans: Sequence[CellPlan],
-        results: Mapping[str, Mapping[str, Any] | None],
+        run: Path,
+        cells: Sequence[SweepCell],
+        results: Mapping[str, SweepCellResult | None],
         board: Board,
         bar: Bar,
         progress: Progress,
     ) -> None:
-        self._plans, self._board, self._bar, self._progress = plans, board, bar, progress
+        self._run, self._cells, self._board, self._bar, self._progress = run, cells, board, bar, progress
         self._results = {folder: result for folder, result in results.items() if result is not None}
-        self._share: dict[str, float] = {}
-        self._stages: dict[str, int] = {}
-        for plan in plans:
-            self._show(plan)
+        self._shares: dict[str, float] = {}
+        for cell in cells:
+            self._show(cell)
 
     @property
     def num_cells(self) -> int:
-        """Cells with every seed."""
-        return len(self._plans)
+        """Number of all cells."""
+        return len(self._cells)
 
     @property
     def num_done(self) -> int:
-        """Of them, those that are done."""
+        """Number of finished cells."""
         return len(self._results)
 
     def say(self, text: str) -> None:
-        """Say one line that stays."""
+        """Write one line that stays."""
         self._progress.message(text)
 
-    def follow(self, plan: CellPlan, event: Event) -> None:
-        """Take in how far a cell is; only bars of training count."""
-        if event["event"] != "bar" or not event["label"].startswith(_TRAINING_BARS) or not event["total"]:
-            return
-        # pre-training is one bar, each seed of each fine-tuning another; each counts the same
-        if event["done"] == 0 or plan.folder not in self._stages:
-            self._stages[plan.folder] = self._stages.get(plan.folder, 0) + 1
-        num_stages = 1 + sum(len(recipe.seeds) for recipe in plan.finetune)
-        before = min(self._stages[plan.folder], num_stages) - 1
-        self._share[plan.folder] = (before + event["done"] / event["total"]) / num_stages
-        self._show(plan)
+    def look(self, running: Iterable[SweepCell]) -> None:
+        """Show how far the running cells are."""
+        for cell in running:
+            self._shares[cell.folder] = trained_share(cell, cell_folder(self._run, cell))
+            self._show(cell)
         self._advance()
 
-    def finish(self, plan: CellPlan, result: Mapping[str, Any]) -> None:
-        """Take in the result of a cell and say it."""
-        self._results[plan.folder] = result
-        self._show(plan)
+    def finish(self, cell: SweepCell, result: SweepCellResult) -> None:
+        """Show the result of a cell."""
+        self._results[cell.folder] = result
+        self._show(cell)
         self._advance()
-        self.say(f"{plan.folder}: {_describe(result)} ({self.num_done} of {self.num_cells} cells)")
+        self.say(f"{cell.folder}: {_describe(result)} ({self.num_done} of {self.num_cells} cells)")
 
     def _advance(self) -> None:
-        total = sum(plan.work for plan in self._plans)
-        done = sum(
-            plan.work * (1.0 if plan.folder in self._results else self._share.get(plan.folder, 0.0))
-            for plan in self._plans
-        )
+        shares = self._shares | dict.fromkeys(self._results, 1.0)
+        done = sum(cell.work * shares.get(cell.folder, 0.0) for cell in self._cells)
+        total = sum(cell.work for cell in self._cells)
         self._bar.update(int(_PARTS * done / total), rate=f"{self.num_done} of {self.num_cells} cells")
 
-    def _show(self, plan: CellPlan) -> None:
-        """Show the place of a cell, all its seeds side by side."""
-        here = [other for other in self._plans if (other.row, other.column) == (plan.row, plan.column)]
-        texts = [self._text(other) for other in here]
+    def _show(self, cell: SweepCell) -> None:
+        """Show what is known at the place of a cell, all its seeds side by side."""
+        here = [other for other in self._cells if (other.row, other.column) == (cell.row, cell.column)]
         is_done = all(other.folder in self._results for other in here)
-        self._board.show(plan.row, plan.column, " ".join(texts), is_done=is_done)
+        self._board.show(cell.row, cell.column, " ".join(map(self._text, here)), is_done=is_done)
 
-    def _text(self, plan: CellPlan) -> str:
-        result = self._results.get(plan.folder)
+    def _text(self, cell: SweepCell) -> str:
+        result = self._results.get(cell.folder)
         if result is not None:
-            return "diverged" if "diverged" in result else _two_decimals(result["metrics"]["entropy_bits"])
-        share = self._share.get(plan.folder)
+            return "diverged" if result.diverged is not None else _two_decimals(result.metrics["entropy_bits"])
+        share = self._shares.get(cell.folder)
         return "·" if share is None else f"{100 * share:.0f}%"
 
 
-def _describe(result: Mapping[str, Any]) -> str:
-    if "diverged" in result:
-        return f"diverged: {result['diverged']}"
-    metrics = result["metrics"]
-    entropy = metrics["entropy_bits"]
+def trained_share(cell: SweepCell, folder: Path) -> float:
+    """Return how much of a cell's training is done: pre-training and each seed of fine-tuning count the same."""
+    row, train = _last_row(folder / "pretrain" / "metrics.jsonl"), cell.pretrain.train
+    pretrained = 0.0
+    if train.max_steps is not None:
+        pretrained = row.get("step", 0) / train.max_steps
+    elif train.max_epochs is not None:
+        pretrained = row.get("epoch", 0) / train.max_epochs
+    finetuned = sum(1 for _ in folder.glob("finetune/*/cells/*/seed-*/result.json"))
+    num_trainings = 1 + sum(len(recipe.seeds) for recipe in cell.finetune)
+    return min(1.0, (min(1.0, pretrained) + finetuned) / num_trainings)
+
+
+def _last_row(metrics: Path) -> dict[str, float]:
+    """Return the last whole row of a metrics.jsonl; empty where there is none."""
+    if not metrics.is_file():
+        return {}
+    with metrics.open("rb") as file:
+        file.seek(max(0, metrics.stat().st_size - _TAIL_BYTES))
+        lines = file.read().split(b"\n")[:-1]
+    row: dict[str, float] = json.loads(lines[-1]) if lines else {}
+    return row
+
+
+def _describe(result: SweepCellResult) -> str:
+    if result.diverged is not None:
+        return f"diverged: {result.diverged}"
+    entropy = result.metrics["entropy_bits"]
     figures = [
-        f"loss {metrics['loss']:.3f}",
+        f"loss {result.metrics['loss']:.3f}",
         f"entropy {_two_decimals(entropy)}" + ("" if entropy is None else " bits"),
     ]
-    for task, scored in scored_tasks(result).items():
-        score = task_score(scored)
-        figures.append(f"{task} {scored['metric']} {NOT_DEFINED if score is None else f'{score:.3f}'}")
-    return ", ".join([*figures, *(f"{task} diverged" for task in diverged_tasks(result))])
+    for task, scores in result.scored_tasks.items():
+        score = NOT_DEFINED if scores.score is None else f"{scores.score:.3f}"
+        figures.append(f"{task} {scores.metric} {score}")
+    return ", ".join([*figures, *(f"{task} diverged" for task in result.diverged_tasks)])
 
 
 def _two_decimals(value: float | None) -> str:

@@ -1,7 +1,7 @@
-"""One cell of a grid: pre-train, measure, fine-tune. Whatever an earlier process finished is kept.
+"""One cell of a sweep: pre-train, measure, fine-tune. What an earlier process finished is kept.
 
-`<cell>/pretrain/` is a run directory of its own, `measured.json` its figures, `finetune/<task>/` a run for each task,
-and `result.json`, written last and whole, says that the cell is done and with which recipes.
+`<cell>/pretrain/` is a run directory of its own, `measured.json` holds its figures, `finetune/<task>/` is a run for
+each task, and `result.json`, written last and whole, marks the cell as done.
 """
 
 import hashlib
@@ -11,99 +11,110 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from exlm_cli.config.cells import CellPlan
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.overrides import describe_changes
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.config.sweep import SweepCell
 from exlm_cli.data.corpus.pipeline import prepare_data
 from exlm_cli.errors import CheckpointError, DivergedError
-from exlm_cli.experiments.cell_files import RESULT_FILE, read_cell_file
-from exlm_cli.experiments.corruption import CorruptedShare, count_corrupted
+from exlm_cli.experiments.corruption import count_corrupted
 from exlm_cli.experiments.entropy import measure_entropy
-from exlm_cli.files import finite_or_none
-from exlm_cli.finetune.result_shapes import WrittenGridCell, WrittenMeasures, WrittenOwnCell
+from exlm_cli.experiments.results import (
+    MEASURED_FILE,
+    RESULT_FILE,
+    Corruption,
+    DivergedTask,
+    EntropyAt,
+    Measures,
+    MetricSummary,
+    SweepCellResult,
+    TaskScores,
+    read_cell_file,
+    result_type,
+)
+from exlm_cli.files import finite_or_none, write_json
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import read_run_json
-from exlm_cli.train.checkpoint import write_json
 from exlm_cli.train.identity import decisive_values, recipe_identity
 from exlm_cli.train.pretrain import run_pretraining, special_tokens, validation_indices
 
-_MEASURED_FILE = "measured.json"
 _COUNTED_SEQUENCES = 2048
 """Training sequences in which corrupted tokens are counted, evenly spread, under the masks of the first epoch."""
 
 
-def run_cell(plan: CellPlan, folder: Path, progress: Progress) -> dict[str, Any]:
-    """Do what is left of a cell and return its `result.json`; scores of tasks that are not the plan's stay in it.
+def run_cell(cell: SweepCell, folder: Path, progress: Progress) -> SweepCellResult:
+    """Do what is left of a cell and return its result; scores of tasks that the cell no longer has stay in it.
 
-    Training that meets a loss which is no number ends the cell, not the grid: its result has `diverged`; in place of
-    the scores of one task where that was fine-tuned. With the same recipe it is not tried again.
+    Training whose loss is not a number ends the cell, not the sweep: the result says so in `diverged`, or in place of
+    the scores of a task where fine-tuning diverged. With the same recipe it is not tried again.
 
     Args:
-        plan: The cell.
-        folder: Where; made if need be. No other process may work in it.
-        progress: Told of training, with a bar `pretrain` and one for each fine-tuning.
+        cell: The cell.
+        folder: Its folder, made where there is none. No other process may work in it.
+        progress: Messages and bars of the training.
 
     Raises:
         CheckpointError: The folder was filled with another recipe.
-        ExlmError: Whatever stops training, interruption included; running the cell again goes on.
+        ExlmError: Whatever stops training, interruption included; running the cell again continues.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    refuse_changed_cell(plan, folder)
-    shared = {
-        "label": plan.label,
-        "row": plan.row,
-        "column": plan.column,
-        "seed": plan.seed,
-        **plan.about,
-        "pretrain_identity": recipe_identity(plan.pretrain),
+    refuse_changed_cell(cell, folder)
+    shared: dict[str, Any] = {
+        "label": cell.label,
+        "row": cell.row,
+        "column": cell.column,
+        "seed": cell.seed,
+        **dict(cell.about),
+        "pretrain_identity": recipe_identity(cell.pretrain),
     }
+    model = result_type(cell)
+    result: SweepCellResult
     try:
-        measured = _pretrain_and_measure(plan, folder, progress)
+        measures = _pretrain_and_measure(cell, folder, progress)
     except DivergedError as error:
-        result = shared | {"corruption": _count(plan.pretrain, progress), "diverged": error.message}
+        result = model(**shared, corruption=_count(cell.pretrain, progress), diverged=error.message)
     else:
-        result = shared | measured | {"finetune": _scored_before(plan, folder) | _finetune(plan, folder, progress)}
+        finetune = _earlier_scores(cell, folder) | _finetune(cell, folder, progress)
+        result = model(**shared | dict(measures), finetune=finetune)
     write_json(folder / RESULT_FILE, result)
     return result
 
 
-def read_result(plan: CellPlan, folder: Path) -> dict[str, Any] | None:
-    """Return the result of a finished cell; None where something of the plan is still to be done.
+def read_result(cell: SweepCell, folder: Path) -> SweepCellResult | None:
+    """Return the result of a finished cell; None where something of the cell is still to be done.
 
     Raises:
-        CheckpointError: It belongs to another recipe, or is no result.
+        CheckpointError: It belongs to another recipe, or is damaged.
     """
-    content = read_cell_file(folder / RESULT_FILE, WrittenOwnCell)
-    if content is None:
+    result = read_cell_file(folder / RESULT_FILE, result_type(cell))
+    if result is None:
         return None
-    if content["pretrain_identity"] != recipe_identity(plan.pretrain):
+    if result.pretrain_identity != recipe_identity(cell.pretrain):
         raise _other_recipe(folder, "trained")
-    if "diverged" in content:
-        return content
-    done = {task: scored.get("identity") for task, scored in content["finetune"].items()}
-    wanted = {recipe.task.name: finetune_identity(recipe) for recipe in plan.finetune}
-    return content if wanted.items() <= done.items() and _is_measured(plan, content) else None
+    if result.diverged is not None:
+        return result
+    done = {task: scores.identity for task, scores in result.finetune.items()}
+    wanted = {recipe.task.name: finetune_identity(recipe) for recipe in cell.finetune}
+    return result if wanted.items() <= done.items() and _is_measured(cell, result) else None
 
 
-def refuse_changed_cell(plan: CellPlan, folder: Path) -> None:
-    """Refuse to go on with what was begun in a folder with another recipe than the plan's.
+def refuse_changed_cell(cell: SweepCell, folder: Path) -> None:
+    """Refuse to continue a cell that was begun with another recipe.
 
     Raises:
-        CheckpointError: It was; of fine-tuning that diverged another recipe is accepted.
+        CheckpointError: It was; fine-tuning that diverged may be begun again with another recipe.
     """
     begun = folder / "pretrain" / "recipe.yaml"
     if begun.is_file():
-        then, now = (with_absolute_paths(recipe) for recipe in (load_recipe(str(begun)), plan.pretrain))
+        then, now = (with_absolute_paths(recipe) for recipe in (load_recipe(str(begun)), cell.pretrain))
         if changes := describe_changes(decisive_values(then), decisive_values(now)):
             raise _other_recipe(folder, "trained", changes)
-    scored = (read_cell_file(folder / RESULT_FILE, WrittenGridCell) or {}).get("finetune", {})
-    for recipe in plan.finetune:
-        # what diverged has no scores to lose
-        has_diverged = "diverged" in scored.get(recipe.task.name, {})
-        if not has_diverged and (changes := _changes_since_begun(recipe, folder)):
+    result = read_cell_file(folder / RESULT_FILE, result_type(cell))
+    diverged = result.diverged_tasks if result is not None else []
+    for recipe in cell.finetune:
+        if recipe.task.name not in diverged and (changes := _changes_since_begun(recipe, folder)):
             raise _other_recipe(folder, "fine-tuned", changes)
 
 
@@ -113,84 +124,78 @@ def finetune_identity(recipe: FinetuneRecipe) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _pretrain_and_measure(plan: CellPlan, folder: Path, progress: Progress) -> dict[str, Any]:
-    measured = read_cell_file(folder / _MEASURED_FILE, WrittenMeasures)
-    if measured is not None and _is_measured(plan, measured):
-        return measured
-    ratios = (plan.pretrain.masking.mask_ratio, *plan.entropy_ratios)
+def _pretrain_and_measure(cell: SweepCell, folder: Path, progress: Progress) -> Measures:
+    measures = read_cell_file(folder / MEASURED_FILE, Measures)
+    if measures is not None and _is_measured(cell, measures):
+        return measures
     run = folder / "pretrain"
     if run.exists() and not (run / "recipe.yaml").is_file():
         shutil.rmtree(run)  # killed before it began
     is_new = not run.exists()
-    result = run_pretraining(
-        plan.pretrain, out=run if is_new else None, resume=None if is_new else run, progress=progress
+    trained = run_pretraining(
+        cell.pretrain, out=run if is_new else None, resume=None if is_new else run, progress=progress
     )
+    ratios = (cell.pretrain.masking.mask_ratio, *cell.entropy_ratios)
     entropies = measure_entropy(
         run,
         mask_ratios=tuple(dict.fromkeys(ratios)),
-        max_sequences=plan.measure_sequences,
-        device=plan.pretrain.device,
+        max_sequences=cell.measure_sequences,
+        device=cell.pretrain.device,
         progress=progress,
     )
-    measured = {
-        "pretrain_identity": recipe_identity(plan.pretrain),
-        "measure_sequences": plan.measure_sequences,
-        "steps": result.steps,
-        "elapsed_s": result.elapsed_s,
-        "parameters": read_run_json(run)["parameters"],
-        "corruption": _count(plan.pretrain, progress),
-        # what is not defined is null: JSON has no NaN
-        "metrics": finite_or_none(entropies[0].metrics),
-        "entropy": [
-            finite_or_none({name: value for name, value in asdict(entropy).items() if name != "metrics"})
+    measures = Measures(
+        pretrain_identity=recipe_identity(cell.pretrain),
+        measure_sequences=cell.measure_sequences,
+        steps=trained.steps,
+        elapsed_s=trained.elapsed_s,
+        parameters=read_run_json(run)["parameters"],
+        corruption=_count(cell.pretrain, progress),
+        metrics=finite_or_none(entropies[0].metrics),
+        entropy=tuple(
+            EntropyAt(**finite_or_none({name: value for name, value in asdict(entropy).items() if name != "metrics"}))
             for entropy in entropies
-        ],
-    }
-    write_json(folder / _MEASURED_FILE, measured)
-    return measured
+        ),
+    )
+    write_json(folder / MEASURED_FILE, measures)
+    return measures
 
 
-def _is_measured(plan: CellPlan, measured: dict[str, Any]) -> bool:
-    """Say whether figures are of the plan's model, on as many sequences, at all of its mask ratios."""
+def _is_measured(cell: SweepCell, measures: Measures | SweepCellResult) -> bool:
+    """Return whether figures are of the cell's model, on as many sequences, at all of its mask ratios."""
     return (
-        measured.get("pretrain_identity") == recipe_identity(plan.pretrain)
-        and "measure_sequences" in measured
-        and measured["measure_sequences"] == plan.measure_sequences
-        and set(plan.entropy_ratios) <= {entry["mask_ratio"] for entry in measured.get("entropy", ())}
+        measures.pretrain_identity == recipe_identity(cell.pretrain)
+        and measures.measure_sequences == cell.measure_sequences
+        and set(cell.entropy_ratios) <= {entropy.mask_ratio for entropy in measures.entropy}
     )
 
 
-def _count(recipe: PretrainRecipe, progress: Progress) -> dict[str, float] | None:
-    """Count corrupted tokens; None where masks are not drawn token by token and App. C does not speak of them."""
+def _count(recipe: PretrainRecipe, progress: Progress) -> Corruption | None:
+    """Count corrupted tokens; None where masks are not drawn token by token, for which App. C has no law."""
     if recipe.masking.scheme != "bernoulli":
         return None
     data = prepare_data(recipe, rejected_csv=None, progress=progress)
     indices = validation_indices(data.train, _COUNTED_SEQUENCES)
     sequences = ((int(index), data.train[int(index)]) for index in indices)
-    counted = count_corrupted(sequences, recipe.masking, special_tokens(data.tokenizer), seed=recipe.seed, epoch=0)
-    return _as_json(counted)
+    return count_corrupted(sequences, recipe.masking, special_tokens(data.tokenizer), seed=recipe.seed, epoch=0)
 
 
-def _as_json(counted: CorruptedShare) -> dict[str, float]:
-    return asdict(counted) | {"measured": counted.measured, "standard_error": counted.standard_error}
-
-
-def _scored_before(plan: CellPlan, folder: Path) -> dict[str, Any]:
-    """Return the scores that a result has of the same model, those of tasks that the plan lacks among them."""
-    before = read_cell_file(folder / RESULT_FILE, WrittenGridCell) or {}
-    is_same = before.get("pretrain_identity") == recipe_identity(plan.pretrain)
-    return dict(before.get("finetune", {})) if is_same else {}
-
-
-def _finetune(plan: CellPlan, folder: Path, progress: Progress) -> dict[str, Any]:
-    """Fine-tune on every task, and return the scores of each, the test split's where there is one, or `diverged`."""
-    if not plan.finetune:
+def _earlier_scores(cell: SweepCell, folder: Path) -> dict[str, TaskScores | DivergedTask]:
+    """Return the scores that an earlier result has of the same model, also of tasks that the cell no longer has."""
+    before = read_cell_file(folder / RESULT_FILE, result_type(cell))
+    if before is None or before.pretrain_identity != recipe_identity(cell.pretrain):
         return {}
-    # what it imports takes seconds, in every process
+    return before.finetune
+
+
+def _finetune(cell: SweepCell, folder: Path, progress: Progress) -> dict[str, TaskScores | DivergedTask]:
+    """Fine-tune on every task and return the scores of each."""
+    if not cell.finetune:
+        return {}
+    # importing it takes seconds, in every process
     from exlm_cli.finetune.run import run_finetuning
 
-    scored: dict[str, dict[str, Any]] = {}
-    for recipe in plan.finetune:
+    scored: dict[str, TaskScores | DivergedTask] = {}
+    for recipe in cell.finetune:
         run = _finetune_folder(folder, recipe)
         if run.exists() and not ((run / "recipe.yaml").is_file() and not _changes_since_begun(recipe, folder)):
             shutil.rmtree(run)  # killed before it began, or diverged with another recipe
@@ -204,25 +209,32 @@ def _finetune(plan: CellPlan, folder: Path, progress: Progress) -> dict[str, Any
                 progress=progress,
             ).results
         except DivergedError as error:
-            scored[recipe.task.name] = {"identity": finetune_identity(recipe), "diverged": error.message}
-            continue
-        metric = results["selection_metric"]
-        split = "test" if "test" in results["metrics"] else "valid"
-        scored[recipe.task.name] = {
-            "identity": finetune_identity(recipe),
-            "split": split,
-            "split_sizes": results["split_sizes"],
-            "max_rows": recipe.task.max_rows,
-            "metric": metric,
-            "aggregate": recipe.aggregate,
-            "values": results["metrics"][split][metric]["values"],
-            "metrics": results["metrics"][split],
-        }
+            scored[recipe.task.name] = DivergedTask(identity=finetune_identity(recipe), diverged=error.message)
+        else:
+            scored[recipe.task.name] = _scores(recipe, results)
     return scored
 
 
+def _scores(recipe: FinetuneRecipe, results: Any) -> TaskScores:
+    split = "test" if "test" in results["metrics"] else "valid"
+    metrics = {
+        name: MetricSummary(**summary | {"values": tuple(summary["values"])})
+        for name, summary in finite_or_none(results["metrics"][split]).items()
+    }
+    return TaskScores(
+        identity=finetune_identity(recipe),
+        split="test" if split == "test" else "valid",
+        split_sizes=results["split_sizes"],
+        max_rows=recipe.task.max_rows,
+        metric=results["selection_metric"],
+        aggregate=recipe.aggregate,
+        values=metrics[results["selection_metric"]].values,
+        metrics=metrics,
+    )
+
+
 def _changes_since_begun(recipe: FinetuneRecipe, folder: Path) -> str:
-    """Return what of a recipe is not as fine-tuning in a cell began with it; empty where that has not begun."""
+    """Return what of a recipe has changed since fine-tuning in a cell began; empty where it has not begun."""
     begun = _finetune_folder(folder, recipe) / "recipe.yaml"
     if not begun.is_file():
         return ""
@@ -240,5 +252,6 @@ def _finetune_folder(folder: Path, recipe: FinetuneRecipe) -> Path:
 
 def _other_recipe(folder: Path, verb: str, changes: str = "") -> CheckpointError:
     return CheckpointError(
-        f"{folder}: this cell was {verb} with another recipe{changes}", "choose another `--out` for a changed recipe"
+        f"{folder}: this cell was {verb} with another recipe{changes}",
+        "give a changed recipe a run directory of its own with `out=DIR`",
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.corpus.pipeline import PreparedData, prepare_data
-from exlm_cli.errors import ConfigError, DataError
+from exlm_cli.errors import ConfigError
 from exlm_cli.experiments.scores import PredictionEntropy
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import Progress, SilentProgress
@@ -15,13 +15,6 @@ from exlm_cli.run_dir import read_run_json, run_directory
 from exlm_cli.train.checkpoint import load_model_weights
 from exlm_cli.train.pretrain import PretrainTask
 from exlm_cli.train.pretrained import Pretrained, build_model, load_pretrained
-
-_INSTEAD_OF_SETTINGS = {
-    "--on-invalid": "mend the row, or take it out of the file",
-    "data.column": "call it as the run's own data do, or give a .txt file with one row a line",
-    "data.train": "to read local files instead, give them with `--data`",
-}
-"""What a user of scores can do where a hint names a setting of pre-training, which scores have not."""
 
 
 def measure_entropy(
@@ -42,8 +35,8 @@ def measure_entropy(
         ks: Copies of a token for Repeated MLM, states of a mask for ExLM; empty: as trained.
         valid: Validation inputs; empty: the run's own.
         max_sequences: Sequences scored, evenly spread; none: all.
-        device: Where.
-        progress: Who is told.
+        device: Where the model runs.
+        progress: Messages and bars.
 
     Raises:
         CheckpointError: No checkpoint there.
@@ -56,7 +49,7 @@ def measure_entropy(
     masking = pretrained.recipe.masking
     own_k = masking.num_states_per_mask if pretrained.recipe.objective == "exlm" else masking.num_repeats
     pairs = [(k, p) for k in ks or (own_k,) for p in mask_ratios or (masking.mask_ratio,)]
-    recipes = [_masked_otherwise(pretrained, k, p, max_sequences) for k, p in pairs]
+    recipes = [_with_masking(pretrained, k, p, max_sequences) for k, p in pairs]
     data = load_validation_data(pretrained, valid, progress)
     results = []
     with progress.bar("entropy", len(pairs)) as bar:
@@ -67,28 +60,26 @@ def measure_entropy(
 
 
 def load_validation_data(pretrained: Pretrained, valid: Sequence[str], progress: Progress) -> PreparedData:
-    """Return the run's own data, or given validation inputs, all of their rows, tokenised as the run does.
+    """Return the run's own data, or all rows of given validation inputs, tokenised as in the run.
 
-    Where its own data are no longer what it was trained on, that is said.
+    A message says where the run's own data are no longer those that it was trained on.
 
     Raises:
         DataError: The inputs are missing or unusable.
     """
-    # the run's own tokenizer, whatever has become of the file it came from
+    # the tokenizer of the run: the file that it came from may have changed
     tokenizer = run_directory(pretrained.checkpoint) / "tokenizer.json"
     own = [f"tokenizer.path={json.dumps(str(tokenizer), ensure_ascii=False)}"]
     if valid:
-        # preparing asks for training data too; the validation inputs stand in for it and nothing is trained on them
+        # a recipe needs training data too; nothing is trained, so the validation inputs do for both
         inputs = json.dumps(list(valid), ensure_ascii=False)
         own += [f"data.train={inputs}", f"data.valid={inputs}", "data.max_rows=null"]
-    try:
-        data = prepare_data(_own_recipe(pretrained, own), rejected_csv=None, progress=progress)
-    except DataError as error:
-        instead = (told for setting, told in _INSTEAD_OF_SETTINGS.items() if setting in error.hint)
-        raise DataError(error.message, next(instead, error.hint)) from error
+    data = prepare_data(_own_recipe(pretrained, own), rejected_csv=None, progress=progress)
     trained_on = read_run_json(run_directory(pretrained.checkpoint)).get("data_fingerprint", data.fingerprint)
     if not valid and data.fingerprint != trained_on:
-        progress.message(f"{pretrained.checkpoint}: its data have changed since it was trained; scores are of today's")
+        progress.message(
+            f"{pretrained.checkpoint}: its data have changed since it was trained; the scores are on the changed data"
+        )
     return data
 
 
@@ -96,20 +87,20 @@ def _own_recipe(pretrained: Pretrained, overrides: Sequence[str]) -> PretrainRec
     return load_recipe(str(run_directory(pretrained.checkpoint) / "recipe.yaml"), overrides)
 
 
-def _masked_otherwise(pretrained: Pretrained, k: int, ratio: float, max_sequences: int | None) -> PretrainRecipe:
+def _with_masking(pretrained: Pretrained, k: int, ratio: float, max_sequences: int | None) -> PretrainRecipe:
     """Return the run's recipe with another p and k, and room for what they expand to."""
     own = pretrained.recipe
     key = "num_states_per_mask" if own.objective == "exlm" else "num_repeats"
-    most = own.data.sequence_length * k
+    max_length = own.data.sequence_length * k
     wanted = [
         f"masking.mask_ratio={ratio}",
         f"masking.{key}={k}",
-        f"train.microbatch_tokens={max(own.train.microbatch_tokens, most)}",
+        f"train.microbatch_tokens={max(own.train.microbatch_tokens, max_length)}",
         f"train.validation_sequences={'null' if max_sequences is None else max_sequences}",
         f"device={own.device}",
     ]
     if not own.model.learned_positions:
-        wanted.append(f"model.max_length={max(own.model.max_length, most)}")
+        wanted.append(f"model.max_length={max(own.model.max_length, max_length)}")
     return _own_recipe(pretrained, wanted)
 
 
@@ -129,7 +120,7 @@ def _score(pretrained: Pretrained, recipe: PretrainRecipe, data: PreparedData) -
 
 
 def _model_with_states(pretrained: Pretrained, recipe: PretrainRecipe) -> ExlmModel:
-    """Return the network with the recipe's number of states, which no weight depends on but clone embeddings."""
+    """Return the network with the recipe's number of states; of its weights only clone embeddings depend on that."""
     k = recipe.masking.num_states_per_mask
     if k == pretrained.model.num_states_per_mask:
         return pretrained.model
@@ -137,7 +128,7 @@ def _model_with_states(pretrained: Pretrained, recipe: PretrainRecipe) -> ExlmMo
         raise ConfigError(
             f"{pretrained.checkpoint}: trained with {pretrained.model.num_states_per_mask} states per mask and "
             f"`model.clone_embedding: {recipe.model.clone_embedding}`, it cannot be scored with {k}",
-            "leave the number of states out to score it with its own",
+            "leave the number of states out: it is then scored with its own",
         )
     device = next(pretrained.model.parameters()).device
     model = build_model(recipe, pretrained.tokenizer, device)

@@ -1,4 +1,4 @@
-"""What a grid of cells says: do figures follow corrupted semantics p^k, or the mask ratio p (section 3.2)? No torch."""
+"""Means over seeds, and whether a figure follows p^k or the mask ratio p (section 3.2). No torch."""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -10,12 +10,11 @@ _SAME_SHARE = 1.1
 
 @dataclass(frozen=True)
 class RankAgreement:
-    """How a figure goes with p^k over cells.
+    """How a figure of the Repeated-MLM grid depends on p^k.
 
     Attributes:
         spearman: Rank correlation of the figure with p^k; NaN for fewer than three cells or a constant figure.
-        spearman_of_groups: The same where shares that are meant to be equal are ties; the order in which roundings of p
-            leave them says nothing.
+        spearman_of_groups: The same with shares that are meant to be equal as ties: their order is that of rounding.
         spread_equal_share: Pooled standard deviation of the figure among cells of equal p^k.
         spread_equal_ratio: The same among cells of equal p. NaN where no two cells are equal.
     """
@@ -30,9 +29,14 @@ class RankAgreement:
         """Whether cells of equal p^k lie closer together than cells of equal p."""
         return self.spread_equal_share < self.spread_equal_ratio
 
+    @property
+    def follows_ratio(self) -> bool:
+        """Whether cells of equal p lie closer together than cells of equal p^k."""
+        return self.spread_equal_share > self.spread_equal_ratio
+
 
 def rank_agreement(cells: Sequence[tuple[int, float]], values: Sequence[float]) -> RankAgreement:
-    """Compare a figure over cells (num_repeats, mask_ratio) with p^k and with p."""
+    """Compare a figure over pairs (num_repeats, mask_ratio) with p^k and with p."""
     shares = [p**k for k, p in cells]
     groups = share_groups(shares)
     return RankAgreement(

@@ -1,70 +1,65 @@
-"""Runs the cells of a grid in child processes, the longest first, and puts their results together.
+"""Sweep runner: trains, measures and fine-tunes the cells of a sweep in child processes, the longest first.
 
-A run directory of a grid holds `recipe.yaml`, `run.json`, `cells/<label>/seed-<n>/` as `run_cell` fills them, and
-`results.json`. Every process works with one thread, so no number depends on how many there are; a cell that is done is
-never touched again, so a grid that was stopped anywhere goes on where it was.
+Every process works with one thread, so no number depends on how many processes there are. A cell that is done is never
+touched again, so a sweep that was stopped anywhere continues where it was.
 """
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 import torch
 
-from exlm_cli.config.cells import CellPlan, CellsRecipe
 from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import DataConfig, TokenizerConfig
+from exlm_cli.config.sweep import SweepCell, SweepRecipe
 from exlm_cli.data.corpus.pipeline import list_rejected, prepare_data
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError, InterruptedRunError
-from exlm_cli.experiments.board import GridBoard, open_board
+from exlm_cli.experiments.board import SweepBoard, open_board
 from exlm_cli.experiments.cell import read_result, refuse_changed_cell
-from exlm_cli.experiments.cell_files import cell_folder, diverged_tasks, finished_cells
+from exlm_cli.experiments.results import (
+    RESULT_FILE,
+    SweepCellResult,
+    SweepRun,
+    SweepSummary,
+    cell_folder,
+    finished_results,
+    read_cell_file,
+    result_type,
+    resume_command,
+)
 from exlm_cli.experiments.workers import Event, Workers
-from exlm_cli.files import removed_on_failure, write_atomically
+from exlm_cli.files import removed_on_failure, write_atomically, write_json
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import create_run_dir, read_run_json, sole_process, update_run_json
-from exlm_cli.train.checkpoint import write_json
 from exlm_cli.train.interrupt import StopSignal
 from exlm_cli.train.pretrained import pick_device
 
-GridRecipeT = TypeVar("GridRecipeT", bound=CellsRecipe)
 _Inputs = tuple[DataConfig, TokenizerConfig]
 
-_LOOK_EVERY_S = 0.2
+_LOOK_EVERY_S = 0.5
 
 
-@dataclass(frozen=True)
-class GridResult:
-    """What a grid made: its directory and the `result.json` of every cell that is done, in the order of the recipe."""
-
-    run_dir: Path
-    cells: list[dict[str, Any]]
-
-    @property
-    def num_diverged(self) -> int:
-        """Cells and seeds whose training, or fine-tuning on a task, came to no end."""
-        return sum("diverged" in cell or bool(diverged_tasks(cell)) for cell in self.cells)
-
-
-def run_grid(
-    recipe: CellsRecipe, *, out: Path | None, resume: Path | None, jobs: int | None, progress: Progress
-) -> GridResult:
+def run_sweep(
+    recipe: SweepRecipe, *, out: Path | None, resume: Path | None, jobs: int | None, progress: Progress
+) -> SweepRun:
     """Train, measure and fine-tune every cell that is not done yet.
 
     Args:
-        recipe: The grid; of one that is gone on with, some of its cells and tasks or others too. The recipe that is
-            kept has all.
+        recipe: The sweep. Of one that is continued, some of its variants and tasks or others too; the recipe in the run
+            directory has all.
         out: Run directory; none: `runs/<name>-<time>`.
-        resume: A run directory to go on with instead.
+        resume: A run directory to continue instead.
         jobs: Cells at once; none: one a CUDA device, or one a CPU core.
-        progress: Who is told.
+        progress: Messages, the live table and its bar.
+
+    Returns:
+        Every cell of the run directory that is done.
 
     Raises:
-        CheckpointError: Another process runs this grid, or a cell was begun with another recipe or on other content of
+        CheckpointError: Another process runs this sweep, or a cell was begun with another recipe or on other content of
             its inputs; nothing is changed. Or inputs changed while cells were trained.
         InterruptedRunError: Stopped by a signal; every cell has saved a checkpoint.
         ExlmError: What stops any cell but its own divergence; the others have saved a checkpoint.
@@ -72,69 +67,69 @@ def run_grid(
     environments = _environments(recipe, jobs)
     if resume is None:
         recipe = with_absolute_paths(recipe)
-    plans = recipe.plan()
+    cells = recipe.plan()
     run = resume if resume is not None else create_run_dir(out, recipe.name)
     with sole_process(run):
         with removed_on_failure(run, is_new=resume is None):
             whole = recipe.together_with(_begun(run, recipe))
-            every_plan = whole.plan()
-            for plan in every_plan:
-                refuse_changed_cell(plan, cell_folder(run, plan))
-                read_result(plan, cell_folder(run, plan))
-            # a cell that lacks an earlier task alone is done: what is asked for is what is worked on
-            results = {plan.folder: read_result(plan, cell_folder(run, plan)) for plan in plans}
-            waiting = [plan for plan in plans if results[plan.folder] is None]
+            every_cell = whole.plan()
+            for cell in every_cell:
+                refuse_changed_cell(cell, cell_folder(run, cell))
+                read_result(cell, cell_folder(run, cell))
+            # a cell that lacks only a task of an earlier recipe counts as done
+            results = {cell.folder: read_result(cell, cell_folder(run, cell)) for cell in cells}
+            waiting = [cell for cell in cells if results[cell.folder] is None]
             _check_tasks(waiting, progress)
             common = prepare_data(recipe.pretrain, rejected_csv=None, progress=progress)
-            fingerprints = {_inputs(recipe.pretrain): common.fingerprint} | _prepare_others(recipe, plans, progress)
-            _refuse_other_data(run, every_plan, fingerprints)
+            fingerprints = {_inputs(recipe.pretrain): common.fingerprint} | _prepare_others(recipe, cells, progress)
+            _refuse_other_data(run, every_cell, fingerprints)
             list_rejected(common, run / "rejected.csv", progress)
-            num_cells = len(every_plan)
             # only now: a recipe that is refused must not replace the one that the cells were trained with
-            update_run_json(run, {"command": recipe.command, "num_cells": num_cells, "jobs": len(environments)})
-            # last: a run directory is one that has its recipe
+            fields = {"command": recipe.run_by, "num_cells": len(every_cell), "jobs": len(environments)}
+            update_run_json(run, fields)
+            # last: only a run directory has a recipe
             write_atomically(run / "recipe.yaml", dump_recipe(whole).encode())
-        others = f"; the other {num_cells - len(plans)} are left as they are" if num_cells > len(plans) else ""
+        num_others = len(every_cell) - len(cells)
+        others = f"; the other {num_others} are left as they are" if num_others else ""
         progress.message(
-            f"{recipe.name}: {len(plans)} cells, {len(plans) - len(waiting)} of them done, "
+            f"{recipe.name}: {len(cells)} cells, {len(cells) - len(waiting)} of them done, "
             f"{len(environments)} at once{others}; results in {run}"
         )
         if waiting:
-            # the longest first: what is left at the end is short, and no process waits long for another
-            waiting.sort(key=lambda plan: plan.work)
-            with open_board(plans, results, progress) as board:
-                environments = environments[: len(waiting)]
-                _work_off(run, waiting, environments, board, recipe.resume_command(run))
+            # the longest is taken first: those left at the end are short, and no process waits long for another
+            waiting.sort(key=lambda cell: cell.work)
+            with open_board(run, cells, results, progress) as board:
+                _run_waiting(run, waiting, environments[: len(waiting)], board, resume_command(recipe, run))
             # a file may have changed before the last cells began
-            _refuse_other_data(run, plans, fingerprints)
-        cells = finished_cells(run, every_plan)
-        write_json(run / "results.json", _summary(whole, cells))
-    return GridResult(run, cells)
+            _refuse_other_data(run, cells, fingerprints)
+        finished = finished_results(run, every_cell)
+        write_json(run / "results.json", _summary(whole, finished))
+    return SweepRun(run, whole, finished, len(every_cell))
 
 
-def _begun(run: Path, recipe: GridRecipeT) -> GridRecipeT:
-    """Return the recipe that a run directory has; a new one has none yet, and `recipe` stands in for it."""
+def _begun(run: Path, recipe: SweepRecipe) -> SweepRecipe:
+    """Return the recipe that a run directory has; `recipe` where it has none yet."""
     path = run / "recipe.yaml"
-    return load_recipe(str(path), kind=type(recipe)) if path.is_file() else recipe
+    return load_recipe(str(path), kind=SweepRecipe) if path.is_file() else recipe
 
 
-def _check_tasks(plans: Sequence[CellPlan], progress: Progress) -> None:
-    """Load every task once: one that cannot be had is told now, not when the first cell is pre-trained."""
-    configs = {recipe.task.name: recipe.task for plan in plans for recipe in plan.finetune}
+def _check_tasks(cells: Sequence[SweepCell], progress: Progress) -> None:
+    """Load every task once, so that one that cannot be loaded is found before the first cell is pre-trained."""
+    configs = {recipe.task.name: recipe.task for cell in cells for recipe in cell.finetune}
     if not configs:
         return
-    # what it imports takes seconds
+    # importing it takes seconds
     from exlm_cli.tasks.registry import check_splits, load_task
 
     for config in configs.values():
         needed = config.input_kind
-        other = "choose other tasks with `--task`, or none with `--task none`"
+        other = "choose other tasks with `tasks=LIST`"
         if config.suite == "csv" and needed == "smiles":
-            other = f"name its column of text with `--set finetune.task.text_column=NAME`, or {other}"
-        for plan in plans:
-            if plan.pretrain.data.kind != needed:
+            other = f"name its column of text with `task.text_column=NAME`, or {other}"
+        for cell in cells:
+            if cell.pretrain.data.kind != needed:
                 raise ConfigError(
-                    f"cell {plan.label} pre-trains a model of {plan.pretrain.data.kind}; task {config.name} needs one "
+                    f"cell {cell.label} pre-trains a model of {cell.pretrain.data.kind}; task {config.name} needs one "
                     f"of {needed}",
                     other,
                 )
@@ -142,9 +137,9 @@ def _check_tasks(plans: Sequence[CellPlan], progress: Progress) -> None:
         check_splits(load_task(config, progress))
 
 
-def _prepare_others(recipe: CellsRecipe, plans: Iterable[CellPlan], progress: Progress) -> dict[_Inputs, str]:
-    """Tokenise the inputs of cells that have their own, and return their fingerprints."""
-    own = {_inputs(plan.pretrain): plan.pretrain for plan in plans}
+def _prepare_others(recipe: SweepRecipe, cells: Iterable[SweepCell], progress: Progress) -> dict[_Inputs, str]:
+    """Tokenise the inputs of variants that have their own, and return their fingerprints."""
+    own = {_inputs(cell.pretrain): cell.pretrain for cell in cells}
     own.pop(_inputs(recipe.pretrain), None)
     return {
         inputs: prepare_data(pretrain, rejected_csv=None, progress=progress).fingerprint
@@ -156,29 +151,34 @@ def _inputs(recipe: PretrainRecipe) -> _Inputs:
     return recipe.data, recipe.tokenizer
 
 
-def _refuse_other_data(run: Path, plans: Iterable[CellPlan], fingerprints: Mapping[_Inputs, str]) -> None:
-    """Refuse cells that were trained on other content of the same inputs; no mean is over two corpora."""
-    for plan in plans:
-        folder = cell_folder(run, plan)
-        # None: an earlier version did not write it down, or nobody has looked at these inputs
-        known = {read_run_json(folder / "pretrain").get("data_fingerprint"), fingerprints.get(_inputs(plan.pretrain))}
+def _refuse_other_data(run: Path, cells: Iterable[SweepCell], fingerprints: Mapping[_Inputs, str]) -> None:
+    """Refuse cells that were trained on other content of the same inputs, so that no mean is over two corpora."""
+    for cell in cells:
+        folder = cell_folder(run, cell)
+        # None: not trained yet, or inputs of a variant that this sweep leaves as it is
+        known = {read_run_json(folder / "pretrain").get("data_fingerprint"), fingerprints.get(_inputs(cell.pretrain))}
         if len(known - {None}) > 1:
             raise CheckpointError(
                 f"{folder}: this cell was trained on other content of its inputs than they have now",
-                "restore the files, or choose another `--out`; a cell whose folder is deleted is trained again",
+                "restore the files, or start a new run with `out=DIR`; a cell whose folder is deleted is trained again",
             )
 
 
-def _work_off(
-    run: Path, waiting: list[CellPlan], environments: Sequence[Mapping[str, str]], board: GridBoard, resume_command: str
+def _run_waiting(
+    run: Path, waiting: list[SweepCell], environments: Sequence[Mapping[str, str]], board: SweepBoard, resume: str
 ) -> None:
-    """Give cells to processes until none is left."""
-    running: dict[int, CellPlan] = {}
+    """Give cells to processes until none is left; `resume` is the command that continues the sweep."""
+    running: dict[int, SweepCell] = {}
     failure: ExlmError | None = None
     is_stopping = False
+
+    def give(number: int) -> None:
+        running[number] = waiting.pop()
+        workers.submit(number, running[number], cell_folder(run, running[number]))
+
     with Workers(environments, run / "workers") as workers, StopSignal() as stop:
         for number in range(len(environments)):
-            _give(run, workers, running, number, waiting.pop())
+            give(number)
         while running:
             if stop.number is not None and not is_stopping:
                 is_stopping = True
@@ -186,20 +186,18 @@ def _work_off(
                 workers.interrupt()
             received = workers.next_event(_LOOK_EVERY_S)
             if received is None:
+                board.look(running.values())
                 continue
             number, event = received
-            plan = running.get(number)
-            if plan is None or not _is_end(event):
-                if plan is not None:
-                    board.follow(plan, event)
+            if number not in running:
                 continue
-            del running[number]
+            cell = running.pop(number)
             if event["event"] == "done":
-                board.finish(plan, event["result"])
+                board.finish(cell, _written_result(run, cell))
                 if waiting and not is_stopping:
-                    _give(run, workers, running, number, waiting.pop())
+                    give(number)
             elif not is_stopping:
-                failure = _explain(event, plan, workers.log(number), resume_command)
+                failure = _explain(event, cell, workers.log(number), resume)
                 is_stopping = True
                 workers.interrupt()
     if failure is not None:
@@ -207,33 +205,30 @@ def _work_off(
     if stop.number is not None:
         raise InterruptedRunError(
             f"stopped with {board.num_done} of {board.num_cells} cells done; the others have saved a checkpoint",
-            f"continue with `{resume_command}`",
+            f"continue with `{resume}`",
             stop.number,
         )
 
 
-def _give(run: Path, workers: Workers, running: dict[int, CellPlan], number: int, plan: CellPlan) -> None:
-    running[number] = plan
-    workers.submit(number, plan, cell_folder(run, plan))
+def _written_result(run: Path, cell: SweepCell) -> SweepCellResult:
+    result = read_cell_file(cell_folder(run, cell) / RESULT_FILE, result_type(cell))
+    assert result is not None, "a cell that is done has written its result"
+    return result
 
 
-def _is_end(event: Event) -> bool:
-    return event["event"] in ("done", "error", "interrupted", "exit")
-
-
-def _explain(event: Event, plan: CellPlan, log: Path, resume_command: str) -> ExlmError:
-    """Return why a cell ended early, of its own accord."""
+def _explain(event: Event, cell: SweepCell, log: Path, resume: str) -> ExlmError:
+    """Return why a cell ended early, though it was not asked to."""
     if event["event"] == "error":
-        return ExlmError(f"cell {plan.folder}: {event['message']}", event["hint"])
+        return ExlmError(f"cell {cell.folder}: {event['message']}", event["hint"])
     if event["event"] == "interrupted":
-        return ExlmError(f"cell {plan.folder} was interrupted", f"continue with `{resume_command}`")
+        return ExlmError(f"cell {cell.folder} was interrupted", f"continue with `{resume}`")
     return ExlmError(
-        f"cell {plan.folder}: its process ended with code {event['code']}; what it said is in {log}",
-        f"-9 often means that memory ran out: fewer `--jobs` need less; continue with `{resume_command}`",
+        f"cell {cell.folder}: its process ended with code {event['code']}; its output is in {log}",
+        f"-9 often means that memory ran out: fewer cells at once, `jobs=1`, need less; continue with `{resume}`",
     )
 
 
-def _environments(recipe: CellsRecipe, jobs: int | None) -> list[dict[str, str]]:
+def _environments(recipe: SweepRecipe, jobs: int | None) -> list[dict[str, str]]:
     """Return the variables of every process: its device, or one thread on a CPU."""
     if pick_device(recipe.pretrain.model_copy(update={"device": recipe.device})).type == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -249,12 +244,12 @@ def _num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _summary(recipe: CellsRecipe, cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "kind": recipe.command,
-        "recipe": recipe.name,
-        "paper": recipe.paper,
-        "seeds": list(recipe.seeds),
-        "tasks": list(recipe.tasks),
-        "cells": list(cells),
-    }
+def _summary(recipe: SweepRecipe, results: Sequence[SweepCellResult]) -> SweepSummary:
+    return SweepSummary(
+        kind=recipe.run_by,
+        recipe=recipe.name,
+        paper=recipe.paper,
+        seeds=recipe.seeds,
+        tasks=recipe.tasks,
+        cells=tuple(results),
+    )

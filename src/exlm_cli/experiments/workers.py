@@ -1,4 +1,10 @@
-"""Child processes that work on cells, one for each device or CPU thread; nothing is pickled, no thread is forked."""
+"""Child processes that work on the cells of a sweep, one for each device or CPU thread.
+
+Parent and child exchange JSON lines: a job `{"cell": ..., "folder": ...}` goes in, and `done`, `error` or
+`interrupted` comes back when the cell ends. The files of a cell show how far it is (`experiments.board`). A child ends,
+in the middle of a cell if need be, when its input is closed: a parent that is killed leaves no orphan that goes on
+writing.
+"""
 
 import json
 import os
@@ -7,15 +13,22 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self, final
+from typing import Any, Self, TextIO, final
 
-from exlm_cli.config.cells import CellPlan
+import filelock
+
+from exlm_cli.config.sweep import SweepCell
+from exlm_cli.errors import CheckpointError, ExlmError, InterruptedRunError
+from exlm_cli.progress import SilentProgress
 
 Event = dict[str, Any]
-_WORKER = "exlm_cli.experiments.cell_worker"
+"""How a cell ended: `event` is `done`, `error`, `interrupted` or `exit`, with what explains it."""
+
+_LOCK_TIMEOUT_S = 60.0
+"""How long the process that worked on the cell before may take to end."""
 
 
 @final
@@ -23,7 +36,7 @@ class Workers:
     """Processes by number, their events in one queue.
 
     Args:
-        environments: Variables of each process beyond this one's, such as CUDA_VISIBLE_DEVICES.
+        environments: Variables of each process in addition to this one's, such as CUDA_VISIBLE_DEVICES.
         logs: Folder for what they write to stderr.
     """
 
@@ -46,20 +59,18 @@ class Workers:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def submit(self, number: int, plan: CellPlan, folder: Path) -> None:
+    def submit(self, number: int, cell: SweepCell, folder: Path) -> None:
         """Give a process a cell; a process that has died answers with `exit` instead."""
         child = self._children[number]
         assert child.stdin is not None
-        try:
-            child.stdin.write(json.dumps({"plan": plan.model_dump(mode="json"), "folder": str(folder)}) + "\n")
+        with suppress(BrokenPipeError):
+            child.stdin.write(json.dumps({"cell": cell.model_dump(mode="json"), "folder": str(folder)}) + "\n")
             child.stdin.flush()
-        except BrokenPipeError:
-            return
 
     def next_event(self, timeout_s: float) -> tuple[int, Event] | None:
-        """Return the next event and whose it is; None where there is none for so long.
+        """Return the next event and the number of its process; None where none comes in that time.
 
-        Besides those of `cell_worker` there is `exit`, with the exit code, after which a process says no more.
+        Besides the events of a cell there is `exit`, with the exit code, when a process ends.
         """
         try:
             return self._events.get(timeout=timeout_s)
@@ -80,15 +91,15 @@ class Workers:
         own = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | dict(environment)
         with self.log(number).open("a", encoding="utf-8") as log:
             return subprocess.Popen(
-                # -P: a queue.py in the current directory is not Python's
-                [sys.executable, "-P", "-m", _WORKER],
+                # -P: a queue.py in the current directory must not hide Python's
+                [sys.executable, "-P", "-m", "exlm_cli.experiments.workers"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
                 encoding="utf-8",
                 env=own,
-                # Ctrl-C is the parent's, which passes it on once
+                # the parent alone gets Ctrl-C and passes it on once
                 start_new_session=True,
             )
 
@@ -107,3 +118,65 @@ def _stop(child: "subprocess.Popen[str]") -> None:
     assert child.stdin is not None
     with suppress(BrokenPipeError):
         child.stdin.close()
+
+
+class _LogProgress(SilentProgress):
+    """Progress whose messages go to a file."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+
+    def message(self, text: str) -> None:
+        """Add a line."""
+        with self._log.open("a", encoding="utf-8") as file:
+            file.write(text + "\n")
+
+
+def _work_on(job: dict[str, Any]) -> Event:
+    """Run one cell in this process and return how it ended."""
+    from exlm_cli.experiments.cell import run_cell
+
+    folder = Path(job["folder"])
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with _only_worker(folder):
+            run_cell(SweepCell.model_validate(job["cell"]), folder, _LogProgress(folder / "log.txt"))
+    except InterruptedRunError:
+        return {"event": "interrupted"}
+    except ExlmError as error:
+        return {"event": "error", "message": error.message, "hint": error.hint}
+    return {"event": "done"}
+
+
+@contextmanager
+def _only_worker(folder: Path) -> Iterator[None]:
+    try:
+        with filelock.FileLock(folder / ".lock", timeout=_LOCK_TIMEOUT_S):
+            yield
+    except filelock.Timeout:
+        raise CheckpointError(
+            f"{folder}: another process works on this cell", "wait for it, or stop it, and resume"
+        ) from None
+
+
+def _work() -> None:
+    """Work on jobs from stdin until it is closed."""
+    # answers alone go to the pipe: whatever a library prints goes to stderr
+    pipe: TextIO = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read_jobs, args=(jobs,), daemon=True).start()
+    while True:
+        pipe.write(json.dumps(_work_on(json.loads(jobs.get()))) + "\n")
+        pipe.flush()
+
+
+def _read_jobs(jobs: "queue.SimpleQueue[str]") -> None:
+    for line in sys.stdin:
+        jobs.put(line)
+    # the parent has closed the pipe or was killed; cells are safe against a stop at any point
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    _work()

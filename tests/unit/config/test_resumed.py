@@ -8,11 +8,10 @@ from exlm_cli.config.base import Recipe
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import dump_recipe, load_recipe, resumed_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.errors import CheckpointError
 
-KINDS: tuple[type[Recipe], ...] = (PretrainRecipe, SweepRecipe, RepeatMlmRecipe, FinetuneRecipe)
+KINDS: tuple[type[Recipe], ...] = (PretrainRecipe, SweepRecipe, FinetuneRecipe)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,44 +1,74 @@
-"""What is said of a cell that is done: means of what is defined, and words where nothing is."""
+"""Live view of a sweep: what it says of a finished cell, and how far it finds a running one to be."""
 
-from typing import Any
+import json
+from pathlib import Path
 
 import pytest
 
-from exlm_cli.config.cells import CellPlan
-from exlm_cli.experiments.board import open_board
+from exlm_cli.config.sweep import SweepCell
+from exlm_cli.experiments.board import open_board, trained_share
+from exlm_cli.experiments.results import DivergedTask, SweepCellResult
 from tests.recorder import Recorder
-from tests.tiny_grids import tiny_grid
+from tests.tiny_sweeps import tiny_grid
+from tests.unit.report.sweep_results import diverge, grid_results, scores
 
-METRICS = {"loss": 2.0, "entropy_bits": 1.5}
+RESULT = grid_results(has_task=False)[1]
+STSB = "glue/stsb"
 
 
 @pytest.fixture(scope="module")
-def plans(tmp_path_factory: pytest.TempPathFactory) -> list[CellPlan]:
-    return tiny_grid(tmp_path_factory.mktemp("cache")).plan()
+def cells(tmp_path_factory: pytest.TempPathFactory) -> list[SweepCell]:
+    return tiny_grid(tmp_path_factory.mktemp("cache"), tasks=["glue/rte"]).plan()
+
+
+def _with(**changes: object) -> SweepCellResult:
+    return RESULT.model_copy(update=changes)
 
 
 @pytest.mark.parametrize(
-    ("result", "said"),
+    ("result", "line"),
     [
-        ({"diverged": "the loss of step 1 is nan"}, "diverged: the loss of step 1 is nan"),
-        ({"metrics": METRICS, "finetune": {}}, "loss 2.000, entropy 1.50 bits"),
-        ({"metrics": METRICS | {"entropy_bits": None}, "finetune": {}}, "loss 2.000, entropy not defined"),
+        (diverge(RESULT), "diverged: loss is nan"),
+        (RESULT, "loss 1.390, entropy 2.78 bits"),
+        (_with(metrics=RESULT.metrics | {"entropy_bits": None}), "loss 1.390, entropy not defined"),
         (
-            {"metrics": METRICS, "finetune": {"glue/stsb": {"metric": "spearmanr", "values": [None, 0.5, 0.25]}}},
-            "loss 2.000, entropy 1.50 bits, glue/stsb spearmanr 0.375",
+            _with(finetune={STSB: scores((None, 0.5, 0.25), metric="spearmanr")}),
+            "loss 1.390, entropy 2.78 bits, glue/stsb spearmanr 0.375",
         ),
         (
-            {"metrics": METRICS, "finetune": {"glue/stsb": {"metric": "spearmanr", "values": [None]}}},
-            "loss 2.000, entropy 1.50 bits, glue/stsb spearmanr not defined",
-        ),
-        (
-            {"metrics": METRICS, "finetune": {"glue/rte": {"diverged": "the loss of step 1 is nan"}}},
-            "loss 2.000, entropy 1.50 bits, glue/rte diverged",
+            _with(finetune={STSB: scores((None,)), "csv": DivergedTask(identity="x", diverged="nan")}),
+            "loss 1.390, entropy 2.78 bits, glue/stsb accuracy not defined, csv diverged",
         ),
     ],
 )
-def test_a_finished_cell_is_told(plans: list[CellPlan], result: dict[str, Any], said: str) -> None:
+def test_a_finished_cell_has_its_line(
+    cells: list[SweepCell], tmp_path: Path, result: SweepCellResult, line: str
+) -> None:
     progress = Recorder()
-    with open_board(plans, dict.fromkeys((plan.folder for plan in plans), None), progress) as board:
-        board.finish(plans[1], result)
-    assert progress.said == [f"k2-p0.5/seed-1: {said} (1 of 2 cells)"]
+    with open_board(tmp_path, cells, dict.fromkeys((cell.folder for cell in cells), None), progress) as board:
+        board.look(cells)
+        board.finish(cells[1], result)
+    assert progress.said == [f"k2-p0.5/seed-1: {line} (1 of 2 cells)"]
+
+
+def test_the_files_of_a_cell_say_how_far_it_is(cells: list[SweepCell], tmp_path: Path) -> None:
+    # pre-training of 6 steps and three seeds of fine-tuning: four trainings
+    assert trained_share(cells[0], tmp_path) == 0.0
+    (tmp_path / "pretrain").mkdir()
+    rows = [{"step": step, "epoch": 0, "kind": "train"} for step in (1, 2, 3)]
+    (tmp_path / "pretrain/metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows) + '{"step": 6')
+    assert trained_share(cells[0], tmp_path) == 0.5 / 4
+    for seed in (1, 2):
+        folder = tmp_path / f"finetune/glue-rte/cells/single/seed-{seed}"
+        folder.mkdir(parents=True)
+        (folder / "result.json").touch()
+    assert trained_share(cells[0], tmp_path) == 2.5 / 4
+
+
+def test_training_by_epochs_is_measured_in_epochs(cells: list[SweepCell], tmp_path: Path) -> None:
+    pretrain = cells[0].pretrain
+    train = pretrain.train.model_copy(update={"max_steps": None, "max_epochs": 4})
+    cell = cells[0].model_copy(update={"pretrain": pretrain.model_copy(update={"train": train}), "finetune": ()})
+    (tmp_path / "pretrain").mkdir()
+    (tmp_path / "pretrain/metrics.jsonl").write_text('{"step": 90, "epoch": 1}\n')
+    assert trained_share(cell, tmp_path) == 0.25

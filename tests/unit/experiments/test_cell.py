@@ -1,6 +1,6 @@
-"""One cell: what it leaves, that what is done is kept, and that it refuses to go on with another recipe.
+"""One cell: what it leaves, that what is done is kept, and that it refuses to continue with another recipe.
 
-Figures are compared with those of a plain pre-training run of the same recipe, and with `measure_entropy`.
+Figures are compared with those of a plain pre-training run of the same recipe.
 """
 
 import json
@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from exlm_cli.config.cells import CellPlan
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import dump_recipe
+from exlm_cli.config.sweep import SweepCell
 from exlm_cli.errors import CheckpointError, DivergedError
 from exlm_cli.experiments import cell as module
 from exlm_cli.experiments.cell import read_result, run_cell
-from exlm_cli.experiments.cell_files import diverged_tasks, scored_tasks
-from exlm_cli.experiments.sweep import GridResult
+from exlm_cli.experiments.results import RepeatMlmResult, SweepCellResult, SweepRun, TaskScores
 from exlm_cli.progress import SilentProgress
 from exlm_cli.train.pretrain import run_pretraining
 from exlm_cli.train.pretrained import load_pretrained
-from tests.tiny_grids import tiny_grid
+from tests.tiny_sweeps import tiny_grid
 
 QUIET = SilentProgress()
+Done = tuple[Path, SweepCellResult]
 
 
 @pytest.fixture(scope="module")
@@ -33,56 +33,50 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plan(cache: Path) -> CellPlan:
+def cell(cache: Path) -> SweepCell:
     return tiny_grid(cache).plan()[1]
 
 
 @pytest.fixture(scope="module")
-def done(plan: CellPlan, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def done(cell: SweepCell, tmp_path_factory: pytest.TempPathFactory) -> Done:
     folder = tmp_path_factory.mktemp("done") / "cell"
-    return folder, run_cell(plan, folder, QUIET)
+    return folder, run_cell(cell, folder, QUIET)
 
 
-def test_a_cell_has_the_figures_of_the_run_it_is(
-    plan: CellPlan, done: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_a_cell_has_the_figures_of_the_run_it_is(cell: SweepCell, done: Done, tmp_path: Path) -> None:
     folder, result = done
-    alone = run_pretraining(plan.pretrain, out=tmp_path / "run")
-    assert result["metrics"] == pytest.approx(alone.metrics, rel=1e-5)
-    assert (result["num_repeats"], result["mask_ratio"], result["seed"], result["steps"]) == (2, 0.5, 1, 6)
-    assert result["parameters"] == sum(p.numel() for p in load_pretrained(folder / "pretrain").model.parameters())
-    assert result["corruption"]["expected"] == 0.25
-    assert abs(result["corruption"]["measured"] - 0.25) < 5 * result["corruption"]["standard_error"]
-    assert result["entropy"] == [
-        {
-            "objective": "mlm", "mask_ratio": 0.5, "num_repeats": 2, "num_states_per_mask": 1,
-            "entropy_bits": result["metrics"]["entropy_bits"], "entropy_posterior_bits": None,
-        }
-    ]  # fmt: skip
-    assert json.loads((folder / "result.json").read_text()) == result
+    alone = run_pretraining(cell.pretrain, out=tmp_path / "run")
+    assert isinstance(result, RepeatMlmResult)
+    assert result.metrics == pytest.approx(alone.metrics, rel=1e-5)
+    assert (result.num_repeats, result.mask_ratio, result.seed, result.steps) == (2, 0.5, 1, 6)
+    assert result.parameters == sum(p.numel() for p in load_pretrained(folder / "pretrain").model.parameters())
+    assert result.corruption is not None
+    assert result.corruption.expected == 0.25
+    assert abs(result.corruption.measured - 0.25) < 5 * result.corruption.standard_error
+    (entropy,) = result.entropy
+    assert (entropy.mask_ratio, entropy.num_repeats, entropy.objective) == (0.5, 2, "mlm")
+    assert entropy.entropy_bits == result.metrics["entropy_bits"]
+    assert json.loads((folder / "result.json").read_text()) == result.model_dump(mode="json")
 
 
-def test_a_finished_cell_is_read_and_not_run(plan: CellPlan, done: tuple[Path, dict[str, Any]]) -> None:
+def test_a_finished_cell_is_read_and_not_run(cell: SweepCell, done: Done, tmp_path: Path) -> None:
     folder, result = done
-    assert read_result(plan, folder) == result
-
-
-def test_a_cell_that_was_never_begun_has_no_result(plan: CellPlan, tmp_path: Path) -> None:
-    assert read_result(plan, tmp_path / "none") is None
+    assert read_result(cell, folder) == result
+    assert read_result(cell, tmp_path / "none") is None
 
 
 def test_more_entropies_leave_the_training_as_it_is(
-    plan: CellPlan, done: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    cell: SweepCell, done: Done, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, result = done
-    wanted = plan.model_copy(update={"entropy_ratios": (0.2, 0.8)})
+    wanted = cell.model_copy(update={"entropy_ratios": (0.2, 0.8)})
     assert read_result(wanted, folder) is None
     before = (folder / "pretrain" / "metrics.jsonl").read_bytes()
     again = run_cell(wanted, folder, QUIET)
-    assert [entry["mask_ratio"] for entry in again["entropy"]] == [0.5, 0.2, 0.8]
-    assert again["metrics"] == result["metrics"]
+    assert [entropy.mask_ratio for entropy in again.entropy] == [0.5, 0.2, 0.8]
+    assert again.metrics == result.metrics
     assert (folder / "pretrain" / "metrics.jsonl").read_bytes() == before
-    assert read_result(plan, folder) == again
+    assert read_result(cell, folder) == again
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("measured already")
@@ -91,69 +85,47 @@ def test_more_entropies_leave_the_training_as_it_is(
     assert run_cell(wanted, folder, QUIET) == again
 
 
-def test_another_number_of_sequences_is_measured_again(plan: CellPlan, done: tuple[Path, dict[str, Any]]) -> None:
+def test_another_number_of_sequences_is_measured_again(cell: SweepCell, done: Done) -> None:
     folder, result = done
-    fewer = plan.model_copy(update={"measure_sequences": 2})
+    fewer = cell.model_copy(update={"measure_sequences": 2})
     assert read_result(fewer, folder) is None
     before = (folder / "pretrain" / "metrics.jsonl").read_bytes()
-    assert result["metrics"]["num_sequences"] > 2
     again = run_cell(fewer, folder, QUIET)
-    assert again["metrics"]["num_sequences"] == 2
+    assert again.metrics["num_sequences"] == 2 < (result.metrics["num_sequences"] or 0)
     assert read_result(fewer, folder) == again
     assert (folder / "pretrain" / "metrics.jsonl").read_bytes() == before
     # back again, for the tests that share this cell
-    assert run_cell(plan, folder, QUIET)["metrics"] == result["metrics"]
+    assert run_cell(cell, folder, QUIET).metrics == result.metrics
 
 
-@pytest.mark.parametrize("left", ["all", "measured"])
-def test_figures_of_another_recipe_are_not_taken(plan: CellPlan, cache: Path, tmp_path: Path, left: str) -> None:
-    other = tiny_grid(cache, seeds=[7]).plan()[1]
-    old = run_cell(other, tmp_path, QUIET)
+def test_another_recipe_is_refused_and_its_figures_are_not_taken(cell: SweepCell, cache: Path, tmp_path: Path) -> None:
+    old = run_cell(tiny_grid(cache, seeds=[7]).plan()[1], tmp_path, QUIET)
+    with pytest.raises(CheckpointError, match=r"with another recipe$"):
+        read_result(cell, tmp_path)
     (tmp_path / "result.json").unlink()
-    if left == "all":
-        with pytest.raises(CheckpointError, match=r"this cell was trained with another recipe: `seed` was 7 and is 1$"):
-            run_cell(plan, tmp_path, QUIET)
-        return
+    with pytest.raises(CheckpointError, match=r"with another recipe: `seed` was 7 and is 1$"):
+        run_cell(cell, tmp_path, QUIET)
+    # only measured.json is left
     shutil.rmtree(tmp_path / "pretrain")
-    assert run_cell(plan, tmp_path, QUIET)["metrics"] != old["metrics"]
+    assert run_cell(cell, tmp_path, QUIET).metrics != old.metrics
 
 
-def test_a_cell_stopped_before_its_recipe_was_written_begins_anew(plan: CellPlan, tmp_path: Path) -> None:
+def test_a_cell_stopped_before_its_recipe_was_written_begins_anew(cell: SweepCell, tmp_path: Path) -> None:
     (tmp_path / "cell" / "pretrain").mkdir(parents=True)
     (tmp_path / "cell" / "pretrain" / "tokenizer.json").write_text("half")
-    assert run_cell(plan, tmp_path / "cell", QUIET)["steps"] == 6
+    assert run_cell(cell, tmp_path / "cell", QUIET).steps == 6
 
 
-def test_another_recipe_is_refused(cache: Path, done: tuple[Path, dict[str, Any]]) -> None:
-    folder, _ = done
-    other = tiny_grid(cache, seeds=[7]).plan()[1]
-    with pytest.raises(CheckpointError, match=r"this cell was trained with another recipe$"):
-        read_result(other, folder)
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("{", "not readable as JSON: "),
-        ("[]", "holds a list, a JSON object is expected$"),
-        ('{"seed": 1, "diverged": "loss"}', "`pretrain_identity` is missing$"),
-    ],
-)
-def test_a_damaged_result_is_told(plan: CellPlan, tmp_path: Path, content: str, said: str) -> None:
-    (tmp_path / "result.json").write_text(content)
-    with pytest.raises(CheckpointError, match=f"result.json: {said}"):
-        read_result(plan, tmp_path)
-
-
-def test_a_cell_that_diverges_says_so_and_is_done(cache: Path, tmp_path: Path) -> None:
-    plan = tiny_grid(cache).plan()[0]
+def test_a_cell_that_diverges_is_done(cache: Path, tmp_path: Path) -> None:
+    cell = tiny_grid(cache).plan()[0]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("exlm_cli.train.pretrain.PretrainTask.losses", _nan_losses)
-        result = run_cell(plan, tmp_path, QUIET)
-    assert result["diverged"].startswith("the loss of step 1 is nan")
-    assert "metrics" not in result
-    assert abs(result["corruption"]["measured"] - 0.3) < 0.05
-    assert read_result(plan, tmp_path) == result
+        result = run_cell(cell, tmp_path, QUIET)
+    assert (result.diverged or "").startswith("the loss of step 1 is nan")
+    assert "metrics" not in json.loads((tmp_path / "result.json").read_text())
+    assert result.corruption is not None
+    assert abs(result.corruption.measured - 0.3) < 0.05
+    assert read_result(cell, tmp_path) == result
 
 
 def _nan_losses(self: Any, batch: Any) -> Any:
@@ -162,10 +134,10 @@ def _nan_losses(self: Any, batch: Any) -> Any:
 
 
 def test_an_entropy_that_is_not_defined_is_null(cache: Path, tmp_path: Path) -> None:
-    # a token's 8 copies are all masked once in 1e8 times
+    # all 8 copies of a token are masked once in 1e8 times
     result = run_cell(tiny_grid(cache, cells=[[8, 0.1]]).plan()[0], tmp_path, QUIET)
-    assert result["metrics"]["entropy_bits"] is result["entropy"][0]["entropy_bits"] is None
-    assert json.loads((tmp_path / "result.json").read_text(), parse_constant=pytest.fail) == result
+    assert result.metrics["entropy_bits"] is result.entropy[0].entropy_bits is None
+    json.loads((tmp_path / "result.json").read_text(), parse_constant=pytest.fail)
 
 
 class Finetuning:
@@ -181,39 +153,40 @@ class Finetuning:
             (out / "recipe.yaml").write_text(dump_recipe(recipe))
         if recipe.task.name == "glue/rte" and recipe.optim.lr > 1e-3:
             raise DivergedError("the loss of step 3 is nan")
-        metrics = {"valid": {"accuracy": {"values": [0.5, None]}}}
+        summary = {"mean": 0.5, "std": None, "median": 0.5, "values": [0.5, None]}
+        metrics = {"valid": {"accuracy": summary}}
         results = {"selection_metric": "accuracy", "metrics": metrics, "split_sizes": {"train": 9}}
         return SimpleNamespace(results=results)
 
 
 def test_fine_tuning_that_diverges_leaves_what_was_measured_and_the_other_tasks(
-    cache: Path, done: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, done: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = Finetuning()
     monkeypatch.setattr("exlm_cli.finetune.run.run_finetuning", fake)
     grid = tiny_grid(cache, tasks=["glue/rte", "glue/qnli"])
 
-    def plan(lr: float) -> CellPlan:
+    def cell(lr: float) -> SweepCell:
         optim = grid.finetune.optim.model_copy(update={"lr": lr})
         return grid.model_copy(update={"finetune": grid.finetune.model_copy(update={"optim": optim})}).plan()[1]
 
-    result = run_cell(plan(0.5), tmp_path, QUIET)
-    assert result["metrics"] == done[1]["metrics"]
-    assert result["finetune"]["glue/rte"]["diverged"] == "the loss of step 3 is nan"
-    assert result["finetune"]["glue/qnli"]["values"] == [0.5, None]
-    assert result["finetune"]["glue/qnli"]["aggregate"] == grid.finetune.aggregate
-    assert diverged_tasks(result) == ["glue/rte"]
-    assert list(scored_tasks(result)) == ["glue/qnli"]
-    assert GridResult(tmp_path, [result, done[1]]).num_diverged == 1
+    result = run_cell(cell(0.5), tmp_path, QUIET)
+    assert result.metrics == done[1].metrics
+    assert result.diverged_tasks == ["glue/rte"]
+    assert list(result.scored_tasks) == ["glue/qnli"]
+    qnli = result.finetune["glue/qnli"]
+    assert isinstance(qnli, TaskScores)
+    assert (qnli.values, qnli.aggregate, qnli.split) == ((0.5, None), grid.finetune.aggregate, "valid")
+    assert SweepRun(tmp_path, grid, [result, done[1]], 2).num_diverged == 1
     # the same recipe would diverge again
-    assert read_result(plan(0.5), tmp_path) == result
+    assert read_result(cell(0.5), tmp_path) == result
     # another one may not go on with scores of the first, but begins what diverged anew
     with pytest.raises(CheckpointError, match=r"was fine-tuned with another recipe: `optim.lr` was 0.5 and is 0.0001$"):
-        run_cell(plan(1e-4), tmp_path, QUIET)
+        run_cell(cell(1e-4), tmp_path, QUIET)
     shutil.rmtree(tmp_path / "finetune" / "glue-qnli")
-    again = run_cell(plan(1e-4), tmp_path, QUIET)
+    again = run_cell(cell(1e-4), tmp_path, QUIET)
     assert fake.begun[2:] == [("glue/rte", 1e-4, False), ("glue/qnli", 1e-4, False)]
-    assert diverged_tasks(again) == []
+    assert again.diverged_tasks == []
 
 
 def test_another_task_leaves_the_scores_of_earlier_ones(
@@ -225,7 +198,7 @@ def test_another_task_leaves_the_scores_of_earlier_ones(
     before = run_cell(first, tmp_path, QUIET)
     after = run_cell(other, tmp_path, QUIET)
     assert [task for task, _, _ in fake.begun] == ["glue/qnli", "glue/sst2"]
-    assert list(after["finetune"]) == ["glue/qnli", "glue/sst2"]
-    assert after["finetune"]["glue/qnli"] == before["finetune"]["glue/qnli"]
+    assert list(after.finetune) == ["glue/qnli", "glue/sst2"]
+    assert after.finetune["glue/qnli"] == before.finetune["glue/qnli"]
     assert read_result(first, tmp_path) == read_result(other, tmp_path) == after
     assert run_cell(none, tmp_path, QUIET) == after

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from exlm_cli.config.sections import MaskingConfig
-from exlm_cli.experiments.corruption import CorruptedShare, count_corrupted
+from exlm_cli.experiments.corruption import count_corrupted
+from exlm_cli.experiments.results import Corruption
 from tests.tiny import SPECIAL
 
 # every cell of Figure 3
@@ -22,7 +23,7 @@ CELLS = [
 ]
 
 
-def _count(lengths: list[int], num_repeats: int, ratio: float, seed: int = 1) -> CorruptedShare:
+def _count(lengths: list[int], num_repeats: int, ratio: float, seed: int = 1) -> Corruption:
     rng = np.random.default_rng(0)
     sequences = [(index, rng.integers(5, 40, size=length)) for index, length in enumerate(lengths)]
     masking = MaskingConfig(mask_ratio=ratio, num_repeats=num_repeats, scheme="bernoulli")

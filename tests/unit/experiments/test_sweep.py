@@ -1,4 +1,4 @@
-"""A grid in child processes: the same results as its cells one by one, what is kept, and each way it ends early."""
+"""A sweep in child processes: the same results as its cells one by one, what is kept, and each way it ends early."""
 
 import json
 import signal
@@ -9,20 +9,20 @@ import filelock
 import pytest
 
 from exlm_cli.config.load import dump_recipe, load_recipe
-from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError, InterruptedRunError
 from exlm_cli.experiments import sweep as module
 from exlm_cli.experiments.cell import run_cell
-from exlm_cli.experiments.cell_files import load_grid_run
-from exlm_cli.experiments.sweep import run_grid
+from exlm_cli.experiments.results import SweepCellResult, SweepRun, load_sweep_run
+from exlm_cli.experiments.sweep import run_sweep
+from exlm_cli.experiments.workers import Workers
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_run_json
 from exlm_cli.train.interrupt import StopSignal
 from tests.recorder import Recorder
-from tests.tiny_grids import tiny_grid, tiny_sweep
+from tests.tiny_sweeps import tiny_grid, tiny_sweep
 
-TIMED = {"elapsed_s"}
+Untimed = list[SweepCellResult]
 
 
 @pytest.fixture(scope="module")
@@ -31,61 +31,67 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def recipe(cache: Path) -> RepeatMlmRecipe:
+def recipe(cache: Path) -> SweepRecipe:
     return tiny_grid(cache)
 
 
-def _untimed(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in cell.items() if key not in TIMED} for cell in cells]
+def _untimed(results: list[SweepCellResult]) -> Untimed:
+    return [result.model_copy(update={"elapsed_s": 0.0}) for result in results]
 
 
 @pytest.fixture(scope="module")
-def one_by_one(recipe: RepeatMlmRecipe, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def one_by_one(recipe: SweepRecipe, tmp_path_factory: pytest.TempPathFactory) -> Untimed:
     folder = tmp_path_factory.mktemp("alone")
-    return _untimed([run_cell(plan, folder / plan.folder, SilentProgress()) for plan in recipe.plan()])
+    return _untimed([run_cell(cell, folder / cell.folder, SilentProgress()) for cell in recipe.plan()])
 
 
-def _run(recipe: RepeatMlmRecipe, *, out: Path | None = None, resume: Path | None = None, jobs: int = 2) -> Any:
+def _run(
+    recipe: SweepRecipe, *, out: Path | None = None, resume: Path | None = None, jobs: int = 2
+) -> tuple[SweepRun, list[str]]:
     progress = Recorder()
-    return run_grid(recipe, out=out, resume=resume, jobs=jobs, progress=progress), progress.said
+    return run_sweep(recipe, out=out, resume=resume, jobs=jobs, progress=progress), progress.said
 
 
 @pytest.mark.slow
 def test_two_processes_give_what_the_cells_give_one_by_one(
-    recipe: RepeatMlmRecipe, one_by_one: list[dict[str, Any]], tmp_path: Path
+    recipe: SweepRecipe, one_by_one: Untimed, tmp_path: Path
 ) -> None:
     result, said = _run(recipe, out=tmp_path / "run")
-    assert _untimed(result.cells) == one_by_one
+    assert _untimed(result.results) == one_by_one
     assert result.num_diverged == 0
-    assert load_recipe(str(tmp_path / "run" / "recipe.yaml"), kind=RepeatMlmRecipe) == recipe
+    assert load_recipe(str(tmp_path / "run" / "recipe.yaml"), kind=SweepRecipe) == recipe
     assert read_run_json(tmp_path / "run")["command"] == "repeat-mlm"
     summary = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert (summary["kind"], summary["seeds"], summary["cells"]) == ("repeat-mlm", [1], result.cells)
+    assert (summary["kind"], summary["seeds"]) == ("repeat-mlm", [1])
+    assert summary["cells"] == [cell.model_dump(mode="json") for cell in result.results]
     assert said[-1].startswith("k1-p0.3/seed-1: loss ") or said[-1].startswith("k2-p0.5/seed-1: loss ")
     assert said[-1].endswith("(2 of 2 cells)")
-    # a finished grid starts no process, and a cell more leaves the others as they are
+    # a finished sweep starts no process, and a cell more leaves the others as they are
     (tmp_path / "run" / "workers" / "worker-0.log").unlink()
-    assert _run(recipe, resume=tmp_path / "run")[0].cells == result.cells
+    assert _run(recipe, resume=tmp_path / "run")[0].results == result.results
     assert not (tmp_path / "run" / "workers" / "worker-0.log").exists()
-    wider = recipe.with_cells([*recipe.cells, (1, 0.6)])
-    cells = _run(wider, resume=tmp_path / "run", jobs=1)[0].cells
-    assert cells[:2] == result.cells
-    assert cells[2]["label"] == "k1-p0.6"
+    wider = recipe.replaced(
+        cells=(
+            *recipe.cells,
+            (1, 0.6),
+        )
+    )
+    cells = _run(wider, resume=tmp_path / "run", jobs=1)[0].results
+    assert cells[:2] == result.results
+    assert cells[2].label == "k1-p0.6"
 
 
 @pytest.mark.slow
-def test_an_error_in_a_cell_stops_the_grid_and_says_which(recipe: RepeatMlmRecipe, cache: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    damaged = run / "cells" / "k2-p0.5" / "seed-1"
+def test_an_error_in_a_cell_stops_the_sweep_and_names_the_cell(recipe: SweepRecipe, tmp_path: Path) -> None:
+    damaged = tmp_path / "run" / "cells" / "k2-p0.5" / "seed-1"
     damaged.mkdir(parents=True)
     (damaged / "measured.json").write_text("{")
-    message = r"^cell k2-p0.5/seed-1: .*measured.json: not readable as JSON: "
-    with pytest.raises(ExlmError, match=message):
-        _run(recipe, resume=run, jobs=1)
+    with pytest.raises(ExlmError, match=r"^cell k2-p0.5/seed-1: .*measured\.json: "):
+        _run(recipe, resume=tmp_path / "run", jobs=1)
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_is_told_with_its_code_and_log(recipe: RepeatMlmRecipe, tmp_path: Path) -> None:
+def test_a_process_that_dies_is_reported_with_its_code_and_log(recipe: SweepRecipe, tmp_path: Path) -> None:
     run = tmp_path / "run"
     folder = run / "cells" / "k2-p0.5" / "seed-1"
     folder.mkdir(parents=True)
@@ -97,7 +103,7 @@ def test_a_process_that_dies_is_told_with_its_code_and_log(recipe: RepeatMlmReci
 
 @pytest.mark.slow
 def test_a_signal_stops_every_cell_and_the_rest_is_done_later(
-    recipe: RepeatMlmRecipe, one_by_one: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: SweepRecipe, one_by_one: Untimed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Stopped(StopSignal):
         """A signal that came before the first event."""
@@ -114,10 +120,10 @@ def test_a_signal_stops_every_cell_and_the_rest_is_done_later(
             _run(recipe, out=run, jobs=1)
     assert caught.value.exit_code == 128 + signal.SIGTERM
     assert caught.value.hint == f"continue with `exlm repeat-mlm --resume {run}`"
-    assert _untimed(_run(recipe, resume=run, jobs=1)[0].cells) == one_by_one
+    assert _untimed(_run(recipe, resume=run, jobs=1)[0].results) == one_by_one
 
 
-def test_two_grids_in_one_directory_are_refused(recipe: RepeatMlmRecipe, tmp_path: Path) -> None:
+def test_two_sweeps_in_one_directory_are_refused(recipe: SweepRecipe, tmp_path: Path) -> None:
     with (
         filelock.FileLock(tmp_path / ".lock"),
         pytest.raises(CheckpointError, match=r": another process is at work in this run directory$"),
@@ -125,7 +131,7 @@ def test_two_grids_in_one_directory_are_refused(recipe: RepeatMlmRecipe, tmp_pat
         _run(recipe, resume=tmp_path)
 
 
-def test_inputs_that_are_not_there_leave_no_run_directory(recipe: RepeatMlmRecipe, tmp_path: Path) -> None:
+def test_inputs_that_are_not_there_leave_no_run_directory(recipe: SweepRecipe, tmp_path: Path) -> None:
     data = recipe.pretrain.data.model_copy(update={"train": (str(tmp_path / "none.txt"),)})
     broken = recipe.model_copy(update={"pretrain": recipe.pretrain.model_copy(update={"data": data})})
     with pytest.raises(ExlmError, match=r"none\.txt"):
@@ -134,16 +140,16 @@ def test_inputs_that_are_not_there_leave_no_run_directory(recipe: RepeatMlmRecip
 
 
 @pytest.fixture
-def run(recipe: RepeatMlmRecipe, tmp_path: Path) -> Path:
-    """A grid whose first cell is done, its second one not begun."""
+def run(recipe: SweepRecipe, tmp_path: Path) -> Path:
+    """A sweep whose first cell is done, its second one not begun."""
     folder = tmp_path / "run"
-    plan = recipe.plan()[0]
-    run_cell(plan, folder / "cells" / plan.folder, SilentProgress())
+    cell = recipe.plan()[0]
+    run_cell(cell, folder / "cells" / cell.folder, SilentProgress())
     (folder / "recipe.yaml").write_text(dump_recipe(recipe))
     return folder
 
 
-def _with_lr(recipe: RepeatMlmRecipe, lr: float) -> RepeatMlmRecipe:
+def _with_lr(recipe: SweepRecipe, lr: float) -> SweepRecipe:
     pretrain = recipe.pretrain
     return recipe.model_copy(
         update={"pretrain": pretrain.model_copy(update={"optim": pretrain.optim.model_copy(update={"lr": lr})})}
@@ -151,7 +157,7 @@ def _with_lr(recipe: RepeatMlmRecipe, lr: float) -> RepeatMlmRecipe:
 
 
 @pytest.mark.parametrize("is_finished", [True, False])
-def test_a_refused_recipe_leaves_the_grid_as_it_is(recipe: RepeatMlmRecipe, run: Path, is_finished: bool) -> None:
+def test_a_refused_recipe_leaves_the_sweep_as_it_is(recipe: SweepRecipe, run: Path, is_finished: bool) -> None:
     if not is_finished:
         next(run.rglob("result.json")).unlink()
     before = (run / "recipe.yaml").read_bytes()
@@ -159,42 +165,41 @@ def test_a_refused_recipe_leaves_the_grid_as_it_is(recipe: RepeatMlmRecipe, run:
         _run(_with_lr(recipe, 0.00077), resume=run)
     # the other cell alone would have begun with it
     with pytest.raises(CheckpointError, match=r"k1-p0.3/seed-1: this cell was .*: `optim.lr` was \S+ and is 0.00077$"):
-        _run(_with_lr(recipe.with_cells([(2, 0.5)]), 0.00077), resume=run)
+        _run(_with_lr(recipe.replaced(cells=((2, 0.5),)), 0.00077), resume=run)
     assert (run / "recipe.yaml").read_bytes() == before
 
 
-def test_a_second_process_leaves_the_grid_as_it_is(recipe: RepeatMlmRecipe, run: Path) -> None:
+def test_a_second_process_leaves_the_sweep_as_it_is(recipe: SweepRecipe, run: Path) -> None:
     before = (run / "recipe.yaml").read_bytes()
     with (
         filelock.FileLock(run / ".lock"),
         pytest.raises(CheckpointError, match=r": another process is at work in this run directory$"),
     ):
-        _run(recipe.with_cells([(1, 0.3)]), resume=run)
+        _run(recipe.replaced(cells=((1, 0.3),)), resume=run)
     assert (run / "recipe.yaml").read_bytes() == before
 
 
-def test_some_cells_alone_leave_the_others_in_the_grid(recipe: RepeatMlmRecipe, run: Path) -> None:
+def test_some_cells_alone_leave_the_others_in_the_sweep(recipe: SweepRecipe, run: Path) -> None:
     plan = recipe.plan()[1]
     second = run_cell(plan, run / "cells" / plan.folder, SilentProgress())
-    result, said = _run(recipe.with_cells([(1, 0.3)]), resume=run)
+    result, said = _run(recipe.replaced(cells=((1, 0.3),)), resume=run)
     assert said[-1].startswith("tiny-grid: 1 cells, 1 of them done, 2 at once; the other 1 are left as they are;")
-    assert [cell["label"] for cell in result.cells] == ["k1-p0.3", "k2-p0.5"]
-    assert json.loads((run / "results.json").read_text())["cells"][1] == second
-    assert load_recipe(str(run / "recipe.yaml"), kind=RepeatMlmRecipe) == recipe
+    assert [cell.label for cell in result.results] == ["k1-p0.3", "k2-p0.5"]
+    assert json.loads((run / "results.json").read_text())["cells"][1] == second.model_dump(mode="json")
+    assert load_recipe(str(run / "recipe.yaml"), kind=SweepRecipe) == recipe
     assert read_run_json(run)["num_cells"] == 2
-    assert len(load_grid_run(run).cells) == 2
+    assert len(load_sweep_run(run).results) == 2
 
 
 @pytest.mark.parametrize(
     ("tasks", "said"),
     [
-        (["glue/rtee"], r"^unknown task `rtee` of glue; accepted: "),
         (["moleculenet/bace"], r"^cell k1-p0.3 pre-trains a model of text; task moleculenet/bace needs one of smiles$"),
         (["glue/rte"], r"no `train.tsv` "),
     ],
 )
 def test_a_task_that_cannot_be_had_is_told_before_anything_is_trained(
-    recipe: RepeatMlmRecipe, run: Path, tmp_path: Path, tasks: list[str], said: str
+    recipe: SweepRecipe, run: Path, tmp_path: Path, tasks: list[str], said: str
 ) -> None:
     task = recipe.finetune.task.model_copy(update={"data_dir": str(tmp_path)})
     finetune = recipe.finetune.model_copy(update={"task": task})
@@ -209,21 +214,21 @@ def test_a_task_that_cannot_be_had_is_told_before_anything_is_trained(
     assert not (run / "workers").exists()
 
 
-def test_a_table_of_text_asks_for_its_column(recipe: RepeatMlmRecipe, tmp_path: Path) -> None:
+def test_a_table_of_text_asks_for_its_column(recipe: SweepRecipe, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"task csv needs one of smiles$") as error:
         _run(recipe.model_copy(update={"tasks": ("csv",)}), out=tmp_path / "new")
-    assert error.value.hint.startswith("name its column of text with `--set finetune.task.text_column=NAME`, or ")
+    assert error.value.hint.startswith("name its column of text with `task.text_column=NAME`, or ")
 
 
-def test_another_task_leaves_the_earlier_one_in_the_grid(recipe: RepeatMlmRecipe, tmp_path: Path) -> None:
-    one = recipe.with_cells([(1, 0.3)])
+def test_another_task_leaves_the_earlier_one_in_the_sweep(recipe: SweepRecipe, tmp_path: Path) -> None:
+    one = recipe.replaced(cells=((1, 0.3),))
     plan = one.plan()[0]
     run = tmp_path / "run"
     result = run_cell(plan, run / "cells" / plan.folder, SilentProgress())
     (run / "recipe.yaml").write_text(dump_recipe(one.model_copy(update={"tasks": ("glue/rte",)})))
-    cells = _run(one, resume=run)[0].cells
+    cells = _run(one, resume=run)[0].results
     assert cells == [result]
-    assert load_recipe(str(run / "recipe.yaml"), kind=RepeatMlmRecipe).tasks == ("glue/rte",)
+    assert load_recipe(str(run / "recipe.yaml"), kind=SweepRecipe).tasks == ("glue/rte",)
     assert json.loads((run / "results.json").read_text())["tasks"] == ["glue/rte"]
 
 
@@ -234,10 +239,10 @@ def corpus(tmp_path: Path) -> Path:
     return path
 
 
-def _on(recipe: RepeatMlmRecipe, corpus: Path) -> RepeatMlmRecipe:
+def _on(recipe: SweepRecipe, corpus: Path) -> SweepRecipe:
     pretrain = recipe.pretrain
     data = pretrain.data.model_copy(update={"train": (str(corpus),)})
-    return recipe.with_cells([(1, 0.3)]).model_copy(
+    return recipe.replaced(cells=((1, 0.3),)).model_copy(
         update={"pretrain": pretrain.model_copy(update={"data": data}), "measure_sequences": 2}
     )
 
@@ -252,7 +257,7 @@ _OTHER_DATA = r"cells/k1-p0.3/seed-1: this cell was trained on other content of 
 
 @pytest.mark.slow
 def test_a_changed_corpus_is_refused_before_anything_is_trained(
-    recipe: RepeatMlmRecipe, corpus: Path, tmp_path: Path
+    recipe: SweepRecipe, corpus: Path, tmp_path: Path
 ) -> None:
     mine, run = _on(recipe, corpus), tmp_path / "run"
     _run(mine, out=run)
@@ -261,30 +266,24 @@ def test_a_changed_corpus_is_refused_before_anything_is_trained(
     more = mine.model_copy(update={"seeds": (2,)})
     with pytest.raises(CheckpointError, match=_OTHER_DATA) as caught:
         _run(more, resume=run)
-    assert caught.value.hint.startswith("restore the files, or choose another `--out`; ")
+    assert caught.value.hint.startswith("restore the files, or start a new run with `out=DIR`; ")
     assert (run / "recipe.yaml").read_bytes() == before
     assert not (run / "cells" / "k1-p0.3" / "seed-2").exists()
-    # a cell of an earlier version says nothing of its data
-    described = run / "cells" / "k1-p0.3" / "seed-1" / "pretrain" / "run.json"
-    fields = json.loads(described.read_text())
-    described.write_text(json.dumps({name: fields[name] for name in fields if name != "data_fingerprint"}))
-    assert len(_run(mine, resume=run)[0].cells) == 1
-    described.write_text(json.dumps(fields))
     corpus.write_bytes(text)
-    assert len(_run(more, resume=run)[0].cells) == 2
+    assert len(_run(more, resume=run)[0].results) == 2
 
 
 @pytest.mark.slow
 def test_a_corpus_that_changes_meanwhile_is_told_at_the_end(
-    recipe: RepeatMlmRecipe, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: SweepRecipe, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    give = module._give
+    submit = Workers.submit
 
-    def change_and_give(*arguments: Any) -> None:
+    def change_and_submit(*arguments: Any) -> None:
         _append(corpus)
-        give(*arguments)
+        submit(*arguments)
 
-    monkeypatch.setattr(module, "_give", change_and_give)
+    monkeypatch.setattr(Workers, "submit", change_and_submit)
     with pytest.raises(CheckpointError, match=_OTHER_DATA):
         _run(_on(recipe, corpus), out=tmp_path / "run")
     assert not (tmp_path / "run" / "results.json").exists()
@@ -294,16 +293,16 @@ def test_a_corpus_that_changes_meanwhile_is_told_at_the_end(
 def test_variants_on_data_of_their_own_go_together(cache: Path, tmp_path: Path) -> None:
     sweep = tiny_sweep(cache)
     variants = sweep.variants | {"short": {"data.sequence_length": 12}}
-    sweep = SweepRecipe.model_validate(sweep.model_dump() | {"variants": variants, "only": ("mlm", "short")})
+    sweep = sweep.replaced(variants=variants, only=("mlm", "short"))
     run = tmp_path / "run"
-    run_grid(sweep, out=run, resume=None, jobs=2, progress=SilentProgress())
+    run_sweep(sweep, out=run, resume=None, jobs=2, progress=SilentProgress())
     first, other = (read_run_json(run / "cells" / label / "seed-1" / "pretrain") for label in sweep.only)
     assert first["data_fingerprint"] != other["data_fingerprint"]
-    assert len(run_grid(sweep, out=None, resume=run, jobs=2, progress=SilentProgress()).cells) == 2
+    assert len(run_sweep(sweep, out=None, resume=run, jobs=2, progress=SilentProgress()).results) == 2
 
 
 def test_a_device_that_is_not_there_leaves_no_run_directory(
-    recipe: RepeatMlmRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: SweepRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module.torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="torch sees no CUDA device"):
@@ -316,7 +315,7 @@ def test_a_device_that_is_not_there_leaves_no_run_directory(
     [(None, None, ["0", "1"]), ("3,5", None, ["3", "5"]), ("3,5", 3, ["3", "5", "3"])],
 )
 def test_each_cuda_device_has_its_process(
-    recipe: RepeatMlmRecipe, monkeypatch: pytest.MonkeyPatch, visible: str | None, jobs: int | None, expected: list[str]
+    recipe: SweepRecipe, monkeypatch: pytest.MonkeyPatch, visible: str | None, jobs: int | None, expected: list[str]
 ) -> None:
     monkeypatch.setattr(module, "pick_device", lambda _: module.torch.device("cuda"))
     monkeypatch.setattr(module.torch.cuda, "device_count", lambda: 2)
@@ -328,9 +327,7 @@ def test_each_cuda_device_has_its_process(
     assert [environment["CUDA_VISIBLE_DEVICES"] for environment in environments] == expected
 
 
-def test_a_cpu_has_a_process_of_one_thread_for_each_core(
-    recipe: RepeatMlmRecipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cpu_has_a_process_of_one_thread_for_each_core(recipe: SweepRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_num_cores", lambda: 3)
     assert module._environments(recipe, None) == [{"OMP_NUM_THREADS": "1"}] * 3
     assert module._environments(recipe, 5) == [{"OMP_NUM_THREADS": "1"}] * 5

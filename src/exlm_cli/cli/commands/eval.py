@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from exlm_cli.cli.grid_options import parse_numbers
-from exlm_cli.cli.options import Device, JsonOption, ScoringDeviceOption
+from exlm_cli.cli.options import Device, JsonOption, ScoringDeviceOption, parse_numbers
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import folder_for_results
 from exlm_cli.progress import Progress
@@ -82,9 +81,11 @@ def evaluate(
     Pre-trained runs: loss, perplexity, mask accuracy, entropy, health of the DAG. Fine-tuned runs: metrics over
     seeds, ROC and precision-recall curves, confusion matrices. A sweep: its report, as far as it is done.
     """
-    from exlm_cli.cli import console, eval_grids
+    from exlm_cli.cli import console
     from exlm_cli.cli.checkpoints import newest_run
     from exlm_cli.cli.runs import given_runs
+    from exlm_cli.cli.sweeps import print_sweep_run
+    from exlm_cli.experiments.results import is_sweep_run
 
     output = Output(_parse_formats(formats), out, has_figures=figures, as_json=as_json)
     ratios = parse_numbers("--mask-ratios", mask_ratios, float, "a number above 0 and below 1", 1e-6, 1 - 1e-6)
@@ -97,10 +98,12 @@ def evaluate(
     if not entropy and (ratios or states):
         raise ConfigError("`--mask-ratios` and `--num-states` go with `--entropy`")
     progress = console.open_progress()
-    takes_grid = not entropy and not data
-    given = runs or [newest_run(takes_grid=takes_grid, progress=progress)]
-    if takes_grid and eval_grids.holds_grid(given):
-        return eval_grids.show_grid(given, output, progress)
+    takes_sweep = not entropy and not data
+    given = runs or [newest_run(takes_grid=takes_sweep, progress=progress)]
+    if takes_sweep and any(map(is_sweep_run, given)):
+        if len(given) > 1:
+            raise ConfigError("give one sweep at a time", "the runs under its `cells/` can be scored with others")
+        return print_sweep_run(given[0], **vars(output), say=progress.message)
     chosen = given_runs(given)
     finetuned = [run for run in chosen if run.kind == "finetune"]
     if entropy:

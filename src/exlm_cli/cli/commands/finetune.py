@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from exlm_cli.cli.grid_options import parse_numbers
 from exlm_cli.cli.options import (
     DeviceOption,
     DryRunOption,
@@ -17,6 +16,7 @@ from exlm_cli.cli.options import (
     ResumeOption,
     SetOption,
     collect_overrides,
+    parse_numbers,
 )
 from exlm_cli.errors import ConfigError
 

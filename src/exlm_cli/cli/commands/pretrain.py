@@ -1,9 +1,11 @@
-"""`exlm pretrain`: train a recipe or the variants of a sweep, or go on with a run."""
+"""`exlm pretrain`: train a recipe, or continue a run."""
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from exlm_cli.cli.commands.curves import draw_curves
-from exlm_cli.cli.grid_options import JobsOption, TasksOption
 from exlm_cli.cli.options import (
     DeviceOption,
     DryRunOption,
@@ -16,56 +18,27 @@ from exlm_cli.cli.options import (
     SetOption,
     collect_overrides,
 )
-from exlm_cli.cli.pretrain_sweep import (
-    SweepOption,
-    SweepSeedsOption,
-    VariantsOption,
-    is_sweep,
-    pretrain_sweep,
-    refuse_sweep_options,
-)
 from exlm_cli.errors import ConfigError
 
 
 def pretrain(
     recipe: RecipeOption = None,
-    sweep: SweepOption = None,
     sets: SetOption = None,
     out: OutOption = None,
     resume: ResumeOption = None,
     seed: SeedOption = None,
     device: DeviceOption = None,
     on_invalid: OnInvalidOption = None,
-    variants: VariantsOption = None,
-    tasks: TasksOption = None,
-    seeds: SweepSeedsOption = None,
-    jobs: JobsOption = None,
+    sweep: Annotated[str | None, typer.Option("--sweep", hidden=True)] = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Pre-train ExLM or its MLM baseline from a recipe.
 
-    Tokenises first where that is still to be done. Ctrl-C saves a checkpoint and says how to go on. A sweep (`--sweep`)
-    pre-trains, measures and fine-tunes each variant and puts them side by side, as in Tables 2, 4 and 13.
+    Tokenises first where that is still to be done. Ctrl-C saves a checkpoint and says how to continue.
     """
-    if sweep is not None or (resume is not None and is_sweep(resume)):
-        return pretrain_sweep(
-            sweep=sweep,
-            resume=resume,
-            recipe=recipe,
-            seed=seed,
-            variants=variants,
-            tasks=tasks,
-            seeds=seeds,
-            jobs=jobs,
-            sets=sets,
-            out=out,
-            device=device,
-            on_invalid=on_invalid,
-            dry_run=dry_run,
-            as_json=as_json,
-        )
-    refuse_sweep_options({"--variants": variants, "--task": tasks, "--seeds": seeds, "--jobs": jobs})
+    if sweep is not None:
+        raise ConfigError(f"`--sweep {sweep}`: sweeps have a command of their own", f"run `exlm sweep {sweep}`")
     from exlm_cli.cli import console
     from exlm_cli.config.load import load_recipe, resumed_recipe
     from exlm_cli.config.pretrain import PretrainRecipe

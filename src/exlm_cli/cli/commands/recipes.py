@@ -58,7 +58,7 @@ def _entry(recipe: "Recipe", starts: set[str]) -> dict[str, Any]:
 
     return {
         "name": recipe.name,
-        "command": recipe.command,
+        "command": recipe.run_by,
         **asdict(recipe_size(recipe)),
         "is_start": recipe.name in starts,
         "purpose": recipe.purpose,

@@ -1,18 +1,9 @@
-"""`exlm repeat-mlm`: the grid of section 3, from pre-training to figures."""
+"""`exlm repeat-mlm`: the sweep of section 3 over repetitions k and mask ratios p, from pre-training to figures."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from exlm_cli.cli.grid_options import (
-    JobsOption,
-    SeedsOption,
-    TasksOption,
-    collect_grid_overrides,
-    load_grid_recipe,
-    parse_numbers,
-)
-from exlm_cli.cli.grid_output import tell_repeat_mlm
 from exlm_cli.cli.options import (
     DeviceOption,
     DryRunOption,
@@ -20,11 +11,13 @@ from exlm_cli.cli.options import (
     OutOption,
     ResumeOption,
     SetOption,
+    parse_numbers,
 )
+from exlm_cli.cli.sweeps import JobsOption, SeedsOption, TasksOption, load_sweep_recipe, run_and_print
 from exlm_cli.errors import ConfigError
 
 if TYPE_CHECKING:
-    from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
+    from exlm_cli.config.sweep import SweepRecipe
 
 _DEFAULT_RECIPE = "repeat-mlm"
 
@@ -58,57 +51,48 @@ def repeat_mlm(
     """Train the Repeated-MLM grid: every token k times, masked at ratio p.
 
     Pre-trains, measures and fine-tunes each cell, then draws Figures 3, 4, 5, 8 and 9. Stopped anywhere, `--resume`
-    goes on; finished cells are kept. `--num-repeats` and `--mask-ratios` together mean all combinations that corrupt
+    continues; finished cells are kept. `--num-repeats` and `--mask-ratios` together mean all combinations that corrupt
     0.1 % of the tokens or more, one of them alone those cells of the recipe.
     """
-    from exlm_cli.cli import console
-    from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
-
-    overrides = collect_grid_overrides(sets, seeds=seeds, tasks=tasks, device=device)
-    resolved = load_grid_recipe(recipe, resume, out, overrides, kind=RepeatMlmRecipe, default=_DEFAULT_RECIPE)
-    resolved, left_out = _choose_cells(resolved, num_repeats, mask_ratios)
-    if dry_run:
-        return console.emit_recipe(resolved, as_json=as_json)
-    from exlm_cli.experiments.sweep import run_grid
-
-    progress = console.open_progress()
-    for k, p in left_out:
-        progress.message(f"left out: k = {k}, p = {100 * p:g}%, which corrupts only {100 * p**k:.2g}% of the tokens")
-    result = run_grid(resolved, out=out, resume=resume, jobs=jobs, progress=progress)
-    tell_repeat_mlm(result.run_dir, result.cells, resolved.name, as_json=as_json)
-    if result.num_diverged:
-        raise typer.Exit(1)
+    if recipe is None and resume is None:
+        recipe = _DEFAULT_RECIPE
+    resolved = load_sweep_recipe(
+        recipe, resume, out, sets, seeds=seeds, tasks=tasks, device=device, command="repeat-mlm"
+    )
+    notes = []
+    if num_repeats is not None or mask_ratios is not None:
+        resolved, left_out = _choose_cells(resolved, num_repeats, mask_ratios)
+        notes = [
+            f"left out: k = {k}, p = {100 * p:g}%, which corrupts only {100 * p**k:.2g}% of the tokens"
+            for k, p in left_out
+        ]
+    run_and_print(resolved, out=out, resume=resume, jobs=jobs, dry_run=dry_run, as_json=as_json, notes=notes)
 
 
 def _choose_cells(
-    recipe: "RepeatMlmRecipe", num_repeats: str | None, mask_ratios: str | None
-) -> "tuple[RepeatMlmRecipe, tuple[tuple[int, float], ...]]":
-    from exlm_cli.config.repeat_mlm import LEAST_SHARE, choose_cells
+    recipe: "SweepRecipe", num_repeats: str | None, mask_ratios: str | None
+) -> "tuple[SweepRecipe, tuple[tuple[int, float], ...]]":
+    """Return the recipe with the cells that the options choose, and the combinations that corrupt too little."""
+    from exlm_cli.config.sweep import MIN_CORRUPTED_SHARE, choose_cells
 
-    if num_repeats is None and mask_ratios is None:
-        return recipe, ()
+    given = {"--num-repeats": num_repeats, "--mask-ratios": mask_ratios}
+    shown = " and ".join(f"`{name} {value}`" for name, value in given.items() if value is not None)
     ks = parse_numbers("--num-repeats", num_repeats, int, "a whole number from 1 to 64", 1, 64)
     ps = parse_numbers("--mask-ratios", mask_ratios, float, "a number above 0 and below 1", 1e-9, 1 - 1e-9)
-    there = f"the cells of {recipe.name} are " + ", ".join(f"({k}, {p:g})" for k, p in recipe.cells)
+    own = f"the cells of {recipe.name} are " + ", ".join(f"({k}, {p:g})" for k, p in recipe.cells)
     if ks is None or ps is None:
         # one of them alone chooses among the recipe's cells
         absent: list[float] = [*(set(ks or ()) - {k for k, _ in recipe.cells})]
         absent += set(ps or ()) - {p for _, p in recipe.cells}
         if absent:
             raise ConfigError(
-                f"{_given(num_repeats, mask_ratios)}: no cell of {recipe.name} has "
-                + ", ".join(f"{value:g}" for value in sorted(absent)),
-                f"{there}; `--num-repeats` and `--mask-ratios` together train all combinations",
+                f"{shown}: no cell of {recipe.name} has " + ", ".join(f"{value:g}" for value in sorted(absent)),
+                f"{own}; `--num-repeats` and `--mask-ratios` together train all combinations",
             )
     cells, left_out = choose_cells(recipe.cells, ks, ps)
     if not cells:
         raise ConfigError(
-            f"{_given(num_repeats, mask_ratios)}: that corrupts less than {LEAST_SHARE:.1%} of the tokens, p^k",
-            f"take a larger p or a smaller k; {there}",
+            f"{shown}: that corrupts less than {MIN_CORRUPTED_SHARE:.1%} of the tokens, p^k",
+            f"take a larger p or a smaller k; {own}",
         )
-    return recipe.with_cells(cells), left_out
-
-
-def _given(num_repeats: str | None, mask_ratios: str | None) -> str:
-    given = {"--num-repeats": num_repeats, "--mask-ratios": mask_ratios}
-    return " and ".join(f"`{name} {value}`" for name, value in given.items() if value is not None)
+    return recipe.replaced(cells=cells), left_out

@@ -6,14 +6,13 @@ from typing import Any
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.config.repeat_mlm import RepeatMlmRecipe
 from exlm_cli.config.sweep import SweepRecipe
 from tests.tiny import tiny_recipe
 
 _TRAIN = {"max_steps": 6, "checkpoint_every_steps": 2, "validate_every_steps": 3, "log_every_steps": 1}
 
 
-def tiny_grid(cache: Path, **changes: Any) -> RepeatMlmRecipe:
+def tiny_grid(cache: Path, **changes: Any) -> SweepRecipe:
     """Return a grid of two cells on bundled text; keyword arguments replace top-level values."""
     pretrain = tiny_recipe(
         objective="mlm",
@@ -22,12 +21,8 @@ def tiny_grid(cache: Path, **changes: Any) -> RepeatMlmRecipe:
         model={"rope": "none", "learned_positions": True, "max_length": 16, "dropout": 0.1},
         train=_TRAIN,
     )
-    content = {
-        "name": "tiny-grid",
-        "cells": [[1, 0.3], [2, 0.5]],
-        **_rest(pretrain),
-    }
-    return RepeatMlmRecipe.model_validate(content | changes)
+    content = {"name": "tiny-grid", "cells": [[1, 0.3], [2, 0.5]], **_rest(pretrain)}
+    return SweepRecipe.model_validate(content | changes)
 
 
 def tiny_sweep(cache: Path) -> SweepRecipe:

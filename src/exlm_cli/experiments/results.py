@@ -1,0 +1,255 @@
+"""Result files of a sweep as typed values, and sweeps read back from their run directories, finished or not. No torch.
+
+A run directory of a sweep holds `recipe.yaml`, `run.json`, `results.json`, `report/` and a folder for each cell,
+`cells/<label>/seed-<n>/`, with `pretrain/`, `measured.json`, `finetune/<task>/` and at last `result.json`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, Literal, Self
+
+from pydantic import Field, SerializeAsAny, model_serializer, model_validator
+
+from exlm_cli.config.load import load_recipe
+from exlm_cli.config.sweep import RepeatMlmAbout, SweepCell, SweepRecipe, VariantAbout
+from exlm_cli.errors import CheckpointError
+from exlm_cli.files import JsonModel, JsonModelT, read_json
+from exlm_cli.run_dir import RUN_FILE, read_run_json
+
+RESULT_FILE = "result.json"
+"""In the folder of a cell that is done."""
+MEASURED_FILE = "measured.json"
+"""In the folder of a cell whose pre-training is done and measured."""
+
+
+class Corruption(JsonModel):
+    """Tokens that lost every copy, counted under a recipe's own masks, beside the law of App. C.
+
+    Attributes:
+        num_tokens: N of App. C, tokens that can be masked, before repetition.
+        num_corrupted: Those of them with every copy masked.
+        expected: p^k.
+        expected_with_floor: p^k, and for k = 1 what "at least one mask a sequence" adds: a sequence of n tokens draws
+            none with probability (1 - p)^n and then masks one all the same. For k > 1 one masked copy corrupts nothing.
+        measured: Share of corrupted tokens.
+        standard_error: Square root of App. C's variance of the share, p^k (1 - p^k) / N.
+    """
+
+    num_tokens: int
+    num_corrupted: int
+    expected: float
+    expected_with_floor: float
+    measured: float
+    standard_error: float
+
+
+class EntropyAt(JsonModel):
+    """Entropy of predictions under one masking, in bits (`experiments.scores.PredictionEntropy`); None: not defined."""
+
+    objective: str
+    mask_ratio: float
+    num_repeats: int
+    num_states_per_mask: int
+    entropy_bits: float | None
+    entropy_posterior_bits: float | None
+
+
+class Measures(JsonModel):
+    """`measured.json`: what is known of a cell once it is pre-trained. The first entropy is at its own mask ratio."""
+
+    pretrain_identity: str
+    measure_sequences: int | None
+    steps: int
+    elapsed_s: float
+    parameters: int
+    corruption: Corruption | None
+    metrics: dict[str, float | None]
+    entropy: tuple[EntropyAt, ...]
+
+
+class MetricSummary(JsonModel):
+    """One metric over the seeds of fine-tuning."""
+
+    mean: float | None
+    std: float | None
+    median: float | None
+    values: tuple[float | None, ...]
+
+
+class TaskScores(JsonModel):
+    """Scores of a cell on one task, of the test split where it has labels, else of the validation split."""
+
+    identity: str
+    split: Literal["valid", "test"]
+    split_sizes: dict[str, int]
+    max_rows: int | None
+    metric: str
+    aggregate: Literal["mean", "median"]
+    values: tuple[float | None, ...]
+    metrics: dict[str, MetricSummary]
+
+    @property
+    def score(self) -> float | None:
+        """Mean or median of the seeds (`finetune.aggregate`; App. B.2, section 5.2); None where no seed has a value."""
+        values = [value for value in self.values if value is not None]
+        if not values:
+            return None
+        return median(values) if self.aggregate == "median" else fmean(values)
+
+
+class DivergedTask(JsonModel):
+    """A task on which fine-tuning met a loss that is not a number."""
+
+    identity: str
+    diverged: str
+
+
+class SweepCellResult(JsonModel):
+    """`result.json` of a cell: a variant with one seed. What does not exist of a diverged one is not in the file.
+
+    Attributes:
+        label, row, column, seed: As in `config.sweep.SweepCell`.
+        pretrain_identity: Of the recipe it was trained with.
+        corruption: None where masks are not drawn token by token.
+        diverged: Why training came to no end; None where it did.
+        measure_sequences, steps, elapsed_s, parameters, metrics, entropy: As in `Measures`.
+        finetune: By task.
+    """
+
+    label: str
+    row: str
+    column: str
+    seed: int
+    pretrain_identity: str
+    corruption: Corruption | None
+    diverged: str | None = None
+    measure_sequences: int | None = None
+    steps: int | None = None
+    elapsed_s: float | None = None
+    parameters: int | None = None
+    metrics: dict[str, float | None] = Field(default={})
+    entropy: tuple[EntropyAt, ...] = ()
+    finetune: dict[str, TaskScores | DivergedTask] = Field(default={})
+
+    @property
+    def scored_tasks(self) -> dict[str, TaskScores]:
+        """Scores by task, without tasks on which fine-tuning diverged."""
+        return {task: scores for task, scores in self.finetune.items() if isinstance(scores, TaskScores)}
+
+    @property
+    def diverged_tasks(self) -> list[str]:
+        """Tasks on which fine-tuning diverged."""
+        return [task for task, scores in self.finetune.items() if isinstance(scores, DivergedTask)]
+
+    @model_validator(mode="after")
+    def _check_figures(self) -> Self:
+        for key in ("steps", "elapsed_s", "parameters", "metrics", "entropy", "finetune"):
+            if self.diverged is None and key not in self.model_fields_set:
+                raise ValueError(f"`{key}` is missing")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _written_keys(self, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        return {key: value for key, value in handler(self).items() if key in self.model_fields_set}
+
+
+class RepeatMlmResult(SweepCellResult, RepeatMlmAbout):
+    """Result of a cell of the Repeated-MLM grid; `corruption` is there, as its masks are drawn token by token."""
+
+
+class VariantResult(SweepCellResult, VariantAbout):
+    """Result of a cell of any other sweep."""
+
+
+class SweepSummary(JsonModel):
+    """`results.json` of a sweep, for scripts: nothing here reads it."""
+
+    kind: str
+    recipe: str
+    paper: str
+    seeds: tuple[int, ...]
+    tasks: tuple[str, ...]
+    cells: tuple[SerializeAsAny[SweepCellResult], ...]
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """A sweep as far as it is done.
+
+    Attributes:
+        folder: Its run directory.
+        recipe: Its recipe.
+        results: Of the cells that are done, in the order of the recipe.
+        num_cells: All cells.
+    """
+
+    folder: Path
+    recipe: SweepRecipe
+    results: list[SweepCellResult]
+    num_cells: int
+
+    @property
+    def num_diverged(self) -> int:
+        """Cells whose training, or fine-tuning on a task, came to no end."""
+        return sum(result.diverged is not None or bool(result.diverged_tasks) for result in self.results)
+
+
+def cell_folder(run: Path, cell: SweepCell) -> Path:
+    """Return where a cell of a run directory works."""
+    return run / "cells" / cell.folder
+
+
+def result_type(cell: SweepCell) -> type[RepeatMlmResult] | type[VariantResult]:
+    """Return the type of a cell's result."""
+    return RepeatMlmResult if isinstance(cell.about, RepeatMlmAbout) else VariantResult
+
+
+def is_sweep_run(path: Path) -> bool:
+    """Return whether a path is the run directory of a sweep."""
+    if not (path / RUN_FILE).is_file() or not (path / "recipe.yaml").is_file():
+        return False
+    return "num_cells" in read_run_json(path)
+
+
+def resume_command(recipe: SweepRecipe, run: Path) -> str:
+    """Return the command that continues a run of a sweep."""
+    return f"exlm {recipe.run_by} --resume {run}"
+
+
+def load_sweep_run(path: Path) -> SweepRun:
+    """Read what is done of a sweep.
+
+    Raises:
+        CheckpointError: No cell is done yet, or a result is damaged.
+        ConfigError: Its recipe has keys that this version does not know.
+    """
+    recipe = load_recipe(str(path / "recipe.yaml"), kind=SweepRecipe)
+    cells = recipe.plan()
+    results = finished_results(path, cells)
+    if not results:
+        raise CheckpointError(
+            f"{path}: none of its {len(cells)} cells is done", f"continue with `{resume_command(recipe, path)}`"
+        )
+    return SweepRun(path, recipe, results, len(cells))
+
+
+def finished_results(run: Path, cells: Sequence[SweepCell]) -> list[SweepCellResult]:
+    """Return the results of the cells that are done.
+
+    Raises:
+        CheckpointError: A result is damaged.
+    """
+    found = (read_cell_file(cell_folder(run, cell) / RESULT_FILE, result_type(cell)) for cell in cells)
+    return [result for result in found if result is not None]
+
+
+def read_cell_file(path: Path, model: type[JsonModelT]) -> JsonModelT | None:
+    """Return the content of a file of a cell; None where there is none yet.
+
+    Raises:
+        CheckpointError: It is damaged.
+    """
+    hint = "delete the file; the cell is measured again, its training is kept"
+    return read_json(path, model, hint=hint) if path.is_file() else None

@@ -1,0 +1,119 @@
+"""Figure 12: entropy of predictions over the mask ratio p, a line for each model."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from exlm_cli.experiments.statistics import mean_and_deviation
+from exlm_cli.report.style import (
+    FAINT_INK,
+    INK,
+    LINE_STYLES,
+    MARKERS,
+    RUN_COLOURS,
+    add_legend,
+    drawing,
+    new_figure,
+    quieten,
+    write_figure,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ENTROPIES = {"entropy_bits": "mean over states", "entropy_posterior_bits": "weighted by the posterior"}
+"""Two entropies of ExLM: mean over a mask's states, or weighted by the posterior that a state emits a target."""
+
+_PANEL_INCHES = (4.0, 3.4)
+
+
+@dataclass(frozen=True)
+class EntropyLine:
+    """Entropies of one model.
+
+    Attributes:
+        label: In the legend.
+        is_mlm: A mask of an MLM has one state, so both entropies are `entropy_bits`.
+        entropies: By mask ratio and name in `ENTROPIES`: one value for each seed that has it.
+        colour: Number of its colour and marker; 0 is black.
+        style: Number of its line style.
+    """
+
+    label: str
+    is_mlm: bool
+    entropies: Mapping[float, Mapping[str, Sequence[float]]]
+    colour: int = 0
+    style: int = 0
+
+    def values(self, ratio: float, name: str) -> Sequence[float]:
+        """Return an entropy at a mask ratio, one value for each seed that has it."""
+        return self.entropies.get(ratio, {}).get("entropy_bits" if self.is_mlm else name, ())
+
+    def points(self, name: str) -> list[tuple[float, float, float]]:
+        """Return mask ratio, mean and deviation (0 for one seed) wherever an entropy is defined."""
+        found = []
+        for ratio in sorted(self.entropies):
+            if values := self.values(ratio, name):
+                mean, deviation = mean_and_deviation(values)
+                found.append((ratio, mean, 0.0 if math.isnan(deviation) else deviation))
+        return found
+
+
+def write_entropy_figure(
+    lines: Sequence[EntropyLine], folder: Path, stem: str, *, title: str, captions: Sequence[str]
+) -> list[Path]:
+    """Write `<stem>.png` and `.svg`, a panel for each entropy that an ExLM has; equal lines give equal bytes.
+
+    Args:
+        lines: Models; bars are standard deviations over seeds.
+        folder: Existing folder.
+        stem: Of the files.
+        title, captions: Above the panels.
+
+    Returns:
+        The files; none where no entropy is defined.
+
+    Raises:
+        CheckpointError: The file system refuses.
+    """
+    names = [
+        name
+        for name in ENTROPIES
+        if any(line.points(name) for line in lines if name == "entropy_bits" or not line.is_mlm)
+    ]
+    if not names:
+        return []
+    with drawing():
+        figure = new_figure(_PANEL_INCHES[0] * len(names), _PANEL_INCHES[1] + 0.1 * len(lines), title, captions)
+        panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+        for panel, name in zip(panels, names, strict=True):
+            _draw(panel, lines, name)
+        panels[0].set_ylabel("entropy (bits)", color=FAINT_INK)
+        handles, labels = panels[0].get_legend_handles_labels()
+        add_legend(figure, handles, labels, loc="outside lower left", ncols=len(names), fontsize=8)
+        return write_figure(figure, folder, stem)
+
+
+def _draw(axes: "Axes", lines: Sequence[EntropyLine], name: str) -> None:
+    quieten(axes)
+    axes.set_title(ENTROPIES[name], fontsize=9, color=INK, loc="left")
+    axes.set_xlabel("mask ratio p of the input", color=FAINT_INK)
+    ratios = sorted({ratio for line in lines for ratio in line.entropies})
+    axes.set_xticks(ratios, [f"{100 * ratio:g}%" for ratio in ratios])
+    for line in lines:
+        if points := line.points(name):
+            xs, means, deviations = zip(*points, strict=True)
+            axes.errorbar(
+                xs,
+                means,
+                yerr=deviations,
+                label=line.label,
+                color=RUN_COLOURS[(line.colour - 1) % len(RUN_COLOURS)] if line.colour else INK,
+                linestyle=LINE_STYLES[line.style % len(LINE_STYLES)],
+                marker=MARKERS[line.colour % len(MARKERS)],
+                markersize=5,
+                capsize=3 if any(deviations) else 0,
+                linewidth=1.4,
+            )

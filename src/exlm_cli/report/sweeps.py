@@ -1,0 +1,572 @@
+"""Report of a sweep: tables, CSV, JSON and figures of its variants, seeds together; Tables 2, 4 and 13, Figure 12.
+
+A variant is matched to a row of the paper by what it is, not by its name, and only where it changes nothing else.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from exlm_cli.config.sweep import VariantAbout
+from exlm_cli.experiments.results import SweepCellResult, VariantResult
+from exlm_cli.experiments.statistics import mean_and_deviation
+from exlm_cli.files import make_folder, write_atomically, write_csv
+from exlm_cli.format import NO_VALUE, NOT_DEFINED, format_duration, format_in_percent, format_large, format_ratio
+from exlm_cli.report.curves import Row, plot_curves
+from exlm_cli.report.entropy_figure import ENTROPIES, EntropyLine, write_entropy_figure
+from exlm_cli.report.paper_numbers import TABLE_2, TABLE_4, TABLE_13, PaperTable
+from exlm_cli.report.tables import ReportTable, as_markdown
+from exlm_cli.run_dir import read_metrics
+
+ResultT = TypeVar("ResultT", bound=SweepCellResult, covariant=True)
+
+FIGURES = (
+    "loss",
+    "perplexity",
+    "mask_accuracy",
+    "entropy_bits",
+    "entropy_posterior_bits",
+    "effective_states",
+    "path_entropy_bits",
+    "masks_with_0_share",
+    "masks_with_2plus_share",
+)
+"""Validation figures of a variant under their names in metrics.jsonl; those after `entropy_bits` need a DAG."""
+
+_ABOUT = tuple(name for name in VariantAbout.model_fields if name != "changes")
+_HEADINGS = {
+    "loss": "loss",
+    "mask_accuracy": "accuracy %",
+    "entropy_bits": "bits",
+    "entropy_posterior_bits": "weighted bits",
+    "effective_states": "states",
+    "path_entropy_bits": "path bits",
+}
+_LEGEND = (
+    "loss: nats per target; accuracy: of masked tokens; bits: entropy of the predictions, mean over states; weighted "
+    "bits: the same weighted by the posterior (an MLM has one state, so both are one); states: effective states of a "
+    "mask; path bits: entropy of the path per target",
+    "the loss of a variant without transitions is that of CTC on each mask alone, with [UNK] as blank",
+    "each variant is scored under its own masking: figures at other p or k are of other tasks",
+)
+_DETAILS = ("k", "p", "pre-training", "parameters", "seeds", "time", "changes")
+_COLUMNS = {"MNLI": "glue/mnli", "QNLI": "glue/qnli", "QQP": "glue/qqp", "RTE": "glue/rte"}
+_AVERAGE = "Avg"
+
+_EXLM: dict[str, Any] = {
+    "objective": "exlm",
+    "num_states_per_mask": 4,
+    "mask_ratio": 0.15,
+    "rope": "2d",
+    "alignment": "dag",
+    "relative_steps": 1.0,
+}
+_MLM: dict[str, Any] = {"objective": "mlm", "mask_ratio": 0.15, "relative_steps": 1.0}
+_K_AND_P = {"objective", "masking.num_states_per_mask", "masking.mask_ratio"}
+_DESCRIBED = _K_AND_P | {"model.rope", "model.alignment", "train.max_steps"}
+"""Keys whose changes show in `VariantAbout`."""
+
+PAPER_VARIANTS: tuple[tuple[PaperTable, Mapping[str, Mapping[str, Any]]], ...] = (
+    (
+        TABLE_2,
+        {
+            "ExLM w/o 2D RoPE": _EXLM | {"rope": "1d"},
+            "ExLM w/o Transitions": _EXLM | {"alignment": "independent"},
+            "Vanilla MLM": _MLM,
+            "Vanilla MLM++": _MLM | {"relative_steps": 2.0},
+            "ExLM": _EXLM,
+        },
+    ),
+    (
+        TABLE_4,
+        {
+            f"{100 * p:g}% {name}": kind | {"mask_ratio": p}
+            for p in (0.15, 0.387)
+            for name, kind in {
+                "Vanilla MLM": _MLM,
+                **{f"ExLM-k={k}": _EXLM | {"num_states_per_mask": k} for k in (2, 4, 8)},
+            }.items()
+        },
+    ),
+    (
+        TABLE_13,
+        {
+            "ExLM w/o Transitions": _EXLM | {"alignment": "independent"},
+            "ExLM w/ Sparse DAG": _EXLM | {"alignment": "sparse_dag"},
+            "Vanilla MLM": _MLM,
+            "ExLM": _EXLM,
+        },
+    ),
+)
+"""Tables of the paper that a sweep can fill, and what the variant of each row is, in the names of `VariantAbout`."""
+
+
+@dataclass(frozen=True)
+class SweepReport:
+    """Tables of a sweep, its content for programs, and the files that were written."""
+
+    tables: list[ReportTable]
+    content: dict[str, Any]
+    files: list[Path]
+
+
+@dataclass(frozen=True)
+class SeedGroup(Generic[ResultT]):
+    """One variant: the results of its seeds. Figures are means over the seeds that came to an end."""
+
+    results: tuple[ResultT, ...]
+
+    @property
+    def about(self) -> ResultT:
+        """A result that says what the variant is; all seeds agree on that."""
+        return self.results[0]
+
+    @property
+    def finished(self) -> list[ResultT]:
+        """Results of the seeds whose training came to an end."""
+        return [result for result in self.results if result.diverged is None]
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Seeds that came to an end."""
+        return tuple(sorted(result.seed for result in self.finished))
+
+    @property
+    def diverged_seeds(self) -> tuple[int, ...]:
+        """Seeds whose training met a loss that is not a number."""
+        return tuple(sorted(result.seed for result in self.results if result.diverged is not None))
+
+    @property
+    def diverged_tasks(self) -> tuple[str, ...]:
+        """Tasks on which fine-tuning of any seed did so."""
+        return tuple(dict.fromkeys(task for result in self.results for task in result.diverged_tasks))
+
+    @property
+    def steps(self) -> int | None:
+        """Steps of pre-training; None where no seed came to an end, as for the next two."""
+        return self.finished[0].steps if self.finished else None
+
+    @property
+    def parameters(self) -> int | None:
+        """Parameters of the model."""
+        return self.finished[0].parameters if self.finished else None
+
+    @property
+    def elapsed_s(self) -> float | None:
+        """Seconds of pre-training, mean over seeds."""
+        times_s = [result.elapsed_s for result in self.finished if result.elapsed_s is not None]
+        return mean_and_deviation(times_s)[0] if times_s else None
+
+    @cached_property
+    def figures(self) -> dict[str, tuple[float, ...]]:
+        """Defined values of the seeds, by figure: of validation, then of tasks like `glue/rte accuracy`."""
+        found: dict[str, list[float | None]] = {}
+        for result in self.finished:
+            for name in FIGURES:
+                if name in result.metrics:
+                    found.setdefault(name, []).append(result.metrics[name])
+            for task, scores in result.scored_tasks.items():
+                found.setdefault(f"{task} {scores.metric}", []).append(scores.score)
+        return {name: tuple(value for value in values if value is not None) for name, values in found.items()}
+
+    def mean(self, name: str) -> float:
+        """Mean over seeds; NaN where no seed has the figure."""
+        values = self.figures.get(name, ())
+        return mean_and_deviation(values)[0] if values else math.nan
+
+    def deviation(self, name: str) -> float:
+        """Sample standard deviation over seeds; NaN below two seeds."""
+        values = self.figures.get(name, ())
+        return mean_and_deviation(values)[1] if values else math.nan
+
+    def show(self, name: str) -> str:
+        """Return the mean with the deviation, or why there is none."""
+        mean, deviation = self.mean(name), self.deviation(name)
+        if math.isnan(mean):
+            return self.why_missing(name) or NO_VALUE
+        return show_figure(name, mean) + ("" if math.isnan(deviation) else f" ± {show_figure(name, deviation)}")
+
+    def why_missing(self, name: str) -> str:
+        """Return `diverged` or `not defined` where no seed has the figure; empty where it was not measured."""
+        if (self.diverged_seeds and not self.seeds) or name.partition(" ")[0] in self.diverged_tasks:
+            return "diverged"
+        return NOT_DEFINED if name in self.figures else ""
+
+
+Variants = Sequence[SeedGroup[VariantResult]]
+
+
+def write_sweep_report(
+    run: Path, results: Sequence[VariantResult], folder: Path, *, name: str, has_figures: bool = True
+) -> SweepReport:
+    """Write `sweep.csv`, `sweep.md`, the curves, and Figure 12 where entropy was measured at several p.
+
+    Args:
+        run: Run directory; curves are read from its cells, those of the first seed.
+        results: Of the cells that are done.
+        folder: Of the report, made where there is none.
+        name: Of the recipe.
+        has_figures: Draw figures.
+
+    Raises:
+        CheckpointError: The file system refuses, or a metrics.jsonl is damaged.
+    """
+    variants = group_seeds(results)
+    tables = sweep_tables(variants, name=name)
+    make_folder(folder)
+    files = [folder / "sweep.csv", folder / "sweep.md"]
+    write_csv(files[0], *csv_table(variants))
+    write_atomically(files[1], "\n".join([f"# Sweep: {name}\n", *map(as_markdown, tables)]).encode())
+    if has_figures:
+        curves = read_curves(run, results)
+        files += plot_curves(curves, folder / "curves") if curves else []
+        files += write_figure_12(variants, folder)
+    return SweepReport(tables, {"variants": list(map(_as_json, variants))}, files)
+
+
+def group_seeds(results: Sequence[ResultT]) -> list[SeedGroup[ResultT]]:
+    """Return the variants, each with the results of its seeds, in the order of the results."""
+    by_label: dict[str, list[ResultT]] = {}
+    for result in results:
+        by_label.setdefault(result.label, []).append(result)
+    return [SeedGroup(tuple(of_label)) for of_label in by_label.values()]
+
+
+def task_figures(groups: Sequence[SeedGroup[SweepCellResult]]) -> list[str]:
+    """Return the names of the fine-tuned figures, in the order in which they came."""
+    return list(dict.fromkeys(name for group in groups for name in group.figures if name not in FIGURES))
+
+
+def read_curves(run: Path, results: Sequence[SweepCellResult]) -> dict[str, list[Row]]:
+    """Return the rows of `metrics.jsonl` of one seed of each variant, by label; those of the first seed.
+
+    Raises:
+        CheckpointError: A metrics.jsonl is damaged.
+    """
+    curves: dict[str, list[Row]] = {}
+    for result in results:
+        path = run / "cells" / result.label / f"seed-{result.seed}" / "pretrain" / "metrics.jsonl"
+        if result.label not in curves and path.is_file():
+            curves[result.label] = list(read_metrics(path))
+    return curves
+
+
+def show_figure(name: str, value: float) -> str:
+    """Return a figure as the paper prints it: accuracies in percent, entropy in bits with two decimals."""
+    if "accuracy" in name:
+        return f"{100 * value:.1f}"
+    if name.startswith("entropy") or name == "effective_states":
+        return f"{value:.2f}"
+    return f"{value:.3g}" if name == "perplexity" else f"{value:.3f}"
+
+
+def seed_note(groups: Sequence[SeedGroup[SweepCellResult]]) -> str:
+    """Return in brackets what the numbers are means of; empty where no variant has two seeds."""
+    most = max((len(group.seeds) for group in groups), default=0)
+    return f" (mean ± standard deviation of {most} seeds)" if most > 1 else ""
+
+
+def divergences(groups: Sequence[SeedGroup[SweepCellResult]], names: Sequence[str]) -> str:
+    """Return the names of the variants of which some training diverged; in brackets where that was fine-tuning."""
+    found = []
+    for group, name in zip(groups, names, strict=True):
+        if group.diverged_seeds or group.diverged_tasks:
+            tasks = f" (fine-tuning on {', '.join(group.diverged_tasks)})" if group.diverged_tasks else ""
+            found.append(f"{name}{tasks}")
+    return ", ".join(found)
+
+
+def figure_columns(names: Sequence[str]) -> list[str]:
+    """Return the CSV headings of figures: `glue_rte_accuracy` and `glue_rte_accuracy_std` for `glue/rte accuracy`."""
+    columns = [name.replace("/", "_").replace(" ", "_") for name in names]
+    return [f"{column}{end}" for column in columns for end in ("", "_std")]
+
+
+def figure_cells(group: SeedGroup[SweepCellResult], names: Sequence[str]) -> list[str]:
+    """Return the mean and the deviation of each figure for `figure_columns`."""
+    return [csv_number(value) for name in names for value in (group.mean(name), group.deviation(name))]
+
+
+def csv_number(value: float) -> str:
+    """Return a number with six digits; nothing for NaN."""
+    return "" if math.isnan(value) else f"{value:.6g}"
+
+
+def csv_table(variants: Variants) -> tuple[list[str], list[list[Any]]]:
+    """Return header and rows of the CSV, one a variant; figures are means over seeds, `<name>_std` their deviation.
+
+    Entropies at other mask ratios are `entropy_bits_at_0.387` and so on; `changes` is JSON.
+    """
+    names = [*FIGURES, *task_figures(variants)]
+    ratios = _ratios(variants)
+    header = ["variant", *_ABOUT, "parameters", "steps", "elapsed_s", *figure_columns(names)]
+    header += [f"{name}_at_{ratio:g}{end}" for name in ENTROPIES for ratio in ratios for end in ("", "_std")]
+    header += ["seeds", "diverged_seeds", "changes"]
+    rows: list[list[Any]] = []
+    for variant in variants:
+        line = _entropy_line(variant)
+        entropies = [line.values(ratio, name) for name in ENTROPIES for ratio in ratios]
+        row = [
+            variant.about.label,
+            *(getattr(variant.about, name) for name in _ABOUT),
+            variant.parameters,
+            variant.steps,
+        ]
+        row.append("" if variant.elapsed_s is None else f"{variant.elapsed_s:.1f}")
+        row += figure_cells(variant, names)
+        for values in entropies:
+            row += map(csv_number, mean_and_deviation(values) if values else (math.nan, math.nan))
+        row += [" ".join(map(str, seeds)) for seeds in (variant.seeds, variant.diverged_seeds)]
+        rows.append([*row, json.dumps(variant.about.changes)])
+    return header, rows
+
+
+def sweep_tables(variants: Variants, *, name: str) -> list[ReportTable]:
+    """Return all tables of a sweep: its variants, entropies over p, tables of the paper.
+
+    Args:
+        variants: Its variants.
+        name: Of its recipe.
+    """
+    return [_variants_table(variants, name), *_entropy_tables(variants), *paper_tables_of(variants)]
+
+
+def paper_tables_of(variants: Variants) -> list[ReportTable]:
+    """Return the tables of the paper that the variants fill, ours below its own rows.
+
+    Those that have all their rows; where there is none, the one with the most. None without a score on their tasks.
+    """
+    if all(math.isnan(_score(variant, column)) for variant in variants for column in _COLUMNS):
+        return []
+    matched = [(paper, _match(rows, variants)) for paper, rows in PAPER_VARIANTS]
+    whole = [(paper, found) for paper, found in matched if len(found) == len(paper.rows)]
+    fullest = max(matched, key=lambda pair: len(pair[1]))
+    return [_paper_table(paper, found) for paper, found in whole or [fullest] if found]
+
+
+def write_figure_12(variants: Variants, folder: Path) -> list[Path]:
+    """Write `figure-12.png` and `.svg`, and `figure-12-<label>` for variants that share what else they change.
+
+    Returns:
+        The files; none where no variant was measured at two mask ratios.
+
+    Raises:
+        CheckpointError: The file system refuses.
+    """
+    written = []
+    for label, family in entropy_families(variants).items():
+        num_seeds = max(len(variant.seeds) for variant in family)
+        spread = f"mean and standard deviation of {num_seeds} seeds" if num_seeds > 1 else "one seed"
+        which = f"; ExLM is {label} at each k" if label else ""
+        written += write_entropy_figure(
+            _entropy_lines(family),
+            folder,
+            f"figure-12-{label}" if label else "figure-12",
+            title="Entropy of the predictions (Figure 12)",
+            captions=[f"each model on validation data masked at p{which}; {spread}"],
+        )
+    return written
+
+
+def entropy_families(variants: Variants) -> dict[str, list[SeedGroup[VariantResult]]]:
+    """Return the variants that a figure compares, MLM first, then by k: those that differ in k and p alone.
+
+    Those under the empty name change nothing else; others have the shortest label of those that share their changes.
+    """
+    families: dict[str, list[SeedGroup[VariantResult]]] = {}
+    for variant in variants:
+        if len(_entropy_line(variant).entropies) > 1:
+            families.setdefault(repr(sorted(_other_changes(variant).items())), []).append(variant)
+    plain = families.pop("[]", [])
+    mlms = [variant for variant in plain if variant.about.objective == "mlm"]
+    named = {"": plain} if plain else {}
+    for family in families.values():
+        if len({variant.about.num_states_per_mask for variant in family}) > 1:
+            named[min((variant.about.label for variant in family), key=len)] = mlms + family
+    return {
+        label: sorted(family, key=lambda variant: (variant.about.num_states_per_mask, variant.about.mask_ratio))
+        for label, family in named.items()
+    }
+
+
+def _entropy_lines(family: Variants) -> list[EntropyLine]:
+    ks = sorted({variant.about.num_states_per_mask for variant in family if variant.about.objective == "exlm"})
+    trained_at = sorted({variant.about.mask_ratio for variant in family})
+    lines = []
+    for variant in family:
+        about, is_mlm = variant.about, variant.about.objective == "mlm"
+        name = "MLM" if is_mlm else f"ExLM, k = {about.num_states_per_mask}"
+        at = f", trained at p = {100 * about.mask_ratio:g}%" if len(trained_at) > 1 else ""
+        colour = 0 if is_mlm else 1 + ks.index(about.num_states_per_mask)
+        lines.append(_entropy_line(variant, f"{name}{at}", colour, trained_at.index(about.mask_ratio)))
+    return lines
+
+
+def _entropy_line(variant: SeedGroup[VariantResult], label: str = "", colour: int = 0, style: int = 0) -> EntropyLine:
+    by_ratio: dict[float, dict[str, tuple[float, ...]]] = {}
+    for entropy in (entropy for result in variant.finished for entropy in result.entropy):
+        here = by_ratio.setdefault(entropy.mask_ratio, {})
+        for name in ENTROPIES:
+            value = getattr(entropy, name)
+            if value is not None:
+                here[name] = (*here.get(name, ()), value)
+            elif name == "entropy_bits":
+                here.setdefault(name, ())  # measured and not defined; only an ExLM has the other
+    return EntropyLine(label, variant.about.objective == "mlm", by_ratio, colour, style)
+
+
+def _ratios(variants: Variants) -> list[float]:
+    return sorted({ratio for variant in variants for ratio in _entropy_line(variant).entropies})
+
+
+def _other_changes(variant: SeedGroup[VariantResult]) -> dict[str, Any]:
+    """Return what a variant changes besides k and p; an MLM has no second axis and no clones."""
+    expected = _K_AND_P | ({"model.rope", "model.clone_embedding"} if variant.about.objective == "mlm" else set())
+    return {key: value for key, value in variant.about.changes.items() if key not in expected}
+
+
+def _variants_table(variants: Variants, name: str) -> ReportTable:
+    names = [key for key in (*_HEADINGS, *task_figures(variants)) if any(key in group.figures for group in variants)]
+    rows = [(variant.about.label, *map(variant.show, names), *_details(variant)) for variant in variants]
+    diverged = divergences(variants, [variant.about.label for variant in variants])
+    return ReportTable(
+        "variants",
+        f"Variants of {name}{seed_note(variants)}",
+        ("variant", *(_HEADINGS.get(key, key) for key in names), *_DETAILS),
+        (tuple(rows),),
+        (*_LEGEND, *_sampled_note(variants), *([f"some seeds diverged: {diverged}"] if diverged else [])),
+        num_details=len(_DETAILS),
+    )
+
+
+def _entropy_tables(variants: Variants) -> list[ReportTable]:
+    lines = {variant.about.label: _entropy_line(variant) for variant in variants}
+    if all(len(line.entropies) < 2 for line in lines.values()):
+        return []
+    ratios, tables = _ratios(variants), []
+    has_both = any("entropy_posterior_bits" in at for line in lines.values() for at in line.entropies.values())
+    for name in [*ENTROPIES][: 2 if has_both else 1]:
+        cells = [(label, *(_entropy_text(line, ratio, name) for ratio in ratios)) for label, line in lines.items()]
+        tables.append(
+            ReportTable(
+                f"figure-12-{'states' if name == 'entropy_bits' else 'weighted'}",
+                f"Entropy of the predictions in bits over the mask ratio p, {ENTROPIES[name]} (Figure 12)",
+                ("variant", *map(format_ratio, ratios)),
+                (tuple(row for row in cells if any(cell != NO_VALUE for cell in row[1:])),),
+            )
+        )
+    return tables
+
+
+def _entropy_text(line: EntropyLine, ratio: float, name: str) -> str:
+    values = line.values(ratio, name)
+    if not values:
+        return NOT_DEFINED if "entropy_bits" in line.entropies.get(ratio, {}) else NO_VALUE
+    mean, deviation = mean_and_deviation(values)
+    return f"{mean:.2f}" + ("" if math.isnan(deviation) else f" ± {deviation:.2f}")
+
+
+def _match(rows: Mapping[str, Mapping[str, Any]], variants: Variants) -> dict[str, SeedGroup[VariantResult]]:
+    """Return the first variant that fits each row of a table of the paper; rows without one are left out."""
+    found: dict[str, SeedGroup[VariantResult]] = {}
+    for name, wanted in rows.items():
+        for variant in variants:
+            if _is_plain(variant) and all(getattr(variant.about, key) == value for key, value in wanted.items()):
+                found.setdefault(name, variant)
+    return found
+
+
+def _is_plain(variant: SeedGroup[VariantResult]) -> bool:
+    """Return whether `VariantAbout` shows all that a variant changes; an MLM has no clones to embed."""
+    others = set(variant.about.changes) - _DESCRIBED
+    return not others or (variant.about.objective == "mlm" and others == {"model.clone_embedding"})
+
+
+def _paper_table(paper: PaperTable, found: Mapping[str, SeedGroup[VariantResult]]) -> ReportTable:
+    theirs = []
+    for name, numbers in paper.rows.items():
+        budget = paper.budgets[name]
+        texts = (NO_VALUE if number is None else f"{number:.1f}" for number in numbers)
+        theirs.append(("paper", name, *texts, budget.seeds, budget.parameters, budget.pretraining))
+    ours = [
+        ("ours", name, *(format_in_percent(_score(variant, column)) for column in paper.columns), *_budget(variant))
+        for name, variant in found.items()
+    ]
+    return ReportTable(
+        f"table-{paper.number}",
+        f"Table {paper.number}: {paper.caption}",
+        ("source", "variant", *paper.columns, "seeds", "parameters", "pre-training"),
+        (tuple(theirs), tuple(ours)),
+        (
+            "`paper`: the numbers that it prints; `ours`: this sweep, with its own budget",
+            "seeds: of pre-training x of fine-tuning; of the paper those of fine-tuning, it names no others",
+            *_sampled_note(list(found.values())),
+        ),
+        num_keys=2,
+        num_details=3,
+    )
+
+
+def _sampled_note(variants: Variants) -> list[str]:
+    sampled = {
+        task: scores.split_sizes["train"]
+        for variant in variants
+        for result in variant.finished
+        for task, scores in result.scored_tasks.items()
+        if scores.max_rows is not None
+    }
+    tasks = "; ".join(f"{task} ({size:,} rows)" for task, size in sampled.items())
+    return [f"fine-tuned on some of the task's rows (`task.max_rows`): {tasks}"] if sampled else []
+
+
+def _score(variant: SeedGroup[VariantResult], column: str) -> float:
+    """Return the accuracy on the task of a column, or the mean of all; NaN where one is missing."""
+    if column == _AVERAGE:
+        values = [_score(variant, name) for name in _COLUMNS]
+        return math.fsum(values) / len(values)
+    return variant.mean(f"{_COLUMNS[column]} accuracy")
+
+
+def _details(variant: SeedGroup[VariantResult]) -> tuple[str, ...]:
+    seeds, parameters, pretraining = _budget(variant)
+    changes = ", ".join(f"{key}={_plain(value)}" for key, value in variant.about.changes.items())
+    time = NO_VALUE if variant.elapsed_s is None else format_duration(variant.elapsed_s)
+    k, p = variant.about.num_states_per_mask, variant.about.mask_ratio
+    return str(k), format_ratio(p), pretraining, parameters, seeds, time, changes or NO_VALUE
+
+
+def _budget(variant: SeedGroup[VariantResult]) -> tuple[str, str, str]:
+    """Return seeds, parameters and pre-training in words."""
+    scores = [scores for result in variant.finished for scores in result.scored_tasks.values()]
+    num_finetuned = max((len(scores_of_task.values) for scores_of_task in scores), default=0)
+    seeds = str(len(variant.seeds)) + (f" x {num_finetuned}" if num_finetuned else "")
+    if variant.steps is None or variant.parameters is None:
+        return seeds, NO_VALUE, NO_VALUE
+    sequences, tokens = variant.about.batch_sequences, variant.about.batch_tokens
+    step = f"{sequences:,} sequences" if sequences is not None else f"at most {tokens:,} tokens"
+    return seeds, format_large(variant.parameters), f"{variant.steps:,} steps of {step}"
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _as_json(variant: SeedGroup[VariantResult]) -> dict[str, Any]:
+    """Return a variant for programs."""
+    entropies = _entropy_line(variant).entropies
+    return {
+        "variant": variant.about.label,
+        **{name: getattr(variant.about, name) for name in _ABOUT},
+        "changes": variant.about.changes,
+        "parameters": variant.parameters,
+        "steps": variant.steps,
+        "elapsed_s": variant.elapsed_s,
+        "seeds": variant.seeds,
+        "diverged_seeds": variant.diverged_seeds,
+        **{name: variant.mean(name) for name in variant.figures},
+        "entropy_at": {f"{ratio:g}": {name: list(v) for name, v in at.items()} for ratio, at in entropies.items()},
+    }

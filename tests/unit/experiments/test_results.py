@@ -1,0 +1,106 @@
+"""Result files of cells: what is written is read back, what is damaged is refused; sweeps among other runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from exlm_cli.config.load import dump_recipe, load_recipe
+from exlm_cli.config.sweep import SweepRecipe
+from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.experiments.results import (
+    RepeatMlmResult,
+    VariantResult,
+    cell_folder,
+    is_sweep_run,
+    load_sweep_run,
+    read_cell_file,
+)
+from exlm_cli.files import write_json
+from exlm_cli.run_dir import update_run_json
+from tests.unit.report.sweep_results import diverge, grid_results, scores, sweep_results
+
+
+def test_a_result_is_read_back_as_it_was_and_has_no_key_of_another_kind(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    assert read_cell_file(path, VariantResult) is None
+    for result in (sweep_results("table-2")[0], grid_results()[0], diverge(grid_results()[1])):
+        write_json(path, result)
+        assert read_cell_file(path, type(result)) == result
+        keys = json.loads(path.read_text()).keys()
+        assert ("num_repeats" in keys, "changes" in keys) == ((True, False), (False, True))[
+            isinstance(result, VariantResult)
+        ]
+        assert ("diverged" in keys) == ("steps" not in keys) == (result.diverged is not None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"steps": None, "seed": "one"}, "seed"),
+        ({"metrics": {"loss": "x"}}, "metrics.loss"),
+        ({"unheard_of": 1}, "unheard_of"),
+        ({"finetune": {"glue/rte": {"metric": "accuracy"}}}, "finetune.glue/rte"),
+    ],
+)
+def test_a_damaged_result_is_refused_with_its_path_and_key(tmp_path: Path, changes: dict, key: str) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(grid_results()[0].model_dump(mode="json") | changes))
+    with pytest.raises(CheckpointError, match=rf"result\.json: .*{key}"):
+        read_cell_file(path, RepeatMlmResult)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"seed": 1}'])
+def test_what_is_no_result_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"result\.json"):
+        read_cell_file(tmp_path / "result.json", RepeatMlmResult)
+
+
+def test_a_finished_result_without_its_steps_is_refused(tmp_path: Path) -> None:
+    content = grid_results()[0].model_dump(mode="json")
+    del content["steps"]
+    (tmp_path / "result.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="`steps` is missing"):
+        read_cell_file(tmp_path / "result.json", RepeatMlmResult)
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "values", "score"),
+    [("mean", (0.1, None, 0.9), 0.5), ("median", (0.1, 0.2, 0.9), 0.2), ("median", (None,), None)],
+)
+def test_a_task_has_the_score_that_the_recipe_reports(
+    aggregate: str, values: tuple[float | None, ...], score: float | None
+) -> None:
+    found = scores(values).model_copy(update={"aggregate": aggregate}).score
+    assert found == (None if score is None else pytest.approx(score))
+
+
+def test_a_sweep_is_known_by_its_number_of_cells(tmp_path: Path) -> None:
+    assert not is_sweep_run(tmp_path)
+    (tmp_path / "recipe.yaml").write_text("extends: text-small\n")
+    update_run_json(tmp_path, {"command": "pretrain"})
+    assert not is_sweep_run(tmp_path)
+    update_run_json(tmp_path, {"num_cells": 4})
+    assert is_sweep_run(tmp_path)
+
+
+def test_a_recipe_of_another_version_is_refused(tmp_path: Path) -> None:
+    recipe = dump_recipe(load_recipe("quickstart-repeat-mlm", kind=SweepRecipe))
+    (tmp_path / "recipe.yaml").write_text(recipe + "once_known: 3\n")
+    with pytest.raises(ConfigError, match="unknown key `once_known`"):
+        load_sweep_run(tmp_path)
+
+
+def test_results_come_in_the_order_of_the_recipe(tmp_path: Path) -> None:
+    recipe = load_recipe("table-13", ["seeds=[2, 5]"], kind=SweepRecipe)
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
+    with pytest.raises(CheckpointError, match=r": none of its 8 cells is done$"):
+        load_sweep_run(tmp_path)
+    cells, results = recipe.plan(), sweep_results("table-13", seeds=(2, 5))
+    for index in (6, 1):
+        folder = cell_folder(tmp_path, cells[index])
+        folder.mkdir(parents=True)
+        write_json(folder / "result.json", results[index])
+    sweep = load_sweep_run(tmp_path)
+    assert (sweep.recipe, sweep.num_cells, sweep.results) == (recipe, 8, [results[1], results[6]])

@@ -1,0 +1,201 @@
+"""Report of the Repeated-MLM grid; the values are the paper's own, whose claims are known."""
+
+import csv
+import math
+import re
+import statistics
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from scipy.stats import spearmanr
+
+from exlm_cli.experiments.results import DivergedTask, RepeatMlmResult
+from exlm_cli.report.repeat_mlm import (
+    GridCell,
+    agreements,
+    grid_cells,
+    grid_tables,
+    pair_of,
+    pooled_corruption,
+    write_grid_figures,
+    write_grid_report,
+)
+from exlm_cli.report.style import corruption_colour
+from tests.unit.report.sweep_results import (
+    FIGURE_3,
+    FIGURE_5,
+    PAIRS,
+    corruption,
+    diverge,
+    grid_results,
+    scores,
+    with_scores,
+)
+
+
+def _csv(results: list[RepeatMlmResult], folder: Path) -> list[dict[str, str]]:
+    write_grid_report(folder, results, folder, name="mine", has_figures=False)
+    with (folder / "grid.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def _tables(results: list[RepeatMlmResult]) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Return the cells of each table by its name and the name of the row."""
+    return {t.name: {row[0]: row[1:] for row in t.rows} for t in grid_tables(grid_cells(results))}
+
+
+def _without_entropy(result: RepeatMlmResult) -> RepeatMlmResult:
+    return result.model_copy(update={"metrics": result.metrics | {"entropy_bits": None}})
+
+
+def test_the_csv_has_one_row_a_cell_under_the_names_that_scripts_rely_on(tmp_path: Path) -> None:
+    rows = _csv(grid_results(), tmp_path)
+    assert [(int(row["num_repeats"]), float(row["mask_ratio"])) for row in rows] == sorted(PAIRS)
+    for row, (k, p), entropy, accuracy in zip(rows, PAIRS, FIGURE_5, FIGURE_3, strict=True):
+        assert float(row["corrupted_expected"]) == pytest.approx(p**k, rel=1e-5)
+        assert float(row["corrupted_measured"]) == pytest.approx(p**k, rel=1e-5)
+        assert float(row["corrupted_standard_error"]) == pytest.approx(math.sqrt(p**k * (1 - p**k) / 1e4), rel=1e-5)
+        assert float(row["entropy_bits"]) == entropy
+        assert float(row["glue_mnli_accuracy"]) == pytest.approx(accuracy / 100)
+        assert float(row["mask_accuracy"]) == 0.5
+        assert (row["entropy_bits_std"], row["seeds"], row["diverged_seeds"]) == ("", "1", "")
+        assert row["steps"] == "50000"
+
+
+def test_seeds_are_averaged_and_their_counts_pooled(tmp_path: Path) -> None:
+    first = _csv(grid_results(seeds=(1, 2, 5)), tmp_path)[0]
+    assert float(first["entropy_bits"]) == pytest.approx(1.62 + statistics.mean([0, 0.01, 0.04]), rel=1e-5)
+    assert float(first["entropy_bits_std"]) == pytest.approx(statistics.stdev([0, 0.01, 0.04]), rel=1e-5)
+    assert float(first["corrupted_standard_error"]) == pytest.approx(math.sqrt(0.0225 * 0.9775 / 3e4), rel=1e-5)
+    assert first["seeds"] == "1 2 5"
+    one, other = grid_results(seeds=(1, 2))[:2]
+    counts = corruption(0.3, num_tokens=100, measured=0.1), corruption(0.3, num_tokens=300, measured=0.5)
+    (cell,) = grid_cells(
+        [r.model_copy(update={"corruption": count}) for r, count in zip((one, other), counts, strict=True)]
+    )
+    assert pooled_corruption(cell)["measured"] == pytest.approx(0.4)
+
+
+def test_the_tables_are_those_of_the_paper_with_their_empty_corner() -> None:
+    tables = {table.name: table for table in grid_tables(grid_cells(grid_results()))}
+    assert tables["entropy"].columns == ("k \\ p", "2.25 %", "15 %", "38.7 %", "62.2 %", "78.9 %")
+    assert tables["entropy"].title == "Entropy, bits"
+    assert tables["entropy"].rows[2] == ("4", "", "", "1.23", "1.77", "3.35")
+    assert tables["glue-mnli-accuracy"].rows[3] == ("8", "", "", "", "79.2", "82.8")
+    assert tables["corruption"].rows[1][:3] == ("2", "", "2.25% (2.25%)")
+    spearman = spearmanr([p**k for k, p in PAIRS], FIGURE_5).statistic
+    agreement = {row[0]: row[1:] for row in tables["agreement"].rows}
+    assert agreement["Entropy, bits"][0] == f"{spearman:.3g}"
+    assert agreement["Perplexity"] == ("-", "-", "0", "0", "-")
+
+
+def test_cells_of_other_lengths_than_the_rest_have_their_steps_and_claims_without_them() -> None:
+    results = grid_results()
+    assert "steps" not in _tables(results)
+    results[0] = results[0].model_copy(update={"steps": 160_000})
+    tables = _tables(results)
+    assert tables["steps"]["1"] == ("160000", *["50000"] * 4)
+    spearman = spearmanr([p**k for k, p in PAIRS[1:]], FIGURE_5[1:]).statistic
+    assert tables["agreement-same-steps"]["Entropy, bits"][0] == f"{spearman:.3g}"
+
+
+def test_the_papers_figures_follow_p_to_the_k() -> None:
+    found = agreements(grid_cells(grid_results(seeds=(1, 2))))
+    assert found["entropy_bits"].follows_share
+    assert found["glue/mnli accuracy"].follows_share
+    assert math.isnan(found["perplexity"].spearman)
+
+
+def test_a_diverged_cell_is_named_and_left_out_of_every_claim() -> None:
+    results = [diverge(r) if (r.num_repeats, r.mask_ratio) == (8, 0.622) else r for r in grid_results()]
+    results[-1] = with_scores(results[-1], glue_mnli=DivergedTask(identity="x", diverged="the loss is nan"))
+    cells = grid_cells(results)
+    assert (cells[-2].seeds, cells[-2].diverged_seeds) == ((), (1,))
+    tables = _tables(results)
+    assert tables["entropy"]["8"] == ("", "", "", "diverged", "1.76")
+    assert tables["glue-mnli-accuracy"]["8"] == ("", "", "", "diverged", "diverged")
+    assert grid_tables(cells)[0].notes == ("diverged: k = 8, p = 0.622, k = 8, p = 0.789 (fine-tuning on glue/mnli)",)
+    assert not math.isnan(agreements(cells)["entropy_bits"].spearman)
+
+
+def test_one_cell_alone_supports_no_claim() -> None:
+    assert _tables(grid_results()[:1])["agreement"]["Entropy, bits"] == ("-",) * 5
+
+
+def test_undefined_figures_say_so_and_are_left_out_of_every_claim() -> None:
+    results = grid_results(seeds=(1, 2))
+    whole = agreements(grid_cells(results[:-2]))
+    results[-2:] = [with_scores(_without_entropy(result), glue_mnli=scores((None, None))) for result in results[-2:]]
+    results[0] = with_scores(results[0], glue_mnli=scores((None, 0.5)))
+    results[2] = with_scores(results[2], glue_mnli=scores((None,)))
+    cells = grid_cells(results)
+    assert cells[-1].show("entropy_bits") == cells[-1].show("glue/mnli accuracy") == "not defined"
+    assert cells[0].figures["glue/mnli accuracy"][0] == 0.5
+    assert (cells[1].seeds, len(cells[1].figures["glue/mnli accuracy"])) == ((1, 2), 1)
+    assert agreements(cells)["entropy_bits"] == whole["entropy_bits"]
+    assert _tables([_without_entropy(result) for result in results])["agreement"]["Entropy, bits"] == ("-",) * 5
+
+
+def _texts(svg: Path) -> str:
+    text = svg.read_text(encoding="utf-8")
+    ET.fromstring(text)
+    return " ".join(re.findall(r"<!-- (.*?) -->", text))
+
+
+@pytest.fixture(scope="module")
+def cells() -> list[GridCell]:
+    return grid_cells(grid_results(seeds=(1, 3)))
+
+
+@pytest.fixture(scope="module")
+def figures(cells: list[GridCell], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("figures")
+    rows = [{"kind": "train", "step": i, "loss": 3 / i} for i in range(1, 9)]
+    curves = {cell.about.label: rows for cell in cells}
+    return {path.name: path for path in write_grid_figures(cells, curves, folder)}
+
+
+def test_every_figure_of_the_paper_has_its_files(figures: dict[str, Path]) -> None:
+    stems = ("corruption", "entropy", "glue-mnli-accuracy", "curves")
+    assert set(figures) == {f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg")}
+    entropy = _texts(figures["entropy.svg"])
+    assert "7.27" in entropy
+    assert "±0.01" in entropy
+    assert "rank correlation with p^k" in entropy
+    assert "83.6" in _texts(figures["glue-mnli-accuracy.svg"])
+    assert "k=8, p=62.2%" in _texts(figures["curves.svg"])
+    with Image.open(figures["entropy.png"]) as image:
+        assert image.width > image.height > 300
+
+
+def test_cells_of_equal_p_to_the_k_have_one_colour_and_no_other_cell_has_it(figures: dict[str, Path]) -> None:
+    svg = figures["entropy.svg"].read_text(encoding="utf-8")
+    for group, num_cells in enumerate([4, 4, 3, 2, 1]):
+        colour = corruption_colour(group, 5).lower()
+        # rectangles of the table; markers repeat the colour with a white edge
+        table_cells = re.findall(rf'<path d="[^"]+" clip-path="[^"]+" style="fill: {colour}; stroke: #ffffff', svg)
+        assert len(table_cells) == num_cells
+
+
+def test_without_tasks_or_curves_their_figures_are_left_out_and_the_bytes_repeat(tmp_path: Path) -> None:
+    cells = grid_cells(grid_results(has_task=False)[:2])
+    written = write_grid_figures(cells, {}, tmp_path)
+    assert [path.name for path in written] == ["corruption.png", "corruption.svg", "entropy.png", "entropy.svg"]
+    before = [path.read_bytes() for path in written]
+    assert [path.read_bytes() for path in write_grid_figures(cells, {}, tmp_path)] == before
+    # two cells have no rank correlation
+    assert "rank correlation" not in _texts(tmp_path / "entropy.svg")
+
+
+def test_diverged_and_undefined_cells_are_words_in_the_table_and_no_points(tmp_path: Path) -> None:
+    results = grid_results(has_task=False)[:3]
+    cells = grid_cells([diverge(results[0]), _without_entropy(results[1]), results[2]])
+    assert [pair_of(cell) for cell in cells] == PAIRS[:3]
+    write_grid_figures(cells, {}, tmp_path)
+    assert {"diverged", "not", "defined"} <= set(_texts(tmp_path / "entropy.svg").split())
+    undefined = [_without_entropy(result) for result in results]
+    assert [path.name for path in write_grid_figures(grid_cells(undefined), {}, tmp_path)] == [
+        "corruption.png", "corruption.svg",
+    ]  # fmt: skip

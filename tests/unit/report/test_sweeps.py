@@ -1,0 +1,229 @@
+"""Report of a sweep, made of the accuracies that the paper prints: each table must come out as the paper's own."""
+
+import csv
+import json
+import math
+import re
+import statistics
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from exlm_cli.experiments.results import DivergedTask, VariantResult
+from exlm_cli.report.sweeps import (
+    SeedGroup,
+    entropy_families,
+    group_seeds,
+    paper_tables_of,
+    sweep_tables,
+    write_figure_12,
+    write_sweep_report,
+)
+from exlm_cli.report.tables import ReportTable
+from tests.unit.report.sweep_results import ROWS, diverge, scores, sweep_results, with_scores
+
+Variants = list[SeedGroup[VariantResult]]
+
+
+def _cells(table: ReportTable, source: str) -> dict[str, tuple[str, ...]]:
+    return {row[1]: row[2:7] for row in table.rows if row[0] == source}
+
+
+def _row(table: ReportTable, name: str) -> dict[str, str]:
+    row = next(row for row in table.rows if row[0] == name)
+    return dict(zip(table.columns, row, strict=True))
+
+
+def _csv(results: list[VariantResult], folder: Path) -> list[dict[str, str]]:
+    write_sweep_report(folder, results, folder, name="mine", has_figures=False)
+    with (folder / "sweep.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_csv_has_one_row_a_variant_under_the_names_that_scripts_rely_on(tmp_path: Path) -> None:
+    results = sweep_results("figure-12", seeds=(1, 2, 5))
+    rows = _csv(results, tmp_path)
+    assert [row["variant"] for row in rows] == ["mlm", "exlm-k2", "exlm", "exlm-k8"]
+    added = [0, 0.01, 0.04]
+    for row, k in zip(rows, (1, 2, 4, 8), strict=True):
+        assert (int(row["num_states_per_mask"]), float(row["mask_ratio"])) == (k, 0.15)
+        assert float(row["loss"]) == pytest.approx(2 + statistics.mean(added), rel=1e-5)
+        assert float(row["loss_std"]) == pytest.approx(statistics.stdev(added), rel=1e-5)
+        entropy = 10 * 0.387 / k + statistics.mean(added)
+        assert float(row["entropy_bits_at_0.387"]) == pytest.approx(entropy, rel=1e-5)
+        own = [r.scored_tasks["glue/mnli"].values[1] for r in results if r.label == row["variant"]]
+        assert float(row["glue_mnli_accuracy"]) == pytest.approx(statistics.mean(own))
+        assert (row["steps"], row["parameters"], row["elapsed_s"], row["seeds"]) == ("600", "1400000", "61.0", "1 2 5")
+    assert (rows[0]["effective_states"], rows[2]["effective_states"]) == ("", "1.5")
+    assert rows[0]["entropy_posterior_bits_at_0.387"] == rows[0]["entropy_bits_at_0.387"]
+    assert json.loads(rows[1]["changes"]) == {"masking.num_states_per_mask": 2}
+
+
+def test_a_diverged_seed_is_left_out_of_means_and_named(tmp_path: Path) -> None:
+    results = [diverge(r) if r.seed == 2 else r for r in sweep_results("table-13", seeds=(1, 2))]
+    variant = group_seeds(results)[0]
+    assert (variant.seeds, variant.diverged_seeds, variant.mean("loss")) == ((1,), (2,), 2.0)
+    (row,) = _csv([results[4]], tmp_path)
+    empty = (row["loss"], row["steps"], row["elapsed_s"], row["seeds"])
+    assert (row["variant"], empty, row["diverged_seeds"]) == ("exlm-no-transitions", ("",) * 4, "2")
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_sweep_with_the_papers_accuracies_gives_the_papers_table(name: str) -> None:
+    paper, labels = ROWS[name]
+    table = {table.name: table for table in paper_tables_of(group_seeds(sweep_results(name)))}[name]
+    assert table.columns[2:7] == ("MNLI", "QNLI", "QQP", "RTE", "Avg")
+    theirs, ours = _cells(table, "paper"), _cells(table, "ours")
+    assert list(ours) == list(theirs) == list(labels)
+    for row, cells in ours.items():
+        assert cells[:4] == theirs[row][:4]
+        mean = math.fsum(paper.value(row, column) or 0 for column in paper.columns[:4]) / 4
+        assert float(cells[4]) == pytest.approx(mean, abs=0.0501)
+
+
+def test_a_sweep_of_everything_gives_every_table_of_the_paper() -> None:
+    tables = sweep_tables(group_seeds(sweep_results("ablations")), name="ablations")
+    assert [table.name for table in tables] == ["variants", "table-2", "table-4", "table-13"]
+
+
+def test_every_row_has_its_budget() -> None:
+    (table,) = paper_tables_of(group_seeds(sweep_results("table-2", seeds=(1, 2))))
+    budgets = {(row[0], row[1]): row[7:] for row in table.rows}
+    assert budgets["paper", "Vanilla MLM++"] == ("3", "128 M", "100,000 steps of 4,096 sequences")
+    assert budgets["ours", "ExLM"] == ("2 x 3", "1.4 M", "600 steps of 4,096 sequences")
+
+
+def test_some_variants_and_tasks_fill_a_part_of_the_table_that_fits_best() -> None:
+    results = [r for r in sweep_results("table-2", tasks=("RTE",)) if r.label in ("mlm", "mlm-plus-plus")]
+    (table,) = paper_tables_of(group_seeds(results))
+    assert table.name == "table-2"
+    assert _cells(table, "ours") == {
+        "Vanilla MLM": ("-", "-", "-", "54.7", "-"), "Vanilla MLM++": ("-", "-", "-", "56.3", "-"),
+    }  # fmt: skip
+
+
+def test_without_its_tasks_or_variants_there_is_no_table_of_the_paper() -> None:
+    assert paper_tables_of(group_seeds(sweep_results("table-2", tasks=()))) == []
+    others = [r.model_copy(update={"rope": "none"}) for r in sweep_results("table-2") if r.label == "exlm"]
+    assert paper_tables_of(group_seeds(others)) == []
+
+
+def test_a_variant_with_another_change_is_not_taken_for_the_papers() -> None:
+    changes = {"exlm": {"model.transition.lane_bias": 4.0}, "mlm": {"model.clone_embedding": "none"}}
+    results = [r.model_copy(update={"changes": r.changes | changes.get(r.label, {})}) for r in sweep_results("table-2")]
+    table = next(t for t in paper_tables_of(group_seeds(results)) if t.name == "table-2")
+    assert set(_cells(table, "ours")) == set(ROWS["table-2"][1]) - {"ExLM"}
+
+
+def test_every_variant_has_its_figures_its_budget_and_its_changes() -> None:
+    (table,) = sweep_tables(group_seeds(sweep_results("table-2", seeds=(1, 3), tasks=())), name="mine")
+    assert table.title == "Variants of mine (mean ± standard deviation of 2 seeds)"
+    exlm, mlm = _row(table, "exlm"), _row(table, "mlm")
+    assert (exlm["loss"], exlm["accuracy %"], exlm["states"]) == ("2.010 ± 0.014", "50.0 ± 0.0", "1.50 ± 0.00")
+    assert (mlm["weighted bits"], mlm["k"], mlm["p"], mlm["time"]) == ("-", "1", "15 %", "0:01:01")
+    assert (_row(table, "exlm-no-2d-rope")["changes"], exlm["changes"]) == ("model.rope=1d", "-")
+
+
+def test_a_task_that_is_not_the_papers_has_its_column_and_a_part_of_its_rows_a_note() -> None:
+    bace = scores((0.7, 0.8), metric="roc_auc", max_rows=300)
+    results = [with_scores(r, moleculenet_bace=bace) for r in sweep_results("table-13", tasks=())]
+    (table,) = sweep_tables(group_seeds(results), name="mine")
+    row = _row(table, "mlm")
+    assert (row["moleculenet/bace roc_auc"], row["seeds"]) == ("0.750", "1 x 2")
+    assert table.notes[-1].endswith(" moleculenet/bace (1,000 rows)")
+
+
+def test_a_diverged_variant_has_no_figure() -> None:
+    results = [diverge(r) if r.label == "exlm" else r for r in sweep_results("table-2")]
+    tables = sweep_tables(group_seeds(results), name="mine")
+    assert _row(tables[0], "exlm")["loss"] == "diverged"
+    assert tables[0].notes[-1] == "some seeds diverged: exlm"
+    assert _cells(tables[1], "ours")["ExLM"] == ("-",) * 5
+
+
+def test_entropies_over_p_are_tables_one_for_each_definition() -> None:
+    tables = sweep_tables(group_seeds(sweep_results("figure-12", seeds=(1, 3))), name="figure-12")
+    assert [table.name for table in tables[:3]] == ["variants", "figure-12-states", "figure-12-weighted"]
+    assert tables[1].columns == ("variant", "15 %", "38.7 %", "62.2 %", "78.9 %")
+    assert tuple(_row(tables[1], "exlm-k2").values())[1:] == tuple(
+        f"{10 * p / 2 + 0.01:.2f} ± 0.01" for p in (0.15, 0.387, 0.622, 0.789)
+    )
+    # both definitions of an MLM are one
+    weighted = _row(tables[2], "mlm")["15 %"], _row(tables[2], "exlm")["15 %"]
+    assert weighted == ("1.51 ± 0.01", f"{5 * 0.15 / 4 + 0.01:.2f} ± 0.01")
+    mlms = [result for result in sweep_results("figure-12", tasks=()) if result.label == "mlm"]
+    assert [table.name for table in sweep_tables(group_seeds(mlms), name="x")] == ["variants", "figure-12-states"]
+
+
+def test_undefined_scores_and_entropies_say_so() -> None:
+    results = sweep_results("quickstart-ablations")
+    first = with_scores(
+        results[0], glue_rte=scores((None, None)), glue_qqp=DivergedTask(identity="x", diverged="the loss is nan")
+    )
+    entropy = first.entropy[0].model_copy(update={"entropy_bits": None})
+    changes = {"metrics": first.metrics | {"entropy_bits": None}, "entropy": (entropy, *first.entropy[1:])}
+    results[0] = first.model_copy(update=changes)
+    tables = sweep_tables(group_seeds(results), name="mine")
+    cells = _row(tables[0], first.label)
+    assert (cells["bits"], cells["glue/rte accuracy"], cells["glue/qqp accuracy"]) == (
+        "not defined", "not defined", "diverged",
+    )  # fmt: skip
+    assert tables[0].notes[-1] == f"some seeds diverged: {first.label} (fine-tuning on glue/qqp)"
+    assert "not defined" in next(t for t in tables if t.name == "figure-12-states").rows[0]
+
+
+def _texts(variants: Variants, folder: Path) -> list[str]:
+    png, svg = write_figure_12(variants, folder)
+    with Image.open(png) as image:
+        assert image.width > image.height > 300
+    text = svg.read_text(encoding="utf-8")
+    ET.fromstring(text)
+    return re.findall(r"<!-- (.*?) -->", text)
+
+
+def _measured(name: str) -> Variants:
+    """Return variants of a sweep, each measured at its own mask ratio and at 0.5."""
+    return group_seeds(
+        [
+            r.model_copy(update={"entropy": (r.entropy[0], r.entropy[0].model_copy(update={"mask_ratio": 0.5}))})
+            for r in sweep_results(name)
+        ]
+    )
+
+
+def test_figure_12_has_a_line_for_the_mlm_and_one_for_each_k(tmp_path: Path) -> None:
+    variants = group_seeds(sweep_results("figure-12", seeds=(1, 2, 3)))
+    texts = _texts(variants, tmp_path)
+    names = {"MLM", "ExLM, k = 2", "ExLM, k = 4", "ExLM, k = 8", "78.9%", "mean over states"}
+    assert names | {"weighted by the posterior"} <= set(texts)
+    assert any("standard deviation of 3 seeds" in text for text in texts)
+    before = (tmp_path / "figure-12.svg").read_bytes()
+    write_figure_12(variants, tmp_path)
+    assert (tmp_path / "figure-12.svg").read_bytes() == before
+
+
+def test_mlms_alone_have_one_panel_and_one_ratio_alone_has_no_figure(tmp_path: Path) -> None:
+    mlm = [variant for variant in group_seeds(sweep_results("figure-12")) if variant.about.label == "mlm"]
+    assert "weighted by the posterior" not in _texts(mlm, tmp_path)
+    assert write_figure_12(group_seeds(sweep_results("table-4")), tmp_path / "none") == []
+
+
+def test_lines_trained_at_several_ratios_name_them(tmp_path: Path) -> None:
+    assert "MLM, trained at p = 38.7%" in _texts(_measured("table-4"), tmp_path)
+
+
+def test_variants_that_differ_in_more_than_k_and_p_are_no_lines() -> None:
+    families = entropy_families(_measured("ablations"))
+    assert {label: [v.about.label for v in family] for label, family in families.items()} == {
+        "": ["mlm", "mlm-p38.7", "exlm-k2", "exlm-k2-p38.7", "exlm", "exlm-k4-p38.7", "exlm-k8", "exlm-k8-p38.7"]
+    }
+
+
+def test_variants_that_share_their_other_changes_have_a_figure_of_their_own() -> None:
+    families = entropy_families(_measured("ablations-small-smiles"))
+    assert list(families) == ["", "exlm-lanes"]
+    assert [variant.about.label for variant in families["exlm-lanes"]] == [
+        "mlm", "mlm-p38.7", "exlm-lanes-k2", "exlm-lanes", "exlm-lanes-k8"
+    ]  # fmt: skip
