@@ -15,6 +15,7 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
     "data.on_invalid": ("on_invalid",),
     "data.train": ("inputs", "data"),
     "data.valid": ("data",),
+    "only": ("variants",),
     "pretrain.data.on_invalid": ("on_invalid",),
     "seed": ("seed", "seeds"),
     "task.data_dir": ("data_dir",),
@@ -27,6 +28,9 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
     "use_grid": ("grid",),
 }
 """Parameters of commands that stand for a dotted key; a key of one word is the parameter of that name."""
+
+_COMMANDS_OF_RECIPES = {"tokenize": "pretrain", "repeat-mlm": "sweep"}
+"""Commands that take recipes of another command."""
 
 
 def to_options(text: str, command: Any) -> str:
@@ -73,7 +77,7 @@ def _as_set(command: Any, key: str, value: str, *, is_given: bool) -> str | None
 
     if is_given:
         return f"`--set {key}={value}`"
-    name = "pretrain" if command.name == "tokenize" else command.name
+    name = _COMMANDS_OF_RECIPES.get(command.name, command.name)
     kind = next((kind for kind in KINDS if kind.command == name), None)
     if kind is None:
         return None

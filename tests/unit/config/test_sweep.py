@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from exlm_cli.config.load import dump_recipe, load_recipe, recipe_kind
-from exlm_cli.config.sweep import SweepRecipe, changed_values, choose_variants
+from exlm_cli.config.sweep import SweepRecipe, changed_values
 from exlm_cli.errors import ConfigError
 
 NAME = "quickstart-ablations"
@@ -31,7 +31,7 @@ def _write(tmp_path: Path, text: str) -> str:
 
 def test_a_variant_is_the_common_recipe_with_its_changes() -> None:
     recipe = _load(NAME, "variants={exlm: {}, slow: {optim.lr: 1e-4, masking.num_states_per_mask: 2}}", "seeds=[3, 9]")
-    recipe = choose_variants(recipe, ["exlm", "slow"])
+    recipe = recipe.replaced(only=("exlm", "slow"))
     plans = recipe.plan()
     assert [(plan.label, plan.row, plan.column, plan.seed) for plan in plans] == [
         ("exlm", "exlm", "seed 3", 3), ("slow", "slow", "seed 3", 3), ("exlm", "exlm", "seed 9", 9),
