@@ -26,8 +26,8 @@ from dataclasses import astuple, dataclass
 from typing import Self
 
 from exlm_cli.config.base import Recipe
-from exlm_cli.config.cells import CellsRecipe
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.config.sweep import SweepRecipe
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class RecipeSize:
 
 def recipe_size(recipe: Recipe) -> RecipeSize:
     """Return the size and cost of a recipe of any kind; a fine-tuning recipe has none."""
-    common = recipe.pretrain if isinstance(recipe, CellsRecipe) else recipe
+    common = recipe.pretrain if isinstance(recipe, SweepRecipe) else recipe
     if not isinstance(common, PretrainRecipe):
         return RecipeSize()
-    runs = [plan.pretrain for plan in recipe.plan()] if isinstance(recipe, CellsRecipe) else [common]
+    runs = [plan.pretrain for plan in recipe.plan()] if isinstance(recipe, SweepRecipe) else [common]
     flops = [run_flops(run) for run in runs]
     return RecipeSize(
         objective=common.objective,
