@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.data.batch import Batch
-from exlm_cli.data.expansion import collate, expand
+from exlm_cli.data.batch import Batch, collate
+from exlm_cli.data.expansion import expand
 from exlm_cli.data.masking import SpecialTokens, mask_sequence, sample_rng
 
 SPECIAL = SpecialTokens(pad=0, cls=1, sep=2, mask=3, never_masked=frozenset(range(5)), vocab_size=40)

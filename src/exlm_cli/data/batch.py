@@ -1,11 +1,20 @@
-"""What one forward pass eats. Axes: B sequences, L expanded positions, S DAG nodes, T targets."""
+"""Input of one forward pass, and the collator that builds it.
 
+Axes: B sequences, L expanded positions, S DAG nodes, T targets.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Self
 
+import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor
+
+from exlm_cli.config.sections import Objective
+from exlm_cli.data.expansion import ExpandedSequence, expand
+from exlm_cli.data.masking import IntArray, MaskedSequence
 
 
 @dataclass(frozen=True)
@@ -18,7 +27,7 @@ class Batch:
             [MASK], (j, 0) for everything else (section 4.2).
         lengths: Expanded tokens of each sequence, [CLS] and [SEP] included.
         node_index: Expanded position of every DAG node, in order: [CLS], the clones, the last [SEP]; 0 beyond.
-        node_mask: Which masked token a node stands for (0..T-1); -1 for BOS, EOS and padding.
+        node_mask: Index of the masked token that a node belongs to (0..T-1); -1 for BOS, EOS and padding.
         state_lengths: Nodes of each sequence, k * T + 2.
         target_ids: Tokens to predict, in order; [PAD] beyond `target_lengths`.
         target_source: Index of the token a target is a copy of, before repetition; -1 beyond.
@@ -40,3 +49,54 @@ class Batch:
     def to(self, device: torch.device) -> Self:
         """Return the same batch on `device`."""
         return type(self)(**{f.name: getattr(self, f.name).to(device, non_blocking=True) for f in fields(self)})
+
+
+def collate(sequences: Sequence[ExpandedSequence], sample_index: Sequence[int], pad_id: int) -> Batch:
+    """Pad expanded sequences to one `Batch` on the CPU; every axis has at least one entry."""
+    lengths = [len(s.token_ids) for s in sequences]
+    num_nodes = [len(s.node_index) for s in sequences]
+    num_targets = [len(s.target_ids) for s in sequences]
+    longest, max_nodes, max_targets = max(lengths), max(num_nodes), max(1, *num_targets)
+    return Batch(
+        token_ids=_pad([s.token_ids for s in sequences], longest, pad_id),
+        positions=torch.stack(
+            [_pad([s.positions[:, axis] for s in sequences], longest, 0) for axis in range(2)], dim=-1
+        ),
+        lengths=torch.tensor(lengths),
+        node_index=_pad([s.node_index for s in sequences], max_nodes, 0),
+        node_mask=_pad([s.node_mask for s in sequences], max_nodes, -1),
+        state_lengths=torch.tensor(num_nodes),
+        target_ids=_pad([s.target_ids for s in sequences], max_targets, pad_id),
+        target_source=_pad([s.target_source for s in sequences], max_targets, -1),
+        target_lengths=torch.tensor(num_targets),
+        sample_index=torch.tensor(list(sample_index)),
+    )
+
+
+def batch_from_masked_ids(
+    input_ids: IntArray, *, mask_id: int, pad_id: int, num_states_per_mask: int, objective: Objective
+) -> Batch:
+    """Build a batch of one from tokens that already contain [MASK]; its targets are unknown and set to [PAD].
+
+    Args:
+        input_ids: (L,) tokens with [CLS] first and [SEP] last.
+        mask_id: Id of [MASK].
+        pad_id: Id of [PAD].
+        num_states_per_mask: k; 1 for an MLM.
+        objective: Decides the positions.
+    """
+    positions = np.flatnonzero(input_ids == mask_id)
+    masked = MaskedSequence(
+        input_ids=input_ids,
+        masked_positions=positions,
+        target_ids=np.full(len(positions), pad_id, dtype=np.int64),
+        target_source=positions,
+    )
+    return collate([expand(masked, num_states_per_mask, objective)], [0], pad_id)
+
+
+def _pad(rows: Sequence[IntArray], width: int, value: int) -> Tensor:
+    padded = np.full((len(rows), width), value, dtype=np.int64)
+    for row, values in zip(padded, rows, strict=True):
+        row[: len(values)] = values
+    return torch.from_numpy(padded)

@@ -15,10 +15,10 @@ from exlm_cli.config.load import dump_recipe, load_recipe, resumed_recipe
 from exlm_cli.config.overrides import describe_changes
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import TrainConfig
-from exlm_cli.data.batch import Batch
+from exlm_cli.data.batch import Batch, collate
 from exlm_cli.data.corpus.pipeline import PreparedData, list_rejected, prepare_data
 from exlm_cli.data.corpus.shards import TokenDataset
-from exlm_cli.data.expansion import collate, expand
+from exlm_cli.data.expansion import expand
 from exlm_cli.data.masking import IntArray, SpecialTokens, mask_sequence, sample_rng
 from exlm_cli.data.prefetch import prefetch
 from exlm_cli.data.sampler import EpochPlan, cut_microbatches, longest_expanded, plan_epoch

@@ -12,7 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from exlm_cli.config.describe import TrainingFlops, count_path_edges, count_sequence_flops, recipe_step_flops
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.data.expansion import collate, expand
+from exlm_cli.data.batch import collate
+from exlm_cli.data.expansion import expand
 from exlm_cli.data.masking import mask_sequence, sample_rng
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.train.objective import Objective

@@ -15,8 +15,9 @@ import torch
 from exlm_cli.dag.build import MAX_INNER_NODES, build_dag
 from exlm_cli.dag.fillings import n_best_fillings
 from exlm_cli.dag.graph import top_tokens
+from exlm_cli.data.batch import collate
 from exlm_cli.data.bpe import train_bpe
-from exlm_cli.data.expansion import collate, expand
+from exlm_cli.data.expansion import expand
 from exlm_cli.data.masking import MaskedSequence
 from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.tokenizer import Tokenizer

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from exlm_cli.data.expansion import batch_from_masked_ids, collate, expand
+from exlm_cli.data.batch import batch_from_masked_ids, collate
+from exlm_cli.data.expansion import expand
 from exlm_cli.data.masking import MaskedSequence
 from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
 

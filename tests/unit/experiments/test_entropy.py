@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from exlm_cli.config.load import load_recipe
+from exlm_cli.data.batch import collate
 from exlm_cli.data.corpus.pipeline import prepare_data
-from exlm_cli.data.expansion import collate, expand
+from exlm_cli.data.expansion import expand
 from exlm_cli.data.masking import mask_sequence, sample_rng
 from exlm_cli.errors import ConfigError
 from exlm_cli.experiments.entropy import measure_entropy

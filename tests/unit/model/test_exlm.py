@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from exlm_cli.config.describe import count_parameters
-from exlm_cli.data.expansion import collate
+from exlm_cli.data.batch import collate
 from exlm_cli.model.exlm import ExlmModel
 from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
 

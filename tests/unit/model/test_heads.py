@@ -9,7 +9,8 @@ from torch import Tensor
 
 from exlm_cli.config.finetune import FinetuneModelConfig
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.data.expansion import collate, expand
+from exlm_cli.data.batch import collate
+from exlm_cli.data.expansion import expand
 from exlm_cli.data.masking import MaskedSequence
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.model.heads import SequenceHead, SpanHead, TaskModel, with_dropout

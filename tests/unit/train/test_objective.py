@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from exlm_cli.data.expansion import collate, expand
+from exlm_cli.data.batch import collate
+from exlm_cli.data.expansion import expand
 from exlm_cli.data.masking import MaskedSequence
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.train.evaluation import evaluate_batch, summarise

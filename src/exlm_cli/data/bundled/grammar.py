@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from exlm_cli.data.bundled.grammar_words import FAMILIES, FEELINGS
+from exlm_cli.data.bundled.words import FAMILIES, FEELINGS
 from exlm_cli.data.tokenizer import MASK
 
 # How byte-level BPE cuts text before it merges, so that a piece here is a token there.

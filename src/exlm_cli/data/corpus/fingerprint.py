@@ -1,4 +1,7 @@
-"""What inputs are, by content: a changed file is another input, whatever its size and dates say."""
+"""Fingerprints of inputs by their content, and the cache keys of tokenizers and shards that follow from them.
+
+A changed file is another input, whatever its size and dates; a moved file is the same input.
+"""
 
 import contextlib
 import hashlib
@@ -8,28 +11,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from exlm_cli.data.bundled import grammar_words, molecules
-from exlm_cli.data.corpus.cache import replace_file
+from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.data.bundled import molecules, words
+from exlm_cli.data.corpus.cache import write_entry
 from exlm_cli.data.corpus.inputs import BundledSource, FileSource, Source
 from exlm_cli.data.rows.hub import HubSource, find_revision
 from exlm_cli.data.rows.records import format_of
-from exlm_cli.errors import DataError
-from exlm_cli.format import format_bytes
+from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.errors import CheckpointError, DataError
+from exlm_cli.files import JsonModel, read_json
 from exlm_cli.progress import Progress
 
+# Raise it when the same input would give other shards.
+_SCHEME = 1
 # A file that changed this recently could change again within one tick of the file system's clock.
 _SETTLED_NS = 2_000_000_000
 _HUGE_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
-class Identified:
-    """A source and what it held when it was looked at.
+class FingerprintedSource:
+    """A source and its content at one moment.
 
     Attributes:
-        source: What was looked at.
-        content: Changes whenever the content does.
-        state: What the file system said before the content was read; empty for what is no file.
+        source: Where the rows are.
+        content: Text that changes whenever the content does.
+        state: Size, times and inode of a file before its content was read; empty for other sources.
     """
 
     source: Source
@@ -37,49 +44,83 @@ class Identified:
     state: tuple[int, ...] = ()
 
 
-def identify(sources: Sequence[Source], cache: Path, progress: Progress) -> list[Identified]:
-    """Look at sources and tell them by their content.
+class _Digest(JsonModel):
+    """Remembered SHA-256 of a file in a certain state."""
 
-    The sha256 of a file is remembered under its path, size, inode, modification and change times. Only the kernel sets
-    the last, so a file rewritten in place with the same size and its old date is still read anew.
+    state: tuple[int, ...]
+    sha256: str
+
+
+def fingerprint_sources(sources: Sequence[Source], cache: Path, progress: Progress) -> list[FingerprintedSource]:
+    """Return sources with fingerprints of their content.
+
+    The SHA-256 of a file is remembered under its path, size, inode, modification and change times. Only the kernel sets
+    the change time, so a file rewritten in place with its old size and date is still read again.
 
     Args:
         sources: From `resolve_inputs`.
-        cache: Folder for remembered digests.
-        progress: Told when a large file is read through.
+        cache: Folder of remembered digests.
+        progress: Gets a message when a large file is read through.
 
     Raises:
-        DataError: A file cannot be read, or the Hub cannot be asked.
+        DataError: A file cannot be read, or the Hub does not answer.
     """
-    return [_identify_one(source, cache, progress) for source in sources]
+    return [_fingerprint_source(source, cache, progress) for source in sources]
 
 
-def unchanged(sources: Sequence[Identified]) -> None:
-    """Check that no file has changed since it was identified.
+def check_unchanged(sources: Sequence[FingerprintedSource]) -> None:
+    """Check that no file has changed since its fingerprint was taken.
 
     Raises:
         DataError: One has.
     """
-    for identified in sources:
-        if isinstance(identified.source, FileSource) and _state(identified.source.path) != identified.state:
-            raise DataError(f"{identified.source}: it changed while it was being read", "run again when it is complete")
+    for known in sources:
+        if isinstance(known.source, FileSource) and _state(known.source.path) != known.state:
+            raise DataError(f"{known.source}: it changed while it was being read", "run again when it is complete")
 
 
-def _identify_one(source: Source, cache: Path, progress: Progress) -> Identified:
+def tokenizer_key(recipe: PretrainRecipe, train: Sequence[FingerprintedSource]) -> str:
+    """Return the cache key of the tokenizer that a recipe trains on its training inputs."""
+    options = recipe.tokenizer.model_dump(mode="json")
+    options |= recipe.data.model_dump(include={"kind", "column", "max_rows", "bundled_rows"})
+    return _hash([_SCHEME, _contents(train), options])[:32]
+
+
+def data_fingerprint(
+    recipe: PretrainRecipe,
+    train: Sequence[FingerprintedSource],
+    valid: Sequence[FingerprintedSource],
+    tokenizer: Tokenizer,
+) -> str:
+    """Return the fingerprint of a recipe's shards: contents, tokenizer and options, without names of files."""
+    unused = {"train", "valid", "cache_dir"} | ({"valid_fraction"} if valid else set())
+    options = recipe.data.model_dump(mode="json", exclude=unused)
+    return _hash([_SCHEME, _contents(train), _contents(valid), tokenizer.fingerprint, options])
+
+
+def _contents(sources: Sequence[FingerprintedSource]) -> list[str]:
+    return [source.content for source in sources]
+
+
+def _hash(content: object) -> str:
+    return _sha256(json.dumps(content, sort_keys=True))
+
+
+def _fingerprint_source(source: Source, cache: Path, progress: Progress) -> FingerprintedSource:
     match source:
         case FileSource(path=path):
             state = _state(path)
             sha256 = _file_sha256(path, state, cache / "digests", progress)
-            return Identified(source, f"file {format_of(path)} {sha256}", state)
+            return FingerprintedSource(source, f"file {format_of(path)} {sha256}", state)
         case HubSource():
-            return Identified(source, f"{source} {find_revision(source, cache, progress)}")
+            return FingerprintedSource(source, f"{source} {find_revision(source, cache, progress)}")
         case BundledSource(name="grammar" | "feelings"):
-            return Identified(source, f"{source} {_sha256(repr(grammar_words.FAMILIES))}")
+            return FingerprintedSource(source, f"{source} {_sha256(repr(words.FAMILIES))}")
         case BundledSource():
             import rdkit
 
             pieces = repr((molecules.CORES, molecules.SUBSTITUENTS))
-            return Identified(source, f"{source} {_sha256(pieces)} rdkit {rdkit.__version__}")
+            return FingerprintedSource(source, f"{source} {_sha256(pieces)} rdkit {rdkit.__version__}")
 
 
 def _state(path: Path) -> tuple[int, ...]:
@@ -92,25 +133,23 @@ def _state(path: Path) -> tuple[int, ...]:
 
 def _file_sha256(path: Path, state: tuple[int, ...], digests: Path, progress: Progress) -> str:
     remembered = digests / f"{_sha256(str(path.resolve()))}.json"
-    try:
-        known = json.loads(remembered.read_text())
-        if known["state"] == list(state):
-            return str(known["sha256"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # not remembered, or not readably: read the file
+    with contextlib.suppress(CheckpointError):  # none remembered, or damaged: read the file
+        known = read_json(remembered, _Digest)
+        if known.state == state:
+            return known.sha256
     size_bytes, _, changed_ns, *_ = state
     if size_bytes > _HUGE_BYTES:
-        progress.message(f"{path}: reading {format_bytes(size_bytes)} to tell whether it has changed")
-    begun_ns = time.time_ns()
+        progress.message(f"{path}: reading {size_bytes / 1e6:,.0f} MB to find out whether it has changed")
+    started_ns = time.time_ns()
     try:
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if begun_ns - changed_ns > _SETTLED_NS and _state(path) == state:
-        # a cache that others filled and that may only be read still serves
-        with contextlib.suppress(OSError):
-            replace_file(remembered, json.dumps({"state": state, "sha256": sha256}).encode())
+    if started_ns - changed_ns > _SETTLED_NS and _state(path) == state:
+        # a cache that may only be read still serves
+        with contextlib.suppress(OSError, CheckpointError):
+            write_entry(remembered, _Digest(state=state, sha256=sha256).model_dump_json().encode())
     return sha256
 
 

@@ -1,36 +1,52 @@
-"""From a recipe's inputs to a tokenizer and memory-mapped shards, once: a second run finds them in the cache.
+"""Preparation of a recipe's data: rows -> splits -> tokens -> sequences -> shards, in this order from top to bottom.
 
-The cache holds `tokenizers/<key>.json` and `shards/<key>/` with `train/`, `valid/`, `rejected.csv` and `prepared.json`.
-Keys are hashes of contents and options, entries are renamed into place whole and never change, so nothing in it is
-ever stale.
+The result is cached: `tokenizers/<key>.json`, and `shards/<key>/` with `train/`, `valid/`, `rejected.csv` and
+`prepared.json`. Keys are hashes of contents and options, and entries are renamed into place whole, so none is ever
+stale.
 """
 
-import hashlib
-import json
+import csv
 import os
 import shutil
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self, final
 
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.config.sections import DataConfig
 from exlm_cli.data.bpe import train_bpe
-from exlm_cli.data.corpus.cache import explaining_disk_trouble, locked, replace_file
-from exlm_cli.data.corpus.fingerprint import Identified, identify, unchanged
-from exlm_cli.data.corpus.inputs import resolve_inputs
-from exlm_cli.data.corpus.shards import TokenDataset
-from exlm_cli.data.corpus.splits import TRAIN, TRAIN_SEED, VALID, Splits, recipe_rows
-from exlm_cli.data.rows.records import SKIPPED_FILE
+from exlm_cli.data.corpus.cache import explaining_disk_trouble, locked, write_entry
+from exlm_cli.data.corpus.fingerprint import (
+    FingerprintedSource,
+    check_unchanged,
+    data_fingerprint,
+    fingerprint_sources,
+    tokenizer_key,
+)
+from exlm_cli.data.corpus.inputs import FileSource, iter_rows, resolve_inputs
+from exlm_cli.data.corpus.sequences import Cutter, Holdout, Packer, SequenceMaker
+from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
+from exlm_cli.data.rows.records import LINE_FORMATS, SKIPPED_COLUMNS, SKIPPED_FILE, Row, format_of
 from exlm_cli.data.smiles import train_smiles_vocabulary
+from exlm_cli.data.smiles_check import check_smiles
 from exlm_cli.data.tokenizer import Tokenizer
-from exlm_cli.errors import DataError, TokenizerError
-from exlm_cli.files import cache_root, expand_path
+from exlm_cli.errors import CheckpointError, DataError, TokenizerError
+from exlm_cli.files import JsonModel, cache_root, expand_path, read_json
 from exlm_cli.progress import Progress, SilentProgress
 
-# Raise it when the same input would give other shards.
-_SCHEME = 1
+TRAIN, VALID = "train", "valid"
+
 _SUMMARY = "prepared.json"
+# Bundled data is the same whatever the seed of the run, so that runs over seeds share it.
+_TRAIN_SEED, _VALID_SEED = 0, 1
+_BATCH_ROWS, _BATCH_CHARACTERS = 4096, 1 << 19
+_NUM_ENDS = 2
+"""[CLS] and [SEP], which every sequence gets when it is used."""
+_SHOWN_CHARACTERS = 80
 
 
 @dataclass(frozen=True)
@@ -38,11 +54,11 @@ class PreparedData:
     """Tokenised data, ready to train on.
 
     Attributes:
-        tokenizer: Trained or taken.
+        tokenizer: Trained on the data or given by the recipe.
         train, valid: Sequences without [CLS] and [SEP] at their ends.
-        fingerprint: Of the content of the inputs, the tokenizer and every option that matters.
-        num_rejected: Rows left out because they cannot be used.
-        was_cached: Whether the shards were there already.
+        fingerprint: Hash of the content of the inputs, the tokenizer and every option that matters.
+        num_rejected: Rows skipped because they cannot be used.
+        was_cached: Whether the shards existed already.
     """
 
     tokenizer: Tokenizer
@@ -53,12 +69,29 @@ class PreparedData:
     was_cached: bool
 
 
+class _Summary(JsonModel):
+    """Content of `prepared.json`."""
+
+    num_rejected: int
+
+
+@dataclass(frozen=True)
+class _Corpus:
+    """Everything that decides the shards of a recipe."""
+
+    recipe: PretrainRecipe
+    train: list[FingerprintedSource]
+    valid: list[FingerprintedSource]
+    tokenizer: Tokenizer
+    fingerprint: str
+
+
 def prepare_data(recipe: PretrainRecipe, *, rejected_csv: Path | None, progress: Progress) -> PreparedData:
-    """Train or take the tokenizer and tokenise a recipe's inputs, or find both in the cache.
+    """Train or load the tokenizer and tokenise a recipe's inputs, or find both in the cache.
 
     Args:
-        recipe: Its `data` and `tokenizer` sections.
-        rejected_csv: Where to list rejected rows, if there are any.
+        recipe: Its `data` and `tokenizer` sections are used.
+        rejected_csv: File for the list of skipped rows, if there are any.
         progress: Gets bars and messages.
 
     Raises:
@@ -70,27 +103,20 @@ def prepare_data(recipe: PretrainRecipe, *, rejected_csv: Path | None, progress:
         raise DataError("`data.train` names no input", "give files with `data.train=FILE`")
     cache = cache_root(data.cache_dir)
     with explaining_disk_trouble(cache):
-        train = identify(resolve_inputs(data.train, kind=data.kind, progress=progress), cache, progress)
-        valid = identify(resolve_inputs(data.valid, kind=data.kind, progress=progress), cache, progress)
+        train, valid = (
+            fingerprint_sources(resolve_inputs(inputs, kind=data.kind, progress=progress), cache, progress)
+            for inputs in (data.train, data.valid)
+        )
         tokenizer = _obtain_tokenizer(recipe, train, cache, progress)
-        fingerprint = _fingerprint(recipe, train, valid, tokenizer)
-        directory = cache / "shards" / fingerprint[:32]
-        prepared = _load(directory, tokenizer, was_cached=True, progress=progress)
-        if prepared is None:
-            with locked(cache, directory.name, progress):
-                # another process may have made it meanwhile
-                prepared = _load(directory, tokenizer, was_cached=True, progress=SilentProgress())
-                if prepared is None:
-                    _build(directory, Splits(recipe, tokenizer, train, valid, fingerprint, progress))
-                    prepared = _load(directory, tokenizer, was_cached=False, progress=progress)
-        assert prepared is not None
+        corpus = _Corpus(recipe, train, valid, tokenizer, data_fingerprint(recipe, train, valid, tokenizer))
+        prepared = _obtain_shards(corpus, cache, progress)
     if rejected_csv is not None:
         list_rejected(prepared, rejected_csv, progress)
     return prepared
 
 
 def list_rejected(data: PreparedData, rejected_csv: Path, progress: Progress) -> None:
-    """Write the CSV of rejected rows if there are any; one of before is removed.
+    """Write the CSV of skipped rows if there are any; remove the one of an earlier run if there are none.
 
     Raises:
         DataError: It cannot be written.
@@ -101,24 +127,27 @@ def list_rejected(data: PreparedData, rejected_csv: Path, progress: Progress) ->
             return
         shutil.copyfile(data.train.directory.parent / SKIPPED_FILE, rejected_csv)
     except OSError as error:
-        raise DataError(f"{rejected_csv}: the rejected rows cannot be listed there: {error.strerror}") from error
+        raise DataError(f"{rejected_csv}: the list of skipped rows cannot be written: {error.strerror}") from error
     progress.message(f"skipped {data.num_rejected:,} rows; they are listed in {rejected_csv}")
 
 
-def _obtain_tokenizer(recipe: PretrainRecipe, train: list[Identified], cache: Path, progress: Progress) -> Tokenizer:
-    """Take the recipe's tokenizer, or the cached one, or train it."""
-    data, config = recipe.data, recipe.tokenizer
-    if config.path is not None:
-        return _load_given_tokenizer(config.path, data.kind)
-    options = config.model_dump(mode="json") | data.model_dump(include={"kind", "column", "max_rows", "bundled_rows"})
-    path = cache / "tokenizers" / f"{_hash([_SCHEME, _contents(train), options])[:32]}.json"
+# Tokenizer: given, cached or trained
+
+
+def _obtain_tokenizer(
+    recipe: PretrainRecipe, train: list[FingerprintedSource], cache: Path, progress: Progress
+) -> Tokenizer:
+    if recipe.tokenizer.path is not None:
+        return _load_given_tokenizer(recipe.tokenizer.path, recipe.data.kind)
+    path = cache / "tokenizers" / f"{tokenizer_key(recipe, train)}.json"
     tokenizer = _load_cached_tokenizer(path, progress)
     if tokenizer is None:
         with locked(cache, path.stem, progress):
+            # another process may have trained it meanwhile
             tokenizer = _load_cached_tokenizer(path, SilentProgress())
             if tokenizer is None:
                 tokenizer = _train_tokenizer(recipe, train, progress)
-                replace_file(path, tokenizer.to_json().encode())
+                write_entry(path, tokenizer.to_json().encode())
     return tokenizer
 
 
@@ -143,72 +172,279 @@ def _load_cached_tokenizer(path: Path, progress: Progress) -> Tokenizer | None:
         return None
 
 
-def _train_tokenizer(recipe: PretrainRecipe, train: list[Identified], progress: Progress) -> Tokenizer:
+def _train_tokenizer(recipe: PretrainRecipe, train: list[FingerprintedSource], progress: Progress) -> Tokenizer:
     config = recipe.tokenizer
     train_on = train_bpe if recipe.data.kind == "text" else train_smiles_vocabulary
-    with closing(recipe_rows(recipe, train, TRAIN_SEED, progress, "training the tokenizer")) as rows:
+    with closing(_rows(recipe.data, train, _TRAIN_SEED, progress, "training the tokenizer")) as rows:
         texts = (row.text for row in rows if row.problem is None)
         tokenizer = train_on(islice(texts, config.train_rows), config.vocab_size, config.min_frequency, progress)
-    unchanged(train)
+    check_unchanged(train)
     return tokenizer
 
 
-def _fingerprint(recipe: PretrainRecipe, train: list[Identified], valid: list[Identified], tokenizer: Tokenizer) -> str:
-    """Hash contents and options, not names: data that was moved is the same data."""
-    left_out = {"train", "valid", "cache_dir"}
-    if valid:
-        left_out.add("valid_fraction")
-    options = recipe.data.model_dump(mode="json", exclude=left_out)
-    if recipe.data.kind == "text" and recipe.data.max_rows is not None and not valid:
-        options["holdout"] = "rows"  # shards of versions that went by the size of the whole file are others
-    return _hash([_SCHEME, _contents(train), _contents(valid), tokenizer.fingerprint, options])
+# Shards: cached, or built in a temporary directory and renamed into place
 
 
-def _contents(sources: list[Identified]) -> list[str]:
-    return [source.content for source in sources]
+def _obtain_shards(corpus: _Corpus, cache: Path, progress: Progress) -> PreparedData:
+    directory = cache / "shards" / corpus.fingerprint[:32]
+    prepared = _load_shards(directory, corpus.tokenizer, was_cached=True, progress=progress)
+    if prepared is None:
+        with locked(cache, directory.name, progress):
+            # another process may have built them meanwhile
+            prepared = _load_shards(directory, corpus.tokenizer, was_cached=True, progress=SilentProgress())
+            if prepared is None:
+                _build_shards(directory, corpus, progress)
+                prepared = _load_shards(directory, corpus.tokenizer, was_cached=False, progress=progress)
+    assert prepared is not None
+    return prepared
 
 
-def _hash(content: object) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _load(directory: Path, tokenizer: Tokenizer, *, was_cached: bool, progress: Progress) -> PreparedData | None:
-    """Open shards; None where there are none, or none that are whole, which is said."""
+def _load_shards(directory: Path, tokenizer: Tokenizer, *, was_cached: bool, progress: Progress) -> PreparedData | None:
+    """Open shards; return None if there are none, or (with a message) if they are damaged."""
     if not directory.exists():
         return None
     try:
         train, valid = (TokenDataset(directory / split) for split in (TRAIN, VALID))
-        num_rejected = _num_rejected(directory)
-    except DataError as error:
+        num_rejected = read_json(directory / _SUMMARY, _Summary).num_rejected
+        if not (directory / SKIPPED_FILE).is_file():
+            raise DataError(f"{directory / SKIPPED_FILE}: missing from the token shards")
+    except (DataError, CheckpointError) as error:
         progress.message(f"{error.message}; the data is tokenised again")
         return None
     return PreparedData(tokenizer, train, valid, train.fingerprint, num_rejected, was_cached)
 
 
-def _num_rejected(directory: Path) -> int:
-    path = directory / _SUMMARY
-    try:
-        num_rejected = int(json.loads(path.read_text())["num_rejected"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: missing from the token shards, or altered") from error
-    if not (directory / SKIPPED_FILE).is_file():
-        raise DataError(f"{directory / SKIPPED_FILE}: missing from the token shards")
-    return num_rejected
-
-
-def _build(directory: Path, splits: Splits) -> None:
-    """Tokenise into a temporary directory and rename it into place."""
-    # The lock is held, so what a killed process left under these names is nobody's.
+def _build_shards(directory: Path, corpus: _Corpus, progress: Progress) -> None:
+    # The lock is held, so no running process uses what a killed one left under these names.
     for leftover in directory.parent.glob(f".{directory.name}.writing-*"):
         shutil.rmtree(leftover)
     temporary = directory.with_name(f".{directory.name}.writing-{os.getpid()}")
     temporary.mkdir(parents=True)
     try:
-        num_rejected = splits.write(temporary)
-        unchanged(splits.train + splits.valid)
-        replace_file(temporary / _SUMMARY, json.dumps({"num_rejected": num_rejected}).encode())
+        write_splits = _write_given_splits if corpus.valid else _write_held_out_splits
+        num_rejected = write_splits(corpus, temporary, progress)
+        check_unchanged(corpus.train + corpus.valid)
+        write_entry(temporary / _SUMMARY, _Summary(num_rejected=num_rejected).model_dump_json().encode())
         if directory.exists():
             shutil.rmtree(directory)
         temporary.rename(directory)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+# Splits: two inputs, or one of which rows are held out. Both return the number of skipped rows.
+
+
+def _write_given_splits(corpus: _Corpus, folder: Path, progress: Progress) -> int:
+    data = corpus.recipe.data
+    with SkippedRows(folder / SKIPPED_FILE, data.on_invalid) as skipped:
+        for split, sources, seed in ((TRAIN, corpus.train, _TRAIN_SEED), (VALID, corpus.valid, _VALID_SEED)):
+            with closing(_rows(data, sources, seed, progress, f"tokenising {split}")) as rows:
+                writers = _write_sequences(corpus, rows, folder, [split], lambda _: 0, skipped, progress)
+            if not writers[0].num_sequences:
+                raise _no_usable_row(data, split, sources, skipped)
+    return skipped.num_rows
+
+
+def _write_held_out_splits(corpus: _Corpus, folder: Path, progress: Progress) -> int:
+    data = corpus.recipe.data
+    sizes_bytes = [known.source.size_bytes for known in corpus.train if isinstance(known.source, FileSource)]
+    total_bytes = sum(sizes_bytes) if len(sizes_bytes) == len(corpus.train) else None
+    forced: bytes | None = None
+    while True:
+        holdout = Holdout(data.kind, data.valid_fraction, total_bytes, data.max_rows, forced)
+        with (
+            SkippedRows(folder / SKIPPED_FILE, data.on_invalid) as skipped,
+            closing(_rows(data, corpus.train, _TRAIN_SEED, progress, "tokenising")) as rows,
+        ):
+            train, valid = _write_sequences(corpus, rows, folder, [TRAIN, VALID], holdout.takes, skipped, progress)
+        if valid.num_sequences or forced is not None:
+            break
+        if holdout.smallest is None:
+            raise _no_usable_row(data, TRAIN, corpus.train, skipped)
+        # A small corpus, of which the hashes chose nothing: choose what came nearest.
+        forced = holdout.smallest
+    if not train.num_sequences or not valid.num_sequences:
+        raise DataError(
+            f"{_named(corpus.train)}: too few usable rows to hold some out for validation; {skipped.describe()}",
+            "give more rows, or rows of their own with `data.valid`",
+        )
+    return skipped.num_rows
+
+
+# Rows -> tokens -> sequences -> shards
+
+
+def _rows(
+    data: DataConfig, sources: Sequence[FingerprintedSource], seed: int, progress: Progress, label: str
+) -> Generator[Row]:
+    """Yield the rows of sources as a recipe's `data` section says."""
+    return iter_rows(
+        [known.source for known in sources],
+        kind=data.kind,
+        column=data.column,
+        max_rows=data.max_rows,
+        bundled_rows=data.bundled_rows,
+        seed=seed,
+        progress=progress,
+        label=label,
+    )
+
+
+def _write_sequences(
+    corpus: _Corpus,
+    rows: Iterable[Row],
+    folder: Path,
+    splits: Sequence[str],
+    choose: Callable[[Row], int],
+    skipped: "SkippedRows",
+    progress: Progress,
+) -> list[ShardWriter]:
+    """Tokenise rows, cut or pack them into sequences, and write those of each split.
+
+    Args:
+        corpus: Recipe and tokenizer.
+        rows: In order.
+        folder: Gets one shard directory a split.
+        splits: Names of the splits.
+        choose: Index of the split of a row; called in order, for usable rows only.
+        skipped: Gets rows that cannot be used.
+        progress: Gets a message about unknown tokens.
+
+    Returns:
+        The finished writer of each split.
+
+    Raises:
+        DataError: A row cannot be used, and `data.on_invalid` is "error".
+    """
+    data, tokenizer = corpus.recipe.data, corpus.tokenizer
+    num_unknown, last = 0, None
+    with ExitStack() as stack:
+        writers = [
+            stack.enter_context(ShardWriter(folder / split, tokenizer.vocab_size, corpus.fingerprint))
+            for split in splits
+        ]
+        makers = [_sequence_maker(data, tokenizer) for _ in splits]
+        for row, ids in _tokenise(_usable(rows, data.kind, skipped), data, tokenizer, skipped):
+            num_unknown += ids.count(tokenizer.unk_id)
+            index = int(choose(row))
+            # rows that were apart in the corpus must not look like neighbours
+            starts_document = row.starts_document or index != last
+            writers[index].add(makers[index].add(ids, starts_document=starts_document))
+            last = index
+        for writer, maker in zip(writers, makers, strict=True):
+            writer.add(maker.finish())
+    if num_unknown:
+        progress.message(f"[UNK] replaces {num_unknown:,} tokens that are not in the vocabulary")
+    return writers
+
+
+def _usable(rows: Iterable[Row], kind: str, skipped: "SkippedRows") -> Iterator[Row]:
+    """Yield rows with text; skip what is broken or not a molecule."""
+    checked = check_smiles(rows) if kind == "smiles" else ((row, row.problem) for row in rows)
+    for row, problem in checked:
+        if problem is not None:
+            skipped.add(row, problem)
+        elif row.text:
+            yield row
+
+
+def _tokenise(
+    rows: Iterable[Row], data: DataConfig, tokenizer: Tokenizer, skipped: "SkippedRows"
+) -> Iterator[tuple[Row, list[int]]]:
+    """Yield rows with their token ids, tokenised in batches on all cores; skip SMILES that do not fit."""
+    room = data.sequence_length - _NUM_ENDS
+    for batch in _batches(rows):
+        for row, ids in zip(batch, tokenizer.encode_batch([row.text for row in batch]), strict=True):
+            if data.kind == "smiles" and len(ids) > room:
+                skipped.add(row, f"{len(ids)} tokens, but `data.sequence_length` leaves room for {room}")
+            elif data.kind == "smiles" and ids.count(tokenizer.unk_id) == len(ids):
+                skipped.add(row, "none of its tokens is in the vocabulary, so that nothing of it can be masked")
+            else:
+                yield row, ids
+
+
+def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Yield rows in groups of limited number and length."""
+    batch: list[Row] = []
+    characters = 0
+    for row in rows:
+        batch.append(row)
+        characters += len(row.text)
+        if len(batch) == _BATCH_ROWS or characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _sequence_maker(data: DataConfig, tokenizer: Tokenizer) -> SequenceMaker:
+    size = data.sequence_length - _NUM_ENDS
+    if data.kind == "text" and data.sample_break == "none":
+        return Packer(size, tokenizer.sep_id, tokenizer.encode("\n"))
+    return Cutter(size)
+
+
+# Rows that are skipped
+
+
+@final
+class SkippedRows:
+    """Rows that cannot be used: the first one raises, or all are counted and written to a CSV."""
+
+    def __init__(self, path: Path, on_invalid: Literal["error", "skip"]) -> None:
+        self.path = path
+        self.on_invalid = on_invalid
+        self.num_rows = 0
+        self._first = ""
+
+    def __enter__(self) -> Self:
+        self._file = self.path.open("w", encoding="utf-8", newline="")
+        self._writer = csv.writer(self._file)
+        self._writer.writerow(SKIPPED_COLUMNS)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def add(self, row: Row, reason: str) -> None:
+        """Skip a row.
+
+        Raises:
+            DataError: Invalid rows are errors here.
+        """
+        if self.on_invalid == "error":
+            raise DataError(_describe(row, reason), "`data.on_invalid=skip` skips such rows and lists them in a CSV")
+        self.num_rows += 1
+        self._first = self._first or _describe(row, reason)
+        self._writer.writerow((row.source, row.number, reason, row.text))
+
+    def describe(self) -> str:
+        """Return how many there are, and what is wrong with the first."""
+        first = f", the first: {self._first}" if self._first else ""
+        return f"{self.num_rows:,} {'row was' if self.num_rows == 1 else 'rows were'} skipped{first}"
+
+
+def _describe(row: Row, reason: str) -> str:
+    shown = " ".join(row.text.split())
+    if len(shown) > _SHOWN_CHARACTERS:
+        shown = shown[: _SHOWN_CHARACTERS - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    return f"{row.source}:{row.number}: `{shown}`: {reason}"
+
+
+def _no_usable_row(
+    data: DataConfig, split: str, sources: Sequence[FingerprintedSource], skipped: SkippedRows
+) -> DataError:
+    source = sources[0].source
+    hint = f"name the column that holds the {data.kind} with `data.column=NAME`"
+    if isinstance(source, FileSource) and format_of(source.path) in LINE_FORMATS:
+        smiles_hint = "the SMILES must be the first word of a line"
+        hint = smiles_hint if data.kind == "smiles" else "give a file with text in it"
+    return DataError(f"`data.{split}`: no usable row in {_named(sources)}; {skipped.describe()}", hint)
+
+
+def _named(sources: Sequence[FingerprintedSource]) -> str:
+    others = f" and {len(sources) - 1:,} more" if len(sources) > 1 else ""
+    return f"{sources[0].source}{others}"

@@ -1,26 +1,22 @@
-"""Rows into sequences: which are held out, how text is packed, which SMILES are refused."""
+"""Steps from rows to sequences: which rows are held out for validation, and how token ids are packed or cut."""
 
-import csv
 import hashlib
 import math
 from collections.abc import Sequence
-from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self, final
+from typing import Protocol, final
 
-from exlm_cli.data.rows.records import SKIPPED_COLUMNS, Row, RowKind
-from exlm_cli.errors import DataError
+from exlm_cli.data.rows.records import Row, RowKind
 
 _LARGEST_BLOCK_BYTES = 1 << 16
-_SHOWN_CHARACTERS = 80
 
 
 @final
 class Holdout:
     """Decides, from hashes, which rows are for validation; the same rows every time.
 
-    SMILES go by their text, so that a duplicate is never on both sides. Text goes by blocks: a document, or so many
-    bytes or rows of one, so that sentences of one passage stay together; a smaller corpus has smaller blocks.
+    SMILES are chosen by their text, so that a duplicate is never on both sides. Text is chosen by blocks (a document,
+    or a number of bytes or rows of one), so that sentences of one passage stay together; a smaller corpus has smaller
+    blocks.
     """
 
     def __init__(
@@ -34,11 +30,11 @@ class Holdout:
         """Set up.
 
         Args:
-            kind: Of the rows.
+            kind: Kind of the rows.
             fraction: Share to hold out.
-            total_bytes: Size of the whole corpus where it is known.
-            max_rows: How many rows of it are read, where not all are.
-            forced: Hold out what has this hash too (`smallest` of a first attempt that held nothing out).
+            total_bytes: Size of the whole corpus if it is known.
+            max_rows: Number of rows that are read, if not all are.
+            forced: Also hold out what has this hash (`smallest` of a first attempt that held nothing out).
         """
         self.kind: RowKind = kind
         self.smallest: bytes | None = None
@@ -72,11 +68,38 @@ class Holdout:
         return drawn < self._limit or drawn == self._forced
 
 
+class SequenceMaker(Protocol):
+    """Makes sequences of the tokens of successive rows."""
+
+    def add(self, ids: list[int], *, starts_document: bool) -> list[list[int]]:
+        """Append a row and return the sequences that are complete now."""
+
+    def finish(self) -> list[list[int]]:
+        """Return what remains."""
+
+
+@final
+class Cutter:
+    """A `SequenceMaker` for which each row is a sequence, or several of at most `size` tokens."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def add(self, ids: list[int], *, starts_document: bool) -> list[list[int]]:
+        """Return the row in pieces."""
+        del starts_document
+        return [ids[i : i + self.size] for i in range(0, len(ids), self.size)]
+
+    def finish(self) -> list[list[int]]:
+        """Return nothing: every row is complete."""
+        return []
+
+
 @final
 class Packer:
-    """Cuts the tokens of successive rows into sequences of exactly `size`, as RoBERTa's `sample-break-mode none` does.
+    """A `SequenceMaker` of exactly `size` tokens each, as RoBERTa's `sample-break-mode none`.
 
-    Documents are separated by [SEP], lines of one document by a newline.
+    [SEP] separates documents, a newline the lines of one document.
     """
 
     def __init__(self, size: int, sep_id: int, newline_ids: Sequence[int]) -> None:
@@ -86,7 +109,7 @@ class Packer:
         self._pending: list[int] = []
         self._has_begun = False
 
-    def add(self, ids: Sequence[int], *, starts_document: bool) -> list[list[int]]:
+    def add(self, ids: list[int], *, starts_document: bool) -> list[list[int]]:
         """Append a row and return the sequences that are full now."""
         if self._has_begun:
             self._pending += self._sep_ids if starts_document else self._newline_ids
@@ -100,57 +123,3 @@ class Packer:
     def finish(self) -> list[list[int]]:
         """Return the remainder, if it holds at least two tokens."""
         return [self._pending] if len(self._pending) >= 2 else []
-
-
-def cut_row(ids: list[int], size: int) -> list[list[int]]:
-    """Cut one row into sequences of at most `size` tokens."""
-    return [ids[i : i + size] for i in range(0, len(ids), size)]
-
-
-@final
-class SkippedRows:
-    """Rows that cannot be used: the first one stops, or all are counted and written to a CSV."""
-
-    def __init__(self, path: Path, on_invalid: Literal["error", "skip"]) -> None:
-        self.path = path
-        self.on_invalid = on_invalid
-        self.num_rows = 0
-        self._first = ""
-
-    def describe(self) -> str:
-        """Say how many there are, and what is wrong with the first."""
-        first = f", the first: {self._first}" if self._first else ""
-        return f"{self.num_rows:,} {'row was' if self.num_rows == 1 else 'rows were'} rejected{first}"
-
-    def __enter__(self) -> Self:
-        self._file = self.path.open("w", encoding="utf-8", newline="")
-        self._writer = csv.writer(self._file)
-        self._writer.writerow(SKIPPED_COLUMNS)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
-
-    def add(self, row: Row, reason: str) -> None:
-        """Refuse a row.
-
-        Raises:
-            DataError: Invalid rows are errors here.
-        """
-        if self.on_invalid == "error":
-            raise DataError(
-                _describe(row, reason),
-                "`data.on_invalid=skip` leaves such rows out and lists them in a CSV",
-            )
-        self.num_rows += 1
-        self._first = self._first or _describe(row, reason)
-        self._writer.writerow((row.source, row.number, reason, row.text))
-
-
-def _describe(row: Row, reason: str) -> str:
-    shown = " ".join(row.text.split())
-    if len(shown) > _SHOWN_CHARACTERS:
-        shown = shown[: _SHOWN_CHARACTERS - 1] + "\N{HORIZONTAL ELLIPSIS}"
-    return f"{row.source}:{row.number}: `{shown}`: {reason}"

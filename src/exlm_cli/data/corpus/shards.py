@@ -1,11 +1,10 @@
 """Token shards: sequences of token ids on disk, memory-mapped, written once and renamed into place.
 
-A shard directory holds `tokens.bin` (uint16, or int32 where the vocabulary needs it), `offsets.bin` (int64, one more
+A shard directory holds `tokens.bin` (uint16, or int32 if the vocabulary needs it), `offsets.bin` (int64, one more
 than sequences) and `meta.json`. Little-endian, no pickle.
 """
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -13,29 +12,42 @@ from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, final
+from typing import Any, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from exlm_cli.errors import DataError
+from exlm_cli.errors import CheckpointError, DataError
+from exlm_cli.files import JsonModel, read_json, write_json
 
 IntArray = NDArray[np.int64]
 
-_FORMAT = 1
 _META, _TOKENS, _OFFSETS = "meta.json", "tokens.bin", "offsets.bin"
 _SAMPLED_BLOCK_BYTES, _SAMPLED_BLOCKS = 1 << 16, 256
+_MAX_PENDING_SEQUENCES = 4096
+_REBUILD_HINT = "delete the directory and run `exlm tokenize`"
+
+
+class _Meta(JsonModel):
+    """Content of `meta.json`; `sha256` by file, see `sampled_sha256`."""
+
+    format: Literal[1] = 1
+    fingerprint: str
+    dtype: Literal["<u2", "<i4"]
+    num_sequences: int
+    num_tokens: int
+    sha256: dict[str, str]
 
 
 @final
 class TokenDataset:
-    """Token sequences without [CLS] and [SEP] at their ends, read from disk as they are asked for.
+    """Token sequences without [CLS] and [SEP] at their ends, read from disk on demand.
 
     Attributes:
         tokens: (num_tokens,) all sequences end to end, memory-mapped.
         offsets: (N + 1,) where each sequence begins, memory-mapped.
         num_tokens: Tokens of all sequences.
-        fingerprint: Of everything that went into the shards.
+        fingerprint: Hash of everything that went into the shards.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -46,12 +58,12 @@ class TokenDataset:
         """
         self.directory = directory
         meta = _read_meta(directory)
-        self.fingerprint = str(meta["fingerprint"])
-        self.num_tokens = int(meta["num_tokens"])
-        num_sequences = int(meta["num_sequences"])
-        dtype = np.dtype(meta["dtype"])
-        for name, size_bytes in ((_TOKENS, self.num_tokens * dtype.itemsize), (_OFFSETS, (num_sequences + 1) * 8)):
-            _check_file(directory / name, size_bytes, meta["sha256"][name])
+        self.fingerprint = meta.fingerprint
+        self.num_tokens = meta.num_tokens
+        dtype = np.dtype(meta.dtype)
+        sizes_bytes = {_TOKENS: self.num_tokens * dtype.itemsize, _OFFSETS: (meta.num_sequences + 1) * 8}
+        for name, size_bytes in sizes_bytes.items():
+            _check_file(directory / name, size_bytes, meta.sha256.get(name, ""))
         self.tokens: NDArray[Any] = np.memmap(directory / _TOKENS, dtype=dtype, mode="r")
         self.offsets: IntArray = np.memmap(directory / _OFFSETS, dtype="<i8", mode="r")
 
@@ -74,25 +86,26 @@ class TokenDataset:
 
 @final
 class ShardWriter:
-    """Streams sequences into a shard directory; nothing is there until it is whole.
+    """Streams sequences into a shard directory, which appears only when it is complete.
 
-    Use it as a context manager: leaving normally renames the finished directory into place, leaving by an exception
-    removes what was written, and so does leaving without a single sequence.
+    Use it as a context manager: leaving normally renames the finished directory into place, leaving by an exception or
+    without a single sequence removes what was written.
     """
 
-    def __init__(self, directory: Path, *, vocab_size: int, fingerprint: str) -> None:
+    def __init__(self, directory: Path, vocab_size: int, fingerprint: str) -> None:
         """Begin a shard directory.
 
         Args:
-            directory: Where it will be; replaced if it is there.
-            vocab_size: Ids are below it; decides between uint16 and int32.
-            fingerprint: Of everything that goes into the shards.
+            directory: Where it will be; replaced if it exists.
+            vocab_size: Bound of the ids; decides between uint16 and int32.
+            fingerprint: Hash of everything that goes into the shards.
         """
         self.directory = directory
         self.fingerprint = fingerprint
         self.num_sequences = 0
         self.num_tokens = 0
-        self._dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<i4")
+        self._pending: list[Sequence[int]] = []
+        self._dtype: Literal["<u2", "<i4"] = "<u2" if vocab_size <= 1 << 16 else "<i4"
         self._temporary = directory.with_name(f".{directory.name}.writing-{os.getpid()}")
 
     def __enter__(self) -> Self:
@@ -107,15 +120,21 @@ class ShardWriter:
 
     def add(self, sequences: Sequence[Sequence[int]]) -> None:
         """Append sequences of token ids; none may be empty."""
-        lengths = np.fromiter((len(s) for s in sequences), np.int64, len(sequences))
-        if not len(lengths):
-            return
-        if not lengths.all():
+        if not all(map(len, sequences)):
             raise ValueError("a sequence without tokens cannot be stored")
-        self._offsets.write((self.num_tokens + np.cumsum(lengths)).astype("<i8").tobytes())
-        self._tokens.write(np.concatenate([np.asarray(s, self._dtype) for s in sequences]).tobytes())
+        self._pending += sequences
         self.num_sequences += len(sequences)
-        self.num_tokens += int(lengths.sum())
+        if len(self._pending) >= _MAX_PENDING_SEQUENCES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        ends = self.num_tokens + np.cumsum([len(sequence) for sequence in self._pending])
+        self._offsets.write(ends.astype("<i8").tobytes())
+        self._tokens.write(np.concatenate([np.asarray(s, self._dtype) for s in self._pending]).tobytes())
+        self.num_tokens = int(ends[-1])
+        self._pending = []
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -123,6 +142,7 @@ class ShardWriter:
         try:
             with self._files:
                 if kind is None:
+                    self._flush()
                     for file in (self._tokens, self._offsets):
                         # a full disk may be found out only here
                         file.flush()
@@ -133,18 +153,14 @@ class ShardWriter:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _finish(self) -> None:
-        meta = {
-            "format": _FORMAT,
-            "fingerprint": self.fingerprint,
-            "dtype": self._dtype.str,
-            "num_sequences": self.num_sequences,
-            "num_tokens": self.num_tokens,
-            "sha256": {name: sampled_sha256(self._temporary / name) for name in (_TOKENS, _OFFSETS)},
-        }
-        with (self._temporary / _META).open("w", encoding="utf-8") as file:
-            json.dump(meta, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
+        meta = _Meta(
+            fingerprint=self.fingerprint,
+            dtype=self._dtype,
+            num_sequences=self.num_sequences,
+            num_tokens=self.num_tokens,
+            sha256={name: sampled_sha256(self._temporary / name) for name in (_TOKENS, _OFFSETS)},
+        )
+        write_json(self._temporary / _META, meta)
         shutil.rmtree(self.directory, ignore_errors=True)
         self._temporary.rename(self.directory)
 
@@ -152,7 +168,7 @@ class ShardWriter:
 def sampled_sha256(path: Path) -> str:
     """Return the sha256 of a file's size and of 256 blocks of 64 KiB spread over it; of all of it below 16 MiB.
 
-    Opening shards of any size so takes milliseconds, and still finds truncation and most alterations.
+    Opening shards of any size takes milliseconds this way, and truncation and most alterations are still found.
     """
     size_bytes = path.stat().st_size
     digest = hashlib.sha256(str(size_bytes).encode())
@@ -165,29 +181,23 @@ def sampled_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _read_meta(directory: Path) -> dict[str, Any]:
+def _read_meta(directory: Path) -> _Meta:
     path = directory / _META
+    if not path.exists():
+        raise DataError(f"{directory}: no token shards; meta.json is missing", "run `exlm tokenize`")
     try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise DataError(f"{directory}: no token shards; meta.json is missing", "run `exlm tokenize`") from error
-    except (ValueError, OSError) as error:
-        raise DataError(f"{path}: cannot be read: {error}", "delete the directory and run `exlm tokenize`") from error
-    wanted = {"format", "fingerprint", "dtype", "num_sequences", "num_tokens", "sha256"}
-    if not isinstance(meta, dict) or meta.keys() != wanted or meta["format"] != _FORMAT:
-        raise DataError(
-            f"{path}: not the meta.json of token shards of format {_FORMAT}",
-            "delete the directory and run `exlm tokenize`",
-        )
-    return meta
+        return read_json(path, _Meta, hint=_REBUILD_HINT)
+    except CheckpointError as error:
+        raise DataError(error.message, error.hint) from error
 
 
 def _check_file(path: Path, size_bytes: int, sha256: str) -> None:
-    hint = "delete the directory and run `exlm tokenize`"
     if not path.is_file():
-        raise DataError(f"{path}: missing from the token shards", hint)
+        raise DataError(f"{path}: missing from the token shards", _REBUILD_HINT)
     found_bytes = path.stat().st_size
     if found_bytes != size_bytes:
-        raise DataError(f"{path}: {found_bytes} bytes, expected {size_bytes}; the token shards are truncated", hint)
+        raise DataError(
+            f"{path}: {found_bytes} bytes, expected {size_bytes}; the token shards are truncated", _REBUILD_HINT
+        )
     if sampled_sha256(path) != sha256:
-        raise DataError(f"{path}: its content is not what was written; the token shards are altered", hint)
+        raise DataError(f"{path}: its content is not what was written; the token shards are altered", _REBUILD_HINT)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from exlm_cli.data.corpus.cache import replace_file
+from exlm_cli.data.corpus.cache import write_entry
 from exlm_cli.data.rows.records import ColumnChoice, Record
 from exlm_cli.errors import DataError
 from exlm_cli.progress import Progress
@@ -93,7 +93,7 @@ def find_revision(source: HubSource, cache: Path, progress: Progress) -> str:
         revision = remembered.read_text()
         progress.message(f"`{source}`: the Hub does not answer; taking revision {revision} as last seen")
         return revision
-    replace_file(remembered, revision.encode())
+    write_entry(remembered, revision.encode())
     return revision
 
 
