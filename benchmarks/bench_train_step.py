@@ -120,7 +120,7 @@ def generate_data(recipe: PretrainRecipe, folder: Path) -> PreparedData:
     if not is_packed:
         drawn = rng.lognormal(np.log(MEDIAN_SMILES_TOKENS), SPREAD_OF_LOG, count)
         lengths = drawn.astype(np.int64).clip(1, longest)
-    with ShardWriter(folder / "shards", vocab_size=vocab_size, fingerprint="generated") as writer:
+    with ShardWriter(folder / "shards", vocab_size, "generated") as writer:
         writer.add([rng.integers(len(SPECIAL_TOKENS), vocab_size, length) for length in lengths])
     words = (*SPECIAL_TOKENS, *(f"t{i}" for i in range(vocab_size - len(SPECIAL_TOKENS))))
     vocabulary = {word: i for i, word in enumerate(words)}

@@ -3,12 +3,11 @@
 import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
 
 from exlm_cli.data.corpus.cache import explaining_disk_trouble, locked
 from exlm_cli.errors import DataError
 from exlm_cli.files import cache_root
-from exlm_cli.progress import Bar, Progress
+from exlm_cli.progress import Progress
 
 _BLOCK_BYTES = 1 << 16
 _TIMEOUT_S = 30.0
@@ -70,7 +69,7 @@ def fetch_once(remote: RemoteFile, folder: str, progress: Progress, *, hint: str
     )
     with explaining_disk_trouble(root), locked(root, remote.sha256, progress):
         try:
-            files.fetch(name, downloader=_Download(remote, progress, hint))
+            files.fetch(name, downloader=lambda _url, target, _pooch: _download(remote, target, progress, hint))
         except RequestException as error:
             raise DataError(f"{remote.url}: cannot be fetched: {error}", hint) from error
         except ValueError as error:
@@ -78,66 +77,40 @@ def fetch_once(remote: RemoteFile, folder: str, progress: Progress, *, hint: str
     return path
 
 
-@final
-class _Download:
-    """A downloader of `pooch` that takes https only, no more than the known bytes, and shows a bar."""
+def _download(remote: RemoteFile, target: str, progress: Progress, hint: str) -> None:
+    """Write a remote file to `target`; redirects must stay on https."""
+    import requests
 
-    def __init__(self, remote: RemoteFile, progress: Progress, hint: str) -> None:
-        self._remote, self._progress, self._hint = remote, progress, hint
-
-    def __call__(self, url: str, output_file: str, pooch: Any) -> None:
-        from pooch import HTTPDownloader
-
-        remote = self._remote
-        _refuse_insecure(url, url)
-        self._progress.message(f"fetching {url} ({remote.size_bytes:,} bytes)")
-        with self._progress.bar(remote.name, remote.size_bytes) as bar:
-            HTTPDownloader(
-                progressbar=_LimitedBar(bar, remote),
-                chunk_size=_BLOCK_BYTES,
-                timeout=_TIMEOUT_S,
-                headers={"User-Agent": "exlm", "Accept-Encoding": "identity"},
-                hooks={"response": self._check_response},
-            )(url, output_file, pooch)
-
-    def _check_response(self, response: Any, **_: object) -> None:
-        url = self._remote.url
+    def check_redirect(response: requests.Response, **_: object) -> None:
         if response.is_redirect:
-            _refuse_insecure(url, urllib.parse.urljoin(response.url, response.headers["Location"]))
-        elif 400 <= response.status_code < 500:
-            raise DataError(f"{url}: the server answers {response.status_code} {response.reason}", self._hint)
+            response.close()
+            _refuse_insecure(remote.url, urllib.parse.urljoin(response.url, response.headers["Location"]))
 
-
-@final
-class _LimitedBar:
-    """The bar that `pooch` updates after each block."""
-
-    total = 0
-
-    def __init__(self, bar: Bar, remote: RemoteFile) -> None:
-        self._bar, self._remote = bar, remote
-        self._done = 0
-
-    def update(self, num_bytes: int) -> None:
-        """Count a block; the last one may be shorter than it says.
-
-        Raises:
-            DataError: The blocks before it were the whole file already.
-        """
-        if self._done >= self._remote.size_bytes:
-            raise DataError(
-                f"{self._remote.url}: the server sends more than the expected {self._remote.size_bytes:,} bytes",
-                _CHANGED_HINT,
-            )
-        self._done += num_bytes
-        self._bar.update(min(self._done, self._remote.size_bytes))
-
-    def reset(self) -> None:
-        """Begin the last update, which gives the total."""
-        self._done = 0
-
-    def close(self) -> None:
-        """Do nothing: the bar's context ends it."""
+    _refuse_insecure(remote.url, remote.url)
+    progress.message(f"fetching {remote.url} ({remote.size_bytes:,} bytes)")
+    with (
+        requests.get(
+            remote.url,
+            stream=True,
+            timeout=_TIMEOUT_S,
+            headers={"User-Agent": "exlm", "Accept-Encoding": "identity"},
+            hooks={"response": check_redirect},
+        ) as response,
+        Path(target).open("wb") as file,
+        progress.bar(remote.name, remote.size_bytes) as bar,
+    ):
+        if 400 <= response.status_code < 500:
+            raise DataError(f"{remote.url}: the server answers {response.status_code} {response.reason}", hint)
+        response.raise_for_status()
+        done = 0
+        for block in response.iter_content(_BLOCK_BYTES):
+            done += len(block)
+            if done > remote.size_bytes:
+                raise DataError(
+                    f"{remote.url}: the server sends more than the expected {remote.size_bytes:,} bytes", _CHANGED_HINT
+                )
+            file.write(block)
+            bar.update(done)
 
 
 def _refuse_insecure(url: str, target: str) -> None:

@@ -1,10 +1,14 @@
 """Check of SMILES rows on all cores, in order; RDKit holds the interpreter's lock, so every core gets a process."""
 
+import os
 import signal
+import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from itertools import islice
 
 import loky
@@ -43,16 +47,10 @@ def check_smiles(rows: Iterable[Row], num_processes: int | None = None) -> Itera
 def _check_in_processes(
     first: list[Row], chunks: Iterator[list[Row]], num_processes: int
 ) -> Iterator[tuple[Row, str | None]]:
-    executor = loky.ProcessPoolExecutor(
-        num_processes,
-        # Ctrl-C reaches the whole group; this process ends its workers itself
-        initializer=signal.signal,
-        initargs=(signal.SIGINT, signal.SIG_IGN),
-        # a queue.py in the current directory is not Python's
-        env={"PYTHONSAFEPATH": "1"},
-    )
-    try:
+    with _safe_path():
+        executor = loky.ProcessPoolExecutor(num_processes, initializer=_start_worker, initargs=(os.getpid(),))
         pending = deque([(first, executor.submit(_find_reasons, [row.text for row in first]))])
+    try:
         for chunk in chunks:
             pending.append((chunk, executor.submit(_find_reasons, [row.text for row in chunk])))
             if len(pending) == 2 * num_processes:
@@ -66,6 +64,31 @@ def _check_in_processes(
         ) from error
     finally:
         executor.shutdown(wait=True, kill_workers=True)
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Keep the current directory off the path of Python processes started here: its queue.py is not Python's."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["PYTHONSAFEPATH"]
+        if before is not None:
+            os.environ["PYTHONSAFEPATH"] = before
+
+
+def _start_worker(parent: int) -> None:
+    """Leave Ctrl-C, which reaches the whole group, to the parent, and end when the parent is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def _find_reasons(texts: Sequence[str]) -> list[str | None]:

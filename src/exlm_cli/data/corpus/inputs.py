@@ -1,6 +1,6 @@
-"""Which inputs a recipe names, and their rows one after the other: files, directories, globs, Hub names, bundled data.
+"""Inputs of a recipe: files, directories, globs, Hub names and bundled data, and their rows one after the other.
 
-Everything is streamed: no input is ever held whole.
+Rows are streamed: no input is ever held whole.
 """
 
 import difflib
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from exlm_cli.data.bundled.grammar import sample_sentences
 from exlm_cli.data.bundled.molecules import generate_molecules
+from exlm_cli.data.rows.decode import open_raw
 from exlm_cli.data.rows.hub import HubSource, iter_hub_records
 from exlm_cli.data.rows.records import (
     COMPRESSIONS,
@@ -50,7 +51,7 @@ class FileSource:
 
 @dataclass(frozen=True)
 class BundledSource:
-    """A generator of the package."""
+    """Data that the package generates."""
 
     name: str
 
@@ -62,10 +63,10 @@ Source = FileSource | HubSource | BundledSource
 
 
 def resolve_inputs(inputs: Sequence[str], *, kind: RowKind, progress: Progress) -> list[Source]:
-    """Find what the inputs of a recipe name, in order; directories and globs are sorted.
+    """Return the sources that the inputs of a recipe name, in order; directories and globs are sorted.
 
     Raises:
-        DataError: Something is missing, empty, of an unknown format, or names no data of this kind.
+        DataError: An input is missing, empty, of an unknown format or of the other kind.
     """
     sources: list[Source] = []
     for given in inputs:
@@ -97,13 +98,13 @@ def iter_rows(
 
     Args:
         sources: From `resolve_inputs`.
-        kind: What a row is.
-        column: Column of tabular sources; none: the one plausible one.
+        kind: Kind of the rows.
+        column: Column of tabular sources; None takes the one with a plausible name.
         max_rows: Stop after this many rows.
         bundled_rows: Rows that a bundled source generates.
-        seed: Of bundled sources.
-        progress: Gets the bar: bytes on disk where all sources are files, rows where their number is known.
-        label: Of the bar.
+        seed: Seed of bundled sources.
+        progress: Gets the bar; it counts bytes on disk if all sources are files, else rows.
+        label: Label of the bar.
 
     Raises:
         DataError: A source cannot be read, or has no rows.
@@ -145,7 +146,7 @@ def _why_no_rows(source: Source) -> str:
         case ".txt" | ".smi":
             return "all of its lines are empty"
         case ".csv" | ".tsv":
-            return "its first line is taken for the names of its columns; rows stand below"
+            return "its first line holds the names of its columns, and no row follows"
         case _:
             return ""
 
@@ -154,14 +155,10 @@ def _why_no_rows(source: Source) -> str:
 def _opened(
     source: Source, kind: RowKind, column: str | None, bundled_rows: int, seed: int
 ) -> Iterator[tuple[Iterator[Row], Callable[[], int]]]:
-    """Open one source: its rows, and how many bytes of it have been read."""
+    """Open one source: its rows, and a function that returns how many bytes of it have been read."""
     match source:
         case FileSource(path=path):
-            try:
-                raw = path.open("rb")
-            except OSError as error:
-                raise DataError(f"{path}: cannot be opened: {error.strerror}") from error
-            with raw:
+            with open_raw(path) as raw:
                 yield iter_file_rows(path, raw, ColumnChoice(kind, column)), raw.tell
         case HubSource():
             yield (as_row(record) for record in iter_hub_records(source, only=ColumnChoice(kind, column))), lambda: 0
@@ -176,7 +173,7 @@ def _opened(
 
 @lru_cache(maxsize=1)
 def _molecules(num: int, seed: int) -> tuple[str, ...]:
-    """Remember what takes seconds to generate: the tokenizer's training and the tokenising both read it."""
+    """Return bundled molecules; training the tokenizer and tokenising both read them, and making them takes seconds."""
     return tuple(generate_molecules(num, seed))
 
 
@@ -205,13 +202,13 @@ def _local_files(given: str, progress: Progress) -> list[FileSource]:
         ]
     parts = [part.strip() for part in given.split(",")]
     if len(parts) > 1 and any(expand_path(part).exists() for part in parts if part):
-        hint = f"it is read as one name; a list is written `[{', '.join(parts)}]`, words of a command are set apart"
+        hint = f"it is read as one name; a list is written `[{', '.join(parts)}]`, or as words of a command"
         raise DataError(f"{given}: no such file or directory", hint)
     raise DataError(f"{given}: no such file or directory", _nearest(path))
 
 
 def _nearest(path: Path) -> str:
-    """Return a hint that names the entry of the folder that is spelt most like the missing one."""
+    """Return a hint that names the entry of the folder whose name is most similar."""
     folder = path.parent
     if not folder.is_dir():
         return f"there is no folder {folder} either; the current directory is {Path.cwd()}"
@@ -221,14 +218,14 @@ def _nearest(path: Path) -> str:
 
 def _file(path: Path) -> FileSource:
     if path.is_symlink() and not path.exists():
-        raise DataError(f"{path}: a link to {path.readlink()}, which does not exist", "mend the link or remove it")
+        raise DataError(f"{path}: a link to {path.readlink()}, which does not exist", "correct the link or remove it")
     if not path.is_file():
         raise DataError(f"{path}: not a regular file", "write the rows to a file first")
     if format_of(path) is None:
         raise DataError(
             f"{path}: unknown extension `{path.suffix}`; known are {' '.join(FORMATS)}, each also with "
             f"{' or '.join(COMPRESSIONS)}",
-            "rename it to say what it is, such as .txt for one row a line",
+            "rename it by its content, such as .txt for one row a line",
         )
     size_bytes = path.stat().st_size
     if not size_bytes:
@@ -237,7 +234,7 @@ def _file(path: Path) -> FileSource:
 
 
 def _files_under(folder: Path, progress: Progress) -> list[FileSource]:
-    """Return the files of a folder and its subfolders that can be read, sorted; hidden ones are left out."""
+    """Return the files of a folder and its subfolders that can be read, sorted, without hidden ones."""
     found = sorted(
         Path(parent, name)
         for parent, _, names in os.walk(folder)
@@ -251,6 +248,6 @@ def _files_under(folder: Path, progress: Progress) -> list[FileSource]:
             f"{' or '.join(COMPRESSIONS)}"
         )
     if len(known) < len(found):
-        left_out = next(path for path in found if format_of(path) is None)
-        progress.message(f"{folder}: left out {len(found) - len(known)} files of other kinds, such as {left_out.name}")
+        skipped = next(path for path in found if format_of(path) is None)
+        progress.message(f"{folder}: skipped {len(found) - len(known)} files of other kinds, such as {skipped.name}")
     return [_file(path) for path in known]

@@ -33,6 +33,20 @@ _NUMBER = re.compile(r"[-+.eE\d]*")
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
 
+def open_raw(path: Path) -> io.BufferedReader:
+    """Open a file for reading, without decompression.
+
+    Raises:
+        DataError: The file is missing or unreadable.
+    """
+    try:
+        return path.open("rb")
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
 @contextmanager
 def open_file(
     path: Path, raw: io.BufferedReader | None = None, *, is_seekable: bool = False
@@ -49,10 +63,8 @@ def open_file(
     """
     try:
         with ExitStack() as stack:
-            opened = raw or stack.enter_context(path.open("rb"))
+            opened = raw or stack.enter_context(open_raw(path))
             yield stack.enter_context(_decompress(path, opened, is_seekable=is_seekable))
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file") from error
     except EOFError as error:
         raise DataError(f"{path}: the compressed file is truncated", "fetch or write it again") from error
     except (zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:

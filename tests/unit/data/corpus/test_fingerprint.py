@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from exlm_cli.data.bundled import grammar_words, molecules
+from exlm_cli.data.bundled import molecules, words
 from exlm_cli.data.corpus import fingerprint as identity
-from exlm_cli.data.corpus.fingerprint import identify, unchanged
+from exlm_cli.data.corpus.fingerprint import check_unchanged, fingerprint_sources
 from exlm_cli.data.corpus.inputs import BundledSource, FileSource, Source
 from exlm_cli.data.rows.hub import HubSource
 from exlm_cli.errors import DataError
@@ -21,7 +21,7 @@ from tests.unit.data.recording import RecordingProgress
 
 
 def _content(source: Source, cache: Path) -> str:
-    (identified,) = identify([source], cache, SilentProgress())
+    (identified,) = fingerprint_sources([source], cache, SilentProgress())
     return identified.content
 
 
@@ -103,24 +103,26 @@ def test_a_cache_that_cannot_be_written_does_not_hinder(tmp_path: Path) -> None:
 def test_a_large_file_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identity, "_HUGE_BYTES", 1_000_000)
     progress = RecordingProgress()
-    identify([_file(tmp_path / "a.txt", "x" * 2_000_000)], tmp_path, progress)
-    assert progress.messages == [f"{tmp_path}/a.txt: reading 2 MB to tell whether it has changed"]
+    fingerprint_sources([_file(tmp_path / "a.txt", "x" * 2_000_000)], tmp_path, progress)
+    assert progress.messages == [f"{tmp_path}/a.txt: reading 2 MB to find out whether it has changed"]
 
 
 def test_a_file_that_changed_meanwhile_is_an_error(tmp_path: Path) -> None:
-    sources = identify([BundledSource("grammar"), _file(tmp_path / "a.txt", "hello")], tmp_path, SilentProgress())
-    unchanged(sources)
+    sources = fingerprint_sources(
+        [BundledSource("grammar"), _file(tmp_path / "a.txt", "hello")], tmp_path, SilentProgress()
+    )
+    check_unchanged(sources)
     (tmp_path / "a.txt").write_text("hello, more")
     message = f"{tmp_path}/a.txt: it changed while it was being read"
     with pytest.raises(DataError, match=rf"^{re.escape(message)}$") as caught:
-        unchanged(sources)
+        check_unchanged(sources)
     assert caught.value.hint == "run again when it is complete"
 
 
 def test_a_file_that_vanished_is_an_error(tmp_path: Path) -> None:
     message = f"{tmp_path}/a.txt: cannot be read: No such file or directory"
     with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
-        identify([FileSource(tmp_path / "a.txt", 1)], tmp_path, SilentProgress())
+        fingerprint_sources([FileSource(tmp_path / "a.txt", 1)], tmp_path, SilentProgress())
 
 
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,12 +132,12 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(hashlib, "file_digest", fail)
     message = f"{tmp_path}/a.txt: cannot be read: Input/output error"
     with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
-        identify([_file(tmp_path / "a.txt", "x")], tmp_path, SilentProgress())
+        fingerprint_sources([_file(tmp_path / "a.txt", "x")], tmp_path, SilentProgress())
 
 
 def test_bundled_data_is_told_by_what_it_is_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sentences, smiles = _content(BundledSource("grammar"), tmp_path), _content(BundledSource("molecules"), tmp_path)
-    monkeypatch.setattr(grammar_words, "FAMILIES", grammar_words.FAMILIES[1:])
+    monkeypatch.setattr(words, "FAMILIES", words.FAMILIES[1:])
     monkeypatch.setattr(molecules, "CORES", molecules.CORES[1:])
     assert _content(BundledSource("grammar"), tmp_path) != sentences
     assert _content(BundledSource("molecules"), tmp_path) != smiles

@@ -15,7 +15,7 @@ import pytest
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.bundled.grammar import sample_sentences
 from exlm_cli.data.corpus import pipeline as prepare
-from exlm_cli.data.corpus import shards, splits, tokenise
+from exlm_cli.data.corpus import shards
 from exlm_cli.data.corpus.pipeline import PreparedData, prepare_data
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
 from exlm_cli.data.tokenizer import Tokenizer
@@ -101,7 +101,7 @@ def test_how_many_rows_are_tokenised_at_once_changes_nothing(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
 ) -> None:
     at_once = _prepare(_recipe(workplace))
-    monkeypatch.setattr(tokenise, limit, value)
+    monkeypatch.setattr(prepare, limit, value)
     in_batches = _prepare(_recipe(workplace, cache_dir=f"{workplace}/other-cache"))
     assert not in_batches.was_cached
     for one, other in ((at_once.train, in_batches.train), (at_once.valid, in_batches.valid)):
@@ -260,7 +260,7 @@ def test_tokens_that_the_vocabulary_lacks_are_counted(workplace: Path) -> None:
     (workplace / "mols.smi").write_text("CCO\nCBr\nBrCCBr\n" + "\n".join(MOLECULES))
     progress = RecordingProgress()
     _prepare(_smiles(workplace, tokenizer={"path": f"{workplace}/mine.json"}), progress)
-    assert progress.messages == ["[UNK] stands for 3 tokens that are not in the vocabulary"]
+    assert progress.messages == ["[UNK] replaces 3 tokens that are not in the vocabulary"]
 
 
 def test_a_molecule_of_unknown_tokens_alone_is_rejected(workplace: Path) -> None:
@@ -310,7 +310,7 @@ def test_without_rejected_rows_no_list_is_written(workplace: Path) -> None:
 def test_a_list_that_cannot_be_written_is_an_error(workplace: Path) -> None:
     (workplace / "mols.smi").write_text("C1CC\n" + "\n".join(MOLECULES))
     target = workplace / "no" / "rejected.csv"
-    message = f"{target}: the rejected rows cannot be listed there: No such file or directory"
+    message = f"{target}: the list of skipped rows cannot be written: No such file or directory"
     with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
         prepare_data(_smiles(workplace, on_invalid="skip"), rejected_csv=target, progress=SilentProgress())
 
@@ -335,7 +335,7 @@ def test_no_usable_row_is_an_error(workplace: Path, given: bool) -> None:
     inputs = [f"{workplace}/bad.smi"] * 2
     data = {"valid": inputs} if given else {"train": inputs}
     split = "valid" if given else "train"
-    message = f"`data.{split}`: no usable row in {workplace}/bad.smi and 1 more; 4 rows were rejected, the "
+    message = f"`data.{split}`: no usable row in {workplace}/bad.smi and 1 more; 4 rows were skipped, the "
     message += f"first: {workplace}/bad.smi:1: `C1`: RDKit cannot parse it: it breaks the SMILES grammar"
     with pytest.raises(DataError, match=rf"^{re.escape(message)}$") as caught:
         _prepare(_smiles(workplace, on_invalid="skip", **data))
@@ -346,12 +346,12 @@ def test_no_usable_row_is_an_error(workplace: Path, given: bool) -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "content", "rejected", "hint"),
     [
-        ("smiles", "a.csv", "smiles\nfoo\n", "1 row was rejected, the first: {path}:2: `foo`: characters that are no "
+        ("smiles", "a.csv", "smiles\nfoo\n", "1 row was skipped, the first: {path}:2: `foo`: characters that are no "
          "SMILES tokens: 'f' at position 1",
          "name the column that holds the smiles with `data.column=NAME`"),
-        ("text", "a.jsonl", '{"text": 3}\n', "1 row was rejected, the first: {path}:1: `3`: is not a string",
+        ("text", "a.jsonl", '{"text": 3}\n', "1 row was skipped, the first: {path}:1: `3`: is not a string",
          "name the column that holds the text with `data.column=NAME`"),
-        ("text", "a.csv", 'text\n""\n', "0 rows were rejected",
+        ("text", "a.csv", 'text\n""\n', "0 rows were skipped",
          "name the column that holds the text with `data.column=NAME`"),
     ],
 )  # fmt: skip
@@ -369,20 +369,21 @@ def test_why_no_row_is_usable_is_said_of_the_first(
 @pytest.mark.parametrize("kind", ["text", "smiles"])
 def test_one_row_cannot_be_split(workplace: Path, kind: str) -> None:
     (workplace / "one.txt").write_text("CCO")
-    message = f"{workplace}/one.txt: too few usable rows to hold some out for validation; 0 rows were rejected"
+    message = f"{workplace}/one.txt: too few usable rows to hold some out for validation; 0 rows were skipped"
     with pytest.raises(DataError, match=rf"^{re.escape(message)}$") as caught:
         _prepare(_recipe(workplace, kind=kind, train=[f"{workplace}/one.txt"]))
     assert caught.value.hint == "give more rows, or rows of their own with `data.valid`"
 
 
 def test_an_input_that_changes_while_it_is_read_is_an_error(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = splits.Splits.write
+    check = prepare.check_unchanged
 
-    def write_while_it_changes(self: splits.Splits, folder: Path) -> int:
-        (workplace / "text.txt").write_text("Something else.\n" * 30)
-        return write(self, folder)
+    def check_what_changes(sources: Any) -> None:
+        if (workplace / "cache" / "shards").exists():
+            (workplace / "text.txt").write_text("Something else.\n" * 30)
+        check(sources)
 
-    monkeypatch.setattr(splits.Splits, "write", write_while_it_changes)
+    monkeypatch.setattr(prepare, "check_unchanged", check_what_changes)
     message = f"{workplace}/text.txt: it changed while it was being read"
     with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
         _prepare(_recipe(workplace))
@@ -416,7 +417,7 @@ def test_a_cache_that_may_only_be_read_serves(workplace: Path, monkeypatch: pyte
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(prepare, "locked", refuse)
-    monkeypatch.setattr("exlm_cli.data.corpus.fingerprint.replace_file", refuse)
+    monkeypatch.setattr("exlm_cli.data.corpus.fingerprint.write_entry", refuse)
     assert _prepare(_recipe(workplace)).was_cached
 
 

@@ -1,17 +1,13 @@
-"""Hold-out, packing and the list of rejected rows, against small cases worked out by hand."""
+"""Hold-out, packing and cutting, against small cases worked out by hand."""
 
-import csv
 import math
-import re
-from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exlm_cli.data.corpus.sequences import Holdout, Packer, SkippedRows, cut_row
+from exlm_cli.data.corpus.sequences import Cutter, Holdout, Packer
 from exlm_cli.data.rows.records import Row
-from exlm_cli.errors import DataError
 
 SEP, NEWLINE = 2, 9
 
@@ -29,15 +25,11 @@ def test_about_the_asked_share_is_held_out(kind: str, fraction: float) -> None:
     assert abs(held_out - fraction * count) <= 5 * math.sqrt(count * fraction * (1 - fraction))
 
 
-def test_the_same_rows_are_held_out_every_time() -> None:
-    first, second = (Holdout("smiles", 0.3, None) for _ in range(2))
-    assert [first.takes(row) for row in _rows(200)] == [second.takes(row) for row in _rows(200)]
-
-
-def test_duplicate_smiles_are_on_one_side() -> None:
-    holdout = Holdout("smiles", 0.5, None)
+def test_duplicate_smiles_are_on_one_side_every_time() -> None:
+    holdout, again = (Holdout("smiles", 0.5, None) for _ in range(2))
     first = [holdout.takes(row) for row in _rows(100)]
     assert [holdout.takes(row) for row in reversed(_rows(100))] == first[::-1]
+    assert [again.takes(row) for row in _rows(100)] == first
 
 
 def test_a_document_stays_whole_where_the_corpus_is_large() -> None:
@@ -47,21 +39,12 @@ def test_a_document_stays_whole_where_the_corpus_is_large() -> None:
         assert len({holdout.takes(row) for row in rows}) == 1
 
 
-def test_a_single_document_is_cut_into_blocks_of_many_rows() -> None:
+@pytest.mark.parametrize(("total_bytes", "max_rows"), [(400_000, None), (10**9, 4000)])
+def test_a_single_document_is_cut_into_blocks_of_many_rows(total_bytes: int, max_rows: int | None) -> None:
     rows = [Row("a", n, "x" * 100, starts_document=n == 0) for n in range(4000)]
-    holdout = Holdout("text", 0.1, 400_000)
+    holdout = Holdout("text", 0.1, total_bytes, max_rows)
     sides = [holdout.takes(row) for row in rows]
-    # 400 kB x 0.1 / 8 = 5,000 bytes a block: 51 rows are the first to exceed it
-    for start in range(0, 4000, 51):
-        assert len(set(sides[start : start + 51])) == 1
-    assert 0.02 < sum(sides) / 4000 < 0.25
-
-
-def test_blocks_of_the_first_rows_of_a_large_file_go_by_the_rows() -> None:
-    rows = [Row("a", n, "x" * 100, starts_document=n == 0) for n in range(4000)]
-    holdout = Holdout("text", 0.1, 10**9, max_rows=4000)
-    sides = [holdout.takes(row) for row in rows]
-    # 4,000 x 0.1 / 8 = 50 rows: 51 are the first to exceed them
+    # 400 kB x 0.1 / 8 = 5,000 bytes a block, or 4,000 x 0.1 / 8 = 50 rows: 51 rows are the first to exceed both
     for start in range(0, 4000, 51):
         assert len(set(sides[start : start + 51])) == 1
     assert 0.02 < sum(sides) / 4000 < 0.25
@@ -101,6 +84,7 @@ def test_a_last_single_token_is_dropped() -> None:
     assert _pack([[[10, 11, 12, 13]]], 4) == [[10, 11, 12, 13]]
 
 
+@settings(max_examples=30)
 @given(
     st.lists(st.lists(st.lists(st.integers(10, 99), min_size=1, max_size=9), min_size=1), min_size=1), st.integers(2, 7)
 )
@@ -117,36 +101,6 @@ def test_packing_keeps_every_token_in_order_but_a_last_single_one(documents: lis
 
 
 def test_a_long_row_is_cut_into_pieces() -> None:
-    assert cut_row([1, 2, 3, 4, 5], 2) == [[1, 2], [3, 4], [5]]
-    assert cut_row([], 2) == []
-
-
-def test_the_first_bad_row_stops_with_its_place_text_and_reason(tmp_path: Path) -> None:
-    message = "mols.smi:7: `C1CC`: RDKit cannot parse it"
-    with (
-        SkippedRows(tmp_path / "r.csv", "error") as rejected,
-        pytest.raises(DataError, match=rf"^{re.escape(message)}$") as caught,
-    ):
-        rejected.add(Row("mols.smi", 7, "C1CC"), "RDKit cannot parse it")
-    assert "`data.on_invalid=skip`" in caught.value.hint
-
-
-def test_a_long_bad_row_is_shown_by_its_beginning_on_one_line(tmp_path: Path) -> None:
-    with (
-        SkippedRows(tmp_path / "r.csv", "error") as rejected,
-        pytest.raises(DataError, match=rf"^a:1: `C {'C' * 77}…`: no$"),
-    ):
-        rejected.add(Row("a", 1, "C\n" + "C" * 200), "no")
-
-
-def test_skipped_rows_are_counted_and_listed_whole(tmp_path: Path) -> None:
-    with SkippedRows(tmp_path / "r.csv", "skip") as rejected:
-        rejected.add(Row("a.smi", 3, "C,C"), 'has "quotes"')
-        rejected.add(Row("a.smi", 9, "D" * 500), "other")
-    assert rejected.num_rows == 2
-    with (tmp_path / "r.csv").open(newline="") as file:
-        assert list(csv.reader(file)) == [
-            ["file", "row", "reason", "text"],
-            ["a.smi", "3", 'has "quotes"', "C,C"],
-            ["a.smi", "9", "other", "D" * 500],
-        ]
+    cutter = Cutter(2)
+    assert cutter.add([1, 2, 3, 4, 5], starts_document=True) == [[1, 2], [3, 4], [5]]
+    assert cutter.add([], starts_document=False) == cutter.finish() == []
