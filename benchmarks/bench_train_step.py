@@ -34,10 +34,10 @@ from exlm_cli.data.tokenizer import SPECIAL_TOKENS, UNK, Tokenizer
 from exlm_cli.ops.alignment import choose_backend
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import MetricsLog
-from exlm_cli.train.interrupt import StopSignal
 from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.pretrain import PretrainTask, autocast_dtype
 from exlm_cli.train.pretrained import build_model
+from exlm_cli.train.process import StopSignal
 from step_measurements import ALONE, SPLIT, WHOLE, Measured, StepSize, conclude, rows_of, show
 from step_split import split_step
 

@@ -237,7 +237,7 @@ def main() -> None:
     if options.list:
         print(*VARIANTS, sep="\n")
         return
-    commit = describe_environment()["git_commit"]
+    commit = describe_environment().git_commit
     options.out.parent.mkdir(parents=True, exist_ok=True)
     done = rows_done(options.out)
     with options.out.open("a", newline="") as file:

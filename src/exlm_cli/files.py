@@ -3,20 +3,21 @@
 import contextlib
 import csv
 import errno
+import hashlib
 import io
 import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from exlm_cli.errors import CheckpointError, DataError
 
-ALTERED_HINT = "exlm wrote this file whole, so something else altered it; restore it or start a new run"
+ALTERED_HINT = "another version of exlm made this run, or something altered the file; restore it or start a new run"
 _SHOWN_CHARACTERS = 60
 _IN_THE_WAY = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -92,7 +93,17 @@ def write_atomically(path: Path, data: bytes) -> None:
 class JsonModel(BaseModel):
     """Content of a JSON file that exlm writes: frozen, exact types, no unknown keys."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", validate_by_name=True, validate_by_alias=True)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the content as JSON values under the keys of the file; numbers that are not finite become None."""
+        content: dict[str, Any] = finite_or_none(self.model_dump(mode="json", by_alias=True))
+        return content
+
+
+def absent_if_none(alias: str | None = None) -> Any:
+    """Return a field of a `JsonModel` whose key is left out of the file where the value is None."""
+    return Field(default=None, alias=alias, exclude_if=lambda value: value is None)
 
 
 JsonModelT = TypeVar("JsonModelT", bound=JsonModel)
@@ -117,14 +128,19 @@ def read_json(path: Path, model: type[JsonModelT], *, hint: str = ALTERED_HINT) 
         raise CheckpointError(f"{path}: {_describe_finding(error)}", hint) from None
 
 
-def write_json(path: Path, content: JsonModel) -> None:
-    """Write a model as JSON, atomically; numbers that are not finite become null.
+def write_json(path: Path, content: JsonModel | Mapping[str, object]) -> None:
+    """Write a model, or values by keys of the user's data, as JSON, atomically; numbers that are not finite: null.
 
     Raises:
         CheckpointError: The file system refuses; the old file is untouched.
     """
-    text = json.dumps(finite_or_none(content.model_dump(mode="json")), indent=1, allow_nan=False)
-    write_atomically(path, f"{text}\n".encode())
+    write_atomically(path, json_bytes(content))
+
+
+def json_bytes(content: JsonModel | Mapping[str, object]) -> bytes:
+    """Return what `write_json` writes."""
+    values = content.as_json() if isinstance(content, JsonModel) else finite_or_none(dict(content))
+    return f"{json.dumps(values, indent=1, allow_nan=False)}\n".encode()
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -166,6 +182,11 @@ def fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def hash_json(content: object) -> str:
+    """Return the SHA-256 of JSON values; the order of keys does not matter."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def finite_or_none(value: Any) -> Any:

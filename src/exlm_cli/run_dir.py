@@ -1,7 +1,6 @@
-"""A run directory: where it is made, what describes it, how its files are written and read back.
+"""Run directories: how they are made and locked, their description `run.json`, their log `metrics.jsonl`.
 
-Holds `recipe.yaml`, `run.json`, `tokenizer.json`, `metrics.jsonl`, `checkpoints/step-N/` and `report/`. Nothing here
-knows what a recipe or a model is.
+A run directory also holds `recipe.yaml`, `tokenizer.json`, `checkpoints/step-N/` and `report/`.
 """
 
 import contextlib
@@ -11,7 +10,7 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,26 +18,82 @@ from typing import Any
 import filelock
 
 from exlm_cli.errors import CheckpointError
-from exlm_cli.files import advice_on, finite_or_none, reason_of, write_atomically
+from exlm_cli.files import (
+    ALTERED_HINT,
+    JsonModel,
+    absent_if_none,
+    advice_on,
+    finite_or_none,
+    read_json,
+    reason_of,
+    write_atomically,
+    write_json,
+)
 
 RUNS_ROOT = Path("runs")
-"""Where run directories go and are looked for, under the current directory."""
+"""Folder of run directories, under the current directory."""
 
 RUN_FILE = "run.json"
 LOCK_FILE = ".lock"
-"""Held while a process works in the directory; the file stays, also of one that was killed."""
+"""Locked while a process works in the directory; the file itself stays."""
+
+
+class Environment(JsonModel):
+    """What a result depends on besides its recipe; None for a package that is not installed or an unknown commit."""
+
+    exlm_version: str | None
+    torch_version: str | None
+    python_version: str
+    platform: str
+    git_commit: str | None
+
+
+class RunInfo(Environment):
+    """`run.json`: which command made a run, with what, and what came of it.
+
+    Attributes:
+        command: Like `pretrain`; the fields after `started_unix_s` are of the commands named in the comments.
+        earlier_environments: Those of the processes before, where they were others, the oldest first.
+    """
+
+    command: str
+    earlier_environments: tuple[Environment, ...] | None = absent_if_none()
+    device: str | None = absent_if_none()
+    data_fingerprint: str | None = absent_if_none()
+    parameters: int | None = absent_if_none()
+    train_time_s: float | None = absent_if_none()
+    started_unix_s: float | None = absent_if_none()
+    # pretrain
+    seed: int | None = absent_if_none()
+    precision: str | None = absent_if_none()
+    alignment_backend: str | None = absent_if_none()
+    num_rejected_rows: int | None = absent_if_none()
+    train_sequences: int | None = absent_if_none()
+    train_tokens: int | None = absent_if_none()
+    valid_sequences: int | None = absent_if_none()
+    steps: int | None = absent_if_none()
+    # finetune
+    task: str | None = absent_if_none()
+    seeds: tuple[int, ...] | None = absent_if_none()
+    use_grid: bool | None = absent_if_none()
+    has_baseline: bool | None = absent_if_none(alias="yardstick")
+    checkpoint: str | None = absent_if_none()
+    checkpoint_sha256: str | None = absent_if_none()
+    # sweeps
+    num_cells: int | None = absent_if_none()
+    jobs: int | None = absent_if_none()
 
 
 def create_run_dir(out: Path | None, name: str, *, root: Path = RUNS_ROOT) -> Path:
-    """Make an empty run directory; the lock that a run killed before it began has left counts as nothing.
+    """Make an empty run directory; a folder that holds nothing but a lock file counts as empty.
 
     Args:
-        out: Its path; none: `<root>/<name>-<YYYYmmdd-HHMMSS>`, with a counter where two runs begin in one second.
-        name: Of the recipe.
+        out: Its path; None: `<root>/<name>-<YYYYmmdd-HHMMSS>`, with a counter where two runs begin in one second.
+        name: Name of the recipe.
         root: Folder of all runs.
 
     Raises:
-        CheckpointError: `out` is a file or holds something already, or the file system refuses.
+        CheckpointError: `out` is a file or not empty, or the file system refuses.
     """
     try:
         if out is None:
@@ -47,7 +102,7 @@ def create_run_dir(out: Path | None, name: str, *, root: Path = RUNS_ROOT) -> Pa
         if any(path.name != LOCK_FILE for path in out.iterdir()):
             raise CheckpointError(
                 f"{out}: the run directory is not empty",
-                f"continue that run with `--resume {out}`, or choose another `--out`",
+                f"continue that run with `resume={out}`, or choose another folder with `out=DIR`",
             )
         probe = out / ".writable"
         probe.touch()
@@ -55,17 +110,17 @@ def create_run_dir(out: Path | None, name: str, *, root: Path = RUNS_ROOT) -> Pa
     except OSError as error:
         where = root if out is None else out
         raise CheckpointError(
-            f"{where}: no run directory can be made there: {reason_of(error)}", advice_on(error, "--out")
+            f"{where}: no run directory can be made there: {reason_of(error)}", advice_on(error, "out=DIR")
         ) from error
     return out
 
 
 @contextlib.contextmanager
 def sole_process(folder: Path) -> Iterator[None]:
-    """Keep other processes from working in a run directory, as long as this one does; a killed one holds nothing.
+    """Lock a run directory against other processes; the lock of a killed process is void.
 
     Raises:
-        CheckpointError: Another process is at work there, or the file system refuses.
+        CheckpointError: Another process has the lock, or the file system refuses.
     """
     lock = filelock.FileLock(folder / LOCK_FILE, blocking=False)
     try:
@@ -95,43 +150,37 @@ def _make_fresh(path: Path) -> Path:
     raise FileExistsError(17, os.strerror(17))
 
 
-def update_run_json(run: Path, fields: dict[str, Any]) -> None:
-    """Set fields of `run.json`, keeping the others.
+def update_run_json(run: Path, fields: Mapping[str, object]) -> None:
+    """Set fields of `run.json` (keys of `RunInfo`) and keep the others.
 
-    Versions, commit and host are those of this process; where a run was begun or continued with others before, those
-    are kept in `earlier_environments`, oldest first.
-    """
-    before, environment = read_run_json(run), describe_environment()
-    content = {**before, **environment, **fields}
-    earlier = {name: before[name] for name in environment if name in before}
-    if earlier and earlier != environment:
-        content["earlier_environments"] = [*before.get("earlier_environments", []), earlier]
-    write_atomically(run / RUN_FILE, (json.dumps(finite_or_none(content), indent=1) + "\n").encode())
-
-
-def read_run_json(run: Path) -> dict[str, Any]:
-    """Read `run.json`; an empty mapping where there is none.
+    Versions, commit and platform are those of this process; different ones of earlier processes are kept in
+    `earlier_environments`, the oldest first.
 
     Raises:
-        CheckpointError: It is not a JSON object.
+        CheckpointError: The file is damaged or of another version, or the file system refuses.
     """
-    path = run / RUN_FILE
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: not readable as JSON: {error}", _ALTERED_HINT) from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: holds a {type(content).__name__}, a JSON object is expected", _ALTERED_HINT)
-    return content
+    environment = describe_environment().as_json()
+    content = {**environment, **fields}
+    if (run / RUN_FILE).is_file():
+        before = read_run_json(run).as_json()
+        content = {**before, **content}
+        earlier = {name: before[name] for name in environment}
+        if earlier != environment:
+            content["earlier_environments"] = [*before.get("earlier_environments", []), earlier]
+    write_json(run / RUN_FILE, RunInfo.model_validate_json(json.dumps(finite_or_none(content))))
 
 
-_ALTERED_HINT = "exlm wrote this file whole, so something else altered it; restore it or start a new run"
+def read_run_json(run: Path) -> RunInfo:
+    """Return the content of `run.json`.
+
+    Raises:
+        CheckpointError: There is none, or it is damaged or of another version.
+    """
+    return read_json(run / RUN_FILE, RunInfo)
 
 
 class MetricsLog:
-    """`metrics.jsonl`: one JSON object a line, each with its `step`; numbers that are not finite are null."""
+    """Writer of `metrics.jsonl`: one JSON object a line with its `step`; numbers that are not finite become null."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -151,14 +200,14 @@ class MetricsLog:
             ) from error
 
     def truncate_after(self, step: int) -> None:
-        """Drop the rows beyond `step` and a half-written last line, as a killed run leaves them."""
+        """Drop the rows beyond `step`, and the half-written last line of a killed run."""
         if self.path.exists():
             kept = [row for row in read_metrics(self.path) if row["step"] <= step]
             write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in kept).encode())
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read the rows of a `metrics.jsonl`; a last line without its newline was cut by a kill and is left out.
+    """Return the rows of a `metrics.jsonl`; leave out a last line without its newline, which a killed run leaves.
 
     Raises:
         CheckpointError: There is no such file, or a whole line is not a JSON object with a `step`.
@@ -173,14 +222,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             row = json.loads(line)
             rows.append({**row, "step": int(row["step"])})
         except (ValueError, TypeError, KeyError) as error:
-            raise CheckpointError(f"{path}: line {number} is not a row of metrics", _ALTERED_HINT) from error
+            raise CheckpointError(f"{path}: line {number} is not a row of metrics", ALTERED_HINT) from error
     return rows
 
 
 def find_newest_run(root: Path, accept: Callable[[Path], bool]) -> Path | None:
-    """Return the run directory under `root` whose run.json is newest among those that `accept`; None: there is none.
+    """Return the run directory under `root` with the newest `run.json` that `accept` takes; None where there is none.
 
-    Cells of a grid are no runs of their own.
+    Cells of a sweep do not count.
     """
     found = sorted(root.rglob(RUN_FILE), key=lambda p: p.stat().st_mtime_ns, reverse=True)
     return next((path.parent for path in found if not _is_cell(path.parent) and accept(path.parent)), None)
@@ -200,15 +249,15 @@ def is_checkpoint(path: Path) -> bool:
     return path.name.startswith("step-") and path.parent.name == "checkpoints"
 
 
-def describe_environment() -> dict[str, Any]:
-    """Return what a result depends on besides its recipe: versions, commit, platform. Imports none of the packages."""
-    return {
-        "exlm_version": package_version("exlm-cli"),
-        "torch_version": package_version("torch"),
-        "python_version": platform.python_version(),
-        "platform": platform.platform(),
-        "git_commit": source_commit(),
-    }
+def describe_environment() -> Environment:
+    """Return the versions, commit and platform of this process; imports none of the packages."""
+    return Environment(
+        exlm_version=package_version("exlm-cli"),
+        torch_version=package_version("torch"),
+        python_version=platform.python_version(),
+        platform=platform.platform(),
+        git_commit=source_commit(),
+    )
 
 
 def package_version(distribution: str) -> str | None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from exlm_cli.config.describe import TrainingFlops
-from exlm_cli.train.interrupt import StopSignal
+from exlm_cli.train.process import StopSignal
 from tests.tiny import tiny_recipe
 
 ARGUMENTS = argparse.Namespace(device=torch.device("cpu"), backend="torch", batch_share=1.0)

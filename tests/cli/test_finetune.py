@@ -52,7 +52,7 @@ def test_a_csv_is_fine_tuned_from_the_newest_fitting_run_and_told_in_a_table(fol
     assert all(name in captured.out for name in ("roc_auc", "accuracy", "valid", "test", "±"))
     recipe = load_recipe("run/recipe.yaml", kind=FinetuneRecipe)
     assert (recipe.seeds, recipe.task.label_columns, recipe.train.max_epochs) == ((4, 5), ("amber",), 2)
-    assert read_run_json(folder / "run")["checkpoint"] == str(folder / "runs/pretrained/checkpoints/step-3")
+    assert read_run_json(folder / "run").checkpoint == str(folder / "runs/pretrained/checkpoints/step-3")
 
 
 def test_json_carries_what_scripts_rely_on(capsys: Capture) -> None:

@@ -49,7 +49,7 @@ def test_a_checkpoint_is_fine_tuned(tmp_path: Path, device: str) -> None:
     pretrained = make_pretrained(tmp_path / "pre", device=device)
     train = {"max_epochs": 2, "batch_sequences": 16, "microbatch_tokens": 4096}
     result = run_tiny(pretrained, tmp_path / "run", WordTask(), seeds=[1], train=train, device=device)
-    assert 0 <= result.results["metrics"]["valid"]["accuracy"]["mean"] <= 1
+    assert 0 <= result.results.metrics["valid"]["accuracy"].mean <= 1
 
 
 def _losses(run: Path) -> list[float]:

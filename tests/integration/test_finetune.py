@@ -11,8 +11,8 @@ import torch
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.finetune import cell as cell_module
 from exlm_cli.finetune import run as finetune
-from exlm_cli.finetune.finetuned import load_finetuned
-from exlm_cli.finetune.results import read_results
+from exlm_cli.finetune.model import load_finetuned
+from exlm_cli.finetune.results import CellResult, GridChoice, read_results
 from exlm_cli.finetune.run import run_finetuning
 from exlm_cli.run_dir import read_metrics
 from exlm_cli.tasks.base import Loss
@@ -54,7 +54,7 @@ def test_a_task_that_words_decide_is_learnt(
         pretrained, tmp_path / "run", task, seeds=[1], train=train, optim={"lr": 1.5e-2}, model=NO_DROPOUT
     )
     for split in ("valid", "test"):
-        assert is_learnt(result.results["metrics"][split][metric]["mean"]), result.results["metrics"]
+        assert is_learnt(result.results.metrics[split][metric].mean), result.results.metrics
 
 
 def test_spans_are_learnt_also_when_every_token_is_repeated(tmp_path: Path) -> None:
@@ -68,8 +68,8 @@ def test_spans_are_learnt_also_when_every_token_is_repeated(tmp_path: Path) -> N
     no_answer = float((task.targets["valid"] == 0).all(1).mean())
     losses = [row["loss"] for row in read_metrics(tmp_path / "run/cells/single/seed-1/metrics.jsonl")]
     assert losses[-1] < 0.6 * losses[0]
-    assert result.results["metrics"]["valid"]["accuracy"]["mean"] >= no_answer
-    assert list(result.results["metrics"]) == ["valid"]
+    assert result.results.metrics["valid"]["accuracy"].mean >= no_answer
+    assert list(result.results.metrics) == ["valid"]
     assert not list((tmp_path / "run").rglob("predictions-*.csv"))
 
 
@@ -85,16 +85,16 @@ def searched(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 def test_the_best_grid_point_is_that_with_the_best_validation_and_keeps_its_weights(searched: Path) -> None:
     results = read_results(searched)
-    assert [point["values"] for point in results["grid"]] == [
+    assert [point.values for point in results.grid] == [
         {"optim.lr": lr, "train.max_epochs": epochs} for lr in (1e-5, 3e-3) for epochs in (1, 2)
     ]
-    means = [point["valid"]["accuracy"]["mean"] for point in results["grid"]]
-    best = results["grid"][int(np.argmax(means))]
-    assert results["grid_best"] == {"label": best["label"], "values": best["values"]}
-    assert results["metrics"]["valid"] == best["valid"]
+    means = [point.valid["accuracy"].mean for point in results.grid]
+    best = results.grid[int(np.argmax(means))]
+    assert results.grid_best == GridChoice(label=best.label, values=best.values)
+    assert results.metrics["valid"] == best.valid
     assert len(cells(searched)) == 8
     kept = {path.relative_to(searched / "cells").parts[0] for path in searched.rglob("model.safetensors")}
-    assert kept == {best["label"]}
+    assert kept == {best.label}
     assert sorted(load_finetuned(searched, device="cpu").runners) == [1, 2]
 
 
@@ -135,10 +135,10 @@ def die_at_step(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(torch.optim.AdamW, "step", dying)
 
 
-def choose_by_seeds(cells: list[dict[str, Any]], metric: str, aggregate: str) -> float:
+def choose_by_seeds(cells: list[CellResult], metric: str, aggregate: str) -> float:
     """Stand for a selection value: with seed 7 the larger learning rate is better, else the smaller one."""
-    has_7 = any(cell["seed"] == 7 for cell in cells)
-    return float(cells[0]["grid"]["optim.lr"] * (1 if has_7 else -1))
+    has_7 = any(cell.seed == 7 for cell in cells)
+    return float(cells[0].grid["optim.lr"] * (1 if has_7 else -1))
 
 
 def test_a_point_that_wins_with_other_seeds_has_its_weights_again(
@@ -155,7 +155,7 @@ def test_a_point_that_wins_with_other_seeds_has_its_weights_again(
 
     run, fresh = tmp_path / "run", tmp_path / "fresh"
     small = run_finetuning(recipe(1, 2), checkpoint=pretrained, out=run, use_grid=True, task=WordTask()).results
-    assert kept(run) == {f"{small['grid_best']['label']}/seed-{seed}" for seed in (1, 2)}
+    assert kept(run) == {f"{small.grid_best.label}/seed-{seed}" for seed in (1, 2)}
     with monkeypatch.context() as patch:
         die_at_step(patch, 8)
         with pytest.raises(KeyboardInterrupt):
@@ -166,7 +166,7 @@ def test_a_point_that_wins_with_other_seeds_has_its_weights_again(
     assert_same_run(run, fresh)
     assert sorted(load_finetuned(run, device="cpu").runners) == [1, 2, 7]
     again = run_finetuning(recipe(1, 2), checkpoint=None, resume=run, task=WordTask()).results
-    assert untimed(again) == untimed(small)
+    assert untimed(again.as_json()) == untimed(small.as_json())
     assert sorted(load_finetuned(run, device="cpu").runners) == [1, 2]
 
 

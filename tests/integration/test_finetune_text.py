@@ -17,7 +17,7 @@ def finetune(folder: Path, task: dict[str, Any], **train: Any) -> dict[str, Any]
     checkpoint = make_pretrained(folder / "pretrained")
     recipe = finetune_recipe(
         seeds=[1],
-        task={"sequence_length": 48, "text_column": None, **task},
+        task={"sequence_length": 48, **task},
         model={"dropout": 0.0, "attention_dropout": 0.0, "pooler_dropout": 0.0},
         optim={"lr": 1e-2, "schedule": "constant"},
         train={"microbatch_tokens": 4096, **train},
@@ -32,11 +32,11 @@ def test_a_glue_task_is_learned_by_heart(name: str, tmp_path: Path) -> None:
     write_glue(tmp_path / "data", name, copies=4)
     task = {"name": f"glue/{name}", "data_dir": str(tmp_path / "data")}
     results = finetune(tmp_path, task, max_epochs=50, validate_every_steps=25, batch_sequences=8)
-    metrics = results["metrics"]["valid"]
+    metrics = results.metrics["valid"]
     assert set(GLUE_TASKS[name].metrics) <= set(metrics)
-    assert metrics[GLUE_TASKS[name].metrics[0]]["median"] > 0.99
-    assert results["split_sizes"] == {"train": len(ROWS[name]) * 4, "valid": len(ROWS[name]) * 4}
-    assert any("no public test labels" in note for note in results["notes"])
+    assert metrics[GLUE_TASKS[name].metrics[0]].median > 0.99
+    assert results.split_sizes == {"train": len(ROWS[name]) * 4, "valid": len(ROWS[name]) * 4}
+    assert any("no public test labels" in note for note in results.notes)
 
 
 def test_answers_are_learned_by_heart(tmp_path: Path) -> None:
@@ -46,10 +46,10 @@ def test_answers_are_learned_by_heart(tmp_path: Path) -> None:
     write(data, "dev-v2.0.json", "Moss", "Clocks", "Tea")
     task = {"name": "squad/v2", "data_dir": str(data), "doc_stride": 12, "max_query_tokens": 24}
     results = finetune(tmp_path, task, max_epochs=30, validate_every_steps=40, batch_sequences=4)
-    metrics = results["metrics"]["valid"]
-    assert metrics["f1"]["median"] > 0.9
-    assert metrics["has_answer_f1"]["median"] > 0.9
-    assert results["split_sizes"] == {"train": 7, "valid": 7}
+    metrics = results.metrics["valid"]
+    assert metrics["f1"].median > 0.9
+    assert metrics["has_answer_f1"].median > 0.9
+    assert results.split_sizes == {"train": 7, "valid": 7}
     cell = tmp_path / "run" / "cells" / "single" / "seed-1"
     answers = json.loads((cell / "predictions-valid.json").read_text(encoding="utf-8"))
     odds = json.loads((cell / "no-answer-valid.json").read_text(encoding="utf-8"))

@@ -13,7 +13,15 @@ import pytest
 
 from exlm_cli import run_dir
 from exlm_cli.errors import CheckpointError
-from exlm_cli.run_dir import MetricsLog, create_run_dir, find_newest_run, read_metrics, read_run_json, update_run_json
+from exlm_cli.run_dir import (
+    MetricsLog,
+    create_run_dir,
+    describe_environment,
+    find_newest_run,
+    read_metrics,
+    read_run_json,
+    update_run_json,
+)
 
 
 def test_a_run_without_a_folder_is_named_by_recipe_and_time(tmp_path: Path) -> None:
@@ -48,7 +56,7 @@ def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         create_run_dir(tmp_path, "a")
     assert caught.value.message == f"{tmp_path}: the run directory is not empty"
-    assert caught.value.hint == f"continue that run with `--resume {tmp_path}`, or choose another `--out`"
+    assert caught.value.hint == f"continue that run with `resume={tmp_path}`, or choose another folder with `out=DIR`"
 
 
 def test_a_folder_below_a_file_is_refused(tmp_path: Path) -> None:
@@ -56,7 +64,7 @@ def test_a_folder_below_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         create_run_dir(tmp_path / "file" / "run", "a")
     assert caught.value.message == f"{tmp_path / 'file' / 'run'}: no run directory can be made there: Not a directory"
-    way_out = "move away what has that name or choose a folder that you may write to with `--out`"
+    way_out = "move away what has that name or choose a folder that you may write to with `out=DIR`"
     assert caught.value.hint == way_out
 
 
@@ -90,43 +98,39 @@ def test_when_every_name_of_a_second_is_taken_the_error_says_so(
 def test_run_json_gathers_fields_and_tells_the_versions_without_importing_torch(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from exlm_cli.run_dir import update_run_json as u\n"
-        "p = Path(sys.argv[1]); u(p, {'seed': 1, 'loss': float('nan')}); u(p, {'steps': 5})\n"
+        "p = Path(sys.argv[1]); u(p, {'command': 'pretrain', 'seed': 1}); u(p, {'steps': 5})\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
     content = read_run_json(tmp_path)
-    assert (content["seed"], content["steps"], content["loss"]) == (1, 5, None)
-    assert content["torch_version"] == metadata.version("torch")
-    assert content["python_version"] == ".".join(map(str, sys.version_info[:3]))
+    assert (content.seed, content.steps) == (1, 5)
+    assert content.torch_version == metadata.version("torch")
+    assert content.python_version == ".".join(map(str, sys.version_info[:3]))
 
 
 def test_run_json_keeps_the_environments_a_run_was_continued_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    environment = describe_environment()
     for commit in ("a", "a", "b", "b", "c"):
-        monkeypatch.setattr(run_dir, "describe_environment", lambda commit=commit: {"git_commit": commit})
-        update_run_json(tmp_path, {"seed": 1})
-    assert read_run_json(tmp_path) == {
-        "git_commit": "c", "seed": 1, "earlier_environments": [{"git_commit": "a"}, {"git_commit": "b"}],
-    }  # fmt: skip
+        changed = environment.model_copy(update={"git_commit": commit})
+        monkeypatch.setattr(run_dir, "describe_environment", lambda changed=changed: changed)
+        update_run_json(tmp_path, {"command": "pretrain"})
+    info = read_run_json(tmp_path)
+    assert info.git_commit == "c"
+    assert [earlier.git_commit for earlier in info.earlier_environments or ()] == ["a", "b"]
 
 
-def test_run_json_is_empty_where_there_is_none(tmp_path: Path) -> None:
-    assert read_run_json(tmp_path) == {}
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "not readable as JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
-        ("[1]", "holds a list, a JSON object is expected"),
-    ],
-)
-def test_an_altered_run_json_is_refused(tmp_path: Path, content: str, message: str) -> None:
-    (tmp_path / "run.json").write_text(content)
+@pytest.mark.parametrize("content", [None, "{", "[1]", "{}", '{"command": "pretrain", "of_another_version": 1}'])
+def test_a_run_json_that_is_missing_altered_or_of_another_version_is_refused(
+    tmp_path: Path, content: str | None
+) -> None:
+    if content is not None:
+        (tmp_path / "run.json").write_text(content)
     with pytest.raises(CheckpointError) as caught:
         read_run_json(tmp_path)
-    assert caught.value.message == f"{tmp_path / 'run.json'}: {message}"
+    assert caught.value.message.startswith(f"{tmp_path / 'run.json'}: ")
+    assert caught.value.hint
 
 
 def test_rows_come_back_as_they_were_added(tmp_path: Path) -> None:
@@ -197,7 +201,7 @@ def test_the_newest_fitting_run_is_found_at_any_depth(tmp_path: Path) -> None:
     for age_s, name in ((30, "old"), (20, "grid/cell"), (10, "newest")):
         run = tmp_path / name
         run.mkdir(parents=True)
-        update_run_json(run, {})
+        update_run_json(run, {"command": "pretrain"})
         os.utime(run / "run.json", ns=(0, -age_s * 10**9 + 10**12))
     assert find_newest_run(tmp_path, lambda _: True) == tmp_path / "newest"
     assert find_newest_run(tmp_path, lambda run: run.name != "newest") == tmp_path / "grid" / "cell"
@@ -207,7 +211,7 @@ def test_the_newest_fitting_run_is_found_at_any_depth(tmp_path: Path) -> None:
 def test_a_cell_of_a_grid_is_no_run_of_its_own(tmp_path: Path) -> None:
     for name in ("grid", "grid/cells/mlm/seed-1", "cells/mine"):
         (tmp_path / name).mkdir(parents=True)
-        update_run_json(tmp_path / name, {})
+        update_run_json(tmp_path / name, {"command": "pretrain"})
     found: list[Path] = []
 
     def refuse(run: Path) -> bool:

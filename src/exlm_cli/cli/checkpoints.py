@@ -57,7 +57,7 @@ def newest_run(*, takes_grid: bool, progress: Progress) -> Path:
 
     def is_scorable(run: Path) -> bool:
         try:
-            command = read_run_json(run).get("command")
+            command = read_run_json(run).command
             if is_sweep_run(run):
                 return takes_grid and any((run / "cells").rglob(RESULT_FILE))
         except ExlmError:
@@ -80,7 +80,7 @@ def _is_pretrained(run: Path, fits: Callable[[PretrainRecipe], bool]) -> bool:
     if not any((run / "checkpoints").glob("step-*")):
         return False
     try:
-        return read_run_json(run).get("command") == "pretrain" and fits(load_recipe(str(run / "recipe.yaml")))
+        return read_run_json(run).command == "pretrain" and fits(load_recipe(str(run / "recipe.yaml")))
     except ExlmError:
         # a damaged run is no reason to refuse the others
         return False

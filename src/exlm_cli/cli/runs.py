@@ -52,7 +52,7 @@ def run_kind(path: Path) -> RunKind:
     if not (run / RUN_FILE).is_file():
         reason = "no such run directory" if not run.exists() else f"not a run directory: it has no {RUN_FILE}"
         raise CheckpointError(f"{path}: {reason}", "give a run directory of `exlm pretrain` or `exlm finetune`")
-    match read_run_json(run).get("command"):
+    match read_run_json(run).command:
         case "pretrain":
             return "pretrain"
         case "finetune":

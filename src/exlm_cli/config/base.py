@@ -1,9 +1,11 @@
 """The base of every config section and of every kind of recipe."""
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from exlm_cli.config.identity import Mark
 
 
 class StrictModel(BaseModel):
@@ -26,9 +28,9 @@ class Recipe(StrictModel):
     decided_by: ClassVar[Mapping[str, str]] = {}
     """Keys that recipes of this kind set themselves whatever they are given, and what decides each, for hints."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="Names the run directory")
-    purpose: str = Field("", description="One line: what this recipe is for")
-    paper: str = Field("", description="Its place in the paper")
+    name: Annotated[str, Mark.RECORD] = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="Names the run directory")
+    purpose: Annotated[str, Mark.RECORD] = Field("", description="One line: what this recipe is for")
+    paper: Annotated[str, Mark.RECORD] = Field("", description="Its place in the paper")
 
     @property
     def run_by(self) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from exlm_cli.config.base import Recipe, StrictModel
+from exlm_cli.config.identity import Mark
 from exlm_cli.config.keys import find_field
 from exlm_cli.config.overrides import Layers, check_recipe
 from exlm_cli.config.sections import LoopConfig, OptimConfig
@@ -37,8 +38,12 @@ class FinetuneTrainConfig(LoopConfig):
     batch_sequences: int = Field(32, ge=1, description="Sequences of a step")
     microbatch_tokens: int = Field(16384, ge=8, description="Tokens, padding included, that go through at once")
     validate_every_steps: int | None = Field(None, ge=1, description="Steps between validations; none: each epoch")
-    checkpoint_every_steps: int | None = Field(None, ge=1, description="Steps between checkpoints; none: each epoch")
-    keep_last: int = Field(1, ge=1, le=1000, description="Checkpoints to resume from; the best one is kept besides")
+    checkpoint_every_steps: Annotated[int | None, Mark.RECORD] = Field(
+        None, ge=1, description="Steps between checkpoints; none: each epoch"
+    )
+    keep_last: Annotated[int, Mark.RECORD] = Field(
+        1, ge=1, le=1000, description="Checkpoints to resume from; the best one is kept besides"
+    )
 
 
 class FinetuneRecipe(Recipe):
@@ -58,8 +63,8 @@ class FinetuneRecipe(Recipe):
     init: Literal["checkpoint", "scratch"] = Field(
         "checkpoint", description="`scratch`: the checkpoint's architecture and tokenizer, weights drawn from the seed"
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs")
-    task: TaskConfig
+    device: Annotated[Literal["auto", "cpu", "cuda"], Mark.RECORD] = Field("auto", description="Where the model runs")
+    task: Annotated[TaskConfig, Mark.INPUT]
     model: FinetuneModelConfig = FinetuneModelConfig()
     optim: OptimConfig
     train: FinetuneTrainConfig = FinetuneTrainConfig()
@@ -84,7 +89,7 @@ class FinetuneRecipe(Recipe):
 class CommonFinetuneRecipe(FinetuneRecipe):
     """How the variants of a sweep are fine-tuned, on whichever tasks the sweep names."""
 
-    task: SharedTaskConfig
+    task: Annotated[SharedTaskConfig, Mark.INPUT]
 
     def of_task(self, name: str, changes: dict[str, Any]) -> FinetuneRecipe:
         """Return the recipe of one task.

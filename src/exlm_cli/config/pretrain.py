@@ -1,11 +1,12 @@
 """The pre-training recipe: sections together, with the checks that need more than one of them. No torch here."""
 
 import math
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from exlm_cli.config.base import Recipe
+from exlm_cli.config.identity import Mark
 from exlm_cli.config.sections import (
     DataConfig,
     MaskingConfig,
@@ -27,7 +28,7 @@ class PretrainRecipe(Recipe):
 
     objective: Objective = Field("exlm", description="Expanded states with alignment, or plain MLM")
     seed: int = Field(1, ge=0, lt=2**63, description="Of initial weights, data order, masks and dropout")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs")
+    device: Annotated[Literal["auto", "cpu", "cuda"], Mark.RECORD] = Field("auto", description="Where the model runs")
     data: DataConfig
     tokenizer: TokenizerConfig = TokenizerConfig()
     masking: MaskingConfig = MaskingConfig()

@@ -1,11 +1,12 @@
 """The sections of a recipe: every field with its bounds and meaning beside it. No torch here."""
 
 import math
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from exlm_cli.config.base import StrictModel
+from exlm_cli.config.identity import Mark
 
 Objective = Literal["exlm", "mlm"]
 Alignment = Literal["dag", "sparse_dag", "independent"]
@@ -17,11 +18,13 @@ class DataConfig(StrictModel):
     """Where sequences come from and how they are cut."""
 
     kind: Literal["text", "smiles"] = Field(description="What a row is: running text or one SMILES")
-    train: tuple[str, ...] = Field(
+    train: Annotated[tuple[str, ...], Mark.INPUT] = Field(
         default=(),
         description="Files, folders, globs, `hub:OWNER/NAME[/CONFIG][@SPLIT]`, `bundled:grammar|feelings|molecules`",
     )
-    valid: tuple[str, ...] = Field(default=(), description="Validation inputs; empty: cut from `train`")
+    valid: Annotated[tuple[str, ...], Mark.INPUT] = Field(
+        default=(), description="Validation inputs; empty: cut from `train`"
+    )
     valid_fraction: float = Field(0.01, gt=0, lt=0.5, description="Share of rows held out where `valid` is empty")
     column: str | None = Field(None, description="Column to read from CSV, JSONL, Parquet or Hub rows")
     sequence_length: int = Field(512, ge=4, le=65536, description="Tokens of a sequence, [CLS] and [SEP] included")
@@ -33,13 +36,17 @@ class DataConfig(StrictModel):
     )
     max_rows: int | None = Field(None, ge=1, description="Read at most this many rows of each input list")
     bundled_rows: int = Field(20000, ge=10, le=10_000_000, description="Rows that a `bundled:` input generates")
-    cache_dir: str | None = Field(None, description="Where token shards are kept; none: the user's cache directory")
+    cache_dir: Annotated[str | None, Mark.INPUT] = Field(
+        None, description="Where token shards are kept; none: the user's cache directory"
+    )
 
 
 class TokenizerConfig(StrictModel):
     """Which tokenizer, trained or taken."""
 
-    path: str | None = Field(None, description="An existing tokenizer.json; none: train one on `data.train`")
+    path: Annotated[str | None, Mark.INPUT] = Field(
+        None, description="An existing tokenizer.json; none: train one on `data.train`"
+    )
     vocab_size: int = Field(50265, ge=16, le=1_000_000, description="Tokens, the five special ones included")
     min_frequency: int = Field(2, ge=1, description="How often a pair or token must occur to enter the vocabulary")
     train_rows: int | None = Field(None, ge=1, description="Rows to train the tokenizer on; none: all")
@@ -135,16 +142,6 @@ class OptimConfig(StrictModel):
             return self.warmup_steps
         return math.ceil(self.warmup_ratio * total_steps)
 
-    def as_identity(self) -> dict[str, Any]:
-        """Return what a run's identity hashes, as JSON.
-
-        A key that was added later is left out where it says what was done before: runs begun then go on.
-        """
-        before = {"warmup_ratio": None, "transition_start_ratio": 0.0}
-        return self.model_dump(
-            mode="json", exclude={name for name, value in before.items() if getattr(self, name) == value}
-        )
-
 
 class LoopConfig(StrictModel):
     """What the training loop needs of a `train` section; pre-training and fine-tuning add their own keys."""
@@ -153,12 +150,16 @@ class LoopConfig(StrictModel):
     max_epochs: int | None = Field(None, ge=1, description="Passes over the data; the earlier of the two ends the run")
     bucket_steps: int = Field(16, ge=1, description="Steps whose sequences are sorted by length together; 1: never")
     validate_every_steps: int | None = Field(None, ge=1, description="Steps between validations; none: each epoch")
-    checkpoint_every_steps: int | None = Field(None, ge=1, description="Steps between checkpoints; none: each epoch")
-    keep_last: int = Field(2, ge=1, le=1000, description="Checkpoints kept")
-    log_every_steps: int = Field(10, ge=1, description="Steps between rows of metrics.jsonl")
+    checkpoint_every_steps: Annotated[int | None, Mark.RECORD] = Field(
+        None, ge=1, description="Steps between checkpoints; none: each epoch"
+    )
+    keep_last: Annotated[int, Mark.RECORD] = Field(2, ge=1, le=1000, description="Checkpoints kept")
+    log_every_steps: Annotated[int, Mark.RECORD] = Field(10, ge=1, description="Steps between rows of metrics.jsonl")
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 autocast on CUDA, fp32 on CPU")
-    compile: bool = Field(False, description="torch.compile the encoder")
-    num_threads: int | None = Field(None, ge=1, le=1024, description="CPU threads; none: torch's choice")
+    compile: Annotated[bool, Mark.COMPUTING] = Field(False, description="torch.compile the encoder")
+    num_threads: Annotated[int | None, Mark.COMPUTING] = Field(
+        None, ge=1, le=1024, description="CPU threads; none: torch's choice"
+    )
 
 
 class TrainConfig(LoopConfig):
@@ -166,12 +167,20 @@ class TrainConfig(LoopConfig):
 
     batch_sequences: int | None = Field(None, ge=1, description="Sequences of a step")
     batch_tokens: int | None = Field(None, ge=4, description="Input tokens of a step, at most; instead of sequences")
-    microbatch_tokens: int = Field(
+    microbatch_tokens: Annotated[int, Mark.COMPUTING] = Field(
         16384, ge=4, description="Expanded tokens, padding included, that go through at once"
     )
-    validate_every_steps: int = Field(1000, ge=1, description="Steps between validations")
-    validation_sequences: int | None = Field(None, ge=1, description="Validation sequences used; none: all")
-    checkpoint_every_steps: int = Field(1000, ge=1, description="Steps between checkpoints")
-    head_chunk_rows: int = Field(2048, ge=1, description="Rows of (rows, vocabulary) logits held at once")
-    alignment_backend: AlignmentBackend = Field("auto", description="Backend of the states-alignment loss")
-    tensorboard: bool = Field(False, description="Also write TensorBoard events (extra `tensorboard`)")
+    validate_every_steps: Annotated[int, Mark.RECORD] = Field(1000, ge=1, description="Steps between validations")
+    validation_sequences: Annotated[int | None, Mark.RECORD] = Field(
+        None, ge=1, description="Validation sequences used; none: all"
+    )
+    checkpoint_every_steps: Annotated[int, Mark.RECORD] = Field(1000, ge=1, description="Steps between checkpoints")
+    head_chunk_rows: Annotated[int, Mark.COMPUTING] = Field(
+        2048, ge=1, description="Rows of (rows, vocabulary) logits held at once"
+    )
+    alignment_backend: Annotated[AlignmentBackend, Mark.COMPUTING] = Field(
+        "auto", description="Backend of the states-alignment loss"
+    )
+    tensorboard: Annotated[bool, Mark.RECORD] = Field(
+        False, description="Also write TensorBoard events (extra `tensorboard`)"
+    )

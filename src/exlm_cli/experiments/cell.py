@@ -4,14 +4,13 @@
 each task, and `result.json`, written last and whole, marks the cell as done.
 """
 
-import hashlib
-import json
 import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.identity import identity_of, identity_values
 from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.overrides import describe_changes
@@ -28,16 +27,15 @@ from exlm_cli.experiments.results import (
     DivergedTask,
     EntropyAt,
     Measures,
-    MetricSummary,
     SweepCellResult,
     TaskScores,
     read_cell_file,
     result_type,
 )
 from exlm_cli.files import finite_or_none, write_json
+from exlm_cli.finetune.results import RunResults, Summary
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import read_run_json
-from exlm_cli.train.identity import decisive_values, recipe_identity
 from exlm_cli.train.pretrain import run_pretraining, special_tokens, validation_indices
 
 _COUNTED_SEQUENCES = 2048
@@ -67,7 +65,7 @@ def run_cell(cell: SweepCell, folder: Path, progress: Progress) -> SweepCellResu
         "column": cell.column,
         "seed": cell.seed,
         **dict(cell.about),
-        "pretrain_identity": recipe_identity(cell.pretrain),
+        "pretrain_identity": identity_of(cell.pretrain),
     }
     model = result_type(cell)
     result: SweepCellResult
@@ -91,12 +89,12 @@ def read_result(cell: SweepCell, folder: Path) -> SweepCellResult | None:
     result = read_cell_file(folder / RESULT_FILE, result_type(cell))
     if result is None:
         return None
-    if result.pretrain_identity != recipe_identity(cell.pretrain):
+    if result.pretrain_identity != identity_of(cell.pretrain):
         raise _other_recipe(folder, "trained")
     if result.diverged is not None:
         return result
     done = {task: scores.identity for task, scores in result.finetune.items()}
-    wanted = {recipe.task.name: finetune_identity(recipe) for recipe in cell.finetune}
+    wanted = {recipe.task.name: identity_of(recipe) for recipe in cell.finetune}
     return result if wanted.items() <= done.items() and _is_measured(cell, result) else None
 
 
@@ -109,19 +107,13 @@ def refuse_changed_cell(cell: SweepCell, folder: Path) -> None:
     begun = folder / "pretrain" / "recipe.yaml"
     if begun.is_file():
         then, now = (with_absolute_paths(recipe) for recipe in (load_recipe(str(begun)), cell.pretrain))
-        if changes := describe_changes(decisive_values(then), decisive_values(now)):
+        if changes := describe_changes(identity_values(then), identity_values(now)):
             raise _other_recipe(folder, "trained", changes)
     result = read_cell_file(folder / RESULT_FILE, result_type(cell))
     diverged = result.diverged_tasks if result is not None else []
     for recipe in cell.finetune:
         if recipe.task.name not in diverged and (changes := _changes_since_begun(recipe, folder)):
             raise _other_recipe(folder, "fine-tuned", changes)
-
-
-def finetune_identity(recipe: FinetuneRecipe) -> str:
-    """Return a hash of everything in a fine-tuning recipe that decides its scores."""
-    content = _scoring_values(recipe) | {"optim": recipe.optim.as_identity()}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _pretrain_and_measure(cell: SweepCell, folder: Path, progress: Progress) -> Measures:
@@ -143,12 +135,14 @@ def _pretrain_and_measure(cell: SweepCell, folder: Path, progress: Progress) -> 
         device=cell.pretrain.device,
         progress=progress,
     )
+    parameters = read_run_json(run).parameters
+    assert parameters is not None, "a finished run has counted them"
     measures = Measures(
-        pretrain_identity=recipe_identity(cell.pretrain),
+        pretrain_identity=identity_of(cell.pretrain),
         measure_sequences=cell.measure_sequences,
         steps=trained.steps,
         elapsed_s=trained.elapsed_s,
-        parameters=read_run_json(run)["parameters"],
+        parameters=parameters,
         corruption=_count(cell.pretrain, progress),
         metrics=finite_or_none(entropies[0].metrics),
         entropy=tuple(
@@ -163,7 +157,7 @@ def _pretrain_and_measure(cell: SweepCell, folder: Path, progress: Progress) -> 
 def _is_measured(cell: SweepCell, measures: Measures | SweepCellResult) -> bool:
     """Return whether figures are of the cell's model, on as many sequences, at all of its mask ratios."""
     return (
-        measures.pretrain_identity == recipe_identity(cell.pretrain)
+        measures.pretrain_identity == identity_of(cell.pretrain)
         and measures.measure_sequences == cell.measure_sequences
         and set(cell.entropy_ratios) <= {entropy.mask_ratio for entropy in measures.entropy}
     )
@@ -182,7 +176,7 @@ def _count(recipe: PretrainRecipe, progress: Progress) -> Corruption | None:
 def _earlier_scores(cell: SweepCell, folder: Path) -> dict[str, TaskScores | DivergedTask]:
     """Return the scores that an earlier result has of the same model, also of tasks that the cell no longer has."""
     before = read_cell_file(folder / RESULT_FILE, result_type(cell))
-    if before is None or before.pretrain_identity != recipe_identity(cell.pretrain):
+    if before is None or before.pretrain_identity != identity_of(cell.pretrain):
         return {}
     return before.finetune
 
@@ -209,26 +203,27 @@ def _finetune(cell: SweepCell, folder: Path, progress: Progress) -> dict[str, Ta
                 progress=progress,
             ).results
         except DivergedError as error:
-            scored[recipe.task.name] = DivergedTask(identity=finetune_identity(recipe), diverged=error.message)
+            scored[recipe.task.name] = DivergedTask(identity=identity_of(recipe), diverged=error.message)
         else:
             scored[recipe.task.name] = _scores(recipe, results)
     return scored
 
 
-def _scores(recipe: FinetuneRecipe, results: Any) -> TaskScores:
-    split = "test" if "test" in results["metrics"] else "valid"
+def _scores(recipe: FinetuneRecipe, results: RunResults) -> TaskScores:
+    split = results.scored_split
+    # as in the file: a value that is not finite is None
     metrics = {
-        name: MetricSummary(**summary | {"values": tuple(summary["values"])})
-        for name, summary in finite_or_none(results["metrics"][split]).items()
+        name: Summary.model_validate(summary.as_json(), strict=False)
+        for name, summary in results.metrics[split].items()
     }
     return TaskScores(
-        identity=finetune_identity(recipe),
-        split="test" if split == "test" else "valid",
-        split_sizes=results["split_sizes"],
+        identity=identity_of(recipe),
+        split=split,
+        split_sizes=results.split_sizes,
         max_rows=recipe.task.max_rows,
-        metric=results["selection_metric"],
+        metric=results.selection_metric,
         aggregate=recipe.aggregate,
-        values=metrics[results["selection_metric"]].values,
+        values=metrics[results.selection_metric].values,
         metrics=metrics,
     )
 
@@ -239,11 +234,7 @@ def _changes_since_begun(recipe: FinetuneRecipe, folder: Path) -> str:
     if not begun.is_file():
         return ""
     both = (load_recipe(str(begun), kind=FinetuneRecipe), recipe)
-    return describe_changes(*(_scoring_values(with_absolute_paths(one)) for one in both))
-
-
-def _scoring_values(recipe: FinetuneRecipe) -> dict[str, Any]:
-    return recipe.model_dump(mode="json", exclude={"name", "purpose", "paper", "device"})
+    return describe_changes(*(identity_values(with_absolute_paths(one)) for one in both))
 
 
 def _finetune_folder(folder: Path, recipe: FinetuneRecipe) -> Path:

@@ -75,7 +75,7 @@ def load_validation_data(pretrained: Pretrained, valid: Sequence[str], progress:
         inputs = json.dumps(list(valid), ensure_ascii=False)
         own += [f"data.train={inputs}", f"data.valid={inputs}", "data.max_rows=null"]
     data = prepare_data(_own_recipe(pretrained, own), rejected_csv=None, progress=progress)
-    trained_on = read_run_json(run_directory(pretrained.checkpoint)).get("data_fingerprint", data.fingerprint)
+    trained_on = read_run_json(run_directory(pretrained.checkpoint)).data_fingerprint
     if not valid and data.fingerprint != trained_on:
         progress.message(
             f"{pretrained.checkpoint}: its data have changed since it was trained; the scores are on the changed data"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from exlm_cli.experiments.entropy import load_validation_data
 from exlm_cli.experiments.scores import PretrainedScore
-from exlm_cli.finetune.initial import count_pretraining_tokens
 from exlm_cli.progress import Progress, SilentProgress
+from exlm_cli.train.checkpoint import load_state
 from exlm_cli.train.pretrain import PretrainTask
 from exlm_cli.train.pretrained import load_pretrained
 
@@ -50,7 +50,7 @@ def evaluate_pretrained(
         recipe.objective,
         pretrained.step,
         sum(p.numel() for p in model.parameters()),
-        count_pretraining_tokens(pretrained.checkpoint, recipe, pretrained.step),
+        load_state(pretrained.checkpoint).loop.num_tokens,
         f"{len(data.valid):,} sequences of " + (", ".join(valid) if valid else "its own validation data"),
         metrics,
     )

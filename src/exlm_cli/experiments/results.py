@@ -16,6 +16,7 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.config.sweep import RepeatMlmAbout, SweepCell, SweepRecipe, VariantAbout
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import JsonModel, JsonModelT, read_json
+from exlm_cli.finetune.results import Summary
 from exlm_cli.run_dir import RUN_FILE, read_run_json
 
 RESULT_FILE = "result.json"
@@ -69,15 +70,6 @@ class Measures(JsonModel):
     entropy: tuple[EntropyAt, ...]
 
 
-class MetricSummary(JsonModel):
-    """One metric over the seeds of fine-tuning."""
-
-    mean: float | None
-    std: float | None
-    median: float | None
-    values: tuple[float | None, ...]
-
-
 class TaskScores(JsonModel):
     """Scores of a cell on one task, of the test split where it has labels, else of the validation split."""
 
@@ -88,7 +80,7 @@ class TaskScores(JsonModel):
     metric: str
     aggregate: Literal["mean", "median"]
     values: tuple[float | None, ...]
-    metrics: dict[str, MetricSummary]
+    metrics: dict[str, Summary]
 
     @property
     def score(self) -> float | None:
@@ -210,7 +202,7 @@ def is_sweep_run(path: Path) -> bool:
     """Return whether a path is the run directory of a sweep."""
     if not (path / RUN_FILE).is_file() or not (path / "recipe.yaml").is_file():
         return False
-    return "num_cells" in read_run_json(path)
+    return read_run_json(path).num_cells is not None
 
 
 def resume_command(recipe: SweepRecipe, run: Path) -> str:

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from exlm_cli.config.finetune import NO_GRID
 from exlm_cli.errors import CheckpointError
-from exlm_cli.finetune.results import best_cell_folder, how_to_redo, read_predictions, read_results
+from exlm_cli.finetune.results import cell_folder, how_to_redo, read_predictions, read_results
 from exlm_cli.tasks.base import FloatArray, Split
 
 
@@ -114,7 +115,7 @@ def load_finetuned_run(path: Path, name: str) -> FinetunedRun:
     Raises:
         CheckpointError: It is not finished.
     """
-    return FinetunedRun(name, path, read_results(path))
+    return FinetunedRun(name, path, read_results(path).as_json())
 
 
 def load_seed_predictions(run: FinetunedRun) -> SeedPredictions | None:
@@ -133,7 +134,7 @@ def load_seed_predictions(run: FinetunedRun) -> SeedPredictions | None:
     rows, _, targets = read_predictions(truth, "fine-tune again")
     by_seed = []
     for seed in run.results["seeds"]:
-        cell = best_cell_folder(run.folder, run.results, seed)
+        cell = cell_folder(run.folder, (run.results["grid_best"] or {"label": NO_GRID})["label"], seed)
         path = cell / f"predictions-{split}.csv"
         found_rows, _, values = read_predictions(path, how_to_redo(cell))
         if found_rows != rows:

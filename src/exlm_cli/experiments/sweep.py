@@ -33,9 +33,9 @@ from exlm_cli.experiments.results import (
 from exlm_cli.experiments.workers import Event, Workers
 from exlm_cli.files import removed_on_failure, write_atomically, write_json
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import create_run_dir, read_run_json, sole_process, update_run_json
-from exlm_cli.train.interrupt import StopSignal
+from exlm_cli.run_dir import RUN_FILE, create_run_dir, read_run_json, sole_process, update_run_json
 from exlm_cli.train.pretrained import pick_device
+from exlm_cli.train.process import StopSignal
 
 _Inputs = tuple[DataConfig, TokenizerConfig]
 
@@ -155,9 +155,10 @@ def _refuse_other_data(run: Path, cells: Iterable[SweepCell], fingerprints: Mapp
     """Refuse cells that were trained on other content of the same inputs, so that no mean is over two corpora."""
     for cell in cells:
         folder = cell_folder(run, cell)
-        # None: not trained yet, or inputs of a variant that this sweep leaves as it is
-        known = {read_run_json(folder / "pretrain").get("data_fingerprint"), fingerprints.get(_inputs(cell.pretrain))}
-        if len(known - {None}) > 1:
+        run_folder = folder / "pretrain"
+        now = fingerprints.get(_inputs(cell.pretrain))  # None: inputs of a cell that is not asked for
+        then = read_run_json(run_folder).data_fingerprint if (run_folder / RUN_FILE).is_file() else None
+        if None not in (then, now) and then != now:
             raise CheckpointError(
                 f"{folder}: this cell was trained on other content of its inputs than they have now",
                 "restore the files, or start a new run with `out=DIR`; a cell whose folder is deleted is trained again",

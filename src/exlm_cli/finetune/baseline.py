@@ -1,4 +1,4 @@
-"""What a model has to beat: ECFP4 fingerprints and a random forest, on the very same rows.
+"""Baseline for molecules: ECFP4 fingerprints and a random forest, on the same rows as the model.
 
 Axes: N molecules of a split, C outputs, K bits.
 """
@@ -18,34 +18,34 @@ RADIUS = 2
 """Bonds around each atom; ECFP4 counts them on both sides."""
 NUM_BITS = 2048
 NUM_TREES = 500
-_LEAST_PROBABILITY = 1e-12
+_MIN_PROBABILITY = 1e-12
 """A forest may be certain; its logit must be finite."""
 
 Fingerprints = NDArray[np.uint8]
 
 
-def run_yardstick(
+def score_baseline(
     task: DownstreamTask, seed: int, progress: Progress, *, num_trees: int = NUM_TREES, num_jobs: int = -1
 ) -> dict[str, dict[str, float]]:
-    """Train a forest for each label on the training rows, and score it on the others.
+    """Train a forest for each label on the training rows, and score it on the other splits.
 
-    Nothing is chosen on the validation rows. A label that has one class among its known training rows predicts it.
+    Nothing is chosen on the validation rows. A label with one class among its known training rows predicts that class.
 
     Args:
         task: A task of molecules: MoleculeNet or a CSV.
-        seed: Of the forests, below 2**63 as in recipes.
-        progress: Shown how many labels are done.
-        num_trees: Of each forest.
+        seed: Seed of the forests, below 2**63 as in recipes.
+        progress: Shows how many labels are done.
+        num_trees: Trees of each forest.
         num_jobs: Processor cores; -1: all. The scores do not depend on it.
 
     Returns:
         Metrics by split, `valid` and where there is one `test`.
 
     Raises:
-        ConfigError: The task's rows are not molecules of a table.
+        ConfigError: The rows of the task are not molecules of a table.
     """
     if not isinstance(task, TableTask) or task.input_kind != "smiles":
-        raise ConfigError(f"`--yardstick` is for molecules; {task.name} has none", "leave it out")
+        raise ConfigError(f"the baseline is for molecules; {task.name} has none", "use `baseline=false`")
     features = {split: fingerprints(task.texts(split)) for split in task.splits}
     others: list[Split] = [split for split in task.splits if split != "train"]
     with progress.bar("random forests", task.targets("train").shape[1]) as bar:
@@ -108,7 +108,7 @@ def _outputs(task: TableTask, forest: Any, bits: Fingerprints) -> FloatArray:
     probabilities = np.zeros((len(bits), num_classes))
     if forest is not None:
         probabilities[:, forest.classes_.astype(int)] = forest.predict_proba(bits)
-    log_probabilities = np.log(probabilities.clip(_LEAST_PROBABILITY, 1.0))
+    log_probabilities = np.log(probabilities.clip(_MIN_PROBABILITY, 1.0))
     if task.loss == "classes":
         return cast(FloatArray, log_probabilities)
     return cast(FloatArray, log_probabilities[:, 1:] - log_probabilities[:, :1])

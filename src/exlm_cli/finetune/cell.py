@@ -1,20 +1,18 @@
-"""One cell of a fine-tuning run: one seed at one grid point, trained, its best epoch scored once."""
+"""One cell of a fine-tuning run: one seed at one grid point, trained, and its best epoch scored once."""
 
-import json
 import math
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from exlm_cli.config.finetune import NO_GRID, GridPoint
 from exlm_cli.errors import CheckpointError
-from exlm_cli.finetune.initial import Initial, build_task_model
-from exlm_cli.finetune.result_shapes import WrittenCell, check_written
-from exlm_cli.finetune.results import RESULT_FILE, cell_folder, write_predictions
+from exlm_cli.files import read_json, write_json
+from exlm_cli.finetune.model import PretrainedWeights, build_task_model
+from exlm_cli.finetune.results import RESULT_FILE, CellResult, Scores, cell_folder, write_predictions
 from exlm_cli.finetune.trainer import FinetuneTask, TaskData
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import MetricsLog
@@ -27,10 +25,9 @@ from exlm_cli.train.checkpoint import (
     newest_good_checkpoint,
     remove_unfinished,
     verify_checkpoint,
-    write_json,
 )
 from exlm_cli.train.loop import TrainingLoop
-from exlm_cli.train.loop_state import LoopResult, Selection
+from exlm_cli.train.task import LoopResult, Selection
 
 
 @dataclass(frozen=True)
@@ -43,32 +40,27 @@ class Cell:
 
     @property
     def is_done(self) -> bool:
-        """Whether it has its result."""
+        """Whether the cell has its result."""
         return (self.folder / RESULT_FILE).is_file()
 
     @property
     def has_weights(self) -> bool:
-        """Whether the weights of its best epoch are there; `drop_weights` takes them."""
+        """Whether the weights of its best epoch exist; `drop_weights` deletes them."""
         return bool(best_paths(self.folder))
 
     @property
     def label(self) -> str:
-        """Names it on a bar."""
+        """Name of the cell in messages and on a bar."""
         return f"seed {self.seed}" if self.point.label == NO_GRID else f"{self.point.label} seed {self.seed}"
 
-    def read(self) -> dict[str, Any]:
+    def read(self) -> CellResult:
         """Return its `result.json`.
 
         Raises:
-            CheckpointError: It cannot be read, or lacks something.
+            CheckpointError: The file cannot be read.
         """
-        path = self.folder / RESULT_FILE
-        hint = "delete the file; the run does that cell again when resumed"
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path}: not readable as JSON: {error}", hint) from error
-        return check_written(path, content, WrittenCell, hint)
+        hint = "delete the file; a resumed run trains this cell again"
+        return read_json(self.folder / RESULT_FILE, CellResult, hint=hint)
 
 
 def drop_weights(run: Path, label: str, seeds: Iterable[int]) -> None:
@@ -78,9 +70,15 @@ def drop_weights(run: Path, label: str, seeds: Iterable[int]) -> None:
 
 
 def run_cell(
-    cell: Cell, initial: Initial, data: TaskData, device: torch.device, progress: Progress, *, resume_command: str
-) -> dict[str, Any]:
-    """Train a cell, or go on with it, score its best epoch and return its result; one that has a result is only read.
+    cell: Cell,
+    weights: PretrainedWeights,
+    data: TaskData,
+    device: torch.device,
+    progress: Progress,
+    *,
+    resume_command: str,
+) -> CellResult:
+    """Train a cell or continue it, score its best epoch and return its result; a cell that is done is only read.
 
     Raises:
         ExlmError: Divergence, interruption, a checkpoint that cannot be written or trusted.
@@ -89,8 +87,8 @@ def run_cell(
         cell.folder.mkdir(parents=True, exist_ok=True)
         remove_unfinished(cell.folder)
         recipe = cell.point.recipe
-        model = build_task_model(initial, recipe, data, cell.seed, device)
-        task = FinetuneTask(recipe, cell.seed, data, model, device, initial.identity(recipe), progress)
+        model = build_task_model(weights, recipe, data, cell.seed, device)
+        task = FinetuneTask(recipe, cell.seed, data, model, device, weights.identity(recipe), progress)
         loop = TrainingLoop(
             task,
             recipe.train,
@@ -105,7 +103,7 @@ def run_cell(
         )
         _resume(loop, cell.folder, progress)
         write_json(cell.folder / RESULT_FILE, _score(cell, task, loop.fit()))
-    # to resume from; a finished cell needs none, and one killed right before this still has them
+    # a finished cell resumes from none; one that was killed right before this line still has them
     for path in checkpoint_paths(cell.folder):
         shutil.rmtree(path)
     return cell.read()
@@ -121,42 +119,43 @@ def _resume(loop: TrainingLoop, folder: Path, progress: Progress) -> None:
         loop.resume(checkpoint)
 
 
-def _score(cell: Cell, task: FinetuneTask, result: LoopResult) -> dict[str, Any]:
+def _score(cell: Cell, task: FinetuneTask, result: LoopResult) -> CellResult:
     """Load the best weights, score every split but the training one, and write the predictions."""
     assert result.best is not None, "a run with a selection has a best checkpoint"
     reason = verify_checkpoint(result.best)
     if reason is not None:
         raise CheckpointError(
-            f"{result.best} is refused: {reason}", f"delete {cell.folder} and resume; that cell is then done again"
+            f"{result.best} is refused: {reason}", f"delete {cell.folder} and resume the run to train this cell again"
         )
     load_model_weights(result.best, task.model)
     state, downstream = result.state, task.data.task
     assert state.best_epoch is not None, "known where there is a best checkpoint"
-    metrics: dict[str, dict[str, float | None]] = {}
+    assert state.best_step is not None, "known where there is a best checkpoint"
+    metrics: Scores = {}
     for split in downstream.splits:
         if split != "train":
             loss, outputs = task.predict(split)
             scores = {"loss": loss, **downstream.score(split, outputs)}
             metrics[split] = {name: None if math.isnan(value) else value for name, value in scores.items()}
             _write_predictions(cell.folder, task.data, split, outputs)
-    return {
-        "task": downstream.name,
-        "seed": cell.seed,
-        "grid": cell.point.values,
-        "parameters": sum(p.numel() for p in task.model.parameters()),
-        "epochs": state.epoch + 1,
-        "best_epoch": state.best_epoch + 1,
-        "steps": result.steps,
-        "best_step": state.best_step,
-        "elapsed_s": round(state.elapsed_s + state.validate_s, 3),
-        "metrics": metrics,
-        "tokens_per_s": round(state.num_tokens / max(1e-9, state.elapsed_s), 1),
-        "outside_model_share": round(1 - state.model_s / max(1e-9, state.elapsed_s), 4),
-    }
+    return CellResult(
+        task=downstream.name,
+        seed=cell.seed,
+        grid=cell.point.values,
+        parameters=sum(p.numel() for p in task.model.parameters()),
+        epochs=state.epoch + 1,
+        best_epoch=state.best_epoch + 1,
+        steps=result.steps,
+        best_step=state.best_step,
+        elapsed_s=round(state.elapsed_s + state.validate_s, 3),
+        metrics=metrics,
+        tokens_per_s=round(state.num_tokens / max(1e-9, state.elapsed_s), 1),
+        outside_model_share=round(1 - state.model_s / max(1e-9, state.elapsed_s), 4),
+    )
 
 
 def _write_predictions(folder: Path, data: TaskData, split: Split, outputs: list[FloatArray]) -> None:
-    """Write the predictions of a split: one row for each of the input's, or what SQuAD's official script reads."""
+    """Write the predictions of a split: one row for each row of the input, or the files of SQuAD's official script."""
     if isinstance(data.task, SquadTask):
         answers, no_answer_scores = data.task.official_predictions(split, outputs)
         write_json(folder / f"predictions-{split}.json", answers)

@@ -4,7 +4,6 @@ Axes: R rows of the table, n of a batch, D model width.
 """
 
 import io
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from exlm_cli.config.finetune import FinetuneModelConfig
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import make_folder, write_atomically
-from exlm_cli.finetune.finetuned import Finetuned
-from exlm_cli.finetune.runner import TaskRunner
+from exlm_cli.finetune.model import Finetuned
+from exlm_cli.finetune.trainer import TaskRunner
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.applied import describe_cut
@@ -91,12 +90,7 @@ def pretrained_encoder(pretrained: Pretrained) -> Encoder:
 
 def finetuned_encoder(finetuned: Finetuned) -> Encoder:
     """Return the encoder of the seed with the best validation score; the vectors of several seeds share no axes."""
-    results = finetuned.results
-    values = results["metrics"]["valid"][results["selection_metric"]]["values"]
-    sign = -1.0 if results["is_greater_better"] else 1.0
-    # of equals the first one, and an undefined score loses to any
-    ranks = [math.inf if value is None else sign * value for value in values]
-    seed = results["seeds"][ranks.index(min(ranks))]
+    seed = finetuned.results.best_seed()
     origin = f"{finetuned.run}, seed {seed}, the best in validation"
     kind, task = finetuned.encoder_recipe.data.kind, finetuned.recipe.task
     return Encoder(

@@ -5,7 +5,7 @@ from pathlib import Path
 from exlm_cli.data.rows.records import COMPRESSIONS, FORMATS
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import folder_for_results
-from exlm_cli.finetune.finetuned import Finetuned
+from exlm_cli.finetune.model import Finetuned
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.applied import Applied, no_answer_file, refuse_overwriting
 
@@ -36,11 +36,9 @@ def predict(
     if written is None:
         written = folder / f"predictions-{_name_of(path)}{suffix}"
     elif written.suffix.lower() != suffix:
-        raise ConfigError(f"`out={written}`: predictions of {finetuned.results['task']} go into a {suffix} file")
+        raise ConfigError(f"`out={written}`: predictions of {finetuned.results.task} go into a {suffix} file")
     if suite in _SUFFIXES and column is not None:
-        raise ConfigError(
-            f"{finetuned.results['task']} finds its own columns: `--text-column` is for `exlm finetune csv`"
-        )
+        raise ConfigError(f"{finetuned.results.task} finds its own columns: `--text-column` is for `exlm finetune csv`")
     files = (written, no_answer_file(written)) if suite == "squad" else (written,)
     refuse_overwriting(path, *files)
     with folder_for_results(written.parent, *files):

@@ -1,49 +1,197 @@
-"""Cells of fine-tuning to one table of results: over seeds, over grid points. No torch.
-
-A cell is what `result.json` of one (grid point, seed) holds; its `metrics` are by split, then by name.
-"""
+"""Results of fine-tuning: what the files of a run hold, summaries over seeds, the choice of a grid point. No torch."""
 
 import csv
-import io
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
+from pydantic import Field, model_validator
 
 from exlm_cli.config.finetune import NO_GRID
 from exlm_cli.errors import CheckpointError
-from exlm_cli.files import reason_of, write_atomically
-from exlm_cli.finetune.result_shapes import WrittenResults, check_written
-from exlm_cli.tasks.base import FloatArray
+from exlm_cli.files import JsonModel, absent_if_none, read_json, reason_of, write_csv
+from exlm_cli.tasks.base import FloatArray, Loss
 
 RESULT_FILE = "result.json"
-"""Of a cell."""
+"""File of a cell; a cell that has it is done."""
 RESULTS_FILE = "results.json"
-"""Of a run."""
+"""File of a run; a run that has it is finished."""
 TARGETS_COLUMN = "class"
-"""Of `targets-<split>.csv` where rows have one class: its index."""
+"""Column of `targets-<split>.csv` with the class index, where each row has one class."""
 
 Aggregate = Literal["mean", "median"]
-Summary = dict[str, Any]
-"""`mean`, `std` (n - 1 in the denominator, None for one value), `median`, `values`."""
+Scores = dict[str, dict[str, float | None]]
+"""Metrics by split, then by name; None where a metric is not defined."""
+
+
+class Summary(JsonModel):
+    """One metric over seeds.
+
+    Attributes:
+        mean, median: Over the values that are defined; None where none is.
+        std: Sample standard deviation (n - 1 in the denominator); None for fewer than two values.
+        values: One for each seed, in order.
+    """
+
+    mean: float | None
+    std: float | None
+    median: float | None
+    values: tuple[float | None, ...]
+
+    def center(self, aggregate: Aggregate) -> float | None:
+        """Return the mean or the median."""
+        return self.median if aggregate == "median" else self.mean
+
+
+Summaries = dict[str, dict[str, Summary]]
+"""Summaries by split, then by metric."""
+
+
+class CellResult(JsonModel):
+    """`result.json`: the scores of one seed at one grid point.
+
+    Attributes:
+        grid: Values of the grid point by dotted key.
+        epochs: Epochs trained; `best_epoch` counts from 1.
+        elapsed_s: Time in steps and validations.
+        outside_model_share: Share of the time in steps that is not spent in the model and the optimiser.
+    """
+
+    task: str
+    seed: int
+    grid: dict[str, Any]
+    parameters: int
+    epochs: int
+    best_epoch: int
+    steps: int
+    best_step: int
+    elapsed_s: float
+    metrics: Scores
+    tokens_per_s: float
+    outside_model_share: float
+
+    @model_validator(mode="after")
+    def _check_splits(self) -> Self:
+        if "valid" not in self.metrics:
+            raise ValueError("`metrics.valid` is missing")
+        return self
+
+
+class InitialWeights(JsonModel):
+    """The weights that fine-tuning begins with; `checkpoint` is None for weights drawn from the seed."""
+
+    checkpoint: str | None
+    recipe: str
+    objective: Literal["exlm", "mlm", "scratch"]
+    steps: int
+    tokens: int
+    num_states_per_mask: int
+    num_repeats: int
+    mask_ratio: float
+
+
+class GridChoice(JsonModel):
+    """The best point of a grid."""
+
+    label: str
+    values: dict[str, Any]
+
+
+class GridScores(JsonModel):
+    """One point of a grid and its validation scores."""
+
+    label: str
+    values: dict[str, Any]
+    valid: dict[str, Summary]
+
+
+class BaselineResult(JsonModel):
+    """Scores of a random forest on the same rows."""
+
+    name: str
+    seeds: tuple[int, ...]
+    metrics: Summaries
+
+
+class RunResults(JsonModel):
+    """`results.json`: the scores of a fine-tuning run over its seeds, those of the best grid point.
+
+    Attributes:
+        loss: How outputs become a loss (`tasks.base.Loss`).
+        split_sha256: Hash of the row numbers of every split.
+        max_rows: The most training rows used; None: all.
+        best_epochs: Of each seed.
+        elapsed_s: Sum over all cells; `tokens_per_s` and `outside_model_share` are their means.
+        grid_best, grid: None and empty without a grid.
+        baseline: Present where the run was asked for it.
+    """
+
+    task: str
+    kind: Literal["finetune"]
+    recipe: str
+    init: InitialWeights
+    parameters: int
+    input_kind: Literal["text", "smiles"]
+    loss: Loss
+    output_names: tuple[str, ...]
+    num_labels: int
+    split: str
+    split_sizes: dict[str, int]
+    max_rows: int | None
+    split_sha256: str
+    selection_metric: str
+    is_greater_better: bool
+    aggregate: Aggregate
+    seeds: tuple[int, ...] = Field(min_length=1)
+    best_epochs: tuple[int, ...]
+    elapsed_s: float
+    tokens_per_s: float
+    outside_model_share: float
+    notes: tuple[str, ...]
+    metrics: Summaries
+    grid_best: GridChoice | None
+    grid: tuple[GridScores, ...]
+    baseline: BaselineResult | None = absent_if_none(alias="yardstick")
+
+    @model_validator(mode="after")
+    def _check_selection(self) -> Self:
+        if self.selection_metric not in self.metrics.get("valid", {}):
+            raise ValueError(f"`metrics.valid` has no `{self.selection_metric}`, by which the best epoch was chosen")
+        return self
+
+    @property
+    def scored_split(self) -> Literal["test", "valid"]:
+        """The split whose scores are reported: `test`, or `valid` where no test labels are public."""
+        return "test" if "test" in self.metrics else "valid"
+
+    def validation_median(self, metric: str) -> float | None:
+        """Return the median of a validation metric over the seeds; None where it is not defined."""
+        summary = self.metrics["valid"].get(metric)
+        return None if summary is None else summary.median
+
+    def best_seed(self) -> int:
+        """Return the seed with the best validation score, the first of equals."""
+        values = self.metrics["valid"][self.selection_metric].values
+        sign = -1.0 if self.is_greater_better else 1.0
+        ranks = [math.inf if value is None else sign * value for value in values]
+        return self.seeds[ranks.index(min(ranks))]
 
 
 def summarise_values(values: Iterable[float | None]) -> Summary:
-    """Return mean, standard deviation and median over seeds; values that are not defined are None and left out."""
-    listed = [None if v is None or math.isnan(v) else float(v) for v in values]
+    """Return mean, standard deviation and median over seeds; values that are not defined become None."""
+    listed = tuple(None if v is None or math.isnan(v) else float(v) for v in values)
     known = np.array([v for v in listed if v is not None])
-    return {
-        "mean": float(known.mean()) if len(known) else None,
-        "std": float(known.std(ddof=1)) if len(known) > 1 else None,
-        "median": float(np.median(known)) if len(known) else None,
-        "values": listed,
-    }
+    return Summary(
+        mean=float(known.mean()) if len(known) else None,
+        std=float(known.std(ddof=1)) if len(known) > 1 else None,
+        median=float(np.median(known)) if len(known) else None,
+        values=listed,
+    )
 
 
-def summarise_metrics(runs: Sequence[Mapping[str, Mapping[str, float | None]]]) -> dict[str, dict[str, Summary]]:
+def summarise_metrics(runs: Sequence[Mapping[str, Mapping[str, float | None]]]) -> Summaries:
     """Return a summary of each metric of each split over several runs.
 
     Args:
@@ -55,10 +203,10 @@ def summarise_metrics(runs: Sequence[Mapping[str, Mapping[str, float | None]]]) 
     }
 
 
-def selection_value(cells: Sequence[Mapping[str, Any]], metric: str, aggregate: Aggregate) -> float:
+def selection_value(cells: Sequence[CellResult], metric: str, aggregate: Aggregate) -> float:
     """Return the aggregated validation metric of a grid point's cells; NaN where it is never defined."""
-    value = summarise_values(cell["metrics"]["valid"][metric] for cell in cells)[aggregate]
-    return math.nan if value is None else float(value)
+    value = summarise_values(cell.metrics["valid"][metric] for cell in cells).center(aggregate)
+    return math.nan if value is None else value
 
 
 def is_better_point(value: float, best: float | None, *, is_greater_better: bool) -> bool:
@@ -70,67 +218,58 @@ def is_better_point(value: float, best: float | None, *, is_greater_better: bool
     return value > best if is_greater_better else value < best
 
 
-def read_results(run: Path) -> dict[str, Any]:
-    """Return `results.json` of a finished run.
+def read_results(run: Path) -> RunResults:
+    """Return the results of a finished run.
 
     Raises:
-        CheckpointError: There is none, it cannot be read, or it lacks something.
+        CheckpointError: The run is not finished, or its results cannot be read.
     """
     path = run / RESULTS_FILE
-    hint = f"`exlm finetune --resume {run}` writes it again"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    if not path.is_file():
         raise CheckpointError(
             f"{run}: the run is not finished: it has no {RESULTS_FILE}",
             f"finish it with `exlm finetune --resume {run}`",
-        ) from error
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: not readable as JSON: {error}", hint) from error
-    return check_written(path, content, WrittenResults, hint)
+        )
+    return read_json(path, RunResults, hint=f"`exlm finetune --resume {run}` writes it again")
 
 
 def cell_folder(run: Path, label: str, seed: int) -> Path:
-    """Return where a cell of a run lives."""
+    """Return the folder of a cell of a run."""
     return run / "cells" / label / f"seed-{seed}"
 
 
-def best_cell_folder(run: Path, results: Mapping[str, Any], seed: int) -> Path:
-    """Return where the cell of a seed at the best grid point lives; `results` is the content of `results.json`."""
-    return cell_folder(run, results["grid_best"]["label"] if results["grid_best"] else NO_GRID, seed)
+def best_cell_folder(run: Path, results: RunResults, seed: int) -> Path:
+    """Return the folder of a seed's cell at the best grid point."""
+    return cell_folder(run, results.grid_best.label if results.grid_best else NO_GRID, seed)
 
 
 def how_to_redo(cell: Path) -> str:
-    """Return a hint on what makes a run do a finished cell again."""
-    return f"delete {cell / RESULT_FILE} and go on with `exlm finetune --resume {cell.parents[2]}`, which does it again"
+    """Return the hint on how to train a finished cell again."""
+    return f"delete {cell / RESULT_FILE} and continue with `exlm finetune --resume {cell.parents[2]}`"
 
 
 def write_predictions(path: Path, rows: Sequence[int], names: Sequence[str], outputs: Sequence[FloatArray]) -> None:
     """Write `row` and one column for each output: probabilities of labels or classes, values for regression.
 
     Args:
-        path: Of the CSV; written whole or not at all.
-        rows: Row of the input each example came from.
+        path: The CSV; written whole or not at all.
+        rows: Row of the input that each example comes from.
         names: C columns.
         outputs: (C,) of each example.
 
     Raises:
         CheckpointError: The file system refuses.
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["row", *names])
-    for row, output in zip(rows, outputs, strict=True):
-        writer.writerow([row, *(repr(float(value)) for value in output)])
-    write_atomically(path, text.getvalue().encode())
+    lines = ([row, *(repr(float(value)) for value in output)] for row, output in zip(rows, outputs, strict=True))
+    write_csv(path, ["row", *names], lines)
 
 
 def read_predictions(path: Path, hint: str) -> tuple[list[int], list[str], FloatArray]:
     """Read back what `write_predictions` wrote: rows of the input, names of columns, (N, C) values.
 
     Args:
-        path: Of the CSV.
-        hint: What brings it back.
+        path: The CSV.
+        hint: How to get the file back.
 
     Raises:
         CheckpointError: The file is missing or altered.

@@ -1,54 +1,95 @@
-"""Fine-tuning: seeds by grid points of one task, cell by cell, and their results.
+"""Fine-tuning: every seed at every grid point of one task, cell by cell, and their results.
 
 A run directory holds `recipe.yaml`, `encoder.yaml` (the recipe of pre-training), `tokenizer.json`, `split.json`,
 `run.json`, `cells/<grid point>/seed-<n>/` and at its end `results.json`. A cell is a run of the training loop that ends
-with `result.json`; one that has it is done.
+with `result.json`; a cell that has this file is done.
 """
 
+import csv
+import io
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from exlm_cli.config.finetune import FinetuneRecipe, GridPoint, grid_points
+from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint, grid_points
+from exlm_cli.config.identity import Mark, identity_values
 from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import dump_recipe, resumed_recipe
-from exlm_cli.data.rows.records import SKIPPED_FILE
+from exlm_cli.config.overrides import describe_changes
+from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE
 from exlm_cli.errors import CheckpointError, ConfigError
-from exlm_cli.files import removed_on_failure, write_atomically
+from exlm_cli.files import JsonModel, removed_on_failure, write_atomically, write_json
 from exlm_cli.finetune.cell import Cell, drop_weights, run_cell
-from exlm_cli.finetune.initial import Initial, load_initial, resolve_sequence_length
-from exlm_cli.finetune.result_shapes import WrittenRun, check_written
+from exlm_cli.finetune.model import ENCODER_FILE, PretrainedWeights, load_pretrained_weights, resolve_sequence_length
 from exlm_cli.finetune.results import (
     RESULT_FILE,
     RESULTS_FILE,
+    TARGETS_COLUMN,
+    BaselineResult,
+    CellResult,
+    GridChoice,
+    GridScores,
+    RunResults,
     cell_folder,
     is_better_point,
     selection_value,
     summarise_metrics,
+    write_predictions,
 )
-from exlm_cli.finetune.run_files import check_resumed, collect_results, describe_run
 from exlm_cli.finetune.trainer import TaskData, encode_task
 from exlm_cli.format import format_counts, format_number, format_percent
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.run_dir import RUN_FILE, create_run_dir, read_run_json, sole_process, update_run_json
+from exlm_cli.run_dir import create_run_dir, read_run_json, sole_process, update_run_json
 from exlm_cli.tasks.base import DownstreamTask
 from exlm_cli.tasks.registry import check_splits, load_task
-from exlm_cli.train.checkpoint import write_json
+from exlm_cli.tasks.scaffold import split_fingerprint
 from exlm_cli.train.pretrained import describe_device, pick_device
 
-MOST_UNKNOWN = 0.01
-"""Share of [UNK] among the training tokens above which a run says that the tokenizer does not fit."""
+MAX_UNKNOWN = 0.01
+"""Share of [UNK] among the training tokens above which a note says that the tokenizer does not fit."""
+
+
+class SplitFile(JsonModel):
+    """`split.json`: the rows of the input in each split, counted from 0."""
+
+    task: str
+    split: str
+    sizes: dict[str, int]
+    sha256: str
+    indices: dict[str, list[int]]
 
 
 @dataclass(frozen=True)
 class FinetuneResult:
-    """What a fine-tuning run made: its directory and the content of `results.json`."""
+    """Directory and results of a fine-tuning run."""
 
     run_dir: Path
-    results: dict[str, Any]
+    results: RunResults
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One run: its directory, what it fine-tunes and on what."""
+
+    folder: Path
+    recipe: FinetuneRecipe
+    points: list[GridPoint]
+    weights: PretrainedWeights
+    data: TaskData
+    device: torch.device
+    progress: Progress
+
+    def cells(self, point: GridPoint) -> list[Cell]:
+        return [Cell(point, seed, cell_folder(self.folder, point.label, seed)) for seed in self.recipe.seeds]
+
+    def finish(self, cell: Cell) -> CellResult:
+        """Return the result of a cell, trained if need be."""
+        command = f"exlm finetune --resume {self.folder}"
+        return run_cell(cell, self.weights, self.data, self.device, self.progress, resume_command=command)
 
 
 def run_finetuning(
@@ -58,92 +99,85 @@ def run_finetuning(
     out: Path | None = None,
     resume: Path | None = None,
     use_grid: bool = False,
-    with_yardstick: bool = False,
+    baseline: bool = False,
     task: DownstreamTask | None = None,
     progress: Progress | None = None,
 ) -> FinetuneResult:
-    """Fine-tune a checkpoint with every seed of a recipe, and at every point of its grid where asked to, and score it.
+    """Fine-tune a checkpoint with every seed of a recipe, optionally at every point of its grid, and score it.
 
     The epoch that is best in validation is scored once on the test split. Of a grid, the point with the best aggregate
     of validation scores is reported.
 
     Args:
         recipe: What to do.
-        checkpoint: A pre-training run or one of its `checkpoints/step-N`; with `init: scratch` its architecture and
-            tokenizer alone are used. None only with `resume`, which remembers it.
-        out: Run directory; none: `runs/<name>-<time>`.
+        checkpoint: A pre-training run or one of its `checkpoints/step-N`; `init: scratch` uses its architecture and
+            tokenizer alone. None only with `resume`: the checkpoint that the run began with.
+        out: Run directory; None: `runs/<name>-<time>`.
         resume: A run directory to continue instead; `recipe` must be the one it began with.
         use_grid: Search `recipe.grid`.
-        with_yardstick: For molecules, score ECFP4 with a random forest on the same splits too.
-        task: A task of your own instead of the one that `recipe.task` names.
-        progress: Who is told; none: nobody.
+        baseline: For molecules, also score ECFP4 fingerprints with a random forest on the same splits.
+        task: The task; None: the one that `recipe.task` names.
+        progress: Reports the work; None: silent.
 
     Raises:
-        ExlmError: Anything the user can mend: data, checkpoint, tokenizer, grid, divergence, interruption.
+        ExlmError: A mistake in data, checkpoint, tokenizer or grid; divergence, interruption.
     """
     progress = progress or SilentProgress()
     device = pick_device(recipe)
     if recipe.train.num_threads is not None:
         torch.set_num_threads(recipe.train.num_threads)
     if resume is not None:
-        described = check_written(
-            resume / RUN_FILE,
-            read_run_json(resume),
-            WrittenRun,
-            "exlm wrote this file whole, so something else altered it; restore it or start a new run",
-        )
-        use_grid, with_yardstick = bool(described.get("use_grid")), bool(described.get("yardstick"))
-        if checkpoint is None and "checkpoint" in described:
-            checkpoint = Path(described["checkpoint"])
+        begun = read_run_json(resume)
+        use_grid, baseline = bool(begun.use_grid), bool(begun.has_baseline)
+        if checkpoint is None and begun.checkpoint is not None:
+            checkpoint = Path(begun.checkpoint)
     if checkpoint is None:
-        raise ConfigError("no checkpoint to fine-tune", "give a pre-training run with `--checkpoint`")
+        raise ConfigError("no checkpoint to fine-tune", "give a pre-training run as `checkpoint=RUN`")
     points = grid_points(recipe, use_grid=use_grid)
-    initial = load_initial(checkpoint, progress)
+    weights = load_pretrained_weights(checkpoint, progress)
     for point in points:
-        length = resolve_sequence_length(initial, point.recipe)
+        length = resolve_sequence_length(weights, point.recipe)
     if task is None:
-        # a model of the other kind is told before data are fetched and read
-        _check_kind(recipe.task.name, recipe.task.input_kind, initial)
+        # before data are fetched and read
+        _check_kind(recipe.task.name, recipe.task.input_kind, weights)
         task = load_task(recipe.task, progress)
-    _check_kind(task.name, task.input_kind, initial)
+    _check_kind(task.name, task.input_kind, weights)
     check_splits(task)
-    if with_yardstick and task.input_kind != "smiles":
-        raise ConfigError(f"`--yardstick` is for molecules; {task.name} has text", "leave it out")
-    run = create_run_dir(out, recipe.name) if resume is None else resume
-    with sole_process(run):
-        with removed_on_failure(run, is_new=resume is None):
-            data = encode_task(task, initial.tokenizer, length, initial.recipe.masking.num_repeats)
-            notes = _notes(data, initial)
+    if baseline and task.input_kind != "smiles":
+        raise ConfigError(f"the baseline is for molecules; {task.name} has text", "use `baseline=false`")
+    folder = create_run_dir(out, recipe.name) if resume is None else resume
+    with sole_process(folder):
+        with removed_on_failure(folder, is_new=resume is None):
+            data = encode_task(task, weights.tokenizer, length, weights.recipe.masking.num_repeats)
+            run = _Run(folder, recipe, points, weights, data, device, progress)
             if resume is None:
-                describe_run(run, recipe, initial, data, use_grid=use_grid, with_yardstick=with_yardstick)
+                _describe(run, use_grid=use_grid, baseline=baseline)
             else:
-                check_resumed(run, recipe, initial, data)
-                write_atomically(run / "recipe.yaml", dump_recipe(with_absolute_paths(recipe)).encode())
-        update_run_json(run, {"device": describe_device(device), "seeds": list(recipe.seeds)})
+                _check_resumed(run)
+                write_atomically(folder / "recipe.yaml", dump_recipe(with_absolute_paths(recipe)).encode())
+        update_run_json(folder, {"device": describe_device(device), "seeds": recipe.seeds})
         sizes = format_counts(task.split_sizes.values())
         progress.message(
-            f"{task.name}: {sizes} rows in {', '.join(task.splits)}; {initial.describe(recipe)['objective']} from "
-            f"{initial.checkpoint}, on {describe_device(device)}; results in {run}"
+            f"{task.name}: {sizes} rows in {', '.join(task.splits)}; {weights.describe(recipe).objective} from "
+            f"{weights.checkpoint}, on {describe_device(device)}; results in {folder}"
         )
-        best = _run_cells(run, recipe, points, initial, data, device, progress)
-        results = collect_results(run, recipe, points, best, initial, data, notes)
-        if with_yardstick:
-            results["yardstick"] = _run_yardstick(task, recipe.seeds, progress)
-        write_json(run / RESULTS_FILE, results)
-        update_run_json(run, {"parameters": results["parameters"], "train_time_s": results["elapsed_s"]})
-        return FinetuneResult(run, results)
+        best = _run_cells(run)
+        results = _collect_results(run, best, _run_baseline(run) if baseline else None)
+        write_json(folder / RESULTS_FILE, results)
+        update_run_json(folder, {"parameters": results.parameters, "train_time_s": results.elapsed_s})
+        return FinetuneResult(folder, results)
 
 
 def resume_finetuning(
     run: Path, overrides: Sequence[str] = (), *, checkpoint: Path | None = None, progress: Progress | None = None
 ) -> FinetuneResult:
-    """Continue a run from its own recipe.yaml, cell by cell; exact on CPU.
+    """Continue a run with its own recipe.yaml, cell by cell; exact on CPU.
 
     Args:
         run: Run directory of `exlm finetune`.
-        overrides: `section.key=value` of what may change: `seeds`, `device`, how often to log and save.
-        checkpoint: Where the pre-training run is now; none: where it was.
-        progress: Who is told; none: nobody.
+        overrides: `section.key=value`; `seeds`, `device`, and how often to log and save may change.
+        checkpoint: The pre-training run, if it has moved; None: where it was.
+        progress: Reports the work; None: silent.
 
     Raises:
         CheckpointError: `run` is no run directory of fine-tuning.
@@ -153,91 +187,188 @@ def resume_finetuning(
     )
 
 
-def _check_kind(name: str, needed: Literal["text", "smiles"], initial: Initial) -> None:
+def _check_kind(name: str, needed: Literal["text", "smiles"], weights: PretrainedWeights) -> None:
     names = {"text": "text", "smiles": "SMILES"}
-    kind = initial.recipe.data.kind
+    kind = weights.recipe.data.kind
     if kind != needed:
         raise CheckpointError(
-            f"{initial.checkpoint} is a model of {names[kind]}; {name} needs one of {names[needed]}",
-            f"make one with `exlm pretrain --recipe quickstart-{needed}`, or give another `--checkpoint`",
+            f"{weights.checkpoint} is a model of {names[kind]}; {name} needs one of {names[needed]}",
+            f"make one with `exlm pretrain --recipe quickstart-{needed}`, or give another `checkpoint=RUN`",
         )
 
 
-def _notes(data: TaskData, initial: Initial) -> list[str]:
-    notes = list(data.task.notes)
-    if data.task.left_out:
-        notes.append(
-            f"{SKIPPED_FILE} lists all {len(data.task.left_out):,} rows that were left out, with their reasons"
-        )
-    share = data.unknown_share
-    if share > MOST_UNKNOWN:
-        notes.append(
-            f"{format_percent(share)} of the training tokens are [UNK]: the tokenizer of {initial.checkpoint} "
-            "was not made for this data"
-        )
-    return notes
+def _describe(run: _Run, *, use_grid: bool, baseline: bool) -> None:
+    """Write everything that a resumption and a later evaluation need; `recipe.yaml` last."""
+    folder, task, weights = run.folder, run.data.task, run.weights
+    weights.tokenizer.save(folder / "tokenizer.json")
+    write_atomically(folder / ENCODER_FILE, dump_recipe(weights.recipe).encode())
+    split = SplitFile(
+        task=task.name,
+        split=task.split_name,
+        sizes=task.split_sizes,
+        sha256=split_fingerprint(task.split_indices),
+        indices={name: rows.tolist() for name, rows in task.split_indices.items()},
+    )
+    write_json(folder / "split.json", split)
+    update_run_json(
+        folder,
+        {
+            "command": "finetune",
+            "task": task.name,
+            "seeds": run.recipe.seeds,
+            "use_grid": use_grid,
+            "yardstick": baseline,
+            # absolute: a resumption may start in another folder
+            "checkpoint": str(weights.checkpoint.resolve()),
+            "checkpoint_sha256": weights.sha256,
+            "data_fingerprint": run.data.fingerprint,
+            "started_unix_s": round(time.time(), 3),
+        },
+    )
+    _write_targets(run)
+    _list_skipped_rows(run)
+    write_atomically(folder / "recipe.yaml", dump_recipe(with_absolute_paths(run.recipe)).encode())
 
 
-def _run_cells(
-    run: Path,
-    recipe: FinetuneRecipe,
-    points: list[GridPoint],
-    initial: Initial,
-    data: TaskData,
-    device: torch.device,
-    progress: Progress,
-) -> GridPoint:
-    """Run what is still to be run of every cell and return the best grid point; only its weights are kept.
+def _write_targets(run: _Run) -> None:
+    """Write targets for the score plots (not for span tasks)."""
+    task = run.data.task
+    for split in task.splits:
+        if split != "train" and task.loss != "span":
+            names = [TARGETS_COLUMN] if task.loss == "classes" else task.output_names
+            rows, targets = task.split_indices[split].tolist(), run.data.splits[split].targets
+            write_predictions(run.folder / f"targets-{split}.csv", rows, names, list(targets))
 
-    With seeds added or left out, a point whose weights were dropped may become the best one. Its cells are then trained
-    again, on a CPU to the same bits.
+
+def _list_skipped_rows(run: _Run) -> None:
+    """List the rows that are not used, with the columns of pre-training's list; write no file where there are none."""
+    if not run.data.task.left_out:
+        return
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(SKIPPED_COLUMNS)
+    writer.writerows(row.cells for row in run.data.task.left_out)
+    write_atomically(run.folder / SKIPPED_FILE, text.getvalue().encode(errors="backslashreplace"))
+
+
+def _check_resumed(run: _Run) -> None:
+    """Refuse to continue with other data, weights or recipe than the run began with; seeds may change."""
+    described, begun = read_run_json(run.folder), resumed_recipe(run.folder, FinetuneRecipe)
+    same_seeds = begun.model_copy(update={"seeds": run.recipe.seeds})
+    then, now = (identity_values(recipe, without={Mark.INPUT}) for recipe in (same_seeds, run.recipe))
+    changes = {
+        f"data of {run.data.task.name}": described.data_fingerprint != run.data.fingerprint,
+        "checkpoint": described.checkpoint_sha256 != run.weights.sha256,
+        "recipe": then != now,
+    }
+    for name, is_changed in changes.items():
+        if is_changed:
+            detail = describe_changes(then, now) if name == "recipe" else ""
+            raise CheckpointError(
+                f"{run.folder}: the {name} is not the one this run began with{detail}",
+                "an exact resume needs the same inputs and recipe; start a new run for changed ones",
+            )
+
+
+def _run_cells(run: _Run) -> GridPoint:
+    """Finish every cell and return the best grid point; only its weights are kept.
+
+    With changed seeds, a point whose weights were deleted may become the best one. Its cells are then trained again, on
+    a CPU to the same bits.
     """
-    best, best_value = points[0], None
-    cells = [[Cell(p, seed, cell_folder(run, p.label, seed)) for seed in recipe.seeds] for p in points]
-    num_done = sum(cell.is_done for of_point in cells for cell in of_point)
-    with progress.bar("cells", len(points) * len(recipe.seeds), done=num_done) as bar:
-        for point, of_point in zip(points, cells, strict=True):
+    task, progress = run.data.task, run.progress
+    best, best_value = run.points[0], None
+    num_done = sum(cell.is_done for point in run.points for cell in run.cells(point))
+    with progress.bar("cells", len(run.points) * len(run.recipe.seeds), done=num_done) as bar:
+        for point in run.points:
             results = []
-            for cell in of_point:
+            for cell in run.cells(point):
                 is_new = not cell.is_done
-                results.append(run_cell(cell, initial, data, device, progress, resume_command=_resume_command(run)))
+                results.append(run.finish(cell))
                 if is_new:
                     num_done += 1
                     bar.update(num_done)
-                    progress.message(_describe_cell(cell, results[-1], data.task.selection_metric))
-            value = selection_value(results, data.task.selection_metric, recipe.aggregate)
+                    progress.message(_describe_cell(cell, results[-1], task.selection_metric))
+            value = selection_value(results, task.selection_metric, run.recipe.aggregate)
             loser = point
-            if is_better_point(value, best_value, is_greater_better=data.task.is_greater_better):
+            if is_better_point(value, best_value, is_greater_better=task.is_greater_better):
                 best, best_value, loser = point, value, best
             if loser is not best:
-                drop_weights(run, loser.label, recipe.seeds)
-    of_best = next(of_point for of_point in cells if of_point[0].point is best)
-    for cell in of_best:
-        if len(points) > 1 and not cell.has_weights:
+                drop_weights(run.folder, loser.label, run.recipe.seeds)
+    for cell in run.cells(best):
+        if len(run.points) > 1 and not cell.has_weights:
             progress.message(f"{cell.label}: trained again: the best with these seeds, its weights were deleted before")
             (cell.folder / RESULT_FILE).unlink()
-            run_cell(cell, initial, data, device, progress, resume_command=_resume_command(run))
+            run.finish(cell)
     return best
 
 
-def _describe_cell(cell: Cell, result: dict[str, Any], metric: str) -> str:
+def _describe_cell(cell: Cell, result: CellResult, metric: str) -> str:
     scores = ", ".join(
-        f"{split} {metric} {format_number(of_split[metric])}" for split, of_split in result["metrics"].items()
+        f"{split} {metric} {format_number(of_split[metric])}" for split, of_split in result.metrics.items()
     )
-    return (
-        f"{cell.label}: best epoch {result['best_epoch']} of {result['epochs']}: {scores}; {result['elapsed_s']:.0f} s"
+    return f"{cell.label}: best epoch {result.best_epoch} of {result.epochs}: {scores}; {result.elapsed_s:.0f} s"
+
+
+def _run_baseline(run: _Run) -> BaselineResult:
+    from exlm_cli.finetune.baseline import score_baseline
+
+    scores = [score_baseline(run.data.task, seed, run.progress) for seed in run.recipe.seeds]
+    return BaselineResult(name="ECFP4 + random forest", seeds=run.recipe.seeds, metrics=summarise_metrics(scores))
+
+
+def _collect_results(run: _Run, best: GridPoint, baseline: BaselineResult | None) -> RunResults:
+    task, recipe = run.data.task, run.recipe
+    by_point = {point.label: [cell.read() for cell in run.cells(point)] for point in run.points}
+    cells = by_point[best.label]
+    every = [cell for of_point in by_point.values() for cell in of_point]
+    has_grid = best.label != NO_GRID
+    return RunResults(
+        task=task.name,
+        kind="finetune",
+        recipe=recipe.name,
+        init=run.weights.describe(recipe),
+        parameters=cells[0].parameters,
+        input_kind=task.input_kind,
+        loss=task.loss,
+        output_names=task.output_names,
+        num_labels=len(task.output_names),
+        split=task.split_name,
+        split_sizes=task.split_sizes,
+        max_rows=recipe.task.max_rows,
+        split_sha256=split_fingerprint(task.split_indices),
+        selection_metric=task.selection_metric,
+        is_greater_better=task.is_greater_better,
+        aggregate=recipe.aggregate,
+        seeds=recipe.seeds,
+        best_epochs=tuple(cell.best_epoch for cell in cells),
+        elapsed_s=round(sum(cell.elapsed_s for cell in every), 3),
+        tokens_per_s=round(sum(cell.tokens_per_s for cell in every) / len(every), 1),
+        outside_model_share=round(sum(cell.outside_model_share for cell in every) / len(every), 4),
+        notes=_notes(run),
+        metrics=summarise_metrics([cell.metrics for cell in cells]),
+        grid_best=GridChoice(label=best.label, values=best.values) if has_grid else None,
+        grid=tuple(_grid_scores(point, by_point[point.label]) for point in run.points) if has_grid else (),
+        baseline=baseline,
     )
 
 
-def _resume_command(run: Path) -> str:
-    return f"exlm finetune --resume {run}"
+def _grid_scores(point: GridPoint, cells: Sequence[CellResult]) -> GridScores:
+    return GridScores(
+        label=point.label, values=point.values, valid=summarise_metrics([cell.metrics for cell in cells])["valid"]
+    )
 
 
-def _run_yardstick(task: DownstreamTask, seeds: tuple[int, ...], progress: Progress) -> dict[str, Any]:
-    from exlm_cli.finetune.baseline import run_yardstick
-
-    return {
-        "name": "ECFP4 + random forest",
-        "seeds": list(seeds),
-        "metrics": summarise_metrics([run_yardstick(task, seed, progress) for seed in seeds]),
-    }
+def _notes(run: _Run) -> tuple[str, ...]:
+    notes = list(run.data.task.notes)
+    if run.data.task.left_out:
+        notes.append(
+            f"{SKIPPED_FILE} lists all {len(run.data.task.left_out):,} rows that were left out, with their reasons"
+        )
+    share = run.data.unknown_share
+    if share > MAX_UNKNOWN:
+        notes.append(
+            f"{format_percent(share)} of the training tokens are [UNK]: the tokenizer of {run.weights.checkpoint} "
+            "was not made for this data"
+        )
+    return tuple(notes)

@@ -1,26 +1,24 @@
-"""A downstream task for the training loop: its data encoded once, and the task of one seed and grid point.
+"""A downstream task for the training loop: its encoded data, a model run over them, and one seed's training.
 
-Axes: N examples of a split, C outputs, L tokens.
+Axes: N examples of a split, C outputs, L tokens of an example.
 """
 
 import hashlib
-import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.identity import Mark, identity_of
 from exlm_cli.data.masking import IntArray
-from exlm_cli.data.sampler import EpochPlan, plan_epoch
+from exlm_cli.data.prefetch import prefetch
+from exlm_cli.data.sampler import EpochPlan, cut_microbatches, plan_epoch
 from exlm_cli.data.tokenizer import Tokenizer
-from exlm_cli.finetune.batch import TaskBatch, repeated_lengths
-from exlm_cli.finetune.loss import example_losses
-from exlm_cli.finetune.runner import TaskRunner
+from exlm_cli.finetune.batch import TaskBatch, collate, example_losses, repeated_lengths
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray, Split
@@ -32,11 +30,11 @@ class TaskData:
     """A task's splits as the encoder sees them; shared by all seeds and grid points.
 
     Attributes:
-        task: Whose data.
-        splits: Encoded.
-        tokenizer: Of the checkpoint.
+        task: The task.
+        splits: Its encoded splits.
+        tokenizer: Tokenizer of the checkpoint.
         num_repeats: Copies of each token, as in pre-training.
-        fingerprint: Of tokens, targets, class weights and what else the task's scores depend on.
+        fingerprint: Hash of tokens, targets, class weights and whatever else the task's scores depend on.
     """
 
     task: DownstreamTask
@@ -63,17 +61,91 @@ def encode_task(task: DownstreamTask, tokenizer: Tokenizer, sequence_length: int
     return TaskData(task, splits, tokenizer, num_repeats, _fingerprint(task, splits))
 
 
+class TaskRunner:
+    """Cuts examples into batches and runs the model on them.
+
+    Args:
+        model: On `device`.
+        num_repeats: Copies of each token, as in pre-training.
+        pad_id: Token id of [PAD].
+        microbatch_tokens: Positions, padding included, that go through at once.
+        device: Where the model is.
+        autocast_dtype: bfloat16 or None.
+    """
+
+    def __init__(
+        self,
+        model: TaskModel,
+        *,
+        num_repeats: int,
+        pad_id: int,
+        microbatch_tokens: int,
+        device: torch.device,
+        autocast_dtype: torch.dtype | None,
+    ) -> None:
+        self.model = model
+        self.num_repeats, self.pad_id, self.microbatch_tokens = num_repeats, pad_id, microbatch_tokens
+        self.device, self.autocast_dtype = device, autocast_dtype
+
+    def batches(self, encoded: EncodedSplit, indices: IntArray) -> Iterator[TaskBatch]:
+        """Return padded batches of examples of similar length; start preparing the first one now."""
+
+        def make(chosen: IntArray) -> TaskBatch:
+            return collate(encoded, chosen, num_repeats=self.num_repeats, pad_id=self.pad_id)
+
+        lengths = repeated_lengths(encoded, indices, self.num_repeats)
+        made = prefetch(make, cut_microbatches(indices, lengths, self.microbatch_tokens))
+        return (batch.to(self.device) for batch in made)
+
+    def run(self, batch: TaskBatch) -> Tensor:
+        """Return the model's outputs, float32; for regression of standardised targets."""
+        with torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
+            outputs: Tensor = self.model(batch.token_ids, batch.lengths)
+        return outputs
+
+    def outputs(self, encoded: EncodedSplit, progress: Progress, label: str) -> Iterator[tuple[TaskBatch, Tensor]]:
+        """Yield every batch of a split and its outputs, without dropout; leave the model in training mode.
+
+        Args:
+            encoded: The split.
+            progress: Shows how many examples are done.
+            label: Label of the bar.
+        """
+        self.model.eval()
+        num_done = 0
+        with progress.bar(label, len(encoded)) as bar, torch.no_grad():
+            for batch in self.batches(encoded, np.arange(len(encoded))):
+                yield batch, self.run(batch)
+                num_done += len(batch.sample_index)
+                bar.update(num_done)
+        self.model.train()
+
+    def rows(self, encoded: EncodedSplit, batch: TaskBatch, outputs: Tensor) -> Iterator[tuple[int, FloatArray]]:
+        """Yield index and outputs of each example of a batch: (C,) in the task's units, or (L, 2) for spans."""
+        in_units = self.model.in_units(outputs).cpu().numpy()
+        for index, row in zip(batch.sample_index.tolist(), in_units, strict=True):
+            yield index, row if row.ndim == 1 else row[: len(encoded.token_ids[index])]
+
+    def predict(self, encoded: EncodedSplit, progress: Progress, label: str) -> list[FloatArray]:
+        """Return the outputs of every example, in order: (C,) logits or values, or (L, 2) logits for spans."""
+        predicted: list[FloatArray] = [np.zeros(0)] * len(encoded)
+        for batch, outputs in self.outputs(encoded, progress, label):
+            for index, row in self.rows(encoded, batch, outputs):
+                predicted[index] = row
+        return predicted
+
+
 class FinetuneTask:
     """One seed of one grid point, for the training loop.
 
     Args:
-        recipe: Of the grid point.
-        seed: Of data order and, through the loop, of dropout.
-        data: The task's.
+        recipe: Recipe of the grid point.
+        seed: Decides the order of the data and, through the loop, dropout.
+        data: The task's data.
         model: On `device`; for regression its outputs are set to the scale of the training targets.
-        device: Where it runs.
-        initial: What identifies the weights it begins with.
-        progress: Shown how far a validation is.
+        device: Where the model runs.
+        weights_identity: Identifies the weights that training begins with.
+        progress: Shows how far a validation is.
     """
 
     def __init__(
@@ -83,7 +155,7 @@ class FinetuneTask:
         data: TaskData,
         model: TaskModel,
         device: torch.device,
-        initial: str,
+        weights_identity: str,
         progress: Progress,
     ) -> None:
         self.recipe, self.seed, self.data, self.model, self.device = recipe, seed, data, model, device
@@ -98,8 +170,8 @@ class FinetuneTask:
         )
         self.identity = {
             "data fingerprint": data.fingerprint,
-            "checkpoint": initial,
-            "recipe": finetune_identity(recipe, seed),
+            "checkpoint": weights_identity,
+            "recipe": identity_of(recipe.model_copy(update={"seeds": (seed,)}), without={Mark.INPUT}),
         }
         weights = data.task.class_weights
         self._weights = None if weights is None else torch.from_numpy(weights).float().to(device)
@@ -124,7 +196,7 @@ class FinetuneTask:
         )
 
     def microbatches(self, indices: IntArray, epoch: int) -> Iterator[TaskBatch]:
-        """Pad one step's examples, a microbatch ahead of the model, the first from now on."""
+        """Return one step's padded batches; start preparing the first one now."""
         del epoch  # no masks: an example is the same in every epoch
         return self._runner.batches(self.data.splits["train"], indices)
 
@@ -159,7 +231,7 @@ class FinetuneTask:
     def _example_losses(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
         if self.data.task.loss == "regression":
             standardised = (batch.targets - self.model.output_mean) / self.model.output_std
-            batch = TaskBatch(batch.token_ids, batch.lengths, standardised, batch.answerable, batch.sample_index)
+            batch = replace(batch, targets=standardised)
         return example_losses(self.data.task.loss, outputs, batch, self._weights)
 
 
@@ -176,20 +248,6 @@ def target_scale(targets_NC: FloatArray) -> tuple[FloatArray, FloatArray]:
     most_C = np.where(differs_C, np.abs(off_NC).max(0), 1.0)
     std_C = most_C * np.sqrt(((off_NC / most_C) ** 2).sum(0) / num_C)
     return mean_C, np.where(differs_C & (std_C > 0), std_C, 1.0)
-
-
-def decisive_values(recipe: FinetuneRecipe) -> dict[str, Any]:
-    """Return what of a recipe decides the weights besides its data and seed, as JSON; how often to save does not."""
-    content = recipe.model_dump(mode="json", include={"init", "model", "train", "optim"})
-    for key in ("checkpoint_every_steps", "keep_last", "log_every_steps"):
-        del content["train"][key]
-    return content
-
-
-def finetune_identity(recipe: FinetuneRecipe, seed: int) -> str:
-    """Return a hash of everything in a recipe that decides the weights besides its data."""
-    content = decisive_values(recipe) | {"optim": recipe.optim.as_identity()}
-    return hashlib.sha256(json.dumps([content, seed], sort_keys=True).encode()).hexdigest()
 
 
 def _fingerprint(task: DownstreamTask, splits: dict[Split, EncodedSplit]) -> str:

@@ -6,7 +6,7 @@ Axes: K seeds, N examples, C outputs, L tokens.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import ConfigError
 from exlm_cli.progress import Progress
-from exlm_cli.tasks.base import EncodedSplit, FloatArray
+from exlm_cli.tasks.base import EncodedSplit, FloatArray, Loss
 from exlm_cli.tasks.table_task import to_probabilities
 
 
@@ -25,8 +25,31 @@ class Predictor(Protocol):
         """Return the outputs of every example, in order."""
 
 
+class FinetunedResults(Protocol):
+    """What prediction reads of the results of a fine-tuned run (`finetune.results.RunResults`)."""
+
+    @property
+    def task(self) -> str:
+        """Name of the task."""
+
+    @property
+    def input_kind(self) -> Literal["text", "smiles"]:
+        """Whether rows are text or SMILES."""
+
+    @property
+    def loss(self) -> Loss:
+        """How outputs become a loss."""
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs."""
+
+    def validation_median(self, metric: str) -> float | None:
+        """Return the median of a validation metric over the seeds; None where it is not defined."""
+
+
 class FinetunedModels(Protocol):
-    """What prediction reads of a fine-tuned run (`finetune.finetuned.Finetuned`)."""
+    """What prediction reads of a fine-tuned run (`finetune.model.Finetuned`)."""
 
     @property
     def recipe(self) -> FinetuneRecipe:
@@ -41,7 +64,7 @@ class FinetunedModels(Protocol):
         """Tokens of a sequence before repetition."""
 
     @property
-    def results(self) -> Mapping[str, Any]:
+    def results(self) -> FinetunedResults:
         """Content of `results.json`."""
 
     @property
@@ -86,7 +109,7 @@ def no_answer_file(answers: Path) -> Path:
 
 def probabilities_by_seed(finetuned: FinetunedModels, encoded: EncodedSplit, progress: Progress) -> FloatArray:
     """Return (K, N, C) probabilities of labels or classes, or values."""
-    loss, num_outputs = finetuned.results["loss"], len(finetuned.results["output_names"])
+    loss, num_outputs = finetuned.results.loss, len(finetuned.results.output_names)
     by_seed = np.zeros((len(finetuned.runners), len(encoded), num_outputs))
     with progress.bar("seeds", len(finetuned.runners)) as bar:
         for index, (seed, runner) in enumerate(finetuned.runners.items()):

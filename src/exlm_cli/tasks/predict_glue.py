@@ -27,7 +27,7 @@ def apply_to_glue_file(finetuned: FinetunedModels, path: Path, written: Path, *,
         DataError: The file or a row of it cannot be read; every row has to have its prediction.
         CheckpointError: The file system refuses.
     """
-    info = GLUE_TASKS[finetuned.results["task"].partition("/")[2]]
+    info = GLUE_TASKS[finetuned.results.task.partition("/")[2]]
     file = read_glue_file(info, path, progress, needs_labels=False)
     if file.problems:
         raise DataError(file.problems[0], "every row of the file needs a prediction: mend the row or take it out")

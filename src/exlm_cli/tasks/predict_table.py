@@ -71,7 +71,7 @@ def predict_rows(finetuned: FinetunedModels, path: Path, *, column: str | None, 
         DataError: The table, its column, or a label in it cannot be read.
     """
     task, results = finetuned.recipe.task, finetuned.results
-    kind, loss, names = results["input_kind"], results["loss"], tuple(results["output_names"])
+    kind, loss, names = results.input_kind, results.loss, results.output_names
     rows = read_new_rows(
         path,
         kind,

@@ -1,31 +1,113 @@
 """Checkpoints: atomic to write, checked when read, exact to resume. No pickle anywhere.
 
-`checkpoints/step-N/` holds model.safetensors, optimizer.safetensors, state.json and manifest.json with the size and
-SHA-256 of the other three. It is written under a temporary name, fsynced and renamed, so a directory named `step-N` is
-whole unless somebody altered it afterwards; then it is refused by name and the one before it is used.
+`checkpoints/step-N/` holds model.safetensors, optimizer.safetensors, state.json, and manifest.json with the size and
+SHA-256 of the other three. It is written under a temporary name, fsynced and renamed. So a directory named `step-N` is
+whole unless it was altered afterwards; an altered one is refused and the one before it is used.
 `checkpoints/best-N/` is the same without the optimizer: the weights that scored best in validation.
 """
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 import torch
+from pydantic import BaseModel, ConfigDict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from exlm_cli.errors import CheckpointError
-from exlm_cli.files import fsync, write_atomically
+from exlm_cli.files import JsonModel, fsync, json_bytes, read_json
 
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "state.json"
 MANIFEST_FILE = "manifest.json"
+
+
+class LoopState(BaseModel):
+    """Counters of a run, saved with every checkpoint.
+
+    Attributes:
+        elapsed_s: Time spent in steps; `model_s` is the part of it spent in the model and the optimiser.
+        validate_s: Time spent in validations.
+        interval_loss, interval_steps: Since the last row of the log.
+        best_step, best_epoch, best_value: Of the best validation; `stale_validations` have followed it.
+        is_stopped: Training stopped for lack of a better validation.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    step: int
+    epoch: int
+    step_in_epoch: int
+    elapsed_s: float
+    interval_loss: float
+    interval_steps: int
+    num_infeasible: int
+    num_tokens: int
+    model_s: float
+    validate_s: float
+    best_step: int | None
+    best_epoch: int | None
+    best_value: float | None
+    stale_validations: int
+    is_stopped: bool
+
+    @classmethod
+    def begin(cls) -> Self:
+        """Return the state before the first step."""
+        return cls(
+            step=0,
+            epoch=0,
+            step_in_epoch=0,
+            elapsed_s=0.0,
+            interval_loss=0.0,
+            interval_steps=0,
+            num_infeasible=0,
+            num_tokens=0,
+            model_s=0.0,
+            validate_s=0.0,
+            best_step=None,
+            best_epoch=None,
+            best_value=None,
+            stale_validations=0,
+            is_stopped=False,
+        )
+
+
+class CheckpointState(JsonModel):
+    """`state.json` of `step-N`: counters, hashes that identify the run, figures of the last validation."""
+
+    loop: LoopState
+    identity: dict[str, str]
+    validation: dict[str, float | None]
+
+
+class BestState(JsonModel):
+    """`state.json` of `best-N`: the validation that made it the best."""
+
+    step: int
+    epoch: int
+    value: float | None
+    identity: dict[str, str]
+
+
+class FileEntry(JsonModel):
+    """Size and hash of a file."""
+
+    bytes: int
+    sha256: str
+
+
+class Manifest(JsonModel):
+    """`manifest.json`: the files of a checkpoint by name."""
+
+    step: int
+    files: dict[str, FileEntry]
 
 
 def checkpoint_paths(run: Path) -> list[Path]:
@@ -43,47 +125,47 @@ def save_checkpoint(
     step: int,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    state: dict[str, Any],
+    state: CheckpointState,
     *,
     keep_last: int,
-    resume_command: str | None = None,
+    resume_command: str,
 ) -> Path:
-    """Write `checkpoints/step-N/` and remove all but the newest `keep_last` up to it.
+    """Write `checkpoints/step-N/`; of those up to step N keep only the newest `keep_last`.
 
     Args:
         run: Run directory.
         step: N.
         model: Its state dict is saved.
         optimizer: AdamW over parameters of `model`; its moments are saved by parameter name.
-        state: JSON-able: where the run is in its data, counters, and what identifies the run.
-        keep_last: Checkpoints kept, this one included.
-        resume_command: For the hint; none: that of `exlm pretrain`.
+        state: Content of `state.json`.
+        keep_last: Checkpoints to keep, this one included.
+        resume_command: Command of the hint.
 
     Raises:
         CheckpointError: The file system refuses; nothing named `step-N` is left behind.
 
-    A whole `step-N` that is already there (a run stopped right after saving) is kept as it is. One beyond N is there
-    only because it was refused, and stays until the run comes by again.
+    A whole `step-N` that exists already (a run stopped right after saving) is kept as it is. One beyond N exists only
+    because it was refused; it stays until the run reaches that step again.
     """
     final = run / "checkpoints" / f"step-{step}"
     if not (final.exists() and verify_checkpoint(final) is None):
         tensors = {MODEL_FILE: _model_tensors(model), OPTIMIZER_FILE: _optimizer_tensors(model, optimizer)}
-        _write_whole(final, step, tensors, state, resume_command or f"exlm pretrain --resume {run}")
+        _write_whole(final, step, tensors, state, resume_command)
     up_to_it = [path for path in checkpoint_paths(run) if _step_of(path) <= step]
     for old in up_to_it[keep_last:]:
         shutil.rmtree(old)
     return final
 
 
-def save_best(run: Path, step: int, model: nn.Module, state: dict[str, Any], *, resume_command: str) -> Path:
+def save_best(run: Path, step: int, model: nn.Module, state: BestState, *, resume_command: str) -> Path:
     """Write `checkpoints/best-N/`, in place of one that is already there.
 
     Args:
         run: Run directory.
         step: N.
         model: Its state dict is saved.
-        state: JSON-able: what made it the best.
-        resume_command: For the hint.
+        state: Content of `state.json`.
+        resume_command: Command of the hint.
 
     Raises:
         CheckpointError: The file system refuses.
@@ -100,7 +182,7 @@ def best_paths(run: Path) -> list[Path]:
 
 
 def _write_whole(
-    final: Path, step: int, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any], resume_command: str
+    final: Path, step: int, tensors: dict[str, dict[str, Tensor]], state: JsonModel, resume_command: str
 ) -> None:
     """Write files, their manifest last, under a temporary name and rename them."""
     temporary = final.with_name(f".writing-{final.name}")
@@ -109,9 +191,10 @@ def _write_whole(
         temporary.mkdir(parents=True)
         for name, content in tensors.items():
             save_file(content, temporary / name)
-        (temporary / STATE_FILE).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
-        files = {p.name: {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in sorted(temporary.iterdir())}
-        (temporary / MANIFEST_FILE).write_text(json.dumps({"step": step, "files": files}, indent=1) + "\n")
+        (temporary / STATE_FILE).write_bytes(json_bytes(state))
+        paths = sorted(temporary.iterdir())
+        files = {path.name: FileEntry(bytes=path.stat().st_size, sha256=_sha256(path)) for path in paths}
+        (temporary / MANIFEST_FILE).write_bytes(json_bytes(Manifest(step=step, files=files)))
         for path in temporary.iterdir():
             _open_to_all(path)
             fsync(path)
@@ -131,27 +214,25 @@ def _write_whole(
 
 def verify_checkpoint(path: Path) -> str | None:
     """Return why a checkpoint cannot be trusted, or None where every file is as it was written."""
-    manifest_path = path / MANIFEST_FILE
     try:
-        manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
-        files = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        files = read_manifest(path).files
+    except CheckpointError:
         return f"{MANIFEST_FILE} is missing or not readable"
     if set(files) != {MODEL_FILE, STATE_FILE} | (set() if path.name.startswith("best-") else {OPTIMIZER_FILE}):
         return f"{MANIFEST_FILE} does not list the files of a checkpoint"
-    for name, (num_bytes, digest) in files.items():
+    for name, entry in files.items():
         file = path / name
         if not file.is_file():
             return f"{name} is missing"
-        if file.stat().st_size != num_bytes:
-            return f"{name} has {file.stat().st_size} bytes, {num_bytes} were written"
-        if _sha256(file) != digest:
+        if file.stat().st_size != entry.bytes:
+            return f"{name} has {file.stat().st_size} bytes, {entry.bytes} were written"
+        if _sha256(file) != entry.sha256:
             return f"{name} was altered: its SHA-256 is not the one that was written"
     return None
 
 
 def newest_good_checkpoint(run: Path, on_refused: Callable[[str], None]) -> Path | None:
-    """Return the newest checkpoint whose files are whole; say of every newer one why it is passed over."""
+    """Return the newest checkpoint whose files are whole; report why each newer one is refused."""
     for path in checkpoint_paths(run):
         reason = verify_checkpoint(path)
         if reason is None:
@@ -193,21 +274,28 @@ def load_optimizer_state(path: Path, model: nn.Module, optimizer: torch.optim.Op
         optimizer.state[parameter] = {k.rpartition("/")[2]: tensors[k].to(parameter.device) for k in sorted(keys)}
 
 
-def load_state(path: Path) -> dict[str, Any]:
-    """Read `state.json` of a verified checkpoint."""
-    state: dict[str, Any] = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
-    return state
+def load_state(path: Path) -> CheckpointState:
+    """Read `state.json` of a verified `step-N`.
+
+    Raises:
+        CheckpointError: Another version of exlm wrote it.
+    """
+    return read_json(path / STATE_FILE, CheckpointState, hint="start a new run")
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read `manifest.json` of a checkpoint.
+
+    Raises:
+        CheckpointError: It is missing or not readable.
+    """
+    return read_json(path / MANIFEST_FILE, Manifest)
 
 
 def remove_unfinished(run: Path) -> None:
     """Delete what a killed process was writing."""
     for path in (run / "checkpoints").glob(".writing-*"):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write indented JSON atomically."""
-    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def _model_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -1,16 +1,13 @@
-"""The training loop: step, accumulate, validate, record, save. It knows no task.
+"""Training loop: step, accumulate, validate, record, save. It knows no task.
 
 Everything random in a step comes from (seed, step): data order and masks through the task, dropout through a generator
 seeded anew each step. So a resumed run repeats the uninterrupted one bit by bit, and a checkpoint holds no RNG state.
 """
 
-import hashlib
-import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +17,29 @@ from torch import nn
 from exlm_cli.config.sections import LoopConfig, OptimConfig
 from exlm_cli.data.masking import IntArray
 from exlm_cli.errors import CheckpointError, ConfigError, DivergedError, InterruptedRunError
+from exlm_cli.files import hash_json, write_json
 from exlm_cli.format import format_number
 from exlm_cli.progress import Bar, Progress
 from exlm_cli.run_dir import MetricsLog
 from exlm_cli.train.checkpoint import (
+    BestState,
+    CheckpointState,
+    LoopState,
     best_paths,
     load_model_weights,
     load_optimizer_state,
     load_state,
     save_best,
     save_checkpoint,
-    write_json,
 )
-from exlm_cli.train.interrupt import StopSignal
-from exlm_cli.train.loop_state import LoopResult, LoopState, Selection, TrainTask, count_steps
-from exlm_cli.train.memory import release_freed_memory
 from exlm_cli.train.optim import build_optimizer, learning_rate, scale_gradients, set_learning_rates
+from exlm_cli.train.process import StopSignal, release_freed_memory
+from exlm_cli.train.task import LoopResult, Selection, TrainTask
 
 _STEPS_BETWEEN_RELEASES = 10
-"""Pages that were given back are made anew: after every step that costs a small recipe 3 to 6 % of its time."""
+"""A release costs time, for the pages have to be made again: after every step, 3 to 6 % of that of a small recipe."""
+_REPORTED = ("loss", "mask_accuracy", "perplexity", "effective_states")
+"""Validation figures that are reported as messages."""
 
 
 class TrainingLoop:
@@ -46,16 +47,15 @@ class TrainingLoop:
 
     Args:
         task: What is trained.
-        train, optim: Sections of the recipe.
-        seed: Of the run.
-        run: Run directory; checkpoints and metrics go there.
-        metrics: Where rows of metrics.jsonl go.
-        progress: Who is told.
+        train, optim: Sections of the recipe; intervals of None are epochs.
+        seed: Seed of the run.
+        run: Run directory, for checkpoints.
+        metrics: Log of the run.
+        progress: Reports the steps.
         resume_command: Shown when the run is interrupted.
         on_row: Called with every row that is logged (TensorBoard).
-        selection: Keep the weights of the best validation besides, and stop when none is better for too long; none: the
-            last weights are what the run is for.
-        label: Of the bar.
+        selection: Also keep the weights of the best validation, and stop early; None: the last weights are the result.
+        label: Label of the bar.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class TrainingLoop:
         if train.compile:
             # in place: the names in the state dict stay those of an uncompiled model
             task.model.get_submodule("encoder").compile(dynamic=True)
-        self.state = LoopState()
+        self.state = LoopState.begin()
         self.total_steps = count_steps(task, train)
         if optim.warmup_steps > self.total_steps:
             raise ConfigError(
                 f"`optim.warmup_steps` {optim.warmup_steps} is more than the {self.total_steps} steps of this run",
-                "lower it, or give `optim.warmup_ratio` in its place",
+                "lower it, or give `optim.warmup_ratio` instead",
             )
         self._plan = task.plan(0)
         self._ahead: Iterator[Any] | None = None  # batches of the next step
@@ -95,30 +95,27 @@ class TrainingLoop:
         self._tokens_since_log = 0
         self._busy_since_log_s = 0.0
 
-    def resume(
-        self, checkpoint: Path, *, formerly: Mapping[str, Collection[str]] | None = None, changes: str = ""
-    ) -> None:
+    def resume(self, checkpoint: Path, *, changes: str = "") -> None:
         """Continue from a verified checkpoint.
 
         Args:
-            checkpoint: Which.
-            formerly: Entries of the task's identity as earlier versions of this package would have written them.
-            changes: A clause on what was changed of the recipe that the run began with, for the error.
+            checkpoint: Its folder.
+            changes: A clause on what differs from the recipe that the run began with, for the error.
 
         Raises:
-            CheckpointError: It belongs to other data or another recipe.
+            CheckpointError: It belongs to other data, another recipe or another version of exlm.
         """
-        saved, formerly = load_state(checkpoint), formerly or {}
+        saved = load_state(checkpoint)
         for name, value in self.task.identity.items():
-            if saved["identity"].get(name) not in (value, *formerly.get(name, ())):
+            if saved.identity.get(name) != value:
                 raise CheckpointError(
                     f"{checkpoint}: the {name} is not the one this run began with{changes if name == 'recipe' else ''}",
                     "an exact resume needs the same inputs and recipe; start a new run for changed ones",
                 )
         load_model_weights(checkpoint, self.task.model)
         load_optimizer_state(checkpoint, self.task.model, self.optimizer)
-        self.state = LoopState(**saved["loop"])
-        self._validation = {name: math.nan if v is None else v for name, v in saved["validation"].items()}
+        self.state = saved.loop
+        self._validation = {name: math.nan if v is None else v for name, v in saved.validation.items()}
         self._plan = self.task.plan(self.state.epoch)
         self.metrics.truncate_after(self.state.step)
 
@@ -159,10 +156,10 @@ class TrainingLoop:
         return LoopResult(state.step, final, self._validation, state.elapsed_s, state, best)
 
     def advance(self, stop: StopSignal) -> float | None:
-        """Do and count one optimiser step, and record nothing; for who drives the loop himself, as a benchmark does.
+        """Do one optimiser step and count it, without a record; benchmarks call this.
 
         Returns:
-            Its loss; None where a signal came before it was complete.
+            Its loss; None where a signal came before the step was complete.
         """
         start_s = time.perf_counter()
         loss = self._step(stop)
@@ -173,7 +170,7 @@ class TrainingLoop:
         return loss
 
     def _step(self, stop: StopSignal) -> float | None:
-        """Do one optimiser step and return its loss; None where a signal came before it was complete."""
+        """Do one optimiser step and return its loss; None where a signal came before the step was complete."""
         state = self.state
         if state.step_in_epoch >= len(self._plan):
             state.epoch, state.step_in_epoch = state.epoch + 1, 0
@@ -214,7 +211,11 @@ class TrainingLoop:
         return loss_sum / num_counted
 
     def batches(self, indices: IntArray) -> Iterator[Any]:
-        """Yield the batches of this step, whose samples are given; from the first on those of the next are made."""
+        """Yield this step's microbatches; start preparing the next step's after the first.
+
+        Args:
+            indices: Samples of this step.
+        """
         batches, self._ahead = self._ahead or self.task.microbatches(indices, self.state.epoch), None
         for batch in batches:
             if self._ahead is None:
@@ -222,7 +223,7 @@ class TrainingLoop:
             yield batch
 
     def _batches_of_next_step(self) -> Iterator[Any] | None:
-        """Return them; None where an epoch or the run ends with this step."""
+        """Return the batches of the next step; None where an epoch or the run ends with this step."""
         step = self.state.step_in_epoch + 1
         if step >= len(self._plan) or self.state.step + 1 >= self.total_steps:
             return None
@@ -238,7 +239,7 @@ class TrainingLoop:
         self._busy_since_log_s += busy_s
 
     def _record(self, bar: Bar, loss: float) -> None:
-        """Log, validate and save when their turn has come."""
+        """Log, validate and save where this step is due."""
         state = self.state
         step, is_last = state.step, state.step == self.total_steps
         tokens_per_s = self._tokens_since_log / max(1e-9, self._busy_since_log_s)
@@ -253,20 +254,20 @@ class TrainingLoop:
             self._save()
 
     def _is_due(self, every_steps: int | None) -> bool:
-        """Return whether a turn has come; every epoch's end where no steps are given."""
+        """Return whether something done every so many steps, or at each epoch's end, is due."""
         if every_steps is None:
             return self.state.step_in_epoch >= len(self._plan)
         return self.state.step % every_steps == 0
 
     def _validate(self) -> None:
-        """Validate, and keep the weights where there is a selection and they are the best."""
+        """Validate; with a selection, keep the weights if they are the best."""
         state = self.state
         start_s = time.perf_counter()
         self._validation = self.task.validate()
         state.validate_s += time.perf_counter() - start_s
         self._log({"kind": "valid", "step": state.step, **self._validation})
         if self.selection is None:
-            figures = ", ".join(f"{name} {value:.4g}" for name, value in self._validation.items() if name in _SPOKEN)
+            figures = ", ".join(f"{name} {value:.4g}" for name, value in self._validation.items() if name in _REPORTED)
             self.progress.message(f"step {state.step}: validation {figures}")
             return
         value = self._validation[self.selection.metric]
@@ -279,13 +280,13 @@ class TrainingLoop:
         patience = self.selection.patience
         state.is_stopped = patience is not None and state.stale_validations >= patience
         if state.best_step is None and (state.is_stopped or state.step == self.total_steps):
-            # the metric was never defined: the last weights have to do
+            # the metric was never defined: keep the last weights
             state.best_step, state.best_epoch = state.step, state.epoch
             self._keep_best()
 
     def _keep_best(self) -> None:
         state = self.state
-        content = {"step": state.step, "epoch": state.epoch, "value": state.best_value, "identity": self.task.identity}
+        content = BestState(step=state.step, epoch=state.epoch, value=state.best_value, identity=self.task.identity)
         save_best(self.run, state.step, self.task.model, content, resume_command=self.resume_command)
 
     def _best_field(self) -> dict[str, str]:
@@ -318,8 +319,7 @@ class TrainingLoop:
             self.on_row(row)
 
     def _save(self) -> Path:
-        validation = {name: value if math.isfinite(value) else None for name, value in self._validation.items()}
-        content = {"loop": asdict(self.state), "identity": self.task.identity, "validation": validation}
+        content = CheckpointState(loop=self.state, identity=self.task.identity, validation=dict(self._validation))
         path = save_checkpoint(
             self.run,
             self.state.step,
@@ -329,7 +329,7 @@ class TrainingLoop:
             keep_last=self.train.keep_last,
             resume_command=self.resume_command,
         )
-        # only now: until this checkpoint was whole, the one before it named another best
+        # after the save: the checkpoint before it names another best
         for best in best_paths(self.run):
             if best.name != f"best-{self.state.best_step}":
                 shutil.rmtree(best)
@@ -354,10 +354,17 @@ class TrainingLoop:
         )
 
 
-_SPOKEN = ("loss", "mask_accuracy", "perplexity", "effective_states")
+def count_steps(task: TrainTask[Any], train: LoopConfig) -> int:
+    """Return the optimiser steps of a whole run."""
+    limits = []
+    if train.max_steps is not None:
+        limits.append(train.max_steps)
+    if train.max_epochs is not None:
+        limits.append(sum(len(task.plan(epoch)) for epoch in range(train.max_epochs)))
+    return min(limits)
 
 
 def dropout_seed(seed: int, step: int) -> int:
     """Return the 63-bit seed of a step's dropout, a hash so that neighbouring seeds and steps share no stream."""
-    digest = hashlib.sha256(json.dumps(["dropout", seed, step]).encode()).digest()
+    digest = bytes.fromhex(hash_json(["dropout", seed, step]))
     return int.from_bytes(digest[:8], "little") >> 1

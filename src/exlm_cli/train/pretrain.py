@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from exlm_cli.config.finetune import FinetuneTrainConfig
+from exlm_cli.config.identity import identity_of, identity_values
 from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import dump_recipe, load_recipe, resumed_recipe
 from exlm_cli.config.overrides import describe_changes
@@ -32,11 +33,10 @@ from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import MetricsLog, create_run_dir, read_run_json, sole_process, update_run_json
 from exlm_cli.train.checkpoint import checkpoint_paths, newest_good_checkpoint, remove_unfinished
 from exlm_cli.train.evaluation import evaluate_batch, summarise
-from exlm_cli.train.identity import former_identities, trained_identity, trained_values
 from exlm_cli.train.loop import TrainingLoop
-from exlm_cli.train.loop_state import LoopResult
 from exlm_cli.train.objective import Objective
-from exlm_cli.train.pretrained import build_model, describe_device, pick_device
+from exlm_cli.train.pretrained import RESUMED_MARKS, build_model, describe_device, pick_device
+from exlm_cli.train.task import LoopResult
 
 VALIDATION_EPOCH = 2**32 - 1
 """The epoch whose masks validation uses: one that training never reaches, so every validation masks the same tokens."""
@@ -64,7 +64,7 @@ class PretrainTask:
         self.autocast_dtype = autocast_dtype(recipe.train, device)
         self.identity = {
             "data fingerprint": data.fingerprint,
-            "recipe": trained_identity(recipe),
+            "recipe": identity_of(recipe, without=RESUMED_MARKS),
         }
 
     def plan(self, epoch: int) -> EpochPlan:
@@ -143,7 +143,7 @@ def _run_pretraining(
     recipe: PretrainRecipe, run: Path, *, is_new: bool, device: torch.device, progress: Progress
 ) -> PretrainResult:
     with removed_on_failure(run, is_new=is_new):
-        read_run_json(run)  # a damaged one is told before anything is changed
+        before = None if is_new else read_run_json(run)  # a damaged one is refused before anything changes
         data = prepare_data(recipe, rejected_csv=None, progress=progress)
         started_s = time.time()
         model = build_model(recipe, data.tokenizer, device)
@@ -154,11 +154,8 @@ def _run_pretraining(
             f"{data.train.num_tokens:,} tokens, on {describe_device(device)}; results in {run}"
         )
         precision = "fp32" if task.autocast_dtype is None else "bf16"
-        before = read_run_json(run).get("precision", precision) if not is_new else precision
-        if before != precision:
-            progress.message(
-                f"note: the run was trained in {before} until now and goes on in {precision}, as its device does"
-            )
+        if before is not None and before.precision not in (None, precision):
+            progress.message(f"note: the run was trained in {before.precision} until now, and in {precision} from here")
         described = {
             "device": describe_device(device),
             "precision": precision,
@@ -313,8 +310,8 @@ def _resume(loop: TrainingLoop, run: Path, recipe: PretrainRecipe, progress: Pro
         progress.message(f"{run} has no checkpoint yet; starting from step 0")
         return
     begun = load_recipe(str(run / "recipe.yaml"))
-    changes = describe_changes(trained_values(begun), trained_values(recipe))
-    loop.resume(checkpoint, formerly={"recipe": former_identities(recipe, begun)}, changes=changes)
+    values = (identity_values(one, without=RESUMED_MARKS) for one in (begun, recipe))
+    loop.resume(checkpoint, changes=describe_changes(*values))
     remove_unfinished(run)
     progress.message(f"resuming at step {loop.state.step} of {loop.total_steps} from {checkpoint}")
 

@@ -1,4 +1,4 @@
-"""A pre-trained model: built from a recipe, or read back from a run."""
+"""Pre-trained models: built from a recipe, or read from a run; the device they run on."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,14 +6,18 @@ from pathlib import Path
 import torch
 
 from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.identity import Mark, identity_of
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import Progress, SilentProgress
+from exlm_cli.run_dir import is_checkpoint, run_directory
 from exlm_cli.train.checkpoint import load_model_weights, load_state, newest_good_checkpoint, verify_checkpoint
-from exlm_cli.train.identity import former_identities, trained_identity
+
+RESUMED_MARKS = frozenset({Mark.INPUT, Mark.COMPUTING})
+"""Marked fields that a resumed pre-training may change; the data fingerprint holds what the inputs are."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,7 @@ def load_pretrained(path: Path, *, device: str = "auto", progress: Progress | No
         CheckpointError: There is no whole checkpoint, or it does not fit its recipe.
     """
     progress = progress or SilentProgress()
-    is_step = path.name.startswith("step-") and path.parent.name == "checkpoints"
-    run = path.parent.parent if is_step else path
+    run = run_directory(path)
     if not (run / "recipe.yaml").is_file():
         raise CheckpointError(
             f"{path}: not a run directory or checkpoint; {run} has no recipe.yaml",
@@ -44,7 +47,7 @@ def load_pretrained(path: Path, *, device: str = "auto", progress: Progress | No
     recipe = load_recipe(str(run / "recipe.yaml"), [f"device={device}"])
     refused: list[str] = []
     checkpoint: Path | None
-    if is_step:
+    if is_checkpoint(path):
         reason = verify_checkpoint(path)
         checkpoint = path if reason is None else None
         refused = [f"{path} is refused: {reason}"] if reason else []
@@ -61,9 +64,9 @@ def load_pretrained(path: Path, *, device: str = "auto", progress: Progress | No
     load_model_weights(checkpoint, model)
     model.eval()
     state = load_state(checkpoint)
-    if state["identity"].get("recipe") not in (trained_identity(recipe), *former_identities(recipe, recipe)):
+    if state.identity.get("recipe") != identity_of(recipe, without=RESUMED_MARKS):
         progress.message(f"{run / 'recipe.yaml'} was changed: it is not what {checkpoint.name} was trained with")
-    return Pretrained(model, tokenizer, recipe, checkpoint, int(state["loop"]["step"]))
+    return Pretrained(model, tokenizer, recipe, checkpoint, state.loop.step)
 
 
 def build_model(recipe: PretrainRecipe, tokenizer: Tokenizer, device: torch.device) -> ExlmModel:
@@ -80,7 +83,7 @@ def pick_device(recipe: PretrainRecipe | FinetuneRecipe) -> torch.device:
     """
     if recipe.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
-            "device is `cuda`, but torch sees no CUDA device", "use `--device auto`, or run `exlm doctor` to see why"
+            "device is `cuda`, but torch sees no CUDA device", "use `device=auto`, or run `exlm doctor` to see why"
         )
     if recipe.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

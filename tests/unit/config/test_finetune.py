@@ -41,14 +41,3 @@ def test_values_that_do_not_go_together_are_refused(sections: dict[str, Any], me
 def test_a_ratio_of_warm_up_is_rounded_up_to_steps(ratio: float | None, total: int, steps: int) -> None:
     optim = OptimConfig(lr=1e-3, warmup_steps=9 if ratio is None else 0, warmup_ratio=ratio)
     assert optim.resolve_warmup_steps(total) == steps
-
-
-def test_runs_begun_before_a_key_was_there_keep_their_identity() -> None:
-    """Else a new version would refuse to resume them, and a grid to add seeds."""
-    optim = OptimConfig(lr=1e-3)
-    assert set(optim.as_identity()) == {
-        "lr", "schedule", "warmup_steps", "power", "end_lr", "betas", "eps", "transition_lr_scale", "weight_decay",
-        "clip_norm",
-    }  # fmt: skip
-    for later in ({"warmup_ratio": 0.0}, {"transition_start_ratio": 0.4}):
-        assert OptimConfig(lr=1e-3, **later).as_identity() == optim.as_identity() | later

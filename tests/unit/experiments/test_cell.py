@@ -18,6 +18,7 @@ from exlm_cli.errors import CheckpointError, DivergedError
 from exlm_cli.experiments import cell as module
 from exlm_cli.experiments.cell import read_result, run_cell
 from exlm_cli.experiments.results import RepeatMlmResult, SweepCellResult, SweepRun, TaskScores
+from exlm_cli.finetune.results import summarise_values
 from exlm_cli.progress import SilentProgress
 from exlm_cli.train.pretrain import run_pretraining
 from exlm_cli.train.pretrained import load_pretrained
@@ -153,10 +154,9 @@ class Finetuning:
             (out / "recipe.yaml").write_text(dump_recipe(recipe))
         if recipe.task.name == "glue/rte" and recipe.optim.lr > 1e-3:
             raise DivergedError("the loss of step 3 is nan")
-        summary = {"mean": 0.5, "std": None, "median": 0.5, "values": [0.5, None]}
-        metrics = {"valid": {"accuracy": summary}}
-        results = {"selection_metric": "accuracy", "metrics": metrics, "split_sizes": {"train": 9}}
-        return SimpleNamespace(results=results)
+        metrics = {"valid": {"accuracy": summarise_values([0.5, None])}}
+        results = {"selection_metric": "accuracy", "scored_split": "valid", "split_sizes": {"train": 9}}
+        return SimpleNamespace(results=SimpleNamespace(**results, metrics=metrics))
 
 
 def test_fine_tuning_that_diverges_leaves_what_was_measured_and_the_other_tasks(

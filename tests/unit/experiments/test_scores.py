@@ -20,7 +20,7 @@ def test_predictions_of_all_seeds_score_what_the_results_say(molecules: Path) ->
     assert predictions is not None
     assert (run.scored_split, predictions.split, len(predictions.probabilities)) == ("test", "test", 2)
     for probabilities, accuracy in zip(
-        predictions.probabilities, read_results(molecules)["metrics"]["test"]["accuracy"]["values"], strict=True
+        predictions.probabilities, read_results(molecules).metrics["test"]["accuracy"].values, strict=True
     ):
         is_known = ~np.isnan(predictions.targets)
         is_right = (probabilities >= 0.5) == (predictions.targets == 1)

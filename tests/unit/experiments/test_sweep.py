@@ -18,7 +18,7 @@ from exlm_cli.experiments.sweep import run_sweep
 from exlm_cli.experiments.workers import Workers
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_run_json
-from exlm_cli.train.interrupt import StopSignal
+from exlm_cli.train.process import StopSignal
 from tests.recorder import Recorder
 from tests.tiny_sweeps import tiny_grid, tiny_sweep
 
@@ -60,7 +60,7 @@ def test_two_processes_give_what_the_cells_give_one_by_one(
     assert _untimed(result.results) == one_by_one
     assert result.num_diverged == 0
     assert load_recipe(str(tmp_path / "run" / "recipe.yaml"), kind=SweepRecipe) == recipe
-    assert read_run_json(tmp_path / "run")["command"] == "repeat-mlm"
+    assert read_run_json(tmp_path / "run").command == "repeat-mlm"
     summary = json.loads((tmp_path / "run" / "results.json").read_text())
     assert (summary["kind"], summary["seeds"]) == ("repeat-mlm", [1])
     assert summary["cells"] == [cell.model_dump(mode="json") for cell in result.results]
@@ -187,7 +187,7 @@ def test_some_cells_alone_leave_the_others_in_the_sweep(recipe: SweepRecipe, run
     assert [cell.label for cell in result.results] == ["k1-p0.3", "k2-p0.5"]
     assert json.loads((run / "results.json").read_text())["cells"][1] == second.model_dump(mode="json")
     assert load_recipe(str(run / "recipe.yaml"), kind=SweepRecipe) == recipe
-    assert read_run_json(run)["num_cells"] == 2
+    assert read_run_json(run).num_cells == 2
     assert len(load_sweep_run(run).results) == 2
 
 
@@ -297,7 +297,7 @@ def test_variants_on_data_of_their_own_go_together(cache: Path, tmp_path: Path) 
     run = tmp_path / "run"
     run_sweep(sweep, out=run, resume=None, jobs=2, progress=SilentProgress())
     first, other = (read_run_json(run / "cells" / label / "seed-1" / "pretrain") for label in sweep.only)
-    assert first["data_fingerprint"] != other["data_fingerprint"]
+    assert first.data_fingerprint != other.data_fingerprint
     assert len(run_sweep(sweep, out=None, resume=run, jobs=2, progress=SilentProgress()).results) == 2
 
 

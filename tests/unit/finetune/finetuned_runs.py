@@ -21,8 +21,6 @@ def write_rows(path: Path, columns: list[str], rows: list[list[str]]) -> Path:
 
 
 def finetune(folder: Path, checkpoint: Path, seeds: tuple[int, ...] = (1, 2), **task: Any) -> Path:
-    if task["name"] == "csv":
-        task = {"text_column": None, **task}
     recipe = finetune_recipe(seeds=list(seeds), task=task, train={"max_epochs": 1, "microbatch_tokens": 2048})
     return run_finetuning(recipe, checkpoint=checkpoint, out=folder / "run").run_dir
 

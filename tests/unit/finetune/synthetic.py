@@ -21,10 +21,12 @@ from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, update_run_json
 from exlm_cli.tasks.base import EncodedSplit, FloatArray, Loss, Split
-from exlm_cli.train.checkpoint import save_checkpoint
+from exlm_cli.train.checkpoint import CheckpointState, LoopState, save_checkpoint
 from exlm_cli.train.optim import build_optimizer
 from tests.tiny import tiny_recipe
 
+NUM_TOKENS = 288
+"""Input tokens that `make_pretrained` says were trained on."""
 WORDS = ["amber", "birch", "cedar", "daisy", "elder", "fern"]
 
 
@@ -35,11 +37,13 @@ def make_pretrained(run: Path, tokenizer: Tokenizer | None = None, **sections: A
     tokenizer = tokenizer or train_bpe([" " + " ".join(WORDS)] * 4, 400, 1, SilentProgress())
     tokenizer.save(run / "tokenizer.json")
     (run / "recipe.yaml").write_text(dump_recipe(recipe), encoding="utf-8")
-    update_run_json(run, {"command": "pretrain", "train_sequences": 10, "train_tokens": 100})
+    update_run_json(run, {"command": "pretrain"})
     torch.manual_seed(0)
     model = ExlmModel(recipe, tokenizer.vocab_size)
-    state = {"loop": {"step": 3}, "identity": {}, "validation": {}}
-    save_checkpoint(run, 3, model, build_optimizer(model, recipe.optim), state, keep_last=1)
+    loop = LoopState.begin()
+    loop.step, loop.num_tokens = 3, NUM_TOKENS
+    state = CheckpointState(loop=loop, identity={}, validation={})
+    save_checkpoint(run, 3, model, build_optimizer(model, recipe.optim), state, keep_last=1, resume_command="")
     return run
 
 
@@ -54,10 +58,9 @@ def finetune_recipe(**sections: Any) -> FinetuneRecipe:
         "optim": {"lr": 3e-3, "warmup_ratio": 0.1},
         "train": {"max_epochs": 3, "batch_sequences": 8, "microbatch_tokens": 128, "num_threads": 1},
     }
-    if sections.get("task", {}).get("name", "csv") != "csv":
-        del content["task"]
     for key, value in sections.items():
-        content[key] = {**content[key], **value} if isinstance(value, dict) and key in content else value
+        is_update = isinstance(value, dict) and key in content and "name" not in value
+        content[key] = {**content[key], **value} if is_update else value
     return FinetuneRecipe.model_validate(content)
 
 
@@ -183,7 +186,7 @@ def assert_same_run(mine: Path, theirs: Path) -> None:
     for name in one:
         assert all(torch.equal(one[name][key], other[name][key]) for key in one[name]), name
     assert untimed(cells(mine)) == untimed(cells(theirs))
-    assert untimed(read_results(mine)) == untimed(read_results(theirs))
+    assert untimed(read_results(mine).as_json()) == untimed(read_results(theirs).as_json())
     for path in [*theirs.rglob("predictions-*.csv"), *theirs.rglob("metrics.jsonl")]:
         own = mine / path.relative_to(theirs)
         if path.suffix == ".csv":

@@ -17,7 +17,7 @@ from exlm_cli.finetune.embed import (
     pretrained_encoder,
     write_embeddings,
 )
-from exlm_cli.finetune.finetuned import load_finetuned
+from exlm_cli.finetune.model import load_finetuned
 from exlm_cli.progress import SilentProgress
 from exlm_cli.train.pretrained import load_pretrained
 from tests.unit.finetune.finetuned_runs import SMILES, write_rows

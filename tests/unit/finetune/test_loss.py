@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from exlm_cli.finetune.batch import TaskBatch
-from exlm_cli.finetune.loss import example_losses
+from exlm_cli.finetune.batch import TaskBatch, example_losses
 
 NAN = math.nan
 

@@ -7,7 +7,7 @@ import pytest
 
 from exlm_cli.config.tasks import SUITES, SquadTaskConfig
 from exlm_cli.errors import CheckpointError, ConfigError
-from exlm_cli.finetune.finetuned import Finetuned, load_finetuned
+from exlm_cli.finetune.model import Finetuned, load_finetuned
 from exlm_cli.finetune.predict import predict
 from exlm_cli.progress import SilentProgress
 from tests.unit.finetune.finetuned_runs import write_rows

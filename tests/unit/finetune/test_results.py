@@ -8,6 +8,8 @@ import pytest
 
 from exlm_cli.errors import CheckpointError
 from exlm_cli.finetune.results import (
+    CellResult,
+    Scores,
     is_better_point,
     read_predictions,
     selection_value,
@@ -19,9 +21,9 @@ from exlm_cli.finetune.results import (
 
 def test_a_summary_is_mean_sample_deviation_and_median() -> None:
     summary = summarise_values([0.5, 0.9, 0.7])
-    assert summary["mean"] == pytest.approx(0.7)
-    assert summary["std"] == pytest.approx(np.std([0.5, 0.9, 0.7], ddof=1))
-    assert (summary["median"], summary["values"]) == (0.7, [0.5, 0.9, 0.7])
+    assert summary.mean == pytest.approx(0.7)
+    assert summary.std == pytest.approx(np.std([0.5, 0.9, 0.7], ddof=1))
+    assert (summary.median, summary.values) == (0.7, (0.5, 0.9, 0.7))
 
 
 @pytest.mark.parametrize(
@@ -33,7 +35,7 @@ def test_a_summary_is_mean_sample_deviation_and_median() -> None:
     ],
 )
 def test_what_is_not_defined_is_left_out_and_said(values: list[float | None], summary: dict[str, object]) -> None:
-    assert summarise_values(values) == summary
+    assert summarise_values(values).as_json() == summary
 
 
 def test_metrics_are_summarised_by_split_and_name() -> None:
@@ -42,16 +44,23 @@ def test_metrics_are_summarised_by_split_and_name() -> None:
         {"valid": {"f1": 3.0}, "test": {"f1": 1.0, "loss": 2.0}},
     ]
     summary = summarise_metrics(runs)
-    assert summary["valid"]["f1"]["mean"] == 2.0
-    assert summary["test"]["f1"]["values"] == [0.0, 1.0]
-    assert summary["test"]["loss"]["mean"] == 2.0
+    assert summary["valid"]["f1"].mean == 2.0
+    assert summary["test"]["f1"].values == (0.0, 1.0)
+    assert summary["test"]["loss"].mean == 2.0
+
+
+def cell(metrics: Scores) -> CellResult:
+    return CellResult(
+        task="csv", seed=1, grid={}, parameters=1, epochs=1, best_epoch=1, steps=1, best_step=1, elapsed_s=1.0,
+        metrics=metrics, tokens_per_s=1.0, outside_model_share=0.0,
+    )  # fmt: skip
 
 
 def test_a_grid_point_is_judged_by_its_aggregate_in_validation() -> None:
-    cells = [{"metrics": {"valid": {"f1": v}, "test": {"f1": 9.0}}} for v in (0.1, 0.2, 0.9)]
+    cells = [cell({"valid": {"f1": v}, "test": {"f1": 9.0}}) for v in (0.1, 0.2, 0.9)]
     assert selection_value(cells, "f1", "median") == 0.2
     assert selection_value(cells, "f1", "mean") == pytest.approx(0.4)
-    assert math.isnan(selection_value([{"metrics": {"valid": {"f1": None}}}], "f1", "mean"))
+    assert math.isnan(selection_value([cell({"valid": {"f1": None}})], "f1", "mean"))
 
 
 @pytest.mark.parametrize(

@@ -18,14 +18,12 @@ from exlm_cli.data.rows.records import SkippedRow
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.finetune import cell as cell_module
 from exlm_cli.finetune.cell import Cell
-from exlm_cli.finetune.finetuned import load_finetuned
-from exlm_cli.finetune.initial import load_initial
-from exlm_cli.finetune.results import read_predictions, read_results
+from exlm_cli.finetune.model import load_finetuned, load_pretrained_weights
+from exlm_cli.finetune.results import RunResults, read_predictions, read_results
 from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.finetune.trainer import encode_task, target_scale
 from exlm_cli.progress import SilentProgress
-from exlm_cli.run_dir import read_metrics, read_run_json, update_run_json
-from exlm_cli.train import checkpoint as ckpt
+from exlm_cli.run_dir import read_metrics, read_run_json
 from tests.unit.finetune.synthetic import WordTask, cells, finetune_recipe, make_pretrained, run_tiny, weights
 
 
@@ -35,12 +33,12 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def finished(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def finished(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResults]:
     out = tmp_path_factory.mktemp("finished") / "run"
     return out, run_tiny(pretrained, out).results
 
 
-def test_a_run_directory_holds_all_that_is_promised(finished: tuple[Path, dict[str, Any]], pretrained: Path) -> None:
+def test_a_run_directory_holds_all_that_is_promised(finished: tuple[Path, RunResults], pretrained: Path) -> None:
     run, results = finished
     names = {path.name for path in run.iterdir()}
     assert names == {
@@ -50,7 +48,7 @@ def test_a_run_directory_holds_all_that_is_promised(finished: tuple[Path, dict[s
     assert load_recipe(str(run / "recipe.yaml"), kind=FinetuneRecipe) == finetune_recipe()
     assert load_recipe(str(run / "encoder.yaml")) == load_recipe(str(pretrained / "recipe.yaml"))
     described = read_run_json(run)
-    assert (described["command"], described["task"], described["seeds"]) == ("finetune", "words/binary", [1, 2])
+    assert (described.command, described.task, described.seeds) == ("finetune", "words/binary", (1, 2))
     for seed in (1, 2):
         cell = run / f"cells/single/seed-{seed}"
         best = json.loads((cell / "result.json").read_text())["best_step"]
@@ -67,21 +65,21 @@ def test_rows_left_out_are_all_listed_beside_the_results(pretrained: Path, tmp_p
     run = tmp_path / "run"
     recipe = finetune_recipe(seeds=[1], train={"max_epochs": 1})
     results = run_finetuning(recipe, checkpoint=pretrained, out=run, task=task).results
-    assert results["notes"][-1] == "rejected.csv lists all 30 rows that were left out, with their reasons"
+    assert results.notes[-1] == "rejected.csv lists all 30 rows that were left out, with their reasons"
     with (run / "rejected.csv").open(encoding="utf-8", newline="") as file:
         header, *rows = csv.reader(file)
     assert header == ["file", "row", "reason", "text"]
     assert rows == [["a.csv", str(n), "no molecule", "C1, C"] for n in range(2, 32)]
 
 
-def test_results_say_what_was_done_and_with_what(finished: tuple[Path, dict[str, Any]], pretrained: Path) -> None:
+def test_results_say_what_was_done_and_with_what(finished: tuple[Path, RunResults], pretrained: Path) -> None:
     run, results = finished
-    assert results["init"] == {
+    assert results.init.as_json() == {
         "checkpoint": str(pretrained / "checkpoints/step-3"), "recipe": "tiny", "objective": "exlm", "steps": 3,
         "tokens": 3 * 8 * 12,  # three steps of eight sequences of ten tokens, [CLS] and [SEP]
         "num_states_per_mask": 3, "num_repeats": 1, "mask_ratio": 0.3,
     }  # fmt: skip
-    assert results["parameters"] == sum(
+    assert results.parameters == sum(
         t.numel() for n, t in next(iter(weights(run).values())).items() if not n.startswith("output_")
     )
     expected = {
@@ -89,14 +87,14 @@ def test_results_say_what_was_done_and_with_what(finished: tuple[Path, dict[str,
         "aggregate": "mean", "seeds": [1, 2], "num_labels": 2, "notes": ["a note"], "grid_best": None, "grid": [],
         "split_sizes": {"train": 24, "valid": 12, "test": 12}, "is_greater_better": True,
     }  # fmt: skip
-    assert {key: results[key] for key in expected} == expected
+    assert {key: results.as_json()[key] for key in expected} == expected
     split = json.loads((run / "split.json").read_text())
-    assert split["sha256"] == results["split_sha256"]
+    assert split["sha256"] == results.split_sha256
     assert split["indices"] == {k: v.tolist() for k, v in WordTask().split_indices.items()}
     for name in ("loss", "accuracy"):
         of_cells = [cell["metrics"]["test"][name] for cell in cells(run)]
-        assert results["metrics"]["test"][name]["values"] == of_cells
-        assert results["metrics"]["test"][name]["mean"] == pytest.approx(np.mean(of_cells))
+        assert results.metrics["test"][name].values == tuple(of_cells)
+        assert results.metrics["test"][name].mean == pytest.approx(np.mean(of_cells))
     for cell in cells(run):
         assert (cell["epochs"], cell["steps"], cell["grid"]) == (3, 9, {})
         assert cell["best_step"] == 3 * cell["best_epoch"]
@@ -104,7 +102,7 @@ def test_results_say_what_was_done_and_with_what(finished: tuple[Path, dict[str,
         assert 0 <= cell["outside_model_share"] < 1
 
 
-def test_predictions_of_the_best_epoch_have_the_rows_of_the_input(finished: tuple[Path, dict[str, Any]]) -> None:
+def test_predictions_of_the_best_epoch_have_the_rows_of_the_input(finished: tuple[Path, RunResults]) -> None:
     run, _ = finished
     loaded = load_finetuned(run, device="cpu")
     assert (sorted(loaded.runners), loaded.sequence_length) == ([1, 2], 24)
@@ -143,7 +141,7 @@ def test_patience_stops_before_the_last_epoch(pretrained: Path, tmp_path: Path) 
             return {"accuracy": super().score(split, outputs)["accuracy"] * 0 + 1 / (1 + len(self.scored))}
 
     result = run_tiny(pretrained, tmp_path / "run", Unlucky(), seeds=[1], train={"max_epochs": 50, "patience": 2})
-    assert (cells(tmp_path / "run")[0]["epochs"], result.results["best_epochs"]) == (3, [1])
+    assert (cells(tmp_path / "run")[0]["epochs"], result.results.best_epochs) == (3, (1,))
 
 
 def test_scores_that_are_not_defined_are_null_and_the_last_epoch_is_taken(pretrained: Path, tmp_path: Path) -> None:
@@ -152,8 +150,8 @@ def test_scores_that_are_not_defined_are_null_and_the_last_epoch_is_taken(pretra
             return {"accuracy": math.nan}
 
     results = run_tiny(pretrained, tmp_path / "run", Undefined(), seeds=[1]).results
-    assert results["metrics"]["test"]["accuracy"]["values"] == [None]
-    assert results["best_epochs"] == [3]
+    assert results.metrics["test"]["accuracy"].values == (None,)
+    assert results.best_epochs == (3,)
     json.loads((tmp_path / "run/results.json").read_text(), parse_constant=pytest.fail)
 
 
@@ -224,18 +222,18 @@ def test_the_scale_of_targets_that_differ_in_the_last_digit_is_kept() -> None:
 
 
 def test_from_scratch_takes_the_architecture_and_draws_the_weights_from_the_seed(
-    pretrained: Path, tmp_path: Path, finished: tuple[Path, dict[str, Any]]
+    pretrained: Path, tmp_path: Path, finished: tuple[Path, RunResults]
 ) -> None:
     results = run_tiny(pretrained, tmp_path / "run", init="scratch").results
-    assert results["init"]["objective"] == "scratch"
-    assert (results["init"]["checkpoint"], results["init"]["steps"], results["init"]["tokens"]) == (None, 0, 0)
-    assert results["parameters"] == finished[1]["parameters"]
+    assert results.init.objective == "scratch"
+    assert (results.init.checkpoint, results.init.steps, results.init.tokens) == (None, 0, 0)
+    assert results.parameters == finished[1].parameters
     one, two = weights(tmp_path / "run").values()
     assert not torch.equal(one["token_embedding.weight"], two["token_embedding.weight"])
 
 
 def test_a_finished_run_resumed_stays_as_it_is(
-    tmp_path: Path, finished: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, finished: tuple[Path, RunResults], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
     shutil.copytree(finished[0], out)
@@ -252,12 +250,12 @@ def test_the_run_of_a_recipe_loads_the_task_it_names(pretrained: Path, tmp_path:
     shutil.rmtree(tmp_path / "run/cells")
     moved = tmp_path / "moved"
     shutil.copytree(pretrained, moved)
-    assert resume_finetuning(tmp_path / "run", checkpoint=moved).results["init"]["checkpoint"] == str(
+    assert resume_finetuning(tmp_path / "run", checkpoint=moved).results.init.checkpoint == str(
         moved / "checkpoints/step-3"
     )
 
 
-def test_a_yardstick_is_scored_for_every_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_baseline_is_scored_for_every_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
     import types
 
@@ -267,12 +265,12 @@ def test_a_yardstick_is_scored_for_every_seed(tmp_path: Path, monkeypatch: pytes
     task = WordTask()
     task.input_kind = "smiles"
     fake = types.ModuleType("exlm_cli.finetune.baseline")
-    fake.run_yardstick = lambda task, seed, progress: {"test": {"accuracy": seed / 10}}  # type: ignore[attr-defined]
+    fake.score_baseline = lambda task, seed, progress: {"test": {"accuracy": seed / 10}}  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "exlm_cli.finetune.baseline", fake)
     recipe = finetune_recipe(train={"max_epochs": 1})
     out = tmp_path / "run"
-    results = run_finetuning(recipe, checkpoint=smiles, out=out, with_yardstick=True, task=task).results
-    assert results["yardstick"]["metrics"]["test"]["accuracy"]["values"] == [0.1, 0.2]
+    results = run_finetuning(recipe, checkpoint=smiles, out=out, baseline=True, task=task).results
+    assert results.baseline.metrics["test"]["accuracy"].values == (0.1, 0.2)
     (out / "results.json").unlink()
     again = run_finetuning(recipe, checkpoint=None, resume=out, task=task).results
     assert again == results
@@ -302,10 +300,10 @@ def test_what_does_not_fit_the_checkpoint_is_refused_and_nothing_is_left(pretrai
         "words/binary: there are no rows to use as `valid`"
     )
     recipe = finetune_recipe()
-    yardstick = lambda: run_finetuning(  # noqa: E731
-        recipe, checkpoint=pretrained, out=out, with_yardstick=True, task=WordTask()
+    with_baseline = lambda: run_finetuning(  # noqa: E731
+        recipe, checkpoint=pretrained, out=out, baseline=True, task=WordTask()
     )
-    assert refusal(ConfigError, yardstick) == "`--yardstick` is for molecules; words/binary has text"
+    assert refusal(ConfigError, with_baseline) == "the baseline is for molecules; words/binary has text"
     assert refusal(ConfigError, lambda: run_finetuning(recipe, checkpoint=None)) == "no checkpoint to fine-tune"
     grid = lambda: run_finetuning(recipe, checkpoint=pretrained, out=out, use_grid=True)  # noqa: E731
     assert refusal(ConfigError, grid) == "tiny: the recipe has no `grid` to search"
@@ -331,20 +329,20 @@ def test_a_tokenizer_that_does_not_know_the_data_is_said_with_its_share(pretrain
                 ids[1] = tokenizer.unk_id
             return encoded
 
-    initial = load_initial(pretrained, SilentProgress())
+    initial = load_pretrained_weights(pretrained, SilentProgress())
     data = encode_task(Strange(), initial.tokenizer, 24, 1)
     share = len(data.splits["train"]) / sum(len(ids) - 2 for ids in data.splits["train"].token_ids)
     assert data.unknown_share == pytest.approx(share)
     results = run_tiny(pretrained, tmp_path / "run", Strange(), seeds=[1], train={"max_epochs": 1}).results
-    assert results["notes"] == [
+    assert results.notes == (
         "a note",
         f"{100 * share:.1f} % of the training tokens are [UNK]: the tokenizer of {pretrained}/checkpoints/step-3 was "
         "not made for this data",
-    ]
+    )
 
 
 def test_only_runs_that_fit_are_begun_with_or_gone_on_with(
-    pretrained: Path, tmp_path: Path, finished: tuple[Path, dict[str, Any]]
+    pretrained: Path, tmp_path: Path, finished: tuple[Path, RunResults]
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(finished[0], run)
@@ -372,22 +370,20 @@ def test_only_runs_that_fit_are_begun_with_or_gone_on_with(
     ) == (f"{run}: the checkpoint is not the one this run began with")
 
 
-def test_a_seed_can_be_added_when_resuming(
-    tmp_path: Path, pretrained: Path, finished: tuple[Path, dict[str, Any]]
-) -> None:
+def test_a_seed_can_be_added_when_resuming(tmp_path: Path, pretrained: Path, finished: tuple[Path, RunResults]) -> None:
     run = tmp_path / "run"
     shutil.copytree(finished[0], run)
     more = finetune_recipe(seeds=[1, 2, 7])
     results = run_finetuning(more, checkpoint=None, resume=run, task=WordTask()).results
-    values = results["metrics"]["test"]["accuracy"]["values"]
-    assert values[:2] == finished[1]["metrics"]["test"]["accuracy"]["values"]
-    assert (len(values), results["seeds"]) == (3, [1, 2, 7])
+    values = results.metrics["test"]["accuracy"].values
+    assert values[:2] == finished[1].metrics["test"]["accuracy"].values
+    assert (len(values), results.seeds) == (3, (1, 2, 7))
     assert load_recipe(str(run / "recipe.yaml"), kind=FinetuneRecipe) == more
-    assert read_run_json(run)["seeds"] == [1, 2, 7]
+    assert read_run_json(run).seeds == (1, 2, 7)
 
 
 def test_what_is_missing_or_damaged_in_a_finished_run_is_named(
-    tmp_path: Path, finished: tuple[Path, dict[str, Any]]
+    tmp_path: Path, finished: tuple[Path, RunResults]
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(finished[0], run)
@@ -401,49 +397,31 @@ def test_what_is_missing_or_damaged_in_a_finished_run_is_named(
         f"{best} is refused: model.safetensors was altered"
     )
     shutil.rmtree(best)
-    with pytest.raises(CheckpointError) as caught:
-        load_finetuned(run, device="cpu")
-    assert str(caught.value) == f"{cell}: no weights in it"
-    assert caught.value.hint == (
-        f"the weights were deleted: delete {cell / 'result.json'} and go on with `exlm finetune --resume {run}`, which "
-        "does it again"
-    )
-    (cell / "result.json").write_text("{")
-    read = Cell(GridPoint(NO_GRID, {}, finetune_recipe()), 1, cell).read
-    assert refusal(CheckpointError, read).startswith(f"{cell / 'result.json'}: not readable as JSON: ")
-    fields = read_run_json(run)
-    del fields["data_fingerprint"]
-    (run / "run.json").write_text(json.dumps(fields))
-    recipe = load_recipe(str(run / "recipe.yaml"), kind=FinetuneRecipe)
-    assert refusal(CheckpointError, lambda: run_finetuning(recipe, checkpoint=None, resume=run, task=WordTask())) == (
-        f"{run / 'run.json'}: `data_fingerprint` is missing"
-    )
-    (cell / "result.json").write_text("{}")
-    assert refusal(CheckpointError, read) == f"{cell / 'result.json'}: `parameters` is missing"
-    whole = json.loads((run / "results.json").read_text())
-    for changes, said in (
-        ({"seeds": None}, "`seeds` is None: input should be a valid list"),
-        ({"metrics": {"test": {}}}, "`metrics.valid` has no `accuracy`, by which the best epoch was chosen"),
-        ({"metrics": {"valid": {"accuracy": {}}}}, "`metrics.valid.accuracy.mean` is missing"),
-        ({"init": 3}, "`init` is 3: a JSON object is expected"),
+    assert refusal(CheckpointError, lambda: load_finetuned(run, device="cpu")) == f"{cell}: its weights were deleted"
+    for content in ("{", "{}"):
+        (cell / "result.json").write_text(content)
+        read = Cell(GridPoint(NO_GRID, {}, finetune_recipe()), 1, cell).read
+        assert refusal(CheckpointError, read).startswith(f"{cell / 'result.json'}: ")
+
+
+def test_results_that_are_missing_or_altered_are_refused(tmp_path: Path, finished: tuple[Path, RunResults]) -> None:
+    path = tmp_path / "results.json"
+    whole = finished[1].as_json()
+    for changes, key in (
+        ({"seeds": None}, "`seeds`"),
+        ({"metrics": {"test": {}}}, "`metrics.valid`"),
+        ({"metrics": {"valid": {"accuracy": {}}}}, "`metrics.valid.accuracy.mean`"),
+        ({"init": 3}, "`init`"),
+        ({"of_another_version": 3}, "`of_another_version`"),
     ):
-        (run / "results.json").write_text(json.dumps(whole | changes))
-        assert refusal(CheckpointError, lambda: read_results(run)) == f"{run / 'results.json'}: {said}"
-    for name in ("task", "loss", "output_names", "aggregate", "grid_best", "selection_metric", "split_sha256"):
-        (run / "results.json").write_text(json.dumps({key: whole[key] for key in whole if key != name}))
-        assert refusal(CheckpointError, lambda: read_results(run)) == f"{run / 'results.json'}: `{name}` is missing"
-    (run / "results.json").write_text("[]")
-    assert refusal(CheckpointError, lambda: read_results(run)) == (
-        f"{run / 'results.json'}: holds a list, a JSON object is expected"
-    )
-    (run / "results.json").write_text("{")
-    assert refusal(CheckpointError, lambda: read_results(run)).startswith(
-        f"{run / 'results.json'}: not readable as JSON: "
-    )
-    (run / "results.json").unlink()
-    assert refusal(CheckpointError, lambda: read_results(run)) == (
-        f"{run}: the run is not finished: it has no results.json"
-    )
+        path.write_text(json.dumps(whole | changes))
+        message = refusal(CheckpointError, lambda: read_results(tmp_path))
+        assert str(path) in message
+        assert key in message
+    path.write_text(json.dumps({key: value for key, value in whole.items() if key != "split_sha256"}))
+    assert refusal(CheckpointError, lambda: read_results(tmp_path)) == f"{path}: `split_sha256` is missing"
+    path.unlink()
+    assert "is not finished" in refusal(CheckpointError, lambda: read_results(tmp_path))
 
 
 def test_best_weights_altered_before_they_are_scored_are_refused(
@@ -452,17 +430,3 @@ def test_best_weights_altered_before_they_are_scored_are_refused(
     monkeypatch.setattr(cell_module, "verify_checkpoint", lambda path: "model.safetensors is missing")
     message = refusal(CheckpointError, lambda: run_tiny(pretrained, tmp_path / "run", train={"max_epochs": 1}))
     assert message.endswith("is refused: model.safetensors is missing")
-
-
-def test_tokens_of_pre_training_are_those_counted_or_estimated(pretrained: Path, tmp_path: Path) -> None:
-    run = tmp_path / "pre"
-    shutil.copytree(pretrained, run)
-    assert load_initial(run, SilentProgress()).num_tokens == 3 * 8 * 12
-    update_run_json(run, {"train_sequences": 0})
-    assert load_initial(run, SilentProgress()).num_tokens == 3 * 8 * 24
-    state = run / "checkpoints/step-3/state.json"
-    state.write_text(json.dumps(json.loads(state.read_text()) | {"loop": {"step": 3, "num_tokens": 77}}))
-    manifest = json.loads((state.parent / "manifest.json").read_text())
-    manifest["files"]["state.json"] = {"bytes": state.stat().st_size, "sha256": ckpt._sha256(state)}
-    (state.parent / "manifest.json").write_text(json.dumps(manifest))
-    assert load_initial(run / "checkpoints/step-3", SilentProgress()).num_tokens == 77

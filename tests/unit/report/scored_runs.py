@@ -26,11 +26,11 @@ def scored(name: str, task: str, metrics: dict[str, list[float | None]], **chang
         "selection_metric": next(iter(metrics)),
         "aggregate": "mean" if split == "test" else "median",
         "seeds": list(range(1, 1 + len(next(iter(metrics.values()))))),
-        "metrics": {split: {metric: summarise_values(values) for metric, values in metrics.items()}},
+        "metrics": {split: {metric: summarise_values(values).as_json() for metric, values in metrics.items()}},
     }  # fmt: skip
     return FinetunedRun(name, Path("runs") / name, {**results, **changed})
 
 
 def yardstick(metrics: dict[str, list[float | None]]) -> dict[str, Any]:
-    summaries = {metric: summarise_values(values) for metric, values in metrics.items()}
+    summaries = {metric: summarise_values(values).as_json() for metric, values in metrics.items()}
     return {"name": "ECFP4 + random forest", "seeds": [1, 2], "metrics": {"test": summaries}}

@@ -30,9 +30,9 @@ RESULTS: dict[str, Any] = {
     "grid": [],
     "metrics": {
         split: {
-            "loss": summarise_values([0.5, 0.6, 0.7]),
-            "accuracy": summarise_values([0.5, None, None]),
-            "roc_auc": summarise_values([0.7, 0.8, 0.9]),
+            "loss": summarise_values([0.5, 0.6, 0.7]).as_json(),
+            "accuracy": summarise_values([0.5, None, None]).as_json(),
+            "roc_auc": summarise_values([0.7, 0.8, 0.9]).as_json(),
         }
         for split in ("valid", "test")
     },
@@ -61,7 +61,7 @@ def render(results: dict[str, Any]) -> list[str]:
     ],
 )
 def test_a_score_is_shown_with_its_spread(values: list[float | None], aggregate: str, text: str) -> None:
-    assert format_score(summarise_values(values), aggregate) == text
+    assert format_score(summarise_values(values).as_json(), aggregate) == text
 
 
 def test_the_metric_that_chose_comes_first_and_everything_fits() -> None:

@@ -16,10 +16,10 @@ def test_numbers_are_written_for_people() -> None:
         pretraining_budget({"objective": "exlm", "steps": 4000, "tokens": 13_100_000}) == "4,000 steps, 13.1 M tokens"
     )
     assert pretraining_budget({"objective": "scratch", "steps": 0, "tokens": 0}) == "none"
-    summary = summarise_values([0.7, 0.8])
+    summary = summarise_values([0.7, 0.8]).as_json()
     assert (percent(summary, "mean"), percent(summary, "median")) == ("75.0 ± 7.1", "75.0")
-    assert percent(summarise_values([0.7]), "mean") == "70.0"
-    assert percent(None, "mean") == percent(summarise_values([None]), "mean") == as_is(None, "mean") == "-"
+    assert percent(summarise_values([0.7]).as_json(), "mean") == "70.0"
+    assert percent(None, "mean") == percent(summarise_values([None]).as_json(), "mean") == as_is(None, "mean") == "-"
 
 
 def test_each_run_has_a_column_and_the_metric_that_chose_comes_first() -> None:

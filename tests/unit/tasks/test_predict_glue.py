@@ -8,7 +8,7 @@ from scipy import stats
 from sklearn.metrics import accuracy_score
 
 from exlm_cli.errors import DataError
-from exlm_cli.finetune.finetuned import Finetuned, load_finetuned
+from exlm_cli.finetune.model import Finetuned, load_finetuned
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.applied import Applied
 from exlm_cli.tasks.glue_tasks import GLUE_TASKS

@@ -11,7 +11,7 @@ from scipy.special import expit
 from sklearn.metrics import accuracy_score, roc_auc_score
 
 from exlm_cli.errors import DataError
-from exlm_cli.finetune.finetuned import Finetuned, load_finetuned
+from exlm_cli.finetune.model import Finetuned, load_finetuned
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.predict_table import TablePredictions, apply_to_table, predict_rows, prediction_csv
 from tests.unit.finetune.finetuned_runs import SMILES, words_run, write_rows

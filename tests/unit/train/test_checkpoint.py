@@ -11,6 +11,7 @@ from torch import nn
 
 from exlm_cli.config.sections import OptimConfig
 from exlm_cli.errors import CheckpointError
+from exlm_cli.files import read_json
 from exlm_cli.train import checkpoint as ckpt
 from exlm_cli.train.optim import build_optimizer
 
@@ -26,20 +27,30 @@ def _trained() -> tuple[nn.Module, torch.optim.AdamW]:
     return model, optimizer
 
 
+def _state(step: int) -> ckpt.CheckpointState:
+    loop = ckpt.LoopState.begin()
+    loop.step = step
+    return ckpt.CheckpointState(loop=loop, identity={"recipe": "ab"}, validation={"loss": 0.1, "score": None})
+
+
+def _best_state(value: float) -> ckpt.BestState:
+    return ckpt.BestState(step=4, epoch=1, value=value, identity={})
+
+
 def _save(run: Path, step: int, keep_last: int = 5) -> Path:
-    return ckpt.save_checkpoint(run, step, *_trained(), {"loop": {"step": step}}, keep_last=keep_last)
+    return ckpt.save_checkpoint(run, step, *_trained(), _state(step), keep_last=keep_last, resume_command="")
 
 
 def test_weights_moments_and_state_come_back_bit_by_bit(tmp_path: Path) -> None:
     model, optimizer = _trained()
-    path = ckpt.save_checkpoint(tmp_path, 3, model, optimizer, {"epoch": 1, "x": 0.1}, keep_last=1)
+    path = ckpt.save_checkpoint(tmp_path, 3, model, optimizer, _state(3), keep_last=1, resume_command="")
     assert ckpt.verify_checkpoint(path) is None
     torch.manual_seed(9)
     other = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3))
     other_optimizer = build_optimizer(other, OptimConfig(lr=0.1))
     ckpt.load_model_weights(path, other)
     ckpt.load_optimizer_state(path, other, other_optimizer)
-    assert ckpt.load_state(path) == {"epoch": 1, "x": 0.1}
+    assert ckpt.load_state(path) == _state(3)
     for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(mine, theirs)
         for key, value in optimizer.state[mine].items():
@@ -48,7 +59,8 @@ def test_weights_moments_and_state_come_back_bit_by_bit(tmp_path: Path) -> None:
 
 def test_an_untrained_model_can_be_saved(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
-    path = ckpt.save_checkpoint(tmp_path, 0, model, build_optimizer(model, OptimConfig(lr=0.1)), {}, keep_last=1)
+    optimizer = build_optimizer(model, OptimConfig(lr=0.1))
+    path = ckpt.save_checkpoint(tmp_path, 0, model, optimizer, _state(0), keep_last=1, resume_command="")
     assert ckpt.verify_checkpoint(path) is None
 
 
@@ -166,12 +178,12 @@ def test_weights_of_another_shape_are_refused_by_name(tmp_path: Path) -> None:
 def test_the_best_weights_are_kept_without_an_optimizer_and_replaced_when_written_again(tmp_path: Path) -> None:
     model, _ = _trained()
     for value in (0.5, 0.7):
-        path = ckpt.save_best(tmp_path, 4, model, {"value": value}, resume_command="exlm finetune --resume RUN")
+        path = ckpt.save_best(tmp_path, 4, model, _best_state(value), resume_command="exlm finetune --resume RUN")
     assert ckpt.verify_checkpoint(path) is None
     assert sorted(p.name for p in path.iterdir()) == ["manifest.json", "model.safetensors", "state.json"]
-    assert ckpt.load_state(path) == {"value": 0.7}
+    assert read_json(path / ckpt.STATE_FILE, ckpt.BestState).value == 0.7
     assert ckpt.checkpoint_paths(tmp_path) == []
-    ckpt.save_best(tmp_path, 10, model, {}, resume_command="")
+    ckpt.save_best(tmp_path, 10, model, _best_state(0.1), resume_command="")
     assert [p.name for p in ckpt.best_paths(tmp_path)] == ["best-10", "best-4"]
 
 
@@ -181,6 +193,6 @@ def test_best_weights_that_cannot_be_written_name_the_command_that_goes_on(tmp_p
 
     monkeypatch.setattr(ckpt, "fsync", refuse)
     with pytest.raises(CheckpointError, match=r"best-4: the checkpoint could not be written: .*No space") as caught:
-        ckpt.save_best(tmp_path, 4, _trained()[0], {}, resume_command="exlm finetune --resume RUN")
+        ckpt.save_best(tmp_path, 4, _trained()[0], _best_state(0.1), resume_command="exlm finetune --resume RUN")
     assert "continue with `exlm finetune --resume RUN`" in caught.value.hint
     assert list((tmp_path / "checkpoints").iterdir()) == []

@@ -22,7 +22,7 @@ from exlm_cli.run_dir import MetricsLog, read_metrics
 from exlm_cli.train import checkpoint, loop
 from exlm_cli.train.checkpoint import load_model_weights, newest_good_checkpoint
 from exlm_cli.train.loop import TrainingLoop, dropout_seed
-from exlm_cli.train.loop_state import Selection
+from exlm_cli.train.task import Selection
 
 NUM_SAMPLES = 22
 

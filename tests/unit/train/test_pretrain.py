@@ -1,6 +1,5 @@
 """Wiring of a pre-training run: what it writes, what can be read back, and each way it can be refused."""
 
-import hashlib
 import json
 import re
 import shutil
@@ -19,7 +18,6 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.run_dir import read_metrics, read_run_json, update_run_json
-from exlm_cli.train.identity import recipe_identity
 from exlm_cli.train.pretrain import (
     resume_pretraining,
     run_pretraining,
@@ -78,8 +76,8 @@ def test_a_run_directory_is_self_contained(run: Path) -> None:
     assert {"recipe.yaml", "run.json", "tokenizer.json", "metrics.jsonl"} <= names
     assert {f"checkpoints/step-6/{n}" for n in ("model.safetensors", "optimizer.safetensors", "state.json")} <= names
     described = read_run_json(run)
-    assert described["steps"] == 6
-    assert described["parameters"] == sum(p.numel() for p in load_pretrained(run, device="cpu").model.parameters())
+    assert described.steps == 6
+    assert described.parameters == sum(p.numel() for p in load_pretrained(run, device="cpu").model.parameters())
 
 
 def test_a_model_reads_back_from_a_run_and_from_a_step(run: Path) -> None:
@@ -124,12 +122,12 @@ def test_a_run_that_ran_out_of_memory_goes_on_with_less(cache: Path, tmp_path: P
 
 def test_another_precision_than_the_run_began_with_is_told(cache: Path, tmp_path: Path) -> None:
     fresh = run_pretraining(_recipe(cache), out=tmp_path / "run").run_dir
-    assert read_run_json(fresh)["precision"] == "fp32"
+    assert read_run_json(fresh).precision == "fp32"
     update_run_json(fresh, {"precision": "bf16"})
     said: list[str] = []
     resume_pretraining(fresh, progress=_Recorder(said))
-    assert "note: the run was trained in bf16 until now and goes on in fp32, as its device does" in said
-    assert read_run_json(fresh)["precision"] == "fp32"
+    assert "note: the run was trained in bf16 until now, and in fp32 from here" in said
+    assert read_run_json(fresh).precision == "fp32"
 
 
 def test_two_processes_in_one_run_directory_are_refused(cache: Path, tmp_path: Path) -> None:
@@ -250,9 +248,7 @@ def test_a_device_that_is_not_there_is_refused() -> None:
     assert pick_device(tiny_recipe(device="auto")) == torch.device("cpu")
 
 
-@pytest.mark.parametrize("is_old", [False, True])
-def test_a_run_goes_on_with_data_that_were_moved(cache: Path, tmp_path: Path, is_old: bool) -> None:
-    """Also from checkpoints that hold the identity of before, in which inputs have their names."""
+def test_a_run_goes_on_with_data_that_were_moved(cache: Path, tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     for name, count in (("train.txt", 200), ("valid.txt", 20)):
@@ -263,8 +259,6 @@ def test_a_run_goes_on_with_data_that_were_moved(cache: Path, tmp_path: Path, is
     run = tmp_path / "run"
     shutil.copytree(whole.run_dir, run)
     shutil.rmtree(run / "checkpoints/step-6")
-    if is_old:
-        _rewrite_state(run / "checkpoints/step-3", {"recipe": recipe_identity(recipe)})
     shutil.move(here, there)
     shutil.rmtree(tmp_path / "cache")
     moved = [
@@ -278,17 +272,6 @@ def test_a_run_goes_on_with_data_that_were_moved(cache: Path, tmp_path: Path, is
     weights = "checkpoints/step-6/model.safetensors"
     assert (run / weights).read_bytes() == (whole.run_dir / weights).read_bytes()
     assert load_recipe(str(run / "recipe.yaml")).data.train == (str(there / "train.txt"),)
-
-
-def _rewrite_state(checkpoint: Path, identity: dict[str, str]) -> None:
-    """Change what a checkpoint says it was trained with, and its manifest with it."""
-    state = checkpoint / "state.json"
-    content = json.loads(state.read_text())
-    state.write_text(json.dumps(content | {"identity": content["identity"] | identity}))
-    manifest = json.loads((checkpoint / "manifest.json").read_text())
-    sha256 = hashlib.sha256(state.read_bytes()).hexdigest()
-    manifest["files"]["state.json"] = {"bytes": state.stat().st_size, "sha256": sha256}
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
 
 
 def test_validation_takes_evenly_spread_sequences() -> None:

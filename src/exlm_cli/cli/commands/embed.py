@@ -40,7 +40,7 @@ def embed(
 
         encoder = engine.pretrained_encoder(load_pretrained(run, device=device.value, progress=progress))
     else:
-        from exlm_cli.finetune.finetuned import load_finetuned
+        from exlm_cli.finetune.model import load_finetuned
 
         encoder = engine.finetuned_encoder(load_finetuned(run, device=device.value))
     column = input_column(run, encoder.kind, smiles_column, text_column)

@@ -119,12 +119,12 @@ def finetune(
         out=out,
         resume=resume,
         use_grid=grid,
-        with_yardstick=yardstick,
+        baseline=yardstick,
         progress=progress,
     )
     if as_json:
-        return console.emit_json({"run_dir": str(result.run_dir), **result.results})
-    console.emit_renderable(render_summary(result.results, str(result.run_dir)))
+        return console.emit_json({"run_dir": str(result.run_dir), **result.results.as_json()})
+    console.emit_renderable(render_summary(result.results.as_json(), str(result.run_dir)))
 
 
 def _resumed(run: Path, begun: dict[str, Any], overrides: list[str]) -> "FinetuneRecipe":

@@ -41,11 +41,11 @@ def predict(
             f"{run} is a pre-trained run, which predicts no labels",
             f"fine-tune it with `exlm finetune`, or write its vectors with `exlm embed {run} {file}`",
         )
-    from exlm_cli.finetune.finetuned import load_finetuned
+    from exlm_cli.finetune.model import load_finetuned
     from exlm_cli.finetune.predict import predict as predict_file
 
     finetuned = load_finetuned(run, device=device.value)
-    column = input_column(run, finetuned.results["input_kind"], smiles_column, text_column)
+    column = input_column(run, finetuned.results.input_kind, smiles_column, text_column)
     progress = console.open_progress()
     summary = predict_file(finetuned, path, out, folder=given.report, column=column, progress=progress)
     print_summary(summary, as_json=as_json)

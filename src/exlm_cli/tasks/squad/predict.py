@@ -1,19 +1,17 @@
 """A model of SQuAD 2.0 applied to a file of the official layout: answers, and how likely there is none."""
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from scipy.special import expit
 
 from exlm_cli.config.tasks import SquadTaskConfig
 from exlm_cli.errors import DataError
+from exlm_cli.files import write_json
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.applied import Applied, FinetunedModels, mean_span_logits, no_answer_file
 from exlm_cli.tasks.squad.files import read_squad_json
 from exlm_cli.tasks.squad.task import SquadTask
-from exlm_cli.train.checkpoint import write_json
 
 
 def apply_to_squad_file(finetuned: FinetunedModels, path: Path, written: Path, *, progress: Progress) -> Applied:
@@ -50,16 +48,16 @@ def apply_to_squad_file(finetuned: FinetunedModels, path: Path, written: Path, *
     notes = [note.removeprefix("valid: ") for note in task.notes]
     if file.problems:
         notes.append(f"left out {len(file.problems):,} questions that cannot be used; the first: {file.problems[0]}")
-    notes += _describe_threshold(finetuned.results["metrics"]["valid"].get("f1_threshold"))
+    notes += _describe_threshold(finetuned.results.validation_median("f1_threshold"))
     metrics = task.score("valid", logits) if file.has_answers else {}
     return Applied(
         (written, odds_file), len(file.questions) + len(file.problems), len(file.problems), metrics, tuple(notes)
     )
 
 
-def _describe_threshold(summary: Mapping[str, Any] | None) -> list[str]:
+def _describe_threshold(log_odds: float | None) -> list[str]:
     """Say above which probability the run itself left questions unanswered."""
-    if summary is None or summary["median"] is None or math.isinf(summary["median"]):
+    if log_odds is None or math.isinf(log_odds):
         return []
-    threshold = float(expit(summary["median"]))
+    threshold = float(expit(log_odds))
     return [f"the run's own validation leaves questions unanswered above a no-answer probability of {threshold:.4g}"]

@@ -9,7 +9,7 @@ import pytest
 from scipy.special import expit
 
 from exlm_cli.errors import DataError
-from exlm_cli.finetune.finetuned import Finetuned, load_finetuned
+from exlm_cli.finetune.model import Finetuned, load_finetuned
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.applied import Applied
 from exlm_cli.tasks.squad.metric import Answered, squad_metrics
@@ -58,7 +58,7 @@ def test_the_seeds_logits_are_averaged_and_the_runs_threshold_is_told(finetuned:
     applied, same_answers, same_odds = applied_to(twice, tmp_path / "dev.json", document("Moss"))
     assert same_answers == answers
     np.testing.assert_allclose(list(same_odds.values()), list(odds.values()), atol=1e-9)
-    threshold = expit(finetuned.results["metrics"]["valid"]["f1_threshold"]["median"])
+    threshold = expit(finetuned.results.metrics["valid"]["f1_threshold"].median)
     note = f"the run's own validation leaves questions unanswered above a no-answer probability of {threshold:.4g}"
     assert note in applied.notes
 

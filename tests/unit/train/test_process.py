@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from exlm_cli.train import memory
+from exlm_cli.train import process
 
 MIB = 1 << 20
 
@@ -20,9 +20,9 @@ def resident_bytes() -> int:
 
 @pytest.fixture(autouse=True)
 def _looked_up_anew() -> Iterator[None]:
-    memory._trim.cache_clear()
+    process._trim.cache_clear()
     yield
-    memory._trim.cache_clear()
+    process._trim.cache_clear()
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
@@ -32,11 +32,11 @@ def test_holes_between_tensors_are_given_back() -> None:
     kept = tensors[::2]
     del tensors
     before = resident_bytes()
-    memory.release_freed_memory()
+    process.release_freed_memory()
     assert before - resident_bytes() > 48 * MIB
     assert all(bool((tensor == 2 * n).all()) for n, tensor in enumerate(kept))
 
 
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
-    memory.release_freed_memory()
+    process.release_freed_memory()

@@ -1,0 +1,86 @@
+"""Interface between the training loop and what it trains: the task, the choice of the best weights, the result."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from torch import Tensor, nn
+
+from exlm_cli.data.masking import IntArray
+from exlm_cli.data.sampler import EpochPlan
+from exlm_cli.train.checkpoint import LoopState
+
+BatchT = TypeVar("BatchT")
+
+
+class TrainTask(Protocol[BatchT]):
+    """A model, its batches and its loss."""
+
+    @property
+    def model(self) -> nn.Module:
+        """Module whose parameters are trained."""
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """Hashes that must not change between a checkpoint and its resumption, by name (data fingerprint, recipe)."""
+
+    def plan(self, epoch: int) -> EpochPlan:
+        """Return the steps of an epoch; the same epoch always has the same steps."""
+
+    def microbatches(self, indices: IntArray, epoch: int) -> Iterator[BatchT]:
+        """Return the batches of one step, in a fixed order; called while the loop works on the step before."""
+
+    def losses(self, batch: BatchT) -> Tensor:
+        """Return the (n,) float32 loss of each sequence; `inf` for a sequence to leave out."""
+
+    def count_tokens(self, batch: BatchT) -> int:
+        """Return the input tokens of a batch before any expansion."""
+
+    def validate(self) -> dict[str, float]:
+        """Return figures on the validation set; leave the model in training mode."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How the best validation is chosen, and when training stops for lack of a better one.
+
+    Attributes:
+        metric: Name of a figure of `TrainTask.validate`; a validation without this figure is never the best.
+        is_greater_better: False for errors.
+        patience: Validations without a better one before training stops; None: training never stops early.
+    """
+
+    metric: str
+    is_greater_better: bool
+    patience: int | None = None
+
+    def is_better(self, value: float, best: float | None) -> bool:
+        """Return whether a value beats the best so far; an equal one does not."""
+        if math.isnan(value):
+            return False
+        if best is None:
+            return True
+        return value > best if self.is_greater_better else value < best
+
+
+@dataclass(frozen=True)
+class LoopResult:
+    """How a run ended.
+
+    Attributes:
+        steps: Optimiser steps done.
+        checkpoint: Folder of the last checkpoint.
+        validation: Figures of the last validation.
+        elapsed_s: Time spent in steps.
+        state: Counters at the end.
+        best: Folder of the best weights; None without a selection.
+    """
+
+    steps: int
+    checkpoint: Path
+    validation: dict[str, float]
+    elapsed_s: float
+    state: LoopState
+    best: Path | None = None
