@@ -11,12 +11,12 @@
  *     b         sequence of the batch              t  targets emitted so far, 0 .. T ("slot"); also the 0-based target
  *     v, u      source and destination of an edge  T, S  targets and nodes of one sequence, from its two lengths
  *
- * Without effect, whatever they hold: entries beyond the lengths, columns 0 and S-1 of log_emit, log_trans at and below
- * the diagonal. (The host may load those of log_trans along with their neighbours.)
- * Log probabilities below -2^20 nats count as -inf. A NaN, or a value above 2^20 nats, that is read makes the nll of
- * its sequence NaN. Where no path exists (S - 2 < T, T = 0, or edges missing) the nll is +inf and gradients are zero.
+ * Entries beyond the lengths, columns 0 and S-1 of log_emit, and log_trans at and below the diagonal have no effect,
+ * whatever they hold. (The host may load those of log_trans together with their neighbours.)
+ * Log probabilities below -2^20 nats count as -inf. A NaN, or a value above 2^20 nats, makes the nll of its sequence
+ * NaN. If no path exists (S - 2 < T, T = 0, or edges missing), the nll is +inf and gradients are zero.
  *
- * No function throws, prints, keeps state or touches the arguments it does not name as output. Each returns a
+ * No function throws, prints, keeps state or writes to arguments that are not outputs. Each returns a
  * states_alignment_status. Results are bitwise the same for any number of threads.
  */
 #ifndef STATES_ALIGNMENT_H_
@@ -31,7 +31,7 @@
 #define STATES_ALIGNMENT_EXPORT
 #endif
 
-/* Raised by one whenever a signature, a struct or the meaning of either changes. */
+/* Increased by one with every change of a signature, a struct, or the meaning of either. */
 #define STATES_ALIGNMENT_ABI 2
 
 #ifdef __cplusplus
@@ -42,7 +42,7 @@ typedef enum {
   STATES_ALIGNMENT_OK = 0,
   STATES_ALIGNMENT_BAD_DTYPE = 1,     /* not a states_alignment_dtype that this library takes */
   STATES_ALIGNMENT_BAD_SIZE = 2,      /* a size or a stride is negative, or too large for one launch */
-  STATES_ALIGNMENT_OUT_OF_MEMORY = 3, /* scratch memory or a thread could not be had */
+  STATES_ALIGNMENT_OUT_OF_MEMORY = 3, /* no scratch memory, or no thread could start */
   STATES_ALIGNMENT_CUDA_ERROR = 1000  /* plus the cudaError_t */
 } states_alignment_status;
 
@@ -70,7 +70,7 @@ typedef struct {
   int32_t dtype; /* states_alignment_dtype of both tensors */
 } states_alignment_batch;
 
-/* Slots of a node are padded to this many, so that the sizes of saved blocks follow from the shapes alone. */
+/* Slots of a node are padded to a multiple of this; sizes of saved blocks then depend on the shapes alone. */
 #define STATES_ALIGNMENT_ROW_PAD 16
 
 STATES_ALIGNMENT_EXPORT int32_t states_alignment_abi(void);
@@ -78,12 +78,12 @@ STATES_ALIGNMENT_EXPORT const char* states_alignment_message(int32_t status);
 
 /* Host. All arrays are contiguous and in the dtype of the batch.
  *
- * forward:   nll (batch,); saved may be null, else it receives alpha for `backward`: batch *
+ * forward:   writes nll (batch,), and alpha for `backward` to `saved` unless that is null: batch *
  *            states_alignment_saved_words_cpu(max_targets, max_states) words of the size of the dtype.
  * backward:  from the same batch, `saved` and grad_nll (batch,), writes every element of grad_emit
  *            (batch, max_targets, max_states) and grad_trans (batch, max_states, max_states); either may be null.
- * best:      nodes (batch, max_targets) int64: node of each target on the most probable path, -1 where there is none.
- *            Among paths of equal probability the one whose last differing node is lowest wins. */
+ * best:      writes nodes (batch, max_targets) int64: node of each target on the most probable path, -1 without a
+ *            path. Of paths of equal probability it takes the one whose last differing node is lowest. */
 STATES_ALIGNMENT_EXPORT int64_t states_alignment_saved_words_cpu(int64_t max_targets, int64_t max_states);
 STATES_ALIGNMENT_EXPORT int32_t states_alignment_forward_cpu(const states_alignment_batch* batch, void* nll,
                                                              void* saved, int32_t num_threads);
@@ -96,10 +96,10 @@ STATES_ALIGNMENT_EXPORT int32_t states_alignment_best_cpu(const states_alignment
 /* Device. The same with device pointers, enqueued on `stream` (a cudaStream_t) of `device`; nothing is allocated and
  * nothing waits. All sums are float32; nll and grad_nll are float32; gradients have the dtype of the batch.
  *
- * check:     whether the library runs on a device: its driver is new enough, its architecture was compiled for.
- * forward:   `saved` is always needed, and written: batch * num_sweeps * (2 * max_states + 2) *
- *            round_up(max_targets + 1, STATES_ALIGNMENT_ROW_PAD) words of 4 bytes. num_sweeps is 1, or 2 where
- *            `backward` is to follow: alpha and beta are then summed side by side.
+ * check:     returns whether the library runs on a device: its driver is new enough, its architecture is included.
+ * forward:   always needs and writes `saved`: batch * num_sweeps * (2 * max_states + 2) *
+ *            round_up(max_targets + 1, STATES_ALIGNMENT_ROW_PAD) words of 4 bytes. num_sweeps is 1, or 2 if
+ *            `backward` follows: alpha and beta are then summed side by side.
  * step:      forward and backward of one training step in one call, for a loss whose weights grad_nll are known.
  * best:      `scratch` has batch * max_states * round_up(max_targets + 1, STATES_ALIGNMENT_ROW_PAD) * 12 bytes, aligned
  *            to 8. */

@@ -1,4 +1,4 @@
-// The most probable path of one sequence on the host (Viterbi): maxima in place of sums, then the way back.
+// Most probable path of one sequence on the host (Viterbi): maxima in place of sums, then backtracking.
 #ifndef STATES_ALIGNMENT_BEST_PATH_CPU_H_
 #define STATES_ALIGNMENT_BEST_PATH_CPU_H_
 
@@ -8,7 +8,7 @@
 
 namespace states_alignment {
 
-// Scores are float64 logarithms: a sum of float32 values rounds so little that only true ties are ties.
+// Scores are float64 logarithms: sums of float32 values round so little that only true ties are equal.
 struct BestPathScratch {
   BestPathScratch(int64_t states, int64_t rows)
       : scores(states * rows), sources(states * rows), log_edges(states), reach(rows + kRowPad) {}
@@ -23,7 +23,7 @@ double log_probability(Real x) {
   return x >= -static_cast<Real>(kLogRange) ? static_cast<double>(x) : -std::numeric_limits<double>::infinity();
 }
 
-// Writes the nodes of the targets; leaves `nodes` alone where every path has probability zero.
+// Writes the nodes of the targets; does not write to `nodes` if every path has probability zero.
 template <class Real>
 void find_best_path(const Sequence<Real>& sequence, BestPathScratch& scratch, int64_t* nodes) {
   using Lane = SimdLane<double>;

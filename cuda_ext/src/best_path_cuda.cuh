@@ -1,4 +1,4 @@
-// The most probable path of every sequence on the device: one block of threads each, a thread to a slot.
+// Most probable path of every sequence on the device: one block of threads each, one thread per slot.
 #ifndef STATES_ALIGNMENT_BEST_PATH_CUDA_CUH_
 #define STATES_ALIGNMENT_BEST_PATH_CUDA_CUH_
 
@@ -6,7 +6,7 @@
 
 namespace states_alignment {
 
-// Scores are float64 logarithms: a sum of float32 values rounds so little that only true ties are ties.
+// Scores are float64 logarithms: sums of float32 values round so little that only true ties are equal.
 SA_HOST_DEVICE double log_probability(float x) {
   return x >= -static_cast<float>(kLogRange) ? static_cast<double>(x) : -static_cast<double>(INFINITY);
 }

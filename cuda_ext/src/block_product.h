@@ -7,10 +7,10 @@
 
 namespace states_alignment {
 
-// Vectors side by side in one product: with kBlock columns each, as many sums as fit half to all of the registers.
+// Vectors side by side in one product: with kBlock columns each, their sums fill half to all of the registers.
 constexpr int kProductVectors = kVectorBytes == 64 ? 2 : 1;
 
-// Where the scalar of a term and a column is: scalars[term * by_term + column * by_column].
+// Place of the scalar of a term and a column: scalars[term * by_term + column * by_column].
 struct ScalarStrides {
   int64_t by_term;
   int64_t by_column;

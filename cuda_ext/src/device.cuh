@@ -1,7 +1,7 @@
-// What all device kernels share: their view of a batch and of the memory that holds the columns of both sweeps.
+// Shared by all device kernels: the view of a batch and of the memory that holds the columns of both sweeps.
 //
-// With nvcc this is CUDA; tests/simt.h defines the same words for g++, so that the kernels also run, thread by thread,
-// on a machine without a GPU. Kernels therefore use blocks, shared memory and barriers, and nothing else.
+// With nvcc this is CUDA; tests/simt.h defines the same names for g++, so that the kernels also run, thread by thread,
+// on a machine without a GPU. Kernels therefore use only blocks, shared memory and barriers.
 #ifndef STATES_ALIGNMENT_DEVICE_CUH_
 #define STATES_ALIGNMENT_DEVICE_CUH_
 
@@ -10,7 +10,7 @@
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
 #define SA_KERNEL __global__ __launch_bounds__(256)
-#define SA_KERNEL_PER_SM(blocks) __global__ __launch_bounds__(256, blocks)  // at least so many at once
+#define SA_KERNEL_PER_SM(blocks) __global__ __launch_bounds__(256, blocks)  // at least this many at once
 #define SA_DEVICE __device__ __forceinline__
 #define SA_DEVICE_NOINLINE __device__ __noinline__
 #define SA_SHARED_MEMORY(name) extern __shared__ __align__(16) unsigned char name[]
@@ -28,7 +28,7 @@ constexpr int kThreads = 256;
 constexpr int kWarp = 32;
 constexpr int kWarps = kThreads / kWarp;
 
-// Four floats that are read and written at once.
+// Four floats that are read and written together.
 struct alignas(16) Quad {
   float values[4];
 };

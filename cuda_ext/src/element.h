@@ -1,6 +1,6 @@
-// How log probabilities are stored in device memory: float32, or 16 bits that are widened when read.
+// Storage of log probabilities in device memory: float32, or 16 bits that are widened when read.
 //
-// Plain bit arithmetic rather than the toolkit's types, so that tests run the very code on a host.
+// It uses plain bit arithmetic, not the toolkit's types, so that tests run the same code on a host.
 #ifndef STATES_ALIGNMENT_ELEMENT_H_
 #define STATES_ALIGNMENT_ELEMENT_H_
 

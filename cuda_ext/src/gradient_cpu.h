@@ -3,9 +3,9 @@
 //     emissions    alpha[u, t] * beta[u, T - t] / likelihood        (beta without u's own emission)
 //     edges        E[v, u] / likelihood * sum over t of alpha[v, t] * beta[u, T - t]       (with u's own emission)
 //
-// written while beta is summed: whatever the backward sweep has at hand is not computed or read again. Edges are a
-// (nodes x slots) times (slots x nodes) product, by panels of sources: their rows of the gradient lie behind each other
-// in memory and are all that is written until the panel is done.
+// written while beta is summed, so that nothing of the backward sweep is computed or read twice. Edges are a
+// (nodes x slots) times (slots x nodes) product, by panels of sources: their rows of the gradient are contiguous in
+// memory, and nothing else is written until the panel is done.
 #ifndef STATES_ALIGNMENT_GRADIENT_CPU_H_
 #define STATES_ALIGNMENT_GRADIENT_CPU_H_
 
@@ -17,7 +17,7 @@
 
 namespace states_alignment {
 
-constexpr int64_t kPackedDests = 32;  // nodes whose beta is laid out for products at once
+constexpr int64_t kPackedDests = 32;  // nodes whose beta is laid out for products together
 
 template <class Real>
 struct GradientScratch {
@@ -54,12 +54,12 @@ class EdgeGradient {
 
   // Begins the panel of nodes [source, source_end): zeros where there is no edge.
   void begin(int64_t source, int64_t source_end) {
-    // in the order of memory, which brings the panel into the cache faster than its tiles would
+    // in the order of memory, which brings the panel into the cache faster than tile by tile
     std::fill_n(gradient_ + source * stride_, (source_end - source) * stride_, Real{0});
     pack_sources(source, source_end);
   }
 
-  // Takes note of beta of the nodes [dest, dest_end), which is complete.
+  // Records beta of the nodes [dest, dest_end), which is complete.
   void finish(int64_t dest, int64_t dest_end) {
     for (int64_t row = 0; row < num_slots_; row += kWidth) {
       IntVec peak = Lane::splat_int(kDead);
@@ -143,7 +143,7 @@ class EdgeGradient {
     }
   }
 
-  // The steps at which some edge of the tile matters; those whose bound is no bound go to exact_steps.
+  // The steps at which some edge of the tile matters; steps whose bound does not hold go to exact_steps.
   //
   // A posterior is at most 1, so alpha * beta / likelihood can only be large where the edge between the two peaks is
   // faint or, near the diagonal, does not exist. There the peaks hide the edges that do count.
@@ -160,7 +160,7 @@ class EdgeGradient {
       const IntVec is_possible = (Lane::counted() >= static_cast<Int>(first_slot - row)) &
                                  (Lane::counted() < static_cast<Int>(slot_end - row));
       const IntVec is_exact = is_possible & (bound > F::kWide);
-      // left out of the product: its factors may have any exponent
+      // not part of the product: its factors may have any exponent
       Lane::store_int(scratch_.shifts.get() + row, is_exact ? Lane::splat_int(kDead) : shift);
       if (Lane::any(is_possible & ~is_exact & (bound >= kLeastPosterior))) {
         live.first = std::min(live.first, std::max(T - (row + kWidth - 1), possible.first));
@@ -220,7 +220,7 @@ class EdgeGradient {
     store(gradient_ + v * stride_ + u, gradient, dest_end - u);
   }
 
-  // The first `count` lanes, if there are as many.
+  // The first `count` lanes, at most all.
   static void store(Real* to, Vec values, int64_t count) {
     if (count >= kWidth) {
       Lane::store(to, values);
@@ -232,7 +232,7 @@ class EdgeGradient {
   // Products times edges of any magnitude, by their scores.
   Vec times_edges(Vec product, Vec log_edges) const {
     const Scaled<Lane> edge = scaled_exp<Lane>(log_edges);
-    // in two halves: a faint edge can stand beside a large product, and neither half leaves the range of Real
+    // in two halves, because a faint edge may meet a large product; neither half leaves the range of Real
     const IntVec exponent = edge.exponent - edge_shift_;
     const IntVec half = exponent >> 1;
     return product * power_of_two<Lane>(half) * power_of_two<Lane>(exponent - half) * edge.mantissa * scale_;
@@ -283,7 +283,7 @@ class EdgeGradient {
   int64_t num_exact_ = 0;
 };
 
-// What the backward sweep of one sequence writes, to whichever gradient is wanted.
+// Writer of the gradients of one sequence during its backward sweep.
 template <class RealType>
 class Gradients {
  public:
@@ -294,7 +294,7 @@ class Gradients {
   using Vec = typename Lane::Real;
   static constexpr bool kKeeps = true;
 
-  // Of grad_emit (targets x stride) and grad_trans (stride x stride) either may be null.
+  // grad_emit (targets x stride) and grad_trans (stride x stride) may each be null.
   Gradients(const Sequence<Real>& sequence, const Columns<Real>& alpha, const Columns<Real>& beta, Real grad_nll,
             Real* grad_emit, Real* grad_trans, int64_t stride, GradientScratch<Real>& scratch)
       : shape_(sequence.shape), alpha_(alpha), likelihood_(alpha.at(shape_.states - 1, shape_.targets)),

@@ -10,7 +10,7 @@ constexpr int kTile = 64;       // sources and destinations of one block of the 
 constexpr int kTileSteps = 16;  // steps in shared memory at a time
 constexpr int kPart = 4;        // sources and destinations of one thread
 constexpr int kTileThreads = kTile / kPart;
-constexpr int kLoads = kTile * kTileSteps / kThreads;  // numbers of each operand that a thread brings
+constexpr int kLoads = kTile * kTileSteps / kThreads;  // numbers of each operand that a thread loads
 static_assert(kTileThreads * kTileThreads == kThreads, "a thread owns kPart x kPart edges");
 
 // alpha, beta and likelihood of a sequence with a path of positive probability.
@@ -49,7 +49,7 @@ struct EdgePart {
   SA_DEVICE float log_edge(int i, int j) const {
     return has(i, j) ? to_float(*view.edge(source + i, dest + j)) : -INFINITY;
   }
-  // All of them at once: loads that wait for nothing, in particular not for each other.
+  // All of them at once, so that no load waits for another.
   SA_DEVICE void read(float (&log_edges)[kPart][kPart]) const {
 #pragma unroll
     for (int i = 0; i < kPart; ++i) {
@@ -59,8 +59,8 @@ struct EdgePart {
   }
 };
 
-// posterior += alpha * E * beta / likelihood at one step, at any magnitude. Rare; takes copies, so that for its sake
-// nothing of the kernel lives in memory that others could write to.
+// posterior += alpha * E * beta / likelihood at one step, at any magnitude. Rarely called; it takes copies, so that the
+// kernel can keep the originals in registers.
 template <class Element>
 SA_DEVICE_NOINLINE void add_exact(EdgePart<Element> part, Solved solved, int64_t step,
                                   float (&posterior)[kPart][kPart]) {
@@ -77,7 +77,7 @@ SA_DEVICE_NOINLINE void add_exact(EdgePart<Element> part, Solved solved, int64_t
   }
 }
 
-// Largest exponent of each step over one operand of the tile, and what this thread brings of it.
+// Largest exponent of each step over one operand of the tile, and the part of the operand that this thread loads.
 SA_DEVICE void load_operand(const DeviceColumns& columns, int64_t first, int64_t end, bool is_reversed, int64_t last,
                             int64_t step, bool is_step, int32_t* peaks, Number (&numbers)[kLoads]) {
   const int column = static_cast<int>(threadIdx.x) / kTileSteps, k = static_cast<int>(threadIdx.x) % kTileSteps;
@@ -184,7 +184,7 @@ void edge_gradient_kernel(const states_alignment_batch batch, int32_t* saved, co
       if (part.source + i >= S || part.dest + j >= S) continue;
       float gradient = 0.0f;
       if (has_edges && part.has(i, j)) {
-        // in two halves: a faint edge can stand beside a large product, and neither half leaves the range of float
+        // in two halves, because a faint edge may meet a large product; neither half leaves the range of float
         const Number edge = exp_of(log_edges[i][j]);
         const int32_t exponent = edge.exponent - edge_shift, half = exponent >> 1;
         gradient = (product[i][j] * pow2(half) * pow2(exponent - half) * edge.mantissa + exact[i][j]) * scale;
@@ -200,8 +200,8 @@ struct EmissionShared {
 };
 
 // Block (b, tile of targets, tile of nodes): minus the posterior alpha * beta / likelihood of its emissions, where both
-// factors hold the emission, so that one of them is taken out again. Slots lie along the columns, gradients across
-// them: the products pass through shared memory.
+// factors hold the emission, so that it is divided out once. Slots lie along the columns, gradients across them, so the
+// products pass through shared memory.
 template <class Element>
 SA_KERNEL void emission_gradient_kernel(const states_alignment_batch batch, int32_t* saved, const float* grad_nll,
                                         Element* grad_emit) {

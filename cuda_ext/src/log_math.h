@@ -4,8 +4,8 @@
 // logarithm it needs no exp and log per addition, and it keeps 24 bits whatever its magnitude: the float32 logarithm of
 // a typical path (-2000 nats) has an ulp of 1e-4, which is an error of 1e-4 in a posterior.
 //
-// `Lane` is what computes: `ScalarLane` here, `SimdLane` in simd.h. It supplies the types and the few operations that
-// C++ spells differently for a scalar and for a vector; `?:` chooses lane by lane.
+// `Lane` is the type of the arithmetic: `ScalarLane` here, `SimdLane` in simd.h. It supplies the types and the few
+// operations that differ in C++ between a scalar and a vector; `?:` chooses lane by lane.
 #ifndef STATES_ALIGNMENT_LOG_MATH_H_
 #define STATES_ALIGNMENT_LOG_MATH_H_
 
@@ -22,7 +22,7 @@ namespace states_alignment {
 
 // Exponent of zero; the sum of three exponents still fits an int32.
 constexpr int32_t kDead = -(1 << 28);
-// Exponents stay within this; what is smaller is zero.
+// Largest exponent; numbers below 2^-kMaxExponent are zero.
 constexpr int32_t kMaxExponent = 1 << 27;
 // Log probabilities below -kLogRange are zero, above kLogRange invalid.
 constexpr int32_t kLogRange = 1 << 20;
@@ -38,16 +38,16 @@ struct Format<float> {
   static constexpr float kRoundingShift = 12582912.0f;  // 1.5 * 2^23: adding it leaves an integer in the low bits
   static constexpr float kLn2High = 0.693359375f;       // ten bits, so that n * kLn2High is exact without an FMA
   static constexpr float kLn2Low = -2.12194440e-4f;
-  static constexpr int kExpTerms = 7;  // |r| <= ln(2) / 2: the first term left out is 5e-9
-  // Block products take alpha relative to a power of two that none exceeds by 2^kWide, and edges up to 2^kSteep, so all
-  // sums stay finite. Where no factor is under 2^-kWide nothing underflows. What does is below rounding, also if 4,096
-  // terms do, beside a sum of 2^kLeastSum where it is an alpha, at most 2^-126, over an edge that is not; and where it
-  // is an edge, at most 2^-125, beside a sum 2^kLeastShare times the largest alpha.
+  static constexpr int kExpTerms = 7;  // |r| <= ln(2) / 2: the first omitted term is 5e-9
+  // Block products take alpha relative to a power of two, at most 2^kWide below the largest alpha, and edges up to
+  // 2^kSteep, so all sums stay finite. If no factor is below 2^-kWide, nothing underflows. Up to 4,096 terms that
+  // underflow are below rounding beside a sum of 2^kLeastSum if the alpha underflows (at most 2^-126) but its edge does
+  // not, and beside a sum of 2^kLeastShare times the largest alpha if the edge underflows (at most 2^-125).
   static constexpr int kLeastSum = -70;
   static constexpr int kLeastShare = -89;
   static constexpr int kWide = 60;
   static constexpr int kSteep = 16;
-  // The same of scores: at least ln(2^-kWide), at most ln(2^kSteep), and what bounded_exp does not take for zero.
+  // Scores: at least ln(2^-kWide), at most ln(2^kSteep), and the least that bounded_exp does not treat as zero.
   static constexpr float kLogFaint = -41.5f, kLogSteep = 11.0f, kLogLeast = -87.0f;
 };
 
@@ -140,7 +140,7 @@ SA_HOST_DEVICE Scaled<Lane> scaled_exp(typename Lane::Real x) {
   return {alive ? sum : Lane::splat(0), alive ? exponent : Lane::splat_int(kDead)};
 }
 
-// exp(x) as a plain number for x up to kLogSteep, which is taken for larger ones; zero below kLogLeast, NaN for NaN.
+// exp(x) as a plain number; exp(kLogSteep) for larger x, zero below kLogLeast, NaN for NaN.
 template <class Lane>
 SA_HOST_DEVICE typename Lane::Real bounded_exp(typename Lane::Real x) {
   using Scalar = typename Lane::Scalar;

@@ -1,4 +1,4 @@
-// Asks for memory before it is needed, where the CPU cannot foresee it.
+// Prefetches memory that the CPU does not foresee.
 #ifndef STATES_ALIGNMENT_PREFETCH_H_
 #define STATES_ALIGNMENT_PREFETCH_H_
 
@@ -6,11 +6,11 @@
 
 namespace states_alignment {
 
-// Rows of memory that will be read later: a few are asked for at a time, between other work, so that they come while
+// Rows of memory that will be read later. A few are prefetched at a time, between other work, so that they arrive while
 // the CPU computes.
 class Prefetch {
  public:
-  // Forgets what was not asked for yet.
+  // Drops rows that were not prefetched yet.
   template <class T>
   void plan(const T* from, int64_t row_size, int64_t row_stride, int64_t num_rows) {
     next_ = reinterpret_cast<const char*>(from);

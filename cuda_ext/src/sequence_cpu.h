@@ -1,4 +1,4 @@
-// One sequence of a batch as the host kernels see it, and the scratch memory of one thread.
+// View of one sequence of a batch for the host kernels, and the scratch memory of one thread.
 #ifndef STATES_ALIGNMENT_SEQUENCE_CPU_H_
 #define STATES_ALIGNMENT_SEQUENCE_CPU_H_
 
@@ -43,17 +43,17 @@ struct Rows {
   }
 };
 
-// Where vectors of slots of columns lie: behind each other by column, one row of vectors after the other. Only the
-// vectors of a band near the diagonal are in use, so rows may overlap where the others would be.
+// Layout of the vectors of slots of columns: by column within a row of vectors, one row after the other. Only the
+// vectors of a band near the diagonal are used, so rows may overlap elsewhere.
 struct BandLayout {
   int64_t row_stride;  // elements from a vector to the one of the next slots of its column
   int64_t origin;      // element of the first slots of column 0
   int64_t size;        // elements
 
-  // For columns in blocks and `margin` more vectors to both sides of those that Rows::of names.
+  // For columns in blocks, with `margin` more vectors on both sides of those of Rows::of.
   static BandLayout of(const Shape& shape, int64_t width, int64_t margin) {
     const int64_t num_rows = shape.rows(kRowPad) / width;
-    // column - row is -(kBlock - 1) to states - targets + width + kBlock - 3 where Rows::of names the vector
+    // column - row is -(kBlock - 1) to states - targets + width + kBlock - 3 for vectors of Rows::of
     const int64_t before = kBlock - 1 + margin * width;
     const int64_t band = shape.states - shape.targets + width + 2 * kBlock - 3 + 2 * margin * width;
     const int64_t columns = round_up(shape.states, kBlock);
@@ -76,7 +76,7 @@ struct Columns {
   int64_t row_stride;
 
   static BandLayout layout_of(const Shape& shape) { return BandLayout::of(shape, kWidth, 0); }
-  // Those of one sequence at the beginning of memory for as many numbers as its layout has.
+  // Columns of one sequence at the beginning of memory that holds as many numbers as its layout has.
   static Columns in(Real* mantissas, Int* exponents, const Shape& shape) {
     const BandLayout layout = layout_of(shape);
     return {mantissas + layout.origin, exponents + layout.origin, layout.row_stride};
@@ -121,12 +121,12 @@ struct Sequence {
     if (left >= Lane::kWidth) {
       result = Lane::load(from);
     } else if (left > 0 && node < shape.states - 1 && trans_row_stride >= Lane::kWidth) {
-      // what is behind a row is memory of the next one, and may be anything
+      // memory behind a row belongs to the next one and may hold anything
       result = Lane::counted() < static_cast<Int>(left) ? Lane::load(from) : Lane::splat(kNoEdge);
     } else {
       result = Lane::load(from, std::max<int64_t>(left, 0), kNoEdge);
     }
-    // so may what lies at and below the diagonal
+    // so may entries at and below the diagonal
     return dest > node ? result : Lane::counted() > static_cast<Int>(node - dest) ? result : Lane::splat(kNoEdge);
   }
 

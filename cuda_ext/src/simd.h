@@ -1,5 +1,5 @@
-// Vectors of the widest registers the compiler was told of, in GCC and Clang's vector extension: no intrinsics, so the
-// same source serves AVX-512, AVX2, SSE2 and NEON.
+// Vectors of the widest registers that the compiler targets, in GCC and Clang's vector extension: no intrinsics, so one
+// source serves AVX-512, AVX2, SSE2 and NEON.
 #ifndef STATES_ALIGNMENT_SIMD_H_
 #define STATES_ALIGNMENT_SIMD_H_
 
@@ -41,7 +41,7 @@ struct SimdLane {
   static Int bits(Real x) { return reinterpret_cast<Int>(x); }
   static Real real(Int x) { return reinterpret_cast<Real>(x); }
 
-  // memcpy is how a possibly unaligned load or store is spelled; it compiles to one instruction
+  // memcpy is the portable form of an unaligned load or store; it compiles to one instruction
   static Real load(const Scalar* from) {
     Real result;
     memcpy(&result, from, sizeof result);
@@ -61,14 +61,14 @@ struct SimdLane {
   static void store(Scalar* to, Real x) { memcpy(to, &x, sizeof x); }
   static void store_int(ScalarInt* to, Int x) { memcpy(to, &x, sizeof x); }
 
-  // Lanes offset + kWidth - 1, and so on down to `offset`, of the two vectors behind each other.
+  // Lanes offset + kWidth - 1 down to `offset` of the concatenation of both vectors.
   static Real window_reversed(Real low, Real high, int64_t offset) {
     return shuffled(low, high, static_cast<ScalarInt>(offset) + (kWidth - 1) - counted());
   }
   static Int window_reversed(Int low, Int high, int64_t offset) {
     return shuffled(low, high, static_cast<ScalarInt>(offset) + (kWidth - 1) - counted());
   }
-  // The last lane of `before`, then all but the last of `x`: what a load one place earlier would give.
+  // The last lane of `before`, then all but the last of `x`: the same as a load one place earlier.
   static Real moved_up(Real before, Real x) { return shuffled(before, x, (kWidth - 1) + counted()); }
   static Int moved_up(Int before, Int x) { return shuffled(before, x, (kWidth - 1) + counted()); }
 
@@ -94,11 +94,11 @@ struct SimdLane {
   }
 
  private:
-  // Lanes first, first + 1 and so on of both, in turn.
+  // Lanes first, first + 1, ... of both, alternating.
   static Real interleaved(Real a, Real b, int first) {
     return shuffled(a, b, first + counted() / 2 + counted() % 2 * kWidth);
   }
-  // Lane i is lane from[i] of the two vectors behind each other.
+  // Lane i is lane from[i] of the concatenation of both vectors.
   template <class Vector>
   static Vector shuffled(Vector low, Vector high, Int from) {
 #if defined(__clang__)

@@ -1,4 +1,4 @@
-// Host entry points: each sequence is one piece of work, handed to whichever thread is free.
+// Host entry points: each sequence is one piece of work for the next free thread.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -18,7 +18,7 @@
 namespace states_alignment {
 namespace {
 
-// Columns times slots that are worth a thread: starting one costs some 20 us.
+// Columns times slots that are worth a thread: starting one takes about 20 us.
 constexpr int64_t kElementsPerThread = 1 << 15;
 
 Shape shape_of(const states_alignment_batch& batch, int64_t b) {
@@ -105,7 +105,7 @@ class Forward {
     const Sequence<Real> sequence = sequence_of<Real>(batch_, b);
     const Shape shape = sequence.shape;
     char* memory = saved_ ? saved_ + b * saved_bytes<Real>(batch_) : nullptr;
-    // so that what the sweep leaves alone is the same in every run
+    // so that memory which the sweep does not write is the same in every run
     if (memory) std::memset(memory, 0, static_cast<size_t>(saved_bytes<Real>(batch_)));
     if (!shape.has_path()) {
       nll_[b] = std::numeric_limits<Real>::infinity();
@@ -143,14 +143,14 @@ class Backward {
         gradient_scratch_(max_rows(batch), batch.max_states), own_columns_(batch) {}
 
   void operator()(int64_t index) {
-    // from the last on: of what the forward sweep read and wrote, that is what the cache still holds
+    // from the last to the first: the cache still holds what the forward sweep read and wrote last
     const int64_t b = batch_.batch - 1 - index;
     const Sequence<Real> sequence = sequence_of<Real>(batch_, b);
     const Shape shape = sequence.shape;
     const int64_t stride = batch_.max_states;
     Real* grad_emit = grad_emit_ ? grad_emit_ + b * batch_.max_targets * stride : nullptr;
     Real* grad_trans = grad_trans_ ? grad_trans_ + b * stride * stride : nullptr;
-    // the sweep never writes to alpha; Columns has no const twin for this one reader
+    // the sweep never writes to alpha; Columns has no const version
     char* saved = const_cast<char*>(saved_) + b * saved_bytes<Real>(batch_);
     const Columns<Real> alpha = columns_in<Real>(saved, batch_, shape);
     const Scaled<Exact> likelihood =
@@ -182,7 +182,7 @@ class Backward {
     }
   }
 
-  // The loss is NaN, and so is its gradient in all that was read.
+  // The loss is NaN, and so is its gradient at all entries that are read.
   void poison(const Shape& shape, Real* grad_emit, Real* grad_trans) const {
     const int64_t stride = batch_.max_states;
     const Real nan = std::numeric_limits<Real>::quiet_NaN();
@@ -223,7 +223,7 @@ class BestPath {
   BestPathScratch scratch_;
 };
 
-// Runs make_worker()(b) for every sequence b. Each thread makes its own worker, whose scratch it keeps.
+// Runs make_worker()(b) for every sequence b. Each thread makes its own worker and keeps its scratch memory.
 template <class MakeWorker>
 int32_t for_each_sequence(const states_alignment_batch& batch, int32_t num_threads, MakeWorker&& make_worker) {
   std::atomic<int64_t> next{0};
@@ -248,7 +248,7 @@ int32_t for_each_sequence(const states_alignment_batch& batch, int32_t num_threa
   }
   work();
   for (std::thread& thread : threads) thread.join();
-  // a thread that got no scratch leaves its share to the others
+  // a thread without scratch memory leaves its share to the others
   return out_of_memory && next < batch.batch ? STATES_ALIGNMENT_OUT_OF_MEMORY : STATES_ALIGNMENT_OK;
 }
 

@@ -29,7 +29,7 @@ class DeviceGuard {
     } else {
       previous_ = -1;
     }
-    if (error_ != cudaSuccess) cudaGetLastError();  // told by status(), and not again by the next call
+    if (error_ != cudaSuccess) cudaGetLastError();  // status() reports it; the next call must not
   }
   ~DeviceGuard() {
     if (previous_ >= 0) cudaSetDevice(previous_);
@@ -48,7 +48,7 @@ template <class Element, int kRowsPerLane>
 int32_t sweep(const states_alignment_batch& batch, float* nll, int32_t* saved, int num_sweeps, cudaStream_t stream) {
   const int bytes = static_cast<int>(sizeof(SweepShared<kRowsPerLane>));
   const auto kernel = sweep_kernel<Element, kRowsPerLane>;
-  // more shared memory than a kernel gets unasked
+  // more shared memory than the default of a kernel
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) {
     cudaGetLastError();
@@ -61,7 +61,7 @@ int32_t sweep(const states_alignment_batch& batch, float* nll, int32_t* saved, i
 template <class Element>
 int32_t forward(const states_alignment_batch& batch, float* nll, int32_t* saved, int num_sweeps, cudaStream_t stream) {
   if (batch.batch == 0) return STATES_ALIGNMENT_OK;
-  // three slots a lane hold the 77 targets of a text in one go; one slot those of a molecule without idle registers
+  // three slots a lane hold the 77 targets of a text at once; one slot suffices for a molecule and saves registers
   return batch.max_targets < kWarp ? sweep<Element, 1>(batch, nll, saved, num_sweeps, stream)
                                    : sweep<Element, 3>(batch, nll, saved, num_sweeps, stream);
 }

@@ -1,4 +1,4 @@
-// What both libraries say of a status.
+// Messages of a status, for both libraries.
 #ifndef STATES_ALIGNMENT_STATUS_H_
 #define STATES_ALIGNMENT_STATUS_H_
 

@@ -1,7 +1,7 @@
 // One sweep over one sequence on the host: alpha forwards, or beta (with its own emission) backwards.
 //
 // Columns are solved one after the other, all slots at once, in blocks of kBlock. The sums over all edges into a block
-// are made when its turn comes, by products of vectors of slots. A product takes alpha relative to a reference of each
+// are computed just before it, by products of vectors of slots. A product takes alpha relative to a reference of each
 // slot, a power of two near the largest alpha there so far, so that sums over all columns before need neither exponents
 // nor normalising; alpha itself is kept as a scaled number of any magnitude beside it. Where a sum may have lost terms,
 // or an alpha is far from its reference, a vector of slots is solved again with the exponents of every term.
@@ -17,9 +17,9 @@
 namespace states_alignment {
 
 constexpr int64_t kPanel = 64;   // columns whose incoming edges are exponentiated together
-constexpr int64_t kChunk = 192;  // sources of these edges at a time: such a tile stays in L2
+constexpr int64_t kChunk = 192;  // sources of these edges at a time: such a tile fits L2
 
-// What a sweep needs beside its columns; the arguments bound those of every sequence it is used for.
+// Scratch memory of a sweep; the arguments are upper bounds over all sequences that use it.
 template <class Real>
 struct SweepScratch {
   using Int = typename Format<Real>::Int;
@@ -31,27 +31,27 @@ struct SweepScratch {
         edges(std::max(kPanel * row_stride(kChunk), kChunk * row_stride(kPanel))),
         edge_mantissas(states * kBlock + kWidth), edge_exponents(states * kBlock + kWidth) {}
   static BandLayout relative_layout(const Shape& shape) { return BandLayout::of(shape, kWidth, kProductVectors - 1); }
-  // Of a row of `count` edges: an odd number of cache lines, so that rows do not compete for the same places in L1.
+  // Size of a row of `count` edges: an odd number of cache lines, so that rows do not compete for the same L1 sets.
   static constexpr int64_t row_stride(int64_t count) { return count + 64 / static_cast<int64_t>(sizeof(Real)); }
-  Buffer<Real> relative;     // alpha / 2^reference; of columns to come, the sums so far
+  Buffer<Real> relative;     // alpha / 2^reference; for later columns the sums so far
   Buffer<Int> references;    // of each slot; kDead before any column is alive there
   Buffer<Int> peaks;         // of each slot: the largest exponent of all alphas so far
   Buffer<Int> may_be_faint;  // by slot: all bits, where an alpha that is alive may be below 2^-kWide of its reference
-  Buffer<Real> emission;     // [column of the group][step], until a step is solved; from then on what is kept of it
+  Buffer<Real> emission;     // [column of the group][step]; after a step is solved, its kept values
   Buffer<Real> edges;        // of one tile, by row of the matrix
   Buffer<Real> edge_mantissas;  // [source][lane] of the edges into the present block, for exact sums
   Buffer<Int> edge_exponents;
 };
 
-// Watches a sweep that nobody else does. One that wants to know of every sum sets kKeeps and also has
+// Observer of a sweep that does nothing. An observer of every sum sets kKeeps and also has
 //
 //     Vec keep(column, row, reach)           the sums at the vector of steps from `row` on into a column, before its
-//                                            own emission; what is returned is kept, zero where nothing is emitted
-//     void write_kept(node, step, values)    what was kept of kWidth nodes from `node` on, which may not all exist
+//                                            own emission; returns the values to keep, zero where nothing is emitted
+//     void write_kept(node, step, values)    the kept values of kWidth nodes from `node` on, which may not all exist
 //
 struct NoObserver {
   static constexpr bool kKeeps = false;
-  // Columns [first, end), a panel, are about to be solved.
+  // Columns [first, end), a panel, are solved next.
   void begin(int64_t, int64_t) const {}
   // The edges from columns [source, source_end), which are solved, to those of the panel.
   template <class Tile>
@@ -79,7 +79,7 @@ class Sweep {
     relative_stride_ = layout.row_stride;
   }
 
-  // Fills all columns, each where Rows::of its block says. The end column holds the likelihood at slot T; in every
+  // Fills all columns, each at the slots of Rows::of its block. The end column holds the likelihood at slot T; in every
   // other column, slot t holds the probability of the paths to (from) this node that have emitted t targets, its own
   // included.
   void run() {
@@ -118,14 +118,14 @@ class Sweep {
     }
   }
 
-  // Whether a NaN or a value that is no log probability was read.
+  // Whether the sweep has read a NaN or a value that is no log probability.
   bool is_invalid() const { return is_invalid_; }
 
  private:
   Rows rows_of(int64_t first, int64_t end) const { return Rows::of(shape_, first, end, kWidth); }
 
-  // What passes from one vector of slots of a block to the next: the vector's products with emissions, whose last lane
-  // is an alpha of the next vector.
+  // Values that pass from one vector of slots of a block to the next: the products with emissions, whose last lane is
+  // an alpha of the next vector.
   struct Carry {
     Vec relative[kBlock];  // to the reference of that slot
     Scaled<Lane> exact[kBlock];
@@ -177,7 +177,7 @@ class Sweep {
     }
   }
 
-  // Adds the sums over columns [source, source_end), as far as they are alive in these slots.
+  // Adds the sums over those columns of [source, source_end) that are alive in these slots.
   template <int kVectors>
   void multiply(int64_t source, int64_t source_end, int64_t dest, int64_t row, Vec (&sums)[kVectors][kBlock]) const {
     const Alive alive = Alive::at(shape_, row, row + kVectors * kWidth).among(source, source_end);
@@ -190,7 +190,7 @@ class Sweep {
     return kByDest ? ScalarStrides{-1, -tile_.row_stride} : ScalarStrides{tile_.row_stride, 1};
   }
 
-  // Completes the columns [first, end) of one block, whose sums over all columns before `panel` are there.
+  // Completes the columns [first, end) of one block, whose sums over all columns before `panel` are complete.
   void solve(int64_t panel, int64_t panel_end, int64_t first, int64_t end) {
     first_scaled_ = end;
     Carry carry;
@@ -230,10 +230,10 @@ class Sweep {
     }
   }
 
-  // Completes one vector of slots of a block relative to their references; false, with nothing done, where a number is
-  // too far from them. kIsFull: kBlock columns, none of them the end.
+  // Completes one vector of slots of a block relative to their references; returns false, with nothing done, if a
+  // number is too far from them. kIsFull: kBlock columns, none of them the end.
   //
-  // Sums of at least least_sums() have lost nothing that counts. The largest alphas allowed, 2^(2 kWide - kSteep),
+  // Sums of at least least_sums() have lost nothing that matters. The largest alphas allowed, 2^(2 kWide - kSteep),
   // still give finite sums over the edges of a block.
   template <bool kIsFull>
   bool solve_relative(int64_t panel_end, int64_t first, int64_t end, int64_t row, const Vec (&sums)[kBlock],
@@ -305,7 +305,7 @@ class Sweep {
     return true;
   }
 
-  // Whether the alphas that enter the vector at `row` from the one before are near its reference; if so, they are made
+  // Whether the alphas that enter the vector at `row` from the one before are near its reference; if so, makes them
   // relative to it.
   bool make_relative(int64_t row, Carry& carry) const {
     const Int reference = scratch_.references.get()[row];
@@ -321,7 +321,7 @@ class Sweep {
     return true;
   }
 
-  // The same at any magnitude; then moves references, and what is relative to them, where they have become too small.
+  // The same at any magnitude; then raises references that are too small and rescales what is relative to them.
   void solve_exactly(int64_t panel_end, int64_t first, int64_t end, int64_t row, const Vec (&sums)[kBlock],
                      Carry& carry) {
     scale_edges(first, first, end);
@@ -363,7 +363,7 @@ class Sweep {
   }
 
   // The sum over all columns before the block at `first` into its column `lane`, which a product gave relative to the
-  // references; taken again where terms may have been lost.
+  // references; computed again if terms may have been lost.
   Scaled<Lane> sum_before(Vec value, int64_t first, int64_t end, int lane, int64_t row) {
     const IntVec reference = Lane::load_int(scratch_.references.get() + row);
     const Scaled<Lane> sum = normalized<Lane>(value, reference);
@@ -380,7 +380,7 @@ class Sweep {
     return {may_be_lost ? exact.mantissa : sum.mantissa, may_be_lost ? exact.exponent : sum.exponent};
   }
 
-  // What sums over all columns before a block, relative to the references, must reach to have lost nothing that counts;
+  // Bound above which sums over all columns before a block, relative to the references, have lost nothing that matters;
   // not less than 2^least.
   Vec least_sums(int64_t row, int least) const {
     if (!has_faint_) return Lane::splat(power_of_two<ScalarLane<Real>>(least));
@@ -404,8 +404,7 @@ class Sweep {
     return normalized<Lane>(sum, peak);
   }
 
-  // Takes note of the largest exponents of a block at a vector of slots, and moves references up to those that are far
-  // above them.
+  // Records the largest exponents of a block at a vector of slots, and raises references that are far below them.
   bool raise_references(int64_t panel_end, int64_t first, int64_t end, int64_t row, IntVec peak) {
     Int* peaks = scratch_.peaks.get() + row;
     Lane::store_int(peaks, larger<Lane>(Lane::load_int(peaks), peak));
@@ -420,7 +419,7 @@ class Sweep {
     const Vec factor = power_of_two<Lane>(old - raised);
     const Alive alive = Alive::at(shape_, row, row + kWidth).among(0, first);
     for (int64_t column = alive.first; column < alive.end; ++column) scale(relative(row, column), factor);
-    if (first < kPanel) return true;  // no sums have been made for the columns to come
+    if (first < kPanel) return true;  // there are no sums for later columns yet
     for (int64_t block = end; block < panel_end; block += kBlock) {
       const int64_t block_end = std::min(block + kBlock, panel_end);
       if (!rows_of(block, block_end).has(row)) continue;
@@ -430,7 +429,7 @@ class Sweep {
   }
   static void scale(Real* values, Vec factor) { Lane::store(values, Lane::load(values) * factor); }
 
-  // Keeps what products need of the columns [first, end) at a vector of slots.
+  // Stores the columns [first, end) at a vector of slots as products need them.
   void store_relative(int64_t first, int64_t end, int64_t row) {
     const IntVec reference = Lane::load_int(scratch_.references.get() + row);
     IntVec is_faint = Lane::load_int(scratch_.may_be_faint.get() + row);
@@ -443,7 +442,7 @@ class Sweep {
     Lane::store_int(scratch_.may_be_faint.get() + row, is_faint);
   }
 
-  // Where the exponentiated edge from column `source` to column `dest` is.
+  // Place of the exponentiated edge from column `source` to column `dest`.
   const Real* edge(int64_t source, int64_t dest) const {
     return kByDest ? tile_.at(node_of(dest), node_of(source)) : tile_.at(source, dest);
   }
@@ -454,7 +453,7 @@ class Sweep {
   // Exponentiates the edges from columns [source, source_end) to those of [dest, dest_end) that come after them.
   // They are read row by row, as they lie in memory, and kept so: a row is a source forwards, a destination backwards.
   void exponentiate_edges(int64_t source, int64_t source_end, int64_t dest, int64_t dest_end) {
-    constexpr int64_t kRowsAhead = 4;  // asked for before they are needed: rows are too short for the CPU to foresee
+    constexpr int64_t kRowsAhead = 4;  // prefetched: rows are too short for the CPU to foresee
     constexpr int64_t kStride = SweepScratch<Real>::row_stride(kByDest ? kChunk : kPanel);
     const int64_t row = kByDest ? dest : source, row_end = kByDest ? dest_end : source_end;
     const int64_t first = kByDest ? shape_.states - source_end : dest;
@@ -504,7 +503,7 @@ class Sweep {
     if (count <= 0) return;
     first_scaled_ = source;
     Real* log_edges = scratch_.edge_mantissas.get() + source * kBlock;
-    // whole vectors, so that what is computed beyond the last source is defined
+    // whole vectors, so that values computed beyond the last source are defined
     const int64_t size = round_up(count * kBlock, kWidth);
     std::fill_n(log_edges, size, -std::numeric_limits<Real>::infinity());
     for (int64_t k = 0; k < count; ++k) {
@@ -523,7 +522,7 @@ class Sweep {
     is_invalid_ |= Lane::any(is_invalid);
   }
 
-  // Where an emission into a column of the present block is.
+  // Place of an emission into a column of the present block.
   Real* emission(int lane, int64_t row) const { return emission_ + lane * shape_.rows(kRowPad) + row; }
 
   // The node of the first of kWidth columns from `column` on in the order of memory, and which lane a column is there.
@@ -559,7 +558,7 @@ class Sweep {
   Vec emissions_at(int64_t step, int64_t node) const {
     if (step >= shape_.targets) return Lane::splat(0);
     const Real* from = sequence_.log_emit + (kByDest ? shape_.targets - 1 - step : step) * sequence_.emit_row_stride;
-    // rows are far apart, so the CPU does not foresee what the next group of columns needs
+    // rows are far apart, so the CPU does not foresee the next group of columns
     __builtin_prefetch(from + node + (kByDest ? -kWidth : 2 * kWidth - 1));
     if (node >= 0 && node + kWidth <= shape_.states) return Lane::load(from + node);
     Vec result = Lane::splat(0);
@@ -569,7 +568,7 @@ class Sweep {
     return result;
   }
 
-  // Hands on what was kept of the columns [first, end) of a group, step by step.
+  // Passes on the kept values of the columns [first, end) of a group, step by step.
   void write_kept(int64_t first, int64_t end) {
     const int64_t num_slots = shape_.rows(kRowPad);
     const Rows rows = rows_of(first, end);
@@ -614,7 +613,7 @@ class Sweep {
   // underflow, and whether one is above 2^kSteep, which leaves it out of products.
   bool has_faint_ = false;
   bool has_steep_ = false;
-  int64_t first_scaled_ = 0;  // the source from which on scaled edges into the present block are there
+  int64_t first_scaled_ = 0;  // first source with scaled edges into the present block
   bool is_invalid_ = false;
 };
 

@@ -23,8 +23,8 @@ struct alignas(16) SweepShared {
   float sums[kWarps][kPanel][kRows];
   float edges[kWarps][kPanel][kPanelStride];
   float panel_edges[kPanel][kPanelStride];
-  // Slot t + 1 of a column, as the thread of slot t leaves it: [0] is what the slots before these left. By parity of
-  // the column, so that one barrier separates writing from reading.
+  // Slot t + 1 of a column, written by the thread of slot t; [0] comes from the slots before these. Indexed by the
+  // parity of the column, so that one barrier separates writing from reading.
   Number passed[2][kRows + 1];
   Number last_passed[2][kPanel];  // of the last slot, for the slots after these; by parity of the group of slots
   int32_t is_faint_row[kRows];
@@ -33,8 +33,8 @@ struct alignas(16) SweepShared {
   int32_t is_invalid;
 };
 
-// What block products cannot hold: edges that underflow beside a small alpha, and those left out as too large, whose
-// columns are then summed exactly. And values that are no log probabilities.
+// Cases that block products cannot handle: edges that underflow beside a small alpha, and edges that are too large;
+// their columns are summed exactly. Also values that are no log probabilities.
 struct EdgeFlags {
   bool has_faint = false;
   bool has_steep = false;
@@ -63,7 +63,7 @@ SA_DEVICE bool is_faint_exponent(int32_t exponent) {
   return static_cast<uint32_t>(exponent + kMaxExponent) < static_cast<uint32_t>(kMaxExponent - Format<float>::kWide);
 }
 
-// Sum at `step` over all columns before `column`, at any magnitude; slow, for the sums that products cannot hold.
+// Sum at `step` over all columns before `column`, at any magnitude; slow, for sums that products cannot handle.
 template <class Element>
 SA_DEVICE_NOINLINE Number exact_sum(const View<Element>& view, const DeviceColumns& columns, int64_t column,
                                     int64_t step) {
@@ -82,7 +82,7 @@ SA_DEVICE_NOINLINE Number exact_sum(const View<Element>& view, const DeviceColum
   return normal(sum, peak);
 }
 
-// Step 1 for the slots [first_row, first_row + kRows): each warp leaves its share of the sums in shared memory.
+// Step 1 for the slots [first_row, first_row + kRows): each warp writes its share of the sums to shared memory.
 template <class Element, int kRowsPerLane>
 SA_DEVICE void add_products(const View<Element>& view, const DeviceColumns& columns, const int32_t* peaks,
                             int64_t panel, int64_t width, int64_t first_row, SweepShared<kRowsPerLane>& shared) {
@@ -93,7 +93,7 @@ SA_DEVICE void add_products(const View<Element>& view, const DeviceColumns& colu
 #pragma unroll
   for (int i = 0; i < kRowsPerLane; ++i) {
     const int64_t row = first_row + i * kWarp + lane;
-    peak[i] = row < columns.rows ? peaks[row] : kMaxExponent;  // beyond the last slot nothing counts beside it
+    peak[i] = row < columns.rows ? peaks[row] : kMaxExponent;  // larger than any number beyond the last slot
     is_faint[i] = false;
 #pragma unroll
     for (int column = 0; column < kPanel; ++column) sum[i][column] = 0.0f;
@@ -124,7 +124,7 @@ SA_DEVICE void add_products(const View<Element>& view, const DeviceColumns& colu
       const int64_t first = first_row + i * kWarp;
       is_live[i] = at_most(steps.end, first + kWarp) > at_least(steps.first, first);
     }
-    // a lane beyond the last slot reads on into the next column and is not heard; after the last column come the peaks
+    // a lane beyond the last slot reads the next column, or the peaks after the last one, and its result is not used
     const float* mantissa = columns.mantissa + source * columns.rows + first_row + lane;
     const int32_t* exponent = columns.exponent + source * columns.rows + first_row + lane;
     for (int first = 0; first < kPanel; first += kBatch) {
@@ -167,7 +167,7 @@ SA_DEVICE void add_products(const View<Element>& view, const DeviceColumns& colu
   }
 }
 
-// Step 2 for the same slots. Leaves in next_peaks the peaks with this panel's columns counted in.
+// Step 2 for the same slots. Writes the peaks, including those of this panel, to next_peaks.
 template <class Element, int kRowsPerLane>
 SA_DEVICE void solve_panel(const View<Element>& view, const DeviceColumns& columns, const int32_t* peaks,
                            int32_t* next_peaks, int64_t panel, int64_t width, int64_t first_row,
@@ -208,7 +208,7 @@ SA_DEVICE void solve_panel(const View<Element>& view, const DeviceColumns& colum
     if (is_active) {
       Number reach{sum[i], scale};
       const bool is_small = sum[i] < pow2(F::kLeastSum + peak - scale) && (is_faint || has_faint_edge);
-      // other slots lie on no whole path, and products have left them out
+      // other slots lie on no complete path, and products have skipped them
       const bool counts = Steps::into(view.shape, column).has(step);
       if (peak > kDead && counts && (is_small || has_steep_edge)) reach = exact_sum(view, columns, column, step);
       const Number alpha = normal(reach.mantissa * emission[i].mantissa, reach.exponent + emission[i].exponent);
@@ -225,7 +225,7 @@ SA_DEVICE void solve_panel(const View<Element>& view, const DeviceColumns& colum
       mantissa += rows;
       exponent += rows;
     } else if (thread == kRows) {
-      // a thread without a slot of its own brings what comes before the first: slot 0 is dead but at the start
+      // a thread without a slot supplies the one before the first: slot 0 is dead except at the start
       const Number before =
           first_row > 0 ? shared.last_passed[1 - parity][i] : column == 0 ? Number{1.0f, 0} : zero();
       shared.passed[i & 1][0] = before;

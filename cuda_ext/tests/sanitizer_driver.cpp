@@ -1,7 +1,7 @@
-// Runs every entry point on random DAGs whose arrays end where they end, for a build with -fsanitize=address,undefined.
+// Runs every entry point on random DAGs in arrays of exact size, for a build with -fsanitize=address,undefined.
 //
-// Host kernels by default; with -DSTATES_ALIGNMENT_ON_DEVICE and -include simt.h the device kernels. Posteriors of a
-// feasible sequence sum to its targets, which is checked, so that no kernel passes by doing nothing.
+// Host kernels by default; with -DSTATES_ALIGNMENT_ON_DEVICE and -include simt.h the device kernels. It checks that the
+// posteriors of a feasible sequence sum to its targets, so that a kernel that does nothing fails.
 #include "../include/states_alignment.h"
 
 #include <algorithm>
@@ -43,7 +43,7 @@ void check(std::mt19937& random, int32_t dtype, int64_t batch, int64_t max_targe
   for (Real& x : log_emit) x = static_cast<Real>(normal(random));
   for (Real& x : log_trans) x = uniform(random) < missing ? none : static_cast<Real>(normal(random));
   for (int64_t b = 0; b < batch; ++b) {
-    // lengths beyond their axes, which are clamped, and negative ones are among them
+    // some lengths are negative or beyond their axes, and are clamped
     target_lengths.push_back(std::uniform_int_distribution<int64_t>(-1, max_targets + 1)(random));
     state_lengths.push_back(std::uniform_int_distribution<int64_t>(max_states / 2, max_states + 1)(random));
   }

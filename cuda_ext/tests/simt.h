@@ -1,4 +1,4 @@
-// Runs the device kernels on a host: the CUDA words that they use, in plain C++. Given to g++ with -include.
+// Simulator that runs the device kernels on a host: the CUDA names that they use, in plain C++. Use g++ with -include.
 //
 // Blocks run one after the other. The threads of a block are fibers that run until they reach a barrier, so a missing
 // barrier shows as a result that depends on the order in which fibers are resumed; `simt_set_order` chooses it. Shared
@@ -43,7 +43,7 @@ class Machine {
   static constexpr int kWarpSize = 32;
   static constexpr int kDevices = 8;
   static constexpr size_t kStackBytes = 1 << 17;
-  static constexpr size_t kMaxSharedBytes = 99 << 10;  // of the smallest device that is built for
+  static constexpr size_t kMaxSharedBytes = 99 << 10;  // of the smallest supported device
 
   Index thread{0};
   Index block{0};
@@ -110,7 +110,7 @@ class Machine {
     } while (release());
   }
 
-  // Lets those go on whose barrier is complete; false when all threads are done.
+  // Resumes the threads whose barrier is complete; false when all threads are done.
   bool release() {
     if (all(0, state_.size(), State::kDone)) return false;
     if (all(0, state_.size(), State::kAtBlockBarrier)) {
@@ -185,6 +185,6 @@ cudaError_t cudaFuncSetAttribute(Kernel, cudaFuncAttribute, int bytes) {
 
 #define SA_EXPORT extern "C" inline __attribute__((visibility("default"), used))
 SA_EXPORT void simt_set_order(int order) { simt::machine().order = order; }
-SA_EXPORT void simt_fail() { simt::machine().error = cudaErrorInvalidValue; }  // the next call that asks is told so
+SA_EXPORT void simt_fail() { simt::machine().error = cudaErrorInvalidValue; }  // the next call that asks gets it
 
 #endif  // STATES_ALIGNMENT_SIMT_H_

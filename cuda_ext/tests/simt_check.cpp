@@ -1,4 +1,4 @@
-// What tests/simt.h must show of a kernel: that it needs a barrier, that it has it, that not all threads reach it.
+// Kernels that show whether tests/simt.h detects a missing barrier, and one that not all threads reach.
 // Compiled with -include simt.h.
 
 static void sum_neighbours(const int* from, int* to, bool has_barrier) {
