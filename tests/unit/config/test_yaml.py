@@ -79,7 +79,7 @@ def test_a_marked_error_without_a_place_is_described_by_its_problem() -> None:
     assert describe_yaml_error(yaml.MarkedYAMLError()) == "not valid YAML"
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS,
@@ -94,7 +94,7 @@ def test_every_value_is_read_back_as_it_was_dumped(value: Any) -> None:
         assert type(read) is type(value)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(TEXTS | st.floats(allow_nan=False, allow_infinity=False))
 def test_a_yaml_1_1_reader_reads_back_the_same_scalar(value: str | float) -> None:
     assert yaml.safe_load(dump_yaml({"key": value})) == {"key": value}

@@ -1,4 +1,4 @@
-"""FLOPs in closed form against torch's own counter, and the DAG's edges against an enumeration of its paths."""
+"""FLOPs in closed form against torch's own counter, the DAG's edges against an enumeration, parameters against sums."""
 
 import itertools
 from dataclasses import astuple, replace
@@ -9,9 +9,20 @@ import pytest
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from exlm_cli.config.describe import TrainingFlops, count_path_edges, count_sequence_flops, recipe_step_flops
+from exlm_cli.config.describe import (
+    RecipeSize,
+    TrainingFlops,
+    count_parameters,
+    count_path_edges,
+    count_sequence_flops,
+    recipe_size,
+    recipe_step_flops,
+    tokens_per_step,
+)
+from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.data.batch import collate
 from exlm_cli.data.expansion import expand
 from exlm_cli.data.masking import mask_sequence, sample_rng
@@ -112,3 +123,61 @@ def test_a_step_is_its_sequences() -> None:
     assert (one + one).total == pytest.approx(2 * one.total)
     assert one.total == pytest.approx(sum(astuple(one)))
     assert replace(one, attention=0.0).encoder == one.encoder_linear
+
+
+# parameters, against sums written out: width 16, ffn 32, 2 layers, vocabulary 300; model tests count the real network
+EMBEDDING = 300 * 16
+BLOCK = 2 * 16 + 4 * (16 * 16 + 16) + 2 * 16 + (16 * 32 + 32) + (32 * 16 + 16)
+LM_HEAD = (16 * 16 + 16) + 2 * 16 + 300
+ENCODER = EMBEDDING + 2 * BLOCK + 2 * 16 + LM_HEAD
+QUERY_AND_KEY = 2 * (16 * 16 + 16)
+
+
+@pytest.mark.parametrize(
+    ("sections", "beyond_the_encoder"),
+    [
+        ({}, QUERY_AND_KEY),
+        ({"objective": "mlm"}, 0),
+        ({"model": {"alignment": "independent"}}, 0),
+        ({"model": {"learned_positions": True}}, QUERY_AND_KEY + 64 * 16),
+        ({"model": {"clone_embedding": "input"}}, QUERY_AND_KEY + 3 * 16),
+        ({"model": {"transition": {"lane_bias": 2.0}}}, QUERY_AND_KEY + 2),
+        ({"model": {"transition": {"heads": 2}}}, QUERY_AND_KEY + (16 * 2 + 2)),
+        (
+            {"model": {"transition": {"heads": 4, "position_features": True, "max_nodes": 50}}},
+            50 * 16 + 2 * (32 * 16 + 16) + (32 * 4 + 4),
+        ),
+    ],
+)
+def test_parameters_are_the_sum_over_the_parts(sections: dict[str, Any], beyond_the_encoder: int) -> None:
+    recipe = tiny_recipe(**sections)
+    assert count_parameters(recipe) == ENCODER + beyond_the_encoder
+    assert count_parameters(recipe, 301) - count_parameters(recipe) == 16 + 1
+
+
+@pytest.mark.parametrize(
+    ("sections", "tokens"),
+    [
+        ({}, 8 * 16),
+        ({"objective": "mlm", "masking": {"num_repeats": 3}}, 8 * (14 * 3 + 2)),
+        ({"train": {"batch_sequences": None, "batch_tokens": 500}}, 500),
+    ],
+)
+def test_tokens_of_a_step_count_repetitions_and_not_clones(sections: dict[str, Any], tokens: int) -> None:
+    assert tokens_per_step(tiny_recipe(**sections)) == tokens
+
+
+def test_the_gated_recipe_has_as_many_parameters_as_the_paper_says() -> None:
+    assert count_parameters(load_recipe("text-base-gated")) == pytest.approx(128e6, rel=0.003)
+
+
+def test_the_flops_of_a_run_are_its_steps_and_those_of_a_sweep_its_runs() -> None:
+    recipe = load_recipe("quickstart-text")
+    steps = recipe.train.max_steps or 0
+    assert recipe_size(recipe).flops == pytest.approx(steps * recipe_step_flops(recipe).total)
+    assert recipe_size(tiny_recipe(train={"max_steps": None, "max_epochs": 1})).flops is None
+    sweep = load_recipe("quickstart-ablations", kind=SweepRecipe)
+    size = recipe_size(sweep)
+    assert size.flops == pytest.approx(sum(recipe_size(plan.pretrain).flops or 0 for plan in sweep.plan()))
+    assert (size.parameters, size.flops_per_step) == (count_parameters(sweep.pretrain), None)
+    assert recipe_size(load_recipe("csv", kind=FinetuneRecipe)) == RecipeSize()

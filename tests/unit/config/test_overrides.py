@@ -1,0 +1,163 @@
+"""Layers of values worked out by hand, overrides, and each way a value can be wrong: key and origin of the error."""
+
+from typing import Any
+
+import pytest
+
+from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.load import load_recipe
+from exlm_cli.config.overrides import (
+    Layers,
+    changed_keys,
+    check_recipe,
+    describe_changes,
+    parse_override,
+    unknown_key,
+)
+from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.errors import ConfigError
+from tests.tiny import tiny_recipe
+
+BASE = Layers.read_from({"model": {"width": 8, "rope": "2d"}, "train": [1, 2]}, "base.yaml")
+OVER = Layers.read_from({"model": {"width": 16}, "train": [3]}, "override `a`")
+FILE = Layers.read_from(tiny_recipe().model_dump(mode="json"), "mine.yaml")
+FINETUNE = Layers.read_from({"name": "x", "task": {"name": "csv"}, "optim": {"lr": 1e-3}}, "mine.yaml")
+
+
+def error_of(*overrides: str, file: Layers = FILE, kind: type[Any] = PretrainRecipe) -> ConfigError:
+    def build() -> None:
+        layers = file
+        for override in overrides:
+            layers = parse_override(override, kind).over(layers)
+        check_recipe(layers, "mine.yaml", kind)
+
+    with pytest.raises(ConfigError) as caught:
+        build()
+    assert "\n" not in caught.value.message
+    return caught.value
+
+
+def test_sections_are_merged_key_by_key_and_lists_are_replaced() -> None:
+    assert OVER.over(BASE).values == {"model": {"width": 16, "rope": "2d"}, "train": [3]}
+    assert Layers.read_from({"model": 3}, "x").over(BASE).values["model"] == 3
+    assert BASE.over(Layers.read_from({"model": 3}, "x")).values["model"] == {"width": 8, "rope": "2d"}
+    assert BASE.without(["train", "name"]).values == {"model": {"width": 8, "rope": "2d"}}
+
+
+def test_the_origin_of_a_key_is_the_last_one_that_gave_it() -> None:
+    both = OVER.over(BASE)
+    assert both.origin("model.width") == "override `a`"
+    assert both.origin("model.rope") == "base.yaml"
+    assert both.origin("model.rope.no.such") == "base.yaml"
+    assert both.origin("optim") is None
+    assert (both.value("model.width"), both.value("model.none"), both.value("train.width")) == (16, None, None)
+
+
+@pytest.mark.parametrize(
+    ("override", "accepted"),
+    [
+        ("masking.mask_ratio=1.5", "a number above 0 and below 1"),
+        ("masking.mask_ratio=lots", "a number above 0 and below 1"),
+        ("train.max_steps=1.5", "a whole number at least 1, or null"),
+        ("train.max_steps=true", "a whole number at least 1, or null"),
+        ("train.compile=maybe", "true or false"),
+        ("data.kind=image", "one of `text`, `smiles`"),
+        ("data.train=[1, 2]", "a list like [a, b], each a text"),
+        ("optim.betas=[0.9]", "2 values in brackets, each a number at least 0 and below 1"),
+        ("model.transition=3", "a section of keys"),
+    ],
+)
+def test_a_wrong_value_is_told_with_its_origin_and_what_its_key_accepts(override: str, accepted: str) -> None:
+    key, _, value = override.partition("=")
+    error = error_of(override)
+    assert error.message == f"override `{override}`: `{key}` is {value}; accepted: {accepted}"
+    assert error.hint.startswith(f"`{key}`: ")
+
+
+def test_a_long_value_is_cut() -> None:
+    assert len(error_of(f"optim.lr=[{'x' * 300}]").message) < 300
+    check_recipe(parse_override(f"data.column={'x' * 200}", PretrainRecipe).over(FILE), "f", PretrainRecipe)
+
+
+def test_an_error_of_several_keys_names_the_overrides_at_fault() -> None:
+    assert error_of("model.width=18").message.startswith("mine.yaml with override `model.width=18`: head width")
+    assert error_of("seed=2", "train.batch_tokens=500").message.startswith(
+        "mine.yaml with override `train.batch_tokens=500`: "
+    )
+    wrong = Layers.read_from({"train": {"batch_tokens": 500}}, "mine.yaml").over(FILE)
+    assert error_of(file=wrong).message.startswith("mine.yaml: give")
+    assert error_of("seed=2", "optim.lr=0.1", file=wrong).message.startswith("mine.yaml with 2 overrides: ")
+
+
+def test_a_missing_key_or_section_is_named_with_what_it_accepts() -> None:
+    values = Layers.read_from({**FILE.values, "optim": {}}, "mine.yaml")
+    error = error_of(file=values)
+    assert error.message == "mine.yaml: `optim.lr` is missing; accepted: a number above 0 and at most 1"
+    assert f"`extends: {PretrainRecipe.example}`" in error.hint
+    assert error_of(file=FILE.without(["model"])).message.startswith("mine.yaml: `model` is missing")
+
+
+def test_an_unknown_key_comes_before_what_follows_from_it_and_has_the_nearest_key_in_the_hint() -> None:
+    values = Layers.read_from({**FILE.values, "optim": {"lrr": 1e-3}}, "mine.yaml")
+    error = error_of(file=values)
+    assert (error.message, error.hint) == ("mine.yaml: unknown key `optim.lrr`", "did you mean `optim.lr`?")
+    assert "heads" in unknown_key("f", "model.transition.zzz", PretrainRecipe).hint
+    assert "masking" in unknown_key("f", "zzz.y", PretrainRecipe).hint
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("task.label_colums=[a]", "task.label_columns"),
+        ("task.max_rows=0", "task.max_rows"),
+        ("task.split=half", "task.split"),
+        ("task.doc_stride=4", "task.doc_stride"),
+        ("task.name=glue/rtee", "task.name"),
+        ("task.files.trian=a.csv", "task.files.train"),
+    ],
+)
+def test_errors_of_a_task_name_its_key_without_the_suite(override: str, key: str) -> None:
+    error = error_of(override, file=FINETUNE, kind=FinetuneRecipe)
+    assert f"`{key}" in error.message + error.hint
+    assert "task.csv" not in error.message
+
+
+def test_a_wrong_list_of_a_grid_is_told_by_the_whole_grid() -> None:
+    message = error_of("grid.optim.lr=1e-3", file=FINETUNE, kind=FinetuneRecipe).message
+    assert "`grid` is {optim.lr: 0.001}" in message
+
+
+def test_one_text_stands_for_a_list_of_one_and_words_for_true_and_false_are_read() -> None:
+    layers = Layers.read_from({"data": {"train": "a.txt"}, "train": {"compile": "on"}}, "x").over(FILE)
+    recipe = check_recipe(layers, "x", PretrainRecipe)
+    assert (recipe.data.train, recipe.train.compile) == (("a.txt",), True)
+
+
+@pytest.mark.parametrize("override", ["foo", "=1", "masking.mask_porb=1", "optim.betas=[0.9"])
+def test_a_malformed_override_is_named(override: str) -> None:
+    assert error_of(override).message.startswith(f"override `{override}`")
+
+
+def test_a_long_override_is_told_in_a_short_line() -> None:
+    override = f"data.trains=[{', '.join(f'part-{number}.txt' for number in range(1000))}]"
+    assert error_of(override).message == f"override `{override[:97]}...`: unknown key `data.trains`"
+
+
+def test_changes_are_told_by_their_dotted_keys() -> None:
+    before, after = (
+        load_recipe("text-base", overrides).model_dump(mode="json")
+        for overrides in ([], ["optim.lr=0.5", "optim.betas=[0.8, 0.9]", "train.max_epochs=null"])
+    )
+    lr, betas = before["optim"]["lr"], before["optim"]["betas"]
+    assert changed_keys(before, after) == {"optim.lr": (lr, 0.5), "optim.betas": (betas, [0.8, 0.9])}
+    assert describe_changes(before, before) == ""
+    assert describe_changes(before, after) == (
+        f": `optim.lr` was {lr} and is 0.5, `optim.betas` was [{betas[0]}, {betas[1]}] and is [0.8, 0.9]"
+    )
+
+
+def test_a_key_of_one_side_is_null_on_the_other_and_a_long_list_is_cut() -> None:
+    assert changed_keys({"a": {"b": 1}}, {"a": {}}) == {"a.b": (1, None)}
+    assert changed_keys({"a": {}}, {"a": {"b": 1}}) == {"a.b": (None, 1)}
+    before, after = (dict.fromkeys("abcde", value) for value in (1, "x y"))
+    assert describe_changes(before, after).endswith("2 more")
