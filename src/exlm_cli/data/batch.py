@@ -3,7 +3,7 @@
 Axes: B sequences, L expanded positions, S DAG nodes, T targets.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Self
 
@@ -12,9 +12,11 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import Objective
+from exlm_cli.data.corpus.shards import TokenDataset
 from exlm_cli.data.expansion import ExpandedSequence, expand
-from exlm_cli.data.masking import IntArray, MaskedSequence
+from exlm_cli.data.masking import IntArray, MaskedSequence, SpecialTokens, mask_sequence, sample_rng
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,32 @@ class Batch:
     def to(self, device: torch.device) -> Self:
         """Return the same batch on `device`."""
         return type(self)(**{f.name: getattr(self, f.name).to(device, non_blocking=True) for f in fields(self)})
+
+
+def build_collator(
+    dataset: TokenDataset, recipe: PretrainRecipe, special: SpecialTokens, epoch: int
+) -> Callable[[IntArray], Batch]:
+    """Return a function that masks, expands and pads sequences of a data set.
+
+    Args:
+        dataset: Sequences of token ids.
+        recipe: Its `masking` section, objective and seed are used.
+        special: Ids of the special tokens.
+        epoch: Part of each sample's random stream, see `sample_rng`.
+
+    Returns:
+        Function from the (B,) indices of sequences to their batch on the CPU; it depends on them alone.
+    """
+
+    def make(indices: IntArray) -> Batch:
+        masked = (
+            mask_sequence(dataset[int(i)], recipe.masking, special, sample_rng(recipe.seed, epoch, int(i)))
+            for i in indices
+        )
+        expanded = [expand(m, recipe.masking.num_states_per_mask, recipe.objective) for m in masked]
+        return collate(expanded, indices.tolist(), special.pad)
+
+    return make
 
 
 def collate(sequences: Sequence[ExpandedSequence], sample_index: Sequence[int], pad_id: int) -> Batch:

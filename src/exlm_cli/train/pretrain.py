@@ -16,11 +16,10 @@ from exlm_cli.config.load import dump_recipe, load_recipe, resumed_recipe
 from exlm_cli.config.overrides import describe_changes
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import TrainConfig
-from exlm_cli.data.batch import Batch, collate
+from exlm_cli.data.batch import Batch, build_collator
 from exlm_cli.data.corpus.pipeline import PreparedData, list_rejected, prepare_data
 from exlm_cli.data.corpus.shards import TokenDataset
-from exlm_cli.data.expansion import expand
-from exlm_cli.data.masking import IntArray, SpecialTokens, mask_sequence, sample_rng
+from exlm_cli.data.masking import IntArray, SpecialTokens
 from exlm_cli.data.prefetch import prefetch
 from exlm_cli.data.sampler import EpochPlan, cut_microbatches, longest_expanded, plan_epoch
 from exlm_cli.data.tokenizer import Tokenizer
@@ -220,22 +219,6 @@ def resume_pretraining(run: Path, overrides: Sequence[str] = (), *, progress: Pr
 def build_objective(recipe: PretrainRecipe, tokenizer: Tokenizer) -> Objective:
     """Return the recipe's loss."""
     return Objective(tokenizer.unk_id, recipe.masking.num_repeats, recipe.train.alignment_backend)
-
-
-def build_collator(
-    dataset: TokenDataset, recipe: PretrainRecipe, special: SpecialTokens, epoch: int
-) -> Callable[[IntArray], Batch]:
-    """Return the function that masks, expands and pads the samples of given indices in one epoch."""
-
-    def make(indices: IntArray) -> Batch:
-        masked = (
-            mask_sequence(dataset[int(i)], recipe.masking, special, sample_rng(recipe.seed, epoch, int(i)))
-            for i in indices
-        )
-        expanded = [expand(m, recipe.masking.num_states_per_mask, recipe.objective) for m in masked]
-        return collate(expanded, indices.tolist(), special.pad)
-
-    return make
 
 
 def special_tokens(tokenizer: Tokenizer) -> SpecialTokens:

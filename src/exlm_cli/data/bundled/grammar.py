@@ -154,11 +154,5 @@ def independence_bound_nats(joint: Joint) -> float:
     return sum(_entropy_nats(list(marginal.values())) for marginal in each) / len(each)
 
 
-def mutual_information_nats(joint: Joint) -> float:
-    """Return what the masked words say about each other, in nats in all: what an MLM must lose (total correlation)."""
-    num_masks = len(next(iter(joint)))
-    return num_masks * (independence_bound_nats(joint) - joint_entropy_nats(joint))
-
-
 def _entropy_nats(probabilities: Sequence[float]) -> float:
     return -math.fsum(p * math.log(p) for p in probabilities if p > 0)

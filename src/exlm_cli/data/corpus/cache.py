@@ -1,14 +1,17 @@
 """Folder where tokenizers, token shards and downloads are kept: writing and locking its entries."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import filelock
 
 from exlm_cli.errors import CheckpointError, DataError
 from exlm_cli.files import write_atomically
-from exlm_cli.progress import Progress
+from exlm_cli.progress import Progress, SilentProgress
+
+EntryT = TypeVar("EntryT")
 
 
 @contextmanager
@@ -34,6 +37,32 @@ def write_entry(path: Path, content: bytes) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, content)
+
+
+def load_or_build(
+    cache: Path,
+    key: str,
+    load: Callable[[Progress], EntryT | None],
+    build: Callable[[], EntryT],
+    progress: Progress,
+) -> EntryT:
+    """Return an entry of the cache; build it if there is none, in one process only.
+
+    Args:
+        cache: The cache folder.
+        key: Name of the entry's lock.
+        load: Returns the entry, or None if there is none or (with a message) if it is damaged.
+        build: Writes the entry and returns it.
+        progress: Gets messages.
+    """
+    entry = load(progress)
+    if entry is None:
+        with locked(cache, key, progress):
+            # another process may have built it meanwhile
+            entry = load(SilentProgress())
+            if entry is None:
+                entry = build()
+    return entry
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,7 @@ from typing import Literal, Self, final
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import DataConfig
 from exlm_cli.data.bpe import train_bpe
-from exlm_cli.data.corpus.cache import explaining_disk_trouble, locked, write_entry
+from exlm_cli.data.corpus.cache import explaining_disk_trouble, load_or_build, write_entry
 from exlm_cli.data.corpus.fingerprint import (
     FingerprintedSource,
     check_unchanged,
@@ -36,7 +36,7 @@ from exlm_cli.data.smiles_check import check_smiles
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, DataError, TokenizerError
 from exlm_cli.files import JsonModel, cache_root, expand_path, read_json
-from exlm_cli.progress import Progress, SilentProgress
+from exlm_cli.progress import Progress
 
 TRAIN, VALID = "train", "valid"
 
@@ -140,15 +140,13 @@ def _obtain_tokenizer(
     if recipe.tokenizer.path is not None:
         return _load_given_tokenizer(recipe.tokenizer.path, recipe.data.kind)
     path = cache / "tokenizers" / f"{tokenizer_key(recipe, train)}.json"
-    tokenizer = _load_cached_tokenizer(path, progress)
-    if tokenizer is None:
-        with locked(cache, path.stem, progress):
-            # another process may have trained it meanwhile
-            tokenizer = _load_cached_tokenizer(path, SilentProgress())
-            if tokenizer is None:
-                tokenizer = _train_tokenizer(recipe, train, progress)
-                write_entry(path, tokenizer.to_json().encode())
-    return tokenizer
+
+    def build() -> Tokenizer:
+        tokenizer = _train_tokenizer(recipe, train, progress)
+        write_entry(path, tokenizer.to_json().encode())
+        return tokenizer
+
+    return load_or_build(cache, path.stem, lambda shown: _load_cached_tokenizer(path, shown), build, progress)
 
 
 def _load_given_tokenizer(given: str, kind: str) -> Tokenizer:
@@ -187,19 +185,19 @@ def _train_tokenizer(recipe: PretrainRecipe, train: list[FingerprintedSource], p
 
 def _obtain_shards(corpus: _Corpus, cache: Path, progress: Progress) -> PreparedData:
     directory = cache / "shards" / corpus.fingerprint[:32]
-    prepared = _load_shards(directory, corpus.tokenizer, was_cached=True, progress=progress)
-    if prepared is None:
-        with locked(cache, directory.name, progress):
-            # another process may have built them meanwhile
-            prepared = _load_shards(directory, corpus.tokenizer, was_cached=True, progress=SilentProgress())
-            if prepared is None:
-                _build_shards(directory, corpus, progress)
-                prepared = _load_shards(directory, corpus.tokenizer, was_cached=False, progress=progress)
-    assert prepared is not None
-    return prepared
+
+    def build() -> PreparedData:
+        _build_shards(directory, corpus, progress)
+        prepared = _load_shards(directory, corpus.tokenizer, progress)
+        assert prepared is not None
+        return replace(prepared, was_cached=False)
+
+    return load_or_build(
+        cache, directory.name, lambda shown: _load_shards(directory, corpus.tokenizer, shown), build, progress
+    )
 
 
-def _load_shards(directory: Path, tokenizer: Tokenizer, *, was_cached: bool, progress: Progress) -> PreparedData | None:
+def _load_shards(directory: Path, tokenizer: Tokenizer, progress: Progress) -> PreparedData | None:
     """Open shards; return None if there are none, or (with a message) if they are damaged."""
     if not directory.exists():
         return None
@@ -211,7 +209,7 @@ def _load_shards(directory: Path, tokenizer: Tokenizer, *, was_cached: bool, pro
     except (DataError, CheckpointError) as error:
         progress.message(f"{error.message}; the data is tokenised again")
         return None
-    return PreparedData(tokenizer, train, valid, train.fingerprint, num_rejected, was_cached)
+    return PreparedData(tokenizer, train, valid, train.fingerprint, num_rejected, was_cached=True)
 
 
 def _build_shards(directory: Path, corpus: _Corpus, progress: Progress) -> None:
