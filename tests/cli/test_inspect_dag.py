@@ -11,8 +11,6 @@ import pytest
 from rich.cells import cell_len
 
 from exlm_cli.cli.app import main
-from exlm_cli.cli.commands import inspect_dag as cmd_inspect_dag
-from exlm_cli.dag.report import FORMATS
 from exlm_cli.run_dir import update_run_json
 
 Capture = pytest.CaptureFixture[str]
@@ -209,7 +207,3 @@ def test_a_file_in_the_place_of_the_folder_is_refused(work: Path, refused: Calla
     (work / "out").write_text("mine")
     assert refused(SENTENCE, "--out", "out")[0] == "out: File exists"
     assert (work / "out").read_text() == "mine"
-
-
-def test_the_formats_are_those_of_the_report() -> None:
-    assert cmd_inspect_dag._FORMATS == FORMATS

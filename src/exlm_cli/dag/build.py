@@ -1,4 +1,4 @@
-"""From a checkpoint and a sentence to its DAG."""
+"""Construction of a DAG: one forward pass of a checkpoint over a masked sentence."""
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.train.pretrained import Pretrained
 
 MAX_INNER_NODES = 512
-"""Most states of masks an inspection takes on: the search for fillings grows with T * S^2."""
+"""Limit on the states of all masks: the time of the search for fillings grows with T * S^2."""
 
 
 def build_dag(pretrained: Pretrained, text: str, *, progress: Progress | None = None) -> Dag:
@@ -24,10 +24,10 @@ def build_dag(pretrained: Pretrained, text: str, *, progress: Progress | None = 
         pretrained: Any pre-trained checkpoint. An MLM or `alignment: independent` gives a chain of one node a mask;
             where the mask has several states, the node's distribution is that of the one token they yield (CTC).
         text: Running text or SMILES; each "[MASK]" is one masked token.
-        progress: Told about tokens that the vocabulary lacks.
+        progress: Receives a message about tokens that the vocabulary lacks.
 
     Raises:
-        DataError: No text, no [MASK], or more than the model or an inspection takes.
+        DataError: The text is empty, has no [MASK] or is too long, or the model is a Repeated MLM.
     """
     model, tokenizer, recipe = pretrained.model, pretrained.tokenizer, pretrained.recipe
     check_sentence(text, is_smiles=recipe.data.kind == "smiles")
@@ -35,7 +35,7 @@ def build_dag(pretrained: Pretrained, text: str, *, progress: Progress | None = 
         raise DataError(
             f"{pretrained.checkpoint} is a Repeated MLM (`masking.num_repeats` {recipe.masking.num_repeats}): it reads "
             "repeated text, which an inspection does not make",
-            "choose an ExLM or MLM with `--checkpoint`",
+            "choose an ExLM or MLM with `checkpoint=RUN`",
         )
     input_ids = encode_masked_text(tokenizer, text, progress or SilentProgress())
     num_masks = int((input_ids == tokenizer.mask_id).sum())
@@ -73,7 +73,7 @@ def build_dag(pretrained: Pretrained, text: str, *, progress: Progress | None = 
 
 
 def encode_masked_text(tokenizer: Tokenizer, text: str, progress: Progress) -> IntArray:
-    """Return [CLS], the tokens of a text with its [MASK]s, and [SEP]; `progress` is told of tokens without an id."""
+    """Return [CLS], the tokens of a text with its [MASK]s, and [SEP]; report tokens that the vocabulary lacks."""
     ids = tokenizer.encode_with_masks(text.strip())
     num_unknown = ids.count(tokenizer.unk_id)
     if num_unknown:
@@ -106,7 +106,7 @@ def _check_size(pretrained: Pretrained, num_tokens: int, num_masks: int) -> None
 
 
 def _one_node_per_mask(model: ExlmModel, log_probs_SV: Tensor, blank_id: int) -> Tensor:
-    """Turn the states of a model without transitions into one distribution a mask, given that it yields one token."""
+    """Return one distribution a mask for a model without transitions, given that each mask yields one token."""
     inner_TkV = log_probs_SV[1:-1].unflatten(0, (-1, model.num_states_per_mask))
     if model.objective == "mlm":
         mask_TV = inner_TkV[:, 0]

@@ -1,14 +1,14 @@
-"""The n most probable joint fillings of a DAG, exactly, beside the guess that ignores dependency.
+"""The n most probable joint fillings of a DAG, with exact probabilities, and the guess that ignores dependency.
 
-A filling is a choice of tokens; its probability is the sum over all alignments of those tokens to paths, so two paths
-that say the same are one filling. Two ways to count (App. P and Q.3):
+A filling is a choice of tokens; its probability is the sum over all alignments of these tokens to paths, so two paths
+with the same tokens are one filling. Two ways to count (App. P and Q.3):
 
-- `exact`: T tokens, the t-th at the t-th [MASK], whichever nodes emit them: what training scores.
-- `any`: any path from BOS to EOS; a token belongs to the mask whose state emitted it, so a mask may yield none or
+- `exact`: T tokens, the t-th at the t-th [MASK], whichever nodes emit them, as training scores them.
+- `any`: any path from BOS to EOS; a token belongs to the mask whose state emitted it, so a mask may yield no token or
   several.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,8 +17,8 @@ from exlm_cli.dag.graph import Dag, check_length_possible, length_log_prob, toke
 from exlm_cli.dag.search import Length, SearchProblem, Tokens, best_sequences
 
 MAX_SEQUENCES = 4096
-"""Most token sequences looked at where many of them read the same."""
-_SCORED_AT_ONCE = 16
+"""Limit on the token sequences searched when many of them have the same text."""
+_BATCH_SIZE = 16
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Filling:
     Attributes:
         tokens_by_mask: Tokens of each mask; under `any`, none or several.
         text: The input with its masks filled.
-        log_prob: Log of the total probability, nats, of this text among all the DAG can yield, of any length. Divide by
+        log_prob: Log-probability, nats, of this text among all that the DAG can yield, of any length. Divide by
             P(exactly T tokens) for its share among the texts with T tokens.
         path: Nodes of the most probable alignment.
-        is_valid_smiles: What RDKit says; None for running text.
+        is_valid_smiles: RDKit's verdict; None for running text.
     """
 
     tokens_by_mask: tuple[tuple[int, ...], ...]
@@ -48,8 +48,8 @@ class NBest:
     Attributes:
         fillings: Texts, each once.
         log_prob_length: Log-probability of exactly T tokens (`exact`), or 0: all texts count (`any`).
-        is_proven: True where the bound shows that no token sequence outside the list is more probable than its last;
-            False where the search met its limit first.
+        is_proven: True if the bound shows that no token sequence outside the list is more probable than its last;
+            False if the search met its limit first.
     """
 
     fillings: tuple[Filling, ...]
@@ -59,12 +59,12 @@ class NBest:
 
 @dataclass(frozen=True)
 class IndependentGuess:
-    """Every mask guessed on its own, as an MLM does.
+    """Every mask filled on its own, as an MLM does.
 
     Attributes:
-        filling: The guess; its `log_prob` is what the DAG gives these tokens together.
+        filling: The guess; its `log_prob` is the DAG's for these tokens together.
         token_probs: Marginal probability of each guessed token.
-        log_prob_independent: Log of the product of these: what the guess believes of itself.
+        log_prob_independent: Log of their product: the probability if masks were independent.
     """
 
     filling: Filling
@@ -75,13 +75,13 @@ class IndependentGuess:
 def n_best_fillings(dag: Dag, n: int, length: Length = "exact") -> NBest:
     """Find the n most probable fillings and their exact probabilities.
 
-    The token sequences come from `filling_search`, which proves that it missed none. The alignment op then scores each
-    of them over all its alignments. Sequences among the best that read the same ("g" + "lad", "gl" + "ad" in
-    neighbouring masks) are one filling with the sum of their probabilities.
+    The token sequences come from `search`, which proves that it missed none. The alignment op then scores each of them
+    over all its alignments. Sequences with the same text ("g" + "lad", "gl" + "ad" in neighbouring masks) are one
+    filling with the sum of their probabilities.
 
     Args:
-        dag: Where to search.
-        n: How many texts; fewer come back where the DAG yields fewer.
+        dag: Any DAG.
+        n: Number of texts; the result is shorter if the DAG yields fewer.
         length: Exactly T tokens, or any number.
 
     Raises:
@@ -103,10 +103,10 @@ def n_best_fillings(dag: Dag, n: int, length: Length = "exact") -> NBest:
 
 
 def independent_guess(dag: Dag) -> IndependentGuess:
-    """Fill every mask with the token that is most probable there, whatever the other masks say.
+    """Fill every mask with its most probable token, independently of the other masks.
 
     The distribution at mask t is the exact marginal of the t-th token given T tokens: the mixture of all nodes'
-    distributions weighted by the probability that the t-th token stands there (`token_occupancy`).
+    distributions, weighted by the probability that the node emits the t-th token (`token_occupancy`).
 
     Raises:
         DataError: No path has exactly T inner nodes.
@@ -120,7 +120,7 @@ def independent_guess(dag: Dag) -> IndependentGuess:
 
 
 def _merge_by_text(dag: Dag, sequences: Sequence[Tokens], length: Length) -> list[Filling]:
-    """Score sequences exactly and add up those that read the same; best text first."""
+    """Score sequences exactly and add up those with the same text; best text first."""
     merged: dict[str, Filling] = {}
     for filling in sorted(_score(dag, sequences, length), key=lambda f: (-f.log_prob, f.tokens_by_mask)):
         known = merged.get(filling.text)
@@ -132,15 +132,13 @@ def _merge_by_text(dag: Dag, sequences: Sequence[Tokens], length: Length) -> lis
     return [_with_validity(f) for f in best_first] if dag.kind == "smiles" else best_first
 
 
-def _score(dag: Dag, sequences: Sequence[Tokens], length: Length) -> list[Filling]:
-    """Give each sequence its exact probability over all alignments, and its best path."""
-    fillings: list[Filling] = []
-    for start in range(0, len(sequences), _SCORED_AT_ONCE):
-        fillings += _score_some(dag, sequences[start : start + _SCORED_AT_ONCE], length)
-    return fillings
+def _score(dag: Dag, sequences: Sequence[Tokens], length: Length) -> Iterator[Filling]:
+    """Yield each sequence with its exact probability over all alignments, and its best path."""
+    for start in range(0, len(sequences), _BATCH_SIZE):
+        yield from _score_batch(dag, sequences[start : start + _BATCH_SIZE], length)
 
 
-def _score_some(dag: Dag, sequences: Sequence[Tokens], length: Length) -> list[Filling]:
+def _score_batch(dag: Dag, sequences: Sequence[Tokens], length: Length) -> list[Filling]:
     import torch
 
     from exlm_cli.ops.alignment import best_alignment, states_alignment_nll
@@ -157,9 +155,8 @@ def _score_some(dag: Dag, sequences: Sequence[Tokens], length: Length) -> list[F
         torch.tensor(num_targets),
         torch.full((len(sequences),), dag.num_nodes),
     )
-    with torch.no_grad():
-        log_probs = (-states_alignment_nll(*arguments)).tolist()
-        paths = best_alignment(*arguments).tolist()
+    log_probs = (-states_alignment_nll(*arguments)).tolist()
+    paths = best_alignment(*arguments).tolist()
     fillings = []
     for sequence, log_prob, path in zip(sequences, log_probs, paths, strict=True):
         by_mask = tuple(tuple(token for m, token in sequence if m == mask) for mask in range(dag.num_masks))

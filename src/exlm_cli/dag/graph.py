@@ -1,7 +1,7 @@
-"""The DAG behind one masked input, as numbers: node distributions, transitions, occupancy (section 4.2, App. P).
+"""The DAG behind one masked input, in numbers: node distributions, transitions, occupancy (section 4.2, App. P).
 
-Axes: S nodes (BOS, the k states of each [MASK] in order, EOS), V vocabulary, T masks. Everything is numpy, so that
-reports can draw a `Dag` without torch; torch is imported by the functions that need it.
+Axes: S nodes (BOS, the k states of each [MASK] in order, EOS), V vocabulary, T masks. A `Dag` is numpy; functions that
+need torch import it.
 """
 
 from collections.abc import Sequence
@@ -19,38 +19,38 @@ if TYPE_CHECKING:
 FloatArray = NDArray[np.floating]
 IntArray = NDArray[np.int64]
 
-_MOST_SHOWN = 60
+_MAX_SHOWN = 60
 
 
 class TokenDecoder(Protocol):
-    """What an inspection needs of a tokenizer (`exlm_cli.data.tokenizer.Tokenizer` has it)."""
+    """The part of a tokenizer that an inspection needs."""
 
     mask_id: int
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids; [CLS] and [SEP] vanish."""
+        """Return the text of ids, without [CLS] and [SEP]."""
 
     def token_text(self, token_id: int) -> str:
-        """Return one token as a reader wants to see it."""
+        """Return one token as people read it."""
 
 
 @dataclass(frozen=True)
 class Dag:
-    """What the model says of one input with T masks: S = k * T + 2 nodes and the edges between them.
+    """The states of one input with T masks: S = k * T + 2 nodes and the edges between them.
 
     Attributes:
         text: The user's input.
-        kind: "smiles" fillings are checked with RDKit.
+        kind: RDKit checks the fillings of "smiles".
         node_log_probs: (S, V) log-probabilities of tokens, nats; the rows of BOS and EOS are -inf.
         log_trans: (S, S) log E[v, u], nats; -inf at and below the diagonal.
-        node_mask: (S,) which mask a node belongs to, from 0; -1 for BOS and EOS.
-        node_clone: (S,) which of the mask's k states, from 1; 0 for BOS and EOS.
+        node_mask: (S,) the mask of each node, from 0; -1 for BOS and EOS.
+        node_clone: (S,) the number of each node among its mask's k states, from 1; 0 for BOS and EOS.
         num_states_per_mask: k.
         input_ids: (L,) tokens before expansion, [CLS], [MASK]s and [SEP] included.
         tokenizer: Turns ids into text.
-        has_transitions: False for an MLM and for `alignment: independent`, whose masks know nothing of each other: one
-            node a mask, chained by certain edges. The DAG's probabilities are then exactly the model's (of several
-            states a mask: given that they yield one token).
+        has_transitions: False for an MLM and for `alignment: independent`, whose masks do not depend on each other.
+            Such a DAG has one node a mask and edges of probability 1, and its probabilities are the model's; for
+            several states a mask, given that they yield one token.
     """
 
     text: str
@@ -75,7 +75,7 @@ class Dag:
         return int(self.node_mask.max()) + 1
 
     def segments(self, tokens_by_mask: Sequence[Sequence[int]]) -> list[tuple[str, int]]:
-        """Return the filled text in pieces, each with the mask it fills, or -1 for the text around the masks."""
+        """Return the filled text in pieces, each with the mask that it fills, or -1 around the masks."""
         pieces: list[tuple[str, int]] = []
         start = 0
         mask_positions = np.flatnonzero(self.input_ids == self.tokenizer.mask_id)
@@ -87,7 +87,7 @@ class Dag:
         return [piece for piece in pieces if piece[0]]
 
     def fill(self, tokens_by_mask: Sequence[Sequence[int]]) -> str:
-        """Return the text with the tokens of each mask in its place; characters split over tokens come out whole."""
+        """Return the text with its masks filled; a character may be split over tokens."""
         ids: list[int] = []
         remaining = iter(tokens_by_mask)
         for token in self.input_ids.tolist():
@@ -96,23 +96,23 @@ class Dag:
 
 
 def check_sentence(text: str, *, is_smiles: bool) -> None:
-    """Refuse an input without anything to predict.
+    """Check that an input has something to predict.
 
     Raises:
-        DataError: It is empty or holds no [MASK].
+        DataError: It is empty or has no [MASK].
     """
     example = "c1ccc([MASK])cc1" if is_smiles else "This is [MASK], and I'm very [MASK] to see this."
     hint = f'write [MASK] for each hidden token, as in: exlm inspect-dag "{example}"'
     if not text.strip():
         raise DataError("the sentence is empty", hint)
     if "[MASK]" not in text:
-        shown = text if len(text) <= _MOST_SHOWN else text[: _MOST_SHOWN - 1] + "…"
+        shown = text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"
         raise DataError(f"there is no [MASK] in {shown!r}", hint)
 
 
 @dataclass(frozen=True)
 class NodeToken:
-    """One token a node may emit."""
+    """One token that a node may emit."""
 
     token_id: int
     text: str
@@ -120,42 +120,34 @@ class NodeToken:
 
 
 def top_tokens(dag: Dag, n: int) -> list[list[NodeToken]]:
-    """Return the n most probable tokens of every node, best first; none for BOS and EOS.
-
-    Equally probable tokens come in the order of their ids.
-    """
+    """Return the n most probable tokens of every node, best first, ties by id; none for BOS and EOS."""
     nodes: list[list[NodeToken]] = [[] for _ in range(dag.num_nodes)]
     for node in np.flatnonzero(dag.node_mask >= 0):
         log_probs = dag.node_log_probs[node]
         best = np.argsort(-log_probs, kind="stable")[:n]
-        nodes[node] = [_node_token(dag, token_id, float(np.exp(log_probs[token_id]))) for token_id in best.tolist()]
+        nodes[node] = [
+            NodeToken(token_id, printable(dag.tokenizer.token_text(token_id)), float(np.exp(log_probs[token_id])))
+            for token_id in best.tolist()
+        ]
     return nodes
 
 
-def _node_token(dag: Dag, token_id: int, probability: float) -> NodeToken:
-    return NodeToken(token_id, printable(dag.tokenizer.token_text(token_id)), probability)
-
-
 def printable(text: str) -> str:
-    """Escape what a terminal or a page must not be sent: control characters, bidirectional marks, odd blanks."""
+    """Escape control characters, bidirectional marks and odd blanks, which a terminal or browser would obey."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def length_log_prob(dag: Dag) -> float:
-    """Log-probability, nats, that the DAG yields exactly T tokens: the mass of all paths through T inner nodes."""
-    import torch
-
+    """Return the log-probability, nats, that the DAG yields exactly T tokens: the mass of paths of T inner nodes."""
     from exlm_cli.ops.alignment import states_alignment_nll
 
-    log_emit, log_trans, num_targets, num_states = _silent_alignment(dag)
-    with torch.no_grad():
-        return -float(states_alignment_nll(log_emit, log_trans, num_targets, num_states))
+    return -float(states_alignment_nll(*_silent_alignment(dag)))
 
 
 def token_occupancy(dag: Dag) -> FloatArray:
-    """Return the probability that token t stands at node u, (T, S), given a path of exactly T inner nodes.
+    """Return the probability that node u emits token t, (T, S), given a path of exactly T inner nodes.
 
-    This is the DAG's prior: forward and backward over the transitions alone, whatever the nodes emit.
+    This is the DAG's prior: forward and backward over the transitions alone.
 
     Raises:
         DataError: No path has exactly T inner nodes.
@@ -209,20 +201,20 @@ def most_likely_path(dag: Dag) -> list[int]:
 
 
 def check_length_possible(dag: Dag) -> None:
-    """Refuse a DAG without a path of exactly T inner nodes.
+    """Check that a path of exactly T inner nodes exists.
 
     Raises:
-        DataError: There is none.
+        DataError: It does not.
     """
     if length_log_prob(dag) == -np.inf:
         raise DataError(
             f"the DAG of {dag.text!r} has no path that yields exactly {dag.num_masks} tokens",
-            "the transitions of its model leave none: give another `--checkpoint`, or train this one further",
+            "choose another model with `checkpoint=RUN`, or train this one further",
         )
 
 
 def _silent_alignment(dag: Dag) -> "tuple[Tensor, Tensor, Tensor, Tensor]":
-    """Arguments of the alignment op with T emissions of probability 1, float64."""
+    """Return arguments of the alignment op with T emissions of probability 1, float64."""
     import torch
 
     log_trans = torch.from_numpy(dag.log_trans.astype(np.float64))[None]

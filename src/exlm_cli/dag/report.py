@@ -9,8 +9,6 @@ from exlm_cli.dag.inspect import Inspection
 from exlm_cli.dag.text import render_dot, render_json
 from exlm_cli.files import removed_on_failure, write_atomically
 
-FORMATS = ("png", "svg", "html", "dot", "json")
-
 
 def render_report(inspection: Inspection, formats: Sequence[str]) -> dict[str, bytes]:
     """Return the content of every file by name.
@@ -19,7 +17,7 @@ def render_report(inspection: Inspection, formats: Sequence[str]) -> dict[str, b
 
     Args:
         inspection: What to show.
-        formats: Of `FORMATS`.
+        formats: Of `exlm_cli.dag.FORMATS`.
     """
     files: dict[str, bytes] = {}
     has_dag = inspection.dag.has_transitions

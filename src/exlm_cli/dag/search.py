@@ -1,16 +1,16 @@
 """Search for the most probable token sequences of a DAG, with a proof that none was missed.
 
-A beam over token prefixes. A prefix carries its forward vector over all nodes, so its alignments are summed, not
-enumerated. Prefixes are ranked by an upper bound on their best completion, and the largest bound that was ever cut
-is remembered: once it lies below the n-th best complete sequence, nothing better can have been missed. Otherwise the
-beam is widened and the search repeated.
+A beam over token prefixes. Each prefix has its forward vector over all nodes, so its alignments are summed, not
+enumerated. Prefixes are ranked by an upper bound on their best completion. The search records the largest bound that it
+cut: if that lies below the n-th best complete sequence, nothing better was missed. Otherwise it starts again with a
+wider beam.
 
 The bound: what follows a token at node u has at most probability
 
     h(u) = max over tokens y of the sum over v > u of E[u, v] P_v(y) h(v),
 
-because whatever the next token is, it is the same for all v. Where masks are told apart, the maximum is also over the
-mask that emits next, and h(u) is at least E[u, EOS], the end.
+because the next token is the same for all v. For fillings of any length, the maximum is also over the mask that emits
+next, and h(u) is at least E[u, EOS], the end.
 
 Axes: W prefixes, S nodes, C candidate tokens, T masks. Everything is float64 numpy.
 """
@@ -26,7 +26,7 @@ Tokens = tuple[tuple[int, int], ...]
 """(mask, token) pairs in the order of emission."""
 
 MAX_CANDIDATES = 20_000_000
-"""Most (prefix, token) pairs held at once: 160 MB."""
+"""Limit on the (prefix, token) pairs in memory: 160 MB."""
 _FIRST_WIDTH, _FIRST_TOKENS_PER_NODE = 32, 16
 _ROUNDING = 1e-9
 _Scored = tuple[float, Tokens]
@@ -67,7 +67,7 @@ class SearchProblem:
         self.log_rest = self._bound_what_follows()
 
     def bound_children(self, log_weight_WS: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Log of the sum over a group's nodes of weight * P(token): (W, C) for candidates, (W,) for any other token."""
+        """Return log of a group's sum of weight * P(token): (W, C) for candidates, (W,) for any other token."""
         peak_W1 = np.maximum(log_weight_WS.max(axis=1, keepdims=True), -1e300)
         weight_WS = np.exp(log_weight_WS - peak_W1)
         with np.errstate(divide="ignore"):
@@ -76,14 +76,14 @@ class SearchProblem:
         return np.concatenate(columns, axis=1), np.max(others, axis=0)
 
     def reach(self, log_alpha_WS: FloatArray) -> FloatArray:
-        """Log of the sum over v of alpha[v] * E[v, u]."""
+        """Return the log of the sum over v of alpha[v] * E[v, u]."""
         peak_W1 = np.maximum(log_alpha_WS.max(axis=1, keepdims=True), -1e300)
         with np.errstate(divide="ignore"):
             reached: FloatArray = np.log(np.exp(log_alpha_WS - peak_W1) @ self.trans) + peak_W1
         return reached
 
     def rest_after(self, num_tokens: int) -> FloatArray:
-        """Log h: bound, (S,), on what may follow when the `num_tokens`-th token stands at a node."""
+        """Return log h, (S,): the bound on what follows when a node has emitted the `num_tokens`-th token."""
         rest_S: FloatArray = self.log_rest[num_tokens if self.length == "exact" else 0]
         return rest_S
 
@@ -104,7 +104,7 @@ class SearchProblem:
 
 
 def best_sequences(problem: SearchProblem, wanted: int) -> tuple[list[Tokens], bool]:
-    """Return the `wanted` most probable token sequences (all, where there are fewer), and whether that is proven."""
+    """Return the `wanted` most probable token sequences, or all if there are fewer, and whether that is proven."""
     width, tokens_per_node = max(_FIRST_WIDTH, 2 * wanted), max(_FIRST_TOKENS_PER_NODE, wanted + 1)
     log_known = -np.inf
     while True:
@@ -125,7 +125,7 @@ def _beam(problem: SearchProblem, width: int, wanted: int, log_known: float) -> 
         problem: With candidates chosen.
         width: Prefixes kept after each token.
         wanted: Complete sequences wanted.
-        log_known: A log-probability that `wanted` complete sequences are known to reach; prefixes below are no loss.
+        log_known: A log-probability that `wanted` complete sequences are known to reach; prefixes below it are dropped.
 
     Returns:
         Complete sequences, best first, and the largest bound of anything cut that might have reached `log_known`.
@@ -163,7 +163,7 @@ def _beam(problem: SearchProblem, width: int, wanted: int, log_known: float) -> 
 
 
 def _keep_best(bounds_WC: FloatArray, width: int, log_known: float) -> tuple[IntArray, IntArray, float]:
-    """Return rows and columns of the `width` largest bounds that reach `log_known`, and the largest one left out."""
+    """Return rows and columns of the `width` largest bounds that reach `log_known`, and the largest one beyond them."""
     flat = bounds_WC.ravel()
     log_lost = -np.inf
     if len(flat) > width:

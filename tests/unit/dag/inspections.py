@@ -8,17 +8,11 @@ import numpy as np
 from exlm_cli.dag.inspect import Inspection, inspect
 from tests.unit.dag.dags import case_study_dag, handmade_dag
 
-AWKWARD = [
-    "$x_1$",
-    "<b>&amp;</b>",
-    'say "hi"',
-    "back\\slash",
-    "字幕",
-    "internationalisation",
-    "]]>",
-    "\u202e",
-    "\x1b[31mred",
-]
+AWKWARD = (
+    "$x_1$", "<b>&amp;</b>", 'say "hi"', "back\\slash", "字幕", "internationalisation", "]]>", "\u202e", "\x1b[31mred",
+    "<script>alert(1)</script>", "' onload=alert(1) x='", "[bold]x[/bold]",
+)  # fmt: skip
+"""Commands to matplotlib, browsers, terminals, rich and XML."""
 
 
 @functools.cache
@@ -58,3 +52,12 @@ def long_chain() -> Inspection:
     inspection = case_study()
     fillings = tuple(replace(filling, log_prob=filling.log_prob - 2000.0) for filling in inspection.n_best.fillings)
     return replace(inspection, n_best=replace(inspection.n_best, fillings=fillings))
+
+
+@functools.cache
+def awkward() -> Inspection:
+    """Return an inspection in which each awkward word is the best one of a node, and one is in the sentence."""
+    nodes = [{word: 0.6, "plain": 0.2} for word in AWKWARD]
+    edges = {v: dict.fromkeys(range(v + 1, 14), 1 / (13 - v)) for v in range(13)}
+    dag = handmade_dag("<i>$x$ [MASK] [MASK] [MASK]", nodes, edges, 4)
+    return inspect(replace(dag, text=f"<i>$x$ {AWKWARD[-2]} [MASK] [MASK] [MASK]"))

@@ -10,8 +10,10 @@ import pytest
 from PIL import Image
 
 from exlm_cli.dag.figures import render_graph, render_heat_map
+from exlm_cli.dag.graph import printable
+from exlm_cli.dag.layout import shorten_word
 from exlm_cli.report.style import MASK_COLOURS
-from tests.unit.dag.inspections import AWKWARD, case_study, long_chain, many_masks, smiles
+from tests.unit.dag.inspections import AWKWARD, awkward, case_study, long_chain, many_masks, smiles
 
 SVG = "{http://www.w3.org/2000/svg}"
 CUT = "Only the first 40 [MASK]s are drawn; the tables have the other 3."
@@ -43,15 +45,17 @@ def test_pictures_show_the_colours_of_the_masks_and_are_the_same_every_time(rend
         assert (np.abs(pixels.astype(int) - rgb).max(axis=1) <= 2).sum() > 500
 
 
-@pytest.mark.parametrize("word", AWKWARD)
-def test_no_word_is_a_command_to_the_renderer(word: str) -> None:
-    """The words come back from the SVG as they went in; mathematics would not, and a missing letter must not warn."""
-    inspection = many_masks(2, 2, 3, (word, "plain", "other", "words"))
-    sentence = replace(inspection, dag=replace(inspection.dag, text=f"{word} [MASK] [MASK]"))
-    shown = inspection.quote(inspection.word(1))
-    assert any(text.startswith(f"1 {shown[:9]}") for text in _texts(_svg(render_heat_map, sentence)))
-    texts = _texts(_svg(render_graph, sentence))
-    assert shown in texts or f"{shown[:15]}…" in texts
+def test_words_come_back_from_the_svg_as_they_went_in() -> None:
+    """Mathematics and markup would not; a letter that the font lacks must not warn."""
+    graph, heat_map = (_texts(_svg(render, awkward())) for render in (render_graph, render_heat_map))
+    for node, word in enumerate(AWKWARD, start=1):
+        shown = awkward().quote(printable(word))
+        assert shorten_word(shown, 16) in graph
+        assert any(text.startswith(f"{node} {shown[:9]}") for text in heat_map)
+    title = awkward().numbered_sentence()
+    assert title.startswith("<i>$x$")
+    assert title in graph
+    assert title in heat_map
 
 
 def test_the_graph_names_words_fillings_and_probabilities() -> None:

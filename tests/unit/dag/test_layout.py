@@ -16,13 +16,13 @@ from exlm_cli.dag.layout import (
     shorten_word,
     text_width,
 )
-from tests.unit.dag.inspections import AWKWARD, case_study, many_masks, smiles
+from tests.unit.dag.inspections import awkward, case_study, many_masks, smiles
 
 DRAWINGS = {
     "case study": case_study,
     "one mask": lambda: many_masks(1, 4),
     "smiles": smiles,
-    "awkward words": lambda: many_masks(4, 2, 1, tuple(AWKWARD)),
+    "awkward words": awkward,
     "five masks": lambda: many_masks(5, 4),
     "twelve masks": lambda: many_masks(12, 3),
     "thirty masks": lambda: many_masks(30, 4),

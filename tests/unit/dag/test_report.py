@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from exlm_cli.dag import FORMATS
 from exlm_cli.dag import report as dag_report
-from exlm_cli.dag.report import FORMATS, render_report, write_report
+from exlm_cli.dag.report import render_report, write_report
 from exlm_cli.errors import CheckpointError
 from tests.unit.dag.inspections import case_study
 

@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from exlm_cli.cli.options import Device, JsonOption, ScoringDeviceOption
+from exlm_cli.dag import FORMATS
 from exlm_cli.errors import ConfigError
 
 if TYPE_CHECKING:
     from exlm_cli.config.pretrain import PretrainRecipe
     from exlm_cli.dag.inspect import Inspection
 
-# repeated from `dag.report`, whose import is too slow for `--help`; a test compares them
-_FORMATS = ("png", "svg", "html", "dot", "json")
-
 
 class Length(StrEnum):
-    """How many tokens a filling has."""
+    """Number of tokens in a filling."""
 
     exact = "exact"
     any = "any"
@@ -40,8 +38,8 @@ def inspect_dag(
         Length, typer.Option("--length", help="A token for each [MASK], or none or several too.")
     ] = Length.exact,
     formats: Annotated[
-        str, typer.Option("--format", metavar="LIST", help=f"Files to write, of {','.join(_FORMATS)}; or none.")
-    ] = ",".join(_FORMATS),
+        str, typer.Option("--format", metavar="LIST", help=f"Files to write, of {','.join(FORMATS)}; or none.")
+    ] = ",".join(FORMATS),
     device: ScoringDeviceOption = Device.auto,
     as_json: JsonOption = False,
 ) -> None:
@@ -100,8 +98,8 @@ def _parse_formats(given: str) -> list[str]:
     if names == ["none"]:
         return []
     for name in names:
-        if name not in _FORMATS:
-            raise ConfigError(f"`--format {given}`: {name!r} is none of {', '.join(_FORMATS)}", "or give `none` alone")
+        if name not in FORMATS:
+            raise ConfigError(f"`--format {given}`: {name!r} is none of {', '.join(FORMATS)}", "or give `none` alone")
     return names
 
 
