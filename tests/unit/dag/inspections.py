@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from exlm_cli.dag import FORMATS
 from exlm_cli.dag.inspect import Inspection, inspect
+from exlm_cli.dag.report import render_report
 from tests.unit.dag.dags import case_study_dag, handmade_dag
 
 AWKWARD = (
@@ -18,6 +20,11 @@ AWKWARD = (
 @functools.cache
 def case_study() -> Inspection:
     return inspect(case_study_dag(), checkpoint="runs/example/checkpoints/step-10")
+
+
+@functools.cache
+def case_files() -> dict[str, bytes]:
+    return render_report(case_study(), FORMATS)
 
 
 @functools.cache

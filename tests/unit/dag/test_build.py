@@ -5,7 +5,6 @@ sentence came in.
 """
 
 import math
-import re
 from pathlib import Path
 
 import numpy as np
@@ -136,27 +135,19 @@ def test_smiles_are_inspected_as_smiles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sections", "sentence", "error", "hint"),
+    ("sections", "sentence", "numbers", "hint"),
     [
-        ({}, "", "the sentence is empty", "write [MASK] for each hidden token"),
-        ({}, "hello", "there is no [MASK] in 'hello'", "write [MASK] for each hidden token"),
-        ({}, "[MASK]" * 10_000,
-         f"the sentence has 10000 masks of 3 states, 30000 nodes; an inspection takes at most {MAX_INNER_NODES}",
-         f"mask at most {MAX_INNER_NODES // 3} tokens"),
-        ({}, "see this " * 40 + "[MASK]",
-         "the sentence has 84 tokens, 86 with its masks expanded; the model takes 64", "shorten it"),
-        ({"model": {"transition": {"position_features": True, "max_nodes": 9}},
-          "data": {"sequence_length": 6}}, "[MASK] is [MASK] or [MASK]",
-         "the sentence makes 11 nodes; the model's transition head takes 9", "mask at most 2 tokens"),
-        ({"objective": "mlm", "masking": {"num_repeats": 2}}, SENTENCE,
-         "runs/x/step-1 is a Repeated MLM (`masking.num_repeats` 2): it reads repeated text, which an inspection does "
-         "not make", "choose an ExLM or MLM with `--checkpoint`"),
+        ({}, "hello", "hello", "write [MASK]"),
+        ({}, "[MASK]" * 10_000, f"10000 masks of 3 states, 30000 nodes; .* {MAX_INNER_NODES}", "at most 170 tokens"),
+        ({}, "see this " * 40 + "[MASK]", "84 tokens, 86 with .* 64", "shorten it"),
+        ({"model": {"transition": {"position_features": True, "max_nodes": 9}}, "data": {"sequence_length": 6}},
+         "[MASK] is [MASK] or [MASK]", "11 nodes; .* 9", "at most 2 tokens"),
+        ({"objective": "mlm", "masking": {"num_repeats": 2}}, SENTENCE, "`masking.num_repeats` 2", "`checkpoint="),
     ],
 )  # fmt: skip
-def test_what_cannot_be_inspected_is_refused_with_numbers(
-    tokenizer: Tokenizer, sections: dict, sentence: str, error: str, hint: str
+def test_inputs_that_cannot_be_inspected_are_refused_with_numbers(
+    tokenizer: Tokenizer, sections: dict, sentence: str, numbers: str, hint: str
 ) -> None:
-    pretrained = _pretrained(tokenizer, **sections)
-    with pytest.raises(DataError, match=f"^{re.escape(error)}$") as caught:
-        build_dag(pretrained, sentence)
-    assert caught.value.hint.startswith(hint)
+    with pytest.raises(DataError, match=numbers) as caught:
+        build_dag(_pretrained(tokenizer, **sections), sentence)
+    assert hint in caught.value.hint

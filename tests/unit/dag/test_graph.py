@@ -1,6 +1,5 @@
 """Numbers of a DAG against enumeration of every path, which shares no code with `src`."""
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -95,24 +94,18 @@ def _impossible() -> Dag:
 
 @pytest.mark.parametrize("function", [occupancy, edge_use, token_occupancy, most_likely_path])
 def test_a_dag_without_a_path_of_the_right_length_is_refused(function) -> None:
-    message = "the DAG of 'a [MASK]' has no path that yields exactly 1 tokens"
-    with pytest.raises(DataError, match=re.escape(message)) as caught:
+    with pytest.raises(DataError, match="exactly 1 tokens") as caught:
         function(_impossible())
-    # nor has it an independent guess, so counting texts of any length would be refused too
-    assert "--length" not in caught.value.hint
-    assert "another `--checkpoint`" in caught.value.hint
-
-
-@pytest.mark.parametrize("text", ["", "  \n"])
-def test_an_empty_sentence_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(DataError, match=r"^the sentence is empty$") as caught:
-        check_sentence(text, is_smiles=False)
-    assert "This is [MASK], and I'm very [MASK] to see this." in caught.value.hint
+    # it has no independent guess either, so the other way to count would be refused too
+    assert "`checkpoint=" in caught.value.hint
+    assert "length" not in caught.value.hint
 
 
 def test_a_sentence_without_a_mask_is_refused_with_an_example_of_its_kind() -> None:
-    with pytest.raises(DataError, match=re.escape("there is no [MASK] in 'CCO'")) as caught:
-        check_sentence("CCO", is_smiles=True)
-    assert caught.value.hint == 'write [MASK] for each hidden token, as in: exlm inspect-dag "c1ccc([MASK])cc1"'
-    with pytest.raises(DataError, match=re.escape(f"there is no [MASK] in {'a' * 59 + '…'!r}")):
+    for text in ("", "  \n", "CCO"):
+        with pytest.raises(DataError) as caught:
+            check_sentence(text, is_smiles=True)
+        assert '"c1ccc([MASK])cc1"' in caught.value.hint
+    with pytest.raises(DataError, match="a{59}…") as caught:
         check_sentence("a" * 500, is_smiles=False)
+    assert "This is [MASK], and I'm very [MASK] to see this." in caught.value.hint
