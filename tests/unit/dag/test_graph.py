@@ -106,6 +106,6 @@ def test_a_sentence_without_a_mask_is_refused_with_an_example_of_its_kind() -> N
         with pytest.raises(DataError) as caught:
             check_sentence(text, is_smiles=True)
         assert '"c1ccc([MASK])cc1"' in caught.value.hint
-    with pytest.raises(DataError, match="a{59}…") as caught:
+    with pytest.raises(DataError, match=r"a{59}…") as caught:
         check_sentence("a" * 500, is_smiles=False)
     assert "This is [MASK], and I'm very [MASK] to see this." in caught.value.hint
