@@ -20,6 +20,7 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
     "seed": ("seed", "seeds"),
     "task.data_dir": ("data_dir",),
     "task.label_columns": ("label_columns",),
+    "task.name": ("tasks",),
     "task.smiles_column": ("smiles_column",),
     "task.split": ("split",),
     "task.text_column": ("text_column",),

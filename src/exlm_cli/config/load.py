@@ -63,12 +63,11 @@ def load_recipe(name_or_file: str, overrides: Sequence[str] = (), *, kind: type[
     set_layers = [parse_override(override, kind) for override in overrides]
     for layer in set_layers:
         layers = layer.over(layers)
+    if issubclass(kind, SweepRecipe) and layers.values.get("cells"):
+        for layer in set_layers:
+            refuse_decided(layer, kind.decided_by_cells, "repeat-mlm")
     recipe = check_recipe(layers, _shown(path), kind)
-    if not isinstance(recipe, SweepRecipe):
-        return recipe
-    for layer in set_layers:
-        refuse_decided(layer, recipe.decided_by_cells, recipe.run_by)
-    added = _variants_to_add(recipe, set_layers)
+    added = _variants_to_add(recipe, set_layers) if isinstance(recipe, SweepRecipe) else None
     return recipe if added is None else check_recipe(added.over(layers), _shown(path), kind)
 
 

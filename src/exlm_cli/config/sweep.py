@@ -117,6 +117,10 @@ class SweepRecipe(Recipe):
         "finetune.task.name": "`tasks=LIST`",
         "finetune.grid": "one value, like `finetune.optim.lr=1e-5`: cells are fine-tuned without a search",
     }
+    decided_by_cells: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("pretrain.masking.num_repeats", "pretrain.masking.mask_ratio"), "`cells=[[1, 0.15], [2, 0.387]]`"
+    )
+    """Keys that `cells` decides in every variant."""
 
     seeds: tuple[Seed, ...] = Field((1,), min_length=1, description="Seeds of pre-training, each variant with each")
     tasks: tuple[TaskName, ...] = Field(
@@ -154,12 +158,6 @@ class SweepRecipe(Recipe):
     def run_by(self) -> str:
         """The command that runs this recipe: `repeat-mlm` for a grid of k and p, `sweep` for other variants."""
         return "repeat-mlm" if self.cells else self.command
-
-    @property
-    def decided_by_cells(self) -> Mapping[str, str]:
-        """Keys that `cells` sets in every variant, and what decides each, for hints."""
-        keys = ("pretrain.masking.num_repeats", "pretrain.masking.mask_ratio") if self.cells else ()
-        return dict.fromkeys(keys, "`cells=[[1, 0.15], [2, 0.387]]`")
 
     def plan(self) -> list[SweepCell]:
         """Return every variant with every seed, in the order of the recipe."""

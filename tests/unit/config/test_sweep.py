@@ -1,15 +1,16 @@
-"""Sweeps: variants as changes of a common recipe, what `extends` stands for, and each mistake in one line."""
+"""Sweep recipes: variants written by hand or generated from (k, p), what `extends` means in them, mistakes."""
 
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from exlm_cli.config.load import dump_recipe, load_recipe, recipe_kind
-from exlm_cli.config.sweep import SweepRecipe, changed_values
+from exlm_cli.config.sweep import SweepCell, SweepRecipe, VariantAbout, changed_values, choose_cells
 from exlm_cli.errors import ConfigError
 
-NAME = "quickstart-ablations"
+SWEEP, GRID = "quickstart-ablations", "quickstart-repeat-mlm"
+PAPER_RATIOS = (0.0225, 0.15, 0.387, 0.622, 0.789)
+PAPER_CELLS = tuple((k, p) for row, k in enumerate((1, 2, 4, 8)) for p in PAPER_RATIOS[row:])
 
 
 def _load(name: str, *overrides: str) -> SweepRecipe:
@@ -29,182 +30,264 @@ def _write(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
+def _about(cell: SweepCell) -> VariantAbout:
+    assert isinstance(cell.about, VariantAbout)
+    return cell.about
+
+
 def test_a_variant_is_the_common_recipe_with_its_changes() -> None:
-    recipe = _load(NAME, "variants={exlm: {}, slow: {optim.lr: 1e-4, masking.num_states_per_mask: 2}}", "seeds=[3, 9]")
-    recipe = recipe.replaced(only=("exlm", "slow"))
-    plans = recipe.plan()
-    assert [(plan.label, plan.row, plan.column, plan.seed) for plan in plans] == [
-        ("exlm", "exlm", "seed 3", 3), ("slow", "slow", "seed 3", 3), ("exlm", "exlm", "seed 9", 9),
-        ("slow", "slow", "seed 9", 9),
+    variants = "variants={exlm: {}, slow: {optim.lr: 1e-4, masking.num_states_per_mask: 2}}"
+    recipe = _load(SWEEP, variants, "seeds=[3, 9]", "only=[exlm, slow]")
+    cells = recipe.plan()
+    assert [(cell.label, cell.row, cell.column, cell.folder) for cell in cells] == [
+        ("exlm", "exlm", "seed 3", "exlm/seed-3"), ("slow", "slow", "seed 3", "slow/seed-3"),
+        ("exlm", "exlm", "seed 9", "exlm/seed-9"), ("slow", "slow", "seed 9", "slow/seed-9"),
     ]  # fmt: skip
-    expected = recipe.pretrain.model_dump() | {"name": f"{NAME}-slow", "purpose": f"Variant slow of {NAME}", "seed": 9}
-    expected["paper"] = recipe.paper
+    expected = recipe.pretrain.model_dump() | {"name": f"{SWEEP}-slow", "purpose": f"Variant slow of {SWEEP}"}
+    expected |= {"paper": recipe.paper, "seed": 9}
     expected["optim"]["lr"] = 1e-4
     expected["masking"]["num_states_per_mask"] = 2
     expected["train"]["num_threads"] = 1
-    assert plans[3].pretrain.model_dump() == expected
-    assert plans[3].about["changes"] == {"optim.lr": 1e-4, "masking.num_states_per_mask": 2}
-    assert plans[3].about["num_states_per_mask"] == 2
-    assert {plan.folder for plan in plans} == {"exlm/seed-3", "slow/seed-3", "exlm/seed-9", "slow/seed-9"}
+    assert cells[3].pretrain.model_dump() == expected
+    assert _about(cells[3]).changes == {"optim.lr": 1e-4, "masking.num_states_per_mask": 2}
+    assert _about(cells[3]).num_states_per_mask == 2
 
 
-def test_steps_are_told_against_the_common_ones() -> None:
-    by_label = {plan.label: plan for plan in _load("table-2").plan()}
-    assert by_label["mlm-plus-plus"].about["relative_steps"] == 2.0
-    assert by_label["mlm"].about["relative_steps"] == 1.0
-    in_epochs = "{train.max_steps: null, train.max_epochs: 2}"
-    recipe = _load(NAME, f"variants.long={in_epochs}", "only=[long]")
-    assert recipe.plan()[0].about["relative_steps"] is None
+def test_steps_are_relative_to_the_common_ones() -> None:
+    by_label = {cell.label: _about(cell) for cell in _load("table-2").plan()}
+    assert (by_label["mlm-plus-plus"].relative_steps, by_label["mlm"].relative_steps) == (2.0, 1.0)
+    by_epochs = _load(SWEEP, "variants.long={train.max_steps: null, train.max_epochs: 2}", "only=[long]")
+    assert _about(by_epochs.plan()[0]).relative_steps is None
 
 
-def test_only_says_which_and_in_which_order() -> None:
-    assert [plan.label for plan in _load(NAME, "only=[mlm, exlm]").plan()] == ["mlm", "exlm"]
-    assert [plan.label for plan in _load(NAME, "only=[]").plan()] == list(_load("ablations").variants)
+def test_only_chooses_variants_and_their_order() -> None:
+    assert [cell.label for cell in _load(SWEEP, "only=[mlm, exlm]").plan()] == ["mlm", "exlm"]
+    assert [cell.label for cell in _load(SWEEP, "only=[]").plan()] == list(_load("ablations").variants)
 
 
-def test_a_variant_that_is_set_is_run_whatever_only_says() -> None:
-    usual = _load(NAME).only
-    assert _load(NAME, "variants.my-own={optim.lr: 1e-4}").only == (*usual, "my-own")
-    assert _load(NAME, "variants.my-own={optim.lr: 1e-4}", "variants={mlm: {}, late: {}}").only == (
-        *usual, "my-own", "late",
-    )  # fmt: skip
-    assert _load(NAME, "variants.my-own={optim.lr: 1e-4}", "only=[mlm]").only == ("mlm",)
-    assert _load(NAME, "variants.my-own={}", "only=[]").only == ()
-    assert (
-        "cell my-own: `pretrain.masking.mask_ratio`: "
-        in _error(NAME, "variants.my-own={masking.mask_ratio: 7}").message
-    )
+def test_a_variant_given_as_an_override_is_run_whatever_only_names() -> None:
+    own = "variants.my-own={optim.lr: 1e-4}"
+    usual = _load(SWEEP).only
+    assert _load(SWEEP, own).only == (*usual, "my-own")
+    assert _load(SWEEP, own, "variants={mlm: {}, late: {}}").only == (*usual, "my-own", "late")
+    assert _load(SWEEP, own, "only=[mlm]").only == ("mlm",)
+    assert _load(SWEEP, "variants.my-own={}", "only=[]").only == ()
 
 
-def test_what_extends_stands_for_is_what_its_recipe_changes(tmp_path: Path) -> None:
+def test_a_variant_that_extends_a_recipe_is_what_that_recipe_changes(tmp_path: Path) -> None:
+    (tmp_path / "wide.yaml").write_text("extends: text-small\nmodel: {width: 256}\n")
     path = _write(
         tmp_path,
         "variants:\n  twin: {extends: text-small-mlm, optim.lr: 0.25}\n  same: {extends: text-small}\n"
-        "pretrain: {extends: text-small}\nfinetune: {extends: glue-small}\n",
+        "  wide: {extends: wide.yaml}\npretrain: {extends: text-small}\nfinetune: {extends: glue-small}\n",
     )
     recipe = _load(path, "pretrain.data.train=my.txt")
-    assert recipe.variants["same"] == {}
+    assert (recipe.variants["same"], recipe.variants["wide"]) == ({}, {"model.width": 256})
     twin = recipe.plan()[0].pretrain
     wanted = load_recipe("text-small-mlm", ["data.train=my.txt", "optim.lr=0.25", "train.num_threads=1"])
     assert changed_values(wanted, twin) == {}
     assert recipe_kind(path) is SweepRecipe
 
 
-def test_a_file_beside_the_sweep_can_be_extended(tmp_path: Path) -> None:
-    (tmp_path / "wide.yaml").write_text("extends: text-small\nmodel: {width: 256}\n")
-    text = "variants: {wide: {extends: wide.yaml}}\npretrain: {extends: text-small}\nfinetune: {extends: glue-small}\n"
-    assert _load(_write(tmp_path, text)).variants == {"wide": {"model.width": 256}}
-
-
-def test_changed_values_leave_out_what_only_names_a_recipe() -> None:
+def test_changed_values_leave_out_names_seeds_and_devices() -> None:
     common = load_recipe("ablation-exlm")
     assert changed_values(common, load_recipe("ablation-exlm", ["seed=7", "device=cpu", "purpose=x"])) == {}
-    assert changed_values(common, load_recipe("ablation-exlm", ["optim.betas=[0.8, 0.9]"])) == {
-        "optim.betas": [0.8, 0.9]
-    }
+    other = load_recipe("ablation-exlm", ["optim.betas=[0.8, 0.9]"])
+    assert changed_values(common, other) == {"optim.betas": [0.8, 0.9]}
 
 
 def test_a_child_adds_to_a_variant_and_to_the_sweep(tmp_path: Path) -> None:
-    path = _write(tmp_path, f"extends: {NAME}\nvariants:\n  mlm: {{optim.lr: 0.5}}\n  new: {{model.rope: 1d}}\n")
+    path = _write(tmp_path, f"extends: {SWEEP}\nvariants:\n  mlm: {{optim.lr: 0.5}}\n  new: {{model.rope: 1d}}\n")
     variants = _load(path).variants
-    assert variants["mlm"] == _load(NAME).variants["mlm"] | {"optim.lr": 0.5}
+    assert variants["mlm"] == _load(SWEEP).variants["mlm"] | {"optim.lr": 0.5}
     assert variants["new"] == {"model.rope": "1d"}
 
 
-def test_order_and_values_survive_the_file_that_a_run_keeps(tmp_path: Path) -> None:
-    recipe = _load(NAME)
+@pytest.mark.parametrize("name", [SWEEP, GRID])
+def test_order_and_values_survive_the_file_that_a_run_keeps(name: str, tmp_path: Path) -> None:
+    recipe = _load(name)
     again = _load(_write(tmp_path, dump_recipe(recipe)))
     assert again == recipe
-    assert list(again.variants) == list(recipe.variants)
     assert again.plan() == recipe.plan()
 
 
-def test_the_command_that_goes_on_is_that_of_pre_training() -> None:
-    assert _load(NAME).resume_command(Path("runs/x")) == "exlm pretrain --resume runs/x"
+def test_generated_variants_differ_in_k_p_and_the_room_for_k_copies_alone() -> None:
+    recipe = _load(GRID, "cells=[[1, 0.3], [4, 0.7]]", "seeds=[3, 9]")
+    cells = recipe.plan()
+    assert [(cell.folder, cell.row, cell.column) for cell in cells] == [
+        ("k1-p0.3/seed-3", "k = 1", "30%"), ("k4-p0.7/seed-3", "k = 4", "70%"),
+        ("k1-p0.3/seed-9", "k = 1", "30%"), ("k4-p0.7/seed-9", "k = 4", "70%"),
+    ]  # fmt: skip
+    first, second = cells[0].pretrain, cells[1].pretrain
+    masking = first.masking.model_copy(update={"num_repeats": 4, "mask_ratio": 0.7})
+    model = first.model.model_copy(update={"max_length": 4 * 64})
+    assert second == first.model_copy(update={"name": second.name, "masking": masking, "model": model})
+    assert cells[2].pretrain == first.model_copy(update={"seed": 9})
+    assert cells[1].work == pytest.approx(cells[0].work * (62 * 4 + 2) / 64)
+    assert (recipe.run_by, _load(SWEEP).run_by) == ("repeat-mlm", "sweep")
+
+
+def test_generated_variants_that_corrupt_few_tokens_get_more_steps() -> None:
+    changes = ["cells=[[1, 0.01], [1, 0.5], [2, 0.1]]", "pretrain.train.max_steps=10", "pretrain.optim.warmup_steps=5"]
+    assert {cell.pretrain.train.max_steps for cell in _load(GRID, *changes).plan()} == {10}
+    changes += ["pretrain.train.batch_sequences=20", "min_corrupted_tokens=1000"]
+    # of 62 tokens a sequence, masked in all copies in a step: 12.4, 620 and 12.4
+    assert [cell.pretrain.train.max_steps for cell in _load(GRID, *changes).plan()] == [81, 10, 81]
+    changes += ["pretrain.train.batch_sequences=null", "pretrain.train.batch_tokens=1280"]
+    # 20 sequences of 64 tokens fit, and 10.16 of 126
+    assert [cell.pretrain.train.max_steps for cell in _load(GRID, *changes).plan()] == [81, 10, 159]
+
+
+def test_a_microbatch_holds_the_longest_sequence_and_a_process_has_one_thread() -> None:
+    cells = _load(GRID, "cells=[[1, 0.3], [8, 0.8]]", "pretrain.train.microbatch_tokens=100").plan()
+    assert [cell.pretrain.train.microbatch_tokens for cell in cells] == [100, 62 * 8 + 2]
+    assert cells[0].pretrain.train.num_threads == 1
+    assert _load(GRID, "pretrain.train.num_threads=3").plan()[0].pretrain.train.num_threads == 3
+
+
+def test_tasks_are_fine_tuned_as_the_common_section_says_each_with_the_keys_of_its_suite() -> None:
+    cell = _load(GRID, "tasks=[glue/rte, squad/v2]", "finetune.optim.lr=1e-4", "finetune.task.doc_stride=64").plan()[0]
+    assert [(recipe.name, recipe.task.name, recipe.optim.lr) for recipe in cell.finetune] == [
+        ("glue-rte", "glue/rte", 1e-4), ("squad-v2", "squad/v2", 1e-4),
+    ]  # fmt: skip
+    assert getattr(cell.finetune[1].task, "doc_stride") == 64  # noqa: B009
+    assert not hasattr(cell.finetune[0].task, "doc_stride")
+
+
+def test_the_papers_k_and_p_make_its_14_cells_and_its_grey_ones() -> None:
+    cells, grey = choose_cells((), (1, 2, 4, 8), PAPER_RATIOS)
+    assert set(cells) == set(PAPER_CELLS)
+    # "less than 0.05%", which 2.25 % squared just misses
+    assert {(k, p) for k, p in grey} == {(2, 0.0225), (4, 0.0225), (4, 0.15), (8, 0.0225), (8, 0.15), (8, 0.387)}
+    assert max(p**k for k, p in grey) < 0.00051
+
+
+def test_k_or_p_alone_choose_among_the_cells_of_the_recipe() -> None:
+    assert choose_cells(PAPER_CELLS, (8,), None) == (((8, 0.622), (8, 0.789)), ())
+    assert choose_cells(PAPER_CELLS, None, (0.0225,)) == (((1, 0.0225),), ())
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("name", "override", "found"),
     [
-        ("variants.x={model.rpe: 1d}", "`variants.x` has the unknown key `model.rpe`; did you mean `model.rope`?"),
-        ("variants.x={qqqq: 1}", "`variants.x` has the unknown key `qqqq`"),
-        (
-            "variants.x={model: {rope: 1d}}",
-            "`variants.x` replaces all of `model`; give single keys, like `model.num_layers`",
-        ),
-        ("variants.x={seed: 3}", "`variants.x` changes `seed`, which the sweep's `seeds` decides"),
-        ("variants.x={device: cpu}", "`variants.x` changes `device`, which the sweep's `device` decides"),
-        ("variants.x={name: y}", "`variants.x` changes `name`, which the label decides"),
-        (
-            "variants={A b: {}}",
-            "`variants`: 'A b' names no folder; accepted: lower-case letters, digits, `.`, `_`, `-`",
-        ),
-        ("only=[exml]", "no variant is called `exml`; did you mean `exlm`?"),
-        ("only=[mlm, mlm]", "`only` names a variant twice: mlm, mlm"),
-        ("seeds=[1, 1]", "`seeds` [1, 1] names one of them twice"),
+        (SWEEP, "variants.x={model.rpe: 1d}", "unknown key `model.rpe`; did you mean `model.rope`?"),
+        (SWEEP, "variants.x={qqqq: 1}", "`variants.x` has the unknown key `qqqq`"),
+        (SWEEP, "variants.x={model: {rope: 1d}}", "`model`; give single keys, like `model.num_layers`"),
+        (SWEEP, "variants.x={seed: 3}", "`variants.x` changes `seed`, which the sweep's `seeds` decides"),
+        (SWEEP, "variants.x={name: y}", "`variants.x` changes `name`"),
+        (SWEEP, "variants={A b: {}}", "`variants`: 'A b' names no folder"),
+        (SWEEP, "variants=3", "`variants` is 3; accepted: changes by name like "),
+        (SWEEP, "only=[exml]", "no variant is called `exml`; did you mean `exlm`?"),
+        (SWEEP, "only=[zzzz]", "no variant is called `zzzz`; there are mlm, "),
+        (SWEEP, "only=[mlm, mlm]", "`only` ['mlm', 'mlm'] has one of them twice"),
+        (SWEEP, "cells=[[1, 0.3]]", "either `variants` or `cells`"),
+        (SWEEP, "min_corrupted_tokens=3", "`min_corrupted_tokens` is for `cells`"),
+        (SWEEP, "seeds=[1, 1]", "`seeds` [1, 1] has one of them twice"),
+        (GRID, "only=[k1-p0.15]", "`only` chooses among `variants`"),
+        (GRID, "cells=[]", "either `variants` or `cells`"),
+        (GRID, "cells=[[1, 0.3], [1, 0.3]]", "`cells` [(1, 0.3), (1, 0.3)] has one of them twice"),
+        (GRID, "cells=[[1, 0.3], [1, 0.3000001]]", "whose folder would be k1-p0.3"),
+        (GRID, "cells=[[0, 0.3]]", "`cells` is [[0, 0.3]]"),
+        (GRID, "cells=[[1, 1.0]]", "`cells` is [[1, 1.0]]"),
+        (GRID, "tasks=[glue/rte, glue/rte]", "`tasks` ['glue/rte', 'glue/rte'] has one of them twice"),
+        (GRID, "pretrain.masking.scheme=fixed", "`pretrain.masking.scheme` must be bernoulli"),
+        (GRID, "pretrain.optim.lrr=1e-3", "unknown key `pretrain.optim.lrr`"),
     ],
-)  # fmt: skip
-def test_a_sweep_that_makes_no_sense_is_refused(override: str, said: str) -> None:
-    assert _error(NAME, override).message == f"recipes/sweep/{NAME}.yaml with `--set {override}`: {said}"
-
-
-def test_an_unknown_variant_without_a_neighbour_is_told_with_all_there_are() -> None:
-    message = _error(NAME, "only=[zzzz]").message
-    assert message.endswith("no variant is called `zzzz`; there are " + ", ".join(_load(NAME).variants))
-
-
-def test_a_variant_that_its_recipe_cannot_take_is_named() -> None:
-    message = _error(NAME, "variants.x={masking.num_states_per_mask: 64}", "only=[x]").message
-    assert ": cell x: `model.max_length` is 256, but " in message
-    assert _error(NAME, "variants.x={optim.lr: fast}", "only=[x]").message.endswith(
-        "cell x: `pretrain.optim.lr`: Input should be a valid number, unable to parse string as a number"
-    )
-
-
-@pytest.mark.parametrize("value", ["3", "{x: 3}"])
-def test_variants_that_are_none_are_told(value: str) -> None:
-    error = _error(NAME, f"variants={value}")
-    assert error.message.startswith(f"`--set variants={value}`: `variants` is ")
-    assert error.message.endswith("; accepted: changes by name like {wide: {model.width: 256}}, not empty")
-
-
-def test_a_sweep_without_variants_is_refused() -> None:
-    with pytest.raises(ValidationError, match="at least 1 item"):
-        SweepRecipe.model_validate(_load(NAME).model_dump() | {"variants": {}})
+)
+def test_a_sweep_that_makes_no_sense_is_refused(name: str, override: str, found: str) -> None:
+    error = _error(name, override)
+    assert found in error.message
+    assert f"`{override}`" in error.message
+    assert error.hint
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("overrides", "found"),
     [
+        (["cells=[[1, 0.3]]", "pretrain.objective=exlm"], "`pretrain.objective` must be mlm"),
         (
-            "variants: {x: {extends: text-small}}\n",
-            ": `variants.x.extends` needs `pretrain.extends` in the same file",
+            ["min_corrupted_tokens=9", "pretrain.train.max_steps=null", "pretrain.train.max_epochs=1"],
+            "`min_corrupted_tokens` raises `pretrain.train.max_steps`",
         ),
         (
-            "pretrain: {extends: text-small}\nvariants: {x: {extends: text-smal}}\n",
-            ": `extends`: unknown recipe `text-smal`",
+            ["cells=[[2, 0.3]]", "pretrain.train.batch_sequences=null", "pretrain.train.batch_tokens=100"],
+            "cell k2-p0.3: `train.batch_tokens` 100 does not hold one sequence of 126",
         ),
+        (["tasks=[glue/rte, glue/mrpc]", "finetune.task.doc_stride=64"], "`finetune.task.doc_stride` is for squad"),
+        (["tasks=[]", "finetune.task.label_columns=[good]"], "`finetune.task.label_columns` is for csv"),
+        (["tasks=[glue/rte, csv]", "finetune.task.files.train=my.csv"], "`finetune.task.files` names the files of one"),
         (
-            "pretrain: {extends: text-small}\nvariants: {x: {extends: 3}}\n",
-            ": `variants.x.extends` is 3; accepted: the name of a recipe, or a file beside this one",
-        ),
-        (
-            "pretrain: {extends: text-small}\nvariants: {x: {extends: glue-rte}}\n",
-            ": `extends`: `glue-rte` is a recipe of `exlm finetune`, not of `exlm pretrain`",
+            ["tasks=[moleculenet/bace]", "finetune.task.split=file"],
+            "`finetune` on moleculenet/bace: `task.split: file`",
         ),
     ],
 )
-def test_a_variant_that_extends_what_is_not_there_is_told(tmp_path: Path, text: str, said: str) -> None:
-    path = _write(tmp_path, f"extends: {NAME}\n{text}")
-    assert _error(path).message == f"{path}{said}"
+def test_values_that_do_not_go_together_are_refused(overrides: list[str], found: str) -> None:
+    assert found in _error(GRID, *overrides).message
 
 
-def test_a_sweep_is_no_recipe_of_a_single_run() -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_recipe("table-2")
-    assert caught.value.message == "`table-2` is a recipe of `exlm pretrain --sweep`, not of `exlm pretrain`"
-    assert _error("text-base").message == "`text-base` is a recipe of `exlm pretrain`, not of `exlm pretrain --sweep`"
-    assert _error("tabel-13").hint.startswith("did you mean `table-13`?")
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ("masking.num_states_per_mask: 64", "cell x: `model.max_length` is 256, but "),
+        ("optim.lr: fast", "cell x: `pretrain.optim.lr`: "),
+    ],
+)
+def test_a_variant_that_the_common_recipe_cannot_take_is_named(changes: str, found: str) -> None:
+    assert found in _error(SWEEP, f"variants.x={{{changes}}}", "only=[x]").message
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "hint"),
+    [
+        ("pretrain.seed=3", "pretrain.seed", "seeds="),
+        ("pretrain={device: cuda}", "pretrain.device", "device="),
+        ("pretrain.masking.mask_ratio=0.3", "pretrain.masking.mask_ratio", "cells="),
+        ("pretrain.masking.num_repeats=2", "pretrain.masking.num_repeats", "cells="),
+        ("finetune.task.name=glue/rte", "finetune.task.name", "tasks="),
+        ("finetune.grid={optim.lr: [1e-5, 2e-5]}", "finetune.grid", "finetune.optim.lr=1e-5"),
+    ],
+)
+def test_a_key_that_the_sweep_sets_itself_is_refused(override: str, key: str, hint: str) -> None:
+    error = _error(GRID, override)
+    assert f"sets `{key}` itself" in error.message
+    assert hint in error.hint
+
+
+def test_variants_written_by_hand_share_a_mask_ratio_that_an_override_may_change() -> None:
+    assert _load(SWEEP, "pretrain.masking.mask_ratio=0.3").pretrain.masking.mask_ratio == 0.3
+
+
+def test_no_hint_leads_to_a_key_that_is_refused() -> None:
+    assert "use `seeds=" in _error(GRID, "seed=3").hint
+    assert _error(GRID, "masking.scheme=bernoulli").hint == "did you mean `pretrain.masking.scheme`?"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("variants: {x: {extends: text-small}}\n", "`variants.x.extends` needs `pretrain.extends` in the same file"),
+        ("pretrain: {extends: text-small}\nvariants: {x: {extends: text-smal}}\n", "unknown recipe `text-smal`"),
+        ("pretrain: {extends: text-small}\nvariants: {x: {extends: 3}}\n", "`variants.x.extends` is 3"),
+        ("pretrain: {extends: moleculenet-bace}\n", "`moleculenet-bace` is a recipe of `exlm finetune`"),
+        ("pretrain: {extends: 3}\n", "`pretrain.extends` is 3"),
+    ],
+)
+def test_what_extends_nothing_that_is_there_is_refused(tmp_path: Path, text: str, found: str) -> None:
+    path = _write(tmp_path, f"extends: {SWEEP}\n{text}")
+    message = _error(path).message
+    assert message.startswith(path)
+    assert found in message
+
+
+def test_a_section_that_extends_a_recipe_replaces_the_one_it_inherits(tmp_path: Path) -> None:
+    extending = "  extends: text-small-mlm\n  masking: {scheme: bernoulli}\n  data: {train: [my.txt]}\n"
+    recipe = _load(_write(tmp_path, f"extends: {GRID}\npretrain:\n{extending}"))
+    assert recipe.pretrain == load_recipe("text-small-mlm", ["masking.scheme=bernoulli", "data.train=my.txt"])
+    assert recipe.cells == _load(GRID).cells
+    changed = _load(_write(tmp_path, f"extends: {GRID}\npretrain:\n  optim: {{lr: 0.25}}\n")).pretrain
+    inherited = _load(GRID).pretrain
+    assert changed == inherited.model_copy(update={"optim": inherited.optim.model_copy(update={"lr": 0.25})})
 
 
 @pytest.mark.parametrize(
@@ -213,11 +296,23 @@ def test_a_sweep_is_no_recipe_of_a_single_run() -> None:
         ("[mlm, exlm]", "[exlm-no-2d-rope, mlm]", ("mlm", "exlm", "exlm-no-2d-rope")),
         ("[]", "[mlm]", ()),
         ("[mlm]", "[]", ()),
-        ("[mlm]", "[mlm]", ("mlm",)),
     ],
 )
 def test_a_sweep_together_with_an_earlier_one_has_the_variants_of_both(
     earlier: str, later: str, both: tuple[str, ...]
 ) -> None:
-    joined = _load(NAME, f"only={later}", "seeds=[2]").together_with(_load(NAME, f"only={earlier}", "seeds=[1]"))
+    joined = _load(SWEEP, f"only={later}", "seeds=[2]").together_with(_load(SWEEP, f"only={earlier}", "seeds=[1]"))
     assert (joined.only, joined.seeds) == (both, (1, 2))
+
+
+def test_a_grid_together_with_an_earlier_one_has_the_cells_seeds_and_tasks_of_both() -> None:
+    earlier = _load(GRID, "cells=[[1, 0.3], [4, 0.7]]", "seeds=[3, 9]", "tasks=[glue/rte, glue/qnli]")
+    later = _load(GRID, "cells=[[4, 0.7], [2, 0.5]]", "seeds=[9]", "tasks=[glue/sst2, glue/rte]")
+    both = later.together_with(earlier)
+    assert (both.cells, both.seeds) == (((1, 0.3), (4, 0.7), (2, 0.5)), (3, 9))
+    assert both.tasks == ("glue/rte", "glue/qnli", "glue/sst2")
+    assert later.together_with(later) == later
+    with pytest.raises(ConfigError, match="do not go with the changed recipe"):
+        later.model_copy(update={"pretrain": later.pretrain.model_copy(update={"objective": "exlm"})}).together_with(
+            earlier
+        )

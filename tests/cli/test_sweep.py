@@ -1,0 +1,157 @@
+"""`exlm sweep`: its files, what scripts read, resuming; `exlm eval` of sweeps. Its errors are in golden/sweep.txt."""
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from exlm_cli.cli.app import main
+from exlm_cli.config.load import dump_recipe, load_recipe
+from exlm_cli.config.sweep import SweepRecipe
+from exlm_cli.experiments.results import SweepCellResult
+from exlm_cli.files import write_json
+from exlm_cli.run_dir import read_run_json, update_run_json
+from tests.cli.asserts import refusal_of, result_of
+from tests.cli.conftest import TINY as TINY_VALUES
+from tests.unit.report.sweep_results import grid_results, sweep_results
+
+Capture = pytest.CaptureFixture[str]
+
+SETS = [f"pretrain.{value}" for value in TINY_VALUES if not value.startswith("device=")]
+SETS += ["measure_sequences=8", "variants.mlm-plus-plus={train.max_steps: 8}"]
+COMMAND = ["sweep", "quickstart-ablations", *(word for value in SETS for word in ("--set", value)), "--device", "cpu"]
+
+
+@pytest.mark.slow
+def test_a_sweep_from_training_to_tables_and_figures(folder: Path, capsys: Capture) -> None:
+    result = result_of(capsys, *COMMAND, "--variants", "exlm,mlm", "--jobs", "1", "--out", "run")
+    assert [variant["variant"] for variant in result["variants"]] == ["exlm", "mlm"]
+    exlm, mlm = result["variants"]
+    assert (exlm["objective"], exlm["num_states_per_mask"], exlm["steps"], exlm["seeds"]) == ("exlm", 4, 4, [1])
+    assert {"loss", "mask_accuracy", "entropy_bits", "effective_states", "entropy_posterior_bits"} <= exlm.keys()
+    assert mlm["changes"]["objective"] == "mlm"
+    assert set(exlm["entropy_at"]) == {"0.15", "0.387", "0.5", "0.622"}
+    names = {Path(path).name for path in result["files"]}
+    assert names == {"sweep.csv", "sweep.md", "curves.png", "curves.svg", "figure-12.png", "figure-12.svg"}
+    assert all(Path(path).is_file() for path in result["files"])
+    with (folder / "run" / "report" / "sweep.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["loss"]) for row in rows] == pytest.approx([exlm["loss"], mlm["loss"]], rel=1e-5)
+    assert read_run_json(folder / "run")["command"] == "sweep"
+
+    # done: the report again, nothing trained; the recipe of the run names its variants
+    assert main(["sweep", "--resume", "run"]) == 0
+    captured = capsys.readouterr()
+    assert "2 cells, 2 of them done" in captured.err
+    assert captured.out.startswith("Variants of quickstart-ablations\n")
+    assert refusal_of(capsys, "pretrain", "--resume", "run").endswith("`exlm sweep --resume run` continues it")
+    assert refusal_of(capsys, "repeat-mlm", "--resume", "run").startswith("error: run: a run of `exlm sweep`")
+
+
+def test_a_dry_run_prints_the_whole_sweep(folder: Path, capsys: Capture) -> None:
+    words = [*COMMAND, "--variants", "mlm, exlm", "--seeds", "4,5", "--task", "glue/rte", "--on-invalid", "skip"]
+    assert main([*words, "--dry-run"]) == 0
+    path = folder / "printed.yaml"
+    path.write_text(capsys.readouterr().out)
+    recipe = load_recipe(str(path), kind=SweepRecipe)
+    assert (recipe.seeds, recipe.tasks, recipe.device, recipe.only) == ((4, 5), ("glue/rte",), "cpu", ("mlm", "exlm"))
+    assert (recipe.pretrain.train.max_steps, recipe.pretrain.data.on_invalid) == (4, "skip")
+    assert sorted(folder.iterdir()) == [path]
+    assert main(["sweep", "table-2", "--task", "none", "--dry-run"]) == 0
+    assert "\ntasks: []\n" in capsys.readouterr().out
+
+
+def test_inputs_that_do_not_exist_leave_nothing_behind(folder: Path, capsys: Capture) -> None:
+    assert "none.txt" in refusal_of(capsys, *COMMAND, "--set", "pretrain.data.train=none.txt", "--out", "run")
+    assert not (folder / "run").exists()
+
+
+def _write_run(run: Path, name: str, results: Sequence[SweepCellResult]) -> None:
+    """Write what a sweep leaves, without its models."""
+    run.mkdir()
+    recipe = load_recipe(name, kind=SweepRecipe)
+    (run / "recipe.yaml").write_text(dump_recipe(recipe))
+    update_run_json(run, {"command": recipe.run_by, "num_cells": len(recipe.plan())})
+    for result in results:
+        cell = run / "cells" / result.label / f"seed-{result.seed}"
+        cell.mkdir(parents=True)
+        write_json(cell / "result.json", result)
+
+
+@pytest.fixture
+def sweep(folder: Path) -> Path:
+    _write_run(folder / "run", "table-2", sweep_results("table-2"))
+    return folder / "run"
+
+
+def test_eval_prints_the_papers_table_with_its_numbers(sweep: Path, capsys: Capture) -> None:
+    assert main(["eval", "run"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    lines = [line.split() for line in captured.out.splitlines()]
+    for source in ("paper", "ours"):
+        assert [source, "Vanilla", "MLM", "83.6", "90.0", "90.3", "54.7"] in [line[:7] for line in lines]
+    # however wide the terminal is
+    unwrapped = " ".join(captured.out.split())
+    assert "ours Vanilla MLM++: seeds 1 x 3, parameters 1.4 M, pre-training 600 steps of 4,096 sequences" in unwrapped
+    assert sorted(path.name for path in (sweep / "report").iterdir()) == ["sweep.csv", "sweep.md"]
+
+
+def test_eval_writes_the_tables_where_and_as_asked(sweep: Path, folder: Path, capsys: Capture) -> None:
+    result = result_of(capsys, "eval", "run", "--format", "latex", "--out", "paper", "--no-figures")
+    assert {Path(path).name for path in result["files"]} == {"sweep.csv", "sweep.md", "variants.tex", "table-2.tex"}
+    assert r"\begin{tabular}{ll" in (folder / "paper" / "table-2.tex").read_text()
+    assert len(result["variants"]) == 5
+    assert not (sweep / "report").exists()
+
+
+def test_eval_of_an_unfinished_sweep_says_what_is_missing(sweep: Path, capsys: Capture) -> None:
+    (sweep / "cells" / "exlm" / "seed-1" / "result.json").unlink()
+    assert main(["eval", "run", "--no-figures"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == "4 of 5 cells are done; `exlm sweep --resume run` does the others\n"
+    ours = [line.split()[1:3] for line in captured.out.splitlines() if line.startswith("ours ") and ":" not in line]
+    assert ours == [["ExLM", "w/o"], ["ExLM", "w/o"], ["Vanilla", "MLM"], ["Vanilla", "MLM++"]]
+
+
+def test_without_a_run_the_newest_sweep_is_taken_and_none_of_its_cells(
+    sweep: Path, folder: Path, capsys: Capture
+) -> None:
+    (folder / "runs").mkdir()
+    sweep.rename(folder / "runs/sweep")
+    for name in ("cells/exlm/seed-1/pretrain", "../unfinished"):
+        run = folder / "runs/sweep" / name
+        (run / "checkpoints/step-1").mkdir(parents=True)
+        update_run_json(run, {"command": "pretrain"})
+    update_run_json(folder / "runs/unfinished", {"command": "pretrain", "num_cells": 4})
+    (folder / "runs/unfinished/recipe.yaml").touch()
+    assert main(["eval", "--no-figures"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == "run: runs/sweep, the newest one\n"
+    assert "Vanilla MLM++: seeds" in " ".join(captured.out.split())
+    assert refusal_of(capsys, "eval", "--entropy").startswith("error: no run was given")
+
+
+def test_eval_of_a_repeat_mlm_grid_prints_its_tables(folder: Path, capsys: Capture) -> None:
+    _write_run(folder / "run", "repeat-mlm", grid_results())
+    assert main(["eval", "run", "--no-figures", "--format", "latex"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert ["8", "79.2", "82.8"] in [line.split() for line in captured.out.splitlines()]
+    names = {path.name for path in (folder / "run" / "report").iterdir()}
+    assert {"grid.csv", "grid.md", "entropy.tex", "agreement.tex"} <= names
+
+
+def test_eval_refuses_two_sweeps_sweeps_with_data_and_damaged_ones(sweep: Path, capsys: Capture) -> None:
+    assert refusal_of(capsys, "eval", "run", "run2").startswith("error: give one sweep at a time")
+    assert refusal_of(capsys, "eval", "run", "--data", "x.txt").startswith("error: run: a run of `exlm sweep`")
+    (sweep / "cells" / "exlm" / "seed-1" / "result.json").write_text("{")
+    assert "result.json" in refusal_of(capsys, "eval", "run")
+    for path in sweep.rglob("result.json"):
+        path.unlink()
+    assert refusal_of(capsys, "eval", "run") == (
+        "error: run: none of its 5 cells is done\nhint: continue with `exlm sweep --resume run`"
+    )
+    assert json.loads((sweep / "run.json").read_text())["num_cells"] == 5
