@@ -81,7 +81,7 @@ def run_all(root: Path) -> Iterator[tuple[str, Any]]:
 def finetunings(root: Path) -> Iterator[tuple[str, Any]]:
     """Yield one tiny fine-tuning of each suite, and of each kind of label."""
     text, smiles = ["--checkpoint", "text"], ["--checkpoint", "smiles"]
-    yield from step(root, "bace", ["finetune", "moleculenet", "bace", "--data-dir", ".", *smiles, "--yardstick",
+    yield from step(root, "bace", ["finetune", "moleculenet", "bace", "--data-dir", ".", *smiles, "--baseline",
                                    "--recipe", "moleculenet-small", "--json"], FINE, out="bace")  # fmt: skip
     yield from step(root, "rte", ["finetune", "glue", "rte", "--data-dir", "glue", *text, "--recipe", "glue-small",
                                   "--json"], FINE, out="rte")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which run a command means where none is given."""
+"""The newest fitting run, for commands that are given none."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,14 +17,14 @@ def choose_checkpoint(
     recipe_to_make_one: str,
     progress: Progress,
 ) -> Path:
-    """Return the checkpoint that was given, or the newest pre-training run that fits, and say which one that is.
+    """Return the checkpoint that was given, or else the newest pre-training run that fits, and print its path.
 
     Args:
         given: `--checkpoint`.
-        fits_by_kind: What is looked for, in words, and whether a run with a recipe is one; the first kind that has any
-            run is taken, the last is named in the error.
-        recipe_to_make_one: Named in the hint.
-        progress: Told which run was taken.
+        fits_by_kind: Description of a kind of run -> whether a recipe is of it. The first kind with any run is taken;
+            the error names the last.
+        recipe_to_make_one: Recipe that makes such a run, for the hint.
+        progress: Prints the path.
 
     Raises:
         CheckpointError: None was given and none fits.
@@ -38,16 +38,16 @@ def choose_checkpoint(
             return newest
     raise CheckpointError(
         f"no `--checkpoint` was given, and there is no {[*fits_by_kind][-1]} with a checkpoint under {RUNS_ROOT}/",
-        f"make one with `exlm pretrain --recipe {recipe_to_make_one}`; a cell of a grid is given by its path",
+        f"make one with `exlm pretrain --recipe {recipe_to_make_one}`; a cell of a sweep is given by its path",
     )
 
 
-def newest_run(*, takes_grid: bool, progress: Progress) -> Path:
-    """Return the newest run of its own that can be scored, or grid of which a cell is done, and say which one that is.
+def newest_run(*, takes_sweep: bool, progress: Progress) -> Path:
+    """Return the newest run that can be scored and print its path; cells of a sweep are not looked at.
 
     Args:
-        takes_grid: Whether a grid will do.
-        progress: Told which run was taken.
+        takes_sweep: Whether a sweep with a finished cell fits too.
+        progress: Prints the path.
 
     Raises:
         CheckpointError: There is none.
@@ -59,9 +59,9 @@ def newest_run(*, takes_grid: bool, progress: Progress) -> Path:
         try:
             command = read_run_json(run).command
             if is_sweep_run(run):
-                return takes_grid and any((run / "cells").rglob(RESULT_FILE))
+                return takes_sweep and any((run / "cells").rglob(RESULT_FILE))
         except ExlmError:
-            # a damaged run is no reason to refuse the others
+            # skip a damaged run
             return False
         is_finished = command == "finetune" and (run / RESULTS_FILE).is_file()
         return is_finished or (command == "pretrain" and any((run / "checkpoints").glob("step-*")))
@@ -70,7 +70,7 @@ def newest_run(*, takes_grid: bool, progress: Progress) -> Path:
     if newest is None:
         raise CheckpointError(
             f"no run was given, and there is none with a checkpoint under {RUNS_ROOT}/",
-            "make one with `exlm pretrain --recipe quickstart-text`; a cell of a grid is given by its path",
+            "make one with `exlm pretrain --recipe quickstart-text`; a cell of a sweep is given by its path",
         )
     progress.message(f"run: {newest}, the newest one")
     return newest
@@ -82,5 +82,5 @@ def _is_pretrained(run: Path, fits: Callable[[PretrainRecipe], bool]) -> bool:
     try:
         return read_run_json(run).command == "pretrain" and fits(load_recipe(str(run / "recipe.yaml")))
     except ExlmError:
-        # a damaged run is no reason to refuse the others
+        # skip a damaged run
         return False

@@ -10,7 +10,6 @@ from typing import Any
 _OVERRIDE = re.compile(r"(override )?`([a-z][\w.-]*)=([^`]*)`|override `([^`]*)`")
 
 _PARAMETERS: dict[str, tuple[str, ...]] = {
-    "baseline": ("baseline", "yardstick"),
     "checkpoint": ("checkpoint", "run", "runs"),
     "data.on_invalid": ("on_invalid",),
     "data.train": ("inputs", "data"),

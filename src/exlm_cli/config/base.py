@@ -1,11 +1,24 @@
-"""The base of every config section and of every kind of recipe."""
+"""Base classes of recipes and their sections, and the identity of a recipe: the values that decide its results.
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar
+A run is continued only with a recipe of the same identity. A field that does not decide results has a mark beside its
+declaration, like `Annotated[int, Mark.RECORD]`.
+"""
+
+from collections.abc import Collection, Mapping
+from enum import Enum
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from exlm_cli.config.identity import Mark
+from exlm_cli.files import hash_json
+
+
+class Mark(Enum):
+    """Why a field is not part of a recipe's identity."""
+
+    RECORD = "a name, the device, or how often to look and save: never part of it"
+    INPUT = "names an input: no part of it beside a fingerprint of the data"
+    COMPUTING = "how a step is computed, which changes it by rounding and the draws of dropout alone"
 
 
 class StrictModel(BaseModel):
@@ -15,18 +28,18 @@ class StrictModel(BaseModel):
 
 
 class Recipe(StrictModel):
-    """What one command runs; each command that takes recipes has its kind, a child of this."""
+    """Base of the recipes of each command."""
 
     command: ClassVar[str]
     """The command that runs recipes of this kind, as in `exlm pretrain`."""
     folder: ClassVar[str] = ""
-    """Where recipes of this kind are shipped, under `recipes/`; this class stands for any kind, anywhere."""
+    """Folder of the shipped recipes of this kind, under `recipes/`; empty: all of `recipes/`."""
     groups: ClassVar[tuple[str, ...]] = ()
-    """Folders inside it, in the order in which they are listed."""
+    """Subfolders in the order in which they are listed."""
     example: ClassVar[str]
     """A shipped recipe of this kind to build on, for hints."""
     decided_by: ClassVar[Mapping[str, str]] = {}
-    """Keys that recipes of this kind set themselves whatever they are given, and what decides each, for hints."""
+    """Keys that the command sets itself, each with the setting that decides it, for hints."""
 
     name: Annotated[str, Mark.RECORD] = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="Names the run directory")
     purpose: Annotated[str, Mark.RECORD] = Field("", description="One line: what this recipe is for")
@@ -36,3 +49,25 @@ class Recipe(StrictModel):
     def run_by(self) -> str:
         """The command that runs this recipe."""
         return self.command
+
+
+def identity_values(section: BaseModel, *, without: Collection[Mark] = ()) -> dict[str, Any]:
+    """Return the values of a recipe or section that decide its results, as JSON.
+
+    Args:
+        section: The recipe or section.
+        without: Marked fields to leave out besides `Mark.RECORD`.
+    """
+    left_out = {Mark.RECORD, *without}
+    dumped = section.model_dump(mode="json")
+    return {
+        name: identity_values(value, without=without) if isinstance(value, BaseModel) else dumped[name]
+        for name, field in type(section).model_fields.items()
+        if left_out.isdisjoint(mark for mark in field.metadata if isinstance(mark, Mark))
+        for value in [getattr(section, name)]
+    }
+
+
+def identity_of(recipe: BaseModel, *, without: Collection[Mark] = ()) -> str:
+    """Return the SHA-256 of `identity_values`."""
+    return hash_json(identity_values(recipe, without=without))

@@ -7,8 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from exlm_cli.config.base import Recipe, StrictModel
-from exlm_cli.config.identity import Mark
+from exlm_cli.config.base import Mark, Recipe, StrictModel
 from exlm_cli.config.keys import find_field
 from exlm_cli.config.overrides import Layers, check_recipe
 from exlm_cli.config.sections import LoopConfig, OptimConfig
@@ -69,7 +68,7 @@ class FinetuneRecipe(Recipe):
     optim: OptimConfig
     train: FinetuneTrainConfig = FinetuneTrainConfig()
     grid: dict[str, tuple[Any, ...]] = Field(
-        default={}, description="Values to try by key of `model`, `optim` or `train`; `--grid` tries each combination"
+        default={}, description="Values to try by key of `model`, `optim` or `train`; a search tries each combination"
     )
 
     @model_validator(mode="after")

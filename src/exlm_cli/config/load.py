@@ -107,10 +107,9 @@ def resumed_recipe(run: Path, kind: type[RecipeT], overrides: Sequence[str] = ()
     path = str(run / "recipe.yaml")
     begun = recipe_kind(path)
     if begun is not kind:
-        command = begun.command.partition(" ")[0]
         raise CheckpointError(
             f"{run}: a run of `exlm {begun.command}`, not of `exlm {kind.command}`",
-            f"`exlm {command} --resume {run}` continues it",
+            f"`exlm {begun.command} --resume {run}` continues it",
         )
     return load_recipe(path, overrides, kind=kind)
 

@@ -5,8 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from exlm_cli.config.base import Recipe
-from exlm_cli.config.identity import Mark
+from exlm_cli.config.base import Mark, Recipe
 from exlm_cli.config.sections import (
     DataConfig,
     MaskingConfig,

@@ -5,8 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from exlm_cli.config.base import StrictModel
-from exlm_cli.config.identity import Mark
+from exlm_cli.config.base import Mark, StrictModel
 
 Objective = Literal["exlm", "mlm"]
 Alignment = Literal["dag", "sparse_dag", "independent"]

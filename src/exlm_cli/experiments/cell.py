@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from exlm_cli.config.base import identity_of, identity_values
 from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.config.identity import identity_of, identity_values
 from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.overrides import describe_changes

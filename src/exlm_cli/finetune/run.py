@@ -15,8 +15,8 @@ from typing import Literal
 
 import torch
 
+from exlm_cli.config.base import Mark, identity_values
 from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint, grid_points
-from exlm_cli.config.identity import Mark, identity_values
 from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import dump_recipe, resumed_recipe
 from exlm_cli.config.overrides import describe_changes

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from exlm_cli.config.base import Mark, identity_of
 from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.config.identity import Mark, identity_of
 from exlm_cli.data.masking import IntArray
 from exlm_cli.data.prefetch import prefetch
 from exlm_cli.data.sampler import EpochPlan, cut_microbatches, plan_epoch

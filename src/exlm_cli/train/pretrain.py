@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exlm_cli.config.base import identity_of, identity_values
 from exlm_cli.config.finetune import FinetuneTrainConfig
-from exlm_cli.config.identity import identity_of, identity_values
 from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import dump_recipe, load_recipe, resumed_recipe
 from exlm_cli.config.overrides import describe_changes

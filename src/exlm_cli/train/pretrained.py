@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
+from exlm_cli.config.base import Mark, identity_of
 from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.config.identity import Mark, identity_of
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.tokenizer import Tokenizer

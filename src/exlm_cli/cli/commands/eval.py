@@ -99,7 +99,7 @@ def evaluate(
         raise ConfigError("`--mask-ratios` and `--num-states` go with `--entropy`")
     progress = console.open_progress()
     takes_sweep = not entropy and not data
-    given = runs or [newest_run(takes_grid=takes_sweep, progress=progress)]
+    given = runs or [newest_run(takes_sweep=takes_sweep, progress=progress)]
     if takes_sweep and any(map(is_sweep_run, given)):
         if len(given) > 1:
             raise ConfigError("give one sweep at a time", "the runs under its `cells/` can be scored with others")

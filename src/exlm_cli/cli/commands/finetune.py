@@ -1,4 +1,4 @@
-"""`exlm finetune`: fine-tune a checkpoint over seeds, or over a grid, and score it."""
+"""`exlm finetune`: fine-tune a checkpoint with several seeds, or search a grid, and score it."""
 
 import json
 import re
@@ -36,7 +36,7 @@ def finetune(
         Path | None, typer.Option("--checkpoint", metavar="RUN", help="Pre-training run; default: the newest fitting.")
     ] = None,
     from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="Its architecture and tokenizer alone; weights from the seed.")
+        bool, typer.Option("--from-scratch", help="Take its architecture and tokenizer, not its weights.")
     ] = False,
     recipe: RecipeOption = None,
     sets: SetOption = None,
@@ -57,8 +57,8 @@ def finetune(
     label_columns: Annotated[
         str | None, typer.Option("--label-columns", metavar="LIST", help="Columns of a CSV with labels, like A,B.")
     ] = None,
-    yardstick: Annotated[
-        bool, typer.Option("--yardstick", help="Also ECFP4 with a random forest on the same molecules.")
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="Also score ECFP4 with a random forest on the same molecules.")
     ] = False,
     out: OutOption = None,
     resume: ResumeOption = None,
@@ -66,10 +66,10 @@ def finetune(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Fine-tune a checkpoint on a task over seeds, and score it.
+    """Fine-tune a checkpoint on a task and score it.
 
-    The epoch that is best in validation is scored once on the test split. Stopped anywhere, `--resume RUN` goes on;
-    finished seeds and grid points are kept.
+    One fine-tuning for each seed. The epoch with the best validation score is scored once on the test split. A run that
+    was stopped continues with `--resume RUN`; finished seeds and grid points are kept.
     """
     from exlm_cli.cli import console
     from exlm_cli.config.finetune import grid_points
@@ -82,7 +82,7 @@ def finetune(
     begun = {
         "SUITE": suite, "--recipe": recipe, "--out": out, "--from-scratch": from_scratch or None,
         "--grid": grid or None, "--data-dir": data_dir, "--split": split, "--smiles-column": smiles_column,
-        "--text-column": text_column, "--label-columns": label_columns, "--yardstick": yardstick or None,
+        "--text-column": text_column, "--label-columns": label_columns, "--baseline": baseline or None,
     }  # fmt: skip
     if resume is not None:
         resolved = _resumed(resume, begun, overrides)
@@ -119,7 +119,7 @@ def finetune(
         out=out,
         resume=resume,
         use_grid=grid,
-        baseline=yardstick,
+        baseline=baseline,
         progress=progress,
     )
     if as_json:
@@ -128,11 +128,11 @@ def finetune(
 
 
 def _resumed(run: Path, begun: dict[str, Any], overrides: list[str]) -> "FinetuneRecipe":
-    """Return the recipe of a run to go on with; what belongs to its beginning may not be given again."""
+    """Return the recipe of a run to continue; options that a run is begun with are refused."""
     for option, value in begun.items():
         if value is not None:
             shown = option if value is True else str(value) if option == "SUITE" else f"{option} {value}"
-            raise ConfigError(f"`{shown}` does not go with `--resume`", f"the run in {run} goes on as it began")
+            raise ConfigError(f"`{shown}` does not go with `--resume`", f"the run in {run} continues as it began")
     from exlm_cli.config.finetune import FinetuneRecipe
     from exlm_cli.config.load import resumed_recipe
 
@@ -140,14 +140,14 @@ def _resumed(run: Path, begun: dict[str, Any], overrides: list[str]) -> "Finetun
 
 
 def _refuse_grid(sets: list[str]) -> None:
-    """Refuse a grid that nothing would search."""
+    """Refuse values of a grid without `--grid`."""
     for given in sets:
         if given.partition("=")[0].strip().partition(".")[0] == "grid":
             raise ConfigError(f"`--set {given}` takes effect only with `--grid`", "add `--grid`, or leave it out")
 
 
 def _chosen(suite: str | None, name: str | None, recipe: str | None, overrides: list[str]) -> "FinetuneRecipe":
-    """Return the recipe that a task and options ask for."""
+    """Return the recipe of a task with the given options."""
     from exlm_cli.config.finetune import FinetuneRecipe
     from exlm_cli.config.load import load_recipe
     from exlm_cli.config.tasks import SUITES
@@ -155,7 +155,7 @@ def _chosen(suite: str | None, name: str | None, recipe: str | None, overrides: 
 
     if suite is None:
         if recipe is None:
-            raise ConfigError("give a task, a `--recipe` that names one, or `--resume` to go on with a run", _EXAMPLE)
+            raise ConfigError("give a task, a `--recipe` that names one, or `--resume` to continue a run", _EXAMPLE)
         return load_recipe(recipe, overrides, kind=FinetuneRecipe)
     if suite == "csv":
         if name is None:
@@ -197,5 +197,5 @@ def _choose_checkpoint(given: Path | None, recipe: "FinetuneRecipe", progress: "
 
 
 def _texts(values: dict[str, str | None]) -> list[str]:
-    """Return overrides of keys that are texts, quoted so that YAML leaves them as they are."""
+    """Return overrides of keys with text values, quoted so that YAML does not interpret them."""
     return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items() if value is not None]

@@ -35,7 +35,7 @@ def pretrain(
 ) -> None:
     """Pre-train ExLM or its MLM baseline from a recipe.
 
-    Tokenises first where that is still to be done. Ctrl-C saves a checkpoint and says how to continue.
+    Tokenises the data first where this has not been done. Ctrl-C saves a checkpoint and prints how to continue.
     """
     if sweep is not None:
         raise ConfigError(f"`--sweep {sweep}`: sweeps have a command of their own", f"run `exlm sweep {sweep}`")
@@ -45,7 +45,7 @@ def pretrain(
 
     _check_source(recipe, out, resume)
     overrides = collect_overrides(sets, seed=seed, device=device, on_invalid=on_invalid)
-    # resolved here, so that a mistake in it is told before torch is loaded
+    # before torch is loaded, so that a mistake in the recipe is found at once
     if resume is not None:
         resolved = resumed_recipe(resume, PretrainRecipe, overrides)
     else:
@@ -77,8 +77,8 @@ def pretrain(
 def _check_source(recipe: str | None, out: Path | None, resume: Path | None) -> None:
     if (recipe is None) == (resume is None):
         raise ConfigError(
-            "give either `--recipe` to start a run or `--resume` to go on with one",
+            "give either `--recipe` to start a run or `--resume` to continue one",
             "for example `exlm pretrain --recipe quickstart-text`; `exlm recipes` lists the recipes",
         )
     if resume is not None and out is not None:
-        raise ConfigError(f"`--out {out}` does not go with `--resume`", f"the run goes on in {resume}")
+        raise ConfigError(f"`--out {out}` does not go with `--resume`", f"the run continues in {resume}")

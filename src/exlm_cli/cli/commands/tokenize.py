@@ -1,4 +1,4 @@
-"""`exlm tokenize`: a tokenizer and token shards from files, without a model."""
+"""`exlm tokenize`: a tokenizer and token shards, without a model."""
 
 import json
 from enum import StrEnum
@@ -34,16 +34,16 @@ _RECIPE_OF_KIND = {Kind.text: "text-small", Kind.smiles: "smiles-small"}
 def tokenize(
     inputs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="INPUTS", help="Files, directories, globs or hub:NAME; instead of the recipe's."),
+        typer.Argument(metavar="INPUTS", help="Files, directories, globs or hub:NAME, instead of the recipe's."),
     ] = None,
     recipe: RecipeOption = None,
     sets: SetOption = None,
     kind: Annotated[
-        Kind | None, typer.Option("--kind", help="Of INPUTS without a recipe: text-small or smiles-small is taken.")
+        Kind | None, typer.Option("--kind", help="Kind of INPUTS; takes text-small or smiles-small as the recipe.")
     ] = None,
     vocab_size: Annotated[int | None, typer.Option("--vocab-size", metavar="N", help="Size of the tokenizer.")] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", metavar="FILE", help="Take this tokenizer.json instead of training.")
+        Path | None, typer.Option("--tokenizer", metavar="FILE", help="Take this tokenizer.json; train none.")
     ] = None,
     out: OutOption = None,
     on_invalid: OnInvalidOption = None,
@@ -52,7 +52,7 @@ def tokenize(
 ) -> None:
     """Train or take a tokenizer and write token shards.
 
-    A second run, and `exlm pretrain` with the same inputs and options, finds them and starts at once.
+    Shards are kept in the cache: a second run, and `exlm pretrain` with the same inputs and options, start at once.
     """
     from exlm_cli.cli import console
     from exlm_cli.config.load import dump_recipe, load_recipe
@@ -63,7 +63,7 @@ def tokenize(
             "for example `exlm tokenize corpus/*.txt --kind text --vocab-size 8192 --out tokens`",
         )
     if recipe is not None and kind is not None:
-        raise ConfigError("`--kind` does not go with `--recipe`", "the recipe's `data.kind` says it")
+        raise ConfigError("`--kind` does not go with `--recipe`", "the recipe has it as `data.kind`")
     if tokenizer is not None and vocab_size is not None:
         raise ConfigError(
             f"`--vocab-size {vocab_size}` does not go with `--tokenizer`",
@@ -108,7 +108,7 @@ def tokenize(
 
 
 def _make_folder(out: Path) -> Path:
-    """Make or take the folder of results; one that holds a training run is left alone."""
+    """Return the folder for results, made where it does not exist; one with a training run is refused."""
     if (out / "run.json").exists():
         raise ConfigError(
             f"{out} holds a training run, whose tokenizer.json and recipe.yaml would be replaced",
