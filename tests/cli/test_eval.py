@@ -81,7 +81,7 @@ def test_entropy_over_mask_ratios_is_printed_written_and_drawn(run_folder: Path,
     assert main([*map(str, words[:-2]), "--no-figures"]) == 0
     assert not (made / "text/report").exists()
     out = capsys.readouterr().out
-    assert all(text in out for text in ("mean over states", "posterior-weighted", "15 %", "38.7 %", "78.9 %"))
+    assert all(text in out for text in ("mean over states", "weighted by the posterior", "15 %", "38.7 %", "78.9 %"))
     assert "`--num-states 2,3`" in refusal_of(capsys, "eval", "--entropy", str(mlm), "--num-states", "2,3")
 
 

@@ -2,19 +2,45 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.corpus.pipeline import PreparedData, prepare_data
 from exlm_cli.errors import ConfigError
-from exlm_cli.experiments.scores import PredictionEntropy
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import read_run_json, run_directory
 from exlm_cli.train.checkpoint import load_model_weights
 from exlm_cli.train.pretrain import PretrainTask
 from exlm_cli.train.pretrained import Pretrained, build_model, load_pretrained
+
+
+@dataclass(frozen=True)
+class PredictionEntropy:
+    """Figures of one checkpoint under one masking of the validation data.
+
+    Attributes:
+        objective: `mlm` or `exlm`.
+        mask_ratio: p of the masking.
+        num_repeats: k of Repeated MLM; 1 otherwise.
+        num_states_per_mask: k of ExLM; 1 otherwise.
+        entropy_bits: Mean entropy of the emitted distributions. For (Repeated) MLM that is App. E: only tokens whose
+            copies are all masked, mean over copies, then over tokens; NaN where there is none. For ExLM it is the mean
+            over expanded states.
+        entropy_posterior_bits: For ExLM with a DAG, every state weighted by the posterior that it emits a target, mean
+            over targets; None otherwise.
+        metrics: All figures of the validation, see `train.evaluation.summarise`.
+    """
+
+    objective: str
+    mask_ratio: float
+    num_repeats: int
+    num_states_per_mask: int
+    entropy_bits: float
+    entropy_posterior_bits: float | None
+    metrics: dict[str, float]
 
 
 def measure_entropy(

@@ -47,7 +47,7 @@ class Corruption(JsonModel):
 
 
 class EntropyAt(JsonModel):
-    """Entropy of predictions under one masking, in bits (`experiments.scores.PredictionEntropy`); None: not defined."""
+    """Entropy in bits under one masking (`experiments.entropy.PredictionEntropy`); None: not defined."""
 
     objective: str
     mask_ratio: float

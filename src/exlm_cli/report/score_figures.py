@@ -1,4 +1,4 @@
-"""ROC and precision-recall curves and confusion matrices of predictions over several seeds.
+"""Figures of a classifier's scores over seeds: ROC and precision-recall curves, confusion matrices.
 
 Axes: K seeds, N rows, C outputs. The bold curve is that of the seeds' mean probability, the faint ones are the seeds.
 """
@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from exlm_cli.errors import CheckpointError
 from exlm_cli.files import make_folder
+from exlm_cli.finetune.results import best_cell_folder, how_to_redo, read_predictions
+from exlm_cli.format import format_count
+from exlm_cli.report.scores import FinetunedRun
 from exlm_cli.report.style import (
     FAINT_INK,
     INK,
@@ -33,16 +37,16 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 _PANEL_INCHES = 3.9
-_MOST_COLOURED = 8
-"""Labels that get a colour and a line in the legend; of more, the mean curve does."""
-_MOST_MATRICES = 12
-_MOST_CLASSES = 20
-_GRID_POINTS = 401
+_MAX_COLOURED = 8
+"""With more labels than this, the legend has their mean curve only, and their own curves are grey."""
+_MAX_MATRICES = 12
+_MAX_CLASSES = 20
+_GRID = np.linspace(0.0, 1.0, 401)
 
 
 @dataclass(frozen=True)
 class SplitPredictions:
-    """What a run's seeds predicted for the rows of one split.
+    """Predictions of a run's seeds for the rows of one split.
 
     Attributes:
         probabilities: (K, N, C), of labels (`binary`) or classes.
@@ -59,9 +63,10 @@ class SplitPredictions:
     title: str
 
     def curves(self) -> list[tuple[str, NDArray[np.bool_], Floats]]:
-        """Return name, (n,) truth and (K, n) scores of each yes-or-no question that both answers occur for.
+        """Return name, (n,) truth and (K, n) scores of each yes-or-no question whose truth has both answers.
 
-        Of two classes that is the second one, of more each against the rest, of labels each over the rows that know it.
+        With two classes the question is the second one; with more, each against the rest; with labels, each label over
+        the rows where it is known.
         """
         found = []
         for index, name in enumerate(self.names):
@@ -74,10 +79,56 @@ class SplitPredictions:
         return found
 
 
+def draw_runs(runs: Sequence[FinetunedRun], out: Path | None) -> list[Path]:
+    """Draw the curves and confusion matrices of fine-tuned classifiers; other runs have none.
+
+    Args:
+        runs: Fine-tuned runs.
+        out: Folder; None: `report/` of each run.
+
+    Returns:
+        The files.
+
+    Raises:
+        CheckpointError: Predictions are missing or altered, or the file system refuses.
+    """
+    classifiers = [run for run in runs if run.results.loss in ("binary", "classes")]
+    # read all before the first file is written
+    predictions = [read_split_predictions(run) for run in classifiers]
+    files: list[Path] = []
+    for run, of_run in zip(classifiers, predictions, strict=True):
+        split = run.results.scored_split
+        stem = split if out is None else f"{run.name.replace('/', '-')}-{split}"
+        files += write_score_figures(of_run, out or run.folder / "report", stem)
+    return files
+
+
+def read_split_predictions(run: FinetunedRun) -> SplitPredictions:
+    """Read the predictions of every seed of the best grid point for the reported split.
+
+    Raises:
+        CheckpointError: A file is missing or altered.
+    """
+    results, split = run.results, run.results.scored_split
+    truth = run.folder / f"targets-{split}.csv"
+    rows, _, targets = read_predictions(truth, "fine-tune again")
+    by_seed = []
+    for seed in results.seeds:
+        cell = best_cell_folder(run.folder, results, seed)
+        path = cell / f"predictions-{split}.csv"
+        found_rows, _, values = read_predictions(path, how_to_redo(cell))
+        if found_rows != rows:
+            raise CheckpointError(f"{path}: its rows are not those of {truth}", how_to_redo(cell))
+        by_seed.append(values)
+    seeds = f"{len(by_seed)} seed{'s' if len(by_seed) > 1 else ''}"
+    title = f"{run.name}: {results.task}, {split}, {format_count(len(rows))} rows, {seeds}"
+    return SplitPredictions(np.stack(by_seed), targets, results.output_names, results.loss == "classes", title)
+
+
 def write_score_figures(predictions: SplitPredictions, folder: Path, stem: str) -> list[Path]:
     """Write `<stem>-curves` and `<stem>-confusion` as PNG and SVG; the same predictions give the same bytes.
 
-    Curves are left out where no label has both classes, matrices where there are more than can be read.
+    There are no curves where no label has both classes, and no matrices where there are too many to read.
 
     Raises:
         CheckpointError: The file system refuses.
@@ -91,22 +142,15 @@ def write_score_figures(predictions: SplitPredictions, folder: Path, stem: str) 
     return written
 
 
-def confusion_matrix(targets: NDArray[np.int64], predicted: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:
-    """Return (C, C) counts: row the truth, column the prediction."""
-    counts = np.zeros((num_classes, num_classes), dtype=np.int64)
-    np.add.at(counts, (targets, predicted), 1)
-    return counts
-
-
 def _draw_curves(predictions: SplitPredictions) -> "Figure | None":
     questions = predictions.curves()
     if not questions:
         return None
-    captions = ["dotted: what a guess gives"]
-    if len(questions) > _MOST_COLOURED:
-        captions.insert(0, "grey: one label each, of the seeds' mean prediction; bold: the labels' mean")
+    captions = ["dotted: a random guess"]
+    if len(questions) > _MAX_COLOURED:
+        captions.insert(0, "grey: each label, for the seeds' mean prediction; bold: mean of the labels")
     elif len(predictions.probabilities) > 1:
-        captions.insert(0, "bold: the seeds' mean prediction; faint: each seed by itself, their mean in brackets")
+        captions.insert(0, "bold: the seeds' mean prediction; faint: single seeds, in brackets the mean of their areas")
     figure = new_figure(2 * _PANEL_INCHES, _PANEL_INCHES + 0.15, predictions.title, captions)
     left, right = figure.subplots(1, 2)
     _draw_panel(left, questions, is_roc=True)
@@ -121,7 +165,7 @@ def _draw_panel(axes: "Axes", questions: Sequence[tuple[str, NDArray[np.bool_], 
     axes.set_ylabel("true positive rate" if is_roc else "precision", color=FAINT_INK)
     quieten(axes)
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
-    many = len(questions) > _MOST_COLOURED
+    many = len(questions) > _MAX_COLOURED
     areas, on_grid = [], []
     for index, (name, truth, scores_KN) in enumerate(questions):
         colour = SPINE_INK if many else RUN_COLOURS[index % len(RUN_COLOURS)]
@@ -142,7 +186,7 @@ def _draw_panel(axes: "Axes", questions: Sequence[tuple[str, NDArray[np.bool_], 
     elif len(questions) == 1:
         axes.axhline(float(questions[0][1].mean()), linestyle=":", color=FAINT_INK, linewidth=0.9)
     if many:
-        (line,) = axes.plot(_grid(), np.mean(on_grid, axis=0), color=RUN_COLOURS[0], linewidth=2.0)
+        (line,) = axes.plot(_GRID, np.mean(on_grid, axis=0), color=RUN_COLOURS[0], linewidth=2.0)
         line.set_label(f"mean of {len(questions)} labels  {math.fsum(areas) / len(areas):.3f}")
     title = "area under the curve" if is_roc else "average precision"
     legend = axes.legend(
@@ -160,7 +204,7 @@ def _curve(truth: NDArray[np.bool_], scores: Floats, *, is_roc: bool) -> tuple[F
         false_positives, true_positives, _ = roc_curve(truth, scores)
         return false_positives, true_positives
     precision, recall, _ = precision_recall_curve(truth, scores)
-    # precision holds from one threshold to the next, so its curve is one of steps
+    # precision is constant from one threshold to the next
     return np.repeat(recall, 2)[1:], np.repeat(precision, 2)[:-1]
 
 
@@ -170,16 +214,12 @@ def _area(truth: NDArray[np.bool_], scores: Floats, *, is_roc: bool) -> float:
     return float(roc_auc_score(truth, scores) if is_roc else average_precision_score(truth, scores))
 
 
-def _grid() -> Floats:
-    return np.linspace(0.0, 1.0, _GRID_POINTS)
-
-
 def _at_grid(x: Floats, y: Floats, *, is_roc: bool) -> Floats:
-    """Return a curve at evenly spread x."""
+    """Return a curve at the x of `_GRID`."""
     if is_roc:
-        return np.interp(_grid(), x, y)
+        return np.interp(_GRID, x, y)
     # recall falls along the curve
-    return np.interp(_grid(), x[::-1], y[::-1])
+    return np.interp(_GRID, x[::-1], y[::-1])
 
 
 def _draw_confusion(predictions: SplitPredictions) -> "Figure | None":
@@ -188,23 +228,23 @@ def _draw_confusion(predictions: SplitPredictions) -> "Figure | None":
     if predictions.is_multi_class:
         is_known = ~np.isnan(predictions.targets[:, 0])
         targets = predictions.targets[is_known, 0].astype(np.int64)
-        counts = confusion_matrix(targets, mean_NC[is_known].argmax(axis=1), len(predictions.names))
+        counts = _count(targets, mean_NC[is_known].argmax(axis=1), len(predictions.names))
         matrices.append(("", predictions.names, counts))
     else:
         for index, name in enumerate(predictions.names):
             is_known = ~np.isnan(predictions.targets[:, index])
             targets = predictions.targets[is_known, index].astype(np.int64)
-            counts = confusion_matrix(targets, (mean_NC[is_known, index] >= 0.5).astype(np.int64), 2)
+            counts = _count(targets, (mean_NC[is_known, index] >= 0.5).astype(np.int64), 2)
             matrices.append((name, ("0", "1"), counts))
     num_classes = len(matrices[0][1])
-    if len(matrices) > _MOST_MATRICES or num_classes > _MOST_CLASSES:
+    if len(matrices) > _MAX_MATRICES or num_classes > _MAX_CLASSES:
         return None
     columns = min(4, len(matrices))
     rows = math.ceil(len(matrices) / columns)
     side = max(1.9, 0.5 * num_classes + 1.2) if len(matrices) > 1 else max(3.2, 0.6 * num_classes + 1.6)
-    decided = "the likeliest class" if predictions.is_multi_class else "1 from a probability of 0.5 on"
+    decided = "the likeliest class" if predictions.is_multi_class else "1 where the probability is at least 0.5"
     whose = "the seeds' mean prediction, " if len(predictions.probabilities) > 1 else ""
-    captions = [f"{whose}{decided}; percentages are of a row"]
+    captions = [f"{whose}{decided}; percentages are shares of a row"]
     figure = new_figure(max(3.4, columns * side), rows * side + 0.2, predictions.title, captions)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, (name, classes, counts) in zip(grid, matrices, strict=False):
@@ -212,6 +252,14 @@ def _draw_confusion(predictions: SplitPredictions) -> "Figure | None":
     for axes in grid[len(matrices) :]:
         axes.set_visible(False)
     return figure
+
+
+def _count(targets: NDArray[np.int64], predicted: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:
+    """Return (C, C) counts: row the truth, column the prediction."""
+    from sklearn.metrics import confusion_matrix
+
+    counts: NDArray[np.int64] = confusion_matrix(targets, predicted, labels=range(num_classes))
+    return counts
 
 
 def _draw_matrix(axes: "Axes", name: str, classes: Sequence[str], counts: NDArray[np.int64]) -> None:
@@ -240,5 +288,5 @@ def _draw_matrix(axes: "Axes", name: str, classes: Sequence[str], counts: NDArra
     axes.set_title(_shortened(name), fontsize=9, color=INK, loc="left").set_parse_math(False)
 
 
-def _shortened(name: str, most: int = 26) -> str:
-    return name if len(name) <= most else name[: most - 1] + "…"
+def _shortened(name: str, max_letters: int = 26) -> str:
+    return name if len(name) <= max_letters else name[: max_letters - 1] + "…"

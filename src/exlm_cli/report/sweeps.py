@@ -17,7 +17,7 @@ from exlm_cli.experiments.statistics import mean_and_deviation
 from exlm_cli.files import make_folder, write_atomically, write_csv
 from exlm_cli.format import NO_VALUE, NOT_DEFINED, format_duration, format_in_percent, format_large, format_ratio
 from exlm_cli.report.curves import Row, plot_curves
-from exlm_cli.report.entropy_figure import ENTROPIES, EntropyLine, write_entropy_figure
+from exlm_cli.report.entropy import ENTROPIES, EntropyLine, write_entropy_figure
 from exlm_cli.report.paper_numbers import TABLE_2, TABLE_4, TABLE_13, PaperTable
 from exlm_cli.report.tables import ReportTable, as_markdown
 from exlm_cli.run_dir import read_metrics

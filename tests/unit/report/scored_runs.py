@@ -1,36 +1,54 @@
-"""Results of fine-tuning as `exlm eval` reads them, without any run on disk."""
+"""Results of fine-tuning without any run on disk."""
 
 from pathlib import Path
 from typing import Any
 
-from exlm_cli.experiments.scores import FinetunedRun
-from exlm_cli.finetune.results import summarise_values
+from exlm_cli.finetune.results import BaselineResult, InitialWeights, RunResults, summarise_values
+from exlm_cli.report.scores import FinetunedRun
+
+Values = dict[str, list[float | None]]
+
+EXLM = InitialWeights(
+    checkpoint="runs/pre/checkpoints/step-1200", recipe="smiles-small", objective="exlm", steps=1200,
+    tokens=13_100_000, num_states_per_mask=2, num_repeats=1, mask_ratio=0.15,
+)  # fmt: skip
 
 
-def scored(name: str, task: str, metrics: dict[str, list[float | None]], **changed: Any) -> FinetunedRun:
-    """Return a run of as many seeds as each metric has values; GLUE and SQuAD are scored on `valid`."""
-    split = "test" if task.startswith(("moleculenet", "csv")) else "valid"
-    results: dict[str, Any] = {
+def scored(name: str, task: str, metrics: Values, **changed: Any) -> FinetunedRun:
+    """Return a run of as many seeds as each metric has values; GLUE and SQuAD are scored on `valid` alone."""
+    has_test = task.startswith(("moleculenet", "csv"))
+    summaries = {metric: summarise_values(values) for metric, values in metrics.items()}
+    seeds = tuple(range(1, 1 + len(next(iter(metrics.values())))))
+    values: dict[str, Any] = {
         "task": task,
-        "init": {
-            "checkpoint": "runs/pre/checkpoints/step-1200", "recipe": "smiles-small", "objective": "exlm",
-            "steps": 1200, "tokens": 13_100_000,
-        },
+        "kind": "finetune",
+        "recipe": "tiny",
+        "init": EXLM,
         "parameters": 5_230_000,
+        "input_kind": "smiles",
         "loss": "binary",
-        "output_names": ["active"],
-        "split": "scaffold" if split == "test" else "official",
+        "output_names": ("active",),
+        "num_labels": 1,
+        "split": "scaffold" if has_test else "official",
         "split_sizes": {"train": 1210, "valid": 151, "test": 152},
-        "split_sha256": "ab" * 32,
         "max_rows": None,
+        "split_sha256": "ab" * 32,
         "selection_metric": next(iter(metrics)),
-        "aggregate": "mean" if split == "test" else "median",
-        "seeds": list(range(1, 1 + len(next(iter(metrics.values()))))),
-        "metrics": {split: {metric: summarise_values(values).as_json() for metric, values in metrics.items()}},
-    }  # fmt: skip
-    return FinetunedRun(name, Path("runs") / name, {**results, **changed})
+        "is_greater_better": True,
+        "aggregate": "mean" if has_test else "median",
+        "seeds": seeds,
+        "best_epochs": tuple(3 * seed for seed in seeds),
+        "elapsed_s": 3725.4,
+        "tokens_per_s": 12345.6,
+        "outside_model_share": 0.0123,
+        "notes": (),
+        "metrics": {"valid": summaries, "test": summaries} if has_test else {"valid": summaries},
+        "grid_best": None,
+        "grid": (),
+    }
+    return FinetunedRun(name, Path("runs") / name, RunResults(**{**values, **changed}))
 
 
-def yardstick(metrics: dict[str, list[float | None]]) -> dict[str, Any]:
-    summaries = {metric: summarise_values(values).as_json() for metric, values in metrics.items()}
-    return {"name": "ECFP4 + random forest", "seeds": [1, 2], "metrics": {"test": summaries}}
+def baseline(metrics: Values) -> BaselineResult:
+    summaries = {metric: summarise_values(values) for metric, values in metrics.items()}
+    return BaselineResult(name="ECFP4 + random forest", seeds=(1, 2), metrics={"test": summaries, "valid": summaries})

@@ -1,6 +1,7 @@
 """What the figures draw is what scikit-learn works out; the same data give the same files."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from numpy.typing import NDArray
 from sklearn import metrics
 
 from exlm_cli.errors import CheckpointError
+from exlm_cli.finetune.results import write_predictions
 from exlm_cli.report import score_figures
-from exlm_cli.report.score_figures import SplitPredictions, confusion_matrix, write_score_figures
-from exlm_cli.report.style import new_figure
+from exlm_cli.report.score_figures import SplitPredictions, draw_runs, write_score_figures
+from exlm_cli.report.scores import FinetunedRun
+from tests.unit.report.scored_runs import scored
 
 
 def predictions_of(
@@ -99,13 +102,12 @@ def test_of_many_labels_the_mean_curve_is_named(drawn: Any) -> None:
     assert np.trapezoid(y, x) == pytest.approx(np.mean(areas), abs=5e-3)  # on a grid of 401 points
 
 
-def test_a_confusion_matrix_is_scikit_learns_and_so_are_the_counts_that_are_drawn(drawn: Any) -> None:
+def test_the_counts_of_a_confusion_matrix_are_those_of_scikit_learn(drawn: Any) -> None:
     predictions = predictions_of(3, is_multi_class=True)
     is_known = ~np.isnan(predictions.targets[:, 0])
     truth = predictions.targets[is_known, 0].astype(int)
     guessed = predictions.probabilities.mean(0)[is_known].argmax(1)
     wanted = metrics.confusion_matrix(truth, guessed)
-    np.testing.assert_array_equal(confusion_matrix(truth, guessed, 3), wanted)
     (axes,) = drawn(predictions)["s-confusion"].axes
     texts = [text.get_text() for text in axes.texts]
     assert [int(text.split("\n")[0]) for text in texts] == wanted.ravel().tolist()
@@ -145,23 +147,42 @@ def test_files_are_the_same_for_the_same_data_and_names_are_no_commands_to_matpl
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="no such folder can be made"):
-        write_score_figures(predictions_of(1), tmp_path / "file" / "sub", "s")
+def with_files(folder: Path, run: FinetunedRun) -> FinetunedRun:
+    """Write the targets and the predictions of two seeds to the directory of a run."""
+    folder.mkdir()
+    write_predictions(folder / "targets-test.csv", range(8), ["active"], [np.array([float(i % 2)]) for i in range(8)])
+    for seed in (1, 2):
+        cell = folder / f"cells/single/seed-{seed}"
+        cell.mkdir(parents=True)
+        values = [np.array([(i * seed % 5) / 5]) for i in range(8)]
+        write_predictions(cell / "predictions-test.csv", range(8), ["active"], values)
+    return replace(run, folder=folder)
 
 
-@pytest.mark.parametrize("width", [3.4, 7.8])
-def test_a_long_title_is_broken_into_lines_that_stay_inside_the_figure(width: float) -> None:
-    figure = new_figure(width, 2.0, "wide words " * 12, ["a caption that goes on " * 8])
-    figure.subplots()
-    renderer: Any = figure.canvas
-    renderer.draw()
-    outer = figure.bbox
-    for text in figure.texts:
-        box = text.get_window_extent()
-        assert outer.x0 <= box.x0
-        assert box.x1 <= outer.x1
-        assert box.y1 <= outer.y1
-    (axes,) = figure.axes
-    assert axes.get_tightbbox().y1 <= min(text.get_window_extent().y0 for text in figure.texts)
+def test_figures_go_into_each_run_or_named_by_run_into_one_folder(tmp_path: Path) -> None:
+    runs = [with_files(tmp_path / name, scored(f"x/{name}", "csv", {"roc_auc": [0.5, 0.5]})) for name in "ab"]
+    kinds = [f"{kind}.{suffix}" for kind in ("curves", "confusion") for suffix in ("png", "svg")]
+    assert draw_runs(runs[:1], None) == [tmp_path / "a/report" / f"test-{kind}" for kind in kinds]
+    files = draw_runs(runs, tmp_path / "all")
+    assert [path.name for path in files] == [f"x-{name}-test-{kind}" for name in "ab" for kind in kinds]
+    assert all(path.is_file() for path in files)
+
+
+def test_a_damaged_run_stops_the_work_before_a_figure_of_another_is_written(tmp_path: Path) -> None:
+    runs = [with_files(tmp_path / name, scored(name, "csv", {"roc_auc": [0.5, 0.5]})) for name in "ab"]
+    broken = tmp_path / "b/cells/single/seed-2/predictions-test.csv"
+    write_predictions(broken, [7], ["active"], [np.array([0.5])])
+    with pytest.raises(CheckpointError, match="its rows are not those of"):
+        draw_runs(runs, None)
+    broken.unlink()
+    with pytest.raises(CheckpointError, match="not readable as predictions"):
+        draw_runs(runs, None)
+    assert not (tmp_path / "a/report").exists()
+
+
+def test_regression_and_spans_have_no_curves() -> None:
+    runs = [
+        scored("values", "csv", {"rmse": [0.5]}, loss="regression"),
+        scored("answers", "squad/v2", {"f1": [0.5]}, loss="span"),
+    ]
+    assert draw_runs(runs, None) == []

@@ -1,10 +1,11 @@
-"""Colours by the formulas of WCAG 2, worked out here once more."""
+"""Colours against the formulas of WCAG 2, written out here once more; titles that stay inside the figure."""
 
 import itertools
+from typing import Any
 
 import pytest
 
-from exlm_cli.report.style import END_COLOUR, MASK_COLOURS, RUN_COLOURS, fade, ink_on, mask_colour
+from exlm_cli.report.style import END_COLOUR, MASK_COLOURS, RUN_COLOURS, fade, ink_on, mask_colour, new_figure
 
 
 def _luminance(colour: str) -> float:
@@ -46,3 +47,19 @@ def test_the_first_mask_is_yellow_the_second_brown_and_colours_come_round() -> N
 def test_fading_ends_in_white() -> None:
     assert fade("#123456", 0) == "#FFFFFF"
     assert fade("#123456", 1) == "#123456"
+
+
+@pytest.mark.parametrize("width", [3.4, 7.8])
+def test_a_long_title_is_broken_into_lines_that_stay_inside_the_figure(width: float) -> None:
+    figure = new_figure(width, 2.0, "wide words " * 12, ["a caption that goes on " * 8])
+    figure.subplots()
+    renderer: Any = figure.canvas
+    renderer.draw()
+    outer = figure.bbox
+    for text in figure.texts:
+        box = text.get_window_extent()
+        assert outer.x0 <= box.x0
+        assert box.x1 <= outer.x1
+        assert box.y1 <= outer.y1
+    (axes,) = figure.axes
+    assert axes.get_tightbbox().y1 <= min(text.get_window_extent().y0 for text in figure.texts)

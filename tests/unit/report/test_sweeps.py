@@ -196,7 +196,7 @@ def _measured(name: str) -> Variants:
 def test_figure_12_has_a_line_for_the_mlm_and_one_for_each_k(tmp_path: Path) -> None:
     variants = group_seeds(sweep_results("figure-12", seeds=(1, 2, 3)))
     texts = _texts(variants, tmp_path)
-    names = {"MLM", "ExLM, k = 2", "ExLM, k = 4", "ExLM, k = 8", "78.9%", "mean over states"}
+    names = {"MLM", "ExLM, k = 2", "ExLM, k = 4", "ExLM, k = 8", "78.9 %", "mean over states"}
     assert names | {"weighted by the posterior"} <= set(texts)
     assert any("standard deviation of 3 seeds" in text for text in texts)
     before = (tmp_path / "figure-12.svg").read_bytes()

@@ -145,10 +145,12 @@ def _show_scores(
     runs: "Sequence[GivenRun]", data: Sequence[str], output: Output, device: Device, progress: Progress
 ) -> None:
     """Score pre-trained runs, read the scores of fine-tuned ones, and print them side by side."""
-    from exlm_cli.experiments.scores import load_finetuned_run
-    from exlm_cli.report.score_report import collect_tables, draw_figures
+    from exlm_cli.finetune.results import read_results
+    from exlm_cli.report.paper import paper_tables
+    from exlm_cli.report.score_figures import draw_runs
+    from exlm_cli.report.scores import FinetunedRun, pretraining_table, task_tables
 
-    finetuned = [load_finetuned_run(run.path, run.name) for run in runs if run.kind == "finetune"]
+    finetuned = [FinetunedRun(run.name, run.path, read_results(run.path)) for run in runs if run.kind == "finetune"]
     _refuse_unused_folder(output, has_files=output.has_figures and bool(finetuned))
     pretrained = []
     with folder_for_results(output.folder) if output.folder is not None else contextlib.nullcontext():
@@ -159,15 +161,18 @@ def _show_scores(
                 pretrained.append(
                     evaluate_pretrained(run.path, run.name, valid=data, device=device.value, progress=progress)
                 )
-        files, notes = draw_figures(finetuned, output.folder) if output.has_figures else ([], [])
+        files = draw_runs(finetuned, output.folder) if output.has_figures else []
         _refuse_unused_folder(output, has_files=bool(files))
-    for note in notes:
-        progress.message(f"note: {note}")
     entries: list[dict[str, Any]] = [{"kind": "pretrain", **asdict(score)} for score in pretrained]
-    entries += [{"run_dir": str(run.folder), "name": run.name, **run.results} for run in finetuned]
+    entries += [{"run_dir": str(run.folder), "name": run.name, **run.results.as_json()} for run in finetuned]
     # scripts that score one run find its values at the top level
     top = entries[0] if len(entries) == 1 else {}
-    _emit(collect_tables(finetuned, pretrained), files, {**top, "runs": entries}, runs[0].report, output)
+    tables = [
+        *([pretraining_table(pretrained)] if pretrained else []),
+        *task_tables(finetuned),
+        *paper_tables(finetuned),
+    ]
+    _emit(tables, files, {**top, "runs": entries}, runs[0].report, output)
 
 
 def _show_entropy(
@@ -181,7 +186,7 @@ def _show_entropy(
 ) -> None:
     """Measure the entropy of pre-trained runs at each mask ratio and, for ExLM, number of states."""
     from exlm_cli.config.load import load_recipe
-    from exlm_cli.report.entropy_report import entropy_table, write_entropy_figure
+    from exlm_cli.report.entropy import DEFINITIONS, entropy_lines, entropy_table, write_entropy_figure
     from exlm_cli.run_dir import run_directory
 
     # the copies of a token in Repeated MLM are no states
@@ -208,7 +213,10 @@ def _show_entropy(
                 progress=progress,
             )
         ]
-    files = write_entropy_figure(entropies, folder) if output.has_figures else []
+    files = []
+    if output.has_figures:
+        title = "Entropy of predictions over the mask ratio"
+        files = write_entropy_figure(entropy_lines(entropies), folder, "entropy", title=title, captions=DEFINITIONS)
     content = {"entropies": [{"name": name, **asdict(entropy)} for name, entropy in entropies]}
     _emit([entropy_table(entropies)], files, content, runs[0].report, output)
 

@@ -111,7 +111,7 @@ def finetune(
         grid_points(resolved, use_grid=grid)
         checkpoint = _choose_checkpoint(checkpoint, resolved, progress)
     from exlm_cli.finetune.run import run_finetuning
-    from exlm_cli.report.finetune_summary import render_summary
+    from exlm_cli.report.scores import results_table
 
     result = run_finetuning(
         resolved,
@@ -124,7 +124,8 @@ def finetune(
     )
     if as_json:
         return console.emit_json({"run_dir": str(result.run_dir), **result.results.as_json()})
-    console.emit_renderable(render_summary(result.results.as_json(), str(result.run_dir)))
+    console.emit_renderable(results_table(result.results))
+    console.emit_text(f"results: {result.run_dir}/results.json")
 
 
 def _resumed(run: Path, begun: dict[str, Any], overrides: list[str]) -> "FinetuneRecipe":

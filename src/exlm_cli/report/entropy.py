@@ -1,12 +1,13 @@
-"""Figure 12: entropy of predictions over the mask ratio p, a line for each model."""
+"""Entropy of predictions over the mask ratio p: Figure 12 with a line for each model, and a table."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exlm_cli.experiments.statistics import mean_and_deviation
+from exlm_cli.format import NO_VALUE, format_number, format_ratio
 from exlm_cli.report.style import (
     FAINT_INK,
     INK,
@@ -19,12 +20,23 @@ from exlm_cli.report.style import (
     quieten,
     write_figure,
 )
+from exlm_cli.report.tables import ReportTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from exlm_cli.experiments.entropy import PredictionEntropy
+
 ENTROPIES = {"entropy_bits": "mean over states", "entropy_posterior_bits": "weighted by the posterior"}
 """Two entropies of ExLM: mean over a mask's states, or weighted by the posterior that a state emits a target."""
+
+DEFINITIONS = (
+    "mean over states: for (Repeated) MLM over tokens whose copies are all masked (App. E); for ExLM over all states "
+    "of all masks",
+    "weighted by the posterior: for ExLM each state by the probability that it emits a target, given the targets; an "
+    "MLM has one state per mask, so both are equal",
+)
+"""The entropies in words, in the order of `ENTROPIES`."""
 
 _PANEL_INCHES = (4.0, 3.4)
 
@@ -101,7 +113,7 @@ def _draw(axes: "Axes", lines: Sequence[EntropyLine], name: str) -> None:
     axes.set_title(ENTROPIES[name], fontsize=9, color=INK, loc="left")
     axes.set_xlabel("mask ratio p of the input", color=FAINT_INK)
     ratios = sorted({ratio for line in lines for ratio in line.entropies})
-    axes.set_xticks(ratios, [f"{100 * ratio:g}%" for ratio in ratios])
+    axes.set_xticks(ratios, list(map(format_ratio, ratios)))
     for line in lines:
         if points := line.points(name):
             xs, means, deviations = zip(*points, strict=True)
@@ -117,3 +129,44 @@ def _draw(axes: "Axes", lines: Sequence[EntropyLine], name: str) -> None:
                 capsize=3 if any(deviations) else 0,
                 linewidth=1.4,
             )
+
+
+def entropy_table(entropies: "Sequence[tuple[str, PredictionEntropy]]") -> ReportTable:
+    """Return a row for each named model and masking."""
+    rows = [
+        (
+            name,
+            str(_num_copies(entropy)),
+            format_ratio(entropy.mask_ratio),
+            format_number(entropy.entropy_bits),
+            NO_VALUE if entropy.entropy_posterior_bits is None else format_number(entropy.entropy_posterior_bits),
+            format_number(entropy.metrics["loss"]),
+            format_number(entropy.metrics["mask_accuracy"]),
+        )
+        for name, entropy in entropies
+    ]
+    legend = "k: states per mask (ExLM) or copies of a token (Repeated MLM); p: mask ratio; accuracy: of masked tokens"
+    return ReportTable(
+        "entropy",
+        "Entropy of predictions, in bits",
+        ("model", "k", "p", *ENTROPIES.values(), "loss", "accuracy"),
+        (tuple(rows),),
+        (legend, *DEFINITIONS),
+        num_keys=3,
+    )
+
+
+def entropy_lines(entropies: "Sequence[tuple[str, PredictionEntropy]]") -> list[EntropyLine]:
+    """Return a line for each named model and k, with the entropies that are defined."""
+    lines: dict[str, EntropyLine] = {}
+    for name, entropy in entropies:
+        label = f"{name}, k = {_num_copies(entropy)}"
+        line = lines.setdefault(label, EntropyLine(label, entropy.objective == "mlm", {}, colour=1 + len(lines)))
+        values = {"entropy_bits": entropy.entropy_bits, "entropy_posterior_bits": entropy.entropy_posterior_bits}
+        defined = {key: (value,) for key, value in values.items() if value is not None and not math.isnan(value)}
+        lines[label] = replace(line, entropies={**line.entropies, entropy.mask_ratio: defined})
+    return list(lines.values())
+
+
+def _num_copies(entropy: "PredictionEntropy") -> int:
+    return entropy.num_states_per_mask if entropy.objective == "exlm" else entropy.num_repeats

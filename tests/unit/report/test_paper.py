@@ -1,14 +1,15 @@
 """Our rows beside the paper's: what fills a column, what makes a row, and what a reader is warned of."""
 
 from exlm_cli.config.tasks import SUITES
+from exlm_cli.report.paper import SHAPES, paper_tables
 from exlm_cli.report.paper_numbers import TABLE_1, TABLE_3
-from exlm_cli.report.paper_tables import SHAPES, paper_tables
 from exlm_cli.report.tables import ReportTable
 from exlm_cli.tasks.glue_tasks import GLUE_TASKS
-from tests.unit.report.scored_runs import scored, yardstick
+from tests.unit.report.scored_runs import EXLM, baseline, scored
 
-MLM = {"checkpoint": "runs/mlm", "recipe": "smiles-small-mlm", "objective": "mlm", "steps": 1200, "tokens": 13_100_000}
-SCRATCH = {"checkpoint": None, "recipe": "smiles-small", "objective": "scratch", "steps": 0, "tokens": 0}
+MLM = EXLM.model_copy(update={"checkpoint": "runs/mlm", "recipe": "smiles-small-mlm", "objective": "mlm"})
+SCRATCH = EXLM.model_copy(update={"checkpoint": None, "objective": "scratch", "steps": 0, "tokens": 0})
+TEXT = EXLM.model_copy(update={"checkpoint": "x", "recipe": "text-small", "steps": 10, "tokens": 900})
 
 
 def cell(table: ReportTable, row: str, column: str) -> str:
@@ -30,7 +31,7 @@ def test_every_column_is_a_task_and_metric_that_there_is() -> None:
                 assert metric.removeprefix("mismatched_") == GLUE_TASKS[name].metrics[0]
 
 
-def test_the_papers_rows_stand_as_printed_above_ours() -> None:
+def test_the_rows_of_the_paper_are_printed_above_ours() -> None:
     (table,) = paper_tables([scored("a", "moleculenet/bace", {"roc_auc": [0.7, 0.8]})])
     assert table.name == "table-1"
     theirs = [row for row in table.rows if row[0] == "paper"]
@@ -64,7 +65,7 @@ def test_runs_of_one_model_share_a_row_and_all_tasks_make_a_mean() -> None:
 
 
 def test_a_second_run_of_a_task_and_another_model_of_one_name_get_rows_of_their_own() -> None:
-    elsewhere = {**MLM, "recipe": "smiles-small", "objective": "exlm"}
+    elsewhere = EXLM.model_copy(update={"checkpoint": "runs/other"})
     runs = [
         scored("a", "moleculenet/bace", {"roc_auc": [0.7]}),
         scored("b", "moleculenet/bace", {"roc_auc": [0.8]}),
@@ -75,7 +76,7 @@ def test_a_second_run_of_a_task_and_another_model_of_one_name_get_rows_of_their_
     assert [cell(table, name, "BACE") for name in ours(table)] == ["70.0", "80.0", "-"]
 
 
-def test_another_split_fewer_rows_and_other_seeds_are_said() -> None:
+def test_another_split_fewer_rows_and_other_seeds_are_noted() -> None:
     runs = [
         scored("odd", "moleculenet/bace", {"roc_auc": [0.7, 0.8, 0.9]}, split="random", max_rows=100),
         scored("even", "moleculenet/bbbp", {"roc_auc": [0.7, 0.8]}),
@@ -86,8 +87,8 @@ def test_another_split_fewer_rows_and_other_seeds_are_said() -> None:
     assert cell(table, "smiles-small (exlm)", "seeds") == "2 or 3"
 
 
-def test_the_yardstick_is_a_row_without_a_budget() -> None:
-    run = scored("a", "moleculenet/bace", {"roc_auc": [0.7, 0.8]}, yardstick=yardstick({"roc_auc": [0.8, 0.8]}))
+def test_the_baseline_is_a_row_without_a_budget() -> None:
+    run = scored("a", "moleculenet/bace", {"roc_auc": [0.7, 0.8]}, baseline=baseline({"roc_auc": [0.8, 0.8]}))
     (table,) = paper_tables([run, scored("b", "moleculenet/bbbp", {"roc_auc": [0.7, 0.8]})])
     assert ours(table)[-1] == "ECFP4 + random forest"
     assert cell(table, "ECFP4 + random forest", "BACE") == "80.0 ± 0.0"
@@ -96,11 +97,10 @@ def test_the_yardstick_is_a_row_without_a_budget() -> None:
 
 
 def test_table_3_has_medians_of_glue_and_squad_on_their_development_sets() -> None:
-    text = {"checkpoint": "x", "recipe": "text-small", "objective": "exlm", "steps": 10, "tokens": 900}
     runs = [
-        scored("m", "glue/mnli", {"accuracy": [0.5, 0.6, 0.9], "mismatched_accuracy": [0.4, 0.5, 0.6]}, init=text),
-        scored("c", "glue/cola", {"matthews_corrcoef": [0.1, 0.2, -0.3]}, init=text),
-        scored("s", "squad/v2", {"f1": [0.3, 0.5], "exact_match": [0.2, 0.2]}, init=text, split="held out: A"),
+        scored("m", "glue/mnli", {"accuracy": [0.5, 0.6, 0.9], "mismatched_accuracy": [0.4, 0.5, 0.6]}, init=TEXT),
+        scored("c", "glue/cola", {"matthews_corrcoef": [0.1, 0.2, -0.3]}, init=TEXT),
+        scored("s", "squad/v2", {"f1": [0.3, 0.5], "exact_match": [0.2, 0.2]}, init=TEXT, split="held out: A"),
     ]
     (table,) = paper_tables(runs)
     assert table.name == "table-3"
@@ -112,5 +112,5 @@ def test_table_3_has_medians_of_glue_and_squad_on_their_development_sets() -> No
     assert "medians" in table.notes[0]
 
 
-def test_a_task_of_ones_own_is_in_no_table_of_the_paper() -> None:
+def test_a_csv_task_is_in_no_table_of_the_paper() -> None:
     assert paper_tables([scored("a", "csv", {"roc_auc": [0.7]})]) == []

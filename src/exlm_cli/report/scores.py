@@ -1,0 +1,208 @@
+"""Tables of scores: one fine-tuning run, runs of a task side by side, pre-trained checkpoints side by side."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from exlm_cli.finetune.results import Aggregate, InitialWeights, RunResults, Summaries, Summary
+from exlm_cli.format import (
+    NO_VALUE,
+    NOT_DEFINED,
+    format_count,
+    format_counts,
+    format_duration,
+    format_in_percent,
+    format_large,
+    format_number,
+    format_percent,
+    format_spread,
+)
+from exlm_cli.report.tables import ReportTable
+
+if TYPE_CHECKING:
+    from exlm_cli.experiments.evaluate import PretrainedScore
+
+_FIGURES = {
+    "loss": "loss, nats per target",
+    "perplexity": "perplexity",
+    "mask_accuracy": "mask accuracy",
+    "entropy_bits": "entropy, bits",
+    "entropy_posterior_bits": "entropy, posterior-weighted, bits",
+    "effective_states": "effective states per mask",
+    "path_entropy_bits": "path entropy, bits per target",
+    "masks_with_0_share": "share of masks that yield no token",
+    "masks_with_2plus_share": "share of masks that yield 2 or more",
+    "num_sequences": "sequences scored",
+    "num_infeasible": "sequences without an alignment",
+}
+"""Validation figures of a checkpoint in the order of the table, with their headings."""
+_COUNTS = ("num_sequences", "num_infeasible")
+
+
+@dataclass(frozen=True)
+class FinetunedRun:
+    """A finished fine-tuning run: its name in tables, its directory, its results."""
+
+    name: str
+    folder: Path
+    results: RunResults
+
+    def summary(self, metric: str) -> Summary | None:
+        """Return a metric of the reported split over seeds; None where the split has no such metric."""
+        return self.results.metrics[self.results.scored_split].get(metric)
+
+
+def results_table(results: RunResults) -> ReportTable:
+    """Return the scores of a fine-tuning run on each split, those of the baseline below, and notes on the training."""
+    baseline = results.baseline
+    splits = tuple(results.metrics)
+    groups = [_rows_by_metric(results.metrics, results)]
+    if baseline is not None:
+        groups.append([(baseline.name, *("" for _ in splits)), *_rows_by_metric(baseline.metrics, results)])
+    init = results.init
+    begun = f"{init.objective} {init.recipe}"
+    if init.checkpoint is not None:
+        begun += f" after {format_count(init.steps)} steps"
+    sizes = format_counts(results.split_sizes.values())
+    return ReportTable(
+        "scores",
+        f"{results.task}, {sizes} rows: {begun}, {_describe_seeds(results)}",
+        ("metric", *splits),
+        tuple(map(tuple, groups)),
+        (*results.notes, *_training_notes(results)),
+    )
+
+
+def task_tables(runs: Sequence[FinetunedRun]) -> list[ReportTable]:
+    """Return a table for each task, in the order in which the runs have them."""
+    tasks = dict.fromkeys(run.results.task for run in runs)
+    return [_task_table([run for run in runs if run.results.task == task]) for task in tasks]
+
+
+def pretraining_table(scores: "Sequence[PretrainedScore]") -> ReportTable:
+    """Return the validation figures of pre-trained checkpoints, a column each."""
+    rows = [
+        (heading, *(_figure(name, score.metrics) for score in scores))
+        for name, heading in _FIGURES.items()
+        if any(name in score.metrics for score in scores)
+    ]
+    notes = [
+        f"{score.name}: {score.objective}, step {format_count(score.step)}, {format_large(score.parameters)} "
+        f"parameters, {format_large(score.tokens)} tokens, scored on {score.data}"
+        for score in scores
+    ]
+    columns = ("figure", *(score.name for score in scores))
+    return ReportTable("pretraining", "Pre-trained checkpoints", columns, (tuple(rows),), tuple(notes))
+
+
+def format_score(summary: Summary, aggregate: Aggregate) -> str:
+    """Return `0.8123 ± 0.0101` (sample standard deviation), or `0.8123 (0.8001 to 0.8201)` around a median."""
+    center = summary.center(aggregate)
+    known = [value for value in summary.values if value is not None]
+    if center is None or len(known) == 1:
+        return format_number(center)
+    if aggregate == "mean":
+        return format_spread(center, summary.std)
+    low, high = (format_number(bound, beside=center) for bound in (min(known), max(known)))
+    return f"{format_number(center)} ({low} to {high})"
+
+
+def percent_score(summary: Summary | None, aggregate: Aggregate) -> str:
+    """Return a score as the paper prints it: `85.2 ± 0.4` in percent, or a median alone; a dash where there is none."""
+    if summary is None:
+        return NO_VALUE
+    return format_in_percent(summary.center(aggregate), summary.std if aggregate == "mean" else None)
+
+
+def pretraining_budget(init: InitialWeights) -> str:
+    """Return `4,000 steps, 13.1 M tokens`, or `none` for weights drawn from the seed."""
+    if init.objective == "scratch":
+        return "none"
+    return f"{format_count(init.steps)} steps, {format_large(init.tokens)} tokens"
+
+
+def _rows_by_metric(metrics: Summaries, results: RunResults) -> list[tuple[str, ...]]:
+    """Return a row for each metric, with a column for each split."""
+    names = _ordered(next(iter(metrics.values())), results)
+    return [
+        (name, *(format_score(of_split[name], results.aggregate) for of_split in metrics.values())) for name in names
+    ]
+
+
+def _ordered(names: Sequence[str] | Mapping[str, object], results: RunResults) -> list[str]:
+    """Return metrics with the one that chose the epoch first and the loss last."""
+    return sorted(names, key=lambda name: (name != results.selection_metric, name == "loss"))
+
+
+def _training_notes(results: RunResults) -> list[str]:
+    notes = []
+    if results.grid_best is not None:
+        chosen = ", ".join(f"{key}={value}" for key, value in results.grid_best.values.items())
+        notes.append(f"best of {len(results.grid)} grid points: {chosen}")
+    epochs = ", ".join(map(str, results.best_epochs))
+    notes.append(f"best epochs by validation {results.selection_metric}: {epochs}")
+    notes.append(
+        f"trained in {format_duration(results.elapsed_s)}, {format_count(results.tokens_per_s)} tokens/s, "
+        f"{format_percent(results.outside_model_share)} of the time outside the model"
+    )
+    return notes
+
+
+def _task_table(runs: Sequence[FinetunedRun]) -> ReportTable:
+    """Return every metric of runs of one task, a column each, then a column for each baseline."""
+    first = runs[0].results
+    names = _ordered(
+        dict.fromkeys(name for run in runs for name in run.results.metrics[run.results.scored_split]), first
+    )
+    columns = ["metric", *(run.name for run in runs)]
+    cells = [[_score(run.summary(name), run) for name in names] for run in runs]
+    has_one_split = len({run.results.split_sha256 for run in runs}) == 1
+    shown_splits = set()
+    for run in runs:
+        baseline, split = run.results.baseline, run.results.split_sha256
+        if baseline is not None and split not in shown_splits:
+            shown_splits.add(split)
+            columns.append(baseline.name if has_one_split else f"{baseline.name}, rows of {run.name}")
+            cells.append([_score(baseline.metrics[run.results.scored_split].get(name), run) for name in names])
+    sizes = format_counts(first.split_sizes.values())
+    return ReportTable(
+        "scores-" + first.task.replace("/", "-"),
+        f"{first.task}, {sizes} rows in {', '.join(first.split_sizes)}, scored on {first.scored_split}",
+        tuple(columns),
+        (tuple(zip(names, *cells, strict=True)),),
+        (*map(_describe_run, runs), *_differences(runs)),
+    )
+
+
+def _score(summary: Summary | None, run: FinetunedRun) -> str:
+    """Return a score with its spread; a dash where there is none or it is not defined."""
+    shown = NO_VALUE if summary is None else format_score(summary, run.results.aggregate)
+    return NO_VALUE if shown == NOT_DEFINED else shown
+
+
+def _figure(name: str, metrics: Mapping[str, float]) -> str:
+    if name not in metrics:
+        return NO_VALUE
+    return format_count(metrics[name]) if name in _COUNTS else format_number(metrics[name])
+
+
+def _describe_run(run: FinetunedRun) -> str:
+    init = run.results.init
+    return (
+        f"{run.name}: {init.recipe} ({init.objective}), pre-training {pretraining_budget(init)}, "
+        f"{format_large(run.results.parameters)} parameters, {_describe_seeds(run.results)}"
+    )
+
+
+def _describe_seeds(results: RunResults) -> str:
+    num_seeds = len(results.seeds)
+    return f"{results.aggregate} of {num_seeds} seeds" if num_seeds > 1 else f"seed {results.seeds[0]}"
+
+
+def _differences(runs: Sequence[FinetunedRun]) -> tuple[str, ...]:
+    """Return a warning where runs of one task were split differently."""
+    if len({run.results.split_sha256 for run in runs}) == 1:
+        return ()
+    named = ", ".join(f"{run.name} {run.results.split} {run.results.split_sha256[:8]}" for run in runs)
+    return (f"these runs were split differently and cannot be compared: {named}",)

@@ -1,0 +1,132 @@
+"""Tables of scores: every metric in its place with its spread, and a warning where runs do not compare."""
+
+import io
+import math
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from exlm_cli.experiments.evaluate import PretrainedScore
+from exlm_cli.finetune.results import Aggregate, GridChoice, GridScores, summarise_values
+from exlm_cli.report.scores import (
+    format_score,
+    percent_score,
+    pretraining_budget,
+    pretraining_table,
+    results_table,
+    task_tables,
+)
+from tests.unit.report.scored_runs import EXLM, Values, baseline, scored
+
+METRICS: Values = {"roc_auc": [0.7, 0.8], "loss": [0.5, 0.6], "f1": [None, None]}
+SCRATCH = EXLM.model_copy(update={"checkpoint": None, "objective": "scratch", "steps": 0, "tokens": 0})
+
+
+@pytest.mark.parametrize(
+    ("values", "aggregate", "text"),
+    [
+        ([0.7, 0.8, 0.9], "mean", "0.8000 ± 0.1000"),
+        ([0.7, 0.85, 0.9], "median", "0.8500 (0.7000 to 0.9000)"),
+        ([0.7], "mean", "0.7000"),
+        ([None, 0.7], "median", "0.7000"),
+        ([None], "mean", "not defined"),
+        ([7.606e-8, 7.606e-8, 8.2e-8], "mean", "7.804e-08 ± 3.429e-09"),
+        ([7.606e-8, 9.1e-8], "median", "8.353e-08 (7.606e-08 to 9.1e-08)"),
+    ],
+)
+def test_a_score_is_shown_with_its_spread(values: list[float | None], aggregate: Aggregate, text: str) -> None:
+    assert format_score(summarise_values(values), aggregate) == text
+
+
+def test_scores_and_budgets_are_written_as_in_the_paper() -> None:
+    assert pretraining_budget(EXLM) == "1,200 steps, 13.1 M tokens"
+    assert pretraining_budget(SCRATCH) == "none"
+    summary = summarise_values([0.7, 0.8])
+    assert (percent_score(summary, "mean"), percent_score(summary, "median")) == ("75.0 ± 7.1", "75.0")
+    assert percent_score(summarise_values([0.7]), "mean") == "70.0"
+    assert percent_score(None, "mean") == percent_score(summarise_values([None]), "mean") == "-"
+
+
+def printed(**changed: Any) -> list[str]:
+    metrics: Values = {"roc_auc": [0.7, 0.8, 0.9], "loss": [0.5, 0.6, 0.7], "accuracy": [0.5, None, None]}
+    stream = io.StringIO()
+    Console(file=stream, width=80).print(results_table(scored("a", "moleculenet/bace", metrics, **changed).results))
+    return stream.getvalue().splitlines()
+
+
+def test_the_metric_that_chose_the_epoch_comes_first_and_everything_fits() -> None:
+    lines = printed(notes=("left out 5 rows",))
+    assert max(map(len, lines)) <= 80
+    rows = [line.split()[0] for line in lines if line.split() and line.split()[0] in ("loss", "accuracy", "roc_auc")]
+    assert rows == ["roc_auc", "accuracy", "loss"]
+    text = " ".join(lines)
+    for words in (
+        "1,210/151/152 rows", "exlm smiles-small after 1,200 steps", "note: left out 5 rows",
+        "best epochs by validation roc_auc: 3, 6, 9", "trained in 1:02:05, 12,346 tokens/s, 1.2 %",
+    ):  # fmt: skip
+        assert words in text
+
+
+def test_scratch_one_seed_a_grid_and_the_baseline_are_named() -> None:
+    lines = printed(
+        init=SCRATCH,
+        seeds=(7,),
+        grid_best=GridChoice(label="lr-1e-05", values={"optim.lr": 1e-5, "train.max_epochs": 3}),
+        grid=(GridScores(label="a", values={}, valid={}),) * 3,
+        baseline=baseline({"roc_auc": [0.7, 0.8, 0.9], "loss": [0.5]}),
+    )
+    text = "\n".join(lines)
+    assert "scratch smiles-small, seed 7" in text
+    assert "best of 3 grid points: optim.lr=1e-05, train.max_epochs=3" in text
+    assert "ECFP4 + random forest" in text
+    assert text.count("0.8000 ± 0.1000") == 4
+
+
+def test_each_run_has_a_column_and_each_task_a_table() -> None:
+    runs = [
+        scored("one", "csv", METRICS, baseline=baseline({"roc_auc": [0.6, 0.6]})),
+        scored("two", "csv", {"roc_auc": [0.9], "accuracy": [0.5]}),
+        scored("other", "glue/rte", {"accuracy": [0.5, 0.7, 0.6]}),
+    ]
+    first, second = task_tables(runs)
+    assert first.columns == ("metric", "one", "two", "ECFP4 + random forest")
+    assert first.rows == (
+        ("roc_auc", "0.7500 ± 0.0707", "0.9000", "0.6000 ± 0.0000"),
+        ("f1", "-", "-", "-"),
+        ("accuracy", "-", "0.5000", "-"),
+        ("loss", "0.5500 ± 0.0707", "-", "-"),
+    )
+    assert first.title == "csv, 1,210/151/152 rows in train, valid, test, scored on test"
+    budget = "smiles-small (exlm), pre-training 1,200 steps, 13.1 M tokens, 5.23 M parameters"
+    assert first.notes == (f"one: {budget}, mean of 2 seeds", f"two: {budget}, seed 1")
+    assert (second.name, second.rows) == ("scores-glue-rte", (("accuracy", "0.6000 (0.5000 to 0.7000)"),))
+
+
+def test_runs_of_different_splits_have_a_baseline_each_and_a_warning() -> None:
+    runs = [
+        scored("one", "csv", METRICS, baseline=baseline({"roc_auc": [0.6]})),
+        scored("two", "csv", METRICS, baseline=baseline({"roc_auc": [0.5]}), split="random", split_sha256="cd" * 32),
+        scored("three", "csv", METRICS, baseline=baseline({"roc_auc": [0.6]})),
+    ]
+    (table,) = task_tables(runs)
+    assert table.columns[4:] == ("ECFP4 + random forest, rows of one", "ECFP4 + random forest, rows of two")
+    assert table.rows[0][4:] == ("0.6000", "0.5000")
+    assert "one scaffold abababab, two random cdcdcdcd, three scaffold abababab" in table.notes[-1]
+
+
+def test_pretrained_checkpoints_have_a_column_each_with_the_data_that_they_were_scored_on() -> None:
+    exlm = PretrainedScore(
+        "a", "runs/a/checkpoints/step-30", "exlm", 30, 649_508, 55_600, "19 sequences of x.txt",
+        {"loss": 2.5, "perplexity": 12.18, "entropy_bits": math.nan, "effective_states": 1.5, "num_sequences": 1900.0},
+    )  # fmt: skip
+    mlm = PretrainedScore("b", "c", "mlm", 1000, 1, 5, "x", {"loss": 2.0, "perplexity": 12345.6})
+    table = pretraining_table([exlm, mlm])
+    assert {row[0]: row[1:] for row in table.rows} == {
+        "loss, nats per target": ("2.5000", "2.0000"),
+        "perplexity": ("12.1800", "12345.6000"),
+        "entropy, bits": ("not defined", "-"),
+        "effective states per mask": ("1.5000", "-"),
+        "sequences scored": ("1,900", "-"),
+    }
+    assert table.notes[0] == "a: exlm, step 30, 650 k parameters, 55.6 k tokens, scored on 19 sequences of x.txt"
