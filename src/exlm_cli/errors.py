@@ -1,16 +1,12 @@
-"""What can go wrong by a user's doing, and how it is said.
-
-`cli/app.py` prints an `ExlmError` as one `error:` line and a `hint:`, and leaves with its exit code. Nothing else in
-the package catches it.
-"""
+"""Exceptions of the package; `cli/app.py` prints an `ExlmError` as an `error:` and a `hint:` line, no traceback."""
 
 
 class ExlmError(Exception):
-    """A mistake the user can mend: what was given, what was expected, where it came from, what to do.
+    """A mistake that the user can correct.
 
     Args:
-        message: One line, values not adjectives.
-        hint: What to do next; empty where the message says all.
+        message: One line: what was given, what was expected, where it came from.
+        hint: What to do next; empty where the message says it.
     """
 
     exit_code = 2
@@ -22,11 +18,11 @@ class ExlmError(Exception):
 
 
 class ConfigError(ExlmError):
-    """A recipe, a `--set` or a combination of values that is not accepted."""
+    """A recipe, an override or a combination of values that is not accepted."""
 
 
 class DataError(ExlmError):
-    """An input file, directory, Hub name or row that cannot be used."""
+    """An input file, folder, Hub name or row that cannot be used."""
 
 
 class TokenizerError(ExlmError):
@@ -34,19 +30,19 @@ class TokenizerError(ExlmError):
 
 
 class CheckpointError(ExlmError):
-    """A checkpoint or run directory that is missing, truncated, altered, of another kind, or cannot be written."""
+    """A checkpoint or run directory that is missing, damaged, of another kind or version, or cannot be written."""
 
 
 class DivergedError(ExlmError):
-    """Training met a loss or gradient that is not a number; the offending batch is saved."""
+    """A loss or gradient that is not a number."""
 
 
 class BackendError(ExlmError):
-    """An alignment backend was asked for by name and cannot be had."""
+    """An alignment backend that was requested by name and is not available."""
 
 
 class InterruptedRunError(ExlmError):
-    """A run was stopped by a signal after it saved a checkpoint; the exit code is the shell's, 128 + signal."""
+    """A run that a signal stopped after it saved a checkpoint; the exit code is the shell's, 128 + signal."""
 
     def __init__(self, message: str, hint: str, signal_number: int) -> None:
         super().__init__(message, hint)
@@ -54,4 +50,4 @@ class InterruptedRunError(ExlmError):
 
 
 class ShapeError(ValueError):
-    """Tensors whose axes disagree; raised to callers of the library, never at users of the command."""
+    """Tensors whose axes disagree; for callers of the library, never for users of the command."""

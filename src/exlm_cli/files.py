@@ -1,4 +1,4 @@
-"""Reading and writing files: atomic writes, typed JSON, CSV, folders for results, `~` and the cache folder."""
+"""Files: atomic writes, typed JSON, CSV, folders for results, `~` and the cache folder."""
 
 import contextlib
 import csv
@@ -25,7 +25,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextlib.contextmanager
 def removed_on_failure(folder: Path, *, is_new: bool = True) -> Iterator[None]:
-    """Remove a new folder again when what should fill it fails, so that no half-made run is left."""
+    """Delete a new folder again if the work that fills it fails, so that no incomplete run is left."""
     try:
         yield
     except BaseException:
@@ -34,8 +34,8 @@ def removed_on_failure(folder: Path, *, is_new: bool = True) -> Iterator[None]:
         raise
 
 
-def make_folder(folder: Path, *, option: str = "--out") -> None:
-    """Make a folder for results, with those it lies in, where it is not there yet; `option` chooses another one.
+def make_folder(folder: Path) -> None:
+    """Make a folder for results, and its parents, unless it exists.
 
     Raises:
         CheckpointError: The file system refuses.
@@ -44,32 +44,31 @@ def make_folder(folder: Path, *, option: str = "--out") -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(
-            f"{folder}: no such folder can be made: {reason_of(error)}", advice_on(error, option)
+            f"{folder}: no such folder can be made: {reason_of(error)}", advice_on(error, is_chosen=True)
         ) from error
 
 
 @contextlib.contextmanager
-def folder_for_results(folder: Path, *files: Path, option: str = "--out") -> Iterator[None]:
-    """Make a folder before the work that fills it, and take back what was made of it where that fails.
+def folder_for_results(folder: Path, *files: Path) -> Iterator[None]:
+    """Make a folder before the work that fills it, and delete it again if the work fails.
 
     Args:
-        folder: Where results go.
-        files: Those that are written at the end of the work; that they can be is found out before it.
-        option: Chooses another folder; for the hint.
+        folder: Folder for results.
+        files: Files written at the end of the work; checked before it to be writable.
 
     Raises:
         CheckpointError: The file system refuses.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
-    make_folder(folder, option=option)
+    make_folder(folder)
     with removed_on_failure(made[-1] if made else folder, is_new=bool(made)):
         for path in files:
-            _refuse_unwritable(path, option)
+            _refuse_unwritable(path)
         yield
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that it is either the old one or the whole new one, on disk when this returns.
+    """Write a file whole or not at all; it is on disk when this returns.
 
     Raises:
         CheckpointError: The file system refuses; the old file is untouched.
@@ -114,8 +113,8 @@ def read_json(path: Path, model: type[JsonModelT], *, hint: str = ALTERED_HINT) 
 
     Args:
         path: The file.
-        model: What it must hold.
-        hint: What to do where it does not.
+        model: Class of its content.
+        hint: What to do if the content does not fit.
 
     Raises:
         CheckpointError: The file cannot be read, is not JSON, lacks a key, or has an unknown key or a wrong value.
@@ -176,7 +175,7 @@ def _describe_finding(error: ValidationError) -> str:
 
 
 def fsync(path: Path) -> None:
-    """Wait until a file, or which files a folder has, is on disk."""
+    """Wait until a file, or the list of files in a folder, is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -190,7 +189,7 @@ def hash_json(content: object) -> str:
 
 
 def finite_or_none(value: Any) -> Any:
-    """Replace inf and nan, which JSON does not have, by None."""
+    """Return a value with None in place of inf and nan, which JSON does not have."""
     if isinstance(value, dict):
         return {key: finite_or_none(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -199,19 +198,19 @@ def finite_or_none(value: Any) -> Any:
 
 
 def reason_of(error: OSError) -> str:
-    """Return what the file system said."""
+    """Return the reason that the file system gives."""
     return error.strerror or str(error)
 
 
-def advice_on(error: OSError, option: str | None = None) -> str:
-    """Return what can be done where the file system refuses; `option` is the one that chooses another place."""
+def advice_on(error: OSError, *, is_chosen: bool = False) -> str:
+    """Return what to do where the file system refuses; `is_chosen`: `out=DIR` sets the folder."""
     remedies = ["move away what has that name"] if error.errno in _IN_THE_WAY else []
     remedies += ["free some space"] if error.errno in _NO_SPACE else []
-    remedies += [f"choose a folder that you may write to with `{option}`"] if option is not None else []
+    remedies += ["choose a folder that you may write to with `out=DIR`"] if is_chosen else []
     return " or ".join(remedies)
 
 
-def _refuse_unwritable(path: Path, option: str) -> None:
+def _refuse_unwritable(path: Path) -> None:
     temporary = _beside(path)
     try:
         if path.is_dir():
@@ -220,12 +219,12 @@ def _refuse_unwritable(path: Path, option: str) -> None:
         temporary.unlink()
     except OSError as error:
         raise CheckpointError(
-            f"{path}: the file could not be written: {reason_of(error)}", advice_on(error, option)
+            f"{path}: the file could not be written: {reason_of(error)}", advice_on(error, is_chosen=True)
         ) from error
 
 
 def _beside(path: Path) -> Path:
-    """Return the name under which a file is written before it takes its own."""
+    """Return the temporary path under which a file is written."""
     return path.with_name(f".{path.name}.writing-{os.getpid()}")
 
 
@@ -233,7 +232,7 @@ def expand_path(given: str) -> Path:
     """Return a path with `~` or `~name` at its beginning replaced by that user's home folder.
 
     Raises:
-        DataError: There is no such user, or nobody knows the home folder.
+        DataError: There is no such user or no home folder.
     """
     # not Path.expanduser: a Path forgets that ./~name was written with its dot
     expanded = os.path.expanduser(given)  # noqa: PTH111
@@ -249,7 +248,7 @@ def cache_root(configured: str | None) -> Path:
     """Return the cache folder: `configured`, $EXLM_CACHE_DIR, $XDG_CACHE_HOME/exlm or ~/.cache/exlm.
 
     Raises:
-        DataError: The one that applies begins with `~` and there is no such home folder.
+        DataError: The folder begins with `~` and there is no such home folder.
     """
     if configured is not None:
         return expand_path(configured)

@@ -6,61 +6,64 @@ from typing import Protocol
 
 
 class Bar(Protocol):
-    """One running piece of work with a known or unknown number of steps."""
+    """Progress of one piece of work with a known or unknown number of steps."""
 
     def update(self, done: int, **fields: str) -> None:
-        """Set how many steps are done and the short texts shown beside the bar (`loss="2.31"`)."""
+        """Set the steps done and the short texts beside the bar (`loss="2.31"`)."""
 
 
 class Board(Protocol):
-    """A table whose cells change while work goes on."""
+    """A table whose cells change while work continues."""
 
     def show(self, row: str, column: str, text: str, *, is_done: bool = False) -> None:
         """Set the text of one cell of the table."""
 
 
 class Progress(Protocol):
-    """Where messages, bars and tables go."""
+    """Output of messages, bars and tables."""
 
     def message(self, text: str) -> None:
-        """Say one line that stays."""
+        """Print one line that stays."""
 
     def bar(self, label: str, total: int | None, *, done: int = 0) -> AbstractContextManager[Bar]:
-        """Show a bar with an ETA until the context ends; `total=None` where the end is not known.
+        """Show a bar with the remaining time until the context ends.
 
-        `done` is where the work starts (a resumed run), so that the ETA counts only what this process does.
+        Args:
+            label: Name of the work.
+            total: All steps; None: unknown.
+            done: Steps that a resumed run has done already; they do not count as work of this process.
         """
 
     def board(self, title: str, rows: Sequence[str], columns: Sequence[str]) -> AbstractContextManager[Board]:
-        """Show a table until the context ends, where it can be redrawn; elsewhere messages have to say it all."""
+        """Show a table until the context ends; where nothing can be redrawn, show none."""
 
 
 class _SilentBar:
     def update(self, done: int, **fields: str) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 class SilentBoard:
-    """A `Board` where no table can be redrawn."""
+    """A `Board` that shows nothing."""
 
     def show(self, row: str, column: str, text: str, *, is_done: bool = False) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 class SilentProgress:
-    """A `Progress` for library callers and tests."""
+    """A `Progress` that shows nothing, for library callers and tests."""
 
     def message(self, text: str) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
     @contextmanager
     def bar(self, label: str, total: int | None, *, done: int = 0) -> Iterator[Bar]:
-        """Yield a bar that says nothing."""
+        """Yield a bar that shows nothing."""
         del label, total, done
         yield _SilentBar()
 
     @contextmanager
     def board(self, title: str, rows: Sequence[str], columns: Sequence[str]) -> Iterator[Board]:
-        """Yield a table that nobody sees."""
+        """Yield a table that shows nothing."""
         del title, rows, columns
         yield SilentBoard()

@@ -110,7 +110,7 @@ def create_run_dir(out: Path | None, name: str, *, root: Path = RUNS_ROOT) -> Pa
     except OSError as error:
         where = root if out is None else out
         raise CheckpointError(
-            f"{where}: no run directory can be made there: {reason_of(error)}", advice_on(error, "out=DIR")
+            f"{where}: no run directory can be made there: {reason_of(error)}", advice_on(error, is_chosen=True)
         ) from error
     return out
 

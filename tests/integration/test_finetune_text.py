@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from exlm_cli.finetune.results import RunResults
 from exlm_cli.finetune.run import run_finetuning
 from exlm_cli.tasks.glue_tasks import GLUE_TASKS
 from tests.unit.finetune.synthetic import finetune_recipe, make_pretrained
@@ -13,7 +14,7 @@ from tests.unit.tasks.glue_files import ROWS, write_glue
 from tests.unit.tasks.squad.test_task import write
 
 
-def finetune(folder: Path, task: dict[str, Any], **train: Any) -> dict[str, Any]:
+def finetune(folder: Path, task: dict[str, Any], **train: Any) -> RunResults:
     checkpoint = make_pretrained(folder / "pretrained")
     recipe = finetune_recipe(
         seeds=[1],
@@ -23,7 +24,7 @@ def finetune(folder: Path, task: dict[str, Any], **train: Any) -> dict[str, Any]
         train={"microbatch_tokens": 4096, **train},
     )
     results = run_finetuning(recipe, checkpoint=checkpoint, out=folder / "run").results
-    assert json.loads((folder / "run" / "results.json").read_text(encoding="utf-8")) == results
+    assert json.loads((folder / "run" / "results.json").read_text(encoding="utf-8")) == results.as_json()
     return results
 
 

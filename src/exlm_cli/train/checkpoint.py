@@ -11,10 +11,10 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Self
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -41,42 +41,21 @@ class LoopState(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    step: int
-    epoch: int
-    step_in_epoch: int
-    elapsed_s: float
-    interval_loss: float
-    interval_steps: int
-    num_infeasible: int
-    num_tokens: int
-    model_s: float
-    validate_s: float
-    best_step: int | None
-    best_epoch: int | None
-    best_value: float | None
-    stale_validations: int
-    is_stopped: bool
-
-    @classmethod
-    def begin(cls) -> Self:
-        """Return the state before the first step."""
-        return cls(
-            step=0,
-            epoch=0,
-            step_in_epoch=0,
-            elapsed_s=0.0,
-            interval_loss=0.0,
-            interval_steps=0,
-            num_infeasible=0,
-            num_tokens=0,
-            model_s=0.0,
-            validate_s=0.0,
-            best_step=None,
-            best_epoch=None,
-            best_value=None,
-            stale_validations=0,
-            is_stopped=False,
-        )
+    step: int = 0
+    epoch: int = 0
+    step_in_epoch: int = 0
+    elapsed_s: float = 0.0
+    interval_loss: float = 0.0
+    interval_steps: int = 0
+    num_infeasible: int = 0
+    num_tokens: int = 0
+    model_s: float = 0.0
+    validate_s: float = 0.0
+    best_step: int | None = None
+    best_epoch: int | None = None
+    best_value: float | None = None
+    stale_validations: int = 0
+    is_stopped: bool = False
 
 
 class CheckpointState(JsonModel):
@@ -85,6 +64,14 @@ class CheckpointState(JsonModel):
     loop: LoopState
     identity: dict[str, str]
     validation: dict[str, float | None]
+
+    @field_validator("loop", mode="before")
+    @classmethod
+    def _refuse_missing(cls, loop: Any) -> Any:
+        missing = LoopState.model_fields.keys() - loop.keys() if isinstance(loop, dict) else ()
+        if missing:
+            raise ValueError(f"`{min(missing)}` is missing; a run of another version of exlm cannot be continued")
+        return loop
 
 
 class BestState(JsonModel):

@@ -82,7 +82,7 @@ class TrainingLoop:
         if train.compile:
             # in place: the names in the state dict stay those of an uncompiled model
             task.model.get_submodule("encoder").compile(dynamic=True)
-        self.state = LoopState.begin()
+        self.state = LoopState()
         self.total_steps = count_steps(task, train)
         if optim.warmup_steps > self.total_steps:
             raise ConfigError(

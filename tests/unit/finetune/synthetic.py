@@ -40,7 +40,7 @@ def make_pretrained(run: Path, tokenizer: Tokenizer | None = None, **sections: A
     update_run_json(run, {"command": "pretrain"})
     torch.manual_seed(0)
     model = ExlmModel(recipe, tokenizer.vocab_size)
-    loop = LoopState.begin()
+    loop = LoopState()
     loop.step, loop.num_tokens = 3, NUM_TOKENS
     state = CheckpointState(loop=loop, identity={}, validation={})
     save_checkpoint(run, 3, model, build_optimizer(model, recipe.optim), state, keep_last=1, resume_command="")

@@ -1,12 +1,15 @@
-"""Batches of a task: repetition as in pre-training, padding, targets that stay with their rows."""
+"""Batches of a task: repetition as in pre-training, padding, targets that stay with their rows; losses by hand."""
+
+import math
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from exlm_cli.config.sections import MaskingConfig
 from exlm_cli.data.masking import mask_sequence, sample_rng
-from exlm_cli.finetune.batch import collate, repeated_lengths
+from exlm_cli.finetune.batch import TaskBatch, collate, example_losses, repeated_lengths
 from exlm_cli.tasks.base import EncodedSplit
 from tests.tiny import SPECIAL
 
@@ -47,3 +50,64 @@ def test_tokens_that_may_answer_stay_those_before_repetition() -> None:
 def test_a_batch_goes_to_a_device_whole() -> None:
     batch = collate(SPLIT, np.array([0]), num_repeats=1, pad_id=0).to(torch.device("meta"))
     assert {t.device.type for t in batch.__dict__.values() if t is not None} == {"meta"}
+
+
+NAN = math.nan
+
+
+def targets_alone(targets: list[list[float]], answerable: list[list[bool]] | None = None) -> TaskBatch:
+    empty = torch.zeros(len(targets), 1, dtype=torch.long)
+    mask = None if answerable is None else torch.tensor(answerable)
+    return TaskBatch(empty, empty[:, 0], torch.tensor(targets, dtype=torch.float32), mask, empty[:, 0])
+
+
+def nll(logit: float, label: int) -> float:
+    return math.log1p(math.exp(-logit if label else logit))
+
+
+def test_binary_is_the_mean_over_the_labels_that_are_there() -> None:
+    outputs = torch.tensor([[0.3, -1.0], [2.0, 0.5], [1.0, 1.0]])
+    losses = example_losses("binary", outputs, targets_alone([[1, 0], [NAN, 1], [NAN, NAN]]), None)
+    assert losses.tolist() == pytest.approx([(nll(0.3, 1) + nll(-1.0, 0)) / 2, nll(0.5, 1), math.inf])
+
+
+def test_weights_of_labels_are_those_of_positives() -> None:
+    outputs = torch.tensor([[0.3, -1.0]])
+    losses = example_losses("binary", outputs, targets_alone([[1, 0]]), torch.tensor([3.0, 5.0]))
+    assert losses.tolist() == pytest.approx([(3 * nll(0.3, 1) + nll(-1.0, 0)) / 2])
+
+
+def test_classes_are_one_softmax_each_weighed_by_its_class() -> None:
+    outputs = torch.tensor([[0.0, math.log(3.0)], [0.0, math.log(3.0)], [5.0, 0.0]])
+    targets = targets_alone([[1], [0], [NAN]])
+    assert example_losses("classes", outputs, targets, None).tolist() == pytest.approx(
+        [math.log(4 / 3), math.log(4), math.inf]
+    )
+    weighed = example_losses("classes", outputs, targets, torch.tensor([2.0, 0.5]))
+    assert weighed.tolist() == pytest.approx([0.5 * math.log(4 / 3), 2 * math.log(4), math.inf])
+
+
+def test_regression_is_the_mean_square_over_the_values_that_are_there() -> None:
+    outputs = torch.tensor([[1.0, 2.0], [1.0, 2.0], [0.0, 0.0]])
+    losses = example_losses("regression", outputs, targets_alone([[0, 5], [NAN, 4], [NAN, NAN]]), None)
+    assert losses.tolist() == pytest.approx([(1 + 9) / 2, 4, math.inf])
+
+
+def test_spans_are_softmaxes_over_the_tokens_that_may_answer() -> None:
+    logits = torch.tensor([[[0.0, math.log(2.0)], [math.log(3.0), 0.0], [9.0, 9.0]]])
+    losses = example_losses("span", logits, targets_alone([[1, 0]], [[True, True, False]]), None)
+    assert losses.tolist() == pytest.approx([(math.log(4 / 3) + math.log(3 / 2)) / 2])
+
+
+@pytest.mark.parametrize("loss", ["binary", "regression", "classes", "span"])
+def test_what_is_left_out_has_gradient_zero_and_never_nan(loss: str) -> None:
+    outputs: Tensor = torch.randn(2, 3, 2) if loss == "span" else torch.randn(2, 2)
+    outputs.requires_grad_()
+    answerable = [[True, True, False]] * 2 if loss == "span" else None
+    targets = [[0.0, 1.0], [1.0, 1.0]] if loss == "span" else [[NAN, NAN], [1.0, NAN]]
+    losses = example_losses(loss, outputs, targets_alone(targets, answerable), None)
+    torch.where(losses == math.inf, 0.0, losses).sum().backward()
+    assert outputs.grad is not None
+    assert outputs.grad.isfinite().all()
+    left_out = outputs.grad[:, 2] if loss == "span" else outputs.grad[0]
+    assert (left_out == 0).all()

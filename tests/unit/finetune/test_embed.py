@@ -18,6 +18,7 @@ from exlm_cli.finetune.embed import (
     write_embeddings,
 )
 from exlm_cli.finetune.model import load_finetuned
+from exlm_cli.finetune.results import summarise_values
 from exlm_cli.progress import SilentProgress
 from exlm_cli.train.pretrained import load_pretrained
 from tests.unit.finetune.finetuned_runs import SMILES, write_rows
@@ -58,10 +59,11 @@ def test_vectors_of_a_repeated_mlm(tmp_path: Path) -> None:
 
 def test_a_fine_tuned_run_embeds_with_its_best_seed_and_its_own_column(molecules: Path, tmp_path: Path) -> None:
     finetuned = load_finetuned(molecules, device="cpu")
-    metric = finetuned.results["selection_metric"]
     for values, seed in (([0.2, 0.7], 2), ([0.7, 0.7], 1), ([None, 0.1], 2), ([None, None], 1)):
-        metrics = {"valid": {metric: {"values": values}}}
-        encoder = finetuned_encoder(replace(finetuned, results={**finetuned.results, "metrics": metrics}))
+        metrics = {"valid": {finetuned.results.selection_metric: summarise_values(values)}}
+        encoder = finetuned_encoder(
+            replace(finetuned, results=finetuned.results.model_copy(update={"metrics": metrics}))
+        )
         assert encoder.runner is finetuned.runners[seed]
         assert encoder.origin == f"{molecules}, seed {seed}, the best in validation"
     rows = [["not SMILES", smiles] for smiles in SMILES]

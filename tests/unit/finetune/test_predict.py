@@ -39,7 +39,7 @@ def test_options_that_do_not_fit_the_task_are_refused(
     finetuned: Finetuned, task: str, column: str | None, written: str, message: str
 ) -> None:
     recipe = finetuned.recipe.model_copy(update={"task": SUITES[task.partition("/")[0]](name=task)})
-    other = replace(finetuned, recipe=recipe, results={**finetuned.results, "task": task})
+    other = replace(finetuned, recipe=recipe, results=finetuned.results.model_copy(update={"task": task}))
     with pytest.raises(ConfigError) as caught:
         predict(other, Path("x"), Path(written), folder=Path(), column=column, progress=SilentProgress())
     assert caught.value.message == message

@@ -28,7 +28,7 @@ def _trained() -> tuple[nn.Module, torch.optim.AdamW]:
 
 
 def _state(step: int) -> ckpt.CheckpointState:
-    loop = ckpt.LoopState.begin()
+    loop = ckpt.LoopState()
     loop.step = step
     return ckpt.CheckpointState(loop=loop, identity={"recipe": "ab"}, validation={"loss": 0.1, "score": None})
 
