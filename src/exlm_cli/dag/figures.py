@@ -191,7 +191,8 @@ def _draw_edge(axes: "Axes", edge: EdgeCurve, layout: GraphLayout) -> None:
     style = f"-|>,head_length={length:.3f},head_width={0.4 * length:.3f}"
     path = Path(edge.control, [Path.MOVETO, *[Path.CURVE4] * 3])
     arrow = FancyArrowPatch(path=path, arrowstyle=style, shrinkA=0, shrinkB=0, mutation_scale=1, clip_on=False)
-    arrow.set(color=INK, alpha=edge.opacity, linewidth=edge.width, joinstyle="miter", capstyle="butt")
+    # not transparent: line and head overlap
+    arrow.set(color=fade(INK, edge.strength), linewidth=edge.width, joinstyle="miter", capstyle="butt")
     arrow.set_gid(_edge_id(edge))
     axes.add_patch(arrow)
     if edge.label_at is not None:

@@ -34,7 +34,8 @@ small { color: var(--faint); } tr.alone td { border-top: 1px solid var(--rule); 
 svg { background: #ffffff; border-radius: .4rem; } svg text { pointer-events: none; }
 [id^="node-"] { cursor: pointer; outline: none; } [id^="node-"]:focus path { stroke: #1f2933 !important; }
 #graph.pointed [id^="edge-"], #graph.pointed [id^="number-"] { opacity: .1; }
-#graph.pointed .lit { opacity: 1; visibility: visible; } #graph.pointed .lit path { opacity: 1 !important; }
+#graph.pointed .lit { opacity: 1; visibility: visible; } #graph .lit[id^="edge-"] path { stroke: #1f2933 !important; }
+#graph .lit[id^="edge-"] path + path { fill: #1f2933 !important; }
 """
 
 _SCRIPT = """

@@ -69,8 +69,8 @@ class EdgeCurve:
         return 0.6 + 3.4 * self.probability
 
     @property
-    def opacity(self) -> float:
-        """Opacity of the line, by the share of paths that take it."""
+    def strength(self) -> float:
+        """Strength of the line's colour, by the share of paths that take it."""
         return 0.16 + 0.7 * math.sqrt(min(1.0, self.use))
 
 

@@ -132,12 +132,12 @@ def test_weak_edges_are_kept_for_the_page_and_have_no_number(inspection: Inspect
     assert all(edge.probability >= 0.01 for edge in layout.edges if edge.is_weak)
 
 
-def test_strength_width_and_opacity_grow_with_probability() -> None:
+def test_strength_and_width_grow_with_probability() -> None:
     layout = lay_out_graph(case_study())
     by_probability = sorted(layout.edges, key=lambda edge: edge.probability)
     assert [e.width for e in by_probability] == sorted(e.width for e in by_probability)
     by_use = sorted(layout.edges, key=lambda edge: edge.use)
-    assert [e.opacity for e in by_use] == sorted(e.opacity for e in by_use)
+    assert [e.strength for e in by_use] == sorted(e.strength for e in by_use)
     by_visits = sorted(layout.nodes, key=lambda box: box.occupancy)
     assert [b.strength for b in by_visits] == sorted(b.strength for b in by_visits)
     assert all(0.25 <= box.strength <= 1 for box in layout.nodes)
