@@ -112,9 +112,7 @@ def test_smiles_take_the_newest_smiles_run(work: Path, capsys: Capture) -> None:
 def test_an_mlm_has_guesses_but_no_dag(work: Path, capsys: Capture) -> None:
     assert main(["inspect-dag", SENTENCE, "--checkpoint", "runs/quickstart-text-mlm", "--out", "out"]) == 0
     captured = capsys.readouterr()
-    assert captured.out.splitlines()[1] == (
-        "The masks of this model know nothing of each other, so there is no DAG to draw."
-    )
+    assert "no DAG to draw" in captured.out
     assert "from" not in captured.out.split()
     assert sorted(path.name for path in (work / "out").iterdir()) == ["dag.html", "dag.json"]
 
@@ -154,56 +152,38 @@ def test_without_a_fitting_run_the_error_names_the_command_that_makes_one(
     refused: Callable[..., tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert refused(SENTENCE) == (
-        "no `--checkpoint` was given, and there is no text run with a checkpoint under runs/",
-        "make one with `exlm pretrain --recipe quickstart-text`; a cell of a grid is given by its path",
-    )
-    assert refused("CC[MASK]") == (
-        "no `--checkpoint` was given, and there is no SMILES run with a checkpoint under runs/",
-        "make one with `exlm pretrain --recipe quickstart-smiles`; a cell of a grid is given by its path",
-    )
+    for sentence, recipe in ((SENTENCE, "quickstart-text"), ("CC[MASK]", "quickstart-smiles")):
+        error, hint = refused(sentence)
+        assert "`--checkpoint`" in error
+        assert f"exlm pretrain --recipe {recipe}" in hint
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("words", "error", "hint"),
     [
-        (["  "], "the sentence is empty", f'write [MASK] for each hidden token, as in: exlm inspect-dag "{SENTENCE}"'),
-        (["CCO"], "there is no [MASK] in 'CCO'",
-         'write [MASK] for each hidden token, as in: exlm inspect-dag "c1ccc([MASK])cc1"'),
-        ([SENTENCE, "--format", "png,pdf"], "`--format png,pdf`: 'pdf' is none of png, svg, html, dot, json",
-         "or give `none` alone"),
-        ([SENTENCE, "--format", "none", "--out", "out"], "`--out out` does not go with `--format none`",
-         "leave one of them out"),
-        ([SENTENCE, "--n-best", "0"], None, "see `exlm inspect-dag --help`"),
-        (["[MASK]" * 10_000 + " a"],
-         "the sentence has 10000 masks of 4 states, 40000 nodes; an inspection takes at most 512",
-         "mask at most 128 tokens"),
-        (["see this " * 400 + "[MASK]"], None, "shorten it"),
-        ([SENTENCE, "--checkpoint", "nowhere"],
-         "nowhere: not a run directory or checkpoint; nowhere has no recipe.yaml",
-         "make one with `exlm pretrain --recipe quickstart-text`"),
+        (["  "], "empty", SENTENCE),
+        (["CCO"], "'CCO'", "c1ccc([MASK])cc1"),
+        ([SENTENCE, "--format", "png,pdf"], "'pdf' is none of png, svg, html, dot, json", "`none`"),
+        ([SENTENCE, "--format", "none", "--out", "out"], "`--out out`", "leave one of them out"),
+        ([SENTENCE, "--n-best", "0"], "--n-best", "--help"),
+        (["[MASK]" * 10_000 + " a"], "40000 nodes", "at most 128 tokens"),
+        (["see this " * 400 + "[MASK]"], "tokens", "shorten it"),
+        ([SENTENCE, "--checkpoint", "nowhere"], "nowhere", "quickstart-text"),
     ],
-)  # fmt: skip
-def test_what_cannot_be_done_is_one_error_and_a_hint(
-    work: Path, refused: Callable[..., tuple[str, str]], words: list[str], error: str | None, hint: str
+)
+def test_a_bad_request_is_one_error_and_a_hint_and_writes_nothing(
+    work: Path, refused: Callable[..., tuple[str, str]], words: list[str], error: str, hint: str
 ) -> None:
     said = refused(*words)
-    assert said[1] == hint
-    if error is not None:
-        assert said[0] == error
+    assert error in said[0]
+    assert hint in said[1]
     assert list(work.glob("runs/*/report/dag-*")) == []
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_may_not_be_written_is_refused(work: Path, refused: Callable[..., tuple[str, str]]) -> None:
-    (work / "locked").mkdir(mode=0o555)
-    error, hint = refused(SENTENCE, "--out", "locked/out")
-    assert error == "locked/out: Permission denied"
-    assert hint.startswith("you may not read or write there")
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused(work: Path, refused: Callable[..., tuple[str, str]]) -> None:
     (work / "out").write_text("mine")
-    assert refused(SENTENCE, "--out", "out")[0] == "out: File exists"
+    error, hint = refused(SENTENCE, "--out", "out")
+    assert error.startswith("out: ")
+    assert "`--out`" in hint
     assert (work / "out").read_text() == "mine"

@@ -7,13 +7,13 @@ from exlm_cli.dag.figures import render_graph, render_heat_map
 from exlm_cli.dag.html import render_html
 from exlm_cli.dag.inspect import Inspection
 from exlm_cli.dag.text import render_dot, render_json
-from exlm_cli.files import removed_on_failure, write_atomically
+from exlm_cli.files import folder_for_results, write_atomically
 
 
 def render_report(inspection: Inspection, formats: Sequence[str]) -> dict[str, bytes]:
     """Return the content of every file by name.
 
-    Pictures and DOT are left out for a model without transitions: there is no DAG to draw.
+    A model without transitions has no DAG to draw: no pictures and no DOT.
 
     Args:
         inspection: What to show.
@@ -38,18 +38,15 @@ def render_report(inspection: Inspection, formats: Sequence[str]) -> dict[str, b
 
 
 def write_report(inspection: Inspection, folder: Path, formats: Sequence[str]) -> list[Path]:
-    """Write the files into a folder, made if need be; each file is the old one or the whole new one.
+    """Write the files into a folder, which is made if need be; a failure leaves no half-written file.
 
     Raises:
         CheckpointError: The file system refuses.
-        OSError: The folder cannot be made.
     """
     files = render_report(inspection, formats)
     if not files:
         return []
-    is_new = not folder.exists()
-    with removed_on_failure(folder, is_new=is_new):
-        folder.mkdir(parents=True, exist_ok=True)
+    with folder_for_results(folder):
         for name, data in files.items():
             write_atomically(folder / name, data)
     return [folder / name for name in files]
