@@ -1,92 +1,64 @@
-"""`exlm curves`: both files come out, runs that cannot be drawn are refused by name."""
+"""`exlm curves`: where both files go, and the runs and names that are refused."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
 from exlm_cli.cli.app import main
+from tests.cli.asserts import refusal_of, result_of
+
+Capture = pytest.CaptureFixture[str]
 
 
-def _run(folder: Path, losses: list[float]) -> Path:
-    folder.mkdir()
+def make_run(path: Path, losses: tuple[float, ...] = (3.0, 2.0)) -> str:
+    path.mkdir(parents=True)
     rows = [{"kind": "valid", "step": step, "loss": loss} for step, loss in enumerate(losses)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
 
 
-def test_curves_of_two_runs_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [str(_run(tmp_path / name, [3.0, 2.0, 1.5])) for name in ("exlm", "mlm")]
-    assert main(["curves", *runs, "--json"]) == 0
-    files = [Path(f) for f in json.loads(capsys.readouterr().out)["files"]]
-    assert [f.name for f in files] == ["curves.png", "curves.svg"]
+def test_curves_of_two_runs_go_to_the_report_of_the_first(folder: Path, capsys: Capture) -> None:
+    runs = [make_run(folder / name / "pretrain") for name in ("k1", "k2")]
+    files = [Path(file) for file in result_of(capsys, "curves", *runs)["files"]]
+    assert files == [folder / f"k1/pretrain/report/curves.{suffix}" for suffix in ("png", "svg")]
     assert files[0].read_bytes().startswith(b"\x89PNG")
-    assert files[0].parent == tmp_path / "exlm" / "report"
-
-
-def test_a_folder_without_metrics_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["curves", str(tmp_path)]) == 2
-    assert f"error: {tmp_path}/metrics.jsonl: not readable" in capsys.readouterr().err
-
-
-def test_a_run_without_rows_has_nothing_to_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["curves", str(_run(tmp_path / "empty", []))]) == 2
-    assert "error: nothing to draw" in capsys.readouterr().err
-
-
-def _lines(svg: Path) -> list[str]:
-    return re.findall(r"<!-- (.*?) -->", svg.read_text())
-
-
-def test_runs_of_one_name_are_told_apart_by_more_of_their_paths(tmp_path: Path) -> None:
-    for name in ("k1", "k2"):
-        (tmp_path / name).mkdir()
-    runs = [str(_run(tmp_path / name / "pretrain", [3.0, 2.0])) for name in ("k1", "k2")]
-    assert main(["curves", *runs, "--out", str(tmp_path / "figures" / "both")]) == 0
-    assert {"k1/pretrain", "k2/pretrain"} <= set(_lines(tmp_path / "figures" / "both.svg"))
-
-
-def test_a_run_given_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = str(_run(tmp_path / "run", [3.0, 2.0]))
-    assert main(["curves", run, run]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {run} is given twice\n")
+    assert all(f"<!-- {name}/pretrain -->" in files[1].read_text() for name in ("k1", "k2"))
 
 
 @pytest.mark.parametrize(
-    ("out", "stem"), [("fig-p0.15", "fig-p0.15"), ("fig.png", "fig"), ("fig.SVG", "fig"), ("fig.v2.svg", "fig.v2")]
-)
-def test_a_dot_in_the_name_stays(tmp_path: Path, out: str, stem: str) -> None:
-    run = str(_run(tmp_path / "run", [3.0, 2.0]))
-    assert main(["curves", run, "--out", str(tmp_path / "figures" / out)]) == 0
-    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == [f"{stem}.png", f"{stem}.svg"]
-
-
-@pytest.mark.parametrize("out", [".", "there", "there/", "new/", "new.dir/"])
-def test_a_directory_takes_them_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str) -> None:
-    run = str(_run(tmp_path / "run", [3.0, 2.0]))
-    (tmp_path / "there").mkdir()
-    monkeypatch.chdir(tmp_path)
-    before = {path.name for path in tmp_path.iterdir()}
-    assert main(["curves", run, "--out", out]) == 0
-    assert {path.name for path in Path(out).iterdir() if path.is_file()} == {"curves.png", "curves.svg"}
-    assert {path.name for path in tmp_path.iterdir()} - before <= {"curves.png", "curves.svg", out.rstrip("/")}
-
-
-@pytest.mark.parametrize(
-    ("out", "error"),
+    ("out", "stem"),
     [
-        ("cv.pdf", "`--out cv.pdf`: curves are drawn as .png and .svg, not as .pdf\n\nhint: `--out cv` writes both"),
-        ("new/cv.Html", "`--out new/cv.Html`: curves are drawn as .png and .svg, not as .Html\n\n"
-         "hint: `--out new/cv` writes both"),
-        ("", "`--out` is empty\n\nhint: give the pictures a name, or leave it out: they go to report/ of the run"),
+        ("new/fig-p0.15", "new/fig-p0.15"),
+        ("fig.SVG", "fig"),
+        ("fig.v2.svg", "fig.v2"),
+        (".", "curves"),
+        ("there", "there/curves"),
+        ("new.dir/", "new.dir/curves"),
     ],
-)  # fmt: skip
-def test_a_name_that_no_picture_can_have_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], out: str, error: str
-) -> None:
-    run = str(_run(tmp_path / "run", [3.0, 2.0]))
-    monkeypatch.chdir(tmp_path)
-    assert main(["curves", run, "--out", out]) == 2
-    assert capsys.readouterr().err == f"error: {error}\n"
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+)
+def test_out_is_a_name_whose_dots_stay_or_a_directory(folder: Path, capsys: Capture, out: str, stem: str) -> None:
+    (folder / "there").mkdir()
+    make_run(folder / "run")
+    assert main(["curves", "run", "--out", out]) == 0
+    assert capsys.readouterr().out == f"wrote {stem}.png\nwrote {stem}.svg\n"
+    assert (folder / f"{stem}.png").is_file()
+    assert (folder / f"{stem}.svg").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("run --out cv.pdf", "hint: `--out cv` writes both"),
+        ("run --out new/cv.Html", "hint: `--out new/cv` writes both"),
+        ("run --out=", "`--out` is empty"),
+        ("run run", "run is given twice"),
+        ("empty", "nothing to draw"),
+        ("nowhere", "nowhere/metrics.jsonl: not readable"),
+    ],
+)
+def test_a_mistake_is_one_line(folder: Path, capsys: Capture, words: str, named: str) -> None:
+    make_run(folder / "run")
+    make_run(folder / "empty", ())
+    assert named in refusal_of(capsys, "curves", *words.split())
+    assert not list(folder.rglob("*.png"))

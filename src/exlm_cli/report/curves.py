@@ -16,8 +16,7 @@ from exlm_cli.report.style import (
     drawing,
     new_figure,
     quieten,
-    render_figure,
-    write_rendered,
+    write_figure,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ _PANELS = (
 def plot_curves(
     rows_by_run: Mapping[str, Sequence[Row]], path: Path, styles: Mapping[str, LineStyle] | None = None
 ) -> list[Path]:
-    """Write the curves as PNG and SVG.
+    """Write the curves as PNG and SVG; the same rows give the same bytes.
 
     Args:
         rows_by_run: Rows of `metrics.jsonl` by the name of the run in the legend.
@@ -97,14 +96,6 @@ def plot_curves(
         DataError: No row holds anything to draw.
         CheckpointError: The file system refuses.
     """
-    stem = path.stem if path.suffix.lower() in (".png", ".svg") else path.name
-    return write_rendered(render_curves(rows_by_run, ("png", "svg"), styles), path.parent, stem)
-
-
-def render_curves(
-    rows_by_run: Mapping[str, Sequence[Row]], formats: Sequence[str], styles: Mapping[str, LineStyle] | None = None
-) -> dict[str, bytes]:
-    """Return the bytes of the curves by format; the same rows give the same bytes. See `plot_curves`."""
     panels = [panel for panel in _PANELS if any(_has_data(panel, rows) for rows in rows_by_run.values())]
     if not panels:
         raise DataError(
@@ -125,7 +116,8 @@ def render_curves(
             axes.set_visible(False)
         handles = [_legend_line(*styles[name]) for name in rows_by_run]
         add_legend(figure, handles, list(rows_by_run), loc="outside upper left", ncols=num_columns)
-        return render_figure(figure, formats)
+        stem = path.stem if path.suffix.lower() in (".png", ".svg") else path.name
+        return write_figure(figure, path.parent, stem)
 
 
 def _draw_panel(

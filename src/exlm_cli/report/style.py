@@ -3,7 +3,7 @@
 import io
 import textwrap
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,18 +122,11 @@ def write_figure(figure: "Figure", folder: Path, stem: str) -> list[Path]:
     Raises:
         CheckpointError: The file system refuses.
     """
-    return write_rendered(render_figure(figure), folder, stem)
-
-
-def write_rendered(rendered: Mapping[str, bytes], folder: Path, stem: str) -> list[Path]:
-    """Write `<stem>.<format>` for the bytes of each format.
-
-    Raises:
-        CheckpointError: The file system refuses.
-    """
-    for name, content in rendered.items():
-        write_atomically(folder / f"{stem}.{name}", content)
-    return [folder / f"{stem}.{name}" for name in rendered]
+    files = []
+    for name, content in render_figure(figure).items():
+        files.append(folder / f"{stem}.{name}")
+        write_atomically(files[-1], content)
+    return files
 
 
 def corruption_colour(group: int, num_groups: int) -> str:

@@ -18,6 +18,7 @@ from exlm_cli.files import make_folder, write_atomically, write_csv
 from exlm_cli.format import NO_VALUE, NOT_DEFINED, format_duration, format_in_percent, format_large, format_ratio
 from exlm_cli.report.curves import Row, plot_curves
 from exlm_cli.report.entropy import ENTROPIES, EntropyLine, write_entropy_figure
+from exlm_cli.report.paper import DETAILS, paper_rows
 from exlm_cli.report.paper_numbers import TABLE_2, TABLE_4, TABLE_13, PaperTable
 from exlm_cli.report.tables import ReportTable, as_markdown
 from exlm_cli.run_dir import read_metrics
@@ -487,11 +488,6 @@ def _is_plain(variant: SeedGroup[VariantResult]) -> bool:
 
 
 def _paper_table(paper: PaperTable, found: Mapping[str, SeedGroup[VariantResult]]) -> ReportTable:
-    theirs = []
-    for name, numbers in paper.rows.items():
-        budget = paper.budgets[name]
-        texts = (NO_VALUE if number is None else f"{number:.1f}" for number in numbers)
-        theirs.append(("paper", name, *texts, budget.seeds, budget.parameters, budget.pretraining))
     ours = [
         ("ours", name, *(format_in_percent(_score(variant, column)) for column in paper.columns), *_budget(variant))
         for name, variant in found.items()
@@ -499,8 +495,8 @@ def _paper_table(paper: PaperTable, found: Mapping[str, SeedGroup[VariantResult]
     return ReportTable(
         f"table-{paper.number}",
         f"Table {paper.number}: {paper.caption}",
-        ("source", "variant", *paper.columns, "seeds", "parameters", "pre-training"),
-        (tuple(theirs), tuple(ours)),
+        ("source", "variant", *paper.columns, *DETAILS),
+        (paper_rows(paper), tuple(ours)),
         (
             "`paper`: the numbers that it prints; `ours`: this sweep, with its own budget",
             "seeds: of pre-training x of fine-tuning; of the paper those of fine-tuning, it names no others",

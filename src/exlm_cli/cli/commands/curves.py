@@ -1,5 +1,6 @@
-"""`exlm curves`: the training curves of runs, laid over each other."""
+"""`exlm curves`: training curves of runs, over each other."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +14,7 @@ def curves(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories of `exlm pretrain`.")],
     out: Annotated[
         str | None,
-        typer.Option(
-            "--out", "-o", metavar="PATH", help="Name of the PNG and SVG, or directory; else report/ of the first."
-        ),
+        typer.Option("--out", "-o", metavar="PATH", help="File name or directory; default: report/ of the first run."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -25,42 +24,45 @@ def curves(
     """
     from exlm_cli.cli import console
 
-    files = draw_curves(runs, runs[0] / "report" / "curves" if out is None else _named(out))
+    files = draw_curves(runs, runs[0] / "report" / "curves" if out is None else _figure_path(out))
     if as_json:
-        return console.emit_json({"files": [str(path) for path in files]})
-    console.emit_pairs({"curves": files[0], "": files[1]})
+        return console.emit_json({"files": [str(file) for file in files]})
+    console.emit_text("\n".join(f"wrote {file}" for file in files))
 
 
-def _named(out: str) -> Path:
-    """Return the path of both pictures but for their suffix."""
-    if not out:
-        raise ConfigError(
-            "`--out` is empty", "give the pictures a name, or leave it out: they go to report/ of the run"
-        )
-    path = Path(out)
-    if out.endswith("/") or path.is_dir():
-        return path / "curves"
-    # letters alone: the .15 of `curves-p0.15` is no kind of file
-    if path.suffix[1:].isalpha() and path.suffix.lower() not in (".png", ".svg"):
-        raise ConfigError(
-            f"`--out {out}`: curves are drawn as .png and .svg, not as {path.suffix}",
-            f"`--out {path.with_suffix('')}` writes both",
-        )
-    return path
-
-
-def draw_curves(runs: list[Path], path: Path) -> list[Path]:
-    """Draw runs over each other, named by as much of their paths as tells them apart; returns the files.
+def draw_curves(runs: Sequence[Path], path: Path) -> list[Path]:
+    """Draw the curves of runs to `path`, a name without suffix, and return the files.
 
     Raises:
         ConfigError: A run is given twice.
+        CheckpointError: A run has no metrics.jsonl, or the file system refuses.
+        DataError: There is nothing to draw.
     """
     from exlm_cli.cli.runs import name_runs
     from exlm_cli.files import make_folder
     from exlm_cli.report.curves import plot_curves
     from exlm_cli.run_dir import read_metrics
 
-    names = name_runs(runs)
-    rows_by_run = {name: read_metrics(run / "metrics.jsonl") for name, run in zip(names, runs, strict=True)}
+    rows_by_run = {name: read_metrics(run / "metrics.jsonl") for name, run in zip(name_runs(runs), runs, strict=True)}
     make_folder(path.parent)
     return plot_curves(rows_by_run, path)
+
+
+def _figure_path(out: str) -> Path:
+    """Return the path of both files without their suffixes.
+
+    Raises:
+        ConfigError: It is empty, or names another kind of file.
+    """
+    if not out:
+        raise ConfigError("`--out` is empty", "give a file name, or leave it out: the files go to report/ of the run")
+    path = Path(out)
+    if out.endswith("/") or path.is_dir():
+        return path / "curves"
+    # letters alone: the .15 of `curves-p0.15` is no suffix
+    if path.suffix[1:].isalpha() and path.suffix.lower() not in (".png", ".svg"):
+        raise ConfigError(
+            f"`--out {out}`: curves are drawn as .png and .svg, not as {path.suffix}",
+            f"`--out {path.with_suffix('')}` writes both",
+        )
+    return path

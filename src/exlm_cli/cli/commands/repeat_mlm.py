@@ -48,7 +48,7 @@ def repeat_mlm(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Train the Repeated-MLM grid: every token k times, masked at ratio p.
+    """Train the Repeated-MLM grid over repeats k and ratios p.
 
     Pre-trains, measures and fine-tunes each cell, then draws Figures 3, 4, 5, 8 and 9. Stopped anywhere, `--resume`
     continues; finished cells are kept. `--num-repeats` and `--mask-ratios` together mean all combinations that corrupt

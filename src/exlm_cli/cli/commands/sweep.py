@@ -42,7 +42,7 @@ def sweep(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Train variants of one pre-training recipe, as in Tables 2, 4 and 13.
+    """Train variants of a pre-training recipe (Tables 2, 4, 13).
 
     Pre-trains, measures and fine-tunes each variant with each seed on all cores or GPUs, then writes tables, curves and
     Figure 12. Stopped anywhere, `--resume` continues; finished cells are kept.
