@@ -25,15 +25,15 @@ class Batch:
 
     Attributes:
         token_ids: Expanded input tokens; [PAD] beyond `lengths`.
-        positions: Token index in the original (repeated) sequence and clone index: (i, 1)..(i, k) for the clones of a
-            [MASK], (j, 0) for everything else (section 4.2).
-        lengths: Expanded tokens of each sequence, [CLS] and [SEP] included.
+        positions: Token index in the sequence before expansion (after repetition) and clone index: (i, 1)..(i, k) for the
+            clones of a [MASK], (j, 0) for all other tokens (section 4.2).
+        lengths: Number of expanded tokens of each sequence, with [CLS] and [SEP].
         node_index: Expanded position of every DAG node, in order: [CLS], the clones, the last [SEP]; 0 beyond.
         node_mask: Index of the masked token that a node belongs to (0..T-1); -1 for BOS, EOS and padding.
-        state_lengths: Nodes of each sequence, k * T + 2.
+        state_lengths: Number of nodes of each sequence, k * T + 2.
         target_ids: Tokens to predict, in order; [PAD] beyond `target_lengths`.
-        target_source: Index of the token a target is a copy of, before repetition; -1 beyond.
-        target_lengths: Masked tokens of each sequence, at least 1.
+        target_source: Index, before repetition, of the token that a target is a copy of; -1 beyond.
+        target_lengths: Number of masked tokens of each sequence, at least 1.
         sample_index: Index of each sequence in its dataset.
     """
 

@@ -1,4 +1,4 @@
-"""Byte-level BPE for running text: every byte has a token, so nothing is unknown and decoding gives the text back."""
+"""Training of byte-level BPE for text: every byte has a token, so nothing is unknown and decoding is exact."""
 
 from collections.abc import Iterable
 
@@ -9,27 +9,27 @@ from exlm_cli.data.tokenizer import MASK, SPECIAL_TOKENS, Tokenizer
 from exlm_cli.errors import TokenizerError
 from exlm_cli.progress import Progress
 
-SMALLEST_BPE_VOCABULARY = 256 + len(SPECIAL_TOKENS)
+MIN_BPE_VOCABULARY = 256 + len(SPECIAL_TOKENS)
 """The 256 bytes and the special tokens."""
 
 
 def train_bpe(rows: Iterable[str], vocab_size: int, min_frequency: int, progress: Progress) -> Tokenizer:
-    """Train a GPT-2-style byte-level BPE; a word in the middle of a sentence carries the blank before it.
+    """Train a GPT-2-style byte-level BPE; the blank before a word belongs to the word.
 
     Args:
         rows: Texts to learn from; read once, never held.
-        vocab_size: Tokens, the five special ones included; fewer come out where the text has fewer pairs.
-        min_frequency: How often a pair must occur to be merged.
-        progress: Told when the merges begin, which takes a while after the last row.
+        vocab_size: Tokens, with the five special ones; fewer result if the text has fewer pairs.
+        min_frequency: Occurrences that a pair needs to be merged.
+        progress: Gets a message with the number of tokens.
 
     Raises:
         TokenizerError: `vocab_size` does not hold all bytes and the special tokens.
     """
-    if vocab_size < SMALLEST_BPE_VOCABULARY:
+    if vocab_size < MIN_BPE_VOCABULARY:
         raise TokenizerError(
             f"`tokenizer.vocab_size` {vocab_size} is too small for byte-level BPE: 256 bytes and "
-            f"{len(SPECIAL_TOKENS)} special tokens need at least {SMALLEST_BPE_VOCABULARY}",
-            f"give `--set tokenizer.vocab_size={SMALLEST_BPE_VOCABULARY}` or more",
+            f"{len(SPECIAL_TOKENS)} special tokens need at least {MIN_BPE_VOCABULARY}",
+            f"give `tokenizer.vocab_size={MIN_BPE_VOCABULARY}` or more",
         )
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -37,7 +37,7 @@ def train_bpe(rows: Iterable[str], vocab_size: int, min_frequency: int, progress
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=min_frequency,
-        # `lstrip` says for other programs what `Tokenizer.encode_with_masks` does here
+        # other programs read from `lstrip` what `Tokenizer.encode_with_masks` does here
         special_tokens=[AddedToken(t, special=True, normalized=False, lstrip=t == MASK) for t in SPECIAL_TOKENS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

@@ -1,4 +1,4 @@
-"""Which tokens are masked. Masks depend on (seed, epoch, sample index) alone, never on workers or resumption."""
+"""Masking of sequences. Masks depend on (seed, epoch, sample index) alone, never on workers or resumption."""
 
 from collections.abc import Set
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Ids that collation needs; `never_masked` holds every special token of the vocabulary."""
+    """Ids that masking and collation need; `never_masked` holds every special token of the vocabulary."""
 
     pad: int
     cls: int
@@ -28,10 +28,10 @@ class MaskedSequence:
     """One sequence after repetition and masking, before expansion.
 
     Attributes:
-        input_ids: (L,) tokens with [CLS] and [SEP] at the ends and [MASK] (or a kept or random token) where masked.
-        masked_positions: (T,) ascending positions in `input_ids` that are targets.
-        target_ids: (T,) the tokens that stood there.
-        target_source: (T,) which token of the unrepeated sequence each target is a copy of, counted from [CLS] = 0.
+        input_ids: (L,) tokens, [CLS] first and [SEP] last, with [MASK] (or a kept or random token) at masked positions.
+        masked_positions: (T,) positions of the targets in `input_ids`, ascending.
+        target_ids: (T,) original tokens at these positions.
+        target_source: (T,) index, in the sequence before repetition, of the token each target is a copy of; [CLS] is 0.
     """
 
     input_ids: IntArray
@@ -41,7 +41,7 @@ class MaskedSequence:
 
 
 def sample_rng(seed: int, epoch: int, sample_index: int) -> np.random.Generator:
-    """Return the random stream of one sample in one epoch: a Philox counter block of its own, so no two overlap."""
+    """Return the random stream of one sample in one epoch: a separate Philox counter block, so that no two overlap."""
     key = np.array([seed, epoch], dtype=np.uint64)
     counter = np.array([0, 0, sample_index, 0], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
@@ -51,7 +51,7 @@ def draw_mask(is_maskable: NDArray[np.bool_], masking: MaskingConfig, rng: np.ra
     """Choose masked positions, ascending (section 2; App. C for `bernoulli`).
 
     `fixed` masks floor(p*n + u) of the n maskable tokens, u uniform in [0, 1), without replacement, so that the mean is
-    p*n exactly. `bernoulli` masks every token on its own. Either way at least one token is masked where any can be.
+    exactly p*n. `bernoulli` masks every token independently. Both mask at least one token if any is maskable.
     """
     candidates = np.flatnonzero(is_maskable)
     num_candidates = len(candidates)
@@ -68,13 +68,13 @@ def draw_mask(is_maskable: NDArray[np.bool_], masking: MaskingConfig, rng: np.ra
 def mask_sequence(
     token_ids: IntArray, masking: MaskingConfig, special: SpecialTokens, rng: np.random.Generator
 ) -> MaskedSequence:
-    """Repeat, frame and mask one sequence.
+    """Repeat one sequence, add [CLS] and [SEP], and mask it.
 
     Args:
         token_ids: (n,) tokens without [CLS] and the last [SEP].
         masking: Ratio, scheme, repeats and replacement shares.
         special: Special token ids.
-        rng: The sample's own stream, see `sample_rng`.
+        rng: Random stream of the sample, see `sample_rng`.
     """
     repeated = np.repeat(token_ids, masking.num_repeats)
     original = np.concatenate([[special.cls], repeated, [special.sep]]).astype(np.int64)

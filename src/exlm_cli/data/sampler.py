@@ -1,6 +1,6 @@
-"""The order of the data: which sequences make each optimiser step, from (seed, epoch) alone.
+"""Order of the data: the sequences of each optimiser step, from (seed, epoch) alone.
 
-Nothing here has state, so a resumed run recomputes the plan and jumps to its step at once.
+Nothing here has state: a resumed run computes the plan again and jumps to its step.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from exlm_cli.data.masking import IntArray
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """The steps of one epoch: step s takes `order[bounds[s]:bounds[s + 1]]`."""
+    """Steps of one epoch: step s takes `order[bounds[s]:bounds[s + 1]]`."""
 
     order: IntArray
     bounds: IntArray
@@ -39,16 +39,16 @@ def plan_epoch(
 ) -> EpochPlan:
     """Shuffle one epoch and cut it into steps of about equal lengths.
 
-    Sequences are shuffled, sorted by length within windows of about `bucket_steps` steps (so that little is padding),
-    cut into steps, and the steps of a window are shuffled. With `batch_tokens` the steps of a window are about equal in
-    tokens. The last step of an epoch may be smaller.
+    Sequences are shuffled, sorted by length within windows of about `bucket_steps` steps (which saves padding) and cut
+    into steps, and the steps of a window are shuffled. With `batch_tokens`, the steps of a window have about equal
+    numbers of tokens. The last step of an epoch may be smaller.
 
     Args:
-        lengths: (N,) input tokens of each sequence, [CLS] and [SEP] included.
-        seed: Of the run.
+        lengths: (N,) input tokens of each sequence, with [CLS] and [SEP].
+        seed: Seed of the run.
         epoch: Counted from 0.
-        batch_sequences: Sequences of a step; or
-        batch_tokens: the most input tokens of a step.
+        batch_sequences: Sequences of a step, or None.
+        batch_tokens: Maximum of input tokens of a step, if `batch_sequences` is None.
         bucket_steps: Steps sorted together; 1 keeps steps purely random.
     """
     rng = np.random.Generator(np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)))
@@ -79,8 +79,8 @@ def cut_microbatches(indices: IntArray, expanded_lengths: IntArray, microbatch_t
 
     Args:
         indices: (n,) sample indices of the step.
-        expanded_lengths: (n,) upper bound of each one's expanded length.
-        microbatch_tokens: Positions, padding included, that go through the encoder at once.
+        expanded_lengths: (n,) upper bound of the expanded length of each sample.
+        microbatch_tokens: Maximum of positions, with padding, that go through the encoder at once.
     """
     by_length = np.argsort(expanded_lengths, kind="stable")
     start = 0
@@ -95,20 +95,20 @@ def longest_expanded(lengths: IntArray, recipe: PretrainRecipe) -> IntArray:
     """Return an upper bound of each sequence's positions after repetition and expansion.
 
     Args:
-        lengths: (n,) input tokens, [CLS] and [SEP] included.
-        recipe: Whose masking applies.
+        lengths: (n,) input tokens, with [CLS] and [SEP].
+        recipe: Its `masking` section is used.
     """
     masking = recipe.masking
     real = (lengths - 2) * masking.num_repeats
     if masking.scheme == "bernoulli":
-        most_masks = real
+        max_masks = real
     else:
-        most_masks = np.minimum(real, (masking.mask_ratio * real).astype(np.int64) + 1)
-    return real + 2 + (masking.num_states_per_mask - 1) * most_masks
+        max_masks = np.minimum(real, (masking.mask_ratio * real).astype(np.int64) + 1)
+    return real + 2 + (masking.num_states_per_mask - 1) * max_masks
 
 
 def _cut_evenly(lengths: IntArray, batch_sequences: int | None, batch_tokens: int | None) -> IntArray:
-    """Return step bounds over a window; without the remainder that a cut by tokens leaves of the longest sequences."""
+    """Return step bounds over a window, about equal in tokens: no small step of the longest sequences remains."""
     if batch_tokens is None:
         return _cut(lengths, batch_sequences, batch_tokens)
     ends = np.cumsum(lengths)

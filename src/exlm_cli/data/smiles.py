@@ -1,4 +1,4 @@
-r"""Atom-wise SMILES tokens (Schwaller et al. 2018, "Found in Translation"), and which rows are no molecules."""
+r"""Atom-wise SMILES vocabulary (Schwaller et al. 2018, "Found in Translation"), and the check of SMILES strings."""
 
 import re
 from collections import Counter
@@ -20,13 +20,13 @@ _COVERED = re.compile(f"{SMILES_PATTERN}*")
 
 
 def train_smiles_vocabulary(rows: Iterable[str], vocab_size: int, min_frequency: int, progress: Progress) -> Tokenizer:
-    """Collect the atom-wise tokens of SMILES, the most frequent first; equally frequent ones by their spelling.
+    """Collect the atom-wise tokens of SMILES, the most frequent first, equally frequent ones in alphabetical order.
 
     Args:
         rows: SMILES; read once, never held.
-        vocab_size: Most tokens, the five special ones included; rarer tokens become [UNK].
-        min_frequency: How often a token must occur.
-        progress: Told how many tokens there are, and how many were left out.
+        vocab_size: Maximum of tokens, with the five special ones; rarer tokens become [UNK].
+        min_frequency: Occurrences that a token needs.
+        progress: Gets a message with the number of tokens, and of those dropped.
     """
     counts: Counter[str] = Counter()
     for row in rows:
@@ -40,18 +40,17 @@ def train_smiles_vocabulary(rows: Iterable[str], vocab_size: int, min_frequency:
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(SMILES_PATTERN), "isolated")
     backend.decoder = decoders.Fuse()
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
-    left_out = len(counts) - len(kept)
-    progress.message(
-        f"collected {len(vocabulary):,} SMILES tokens" + (f"; {left_out:,} rarer ones become {UNK}" if left_out else "")
-    )
+    num_dropped = len(counts) - len(kept)
+    dropped = f"; {num_dropped:,} rarer ones become {UNK}" if num_dropped else ""
+    progress.message(f"collected {len(vocabulary):,} SMILES tokens{dropped}")
     return Tokenizer(backend)
 
 
 def find_invalid_smiles(row: str) -> str | None:
-    """Say why a row is no SMILES that can be used, or return None where it can.
+    """Return why a row is not a usable SMILES, or None if it is one.
 
-    Names the characters that the regular expression does not cover and where they stand (counted from 1), or what
-    RDKit objects to. RDKit's own log stays silent.
+    The reason names the characters that the regular expression does not cover and their positions (counted from 1), or
+    RDKit's objection. RDKit's own log stays silent.
     """
     unreadable = find_unknown_characters(row)
     if unreadable is not None:
@@ -70,7 +69,7 @@ def find_invalid_smiles(row: str) -> str | None:
 
 
 def find_unknown_characters(row: str) -> str | None:
-    """Say that a row is empty, or which of its characters no token covers; None where tokens cover all of it."""
+    """Return that a row is empty, or which of its characters no token covers; None if tokens cover all of it."""
     if not row:
         return "is empty"
     match = _COVERED.match(row)
@@ -79,7 +78,7 @@ def find_unknown_characters(row: str) -> str | None:
 
 
 def _uncovered(row: str) -> str:
-    """Name the characters that no token covers, with the position of each one's first occurrence."""
+    """Return the characters that no token covers, with the position of their first occurrences."""
     first_seen: dict[str, int] = {}
     end = 0
     for match in [*_TOKEN.finditer(row), None]:

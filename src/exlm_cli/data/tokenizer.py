@@ -1,4 +1,4 @@
-"""One tokenizer for text and for SMILES: what the rest of the package needs of `tokenizers`, and nothing else."""
+"""Tokenizer for text and for SMILES: loading, encoding and decoding through the `tokenizers` library."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ SPECIAL_TOKENS = (PAD, CLS, SEP, MASK, UNK)
 """Every tokenizer that this package trains has these at ids 0 to 4."""
 
 _KIND_OF_MODEL: dict[str, TokenizerKind] = {"BPE": "bpe", "WordLevel": "smiles"}
-# A masked word of text stands for " word": the blank before [MASK] belongs to it.
+# A masked word of text replaces " word": the blank before [MASK] belongs to it.
 _MASK_PATTERN = {"bpe": re.compile(r" ?\[MASK\]"), "smiles": re.compile(r"\[MASK\]")}
 _SPACE, _HIDDEN = " ", frozenset((PAD, CLS, SEP))
 
@@ -30,8 +30,8 @@ class Tokenizer:
     """A byte-level BPE (text) or an atom-wise SMILES vocabulary, with the five special tokens.
 
     Attributes:
-        kind: "bpe" or "smiles"; read off the model type inside the JSON, so it cannot get lost.
-        vocab_size: Ids, special ones included; every id is below it.
+        kind: "bpe" or "smiles", from the type of the model inside the JSON.
+        vocab_size: Upper bound of the ids, special ones included.
         fingerprint: sha256 of the canonical JSON, in hex.
     """
 
@@ -40,10 +40,10 @@ class Tokenizer:
 
         Args:
             backend: Its model must be BPE or WordLevel, and all special tokens must be in its vocabulary.
-            origin: Names it in errors.
+            origin: Name for errors.
 
         Raises:
-            TokenizerError: Another kind of model, or a special token is missing.
+            TokenizerError: It has another kind of model, or a special token is missing.
         """
         definition = json.loads(backend.to_str())
         model = definition["model"]["type"]
@@ -57,9 +57,9 @@ class Tokenizer:
         if missing:
             raise TokenizerError(
                 f"{origin}: special tokens {' '.join(missing)} are not in the vocabulary",
-                f"it must have {' '.join(SPECIAL_TOKENS)}; `exlm tokenize` trains such a one",
+                f"it must have {' '.join(SPECIAL_TOKENS)}, as one trained by `exlm tokenize`",
             )
-        # Raw text that happens to say "[SEP]" must stay text, and all of it must come through.
+        # Raw text that contains "[SEP]" must stay text, and none of it may be cut.
         backend.encode_special_tokens = True
         backend.no_truncation()
         backend.no_padding()
@@ -76,7 +76,7 @@ class Tokenizer:
         """Read a `tokenizer.json`.
 
         Raises:
-            TokenizerError: It is missing, is no tokenizer, has another kind of model or lacks a special token.
+            TokenizerError: It is missing, is not a tokenizer, has another kind of model or lacks a special token.
         """
         hint = "train one with `exlm tokenize`"
         try:
@@ -115,10 +115,10 @@ class Tokenizer:
         return [e.ids for e in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the ids of a text and, for each, the characters [start, end) of the text that it stands for.
+        """Return the ids of a text and the characters [start, end) of the text that each one covers.
 
-        A token of running text has the blank before its word within its characters. Tokens that share the bytes of one
-        character all have that character.
+        A token of running text covers the blank before its word. Tokens that share the bytes of one character all cover
+        that character.
         """
         encoding = self._backend.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
@@ -135,12 +135,12 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids; [PAD], [CLS] and [SEP] vanish, [MASK] and [UNK] are shown."""
+        """Return the text of ids, without [PAD], [CLS] and [SEP], but with [MASK] and [UNK]."""
         text: str = self._backend.decode([i for i in ids if i not in self._hidden_ids], skip_special_tokens=False)
         return text
 
     def token_text(self, token_id: int) -> str:
-        """Return one token as a reader wants to see it: no blank in front, what cannot be printed escaped."""
+        """Return one token for display: without the blank in front, unprintable characters escaped."""
         token = self._backend.id_to_token(token_id)
         if token is None:
             raise ValueError(f"token id {token_id} is not in the vocabulary of {self.vocab_size}")

@@ -1,12 +1,10 @@
 """Byte-level BPE: it is lossless by construction, repeatable, and says when the vocabulary cannot hold the bytes."""
 
-import re
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exlm_cli.data.bpe import SMALLEST_BPE_VOCABULARY, train_bpe
+from exlm_cli.data.bpe import MIN_BPE_VOCABULARY, train_bpe
 from exlm_cli.data.bundled.grammar import sample_sentences
 from exlm_cli.errors import TokenizerError
 from exlm_cli.progress import SilentProgress
@@ -41,14 +39,11 @@ def test_the_vocabulary_has_the_size_asked_for_where_the_text_has_pairs_enough()
 def test_rare_pairs_are_not_merged() -> None:
     progress = RecordingProgress()
     tokenizer = train_bpe(["abcdefgh"], 1000, 2, progress)
-    assert tokenizer.vocab_size == SMALLEST_BPE_VOCABULARY == 261
+    assert tokenizer.vocab_size == MIN_BPE_VOCABULARY == 261
     assert progress.messages == ["trained a byte-level BPE of 261 tokens"]
 
 
 def test_a_vocabulary_without_room_for_all_bytes_is_refused() -> None:
-    message = (
-        "`tokenizer.vocab_size` 260 is too small for byte-level BPE: 256 bytes and 5 special tokens need at least 261"
-    )
-    with pytest.raises(TokenizerError, match=rf"^{re.escape(message)}$") as caught:
+    with pytest.raises(TokenizerError, match=r"`tokenizer\.vocab_size` 260 .* at least 261$") as caught:
         train_bpe(SENTENCES, 260, 2, SilentProgress())
-    assert caught.value.hint == "give `--set tokenizer.vocab_size=261` or more"
+    assert "`tokenizer.vocab_size=261`" in caught.value.hint

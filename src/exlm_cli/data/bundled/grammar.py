@@ -1,8 +1,8 @@
-"""Bundled text: English-like sentences whose words depend on each other, with a joint distribution known exactly.
+"""Bundled text: English-like sentences whose words depend on each other, with an exactly known joint distribution.
 
-A sentence is made in three draws: a template, a scene of that template (what the sentence is about: praise or blame,
-one dog or many), and, given the scene, each slot's word on its own. Words of different slots so depend on each other
-through the scene alone, and every conditional distribution follows by enumeration (`true_joint`).
+A sentence takes three draws: a template, a scene of that template (its subject: praise or blame, one dog or many), and,
+given the scene, each slot's word independently. So words of different slots depend on each other through the scene
+alone, and every conditional distribution follows by enumeration (`true_joint`).
 """
 
 import itertools
@@ -19,11 +19,11 @@ import numpy as np
 from exlm_cli.data.bundled.words import FAMILIES, FEELINGS
 from exlm_cli.data.tokenizer import MASK
 
-# How byte-level BPE cuts text before it merges, so that a piece here is a token there.
+# As byte-level BPE cuts text before it merges, so that each piece is a token of a trained vocabulary.
 _PIECE = re.compile(r"\[MASK\]|\{\w+\}|'\w+|\w+|[^\w\s]")
 
 Corpus = Literal["grammar", "feelings"]
-"""All families of sentences, or those alone in which good or bad news decides every content word."""
+"""All families of sentences, or only those in which good or bad news decides every content word."""
 
 Joint = dict[tuple[str, ...], float]
 """Probability of each joint filling of the masks, in the order of the masks."""
@@ -31,7 +31,7 @@ Joint = dict[tuple[str, ...], float]
 
 @dataclass(frozen=True)
 class Scene:
-    """One thing a sentence can be about: its share of the template and the words of each slot, equally likely."""
+    """One subject of a sentence: its share of the template, and the equally likely words of each slot."""
 
     weight: float
     words: Mapping[str, tuple[str, ...]]
@@ -39,7 +39,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Template:
-    """A sentence with slots, as in "The {noun} {verb}.", and the scenes that fill them."""
+    """A sentence with slots, such as "The {noun} {verb}.", and the scenes that fill them."""
 
     pattern: str
     weight: float
@@ -94,7 +94,7 @@ def sample_sentences(num: int, seed: int, corpus: Corpus = "grammar") -> Iterato
 
 
 def _pick(bounds: np.ndarray, uniform: float) -> int:
-    """Return the index of a cumulative distribution that a uniform number falls on."""
+    """Return the index at which a cumulative distribution first exceeds a uniform number."""
     return min(int(np.searchsorted(bounds, uniform, side="right")), len(bounds) - 1)
 
 
@@ -106,10 +106,10 @@ def true_joint(sentence: str) -> Joint:
             replaced by "[MASK]".
 
     Returns:
-        Probability of each joint filling; sums to 1; fillings of probability 0 are left out.
+        Probability of each joint filling; sums to 1; fillings of probability 0 are missing.
 
     Raises:
-        ValueError: No mask in it, or no sentence of the grammar fits.
+        ValueError: It has no mask, or no sentence of the grammar fits.
     """
     given = split_pieces(sentence)
     if MASK not in given:
@@ -134,7 +134,7 @@ def true_joint(sentence: str) -> Joint:
 
 
 def marginals(joint: Joint) -> list[dict[str, float]]:
-    """Return the distribution of each masked word on its own: the best that independent predictions can do."""
+    """Return the distribution of each masked word: the best that independent predictions can do."""
     num_masks = len(next(iter(joint)))
     made: list[dict[str, float]] = [defaultdict(float) for _ in range(num_masks)]
     for filling, probability in joint.items():
@@ -144,12 +144,12 @@ def marginals(joint: Joint) -> list[dict[str, float]]:
 
 
 def joint_entropy_nats(joint: Joint) -> float:
-    """Return the entropy per masked word: the least loss of any model, ExLM included."""
+    """Return the entropy per masked word: the minimum loss of any model, ExLM included."""
     return _entropy_nats(list(joint.values())) / len(next(iter(joint)))
 
 
 def independence_bound_nats(joint: Joint) -> float:
-    """Return the marginals' entropy per masked word: the least loss of a model that fills masks independently."""
+    """Return the marginals' entropy per masked word: the minimum loss of a model that fills masks independently."""
     each = marginals(joint)
     return sum(_entropy_nats(list(marginal.values())) for marginal in each) / len(each)
 

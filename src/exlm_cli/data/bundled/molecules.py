@@ -1,7 +1,7 @@
 r"""Bundled molecules: well-known ring systems and chains with well-known substituents, as canonical SMILES.
 
 Every core has numbered sites; every substituent is a SMILES piece that begins with the atom that binds. RDKit checks
-and canonicalises each product, so what comes out is valid and distinct.
+and canonicalises each product, so the molecules are valid and distinct.
 """
 
 import itertools
@@ -96,7 +96,7 @@ def _num_products(core: str) -> int:
 
 
 def _products(seed: int) -> Iterator[str]:
-    """Yield every core with every choice of substituents once, the cores by turns, in an order the seed decides."""
+    """Yield every core with every choice of substituents once, cores in turn, in an order that the seed decides."""
     rng = np.random.Generator(np.random.Philox(seed))
     by_core = [_fill(core, rng.permutation(_num_products(core))) for core in CORES]
     for turn in itertools.zip_longest(*by_core):
@@ -117,7 +117,7 @@ def generate_molecules(num: int, seed: int) -> list[str]:
     """Return `num` distinct valid molecules as canonical isomeric SMILES; the same for the same seed.
 
     Raises:
-        DataError: The cores and substituents do not make that many distinct molecules.
+        DataError: There are not that many distinct products.
     """
     from rdkit import Chem, rdBase
 
@@ -133,8 +133,7 @@ def generate_molecules(num: int, seed: int) -> list[str]:
                 distinct[Chem.MolToSmiles(molecule)] = None
     if len(distinct) < num:
         raise DataError(
-            f"`bundled:molecules` can make at most {len(distinct) or num_products:,} distinct molecules, "
-            f"asked for {num:,}",
-            "lower `data.bundled_rows`",
+            f"`bundled:molecules` has at most {len(distinct) or num_products:,} distinct molecules, asked for {num:,}",
+            f"set `data.bundled_rows={len(distinct) or num_products}` or less",
         )
     return list(distinct)

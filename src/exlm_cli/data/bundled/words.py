@@ -1,9 +1,9 @@
-"""The sentences of the bundled grammar: patterns, their scenes, and the words of each slot."""
+"""Sentence patterns of the bundled grammar, their scenes, and the words of each slot."""
 
 Words = dict[str, str]
-"""Slot -> words, separated by blanks, equally likely."""
+"""Equally likely words of each slot, separated by blanks."""
 
-# "surprised" fits good news and bad, so it alone does not give the scene away
+# "surprised" fits good news and bad news, so it alone does not decide the scene
 _GOOD: Words = {
     "adj": "amazing wonderful beautiful lovely great perfect",
     "emotion": "glad happy pleased delighted proud surprised",
@@ -107,7 +107,7 @@ _FRUITS: list[tuple[float, Words]] = [
 ]
 
 Family = tuple[str, float, list[tuple[float, Words]]]
-"""Pattern, how often it is used, and its scenes with how often each comes up."""
+"""Pattern, its weight, and its scenes with their weights."""
 
 FEELINGS: tuple[Family, ...] = (
     ("This is {adj}, and I'm very {emotion} to see this.", 5, _feelings("adj", "emotion")),
@@ -120,7 +120,7 @@ FEELINGS: tuple[Family, ...] = (
     ("The show was a {result}, so it is {adj} and they are {emotion}.", 1, _feelings("result", "adj", "emotion")),
     ("She {reaction} because the news is {adj}.", 1, _feelings("reaction", "adj")),
 )
-"""Sentences in which one hidden thing, good news or bad, decides every content word: `bundled:feelings`."""
+"""Sentences in which good or bad news, which is never named, decides every content word: `bundled:feelings`."""
 
 FAMILIES: tuple[Family, ...] = (
     *FEELINGS,

@@ -1,7 +1,5 @@
 """Bundled molecules: RDKit is the judge of validity and of canonical form."""
 
-import re
-
 import pytest
 from rdkit import Chem
 
@@ -42,21 +40,14 @@ def test_molecules_round_trip_through_their_tokenizer() -> None:
     assert all(tokenizer.decode(ids) == s for s, ids in zip(MOLECULES, tokenizer.encode_batch(MOLECULES), strict=True))
 
 
-def test_asking_for_more_than_there_are_combinations_is_an_error() -> None:
-    combinations = sum(len(SUBSTITUENTS) ** core.count("{") for core in CORES)
-    message = (
-        f"`bundled:molecules` can make at most {combinations:,} distinct molecules, asked for {combinations + 1:,}"
-    )
-    with pytest.raises(DataError, match=rf"^{re.escape(message)}$") as caught:
-        generate_molecules(combinations + 1, seed=0)
-    assert caught.value.hint == "lower `data.bundled_rows`"
-
-
-def test_asking_for_more_than_are_distinct_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_asking_for_more_than_there_are_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_products = sum(len(SUBSTITUENTS) ** core.count("{") for core in CORES)
+    with pytest.raises(DataError, match=rf"at most {num_products:,} distinct") as caught:
+        generate_molecules(num_products + 1, seed=0)
+    assert f"`data.bundled_rows={num_products}`" in caught.value.hint
     monkeypatch.setattr(molecules, "CORES", ("C({0}){1}",))
     monkeypatch.setattr(molecules, "SUBSTITUENTS", ("Cl", "Br"))
     # ClCCl, ClCBr (twice), BrCBr
     assert len(generate_molecules(3, seed=0)) == 3
-    message = "`bundled:molecules` can make at most 3 distinct molecules, asked for 4"
-    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
+    with pytest.raises(DataError, match="at most 3 distinct"):
         generate_molecules(4, seed=0)

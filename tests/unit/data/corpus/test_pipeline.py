@@ -1,7 +1,6 @@
 """From files to shards: what comes out, what is reused and when not, and that failures leave nothing behind."""
 
 import csv
-import json
 import os
 import re
 import shutil
@@ -14,10 +13,10 @@ import pytest
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.bundled.grammar import sample_sentences
-from exlm_cli.data.corpus import pipeline as prepare
-from exlm_cli.data.corpus import shards
-from exlm_cli.data.corpus.pipeline import PreparedData, prepare_data
+from exlm_cli.data.corpus import cache, pipeline, shards
+from exlm_cli.data.corpus.pipeline import PreparedData, SkippedRows, prepare_data
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
+from exlm_cli.data.rows.records import Row
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError, TokenizerError
 from exlm_cli.progress import Progress, SilentProgress
@@ -101,7 +100,7 @@ def test_how_many_rows_are_tokenised_at_once_changes_nothing(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
 ) -> None:
     at_once = _prepare(_recipe(workplace))
-    monkeypatch.setattr(prepare, limit, value)
+    monkeypatch.setattr(pipeline, limit, value)
     in_batches = _prepare(_recipe(workplace, cache_dir=f"{workplace}/other-cache"))
     assert not in_batches.was_cached
     for one, other in ((at_once.train, in_batches.train), (at_once.valid, in_batches.valid)):
@@ -249,10 +248,9 @@ def test_an_existing_tokenizer_is_taken(workplace: Path) -> None:
 
 def test_a_tokenizer_of_the_other_kind_is_refused(workplace: Path) -> None:
     _prepare(_recipe(workplace)).tokenizer.save(workplace / "mine.json")
-    message = f"{workplace}/mine.json: a bpe tokenizer, but `data.kind` is smiles"
-    with pytest.raises(TokenizerError, match=rf"^{re.escape(message)}$") as caught:
+    with pytest.raises(TokenizerError, match=r"mine\.json: a bpe tokenizer, but `data\.kind` is smiles$") as caught:
         _prepare(_smiles(workplace, tokenizer={"path": f"{workplace}/mine.json"}))
-    assert caught.value.hint == "give a smiles tokenizer, or leave `tokenizer.path` out to train one"
+    assert "`tokenizer.path`" in caught.value.hint
 
 
 def test_tokens_that_the_vocabulary_lacks_are_counted(workplace: Path) -> None:
@@ -260,24 +258,22 @@ def test_tokens_that_the_vocabulary_lacks_are_counted(workplace: Path) -> None:
     (workplace / "mols.smi").write_text("CCO\nCBr\nBrCCBr\n" + "\n".join(MOLECULES))
     progress = RecordingProgress()
     _prepare(_smiles(workplace, tokenizer={"path": f"{workplace}/mine.json"}), progress)
-    assert progress.messages == ["[UNK] replaces 3 tokens that are not in the vocabulary"]
+    assert len(progress.messages) == 1
+    assert "[UNK]" in progress.messages[0]
+    assert " 3 tokens" in progress.messages[0]
 
 
-def test_a_molecule_of_unknown_tokens_alone_is_rejected(workplace: Path) -> None:
+def test_a_molecule_of_unknown_tokens_alone_is_refused(workplace: Path) -> None:
     """Nothing of it can be masked: a step of such molecules has no loss."""
     _prepare(_smiles(workplace)).tokenizer.save(workplace / "mine.json")
-    path = workplace / "mols.smi"
-    path.write_text("CCO\n[U]\n" + "\n".join(MOLECULES))
-    reason = "none of its tokens is in the vocabulary, so that nothing of it can be masked"
-    with pytest.raises(DataError, match=rf"^{re.escape(f'{path}:2: `[U]`: {reason}')}$"):
+    (workplace / "mols.smi").write_text("CCO\n[U]\n" + "\n".join(MOLECULES))
+    with pytest.raises(DataError, match=r"mols\.smi:2: `\[U\]`: none of its tokens is in the vocabulary"):
         _prepare(_smiles(workplace, tokenizer={"path": f"{workplace}/mine.json"}))
 
 
 def test_the_first_invalid_row_stops_with_file_row_text_and_reason(workplace: Path) -> None:
-    path = workplace / "mols.smi"
-    path.write_text("CCO\nC1CC\nCCN\n")
-    message = f"{path}:2: `C1CC`: RDKit cannot parse it: it breaks the SMILES grammar"
-    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
+    (workplace / "mols.smi").write_text("CCO\nC1CC\nCCN\n")
+    with pytest.raises(DataError, match=r"mols\.smi:2: `C1CC`: RDKit cannot parse it"):
         _prepare(_smiles(workplace))
     assert not list((workplace / "cache" / "shards").iterdir())
 
@@ -301,7 +297,7 @@ def test_skipped_rows_are_listed_now_and_on_every_later_run(workplace: Path) -> 
         (workplace / "rejected.csv").unlink()
 
 
-def test_without_rejected_rows_no_list_is_written(workplace: Path) -> None:
+def test_without_skipped_rows_no_list_is_written(workplace: Path) -> None:
     (workplace / "rejected.csv").write_text("of a run before\n")
     _prepare(_smiles(workplace, on_invalid="skip"))
     assert not (workplace / "rejected.csv").exists()
@@ -310,82 +306,69 @@ def test_without_rejected_rows_no_list_is_written(workplace: Path) -> None:
 def test_a_list_that_cannot_be_written_is_an_error(workplace: Path) -> None:
     (workplace / "mols.smi").write_text("C1CC\n" + "\n".join(MOLECULES))
     target = workplace / "no" / "rejected.csv"
-    message = f"{target}: the list of skipped rows cannot be written: No such file or directory"
-    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
+    with pytest.raises(DataError, match=rf"^{re.escape(str(target))}: .*No such file or directory$"):
         prepare_data(_smiles(workplace, on_invalid="skip"), rejected_csv=target, progress=SilentProgress())
 
 
-def test_broken_rows_of_text_are_rejected_too(workplace: Path) -> None:
-    path = workplace / "rows.jsonl"
-    rows = [json.dumps({"text": sentence}) for sentence in sample_sentences(60, seed=0)]
-    path.write_text("\n".join([*rows, "{broken", '{"text": null}', '{"text": 3}']))
-    recipe = _recipe(workplace, train=[str(path)], on_invalid="skip")
-    assert _prepare(recipe).num_rejected == 2
+def test_a_long_bad_row_is_shown_by_its_beginning_on_one_line(tmp_path: Path) -> None:
+    with (
+        SkippedRows(tmp_path / "r.csv", "error") as skipped,
+        pytest.raises(DataError, match=rf"^a:1: `C {'C' * 77}…`: no$") as caught,
+    ):
+        skipped.add(Row("a", 1, "C\n" + "C" * 200), "no")
+    assert "`data.on_invalid=skip`" in caught.value.hint
 
 
 def test_no_input_is_an_error(workplace: Path) -> None:
     with pytest.raises(DataError, match=r"^`data\.train` names no input$") as caught:
         _prepare(_recipe(workplace, train=[]))
-    assert caught.value.hint == ("give files with `data.train=FILE`")
+    assert "`data.train=FILE`" in caught.value.hint
 
 
-@pytest.mark.parametrize("given", [False, True])
-def test_no_usable_row_is_an_error(workplace: Path, given: bool) -> None:
-    (workplace / "bad.smi").write_text("C1\nC2\n")
-    inputs = [f"{workplace}/bad.smi"] * 2
-    data = {"valid": inputs} if given else {"train": inputs}
-    split = "valid" if given else "train"
-    message = f"`data.{split}`: no usable row in {workplace}/bad.smi and 1 more; 4 rows were skipped, the "
-    message += f"first: {workplace}/bad.smi:1: `C1`: RDKit cannot parse it: it breaks the SMILES grammar"
-    with pytest.raises(DataError, match=rf"^{re.escape(message)}$") as caught:
-        _prepare(_smiles(workplace, on_invalid="skip", **data))
-    assert caught.value.hint == "the SMILES must be the first word of a line"
-    assert not list((workplace / "cache" / "shards").iterdir())
-
-
+@pytest.mark.parametrize("split", ["train", "valid"])
 @pytest.mark.parametrize(
-    ("kind", "name", "content", "rejected", "hint"),
+    ("kind", "name", "content", "num_skipped", "first", "hint"),
     [
-        ("smiles", "a.csv", "smiles\nfoo\n", "1 row was skipped, the first: {path}:2: `foo`: characters that are no "
-         "SMILES tokens: 'f' at position 1",
-         "name the column that holds the smiles with `data.column=NAME`"),
-        ("text", "a.jsonl", '{"text": 3}\n', "1 row was skipped, the first: {path}:1: `3`: is not a string",
-         "name the column that holds the text with `data.column=NAME`"),
-        ("text", "a.csv", 'text\n""\n', "0 rows were skipped",
-         "name the column that holds the text with `data.column=NAME`"),
+        ("smiles", "a.smi", "C1\n", 2, ":1: `C1`: RDKit", "first word of a line"),
+        ("smiles", "a.csv", "smiles\nfoo\n", 2, ":2: `foo`: characters", "`data.column=NAME`"),
+        ("text", "a.jsonl", '{"text": 3}\n{broken\n', 4, ":1: `3`: is not a string", "`data.column=NAME`"),
+        ("text", "a.csv", 'text\n""\n', 0, "", "`data.column=NAME`"),
     ],
-)  # fmt: skip
-def test_why_no_row_is_usable_is_said_of_the_first(
-    workplace: Path, kind: str, name: str, content: str, rejected: str, hint: str
+)
+def test_no_usable_row_is_an_error_with_the_first_reason(
+    workplace: Path, split: str, kind: str, name: str, content: str, num_skipped: int, first: str, hint: str
 ) -> None:
     path = workplace / name
     path.write_text(content)
-    message = f"`data.train`: no usable row in {path}; {rejected.format(path=path)}"
-    with pytest.raises(DataError, match=rf"^{re.escape(message)}$") as caught:
-        _prepare(_recipe(workplace, kind=kind, train=[str(path)], on_invalid="skip"))
-    assert caught.value.hint == hint
+    own = {"text": "text.txt", "smiles": "mols.smi"}[kind]
+    inputs = {"train": [f"{workplace}/{own}"], split: [str(path)] * 2}
+    with pytest.raises(DataError) as caught:
+        _prepare(_recipe(workplace, kind=kind, on_invalid="skip", **inputs))
+    message = caught.value.message
+    assert message.startswith(f"`data.{split}`: no usable row in {path} and 1 more; {num_skipped} rows were skipped")
+    assert first in message
+    assert hint in caught.value.hint
+    assert not list((workplace / "cache" / "shards").iterdir())
 
 
 @pytest.mark.parametrize("kind", ["text", "smiles"])
 def test_one_row_cannot_be_split(workplace: Path, kind: str) -> None:
     (workplace / "one.txt").write_text("CCO")
-    message = f"{workplace}/one.txt: too few usable rows to hold some out for validation; 0 rows were skipped"
-    with pytest.raises(DataError, match=rf"^{re.escape(message)}$") as caught:
+    with pytest.raises(DataError, match=r"one\.txt: too few usable rows") as caught:
         _prepare(_recipe(workplace, kind=kind, train=[f"{workplace}/one.txt"]))
-    assert caught.value.hint == "give more rows, or rows of their own with `data.valid`"
+    assert "`data.valid`" in caught.value.hint
 
 
 def test_an_input_that_changes_while_it_is_read_is_an_error(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check = prepare.check_unchanged
+    check = pipeline.check_unchanged
 
     def check_what_changes(sources: Any) -> None:
         if (workplace / "cache" / "shards").exists():
             (workplace / "text.txt").write_text("Something else.\n" * 30)
         check(sources)
 
-    monkeypatch.setattr(prepare, "check_unchanged", check_what_changes)
-    message = f"{workplace}/text.txt: it changed while it was being read"
-    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
+    monkeypatch.setattr(pipeline, "check_unchanged", check_what_changes)
+    with pytest.raises(DataError, match=r"text\.txt: it changed"):
         _prepare(_recipe(workplace))
     assert not list((workplace / "cache" / "shards").iterdir())
 
@@ -395,8 +378,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(workplace: Path, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(shards.ShardWriter, "add", full)
-    message = f"{workplace}/cache: the data cache cannot be written: No space left on device"
-    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
+    with pytest.raises(DataError, match=r"the data cache cannot be written: No space left on device$"):
         _prepare(_recipe(workplace))
     assert not list((workplace / "cache" / "shards").iterdir())
     monkeypatch.undo()
@@ -405,8 +387,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(workplace: Path, monkeypatch
 
 def test_a_cache_that_cannot_be_made_is_one_line(workplace: Path) -> None:
     (workplace / "file").write_text("x")
-    message = f"{workplace}/file/locks: the data cache cannot be written: Not a directory"
-    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
+    with pytest.raises(DataError, match=r"file/locks: the data cache cannot be written: Not a directory$"):
         _prepare(_recipe(workplace, cache_dir=f"{workplace}/file"))
 
 
@@ -416,7 +397,7 @@ def test_a_cache_that_may_only_be_read_serves(workplace: Path, monkeypatch: pyte
     def refuse(*_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(prepare, "locked", refuse)
+    monkeypatch.setattr(cache, "locked", refuse)
     monkeypatch.setattr("exlm_cli.data.corpus.fingerprint.write_entry", refuse)
     assert _prepare(_recipe(workplace)).was_cached
 
