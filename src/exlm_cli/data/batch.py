@@ -25,7 +25,7 @@ class Batch:
 
     Attributes:
         token_ids: Expanded input tokens; [PAD] beyond `lengths`.
-        positions: Token index in the sequence before expansion (after repetition) and clone index: (i, 1)..(i, k) for the
+        positions: Token index before expansion (but after repetition) and clone index: (i, 1)..(i, k) for the
             clones of a [MASK], (j, 0) for all other tokens (section 4.2).
         lengths: Number of expanded tokens of each sequence, with [CLS] and [SEP].
         node_index: Expanded position of every DAG node, in order: [CLS], the clones, the last [SEP]; 0 beyond.
