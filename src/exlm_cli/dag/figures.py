@@ -10,8 +10,10 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from exlm_cli.dag.fillings import Filling
+from exlm_cli.dag.graph import FloatArray
 from exlm_cli.dag.inspect import MAX_MASKS_DRAWN, Inspection
 from exlm_cli.dag.layout import FONT_FAMILY, EdgeCurve, GraphLayout, NodeBox, fit_word, lay_out_graph, text_width
 from exlm_cli.format import format_percent
@@ -83,7 +85,6 @@ def render_graph(inspection: Inspection, formats: Sequence[str]) -> dict[str, by
 def render_heat_map(inspection: Inspection, formats: Sequence[str]) -> dict[str, bytes]:
     """Draw exp(log E) with the words of every node on both axes, coloured by mask; arguments as `render_graph`."""
     from matplotlib import rc_context
-    from matplotlib.collections import PolyCollection
 
     dag = inspection.dag
     num_masks = min(dag.num_masks, MAX_MASKS_DRAWN)
@@ -102,15 +103,7 @@ def render_heat_map(inspection: Inspection, formats: Sequence[str]) -> dict[str,
         figure = new_figure(full_width / 72, full_height / 72, inspection.numbered_sentence(), captions)
         figure.set_layout_engine("none")
         axes = _add_axes(figure, label_width, 6.0, width, height)
-        axes.set(xlim=(0, len(columns)), ylim=(len(rows), 0), facecolor=_NO_EDGE)
-        axes.spines[:].set_visible(False)
-        corners = [[(x, y), (x + 1, y), (x + 1, y + 1), (x, y + 1)] for y, x in np.argwhere(is_drawn)]
-        cells = PolyCollection(corners, array=values[is_drawn], cmap="Blues", clim=(0, 1), gid="cells", clip_on=False)
-        cells.set(edgecolor="white", linewidth=0.5)
-        axes.add_collection(cells, autolim=False)
-        for y, x in np.argwhere(is_drawn & (values >= _MIN_VALUE_SHOWN) & (cell > 20)):
-            ink = "#FFFFFF" if values[y, x] > 0.55 else INK
-            _write(axes, x + 0.5, y + 0.5, f"{values[y, x]:.2f}", 0.2 * cell, ink)
+        cells = _draw_cells(axes, values, is_drawn, cell)
         axes.xaxis.tick_top()
         axes.xaxis.set_label_position("top")
         axes.xaxis.set_tick_params(labelrotation=90)
@@ -129,6 +122,23 @@ def render_heat_map(inspection: Inspection, formats: Sequence[str]) -> dict[str,
         top = 72 * figure.get_figheight() - full_height + 6.0  # below the letters of the captions
         files["svg"] = _annotate(files["svg"], (0.0, top, full_width, full_height - 6.0), tooltips)
     return files
+
+
+def _draw_cells(axes: "Axes", values: FloatArray, is_drawn: NDArray[np.bool_], cell: float) -> "PolyCollection":
+    """Draw a matrix of probabilities, one unit a cell, with numbers where cells are large enough."""
+    from matplotlib.collections import PolyCollection
+
+    num_rows, num_columns = values.shape
+    axes.set(xlim=(0, num_columns), ylim=(num_rows, 0), facecolor=_NO_EDGE)
+    axes.spines[:].set_visible(False)
+    corners = [[(x, y), (x + 1, y), (x + 1, y + 1), (x, y + 1)] for y, x in np.argwhere(is_drawn)]
+    cells = PolyCollection(corners, array=values[is_drawn], cmap="Blues", clim=(0, 1), gid="cells", clip_on=False)
+    cells.set(edgecolor="white", linewidth=0.5)
+    axes.add_collection(cells, autolim=False)
+    for y, x in np.argwhere(is_drawn & (values >= _MIN_VALUE_SHOWN) & (cell > 20)):
+        ink = "#FFFFFF" if values[y, x] > 0.55 else INK
+        _write(axes, x + 0.5, y + 0.5, f"{values[y, x]:.2f}", 0.2 * cell, ink)
+    return cells
 
 
 def _draw_colour_bar(cells: "PolyCollection", axes: "Axes") -> None:
