@@ -12,7 +12,7 @@ from exlm_cli.errors import ConfigError
 from exlm_cli.progress import Bar, Progress
 from exlm_cli.tasks.base import DownstreamTask, FloatArray, Split
 from exlm_cli.tasks.molecules import parse_molecule
-from exlm_cli.tasks.table_task import TableTask
+from exlm_cli.tasks.row_task import TableTask
 
 RADIUS = 2
 """Bonds around each atom; ECFP4 counts them on both sides."""
@@ -46,9 +46,9 @@ def score_baseline(
     """
     if not isinstance(task, TableTask) or task.input_kind != "smiles":
         raise ConfigError(f"the baseline is for molecules; {task.name} has none", "use `baseline=false`")
-    features = {split: fingerprints(task.texts(split)) for split in task.splits}
+    features = {split: fingerprints([smiles for (smiles,) in task.examples[split].texts]) for split in task.splits}
     others: list[Split] = [split for split in task.splits if split != "train"]
-    with progress.bar("random forests", task.targets("train").shape[1]) as bar:
+    with progress.bar("random forests", task.examples["train"].targets.shape[1]) as bar:
         outputs = _fit_and_predict(task, features, others, bar, seed=seed, num_trees=num_trees, num_jobs=num_jobs)
     return {split: task.score(split, list(outputs[split])) for split in others}
 
@@ -79,7 +79,7 @@ def _fit_and_predict(
     """Return (N, C) outputs of each split as the task scores them: logits, or values."""
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
-    targets_NC = task.targets("train")
+    targets_NC = task.examples["train"].targets
     kind: Any = RandomForestRegressor if task.loss == "regression" else RandomForestClassifier
     columns: dict[Split, list[FloatArray]] = {split: [] for split in others}
     for index in range(targets_NC.shape[1]):

@@ -12,12 +12,10 @@ from exlm_cli.config.finetune import NO_GRID, GridPoint
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import read_json, write_json
 from exlm_cli.finetune.model import PretrainedWeights, build_task_model
-from exlm_cli.finetune.results import RESULT_FILE, CellResult, Scores, cell_folder, write_predictions
+from exlm_cli.finetune.results import RESULT_FILE, CellResult, Scores, cell_folder
 from exlm_cli.finetune.trainer import FinetuneTask, TaskData
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import MetricsLog
-from exlm_cli.tasks.base import FloatArray, Split
-from exlm_cli.tasks.squad.task import SquadTask
 from exlm_cli.train.checkpoint import (
     best_paths,
     checkpoint_paths,
@@ -137,7 +135,7 @@ def _score(cell: Cell, task: FinetuneTask, result: LoopResult) -> CellResult:
             loss, outputs = task.predict(split)
             scores = {"loss": loss, **downstream.score(split, outputs)}
             metrics[split] = {name: None if math.isnan(value) else value for name, value in scores.items()}
-            _write_predictions(cell.folder, task.data, split, outputs)
+            downstream.write_predictions(cell.folder, split, outputs)
     return CellResult(
         task=downstream.name,
         seed=cell.seed,
@@ -152,18 +150,3 @@ def _score(cell: Cell, task: FinetuneTask, result: LoopResult) -> CellResult:
         tokens_per_s=round(state.num_tokens / max(1e-9, state.elapsed_s), 1),
         outside_model_share=round(1 - state.model_s / max(1e-9, state.elapsed_s), 4),
     )
-
-
-def _write_predictions(folder: Path, data: TaskData, split: Split, outputs: list[FloatArray]) -> None:
-    """Write the predictions of a split: one row for each row of the input, or the files of SQuAD's official script."""
-    if isinstance(data.task, SquadTask):
-        answers, no_answer_scores = data.task.official_predictions(split, outputs)
-        write_json(folder / f"predictions-{split}.json", answers)
-        write_json(folder / f"no-answer-{split}.json", no_answer_scores)
-    if data.task.loss == "span":
-        return
-    from exlm_cli.tasks.table_task import to_probabilities
-
-    rows = data.task.split_indices[split].tolist()
-    probabilities = [to_probabilities(data.task.loss, output[None])[0] for output in outputs]
-    write_predictions(folder / f"predictions-{split}.csv", rows, data.task.output_names, probabilities)

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from exlm_cli.config.finetune import FinetuneModelConfig
+from exlm_cli.config.tasks import InputKind
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import make_folder, write_atomically
@@ -19,8 +20,8 @@ from exlm_cli.finetune.model import Finetuned
 from exlm_cli.finetune.trainer import TaskRunner
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.progress import Progress
-from exlm_cli.tasks.applied import describe_cut
-from exlm_cli.tasks.new_rows import InputKind, NewRows, read_new_rows
+from exlm_cli.tasks.row_task import encode_input_rows
+from exlm_cli.tasks.table_rows import InputRows, read_input_rows
 from exlm_cli.train.pretrain import autocast_dtype
 from exlm_cli.train.pretrained import Pretrained
 
@@ -63,7 +64,7 @@ class Embeddings:
         notes: What a report has to say.
     """
 
-    rows: NewRows
+    rows: InputRows
     cls: Vectors
     mean: Vectors
     notes: tuple[str, ...]
@@ -116,7 +117,7 @@ def embed(encoder: Encoder, path: Path, *, column: str | None = None, progress: 
     Raises:
         DataError: The table or its column cannot be read.
     """
-    rows = read_new_rows(
+    rows = read_input_rows(
         path,
         encoder.kind,
         progress,
@@ -124,7 +125,7 @@ def embed(encoder: Encoder, path: Path, *, column: str | None = None, progress: 
         usual_column=encoder.column,
         canonical_smiles=encoder.canonical_smiles,
     )
-    encoded, num_cut = rows.encode(encoder.tokenizer, encoder.sequence_length)
+    encoded = encode_input_rows(rows, encoder.tokenizer, encoder.sequence_length)
     runner = encoder.runner
     width = runner.model.token_embedding.embedding_dim
     cls, mean = (np.full((len(rows.table), width), np.nan, dtype=np.float32) for _ in range(2))
@@ -142,9 +143,7 @@ def embed(encoder: Encoder, path: Path, *, column: str | None = None, progress: 
             cls[into], mean[into] = hidden_nRD[:, 0].cpu().numpy(), means_nD.cpu().numpy()
             num_done += len(into)
             bar.update(num_done)
-    notes = [f"vectors of {encoder.origin}", *rows.notes]
-    notes += describe_cut(num_cut, encoder.sequence_length)
-    return Embeddings(rows, cls, mean, tuple(notes))
+    return Embeddings(rows, cls, mean, (f"vectors of {encoder.origin}", *rows.notes, *encoded.notes))
 
 
 def check_suffix(path: Path) -> None:

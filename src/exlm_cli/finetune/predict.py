@@ -1,4 +1,4 @@
-"""A fine-tuned run applied to a file it has not seen, in the layout of its task."""
+"""Predictions of a fine-tuned run for a file that it has not seen, in the layout of its task."""
 
 from pathlib import Path
 
@@ -7,57 +7,72 @@ from exlm_cli.errors import ConfigError
 from exlm_cli.files import folder_for_results
 from exlm_cli.finetune.model import Finetuned
 from exlm_cli.progress import Progress
-from exlm_cli.tasks.applied import Applied, no_answer_file, refuse_overwriting
-
-_SUFFIXES = {"glue": ".tsv", "squad": ".json"}
-"""What the official layouts of predictions end in; all else is a CSV."""
+from exlm_cli.tasks.base import PredictionSummary, TrainedTask
+from exlm_cli.tasks.registry import read_new_rows
 
 
 def predict(
-    finetuned: Finetuned, path: Path, written: Path | None, *, folder: Path, column: str | None, progress: Progress
-) -> Applied:
+    finetuned: Finetuned, path: Path, out: Path | None, *, folder: Path, column: str | None, progress: Progress
+) -> PredictionSummary:
     """Predict the rows or questions of a file, write them, and score them where the file has labels.
 
     Args:
-        finetuned: The run.
+        finetuned: The run; every seed predicts.
         path: The file, in the layout of the run's task.
-        written: Where predictions go; none: `predictions-<name of the file>` in `folder`.
-        folder: See there.
-        column: Of the SMILES or text, where the task has one a row.
-        progress: Who is told.
+        out: File of predictions; None: `predictions-<name of the file>` in `folder`.
+        folder: Folder of the predictions without `out`.
+        column: Column of the SMILES or text, for a task that has one; None: the usual one.
+        progress: Shows bars.
 
     Raises:
-        ConfigError: An option that the task has no use for, a name of another format, or that of the file itself.
+        ConfigError: A column that the task does not use, a name of another format, or the input file as output.
         DataError: The file cannot be read.
         CheckpointError: The file system refuses.
     """
-    suite = finetuned.recipe.task.suite
-    suffix = _SUFFIXES.get(suite, ".csv")
-    if written is None:
-        written = folder / f"predictions-{_name_of(path)}{suffix}"
-    elif written.suffix.lower() != suffix:
-        raise ConfigError(f"`out={written}`: predictions of {finetuned.results.task} go into a {suffix} file")
-    if suite in _SUFFIXES and column is not None:
-        raise ConfigError(f"{finetuned.results.task} finds its own columns: `--text-column` is for `exlm finetune csv`")
-    files = (written, no_answer_file(written)) if suite == "squad" else (written,)
+    task = trained_task(finetuned)
+    rows = read_new_rows(task, path, column, progress)
+    if out is None:
+        out = folder / f"predictions-{_stem(path)}{rows.suffix}"
+    elif out.suffix.lower() != rows.suffix:
+        raise ConfigError(
+            f"`out={out}`: predictions of {task.config.name} are a {rows.suffix} file", "give another name"
+        )
+    files = rows.output_files(out)
     refuse_overwriting(path, *files)
-    with folder_for_results(written.parent, *files):
-        match suite:
-            case "glue":
-                from exlm_cli.tasks.predict_glue import apply_to_glue_file
-
-                return apply_to_glue_file(finetuned, path, written, progress=progress)
-            case "squad":
-                from exlm_cli.tasks.squad.predict import apply_to_squad_file
-
-                return apply_to_squad_file(finetuned, path, written, progress=progress)
-            case _:
-                from exlm_cli.tasks.predict_table import apply_to_table
-
-                return apply_to_table(finetuned, path, written, column=column, progress=progress)
+    with folder_for_results(out.parent, *files):
+        encoded = rows.encode(finetuned.tokenizer, finetuned.sequence_length)
+        outputs = []
+        with progress.bar("seeds", len(finetuned.runners)) as bar:
+            for seed, runner in finetuned.runners.items():
+                outputs.append(runner.predict(encoded, progress, f"seed {seed}") if len(encoded) else [])
+                bar.update(len(outputs))
+        return rows.write(outputs, out)
 
 
-def _name_of(path: Path) -> str:
+def trained_task(finetuned: Finetuned) -> TrainedTask:
+    """Return the task that a run was fine-tuned on."""
+    results = finetuned.results
+    return TrainedTask(
+        finetuned.recipe.task,
+        results.input_kind,
+        results.loss,
+        results.output_names,
+        {name: summary.median for name, summary in results.metrics["valid"].items()},
+    )
+
+
+def refuse_overwriting(data: Path, *written: Path) -> None:
+    """Refuse to overwrite the input file.
+
+    Raises:
+        ConfigError: One of `written` is `data`.
+    """
+    for path in written:
+        if data.exists() and path.exists() and path.samefile(data):
+            raise ConfigError(f"`out={written[0]}` would overwrite the input file {data}", "name another file")
+
+
+def _stem(path: Path) -> str:
     """Return `dev-v2.0` of `dev-v2.0.json.gz`."""
     while path.suffix.lower() in (*COMPRESSIONS, *FORMATS):
         path = path.with_suffix("")

@@ -248,24 +248,8 @@ def how_to_redo(cell: Path) -> str:
     return f"delete {cell / RESULT_FILE} and continue with `exlm finetune --resume {cell.parents[2]}`"
 
 
-def write_predictions(path: Path, rows: Sequence[int], names: Sequence[str], outputs: Sequence[FloatArray]) -> None:
-    """Write `row` and one column for each output: probabilities of labels or classes, values for regression.
-
-    Args:
-        path: The CSV; written whole or not at all.
-        rows: Row of the input that each example comes from.
-        names: C columns.
-        outputs: (C,) of each example.
-
-    Raises:
-        CheckpointError: The file system refuses.
-    """
-    lines = ([row, *(repr(float(value)) for value in output)] for row, output in zip(rows, outputs, strict=True))
-    write_csv(path, ["row", *names], lines)
-
-
 def read_predictions(path: Path, hint: str) -> tuple[list[int], list[str], FloatArray]:
-    """Read back what `write_predictions` wrote: rows of the input, names of columns, (N, C) values.
+    """Read back what `tasks.base.write_outputs` wrote: rows of the input, names of columns, (N, C) values.
 
     Args:
         path: The CSV.

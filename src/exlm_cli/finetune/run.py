@@ -38,15 +38,14 @@ from exlm_cli.finetune.results import (
     is_better_point,
     selection_value,
     summarise_metrics,
-    write_predictions,
 )
 from exlm_cli.finetune.trainer import TaskData, encode_task
 from exlm_cli.format import format_counts, format_number, format_percent
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import create_run_dir, read_run_json, sole_process, update_run_json
-from exlm_cli.tasks.base import DownstreamTask
+from exlm_cli.tasks.base import DownstreamTask, write_outputs
 from exlm_cli.tasks.registry import check_splits, load_task
-from exlm_cli.tasks.scaffold import split_fingerprint
+from exlm_cli.tasks.splits import split_fingerprint
 from exlm_cli.train.pretrained import describe_device, pick_device
 
 MAX_UNKNOWN = 0.01
@@ -236,18 +235,18 @@ def _write_targets(run: _Run) -> None:
     for split in task.splits:
         if split != "train" and task.loss != "span":
             names = [TARGETS_COLUMN] if task.loss == "classes" else task.output_names
-            rows, targets = task.split_indices[split].tolist(), run.data.splits[split].targets
-            write_predictions(run.folder / f"targets-{split}.csv", rows, names, list(targets))
+            targets = run.data.splits[split].targets
+            write_outputs(run.folder / f"targets-{split}.csv", task.split_indices[split], names, targets)
 
 
 def _list_skipped_rows(run: _Run) -> None:
     """List the rows that are not used, with the columns of pre-training's list; write no file where there are none."""
-    if not run.data.task.left_out:
+    if not run.data.task.skipped:
         return
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(SKIPPED_COLUMNS)
-    writer.writerows(row.cells for row in run.data.task.left_out)
+    writer.writerows(row.cells for row in run.data.task.skipped)
     write_atomically(run.folder / SKIPPED_FILE, text.getvalue().encode(errors="backslashreplace"))
 
 
@@ -360,10 +359,10 @@ def _grid_scores(point: GridPoint, cells: Sequence[CellResult]) -> GridScores:
 
 
 def _notes(run: _Run) -> tuple[str, ...]:
-    notes = list(run.data.task.notes)
-    if run.data.task.left_out:
+    notes = [*run.data.task.notes, *(note for split in run.data.splits.values() for note in split.notes)]
+    if run.data.task.skipped:
         notes.append(
-            f"{SKIPPED_FILE} lists all {len(run.data.task.left_out):,} rows that were left out, with their reasons"
+            f"{SKIPPED_FILE} lists all {len(run.data.task.skipped):,} rows that were left out, with their reasons"
         )
     share = run.data.unknown_share
     if share > MAX_UNKNOWN:

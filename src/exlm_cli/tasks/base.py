@@ -1,18 +1,22 @@
-"""What fine-tuning needs of a task. A task knows its data and its scores; the engine knows no task.
+"""Interface between downstream tasks and the engine that fine-tunes, scores and predicts. The engine knows no task.
 
-Axes: N examples of a split, C outputs, L tokens of an example.
+Axes: K seeds, N examples of a split, C outputs, L tokens of an example.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from exlm_cli.config.tasks import InputKind, TaskConfig
 from exlm_cli.data.masking import IntArray
 from exlm_cli.data.rows.records import SkippedRow
 from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.files import write_csv
 
 FloatArray = NDArray[np.float64]
 
@@ -25,11 +29,19 @@ another for its last one.
 """
 
 Split = Literal["train", "valid", "test"]
+SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+SplitIndices = dict[Split, IntArray]
+"""Rows of each split, counted from 0, ascending."""
+
+NO_TEST_NOTE = (
+    "test: none of its rows can be used, so there are no test scores; `exlm predict RUN FILE` predicts rows without "
+    "labels"
+)
 
 
 @dataclass(frozen=True)
 class EncodedSplit:
-    """The examples of one split as the encoder sees them.
+    """Examples as the encoder reads them.
 
     Attributes:
         token_ids: N sequences of (L,) tokens, [CLS] first and [SEP] last.
@@ -37,86 +49,168 @@ class EncodedSplit:
             and last answer token for `span`, both 0 (that is [CLS]) where there is no answer.
         answerable: (N, L) bool for `span`, rows ragged: tokens an answer may begin or end at, [CLS] included; None for
             the other losses.
+        notes: What a report says about the encoding, such as how many rows were cut.
     """
 
     token_ids: tuple[IntArray, ...]
     targets: FloatArray
     answerable: tuple[NDArray[np.bool_], ...] | None = None
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
 
-class DownstreamTask(Protocol):
-    """One data set with its splits, labels and scores."""
+class DownstreamTask(ABC):
+    """One data set with its splits, labels and scores.
+
+    Attributes:
+        name: Like `moleculenet/bace`.
+        input_kind: Kind of checkpoint that fits.
+        loss: Loss that the task is trained with.
+        output_names: C names: labels, classes or target columns; `("start", "end")` for spans.
+        selection_metric: Validation metric that chooses the best epoch.
+        is_greater_better: Whether a greater value of it is better; False for errors like RMSE.
+        class_weights: (C,) weight of each class, or of each label's positives for `binary`; None: all 1.
+        splits: Splits that exist. GLUE and SQuAD have no labelled test set; the paper reports their `valid`.
+        split_name: How the rows are split: `official` as published, `files` of the user's, `column`, or `task.split`.
+        notes: What a report says about the data: skipped rows, labels without a score, duplicates across splits.
+        skipped: All rows that are not used, in order; notes name some of them.
+        score_fingerprint: What `score` depends on besides the outputs and the encoded examples; empty for nothing. A
+            run only resumes with the same value.
+    """
+
+    name: str
+    input_kind: InputKind = "text"
+    loss: Loss
+    output_names: tuple[str, ...]
+    selection_metric: str
+    is_greater_better: bool = True
+    class_weights: FloatArray | None = None
+    splits: tuple[Split, ...]
+    split_name: str = "official"
+    notes: tuple[str, ...] = ()
+    skipped: tuple[SkippedRow, ...] = ()
 
     @property
-    def name(self) -> str:
-        """Like `moleculenet/bace`."""
-
-    @property
-    def input_kind(self) -> Literal["text", "smiles"]:
-        """Which kind of checkpoint fits."""
-
-    @property
-    def loss(self) -> Loss:
-        """How it is trained."""
-
-    @property
-    def output_names(self) -> tuple[str, ...]:
-        """C names: labels, classes or target columns; `("start", "end")` for spans."""
-
-    @property
-    def selection_metric(self) -> str:
-        """The validation metric that chooses the best epoch; greater is better where `is_greater_better`."""
-
-    @property
-    def is_greater_better(self) -> bool:
-        """False for errors like RMSE."""
-
-    @property
-    def class_weights(self) -> FloatArray | None:
-        """(C,) weight of each class, or of each label's positives for `binary`; None: all 1."""
-
-    @property
-    def splits(self) -> tuple[Split, ...]:
-        """Those that exist; GLUE and SQuAD have no labelled test set, their `valid` is what the paper reports."""
-
-    @property
-    def split_name(self) -> str:
-        """How the rows are split: `official` as published, `files` of the user's, by a `column`, or `task.split`."""
-
-    @property
-    def split_sizes(self) -> dict[str, int]:
-        """Rows of each split, in the order train, valid, test."""
-
-    @property
+    @abstractmethod
     def split_indices(self) -> dict[str, IntArray]:
         """Row of the input each example came from, counted from 0, in order."""
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """What a report has to say: rows left out and why, labels that cannot be scored, duplicates across splits."""
-
-    @property
-    def left_out(self) -> tuple[SkippedRow, ...]:
-        """All rows that are not used, in order; notes name some of them."""
+    def split_sizes(self) -> dict[str, int]:
+        """Rows of each split, in the order train, valid, test."""
+        return {split: len(rows) for split, rows in self.split_indices.items()}
 
     @property
     def score_fingerprint(self) -> str:
-        """Of what `score` depends on besides the outputs and the encoded examples; empty where there is nothing else.
+        """What `score` depends on besides the outputs and the encoded examples."""
+        return ""
 
-        A run is only resumed with the same one.
-        """
-
+    @abstractmethod
     def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
-        """Tokenise a split; sequences longer than `sequence_length` are cut and counted (spans: windows)."""
+        """Tokenise a split; sequences longer than `sequence_length` are cut (spans: into windows)."""
 
+    @abstractmethod
     def score(self, split: Split, outputs: Sequence[FloatArray]) -> dict[str, float]:
-        """Return the metrics of a split by name.
+        """Return the metrics of a split by name; NaN where a metric is not defined.
 
         Args:
-            split: Which.
+            split: An encoded split.
             outputs: For each encoded example, in order: (C,) logits (values for `regression`, in the task's own units),
-                or (L, 2) logits for `span`. A metric that is not defined (one class only) is NaN.
+                or (L, 2) logits for `span`.
         """
+
+    @abstractmethod
+    def write_predictions(self, folder: Path, split: Split, outputs: Sequence[FloatArray]) -> None:
+        """Write the predictions of a split into `folder`; arguments as for `score`.
+
+        Raises:
+            CheckpointError: The file system refuses.
+        """
+
+
+@dataclass(frozen=True)
+class TrainedTask:
+    """What prediction needs to know about the task that a model was fine-tuned on.
+
+    Attributes:
+        config: Section of the run's recipe.
+        input_kind, loss, output_names: As in `DownstreamTask`.
+        valid_medians: Median over the seeds of each validation metric; None where it is not defined.
+    """
+
+    config: TaskConfig
+    input_kind: InputKind
+    loss: Loss
+    output_names: tuple[str, ...]
+    valid_medians: Mapping[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PredictionSummary:
+    """Result of predicting the rows or questions of a file.
+
+    Attributes:
+        files: Files that were written.
+        num_rows: Rows of the input file.
+        num_unreadable: Rows among them that the model cannot read.
+        metrics: Scores of the seeds' mean where the file has labels; empty where it has none.
+        notes: What a report says about them.
+    """
+
+    files: tuple[Path, ...]
+    num_rows: int
+    num_unreadable: int
+    metrics: dict[str, float]
+    notes: tuple[str, ...]
+
+
+class NewRows(ABC):
+    """Rows of a file that a fine-tuned model predicts; each task reads and writes them in its own layout."""
+
+    suffix: ClassVar[str] = ".csv"
+    """Ending of the file of predictions."""
+
+    @abstractmethod
+    def encode(self, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
+        """Tokenise the rows that the model can read."""
+
+    @abstractmethod
+    def write(self, outputs: Sequence[Sequence[FloatArray]], out: Path) -> PredictionSummary:
+        """Write the predictions, and score them where the file has labels.
+
+        Args:
+            outputs: Of each of K seeds, outputs of the encoded examples as in `DownstreamTask.score`.
+            out: File of predictions.
+
+        Raises:
+            CheckpointError: The file system refuses.
+        """
+
+    def output_files(self, out: Path) -> tuple[Path, ...]:
+        """Return all files that `write` makes."""
+        return (out,)
+
+
+def name_some(names: Iterable[object], *, limit: int = 5) -> str:
+    """Return `1, 2, 3 and 4 more`."""
+    listed = [str(name) for name in names]
+    rest = f" and {len(listed) - limit:,} more" if len(listed) > limit else ""
+    return ", ".join(listed[:limit]) + rest
+
+
+def write_outputs(path: Path, rows: Iterable[int], names: Sequence[str], outputs: Iterable[FloatArray]) -> None:
+    """Write a CSV of `row` and one column for each output, every value with all its digits.
+
+    Args:
+        path: File to write.
+        rows: Row of the input each of N examples came from.
+        names: C columns.
+        outputs: (C,) probabilities or values of each example.
+
+    Raises:
+        CheckpointError: The file system refuses.
+    """
+    pairs = zip(rows, outputs, strict=True)
+    write_csv(path, ["row", *names], ([int(row), *(repr(float(v)) for v in output)] for row, output in pairs))

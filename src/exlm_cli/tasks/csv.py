@@ -1,30 +1,18 @@
-"""Anybody's table: a column of SMILES or text, columns of labels, and a way to split it."""
-
-from collections.abc import Sequence
+"""Task of a user's table: a column of SMILES or text, label columns, and a split."""
 
 import numpy as np
-from numpy.typing import NDArray
 
-from exlm_cli.config.spelling import how_to_set
-from exlm_cli.config.tasks import CsvTaskConfig
-from exlm_cli.data.masking import IntArray
-from exlm_cli.data.rows.records import ColumnChoice, SkippedRow
+from exlm_cli.config.tasks import CsvTaskConfig, InputKind
+from exlm_cli.data.rows.records import ColumnChoice
 from exlm_cli.data.rows.table import Table, read_table
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.progress import Progress
-from exlm_cli.tasks.base import Split
+from exlm_cli.tasks.base import SPLITS, Split, SplitIndices, name_some
 from exlm_cli.tasks.labels import Labels, read_labels
-from exlm_cli.tasks.molecules import Molecule, read_molecules, written_for_model
-from exlm_cli.tasks.row_split import (
-    describe_repeats,
-    limit_training_rows,
-    scaffold_chirality,
-    split_rows,
-    usable_molecules,
-)
-from exlm_cli.tasks.scaffold import SPLITS, SplitIndices
-from exlm_cli.tasks.table_task import InputKind, TableTask, name_some
-from exlm_cli.tasks.task_files import given_file
+from exlm_cli.tasks.row_task import TableTask
+from exlm_cli.tasks.sources import given_file
+from exlm_cli.tasks.splits import RowSplit, follow_split, limit_training_rows, split_rows
+from exlm_cli.tasks.table_rows import UsableRows, describe_repeats, usable_molecules, usable_texts
 
 _SPLIT_WORDS: dict[str, Split] = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -36,79 +24,62 @@ _SPLIT_WORDS: dict[str, Split] = {
 def load_csv(config: CsvTaskConfig, progress: Progress) -> TableTask:
     """Read a table and split it.
 
-    `task.files.train` holds all rows, which `task.split_column`, or else `task.split`, cuts 80/10/10: molecules by
-    scaffold unless told otherwise, text always by chance. With `task.files.valid`, each file is a split, and rows are
-    counted on from one to the next. What labels are, `tasks/labels.py` finds. Rows without any label are left out, and
-    so are SMILES that are no molecules, as `task.on_invalid` says.
+    `task.files.train` holds all rows, which `task.split_column` or `task.split` splits 80/10/10: by default molecules
+    by scaffold, and text always at random. With `task.files.valid`, each file is a split, and rows are numbered on from
+    one file to the next. `tasks/labels.py` finds what the labels are. Rows without any label are left out, and so are
+    SMILES that are not molecules, as `task.on_invalid` says.
 
     Raises:
-        ConfigError: Columns or files that the recipe has to name are missing, or contradict each other.
-        DataError: A file, column or cell that cannot be used.
+        ConfigError: The recipe does not name the file or the label columns, or its values do not fit the table.
+        DataError: A file, column or cell cannot be used.
     """
-    table, file_indices = _read_files(config)
+    table, files = _read_files(config)
     column, kind = _input_column(config, table)
     if not config.label_columns:
+        names = name_some((f"`{name}`" for name in table.columns if name != column), limit=12)
         raise ConfigError(
-            f"{table.path}: which columns hold the labels? There are {_listed(table, column)}",
-            f"name them with {how_to_set('task.label_columns', '[A,B]', '--label-columns A,B')}",
+            f"{table.path}: which columns hold the labels? There are {names}",
+            "name them with `task.label_columns=[A,B]`",
         )
     if column in config.label_columns:
         raise ConfigError(f"{table.path}: `{column}` cannot be input and label at once")
-    texts = table.columns[column]
     labels = read_labels(table, config.label_columns, config.label_kind)
     if labels.loss == "regression" and config.class_weights == "balanced":
         raise ConfigError(
             f"{table.path}: `task.class_weights: balanced` is for labels and classes; found values to predict",
-            f"leave it out, or say with {how_to_set('task.label_kind', 'classes|multi_label')} what the labels are",
+            "leave it out, or choose what the labels are with `task.label_kind=classes|multi_label`",
         )
     progress.message(f"{table.path}: {len(table):,} rows; {labels.notes[0]}")
-    has_label: NDArray[np.bool_] = np.asarray(~np.isnan(labels.targets).all(axis=1))
-    notes = list(labels.notes)
-    if not has_label.all():
-        lines = name_some(table.short_place(row) for row in np.flatnonzero(~has_label).tolist())
-        notes.append(f"left out {(~has_label).sum():,} rows without any label: lines {lines}")
-    molecules: list[Molecule] | None = None
-    if kind == "smiles":
-        needs_scaffolds = file_indices is None and config.split_column is None
-        chirality = scaffold_chirality(config) if needs_scaffolds else None
-        molecules = read_molecules(texts, progress, chiral_scaffolds=chirality)
-        rows, row_notes, left_out = usable_molecules(table, texts, molecules, config)
-        texts = written_for_model(texts, molecules, canonical=config.canonical_smiles)
+    inputs = table.columns[column]
+    if kind == "text":
+        usable = usable_texts(table, inputs, config)
     else:
-        rows, row_notes, left_out = _filled_rows(table, texts, config)
-    notes += row_notes
-    unlabelled = rows[~has_label[rows]].tolist()
-    left_out += [table.skipped(row, texts[row], "has no label") for row in unlabelled]
-    rows = rows[has_label[rows]]
-    indices = _split(config, table, rows, file_indices, molecules, labels, notes)
-    if molecules is not None:
-        notes += describe_repeats(table, indices, molecules, labels.targets)
+        usable = usable_molecules(table, inputs, config, progress)
+    usable = usable.without(labels.missing, lambda _: "has no label")
+    split = _split(config, usable, files, labels)
     return TableTask(
         config.name,
         kind,
-        labels.loss,
-        labels.names,
-        texts,
-        labels.targets,
-        indices,
-        split_name=_split_name(config, kind),
+        usable.model_inputs(canonical=config.canonical_smiles),
+        labels,
+        split,
         is_balanced=config.class_weights == "balanced",
-        notes=notes,
-        left_out=left_out,
+        notes=(*labels.notes, *usable.notes, *split.notes, *describe_repeats(usable, split.indices, labels.targets)),
+        skipped=usable.skipped,
     )
 
 
 def _read_files(config: CsvTaskConfig) -> tuple[Table, SplitIndices | None]:
-    """Return the rows of all files, and where there is one for each split the rows of each."""
+    """Return the rows of all files, and the rows of each split if there is a file for each."""
     files = config.files
     if files.train is None:
-        raise ConfigError("no table is given", f"name one with {how_to_set('task.files.train', 'FILE')}")
+        raise ConfigError("no table is given", "name one with `task.files.train=FILE`")
     table = read_table(given_file(config, files.train))
     if files.valid is None:
         return table, None
     indices: SplitIndices = {"train": np.arange(len(table))}
-    for split in ("valid", "test"):
-        given = getattr(files, split)
+    others: dict[Split, str | None] = {"valid": files.valid, "test": files.test}
+    for split, given in others.items():
         if given is not None:
             added = read_table(given_file(config, given))
             indices[split] = np.arange(len(table), len(table) + len(added))
@@ -117,89 +88,44 @@ def _read_files(config: CsvTaskConfig) -> tuple[Table, SplitIndices | None]:
 
 
 def _input_column(config: CsvTaskConfig, table: Table) -> tuple[str, InputKind]:
-    """Return the column that the model reads and what it holds; without one named, the one called like SMILES."""
-    if config.text_column is not None:
-        table.column(config.text_column, _choose("text"))
-        return config.text_column, "text"
-    if config.smiles_column is not None:
-        table.column(config.smiles_column, _choose("smiles"))
-        return config.smiles_column, "smiles"
+    """Return the column that the model reads and what it holds; if none is named, one with a usual name for SMILES."""
+    kind = config.input_kind
+    named = config.input_column
+    if named is not None:
+        table.column(named, f"choose one with `task.{kind}_column=NAME`")
+        return named, kind
     try:
-        return ColumnChoice("smiles").choose(str(table.path), list(table.columns)), "smiles"
+        return ColumnChoice("smiles", None, "task.smiles_column").choose(str(table.path), list(table.columns)), "smiles"
     except DataError as error:
-        raise DataError(error.message, f"{_choose('smiles')}; a column of text with `text_column` likewise") from error
+        raise DataError(error.message, f"{error.hint}, or a column of text with `task.text_column=NAME`") from error
 
 
-def _choose(kind: InputKind) -> str:
-    return f"choose one with {how_to_set(f'task.{kind}_column', 'NAME', f'--{kind}-column NAME')}"
-
-
-def _filled_rows(
-    table: Table, texts: Sequence[str], config: CsvTaskConfig
-) -> tuple[IntArray, list[str], list[SkippedRow]]:
-    empty = [row for row, text in enumerate(texts) if not text]
-    if empty and (config.on_invalid == "error" or len(empty) == len(texts)):
-        raise DataError(
-            f"{table.where(empty[0])}: the text is empty",
-            f"{how_to_set('task.on_invalid', 'skip')} leaves such rows out and lists them",
-        )
-    lines = name_some(table.short_place(row) for row in empty)
-    notes = [f"left out {len(empty):,} rows with an empty text: lines {lines}"] if empty else []
-    left_out = [table.skipped(row, "", "the text is empty") for row in empty]
-    return np.array([row for row, text in enumerate(texts) if text]), notes, left_out
-
-
-def _split(
-    config: CsvTaskConfig,
-    table: Table,
-    rows: IntArray,
-    file_indices: SplitIndices | None,
-    molecules: Sequence[Molecule] | None,
-    labels: Labels,
-    notes: list[str],
-) -> SplitIndices:
-    if file_indices is not None or config.split_column is not None:
-        named = file_indices if file_indices is not None else _rows_by_column(config, table, notes)
-        indices: SplitIndices = {split: part[np.isin(part, rows)] for split, part in named.items()}
-        return limit_training_rows(config, indices, notes)
-    has_one_class = labels.loss != "regression" and labels.targets.shape[1] == 1
-    classes = np.nan_to_num(labels.targets[:, 0], nan=-1).tolist() if has_one_class else None
-    indices, split_notes = split_rows(config, rows, len(table), molecules=molecules, classes=classes)
-    notes += split_notes
-    return indices
-
-
-def _split_name(config: CsvTaskConfig, kind: InputKind) -> str:
-    if config.files.valid is not None:
-        return "files"
+def _split(config: CsvTaskConfig, usable: UsableRows, files: SplitIndices | None, labels: Labels) -> RowSplit:
+    if files is not None:
+        return limit_training_rows(config, follow_split("files", files, usable))
     if config.split_column is not None:
-        return "column"
-    # text has no scaffolds
-    return "random" if kind == "text" and config.split != "file" else config.split
+        return limit_training_rows(config, _split_by_column(config.split_column, usable))
+    return split_rows(config, usable, labels.classes)
 
 
-def _rows_by_column(config: CsvTaskConfig, table: Table, notes: list[str]) -> SplitIndices:
-    assert config.split_column is not None
+def _split_by_column(column: str, usable: UsableRows) -> RowSplit:
+    table = usable.table
     parts: dict[Split, list[int]] = {split: [] for split in SPLITS}
     num_empty = 0
-    for row, cell in enumerate(table.column(config.split_column)):
+    for row, cell in enumerate(table.column(column)):
         split = _SPLIT_WORDS.get(cell.lower())
         if split is not None:
             parts[split].append(row)
         elif cell:
-            raise DataError(f"{table.where(row)}: `{config.split_column}` is `{cell}`; accepted: train, valid, test")
+            raise DataError(f"{table.where(row)}: `{column}` is `{cell}`; accepted: train, valid, test")
         else:
             num_empty += 1
     for needed in ("train", "valid"):
         if not parts[needed]:
             raise DataError(
-                f"{table.path}: `{config.split_column}` says `{needed}` in no row",
-                "rows to train on and rows to validate on are needed; those to test on may be missing",
+                f"{table.path}: `{column}` is `{needed}` in no row",
+                "training and validation rows are needed; test rows may be missing",
             )
-    if num_empty:
-        notes.append(f"{num_empty:,} rows are in no split: `{config.split_column}` is empty")
-    return {split: np.array(part, dtype=np.int64) for split, part in parts.items() if part}
-
-
-def _listed(table: Table, without: str) -> str:
-    return name_some((f"`{name}`" for name in table.columns if name != without), most=12)
+    named = {split: np.array(part, dtype=np.int64) for split, part in parts.items() if part}
+    notes = [f"{num_empty:,} rows are in no split: `{column}` is empty"] if num_empty else []
+    return follow_split("column", named, usable, notes)

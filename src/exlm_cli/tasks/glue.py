@@ -1,35 +1,34 @@
-"""GLUE: sentences and pairs of sentences, from the official TSV files, other tables, or the Hub."""
+"""GLUE (App. M): sentences and pairs of sentences, from the official TSV files, other tables, or the Hub."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 
-from exlm_cli.config.spelling import how_to_set
 from exlm_cli.config.tasks import GlueTaskConfig
-from exlm_cli.data.masking import IntArray
 from exlm_cli.data.rows.hub import iter_hub_records
 from exlm_cli.data.rows.records import RECORD_FORMATS, Record, SkippedRow, iter_records
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
+from exlm_cli.files import write_atomically
 from exlm_cli.progress import Progress
 from exlm_cli.tasks import metrics
-from exlm_cli.tasks.base import EncodedSplit, FloatArray, Loss, Split
-from exlm_cli.tasks.glue_tasks import GLUE_TASKS, HIGHEST_SIMILARITY, NUM_MISMATCHED, Columns, GlueTaskInfo
-from exlm_cli.tasks.pairs import encode_pairs
-from exlm_cli.tasks.table_task import NO_TEST_NOTE
-from exlm_cli.tasks.task_files import (
-    LOCAL_HINT,
-    choose_rows,
-    counted,
-    existing_folder,
-    find_file,
-    given_file,
-    hub_source,
+from exlm_cli.tasks.base import (
+    NO_TEST_NOTE,
+    EncodedSplit,
+    FloatArray,
+    Loss,
+    NewRows,
+    PredictionSummary,
+    Split,
+    TrainedTask,
 )
+from exlm_cli.tasks.row_task import Examples, RowTask
+from exlm_cli.tasks.sources import LOCAL_HINT, counted, existing_folder, find_file, given_file, hub_source
+from exlm_cli.tasks.splits import choose_training_rows
 
 HUB_NAME = "nyu-mll/glue"
 MISMATCHED_PREFIX = "mismatched_"
@@ -49,125 +48,317 @@ _SCORES = {
 
 
 @dataclass(frozen=True)
+class Columns:
+    """Columns of the one or two texts and of the label in one layout of a task."""
+
+    texts: tuple[str, ...]
+    label: str
+
+
+@dataclass(frozen=True)
+class GlueTaskInfo:
+    """One task.
+
+    Attributes:
+        name: As in `glue/rte`; also the Hub's configuration.
+        folder: Its folder in the official download.
+        layouts: Columns of the official TSV, and of the Hub if they differ.
+        classes: Names of the classes in the Hub's order; none for STS-B, which is a number from 0 to 5.
+        metrics: Metrics of GLUE; the first one chooses the best epoch and is in Table 3.
+        num_train, num_valid: Rows of the official files; for MNLI the matched ones.
+        header: Columns of the official TSV if it has no header line.
+        has_numbered_classes: The official files and predictions have classes by number, not by name.
+    """
+
+    name: str
+    folder: str
+    layouts: tuple[Columns, ...]
+    classes: tuple[str, ...]
+    metrics: tuple[str, ...]
+    num_train: int
+    num_valid: int
+    header: tuple[str, ...] | None = None
+    has_numbered_classes: bool = False
+
+
+_PAIR = ("sentence1", "sentence2")
+_ENTAILED = ("entailment", "not_entailment")
+
+GLUE_TASKS = {
+    info.name: info
+    for info in (
+        GlueTaskInfo(
+            "mnli",
+            "MNLI",
+            (Columns(_PAIR, "gold_label"), Columns(("premise", "hypothesis"), "label")),
+            ("entailment", "neutral", "contradiction"),
+            ("accuracy",),
+            392_702,
+            9_815,
+        ),
+        GlueTaskInfo(
+            "qqp",
+            "QQP",
+            (Columns(("question1", "question2"), "is_duplicate"), Columns(("question1", "question2"), "label")),
+            ("not_duplicate", "duplicate"),
+            ("accuracy", "f1"),
+            363_846,
+            40_430,
+            has_numbered_classes=True,
+        ),
+        GlueTaskInfo(
+            "qnli", "QNLI", (Columns(("question", "sentence"), "label"),), _ENTAILED, ("accuracy",), 104_743, 5_463
+        ),
+        GlueTaskInfo(
+            "sst2",
+            "SST-2",
+            (Columns(("sentence",), "label"),),
+            ("negative", "positive"),
+            ("accuracy",),
+            67_349,
+            872,
+            has_numbered_classes=True,
+        ),
+        GlueTaskInfo(
+            "cola",
+            "CoLA",
+            (Columns(("sentence",), "label"),),
+            ("unacceptable", "acceptable"),
+            ("matthews_corrcoef", "accuracy"),
+            8_551,
+            1_043,
+            header=("source", "label", "mark", "sentence"),
+            has_numbered_classes=True,
+        ),
+        GlueTaskInfo("rte", "RTE", (Columns(_PAIR, "label"),), _ENTAILED, ("accuracy",), 2_490, 277),
+        GlueTaskInfo(
+            "mrpc",
+            "MRPC",
+            (Columns(("#1 String", "#2 String"), "Quality"), Columns(_PAIR, "label")),
+            ("not_equivalent", "equivalent"),
+            ("accuracy", "f1"),
+            3_668,
+            408,
+            has_numbered_classes=True,
+        ),
+        GlueTaskInfo(
+            "stsb",
+            "STS-B",
+            (Columns(_PAIR, "score"), Columns(_PAIR, "label")),
+            (),
+            ("spearmanr", "pearsonr"),
+            5_749,
+            1_500,
+        ),
+    )
+}
+"""Tasks by name, in the order of Table 3."""
+
+NUM_MISMATCHED = 9_832
+"""Rows of MNLI's official dev_mismatched."""
+
+MAX_SIMILARITY = 5.0
+"""STS-B's scale is 0 to 5."""
+
+
+@dataclass(frozen=True)
 class GlueExample:
-    """One row: its one or two texts, its class or similarity (NaN: not known), its place in the file counted from 0."""
+    """One row.
+
+    Attributes:
+        texts: One or two texts.
+        target: Class or similarity; NaN if it is not known.
+        row: Number in the file, counted from 0.
+        index: What the file calls the row (`index`, or `id`), else its number.
+    """
 
     texts: tuple[str, ...]
     target: float
     row: int
+    index: str
 
 
 @dataclass
 class GlueFile:
-    """What one file or Hub split holds.
+    """Rows of one file or Hub split.
 
     Attributes:
-        source: Its name.
+        source: File or Hub split.
         examples: Rows that can be used.
-        indices: Of each, what the file calls it (`index`, or `id`), else its place counted from 0.
-        num_rows: All of them.
-        left_out: The others.
+        num_rows: Number of all rows.
+        skipped: The other rows.
     """
 
     source: str
     examples: list[GlueExample] = field(default_factory=list)
-    indices: list[str] = field(default_factory=list)
     num_rows: int = 0
-    left_out: list[SkippedRow] = field(default_factory=list)
-
-    @property
-    def problems(self) -> list[str]:
-        """What is wrong with rows that cannot be used, a line each."""
-        return [str(row) for row in self.left_out]
+    skipped: list[SkippedRow] = field(default_factory=list)
 
 
 def load_glue(config: GlueTaskConfig, progress: Progress) -> "GlueTask":
     """Read the examples of one GLUE task.
 
-    They are `task.files`, else `train` and `dev` (MNLI: `dev_matched`, `dev_mismatched`) in `task.data_dir` or its
-    folder named like the task, as .tsv, .csv, .jsonl, .json or .parquet, also .gz and .xz, else the Hub's.
+    They come from `task.files`; else from `train` and `dev` (MNLI: `dev_matched`, `dev_mismatched`) in `task.data_dir`
+    or its folder named like the task, as .tsv, .csv, .jsonl, .json or .parquet, also .gz and .xz; else from the Hub.
 
     Raises:
         DataError: A file is missing, malformed or lacks a column, or a row cannot be used while `task.on_invalid` is
             `error`.
     """
-    name = config.name.partition("/")[2]
-    info = GLUE_TASKS[name]
+    info = GLUE_TASKS[config.name.removeprefix("glue/")]
     parts = {}
     for part, source, records in _sources(config, info):
         with progress.bar(f"reading {part}", None) as bar:
             parts[part] = _read(info, source, counted(records, bar))
     notes = [_PROTOCOL_NOTE]
     for part, found in parts.items():
-        notes += _part_notes(info, part, found, config.on_invalid)
-    left_out = [row for found in parts.values() for row in found.left_out]
+        notes += _part_notes(info, part, found, config)
+    skipped = tuple(row for found in parts.values() for row in found.skipped)
     if "test" in parts and not parts["test"].examples:
         del parts["test"]
         notes.append(NO_TEST_NOTE)
-    if name == "mnli" and "mismatched" not in parts:
+    if info.name == "mnli" and "mismatched" not in parts:
         notes.append("there is no mismatched development set: its accuracy is missing")
     train = parts["train"].examples
-    chosen = choose_rows(len(train), config)
-    if len(chosen) < len(train):
-        notes.append(f"trained on {len(chosen):,} of {len(train):,} rows (`task.max_rows`)")
+    chosen, limit_notes = choose_training_rows(config, len(train))
     matched, mismatched = parts["valid"], parts.get("mismatched", GlueFile(""))
-    valid = matched.examples + [GlueExample(e.texts, e.target, e.row + matched.num_rows) for e in mismatched.examples]
-    splits: dict[Split, list[GlueExample]] = {"train": [train[index] for index in chosen], "valid": valid}
+    counted_on = [replace(example, row=example.row + matched.num_rows) for example in mismatched.examples]
+    valid = _as_examples(matched.examples + counted_on)
+    splits: dict[Split, Examples] = {"train": _as_examples([train[index] for index in chosen]), "valid": valid}
     if "test" in parts:
-        splits["test"] = parts["test"].examples
-    split_name = "official" if config.files.valid is None else "files"
-    return GlueTask(info, splits, len(mismatched.examples), notes, split_name=split_name, left_out=left_out)
+        splits["test"] = _as_examples(parts["test"].examples)
+    task = GlueTask(info, splits, num_mismatched=len(mismatched.examples))
+    task.split_name = "official" if config.files.valid is None else "files"
+    task.notes, task.skipped = (*notes, *limit_notes), skipped
+    return task
+
+
+@final
+class GlueTask(RowTask):
+    """One class or one similarity for each sentence or pair."""
+
+    def __init__(self, info: GlueTaskInfo, examples: dict[Split, Examples], *, num_mismatched: int = 0) -> None:
+        """Hold what was read; the last `num_mismatched` examples of `valid` are MNLI's mismatched ones."""
+        loss: Loss = "classes" if info.classes else "regression"
+        super().__init__(f"glue/{info.name}", loss, info.classes or ("similarity",), examples)
+        self.selection_metric = info.metrics[0]
+        self._metrics, self._num_mismatched = info.metrics, num_mismatched
+
+    @property
+    def score_fingerprint(self) -> str:
+        """How many of the last rows of `valid` are MNLI's mismatched ones."""
+        return f"mismatched: {self._num_mismatched}" if self._num_mismatched else ""
+
+    def score(self, split: Split, outputs: Sequence[FloatArray]) -> dict[str, float]:
+        """Return the task's metrics; of MNLI's `valid` those of the matched rows, and `mismatched_...` beside them."""
+        outputs_NC = np.stack(list(outputs)).astype(np.float64)
+        targets = self.examples[split].targets[:, 0]
+        if self.loss == "classes":
+            targets, predicted = targets.astype(np.int64), outputs_NC.argmax(axis=1)
+        else:
+            predicted = outputs_NC[:, 0]
+        num_mismatched = self._num_mismatched if split == "valid" else 0
+        matched = slice(len(targets) - num_mismatched)
+        scores = {name: _SCORES[name](targets[matched], predicted[matched]) for name in self._metrics}
+        if num_mismatched:
+            rest = slice(matched.stop, None)
+            scores |= {
+                f"{MISMATCHED_PREFIX}{name}": _SCORES[name](targets[rest], predicted[rest]) for name in self._metrics
+            }
+        return scores
+
+
+class NewGlueRows(NewRows):
+    """A file of a GLUE task to predict, written as the table that the benchmark's server takes."""
+
+    suffix: ClassVar[str] = ".tsv"
+
+    def __init__(self, info: GlueTaskInfo, file: GlueFile) -> None:
+        self._info, self._file = info, file
+        self._task = GlueTask(info, {"valid": _as_examples(file.examples)})
+        self._notes: tuple[str, ...] = ()
+
+    def encode(self, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
+        """Tokenise all rows."""
+        encoded = self._task.encode("valid", tokenizer, sequence_length)
+        self._notes = tuple(note.removeprefix("valid: ") for note in encoded.notes)
+        return encoded
+
+    def write(self, outputs: Sequence[Sequence[FloatArray]], out: Path) -> PredictionSummary:
+        """Write `index` and `prediction` of every row, tab-separated, and score the rows if all of them have labels.
+
+        Classes are written as the official files have them: by number for QQP, SST-2, CoLA and MRPC, else by name.
+        """
+        task, examples = self._task, self._file.examples
+        mean_NC = metrics.probabilities_by_seed(task.loss, outputs, len(task.output_names)).mean(axis=0)
+        lines = [f"{e.index}\t{_answer(self._info, row_C)}" for e, row_C in zip(examples, mean_NC, strict=True)]
+        write_atomically(out, ("\n".join(["index\tprediction", *lines]) + "\n").encode())
+        num_unlabelled = sum(math.isnan(example.target) for example in examples)
+        notes = self._notes
+        if 0 < num_unlabelled < len(examples):
+            notes += (f"not scored: {num_unlabelled:,} of {len(examples):,} rows have no label",)
+        scores = {} if num_unlabelled else task.score("valid", list(mean_NC))
+        return PredictionSummary((out,), len(examples), 0, scores, notes)
+
+
+def read_new_glue_rows(task: TrainedTask, path: Path, progress: Progress) -> NewGlueRows:
+    """Read a file to predict, in any layout that the task is read from.
+
+    The column of labels may be missing, a label empty or -1 as in the Hub's test sets, and a text empty.
+
+    Raises:
+        DataError: The file or a row of it cannot be read; every row needs a prediction.
+    """
+    info = GLUE_TASKS[task.config.name.removeprefix("glue/")]
+    with progress.bar(f"reading {path.name}", None) as bar:
+        file = _read(info, str(path), counted(iter_records(path, header=info.header), bar), needs_labels=False)
+    if file.skipped:
+        raise DataError(str(file.skipped[0]), "every row needs a prediction: correct the row or remove it")
+    return NewGlueRows(info, file)
+
+
+def _as_examples(examples: Sequence[GlueExample]) -> Examples:
+    return Examples(
+        [example.texts for example in examples],
+        np.array([example.target for example in examples], dtype=np.float64)[:, None],
+        np.array([example.row for example in examples], dtype=np.int64),
+    )
+
+
+def _answer(info: GlueTaskInfo, outputs_C: FloatArray) -> str:
+    if not info.classes:
+        return f"{min(max(float(outputs_C[0]), 0.0), MAX_SIMILARITY):.6f}"
+    best = int(outputs_C.argmax())
+    return str(best) if info.has_numbered_classes else info.classes[best]
 
 
 def _sources(config: GlueTaskConfig, info: GlueTaskInfo) -> Iterator[tuple[str, str, Iterable[Record]]]:
-    """Yield `train`, `valid` and where they are there `mismatched` and `test`: name, source and records."""
-    files = config.files
-    if files.train is not None or files.valid is not None:
-        for part in ("train", "valid", "test"):
-            given = getattr(files, part)
-            if given is not None:
-                path = given_file(config, given)
-                yield part, str(path), iter_records(path, header=info.header)
+    """Yield name, source and records of `train`, `valid` and, if they exist, `mismatched` and `test`."""
+    if config.files.train is not None:
+        for part, given in config.files.model_dump(exclude_none=True).items():
+            path = given_file(config, given)
+            yield part, str(path), iter_records(path, header=info.header)
         return
     stems = {"train": "train", "valid": "dev"}
     hub_splits = {"train": "train", "valid": "validation"}
     if info.name == "mnli":
         stems |= {"valid": "dev_matched", "mismatched": "dev_mismatched"}
         hub_splits |= {"valid": "validation_matched", "mismatched": "validation_mismatched"}
-    for part in stems:
+    for part, stem in stems.items():
         source = hub_source(config, HUB_NAME, info.name, hub_splits[part])
         if source is not None:
             yield part, str(source), iter_hub_records(source, hint=LOCAL_HINT)
             continue
         folder = existing_folder(config, (info.folder, info.name))
-        found = find_file(folder, stems[part], RECORD_FORMATS)
+        found = find_file(folder, stem, RECORD_FORMATS)
         if found is None and part != "mismatched":
-            accepted = f"`{stems[part]}.tsv` (or {', '.join(RECORD_FORMATS[1:])}, also with .gz or .xz)"
+            accepted = f"`{stem}.tsv` (or {', '.join(RECORD_FORMATS[1:])}, also with .gz or .xz)"
             raise DataError(
                 f"{folder}: no {accepted}",
-                f"{how_to_set('task.data_dir', 'DIR', '--data-dir DIR')} names the folder that holds the files or "
-                f"`{info.folder}/`",
+                f"give the folder that holds the files or `{info.folder}/` with `task.data_dir=DIR`",
             )
         if found is not None:
             yield part, str(found), iter_records(found, header=info.header)
-
-
-def read_glue_file(info: GlueTaskInfo, path: Path, progress: Progress, *, needs_labels: bool = True) -> GlueFile:
-    """Read one file of a task.
-
-    Args:
-        info: Whose columns.
-        path: .tsv, .csv, .jsonl, .json or .parquet, also .gz and .xz.
-        progress: Told how far it is.
-        needs_labels: Without, the column of labels may be missing, a label empty or -1 as in the Hub's test sets, and a
-            text empty.
-
-    Raises:
-        DataError: The file is missing, malformed or lacks a column.
-    """
-    with progress.bar(f"reading {path.name}", None) as bar:
-        records = counted(iter_records(path, header=info.header), bar)
-        return _read(info, str(path), records, needs_labels=needs_labels)
 
 
 def _read(info: GlueTaskInfo, source: str, records: Iterable[Record], *, needs_labels: bool = True) -> GlueFile:
@@ -178,16 +369,12 @@ def _read(info: GlueTaskInfo, source: str, records: Iterable[Record], *, needs_l
         if problem is None:
             columns = columns or _choose_columns(info, source, list(record.values), needs_labels=needs_labels)
             try:
-                example = _example(info, columns, record.values, part.num_rows, needs_labels=needs_labels)
+                part.examples.append(_example(info, columns, record.values, part.num_rows, needs_labels=needs_labels))
             except ValueError as error:
                 problem = str(error)
-            else:
-                part.examples.append(example)
-                named = (str(record.values[name]) for name in _INDEX_COLUMNS if name in record.values)
-                part.indices.append(next(named, str(part.num_rows)))
         if problem is not None:
             text = "\t".join(str(value) for value in record.values.values())
-            part.left_out.append(record.skipped(text, problem))
+            part.skipped.append(record.skipped(text, problem))
         part.num_rows += 1
     if not part.num_rows:
         raise DataError(f"{source}: no rows in it")
@@ -217,14 +404,15 @@ def _example(
     """Return one row as an example.
 
     Raises:
-        ValueError: What is wrong with it.
+        ValueError: The row cannot be used; the message says why.
     """
     texts = tuple(_text(name, values.get(name), may_be_empty=not needs_labels) for name in columns.texts)
+    index = next((str(values[name]) for name in _INDEX_COLUMNS if name in values), str(row))
     given = values.get(columns.label)
     if not needs_labels and str("" if given is None else given) in _NO_LABEL:
-        return GlueExample(texts, math.nan, row)
+        return GlueExample(texts, math.nan, row, index)
     target = _class_index(info, columns.label, given) if info.classes else _similarity(columns.label, given)
-    return GlueExample(texts, target, row)
+    return GlueExample(texts, target, row, index)
 
 
 def _text(name: str, value: Any, *, may_be_empty: bool) -> str:
@@ -242,7 +430,7 @@ def _text(name: str, value: Any, *, may_be_empty: bool) -> str:
 
 
 def _class_index(info: GlueTaskInfo, name: str, value: Any) -> float:
-    """Return the class that a name or a number stands for."""
+    """Return the class of a name or a number."""
     text = str(value)
     if text in info.classes:
         return float(info.classes.index(text))
@@ -257,104 +445,19 @@ def _similarity(name: str, value: Any) -> float:
         similarity = float(value)
     except (TypeError, ValueError):
         similarity = math.nan
-    if not 0 <= similarity <= HIGHEST_SIMILARITY:
-        raise ValueError(f"`{name}` is `{value}`, accepted: a number from 0 to {HIGHEST_SIMILARITY:g}")
+    if not 0 <= similarity <= MAX_SIMILARITY:
+        raise ValueError(f"`{name}` is `{value}`, accepted: a number from 0 to {MAX_SIMILARITY:g}")
     return similarity
 
 
-def _part_notes(info: GlueTaskInfo, part: str, found: GlueFile, on_invalid: Literal["error", "skip"]) -> list[str]:
+def _part_notes(info: GlueTaskInfo, part: str, found: GlueFile, config: GlueTaskConfig) -> list[str]:
     notes = []
-    if found.problems:
-        if on_invalid == "error" or not (found.examples or part == "test"):
-            raise DataError(found.problems[0], f"{how_to_set('task.on_invalid', 'skip')} leaves such rows out")
-        first = found.problems[0]
-        notes.append(f"{part}: left out {len(found.problems):,} rows that cannot be used; the first: {first}")
+    if found.skipped:
+        first = found.skipped[0]
+        if config.on_invalid == "error" or not (found.examples or part == "test"):
+            raise DataError(str(first), "`task.on_invalid=skip` leaves such rows out")
+        notes.append(f"{part}: left out {len(found.skipped):,} rows that cannot be used; the first: {first}")
     official = {"train": info.num_train, "valid": info.num_valid, "mismatched": NUM_MISMATCHED}.get(part)
     if official is not None and found.num_rows != official:
         notes.append(f"{part}: {found.source} has {found.num_rows:,} rows, the official file {official:,}")
     return notes
-
-
-@final
-class GlueTask:
-    """A `DownstreamTask`: one class or one similarity for each sentence or pair."""
-
-    input_kind: Literal["text", "smiles"] = "text"
-    is_greater_better = True
-    class_weights: FloatArray | None = None
-
-    def __init__(
-        self,
-        info: GlueTaskInfo,
-        examples: dict[Split, list[GlueExample]],
-        num_mismatched: int,
-        notes: Sequence[str] = (),
-        *,
-        split_name: str = "official",
-        left_out: Sequence[SkippedRow] = (),
-    ) -> None:
-        """Hold what was read; the last `num_mismatched` examples of `valid` are MNLI's mismatched ones."""
-        self.name = f"glue/{info.name}"
-        self.split_name = split_name
-        self.loss: Loss = "classes" if info.classes else "regression"
-        self.output_names = info.classes or ("similarity",)
-        self.selection_metric = info.metrics[0]
-        self.splits: tuple[Split, ...] = tuple(examples)
-        self._metrics = info.metrics
-        self._examples = examples
-        self._num_mismatched = num_mismatched
-        self._notes = tuple(notes)
-        self.left_out = tuple(left_out)
-        self.num_cut: dict[Split, int] = {}
-        self._sequence_length = 0
-
-    @property
-    def split_sizes(self) -> dict[str, int]:
-        """Rows of each split; of MNLI's `valid`, matched and mismatched together."""
-        return {split: len(rows) for split, rows in self._examples.items()}
-
-    @property
-    def split_indices(self) -> dict[str, IntArray]:
-        """Row of the file, from 0; MNLI's mismatched rows are counted on from the last matched one."""
-        return {split: np.array([e.row for e in rows], dtype=np.int64) for split, rows in self._examples.items()}
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What a report has to say; once a split is encoded, also how many rows were cut."""
-        fit = f"to {self._sequence_length} tokens (`task.sequence_length`)"
-        cut = [
-            f"{split}: cut {number:,} of {len(self._examples[split]):,} rows {fit}"
-            for split, number in self.num_cut.items()
-            if number
-        ]
-        return (*self._notes, *cut)
-
-    @property
-    def score_fingerprint(self) -> str:
-        """How many of the last rows of `valid` are MNLI's mismatched ones."""
-        return f"mismatched: {self._num_mismatched}" if self._num_mismatched else ""
-
-    def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
-        """Tokenise a split as [CLS] a [SEP] or [CLS] a [SEP] b [SEP]; what is too long loses its longer text."""
-        rows = self._examples[split]
-        self._sequence_length = sequence_length
-        token_ids, self.num_cut[split] = encode_pairs([row.texts for row in rows], tokenizer, sequence_length)
-        return EncodedSplit(token_ids, np.array([[row.target] for row in rows], dtype=np.float64))
-
-    def score(self, split: Split, outputs: Sequence[FloatArray]) -> dict[str, float]:
-        """Return the task's metrics, of MNLI's `valid` those of the matched rows, and beside them `mismatched_...`."""
-        outputs_NC = np.stack(list(outputs)).astype(np.float64)
-        targets = np.array([row.target for row in self._examples[split]])
-        if self.loss == "classes":
-            targets, predicted = targets.astype(np.int64), outputs_NC.argmax(axis=1)
-        else:
-            predicted = outputs_NC[:, 0]
-        num_mismatched = self._num_mismatched if split == "valid" else 0
-        matched = slice(len(targets) - num_mismatched)
-        scores = {name: _SCORES[name](targets[matched], predicted[matched]) for name in self._metrics}
-        if num_mismatched:
-            rest = slice(matched.stop, None)
-            scores |= {
-                f"{MISMATCHED_PREFIX}{name}": _SCORES[name](targets[rest], predicted[rest]) for name in self._metrics
-            }
-        return scores

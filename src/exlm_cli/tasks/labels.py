@@ -1,28 +1,26 @@
-"""What the label columns of somebody's table are: 0/1 labels, classes or values, found from their cells.
+"""Labels of a user's table: 0/1 labels, classes or values, found from the cells of its label columns.
 
 - A cell that is empty or says na, n/a, nan, null, none or `-`, in any case, is missing.
 - 1, true, yes, t, y are positive, 0, false, no, f, n negative, in any case. A column of such cells is a 0/1 label
   (`binary`), and so are several such columns (`multi_label`).
 - One column of two other texts or numbers, or of more texts, holds classes. Classes are sorted, numbers by value, and
-  `1.0` is the class `1`; of two, the second one is the positive class of ROC-AUC, average precision and F1.
+  `1.0` is the class `1`. Of two classes the second one is the positive class of ROC-AUC, average precision and F1.
 - More than two numbers are values to predict (`regression`); several columns of numbers too.
-- A column that is mostly numbers with some text in it is refused with its first text, not taken for classes.
+- A column that is mostly numbers with some text in it is refused, and the error names its first text.
 """
 
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from exlm_cli.config.spelling import how_to_set
 from exlm_cli.data.rows.table import Table
 from exlm_cli.errors import DataError
 from exlm_cli.format import format_percent
-from exlm_cli.tasks.base import FloatArray, Loss
-from exlm_cli.tasks.table_task import name_some
+from exlm_cli.tasks.base import FloatArray, Loss, name_some
 
 LabelKind = Literal["auto", "classes", "multi_label", "regression"]
 
@@ -35,7 +33,8 @@ _BINARY_WORDS = "0/1, true/false, yes/no, t/f, y/n"
 _MOST_CLASSES = 100
 _LARGEST_VALUE = 1e100  # so that sums of squared errors are finite
 _VALUES = "a number from -1e100 to 1e100"
-_OVERRIDE = f"{how_to_set('task.label_kind', 'classes|multi_label|regression')} says what they are"
+_CHOOSE_KIND = "choose what they are with `task.label_kind=classes|multi_label|regression`"
+_CHOOSE_COLUMNS = "choose label columns with `task.label_columns=[A,B]`"
 
 
 @dataclass(frozen=True)
@@ -43,16 +42,29 @@ class Labels:
     """The labels of R rows.
 
     Attributes:
-        loss: How they are trained.
+        loss: Loss that they are trained with.
         names: C labels, classes or columns.
         targets: (R, C), NaN where missing; (R, 1) class index for `classes`.
-        notes: What was found, in words.
+        notes: What was found.
     """
 
     loss: Loss
     names: tuple[str, ...]
     targets: FloatArray
     notes: tuple[str, ...]
+
+    @property
+    def missing(self) -> list[int]:
+        """Rows without any label."""
+        return np.flatnonzero(np.isnan(self.targets).all(axis=1)).tolist()
+
+    @property
+    def classes(self) -> list[float] | None:
+        """The class of each row, -1 where it is missing; None where rows have more than one label, or values."""
+        if self.loss == "regression" or self.targets.shape[1] > 1:
+            return None
+        classes: list[float] = np.nan_to_num(self.targets[:, 0], nan=-1).tolist()
+        return classes
 
 
 def read_labels(table: Table, columns: Sequence[str], kind: LabelKind) -> Labels:
@@ -61,46 +73,50 @@ def read_labels(table: Table, columns: Sequence[str], kind: LabelKind) -> Labels
     Args:
         table: Holds the columns.
         columns: At least one.
-        kind: What they are; `auto` finds out.
+        kind: Kind of the labels; `auto` finds it from the cells.
 
     Raises:
         DataError: No such column; a cell that does not fit the kind, named with its row; a column without labels, or
             with one class only.
     """
-    choose = f"choose with {how_to_set('task.label_columns', '[A,B]', '--label-columns A,B')}"
-    cells = {name: table.column(name, choose) for name in columns}
+    cells = {name: table.column(name, _CHOOSE_COLUMNS) for name in columns}
     for name, column in cells.items():
         if all(map(_is_missing, column)):
             raise DataError(f"{table.path}: label column `{name}` is empty in every row")
     match _find_kind(table, cells) if kind == "auto" else kind:
         case "multi_label":
-            return _binary_labels(table, cells)
+            labels = _binary_labels(table, cells)
         case "regression":
-            return _values(table, cells)
+            labels = _values(table, cells)
         case _:
-            return _classes(table, cells)
+            labels = _classes(table, cells)
+    if not labels.missing:
+        return labels
+    lines = name_some(table.short_place(row) for row in labels.missing)
+    note = f"left out {len(labels.missing):,} rows without any label: lines {lines}"
+    return replace(labels, notes=(*labels.notes, note))
 
 
 def read_known_targets(table: Table, columns: Sequence[str], loss: Loss, names: Sequence[str]) -> FloatArray:
-    """Read the labels of further rows as those of a task that is known.
+    """Read the labels of new rows as those of a known task.
 
     Args:
         table: May lack some of the columns, or all.
         columns: One for each label or value; the only one for `classes`.
-        loss: Of the task.
-        names: Its C outputs.
+        loss: Loss of the task.
+        names: C outputs of the task.
 
     Returns:
         (R, C) targets, NaN where missing; (R, 1) class index for `classes`.
 
     Raises:
-        DataError: A cell that the task has no such label for.
+        DataError: A cell is not a label of the task.
     """
     targets = np.full((len(table), len(columns)), math.nan)
     parse: Callable[[str], float | None]
     match loss:
         case "classes":
-            parse, accepted = _class_parser(names), name_some((f"`{name}`" for name in names), most=10)
+            parse, accepted = _class_parser(names), name_some((f"`{name}`" for name in names), limit=10)
         case "binary":
             parse, accepted = lambda cell: _BINARY.get(cell.lower()), _BINARY_WORDS
         case _:
@@ -139,7 +155,8 @@ def _find_kind(table: Table, cells: dict[str, tuple[str, ...]]) -> LabelKind:
             if not (_is_missing(cell) or fits):
                 wanted = "most others are numbers" if is_numeric else "several columns hold 0/1, true/false or yes/no"
                 raise DataError(
-                    f"{table.where(row)}: `{name}` is `{cell}`; {wanted}", f"mend or empty the cell; {_OVERRIDE}"
+                    f"{table.where(row)}: `{name}` is `{cell}`; {wanted}",
+                    f"correct or empty the cell, or {_CHOOSE_KIND}",
                 )
     raise AssertionError("some cell is neither a number nor missing")
 
@@ -153,7 +170,7 @@ def _binary_labels(table: Table, cells: dict[str, tuple[str, ...]]) -> Labels:
             if cell.lower() not in _BINARY:
                 raise DataError(
                     f"{table.where(row)}: `{name}` is `{cell}`; accepted: {_BINARY_WORDS} or empty",
-                    "write 1 for what is to be found and 0 for the rest, or give one column of classes",
+                    "write 1 for positive and 0 for negative rows, or give one column of classes",
                 )
             targets[row, index] = _BINARY[cell.lower()]
     if len(cells) == 1 and len(np.unique(targets[~np.isnan(targets)])) < 2:
@@ -175,20 +192,20 @@ def _values(table: Table, cells: dict[str, tuple[str, ...]]) -> Labels:
             if value is None:
                 raise DataError(
                     f"{table.where(row)}: `{name}` is `{cell}`; accepted: {_VALUES}, or empty",
-                    f"mend or empty the cell, or {how_to_set('task.label_kind', 'classes')}",
+                    "correct or empty the cell, or set `task.label_kind=classes`",
                 )
             targets[row, index] = value
         if len(np.unique(targets[~np.isnan(targets[:, index]), index])) < 2:
             raise DataError(f"{table.path}: `{name}` is the same in every row that has it: nothing to learn")
     named = name_some(f"`{name}`" for name in cells)
-    return Labels("regression", tuple(cells), targets, (f"found values to predict in {named}; {_OVERRIDE}",))
+    return Labels("regression", tuple(cells), targets, (f"found values to predict in {named}; {_CHOOSE_KIND}",))
 
 
 def _classes(table: Table, cells: dict[str, tuple[str, ...]]) -> Labels:
     if len(cells) > 1:
         raise DataError(
             f"{table.path}: {len(cells)} label columns cannot be `classes`: each row has one class",
-            f"give one label column, or {how_to_set('task.label_kind', 'multi_label')} for columns of 0 and 1",
+            "give one label column, or set `task.label_kind=multi_label` for columns of 0 and 1",
         )
     ((name, column),) = cells.items()
     names_of_cells = _class_names({cell for cell in column if not _is_missing(cell)})
@@ -204,7 +221,7 @@ def _classes(table: Table, cells: dict[str, tuple[str, ...]]) -> Labels:
     names = sorted(counts, key=float if are_numbers else None)
     index = {name: float(number) for number, name in enumerate(names)}
     targets = np.array([[index[names_of_cells[cell]] if cell in names_of_cells else math.nan] for cell in column])
-    listed = name_some((f"`{text}` ({counts[text]:,})" for text in names), most=10)
+    listed = name_some((f"`{text}` ({counts[text]:,})" for text in names), limit=10)
     positive = f"; `{names[1]}` is the positive one" if len(names) == 2 else ""
     return Labels("classes", tuple(names), targets, (f"found {len(names)} classes of `{name}`: {listed}{positive}",))
 
@@ -224,13 +241,13 @@ def _is_missing(cell: str) -> bool:
 
 
 def _value(cell: str) -> float | None:
-    """Return a number that can be predicted, or None for what is none."""
+    """Return a number that can be predicted, or None."""
     number = _number(cell)
     return None if number is None or abs(number) > _LARGEST_VALUE else number
 
 
 def _number(cell: str) -> float | None:
-    """Return a finite number, or None for what is none."""
+    """Return a finite number, or None."""
     try:
         value = float(cell)
     except ValueError:

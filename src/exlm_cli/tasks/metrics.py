@@ -1,7 +1,7 @@
-"""Scores of predictions, under the names that scikit-learn and SciPy give them; NaN where one is not defined.
+"""Metrics of predictions, named as in scikit-learn and SciPy; NaN where one is not defined.
 
-Axes: N rows, C labels (`binary`), classes (`classes`) or target columns (`regression`). A missing target is NaN.
-scikit-learn takes seconds to import, so each function does it when it is called.
+Axes: K seeds, N rows, C labels (`binary`), classes (`classes`) or target columns (`regression`). A missing target is
+NaN. scikit-learn takes seconds to import, so each function does it when it is called.
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from exlm_cli.tasks.base import FloatArray
+from exlm_cli.tasks.base import FloatArray, Loss
 
 _THRESHOLD = 0.5
 
@@ -95,11 +95,46 @@ def r2(targets: ArrayLike, predicted: ArrayLike) -> float:
     return float(r2_score(targets, predicted)) if len(np.unique(targets)) >= 2 else math.nan
 
 
+def to_probabilities(loss: Loss, outputs_NC: FloatArray) -> FloatArray:
+    """Return probabilities of logits: one for each label (`binary`), or over the classes; values stay values."""
+    from scipy import special
+
+    if loss == "binary":
+        return np.asarray(special.expit(outputs_NC))
+    return np.asarray(special.softmax(outputs_NC, axis=1)) if loss == "classes" else outputs_NC
+
+
+def probabilities_by_seed(loss: Loss, outputs: Sequence[Sequence[FloatArray]], num_outputs: int) -> FloatArray:
+    """Return (K, N, C) probabilities or values, float64, from the outputs of each seed."""
+    by_seed = np.zeros((len(outputs), len(outputs[0]), num_outputs))
+    for index, of_seed in enumerate(outputs):
+        if of_seed:
+            by_seed[index] = to_probabilities(loss, np.stack(list(of_seed)))
+    return by_seed
+
+
+def score_rows(loss: Loss, predicted_NC: FloatArray, targets_NC: FloatArray) -> dict[str, float]:
+    """Return the metrics of probabilities or values; means over the labels or columns in which each is defined.
+
+    Args:
+        loss: Loss of the task.
+        predicted_NC: Result of `to_probabilities`.
+        targets_NC: NaN where missing; (N, 1) class index for `classes`.
+    """
+    match loss:
+        case "binary":
+            return score_binary(predicted_NC, targets_NC)
+        case "classes":
+            return score_classes(predicted_NC, targets_NC[:, 0])
+        case _:
+            return score_regression(predicted_NC, targets_NC)
+
+
 def score_binary(probabilities_NC: FloatArray, targets_NC: FloatArray) -> dict[str, float]:
     """Score independent 0/1 labels, each over the rows where it is known, and take the mean over labels.
 
-    A label counts where both classes occur among its targets; for `accuracy`, where any is known. What does not count
-    is left out of the mean, never taken as 0; `describe_unscorable` names it. Classes are cut at 0.5.
+    A label counts where both classes occur among its targets; for `accuracy`, where any is known. Other labels are left
+    out of the mean, never taken as 0; `describe_unscorable` names them. The threshold of classes is 0.5.
     """
 
     def classes(score: Score) -> Score:

@@ -1,74 +1,185 @@
-"""MoleculeNet (App. L, Table 9): seven sets of molecules with 0/1 labels, from local CSV files or their public home."""
+"""MoleculeNet (App. L, Table 9): seven sets of molecules with 0/1 labels, from local CSV files or public ones.
+
+The public files are pinned to a commit and to their SHA-256. KANO's files hold each molecule once and are the rows that
+Uni-Mol, and so the paper, split; MUV and ToxCast are DeepChem's own files. DeepChem's other files (`deepchemdata`, read
+with `task.data_dir`) hold further rows, which `notes` name.
+"""
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from exlm_cli.config.spelling import how_to_set
 from exlm_cli.config.tasks import MoleculeNetTaskConfig
-from exlm_cli.data.download import fetch_once
+from exlm_cli.data.download import RemoteFile, fetch_once
 from exlm_cli.data.rows.table import Table, read_table
 from exlm_cli.errors import DataError
 from exlm_cli.format import format_counts
 from exlm_cli.progress import Progress
-from exlm_cli.tasks.base import FloatArray
-from exlm_cli.tasks.moleculenet_sets import IDENTIFIER_COLUMNS, MOLECULENET_SETS, SMILES_COLUMNS, MoleculeNetSet
-from exlm_cli.tasks.molecules import read_molecules, written_for_model
-from exlm_cli.tasks.row_split import describe_repeats, scaffold_chirality, split_rows, usable_molecules
-from exlm_cli.tasks.scaffold import SPLITS, SplitIndices
-from exlm_cli.tasks.table_task import TableTask, name_some
-from exlm_cli.tasks.task_files import existing_folder, find_file, given_file
+from exlm_cli.tasks.base import SPLITS
+from exlm_cli.tasks.labels import Labels
+from exlm_cli.tasks.row_task import TableTask
+from exlm_cli.tasks.sources import existing_folder, find_file, given_file
+from exlm_cli.tasks.splits import RowSplit, split_rows
+from exlm_cli.tasks.table_rows import UsableRows, describe_repeats, usable_molecules
 
-_MOST_ROWS_OFF = 5
-"""By which a public file may differ from Table 9 for the reasons that are known."""
+_MAX_ROWS_OFF = 5
+"""Maximum difference between a public file and Table 9 that the known reasons explain."""
+_LABELS = {"": math.nan, "0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "nan": math.nan}
+
+_KANO = "https://raw.githubusercontent.com/HICAI-ZJU/KANO/766b478fde816ea014c713f380b73e87cd780da8/data"
+_DEEPCHEM = "https://raw.githubusercontent.com/deepchem/deepchem/fbe3b911a94a6eb8c84c1a9e7ac67a472c49ea80"
+_TENTHS = "Table 9 prints a tenth, rounded down, for validation and for testing; the rest of the rows is tested on too"
+
+
+@dataclass(frozen=True)
+class MoleculeNetSet:
+    """One set.
+
+    Attributes:
+        name: As in `moleculenet/<name>`.
+        file_names: Stems of its file.
+        num_labels: Number of label columns.
+        labels: Names of the label columns; empty: every column that is neither the molecule nor its identifier.
+        remote: Public address of its file.
+        table_9: Molecules of train, valid and test in Table 9.
+        known_difference: Why a public file may give a row or two more or less.
+    """
+
+    name: str
+    file_names: tuple[str, ...]
+    num_labels: int
+    labels: tuple[str, ...]
+    remote: RemoteFile
+    table_9: tuple[int, int, int]
+    known_difference: str = ""
+
+
+_TOX21_ASSAYS = (
+    "NR-AR", "NR-AR-LBD", "NR-AhR", "NR-Aromatase", "NR-ER", "NR-ER-LBD", "NR-PPAR-gamma", "SR-ARE", "SR-ATAD5",
+    "SR-HSE", "SR-MMP", "SR-p53",
+)  # fmt: skip
+
+SMILES_COLUMNS = ("smiles", "mol")
+"""Names of the column of molecules, the first one that exists is taken (DeepChem's BACE calls it `mol`)."""
+
+IDENTIFIER_COLUMNS = ("mol_id",)
+
+MOLECULENET_SETS = {
+    found.name: found
+    for found in (
+        MoleculeNetSet(
+            "bace",
+            ("bace",),
+            1,
+            ("Class",),
+            RemoteFile(
+                f"{_KANO}/bace.csv", "5fb6e2a87a148ec7393c1d874d26ec40ee74eb6223ea7d2bfa16d153eb75eb55", 103_230
+            ),
+            (1210, 151, 151),
+            _TENTHS,
+        ),
+        MoleculeNetSet(
+            "bbbp",
+            ("bbbp", "BBBP"),
+            1,
+            ("p_np",),
+            RemoteFile(
+                f"{_KANO}/bbbp.csv", "a61e17872cbec0743a6147dc802a1f7550acfe8dc1053f881f4c42a3ce2dc597", 111_265
+            ),
+            (1631, 204, 204),
+        ),
+        MoleculeNetSet(
+            "clintox",
+            ("clintox",),
+            2,
+            ("FDA_APPROVED", "CT_TOX"),
+            RemoteFile(
+                f"{_KANO}/clintox.csv", "cc561402d058a0d996a9f5e5d02bc20f6652b7003525b32c3598b8da4b24e9b7", 94_829
+            ),
+            (1182, 148, 148),
+            "Uni-Mol's rows leave out the two cobalt complexes of DeepChem's file",
+        ),
+        MoleculeNetSet(
+            "tox21",
+            ("tox21",),
+            12,
+            _TOX21_ASSAYS,
+            RemoteFile(
+                f"{_KANO}/tox21.csv", "b58cc1f683e78e3c7a1bf7116e9aac0119804018d100f7b8cdb0857941c31aca", 458_635
+            ),
+            (6264, 783, 783),
+            _TENTHS,
+        ),
+        MoleculeNetSet(
+            "toxcast",
+            ("toxcast", "toxcast_data"),
+            617,
+            (),
+            RemoteFile(
+                f"{_DEEPCHEM}/examples/toxcast/processing/toxcast_data.csv.gz",
+                "56041515e0bb63c1787a26ecdbeb2bd7ae1f538681caa1b03f768853cf81b1a7",
+                405_299,
+            ),
+            (6860, 858, 858),
+            "Table 1 counts 8,575 molecules and Table 9 8,576; DeepChem's file has 8,579 that RDKit reads, and which "
+            "of them Uni-Mol leaves out is not published",
+        ),
+        MoleculeNetSet(
+            "sider",
+            ("sider",),
+            27,
+            (),
+            RemoteFile(
+                f"{_KANO}/sider.csv", "87b937d1ddb1879bb14e8f23d94ceffcb9ad3e534ae59602820b3bcf03844fbf", 183_743
+            ),
+            (1141, 143, 143),
+        ),
+        MoleculeNetSet(
+            "muv",
+            ("muv",),
+            17,
+            (),
+            RemoteFile(
+                f"{_DEEPCHEM}/datasets/muv.csv.gz",
+                "93c8b4a37c5996c76e57d5f3f065fb8b7cf1c19067011eff2293fd2a94ce274a",
+                1_749_843,
+            ),
+            (74469, 9309, 9309),
+        ),
+    )
+}
 
 
 def load_moleculenet(config: MoleculeNetTaskConfig, progress: Progress) -> TableTask:
     """Read one set, split and ready for fine-tuning.
 
     The file is `task.files.train`, else `<set>.csv` (also .gz, .xz) in `task.data_dir` or its folder `moleculenet`,
-    else it is fetched once. A row whose SMILES, letter by letter, stands in an earlier row is left out, and so are rows
-    that are no molecules: with that the sizes of Table 9 come out. Empty labels are missing.
+    else it is downloaded once. A row with exactly the same SMILES as an earlier row is left out, and so are rows that
+    are not molecules; that gives the sizes of Table 9. Empty labels are missing.
 
     Raises:
-        DataError: The file is missing, cannot be fetched, is malformed or lacks a column, or a label is not 0 or 1.
+        DataError: The file is missing, cannot be downloaded, is malformed or lacks a column, or a label is not 0 or 1.
     """
     known = MOLECULENET_SETS[config.name.removeprefix("moleculenet/")]
     table = read_table(_find_file(known, config, progress))
     smiles = table.column(_smiles_column(table, config))
-    labels = _label_columns(known, table)
-    targets_RC = _read_labels(table, labels)
+    labels = _read_labels(known, table)
     progress.message(f"{config.name}: {len(table):,} rows of {table.path}")
-    molecules = read_molecules(smiles, progress, chiral_scaffolds=scaffold_chirality(config))
-    rows, notes, left_out = usable_molecules(table, smiles, molecules, config)
-    first_rows = {text: row for row, text in reversed(list(enumerate(smiles)))}
-    is_first = np.array([first_rows[smiles[row]] == row for row in rows])
-    if not is_first.all():
-        lines = name_some((table.short_place(row) for row in rows[~is_first]), most=20)
-        notes.append(f"left out {(~is_first).sum():,} rows whose SMILES stands in an earlier one: lines {lines}")
-        for row in rows[~is_first].tolist():
-            where = table.where(first_rows[smiles[row]])
-            left_out.append(table.skipped(row, smiles[row], f"its SMILES stands in {where} too"))
-        rows = rows[is_first]
-    classes = [_class_key(row) for row in targets_RC] if len(labels) == 1 else None
-    indices, split_notes = split_rows(config, rows, len(table), molecules=molecules, classes=classes)
-    notes += split_notes
-    if config.split.startswith("scaffold") and config.max_rows is None:
-        notes += _compare_with_table_9(known, indices)
-    notes += describe_repeats(table, indices, molecules, targets_RC)
+    usable = _without_repeats(usable_molecules(table, smiles, config, progress))
+    split = split_rows(config, usable, labels.classes)
+    has_table_9 = config.split.startswith("scaffold") and config.max_rows is None
+    notes = _compare_with_table_9(known, split) if has_table_9 else []
     return TableTask(
         config.name,
         "smiles",
-        "binary",
+        usable.model_inputs(canonical=config.canonical_smiles),
         labels,
-        written_for_model(smiles, molecules, canonical=config.canonical_smiles),
-        targets_RC,
-        indices,
-        split_name=config.split,
+        split,
         is_balanced=config.class_weights == "balanced",
-        notes=notes,
-        left_out=left_out,
+        notes=(*usable.notes, *split.notes, *notes, *describe_repeats(usable, split.indices, labels.targets)),
+        skipped=usable.skipped,
     )
 
 
@@ -76,8 +187,7 @@ def _find_file(known: MoleculeNetSet, config: MoleculeNetTaskConfig, progress: P
     if config.files.train is not None:
         return given_file(config, config.files.train)
     if config.data_dir is None:
-        given = how_to_set("task.data_dir", "DIR", "--data-dir DIR")
-        hint = f"{given} reads {known.file_names[0]}.csv (also .gz, .xz) of your own instead"
+        hint = f"to read a {known.file_names[0]}.csv (also .gz, .xz) of your own, give its folder: `task.data_dir=DIR`"
         return fetch_once(known.remote, "moleculenet", progress, hint=hint)
     folder = existing_folder(config, ("moleculenet",))
     for stem in known.file_names:
@@ -86,8 +196,7 @@ def _find_file(known: MoleculeNetSet, config: MoleculeNetTaskConfig, progress: P
             return found
     names = " or ".join(f"{stem}.csv" for stem in known.file_names)
     raise DataError(
-        f"{folder}: no {names}, nor one with .gz or .xz",
-        f"{how_to_set('task.data_dir', 'DIR', '--data-dir DIR')} names the folder that holds the file",
+        f"{folder}: no {names}, nor one with .gz or .xz", "give the folder that holds the file with `task.data_dir=DIR`"
     )
 
 
@@ -97,38 +206,38 @@ def _smiles_column(table: Table, config: MoleculeNetTaskConfig) -> str:
     return next((name for name in SMILES_COLUMNS if name in table.columns), SMILES_COLUMNS[0])
 
 
-def _label_columns(known: MoleculeNetSet, table: Table) -> tuple[str, ...]:
-    labels = known.labels or tuple(name for name in table.columns if name not in (*SMILES_COLUMNS, *IDENTIFIER_COLUMNS))
-    for name in labels:
-        table.column(name)
-    if len(labels) != known.num_labels:
-        raise DataError(f"{table.path}: {len(labels)} label columns, {known.name} has {known.num_labels}")
-    return labels
-
-
-def _read_labels(table: Table, labels: tuple[str, ...]) -> FloatArray:
-    """Return (R, C) labels, NaN where a cell is empty."""
-    values = {"": math.nan, "0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "nan": math.nan}
-    targets = np.empty((len(table), len(labels)))
-    for index, name in enumerate(labels):
-        for row, cell in enumerate(table.columns[name]):
-            value = values.get(cell.lower())
+def _read_labels(known: MoleculeNetSet, table: Table) -> Labels:
+    """Return the 0/1 labels, missing where a cell is empty."""
+    names = known.labels or tuple(name for name in table.columns if name not in (*SMILES_COLUMNS, *IDENTIFIER_COLUMNS))
+    cells = [table.column(name) for name in names]
+    if len(names) != known.num_labels:
+        raise DataError(f"{table.path}: {len(names)} label columns, {known.name} has {known.num_labels}")
+    targets = np.empty((len(table), len(names)))
+    for index, column in enumerate(cells):
+        for row, cell in enumerate(column):
+            value = _LABELS.get(cell.lower())
             if value is None:
-                raise DataError(f"{table.where(row)}: `{name}` is `{cell}`; accepted: 0, 1 or empty")
+                raise DataError(f"{table.where(row)}: `{names[index]}` is `{cell}`; accepted: 0, 1 or empty")
             targets[row, index] = value
-    return targets
+    return Labels("binary", names, targets, ())
 
 
-def _class_key(targets_C: FloatArray) -> float:
-    """One class for each row, missing being one of them (NaN is no equal of itself)."""
-    return -1.0 if math.isnan(targets_C[0]) else float(targets_C[0])
+def _without_repeats(usable: UsableRows) -> UsableRows:
+    """Drop rows with exactly the SMILES of an earlier row."""
+    first_rows = {text: row for row, text in reversed(list(enumerate(usable.inputs)))}
+    return usable.without(
+        [row for row, text in enumerate(usable.inputs) if first_rows[text] != row],
+        lambda row: f"has the SMILES of {usable.table.where(first_rows[usable.inputs[row]])}",
+        lambda rows: (
+            f"left out {len(rows):,} rows with the SMILES of an earlier row: lines {usable.places(rows, limit=20)}"
+        ),
+    )
 
 
-def _compare_with_table_9(known: MoleculeNetSet, indices: SplitIndices) -> list[str]:
-    sizes = tuple(len(indices.get(split, ())) for split in SPLITS)
+def _compare_with_table_9(known: MoleculeNetSet, split: RowSplit) -> list[str]:
+    sizes = tuple(len(split.indices.get(part, ())) for part in SPLITS)
     if sizes == known.table_9:
         return []
-    found, printed = (format_counts(three) for three in (sizes, known.table_9))
-    is_public_file = all(abs(a - b) <= _MOST_ROWS_OFF for a, b in zip(sizes, known.table_9, strict=True))
+    is_public_file = all(abs(a - b) <= _MAX_ROWS_OFF for a, b in zip(sizes, known.table_9, strict=True))
     reason = f": {known.known_difference}" if known.known_difference and is_public_file else ""
-    return [f"{found} molecules, Table 9 has {printed}{reason}"]
+    return [f"{format_counts(sizes)} molecules, Table 9 has {format_counts(known.table_9)}{reason}"]

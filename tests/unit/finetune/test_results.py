@@ -15,8 +15,8 @@ from exlm_cli.finetune.results import (
     selection_value,
     summarise_metrics,
     summarise_values,
-    write_predictions,
 )
+from exlm_cli.tasks.base import write_outputs
 
 
 def test_a_summary_is_mean_sample_deviation_and_median() -> None:
@@ -79,7 +79,7 @@ def test_a_grid_point_must_be_better_than_the_first_best(
 
 def test_predictions_are_a_csv_that_gives_the_numbers_back(tmp_path: Path) -> None:
     path = tmp_path / "predictions-test.csv"
-    write_predictions(path, [4, 7], ["a", 'odd "name", b'], [np.array([0.1, 1 / 3]), np.array([1.0, 0.0])])
+    write_outputs(path, [4, 7], ["a", 'odd "name", b'], [np.array([0.1, 1 / 3]), np.array([1.0, 0.0])])
     assert path.read_text() == f'row,a,"odd ""name"", b"\n4,0.1,{1 / 3!r}\n7,1.0,0.0\n'
     rows, names, values = read_predictions(path, "hint")
     assert (rows, names, values.tolist()) == ([4, 7], ["a", 'odd "name", b'], [[0.1, 1 / 3], [1.0, 0.0]])
@@ -87,9 +87,9 @@ def test_predictions_are_a_csv_that_gives_the_numbers_back(tmp_path: Path) -> No
 
 def test_missing_values_and_no_rows_are_read_back(tmp_path: Path) -> None:
     path = tmp_path / "targets-test.csv"
-    write_predictions(path, [0], ["a"], [np.array([math.nan])])
+    write_outputs(path, [0], ["a"], [np.array([math.nan])])
     assert math.isnan(read_predictions(path, "hint")[2][0, 0])
-    write_predictions(path, [], ["a", "b"], [])
+    write_outputs(path, [], ["a", "b"], [])
     assert read_predictions(path, "hint")[2].shape == (0, 2)
 
 

@@ -31,7 +31,8 @@ def embed(
     path = expand_path(file)
     progress = console.open_progress()
     from exlm_cli.finetune import embed as engine
-    from exlm_cli.tasks.applied import Applied, refuse_overwriting
+    from exlm_cli.finetune.predict import refuse_overwriting
+    from exlm_cli.tasks.base import PredictionSummary
 
     engine.check_suffix(out)
     refuse_overwriting(path, out)
@@ -49,4 +50,5 @@ def embed(
         engine.write_embeddings(vectors, out)
     rows = vectors.rows
     notes = (f"{vectors.cls.shape[1]} numbers a vector", *vectors.notes)
-    print_summary(Applied((out,), len(rows.table), len(rows.table) - len(rows.readable), {}, notes), as_json=as_json)
+    summary = PredictionSummary((out,), len(rows.table), len(rows.table) - len(rows.readable), {}, notes)
+    print_summary(summary, as_json=as_json)

@@ -9,8 +9,8 @@ from exlm_cli.cli.options import Device, JsonOption, ScoringDeviceOption, Smiles
 from exlm_cli.errors import ConfigError
 
 if TYPE_CHECKING:
-    from exlm_cli.tasks.applied import Applied
-    from exlm_cli.tasks.new_rows import InputKind
+    from exlm_cli.config.tasks import InputKind
+    from exlm_cli.tasks.base import PredictionSummary
 
 
 def predict(
@@ -70,7 +70,7 @@ def input_column(run: Path, kind: "InputKind", smiles_column: str | None, text_c
     return read
 
 
-def print_summary(summary: "Applied", *, as_json: bool) -> None:
+def print_summary(summary: "PredictionSummary", *, as_json: bool) -> None:
     """Print how many rows were read, their scores, and the files."""
     from exlm_cli.cli import console
 

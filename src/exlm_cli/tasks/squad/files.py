@@ -1,4 +1,4 @@
-"""Questions of SQuAD 2.0 out of the official JSON, or out of flat rows as the Hub has them; every answer is checked."""
+"""Reader of SQuAD 2.0 questions: the official JSON, or flat rows as the Hub has them; every answer is checked."""
 
 import io
 import json
@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from exlm_cli.data.rows.decode import beyond_limits, open_file
-from exlm_cli.data.rows.records import SkippedRow
+from exlm_cli.data.rows.records import Record, SkippedRow
 from exlm_cli.errors import DataError
 
 _LAYOUT_HINT = "the layout is that of the official train-v2.0.json: data, paragraphs, context, qas, id, answers"
@@ -22,12 +22,12 @@ class SquadQuestion:
     """One question on one paragraph.
 
     Attributes:
-        row: Its place in the file, counted from 0.
+        row: Number in the file, counted from 0.
         id: As in the file.
-        title: Of the article.
+        title: Title of the article.
         context: The paragraph.
         text: The question.
-        answers: Gold answers with the character they begin at; none where the paragraph has no answer.
+        answers: Gold answers with the character they begin at; none if the paragraph has no answer.
     """
 
     row: int
@@ -39,30 +39,25 @@ class SquadQuestion:
 
     @property
     def golds(self) -> tuple[str, ...]:
-        """The answers' texts."""
+        """Texts of the answers."""
         return tuple(text for text, _ in self.answers)
 
 
 @dataclass
 class SquadFile:
-    """What one file or Hub split holds.
+    """Questions of one file or Hub split.
 
     Attributes:
-        source: Its name.
-        questions: Those that can be used.
-        left_out: The others.
-        has_answers: Every question says what its answers are.
+        source: File or Hub split.
+        questions: Questions that can be used.
+        skipped: The other questions.
+        has_answers: Whether every question has a list of answers, empty or not.
     """
 
     source: str
     questions: list[SquadQuestion] = field(default_factory=list)
-    left_out: list[SkippedRow] = field(default_factory=list)
+    skipped: list[SkippedRow] = field(default_factory=list)
     has_answers: bool = True
-
-    @property
-    def problems(self) -> list[str]:
-        """What is wrong with questions that cannot be used, a line each."""
-        return [str(question) for question in self.left_out]
 
 
 class _Model(BaseModel):
@@ -113,14 +108,14 @@ _FLAT_ROW = TypeAdapter(_FlatRow)
 
 
 def read_squad_json(path: Path, *, needs_answers: bool = True) -> SquadFile:
-    """Read an official `train-v2.0.json` or `dev-v2.0.json`, also gzip'd or xz'd.
+    """Read an official `train-v2.0.json` or `dev-v2.0.json`, also .gz or .xz.
 
     Args:
         path: The file.
-        needs_answers: Without, a question may lack `answers`, as in a test set.
+        needs_answers: If false, a question may lack `answers`, as in a test set.
 
     Raises:
-        DataError: The file cannot be read, is no JSON, or not of the official layout.
+        DataError: The file cannot be read, is not JSON, or does not have the official layout.
     """
     with open_file(path) as file:
         content = _parse(path, file)
@@ -147,27 +142,25 @@ def read_squad_json(path: Path, *, needs_answers: bool = True) -> SquadFile:
     return _not_empty(collected)
 
 
-def read_squad_rows(source: str, rows: Iterable[dict[str, Any]]) -> SquadFile:
+def read_squad_rows(source: str, records: Iterable[Record]) -> SquadFile:
     """Read flat rows with `id`, `title`, `context`, `question` and `answers`, as the Hub has them.
 
     Raises:
-        DataError: A row is not of that layout.
+        DataError: A row does not have that layout.
     """
     collected = SquadFile(source)
     checks = _Checks(collected)
-    for number, record in enumerate(rows, start=1):
+    for record in records:
         try:
-            row = _FLAT_ROW.validate_python(record)
+            row = _FLAT_ROW.validate_python(record.values)
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join(map(str, first["loc"]))
-            raise DataError(f"{source}, record {number}: `{key}`: {_said(first['msg'])}") from error
+            raise DataError(f"{record.where}: `{key}`: {_said(first['msg'])}") from error
         texts, starts = row.answers.text, row.answers.answer_start
         if len(texts) != len(starts):
-            raise DataError(
-                f"{source}, record {number}: {len(texts)} answer texts, but {len(starts)} values of `answer_start`"
-            )
-        where = f"record {number}, question `{row.id}`"
+            raise DataError(f"{record.where}: {len(texts)} answer texts, but {len(starts)} values of `answer_start`")
+        where = f"record {record.number}, question `{row.id}`"
         checks.add(where, row.id, row.title, row.context, row.question, tuple(zip(texts, starts, strict=True)), None)
     return _not_empty(collected)
 
@@ -186,7 +179,7 @@ def _parse(path: Path, file: io.BufferedReader) -> Any:
 
 
 def _place(loc: tuple[int | str, ...]) -> str:
-    """Return a place in the document as a reader counts: ("data", 0, "paragraphs", 2) -> "article 1, paragraph 3"."""
+    """Return a place in the document in words: ("data", 0, "paragraphs", 2) -> "article 1, paragraph 3"."""
     names = {"data": "article", "paragraphs": "paragraph", "qas": "question", "answers": "answer"}
     words: list[str] = []
     keys = list(loc)
@@ -204,7 +197,7 @@ def _said(message: str) -> str:
 
 
 class _Checks:
-    """Collects questions, and what is wrong with those that cannot be used."""
+    """Collects the questions that can be used, and the others with what is wrong with them."""
 
     def __init__(self, collected: SquadFile) -> None:
         self._collected = collected
@@ -228,7 +221,7 @@ class _Checks:
             self._ids.add(question_id)
             self._collected.questions.append(question)
         else:
-            self._collected.left_out.append(
+            self._collected.skipped.append(
                 SkippedRow(self._collected.source, where.removeprefix("record "), where, question.text, problem)
             )
 
@@ -265,6 +258,6 @@ def _shortened(text: str) -> str:
 
 
 def _not_empty(collected: SquadFile) -> SquadFile:
-    if not collected.questions and not collected.problems:
+    if not collected.questions and not collected.skipped:
         raise DataError(f"{collected.source}: no question in it", _LAYOUT_HINT)
     return collected

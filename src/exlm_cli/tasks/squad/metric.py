@@ -1,7 +1,7 @@
-"""Exact match and F1 as the official SQuAD 2.0 evaluation defines them, and the threshold above which to say nothing.
+"""Metrics of SQuAD 2.0 as the official evaluation defines them, and the threshold for leaving a question unanswered.
 
-All scores are shares in [0, 1]; the official script prints them in percent. Written from the definition and held to
-vectors worked out by hand (`tests/unit/tasks/test_squad_metric.py`).
+All scores are shares in [0, 1]; the official script prints them in percent. Written from the definition and
+tested against examples worked out by hand (`tests/unit/tasks/squad/test_metric.py`).
 """
 
 import re
@@ -20,12 +20,12 @@ def normalize_answer(text: str) -> str:
 
 
 def exact_match(predicted: str, golds: Sequence[str]) -> float:
-    """Return 1 where a prediction equals any of the gold answers once both are normalised, else 0.
+    """Return 1 if a prediction equals any of the gold answers after normalisation, else 0.
 
     Args:
         predicted: Answer; empty for "no answer".
-        golds: Gold answers; those with nothing left after normalising do not count, and where none is left the right
-            answer is the empty one.
+        golds: Gold answers. Those that are empty after normalisation do not count; if none remains, the right answer is
+            the empty one.
     """
     normalized = normalize_answer(predicted)
     return float(any(normalized == normalize_answer(gold) for gold in scorable_golds(golds)))
@@ -49,18 +49,18 @@ def _word_f1(predicted: str, gold: str) -> float:
 
 
 def scorable_golds(golds: Sequence[str]) -> list[str]:
-    """Return the gold answers that have a word in them; the empty answer where none has."""
+    """Return the gold answers that have a word in them; the empty answer if none has."""
     return [gold for gold in golds if normalize_answer(gold)] or [""]
 
 
 @dataclass(frozen=True)
 class Answered:
-    """What a model says to one question, and what would be right.
+    """Answer of a model to one question, and the gold answers.
 
     Attributes:
-        text: Its best answer, never mind whether there is one.
-        no_answer_score: How much more it believes that there is none: null score minus the score of `text`.
-        golds: Gold answers; none where the question has no answer.
+        text: The best answer, even if the model finds it more likely that there is none.
+        no_answer_score: Null score minus the score of `text`; the greater, the likelier there is no answer.
+        golds: Gold answers; none if the question has no answer.
     """
 
     text: str
@@ -75,7 +75,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class BestThreshold:
-    """The mean score that the best threshold gives, and that threshold: above it a question is left unanswered."""
+    """Mean score at the best threshold, and that threshold; questions above it are left unanswered."""
 
     score: float
     threshold: float
@@ -84,18 +84,18 @@ class BestThreshold:
 def find_best_threshold(questions: Sequence[Answered], scores: Sequence[float]) -> BestThreshold:
     """Find the threshold with the best mean score, as `find_best_thresh` of the official script does.
 
-    It begins with no question answered, which scores 1 on each question without an answer, and answers one question
-    after the other, those first that believe most in their answer. An answered question adds its score where it has an
-    answer, and takes 1 away where it has none (0 if the prediction is empty). Questions of equal `no_answer_score` are
-    taken one by one in the order given, as there, though no threshold could part them.
+    It begins with no question answered, which scores 1 on each question without an answer, and then answers one
+    question after the other, in ascending order of `no_answer_score`. An answered question adds its score if it has an
+    answer, and takes 1 away if it has none (0 if the prediction is empty). Questions of equal `no_answer_score` are
+    answered one by one in the order given, as in that script, though no threshold separates them.
 
     Args:
         questions: At least one.
         scores: Exact match or F1 of each question's `text`.
 
     Returns:
-        The threshold is the `no_answer_score` of the last question answered. Where none should be, it is 1 below the
-        lowest: the official script says 0 there, which means the same for its probabilities, but not for differences.
+        The threshold is the `no_answer_score` of the last question answered. If none should be answered, it is 1 below
+        the lowest: the official script gives 0, which means the same for its probabilities, but not for differences.
     """
     order = sorted(range(len(questions)), key=lambda index: questions[index].no_answer_score)
     current = best = float(sum(not question.has_answer for question in questions))
@@ -112,7 +112,7 @@ def find_best_threshold(questions: Sequence[Answered], scores: Sequence[float]) 
 
 
 def apply_threshold(questions: Sequence[Answered], scores: Sequence[float], threshold: float) -> list[float]:
-    """Return the score of each question once those above the threshold are left unanswered."""
+    """Return the score of each question when those above the threshold are left unanswered."""
     return [
         float(not question.has_answer) if question.no_answer_score > threshold else score
         for question, score in zip(questions, scores, strict=True)
@@ -126,7 +126,7 @@ def squad_metrics(questions: Sequence[Answered]) -> dict[str, float]:
         `exact_match`, `f1`: at their best thresholds (`best_exact` and `best_f1` of the official script, which papers
         report), with `exact_match_threshold`, `f1_threshold`; `exact_match_at_0`, `f1_at_0`: at threshold 0, where
         nothing is tuned; `has_answer_...`, `no_answer_...`: means at the best threshold of F1 over the questions that
-        have an answer and over those that have none, NaN where there is no such question.
+        have an answer and over those that have none, NaN if there is no such question.
     """
     exact_scores = [exact_match(question.text, question.golds) for question in questions]
     f1_scores = [f1(question.text, question.golds) for question in questions]

@@ -2,34 +2,37 @@
 
 import difflib
 import hashlib
-from collections.abc import Sequence
-from typing import Literal, final
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar, final
 
 import numpy as np
 
-from exlm_cli.config.spelling import how_to_set
 from exlm_cli.config.tasks import SquadTaskConfig
 from exlm_cli.data.masking import IntArray
 from exlm_cli.data.rows.hub import iter_hub_records
-from exlm_cli.data.rows.records import SkippedRow
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
+from exlm_cli.files import write_json
 from exlm_cli.progress import Progress
-from exlm_cli.tasks.base import EncodedSplit, FloatArray, Loss, Split
+from exlm_cli.tasks.base import (
+    DownstreamTask,
+    EncodedSplit,
+    FloatArray,
+    Loss,
+    NewRows,
+    PredictionSummary,
+    Split,
+    TrainedTask,
+    name_some,
+)
+from exlm_cli.tasks.sources import LOCAL_HINT, counted, existing_folder, find_file, given_file, hub_source
+from exlm_cli.tasks.splits import choose_training_rows
 from exlm_cli.tasks.squad.files import SquadFile, SquadQuestion, read_squad_json, read_squad_rows
 from exlm_cli.tasks.squad.metric import Answered, squad_metrics
 from exlm_cli.tasks.squad.windows import EncodedContext, Window, build_windows, n_best_answers
-from exlm_cli.tasks.task_files import (
-    LOCAL_HINT,
-    choose_rows,
-    counted,
-    existing_folder,
-    find_file,
-    given_file,
-    hub_source,
-)
 
-NAME = "squad/v2"
 HUB_NAME = "rajpurkar/squad_v2"
 NUM_HELD_OUT_ARTICLES = 2
 
@@ -45,24 +48,25 @@ _PROTOCOL_NOTE = (
 def load_squad(config: SquadTaskConfig, progress: Progress) -> "SquadTask":
     """Read the questions to train and to score on.
 
-    They are `task.files`, else `train-v2.0*.json` and `dev-v2.0*.json` in `task.data_dir`, else the Hub's. Without a
-    file to score on, the articles `task.valid_articles` are held out of the training file, or its last two.
+    They come from `task.files`; else from `train-v2.0*.json` and `dev-v2.0*.json` in `task.data_dir`; else from the
+    Hub. Without a file to score on, the articles `task.valid_articles` are held out of the training file, or its last
+    two.
 
     Raises:
         DataError: A file is missing or malformed, a question cannot be used while `task.on_invalid` is `error`, or an
-            article to hold out is not there.
+            article to hold out does not exist.
     """
     train_file, valid_file = _read_files(config, progress)
     held_out: tuple[str, ...] = ()
     notes = [_PROTOCOL_NOTE]
     for split, file in (("train", train_file), ("valid", valid_file)):
         if file is not None:
-            notes += _problem_notes(file, split, config.on_invalid)
+            notes += _problem_notes(file, split, config)
     if valid_file is not None:
         if config.valid_articles:
             raise DataError(
                 f"`task.valid_articles` holds articles out, but there is {valid_file.source} to score on",
-                f"leave it out, or name the training file alone with {how_to_set('task.files.train', 'FILE')}",
+                "leave it out, or name the training file alone with `task.files.train=FILE`",
             )
         train, valid = train_file.questions, valid_file.questions
     else:
@@ -71,133 +75,49 @@ def load_squad(config: SquadTaskConfig, progress: Progress) -> "SquadTask":
             f"scored on questions about {_listed(held_out)}, held out of {train_file.source}: no official "
             "development set, so not the paper's numbers"
         )
-    chosen = choose_rows(len(train), config)
-    if len(chosen) < len(train):
-        notes.append(f"trained on {len(chosen):,} of {len(train):,} questions (`task.max_rows`)")
-        train = [train[index] for index in chosen]
+    chosen, limit_notes = choose_training_rows(config, len(train), "questions")
+    train = [train[index] for index in chosen]
+    notes += limit_notes
     for split, questions in (("train", train), ("valid", valid)):
         num_without = sum(not question.answers for question in questions)
         notes.append(f"{split}: {num_without:,} of {len(questions):,} questions have no answer")
-    left_out = [row for file in (train_file, valid_file) if file is not None for row in file.left_out]
-    return SquadTask(config, {"train": train, "valid": valid}, notes, held_out=held_out, left_out=left_out)
-
-
-def _read_files(config: SquadTaskConfig, progress: Progress) -> tuple[SquadFile, SquadFile | None]:
-    files = config.files
-    if files.train is not None:
-        valid = None if files.valid is None else read_squad_json(given_file(config, files.valid))
-        return read_squad_json(given_file(config, files.train)), valid
-    train_source = hub_source(config, HUB_NAME, None, "train")
-    valid_source = hub_source(config, HUB_NAME, None, "validation")
-    if train_source is not None and valid_source is not None:
-        with progress.bar("reading from the Hub", None) as bar:
-            train, valid = (
-                read_squad_rows(
-                    str(source), (r.values for r in counted(iter_hub_records(source, hint=LOCAL_HINT), bar))
-                )
-                for source in (train_source, valid_source)
-            )
-        return train, valid
-    folder = existing_folder(config, _FOLDERS)
-    train_path = find_file(folder, "train-v2.0*", _SUFFIXES)
-    if train_path is None:
-        raise DataError(
-            f"{folder}: no file `train-v2.0*.json`, also with .gz or .xz",
-            f"name it with {how_to_set('task.files.train', 'FILE')}",
-        )
-    valid_path = find_file(folder, "dev-v2.0*", _SUFFIXES)
-    return read_squad_json(train_path), None if valid_path is None else read_squad_json(valid_path)
-
-
-def _problem_notes(file: SquadFile, split: str, on_invalid: Literal["error", "skip"]) -> list[str]:
-    if not file.problems:
-        return []
-    if on_invalid == "error" or not file.questions:
-        raise DataError(
-            f"{file.source}: {file.problems[0]}", f"{how_to_set('task.on_invalid', 'skip')} leaves such questions out"
-        )
-    return [f"{split}: left out {len(file.problems):,} questions that cannot be used; the first: {file.problems[0]}"]
-
-
-def _hold_out(
-    file: SquadFile, titles: Sequence[str]
-) -> tuple[list[SquadQuestion], list[SquadQuestion], tuple[str, ...]]:
-    """Return the questions to train on, those of the held-out articles, and the titles of these."""
-    known = list(dict.fromkeys(question.title for question in file.questions))
-    for title in titles:
-        if title not in known:
-            close = difflib.get_close_matches(title, known, n=1)
-            hint = f"did you mean `{close[0]}`?" if close else f"there are {_listed(known)}"
-            raise DataError(f"{file.source}: no article `{title}` with questions to hold out", hint)
-    held_out = tuple(titles) or tuple(known[-NUM_HELD_OUT_ARTICLES:])
-    train = [question for question in file.questions if question.title not in held_out]
-    if not train:
-        raise DataError(
-            f"{file.source}: {len(known)} articles with questions that can be used, all of them held out to score on: "
-            "none is left to train on",
-            f"give a validation file with {how_to_set('task.files.valid', 'FILE')}, or fewer `task.valid_articles`",
-        )
-    return train, [question for question in file.questions if question.title in held_out], held_out
-
-
-def _listed(titles: Sequence[str]) -> str:
-    shown = ", ".join(f"`{title}`" for title in titles[:12])
-    return f"{shown} and {len(titles) - 12} more" if len(titles) > 12 else shown
+    task = SquadTask(config, {"train": train, "valid": valid}, held_out=held_out)
+    task.notes = tuple(notes)
+    task.skipped = tuple(row for file in (train_file, valid_file) if file is not None for row in file.skipped)
+    return task
 
 
 @final
-class SquadTask:
-    """A `DownstreamTask`: one example for each window, one score for each question."""
+class SquadTask(DownstreamTask):
+    """Questions: one example for each window, one score for each question."""
 
-    name = NAME
-    input_kind: Literal["text", "smiles"] = "text"
+    name = "squad/v2"
     loss: Loss = "span"
     output_names = ("start", "end")
     selection_metric = "f1"
-    is_greater_better = True
-    class_weights: FloatArray | None = None
     splits: tuple[Split, ...] = ("train", "valid")
 
     def __init__(
         self,
         config: SquadTaskConfig,
         questions: dict[Split, list[SquadQuestion]],
-        notes: Sequence[str] = (),
         *,
         held_out: tuple[str, ...] = (),
-        left_out: Sequence[SkippedRow] = (),
     ) -> None:
-        """Hold what was read; `held_out` are the articles of the training file that `valid` is about, if it is."""
+        """Hold what was read; `held_out` are the articles of the training file that `valid` has, if it has any."""
         self.held_out = held_out
         self._config = config
         self._questions = questions
-        self._notes = tuple(notes)
-        self.left_out = tuple(left_out)
-        self._encoding_notes: dict[Split, tuple[str, ...]] = {}
+        self.split_name = "official" if config.files.valid is None else "files"
+        if held_out:
+            self.split_name = f"held out: {', '.join(held_out)}"
         self._windows: dict[Split, list[Window]] = {}
         self._contexts: dict[Split, dict[str, EncodedContext]] = {}
-
-    @property
-    def split_name(self) -> str:
-        """`official`, `files` of the user's, or which articles are held out of the training file."""
-        if self.held_out:
-            return f"held out: {', '.join(self.held_out)}"
-        return "official" if self._config.files.valid is None else "files"
-
-    @property
-    def split_sizes(self) -> dict[str, int]:
-        """Questions of each split."""
-        return {split: len(self._questions[split]) for split in self.splits}
 
     @property
     def split_indices(self) -> dict[str, IntArray]:
         """Question of the file each question came from, counted from 0."""
         return {split: np.array([q.row for q in self._questions[split]], dtype=np.int64) for split in self.splits}
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What a report has to say; once a split is encoded, also what was cut."""
-        return self._notes + tuple(note for split in self.splits for note in self._encoding_notes.get(split, ()))
 
     @property
     def score_fingerprint(self) -> str:
@@ -219,7 +139,7 @@ class SquadTask:
         }
         windows: list[Window] = []
         targets: list[tuple[int, int]] = []
-        num_cut = num_unheld = 0
+        num_cut = num_in_no_window = 0
         question_ids = tokenizer.encode_batch([question.text for question in questions])
         for index, (question, ids) in enumerate(zip(questions, question_ids, strict=True)):
             num_cut += len(ids) > self._config.max_query_tokens
@@ -237,19 +157,19 @@ class SquadTask:
                 text, start = question.answers[0]
                 span = context.token_span(start, start + len(text))
             own_targets = [window.target(span) for window in own]
-            num_unheld += span is not None and all(target == (0, 0) for target in own_targets)
+            num_in_no_window += span is not None and all(target == (0, 0) for target in own_targets)
             windows += own
             targets += own_targets
         self._windows[split], self._contexts[split] = windows, contexts
-        self._encoding_notes[split] = tuple(_encoding_notes(split, len(questions), len(windows), num_cut, num_unheld))
         return EncodedSplit(
             tuple(window.token_ids for window in windows),
             np.array(targets, dtype=np.float64).reshape(-1, 2),
             tuple(window.answerable() for window in windows),
+            notes=tuple(_encoding_notes(split, len(questions), len(windows), num_cut, num_in_no_window)),
         )
 
-    def answer(self, split: Split, outputs: Sequence[FloatArray]) -> list[Answered]:
-        """Return the best answer to each question of a split, and how much more the model believes that there is none.
+    def answer(self, split: Split, outputs: Sequence[FloatArray]) -> dict[str, Answered]:
+        """Return by question id the best answer and how much more the model believes that there is none.
 
         Args:
             split: Encoded before.
@@ -259,7 +179,7 @@ class SquadTask:
         of_question: list[list[tuple[Window, FloatArray]]] = [[] for _ in questions]
         for window, logits in zip(self._windows[split], outputs, strict=True):
             of_question[window.question].append((window, logits))
-        answered = []
+        answered = {}
         for question, pairs in zip(questions, of_question, strict=True):
             answers, null_score = n_best_answers(
                 contexts[question.context],
@@ -268,36 +188,153 @@ class SquadTask:
                 max_answer_tokens=self._config.max_answer_tokens,
             )
             text, score = (answers[0].text, answers[0].score) if answers else ("", -np.inf)
-            answered.append(Answered(text, null_score - score, question.golds))
+            answered[question.id] = Answered(text, null_score - score, question.golds)
         return answered
 
-    def official_predictions(
-        self, split: Split, outputs: Sequence[FloatArray]
-    ) -> tuple[dict[str, str], dict[str, float]]:
-        """Return by question id what the official script reads: best answers, and how likely there is none.
-
-        Arguments are those of `answer`; the second one is `Answered.no_answer_score`, which orders questions as a
-        probability would.
-        """
-        answered = dict(zip((q.id for q in self._questions[split]), self.answer(split, outputs), strict=True))
-        return {key: a.text for key, a in answered.items()}, {key: a.no_answer_score for key, a in answered.items()}
-
     def score(self, split: Split, outputs: Sequence[FloatArray]) -> dict[str, float]:
-        """Return exact match and F1 at their best thresholds, at threshold 0, and apart for questions with and without
-        an answer, as `squad_metrics` names them.
-
-        Args:
-            split: Encoded before.
-            outputs: (L, 2) logits of each window, in order.
+        """Return exact match and F1 at their best thresholds, at threshold 0, and separately for questions with and
+        without an answer, as `squad_metrics` names them; arguments as for `answer`.
         """
-        return squad_metrics(self.answer(split, outputs))
+        return squad_metrics(list(self.answer(split, outputs).values()))
+
+    def write_predictions(self, folder: Path, split: Split, outputs: Sequence[FloatArray]) -> None:
+        """Write by question id what the official script reads: best answers, and how likely there is none.
+
+        `no-answer-<split>.json` holds `Answered.no_answer_score`, which orders questions as a probability would.
+        """
+        answered = self.answer(split, outputs)
+        write_json(folder / f"predictions-{split}.json", {key: a.text for key, a in answered.items()})
+        write_json(folder / f"no-answer-{split}.json", {key: a.no_answer_score for key, a in answered.items()})
 
 
-def _encoding_notes(split: Split, num_questions: int, num_windows: int, num_cut: int, num_unheld: int) -> list[str]:
+class NewSquadQuestions(NewRows):
+    """A file of SQuAD 2.0 to predict; questions may lack `answers`."""
+
+    suffix: ClassVar[str] = ".json"
+
+    def __init__(self, config: SquadTaskConfig, file: SquadFile, valid_medians: Mapping[str, float | None]) -> None:
+        self._task = SquadTask(config, {"valid": file.questions})
+        self._file, self._threshold = file, valid_medians.get("f1_threshold")
+        self._notes: tuple[str, ...] = ()
+
+    def output_files(self, out: Path) -> tuple[Path, ...]:
+        """Return the file of answers, and the file beside it of probabilities that there is none."""
+        return out, out.with_name(f"{out.stem}-no-answer.json")
+
+    def encode(self, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
+        """Cut the questions' paragraphs into windows."""
+        encoded = self._task.encode("valid", tokenizer, sequence_length)
+        self._notes = tuple(note.removeprefix("valid: ") for note in encoded.notes)
+        return encoded
+
+    def write(self, outputs: Sequence[Sequence[FloatArray]], out: Path) -> PredictionSummary:
+        """Write what the official evaluation script reads: `{id: answer}`, and beside it `<name>-no-answer.json` with
+        the probability that there is no answer, its `--na-prob-file`. Score them if all questions have their answers.
+
+        Every question gets its best answer, however likely there is none: the script, or the reader of both files,
+        applies a threshold. The seeds' logits are averaged.
+        """
+        from scipy.special import expit
+
+        means = [
+            sum(logits, np.zeros_like(logits[0], dtype=np.float64)) / len(logits)
+            for logits in zip(*outputs, strict=True)
+        ]
+        answered = self._task.answer("valid", means)
+        answers_file, odds_file = files = self.output_files(out)
+        # the odds first: an answer file is only complete with them
+        write_json(odds_file, {key: float(expit(a.no_answer_score)) for key, a in answered.items()})
+        write_json(answers_file, {key: a.text for key, a in answered.items()})
+        notes = list(self._notes)
+        skipped, num_questions = self._file.skipped, len(self._file.questions)
+        if skipped:
+            notes.append(f"left out {len(skipped):,} questions that cannot be used; the first: {skipped[0]}")
+        if self._threshold is not None and math.isfinite(self._threshold):
+            notes.append(
+                "the run's own validation leaves questions unanswered above a no-answer probability of "
+                f"{float(expit(self._threshold)):.4g}"
+            )
+        metrics = squad_metrics(list(answered.values())) if self._file.has_answers else {}
+        return PredictionSummary(files, num_questions + len(skipped), len(skipped), metrics, tuple(notes))
+
+
+def read_new_questions(task: TrainedTask, path: Path) -> NewSquadQuestions:
+    """Read a file to predict, of the official layout.
+
+    Raises:
+        DataError: The file is not of that layout, or no question of it can be used.
+    """
+    assert isinstance(task.config, SquadTaskConfig)
+    file = read_squad_json(path, needs_answers=False)
+    if not file.questions:
+        raise DataError(f"{path}: {file.skipped[0]}")
+    return NewSquadQuestions(task.config, file, task.valid_medians)
+
+
+def _read_files(config: SquadTaskConfig, progress: Progress) -> tuple[SquadFile, SquadFile | None]:
+    files = config.files
+    if files.train is not None:
+        valid = None if files.valid is None else read_squad_json(given_file(config, files.valid))
+        return read_squad_json(given_file(config, files.train)), valid
+    train_source = hub_source(config, HUB_NAME, None, "train")
+    valid_source = hub_source(config, HUB_NAME, None, "validation")
+    if train_source is not None and valid_source is not None:
+        with progress.bar("reading from the Hub", None) as bar:
+            train, valid = (
+                read_squad_rows(str(source), counted(iter_hub_records(source, hint=LOCAL_HINT), bar))
+                for source in (train_source, valid_source)
+            )
+        return train, valid
+    folder = existing_folder(config, _FOLDERS)
+    train_path = find_file(folder, "train-v2.0*", _SUFFIXES)
+    if train_path is None:
+        raise DataError(
+            f"{folder}: no file `train-v2.0*.json`, also with .gz or .xz", "name it with `task.files.train=FILE`"
+        )
+    valid_path = find_file(folder, "dev-v2.0*", _SUFFIXES)
+    return read_squad_json(train_path), None if valid_path is None else read_squad_json(valid_path)
+
+
+def _problem_notes(file: SquadFile, split: str, config: SquadTaskConfig) -> list[str]:
+    if not file.skipped:
+        return []
+    first = file.skipped[0]
+    if config.on_invalid == "error" or not file.questions:
+        raise DataError(f"{file.source}: {first}", "`task.on_invalid=skip` leaves such questions out")
+    return [f"{split}: left out {len(file.skipped):,} questions that cannot be used; the first: {first}"]
+
+
+def _hold_out(
+    file: SquadFile, titles: Sequence[str]
+) -> tuple[list[SquadQuestion], list[SquadQuestion], tuple[str, ...]]:
+    """Return the questions to train on, those of the held-out articles, and the titles of these articles."""
+    known = list(dict.fromkeys(question.title for question in file.questions))
+    for title in titles:
+        if title not in known:
+            close = difflib.get_close_matches(title, known, n=1)
+            hint = f"did you mean `{close[0]}`?" if close else f"there are {_listed(known)}"
+            raise DataError(f"{file.source}: no article `{title}` with questions to hold out", hint)
+    held_out = tuple(titles) or tuple(known[-NUM_HELD_OUT_ARTICLES:])
+    train = [question for question in file.questions if question.title not in held_out]
+    if not train:
+        raise DataError(
+            f"{file.source}: all {len(known)} articles are held out to score on: none is left to train on",
+            "give a validation file with `task.files.valid=FILE`, or fewer `task.valid_articles`",
+        )
+    return train, [question for question in file.questions if question.title in held_out], held_out
+
+
+def _listed(titles: Sequence[str]) -> str:
+    return name_some((f"`{title}`" for title in titles), limit=12)
+
+
+def _encoding_notes(
+    split: Split, num_questions: int, num_windows: int, num_cut: int, num_in_no_window: int
+) -> list[str]:
     notes = [f"{split}: {num_questions:,} questions are {num_windows:,} windows"]
     if num_cut:
         notes.append(f"{split}: cut {num_cut:,} questions to `task.max_query_tokens`")
-    if num_unheld:
-        as_what = "; they train as unanswerable" if split == "train" else ""
-        notes.append(f"{split}: the answer to {num_unheld:,} questions is whole in no window{as_what}")
+    if num_in_no_window:
+        effect = "; they train as unanswerable" if split == "train" else ""
+        notes.append(f"{split}: the answer to {num_in_no_window:,} questions is whole in no window{effect}")
     return notes

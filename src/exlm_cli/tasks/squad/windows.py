@@ -1,4 +1,4 @@
-"""A question and its paragraph as windows of tokens, and answers as spans of them.
+"""Windows of tokens over a question and its paragraph, and answers as spans of tokens.
 
 A window is [CLS] question [SEP] piece of the paragraph [SEP]. Axes: L tokens of a window.
 """
@@ -15,7 +15,7 @@ from exlm_cli.errors import ConfigError
 from exlm_cli.tasks.base import FloatArray
 
 CLS_INDEX = 0
-"""Where [CLS] stands in a window: the span (0, 0) says "no answer here"."""
+"""Position of [CLS] in a window; the span (0, 0) means "no answer here"."""
 
 Offsets = list[tuple[int, int]]
 
@@ -27,7 +27,7 @@ class EncodedContext:
     Attributes:
         text: Its characters.
         ids: Its tokens.
-        offsets: Characters [start, end) of each token, blanks at its ends left out; a token of blanks alone is empty.
+        offsets: Characters [start, end) of each token without the blanks at its ends; empty for a token of only blanks.
     """
 
     text: str
@@ -41,7 +41,7 @@ class EncodedContext:
         return cls(text, ids, [_without_blanks(text, start, end) for start, end in offsets])
 
     def token_span(self, start: int, end: int) -> tuple[int, int] | None:
-        """Return the first and last token that share a character with [start, end); None where there is none."""
+        """Return the first and last token that share a character with [start, end); None if there is none."""
         shares = [index for index, (first, last) in enumerate(self.offsets) if max(first, start) < min(last, end)]
         return (shares[0], shares[-1]) if shares else None
 
@@ -57,11 +57,11 @@ class Window:
     """One piece of a paragraph behind its question.
 
     Attributes:
-        question: Index of the question it belongs to.
+        question: Index of its question.
         token_ids: (L,) the whole window.
-        context_start: Place in the window of its first paragraph token.
-        first_token: Which token of the paragraph that is.
-        num_tokens: How many tokens of the paragraph it has.
+        context_start: Position in the window of its first paragraph token.
+        first_token: Index of that token in the paragraph.
+        num_tokens: Number of paragraph tokens in the window.
     """
 
     question: int
@@ -78,7 +78,7 @@ class Window:
         return allowed
 
     def target(self, span: tuple[int, int] | None) -> tuple[int, int]:
-        """Return first and last answer token of this window, (0, 0) where the answer is not wholly within it.
+        """Return first and last answer token of this window, (0, 0) if the answer is not wholly within it.
 
         Args:
             span: First and last token of the paragraph; None: no answer.
@@ -101,12 +101,12 @@ def build_windows(
     """Cut a paragraph into windows so that each of its tokens is in at least one.
 
     Args:
-        question: Index that the windows carry.
+        question: Index of the question.
         question_ids: Tokens of the question, cut to their maximum.
-        context: Of the paragraph.
-        tokenizer: For [CLS] and [SEP].
-        sequence_length: Most tokens of a window.
-        doc_stride: Tokens of the paragraph from the beginning of a window to that of the next.
+        context: The paragraph.
+        tokenizer: Gives [CLS] and [SEP].
+        sequence_length: Maximum tokens of a window.
+        doc_stride: Paragraph tokens from the start of a window to the start of the next.
 
     Raises:
         ConfigError: `doc_stride` is larger than the room for the paragraph, so tokens would be left out.
@@ -143,13 +143,13 @@ def best_spans(
 ) -> list[tuple[int, int, float]]:
     """Return the best spans of a window as (first, last token of the paragraph, score), best first.
 
-    Exact: every span of at most `max_answer_tokens` tokens is looked at.
+    Exact: every span of at most `max_answer_tokens` tokens is scored.
 
     Args:
-        window: Of which the logits are.
+        window: The window.
         logits: (L, 2) of first and last token.
-        n_best: How many, at most.
-        max_answer_tokens: Longest span.
+        n_best: Maximum number of spans.
+        max_answer_tokens: Maximum tokens of a span.
     """
     inside = slice(window.context_start, window.context_start + window.num_tokens)
     first_logits, last_logits = logits[inside, 0], logits[inside, 1]
@@ -178,15 +178,15 @@ def n_best_answers(
 ) -> tuple[list[SpanAnswer], float]:
     """Return the best answers of all windows of a question, best first, and its null score.
 
-    No answer begins or ends at a token of blanks alone. A piece of text that several spans give (windows overlap)
-    stands once, with its best score. The null score is the smallest sum of the two logits at [CLS] of any window, as in
+    No answer begins or ends at a token that is only blanks. A text that several spans give (windows overlap) occurs
+    once, with its best score. The null score is the smallest sum of the two logits at [CLS] over the windows, as in
     BERT: a paragraph has no answer only if no window of it has one.
 
     Args:
-        context: Of the paragraph.
+        context: The paragraph.
         windows: Each window of the question with its (L, 2) logits.
-        n_best: How many answers, at most.
-        max_answer_tokens: Longest answer.
+        n_best: Maximum number of answers.
+        max_answer_tokens: Maximum tokens of an answer.
     """
     scores: dict[str, float] = {}
     null_score = np.inf

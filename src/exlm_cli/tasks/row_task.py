@@ -1,0 +1,325 @@
+"""Tasks with one text, pair of texts or molecule per row: encoding, labels and scores, and prediction of a table.
+
+`TableTask` is the task of MoleculeNet and of any CSV; GLUE's tasks (`glue.py`) are `RowTask`s too.
+
+A pair is written as in BERT, [CLS] a [SEP] b [SEP]. RoBERTa in fairseq, and so the official ExLM code, writes two
+separators between the texts (`<s> a </s></s> b </s>`). Here pre-training puts a single [SEP] between documents and
+never shows two in a row, so checkpoints know one. There are no segment embeddings, as in RoBERTa.
+
+Axes: K seeds, R rows of a table, N examples of a split, C outputs.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exlm_cli.config.tasks import CsvTaskConfig, InputKind
+from exlm_cli.data.masking import IntArray
+from exlm_cli.data.rows.records import SkippedRow
+from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.errors import DataError
+from exlm_cli.files import write_csv
+from exlm_cli.progress import Progress
+from exlm_cli.tasks.base import (
+    NO_TEST_NOTE,
+    SPLITS,
+    DownstreamTask,
+    EncodedSplit,
+    FloatArray,
+    Loss,
+    NewRows,
+    PredictionSummary,
+    Split,
+    TrainedTask,
+    name_some,
+    write_outputs,
+)
+from exlm_cli.tasks.labels import Labels, read_known_targets
+from exlm_cli.tasks.metrics import describe_unscorable, probabilities_by_seed, score_rows, to_probabilities
+from exlm_cli.tasks.splits import RowSplit
+from exlm_cli.tasks.table_rows import InputRows, read_input_rows
+
+Texts = Sequence[tuple[str, ...]]
+"""One or two texts of each row."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Rows of one split.
+
+    Attributes:
+        texts: One or two texts, or one SMILES, of each of N rows.
+        targets: (N, C), NaN where missing; (N, 1) class index for `classes`.
+        rows: (N,) row of the input, counted from 0.
+    """
+
+    texts: Texts
+    targets: FloatArray
+    rows: IntArray
+
+
+class RowTask(DownstreamTask):
+    """Examples by split, tokenised as they are."""
+
+    def __init__(self, name: str, loss: Loss, output_names: Sequence[str], examples: Mapping[Split, Examples]) -> None:
+        self.name, self.loss, self.output_names = name, loss, tuple(output_names)
+        self.examples = examples
+        self.splits = tuple(split for split in SPLITS if split in examples)
+
+    @property
+    def split_indices(self) -> dict[str, IntArray]:
+        """Rows of the input, counted from 0."""
+        return {split: self.examples[split].rows for split in self.splits}
+
+    def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
+        """Tokenise a split as [CLS] a [SEP] or [CLS] a [SEP] b [SEP]; the longer text of a long row loses its end."""
+        examples = self.examples[split]
+        token_ids, notes = encode_texts(examples.texts, tokenizer, sequence_length)
+        return EncodedSplit(token_ids, examples.targets, notes=tuple(f"{split}: {note}" for note in notes))
+
+    def score(self, split: Split, outputs: Sequence[FloatArray]) -> dict[str, float]:
+        """Return the metrics of a split; means over the labels or columns in which each is defined."""
+        outputs_NC = np.stack([np.asarray(output, dtype=np.float64) for output in outputs])
+        return score_rows(self.loss, to_probabilities(self.loss, outputs_NC), self.examples[split].targets)
+
+    def write_predictions(self, folder: Path, split: Split, outputs: Sequence[FloatArray]) -> None:
+        """Write `predictions-<split>.csv`: probabilities of labels or classes, or values, by row of the input."""
+        predicted = (to_probabilities(self.loss, output[None])[0] for output in outputs)
+        write_outputs(folder / f"predictions-{split}.csv", self.examples[split].rows, self.output_names, predicted)
+
+
+class TableTask(RowTask):
+    """Rows of one table, with labels, classes or values in its columns."""
+
+    def __init__(
+        self,
+        name: str,
+        input_kind: InputKind,
+        inputs: Sequence[str],
+        labels: Labels,
+        split: RowSplit,
+        *,
+        is_balanced: bool = False,
+        notes: Sequence[str] = (),
+        skipped: Sequence[SkippedRow] = (),
+    ) -> None:
+        """Hold the table.
+
+        Args:
+            name: Like `moleculenet/bace`.
+            input_kind: What a row is.
+            inputs: R texts or SMILES.
+            labels: Labels of the R rows.
+            split: Rows of each split; a test split without rows is left out, with a note.
+            is_balanced: Let rarer classes weigh more.
+            notes: What a report says about the data.
+            skipped: Rows that are not used.
+
+        Raises:
+            DataError: The training or validation split is empty.
+        """
+        indices = split.indices
+        for needed in ("train", "valid"):
+            if not len(indices.get(needed, ())):
+                raise DataError(
+                    f"{name}: the split leaves no rows in `{needed}`",
+                    "give more rows, another `task.split` (`random` fills all three), or a `task.split_file`",
+                )
+        examples = {
+            part: Examples([(inputs[row],) for row in rows], labels.targets[rows], rows)
+            for part, rows in indices.items()
+            if len(rows)
+        }
+        super().__init__(name, labels.loss, labels.names, examples)
+        self.input_kind, self.split_name, self.skipped = input_kind, split.name, tuple(skipped)
+        self.class_weights = self._balanced_weights() if is_balanced and labels.loss != "regression" else None
+        self.selection_metric, self.is_greater_better, metric_notes = self._choose_metric()
+        test_notes = [NO_TEST_NOTE] if "test" in indices and "test" not in examples else []
+        self.notes = (*notes, *test_notes, *self._describe_targets(), *metric_notes)
+
+    def _describe_targets(self) -> list[str]:
+        notes = []
+        used = np.concatenate([self.examples[split].targets for split in self.splits])
+        share = float(np.isnan(used).mean())
+        if share > 0:
+            notes.append(f"{100 * share:.1f} % of the labels are missing; they are left out of loss and scores")
+        for split in self.splits:
+            unscorable = self._unscorable(split)
+            if unscorable:
+                listed = name_some(f"`{name}` {reason}" for name, reason in unscorable.items())
+                notes.append(f"{split}: not scored, for lack of both classes: {listed}")
+        return notes
+
+    def _unscorable(self, split: Split) -> dict[str, str]:
+        if self.loss == "regression":
+            return {}
+        targets_NC = self.examples[split].targets
+        if self.loss == "binary":
+            return describe_unscorable(targets_NC, self.output_names)
+        present = np.unique(targets_NC).astype(int)
+        if len(present) > 1:
+            return {}
+        return {"class": f"is {self.output_names[present[0]]} in every row"} if len(present) else {}
+
+    def _choose_metric(self) -> tuple[str, bool, list[str]]:
+        """Return the metric that chooses the best epoch, whether more of it is better, and notes."""
+        if self.loss == "regression":
+            return "rmse", False, []
+        has_auc = self.loss == "binary" or len(self.output_names) == 2
+        num_labels = len(self.output_names) if self.loss == "binary" else 1
+        if has_auc and len(self._unscorable("valid")) < num_labels:
+            return "roc_auc", True, []
+        note = "valid has no label with both classes: accuracy, not ROC-AUC, chooses the best epoch"
+        return "accuracy", True, [note] if has_auc else []
+
+    def _balanced_weights(self) -> FloatArray:
+        """Return n / (C * n_c) for classes, negatives per positive for labels, over the training rows."""
+        targets_NC = self.examples["train"].targets
+        if self.loss == "classes":
+            counts = np.bincount(targets_NC[:, 0].astype(int), minlength=len(self.output_names))
+            return np.where(counts > 0, counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1)), 1.0)
+        positives: NDArray[np.int64] = np.count_nonzero(targets_NC == 1, axis=0)
+        negatives: NDArray[np.int64] = np.count_nonzero(targets_NC == 0, axis=0)
+        has_both = (positives > 0) & (negatives > 0)
+        return np.where(has_both, negatives / np.maximum(positives, 1), 1.0)
+
+
+class NewTableRows(NewRows):
+    """A table to predict: every row comes back in its place, with the table's own columns."""
+
+    def __init__(self, task: TrainedTask, rows: InputRows) -> None:
+        """Read the labels of the table, where it has any.
+
+        Raises:
+            DataError: A cell is not a label of the task.
+        """
+        self._task, self._rows = task, rows
+        self._label_columns = task.output_names
+        if task.loss == "classes" and isinstance(task.config, CsvTaskConfig):
+            self._label_columns = task.config.label_columns
+        self._targets_RC = read_known_targets(rows.table, self._label_columns, task.loss, task.output_names)
+        self._encoding_notes: tuple[str, ...] = ()
+
+    def encode(self, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
+        """Tokenise the readable rows as [CLS] text [SEP]."""
+        encoded = encode_input_rows(self._rows, tokenizer, sequence_length)
+        self._encoding_notes = encoded.notes
+        return encoded
+
+    def write(self, outputs: Sequence[Sequence[FloatArray]], out: Path) -> PredictionSummary:
+        """Write one CSV row for each row of the table, in its order.
+
+        Columns: `line` of the table; its own columns; `<name>_probability` of each label or class, or
+        `<name>_predicted` value; `predicted_class` if there are classes; `<name>_std` over several seeds; `problem` of
+        a row that cannot be read. The mean over the seeds is written. A column of the table with such a name is left
+        out.
+        """
+        rows, loss, names = self._rows, self._task.loss, self._task.output_names
+        table = rows.table
+        by_seed = np.full((len(outputs), len(table), len(names)), math.nan)
+        by_seed[:, rows.readable] = probabilities_by_seed(loss, outputs, len(names))
+        mean_RC = by_seed.mean(axis=0)
+        added = {
+            f"{name}_{'predicted' if loss == 'regression' else 'probability'}": _cells(column)
+            for name, column in zip(names, mean_RC.T, strict=True)
+        }
+        if loss == "classes":
+            added["predicted_class"] = [
+                "" if problem else names[int(row.argmax())] for problem, row in zip(rows.problems, mean_RC, strict=True)
+            ]
+        if len(outputs) > 1:
+            std_RC = by_seed.std(axis=0, ddof=1)
+            added |= {f"{name}_std": _cells(column) for name, column in zip(names, std_RC.T, strict=True)}
+        own = {name: cells for name, cells in table.columns.items() if name not in ("line", *added, "problem")}
+        columns = {"line": table.lines, **own, **added, "problem": rows.problems}
+        write_csv(out, list(columns), zip(*columns.values(), strict=True))
+        missing = [name for name in self._label_columns if name not in table.columns]
+        has_labels = len(missing) < len(self._label_columns)
+        notes = [*rows.notes, *self._encoding_notes]
+        if has_labels and missing:
+            notes.append(f"scored without the labels that the table lacks: {', '.join(missing)}")
+        replaced = [f"`{name}`" for name in table.columns if name not in own]
+        if replaced:
+            notes.append(f"predictions replace the table's own columns {', '.join(replaced)}")
+        readable = rows.readable
+        metrics = score_rows(loss, mean_RC[readable], self._targets_RC[readable]) if has_labels else {}
+        return PredictionSummary((out,), len(table), len(table) - len(readable), metrics, tuple(notes))
+
+
+def read_new_table(task: TrainedTask, path: Path, column: str | None, progress: Progress) -> NewTableRows:
+    """Read a table to predict, or lines of text or SMILES (.txt, .smi).
+
+    Args:
+        task: Task of the model.
+        path: CSV or TSV, also .gz and .xz, or .smi and .txt.
+        column: Column of the SMILES or text; None: the one of the task, else the one with a usual name.
+        progress: Shows a bar of molecules.
+
+    Raises:
+        DataError: The table, its column, or a label in it cannot be read.
+    """
+    rows = read_input_rows(
+        path,
+        task.input_kind,
+        progress,
+        column=column,
+        usual_column=task.config.input_column,
+        canonical_smiles=task.config.has_canonical_smiles,
+    )
+    return NewTableRows(task, rows)
+
+
+def encode_input_rows(rows: InputRows, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
+    """Tokenise the readable rows as [CLS] text [SEP]; targets are zeros."""
+    token_ids, notes = encode_texts([(rows.inputs[row],) for row in rows.readable], tokenizer, sequence_length)
+    return EncodedSplit(token_ids, np.zeros((len(token_ids), 1)), notes=notes)
+
+
+def encode_texts(
+    rows: Texts, tokenizer: Tokenizer, sequence_length: int
+) -> tuple[tuple[IntArray, ...], tuple[str, ...]]:
+    """Tokenise rows of one or two texts.
+
+    Args:
+        rows: Each with as many texts as the first one.
+        tokenizer: Of the checkpoint.
+        sequence_length: Maximum tokens of a sequence, [CLS] and [SEP] included; at least 5.
+
+    Returns:
+        A sequence of tokens for each row, and a note if rows had to be cut.
+    """
+    if not rows:
+        return (), ()
+    encoded = [tokenizer.encode_batch(texts) for texts in zip(*rows, strict=True)]
+    budget = sequence_length - 1 - len(encoded)
+    sequences = []
+    num_cut = 0
+    for pieces in zip(*encoded, strict=True):
+        kept = longest_first([len(piece) for piece in pieces], budget)
+        num_cut += sum(kept) < sum(map(len, pieces))
+        ids = [tokenizer.cls_id]
+        for piece, length in zip(pieces, kept, strict=True):
+            ids += [*piece[:length], tokenizer.sep_id]
+        sequences.append(np.array(ids, dtype=np.int64))
+    note = f"cut {num_cut:,} of {len(rows):,} rows to {sequence_length} tokens (`task.sequence_length`)"
+    return tuple(sequences), (note,) if num_cut else ()
+
+
+def longest_first(lengths: Sequence[int], budget: int) -> list[int]:
+    """Return how much of each of one or two texts is kept: tokens go one by one from the end of the longer text.
+
+    Of two equally long texts the second one loses a token, as in BERT.
+    """
+    if len(lengths) == 1:
+        return [min(lengths[0], budget)]
+    first, second = lengths
+    kept_second = min(second, max(budget - first, budget // 2))
+    return [min(first, budget - kept_second), kept_second]
+
+
+def _cells(values: FloatArray) -> list[str]:
+    return ["" if math.isnan(value) else f"{value:.6g}" for value in values]

@@ -1,0 +1,220 @@
+"""Splits of a table's rows into train, valid and test: 80/10/10 by scaffold or at random, or as a file says.
+
+The Bemis-Murcko scaffold of a molecule is its rings and what links them. Molecules without a ring have an empty
+scaffold and form one group.
+
+- `scaffold`: Uni-Mol's, which the paper follows (section 5.1). Whole groups of one scaffold, chirality kept in it, go
+to
+  train while train stays within 80 % of the rows, else to valid while both stay within 90 %, else to test. The largest
+  group comes first; of equal groups, the one that begins later in the file. Nothing is random. On Uni-Mol's rows these
+  are its splits, row for row: compared with a public copy of its valid and test for bace, bbbp, clintox, tox21, sider
+  and muv.
+- `scaffold-chiral`: another name for it.
+- `scaffold-deepchem`: DeepChem's default: the same without chirality in scaffolds.
+- `scaffold-balanced`: chemprop 1's, without chirality. Groups larger than half a tenth of the rows come first, then the
+  others, each part shuffled; a group goes to the first of train, valid and test that still has room; test takes all.
+- `random`: rows at random. Where each row has one class, every split has its share of each class, to within one row.
+"""
+
+import hashlib
+import json
+import random
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from exlm_cli.config.tasks import RowTaskConfig, TaskSection
+from exlm_cli.data.masking import IntArray
+from exlm_cli.errors import DataError
+from exlm_cli.files import expand_path
+from exlm_cli.tasks.base import SPLITS, Split, SplitIndices
+from exlm_cli.tasks.table_rows import UsableRows
+
+# tenths, so that every comparison is one of integers
+_TRAIN_TENTHS, _VALID_TENTHS = 8, 1
+_MIN_ROWS = 10
+
+
+@dataclass(frozen=True)
+class RowSplit:
+    """Rows of each split, how they were split, and what a report says about it."""
+
+    name: str
+    indices: SplitIndices
+    notes: tuple[str, ...] = ()
+
+
+def split_rows(config: RowTaskConfig, usable: UsableRows, classes: Sequence[Hashable] | None) -> RowSplit:
+    """Split the usable rows as `task.split` says, and draw `task.max_rows` of the training rows.
+
+    Args:
+        config: Section of the task.
+        usable: Rows to split. Texts have no scaffolds and are split at random.
+        classes: (R,) class of each row of the table, for an even random split; None: rows have no single class.
+
+    Raises:
+        DataError: Too few rows, or a split file that does not fit.
+    """
+    rows = usable.rows
+    if config.split == "file":
+        assert config.split_file is not None, "the recipe checks it"
+        named = read_split_file(expand_path(config.split_file), len(usable.table))
+        split = follow_split("file", named, usable)
+        num_named, num_used = (sum(map(len, parts.values())) for parts in (named, split.indices))
+        notes = []
+        if num_used < num_named:
+            notes.append(f"{num_named - num_used:,} rows of {config.split_file} cannot be used")
+        if num_used < len(rows):
+            notes.append(f"{len(rows) - num_used:,} rows are in no split of {config.split_file}")
+        return limit_training_rows(config, replace(split, notes=tuple(notes)))
+    if len(rows) < _MIN_ROWS:
+        raise DataError(
+            f"{config.name}: {len(rows)} rows can be used, a split 80/10/10 needs at least {_MIN_ROWS}",
+            "give more rows, or files of your own for training and validation",
+        )
+    if config.split == "random" or usable.molecules is None:
+        chosen = None if classes is None else [classes[row] for row in rows]
+        name, parts = "random", split_at_random(len(rows), config.split_seed, chosen)
+    else:
+        scaffolds = [usable.molecules[row].scaffold for row in rows]
+        is_balanced = config.split == "scaffold-balanced"
+        name = config.split
+        parts = split_balanced(scaffolds, config.split_seed) if is_balanced else split_by_scaffold(scaffolds)
+    return limit_training_rows(config, RowSplit(name, {split: rows[part] for split, part in parts.items()}))
+
+
+def follow_split(name: str, named: SplitIndices, usable: UsableRows, notes: Sequence[str] = ()) -> RowSplit:
+    """Return a split that files or a column give, without the rows that cannot be used."""
+    return RowSplit(name, {split: part[np.isin(part, usable.rows)] for split, part in named.items()}, tuple(notes))
+
+
+def limit_training_rows(config: TaskSection, split: RowSplit) -> RowSplit:
+    """Draw `task.max_rows` of the training rows if there are more."""
+    train = split.indices["train"]
+    chosen, notes = choose_training_rows(config, len(train))
+    return replace(split, indices={**split.indices, "train": train[chosen]}, notes=split.notes + notes)
+
+
+def choose_training_rows(config: TaskSection, num_rows: int, what: str = "rows") -> tuple[IntArray, tuple[str, ...]]:
+    """Return which training rows are used, in order, and a note if not all: `task.max_rows` drawn by `split_seed`."""
+    if config.max_rows is None or config.max_rows >= num_rows:
+        return np.arange(num_rows), ()
+    chosen = np.sort(np.random.default_rng(config.split_seed).choice(num_rows, config.max_rows, replace=False))
+    return chosen, (f"trained on {len(chosen):,} of {num_rows:,} {what} (`task.max_rows`)",)
+
+
+def split_by_scaffold(scaffolds: Sequence[Hashable]) -> SplitIndices:
+    """Split rows with given scaffolds by the rule of `scaffold` and `scaffold-deepchem`."""
+    groups = sorted(_groups(scaffolds), key=lambda group: (len(group), group[0]), reverse=True)
+    num_rows = len(scaffolds)
+    parts: dict[Split, list[int]] = {split: [] for split in SPLITS}
+    for group in groups:
+        num_train = len(parts["train"]) + len(group)
+        if 10 * num_train <= _TRAIN_TENTHS * num_rows:
+            parts["train"] += group
+        elif 10 * (num_train + len(parts["valid"])) <= (_TRAIN_TENTHS + _VALID_TENTHS) * num_rows:
+            parts["valid"] += group
+        else:
+            parts["test"] += group
+    return _as_arrays(parts)
+
+
+def split_balanced(scaffolds: Sequence[Hashable], seed: int) -> SplitIndices:
+    """Split rows with given scaffolds by the rule of `scaffold-balanced`."""
+    num_rows = len(scaffolds)
+    groups = _groups(scaffolds)
+    is_large = [20 * len(group) > _VALID_TENTHS * num_rows for group in groups]
+    large = [group for group, large in zip(groups, is_large, strict=True) if large]
+    small = [group for group, large in zip(groups, is_large, strict=True) if not large]
+    shuffler = random.Random(seed)  # noqa: S311 (chemprop's generator, so that its splits come out; nothing secret)
+    shuffler.shuffle(large)
+    shuffler.shuffle(small)
+    parts: dict[Split, list[int]] = {split: [] for split in SPLITS}
+    for group in large + small:
+        if 10 * (len(parts["train"]) + len(group)) <= _TRAIN_TENTHS * num_rows:
+            parts["train"] += group
+        elif 10 * (len(parts["valid"]) + len(group)) <= _VALID_TENTHS * num_rows:
+            parts["valid"] += group
+        else:
+            parts["test"] += group
+    return _as_arrays(parts)
+
+
+def split_at_random(num_rows: int, seed: int, classes: Sequence[Hashable] | None = None) -> SplitIndices:
+    """Split rows at random into 80/10/10, rounded down; test takes the rest.
+
+    Args:
+        num_rows: How many there are.
+        seed: Decides the split, together with the order of the rows.
+        classes: One class a row; each is spread evenly over the splits.
+    """
+    order = np.random.default_rng(seed).permutation(num_rows)
+    if classes is not None:
+        # the n rows of a class get the positions (0.5, 1.5, ... n - 0.5) / n: a cut at 0.8 cuts every class at 0.8
+        position = np.empty(num_rows)
+        for group in _groups([classes[row] for row in order]):
+            position[order[group]] = (np.arange(len(group)) + 0.5) / len(group)
+        order = order[np.argsort(position[order], kind="stable")]
+    num_train = _TRAIN_TENTHS * num_rows // 10
+    num_seen = (_TRAIN_TENTHS + _VALID_TENTHS) * num_rows // 10
+    parts = np.split(order, [num_train, num_seen])
+    return _as_arrays({split: part.tolist() for split, part in zip(SPLITS, parts, strict=True)})
+
+
+def read_split_file(path: Path, num_rows: int) -> SplitIndices:
+    """Read the rows of each split, counted from 0, from JSON: `{"train": [...], "valid": [...], "test": [...]}`.
+
+    The `split.json` of a run is such a file, so that a run's split can be used again. `test` may be missing; other keys
+    are ignored.
+
+    Raises:
+        DataError: The file cannot be read, has no `train` or `valid`, names a row that does not exist, or one twice.
+    """
+    hint = 'write {"train": [rows], "valid": [rows], "test": [rows]}, or give the split.json of a run'
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such split file", hint) from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: not readable as JSON: {error}", hint) from error
+    if isinstance(content, dict) and isinstance(content.get("indices"), dict):
+        content = content["indices"]
+    seen: dict[int, str] = {}
+    for name in SPLITS:
+        rows = content.get(name) if isinstance(content, dict) else None
+        if rows is None and name == "test":
+            continue
+        if not isinstance(rows, list) or not rows:
+            raise DataError(f"{path}: `{name}` must be a list of row numbers", hint)
+        for row in rows:
+            if type(row) is not int or not 0 <= row < num_rows:
+                raise DataError(f"{path}: `{name}` names row {row!r}; rows are 0 to {num_rows - 1}", hint)
+            if row in seen:
+                where = f"in `{seen[row]}` and in `{name}`" if seen[row] != name else f"twice in `{name}`"
+                raise DataError(f"{path}: row {row} is {where}", hint)
+            seen[row] = name
+    return _as_arrays({name: content.get(name, []) for name in SPLITS})
+
+
+def split_fingerprint(indices: Mapping[Any, IntArray]) -> str:
+    """Return the SHA-256, in hex, of the row numbers of each split, in the order train, valid, test."""
+    content = {name: indices[name].tolist() for name in SPLITS if name in indices}
+    return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
+
+
+def _groups(keys: Sequence[Hashable]) -> list[list[int]]:
+    """Return the rows of each key, ascending; keys in the order in which they first occur."""
+    rows_by_key: dict[Hashable, list[int]] = {}
+    for row, key in enumerate(keys):
+        rows_by_key.setdefault(key, []).append(row)
+    return list(rows_by_key.values())
+
+
+def _as_arrays(parts: Mapping[Split, Sequence[int]]) -> SplitIndices:
+    """Sort the rows of each split and leave out a test split without rows."""
+    return {
+        name: np.sort(np.asarray(parts[name], dtype=np.int64)) for name in SPLITS if len(parts[name]) or name != "test"
+    }
