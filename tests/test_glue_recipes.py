@@ -7,7 +7,7 @@ import pytest
 
 from exlm_cli.config.finetune import FinetuneRecipe, grid_points
 from exlm_cli.config.load import load_recipe, recipes_folder
-from exlm_cli.tasks.glue_tasks import GLUE_TASKS
+from exlm_cli.tasks.glue import GLUE_TASKS
 
 LARGE = {
     "optim.lr": (1e-5, 2e-5, 3e-5, 4e-5),

@@ -8,7 +8,7 @@ import pytest
 
 from exlm_cli.finetune.results import RunResults
 from exlm_cli.finetune.run import run_finetuning
-from exlm_cli.tasks.glue_tasks import GLUE_TASKS
+from exlm_cli.tasks.glue import GLUE_TASKS
 from tests.unit.finetune.synthetic import finetune_recipe, make_pretrained
 from tests.unit.tasks.glue_files import ROWS, write_glue
 from tests.unit.tasks.squad.test_task import write

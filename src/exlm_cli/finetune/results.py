@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from exlm_cli.config.finetune import NO_GRID
 from exlm_cli.errors import CheckpointError
-from exlm_cli.files import JsonModel, absent_if_none, read_json, reason_of, write_csv
+from exlm_cli.files import JsonModel, absent_if_none, read_json, reason_of
 from exlm_cli.tasks.base import FloatArray, Loss
 
 RESULT_FILE = "result.json"

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,14 +13,14 @@ from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import dump_recipe
 from exlm_cli.data.bpe import train_bpe
 from exlm_cli.data.masking import IntArray
-from exlm_cli.data.rows.records import SkippedRow
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.finetune.results import read_results
 from exlm_cli.finetune.run import FinetuneResult, run_finetuning
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, update_run_json
-from exlm_cli.tasks.base import EncodedSplit, FloatArray, Loss, Split
+from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray, Loss, Split, write_outputs
+from exlm_cli.tasks.metrics import to_probabilities
 from exlm_cli.train.checkpoint import CheckpointState, LoopState, save_checkpoint
 from exlm_cli.train.optim import build_optimizer
 from tests.tiny import tiny_recipe
@@ -64,7 +64,7 @@ def finetune_recipe(**sections: Any) -> FinetuneRecipe:
     return FinetuneRecipe.model_validate(content)
 
 
-class WordTask:
+class WordTask(DownstreamTask):
     """Sentences of four words; what they are labelled with depends on which words they have.
 
     `binary`: has amber; has birch, which is missing in every third row. `classes`: how many of amber and birch.
@@ -72,11 +72,8 @@ class WordTask:
     both.
     """
 
-    input_kind: Literal["text", "smiles"] = "text"
-    class_weights: FloatArray | None = None
     split_name = "random"
     score_fingerprint = ""
-    left_out: tuple[SkippedRow, ...] = ()
 
     def __init__(self, loss: Loss = "binary", sizes: Sequence[int] = (24, 12, 12), seed: int = 0) -> None:
         self.loss = loss
@@ -147,6 +144,11 @@ class WordTask:
             case "span":
                 found = np.array([output.argmax(0) for output in outputs])
                 return {"accuracy": float((found == targets).all(1).mean())}
+
+    def write_predictions(self, folder: Path, split: Split, outputs: Sequence[FloatArray]) -> None:
+        if self.loss != "span":
+            predicted = (to_probabilities(self.loss, output[None])[0] for output in outputs)
+            write_outputs(folder / f"predictions-{split}.csv", self.split_indices[split], self.output_names, predicted)
 
 
 def run_tiny(

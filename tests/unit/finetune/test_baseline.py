@@ -12,7 +12,9 @@ from exlm_cli.errors import ConfigError
 from exlm_cli.finetune.baseline import NUM_BITS, fingerprints, score_baseline
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import Loss
-from exlm_cli.tasks.table_task import TableTask
+from exlm_cli.tasks.labels import Labels
+from exlm_cli.tasks.row_task import TableTask
+from exlm_cli.tasks.splits import RowSplit
 from tests.unit.data.recording import RecordingProgress
 
 NAN = math.nan
@@ -23,7 +25,8 @@ INDICES: Any = {"train": np.arange(16), "valid": np.arange(16, 20), "test": np.a
 
 
 def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",), kind: Any = "smiles") -> TableTask:
-    return TableTask("csv", kind, loss, names, TEXTS, np.array(targets, dtype=float), INDICES, split_name="column")
+    labels = Labels(loss, names, np.array(targets, dtype=float), ())
+    return TableTask("csv", kind, TEXTS, labels, RowSplit("column", INDICES))
 
 
 def run(task: TableTask, seed: int = 1) -> dict[str, dict[str, float]]:

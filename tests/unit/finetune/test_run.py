@@ -61,7 +61,7 @@ def test_a_run_directory_holds_all_that_is_promised(finished: tuple[Path, RunRes
 
 def test_rows_left_out_are_all_listed_beside_the_results(pretrained: Path, tmp_path: Path) -> None:
     task = WordTask()
-    task.left_out = tuple(SkippedRow("a.csv", str(n), f"a.csv:{n}", "C1, C", "no molecule") for n in range(2, 32))
+    task.skipped = tuple(SkippedRow("a.csv", str(n), f"a.csv:{n}", "C1, C", "no molecule") for n in range(2, 32))
     run = tmp_path / "run"
     recipe = finetune_recipe(seeds=[1], train={"max_epochs": 1})
     results = run_finetuning(recipe, checkpoint=pretrained, out=run, task=task).results

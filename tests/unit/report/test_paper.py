@@ -4,7 +4,7 @@ from exlm_cli.config.tasks import SUITES
 from exlm_cli.report.paper import SHAPES, paper_tables
 from exlm_cli.report.paper_numbers import TABLE_1, TABLE_3
 from exlm_cli.report.tables import ReportTable
-from exlm_cli.tasks.glue_tasks import GLUE_TASKS
+from exlm_cli.tasks.glue import GLUE_TASKS
 from tests.unit.report.scored_runs import EXLM, baseline, scored
 
 MLM = EXLM.model_copy(update={"checkpoint": "runs/mlm", "recipe": "smiles-small-mlm", "objective": "mlm"})

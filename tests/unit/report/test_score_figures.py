@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sklearn import metrics
 
 from exlm_cli.errors import CheckpointError
-from exlm_cli.finetune.results import write_predictions
+from exlm_cli.tasks.base import write_outputs
 from exlm_cli.report import score_figures
 from exlm_cli.report.score_figures import SplitPredictions, draw_runs, write_score_figures
 from exlm_cli.report.scores import FinetunedRun
@@ -150,12 +150,12 @@ def test_files_are_the_same_for_the_same_data_and_names_are_no_commands_to_matpl
 def with_files(folder: Path, run: FinetunedRun) -> FinetunedRun:
     """Write the targets and the predictions of two seeds to the directory of a run."""
     folder.mkdir()
-    write_predictions(folder / "targets-test.csv", range(8), ["active"], [np.array([float(i % 2)]) for i in range(8)])
+    write_outputs(folder / "targets-test.csv", range(8), ["active"], [np.array([float(i % 2)]) for i in range(8)])
     for seed in (1, 2):
         cell = folder / f"cells/single/seed-{seed}"
         cell.mkdir(parents=True)
         values = [np.array([(i * seed % 5) / 5]) for i in range(8)]
-        write_predictions(cell / "predictions-test.csv", range(8), ["active"], values)
+        write_outputs(cell / "predictions-test.csv", range(8), ["active"], values)
     return replace(run, folder=folder)
 
 
@@ -171,7 +171,7 @@ def test_figures_go_into_each_run_or_named_by_run_into_one_folder(tmp_path: Path
 def test_a_damaged_run_stops_the_work_before_a_figure_of_another_is_written(tmp_path: Path) -> None:
     runs = [with_files(tmp_path / name, scored(name, "csv", {"roc_auc": [0.5, 0.5]})) for name in "ab"]
     broken = tmp_path / "b/cells/single/seed-2/predictions-test.csv"
-    write_predictions(broken, [7], ["active"], [np.array([0.5])])
+    write_outputs(broken, [7], ["active"], [np.array([0.5])])
     with pytest.raises(CheckpointError, match="its rows are not those of"):
         draw_runs(runs, None)
     broken.unlink()

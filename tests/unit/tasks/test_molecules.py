@@ -4,17 +4,9 @@ import pytest
 from rdkit import Chem
 
 from exlm_cli.progress import SilentProgress
-from exlm_cli.tasks.molecules import parse_molecule, read_molecules, repeated_molecules
-from tests.unit.data.recording import RecordingProgress
+from exlm_cli.tasks.molecules import murcko_scaffold, parse_molecule, read_molecules, repeated_molecules
 
 ALUMINIUM = "CC(=O)O[AlH3](O)O"  # line 2299 of Tox21: RDKit allows aluminium a valence of 3
-
-
-def test_a_molecule_is_parsed() -> None:
-    molecule, is_odd = parse_molecule("OCC")
-    assert molecule is not None
-    assert Chem.MolToSmiles(molecule) == "CCO"
-    assert not is_odd
 
 
 def test_a_metal_of_an_odd_valence_is_forgiven_and_told() -> None:
@@ -42,7 +34,7 @@ def test_what_is_no_molecule_is_none(smiles: str) -> None:
 
 def test_rows_are_read_with_their_problems_and_scaffolds() -> None:
     rows = ["C[C@H](O)c1ccccc1", "OC(C)c1ccccc1", "C1CC", ALUMINIUM]
-    read = read_molecules(rows, SilentProgress(), chiral_scaffolds=True)
+    read = read_molecules(rows, SilentProgress(), has_chiral_scaffolds=True)
     assert [molecule.scaffold for molecule in read] == ["c1ccccc1", "c1ccccc1", None, ""]
     assert [molecule.problem for molecule in read] == [
         None,
@@ -61,8 +53,13 @@ def test_rows_that_are_one_molecule_are_found() -> None:
     assert repeated_molecules([0, 1, 3], read) == [[1, 3]]
 
 
-def test_reading_shows_how_far_it_is() -> None:
-    progress = RecordingProgress()
-    read_molecules(["C"] * 130, progress)
-    (bar,) = progress.bars
-    assert (bar.label, bar.total, bar.done) == ("molecules", 130, [64, 128, 130])
+def test_a_scaffold_is_the_rings_and_what_links_them() -> None:
+    linked = Chem.MolFromSmiles("Cc1ccccc1CCC2CC2O")
+    assert murcko_scaffold(linked, has_chirality=False) == Chem.CanonSmiles("c1ccccc1CCC2CC2")
+    assert murcko_scaffold(Chem.MolFromSmiles("CCO"), has_chirality=True) == ""
+
+
+def test_only_chiral_scaffolds_tell_stereoisomers_apart() -> None:
+    isomers = [Chem.MolFromSmiles(s) for s in ("C1C[C@H]2CCCC[C@@H]2C1", "C1C[C@H]2CCCC[C@H]2C1")]
+    assert len({murcko_scaffold(m, has_chirality=True) for m in isomers}) == 2
+    assert len({murcko_scaffold(m, has_chirality=False) for m in isomers}) == 1

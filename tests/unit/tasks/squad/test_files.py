@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from exlm_cli.data.rows.records import SkippedRow
+from exlm_cli.data.rows.records import Record, SkippedRow
 from exlm_cli.errors import DataError
 from exlm_cli.tasks.squad.files import SquadFile, SquadQuestion, read_squad_json, read_squad_rows
 
@@ -42,7 +42,7 @@ def test_questions_come_in_order_with_their_answers(tmp_path: Path) -> None:
         "q2", question=" Who planted it? ", answers=[], is_impossible=True, plausible_answers=[{"text": "x"}]
     )
     found = read_squad_json(write(tmp_path / "dev-v2.0.json", document(question(), none)))
-    assert found.problems == []
+    assert found.skipped == []
     assert found.questions == [
         SquadQuestion(0, "q1", "Moss", CONTEXT, "Where does moss grow?", (("north side", 18),)),
         SquadQuestion(1, "q2", "Moss", CONTEXT, "Who planted it?", ()),
@@ -91,12 +91,12 @@ def test_a_file_of_squad_1_says_nothing_of_impossible_questions(tmp_path: Path) 
 def test_a_question_that_cannot_be_used_is_named(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
     found = read_squad_json(write(tmp_path / "a.json", document(question(), question("q2", **changes))))
     assert [q.id for q in found.questions] == ["q1"]
-    assert found.problems == [f"article `Moss`, paragraph 1, question `q2`: {problem}"]
+    assert list(map(str, found.skipped)) == [f"article `Moss`, paragraph 1, question `q2`: {problem}"]
 
 
 def test_an_id_stands_once(tmp_path: Path) -> None:
     found = read_squad_json(write(tmp_path / "a.json", document(question(), question())))
-    assert found.problems == ["article `Moss`, paragraph 1, question `q1`: another question has this id"]
+    assert list(map(str, found.skipped)) == ["article `Moss`, paragraph 1, question `q1`: another question has this id"]
 
 
 def test_rows_count_questions_that_cannot_be_used_too(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_rows_count_questions_that_cannot_be_used_too(tmp_path: Path) -> None:
 def test_an_empty_paragraph_is_no_paragraph(tmp_path: Path) -> None:
     nothing = question(answers=[], is_impossible=True)
     found = read_squad_json(write(tmp_path / "a.json", document(nothing, context=" \n")))
-    assert found.problems == ["article `Moss`, paragraph 1, question `q1`: its context is empty"]
+    assert list(map(str, found.skipped)) == ["article `Moss`, paragraph 1, question `q1`: its context is empty"]
 
 
 def _without(key: str) -> dict[str, Any]:
@@ -161,6 +161,10 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_squad_json(tmp_path / "a.json")
 
 
+def records(*rows: dict[str, Any]) -> list[Record]:
+    return [Record("x", number, row, has_lines=False) for number, row in enumerate(rows, start=1)]
+
+
 def flat(name: str = "q1", **changes: Any) -> dict[str, Any]:
     answers = {"text": ["north side"], "answer_start": [18]}
     row = {"id": name, "title": "Moss", "context": CONTEXT, "question": "Where does moss grow?", "answers": answers}
@@ -169,14 +173,14 @@ def flat(name: str = "q1", **changes: Any) -> dict[str, Any]:
 
 def test_flat_rows_are_the_same_questions(tmp_path: Path) -> None:
     nested = read_squad_json(write(tmp_path / "a.json", document(question())))
-    assert read_squad_rows("hub:x@train", [flat()]).questions == nested.questions
+    assert read_squad_rows("hub:x@train", records(flat())).questions == nested.questions
 
 
 def test_flat_rows_name_what_is_wrong() -> None:
     wrong = flat("q2", answers={"text": ["Moss"], "answer_start": [3]})
-    assert read_squad_rows("hub:x@train", [flat(), wrong]) == SquadFile(
+    assert read_squad_rows("hub:x@train", records(flat(), wrong)) == SquadFile(
         "hub:x@train",
-        read_squad_rows("", [flat()]).questions,
+        read_squad_rows("", records(flat())).questions,
         [
             SkippedRow(
                 "hub:x@train",
@@ -202,7 +206,7 @@ def test_flat_rows_name_what_is_wrong() -> None:
 )  # fmt: skip
 def test_flat_rows_of_another_layout_are_refused(rows: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
-        read_squad_rows("x", rows)
+        read_squad_rows("x", records(*rows))
 
 
 def test_answers_may_be_missing_where_none_are_needed(tmp_path: Path) -> None:
@@ -211,7 +215,7 @@ def test_answers_may_be_missing_where_none_are_needed(tmp_path: Path) -> None:
     path = write(tmp_path / "test.json", document(question(), bare))
     found = read_squad_json(path, needs_answers=False)
     assert [q.golds for q in found.questions] == [("north side",), ()]
-    assert (found.has_answers, found.problems) == (False, [])
+    assert (found.has_answers, found.skipped) == (False, [])
     assert read_squad_json(write(tmp_path / "dev.json", document(question())), needs_answers=False).has_answers
     with pytest.raises(DataError) as caught:
         read_squad_json(path)

@@ -1,0 +1,263 @@
+"""Tasks of rows: encoding, scores and predictions of a table; expected values are worked out by hand."""
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.special import expit
+from sklearn.metrics import roc_auc_score
+
+from exlm_cli.config.tasks import CsvTaskConfig
+from exlm_cli.data.bpe import train_bpe
+from exlm_cli.data.smiles import train_smiles_vocabulary
+from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.errors import DataError
+from exlm_cli.progress import SilentProgress
+from exlm_cli.tasks.base import NO_TEST_NOTE, DownstreamTask, Loss, PredictionSummary, TrainedTask, name_some
+from exlm_cli.tasks.labels import Labels
+from exlm_cli.tasks.metrics import to_probabilities
+from exlm_cli.tasks.row_task import TableTask, encode_texts, longest_first, read_new_table
+from exlm_cli.tasks.splits import RowSplit
+from tests.unit.finetune.finetuned_runs import write_rows
+
+NAN = math.nan
+TEXTS = ["CCO", "CCN", "CCCCCCCC", "CO", "CN", "C"]
+INDICES: Any = {"train": np.array([0, 1, 2]), "valid": np.array([3, 4]), "test": np.array([5])}
+PAIR = ("The ferry leaves at dawn.", "A boat departs early.")
+
+
+def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",), **options: Any) -> TableTask:
+    indices = options.pop("indices", INDICES)
+    labels = Labels(loss, names, np.array(targets, dtype=float), ())
+    return TableTask("csv", "smiles", TEXTS, labels, RowSplit("random", indices), **options)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_smiles_vocabulary(TEXTS, 20, 1, SilentProgress())
+
+
+@pytest.fixture(scope="module")
+def text_tokenizer() -> Tokenizer:
+    return train_bpe(PAIR, 300, 2, SilentProgress())
+
+
+def one_by_one(first: int, second: int, budget: int) -> list[int]:
+    while first + second > budget:
+        if first > second:
+            first -= 1
+        else:
+            second -= 1
+    return [first, second]
+
+
+def test_the_longer_text_loses_tokens_first() -> None:
+    for first in range(9):
+        for second in range(9):
+            for budget in range(2, 18):
+                assert longest_first([first, second], budget) == one_by_one(first, second, budget)
+    assert [longest_first([length], 4) for length in (0, 3, 4, 9)] == [[0], [3], [4], [4]]
+
+
+def test_texts_stand_between_cls_and_separators_and_cuts_are_counted(text_tokenizer: Tokenizer) -> None:
+    first, second = (text_tokenizer.encode(text) for text in PAIR)
+    (ids,), notes = encode_texts([PAIR], text_tokenizer, 100)
+    assert (ids.tolist(), notes) == ([1, *first, 2, *second, 2], ())
+    sequences, notes = encode_texts([PAIR, ("The", "A")], text_tokenizer, 9)
+    assert sequences[0].tolist() == [1, *first[:3], 2, *second[:3], 2]
+    assert notes == ("cut 1 of 2 rows to 9 tokens (`task.sequence_length`)",)
+    assert encode_texts([], text_tokenizer, 9) == ((), ())
+
+
+def test_a_table_is_a_downstream_task(tokenizer: Tokenizer) -> None:
+    task: DownstreamTask = make("binary", [[0], [1], [1], [0], [1], [1]], notes=["a note"])
+    assert (task.splits, task.split_sizes) == (("train", "valid", "test"), {"train": 3, "valid": 2, "test": 1})
+    assert {name: rows.tolist() for name, rows in task.split_indices.items()} == {
+        name: rows.tolist() for name, rows in INDICES.items()
+    }
+    encoded = task.encode("valid", tokenizer, 16)
+    assert [ids.tolist() for ids in encoded.token_ids] == [
+        [tokenizer.cls_id, *tokenizer.encode(text), tokenizer.sep_id] for text in ("CO", "CN")
+    ]
+    assert encoded.targets.tolist() == [[0], [1]]
+    assert task.notes == ("a note", "test: not scored, for lack of both classes: `y` is 1 in every row that has it")
+    assert task.encode("train", tokenizer, 6).notes == ("train: cut 1 of 3 rows to 6 tokens (`task.sequence_length`)",)
+
+
+def test_labels_are_scored_by_their_sigmoid() -> None:
+    task = make("binary", [[0, 1], [1, 1], [1, 0], [0, NAN], [1, NAN], [0, 1]], ("a", "b"))
+    scores = task.score("valid", [np.array([0.1, 0.0]), np.array([-0.1, 0.0])])
+    assert scores["roc_auc"] == 0  # the positive row has the smaller logit; `b` does not count
+    assert scores["accuracy"] == 0
+    assert task.selection_metric == "roc_auc"
+    assert task.is_greater_better
+    assert task.notes[0] == "16.7 % of the labels are missing; they are left out of loss and scores"
+    assert "valid: not scored, for lack of both classes: `b` is missing in every row" in task.notes
+
+
+def test_classes_are_scored_by_their_softmax() -> None:
+    task = make("classes", [[0], [1], [2], [0], [2], [1]], ("a", "b", "c"))
+    outputs = [np.array([2.0, 1.0, 0.0]), np.array([2.0, 1.0, 0.0])]
+    assert task.score("valid", outputs)["accuracy"] == 1 / 2
+    assert task.selection_metric == "accuracy"
+    assert task.examples["valid"].targets.tolist() == [[0], [2]]
+    assert task.notes == ("test: not scored, for lack of both classes: `class` is b in every row",)
+
+
+def test_two_classes_are_selected_by_the_area() -> None:
+    assert make("classes", [[0], [1], [1], [0], [1], [1]], ("a", "b")).selection_metric == "roc_auc"
+
+
+def test_values_are_scored_as_they_are() -> None:
+    task = make("regression", [[0.0], [1.0], [2.0], [10.0], [20.0], [5.0]])
+    assert task.score("valid", [np.array([11.0]), np.array([19.0])])["rmse"] == 1
+    assert (task.selection_metric, task.is_greater_better, task.notes) == ("rmse", False, ())
+
+
+@pytest.mark.parametrize("names", [("y",), ("a", "b")])
+def test_accuracy_chooses_where_validation_has_one_class(names: tuple[str, ...]) -> None:
+    loss: Loss = "binary" if len(names) == 1 else "classes"
+    task = make(loss, [[0], [1], [1], [1], [1], [0]], names)
+    assert task.selection_metric == "accuracy"
+    assert "valid has no label with both classes: accuracy, not ROC-AUC, chooses the best epoch" in task.notes
+
+
+def test_balanced_weights_are_those_of_the_training_rows() -> None:
+    indices: Any = {"train": np.arange(4), "valid": np.array([4, 5])}
+    targets = [[1, 0], [0, 0], [0, 0], [0, NAN], [1, 1], [0, 1]]
+    task = make("binary", targets, ("a", "b"), indices=indices, is_balanced=True)
+    assert task.class_weights is not None
+    assert task.class_weights.tolist() == [3.0, 1.0]  # three negatives for a positive; `b` has no positive to weigh
+    classes = make("classes", [[0], [0], [0], [1], [1], [2]], ("a", "b", "c"), indices=indices, is_balanced=True)
+    assert classes.class_weights is not None
+    # scikit-learn's n / (number of classes present * count): 4 / (2 * 3), 4 / (2 * 1); `c` does not occur
+    assert classes.class_weights.tolist() == [4 / 6, 2.0, 1.0]
+    assert make("regression", [[0.0], [1], [2], [3], [4], [5]], is_balanced=True).class_weights is None
+    assert make("binary", [[0], [1], [1], [0], [1], [1]]).class_weights is None
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_a_split_without_rows_is_refused(split: str) -> None:
+    with pytest.raises(DataError, match=f"^csv: the split leaves no rows in `{split}`$"):
+        make("binary", [[0]] * 6, indices={**INDICES, split: np.array([], dtype=int)})
+
+
+def test_a_test_split_without_rows_is_left_out_and_told() -> None:
+    indices = {**INDICES, "test": np.array([], dtype=int)}
+    task = make("binary", [[0], [1], [1], [0], [1], [0]], indices=indices)
+    assert task.splits == ("train", "valid")
+    assert (task.split_sizes, set(task.split_indices)) == ({"train": 3, "valid": 2}, {"train", "valid"})
+    assert task.notes == (NO_TEST_NOTE,)
+
+
+def test_probabilities_by_hand() -> None:
+    logits = np.array([[0.0, math.log(3)]])
+    assert np.allclose(to_probabilities("binary", logits), [[1 / 2, 3 / 4]], rtol=1e-12)
+    assert np.allclose(to_probabilities("classes", logits), [[1 / 4, 3 / 4]], rtol=1e-12)
+    assert to_probabilities("regression", logits) is logits
+
+
+def test_names_are_cut_short() -> None:
+    assert name_some("abc", limit=3) == "a, b, c"
+    assert name_some(range(9)) == "0, 1, 2, 3, 4 and 4 more"
+
+
+def test_predictions_of_a_split_are_probabilities_by_row(tmp_path: Path) -> None:
+    task = make("binary", [[0], [1], [1], [0], [1], [1]])
+    task.write_predictions(tmp_path, "valid", [np.array([0.0]), np.array([1.5])])
+    (_, *rows) = csv.reader((tmp_path / "predictions-valid.csv").read_text().splitlines())
+    assert [(int(row), float(value)) for row, value in rows] == [(3, 0.5), (4, float(expit(1.5)))]
+
+
+def predict(
+    folder: Path,
+    loss: Loss,
+    names: tuple[str, ...],
+    columns: list[str],
+    rows: list[list[str]],
+    outputs: Any,
+    **task: Any,
+) -> tuple[PredictionSummary, list[dict[str, str]]]:
+    config = CsvTaskConfig(name="csv", **{"smiles_column": "mol", **task})
+    path = write_rows(folder / "new.csv", columns, rows)
+    new = read_new_table(TrainedTask(config, config.input_kind, loss, names), path, None, SilentProgress())
+    summary = new.write([[np.array(row) for row in seed] for seed in outputs], folder / "out.csv")
+    return summary, list(csv.DictReader((folder / "out.csv").read_text().splitlines()))
+
+
+def test_every_row_comes_back_in_its_place_and_bad_ones_with_a_reason(tmp_path: Path) -> None:
+    rows = [["x1", "CCO", "1"], ["x2", "C1CC", "0"], ["x3", "", ""], ["x4", "CCN", "0"], ["x5", "CN", ""]]
+    outputs = np.array([[[0.0, 1.0], [-1.0, 2.0], [0.5, 0.5]], [[1.0, 0.0], [0.0, 2.0], [0.5, 1.5]]])
+    summary, found = predict(tmp_path, "binary", ("active", "toxic"), ["id", "mol", "active"], rows, outputs)
+    assert (summary.num_rows, summary.num_unreadable, summary.files) == (5, 2, (tmp_path / "out.csv",))
+    assert summary.notes == ("scored without the labels that the table lacks: toxic",)
+    assert list(found[0]) == [
+        "line", "id", "mol", "active", "active_probability", "toxic_probability", "active_std", "toxic_std", "problem",
+    ]  # fmt: skip
+    assert [[row["line"], row["id"], row["mol"], row["active"]] for row in found] == [
+        [str(i + 2), *row] for i, row in enumerate(rows)
+    ]
+    assert [bool(row["problem"]) for row in found] == [False, True, True, False, False]
+    mean, std = expit(outputs).mean(0), expit(outputs).std(0, ddof=1)
+    readable = [row for row in found if not row["problem"]]
+    for row, means, stds in zip(readable, mean, std, strict=True):
+        assert float(row["toxic_probability"]) == pytest.approx(means[1], rel=1e-5)
+        assert float(row["active_std"]) == pytest.approx(stds[0], rel=1e-5, abs=1e-9)
+    assert all((row["active_probability"] == "") == bool(row["problem"]) for row in found)
+    assert summary.metrics["roc_auc"] == pytest.approx(roc_auc_score([1, 0], mean[:2, 0]))
+
+
+def test_columns_of_a_file_of_predictions_are_replaced(tmp_path: Path) -> None:
+    columns = ["problem", "mol", "active_probability", "mine"]
+    summary, (row,) = predict(tmp_path, "binary", ("active",), columns, [["p", "CCO", "9", "kept"]], [[[0.0]]])
+    assert (row["mine"], row["problem"], row["active_probability"]) == ("kept", "", "0.5")
+    assert "`problem`, `active_probability`" in summary.notes[0]
+    assert summary.metrics == {}
+
+
+def test_the_likeliest_class_is_named(tmp_path: Path) -> None:
+    outputs = [[[0.0, 1.0, 0.0], [2.0, 0.0, 0.0]]]
+    task = {"smiles_column": None, "text_column": "text", "label_columns": ("colour",)}
+    summary, rows = predict(
+        tmp_path,
+        "classes",
+        ("blue", "green", "red"),
+        ["text", "colour"],
+        [["a", "red"], ["b", "blue"]],
+        outputs,
+        **task,
+    )
+    assert [row["predicted_class"] for row in rows] == ["green", "blue"]
+    assert sum(float(rows[0][f"{name}_probability"]) for name in names) == pytest.approx(1, abs=1e-5)
+    assert summary.metrics["accuracy"] == 0.5
+
+
+def test_values_keep_their_unit(tmp_path: Path) -> None:
+    outputs = [[[5.0], [6.0]]]
+    task = {"smiles_column": None, "text_column": "text"}
+    columns, rows = ["text", "length"], [["a", "5.5"], ["b", "6"]]
+    summary, found = predict(tmp_path, "regression", ("length",), columns, rows, outputs, **task)
+    assert list(found[0]) == ["line", "text", "length", "length_predicted", "problem"]
+    assert summary.metrics["rmse"] == pytest.approx(math.sqrt(0.25 / 2))
+
+
+def test_a_cell_that_is_not_a_label_stops_the_work_at_once(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"new\.csv:3: `active` is `active`"):
+        predict(tmp_path, "binary", ("active",), ["mol", "active"], [["CCO", "1"], ["CCN", "active"]], [])
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_lines_of_smiles_are_a_table_too(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "new.smi").write_text("CCO ethanol\n\n((\n")
+    config = CsvTaskConfig(name="csv")
+    task = TrainedTask(config, "smiles", "binary", ("y",))
+    new = read_new_table(task, tmp_path / "new.smi", None, SilentProgress())
+    encoded = new.encode(tokenizer, 4)
+    assert (len(encoded), len(encoded.token_ids[0])) == (1, 4)
+    summary = new.write([[np.array([0.0])]], tmp_path / "out.csv")
+    rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
+    assert [(row["line"], row["smiles"]) for row in rows] == [("1", "CCO"), ("3", "((")]
+    assert summary.notes == encoded.notes == ("cut 1 of 1 rows to 4 tokens (`task.sequence_length`)",)
