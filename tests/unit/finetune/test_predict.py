@@ -1,16 +1,22 @@
-"""Which layout predictions have, and where they go, follows from the task; another format is refused first."""
+"""Prediction of a file: each seed is run, and outputs that cannot be written are refused before any is."""
 
+import csv
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from scipy.special import expit
 
-from exlm_cli.config.tasks import SUITES, SquadTaskConfig
+from exlm_cli.config.tasks import SquadTaskConfig
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.finetune.model import Finetuned, load_finetuned
 from exlm_cli.finetune.predict import predict
 from exlm_cli.progress import SilentProgress
-from tests.unit.finetune.finetuned_runs import write_rows
+from exlm_cli.tasks.base import PredictionSummary
+from tests.unit.finetune.finetuned_runs import SMILES, write_rows
+from tests.unit.tasks.squad.test_task import write
 
 
 @pytest.fixture(scope="module")
@@ -18,58 +24,60 @@ def finetuned(molecules: Path) -> Finetuned:
     return load_finetuned(molecules, device="cpu")
 
 
-def test_a_file_has_its_predictions_beside_the_others_of_the_run(finetuned: Finetuned, tmp_path: Path) -> None:
-    table = write_rows(tmp_path / "new.rows.csv", ["mol"], [["CCO"]])
-    folder = tmp_path / "some" / "report"
-    applied = predict(finetuned, table, None, folder=folder, column=None, progress=SilentProgress())
-    assert applied.files == (folder / "predictions-new.rows.csv",)
-    assert applied.files[0].is_file()
+def predicted(finetuned: Finetuned, path: Path, out: Path | None, column: str | None = None) -> PredictionSummary:
+    return predict(finetuned, path, out, folder=path.parent / "report", column=column, progress=SilentProgress())
+
+
+def test_probabilities_are_the_mean_over_the_seeds(finetuned: Finetuned, tmp_path: Path) -> None:
+    """Each seed's model is run by hand, one molecule at a time, without padding."""
+    summary = predicted(finetuned, write_rows(tmp_path / "new.rows.csv", ["mol"], [[s] for s in SMILES]), None)
+    (written,) = summary.files
+    assert written == tmp_path / "report" / "predictions-new.rows.csv"
+    found = [float(row["active_probability"]) for row in csv.DictReader(written.read_text().splitlines())]
+    expected = []
+    for smiles in SMILES:
+        ids = [finetuned.tokenizer.cls_id, *finetuned.tokenizer.encode(smiles), finetuned.tokenizer.sep_id]
+        with torch.no_grad():
+            runs = [r.model.eval()(torch.tensor([ids]), torch.tensor([len(ids)])) for r in finetuned.runners.values()]
+        expected.append(np.mean([expit(logits[0, 0].double().item()) for logits in runs]))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_a_file_that_is_all_wrong_still_has_its_rows(finetuned: Finetuned, tmp_path: Path) -> None:
+    (tmp_path / "bad.smi").write_text("((\n))\n")
+    summary = predicted(finetuned, tmp_path / "bad.smi", tmp_path / "out.csv")
+    assert (summary.num_rows, summary.num_unreadable, summary.metrics) == (2, 2, {})
 
 
 @pytest.mark.parametrize(
-    ("task", "column", "written", "message"),
-    [
-        ("csv", None, "out.tsv", "`out=out.tsv`: predictions of csv go into a .csv file"),
-        ("glue/rte", None, "out.csv", "`out=out.csv`: predictions of glue/rte go into a .tsv file"),
-        ("squad/v2", None, "out.csv", "`out=out.csv`: predictions of squad/v2 go into a .json file"),
-        ("glue/rte", "text", "out.tsv", "glue/rte finds its own columns: `--text-column` is for `exlm finetune csv`"),
-    ],
+    ("out", "message"), [("out.tsv", r"`out=.*out\.tsv`: .* \.csv file"), ("new.csv", "would overwrite the input file")]
 )
-def test_options_that_do_not_fit_the_task_are_refused(
-    finetuned: Finetuned, task: str, column: str | None, written: str, message: str
+def test_an_output_of_another_format_or_over_the_input_is_refused(
+    finetuned: Finetuned, tmp_path: Path, out: str, message: str
 ) -> None:
-    recipe = finetuned.recipe.model_copy(update={"task": SUITES[task.partition("/")[0]](name=task)})
-    other = replace(finetuned, recipe=recipe, results=finetuned.results.model_copy(update={"task": task}))
-    with pytest.raises(ConfigError) as caught:
-        predict(other, Path("x"), Path(written), folder=Path(), column=column, progress=SilentProgress())
-    assert caught.value.message == message
+    table = write_rows(tmp_path / "new.csv", ["mol"], [["CCO"]])
+    with pytest.raises(ConfigError, match=message):
+        predicted(finetuned, table, tmp_path / out)
 
 
-def test_a_folder_that_cannot_be_made_is_told_before_the_file_is_read(finetuned: Finetuned, tmp_path: Path) -> None:
+def test_an_output_that_cannot_be_written_is_refused_before_the_models_run(
+    finetuned: Finetuned, tmp_path: Path
+) -> None:
+    idle = replace(finetuned, runners={1: None})
+    table = write_rows(tmp_path / "new.csv", ["mol"], [["CCO"]])
+    (tmp_path / "out.csv").mkdir()
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="file/sub: no such folder can be made: Not a directory"):
-        predict(
-            finetuned, Path("nowhere.csv"), None, folder=tmp_path / "file/sub", column=None, progress=SilentProgress()
-        )
-
-
-@pytest.mark.parametrize("is_named", [True, False])
-def test_a_target_that_cannot_be_written_is_told_before_the_file_is_read(
-    finetuned: Finetuned, tmp_path: Path, is_named: bool
-) -> None:
-    target = tmp_path / "predictions-nowhere.csv"
-    target.mkdir()
-    named = target if is_named else None
-    with pytest.raises(CheckpointError) as caught:
-        predict(finetuned, Path("nowhere.csv"), named, folder=tmp_path, column=None, progress=SilentProgress())
-    assert caught.value.message == f"{target}: the file could not be written: Is a directory"
+    for out in (tmp_path / "out.csv", tmp_path / "file" / "sub" / "out.csv"):
+        with pytest.raises(CheckpointError, match=r"could not be written|no such folder"):
+            predicted(idle, table, out)
 
 
 def test_the_second_file_of_answers_is_checked_too(finetuned: Finetuned, tmp_path: Path) -> None:
     recipe = finetuned.recipe.model_copy(update={"task": SquadTaskConfig(name="squad/v2")})
+    write(tmp_path, "new.json", "Moss")
     (tmp_path / "a-no-answer.json").mkdir()
-    with pytest.raises(CheckpointError, match=r"a-no-answer\.json: the file could not be written: Is a directory"):
-        predict(
-            replace(finetuned, recipe=recipe), Path("nowhere.json"), tmp_path / "a.json", folder=tmp_path, column=None,
-            progress=SilentProgress(),
-        )  # fmt: skip
+    squad = replace(finetuned, recipe=recipe)
+    with pytest.raises(CheckpointError, match=r"a-no-answer\.json"):
+        predicted(squad, tmp_path / "new.json", tmp_path / "a.json")
+    with pytest.raises(ConfigError, match="finds its own columns"):
+        predicted(squad, tmp_path / "new.json", None, column="text")

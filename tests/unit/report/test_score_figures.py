@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from sklearn import metrics
 
 from exlm_cli.errors import CheckpointError
-from exlm_cli.tasks.base import write_outputs
 from exlm_cli.report import score_figures
 from exlm_cli.report.score_figures import SplitPredictions, draw_runs, write_score_figures
 from exlm_cli.report.scores import FinetunedRun
+from exlm_cli.tasks.base import write_outputs
 from tests.unit.report.scored_runs import scored
 
 
