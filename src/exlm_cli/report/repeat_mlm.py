@@ -17,6 +17,18 @@ from exlm_cli.experiments.statistics import RankAgreement, rank_agreement, share
 from exlm_cli.files import make_folder, write_atomically, write_csv
 from exlm_cli.format import NO_VALUE, format_ratio
 from exlm_cli.report.curves import LineStyle, Row, plot_curves
+from exlm_cli.report.seed_groups import (
+    SeedGroup,
+    csv_number,
+    divergences,
+    figure_cells,
+    figure_columns,
+    group_seeds,
+    read_curves,
+    seed_note,
+    show_figure,
+    task_figures,
+)
 from exlm_cli.report.style import (
     FAINT_INK,
     INK,
@@ -30,19 +42,7 @@ from exlm_cli.report.style import (
     quieten,
     write_figure,
 )
-from exlm_cli.report.sweeps import (
-    SeedGroup,
-    SweepReport,
-    csv_number,
-    divergences,
-    figure_cells,
-    figure_columns,
-    group_seeds,
-    read_curves,
-    seed_note,
-    show_figure,
-    task_figures,
-)
+from exlm_cli.report.sweeps import SweepReport
 from exlm_cli.report.tables import ReportTable, as_markdown
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def csv_table(cells: Sequence[GridCell]) -> tuple[list[str], list[list[Any]]]:
         (k, p), corrupted = pair_of(cell), pooled_corruption(cell)
         counted = [csv_number(corrupted[key]) for key in shares]
         seeds = [" ".join(map(str, some)) for some in (cell.seeds, cell.diverged_seeds)]
-        rows.append([k, f"{p:g}", *counted, *figure_cells(cell, names), cell.steps, *seeds])
+        rows.append([k, f"{p:g}", *counted, *figure_cells(cell, names), cell.model.steps, *seeds])
     return header, rows
 
 
@@ -139,13 +139,13 @@ def grid_tables(cells: Sequence[GridCell]) -> list[ReportTable]:
         title = f"{in_words(name)}{seed_note(cells)}"
         tables.append(_square(cells, _file_name(name), title, partial(SeedGroup.show, name=name)))
     tables.append(_agreement_table(cells, "agreement", "Does it follow p^k or p?"))
-    all_steps = Counter(cell.steps for cell in cells if cell.steps is not None)
+    all_steps = Counter(cell.model.steps for cell in cells if cell.model.steps is not None)
     if len(all_steps) > 1:
         title = "Steps, more where few tokens are masked in all copies"
-        tables.append(_square(cells, "steps", title, lambda cell: str(cell.steps or NO_VALUE)))
+        tables.append(_square(cells, "steps", title, lambda cell: str(cell.model.steps or NO_VALUE)))
         steps, count = all_steps.most_common(1)[0]
         if count > 1:
-            same = [cell for cell in cells if cell.steps == steps]
+            same = [cell for cell in cells if cell.model.steps == steps]
             title = f"Does it follow p^k or p, of the {count} cells of {steps:,} steps?"
             tables.append(_agreement_table(same, "agreement-same-steps", title))
     return tables

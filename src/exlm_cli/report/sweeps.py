@@ -7,36 +7,31 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from exlm_cli.config.sweep import VariantAbout
-from exlm_cli.experiments.results import SweepCellResult, VariantResult
+from exlm_cli.experiments.results import VariantResult
 from exlm_cli.experiments.statistics import mean_and_deviation
 from exlm_cli.files import make_folder, write_atomically, write_csv
 from exlm_cli.format import NO_VALUE, NOT_DEFINED, format_duration, format_in_percent, format_large, format_ratio
-from exlm_cli.report.curves import Row, plot_curves
+from exlm_cli.report.curves import plot_curves
 from exlm_cli.report.entropy import ENTROPIES, EntropyLine, write_entropy_figure
 from exlm_cli.report.paper import DETAILS, paper_rows
 from exlm_cli.report.paper_numbers import TABLE_2, TABLE_4, TABLE_13, PaperTable
-from exlm_cli.report.tables import ReportTable, as_markdown
-from exlm_cli.run_dir import read_metrics
-
-ResultT = TypeVar("ResultT", bound=SweepCellResult, covariant=True)
-
-FIGURES = (
-    "loss",
-    "perplexity",
-    "mask_accuracy",
-    "entropy_bits",
-    "entropy_posterior_bits",
-    "effective_states",
-    "path_entropy_bits",
-    "masks_with_0_share",
-    "masks_with_2plus_share",
+from exlm_cli.report.seed_groups import (
+    FIGURES,
+    SeedGroup,
+    csv_number,
+    divergences,
+    figure_cells,
+    figure_columns,
+    group_seeds,
+    read_curves,
+    seed_note,
+    task_figures,
 )
-"""Validation figures of a variant under their names in metrics.jsonl; those after `entropy_bits` need a DAG."""
+from exlm_cli.report.tables import ReportTable, as_markdown
 
 _ABOUT = tuple(name for name in VariantAbout.model_fields if name != "changes")
 _HEADINGS = {
@@ -115,89 +110,6 @@ class SweepReport:
     files: list[Path]
 
 
-@dataclass(frozen=True)
-class SeedGroup(Generic[ResultT]):
-    """One variant: the results of its seeds. Figures are means over the seeds that came to an end."""
-
-    results: tuple[ResultT, ...]
-
-    @property
-    def about(self) -> ResultT:
-        """A result that says what the variant is; all seeds agree on that."""
-        return self.results[0]
-
-    @property
-    def finished(self) -> list[ResultT]:
-        """Results of the seeds whose training came to an end."""
-        return [result for result in self.results if result.diverged is None]
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """Seeds that came to an end."""
-        return tuple(sorted(result.seed for result in self.finished))
-
-    @property
-    def diverged_seeds(self) -> tuple[int, ...]:
-        """Seeds whose training met a loss that is not a number."""
-        return tuple(sorted(result.seed for result in self.results if result.diverged is not None))
-
-    @property
-    def diverged_tasks(self) -> tuple[str, ...]:
-        """Tasks on which fine-tuning of any seed did so."""
-        return tuple(dict.fromkeys(task for result in self.results for task in result.diverged_tasks))
-
-    @property
-    def steps(self) -> int | None:
-        """Steps of pre-training; None where no seed came to an end, as for the next two."""
-        return self.finished[0].steps if self.finished else None
-
-    @property
-    def parameters(self) -> int | None:
-        """Parameters of the model."""
-        return self.finished[0].parameters if self.finished else None
-
-    @property
-    def elapsed_s(self) -> float | None:
-        """Seconds of pre-training, mean over seeds."""
-        times_s = [result.elapsed_s for result in self.finished if result.elapsed_s is not None]
-        return mean_and_deviation(times_s)[0] if times_s else None
-
-    @cached_property
-    def figures(self) -> dict[str, tuple[float, ...]]:
-        """Defined values of the seeds, by figure: of validation, then of tasks like `glue/rte accuracy`."""
-        found: dict[str, list[float | None]] = {}
-        for result in self.finished:
-            for name in FIGURES:
-                if name in result.metrics:
-                    found.setdefault(name, []).append(result.metrics[name])
-            for task, scores in result.scored_tasks.items():
-                found.setdefault(f"{task} {scores.metric}", []).append(scores.score)
-        return {name: tuple(value for value in values if value is not None) for name, values in found.items()}
-
-    def mean(self, name: str) -> float:
-        """Mean over seeds; NaN where no seed has the figure."""
-        values = self.figures.get(name, ())
-        return mean_and_deviation(values)[0] if values else math.nan
-
-    def deviation(self, name: str) -> float:
-        """Sample standard deviation over seeds; NaN below two seeds."""
-        values = self.figures.get(name, ())
-        return mean_and_deviation(values)[1] if values else math.nan
-
-    def show(self, name: str) -> str:
-        """Return the mean with the deviation, or why there is none."""
-        mean, deviation = self.mean(name), self.deviation(name)
-        if math.isnan(mean):
-            return self.why_missing(name) or NO_VALUE
-        return show_figure(name, mean) + ("" if math.isnan(deviation) else f" ± {show_figure(name, deviation)}")
-
-    def why_missing(self, name: str) -> str:
-        """Return `diverged` or `not defined` where no seed has the figure; empty where it was not measured."""
-        if (self.diverged_seeds and not self.seeds) or name.partition(" ")[0] in self.diverged_tasks:
-            return "diverged"
-        return NOT_DEFINED if name in self.figures else ""
-
-
 Variants = Sequence[SeedGroup[VariantResult]]
 
 
@@ -229,74 +141,6 @@ def write_sweep_report(
     return SweepReport(tables, {"variants": list(map(_as_json, variants))}, files)
 
 
-def group_seeds(results: Sequence[ResultT]) -> list[SeedGroup[ResultT]]:
-    """Return the variants, each with the results of its seeds, in the order of the results."""
-    by_label: dict[str, list[ResultT]] = {}
-    for result in results:
-        by_label.setdefault(result.label, []).append(result)
-    return [SeedGroup(tuple(of_label)) for of_label in by_label.values()]
-
-
-def task_figures(groups: Sequence[SeedGroup[SweepCellResult]]) -> list[str]:
-    """Return the names of the fine-tuned figures, in the order in which they came."""
-    return list(dict.fromkeys(name for group in groups for name in group.figures if name not in FIGURES))
-
-
-def read_curves(run: Path, results: Sequence[SweepCellResult]) -> dict[str, list[Row]]:
-    """Return the rows of `metrics.jsonl` of one seed of each variant, by label; those of the first seed.
-
-    Raises:
-        CheckpointError: A metrics.jsonl is damaged.
-    """
-    curves: dict[str, list[Row]] = {}
-    for result in results:
-        path = run / "cells" / result.label / f"seed-{result.seed}" / "pretrain" / "metrics.jsonl"
-        if result.label not in curves and path.is_file():
-            curves[result.label] = list(read_metrics(path))
-    return curves
-
-
-def show_figure(name: str, value: float) -> str:
-    """Return a figure as the paper prints it: accuracies in percent, entropy in bits with two decimals."""
-    if "accuracy" in name:
-        return f"{100 * value:.1f}"
-    if name.startswith("entropy") or name == "effective_states":
-        return f"{value:.2f}"
-    return f"{value:.3g}" if name == "perplexity" else f"{value:.3f}"
-
-
-def seed_note(groups: Sequence[SeedGroup[SweepCellResult]]) -> str:
-    """Return in brackets what the numbers are means of; empty where no variant has two seeds."""
-    most = max((len(group.seeds) for group in groups), default=0)
-    return f" (mean ± standard deviation of {most} seeds)" if most > 1 else ""
-
-
-def divergences(groups: Sequence[SeedGroup[SweepCellResult]], names: Sequence[str]) -> str:
-    """Return the names of the variants of which some training diverged; in brackets where that was fine-tuning."""
-    found = []
-    for group, name in zip(groups, names, strict=True):
-        if group.diverged_seeds or group.diverged_tasks:
-            tasks = f" (fine-tuning on {', '.join(group.diverged_tasks)})" if group.diverged_tasks else ""
-            found.append(f"{name}{tasks}")
-    return ", ".join(found)
-
-
-def figure_columns(names: Sequence[str]) -> list[str]:
-    """Return the CSV headings of figures: `glue_rte_accuracy` and `glue_rte_accuracy_std` for `glue/rte accuracy`."""
-    columns = [name.replace("/", "_").replace(" ", "_") for name in names]
-    return [f"{column}{end}" for column in columns for end in ("", "_std")]
-
-
-def figure_cells(group: SeedGroup[SweepCellResult], names: Sequence[str]) -> list[str]:
-    """Return the mean and the deviation of each figure for `figure_columns`."""
-    return [csv_number(value) for name in names for value in (group.mean(name), group.deviation(name))]
-
-
-def csv_number(value: float) -> str:
-    """Return a number with six digits; nothing for NaN."""
-    return "" if math.isnan(value) else f"{value:.6g}"
-
-
 def csv_table(variants: Variants) -> tuple[list[str], list[list[Any]]]:
     """Return header and rows of the CSV, one a variant; figures are means over seeds, `<name>_std` their deviation.
 
@@ -314,8 +158,8 @@ def csv_table(variants: Variants) -> tuple[list[str], list[list[Any]]]:
         row = [
             variant.about.label,
             *(getattr(variant.about, name) for name in _ABOUT),
-            variant.parameters,
-            variant.steps,
+            variant.model.parameters,
+            variant.model.steps,
         ]
         row.append("" if variant.elapsed_s is None else f"{variant.elapsed_s:.1f}")
         row += figure_cells(variant, names)
@@ -540,11 +384,11 @@ def _budget(variant: SeedGroup[VariantResult]) -> tuple[str, str, str]:
     scores = [scores for result in variant.finished for scores in result.scored_tasks.values()]
     num_finetuned = max((len(scores_of_task.values) for scores_of_task in scores), default=0)
     seeds = str(len(variant.seeds)) + (f" x {num_finetuned}" if num_finetuned else "")
-    if variant.steps is None or variant.parameters is None:
+    if variant.model.steps is None or variant.model.parameters is None:
         return seeds, NO_VALUE, NO_VALUE
     sequences, tokens = variant.about.batch_sequences, variant.about.batch_tokens
     step = f"{sequences:,} sequences" if sequences is not None else f"at most {tokens:,} tokens"
-    return seeds, format_large(variant.parameters), f"{variant.steps:,} steps of {step}"
+    return seeds, format_large(variant.model.parameters), f"{variant.model.steps:,} steps of {step}"
 
 
 def _plain(value: Any) -> str:
@@ -558,8 +402,8 @@ def _as_json(variant: SeedGroup[VariantResult]) -> dict[str, Any]:
         "variant": variant.about.label,
         **{name: getattr(variant.about, name) for name in _ABOUT},
         "changes": variant.about.changes,
-        "parameters": variant.parameters,
-        "steps": variant.steps,
+        "parameters": variant.model.parameters,
+        "steps": variant.model.steps,
         "elapsed_s": variant.elapsed_s,
         "seeds": variant.seeds,
         "diverged_seeds": variant.diverged_seeds,

@@ -40,4 +40,4 @@ def test_data_that_have_changed_are_told_and_given_ones_are_read_whole(tmp_path:
     assert evaluate_pretrained(run, "mine", valid=[str(given)], device="cpu").metrics["num_sequences"] == 30
     own.write_text("We were here\n" * 60)
     evaluate_pretrained(run, "mine", device="cpu", progress=progress)
-    assert progress.messages[1].endswith(": its data have changed since it was trained; scores are of today's")
+    assert progress.messages[1].find("its data have changed") > 0

@@ -12,10 +12,9 @@ import pytest
 from PIL import Image
 
 from exlm_cli.experiments.results import DivergedTask, VariantResult
+from exlm_cli.report.seed_groups import SeedGroup, group_seeds
 from exlm_cli.report.sweeps import (
-    SeedGroup,
     entropy_families,
-    group_seeds,
     paper_tables_of,
     sweep_tables,
     write_figure_12,

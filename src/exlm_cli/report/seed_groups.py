@@ -1,0 +1,175 @@
+"""Results of a sweep, the seeds of each variant together: means, deviations, their texts and CSV cells."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from exlm_cli.experiments.results import SweepCellResult
+from exlm_cli.experiments.statistics import mean_and_deviation
+from exlm_cli.format import NO_VALUE, NOT_DEFINED
+from exlm_cli.report.curves import Row
+from exlm_cli.run_dir import read_metrics
+
+ResultT = TypeVar("ResultT", bound=SweepCellResult, covariant=True)
+
+FIGURES = (
+    "loss",
+    "perplexity",
+    "mask_accuracy",
+    "entropy_bits",
+    "entropy_posterior_bits",
+    "effective_states",
+    "path_entropy_bits",
+    "masks_with_0_share",
+    "masks_with_2plus_share",
+)
+"""Validation figures of a variant under their names in metrics.jsonl; those after `entropy_bits` need a DAG."""
+
+
+@dataclass(frozen=True)
+class SeedGroup(Generic[ResultT]):
+    """One variant: the results of its seeds. Figures are means over the seeds that came to an end."""
+
+    results: tuple[ResultT, ...]
+
+    @property
+    def about(self) -> ResultT:
+        """A result that says what the variant is; all seeds agree on that."""
+        return self.results[0]
+
+    @property
+    def finished(self) -> list[ResultT]:
+        """Results of the seeds whose training came to an end."""
+        return [result for result in self.results if result.diverged is None]
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Seeds that came to an end."""
+        return tuple(sorted(result.seed for result in self.finished))
+
+    @property
+    def diverged_seeds(self) -> tuple[int, ...]:
+        """Seeds whose training met a loss that is not a number."""
+        return tuple(sorted(result.seed for result in self.results if result.diverged is not None))
+
+    @property
+    def diverged_tasks(self) -> tuple[str, ...]:
+        """Tasks on which fine-tuning of any seed did so."""
+        return tuple(dict.fromkeys(task for result in self.results for task in result.diverged_tasks))
+
+    @property
+    def model(self) -> ResultT:
+        """A result that has the steps and parameters of the model, where any seed came to an end."""
+        return next(iter(self.finished), self.about)
+
+    @property
+    def elapsed_s(self) -> float | None:
+        """Seconds of pre-training, mean over seeds; None where no seed came to an end."""
+        times_s = [result.elapsed_s for result in self.finished if result.elapsed_s is not None]
+        return mean_and_deviation(times_s)[0] if times_s else None
+
+    @cached_property
+    def figures(self) -> dict[str, tuple[float, ...]]:
+        """Defined values of the seeds, by figure: of validation, then of tasks like `glue/rte accuracy`."""
+        found: dict[str, list[float | None]] = {}
+        for result in self.finished:
+            for name in FIGURES:
+                if name in result.metrics:
+                    found.setdefault(name, []).append(result.metrics[name])
+            for task, scores in result.scored_tasks.items():
+                found.setdefault(f"{task} {scores.metric}", []).append(scores.score)
+        return {name: tuple(value for value in values if value is not None) for name, values in found.items()}
+
+    def mean(self, name: str) -> float:
+        """Mean over seeds; NaN where no seed has the figure."""
+        values = self.figures.get(name, ())
+        return mean_and_deviation(values)[0] if values else math.nan
+
+    def deviation(self, name: str) -> float:
+        """Sample standard deviation over seeds; NaN below two seeds."""
+        values = self.figures.get(name, ())
+        return mean_and_deviation(values)[1] if values else math.nan
+
+    def show(self, name: str) -> str:
+        """Return the mean with the deviation, or why there is none."""
+        mean, deviation = self.mean(name), self.deviation(name)
+        if math.isnan(mean):
+            return self.why_missing(name) or NO_VALUE
+        return show_figure(name, mean) + ("" if math.isnan(deviation) else f" ± {show_figure(name, deviation)}")
+
+    def why_missing(self, name: str) -> str:
+        """Return `diverged` or `not defined` where no seed has the figure; empty where it was not measured."""
+        if (self.diverged_seeds and not self.seeds) or name.partition(" ")[0] in self.diverged_tasks:
+            return "diverged"
+        return NOT_DEFINED if name in self.figures else ""
+
+
+def group_seeds(results: Sequence[ResultT]) -> list[SeedGroup[ResultT]]:
+    """Return the variants, each with the results of its seeds, in the order of the results."""
+    by_label: dict[str, list[ResultT]] = {}
+    for result in results:
+        by_label.setdefault(result.label, []).append(result)
+    return [SeedGroup(tuple(of_label)) for of_label in by_label.values()]
+
+
+def task_figures(groups: Sequence[SeedGroup[SweepCellResult]]) -> list[str]:
+    """Return the names of the fine-tuned figures, in the order in which they came."""
+    return list(dict.fromkeys(name for group in groups for name in group.figures if name not in FIGURES))
+
+
+def read_curves(run: Path, results: Sequence[SweepCellResult]) -> dict[str, list[Row]]:
+    """Return the rows of `metrics.jsonl` of one seed of each variant, by label; those of the first seed.
+
+    Raises:
+        CheckpointError: A metrics.jsonl is damaged.
+    """
+    curves: dict[str, list[Row]] = {}
+    for result in results:
+        path = run / "cells" / result.label / f"seed-{result.seed}" / "pretrain" / "metrics.jsonl"
+        if result.label not in curves and path.is_file():
+            curves[result.label] = list(read_metrics(path))
+    return curves
+
+
+def show_figure(name: str, value: float) -> str:
+    """Return a figure as the paper prints it: accuracies in percent, entropy in bits with two decimals."""
+    if "accuracy" in name:
+        return f"{100 * value:.1f}"
+    if name.startswith("entropy") or name == "effective_states":
+        return f"{value:.2f}"
+    return f"{value:.3g}" if name == "perplexity" else f"{value:.3f}"
+
+
+def seed_note(groups: Sequence[SeedGroup[SweepCellResult]]) -> str:
+    """Return in brackets what the numbers are means of; empty where no variant has two seeds."""
+    num_seeds = max((len(group.seeds) for group in groups), default=0)
+    return f" (mean ± standard deviation of {num_seeds} seeds)" if num_seeds > 1 else ""
+
+
+def divergences(groups: Sequence[SeedGroup[SweepCellResult]], names: Sequence[str]) -> str:
+    """Return the names of the variants of which some training diverged; in brackets where that was fine-tuning."""
+    found = []
+    for group, name in zip(groups, names, strict=True):
+        if group.diverged_seeds or group.diverged_tasks:
+            tasks = f" (fine-tuning on {', '.join(group.diverged_tasks)})" if group.diverged_tasks else ""
+            found.append(f"{name}{tasks}")
+    return ", ".join(found)
+
+
+def figure_columns(names: Sequence[str]) -> list[str]:
+    """Return the CSV headings of figures: `glue_rte_accuracy` and `glue_rte_accuracy_std` for `glue/rte accuracy`."""
+    columns = [name.replace("/", "_").replace(" ", "_") for name in names]
+    return [f"{column}{end}" for column in columns for end in ("", "_std")]
+
+
+def figure_cells(group: SeedGroup[SweepCellResult], names: Sequence[str]) -> list[str]:
+    """Return the mean and the deviation of each figure for `figure_columns`."""
+    return [csv_number(value) for name in names for value in (group.mean(name), group.deviation(name))]
+
+
+def csv_number(value: float) -> str:
+    """Return a number with six digits; nothing for NaN."""
+    return "" if math.isnan(value) else f"{value:.6g}"
