@@ -180,7 +180,7 @@ def _explain_usage(error: BaseException) -> ExlmError:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "exlm"
     message = " ".join(str(error.format_message()).split())  # type: ignore[attr-defined]
-    message = message.replace("Value error, ", "").rstrip(".")
+    message = message.replace("Value error, ", "").replace(": Input should", ": it should").rstrip(".")
     return ExlmError(message[0].lower() + message[1:], f"see `{command} --help`")
 
 

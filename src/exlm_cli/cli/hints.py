@@ -44,11 +44,16 @@ def to_options(text: str, command: Any) -> str:
         return text
 
     def replace(match: re.Match[str]) -> str:
-        prefix, key, value, malformed = match.groups()
+        is_given, key, value, malformed = match.groups()
         if malformed is not None:
             return f"`--set {malformed}`"
-        shown = _as_parameter(command, key, value) or _as_set(command, key, value, is_given=prefix is not None)
-        return match.group() if shown is None else shown
+        path = _path_in_recipe(command, key)
+        if is_given and path != key:
+            return f"`--set {key}={value}`"  # an unknown key, as it was given
+        option = _as_parameter(command, key, value)
+        if option is None and path is not None:
+            option = f"`--set {path}={value}`"
+        return option or match.group()
 
     return _OVERRIDE.sub(replace, text)
 
@@ -70,21 +75,17 @@ def _as_parameter(command: Any, key: str, value: str) -> str | None:
     return f"`{parameter.secondary_opts[0]}`" if parameter.secondary_opts else f"no `{option}`"
 
 
-def _as_set(command: Any, key: str, value: str, *, is_given: bool) -> str | None:
-    """Return `--set` for a key of the command's recipes, with its section in a sweep; None for any other text."""
+def _path_in_recipe(command: Any, key: str) -> str | None:
+    """Return the path of a key in the command's recipes, with its section in a sweep; None for any other text."""
     from exlm_cli.config.keys import find_field
     from exlm_cli.config.load import KINDS
 
-    if is_given:
-        return f"`--set {key}={value}`"
     name = _COMMANDS_OF_RECIPES.get(command.name, command.name)
     kind = next((kind for kind in KINDS if kind.command == name), None)
     if kind is None:
         return None
-    for prefix in ("", "pretrain.", "finetune."):
-        if find_field(kind, f"{prefix}{key}") is not None or f"{prefix}{key}".startswith("grid."):
-            return f"`--set {prefix}{key}={value}`"
-    return None
+    paths = (f"{prefix}{key}" for prefix in ("", "pretrain.", "finetune."))
+    return next((path for path in paths if path.startswith("grid.") or find_field(kind, path) is not None), None)
 
 
 def _plain(value: str) -> str:
