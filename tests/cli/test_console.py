@@ -212,7 +212,7 @@ def test_numbers_that_are_not_finite_are_null_in_json_and_told_in_words(capsys: 
     [
         "tokenize some.txt --kind text",
         "pretrain --recipe quickstart-text",
-        "pretrain --sweep table-2",
+        "sweep table-2",
         "repeat-mlm",
         "finetune moleculenet bace",
     ],

@@ -40,7 +40,7 @@ def open_progress() -> Progress:
 
 
 class TerminalProgress:
-    """Bars that redraw themselves, messages above them; a bar inside another one vanishes when it ends."""
+    """Bars that are redrawn, with messages above them; a bar inside another one disappears when it ends."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -48,8 +48,8 @@ class TerminalProgress:
         self._board: _TerminalBoard | None = None
 
     def message(self, text: str) -> None:
-        """Say one line that stays."""
-        self._console.print(Text(text))
+        """Print one line that stays."""
+        self._console.print(Text(printable(text)))
 
     @contextmanager
     def bar(self, label: str, total: int | None, *, done: int = 0) -> Iterator[Bar]:
@@ -88,7 +88,7 @@ class _Bars(RichBars):
         super().__init__(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
-            _StandingColumn("", markup=False),
+            _CountColumn("", markup=False),
             console=console,
             expand=True,
             refresh_per_second=4,
@@ -113,7 +113,7 @@ class _TerminalBoard:
         self._cells[row, column] = Text(text, style="bold green" if is_done else "")
 
     def render(self) -> RenderableType:
-        """Return the table as it stands."""
+        """Return the table."""
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         table.add_column("")
         for column in self._columns:
@@ -129,11 +129,11 @@ class _TerminalBar:
         self._bars, self._task = bars, task
 
     def update(self, done: int, **fields: str) -> None:
-        """Set how far it is."""
+        """Set how far the work is."""
         self._bars.update(self._task, completed=done, fields=fields)
 
 
-class _StandingColumn(TextColumn):
+class _CountColumn(TextColumn):
     """`1,200/1,500 loss 2.31, 12,345 tokens/s, 0:00:12 left`, on the right of the bar."""
 
     def render(self, task: Task) -> Text:
@@ -148,7 +148,7 @@ class _StandingColumn(TextColumn):
 
 
 class LineProgress:
-    """Whole lines for logs: one every ten seconds (later rarer) or twentieth of the work, at most one a second.
+    """Lines for logs: one every ten seconds (later fewer) or twentieth of the work, at most one a second.
 
     Args:
         stream: Where lines go.
@@ -159,46 +159,46 @@ class LineProgress:
         self._stream, self._clock = stream, clock
 
     def message(self, text: str) -> None:
-        """Say one line that stays."""
-        print(text, file=self._stream, flush=True)
+        """Print one line that stays."""
+        print(printable(text), file=self._stream, flush=True)
 
     @contextmanager
     def bar(self, label: str, total: int | None, *, done: int = 0) -> Iterator[Bar]:
-        """Say where the work stands until the context ends, and once more at its end."""
+        """Print lines on the work until the context ends, and one at its end."""
         bar = _LineBar(label, total, done, self.message, self._clock)
         yield bar
         bar.end()
 
     @contextmanager
     def board(self, title: str, rows: Sequence[str], columns: Sequence[str]) -> Iterator[Board]:
-        """Yield a table that is not shown: a log has the messages."""
+        """Yield a table that is not shown; a log has the messages."""
         del title, rows, columns
         yield SilentBoard()
 
 
 class _LineBar:
     def __init__(
-        self, label: str, total: int | None, done: int, say: Callable[[str], None], clock: Callable[[], float]
+        self, label: str, total: int | None, done: int, print_line: Callable[[str], None], clock: Callable[[], float]
     ) -> None:
-        self._label, self._total, self._say, self._clock = label, total, say, clock
-        self._start_s = self._said_s = clock()
-        self._first = self._said = self._done = done
+        self._label, self._total, self._print, self._clock = label, total, print_line, clock
+        self._start_s = self._printed_s = clock()
+        self._first = self._printed = self._done = done
         self._fields: dict[str, str] = {}
 
     def update(self, done: int, **fields: str) -> None:
-        """Note how far it is, and say it when a line is due."""
+        """Store how far the work is, and print a line when one is due."""
         self._done, self._fields = done, fields
         if done == self._total:
-            return  # `end` says it
+            return  # `end` prints it
         now_s = self._clock()
-        waited_s = now_s - self._said_s
-        is_far = self._total is not None and done - self._said >= _LINE_EVERY_SHARE * self._total
+        waited_s = now_s - self._printed_s
+        is_far = self._total is not None and done - self._printed >= _LINE_EVERY_SHARE * self._total
         is_long_ago = waited_s >= max(_LINE_EVERY_S, _LINE_EVERY_ELAPSED_SHARE * (now_s - self._start_s))
         if is_long_ago or (is_far and waited_s >= _LINE_AT_MOST_EVERY_S):
             self._line(is_end=False)
 
     def end(self) -> None:
-        """Say where it ended, unless nothing was done."""
+        """Print a last line, unless nothing was done."""
         if self._done > self._first:
             self._line(is_end=True)
 
@@ -211,8 +211,8 @@ class _LineBar:
             parts.append(f"{format_duration(elapsed_s)} in all")
         elif rate and self._total is not None:
             parts.append(f"{format_duration((self._total - self._done) / rate)} left")
-        self._say(f"{self._label}: " + ", ".join(parts))
-        self._said_s, self._said = now_s, self._done
+        self._print(f"{self._label}: " + ", ".join(parts))
+        self._printed_s, self._printed = now_s, self._done
 
 
 def emit_text(text: str) -> None:
