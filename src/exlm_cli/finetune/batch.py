@@ -25,8 +25,8 @@ class TaskBatch:
         token_ids: Repeated tokens, [PAD] beyond `lengths`.
         lengths: Positions of each example after repetition, [CLS] and [SEP] included.
         targets: As in `EncodedSplit`, float64, NaN where missing.
-        answerable: For spans, over tokens before repetition; False beyond.
-        sample_index: Of each example in its split.
+        answerable: For spans, over tokens before repetition; False beyond the last one.
+        sample_index: Index of each example in its split.
     """
 
     token_ids: Int64[Tensor, "B R"]
@@ -84,10 +84,10 @@ def example_losses(loss: Loss, outputs: Tensor, batch: TaskBatch, weights: Tenso
     The mean over an example's present labels; `inf` where none is present, which the training loop leaves out.
 
     Args:
-        loss: Which.
+        loss: Kind of loss.
         outputs: (B, C), or (B, L, 2) for `span`.
-        batch: Its targets; for `regression` standardised.
-        weights: (C,) of each class, or of each label's positives; None: all 1.
+        batch: Batch with the targets; standardised ones for `regression`.
+        weights: (C,) weight of each class, or of each label's positives; None: all 1.
     """
     match loss:
         case "binary":

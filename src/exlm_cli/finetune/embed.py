@@ -32,16 +32,16 @@ Vectors = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Encoder:
-    """An encoder that embeds, and what its input has to look like.
+    """An encoder and the form of its input.
 
     Attributes:
-        runner: Model and batches.
-        tokenizer: Of the checkpoint.
-        kind: What it reads.
-        column: Of the SMILES or text that it was trained on, if that has a name.
-        canonical_smiles: It reads RDKit's canonical SMILES.
+        runner: The model.
+        tokenizer: Tokenizer of the checkpoint.
+        kind: Whether rows are text or SMILES.
+        column: Column of the SMILES or text that it was trained on; None: it has no name.
+        canonical_smiles: Whether it reads RDKit's canonical SMILES.
         sequence_length: Tokens of a sequence before repetition.
-        origin: Where it comes from, in words.
+        origin: Run and seed, for the notes.
     """
 
     runner: TaskRunner
@@ -61,7 +61,7 @@ class Embeddings:
         rows: The table.
         cls: (R, D) last state at [CLS], after the final LayerNorm.
         mean: (R, D) mean of the last states of the tokens between [CLS] and [SEP], all copies of repeated ones.
-        notes: What a report has to say.
+        notes: Remarks for the user.
     """
 
     rows: InputRows
@@ -71,7 +71,7 @@ class Embeddings:
 
 
 def pretrained_encoder(pretrained: Pretrained) -> Encoder:
-    """Return the encoder of a pre-trained model, as fine-tuning takes it: input without masks."""
+    """Return the encoder of a pre-trained model, for input without masks."""
     recipe, tokenizer = pretrained.recipe, pretrained.tokenizer
     device = next(pretrained.model.parameters()).device
     model = TaskModel(recipe, FinetuneModelConfig(), tokenizer.vocab_size, 1)
@@ -90,7 +90,7 @@ def pretrained_encoder(pretrained: Pretrained) -> Encoder:
 
 
 def finetuned_encoder(finetuned: Finetuned) -> Encoder:
-    """Return the encoder of the seed with the best validation score; the vectors of several seeds share no axes."""
+    """Return the encoder of the seed with the best validation score; axes of different seeds have no common meaning."""
     seed = finetuned.results.best_seed()
     origin = f"{finetuned.run}, seed {seed}, the best in validation"
     kind, task = finetuned.encoder_recipe.data.kind, finetuned.recipe.task
@@ -109,10 +109,10 @@ def embed(encoder: Encoder, path: Path, *, column: str | None = None, progress: 
     """Return the vectors of a table's rows.
 
     Args:
-        encoder: Whose.
+        encoder: The encoder.
         path: CSV or TSV, also .gz and .xz, or .smi and .txt.
-        column: Of the SMILES or text; none: the one the encoder was trained on, else the one that is called like it.
-        progress: Who is told.
+        column: Column of the SMILES or text; None: the one the encoder was trained on, else one with a usual name.
+        progress: Shows how many rows are done.
 
     Raises:
         DataError: The table or its column cannot be read.

@@ -1,4 +1,4 @@
-"""What a validation row says: loss, accuracy, entropy and the health of the DAG.
+"""Validation figures of a model: loss, accuracy, entropy and the health of the DAG.
 
 Axes: B sequences, T targets, S nodes, N packed inner nodes, k states of a mask, M packed masks.
 """
@@ -26,7 +26,7 @@ from exlm_cli.train.objective import Objective, is_fully_masked, is_target
 
 @dataclass(frozen=True)
 class EvaluationSums:
-    """Sums over a batch; add them up over batches and divide once, in `summarise`.
+    """Sums over a batch; `summarise` adds them up over batches and divides once.
 
     The second group is zero for models without a DAG.
     """
@@ -60,7 +60,7 @@ def evaluate_batch(model: ExlmModel, objective: Objective, batch: Batch) -> Eval
     if model.transition is None:
         return _evaluate_masks(model, objective, nodes, statistics, batch)
     log_emit, log_trans = model.log_emissions(nodes, batch), model.log_transitions(nodes, batch)
-    with torch.autocast(log_emit.device.type, enabled=False):  # for the model; figures are not rounded to 16 bits
+    with torch.autocast(log_emit.device.type, enabled=False):  # autocast is for the model: figures stay float32
         return _evaluate_dag(log_emit, log_trans, objective, nodes, statistics, batch)
 
 

@@ -1,4 +1,4 @@
-"""Batch + model -> loss; training's only caller of the alignment op.
+"""Loss of a batch under a model; the only caller of the alignment op in training.
 
 Axes: B sequences, T targets, S nodes, N packed inner nodes (B x k x T without padding), M packed masks (B x T).
 """
@@ -22,9 +22,9 @@ class Objective:
     """The loss of a recipe.
 
     Attributes:
-        unk_id: The blank of `alignment: independent` (the official code's choice).
-        num_repeats: Copies of every token, which entropy over Repeated MLM needs.
-        backend: Of the alignment op.
+        unk_id: Token id of [UNK], the blank of `alignment: independent` (the official code's choice).
+        num_repeats: Copies of every token, for the entropy of Repeated MLM.
+        backend: Backend of the alignment op.
     """
 
     unk_id: int
@@ -32,10 +32,10 @@ class Objective:
     backend: AlignmentBackend
 
     def sequence_nll(self, model: ExlmModel, batch: Batch) -> Float[Tensor, " B"]:
-        """Negative log-likelihood of each sequence's targets divided by their number, nats, float32.
+        """Return the negative log-likelihood of each sequence's targets divided by their number, nats, float32.
 
-        `inf` where no alignment exists (a sequence without targets, say); the caller counts these and averages the
-        rest.
+        `inf` where no alignment exists, as for a sequence without targets; the caller counts these and averages the
+        others.
         """
         nodes = model.node_states(batch)
         if model.transition is None:
@@ -50,7 +50,7 @@ class Objective:
         return nll / batch.target_lengths.clamp(min=1)
 
     def mask_nll(self, model: ExlmModel, nodes: NodeStates, batch: Batch) -> Float[Tensor, " M"]:
-        """Negative log-likelihood of every masked token on its own: MLM, or one-target CTC over its k states."""
+        """Return the negative log-likelihood of each masked token alone: MLM, or one-target CTC over its k states."""
         k = model.num_states_per_mask
         target_N = batch.target_ids[is_target(batch)].repeat_interleave(k)
         if model.objective == "mlm":
@@ -60,7 +60,7 @@ class Objective:
         return single_target_ctc_nll(log_probs[..., 0], log_probs[..., 1])
 
     def mean_mask_nll(self, mask_nll_M: Float[Tensor, " M"], batch: Batch) -> Float[Tensor, " B"]:
-        """Mean over each sequence's masks; `inf` for a sequence without any."""
+        """Return the mean over each sequence's masks; `inf` for a sequence without any."""
         is_target_BT = is_target(batch)
         nll_BT = mask_nll_M.new_zeros(is_target_BT.shape).masked_scatter(is_target_BT, mask_nll_M)
         mean_B = nll_BT.sum(1) / batch.target_lengths.clamp(min=1)
@@ -68,13 +68,13 @@ class Objective:
 
 
 def is_target(batch: Batch) -> Bool[Tensor, "B T"]:
-    """True at real targets, False at their padding."""
+    """Return True at real targets, False at their padding."""
     index = torch.arange(batch.target_ids.shape[1], device=batch.target_ids.device)
     return index < batch.target_lengths[:, None]
 
 
 def is_fully_masked(batch: Batch, num_repeats: int) -> Bool[Tensor, "B T"]:
-    """True at targets whose token has all its copies masked: its semantics are corrupted (App. C, E.1)."""
+    """Return True at targets whose token has all its copies masked: its semantics are corrupted (App. C, E.1)."""
     source_BT: Int64[Tensor, "B T"] = batch.target_source
     masked_copies_BT = (source_BT[:, :, None] == source_BT[:, None, :]).sum(-1)
     return is_target(batch) & (masked_copies_BT == num_repeats)

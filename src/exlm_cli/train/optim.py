@@ -26,9 +26,9 @@ def learning_rate(step: int, optim: OptimConfig, total_steps: int) -> float:
 
 
 def set_learning_rates(optimizer: torch.optim.Optimizer, step: int, optim: OptimConfig, total_steps: int) -> None:
-    """Give every group of `build_optimizer` its rate for optimiser step `step` (counted from 0).
+    """Set the learning rate of each group of `build_optimizer` for optimiser step `step` (counted from 0).
 
-    Before `transition_start_ratio` of the steps the transition head has a rate of 0; its moments are kept meanwhile.
+    The transition head has a rate of 0 before `transition_start_ratio` of the steps; its moments are kept.
     """
     rate = learning_rate(step, optim, total_steps)
     for group in optimizer.param_groups:
@@ -36,9 +36,9 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, step: int, optim: Optim
 
 
 def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices and embeddings, none on biases and norms; fused where the device has it.
+    """Return AdamW with weight decay on matrices and embeddings, none on biases and norms; fused.
 
-    Every group carries its `lr_scale` and `start_ratio`: those of the transition head for parameters of a module named
+    Each group has its `lr_scale` and `start_ratio`: those of the transition head for parameters of a module named
     `transition`, else 1 and 0.
     """
     groups: dict[tuple[float, float, float], list[nn.Parameter]] = {}

@@ -1,4 +1,4 @@
-"""Pre-training: wires data, model, objective and loop of a recipe."""
+"""Pre-training: the data, model, objective and training loop of a recipe, put together."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from exlm_cli.config.base import identity_of, identity_values
-from exlm_cli.config.finetune import FinetuneTrainConfig
 from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import dump_recipe, load_recipe, resumed_recipe
 from exlm_cli.config.overrides import describe_changes
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.config.sections import TrainConfig
+from exlm_cli.config.sections import LoopConfig
 from exlm_cli.data.batch import Batch, build_collator
 from exlm_cli.data.corpus.pipeline import PreparedData, list_rejected, prepare_data
 from exlm_cli.data.corpus.shards import TokenDataset
@@ -35,7 +34,6 @@ from exlm_cli.train.evaluation import evaluate_batch, summarise
 from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.objective import Objective
 from exlm_cli.train.pretrained import RESUMED_MARKS, build_model, describe_device, pick_device
-from exlm_cli.train.task import LoopResult
 
 VALIDATION_EPOCH = 2**32 - 1
 """The epoch whose masks validation uses: one that training never reaches, so every validation masks the same tokens."""
@@ -43,7 +41,7 @@ VALIDATION_EPOCH = 2**32 - 1
 
 @dataclass(frozen=True)
 class PretrainResult:
-    """What a pre-training run made."""
+    """Result of a pre-training run; `metrics` are those of the last validation."""
 
     run_dir: Path
     checkpoint: Path
@@ -79,21 +77,21 @@ class PretrainTask:
         )
 
     def microbatches(self, indices: IntArray, epoch: int) -> Iterator[Batch]:
-        """Mask, expand and pad one step's sequences, a microbatch ahead of the model, the first from now on."""
+        """Return one step's masked, expanded and padded microbatches; start preparing the first one now."""
         return self._batches(self.train_set, indices, epoch)
 
     def losses(self, batch: Batch) -> Tensor:
-        """Nats per target of every sequence."""
+        """Return nats per target of each sequence."""
         with torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
             return self.objective.sequence_nll(self.model, batch)
 
     def count_tokens(self, batch: Batch) -> int:
-        """Input tokens before expansion."""
+        """Return the input tokens before expansion."""
         clones = (self.recipe.masking.num_states_per_mask - 1) * batch.target_lengths
         return int((batch.lengths - clones).sum())
 
     def validate(self) -> dict[str, float]:
-        """Figures on the validation set, with the same masks every time."""
+        """Return figures on the validation set, with the same masks every time."""
         indices = validation_indices(self.valid_set, self.recipe.train.validation_sequences)
         self.model.eval()
         with torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
@@ -118,16 +116,16 @@ def run_pretraining(
     resume: Path | None = None,
     progress: Progress | None = None,
 ) -> PretrainResult:
-    """Pre-train a recipe, doing whatever of tokenisation is still to be done.
+    """Pre-train a recipe; tokenise its data first where that is not done.
 
     Args:
         recipe: What to train.
-        out: Run directory; none: `runs/<name>-<time>`.
+        out: Run directory; None: `runs/<name>-<time>`.
         resume: A run directory to continue instead; `recipe` must be the one it began with.
-        progress: Who is told; none: nobody.
+        progress: Reports the work; None: silent.
 
     Raises:
-        ExlmError: Anything the user can mend: data, tokenizer, checkpoint, divergence, interruption.
+        ExlmError: A mistake in data, tokenizer or checkpoint; divergence, interruption.
     """
     progress = progress or SilentProgress()
     device = pick_device(recipe)
@@ -161,7 +159,7 @@ def _run_pretraining(
             "started_unix_s": round(started_s, 3),
         }
         if model.transition is not None:
-            # chosen, and where need be built, before the first step
+            # the native backend may have to be built: before the first step
             backend = choose_backend(recipe.train.alignment_backend, torch.float32, device)
             progress.message(f"alignment backend: {backend}")
             described["alignment_backend"] = backend
@@ -178,14 +176,14 @@ def _run_pretraining(
         )
         if not is_new:
             _resume(loop, run, recipe, progress)
-        # only now: a run whose checkpoint refuses the recipe or the data keeps every file it has
+        # after `_resume`: a run whose checkpoint refuses the recipe or the data stays unchanged
         list_rejected(data, run / "rejected.csv", progress)
         _describe_run(run, recipe, data, described)
     result = loop.fit()
     update_run_json(
         run, {"parameters": num_parameters, "steps": result.steps, "train_time_s": round(result.elapsed_s, 1)}
     )
-    return _result(run, result)
+    return PretrainResult(run, result.checkpoint, result.steps, result.validation, result.elapsed_s)
 
 
 def _describe_run(run: Path, recipe: PretrainRecipe, data: PreparedData, fields: dict[str, Any]) -> None:
@@ -203,12 +201,17 @@ def _describe_run(run: Path, recipe: PretrainRecipe, data: PreparedData, fields:
             **fields,
         },
     )
-    # last: a run directory is one that has its recipe
+    # last: a run directory counts as one once it has its recipe
     write_atomically(run / "recipe.yaml", dump_recipe(with_absolute_paths(recipe)).encode())
 
 
 def resume_pretraining(run: Path, overrides: Sequence[str] = (), *, progress: Progress | None = None) -> PretrainResult:
     """Continue a run from its own recipe.yaml and newest whole checkpoint; exact on CPU.
+
+    Args:
+        run: Run directory of `exlm pretrain`.
+        overrides: `section.key=value` of what may change.
+        progress: Reports the work; None: silent.
 
     Raises:
         CheckpointError: `run` is no run directory of pre-training.
@@ -234,14 +237,14 @@ def special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
 
 
 def validation_indices(dataset: TokenDataset, limit: int | None) -> IntArray:
-    """Return evenly spread indices of at most `limit` sequences, all where there is no limit."""
+    """Return evenly spread indices of at most `limit` sequences; None: of all."""
     size = len(dataset)
     count = size if limit is None else min(limit, size)
     spread: IntArray = torch.linspace(0, size - 1, count, dtype=torch.float64).round().long().numpy()
     return spread
 
 
-def autocast_dtype(train: TrainConfig | FinetuneTrainConfig, device: torch.device) -> torch.dtype | None:
+def autocast_dtype(train: LoopConfig, device: torch.device) -> torch.dtype | None:
     """Return bfloat16 where `precision` asks for it (`auto`: on CUDA), else None."""
     wants_bf16 = train.precision == "bf16" or (train.precision == "auto" and device.type == "cuda")
     return torch.bfloat16 if wants_bf16 else None
@@ -264,7 +267,7 @@ def tensorboard_writer(run: Path) -> Callable[[dict[str, Any]], None]:
     def write(row: dict[str, Any]) -> None:
         nonlocal writer
         if writer is None:
-            # a killed run may have written beyond the checkpoint that this one goes on from
+            # a killed run may have written beyond the checkpoint that this run continues
             writer = SummaryWriter(str(run / "tensorboard"), purge_step=row["step"])
         for name, value in row.items():
             if name not in ("kind", "step"):
@@ -275,10 +278,10 @@ def tensorboard_writer(run: Path) -> Callable[[dict[str, Any]], None]:
 
 
 def _resume(loop: TrainingLoop, run: Path, recipe: PretrainRecipe, progress: Progress) -> None:
-    """Take the newest whole checkpoint, or begin anew where none was saved.
+    """Load the newest whole checkpoint, or start again where none was saved.
 
     Raises:
-        CheckpointError: It is of other data or another recipe, or there are checkpoints and none is whole.
+        CheckpointError: The checkpoint has other data or another recipe, or no checkpoint is whole.
     """
     checkpoint = newest_good_checkpoint(run, progress.message)
     if checkpoint is None:
@@ -297,7 +300,3 @@ def _resume(loop: TrainingLoop, run: Path, recipe: PretrainRecipe, progress: Pro
     loop.resume(checkpoint, changes=describe_changes(*values))
     remove_unfinished(run)
     progress.message(f"resuming at step {loop.state.step} of {loop.total_steps} from {checkpoint}")
-
-
-def _result(run: Path, result: LoopResult) -> PretrainResult:
-    return PretrainResult(run, result.checkpoint, result.steps, result.validation, result.elapsed_s)

@@ -22,7 +22,7 @@ RESUMED_MARKS = frozenset({Mark.INPUT, Mark.COMPUTING})
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A model read back from a run, in evaluation mode."""
+    """A model read from a run, in evaluation mode."""
 
     model: ExlmModel
     tokenizer: Tokenizer
@@ -32,7 +32,7 @@ class Pretrained:
 
 
 def load_pretrained(path: Path, *, device: str = "auto", progress: Progress | None = None) -> Pretrained:
-    """Read a model back from a run directory or from one of its `checkpoints/step-N`.
+    """Read a model from a run directory or from one of its `checkpoints/step-N`.
 
     Raises:
         CheckpointError: There is no whole checkpoint, or it does not fit its recipe.
@@ -70,16 +70,16 @@ def load_pretrained(path: Path, *, device: str = "auto", progress: Progress | No
 
 
 def build_model(recipe: PretrainRecipe, tokenizer: Tokenizer, device: torch.device) -> ExlmModel:
-    """Build the recipe's network with weights that depend on the seed alone."""
+    """Return the network of a recipe, with weights that depend on its seed alone."""
     torch.manual_seed(recipe.seed)
     return ExlmModel(recipe, tokenizer.vocab_size).to(device)
 
 
 def pick_device(recipe: PretrainRecipe | FinetuneRecipe) -> torch.device:
-    """Resolve `device: auto`.
+    """Return the device of a recipe; `auto` is CUDA where torch sees a device.
 
     Raises:
-        ConfigError: `cuda` was asked for and torch sees no device.
+        ConfigError: `device` is `cuda` and torch sees no such device.
     """
     if recipe.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
@@ -91,7 +91,7 @@ def pick_device(recipe: PretrainRecipe | FinetuneRecipe) -> torch.device:
 
 
 def describe_device(device: torch.device) -> str:
-    """Return the device in words."""
+    """Return the name of a device for messages."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU, {torch.get_num_threads()} threads"
