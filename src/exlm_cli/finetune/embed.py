@@ -6,6 +6,7 @@ Axes: R rows of the table, n of a batch, D model width.
 import io
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -166,28 +167,20 @@ def write_embeddings(embeddings: Embeddings, path: Path) -> None:
         CheckpointError: The file system refuses.
     """
     rows = embeddings.rows
-    inputs = rows.table.columns[rows.column]
+    columns: dict[str, Any] = {
+        "line": np.array(rows.table.lines, dtype=np.int64),
+        "input": np.array(rows.table.columns[rows.column], dtype=np.str_),
+        "problem": np.array(rows.problems, dtype=np.str_),
+        "cls": embeddings.cls,
+        "mean": embeddings.mean,
+    }
     buffer = io.BytesIO()
     if path.suffix.lower() == ".npz":
-        np.savez_compressed(
-            buffer,
-            line=np.array(rows.table.lines, dtype=np.int64),
-            input=np.array(inputs, dtype=np.str_),
-            problem=np.array(rows.problems, dtype=np.str_),
-            cls=embeddings.cls,
-            mean=embeddings.mean,
-        )
+        np.savez_compressed(buffer, **columns)
     else:
         import pyarrow
         import pyarrow.parquet
 
-        columns = {
-            "line": list(rows.table.lines),
-            "input": list(inputs),
-            "problem": list(rows.problems),
-            "cls": list(embeddings.cls),
-            "mean": list(embeddings.mean),
-        }
-        pyarrow.parquet.write_table(pyarrow.table(columns), buffer)
+        pyarrow.parquet.write_table(pyarrow.table({name: list(values) for name, values in columns.items()}), buffer)
     make_folder(path.parent)
     write_atomically(path, buffer.getvalue())

@@ -1,0 +1,45 @@
+"""Identity of a recipe: equal for what decides nothing, another one for every value that decides a result."""
+
+from typing import Any
+
+import pytest
+
+from exlm_cli.config.base import Mark, identity_of, identity_values
+from tests.tiny import tiny_recipe
+from tests.unit.finetune.synthetic import finetune_recipe
+
+RESUMED = {Mark.INPUT, Mark.COMPUTING}
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [{"name": "other"}, {"device": "auto"}, {"train": {"validate_every_steps": 77, "keep_last": 9}}],
+)
+def test_names_devices_and_records_are_no_part_of_it(sections: dict[str, Any]) -> None:
+    assert identity_of(tiny_recipe(**sections)) == identity_of(tiny_recipe())
+
+
+@pytest.mark.parametrize("sections", [{"optim": {"lr": 2e-3}}, {"seed": 3}, {"masking": {"mask_ratio": 0.2}}])
+def test_what_decides_the_weights_is_part_of_it(sections: dict[str, Any]) -> None:
+    for without in (set(), RESUMED):
+        assert identity_of(tiny_recipe(**sections), without=without) != identity_of(tiny_recipe(), without=without)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"data": {"train": ["elsewhere.txt"]}}, {"data": {"cache_dir": "elsewhere"}}, {"tokenizer": {"path": "t.json"}},
+        {"train": {"microbatch_tokens": 128}}, {"train": {"num_threads": 1}}, {"train": {"alignment_backend": "torch"}},
+        {"train": {"head_chunk_rows": 16}}, {"train": {"compile": True}},
+    ],
+)  # fmt: skip
+def test_a_resumed_run_may_move_its_inputs_and_compute_in_another_way(sections: dict[str, Any]) -> None:
+    assert identity_of(tiny_recipe(**sections)) != identity_of(tiny_recipe())
+    assert identity_of(tiny_recipe(**sections), without=RESUMED) == identity_of(tiny_recipe(), without=RESUMED)
+
+
+def test_fine_tuning_leaves_out_its_task_beside_a_data_fingerprint_and_nothing_that_is_computed() -> None:
+    values = identity_values(finetune_recipe(), without={Mark.INPUT})
+    assert values.keys() == {"seeds", "aggregate", "init", "model", "optim", "train", "grid"}
+    assert {"num_threads", "compile", "microbatch_tokens", "validate_every_steps"} <= values["train"].keys()
+    assert not {"keep_last", "checkpoint_every_steps", "log_every_steps"} & values["train"].keys()
