@@ -185,5 +185,5 @@ def test_a_file_in_the_place_of_the_folder_is_refused(work: Path, refused: Calla
     (work / "out").write_text("mine")
     error, hint = refused(SENTENCE, "--out", "out")
     assert error.startswith("out: ")
-    assert "`--out`" in hint
+    assert "`--out DIR`" in hint
     assert (work / "out").read_text() == "mine"
