@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+from exlm_cli.config.tasks import RowTaskConfig
 from exlm_cli.data.rows.records import COMPRESSIONS, FORMATS
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import folder_for_results
 from exlm_cli.finetune.model import Finetuned
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import PredictionSummary, TrainedTask
-from exlm_cli.tasks.registry import read_new_rows
+from exlm_cli.tasks.registry import new_rows_type
 
 
 def predict(
@@ -29,17 +30,18 @@ def predict(
         DataError: The file cannot be read.
         CheckpointError: The file system refuses.
     """
-    task = trained_task(finetuned)
-    rows = read_new_rows(task, path, column, progress)
+    config = finetuned.recipe.task
+    if column is not None and not isinstance(config, RowTaskConfig):
+        raise ConfigError(f"{config.name} finds its own columns; `{column}` is given", "leave the column out")
+    layout = new_rows_type(config)
     if out is None:
-        out = folder / f"predictions-{_stem(path)}{rows.suffix}"
-    elif out.suffix.lower() != rows.suffix:
-        raise ConfigError(
-            f"`out={out}`: predictions of {task.config.name} are a {rows.suffix} file", "give another name"
-        )
-    files = rows.output_files(out)
+        out = folder / f"predictions-{_stem(path)}{layout.suffix}"
+    elif out.suffix.lower() != layout.suffix:
+        raise ConfigError(f"`out={out}`: predictions of {config.name} are a {layout.suffix} file", "give another name")
+    files = layout.output_files(out)
     refuse_overwriting(path, *files)
     with folder_for_results(out.parent, *files):
+        rows = layout.read(_trained_task(finetuned), path, column, progress)
         encoded = rows.encode(finetuned.tokenizer, finetuned.sequence_length)
         outputs = []
         with progress.bar("seeds", len(finetuned.runners)) as bar:
@@ -49,8 +51,7 @@ def predict(
         return rows.write(outputs, out)
 
 
-def trained_task(finetuned: Finetuned) -> TrainedTask:
-    """Return the task that a run was fine-tuned on."""
+def _trained_task(finetuned: Finetuned) -> TrainedTask:
     results = finetuned.results
     return TrainedTask(
         finetuned.recipe.task,

@@ -1,1 +1,1 @@
-"""Downstream tasks: their data, their scores, and fine-tuning on them."""
+"""Downstream tasks: their data, splits, labels, metrics and predictions."""

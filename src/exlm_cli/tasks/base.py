@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from exlm_cli.data.masking import IntArray
 from exlm_cli.data.rows.records import SkippedRow
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.files import write_csv
+from exlm_cli.progress import Progress
 
 FloatArray = NDArray[np.float64]
 
@@ -172,6 +173,26 @@ class NewRows(ABC):
     suffix: ClassVar[str] = ".csv"
     """Ending of the file of predictions."""
 
+    @classmethod
+    @abstractmethod
+    def read(cls, task: TrainedTask, path: Path, column: str | None, progress: Progress) -> Self:
+        """Read the file.
+
+        Args:
+            task: Task of the model.
+            path: The file, in the layout of the task.
+            column: Column of the SMILES or text, for a task that has one; None: the usual one.
+            progress: Shows bars.
+
+        Raises:
+            DataError: The file cannot be read.
+        """
+
+    @classmethod
+    def output_files(cls, out: Path) -> tuple[Path, ...]:
+        """Return all files that `write` makes."""
+        return (out,)
+
     @abstractmethod
     def encode(self, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
         """Tokenise the rows that the model can read."""
@@ -187,10 +208,6 @@ class NewRows(ABC):
         Raises:
             CheckpointError: The file system refuses.
         """
-
-    def output_files(self, out: Path) -> tuple[Path, ...]:
-        """Return all files that `write` makes."""
-        return (out,)
 
 
 def name_some(names: Iterable[object], *, limit: int = 5) -> str:

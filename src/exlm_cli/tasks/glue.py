@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Self, final
 
 import numpy as np
 
@@ -278,6 +278,23 @@ class NewGlueRows(NewRows):
         self._task = GlueTask(info, {"valid": _as_examples(file.examples)})
         self._notes: tuple[str, ...] = ()
 
+    @classmethod
+    def read(cls, task: TrainedTask, path: Path, column: str | None, progress: Progress) -> Self:
+        """Read a file in any layout of the task; it finds its own columns.
+
+        The column of labels may be missing, a label empty or -1 as in the Hub's test sets, and a text empty.
+
+        Raises:
+            DataError: The file or a row of it cannot be read; every row needs a prediction.
+        """
+        del column
+        info = GLUE_TASKS[task.config.name.removeprefix("glue/")]
+        with progress.bar(f"reading {path.name}", None) as bar:
+            file = _read(info, str(path), counted(iter_records(path, header=info.header), bar), needs_labels=False)
+        if file.skipped:
+            raise DataError(str(file.skipped[0]), "every row needs a prediction: correct the row or remove it")
+        return cls(info, file)
+
     def encode(self, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
         """Tokenise all rows."""
         encoded = self._task.encode("valid", tokenizer, sequence_length)
@@ -299,22 +316,6 @@ class NewGlueRows(NewRows):
             notes += (f"not scored: {num_unlabelled:,} of {len(examples):,} rows have no label",)
         scores = {} if num_unlabelled else task.score("valid", list(mean_NC))
         return PredictionSummary((out,), len(examples), 0, scores, notes)
-
-
-def read_new_glue_rows(task: TrainedTask, path: Path, progress: Progress) -> NewGlueRows:
-    """Read a file to predict, in any layout that the task is read from.
-
-    The column of labels may be missing, a label empty or -1 as in the Hub's test sets, and a text empty.
-
-    Raises:
-        DataError: The file or a row of it cannot be read; every row needs a prediction.
-    """
-    info = GLUE_TASKS[task.config.name.removeprefix("glue/")]
-    with progress.bar(f"reading {path.name}", None) as bar:
-        file = _read(info, str(path), counted(iter_records(path, header=info.header), bar), needs_labels=False)
-    if file.skipped:
-        raise DataError(str(file.skipped[0]), "every row needs a prediction: correct the row or remove it")
-    return NewGlueRows(info, file)
 
 
 def _as_examples(examples: Sequence[GlueExample]) -> Examples:

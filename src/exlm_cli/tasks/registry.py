@@ -1,14 +1,13 @@
 """Loading of downstream tasks, and of files to predict, by config. Importing this loads no data library, no torch."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exlm_cli.config.tasks import GlueTaskConfig, MoleculeNetTaskConfig, RowTaskConfig, SquadTaskConfig, TaskConfig
-from exlm_cli.errors import ConfigError, DataError
+from exlm_cli.config.tasks import GlueTaskConfig, MoleculeNetTaskConfig, SquadTaskConfig, TaskConfig
+from exlm_cli.errors import DataError
 from exlm_cli.progress import Progress
 
 if TYPE_CHECKING:
-    from exlm_cli.tasks.base import DownstreamTask, NewRows, TrainedTask
+    from exlm_cli.tasks.base import DownstreamTask, NewRows
 
 
 def default_recipe(task_name: str) -> str:
@@ -42,37 +41,21 @@ def load_task(config: TaskConfig, progress: Progress) -> "DownstreamTask":
             return load_csv(config, progress)
 
 
-def read_new_rows(task: "TrainedTask", path: Path, column: str | None, progress: Progress) -> "NewRows":
-    """Read a file that a fine-tuned model predicts, in the layout of its task.
-
-    Args:
-        task: Task of the model.
-        path: The file.
-        column: Column of the SMILES or text, for a task that has one; None: the usual one.
-        progress: Shows bars.
-
-    Raises:
-        ConfigError: A column is given, and the task finds its own.
-        DataError: The file cannot be read.
-    """
-    if column is not None and not isinstance(task.config, RowTaskConfig):
-        raise ConfigError(
-            f"{task.config.name} finds its own columns: leave out `task.{task.input_kind}_column={column}`",
-            "a column can be chosen for MoleculeNet and CSV tasks",
-        )
-    match task.config:
+def new_rows_type(config: TaskConfig) -> "type[NewRows]":
+    """Return the class that reads a file to predict, in the layout of a task."""
+    match config:
         case GlueTaskConfig():
-            from exlm_cli.tasks.glue import read_new_glue_rows
+            from exlm_cli.tasks.glue import NewGlueRows
 
-            return read_new_glue_rows(task, path, progress)
+            return NewGlueRows
         case SquadTaskConfig():
-            from exlm_cli.tasks.squad.task import read_new_questions
+            from exlm_cli.tasks.squad.task import NewSquadQuestions
 
-            return read_new_questions(task, path)
+            return NewSquadQuestions
         case _:
-            from exlm_cli.tasks.row_task import read_new_table
+            from exlm_cli.tasks.row_task import NewTableRows
 
-            return read_new_table(task, path, column, progress)
+            return NewTableRows
 
 
 def check_splits(task: "DownstreamTask") -> None:

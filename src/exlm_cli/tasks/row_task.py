@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -204,6 +205,25 @@ class NewTableRows(NewRows):
         self._targets_RC = read_known_targets(rows.table, self._label_columns, task.loss, task.output_names)
         self._encoding_notes: tuple[str, ...] = ()
 
+    @classmethod
+    def read(cls, task: TrainedTask, path: Path, column: str | None, progress: Progress) -> Self:
+        """Read a CSV or TSV, also .gz and .xz, or lines of text or SMILES (.txt, .smi).
+
+        Without `column`, the column of the task is read, else the one with a usual name.
+
+        Raises:
+            DataError: The table, its column, or a label in it cannot be read.
+        """
+        rows = read_input_rows(
+            path,
+            task.input_kind,
+            progress,
+            column=column,
+            usual_column=task.config.input_column,
+            canonical_smiles=task.config.has_canonical_smiles,
+        )
+        return cls(task, rows)
+
     def encode(self, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
         """Tokenise the readable rows as [CLS] text [SEP]."""
         encoded = encode_input_rows(self._rows, tokenizer, sequence_length)
@@ -248,29 +268,6 @@ class NewTableRows(NewRows):
         readable = rows.readable
         metrics = score_rows(loss, mean_RC[readable], self._targets_RC[readable]) if has_labels else {}
         return PredictionSummary((out,), len(table), len(table) - len(readable), metrics, tuple(notes))
-
-
-def read_new_table(task: TrainedTask, path: Path, column: str | None, progress: Progress) -> NewTableRows:
-    """Read a table to predict, or lines of text or SMILES (.txt, .smi).
-
-    Args:
-        task: Task of the model.
-        path: CSV or TSV, also .gz and .xz, or .smi and .txt.
-        column: Column of the SMILES or text; None: the one of the task, else the one with a usual name.
-        progress: Shows a bar of molecules.
-
-    Raises:
-        DataError: The table, its column, or a label in it cannot be read.
-    """
-    rows = read_input_rows(
-        path,
-        task.input_kind,
-        progress,
-        column=column,
-        usual_column=task.config.input_column,
-        canonical_smiles=task.config.has_canonical_smiles,
-    )
-    return NewTableRows(task, rows)
 
 
 def encode_input_rows(rows: InputRows, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:

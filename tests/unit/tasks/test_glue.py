@@ -19,7 +19,7 @@ from exlm_cli.errors import DataError
 from exlm_cli.finetune.trainer import encode_task
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import NO_TEST_NOTE, DownstreamTask, PredictionSummary, TrainedTask
-from exlm_cli.tasks.glue import GLUE_TASKS, GlueTask, NewGlueRows, load_glue, read_new_glue_rows
+from exlm_cli.tasks.glue import GLUE_TASKS, GlueTask, NewGlueRows, load_glue
 from tests.unit.tasks.glue_files import FOLDERS, HEADERS, ROWS, content, line, write_glue
 
 
@@ -280,7 +280,7 @@ def test_missing_files_are_named(task: str, stem: str, tmp_path: Path) -> None:
 def new_rows(name: str, path: Path, text: str) -> NewGlueRows:
     path.write_text(text, encoding="utf-8")
     task = TrainedTask(GlueTaskConfig(name=f"glue/{name}"), "text", "classes", ())
-    return read_new_glue_rows(task, path, SilentProgress())
+    return NewGlueRows.read(task, path, None, SilentProgress())
 
 
 def write_new(name: str, path: Path, text: str, predicted: list[float]) -> tuple[PredictionSummary, list[list[str]]]:

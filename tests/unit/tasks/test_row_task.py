@@ -19,7 +19,7 @@ from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import NO_TEST_NOTE, DownstreamTask, Loss, PredictionSummary, TrainedTask, name_some
 from exlm_cli.tasks.labels import Labels
 from exlm_cli.tasks.metrics import to_probabilities
-from exlm_cli.tasks.row_task import TableTask, encode_texts, longest_first, read_new_table
+from exlm_cli.tasks.row_task import NewTableRows, TableTask, encode_texts, longest_first
 from exlm_cli.tasks.splits import RowSplit
 from tests.unit.finetune.finetuned_runs import write_rows
 
@@ -183,7 +183,7 @@ def predict(
 ) -> tuple[PredictionSummary, list[dict[str, str]]]:
     config = CsvTaskConfig(name="csv", **{"smiles_column": "mol", **task})
     path = write_rows(folder / "new.csv", columns, rows)
-    new = read_new_table(TrainedTask(config, config.input_kind, loss, names), path, None, SilentProgress())
+    new = NewTableRows.read(TrainedTask(config, config.input_kind, loss, names), path, None, SilentProgress())
     summary = new.write([[np.array(row) for row in seed] for seed in outputs], folder / "out.csv")
     return summary, list(csv.DictReader((folder / "out.csv").read_text().splitlines()))
 
@@ -254,7 +254,7 @@ def test_lines_of_smiles_are_a_table_too(tmp_path: Path, tokenizer: Tokenizer) -
     (tmp_path / "new.smi").write_text("CCO ethanol\n\n((\n")
     config = CsvTaskConfig(name="csv")
     task = TrainedTask(config, "smiles", "binary", ("y",))
-    new = read_new_table(task, tmp_path / "new.smi", None, SilentProgress())
+    new = NewTableRows.read(task, tmp_path / "new.smi", None, SilentProgress())
     encoded = new.encode(tokenizer, 4)
     assert (len(encoded), len(encoded.token_ids[0])) == (1, 4)
     summary = new.write([[np.array([0.0])]], tmp_path / "out.csv")

@@ -5,7 +5,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, final
+from typing import ClassVar, Self, final
 
 import numpy as np
 
@@ -217,7 +217,22 @@ class NewSquadQuestions(NewRows):
         self._file, self._threshold = file, valid_medians.get("f1_threshold")
         self._notes: tuple[str, ...] = ()
 
-    def output_files(self, out: Path) -> tuple[Path, ...]:
+    @classmethod
+    def read(cls, task: TrainedTask, path: Path, column: str | None, progress: Progress) -> Self:
+        """Read a file of the official layout.
+
+        Raises:
+            DataError: The file does not have that layout, or no question of it can be used.
+        """
+        del column, progress
+        assert isinstance(task.config, SquadTaskConfig)
+        file = read_squad_json(path, needs_answers=False)
+        if not file.questions:
+            raise DataError(f"{path}: {file.skipped[0]}")
+        return cls(task.config, file, task.valid_medians)
+
+    @classmethod
+    def output_files(cls, out: Path) -> tuple[Path, ...]:
         """Return the file of answers, and the file beside it of probabilities that there is none."""
         return out, out.with_name(f"{out.stem}-no-answer.json")
 
@@ -256,19 +271,6 @@ class NewSquadQuestions(NewRows):
             )
         metrics = squad_metrics(list(answered.values())) if self._file.has_answers else {}
         return PredictionSummary(files, num_questions + len(skipped), len(skipped), metrics, tuple(notes))
-
-
-def read_new_questions(task: TrainedTask, path: Path) -> NewSquadQuestions:
-    """Read a file to predict, of the official layout.
-
-    Raises:
-        DataError: The file is not of that layout, or no question of it can be used.
-    """
-    assert isinstance(task.config, SquadTaskConfig)
-    file = read_squad_json(path, needs_answers=False)
-    if not file.questions:
-        raise DataError(f"{path}: {file.skipped[0]}")
-    return NewSquadQuestions(task.config, file, task.valid_medians)
 
 
 def _read_files(config: SquadTaskConfig, progress: Progress) -> tuple[SquadFile, SquadFile | None]:

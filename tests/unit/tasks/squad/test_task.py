@@ -18,7 +18,7 @@ from exlm_cli.finetune.trainer import encode_task
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray, TrainedTask
 from exlm_cli.tasks.squad.metric import Answered, squad_metrics
-from exlm_cli.tasks.squad.task import NewSquadQuestions, SquadTask, load_squad, read_new_questions
+from exlm_cli.tasks.squad.task import NewSquadQuestions, SquadTask, load_squad
 
 PARAGRAPHS = {
     "Moss": "Moss grows on the north side of the old stones, and in wet summers it covers them.",
@@ -278,7 +278,7 @@ def test_the_hub_is_read_where_no_folder_is_given(monkeypatch: pytest.MonkeyPatc
 def new_questions(path: Path, content: Any, **medians: float) -> NewSquadQuestions:
     path.write_text(json.dumps(content), encoding="utf-8")
     task = TrainedTask(SquadTaskConfig(name="squad/v2"), "text", "span", ("start", "end"), medians)
-    return read_new_questions(task, path)
+    return NewSquadQuestions.read(task, path, None, SilentProgress())
 
 
 def test_new_questions_are_answered_and_scores_follow_from_both_files(tokenizer: Tokenizer, tmp_path: Path) -> None:
