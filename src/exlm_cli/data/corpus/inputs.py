@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from exlm_cli.config.sections import DataConfig
 from exlm_cli.data.bundled.grammar import sample_sentences
 from exlm_cli.data.bundled.molecules import generate_molecules
 from exlm_cli.data.rows.decode import open_raw
@@ -84,24 +85,13 @@ def resolve_inputs(inputs: Sequence[str], *, kind: RowKind, progress: Progress) 
 
 
 def iter_rows(
-    sources: Sequence[Source],
-    *,
-    kind: RowKind,
-    column: str | None = None,
-    max_rows: int | None = None,
-    bundled_rows: int = 20000,
-    seed: int = 0,
-    progress: Progress,
-    label: str = "reading",
+    sources: Sequence[Source], data: DataConfig, *, seed: int = 0, progress: Progress, label: str = "reading"
 ) -> Generator[Row]:
     """Yield the rows of all sources in order, under a progress bar that shows how far reading has come.
 
     Args:
         sources: From `resolve_inputs`.
-        kind: Kind of the rows.
-        column: Column of tabular sources; None takes the one with a plausible name.
-        max_rows: Stop after this many rows.
-        bundled_rows: Rows that a bundled source generates.
+        data: Kind, column and numbers of rows.
         seed: Seed of bundled sources.
         progress: Gets the bar; it counts bytes on disk if all sources are files, else rows.
         label: Label of the bar.
@@ -109,12 +99,13 @@ def iter_rows(
     Raises:
         DataError: A source cannot be read, or has no rows.
     """
+    max_rows = data.max_rows
     sizes_bytes = [source.size_bytes for source in sources if isinstance(source, FileSource)]
     counts_bytes = max_rows is None and len(sizes_bytes) == len(sources)
     only_bundled = all(isinstance(source, BundledSource) for source in sources)
     total = sum(sizes_bytes) if counts_bytes else max_rows
     if only_bundled:
-        total = min(bundled_rows * len(sources), max_rows or sys.maxsize)
+        total = min(data.bundled_rows * len(sources), max_rows or sys.maxsize)
     started_s = time.monotonic()
     num_rows, finished_bytes = 0, 0
     with progress.bar(label, total) as bar:
@@ -125,7 +116,7 @@ def iter_rows(
 
         for source in sources:
             num_before = num_rows
-            with _opened(source, kind, column, bundled_rows, seed) as (rows, position_bytes):
+            with _opened(source, data, seed) as (rows, position_bytes):
                 for row in rows:
                     yield row
                     num_rows += 1
@@ -152,22 +143,21 @@ def _why_no_rows(source: Source) -> str:
 
 
 @contextmanager
-def _opened(
-    source: Source, kind: RowKind, column: str | None, bundled_rows: int, seed: int
-) -> Iterator[tuple[Iterator[Row], Callable[[], int]]]:
+def _opened(source: Source, data: DataConfig, seed: int) -> Iterator[tuple[Iterator[Row], Callable[[], int]]]:
     """Open one source: its rows, and a function that returns how many bytes of it have been read."""
+    column = ColumnChoice(data.kind, data.column)
     match source:
         case FileSource(path=path):
             with open_raw(path) as raw:
-                yield iter_file_rows(path, raw, ColumnChoice(kind, column)), raw.tell
+                yield iter_file_rows(path, raw, column), raw.tell
         case HubSource():
-            yield (as_row(record) for record in iter_hub_records(source, only=ColumnChoice(kind, column))), lambda: 0
+            yield (as_row(record) for record in iter_hub_records(source, only=column)), lambda: 0
         case BundledSource(name=name):
             texts: Iterable[str]
             if name == "molecules":
-                texts = _molecules(bundled_rows, seed)
+                texts = _molecules(data.bundled_rows, seed)
             else:
-                texts = sample_sentences(bundled_rows, seed, "feelings" if name == "feelings" else "grammar")
+                texts = sample_sentences(data.bundled_rows, seed, "feelings" if name == "feelings" else "grammar")
             yield (Row(str(source), number, text) for number, text in enumerate(texts, start=1)), lambda: 0
 
 

@@ -8,7 +8,7 @@ stale.
 import csv
 import os
 import shutil
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -27,7 +27,7 @@ from exlm_cli.data.corpus.fingerprint import (
     fingerprint_sources,
     tokenizer_key,
 )
-from exlm_cli.data.corpus.inputs import FileSource, iter_rows, resolve_inputs
+from exlm_cli.data.corpus.inputs import FileSource, Source, iter_rows, resolve_inputs
 from exlm_cli.data.corpus.sequences import Cutter, Holdout, Packer, SequenceMaker
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
 from exlm_cli.data.rows.records import LINE_FORMATS, SKIPPED_COLUMNS, SKIPPED_FILE, Row, format_of
@@ -173,7 +173,8 @@ def _load_cached_tokenizer(path: Path, progress: Progress) -> Tokenizer | None:
 def _train_tokenizer(recipe: PretrainRecipe, train: list[FingerprintedSource], progress: Progress) -> Tokenizer:
     config = recipe.tokenizer
     train_on = train_bpe if recipe.data.kind == "text" else train_smiles_vocabulary
-    with closing(_rows(recipe.data, train, _TRAIN_SEED, progress, "training the tokenizer")) as rows:
+    label = "training the tokenizer"
+    with closing(iter_rows(_sources(train), recipe.data, seed=_TRAIN_SEED, progress=progress, label=label)) as rows:
         texts = (row.text for row in rows if row.problem is None)
         tokenizer = train_on(islice(texts, config.train_rows), config.vocab_size, config.min_frequency, progress)
     check_unchanged(train)
@@ -237,7 +238,8 @@ def _write_given_splits(corpus: _Corpus, folder: Path, progress: Progress) -> in
     data = corpus.recipe.data
     with SkippedRows(folder / SKIPPED_FILE, data.on_invalid) as skipped:
         for split, sources, seed in ((TRAIN, corpus.train, _TRAIN_SEED), (VALID, corpus.valid, _VALID_SEED)):
-            with closing(_rows(data, sources, seed, progress, f"tokenising {split}")) as rows:
+            label = f"tokenising {split}"
+            with closing(iter_rows(_sources(sources), data, seed=seed, progress=progress, label=label)) as rows:
                 writers = _write_sequences(corpus, rows, folder, [split], lambda _: 0, skipped, progress)
             if not writers[0].num_sequences:
                 raise _no_usable_row(data, split, sources, skipped)
@@ -253,7 +255,9 @@ def _write_held_out_splits(corpus: _Corpus, folder: Path, progress: Progress) ->
         holdout = Holdout(data.kind, data.valid_fraction, total_bytes, data.max_rows, forced)
         with (
             SkippedRows(folder / SKIPPED_FILE, data.on_invalid) as skipped,
-            closing(_rows(data, corpus.train, _TRAIN_SEED, progress, "tokenising")) as rows,
+            closing(
+                iter_rows(_sources(corpus.train), data, seed=_TRAIN_SEED, progress=progress, label="tokenising")
+            ) as rows,
         ):
             train, valid = _write_sequences(corpus, rows, folder, [TRAIN, VALID], holdout.takes, skipped, progress)
         if valid.num_sequences or forced is not None:
@@ -271,22 +275,6 @@ def _write_held_out_splits(corpus: _Corpus, folder: Path, progress: Progress) ->
 
 
 # Rows -> tokens -> sequences -> shards
-
-
-def _rows(
-    data: DataConfig, sources: Sequence[FingerprintedSource], seed: int, progress: Progress, label: str
-) -> Generator[Row]:
-    """Yield the rows of sources as a recipe's `data` section says."""
-    return iter_rows(
-        [known.source for known in sources],
-        kind=data.kind,
-        column=data.column,
-        max_rows=data.max_rows,
-        bundled_rows=data.bundled_rows,
-        seed=seed,
-        progress=progress,
-        label=label,
-    )
 
 
 def _write_sequences(
@@ -441,6 +429,10 @@ def _no_usable_row(
         smiles_hint = "the SMILES must be the first word of a line"
         hint = smiles_hint if data.kind == "smiles" else "give a file with text in it"
     return DataError(f"`data.{split}`: no usable row in {_named(sources)}; {skipped.describe()}", hint)
+
+
+def _sources(known: Sequence[FingerprintedSource]) -> list[Source]:
+    return [fingerprinted.source for fingerprinted in known]
 
 
 def _named(sources: Sequence[FingerprintedSource]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from exlm_cli.data.bundled import molecules, words
-from exlm_cli.data.corpus import fingerprint as identity
+from exlm_cli.data.corpus import fingerprint
 from exlm_cli.data.corpus.fingerprint import check_unchanged, fingerprint_sources
 from exlm_cli.data.corpus.inputs import BundledSource, FileSource, Source
 from exlm_cli.data.rows.hub import HubSource
@@ -33,7 +33,7 @@ def _file(path: Path, text: str) -> FileSource:
 @pytest.fixture
 def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let digests of files be remembered that were written just now."""
-    monkeypatch.setattr(identity, "_SETTLED_NS", -(10**18))
+    monkeypatch.setattr(fingerprint, "_SETTLED_NS", -(10**18))
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return reads
 
 
-def test_a_file_is_told_by_format_and_content_not_by_name(tmp_path: Path) -> None:
+def test_the_fingerprint_of_a_file_is_its_format_and_content_not_its_name(tmp_path: Path) -> None:
     first = _content(_file(tmp_path / "a.txt", "hello"), tmp_path)
     assert first == "file .txt " + hashlib.sha256(b"hello").hexdigest()
     assert _content(_file(tmp_path / "b.txt", "hello"), tmp_path) == first
@@ -85,7 +85,7 @@ def test_a_file_written_just_now_is_not_trusted_to_stay(tmp_path: Path, count_re
 
 @pytest.mark.usefixtures("_settled")
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"state": []}'])
-def test_a_broken_memory_is_read_past(tmp_path: Path, content: str) -> None:
+def test_a_damaged_digest_is_ignored(tmp_path: Path, content: str) -> None:
     source = _file(tmp_path / "a.txt", "hello")
     first = _content(source, tmp_path / "cache")
     (remembered,) = (tmp_path / "cache" / "digests").iterdir()
@@ -101,41 +101,35 @@ def test_a_cache_that_cannot_be_written_does_not_hinder(tmp_path: Path) -> None:
 
 
 def test_a_large_file_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "_HUGE_BYTES", 1_000_000)
+    monkeypatch.setattr(fingerprint, "_HUGE_BYTES", 1_000_000)
     progress = RecordingProgress()
     fingerprint_sources([_file(tmp_path / "a.txt", "x" * 2_000_000)], tmp_path, progress)
-    assert progress.messages == [f"{tmp_path}/a.txt: reading 2 MB to find out whether it has changed"]
+    assert len(progress.messages) == 1
+    assert progress.messages[0].startswith(f"{tmp_path}/a.txt: reading 2 MB")
 
 
 def test_a_file_that_changed_meanwhile_is_an_error(tmp_path: Path) -> None:
-    sources = fingerprint_sources(
-        [BundledSource("grammar"), _file(tmp_path / "a.txt", "hello")], tmp_path, SilentProgress()
-    )
+    inputs = [BundledSource("grammar"), _file(tmp_path / "a.txt", "hello")]
+    sources = fingerprint_sources(inputs, tmp_path, SilentProgress())
     check_unchanged(sources)
     (tmp_path / "a.txt").write_text("hello, more")
-    message = f"{tmp_path}/a.txt: it changed while it was being read"
-    with pytest.raises(DataError, match=rf"^{re.escape(message)}$") as caught:
+    with pytest.raises(DataError, match=rf"^{re.escape(str(tmp_path))}/a\.txt: it changed"):
         check_unchanged(sources)
-    assert caught.value.hint == "run again when it is complete"
 
 
-def test_a_file_that_vanished_is_an_error(tmp_path: Path) -> None:
-    message = f"{tmp_path}/a.txt: cannot be read: No such file or directory"
-    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
+def test_a_file_that_vanished_or_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match=r"a\.txt: cannot be read: No such file or directory$"):
         fingerprint_sources([FileSource(tmp_path / "a.txt", 1)], tmp_path, SilentProgress())
 
-
-def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(hashlib, "file_digest", fail)
-    message = f"{tmp_path}/a.txt: cannot be read: Input/output error"
-    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
+    with pytest.raises(DataError, match=r"a\.txt: cannot be read: Input/output error$"):
         fingerprint_sources([_file(tmp_path / "a.txt", "x")], tmp_path, SilentProgress())
 
 
-def test_bundled_data_is_told_by_what_it_is_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fingerprint_of_bundled_data_is_that_of_its_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sentences, smiles = _content(BundledSource("grammar"), tmp_path), _content(BundledSource("molecules"), tmp_path)
     monkeypatch.setattr(words, "FAMILIES", words.FAMILIES[1:])
     monkeypatch.setattr(molecules, "CORES", molecules.CORES[1:])
@@ -143,6 +137,6 @@ def test_bundled_data_is_told_by_what_it_is_made_of(tmp_path: Path, monkeypatch:
     assert _content(BundledSource("molecules"), tmp_path) != smiles
 
 
-def test_a_hub_data_set_is_told_by_its_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity, "find_revision", lambda *_: "abc123")
+def test_the_fingerprint_of_a_hub_data_set_is_its_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fingerprint, "find_revision", lambda *_: "abc123")
     assert _content(HubSource("me/corpus", None, "train"), tmp_path) == "hub:me/corpus@train abc123"

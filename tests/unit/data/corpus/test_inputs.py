@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from exlm_cli.config.sections import DataConfig
 from exlm_cli.data.corpus import inputs as sources
 from exlm_cli.data.corpus.inputs import BundledSource, FileSource, iter_rows, resolve_inputs
 from exlm_cli.data.rows.hub import HubSource
-from exlm_cli.data.rows.records import Record, Row
+from exlm_cli.data.rows.records import Record, Row, RowKind
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
 from tests.unit.data.recording import RecordingProgress
+
+TEXT = DataConfig(kind="text")
 
 
 @pytest.fixture
@@ -102,7 +105,7 @@ def test_rows_of_all_sources_come_in_order_under_a_bar_of_bytes(tmp_path: Path) 
     (tmp_path / "b.txt.gz").write_bytes(packed := gzip.compress(b"three\n"))
     sources = resolve_inputs([str(tmp_path)], kind="text", progress=SilentProgress())
     progress = RecordingProgress()
-    rows = list(iter_rows(sources, kind="text", progress=progress, label="tokenising"))
+    rows = list(iter_rows(sources, TEXT, progress=progress, label="tokenising"))
     assert [(Path(r.source).name, r.number, r.text) for r in rows] == [
         ("a.txt", 1, "one"),
         ("a.txt", 2, "two"),
@@ -116,7 +119,7 @@ def test_the_bar_moves_with_the_bytes_read(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("0123456789abcde\n" * 40_000)
     sources = resolve_inputs([str(tmp_path)], kind="text", progress=SilentProgress())
     progress = RecordingProgress()
-    assert sum(1 for _ in iter_rows(sources, kind="text", progress=progress)) == 40_000
+    assert sum(1 for _ in iter_rows(sources, TEXT, progress=progress)) == 40_000
     done = progress.bars[0].done
     assert done == sorted(done)
     assert len(done) == 40
@@ -127,7 +130,7 @@ def test_reading_stops_after_the_most_rows_and_counts_them(tmp_path: Path) -> No
     (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
     sources = resolve_inputs([f"{tmp_path}/a.txt", f"{tmp_path}/a.txt"], kind="text", progress=SilentProgress())
     progress = RecordingProgress()
-    rows = iter_rows(sources, kind="text", max_rows=4, progress=progress)
+    rows = iter_rows(sources, DataConfig(kind="text", max_rows=4), progress=progress)
     assert [row.text for row in rows] == ["one", "two", "three", "one"]
     assert (progress.bars[0].total, progress.bars[0].done) == (4, [3, 4])
 
@@ -137,21 +140,24 @@ def test_the_bar_of_hub_rows_counts_towards_no_end(monkeypatch: pytest.MonkeyPat
     records = [Record("hub", n, {"text": "text"}) for n in range(1, 4)]
     monkeypatch.setattr(sources, "iter_hub_records", lambda *_, **__: iter(records))
     progress = RecordingProgress()
-    assert list(iter_rows([HubSource("me/corpus", None, "train")], kind="text", progress=progress)) == rows
+    assert list(iter_rows([HubSource("me/corpus", None, "train")], TEXT, progress=progress)) == rows
     assert (progress.bars[0].total, progress.bars[0].done) == (None, [3])
 
 
 def test_the_bar_of_bundled_rows_knows_how_many_will_come() -> None:
     progress = RecordingProgress()
-    assert sum(1 for _ in iter_rows([BundledSource("grammar")], kind="text", max_rows=7, progress=progress)) == 7
+    assert (
+        sum(1 for _ in iter_rows([BundledSource("grammar")], DataConfig(kind="text", max_rows=7), progress=progress))
+        == 7
+    )
     assert progress.bars[0].total == 7
 
 
 @pytest.mark.parametrize(("name", "kind"), [("grammar", "text"), ("molecules", "smiles")])
-def test_bundled_rows_depend_on_their_number_and_seed(name: str, kind: str) -> None:
+def test_bundled_rows_depend_on_their_number_and_seed(name: str, kind: RowKind) -> None:
     def rows(seed: int) -> list[str]:
         progress = RecordingProgress()
-        made = iter_rows([BundledSource(name)], kind=kind, bundled_rows=30, seed=seed, progress=progress)  # type: ignore[arg-type]
+        made = iter_rows([BundledSource(name)], DataConfig(kind=kind, bundled_rows=30), seed=seed, progress=progress)
         texts = [row.text for row in made]
         assert (progress.bars[0].total, progress.bars[0].done) == (30, [30])
         return texts
@@ -167,10 +173,10 @@ def test_a_source_without_rows_is_an_error(tmp_path: Path, name: str, content: s
     (tmp_path / name).write_text(content)
     sources = resolve_inputs([str(tmp_path)], kind="text", progress=SilentProgress())
     with pytest.raises(DataError, match=rf"{re.escape(name)}: no rows in it$") as caught:
-        list(iter_rows(sources, kind="text", progress=SilentProgress()))
+        list(iter_rows(sources, TEXT, progress=SilentProgress()))
     assert hint in caught.value.hint
 
 
 def test_a_file_that_vanished_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.txt: no such file$"):
-        list(iter_rows([FileSource(tmp_path / "a.txt", 3)], kind="text", progress=SilentProgress()))
+        list(iter_rows([FileSource(tmp_path / "a.txt", 3)], TEXT, progress=SilentProgress()))

@@ -114,24 +114,19 @@ def test_the_revision_is_remembered_for_times_without_a_network(
     _answer(monkeypatch, _network_error())
     progress = RecordingProgress()
     assert find_revision(SOURCE, tmp_path, progress) == "abc123"
-    assert progress.messages == ["`hub:me/corpus@train`: the Hub does not answer; taking revision abc123 as last seen"]
+    assert len(progress.messages) == 1
+    assert "abc123" in progress.messages[0]
 
 
-def test_a_hub_that_does_not_answer_is_an_error_that_says_how_to_use_local_files(
+def test_a_hub_that_does_not_answer_or_lacks_the_data_set_is_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    _answer(monkeypatch, _network_error())
-    message = "`hub:me/corpus@train` cannot be read from the Hub: [Errno 111] Connection refused"
-    with pytest.raises(DataError, match=rf"^{re.escape(message)}$") as caught:
-        find_revision(SOURCE, tmp_path, SilentProgress())
-    assert "`data.train=FILE`" in caught.value.hint
-
-
-def test_an_unknown_data_set_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    _answer(monkeypatch, RepositoryNotFoundError.__new__(RepositoryNotFoundError))
-    message = "`hub:me/corpus@train`: the Hub has no public data set of that name"
-    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
-        find_revision(SOURCE, tmp_path, SilentProgress())
+    missing = RepositoryNotFoundError.__new__(RepositoryNotFoundError)
+    for answer, words in ((_network_error(), "Connection refused"), (missing, "no public data set")):
+        _answer(monkeypatch, answer)
+        with pytest.raises(DataError, match=rf"^`hub:me/corpus@train`.*{words}") as caught:
+            find_revision(SOURCE, tmp_path, SilentProgress())
+        assert "`data.train=FILE`" in caught.value.hint
 
 
 def test_offline_mode_gives_one_clear_error(tmp_path: Path) -> None:
