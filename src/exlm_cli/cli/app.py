@@ -75,9 +75,7 @@ def _root(
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
     ] = False,
-    _debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.")
-    ] = False,
+    _debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     if context.invoked_subcommand is None:
         from exlm_cli.cli import console

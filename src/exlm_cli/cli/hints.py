@@ -27,7 +27,7 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
     "tokenizer.vocab_size": ("vocab_size",),
     "use_grid": ("grid",),
 }
-"""Parameters of commands that stand for a dotted key; a key of one word is the parameter of that name."""
+"""Parameters of commands for each key; a key of one word that is not here is the parameter of that name."""
 
 _COMMANDS_OF_RECIPES = {"tokenize": "pretrain", "repeat-mlm": "sweep"}
 """Commands that take recipes of another command."""
@@ -59,7 +59,7 @@ def to_options(text: str, command: Any) -> str:
 
 
 def _as_parameter(command: Any, key: str, value: str) -> str | None:
-    """Return the option or argument of a command that stands for a key; None where it has none."""
+    """Return the option or argument of a command for a key; None where it has none."""
     parameters = {parameter.name: parameter for parameter in command.params}
     names = _PARAMETERS.get(key, () if "." in key else (key,))
     parameter = next((parameters[name] for name in names if name in parameters), None)

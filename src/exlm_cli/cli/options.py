@@ -1,4 +1,4 @@
-"""Options that several commands share; the same name means the same thing everywhere."""
+"""Options that several commands share, with one meaning everywhere, and how they become overrides."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -67,7 +67,7 @@ def collect_overrides(
     device: Device | None = None,
     on_invalid: OnInvalid | None = None,
 ) -> list[str]:
-    """Return `--set` together with the options that stand for a key of the recipe; those win."""
+    """Return the overrides of `--set` and then of the options for single keys, which win."""
     named = {"seed": seed, "device": device, "data.on_invalid": on_invalid}
     return [*(sets or []), *(f"{key}={value}" for key, value in named.items() if value is not None)]
 

@@ -1,4 +1,4 @@
-"""What keys a recipe has and what each accepts, in words; read from the pydantic models, so it cannot fall behind."""
+"""Keys of a recipe and what each accepts, in words, read from the pydantic models."""
 
 import difflib
 import itertools
@@ -33,7 +33,7 @@ def find_field(schema: type[BaseModel], path: str) -> FieldInfo | None:
 
 
 def is_union_of_sections(field: FieldInfo) -> bool:
-    """Say whether a section has one of several models, chosen by its values; pydantic then puts a tag into its path."""
+    """Return whether a section has one of several models; pydantic then puts a tag into the path of its errors."""
     return len(_sections(field.annotation)) > 1
 
 
@@ -60,13 +60,13 @@ def nearest_key(schema: type[BaseModel], path: str) -> str | None:
 
 
 def recipe_sections(schema: type[BaseModel]) -> dict[str, type[Recipe]]:
-    """Return the sections that are whole recipes of another kind, and so can extend one by name."""
+    """Return the sections that are recipes of another kind; such a section can extend one by name."""
     sections = {name: _sections(field.annotation) for name, field in schema.model_fields.items()}
     return {name: kinds[0] for name, kinds in sections.items() if kinds and issubclass(kinds[0], Recipe)}
 
 
 def describe_accepted(field: FieldInfo) -> str:
-    """Say in words what a field accepts: its type and every bound, those of a list's values too."""
+    """Return in words what a field accepts: its type and every bound, those of a list's values too."""
     return _describe(field.annotation, field.metadata)
 
 
@@ -90,17 +90,17 @@ def _describe(annotation: Any, metadata: Sequence[Any]) -> str:
 
 
 def accepts_list_of_texts(field: FieldInfo) -> bool:
-    """Say whether a field is a list of texts, for which one text may stand alone."""
+    """Return whether a field is a list of texts; one text is read as a list of one."""
     return get_origin(field.annotation) is tuple and get_args(field.annotation) == (str, ...)
 
 
 def accepts_booleans(field: FieldInfo) -> bool:
-    """Say whether `true` and `false` are values of a field."""
+    """Return whether `true` and `false` are values of a field."""
     return bool in _alternatives(field.annotation)[0]
 
 
 def accepts_mapping(field: FieldInfo) -> bool:
-    """Say whether a field maps keys of the user's choice to values, and so is no section."""
+    """Return whether a field maps keys of the user's choice to values, unlike a section."""
     return get_origin(field.annotation) is dict
 
 
@@ -127,7 +127,7 @@ def _describe_type(kind: Any) -> str:
 
 
 def _describe_value(annotation: Any) -> str:
-    """Say what a value in a list accepts; its bounds stand beside its type, not in a field."""
+    """Return what a value in a list accepts; its bounds are in its annotation, not in a field."""
     if annotation is Ellipsis:
         return "..."
     if get_origin(annotation) is not Annotated:

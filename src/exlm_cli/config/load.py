@@ -23,7 +23,7 @@ KINDS: tuple[type[Recipe], ...] = (PretrainRecipe, SweepRecipe, FinetuneRecipe)
 """Every kind of recipe. A new command that takes recipes adds its kind here."""
 
 _OWN_KEYS = ("name", "purpose", "paper")
-"""Keys that a recipe does not take over from the one it extends; without a name it takes that of its file."""
+"""Keys that a recipe does not inherit from the one it extends; a recipe without `name` is named by its file."""
 
 _LIST_HINT = "`exlm recipes` lists the recipes; a file is given by its path, like `./mine.yaml`"
 

@@ -186,7 +186,7 @@ def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str
 
 
 def _is_plain_text(text: str) -> bool:
-    """Say whether a value is text although YAML would read an alias, a tag, a directive or a comment in it."""
+    """Return whether a value is text although YAML would read an alias, a tag, a directive or a comment in it."""
     return text.startswith(tuple("*&!%@`?|>#")) or (not text.startswith(tuple("[{'\"")) and " #" in text)
 
 

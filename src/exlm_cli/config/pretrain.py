@@ -1,4 +1,4 @@
-"""The pre-training recipe: sections together, with the checks that need more than one of them. No torch here."""
+"""Pre-training recipe: its sections, and the checks across them. No torch here."""
 
 import math
 from typing import Annotated, ClassVar, Literal, Self

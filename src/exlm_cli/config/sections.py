@@ -1,4 +1,4 @@
-"""The sections of a recipe: every field with its bounds and meaning beside it. No torch here."""
+"""Sections of a recipe, each field with its bounds and meaning. No torch here."""
 
 import math
 from typing import Annotated, Literal, Self

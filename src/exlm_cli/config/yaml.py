@@ -1,4 +1,4 @@
-"""YAML as recipes need it: YAML 1.2 scalars (`1e-4` is a float, `no` is text), no duplicate keys, no tags, no code."""
+"""YAML of recipes: YAML 1.2 scalars (`1e-4` is a float, `no` is text), no duplicate keys, no tags, no code."""
 
 import re
 from collections.abc import Hashable

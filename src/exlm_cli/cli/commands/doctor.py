@@ -1,4 +1,4 @@
-"""`exlm doctor`: what this machine offers the alignment kernels."""
+"""`exlm doctor`: compilers, GPUs and alignment kernels of this machine."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -9,7 +9,7 @@ from exlm_cli.cli.options import JsonOption
 
 
 def doctor(
-    build: Annotated[bool, typer.Option("--build", help="Compile what can be compiled here, before any run.")] = False,
+    build: Annotated[bool, typer.Option("--build", help="Compile the kernels now, not at their first use.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show compilers, GPUs and alignment kernels; build them."""

@@ -30,7 +30,7 @@ _EXAMPLE = "for example `exlm finetune moleculenet bace` or `exlm finetune csv m
 def finetune(
     suite: Annotated[str | None, typer.Argument(metavar="SUITE", help="moleculenet, glue, squad or csv.")] = None,
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Its task, like bace or rte; of csv the file.")
+        str | None, typer.Argument(metavar="NAME", help="The task, like bace or rte; for csv the file.")
     ] = None,
     checkpoint: Annotated[
         Path | None, typer.Option("--checkpoint", metavar="RUN", help="Pre-training run; default: the newest fitting.")
