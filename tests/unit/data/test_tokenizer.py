@@ -29,18 +29,8 @@ def smiles() -> Tokenizer:
 
 
 def _with_model(model: dict[str, Any], tokens: tuple[str, ...] = SPECIAL_TOKENS) -> str:
-    added = [
-        {
-            "id": i,
-            "content": t,
-            "special": True,
-            "normalized": False,
-            "lstrip": False,
-            "rstrip": False,
-            "single_word": False,
-        }
-        for i, t in enumerate(tokens)
-    ]
+    flags = {"special": True, "normalized": False, "lstrip": False, "rstrip": False, "single_word": False}
+    added = [{"id": i, "content": t, **flags} for i, t in enumerate(tokens)]
     return json.dumps({"version": "1.0", "added_tokens": added, "model": model})
 
 
@@ -52,7 +42,7 @@ def test_special_tokens_are_the_first_five_ids(bpe: Tokenizer, smiles: Tokenizer
         assert tokenizer.special_ids == {0, 1, 2, 3, 4}
 
 
-def test_the_kind_is_read_off_the_model(bpe: Tokenizer, smiles: Tokenizer) -> None:
+def test_the_type_of_the_model_decides_the_kind(bpe: Tokenizer, smiles: Tokenizer) -> None:
     assert (bpe.kind, smiles.kind) == ("bpe", "smiles")
 
 
@@ -95,7 +85,7 @@ def test_text_that_spells_a_special_token_stays_text(bpe: Tokenizer) -> None:
     assert bpe.decode(ids) == "glad [MASK] [SEP]"
 
 
-def test_a_mask_in_a_sentence_stands_for_the_word_and_the_blank_before_it(bpe: Tokenizer) -> None:
+def test_a_mask_in_a_sentence_replaces_the_word_and_the_blank_before_it(bpe: Tokenizer) -> None:
     masked = bpe.encode_with_masks("This is [MASK], and I'm very [MASK] to see this.")
     whole = bpe.encode(SENTENCE)
     great, glad = bpe.encode(" great"), bpe.encode(" glad")
@@ -113,7 +103,7 @@ def test_masks_in_smiles_are_not_bracket_atoms(smiles: Tokenizer) -> None:
     assert [smiles.token_text(i) for i in ids] == ["C", "[MASK]", "(", "=", "O", ")", "[MASK]"]
 
 
-def test_ends_and_padding_vanish_in_decoding_and_masks_are_shown(smiles: Tokenizer) -> None:
+def test_ends_and_padding_are_dropped_in_decoding_and_masks_are_shown(smiles: Tokenizer) -> None:
     assert smiles.decode([1, *smiles.encode("CC"), 3, 4, 2, 0, 0]) == "CC[MASK][UNK]"
 
 
@@ -161,48 +151,36 @@ def test_truncation_and_padding_of_a_foreign_tokenizer_are_switched_off(bpe: Tok
     assert Tokenizer(backend).encode(SENTENCE) == bpe.encode(SENTENCE)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        TokenizerError, match=rf"^{re.escape(str(tmp_path))}/no.json: no such tokenizer file$"
-    ) as caught:
-        Tokenizer.load(tmp_path / "no.json")
-    assert caught.value.hint == "train one with `exlm tokenize`"
-
-
-def test_a_directory_is_no_tokenizer_file(tmp_path: Path) -> None:
-    message = f"{tmp_path}: the tokenizer file cannot be read: Is a directory"
-    with pytest.raises(TokenizerError, match=rf"^{re.escape(message)}$"):
-        Tokenizer.load(tmp_path)
-
-
-def test_a_binary_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "t.json").write_bytes(b"\xff\xfe\x00")
-    message = f"{tmp_path}/t.json: the tokenizer file is not UTF-8 text"
-    with pytest.raises(TokenizerError, match=rf"^{re.escape(message)}$"):
-        Tokenizer.load(tmp_path / "t.json")
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("{nope", "not JSON: Expecting property name enclosed in double quotes at line 1 column 2"),
-        ('{"a": 1' + "0" * 5000 + "}", "not JSON that can be read: an integer has more than 4,300 digits"),
-        ("[" * 9000, "not JSON that can be read: nested too deeply"),
-        ("{}", "JSON, but no tokenizer: Cannot instantiate Tokenizer from buffer: Model missing. at line 1 column 2"),
+        (None, "no such tokenizer file"),
+        (b"\xff\xfe\x00", "not UTF-8 text"),
+        (b"{nope", "not JSON: .* at line 1 column 2"),
+        (b'{"a": 1' + b"0" * 5000 + b"}", "4,300 digits"),
+        (b"[" * 9000, "nested too deeply"),
+        (b"{}", "JSON, but no tokenizer"),
         (
-            _with_model({"type": "WordLevel", "vocab": {"[PAD]": 0, "[CLS]": 1}, "unk_token": "[UNK]"}, ()),
-            "special tokens [SEP] [MASK] [UNK] are not in the vocabulary",
+            _with_model({"type": "WordLevel", "vocab": {"[PAD]": 0, "[CLS]": 1}, "unk_token": "[UNK]"}, ()).encode(),
+            r"special tokens \[SEP\] \[MASK\] \[UNK\]",
         ),
     ],
 )
-def test_what_is_no_fitting_tokenizer_is_refused_with_the_reason(tmp_path: Path, content: str, reason: str) -> None:
-    (tmp_path / "t.json").write_text(content)
-    with pytest.raises(TokenizerError, match=rf"^{re.escape(f'{tmp_path}/t.json: {reason}')}$"):
-        Tokenizer.load(tmp_path / "t.json")
+def test_a_file_that_is_no_fitting_tokenizer_is_refused(tmp_path: Path, content: bytes | None, reason: str) -> None:
+    path = tmp_path / "t.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(TokenizerError, match=rf"^{re.escape(str(path))}: .*{reason}") as caught:
+        Tokenizer.load(path)
+    assert "`exlm tokenize`" in caught.value.hint
+
+
+def test_a_directory_is_no_tokenizer_file(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=rf"^{re.escape(str(tmp_path))}: .*Is a directory$"):
+        Tokenizer.load(tmp_path)
 
 
 def test_another_kind_of_model_is_refused() -> None:
     backend = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"))
-    message = "mine: tokenizer model `WordPiece`, expected one of BPE (text) and WordLevel (SMILES)"
-    with pytest.raises(TokenizerError, match=rf"^{re.escape(message)}$"):
+    with pytest.raises(TokenizerError, match=r"^mine: tokenizer model `WordPiece`"):
         Tokenizer(backend, "mine")
