@@ -93,28 +93,27 @@ def test_scenes_are_weighed_by_how_well_they_explain_the_other_words() -> None:
     assert joint == pytest.approx({("cherry", "sweet"): 2 / 3, ("pepper", "hot"): 1 / 3})
 
 
-@pytest.mark.parametrize(
-    "sentence",
-    [
+def test_sampled_frequencies_agree_with_the_joint() -> None:
+    masked = [
         FEELING,
         "[MASK] lost [MASK] [MASK], so [MASK] went back to the [MASK].",
         "It is [MASK] today, so she takes her [MASK].",
-    ],
-)
-def test_sampled_frequencies_agree_with_the_joint(sentence: str) -> None:
-    given = split_pieces(sentence)
-    counts: Counter[tuple[str, ...]] = Counter()
+    ]
+    counts: dict[str, Counter[tuple[str, ...]]] = {sentence: Counter() for sentence in masked}
+    pieces_of = {sentence: split_pieces(sentence) for sentence in masked}
     for sampled in sample_sentences(60_000, seed=11):
         pieces = split_pieces(sampled)
-        if len(pieces) == len(given) and all(g in ("[MASK]", p) for g, p in zip(given, pieces, strict=True)):
-            counts[tuple(p for g, p in zip(given, pieces, strict=True) if g == "[MASK]")] += 1
-    joint = true_joint(sentence)
-    assert set(counts) <= set(joint)
-    total = counts.total()
-    assert total > 1000
-    for filling, probability in joint.items():
-        bound = 5 * math.sqrt(probability * (1 - probability) / total)
-        assert abs(counts[filling] / total - probability) <= bound
+        for sentence, given in pieces_of.items():
+            if len(pieces) == len(given) and all(g in ("[MASK]", p) for g, p in zip(given, pieces, strict=True)):
+                counts[sentence][tuple(p for g, p in zip(given, pieces, strict=True) if g == "[MASK]")] += 1
+    for sentence, counted in counts.items():
+        joint = true_joint(sentence)
+        assert set(counted) <= set(joint)
+        total = counted.total()
+        assert total > 1000
+        for filling, probability in joint.items():
+            bound = 5 * math.sqrt(probability * (1 - probability) / total)
+            assert abs(counted[filling] / total - probability) <= bound
 
 
 def test_entropies_are_those_of_a_joint_worked_out_by_hand() -> None:
@@ -147,9 +146,8 @@ def test_a_sentence_that_the_grammar_cannot_say_is_refused() -> None:
         true_joint(sentence)
 
 
-@pytest.mark.parametrize("vocab_size", [850, 1000])
-def test_every_word_of_the_grammar_is_one_token_of_a_small_vocabulary(vocab_size: int) -> None:
-    tokenizer = train_bpe(sample_sentences(20_000, seed=0), vocab_size, 2, SilentProgress())
+def test_every_word_of_the_grammar_is_one_token_of_a_small_vocabulary() -> None:
+    tokenizer = train_bpe(sample_sentences(20_000, seed=0), 850, 2, SilentProgress())
     for template in templates():
         for scene in template.scenes:
             for position, options in enumerate(template.choices(scene)):
