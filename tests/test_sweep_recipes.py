@@ -7,7 +7,7 @@ import pytest
 from exlm_cli.config.describe import count_parameters
 from exlm_cli.config.load import load_recipe, recipes_folder
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.config.sweep import SweepRecipe, VariantAbout
+from exlm_cli.config.sweep import SweepRecipe, VariantDescription
 from tests.test_recipes import MLM, TABLE_5, value_at
 
 SMALL = ["quickstart-ablations", "ablations-small-text", "ablations-small-smiles"]
@@ -92,9 +92,9 @@ def test_small_sweeps_take_variants_and_no_size_from_the_papers(name: str) -> No
         if plan.pretrain.objective == "mlm":
             assert plan.pretrain.model.clone_embedding == "none"
     by_label = {plan.label: plan for plan in recipe.plan()}
-    about = by_label["mlm-plus-plus"].about
-    assert isinstance(about, VariantAbout)
-    assert about.relative_steps == 2.0
+    description = by_label["mlm-plus-plus"].description
+    assert isinstance(description, VariantDescription)
+    assert description.relative_steps == 2.0
 
 
 @pytest.mark.parametrize("name", SMALL[1:])

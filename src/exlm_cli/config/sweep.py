@@ -42,14 +42,14 @@ _NOT_VARIED = {
 """Keys of a pre-training recipe that a sweep sets itself, and from what."""
 
 
-class RepeatMlmAbout(StrictModel):
+class RepeatMlmDescription(StrictModel):
     """What distinguishes a variant of the Repeated-MLM grid: k and p."""
 
     num_repeats: int
     mask_ratio: float
 
 
-class VariantAbout(StrictModel):
+class VariantDescription(StrictModel):
     """What distinguishes a variant in the paper's tables, its budget, and what it changes by key."""
 
     objective: str
@@ -69,7 +69,7 @@ class SweepCell(StrictModel):
     Attributes:
         label: Names the variant and its folder, like `exlm-k2` or `k4-p0.789`.
         row, column: Where it is shown in the table of the running sweep.
-        about: What distinguishes the variant in results.
+        description: What distinguishes the variant in results.
         pretrain: What is trained, seed included.
         finetune: One recipe for each task.
         measure_sequences: Validation sequences scored after training; none: all.
@@ -79,7 +79,7 @@ class SweepCell(StrictModel):
     label: str
     row: str
     column: str
-    about: RepeatMlmAbout | VariantAbout
+    description: RepeatMlmDescription | VariantDescription
     pretrain: PretrainRecipe
     finetune: tuple[FinetuneRecipe, ...]
     measure_sequences: int | None
@@ -258,7 +258,7 @@ class SweepRecipe(Recipe):
         named = {"purpose": f"Variant {label} of {self.name}", "paper": self.paper}
         pretrain = self._pretrain(label, seed, named | changes)
         steps, usual = pretrain.train.max_steps, self.pretrain.train.max_steps
-        about = VariantAbout(
+        description = VariantDescription(
             objective=pretrain.objective,
             num_states_per_mask=pretrain.masking.num_states_per_mask,
             mask_ratio=pretrain.masking.mask_ratio,
@@ -269,7 +269,7 @@ class SweepRecipe(Recipe):
             batch_tokens=pretrain.train.batch_tokens,
             changes=changes,
         )
-        return self._cell(label, label, f"seed {seed}", about, pretrain)
+        return self._cell(label, label, f"seed {seed}", description, pretrain)
 
     def _repeated(self, k: int, p: float, seed: int) -> SweepCell:
         """Return a cell of the Repeated-MLM grid; positions and room for a sequence grow with k, as in Table 5."""
@@ -282,8 +282,8 @@ class SweepRecipe(Recipe):
             "train.microbatch_tokens": max(pretrain.train.microbatch_tokens, longest),
             "train.max_steps": self._steps(k, p),
         }
-        about = RepeatMlmAbout(num_repeats=k, mask_ratio=p)
-        return self._cell(label, f"k = {k}", f"{100 * p:g}%", about, self._pretrain(label, seed, changes))
+        description = RepeatMlmDescription(num_repeats=k, mask_ratio=p)
+        return self._cell(label, f"k = {k}", f"{100 * p:g}%", description, self._pretrain(label, seed, changes))
 
     def _steps(self, k: int, p: float) -> int | None:
         train, length = self.pretrain.train, self.pretrain.data.sequence_length - 2
@@ -306,13 +306,18 @@ class SweepRecipe(Recipe):
             raise ValueError(f"cell {label}: {f'`pretrain.{key}`: ' if key else ''}{found}") from None
 
     def _cell(
-        self, label: str, row: str, column: str, about: RepeatMlmAbout | VariantAbout, pretrain: PretrainRecipe
+        self,
+        label: str,
+        row: str,
+        column: str,
+        description: RepeatMlmDescription | VariantDescription,
+        pretrain: PretrainRecipe,
     ) -> SweepCell:
         return SweepCell(
             label=label,
             row=row,
             column=column,
-            about=about,
+            description=description,
             pretrain=pretrain,
             finetune=tuple(map(self._finetune, self.tasks)),
             measure_sequences=self.measure_sequences,

@@ -64,7 +64,7 @@ def run_cell(cell: SweepCell, folder: Path, progress: Progress) -> SweepCellResu
         "row": cell.row,
         "column": cell.column,
         "seed": cell.seed,
-        **dict(cell.about),
+        **dict(cell.description),
         "pretrain_identity": identity_of(cell.pretrain),
     }
     model = result_type(cell)

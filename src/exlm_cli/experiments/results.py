@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, SerializeAsAny, model_serializer, model_validator
 
 from exlm_cli.config.load import load_recipe
-from exlm_cli.config.sweep import RepeatMlmAbout, SweepCell, SweepRecipe, VariantAbout
+from exlm_cli.config.sweep import RepeatMlmDescription, SweepCell, SweepRecipe, VariantDescription
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import JsonModel, JsonModelT, read_json
 from exlm_cli.finetune.results import Summary
@@ -147,11 +147,11 @@ class SweepCellResult(JsonModel):
         return {key: value for key, value in handler(self).items() if key in self.model_fields_set}
 
 
-class RepeatMlmResult(SweepCellResult, RepeatMlmAbout):
+class RepeatMlmResult(SweepCellResult, RepeatMlmDescription):
     """Result of a cell of the Repeated-MLM grid; `corruption` is there, as its masks are drawn token by token."""
 
 
-class VariantResult(SweepCellResult, VariantAbout):
+class VariantResult(SweepCellResult, VariantDescription):
     """Result of a cell of any other sweep."""
 
 
@@ -195,7 +195,7 @@ def cell_folder(run: Path, cell: SweepCell) -> Path:
 
 def result_type(cell: SweepCell) -> type[RepeatMlmResult] | type[VariantResult]:
     """Return the type of a cell's result."""
-    return RepeatMlmResult if isinstance(cell.about, RepeatMlmAbout) else VariantResult
+    return RepeatMlmResult if isinstance(cell.description, RepeatMlmDescription) else VariantResult
 
 
 def is_sweep_run(path: Path) -> bool:

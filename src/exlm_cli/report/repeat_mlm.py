@@ -100,7 +100,7 @@ def grid_cells(results: Sequence[RepeatMlmResult]) -> list[GridCell]:
 
 def pair_of(cell: GridCell) -> RepeatsAndRatio:
     """Return k and p of a cell."""
-    return cell.about.num_repeats, cell.about.mask_ratio
+    return cell.first.num_repeats, cell.first.mask_ratio
 
 
 def pooled_corruption(cell: GridCell) -> dict[str, float]:
@@ -181,7 +181,7 @@ def write_grid_figures(cells: Sequence[GridCell], curves: Mapping[str, Sequence[
     for name in ("entropy_bits", *task_figures(cells)):
         if any(not math.isnan(cell.mean(name)) for cell in cells):
             written += _write_figure(cells, name, found[name].spearman, folder)
-    names = {cell.about.label: f"k={k}, p={100 * p:g}%" for cell in cells for k, p in [pair_of(cell)]}
+    names = {cell.first.label: f"k={k}, p={100 * p:g}%" for cell in cells for k, p in [pair_of(cell)]}
     rows = {names[label]: of_label for label, of_label in curves.items() if of_label}
     if rows:
         styles = _curve_styles(cells)
@@ -192,8 +192,8 @@ def write_grid_figures(cells: Sequence[GridCell], curves: Mapping[str, Sequence[
 def _as_json(cell: GridCell) -> dict[str, Any]:
     """Return a cell for programs; figures are means over seeds."""
     return {
-        "num_repeats": cell.about.num_repeats,
-        "mask_ratio": cell.about.mask_ratio,
+        "num_repeats": cell.first.num_repeats,
+        "mask_ratio": cell.first.mask_ratio,
         "seeds": cell.seeds,
         "diverged_seeds": cell.diverged_seeds,
         **{f"corrupted_{name}": value for name, value in pooled_corruption(cell).items()},
@@ -368,7 +368,7 @@ def _curve_styles(cells: Sequence[GridCell]) -> dict[str, LineStyle]:
     """Return colour by p^k and line style by k, by the label of a cell."""
     ks, colours = _axes_of(cells)[0], _cell_colours(cells)
     return {
-        cell.about.label: (colours[pair], LINE_STYLES[ks.index(pair[0]) % len(LINE_STYLES)])
+        cell.first.label: (colours[pair], LINE_STYLES[ks.index(pair[0]) % len(LINE_STYLES)])
         for cell in cells
         for pair in [pair_of(cell)]
     }

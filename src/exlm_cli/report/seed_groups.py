@@ -36,8 +36,8 @@ class SeedGroup(Generic[ResultT]):
     results: tuple[ResultT, ...]
 
     @property
-    def about(self) -> ResultT:
-        """A result that says what the variant is; all seeds agree on that."""
+    def first(self) -> ResultT:
+        """The first result, which describes the variant: all seeds agree on that."""
         return self.results[0]
 
     @property
@@ -63,7 +63,7 @@ class SeedGroup(Generic[ResultT]):
     @property
     def model(self) -> ResultT:
         """A result that has the steps and parameters of the model, where any seed came to an end."""
-        return next(iter(self.finished), self.about)
+        return next(iter(self.finished), self.first)
 
     @property
     def elapsed_s(self) -> float | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exlm_cli.config.sweep import VariantAbout
+from exlm_cli.config.sweep import VariantDescription
 from exlm_cli.experiments.results import VariantResult
 from exlm_cli.experiments.statistics import mean_and_deviation
 from exlm_cli.files import make_folder, write_atomically, write_csv
@@ -33,7 +33,7 @@ from exlm_cli.report.seed_groups import (
 )
 from exlm_cli.report.tables import ReportTable, as_markdown
 
-_ABOUT = tuple(name for name in VariantAbout.model_fields if name != "changes")
+_DESCRIBED_BY = tuple(name for name in VariantDescription.model_fields if name != "changes")
 _HEADINGS = {
     "loss": "loss",
     "mask_accuracy": "accuracy %",
@@ -64,7 +64,7 @@ _EXLM: dict[str, Any] = {
 _MLM: dict[str, Any] = {"objective": "mlm", "mask_ratio": 0.15, "relative_steps": 1.0}
 _K_AND_P = {"objective", "masking.num_states_per_mask", "masking.mask_ratio"}
 _DESCRIBED = _K_AND_P | {"model.rope", "model.alignment", "train.max_steps"}
-"""Keys whose changes show in `VariantAbout`."""
+"""Keys whose changes show in `VariantDescription`."""
 
 PAPER_VARIANTS: tuple[tuple[PaperTable, Mapping[str, Mapping[str, Any]]], ...] = (
     (
@@ -98,7 +98,7 @@ PAPER_VARIANTS: tuple[tuple[PaperTable, Mapping[str, Mapping[str, Any]]], ...] =
         },
     ),
 )
-"""Tables of the paper that a sweep can fill, and what the variant of each row is, in the names of `VariantAbout`."""
+"""Tables of the paper that a sweep can fill; for each row the values of its variant's `VariantDescription`."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,8 @@ class SweepReport:
     files: list[Path]
 
 
-Variants = Sequence[SeedGroup[VariantResult]]
+Variant = SeedGroup[VariantResult]
+Variants = Sequence[Variant]
 
 
 def write_sweep_report(
@@ -148,7 +149,7 @@ def csv_table(variants: Variants) -> tuple[list[str], list[list[Any]]]:
     """
     names = [*FIGURES, *task_figures(variants)]
     ratios = _ratios(variants)
-    header = ["variant", *_ABOUT, "parameters", "steps", "elapsed_s", *figure_columns(names)]
+    header = ["variant", *_DESCRIBED_BY, "parameters", "steps", "elapsed_s", *figure_columns(names)]
     header += [f"{name}_at_{ratio:g}{end}" for name in ENTROPIES for ratio in ratios for end in ("", "_std")]
     header += ["seeds", "diverged_seeds", "changes"]
     rows: list[list[Any]] = []
@@ -156,8 +157,8 @@ def csv_table(variants: Variants) -> tuple[list[str], list[list[Any]]]:
         line = _entropy_line(variant)
         entropies = [line.values(ratio, name) for name in ENTROPIES for ratio in ratios]
         row = [
-            variant.about.label,
-            *(getattr(variant.about, name) for name in _ABOUT),
+            variant.first.label,
+            *(getattr(variant.first, name) for name in _DESCRIBED_BY),
             variant.model.parameters,
             variant.model.steps,
         ]
@@ -166,7 +167,7 @@ def csv_table(variants: Variants) -> tuple[list[str], list[list[Any]]]:
         for values in entropies:
             row += map(csv_number, mean_and_deviation(values) if values else (math.nan, math.nan))
         row += [" ".join(map(str, seeds)) for seeds in (variant.seeds, variant.diverged_seeds)]
-        rows.append([*row, json.dumps(variant.about.changes)])
+        rows.append([*row, json.dumps(variant.first.changes)])
     return header, rows
 
 
@@ -217,41 +218,41 @@ def write_figure_12(variants: Variants, folder: Path) -> list[Path]:
     return written
 
 
-def entropy_families(variants: Variants) -> dict[str, list[SeedGroup[VariantResult]]]:
+def entropy_families(variants: Variants) -> dict[str, list[Variant]]:
     """Return the variants that a figure compares, MLM first, then by k: those that differ in k and p alone.
 
     Those under the empty name change nothing else; others have the shortest label of those that share their changes.
     """
-    families: dict[str, list[SeedGroup[VariantResult]]] = {}
+    families: dict[str, list[Variant]] = {}
     for variant in variants:
         if len(_entropy_line(variant).entropies) > 1:
             families.setdefault(repr(sorted(_other_changes(variant).items())), []).append(variant)
     plain = families.pop("[]", [])
-    mlms = [variant for variant in plain if variant.about.objective == "mlm"]
+    mlms = [variant for variant in plain if variant.first.objective == "mlm"]
     named = {"": plain} if plain else {}
     for family in families.values():
-        if len({variant.about.num_states_per_mask for variant in family}) > 1:
-            named[min((variant.about.label for variant in family), key=len)] = mlms + family
+        if len({variant.first.num_states_per_mask for variant in family}) > 1:
+            named[min((variant.first.label for variant in family), key=len)] = mlms + family
     return {
-        label: sorted(family, key=lambda variant: (variant.about.num_states_per_mask, variant.about.mask_ratio))
+        label: sorted(family, key=lambda variant: (variant.first.num_states_per_mask, variant.first.mask_ratio))
         for label, family in named.items()
     }
 
 
 def _entropy_lines(family: Variants) -> list[EntropyLine]:
-    ks = sorted({variant.about.num_states_per_mask for variant in family if variant.about.objective == "exlm"})
-    trained_at = sorted({variant.about.mask_ratio for variant in family})
+    ks = sorted({variant.first.num_states_per_mask for variant in family if variant.first.objective == "exlm"})
+    trained_at = sorted({variant.first.mask_ratio for variant in family})
     lines = []
     for variant in family:
-        about, is_mlm = variant.about, variant.about.objective == "mlm"
-        name = "MLM" if is_mlm else f"ExLM, k = {about.num_states_per_mask}"
-        at = f", trained at p = {100 * about.mask_ratio:g}%" if len(trained_at) > 1 else ""
-        colour = 0 if is_mlm else 1 + ks.index(about.num_states_per_mask)
-        lines.append(_entropy_line(variant, f"{name}{at}", colour, trained_at.index(about.mask_ratio)))
+        first, is_mlm = variant.first, variant.first.objective == "mlm"
+        name = "MLM" if is_mlm else f"ExLM, k = {first.num_states_per_mask}"
+        at = f", trained at p = {100 * first.mask_ratio:g}%" if len(trained_at) > 1 else ""
+        colour = 0 if is_mlm else 1 + ks.index(first.num_states_per_mask)
+        lines.append(_entropy_line(variant, f"{name}{at}", colour, trained_at.index(first.mask_ratio)))
     return lines
 
 
-def _entropy_line(variant: SeedGroup[VariantResult], label: str = "", colour: int = 0, style: int = 0) -> EntropyLine:
+def _entropy_line(variant: Variant, label: str = "", colour: int = 0, style: int = 0) -> EntropyLine:
     by_ratio: dict[float, dict[str, tuple[float, ...]]] = {}
     for entropy in (entropy for result in variant.finished for entropy in result.entropy):
         here = by_ratio.setdefault(entropy.mask_ratio, {})
@@ -261,23 +262,23 @@ def _entropy_line(variant: SeedGroup[VariantResult], label: str = "", colour: in
                 here[name] = (*here.get(name, ()), value)
             elif name == "entropy_bits":
                 here.setdefault(name, ())  # measured and not defined; only an ExLM has the other
-    return EntropyLine(label, variant.about.objective == "mlm", by_ratio, colour, style)
+    return EntropyLine(label, variant.first.objective == "mlm", by_ratio, colour, style)
 
 
 def _ratios(variants: Variants) -> list[float]:
     return sorted({ratio for variant in variants for ratio in _entropy_line(variant).entropies})
 
 
-def _other_changes(variant: SeedGroup[VariantResult]) -> dict[str, Any]:
+def _other_changes(variant: Variant) -> dict[str, Any]:
     """Return what a variant changes besides k and p; an MLM has no second axis and no clones."""
-    expected = _K_AND_P | ({"model.rope", "model.clone_embedding"} if variant.about.objective == "mlm" else set())
-    return {key: value for key, value in variant.about.changes.items() if key not in expected}
+    expected = _K_AND_P | ({"model.rope", "model.clone_embedding"} if variant.first.objective == "mlm" else set())
+    return {key: value for key, value in variant.first.changes.items() if key not in expected}
 
 
 def _variants_table(variants: Variants, name: str) -> ReportTable:
     names = [key for key in (*_HEADINGS, *task_figures(variants)) if any(key in group.figures for group in variants)]
-    rows = [(variant.about.label, *map(variant.show, names), *_details(variant)) for variant in variants]
-    diverged = divergences(variants, [variant.about.label for variant in variants])
+    rows = [(variant.first.label, *map(variant.show, names), *_details(variant)) for variant in variants]
+    diverged = divergences(variants, [variant.first.label for variant in variants])
     return ReportTable(
         "variants",
         f"Variants of {name}{seed_note(variants)}",
@@ -289,7 +290,7 @@ def _variants_table(variants: Variants, name: str) -> ReportTable:
 
 
 def _entropy_tables(variants: Variants) -> list[ReportTable]:
-    lines = {variant.about.label: _entropy_line(variant) for variant in variants}
+    lines = {variant.first.label: _entropy_line(variant) for variant in variants}
     if all(len(line.entropies) < 2 for line in lines.values()):
         return []
     ratios, tables = _ratios(variants), []
@@ -315,23 +316,23 @@ def _entropy_text(line: EntropyLine, ratio: float, name: str) -> str:
     return f"{mean:.2f}" + ("" if math.isnan(deviation) else f" ± {deviation:.2f}")
 
 
-def _match(rows: Mapping[str, Mapping[str, Any]], variants: Variants) -> dict[str, SeedGroup[VariantResult]]:
+def _match(rows: Mapping[str, Mapping[str, Any]], variants: Variants) -> dict[str, Variant]:
     """Return the first variant that fits each row of a table of the paper; rows without one are left out."""
-    found: dict[str, SeedGroup[VariantResult]] = {}
+    found: dict[str, Variant] = {}
     for name, wanted in rows.items():
         for variant in variants:
-            if _is_plain(variant) and all(getattr(variant.about, key) == value for key, value in wanted.items()):
+            if _is_plain(variant) and all(getattr(variant.first, key) == value for key, value in wanted.items()):
                 found.setdefault(name, variant)
     return found
 
 
-def _is_plain(variant: SeedGroup[VariantResult]) -> bool:
-    """Return whether `VariantAbout` shows all that a variant changes; an MLM has no clones to embed."""
-    others = set(variant.about.changes) - _DESCRIBED
-    return not others or (variant.about.objective == "mlm" and others == {"model.clone_embedding"})
+def _is_plain(variant: Variant) -> bool:
+    """Return whether `VariantDescription` shows all that a variant changes; an MLM has no clones to embed."""
+    others = set(variant.first.changes) - _DESCRIBED
+    return not others or (variant.first.objective == "mlm" and others == {"model.clone_embedding"})
 
 
-def _paper_table(paper: PaperTable, found: Mapping[str, SeedGroup[VariantResult]]) -> ReportTable:
+def _paper_table(paper: PaperTable, found: Mapping[str, Variant]) -> ReportTable:
     ours = [
         ("ours", name, *(format_in_percent(_score(variant, column)) for column in paper.columns), *_budget(variant))
         for name, variant in found.items()
@@ -363,7 +364,7 @@ def _sampled_note(variants: Variants) -> list[str]:
     return [f"fine-tuned on some of the task's rows (`task.max_rows`): {tasks}"] if sampled else []
 
 
-def _score(variant: SeedGroup[VariantResult], column: str) -> float:
+def _score(variant: Variant, column: str) -> float:
     """Return the accuracy on the task of a column, or the mean of all; NaN where one is missing."""
     if column == _AVERAGE:
         values = [_score(variant, name) for name in _COLUMNS]
@@ -371,22 +372,22 @@ def _score(variant: SeedGroup[VariantResult], column: str) -> float:
     return variant.mean(f"{_COLUMNS[column]} accuracy")
 
 
-def _details(variant: SeedGroup[VariantResult]) -> tuple[str, ...]:
+def _details(variant: Variant) -> tuple[str, ...]:
     seeds, parameters, pretraining = _budget(variant)
-    changes = ", ".join(f"{key}={_plain(value)}" for key, value in variant.about.changes.items())
+    changes = ", ".join(f"{key}={_plain(value)}" for key, value in variant.first.changes.items())
     time = NO_VALUE if variant.elapsed_s is None else format_duration(variant.elapsed_s)
-    k, p = variant.about.num_states_per_mask, variant.about.mask_ratio
+    k, p = variant.first.num_states_per_mask, variant.first.mask_ratio
     return str(k), format_ratio(p), pretraining, parameters, seeds, time, changes or NO_VALUE
 
 
-def _budget(variant: SeedGroup[VariantResult]) -> tuple[str, str, str]:
+def _budget(variant: Variant) -> tuple[str, str, str]:
     """Return seeds, parameters and pre-training in words."""
     scores = [scores for result in variant.finished for scores in result.scored_tasks.values()]
     num_finetuned = max((len(scores_of_task.values) for scores_of_task in scores), default=0)
     seeds = str(len(variant.seeds)) + (f" x {num_finetuned}" if num_finetuned else "")
     if variant.model.steps is None or variant.model.parameters is None:
         return seeds, NO_VALUE, NO_VALUE
-    sequences, tokens = variant.about.batch_sequences, variant.about.batch_tokens
+    sequences, tokens = variant.first.batch_sequences, variant.first.batch_tokens
     step = f"{sequences:,} sequences" if sequences is not None else f"at most {tokens:,} tokens"
     return seeds, format_large(variant.model.parameters), f"{variant.model.steps:,} steps of {step}"
 
@@ -395,13 +396,13 @@ def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _as_json(variant: SeedGroup[VariantResult]) -> dict[str, Any]:
+def _as_json(variant: Variant) -> dict[str, Any]:
     """Return a variant for programs."""
     entropies = _entropy_line(variant).entropies
     return {
-        "variant": variant.about.label,
-        **{name: getattr(variant.about, name) for name in _ABOUT},
-        "changes": variant.about.changes,
+        "variant": variant.first.label,
+        **{name: getattr(variant.first, name) for name in _DESCRIBED_BY},
+        "changes": variant.first.changes,
         "parameters": variant.model.parameters,
         "steps": variant.model.steps,
         "elapsed_s": variant.elapsed_s,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from exlm_cli.config.load import dump_recipe, load_recipe, recipe_kind
-from exlm_cli.config.sweep import SweepCell, SweepRecipe, VariantAbout, changed_values, choose_cells
+from exlm_cli.config.sweep import SweepCell, SweepRecipe, VariantDescription, changed_values, choose_cells
 from exlm_cli.errors import ConfigError
 
 SWEEP, GRID = "quickstart-ablations", "quickstart-repeat-mlm"
@@ -30,9 +30,9 @@ def _write(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
-def _about(cell: SweepCell) -> VariantAbout:
-    assert isinstance(cell.about, VariantAbout)
-    return cell.about
+def _description(cell: SweepCell) -> VariantDescription:
+    assert isinstance(cell.description, VariantDescription)
+    return cell.description
 
 
 def test_a_variant_is_the_common_recipe_with_its_changes() -> None:
@@ -49,15 +49,15 @@ def test_a_variant_is_the_common_recipe_with_its_changes() -> None:
     expected["masking"]["num_states_per_mask"] = 2
     expected["train"]["num_threads"] = 1
     assert cells[3].pretrain.model_dump() == expected
-    assert _about(cells[3]).changes == {"optim.lr": 1e-4, "masking.num_states_per_mask": 2}
-    assert _about(cells[3]).num_states_per_mask == 2
+    assert _description(cells[3]).changes == {"optim.lr": 1e-4, "masking.num_states_per_mask": 2}
+    assert _description(cells[3]).num_states_per_mask == 2
 
 
 def test_steps_are_relative_to_the_common_ones() -> None:
-    by_label = {cell.label: _about(cell) for cell in _load("table-2").plan()}
+    by_label = {cell.label: _description(cell) for cell in _load("table-2").plan()}
     assert (by_label["mlm-plus-plus"].relative_steps, by_label["mlm"].relative_steps) == (2.0, 1.0)
     by_epochs = _load(SWEEP, "variants.long={train.max_steps: null, train.max_epochs: 2}", "only=[long]")
-    assert _about(by_epochs.plan()[0]).relative_steps is None
+    assert _description(by_epochs.plan()[0]).relative_steps is None
 
 
 def test_only_chooses_variants_and_their_order() -> None:

@@ -114,14 +114,6 @@ def test_a_signal_stops_every_cell_and_the_rest_is_done_later(
     assert _untimed(_run(recipe, resume=run, jobs=1)[0].results) == one_by_one
 
 
-def test_two_sweeps_in_one_directory_are_refused(recipe: SweepRecipe, tmp_path: Path) -> None:
-    with (
-        filelock.FileLock(tmp_path / ".lock"),
-        pytest.raises(CheckpointError, match=r": another process is at work in this run directory$"),
-    ):
-        _run(recipe, resume=tmp_path)
-
-
 def test_inputs_that_are_not_there_leave_no_run_directory(recipe: SweepRecipe, tmp_path: Path) -> None:
     data = recipe.pretrain.data.model_copy(update={"train": (str(tmp_path / "none.txt"),)})
     broken = recipe.model_copy(update={"pretrain": recipe.pretrain.model_copy(update={"data": data})})

@@ -131,7 +131,7 @@ def sweep_results(
             metrics |= {"effective_states": 1.5, "path_entropy_bits": 0.25}
         result = VariantResult(
             **_named(cell),
-            **dict(cell.about),
+            **dict(cell.description),
             corruption=None,
             steps=600,
             elapsed_s=61.0,

@@ -153,7 +153,7 @@ def cells() -> list[GridCell]:
 def figures(cells: list[GridCell], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("figures")
     rows = [{"kind": "train", "step": i, "loss": 3 / i} for i in range(1, 9)]
-    curves = {cell.about.label: rows for cell in cells}
+    curves = {cell.first.label: rows for cell in cells}
     return {path.name: path for path in write_grid_figures(cells, curves, folder)}
 
 

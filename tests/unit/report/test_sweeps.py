@@ -204,7 +204,7 @@ def test_figure_12_has_a_line_for_the_mlm_and_one_for_each_k(tmp_path: Path) -> 
 
 
 def test_mlms_alone_have_one_panel_and_one_ratio_alone_has_no_figure(tmp_path: Path) -> None:
-    mlm = [variant for variant in group_seeds(sweep_results("figure-12")) if variant.about.label == "mlm"]
+    mlm = [variant for variant in group_seeds(sweep_results("figure-12")) if variant.first.label == "mlm"]
     assert "weighted by the posterior" not in _texts(mlm, tmp_path)
     assert write_figure_12(group_seeds(sweep_results("table-4")), tmp_path / "none") == []
 
@@ -215,7 +215,7 @@ def test_lines_trained_at_several_ratios_name_them(tmp_path: Path) -> None:
 
 def test_variants_that_differ_in_more_than_k_and_p_are_no_lines() -> None:
     families = entropy_families(_measured("ablations"))
-    assert {label: [v.about.label for v in family] for label, family in families.items()} == {
+    assert {label: [v.first.label for v in family] for label, family in families.items()} == {
         "": ["mlm", "mlm-p38.7", "exlm-k2", "exlm-k2-p38.7", "exlm", "exlm-k4-p38.7", "exlm-k8", "exlm-k8-p38.7"]
     }
 
@@ -223,6 +223,6 @@ def test_variants_that_differ_in_more_than_k_and_p_are_no_lines() -> None:
 def test_variants_that_share_their_other_changes_have_a_figure_of_their_own() -> None:
     families = entropy_families(_measured("ablations-small-smiles"))
     assert list(families) == ["", "exlm-lanes"]
-    assert [variant.about.label for variant in families["exlm-lanes"]] == [
+    assert [variant.first.label for variant in families["exlm-lanes"]] == [
         "mlm", "mlm-p38.7", "exlm-lanes-k2", "exlm-lanes", "exlm-lanes-k8"
     ]  # fmt: skip
