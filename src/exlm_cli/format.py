@@ -24,6 +24,13 @@ def format_number(value: float | None, *, beside: float | None = None) -> str:
     return f"{value:.4f}" if magnitude == 0 or 1e-3 <= magnitude < 1e6 else f"{value:.4g}"
 
 
+def format_measure(value: float) -> str:
+    """Return a validation figure with four decimals, from 1,000 on with one and commas."""
+    if math.isnan(value):
+        return NOT_DEFINED
+    return f"{value:.4f}" if value < 1000 else f"{value:,.1f}"
+
+
 def format_spread(mean: float | None, deviation: float | None) -> str:
     """Return `0.8123 ± 0.0101`, or the mean alone where there is no deviation."""
     if deviation is None or math.isnan(deviation):
@@ -46,11 +53,11 @@ def format_percent(share: float | None) -> str:
 
 
 def format_in_percent(share: float | None, deviation: float | None = None) -> str:
-    """Return a score as the paper prints it, in percent without the sign: `85.2`, or `85.2 ± 0.4`."""
+    """Return a score as the paper prints it, in percent without the sign: `85.2`, or `85.2 ±0.4`."""
     if share is None or math.isnan(share):
         return NO_VALUE
     is_alone = deviation is None or math.isnan(deviation)
-    return f"{100 * share:.1f}" + ("" if is_alone else f" ± {100 * (deviation or 0.0):.1f}")
+    return f"{100 * share:.1f}" + ("" if is_alone else f" ±{100 * (deviation or 0.0):.1f}")
 
 
 def format_ratio(ratio: float) -> str:
@@ -71,6 +78,11 @@ def format_counts(numbers: Iterable[int]) -> str:
 def format_large(number: float) -> str:
     """Return a large number with three digits: 5,230,000 is `5.23 M`; below 1,000 it is written in full."""
     return _scale(number, ("B", "M", "k")) or format_count(number)
+
+
+def format_parameters(number: int) -> str:
+    """Return a number of parameters in millions with one decimal, as the paper does: `50.5 M`."""
+    return f"{number / 1e6:.1f} M"
 
 
 def format_duration(seconds: float) -> str:

@@ -13,7 +13,9 @@ from exlm_cli.format import (
     format_duration,
     format_in_percent,
     format_large,
+    format_measure,
     format_number,
+    format_parameters,
     format_percent,
     format_ratio,
     format_spread,
@@ -35,6 +37,11 @@ from exlm_cli.format import (
 )
 def test_scores_have_four_decimals_or_four_digits(value: float | None, shown: str) -> None:
     assert format_number(value) == shown
+
+
+def test_validation_figures_have_four_decimals_and_large_ones_commas() -> None:
+    assert [format_measure(value) for value in (0.00004, 2.5, 12345.67)] == ["0.0000", "2.5000", "12,345.7"]
+    assert format_measure(math.nan) == NOT_DEFINED
 
 
 def test_a_deviation_is_written_like_its_mean() -> None:
@@ -63,7 +70,7 @@ def test_percentages_keep_two_digits_and_have_no_exponent(share: float, shown: s
 
 def test_scores_of_the_paper_are_in_percent_without_the_sign() -> None:
     assert format_in_percent(0.85213) == format_in_percent(0.85213, math.nan) == "85.2"
-    assert format_in_percent(0.85213, 0.0042) == "85.2 ± 0.4"
+    assert format_in_percent(0.85213, 0.0042) == "85.2 ±0.4"
     assert format_in_percent(None) == format_in_percent(math.nan) == NO_VALUE
 
 
@@ -89,6 +96,7 @@ def test_large_numbers_have_three_digits_and_a_unit(number: float, large: str, s
 def test_counts_have_commas() -> None:
     assert format_count(1234567) == "1,234,567"
     assert format_count(12345.6) == "12,346"
+    assert format_parameters(649_508) == "0.6 M"
     assert format_counts([1210, 151, 152]) == "1,210/151/152"
 
 

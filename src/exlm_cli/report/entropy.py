@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exlm_cli.experiments.statistics import mean_and_deviation
-from exlm_cli.format import NO_VALUE, format_number, format_ratio
+from exlm_cli.format import NO_VALUE, format_measure, format_ratio
 from exlm_cli.report.style import (
     FAINT_INK,
     INK,
@@ -138,10 +138,10 @@ def entropy_table(entropies: "Sequence[tuple[str, PredictionEntropy]]") -> Repor
             name,
             str(_num_copies(entropy)),
             format_ratio(entropy.mask_ratio),
-            format_number(entropy.entropy_bits),
-            NO_VALUE if entropy.entropy_posterior_bits is None else format_number(entropy.entropy_posterior_bits),
-            format_number(entropy.metrics["loss"]),
-            format_number(entropy.metrics["mask_accuracy"]),
+            format_measure(entropy.entropy_bits),
+            NO_VALUE if entropy.entropy_posterior_bits is None else format_measure(entropy.entropy_posterior_bits),
+            format_measure(entropy.metrics["loss"]),
+            format_measure(entropy.metrics["mask_accuracy"]),
         )
         for name, entropy in entropies
     ]

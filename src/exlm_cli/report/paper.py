@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from exlm_cli.finetune.results import InitialWeights
-from exlm_cli.format import NO_VALUE, format_count, format_in_percent, format_large
+from exlm_cli.format import NO_VALUE, format_count, format_in_percent, format_parameters
 from exlm_cli.report.paper_numbers import TABLE_1, TABLE_3, PaperTable
 from exlm_cli.report.scores import FinetunedRun, percent_score, pretraining_budget
 from exlm_cli.report.tables import ReportTable
@@ -127,7 +127,7 @@ def _own_row(shape: Shape, label: str, by_task: Mapping[str, FinetunedRun]) -> t
     """Return the scores of runs that begin with the same weights, and their budget."""
     runs = list(by_task.values())
     seeds = sorted({len(run.results.seeds) for run in runs})
-    parameters = dict.fromkeys(format_large(run.results.parameters) for run in runs)
+    parameters = dict.fromkeys(format_parameters(run.results.parameters) for run in runs)
     budget = " or ".join(map(str, seeds)), " or ".join(parameters), pretraining_budget(runs[0].results.init)
     return ("ours", label, *(_cell(shape, column, by_task) for column in shape.paper.columns), *budget)
 

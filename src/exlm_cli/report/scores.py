@@ -14,7 +14,9 @@ from exlm_cli.format import (
     format_duration,
     format_in_percent,
     format_large,
+    format_measure,
     format_number,
+    format_parameters,
     format_percent,
     format_spread,
 )
@@ -88,7 +90,7 @@ def pretraining_table(scores: "Sequence[PretrainedScore]") -> ReportTable:
         if any(name in score.metrics for score in scores)
     ]
     notes = [
-        f"{score.name}: {score.objective}, step {format_count(score.step)}, {format_large(score.parameters)} "
+        f"{score.name}: {score.objective}, step {format_count(score.step)}, {format_parameters(score.parameters)} "
         f"parameters, {format_large(score.tokens)} tokens, scored on {score.data}"
         for score in scores
     ]
@@ -184,14 +186,14 @@ def _score(summary: Summary | None, run: FinetunedRun) -> str:
 def _figure(name: str, metrics: Mapping[str, float]) -> str:
     if name not in metrics:
         return NO_VALUE
-    return format_count(metrics[name]) if name in _COUNTS else format_number(metrics[name])
+    return format_count(metrics[name]) if name in _COUNTS else format_measure(metrics[name])
 
 
 def _describe_run(run: FinetunedRun) -> str:
     init = run.results.init
     return (
         f"{run.name}: {init.recipe} ({init.objective}), pre-training {pretraining_budget(init)}, "
-        f"{format_large(run.results.parameters)} parameters, {_describe_seeds(run.results)}"
+        f"{format_parameters(run.results.parameters)} parameters, {_describe_seeds(run.results)}"
     )
 
 

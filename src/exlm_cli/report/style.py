@@ -77,7 +77,7 @@ def new_figure(width: float, height: float, title: str = "", captions: Sequence[
     title_inches, caption_inches = 0.17 * len(titles), 0.15 * len(small)
     heading_inches = title_inches + caption_inches + (0.1 if titles or small else 0.0)
     size = (width, height + title_inches + caption_inches)
-    layout = ConstrainedLayoutEngine(rect=(0, 0, 1, 1 - heading_inches / size[1]))
+    layout = ConstrainedLayoutEngine(rect=(0, 0.07 / size[1], 1, 1 - (heading_inches + 0.07) / size[1]))
     figure = Figure(figsize=size, facecolor="white", layout=layout)
     FigureCanvasAgg(figure)
     top = size[1] - 0.06

@@ -14,7 +14,7 @@ from exlm_cli.config.sweep import VariantDescription
 from exlm_cli.experiments.results import VariantResult
 from exlm_cli.experiments.statistics import mean_and_deviation
 from exlm_cli.files import make_folder, write_atomically, write_csv
-from exlm_cli.format import NO_VALUE, NOT_DEFINED, format_duration, format_in_percent, format_large, format_ratio
+from exlm_cli.format import NO_VALUE, NOT_DEFINED, format_duration, format_in_percent, format_parameters, format_ratio
 from exlm_cli.report.curves import plot_curves
 from exlm_cli.report.entropy import ENTROPIES, EntropyLine, write_entropy_figure
 from exlm_cli.report.paper import DETAILS, paper_rows
@@ -389,7 +389,7 @@ def _budget(variant: Variant) -> tuple[str, str, str]:
         return seeds, NO_VALUE, NO_VALUE
     sequences, tokens = variant.first.batch_sequences, variant.first.batch_tokens
     step = f"{sequences:,} sequences" if sequences is not None else f"at most {tokens:,} tokens"
-    return seeds, format_large(variant.model.parameters), f"{variant.model.steps:,} steps of {step}"
+    return seeds, format_parameters(variant.model.parameters), f"{variant.model.steps:,} steps of {step}"
 
 
 def _plain(value: Any) -> str:

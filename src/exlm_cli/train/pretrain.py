@@ -24,7 +24,7 @@ from exlm_cli.data.sampler import EpochPlan, cut_microbatches, longest_expanded,
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.files import removed_on_failure, write_atomically
-from exlm_cli.format import format_large
+from exlm_cli.format import format_parameters
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.alignment import choose_backend
 from exlm_cli.progress import Progress, SilentProgress
@@ -147,7 +147,7 @@ def _run_pretraining(
         task = PretrainTask(recipe, data, model, device)
         num_parameters = sum(p.numel() for p in model.parameters())
         progress.message(
-            f"{recipe.name}: {format_large(num_parameters)} parameters, {len(data.train):,} sequences, "
+            f"{recipe.name}: {format_parameters(num_parameters)} parameters, {len(data.train):,} sequences, "
             f"{data.train.num_tokens:,} tokens, on {describe_device(device)}; results in {run}"
         )
         precision = "fp32" if task.autocast_dtype is None else "bf16"

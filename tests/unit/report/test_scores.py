@@ -43,7 +43,7 @@ def test_scores_and_budgets_are_written_as_in_the_paper() -> None:
     assert pretraining_budget(EXLM) == "1,200 steps, 13.1 M tokens"
     assert pretraining_budget(SCRATCH) == "none"
     summary = summarise_values([0.7, 0.8])
-    assert (percent_score(summary, "mean"), percent_score(summary, "median")) == ("75.0 ± 7.1", "75.0")
+    assert (percent_score(summary, "mean"), percent_score(summary, "median")) == ("75.0 ±7.1", "75.0")
     assert percent_score(summarise_values([0.7]), "mean") == "70.0"
     assert percent_score(None, "mean") == percent_score(summarise_values([None]), "mean") == "-"
 
@@ -98,7 +98,7 @@ def test_each_run_has_a_column_and_each_task_a_table() -> None:
         ("loss", "0.5500 ± 0.0707", "-", "-"),
     )
     assert first.title == "csv, 1,210/151/152 rows in train, valid, test, scored on test"
-    budget = "smiles-small (exlm), pre-training 1,200 steps, 13.1 M tokens, 5.23 M parameters"
+    budget = "smiles-small (exlm), pre-training 1,200 steps, 13.1 M tokens, 5.2 M parameters"
     assert first.notes == (f"one: {budget}, mean of 2 seeds", f"two: {budget}, seed 1")
     assert (second.name, second.rows) == ("scores-glue-rte", (("accuracy", "0.6000 (0.5000 to 0.7000)"),))
 
@@ -124,9 +124,9 @@ def test_pretrained_checkpoints_have_a_column_each_with_the_data_that_they_were_
     table = pretraining_table([exlm, mlm])
     assert {row[0]: row[1:] for row in table.rows} == {
         "loss, nats per target": ("2.5000", "2.0000"),
-        "perplexity": ("12.1800", "12345.6000"),
+        "perplexity": ("12.1800", "12,345.6"),
         "entropy, bits": ("not defined", "-"),
         "effective states per mask": ("1.5000", "-"),
         "sequences scored": ("1,900", "-"),
     }
-    assert table.notes[0] == "a: exlm, step 30, 650 k parameters, 55.6 k tokens, scored on 19 sequences of x.txt"
+    assert table.notes[0] == "a: exlm, step 30, 0.6 M parameters, 55.6 k tokens, scored on 19 sequences of x.txt"

@@ -67,14 +67,14 @@ def _entry(recipe: "Recipe", starts: set[str]) -> dict[str, Any]:
 
 
 def _row(entry: dict[str, Any]) -> list[str]:
-    from exlm_cli.format import format_count, format_large
+    from exlm_cli.format import format_count, format_parameters
 
     name = f"{entry['name']} *" if entry["is_start"] else entry["name"]
     parameters, tokens = entry["parameters"], entry["tokens_per_step"]
     return [
         name,
         entry["command"],
-        "" if parameters is None else format_large(parameters),
+        "" if parameters is None else format_parameters(parameters),
         "" if tokens is None else format_count(tokens),
     ]
 
@@ -82,13 +82,13 @@ def _row(entry: dict[str, Any]) -> list[str]:
 def _describe(recipe: "Recipe") -> str:
     """Return size and cost as YAML comments; nothing for a recipe without pre-training."""
     from exlm_cli.config.describe import recipe_size
-    from exlm_cli.format import format_count, format_large
+    from exlm_cli.format import format_count, format_parameters
 
     size = recipe_size(recipe)
     if size.parameters is None or size.tokens_per_step is None:
         return ""
     lines = [
-        f"parameters: {format_large(size.parameters)}",
+        f"parameters: {format_parameters(size.parameters)}",
         f"tokens of a step: {format_count(size.tokens_per_step)}",
     ]
     if size.flops_per_step is not None:
