@@ -38,7 +38,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("smiles", "molecules", "rte", "squad"):
         (root / name).mkdir()
     molecule_run(root / "molecules", smiles_pretrained(root / "smiles"))
-    text = make_pretrained(root / "text", data={"sequence_length": 24, "bundled_rows": 200}, train={"max_steps": 3, "alignment_backend": "torch"})
+    text = make_pretrained(
+        root / "text",
+        data={"sequence_length": 24, "bundled_rows": 200},
+        train={"max_steps": 3, "alignment_backend": "torch"},
+    )
     glue_run(root / "rte", text, "rte")
     squad_run(root / "squad", text)
     return root
