@@ -92,7 +92,7 @@ class PretrainRecipe(Recipe):
                 f"with `masking.num_repeats` {masking.num_repeats}, `mask_ratio` {masking.mask_ratio:g} and "
                 f"`num_states_per_mask` {masking.num_states_per_mask} expands to {longest} positions"
             )
-        num_nodes = masking.num_states_per_mask * self.most_masks + 2
+        num_nodes = masking.num_states_per_mask * self.max_masks + 2
         if model.transition.position_features and num_nodes > model.transition.max_nodes:
             raise ValueError(
                 f"`model.transition.max_nodes` is {model.transition.max_nodes}, but a sequence can have {num_nodes} "
@@ -120,7 +120,7 @@ class PretrainRecipe(Recipe):
             )
 
     @property
-    def most_masks(self) -> int:
+    def max_masks(self) -> int:
         """The most masks a full sequence can have: all of it for `bernoulli`, floor(p*n + u) for `fixed`."""
         real_tokens = (self.data.sequence_length - 2) * self.masking.num_repeats
         if self.masking.scheme == "bernoulli":
@@ -135,4 +135,4 @@ class PretrainRecipe(Recipe):
     @property
     def longest_expanded_length(self) -> int:
         """Positions of the longest sequence after repetition and expansion: L + (k - 1) T."""
-        return self.repeated_length + (self.masking.num_states_per_mask - 1) * self.most_masks
+        return self.repeated_length + (self.masking.num_states_per_mask - 1) * self.max_masks

@@ -245,8 +245,8 @@ def target_scale(targets_NC: FloatArray) -> tuple[FloatArray, FloatArray]:
     differs_C = np.where(is_present, targets_NC, -np.inf).max(0) > np.where(is_present, targets_NC, np.inf).min(0)
     mean_C = np.where(is_present, targets_NC, 0.0).sum(0) / num_C
     off_NC = np.where(is_present, targets_NC - mean_C, 0.0)
-    most_C = np.where(differs_C, np.abs(off_NC).max(0), 1.0)
-    std_C = most_C * np.sqrt(((off_NC / most_C) ** 2).sum(0) / num_C)
+    largest_C = np.where(differs_C, np.abs(off_NC).max(0), 1.0)
+    std_C = largest_C * np.sqrt(((off_NC / largest_C) ** 2).sum(0) / num_C)
     return mean_C, np.where(differs_C & (std_C > 0), std_C, 1.0)
 
 

@@ -87,8 +87,8 @@ def test_what_just_fits_is_accepted(sections: dict[str, Any]) -> None:
         ({**MLM, "masking": {"num_repeats": 4, "scheme": "bernoulli"}}, 56),
     ],
 )
-def test_the_most_masks_of_a_sequence_follow_the_scheme(sections: dict[str, Any], num_masks: int) -> None:
-    assert tiny_recipe(**sections).most_masks == num_masks
+def test_the_max_masks_of_a_sequence_follow_the_scheme(sections: dict[str, Any], num_masks: int) -> None:
+    assert tiny_recipe(**sections).max_masks == num_masks
 
 
 def test_a_recipe_is_frozen_and_refuses_unknown_keys() -> None:
