@@ -16,7 +16,7 @@ def weights(run: Path) -> bytes:
     return (run / "checkpoints" / "step-4" / "model.safetensors").read_bytes()
 
 
-def test_a_run_leaves_all_that_starts_it_again(folder: Path, tiny: list[str], capsys: Capture) -> None:
+def test_a_run_starts_again_from_what_it_leaves_and_resumes(folder: Path, tiny: list[str], capsys: Capture) -> None:
     words = ["pretrain", "--recipe", "quickstart-text", *tiny, "--seed", "3", "--device", "cpu", "--json"]
     assert main([*words, "--out", "run"]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -33,8 +33,14 @@ def test_a_run_leaves_all_that_starts_it_again(folder: Path, tiny: list[str], ca
     assert (described.command, described.seed) == ("pretrain", 3)
     assert described.data_fingerprint
     assert read_metrics(run / "metrics.jsonl")[-1]["step"] == 4
+    before = weights(run)
     assert main(["pretrain", "--recipe", "run/recipe.yaml", "--out", "again"]) == 0
-    assert weights(folder / "again") == weights(run)
+    assert weights(folder / "again") == before
+    # a finished run that is resumed stays as it is
+    capsys.readouterr()
+    assert main(["pretrain", "--resume", "run", "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert (again["metrics"], again["steps"], weights(run)) == (result["metrics"], 4, before)
 
 
 def test_a_mlm_run_on_smiles_is_told_in_words(folder: Path, tiny: list[str], capsys: Capture) -> None:
@@ -48,16 +54,7 @@ def test_a_mlm_run_on_smiles_is_told_in_words(folder: Path, tiny: list[str], cap
     assert "quickstart-smiles-mlm: " in captured.err
 
 
-def test_a_finished_run_can_be_resumed_and_stays_as_it_is(folder: Path, tiny: list[str], capsys: Capture) -> None:
-    assert main(["pretrain", "--recipe", "quickstart-text", *tiny, "--out", "run", "--json"]) == 0
-    before, first = weights(folder / "run"), json.loads(capsys.readouterr().out)
-    assert main(["pretrain", "--resume", "run", "--json"]) == 0
-    again = json.loads(capsys.readouterr().out)
-    assert weights(folder / "run") == before
-    assert (again["metrics"], again["steps"]) == (first["metrics"], 4)
-
-
-def test_a_run_on_local_files_is_gone_on_with_and_scored_from_any_folder(
+def test_a_run_on_local_files_is_continued_and_scored_from_any_folder(
     folder: Path, tiny: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     (folder / "rows.txt").write_text("".join(f"row {n} of many\n" for n in range(200)))
