@@ -82,76 +82,30 @@ class GlueTaskInfo:
 
 
 _PAIR = ("sentence1", "sentence2")
+_QUESTIONS = ("question1", "question2")
 _ENTAILED = ("entailment", "not_entailment")
 
 GLUE_TASKS = {
     info.name: info
     for info in (
-        GlueTaskInfo(
-            "mnli",
-            "MNLI",
-            (Columns(_PAIR, "gold_label"), Columns(("premise", "hypothesis"), "label")),
-            ("entailment", "neutral", "contradiction"),
-            ("accuracy",),
-            392_702,
-            9_815,
-        ),
-        GlueTaskInfo(
-            "qqp",
-            "QQP",
-            (Columns(("question1", "question2"), "is_duplicate"), Columns(("question1", "question2"), "label")),
-            ("not_duplicate", "duplicate"),
-            ("accuracy", "f1"),
-            363_846,
-            40_430,
-            has_numbered_classes=True,
-        ),
-        GlueTaskInfo(
-            "qnli", "QNLI", (Columns(("question", "sentence"), "label"),), _ENTAILED, ("accuracy",), 104_743, 5_463
-        ),
-        GlueTaskInfo(
-            "sst2",
-            "SST-2",
-            (Columns(("sentence",), "label"),),
-            ("negative", "positive"),
-            ("accuracy",),
-            67_349,
-            872,
-            has_numbered_classes=True,
-        ),
-        GlueTaskInfo(
-            "cola",
-            "CoLA",
-            (Columns(("sentence",), "label"),),
-            ("unacceptable", "acceptable"),
-            ("matthews_corrcoef", "accuracy"),
-            8_551,
-            1_043,
-            header=("source", "label", "mark", "sentence"),
-            has_numbered_classes=True,
-        ),
+        GlueTaskInfo("mnli", "MNLI", (Columns(_PAIR, "gold_label"), Columns(("premise", "hypothesis"), "label")),
+                     ("entailment", "neutral", "contradiction"), ("accuracy",), 392_702, 9_815),
+        GlueTaskInfo("qqp", "QQP", (Columns(_QUESTIONS, "is_duplicate"), Columns(_QUESTIONS, "label")),
+                     ("not_duplicate", "duplicate"), ("accuracy", "f1"), 363_846, 40_430, has_numbered_classes=True),
+        GlueTaskInfo("qnli", "QNLI", (Columns(("question", "sentence"), "label"),),
+                     _ENTAILED, ("accuracy",), 104_743, 5_463),
+        GlueTaskInfo("sst2", "SST-2", (Columns(("sentence",), "label"),),
+                     ("negative", "positive"), ("accuracy",), 67_349, 872, has_numbered_classes=True),
+        GlueTaskInfo("cola", "CoLA", (Columns(("sentence",), "label"),),
+                     ("unacceptable", "acceptable"), ("matthews_corrcoef", "accuracy"), 8_551, 1_043,
+                     header=("source", "label", "mark", "sentence"), has_numbered_classes=True),
         GlueTaskInfo("rte", "RTE", (Columns(_PAIR, "label"),), _ENTAILED, ("accuracy",), 2_490, 277),
-        GlueTaskInfo(
-            "mrpc",
-            "MRPC",
-            (Columns(("#1 String", "#2 String"), "Quality"), Columns(_PAIR, "label")),
-            ("not_equivalent", "equivalent"),
-            ("accuracy", "f1"),
-            3_668,
-            408,
-            has_numbered_classes=True,
-        ),
-        GlueTaskInfo(
-            "stsb",
-            "STS-B",
-            (Columns(_PAIR, "score"), Columns(_PAIR, "label")),
-            (),
-            ("spearmanr", "pearsonr"),
-            5_749,
-            1_500,
-        ),
+        GlueTaskInfo("mrpc", "MRPC", (Columns(("#1 String", "#2 String"), "Quality"), Columns(_PAIR, "label")),
+                     ("not_equivalent", "equivalent"), ("accuracy", "f1"), 3_668, 408, has_numbered_classes=True),
+        GlueTaskInfo("stsb", "STS-B", (Columns(_PAIR, "score"), Columns(_PAIR, "label")),
+                     (), ("spearmanr", "pearsonr"), 5_749, 1_500),
     )
-}
+}  # fmt: skip
 """Tasks by name, in the order of Table 3."""
 
 NUM_MISMATCHED = 9_832

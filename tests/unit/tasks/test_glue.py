@@ -20,7 +20,7 @@ from exlm_cli.finetune.trainer import encode_task
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import NO_TEST_NOTE, DownstreamTask, PredictionSummary, TrainedTask
 from exlm_cli.tasks.glue import GLUE_TASKS, GlueTask, NewGlueRows, load_glue
-from tests.unit.tasks.glue_files import FOLDERS, HEADERS, ROWS, content, line, write_glue
+from tests.unit.tasks.glue_files import ROWS, content, line, write_glue
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +35,6 @@ def load(task: str, root: Path | None, **values: Any) -> GlueTask:
 
 def content_of(task: GlueTask) -> Any:
     return {split: (e.texts, e.targets.tolist(), e.rows.tolist()) for split, e in task.examples.items()}
-
-
-def test_the_small_files_cover_every_task() -> None:
-    assert set(ROWS) == set(HEADERS) == set(FOLDERS) == set(GLUE_TASKS)
-    assert {name: info.folder for name, info in GLUE_TASKS.items()} == FOLDERS
 
 
 @pytest.mark.parametrize("name", GLUE_TASKS)
@@ -167,13 +162,6 @@ def test_notes_tell_the_protocol_and_what_is_not_official(tmp_path: Path) -> Non
     )
 
 
-def test_fewer_training_rows_on_request(tmp_path: Path) -> None:
-    write_glue(tmp_path, "sst2", copies=5)
-    task = load("sst2", tmp_path, max_rows=4)
-    assert task.split_sizes == {"train": 4, "valid": 15}
-    assert "trained on 4 of 15 rows (`task.max_rows`)" in task.notes
-
-
 def test_named_files_may_be_anywhere_and_have_a_test_split(tmp_path: Path) -> None:
     folder = write_glue(tmp_path, "mnli")
     files = {part: str(folder / "dev_matched.tsv") for part in ("train", "valid", "test")}
@@ -186,12 +174,10 @@ def test_named_files_may_be_anywhere_and_have_a_test_split(tmp_path: Path) -> No
     ("task", "changes", "problem"),
     [
         ("rte", {"label": "maybe"}, "`label` is `maybe`, accepted: 0 or entailment, 1 or not_entailment"),
-        ("rte", {"label": "-1"}, "`label` is `-1`, accepted: 0 or entailment, 1 or not_entailment"),
         ("mnli", {"label": "-"}, "`gold_label` is `-`, accepted: 0 or entailment, 1 or neutral, 2 or contradiction"),
         ("sst2", {"label": ""}, "`label` is ``, accepted: 0 or negative, 1 or positive"),
         ("qqp", {"second": " "}, "`question2` is empty"),
         ("stsb", {"label": "5.5"}, "`score` is `5.5`, accepted: a number from 0 to 5"),
-        ("stsb", {"label": "nan"}, "`score` is `nan`, accepted: a number from 0 to 5"),
         ("stsb", {"label": "high"}, "`score` is `high`, accepted: a number from 0 to 5"),
         ("qqp", {"first": "a\tb"}, "the row has 7 cells, expected 6"),
     ],
@@ -218,10 +204,8 @@ def test_a_row_that_cannot_be_used_stops_or_is_left_out_and_told(
 @pytest.mark.parametrize(
     ("record", "problem"),
     [
-        ({"sentence": None, "label": 1}, "`sentence` is empty"),
         ({"sentence": 5, "label": 1}, "`sentence` is 5, not a text"),
         ({"sentence": "half \ud83d", "label": 1}, "`sentence` holds half a surrogate pair at position 6"),
-        ({"label": 1}, "`sentence` is empty"),
         ({"sentence": "ok", "label": None}, "`label` is `None`, accepted: 0 or negative, 1 or positive"),
     ],
 )
@@ -266,15 +250,6 @@ def test_missing_columns_and_rows_are_named(tmp_path: Path) -> None:
     (folder / "train.tsv").write_text("sentence1\tsentence2\tlabel\n", encoding="utf-8")
     with pytest.raises(DataError, match=rf"^{re.escape(str(folder / 'train.tsv'))}: no rows in it$"):
         load("mrpc", tmp_path)
-
-
-@pytest.mark.parametrize(("task", "stem"), [("rte", "train"), ("rte", "dev"), ("mnli", "dev_matched")])
-def test_missing_files_are_named(task: str, stem: str, tmp_path: Path) -> None:
-    folder = write_glue(tmp_path, task)
-    (folder / f"{stem}.tsv").unlink()
-    message = f"{folder}: no `{stem}.tsv` (or .csv, .jsonl, .json, .parquet, also with .gz or .xz)"
-    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
-        load(task, tmp_path)
 
 
 def new_rows(name: str, path: Path, text: str) -> NewGlueRows:

@@ -16,7 +16,7 @@ from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
-from exlm_cli.tasks.base import NO_TEST_NOTE, DownstreamTask, Loss, PredictionSummary, TrainedTask, name_some
+from exlm_cli.tasks.base import DownstreamTask, Loss, PredictionSummary, TrainedTask, name_some
 from exlm_cli.tasks.labels import Labels
 from exlm_cli.tasks.metrics import to_probabilities
 from exlm_cli.tasks.row_task import NewTableRows, TableTask, encode_texts, longest_first
@@ -107,10 +107,6 @@ def test_classes_are_scored_by_their_softmax() -> None:
     assert task.notes == ("test: not scored, for lack of both classes: `class` is b in every row",)
 
 
-def test_two_classes_are_selected_by_the_area() -> None:
-    assert make("classes", [[0], [1], [1], [0], [1], [1]], ("a", "b")).selection_metric == "roc_auc"
-
-
 def test_values_are_scored_as_they_are() -> None:
     task = make("regression", [[0.0], [1.0], [2.0], [10.0], [20.0], [5.0]])
     assert task.score("valid", [np.array([11.0]), np.array([19.0])])["rmse"] == 1
@@ -143,14 +139,6 @@ def test_balanced_weights_are_those_of_the_training_rows() -> None:
 def test_a_split_without_rows_is_refused(split: str) -> None:
     with pytest.raises(DataError, match=f"^csv: the split leaves no rows in `{split}`$"):
         make("binary", [[0]] * 6, indices={**INDICES, split: np.array([], dtype=int)})
-
-
-def test_a_test_split_without_rows_is_left_out_and_told() -> None:
-    indices = {**INDICES, "test": np.array([], dtype=int)}
-    task = make("binary", [[0], [1], [1], [0], [1], [0]], indices=indices)
-    assert task.splits == ("train", "valid")
-    assert (task.split_sizes, set(task.split_indices)) == ({"train": 3, "valid": 2}, {"train", "valid"})
-    assert task.notes == (NO_TEST_NOTE,)
 
 
 def test_probabilities_by_hand() -> None:

@@ -60,12 +60,6 @@ def test_compressed_files_are_read(tmp_path: Path, suffix: str, compress: Any) -
         read_squad_json(path)
 
 
-def test_a_file_of_squad_1_says_nothing_of_impossible_questions(tmp_path: Path) -> None:
-    plain = question()
-    del plain["is_impossible"]
-    assert len(read_squad_json(write(tmp_path / "a.json", document(plain))).questions) == 1
-
-
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
@@ -92,11 +86,6 @@ def test_a_question_that_cannot_be_used_is_named(tmp_path: Path, changes: dict[s
     found = read_squad_json(write(tmp_path / "a.json", document(question(), question("q2", **changes))))
     assert [q.id for q in found.questions] == ["q1"]
     assert list(map(str, found.skipped)) == [f"article `Moss`, paragraph 1, question `q2`: {problem}"]
-
-
-def test_an_id_stands_once(tmp_path: Path) -> None:
-    found = read_squad_json(write(tmp_path / "a.json", document(question(), question())))
-    assert list(map(str, found.skipped)) == ["article `Moss`, paragraph 1, question `q1`: another question has this id"]
 
 
 def test_rows_count_questions_that_cannot_be_used_too(tmp_path: Path) -> None:
@@ -154,11 +143,6 @@ def test_what_is_no_document_is_refused(tmp_path: Path, content: bytes, message:
     path.write_bytes(content)
     with pytest.raises(DataError, match=rf"^{re.escape(f'{path}: {message}')}$"):
         read_squad_json(path)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=rf"^{re.escape(str(tmp_path / 'a.json'))}: no such file"):
-        read_squad_json(tmp_path / "a.json")
 
 
 def records(*rows: dict[str, Any]) -> list[Record]:
