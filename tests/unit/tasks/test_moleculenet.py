@@ -3,6 +3,7 @@
 import gzip
 import lzma
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -186,3 +187,9 @@ def test_a_row_more_than_in_table_9_is_explained() -> None:
     assert note.startswith("1,210/151/152 molecules, Table 9 has 1,210/151/151: Table 9 prints a tenth")
     same = RowSplit("scaffold", {**indices, "test": range(151)})
     assert moleculenet._compare_with_table_9(known, same) == []
+
+
+def test_public_files_are_pinned_to_a_commit_and_a_hash() -> None:
+    for known in MOLECULENET_SETS.values():
+        assert re.search(r"^https://.*/[0-9a-f]{40}/", known.remote.url)
+        assert len(bytes.fromhex(known.remote.sha256)) == 32
