@@ -39,7 +39,7 @@ def test_a_sweep_from_training_to_tables_and_figures(folder: Path, capsys: Captu
     with (folder / "run" / "report" / "sweep.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [float(row["loss"]) for row in rows] == pytest.approx([exlm["loss"], mlm["loss"]], rel=1e-5)
-    assert read_run_json(folder / "run")["command"] == "sweep"
+    assert read_run_json(folder / "run").command == "sweep"
 
     # done: the report again, nothing trained; the recipe of the run names its variants
     assert main(["sweep", "--resume", "run"]) == 0
