@@ -65,7 +65,7 @@ def test_imports_point_to_lower_layers_only(path: Path) -> None:
             continue
         other = layer_of(module)
         assert other is not None, f"{relative(path)} imports the package itself"
-        assert other <= own, f"{relative(path)} imports {module}, which stands above it"
+        assert other <= own, f"{relative(path)} imports {module}, which is above it"
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if relative(p).startswith(NEVER_TORCH)], ids=relative)

@@ -1,4 +1,4 @@
-"""`train.compile`: a compiled encoder trains like an eager one, and one that cannot be compiled is told as such."""
+"""`train.compile`: a compiled encoder trains like an eager one; one that cannot be compiled is an error of one line."""
 
 import shutil
 from pathlib import Path
