@@ -86,7 +86,7 @@ def test_entropy_over_mask_ratios_is_printed_written_and_drawn(run_folder: Path,
 
 
 def test_without_a_run_the_newest_one_is_taken(folder: Path, capsys: Capture) -> None:
-    make_pretrained(folder / "runs/one")
+    make_pretrained(folder / "runs/one", train={"alignment_backend": "torch"})
     (folder / "runs/unfinished").mkdir()
     update_run_json(folder / "runs/unfinished", {"command": "finetune"})
     (folder / "runs/damaged").mkdir()

@@ -12,7 +12,7 @@ Numbers = tuple[float | None, ...]
 
 @dataclass(frozen=True)
 class Budget:
-    """What a row of the paper was made with, in the words of its appendices; a dash where it does not say."""
+    """Seeds, parameters and pre-training of a row, as the appendices give them; a dash where they do not."""
 
     seeds: str = "-"
     parameters: str = "-"
