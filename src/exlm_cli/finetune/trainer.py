@@ -236,12 +236,13 @@ class FinetuneTask:
 
 
 def target_scale(targets_NC: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return mean and standard deviation of each column of training targets, (C,) each; 0 and 1 where none is present,
-    and a deviation of 1 where all are equal. Squares neither overflow nor vanish.
+    """Return mean and standard deviation of each column of training targets, (C,) each.
+
+    A column without targets has 0 and 1, one of equal targets a deviation of 1. Squares neither overflow nor vanish.
     """
     is_present = ~np.isnan(targets_NC)
     num_C = np.maximum(is_present.sum(0), 1)
-    # by comparison: the mean of three times 0.1 is not 0.1, and a deviation of 1e-17 would be divided by
+    # compared, not subtracted: the mean of three times 0.1 is not 0.1, and 1e-17 would become the divisor
     differs_C = np.where(is_present, targets_NC, -np.inf).max(0) > np.where(is_present, targets_NC, np.inf).min(0)
     mean_C = np.where(is_present, targets_NC, 0.0).sum(0) / num_C
     off_NC = np.where(is_present, targets_NC - mean_C, 0.0)
