@@ -1,4 +1,4 @@
-"""How numbers are written in messages, tables and figures. Files for programs hold them unrounded instead."""
+"""How numbers and texts are written in messages, tables and figures. Files for programs hold numbers unrounded."""
 
 import math
 from collections.abc import Iterable
@@ -113,3 +113,13 @@ def _scale(number: float, units: tuple[str, str, str]) -> str:
         if rounded >= size:
             return f"{rounded / size:.3g} {unit}"
     return ""
+
+
+def shorten(text: str, max_letters: int) -> str:
+    """Cut a text to a number of letters, the last of them an ellipsis."""
+    return text if len(text) <= max_letters else text[: max_letters - 1] + "…"
+
+
+def printable(text: str) -> str:
+    r"""Return a text on one line: a line break, bidirectional mark or other control character as `\n` or `\x1b`."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

@@ -20,6 +20,8 @@ from exlm_cli.format import (
     format_ratio,
     format_spread,
     format_value,
+    printable,
+    shorten,
 )
 
 
@@ -113,3 +115,9 @@ def test_values_of_any_type_are_read_by_people() -> None:
         NOT_DEFINED,
         "text",
     ]
+
+
+def test_long_texts_are_cut_and_what_a_terminal_would_obey_is_escaped() -> None:
+    assert shorten("internationalisation", 6) == "inter…"
+    assert shorten("short", 5) == "short"
+    assert printable("a\x1b[31mb\n\u202e\xa0c é 字") == "a\\x1b[31mb\\n\\u202e\\xa0c é 字"

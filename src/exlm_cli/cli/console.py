@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from exlm_cli.files import finite_or_none
-from exlm_cli.format import format_duration, format_value
+from exlm_cli.format import format_duration, format_value, printable
 from exlm_cli.progress import Bar, Board, Progress, SilentBoard
 
 if TYPE_CHECKING:
@@ -273,13 +273,6 @@ def emit_error(message: str, hint: str = "", *, is_stop: bool = False) -> None:
     console.print(Text.assemble(label, printable(message)), soft_wrap=True)
     if hint:
         console.print(Text.assemble("\n", ("hint:", "bold cyan"), " ", printable(hint)), soft_wrap=True)
-
-
-def printable(text: str) -> str:
-    r"""Return a text on one line: a line break or another control character is shown as `\n` or `\x1b`."""
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
-    )
 
 
 def _stdout() -> Console:

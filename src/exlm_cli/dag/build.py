@@ -4,7 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exlm_cli.dag.graph import Dag, IntArray, check_sentence
+from exlm_cli.dag import check_sentence
+from exlm_cli.dag.graph import Dag, IntArray
 from exlm_cli.data.batch import batch_from_masked_ids
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
@@ -37,15 +38,14 @@ def build_dag(pretrained: Pretrained, text: str, *, progress: Progress | None = 
             "repeated text, which an inspection does not make",
             "choose an ExLM or MLM with `checkpoint=RUN`",
         )
-    input_ids = encode_masked_text(tokenizer, text, progress or SilentProgress())
+    input_ids = _encode(tokenizer, text, progress or SilentProgress())
     num_masks = int((input_ids == tokenizer.mask_id).sum())
-    k = model.num_states_per_mask
     _check_size(pretrained, len(input_ids), num_masks)
     batch = batch_from_masked_ids(
         input_ids,
         mask_id=tokenizer.mask_id,
         pad_id=tokenizer.pad_id,
-        num_states_per_mask=k,
+        num_states_per_mask=model.num_states_per_mask,
         objective=recipe.objective,
     ).to(model.token_embedding.weight.device)
     with torch.inference_mode():
@@ -57,38 +57,38 @@ def build_dag(pretrained: Pretrained, text: str, *, progress: Progress | None = 
             log_probs = _one_node_per_mask(model, log_probs, tokenizer.unk_id)
             log_trans = torch.full((num_masks + 2, num_masks + 2), -torch.inf, dtype=torch.float64)
             log_trans.diagonal(1).zero_()
-            k = 1
     return Dag(
         text=text,
         kind=recipe.data.kind,
         node_log_probs=log_probs.numpy(),
         log_trans=log_trans.numpy(),
-        node_mask=np.concatenate([[-1], np.repeat(np.arange(num_masks), k), [-1]]),
-        node_clone=np.concatenate([[0], np.tile(np.arange(1, k + 1), num_masks), [0]]),
-        num_states_per_mask=k,
+        num_states_per_mask=1 if model.transition is None else model.num_states_per_mask,
         input_ids=input_ids,
         tokenizer=tokenizer,
         has_transitions=model.transition is not None,
     )
 
 
-def encode_masked_text(tokenizer: Tokenizer, text: str, progress: Progress) -> IntArray:
+def _encode(tokenizer: Tokenizer, text: str, progress: Progress) -> IntArray:
     """Return [CLS], the tokens of a text with its [MASK]s, and [SEP]; report tokens that the vocabulary lacks."""
     ids = tokenizer.encode_with_masks(text.strip())
     num_unknown = ids.count(tokenizer.unk_id)
     if num_unknown:
         progress.message(f"{num_unknown} tokens of the input are not in the vocabulary; the model reads them as [UNK]")
-    return np.array([tokenizer.cls_id, *ids, tokenizer.sep_id], dtype=np.int64)
+    return np.array([tokenizer.cls_id, *ids, tokenizer.sep_id])
 
 
 def _check_size(pretrained: Pretrained, num_tokens: int, num_masks: int) -> None:
-    model, recipe = pretrained.model, pretrained.recipe
-    k = model.num_states_per_mask
-    if k * num_masks > MAX_INNER_NODES:
+    recipe, k = pretrained.recipe, pretrained.model.num_states_per_mask
+    transition = recipe.model.transition
+    max_inner = MAX_INNER_NODES
+    if transition.position_features:
+        max_inner = min(max_inner, transition.max_nodes - 2)
+    if k * num_masks > max_inner:
         raise DataError(
-            f"the sentence has {num_masks} masks of {k} states, {k * num_masks} nodes; an inspection takes at most "
-            f"{MAX_INNER_NODES}",
-            f"mask at most {MAX_INNER_NODES // k} tokens",
+            f"the sentence has {num_masks} masks of {k} states, {k * num_masks} nodes; an inspection with this model "
+            f"takes at most {max_inner}",
+            f"mask at most {max_inner // k} tokens",
         )
     expanded = num_tokens + (k - 1) * num_masks
     if expanded > recipe.model.max_length:
@@ -96,12 +96,6 @@ def _check_size(pretrained: Pretrained, num_tokens: int, num_masks: int) -> None
             f"the sentence has {num_tokens} tokens, {expanded} with its masks expanded; the model takes "
             f"{recipe.model.max_length}",
             "shorten it",
-        )
-    transition = recipe.model.transition
-    if transition.position_features and k * num_masks + 2 > transition.max_nodes:
-        raise DataError(
-            f"the sentence makes {k * num_masks + 2} nodes; the model's transition head takes {transition.max_nodes}",
-            f"mask at most {(transition.max_nodes - 2) // k} tokens",
         )
 
 

@@ -7,9 +7,16 @@ SVG, nodes, edges and their numbers have ids, and tooltips describe them. The HT
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.axis import XAxis, YAxis
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+from matplotlib.path import Path
 from numpy.typing import NDArray
 
 from exlm_cli.dag.fillings import Filling
@@ -18,12 +25,6 @@ from exlm_cli.dag.inspect import MAX_MASKS_DRAWN, Inspection
 from exlm_cli.dag.layout import FONT_FAMILY, EdgeCurve, GraphLayout, NodeBox, fit_word, lay_out_graph, text_width
 from exlm_cli.format import format_percent
 from exlm_cli.report.style import FAINT_INK, INK, drawing, fade, ink_on, mask_colour, new_figure, render_figure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.axis import XAxis, YAxis
-    from matplotlib.collections import PolyCollection
-    from matplotlib.figure import Figure
 
 GRAPH_CAPTION = (
     "Each box is one state of a [MASK]: its number and its most probable word. The more of its colour it shows, the "
@@ -52,8 +53,6 @@ def render_graph(inspection: Inspection, formats: Sequence[str]) -> dict[str, by
     Returns:
         The file of each format.
     """
-    from matplotlib import rc_context
-
     layout = lay_out_graph(inspection)
     panel = _FillingPanel(inspection) if inspection.dag.num_masks <= _MAX_MASKS_IN_PANEL else None
     width = layout.width + (panel.width if panel else 0.0)
@@ -71,7 +70,7 @@ def render_graph(inspection: Inspection, formats: Sequence[str]) -> dict[str, by
         for box in layout.nodes:
             _draw_node(axes, box, layout)
         for box in layout.headings:
-            _draw_chip(axes, box.x, box.y, box.word, layout.heading_font, box.mask)
+            _draw_chip(axes, box.x, box.y, box.word, layout.scale.heading_font, box.mask)
         if panel:
             panel.draw(_add_axes(figure, layout.width, height - panel.height, panel.width, panel.height))
         weak = [_edge_id(edge) for edge in layout.edges if edge.is_weak]
@@ -84,8 +83,6 @@ def render_graph(inspection: Inspection, formats: Sequence[str]) -> dict[str, by
 
 def render_heat_map(inspection: Inspection, formats: Sequence[str]) -> dict[str, bytes]:
     """Draw exp(log E) with the words of every node on both axes, coloured by mask; arguments as `render_graph`."""
-    from matplotlib import rc_context
-
     dag = inspection.dag
     num_masks = min(dag.num_masks, MAX_MASKS_DRAWN)
     rows = [0, *np.flatnonzero((dag.node_mask >= 0) & (dag.node_mask < num_masks)).tolist()]
@@ -96,7 +93,7 @@ def render_heat_map(inspection: Inspection, formats: Sequence[str]) -> dict[str,
     label_width = max(text_width(line, font) for label in labels.values() for line in label.splitlines()) + 34.0
     width, height = len(columns) * cell, len(rows) * cell
     full_width, full_height = label_width + width + 60.0, label_width + height + 12.0
-    values = np.exp(dag.log_trans[np.ix_(rows, columns)])
+    values = dag.trans[np.ix_(rows, columns)]
     is_drawn = (np.array(rows)[:, None] < columns) & ((cell > 20) | (values >= _MIN_VALUE_SHOWN))
     captions = [HEAT_MAP_CAPTION, inspection.note_on_cut()]
     with drawing(), rc_context(_TEXT_SETTINGS):
@@ -118,16 +115,14 @@ def render_heat_map(inspection: Inspection, formats: Sequence[str]) -> dict[str,
         files = _render(figure, formats)
     if "svg" in files:
         pairs = [(rows[y], columns[x]) for y, x in np.argwhere(is_drawn)]
-        tooltips = {"cells": [f"{_ends(inspection, *pair)}: {np.exp(dag.log_trans[pair]):.3f}" for pair in pairs]}
+        tooltips = {"cells": [f"{_ends(inspection, *pair)}: {dag.trans[pair]:.3f}" for pair in pairs]}
         top = 72 * figure.get_figheight() - full_height + 6.0  # below the letters of the captions
         files["svg"] = _annotate(files["svg"], (0.0, top, full_width, full_height - 6.0), tooltips)
     return files
 
 
-def _draw_cells(axes: "Axes", values: FloatArray, is_drawn: NDArray[np.bool_], cell: float) -> "PolyCollection":
+def _draw_cells(axes: Axes, values: FloatArray, is_drawn: NDArray[np.bool_], cell: float) -> PolyCollection:
     """Draw a matrix of probabilities, one unit a cell, with numbers where cells are large enough."""
-    from matplotlib.collections import PolyCollection
-
     num_rows, num_columns = values.shape
     axes.set(xlim=(0, num_columns), ylim=(num_rows, 0), facecolor=_NO_EDGE)
     axes.spines[:].set_visible(False)
@@ -141,7 +136,7 @@ def _draw_cells(axes: "Axes", values: FloatArray, is_drawn: NDArray[np.bool_], c
     return cells
 
 
-def _draw_colour_bar(cells: "PolyCollection", axes: "Axes") -> None:
+def _draw_colour_bar(cells: PolyCollection, axes: Axes) -> None:
     bar = axes.figure.colorbar(cells, cax=axes, format="{x:g}")
     bar.outline.set_visible(False)
     for solid in axes.collections:
@@ -149,36 +144,34 @@ def _draw_colour_bar(cells: "PolyCollection", axes: "Axes") -> None:
     axes.tick_params(length=0, colors=FAINT_INK)
 
 
-def _add_axes(figure: "Figure", left: float, bottom: float, width: float, height: float) -> "Axes":
+def _add_axes(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
     """Add axes whose position in the figure is given in points."""
     scale = 72 * figure.get_size_inches()
     return figure.add_axes((left / scale[0], bottom / scale[1], width / scale[0], height / scale[1]))
 
 
-def _measure_in_points(axes: "Axes", left: float, top: float, width: float, height: float) -> None:
+def _measure_in_points(axes: Axes, left: float, top: float, width: float, height: float) -> None:
     """Make a point the unit of axes with this rectangle, y downwards."""
     axes.set(xlim=(left, left + width), ylim=(top + height, top), autoscale_on=False)
     axes.set_axis_off()
 
 
-def _write(axes: "Axes", x: float, y: float, text: str, font: float, colour: str = INK, **style: Any) -> None:
+def _write(axes: Axes, x: float, y: float, text: str, font: float, colour: str = INK, **style: Any) -> None:
     """Write a text around (x, y); `parse_math` keeps matplotlib from reading dollar signs as formulas."""
     artist = axes.text(x, y, text, fontsize=font, color=colour, ha="center", va="center_baseline", parse_math=False)
     artist.set(**style)
 
 
 def _draw_box(
-    axes: "Axes", x: float, y: float, size: tuple[float, float], colour: str, radius: float, **style: Any
+    axes: Axes, x: float, y: float, size: tuple[float, float], colour: str, radius: float, **style: Any
 ) -> None:
-    from matplotlib.patches import FancyBboxPatch
-
     corner, shape = (x - size[0] / 2, y - size[1] / 2), f"round,pad=0,rounding_size={radius}"
     box = FancyBboxPatch(corner, *size, boxstyle=shape, facecolor=colour, clip_on=False)
     box.set(**({"edgecolor": "none", "linewidth": 1.2} | style))
     axes.add_patch(box)
 
 
-def _draw_chip(axes: "Axes", x: float, y: float, text: str, font: float, mask: int) -> None:
+def _draw_chip(axes: Axes, x: float, y: float, text: str, font: float, mask: int) -> None:
     """Write a word on the colour of its mask."""
     colour = mask_colour(mask)
     _draw_box(axes, x, y, (_chip_width(text, font), 1.55 * font), colour, 0.35 * font)
@@ -193,10 +186,7 @@ def _edge_id(edge: EdgeCurve) -> str:
     return f"edge-{edge.source}-{edge.target}"
 
 
-def _draw_edge(axes: "Axes", edge: EdgeCurve, layout: GraphLayout) -> None:
-    from matplotlib.patches import FancyArrowPatch
-    from matplotlib.path import Path
-
+def _draw_edge(axes: Axes, edge: EdgeCurve, layout: GraphLayout) -> None:
     length = 3.5 + 0.6 * edge.width
     style = f"-|>,head_length={length:.3f},head_width={0.4 * length:.3f}"
     path = Path(edge.control, [Path.MOVETO, *[Path.CURVE4] * 3])
@@ -208,19 +198,18 @@ def _draw_edge(axes: "Axes", edge: EdgeCurve, layout: GraphLayout) -> None:
     if edge.label_at is not None:
         paper = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none"}
         number = f"number-{edge.source}-{edge.target}"
-        _write(axes, *edge.label_at, f"{edge.probability:.2f}", layout.label_font, gid=number, bbox=paper)
+        _write(axes, *edge.label_at, f"{edge.probability:.2f}", layout.scale.number_font, gid=number, bbox=paper)
 
 
-def _draw_node(axes: "Axes", box: NodeBox, layout: GraphLayout) -> None:
+def _draw_node(axes: Axes, box: NodeBox, layout: GraphLayout) -> None:
     """Draw a box with a node's number, except for BOS and EOS, and its word."""
     colour = fade(mask_colour(box.mask), box.strength)
     size, line = (box.width, box.height), mask_colour(box.mask)
     _draw_box(axes, box.x, box.y, size, colour, box.height / 2, edgecolor=line, gid=f"node-{box.node}")
-    number = f"{box.node} " if box.mask >= 0 else ""
-    number_width = text_width(number, layout.label_font)
-    left = box.x - (number_width + text_width(box.word, layout.font)) / 2
-    _write(axes, left, box.y, number, layout.label_font, ink_on(colour), ha="left", alpha=0.7)
-    _write(axes, left + number_width, box.y, box.word, layout.font, ink_on(colour), ha="left")
+    number_width = text_width(box.number, layout.scale.number_font)
+    left = box.x - (number_width + text_width(box.word, layout.scale.font)) / 2
+    _write(axes, left, box.y, box.number, layout.scale.number_font, ink_on(colour), ha="left", alpha=0.7)
+    _write(axes, left + number_width, box.y, box.word, layout.scale.font, ink_on(colour), ha="left")
 
 
 def _graph_tooltips(inspection: Inspection, layout: GraphLayout) -> dict[str, str]:
@@ -255,7 +244,7 @@ class _FillingPanel:
         self.width = max(columns[-1] + 30.0, 262.0)
         self.height = self._TOP + 56.0 + self._PITCH * len(inspection.n_best.fillings)
 
-    def draw(self, axes: "Axes") -> None:
+    def draw(self, axes: Axes) -> None:
         n_best, guess = self._inspection.n_best, self._inspection.guess
         _measure_in_points(axes, 0.0, 0.0, self.width, self.height)
         self._draw_heading(axes, 22.0, "Most probable joint fillings", f"share {self._inspection.counted_fillings()}")
@@ -269,16 +258,16 @@ class _FillingPanel:
             if filling.is_valid_smiles is False:
                 _write(axes, self._columns[-1] + 6, y, "\N{BALLOT X}", self._FONT)
             y += self._PITCH
-        alone = format_percent(float(np.exp(guess.log_prob_independent)))
-        note = f"{alone} if masks were independent; {format_percent(self._inspection.share(guess.filling))} in the DAG"
+        alone, joint = format_percent(guess.prob_independent), format_percent(self._inspection.share(guess.filling))
+        note = f"{alone} if masks were independent; {joint} in the DAG"
         self._draw_heading(axes, y + 8, "Each [MASK] guessed on its own", note)
         self._draw_words(axes, guess.filling, y + 42)
 
-    def _draw_heading(self, axes: "Axes", y: float, heading: str, note: str) -> None:
+    def _draw_heading(self, axes: Axes, y: float, heading: str, note: str) -> None:
         _write(axes, 6.0, y, heading, 10.0, ha="left", weight="bold")
         _write(axes, 6.0, y + 14, note, 8.0, FAINT_INK, ha="left")
 
-    def _draw_words(self, axes: "Axes", filling: Filling, y: float) -> None:
+    def _draw_words(self, axes: Axes, filling: Filling, y: float) -> None:
         for mask, (word, left) in enumerate(zip(self._words(filling), self._columns, strict=False)):
             _draw_chip(axes, left + _chip_width(word, self._FONT) / 2, y, word, self._FONT, mask)
 
@@ -295,7 +284,7 @@ def _heat_map_label(inspection: Inspection, node: int, font: float, num_words: i
     return f"{node} " + "\n".join(lines) if lines else inspection.word(node)
 
 
-def _label_axis(axis: "XAxis | YAxis", labels: Sequence[str], masks: Sequence[int], font: float) -> None:
+def _label_axis(axis: XAxis | YAxis, labels: Sequence[str], masks: Sequence[int], font: float) -> None:
     """Write the labels of nodes beside rows or above columns, each on the colour of its mask."""
     axis.set_ticks(np.arange(len(labels)) + 0.5, labels, parse_math=False)
     axis.set_tick_params(length=0, labelsize=font)
@@ -304,7 +293,7 @@ def _label_axis(axis: "XAxis | YAxis", labels: Sequence[str], masks: Sequence[in
         label.set(color=ink_on(colour), bbox={"boxstyle": "round,pad=0.2", "facecolor": colour, "edgecolor": "none"})
 
 
-def _render(figure: "Figure", formats: Sequence[str], hidden: Sequence[str] = ()) -> dict[str, bytes]:
+def _render(figure: Figure, formats: Sequence[str], hidden: Sequence[str] = ()) -> dict[str, bytes]:
     """Return the file of each format; artists with a hidden id are in the SVG alone."""
     dpi = min(_DPI, _MAX_PIXELS / max(figure.get_size_inches()))
     artists = [artist for artist in figure.findobj() if artist.get_gid() in {*hidden}]

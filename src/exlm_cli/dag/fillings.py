@@ -8,13 +8,17 @@ with the same tokens are one filling. Two ways to count (App. P and Q.3):
   several.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
-from exlm_cli.dag.graph import Dag, check_length_possible, length_log_prob, token_occupancy
+from exlm_cli.dag.graph import Dag, length_log_prob, token_occupancy
 from exlm_cli.dag.search import Length, SearchProblem, Tokens, best_sequences
+from exlm_cli.data.smiles import find_invalid_smiles
+from exlm_cli.ops.alignment import best_alignment, states_alignment_nll
 
 MAX_SEQUENCES = 4096
 """Limit on the token sequences searched when many of them have the same text."""
@@ -64,12 +68,12 @@ class IndependentGuess:
     Attributes:
         filling: The guess; its `log_prob` is the DAG's for these tokens together.
         token_probs: Marginal probability of each guessed token.
-        log_prob_independent: Log of their product: the probability if masks were independent.
+        prob_independent: Their product: the probability if masks were independent.
     """
 
     filling: Filling
     token_probs: tuple[float, ...]
-    log_prob_independent: float
+    prob_independent: float
 
 
 def n_best_fillings(dag: Dag, n: int, length: Length = "exact") -> NBest:
@@ -87,10 +91,7 @@ def n_best_fillings(dag: Dag, n: int, length: Length = "exact") -> NBest:
     Raises:
         DataError: `exact`, and no path has exactly T inner nodes.
     """
-    log_prob_length = 0.0
-    if length == "exact":
-        check_length_possible(dag)
-        log_prob_length = length_log_prob(dag)
+    log_prob_length = length_log_prob(dag) if length == "exact" else 0.0
     problem = SearchProblem(dag, length)
     wanted = n
     while True:
@@ -111,63 +112,46 @@ def independent_guess(dag: Dag) -> IndependentGuess:
     Raises:
         DataError: No path has exactly T inner nodes.
     """
-    marginal_TV = token_occupancy(dag)[:, 1:-1] @ np.exp(dag.node_log_probs[1:-1].astype(np.float64))
-    tokens = marginal_TV.argmax(axis=1)
+    marginal_TV = token_occupancy(dag)[:, 1:-1] @ np.exp(dag.node_log_probs[1:-1])
     probs = marginal_TV.max(axis=1)
-    sequence = tuple((mask, int(token)) for mask, token in enumerate(tokens))
-    (filling,) = _merge_by_text(dag, [sequence], "exact")
-    return IndependentGuess(filling, tuple(probs.tolist()), float(np.log(probs).sum()))
+    (filling,) = _merge_by_text(dag, [tuple(enumerate(marginal_TV.argmax(axis=1).tolist()))], "exact")
+    return IndependentGuess(filling, tuple(probs.tolist()), math.exp(np.log(probs).sum()))
 
 
 def _merge_by_text(dag: Dag, sequences: Sequence[Tokens], length: Length) -> list[Filling]:
     """Score sequences exactly and add up those with the same text; best text first."""
     merged: dict[str, Filling] = {}
     for filling in sorted(_score(dag, sequences, length), key=lambda f: (-f.log_prob, f.tokens_by_mask)):
-        known = merged.get(filling.text)
-        if known is None:
-            merged[filling.text] = filling
-        else:
-            merged[filling.text] = replace(known, log_prob=float(np.logaddexp(known.log_prob, filling.log_prob)))
-    best_first = sorted(merged.values(), key=lambda f: -f.log_prob)
-    return [_with_validity(f) for f in best_first] if dag.kind == "smiles" else best_first
+        if filling.text in merged:
+            best = merged[filling.text]
+            filling = replace(best, log_prob=float(np.logaddexp(best.log_prob, filling.log_prob)))
+        elif dag.kind == "smiles":
+            filling = replace(filling, is_valid_smiles=find_invalid_smiles(filling.text) is None)
+        merged[filling.text] = filling
+    return sorted(merged.values(), key=lambda f: -f.log_prob)
 
 
 def _score(dag: Dag, sequences: Sequence[Tokens], length: Length) -> Iterator[Filling]:
     """Yield each sequence with its exact probability over all alignments, and its best path."""
     for start in range(0, len(sequences), _BATCH_SIZE):
-        yield from _score_batch(dag, sequences[start : start + _BATCH_SIZE], length)
-
-
-def _score_batch(dag: Dag, sequences: Sequence[Tokens], length: Length) -> list[Filling]:
-    import torch
-
-    from exlm_cli.ops.alignment import best_alignment, states_alignment_nll
-
-    num_targets = [len(s) for s in sequences]
-    log_emit = np.full((len(sequences), max(num_targets), dag.num_nodes), -np.inf)
-    for row, sequence in zip(log_emit, sequences, strict=True):
-        for t, (mask, token) in enumerate(sequence):
-            may_emit = (dag.node_mask == mask) | (length == "exact")
-            row[t] = np.where(may_emit, dag.node_log_probs[:, token], -np.inf)
-    arguments = (
-        torch.from_numpy(log_emit),
-        torch.from_numpy(dag.log_trans.astype(np.float64)).repeat(len(sequences), 1, 1),
-        torch.tensor(num_targets),
-        torch.full((len(sequences),), dag.num_nodes),
-    )
-    log_probs = (-states_alignment_nll(*arguments)).tolist()
-    paths = best_alignment(*arguments).tolist()
-    fillings = []
-    for sequence, log_prob, path in zip(sequences, log_probs, paths, strict=True):
-        by_mask = tuple(tuple(token for m, token in sequence if m == mask) for mask in range(dag.num_masks))
-        if not sequence:
-            # the op calls an empty target infeasible; here it is the one edge from BOS to EOS
-            log_prob = float(dag.log_trans[0, -1])
-        fillings.append(Filling(by_mask, dag.fill(by_mask), log_prob, tuple(path[: len(sequence)])))
-    return fillings
-
-
-def _with_validity(filling: Filling) -> Filling:
-    from exlm_cli.data.smiles import find_invalid_smiles
-
-    return replace(filling, is_valid_smiles=find_invalid_smiles(filling.text) is None)
+        batch = sequences[start : start + _BATCH_SIZE]
+        num_targets = [len(s) for s in batch]
+        log_emit = np.full((len(batch), max(num_targets), dag.num_nodes), -np.inf)
+        for row, sequence in zip(log_emit, batch, strict=True):
+            for t, (mask, token) in enumerate(sequence):
+                may_emit = (dag.node_mask == mask) | (length == "exact")
+                row[t] = np.where(may_emit, dag.node_log_probs[:, token], -np.inf)
+        arguments = (
+            torch.from_numpy(log_emit),
+            torch.from_numpy(dag.log_trans).repeat(len(batch), 1, 1),
+            torch.tensor(num_targets),
+            torch.full((len(batch),), dag.num_nodes),
+        )
+        log_probs = (-states_alignment_nll(*arguments)).tolist()
+        paths = best_alignment(*arguments).tolist()
+        for sequence, log_prob, path in zip(batch, log_probs, paths, strict=True):
+            by_mask = tuple(tuple(token for m, token in sequence if m == mask) for mask in range(dag.num_masks))
+            if not sequence:
+                # the op calls an empty target infeasible; here it is the one edge from BOS to EOS
+                log_prob = float(dag.log_trans[0, -1])
+            yield Filling(by_mask, dag.fill(by_mask), log_prob, tuple(path[: len(sequence)]))

@@ -3,16 +3,14 @@
 It shows the SVG pictures of `figures`; pointing at a node shows all its edges.
 """
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
 
 from exlm_cli.dag.figures import GRAPH_CAPTION, HEAT_MAP_CAPTION
 from exlm_cli.dag.fillings import Filling
-from exlm_cli.dag.graph import printable
 from exlm_cli.dag.inspect import Inspection
-from exlm_cli.format import format_percent
+from exlm_cli.format import format_percent, printable
 from exlm_cli.report.style import ink_on, mask_colour
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -74,6 +72,7 @@ def render_html(inspection: Inspection, pictures: Mapping[str, str]) -> str:
         sections.insert(0, _section("Graph", pointed, graph))
         sections.insert(2, _section("Transition probabilities", f"{HEAT_MAP_CAPTION} {cut}", heat_map))
         sections.append(f"<script>{_SCRIPT}</script>")
+    sentence = "".join(_chip(piece, m) if m >= 0 else escape(piece) for piece, m in inspection.sentence())
     about = f"{inspection.checkpoint}: {inspection.health()}" if inspection.checkpoint else inspection.health()
     return f"""<!doctype html>
 <html lang="en">
@@ -85,7 +84,7 @@ def render_html(inspection: Inspection, pictures: Mapping[str, str]) -> str:
 <style>{_STYLE}</style>
 </head>
 <body>
-<h1>{_sentence(inspection)}</h1>
+<h1>{sentence}</h1>
 <p>{escape(about)}</p>
 {"".join(sections)}
 </body>
@@ -107,22 +106,13 @@ def _graphic(name: str, svg: str) -> str:
     return f'<div id="{name}">{element}</div>'
 
 
-def _sentence(inspection: Inspection) -> str:
-    words = []
-    for word, mask in inspection.sentence():
-        bare = word.rstrip()
-        words.append((_chip(bare, mask) if mask >= 0 else escape(bare)) + word[len(bare) :])
-    return "".join(words)
-
-
 def _fillings_table(inspection: Inspection) -> str:
     guess = inspection.guess
     verdict = ["RDKit"] if inspection.dag.kind == "smiles" else []
     masks = [f"[MASK {mask + 1}]" for mask in range(inspection.dag.num_masks)]
-    rows = [_header(["", "share", "", *masks, "text", *verdict], num_numbers=2)]
+    rows = [_header(["", "share", "", *masks, "text", *verdict])]
     rows += [_filling_row(inspection, str(rank), f) for rank, f in enumerate(inspection.n_best.fillings, start=1)]
-    believed = format_percent(math.exp(guess.log_prob_independent))
-    alone = f"each [MASK] guessed on its own; {believed} if masks were independent"
+    alone = f"each [MASK] guessed on its own; {format_percent(guess.prob_independent)} if masks were independent"
     rows.append(_filling_row(inspection, "", guess.filling, alone))
     return f"<table>{''.join(rows)}</table>"
 
@@ -144,7 +134,7 @@ def _filling_row(inspection: Inspection, rank: str, filling: Filling, note: str 
 
 
 def _nodes_table(inspection: Inspection) -> str:
-    rows = [_header(["node", "paths", "mask", "most probable words"], num_numbers=2)]
+    rows = [_header(["node", "paths", "mask", "most probable words"])]
     for node in range(1, inspection.dag.num_nodes - 1):
         mask = int(inspection.dag.node_mask[node])
         rows.append(
@@ -154,10 +144,9 @@ def _nodes_table(inspection: Inspection) -> str:
     return f"<table>{''.join(rows)}</table>"
 
 
-def _header(names: Sequence[str], num_numbers: int) -> str:
-    cells = [
-        f"<th{' class=number' if index < num_numbers else ''}>{escape(name)}</th>" for index, name in enumerate(names)
-    ]
+def _header(names: Sequence[str]) -> str:
+    """Return the head of a table whose first two columns are numbers."""
+    cells = [f"<th{' class=number' if index < 2 else ''}>{escape(name)}</th>" for index, name in enumerate(names)]
     return f"<tr>{''.join(cells)}</tr>\n"
 
 

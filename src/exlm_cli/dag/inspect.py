@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import entr
 
 from exlm_cli.dag.fillings import Filling, IndependentGuess, NBest, independent_guess, n_best_fillings
 from exlm_cli.dag.graph import (
@@ -14,35 +15,17 @@ from exlm_cli.dag.graph import (
     edge_use,
     length_log_prob,
     most_likely_path,
-    occupancy,
-    printable,
+    token_occupancy,
     top_tokens,
 )
 from exlm_cli.dag.search import Length
-from exlm_cli.format import format_percent
+from exlm_cli.format import format_percent, printable
 
 MAX_MASKS_DRAWN = 40
 """Pictures show this many masks; of a longer sentence they show the first ones and say so."""
 
 _COLLAPSED = 1.05
 _NOTHING = "–"
-
-
-@dataclass(frozen=True)
-class Transition:
-    """One edge of the DAG.
-
-    Attributes:
-        source: Node it leaves.
-        target: Node it enters.
-        probability: E[source, target].
-        use: Probability that a path of exactly T inner nodes takes it.
-    """
-
-    source: int
-    target: int
-    probability: float
-    use: float
 
 
 @dataclass(frozen=True)
@@ -92,27 +75,21 @@ class Inspection:
         """Return the words of a node with their probabilities, best first; nothing for BOS and EOS."""
         return ", ".join(f"{self.quote(token.text)} {token.probability:.2f}" for token in self.tokens[node])
 
-    def transition(self, source: int, target: int) -> Transition:
-        """Return one edge with its probabilities."""
-        probability = float(np.exp(self.dag.log_trans[source, target]))
-        return Transition(source, target, probability, float(self.edge_use[source, target]))
-
-    def strongest_transitions(self, n: int) -> list[Transition]:
+    def strongest_transitions(self, n: int) -> list[tuple[int, int]]:
         """Return the n edges that most paths take. Not those of the largest E: a rare node's edges sum to 1 too."""
         flat = self.edge_use.ravel()
-        best = [i for i in np.argsort(-flat, kind="stable")[:n].tolist() if flat[i] > 0]
-        return [self.transition(*divmod(i, self.dag.num_nodes)) for i in best]
+        best = np.argsort(-flat, kind="stable")[:n].tolist()
+        return [divmod(index, self.dag.num_nodes) for index in best if flat[index] > 0]
 
     def states_in_use(self) -> FloatArray:
         """Return how many states of each mask paths use, (T,): perplexity of their shares, 1 to k; 0 if never visited.
 
         Near 1 throughout, the DAG has collapsed onto one path, and each [MASK] is filled on its own.
         """
-        in_use = np.zeros(self.dag.num_masks)
-        for mask in range(self.dag.num_masks):
-            visited = self.occupancy[self.dag.node_mask == mask]
-            share = visited[visited > 0] / max(visited.sum(), np.finfo(np.float64).tiny)
-            in_use[mask] = np.exp(-(share * np.log(share)).sum()) if len(share) else 0.0
+        visits_Tk = self.occupancy[1:-1].reshape(self.dag.num_masks, -1)
+        total_T1 = visits_Tk.sum(axis=1, keepdims=True)
+        entropy_T = entr(visits_Tk / np.maximum(total_T1, np.finfo(np.float64).tiny)).sum(axis=1)
+        in_use: FloatArray = np.exp(entropy_T) * (total_T1[:, 0] > 0)
         return in_use
 
     def share(self, filling: Filling) -> float:
@@ -129,19 +106,13 @@ class Inspection:
         return [printable(decode(list(tokens)).strip(" ")) or _NOTHING for tokens in filling.tokens_by_mask]
 
     def sentence(self) -> list[tuple[str, int]]:
-        """Return the words of the input, each with the blank after it and the number of its mask from 0, or -1."""
-        words: list[tuple[str, int]] = []
-        mask = 0
-        for word in re.findall(r"\[MASK\]\s*|(?:(?!\[MASK\])\S)+\s*|\s+", self.dag.text):
-            is_mask = word.startswith("[MASK]")
-            words.append((printable(re.sub(r"\s+", " ", word)), mask if is_mask else -1))
-            mask += is_mask
-        return words
+        """Return the input in pieces, each with the mask that it is, from 0, or -1 around the masks."""
+        pieces = re.split(r"(\[MASK\])", re.sub(r"\s+", " ", self.dag.text))
+        return [(printable(piece), index // 2 if index % 2 else -1) for index, piece in enumerate(pieces)]
 
     def numbered_sentence(self) -> str:
         """Return the input in one line, each [MASK] with its number."""
-        shown = [word.replace("[MASK]", f"[MASK {mask + 1}]") if mask >= 0 else word for word, mask in self.sentence()]
-        return "".join(shown).strip()
+        return "".join(f"[MASK {mask + 1}]" if mask >= 0 else piece for piece, mask in self.sentence()).strip()
 
     def health(self) -> str:
         """Describe in one line how much of the DAG is in use, and whether it has collapsed."""
@@ -190,10 +161,12 @@ def inspect(
     Raises:
         DataError: No path has exactly T inner nodes.
     """
+    occupancy = token_occupancy(dag).sum(axis=0)
+    occupancy[[0, -1]] = 1.0
     return Inspection(
         dag=dag,
         tokens=top_tokens(dag, num_top),
-        occupancy=occupancy(dag),
+        occupancy=occupancy,
         edge_use=edge_use(dag),
         path=most_likely_path(dag),
         length=length,

@@ -12,7 +12,7 @@ The bound: what follows a token at node u has at most probability
 because the next token is the same for all v. For fillings of any length, the maximum is also over the mask that emits
 next, and h(u) is at least E[u, EOS], the end.
 
-Axes: W prefixes, S nodes, C candidate tokens, T masks. Everything is float64 numpy.
+Axes: W prefixes, S nodes, C candidate tokens, T masks.
 """
 
 from typing import Literal
@@ -37,14 +37,11 @@ class SearchProblem:
 
     def __init__(self, dag: Dag, length: Length) -> None:
         self.length = length
-        self.num_masks = dag.num_masks
-        self.log_trans = dag.log_trans.astype(np.float64)
-        self.trans = np.exp(self.log_trans)
-        self.log_emit = dag.node_log_probs.astype(np.float64)
+        self.log_trans, self.trans, self.log_emit = dag.log_trans, dag.trans, dag.node_log_probs
         inner = np.flatnonzero(dag.node_mask >= 0)
         # under `exact` the order of emission says which mask is filled, so all nodes compete for one slot
         self.groups = (
-            [inner] if length == "exact" else [np.flatnonzero(dag.node_mask == m) for m in range(self.num_masks)]
+            [inner] if length == "exact" else [np.flatnonzero(dag.node_mask == m) for m in range(dag.num_masks)]
         )
         self.max_tokens = dag.num_masks if length == "exact" else len(inner)
 
@@ -68,19 +65,10 @@ class SearchProblem:
 
     def bound_children(self, log_weight_WS: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return log of a group's sum of weight * P(token): (W, C) for candidates, (W,) for any other token."""
-        peak_W1 = np.maximum(log_weight_WS.max(axis=1, keepdims=True), -1e300)
-        weight_WS = np.exp(log_weight_WS - peak_W1)
-        with np.errstate(divide="ignore"):
-            columns = [np.log(weight_WS[:, n] @ e) + peak_W1 for n, e in zip(self.groups, self.emit, strict=True)]
-            others = [np.log(weight_WS[:, n] @ f) + peak_W1[:, 0] for n, f in zip(self.groups, self.floor, strict=True)]
-        return np.concatenate(columns, axis=1), np.max(others, axis=0)
-
-    def reach(self, log_alpha_WS: FloatArray) -> FloatArray:
-        """Return the log of the sum over v of alpha[v] * E[v, u]."""
-        peak_W1 = np.maximum(log_alpha_WS.max(axis=1, keepdims=True), -1e300)
-        with np.errstate(divide="ignore"):
-            reached: FloatArray = np.log(np.exp(log_alpha_WS - peak_W1) @ self.trans) + peak_W1
-        return reached
+        weights = [log_weight_WS[:, nodes] for nodes in self.groups]
+        columns = [_log_matmul(w, emit) for w, emit in zip(weights, self.emit, strict=True)]
+        others = [_log_matmul(w, floor[:, None]) for w, floor in zip(weights, self.floor, strict=True)]
+        return np.concatenate(columns, axis=1), np.concatenate(others, axis=1).max(axis=1)
 
     def rest_after(self, num_tokens: int) -> FloatArray:
         """Return log h, (S,): the bound on what follows when a node has emitted the `num_tokens`-th token."""
@@ -103,6 +91,14 @@ class SearchProblem:
         return log_rest_S[None]
 
 
+def _log_matmul(log_weight_WS: FloatArray, matrix_SC: FloatArray) -> FloatArray:
+    """Return log(exp(log_weight) @ matrix), (W, C)."""
+    peak_W1 = np.maximum(log_weight_WS.max(axis=1, keepdims=True), -1e300)
+    with np.errstate(divide="ignore"):
+        product: FloatArray = np.log(np.exp(log_weight_WS - peak_W1) @ matrix_SC) + peak_W1
+    return product
+
+
 def best_sequences(problem: SearchProblem, wanted: int) -> tuple[list[Tokens], bool]:
     """Return the `wanted` most probable token sequences, or all if there are fewer, and whether that is proven."""
     width, tokens_per_node = max(_FIRST_WIDTH, 2 * wanted), max(_FIRST_TOKENS_PER_NODE, wanted + 1)
@@ -119,16 +115,9 @@ def best_sequences(problem: SearchProblem, wanted: int) -> tuple[list[Tokens], b
 
 
 def _beam(problem: SearchProblem, width: int, wanted: int, log_known: float) -> tuple[list[_Scored], float]:
-    """Search once.
+    """Return complete sequences, best first, and the largest bound of anything cut that might reach `log_known`.
 
-    Args:
-        problem: With candidates chosen.
-        width: Prefixes kept after each token.
-        wanted: Complete sequences wanted.
-        log_known: A log-probability that `wanted` complete sequences are known to reach; prefixes below it are dropped.
-
-    Returns:
-        Complete sequences, best first, and the largest bound of anything cut that might have reached `log_known`.
+    `wanted` sequences are known to reach the log-probability `log_known`, so prefixes below it are dropped.
     """
     num_nodes = problem.trans.shape[0]
     log_alpha_WS = np.full((1, num_nodes), -np.inf)
@@ -137,7 +126,7 @@ def _beam(problem: SearchProblem, width: int, wanted: int, log_known: float) -> 
     done: list[_Scored] = []
     log_cut = -np.inf
     for num_tokens in range(problem.max_tokens + 1):
-        log_reach_WS = problem.reach(log_alpha_WS)
+        log_reach_WS = _log_matmul(log_alpha_WS, problem.trans)
         if problem.length == "any" or num_tokens == problem.max_tokens:
             done += [(float(p), prefix) for p, prefix in zip(log_reach_WS[:, -1], prefixes, strict=True) if p > -np.inf]
             done = sorted(done, key=lambda item: (-item[0], item[1]))[:wanted]
@@ -165,13 +154,10 @@ def _beam(problem: SearchProblem, width: int, wanted: int, log_known: float) -> 
 def _keep_best(bounds_WC: FloatArray, width: int, log_known: float) -> tuple[IntArray, IntArray, float]:
     """Return rows and columns of the `width` largest bounds that reach `log_known`, and the largest one beyond them."""
     flat = bounds_WC.ravel()
-    log_lost = -np.inf
+    kept, log_lost = np.arange(len(flat)), -np.inf
     if len(flat) > width:
         order = np.argpartition(-flat, width)
-        log_lost = float(flat[order[width]])
-        kept = order[:width]
-    else:
-        kept = np.arange(len(flat))
+        kept, log_lost = order[:width], float(flat[order[width]])
     kept = kept[(flat[kept] >= log_known) & (flat[kept] > -np.inf)]
     row, column = np.unravel_index(np.sort(kept), bounds_WC.shape)
     return row, column, log_lost

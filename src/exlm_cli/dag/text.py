@@ -11,9 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from exlm_cli.dag.fillings import Filling
-from exlm_cli.dag.graph import printable
 from exlm_cli.dag.inspect import Inspection
-from exlm_cli.format import format_percent
+from exlm_cli.format import format_percent, printable
 from exlm_cli.report.style import fade, ink_on, mask_colour
 
 SCHEMA = "exlm.dag/1"
@@ -21,23 +20,20 @@ SCHEMA = "exlm.dag/1"
 
 _MAX_TEXT = 58
 _MIN_DRAWN = 0.03
+_NUM_TRANSITIONS = 8
 
 
-def render_terminal(inspection: Inspection, num_transitions: int = 8) -> RenderableType:
+def render_terminal(inspection: Inspection) -> RenderableType:
     """Return the sentence, its nodes, its fillings beside the independent guess, and the strongest transitions.
 
     Every table fits 80 columns and can be read without its colours.
     """
-    parts: list[RenderableType] = [
-        _sentence(inspection),
-        Text(inspection.health()),
-        "",
-        _nodes(inspection),
-        "",
-        _fillings(inspection),
-    ]
+    pieces = inspection.sentence()
+    sentence = Text.assemble(*((f"[MASK {m + 1}]", _mask_style(m)) if m >= 0 else piece for piece, m in pieces))
+    parts: list[RenderableType] = [sentence, Text(inspection.health())]
+    parts += ["", _nodes(inspection), "", _fillings(inspection)]
     if inspection.dag.has_transitions:
-        parts += ["", _transitions(inspection, num_transitions)]
+        parts += ["", _transitions(inspection)]
     return Group(*parts)
 
 
@@ -61,8 +57,7 @@ def render_dot(inspection: Inspection) -> str:
     for mask in range(dag.num_masks):
         members = "; ".join(f"n{node}" for node in np.flatnonzero(dag.node_mask == mask))
         lines.append(f"  {{ rank=same; {members}; }}")
-    probabilities = np.exp(dag.log_trans)
-    for source, row in enumerate(probabilities[:-1]):
+    for source, row in enumerate(dag.trans[:-1]):
         targets = np.flatnonzero(row >= _MIN_DRAWN).tolist() or [int(row.argmax())]
         for target in targets:
             p = float(row[target])
@@ -95,7 +90,7 @@ def inspection_as_dict(inspection: Inspection) -> dict[str, Any]:
         "num_states_per_mask": dag.num_states_per_mask,
         "has_transitions": dag.has_transitions,
         "nodes": [_node_as_dict(inspection, node) for node in range(dag.num_nodes)],
-        "transitions": np.exp(dag.log_trans).round(9).tolist() if dag.has_transitions else None,
+        "transitions": dag.trans.round(9).tolist() if dag.has_transitions else None,
         "best_path": inspection.path,
         "states_in_use": inspection.states_in_use().round(9).tolist(),
         "length": inspection.length,
@@ -105,7 +100,7 @@ def inspection_as_dict(inspection: Inspection) -> dict[str, Any]:
         "independent_guess": {
             **_filling_as_dict(inspection, guess.filling),
             "token_probabilities": list(guess.token_probs),
-            "probability_if_independent": math.exp(guess.log_prob_independent),
+            "probability_if_independent": guess.prob_independent,
         },
     }
 
@@ -116,27 +111,13 @@ def _mask_style(mask: int) -> str:
     return f"{ink_on(colour)} on {colour}"
 
 
-def _sentence(inspection: Inspection) -> Text:
-    """Return the input, each [MASK] with its number."""
-    text = Text()
-    for word, mask in inspection.sentence():
-        shown = word.replace("[MASK]", f"[MASK {mask + 1}]") if mask >= 0 else word
-        text.append(shown.rstrip(), style=_mask_style(mask) if mask >= 0 else "")
-        text.append(shown[len(shown.rstrip()) :])
-    return text
-
-
 def _nodes(inspection: Inspection) -> Table:
     dag = inspection.dag
     table = _table("mask", ">node", ">paths", "most probable words")
-    for node, tokens in enumerate(inspection.tokens):
+    for node in range(1, dag.num_nodes - 1):
         mask = int(dag.node_mask[node])
-        if mask < 0:
-            continue
-        words = Text(", ").join(
-            Text.assemble((inspection.quote(token.text), "" if i else "bold"), f" {token.probability:.2f}")
-            for i, token in enumerate(tokens)
-        )
+        words = Text(inspection.listed_words(node))
+        words.stylize("bold", 0, len(inspection.quote(inspection.word(node))))
         name = Text(f" {mask + 1} ", style=_mask_style(mask))
         table.add_row(name, str(node), f"{inspection.occupancy[node]:.2f}", words)
     return table
@@ -150,8 +131,7 @@ def _fillings(inspection: Inspection) -> Table:
         table.add_row(str(rank), *_filling_cells(inspection, filling))
     table.add_section()
     table.add_row("", *_filling_cells(inspection, guess.filling))
-    believed = format_percent(math.exp(guess.log_prob_independent))
-    alone = f"each [MASK] guessed on its own, {believed} if masks were independent"
+    alone = f"each [MASK] guessed on its own, {format_percent(guess.prob_independent)} if masks were independent"
     table.add_row("", "", Text(alone, style="dim"))
     if not n_best.is_proven:
         table.add_row("", "", Text(inspection.note_on_proof(), style="bold"))
@@ -181,11 +161,11 @@ def _filling_cells(inspection: Inspection, filling: Filling) -> list[str | Text]
     return cells
 
 
-def _transitions(inspection: Inspection, num_transitions: int) -> Table:
+def _transitions(inspection: Inspection) -> Table:
     table = _table("from", "to", ">transition", ">paths")
-    for edge in inspection.strongest_transitions(num_transitions):
-        ends = [_named(inspection, node) for node in (edge.source, edge.target)]
-        table.add_row(*ends, f"{edge.probability:.2f}", f"{edge.use:.2f}")
+    for edge in inspection.strongest_transitions(_NUM_TRANSITIONS):
+        ends = [_named(inspection, node) for node in edge]
+        table.add_row(*ends, f"{inspection.dag.trans[edge]:.2f}", f"{inspection.edge_use[edge]:.2f}")
     return table
 
 
@@ -212,12 +192,9 @@ def _node_as_dict(inspection: Inspection, node: int) -> dict[str, Any]:
     return {
         "node": node,
         "mask": mask + 1 if mask >= 0 else None,
-        "state": int(dag.node_clone[node]) if mask >= 0 else None,
+        "state": (node - 1) % dag.num_states_per_mask + 1 if mask >= 0 else None,
         "occupancy": round(float(inspection.occupancy[node]), 9),
-        "tokens": [
-            {"id": token.token_id, "text": token.text, "probability": token.probability}
-            for token in inspection.tokens[node]
-        ],
+        "tokens": [{"id": t.token_id, "text": t.text, "probability": t.probability} for t in inspection.tokens[node]],
     }
 
 

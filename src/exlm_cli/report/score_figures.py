@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import make_folder
 from exlm_cli.finetune.results import best_cell_folder, how_to_redo, read_predictions
-from exlm_cli.format import format_count
+from exlm_cli.format import format_count, shorten
 from exlm_cli.report.scores import FinetunedRun
 from exlm_cli.report.style import (
     FAINT_INK,
@@ -39,6 +39,7 @@ Floats = NDArray[np.float64]
 _PANEL_INCHES = 3.9
 _MAX_COLOURED = 8
 """With more labels than this, the legend has their mean curve only, and their own curves are grey."""
+_MAX_LETTERS = 26
 _MAX_MATRICES = 12
 _MAX_CLASSES = 20
 _GRID = np.linspace(0.0, 1.0, 401)
@@ -180,7 +181,7 @@ def _draw_panel(axes: "Axes", questions: Sequence[tuple[str, NDArray[np.bool_], 
         if not many:
             each = [_area(truth, scores, is_roc=is_roc) for scores in scores_KN]
             of_seeds = f" ({math.fsum(each) / len(each):.3f})" if len(each) > 1 else ""
-            line.set_label(f"{_shortened(name)}  {area:.3f}{of_seeds}")
+            line.set_label(f"{shorten(name, _MAX_LETTERS)}  {area:.3f}{of_seeds}")
     if is_roc:
         axes.plot([0, 1], [0, 1], linestyle=":", color=FAINT_INK, linewidth=0.9)
     elif len(questions) == 1:
@@ -272,7 +273,7 @@ def _draw_matrix(axes: "Axes", name: str, classes: Sequence[str], counts: NDArra
         axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=colour, edgecolor="white", linewidth=1.5))
         text = f"{counts[row, column]:,}\n{100 * shares[row, column]:.0f} %"
         axes.text(column, row, text, ha="center", va="center", color=ink_on(colour), fontsize=8, parse_math=False)
-    labels = [_shortened(label) for label in classes]
+    labels = [shorten(label, _MAX_LETTERS) for label in classes]
     axes.set(xlim=(-0.5, len(classes) - 0.5), ylim=(len(classes) - 0.5, -0.5), aspect="equal")
     if max(map(len, labels)) > 4:
         axes.set_xticks(range(len(classes)), labels, rotation=45, ha="right", rotation_mode="anchor")
@@ -285,8 +286,4 @@ def _draw_matrix(axes: "Axes", name: str, classes: Sequence[str], counts: NDArra
     axes.set_xlabel("predicted", color=FAINT_INK)
     axes.set_ylabel("true", color=FAINT_INK)
     axes.spines[:].set_visible(False)
-    axes.set_title(_shortened(name), fontsize=9, color=INK, loc="left").set_parse_math(False)
-
-
-def _shortened(name: str, max_letters: int = 26) -> str:
-    return name if len(name) <= max_letters else name[: max_letters - 1] + "…"
+    axes.set_title(shorten(name, _MAX_LETTERS), fontsize=9, color=INK, loc="left").set_parse_math(False)

@@ -49,20 +49,10 @@ def random_dag(num_masks: int, k: int, vocab_size: int, seed: int, sharpness: fl
         kind="text",
         node_log_probs=node_log_probs,
         log_trans=log_softmax(scores),
-        node_mask=node_masks(num_masks, k),
-        node_clone=node_clones(num_masks, k),
         num_states_per_mask=k,
         input_ids=np.array([tokenizer.cls_id, *([tokenizer.mask_id, 25] * num_masks), tokenizer.sep_id]),
         tokenizer=tokenizer,
     )
-
-
-def node_masks(num_masks: int, k: int) -> np.ndarray:
-    return np.concatenate([[-1], np.repeat(np.arange(num_masks), k), [-1]])
-
-
-def node_clones(num_masks: int, k: int) -> np.ndarray:
-    return np.concatenate([[0], np.tile(np.arange(1, k + 1), num_masks), [0]])
 
 
 def log_softmax(scores: FloatArray) -> FloatArray:
@@ -143,15 +133,12 @@ def handmade_dag(
     ids = [len(words)]
     for i in range(1, len(around)):
         ids += [tokenizer.mask_id, len(words) + i]
-    num_masks = len(around) - 1
     with np.errstate(divide="ignore"):
         return Dag(
             text=text,
             kind=kind,
             node_log_probs=np.log(probs),
             log_trans=np.log(trans),
-            node_mask=node_masks(num_masks, k),
-            node_clone=node_clones(num_masks, k),
             num_states_per_mask=k,
             input_ids=np.array([tokenizer.cls_id, *ids, tokenizer.sep_id]),
             tokenizer=tokenizer,

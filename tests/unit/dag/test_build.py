@@ -88,7 +88,6 @@ def test_nodes_and_transitions_are_the_models(tokenizer: Tokenizer) -> None:
     dag = build_dag(_pretrained(tokenizer), SENTENCE)
     assert (dag.num_masks, dag.num_states_per_mask, dag.num_nodes) == (2, 3, 8)
     assert dag.node_mask.tolist() == [-1, 0, 0, 0, 1, 1, 1, -1]
-    assert dag.node_clone.tolist() == [0, 1, 2, 3, 1, 2, 3, 0]
     assert dag.has_transitions
     np.testing.assert_allclose(np.exp(dag.node_log_probs[1:-1]).sum(axis=1), 1, rtol=1e-5)
     assert np.isneginf(dag.node_log_probs[[0, -1]]).all()
@@ -141,7 +140,7 @@ def test_smiles_are_inspected_as_smiles() -> None:
         ({}, "[MASK]" * 10_000, f"10000 masks of 3 states, 30000 nodes; .* {MAX_INNER_NODES}", "at most 170 tokens"),
         ({}, "see this " * 40 + "[MASK]", "84 tokens, 86 with .* 64", "shorten it"),
         ({"model": {"transition": {"position_features": True, "max_nodes": 9}}, "data": {"sequence_length": 6}},
-         "[MASK] is [MASK] or [MASK]", "11 nodes; .* 9", "at most 2 tokens"),
+         "[MASK] is [MASK] or [MASK]", "9 nodes; .* 7", "at most 2 tokens"),
         ({"objective": "mlm", "masking": {"num_repeats": 2}}, SENTENCE, "`masking.num_repeats` 2", "`checkpoint="),
     ],
 )  # fmt: skip

@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from exlm_cli.dag.figures import render_graph, render_heat_map
-from exlm_cli.dag.graph import printable
-from exlm_cli.dag.layout import shorten_word
+from exlm_cli.format import printable, shorten
 from exlm_cli.report.style import MASK_COLOURS
 from tests.unit.dag.inspections import AWKWARD, awkward, case_files, case_study, long_chain, many_masks, smiles
 
@@ -58,7 +57,7 @@ def test_words_come_back_from_the_svg_as_they_went_in() -> None:
     graph, heat_map = (_texts(_svg(render, awkward())) for render in (render_graph, render_heat_map))
     for node, word in enumerate(AWKWARD, start=1):
         shown = awkward().quote(printable(word))
-        assert shorten_word(shown, 16) in graph
+        assert shorten(shown, 16) in graph
         assert any(text.startswith(f"{node} {shown[:9]}") for text in heat_map)
     title = awkward().numbered_sentence()
     assert title.startswith("<i>$x$")

@@ -4,9 +4,9 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
-from exlm_cli.dag.graph import printable
 from exlm_cli.dag.html import render_html
 from exlm_cli.dag.report import render_report
+from exlm_cli.format import printable
 from tests.unit.dag.inspections import AWKWARD, awkward, case_files, case_study, long_chain, many_masks, smiles
 
 VOID = {"meta", "br"}

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from exlm_cli.dag.graph import printable
 from exlm_cli.dag.inspect import Inspection, inspect
 from exlm_cli.dag.text import SCHEMA, inspection_as_dict, render_dot, render_json, render_terminal
+from exlm_cli.format import printable
 from tests.unit.dag.dags import case_study_dag, handmade_dag, random_dag
 from tests.unit.dag.inspections import AWKWARD, awkward, case_study, many_masks, smiles
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from exlm_cli.cli.options import Device, JsonOption, ScoringDeviceOption
-from exlm_cli.dag import FORMATS
+from exlm_cli.dag import FORMATS, check_sentence
 from exlm_cli.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ def inspect_dag(
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.checkpoints import choose_checkpoint
-    from exlm_cli.dag.graph import check_sentence
 
     wanted, is_smiles = _parse_formats(formats), _is_smiles(sentence)
     if out is not None and not wanted:
