@@ -217,7 +217,7 @@ def test_a_file_that_is_no_parquet_or_holds_no_utf8_is_named(tmp_path: Path) -> 
         ("a.pdf", b"x", "accepted are .tsv .csv .jsonl .json .parquet"),
         ("a.txt", b"x", "accepted are .tsv .csv .jsonl .json .parquet"),
         ("a.tsv", b"", "the file is empty"),
-        ("a.csv.gz", gzip.compress(b""), "the file is empty"),
+        ("a.csv.gz", gzip.compress(b"", mtime=0), "the file is empty"),
         ("a.tsv", b"sentence\tlabel\tlabel \nIt rains.\t1\t0\n", "column `label` twice"),
         ("a.csv", b'text\nfine\n"broken" quote\n', "a.csv:3: malformed"),
         ("a.csv", b"text\nstill fine\nbad \xff here\n", "a.csv:3: not UTF-8 text: byte 0xff at offset 20"),
