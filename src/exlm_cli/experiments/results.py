@@ -85,7 +85,12 @@ class TaskScores(JsonModel):
     @property
     def score(self) -> float | None:
         """Mean or median of the seeds (`finetune.aggregate`; App. B.2, section 5.2); None where no seed has a value."""
-        values = [value for value in self.values if value is not None]
+        return self.score_by(self.metric)
+
+    def score_by(self, metric: str) -> float | None:
+        """The same by another metric; None also where the task has no such metric."""
+        seeds = self.metrics[metric].values if metric in self.metrics else ()
+        values = [value for value in seeds if value is not None]
         if not values:
             return None
         return median(values) if self.aggregate == "median" else fmean(values)

@@ -82,6 +82,12 @@ def test_a_sweep_with_the_papers_accuracies_gives_the_papers_table(name: str) ->
         assert float(cells[4]) == pytest.approx(mean, abs=0.0501)
 
 
+def test_without_mismatched_rows_the_tables_have_no_mnli() -> None:
+    results = [with_scores(result, glue_mnli=scores((0.9,))) for result in sweep_results("table-2")]
+    (table,) = paper_tables_of(group_seeds(results))
+    assert _cells(table, "ours")["ExLM"] == ("-", "91.4", "91.3", "57.6", "-")
+
+
 def test_a_sweep_of_everything_gives_every_table_of_the_paper() -> None:
     tables = sweep_tables(group_seeds(sweep_results("ablations")), name="ablations")
     assert [table.name for table in tables] == ["variants", "table-2", "table-4", "table-13"]
