@@ -1,6 +1,7 @@
 """The DAG behind one masked input, in numbers: node distributions, transitions, occupancy (section 4.2, App. P).
 
-Axes: S nodes (BOS, the k states of each [MASK] in order, EOS), V vocabulary, T masks.
+Axes: S nodes (BOS, the k states of each [MASK] in order, EOS), V vocabulary, T masks. All functions of paths raise a
+`DataError` if no path has exactly T inner nodes.
 """
 
 from collections.abc import Sequence
@@ -112,11 +113,7 @@ def top_tokens(dag: Dag, n: int) -> list[list[NodeToken]]:
 
 
 def length_log_prob(dag: Dag) -> float:
-    """Return the log-probability, nats, that the DAG yields exactly T tokens: the mass of paths of T inner nodes.
-
-    Raises:
-        DataError: No path has exactly T inner nodes.
-    """
+    """Return the log-probability, nats, that the DAG yields exactly T tokens: the mass of paths of T inner nodes."""
     return -float(states_alignment_nll(*_silent_alignment(dag)))
 
 
@@ -124,30 +121,19 @@ def token_occupancy(dag: Dag) -> FloatArray:
     """Return the probability that node u emits token t, (T, S), given a path of exactly T inner nodes.
 
     This is the DAG's prior: forward and backward over the transitions alone.
-
-    Raises:
-        DataError: No path has exactly T inner nodes.
     """
     posterior: FloatArray = alignment_posterior(*_silent_alignment(dag))[0].numpy()
     return posterior
 
 
 def edge_use(dag: Dag) -> FloatArray:
-    """Return the probability that a path of exactly T inner nodes takes an edge, (S, S); it sums to T + 1.
-
-    Raises:
-        DataError: No path has exactly T inner nodes.
-    """
+    """Return the probability that a path of exactly T inner nodes takes an edge, (S, S); it sums to T + 1."""
     posterior: FloatArray = alignment_edge_posterior(*_silent_alignment(dag))[0].numpy()
     return posterior
 
 
 def most_likely_path(dag: Dag) -> list[int]:
-    """Return the T inner nodes of the best path, each emitting its most probable token.
-
-    Raises:
-        DataError: No path has exactly T inner nodes.
-    """
+    """Return the T inner nodes of the best path, each emitting its most probable token."""
     log_emit, *others = _silent_alignment(dag)
     best_token = torch.from_numpy(dag.node_log_probs.max(axis=1))
     path: list[int] = best_alignment(log_emit + best_token, *others)[0].tolist()

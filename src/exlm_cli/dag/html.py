@@ -4,7 +4,7 @@ It shows the SVG pictures of `figures`; pointing at a node shows all its edges.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 
 from exlm_cli.dag.figures import GRAPH_CAPTION, HEAT_MAP_CAPTION
@@ -52,12 +52,12 @@ for (const e of graph.querySelectorAll('[id^="node-"]')) {
 """
 
 
-def render_html(inspection: Inspection, pictures: Mapping[str, str]) -> str:
+def render_html(inspection: Inspection, pictures: Sequence[str]) -> str:
     """Return the page: sentence, graph, fillings beside the independent guess, heat map, nodes.
 
     Args:
         inspection: What to show.
-        pictures: SVG files named `graph` and `heatmap`; none for a model without transitions.
+        pictures: SVG files of the graph and the heat map; none for a model without transitions.
     """
     counted = f"Share {inspection.counted_fillings()}, summed over all paths. {inspection.note_on_proof()}"
     visits = "Paths: the share of paths with as many tokens as masks that visit the node."
@@ -68,9 +68,9 @@ def render_html(inspection: Inspection, pictures: Mapping[str, str]) -> str:
     if pictures:
         cut = inspection.note_on_cut()
         pointed = f"{GRAPH_CAPTION} Point at a node to see all its edges. {cut}"
-        graph, heat_map = (_graphic(name, pictures[name]) for name in ("graph", "heatmap"))
-        sections.insert(0, _section("Graph", pointed, graph))
-        sections.insert(2, _section("Transition probabilities", f"{HEAT_MAP_CAPTION} {cut}", heat_map))
+        sections.insert(0, _section("Graph", pointed, _graphic("graph", pictures[0])))
+        transitions = _graphic("heatmap", pictures[1])
+        sections.insert(2, _section("Transition probabilities", f"{HEAT_MAP_CAPTION} {cut}", transitions))
         sections.append(f"<script>{_SCRIPT}</script>")
     sentence = "".join(_chip(piece, m) if m >= 0 else escape(piece) for piece, m in inspection.sentence())
     about = f"{inspection.checkpoint}: {inspection.health()}" if inspection.checkpoint else inspection.health()

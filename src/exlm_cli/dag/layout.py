@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from matplotlib.font_manager import FontProperties, findfont, get_font
+from numpy.typing import NDArray
 
 from exlm_cli.dag.graph import FloatArray
 from exlm_cli.dag.inspect import MAX_MASKS_DRAWN, Inspection
@@ -211,7 +212,7 @@ def _bend_edges(
         if not is_weak:
             others = _corners([*headings, *(box for node, box in boxes.items() if node not in (source, target))])
             # candidates come least bent first, and `min` takes the first of equals
-            control = min(candidates, key=lambda c: _num_crossed(curve_points(c, 40), others))
+            control = min(candidates, key=lambda c: _overlaps(_curve_corners(c, 40), others).any(axis=0).sum())
         probability, use = float(inspection.dag.trans[source, target]), float(inspection.edge_use[source, target])
         edges.append(EdgeCurve(source, target, probability, use, control, is_weak=is_weak))
     return edges
@@ -267,21 +268,21 @@ def _curve_inside_column(source: NodeBox, target: NodeBox, boxes: Sequence[NodeB
 def _label_edges(edges: list[EdgeCurve], obstacles: Sequence[NodeBox], scale: Scale) -> list[EdgeCurve]:
     """Write probabilities where they cover no node and no other number, best away from other edges, or not at all."""
     size = np.array([text_width("0.00", scale.number_font) + 3.0, scale.number_font * 1.3])
-    taken = [*_corners(obstacles)]
-    curves = [curve_points(edge.control, 60) for edge in edges]
+    taken = _corners(obstacles)
+    curves = [_curve_corners(edge.control, 60) for edge in edges]
     labelled: list[EdgeCurve] = [*edges]
     for index in sorted(range(len(edges)), key=lambda i: (-edges[i].use, -edges[i].probability)):
         if edges[index].probability < scale.min_labelled:
             continue
         centres = curve_points(edges[index].control, 61)[[30, 27, 33, 24, 36, 21, 39, 18, 42, 15, 45, 12, 48]]
         boxes = np.concatenate([centres - size / 2, centres + size / 2], axis=1)
-        free = [i for i, box in enumerate(boxes) if not _overlaps(box, np.array(taken))]
-        if not free:
+        is_taken = _overlaps(taken, boxes).any(axis=0)
+        if is_taken.all():
             continue
-        foreign = np.concatenate([curve for i, curve in enumerate(curves) if i != index] or [np.full((1, 2), np.inf)])
-        best = min(free, key=lambda i: _num_inside(foreign, boxes[i]))
-        taken.append(boxes[best])
-        labelled[index] = replace(edges[index], label_at=(float(centres[best][0]), float(centres[best][1])))
+        others = np.concatenate([curve for i, curve in enumerate(curves) if i != index])
+        best = np.where(is_taken, np.inf, _overlaps(others, boxes).sum(axis=0)).argmin()
+        taken = np.concatenate([taken, boxes[[best]]])
+        labelled[index] = replace(edges[index], label_at=(float(centres[best, 0]), float(centres[best, 1])))
     return labelled
 
 
@@ -289,19 +290,15 @@ def _corners(boxes: Sequence[NodeBox]) -> FloatArray:
     """Return (N, 4) left, top, right, bottom, with a little room around."""
     return np.array(
         [(b.x - b.width / 2 - 3, b.y - b.height / 2 - 3, b.x + b.width / 2 + 3, b.y + b.height / 2 + 3) for b in boxes]
-    ).reshape(-1, 4)
+    )
 
 
-def _num_crossed(points: FloatArray, corners: FloatArray) -> int:
-    x, y = points[:, :1], points[:, 1:]
-    left, top, right, bottom = corners.T
-    return int(((x > left) & (x < right) & (y > top) & (y < bottom)).any(axis=0).sum())
+def _curve_corners(control: FloatArray, num_points: int) -> FloatArray:
+    """Return points along a curve as rectangles without size, (P, 4)."""
+    return np.tile(curve_points(control, num_points), 2)
 
 
-def _num_inside(points: FloatArray, box: FloatArray) -> int:
-    return int(((points > box[:2]) & (points < box[2:])).all(axis=1).sum())
-
-
-def _overlaps(box: FloatArray, corners: FloatArray) -> bool:
-    left, top, right, bottom = corners.T
-    return bool(((box[0] < right) & (box[2] > left) & (box[1] < bottom) & (box[3] > top)).any())
+def _overlaps(some: FloatArray, others: FloatArray) -> NDArray[np.bool_]:
+    """Return which rectangles (N, 4) overlap which others (M, 4), as (N, M)."""
+    is_before = some[:, None, :2] < others[:, 2:]
+    return np.asarray((is_before & (some[:, None, 2:] > others[:, :2])).all(axis=2))

@@ -22,19 +22,17 @@ def render_report(inspection: Inspection, formats: Sequence[str]) -> dict[str, b
     files: dict[str, bytes] = {}
     has_dag = inspection.dag.has_transitions
     drawn = [name for name in ("png", "svg") if name in formats or (name == "svg" and "html" in formats)]
-    pictures: dict[str, str] = {}
     if has_dag and drawn:
         for picture, render in (("graph", render_graph), ("heatmap", render_heat_map)):
-            rendered = render(inspection, drawn)
-            files |= {f"dag_{picture}.{name}": rendered[name] for name in drawn if name in formats}
-            pictures |= {picture: rendered["svg"].decode()} if "html" in formats else {}
+            files |= {f"dag_{picture}.{name}": data for name, data in render(inspection, drawn).items()}
     if "html" in formats:
+        pictures = [files[f"dag_{picture}.svg"].decode() for picture in ("graph", "heatmap") if has_dag]
         files["dag.html"] = render_html(inspection, pictures).encode()
     if "dot" in formats and has_dag:
         files["dag.dot"] = render_dot(inspection).encode()
     if "json" in formats:
         files["dag.json"] = render_json(inspection).encode()
-    return files
+    return {name: data for name, data in files.items() if name.rpartition(".")[2] in formats}
 
 
 def write_report(inspection: Inspection, folder: Path, formats: Sequence[str]) -> list[Path]:

@@ -70,12 +70,8 @@ class SearchProblem:
         others = [_log_matmul(w, floor[:, None]) for w, floor in zip(weights, self.floor, strict=True)]
         return np.concatenate(columns, axis=1), np.concatenate(others, axis=1).max(axis=1)
 
-    def rest_after(self, num_tokens: int) -> FloatArray:
-        """Return log h, (S,): the bound on what follows when a node has emitted the `num_tokens`-th token."""
-        rest_S: FloatArray = self.log_rest[num_tokens if self.length == "exact" else 0]
-        return rest_S
-
     def _bound_what_follows(self) -> FloatArray:
+        """Return log h, (tokens emitted, S); for fillings of any length, it does not depend on their number."""
         log_end_S = self.log_trans[:, -1]
         if self.length == "exact":
             log_rest = np.full((self.max_tokens + 1, len(log_end_S)), -np.inf)
@@ -88,7 +84,7 @@ class SearchProblem:
         for node in range(len(log_end_S) - 2, 0, -1):
             children, others = self.bound_children((self.log_trans[node] + log_rest_S)[None])
             log_rest_S[node] = max(log_end_S[node], children.max(), others[0])
-        return log_rest_S[None]
+        return np.broadcast_to(log_rest_S, (self.max_tokens + 1, len(log_rest_S)))
 
 
 def _log_matmul(log_weight_WS: FloatArray, matrix_SC: FloatArray) -> FloatArray:
@@ -134,7 +130,7 @@ def _beam(problem: SearchProblem, width: int, wanted: int, log_known: float) -> 
                 log_known = max(log_known, done[-1][0])
         if num_tokens == problem.max_tokens:
             break
-        children_WC, others_W = problem.bound_children(log_reach_WS + problem.rest_after(num_tokens + 1))
+        children_WC, others_W = problem.bound_children(log_reach_WS + problem.log_rest[num_tokens + 1])
         log_cut = max(log_cut, float(others_W.max()))
         row, column, log_lost = _keep_best(children_WC, width, log_known - _ROUNDING)
         log_cut = max(log_cut, log_lost)

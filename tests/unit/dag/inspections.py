@@ -54,17 +54,14 @@ def smiles() -> Inspection:
 
 
 @functools.cache
-def long_chain() -> Inspection:
-    """Return fillings so improbable, as those of long chains are, that their shares are no numbers any more."""
-    inspection = case_study()
-    fillings = tuple(replace(filling, log_prob=filling.log_prob - 2000.0) for filling in inspection.n_best.fillings)
-    return replace(inspection, n_best=replace(inspection.n_best, fillings=fillings))
-
-
-@functools.cache
 def awkward() -> Inspection:
     """Return an inspection in which each awkward word is the best one of a node, and one is in the sentence."""
     nodes = [{word: 0.6, "plain": 0.2} for word in AWKWARD]
     edges = {v: dict.fromkeys(range(v + 1, 14), 1 / (13 - v)) for v in range(13)}
     dag = handmade_dag("<i>$x$ [MASK] [MASK] [MASK]", nodes, edges, 4)
     return inspect(replace(dag, text=f"<i>$x$ {AWKWARD[-2]} [MASK] [MASK] [MASK]"))
+
+
+@functools.cache
+def awkward_files() -> dict[str, bytes]:
+    return render_report(awkward(), ["svg", "html"])

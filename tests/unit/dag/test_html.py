@@ -1,15 +1,14 @@
-"""The page: needs nothing from outside, takes every word as text, and has what the issue asks for."""
+"""The page: needs nothing from outside, takes every word as text, and shows pictures and tables."""
 
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
 from exlm_cli.dag.html import render_html
-from exlm_cli.dag.report import render_report
 from exlm_cli.format import printable
-from tests.unit.dag.inspections import AWKWARD, awkward, case_files, case_study, long_chain, many_masks, smiles
+from tests.unit.dag.inspections import AWKWARD, awkward, awkward_files, case_files, case_study, many_masks, smiles
 
-VOID = {"meta", "br"}
+EMPTY = '<svg data-graphic="0 0 1 1" width="2pt" height="2pt" viewBox="0 0 2 2"></svg>'
 
 
 class Page(HTMLParser):
@@ -26,7 +25,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs) -> None:
         self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
+        if tag not in ("meta", "br"):
             self._open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs) -> None:
@@ -37,9 +36,6 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += data
-
-
-EMPTY = '<svg data-graphic="0 0 1 1" width="2pt" height="2pt" viewBox="0 0 2 2"></svg>'
 
 
 def _page() -> str:
@@ -65,14 +61,11 @@ def test_the_page_shows_graph_heat_map_fillings_and_nodes() -> None:
     assert {"graph", "heatmap"} <= set(ids)
     assert page.text.count("This is amazing, and I'm very glad to see this.") == 2
     for text in (
-        "[MASK 2]",
-        f"runs/example/checkpoints/step-10: {case_study().states_in_use().mean():.2f} of 4 states in use per [MASK]; "
-        "87.9 % of the probability lies on paths with 2 tokens.",
+        f"runs/example/checkpoints/step-10: {case_study().health()}",
         "11.8 %",
         "terrible 0.46, awful 0.31, sad 0.09",
         f"2 terrible → 5 sorry: transition 0.860, on {case_study().edge_use[2, 5]:.3f} of the paths",
-        "each [MASK] guessed on its own; 7.2 % if masks were independent",
-        "Share of all fillings with 2 tokens",
+        "7.2 % if masks were independent",
     ):
         assert text in page.text
 
@@ -88,38 +81,23 @@ def test_the_page_shows_the_saved_pictures_cut_to_their_graphics() -> None:
 
 
 def test_words_stay_words() -> None:
-    page = Page(render_report(awkward(), ["html"])["dag.html"].decode())
+    page = Page(awkward_files()["dag.html"].decode())
     assert all(printable(word) in page.text for word in AWKWARD)
+    assert printable(awkward().dag.text) in page.text
     assert [tag for tag, _ in page.tags].count("script") == 1
     assert not {"b", "i"} & {tag for tag, _ in page.tags}
     assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
 
 
-def test_smiles_have_a_column_for_rdkit() -> None:
-    text = Page(render_html(smiles(), {})).text
-    assert "RDKit" in text
-    assert "valid" in text
-    assert "refused" in text
+def test_without_pictures_the_page_has_tables_only_and_molecules_a_verdict() -> None:
+    no_dag = replace(smiles(), dag=replace(smiles().dag, has_transitions=False))
+    page = Page(render_html(no_dag, []))
+    assert not {"svg", "script"} & {tag for tag, _ in page.tags}
+    assert all(text in page.text for text in (no_dag.health(), "RDKit", "valid", "refused"))
     assert "RDKit" not in Page(_page()).text
 
 
-def test_without_pictures_the_page_has_tables_only() -> None:
-    inspection = replace(case_study(), dag=replace(case_study().dag, has_transitions=False), checkpoint="")
-    page = Page(render_html(inspection, {}))
-    assert not {"svg", "script"} & {tag for tag, _ in page.tags}
-    assert inspection.health() in page.text
-    assert "amazing" in page.text
-
-
 def test_a_page_with_cut_pictures_says_so_and_has_all_masks_in_its_tables() -> None:
-    page = Page(render_html(many_masks(43, 1), {"graph": EMPTY, "heatmap": EMPTY}))
-    assert page.text.count("Only the first 40 [MASK]s are drawn; the tables have the other 3.") == 2
+    page = Page(render_html(many_masks(43, 1), [EMPTY, EMPTY]))
+    assert page.text.count(many_masks(43, 1).note_on_cut()) == 2
     assert "[MASK 43]" in page.text
-
-
-def test_bars_are_as_long_however_small_the_shares_are() -> None:
-    def widths(html: str) -> list[str]:
-        return re.findall(r'class="bar" style="width:([0-9.]+)px"', html)
-
-    assert widths(render_html(long_chain(), {})) == widths(_page())
-    assert widths(_page())[0] == "90.0"

@@ -23,16 +23,27 @@ def test_the_strongest_transitions_are_those_that_most_paths_take() -> None:
     inspection = inspect(case_study_dag())
     paths = dict(enumerate_paths(inspection.dag, [2]))
     mass = sum(paths.values())
-    through = sum(p for nodes, p in paths.items() if nodes == (2, 5)) / mass
     edges = inspection.strongest_transitions(100)
     uses = [inspection.edge_use[edge] for edge in edges]
     assert uses == sorted(uses, reverse=True)
-    assert uses[edges.index((2, 5))] == pytest.approx(through)
+    assert uses[edges.index((2, 5))] == pytest.approx(sum(p for nodes, p in paths.items() if nodes == (2, 5)) / mass)
     assert inspection.strongest_transitions(3) == edges[:3]
     assert math.exp(inspection.log_prob_exact) == pytest.approx(mass)
+    visits = [sum(p for nodes, p in paths.items() if node in nodes) / mass for node in range(1, 9)]
+    assert inspection.occupancy == pytest.approx([1.0, *visits, 1.0])
 
 
 def test_words_of_the_ends_have_names() -> None:
     inspection = inspect(handmade_dag("a [MASK]", [{"b": 0.7, "c": 0.3}], {0: {1: 1.0}, 1: {2: 1.0}}, 1))
     assert [inspection.word(node) for node in range(3)] == ["BOS", "b", "EOS"]
     assert inspection.path == [1]
+
+
+def test_bars_do_not_depend_on_how_small_the_shares_are() -> None:
+    """Shares of long chains are no numbers any more."""
+    inspection = inspect(case_study_dag())
+    fillings = [replace(filling, log_prob=filling.log_prob - 2000.0) for filling in inspection.n_best.fillings]
+    long_chain = replace(inspection, n_best=replace(inspection.n_best, fillings=tuple(fillings)))
+    bars = [inspection.relative_probability(filling) for filling in inspection.n_best.fillings]
+    assert [long_chain.relative_probability(filling) for filling in fillings] == pytest.approx(bars, rel=1e-9)
+    assert bars[0] == 1.0
