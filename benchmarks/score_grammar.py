@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 from exlm_cli.dag.build import build_dag
-from exlm_cli.data.bundled.grammar import independence_bound_nats, joint_entropy_nats, true_joint
 from exlm_cli.ops.alignment import states_alignment_nll
 from exlm_cli.train.pretrained import Pretrained, load_pretrained
+from grammar_joint import independence_bound_nats, joint_entropy_nats, true_joint
 
 
 def expected_nll_nats(pretrained: Pretrained, sentence: str) -> float:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exlm_cli.config.sections import MaskingConfig
+from exlm_cli.data.tokenizer import Tokenizer
 
 IntArray = NDArray[np.int64]
 
@@ -21,6 +22,18 @@ class SpecialTokens:
     mask: int
     never_masked: frozenset[int]
     vocab_size: int
+
+
+def special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
+    """Return the ids that masking and collation need."""
+    return SpecialTokens(
+        pad=tokenizer.pad_id,
+        cls=tokenizer.cls_id,
+        sep=tokenizer.sep_id,
+        mask=tokenizer.mask_id,
+        never_masked=tokenizer.special_ids,
+        vocab_size=tokenizer.vocab_size,
+    )
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,21 @@
 """Order of the data: the sequences of each optimiser step, from (seed, epoch) alone.
 
-Nothing here has state: a resumed run computes the plan again and jumps to its step.
+A plan has no state: a resumed run computes it again and jumps to its step. `prefetch` makes the batches one ahead.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.masking import IntArray
+
+ItemT = TypeVar("ItemT")
+BatchT = TypeVar("BatchT")
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,32 @@ def longest_expanded(lengths: IntArray, recipe: PretrainRecipe) -> IntArray:
     else:
         max_masks = np.minimum(real, (masking.mask_ratio * real).astype(np.int64) + 1)
     return real + 2 + (masking.num_states_per_mask - 1) * max_masks
+
+
+def prefetch(make: Callable[[ItemT], BatchT], items: Iterable[ItemT]) -> Iterator[BatchT]:
+    """Return an iterator over `make(item)`, in order, one batch ahead; the first batch starts at once.
+
+    One thread per batch keeps the order, copies nothing between processes and leaves nothing behind if the iterator is
+    dropped. `make` must depend on its item alone. An exception in `make` is raised in place of its batch.
+    """
+    iterator = iter(items)
+    for first in iterator:
+        return _deliver(make, iterator, _start(make, first))
+    return iter(())
+
+
+def _deliver(make: Callable[[ItemT], BatchT], items: Iterator[ItemT], ahead: Future[BatchT]) -> Iterator[BatchT]:
+    for item in items:
+        ready, ahead = ahead.result(), _start(make, item)
+        yield ready
+    yield ahead.result()
+
+
+def _start(make: Callable[[ItemT], BatchT], item: ItemT) -> Future[BatchT]:
+    executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exlm-prefetch")
+    future = executor.submit(make, item)
+    executor.shutdown(wait=False)  # frees the thread when this batch is done
+    return future
 
 
 def _cut_evenly(lengths: IntArray, batch_sequences: int | None, batch_tokens: int | None) -> IntArray:

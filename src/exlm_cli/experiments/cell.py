@@ -17,6 +17,7 @@ from exlm_cli.config.overrides import describe_changes
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepCell
 from exlm_cli.data.corpus.pipeline import prepare_data
+from exlm_cli.data.masking import special_tokens
 from exlm_cli.errors import CheckpointError, DivergedError
 from exlm_cli.experiments.corruption import count_corrupted
 from exlm_cli.experiments.entropy import measure_entropy
@@ -36,7 +37,7 @@ from exlm_cli.files import finite_or_none, write_json
 from exlm_cli.finetune.results import RunResults, Summary
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import read_run_json
-from exlm_cli.train.pretrain import run_pretraining, special_tokens, validation_indices
+from exlm_cli.train.pretrain import run_pretraining, validation_indices
 
 _COUNTED_SEQUENCES = 2048
 """Training sequences in which corrupted tokens are counted, evenly spread, under the masks of the first epoch."""

@@ -15,8 +15,7 @@ from torch import Tensor
 from exlm_cli.config.base import Mark, identity_of
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.data.masking import IntArray
-from exlm_cli.data.prefetch import prefetch
-from exlm_cli.data.sampler import EpochPlan, cut_microbatches, plan_epoch
+from exlm_cli.data.sampler import EpochPlan, cut_microbatches, plan_epoch, prefetch
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.finetune.batch import TaskBatch, collate, example_losses, repeated_lengths
 from exlm_cli.model.heads import TaskModel

@@ -18,9 +18,8 @@ from exlm_cli.config.sections import LoopConfig
 from exlm_cli.data.batch import Batch, build_collator
 from exlm_cli.data.corpus.pipeline import PreparedData, list_rejected, prepare_data
 from exlm_cli.data.corpus.shards import TokenDataset
-from exlm_cli.data.masking import IntArray, SpecialTokens
-from exlm_cli.data.prefetch import prefetch
-from exlm_cli.data.sampler import EpochPlan, cut_microbatches, longest_expanded, plan_epoch
+from exlm_cli.data.masking import IntArray, special_tokens
+from exlm_cli.data.sampler import EpochPlan, cut_microbatches, longest_expanded, plan_epoch, prefetch
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.files import removed_on_failure, write_atomically
@@ -222,18 +221,6 @@ def resume_pretraining(run: Path, overrides: Sequence[str] = (), *, progress: Pr
 def build_objective(recipe: PretrainRecipe, tokenizer: Tokenizer) -> Objective:
     """Return the recipe's loss."""
     return Objective(tokenizer.unk_id, recipe.masking.num_repeats, recipe.train.alignment_backend)
-
-
-def special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
-    """Return the ids that masking and collation need."""
-    return SpecialTokens(
-        pad=tokenizer.pad_id,
-        cls=tokenizer.cls_id,
-        sep=tokenizer.sep_id,
-        mask=tokenizer.mask_id,
-        never_masked=frozenset(tokenizer.special_ids),
-        vocab_size=tokenizer.vocab_size,
-    )
 
 
 def validation_indices(dataset: TokenDataset, limit: int | None) -> IntArray:

@@ -5,8 +5,7 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from exlm_cli.data.prefetch import prefetch
-from exlm_cli.data.sampler import cut_microbatches, longest_expanded, plan_epoch
+from exlm_cli.data.sampler import cut_microbatches, longest_expanded, plan_epoch, prefetch
 from tests.tiny import tiny_batch, tiny_recipe
 
 LENGTHS = np.random.default_rng(0).integers(4, 60, size=501)

@@ -12,11 +12,11 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.data.batch import collate
 from exlm_cli.data.corpus.pipeline import prepare_data
 from exlm_cli.data.expansion import expand
-from exlm_cli.data.masking import mask_sequence, sample_rng
+from exlm_cli.data.masking import mask_sequence, sample_rng, special_tokens
 from exlm_cli.errors import ConfigError
 from exlm_cli.experiments.entropy import measure_entropy
 from exlm_cli.progress import SilentProgress
-from exlm_cli.train.pretrain import VALIDATION_EPOCH, run_pretraining, special_tokens
+from exlm_cli.train.pretrain import VALIDATION_EPOCH, run_pretraining
 from exlm_cli.train.pretrained import load_pretrained
 from tests.tiny import tiny_recipe
 

@@ -1,27 +1,11 @@
-"""The grammar's joint distribution against sampling and against sums written out by hand."""
+"""Sentences depend on the seed alone; every scene fills its template; weights are probabilities."""
 
 import math
-import re
-from collections import Counter
+import string
 
 import pytest
 
-from exlm_cli.data.bpe import train_bpe
-from exlm_cli.data.bundled.grammar import (
-    Joint,
-    independence_bound_nats,
-    joint_entropy_nats,
-    marginals,
-    sample_sentences,
-    split_pieces,
-    templates,
-    true_joint,
-)
-from exlm_cli.progress import SilentProgress
-
-FEELING = "This is [MASK], and I'm very [MASK] to see this."
-GOOD = {"amazing", "wonderful", "beautiful", "lovely", "great", "perfect"}
-BAD = {"terrible", "awful", "horrible", "cruel", "ugly", "bad"}
+from exlm_cli.data.bundled.grammar import sample_sentences, templates
 
 
 def test_sentences_depend_on_the_seed_alone() -> None:
@@ -32,7 +16,7 @@ def test_sentences_depend_on_the_seed_alone() -> None:
 
 def test_every_scene_fills_exactly_the_slots_of_its_template() -> None:
     for template in templates():
-        slots = {piece[1:-1] for piece in template.pieces if piece.startswith("{")}
+        slots = {slot for _, slot, _, _ in string.Formatter().parse(template.pattern) if slot}
         for scene in template.scenes:
             assert set(scene.words) == slots
             assert all(len(set(words)) == len(words) > 0 for words in scene.words.values())
@@ -42,124 +26,6 @@ def test_weights_are_probabilities() -> None:
     assert math.fsum(t.weight for t in templates()) == pytest.approx(1, abs=1e-12)
     for template in templates():
         assert math.fsum(s.weight for s in template.scenes) == pytest.approx(1, abs=1e-12)
-
-
-def test_the_sentiment_sentence_has_the_joint_of_its_two_scenes() -> None:
-    joint = true_joint(FEELING)
-    # three in five are good news; in each scene 6 adjectives x 6 emotions, "surprised" in both
-    expected = {(a, e): 0.6 / 36 for a in GOOD for e in ("glad", "happy", "pleased", "delighted", "proud", "surprised")}
-    expected |= {(a, e): 0.4 / 36 for a in BAD for e in ("sorry", "sad", "upset", "angry", "unhappy", "surprised")}
-    assert joint == pytest.approx(expected, abs=1e-12)
-
-
-def test_no_sentence_praises_and_regrets() -> None:
-    joint = true_joint(FEELING)
-    assert all(("amazing", emotion) not in joint for emotion in ("sorry", "sad", "upset", "angry", "unhappy"))
-
-
-def mutual_information_nats(joint: Joint) -> float:
-    """What the masked words tell about each other (total correlation): what an MLM must lose."""
-    return len(next(iter(joint))) * (independence_bound_nats(joint) - joint_entropy_nats(joint))
-
-
-def test_the_other_word_settles_the_sentiment() -> None:
-    assert set(true_joint("This is [MASK], and I'm very sorry to see this.")) == {(a,) for a in BAD}
-    assert set(true_joint("This is [MASK], and I'm very glad to see this.")) == {(a,) for a in GOOD}
-    torn = true_joint("This is [MASK], and I'm very surprised to see this.")
-    assert torn[("great",)] == pytest.approx(0.6 / 6)
-    assert torn[("awful",)] == pytest.approx(0.4 / 6)
-
-
-def test_a_cue_settles_the_sentiment() -> None:
-    joint = true_joint("They lost the game: this is [MASK], and I'm very [MASK] to see this.")
-    assert {adjective for adjective, _ in joint} == BAD
-    assert mutual_information_nats(joint) == pytest.approx(0, abs=1e-12)
-
-
-def test_numbers_agree() -> None:
-    joint = true_joint("[MASK] [MASK] [MASK] in the garden every day.")
-    for determiner, noun, verb in joint:
-        assert (determiner in ("These", "Those")) == noun.endswith("s") == (not verb.endswith("s"))
-
-
-def test_fixed_words_can_be_masked_too() -> None:
-    joint = true_joint("This is great[MASK] and I[MASK] very glad to see this.")
-    assert joint == pytest.approx({(",", "'m"): 1.0})
-
-
-def test_scenes_are_weighed_by_how_well_they_explain_the_other_words() -> None:
-    joint = true_joint("The [MASK] is red and tastes [MASK].")
-    # a cherry is always red, a pepper half the time, no other fruit ever
-    assert joint == pytest.approx({("cherry", "sweet"): 2 / 3, ("pepper", "hot"): 1 / 3})
-
-
-def test_sampled_frequencies_agree_with_the_joint() -> None:
-    masked = [
-        FEELING,
-        "[MASK] lost [MASK] [MASK], so [MASK] went back to the [MASK].",
-        "It is [MASK] today, so she takes her [MASK].",
-    ]
-    counts: dict[str, Counter[tuple[str, ...]]] = {sentence: Counter() for sentence in masked}
-    pieces_of = {sentence: split_pieces(sentence) for sentence in masked}
-    for sampled in sample_sentences(60_000, seed=11):
-        pieces = split_pieces(sampled)
-        for sentence, given in pieces_of.items():
-            if len(pieces) == len(given) and all(g in ("[MASK]", p) for g, p in zip(given, pieces, strict=True)):
-                counts[sentence][tuple(p for g, p in zip(given, pieces, strict=True) if g == "[MASK]")] += 1
-    for sentence, counted in counts.items():
-        joint = true_joint(sentence)
-        assert set(counted) <= set(joint)
-        total = counted.total()
-        assert total > 1000
-        for filling, probability in joint.items():
-            bound = 5 * math.sqrt(probability * (1 - probability) / total)
-            assert abs(counted[filling] / total - probability) <= bound
-
-
-def test_entropies_are_those_of_a_joint_worked_out_by_hand() -> None:
-    joint = {("a", "x"): 0.5, ("b", "y"): 0.5}
-    assert joint_entropy_nats(joint) == pytest.approx(math.log(2) / 2)
-    assert independence_bound_nats(joint) == pytest.approx(math.log(2))
-    assert mutual_information_nats(joint) == pytest.approx(math.log(2))
-    assert marginals(joint) == [{"a": 0.5, "b": 0.5}, {"x": 0.5, "y": 0.5}]
-
-
-def test_words_that_do_not_depend_on_each_other_have_no_mutual_information() -> None:
-    joint = {(a, b): p * q for a, p in (("a", 0.2), ("b", 0.8)) for b, q in (("x", 0.3), ("y", 0.7))}
-    assert mutual_information_nats(joint) == pytest.approx(0, abs=1e-12)
-
-
-def test_the_sentiment_sentence_has_the_mutual_information_of_its_scene() -> None:
-    # I(adjective; emotion) = H(scene) - H(scene | emotion), and only "surprised" (one in six) leaves it open
-    h_scene = -(0.6 * math.log(0.6) + 0.4 * math.log(0.4))
-    assert mutual_information_nats(true_joint(FEELING)) == pytest.approx(h_scene * 5 / 6, abs=1e-12)
-
-
-def test_a_sentence_without_masks_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^`This is it\.` has no \[MASK\]$"):
-        true_joint("This is it.")
-
-
-def test_a_sentence_that_the_grammar_cannot_say_is_refused() -> None:
-    sentence = "This is [MASK], and I'm very hungry to see this."
-    with pytest.raises(ValueError, match=rf"^{re.escape(f'`{sentence}` is not a sentence of the grammar')}$"):
-        true_joint(sentence)
-
-
-def test_every_word_of_the_grammar_is_one_token_of_a_small_vocabulary() -> None:
-    tokenizer = train_bpe(sample_sentences(20_000, seed=0), 850, 2, SilentProgress())
-    for template in templates():
-        for scene in template.scenes:
-            for position, options in enumerate(template.choices(scene)):
-                for word in options:
-                    blank = " " if position and word.isalpha() else ""
-                    assert len(tokenizer.encode(blank + word)) == 1, word
-
-
-def test_pieces_are_the_tokens_of_a_trained_tokenizer() -> None:
-    tokenizer = train_bpe(sample_sentences(20_000, seed=0), 1000, 2, SilentProgress())
-    for sentence in sample_sentences(300, seed=5):
-        assert [tokenizer.token_text(i) for i in tokenizer.encode(sentence)] == list(split_pieces(sentence))
 
 
 def test_feelings_are_the_sentences_of_the_grammar_that_tell_good_news_from_bad() -> None:
