@@ -99,25 +99,6 @@ def test_without_a_run_the_newest_one_is_taken(folder: Path, capsys: Capture) ->
 
 
 @pytest.mark.parametrize(
-    ("words", "command"),
-    [
-        ("M --data new.csv --predictions 'my p.csv'", "exlm predict M new.csv --out 'my p.csv'"),
-        ("--data new.csv --predictions p.csv", "exlm predict RUN new.csv --out p.csv"),
-        ("M --data new.csv --smiles-column mol", "exlm predict M new.csv --smiles-column mol"),
-        ("T --data a.csv --embeddings v.npz --text-column b", "exlm embed T a.csv --out v.npz --text-column b"),
-        ("P M --data new.csv", "exlm predict M new.csv"),
-    ],
-)
-def test_an_option_that_moved_names_the_new_command(
-    run_folder: Path, capsys: Capture, words: str, command: str
-) -> None:
-    import shlex
-
-    assert refusal_of(capsys, "eval", *shlex.split(words)).endswith(f"hint: `{command}`")
-    assert len(list(run_folder.iterdir())) == 5
-
-
-@pytest.mark.parametrize(
     ("words", "named"),
     [
         ("", "no run was given"),
@@ -135,6 +116,8 @@ def test_an_option_that_moved_names_the_new_command(
         ("P --entropy --mask-ratios 15", "`--mask-ratios 15`"),
         ("P --entropy --num-states 0", "`--num-states 0`"),
         ("M --entropy", "M is fine-tuned"),
+        ("P M --data new.csv", "`exlm predict M FILE`"),
+        ("M --predictions p.csv", "`exlm predict RUN FILE`"),
         ("P --data none.smi", "none.smi"),
         ("P --data bad.smi", "bad.smi:2: `C1CC`"),
     ],

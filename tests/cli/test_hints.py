@@ -4,9 +4,17 @@ import pytest
 import typer
 
 from exlm_cli.cli import app as shell
-from exlm_cli.cli.hints import to_options
+from exlm_cli.cli.hints import running_command, to_options
 
 COMMANDS = typer.main.get_command(shell.app).commands  # type: ignore[attr-defined]
+
+
+def shown_by(command: str | None, text: str) -> str:
+    token = running_command.set(None if command is None else COMMANDS[command])
+    try:
+        return to_options(text)
+    finally:
+        running_command.reset(token)
 
 
 @pytest.mark.parametrize(
@@ -31,13 +39,13 @@ COMMANDS = typer.main.get_command(shell.app).commands  # type: ignore[attr-defin
     ],
 )  # fmt: skip
 def test_a_setting_becomes_what_the_running_command_takes(command: str, library: str, shown: str) -> None:
-    assert to_options(library, COMMANDS[command]) == shown
+    assert shown_by(command, library) == shown
 
 
 @pytest.mark.parametrize("text", ["some.smi:2: `c1c=o`: RDKit cannot parse it", "`C.c=c`", "`PYTHONUTF8=1 exlm ...`"])
 def test_other_text_in_backticks_stays(text: str) -> None:
-    assert to_options(text, COMMANDS["tokenize"]) == text
+    assert shown_by("tokenize", text) == text
 
 
 def test_without_a_command_nothing_changes() -> None:
-    assert to_options("give `task.data_dir=DIR`", None) == "give `task.data_dir=DIR`"
+    assert shown_by(None, "give `task.data_dir=DIR`") == "give `task.data_dir=DIR`"

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from exlm_cli.cli import hints
 from exlm_cli.cli.commands.curves import curves
 from exlm_cli.cli.commands.doctor import doctor
 from exlm_cli.cli.commands.embed import embed
@@ -100,7 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         _refuse_other_encodings(words)
-        code = app([word for word in words if word != "--debug"], prog_name="exlm", standalone_mode=False)
+        command: Any = typer.main.get_command(app)
+        hints.running_command.set(next((command.commands[word] for word in words if word in command.commands), None))
+        code = command([word for word in words if word != "--debug"], prog_name="exlm", standalone_mode=False)
         sys.stdout.flush()
         if code == 128 + signal.SIGINT:  # typer's, for a KeyboardInterrupt
             from exlm_cli.cli import console
@@ -115,21 +118,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         explained = explain(error)
         if explained is None or is_debug:
             raise
-        from exlm_cli.cli import console, hints
+        from exlm_cli.cli import console
 
-        command = _running_command(words)
-        console.emit_error(
-            hints.to_options(explained.message, command),
-            hints.to_options(explained.hint, command),
-            is_stop=isinstance(error, InterruptedRunError),
-        )
+        console.emit_error(explained.message, explained.hint, is_stop=isinstance(error, InterruptedRunError))
         return explained.exit_code
-
-
-def _running_command(words: Sequence[str]) -> Any:
-    """Return the click command that the words name; None where they name none."""
-    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    return next((commands[word] for word in words if word in commands), None)
 
 
 def _refuse_other_encodings(words: Sequence[str]) -> None:
@@ -174,12 +166,24 @@ _OS_HINTS = {
 }
 
 
+_PREDICT = "`exlm predict RUN FILE` predicts new rows"
+_MOVED_OPTIONS = {
+    ("exlm eval", "--predictions"): _PREDICT,
+    ("exlm eval", "--smiles-column"): _PREDICT,
+    ("exlm eval", "--text-column"): _PREDICT,
+    ("exlm eval", "--embeddings"): "`exlm embed RUN FILE` writes vectors of new rows",
+    ("exlm pretrain", "--sweep"): "`exlm sweep NAME` runs a sweep",
+}
+"""Options of earlier versions, each with the command that does it now."""
+
+
 def _explain_usage(error: BaseException) -> ExlmError:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "exlm"
     message = " ".join(str(error.format_message()).split())  # type: ignore[attr-defined]
     message = message.replace("Value error, ", "").replace(": Input should", ": it should").rstrip(".")
-    return ExlmError(message[0].lower() + message[1:], f"see `{command} --help`")
+    moved = _MOVED_OPTIONS.get((command, getattr(error, "option_name", "")))
+    return ExlmError(message[0].lower() + message[1:], moved or f"see `{command} --help`")
 
 
 def _is_torch_out_of_memory(error: BaseException) -> bool:

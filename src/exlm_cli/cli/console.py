@@ -17,6 +17,7 @@ from rich.progress import Progress as RichBars
 from rich.table import Table
 from rich.text import Text
 
+from exlm_cli.cli.hints import to_options
 from exlm_cli.files import finite_or_none
 from exlm_cli.format import format_duration, format_value, printable
 from exlm_cli.progress import Bar, Board, Progress, SilentBoard
@@ -49,7 +50,7 @@ class TerminalProgress:
 
     def message(self, text: str) -> None:
         """Print one line that stays."""
-        self._console.print(Text(printable(text)))
+        self._console.print(Text(_shown(text)))
 
     @contextmanager
     def bar(self, label: str, total: int | None, *, done: int = 0) -> Iterator[Bar]:
@@ -160,7 +161,7 @@ class LineProgress:
 
     def message(self, text: str) -> None:
         """Print one line that stays."""
-        print(printable(text), file=self._stream, flush=True)
+        print(_shown(text), file=self._stream, flush=True)
 
     @contextmanager
     def bar(self, label: str, total: int | None, *, done: int = 0) -> Iterator[Bar]:
@@ -270,9 +271,14 @@ def emit_error(message: str, hint: str = "", *, is_stop: bool = False) -> None:
     """
     console = Console(stderr=True)
     label = "" if is_stop else Text.assemble(("error:", "bold red"), " ")
-    console.print(Text.assemble(label, printable(message)), soft_wrap=True)
+    console.print(Text.assemble(label, _shown(message)), soft_wrap=True)
     if hint:
-        console.print(Text.assemble("\n", ("hint:", "bold cyan"), " ", printable(hint)), soft_wrap=True)
+        console.print(Text.assemble("\n", ("hint:", "bold cyan"), " ", _shown(hint)), soft_wrap=True)
+
+
+def _shown(text: str) -> str:
+    """Return a message on one line, its settings as the options of the running command."""
+    return printable(to_options(text))
 
 
 def _stdout() -> Console:

@@ -5,7 +5,11 @@ command line shows the option of the running command for it, or else `--set key=
 """
 
 import re
+from contextvars import ContextVar
 from typing import Any
+
+running_command: ContextVar[Any] = ContextVar("running_command", default=None)
+"""The click command that runs; None: none does, and messages stay as they are."""
 
 _OVERRIDE = re.compile(r"(override )?`([a-z][\w.-]*)=([^`]*)`|override `([^`]*)`")
 
@@ -33,13 +37,9 @@ _COMMANDS_OF_RECIPES = {"tokenize": "pretrain", "repeat-mlm": "sweep"}
 """Commands that take recipes of another command."""
 
 
-def to_options(text: str, command: Any) -> str:
-    """Return a message with each `` `key=VALUE` `` as the running command takes it.
-
-    Args:
-        text: Message or hint of an error.
-        command: The click command that runs; None: the text stays as it is.
-    """
+def to_options(text: str) -> str:
+    """Return a message with each `` `key=VALUE` `` as the running command takes it."""
+    command = running_command.get()
     if command is None:
         return text
 

@@ -1,5 +1,7 @@
 """Options that several commands share, with one meaning everywhere, and how they become overrides."""
 
+import json
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -60,16 +62,45 @@ TextColumnOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
-def collect_overrides(
-    sets: list[str] | None,
-    *,
-    seed: int | None = None,
-    device: Device | None = None,
-    on_invalid: OnInvalid | None = None,
-) -> list[str]:
-    """Return the overrides of `--set` and then of the options for single keys, which win."""
-    named = {"seed": seed, "device": device, "data.on_invalid": on_invalid}
-    return [*(sets or []), *(f"{key}={value}" for key, value in named.items() if value is not None)]
+def collect_overrides(sets: list[str] | None, options: Mapping[str, object]) -> list[str]:
+    """Return the overrides of `--set` and then of the options for single keys, which win.
+
+    Args:
+        sets: `key=value`, as given.
+        options: Key -> value of its option; None: not given. Quoted, so that YAML reads a text as it is.
+    """
+    given = {key: value for key, value in options.items() if value is not None}
+    return [*(sets or []), *(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items())]
+
+
+def refuse_with_resume(run: Path | None, options: Mapping[str, object]) -> None:
+    """Refuse options that start a run where one is continued.
+
+    Args:
+        run: `--resume`; None: a new run is started.
+        options: Parameter or key -> its value; None or False: not given.
+
+    Raises:
+        ConfigError: One is given together with `--resume`.
+    """
+    for key, value in options.items():
+        if run is not None and value not in (None, False):
+            shown = "true" if value is True else value
+            raise ConfigError(f"`{key}={shown}` does not go with `--resume`", f"the run in {run} continues as it began")
+
+
+def split_words(text: str | None) -> list[str] | None:
+    """Return the words of a list with commas, without blanks around them; None where the option was not given."""
+    return None if text is None else [word.strip() for word in text.split(",")]
+
+
+def parse_seeds(text: str | None) -> list[int] | None:
+    """Return the seeds of `--seeds`; None where the option was not given.
+
+    Raises:
+        ConfigError: As `parse_numbers`.
+    """
+    return parse_numbers("--seeds", text, int, "a whole number from 0 on", 0, 2**63 - 1)
 
 
 def parse_numbers(

@@ -1,12 +1,16 @@
-"""Runs that a command is given: their kinds, and names that tell them apart."""
+"""Runs that a command is given, their kinds and names; the newest fitting run where none is given."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from exlm_cli.errors import CheckpointError, ConfigError
-from exlm_cli.run_dir import RUN_FILE, read_run_json, run_directory
+from exlm_cli.config.load import load_recipe
+from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
+from exlm_cli.progress import Progress
+from exlm_cli.run_dir import RUN_FILE, RUNS_ROOT, find_newest_run, read_run_json, run_directory
 
 RunKind = Literal["pretrain", "finetune"]
 
@@ -84,3 +88,82 @@ def name_runs(paths: Sequence[Path]) -> list[str]:
             num_parts += 1
         names.append("/".join(own[-num_parts:]))
     return names
+
+
+def choose_checkpoint(
+    given: Path | None,
+    fits_by_kind: Mapping[str, Callable[[PretrainRecipe], bool]],
+    recipe_to_make_one: str,
+    progress: Progress,
+) -> Path:
+    """Return the checkpoint that was given, or else the newest pre-training run that fits, and print its path.
+
+    Args:
+        given: `--checkpoint`.
+        fits_by_kind: Description of a kind of run -> whether a recipe is of it. The first kind with any run is taken;
+            the error names the last.
+        recipe_to_make_one: Recipe that makes such a run, for the hint.
+        progress: Prints the path.
+
+    Raises:
+        CheckpointError: None was given and none fits.
+    """
+    if given is not None:
+        return given
+    for kind, fits in fits_by_kind.items():
+        newest = find_newest_run(RUNS_ROOT, partial(_is_pretrained, fits=fits))
+        if newest is not None:
+            progress.message(f"checkpoint: {newest}, the newest {kind}")
+            return newest
+    missing = f"no `--checkpoint` was given, and there is no {[*fits_by_kind][-1]}"
+    raise _no_run(missing, recipe_to_make_one)
+
+
+def newest_run(*, takes_sweep: bool, progress: Progress) -> Path:
+    """Return the newest run that can be scored and print its path; cells of a sweep are left out.
+
+    Args:
+        takes_sweep: Whether a sweep with a finished cell fits too.
+        progress: Prints the path.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    newest = find_newest_run(RUNS_ROOT, partial(_is_scorable, takes_sweep=takes_sweep))
+    if newest is None:
+        raise _no_run("no run was given, and there is none", "quickstart-text")
+    progress.message(f"run: {newest}, the newest one")
+    return newest
+
+
+def _no_run(missing: str, recipe_to_make_one: str) -> CheckpointError:
+    return CheckpointError(
+        f"{missing} with a checkpoint under {RUNS_ROOT}/",
+        f"make one with `exlm pretrain --recipe {recipe_to_make_one}`; a cell of a sweep is given by its path",
+    )
+
+
+def _is_scorable(run: Path, *, takes_sweep: bool) -> bool:
+    from exlm_cli.experiments.results import RESULT_FILE, is_sweep_run
+    from exlm_cli.finetune.results import RESULTS_FILE
+
+    try:
+        command = read_run_json(run).command
+        if is_sweep_run(run):
+            return takes_sweep and any((run / "cells").rglob(RESULT_FILE))
+    except ExlmError:
+        return False  # a damaged run is left out
+    is_finished = command == "finetune" and (run / RESULTS_FILE).is_file()
+    return is_finished or (command == "pretrain" and _has_checkpoint(run))
+
+
+def _is_pretrained(run: Path, *, fits: Callable[[PretrainRecipe], bool]) -> bool:
+    try:
+        is_pretraining = _has_checkpoint(run) and read_run_json(run).command == "pretrain"
+        return is_pretraining and fits(load_recipe(str(run / "recipe.yaml")))
+    except ExlmError:
+        return False  # a damaged run is left out
+
+
+def _has_checkpoint(run: Path) -> bool:
+    return any((run / "checkpoints").glob("step-*"))

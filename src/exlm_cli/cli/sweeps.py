@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from exlm_cli.cli.options import Device, OnInvalid, collect_overrides, parse_numbers
+from exlm_cli.cli.options import (
+    Device,
+    OnInvalid,
+    collect_overrides,
+    parse_seeds,
+    refuse_with_resume,
+    split_words,
+)
 from exlm_cli.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -55,21 +62,18 @@ def load_sweep_recipe(
     from exlm_cli.config.load import load_recipe, resumed_recipe
     from exlm_cli.config.sweep import SweepRecipe
 
-    overrides = collect_overrides(sets, device=device)
-    if seeds is not None:
-        overrides.append(f"seeds={parse_numbers('--seeds', seeds, int, 'a whole number from 0 on', 0, 2**63 - 1)}")
-    if tasks is not None:
-        names = [] if tasks == "none" else [name.strip() for name in tasks.split(",")]
-        overrides.append(f"tasks=[{', '.join(names)}]")
-    if on_invalid is not None:
-        overrides.append(f"pretrain.data.on_invalid={on_invalid}")
+    options = {
+        "device": device,
+        "seeds": parse_seeds(seeds),
+        "tasks": [] if tasks == "none" else split_words(tasks),
+        "pretrain.data.on_invalid": on_invalid,
+    }
+    overrides = collect_overrides(sets, options)
     if resume is None:
         assert recipe is not None, "one of the two is given"
         resolved = load_recipe(recipe, overrides, kind=SweepRecipe)
     else:
-        for name, value in (("recipe", recipe), ("out", out)):
-            if value is not None:
-                raise ConfigError(f"`{name}={value}` does not go with `--resume`", f"the sweep continues in {resume}")
+        refuse_with_resume(resume, {"recipe": recipe, "out": out})
         resolved = resumed_recipe(resume, SweepRecipe, overrides)
     if command == "repeat-mlm" and not resolved.cells:
         if resume is not None:

@@ -1,7 +1,6 @@
 """`exlm eval`: scores of runs side by side."""
 
 import contextlib
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from exlm_cli.cli.options import Device, JsonOption, ScoringDeviceOption, parse_numbers
+from exlm_cli.cli.options import Device, JsonOption, ScoringDeviceOption, parse_numbers, split_words
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import folder_for_results
 from exlm_cli.progress import Progress
@@ -41,40 +40,44 @@ class Output:
     as_json: bool
 
 
+RunsArgument = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="RUN...", help="Runs of pretrain and finetune, or one sweep; default: the newest run."),
+]
+DataOption = Annotated[
+    list[str] | None,
+    typer.Option("--data", metavar="FILE", help="Score pre-trained runs on these validation files; repeatable."),
+]
+EntropyOption = Annotated[
+    bool, typer.Option("--entropy", help="Entropy of pre-trained models over mask ratios, as in Figure 12.")
+]
+MaskRatiosOption = Annotated[
+    str | None, typer.Option("--mask-ratios", metavar="LIST", help="For --entropy; default: 0.15,0.387,0.622,0.789.")
+]
+NumStatesOption = Annotated[
+    str | None,
+    typer.Option("--num-states", metavar="LIST", help="For --entropy: states per mask, like 2,4; default: own."),
+]
+FormatOption = Annotated[
+    str | None, typer.Option("--format", metavar="LIST", help=f"Write the tables as {','.join(_FORMATS)}.")
+]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="DIR", help="Tables and figures; default: report/ of the run.")
+]
+FiguresOption = Annotated[bool, typer.Option("--figures/--no-figures", help="Draw curves and confusion matrices.")]
+
+
 def evaluate(
-    runs: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="RUN...", help="Runs of pretrain and finetune, or one sweep; default: the newest run."),
-    ] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option("--data", metavar="FILE", help="Score pre-trained runs on these validation files; repeatable."),
-    ] = None,
-    entropy: Annotated[
-        bool, typer.Option("--entropy", help="Entropy of pre-trained models over mask ratios, as in Figure 12.")
-    ] = False,
-    mask_ratios: Annotated[
-        str | None,
-        typer.Option("--mask-ratios", metavar="LIST", help="For --entropy; default: 0.15,0.387,0.622,0.789."),
-    ] = None,
-    num_states: Annotated[
-        str | None,
-        typer.Option("--num-states", metavar="LIST", help="For --entropy: states per mask, like 2,4; default: own."),
-    ] = None,
-    formats: Annotated[
-        str | None, typer.Option("--format", metavar="LIST", help=f"Write the tables as {','.join(_FORMATS)}.")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="DIR", help="Tables and figures; default: report/ of the run."),
-    ] = None,
-    figures: Annotated[bool, typer.Option("--figures/--no-figures", help="Draw curves and confusion matrices.")] = True,
+    runs: RunsArgument = None,
+    data: DataOption = None,
+    entropy: EntropyOption = False,
+    mask_ratios: MaskRatiosOption = None,
+    num_states: NumStatesOption = None,
+    formats: FormatOption = None,
+    out: OutOption = None,
+    figures: FiguresOption = True,
     device: ScoringDeviceOption = Device.auto,
     as_json: JsonOption = False,
-    predictions: Annotated[Path | None, typer.Option("--predictions", hidden=True)] = None,
-    embeddings: Annotated[Path | None, typer.Option("--embeddings", hidden=True)] = None,
-    smiles_column: Annotated[str | None, typer.Option("--smiles-column", hidden=True)] = None,
-    text_column: Annotated[str | None, typer.Option("--text-column", hidden=True)] = None,
 ) -> None:
     """Score runs side by side, with the paper's numbers.
 
@@ -82,19 +85,13 @@ def evaluate(
     seeds, ROC and precision-recall curves, confusion matrices. A sweep: its report, as far as it is done.
     """
     from exlm_cli.cli import console
-    from exlm_cli.cli.checkpoints import newest_run
-    from exlm_cli.cli.runs import given_runs
+    from exlm_cli.cli.runs import given_runs, newest_run
     from exlm_cli.cli.sweeps import print_sweep_run
     from exlm_cli.experiments.results import is_sweep_run
 
     output = Output(_parse_formats(formats), out, has_figures=figures, as_json=as_json)
     ratios = parse_numbers("--mask-ratios", mask_ratios, float, "a number above 0 and below 1", 1e-6, 1 - 1e-6)
     states = parse_numbers("--num-states", num_states, int, "a whole number from 1 to 64", 1, 64)
-    moved = {"predictions": predictions, "embeddings": embeddings, "smiles-column": smiles_column,
-             "text-column": text_column}  # fmt: skip
-    for option, value in moved.items():
-        if value is not None:
-            raise _moved(f"--{option} {value}", (runs or [Path("RUN")])[0], (data or ["FILE"])[0], moved)
     if not entropy and (ratios or states):
         raise ConfigError("`--mask-ratios` and `--num-states` go with `--entropy`")
     progress = console.open_progress()
@@ -105,40 +102,30 @@ def evaluate(
             raise ConfigError("give one sweep at a time", "the runs under its `cells/` can be scored with others")
         return print_sweep_run(given[0], **vars(output), say=progress.message)
     chosen = given_runs(given)
-    finetuned = [run for run in chosen if run.kind == "finetune"]
+    if entropy or data:
+        _refuse_finetuned(chosen, "--entropy" if entropy else "--data")
     if entropy:
-        if finetuned:
-            raise ConfigError(
-                f"`--entropy` is for pre-trained models; {finetuned[0].path} is fine-tuned",
-                "give the pre-trained run that it began with",
-            )
         _show_entropy(chosen, data or [], ratios or _ENTROPY_MASK_RATIOS, states or (), output, device, progress)
-    elif data and finetuned:
-        raise _moved(f"--data {data[0]}", finetuned[0].path, data[0], {})
     else:
         _show_scores(chosen, data or [], output, device, progress)
 
 
 def _parse_formats(given: str | None) -> tuple[str, ...]:
-    names = () if given is None else tuple(name.strip() for name in given.split(","))
+    names = split_words(given) or ()
     for name in names:
         if name not in _FORMATS:
             raise ConfigError(f"`--format {given}`: `{name}` is none of {', '.join(_FORMATS)}")
-    return names
+    return tuple(names)
 
 
-def _moved(option: str, run: Path, file: str, moved: dict[str, Any]) -> ConfigError:
-    """Return the error for an option that another command has now."""
-    command, verb = ("embed", "writes vectors of") if moved.get("embeddings") else ("predict", "predicts")
-    words = ["exlm", command, str(run), file]
-    if out := moved.get("embeddings") or moved.get("predictions"):
-        words += ["--out", str(out)]
-    for name in ("smiles-column", "text-column"):
-        if moved.get(name):
-            words += [f"--{name}", moved[name]]
-    return ConfigError(
-        f"`{option}`: `exlm eval` scores runs; `exlm {command}` {verb} new rows", f"`{shlex.join(words)}`"
-    )
+def _refuse_finetuned(runs: "Sequence[GivenRun]", option: str) -> None:
+    """Refuse fine-tuned runs for an option that scores pre-trained ones."""
+    for run in runs:
+        if run.kind == "finetune":
+            raise ConfigError(
+                f"`{option}` is for pre-trained models; {run.path} is fine-tuned",
+                f"give the pre-trained run that it began with; `exlm predict {run.path} FILE` predicts new rows",
+            )
 
 
 def _show_scores(

@@ -3,7 +3,7 @@
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,50 +16,66 @@ from exlm_cli.cli.options import (
     ResumeOption,
     SetOption,
     collect_overrides,
-    parse_numbers,
+    parse_seeds,
+    refuse_with_resume,
+    split_words,
 )
 from exlm_cli.errors import ConfigError
 
 if TYPE_CHECKING:
     from exlm_cli.config.finetune import FinetuneRecipe
+    from exlm_cli.finetune.run import FinetuneResult
     from exlm_cli.progress import Progress
 
 _EXAMPLE = "for example `exlm finetune moleculenet bace` or `exlm finetune csv my_assay.csv --label-columns active`"
 
+SuiteArgument = Annotated[str | None, typer.Argument(metavar="SUITE", help="moleculenet, glue, squad or csv.")]
+TaskArgument = Annotated[
+    str | None, typer.Argument(metavar="NAME", help="The task, like bace or rte; for csv the file.")
+]
+CheckpointOption = Annotated[
+    Path | None, typer.Option("--checkpoint", metavar="RUN", help="Pre-training run; default: the newest fitting.")
+]
+ScratchOption = Annotated[
+    bool, typer.Option("--from-scratch", help="Take its architecture and tokenizer, not its weights.")
+]
+SeedsOption = Annotated[str | None, typer.Option("--seeds", "--seed", metavar="LIST", help="Seeds, like 1,2,3.")]
+GridOption = Annotated[bool, typer.Option("--grid", help="Search the recipe's grid; the best point is reported.")]
+DataDirOption = Annotated[
+    str | None, typer.Option("--data-dir", metavar="DIR", help="Folder with the task's files; default: fetched.")
+]
+SplitOption = Annotated[
+    str | None, typer.Option("--split", metavar="NAME", help="scaffold[-chiral|-balanced|-deepchem], random, file.")
+]
+SmilesColumnOption = Annotated[
+    str | None, typer.Option("--smiles-column", metavar="NAME", help="Column of a CSV with the SMILES.")
+]
+TextColumnOption = Annotated[
+    str | None, typer.Option("--text-column", metavar="NAME", help="Column of a CSV with the text.")
+]
+LabelColumnsOption = Annotated[
+    str | None, typer.Option("--label-columns", metavar="LIST", help="Columns of a CSV with labels, like A,B.")
+]
+BaselineOption = Annotated[
+    bool, typer.Option("--baseline", help="Also score ECFP4 with a random forest on the same molecules.")
+]
+
 
 def finetune(
-    suite: Annotated[str | None, typer.Argument(metavar="SUITE", help="moleculenet, glue, squad or csv.")] = None,
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="The task, like bace or rte; for csv the file.")
-    ] = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option("--checkpoint", metavar="RUN", help="Pre-training run; default: the newest fitting.")
-    ] = None,
-    from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="Take its architecture and tokenizer, not its weights.")
-    ] = False,
+    suite: SuiteArgument = None,
+    name: TaskArgument = None,
+    checkpoint: CheckpointOption = None,
+    from_scratch: ScratchOption = False,
     recipe: RecipeOption = None,
     sets: SetOption = None,
-    seeds: Annotated[str | None, typer.Option("--seeds", "--seed", metavar="LIST", help="Seeds, like 1,2,3.")] = None,
-    grid: Annotated[bool, typer.Option("--grid", help="Search the recipe's grid; the best point is reported.")] = False,
-    data_dir: Annotated[
-        str | None, typer.Option("--data-dir", metavar="DIR", help="Folder with the task's files; default: fetched.")
-    ] = None,
-    split: Annotated[
-        str | None, typer.Option("--split", metavar="NAME", help="scaffold[-chiral|-balanced|-deepchem], random, file.")
-    ] = None,
-    smiles_column: Annotated[
-        str | None, typer.Option("--smiles-column", metavar="NAME", help="Column of a CSV with the SMILES.")
-    ] = None,
-    text_column: Annotated[
-        str | None, typer.Option("--text-column", metavar="NAME", help="Column of a CSV with the text.")
-    ] = None,
-    label_columns: Annotated[
-        str | None, typer.Option("--label-columns", metavar="LIST", help="Columns of a CSV with labels, like A,B.")
-    ] = None,
-    baseline: Annotated[
-        bool, typer.Option("--baseline", help="Also score ECFP4 with a random forest on the same molecules.")
-    ] = False,
+    seeds: SeedsOption = None,
+    grid: GridOption = False,
+    data_dir: DataDirOption = None,
+    split: SplitOption = None,
+    smiles_column: SmilesColumnOption = None,
+    text_column: TextColumnOption = None,
+    label_columns: LabelColumnsOption = None,
+    baseline: BaselineOption = False,
     out: OutOption = None,
     resume: ResumeOption = None,
     device: DeviceOption = None,
@@ -72,46 +88,25 @@ def finetune(
     was stopped continues with `--resume RUN`; finished seeds and grid points are kept.
     """
     from exlm_cli.cli import console
-    from exlm_cli.config.finetune import grid_points
-    from exlm_cli.config.input_paths import check_task_files
 
-    overrides = collect_overrides(sets, device=device)
-    numbers = parse_numbers("--seeds", seeds, int, "a whole number from 0 on", 0, 2**63 - 1)
-    if numbers is not None:
-        overrides.append(f"seeds={numbers}")
-    begun = {
-        "SUITE": suite, "--recipe": recipe, "--out": out, "--from-scratch": from_scratch or None,
-        "--grid": grid or None, "--data-dir": data_dir, "--split": split, "--smiles-column": smiles_column,
-        "--text-column": text_column, "--label-columns": label_columns, "--baseline": baseline or None,
-    }  # fmt: skip
-    if resume is not None:
-        resolved = _resumed(resume, begun, overrides)
-    else:
-        if not grid:
-            _refuse_grid(sets or [])
-        overrides += _texts(
-            {
-                "task.data_dir": data_dir,
-                "task.split": split,
-                "task.smiles_column": smiles_column,
-                "task.text_column": text_column,
-                "init": "scratch" if from_scratch else None,
-            }
-        )
-        if label_columns is not None:
-            columns = [name.strip() for name in label_columns.split(",")]
-            overrides.append(f"task.label_columns={json.dumps(columns, ensure_ascii=False)}")
-        resolved = _chosen(suite, name, recipe, overrides)
+    task = {
+        "task.data_dir": data_dir,
+        "task.split": split,
+        "task.smiles_column": smiles_column,
+        "task.text_column": text_column,
+        "task.label_columns": split_words(label_columns),
+    }
+    start = {"suite": suite, "recipe": recipe, "out": out, "from_scratch": from_scratch, "use_grid": grid}
+    refuse_with_resume(resume, {**start, **task, "baseline": baseline})
+    options = {"device": device, "seeds": parse_seeds(seeds), **task, "init": "scratch" if from_scratch else None}
+    overrides = collect_overrides(sets, options)
+    resolved = _chosen(suite, name, recipe, overrides) if resume is None else _resumed(resume, overrides)
     if dry_run:
         return console.emit_recipe(resolved, as_json=as_json)
     progress = console.open_progress()
     if resume is None:
-        # errors that cost nothing to find come before a search for runs and before torch is loaded
-        check_task_files(resolved.task)
-        grid_points(resolved, use_grid=grid)
-        checkpoint = _choose_checkpoint(checkpoint, resolved, progress)
+        checkpoint = _find_inputs(resolved, checkpoint, sets or [], use_grid=grid, progress=progress)
     from exlm_cli.finetune.run import run_finetuning
-    from exlm_cli.report.scores import results_table
 
     result = run_finetuning(
         resolved,
@@ -122,29 +117,14 @@ def finetune(
         baseline=baseline,
         progress=progress,
     )
-    if as_json:
-        return console.emit_json({"run_dir": str(result.run_dir), **result.results.as_json()})
-    console.emit_renderable(results_table(result.results))
-    console.emit_text(f"results: {result.run_dir}/results.json")
+    _emit(result, as_json=as_json)
 
 
-def _resumed(run: Path, begun: dict[str, Any], overrides: list[str]) -> "FinetuneRecipe":
-    """Return the recipe of a run to continue; options that a run is begun with are refused."""
-    for option, value in begun.items():
-        if value is not None:
-            shown = option if value is True else str(value) if option == "SUITE" else f"{option} {value}"
-            raise ConfigError(f"`{shown}` does not go with `--resume`", f"the run in {run} continues as it began")
+def _resumed(run: Path, overrides: list[str]) -> "FinetuneRecipe":
     from exlm_cli.config.finetune import FinetuneRecipe
     from exlm_cli.config.load import resumed_recipe
 
     return resumed_recipe(run, FinetuneRecipe, overrides)
-
-
-def _refuse_grid(sets: list[str]) -> None:
-    """Refuse values of a grid without `--grid`."""
-    for given in sets:
-        if given.partition("=")[0].strip().partition(".")[0] == "grid":
-            raise ConfigError(f"`--set {given}` takes effect only with `--grid`", "add `--grid`, or leave it out")
 
 
 def _chosen(suite: str | None, name: str | None, recipe: str | None, overrides: list[str]) -> "FinetuneRecipe":
@@ -185,18 +165,33 @@ def _task_name(suite: str, name: str | None) -> str:
     return task
 
 
-def _choose_checkpoint(given: Path | None, recipe: "FinetuneRecipe", progress: "Progress") -> Path:
-    from exlm_cli.cli.checkpoints import choose_checkpoint
+def _find_inputs(
+    recipe: "FinetuneRecipe", checkpoint: Path | None, sets: list[str], *, use_grid: bool, progress: "Progress"
+) -> Path:
+    """Check what costs nothing to check before torch is loaded, and return the checkpoint."""
+    from exlm_cli.cli.runs import choose_checkpoint
+    from exlm_cli.config.finetune import grid_points
+    from exlm_cli.config.input_paths import check_task_files
 
+    for given in sets:
+        if not use_grid and given.strip().startswith(("grid.", "grid=")):
+            raise ConfigError(f"`--set {given}` takes effect only with `--grid`", "add `--grid`, or leave it out")
+    check_task_files(recipe.task)
+    grid_points(recipe, use_grid=use_grid)
     kind = recipe.task.input_kind
     return choose_checkpoint(
-        given,
+        checkpoint,
         {"SMILES run" if kind == "smiles" else "text run": lambda pretrained: pretrained.data.kind == kind},
         recipe_to_make_one=f"quickstart-{kind}",
         progress=progress,
     )
 
 
-def _texts(values: dict[str, str | None]) -> list[str]:
-    """Return overrides of keys with text values, quoted so that YAML does not interpret them."""
-    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items() if value is not None]
+def _emit(result: "FinetuneResult", *, as_json: bool) -> None:
+    from exlm_cli.cli import console
+    from exlm_cli.report.scores import results_table
+
+    if as_json:
+        return console.emit_json({"run_dir": str(result.run_dir), **result.results.as_json()})
+    console.emit_renderable(results_table(result.results))
+    console.emit_text(f"results: {result.run_dir}/results.json")

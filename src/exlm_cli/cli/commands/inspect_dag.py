@@ -48,7 +48,7 @@ def inspect_dag(
     Words and probabilities go to the terminal, pictures and tables to files.
     """
     from exlm_cli.cli import console
-    from exlm_cli.cli.checkpoints import choose_checkpoint
+    from exlm_cli.cli.runs import choose_checkpoint
 
     wanted, is_smiles = _parse_formats(formats), _is_smiles(sentence)
     if out is not None and not wanted:

@@ -73,10 +73,12 @@ def input_column(run: Path, kind: "InputKind", smiles_column: str | None, text_c
 def print_summary(summary: "PredictionSummary", *, as_json: bool) -> None:
     """Print how many rows were read, their scores, and the files."""
     from exlm_cli.cli import console
+    from exlm_cli.cli.hints import to_options
 
     counts = {"rows": summary.num_rows, "unreadable_rows": summary.num_unreadable}
     files = [str(file) for file in summary.files]
     if as_json:
         return console.emit_json({"files": files, **counts, "metrics": summary.metrics, "notes": list(summary.notes)})
     console.emit_pairs({**counts, **summary.metrics})
-    console.emit_text("\n".join([*(f"note: {note}" for note in summary.notes), *(f"wrote {file}" for file in files)]))
+    notes = [f"note: {to_options(note)}" for note in summary.notes]
+    console.emit_text("\n".join([*notes, *(f"wrote {file}" for file in files)]))

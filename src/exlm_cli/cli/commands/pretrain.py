@@ -1,10 +1,5 @@
 """`exlm pretrain`: train a recipe, or continue a run."""
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
 from exlm_cli.cli.commands.curves import draw_curves
 from exlm_cli.cli.options import (
     DeviceOption,
@@ -17,6 +12,7 @@ from exlm_cli.cli.options import (
     SeedOption,
     SetOption,
     collect_overrides,
+    refuse_with_resume,
 )
 from exlm_cli.errors import ConfigError
 
@@ -29,7 +25,6 @@ def pretrain(
     seed: SeedOption = None,
     device: DeviceOption = None,
     on_invalid: OnInvalidOption = None,
-    sweep: Annotated[str | None, typer.Option("--sweep", hidden=True)] = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -37,14 +32,17 @@ def pretrain(
 
     Tokenises the data first where this has not been done. Ctrl-C saves a checkpoint and prints how to continue.
     """
-    if sweep is not None:
-        raise ConfigError(f"`--sweep {sweep}`: sweeps have a command of their own", f"run `exlm sweep {sweep}`")
     from exlm_cli.cli import console
     from exlm_cli.config.load import load_recipe, resumed_recipe
     from exlm_cli.config.pretrain import PretrainRecipe
 
-    _check_source(recipe, out, resume)
-    overrides = collect_overrides(sets, seed=seed, device=device, on_invalid=on_invalid)
+    overrides = collect_overrides(sets, {"seed": seed, "device": device, "data.on_invalid": on_invalid})
+    if (recipe is None) == (resume is None):
+        raise ConfigError(
+            "give either `--recipe` to start a run or `--resume` to continue one",
+            "for example `exlm pretrain --recipe quickstart-text`; `exlm recipes` lists the recipes",
+        )
+    refuse_with_resume(resume, {"out": out})
     # before torch is loaded, so that a mistake in the recipe is found at once
     if resume is not None:
         resolved = resumed_recipe(resume, PretrainRecipe, overrides)
@@ -72,13 +70,3 @@ def pretrain(
     console.emit_pairs(
         {"run": result.run_dir, "checkpoint": result.checkpoint, "steps": result.steps, **figures, "curves": drawn[0]}
     )
-
-
-def _check_source(recipe: str | None, out: Path | None, resume: Path | None) -> None:
-    if (recipe is None) == (resume is None):
-        raise ConfigError(
-            "give either `--recipe` to start a run or `--resume` to continue one",
-            "for example `exlm pretrain --recipe quickstart-text`; `exlm recipes` lists the recipes",
-        )
-    if resume is not None and out is not None:
-        raise ConfigError(f"`--out {out}` does not go with `--resume`", f"the run continues in {resume}")

@@ -1,9 +1,8 @@
 """`exlm tokenize`: a tokenizer and token shards, without a model."""
 
-import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +19,9 @@ from exlm_cli.errors import ConfigError
 from exlm_cli.files import make_folder, removed_on_failure, write_atomically
 from exlm_cli.run_dir import create_run_dir
 
+if TYPE_CHECKING:
+    from exlm_cli.config.pretrain import PretrainRecipe
+
 
 class Kind(StrEnum):
     """What a row of the inputs is."""
@@ -31,20 +33,26 @@ class Kind(StrEnum):
 _RECIPE_OF_KIND = {Kind.text: "text-small", Kind.smiles: "smiles-small"}
 
 
+InputsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="INPUTS", help="Files, directories, globs or hub:NAME, instead of the recipe's."),
+]
+KindOption = Annotated[
+    Kind | None, typer.Option("--kind", help="Kind of INPUTS; takes text-small or smiles-small as the recipe.")
+]
+VocabSizeOption = Annotated[int | None, typer.Option("--vocab-size", metavar="N", help="Size of the tokenizer.")]
+TokenizerOption = Annotated[
+    Path | None, typer.Option("--tokenizer", metavar="FILE", help="Take this tokenizer.json; train none.")
+]
+
+
 def tokenize(
-    inputs: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="INPUTS", help="Files, directories, globs or hub:NAME, instead of the recipe's."),
-    ] = None,
+    inputs: InputsArgument = None,
     recipe: RecipeOption = None,
     sets: SetOption = None,
-    kind: Annotated[
-        Kind | None, typer.Option("--kind", help="Kind of INPUTS; takes text-small or smiles-small as the recipe.")
-    ] = None,
-    vocab_size: Annotated[int | None, typer.Option("--vocab-size", metavar="N", help="Size of the tokenizer.")] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", metavar="FILE", help="Take this tokenizer.json; train none.")
-    ] = None,
+    kind: KindOption = None,
+    vocab_size: VocabSizeOption = None,
+    tokenizer: TokenizerOption = None,
     out: OutOption = None,
     on_invalid: OnInvalidOption = None,
     dry_run: DryRunOption = False,
@@ -55,43 +63,54 @@ def tokenize(
     Shards are kept in the cache: a second run, and `exlm pretrain` with the same inputs and options, start at once.
     """
     from exlm_cli.cli import console
-    from exlm_cli.config.load import dump_recipe, load_recipe
+    from exlm_cli.config.load import load_recipe
 
-    if recipe is None and (kind is None or not inputs):
-        raise ConfigError(
-            "give `--recipe`, or INPUTS with `--kind text` or `--kind smiles`",
-            "for example `exlm tokenize corpus/*.txt --kind text --vocab-size 8192 --out tokens`",
-        )
-    if recipe is not None and kind is not None:
-        raise ConfigError("`--kind` does not go with `--recipe`", "the recipe has it as `data.kind`")
     if tokenizer is not None and vocab_size is not None:
         raise ConfigError(
             f"`--vocab-size {vocab_size}` does not go with `--tokenizer`",
             f"{tokenizer} has the vocabulary it was trained with; leave one of the two out",
         )
-    overrides = collect_overrides(sets, on_invalid=on_invalid)
-    if inputs:
-        overrides.append(f"data.train={json.dumps(inputs, ensure_ascii=False)}")
-    if vocab_size is not None:
-        overrides.append(f"tokenizer.vocab_size={vocab_size}")
-    if tokenizer is not None:
-        overrides.append(f"tokenizer.path={json.dumps(str(tokenizer), ensure_ascii=False)}")
-    if recipe is None:
-        assert kind is not None, "checked above"
-        recipe = _RECIPE_OF_KIND[kind]
-    resolved = load_recipe(recipe, overrides)
+    options = {
+        "data.on_invalid": on_invalid,
+        "data.train": inputs or None,
+        "tokenizer.vocab_size": vocab_size,
+        "tokenizer.path": None if tokenizer is None else str(tokenizer),
+    }
+    resolved = load_recipe(_recipe_name(recipe, kind, inputs), collect_overrides(sets, options))
     if dry_run:
         return console.emit_recipe(resolved, as_json=as_json)
+    result = _write_tokens(resolved, out)
+    console.emit_json(result) if as_json else console.emit_pairs(result)
+
+
+def _recipe_name(recipe: str | None, kind: Kind | None, inputs: list[str] | None) -> str:
+    """Return the recipe that was given, or that of a kind of inputs."""
+    if recipe is not None and kind is not None:
+        raise ConfigError("`--kind` does not go with `--recipe`", "the recipe has it as `data.kind`")
+    if recipe is not None:
+        return recipe
+    if kind is None or not inputs:
+        raise ConfigError(
+            "give `--recipe`, or INPUTS with `--kind text` or `--kind smiles`",
+            "for example `exlm tokenize corpus/*.txt --kind text --vocab-size 8192 --out tokens`",
+        )
+    return _RECIPE_OF_KIND[kind]
+
+
+def _write_tokens(recipe: "PretrainRecipe", out: Path | None) -> dict[str, object]:
+    """Write the tokenizer, the shards and the recipe; return what was made."""
+    from exlm_cli.cli import console
     from exlm_cli.config.input_paths import with_absolute_paths
+    from exlm_cli.config.load import dump_recipe
     from exlm_cli.data.corpus.pipeline import prepare_data
 
     is_new = out is None or not out.exists()
-    folder = create_run_dir(None, resolved.name) if out is None else _make_folder(out)
+    folder = create_run_dir(None, recipe.name) if out is None else _make_folder(out)
     with removed_on_failure(folder, is_new=is_new):
-        data = prepare_data(resolved, rejected_csv=folder / "rejected.csv", progress=console.open_progress())
+        data = prepare_data(recipe, rejected_csv=folder / "rejected.csv", progress=console.open_progress())
         data.tokenizer.save(folder / "tokenizer.json")
-        write_atomically(folder / "recipe.yaml", dump_recipe(with_absolute_paths(resolved)).encode())
-    result = {
+        write_atomically(folder / "recipe.yaml", dump_recipe(with_absolute_paths(recipe)).encode())
+    return {
         "tokenizer": str(folder / "tokenizer.json"),
         "recipe": str(folder / "recipe.yaml"),
         "shards": str(data.train.directory.parent),
@@ -104,7 +123,6 @@ def tokenize(
         "num_rejected": data.num_rejected,
         "fingerprint": data.fingerprint,
     }
-    console.emit_json(result) if as_json else console.emit_pairs(result)
 
 
 def _make_folder(out: Path) -> Path:
