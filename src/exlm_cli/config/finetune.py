@@ -180,7 +180,7 @@ def _with_values(recipe: FinetuneRecipe, chosen: dict[str, Any]) -> FinetuneReci
 def _label(chosen: dict[str, Any]) -> str:
     """Return `lr-2e-05_max_epochs-3`."""
     leaves = [key.partition(".")[2] for key in chosen]
-    names = [key.partition(".")[2] if leaves.count(key.partition(".")[2]) == 1 else key for key in chosen]
+    names = [leaf if leaves.count(leaf) == 1 else key for key, leaf in zip(chosen, leaves, strict=True)]
     texts = (re.sub(r"[^0-9A-Za-z.+-]+", "-", _text(value)).strip("-") for value in chosen.values())
     return "_".join(f"{name}-{text}" for name, text in zip(names, texts, strict=True))
 

@@ -14,7 +14,6 @@ from exlm_cli.errors import ConfigError
 
 InputKind = Literal["text", "smiles"]
 """What a model reads."""
-ScaffoldOrOther = Literal["scaffold", "scaffold-chiral", "scaffold-deepchem", "scaffold-balanced", "random", "file"]
 
 _DEFAULT_SPLIT: Final = "scaffold"
 
@@ -90,7 +89,7 @@ class TaskSection(StrictModel):
 class RowTaskConfig(TaskSection):
     """Keys of tasks with one molecule or text per row that split their rows themselves."""
 
-    split: ScaffoldOrOther = Field(
+    split: Literal["scaffold", "scaffold-chiral", "scaffold-deepchem", "scaffold-balanced", "random", "file"] = Field(
         _DEFAULT_SPLIT,
         description="How rows are cut 80/10/10: `scaffold` as Uni-Mol does; `file`: as `task.split_file` says",
     )
@@ -250,31 +249,22 @@ def check_task_name(name: str) -> None:
     """Check that there is a task, like `glue/rte`.
 
     Raises:
-        ConfigError: There is no such suite or task; the hint names the nearest one.
+        ConfigError: There is no such task; the hint names the nearest one.
     """
-    suite, _, short = name.partition("/")
-    if suite not in SUITES:
-        holding = [known for known, section in SUITES.items() if f"{known}/{suite}" in section.tasks]
-        near = holding or difflib.get_close_matches(suite, SUITES, n=1, cutoff=0.5)
-        full = f"{near[0]}/{suite if holding else short}" if near else ""
-        if near and full not in SUITES[near[0]].tasks:
-            full = SUITES[near[0]].tasks[0]
-        hint = f"did you mean `task.name={full}`?" if near else "for example `task.name=moleculenet/bace`"
-        raise ConfigError(f"unknown suite `{suite}`; accepted: {', '.join(SUITES)}", hint)
-    section = SUITES[suite]
-    if name in section.tasks:
+    names = [task for section in SUITES.values() for task in section.tasks]
+    if name in names:
         return
-    if suite == CsvTaskConfig.suite:
-        raise ConfigError(
-            f"`csv` has no task `{short}`: it is a file of your own",
-            "name the task `csv`, and the file with `task.files.train=FILE`",
-        )
-    shorts = [full.partition("/")[2] for full in section.tasks]
-    close = difflib.get_close_matches(short.lower().replace("-", "").replace("_", ""), shorts, n=1, cutoff=0.5)
-    raise ConfigError(
-        f"unknown task `{short}` of {suite}; accepted: {', '.join(shorts)}",
-        f"did you mean `task.name={suite}/{close[0]}`?" if close else f"for example `task.name={section.tasks[0]}`",
-    )
+    plain = name.lower().replace("-", "").replace("_", "")
+    near = [task for task in names if task.endswith(f"/{plain}")] or difflib.get_close_matches(plain, names, 1, 0.5)
+    if name.startswith("csv/"):
+        hint = "name the task of a file of your own `csv`, and the file with `task.files.train=FILE`"
+    elif near:
+        hint = f"did you mean `task.name={near[0]}`?"
+    else:
+        hint = f"for example `task.name={names[0]}`"
+    section = SUITES.get(name.partition("/")[0])
+    accepted = names if section is None else section.tasks
+    raise ConfigError(f"unknown task `{name}`; accepted: {', '.join(accepted)}", hint)
 
 
 def _keys(section: type[TaskSection]) -> set[str]:

@@ -119,7 +119,7 @@ def _check_tasks(cells: Sequence[SweepCell], progress: Progress) -> None:
     if not configs:
         return
     # importing it takes seconds
-    from exlm_cli.tasks.registry import check_splits, load_task
+    from exlm_cli.tasks.registry import load_task
 
     for config in configs.values():
         needed = config.input_kind
@@ -134,7 +134,7 @@ def _check_tasks(cells: Sequence[SweepCell], progress: Progress) -> None:
                     other,
                 )
     for config in configs.values():
-        check_splits(load_task(config, progress))
+        load_task(config, progress)
 
 
 def _prepare_others(recipe: SweepRecipe, cells: Iterable[SweepCell], progress: Progress) -> dict[_Inputs, str]:

@@ -21,7 +21,7 @@ from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import dump_recipe, resumed_recipe
 from exlm_cli.config.overrides import describe_changes
 from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE
-from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.files import JsonModel, removed_on_failure, write_atomically, write_json
 from exlm_cli.finetune.cell import Cell, drop_weights, run_cell
 from exlm_cli.finetune.model import ENCODER_FILE, PretrainedWeights, load_pretrained_weights, resolve_sequence_length
@@ -44,7 +44,7 @@ from exlm_cli.format import format_counts, format_number, format_percent
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import create_run_dir, read_run_json, sole_process, update_run_json
 from exlm_cli.tasks.base import DownstreamTask, write_outputs
-from exlm_cli.tasks.registry import check_splits, load_task
+from exlm_cli.tasks.registry import load_task
 from exlm_cli.tasks.splits import split_fingerprint
 from exlm_cli.train.pretrained import describe_device, pick_device
 
@@ -141,7 +141,9 @@ def run_finetuning(
         _check_kind(recipe.task.name, recipe.task.input_kind, weights)
         task = load_task(recipe.task, progress)
     _check_kind(task.name, task.input_kind, weights)
-    check_splits(task)
+    for split in ("train", "valid"):
+        if split not in task.splits:
+            raise DataError(f"{task.name}: there are no rows to use as `{split}`", "fine-tuning needs both splits")
     if baseline and task.input_kind != "smiles":
         raise ConfigError(f"the baseline is for molecules; {task.name} has text", "use `baseline=false`")
     folder = create_run_dir(out, recipe.name) if resume is None else resume

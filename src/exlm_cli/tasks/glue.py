@@ -27,7 +27,7 @@ from exlm_cli.tasks.base import (
     TrainedTask,
 )
 from exlm_cli.tasks.row_task import Examples, RowTask
-from exlm_cli.tasks.sources import LOCAL_HINT, counted, existing_folder, find_file, given_file, hub_source
+from exlm_cli.tasks.sources import LOCAL_HINT, counted, existing_folder, find_file, given_file, hub_source, is_unicode
 from exlm_cli.tasks.splits import choose_training_rows
 
 HUB_NAME = "nyu-mll/glue"
@@ -377,10 +377,8 @@ def _text(name: str, value: Any, *, may_be_empty: bool) -> str:
         if may_be_empty:
             return ""
         raise ValueError(f"`{name}` is empty")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"`{name}` holds half a surrogate pair at position {error.start + 1}") from None
+    if not is_unicode(value):
+        raise ValueError(f"`{name}` holds half a surrogate pair")
     return value.strip()
 
 

@@ -85,11 +85,11 @@ def read_labels(table: Table, columns: Sequence[str], kind: LabelKind) -> Labels
             raise DataError(f"{table.path}: label column `{name}` is empty in every row")
     match _find_kind(table, cells) if kind == "auto" else kind:
         case "multi_label":
-            labels = _binary_labels(table, cells)
+            labels = _binary_labels(table, columns)
         case "regression":
-            labels = _values(table, cells)
+            labels = _values(table, columns)
         case _:
-            labels = _classes(table, cells)
+            labels = _classes(table, columns)
     if not labels.missing:
         return labels
     lines = name_some(table.short_place(row) for row in labels.missing)
@@ -112,22 +112,43 @@ def read_known_targets(table: Table, columns: Sequence[str], loss: Loss, names: 
     Raises:
         DataError: A cell is not a label of the task.
     """
-    targets = np.full((len(table), len(columns)), math.nan)
-    parse: Callable[[str], float | None]
     match loss:
         case "classes":
-            parse, accepted = _class_parser(names), name_some((f"`{name}`" for name in names), limit=10)
+            return read_targets(
+                table, columns, _class_parser(names), name_some((f"`{name}`" for name in names), limit=10)
+            )
         case "binary":
-            parse, accepted = lambda cell: _BINARY.get(cell.lower()), _BINARY_WORDS
+            return read_targets(table, columns, _binary, _BINARY_WORDS)
         case _:
-            parse, accepted = _value, _VALUES
+            return read_targets(table, columns, _value, _VALUES)
+
+
+def read_targets(
+    table: Table, columns: Sequence[str], parse: Callable[[str], float | None], accepted: str, hint: str = ""
+) -> FloatArray:
+    """Read label columns as numbers.
+
+    Args:
+        table: May lack some of the columns.
+        columns: C columns.
+        parse: Number of a cell that is not missing; None if the cell is not a label.
+        accepted: Cells that are labels, in words.
+        hint: What to do about another cell.
+
+    Returns:
+        (R, C) targets, NaN where missing.
+
+    Raises:
+        DataError: A cell is not a label.
+    """
+    targets = np.full((len(table), len(columns)), math.nan)
     for index, name in enumerate(columns):
         for row, cell in enumerate(table.columns.get(name, ())):
             if _is_missing(cell):
                 continue
             value = parse(cell)
             if value is None:
-                raise DataError(f"{table.where(row)}: `{name}` is `{cell}`; accepted: {accepted}, or empty")
+                raise DataError(f"{table.where(row)}: `{name}` is `{cell}`; accepted: {accepted}, or empty", hint)
             targets[row, index] = value
     return targets
 
@@ -161,53 +182,41 @@ def _find_kind(table: Table, cells: dict[str, tuple[str, ...]]) -> LabelKind:
     raise AssertionError("some cell is neither a number nor missing")
 
 
-def _binary_labels(table: Table, cells: dict[str, tuple[str, ...]]) -> Labels:
-    targets = np.full((len(table), len(cells)), math.nan)
-    for index, (name, column) in enumerate(cells.items()):
-        for row, cell in enumerate(column):
-            if _is_missing(cell):
-                continue
-            if cell.lower() not in _BINARY:
-                raise DataError(
-                    f"{table.where(row)}: `{name}` is `{cell}`; accepted: {_BINARY_WORDS} or empty",
-                    "write 1 for positive and 0 for negative rows, or give one column of classes",
-                )
-            targets[row, index] = _BINARY[cell.lower()]
-    if len(cells) == 1 and len(np.unique(targets[~np.isnan(targets)])) < 2:
-        (name,) = cells
-        raise DataError(f"{table.path}: `{name}` is {np.nanmax(targets):g} in every row that has it: nothing to learn")
-    what = f"a 0/1 label, `{next(iter(cells))}`" if len(cells) == 1 else f"{len(cells)} 0/1 labels"
+def _binary_labels(table: Table, columns: Sequence[str]) -> Labels:
+    hint = "write 1 for positive and 0 for negative rows, or give one column of classes"
+    targets = read_targets(table, columns, _binary, _BINARY_WORDS, hint)
+    if len(columns) == 1:
+        _check_varies(table, columns[0], targets[:, 0])
+    what = f"a 0/1 label, `{columns[0]}`" if len(columns) == 1 else f"{len(columns)} 0/1 labels"
     positive = ", ".join(format_percent(float(np.nanmean(column))) for column in targets.T[:5])
-    more = "" if len(cells) <= 5 else ", ..."
-    return Labels("binary", tuple(cells), targets, (f"found {what}, positive in {positive}{more} of the rows",))
+    more = "" if len(columns) <= 5 else ", ..."
+    return Labels("binary", tuple(columns), targets, (f"found {what}, positive in {positive}{more} of the rows",))
 
 
-def _values(table: Table, cells: dict[str, tuple[str, ...]]) -> Labels:
-    targets = np.full((len(table), len(cells)), math.nan)
-    for index, (name, column) in enumerate(cells.items()):
-        for row, cell in enumerate(column):
-            if _is_missing(cell):
-                continue
-            value = _value(cell)
-            if value is None:
-                raise DataError(
-                    f"{table.where(row)}: `{name}` is `{cell}`; accepted: {_VALUES}, or empty",
-                    "correct or empty the cell, or set `task.label_kind=classes`",
-                )
-            targets[row, index] = value
-        if len(np.unique(targets[~np.isnan(targets[:, index]), index])) < 2:
-            raise DataError(f"{table.path}: `{name}` is the same in every row that has it: nothing to learn")
-    named = name_some(f"`{name}`" for name in cells)
-    return Labels("regression", tuple(cells), targets, (f"found values to predict in {named}; {_CHOOSE_KIND}",))
+def _values(table: Table, columns: Sequence[str]) -> Labels:
+    targets = read_targets(
+        table, columns, _value, _VALUES, "correct or empty the cell, or set `task.label_kind=classes`"
+    )
+    for name, values in zip(columns, targets.T, strict=True):
+        _check_varies(table, name, values)
+    named = name_some(f"`{name}`" for name in columns)
+    return Labels("regression", tuple(columns), targets, (f"found values to predict in {named}; {_CHOOSE_KIND}",))
 
 
-def _classes(table: Table, cells: dict[str, tuple[str, ...]]) -> Labels:
-    if len(cells) > 1:
+def _check_varies(table: Table, column: str, values: FloatArray) -> None:
+    present = np.unique(values[~np.isnan(values)])
+    if len(present) == 1:
+        raise DataError(f"{table.path}: `{column}` is {present[0]:g} in every row that has it: nothing to learn")
+
+
+def _classes(table: Table, columns: Sequence[str]) -> Labels:
+    if len(columns) > 1:
         raise DataError(
-            f"{table.path}: {len(cells)} label columns cannot be `classes`: each row has one class",
+            f"{table.path}: {len(columns)} label columns cannot be `classes`: each row has one class",
             "give one label column, or set `task.label_kind=multi_label` for columns of 0 and 1",
         )
-    ((name, column),) = cells.items()
+    (name,) = columns
+    column = table.column(name)
     names_of_cells = _class_names({cell for cell in column if not _is_missing(cell)})
     counts = Counter(names_of_cells[cell] for cell in column if cell in names_of_cells)
     if len(counts) < 2:
@@ -234,6 +243,10 @@ def _class_names(cells: Collection[str]) -> dict[str, str]:
     for cell in sorted(cells, key=lambda cell: (len(cell), cell)):
         shortest.setdefault(float(cell), cell)
     return {cell: shortest[float(cell)] for cell in cells}
+
+
+def _binary(cell: str) -> float | None:
+    return _BINARY.get(cell.lower())
 
 
 def _is_missing(cell: str) -> bool:

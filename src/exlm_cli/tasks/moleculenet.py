@@ -5,11 +5,8 @@ Uni-Mol, and so the paper, split; MUV and ToxCast are DeepChem's own files. Deep
 with `task.data_dir`) hold further rows, which `notes` name.
 """
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from exlm_cli.config.tasks import MoleculeNetTaskConfig
 from exlm_cli.data.download import RemoteFile, fetch_once
@@ -18,7 +15,7 @@ from exlm_cli.errors import DataError
 from exlm_cli.format import format_counts
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import SPLITS
-from exlm_cli.tasks.labels import Labels
+from exlm_cli.tasks.labels import Labels, read_targets
 from exlm_cli.tasks.row_task import TableTask
 from exlm_cli.tasks.sources import existing_folder, find_file, given_file
 from exlm_cli.tasks.splits import RowSplit, split_rows
@@ -26,7 +23,7 @@ from exlm_cli.tasks.table_rows import UsableRows, describe_repeats, usable_molec
 
 _MAX_ROWS_OFF = 5
 """Maximum difference between a public file and Table 9 that the known reasons explain."""
-_LABELS = {"": math.nan, "0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "nan": math.nan}
+_LABELS = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0}
 
 _KANO = "https://raw.githubusercontent.com/HICAI-ZJU/KANO/766b478fde816ea014c713f380b73e87cd780da8/data"
 _DEEPCHEM = "https://raw.githubusercontent.com/deepchem/deepchem/fbe3b911a94a6eb8c84c1a9e7ac67a472c49ea80"
@@ -163,17 +160,11 @@ def _smiles_column(table: Table, config: MoleculeNetTaskConfig) -> str:
 def _read_labels(known: MoleculeNetSet, table: Table) -> Labels:
     """Return the 0/1 labels, missing where a cell is empty."""
     names = known.labels or tuple(name for name in table.columns if name not in (*SMILES_COLUMNS, *IDENTIFIER_COLUMNS))
-    cells = [table.column(name) for name in names]
+    for name in names:
+        table.column(name)
     if len(names) != known.num_labels:
         raise DataError(f"{table.path}: {len(names)} label columns, {known.name} has {known.num_labels}")
-    targets = np.empty((len(table), len(names)))
-    for index, column in enumerate(cells):
-        for row, cell in enumerate(column):
-            value = _LABELS.get(cell.lower())
-            if value is None:
-                raise DataError(f"{table.where(row)}: `{names[index]}` is `{cell}`; accepted: 0, 1 or empty")
-            targets[row, index] = value
-    return Labels("binary", names, targets, ())
+    return Labels("binary", names, read_targets(table, names, _LABELS.get, "0, 1"), ())
 
 
 def _without_repeats(usable: UsableRows) -> UsableRows:

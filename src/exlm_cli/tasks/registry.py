@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from exlm_cli.config.tasks import GlueTaskConfig, MoleculeNetTaskConfig, SquadTaskConfig, TaskConfig
-from exlm_cli.errors import DataError
 from exlm_cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -56,14 +55,3 @@ def new_rows_type(config: TaskConfig) -> "type[NewRows]":
             from exlm_cli.tasks.row_task import NewTableRows
 
             return NewTableRows
-
-
-def check_splits(task: "DownstreamTask") -> None:
-    """Check that there are rows to train and to validate on.
-
-    Raises:
-        DataError: There are none.
-    """
-    for split in ("train", "valid"):
-        if split not in task.splits:
-            raise DataError(f"{task.name}: there are no rows to use as `{split}`", "fine-tuning needs both splits")

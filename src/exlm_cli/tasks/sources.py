@@ -75,3 +75,12 @@ def counted(rows: Iterable[_Row], bar: Bar) -> Iterator[_Row]:
         yield row
         if number % _ROWS_BETWEEN_UPDATES == 0:
             bar.update(number)
+
+
+def is_unicode(text: str) -> bool:
+    """Return whether a text has no half of a surrogate pair, which JSON can hold and UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -109,38 +109,37 @@ def choose_training_rows(config: TaskSection, num_rows: int, what: str = "rows")
 def split_by_scaffold(scaffolds: Sequence[Hashable]) -> SplitIndices:
     """Split rows with given scaffolds by the rule of `scaffold` and `scaffold-deepchem`."""
     groups = sorted(_groups(scaffolds), key=lambda group: (len(group), group[0]), reverse=True)
-    num_rows = len(scaffolds)
-    parts: dict[Split, list[int]] = {split: [] for split in SPLITS}
-    for group in groups:
-        num_train = len(parts["train"]) + len(group)
-        if 10 * num_train <= _TRAIN_TENTHS * num_rows:
-            parts["train"] += group
-        elif 10 * (num_train + len(parts["valid"])) <= (_TRAIN_TENTHS + _VALID_TENTHS) * num_rows:
-            parts["valid"] += group
-        else:
-            parts["test"] += group
-    return _as_arrays(parts)
+    return _fill(groups, len(scaffolds), shares_train_room=True)
 
 
 def split_balanced(scaffolds: Sequence[Hashable], seed: int) -> SplitIndices:
     """Split rows with given scaffolds by the rule of `scaffold-balanced`."""
     num_rows = len(scaffolds)
     groups = _groups(scaffolds)
-    is_large = [20 * len(group) > _VALID_TENTHS * num_rows for group in groups]
-    large = [group for group, large in zip(groups, is_large, strict=True) if large]
-    small = [group for group, large in zip(groups, is_large, strict=True) if not large]
+    large = [group for group in groups if 20 * len(group) > _VALID_TENTHS * num_rows]
+    small = [group for group in groups if 20 * len(group) <= _VALID_TENTHS * num_rows]
     shuffler = random.Random(seed)  # noqa: S311 (chemprop's generator, so that its splits come out; nothing secret)
     shuffler.shuffle(large)
     shuffler.shuffle(small)
-    parts: dict[Split, list[int]] = {split: [] for split in SPLITS}
-    for group in large + small:
-        if 10 * (len(parts["train"]) + len(group)) <= _TRAIN_TENTHS * num_rows:
-            parts["train"] += group
-        elif 10 * (len(parts["valid"]) + len(group)) <= _VALID_TENTHS * num_rows:
-            parts["valid"] += group
+    return _fill(large + small, num_rows, shares_train_room=False)
+
+
+def _fill(groups: Sequence[list[int]], num_rows: int, *, shares_train_room: bool) -> SplitIndices:
+    """Put each group into the first split with room for it; valid may also take the room that train has left."""
+    train: list[int] = []
+    valid: list[int] = []
+    test: list[int] = []
+    for group in groups:
+        num_taken, tenths = len(valid) + len(group), _VALID_TENTHS
+        if shares_train_room:
+            num_taken, tenths = num_taken + len(train), tenths + _TRAIN_TENTHS
+        if 10 * (len(train) + len(group)) <= _TRAIN_TENTHS * num_rows:
+            train += group
+        elif 10 * num_taken <= tenths * num_rows:
+            valid += group
         else:
-            parts["test"] += group
-    return _as_arrays(parts)
+            test += group
+    return _as_arrays({"train": train, "valid": valid, "test": test})
 
 
 def split_at_random(num_rows: int, seed: int, classes: Sequence[Hashable] | None = None) -> SplitIndices:

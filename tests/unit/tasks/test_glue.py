@@ -205,7 +205,7 @@ def test_a_row_that_cannot_be_used_stops_or_is_left_out_and_told(
     ("record", "problem"),
     [
         ({"sentence": 5, "label": 1}, "`sentence` is 5, not a text"),
-        ({"sentence": "half \ud83d", "label": 1}, "`sentence` holds half a surrogate pair at position 6"),
+        ({"sentence": "half \ud83d", "label": 1}, "`sentence` holds half a surrogate pair"),
         ({"sentence": "ok", "label": None}, "`label` is `None`, accepted: 0 or negative, 1 or positive"),
     ],
 )
