@@ -1,20 +1,23 @@
 """Paths of inputs in a recipe: made absolute, so that they mean the same in any folder, or checked."""
 
 import glob
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from exlm_cli.config.base import Recipe
+from exlm_cli.config.base import Mark, Recipe
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.overrides import RecipeT
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.config.sections import DataConfig, TokenizerConfig
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.config.tasks import TaskSection
 from exlm_cli.errors import DataError
 from exlm_cli.files import expand_path
 
-PRETRAIN_PATHS: Mapping[str, tuple[str, ...]] = {"data": ("train", "valid", "cache_dir"), "tokenizer": ("path",)}
+_PRETRAIN_PATHS = {
+    section: [name for name, field in config.model_fields.items() if Mark.INPUT in field.metadata]
+    for section, config in (("data", DataConfig), ("tokenizer", TokenizerConfig))
+}
 """Keys of a pre-training recipe that hold paths, by section."""
 
 _SCHEMES = ("hub:", "bundled:")
@@ -50,12 +53,12 @@ def _absolute_values(recipe: Recipe) -> dict[str, Any]:
             section: (config := getattr(recipe, section)).model_copy(
                 update={key: _absolute(getattr(config, key)) for key in keys}
             )
-            for section, keys in PRETRAIN_PATHS.items()
+            for section, keys in _PRETRAIN_PATHS.items()
         }
     if isinstance(recipe, FinetuneRecipe):
         return {"task": _absolute_task(recipe.task)}
     assert isinstance(recipe, SweepRecipe), f"{type(recipe)} names no inputs"
-    keys = {f"{section}.{key}" for section, names in PRETRAIN_PATHS.items() for key in names}
+    keys = {f"{section}.{key}" for section, names in _PRETRAIN_PATHS.items() for key in names}
     variants = {
         label: {key: _absolute(value) if key in keys else value for key, value in changes.items()}
         for label, changes in recipe.variants.items()

@@ -8,8 +8,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from exlm_cli.errors import ConfigError
-from exlm_cli.progress import Bar, Progress
+from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import DownstreamTask, FloatArray, Split
 from exlm_cli.tasks.molecules import parse_molecule
 from exlm_cli.tasks.row_task import TableTask
@@ -25,7 +24,7 @@ Fingerprints = NDArray[np.uint8]
 
 
 def score_baseline(
-    task: DownstreamTask, seed: int, progress: Progress, *, num_trees: int = NUM_TREES, num_jobs: int = -1
+    task: DownstreamTask, seed: int, progress: Progress, *, num_trees: int = NUM_TREES
 ) -> dict[str, dict[str, float]]:
     """Train a forest for each label on the training rows, and score it on the other splits.
 
@@ -36,21 +35,29 @@ def score_baseline(
         seed: Seed of the forests, below 2**63 as in recipes.
         progress: Shows how many labels are done.
         num_trees: Trees of each forest.
-        num_jobs: Processor cores; -1: all. The scores do not depend on it.
 
     Returns:
         Metrics by split, `valid` and where there is one `test`.
-
-    Raises:
-        ConfigError: The rows of the task are not molecules of a table.
     """
-    if not isinstance(task, TableTask) or task.input_kind != "smiles":
-        raise ConfigError(f"the baseline is for molecules; {task.name} has none", "use `baseline=false`")
-    features = {split: fingerprints([smiles for (smiles,) in task.examples[split].texts]) for split in task.splits}
-    others: list[Split] = [split for split in task.splits if split != "train"]
-    with progress.bar("random forests", task.examples["train"].targets.shape[1]) as bar:
-        outputs = _fit_and_predict(task, features, others, bar, seed=seed, num_trees=num_trees, num_jobs=num_jobs)
-    return {split: task.score(split, list(outputs[split])) for split in others}
+    from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+
+    assert isinstance(task, TableTask), "a task of molecules is a table"
+    bits = {split: fingerprints([smiles for (smiles,) in task.examples[split].texts]) for split in task.splits}
+    outputs: dict[Split, list[FloatArray]] = {split: [] for split in task.splits if split != "train"}
+    targets_NC = task.examples["train"].targets
+    kind: Any = RandomForestRegressor if task.loss == "regression" else RandomForestClassifier
+    with progress.bar("random forests", targets_NC.shape[1]) as bar:
+        for index, target_N in enumerate(targets_NC.T):
+            is_known = ~np.isnan(target_N)
+            forest = None
+            if is_known.any():
+                forest = kind(n_estimators=num_trees, random_state=_forest_seed(seed), n_jobs=-1)
+                forest.fit(bits["train"][is_known], target_N[is_known])
+                forest.n_jobs = 1  # threads would add the trees' predictions up in an order of their own
+            for split, columns in outputs.items():
+                columns.append(_outputs(task, forest, bits[split]))
+            bar.update(index + 1)
+    return {split: task.score(split, list(np.concatenate(columns, axis=1))) for split, columns in outputs.items()}
 
 
 def fingerprints(smiles: list[str]) -> Fingerprints:
@@ -64,34 +71,6 @@ def fingerprints(smiles: list[str]) -> Fingerprints:
         assert molecule is not None, "the task holds molecules only"
         bits[row] = generator.GetFingerprintAsNumPy(molecule)
     return bits
-
-
-def _fit_and_predict(
-    task: TableTask,
-    features: dict[Split, Fingerprints],
-    others: list[Split],
-    bar: Bar,
-    *,
-    seed: int,
-    num_trees: int,
-    num_jobs: int,
-) -> dict[Split, FloatArray]:
-    """Return (N, C) outputs of each split as the task scores them: logits, or values."""
-    from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
-
-    targets_NC = task.examples["train"].targets
-    kind: Any = RandomForestRegressor if task.loss == "regression" else RandomForestClassifier
-    columns: dict[Split, list[FloatArray]] = {split: [] for split in others}
-    for index in range(targets_NC.shape[1]):
-        is_known = ~np.isnan(targets_NC[:, index])
-        forest = None
-        if is_known.any():
-            forest = kind(n_estimators=num_trees, random_state=_forest_seed(seed), n_jobs=num_jobs)
-            forest.fit(features["train"][is_known], targets_NC[is_known, index])
-        for split in others:
-            columns[split].append(_outputs(task, forest, features[split]))
-        bar.update(index + 1)
-    return {split: np.concatenate(found, axis=1) for split, found in columns.items()}
 
 
 def _forest_seed(seed: int) -> int:

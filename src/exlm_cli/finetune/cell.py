@@ -11,7 +11,7 @@ import torch
 from exlm_cli.config.finetune import NO_GRID, GridPoint
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import read_json, write_json
-from exlm_cli.finetune.model import PretrainedWeights, build_task_model
+from exlm_cli.finetune.model import build_task_model, weights_identity
 from exlm_cli.finetune.results import RESULT_FILE, CellResult, Scores, cell_folder
 from exlm_cli.finetune.trainer import FinetuneTask, TaskData
 from exlm_cli.progress import Progress
@@ -25,6 +25,7 @@ from exlm_cli.train.checkpoint import (
     verify_checkpoint,
 )
 from exlm_cli.train.loop import TrainingLoop
+from exlm_cli.train.pretrained import Pretrained
 from exlm_cli.train.task import LoopResult, Selection
 
 
@@ -69,7 +70,7 @@ def drop_weights(run: Path, label: str, seeds: Iterable[int]) -> None:
 
 def run_cell(
     cell: Cell,
-    weights: PretrainedWeights,
+    weights: Pretrained,
     data: TaskData,
     device: torch.device,
     progress: Progress,
@@ -86,7 +87,7 @@ def run_cell(
         remove_unfinished(cell.folder)
         recipe = cell.point.recipe
         model = build_task_model(weights, recipe, data, cell.seed, device)
-        task = FinetuneTask(recipe, cell.seed, data, model, device, weights.identity(recipe), progress)
+        task = FinetuneTask(recipe, cell.seed, data, model, weights_identity(weights, recipe), progress)
         loop = TrainingLoop(
             task,
             recipe.train,

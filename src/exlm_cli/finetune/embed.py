@@ -23,7 +23,6 @@ from exlm_cli.model.heads import TaskModel
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.row_task import encode_input_rows
 from exlm_cli.tasks.table_rows import InputRows, read_input_rows
-from exlm_cli.train.pretrain import autocast_dtype
 from exlm_cli.train.pretrained import Pretrained
 
 SUFFIXES = (".npz", ".parquet")
@@ -77,16 +76,10 @@ def pretrained_encoder(pretrained: Pretrained) -> Encoder:
     device = next(pretrained.model.parameters()).device
     model = TaskModel(recipe, FinetuneModelConfig(), tokenizer.vocab_size, 1)
     model.load_encoder(pretrained.model.state_dict())
-    longest = (recipe.data.sequence_length - 2) * recipe.masking.num_repeats + 2
-    runner = TaskRunner(
-        model.to(device).eval(),
-        num_repeats=recipe.masking.num_repeats,
-        pad_id=tokenizer.pad_id,
-        microbatch_tokens=max(recipe.train.microbatch_tokens, longest),
-        device=device,
-        autocast_dtype=autocast_dtype(recipe.train, device),
-    )
-    data = recipe.data
+    data, num_repeats = recipe.data, recipe.masking.num_repeats
+    longest = (data.sequence_length - 2) * num_repeats + 2
+    train = recipe.train.model_copy(update={"microbatch_tokens": max(recipe.train.microbatch_tokens, longest)})
+    runner = TaskRunner(model.to(device).eval(), tokenizer, num_repeats, train)
     return Encoder(runner, tokenizer, data.kind, data.column, False, data.sequence_length, str(pretrained.checkpoint))
 
 
@@ -94,11 +87,11 @@ def finetuned_encoder(finetuned: Finetuned) -> Encoder:
     """Return the encoder of the seed with the best validation score; axes of different seeds have no common meaning."""
     seed = finetuned.results.best_seed()
     origin = f"{finetuned.run}, seed {seed}, the best in validation"
-    kind, task = finetuned.encoder_recipe.data.kind, finetuned.recipe.task
+    task = finetuned.recipe.task
     return Encoder(
         finetuned.runners[seed],
         finetuned.tokenizer,
-        kind,
+        finetuned.encoder_recipe.data.kind,
         task.input_column,
         task.has_canonical_smiles,
         finetuned.sequence_length,

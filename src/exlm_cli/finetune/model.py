@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe, resumed_recipe
@@ -16,61 +15,11 @@ from exlm_cli.finetune.trainer import TaskData, TaskRunner
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import RUN_FILE, read_run_json, run_directory
-from exlm_cli.train.checkpoint import (
-    MODEL_FILE,
-    best_paths,
-    load_model_weights,
-    load_state,
-    read_manifest,
-    verify_checkpoint,
-)
-from exlm_cli.train.pretrain import autocast_dtype
-from exlm_cli.train.pretrained import load_pretrained, pick_device
+from exlm_cli.train.checkpoint import best_paths, load_model_weights, verify_checkpoint
+from exlm_cli.train.pretrained import Pretrained, load_pretrained, pick_device
 
 ENCODER_FILE = "encoder.yaml"
 """The recipe of pre-training, in the run directory of fine-tuning."""
-
-
-@dataclass(frozen=True)
-class PretrainedWeights:
-    """A pre-trained model to fine-tune.
-
-    Attributes:
-        recipe: Recipe of its pre-training.
-        tokenizer: Its tokenizer.
-        state_dict: Its weights, on the CPU.
-        checkpoint: Folder of its checkpoint.
-        step: Step of pre-training.
-        num_tokens: Input tokens of its pre-training, repetition counted.
-        sha256: Hash of the file with its weights.
-    """
-
-    recipe: PretrainRecipe
-    tokenizer: Tokenizer
-    state_dict: dict[str, Tensor]
-    checkpoint: Path
-    step: int
-    num_tokens: int
-    sha256: str
-
-    def describe(self, recipe: FinetuneRecipe) -> InitialWeights:
-        """Return what `results.json` holds of the weights that a fine-tuning begins with."""
-        is_scratch = recipe.init == "scratch"
-        masking = self.recipe.masking
-        return InitialWeights(
-            checkpoint=None if is_scratch else str(self.checkpoint),
-            recipe=self.recipe.name,
-            objective="scratch" if is_scratch else self.recipe.objective,
-            steps=0 if is_scratch else self.step,
-            tokens=0 if is_scratch else self.num_tokens,
-            num_states_per_mask=masking.num_states_per_mask,
-            num_repeats=masking.num_repeats,
-            mask_ratio=masking.mask_ratio,
-        )
-
-    def identity(self, recipe: FinetuneRecipe) -> str:
-        """Return what identifies the weights that a fine-tuning begins with."""
-        return f"scratch {self.recipe.model_dump_json()}" if recipe.init == "scratch" else self.sha256
 
 
 @dataclass(frozen=True)
@@ -96,8 +45,8 @@ class Finetuned:
     runners: dict[int, TaskRunner]
 
 
-def load_pretrained_weights(path: Path, progress: Progress) -> PretrainedWeights:
-    """Read a pre-training run, or one of its `checkpoints/step-N`.
+def load_pretrained_weights(path: Path, progress: Progress) -> Pretrained:
+    """Read a pre-training run, or one of its `checkpoints/step-N`, on the CPU.
 
     Raises:
         CheckpointError: `path` is neither, is damaged, or is a fine-tuning run.
@@ -109,34 +58,46 @@ def load_pretrained_weights(path: Path, progress: Progress) -> PretrainedWeights
             f"{path}: a run of `exlm {command}`; fine-tuning begins with one of `exlm pretrain`",
             "give a pre-training run as `checkpoint=RUN`; `exlm eval` scores a fine-tuned one",
         )
-    pretrained = load_pretrained(path, device="cpu", progress=progress)
-    return PretrainedWeights(
-        pretrained.recipe,
-        pretrained.tokenizer,
-        pretrained.model.state_dict(),
-        pretrained.checkpoint,
-        pretrained.step,
-        load_state(pretrained.checkpoint).loop.num_tokens,
-        read_manifest(pretrained.checkpoint).files[MODEL_FILE].sha256,
+    return load_pretrained(path, device="cpu", progress=progress)
+
+
+def describe_weights(weights: Pretrained, recipe: FinetuneRecipe) -> InitialWeights:
+    """Return what `results.json` holds of the weights that a fine-tuning begins with."""
+    is_scratch = recipe.init == "scratch"
+    masking = weights.recipe.masking
+    return InitialWeights(
+        checkpoint=None if is_scratch else str(weights.checkpoint),
+        recipe=weights.recipe.name,
+        objective="scratch" if is_scratch else weights.recipe.objective,
+        steps=0 if is_scratch else weights.step,
+        tokens=0 if is_scratch else weights.num_tokens,
+        num_states_per_mask=masking.num_states_per_mask,
+        num_repeats=masking.num_repeats,
+        mask_ratio=masking.mask_ratio,
     )
 
 
+def weights_identity(weights: Pretrained, recipe: FinetuneRecipe) -> str:
+    """Return what identifies the weights that a fine-tuning begins with."""
+    return f"scratch {weights.recipe.model_dump_json()}" if recipe.init == "scratch" else weights.sha256
+
+
 def build_task_model(
-    weights: PretrainedWeights, recipe: FinetuneRecipe, data: TaskData, seed: int, device: torch.device
+    weights: Pretrained, recipe: FinetuneRecipe, data: TaskData, seed: int, device: torch.device
 ) -> TaskModel:
     """Build the network of one seed: a head drawn from the seed, the encoder of the checkpoint or drawn as well."""
     torch.manual_seed(seed)
     model = TaskModel(weights.recipe, recipe.model, weights.tokenizer.vocab_size, data.num_outputs)
     if recipe.init == "checkpoint":
-        model.load_encoder(weights.state_dict)
+        model.load_encoder(weights.model.state_dict())
     return model.to(device)
 
 
-def resolve_sequence_length(weights: PretrainedWeights, recipe: FinetuneRecipe) -> int:
+def resolve_sequence_length(weights: Pretrained, recipe: FinetuneRecipe) -> int:
     """Return the tokens of a sequence before repetition.
 
     Raises:
-        ConfigError: It needs more positions than the model takes, or does not fit into a microbatch.
+        ConfigError: A sequence needs more positions than the model takes, or does not fit into a microbatch.
     """
     pretrain = weights.recipe
     length = recipe.task.sequence_length or pretrain.data.sequence_length
@@ -179,23 +140,15 @@ def load_finetuned(run: Path, *, device: str | None = None) -> Finetuned:
     for seed in results.seeds:
         model = TaskModel(encoder_recipe, recipe.model, tokenizer.vocab_size, num_outputs)
         load_model_weights(_best_weights(best_cell_folder(run, results, seed)), model)
-        runners[seed] = TaskRunner(
-            model.to(torch_device).eval(),
-            num_repeats=encoder_recipe.masking.num_repeats,
-            pad_id=tokenizer.pad_id,
-            microbatch_tokens=recipe.train.microbatch_tokens,
-            device=torch_device,
-            autocast_dtype=autocast_dtype(recipe.train, torch_device),
-        )
+        num_repeats = encoder_recipe.masking.num_repeats
+        runners[seed] = TaskRunner(model.to(torch_device).eval(), tokenizer, num_repeats, recipe.train)
     length = recipe.task.sequence_length or encoder_recipe.data.sequence_length
     return Finetuned(run, recipe, encoder_recipe, tokenizer, length, results, runners)
 
 
 def _best_weights(cell: Path) -> Path:
-    found = best_paths(cell)
-    if not found:
-        raise CheckpointError(f"{cell}: its weights were deleted", how_to_redo(cell))
-    reason = verify_checkpoint(found[0])
-    if reason is not None:
-        raise CheckpointError(f"{found[0]} is refused: {reason}", how_to_redo(cell))
-    return found[0]
+    best = next(iter(best_paths(cell)), None)
+    reason = "its weights were deleted" if best is None else verify_checkpoint(best)
+    if best is None or reason is not None:
+        raise CheckpointError(f"{best or cell} is refused: {reason}", how_to_redo(cell))
+    return best

@@ -93,17 +93,15 @@ class InitialWeights(JsonModel):
 
 
 class GridChoice(JsonModel):
-    """The best point of a grid."""
+    """A point of a grid."""
 
     label: str
     values: dict[str, Any]
 
 
-class GridScores(JsonModel):
+class GridScores(GridChoice):
     """One point of a grid and its validation scores."""
 
-    label: str
-    values: dict[str, Any]
     valid: dict[str, Summary]
 
 
@@ -166,11 +164,6 @@ class RunResults(JsonModel):
         """The split whose scores are reported: `test`, or `valid` where no test labels are public."""
         return "test" if "test" in self.metrics else "valid"
 
-    def validation_median(self, metric: str) -> float | None:
-        """Return the median of a validation metric over the seeds; None where it is not defined."""
-        summary = self.metrics["valid"].get(metric)
-        return None if summary is None else summary.median
-
     def best_seed(self) -> int:
         """Return the seed with the best validation score, the first of equals."""
         values = self.metrics["valid"][self.selection_metric].values
@@ -207,15 +200,6 @@ def selection_value(cells: Sequence[CellResult], metric: str, aggregate: Aggrega
     """Return the aggregated validation metric of a grid point's cells; NaN where it is never defined."""
     value = summarise_values(cell.metrics["valid"][metric] for cell in cells).center(aggregate)
     return math.nan if value is None else value
-
-
-def is_better_point(value: float, best: float | None, *, is_greater_better: bool) -> bool:
-    """Return whether a grid point beats the best one before it; an equal one does not, an undefined one beats none."""
-    if best is None:
-        return True
-    if math.isnan(value) or math.isnan(best):
-        return math.isnan(best) and not math.isnan(value)
-    return value > best if is_greater_better else value < best
 
 
 def read_results(run: Path) -> RunResults:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -22,9 +21,10 @@ from exlm_cli.config.load import dump_recipe, resumed_recipe
 from exlm_cli.config.overrides import describe_changes
 from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
-from exlm_cli.files import JsonModel, removed_on_failure, write_atomically, write_json
+from exlm_cli.files import removed_on_failure, write_atomically, write_json
+from exlm_cli.finetune.baseline import score_baseline
 from exlm_cli.finetune.cell import Cell, drop_weights, run_cell
-from exlm_cli.finetune.model import ENCODER_FILE, PretrainedWeights, load_pretrained_weights, resolve_sequence_length
+from exlm_cli.finetune.model import ENCODER_FILE, describe_weights, load_pretrained_weights, resolve_sequence_length
 from exlm_cli.finetune.results import (
     RESULT_FILE,
     RESULTS_FILE,
@@ -35,7 +35,6 @@ from exlm_cli.finetune.results import (
     GridScores,
     RunResults,
     cell_folder,
-    is_better_point,
     selection_value,
     summarise_metrics,
 )
@@ -46,20 +45,11 @@ from exlm_cli.run_dir import create_run_dir, read_run_json, sole_process, update
 from exlm_cli.tasks.base import DownstreamTask, write_outputs
 from exlm_cli.tasks.registry import load_task
 from exlm_cli.tasks.splits import split_fingerprint
-from exlm_cli.train.pretrained import describe_device, pick_device
+from exlm_cli.train.pretrained import Pretrained, describe_device, pick_device
+from exlm_cli.train.task import Selection
 
 MAX_UNKNOWN = 0.01
 """Share of [UNK] among the training tokens above which a note says that the tokenizer does not fit."""
-
-
-class SplitFile(JsonModel):
-    """`split.json`: the rows of the input in each split, counted from 0."""
-
-    task: str
-    split: str
-    sizes: dict[str, int]
-    sha256: str
-    indices: dict[str, list[int]]
 
 
 @dataclass(frozen=True)
@@ -77,7 +67,7 @@ class _Run:
     folder: Path
     recipe: FinetuneRecipe
     points: list[GridPoint]
-    weights: PretrainedWeights
+    weights: Pretrained
     data: TaskData
     device: torch.device
     progress: Progress
@@ -136,16 +126,7 @@ def run_finetuning(
     weights = load_pretrained_weights(checkpoint, progress)
     for point in points:
         length = resolve_sequence_length(weights, point.recipe)
-    if task is None:
-        # before data are fetched and read
-        _check_kind(recipe.task.name, recipe.task.input_kind, weights)
-        task = load_task(recipe.task, progress)
-    _check_kind(task.name, task.input_kind, weights)
-    for split in ("train", "valid"):
-        if split not in task.splits:
-            raise DataError(f"{task.name}: there are no rows to use as `{split}`", "fine-tuning needs both splits")
-    if baseline and task.input_kind != "smiles":
-        raise ConfigError(f"the baseline is for molecules; {task.name} has text", "use `baseline=false`")
+    task = _load_fitting_task(recipe, task, weights, baseline=baseline, progress=progress)
     folder = create_run_dir(out, recipe.name) if resume is None else resume
     with sole_process(folder):
         with removed_on_failure(folder, is_new=resume is None):
@@ -155,18 +136,9 @@ def run_finetuning(
                 _describe(run, use_grid=use_grid, baseline=baseline)
             else:
                 _check_resumed(run)
-                write_atomically(folder / "recipe.yaml", dump_recipe(with_absolute_paths(recipe)).encode())
-        update_run_json(folder, {"device": describe_device(device), "seeds": recipe.seeds})
-        sizes = format_counts(task.split_sizes.values())
-        progress.message(
-            f"{task.name}: {sizes} rows in {', '.join(task.splits)}; {weights.describe(recipe).objective} from "
-            f"{weights.checkpoint}, on {describe_device(device)}; results in {folder}"
-        )
-        best = _run_cells(run)
-        results = _collect_results(run, best, _run_baseline(run) if baseline else None)
-        write_json(folder / RESULTS_FILE, results)
-        update_run_json(folder, {"parameters": results.parameters, "train_time_s": results.elapsed_s})
-        return FinetuneResult(folder, results)
+            # last: a run directory counts as one once it has its recipe
+            write_atomically(folder / "recipe.yaml", dump_recipe(with_absolute_paths(recipe)).encode())
+        return FinetuneResult(folder, _run_and_score(run, baseline=baseline))
 
 
 def resume_finetuning(
@@ -188,7 +160,11 @@ def resume_finetuning(
     )
 
 
-def _check_kind(name: str, needed: Literal["text", "smiles"], weights: PretrainedWeights) -> None:
+def _load_fitting_task(
+    recipe: FinetuneRecipe, task: DownstreamTask | None, weights: Pretrained, *, baseline: bool, progress: Progress
+) -> DownstreamTask:
+    """Return the task, loaded where none is given; refuse one that the model or the baseline is not for."""
+    name, needed = (recipe.task.name, recipe.task.input_kind) if task is None else (task.name, task.input_kind)
     names = {"text": "text", "smiles": "SMILES"}
     kind = weights.recipe.data.kind
     if kind != needed:
@@ -196,20 +172,43 @@ def _check_kind(name: str, needed: Literal["text", "smiles"], weights: Pretraine
             f"{weights.checkpoint} is a model of {names[kind]}; {name} needs one of {names[needed]}",
             f"make one with `exlm pretrain --recipe quickstart-{needed}`, or give another `checkpoint=RUN`",
         )
+    if baseline and needed != "smiles":
+        raise ConfigError(f"the baseline is for molecules; {name} has text", "use `baseline=false`")
+    task = task or load_task(recipe.task, progress)
+    for split in ("train", "valid"):
+        if split not in task.splits:
+            raise DataError(f"{task.name}: there are no rows to use as `{split}`", "fine-tuning needs both splits")
+    return task
+
+
+def _run_and_score(run: _Run, *, baseline: bool) -> RunResults:
+    """Finish every cell and the baseline, and write `results.json`."""
+    task, folder, device = run.data.task, run.folder, describe_device(run.device)
+    update_run_json(folder, {"device": device, "seeds": run.recipe.seeds})
+    run.progress.message(
+        f"{task.name}: {format_counts(task.split_sizes.values())} rows in {', '.join(task.splits)}; "
+        f"{describe_weights(run.weights, run.recipe).objective} from {run.weights.checkpoint}, on {device}; "
+        f"results in {folder}"
+    )
+    best = _run_cells(run)
+    results = _collect_results(run, best, _run_baseline(run) if baseline else None)
+    write_json(folder / RESULTS_FILE, results)
+    update_run_json(folder, {"parameters": results.parameters, "train_time_s": results.elapsed_s})
+    return results
 
 
 def _describe(run: _Run, *, use_grid: bool, baseline: bool) -> None:
-    """Write everything that a resumption and a later evaluation need; `recipe.yaml` last."""
+    """Write everything but the recipe that a resumption and a later evaluation need."""
     folder, task, weights = run.folder, run.data.task, run.weights
     weights.tokenizer.save(folder / "tokenizer.json")
     write_atomically(folder / ENCODER_FILE, dump_recipe(weights.recipe).encode())
-    split = SplitFile(
-        task=task.name,
-        split=task.split_name,
-        sizes=task.split_sizes,
-        sha256=split_fingerprint(task.split_indices),
-        indices={name: rows.tolist() for name, rows in task.split_indices.items()},
-    )
+    split = {
+        "task": task.name,
+        "split": task.split_name,
+        "sizes": task.split_sizes,
+        "sha256": split_fingerprint(task.split_indices),
+        "indices": {name: rows.tolist() for name, rows in task.split_indices.items()},
+    }
     write_json(folder / "split.json", split)
     update_run_json(
         folder,
@@ -228,7 +227,6 @@ def _describe(run: _Run, *, use_grid: bool, baseline: bool) -> None:
     )
     _write_targets(run)
     _list_skipped_rows(run)
-    write_atomically(folder / "recipe.yaml", dump_recipe(with_absolute_paths(run.recipe)).encode())
 
 
 def _write_targets(run: _Run) -> None:
@@ -278,6 +276,7 @@ def _run_cells(run: _Run) -> GridPoint:
     a CPU to the same bits.
     """
     task, progress = run.data.task, run.progress
+    selection = Selection(task.selection_metric, task.is_greater_better)
     best, best_value = run.points[0], None
     num_done = sum(cell.is_done for point in run.points for cell in run.cells(point))
     with progress.bar("cells", len(run.points) * len(run.recipe.seeds), done=num_done) as bar:
@@ -292,7 +291,7 @@ def _run_cells(run: _Run) -> GridPoint:
                     progress.message(_describe_cell(cell, results[-1], task.selection_metric))
             value = selection_value(results, task.selection_metric, run.recipe.aggregate)
             loser = point
-            if is_better_point(value, best_value, is_greater_better=task.is_greater_better):
+            if selection.is_better(value, best_value):
                 best, best_value, loser = point, value, best
             if loser is not best:
                 drop_weights(run.folder, loser.label, run.recipe.seeds)
@@ -312,8 +311,6 @@ def _describe_cell(cell: Cell, result: CellResult, metric: str) -> str:
 
 
 def _run_baseline(run: _Run) -> BaselineResult:
-    from exlm_cli.finetune.baseline import score_baseline
-
     scores = [score_baseline(run.data.task, seed, run.progress) for seed in run.recipe.seeds]
     return BaselineResult(name="ECFP4 + random forest", seeds=run.recipe.seeds, metrics=summarise_metrics(scores))
 
@@ -328,7 +325,7 @@ def _collect_results(run: _Run, best: GridPoint, baseline: BaselineResult | None
         task=task.name,
         kind="finetune",
         recipe=recipe.name,
-        init=run.weights.describe(recipe),
+        init=describe_weights(run.weights, recipe),
         parameters=cells[0].parameters,
         input_kind=task.input_kind,
         loss=task.loss,
@@ -355,9 +352,8 @@ def _collect_results(run: _Run, best: GridPoint, baseline: BaselineResult | None
 
 
 def _grid_scores(point: GridPoint, cells: Sequence[CellResult]) -> GridScores:
-    return GridScores(
-        label=point.label, values=point.values, valid=summarise_metrics([cell.metrics for cell in cells])["valid"]
-    )
+    metrics = summarise_metrics([cell.metrics for cell in cells])
+    return GridScores(label=point.label, values=point.values, valid=metrics["valid"])
 
 
 def _notes(run: _Run) -> tuple[str, ...]:

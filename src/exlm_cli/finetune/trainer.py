@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from exlm_cli.config.base import Mark, identity_of
-from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.finetune import FinetuneRecipe, FinetuneTrainConfig
+from exlm_cli.config.sections import TrainConfig
 from exlm_cli.data.masking import IntArray
 from exlm_cli.data.sampler import EpochPlan, cut_microbatches, plan_epoch, prefetch
 from exlm_cli.data.tokenizer import Tokenizer
@@ -64,27 +65,19 @@ class TaskRunner:
     """Cuts examples into batches and runs the model on them.
 
     Args:
-        model: On `device`.
+        model: On the device it runs on.
+        tokenizer: Tokenizer of the checkpoint.
         num_repeats: Copies of each token, as in pre-training.
-        pad_id: Token id of [PAD].
-        microbatch_tokens: Positions, padding included, that go through at once.
-        device: Where the model is.
-        autocast_dtype: bfloat16 or None.
+        train: Precision, and the positions, padding included, that go through at once.
     """
 
     def __init__(
-        self,
-        model: TaskModel,
-        *,
-        num_repeats: int,
-        pad_id: int,
-        microbatch_tokens: int,
-        device: torch.device,
-        autocast_dtype: torch.dtype | None,
+        self, model: TaskModel, tokenizer: Tokenizer, num_repeats: int, train: TrainConfig | FinetuneTrainConfig
     ) -> None:
-        self.model = model
-        self.num_repeats, self.pad_id, self.microbatch_tokens = num_repeats, pad_id, microbatch_tokens
-        self.device, self.autocast_dtype = device, autocast_dtype
+        self.model, self.num_repeats, self.pad_id = model, num_repeats, tokenizer.pad_id
+        self.microbatch_tokens = train.microbatch_tokens
+        self.device = next(model.parameters()).device
+        self.autocast_dtype = autocast_dtype(train, self.device)
 
     def batches(self, encoded: EncodedSplit, indices: IntArray) -> Iterator[TaskBatch]:
         """Return padded batches of examples of similar length; start preparing the first one now."""
@@ -141,8 +134,7 @@ class FinetuneTask:
         recipe: Recipe of the grid point.
         seed: Decides the order of the data and, through the loop, dropout.
         data: The task's data.
-        model: On `device`; for regression its outputs are set to the scale of the training targets.
-        device: Where the model runs.
+        model: On its device; for regression its outputs are set to the scale of the training targets.
         weights_identity: Identifies the weights that training begins with.
         progress: Shows how far a validation is.
     """
@@ -153,27 +145,19 @@ class FinetuneTask:
         seed: int,
         data: TaskData,
         model: TaskModel,
-        device: torch.device,
         weights_identity: str,
         progress: Progress,
     ) -> None:
-        self.recipe, self.seed, self.data, self.model, self.device = recipe, seed, data, model, device
+        self.recipe, self.seed, self.data, self.model = recipe, seed, data, model
         self._progress = progress
-        self._runner = TaskRunner(
-            model,
-            num_repeats=data.num_repeats,
-            pad_id=data.tokenizer.pad_id,
-            microbatch_tokens=recipe.train.microbatch_tokens,
-            device=device,
-            autocast_dtype=autocast_dtype(recipe.train, device),
-        )
+        self._runner = TaskRunner(model, data.tokenizer, data.num_repeats, recipe.train)
         self.identity = {
             "data fingerprint": data.fingerprint,
             "checkpoint": weights_identity,
             "recipe": identity_of(recipe.model_copy(update={"seeds": (seed,)}), without={Mark.INPUT}),
         }
         weights = data.task.class_weights
-        self._weights = None if weights is None else torch.from_numpy(weights).float().to(device)
+        self._weights = None if weights is None else torch.from_numpy(weights).float().to(self._runner.device)
         self._train_lengths = repeated_lengths(
             data.splits["train"], np.arange(len(data.splits["train"])), data.num_repeats
         )

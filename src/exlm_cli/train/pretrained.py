@@ -14,7 +14,14 @@ from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import is_checkpoint, run_directory
-from exlm_cli.train.checkpoint import load_model_weights, load_state, newest_good_checkpoint, verify_checkpoint
+from exlm_cli.train.checkpoint import (
+    MODEL_FILE,
+    load_model_weights,
+    load_state,
+    newest_good_checkpoint,
+    read_manifest,
+    verify_checkpoint,
+)
 
 RESUMED_MARKS = frozenset({Mark.INPUT, Mark.COMPUTING})
 """Marked fields that a resumed pre-training may change; the data fingerprint holds what the inputs are."""
@@ -22,13 +29,20 @@ RESUMED_MARKS = frozenset({Mark.INPUT, Mark.COMPUTING})
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A model read from a run, in evaluation mode."""
+    """A model read from a run, in evaluation mode.
+
+    Attributes:
+        num_tokens: Input tokens of its training, repetition counted.
+        sha256: Hash of the file with its weights.
+    """
 
     model: ExlmModel
     tokenizer: Tokenizer
     recipe: PretrainRecipe
     checkpoint: Path
     step: int
+    num_tokens: int
+    sha256: str
 
 
 def load_pretrained(path: Path, *, device: str = "auto", progress: Progress | None = None) -> Pretrained:
@@ -45,18 +59,14 @@ def load_pretrained(path: Path, *, device: str = "auto", progress: Progress | No
             "make one with `exlm pretrain --recipe quickstart-text`",
         )
     recipe = load_recipe(str(run / "recipe.yaml"), [f"device={device}"])
-    refused: list[str] = []
-    checkpoint: Path | None
     if is_checkpoint(path):
         reason = verify_checkpoint(path)
         checkpoint = path if reason is None else None
-        refused = [f"{path} is refused: {reason}"] if reason else []
     else:
-        checkpoint = newest_good_checkpoint(run, progress.message)
+        checkpoint, reason = newest_good_checkpoint(run, progress.message), "no checkpoint of it is whole"
     if checkpoint is None:
         raise CheckpointError(
-            refused[0] if refused else f"{run}: no whole checkpoint in it",
-            f"continue the run with `exlm pretrain --resume {run}`, or start a new one",
+            f"{path} is refused: {reason}", f"continue the run with `exlm pretrain --resume {run}`, or start a new one"
         )
     tokenizer = Tokenizer.load(run / "tokenizer.json")
     torch_device = pick_device(recipe)
@@ -66,7 +76,8 @@ def load_pretrained(path: Path, *, device: str = "auto", progress: Progress | No
     state = load_state(checkpoint)
     if state.identity.get("recipe") != identity_of(recipe, without=RESUMED_MARKS):
         progress.message(f"{run / 'recipe.yaml'} was changed: it is not what {checkpoint.name} was trained with")
-    return Pretrained(model, tokenizer, recipe, checkpoint, state.loop.step)
+    sha256 = read_manifest(checkpoint).files[MODEL_FILE].sha256
+    return Pretrained(model, tokenizer, recipe, checkpoint, state.loop.step, state.loop.num_tokens, sha256)
 
 
 def build_model(recipe: PretrainRecipe, tokenizer: Tokenizer, device: torch.device) -> ExlmModel:

@@ -41,7 +41,8 @@ def tokenizer() -> Tokenizer:
 def _pretrained(tokenizer: Tokenizer, **sections) -> Pretrained:
     recipe = tiny_recipe(**({"model": {"init_std": 0.3}} | sections))
     torch.manual_seed(0)
-    return Pretrained(ExlmModel(recipe, tokenizer.vocab_size).eval(), tokenizer, recipe, Path("runs/x/step-1"), 1)
+    model = ExlmModel(recipe, tokenizer.vocab_size).eval()
+    return Pretrained(model, tokenizer, recipe, Path("runs/x/step-1"), step=1, num_tokens=0, sha256="")
 
 
 def _loss_of(pretrained: Pretrained, dag: Dag, tokens: list[int]) -> float:

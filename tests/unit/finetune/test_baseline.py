@@ -8,7 +8,6 @@ import pytest
 from rdkit import Chem
 from rdkit.Chem import rdFingerprintGenerator
 
-from exlm_cli.errors import ConfigError
 from exlm_cli.finetune.baseline import NUM_BITS, fingerprints, score_baseline
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import Loss
@@ -24,13 +23,13 @@ TEXTS = [text for pair in zip(AMINES, ALCOHOLS, strict=True) for text in pair]
 INDICES: Any = {"train": np.arange(16), "valid": np.arange(16, 20), "test": np.arange(20, 24)}
 
 
-def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",), kind: Any = "smiles") -> TableTask:
+def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",)) -> TableTask:
     labels = Labels(loss, names, np.array(targets, dtype=float), ())
-    return TableTask("csv", kind, TEXTS, labels, RowSplit("column", INDICES))
+    return TableTask("csv", "smiles", TEXTS, labels, RowSplit("column", INDICES))
 
 
 def run(task: TableTask, seed: int = 1) -> dict[str, dict[str, float]]:
-    return score_baseline(task, seed, SilentProgress(), num_trees=30, num_jobs=1)
+    return score_baseline(task, seed, SilentProgress(), num_trees=30)
 
 
 def test_fingerprints_are_ecfp4() -> None:
@@ -84,14 +83,6 @@ def test_missing_labels_and_single_classes_are_no_trouble() -> None:
 
 def test_it_shows_how_far_it_is() -> None:
     progress = RecordingProgress()
-    score_baseline(
-        make("binary", [[i % 2, i % 2] for i in range(24)], ("a", "b")), 1, progress, num_trees=2, num_jobs=1
-    )
+    score_baseline(make("binary", [[i % 2, i % 2] for i in range(24)], ("a", "b")), 1, progress, num_trees=2)
     (bar,) = progress.bars
     assert (bar.label, bar.total, bar.done) == ("random forests", 2, [1, 2])
-
-
-def test_text_has_no_baseline() -> None:
-    task = make("binary", [[i % 2] for i in range(24)], kind="text")
-    with pytest.raises(ConfigError, match=r"^the baseline is for molecules; csv has none$"):
-        run(task)

@@ -10,7 +10,6 @@ from exlm_cli.errors import CheckpointError
 from exlm_cli.finetune.results import (
     CellResult,
     Scores,
-    is_better_point,
     read_predictions,
     selection_value,
     summarise_metrics,
@@ -61,20 +60,6 @@ def test_a_grid_point_is_judged_by_its_aggregate_in_validation() -> None:
     assert selection_value(cells, "f1", "median") == 0.2
     assert selection_value(cells, "f1", "mean") == pytest.approx(0.4)
     assert math.isnan(selection_value([cell({"valid": {"f1": None}})], "f1", "mean"))
-
-
-@pytest.mark.parametrize(
-    ("value", "best", "is_greater_better", "is_better"),
-    [
-        (0.1, None, True, True), (math.nan, None, True, True), (0.2, 0.1, True, True), (0.1, 0.1, True, False),
-        (0.1, 0.2, False, True), (0.2, 0.1, False, False), (math.nan, 0.1, True, False), (0.1, math.nan, True, True),
-        (math.nan, math.nan, True, False),
-    ],
-)  # fmt: skip
-def test_a_grid_point_must_be_better_than_the_first_best(
-    value: float, best: float | None, is_greater_better: bool, is_better: bool
-) -> None:
-    assert is_better_point(value, best, is_greater_better=is_greater_better) is is_better
 
 
 def test_predictions_are_a_csv_that_gives_the_numbers_back(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ import csv
 import json
 import math
 import shutil
-import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.data.rows.records import SkippedRow
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.finetune import cell as cell_module
+from exlm_cli.finetune import run as run_module
 from exlm_cli.finetune.cell import Cell
 from exlm_cli.finetune.model import load_finetuned, load_pretrained_weights
 from exlm_cli.finetune.results import RunResults, read_predictions, read_results
@@ -220,9 +219,7 @@ def test_a_finished_run_resumed_stays_as_it_is(
 
 
 def test_the_run_of_a_recipe_loads_the_task_it_names(pretrained: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    from exlm_cli.finetune import run as finetune
-
-    monkeypatch.setattr(finetune, "load_task", lambda config, progress: WordTask())
+    monkeypatch.setattr(run_module, "load_task", lambda config, progress: WordTask())
     run_finetuning(finetune_recipe(seeds=[1]), checkpoint=pretrained, out=tmp_path / "run")
     shutil.rmtree(tmp_path / "run/cells")
     moved = tmp_path / "moved"
@@ -238,9 +235,7 @@ def test_the_baseline_is_scored_for_every_seed(tmp_path: Path, monkeypatch: pyte
     recipe_file.write_text(recipe_file.read_text().replace("kind: text", "kind: smiles"))
     task = WordTask()
     task.input_kind = "smiles"
-    fake = types.ModuleType("exlm_cli.finetune.baseline")
-    fake.score_baseline = lambda task, seed, progress: {"test": {"accuracy": seed / 10}}  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "exlm_cli.finetune.baseline", fake)
+    monkeypatch.setattr(run_module, "score_baseline", lambda task, seed, progress: {"test": {"accuracy": seed / 10}})
     recipe = finetune_recipe(train={"max_epochs": 1})
     out = tmp_path / "run"
     results = run_finetuning(recipe, checkpoint=smiles, out=out, baseline=True, task=task).results
@@ -342,7 +337,7 @@ def test_what_is_missing_or_damaged_in_a_finished_run_is_named(
     with pytest.raises(CheckpointError, match=f"{best} is refused: model.safetensors was altered"):
         load_finetuned(run, device="cpu")
     shutil.rmtree(best)
-    with pytest.raises(CheckpointError, match=f"{cell}: its weights were deleted") as caught:
+    with pytest.raises(CheckpointError, match=f"{cell} is refused: its weights were deleted") as caught:
         load_finetuned(run, device="cpu")
     assert str(cell / "result.json") in caught.value.hint
     (cell / "result.json").write_text("{}")

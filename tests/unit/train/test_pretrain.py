@@ -239,7 +239,7 @@ def test_a_damaged_step_is_refused_by_name(copy: Path) -> None:
         load_pretrained(copy / "checkpoints/step-6", device="cpu")
     assert load_pretrained(copy, device="cpu").step == 3
     (copy / "checkpoints/step-3/state.json").unlink()
-    with pytest.raises(CheckpointError, match=r": no whole checkpoint in it$"):
+    with pytest.raises(CheckpointError, match=r"is refused: no checkpoint of it is whole$"):
         load_pretrained(copy, device="cpu")
 
 
