@@ -73,12 +73,9 @@ def render_graph(inspection: Inspection, formats: Sequence[str]) -> dict[str, by
             _draw_chip(axes, box.x, box.y, box.word, layout.scale.heading_font, box.mask)
         if panel:
             panel.draw(_add_axes(figure, layout.width, height - panel.height, panel.width, panel.height))
-        weak = [_edge_id(edge) for edge in layout.edges if edge.is_weak]
-        files = _render(figure, formats, hidden=weak)
-    if "svg" in files:
         graphic = (0.0, 72 * figure.get_figheight() - bottom - layout.height, layout.width, layout.height)
-        files["svg"] = _annotate(files["svg"], graphic, _graph_tooltips(inspection, layout), weak)
-    return files
+        weak = [_edge_id(edge) for edge in layout.edges if edge.is_weak]
+        return _render(figure, formats, graphic, _graph_tooltips(inspection, layout), weak)
 
 
 def render_heat_map(inspection: Inspection, formats: Sequence[str]) -> dict[str, bytes]:
@@ -112,13 +109,10 @@ def render_heat_map(inspection: Inspection, formats: Sequence[str]) -> dict[str,
         _draw_colour_bar(
             cells, _add_axes(figure, label_width + width + 14.0, 6.0 + height - bar_height, 10.0, bar_height)
         )
-        files = _render(figure, formats)
-    if "svg" in files:
         pairs = [(rows[y], columns[x]) for y, x in np.argwhere(is_drawn)]
         tooltips = {"cells": [f"{_ends(inspection, *pair)}: {dag.trans[pair]:.3f}" for pair in pairs]}
         top = 72 * figure.get_figheight() - full_height + 6.0  # below the letters of the captions
-        files["svg"] = _annotate(files["svg"], (0.0, top, full_width, full_height - 6.0), tooltips)
-    return files
+        return _render(figure, formats, (0.0, top, full_width, full_height - 6.0), tooltips)
 
 
 def _draw_cells(axes: Axes, values: FloatArray, is_drawn: NDArray[np.bool_], cell: float) -> PolyCollection:
@@ -293,31 +287,30 @@ def _label_axis(axis: XAxis | YAxis, labels: Sequence[str], masks: Sequence[int]
         label.set(color=ink_on(colour), bbox={"boxstyle": "round,pad=0.2", "facecolor": colour, "edgecolor": "none"})
 
 
-def _render(figure: Figure, formats: Sequence[str], hidden: Sequence[str] = ()) -> dict[str, bytes]:
+_Graphic = tuple[float, float, float, float]
+"""Left, top, width and height of the drawing without title, captions and what lies beside it."""
+_Tooltips = Mapping[str, str | list[str]]
+"""By id; for the id of a collection, those of its paths."""
+
+
+def _render(
+    figure: Figure, formats: Sequence[str], graphic: _Graphic, tooltips: _Tooltips, hidden: Sequence[str] = ()
+) -> dict[str, bytes]:
     """Return the file of each format; artists with a hidden id are in the SVG alone."""
     dpi = min(_DPI, _MAX_PIXELS / max(figure.get_size_inches()))
-    artists = [artist for artist in figure.findobj() if artist.get_gid() in {*hidden}]
+    artists = figure.findobj(lambda artist: artist.get_gid() in hidden)
     files: dict[str, bytes] = {}
     for name in formats:
         for artist in artists:
             artist.set_visible(name == "svg")
         files |= render_figure(figure, [name], dpi=dpi)
-    return files
+    return files | {"svg": _annotate(files["svg"], graphic, tooltips, hidden)} if "svg" in files else files
 
 
-def _annotate(
-    svg: bytes,
-    graphic: tuple[float, float, float, float],
-    tooltips: Mapping[str, str | list[str]],
-    hidden: Sequence[str] = (),
-) -> bytes:
-    """Add tooltips to an SVG, hide weak edges, and drop metadata and the ids that matplotlib numbers.
+def _annotate(svg: bytes, graphic: _Graphic, tooltips: _Tooltips, hidden: Sequence[str]) -> bytes:
+    """Add tooltips, hide what only a reader's pointer shows, and drop metadata and the ids that matplotlib numbers.
 
-    Args:
-        svg: As matplotlib writes it. Only its markup has angle brackets; those of texts are escaped.
-        graphic: Left, top, width and height of the drawing without title, captions and what lies beside it.
-        tooltips: By id; for the id of a collection, those of its paths.
-        hidden: Ids of edges that only a reader's pointer shows.
+    Only the markup that matplotlib writes has angle brackets; those of texts are escaped.
     """
 
     def annotate_group(group: re.Match[str]) -> str:

@@ -81,12 +81,7 @@ def n_best_fillings(dag: Dag, n: int, length: Length = "exact") -> NBest:
 
     The token sequences come from `search`, which proves that it missed none. The alignment op then scores each of them
     over all its alignments. Sequences with the same text ("g" + "lad", "gl" + "ad" in neighbouring masks) are one
-    filling with the sum of their probabilities.
-
-    Args:
-        dag: Any DAG.
-        n: Number of texts; the result is shorter if the DAG yields fewer.
-        length: Exactly T tokens, or any number.
+    filling with the sum of their probabilities. The result is shorter than n if the DAG yields fewer texts.
 
     Raises:
         DataError: `exact`, and no path has exactly T inner nodes.

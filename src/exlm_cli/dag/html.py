@@ -111,26 +111,22 @@ def _fillings_table(inspection: Inspection) -> str:
     verdict = ["RDKit"] if inspection.dag.kind == "smiles" else []
     masks = [f"[MASK {mask + 1}]" for mask in range(inspection.dag.num_masks)]
     rows = [_header(["", "share", "", *masks, "text", *verdict])]
-    rows += [_filling_row(inspection, str(rank), f) for rank, f in enumerate(inspection.n_best.fillings, start=1)]
+    for rank, filling in enumerate(inspection.n_best.fillings, start=1):
+        bar = f'<span class="bar" style="width:{90 * inspection.relative_probability(filling):.1f}px"></span>'
+        rows.append(f"<tr>{_filling_cells(inspection, filling, str(rank), bar)}</tr>\n")
     alone = f"each [MASK] guessed on its own; {format_percent(guess.prob_independent)} if masks were independent"
-    rows.append(_filling_row(inspection, "", guess.filling, alone))
+    note = f"<br><small>{escape(alone)}</small>"
+    rows.append(f'<tr class="alone">{_filling_cells(inspection, guess.filling, note=note)}</tr>\n')
     return f"<table>{''.join(rows)}</table>"
 
 
-def _filling_row(inspection: Inspection, rank: str, filling: Filling, note: str = "") -> str:
-    """Return a row of the table; the guess has a note in place of a rank and a bar."""
-    bar, css, remark = "", ' class="alone"', f"<br><small>{escape(note)}</small>"
-    if not note:
-        css, remark = "", ""
-        bar = f'<span class="bar" style="width:{90 * inspection.relative_probability(filling):.1f}px"></span>'
-    chips = "".join(f"<td>{_chip(word, mask)}</td>" for mask, word in enumerate(inspection.filled_words(filling)))
-    verdict = ""
+def _filling_cells(inspection: Inspection, filling: Filling, rank: str = "", bar: str = "", note: str = "") -> str:
+    cells = [f'<td class="number">{rank}</td><td class="number">{format_percent(inspection.share(filling))}</td>']
+    texts = [bar, *(_chip(word, mask) for mask, word in enumerate(inspection.filled_words(filling)))]
+    texts.append(escape(printable(filling.text)) + note)
     if filling.is_valid_smiles is not None:
-        verdict = f"<td>{'valid' if filling.is_valid_smiles else 'refused'}</td>"
-    return (
-        f'<tr{css}><td class="number">{rank}</td><td class="number">{format_percent(inspection.share(filling))}</td>'
-        f"<td>{bar}</td>{chips}<td>{escape(printable(filling.text))}{remark}</td>{verdict}</tr>\n"
-    )
+        texts.append("valid" if filling.is_valid_smiles else "refused")
+    return "".join([*cells, *(f"<td>{text}</td>" for text in texts)])
 
 
 def _nodes_table(inspection: Inspection) -> str:

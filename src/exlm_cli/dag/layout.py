@@ -48,16 +48,10 @@ class NodeBox:
 
 @dataclass(frozen=True)
 class EdgeCurve:
-    """Curve of an edge.
+    """Curve of an edge: its ends, E, the share of paths that take it, and control points (4, 2) of a cubic curve.
 
-    Attributes:
-        source: Node it leaves.
-        target: Node it enters.
-        probability: E[source, target].
-        use: Share of paths that take it.
-        control: Control points (4, 2) of the cubic curve.
-        label_at: Centre of its number; None where the number finds no room.
-        is_weak: Too improbable for the picture; the page shows it when a reader points at one of its ends.
+    `label_at` is the centre of its number, None where the number finds no room. A weak edge is too improbable for the
+    picture; the page shows it when a reader points at one of its ends.
     """
 
     source: int
@@ -242,10 +236,8 @@ def _candidate_curves(source: NodeBox, target: NodeBox, boxes: Sequence[NodeBox]
         return [np.stack([start, start + reach, end - reach, end])]
     reach = np.array([min(0.42 * (end[0] - start[0]), 1.3 * scale.column_gap), 0.0])
     highest = max(abs(box.y) for box in boxes) + 1.5 * scale.row_pitch
-    heights = [0.0]
-    for bow in np.arange(1, 4 * highest / scale.row_pitch):
-        heights += [-bow * scale.row_pitch / 2, bow * scale.row_pitch / 2]
-    bows = [np.array([0.0, height]) for height in heights]
+    steps = np.arange(1, 4 * highest / scale.row_pitch) * scale.row_pitch / 2
+    bows = [(0.0, height) for height in (0.0, *np.stack([-steps, steps], axis=1).ravel())]
     return [np.stack([start, start + reach + bow, end - reach + bow, end]) for bow in bows]
 
 

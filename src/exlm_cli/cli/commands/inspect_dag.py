@@ -14,7 +14,6 @@ from exlm_cli.errors import ConfigError
 
 if TYPE_CHECKING:
     from exlm_cli.config.pretrain import PretrainRecipe
-    from exlm_cli.dag.inspect import Inspection
 
 
 class Length(StrEnum):
@@ -70,6 +69,7 @@ def inspect_dag(
     from exlm_cli.dag.build import build_dag
     from exlm_cli.dag.inspect import inspect
     from exlm_cli.dag.report import write_report
+    from exlm_cli.dag.text import inspection_as_dict, render_terminal
     from exlm_cli.train.pretrained import load_pretrained
 
     pretrained = load_pretrained(run, device=device.value, progress=progress)
@@ -78,13 +78,6 @@ def inspect_dag(
         dag, num_top=top, num_fillings=n_best, length=length.value, checkpoint=str(pretrained.checkpoint)
     )
     files = write_report(inspection, out or _default_folder(pretrained.checkpoint, sentence), wanted)
-    _emit(inspection, files, as_json=as_json)
-
-
-def _emit(inspection: "Inspection", files: list[Path], *, as_json: bool) -> None:
-    from exlm_cli.cli import console
-    from exlm_cli.dag.text import inspection_as_dict, render_terminal
-
     if as_json:
         return console.emit_json({**inspection_as_dict(inspection), "files": [str(file) for file in files]})
     console.emit_renderable(render_terminal(inspection))
