@@ -1,13 +1,32 @@
-"""Compilers that are shell scripts, for tests of what is built, when and where."""
+"""Backends and dtypes of the alignment op; compilers that are shell scripts, for tests of what is built and when."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
-from exlm_cli.ops.alignment import build
+from exlm_cli.errors import BackendError
+from exlm_cli.ops.alignment import Backend, build, choose_backend
 
 MakeCompiler = Callable[..., Path]
+
+
+@pytest.fixture(params=[torch.float64, torch.float32], ids=["float64", "float32"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    """Both dtypes of the alignment op."""
+    chosen: torch.dtype = request.param
+    return chosen
+
+
+@pytest.fixture(params=["reference", "torch", "native"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Every alignment backend that this machine has; takes the test's `dtype` where it names one."""
+    dtype = request.getfixturevalue("dtype") if "dtype" in request.fixturenames else torch.float32
+    try:
+        return choose_backend(request.param, dtype)
+    except BackendError as error:
+        pytest.skip(error.message)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from exlm_cli.ops.alignment import (
     choose_backend,
     states_alignment_nll,
 )
-from tests.conftest import Dag, MakeDag
+from tests.unit.ops.dags import Dag, make_dag
 
 ENTRY_POINTS = [states_alignment_nll, best_alignment, alignment_posterior, alignment_edge_posterior]
 
@@ -31,7 +31,7 @@ def entry_point(request: pytest.FixtureRequest) -> Callable[..., Tensor]:
 
 
 @pytest.fixture
-def dag(make_dag: MakeDag) -> Dag:
+def dag() -> Dag:
     return make_dag(3, 8, dtype=torch.float32)
 
 
@@ -85,7 +85,7 @@ def test_dtypes_and_devices_that_disagree_are_named(
 @pytest.mark.parametrize("backend", ["auto", "reference", "torch", "native"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_sixteen_bits_are_refused_on_the_cpu(
-    backend: alignment.Backend, dtype: torch.dtype, entry_point: Callable[..., Tensor], make_dag: MakeDag
+    backend: alignment.Backend, dtype: torch.dtype, entry_point: Callable[..., Tensor]
 ) -> None:
     with pytest.raises(ValueError, match=f"^`log_emit` is {str(dtype)[6:]} on cpu; .*`{backend}`"):
         entry_point(*make_dag(3, 8, dtype=dtype), backend=backend)
@@ -103,11 +103,6 @@ def test_native_that_is_not_available_is_an_error_with_the_reason(
     with pytest.raises(BackendError, match=r"`native`.*: no compiler was found$") as caught:
         entry_point(*dag, backend="native")
     assert "`exlm doctor --build`" in caught.value.hint
-
-
-def test_native_that_does_not_take_a_dtype_is_an_error(native_stand_in: types.SimpleNamespace) -> None:
-    with pytest.raises(BackendError, match=r"`native`.*: it does not take torch.float64$"):
-        choose_backend("native", torch.float64)
 
 
 def test_auto_takes_native_where_it_serves_and_says_so_once(
@@ -129,15 +124,13 @@ def test_auto_takes_torch_where_native_is_missing_and_says_why_once(
     assert caplog.messages == ["alignment backend: torch (native: no compiler was found)"]
 
 
-def test_auto_takes_torch_for_a_dtype_that_native_does_not_take(native_stand_in: types.SimpleNamespace) -> None:
-    assert choose_backend("auto", torch.float64) == "torch"
-
-
-@pytest.mark.parametrize("backend", ["reference", "torch"])
-def test_a_backend_asked_for_by_name_is_the_one_used(
-    backend: alignment.Backend, native_stand_in: types.SimpleNamespace
+def test_a_backend_is_the_one_asked_for_and_auto_the_one_that_takes_the_dtype(
+    native_stand_in: types.SimpleNamespace,
 ) -> None:
-    assert choose_backend(backend) == backend
+    assert [choose_backend(backend) for backend in ("reference", "torch", "native")] == ["reference", "torch", "native"]
+    assert choose_backend("auto", torch.float64) == "torch"
+    with pytest.raises(BackendError, match=r"`native`.*: it does not take torch.float64$"):
+        choose_backend("native", torch.float64)
 
 
 def test_posteriors_can_be_asked_for_in_inference_mode(dag: Dag, backend: alignment.Backend) -> None:

@@ -20,17 +20,11 @@ from exlm_cli.ops.alignment import (
     states_alignment_nll,
 )
 from tests import oracles
-from tests.conftest import Dag, MakeDag
+from tests.unit.ops.dags import Dag, make_dag, nll_and_gradients
 
 # float32 results of the reference miss the bounds on long sums; its float64 results are the expected ones
 FAST = ["torch", "native"]
 SHAPES = [(1, 3), (1, 9), (2, 5), (4, 6), (5, 9), (3, 15), (4, 14)]
-
-
-def nll_and_gradients(dag: Dag, backend: Backend) -> tuple[Tensor, Tensor, Tensor]:
-    log_emit, log_trans = dag.log_emit.detach().requires_grad_(), dag.log_trans.detach().requires_grad_()
-    nll = states_alignment_nll(log_emit, log_trans, *dag[2:], backend=backend)
-    return nll.detach(), *torch.autograd.grad(nll.sum(), (log_emit, log_trans))
 
 
 def in_float64(dag: Dag) -> Dag:
@@ -47,10 +41,14 @@ def assert_equals(actual: Tensor, expected: Tensor, *, is_loss: bool) -> None:
         torch.testing.assert_close(actual.double(), expected, rtol=0, atol=5e-5)
 
 
+def assert_all_equal(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
+    """Compare a loss and two gradients."""
+    for given, wanted, is_loss in zip(actual, expected, (True, False, False), strict=True):
+        assert_equals(given, wanted.double(), is_loss=is_loss)
+
+
 def assert_equals_reference(dag: Dag, backend: Backend) -> None:
-    expected = nll_and_gradients(in_float64(dag), "reference")
-    for actual, wanted, is_loss in zip(nll_and_gradients(dag, backend), expected, (True, False, False), strict=True):
-        assert_equals(actual, wanted, is_loss=is_loss)
+    assert_all_equal(nll_and_gradients(dag, backend), nll_and_gradients(in_float64(dag), "reference"))
 
 
 def one_hot_transitions(dag: Dag, *, log_floor: float = -math.inf) -> Dag:
@@ -69,35 +67,19 @@ def one_hot_transitions(dag: Dag, *, log_floor: float = -math.inf) -> Dag:
 
 
 @pytest.mark.parametrize(("num_targets", "num_states"), SHAPES)
-def test_nll_equals_the_sum_over_enumerated_paths(
-    num_targets: int, num_states: int, make_dag: MakeDag, backend: Backend, dtype: torch.dtype
-) -> None:
-    dag = make_dag(num_targets, num_states, dtype=dtype)
-    assert_equals(states_alignment_nll(*dag, backend=backend), oracles.enumerate_nll(*dag), is_loss=True)
-
-
-@pytest.mark.parametrize(("num_targets", "num_states"), SHAPES)
-def test_posteriors_equal_the_shares_of_enumerated_paths(
-    num_targets: int, num_states: int, make_dag: MakeDag, backend: Backend, dtype: torch.dtype
-) -> None:
-    dag = make_dag(num_targets, num_states, dtype=dtype)
-    nodes, edges = oracles.enumerate_posteriors(*dag)
-    assert_equals(alignment_posterior(*dag, backend=backend), nodes, is_loss=False)
-    assert_equals(alignment_edge_posterior(*dag, backend=backend), edges, is_loss=False)
-
-
-@pytest.mark.parametrize(("num_targets", "num_states"), SHAPES)
-def test_best_alignment_is_the_best_enumerated_path(
-    num_targets: int, num_states: int, make_dag: MakeDag, backend: Backend, dtype: torch.dtype
+def test_loss_posteriors_and_best_path_equal_those_of_enumerated_paths(
+    num_targets: int, num_states: int, backend: Backend, dtype: torch.dtype
 ) -> None:
     dag = make_dag(num_targets, num_states, dtype=dtype, num_sequences=5)
+    nodes, edges = oracles.enumerate_posteriors(*dag)
+    assert_equals(states_alignment_nll(*dag, backend=backend), oracles.enumerate_nll(*dag), is_loss=True)
+    assert_equals(alignment_posterior(*dag, backend=backend), nodes, is_loss=False)
+    assert_equals(alignment_edge_posterior(*dag, backend=backend), edges, is_loss=False)
     assert best_alignment(*dag, backend=backend).equal(oracles.enumerate_best(*dag))
 
 
 @pytest.mark.parametrize("sparsity", [0.3, 0.5])
-def test_forbidden_edges_and_emissions_carry_nothing(
-    sparsity: float, make_dag: MakeDag, backend: Backend, dtype: torch.dtype
-) -> None:
+def test_forbidden_edges_and_emissions_carry_nothing(sparsity: float, backend: Backend, dtype: torch.dtype) -> None:
     dag = make_dag(3, 10, dtype=dtype, num_sequences=40)
     generator = torch.Generator().manual_seed(3)
     for log_prob in (dag.log_emit, dag.log_trans):
@@ -114,7 +96,7 @@ def test_forbidden_edges_and_emissions_carry_nothing(
     assert best_alignment(*dag, backend=backend).equal(oracles.enumerate_best(*dag))
 
 
-def test_a_chain_gives_the_plain_sum(make_dag: MakeDag, backend: Backend, dtype: torch.dtype) -> None:
+def test_a_chain_gives_the_plain_sum(backend: Backend, dtype: torch.dtype) -> None:
     num_targets = 37
     dag = make_dag(num_targets, num_targets + 2, dtype=dtype)
     chain = torch.arange(1, num_targets + 1)
@@ -137,7 +119,7 @@ def test_equal_scores_count_the_paths(num_targets: int, num_states: int, backend
     assert_equals(states_alignment_nll(*dag, backend=backend), expected, is_loss=True)
 
 
-def test_posteriors_obey_the_rules_of_probability(make_dag: MakeDag, backend: Backend) -> None:
+def test_posteriors_obey_the_rules_of_probability(backend: Backend) -> None:
     dag = make_dag(11, 46, dtype=torch.float32, num_sequences=4)
     dag = dag._replace(target_lengths=torch.tensor([11, 3, 1, 0]), state_lengths=torch.tensor([46, 20, 46, 9]))
     nodes, edges = alignment_posterior(*dag, backend=backend), alignment_edge_posterior(*dag, backend=backend)
@@ -150,9 +132,7 @@ def test_posteriors_obey_the_rules_of_probability(make_dag: MakeDag, backend: Ba
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
-def test_nothing_unread_changes_anything(
-    poison: float, make_dag: MakeDag, backend: Backend, dtype: torch.dtype
-) -> None:
+def test_nothing_unread_changes_anything(poison: float, backend: Backend, dtype: torch.dtype) -> None:
     dag = make_dag(6, 27, dtype=dtype, num_sequences=4)
     dag = dag._replace(target_lengths=torch.tensor([6, 2, 5, 1]), state_lengths=torch.tensor([27, 9, 14, 3]))
     state, target = torch.arange(27), torch.arange(6)
@@ -171,45 +151,30 @@ def test_nothing_unread_changes_anything(
     assert best_alignment(*poisoned, backend=backend).equal(oracles.enumerate_best(*clean))
 
 
-def test_padding_changes_no_sequence(make_dag: MakeDag, backend: Backend, dtype: torch.dtype) -> None:
-    dag = make_dag(9, 40, dtype=dtype, num_sequences=3)
-    dag = dag._replace(target_lengths=torch.tensor([9, 4, 1]), state_lengths=torch.tensor([40, 18, 7]))
+@pytest.mark.parametrize(
+    ("num_targets", "num_states", "lengths"),
+    [(9, 40, [(9, 40), (4, 18), (1, 7)]), (30, 150, [(4, 10), (3, 9)])],
+    ids=["the longest fills the batch", "whole blocks are padding in every sequence"],
+)
+def test_padding_changes_no_sequence(
+    num_targets: int, num_states: int, lengths: list[tuple[int, int]], backend: Backend, dtype: torch.dtype
+) -> None:
+    dag = make_dag(num_targets, num_states, dtype=dtype, num_sequences=len(lengths))
+    target_lengths, state_lengths = map(torch.tensor, zip(*lengths, strict=True))
+    dag = dag._replace(target_lengths=target_lengths, state_lengths=state_lengths)
     nll, grad_emit, grad_trans = nll_and_gradients(dag, backend)
-    for row, (T, S) in enumerate([(9, 40), (4, 18), (1, 7)]):
+    best = best_alignment(*dag, backend=backend)
+    for row, (T, S) in enumerate(lengths):
         rows = slice(row, row + 1)
         alone = Dag(dag.log_emit[rows, :T, :S], dag.log_trans[rows, :S, :S], *(x[rows] for x in dag[2:]))
-        for actual, expected, is_loss in zip(
-            (nll[rows], grad_emit[rows, :T, :S], grad_trans[rows, :S, :S]),
-            nll_and_gradients(alone, backend),
-            (True, False, False),
-            strict=True,
-        ):
-            assert_equals(actual, expected.double(), is_loss=is_loss)
+        inside = nll[rows], grad_emit[rows, :T, :S], grad_trans[rows, :S, :S]
+        assert_all_equal(inside, nll_and_gradients(alone, backend))
+        assert grad_emit[rows].count_nonzero() == inside[1].count_nonzero()
+        assert grad_trans[rows].count_nonzero() == inside[2].count_nonzero()
+        assert best[rows, :T].equal(best_alignment(*alone, backend=backend))
 
 
-def test_padding_beyond_every_length_changes_no_sequence(
-    make_dag: MakeDag, backend: Backend, dtype: torch.dtype
-) -> None:
-    """As where a batch is cut from a larger one: whole blocks of states and targets are padding in every sequence."""
-    wide = make_dag(30, 150, dtype=dtype, num_sequences=2)
-    wide = wide._replace(target_lengths=torch.tensor([4, 3]), state_lengths=torch.tensor([10, 9]))
-    cut = wide._replace(log_emit=wide.log_emit[:, :4, :10], log_trans=wide.log_trans[:, :10, :10])
-    nll, grad_emit, grad_trans = nll_and_gradients(wide, backend)
-    for actual, expected, is_loss in zip(
-        (nll, grad_emit[:, :4, :10], grad_trans[:, :10, :10]),
-        nll_and_gradients(cut, backend),
-        (True, False, False),
-        strict=True,
-    ):
-        assert_equals(actual, expected.double(), is_loss=is_loss)
-    assert grad_emit.count_nonzero() == grad_emit[:, :4, :10].count_nonzero()
-    assert grad_trans.count_nonzero() == grad_trans[:, :10, :10].count_nonzero()
-    assert best_alignment(*wide, backend=backend)[:, :4].equal(best_alignment(*cut, backend=backend))
-
-
-def test_sequences_without_a_path_cost_infinity_and_teach_nothing(
-    make_dag: MakeDag, backend: Backend, dtype: torch.dtype
-) -> None:
+def test_sequences_without_a_path_cost_infinity_and_teach_nothing(backend: Backend, dtype: torch.dtype) -> None:
     dag = make_dag(4, 12, dtype=dtype, num_sequences=9)
     dag = dag._replace(
         # empty, too few states for the targets, no states, one state, and in the last two nothing but -inf
@@ -248,7 +213,7 @@ def test_empty_axes_give_no_path(shape: tuple[int, int, int], backend: Backend, 
     assert best_alignment(*dag, backend=backend).equal(torch.full((B, T), -1))
 
 
-def test_a_loss_that_nobody_can_pay_weighs_nothing_in_a_masked_mean(make_dag: MakeDag, backend: Backend) -> None:
+def test_an_infinite_loss_weighs_nothing_in_a_masked_mean(backend: Backend) -> None:
     dag = make_dag(3, 8, dtype=torch.float32)._replace(target_lengths=torch.tensor([3, 0]))
     log_emit = dag.log_emit.requires_grad_()
     nll = states_alignment_nll(log_emit, *dag[1:], backend=backend)
@@ -258,7 +223,7 @@ def test_a_loss_that_nobody_can_pay_weighs_nothing_in_a_masked_mean(make_dag: Ma
     assert log_emit.grad[0].sum().item() == pytest.approx(-3, abs=1e-5)
 
 
-def test_a_nan_that_is_read_is_not_hidden(make_dag: MakeDag, backend: Backend) -> None:
+def test_a_nan_that_is_read_is_not_hidden(backend: Backend) -> None:
     dag = make_dag(3, 8, dtype=torch.float32)
     dag.log_emit[1, 1, 3] = math.nan
     assert states_alignment_nll(*dag, backend=backend).isnan().tolist() == [False, True]
@@ -267,7 +232,7 @@ def test_a_nan_that_is_read_is_not_hidden(make_dag: MakeDag, backend: Backend) -
 @pytest.mark.parametrize("dtype", [torch.float64])
 @pytest.mark.parametrize("lengths", [([3, 3], [8, 8]), ([3, 2], [8, 6])], ids=["full", "ragged"])
 def test_gradients_equal_finite_differences(
-    lengths: tuple[list[int], list[int]], make_dag: MakeDag, backend: Backend, dtype: torch.dtype
+    lengths: tuple[list[int], list[int]], backend: Backend, dtype: torch.dtype
 ) -> None:
     target_lengths, state_lengths = map(torch.tensor, lengths)
     dag = make_dag(3, 8, dtype=dtype)._replace(target_lengths=target_lengths, state_lengths=state_lengths)
@@ -296,14 +261,14 @@ def test_gradients_equal_finite_differences(
     ],
 )
 def test_many_paths_equal_the_float64_reference(
-    num_targets: int, num_states: int, num_sequences: int, emission_std: float, make_dag: MakeDag, backend: Backend
+    num_targets: int, num_states: int, num_sequences: int, emission_std: float, backend: Backend
 ) -> None:
     dag = make_dag(num_targets, num_states, num_sequences=num_sequences, emission_std=emission_std, dtype=torch.float32)
     assert_equals_reference(dag, backend)
 
 
 @pytest.mark.parametrize("backend", FAST, indirect=True)
-def test_two_targets_among_2050_states_equal_one_sum_over_pairs(make_dag: MakeDag, backend: Backend) -> None:
+def test_two_targets_among_2050_states_equal_one_sum_over_pairs(backend: Backend) -> None:
     num_states = 2050
     dag = make_dag(2, num_states, num_sequences=1, dtype=torch.float32, emission_std=3.0)
     log_emit, log_trans = (x[0].double().requires_grad_() for x in dag[:2])
@@ -314,24 +279,22 @@ def test_two_targets_among_2050_states_equal_one_sum_over_pairs(make_dag: MakeDa
         is_inner[:, None] & (is_inner & torch.ones(num_states, num_states, dtype=torch.bool).triu(1))
     ].logsumexp(0)
     grad_emit, grad_trans = torch.autograd.grad(expected, (log_emit, log_trans))
-    nll, *gradients = nll_and_gradients(dag, backend)
-    assert_equals(nll, expected.detach()[None], is_loss=True)
-    assert_equals(gradients[0], grad_emit[None], is_loss=False)
-    assert_equals(gradients[1], grad_trans[None], is_loss=False)
+    expected_results = expected.detach()[None], grad_emit[None], grad_trans[None]
+    assert_all_equal(nll_and_gradients(dag, backend), expected_results)
 
 
 @pytest.mark.parametrize("backend", FAST, indirect=True)
 @pytest.mark.parametrize("log_floor", [-math.inf, -60.0, -1000.0, -1e30])
 @pytest.mark.parametrize("emission_std", [1.0, 30.0])
 def test_one_hot_transitions_equal_the_float64_reference(
-    log_floor: float, emission_std: float, make_dag: MakeDag, backend: Backend
+    log_floor: float, emission_std: float, backend: Backend
 ) -> None:
     dag = make_dag(17, 70, num_sequences=3, dtype=torch.float32, emission_std=emission_std)
     assert_equals_reference(one_hot_transitions(dag, log_floor=log_floor), backend)
 
 
 @pytest.mark.parametrize("backend", FAST, indirect=True)
-def test_the_only_path_may_cost_a_thousand_nats_an_edge(make_dag: MakeDag, backend: Backend) -> None:
+def test_the_only_path_may_cost_a_thousand_nats_an_edge(backend: Backend) -> None:
     num_targets = 30
     dag = one_hot_transitions(make_dag(num_targets, 40, dtype=torch.float32))
     dag = dag._replace(log_trans=dag.log_trans - 1000)
@@ -340,7 +303,7 @@ def test_the_only_path_may_cost_a_thousand_nats_an_edge(make_dag: MakeDag, backe
 
 
 @pytest.mark.parametrize("backend", FAST, indirect=True)
-def test_a_likely_start_does_not_drown_the_only_way_through(make_dag: MakeDag, backend: Backend) -> None:
+def test_a_likely_start_does_not_drown_the_only_way_through(backend: Backend) -> None:
     # the first inner nodes are e2000 more likely than the others, and lead nowhere
     num_targets, num_states = 6, 60
     dag = make_dag(num_targets, num_states, dtype=torch.float32)
@@ -351,7 +314,7 @@ def test_a_likely_start_does_not_drown_the_only_way_through(make_dag: MakeDag, b
 
 
 @pytest.mark.parametrize("backend", FAST, indirect=True)
-def test_states_of_one_mask_without_edges_equal_the_float64_reference(make_dag: MakeDag, backend: Backend) -> None:
+def test_states_of_one_mask_without_edges_equal_the_float64_reference(backend: Backend) -> None:
     k, num_targets = 4, 25
     dag = make_dag(num_targets, k * num_targets + 2, dtype=torch.float32, emission_std=30.0)
     mask_of_state = (torch.arange(k * num_targets + 2) - 1).div(k, rounding_mode="floor")
@@ -359,7 +322,7 @@ def test_states_of_one_mask_without_edges_equal_the_float64_reference(make_dag: 
     assert_equals_reference(dag, backend)
 
 
-def test_strided_inputs_give_the_same_bits(make_dag: MakeDag, backend: Backend, dtype: torch.dtype) -> None:
+def test_strided_inputs_give_the_same_bits(backend: Backend, dtype: torch.dtype) -> None:
     dag = make_dag(7, 30, dtype=dtype, num_sequences=3)
     strided = Dag(
         dag.log_emit.transpose(0, 2).contiguous().transpose(0, 2),
@@ -373,19 +336,13 @@ def test_strided_inputs_give_the_same_bits(make_dag: MakeDag, backend: Backend, 
     assert best_alignment(*strided, backend=backend).equal(best_alignment(*dag, backend=backend))
 
 
-def test_results_repeat_bit_for_bit(make_dag: MakeDag, backend: Backend) -> None:
-    dag = make_dag(12, 50, dtype=torch.float32, num_sequences=5)
-    first, second = nll_and_gradients(dag, backend), nll_and_gradients(dag, backend)
-    assert all(a.equal(b) for a, b in zip(first, second, strict=True))
-
-
-def test_int32_lengths_are_accepted(make_dag: MakeDag, backend: Backend) -> None:
+def test_int32_lengths_are_accepted(backend: Backend) -> None:
     dag = make_dag(3, 8, dtype=torch.float32)
     as_int32 = Dag(*dag[:2], dag.target_lengths.int(), dag.state_lengths.int())
     assert states_alignment_nll(*as_int32, backend=backend).equal(states_alignment_nll(*dag, backend=backend))
 
 
-def test_autocast_changes_nothing(make_dag: MakeDag, backend: Backend) -> None:
+def test_autocast_changes_nothing(backend: Backend) -> None:
     dag = make_dag(7, 30, dtype=torch.float32)
     expected = nll_and_gradients(dag, backend)
     with torch.autocast("cpu", torch.bfloat16):

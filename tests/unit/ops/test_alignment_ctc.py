@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from exlm_cli.ops.alignment import Backend, best_alignment, states_alignment_nll
-from tests.conftest import Dag
+from tests.unit.ops.dags import Dag
 
 BLANK = 0
 

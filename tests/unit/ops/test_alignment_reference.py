@@ -24,8 +24,3 @@ def test_the_gradient_is_the_softmax_and_zero_where_all_is_dead() -> None:
     total[1].backward()
     assert total[1] == -math.inf
     assert log_terms.grad.equal(torch.zeros(2, 3))
-
-
-def test_the_gradient_equals_finite_differences() -> None:
-    log_terms = torch.randn(3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: safe_logsumexp(x, dim=0), (log_terms,))

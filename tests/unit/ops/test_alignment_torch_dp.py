@@ -8,9 +8,9 @@ import math
 import pytest
 import torch
 
-from exlm_cli.ops.alignment import alignment_edge_posterior, best_alignment, states_alignment_nll, torch_dp
-from tests.conftest import Dag, MakeDag
-from tests.unit.ops import nasty_dags
+from exlm_cli.ops.alignment import alignment_edge_posterior, best_alignment, torch_dp
+from tests.unit.ops import dags
+from tests.unit.ops.dags import Dag, assert_near, make_dag, nll_and_gradients
 
 
 @pytest.fixture
@@ -41,25 +41,20 @@ def rows_in_log_space(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     return sequences
 
 
-def gradients(dag: Dag, backend: str) -> tuple[torch.Tensor, ...]:
-    inputs = tuple(x.double().requires_grad_() for x in dag[:2])
-    nll = states_alignment_nll(*inputs, *dag[2:], backend=backend)
-    return nll.detach(), *torch.autograd.grad(nll.sum(), inputs)
-
-
 def assert_equals_reference(dag: Dag) -> None:
-    torch.testing.assert_close(gradients(dag, "torch"), gradients(dag, "reference"), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        nll_and_gradients(dag, "torch"), nll_and_gradients(dag, "reference"), rtol=1e-10, atol=1e-10
+    )
 
 
 def assert_equals_truth(dag: Dag) -> None:
-    truth = nasty_dags.truth(nasty_dags.Dag(*dag))
-    torch.testing.assert_close(gradients(dag, "torch"), truth[:3], rtol=1e-10, atol=1e-10)
+    assert_near(nll_and_gradients(dag, "torch"), dags.truth(dag), 1e-10, 1e-10)
 
 
 @pytest.mark.parametrize("emission_std", [1.0, 10.0])
 @pytest.mark.parametrize("slope", [-0.7, 0.0, 0.7])
 def test_probabilities_that_rise_from_block_to_block_need_no_logarithms(
-    slope: float, emission_std: float, make_dag: MakeDag, rows_in_log_space: set[int]
+    slope: float, emission_std: float, rows_in_log_space: set[int]
 ) -> None:
     # a path of 12 targets gains up to e200 a block of 24 states, in one of the two directions
     dag = make_dag(12, 200, num_sequences=3, emission_std=emission_std)
@@ -70,18 +65,14 @@ def test_probabilities_that_rise_from_block_to_block_need_no_logarithms(
 
 
 @pytest.mark.parametrize("slope", [-50.0, 50.0])
-def test_a_block_beyond_the_range_of_float64_is_solved_in_log_space(
-    slope: float, make_dag: MakeDag, rows_in_log_space: set[int]
-) -> None:
+def test_a_block_beyond_the_range_of_float64_is_solved_in_log_space(slope: float, rows_in_log_space: set[int]) -> None:
     dag = make_dag(12, 80, num_sequences=3)
     dag.log_emit[1].add_(slope * torch.arange(80))
     assert_equals_truth(dag)
     assert rows_in_log_space == {1}
 
 
-def test_a_sum_that_is_lost_among_the_states_of_a_block_is_taken_in_log_space(
-    make_dag: MakeDag, rows_in_log_space: set[int]
-) -> None:
+def test_a_sum_that_is_lost_among_the_states_of_a_block_is_taken_in_log_space(rows_in_log_space: set[int]) -> None:
     # only states 1..9 lead to 10..19, and beside these they have next to no probability
     dag = make_dag(3, 22, num_sequences=2)
     dag.log_trans[1, 0, 1:10] = -900.0
@@ -91,34 +82,30 @@ def test_a_sum_that_is_lost_among_the_states_of_a_block_is_taken_in_log_space(
     assert rows_in_log_space == {1}
 
 
-def test_a_sequence_solved_in_log_space_changes_no_bit_of_another(
-    make_dag: MakeDag, rows_in_log_space: set[int]
-) -> None:
-    alone = gradients(make_dag(12, 80, num_sequences=3), "torch")
+def test_a_sequence_solved_in_log_space_changes_no_bit_of_another(rows_in_log_space: set[int]) -> None:
+    alone = nll_and_gradients(make_dag(12, 80, num_sequences=3), "torch")
     assert not rows_in_log_space
     dag = make_dag(12, 80, num_sequences=3)
     dag.log_emit[1].add_(50.0 * torch.arange(80))
-    beside = gradients(dag, "torch")
+    beside = nll_and_gradients(dag, "torch")
     assert rows_in_log_space == {1}
     assert all(a[::2].equal(b[::2]) for a, b in zip(alone, beside, strict=True))
 
 
 @pytest.mark.parametrize("emission_std", [1.0, 30.0, 1000.0])
-def test_a_dag_with_all_its_edges_never_sums_twice(
-    emission_std: float, make_dag: MakeDag, sums_taken_again: list[int]
-) -> None:
+def test_a_dag_with_all_its_edges_never_sums_twice(emission_std: float, sums_taken_again: list[int]) -> None:
     assert_equals_reference(make_dag(25, 102, emission_std=emission_std))
     assert not sums_taken_again
 
 
-def test_a_range_of_weak_edges_is_no_reason_to_sum_twice(make_dag: MakeDag, sums_taken_again: list[int]) -> None:
+def test_a_range_of_weak_edges_is_no_reason_to_sum_twice(sums_taken_again: list[int]) -> None:
     dag = make_dag(12, 60)
     dag.log_trans[:, :, 30:] -= 400.0
     assert_equals_reference(dag)
     assert not sums_taken_again
 
 
-def test_sums_that_are_lost_are_taken_again(make_dag: MakeDag, sums_taken_again: list[int]) -> None:
+def test_sums_that_are_lost_are_taken_again(sums_taken_again: list[int]) -> None:
     dag = make_dag(6, 60)
     dag.log_emit[:, :, 20:] -= 2000.0
     dag.log_trans[:, 1:20, 20:] = -math.inf
@@ -128,7 +115,7 @@ def test_sums_that_are_lost_are_taken_again(make_dag: MakeDag, sums_taken_again:
 
 @pytest.mark.parametrize("gather_elements", [1, 100])
 def test_lost_sums_may_be_taken_again_in_parts(
-    gather_elements: int, make_dag: MakeDag, sums_taken_again: list[int], monkeypatch: pytest.MonkeyPatch
+    gather_elements: int, sums_taken_again: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch_dp, "_GATHER_ELEMENTS", gather_elements)
     dag = make_dag(5, 40)
@@ -139,7 +126,7 @@ def test_lost_sums_may_be_taken_again_in_parts(
     assert sum(sums_taken_again) > 0
 
 
-def test_an_edge_is_not_lost_beside_a_likelier_state_that_lacks_it(make_dag: MakeDag) -> None:
+def test_an_edge_is_not_lost_beside_a_likelier_state_that_lacks_it() -> None:
     # the first target is e900 likelier at states 1..9 than at 10..19, and only the latter lead to the second target
     dag = make_dag(2, 42)
     dag.log_trans[:, 0, 20:] = -math.inf
@@ -153,13 +140,13 @@ def test_an_edge_is_not_lost_beside_a_likelier_state_that_lacks_it(make_dag: Mak
 
 @pytest.mark.parametrize("chunk_elements", [1, 4000])
 def test_pieces_of_a_batch_give_the_same_bits_as_the_whole(
-    chunk_elements: int, make_dag: MakeDag, monkeypatch: pytest.MonkeyPatch
+    chunk_elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dag = make_dag(7, 30, num_sequences=11)
     dag = dag._replace(target_lengths=torch.arange(11) % 8, state_lengths=torch.arange(11) + 20)
-    whole, whole_best = gradients(dag, "torch"), best_alignment(*dag, backend="torch")
+    whole, whole_best = nll_and_gradients(dag, "torch"), best_alignment(*dag, backend="torch")
     monkeypatch.setattr(torch_dp, "_CHUNK_ELEMENTS", chunk_elements)
-    pieces = gradients(dag, "torch")
+    pieces = nll_and_gradients(dag, "torch")
     assert all(piece.equal(part) for piece, part in zip(pieces, whole, strict=True))
     assert best_alignment(*dag, backend="torch").equal(whole_best)
 
@@ -185,20 +172,8 @@ def test_the_schedule_sends_every_edge_once_and_after_its_source_is_solved(num_s
 def test_scores_beyond_every_range_equal_the_truth_beside_each_other(seed: int, emission_std: float) -> None:
     # sums that overflow to NaN in one sequence and are lost in the next, and gains that reach the largest float64
     for missing, one_hot in ((0.0, True), (0.3, False)):
-        dag = nasty_dags.make(
-            num_sequences=5,
-            num_targets=11,
-            num_states=60,
-            emission_std=emission_std,
-            missing_edges=missing,
-            missing_emissions=missing,
-            one_hot=one_hot,
-            dtype=torch.float64,
-            seed=seed,
-        )
-        truth = nasty_dags.truth(dag)
-        inputs = tuple(x.requires_grad_() for x in dag[:2])
-        nll = states_alignment_nll(*inputs, *dag[2:], backend="torch")
-        actual = torch.autograd.grad(nll[nll.isfinite()].sum(), inputs)
-        torch.testing.assert_close(nll.detach(), truth.nll, rtol=1e-10, atol=1e-10)
-        torch.testing.assert_close(actual, (truth.grad_emit, truth.grad_trans), rtol=1e-9, atol=1e-9)
+        dag = dags.make(
+            5, 11, 60, emission_std=emission_std, missing_edges=missing, missing_emissions=missing, one_hot=one_hot,
+            dtype=torch.float64, seed=seed,
+        )  # fmt: skip
+        assert_near(nll_and_gradients(dag, "torch"), dags.truth(dag), 1e-10, 1e-9)

@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,9 +19,10 @@ import torch
 from exlm_cli.ops.alignment import best_alignment, build, library, native, states_alignment_nll
 from exlm_cli.ops.alignment.build import BuildError
 from exlm_cli.ops.alignment.library import Dag, DeviceKernels, DeviceLibrary
-from tests.conftest import MakeDag
-from tests.unit.ops import nasty_dags
-from tests.unit.ops.test_native_numbers import CASES
+from tests.unit.ops import dags
+from tests.unit.ops.dags import assert_near, make_dag, nll_and_gradients
+from tests.unit.ops.test_native_numbers import CASES, assert_only_the_second_sequence_is_nan
+from tests.unit.ops.test_native_op import operator_calls
 
 ORDERS = (0, 1, 7)  # of the fibers between two barriers: ascending, descending, shuffled
 SOURCES = build.source_dir()
@@ -50,7 +51,7 @@ def simulated_backend(simulated: DeviceLibrary, monkeypatch: pytest.MonkeyPatch)
     return
 
 
-def run(simulated: DeviceLibrary, dag: nasty_dags.Dag, order: int = 0) -> tuple[torch.Tensor, ...]:
+def run(simulated: DeviceLibrary, dag: dags.Dag, order: int = 0) -> tuple[torch.Tensor, ...]:
     """Loss, both gradients of the summed losses, best nodes; every output starts as garbage."""
     B, T, S = dag.log_emit.shape
     dtype = dag.log_emit.dtype
@@ -68,30 +69,24 @@ def run(simulated: DeviceLibrary, dag: nasty_dags.Dag, order: int = 0) -> tuple[
 @pytest.mark.parametrize("case", CASES)
 def test_results_equal_a_float64_loop_in_any_order_of_threads(case: str, simulated: DeviceLibrary) -> None:
     options = {**CASES[case], "num_sequences": min(CASES[case]["num_sequences"], 6)}
-    dag = nasty_dags.make(**options)
-    truth = nasty_dags.truth(dag)
-    nll, grad_emit, grad_trans, nodes = results = run(simulated, dag)
-    torch.testing.assert_close(nll.double(), truth.nll, rtol=5e-6, atol=5e-6)
-    torch.testing.assert_close(grad_emit.double(), truth.grad_emit, rtol=0, atol=5e-6)
-    torch.testing.assert_close(grad_trans.double(), truth.grad_trans, rtol=0, atol=5e-6)
-    torch.testing.assert_close(nasty_dags.score_of(dag, nodes), truth.best_score, rtol=1e-12, atol=1e-9)
+    dag = dags.make(**options)
+    truth = dags.truth(dag)
+    results = run(simulated, dag)
+    assert_near(results, truth, 5e-6, 5e-6)
+    torch.testing.assert_close(dags.score_of(dag, results[3]), truth.best_score, rtol=1e-12, atol=1e-9)
     for order in ORDERS[1:]:
         again = run(simulated, dag, order)
         assert all(torch.equal(a, b) for a, b in zip(results, again, strict=True))
 
 
 def test_a_share_that_underflows_beside_a_small_sum_is_not_lost(simulated: DeviceLibrary) -> None:
-    dag = nasty_dags.with_a_hidden_share()
-    truth = nasty_dags.truth(dag)
-    nll, grad_emit, grad_trans, _ = run(simulated, dag)
-    torch.testing.assert_close(nll.double(), truth.nll, rtol=1e-6, atol=0)
-    torch.testing.assert_close(grad_emit.double(), truth.grad_emit, rtol=0, atol=1e-6)
-    torch.testing.assert_close(grad_trans.double(), truth.grad_trans, rtol=0, atol=1e-6)
+    dag = dags.with_a_hidden_share()
+    assert_near(run(simulated, dag), dags.truth(dag), 9e-7, 1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 def test_16_bit_inputs_are_widened_and_gradients_rounded(dtype: torch.dtype, simulated: DeviceLibrary) -> None:
-    dag = nasty_dags.make(4, 20, 90, missing_edges=0.3, dtype=dtype)
+    dag = dags.make(4, 20, 90, missing_edges=0.3, dtype=dtype)
     wide = dag._replace(log_emit=dag.log_emit.float(), log_trans=dag.log_trans.float())
     expected_nll, *expected_gradients, expected_nodes = run(simulated, wide)
     nll, *gradients, nodes = run(simulated, dag)
@@ -126,7 +121,7 @@ def test_16_bit_conversions_are_those_of_torch(dtype: torch.dtype, tmp_path_fact
 
 
 def test_one_step_equals_forward_and_backward(simulated: DeviceLibrary) -> None:
-    dag = nasty_dags.make(5, 9, 40)
+    dag = dags.make(5, 9, 40)
     nll, grad_emit, grad_trans, _ = run(simulated, dag)
     weights = torch.linspace(0.5, 2.0, 5)
     results = [torch.empty_like(x) for x in (nll, grad_emit, grad_trans)]
@@ -141,45 +136,26 @@ def test_one_step_equals_forward_and_backward(simulated: DeviceLibrary) -> None:
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("tensor", ["log_emit", "log_trans"])
 def test_a_nan_that_is_read_makes_only_its_sequence_nan(tensor: str, bad: float, simulated: DeviceLibrary) -> None:
-    dag = nasty_dags.make(3, 8, 40, is_ragged=False)
+    dag = dags.make(3, 8, 40, is_ragged=False)
     getattr(dag, tensor)[1, 2, 20] = bad
-    nll, grad_emit, grad_trans, _ = run(simulated, dag)
-    assert nll.isnan().tolist() == [False, True, False]
-    assert grad_emit[1, :, 1:-1].isnan().all()
-    assert grad_trans[1].triu(1).isnan().sum() == 40 * 39 / 2
-    assert all(gradient[[0, 2]].isfinite().all() for gradient in (grad_emit, grad_trans))
+    assert_only_the_second_sequence_is_nan(run(simulated, dag))
 
 
 @pytest.mark.usefixtures("simulated_backend")
-def test_the_operators_keep_their_promises_on_a_device(make_dag: MakeDag) -> None:
-    dag = make_dag(4, 9, dtype=torch.float32)
-    inputs = [x.requires_grad_() if x.is_floating_point() else x for x in dag]
-    with torch.no_grad():
-        _, saved = native._forward(*inputs, True)
-    detached = tuple(x.detach() for x in inputs)
-    operators: tuple[tuple[Callable[..., object], tuple[object, ...]], ...] = (
-        (native._forward, (*inputs, True)),
-        (native._backward, (*detached, saved, torch.ones(2), True, True)),
-        (native._best, detached),
-    )
-    for operator, arguments in operators:
-        # what is saved has words that nobody writes, so runs are compared by their gradients below
-        checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+def test_the_operators_keep_their_promises_on_a_device() -> None:
+    # what is saved has words that nobody writes, so runs are compared by their gradients below
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    for operator, arguments in operator_calls(torch.float32):
         assert set(torch.library.opcheck(operator, arguments, test_utils=checks).values()) == {"SUCCESS"}
 
 
 @pytest.mark.usefixtures("simulated_backend")
-def test_the_backend_gives_on_a_device_what_it_gives_on_the_host(
-    make_dag: MakeDag, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_backend_gives_on_a_device_what_it_gives_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     dag = make_dag(7, 30, dtype=torch.float32)
 
     def results() -> tuple[torch.Tensor, ...]:
-        leaves = [dag.log_emit.clone().requires_grad_(), dag.log_trans.clone().requires_grad_()]
-        nll = states_alignment_nll(*leaves, *dag[2:], backend="native")
         without_grad = states_alignment_nll(*dag, backend="native")
-        gradients = torch.autograd.grad(nll.sum(), leaves)
-        return nll.detach(), without_grad, *gradients, best_alignment(*dag, backend="native")
+        return *nll_and_gradients(dag, "native"), without_grad, best_alignment(*dag, backend="native")
 
     on_device = results()
     monkeypatch.undo()
@@ -188,12 +164,12 @@ def test_the_backend_gives_on_a_device_what_it_gives_on_the_host(
 
 
 def test_no_sequence_launches_nothing(simulated: DeviceLibrary) -> None:
-    nll, grad_emit, grad_trans, nodes = run(simulated, nasty_dags.make(0, 3, 8))
+    nll, grad_emit, grad_trans, nodes = run(simulated, dags.make(0, 3, 8))
     assert (nll.numel(), grad_emit.numel(), grad_trans.numel(), nodes.numel()) == (0, 0, 0, 0)
 
 
 def test_errors_of_the_device_are_raised_with_its_message(simulated: DeviceLibrary) -> None:
-    dag = Dag.of(*nasty_dags.make(2, 3, 8))
+    dag = Dag.of(*dags.make(2, 3, 8))
     simulated._library.simt_fail()
     with pytest.raises(RuntimeError, match=r"^states_alignment_forward_cuda: invalid value$"):
         simulated.on(0, 0).forward(dag, torch.empty(2), None)
@@ -205,7 +181,7 @@ def test_errors_of_the_device_are_raised_with_its_message(simulated: DeviceLibra
         simulated.on(99, 0).forward(dag, torch.empty(2), None)
     assert not simulated.runs_on(99)
     simulated.on(0, 0).forward(dag, torch.empty(2), None)
-    float64 = Dag.of(*nasty_dags.make(2, 3, 8, dtype=torch.float64))
+    float64 = Dag.of(*dags.make(2, 3, 8, dtype=torch.float64))
     with pytest.raises(RuntimeError, match=r"^states_alignment_forward_cuda: these kernels do not take this dtype$"):
         simulated.on(0, 0).forward(float64, torch.empty(2), None)
 
@@ -307,4 +283,4 @@ def test_nvcc_compiles_the_oldest_and_the_newest_target_without_a_warning(tmp_pa
         with pytest.raises(BuildError, match=rf"^{re.escape(str(path))} does not run on cuda:0: "):
             compiled.check(0)
         with pytest.raises(RuntimeError, match=r"^states_alignment_forward_cuda: "):
-            compiled.on(0, 0).forward(Dag.of(*nasty_dags.make(2, 3, 8)), torch.empty(2), None)
+            compiled.on(0, 0).forward(Dag.of(*dags.make(2, 3, 8)), torch.empty(2), None)

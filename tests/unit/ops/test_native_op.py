@@ -3,8 +3,7 @@
 Expected values come from the `reference` backend in the same dtype, or from torch's own checkers.
 """
 
-import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 
 from exlm_cli.errors import BackendError
 from exlm_cli.ops.alignment import (
-    best_alignment,
     build,
     choose_backend,
     library,
@@ -20,8 +18,8 @@ from exlm_cli.ops.alignment import (
     states_alignment_nll,
 )
 from exlm_cli.ops.alignment.build import BuildError
-from tests.conftest import MakeDag
-from tests.unit.ops import nasty_dags
+from tests.unit.ops import dags
+from tests.unit.ops.dags import make_dag, nll_and_gradients
 
 CPU = torch.device("cpu")
 
@@ -37,23 +35,23 @@ def forget_library() -> Iterator[None]:
         cached.cache_clear()
 
 
-def test_operators_keep_the_promises_of_their_schemas(make_dag: MakeDag) -> None:
-    dag = make_dag(4, 9)
+def operator_calls(dtype: torch.dtype) -> list[tuple[Callable[..., object], tuple[object, ...]]]:
+    """Each operator of the native backend with arguments for it."""
+    dag = make_dag(4, 9, dtype=dtype)
     inputs = [x.requires_grad_() if x.is_floating_point() else x for x in dag]
+    detached = tuple(x.detach() for x in dag)
     with torch.no_grad():
         _, saved = native._forward(*inputs, True)
-    backward = (*dag, saved, torch.ones(2, dtype=torch.float64), True, True)
-    operators = (
-        (native._forward, (*inputs, True)),
-        (native._backward, tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in backward)),
-        (native._best, tuple(x.detach() for x in dag)),
-    )
-    for operator, arguments in operators:
-        results = torch.library.opcheck(operator, arguments)
-        assert set(results.values()) == {"SUCCESS"}
+    backward = (*detached, saved, torch.ones(2, dtype=dtype), True, True)
+    return [(native._forward, (*inputs, True)), (native._backward, backward), (native._best, detached)]
 
 
-def test_alpha_is_kept_only_for_a_backward_pass(make_dag: MakeDag) -> None:
+def test_operators_keep_the_promises_of_their_schemas() -> None:
+    for operator, arguments in operator_calls(torch.float64):
+        assert set(torch.library.opcheck(operator, arguments).values()) == {"SUCCESS"}
+
+
+def test_alpha_is_kept_only_for_a_backward_pass() -> None:
     dag = make_dag(3, 8)
     _, saved = native._forward(*dag, False)
     assert saved.numel() == 0
@@ -64,7 +62,7 @@ def test_alpha_is_kept_only_for_a_backward_pass(make_dag: MakeDag) -> None:
         nll.sum().backward()
 
 
-def test_the_gradient_has_no_gradient(make_dag: MakeDag) -> None:
+def test_the_gradient_has_no_gradient() -> None:
     log_emit, *others = make_dag(3, 8)
     leaf = log_emit.requires_grad_()
     nll = states_alignment_nll(leaf, *others, backend="native").sum()
@@ -73,7 +71,7 @@ def test_the_gradient_has_no_gradient(make_dag: MakeDag) -> None:
         gradient.sum().backward()
 
 
-def test_a_compiled_graph_holds_the_operator_whole(make_dag: MakeDag) -> None:
+def test_a_compiled_graph_holds_the_operator_whole() -> None:
     def loss(*dag: torch.Tensor) -> torch.Tensor:
         return states_alignment_nll(*dag, backend="native").mul(2).sum()
 
@@ -87,40 +85,13 @@ def test_a_compiled_graph_holds_the_operator_whole(make_dag: MakeDag) -> None:
         assert all(torch.equal(eager, compiled) for eager, compiled in zip(*gradients, strict=True))
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        lambda x: x.expand(3, *x.shape[1:]) if len(x) == 1 else x,
-        lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
-        lambda x: torch.stack([x, x], dim=-1)[..., 0],
-        lambda x: torch.cat([x, x], dim=1)[:, : x.shape[1]],
-        lambda x: torch.cat([x, x], dim=2)[:, :, : x.shape[2]],
-        lambda x: torch.cat([x[:1], x])[1:],
-    ],
-    ids=["expanded", "transposed", "every other", "fewer rows", "fewer columns", "offset"],
-)
-def test_layout_of_the_arguments_does_not_matter(layout: object, make_dag: MakeDag) -> None:
-    dag = make_dag(5, 12, num_sequences=1, dtype=torch.float32)
-    plain = [x.expand(len(layout(dag.log_emit)), *x.shape[1:]).contiguous() for x in dag]
-    laid_out = [layout(x) if x.ndim == 3 else x for x in plain]
-    results = []
-    for log_emit, log_trans in (plain[:2], laid_out[:2]):
-        leaves = [log_emit.detach().requires_grad_(), log_trans.detach().requires_grad_()]
-        nll = states_alignment_nll(*leaves, *plain[2:], backend="native")
-        nodes = best_alignment(*leaves, *plain[2:], backend="native")
-        results.append((nll.detach(), *torch.autograd.grad(nll.sum(), leaves), nodes))
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-
 @pytest.mark.parametrize("case", [{}, {"emission_std": 3.0}, {"emission_std": 30.0}], ids=["std 1", "std 3", "std 30"])
 def test_float32_errors_are_at_most_twice_those_of_the_reference(case: dict[str, float]) -> None:
-    dag = nasty_dags.make(4, 30, 100, **case)
-    truth = nasty_dags.truth(dag)
+    dag = dags.make(4, 30, 100, **case)
+    truth = dags.truth(dag)
     errors = {}
     for backend in ("native", "reference"):
-        leaves = [dag.log_emit.clone().requires_grad_(), dag.log_trans.clone().requires_grad_()]
-        nll = states_alignment_nll(*leaves, *dag[2:], backend=backend)
-        gradients = torch.autograd.grad(nll[nll.isfinite()].sum(), leaves)
+        nll, *gradients = nll_and_gradients(dag, backend)
         worst = [(g - t).abs().max() for g, t in zip(gradients, (truth.grad_emit, truth.grad_trans), strict=True)]
         is_finite = truth.nll.isfinite()
         errors[backend] = torch.stack([*worst, ((nll - truth.nll) / truth.nll)[is_finite].abs().max()])
@@ -170,14 +141,6 @@ def test_without_a_compiler_auto_falls_back_and_native_gives_the_reason(monkeypa
 
 
 @pytest.mark.usefixtures("forget_library")
-def test_a_shipped_library_is_taken_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    shipped = tmp_path / "shipped.so"
-    shipped.write_bytes(build.build_library("cpu").read_bytes())
-    monkeypatch.setattr(build, "prebuilt_library", lambda kind: shipped)
-    assert library.host_library().path == shipped
-
-
-@pytest.mark.usefixtures("forget_library")
 def test_a_file_that_is_no_library_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "broken.so"
     broken.write_text("not a library")
@@ -193,20 +156,8 @@ def test_a_library_of_another_interface_version_is_refused(monkeypatch: pytest.M
     assert native.obstacle(torch.float32, CPU) == f"{path} has interface version {version}, expected 99"
 
 
-def test_a_status_other_than_done_is_raised_with_its_message(make_dag: MakeDag) -> None:
+def test_a_status_other_than_done_is_raised_with_its_message() -> None:
     dag = library.Dag.of(*make_dag(3, 8, dtype=torch.bfloat16))
     message = "^states_alignment_forward_cpu: these kernels do not take this dtype$"
     with pytest.raises(RuntimeError, match=message):
         library.host_library().forward(dag, torch.empty(2), None)
-
-
-def test_the_c_interface_says_what_each_status_means() -> None:
-    loaded = ctypes.CDLL(str(library.host_library().path))
-    loaded.states_alignment_message.restype = ctypes.c_char_p
-    assert [loaded.states_alignment_message(status).decode() for status in (0, 1, 2, 3, 77)] == [
-        "done",
-        "these kernels do not take this dtype",
-        "a size or a stride is negative or too large",
-        "no memory for the scratch of one thread",
-        "unknown status",
-    ]

@@ -47,13 +47,6 @@ def test_scores_depend_on_differences_of_both_coordinates() -> None:
     assert score((5, 2), (3, 1)) != pytest.approx(score((6, 2), (3, 1)), abs=1e-3)
 
 
-def test_the_clone_index_turns_the_second_half_alone() -> None:
-    x = torch.randn(1, 1, 1, 16, generator=torch.Generator().manual_seed(2))
-    first, second = (rotate(x, *rotary_tables(torch.tensor([[(9, c)]]), 16, 10000.0)) for c in (1, 2))
-    torch.testing.assert_close(first[..., :8], second[..., :8])
-    assert not torch.allclose(first[..., 8:], second[..., 8:])
-
-
 def test_half_precision_is_rotated_in_float32() -> None:
     x = torch.randn(1, 1, 3, 8, generator=torch.Generator().manual_seed(3)).bfloat16()
     tables = rotary_tables(torch.tensor([[[500], [501], [502]]]), 8, 10000.0)

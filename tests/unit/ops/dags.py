@@ -1,7 +1,4 @@
-"""DAGs made to break an alignment kernel, and the recursion of App. I.1 as a float64 loop to judge it by.
-
-Whatever must not be read is NaN: padding, the emission columns of both ends, transitions at and below the diagonal.
-"""
+"""DAGs for tests, some made to break a kernel, and the recursion of App. I.1 as a float64 loop to judge it by."""
 
 from typing import NamedTuple
 
@@ -9,8 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from exlm_cli.ops.alignment import states_alignment_nll
+
 
 class Dag(NamedTuple):
+    """Arguments of the alignment op, in order."""
+
     log_emit: Tensor
     log_trans: Tensor
     target_lengths: Tensor
@@ -24,6 +25,43 @@ class Truth(NamedTuple):
     grad_emit: Tensor
     grad_trans: Tensor
     best_score: Tensor
+
+
+def make_dag(
+    num_targets: int,
+    num_states: int,
+    *,
+    num_sequences: int = 2,
+    dtype: torch.dtype = torch.float64,
+    emission_std: float = 1.0,
+) -> Dag:
+    """Normal emissions and softmax transitions over all later states, full lengths."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (num_sequences, num_targets, num_states)
+    log_emit = torch.randn(shape, generator=generator, dtype=torch.float64) * emission_std - 3
+    logits = torch.randn(num_sequences, num_states, num_states, generator=generator, dtype=torch.float64)
+    is_edge = torch.ones(num_states, num_states, dtype=torch.bool).triu(1)
+    is_edge[-1, -1] = True  # the last row has no edge; this one keeps its softmax finite
+    log_trans = logits.masked_fill(~is_edge, -torch.inf).log_softmax(-1)
+    log_trans[:, -1, -1] = -torch.inf
+    target_lengths = torch.full((num_sequences,), num_targets)
+    state_lengths = torch.full((num_sequences,), num_states)
+    return Dag(log_emit.to(dtype), log_trans.to(dtype), target_lengths, state_lengths)
+
+
+def nll_and_gradients(dag: Dag, backend: str, weights: Tensor | None = None) -> tuple[Tensor, ...]:
+    """Loss of each sequence, and both gradients of the weighted sum."""
+    inputs = [x.detach().requires_grad_() for x in dag[:2]]
+    nll = states_alignment_nll(*inputs, *dag[2:], backend=backend)
+    return nll.detach(), *torch.autograd.grad(nll, inputs, torch.ones_like(nll) if weights is None else weights)
+
+
+def assert_near(results: tuple[Tensor, ...], truth: Truth, loss_bound: float, gradient_bound: float) -> None:
+    """Compare the loss within a relative and absolute bound, gradients within an absolute one."""
+    nll, *gradients = (x.cpu().double() for x in results[:3])
+    torch.testing.assert_close(nll, truth.nll, rtol=loss_bound, atol=loss_bound)
+    for gradient, expected in zip(gradients, truth[1:3], strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=0, atol=gradient_bound)
 
 
 def make(
@@ -41,7 +79,10 @@ def make(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> Dag:
-    """A batch of random DAGs; ragged ones have infeasible and empty sequences among the others."""
+    """A batch of random DAGs; ragged ones have infeasible and empty sequences among the others.
+
+    Whatever must not be read is NaN: padding, the emission columns of both ends, transitions at and below the diagonal.
+    """
     random = np.random.default_rng(seed)
     B, T, S = num_sequences, num_targets, num_states
     log_emit = random.standard_normal((B, T, S)) * emission_std
