@@ -1,4 +1,4 @@
-"""Padded batches of a task's examples, and the loss of each example.
+"""Padded batches of a task's examples, and their losses.
 
 Axes: B examples, L tokens, R positions after repetition, C outputs.
 """
@@ -78,10 +78,11 @@ def _repeat(token_ids: IntArray, num_repeats: int) -> IntArray:
     return np.concatenate([token_ids[:1], np.repeat(token_ids[1:-1], num_repeats), token_ids[-1:]])
 
 
-def example_losses(loss: Loss, outputs: Tensor, batch: TaskBatch, weights: Tensor | None) -> Float[Tensor, " B"]:
-    """Return the loss of each example, nats or squared standard deviations, float32.
+def batch_losses(loss: Loss, outputs: Tensor, batch: TaskBatch, weights: Tensor | None) -> Float[Tensor, " n"]:
+    """Return the losses whose mean is the loss of a batch, nats or squared standard deviations, float32.
 
-    The mean over an example's present labels; `inf` where none is present, which the training loop leaves out.
+    For `binary` one loss for each label present, so that every label weighs the same (as in Uni-Mol). Otherwise one for
+    each example: for `regression` the mean over its values present, `inf` for an example to leave out.
 
     Args:
         loss: Kind of loss.
@@ -93,7 +94,7 @@ def example_losses(loss: Loss, outputs: Tensor, batch: TaskBatch, weights: Tenso
         case "binary":
             targets_BC = batch.targets.nan_to_num().to(outputs.dtype)
             losses_BC = F.binary_cross_entropy_with_logits(outputs, targets_BC, pos_weight=weights, reduction="none")
-            return _mean_of_present(losses_BC, batch.targets)
+            return losses_BC[~batch.targets.isnan()]
         case "regression":
             targets_BC = batch.targets.nan_to_num().to(outputs.dtype)
             return _mean_of_present((outputs - targets_BC).square(), batch.targets)

@@ -18,7 +18,7 @@ from exlm_cli.config.sections import TrainConfig
 from exlm_cli.data.masking import IntArray
 from exlm_cli.data.sampler import EpochPlan, cut_microbatches, plan_epoch, prefetch
 from exlm_cli.data.tokenizer import Tokenizer
-from exlm_cli.finetune.batch import TaskBatch, collate, example_losses, repeated_lengths
+from exlm_cli.finetune.batch import TaskBatch, batch_losses, collate, repeated_lengths
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray, Split
@@ -184,8 +184,8 @@ class FinetuneTask:
         return self._runner.batches(self.data.splits["train"], indices)
 
     def losses(self, batch: TaskBatch) -> Tensor:
-        """Loss of each example; `inf` for one without labels."""
-        return self._example_losses(self._runner.run(batch), batch)
+        """Loss of each label or example, as `batch_losses` gives them."""
+        return self._losses(self._runner.run(batch), batch)
 
     def count_tokens(self, batch: TaskBatch) -> int:
         """Input tokens, repetitions counted."""
@@ -197,25 +197,25 @@ class FinetuneTask:
         return {"loss": loss, **self.data.task.score("valid", outputs)}
 
     def predict(self, split: Split) -> tuple[float, list[FloatArray]]:
-        """Return the mean loss over a split's labelled examples, and the outputs of all, in order.
+        """Return the mean loss over a split's labels or examples, and the outputs of all examples, in order.
 
         Outputs are (C,) logits, values in the task's units for `regression`, (L, 2) logits for `span`.
         """
         encoded = self.data.splits[split]
-        losses = np.zeros(len(encoded))
+        losses: list[float] = []
         outputs: list[FloatArray] = [np.zeros(0)] * len(encoded)
         for batch, raw in self._runner.outputs(encoded, self._progress, f"scoring {split}"):
-            losses[batch.sample_index.cpu().numpy()] = self._example_losses(raw, batch).double().cpu().numpy()
+            losses += self._losses(raw, batch).tolist()
             for index, row in self._runner.rows(encoded, batch, raw):
                 outputs[index] = row
-        is_counted = np.isfinite(losses)
-        return float(losses[is_counted].mean()) if is_counted.any() else math.nan, outputs
+        counted = [value for value in losses if math.isfinite(value)]
+        return math.fsum(counted) / len(counted) if counted else math.nan, outputs
 
-    def _example_losses(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
+    def _losses(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
         if self.data.task.loss == "regression":
             standardised = (batch.targets - self.model.output_mean) / self.model.output_std
             batch = replace(batch, targets=standardised)
-        return example_losses(self.data.task.loss, outputs, batch, self._weights)
+        return batch_losses(self.data.task.loss, outputs, batch, self._weights)
 
 
 def target_scale(targets_NC: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from exlm_cli.config.sections import MaskingConfig
 from exlm_cli.data.masking import mask_sequence, sample_rng
-from exlm_cli.finetune.batch import TaskBatch, collate, example_losses, repeated_lengths
+from exlm_cli.finetune.batch import TaskBatch, batch_losses, collate, repeated_lengths
 from exlm_cli.tasks.base import EncodedSplit
 from tests.tiny import SPECIAL
 
@@ -65,37 +65,38 @@ def nll(logit: float, label: int) -> float:
     return math.log1p(math.exp(-logit if label else logit))
 
 
-def test_binary_is_the_mean_over_the_labels_that_are_there() -> None:
+def test_every_label_present_weighs_the_same() -> None:
+    """Uni-Mol sums the loss over all labels of the batch that are present and divides by their number."""
     outputs = torch.tensor([[0.3, -1.0], [2.0, 0.5], [1.0, 1.0]])
-    losses = example_losses("binary", outputs, targets_alone([[1, 0], [NAN, 1], [NAN, NAN]]), None)
-    assert losses.tolist() == pytest.approx([(nll(0.3, 1) + nll(-1.0, 0)) / 2, nll(0.5, 1), math.inf])
+    losses = batch_losses("binary", outputs, targets_alone([[1, 0], [NAN, 1], [NAN, NAN]]), None)
+    assert losses.tolist() == pytest.approx([nll(0.3, 1), nll(-1.0, 0), nll(0.5, 1)])
 
 
 def test_weights_of_labels_are_those_of_positives() -> None:
     outputs = torch.tensor([[0.3, -1.0]])
-    losses = example_losses("binary", outputs, targets_alone([[1, 0]]), torch.tensor([3.0, 5.0]))
-    assert losses.tolist() == pytest.approx([(3 * nll(0.3, 1) + nll(-1.0, 0)) / 2])
+    losses = batch_losses("binary", outputs, targets_alone([[1, 0]]), torch.tensor([3.0, 5.0]))
+    assert losses.tolist() == pytest.approx([3 * nll(0.3, 1), nll(-1.0, 0)])
 
 
 def test_classes_are_one_softmax_each_weighed_by_its_class() -> None:
     outputs = torch.tensor([[0.0, math.log(3.0)], [0.0, math.log(3.0)], [5.0, 0.0]])
     targets = targets_alone([[1], [0], [NAN]])
-    assert example_losses("classes", outputs, targets, None).tolist() == pytest.approx(
+    assert batch_losses("classes", outputs, targets, None).tolist() == pytest.approx(
         [math.log(4 / 3), math.log(4), math.inf]
     )
-    weighed = example_losses("classes", outputs, targets, torch.tensor([2.0, 0.5]))
+    weighed = batch_losses("classes", outputs, targets, torch.tensor([2.0, 0.5]))
     assert weighed.tolist() == pytest.approx([0.5 * math.log(4 / 3), 2 * math.log(4), math.inf])
 
 
 def test_regression_is_the_mean_square_over_the_values_that_are_there() -> None:
     outputs = torch.tensor([[1.0, 2.0], [1.0, 2.0], [0.0, 0.0]])
-    losses = example_losses("regression", outputs, targets_alone([[0, 5], [NAN, 4], [NAN, NAN]]), None)
+    losses = batch_losses("regression", outputs, targets_alone([[0, 5], [NAN, 4], [NAN, NAN]]), None)
     assert losses.tolist() == pytest.approx([(1 + 9) / 2, 4, math.inf])
 
 
 def test_spans_are_softmaxes_over_the_tokens_that_may_answer() -> None:
     logits = torch.tensor([[[0.0, math.log(2.0)], [math.log(3.0), 0.0], [9.0, 9.0]]])
-    losses = example_losses("span", logits, targets_alone([[1, 0]], [[True, True, False]]), None)
+    losses = batch_losses("span", logits, targets_alone([[1, 0]], [[True, True, False]]), None)
     assert losses.tolist() == pytest.approx([(math.log(4 / 3) + math.log(3 / 2)) / 2])
 
 
@@ -105,7 +106,7 @@ def test_what_is_left_out_has_gradient_zero_and_never_nan(loss: str) -> None:
     outputs.requires_grad_()
     answerable = [[True, True, False]] * 2 if loss == "span" else None
     targets = [[0.0, 1.0], [1.0, 1.0]] if loss == "span" else [[NAN, NAN], [1.0, NAN]]
-    losses = example_losses(loss, outputs, targets_alone(targets, answerable), None)
+    losses = batch_losses(loss, outputs, targets_alone(targets, answerable), None)
     torch.where(losses == math.inf, 0.0, losses).sum().backward()
     assert outputs.grad is not None
     assert outputs.grad.isfinite().all()
