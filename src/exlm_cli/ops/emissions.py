@@ -62,11 +62,15 @@ def token_statistics(
     *,
     chunk_rows: int,
 ) -> TokenStatistics:
-    """Return entropy (nats), most likely token and its log-probability of every row; not differentiable."""
+    """Return entropy (nats), most likely token and its log-probability of every row; not differentiable.
+
+    Logits are float32 also under autocast: bfloat16 would merge near-equal logits and shift the entropy.
+    """
     parts: list[TokenStatistics] = []
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(hidden_ND.device.type, enabled=False):
+        hidden_ND, weight_VD, bias_V = hidden_ND.float(), weight_VD.float(), bias_V.float()
         for rows in _chunks(len(hidden_ND), chunk_rows):
-            log_probs = torch.addmm(bias_V, hidden_ND[rows], weight_VD.t()).float().log_softmax(-1)
+            log_probs = torch.addmm(bias_V, hidden_ND[rows], weight_VD.t()).log_softmax(-1)
             best = log_probs.max(-1)
             # xlogy(p, p) is p log p with 0 at p = 0, where exp(log p) * log p would be 0 * -inf
             entropy = -torch.xlogy(probs := log_probs.exp(), probs).sum(-1)

@@ -94,6 +94,16 @@ def test_statistics_are_those_of_the_distributions() -> None:
     torch.testing.assert_close(statistics.best_log_prob, log_probs.amax(-1))
 
 
+def test_statistics_under_autocast_are_those_of_float32_logits() -> None:
+    """In bfloat16 the logits 100 and 100.1 are equal, and the entropy is ln 2 = 0.6931."""
+    hidden, weight = torch.tensor([[1.0]]), torch.tensor([[100.0], [100.1]])
+    with torch.autocast("cpu", torch.bfloat16):
+        statistics = token_statistics(hidden, weight, torch.zeros(2), chunk_rows=1)
+    exact = torch.distributions.Categorical(logits=torch.tensor([100.0, 100.1])).entropy()
+    torch.testing.assert_close(statistics.entropy_nats, exact[None])
+    assert statistics.best_token.tolist() == [1]
+
+
 def test_a_certain_distribution_has_entropy_zero_not_nan() -> None:
     hidden = torch.tensor([[1000.0]])
     weight = torch.tensor([[1.0], [0.0], [-1.0]])
