@@ -56,7 +56,9 @@ def plan_epoch(
         batch_tokens: Maximum of input tokens of a step, if `batch_sequences` is None.
         bucket_steps: Steps sorted together; 1 keeps steps purely random.
     """
-    rng = np.random.Generator(np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)))
+    # the last word of the counter sets this stream apart from those of `sample_rng`, which share the key
+    counter = np.array([0, 0, 0, 1], dtype=np.uint64)
+    rng = np.random.Generator(np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64), counter=counter))
     order = rng.permutation(len(lengths))
     if bucket_steps == 1:
         return EpochPlan(order, _cut(lengths[order], batch_sequences, batch_tokens))

@@ -5,6 +5,7 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
+from exlm_cli.data.masking import sample_rng
 from exlm_cli.data.sampler import cut_microbatches, longest_expanded, plan_epoch, prefetch
 from tests.tiny import tiny_batch, tiny_recipe
 
@@ -110,3 +111,12 @@ def test_prefetch_begins_before_it_is_asked() -> None:
     made = prefetch(begun.set_result, [7])
     assert begun.result(timeout=60) == 7
     assert list(made) == [None]
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_the_order_shares_no_stream_with_the_masks_of_a_sample(epoch: int) -> None:
+    """An order drawn from a sample's stream is that sample's permutation of all indices."""
+    order = _plan(BUDGETS[0].values[0], epoch=epoch, bucket_steps=1).order
+    for sample_index in range(len(LENGTHS)):
+        permutation = sample_rng(1, epoch, sample_index).permutation(len(LENGTHS))
+        assert (order == permutation).mean() < 0.05
