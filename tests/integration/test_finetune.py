@@ -50,9 +50,7 @@ def test_a_task_that_words_decide_is_learnt(
     pretrained = make_pretrained(tmp_path / "pre", model={"num_layers": 2})
     train = {"max_epochs": 25, "batch_sequences": 16, "microbatch_tokens": 4096}
     task = WordTask(loss, (240, 60, 60))
-    result = run_tiny(
-        pretrained, tmp_path / "run", task, seeds=[1], train=train, optim={"lr": 1e-2}, model=NO_DROPOUT
-    )
+    result = run_tiny(pretrained, tmp_path / "run", task, seeds=[1], train=train, optim={"lr": 1e-2}, model=NO_DROPOUT)
     for split in ("valid", "test"):
         assert is_learnt(result.results.metrics[split][metric].mean), result.results.metrics
 
