@@ -38,7 +38,7 @@ def test_a_named_file_has_what_is_named(file: str, name: str) -> None:
 
 
 def test_named_recipes_are_shipped() -> None:
-    assert set(RECIPES) <= {info.name for kind in KINDS for info in list_recipes(kind)}
+    assert set(RECIPES) <= {name for kind in KINDS for name in list_recipes(kind)}
 
 
 def test_named_keys_are_those_of_a_recipe() -> None:

@@ -11,9 +11,10 @@ import pytest
 from exlm_cli.config.base import Recipe
 from exlm_cli.config.describe import count_parameters
 from exlm_cli.config.load import KINDS, dump_recipe, list_recipes, load_recipe, recipes_folder
+from exlm_cli.config.pretrain import PretrainRecipe
 
 FILES = sorted(recipes_folder().rglob("*.yaml"))
-SHIPPED = {info.path: (kind, info.name) for kind in KINDS for info in list_recipes(kind)}
+SHIPPED = {path: (kind, name) for kind in KINDS for name, path in list_recipes(kind).items()}
 
 # every line of a table, by the key that holds it; `Activation function: GELU` is the model's only one
 TABLE_5 = {
@@ -141,7 +142,7 @@ def test_every_value_of_a_table_is_the_papers(name: str) -> None:
 @pytest.mark.parametrize("name", ["text-base", "text-large", "smiles-base"])
 def test_every_value_of_a_table_stands_beside_a_comment_that_names_it(name: str) -> None:
     """The values that a file gives itself; those it extends are commented where they are given."""
-    path = next(info.path for info in list_recipes() if info.name == name)
+    path = list_recipes(PretrainRecipe)[name]
     table = {"text-base": "Table 10", "text-large": "Table 10", "smiles-base": "Table 7"}[name]
     keys = {key.rpartition(".")[2] for key in EXPECTED[name]} - {"objective", "rope", "alignment", "kind", "scheme"}
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -168,7 +169,7 @@ def test_parameters_come_out_as_the_paper_gives_them(name: str, paper_millions: 
     assert count_parameters(load_recipe(name)) == pytest.approx(paper_millions * 1e6, rel=tolerance)
 
 
-@pytest.mark.parametrize("name", [info.name for info in list_recipes() if info.name.endswith("-mlm")])
+@pytest.mark.parametrize("name", [name for name in list_recipes(PretrainRecipe) if name.endswith("-mlm")])
 def test_a_twin_differs_in_the_objective_and_in_nothing_that_costs(name: str) -> None:
     twin = load_recipe(name)
     assert twin.objective == "mlm"

@@ -66,19 +66,9 @@ def test_a_long_run_speaks_more_rarely_as_it_goes() -> None:
 
 def test_the_time_left_of_a_resumed_run_counts_only_what_this_process_does() -> None:
     assert lines_of([(10.0, 110)], 200, done=100)[0] == "train: 110/200, 1/s, 0:01:30 left"
-
-
-def test_work_without_a_known_end_has_no_time_left() -> None:
     assert lines_of([(10.0, 5000)], None)[0] == "train: 5,000, 500/s"
-
-
-def test_work_that_does_nothing_says_nothing() -> None:
-    assert lines_of([], 10) == []
-    assert lines_of([(0.0, 5)], 10, done=5) == []
-
-
-def test_work_that_takes_no_time_has_no_rate() -> None:
     assert lines_of([(0.0, 5)], 10) == ["train: 5/10, 0:00:00 in all"]
+    assert lines_of([(0.0, 5)], 10, done=5) == lines_of([], 10) == []
 
 
 def test_work_that_fails_says_no_end() -> None:
@@ -87,12 +77,6 @@ def test_work_that_fails_says_no_end() -> None:
     bar.__enter__().update(3)
     bar.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert stream.getvalue() == ""
-
-
-def test_messages_of_a_log_are_lines() -> None:
-    stream = io.StringIO()
-    LineProgress(stream).message("resuming")
-    assert stream.getvalue() == "resuming\n"
 
 
 def terminal() -> tuple[TerminalProgress, io.StringIO]:
@@ -181,13 +165,6 @@ def test_a_table_stands_above_the_bars_and_changes_with_them() -> None:
     with progress.bar("later", 1) as bar:
         bar.update(1)
     assert title not in stream.getvalue()
-
-
-def test_a_table_is_no_matter_for_a_log() -> None:
-    stream = io.StringIO()
-    with LineProgress(stream).board("a grid", ["row"], ["column"]) as board:
-        board.show("row", "column", "42%")
-    assert stream.getvalue() == ""
 
 
 def test_numbers_that_are_not_finite_are_null_in_json_and_told_in_words(capsys: Capture) -> None:

@@ -10,7 +10,7 @@ from exlm_cli.config.describe import recipe_size
 from exlm_cli.config.load import KINDS, list_recipes, load_recipe, recipe_kind
 
 Capture = pytest.CaptureFixture[str]
-NAMES = [info.name for kind in KINDS for info in list_recipes(kind)]
+NAMES = [name for kind in KINDS for name in list_recipes(kind)]
 
 
 def test_json_gives_every_recipe_with_what_scripts_rely_on(capsys: Capture) -> None:

@@ -3,9 +3,8 @@
 import difflib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, overload
+from typing import Any, overload
 
 import yaml
 
@@ -26,15 +25,6 @@ _OWN_KEYS = ("name", "purpose", "paper")
 """Keys that a recipe does not inherit from the one it extends; a recipe without `name` is named by its file."""
 
 _LIST_HINT = "`exlm recipes` lists the recipes; a file is given by its path, like `./mine.yaml`"
-
-
-@dataclass(frozen=True)
-class RecipeInfo(Generic[RecipeT]):
-    """A recipe that ships with the package."""
-
-    name: str
-    path: Path
-    recipe: RecipeT
 
 
 @overload
@@ -76,15 +66,11 @@ def dump_recipe(recipe: Recipe) -> str:
     return dump_yaml(recipe.model_dump(mode="json"))
 
 
-@overload
-def list_recipes() -> list[RecipeInfo[PretrainRecipe]]: ...
-@overload
-def list_recipes(kind: type[RecipeT]) -> list[RecipeInfo[RecipeT]]: ...
-def list_recipes(kind: type[Recipe] = PretrainRecipe) -> list[RecipeInfo[Any]]:
-    """Return the recipes of a kind that ship with the package, by folder in the order of its `groups`, then by name."""
+def list_recipes(kind: type[Recipe]) -> dict[str, Path]:
+    """Return name -> file of the shipped recipes of a kind, by folder in the order of its `groups`, then by name."""
     order = {group: rank for rank, group in enumerate(kind.groups)}
-    shipped = sorted(_shipped(kind).items(), key=lambda item: (order.get(item[1].parent.name, len(order)), item[0]))
-    return [RecipeInfo(name, path, load_recipe(name, kind=kind)) for name, path in shipped]
+    files = {path.stem: path for path in (recipes_folder() / kind.folder).rglob("*.yaml")}
+    return dict(sorted(files.items(), key=lambda item: (order.get(item[1].parent.name, len(order)), item[0])))
 
 
 def resumed_recipe(run: Path, kind: type[RecipeT], overrides: Sequence[str] = ()) -> RecipeT:
@@ -138,10 +124,6 @@ def _kind_of_keys(keys: Iterable[str]) -> type[Recipe] | None:
     return fitting[0] if len(fitting) == 1 else None
 
 
-def _shipped(kind: type[Recipe]) -> dict[str, Path]:
-    return {path.stem: path for path in (recipes_folder() / kind.folder).rglob("*.yaml")}
-
-
 def _shown(path: Path) -> str:
     """Return a path for messages: shipped recipes from the top of the repository."""
     folder = recipes_folder()
@@ -150,7 +132,7 @@ def _shown(path: Path) -> str:
 
 def _find_recipe(name_or_file: str, kind: type[Recipe], extended_by: Path | None = None) -> Path:
     """Return the path of a recipe; in `extends` of the file `extended_by`, relative paths start beside that file."""
-    shipped = _shipped(kind)
+    shipped = list_recipes(kind)
     if name_or_file in shipped:
         return shipped[name_or_file]
     path = Path(name_or_file) if extended_by is None else extended_by.parent / name_or_file
@@ -164,7 +146,7 @@ def _find_recipe(name_or_file: str, kind: type[Recipe], extended_by: Path | None
     if path.suffix in (".yaml", ".yml") or len(Path(name_or_file).parts) > 1:
         raise ConfigError(f"{prefix}recipe file {path} does not exist", _LIST_HINT)
     for other in KINDS:
-        if name_or_file in _shipped(other):
+        if name_or_file in list_recipes(other):
             raise _other_kind(f"{prefix}`{name_or_file}`", other, kind)
     near = difflib.get_close_matches(name_or_file, shipped, n=1, cutoff=0.5)
     hint = f"did you mean `{near[0]}`? {_LIST_HINT}" if near else _LIST_HINT

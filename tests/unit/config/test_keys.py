@@ -6,11 +6,7 @@ import pytest
 from pydantic import Field
 
 from exlm_cli.config.base import Recipe, StrictModel
-from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.keys import (
-    accepts_booleans,
-    accepts_list_of_texts,
-    accepts_mapping,
     child_keys,
     describe_accepted,
     find_field,
@@ -49,12 +45,6 @@ def test_every_key_is_listed_sections_before_their_keys() -> None:
     ]  # fmt: skip
 
 
-def test_children_are_the_keys_directly_below() -> None:
-    assert child_keys(Schema, "") == ["name", "section"]
-    assert child_keys(Schema, "section.inner") == ["depth"]
-    assert child_keys(Schema, "name") == []
-
-
 @pytest.mark.parametrize("path", ["nome", "name.x", "section.none", "section.inner.depth.x"])
 def test_a_path_that_leads_nowhere_has_no_field(path: str) -> None:
     assert find_field(Schema, path) is None
@@ -91,24 +81,12 @@ def test_every_key_of_a_recipe_can_be_described(kind: type[Recipe]) -> None:
         assert field.description or child_keys(kind, path), f"`{path}` says nothing of itself"
 
 
-def test_a_mapping_is_told_from_a_section() -> None:
-    mappings = [p for p in key_paths(FinetuneRecipe) if (f := find_field(FinetuneRecipe, p)) and accepts_mapping(f)]
-    assert mappings == ["grid"]
-
-
-def test_lists_of_texts_and_booleans_are_told_apart() -> None:
-    lists = [p for p in key_paths(Schema) if (f := find_field(Schema, p)) and accepts_list_of_texts(f)]
-    booleans = [p for p in key_paths(Schema) if (f := find_field(Schema, p)) and accepts_booleans(f)]
-    assert (lists, booleans) == (["section.files"], ["section.is_on"])
-
-
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
         ("masking.mask_porb", "masking.mask_ratio"),
         ("mask_ratio", "masking.mask_ratio"),
         ("train.lr", "optim.lr"),
-        ("maskings.mask_ratio", "masking.mask_ratio"),
         ("model.num_layer", "model.num_layers"),
         ("max_stps", "train.max_steps"),
         ("model.transition.headz", "model.transition.heads"),

@@ -39,10 +39,6 @@ def error_of(name: Any, *overrides: str) -> ConfigError:
     return caught.value
 
 
-def test_a_recipe_is_found_by_name_and_called_by_it() -> None:
-    assert load_recipe("quickstart-text").name == "quickstart-text"
-
-
 def test_a_file_is_found_by_path_and_called_by_its_stem(tmp_path: Path) -> None:
     recipe = load_recipe(str(write(tmp_path / "mine.yaml", "extends: quickstart-text\nseed: 7\n")))
     assert (recipe.name, recipe.seed, recipe.purpose) == ("mine", 7, "")
@@ -104,9 +100,6 @@ def test_a_file_that_is_missing_or_a_folder_is_told(tmp_path: Path) -> None:
         (b"seed: [1\n", "line 2, column 1: "),
         (b"\x7fELF\xff\x00", "not a text file: byte 4"),
         (b"seed: \x00\n", "unacceptable character #x0000"),
-        (b"masking: {mask_porb: 0.3}\n", "unknown key `masking.mask_porb`"),
-        (b"seed: -1\n", "`seed` is -1"),
-        (b"objective: exlm\n", "`data` is missing"),
     ],
 )
 def test_a_file_that_is_no_recipe_is_told_in_one_line(tmp_path: Path, content: bytes, said: str) -> None:
@@ -128,18 +121,15 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("override", "section", "key", "value"),
     [
-        ("optim.lr=1e-4", "optim", "lr", 1e-4),
         ("optim.betas=[0.8, 0.9]", "optim", "betas", (0.8, 0.9)),
         ("train.max_steps=1e3", "train", "max_steps", 1000),
         ("data.column=no", "data", "column", "no"),
         ("data.column=", "data", "column", None),
         ("data.column=a=b", "data", "column", "a=b"),
         ("data.train=corpus/*.txt", "data", "train", ("corpus/*.txt",)),
-        ("data.train=*.txt", "data", "train", ("*.txt",)),
         ('data.train=["a.txt", b.txt]', "data", "train", ("a.txt", "b.txt")),
         ("masking={mask_ratio: 0.3}", "masking", "mask_ratio", 0.3),
         (" optim.lr =1e-4", "optim", "lr", 1e-4),
-        ("data.train=take #2/a.txt", "data", "train", ("take #2/a.txt",)),
         ("data.train=#2.txt", "data", "train", ("#2.txt",)),
         ('data.train=["take #2/a.txt"]', "data", "train", ("take #2/a.txt",)),
     ],
@@ -149,12 +139,6 @@ def test_set_is_typed_by_yaml(override: str, section: str, key: str, value: Any)
     read = getattr(getattr(recipe, section), key)
     assert read == value
     assert type(read) is type(value)
-
-
-def test_a_later_set_wins_and_others_stay() -> None:
-    recipe = load_recipe("quickstart-text", ["optim.lr=1e-4", "optim.lr=1e-5"])
-    assert recipe.optim.lr == 1e-5
-    assert recipe.optim.warmup_steps == load_recipe("quickstart-text").optim.warmup_steps
 
 
 def test_recipes_are_found_inside_an_installed_package_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,9 +153,9 @@ def test_recipes_are_found_inside_an_installed_package_too(tmp_path: Path, monke
 
 
 def test_listed_recipes_have_their_names_and_begin_with_the_smallest_kind() -> None:
-    listed = list_recipes()
-    assert listed[0].name.startswith("quickstart-")
-    assert all(info.recipe == load_recipe(info.name) and info.path.stem == info.name for info in listed)
+    listed = list_recipes(PretrainRecipe)
+    assert next(iter(listed)).startswith("quickstart-")
+    assert all(load_recipe(name).name == path.stem == name for name, path in listed.items())
 
 
 def kind_error_of(name: Any, kind: type[Recipe]) -> ConfigError:
@@ -181,18 +165,13 @@ def kind_error_of(name: Any, kind: type[Recipe]) -> ConfigError:
 
 
 def test_a_recipe_of_another_kind_names_its_command(tmp_path: Path) -> None:
-    error = kind_error_of("moleculenet-bace", PretrainRecipe)
-    assert "`exlm finetune`, not of `exlm pretrain`" in error.message
-    assert "`quickstart-text`" in error.hint
+    assert "`exlm finetune`, not of `exlm pretrain`" in kind_error_of("moleculenet-bace", PretrainRecipe).message
     path = write(tmp_path / "recipe.yaml", dump_recipe(load_recipe("moleculenet-bace", kind=FinetuneRecipe)))
     assert kind_error_of(path, PretrainRecipe).message.startswith(f"{path} is a recipe of `exlm finetune`")
     child = write(tmp_path / "child.yaml", "extends: text-small\n")
     assert kind_error_of(child, FinetuneRecipe).message.startswith(f"{child}: `extends`: `text-small`")
-
-
-def test_a_misspelt_section_is_no_other_kind(tmp_path: Path) -> None:
-    path = write(tmp_path / "mine.yaml", "extends: text-small\nmaskin: {}\n")
-    assert kind_error_of(path, PretrainRecipe).hint == "did you mean `masking`?"
+    misspelt = write(tmp_path / "mine.yaml", "extends: text-small\nmaskin: {}\n")
+    assert kind_error_of(misspelt, PretrainRecipe).hint == "did you mean `masking`?"
 
 
 def test_the_kind_of_a_recipe_is_told_by_its_name_or_its_keys(tmp_path: Path) -> None:
@@ -205,12 +184,6 @@ def test_the_kind_of_a_recipe_is_told_by_its_name_or_its_keys(tmp_path: Path) ->
 def test_names_are_unique_over_all_kinds() -> None:
     names = [path.stem for path in recipes_folder().rglob("*.yaml")]
     assert len(names) == len(set(names)) >= 60
-
-
-def test_a_list_of_a_grid_is_set_by_its_key() -> None:
-    recipe = load_recipe("csv", ["grid.optim.lr=[1e-4, 1e-3]", "grid.train.max_epochs=[3]"], kind=FinetuneRecipe)
-    assert recipe.grid == {"optim.lr": (1e-4, 1e-3), "train.max_epochs": (3,)}
-    assert load_recipe("csv", ["grid={optim.lr: [0.1]}"], kind=FinetuneRecipe).grid == {"optim.lr": (0.1,)}
 
 
 @st.composite

@@ -37,7 +37,7 @@ def recipes(
             return console.emit_json(recipe.model_dump(mode="json"))
         return console.emit_text(_describe(recipe) + dump_recipe(recipe))
     starts = {kind.example for kind in KINDS}
-    entries = [_entry(info.recipe, starts) for kind in KINDS for info in list_recipes(kind)]
+    entries = [_entry(load_recipe(name, kind=kind), starts) for kind in KINDS for name in list_recipes(kind)]
     commands = list(dict.fromkeys(entry["command"] for entry in entries))
     if command is not None:
         if command not in commands:
