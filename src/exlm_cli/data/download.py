@@ -1,5 +1,6 @@
 """One public file in the cache, by `pooch`: whole and with the known SHA-256, or not at all."""
 
+import hashlib
 import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,8 +73,6 @@ def fetch_once(remote: RemoteFile, folder: str, progress: Progress, *, hint: str
             files.fetch(name, downloader=lambda _url, target, _pooch: _download(remote, target, progress, hint))
         except RequestException as error:
             raise DataError(f"{remote.url}: cannot be fetched: {error}", hint) from error
-        except ValueError as error:
-            raise DataError(f"{remote.url}: the SHA-256 is not {remote.sha256}", hint or _CHANGED_HINT) from error
     return path
 
 
@@ -102,20 +101,21 @@ def _download(remote: RemoteFile, target: str, progress: Progress, hint: str) ->
         if 400 <= response.status_code < 500:
             raise DataError(f"{remote.url}: the server answers {response.status_code} {response.reason}", hint)
         response.raise_for_status()
-        done = 0
+        done, digest = 0, hashlib.sha256()
         for block in response.iter_content(_BLOCK_BYTES):
-            done += len(block)
-            if done > remote.size_bytes:
-                raise DataError(
-                    f"{remote.url}: the server sends more than the expected {remote.size_bytes:,} bytes", _CHANGED_HINT
-                )
             file.write(block)
+            digest.update(block)
+            done += len(block)
             bar.update(done)
+            if done > remote.size_bytes:
+                break
+    # pooch would fetch wrong bytes again, as if the connection had broken
+    if digest.hexdigest() != remote.sha256:
+        raise DataError(f"{remote.url}: the SHA-256 is not {remote.sha256}", hint or _CHANGED_HINT)
 
 
 def _refuse_insecure(url: str, target: str) -> None:
     parts = urllib.parse.urlsplit(target)
-    if parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _LOCAL_HOSTS):
-        return
-    leads = "" if url == target else f" leads to {target}, which"
-    raise DataError(f"{url}:{leads} is not an https address")
+    if parts.scheme != "https" and (parts.scheme != "http" or parts.hostname not in _LOCAL_HOSTS):
+        leads = "" if url == target else f" leads to {target}, which"
+        raise DataError(f"{url}:{leads} is not an https address")

@@ -72,19 +72,10 @@ def find_unknown_characters(row: str) -> str | None:
     """Return that a row is empty, or which of its characters no token covers; None if tokens cover all of it."""
     if not row:
         return "is empty"
-    match = _COVERED.match(row)
-    assert match is not None
-    return _uncovered(row) if match.end() < len(row) else None
-
-
-def _uncovered(row: str) -> str:
-    """Return the characters that no token covers, with the position of their first occurrences."""
-    first_seen: dict[str, int] = {}
-    end = 0
-    for match in [*_TOKEN.finditer(row), None]:
-        start = len(row) if match is None else match.start()
-        for position in range(end, start):
-            first_seen.setdefault(row[position], position + 1)
-        end = start if match is None else match.end()
-    named = ", ".join(f"{character!r} at position {position}" for character, position in first_seen.items())
+    if _COVERED.fullmatch(row):
+        return None
+    # "C" is a token, so every other character that is left is part of none
+    rest = _TOKEN.sub(lambda token: "C" * len(token[0]), row)
+    unknown = [character for character in dict.fromkeys(rest) if character != "C"]
+    named = ", ".join(f"{character!r} at position {rest.index(character) + 1}" for character in unknown)
     return f"characters that are no SMILES tokens: {named}"

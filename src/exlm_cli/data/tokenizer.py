@@ -9,9 +9,9 @@ from typing import Literal, Self, final
 
 import tokenizers
 
-from exlm_cli.data.rows.decode import beyond_limits
+from exlm_cli.data.rows.decode import parse_json
 from exlm_cli.errors import TokenizerError
-from exlm_cli.files import write_atomically
+from exlm_cli.files import reason_of, write_atomically
 
 TokenizerKind = Literal["bpe", "smiles"]
 
@@ -23,6 +23,7 @@ _KIND_OF_MODEL: dict[str, TokenizerKind] = {"BPE": "bpe", "WordLevel": "smiles"}
 # A masked word of text replaces " word": the blank before [MASK] belongs to it.
 _MASK_PATTERN = {"bpe": re.compile(r" ?\[MASK\]"), "smiles": re.compile(r"\[MASK\]")}
 _SPACE, _HIDDEN = " ", frozenset((PAD, CLS, SEP))
+_TRAIN_HINT = "train one with `exlm tokenize`"
 
 
 @final
@@ -50,7 +51,7 @@ class Tokenizer:
         if model not in _KIND_OF_MODEL:
             raise TokenizerError(
                 f"{origin}: tokenizer model `{model}`, expected one of BPE (text) and WordLevel (SMILES)",
-                "train one with `exlm tokenize`",
+                _TRAIN_HINT,
             )
         vocabulary = backend.get_vocab(with_added_tokens=True)
         missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
@@ -69,7 +70,9 @@ class Tokenizer:
         self.pad_id, self.cls_id, self.sep_id, self.mask_id, self.unk_id = (vocabulary[t] for t in SPECIAL_TOKENS)
         self.special_ids = frozenset((self.pad_id, self.cls_id, self.sep_id, self.mask_id, self.unk_id))
         self._hidden_ids = frozenset(vocabulary[token] for token in _HIDDEN)
-        self.fingerprint = hashlib.sha256(_canonical(definition)).hexdigest()
+        self.fingerprint = hashlib.sha256(
+            json.dumps(definition, sort_keys=True, separators=(",", ":")).encode()
+        ).hexdigest()
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -78,24 +81,22 @@ class Tokenizer:
         Raises:
             TokenizerError: It is missing, is not a tokenizer, has another kind of model or lacks a special token.
         """
-        hint = "train one with `exlm tokenize`"
+        hint = _TRAIN_HINT
         try:
             text = path.read_text(encoding="utf-8")
-        except FileNotFoundError as error:
-            raise TokenizerError(f"{path}: no such tokenizer file", hint) from error
         except OSError as error:
-            raise TokenizerError(f"{path}: the tokenizer file cannot be read: {error.strerror}", hint) from error
+            raise TokenizerError(f"{path}: the tokenizer file cannot be read: {reason_of(error)}", hint) from error
         except UnicodeDecodeError as error:
             raise TokenizerError(f"{path}: the tokenizer file is not UTF-8 text", hint) from error
+        _, problem = parse_json(text)
+        if problem is not None:
+            raise TokenizerError(f"{path}: {problem}", hint)
         try:
-            json.loads(text)
-        except json.JSONDecodeError as error:
-            raise TokenizerError(
-                f"{path}: not JSON: {error.msg} at line {error.lineno} column {error.colno}", hint
-            ) from error
-        except (ValueError, RecursionError) as error:
-            raise TokenizerError(f"{path}: {beyond_limits(error)}", hint) from error
-        return cls(_parse(text, path), str(path))
+            # `from_str` would raise a bare `Exception`
+            backend = tokenizers.Tokenizer.from_buffer(text.encode())
+        except ValueError as error:
+            raise TokenizerError(f"{path}: JSON, but no tokenizer: {error}", hint) from error
+        return cls(backend, str(path))
 
     def to_json(self) -> str:
         """Return the definition in the format of the `tokenizers` library."""
@@ -155,15 +156,3 @@ class Tokenizer:
 
 def _escape(character: str) -> str:
     return "\N{OPEN BOX}" if character == _SPACE else ascii(character)[1:-1]
-
-
-def _parse(text: str, path: Path) -> tokenizers.Tokenizer:
-    try:
-        # `from_str` would raise a bare `Exception`
-        return tokenizers.Tokenizer.from_buffer(text.encode())
-    except ValueError as error:
-        raise TokenizerError(f"{path}: JSON, but no tokenizer: {error}", "train one with `exlm tokenize`") from error
-
-
-def _canonical(definition: object) -> bytes:
-    return json.dumps(definition, sort_keys=True, ensure_ascii=True, separators=(",", ":")).encode()

@@ -41,53 +41,15 @@ CORES = (
 )
 """SMILES with sites {0}, {1}, ...; each site takes any substituent."""
 
-SUBSTITUENTS = (
-    "C",
-    "CC",
-    "C(C)C",
-    "C(C)(C)C",
-    "C%11CC%11",
-    "C%11CCCCC%11",
-    "CO",
-    "CCO",
-    "CCN(C)C",
-    "CC#N",
-    "CCCl",
-    "CCBr",
-    "C(F)(F)F",
-    "C(=O)O",
-    "C(=O)[O-]",
-    "C(=O)OC",
-    "C(=O)N",
-    "C(=O)C",
-    "C#N",
-    "C#C",
-    "C/C=C/C",
-    "C/C=C\\C",
-    "CC[NH3+]",
-    "C[N+](C)(C)C",
-    "[C@H](C)O",
-    "[C@@H](C)O",
-    "[C@H](N)C(=O)O",
-    "[C@@H](C)CC",
-    "c%11ccccc%11",
-    "c%11ccc(F)cc%11",
-    "c%11ccc(Cl)cc%11",
-    "c%11ccc(Br)cc%11",
-    "c%11ccc(I)cc%11",
-    "c%11ccncc%11",
-    "c%11ccco%11",
-    "c%11cccs%11",
-    "c%11c[nH]cn%11",
-    "c%11ccc([N+](=O)[O-])cc%11",
-    "Cc%11ccccc%11",
-    "CCc%11ccc(O)cc%11",
-    "CN%11CCOCC%11",
-    "CP(=O)(O)O",
-    "CS(C)(=O)=O",
-    "CSC",
-    "CC(=O)Nc%11ccccc%11",
-)
+_PIECES = r"""
+C CC C(C)C C(C)(C)C C%11CC%11 C%11CCCCC%11 CO CCO CCN(C)C CC#N CCCl CCBr C(F)(F)F C(=O)O C(=O)[O-] C(=O)OC C(=O)N
+C(=O)C C#N C#C C/C=C/C C/C=C\C CC[NH3+] C[N+](C)(C)C [C@H](C)O [C@@H](C)O [C@H](N)C(=O)O [C@@H](C)CC c%11ccccc%11
+c%11ccc(F)cc%11 c%11ccc(Cl)cc%11 c%11ccc(Br)cc%11 c%11ccc(I)cc%11 c%11ccncc%11 c%11ccco%11 c%11cccs%11
+c%11c[nH]cn%11 c%11ccc([N+](=O)[O-])cc%11 Cc%11ccccc%11 CCc%11ccc(O)cc%11 CN%11CCOCC%11 CP(=O)(O)O CS(C)(=O)=O CSC
+CC(=O)Nc%11ccccc%11
+"""
+
+SUBSTITUENTS = tuple(_PIECES.split())
 """SMILES pieces, each bound by a carbon, so that each fits every site."""
 
 

@@ -5,7 +5,6 @@ A changed file is another input, whatever its size and dates; a moved file is th
 
 import contextlib
 import hashlib
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from exlm_cli.data.rows.hub import HubSource, find_revision
 from exlm_cli.data.rows.records import format_of
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, DataError
-from exlm_cli.files import JsonModel, read_json
+from exlm_cli.files import JsonModel, hash_json, read_json
 from exlm_cli.progress import Progress
 
 # Raise it when the same input would give other shards.
@@ -83,7 +82,7 @@ def tokenizer_key(recipe: PretrainRecipe, train: Sequence[FingerprintedSource]) 
     """Return the cache key of the tokenizer that a recipe trains on its training inputs."""
     options = recipe.tokenizer.model_dump(mode="json")
     options |= recipe.data.model_dump(include={"kind", "column", "max_rows", "bundled_rows"})
-    return _hash([_SCHEME, _contents(train), options])[:32]
+    return hash_json([_SCHEME, _contents(train), options])[:32]
 
 
 def data_fingerprint(
@@ -95,15 +94,11 @@ def data_fingerprint(
     """Return the fingerprint of a recipe's shards: contents, tokenizer and options, without names of files."""
     unused = {"train", "valid", "cache_dir"} | ({"valid_fraction"} if valid else set())
     options = recipe.data.model_dump(mode="json", exclude=unused)
-    return _hash([_SCHEME, _contents(train), _contents(valid), tokenizer.fingerprint, options])
+    return hash_json([_SCHEME, _contents(train), _contents(valid), tokenizer.fingerprint, options])
 
 
 def _contents(sources: Sequence[FingerprintedSource]) -> list[str]:
     return [source.content for source in sources]
-
-
-def _hash(content: object) -> str:
-    return _sha256(json.dumps(content, sort_keys=True))
 
 
 def _fingerprint_source(source: Source, cache: Path, progress: Progress) -> FingerprintedSource:

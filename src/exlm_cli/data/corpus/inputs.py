@@ -20,8 +20,7 @@ from exlm_cli.data.bundled.molecules import generate_molecules
 from exlm_cli.data.rows.decode import open_raw
 from exlm_cli.data.rows.hub import HubSource, iter_hub_records
 from exlm_cli.data.rows.records import (
-    COMPRESSIONS,
-    FORMATS,
+    KNOWN_EXTENSIONS,
     ColumnChoice,
     Row,
     RowKind,
@@ -126,20 +125,10 @@ def iter_rows(
                         show(finished_bytes + position_bytes())
                         return
             if num_rows == num_before:
-                raise DataError(f"{source}: no rows in it", _why_no_rows(source))
+                raise DataError(f"{source}: no rows in it")
             if isinstance(source, FileSource):
                 finished_bytes += source.size_bytes
             show(finished_bytes)
-
-
-def _why_no_rows(source: Source) -> str:
-    match format_of(source.path) if isinstance(source, FileSource) else None:
-        case ".txt" | ".smi":
-            return "all of its lines are empty"
-        case ".csv" | ".tsv":
-            return "its first line holds the names of its columns, and no row follows"
-        case _:
-            return ""
 
 
 @contextmanager
@@ -190,10 +179,6 @@ def _local_files(given: str, progress: Progress) -> list[FileSource]:
         return [
             file for match in found for file in (_files_under(match, progress) if match.is_dir() else [_file(match)])
         ]
-    parts = [part.strip() for part in given.split(",")]
-    if len(parts) > 1 and any(expand_path(part).exists() for part in parts if part):
-        hint = f"it is read as one name; a list is written `[{', '.join(parts)}]`, or as words of a command"
-        raise DataError(f"{given}: no such file or directory", hint)
     raise DataError(f"{given}: no such file or directory", _nearest(path))
 
 
@@ -213,8 +198,7 @@ def _file(path: Path) -> FileSource:
         raise DataError(f"{path}: not a regular file", "write the rows to a file first")
     if format_of(path) is None:
         raise DataError(
-            f"{path}: unknown extension `{path.suffix}`; known are {' '.join(FORMATS)}, each also with "
-            f"{' or '.join(COMPRESSIONS)}",
+            f"{path}: unknown extension `{path.suffix}`; known are {KNOWN_EXTENSIONS}",
             "rename it by its content, such as .txt for one row a line",
         )
     size_bytes = path.stat().st_size
@@ -233,10 +217,7 @@ def _files_under(folder: Path, progress: Progress) -> list[FileSource]:
     )
     known = [path for path in found if format_of(path) is not None]
     if not known:
-        raise DataError(
-            f"{folder}: no file in it that can be read, of {len(found)}; known are {' '.join(FORMATS)}, each also with "
-            f"{' or '.join(COMPRESSIONS)}"
-        )
+        raise DataError(f"{folder}: no file in it that can be read, of {len(found)}; known are {KNOWN_EXTENSIONS}")
     if len(known) < len(found):
         skipped = next(path for path in found if format_of(path) is None)
         progress.message(f"{folder}: skipped {len(found) - len(known)} files of other kinds, such as {skipped.name}")

@@ -13,7 +13,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self, final
 
 from exlm_cli.config.pretrain import PretrainRecipe
@@ -30,12 +29,13 @@ from exlm_cli.data.corpus.fingerprint import (
 from exlm_cli.data.corpus.inputs import FileSource, Source, iter_rows, resolve_inputs
 from exlm_cli.data.corpus.sequences import Cutter, Holdout, Packer, SequenceMaker
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
-from exlm_cli.data.rows.records import LINE_FORMATS, SKIPPED_COLUMNS, SKIPPED_FILE, Row, format_of
+from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE, Row
 from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.smiles_check import check_smiles
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, DataError, TokenizerError
 from exlm_cli.files import JsonModel, cache_root, expand_path, read_json
+from exlm_cli.format import shorten
 from exlm_cli.progress import Progress
 
 TRAIN, VALID = "train", "valid"
@@ -390,9 +390,7 @@ class SkippedRows:
         self._writer.writerow(SKIPPED_COLUMNS)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def add(self, row: Row, reason: str) -> None:
@@ -414,20 +412,14 @@ class SkippedRows:
 
 
 def _describe(row: Row, reason: str) -> str:
-    shown = " ".join(row.text.split())
-    if len(shown) > _SHOWN_CHARACTERS:
-        shown = shown[: _SHOWN_CHARACTERS - 1] + "\N{HORIZONTAL ELLIPSIS}"
+    shown = shorten(" ".join(row.text.split()), _SHOWN_CHARACTERS)
     return f"{row.source}:{row.number}: `{shown}`: {reason}"
 
 
 def _no_usable_row(
     data: DataConfig, split: str, sources: Sequence[FingerprintedSource], skipped: SkippedRows
 ) -> DataError:
-    source = sources[0].source
-    hint = f"name the column that holds the {data.kind} with `data.column=NAME`"
-    if isinstance(source, FileSource) and format_of(source.path) in LINE_FORMATS:
-        smiles_hint = "the SMILES must be the first word of a line"
-        hint = smiles_hint if data.kind == "smiles" else "give a file with text in it"
+    hint = f"name the column that holds the {data.kind} with `data.column=NAME`, or give other rows"
     return DataError(f"`data.{split}`: no usable row in {_named(sources)}; {skipped.describe()}", hint)
 
 

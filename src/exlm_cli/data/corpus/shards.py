@@ -1,4 +1,4 @@
-"""Token shards: sequences of token ids on disk, memory-mapped, written once and renamed into place.
+"""Token shards: sequences of token ids on disk, memory-mapped, written once.
 
 A shard directory holds `tokens.bin` (uint16, or int32 if the vocabulary needs it), `offsets.bin` (int64, one more
 than sequences) and `meta.json`. Little-endian, no pickle.
@@ -6,7 +6,6 @@ than sequences) and `meta.json`. Little-endian, no pickle.
 
 import hashlib
 import os
-import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cached_property
@@ -24,7 +23,6 @@ IntArray = NDArray[np.int64]
 
 _META, _TOKENS, _OFFSETS = "meta.json", "tokens.bin", "offsets.bin"
 _SAMPLED_BLOCK_BYTES, _SAMPLED_BLOCKS = 1 << 16, 256
-_MAX_PENDING_SEQUENCES = 4096
 _REBUILD_HINT = "delete the directory and run `exlm tokenize`"
 
 
@@ -86,83 +84,56 @@ class TokenDataset:
 
 @final
 class ShardWriter:
-    """Streams sequences into a shard directory, which appears only when it is complete.
+    """Streams sequences into a shard directory; `meta.json`, written on leaving without an error, makes it complete.
 
-    Use it as a context manager: leaving normally renames the finished directory into place, leaving by an exception or
-    without a single sequence removes what was written.
+    Args:
+        directory: Where the files go.
+        vocab_size: Bound of the ids; decides between uint16 and int32.
+        fingerprint: Hash of everything that goes into the shards.
     """
 
     def __init__(self, directory: Path, vocab_size: int, fingerprint: str) -> None:
-        """Begin a shard directory.
-
-        Args:
-            directory: Where it will be; replaced if it exists.
-            vocab_size: Bound of the ids; decides between uint16 and int32.
-            fingerprint: Hash of everything that goes into the shards.
-        """
         self.directory = directory
         self.fingerprint = fingerprint
         self.num_sequences = 0
         self.num_tokens = 0
-        self._pending: list[Sequence[int]] = []
         self._dtype: Literal["<u2", "<i4"] = "<u2" if vocab_size <= 1 << 16 else "<i4"
-        self._temporary = directory.with_name(f".{directory.name}.writing-{os.getpid()}")
 
     def __enter__(self) -> Self:
-        shutil.rmtree(self._temporary, ignore_errors=True)
-        self._temporary.mkdir(parents=True)
+        self.directory.mkdir(parents=True, exist_ok=True)
         with ExitStack() as files:
-            self._tokens = files.enter_context((self._temporary / _TOKENS).open("wb"))
-            self._offsets = files.enter_context((self._temporary / _OFFSETS).open("wb"))
+            self._tokens = files.enter_context((self.directory / _TOKENS).open("wb"))
+            self._offsets = files.enter_context((self.directory / _OFFSETS).open("wb"))
             self._files = files.pop_all()
-        self._offsets.write(np.zeros(1, "<i8").tobytes())
+        self._offsets.write(bytes(8))
         return self
 
     def add(self, sequences: Sequence[Sequence[int]]) -> None:
         """Append sequences of token ids; none may be empty."""
-        if not all(map(len, sequences)):
-            raise ValueError("a sequence without tokens cannot be stored")
-        self._pending += sequences
+        for ids in sequences:
+            if not ids:
+                raise ValueError("a sequence without tokens cannot be stored")
+            self._tokens.write(np.asarray(ids, self._dtype).tobytes())
+            self.num_tokens += len(ids)
+            self._offsets.write(self.num_tokens.to_bytes(8, "little"))
         self.num_sequences += len(sequences)
-        if len(self._pending) >= _MAX_PENDING_SEQUENCES:
-            self._flush()
 
-    def _flush(self) -> None:
-        if not self._pending:
-            return
-        ends = self.num_tokens + np.cumsum([len(sequence) for sequence in self._pending])
-        self._offsets.write(ends.astype("<i8").tobytes())
-        self._tokens.write(np.concatenate([np.asarray(s, self._dtype) for s in self._pending]).tobytes())
-        self.num_tokens = int(ends[-1])
-        self._pending = []
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            with self._files:
-                if kind is None:
-                    self._flush()
-                    for file in (self._tokens, self._offsets):
-                        # a full disk may be found out only here
-                        file.flush()
-                        os.fsync(file.fileno())
-            if kind is None and self.num_sequences:
-                self._finish()
-        finally:
-            shutil.rmtree(self._temporary, ignore_errors=True)
-
-    def _finish(self) -> None:
-        meta = _Meta(
-            fingerprint=self.fingerprint,
-            dtype=self._dtype,
-            num_sequences=self.num_sequences,
-            num_tokens=self.num_tokens,
-            sha256={name: sampled_sha256(self._temporary / name) for name in (_TOKENS, _OFFSETS)},
-        )
-        write_json(self._temporary / _META, meta)
-        shutil.rmtree(self.directory, ignore_errors=True)
-        self._temporary.rename(self.directory)
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        with self._files:
+            if kind is None:
+                for file in (self._tokens, self._offsets):
+                    # a full disk may be found out only here
+                    file.flush()
+                    os.fsync(file.fileno())
+        if kind is None:
+            meta = _Meta(
+                fingerprint=self.fingerprint,
+                dtype=self._dtype,
+                num_sequences=self.num_sequences,
+                num_tokens=self.num_tokens,
+                sha256={name: sampled_sha256(self.directory / name) for name in (_TOKENS, _OFFSETS)},
+            )
+            write_json(self.directory / _META, meta)
 
 
 def sampled_sha256(path: Path) -> str:
@@ -192,12 +163,6 @@ def _read_meta(directory: Path) -> _Meta:
 
 
 def _check_file(path: Path, size_bytes: int, sha256: str) -> None:
-    if not path.is_file():
-        raise DataError(f"{path}: missing from the token shards", _REBUILD_HINT)
-    found_bytes = path.stat().st_size
-    if found_bytes != size_bytes:
-        raise DataError(
-            f"{path}: {found_bytes} bytes, expected {size_bytes}; the token shards are truncated", _REBUILD_HINT
-        )
-    if sampled_sha256(path) != sha256:
-        raise DataError(f"{path}: its content is not what was written; the token shards are altered", _REBUILD_HINT)
+    if path.is_file() and path.stat().st_size == size_bytes and sampled_sha256(path) == sha256:
+        return
+    raise DataError(f"{path}: missing, truncated or altered since the token shards were written", _REBUILD_HINT)

@@ -6,6 +6,7 @@ caller decides whether to stop.
 """
 
 import io
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -29,6 +30,7 @@ LINE_FORMATS = (".txt", ".smi")
 RECORD_FORMATS = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
 FORMATS = (*LINE_FORMATS, *RECORD_FORMATS)
 COMPRESSIONS = (".gz", ".xz")
+KNOWN_EXTENSIONS = f"{' '.join(FORMATS)}, each also with {' or '.join(COMPRESSIONS)}"
 
 SKIPPED_FILE = "rejected.csv"
 """File of a run or of shards that lists its skipped rows."""
@@ -255,10 +257,13 @@ def _with_header(
         raise DataError(f"{path}: the file is empty", "its first line must name the columns")
     if header is None or not set(header).isdisjoint(first[1]):
         names = [cell.strip() for cell in first[1]]
-        _check_header(path, names)
+        # columns without a name, as pandas writes an index, may be several
+        repeated = next((name for position, name in enumerate(names) if name and name in names[:position]), None)
+        if repeated is not None:
+            raise DataError(f"{path}: the header names column `{repeated}` twice")
     else:
         names = list(header)
-        rows = _put_back(first, rows)
+        rows = itertools.chain([first], rows)
     source = str(path)
     index = None if only is None else names.index(only.choose(source, names))
     for number, cells in rows:
@@ -271,18 +276,6 @@ def _with_header(
         else:
             problem = f"the row has {len(cells)} cells, expected {len(names)}"
             yield Record(source, number, values, problem, delimiter.join(cells))
-
-
-def _put_back(first: tuple[int, list[str]], rows: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:
-    yield first
-    yield from rows
-
-
-def _check_header(path: Path, names: Sequence[str]) -> None:
-    """Refuse a header that names a column twice; columns without a name, as pandas writes an index, are allowed."""
-    for position, name in enumerate(names):
-        if name and name in names[:position]:
-            raise DataError(f"{path}: the header names column `{name}` twice")
 
 
 def _read_json(
@@ -310,8 +303,8 @@ def _read_json(
 def _json_values(path: Path, file: io.BufferedReader, *, is_array: bool) -> Iterator[tuple[int, str, Any, str | None]]:
     """Yield line or record number, text where it is known, value, and what is wrong with it."""
     if is_array:
-        for number, (value, problem) in enumerate(array_elements(path, file), start=1):
-            yield number, "", value, problem
+        for number, value in enumerate(array_elements(path, file), start=1):
+            yield number, "", value, None
     else:
         for number, line in decoded_lines(path, file):
             if text := line.strip():

@@ -11,14 +11,6 @@ from exlm_cli.progress import SilentProgress
 from tests.unit.data.recording import RecordingProgress
 
 
-def test_an_entry_is_written_with_its_folder_and_replaced_whole(tmp_path: Path) -> None:
-    path = tmp_path / "sub" / "a.json"
-    write_entry(path, b"old")
-    write_entry(path, b"new")
-    assert path.read_bytes() == b"new"
-    assert list(path.parent.iterdir()) == [path]
-
-
 def test_disk_trouble_is_one_line_with_the_file_or_else_the_cache(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for error, where in (

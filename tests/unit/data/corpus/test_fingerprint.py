@@ -84,7 +84,7 @@ def test_a_file_written_just_now_is_not_trusted_to_stay(tmp_path: Path, count_re
 
 
 @pytest.mark.usefixtures("_settled")
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"state": []}'])
+@pytest.mark.parametrize("content", ["{", '{"state": []}'])
 def test_a_damaged_digest_is_ignored(tmp_path: Path, content: str) -> None:
     source = _file(tmp_path / "a.txt", "hello")
     first = _content(source, tmp_path / "cache")

@@ -66,11 +66,8 @@ MISTAKES = {
     "aa.txt": ("aa.txt: no such file or directory", "a.txt?"),
     "zzzzzzzz": ("zzzzzzzz: no such file or directory", "the current directory is"),
     "no/a.txt": ("no/a.txt: no such file or directory", "there is no folder"),
-    "a.txt, b.txt": ("no such file or directory", "a list is written `[a.txt, b.txt]`"),
     "": ("an input is empty", "`.` is this directory"),
-    " ": ("an input is empty", "`.` is this directory"),
     "links/gone.txt": ("links/gone.txt: a link to elsewhere.txt, which does not exist", "remove it"),
-    "links": ("links/gone.txt: a link to elsewhere.txt, which does not exist", "remove it"),
     "links/*.txt": ("links/gone.txt: a link to elsewhere.txt, which does not exist", "remove it"),
     "*.parquet": ("`*.parquet`: the pattern matches no file", "the current directory is"),
     "empty.txt": ("empty.txt: the file is empty", ""),
@@ -102,7 +99,7 @@ def test_an_input_that_names_nothing_usable_is_refused(
 
 def test_rows_of_all_sources_come_in_order_under_a_bar_of_bytes(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo\n")
-    (tmp_path / "b.txt.gz").write_bytes(packed := gzip.compress(b"three\n"))
+    (tmp_path / "b.txt.gz").write_bytes(packed := gzip.compress(b"three\n", mtime=0))
     sources = resolve_inputs([str(tmp_path)], kind="text", progress=SilentProgress())
     progress = RecordingProgress()
     rows = list(iter_rows(sources, TEXT, progress=progress, label="tokenising"))
@@ -144,15 +141,6 @@ def test_the_bar_of_hub_rows_counts_towards_no_end(monkeypatch: pytest.MonkeyPat
     assert (progress.bars[0].total, progress.bars[0].done) == (None, [3])
 
 
-def test_the_bar_of_bundled_rows_knows_how_many_will_come() -> None:
-    progress = RecordingProgress()
-    assert (
-        sum(1 for _ in iter_rows([BundledSource("grammar")], DataConfig(kind="text", max_rows=7), progress=progress))
-        == 7
-    )
-    assert progress.bars[0].total == 7
-
-
 @pytest.mark.parametrize(("name", "kind"), [("grammar", "text"), ("molecules", "smiles")])
 def test_bundled_rows_depend_on_their_number_and_seed(name: str, kind: RowKind) -> None:
     def rows(seed: int) -> list[str]:
@@ -166,15 +154,12 @@ def test_bundled_rows_depend_on_their_number_and_seed(name: str, kind: RowKind) 
     assert rows(0) == rows(0) != rows(1)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "hint"), [("a.txt", "\n \n", "lines are empty"), ("b.csv", "text\n", "names of its columns")]
-)
-def test_a_source_without_rows_is_an_error(tmp_path: Path, name: str, content: str, hint: str) -> None:
+@pytest.mark.parametrize(("name", "content"), [("a.txt", "\n \n"), ("b.csv", "text\n")])
+def test_a_source_without_rows_is_an_error(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
     sources = resolve_inputs([str(tmp_path)], kind="text", progress=SilentProgress())
-    with pytest.raises(DataError, match=rf"{re.escape(name)}: no rows in it$") as caught:
+    with pytest.raises(DataError, match=rf"{re.escape(name)}: no rows in it$"):
         list(iter_rows(sources, TEXT, progress=SilentProgress()))
-    assert hint in caught.value.hint
 
 
 def test_a_file_that_vanished_is_an_error(tmp_path: Path) -> None:

@@ -1,13 +1,11 @@
-"""Shards: what is written is read back, nothing half-written is ever seen, and any damage is found by name."""
+"""Shards: what is written is read back, nothing half-written is taken, and any damage is found by name."""
 
-import json
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from exlm_cli.data.corpus import shards
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset, sampled_sha256
 from exlm_cli.errors import DataError
 
@@ -43,58 +41,28 @@ def test_indices_outside_are_refused(tmp_path: Path) -> None:
             dataset[index]
 
 
-def test_only_the_finished_directory_is_there(tmp_path: Path) -> None:
-    _write(tmp_path / "train")
-    assert [p.name for p in tmp_path.iterdir()] == ["train"]
-    assert sorted(p.name for p in (tmp_path / "train").iterdir()) == ["meta.json", "offsets.bin", "tokens.bin"]
-
-
-def test_an_error_leaves_nothing_and_keeps_what_was_there(tmp_path: Path) -> None:
-    _write(tmp_path / "train")
-
-    def fail() -> None:
-        with ShardWriter(tmp_path / "train", 100, "new") as writer:
-            writer.add([[1]])
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fail()
-    assert [p.name for p in tmp_path.iterdir()] == ["train"]
-    assert TokenDataset(tmp_path / "train").fingerprint == "abc"
-
-
 def test_writing_again_replaces(tmp_path: Path) -> None:
     _write(tmp_path / "train")
+    assert sorted(p.name for p in (tmp_path / "train").iterdir()) == ["meta.json", "offsets.bin", "tokens.bin"]
     with ShardWriter(tmp_path / "train", 100, "new") as writer:
         writer.add([[1, 2]])
     dataset = TokenDataset(tmp_path / "train")
     assert (dataset.fingerprint, len(dataset)) == ("new", 1)
 
 
-def test_without_a_sequence_there_is_no_directory(tmp_path: Path) -> None:
-    with ShardWriter(tmp_path / "train", 100, "x") as writer:
-        writer.add([])
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_sequences_are_written_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "_MAX_PENDING_SEQUENCES", 2)
-    dataset = _write(tmp_path / "train")
-    assert [dataset[index].tolist() for index in range(4)] == SEQUENCES
-
-
-def test_an_empty_sequence_is_refused(tmp_path: Path) -> None:
+def test_an_empty_sequence_is_refused_and_shards_left_by_an_error_cannot_be_opened(tmp_path: Path) -> None:
     with (
         pytest.raises(ValueError, match=r"^a sequence without tokens cannot be stored$"),
         ShardWriter(tmp_path / "train", 100, "x") as writer,
     ):
         writer.add([[1], []])
-    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(DataError, match=r"meta\.json is missing$"):
+        TokenDataset(tmp_path / "train")
 
 
 @pytest.mark.parametrize("name", ["tokens.bin", "offsets.bin"])
-@pytest.mark.parametrize(("fault", "words"), [("cut", "truncated"), ("alter", "altered"), ("remove", "missing")])
-def test_a_damaged_file_is_found(tmp_path: Path, name: str, fault: str, words: str) -> None:
+@pytest.mark.parametrize("fault", ["cut", "alter", "remove"])
+def test_a_damaged_file_is_found(tmp_path: Path, name: str, fault: str) -> None:
     _write(tmp_path / "train")
     path = tmp_path / "train" / name
     content = bytearray(path.read_bytes())
@@ -106,26 +74,18 @@ def test_a_damaged_file_is_found(tmp_path: Path, name: str, fault: str, words: s
             path.write_bytes(content)
         case "remove":
             path.unlink()
-    with pytest.raises(DataError, match=rf"^{re.escape(str(path))}: .*{words}") as caught:
+    with pytest.raises(DataError, match=rf"^{re.escape(str(path))}: .*truncated or altered") as caught:
         TokenDataset(tmp_path / "train")
     assert "`exlm tokenize`" in caught.value.hint
 
 
-@pytest.mark.parametrize("content", [None, "[]", "{", '{"format": 2}'])
+@pytest.mark.parametrize("content", [None, "{", '{"format": 2}'])
 def test_a_missing_or_foreign_meta_file_is_refused(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "meta.json").write_text(content)
     with pytest.raises(DataError, match=r"meta\.json") as caught:
         TokenDataset(tmp_path)
     assert "`exlm tokenize`" in caught.value.hint
-
-
-def test_shards_of_another_format_are_refused(tmp_path: Path) -> None:
-    _write(tmp_path / "train")
-    path = tmp_path / "train" / "meta.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2}))
-    with pytest.raises(DataError, match=r"meta\.json: `format` is 2"):
-        TokenDataset(tmp_path / "train")
 
 
 def test_the_digest_of_a_file_below_16_mib_covers_every_byte(tmp_path: Path) -> None:
@@ -138,9 +98,3 @@ def test_the_digest_of_a_file_below_16_mib_covers_every_byte(tmp_path: Path) -> 
         changed[position] = 1
         path.write_bytes(changed)
         assert sampled_sha256(path) != whole
-
-
-def test_the_digest_of_an_empty_file_is_that_of_its_size(tmp_path: Path) -> None:
-    (tmp_path / "a").touch()
-    (tmp_path / "b").write_bytes(b"\0")
-    assert sampled_sha256(tmp_path / "a") != sampled_sha256(tmp_path / "b")

@@ -74,19 +74,9 @@ def test_every_format_and_compression_gives_the_same_rows(tmp_path: Path, extens
     assert rows_of(path) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "format_"),
-    [
-        ("a.txt", ".txt"),
-        ("A.CSV.GZ", ".csv"),
-        ("a.b.smi.xz", ".smi"),
-        ("a.gz", None),
-        ("a.pdf", None),
-        ("README", None),
-    ],
-)
-def test_the_extension_names_the_format(name: str, format_: str | None) -> None:
-    assert format_of(Path(name)) == format_
+def test_the_extension_names_the_format() -> None:
+    formats = {"a.txt": ".txt", "A.CSV.GZ": ".csv", "a.b.smi.xz": ".smi", "a.gz": None, "a.pdf": None, "README": None}
+    assert {name: format_of(Path(name)) for name in formats} == formats
 
 
 def test_blank_lines_of_text_begin_documents(tmp_path: Path) -> None:
@@ -176,28 +166,21 @@ def test_json_rows_have_their_own_problems(tmp_path: Path) -> None:
 @pytest.mark.parametrize("odd", ["1" + "0" * 5000, "[" * 9000 + "]" * 9000], ids=["long", "deep"])
 def test_a_json_row_that_python_cannot_hold_is_a_problem_of_its_own(tmp_path: Path, odd: str) -> None:
     rows = ['{"text": "one"}', f'{{"text": "two", "n": {odd}}}', '{"text": "three"}']
-    for path in (write(tmp_path / "a.jsonl", "\n".join(rows)), write(tmp_path / "a.json", f"[{', '.join(rows)}]")):
-        read = rows_of(path)
-        assert [row.number for row in read] == [1, 2, 3]
-        assert [row.text for row in read if row.problem is None] == ["one", "three"]
-        assert [record.values for record in iter_records(path)] == [{"text": "one"}, {}, {"text": "three"}]
+    path = write(tmp_path / "a.jsonl", "\n".join(rows))
+    read = rows_of(path)
+    assert [row.number for row in read] == [1, 2, 3]
+    assert [row.text for row in read if row.problem is None] == ["one", "three"]
+    assert [record.values for record in iter_records(path)] == [{"text": "one"}, {}, {"text": "three"}]
 
 
 @pytest.mark.parametrize("name", ["a.json", "lines.json", "a.jsonl", "a.json.gz"])
-@pytest.mark.parametrize("indent", [None, 1])
-def test_a_byte_order_mark_is_no_part_of_json(tmp_path: Path, name: str, indent: int | None) -> None:
+def test_a_byte_order_mark_is_no_part_of_json(tmp_path: Path, name: str) -> None:
     has_lines = name in ("lines.json", "a.jsonl")
-    content = "\n".join(map(json.dumps, VALUES)) if has_lines else json.dumps(VALUES, indent=indent)
+    content = "\n".join(map(json.dumps, VALUES)) if has_lines else json.dumps(VALUES)
     data = codecs.BOM_UTF8 + content.encode()
     path = tmp_path / name
-    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    path.write_bytes(gzip.compress(data, mtime=0) if name.endswith(".gz") else data)
     assert [row.text for row in rows_of(path)] == [row["text"] for row in VALUES]
-
-
-def test_parquet_values_that_are_no_strings_are_problems(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"text": [7, None]}), path)
-    assert rows_of(path) == [Row(str(path), 1, "7", problem="is not a string"), Row(str(path), 2, "")]
 
 
 def test_a_file_that_is_no_parquet_or_holds_no_utf8_is_named(tmp_path: Path) -> None:
@@ -253,10 +236,3 @@ def test_a_column_that_is_missing_or_unclear_is_refused(names: list[str], column
     with pytest.raises(DataError, match=re.escape(message)) as caught:
         ColumnChoice("smiles", column).choose("a.csv", names)
     assert "`data.column=NAME`" in caught.value.hint
-
-
-def test_a_skipped_row_says_where_it_is(tmp_path: Path) -> None:
-    lines, array = Record("a.tsv", 7, {}), Record("a.json", 6, {}, has_lines=False)
-    assert str(lines.skipped("x", "is empty")) == "a.tsv:7: is empty"
-    assert str(array.skipped("x", "is empty")) == "a.json, record 6: is empty"
-    assert array.skipped("x", "is empty").cells == ("a.json", "6", "is empty", "x")
