@@ -128,7 +128,9 @@ def test_rows_come_back_as_they_were_added_and_what_json_lacks_is_null(tmp_path:
 
 
 @pytest.mark.parametrize("num_cut_bytes", [1, 2, 12, 23])
-def test_a_last_line_cut_anywhere_by_a_kill_is_left_out(tmp_path: Path, num_cut_bytes: int) -> None:
+def test_a_last_line_cut_by_a_kill_and_rows_beyond_the_resumed_step_are_left_out(
+    tmp_path: Path, num_cut_bytes: int
+) -> None:
     log = MetricsLog(tmp_path / "metrics.jsonl")
     log.append({"step": 1, "loss": 1.5})
     log.append({"step": 2, "loss": 1.25})
@@ -138,14 +140,8 @@ def test_a_last_line_cut_anywhere_by_a_kill_is_left_out(tmp_path: Path, num_cut_
     log.truncate_after(9)
     log.append({"step": 2, "loss": 1.25})
     assert log.path.read_bytes() == whole
-
-
-def test_rows_beyond_the_resumed_step_are_dropped(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path / "metrics.jsonl")
-    for step in (1, 2, 3):
-        log.append({"step": step})
-    log.truncate_after(2)
-    assert [row["step"] for row in read_metrics(log.path)] == [1, 2]
+    log.truncate_after(1)
+    assert [row["step"] for row in read_metrics(log.path)] == [1]
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", '{"loss": 1}', '{"step": null}'])
@@ -175,10 +171,6 @@ def test_the_newest_fitting_run_is_found_at_any_depth_and_cells_do_not_count(tmp
     assert find_newest_run(tmp_path, lambda _: False) is None
 
 
-def test_a_distribution_that_is_not_installed_has_no_version() -> None:
-    assert package_version("exlm-no-such-distribution") is None
-
-
 def test_the_commit_is_that_of_this_repository_and_of_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(run_dir.__file__).parent
     asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
@@ -187,5 +179,6 @@ def test_the_commit_is_that_of_this_repository_and_of_no_other(tmp_path: Path, m
     (tmp_path / "run_dir.py").touch()
     monkeypatch.setattr(run_dir, "__file__", str(tmp_path / "run_dir.py"))
     assert source_commit() is None
+    assert package_version("exlm-no-such-distribution") is None
     monkeypatch.setattr(run_dir.shutil, "which", lambda _: None)
     assert source_commit() is None

@@ -9,7 +9,7 @@ whole unless it was altered afterwards; an altered one is refused and the one be
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +98,18 @@ class Manifest(JsonModel):
 
 
 def checkpoint_paths(run: Path) -> list[Path]:
-    """Return the checkpoints of a run, newest first."""
-    steps = [p for p in (run / "checkpoints").glob("step-*") if p.name.removeprefix("step-").isdecimal()]
-    return sorted(steps, key=_step_of, reverse=True)
+    """Return the `step-N` of a run, newest first."""
+    return _numbered(run, "step-")
+
+
+def best_paths(run: Path) -> list[Path]:
+    """Return the `best-N` of a run, newest first; more than one only until the next checkpoint is saved."""
+    return _numbered(run, "best-")
+
+
+def _numbered(run: Path, prefix: str) -> list[Path]:
+    found = [p for p in (run / "checkpoints").glob(f"{prefix}*") if p.name.removeprefix(prefix).isdecimal()]
+    return sorted(found, key=_step_of, reverse=True)
 
 
 def _step_of(checkpoint: Path) -> int:
@@ -145,14 +154,7 @@ def save_checkpoint(
 
 
 def save_best(run: Path, step: int, model: nn.Module, state: BestState, *, resume_command: str) -> Path:
-    """Write `checkpoints/best-N/`, in place of one that is already there.
-
-    Args:
-        run: Run directory.
-        step: N.
-        model: Its state dict is saved.
-        state: Content of `state.json`.
-        resume_command: Command of the hint.
+    """Write `checkpoints/best-N/`, in place of one that is already there; arguments as of `save_checkpoint`.
 
     Raises:
         CheckpointError: The file system refuses.
@@ -160,12 +162,6 @@ def save_best(run: Path, step: int, model: nn.Module, state: BestState, *, resum
     final = run / "checkpoints" / f"best-{step}"
     _write_whole(final, step, {MODEL_FILE: _model_tensors(model)}, state, resume_command)
     return final
-
-
-def best_paths(run: Path) -> list[Path]:
-    """Return the `best-N` of a run, newest first; more than one only until the next checkpoint is saved."""
-    best = [p for p in (run / "checkpoints").glob("best-*") if p.name.removeprefix("best-").isdecimal()]
-    return sorted(best, key=_step_of, reverse=True)
 
 
 def _write_whole(
@@ -242,14 +238,9 @@ def load_model_weights(path: Path, model: nn.Module) -> None:
             raise CheckpointError(
                 f"{path / MODEL_FILE}: `{name}` has shape {given.get(name)}, "
                 f"the recipe's model has {expected.get(name)}",
-                f"the {_of_shape(name)} beside the checkpoint is not the one it was trained with",
+                "the recipe.yaml or tokenizer.json beside the checkpoint is not the one it was trained with",
             )
     model.load_state_dict(weights)
-
-
-def _of_shape(tensor: str) -> str:
-    """Return the file that decides the shape of a tensor; those of the LM head come first in alphabetical order."""
-    return "tokenizer.json" if tensor in ("lm_head.bias", "token_embedding.weight") else "recipe.yaml"
 
 
 def load_optimizer_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -290,12 +281,11 @@ def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    def entries() -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in model.named_parameters():
-            for key, value in optimizer.state.get(parameter, {}).items():
-                yield f"{name}/{key}", value.detach().cpu().contiguous()
-
-    return dict(entries())
+    return {
+        f"{name}/{key}": value.detach().cpu().contiguous()
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
 
 
 def _sha256(path: Path) -> str:

@@ -166,11 +166,16 @@ class TrainingLoop:
         if self.state.step % _STEPS_BETWEEN_RELEASES == 0:
             release_freed_memory()
         if loss is not None:
-            self._account(loss, time.perf_counter() - start_s)
+            state, busy_s = self.state, time.perf_counter() - start_s
+            state.step += 1
+            state.step_in_epoch += 1
+            state.interval_loss += loss
+            state.interval_steps += 1
+            state.elapsed_s += busy_s
+            self._busy_since_log_s += busy_s
         return loss
 
     def _step(self, stop: StopSignal) -> float | None:
-        """Do one optimiser step and return its loss; None where a signal came before the step was complete."""
         state = self.state
         if state.step_in_epoch >= len(self._plan):
             state.epoch, state.step_in_epoch = state.epoch + 1, 0
@@ -211,11 +216,7 @@ class TrainingLoop:
         return loss_sum / num_counted
 
     def batches(self, indices: IntArray) -> Iterator[Any]:
-        """Yield this step's microbatches; start preparing the next step's after the first.
-
-        Args:
-            indices: Samples of this step.
-        """
+        """Yield the microbatches of a step's samples; start preparing the next step's after the first."""
         batches, self._ahead = self._ahead or self.task.microbatches(indices, self.state.epoch), None
         for batch in batches:
             if self._ahead is None:
@@ -228,15 +229,6 @@ class TrainingLoop:
         if step >= len(self._plan) or self.state.step + 1 >= self.total_steps:
             return None
         return self.task.microbatches(self._plan.step(step), self.state.epoch)
-
-    def _account(self, loss: float, busy_s: float) -> None:
-        state = self.state
-        state.step += 1
-        state.step_in_epoch += 1
-        state.interval_loss += loss
-        state.interval_steps += 1
-        state.elapsed_s += busy_s
-        self._busy_since_log_s += busy_s
 
     def _record(self, bar: Bar, loss: float) -> None:
         """Log, validate and save where this step is due."""
@@ -355,10 +347,8 @@ class TrainingLoop:
 
 
 def count_steps(task: TrainTask[Any], train: LoopConfig) -> int:
-    """Return the optimiser steps of a whole run."""
-    limits = []
-    if train.max_steps is not None:
-        limits.append(train.max_steps)
+    """Return the optimiser steps of a whole run; a recipe limits steps, epochs or both."""
+    limits = [] if train.max_steps is None else [train.max_steps]
     if train.max_epochs is not None:
         limits.append(sum(len(task.plan(epoch)) for epoch in range(train.max_epochs)))
     return min(limits)

@@ -20,7 +20,6 @@ from exlm_cli.data.corpus.pipeline import PreparedData, list_rejected, prepare_d
 from exlm_cli.data.corpus.shards import TokenDataset
 from exlm_cli.data.masking import IntArray, special_tokens
 from exlm_cli.data.sampler import EpochPlan, cut_microbatches, longest_expanded, plan_epoch, prefetch
-from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.files import removed_on_failure, write_atomically
 from exlm_cli.format import format_parameters
@@ -56,7 +55,7 @@ class PretrainTask:
         self.recipe, self.model, self.device = recipe, model, device
         self.train_set, self.valid_set = data.train, data.valid
         self.special = special_tokens(data.tokenizer)
-        self.objective = build_objective(recipe, data.tokenizer)
+        self.objective = Objective(data.tokenizer.unk_id, recipe.masking.num_repeats, recipe.train.alignment_backend)
         self.autocast_dtype = autocast_dtype(recipe.train, device)
         self.identity = {
             "data fingerprint": data.fingerprint,
@@ -216,11 +215,6 @@ def resume_pretraining(run: Path, overrides: Sequence[str] = (), *, progress: Pr
         CheckpointError: `run` is no run directory of pre-training.
     """
     return run_pretraining(resumed_recipe(run, PretrainRecipe, overrides), resume=run, progress=progress)
-
-
-def build_objective(recipe: PretrainRecipe, tokenizer: Tokenizer) -> Objective:
-    """Return the recipe's loss."""
-    return Objective(tokenizer.unk_id, recipe.masking.num_repeats, recipe.train.alignment_backend)
 
 
 def validation_indices(dataset: TokenDataset, limit: int | None) -> IntArray:

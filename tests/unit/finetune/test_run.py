@@ -135,15 +135,6 @@ def test_the_best_epoch_is_the_best_of_the_curve_and_is_scored_once(pretrained: 
     assert cell["metrics"]["valid"]["accuracy"] == max(curve)
 
 
-def test_patience_stops_before_the_last_epoch(pretrained: Path, tmp_path: Path) -> None:
-    class Unlucky(WordTask):
-        def score(self, split: Any, outputs: Any) -> dict[str, float]:
-            return {"accuracy": super().score(split, outputs)["accuracy"] * 0 + 1 / (1 + len(self.scored))}
-
-    result = run_tiny(pretrained, tmp_path / "run", Unlucky(), seeds=[1], train={"max_epochs": 50, "patience": 2})
-    assert (cells(tmp_path / "run")[0]["epochs"], result.results.best_epochs) == (3, (1,))
-
-
 def test_scores_that_are_not_defined_are_null_and_the_last_epoch_is_taken(pretrained: Path, tmp_path: Path) -> None:
     class Undefined(WordTask):
         def score(self, split: Any, outputs: Any) -> dict[str, float]:
@@ -309,18 +300,6 @@ def test_only_a_run_that_fits_is_continued(pretrained: Path, tmp_path: Path, fin
         with pytest.raises(CheckpointError, match=said):
             run_finetuning(changed, resume=run, **{"checkpoint": None, "task": WordTask(), **arguments})
         assert (run / "recipe.yaml").read_bytes() == before
-
-
-def test_a_seed_can_be_added_when_resuming(tmp_path: Path, pretrained: Path, finished: tuple[Path, RunResults]) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(finished[0], run)
-    more = finetune_recipe(seeds=[1, 2, 7])
-    results = run_finetuning(more, checkpoint=None, resume=run, task=WordTask()).results
-    values = results.metrics["test"]["accuracy"].values
-    assert values[:2] == finished[1].metrics["test"]["accuracy"].values
-    assert (len(values), results.seeds) == (3, (1, 2, 7))
-    assert load_recipe(str(run / "recipe.yaml"), kind=FinetuneRecipe) == more
-    assert read_run_json(run).seeds == (1, 2, 7)
 
 
 def test_what_is_missing_or_damaged_in_a_finished_run_is_named(

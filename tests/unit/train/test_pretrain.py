@@ -83,12 +83,9 @@ def test_a_run_directory_is_self_contained(run: Path) -> None:
     assert {f"checkpoints/step-6/{n}" for n in ("model.safetensors", "optimizer.safetensors", "state.json")} <= names
     described = read_run_json(run)
     assert described.steps == 6
-    assert described.parameters == sum(p.numel() for p in load_pretrained(run, device="cpu").model.parameters())
-
-
-def test_a_model_reads_back_from_a_run_and_from_a_step(run: Path) -> None:
     newest, older = load_pretrained(run, device="cpu"), load_pretrained(run / "checkpoints/step-3", device="cpu")
     assert (newest.step, older.step) == (6, 3)
+    assert described.parameters == sum(p.numel() for p in newest.model.parameters())
     assert not newest.model.training
     assert not torch.equal(newest.model.token_embedding.weight, older.model.token_embedding.weight)
 
@@ -207,13 +204,6 @@ def _files(run: Path) -> dict[str, bytes | None]:
     return {p.relative_to(run).as_posix(): p.read_bytes() if p.is_file() else None for p in run.rglob("*")}
 
 
-def test_what_is_no_run_directory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"not a run directory: it has no recipe.yaml$"):
-        resume_pretraining(tmp_path)
-    with pytest.raises(CheckpointError, match=r"not a run directory or checkpoint; .* has no recipe.yaml$"):
-        load_pretrained(tmp_path)
-
-
 def test_a_recipe_or_tokenizer_changed_beside_its_checkpoint_is_reported(copy: Path) -> None:
     lines = Recorder()
     load_pretrained(copy, device="cpu", progress=lines)
@@ -233,7 +223,10 @@ def test_a_recipe_or_tokenizer_changed_beside_its_checkpoint_is_reported(copy: P
     assert "tokenizer.json" in caught.value.hint
 
 
-def test_a_damaged_step_is_refused_by_name(copy: Path) -> None:
+def test_a_damaged_step_and_a_folder_that_is_no_run_are_refused_by_name(copy: Path, tmp_path: Path) -> None:
+    for read in (resume_pretraining, load_pretrained):
+        with pytest.raises(CheckpointError, match=r"has no recipe.yaml$"):
+            read(tmp_path)
     (copy / "checkpoints/step-6/state.json").unlink()
     with pytest.raises(CheckpointError, match=r"step-6 is refused: state.json is missing$"):
         load_pretrained(copy / "checkpoints/step-6", device="cpu")
