@@ -151,10 +151,7 @@ def _make_fresh(path: Path) -> Path:
 
 
 def update_run_json(run: Path, fields: Mapping[str, object]) -> None:
-    """Set fields of `run.json` (keys of `RunInfo`) and keep the others.
-
-    Versions, commit and platform are those of this process; different ones of earlier processes are kept in
-    `earlier_environments`, the oldest first.
+    """Set fields of `run.json` (keys of `RunInfo`) and those of this process's environment; keep the others.
 
     Raises:
         CheckpointError: The file is damaged or of another version, or the file system refuses.
@@ -270,17 +267,16 @@ def package_version(distribution: str) -> str | None:
 
 def source_commit() -> str | None:
     """Return the git commit this package runs from (`-dirty` where changed); None outside its repository."""
-    git = shutil.which("git")
     here = Path(__file__)
+    # a wheel in a virtual environment inside somebody's repository is not that repository's code
+    if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
+        return None
+    return _git(here.parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    git = shutil.which("git")
     if git is None:
         return None
-    # a wheel in a virtual environment inside somebody's repository is not that repository's code
-    is_tracked = _git(git, here.parent, "ls-files", "--error-unmatch", here.name) is not None
-    return (
-        _git(git, here.parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*") if is_tracked else None
-    )
-
-
-def _git(git: str, folder: Path, *arguments: str) -> str | None:
     done = subprocess.run([git, "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else None

@@ -128,9 +128,7 @@ def test_rows_come_back_as_they_were_added_and_what_json_lacks_is_null(tmp_path:
 
 
 @pytest.mark.parametrize("num_cut_bytes", [1, 2, 12, 23])
-def test_a_last_line_cut_by_a_kill_and_rows_beyond_the_resumed_step_are_left_out(
-    tmp_path: Path, num_cut_bytes: int
-) -> None:
+def test_a_last_line_cut_by_a_kill_and_rows_beyond_a_step_are_left_out(tmp_path: Path, num_cut_bytes: int) -> None:
     log = MetricsLog(tmp_path / "metrics.jsonl")
     log.append({"step": 1, "loss": 1.5})
     log.append({"step": 2, "loss": 1.25})

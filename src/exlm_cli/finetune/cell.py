@@ -144,7 +144,7 @@ def _score(cell: Cell, task: FinetuneTask, result: LoopResult) -> CellResult:
         parameters=sum(p.numel() for p in task.model.parameters()),
         epochs=state.epoch + 1,
         best_epoch=state.best_epoch + 1,
-        steps=result.steps,
+        steps=state.step,
         best_step=state.best_step,
         elapsed_s=round(state.elapsed_s + state.validate_s, 3),
         metrics=metrics,

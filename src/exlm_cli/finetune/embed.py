@@ -35,9 +35,6 @@ class Encoder:
     """An encoder and the form of its input.
 
     Attributes:
-        runner: The model.
-        tokenizer: Tokenizer of the checkpoint.
-        kind: Whether rows are text or SMILES.
         column: Column of the SMILES or text that it was trained on; None: it has no name.
         canonical_smiles: Whether it reads RDKit's canonical SMILES.
         sequence_length: Tokens of a sequence before repetition.
@@ -103,7 +100,7 @@ def embed(encoder: Encoder, path: Path, *, column: str | None = None, progress: 
     """Return the vectors of a table's rows.
 
     Args:
-        encoder: The encoder.
+        encoder: What reads the rows.
         path: CSV or TSV, also .gz and .xz, or .smi and .txt.
         column: Column of the SMILES or text; None: the one the encoder was trained on, else one with a usual name.
         progress: Shows how many rows are done.

@@ -27,12 +27,8 @@ class Finetuned:
     """The models of a finished fine-tuning run, one for each seed, those of the best grid point.
 
     Attributes:
-        run: Run directory.
-        recipe: Recipe of fine-tuning.
         encoder_recipe: Recipe of pre-training.
-        tokenizer: Tokenizer of the checkpoint.
         sequence_length: Tokens of a sequence before repetition.
-        results: Content of `results.json`.
         runners: Model of each seed.
     """
 

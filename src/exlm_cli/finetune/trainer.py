@@ -30,9 +30,6 @@ class TaskData:
     """A task's splits as the encoder sees them; shared by all seeds and grid points.
 
     Attributes:
-        task: The task.
-        splits: Its encoded splits.
-        tokenizer: Tokenizer of the checkpoint.
         num_repeats: Copies of each token, as in pre-training.
         fingerprint: Hash of tokens, targets, class weights and whatever else the task's scores depend on.
     """
@@ -96,13 +93,7 @@ class TaskRunner:
         return outputs
 
     def outputs(self, encoded: EncodedSplit, progress: Progress, label: str) -> Iterator[tuple[TaskBatch, Tensor]]:
-        """Yield every batch of a split and its outputs, without dropout; leave the model in training mode.
-
-        Args:
-            encoded: The split.
-            progress: Shows how many examples are done.
-            label: Label of the bar.
-        """
+        """Yield every batch of a split and its outputs, without dropout; leave the model in training mode."""
         self.model.eval()
         num_done = 0
         with progress.bar(label, len(encoded)) as bar, torch.no_grad():
@@ -133,7 +124,7 @@ class FinetuneTask:
     Args:
         recipe: Recipe of the grid point.
         seed: Decides the order of the data and, through the loop, dropout.
-        data: The task's data.
+        data: Encoded splits.
         model: On its device; for regression its outputs are set to the scale of the training targets.
         weights_identity: Identifies the weights that training begins with.
         progress: Shows how far a validation is.

@@ -153,7 +153,7 @@ class TrainingLoop:
             self._validation = self.task.validate()
         final = self.run / "checkpoints" / f"step-{state.step}"
         best = None if state.best_step is None else self.run / "checkpoints" / f"best-{state.best_step}"
-        return LoopResult(state.step, final, self._validation, state.elapsed_s, state, best)
+        return LoopResult(final, self._validation, state, best)
 
     def advance(self, stop: StopSignal) -> float | None:
         """Do one optimiser step and count it, without a record; benchmarks call this.

@@ -179,9 +179,10 @@ def _run_pretraining(
         _describe_run(run, recipe, data, described)
     result = loop.fit()
     update_run_json(
-        run, {"parameters": num_parameters, "steps": result.steps, "train_time_s": round(result.elapsed_s, 1)}
+        run,
+        {"parameters": num_parameters, "steps": result.state.step, "train_time_s": round(result.state.elapsed_s, 1)},
     )
-    return PretrainResult(run, result.checkpoint, result.steps, result.validation, result.elapsed_s)
+    return PretrainResult(run, result.checkpoint, result.state.step, result.validation, result.state.elapsed_s)
 
 
 def _describe_run(run: Path, recipe: PretrainRecipe, data: PreparedData, fields: dict[str, Any]) -> None:

@@ -70,17 +70,13 @@ class LoopResult:
     """How a run ended.
 
     Attributes:
-        steps: Optimiser steps done.
         checkpoint: Folder of the last checkpoint.
         validation: Figures of the last validation.
-        elapsed_s: Time spent in steps.
         state: Counters at the end.
         best: Folder of the best weights; None without a selection.
     """
 
-    steps: int
     checkpoint: Path
     validation: dict[str, float]
-    elapsed_s: float
     state: LoopState
     best: Path | None = None

@@ -115,7 +115,7 @@ def test_resuming_from_any_checkpoint_ends_with_the_same_bits_and_rows(tmp_path:
     loop = _loop(resumed, tmp_path)
     loop.resume(tmp_path / f"checkpoints/step-{step}")
     result = loop.fit()
-    assert result.steps == 13
+    assert result.state.step == 13
     for mine, theirs in zip(_weights(whole), _weights(resumed), strict=True):
         assert torch.equal(mine, theirs)
     assert _rows(tmp_path) == rows
@@ -325,10 +325,10 @@ def test_training_stops_when_no_validation_was_better_for_too_long(
     tmp_path: Path, scores: list[float], patience: int, epochs: int, best_epoch: int
 ) -> None:
     result = _selecting(Scored(scores), tmp_path, Selection("score", True, patience), log_every_steps=5).fit()
-    assert result.steps == STEPS_PER_EPOCH * epochs
+    assert result.state.step == STEPS_PER_EPOCH * epochs
     assert result.state.best_step == STEPS_PER_EPOCH * best_epoch
     assert result.checkpoint.is_dir()
-    assert max(row["step"] for row in _rows(tmp_path) if row["kind"] == "train") == result.steps
+    assert max(row["step"] for row in _rows(tmp_path) if row["kind"] == "train") == result.state.step
 
 
 def test_a_run_that_has_stopped_early_stays_so_when_resumed(tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_a_run_that_has_stopped_early_stays_so_when_resumed(tmp_path: Path) -> N
     again = _selecting(Scored([]), tmp_path, Selection("score", True, 2))
     again.resume(stopped.checkpoint)
     result = again.fit()
-    assert (result.steps, result.best, result.validation) == (stopped.steps, stopped.best, stopped.validation)
+    assert (result.state.step, result.best, result.validation) == (stopped.state.step, stopped.best, stopped.validation)
 
 
 @pytest.mark.parametrize("killed_at", [1, 2, 3, 4, 5, 6, 7])
@@ -382,5 +382,5 @@ def test_a_run_killed_while_saving_ends_with_the_same_best_weights(
 
 def test_time_in_the_model_is_part_of_the_time_in_steps_and_tokens_are_counted(tmp_path: Path) -> None:
     result = _selecting(Scored([0.0] * 5), tmp_path, GREATER).fit()
-    assert 0 < result.state.model_s <= result.elapsed_s
+    assert 0 < result.state.model_s <= result.state.elapsed_s
     assert result.state.num_tokens == 5 * 5 * NUM_SAMPLES
