@@ -17,62 +17,46 @@ FILES = sorted(recipes_folder().rglob("*.yaml"))
 SHIPPED = {path: (kind, name) for kind in KINDS for name, path in list_recipes(kind).items()}
 
 # every line of a table, by the key that holds it; `Activation function: GELU` is the model's only one
-TABLE_5 = {
-    "optim.lr": 2e-3,
+IN_ALL_TABLES = {
     "optim.schedule": "polynomial",
-    "optim.warmup_steps": 5_000,
-    "train.max_steps": 50_000,
-    "train.batch_sequences": 4_096,
+    "optim.betas": (0.9, 0.98),
+    "masking.mask_ratio": 0.15,
     "model.dropout": 0.1,
     "model.attention_dropout": 0.1,
     "model.activation_dropout": 0.0,
-    "model.num_layers": 12,
     "model.num_heads": 12,
     "model.width": 768,
+}
+TEXT_MODEL = IN_ALL_TABLES | {
+    "model.num_layers": 12,
     "model.ffn_width": 3_072,
-    "optim.betas": (0.9, 0.98),
-    "masking.mask_ratio": 0.15,
     "optim.weight_decay": 0.01,
     "optim.clip_norm": 0.0,
 }
-TABLE_7 = {
+TABLE_5 = TEXT_MODEL | {
+    "optim.lr": 2e-3,
+    "optim.warmup_steps": 5_000,
+    "train.max_steps": 50_000,
+    "train.batch_sequences": 4_096,
+}
+TABLE_7 = IN_ALL_TABLES | {
     "optim.lr": 5e-4,
-    "optim.schedule": "polynomial",
     "masking.num_states_per_mask": 2,
     "optim.warmup_steps": 10_000,
     "train.max_steps": 120_000,
     "train.batch_tokens": 64 * 1024,
-    "model.dropout": 0.1,
-    "model.attention_dropout": 0.1,
-    "model.activation_dropout": 0.0,
     "model.num_layers": 9,
-    "model.num_heads": 12,
-    "model.width": 768,
     "model.ffn_width": 2_048,
-    "optim.betas": (0.9, 0.98),
-    "masking.mask_ratio": 0.15,
     "tokenizer.vocab_size": 369,
     "optim.weight_decay": 0.0,
     "optim.clip_norm": 1.0,
 }
-TABLE_10_BASE = {
+TABLE_10_BASE = TEXT_MODEL | {
     "optim.lr": 5e-4,
-    "optim.schedule": "polynomial",
     "masking.num_states_per_mask": 4,
     "optim.warmup_steps": 10_000,
     "train.max_steps": 125_000,
     "train.batch_sequences": 2_048,
-    "model.dropout": 0.1,
-    "model.attention_dropout": 0.1,
-    "model.activation_dropout": 0.0,
-    "model.num_layers": 12,
-    "model.num_heads": 12,
-    "model.width": 768,
-    "model.ffn_width": 3_072,
-    "optim.betas": (0.9, 0.98),
-    "masking.mask_ratio": 0.15,
-    "optim.weight_decay": 0.01,
-    "optim.clip_norm": 0.0,
 }
 TABLE_10_LARGE = TABLE_10_BASE | {
     "model.num_layers": 24,

@@ -108,14 +108,9 @@ def test_small_sweeps_of_a_users_data_have_every_variant_of_the_paper(name: str)
 def test_lanes_are_those_of_the_small_recipes(name: str) -> None:
     base = name.removeprefix("ablations-small-") + "-small"
     lanes, plain = load_recipe(f"{base}-lanes"), load_recipe(base)
-    expected = {
-        "model.clone_embedding": lanes.model.clone_embedding,
-        "model.clone_init_std": lanes.model.clone_init_std,
-        "model.transition.lane_bias": lanes.model.transition.lane_bias,
-        "model.transition.detach_states": lanes.model.transition.detach_states,
-        "optim.transition_lr_scale": lanes.optim.transition_lr_scale,
-        "optim.transition_start_ratio": lanes.optim.transition_start_ratio,
-    }
+    keys = ("clone_embedding", "clone_init_std", "transition.lane_bias", "transition.detach_states")
+    names = [*(f"model.{key}" for key in keys), "optim.transition_lr_scale", "optim.transition_start_ratio"]
+    expected = {name: value_at(lanes, name) for name in names}
     variants = _load(name).variants
     assert variants["exlm-lanes"] == expected
     for k in (2, 8):
@@ -131,13 +126,16 @@ CELLS = {
 }
 
 
-def test_every_cell_has_the_values_of_table_5() -> None:
+def test_every_cell_has_the_values_of_table_5_and_positions_that_grow_with_k() -> None:
     expected = TABLE_5 | MLM | {"masking.scheme": "bernoulli"}  # App. C: every copy is masked independently
     recipe = _load("repeat-mlm")
     assert {key: value_at(recipe.pretrain, key) for key in expected} == expected
+    assert count_parameters(recipe.pretrain) == pytest.approx(128e6, rel=0.03)
     del expected["masking.mask_ratio"]
     for plan in recipe.plan():
         assert {key: value_at(plan.pretrain, key) for key in expected} == expected
+        assert plan.pretrain.model.max_length == 512 * plan.pretrain.masking.num_repeats
+        assert plan.pretrain.longest_expanded_length <= plan.pretrain.model.max_length
 
 
 @pytest.mark.parametrize("name", ["repeat-mlm", "repeat-mlm-small-text", "repeat-mlm-small-smiles"])
@@ -145,16 +143,6 @@ def test_the_cells_are_those_of_figure_3(name: str) -> None:
     plans = _load(name).plan()
     assert len(plans) == 14
     assert {(p.pretrain.masking.num_repeats, p.pretrain.masking.mask_ratio) for p in plans} == CELLS
-
-
-def test_positions_grow_with_k_as_table_5_says() -> None:
-    for plan in _load("repeat-mlm").plan():
-        assert plan.pretrain.model.max_length == 512 * plan.pretrain.masking.num_repeats
-        assert plan.pretrain.longest_expanded_length <= plan.pretrain.model.max_length
-
-
-def test_the_model_has_the_papers_parameters() -> None:
-    assert count_parameters(_load("repeat-mlm").pretrain) == pytest.approx(128e6, rel=0.03)
 
 
 def test_every_value_of_table_5_stands_beside_a_comment_that_names_it() -> None:

@@ -5,6 +5,7 @@ import torch
 
 from exlm_cli.config.describe import count_parameters
 from exlm_cli.data.batch import collate
+from exlm_cli.data.expansion import ExpandedSequence
 from exlm_cli.model.exlm import ExlmModel
 from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
 
@@ -52,8 +53,6 @@ def test_padding_changes_nothing(sections) -> None:
 
 def _row(batch, b: int):
     """The b-th sequence of a batch as a batch of its own, without padding."""
-    from exlm_cli.data.expansion import ExpandedSequence
-
     length, nodes, targets = int(batch.lengths[b]), int(batch.state_lengths[b]), int(batch.target_lengths[b])
     sequence = ExpandedSequence(
         token_ids=batch.token_ids[b, :length].numpy(),
@@ -67,8 +66,7 @@ def _row(batch, b: int):
 
 
 def test_emissions_are_the_node_distributions_at_the_targets() -> None:
-    recipe = tiny_recipe()
-    model, batch = _model(), tiny_batch(recipe)
+    model, batch = _model(), tiny_batch(tiny_recipe())
     nodes = model.node_states(batch)
     full_BSV = model.node_log_probs(nodes)
     emit_BTS = model.log_emissions(nodes, batch)
@@ -81,10 +79,7 @@ def test_emissions_are_the_node_distributions_at_the_targets() -> None:
 
 
 def test_clones_differ_by_2d_positions_alone() -> None:
-    recipe = tiny_recipe(model={"init_std": 0.5})
-    torch.manual_seed(0)
-    model = ExlmModel(recipe, SPECIAL.vocab_size).eval()
-    batch = tiny_batch(recipe)
+    model, batch = _model(model={"init_std": 0.5}), tiny_batch(tiny_recipe())
     states = model.node_states(batch).states
     assert not torch.allclose(states[0, 1], states[0, 2], atol=1e-3)
     batch.positions[..., 1] = 0
@@ -102,26 +97,14 @@ def test_clone_embeddings_touch_clones_alone(place: str) -> None:
     torch.testing.assert_close(vectors[clones], model.clone_embedding.weight[batch.positions[..., 1][clones] - 1])
 
 
-def test_weights_start_as_bert_does() -> None:
-    recipe = tiny_recipe(model={"width": 64, "ffn_width": 256})
-    torch.manual_seed(0)
-    model = ExlmModel(recipe, 500)
-    matrices = torch.cat([p.detach().flatten() for n, p in model.named_parameters() if p.ndim == 2])
-    assert abs(float(matrices.std()) - 0.02) < 5 * 0.02 / (2 * len(matrices)) ** 0.5
-    assert all(p.eq(0).all() for n, p in model.named_parameters() if n.endswith("bias"))
-
-
-def test_an_mlm_has_no_transition_head() -> None:
-    assert _model(objective="mlm").transition is None
-    assert _model(model={"alignment": "independent"}).transition is None
-
-
-def test_clone_vectors_start_with_their_own_spread() -> None:
-    recipe = tiny_recipe(
+def test_weights_start_as_bert_does_and_clone_vectors_with_their_own_spread() -> None:
+    model = _model(
         masking={"num_states_per_mask": 64, "mask_ratio": 0.05},
-        model={"clone_embedding": "input", "clone_init_std": 1.0, "max_length": 256},
+        model={"width": 64, "ffn_width": 256, "clone_embedding": "input", "clone_init_std": 1.0, "max_length": 256},
         train={"microbatch_tokens": 512},
     )
-    torch.manual_seed(0)
-    weight = ExlmModel(recipe, 50).clone_embedding.weight.detach()
-    assert abs(float(weight.std()) - 1.0) < 5 / (2 * weight.numel()) ** 0.5
+    clones = {"clone_embedding.weight"}
+    matrices = [p.detach().flatten() for n, p in model.named_parameters() if p.ndim == 2 and n not in clones]
+    for weights, std in ((torch.cat(matrices), 0.02), (model.clone_embedding.weight.detach().flatten(), 1.0)):
+        assert abs(float(weights.std()) - std) < 5 * std / (2 * len(weights)) ** 0.5
+    assert all(p.eq(0).all() for n, p in model.named_parameters() if n.endswith("bias"))

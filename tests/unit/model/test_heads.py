@@ -51,13 +51,10 @@ def test_the_encoder_gives_the_states_of_the_pretrained_model_on_inputs_without_
     model.load_encoder(pretrained.state_dict())
     token_ids, lengths = padded(A, B)
     nothing = np.zeros(0, dtype=np.int64)
-    batch = collate(
-        [expand(MaskedSequence(np.array(s), nothing, nothing, nothing), 1, recipe.objective) for s in (A, B)],
-        [0, 1],
-        SPECIAL.pad,
-    )
+    unmasked = [MaskedSequence(np.array(s), nothing, nothing, nothing) for s in (A, B)]
+    batch = collate([expand(s, 1, recipe.objective) for s in unmasked], [0, 1], SPECIAL.pad)
     mine, theirs = model.encode(token_ids, lengths), pretrained.encode(batch)
-    for row, length in enumerate(lengths.tolist()):  # what stands at padding is nobody's
+    for row, length in enumerate(lengths.tolist()):  # padding may differ
         assert torch.equal(mine[row, :length], theirs[row, :length])
 
 
