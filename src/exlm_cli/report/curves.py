@@ -1,5 +1,6 @@
 """Training curves of one or several runs over each other (Figure 9), from the rows of `metrics.jsonl`."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -103,7 +104,9 @@ def plot_curves(
             "let them run for `train.log_every_steps` steps",
         )
     if styles is None:
-        styles = {name: _run_style(index) for index, name in enumerate(rows_by_run)}
+        # after the last colour they begin again with another line style
+        looks = itertools.cycle((colour, line) for line in LINE_STYLES for colour in RUN_COLOURS)
+        styles = dict(zip(rows_by_run, looks, strict=False))
     num_rows = math.ceil(len(panels) / _MAX_COLUMNS)
     num_columns = math.ceil(len(panels) / num_rows)
     legend_inches = 0.2 + 0.24 * math.ceil(len(rows_by_run) / num_columns)
@@ -127,8 +130,12 @@ def _draw_panel(
     axes.set_xlabel("step", color=FAINT_INK)
     quieten(axes)
     axes.set_xlim(0, 1.02 * max(row["step"] for rows in rows_by_run.values() for row in rows))
-    if panel.is_log and _ratio(panel, rows_by_run) >= _MIN_LOG_RATIO:
-        _count_in_decades(axes)
+    if panel.is_log:
+        values = [
+            v for rows in rows_by_run.values() for key, _ in panel.keys for v in _series(rows, panel.kind, key)[1]
+        ]
+        if max(values) / min(values) >= _MIN_LOG_RATIO:
+            _count_in_decades(axes)
     # an MLM has no posterior-weighted entropy, so its panel has one line and needs no legend
     keys = [
         (key, words) for key, words in panel.keys if any(_series(r, panel.kind, key)[0] for r in rows_by_run.values())
@@ -155,12 +162,6 @@ def _draw_panel(
         add_legend(axes, handles, [words for _, words in keys], fontsize=7.5)
 
 
-def _ratio(panel: _Panel, rows_by_run: Mapping[str, Sequence[Row]]) -> float:
-    """Return the largest value of a panel divided by the smallest."""
-    values = [v for rows in rows_by_run.values() for key, _ in panel.keys for v in _series(rows, panel.kind, key)[1]]
-    return max(values) / min(values)
-
-
 def _count_in_decades(axes: "Axes") -> None:
     """Make the axis logarithmic, with plain numbers at its ticks."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
@@ -173,12 +174,9 @@ def _count_in_decades(axes: "Axes") -> None:
 
 def _series(rows: Sequence[Row], kind: str, key: str) -> tuple[list[int], list[float]]:
     """Return steps and values of the rows whose value is finite."""
-    held = [(int(row["step"]), float(row[key])) for row in rows if row.get("kind") == kind and _is_finite(row.get(key))]
+    of_kind = [(int(row["step"]), row.get(key)) for row in rows if row.get("kind") == kind]
+    held = [(step, float(v)) for step, v in of_kind if isinstance(v, int | float) and math.isfinite(v)]
     return [step for step, _ in held], [value for _, value in held]
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _has_data(panel: _Panel, rows: Sequence[Row]) -> bool:
@@ -192,11 +190,6 @@ def _mean_around(values: Sequence[float], reach: int) -> list[float]:
         near = min(reach, index, len(values) - 1 - index)
         means.append(math.fsum(values[index - near : index + near + 1]) / (2 * near + 1))
     return means
-
-
-def _run_style(index: int) -> LineStyle:
-    """Return colour and line style of a run: after the last colour they begin again with another line style."""
-    return RUN_COLOURS[index % len(RUN_COLOURS)], LINE_STYLES[index // len(RUN_COLOURS) % len(LINE_STYLES)]
 
 
 def _legend_line(colour: str, style: str) -> "Line2D":

@@ -33,11 +33,6 @@ class Shape:
     mean: tuple[str, tuple[str, ...]]
     splits: tuple[str, ...]
 
-    @property
-    def tasks(self) -> frozenset[str]:
-        """Tasks that have a column."""
-        return frozenset(task for task, _ in self.scores.values())
-
 
 # App. M names the metrics of Table 3; what it leaves out is accuracy, as in RoBERTa. Its mean is over the eight GLUE
 # tasks, MNLI matched.
@@ -72,12 +67,12 @@ SHAPES = (
 )
 
 
-def paper_tables(runs: Sequence[FinetunedRun], shapes: Sequence[Shape] = SHAPES) -> list[ReportTable]:
+def paper_tables(runs: Sequence[FinetunedRun]) -> list[ReportTable]:
     """Return every table of the paper that has a task of one of the runs, our rows below the paper's."""
     tables = []
-    for shape in shapes:
-        chosen = [run for run in runs if run.results.task in shape.tasks]
-        if chosen:
+    for shape in SHAPES:
+        tasks = {task for task, _ in shape.scores.values()}
+        if chosen := [run for run in runs if run.results.task in tasks]:
             tables.append(_fill(shape, chosen))
     return tables
 

@@ -1,6 +1,6 @@
 """Tables of scores: one fine-tuning run, runs of a task side by side, pre-trained checkpoints side by side."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -132,7 +132,7 @@ def _rows_by_metric(metrics: Summaries, results: RunResults) -> list[tuple[str, 
     ]
 
 
-def _ordered(names: Sequence[str] | Mapping[str, object], results: RunResults) -> list[str]:
+def _ordered(names: Iterable[str], results: RunResults) -> list[str]:
     """Return metrics with the one that chose the epoch first and the loss last."""
     return sorted(names, key=lambda name: (name != results.selection_metric, name == "loss"))
 
