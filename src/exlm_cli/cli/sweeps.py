@@ -42,8 +42,9 @@ def load_sweep_recipe(
     seeds: str | None,
     tasks: str | None,
     device: Device | None,
+    variants: str | None = None,
     on_invalid: OnInvalid | None = None,
-    command: str,
+    is_grid: bool = False,
 ) -> "SweepRecipe":
     """Return the recipe of a new sweep, or of the one to resume, with `--set` and then the options laid over it.
 
@@ -52,8 +53,8 @@ def load_sweep_recipe(
         resume: Run directory of the sweep to continue.
         out: Run directory of a new one.
         sets: `key=value`.
-        seeds, tasks, device, on_invalid: Options that stand for a key of the recipe.
-        command: The running command; `repeat-mlm` takes grids of k and p only, `sweep` any recipe.
+        seeds, tasks, device, variants, on_invalid: Options that set a key of the recipe.
+        is_grid: Only a grid of k and p is accepted.
 
     Raises:
         ConfigError: A recipe or `--out` together with `--resume`, or a mistake in the recipe.
@@ -66,6 +67,7 @@ def load_sweep_recipe(
         "device": device,
         "seeds": parse_seeds(seeds),
         "tasks": [] if tasks == "none" else split_words(tasks),
+        "only": split_words(variants),
         "pretrain.data.on_invalid": on_invalid,
     }
     overrides = collect_overrides(sets, options)
@@ -75,7 +77,7 @@ def load_sweep_recipe(
     else:
         refuse_with_resume(resume, {"recipe": recipe, "out": out})
         resolved = resumed_recipe(resume, SweepRecipe, overrides)
-    if command == "repeat-mlm" and not resolved.cells:
+    if is_grid and not resolved.cells:
         if resume is not None:
             raise CheckpointError(
                 f"{resume}: a run of `exlm sweep`, not of `exlm repeat-mlm`", f"`exlm sweep --resume {resume}` does it"
@@ -97,14 +99,9 @@ def run_and_print(
     as_json: bool,
     notes: Sequence[str] = (),
 ) -> None:
-    """Run a sweep and print its report; exit code 1 where some training diverged.
+    """Run a sweep and print its report, or only its recipe (`dry_run`); exit code 1 where some training diverged.
 
-    Args:
-        recipe: The sweep.
-        out, resume, jobs: As in `experiments.sweep.run_sweep`.
-        dry_run: Print the resolved recipe and stop.
-        as_json: Print for programs.
-        notes: Messages before the run.
+    `out`, `resume` and `jobs` are those of `experiments.sweep.run_sweep`; `notes` are messages before the run.
     """
     from exlm_cli.cli import console
 

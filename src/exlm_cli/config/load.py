@@ -156,7 +156,7 @@ def _find_recipe(name_or_file: str, kind: type[Recipe], extended_by: Path | None
 def _other_kind(described: str, other: type[Recipe], kind: type[Recipe]) -> ConfigError:
     return ConfigError(
         f"{described} is a recipe of `exlm {other.command}`, not of `exlm {kind.command}`",
-        f"`{kind.example}` is one of `exlm {kind.command}`; {_LIST_HINT}",
+        f"`exlm {other.command}` takes it; {_LIST_HINT}",
     )
 
 

@@ -193,7 +193,7 @@ class SweepRecipe(Recipe):
             found = error.errors()[0]["msg"].removeprefix("Value error, ")
             raise ConfigError(
                 f"the cells that this run has already do not go with the changed recipe: {found}",
-                "give a changed recipe a run directory of its own with `out=DIR`",
+                "start the changed recipe as a new run, without `resume=RUN`",
             ) from None
 
     @model_validator(mode="after")

@@ -245,5 +245,5 @@ def _finetune_folder(folder: Path, recipe: FinetuneRecipe) -> Path:
 def _other_recipe(folder: Path, verb: str, changes: str = "") -> CheckpointError:
     return CheckpointError(
         f"{folder}: this cell was {verb} with another recipe{changes}",
-        "give a changed recipe a run directory of its own with `out=DIR`",
+        "start the changed recipe as a new run, without `resume=RUN`",
     )

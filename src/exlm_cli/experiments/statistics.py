@@ -79,7 +79,9 @@ def pooled_deviation(values: Sequence[float], groups: Sequence[Hashable]) -> flo
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation; the deviation of one value is NaN."""
+    """Mean and sample standard deviation; the deviation of one value is NaN, and so is the mean of none."""
+    if not values:
+        return math.nan, math.nan
     mean = math.fsum(values) / len(values)
     if len(values) < 2:
         return mean, math.nan

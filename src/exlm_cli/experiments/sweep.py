@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import loky
 import torch
 
 from exlm_cli.config.input_paths import with_absolute_paths
@@ -20,14 +21,10 @@ from exlm_cli.errors import CheckpointError, ConfigError, ExlmError, Interrupted
 from exlm_cli.experiments.board import SweepBoard, open_board
 from exlm_cli.experiments.cell import read_result, refuse_changed_cell
 from exlm_cli.experiments.results import (
-    RESULT_FILE,
-    SweepCellResult,
     SweepRun,
     SweepSummary,
     cell_folder,
     finished_results,
-    read_cell_file,
-    result_type,
     resume_command,
 )
 from exlm_cli.experiments.workers import Event, Workers
@@ -71,7 +68,8 @@ def run_sweep(
     run = resume if resume is not None else create_run_dir(out, recipe.name)
     with sole_process(run):
         with removed_on_failure(run, is_new=resume is None):
-            whole = recipe.together_with(_begun(run, recipe))
+            path = run / "recipe.yaml"
+            whole = recipe.together_with(load_recipe(str(path), kind=SweepRecipe)) if path.is_file() else recipe
             every_cell = whole.plan()
             for cell in every_cell:
                 refuse_changed_cell(cell, cell_folder(run, cell))
@@ -88,7 +86,7 @@ def run_sweep(
             fields = {"command": recipe.run_by, "num_cells": len(every_cell), "jobs": len(environments)}
             update_run_json(run, fields)
             # last: only a run directory has a recipe
-            write_atomically(run / "recipe.yaml", dump_recipe(whole).encode())
+            write_atomically(path, dump_recipe(whole).encode())
         num_others = len(every_cell) - len(cells)
         others = f"; the other {num_others} are left as they are" if num_others else ""
         progress.message(
@@ -103,14 +101,10 @@ def run_sweep(
             # a file may have changed before the last cells began
             _refuse_other_data(run, cells, fingerprints)
         finished = finished_results(run, every_cell)
-        write_json(run / "results.json", _summary(whole, finished))
+        described = {key: getattr(whole, key) for key in ("paper", "seeds", "tasks")}
+        summary = SweepSummary(kind=whole.run_by, recipe=whole.name, **described, cells=tuple(finished))
+        write_json(run / "results.json", summary)
     return SweepRun(run, whole, finished, len(every_cell))
-
-
-def _begun(run: Path, recipe: SweepRecipe) -> SweepRecipe:
-    """Return the recipe that a run directory has; `recipe` where it has none yet."""
-    path = run / "recipe.yaml"
-    return load_recipe(str(path), kind=SweepRecipe) if path.is_file() else recipe
 
 
 def _check_tasks(cells: Sequence[SweepCell], progress: Progress) -> None:
@@ -194,7 +188,7 @@ def _run_waiting(
                 continue
             cell = running.pop(number)
             if event["event"] == "done":
-                board.finish(cell, _written_result(run, cell))
+                board.finish(cell, *finished_results(run, [cell]))
                 if waiting and not is_stopping:
                     give(number)
             elif not is_stopping:
@@ -209,12 +203,6 @@ def _run_waiting(
             f"continue with `{resume}`",
             stop.number,
         )
-
-
-def _written_result(run: Path, cell: SweepCell) -> SweepCellResult:
-    result = read_cell_file(cell_folder(run, cell) / RESULT_FILE, result_type(cell))
-    assert result is not None, "a cell that is done has written its result"
-    return result
 
 
 def _explain(event: Event, cell: SweepCell, log: Path, resume: str) -> ExlmError:
@@ -237,20 +225,5 @@ def _environments(recipe: SweepRecipe, jobs: int | None) -> list[dict[str, str]]
         return [{"CUDA_VISIBLE_DEVICES": names[job % len(names)]} for job in range(jobs or len(names))]
     threads = recipe.pretrain.train.num_threads or 1
     if jobs is None:
-        jobs = max(1, _num_cores() // threads)
+        jobs = max(1, loky.cpu_count() // threads)
     return [{"OMP_NUM_THREADS": str(threads)}] * jobs
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _summary(recipe: SweepRecipe, results: Sequence[SweepCellResult]) -> SweepSummary:
-    return SweepSummary(
-        kind=recipe.run_by,
-        recipe=recipe.name,
-        paper=recipe.paper,
-        seeds=recipe.seeds,
-        tasks=recipe.tasks,
-        cells=tuple(results),
-    )

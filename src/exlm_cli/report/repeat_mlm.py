@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exlm_cli.config.sweep import RepeatsAndRatio
 from exlm_cli.experiments.results import RepeatMlmResult
 from exlm_cli.experiments.statistics import RankAgreement, rank_agreement, share_groups
-from exlm_cli.files import make_folder, write_atomically, write_csv
 from exlm_cli.format import NO_VALUE, format_ratio
 from exlm_cli.report.curves import LineStyle, Row, plot_curves
 from exlm_cli.report.seed_groups import (
@@ -28,6 +28,7 @@ from exlm_cli.report.seed_groups import (
     seed_note,
     show_figure,
     task_figures,
+    write_report_files,
 )
 from exlm_cli.report.style import (
     FAINT_INK,
@@ -43,12 +44,11 @@ from exlm_cli.report.style import (
     write_figure,
 )
 from exlm_cli.report.sweeps import SweepReport
-from exlm_cli.report.tables import ReportTable, as_markdown
+from exlm_cli.report.tables import ReportTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-RepeatsAndRatio = tuple[int, float]
 GridCell = SeedGroup[RepeatMlmResult]
 
 FIGURES = {
@@ -71,22 +71,11 @@ def write_grid_report(
 ) -> SweepReport:
     """Write `grid.csv`, `grid.md` and the figures `corruption`, `entropy`, one for each task, and `curves`.
 
-    Args:
-        run: Run directory; curves are read from its cells, those of the first seed.
-        results: Of the cells that are done.
-        folder: Of the report, made where there is none.
-        name: Of the recipe.
-        has_figures: Draw figures.
-
-    Raises:
-        CheckpointError: The file system refuses, or a metrics.jsonl is damaged.
+    Arguments and errors are those of `report.sweeps.write_sweep_report`.
     """
     cells = grid_cells(results)
     tables = grid_tables(cells)
-    make_folder(folder)
-    files = [folder / "grid.csv", folder / "grid.md"]
-    write_csv(files[0], *csv_table(cells))
-    write_atomically(files[1], "\n".join([f"# Repeated MLM: {name}\n", *map(as_markdown, tables)]).encode())
+    files = write_report_files(folder, "grid", f"Repeated MLM: {name}", csv_table(cells), tables)
     if has_figures:
         files += write_grid_figures(cells, read_curves(run, results), folder)
     agreement = {figure: asdict(found) for figure, found in agreements(cells).items()}

@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from exlm_cli.experiments.results import SweepCellResult
 from exlm_cli.experiments.statistics import mean_and_deviation
+from exlm_cli.files import make_folder, write_atomically, write_csv
 from exlm_cli.format import NO_VALUE, NOT_DEFINED
 from exlm_cli.report.curves import Row
+from exlm_cli.report.tables import ReportTable, as_markdown
 from exlm_cli.run_dir import read_metrics
 
 ResultT = TypeVar("ResultT", bound=SweepCellResult, covariant=True)
@@ -85,13 +87,11 @@ class SeedGroup(Generic[ResultT]):
 
     def mean(self, name: str) -> float:
         """Mean over seeds; NaN where no seed has the figure."""
-        values = self.figures.get(name, ())
-        return mean_and_deviation(values)[0] if values else math.nan
+        return mean_and_deviation(self.figures.get(name, ()))[0]
 
     def deviation(self, name: str) -> float:
         """Sample standard deviation over seeds; NaN below two seeds."""
-        values = self.figures.get(name, ())
-        return mean_and_deviation(values)[1] if values else math.nan
+        return mean_and_deviation(self.figures.get(name, ()))[1]
 
     def show(self, name: str) -> str:
         """Return the mean with the deviation, or why there is none."""
@@ -168,6 +168,21 @@ def figure_columns(names: Sequence[str]) -> list[str]:
 def figure_cells(group: SeedGroup[SweepCellResult], names: Sequence[str]) -> list[str]:
     """Return the mean and the deviation of each figure for `figure_columns`."""
     return [csv_number(value) for name in names for value in (group.mean(name), group.deviation(name))]
+
+
+def write_report_files(
+    folder: Path, stem: str, heading: str, csv: tuple[list[str], list[list[Any]]], tables: Sequence[ReportTable]
+) -> list[Path]:
+    """Write `<stem>.csv` and `<stem>.md` into a folder, made where there is none.
+
+    Raises:
+        CheckpointError: The file system refuses.
+    """
+    make_folder(folder)
+    files = [folder / f"{stem}.csv", folder / f"{stem}.md"]
+    write_csv(files[0], *csv)
+    write_atomically(files[1], "\n".join([f"# {heading}\n", *map(as_markdown, tables)]).encode())
+    return files
 
 
 def csv_number(value: float) -> str:

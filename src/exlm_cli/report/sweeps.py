@@ -13,7 +13,6 @@ from typing import Any
 from exlm_cli.config.sweep import VariantDescription
 from exlm_cli.experiments.results import VariantResult
 from exlm_cli.experiments.statistics import mean_and_deviation
-from exlm_cli.files import make_folder, write_atomically, write_csv
 from exlm_cli.format import NO_VALUE, NOT_DEFINED, format_duration, format_in_percent, format_parameters, format_ratio
 from exlm_cli.report.curves import plot_curves
 from exlm_cli.report.entropy import ENTROPIES, EntropyLine, write_entropy_figure
@@ -30,8 +29,9 @@ from exlm_cli.report.seed_groups import (
     read_curves,
     seed_note,
     task_figures,
+    write_report_files,
 )
-from exlm_cli.report.tables import ReportTable, as_markdown
+from exlm_cli.report.tables import ReportTable
 
 _DESCRIBED_BY = tuple(name for name in VariantDescription.model_fields if name != "changes")
 _HEADINGS = {
@@ -137,10 +137,7 @@ def write_sweep_report(
     """
     variants = group_seeds(results)
     tables = sweep_tables(variants, name=name)
-    make_folder(folder)
-    files = [folder / "sweep.csv", folder / "sweep.md"]
-    write_csv(files[0], *csv_table(variants))
-    write_atomically(files[1], "\n".join([f"# Sweep: {name}\n", *map(as_markdown, tables)]).encode())
+    files = write_report_files(folder, "sweep", f"Sweep: {name}", csv_table(variants), tables)
     if has_figures:
         curves = read_curves(run, results)
         files += plot_curves(curves, folder / "curves") if curves else []
@@ -171,19 +168,14 @@ def csv_table(variants: Variants) -> tuple[list[str], list[list[Any]]]:
         row.append("" if variant.elapsed_s is None else f"{variant.elapsed_s:.1f}")
         row += figure_cells(variant, names)
         for values in entropies:
-            row += map(csv_number, mean_and_deviation(values) if values else (math.nan, math.nan))
+            row += map(csv_number, mean_and_deviation(values))
         row += [" ".join(map(str, seeds)) for seeds in (variant.seeds, variant.diverged_seeds)]
         rows.append([*row, json.dumps(variant.first.changes)])
     return header, rows
 
 
 def sweep_tables(variants: Variants, *, name: str) -> list[ReportTable]:
-    """Return all tables of a sweep: its variants, entropies over p, tables of the paper.
-
-    Args:
-        variants: Its variants.
-        name: Of its recipe.
-    """
+    """Return all tables of a sweep: its variants, entropies over p, tables of the paper."""
     return [_variants_table(variants, name), *_entropy_tables(variants), *paper_tables_of(variants)]
 
 
@@ -378,8 +370,7 @@ def _score(variant: Variant, column: str) -> float:
         return math.fsum(values) / len(values)
     task, metric = _COLUMNS[column]
     tasks = [result.scored_tasks[task] for result in variant.finished if task in result.scored_tasks]
-    scores = [score for scored in tasks if (score := scored.score_by(metric)) is not None]
-    return mean_and_deviation(scores)[0] if scores else math.nan
+    return mean_and_deviation([score for scored in tasks if (score := scored.score_by(metric)) is not None])[0]
 
 
 def _details(variant: Variant) -> tuple[str, ...]:

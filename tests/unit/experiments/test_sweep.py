@@ -313,6 +313,6 @@ def test_each_cuda_device_has_its_process(
 
 
 def test_a_cpu_has_a_process_of_one_thread_for_each_core(recipe: SweepRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_num_cores", lambda: 3)
+    monkeypatch.setattr(module.loky, "cpu_count", lambda: 3)
     assert module._environments(recipe, None) == [{"OMP_NUM_THREADS": "1"}] * 3
     assert module._environments(recipe, 5) == [{"OMP_NUM_THREADS": "1"}] * 5

@@ -1,4 +1,4 @@
-"""Processes for cells, as the operating system sees them. What they do with a cell is pinned in test_grid.py."""
+"""Processes for cells, as the operating system sees them. What they do with a cell is pinned in test_cell.py."""
 
 from pathlib import Path
 

@@ -56,9 +56,7 @@ def repeat_mlm(
     """
     if recipe is None and resume is None:
         recipe = _DEFAULT_RECIPE
-    resolved = load_sweep_recipe(
-        recipe, resume, out, sets, seeds=seeds, tasks=tasks, device=device, command="repeat-mlm"
-    )
+    resolved = load_sweep_recipe(recipe, resume, out, sets, seeds=seeds, tasks=tasks, device=device, is_grid=True)
     notes = []
     if num_repeats is not None or mask_ratios is not None:
         resolved, left_out = _choose_cells(resolved, num_repeats, mask_ratios)

@@ -1,7 +1,6 @@
 """`exlm sweep`: variants of one pre-training run side by side, from training to tables and Figure 12."""
 
-import difflib
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -16,9 +15,6 @@ from exlm_cli.cli.options import (
 )
 from exlm_cli.cli.sweeps import JobsOption, SeedsOption, TasksOption, load_sweep_recipe, run_and_print
 from exlm_cli.errors import ConfigError
-
-if TYPE_CHECKING:
-    from exlm_cli.config.sweep import SweepRecipe
 
 
 def sweep(
@@ -52,30 +48,14 @@ def sweep(
             "no sweep is given", "for example `exlm sweep quickstart-ablations`; `exlm recipes` lists the recipes"
         )
     resolved = load_sweep_recipe(
-        recipe, resume, out, sets, seeds=seeds, tasks=tasks, device=device, on_invalid=on_invalid, command="sweep"
+        recipe,
+        resume,
+        out,
+        sets,
+        variants=variants,
+        seeds=seeds,
+        tasks=tasks,
+        device=device,
+        on_invalid=on_invalid,
     )
-    if variants is not None:
-        resolved = _choose(resolved, variants)
     run_and_print(resolved, out=out, resume=resume, jobs=jobs, dry_run=dry_run, as_json=as_json)
-
-
-def _choose(recipe: "SweepRecipe", given: str) -> "SweepRecipe":
-    """Return the sweep with the variants that `--variants` names."""
-    labels = [label.strip() for label in given.split(",")]
-    known = list(recipe.variants)
-    if not known:
-        raise ConfigError(
-            f"`--variants {given}`: {recipe.name} is a grid of k and p",
-            f"`exlm repeat-mlm --recipe {recipe.name} --num-repeats LIST` runs some of its cells",
-        )
-    for label in labels:
-        if label not in known:
-            near = difflib.get_close_matches(label, known, n=1, cutoff=0.5)
-            names = f"{recipe.name} has {', '.join(known)}"
-            raise ConfigError(
-                f"`--variants {given}`: {recipe.name} has no variant `{label}`",
-                f"did you mean `{near[0]}`? {names}" if near else names,
-            )
-        if labels.count(label) > 1:
-            raise ConfigError(f"`--variants {given}` gives {label} twice", "give each once")
-    return recipe.replaced(only=tuple(labels))
