@@ -41,7 +41,7 @@ def predict(
     files = layout.output_files(out)
     refuse_overwriting(path, *files)
     with folder_for_results(out.parent, *files):
-        rows = layout.read(_trained_task(finetuned), path, column, progress)
+        rows = layout(_trained_task(finetuned), path, column, progress)
         encoded = rows.encode(finetuned.tokenizer, finetuned.sequence_length)
         outputs = []
         with progress.bar("seeds", len(finetuned.runners)) as bar:

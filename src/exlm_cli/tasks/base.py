@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -173,9 +173,8 @@ class NewRows(ABC):
     suffix: ClassVar[str] = ".csv"
     """Ending of the file of predictions."""
 
-    @classmethod
     @abstractmethod
-    def read(cls, task: TrainedTask, path: Path, column: str | None, progress: Progress) -> Self:
+    def __init__(self, task: TrainedTask, path: Path, column: str | None, progress: Progress) -> None:
         """Read the file.
 
         Args:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from exlm_cli.config.tasks import CsvTaskConfig, InputKind
+from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.data.rows.records import ColumnChoice
 from exlm_cli.data.rows.table import Table, read_table
 from exlm_cli.errors import ConfigError, DataError
@@ -12,7 +12,7 @@ from exlm_cli.tasks.labels import Labels, read_labels
 from exlm_cli.tasks.row_task import TableTask
 from exlm_cli.tasks.sources import given_file
 from exlm_cli.tasks.splits import RowSplit, follow_split, limit_training_rows, split_rows
-from exlm_cli.tasks.table_rows import UsableRows, describe_repeats, usable_molecules, usable_texts
+from exlm_cli.tasks.table_rows import UsableRows, usable_molecules, usable_texts
 
 _SPLIT_WORDS: dict[str, Split] = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -34,7 +34,7 @@ def load_csv(config: CsvTaskConfig, progress: Progress) -> TableTask:
         DataError: A file, column or cell cannot be used.
     """
     table, files = _read_files(config)
-    column, kind = _input_column(config, table)
+    column = _input_column(config, table)
     if not config.label_columns:
         names = name_some((f"`{name}`" for name in table.columns if name != column), limit=12)
         raise ConfigError(
@@ -51,22 +51,12 @@ def load_csv(config: CsvTaskConfig, progress: Progress) -> TableTask:
         )
     progress.message(f"{table.path}: {len(table):,} rows; {labels.notes[0]}")
     inputs = table.columns[column]
-    if kind == "text":
+    if config.input_kind == "text":
         usable = usable_texts(table, inputs, config)
     else:
         usable = usable_molecules(table, inputs, config, progress)
     usable = usable.without(labels.missing, lambda _: "has no label")
-    split = _split(config, usable, files, labels)
-    return TableTask(
-        config.name,
-        kind,
-        usable.model_inputs(canonical=config.canonical_smiles),
-        labels,
-        split,
-        is_balanced=config.class_weights == "balanced",
-        notes=(*labels.notes, *usable.notes, *split.notes, *describe_repeats(usable, split.indices, labels.targets)),
-        skipped=usable.skipped,
-    )
+    return TableTask(config, usable, labels, _split(config, usable, files, labels))
 
 
 def _read_files(config: CsvTaskConfig) -> tuple[Table, SplitIndices | None]:
@@ -87,15 +77,14 @@ def _read_files(config: CsvTaskConfig) -> tuple[Table, SplitIndices | None]:
     return table, indices
 
 
-def _input_column(config: CsvTaskConfig, table: Table) -> tuple[str, InputKind]:
-    """Return the column that the model reads and what it holds; if none is named, one with a usual name for SMILES."""
-    kind = config.input_kind
+def _input_column(config: CsvTaskConfig, table: Table) -> str:
+    """Return the column that the model reads; if none is named, one with a usual name for SMILES."""
     named = config.input_column
     if named is not None:
-        table.column(named, f"choose one with `task.{kind}_column=NAME`")
-        return named, kind
+        table.column(named, f"choose one with `task.{config.input_kind}_column=NAME`")
+        return named
     try:
-        return ColumnChoice("smiles", None, "task.smiles_column").choose(str(table.path), list(table.columns)), "smiles"
+        return ColumnChoice("smiles", None, "task.smiles_column").choose(str(table.path), list(table.columns))
     except DataError as error:
         raise DataError(error.message, f"{error.hint}, or a column of text with `task.text_column=NAME`") from error
 

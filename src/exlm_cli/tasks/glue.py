@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 
@@ -227,13 +227,7 @@ class NewGlueRows(NewRows):
 
     suffix: ClassVar[str] = ".tsv"
 
-    def __init__(self, info: GlueTaskInfo, file: GlueFile) -> None:
-        self._info, self._file = info, file
-        self._task = GlueTask(info, {"valid": _as_examples(file.examples)})
-        self._notes: tuple[str, ...] = ()
-
-    @classmethod
-    def read(cls, task: TrainedTask, path: Path, column: str | None, progress: Progress) -> Self:
+    def __init__(self, task: TrainedTask, path: Path, column: str | None, progress: Progress) -> None:
         """Read a file in any layout of the task; it finds its own columns.
 
         The column of labels may be missing, a label empty or -1 as in the Hub's test sets, and a text empty.
@@ -242,12 +236,14 @@ class NewGlueRows(NewRows):
             DataError: The file or a row of it cannot be read; every row needs a prediction.
         """
         del column
-        info = GLUE_TASKS[task.config.name.removeprefix("glue/")]
+        self._info = info = GLUE_TASKS[task.config.name.removeprefix("glue/")]
         with progress.bar(f"reading {path.name}", None) as bar:
             file = _read(info, str(path), counted(iter_records(path, header=info.header), bar), needs_labels=False)
         if file.skipped:
             raise DataError(str(file.skipped[0]), "every row needs a prediction: correct the row or remove it")
-        return cls(info, file)
+        self._examples = file.examples
+        self._task = GlueTask(info, {"valid": _as_examples(file.examples)})
+        self._notes: tuple[str, ...] = ()
 
     def encode(self, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
         """Tokenise all rows."""
@@ -260,7 +256,7 @@ class NewGlueRows(NewRows):
 
         Classes are written as the official files have them: by number for QQP, SST-2, CoLA and MRPC, else by name.
         """
-        task, examples = self._task, self._file.examples
+        task, examples = self._task, self._examples
         mean_NC = metrics.probabilities_by_seed(task.loss, outputs, len(task.output_names)).mean(axis=0)
         lines = [f"{e.index}\t{_answer(self._info, row_C)}" for e, row_C in zip(examples, mean_NC, strict=True)]
         write_atomically(out, ("\n".join(["index\tprediction", *lines]) + "\n").encode())

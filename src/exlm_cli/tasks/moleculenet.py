@@ -19,7 +19,7 @@ from exlm_cli.tasks.labels import Labels, read_targets
 from exlm_cli.tasks.row_task import TableTask
 from exlm_cli.tasks.sources import existing_folder, find_file, given_file
 from exlm_cli.tasks.splits import RowSplit, split_rows
-from exlm_cli.tasks.table_rows import UsableRows, describe_repeats, usable_molecules
+from exlm_cli.tasks.table_rows import UsableRows, usable_molecules
 
 _MAX_ROWS_OFF = 5
 """Maximum difference between a public file and Table 9 that the known reasons explain."""
@@ -122,16 +122,7 @@ def load_moleculenet(config: MoleculeNetTaskConfig, progress: Progress) -> Table
     split = split_rows(config, usable, labels.classes)
     has_table_9 = config.split.startswith("scaffold") and config.max_rows is None
     notes = _compare_with_table_9(known, split) if has_table_9 else []
-    return TableTask(
-        config.name,
-        "smiles",
-        usable.model_inputs(canonical=config.canonical_smiles),
-        labels,
-        split,
-        is_balanced=config.class_weights == "balanced",
-        notes=(*usable.notes, *split.notes, *notes, *describe_repeats(usable, split.indices, labels.targets)),
-        skipped=usable.skipped,
-    )
+    return TableTask(config, usable, labels, split, notes)
 
 
 def _find_file(known: MoleculeNetSet, config: MoleculeNetTaskConfig, progress: Progress) -> Path:

@@ -13,14 +13,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from exlm_cli.config.tasks import CsvTaskConfig, InputKind
+from exlm_cli.config.tasks import CsvTaskConfig, RowTaskConfig
 from exlm_cli.data.masking import IntArray
-from exlm_cli.data.rows.records import SkippedRow
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.files import write_csv
@@ -42,7 +40,7 @@ from exlm_cli.tasks.base import (
 from exlm_cli.tasks.labels import Labels, read_known_targets
 from exlm_cli.tasks.metrics import describe_unscorable, probabilities_by_seed, score_rows, to_probabilities
 from exlm_cli.tasks.splits import RowSplit
-from exlm_cli.tasks.table_rows import InputRows, read_input_rows
+from exlm_cli.tasks.table_rows import InputRows, UsableRows, describe_repeats, read_input_rows
 
 Texts = Sequence[tuple[str, ...]]
 """One or two texts of each row."""
@@ -97,28 +95,16 @@ class TableTask(RowTask):
     """Rows of one table, with labels, classes or values in its columns."""
 
     def __init__(
-        self,
-        name: str,
-        input_kind: InputKind,
-        inputs: Sequence[str],
-        labels: Labels,
-        split: RowSplit,
-        *,
-        is_balanced: bool = False,
-        notes: Sequence[str] = (),
-        skipped: Sequence[SkippedRow] = (),
+        self, config: RowTaskConfig, usable: UsableRows, labels: Labels, split: RowSplit, notes: Sequence[str] = ()
     ) -> None:
         """Hold the table.
 
         Args:
-            name: Like `moleculenet/bace`.
-            input_kind: What a row is.
-            inputs: R texts or SMILES.
-            labels: Labels of the R rows.
+            config: Section of the task.
+            usable: Rows of the table.
+            labels: Labels of all rows.
             split: Rows of each split; a test split without rows is left out, with a note.
-            is_balanced: Let rarer classes weigh more.
-            notes: What a report says about the data.
-            skipped: Rows that are not used.
+            notes: Further notes on the split.
 
         Raises:
             DataError: The training or validation split is empty.
@@ -127,20 +113,24 @@ class TableTask(RowTask):
         for needed in ("train", "valid"):
             if not len(indices.get(needed, ())):
                 raise DataError(
-                    f"{name}: the split leaves no rows in `{needed}`",
+                    f"{config.name}: the split leaves no rows in `{needed}`",
                     "give more rows, another `task.split` (`random` fills all three), or a `task.split_file`",
                 )
+        inputs = usable.model_inputs(canonical=config.canonical_smiles)
         examples = {
             part: Examples([(inputs[row],) for row in rows], labels.targets[rows], rows)
             for part, rows in indices.items()
             if len(rows)
         }
-        super().__init__(name, labels.loss, labels.names, examples)
-        self.input_kind, self.split_name, self.skipped = input_kind, split.name, tuple(skipped)
-        self.class_weights = self._balanced_weights() if is_balanced and labels.loss != "regression" else None
+        super().__init__(config.name, labels.loss, labels.names, examples)
+        self.input_kind, self.split_name, self.skipped = config.input_kind, split.name, usable.skipped
+        if config.class_weights == "balanced" and labels.loss != "regression":
+            self.class_weights = self._balanced_weights()
         self.selection_metric, self.is_greater_better, metric_notes = self._choose_metric()
+        found = (*labels.notes, *usable.notes, *split.notes, *notes)
+        repeats = describe_repeats(usable, indices, labels.targets)
         test_notes = [NO_TEST_NOTE] if "test" in indices and "test" not in examples else []
-        self.notes = (*notes, *test_notes, *self._describe_targets(), *metric_notes)
+        self.notes = (*found, *repeats, *test_notes, *self._describe_targets(), *metric_notes)
 
     def _describe_targets(self) -> list[str]:
         notes = []
@@ -192,29 +182,16 @@ class TableTask(RowTask):
 class NewTableRows(NewRows):
     """A table to predict: every row comes back in its place, with the table's own columns."""
 
-    def __init__(self, task: TrainedTask, rows: InputRows) -> None:
-        """Read the labels of the table, where it has any.
-
-        Raises:
-            DataError: A cell is not a label of the task.
-        """
-        self._task, self._rows = task, rows
-        self._label_columns = task.output_names
-        if task.loss == "classes" and isinstance(task.config, CsvTaskConfig):
-            self._label_columns = task.config.label_columns
-        self._targets_RC = read_known_targets(rows.table, self._label_columns, task.loss, task.output_names)
-        self._encoding_notes: tuple[str, ...] = ()
-
-    @classmethod
-    def read(cls, task: TrainedTask, path: Path, column: str | None, progress: Progress) -> Self:
-        """Read a CSV or TSV, also .gz and .xz, or lines of text or SMILES (.txt, .smi).
+    def __init__(self, task: TrainedTask, path: Path, column: str | None, progress: Progress) -> None:
+        """Read a CSV or TSV, also .gz and .xz, or lines of text or SMILES (.txt, .smi), and its labels if it has any.
 
         Without `column`, the column of the task is read, else the one with a usual name.
 
         Raises:
             DataError: The table, its column, or a label in it cannot be read.
         """
-        rows = read_input_rows(
+        self._task = task
+        self._rows = read_input_rows(
             path,
             task.input_kind,
             progress,
@@ -222,7 +199,11 @@ class NewTableRows(NewRows):
             usual_column=task.config.input_column,
             canonical_smiles=task.config.has_canonical_smiles,
         )
-        return cls(task, rows)
+        self._label_columns = task.output_names
+        if task.loss == "classes" and isinstance(task.config, CsvTaskConfig):
+            self._label_columns = task.config.label_columns
+        self._targets_RC = read_known_targets(self._rows.table, self._label_columns, task.loss, task.output_names)
+        self._encoding_notes: tuple[str, ...] = ()
 
     def encode(self, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
         """Tokenise the readable rows as [CLS] text [SEP]."""

@@ -100,9 +100,6 @@ def test_an_unknown_task_is_refused_with_the_nearest_one(given: str, hint: str) 
 
 def test_errors_name_keys_as_the_recipe_has_them_without_the_suite() -> None:
     with pytest.raises(ConfigError) as caught:
-        load_recipe("csv", ["task.label_kind=colours"], kind=FinetuneRecipe)
-    assert "`task.label_kind` is colours" in caught.value.message
-    with pytest.raises(ConfigError) as caught:
         load_recipe("csv", ["task={name: csv, label_kinds: classes}"], kind=FinetuneRecipe)
     assert "unknown key `task.label_kinds`" in caught.value.message
     assert "`task.label_kind`" in caught.value.hint

@@ -1,6 +1,7 @@
 """The forest learns what fingerprints show, is repeatable, and does not stumble over missing or single classes."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,12 +9,15 @@ import pytest
 from rdkit import Chem
 from rdkit.Chem import rdFingerprintGenerator
 
+from exlm_cli.config.tasks import CsvTaskConfig
+from exlm_cli.data.rows.table import Table
 from exlm_cli.finetune.baseline import NUM_BITS, fingerprints, score_baseline
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import Loss
 from exlm_cli.tasks.labels import Labels
 from exlm_cli.tasks.row_task import TableTask
 from exlm_cli.tasks.splits import RowSplit
+from exlm_cli.tasks.table_rows import UsableRows
 from tests.unit.data.recording import RecordingProgress
 
 NAN = math.nan
@@ -25,7 +29,9 @@ INDICES: Any = {"train": np.arange(16), "valid": np.arange(16, 20), "test": np.a
 
 def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",)) -> TableTask:
     labels = Labels(loss, names, np.array(targets, dtype=float), ())
-    return TableTask("csv", "smiles", TEXTS, labels, RowSplit("column", INDICES))
+    config = CsvTaskConfig(name="csv", smiles_column="x")
+    usable = UsableRows(Table(Path("a.csv"), {}, tuple(range(24))), tuple(TEXTS), np.arange(24))
+    return TableTask(config, usable, labels, RowSplit("column", INDICES))
 
 
 def run(task: TableTask, seed: int = 1) -> dict[str, dict[str, float]]:

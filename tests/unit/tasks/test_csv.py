@@ -43,13 +43,9 @@ SPLIT_FILE = '{"train": [0, 1, 2], "valid": [3, 4], "test": [5]}'
     ("options", "name"),
     [
         ({}, "scaffold"),
-        ({"split": "scaffold-balanced"}, "scaffold-balanced"),
         ({"split": "file", "split_file": "{folder}/split.json"}, "file"),
         ({"text_column": "note"}, "random"),
-        ({"text_column": "note", "split": "random"}, "random"),
-        ({"text_column": "note", "split": "file", "split_file": "{folder}/split.json"}, "file"),
         ({"split_column": "part"}, "column"),
-        ({"text_column": "note", "split_column": "part"}, "column"),
         ({"files": {"train": "a.csv", "valid": "a.csv"}}, "files"),
     ],
 )
@@ -78,15 +74,6 @@ def test_molecules_with_classes(tmp_path: Path) -> None:
     assert task.split_sizes == {"train": 24, "valid": 3, "test": 3}
     assert Counter(task.examples["valid"].targets[:, 0].tolist()) == {0: 2, 1: 1}
     assert task.notes[0].startswith("found 2 classes of `y`: `active` (20), `inactive` (10)")
-
-
-def test_text_is_split_at_random_whatever_the_split(tmp_path: Path) -> None:
-    write(tmp_path / "a.csv", "body,y", [f"Sentence {i}.,{i % 2}" for i in range(20)])
-    task = load(tmp_path, text_column="body")
-    assert (task.input_kind, task.loss) == ("text", "binary")
-    assert task.split_sizes == {"train": 16, "valid": 2, "test": 2}
-    found = [text for split in task.splits for text in texts(task, split)]
-    assert sorted(found) == sorted(f"Sentence {i}." for i in range(20))
 
 
 def test_a_split_column_is_followed(tmp_path: Path) -> None:

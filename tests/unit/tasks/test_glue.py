@@ -1,7 +1,6 @@
 """GLUE tasks read from small files of the official layouts; scores are held against scikit-learn and SciPy."""
 
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -121,12 +120,6 @@ def test_scores_are_those_of_scikit_learn_and_scipy(name: str, tmp_path: Path) -
     assert task.selection_metric == next(iter(expected))
 
 
-def test_a_constant_prediction_has_no_correlation(tmp_path: Path) -> None:
-    write_glue(tmp_path, "stsb")
-    scores = load("stsb", tmp_path).score("valid", [np.array([1.0])] * 3)
-    assert all(math.isnan(score) for score in scores.values())
-
-
 def test_mismatched_rows_follow_the_matched_ones(tmp_path: Path) -> None:
     folder = write_glue(tmp_path, "mnli")
     task = load("mnli", tmp_path)
@@ -135,6 +128,7 @@ def test_mismatched_rows_follow_the_matched_ones(tmp_path: Path) -> None:
     (folder / "dev_mismatched.tsv").unlink()
     alone = load("mnli", tmp_path)
     assert alone.split_sizes["valid"] == 3
+    assert f"train: {folder / 'train.tsv'} has 3 rows, the official file 392,702" in alone.notes
     assert "there is no mismatched development set: its accuracy is missing" in alone.notes
     assert list(alone.score("valid", outputs_for("mnli", [0, 1, 2]))) == ["accuracy"]
 
@@ -152,16 +146,6 @@ def test_a_run_is_known_by_which_rows_are_mismatched(tmp_path: Path, tokenizer: 
     assert encode_task(load("mnli", tmp_path), tokenizer, 20, 1).fingerprint != first
 
 
-def test_notes_tell_the_protocol_and_what_is_not_official(tmp_path: Path) -> None:
-    folder = write_glue(tmp_path, "rte")
-    assert load("rte", tmp_path).notes == (
-        "GLUE has no public test labels: `valid` is the development set, as in the paper; "
-        "the best epoch is chosen on it",
-        f"train: {folder / 'train.tsv'} has 2 rows, the official file 2,490",
-        f"valid: {folder / 'dev.tsv'} has 2 rows, the official file 277",
-    )
-
-
 def test_named_files_may_be_anywhere_and_have_a_test_split(tmp_path: Path) -> None:
     folder = write_glue(tmp_path, "mnli")
     files = {part: str(folder / "dev_matched.tsv") for part in ("train", "valid", "test")}
@@ -175,10 +159,8 @@ def test_named_files_may_be_anywhere_and_have_a_test_split(tmp_path: Path) -> No
     [
         ("rte", {"label": "maybe"}, "`label` is `maybe`, accepted: 0 or entailment, 1 or not_entailment"),
         ("mnli", {"label": "-"}, "`gold_label` is `-`, accepted: 0 or entailment, 1 or neutral, 2 or contradiction"),
-        ("sst2", {"label": ""}, "`label` is ``, accepted: 0 or negative, 1 or positive"),
         ("qqp", {"second": " "}, "`question2` is empty"),
         ("stsb", {"label": "5.5"}, "`score` is `5.5`, accepted: a number from 0 to 5"),
-        ("stsb", {"label": "high"}, "`score` is `high`, accepted: a number from 0 to 5"),
         ("qqp", {"first": "a\tb"}, "the row has 7 cells, expected 6"),
     ],
 )
@@ -216,14 +198,6 @@ def test_json_rows_are_checked_too(record: dict[str, Any], problem: str, tmp_pat
         load("sst2", None, files={"train": str(path), "valid": str(path)}, on_invalid="error")
 
 
-def test_a_file_without_one_usable_row_is_refused_even_where_rows_are_skipped(tmp_path: Path) -> None:
-    folder = write_glue(tmp_path, "sst2")
-    (folder / "dev.tsv").write_text("sentence\tlabel\nfine\tx\n", encoding="utf-8")
-    message = f"{folder / 'dev.tsv'}:2: `label` is `x`, accepted: 0 or negative, 1 or positive"
-    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
-        load("sst2", tmp_path)
-
-
 def test_a_test_file_without_one_usable_row_is_left_out_and_told(tmp_path: Path) -> None:
     folder = write_glue(tmp_path, "sst2")
     test = tmp_path / "test.tsv"
@@ -236,16 +210,14 @@ def test_a_test_file_without_one_usable_row_is_left_out_and_told(tmp_path: Path)
     assert NO_TEST_NOTE in task.notes
     with pytest.raises(DataError, match=rf"^{re.escape(problem)}$"):
         load("sst2", None, files=files, on_invalid="error")
+    with pytest.raises(DataError, match=rf"^{re.escape(problem)}$"):
+        load("sst2", None, files={**files, "valid": str(test)})
 
 
 def test_missing_columns_and_rows_are_named(tmp_path: Path) -> None:
     folder = write_glue(tmp_path, "mrpc")
     (folder / "train.tsv").write_text("sentence1\tsentence2\tx\na\tb\t1\n", encoding="utf-8")
-    message = (
-        f"{folder / 'train.tsv'}: mrpc needs the columns `#1 String` `#2 String` `Quality` or `sentence1` `sentence2` "
-        "`label`; there are `sentence1`, `sentence2`, `x`"
-    )
-    with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
+    with pytest.raises(DataError, match=r"train\.tsv: mrpc needs the columns `#1 String` .* or `sentence1` "):
         load("mrpc", tmp_path)
     (folder / "train.tsv").write_text("sentence1\tsentence2\tlabel\n", encoding="utf-8")
     with pytest.raises(DataError, match=rf"^{re.escape(str(folder / 'train.tsv'))}: no rows in it$"):
@@ -255,7 +227,7 @@ def test_missing_columns_and_rows_are_named(tmp_path: Path) -> None:
 def new_rows(name: str, path: Path, text: str) -> NewGlueRows:
     path.write_text(text, encoding="utf-8")
     task = TrainedTask(GlueTaskConfig(name=f"glue/{name}"), "text", "classes", ())
-    return NewGlueRows.read(task, path, None, SilentProgress())
+    return NewGlueRows(task, path, None, SilentProgress())
 
 
 def write_new(name: str, path: Path, text: str, predicted: list[float]) -> tuple[PredictionSummary, list[list[str]]]:
@@ -313,7 +285,6 @@ def test_rows_of_which_some_have_labels_are_not_scored(tmp_path: Path, tokenizer
         ("index\tsentence1\n0\ta\n", "rte needs the columns `sentence1` `sentence2`"),
         ("index\tsentence1\tsentence2\n0\ta\n", "dev.tsv:2: the row has 2 cells, expected 3"),
         ("index\tsentence1\tsentence2\tlabel\n0\ta\tb\tactive\n", "dev.tsv:2: `label` is `active`"),
-        ("index\tsentence1\tsentence2\n", "no rows in it"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused_whole(text: str, message: str, tmp_path: Path) -> None:

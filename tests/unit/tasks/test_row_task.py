@@ -12,6 +12,7 @@ from sklearn.metrics import roc_auc_score
 
 from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.data.bpe import train_bpe
+from exlm_cli.data.rows.table import Table
 from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
@@ -21,6 +22,7 @@ from exlm_cli.tasks.labels import Labels
 from exlm_cli.tasks.metrics import to_probabilities
 from exlm_cli.tasks.row_task import NewTableRows, TableTask, encode_texts, longest_first
 from exlm_cli.tasks.splits import RowSplit
+from exlm_cli.tasks.table_rows import UsableRows
 from tests.unit.finetune.finetuned_runs import write_rows
 
 NAN = math.nan
@@ -31,8 +33,9 @@ PAIR = ("The ferry leaves at dawn.", "A boat departs early.")
 
 def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",), **options: Any) -> TableTask:
     indices = options.pop("indices", INDICES)
-    labels = Labels(loss, names, np.array(targets, dtype=float), ())
-    return TableTask("csv", "smiles", TEXTS, labels, RowSplit("random", indices), **options)
+    labels = Labels(loss, names, np.array(targets, dtype=float), ("a note",))
+    usable = UsableRows(Table(Path("a.csv"), {}, tuple(range(2, 8))), tuple(TEXTS), np.arange(len(TEXTS)))
+    return TableTask(CsvTaskConfig(name="csv", **options), usable, labels, RowSplit("random", indices))
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +76,7 @@ def test_texts_stand_between_cls_and_separators_and_cuts_are_counted(text_tokeni
 
 
 def test_a_table_is_a_downstream_task(tokenizer: Tokenizer) -> None:
-    task: DownstreamTask = make("binary", [[0], [1], [1], [0], [1], [1]], notes=["a note"])
+    task: DownstreamTask = make("binary", [[0], [1], [1], [0], [1], [1]])
     assert (task.splits, task.split_sizes) == (("train", "valid", "test"), {"train": 3, "valid": 2, "test": 1})
     assert {name: rows.tolist() for name, rows in task.split_indices.items()} == {
         name: rows.tolist() for name, rows in INDICES.items()
@@ -94,7 +97,7 @@ def test_labels_are_scored_by_their_sigmoid() -> None:
     assert scores["accuracy"] == 0
     assert task.selection_metric == "roc_auc"
     assert task.is_greater_better
-    assert task.notes[0] == "16.7 % of the labels are missing; they are left out of loss and scores"
+    assert task.notes[1] == "16.7 % of the labels are missing; they are left out of loss and scores"
     assert "valid: not scored, for lack of both classes: `b` is missing in every row" in task.notes
 
 
@@ -104,13 +107,13 @@ def test_classes_are_scored_by_their_softmax() -> None:
     assert task.score("valid", outputs)["accuracy"] == 1 / 2
     assert task.selection_metric == "accuracy"
     assert task.examples["valid"].targets.tolist() == [[0], [2]]
-    assert task.notes == ("test: not scored, for lack of both classes: `class` is b in every row",)
+    assert task.notes[1:] == ("test: not scored, for lack of both classes: `class` is b in every row",)
 
 
 def test_values_are_scored_as_they_are() -> None:
     task = make("regression", [[0.0], [1.0], [2.0], [10.0], [20.0], [5.0]])
     assert task.score("valid", [np.array([11.0]), np.array([19.0])])["rmse"] == 1
-    assert (task.selection_metric, task.is_greater_better, task.notes) == ("rmse", False, ())
+    assert (task.selection_metric, task.is_greater_better, task.notes) == ("rmse", False, ("a note",))
 
 
 @pytest.mark.parametrize("names", [("y",), ("a", "b")])
@@ -124,14 +127,16 @@ def test_accuracy_chooses_where_validation_has_one_class(names: tuple[str, ...])
 def test_balanced_weights_are_those_of_the_training_rows() -> None:
     indices: Any = {"train": np.arange(4), "valid": np.array([4, 5])}
     targets = [[1, 0], [0, 0], [0, 0], [0, NAN], [1, 1], [0, 1]]
-    task = make("binary", targets, ("a", "b"), indices=indices, is_balanced=True)
+    task = make("binary", targets, ("a", "b"), indices=indices, class_weights="balanced")
     assert task.class_weights is not None
     assert task.class_weights.tolist() == [3.0, 1.0]  # three negatives for a positive; `b` has no positive to weigh
-    classes = make("classes", [[0], [0], [0], [1], [1], [2]], ("a", "b", "c"), indices=indices, is_balanced=True)
+    classes = make(
+        "classes", [[0], [0], [0], [1], [1], [2]], ("a", "b", "c"), indices=indices, class_weights="balanced"
+    )
     assert classes.class_weights is not None
     # scikit-learn's n / (number of classes present * count): 4 / (2 * 3), 4 / (2 * 1); `c` does not occur
     assert classes.class_weights.tolist() == [4 / 6, 2.0, 1.0]
-    assert make("regression", [[0.0], [1], [2], [3], [4], [5]], is_balanced=True).class_weights is None
+    assert make("regression", [[0.0], [1], [2], [3], [4], [5]], class_weights="balanced").class_weights is None
     assert make("binary", [[0], [1], [1], [0], [1], [1]]).class_weights is None
 
 
@@ -171,7 +176,7 @@ def predict(
 ) -> tuple[PredictionSummary, list[dict[str, str]]]:
     config = CsvTaskConfig(name="csv", **{"smiles_column": "mol", **task})
     path = write_rows(folder / "new.csv", columns, rows)
-    new = NewTableRows.read(TrainedTask(config, config.input_kind, loss, names), path, None, SilentProgress())
+    new = NewTableRows(TrainedTask(config, config.input_kind, loss, names), path, None, SilentProgress())
     summary = new.write([[np.array(row) for row in seed] for seed in outputs], folder / "out.csv")
     return summary, list(csv.DictReader((folder / "out.csv").read_text().splitlines()))
 
@@ -242,7 +247,7 @@ def test_lines_of_smiles_are_a_table_too(tmp_path: Path, tokenizer: Tokenizer) -
     (tmp_path / "new.smi").write_text("CCO ethanol\n\n((\n")
     config = CsvTaskConfig(name="csv")
     task = TrainedTask(config, "smiles", "binary", ("y",))
-    new = NewTableRows.read(task, tmp_path / "new.smi", None, SilentProgress())
+    new = NewTableRows(task, tmp_path / "new.smi", None, SilentProgress())
     encoded = new.encode(tokenizer, 4)
     assert (len(encoded), len(encoded.token_ids[0])) == (1, 4)
     summary = new.write([[np.array([0.0])]], tmp_path / "out.csv")

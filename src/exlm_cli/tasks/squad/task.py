@@ -3,9 +3,9 @@
 import difflib
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Self, final
+from typing import ClassVar, final
 
 import numpy as np
 
@@ -31,12 +31,11 @@ from exlm_cli.tasks.sources import LOCAL_HINT, counted, existing_folder, find_fi
 from exlm_cli.tasks.splits import choose_training_rows
 from exlm_cli.tasks.squad.files import SquadFile, SquadQuestion, read_squad_json, read_squad_rows
 from exlm_cli.tasks.squad.metric import Answered, squad_metrics
-from exlm_cli.tasks.squad.windows import EncodedContext, Window, build_windows, n_best_answers
+from exlm_cli.tasks.squad.windows import EncodedContext, Window, best_answer, build_windows
 
 HUB_NAME = "rajpurkar/squad_v2"
 NUM_HELD_OUT_ARTICLES = 2
 
-_N_BEST = 20
 _FOLDERS = ("SQuAD", "squad", "squad2", "squad-v2")
 _SUFFIXES = (".json",)
 _PROTOCOL_NOTE = (
@@ -57,7 +56,6 @@ def load_squad(config: SquadTaskConfig, progress: Progress) -> "SquadTask":
             article to hold out does not exist.
     """
     train_file, valid_file = _read_files(config, progress)
-    held_out: tuple[str, ...] = ()
     notes = [_PROTOCOL_NOTE]
     for split, file in (("train", train_file), ("valid", valid_file)):
         if file is not None:
@@ -69,8 +67,10 @@ def load_squad(config: SquadTaskConfig, progress: Progress) -> "SquadTask":
                 "leave it out, or name the training file alone with `task.files.train=FILE`",
             )
         train, valid = train_file.questions, valid_file.questions
+        split_name = "official" if config.files.valid is None else "files"
     else:
         train, valid, held_out = _hold_out(train_file, config.valid_articles)
+        split_name = f"held out: {', '.join(held_out)}"
         notes.append(
             f"scored on questions about {_listed(held_out)}, held out of {train_file.source}: no official "
             "development set, so not the paper's numbers"
@@ -81,7 +81,8 @@ def load_squad(config: SquadTaskConfig, progress: Progress) -> "SquadTask":
     for split, questions in (("train", train), ("valid", valid)):
         num_without = sum(not question.answers for question in questions)
         notes.append(f"{split}: {num_without:,} of {len(questions):,} questions have no answer")
-    task = SquadTask(config, {"train": train, "valid": valid}, held_out=held_out)
+    task = SquadTask(config, {"train": train, "valid": valid})
+    task.split_name = split_name
     task.notes = tuple(notes)
     task.skipped = tuple(row for file in (train_file, valid_file) if file is not None for row in file.skipped)
     return task
@@ -97,20 +98,8 @@ class SquadTask(DownstreamTask):
     selection_metric = "f1"
     splits: tuple[Split, ...] = ("train", "valid")
 
-    def __init__(
-        self,
-        config: SquadTaskConfig,
-        questions: dict[Split, list[SquadQuestion]],
-        *,
-        held_out: tuple[str, ...] = (),
-    ) -> None:
-        """Hold what was read; `held_out` are the articles of the training file that `valid` has, if it has any."""
-        self.held_out = held_out
-        self._config = config
-        self._questions = questions
-        self.split_name = "official" if config.files.valid is None else "files"
-        if held_out:
-            self.split_name = f"held out: {', '.join(held_out)}"
+    def __init__(self, config: SquadTaskConfig, questions: dict[Split, list[SquadQuestion]]) -> None:
+        self._config, self._questions = config, questions
         self._windows: dict[Split, list[Window]] = {}
         self._contexts: dict[Split, dict[str, EncodedContext]] = {}
 
@@ -181,13 +170,8 @@ class SquadTask(DownstreamTask):
             of_question[window.question].append((window, logits))
         answered = {}
         for question, pairs in zip(questions, of_question, strict=True):
-            answers, null_score = n_best_answers(
-                contexts[question.context],
-                pairs,
-                n_best=_N_BEST,
-                max_answer_tokens=self._config.max_answer_tokens,
-            )
-            text, score = (answers[0].text, answers[0].score) if answers else ("", -np.inf)
+            context = contexts[question.context]
+            text, score, null_score = best_answer(context, pairs, max_answer_tokens=self._config.max_answer_tokens)
             answered[question.id] = Answered(text, null_score - score, question.golds)
         return answered
 
@@ -212,13 +196,7 @@ class NewSquadQuestions(NewRows):
 
     suffix: ClassVar[str] = ".json"
 
-    def __init__(self, config: SquadTaskConfig, file: SquadFile, valid_medians: Mapping[str, float | None]) -> None:
-        self._task = SquadTask(config, {"valid": file.questions})
-        self._file, self._threshold = file, valid_medians.get("f1_threshold")
-        self._notes: tuple[str, ...] = ()
-
-    @classmethod
-    def read(cls, task: TrainedTask, path: Path, column: str | None, progress: Progress) -> Self:
+    def __init__(self, task: TrainedTask, path: Path, column: str | None, progress: Progress) -> None:
         """Read a file of the official layout.
 
         Raises:
@@ -226,10 +204,12 @@ class NewSquadQuestions(NewRows):
         """
         del column, progress
         assert isinstance(task.config, SquadTaskConfig)
-        file = read_squad_json(path, needs_answers=False)
-        if not file.questions:
-            raise DataError(f"{path}: {file.skipped[0]}")
-        return cls(task.config, file, task.valid_medians)
+        self._file = read_squad_json(path, needs_answers=False)
+        if not self._file.questions:
+            raise DataError(f"{path}: {self._file.skipped[0]}")
+        self._task = SquadTask(task.config, {"valid": self._file.questions})
+        self._threshold = task.valid_medians.get("f1_threshold")
+        self._notes: tuple[str, ...] = ()
 
     @classmethod
     def output_files(cls, out: Path) -> tuple[Path, ...]:

@@ -130,75 +130,54 @@ def build_windows(
         first += doc_stride
 
 
-@dataclass(frozen=True)
-class SpanAnswer:
-    """A piece of a paragraph as an answer, and the sum of its two logits."""
-
-    text: str
-    score: float
-
-
-def best_spans(
-    window: Window, logits: FloatArray, *, n_best: int, max_answer_tokens: int
-) -> list[tuple[int, int, float]]:
-    """Return the best spans of a window as (first, last token of the paragraph, score), best first.
+def best_span(window: Window, logits: FloatArray, *, max_answer_tokens: int) -> tuple[int, int, float] | None:
+    """Return the best span of a window as first and last token of the paragraph and score; None if it has none.
 
     Exact: every span of at most `max_answer_tokens` tokens is scored.
 
     Args:
         window: The window.
-        logits: (L, 2) of first and last token.
-        n_best: Maximum number of spans.
+        logits: (L, 2) of first and last token; the score is the sum of two.
         max_answer_tokens: Maximum tokens of a span.
     """
     inside = slice(window.context_start, window.context_start + window.num_tokens)
     first_logits, last_logits = logits[inside, 0], logits[inside, 1]
     num_tokens = len(first_logits)
     if not num_tokens:
-        return []
+        return None
     # row d holds the spans of d + 1 tokens, by their first token
     scores = np.full((min(max_answer_tokens, num_tokens), num_tokens), -np.inf)
     for extra in range(len(scores)):
         scores[extra, : num_tokens - extra] = first_logits[: num_tokens - extra] + last_logits[extra:]
-    flat = scores.ravel()
-    best = np.argpartition(-flat, n_best - 1)[:n_best] if n_best < flat.size else np.arange(flat.size)
-    best = best[np.isfinite(flat[best])]
-    best = best[np.argsort(-flat[best], kind="stable")]
-    extras, firsts = np.divmod(best, num_tokens)
-    begins = firsts + window.first_token
-    return [(int(b), int(b + e), float(flat[i])) for b, e, i in zip(begins, extras, best, strict=True)]
+    extra, first = divmod(int(scores.argmax()), num_tokens)
+    score = float(scores[extra, first])
+    begin = window.first_token + first
+    return (begin, begin + extra, score) if np.isfinite(score) else None
 
 
-def n_best_answers(
-    context: EncodedContext,
-    windows: Iterable[tuple[Window, FloatArray]],
-    *,
-    n_best: int,
-    max_answer_tokens: int,
-) -> tuple[list[SpanAnswer], float]:
-    """Return the best answers of all windows of a question, best first, and its null score.
+def best_answer(
+    context: EncodedContext, windows: Iterable[tuple[Window, FloatArray]], *, max_answer_tokens: int
+) -> tuple[str, float, float]:
+    """Return the best answer over all windows of a question, its score, and the null score.
 
-    No answer begins or ends at a token that is only blanks. A text that several spans give (windows overlap) occurs
-    once, with its best score. The null score is the smallest sum of the two logits at [CLS] over the windows, as in
-    BERT: a paragraph has no answer only if no window of it has one.
+    No answer begins or ends at a token that is only blanks; without any span the answer is empty and its score -inf.
+    The null score is the smallest sum of the two logits at [CLS] over the windows, as in BERT: a paragraph has no
+    answer only if no window of it has one.
 
     Args:
         context: The paragraph.
         windows: Each window of the question with its (L, 2) logits.
-        n_best: Maximum number of answers.
         max_answer_tokens: Maximum tokens of an answer.
     """
-    scores: dict[str, float] = {}
-    null_score = np.inf
+    text, best, null_score = "", -np.inf, np.inf
     is_blank = np.array([start == end for start, end in context.offsets], dtype=np.bool_)
     for window, logits in windows:
         null_score = min(null_score, float(logits[CLS_INDEX].sum()))
         logits = logits.copy()
         piece = logits[window.context_start : window.context_start + window.num_tokens]
         piece[is_blank[window.first_token : window.first_token + window.num_tokens]] = -np.inf
-        for first, last, score in best_spans(window, logits, n_best=n_best, max_answer_tokens=max_answer_tokens):
+        span = best_span(window, logits, max_answer_tokens=max_answer_tokens)
+        if span is not None and span[2] > best:
+            first, last, best = span
             text = context.text[context.offsets[first][0] : context.offsets[last][1]]
-            if score > scores.get(text, -np.inf):
-                scores[text] = score
-    ranked = sorted(scores.items(), key=lambda item: -item[1])[:n_best]
-    return [SpanAnswer(text, score) for text, score in ranked], null_score
+    return text, best, null_score
