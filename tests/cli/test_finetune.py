@@ -1,6 +1,5 @@
 """`exlm finetune` on a small CSV: a table for people, JSON for programs, resumption, mistakes told in one line."""
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -13,6 +12,7 @@ from exlm_cli.cli.app import main
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.run_dir import read_run_json
+from tests.cli.asserts import result_of
 from tests.unit.finetune.synthetic import WORDS, make_pretrained
 
 Capture = pytest.CaptureFixture[str]
@@ -29,12 +29,6 @@ def _a_csv_and_a_checkpoint(folder: Path) -> None:
     pairs = [(a, b) for a in WORDS for b in WORDS] * 2
     lines = [f"{a} {b},{int('amber' in (a, b))},{len(a)}" for a, b in pairs[:60]]
     (folder / "words.csv").write_text("text,amber,letters\n" + "\n".join(lines) + "\n")
-
-
-def result_of(capsys: Capture, *words: str) -> dict[str, Any]:
-    assert main([*words, "--json"]) == 0, capsys.readouterr().err
-    parsed: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return parsed
 
 
 def test_a_csv_is_fine_tuned_from_the_newest_fitting_run_and_told_in_a_table(folder: Path, capsys: Capture) -> None:
@@ -75,9 +69,8 @@ def test_a_grid_is_searched_and_its_best_point_named(capsys: Capture) -> None:
     assert "best of 2 grid points: optim.lr=" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_the_resumed_run_gives_the_same_scores(
-    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, number: int, exit_code: int
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = [*TASK, "--seeds", "4,5"]
     whole = result_of(capsys, *words, "--out", "whole")
@@ -87,11 +80,11 @@ def test_a_signal_saves_and_the_resumed_run_gives_the_same_scores(
         nonlocal steps
         steps += 1
         if steps == 8:  # in the second seed
-            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal.SIGTERM)
         return original(self, *args, **kwargs)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", interrupting)
-    assert main([*words, "--out", "run"]) == exit_code
+    assert main([*words, "--out", "run"]) == 143
     error = capsys.readouterr().err
     assert "\nstopped at step 2 of 6; the checkpoint is run/cells/single/seed-5/checkpoints/step-2" in error
     assert "hint: continue with `exlm finetune --resume run`" in error

@@ -54,11 +54,9 @@ OnInvalidOption = Annotated[
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")]
 SmilesColumnOption = Annotated[
-    str | None, typer.Option("--smiles-column", metavar="NAME", help="Column with the SMILES; default: as trained.")
+    str | None, typer.Option("--smiles-column", metavar="NAME", help="Column with the SMILES.")
 ]
-TextColumnOption = Annotated[
-    str | None, typer.Option("--text-column", metavar="NAME", help="Column with the text; default: as trained.")
-]
+TextColumnOption = Annotated[str | None, typer.Option("--text-column", metavar="NAME", help="Column with the text.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 

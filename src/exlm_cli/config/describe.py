@@ -54,7 +54,7 @@ def recipe_size(recipe: Recipe) -> RecipeSize:
     if not isinstance(common, PretrainRecipe):
         return RecipeSize()
     runs = [plan.pretrain for plan in recipe.plan()] if isinstance(recipe, SweepRecipe) else [common]
-    flops = [run_flops(run) for run in runs]
+    flops = [_run_flops(run) for run in runs]
     return RecipeSize(
         objective=common.objective,
         parameters=count_parameters(common),
@@ -64,8 +64,7 @@ def recipe_size(recipe: Recipe) -> RecipeSize:
     )
 
 
-def run_flops(recipe: PretrainRecipe) -> float | None:
-    """Return the FLOPs of a whole pre-training run; None where its number of steps depends on the data."""
+def _run_flops(recipe: PretrainRecipe) -> float | None:
     steps = recipe.train.max_steps
     return None if steps is None else steps * recipe_step_flops(recipe).total
 

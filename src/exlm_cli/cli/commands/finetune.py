@@ -15,6 +15,8 @@ from exlm_cli.cli.options import (
     RecipeOption,
     ResumeOption,
     SetOption,
+    SmilesColumnOption,
+    TextColumnOption,
     collect_overrides,
     parse_seeds,
     refuse_with_resume,
@@ -46,12 +48,6 @@ DataDirOption = Annotated[
 ]
 SplitOption = Annotated[
     str | None, typer.Option("--split", metavar="NAME", help="scaffold[-chiral|-balanced|-deepchem], random, file.")
-]
-SmilesColumnOption = Annotated[
-    str | None, typer.Option("--smiles-column", metavar="NAME", help="Column of a CSV with the SMILES.")
-]
-TextColumnOption = Annotated[
-    str | None, typer.Option("--text-column", metavar="NAME", help="Column of a CSV with the text.")
 ]
 LabelColumnsOption = Annotated[
     str | None, typer.Option("--label-columns", metavar="LIST", help="Columns of a CSV with labels, like A,B.")
@@ -88,6 +84,8 @@ def finetune(
     was stopped continues with `--resume RUN`; finished seeds and grid points are kept.
     """
     from exlm_cli.cli import console
+    from exlm_cli.config.finetune import FinetuneRecipe
+    from exlm_cli.config.load import resumed_recipe
 
     task = {
         "task.data_dir": data_dir,
@@ -100,7 +98,10 @@ def finetune(
     refuse_with_resume(resume, {**start, **task, "baseline": baseline})
     options = {"device": device, "seeds": parse_seeds(seeds), **task, "init": "scratch" if from_scratch else None}
     overrides = collect_overrides(sets, options)
-    resolved = _chosen(suite, name, recipe, overrides) if resume is None else _resumed(resume, overrides)
+    if resume is None:
+        resolved = _chosen(suite, name, recipe, overrides)
+    else:
+        resolved = resumed_recipe(resume, FinetuneRecipe, overrides)
     if dry_run:
         return console.emit_recipe(resolved, as_json=as_json)
     progress = console.open_progress()
@@ -118,13 +119,6 @@ def finetune(
         progress=progress,
     )
     _emit(result, as_json=as_json)
-
-
-def _resumed(run: Path, overrides: list[str]) -> "FinetuneRecipe":
-    from exlm_cli.config.finetune import FinetuneRecipe
-    from exlm_cli.config.load import resumed_recipe
-
-    return resumed_recipe(run, FinetuneRecipe, overrides)
 
 
 def _chosen(suite: str | None, name: str | None, recipe: str | None, overrides: list[str]) -> "FinetuneRecipe":

@@ -69,10 +69,9 @@ def _entry(recipe: "Recipe", starts: set[str]) -> dict[str, Any]:
 def _row(entry: dict[str, Any]) -> list[str]:
     from exlm_cli.format import format_count, format_parameters
 
-    name = f"{entry['name']} *" if entry["is_start"] else entry["name"]
     parameters, tokens = entry["parameters"], entry["tokens_per_step"]
     return [
-        name,
+        f"{entry['name']} *" if entry["is_start"] else entry["name"],
         entry["command"],
         "" if parameters is None else format_parameters(parameters),
         "" if tokens is None else format_count(tokens),
@@ -92,12 +91,7 @@ def _describe(recipe: "Recipe") -> str:
         f"tokens of a step: {format_count(size.tokens_per_step)}",
     ]
     if size.flops_per_step is not None:
-        lines.append(f"FLOPs of a step: {_flops(size.flops_per_step)}")
+        lines.append(f"FLOPs of a step: {size.flops_per_step:.2e}")
     if size.flops is not None:
-        lines.append(f"FLOPs of the whole pre-training: {_flops(size.flops)}; seconds: divide by your FLOP/s")
-    return "".join(f"# {line}\n" for line in lines)
-
-
-def _flops(number: float) -> str:
-    """Return `1.23e15`."""
-    return f"{number:.2e}".replace("e+", "e")
+        lines.append(f"FLOPs of the whole pre-training: {size.flops:.2e}; seconds: divide by your FLOP/s")
+    return "".join(f"# {line}\n" for line in lines).replace("e+", "e")
