@@ -58,14 +58,7 @@ def build_collator(
 ) -> Callable[[IntArray], Batch]:
     """Return a function that masks, expands and pads sequences of a data set.
 
-    Args:
-        dataset: Sequences of token ids.
-        recipe: Its `masking` section, objective and seed are used.
-        special: Ids of the special tokens.
-        epoch: Part of each sample's random stream, see `sample_rng`.
-
-    Returns:
-        Function from the (B,) indices of sequences to their batch on the CPU; it depends on them alone.
+    It takes the (B,) indices of sequences, and its batch, on the CPU, depends on them and on `epoch` alone.
     """
 
     def make(indices: IntArray) -> Batch:
@@ -106,12 +99,7 @@ def batch_from_masked_ids(
 ) -> Batch:
     """Build a batch of one from tokens that already contain [MASK]; its targets are unknown and set to [PAD].
 
-    Args:
-        input_ids: (L,) tokens with [CLS] first and [SEP] last.
-        mask_id: Id of [MASK].
-        pad_id: Id of [PAD].
-        num_states_per_mask: k; 1 for an MLM.
-        objective: Decides the positions.
+    `input_ids` are (L,), [CLS] first and [SEP] last; `num_states_per_mask` is 1 for an MLM.
     """
     positions = np.flatnonzero(input_ids == mask_id)
     masked = MaskedSequence(

@@ -1,6 +1,5 @@
 """Masking of sequences. Masks depend on (seed, epoch, sample index) alone, never on workers or resumption."""
 
-from collections.abc import Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,17 +80,10 @@ def draw_mask(is_maskable: NDArray[np.bool_], masking: MaskingConfig, rng: np.ra
 def mask_sequence(
     token_ids: IntArray, masking: MaskingConfig, special: SpecialTokens, rng: np.random.Generator
 ) -> MaskedSequence:
-    """Repeat one sequence, add [CLS] and [SEP], and mask it.
-
-    Args:
-        token_ids: (n,) tokens without [CLS] and the last [SEP].
-        masking: Ratio, scheme, repeats and replacement shares.
-        special: Special token ids.
-        rng: Random stream of the sample, see `sample_rng`.
-    """
+    """Repeat one sequence of (n,) tokens, add [CLS] and [SEP], and mask it; `rng` is from `sample_rng`."""
     repeated = np.repeat(token_ids, masking.num_repeats)
     original = np.concatenate([[special.cls], repeated, [special.sep]]).astype(np.int64)
-    positions = draw_mask(_is_maskable(original, special.never_masked), masking, rng)
+    positions = draw_mask(~np.isin(original, list(special.never_masked)), masking, rng)
     input_ids = original.copy()
     input_ids[positions] = special.mask
     if masking.keep_ratio or masking.random_ratio:
@@ -107,7 +99,3 @@ def mask_sequence(
         target_ids=original[positions],
         target_source=(positions - 1) // masking.num_repeats + 1,
     )
-
-
-def _is_maskable(token_ids: IntArray, never_masked: Set[int]) -> NDArray[np.bool_]:
-    return ~np.isin(token_ids, np.fromiter(never_masked, dtype=np.int64))

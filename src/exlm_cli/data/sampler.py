@@ -84,10 +84,7 @@ def plan_epoch(
 def cut_microbatches(indices: IntArray, expanded_lengths: IntArray, microbatch_tokens: int) -> Iterator[IntArray]:
     """Split one step into microbatches of at most `microbatch_tokens` positions, padding counted.
 
-    Args:
-        indices: (n,) sample indices of the step.
-        expanded_lengths: (n,) upper bound of the expanded length of each sample.
-        microbatch_tokens: Maximum of positions, with padding, that go through the encoder at once.
+    `indices` are the (n,) samples of the step, `expanded_lengths` the (n,) upper bounds of their lengths.
     """
     by_length = np.argsort(expanded_lengths, kind="stable")
     start = 0
@@ -99,12 +96,7 @@ def cut_microbatches(indices: IntArray, expanded_lengths: IntArray, microbatch_t
 
 
 def longest_expanded(lengths: IntArray, recipe: PretrainRecipe) -> IntArray:
-    """Return an upper bound of each sequence's positions after repetition and expansion.
-
-    Args:
-        lengths: (n,) input tokens, with [CLS] and [SEP].
-        recipe: Its `masking` section is used.
-    """
+    """Return an upper bound of each sequence's positions after repetition and expansion, from (n,) input lengths."""
     masking = recipe.masking
     real = (lengths - 2) * masking.num_repeats
     if masking.scheme == "bernoulli":

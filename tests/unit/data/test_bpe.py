@@ -32,10 +32,6 @@ def test_training_twice_gives_the_same_tokenizer() -> None:
     assert train_bpe(iter(SENTENCES), 500, 2, SilentProgress()).fingerprint == TOKENIZER.fingerprint
 
 
-def test_the_vocabulary_has_the_size_asked_for_where_the_text_has_pairs_enough() -> None:
-    assert TOKENIZER.vocab_size == 500
-
-
 def test_rare_pairs_are_not_merged() -> None:
     progress = RecordingProgress()
     tokenizer = train_bpe(["abcdefgh"], 1000, 2, progress)

@@ -65,9 +65,3 @@ def test_given_masks_are_expanded_like_drawn_ones() -> None:
     reference = collate([expand(_masked(), 3, "exlm")], [0], 0)
     for name in ("token_ids", "positions", "lengths", "node_index", "node_mask", "state_lengths", "target_lengths"):
         torch.testing.assert_close(getattr(batch, name), getattr(reference, name))
-
-
-def test_moving_a_batch_keeps_its_fields() -> None:
-    batch = tiny_batch(tiny_recipe())
-    moved = batch.to(torch.device("cpu"))
-    torch.testing.assert_close(moved.token_ids, batch.token_ids)

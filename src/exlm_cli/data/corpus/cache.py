@@ -8,7 +8,7 @@ from typing import TypeVar
 import filelock
 
 from exlm_cli.errors import CheckpointError, DataError
-from exlm_cli.files import write_atomically
+from exlm_cli.files import reason_of, write_atomically
 from exlm_cli.progress import Progress, SilentProgress
 
 EntryT = TypeVar("EntryT")
@@ -20,11 +20,10 @@ def explaining_disk_trouble(cache: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, CheckpointError) as error:
-        cause = error if isinstance(error, OSError) else error.__cause__
-        reason = (cause.strerror if isinstance(cause, OSError) else None) or str(error)
-        where = (cause.filename if isinstance(cause, OSError) else None) or cache
+        cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+        reason = reason_of(cause) if isinstance(cause, OSError) else str(cause)
         raise DataError(
-            f"{where}: the data cache cannot be written: {reason}",
+            f"{getattr(cause, 'filename', None) or cache}: the data cache cannot be written: {reason}",
             "free some space, or choose another folder with `EXLM_CACHE_DIR=DIR` (pre-training: also `data.cache_dir`)",
         ) from error
 

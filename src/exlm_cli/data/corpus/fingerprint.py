@@ -56,11 +56,6 @@ def fingerprint_sources(sources: Sequence[Source], cache: Path, progress: Progre
     The SHA-256 of a file is remembered under its path, size, inode, modification and change times. Only the kernel sets
     the change time, so a file rewritten in place with its old size and date is still read again.
 
-    Args:
-        sources: From `resolve_inputs`.
-        cache: Folder of remembered digests.
-        progress: Gets a message when a large file is read through.
-
     Raises:
         DataError: A file cannot be read, or the Hub does not answer.
     """

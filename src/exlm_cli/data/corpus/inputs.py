@@ -88,12 +88,7 @@ def iter_rows(
 ) -> Generator[Row]:
     """Yield the rows of all sources in order, under a progress bar that shows how far reading has come.
 
-    Args:
-        sources: From `resolve_inputs`.
-        data: Kind, column and numbers of rows.
-        seed: Seed of bundled sources.
-        progress: Gets the bar; it counts bytes on disk if all sources are files, else rows.
-        label: Label of the bar.
+    The bar counts bytes on disk if all sources are files, else rows. `seed` is that of bundled sources.
 
     Raises:
         DataError: A source cannot be read, or has no rows.

@@ -286,22 +286,9 @@ def _write_sequences(
     skipped: "SkippedRows",
     progress: Progress,
 ) -> list[ShardWriter]:
-    """Tokenise rows, cut or pack them into sequences, and write those of each split.
+    """Tokenise rows, cut or pack them into sequences, write those of each split, and return the finished writers.
 
-    Args:
-        corpus: Recipe and tokenizer.
-        rows: In order.
-        folder: Gets one shard directory a split.
-        splits: Names of the splits.
-        choose: Index of the split of a row; called in order, for usable rows only.
-        skipped: Gets rows that cannot be used.
-        progress: Gets a message about unknown tokens.
-
-    Returns:
-        The finished writer of each split.
-
-    Raises:
-        DataError: A row cannot be used, and `data.on_invalid` is "error".
+    `choose` returns the index of a row's split; it is called in order, for usable rows only.
     """
     data, tokenizer = corpus.recipe.data, corpus.tokenizer
     num_unknown, last = 0, None

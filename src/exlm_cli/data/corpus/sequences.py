@@ -27,7 +27,7 @@ class Holdout:
         max_rows: int | None = None,
         forced: bytes | None = None,
     ) -> None:
-        """Set up.
+        """Decide the size of blocks.
 
         Args:
             kind: Kind of the rows.

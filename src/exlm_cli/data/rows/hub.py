@@ -69,12 +69,7 @@ def iter_hub_records(
 
 
 def find_revision(source: HubSource, cache: Path, progress: Progress) -> str:
-    """Return the commit of a Hub data set, or the one last seen if the Hub cannot be reached.
-
-    Args:
-        source: The data set.
-        cache: Folder that remembers commits, so that cached data needs no network.
-        progress: Gets a message if the remembered commit is taken.
+    """Return the commit of a Hub data set, or the one that `cache` remembers if the Hub cannot be reached.
 
     Raises:
         DataError: The Hub does not answer, and no commit is remembered.

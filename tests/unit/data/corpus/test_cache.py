@@ -55,9 +55,3 @@ def test_one_of_two_waits_and_says_so(tmp_path: Path) -> None:
     thread.join()
     assert order == ["first", "second"]
     assert waiting.messages == ["another process prepares the same data; waiting for it"]
-
-
-def test_another_key_does_not_wait(tmp_path: Path) -> None:
-    progress = RecordingProgress()
-    with locked(tmp_path, "a", progress), locked(tmp_path, "b", progress):
-        assert progress.messages == []
