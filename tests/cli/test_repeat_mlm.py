@@ -63,14 +63,6 @@ def test_a_dry_run_prints_the_whole_grid(folder: Path, capsys: Capture) -> None:
     assert recipe.pretrain.train.max_steps == 4
 
 
-def test_the_help_names_the_recipe_that_is_taken(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main(["repeat-mlm", "--help"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert "or YAML file; default: repeat-mlm." in " ".join(" ".join(lines).split())
-
-
 def test_without_a_recipe_it_is_the_papers_grid(folder: Path, capsys: Capture) -> None:
     assert main(["repeat-mlm", "--dry-run"]) == 0
     assert capsys.readouterr().out.startswith("name: repeat-mlm\n")

@@ -63,11 +63,6 @@ def test_a_dry_run_prints_the_whole_sweep(folder: Path, capsys: Capture) -> None
     assert "\ntasks: []\n" in capsys.readouterr().out
 
 
-def test_inputs_that_do_not_exist_leave_nothing_behind(folder: Path, capsys: Capture) -> None:
-    assert "none.txt" in refusal_of(capsys, *COMMAND, "--set", "pretrain.data.train=none.txt", "--out", "run")
-    assert not (folder / "run").exists()
-
-
 def _write_run(run: Path, name: str, results: Sequence[SweepCellResult]) -> None:
     """Write what a sweep leaves, without its models."""
     run.mkdir()

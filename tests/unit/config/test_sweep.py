@@ -254,15 +254,6 @@ def test_a_key_that_the_sweep_sets_itself_is_refused(override: str, key: str, hi
     assert hint in error.hint
 
 
-def test_variants_written_by_hand_share_a_mask_ratio_that_an_override_may_change() -> None:
-    assert _load(SWEEP, "pretrain.masking.mask_ratio=0.3").pretrain.masking.mask_ratio == 0.3
-
-
-def test_no_hint_leads_to_a_key_that_is_refused() -> None:
-    assert "use `seeds=" in _error(GRID, "seed=3").hint
-    assert _error(GRID, "masking.scheme=bernoulli").hint == "did you mean `pretrain.masking.scheme`?"
-
-
 @pytest.mark.parametrize(
     ("text", "found"),
     [

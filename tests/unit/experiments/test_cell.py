@@ -60,12 +60,6 @@ def test_a_cell_has_the_figures_of_the_run_it_is(cell: SweepCell, done: Done, tm
     assert json.loads((folder / "result.json").read_text()) == result.model_dump(mode="json")
 
 
-def test_a_finished_cell_is_read_and_not_run(cell: SweepCell, done: Done, tmp_path: Path) -> None:
-    folder, result = done
-    assert read_result(cell, folder) == result
-    assert read_result(cell, tmp_path / "none") is None
-
-
 def test_more_entropies_leave_the_training_as_it_is(
     cell: SweepCell, done: Done, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,14 +13,7 @@ from exlm_cli.config.sections import MaskingConfig
 from exlm_cli.experiments.corruption import count_corrupted
 from exlm_cli.experiments.results import Corruption
 from tests.tiny import SPECIAL
-
-# every cell of Figure 3
-CELLS = [
-    *((1, p) for p in (0.0225, 0.15, 0.387, 0.622, 0.789)),
-    *((2, p) for p in (0.15, 0.387, 0.622, 0.789)),
-    *((4, p) for p in (0.387, 0.622, 0.789)),
-    *((8, p) for p in (0.622, 0.789)),
-]
+from tests.unit.report.sweep_results import PAIRS
 
 
 def _count(lengths: list[int], num_repeats: int, ratio: float, seed: int = 1) -> Corruption:
@@ -30,7 +23,7 @@ def _count(lengths: list[int], num_repeats: int, ratio: float, seed: int = 1) ->
     return count_corrupted(sequences, masking, SPECIAL, seed=seed, epoch=0)
 
 
-@pytest.mark.parametrize(("num_repeats", "ratio"), CELLS)
+@pytest.mark.parametrize(("num_repeats", "ratio"), PAIRS)
 def test_the_share_is_p_to_the_k(num_repeats: int, ratio: float) -> None:
     counted = _count([510] * 60, num_repeats, ratio)
     assert counted.num_tokens == 60 * 510
@@ -38,7 +31,7 @@ def test_the_share_is_p_to_the_k(num_repeats: int, ratio: float) -> None:
     assert abs(counted.measured - counted.expected) < 5 * counted.standard_error
 
 
-@pytest.mark.parametrize(("num_repeats", "ratio"), CELLS)
+@pytest.mark.parametrize(("num_repeats", "ratio"), PAIRS)
 def test_the_variance_is_that_of_app_c(num_repeats: int, ratio: float) -> None:
     num_tokens, num_samples = 400, 300
     counted = [_count([num_tokens], num_repeats, ratio, seed=seed) for seed in range(num_samples)]

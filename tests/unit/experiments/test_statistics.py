@@ -12,40 +12,35 @@ from exlm_cli.experiments.statistics import (
     share_groups,
     spearman_correlation,
 )
-
-RATIOS = (0.0225, 0.15, 0.387, 0.622, 0.789)
-CELLS = [(k, p) for k, ratios in ((1, RATIOS), (2, RATIOS[1:]), (4, RATIOS[2:]), (8, RATIOS[3:])) for p in ratios]
-# the paper, row by row
-FIGURE_3 = [81.3, 83.6, 83.3, 81.3, 79.6, 81.4, 83.1, 83.3, 81.3, 81.0, 83.2, 82.6, 79.2, 82.8]
-FIGURE_5 = [1.62, 2.78, 3.95, 5.79, 7.26, 1.37, 2.30, 3.44, 5.48, 1.23, 1.77, 3.35, 1.22, 1.76]
+from tests.unit.report.sweep_results import FIGURE_3, FIGURE_5, PAIRS, RATIOS
 
 
 def test_cells_of_equal_p_to_the_k_are_the_diagonals_of_figure_4() -> None:
-    groups = dict(zip(CELLS, share_groups([p**k for k, p in CELLS]), strict=True))
+    groups = dict(zip(PAIRS, share_groups([p**k for k, p in PAIRS]), strict=True))
     for (k, p), group in groups.items():
         # doubling k while going one mask ratio up stays on the diagonal
         assert group == RATIOS.index(p) - int(math.log2(k))
 
 
 def test_the_papers_entropies_follow_p_to_the_k_and_not_p() -> None:
-    agreement = rank_agreement(CELLS, FIGURE_5)
+    agreement = rank_agreement(PAIRS, FIGURE_5)
     assert agreement.spearman >= 0.95
     # groups of 4, 4, 3, 2 and 1 in perfect order: 1 less what their ties take
     assert agreement.spearman_of_groups == pytest.approx(math.sqrt(1 - (60 + 60 + 24 + 6) / (14**3 - 14)))
     assert agreement.follows_share
     # by hand: deviations from the means of the diagonals, 14 cells less 5 means
-    groups = share_groups([p**k for k, p in CELLS])
+    groups = share_groups([p**k for k, p in PAIRS])
     members = [[v for v, own in zip(FIGURE_5, groups, strict=True) if own == g] for g in range(5)]
     squares = sum(statistics.pvariance(m) * len(m) for m in members)
     assert agreement.spread_equal_share == pytest.approx(math.sqrt(squares / 9), rel=1e-12)
 
 
 def test_the_papers_accuracies_lie_closer_for_equal_p_to_the_k() -> None:
-    assert rank_agreement(CELLS, FIGURE_3).follows_share
+    assert rank_agreement(PAIRS, FIGURE_3).follows_share
 
 
 def test_a_figure_that_depends_on_p_alone_does_not_follow_p_to_the_k() -> None:
-    agreement = rank_agreement(CELLS, [p for _, p in CELLS])
+    agreement = rank_agreement(PAIRS, [p for _, p in PAIRS])
     assert agreement.spread_equal_ratio == 0.0
     assert not agreement.follows_share
 

@@ -197,12 +197,6 @@ def test_a_task_that_cannot_be_had_is_refused_before_anything_is_trained(
     assert not (run / "workers").exists()
 
 
-def test_a_table_of_text_asks_for_its_column(recipe: SweepRecipe, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"task csv needs one of smiles$") as error:
-        _run(recipe.model_copy(update={"tasks": ("csv",)}), out=tmp_path / "new")
-    assert error.value.hint.startswith("name its column of text with `task.text_column=NAME`, or ")
-
-
 def test_another_task_leaves_the_earlier_one_in_the_sweep(recipe: SweepRecipe, tmp_path: Path) -> None:
     one = recipe.replaced(cells=((1, 0.3),))
     plan = one.plan()[0]
