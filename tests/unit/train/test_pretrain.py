@@ -57,16 +57,13 @@ def copy(run: Path, tmp_path: Path) -> Path:
         {"objective": "mlm"},
         {"objective": "mlm", "masking": {"num_repeats": 2, "scheme": "bernoulli"}},
         {"objective": "mlm", "masking": {"keep_ratio": 0.1, "random_ratio": 0.1}},
-        {"model": {"alignment": "sparse_dag"}},
-        {"model": {"alignment": "independent"}},
-        {"model": {"rope": "1d", "learned_positions": True}},
+        {"model": {"alignment": "sparse_dag", "rope": "1d", "learned_positions": True}},
+        {"model": {"alignment": "independent"}, "train": {"precision": "bf16"}},
         {
             "data": {"kind": "smiles", "train": ["bundled:molecules"], "sequence_length": 80},
             "model": {"max_length": 128},
         },
-        {"train": {"batch_sequences": None, "batch_tokens": 64}},
-        {"train": {"precision": "bf16"}},
-        {"optim": {"schedule": "cosine", "clip_norm": 0.5}},
+        {"train": {"batch_sequences": None, "batch_tokens": 64}, "optim": {"schedule": "cosine", "clip_norm": 0.5}},
     ],
 )
 def test_every_variant_trains_and_validates(cache: Path, tmp_path: Path, sections: dict[str, Any]) -> None:
