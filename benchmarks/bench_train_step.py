@@ -7,7 +7,7 @@ It runs real steps of the training loop on generated token ids of the recipe's v
 for packed text, lengths of drug-like molecules in SMILES (log-normal, median 43) for one row per sequence. In every
 round each model does one normal step and one step split into its parts (`step_split.py`), both models on the same
 sequences and masks, so each ratio is of neighbouring steps of one run; the split step against the normal one gives the
-cost of measuring. The floor counts FLOPs without padding (`exlm_cli/config/cost.py`). Hours are for the recipe's steps
+cost of measuring. The floor counts FLOPs without padding (`config/describe.py`). Hours are for the recipe's steps
 on this device, without validation and checkpoints. "data alone" is the time to make a step's batches and nothing else;
 "data" is the part of it that the step waits for. Not yet run on a GPU.
 """
@@ -121,7 +121,7 @@ def generate_data(recipe: PretrainRecipe, folder: Path) -> PreparedData:
         drawn = rng.lognormal(np.log(MEDIAN_SMILES_TOKENS), SPREAD_OF_LOG, count)
         lengths = drawn.astype(np.int64).clip(1, longest)
     with ShardWriter(folder / "shards", vocab_size, "generated") as writer:
-        writer.add([rng.integers(len(SPECIAL_TOKENS), vocab_size, length) for length in lengths])
+        writer.add([rng.integers(len(SPECIAL_TOKENS), vocab_size, length).tolist() for length in lengths])
     words = (*SPECIAL_TOKENS, *(f"t{i}" for i in range(vocab_size - len(SPECIAL_TOKENS))))
     vocabulary = {word: i for i, word in enumerate(words)}
     tokenizer = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=UNK)))

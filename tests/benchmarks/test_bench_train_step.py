@@ -3,6 +3,7 @@
 import argparse
 import csv
 import importlib
+import re
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,7 @@ def test_a_row_has_times_shares_flops_and_multiples_of_the_twin(measurements: An
     concluded = measurements.conclude(rows, measurements.rows_of(mlm, None)).splitlines()
     assert concluded == [
         "ExLM / MLM: 2.00 (2.00 to 2.00); floor 1.40, measured / floor 1.43",
-        "Table 12 (ablation-exlm, two A100): 1.90; floor 1.67, measured / floor 1.14",
+        "Table 12 (ablation-exlm, two A100): 1.90; floor 1.63, measured / floor 1.17",
         "Splitting a step costs +25.0%",
         "Hours for the recipe's steps: ExLM 2, MLM 1",
     ]
@@ -142,7 +143,9 @@ def test_the_script_prints_ratio_and_floor_and_keeps_its_rows(
     monkeypatch.setattr("sys.argv", [*command.split(), str(torch.get_num_threads())])
     bench.main()
     printed = capsys.readouterr().out
-    assert "quickstart-text: 128 tokens a step, fp32" in printed
+    found = re.search(r"quickstart-text: (\d+) tokens a step, fp32", printed)
+    assert found is not None
+    assert 4 * 3 <= int(found[1]) <= 4 * 32  # four sequences of one to 30 tokens and both ends
     assert "measured / floor" in printed
     assert max(map(len, printed.splitlines())) <= 80
     rows = list(csv.DictReader((tmp_path / "train_step.csv").read_text().splitlines()))

@@ -82,7 +82,8 @@ def batch_losses(loss: Loss, outputs: Tensor, batch: TaskBatch, weights: Tensor 
     """Return the losses whose mean is the loss of a batch, nats or squared standard deviations, float32.
 
     For `binary` one loss for each label present, so that every label weighs the same (as in Uni-Mol). Otherwise one for
-    each example: for `regression` the mean over its values present, `inf` for an example to leave out.
+    each example, for `regression` the mean over its values present. Each example without labels adds `inf`, which the
+    training loop counts and leaves out.
 
     Args:
         loss: Kind of loss.
@@ -94,7 +95,9 @@ def batch_losses(loss: Loss, outputs: Tensor, batch: TaskBatch, weights: Tensor 
         case "binary":
             targets_BC = batch.targets.nan_to_num().to(outputs.dtype)
             losses_BC = F.binary_cross_entropy_with_logits(outputs, targets_BC, pos_weight=weights, reduction="none")
-            return losses_BC[~batch.targets.isnan()]
+            is_present_BC = ~batch.targets.isnan()
+            is_unlabelled_B = ~is_present_BC.any(1)
+            return torch.cat([losses_BC[is_present_BC], torch.full_like(losses_BC[is_unlabelled_B, 0], math.inf)])
         case "regression":
             targets_BC = batch.targets.nan_to_num().to(outputs.dtype)
             return _mean_of_present((outputs - targets_BC).square(), batch.targets)

@@ -1,4 +1,4 @@
-"""Live view of a sweep: what it says of a finished cell, and how far it finds a running one to be."""
+"""Live view of a sweep: the text of a finished cell, and the progress of a running one."""
 
 import json
 from pathlib import Path

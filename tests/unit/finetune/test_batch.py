@@ -69,7 +69,7 @@ def test_every_label_present_weighs_the_same() -> None:
     """Uni-Mol sums the loss over all labels of the batch that are present and divides by their number."""
     outputs = torch.tensor([[0.3, -1.0], [2.0, 0.5], [1.0, 1.0]])
     losses = batch_losses("binary", outputs, targets_alone([[1, 0], [NAN, 1], [NAN, NAN]]), None)
-    assert losses.tolist() == pytest.approx([nll(0.3, 1), nll(-1.0, 0), nll(0.5, 1)])
+    assert losses.tolist() == pytest.approx([nll(0.3, 1), nll(-1.0, 0), nll(0.5, 1), math.inf])
 
 
 def test_weights_of_labels_are_those_of_positives() -> None:
