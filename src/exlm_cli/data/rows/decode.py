@@ -30,6 +30,7 @@ _LARGEST_CSV_FIELD = 2**31 - 1
 _ENCODING_HINT = "the file is binary or in another encoding; `iconv -f ENCODING -t UTF-8` converts text"
 _BETWEEN_ELEMENTS = re.compile(r"[\s,]*")
 _NUMBER = re.compile(r"[-+.eE\d]*")
+_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
 
 def open_raw(path: Path) -> io.BufferedReader:
@@ -183,11 +184,13 @@ def parse_json(text: str) -> tuple[Any, str | None]:
         return None, beyond_limits(error)
 
 
-def array_elements(path: Path, file: io.BufferedReader) -> Iterator[Any]:
-    """Yield the elements of a JSON array; one block of the file is held at a time, so that any length fits.
+def array_elements(path: Path, file: io.BufferedReader) -> Iterator[tuple[Any, str | None]]:
+    """Yield the elements of a JSON array, each as its value, or as None and the reason why it has none.
+
+    The file is read in blocks and one element is parsed at a time, so that an array of any length fits into memory.
 
     Raises:
-        DataError: The text is not a JSON array, is not UTF-8, or has an element that Python cannot hold.
+        DataError: The text is not a JSON array, or not UTF-8.
     """
     blocks = codecs.iterdecode(iter(partial(file.read, BUFFER_BYTES), b""), "utf-8-sig")
     decoder = json.JSONDecoder()
@@ -196,12 +199,14 @@ def array_elements(path: Path, file: io.BufferedReader) -> Iterator[Any]:
         buffer = next((begun for block in blocks if (begun := block.lstrip())), "")[1:]
         while True:
             start = _end_of(_BETWEEN_ELEMENTS, buffer, start)
-            end, trouble = None, "it breaks off"
+            problem, trouble = None, "it breaks off"
             value: Any = None
             try:
                 value, end = decoder.raw_decode(buffer, start)
             except json.JSONDecodeError as error:
-                trouble = error.msg
+                end, trouble = None, error.msg
+            except (ValueError, RecursionError) as error:
+                end, problem = _end_of_element(buffer, start), beyond_limits(error)
             # a number at the end of the buffer may go on
             if end is None or _end_of(_NUMBER, buffer, end) == len(buffer):
                 more = next(blocks, "")
@@ -212,13 +217,11 @@ def array_elements(path: Path, file: io.BufferedReader) -> Iterator[Any]:
                     if buffer[start:].rstrip() == "]":
                         return
                     raise DataError(f"{path}: malformed JSON array: {trouble} in record {number}")
-            yield value
+            yield value, problem
             start = end
             number += 1
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 text: {error.reason} in record {number}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: record {number} is {beyond_limits(error)}") from error
 
 
 def beyond_limits(error: ValueError | RecursionError) -> str:
@@ -240,3 +243,15 @@ def _end_of(pattern: re.Pattern[str], text: str, start: int) -> int:
     match = pattern.match(text, start)
     assert match is not None, "the pattern may match nothing"
     return match.end()
+
+
+def _end_of_element(text: str, start: int) -> int | None:
+    """Return where an element ends by its brackets alone, without parsing; None if it goes on beyond the text."""
+    if text[start] not in "[{":
+        return _end_of(_NUMBER, text, start)  # only numbers, lists and objects can exceed a limit
+    depth = 0
+    for token in _STRING_OR_BRACKET.finditer(text, start):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)
+        if depth == 0:
+            return token.end()
+    return None

@@ -303,8 +303,8 @@ def _read_json(
 def _json_values(path: Path, file: io.BufferedReader, *, is_array: bool) -> Iterator[tuple[int, str, Any, str | None]]:
     """Yield line or record number, text where it is known, value, and what is wrong with it."""
     if is_array:
-        for number, value in enumerate(array_elements(path, file), start=1):
-            yield number, "", value, None
+        for number, (value, problem) in enumerate(array_elements(path, file), start=1):
+            yield number, "", value, problem
     else:
         for number, line in decoded_lines(path, file):
             if text := line.strip():

@@ -10,6 +10,7 @@ from exlm_cli.errors import DataError
 TABLE_FORMATS = (".csv", ".tsv")
 
 _MAX_NAMED_COLUMNS = 12
+_OTHER_DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,10 @@ class Table:
 
     def _describe_columns(self) -> str:
         names = list(self.columns)
+        if len(names) == 1:
+            for delimiter, words in _OTHER_DELIMITERS.items():
+                if delimiter in names[0]:
+                    return f"the header seems to be separated by {words}, not by commas"
         shown = ", ".join(f"`{name}`" for name in names[:_MAX_NAMED_COLUMNS])
         num_more = len(names) - _MAX_NAMED_COLUMNS
         return f"there are {shown}" + (f" and {num_more} more" if num_more > 0 else "")

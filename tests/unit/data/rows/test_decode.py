@@ -29,7 +29,7 @@ def buffered(content: bytes) -> io.BufferedReader:
     return io.BufferedReader(io.BytesIO(content))  # type: ignore[arg-type]  # BytesIO reads like a raw file
 
 
-def elements(text: str) -> list[object]:
+def elements(text: str) -> list[tuple[object, str | None]]:
     return list(array_elements(Path("a"), buffered(text.encode())))
 
 
@@ -38,22 +38,24 @@ def test_elements_are_the_same_whatever_the_size_of_blocks(monkeypatch: pytest.M
     for text in (json.dumps(values), "\n " + json.dumps(values, indent=1, ensure_ascii=False) + "\n"):
         for size in range(1, len(text) + 1):
             monkeypatch.setattr(decode, "BUFFER_BYTES", size)
-            assert elements(text) == values
+            assert elements(text) == [(value, None) for value in values]
 
 
 @pytest.mark.parametrize(
     ("element", "problem"),
     [
         (f"-{LONG}", TOO_LONG),
-        ('{"text": "]", "n": ' + DEEP + "}", TOO_DEEP),
+        (f'{{"text": "}}", "n": [{LONG}, "\\"]"]}}', TOO_LONG),
+        ('{"text": "]", "n": ' + DEEP + ', "m": "\\\\"}', TOO_DEEP),
         ('{"a":' * 15_000 + "1" + "}" * 15_000, TOO_DEEP),
     ],
 )
-def test_a_value_beyond_a_limit_of_python_is_named(element: str, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_element_beyond_a_limit_is_skipped_alone(
+    element: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for size in (997, 1 << 20):
         monkeypatch.setattr(decode, "BUFFER_BYTES", size)
-        with pytest.raises(DataError, match=f"^a: record 2 is {problem}$"):
-            elements(f'["before", {element}, "after"]')
+        assert elements(f'["before", {element}, "after"]') == [("before", None), (None, problem), ("after", None)]
     assert parse_json(element) == (None, problem)
 
 
@@ -62,6 +64,9 @@ def test_a_value_beyond_a_limit_of_python_is_named(element: str, problem: str, m
     [
         ("[1, 2", 3),
         ('["a", "b', 2),
+        ("[" + "[" * 20_000, 1),
+        ('[{"a": ' + LONG + ', "b": "', 1),
+        ('[{"a": ' + LONG + ', "b": "\\', 1),
     ],
 )
 def test_an_array_that_breaks_off_is_refused_with_its_record(text: str, record: int) -> None:

@@ -77,6 +77,11 @@ def table_with(*names: str) -> Table:
         (("Smiles", "y"), "a.csv: no column `smiles`; there are `Smiles`, `y`", "did you mean `Smiles`?"),
         (("mol", "y"), "a.csv: no column `smiles`; there are `mol`, `y`", "name one"),
         (
+            ("smiles;y",),
+            "a.csv: no column `smiles`; the header seems to be separated by semicolons, not by commas",
+            "did you mean `smiles;y`?",
+        ),
+        (
             tuple(f"t{i}" for i in range(14)),
             "a.csv: no column `smiles`; there are " + ", ".join(f"`t{i}`" for i in range(12)) + " and 2 more",
             "name one",
