@@ -170,7 +170,7 @@ def write_grid_figures(cells: Sequence[GridCell], curves: Mapping[str, Sequence[
     for name in ("entropy_bits", *task_figures(cells)):
         if any(not math.isnan(cell.mean(name)) for cell in cells):
             written += _write_figure(cells, name, found[name].spearman, folder)
-    names = {cell.first.label: f"k={k}, p={100 * p:g}%" for cell in cells for k, p in [pair_of(cell)]}
+    names = {cell.first.label: f"k = {k}, p = {format_ratio(p)}" for cell in cells for k, p in [pair_of(cell)]}
     rows = {names[label]: of_label for label, of_label in curves.items() if of_label}
     if rows:
         styles = _curve_styles(cells)
@@ -303,7 +303,7 @@ def _draw_table(
             axes.add_patch(patch)
             text = texts.get((k, ratio), "")
             axes.text(x + 0.5, y + 0.5, text, color=ink_on(colour), ha="center", va="center", fontsize=9)
-    axes.set_xticks([x + 0.5 for x in range(len(ratios))], [f"{100 * ratio:g}%" for ratio in ratios])
+    axes.set_xticks([x + 0.5 for x in range(len(ratios))], list(map(format_ratio, ratios)))
     axes.set_yticks([y + 0.5 for y in range(len(ks))], [str(k) for k in ks])
     axes.tick_params(length=0, colors=INK, labeltop=True, labelbottom=False)
     axes.xaxis.set_label_position("top")

@@ -244,7 +244,7 @@ def _entropy_lines(family: Variants) -> list[EntropyLine]:
     for variant in family:
         first, is_mlm = variant.first, variant.first.objective == "mlm"
         name = "MLM" if is_mlm else f"ExLM, k = {first.num_states_per_mask}"
-        at = f", trained at p = {100 * first.mask_ratio:g}%" if len(trained_at) > 1 else ""
+        at = f", trained at p = {format_ratio(first.mask_ratio)}" if len(trained_at) > 1 else ""
         colour = 0 if is_mlm else 1 + ks.index(first.num_states_per_mask)
         lines.append(_entropy_line(variant, f"{name}{at}", colour, trained_at.index(first.mask_ratio)))
     return lines

@@ -154,7 +154,7 @@ def test_every_figure_of_the_paper_has_its_files(figures: dict[str, Path]) -> No
     assert "±0.01" in entropy
     assert "rank correlation with p^k" in entropy
     assert "83.6" in _texts(figures["glue-mnli-accuracy.svg"])
-    assert "k=8, p=62.2%" in _texts(figures["curves.svg"])
+    assert "k = 8, p = 62.2 %" in _texts(figures["curves.svg"])
     with Image.open(figures["entropy.png"]) as image:
         assert image.width > image.height > 300
 

@@ -215,6 +215,17 @@ def test_mlms_alone_have_one_panel_and_one_ratio_alone_has_no_figure(tmp_path: P
     assert write_figure_12(group_seeds(sweep_results("table-4")), tmp_path / "none") == []
 
 
+def test_lines_trained_at_several_ratios_name_them(tmp_path: Path) -> None:
+    assert "MLM, trained at p = 38.7 %" in _texts(_measured("table-4"), tmp_path)
+
+
+def test_variants_that_differ_in_more_than_k_and_p_are_no_lines() -> None:
+    families = entropy_families(_measured("ablations"))
+    assert {label: [v.first.label for v in family] for label, family in families.items()} == {
+        "": ["mlm", "mlm-p38.7", "exlm-k2", "exlm-k2-p38.7", "exlm", "exlm-k4-p38.7", "exlm-k8", "exlm-k8-p38.7"]
+    }
+
+
 def test_variants_that_share_their_other_changes_have_a_figure_of_their_own() -> None:
     families = entropy_families(_measured("ablations-small-smiles"))
     assert list(families) == ["", "exlm-lanes"]
