@@ -55,7 +55,7 @@ class Variant:
     """Weight of the mean entropy of the transitions out of a node, subtracted from the loss."""
 
 
-LANES = {"transition": {"lane_bias": 4.0}}
+LANES = {"transition": {"start": "lanes"}}
 CLONE_VECTORS = {"clone_embedding": "nodes", "clone_init_std": 1.0}
 SLOW = {"transition_lr_scale": 0.03}
 LATE = {"transition_start_ratio": 0.4}

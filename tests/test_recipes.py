@@ -169,7 +169,7 @@ def test_a_twin_differs_in_the_objective_and_in_nothing_that_costs(name: str) ->
 @pytest.mark.parametrize("name", EXPECTED)
 def test_what_is_not_the_papers_is_off_in_its_recipes(name: str) -> None:
     recipe = load_recipe(name)
-    assert (recipe.model.clone_embedding, recipe.model.transition.lane_bias) == ("none", 0)
+    assert (recipe.model.clone_embedding, recipe.model.transition.start) == ("none", "formula")
     assert (recipe.optim.transition_lr_scale, recipe.optim.transition_start_ratio) == (1, 0)
     assert (recipe.model.transition.heads, recipe.model.transition.position_features) == (
         (12, True) if name == "text-base-gated" else (1, False)

@@ -108,7 +108,7 @@ def test_small_sweeps_of_a_users_data_have_every_variant_of_the_paper(name: str)
 def test_lanes_are_those_of_the_small_recipes(name: str) -> None:
     base = name.removeprefix("ablations-small-") + "-small"
     lanes, plain = load_recipe(f"{base}-lanes"), load_recipe(base)
-    keys = ("clone_embedding", "clone_init_std", "transition.lane_bias", "transition.detach_states")
+    keys = ("clone_embedding", "clone_init_std", "transition.start", "transition.detach_states")
     names = [*(f"model.{key}" for key in keys), "optim.transition_lr_scale", "optim.transition_start_ratio"]
     expected = {name: value_at(lanes, name) for name in names}
     variants = _load(name).variants

@@ -17,7 +17,7 @@ VARIANTS = [
     {"model": {"alignment": "independent"}},
     {"model": {"rope": "1d"}},
     {"model": {"transition": {"heads": 4, "position_features": True, "max_nodes": 64}}},
-    {"model": {"clone_embedding": "nodes", "transition": {"lane_bias": 3.0}}},
+    {"model": {"clone_embedding": "nodes", "transition": {"start": "lanes", "rope": "nodes"}}},
 ]
 
 

@@ -193,8 +193,8 @@ def _transition_parameters(recipe: PretrainRecipe) -> int:
     positions = transition.max_nodes * model.width if transition.position_features else 0
     feature_width = model.width * (2 if transition.position_features else 1)
     gate = _linear(feature_width, transition.heads) if transition.heads > 1 else 0
-    lanes = 2 if transition.lane_bias else 0
-    return positions + 2 * _linear(feature_width, model.width) + gate + lanes
+    start = {"formula": 0, "next_mask": 1, "lanes": 2, "hazard": 1}[transition.start] if transition.start_learned else 0
+    return positions + 2 * _linear(feature_width, model.width) + gate + start
 
 
 def _linear(inputs: int, outputs: int) -> int:

@@ -50,23 +50,37 @@ class PretrainRecipe(Recipe):
                 f"`model.width` {model.width} is not divisible by `model.num_heads` {model.num_heads}; "
                 "choose a multiple"
             )
-        head_width = model.width // model.num_heads
-        divisor = {"2d": 4, "1d": 2, "none": 1}[model.rope]
-        if head_width % divisor:
-            raise ValueError(
-                f"head width `model.width / model.num_heads` is {head_width}; `model.rope: {model.rope}` needs a "
-                f"multiple of {divisor}"
-            )
         if model.width % model.transition.heads:
             raise ValueError(
                 f"`model.width` {model.width} is not divisible by `model.transition.heads` {model.transition.heads}"
             )
+        self._check_rope()
         if model.clone_embedding != "none" and self.objective == "mlm":
             raise ValueError("`model.clone_embedding` must be none for `objective: mlm`: there are no clones")
-        if model.rope == "none" and not model.learned_positions:
-            raise ValueError(
-                "`model.rope: none` leaves the encoder without positions; set `model.learned_positions: true`"
-            )
+
+    def _check_rope(self) -> None:
+        model = self.model
+        heads = {"model.num_heads": model.num_heads}
+        if self.objective == "exlm" and model.alignment != "independent" and model.transition.rope != "none":
+            heads["model.transition.heads"] = model.transition.heads
+        if model.rope == "none":
+            if not model.learned_positions:
+                raise ValueError(
+                    "`model.rope: none` leaves the encoder without positions; set `model.learned_positions: true`"
+                )
+            if len(heads) > 1:
+                raise ValueError(
+                    f"`model.transition.rope: {model.transition.rope}` needs a `model.rope` other than none: "
+                    "both rotate alike"
+                )
+            return
+        for key, num_heads in heads.items():
+            try:
+                model.rotary_widths(model.width // num_heads)
+            except ValueError as error:
+                raise ValueError(
+                    f"head width `model.width` / `{key}` is {model.width // num_heads}: {error}"
+                ) from error
 
     def _check_masking(self) -> None:
         masking = self.masking

@@ -10,6 +10,7 @@ from exlm_cli.config.base import Mark, StrictModel
 Objective = Literal["exlm", "mlm"]
 Alignment = Literal["dag", "sparse_dag", "independent"]
 Share = Annotated[float, Field(ge=0, lt=1)]
+TransitionStart = Literal["formula", "next_mask", "lanes", "hazard"]
 AlignmentBackend = Literal["auto", "reference", "torch", "native"]
 
 
@@ -73,13 +74,23 @@ class TransitionConfig(StrictModel):
     detach_states: bool = Field(
         False, description="Transitions read the states without training the encoder through them; false: the paper's"
     )
-    lane_bias: float = Field(
-        0.0,
+    rope: Literal["none", "nodes", "tokens"] = Field(
+        "none",
+        description="Rotary positions on Q and K, by the scheme `model.rope`. nodes: of masks, counted from 1; tokens: "
+        "of tokens; none: the paper's formula, whose scores know no places",
+    )
+    start: TransitionStart = Field(
+        "formula",
+        description="Edges before training. formula: all alike; next_mask: to the next mask; lanes: to its same clone; "
+        "hazard: each later node stops the path with probability 1/k",
+    )
+    start_strength: float = Field(
+        4.0,
         ge=0,
         le=20,
-        description="Initial score of edges to the next mask, and as much again to the same clone there; learned. "
-        "0: the paper's formula",
+        description="Log-odds of the next mask against all later nodes together, for lanes also of the same clone",
     )
+    start_learned: bool = Field(True, description="Train the numbers of the start; false: they stay as they are")
 
 
 class ModelConfig(StrictModel):
@@ -92,7 +103,14 @@ class ModelConfig(StrictModel):
     dropout: float = Field(0.1, ge=0, lt=1, description="Dropout on embeddings and on each block's two outputs")
     attention_dropout: float = Field(0.1, ge=0, lt=1, description="Dropout on attention weights")
     activation_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout after the feed-forward activation")
-    rope: Literal["2d", "1d", "none"] = Field("2d", description="Rotary positions; 1d counts the expanded sequence")
+    rope: Literal["2d", "fractional", "1d", "none"] = Field(
+        "2d",
+        description="Rotary positions. 2d: of tokens and clones, each in its part of a head; fractional: clones evenly "
+        "spread around their token; 1d: of the expanded sequence",
+    )
+    rope_clone_share: float = Field(
+        0.5, gt=0, lt=1, description="Share of a head that `rope: 2d` gives to the clone index; 0.5 is the paper's"
+    )
     rope_base: float = Field(10000.0, gt=1, description="Base of the rotary frequencies")
     learned_positions: bool = Field(False, description="Add learned absolute positions of the expanded sequence")
     max_length: int = Field(2048, ge=4, le=262144, description="Longest expanded sequence the model takes")
@@ -105,6 +123,22 @@ class ModelConfig(StrictModel):
         0.02, gt=0, le=10, description="Standard deviation of the initial clone vectors; 1 sets clones apart at once"
     )
     init_std: float = Field(0.02, gt=0, le=1, description="Standard deviation of the initial weights (BERT)")
+
+    def rotary_widths(self, head_width: int) -> tuple[int, ...]:
+        """Return the entries of a head that each position axis rotates; they sum to `head_width`.
+
+        Raises:
+            ValueError: An axis does not come out as an even number, 2 at least.
+        """
+        clone_share = self.rope_clone_share if self.rope == "2d" else 0.0
+        clone_width = round(head_width * clone_share)
+        widths = (head_width - clone_width, clone_width) if self.rope == "2d" else (head_width,)
+        if any(width % 2 or width < 2 for width in widths) or not math.isclose(clone_width, head_width * clone_share):
+            share = f" with `model.rope_clone_share` {clone_share:g}" if self.rope == "2d" else ""
+            raise ValueError(
+                f"`model.rope: {self.rope}`{share} cannot cut {head_width} entries of a head into even parts"
+            )
+        return widths
 
 
 class OptimConfig(StrictModel):

@@ -11,9 +11,8 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from exlm_cli.config.sections import ModelConfig
-from exlm_cli.ops.rotary import rotary_tables, rotate
-
-Rotation = tuple[Tensor, Tensor]
+from exlm_cli.model.positions import RotaryPositions
+from exlm_cli.ops.rotary import Rotation, rotate
 
 
 class EncoderBlock(nn.Module):
@@ -36,7 +35,7 @@ class EncoderBlock(nn.Module):
         """Apply the block; `attend` (B, 1, 1, L) is True at visible keys, None if all are visible."""
         q, k, v = self.qkv(self.attention_norm(x_BLD)).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         if rotation is not None:
-            q, k = rotate(q, *rotation), rotate(k, *rotation)
+            q, k = rotate(q, rotation), rotate(k, rotation)
         attention_dropout = self.attention_dropout if self.training else 0.0
         mixed_BNLH = F.scaled_dot_product_attention(q, k, v, attn_mask=attend, dropout_p=attention_dropout)
         x_BLD = x_BLD + self.dropout(self.attention_out(mixed_BNLH.transpose(1, 2).flatten(2)))
@@ -45,13 +44,17 @@ class EncoderBlock(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Stack of blocks that turns embedded tokens into contextual states."""
+    """Stack of blocks that turns embedded tokens into contextual states.
 
-    def __init__(self, config: ModelConfig) -> None:
+    Args:
+        config: Section `model` of the recipe.
+        num_states_per_mask: k of the inputs; 1 where nothing expands.
+    """
+
+    def __init__(self, config: ModelConfig, num_states_per_mask: int) -> None:
         super().__init__()
-        self.rope = config.rope
-        self.rope_base = config.rope_base
-        self.head_width = config.width // config.num_heads
+        head_width = config.width // config.num_heads
+        self.rotation_of = None if config.rope == "none" else RotaryPositions(config, num_states_per_mask, head_width)
         self.position_embedding = nn.Embedding(config.max_length, config.width) if config.learned_positions else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.num_layers))
@@ -67,17 +70,15 @@ class Encoder(nn.Module):
 
         Args:
             embedded: Token embeddings.
-            positions: (token index, clone index) of every position; `rope: 1d` counts the expanded sequence instead.
+            positions: (token index, clone index) of every position.
             is_token: False at padding; None without padding, which allows the fastest attention.
         """
         expanded_index = torch.arange(embedded.shape[1], device=embedded.device)
         if self.position_embedding is not None:
             embedded = embedded + self.position_embedding(expanded_index)
-        rotation: Rotation | None = None
-        if self.rope == "2d":
-            rotation = rotary_tables(positions, self.head_width, self.rope_base)
-        elif self.rope == "1d":
-            rotation = rotary_tables(expanded_index[None, :, None], self.head_width, self.rope_base)
+        rotation = None
+        if self.rotation_of is not None:
+            rotation = self.rotation_of(positions[..., 0], positions[..., 1], expanded_index[None])
         attend = None if is_token is None else is_token[:, None, None, :]
         x_BLD = self.dropout(embedded)
         for block in self.blocks:

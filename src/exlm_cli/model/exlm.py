@@ -70,7 +70,7 @@ class ExlmModel(nn.Module):
         self.clone_embedding_place = config.clone_embedding
         self.token_embedding = nn.Embedding(vocab_size, config.width)
         self.clone_embedding = nn.Embedding(k, config.width) if config.clone_embedding != "none" else None
-        self.encoder = Encoder(config)
+        self.encoder = Encoder(config, k)
         self.lm_head = LMHead(config.width, self.token_embedding)
         has_transitions = recipe.objective == "exlm" and config.alignment != "independent"
         self.transition = TransitionHead(config, k) if has_transitions else None
@@ -142,7 +142,7 @@ class ExlmModel(nn.Module):
     def log_transitions(self, nodes: NodeStates, batch: Batch) -> Float[Tensor, "B S S"]:
         """Return log E[v, u]; only for `alignment: dag` and `sparse_dag`."""
         assert self.transition is not None, "an MLM or `alignment: independent` has no transitions"
-        return cast(Tensor, self.transition(nodes.states, batch.node_mask, batch.state_lengths))
+        return cast(Tensor, self.transition(nodes.states, batch))
 
     def _clone_vectors(self, clone_index: Tensor) -> Tensor:
         assert self.clone_embedding is not None

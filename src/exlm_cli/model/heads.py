@@ -79,7 +79,7 @@ class TaskModel(nn.Module):
         super().__init__()
         config = with_dropout(recipe.model, finetune)
         self.token_embedding = nn.Embedding(vocab_size, config.width)
-        self.encoder = Encoder(config)
+        self.encoder = Encoder(config, num_states_per_mask=1)
         self.head = (
             SpanHead(config.width, finetune.pooler_dropout, recipe.masking.num_repeats)
             if num_outputs is None

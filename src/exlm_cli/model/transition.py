@@ -10,7 +10,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from exlm_cli.config.sections import ModelConfig
+from exlm_cli.config.sections import ModelConfig, TransitionConfig
+from exlm_cli.data.batch import Batch
+from exlm_cli.model.positions import RotaryPositions
+from exlm_cli.ops.rotary import Rotation, rotate
 
 
 def allowed_edges(
@@ -36,15 +39,18 @@ def allowed_edges(
 class TransitionHead(nn.Module):
     """E = softmax(Q K' / sqrt(D) + M); with several heads a mixture of such softmaxes, weighted by a gate per node.
 
-    One head is the paper's formula. The official code trains gated heads and learned node positions concatenated to the
-    states; set `transition.heads` and `transition.position_features` for these. `transition.lane_bias` is our addition:
-    two learned scalars, added to M, that start the DAG as k parallel lanes through the masks. Without it a DAG whose
-    clones are alike collapses onto one path before it can learn (docs/results.md).
+    One head and nothing else is the paper's formula. The official code trains gated heads and learned node positions
+    concatenated to the states; set `transition.heads` and `transition.position_features` for these. Our additions are
+    rotary positions on Q and K (`transition.rope`), without which no score depends on the place of a node, and a start
+    (`transition.start`): learned or fixed numbers, added to M, that decide the edges before anything is learned
+    (docs/results.md).
 
     Args:
         config: Section `model` of the recipe.
         num_states_per_mask: k.
     """
+
+    start_scores: Tensor
 
     def __init__(self, config: ModelConfig, num_states_per_mask: int) -> None:
         super().__init__()
@@ -53,35 +59,41 @@ class TransitionHead(nn.Module):
         self.num_heads = transition.heads
         self.is_sparse = config.alignment == "sparse_dag"
         self.detach_states = transition.detach_states
+        self.start = transition.start
+        self.rope = transition.rope
+        head_width = config.width // transition.heads
+        self.rotation_of = (
+            None if transition.rope == "none" else RotaryPositions(config, num_states_per_mask, head_width)
+        )
         feature_width = config.width * (2 if transition.position_features else 1)
         self.node_position = nn.Embedding(transition.max_nodes, config.width) if transition.position_features else None
         self.query = nn.Linear(feature_width, config.width)
         self.key = nn.Linear(feature_width, config.width)
         self.gate = nn.Linear(feature_width, transition.heads) if transition.heads > 1 else None
-        self.lane_scores = nn.Parameter(torch.full((2,), transition.lane_bias)) if transition.lane_bias else None
+        scores = torch.tensor(initial_start_scores(transition, num_states_per_mask))
+        if transition.start_learned and len(scores):
+            self.start_scores = nn.Parameter(scores)
+        else:
+            self.register_buffer("start_scores", scores, persistent=False)
 
-    def forward(
-        self,
-        states: Float[Tensor, "B S D"],
-        node_mask: Int64[Tensor, "B S"],
-        state_lengths: Int64[Tensor, " B"],
-    ) -> Float[Tensor, "B S S"]:
-        """Return log E[v, u] in float32: rows are log-softmaxed over the allowed u > v, -inf elsewhere.
+    def forward(self, states: Float[Tensor, "B S D"], batch: Batch) -> Float[Tensor, "B S S"]:
+        """Return log E[v, u] in float32: rows are log-probabilities over the allowed u > v, -inf elsewhere.
 
         A row with no allowed edge (EOS, padding) is -inf throughout and its gradient is zero.
+
+        Args:
+            states: States at the nodes of `batch`.
+            batch: Its node fields give the nodes' masks, clones and places.
         """
         features = states.detach() if self.detach_states else states
         if self.node_position is not None:
             index = torch.arange(states.shape[1], device=states.device)
             features = torch.cat([features, self.node_position(index).expand_as(states)], dim=-1)
-        allowed_BSS = allowed_edges(node_mask, state_lengths, is_sparse=self.is_sparse)
+        allowed_BSS = allowed_edges(batch.node_mask, batch.state_lengths, is_sparse=self.is_sparse)
         query_BhSd = self.query(features).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         key_BhSd = self.key(features).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         with torch.autocast(states.device.type, enabled=False):  # 16 bits round log E by up to a tenth
-            scores_BhSS = query_BhSd.float() @ key_BhSd.float().mT / math.sqrt(query_BhSd.shape[-1])
-        if self.lane_scores is not None:
-            scores_BhSS = scores_BhSS + self._lanes(node_mask, state_lengths)[:, None]
-        log_heads_BhSS = _masked_log_softmax(scores_BhSS, allowed_BSS[:, None])
+            log_heads_BhSS = self._log_heads(query_BhSd.float(), key_BhSd.float(), allowed_BSS, batch)
         if self.gate is None:
             return log_heads_BhSS[:, 0]
         log_gate_BhS1 = F.log_softmax(self.gate(features).float(), dim=-1).transpose(1, 2)[..., None]
@@ -89,10 +101,58 @@ class TransitionHead(nn.Module):
         mixed = (log_heads_BhSS.masked_fill(~allowed_BSS[:, None], 0.0) + log_gate_BhS1).logsumexp(dim=1)
         return mixed.masked_fill(~allowed_BSS, -math.inf)
 
-    def _lanes(self, node_mask: Tensor, state_lengths: Tensor) -> Float[Tensor, "B S S"]:
-        assert self.lane_scores is not None
-        is_next, is_same_lane = next_mask_edges(node_mask, state_lengths, self.num_states_per_mask)
-        return (self.lane_scores[0] * is_next + self.lane_scores[1] * is_same_lane).float()
+    def _log_heads(self, query: Tensor, key: Tensor, allowed: Tensor, batch: Batch) -> Float[Tensor, "B h S S"]:
+        """Return log E of every head."""
+        if self.rotation_of is not None:
+            rotation = self._node_rotation(self.rotation_of, batch)
+            query, key = rotate(query, rotation), rotate(key, rotation)
+        scores_BhSS = query @ key.mT / math.sqrt(query.shape[-1])
+        if self.start == "hazard":
+            is_last = torch.arange(allowed.shape[-1], device=allowed.device) == batch.state_lengths[:, None] - 1
+            return _log_first_stops(scores_BhSS + self.start_scores.float(), allowed[:, None], is_last[:, None, None])
+        if self.start != "formula":
+            scores_BhSS = scores_BhSS + self._start_bias(allowed, batch)[:, None]
+        return _masked_log_softmax(scores_BhSS, allowed[:, None])
+
+    def _node_rotation(self, rotation_of: RotaryPositions, batch: Batch) -> Rotation:
+        """Rotate by (ordinal of the mask, clone), BOS before the first mask and EOS after the last, or by tokens."""
+        clone_BS = batch.positions[..., 1].gather(1, batch.node_index)
+        if self.rope == "tokens":
+            token_BS = batch.positions[..., 0].gather(1, batch.node_index)
+            return rotation_of(token_BS, clone_BS, batch.node_index)
+        order_BS = mask_order(batch.node_mask, batch.state_lengths, self.num_states_per_mask)
+        node = torch.arange(order_BS.shape[1], device=order_BS.device)
+        return rotation_of(order_BS, clone_BS, node[None])
+
+    def _start_bias(self, allowed: Tensor, batch: Batch) -> Float[Tensor, "B S S"]:
+        """Return the scores that put the start's odds on the next mask's states, and for lanes on the same clone."""
+        is_next, is_same_lane = next_mask_edges(batch.node_mask, batch.state_lengths, self.num_states_per_mask)
+        is_next = is_next & allowed
+        num_next = is_next.sum(-1, keepdim=True)
+        # the odds are those of all the next states against all other nodes, however many masks a sequence has
+        level = ((allowed.sum(-1, keepdim=True) - num_next).clamp(min=1) / num_next.clamp(min=1)).log()
+        scores = self.start_scores.float()
+        bias = is_next * (level + scores[0])
+        return bias + is_same_lane * scores[1] if self.start == "lanes" else bias
+
+
+def initial_start_scores(transition: TransitionConfig, num_states_per_mask: int) -> list[float]:
+    """Return the numbers of a start: log-odds of the next mask, for lanes also of the same clone; or of a stop."""
+    strength = transition.start_strength
+    if transition.start == "hazard":
+        # the log-odds of 1 / k; those of k = 1 are infinite
+        return [-math.log(num_states_per_mask - 1) if num_states_per_mask > 1 else strength]
+    return {"formula": [], "next_mask": [strength], "lanes": [strength, strength]}[transition.start]
+
+
+def mask_order(
+    node_mask: Int64[Tensor, "B S"], state_lengths: Int64[Tensor, " B"], num_states_per_mask: int
+) -> Int64[Tensor, "B S"]:
+    """Return the ordinal of each node's mask: 1..T, 0 for BOS and padding, T + 1 for EOS."""
+    index = torch.arange(node_mask.shape[1], device=node_mask.device)
+    num_masks = (state_lengths - 2) // num_states_per_mask
+    is_end = index == state_lengths[:, None] - 1
+    return torch.where(is_end, num_masks[:, None] + 1, node_mask + 1)
 
 
 def next_mask_edges(
@@ -107,12 +167,9 @@ def next_mask_edges(
         state_lengths: Nodes of each sequence.
         num_states_per_mask: k.
     """
-    index = torch.arange(node_mask.shape[1], device=node_mask.device)
-    is_end = index == state_lengths[:, None] - 1
-    num_masks = (state_lengths - 2) // num_states_per_mask
-    order = torch.where(is_end, num_masks[:, None], node_mask)
+    order = mask_order(node_mask, state_lengths, num_states_per_mask)
     is_next = order[:, None, :] == order[:, :, None] + 1
-    clone = (index - 1) % num_states_per_mask
+    clone = (torch.arange(node_mask.shape[1], device=node_mask.device) - 1) % num_states_per_mask
     is_inner = node_mask >= 0
     is_same_clone = (clone[:, None] == clone) & is_inner[:, :, None] & is_inner[:, None, :]
     return is_next, is_next & is_same_clone
@@ -123,3 +180,14 @@ def _masked_log_softmax(scores: Tensor, allowed: Tensor) -> Tensor:
     is_dead_row = ~allowed.any(-1, keepdim=True)
     log_probs = scores.masked_fill(~(allowed | is_dead_row), -math.inf).log_softmax(-1)
     return log_probs.masked_fill(~allowed, -math.inf)
+
+
+def _log_first_stops(scores: Tensor, allowed: Tensor, is_last: Tensor) -> Tensor:
+    """Return log(h_u * product of (1 - h_w) over the allowed w before u), h the sigmoid of a score, 1 at the last node.
+
+    A row walks over its later nodes and stops at each with probability h, so it sums to 1. -inf where not allowed.
+    """
+    log_pass = F.logsigmoid(-scores).masked_fill(~allowed, 0.0)
+    log_passed = F.pad(log_pass.cumsum(-1), (1, -1))
+    log_stop = F.logsigmoid(scores).masked_fill(is_last, 0.0)
+    return (log_passed + log_stop).masked_fill(~allowed, -math.inf)

@@ -3,40 +3,52 @@
 Axes: B batch, N attention heads, L position, H head width, A position axes (1 or 2).
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Real
 from torch import Tensor
 
 
-def rotary_tables(
-    positions: Int64[Tensor, "B L A"], head_width: int, base: float
-) -> tuple[Float[Tensor, "B 1 L A 2 half"], Float[Tensor, "B 1 L A 2 half"]]:
-    """Return the cosines and sines that rotate a head, float32, for both halves of each axis; the first half has -sin.
+class Rotation(NamedTuple):
+    """Angles that rotate the heads of every position.
 
-    The A position axes share the head width evenly; within the H/A entries of one axis, pair p of the H/(2A)
-    pairs turns by position * base^(-2p / (H/A)). With A = 2 the first half follows the token index and the second the
-    clone index, so two clones of one [MASK] differ in the second half alone.
+    Attributes:
+        cos: (B, 1, L, H) float32.
+        sin: (B, 1, L, H) float32, negated in the first half of each axis' entries.
+        axis_widths: Entries of a head that each position axis rotates; they sum to H.
+    """
+
+    cos: Float[Tensor, "B 1 L H"]
+    sin: Float[Tensor, "B 1 L H"]
+    axis_widths: tuple[int, ...]
+
+
+def rotation_at(positions: Real[Tensor, "B L A"], axis_widths: Sequence[int], base: float) -> Rotation:
+    """Return the rotation of heads at the given positions.
+
+    Of the W entries of one axis, pair p of the W/2 pairs turns by position * base^(-2p / W). With A = 2 the first
+    entries follow the token index and the last ones the clone index, so two clones of one [MASK] differ in the last
+    ones alone.
 
     Args:
-        positions: Integer positions; (token index, clone index) for A = 2.
-        head_width: H, divisible by 2A.
+        positions: Integers or fractions; (token index, clone index) for A = 2.
+        axis_widths: Entries of each axis, even numbers.
         base: 10000 in the paper.
     """
-    num_axes = positions.shape[-1]
-    axis_width = head_width // num_axes
-    exponents = torch.arange(0, axis_width, 2, device=positions.device, dtype=torch.float32) / axis_width
-    angles = positions[:, None, :, :, None].float() * base**-exponents
-    cos, sin = angles.cos(), angles.sin()
-    return torch.stack([cos, cos], dim=-2), torch.stack([-sin, sin], dim=-2)
+    cos, sin = [], []
+    for axis, width in enumerate(axis_widths):
+        exponents = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width
+        angles = positions[:, None, :, axis, None].float() * base**-exponents
+        cos += [angles.cos()] * 2
+        sin += [-angles.sin(), angles.sin()]
+    return Rotation(torch.cat(cos, dim=-1), torch.cat(sin, dim=-1), tuple(axis_widths))
 
 
-def rotate(
-    x: Float[Tensor, "B N L H"], cos: Float[Tensor, "B 1 L A 2 half"], sin: Float[Tensor, "B 1 L A 2 half"]
-) -> Float[Tensor, "B N L H"]:
-    """Rotate every pair (p, p + H/(2A)) of each axis' entries; computed in float32, returned in the dtype of `x`."""
-    result: Tensor = _Rotate.apply(x, cos, sin)  # type: ignore[no-untyped-call]
+def rotate(x: Float[Tensor, "B N L H"], rotation: Rotation) -> Float[Tensor, "B N L H"]:
+    """Rotate every pair (p, p + W/2) of each axis' W entries; computed in float32, returned in the dtype of `x`."""
+    result: Tensor = _Rotate.apply(x, *rotation)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -44,22 +56,22 @@ class _Rotate(torch.autograd.Function):
     """Rotation that keeps no activations: its backward pass turns the gradient back by the same angles."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, axis_widths: tuple[int, ...]) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _turn(x, cos, sin, 1)
+        ctx.axis_widths = axis_widths
+        return _turn(x, cos, sin, axis_widths, 1)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         cos, sin = ctx.saved_tensors
-        return _turn(grad, cos, sin, -1), None, None
+        return _turn(grad, cos, sin, ctx.axis_widths, -1), None, None, None
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, axis_widths: tuple[int, ...], direction: int) -> Tensor:
     """Return heads times cosines, plus heads with the halves of each axis exchanged times the signed sines."""
-    num_axes, _, half = cos.shape[-3:]
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     # over whole heads: an inner loop over half an axis, 8 or 16 entries, takes four times as long on a CPU
-    halves = wide.split(half, dim=-1)
-    exchanged = torch.cat([halves[i ^ 1] for i in range(2 * num_axes)], dim=-1)
-    turned = torch.addcmul(wide * cos.flatten(-3), exchanged, sin.flatten(-3), value=direction)
+    halves = wide.split([width // 2 for width in axis_widths for _ in range(2)], dim=-1)
+    exchanged = torch.cat([halves[i ^ 1] for i in range(len(halves))], dim=-1)
+    turned = torch.addcmul(wide * cos, exchanged, sin, value=direction)
     return turned.to(x.dtype)

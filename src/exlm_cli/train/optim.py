@@ -46,7 +46,7 @@ def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
         if parameter.requires_grad:
             is_transition = name.startswith("transition.")
             pace = (optim.transition_lr_scale, optim.transition_start_ratio) if is_transition else (1.0, 0.0)
-            # lane_scores, the one vector that is neither bias nor norm, does not decay either: zero is not its origin
+            # start_scores, the one vector that is neither bias nor norm, does not decay either: zero is not its origin
             weight_decay = optim.weight_decay if parameter.ndim >= 2 else 0.0
             groups.setdefault((*pace, weight_decay), []).append(parameter)
     return torch.optim.AdamW(

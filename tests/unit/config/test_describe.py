@@ -141,7 +141,10 @@ QUERY_AND_KEY = 2 * (16 * 16 + 16)
         ({"model": {"alignment": "independent"}}, 0),
         ({"model": {"learned_positions": True}}, QUERY_AND_KEY + 64 * 16),
         ({"model": {"clone_embedding": "input"}}, QUERY_AND_KEY + 3 * 16),
-        ({"model": {"transition": {"lane_bias": 2.0}}}, QUERY_AND_KEY + 2),
+        ({"model": {"transition": {"start": "lanes"}}}, QUERY_AND_KEY + 2),
+        ({"model": {"transition": {"start": "next_mask"}}}, QUERY_AND_KEY + 1),
+        ({"model": {"transition": {"start": "hazard"}}}, QUERY_AND_KEY + 1),
+        ({"model": {"transition": {"start": "lanes", "start_learned": False, "rope": "nodes"}}}, QUERY_AND_KEY),
         ({"model": {"transition": {"heads": 2}}}, QUERY_AND_KEY + (16 * 2 + 2)),
         (
             {"model": {"transition": {"heads": 4, "position_features": True, "max_nodes": 50}}},

@@ -13,12 +13,16 @@ VARIANTS = [
     {},
     {"objective": "mlm"},
     {"model": {"rope": "1d"}},
+    {"model": {"rope": "fractional", "transition": {"rope": "tokens"}}},
+    {"model": {"rope_clone_share": 0.25, "transition": {"rope": "nodes", "start": "next_mask"}}},
+    {"model": {"transition": {"start": "hazard"}}},
+    {"model": {"transition": {"start": "lanes", "start_learned": False}}},
     {"model": {"rope": "none", "learned_positions": True}},
     {"model": {"alignment": "sparse_dag"}},
     {"model": {"alignment": "independent"}},
     {"model": {"clone_embedding": "input"}},
     {"model": {"clone_embedding": "nodes"}},
-    {"model": {"transition": {"lane_bias": 2.0}}},
+    {"model": {"transition": {"start": "lanes"}}},
     {"model": {"transition": {"heads": 2, "position_features": True, "max_nodes": 64}}},
 ]
 

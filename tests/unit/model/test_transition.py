@@ -1,5 +1,6 @@
 """The transition head against the paper's formula written out per row (section 4.2), and its zeros."""
 
+import cmath
 import math
 
 import pytest
@@ -34,7 +35,7 @@ def states(batch):
 
 def test_one_head_is_the_formula_of_the_paper(batch, states) -> None:
     head = _head()
-    log_trans = head(states, batch.node_mask, batch.state_lengths)
+    log_trans = head(states, batch)
     query, key = head.query(states), head.key(states)
     for b, num_nodes in enumerate(batch.state_lengths.tolist()):
         for v in range(num_nodes - 1):
@@ -48,7 +49,7 @@ def test_scores_are_not_rounded_to_16_bits(batch, states) -> None:
     head = _head().float()
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         query, key = head.query(states.float()), head.key(states.float())
-        log_trans = head(states.float(), batch.node_mask, batch.state_lengths)
+        log_trans = head(states.float(), batch)
     assert query.dtype == key.dtype == torch.bfloat16
     expected, allowed = _log_softmax_of_scores(query, key, batch)
     torch.testing.assert_close(log_trans[allowed].double(), expected[allowed], atol=1e-5, rtol=1e-5)
@@ -61,12 +62,16 @@ def test_scores_are_not_rounded_to_16_bits(batch, states) -> None:
         {"transition": {"heads": 4}},
         {"transition": {"heads": 2, "position_features": True, "max_nodes": 64}},
         {"alignment": "sparse_dag"},
-        {"transition": {"lane_bias": 3.0, "heads": 2}},
+        {"transition": {"start": "next_mask", "heads": 2}},
+        {"alignment": "sparse_dag", "transition": {"start": "lanes", "start_strength": 3.0}},
+        {"transition": {"start": "hazard", "heads": 2}},
+        {"rope": "fractional", "transition": {"rope": "nodes", "heads": 4}},
+        {"transition": {"rope": "tokens", "position_features": True, "max_nodes": 64}},
     ],
 )
 def test_rows_are_distributions_over_allowed_edges(batch, states, model) -> None:
     head = _head(**model)
-    log_trans = head(states, batch.node_mask, batch.state_lengths)
+    log_trans = head(states, batch)
     allowed = allowed_edges(batch.node_mask, batch.state_lengths, is_sparse=head.is_sparse)
     assert (log_trans.isfinite() == allowed).all()
     has_edge = allowed.any(-1)
@@ -74,10 +79,12 @@ def test_rows_are_distributions_over_allowed_edges(batch, states, model) -> None
     assert log_trans.dtype == torch.float32
 
 
-@pytest.mark.parametrize("heads", [1, 4])
-def test_gradients_are_finite_where_rows_are_dead(batch, states, heads: int) -> None:
-    head = _head(transition={"heads": heads})
-    log_trans = head(states, batch.node_mask, batch.state_lengths)
+@pytest.mark.parametrize(
+    "transition", [{}, {"heads": 4}, {"start": "hazard"}, {"start": "lanes"}, {"rope": "nodes", "heads": 2}]
+)
+def test_gradients_are_finite_where_rows_are_dead(batch, states, transition) -> None:
+    head = _head(transition=transition)
+    log_trans = head(states, batch)
     torch.where(log_trans.isfinite(), log_trans, 0.0).exp().square().sum().backward()
     assert states.grad is not None
     assert states.grad.isfinite().all()
@@ -106,34 +113,123 @@ def test_a_mixture_of_equal_heads_is_one_head(batch, states) -> None:
         for linear in (head.query, head.key):
             linear.weight[8:] = linear.weight[:8]
             linear.bias[8:] = linear.bias[:8]
-    log_trans = head(states, batch.node_mask, batch.state_lengths)
+    log_trans = head(states, batch)
     expected, allowed = _log_softmax_of_scores(head.query(states)[..., :8], head.key(states)[..., :8], batch)
     torch.testing.assert_close(log_trans[allowed].double(), expected[allowed], atol=1e-5, rtol=1e-5)
 
 
-def test_lanes_raise_edges_to_the_next_mask_and_more_to_the_same_clone(batch, states) -> None:
-    head, plain = _head(transition={"lane_bias": 2.0}), _head()
-    plain.load_state_dict(head.state_dict(), strict=False)
-    difference = head(states, batch.node_mask, batch.state_lengths) - plain(
-        states, batch.node_mask, batch.state_lengths
-    )
-    num_masks, end = int(batch.target_lengths[0]), int(batch.state_lengths[0]) - 1
-    place = [(-1, -1), *((m, c) for m in range(num_masks) for c in range(3)), (num_masks, -1)]
-    for v in range(end):
-        bonus = [
-            2.0 * (place[u][0] == place[v][0] + 1)
-            + 2.0 * (place[u][0] == place[v][0] + 1 and place[u][1] == place[v][1] >= 0)
-            for u in range(v + 1, end + 1)
-        ]
-        # adding a bonus to the scores of a softmax shifts log-probabilities by it, up to one constant a row
-        given = difference[0, v, v + 1 : end + 1].detach() - torch.tensor(bonus)
-        torch.testing.assert_close(given, given[:1].expand_as(given), atol=1e-5, rtol=0)
+def _places(batch, b: int) -> list[tuple[int, int]]:
+    """Return (ordinal of the mask, clone) of every real node of a tiny batch, k = 3."""
+    num_masks = int(batch.target_lengths[b])
+    return [(0, 0), *((m, c) for m in range(1, num_masks + 1) for c in (1, 2, 3)), (num_masks + 1, 0)]
+
+
+def _one_start(batch, **transition):
+    """Return the head's edge probabilities where Q K' is zero: the start alone."""
+    head = _head(transition=transition)
+    with torch.no_grad():
+        head.query.weight.zero_()
+        head.query.bias.zero_()
+    return head(torch.ones(*batch.node_mask.shape, 16, dtype=torch.float64), batch).detach().exp()
+
+
+@pytest.mark.parametrize(("start", "lane_odds"), [("next_mask", 1.0), ("lanes", math.exp(2.0))])
+def test_a_start_gives_the_next_mask_its_odds_whatever_the_number_of_masks(batch, start, lane_odds) -> None:
+    edges = _one_start(batch, start=start, start_strength=2.0)
+    for b, num_nodes in enumerate(batch.state_lengths.tolist()):
+        place = _places(batch, b)
+        for v in range(num_nodes - 1):
+            later = range(v + 1, num_nodes)
+            after = [u for u in later if place[u][0] == place[v][0] + 1]
+            others = [u for u in later if u not in after]
+            # the next states have e^2 against all the others together; of lanes, the same clone e^2 times as much again
+            is_lane = [place[u][1] == place[v][1] > 0 for u in after]
+            weights = [
+                math.exp(2.0) / len(after) * max(1, len(others)) * (lane_odds if lane else 1) for lane in is_lane
+            ]
+            total = sum(weights) + len(others)
+            assert edges[b, v, after].tolist() == pytest.approx([w / total for w in weights], rel=1e-5)
+            assert edges[b, v, others].tolist() == pytest.approx([1 / total] * len(others), rel=1e-5)
+
+
+def test_a_hazard_stops_at_each_later_node_with_one_over_k_and_at_the_last_one_for_certain(batch) -> None:
+    edges = _one_start(batch, start="hazard")
+    for b, num_nodes in enumerate(batch.state_lengths.tolist()):
+        for v in range(num_nodes - 1):
+            skipped = [u - v - 1 for u in range(v + 1, num_nodes)]
+            expected = [(2 / 3) ** n / 3 for n in skipped[:-1]] + [(2 / 3) ** skipped[-1]]
+            assert edges[b, v, v + 1 : num_nodes].tolist() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("alignment", ["dag", "sparse_dag"])
+def test_a_hazard_is_the_walk_over_later_nodes_that_its_scores_describe(batch, states, alignment) -> None:
+    """E[v, u] = h_vu times (1 - h_vw) over the allowed w that a walk from v passes, h the sigmoid of the score."""
+    head = _head(alignment=alignment, transition={"start": "hazard"})
+    states = states.detach()
+    edges = head(states, batch).detach().exp()
+    allowed = allowed_edges(batch.node_mask, batch.state_lengths, is_sparse=head.is_sparse)
+    hazards = (head.query(states) @ head.key(states).mT / 4 + math.log(1 / 2)).sigmoid().detach()
+    for b, num_nodes in enumerate(batch.state_lengths.tolist()):
+        for v in range(num_nodes - 1):
+            remaining = 1.0
+            for u in allowed[b, v].nonzero()[:, 0].tolist():
+                stop = 1.0 if u == num_nodes - 1 else float(hazards[b, v, u])
+                assert float(edges[b, v, u]) == pytest.approx(remaining * stop, rel=1e-4)
+                remaining *= 1 - stop
+
+
+def test_a_fixed_start_has_no_parameter(batch, states) -> None:
+    learned, fixed = (_head(transition={"start": "lanes", "start_learned": learned}) for learned in (True, False))
+    assert {name for name, _ in learned.named_parameters()} - {name for name, _ in fixed.named_parameters()} == {
+        "start_scores"
+    }
+    assert torch.equal(learned(states, batch), fixed(states, batch))
+    assert "start_scores" not in fixed.state_dict()
+
+
+def _turned(x: torch.Tensor, place: float) -> list[complex]:
+    """Return the pairs (p, p + w/2) of an axis' w entries as complex numbers, turned by place * 10000^(-2p/w)."""
+    width = len(x)
+    return [
+        complex(x[p], x[p + width // 2]) * cmath.exp(1j * place * 10000 ** (-2 * p / width)) for p in range(width // 2)
+    ]
+
+
+@pytest.mark.parametrize("rope", ["nodes", "tokens"])
+@pytest.mark.parametrize("scheme", ["2d", "fractional", "1d"])
+def test_a_head_that_sees_places_scores_turned_vectors(batch, states, rope: str, scheme: str) -> None:
+    """Against rotations of complex numbers: by the mask's ordinal, 0 for BOS and T + 1 for EOS, or by the token."""
+    head = _head(rope=scheme, transition={"rope": rope})
+    log_trans = head(states, batch)
+    query, key = head.query(states).detach(), head.key(states).detach()
+    for b, num_nodes in enumerate(batch.state_lengths.tolist()):
+        places = _places(batch, b)
+        if rope == "tokens":
+            token = batch.positions[b, batch.node_index[b], 0].tolist()
+            places = [(token[n], clone) for n, (_, clone) in enumerate(places)]
+        expanded = range(num_nodes) if rope == "nodes" else batch.node_index[b].tolist()
+
+        def turned(x: torch.Tensor, n: int, places=places, expanded=expanded) -> list[complex]:
+            index, clone = places[n]
+            if scheme == "2d":
+                return _turned(x[:8], index) + _turned(x[8:], clone)
+            if scheme == "1d":
+                return _turned(x, expanded[n])
+            return _turned(x, index + ((clone - 2) / 3 if clone else 0))
+
+        for v in range(num_nodes - 1):
+            scores = [
+                sum((q.conjugate() * k).real for q, k in zip(turned(query[b, v], v), turned(key[b, u], u), strict=True))
+                for u in range(v + 1, num_nodes)
+            ]
+            expected = torch.tensor(scores).div(4).log_softmax(-1)
+            torch.testing.assert_close(log_trans[b, v, v + 1 : num_nodes].detach(), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("detach", [False, True])
 def test_detached_states_get_no_gradient_and_the_head_still_does(batch, states, detach: bool) -> None:
     head = _head(transition={"detach_states": detach})
-    log_trans = head(states, batch.node_mask, batch.state_lengths)
+    log_trans = head(states, batch)
     torch.where(log_trans.isfinite(), log_trans, 0.0).square().sum().backward()
     assert (states.grad is None) == detach
     assert head.query.weight.grad is not None

@@ -1,0 +1,52 @@
+"""Rotary positions of nodes and tokens, by the scheme of the recipe; the encoder and the transition head share it."""
+
+import torch
+from jaxtyping import Int64, Real
+from torch import Tensor
+
+from exlm_cli.config.sections import ModelConfig
+from exlm_cli.ops.rotary import Rotation, rotation_at
+
+
+class RotaryPositions:
+    """The scheme `model.rope`: where a head is rotated, given the index of a token or mask and that of its clone.
+
+    `2d` rotates by both indices, each with its own entries of a head (section 4.2). `fractional` rotates all entries by
+    one position, with the k clones of a [MASK] evenly spread around its index. `1d` counts along the expanded sequence.
+
+    Args:
+        config: Section `model` of the recipe; its `rope` is not `none`.
+        num_states_per_mask: k.
+        head_width: H of the heads to rotate.
+    """
+
+    def __init__(self, config: ModelConfig, num_states_per_mask: int, head_width: int) -> None:
+        self.scheme = config.rope
+        self.base = config.rope_base
+        self.num_states_per_mask = num_states_per_mask
+        self.axis_widths = config.rotary_widths(head_width)
+
+    def __call__(
+        self, index: Int64[Tensor, "B L"], clone: Int64[Tensor, "B L"], expanded_index: Int64[Tensor, "#B L"]
+    ) -> Rotation:
+        """Return the rotation of every position.
+
+        Args:
+            index: Index before expansion.
+            clone: 1..k for the clones of a [MASK], else 0.
+            expanded_index: Index after expansion, the only one that `1d` uses.
+        """
+        positions: Real[Tensor, "B L A"]
+        if self.scheme == "2d":
+            positions = torch.stack([index, clone], dim=-1)
+        elif self.scheme == "1d":
+            positions = expanded_index[..., None]
+        else:
+            positions = fractional_positions(index, clone, self.num_states_per_mask)[..., None]
+        return rotation_at(positions, self.axis_widths, self.base)
+
+
+def fractional_positions(index: Tensor, clone: Tensor, num_states_per_mask: int) -> Tensor:
+    """Return i + (c - (k + 1) / 2) / k for clone c of index i, and i where c is 0; float32, the shape of `index`."""
+    k = num_states_per_mask
+    return index + torch.where(clone > 0, (clone - (k + 1) / 2) / k, 0.0)
