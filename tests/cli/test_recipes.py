@@ -61,3 +61,21 @@ def test_a_recipe_is_printed_so_that_it_can_be_read_back(name: str, capsys: Capt
     assert ("FLOPs" in printed) == (recipe_size(recipe).flops is not None)
     assert main(["recipes", name, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == recipe.model_dump(mode="json")
+
+
+def test_the_price_is_readable_and_json_carries_it(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    words = ["recipes", "text-base", "--gpu", "h100", "--gpus", "8", "--utilisation", "0.4"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    assert printed.startswith("text-base on 8 x H100 SXM, 80 GB, at 40 % of 989 TFLOP/s\n")
+    assert main([*words, "--json"]) == 0
+    price = json.loads(capsys.readouterr().out)
+    assert (price["gpu"], price["gpus"], price["utilisation"]) == ("h100", 8, 0.4)
+    assert f"{price['hours']:,.1f} ({8 * price['hours']:,.1f} GPU-hours)" in printed
+    assert price["fsdp"]["total"] < price["ddp"]["total"]
+    assert main([*words, "--set", "masking.num_states_per_mask=2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["hours"] < price["hours"]
+    assert main(["recipes", "text-base", "--set", "optim.lr=1e-4"]) == 0
+    assert "lr: 0.0001" in capsys.readouterr().out

@@ -1,11 +1,11 @@
-"""`exlm recipes`: the shipped recipes, or one of them with its size and cost."""
+"""`exlm recipes`: the shipped recipes, one of them with its size, or what it costs on GPUs."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from exlm_cli.cli.options import JsonOption
+from exlm_cli.cli.options import JsonOption, SetOption
 from exlm_cli.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,20 +19,33 @@ def recipes(
     command: Annotated[
         str | None, typer.Option("--for", metavar="COMMAND", help="List the recipes of one command, like pretrain.")
     ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", metavar="NAME", help="Print what pre-training NAME costs on this GPU, like h100."),
+    ] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", min=1, metavar="N", help="GPUs; default: 1.")] = None,
+    utilisation: Annotated[
+        float | None,
+        typer.Option("--utilisation", min=0.01, max=1, metavar="SHARE", help="Of the GPU's peak; default: 0.25."),
+    ] = None,
+    sets: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the recipes of every command, or print one.
+    """List the recipes of every command, or print one, or its price.
 
     Recipes of pre-training show their parameters and the tokens of a step; one that is printed has its FLOPs in
-    comments on top.
+    comments on top. With `--gpu`: hours, memory of each GPU, and what the same FLOPs buy as MLM.
     """
     from exlm_cli.cli import console
     from exlm_cli.config.load import KINDS, dump_recipe, list_recipes, load_recipe, recipe_kind
 
+    _check_options(
+        name, {"--for": command}, {"--gpu": gpu, "--gpus": gpus, "--utilisation": utilisation, "--set": sets}
+    )
     if name is not None:
-        if command is not None:
-            raise ConfigError(f"`--for {command}` does not go with `{name}`", "leave one of them out")
-        recipe: Recipe = load_recipe(name, kind=recipe_kind(name))
+        recipe: Recipe = load_recipe(name, sets or [], kind=recipe_kind(name))
+        if gpu is not None:
+            return _emit_price(recipe, gpu, gpus or 1, utilisation, as_json=as_json)
         if as_json:
             return console.emit_json(recipe.model_dump(mode="json"))
         return console.emit_text(_describe(recipe) + dump_recipe(recipe))
@@ -51,6 +64,40 @@ def recipes(
         [[entry["purpose"], entry["paper"]] for entry in entries],
     )
     console.emit_text("\n* start with this one; `exlm recipes NAME` prints a recipe and its cost")
+
+
+def _check_options(name: str | None, of_list: dict[str, object | None], of_recipe: dict[str, object | None]) -> None:
+    """Refuse options of the list with a recipe, options of a recipe without one, and a price without a GPU."""
+    for option, value in of_list.items():
+        if value is not None and name is not None:
+            raise ConfigError(f"`{option} {value}` does not go with `{name}`", "leave one of them out")
+    for option, value in of_recipe.items():
+        if value is not None and name is None:
+            raise ConfigError(f"`{option}` needs a recipe", "for example `exlm recipes text-base --gpu h100 --gpus 8`")
+        if value is not None and option in ("--gpus", "--utilisation") and of_recipe["--gpu"] is None:
+            raise ConfigError(f"`{option} {value}` needs `--gpu`", "for example `--gpu h100`")
+
+
+def _emit_price(recipe: "Recipe", gpu: str, gpus: int, utilisation: float | None, *, as_json: bool) -> None:
+    from exlm_cli.cli import console
+    from exlm_cli.config.pretrain import PretrainRecipe
+    from exlm_cli.format import format_ratio
+    from exlm_cli.report.price import GPUS, UTILISATION, describe_cost, memory_table, price_pretraining
+
+    if not isinstance(recipe, PretrainRecipe):
+        raise ConfigError(
+            f"`{recipe.name}` is a recipe of `exlm {recipe.run_by}`; a price is that of one pre-training",
+            "`exlm recipes --for pretrain` lists the recipes that have one",
+        )
+    price = price_pretraining(recipe, gpu, gpus, utilisation or UTILISATION)
+    if as_json:
+        return console.emit_json(price.model_dump(mode="json"))
+    card = GPUS[gpu]
+    share = format_ratio(price.utilisation)
+    console.emit_text(f"{recipe.name} on {gpus} x {card.title}, at {share} of {card.peak_flops / 1e12:g} TFLOP/s\n\n")
+    console.emit_pairs(describe_cost(price))
+    console.emit_text("")
+    console.emit_renderable(memory_table(price))
 
 
 def _entry(recipe: "Recipe", starts: set[str]) -> dict[str, Any]:

@@ -1,0 +1,319 @@
+"""Price of a pre-training before it runs: memory of each GPU, hours, traffic, and the MLM that costs as much.
+
+FLOPs and parameters are those of `config/describe.py`. Let G be the number of GPUs, P the parameters, M the sequences
+of a microbatch, A the microbatches of a GPU in a step, L the expanded length, n the layers of width D, feed-forward
+width F and N heads of width H, T the masks of a sequence, k T its emitting nodes, S = k T + 2, V the vocabulary.
+Training in bf16 with float32 weights then holds, in bytes on each GPU:
+
+                   whole (DDP)   sharded (FSDP)
+    weights        4 P           4 P / G
+    gradients      4 P           4 P / G if A = 1, else 4 P: they are reduced once a step
+    moments        8 P           8 P / G
+    bf16 weights   2 P           2 (P_root + 2 P_block): what lies outside the blocks, this block and the next one
+    activations    M L (n B + 8 D + 8 H + 8),  B = 24 D + 4 F + 4 N + 16 and one for each element that dropout draws
+      with gradient checkpointing  M L (4 n D + B + 8 D + 8 H + 8)
+    nodes          M k T (8 D + 8 + 8 t),  t = T for a DAG, 2 for `alignment: independent`, 1 for an MLM;
+                   of a DAG also M (12 S D + 10 S^2 + 12 S T)
+    logits         8 r V with r = min(`train.head_chunk_rows`, M k T)
+
+Norms keep their input in float32 (4 D each) and two statistics, linear layers and GELU their input in bf16, attention
+its bf16 query, key, value and output and a float32 sum per head. The context of CUDA, the buffers of NCCL, temporary
+results of one layer and the allocator's gaps are not counted.
+
+A GPU sends 2 (G - 1) / G * 4 P bytes a step to reduce the gradients of DDP in a ring, and (G - 1) / G (2 A * 2 P + 4 P)
+with FSDP: its bf16 weights are gathered for the forward and for the backward pass of each microbatch, and the float32
+gradients are scattered once.
+"""
+
+import math
+from dataclasses import dataclass
+
+from exlm_cli.config.describe import count_parameters, recipe_step_flops, tokens_per_step
+from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.errors import ConfigError
+from exlm_cli.files import JsonModel
+from exlm_cli.format import format_bytes, format_count, format_large, format_parameters
+from exlm_cli.report.tables import ReportTable
+
+UTILISATION = 0.25
+"""Share of the peak that training reaches, unless one is given: the 24 hours of `smiles-base` on two RTX 3090 (App. J)
+come to 26 %, those of Table 12 on two A100 to 10 and 12 %. This code has not been measured on a GPU yet."""
+
+_LEFT_OUT_BYTES = 2e9
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What the vendor's data sheet says of a GPU.
+
+    Attributes:
+        title: Product and variant.
+        peak_flops: Dense products of bf16 matrices with float32 sums, FLOP/s.
+        memory_bytes: Of one GPU.
+    """
+
+    title: str
+    peak_flops: float
+    memory_bytes: float
+
+
+GPUS = {
+    "a100": Gpu("A100 SXM, 80 GB", 312e12, 80e9),
+    "a100-40gb": Gpu("A100 SXM, 40 GB", 312e12, 40e9),
+    "b200": Gpu("B200 SXM, 180 GB", 2250e12, 180e9),
+    "h100": Gpu("H100 SXM, 80 GB", 989e12, 80e9),
+    "h200": Gpu("H200 SXM, 141 GB", 989e12, 141e9),
+    "l40s": Gpu("L40S, 48 GB", 362e12, 48e9),
+    "rtx3090": Gpu("GeForce RTX 3090, 24 GB", 71e12, 24e9),
+    "rtx4090": Gpu("GeForce RTX 4090, 24 GB", 165e12, 24e9),
+    "rtx5090": Gpu("GeForce RTX 5090, 32 GB", 209.5e12, 32e9),
+}
+
+
+class Memory(JsonModel):
+    """Bytes on each GPU; the formulas are those of this module's docstring.
+
+    Attributes:
+        activations: Of the encoder, all kept.
+        checkpointed_activations: The same with gradient checkpointing of every block.
+        total, total_checkpointed: Of all parts, with either.
+    """
+
+    weights: float
+    gradients: float
+    moments: float
+    bf16_weights: float
+    activations: float
+    checkpointed_activations: float
+    nodes: float
+    logits: float
+    total: float
+    total_checkpointed: float
+
+
+class Price(JsonModel):
+    """Cost of a pre-training on some GPUs.
+
+    Attributes:
+        sequences_per_step: Full sequences of a step, on all GPUs.
+        microbatch_sequences, microbatches: Of one GPU: sequences at once, and how often in a step.
+        seconds_per_step: At the utilisation.
+        steps, tokens, flops, hours: Of the run; None where the recipe has no `train.max_steps`.
+        mlm_steps: Steps that an MLM of the same encoder takes with the same FLOPs; None for an MLM.
+        mlm_flops_per_step: FLOPs of such a step; likewise.
+        ddp, fsdp: Memory with whole and with sharded weights.
+        ddp_bytes_sent, fsdp_bytes_sent: By each GPU in a step.
+    """
+
+    gpu: str
+    gpus: int
+    utilisation: float
+    parameters: int
+    tokens_per_step: int
+    sequences_per_step: float
+    microbatch_sequences: int
+    microbatches: int
+    flops_per_step: float
+    seconds_per_step: float
+    steps: int | None
+    tokens: int | None
+    flops: float | None
+    hours: float | None
+    mlm_flops_per_step: float | None
+    mlm_steps: int | None
+    ddp: Memory
+    fsdp: Memory
+    ddp_bytes_sent: float
+    fsdp_bytes_sent: float
+
+
+def price_pretraining(recipe: PretrainRecipe, gpu: str, num_gpus: int, utilisation: float = UTILISATION) -> Price:
+    """Return what a pre-training costs.
+
+    Args:
+        recipe: Trains in bf16; sequences are taken as full and with their mean number of masks.
+        gpu: Key of `GPUS`.
+        num_gpus: G, at least 1.
+        utilisation: Share of the peak FLOP/s, above 0.
+
+    Raises:
+        ConfigError: The GPU is unknown, a step has fewer sequences than there are GPUs, or the recipe trains in fp32.
+    """
+    if gpu not in GPUS:
+        raise ConfigError(f"the GPU `{gpu}` is unknown; known are {', '.join(GPUS)}")
+    if recipe.train.precision == "fp32":
+        raise ConfigError(
+            f"the price of `{recipe.name}` is that of bf16, but `train.precision` is fp32",
+            "see it with `train.precision=bf16`",
+        )
+    per_step = tokens_per_step(recipe)
+    sequences = per_step / recipe.repeated_length
+    if sequences < num_gpus:
+        raise ConfigError(
+            f"{num_gpus:,} GPUs are too many for `{recipe.name}`: a step has {math.floor(sequences):,} sequences",
+            "each GPU needs at least one sequence",
+        )
+    own = math.ceil(sequences / num_gpus)
+    at_once = min(own, max(1, recipe.train.microbatch_tokens // recipe.longest_expanded_length))
+    microbatches = math.ceil(own / at_once)
+    flops, steps = recipe_step_flops(recipe).total, recipe.train.max_steps
+    seconds = flops / (num_gpus * GPUS[gpu].peak_flops * utilisation)
+    mlm_flops = recipe_step_flops(_mlm_of(recipe)).total if recipe.objective == "exlm" else None
+    parameters = count_parameters(recipe)
+    others = (num_gpus - 1) / num_gpus
+    return Price(
+        gpu=gpu,
+        gpus=num_gpus,
+        utilisation=utilisation,
+        parameters=parameters,
+        tokens_per_step=per_step,
+        sequences_per_step=sequences,
+        microbatch_sequences=at_once,
+        microbatches=microbatches,
+        flops_per_step=flops,
+        seconds_per_step=seconds,
+        steps=steps,
+        tokens=None if steps is None else steps * per_step,
+        flops=None if steps is None else steps * flops,
+        hours=None if steps is None else steps * seconds / 3600,
+        mlm_flops_per_step=mlm_flops,
+        mlm_steps=None if steps is None or mlm_flops is None else round(steps * flops / mlm_flops),
+        ddp=count_memory(recipe, at_once),
+        fsdp=count_memory(recipe, at_once, num_shards=num_gpus, microbatches=microbatches),
+        ddp_bytes_sent=2 * others * 4 * parameters,
+        fsdp_bytes_sent=others * (2 * microbatches * 2 + 4) * parameters,
+    )
+
+
+def count_memory(
+    recipe: PretrainRecipe,
+    num_sequences: int,
+    *,
+    num_shards: int | None = None,
+    microbatches: int = 1,
+) -> Memory:
+    """Return the bytes that a GPU holds at the end of a forward pass.
+
+    Args:
+        recipe: Its `model`, `masking` and `objective` decide the architecture.
+        num_sequences: M, full ones.
+        num_shards: G of FSDP; None: every GPU holds the whole model (DDP).
+        microbatches: A; it matters to FSDP alone.
+    """
+    model, masking = recipe.model, recipe.masking
+    width, vocab = model.width, recipe.tokenizer.vocab_size
+    targets = masking.mask_ratio * (recipe.repeated_length - 2)
+    positions = num_sequences * (recipe.repeated_length + (masking.num_states_per_mask - 1) * targets)
+    dropped = 2 * width * (model.dropout > 0) + model.ffn_width * (model.activation_dropout > 0)
+    block = positions * (24 * width + 4 * model.ffn_width + 4 * model.num_heads + 16 + dropped)
+    ends = positions * (8 * width + 8 * (width // model.num_heads) + 8 + width * (model.dropout > 0))
+    inner = masking.num_states_per_mask * targets
+    has_dag = recipe.objective == "exlm" and model.alignment != "independent"
+    scored = targets if has_dag else 1 if recipe.objective == "mlm" else 2
+    nodes = inner * (8 * width + 8 + 8 * scored)
+    if has_dag:
+        states = inner + 2
+        nodes += 12 * states * width + 10 * states**2 + 12 * states * targets
+    parameters = count_parameters(recipe)
+    shard = parameters / (num_shards or 1)
+    always = {
+        "weights": 4 * shard,
+        "gradients": 4 * (shard if microbatches == 1 else parameters),
+        "moments": 8 * shard,
+        "bf16_weights": 2 * (parameters if num_shards is None else _gathered_parameters(recipe)),
+        "nodes": num_sequences * nodes,
+        "logits": 8 * min(recipe.train.head_chunk_rows, num_sequences * inner) * vocab,
+    }
+    kept = model.num_layers * block + ends
+    checkpointed = model.num_layers * positions * 4 * width + block + ends
+    states = sum(always.values())
+    return Memory(
+        **always,
+        activations=kept,
+        checkpointed_activations=checkpointed,
+        total=states + kept,
+        total_checkpointed=states + checkpointed,
+    )
+
+
+def describe_cost(price: Price) -> dict[str, str]:
+    """Return the cost of the run as people read it, by name."""
+    pairs = {
+        "parameters": format_parameters(price.parameters),
+        "tokens a step": format_count(price.tokens_per_step),
+        "microbatches of a GPU": f"{price.microbatches}, of up to {price.microbatch_sequences} sequences",
+        "FLOPs a step": _format_flops(price.flops_per_step),
+        "seconds a step": f"{price.seconds_per_step:.3g}",
+    }
+    if price.gpus > 1:
+        sent = f"{format_bytes(price.ddp_bytes_sent)} with DDP, {format_bytes(price.fsdp_bytes_sent)} with FSDP"
+        pairs["a GPU sends a step"] = sent
+    if price.steps is None or price.tokens is None or price.flops is None or price.hours is None:
+        return pairs | {"steps": "not known before the data are read: the recipe has no `train.max_steps`"}
+    pairs |= {
+        "steps": format_count(price.steps),
+        "tokens": format_large(price.tokens),
+        "FLOPs": _format_flops(price.flops),
+        "hours": f"{price.hours:,.1f} ({price.gpus * price.hours:,.1f} GPU-hours)",
+    }
+    if price.mlm_steps is not None:
+        tokens = format_large(price.mlm_steps * price.tokens_per_step)
+        ratio = price.mlm_steps / price.steps
+        pairs["as MLM"] = f"{format_count(price.mlm_steps)} steps for the same FLOPs ({tokens} tokens, {ratio:.2f} x)"
+    return pairs
+
+
+def memory_table(price: Price) -> ReportTable:
+    """Return the memory of each GPU by its parts."""
+    plans = {"DDP": price.ddp, "FSDP": price.fsdp} if price.gpus > 1 else {"one GPU": price.ddp}
+    parts = {
+        "weights": "weights",
+        "gradients": "gradients",
+        "moments": "moments of AdamW",
+        "bf16_weights": "weights in bf16",
+        "nodes": "nodes, transitions, alignment",
+        "logits": "logits",
+        "activations": "activations",
+        "checkpointed_activations": "  with gradient checkpointing",
+    }
+    totals = {"total": "all", "total_checkpointed": "  with gradient checkpointing"}
+    groups = tuple(
+        tuple(
+            (label, *(format_bytes(getattr(memory, key)) for memory in plans.values())) for key, label in rows.items()
+        )
+        for rows in (parts, totals)
+    )
+    return ReportTable("memory", "Memory of each GPU", ("", *plans), groups, (_describe_fit(price, plans),))
+
+
+def _describe_fit(price: Price, plans: dict[str, Memory]) -> str:
+    """Return which plans fit, with room for what the formulas leave out."""
+    room = GPUS[price.gpu].memory_bytes
+    verdicts = []
+    for plan, memory in plans.items():
+        name = plan if price.gpus > 1 else "it"
+        if memory.total + _LEFT_OUT_BYTES <= room:
+            verdicts.append(f"{name} fits")
+        elif memory.total_checkpointed + _LEFT_OUT_BYTES <= room:
+            verdicts.append(f"{name} fits with gradient checkpointing")
+        else:
+            verdicts.append(f"{name} does not fit unless `train.microbatch_tokens` is lower")
+    return (
+        f"of {format_bytes(room)}, {format_bytes(_LEFT_OUT_BYTES)} are left for CUDA and buffers: {', '.join(verdicts)}"
+    )
+
+
+def _format_flops(flops: float) -> str:
+    return f"{flops:.2e}".replace("e+", "e")
+
+
+def _mlm_of(recipe: PretrainRecipe) -> PretrainRecipe:
+    """Return the recipe as MLM, as far as its cost goes."""
+    masking = recipe.masking.model_copy(update={"num_states_per_mask": 1})
+    return recipe.model_copy(update={"objective": "mlm", "masking": masking})
+
+
+def _gathered_parameters(recipe: PretrainRecipe) -> int:
+    """Return the parameters that FSDP has whole on a GPU: outside the blocks, and those of two blocks."""
+    layers = min(2, recipe.model.num_layers)
+    return count_parameters(recipe.model_copy(update={"model": recipe.model.model_copy(update={"num_layers": layers})}))
