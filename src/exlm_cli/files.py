@@ -143,7 +143,7 @@ def json_bytes(content: JsonModel | Mapping[str, object]) -> bytes:
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Write a table as CSV with Unix line ends, atomically.
+    """Write a table as CSV with Unix line ends, atomically; what UTF-8 cannot hold is escaped.
 
     Raises:
         CheckpointError: The file system refuses; the old file is untouched.
@@ -152,7 +152,7 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
     writer.writerows(rows)
-    write_atomically(path, text.getvalue().encode())
+    write_atomically(path, text.getvalue().encode(errors="backslashreplace"))
 
 
 def _describe_finding(error: ValidationError) -> str:

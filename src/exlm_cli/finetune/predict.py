@@ -1,5 +1,6 @@
 """Predictions of a fine-tuned run for a file that it has not seen, in the layout of its task."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from exlm_cli.config.tasks import RowTaskConfig
@@ -41,25 +42,19 @@ def predict(
     files = layout.output_files(out)
     refuse_overwriting(path, *files)
     with folder_for_results(out.parent, *files):
-        rows = layout(_trained_task(finetuned), path, column, progress)
+        results = finetuned.results
+        threshold = results.metrics["valid"].get("f1_threshold")
+        median = None if threshold is None else threshold.median
+        task = TrainedTask(config, results.input_kind, results.loss, results.output_names, median)
+        rows = layout(task, path, column, progress)
         encoded = rows.encode(finetuned.tokenizer, finetuned.sequence_length)
         outputs = []
         with progress.bar("seeds", len(finetuned.runners)) as bar:
             for seed, runner in finetuned.runners.items():
                 outputs.append(runner.predict(encoded, progress, f"seed {seed}") if len(encoded) else [])
                 bar.update(len(outputs))
-        return rows.write(outputs, out)
-
-
-def _trained_task(finetuned: Finetuned) -> TrainedTask:
-    results = finetuned.results
-    return TrainedTask(
-        finetuned.recipe.task,
-        results.input_kind,
-        results.loss,
-        results.output_names,
-        {name: summary.median for name, summary in results.metrics["valid"].items()},
-    )
+        summary = rows.write(outputs, out)
+    return replace(summary, notes=(*encoded.notes, *summary.notes))
 
 
 def refuse_overwriting(data: Path, *written: Path) -> None:

@@ -5,8 +5,6 @@ A run directory holds `recipe.yaml`, `encoder.yaml` (the recipe of pre-training)
 with `result.json`; a cell that has this file is done.
 """
 
-import csv
-import io
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ from exlm_cli.config.load import dump_recipe, resumed_recipe
 from exlm_cli.config.overrides import describe_changes
 from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
-from exlm_cli.files import removed_on_failure, write_atomically, write_json
+from exlm_cli.files import removed_on_failure, write_atomically, write_csv, write_json
 from exlm_cli.finetune.baseline import score_baseline
 from exlm_cli.finetune.cell import Cell, drop_weights, run_cell
 from exlm_cli.finetune.model import ENCODER_FILE, describe_weights, load_pretrained_weights, resolve_sequence_length
@@ -243,11 +241,7 @@ def _list_skipped_rows(run: _Run) -> None:
     """List the rows that are not used, with the columns of pre-training's list; write no file where there are none."""
     if not run.data.task.skipped:
         return
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(SKIPPED_COLUMNS)
-    writer.writerows(row.cells for row in run.data.task.skipped)
-    write_atomically(run.folder / SKIPPED_FILE, text.getvalue().encode(errors="backslashreplace"))
+    write_csv(run.folder / SKIPPED_FILE, SKIPPED_COLUMNS, (row.cells for row in run.data.task.skipped))
 
 
 def _check_resumed(run: _Run) -> None:
@@ -357,7 +351,10 @@ def _grid_scores(point: GridPoint, cells: Sequence[CellResult]) -> GridScores:
 
 
 def _notes(run: _Run) -> tuple[str, ...]:
-    notes = [*run.data.task.notes, *(note for split in run.data.splits.values() for note in split.notes)]
+    notes = [
+        *run.data.task.notes,
+        *(f"{name}: {note}" for name, split in run.data.splits.items() for note in split.notes),
+    ]
     if run.data.task.skipped:
         notes.append(
             f"{SKIPPED_FILE} lists all {len(run.data.task.skipped):,} rows that were left out, with their reasons"

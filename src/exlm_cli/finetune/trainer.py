@@ -5,7 +5,7 @@ Axes: N examples of a split, C outputs, L tokens of an example.
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -86,35 +86,48 @@ class TaskRunner:
         made = prefetch(make, cut_microbatches(indices, lengths, self.microbatch_tokens))
         return (batch.to(self.device) for batch in made)
 
+    def autocast(self) -> torch.autocast:
+        """Return the context in which the model runs."""
+        return torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None)
+
     def run(self, batch: TaskBatch) -> Tensor:
         """Return the model's outputs, float32; for regression of standardised targets."""
-        with torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
+        with self.autocast():
             outputs: Tensor = self.model(batch.token_ids, batch.lengths)
         return outputs
 
-    def outputs(self, encoded: EncodedSplit, progress: Progress, label: str) -> Iterator[tuple[TaskBatch, Tensor]]:
-        """Yield every batch of a split and its outputs, without dropout; leave the model in training mode."""
+    def predict(
+        self,
+        encoded: EncodedSplit,
+        progress: Progress,
+        label: str,
+        see: Callable[[TaskBatch, Tensor], None] | None = None,
+    ) -> list[FloatArray]:
+        """Run the model on every example without dropout; leave it in training mode.
+
+        Args:
+            encoded: The examples.
+            progress: Shows a bar.
+            label: Label of the bar.
+            see: Called with each batch and the model's outputs.
+
+        Returns:
+            Outputs of each example, in order: (C,) logits, or values in the task's units; (L, 2) logits for spans.
+        """
+        predicted: list[FloatArray] = [np.zeros(0)] * len(encoded)
         self.model.eval()
         num_done = 0
         with progress.bar(label, len(encoded)) as bar, torch.no_grad():
             for batch in self.batches(encoded, np.arange(len(encoded))):
-                yield batch, self.run(batch)
+                outputs = self.run(batch)
+                if see is not None:
+                    see(batch, outputs)
+                in_units = self.model.in_units(outputs).cpu().numpy()
+                for index, row in zip(batch.sample_index.tolist(), in_units, strict=True):
+                    predicted[index] = row if row.ndim == 1 else row[: len(encoded.token_ids[index])]
                 num_done += len(batch.sample_index)
                 bar.update(num_done)
         self.model.train()
-
-    def rows(self, encoded: EncodedSplit, batch: TaskBatch, outputs: Tensor) -> Iterator[tuple[int, FloatArray]]:
-        """Yield index and outputs of each example of a batch: (C,) in the task's units, or (L, 2) for spans."""
-        in_units = self.model.in_units(outputs).cpu().numpy()
-        for index, row in zip(batch.sample_index.tolist(), in_units, strict=True):
-            yield index, row if row.ndim == 1 else row[: len(encoded.token_ids[index])]
-
-    def predict(self, encoded: EncodedSplit, progress: Progress, label: str) -> list[FloatArray]:
-        """Return the outputs of every example, in order: (C,) logits or values, or (L, 2) logits for spans."""
-        predicted: list[FloatArray] = [np.zeros(0)] * len(encoded)
-        for batch, outputs in self.outputs(encoded, progress, label):
-            for index, row in self.rows(encoded, batch, outputs):
-                predicted[index] = row
         return predicted
 
 
@@ -188,17 +201,14 @@ class FinetuneTask:
         return {"loss": loss, **self.data.task.score("valid", outputs)}
 
     def predict(self, split: Split) -> tuple[float, list[FloatArray]]:
-        """Return the mean loss over a split's labels or examples, and the outputs of all examples, in order.
-
-        Outputs are (C,) logits, values in the task's units for `regression`, (L, 2) logits for `span`.
-        """
-        encoded = self.data.splits[split]
+        """Return the mean loss over a split's labels or examples, and the outputs as `TaskRunner.predict` does."""
         losses: list[float] = []
-        outputs: list[FloatArray] = [np.zeros(0)] * len(encoded)
-        for batch, raw in self._runner.outputs(encoded, self._progress, f"scoring {split}"):
-            losses += self._losses(raw, batch).tolist()
-            for index, row in self._runner.rows(encoded, batch, raw):
-                outputs[index] = row
+        outputs = self._runner.predict(
+            self.data.splits[split],
+            self._progress,
+            f"scoring {split}",
+            lambda batch, raw: losses.extend(self._losses(raw, batch).tolist()),
+        )
         counted = [value for value in losses if math.isfinite(value)]
         return math.fsum(counted) / len(counted) if counted else math.nan, outputs
 

@@ -4,8 +4,8 @@ Axes: K seeds, N examples of a split, C outputs, L tokens of an example.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -92,6 +92,7 @@ class DownstreamTask(ABC):
     split_name: str = "official"
     notes: tuple[str, ...] = ()
     skipped: tuple[SkippedRow, ...] = ()
+    score_fingerprint: str = ""
 
     @property
     @abstractmethod
@@ -102,11 +103,6 @@ class DownstreamTask(ABC):
     def split_sizes(self) -> dict[str, int]:
         """Rows of each split, in the order train, valid, test."""
         return {split: len(rows) for split, rows in self.split_indices.items()}
-
-    @property
-    def score_fingerprint(self) -> str:
-        """What `score` depends on besides the outputs and the encoded examples."""
-        return ""
 
     @abstractmethod
     def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
@@ -133,19 +129,16 @@ class DownstreamTask(ABC):
 
 @dataclass(frozen=True)
 class TrainedTask:
-    """What prediction needs to know about the task that a model was fine-tuned on.
+    """What prediction needs to know about the task that a model was fine-tuned on, as in `DownstreamTask`.
 
-    Attributes:
-        config: Section of the run's recipe.
-        input_kind, loss, output_names: As in `DownstreamTask`.
-        valid_medians: Median over the seeds of each validation metric; None where it is not defined.
+    `config` is the section of the run's recipe, `no_answer_threshold` of SQuAD the median over the seeds.
     """
 
     config: TaskConfig
     input_kind: InputKind
     loss: Loss
     output_names: tuple[str, ...]
-    valid_medians: Mapping[str, float | None] = field(default_factory=dict)
+    no_answer_threshold: float | None = None
 
 
 @dataclass(frozen=True)
@@ -168,24 +161,23 @@ class PredictionSummary:
 
 
 class NewRows(ABC):
-    """Rows of a file that a fine-tuned model predicts; each task reads and writes them in its own layout."""
+    """Rows of a file that a fine-tuned model predicts; each task reads and writes them in its own layout.
+
+    Args:
+        task: Task of the model.
+        path: The file, in the layout of the task.
+        column: Column of the SMILES or text, for a task that has one; None: the usual one.
+        progress: Shows bars.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
 
     suffix: ClassVar[str] = ".csv"
     """Ending of the file of predictions."""
 
     @abstractmethod
-    def __init__(self, task: TrainedTask, path: Path, column: str | None, progress: Progress) -> None:
-        """Read the file.
-
-        Args:
-            task: Task of the model.
-            path: The file, in the layout of the task.
-            column: Column of the SMILES or text, for a task that has one; None: the usual one.
-            progress: Shows bars.
-
-        Raises:
-            DataError: The file cannot be read.
-        """
+    def __init__(self, task: TrainedTask, path: Path, column: str | None, progress: Progress) -> None: ...
 
     @classmethod
     def output_files(cls, out: Path) -> tuple[Path, ...]:
@@ -217,13 +209,7 @@ def name_some(names: Iterable[object], *, limit: int = 5) -> str:
 
 
 def write_outputs(path: Path, rows: Iterable[int], names: Sequence[str], outputs: Iterable[FloatArray]) -> None:
-    """Write a CSV of `row` and one column for each output, every value with all its digits.
-
-    Args:
-        path: File to write.
-        rows: Row of the input each of N examples came from.
-        names: C columns.
-        outputs: (C,) probabilities or values of each example.
+    """Write a CSV of `row`, the row of the input, and C columns: the (C,) values of N examples with all their digits.
 
     Raises:
         CheckpointError: The file system refuses.

@@ -12,7 +12,7 @@ from exlm_cli.tasks.labels import Labels, read_labels
 from exlm_cli.tasks.row_task import TableTask
 from exlm_cli.tasks.sources import given_file
 from exlm_cli.tasks.splits import RowSplit, follow_split, limit_training_rows, split_rows
-from exlm_cli.tasks.table_rows import UsableRows, usable_molecules, usable_texts
+from exlm_cli.tasks.table_rows import TableRows, usable_rows
 
 _SPLIT_WORDS: dict[str, Split] = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -50,12 +50,8 @@ def load_csv(config: CsvTaskConfig, progress: Progress) -> TableTask:
             "leave it out, or choose what the labels are with `task.label_kind=classes|multi_label`",
         )
     progress.message(f"{table.path}: {len(table):,} rows; {labels.notes[0]}")
-    inputs = table.columns[column]
-    if config.input_kind == "text":
-        usable = usable_texts(table, inputs, config)
-    else:
-        usable = usable_molecules(table, inputs, config, progress)
-    usable = usable.without(labels.missing, lambda _: "has no label")
+    usable = usable_rows(table, table.columns[column], config, progress)
+    usable = usable.without(dict.fromkeys(labels.missing, "has no label"))
     return TableTask(config, usable, labels, _split(config, usable, files, labels))
 
 
@@ -89,7 +85,7 @@ def _input_column(config: CsvTaskConfig, table: Table) -> str:
         raise DataError(error.message, f"{error.hint}, or a column of text with `task.text_column=NAME`") from error
 
 
-def _split(config: CsvTaskConfig, usable: UsableRows, files: SplitIndices | None, labels: Labels) -> RowSplit:
+def _split(config: CsvTaskConfig, usable: TableRows, files: SplitIndices | None, labels: Labels) -> RowSplit:
     if files is not None:
         return limit_training_rows(config, follow_split("files", files, usable))
     if config.split_column is not None:
@@ -97,7 +93,7 @@ def _split(config: CsvTaskConfig, usable: UsableRows, files: SplitIndices | None
     return split_rows(config, usable, labels.classes)
 
 
-def _split_by_column(column: str, usable: UsableRows) -> RowSplit:
+def _split_by_column(column: str, usable: TableRows) -> RowSplit:
     table = usable.table
     parts: dict[Split, list[int]] = {split: [] for split in SPLITS}
     num_empty = 0

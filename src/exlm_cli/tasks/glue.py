@@ -38,13 +38,6 @@ _NO_LABEL = ("", "-1", "-1.0")
 _PROTOCOL_NOTE = (
     "GLUE has no public test labels: `valid` is the development set, as in the paper; the best epoch is chosen on it"
 )
-_SCORES = {
-    "accuracy": metrics.accuracy,
-    "f1": metrics.f1,
-    "matthews_corrcoef": metrics.matthews_corrcoef,
-    "pearsonr": metrics.pearsonr,
-    "spearmanr": metrics.spearmanr,
-}
 
 
 @dataclass(frozen=True)
@@ -196,12 +189,8 @@ class GlueTask(RowTask):
         loss: Loss = "classes" if info.classes else "regression"
         super().__init__(f"glue/{info.name}", loss, info.classes or ("similarity",), examples)
         self.selection_metric = info.metrics[0]
+        self.score_fingerprint = f"mismatched: {num_mismatched}" if num_mismatched else ""
         self._metrics, self._num_mismatched = info.metrics, num_mismatched
-
-    @property
-    def score_fingerprint(self) -> str:
-        """How many of the last rows of `valid` are MNLI's mismatched ones."""
-        return f"mismatched: {self._num_mismatched}" if self._num_mismatched else ""
 
     def score(self, split: Split, outputs: Sequence[FloatArray]) -> dict[str, float]:
         """Return the task's metrics; of MNLI's `valid` those of the matched rows, and `mismatched_...` beside them."""
@@ -212,14 +201,13 @@ class GlueTask(RowTask):
         else:
             predicted = outputs_NC[:, 0]
         num_mismatched = self._num_mismatched if split == "valid" else 0
-        matched = slice(len(targets) - num_mismatched)
-        scores = {name: _SCORES[name](targets[matched], predicted[matched]) for name in self._metrics}
-        if num_mismatched:
-            rest = slice(matched.stop, None)
-            scores |= {
-                f"{MISMATCHED_PREFIX}{name}": _SCORES[name](targets[rest], predicted[rest]) for name in self._metrics
-            }
-        return scores
+        num_matched = len(targets) - num_mismatched
+        parts = {"": slice(num_matched)} | ({MISMATCHED_PREFIX: slice(num_matched, None)} if num_mismatched else {})
+        return {
+            f"{prefix}{name}": metrics.metric(name, targets[part], predicted[part])
+            for prefix, part in parts.items()
+            for name in self._metrics
+        }
 
 
 class NewGlueRows(NewRows):
@@ -243,13 +231,10 @@ class NewGlueRows(NewRows):
             raise DataError(str(file.skipped[0]), "every row needs a prediction: correct the row or remove it")
         self._examples = file.examples
         self._task = GlueTask(info, {"valid": _as_examples(file.examples)})
-        self._notes: tuple[str, ...] = ()
 
     def encode(self, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
         """Tokenise all rows."""
-        encoded = self._task.encode("valid", tokenizer, sequence_length)
-        self._notes = tuple(note.removeprefix("valid: ") for note in encoded.notes)
-        return encoded
+        return self._task.encode("valid", tokenizer, sequence_length)
 
     def write(self, outputs: Sequence[Sequence[FloatArray]], out: Path) -> PredictionSummary:
         """Write `index` and `prediction` of every row, tab-separated, and score the rows if all of them have labels.
@@ -261,11 +246,9 @@ class NewGlueRows(NewRows):
         lines = [f"{e.index}\t{_answer(self._info, row_C)}" for e, row_C in zip(examples, mean_NC, strict=True)]
         write_atomically(out, ("\n".join(["index\tprediction", *lines]) + "\n").encode())
         num_unlabelled = sum(math.isnan(example.target) for example in examples)
-        notes = self._notes
-        if 0 < num_unlabelled < len(examples):
-            notes += (f"not scored: {num_unlabelled:,} of {len(examples):,} rows have no label",)
+        notes = (f"not scored: {num_unlabelled:,} of {len(examples):,} rows have no label",)
         scores = {} if num_unlabelled else task.score("valid", list(mean_NC))
-        return PredictionSummary((out,), len(examples), 0, scores, notes)
+        return PredictionSummary((out,), len(examples), 0, scores, notes if 0 < num_unlabelled < len(examples) else ())
 
 
 def _as_examples(examples: Sequence[GlueExample]) -> Examples:

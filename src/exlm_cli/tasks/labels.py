@@ -10,7 +10,6 @@
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -29,10 +28,8 @@ _BINARY = {
     **dict.fromkeys(("1", "1.0", "true", "yes", "t", "y"), 1.0),
     **dict.fromkeys(("0", "0.0", "false", "no", "f", "n"), 0.0),
 }
-_BINARY_WORDS = "0/1, true/false, yes/no, t/f, y/n"
 _MOST_CLASSES = 100
 _LARGEST_VALUE = 1e100  # so that sums of squared errors are finite
-_VALUES = "a number from -1e100 to 1e100"
 _CHOOSE_KIND = "choose what they are with `task.label_kind=classes|multi_label|regression`"
 _CHOOSE_COLUMNS = "choose label columns with `task.label_columns=[A,B]`"
 
@@ -98,7 +95,7 @@ def read_labels(table: Table, columns: Sequence[str], kind: LabelKind) -> Labels
 
 
 def read_known_targets(table: Table, columns: Sequence[str], loss: Loss, names: Sequence[str]) -> FloatArray:
-    """Read the labels of new rows as those of a known task.
+    """Return the labels of new rows as those of a known task: (R, C), NaN where missing; (R, 1) class index.
 
     Args:
         table: May lack some of the columns, or all.
@@ -106,27 +103,19 @@ def read_known_targets(table: Table, columns: Sequence[str], loss: Loss, names: 
         loss: Loss of the task.
         names: C outputs of the task.
 
-    Returns:
-        (R, C) targets, NaN where missing; (R, 1) class index for `classes`.
-
     Raises:
         DataError: A cell is not a label of the task.
     """
-    match loss:
-        case "classes":
-            return read_targets(
-                table, columns, _class_parser(names), name_some((f"`{name}`" for name in names), limit=10)
-            )
-        case "binary":
-            return read_targets(table, columns, _binary, _BINARY_WORDS)
-        case _:
-            return read_targets(table, columns, _value, _VALUES)
+    if loss == "classes":
+        listed = name_some((f"`{name}`" for name in names), limit=10)
+        return read_targets(table, columns, _class_parser(names), listed)
+    return read_targets(table, columns, *(_BINARY_CELLS if loss == "binary" else _VALUE_CELLS))
 
 
 def read_targets(
     table: Table, columns: Sequence[str], parse: Callable[[str], float | None], accepted: str, hint: str = ""
 ) -> FloatArray:
-    """Read label columns as numbers.
+    """Return C label columns as (R, C) numbers, NaN where a cell or the whole column is missing.
 
     Args:
         table: May lack some of the columns.
@@ -134,9 +123,6 @@ def read_targets(
         parse: Number of a cell that is not missing; None if the cell is not a label.
         accepted: Cells that are labels, in words.
         hint: What to do about another cell.
-
-    Returns:
-        (R, C) targets, NaN where missing.
 
     Raises:
         DataError: A cell is not a label.
@@ -169,24 +155,25 @@ def _find_kind(table: Table, cells: dict[str, tuple[str, ...]]) -> LabelKind:
         return "classes" if len(cells) == 1 and len(set(map(float, present))) == 2 else "regression"
     if len(cells) == 1 and 2 * num_numbers <= len(present):
         return "classes"
-    for name, column in cells.items():
-        is_numeric = 2 * num_numbers > len(present)
-        for row, cell in enumerate(column):
-            fits = _number(cell) is not None if is_numeric else cell.lower() in _BINARY
-            if not (_is_missing(cell) or fits):
-                wanted = "most others are numbers" if is_numeric else "several columns hold 0/1, true/false or yes/no"
-                raise DataError(
-                    f"{table.where(row)}: `{name}` is `{cell}`; {wanted}",
-                    f"correct or empty the cell, or {_CHOOSE_KIND}",
-                )
-    raise AssertionError("some cell is neither a number nor missing")
+    is_numeric = 2 * num_numbers > len(present)
+    wanted = "most others are numbers" if is_numeric else "several columns hold 0/1, true/false or yes/no"
+    name, row = next(
+        (name, row)
+        for name, column in cells.items()
+        for row, cell in enumerate(column)
+        if not _is_missing(cell) and (_number(cell) is None if is_numeric else cell.lower() not in _BINARY)
+    )
+    raise DataError(
+        f"{table.where(row)}: `{name}` is `{cells[name][row]}`; {wanted}",
+        f"correct or empty the cell, or {_CHOOSE_KIND}",
+    )
 
 
 def _binary_labels(table: Table, columns: Sequence[str]) -> Labels:
     hint = "write 1 for positive and 0 for negative rows, or give one column of classes"
-    targets = read_targets(table, columns, _binary, _BINARY_WORDS, hint)
+    targets = read_targets(table, columns, *_BINARY_CELLS, hint)
     if len(columns) == 1:
-        _check_varies(table, columns[0], targets[:, 0])
+        _check_varies(table, columns, targets)
     what = f"a 0/1 label, `{columns[0]}`" if len(columns) == 1 else f"{len(columns)} 0/1 labels"
     positive = ", ".join(format_percent(float(np.nanmean(column))) for column in targets.T[:5])
     more = "" if len(columns) <= 5 else ", ..."
@@ -194,19 +181,18 @@ def _binary_labels(table: Table, columns: Sequence[str]) -> Labels:
 
 
 def _values(table: Table, columns: Sequence[str]) -> Labels:
-    targets = read_targets(
-        table, columns, _value, _VALUES, "correct or empty the cell, or set `task.label_kind=classes`"
-    )
-    for name, values in zip(columns, targets.T, strict=True):
-        _check_varies(table, name, values)
+    hint = "correct or empty the cell, or set `task.label_kind=classes`"
+    targets = read_targets(table, columns, *_VALUE_CELLS, hint)
+    _check_varies(table, columns, targets)
     named = name_some(f"`{name}`" for name in columns)
     return Labels("regression", tuple(columns), targets, (f"found values to predict in {named}; {_CHOOSE_KIND}",))
 
 
-def _check_varies(table: Table, column: str, values: FloatArray) -> None:
-    present = np.unique(values[~np.isnan(values)])
-    if len(present) == 1:
-        raise DataError(f"{table.path}: `{column}` is {present[0]:g} in every row that has it: nothing to learn")
+def _check_varies(table: Table, columns: Sequence[str], targets: FloatArray) -> None:
+    for name, values in zip(columns, targets.T, strict=True):
+        present = np.unique(values[~np.isnan(values)])
+        if len(present) == 1:
+            raise DataError(f"{table.path}: `{name}` is {present[0]:g} in every row that has it: nothing to learn")
 
 
 def _classes(table: Table, columns: Sequence[str]) -> Labels:
@@ -216,47 +202,32 @@ def _classes(table: Table, columns: Sequence[str]) -> Labels:
             "give one label column, or set `task.label_kind=multi_label` for columns of 0 and 1",
         )
     (name,) = columns
-    column = table.column(name)
-    names_of_cells = _class_names({cell for cell in column if not _is_missing(cell)})
-    counts = Counter(names_of_cells[cell] for cell in column if cell in names_of_cells)
-    if len(counts) < 2:
-        raise DataError(f"{table.path}: `{name}` is `{next(iter(counts))}` in every row that has it: nothing to learn")
-    if len(counts) > _MOST_CLASSES:
+    names = _class_names({cell for cell in table.column(name) if not _is_missing(cell)})
+    if len(names) < 2:
+        raise DataError(f"{table.path}: `{name}` is `{names[0]}` in every row that has it: nothing to learn")
+    if len(names) > _MOST_CLASSES:
         raise DataError(
-            f"{table.path}: `{name}` has {len(counts):,} different texts, at most {_MOST_CLASSES} classes are taken",
+            f"{table.path}: `{name}` has {len(names):,} different texts, at most {_MOST_CLASSES} classes are taken",
             "is it another column that holds the labels?",
         )
-    are_numbers = all(_number(text) is not None for text in counts)
-    names = sorted(counts, key=float if are_numbers else None)
-    index = {name: float(number) for number, name in enumerate(names)}
-    targets = np.array([[index[names_of_cells[cell]] if cell in names_of_cells else math.nan] for cell in column])
-    listed = name_some((f"`{text}` ({counts[text]:,})" for text in names), limit=10)
+    targets = read_targets(table, columns, _class_parser(names), "")
+    counts = [np.count_nonzero(targets == index) for index in range(len(names))]
+    listed = name_some((f"`{text}` ({count:,})" for text, count in zip(names, counts, strict=True)), limit=10)
     positive = f"; `{names[1]}` is the positive one" if len(names) == 2 else ""
-    return Labels("classes", tuple(names), targets, (f"found {len(names)} classes of `{name}`: {listed}{positive}",))
+    return Labels("classes", names, targets, (f"found {len(names)} classes of `{name}`: {listed}{positive}",))
 
 
-def _class_names(cells: Collection[str]) -> dict[str, str]:
-    """Return the class of each text: itself, or where all are numbers, the shortest text of its value."""
+def _class_names(cells: Collection[str]) -> tuple[str, ...]:
+    """Return the classes in order: the texts, or where all are numbers, the shortest text of each value."""
     if any(_number(cell) is None for cell in cells):
-        return {cell: cell for cell in cells}
-    shortest: dict[float, str] = {}
-    for cell in sorted(cells, key=lambda cell: (len(cell), cell)):
-        shortest.setdefault(float(cell), cell)
-    return {cell: shortest[float(cell)] for cell in cells}
-
-
-def _binary(cell: str) -> float | None:
-    return _BINARY.get(cell.lower())
+        return tuple(sorted(cells))
+    longest_first = sorted(cells, key=lambda cell: (len(cell), cell), reverse=True)
+    shortest = {float(cell): cell for cell in longest_first}
+    return tuple(shortest[value] for value in sorted(shortest))
 
 
 def _is_missing(cell: str) -> bool:
     return cell.lower() in _MISSING
-
-
-def _value(cell: str) -> float | None:
-    """Return a number that can be predicted, or None."""
-    number = _number(cell)
-    return None if number is None or abs(number) > _LARGEST_VALUE else number
 
 
 def _number(cell: str) -> float | None:
@@ -266,3 +237,14 @@ def _number(cell: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
+
+
+def _value(cell: str) -> float | None:
+    """Return a number that can be predicted, or None."""
+    number = _number(cell)
+    return None if number is None or abs(number) > _LARGEST_VALUE else number
+
+
+# what a cell means, and which cells are accepted
+_BINARY_CELLS = (lambda cell: _BINARY.get(cell.lower()), "0/1, true/false, yes/no, t/f, y/n")
+_VALUE_CELLS = (_value, "a number from -1e100 to 1e100")

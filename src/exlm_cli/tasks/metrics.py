@@ -5,94 +5,58 @@ NaN. scikit-learn takes seconds to import, so each function does it when it is c
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from exlm_cli.tasks.base import FloatArray, Loss
 
 _THRESHOLD = 0.5
-
-Score = Callable[[FloatArray, FloatArray], float]
-
-
-def roc_auc(targets: ArrayLike, scores: ArrayLike) -> float:
-    """Area under the ROC curve of 0/1 targets; NaN where there is one class only."""
-    from sklearn.metrics import roc_auc_score
-
-    return float(roc_auc_score(targets, scores)) if len(np.unique(targets)) == 2 else math.nan
+_BINARY_METRICS = ("roc_auc", "average_precision", "accuracy", "f1", "matthews_corrcoef")
+_REGRESSION_METRICS = ("rmse", "mae", "r2", "pearsonr", "spearmanr")
 
 
-def average_precision(targets: ArrayLike, scores: ArrayLike) -> float:
-    """Area under the precision-recall curve of 0/1 targets, as steps; NaN where there is one class only."""
-    from sklearn.metrics import average_precision_score
+def metric(name: str, targets: ArrayLike, predicted: ArrayLike) -> float:
+    """Return one metric of N rows without missing targets; NaN where it is not defined.
 
-    return float(average_precision_score(targets, scores)) if len(np.unique(targets)) == 2 else math.nan
+    Args:
+        name: `roc_auc`, `average_precision` of 0/1 targets: defined with both classes. `accuracy`: of one row or more.
+            `f1` of class 1: defined with a positive target, 0 where nothing is predicted. `macro_f1`: mean over the
+            classes that occur among the targets. `matthews_corrcoef`: defined with two classes, 0 for a constant
+            prediction. `rmse`, `mae`: in the targets' unit. `r2`: defined for two different targets. `pearsonr`,
+            `spearmanr`, ties at their mean rank: defined where neither side is constant.
+        targets: (N,) classes or values.
+        predicted: (N,) scores for the areas, classes or values for the others.
+    """
+    from scipy import stats
+    from sklearn import metrics
 
-
-def accuracy(targets: ArrayLike, predicted: ArrayLike) -> float:
-    """Share of rows whose class is right; NaN without rows."""
-    right = np.asarray(targets) == np.asarray(predicted)
-    return float(right.mean()) if right.size else math.nan
-
-
-def f1(targets: ArrayLike, predicted: ArrayLike) -> float:
-    """F1 of class 1 among 0/1 targets; 0 where nothing is predicted, NaN without a positive target."""
-    from sklearn.metrics import f1_score
-
-    return float(f1_score(targets, predicted, zero_division=0.0)) if np.any(np.asarray(targets) == 1) else math.nan
-
-
-def macro_f1(targets: ArrayLike, predicted: ArrayLike) -> float:
-    """Mean over the classes that occur among the targets of each one's F1; NaN without rows."""
-    from sklearn.metrics import f1_score
-
+    targets, predicted = np.asarray(targets), np.asarray(predicted)
     classes = np.unique(targets)
-    if not len(classes):
-        return math.nan
-    return float(f1_score(targets, predicted, labels=classes, average="macro", zero_division=0.0))
-
-
-def matthews_corrcoef(targets: ArrayLike, predicted: ArrayLike) -> float:
-    """Matthews correlation of two or more classes; 0 for a constant prediction, NaN where the targets are one class."""
-    from sklearn.metrics import matthews_corrcoef as matthews
-
-    return float(matthews(targets, predicted)) if len(np.unique(targets)) >= 2 else math.nan
-
-
-def pearsonr(targets: ArrayLike, predicted: ArrayLike) -> float:
-    """Linear correlation; NaN where either side is constant or has fewer than two rows."""
-    from scipy import stats
-
-    return _correlation(stats.pearsonr, targets, predicted)
-
-
-def spearmanr(targets: ArrayLike, predicted: ArrayLike) -> float:
-    """Correlation of ranks, ties at their mean rank; NaN where either side is constant or has fewer than two rows."""
-    from scipy import stats
-
-    return _correlation(stats.spearmanr, targets, predicted)
-
-
-def rmse(targets: ArrayLike, predicted: ArrayLike) -> float:
-    """Root of the mean squared error, in the targets' unit."""
-    error = np.asarray(predicted, dtype=np.float64) - np.asarray(targets, dtype=np.float64)
-    return float(np.sqrt(np.mean(error**2))) if error.size else math.nan
-
-
-def mae(targets: ArrayLike, predicted: ArrayLike) -> float:
-    """Mean absolute error, in the targets' unit."""
-    error = np.asarray(predicted, dtype=np.float64) - np.asarray(targets, dtype=np.float64)
-    return float(np.mean(np.abs(error))) if error.size else math.nan
-
-
-def r2(targets: ArrayLike, predicted: ArrayLike) -> float:
-    """Share of variance explained; NaN where the targets are constant or fewer than two."""
-    from sklearn.metrics import r2_score
-
-    return float(r2_score(targets, predicted)) if len(np.unique(targets)) >= 2 else math.nan
+    varies = len(classes) >= 2
+    match name:
+        case "roc_auc" if varies:
+            return float(metrics.roc_auc_score(targets, predicted))
+        case "average_precision" if varies:
+            return float(metrics.average_precision_score(targets, predicted))
+        case "accuracy" if targets.size:
+            return float((targets == predicted).mean())
+        case "f1" if 1 in classes:
+            return float(metrics.f1_score(targets, predicted, zero_division=0.0))
+        case "macro_f1" if targets.size:
+            return float(metrics.f1_score(targets, predicted, labels=classes, average="macro", zero_division=0.0))
+        case "matthews_corrcoef" if varies:
+            return float(metrics.matthews_corrcoef(targets, predicted))
+        case "rmse" if targets.size:
+            return float(np.sqrt(np.mean((predicted - targets) ** 2)))
+        case "mae" if targets.size:
+            return float(np.mean(np.abs(predicted - targets)))
+        case "r2" if varies:
+            return float(metrics.r2_score(targets, predicted))
+        case "pearsonr" | "spearmanr" if varies and len(np.unique(predicted)) >= 2:
+            return float(getattr(stats, name)(targets, predicted).statistic)
+    return math.nan
 
 
 def to_probabilities(loss: Loss, outputs_NC: FloatArray) -> FloatArray:
@@ -116,67 +80,39 @@ def probabilities_by_seed(loss: Loss, outputs: Sequence[Sequence[FloatArray]], n
 def score_rows(loss: Loss, predicted_NC: FloatArray, targets_NC: FloatArray) -> dict[str, float]:
     """Return the metrics of probabilities or values; means over the labels or columns in which each is defined.
 
+    `binary`: each label is scored over the rows where it is known. `accuracy` counts a label with any such row, the
+    other metrics one with both classes; `describe_unscorable` names the rest, never taken as 0. A probability of 0.5 is
+    positive. `classes`: the most likely class is predicted. Of two, class 1 is the positive one; of more, `f1` is the
+    mean over classes and there are no areas. `regression`: each column over the rows where it is known, in its unit.
+
     Args:
         loss: Loss of the task.
         predicted_NC: Result of `to_probabilities`.
         targets_NC: NaN where missing; (N, 1) class index for `classes`.
     """
-    match loss:
-        case "binary":
-            return score_binary(predicted_NC, targets_NC)
-        case "classes":
-            return score_classes(predicted_NC, targets_NC[:, 0])
-        case _:
-            return score_regression(predicted_NC, targets_NC)
+    if loss == "classes":
+        return _score_classes(predicted_NC, targets_NC[:, 0])
+    names = _BINARY_METRICS if loss == "binary" else _REGRESSION_METRICS
+    scores: dict[str, list[float]] = {name: [] for name in names}
+    for predicted, targets in zip(predicted_NC.T, targets_NC.T, strict=True):
+        is_known = ~np.isnan(targets)
+        known, given = targets[is_known], predicted[is_known]
+        for name, values in scores.items():
+            if loss == "regression" or name in ("roc_auc", "average_precision"):
+                values.append(metric(name, known, given))
+            elif name == "accuracy" or len(np.unique(known)) == 2:
+                values.append(metric(name, known, (given >= _THRESHOLD).astype(np.float64)))
+    return {name: _mean_of_defined(values) for name, values in scores.items()}
 
 
-def score_binary(probabilities_NC: FloatArray, targets_NC: FloatArray) -> dict[str, float]:
-    """Score independent 0/1 labels, each over the rows where it is known, and take the mean over labels.
-
-    A label counts where both classes occur among its targets; for `accuracy`, where any is known. Other labels are left
-    out of the mean, never taken as 0; `describe_unscorable` names them. The threshold of classes is 0.5.
-    """
-
-    def classes(score: Score) -> Score:
-        return lambda targets, probabilities: score(targets, (probabilities >= _THRESHOLD).astype(np.float64))
-
-    def with_both(score: Score) -> Score:
-        return lambda targets, scores: score(targets, scores) if len(np.unique(targets)) == 2 else math.nan
-
-    scores: dict[str, Score] = {
-        "roc_auc": roc_auc,
-        "average_precision": average_precision,
-        "accuracy": classes(accuracy),
-        "f1": with_both(classes(f1)),
-        "matthews_corrcoef": with_both(classes(matthews_corrcoef)),
-    }
-    return {name: _mean_over_columns(score, probabilities_NC, targets_NC) for name, score in scores.items()}
-
-
-def score_classes(probabilities_NC: FloatArray, targets_N: FloatArray) -> dict[str, float]:
-    """Score one class of C for each row, the most likely one being predicted.
-
-    With two classes, class 1 is the positive one of `roc_auc`, `average_precision` and `f1`; with more, `f1` is the
-    mean over classes and the two areas are left out.
-    """
+def _score_classes(probabilities_NC: FloatArray, targets_N: FloatArray) -> dict[str, float]:
     is_known = ~np.isnan(targets_N)
     targets, probabilities = targets_N[is_known].astype(np.int64), probabilities_NC[is_known]
     predicted = probabilities.argmax(axis=1) if len(probabilities) else targets
-    general = {
-        "accuracy": accuracy(targets, predicted),
-        "matthews_corrcoef": matthews_corrcoef(targets, predicted),
-    }
-    if probabilities_NC.shape[1] > 2:
-        return {**general, "f1": macro_f1(targets, predicted)}
-    positive = probabilities[:, 1]
-    areas = {"roc_auc": roc_auc(targets, positive), "average_precision": average_precision(targets, positive)}
-    return {**areas, **general, "f1": f1(targets, predicted)}
-
-
-def score_regression(values_NC: FloatArray, targets_NC: FloatArray) -> dict[str, float]:
-    """Score values in the targets' own unit, each column over the rows where it is known; the mean over columns."""
-    scores: dict[str, Score] = {"rmse": rmse, "mae": mae, "r2": r2, "pearsonr": pearsonr, "spearmanr": spearmanr}
-    return {name: _mean_over_columns(score, values_NC, targets_NC) for name, score in scores.items()}
+    has_two = probabilities_NC.shape[1] == 2
+    scores = {name: metric(name, targets, probabilities[:, 1]) for name in _BINARY_METRICS[:2] if has_two}
+    scores |= {name: metric(name, targets, predicted) for name in ("accuracy", "matthews_corrcoef")}
+    return scores | {"f1": metric("f1" if has_two else "macro_f1", targets, predicted)}
 
 
 def describe_unscorable(targets_NC: FloatArray, names: Sequence[str]) -> dict[str, str]:
@@ -191,20 +127,6 @@ def describe_unscorable(targets_NC: FloatArray, names: Sequence[str]) -> dict[st
     return reasons
 
 
-def _mean_over_columns(score: Score, predictions_NC: FloatArray, targets_NC: FloatArray) -> float:
-    """Mean of a score over the columns in which it is defined; NaN where there is none."""
-    values = []
-    for predictions, targets in zip(predictions_NC.T, targets_NC.T, strict=True):
-        is_known = ~np.isnan(targets)
-        value = score(targets[is_known], predictions[is_known]) if is_known.any() else math.nan
-        if not math.isnan(value):
-            values.append(value)
-    return math.fsum(values) / len(values) if values else math.nan
-
-
-def _correlation(statistic: Callable[..., Any], targets: ArrayLike, predicted: ArrayLike) -> float:
-    first: NDArray[np.float64] = np.asarray(targets, dtype=np.float64)
-    second: NDArray[np.float64] = np.asarray(predicted, dtype=np.float64)
-    if len(np.unique(first)) < 2 or len(np.unique(second)) < 2:
-        return math.nan
-    return float(statistic(first, second).statistic)
+def _mean_of_defined(values: Iterable[float]) -> float:
+    defined = [value for value in values if not math.isnan(value)]
+    return math.fsum(defined) / len(defined) if defined else math.nan

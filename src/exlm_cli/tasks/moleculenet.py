@@ -19,7 +19,7 @@ from exlm_cli.tasks.labels import Labels, read_targets
 from exlm_cli.tasks.row_task import TableTask
 from exlm_cli.tasks.sources import existing_folder, find_file, given_file
 from exlm_cli.tasks.splits import RowSplit, split_rows
-from exlm_cli.tasks.table_rows import UsableRows, usable_molecules
+from exlm_cli.tasks.table_rows import TableRows, usable_rows
 
 _MAX_ROWS_OFF = 5
 """Maximum difference between a public file and Table 9 that the known reasons explain."""
@@ -118,7 +118,7 @@ def load_moleculenet(config: MoleculeNetTaskConfig, progress: Progress) -> Table
     smiles = table.column(_smiles_column(table, config))
     labels = _read_labels(known, table)
     progress.message(f"{config.name}: {len(table):,} rows of {table.path}")
-    usable = _without_repeats(usable_molecules(table, smiles, config, progress))
+    usable = _without_repeats(usable_rows(table, smiles, config, progress))
     split = split_rows(config, usable, labels.classes)
     has_table_9 = config.split.startswith("scaffold") and config.max_rows is None
     notes = _compare_with_table_9(known, split) if has_table_9 else []
@@ -158,12 +158,16 @@ def _read_labels(known: MoleculeNetSet, table: Table) -> Labels:
     return Labels("binary", names, read_targets(table, names, _LABELS.get, "0, 1"), ())
 
 
-def _without_repeats(usable: UsableRows) -> UsableRows:
+def _without_repeats(usable: TableRows) -> TableRows:
     """Drop rows with exactly the SMILES of an earlier row."""
     first_rows = {text: row for row, text in reversed(list(enumerate(usable.inputs)))}
+    reasons = {
+        row: f"has the SMILES of {usable.table.where(first_rows[text])}"
+        for row, text in enumerate(usable.inputs)
+        if first_rows[text] != row
+    }
     return usable.without(
-        [row for row, text in enumerate(usable.inputs) if first_rows[text] != row],
-        lambda row: f"has the SMILES of {usable.table.where(first_rows[usable.inputs[row]])}",
+        reasons,
         lambda rows: (
             f"left out {len(rows):,} rows with the SMILES of an earlier row: lines {usable.places(rows, limit=20)}"
         ),

@@ -10,12 +10,9 @@ from exlm_cli.progress import Progress
 if TYPE_CHECKING:
     from rdkit.Chem import Mol
 
-_NON_METALS = frozenset(
-    (
-        "H", "B", "C", "N", "O", "F", "Si", "P", "S", "Cl", "Ge", "As", "Se", "Br", "Te", "I",
-        "He", "Ne", "Ar", "Kr", "Xe",
-    )
-)  # fmt: skip
+_NON_METALS = {
+    "H", "B", "C", "N", "O", "F", "Si", "P", "S", "Cl", "Ge", "As", "Se", "Br", "Te", "I", "He", "Ne", "Ar", "Kr", "Xe",
+}  # fmt: skip
 _BAR_EVERY_ROWS = 64
 
 
@@ -24,13 +21,13 @@ class Molecule:
     """One row.
 
     Attributes:
-        problem: Why it is not a molecule; None where it is one.
+        problem: Why it is not a molecule; empty where it is one.
         canonical: RDKit's canonical SMILES, stereochemistry included; rows that share it are the same molecule.
         scaffold: Its Bemis-Murcko scaffold, if that was asked for.
         has_odd_metal: RDKit refuses the valence of a metal in it, and nothing else.
     """
 
-    problem: str | None = None
+    problem: str = ""
     canonical: str = ""
     scaffold: str | None = None
     has_odd_metal: bool = False
@@ -61,13 +58,7 @@ def parse_molecule(smiles: str) -> tuple["Mol | None", bool]:
 def read_molecules(
     smiles: Sequence[str], progress: Progress, *, has_chiral_scaffolds: bool | None = None
 ) -> list[Molecule]:
-    """Read every row of a column.
-
-    Args:
-        smiles: The column.
-        progress: Shows a bar.
-        has_chiral_scaffolds: Work out scaffolds with chirality or without; None: no scaffolds.
-    """
+    """Read every row of a column; work out scaffolds with chirality, without it, or (None) not at all."""
     found = []
     with progress.bar("molecules", len(smiles)) as bar:
         for number, row in enumerate(smiles, start=1):
@@ -76,15 +67,6 @@ def read_molecules(
                 bar.update(number)
         bar.update(len(smiles))
     return found
-
-
-def model_smiles(smiles: Sequence[str], molecules: Sequence[Molecule]) -> tuple[str, ...]:
-    """Return RDKit's canonical SMILES of each row; of a row that is not a molecule what the file has.
-
-    A model of SMILES also sees how a molecule is written. In ClinTox that gives the label away: most molecules that
-    failed in trials are written without aromatic letters, and the presence of a `c` alone has a ROC-AUC of 0.87.
-    """
-    return tuple(molecule.canonical or text for text, molecule in zip(smiles, molecules, strict=True))
 
 
 def repeated_molecules(rows: Iterable[int], molecules: Sequence[Molecule]) -> list[list[int]]:
@@ -107,12 +89,12 @@ def _read(smiles: str, has_chiral_scaffolds: bool | None) -> Molecule:
 
     molecule, has_odd_metal = parse_molecule(smiles)
     if molecule is None:
-        return Molecule(problem=find_invalid_smiles(smiles))
+        return Molecule(problem=find_invalid_smiles(smiles) or "")
     with rdBase.BlockLogs():
         scaffold = None
         if has_chiral_scaffolds is not None:
             scaffold = murcko_scaffold(molecule, has_chirality=has_chiral_scaffolds)
-        return Molecule(None, Chem.MolToSmiles(molecule), scaffold, has_odd_metal)
+        return Molecule("", Chem.MolToSmiles(molecule), scaffold, has_odd_metal)
 
 
 def _has_only_odd_metals(molecule: "Mol") -> bool:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from exlm_cli.config.tasks import CsvTaskConfig, RowTaskConfig
 from exlm_cli.data.masking import IntArray
@@ -40,10 +39,7 @@ from exlm_cli.tasks.base import (
 from exlm_cli.tasks.labels import Labels, read_known_targets
 from exlm_cli.tasks.metrics import describe_unscorable, probabilities_by_seed, score_rows, to_probabilities
 from exlm_cli.tasks.splits import RowSplit
-from exlm_cli.tasks.table_rows import InputRows, UsableRows, describe_repeats, read_input_rows
-
-Texts = Sequence[tuple[str, ...]]
-"""One or two texts of each row."""
+from exlm_cli.tasks.table_rows import TableRows, describe_repeats, read_input_rows
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,7 @@ class Examples:
         rows: (N,) row of the input, counted from 0.
     """
 
-    texts: Texts
+    texts: Sequence[tuple[str, ...]]
     targets: FloatArray
     rows: IntArray
 
@@ -78,7 +74,7 @@ class RowTask(DownstreamTask):
         """Tokenise a split as [CLS] a [SEP] or [CLS] a [SEP] b [SEP]; the longer text of a long row loses its end."""
         examples = self.examples[split]
         token_ids, notes = encode_texts(examples.texts, tokenizer, sequence_length)
-        return EncodedSplit(token_ids, examples.targets, notes=tuple(f"{split}: {note}" for note in notes))
+        return EncodedSplit(token_ids, examples.targets, notes=notes)
 
     def score(self, split: Split, outputs: Sequence[FloatArray]) -> dict[str, float]:
         """Return the metrics of a split; means over the labels or columns in which each is defined."""
@@ -92,23 +88,22 @@ class RowTask(DownstreamTask):
 
 
 class TableTask(RowTask):
-    """Rows of one table, with labels, classes or values in its columns."""
+    """Rows of one table, with labels, classes or values in its columns.
+
+    Args:
+        config: Section of the task.
+        usable: Rows of the table.
+        labels: Labels of all rows.
+        split: Rows of each split; a test split without rows is left out, with a note.
+        notes: Further notes on the split.
+
+    Raises:
+        DataError: The training or validation split is empty.
+    """
 
     def __init__(
-        self, config: RowTaskConfig, usable: UsableRows, labels: Labels, split: RowSplit, notes: Sequence[str] = ()
+        self, config: RowTaskConfig, usable: TableRows, labels: Labels, split: RowSplit, notes: Sequence[str] = ()
     ) -> None:
-        """Hold the table.
-
-        Args:
-            config: Section of the task.
-            usable: Rows of the table.
-            labels: Labels of all rows.
-            split: Rows of each split; a test split without rows is left out, with a note.
-            notes: Further notes on the split.
-
-        Raises:
-            DataError: The training or validation split is empty.
-        """
         indices = split.indices
         for needed in ("train", "valid"):
             if not len(indices.get(needed, ())):
@@ -126,11 +121,11 @@ class TableTask(RowTask):
         self.input_kind, self.split_name, self.skipped = config.input_kind, split.name, usable.skipped
         if config.class_weights == "balanced" and labels.loss != "regression":
             self.class_weights = self._balanced_weights()
+        found = [*labels.notes, *usable.notes, *split.notes, *notes, *describe_repeats(usable, indices, labels.targets)]
+        if "test" in indices and "test" not in examples:
+            found.append(NO_TEST_NOTE)
         self.selection_metric, self.is_greater_better, metric_notes = self._choose_metric()
-        found = (*labels.notes, *usable.notes, *split.notes, *notes)
-        repeats = describe_repeats(usable, indices, labels.targets)
-        test_notes = [NO_TEST_NOTE] if "test" in indices and "test" not in examples else []
-        self.notes = (*found, *repeats, *test_notes, *self._describe_targets(), *metric_notes)
+        self.notes = (*found, *self._describe_targets(), *metric_notes)
 
     def _describe_targets(self) -> list[str]:
         notes = []
@@ -146,15 +141,13 @@ class TableTask(RowTask):
         return notes
 
     def _unscorable(self, split: Split) -> dict[str, str]:
-        if self.loss == "regression":
-            return {}
         targets_NC = self.examples[split].targets
         if self.loss == "binary":
             return describe_unscorable(targets_NC, self.output_names)
-        present = np.unique(targets_NC).astype(int)
-        if len(present) > 1:
+        present = np.unique(targets_NC)
+        if self.loss == "regression" or len(present) > 1:
             return {}
-        return {"class": f"is {self.output_names[present[0]]} in every row"} if len(present) else {}
+        return {"class": f"is {self.output_names[int(present[0])]} in every row"}
 
     def _choose_metric(self) -> tuple[str, bool, list[str]]:
         """Return the metric that chooses the best epoch, whether more of it is better, and notes."""
@@ -173,43 +166,31 @@ class TableTask(RowTask):
         if self.loss == "classes":
             counts = np.bincount(targets_NC[:, 0].astype(int), minlength=len(self.output_names))
             return np.where(counts > 0, counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1)), 1.0)
-        positives: NDArray[np.int64] = np.count_nonzero(targets_NC == 1, axis=0)
-        negatives: NDArray[np.int64] = np.count_nonzero(targets_NC == 0, axis=0)
+        positives, negatives = (np.asarray(np.count_nonzero(targets_NC == label, axis=0)) for label in (1, 0))
         has_both = (positives > 0) & (negatives > 0)
         return np.where(has_both, negatives / np.maximum(positives, 1), 1.0)
 
 
 class NewTableRows(NewRows):
-    """A table to predict: every row comes back in its place, with the table's own columns."""
+    """A table to predict: every row comes back in its place, with the table's own columns.
+
+    It is a CSV or TSV, also .gz and .xz, or lines of text or SMILES (.txt, .smi). Without `column`, the column of the
+    task is read, else the one with a usual name. Labels are read where the table has them.
+    """
 
     def __init__(self, task: TrainedTask, path: Path, column: str | None, progress: Progress) -> None:
-        """Read a CSV or TSV, also .gz and .xz, or lines of text or SMILES (.txt, .smi), and its labels if it has any.
-
-        Without `column`, the column of the task is read, else the one with a usual name.
-
-        Raises:
-            DataError: The table, its column, or a label in it cannot be read.
-        """
+        config = task.config
         self._task = task
-        self._rows = read_input_rows(
-            path,
-            task.input_kind,
-            progress,
-            column=column,
-            usual_column=task.config.input_column,
-            canonical_smiles=task.config.has_canonical_smiles,
-        )
+        self._rows = read_input_rows(path, task.input_kind, progress, column=column, usual_column=config.input_column)
         self._label_columns = task.output_names
-        if task.loss == "classes" and isinstance(task.config, CsvTaskConfig):
-            self._label_columns = task.config.label_columns
+        if task.loss == "classes" and isinstance(config, CsvTaskConfig):
+            self._label_columns = config.label_columns
         self._targets_RC = read_known_targets(self._rows.table, self._label_columns, task.loss, task.output_names)
-        self._encoding_notes: tuple[str, ...] = ()
 
     def encode(self, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
         """Tokenise the readable rows as [CLS] text [SEP]."""
-        encoded = encode_input_rows(self._rows, tokenizer, sequence_length)
-        self._encoding_notes = encoded.notes
-        return encoded
+        canonical = self._task.config.has_canonical_smiles
+        return encode_input_rows(self._rows, tokenizer, sequence_length, canonical_smiles=canonical)
 
     def write(self, outputs: Sequence[Sequence[FloatArray]], out: Path) -> PredictionSummary:
         """Write one CSV row for each row of the table, in its order.
@@ -219,56 +200,57 @@ class NewTableRows(NewRows):
         a row that cannot be read. The mean over the seeds is written. A column of the table with such a name is left
         out.
         """
-        rows, loss, names = self._rows, self._task.loss, self._task.output_names
-        table = rows.table
+        table, readable, problems = self._rows.table, self._rows.rows, self._rows.problems
+        loss, names = self._task.loss, self._task.output_names
         by_seed = np.full((len(outputs), len(table), len(names)), math.nan)
-        by_seed[:, rows.readable] = probabilities_by_seed(loss, outputs, len(names))
+        by_seed[:, readable] = probabilities_by_seed(loss, outputs, len(names))
         mean_RC = by_seed.mean(axis=0)
-        added = {
-            f"{name}_{'predicted' if loss == 'regression' else 'probability'}": _cells(column)
-            for name, column in zip(names, mean_RC.T, strict=True)
-        }
+        what = "predicted" if loss == "regression" else "probability"
+        added = {f"{name}_{what}": _cells(column) for name, column in zip(names, mean_RC.T, strict=True)}
         if loss == "classes":
+            best = mean_RC.argmax(axis=1)
             added["predicted_class"] = [
-                "" if problem else names[int(row.argmax())] for problem, row in zip(rows.problems, mean_RC, strict=True)
+                "" if problem else names[index] for problem, index in zip(problems, best, strict=True)
             ]
         if len(outputs) > 1:
             std_RC = by_seed.std(axis=0, ddof=1)
             added |= {f"{name}_std": _cells(column) for name, column in zip(names, std_RC.T, strict=True)}
         own = {name: cells for name, cells in table.columns.items() if name not in ("line", *added, "problem")}
-        columns = {"line": table.lines, **own, **added, "problem": rows.problems}
+        columns = {"line": table.lines, **own, **added, "problem": problems}
         write_csv(out, list(columns), zip(*columns.values(), strict=True))
         missing = [name for name in self._label_columns if name not in table.columns]
         has_labels = len(missing) < len(self._label_columns)
-        notes = [*rows.notes, *self._encoding_notes]
+        notes = list(self._rows.notes)
         if has_labels and missing:
             notes.append(f"scored without the labels that the table lacks: {', '.join(missing)}")
         replaced = [f"`{name}`" for name in table.columns if name not in own]
         if replaced:
             notes.append(f"predictions replace the table's own columns {', '.join(replaced)}")
-        readable = rows.readable
         metrics = score_rows(loss, mean_RC[readable], self._targets_RC[readable]) if has_labels else {}
         return PredictionSummary((out,), len(table), len(table) - len(readable), metrics, tuple(notes))
 
 
-def encode_input_rows(rows: InputRows, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
-    """Tokenise the readable rows as [CLS] text [SEP]; targets are zeros."""
-    token_ids, notes = encode_texts([(rows.inputs[row],) for row in rows.readable], tokenizer, sequence_length)
+def encode_input_rows(
+    rows: TableRows, tokenizer: Tokenizer, sequence_length: int, *, canonical_smiles: bool
+) -> EncodedSplit:
+    """Tokenise the rows that are used as [CLS] text [SEP]; targets are zeros."""
+    inputs = rows.model_inputs(canonical=canonical_smiles)
+    token_ids, notes = encode_texts([(inputs[row],) for row in rows.rows], tokenizer, sequence_length)
     return EncodedSplit(token_ids, np.zeros((len(token_ids), 1)), notes=notes)
 
 
 def encode_texts(
-    rows: Texts, tokenizer: Tokenizer, sequence_length: int
+    rows: Sequence[tuple[str, ...]], tokenizer: Tokenizer, sequence_length: int
 ) -> tuple[tuple[IntArray, ...], tuple[str, ...]]:
     """Tokenise rows of one or two texts.
 
     Args:
-        rows: Each with as many texts as the first one.
+        rows: N rows, each with as many texts as the first one.
         tokenizer: Of the checkpoint.
         sequence_length: Maximum tokens of a sequence, [CLS] and [SEP] included; at least 5.
 
     Returns:
-        A sequence of tokens for each row, and a note if rows had to be cut.
+        N sequences of (L,) tokens, and a note if rows had to be cut.
     """
     if not rows:
         return (), ()

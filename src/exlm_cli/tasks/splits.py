@@ -31,7 +31,7 @@ from exlm_cli.data.masking import IntArray
 from exlm_cli.errors import DataError
 from exlm_cli.files import expand_path
 from exlm_cli.tasks.base import SPLITS, Split, SplitIndices
-from exlm_cli.tasks.table_rows import UsableRows
+from exlm_cli.tasks.table_rows import TableRows
 
 # tenths, so that every comparison is one of integers
 _TRAIN_TENTHS, _VALID_TENTHS = 8, 1
@@ -47,7 +47,7 @@ class RowSplit:
     notes: tuple[str, ...] = ()
 
 
-def split_rows(config: RowTaskConfig, usable: UsableRows, classes: Sequence[Hashable] | None) -> RowSplit:
+def split_rows(config: RowTaskConfig, usable: TableRows, classes: Sequence[Hashable] | None) -> RowSplit:
     """Split the usable rows as `task.split` says, and draw `task.max_rows` of the training rows.
 
     Args:
@@ -86,7 +86,7 @@ def split_rows(config: RowTaskConfig, usable: UsableRows, classes: Sequence[Hash
     return limit_training_rows(config, RowSplit(name, {split: rows[part] for split, part in parts.items()}))
 
 
-def follow_split(name: str, named: SplitIndices, usable: UsableRows, notes: Sequence[str] = ()) -> RowSplit:
+def follow_split(name: str, named: SplitIndices, usable: TableRows, notes: Sequence[str] = ()) -> RowSplit:
     """Return a split that files or a column give, without the rows that cannot be used."""
     return RowSplit(name, {split: part[np.isin(part, usable.rows)] for split, part in named.items()}, tuple(notes))
 

@@ -17,7 +17,7 @@ from exlm_cli.tasks.base import Loss
 from exlm_cli.tasks.labels import Labels
 from exlm_cli.tasks.row_task import TableTask
 from exlm_cli.tasks.splits import RowSplit
-from exlm_cli.tasks.table_rows import UsableRows
+from exlm_cli.tasks.table_rows import TableRows
 from tests.unit.data.recording import RecordingProgress
 
 NAN = math.nan
@@ -30,7 +30,7 @@ INDICES: Any = {"train": np.arange(16), "valid": np.arange(16, 20), "test": np.a
 def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",)) -> TableTask:
     labels = Labels(loss, names, np.array(targets, dtype=float), ())
     config = CsvTaskConfig(name="csv", smiles_column="x")
-    usable = UsableRows(Table(Path("a.csv"), {}, tuple(range(24))), tuple(TEXTS), np.arange(24))
+    usable = TableRows(Table(Path("a.csv"), {}, tuple(range(24))), tuple(TEXTS), ("",) * 24)
     return TableTask(config, usable, labels, RowSplit("column", INDICES))
 
 

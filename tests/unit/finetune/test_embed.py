@@ -9,14 +9,7 @@ import pytest
 import torch
 
 from exlm_cli.errors import ConfigError
-from exlm_cli.finetune.embed import (
-    Encoder,
-    check_suffix,
-    embed,
-    finetuned_encoder,
-    pretrained_encoder,
-    write_embeddings,
-)
+from exlm_cli.finetune.embed import SUFFIXES, Encoder, embed, finetuned_encoder, pretrained_encoder
 from exlm_cli.finetune.model import load_finetuned
 from exlm_cli.finetune.results import summarise_values
 from exlm_cli.progress import SilentProgress
@@ -35,11 +28,20 @@ def by_hand(encoder: Encoder, text: str) -> tuple[torch.Tensor, torch.Tensor]:
     return hidden[0], hidden[1:-1].mean(0)
 
 
+def vectors(encoder: Encoder, path: Path, suffix: str = ".npz") -> dict[str, np.ndarray]:
+    """Return the arrays of the file of vectors."""
+    out = path.parent / f"deep/er/out{suffix}"
+    embed(encoder, path, out, column=None, progress=SilentProgress())
+    if suffix == ".npz":
+        return dict(np.load(out, allow_pickle=False))
+    return {name: np.array(values) for name, values in pyarrow.parquet.read_table(out).to_pydict().items()}
+
+
 def assert_equal_by_hand(encoder: Encoder, path: Path, texts: list[str]) -> None:
-    vectors = embed(encoder, path, progress=SilentProgress())
+    found = vectors(encoder, path)
     for row, text in enumerate(texts):
-        for found, wanted in zip((vectors.cls[row], vectors.mean[row]), by_hand(encoder, text), strict=True):
-            np.testing.assert_allclose(found, wanted.numpy(), atol=2e-6)
+        for name, wanted in zip(("cls", "mean"), by_hand(encoder, text), strict=True):
+            np.testing.assert_allclose(found[name][row], wanted.numpy(), atol=2e-6)
 
 
 def test_vectors_of_a_pretrained_model(smiles_model: Path, tmp_path: Path) -> None:
@@ -70,37 +72,26 @@ def test_a_fine_tuned_run_embeds_with_its_best_seed_and_its_own_column(molecules
     assert_equal_by_hand(encoder, write_rows(tmp_path / "a.csv", ["smiles", "mol"], rows), SMILES)
 
 
-@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_files_hold_every_row_and_bad_ones_are_nan_with_a_reason(
     smiles_model: Path, tmp_path: Path, suffix: str
 ) -> None:
     encoder = pretrained_encoder(load_pretrained(smiles_model, device="cpu"))
-    table = write_rows(tmp_path / "a.csv", ["smiles"], [["CCO"], ["C1CC"], ["CCN"]])
-    vectors = embed(encoder, table, progress=SilentProgress())
-    path = tmp_path / f"deep/er/out{suffix}"
-    write_embeddings(vectors, path)
-    if suffix == ".npz":
-        found = dict(np.load(path, allow_pickle=False))
-    else:
-        columns = pyarrow.parquet.read_table(path).to_pydict()
-        found = {name: np.array(values) for name, values in columns.items()}
+    found = vectors(encoder, write_rows(tmp_path / "a.csv", ["smiles"], [["CCO"], ["C1CC"], ["CCN"]]), suffix)
     assert list(found) == ["line", "input", "problem", "cls", "mean"]
     assert found["line"].tolist() == [2, 3, 4]
     assert found["input"].tolist() == ["CCO", "C1CC", "CCN"]
     assert [bool(problem) for problem in found["problem"]] == [False, True, False]
     for name in ("cls", "mean"):
         np.testing.assert_array_equal(np.isnan(found[name]).all(axis=1), [False, True, False])
-        np.testing.assert_array_equal(found[name], getattr(vectors, name))
+    bad = vectors(encoder, write_rows(tmp_path / "a.csv", ["smiles"], [["(("]]), suffix)
+    assert bad["cls"].shape == (1, 16)
+    assert np.isnan(bad["mean"]).all()
 
 
-def test_a_table_without_a_row_that_can_be_read_has_vectors_of_nan(smiles_model: Path, tmp_path: Path) -> None:
+def test_a_file_name_of_another_format_or_the_input_is_refused(smiles_model: Path, tmp_path: Path) -> None:
     encoder = pretrained_encoder(load_pretrained(smiles_model, device="cpu"))
-    vectors = embed(encoder, write_rows(tmp_path / "a.csv", ["smiles"], [["(("]]), progress=SilentProgress())
-    assert vectors.cls.shape == (1, 16)
-    assert np.isnan(vectors.mean).all()
-
-
-def test_a_file_name_of_another_format_is_refused() -> None:
-    with pytest.raises(ConfigError) as caught:
-        check_suffix(Path("a.csv"))
-    assert caught.value.message == "`out=a.csv`: accepted are names that end in .npz or .parquet"
+    (tmp_path / "a.npz").touch()
+    for out, message in (("a.csv", "are names that end in .npz or .parquet"), ("a.npz", "would overwrite")):
+        with pytest.raises(ConfigError, match=f"`out={tmp_path / out}`.*{message}"):
+            embed(encoder, tmp_path / "a.npz", tmp_path / out, column=None, progress=SilentProgress())

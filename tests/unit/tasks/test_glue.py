@@ -120,38 +120,33 @@ def test_scores_are_those_of_scikit_learn_and_scipy(name: str, tmp_path: Path) -
     assert task.selection_metric == next(iter(expected))
 
 
-def test_mismatched_rows_follow_the_matched_ones(tmp_path: Path) -> None:
+def test_mismatched_rows_follow_the_matched_ones(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """A run is known by which rows they are: the same rows in the same order, one of them in the other file, differ."""
     folder = write_glue(tmp_path, "mnli")
     task = load("mnli", tmp_path)
     assert task.split_name == "official"
     assert task.split_indices["valid"].tolist() == [0, 1, 2, 3, 4, 5]
-    (folder / "dev_mismatched.tsv").unlink()
-    alone = load("mnli", tmp_path)
-    assert alone.split_sizes["valid"] == 3
-    assert f"train: {folder / 'train.tsv'} has 3 rows, the official file 392,702" in alone.notes
-    assert "there is no mismatched development set: its accuracy is missing" in alone.notes
-    assert list(alone.score("valid", outputs_for("mnli", [0, 1, 2]))) == ["accuracy"]
-
-
-def test_a_run_is_known_by_which_rows_are_mismatched(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    """The same rows in the same order, one of them in the other file."""
-    folder = write_glue(tmp_path, "mnli")
-    first = encode_task(load("mnli", tmp_path), tokenizer, 20, 1).fingerprint
+    first = encode_task(task, tokenizer, 20, 1).fingerprint
     assert encode_task(load("mnli", tmp_path), tokenizer, 20, 1).fingerprint == first
     header, moved, *rest = (folder / "dev_mismatched.tsv").read_text().splitlines(keepends=True)
     with (folder / "dev_matched.tsv").open("a") as file:
         file.write(moved)
     (folder / "dev_mismatched.tsv").write_text("".join([header, *rest]))
-    assert load("mnli", tmp_path).split_indices["valid"].tolist() == [0, 1, 2, 3, 4, 5]
-    assert encode_task(load("mnli", tmp_path), tokenizer, 20, 1).fingerprint != first
+    moved_task = load("mnli", tmp_path)
+    assert moved_task.split_indices["valid"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert encode_task(moved_task, tokenizer, 20, 1).fingerprint != first
 
 
-def test_named_files_may_be_anywhere_and_have_a_test_split(tmp_path: Path) -> None:
+def test_mnli_without_mismatched_rows_and_named_files_with_a_test_split(tmp_path: Path) -> None:
     folder = write_glue(tmp_path, "mnli")
-    files = {part: str(folder / "dev_matched.tsv") for part in ("train", "valid", "test")}
-    task = load("mnli", None, files=files)
-    assert (task.splits, task.split_name) == (("train", "valid", "test"), "files")
-    assert list(task.score("test", outputs_for("mnli", [0, 1, 2]))) == ["accuracy"]
+    (folder / "dev_mismatched.tsv").unlink()
+    alone = load("mnli", tmp_path)
+    assert f"train: {folder / 'train.tsv'} has 3 rows, the official file 392,702" in alone.notes
+    assert "there is no mismatched development set: its accuracy is missing" in alone.notes
+    assert list(alone.score("valid", outputs_for("mnli", [0, 1, 2]))) == ["accuracy"]
+    named = load("mnli", None, files={part: str(folder / "dev_matched.tsv") for part in ("train", "valid", "test")})
+    assert (named.splits, named.split_name) == (("train", "valid", "test"), "files")
+    assert list(named.score("test", outputs_for("mnli", [0, 1, 2]))) == ["accuracy"]
 
 
 @pytest.mark.parametrize(
@@ -273,10 +268,9 @@ def test_rows_of_which_some_have_labels_are_not_scored(tmp_path: Path, tokenizer
     text = TEST_FILES["rte"][0].replace("c\t-1", "c\tentailment")
     summary, _ = write_new("rte", tmp_path / "test.tsv", text, [0.0, 1.0])
     assert summary.notes == ("not scored: 1 of 2 rows have no label",)
-    rows = new_rows("rte", tmp_path / "test.tsv", content("rte"))
-    assert rows.encode(tokenizer, 9).notes == ("valid: cut 2 of 2 rows to 9 tokens (`task.sequence_length`)",)
-    summary = rows.write([outputs_for("rte", [0.0, 1.0])], tmp_path / "out.tsv")
-    assert summary.notes == ("cut 2 of 2 rows to 9 tokens (`task.sequence_length`)",)
+    assert new_rows("rte", tmp_path / "test.tsv", content("rte")).encode(tokenizer, 9).notes == (
+        "cut 2 of 2 rows to 9 tokens (`task.sequence_length`)",
+    )
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,9 @@ from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import DownstreamTask, Loss, PredictionSummary, TrainedTask, name_some
 from exlm_cli.tasks.labels import Labels
-from exlm_cli.tasks.metrics import to_probabilities
 from exlm_cli.tasks.row_task import NewTableRows, TableTask, encode_texts, longest_first
 from exlm_cli.tasks.splits import RowSplit
-from exlm_cli.tasks.table_rows import UsableRows
+from exlm_cli.tasks.table_rows import TableRows
 from tests.unit.finetune.finetuned_runs import write_rows
 
 NAN = math.nan
@@ -34,7 +33,7 @@ PAIR = ("The ferry leaves at dawn.", "A boat departs early.")
 def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",), **options: Any) -> TableTask:
     indices = options.pop("indices", INDICES)
     labels = Labels(loss, names, np.array(targets, dtype=float), ("a note",))
-    usable = UsableRows(Table(Path("a.csv"), {}, tuple(range(2, 8))), tuple(TEXTS), np.arange(len(TEXTS)))
+    usable = TableRows(Table(Path("a.csv"), {}, tuple(range(2, 8))), tuple(TEXTS), ("",) * len(TEXTS))
     return TableTask(CsvTaskConfig(name="csv", **options), usable, labels, RowSplit("random", indices))
 
 
@@ -87,33 +86,32 @@ def test_a_table_is_a_downstream_task(tokenizer: Tokenizer) -> None:
     ]
     assert encoded.targets.tolist() == [[0], [1]]
     assert task.notes == ("a note", "test: not scored, for lack of both classes: `y` is 1 in every row that has it")
-    assert task.encode("train", tokenizer, 6).notes == ("train: cut 1 of 3 rows to 6 tokens (`task.sequence_length`)",)
+    assert task.encode("train", tokenizer, 6).notes == ("cut 1 of 3 rows to 6 tokens (`task.sequence_length`)",)
 
 
-def test_labels_are_scored_by_their_sigmoid() -> None:
-    task = make("binary", [[0, 1], [1, 1], [1, 0], [0, NAN], [1, NAN], [0, 1]], ("a", "b"))
-    scores = task.score("valid", [np.array([0.1, 0.0]), np.array([-0.1, 0.0])])
-    assert scores["roc_auc"] == 0  # the positive row has the smaller logit; `b` does not count
-    assert scores["accuracy"] == 0
-    assert task.selection_metric == "roc_auc"
-    assert task.is_greater_better
-    assert task.notes[1] == "16.7 % of the labels are missing; they are left out of loss and scores"
-    assert "valid: not scored, for lack of both classes: `b` is missing in every row" in task.notes
-
-
-def test_classes_are_scored_by_their_softmax() -> None:
-    task = make("classes", [[0], [1], [2], [0], [2], [1]], ("a", "b", "c"))
-    outputs = [np.array([2.0, 1.0, 0.0]), np.array([2.0, 1.0, 0.0])]
-    assert task.score("valid", outputs)["accuracy"] == 1 / 2
-    assert task.selection_metric == "accuracy"
-    assert task.examples["valid"].targets.tolist() == [[0], [2]]
-    assert task.notes[1:] == ("test: not scored, for lack of both classes: `class` is b in every row",)
-
-
-def test_values_are_scored_as_they_are() -> None:
-    task = make("regression", [[0.0], [1.0], [2.0], [10.0], [20.0], [5.0]])
-    assert task.score("valid", [np.array([11.0]), np.array([19.0])])["rmse"] == 1
-    assert (task.selection_metric, task.is_greater_better, task.notes) == ("rmse", False, ("a note",))
+@pytest.mark.parametrize(
+    ("loss", "targets", "names", "outputs", "scores", "metric", "notes"),
+    [
+        # the positive row has the smaller logit; `b` does not count
+        ("binary", [[0, 1], [1, 1], [1, 0], [0, NAN], [1, NAN], [0, 1]], ("a", "b"), [[0.1, 0.0], [-0.1, 0.0]],
+         {"roc_auc": 0, "accuracy": 0}, "roc_auc",
+         ["16.7 % of the labels are missing; they are left out of loss and scores",
+          "valid: not scored, for lack of both classes: `b` is missing in every row"]),
+        ("classes", [[0], [1], [2], [0], [2], [1]], ("a", "b", "c"), [[2.0, 1.0, 0.0]] * 2,
+         {"accuracy": 1 / 2}, "accuracy", ["test: not scored, for lack of both classes: `class` is b in every row"]),
+        ("regression", [[0.0], [1], [2], [10], [20], [5]], ("y",), [[11.0], [19.0]], {"rmse": 1}, "rmse", []),
+    ],
+)  # fmt: skip
+def test_scores_selection_and_notes_follow_from_the_loss(
+    loss: Loss, targets: Any, names: Any, outputs: Any, scores: Any, metric: str, notes: list[str]
+) -> None:
+    task = make(loss, targets, names)
+    found = task.score("valid", [np.array(output) for output in outputs])
+    assert {name: found[name] for name in scores} == scores
+    assert (task.selection_metric, task.is_greater_better) == (metric, loss != "regression")
+    assert task.notes[0] == "a note"
+    assert set(notes) <= set(task.notes[1:])
+    assert bool(notes) == bool(task.notes[1:])
 
 
 @pytest.mark.parametrize("names", [("y",), ("a", "b")])
@@ -144,13 +142,6 @@ def test_balanced_weights_are_those_of_the_training_rows() -> None:
 def test_a_split_without_rows_is_refused(split: str) -> None:
     with pytest.raises(DataError, match=f"^csv: the split leaves no rows in `{split}`$"):
         make("binary", [[0]] * 6, indices={**INDICES, split: np.array([], dtype=int)})
-
-
-def test_probabilities_by_hand() -> None:
-    logits = np.array([[0.0, math.log(3)]])
-    assert np.allclose(to_probabilities("binary", logits), [[1 / 2, 3 / 4]], rtol=1e-12)
-    assert np.allclose(to_probabilities("classes", logits), [[1 / 4, 3 / 4]], rtol=1e-12)
-    assert to_probabilities("regression", logits) is logits
 
 
 def test_names_are_cut_short() -> None:
@@ -211,28 +202,22 @@ def test_columns_of_a_file_of_predictions_are_replaced(tmp_path: Path) -> None:
     assert summary.metrics == {}
 
 
+TEXT = {"smiles_column": None, "text_column": "text"}
+
+
 def test_the_likeliest_class_is_named(tmp_path: Path) -> None:
-    outputs = [[[0.0, 1.0, 0.0], [2.0, 0.0, 0.0]]]
-    task = {"smiles_column": None, "text_column": "text", "label_columns": ("colour",)}
-    summary, rows = predict(
-        tmp_path,
-        "classes",
-        ("blue", "green", "red"),
-        ["text", "colour"],
-        [["a", "red"], ["b", "blue"]],
-        outputs,
-        **task,
-    )
-    assert [row["predicted_class"] for row in rows] == ["green", "blue"]
-    assert sum(float(rows[0][f"{name}_probability"]) for name in ("blue", "green", "red")) == pytest.approx(1, 1e-5)
+    outputs, names = [[[0.0, 1.0, 0.0], [2.0, 0.0, 0.0]]], ("blue", "green", "red")
+    rows = [["a", "red"], ["b", "blue"]]
+    columns = ["text", "colour"]
+    summary, found = predict(tmp_path, "classes", names, columns, rows, outputs, **TEXT, label_columns=("colour",))
+    assert [row["predicted_class"] for row in found] == ["green", "blue"]
+    assert sum(float(found[0][f"{name}_probability"]) for name in names) == pytest.approx(1, 1e-5)
     assert summary.metrics["accuracy"] == 0.5
 
 
 def test_values_keep_their_unit(tmp_path: Path) -> None:
-    outputs = [[[5.0], [6.0]]]
-    task = {"smiles_column": None, "text_column": "text"}
     columns, rows = ["text", "length"], [["a", "5.5"], ["b", "6"]]
-    summary, found = predict(tmp_path, "regression", ("length",), columns, rows, outputs, **task)
+    summary, found = predict(tmp_path, "regression", ("length",), columns, rows, [[[5.0], [6.0]]], **TEXT)
     assert list(found[0]) == ["line", "text", "length", "length_predicted", "problem"]
     assert summary.metrics["rmse"] == pytest.approx(math.sqrt(0.25 / 2))
 
@@ -253,4 +238,4 @@ def test_lines_of_smiles_are_a_table_too(tmp_path: Path, tokenizer: Tokenizer) -
     summary = new.write([[np.array([0.0])]], tmp_path / "out.csv")
     rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
     assert [(row["line"], row["smiles"]) for row in rows] == [("1", "CCO"), ("3", "((")]
-    assert summary.notes == encoded.notes == ("cut 1 of 1 rows to 4 tokens (`task.sequence_length`)",)
+    assert (summary.num_unreadable, encoded.notes) == (1, ("cut 1 of 1 rows to 4 tokens (`task.sequence_length`)",))

@@ -25,17 +25,13 @@ def embed(
     from exlm_cli.cli import console
     from exlm_cli.cli.commands.predict import input_column, print_summary
     from exlm_cli.cli.runs import given_runs
-    from exlm_cli.files import expand_path, folder_for_results
+    from exlm_cli.files import expand_path
 
     (given,) = given_runs([run])
     path = expand_path(file)
     progress = console.open_progress()
     from exlm_cli.finetune import embed as engine
-    from exlm_cli.finetune.predict import refuse_overwriting
-    from exlm_cli.tasks.base import PredictionSummary
 
-    engine.check_suffix(out)
-    refuse_overwriting(path, out)
     if given.kind == "pretrain":
         from exlm_cli.train.pretrained import load_pretrained
 
@@ -45,10 +41,4 @@ def embed(
 
         encoder = engine.finetuned_encoder(load_finetuned(run, device=device.value))
     column = input_column(run, encoder.kind, smiles_column, text_column)
-    with folder_for_results(out.parent, out):
-        vectors = engine.embed(encoder, path, column=column, progress=progress)
-        engine.write_embeddings(vectors, out)
-    rows = vectors.rows
-    notes = (f"{vectors.cls.shape[1]} numbers a vector", *vectors.notes)
-    summary = PredictionSummary((out,), len(rows.table), len(rows.table) - len(rows.readable), {}, notes)
-    print_summary(summary, as_json=as_json)
+    print_summary(engine.embed(encoder, path, out, column=column, progress=progress), as_json=as_json)

@@ -102,19 +102,15 @@ class SquadTask(DownstreamTask):
         self._config, self._questions = config, questions
         self._windows: dict[Split, list[Window]] = {}
         self._contexts: dict[Split, dict[str, EncodedContext]] = {}
+        digest = hashlib.sha256(str(config.max_answer_tokens).encode())
+        for question in questions["valid"]:
+            digest.update(repr((question.id, question.context, question.answers)).encode())
+        self.score_fingerprint = digest.hexdigest()
 
     @property
     def split_indices(self) -> dict[str, IntArray]:
         """Question of the file each question came from, counted from 0."""
         return {split: np.array([q.row for q in self._questions[split]], dtype=np.int64) for split in self.splits}
-
-    @property
-    def score_fingerprint(self) -> str:
-        """SHA-256 of the longest answer allowed, and of the id, paragraph and all gold answers of each question."""
-        digest = hashlib.sha256(str(self._config.max_answer_tokens).encode())
-        for question in self._questions["valid"]:
-            digest.update(repr((question.id, question.context, question.answers)).encode())
-        return digest.hexdigest()
 
     def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
         """Cut a split into windows; a target is the first gold answer.
@@ -150,11 +146,17 @@ class SquadTask(DownstreamTask):
             windows += own
             targets += own_targets
         self._windows[split], self._contexts[split] = windows, contexts
+        notes = [f"{len(questions):,} questions are {len(windows):,} windows"]
+        if num_cut:
+            notes.append(f"cut {num_cut:,} questions to `task.max_query_tokens`")
+        if num_in_no_window:
+            effect = "; they train as unanswerable" if split == "train" else ""
+            notes.append(f"the answer to {num_in_no_window:,} questions is whole in no window{effect}")
         return EncodedSplit(
             tuple(window.token_ids for window in windows),
             np.array(targets, dtype=np.float64).reshape(-1, 2),
             tuple(window.answerable() for window in windows),
-            notes=tuple(_encoding_notes(split, len(questions), len(windows), num_cut, num_in_no_window)),
+            notes=tuple(notes),
         )
 
     def answer(self, split: Split, outputs: Sequence[FloatArray]) -> dict[str, Answered]:
@@ -208,8 +210,7 @@ class NewSquadQuestions(NewRows):
         if not self._file.questions:
             raise DataError(f"{path}: {self._file.skipped[0]}")
         self._task = SquadTask(task.config, {"valid": self._file.questions})
-        self._threshold = task.valid_medians.get("f1_threshold")
-        self._notes: tuple[str, ...] = ()
+        self._threshold = task.no_answer_threshold
 
     @classmethod
     def output_files(cls, out: Path) -> tuple[Path, ...]:
@@ -218,9 +219,7 @@ class NewSquadQuestions(NewRows):
 
     def encode(self, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
         """Cut the questions' paragraphs into windows."""
-        encoded = self._task.encode("valid", tokenizer, sequence_length)
-        self._notes = tuple(note.removeprefix("valid: ") for note in encoded.notes)
-        return encoded
+        return self._task.encode("valid", tokenizer, sequence_length)
 
     def write(self, outputs: Sequence[Sequence[FloatArray]], out: Path) -> PredictionSummary:
         """Write what the official evaluation script reads: `{id: answer}`, and beside it `<name>-no-answer.json` with
@@ -240,7 +239,7 @@ class NewSquadQuestions(NewRows):
         # the odds first: an answer file is only complete with them
         write_json(odds_file, {key: float(expit(a.no_answer_score)) for key, a in answered.items()})
         write_json(answers_file, {key: a.text for key, a in answered.items()})
-        notes = list(self._notes)
+        notes = []
         skipped, num_questions = self._file.skipped, len(self._file.questions)
         if skipped:
             notes.append(f"left out {len(skipped):,} questions that cannot be used; the first: {skipped[0]}")
@@ -308,15 +307,3 @@ def _hold_out(
 
 def _listed(titles: Sequence[str]) -> str:
     return name_some((f"`{title}`" for title in titles), limit=12)
-
-
-def _encoding_notes(
-    split: Split, num_questions: int, num_windows: int, num_cut: int, num_in_no_window: int
-) -> list[str]:
-    notes = [f"{split}: {num_questions:,} questions are {num_windows:,} windows"]
-    if num_cut:
-        notes.append(f"{split}: cut {num_cut:,} questions to `task.max_query_tokens`")
-    if num_in_no_window:
-        effect = "; they train as unanswerable" if split == "train" else ""
-        notes.append(f"{split}: the answer to {num_in_no_window:,} questions is whole in no window{effect}")
-    return notes

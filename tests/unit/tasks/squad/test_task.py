@@ -76,19 +76,16 @@ def pointing(encoded: EncodedSplit, strength: float = 10.0) -> list[FloatArray]:
     return outputs
 
 
+def rows_of(task: DownstreamTask) -> dict[str, list[int]]:
+    return {name: rows.tolist() for name, rows in task.split_indices.items()}
+
+
 def test_it_is_a_downstream_task(official: Path) -> None:
     task: DownstreamTask = load(official)
     assert (task.name, task.loss, task.selection_metric, task.splits) == ("squad/v2", "span", "f1", ("train", "valid"))
     assert task.split_name == "official"
-    assert task.split_sizes == {"train": 4, "valid": 3}
-    assert {name: rows.tolist() for name, rows in task.split_indices.items()} == {
-        "train": [0, 1, 2, 3],
-        "valid": [0, 1, 2],
-    }
-    assert task.notes[1:] == (
-        "train: 2 of 4 questions have no answer",
-        "valid: 1 of 3 questions have no answer",
-    )
+    assert rows_of(task) == {"train": [0, 1, 2, 3], "valid": [0, 1, 2]}
+    assert task.notes[1:] == ("train: 2 of 4 questions have no answer", "valid: 1 of 3 questions have no answer")
 
 
 @pytest.mark.parametrize(("length", "stride"), [(200, 128), (24, 6), (20, 3)])
@@ -141,27 +138,18 @@ def test_a_run_is_known_by_all_that_its_scores_depend_on(official: Path, tokeniz
     assert fingerprint() != first
 
 
-def test_a_long_question_is_cut_and_counted(official: Path, tokenizer: Tokenizer) -> None:
-    task = load(official, max_query_tokens=2)
-    encoded = task.encode("valid", tokenizer, 200)
+def test_cut_questions_and_answers_that_no_window_holds_whole_are_counted(official: Path, tokenizer: Tokenizer) -> None:
+    encoded = load(official, max_query_tokens=2).encode("valid", tokenizer, 200)
     assert {int(np.flatnonzero(ids == tokenizer.sep_id)[0]) for ids in encoded.token_ids} == {3}
-    assert encoded.notes == ("valid: 3 questions are 3 windows", "valid: cut 3 questions to `task.max_query_tokens`")
-
-
-def test_answers_that_no_window_holds_whole_are_counted(official: Path, tokenizer: Tokenizer) -> None:
-    task = load(official, doc_stride=1, max_query_tokens=4)
-    encoded = task.encode("train", tokenizer, 8)
+    assert encoded.notes == ("3 questions are 3 windows", "cut 3 questions to `task.max_query_tokens`")
+    encoded = load(official, doc_stride=1, max_query_tokens=4).encode("train", tokenizer, 8)
     assert (encoded.targets[: len(encoded) // 2] == 0).all()
-    note = "train: the answer to 1 questions is whole in no window; they train as unanswerable"
-    assert note in encoded.notes
+    assert "the answer to 1 questions is whole in no window; they train as unanswerable" in encoded.notes
 
 
 def test_the_last_two_articles_are_held_out_where_there_is_no_dev_file(tmp_path: Path) -> None:
     task = load(write(tmp_path, "train-v2.0.partial.json", "Moss", "Clocks", "Tea"))
-    assert {name: rows.tolist() for name, rows in task.split_indices.items()} == {
-        "train": [0, 1],
-        "valid": [2, 3, 4, 5, 6],
-    }
+    assert rows_of(task) == {"train": [0, 1], "valid": [2, 3, 4, 5, 6]}
     assert any(note.startswith("scored on questions about `Clocks`, `Tea`, held out of ") for note in task.notes)
     assert task.split_name == "held out: Clocks, Tea"
 
@@ -183,21 +171,16 @@ def test_articles_that_cannot_be_held_out_are_refused(
     assert hint in caught.value.hint
 
 
-def test_holding_out_beside_a_dev_file_is_refused(official: Path) -> None:
-    with pytest.raises(DataError, match=r"`task\.valid_articles` holds articles out"):
-        load(official, valid_articles=("Tea",))
-
-
 def test_named_files_are_read_alone(official: Path) -> None:
     task = load(official, files={"train": "dev-v2.0.json", "valid": "train-v2.0.json"})
     assert (task.split_sizes, task.split_name) == ({"train": 3, "valid": 4}, "files")
     held_out = load(official, files={"train": "train-v2.0.json"}, valid_articles=("Tea",))
     assert held_out.split_sizes == {"train": 2, "valid": 2}
-
-
-def test_a_folder_without_the_files_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=re.escape(f"{tmp_path}: no file `train-v2.0*.json`")):
-        load(tmp_path)
+    with pytest.raises(DataError, match=r"`task\.valid_articles` holds articles out"):
+        load(official, valid_articles=("Tea",))
+    (official / "train-v2.0.json").unlink()
+    with pytest.raises(DataError, match=re.escape(f"{official}: no file `train-v2.0*.json`")):
+        load(official)
 
 
 def test_questions_that_cannot_be_used_stop_or_are_left_out_and_told(tmp_path: Path) -> None:
@@ -222,15 +205,13 @@ def test_the_hub_is_read_where_no_folder_is_given(monkeypatch: pytest.MonkeyPatc
     def load_dataset(name: str, config: str | None, *, split: str, streaming: bool) -> datasets.IterableDataset:
         asked.append((name, config, split, streaming))
         titles = ("Moss", "Tea") if split == "train" else ("Clocks",)
-        rows = []
-        for article in document(*titles)["data"]:
-            for paragraph in article["paragraphs"]:
-                for qa in paragraph["qas"]:
-                    answers = {key: [a[key] for a in qa["answers"]] for key in ("text", "answer_start")}
-                    rows.append(
-                        {"id": qa["id"], "title": article["title"], "context": paragraph["context"]}
-                        | {"question": qa["question"], "answers": answers}
-                    )
+        rows = [
+            {"id": qa["id"], "title": article["title"], "context": paragraph["context"], "question": qa["question"]}
+            | {"answers": {key: [a[key] for a in qa["answers"]] for key in ("text", "answer_start")}}
+            for article in document(*titles)["data"]
+            for paragraph in article["paragraphs"]
+            for qa in paragraph["qas"]
+        ]
         return datasets.Dataset.from_list(rows).to_iterable_dataset()
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
@@ -240,16 +221,16 @@ def test_the_hub_is_read_where_no_folder_is_given(monkeypatch: pytest.MonkeyPatc
     assert task._questions == local._questions
 
 
-def new_questions(path: Path, content: Any, **medians: float) -> NewSquadQuestions:
+def new_questions(path: Path, content: Any, threshold: float | None = None) -> NewSquadQuestions:
     path.write_text(json.dumps(content), encoding="utf-8")
-    task = TrainedTask(SquadTaskConfig(name="squad/v2"), "text", "span", ("start", "end"), medians)
+    task = TrainedTask(SquadTaskConfig(name="squad/v2"), "text", "span", ("start", "end"), threshold)
     return NewSquadQuestions(task, path, None, SilentProgress())
 
 
 def test_new_questions_are_answered_and_scores_follow_from_both_files(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """Two seeds are averaged: with one that is all zeros, what the other one says counts by half."""
     content = document("Clocks", "Moss")
-    questions = new_questions(tmp_path / "dev.json", content, f1_threshold=1.5)
+    questions = new_questions(tmp_path / "dev.json", content, threshold=1.5)
     encoded = questions.encode(tokenizer, 200)
     rng = np.random.default_rng(0)
     outputs = [rng.normal(size=(len(ids), 2)).astype(np.float32) for ids in encoded.token_ids]
