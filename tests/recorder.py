@@ -1,13 +1,31 @@
-"""A progress that keeps what is said."""
+"""A progress that keeps what is said and how far its bars came."""
 
-from exlm_cli.progress import SilentProgress
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from exlm_cli.progress import Bar, SilentProgress
+
+
+class RecordedBar:
+    def __init__(self, label: str, total: int | None) -> None:
+        self.label, self.total = label, total
+        self.done: list[int] = []
+
+    def update(self, done: int, **fields: str) -> None:
+        self.done.append(done)
 
 
 class Recorder(SilentProgress):
-    """Keeps what is said, in order."""
+    """Keeps what is said, in order, and the bars."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
+        self.bars: list[RecordedBar] = []
+
+    @contextmanager
+    def bar(self, label: str, total: int | None, *, done: int = 0) -> Iterator[Bar]:
+        self.bars.append(RecordedBar(label, total))
+        yield self.bars[-1]
 
     def message(self, text: str) -> None:
         self.said.append(text)

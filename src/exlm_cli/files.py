@@ -24,6 +24,22 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
+def refusing(what: str, *, is_chosen: bool = False) -> Iterator[None]:
+    """Turn a refusal of the file system into an error that begins with `what`; `is_chosen`: `out=DIR` sets the folder.
+
+    Raises:
+        CheckpointError: The file system refuses; with its reason, and what to do about it.
+    """
+    try:
+        yield
+    except OSError as error:
+        remedies = ["move away what has that name"] if error.errno in _IN_THE_WAY else []
+        remedies += ["free some space"] if error.errno in _NO_SPACE else []
+        remedies += ["choose a folder that you may write to with `out=DIR`"] if is_chosen else []
+        raise CheckpointError(f"{what}: {reason_of(error)}", " or ".join(remedies)) from error
+
+
+@contextlib.contextmanager
 def removed_on_failure(folder: Path, *, is_new: bool = True) -> Iterator[None]:
     """Delete a new folder again if the work that fills it fails, so that no incomplete run is left."""
     try:
@@ -40,21 +56,15 @@ def make_folder(folder: Path) -> None:
     Raises:
         CheckpointError: The file system refuses.
     """
-    try:
+    with refusing(f"{folder}: no such folder can be made", is_chosen=True):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(
-            f"{folder}: no such folder can be made: {reason_of(error)}", advice_on(error, is_chosen=True)
-        ) from error
 
 
 @contextlib.contextmanager
 def folder_for_results(folder: Path, *files: Path) -> Iterator[None]:
     """Make a folder before the work that fills it, and delete it again if the work fails.
 
-    Args:
-        folder: Folder for results.
-        files: Files written at the end of the work; checked before it to be writable.
+    `files` are written at the end of the work; that they can be is checked before it.
 
     Raises:
         CheckpointError: The file system refuses.
@@ -74,19 +84,19 @@ def write_atomically(path: Path, data: bytes) -> None:
         CheckpointError: The file system refuses; the old file is untouched.
     """
     temporary = _beside(path)
-    try:
-        # the kernel applies the umask to 0666; `tempfile` would give 0600 whatever it is
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        fsync(path.parent)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise CheckpointError(f"{path}: the file could not be written: {reason_of(error)}", advice_on(error)) from error
+    with refusing(f"{path}: the file could not be written"):
+        try:
+            # not `tempfile`, whose mode is 0600 whatever the umask is
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            fsync(path.parent)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
 
 
 class JsonModel(BaseModel):
@@ -110,11 +120,6 @@ JsonModelT = TypeVar("JsonModelT", bound=JsonModel)
 
 def read_json(path: Path, model: type[JsonModelT], *, hint: str = ALTERED_HINT) -> JsonModelT:
     """Return the content of a JSON file as a checked model.
-
-    Args:
-        path: The file.
-        model: Class of its content.
-        hint: What to do if the content does not fit.
 
     Raises:
         CheckpointError: The file cannot be read, is not JSON, lacks a key, or has an unknown key or a wrong value.
@@ -202,25 +207,13 @@ def reason_of(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def advice_on(error: OSError, *, is_chosen: bool = False) -> str:
-    """Return what to do where the file system refuses; `is_chosen`: `out=DIR` sets the folder."""
-    remedies = ["move away what has that name"] if error.errno in _IN_THE_WAY else []
-    remedies += ["free some space"] if error.errno in _NO_SPACE else []
-    remedies += ["choose a folder that you may write to with `out=DIR`"] if is_chosen else []
-    return " or ".join(remedies)
-
-
 def _refuse_unwritable(path: Path) -> None:
     temporary = _beside(path)
-    try:
+    with refusing(f"{path}: the file could not be written", is_chosen=True):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         temporary.touch()
         temporary.unlink()
-    except OSError as error:
-        raise CheckpointError(
-            f"{path}: the file could not be written: {reason_of(error)}", advice_on(error, is_chosen=True)
-        ) from error
 
 
 def _beside(path: Path) -> Path:

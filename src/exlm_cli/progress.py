@@ -26,25 +26,20 @@ class Progress(Protocol):
         """Print one line that stays."""
 
     def bar(self, label: str, total: int | None, *, done: int = 0) -> AbstractContextManager[Bar]:
-        """Show a bar with the remaining time until the context ends.
+        """Show a bar with the remaining time until the context ends; `total` None: the end is unknown.
 
-        Args:
-            label: Name of the work.
-            total: All steps; None: unknown.
-            done: Steps that a resumed run has done already; they do not count as work of this process.
+        A resumed run has `done` steps already, which do not count as work of this process.
         """
 
     def board(self, title: str, rows: Sequence[str], columns: Sequence[str]) -> AbstractContextManager[Board]:
         """Show a table until the context ends; where nothing can be redrawn, show none."""
 
 
-class _SilentBar:
+class Silence:
+    """A `Bar` and a `Board` that show nothing."""
+
     def update(self, done: int, **fields: str) -> None:
         """Print nothing."""
-
-
-class SilentBoard:
-    """A `Board` that shows nothing."""
 
     def show(self, row: str, column: str, text: str, *, is_done: bool = False) -> None:
         """Print nothing."""
@@ -60,10 +55,10 @@ class SilentProgress:
     def bar(self, label: str, total: int | None, *, done: int = 0) -> Iterator[Bar]:
         """Yield a bar that shows nothing."""
         del label, total, done
-        yield _SilentBar()
+        yield Silence()
 
     @contextmanager
     def board(self, title: str, rows: Sequence[str], columns: Sequence[str]) -> Iterator[Board]:
         """Yield a table that shows nothing."""
         del title, rows, columns
-        yield SilentBoard()
+        yield Silence()

@@ -4,6 +4,7 @@ A run directory also holds `recipe.yaml`, `tokenizer.json`, `checkpoints/step-N/
 """
 
 import contextlib
+import errno
 import json
 import os
 import platform
@@ -22,10 +23,10 @@ from exlm_cli.files import (
     ALTERED_HINT,
     JsonModel,
     absent_if_none,
-    advice_on,
     finite_or_none,
     read_json,
     reason_of,
+    refusing,
     write_atomically,
     write_json,
 )
@@ -95,7 +96,7 @@ def create_run_dir(out: Path | None, name: str, *, root: Path = RUNS_ROOT) -> Pa
     Raises:
         CheckpointError: `out` is a file or not empty, or the file system refuses.
     """
-    try:
+    with refusing(f"{root if out is None else out}: no run directory can be made there", is_chosen=True):
         if out is None:
             return _make_fresh(root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
         out.mkdir(parents=True, exist_ok=True)
@@ -107,11 +108,6 @@ def create_run_dir(out: Path | None, name: str, *, root: Path = RUNS_ROOT) -> Pa
         probe = out / ".writable"
         probe.touch()
         probe.unlink()
-    except OSError as error:
-        where = root if out is None else out
-        raise CheckpointError(
-            f"{where}: no run directory can be made there: {reason_of(error)}", advice_on(error, is_chosen=True)
-        ) from error
     return out
 
 
@@ -123,16 +119,12 @@ def sole_process(folder: Path) -> Iterator[None]:
         CheckpointError: Another process has the lock, or the file system refuses.
     """
     lock = filelock.FileLock(folder / LOCK_FILE, blocking=False)
-    try:
-        lock.acquire()
-    except filelock.Timeout:
-        raise CheckpointError(
-            f"{folder}: another process is at work in this run directory", "wait for it, or stop it first"
-        ) from None
-    except OSError as error:
-        raise CheckpointError(
-            f"{folder}: the run directory cannot be locked: {reason_of(error)}", advice_on(error)
-        ) from error
+    with refusing(f"{folder}: the run directory cannot be locked"):
+        try:
+            lock.acquire()
+        except filelock.Timeout:
+            taken = f"{folder}: another process is at work in this run directory"
+            raise CheckpointError(taken, "wait for it, or stop it first") from None
     try:
         yield
     finally:
@@ -140,14 +132,11 @@ def sole_process(folder: Path) -> Iterator[None]:
 
 
 def _make_fresh(path: Path) -> Path:
-    for number in range(1, 1000):
-        candidate = path if number == 1 else path.with_name(f"{path.name}-{number}")
-        try:
+    for candidate in (path, *(path.with_name(f"{path.name}-{number}") for number in range(2, 1000))):
+        with contextlib.suppress(FileExistsError):
             candidate.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return candidate
-    raise FileExistsError(17, os.strerror(17))
+            return candidate
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
 
 
 def update_run_json(run: Path, fields: Mapping[str, object]) -> None:
@@ -188,13 +177,8 @@ class MetricsLog:
         Raises:
             CheckpointError: The file system refuses.
         """
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(finite_or_none(row)) + "\n")
-        except OSError as error:
-            raise CheckpointError(
-                f"{self.path}: a row could not be added: {reason_of(error)}", advice_on(error)
-            ) from error
+        with refusing(f"{self.path}: a row could not be added"), self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(finite_or_none(row)) + "\n")
 
     def truncate_after(self, step: int) -> None:
         """Drop the rows beyond `step`, and the half-written last line of a killed run."""

@@ -27,16 +27,14 @@ from exlm_cli.run_dir import (
 )
 
 
-def test_a_run_without_a_folder_is_named_by_recipe_and_time(tmp_path: Path) -> None:
-    made = create_run_dir(None, "text-base", root=tmp_path)
-    assert made.parent == tmp_path
-    assert re.fullmatch(r"text-base-\d{8}-\d{6}", made.name)
-
-
-def test_two_runs_of_one_second_get_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_a_folder_is_named_by_recipe_and_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert re.fullmatch(r"a-\d{8}-\d{6}", create_run_dir(None, "a", root=tmp_path).name)
     monkeypatch.setattr(run_dir.time, "strftime", lambda _: "20250101-000000")
-    made = [create_run_dir(None, "a", root=tmp_path).name for _ in range(3)]
-    assert made == ["a-20250101-000000", "a-20250101-000000-2", "a-20250101-000000-3"]
+    made = [create_run_dir(None, "a", root=tmp_path) for _ in range(3)]
+    names = ("a-20250101-000000", "a-20250101-000000-2", "a-20250101-000000-3")
+    assert made == [tmp_path / name for name in names]
+    assert run_directory(made[0] / "checkpoints" / "step-3") == made[0]
+    assert run_directory(tmp_path / "step-3") == tmp_path / "step-3"
 
 
 def test_a_given_folder_is_made_with_its_parents_and_an_empty_one_is_taken(tmp_path: Path) -> None:
@@ -70,11 +68,6 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(Path, "mkdir", taken)
     with pytest.raises(CheckpointError, match="File exists"):
         create_run_dir(None, "a", root=tmp_path)
-
-
-def test_a_checkpoint_lies_in_its_run_directory() -> None:
-    assert run_directory(Path("runs/a/checkpoints/step-3")) == Path("runs/a")
-    assert run_directory(Path("runs/step-3")) == Path("runs/step-3")
 
 
 def test_run_json_gathers_fields_and_versions_without_importing_torch(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from rich.text import Text
 from exlm_cli.cli.hints import to_options
 from exlm_cli.files import finite_or_none
 from exlm_cli.format import format_duration, format_value, printable
-from exlm_cli.progress import Bar, Board, Progress, SilentBoard
+from exlm_cli.progress import Bar, Board, Progress, Silence
 
 if TYPE_CHECKING:
     from exlm_cli.config.base import Recipe
@@ -174,7 +174,7 @@ class LineProgress:
     def board(self, title: str, rows: Sequence[str], columns: Sequence[str]) -> Iterator[Board]:
         """Yield a table that is not shown; a log has the messages."""
         del title, rows, columns
-        yield SilentBoard()
+        yield Silence()
 
 
 class _LineBar:

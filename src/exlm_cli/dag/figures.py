@@ -46,12 +46,8 @@ _NO_EDGE = "#EEF0F2"
 def render_graph(inspection: Inspection, formats: Sequence[str]) -> dict[str, bytes]:
     """Draw the DAG with its nodes in columns by mask and, where there is room, the n best fillings beside it.
 
-    Args:
-        inspection: What to draw.
-        formats: Of "png" and "svg". The root element of an SVG has `data-graphic`, the view box of the graph alone.
-
-    Returns:
-        The file of each format.
+    Returns the file of each format, "png" or "svg". The root element of an SVG has `data-graphic`, the view box of the
+    graph alone.
     """
     layout = lay_out_graph(inspection)
     panel = _FillingPanel(inspection) if inspection.dag.num_masks <= _MAX_MASKS_IN_PANEL else None

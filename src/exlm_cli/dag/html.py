@@ -55,9 +55,7 @@ for (const e of graph.querySelectorAll('[id^="node-"]')) {
 def render_html(inspection: Inspection, pictures: Sequence[str]) -> str:
     """Return the page: sentence, graph, fillings beside the independent guess, heat map, nodes.
 
-    Args:
-        inspection: What to show.
-        pictures: SVG files of the graph and the heat map; none for a model without transitions.
+    `pictures` are the SVG files of the graph and the heat map, or none for a model without transitions.
     """
     counted = f"Share {inspection.counted_fillings()}, summed over all paths. {inspection.note_on_proof()}"
     visits = "Paths: the share of paths with as many tokens as masks that visit the node."

@@ -149,14 +149,7 @@ class Inspection:
 def inspect(
     dag: Dag, *, num_top: int = 3, num_fillings: int = 10, length: Length = "exact", checkpoint: str = ""
 ) -> Inspection:
-    """Compute everything that reports show of a DAG.
-
-    Args:
-        dag: Any DAG.
-        num_top: Words of each node.
-        num_fillings: Number of joint fillings.
-        length: Number of tokens in a filling, see `fillings`.
-        checkpoint: Named in reports.
+    """Compute everything that reports show of a DAG, with `num_top` words a node; for `length` see `fillings`.
 
     Raises:
         DataError: No path has exactly T inner nodes.

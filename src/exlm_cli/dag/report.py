@@ -11,13 +11,9 @@ from exlm_cli.files import folder_for_results, write_atomically
 
 
 def render_report(inspection: Inspection, formats: Sequence[str]) -> dict[str, bytes]:
-    """Return the content of every file by name.
+    """Return the content of every file by name, in the chosen of `exlm_cli.dag.FORMATS`.
 
     A model without transitions has no DAG to draw: no pictures and no DOT.
-
-    Args:
-        inspection: What to show.
-        formats: Of `exlm_cli.dag.FORMATS`.
     """
     files: dict[str, bytes] = {}
     has_dag = inspection.dag.has_transitions

@@ -16,11 +16,8 @@ MIN_BPE_VOCABULARY = 256 + len(SPECIAL_TOKENS)
 def train_bpe(rows: Iterable[str], vocab_size: int, min_frequency: int, progress: Progress) -> Tokenizer:
     """Train a GPT-2-style byte-level BPE; the blank before a word belongs to the word.
 
-    Args:
-        rows: Texts to learn from; read once, never held.
-        vocab_size: Tokens, with the five special ones; fewer result if the text has fewer pairs.
-        min_frequency: Occurrences that a pair needs to be merged.
-        progress: Gets a message with the number of tokens.
+    `rows` are read once and never held. `vocab_size` counts the five special tokens; a text with fewer pairs of
+    `min_frequency` occurrences gives fewer tokens.
 
     Raises:
         TokenizerError: `vocab_size` does not hold all bytes and the special tokens.

@@ -22,11 +22,8 @@ _COVERED = re.compile(f"{SMILES_PATTERN}*")
 def train_smiles_vocabulary(rows: Iterable[str], vocab_size: int, min_frequency: int, progress: Progress) -> Tokenizer:
     """Collect the atom-wise tokens of SMILES, the most frequent first, equally frequent ones in alphabetical order.
 
-    Args:
-        rows: SMILES; read once, never held.
-        vocab_size: Maximum of tokens, with the five special ones; rarer tokens become [UNK].
-        min_frequency: Occurrences that a token needs.
-        progress: Gets a message with the number of tokens, and of those dropped.
+    `rows` are read once and never held. Tokens that occur less than `min_frequency` times, or for which `vocab_size`,
+    special tokens included, has no room, become [UNK].
     """
     counts: Counter[str] = Counter()
     for row in rows:

@@ -37,11 +37,7 @@ class Tokenizer:
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, origin: str = "tokenizer") -> None:
-        """Wrap a `tokenizers.Tokenizer`.
-
-        Args:
-            backend: Its model must be BPE or WordLevel, and all special tokens must be in its vocabulary.
-            origin: Name for errors.
+        """Wrap a `tokenizers.Tokenizer`, which errors call `origin`.
 
         Raises:
             TokenizerError: It has another kind of model, or a special token is missing.

@@ -154,13 +154,6 @@ def test_the_guess_takes_the_best_token_of_every_marginal() -> None:
     assert math.exp(guess.filling.log_prob) == pytest.approx(truth[guess.filling.tokens_by_mask])
 
 
-def test_smiles_carry_what_rdkit_says() -> None:
-    nodes = [{"O": 0.6, "(": 0.3, "N": 0.1}]
-    dag = handmade_dag("CC[MASK]", nodes, {0: {1: 1.0}, 1: {2: 1.0}}, 1, "smiles")
-    found = n_best_fillings(dag, 3).fillings
-    assert [(f.text, f.is_valid_smiles) for f in found] == [("CCO", True), ("CC(", False), ("CCN", True)]
-
-
 def test_exact_length_is_refused_where_no_path_has_it() -> None:
     dag = handmade_dag("a [MASK]", [{"b": 0.9, "c": 0.1}], {0: {2: 1.0}, 1: {2: 1.0}}, 1)
     for function in (lambda: n_best_fillings(dag, 3), lambda: independent_guess(dag)):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from exlm_cli.dag.inspect import inspect
-from tests.unit.dag.dags import case_study_dag, enumerate_paths, handmade_dag
+from tests.unit.dag.dags import case_study_dag, enumerate_paths
 
 
 def test_states_in_use_are_the_perplexity_of_their_shares() -> None:
@@ -31,12 +31,6 @@ def test_the_strongest_transitions_are_those_that_most_paths_take() -> None:
     assert math.exp(inspection.log_prob_exact) == pytest.approx(mass)
     visits = [sum(p for nodes, p in paths.items() if node in nodes) / mass for node in range(1, 9)]
     assert inspection.occupancy == pytest.approx([1.0, *visits, 1.0])
-
-
-def test_words_of_the_ends_have_names() -> None:
-    inspection = inspect(handmade_dag("a [MASK]", [{"b": 0.7, "c": 0.3}], {0: {1: 1.0}, 1: {2: 1.0}}, 1))
-    assert [inspection.word(node) for node in range(3)] == ["BOS", "b", "EOS"]
-    assert inspection.path == [1]
 
 
 def test_bars_do_not_depend_on_how_small_the_shares_are() -> None:

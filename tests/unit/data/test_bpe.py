@@ -8,7 +8,7 @@ from exlm_cli.data.bpe import MIN_BPE_VOCABULARY, train_bpe
 from exlm_cli.data.bundled.grammar import sample_sentences
 from exlm_cli.errors import TokenizerError
 from exlm_cli.progress import SilentProgress
-from tests.unit.data.recording import RecordingProgress
+from tests.recorder import Recorder
 
 SENTENCES = list(sample_sentences(2000, seed=3))
 TOKENIZER = train_bpe(SENTENCES, 500, 2, SilentProgress())
@@ -33,10 +33,10 @@ def test_training_twice_gives_the_same_tokenizer() -> None:
 
 
 def test_rare_pairs_are_not_merged() -> None:
-    progress = RecordingProgress()
+    progress = Recorder()
     tokenizer = train_bpe(["abcdefgh"], 1000, 2, progress)
     assert tokenizer.vocab_size == MIN_BPE_VOCABULARY == 261
-    assert progress.messages == ["trained a byte-level BPE of 261 tokens"]
+    assert progress.said == ["trained a byte-level BPE of 261 tokens"]
 
 
 def test_a_vocabulary_without_room_for_all_bytes_is_refused() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from exlm_cli.data.download import RemoteFile, fetch_once
 from exlm_cli.errors import DataError
-from tests.unit.data.recording import RecordingProgress
+from tests.recorder import Recorder
 
 CONTENT = bytes(range(256)) * 800
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -72,8 +72,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def fetch(url: str, sha256: str = SHA256) -> tuple[Path, RecordingProgress]:
-    progress = RecordingProgress()
+def fetch(url: str, sha256: str = SHA256) -> tuple[Path, Recorder]:
+    progress = Recorder()
     remote = RemoteFile(url, sha256, len(CONTENT))
     return fetch_once(remote, "moleculenet", progress, hint="do otherwise"), progress
 
@@ -86,12 +86,12 @@ def test_a_file_is_fetched_once_under_a_bar(server: FaultyServer, cache: Path) -
     path, progress = fetch(server.url)
     assert path == cache / "moleculenet" / f"{SHA256[:12]}-bace.csv"
     assert path.read_bytes() == CONTENT
-    assert server.url in progress.messages[0]
+    assert server.url in progress.said[0]
     (bar,) = progress.bars
     assert (bar.label, bar.total, bar.done[-1]) == ("bace.csv", len(CONTENT), len(CONTENT))
     assert bar.done == sorted(bar.done)
     again, progress = fetch(server.url)
-    assert (again, progress.messages, server.num_requests) == (path, [], 1)
+    assert (again, progress.said, server.num_requests) == (path, [], 1)
 
 
 def test_a_copy_that_was_altered_is_fetched_again(server: FaultyServer) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from exlm_cli.data.smiles import find_invalid_smiles, train_smiles_vocabulary
 from exlm_cli.progress import SilentProgress
-from tests.unit.data.recording import RecordingProgress
+from tests.recorder import Recorder
 
 TRICKY = [
     "C[C@@H](Cl)Br",
@@ -44,23 +44,22 @@ def test_tokens_are_atoms_bonds_and_closures(smiles: str, tokens: list[str]) -> 
     assert [tokenizer.token_text(i) for i in tokenizer.encode(smiles)] == tokens
 
 
+@pytest.mark.parametrize(
+    ("row", "min_frequency", "size"),
+    [("CCO", 2, 6), ("CCOO", 2, 7), ("C[MASK]C[PAD]", 1, 6)],
+    ids=["rare", "frequent", "special tokens"],
+)
+def test_rare_and_special_tokens_are_not_collected(row: str, min_frequency: int, size: int) -> None:
+    assert train_smiles_vocabulary([row], 100, min_frequency, SilentProgress()).vocab_size == size
+
+
 def test_the_vocabulary_keeps_the_most_frequent_tokens_and_breaks_ties_by_spelling() -> None:
-    progress = RecordingProgress()
+    progress = Recorder()
     tokenizer = train_smiles_vocabulary(["OOON", "NCF", "S"], 8, 1, progress)
     # O 3, N 2, then C, F and S once each: C comes first by spelling
     assert [tokenizer.token_text(i) for i in range(5, 8)] == ["O", "N", "C"]
     assert tokenizer.decode(tokenizer.encode("OF")) == "O[UNK]"
-    assert "8 SMILES tokens; 2 rarer" in progress.messages[0]
-
-
-def test_rare_tokens_stay_out() -> None:
-    assert train_smiles_vocabulary(["CCO"], 100, 2, SilentProgress()).vocab_size == 6
-    assert train_smiles_vocabulary(["CCOO"], 100, 2, SilentProgress()).vocab_size == 7
-
-
-def test_a_row_that_spells_a_special_token_does_not_add_it_twice() -> None:
-    tokenizer = train_smiles_vocabulary(["C[MASK]C[PAD]"], 100, 1, SilentProgress())
-    assert tokenizer.vocab_size == 6
+    assert "8 SMILES tokens; 2 rarer" in progress.said[0]
 
 
 @pytest.mark.parametrize(

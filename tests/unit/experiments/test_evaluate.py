@@ -7,8 +7,8 @@ import pytest
 
 from exlm_cli.experiments.evaluate import evaluate_pretrained
 from exlm_cli.train.pretrain import run_pretraining
+from tests.recorder import Recorder
 from tests.tiny import tiny_recipe
-from tests.unit.data.recording import RecordingProgress
 
 
 @pytest.mark.parametrize("objective", ["exlm", "mlm"])
@@ -34,10 +34,10 @@ def test_data_that_have_changed_are_told_and_given_ones_are_read_whole(tmp_path:
     given.write_text("".join(f"to see {n}\n" for n in range(30)))
     data = {"train": [str(own)], "cache_dir": str(tmp_path / "cache"), "max_rows": 20, "sample_break": "line"}
     run = run_pretraining(tiny_recipe(data=data, train={"max_steps": 3}), out=tmp_path / "run #1").run_dir
-    progress = RecordingProgress()
+    progress = Recorder()
     evaluate_pretrained(run, "mine", device="cpu", progress=progress)
-    assert progress.messages == ["scoring mine on 1 sequences"]
+    assert progress.said == ["scoring mine on 1 sequences"]
     assert evaluate_pretrained(run, "mine", valid=[str(given)], device="cpu").metrics["num_sequences"] == 30
     own.write_text("We were here\n" * 60)
     evaluate_pretrained(run, "mine", device="cpu", progress=progress)
-    assert progress.messages[1].find("its data have changed") > 0
+    assert progress.said[1].find("its data have changed") > 0

@@ -18,7 +18,7 @@ from exlm_cli.tasks.labels import Labels
 from exlm_cli.tasks.row_task import TableTask
 from exlm_cli.tasks.splits import RowSplit
 from exlm_cli.tasks.table_rows import TableRows
-from tests.unit.data.recording import RecordingProgress
+from tests.recorder import Recorder
 
 NAN = math.nan
 AMINES = [f"{'C' * n}N" for n in range(1, 13)]
@@ -83,7 +83,7 @@ def test_missing_labels_and_single_classes_are_no_trouble() -> None:
 
 
 def test_it_shows_how_far_it_is() -> None:
-    progress = RecordingProgress()
+    progress = Recorder()
     score_baseline(make("binary", [[i % 2, i % 2] for i in range(24)], ("a", "b")), 1, progress, num_trees=2)
     (bar,) = progress.bars
     assert (bar.label, bar.total, bar.done) == ("random forests", 2, [1, 2])

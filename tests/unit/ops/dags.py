@@ -1,5 +1,7 @@
 """DAGs for tests, some made to break a kernel, and the recursion of App. I.1 as a float64 loop to judge it by."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -64,6 +66,16 @@ def assert_near(results: tuple[Tensor, ...], truth: Truth, loss_bound: float, gr
         torch.testing.assert_close(gradient, expected, rtol=0, atol=gradient_bound)
 
 
+def assert_only_the_second_sequence_is_nan(results: tuple[Tensor, ...]) -> None:
+    """Every gradient at an inner node or at an edge of the second of three sequences, and of no other."""
+    nll, grad_emit, grad_trans = results[:3]
+    num_states = grad_trans.shape[-1]
+    assert nll.isnan().tolist() == [False, True, False]
+    assert grad_emit[1, :, 1:-1].isnan().all()
+    assert grad_trans[1].triu(1).isnan().sum() == num_states * (num_states - 1) / 2
+    assert all(gradient[[0, 2]].isfinite().all() for gradient in (grad_emit, grad_trans))
+
+
 def make(
     num_sequences: int,
     num_targets: int,
@@ -73,7 +85,7 @@ def make(
     transition_std: float = 1.0,
     missing_edges: float = 0.0,
     missing_emissions: float = 0.0,
-    one_hot: bool = False,
+    one_hot: float | None = None,
     is_normalised: bool = True,
     is_ragged: bool = True,
     dtype: torch.dtype = torch.float32,
@@ -88,8 +100,8 @@ def make(
     log_emit = random.standard_normal((B, T, S)) * emission_std
     log_emit[random.random((B, T, S)) < missing_emissions] = -np.inf
     scores = random.standard_normal((B, S, S)) * transition_std
-    if one_hot:  # of every node, one edge has all the mass that float32 can hold
-        scores = np.where(np.arange(S) == random.integers(0, S, (B, S, 1)), 0.0, -1e4)
+    if one_hot is not None:  # of every node, one edge has 0 and the others have this score
+        scores = np.where(np.arange(S) == random.integers(0, S, (B, S, 1)), 0.0, one_hot)
     is_edge = np.triu(np.ones((S, S), bool), 1) & (random.random((B, S, S)) >= missing_edges)
     scores[~is_edge] = -np.inf
     log_trans = _log_softmax(scores) if is_normalised else scores
@@ -110,20 +122,60 @@ def make(
     )
 
 
-def with_a_hidden_share() -> Dag:
+def with_a_hidden_share(*, dtype: torch.dtype = torch.float32) -> Dag:
     """Two paths each, where one of the factors of the lesser share, 0.25 and 0.15 %, underflows beside the other path.
 
     A node e-88 less likely than the other, over an edge of e41 that makes up for it; and an edge of e-87.5, from a node
     e40 likelier than an earlier one.
     """
     num_states, first, second, last = 40, 1, 20, 38
-    log_emit = torch.full((2, 2, num_states), -torch.inf)
+    log_emit = torch.full((2, 2, num_states), -torch.inf, dtype=dtype)
     log_emit[:, 0, first], log_emit[:, 0, second] = torch.tensor([0.0, -40.0]), torch.tensor([-88.0, 0.0])
     log_emit[:, 1, last] = 0.0
-    log_trans = torch.full((2, num_states, num_states), -torch.inf)
+    log_trans = torch.full((2, num_states, num_states), -torch.inf, dtype=dtype)
     log_trans[:, 0, first] = log_trans[:, 0, second] = log_trans[:, last, last + 1] = 0.0
     log_trans[:, first, last], log_trans[:, second, last] = -41.0, torch.tensor([41.0, -87.5])
     return Dag(log_emit, log_trans, torch.tensor([2, 2]), torch.tensor([num_states, num_states]))
+
+
+def with_a_likely_start_that_leads_nowhere(*, dtype: torch.dtype = torch.float32) -> Dag:
+    """The first inner nodes are e2000 likelier than the others, which are the only way through."""
+    dag = make_dag(6, 60, dtype=dtype)
+    dag.log_emit[:, :, 20:] -= 2000.0
+    dag.log_trans[:, 1:20, 20:] = -torch.inf
+    return dag
+
+
+_MIDDLE = partial(make, 6, 20, 90)
+_TEXT = partial(make, 4, 77, 310)
+# the seeds are those of random searches that found what a kernel got wrong
+CASES: dict[str, Callable[..., Dag]] = {
+    "one target": partial(make, 3, 1, 3, is_ragged=False),
+    "two nodes, no path": partial(make, 2, 1, 2),
+    "as many nodes as targets": partial(make, 2, 63, 65, is_ragged=False),
+    "one sequence": partial(make, 1, 9, 40),
+    "257 sequences": partial(make, 257, 7, 16),
+    "text": _TEXT,
+    "tall": partial(make, 2, 150, 302),
+    "wide": partial(make, 1, 3, 1026, is_ragged=False),
+    "emissions of std 3": partial(_TEXT, emission_std=3.0),
+    "emissions of std 30": partial(_TEXT, emission_std=30.0),
+    "few states to spare": partial(make, 3, 48, 72, emission_std=5.0, transition_std=0.1, seed=566),
+    "transitions of std 30": partial(make, 3, 42, 130, emission_std=5.0, transition_std=30.0, seed=50489),
+    "all of std 30": partial(make, 6, 30, 100, emission_std=30.0, transition_std=30.0),
+    "one edge of e60": partial(_MIDDLE, one_hot=-60.0),
+    "one edge of e1000": partial(_MIDDLE, one_hot=-1000.0, emission_std=30.0),
+    "one-hot transitions": partial(_MIDDLE, one_hot=-1e4),
+    "one-hot transitions, std 30": partial(_MIDDLE, one_hot=-1e4, emission_std=30.0),
+    "missing edges": partial(_MIDDLE, missing_edges=0.6),
+    "missing edges, std 30": partial(_MIDDLE, missing_edges=0.7, emission_std=30.0, transition_std=30.0),
+    "hardly any edge": partial(make, 20, 3, 40, missing_edges=0.9),
+    "missing emissions": partial(_MIDDLE, missing_emissions=0.5),
+    "scores that are no probabilities": partial(_MIDDLE, is_normalised=False, transition_std=100.0),
+    "scores of thousands": partial(_MIDDLE, is_normalised=False, transition_std=1000.0),
+    "a hidden share": with_a_hidden_share,
+    "a likely start that leads nowhere": with_a_likely_start_that_leads_nowhere,
+}
 
 
 def truth(dag: Dag) -> Truth:

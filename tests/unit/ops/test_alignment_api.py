@@ -42,43 +42,37 @@ def native_stand_in(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
         obstacle=lambda dtype, device: "" if dtype == torch.float32 else f"it does not take {dtype}",
         states_alignment_nll=lambda log_emit, *_: -log_emit.new_ones(len(log_emit)),
     )
-    monkeypatch.setattr(alignment, "native", stand_in)
+    monkeypatch.setattr(alignment, "native", stand_in, raising=False)
     api._log_once.cache_clear()
     return stand_in
 
 
-@pytest.mark.parametrize(
-    ("name", "wrong", "expected"),
-    [
-        ("log_emit", torch.zeros(3, 8), "(B, T, S)"),
-        ("log_trans", torch.zeros(2, 8, 9), "(B, S, S) = (2, 8, 8)"),
-        ("target_lengths", torch.tensor([3]), "(B,) = (2,)"),
-        ("state_lengths", torch.tensor([[8], [8]]), "(B,) = (2,)"),
-        ("target_lengths", torch.tensor([3, 4]), "0 to T = 3"),
-        ("state_lengths", torch.tensor([-1, 9]), "0 to S = 8"),
-    ],
-)
-def test_axes_that_disagree_are_named(
-    name: str, wrong: Tensor, expected: str, entry_point: Callable[..., Tensor], dag: Dag
-) -> None:
-    with pytest.raises(ShapeError, match=rf"^`{name}` .* expected .*{re.escape(expected)}$"):
-        entry_point(*dag._replace(**{name: wrong}))
+WRONG: list[tuple[str, Tensor, type[ValueError], str, str]] = [
+    ("log_emit", torch.zeros(3, 8), ShapeError, "", "(B, T, S)"),
+    ("log_trans", torch.zeros(2, 8, 9), ShapeError, "", "(B, S, S) = (2, 8, 8)"),
+    ("target_lengths", torch.tensor([3]), ShapeError, "", "(B,) = (2,)"),
+    ("state_lengths", torch.tensor([[8], [8]]), ShapeError, "", "(B,) = (2,)"),
+    ("target_lengths", torch.tensor([3, 4]), ShapeError, "", "0 to T = 3"),
+    ("state_lengths", torch.tensor([-1, 9]), ShapeError, "", "0 to S = 8"),
+    ("log_trans", torch.zeros(2, 8, 8, dtype=torch.float64), ValueError, "is float64", "float32"),
+    ("state_lengths", torch.tensor([8.0, 8.0]), ValueError, "is float32", "an integer dtype"),
+    ("target_lengths", torch.tensor([True, True]), ValueError, "is bool", "an integer dtype"),
+    ("log_trans", torch.zeros(2, 8, 8, device="meta"), ValueError, "is on meta", "cpu"),
+    ("state_lengths", torch.zeros(2, dtype=torch.int64, device="meta"), ValueError, "is on meta", "cpu"),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "wrong", "given", "expected"),
-    [
-        ("log_trans", torch.zeros(2, 8, 8, dtype=torch.float64), "float64", "float32"),
-        ("state_lengths", torch.tensor([8.0, 8.0]), "float32", "an integer dtype"),
-        ("target_lengths", torch.tensor([True, True]), "bool", "an integer dtype"),
-        ("log_trans", torch.zeros(2, 8, 8, device="meta"), "on meta", "cpu"),
-        ("state_lengths", torch.zeros(2, dtype=torch.int64, device="meta"), "on meta", "cpu"),
-    ],
-)
-def test_dtypes_and_devices_that_disagree_are_named(
-    name: str, wrong: Tensor, given: str, expected: str, entry_point: Callable[..., Tensor], dag: Dag
+@pytest.mark.parametrize(("name", "wrong", "error", "given", "expected"), WRONG)
+def test_axes_dtypes_and_devices_that_disagree_are_named(
+    name: str,
+    wrong: Tensor,
+    error: type[ValueError],
+    given: str,
+    expected: str,
+    entry_point: Callable[..., Tensor],
+    dag: Dag,
 ) -> None:
-    with pytest.raises(ValueError, match=f"^`{name}` is {given}, expected {expected}"):
+    with pytest.raises(error, match=rf"^`{name}` {given}.*expected .*{re.escape(expected)}"):
         entry_point(*dag._replace(**{name: wrong}))
 
 

@@ -1,6 +1,6 @@
 """What only the `torch` backend can get wrong: sums lost to underflow, pieces of a batch, the order of its sweep.
 
-Expected values are the float64 reference's. How often the slow way is taken is counted, as speed rests on it.
+Expected values are those of a float64 loop. How often the slow way is taken is counted, as speed rests on it.
 """
 
 import math
@@ -10,8 +10,13 @@ import torch
 
 from exlm_cli.ops.alignment import alignment_edge_posterior, best_alignment, torch_dp
 from tests.unit.ops import dags
-from tests.unit.ops.dags import Dag, assert_near, make_dag, nll_and_gradients
-from tests.unit.ops.test_native_numbers import CASES
+from tests.unit.ops.dags import (
+    Dag,
+    assert_near,
+    make_dag,
+    nll_and_gradients,
+    with_a_likely_start_that_leads_nowhere,
+)
 
 
 @pytest.fixture
@@ -40,12 +45,6 @@ def rows_in_log_space(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
     monkeypatch.setattr(torch_dp._Sweep, "_solve_in_log_space", note)
     return sequences
-
-
-def assert_equals_reference(dag: Dag) -> None:
-    torch.testing.assert_close(
-        nll_and_gradients(dag, "torch"), nll_and_gradients(dag, "reference"), rtol=1e-10, atol=1e-10
-    )
 
 
 def assert_equals_truth(dag: Dag) -> None:
@@ -95,22 +94,19 @@ def test_a_sequence_solved_in_log_space_changes_no_bit_of_another(rows_in_log_sp
 
 @pytest.mark.parametrize("emission_std", [1.0, 30.0, 1000.0])
 def test_a_dag_with_all_its_edges_never_sums_twice(emission_std: float, sums_taken_again: list[int]) -> None:
-    assert_equals_reference(make_dag(25, 102, emission_std=emission_std))
+    assert_equals_truth(make_dag(25, 102, emission_std=emission_std))
     assert not sums_taken_again
 
 
 def test_a_range_of_weak_edges_is_no_reason_to_sum_twice(sums_taken_again: list[int]) -> None:
     dag = make_dag(12, 60)
     dag.log_trans[:, :, 30:] -= 400.0
-    assert_equals_reference(dag)
+    assert_equals_truth(dag)
     assert not sums_taken_again
 
 
 def test_sums_that_are_lost_are_taken_again(sums_taken_again: list[int]) -> None:
-    dag = make_dag(6, 60)
-    dag.log_emit[:, :, 20:] -= 2000.0
-    dag.log_trans[:, 1:20, 20:] = -math.inf
-    assert_equals_reference(dag)
+    assert_equals_truth(with_a_likely_start_that_leads_nowhere(dtype=torch.float64))
     assert sum(sums_taken_again) > 0
 
 
@@ -123,7 +119,7 @@ def test_lost_sums_may_be_taken_again_in_parts(
     dag.log_trans[:, 0, 1:] = -3000.0 - torch.arange(39.0).double()
     dag.log_trans[:, :20, 20:] -= 1000.0
     dag.log_trans[:, :20, 21] += 1000.0
-    assert_equals_reference(dag)
+    assert_equals_truth(dag)
     assert sum(sums_taken_again) > 0
 
 
@@ -134,7 +130,7 @@ def test_an_edge_is_not_lost_beside_a_likelier_state_that_lacks_it() -> None:
     dag.log_emit[:, 0, 1:10] += 900.0
     dag.log_emit[:, 1, 30:40] += 1500.0
     dag.log_trans[:, 1:10, 30:40] = -math.inf
-    assert_equals_reference(dag)
+    assert_equals_truth(dag)
     taken = alignment_edge_posterior(*dag, backend="torch")[:, 10:20, 30:40].sum((1, 2))
     torch.testing.assert_close(taken, torch.ones(2, dtype=torch.float64))
 
@@ -172,16 +168,9 @@ def test_the_schedule_sends_every_edge_once_and_after_its_source_is_solved(num_s
 @pytest.mark.parametrize("emission_std", [5.0, 300.0])
 def test_scores_beyond_every_range_equal_the_truth_beside_each_other(seed: int, emission_std: float) -> None:
     # sums that overflow to NaN in one sequence and are lost in the next, and gains that reach the largest float64
-    for missing, one_hot in ((0.0, True), (0.3, False)):
+    for missing, one_hot in ((0.0, -1e4), (0.3, None)):
         dag = dags.make(
             5, 11, 60, emission_std=emission_std, missing_edges=missing, missing_emissions=missing, one_hot=one_hot,
             dtype=torch.float64, seed=seed,
         )  # fmt: skip
         assert_near(nll_and_gradients(dag, "torch"), dags.truth(dag), 1e-10, 1e-9)
-
-
-# paths that gain e10000, as none of probabilities does, come out NaN; the native backend alone takes them
-@pytest.mark.parametrize("case", [case for case in CASES if case != "scores of thousands"])
-def test_dags_made_to_break_a_kernel_equal_the_truth(case: str) -> None:
-    dag = dags.make(**CASES[case])
-    assert_near(nll_and_gradients(dag, "torch"), dags.truth(dag), 5e-6, 5e-5)

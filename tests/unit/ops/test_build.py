@@ -46,12 +46,6 @@ def test_the_cache_is_where_the_environment_says(tmp_path: Path, monkeypatch: py
     assert_refuses("set EXLM_CACHE_DIR", build.cache_dir)
 
 
-@pytest.mark.parametrize(("kind", "compiler"), [("cpu", "g++"), ("cuda", "nvcc")])
-def test_a_machine_without_a_compiler(kind: build.Kind, compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build.shutil, "which", lambda name: None)
-    assert_refuses(compiler, build.build_library, kind)
-
-
 def test_a_second_build_takes_what_the_first_left(make_compiler: MakeCompiler, tmp_path: Path) -> None:
     make_compiler()
     assert build.find_library("cpu") is None

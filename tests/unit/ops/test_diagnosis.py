@@ -64,12 +64,6 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     library.device_library.cache_clear()
 
 
-@pytest.fixture(scope="module")
-def compiled() -> Path:
-    """The library that all other tests use, found before a test changes the cache folder."""
-    return library.host_library().path
-
-
 def assert_no_build(*parts: str) -> None:
     with pytest.raises(BackendError) as caught:
         build_kernels(SilentProgress())
@@ -85,18 +79,6 @@ def test_a_machine_without_compilers(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert found.cpu == Kernels(None, "no C++ compiler found (g++, c++ or clang++)", "torch")
     assert found.cuda == Kernels(None, "torch sees no GPU", "none")
     assert_no_build("cpu", "g++")
-
-
-@pytest.mark.usefixtures("no_compiler_yet", "no_gpu")
-def test_a_shipped_library_needs_no_compiler(compiled: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    shipped = tmp_path / "shipped.so"
-    shutil.copy(compiled, shipped)
-    monkeypatch.setattr(build, "prebuilt_library", lambda kind: shipped)
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    messages = Recorder()
-    build_kernels(messages)
-    assert messages.said == []
-    assert diagnose().cpu == Kernels(str(shipped), "", "native")
 
 
 @pytest.mark.usefixtures("no_gpu", "loads")

@@ -5,8 +5,7 @@ import torch
 
 from exlm_cli.ops.alignment import best_alignment, choose_backend, native, states_alignment_nll
 from tests.unit.ops import dags
-from tests.unit.ops.dags import Dag, assert_near, nll_and_gradients
-from tests.unit.ops.test_native_numbers import CASES
+from tests.unit.ops.dags import CASES, Dag, assert_near, nll_and_gradients
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -21,7 +20,7 @@ def results(dag: Dag) -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_results_equal_a_float64_loop_and_are_bitwise_the_same_again(case: str) -> None:
-    dag = dags.make(**CASES[case])
+    dag = CASES[case]()
     truth = dags.truth(dag)
     first = results(on_device(dag))
     assert_near(first, truth, 5e-6, 5e-5)

@@ -99,11 +99,6 @@ def test_float32_errors_are_at_most_twice_those_of_the_reference(case: dict[str,
     assert (errors["native"] <= 2 * errors["reference"] + 1.2e-7).all()
 
 
-def test_auto_takes_the_native_backend_where_it_is_there() -> None:
-    assert native.obstacle(torch.float32, CPU) == ""
-    assert choose_backend("auto") == "native"
-
-
 @pytest.mark.parametrize(
     ("dtype", "device_type", "obstacle"),
     [

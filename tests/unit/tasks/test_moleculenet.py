@@ -16,7 +16,7 @@ from exlm_cli.tasks import moleculenet
 from exlm_cli.tasks.moleculenet import MOLECULENET_SETS, load_moleculenet
 from exlm_cli.tasks.row_task import TableTask
 from exlm_cli.tasks.splits import RowSplit
-from tests.unit.data.recording import RecordingProgress
+from tests.recorder import Recorder
 
 # four rings that carry four chains each, for training, and four rings of their own
 MOLECULES = [f"C1{'C' * ring}C1{'C' * chain}" for ring in range(1, 5) for chain in range(4)]
@@ -111,11 +111,11 @@ def test_without_a_folder_the_file_is_fetched(tmp_path: Path, monkeypatch: pytes
         return tmp_path / "fetched.csv"
 
     monkeypatch.setattr(moleculenet, "fetch_once", fetch)
-    progress = RecordingProgress()
+    progress = Recorder()
     load_moleculenet(MoleculeNetTaskConfig(name="moleculenet/bace"), progress)
     assert asked[:2] == [MOLECULENET_SETS["bace"].remote, "moleculenet"]
     assert "`task.data_dir=DIR`" in asked[2]
-    assert progress.messages == [f"moleculenet/bace: 20 rows of {tmp_path / 'fetched.csv'}"]
+    assert progress.said == [f"moleculenet/bace: 20 rows of {tmp_path / 'fetched.csv'}"]
 
 
 def test_the_sizes_are_those_of_table_9() -> None:

@@ -10,7 +10,7 @@ from exlm_cli.config.tasks import GlueTaskConfig
 from exlm_cli.data.rows.hub import HubSource
 from exlm_cli.errors import DataError
 from exlm_cli.tasks.sources import counted, existing_folder, find_file, given_file, hub_source
-from tests.unit.data.recording import RecordingProgress
+from tests.recorder import Recorder
 
 
 def config(**values: Any) -> GlueTaskConfig:
@@ -63,7 +63,7 @@ def test_a_file_is_found_compressed_or_not_and_must_be_the_only_one(tmp_path: Pa
 
 
 def test_rows_are_counted_on_a_bar() -> None:
-    progress = RecordingProgress()
+    progress = Recorder()
     with progress.bar("reading", None) as bar:
         assert list(counted(range(2500), bar)) == list(range(2500))
     assert progress.bars[0].done == [1024, 2048]

@@ -45,14 +45,10 @@ def load_or_build(
     build: Callable[[], EntryT],
     progress: Progress,
 ) -> EntryT:
-    """Return an entry of the cache; build it if there is none, in one process only.
+    """Return an entry of the cache, locked by its key; build it if there is none, in one process only.
 
-    Args:
-        cache: The cache folder.
-        key: Name of the entry's lock.
-        load: Returns the entry, or None if there is none or (with a message) if it is damaged.
-        build: Writes the entry and returns it.
-        progress: Gets messages.
+    `load` returns the entry, or None if there is none or (with a message) if it is damaged. `build` writes and returns
+    it.
     """
     entry = load(progress)
     if entry is None:

@@ -89,10 +89,7 @@ class _Corpus:
 def prepare_data(recipe: PretrainRecipe, *, rejected_csv: Path | None, progress: Progress) -> PreparedData:
     """Train or load the tokenizer and tokenise a recipe's inputs, or find both in the cache.
 
-    Args:
-        recipe: Its `data` and `tokenizer` sections are used.
-        rejected_csv: File for the list of skipped rows, if there are any.
-        progress: Gets bars and messages.
+    `rejected_csv` gets the list of skipped rows, if there are any.
 
     Raises:
         DataError: Inputs missing or unusable, no usable row, or the cache cannot be written.

@@ -86,10 +86,7 @@ class TokenDataset:
 class ShardWriter:
     """Streams sequences into a shard directory; `meta.json`, written on leaving without an error, makes it complete.
 
-    Args:
-        directory: Where the files go.
-        vocab_size: Bound of the ids; decides between uint16 and int32.
-        fingerprint: Hash of everything that goes into the shards.
+    Ids are below `vocab_size`, which decides between uint16 and int32.
     """
 
     def __init__(self, directory: Path, vocab_size: int, fingerprint: str) -> None:

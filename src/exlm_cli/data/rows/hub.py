@@ -44,12 +44,7 @@ class HubSource:
 def iter_hub_records(
     source: HubSource, *, only: ColumnChoice | None = None, hint: str = _LOCAL_FILES_HINT
 ) -> Iterator[Record]:
-    """Yield the rows of a Hub data set.
-
-    Args:
-        source: The data set.
-        only: Read this column alone.
-        hint: What to do without the Hub.
+    """Yield the rows of a Hub data set, all columns or one; `hint` tells what to do without the Hub.
 
     Raises:
         DataError: The Hub cannot be reached, or has no such data set, configuration, split or column.

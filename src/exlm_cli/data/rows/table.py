@@ -35,12 +35,8 @@ class Table:
     def column(self, name: str, hint: str = "") -> tuple[str, ...]:
         """Return one column.
 
-        Args:
-            name: Column name in the header.
-            hint: What to do if neither it nor one with a similar name exists.
-
         Raises:
-            DataError: There is no such column; names the nearest one, or all.
+            DataError: There is no such column. Names the nearest one, or all and the `hint`.
         """
         if name not in self.columns:
             raise DataError(f"{self.path}: no column `{name}`; {self._describe_columns()}", self._nearest(name) or hint)
@@ -89,9 +85,7 @@ class Table:
 def read_table(path: Path, *, bare: RowKind | None = None) -> Table:
     """Read a whole `.csv` or `.tsv`, also `.gz` and `.xz`; empty lines are skipped. Cells of TSV are never quoted.
 
-    Args:
-        path: The file.
-        bare: Also read a `.txt` or `.smi` file, as a table of this one column; of "smiles", the first word of a line.
+    With `bare`, `.txt` and `.smi` files are tables of this one column; of "smiles", the first word of each line.
 
     Raises:
         DataError: The file is missing, has another format, is damaged, empty or without rows, names a column twice, or

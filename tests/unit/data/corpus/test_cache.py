@@ -8,7 +8,7 @@ import pytest
 from exlm_cli.data.corpus.cache import explaining_disk_trouble, locked, write_entry
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
-from tests.unit.data.recording import RecordingProgress
+from tests.recorder import Recorder
 
 
 def test_disk_trouble_is_one_line_with_the_file_or_else_the_cache(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_disk_trouble_is_one_line_with_the_file_or_else_the_cache(tmp_path: Path
 
 def test_one_of_two_waits_and_says_so(tmp_path: Path) -> None:
     order: list[str] = []
-    waiting = RecordingProgress()
+    waiting = Recorder()
     has_lock, may_leave = threading.Event(), threading.Event()
 
     def first() -> None:
@@ -42,7 +42,7 @@ def test_one_of_two_waits_and_says_so(tmp_path: Path) -> None:
             may_leave.wait(10)
             order.append("first")
 
-    class Releasing(RecordingProgress):
+    class Releasing(Recorder):
         def message(self, text: str) -> None:
             waiting.message(text)
             may_leave.set()
@@ -54,4 +54,4 @@ def test_one_of_two_waits_and_says_so(tmp_path: Path) -> None:
         order.append("second")
     thread.join()
     assert order == ["first", "second"]
-    assert waiting.messages == ["another process prepares the same data; waiting for it"]
+    assert waiting.said == ["another process prepares the same data; waiting for it"]

@@ -17,7 +17,7 @@ from exlm_cli.data.corpus.inputs import BundledSource, FileSource, Source
 from exlm_cli.data.rows.hub import HubSource
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
-from tests.unit.data.recording import RecordingProgress
+from tests.recorder import Recorder
 
 
 def _content(source: Source, cache: Path) -> str:
@@ -61,19 +61,14 @@ def test_a_change_that_keeps_size_and_date_is_seen(tmp_path: Path, count_reads: 
     source = _file(tmp_path / "a.txt", "hello")
     before = source.path.stat()
     first = _content(source, tmp_path / "cache")
+    assert _content(source, tmp_path / "cache") == first
+    assert count_reads == ["a.txt"], "an unchanged file is read once"
     time.sleep(0.02)  # the change time of the kernel counts in ticks
     source.path.write_text("jello")
     os.utime(source.path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert source.path.stat().st_mtime_ns == before.st_mtime_ns
     assert _content(source, tmp_path / "cache") != first
     assert count_reads == ["a.txt", "a.txt"]
-
-
-@pytest.mark.usefixtures("_settled")
-def test_an_unchanged_file_is_read_once(tmp_path: Path, count_reads: list[str]) -> None:
-    source = _file(tmp_path / "a.txt", "hello")
-    assert _content(source, tmp_path / "cache") == _content(source, tmp_path / "cache")
-    assert count_reads == ["a.txt"]
 
 
 def test_a_file_written_just_now_is_not_trusted_to_stay(tmp_path: Path, count_reads: list[str]) -> None:
@@ -102,10 +97,10 @@ def test_a_cache_that_cannot_be_written_does_not_hinder(tmp_path: Path) -> None:
 
 def test_a_large_file_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fingerprint, "_HUGE_BYTES", 1_000_000)
-    progress = RecordingProgress()
+    progress = Recorder()
     fingerprint_sources([_file(tmp_path / "a.txt", "x" * 2_000_000)], tmp_path, progress)
-    assert len(progress.messages) == 1
-    assert progress.messages[0].startswith(f"{tmp_path}/a.txt: reading 2 MB")
+    assert len(progress.said) == 1
+    assert progress.said[0].startswith(f"{tmp_path}/a.txt: reading 2 MB")
 
 
 def test_a_file_that_changed_meanwhile_is_an_error(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from exlm_cli.data.rows.hub import HubSource
 from exlm_cli.data.rows.records import Record, Row, RowKind
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
-from tests.unit.data.recording import RecordingProgress
+from tests.recorder import Recorder
 
 TEXT = DataConfig(kind="text")
 
@@ -34,12 +34,12 @@ def _names(inputs: list[str], root: Path) -> list[str]:
 
 
 def test_a_directory_is_its_readable_files_sorted_and_names_what_it_skips(folder: Path) -> None:
-    progress = RecordingProgress()
+    progress = Recorder()
     sources = resolve_inputs([str(folder)], kind="text", progress=progress)
     assert [str(s) for s in sources] == [
         str(folder / n) for n in ("a.txt", "b.txt", "sub/c.csv.gz", "sub/deep/d.jsonl")
     ]
-    assert progress.messages == [f"{folder}: skipped 1 files of other kinds, such as notes.pdf"]
+    assert progress.said == [f"{folder}: skipped 1 files of other kinds, such as notes.pdf"]
 
 
 def test_globs_are_sorted_and_take_directories_too(folder: Path) -> None:
@@ -101,7 +101,7 @@ def test_rows_of_all_sources_come_in_order_under_a_bar_of_bytes(tmp_path: Path) 
     (tmp_path / "a.txt").write_text("one\ntwo\n")
     (tmp_path / "b.txt.gz").write_bytes(packed := gzip.compress(b"three\n", mtime=0))
     sources = resolve_inputs([str(tmp_path)], kind="text", progress=SilentProgress())
-    progress = RecordingProgress()
+    progress = Recorder()
     rows = list(iter_rows(sources, TEXT, progress=progress, label="tokenising"))
     assert [(Path(r.source).name, r.number, r.text) for r in rows] == [
         ("a.txt", 1, "one"),
@@ -115,7 +115,7 @@ def test_rows_of_all_sources_come_in_order_under_a_bar_of_bytes(tmp_path: Path) 
 def test_the_bar_moves_with_the_bytes_read(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("0123456789abcde\n" * 40_000)
     sources = resolve_inputs([str(tmp_path)], kind="text", progress=SilentProgress())
-    progress = RecordingProgress()
+    progress = Recorder()
     assert sum(1 for _ in iter_rows(sources, TEXT, progress=progress)) == 40_000
     done = progress.bars[0].done
     assert done == sorted(done)
@@ -126,7 +126,7 @@ def test_the_bar_moves_with_the_bytes_read(tmp_path: Path) -> None:
 def test_reading_stops_after_the_most_rows_and_counts_them(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
     sources = resolve_inputs([f"{tmp_path}/a.txt", f"{tmp_path}/a.txt"], kind="text", progress=SilentProgress())
-    progress = RecordingProgress()
+    progress = Recorder()
     rows = iter_rows(sources, DataConfig(kind="text", max_rows=4), progress=progress)
     assert [row.text for row in rows] == ["one", "two", "three", "one"]
     assert (progress.bars[0].total, progress.bars[0].done) == (4, [3, 4])
@@ -136,7 +136,7 @@ def test_the_bar_of_hub_rows_counts_towards_no_end(monkeypatch: pytest.MonkeyPat
     rows = [Row("hub", n, "text") for n in range(1, 4)]
     records = [Record("hub", n, {"text": "text"}) for n in range(1, 4)]
     monkeypatch.setattr(sources, "iter_hub_records", lambda *_, **__: iter(records))
-    progress = RecordingProgress()
+    progress = Recorder()
     assert list(iter_rows([HubSource("me/corpus", None, "train")], TEXT, progress=progress)) == rows
     assert (progress.bars[0].total, progress.bars[0].done) == (None, [3])
 
@@ -144,7 +144,7 @@ def test_the_bar_of_hub_rows_counts_towards_no_end(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(("name", "kind"), [("grammar", "text"), ("molecules", "smiles")])
 def test_bundled_rows_depend_on_their_number_and_seed(name: str, kind: RowKind) -> None:
     def rows(seed: int) -> list[str]:
-        progress = RecordingProgress()
+        progress = Recorder()
         made = iter_rows([BundledSource(name)], DataConfig(kind=kind, bundled_rows=30), seed=seed, progress=progress)
         texts = [row.text for row in made]
         assert (progress.bars[0].total, progress.bars[0].done) == (30, [30])
@@ -160,8 +160,3 @@ def test_a_source_without_rows_is_an_error(tmp_path: Path, name: str, content: s
     sources = resolve_inputs([str(tmp_path)], kind="text", progress=SilentProgress())
     with pytest.raises(DataError, match=rf"{re.escape(name)}: no rows in it$"):
         list(iter_rows(sources, TEXT, progress=SilentProgress()))
-
-
-def test_a_file_that_vanished_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"a\.txt: no such file$"):
-        list(iter_rows([FileSource(tmp_path / "a.txt", 3)], TEXT, progress=SilentProgress()))

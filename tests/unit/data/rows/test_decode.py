@@ -5,24 +5,18 @@ import io
 import json
 import lzma
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 from exlm_cli.data.rows import decode
-from exlm_cli.data.rows.decode import array_elements, as_json, open_file, parse_json, starts_array
+from exlm_cli.data.rows.decode import array_elements, as_json, open_file, parse_json
 from exlm_cli.errors import DataError
 
 LIMIT = 4300
 TOO_LONG = "not JSON that can be read: an integer has more than 4,300 digits"
 TOO_DEEP = "not JSON that can be read: nested too deeply"
 LONG, DEEP = "1" + "0" * LIMIT, "[" * 20_000 + "]" * 20_000
-
-
-@pytest.fixture(autouse=True)
-def _default_limit() -> None:
-    assert sys.get_int_max_str_digits() == LIMIT
 
 
 def buffered(content: bytes) -> io.BufferedReader:
@@ -82,14 +76,6 @@ def test_a_line_is_its_value_or_its_problem() -> None:
     assert value is None
     assert problem is not None
     assert "column 5" in problem
-
-
-@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-def test_the_first_character_tells_an_array_from_lines(mark: bytes) -> None:
-    for content, is_array in ((b" \n[1]", True), (b'{"a": [1]}', False), (b'"["', False), (b"", False)):
-        file = buffered(mark + content)
-        assert starts_array(file) is is_array
-        assert file.read() == mark + content
 
 
 def test_values_are_json_again_unless_they_are_too_deep() -> None:

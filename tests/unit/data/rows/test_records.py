@@ -163,16 +163,6 @@ def test_json_rows_have_their_own_problems(tmp_path: Path) -> None:
     assert problems[-2] == "not a JSON object, but [5]"
 
 
-@pytest.mark.parametrize("odd", ["1" + "0" * 5000, "[" * 9000 + "]" * 9000], ids=["long", "deep"])
-def test_a_json_row_that_python_cannot_hold_is_a_problem_of_its_own(tmp_path: Path, odd: str) -> None:
-    rows = ['{"text": "one"}', f'{{"text": "two", "n": {odd}}}', '{"text": "three"}']
-    for path in (write(tmp_path / "a.jsonl", "\n".join(rows)), write(tmp_path / "a.json", f"[{', '.join(rows)}]")):
-        read = rows_of(path)
-        assert [row.number for row in read] == [1, 2, 3]
-        assert [row.text for row in read if row.problem is None] == ["one", "three"]
-        assert [record.values for record in iter_records(path)] == [{"text": "one"}, {}, {"text": "three"}]
-
-
 @pytest.mark.parametrize("name", ["a.json", "lines.json", "a.jsonl", "a.json.gz"])
 def test_a_byte_order_mark_is_no_part_of_json(tmp_path: Path, name: str) -> None:
     has_lines = name in ("lines.json", "a.jsonl")

@@ -1,6 +1,5 @@
 """Every accepted format of table reads alike, with the lines of its rows; every fault is told with its place."""
 
-import gzip
 import re
 from pathlib import Path
 
@@ -41,7 +40,6 @@ def test_lines_are_a_table_of_one_column_where_they_are_asked_for(
     [
         ("a.csv", b"x,y\n", "there is a header and no row below it"),
         ("a.txt", b"x\n", "not a table that can be read; accepted are .csv .tsv, also with .gz or .xz"),
-        ("a.csv.gz", gzip.compress(CSV, mtime=0)[:-9], "the compressed file is truncated"),
     ],
 )
 def test_a_file_that_is_no_table_is_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
@@ -56,15 +54,6 @@ def test_a_row_of_another_length_is_named_with_its_line(tmp_path: Path, row: byt
     message = f"{path}:3: the row has {found} cells, expected 2"
     with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
         read_table(path)
-
-
-def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
-    missing, folder = tmp_path / "none.csv", tmp_path / "folder.csv"
-    folder.mkdir()
-    with pytest.raises(DataError, match=f"^{re.escape(str(missing))}: no such file$"):
-        read_table(missing)
-    with pytest.raises(DataError, match=f"^{re.escape(str(folder))}: cannot be read: Is a directory$"):
-        read_table(folder)
 
 
 def table_with(*names: str) -> Table:
