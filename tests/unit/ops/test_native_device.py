@@ -185,64 +185,58 @@ def test_errors_of_the_device_are_raised_with_its_message(simulated: DeviceLibra
         simulated.on(0, 0).forward(float64, torch.empty(2), None)
 
 
-def test_a_device_that_cannot_run_the_library_is_an_obstacle(
-    simulated: DeviceLibrary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-
-    def build_library(kind: str, architectures: tuple[str, ...]) -> Path:
-        asked.append(architectures)
-        return simulated.path
-
+@pytest.fixture
+def found(simulated: DeviceLibrary, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[tuple[str, ...], Path]]:
+    """Libraries that are there, by target; one that is missing is compiled by copying the simulated one."""
     there: dict[tuple[str, ...], Path] = {}
-    monkeypatch.setattr(
-        build, "find_library", lambda kind, architectures=build.CUDA_ARCHITECTURES: there.get(architectures)
-    )
-    monkeypatch.setattr(build, "build_library", build_library)
+
+    def find(kind: str, architectures: tuple[str, ...] = build.CUDA_ARCHITECTURES) -> Path | None:
+        return there.get(architectures)
+
+    def compile_for(kind: str, architectures: tuple[str, ...]) -> Path:
+        return there.setdefault(architectures, simulated.path)
+
+    monkeypatch.setattr(build, "find_library", find)
+    monkeypatch.setattr(build, "build_library", compile_for)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: ((9, 0), (7, 5))[device])
     library.device_library.cache_clear()
+    yield there
+    library.device_library.cache_clear()
+
+
+def test_a_device_that_cannot_run_the_library_is_an_obstacle(
+    simulated: DeviceLibrary, found: dict[tuple[str, ...], Path]
+) -> None:
     simulated._library.simt_fail()
-    message = f"{simulated.path} does not run on cuda:1: invalid value"
-    with pytest.raises(BuildError, match=f"^{message}$"):
+    with pytest.raises(BuildError, match=f"^{simulated.path} does not run on cuda:1: invalid value$"):
+        library.device_library(1)
+    # compiling the same again would be no use
+    simulated._library.simt_fail()
+    with pytest.raises(BuildError, match="does not run on cuda:1"):
         library.device_library(1)
     assert library.device_library(1).path == simulated.path
-    assert asked == [("75",), ("75",)]
-    # one for all targets is there, but not for this device: one is compiled for it
-    library.device_library.cache_clear()
-    there[build.CUDA_ARCHITECTURES] = simulated.path
-    simulated._library.simt_fail()
-    assert library.device_library(0).path == simulated.path
-    assert asked == [("75",), ("75",), ("90",)]
-    # the one for it is there, and no use: compiling it again would be none either
-    library.device_library.cache_clear()
-    there.clear()
-    there["90",] = simulated.path
-    simulated._library.simt_fail()
-    with pytest.raises(BuildError, match=f"^{message.replace('cuda:1', 'cuda:0')}$"):
-        library.device_library(0)
-    library.device_library.cache_clear()
+    assert list(found) == [("75",)]
 
 
-def test_a_shipped_library_keeps_none_from_being_compiled_for_another_device(
-    simulated: DeviceLibrary, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_where_the_library_for_all_targets_does_not_run_one_is_compiled_for_the_device(
+    simulated: DeviceLibrary, found: dict[tuple[str, ...], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    shipped, own = tmp_path / "shipped.so", tmp_path / "own.so"
-    for path in (shipped, own):
-        path.write_bytes(simulated.path.read_bytes())
-    monkeypatch.setattr(build, "prebuilt_library", lambda kind: shipped)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    shipped = tmp_path / "shipped.so"
+    shipped.write_bytes(simulated.path.read_bytes())
+    found[build.CUDA_ARCHITECTURES] = shipped
     monkeypatch.setattr(DeviceLibrary, "runs_on", lambda self, device: self.path != shipped)
-    monkeypatch.setattr(build, "find_compiler", lambda kind: _no_nvcc())
-    library.device_library.cache_clear()
-    with pytest.raises(BuildError, match=rf"^{shipped} does not run on cuda:0, and for it alone: no nvcc found$"):
-        library.device_library(0)
-    monkeypatch.setattr(build, "plan", lambda kind, **_: build.Plan(kind, "nvcc", (), own))
-    assert library.device_library(0).path == own
-    library.device_library.cache_clear()
 
+    def no_nvcc(kind: str, architectures: tuple[str, ...] = build.CUDA_ARCHITECTURES) -> Path:
+        if architectures == build.CUDA_ARCHITECTURES:
+            return shipped
+        raise BuildError("no nvcc found")
 
-def _no_nvcc() -> str:
-    raise BuildError("no nvcc found")
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "find_library", no_nvcc)
+        with pytest.raises(BuildError, match=rf"^{shipped} does not run on cuda:0, and for it alone: no nvcc found$"):
+            library.device_library(0)
+    assert library.device_library(0).path == simulated.path
+    assert list(found) == [build.CUDA_ARCHITECTURES, ("90",)]
 
 
 def test_the_simulator_shows_a_missing_barrier(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -1,17 +1,18 @@
 """Folder where tokenizers, token shards and downloads are kept: writing and locking its entries."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
 import filelock
 
-from exlm_cli.errors import CheckpointError, DataError
+from exlm_cli.errors import CheckpointError, DataError, TokenizerError
 from exlm_cli.files import reason_of, write_atomically
-from exlm_cli.progress import Progress, SilentProgress
+from exlm_cli.progress import Progress
 
 EntryT = TypeVar("EntryT")
+_DAMAGED = (CheckpointError, DataError, TokenizerError)
 
 
 @contextmanager
@@ -40,24 +41,29 @@ def write_entry(path: Path, content: bytes) -> None:
 
 def load_or_build(
     cache: Path,
-    key: str,
-    load: Callable[[Progress], EntryT | None],
+    path: Path,
+    load: Callable[[], EntryT],
     build: Callable[[], EntryT],
     progress: Progress,
+    *,
+    remedy: str,
 ) -> EntryT:
-    """Return an entry of the cache, locked by its key; build it if there is none, in one process only.
+    """Return the entry of the cache at `path`; build it, in one process only, if it is missing or damaged.
 
-    `load` returns the entry, or None if there is none or (with a message) if it is damaged. `build` writes and returns
-    it.
+    `load` raises a `DataError`, `TokenizerError` or `CheckpointError` where the entry is damaged; a message then tells
+    the `remedy`. `build` writes the entry and returns it.
     """
-    entry = load(progress)
-    if entry is None:
-        with locked(cache, key, progress):
-            # another process may have built it meanwhile
-            entry = load(SilentProgress())
-            if entry is None:
-                entry = build()
-    return entry
+    if path.exists():
+        try:
+            return load()
+        except _DAMAGED as error:
+            progress.message(f"{error.message}; {remedy}")
+    with locked(cache, path.stem, progress):
+        # another process may have built it meanwhile
+        with suppress(*_DAMAGED):
+            if path.exists():
+                return load()
+        return build()
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE, Row
 from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.smiles_check import check_smiles
 from exlm_cli.data.tokenizer import Tokenizer
-from exlm_cli.errors import CheckpointError, DataError, TokenizerError
+from exlm_cli.errors import DataError, TokenizerError
 from exlm_cli.files import JsonModel, cache_root, expand_path, read_json
 from exlm_cli.format import shorten
 from exlm_cli.progress import Progress
@@ -143,7 +143,7 @@ def _obtain_tokenizer(
         write_entry(path, tokenizer.to_json().encode())
         return tokenizer
 
-    return load_or_build(cache, path.stem, lambda shown: _load_cached_tokenizer(path, shown), build, progress)
+    return load_or_build(cache, path, lambda: Tokenizer.load(path), build, progress, remedy="it is trained again")
 
 
 def _load_given_tokenizer(given: str, kind: str) -> Tokenizer:
@@ -155,16 +155,6 @@ def _load_given_tokenizer(given: str, kind: str) -> Tokenizer:
             f"give a {wanted} tokenizer, or leave `tokenizer.path` out to train one",
         )
     return tokenizer
-
-
-def _load_cached_tokenizer(path: Path, progress: Progress) -> Tokenizer | None:
-    if not path.exists():
-        return None
-    try:
-        return Tokenizer.load(path)
-    except TokenizerError as error:
-        progress.message(f"{error.message}; it is trained again")
-        return None
 
 
 def _train_tokenizer(recipe: PretrainRecipe, train: list[FingerprintedSource], progress: Progress) -> Tokenizer:
@@ -184,30 +174,18 @@ def _train_tokenizer(recipe: PretrainRecipe, train: list[FingerprintedSource], p
 def _obtain_shards(corpus: _Corpus, cache: Path, progress: Progress) -> PreparedData:
     directory = cache / "shards" / corpus.fingerprint[:32]
 
-    def build() -> PreparedData:
-        _build_shards(directory, corpus, progress)
-        prepared = _load_shards(directory, corpus.tokenizer, progress)
-        assert prepared is not None
-        return replace(prepared, was_cached=False)
-
-    return load_or_build(
-        cache, directory.name, lambda shown: _load_shards(directory, corpus.tokenizer, shown), build, progress
-    )
-
-
-def _load_shards(directory: Path, tokenizer: Tokenizer, progress: Progress) -> PreparedData | None:
-    """Open shards; return None if there are none, or (with a message) if they are damaged."""
-    if not directory.exists():
-        return None
-    try:
+    def load() -> PreparedData:
         train, valid = (TokenDataset(directory / split) for split in (TRAIN, VALID))
         num_rejected = read_json(directory / _SUMMARY, _Summary).num_rejected
         if not (directory / SKIPPED_FILE).is_file():
             raise DataError(f"{directory / SKIPPED_FILE}: missing from the token shards")
-    except (DataError, CheckpointError) as error:
-        progress.message(f"{error.message}; the data is tokenised again")
-        return None
-    return PreparedData(tokenizer, train, valid, train.fingerprint, num_rejected, was_cached=True)
+        return PreparedData(corpus.tokenizer, train, valid, train.fingerprint, num_rejected, was_cached=True)
+
+    def build() -> PreparedData:
+        _build_shards(directory, corpus, progress)
+        return replace(load(), was_cached=False)
+
+    return load_or_build(cache, directory, load, build, progress, remedy="the data is tokenised again")
 
 
 def _build_shards(directory: Path, corpus: _Corpus, progress: Progress) -> None:
