@@ -68,6 +68,7 @@ class RunInfo(Environment):
     seed: int | None = absent_if_none()
     precision: str | None = absent_if_none()
     alignment_backend: str | None = absent_if_none()
+    own_mask_share: float | None = absent_if_none()
     num_rejected_rows: int | None = absent_if_none()
     train_sequences: int | None = absent_if_none()
     train_tokens: int | None = absent_if_none()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _FIGURES = {
     "loss": "loss, nats per target",
+    "loss_given_length": "loss given the number of targets",
     "perplexity": "perplexity",
     "mask_accuracy": "mask accuracy",
     "entropy_bits": "entropy, bits",
@@ -35,6 +36,9 @@ _FIGURES = {
     "path_entropy_bits": "path entropy, bits per target",
     "masks_with_0_share": "share of masks that yield no token",
     "masks_with_2plus_share": "share of masks that yield 2 or more",
+    "tokens_of_first_mask": "tokens of the first mask",
+    "tokens_of_middle_mask": "tokens of the middle mask",
+    "tokens_of_last_mask": "tokens of the last mask",
     "num_sequences": "sequences scored",
     "num_infeasible": "sequences without an alignment",
 }

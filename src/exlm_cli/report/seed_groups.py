@@ -19,6 +19,7 @@ ResultT = TypeVar("ResultT", bound=SweepCellResult, covariant=True)
 
 FIGURES = (
     "loss",
+    "loss_given_length",
     "perplexity",
     "mask_accuracy",
     "entropy_bits",

@@ -36,6 +36,7 @@ from exlm_cli.report.tables import ReportTable
 _DESCRIBED_BY = tuple(name for name in VariantDescription.model_fields if name != "changes")
 _HEADINGS = {
     "loss": "loss",
+    "loss_given_length": "loss given T",
     "mask_accuracy": "accuracy %",
     "entropy_bits": "bits",
     "entropy_posterior_bits": "weighted bits",
@@ -43,9 +44,10 @@ _HEADINGS = {
     "path_entropy_bits": "path bits",
 }
 _LEGEND = (
-    "loss: nats per target; accuracy: of masked tokens; bits: entropy of the predictions, mean over states; weighted "
-    "bits: the same weighted by the posterior (an MLM has one state, so both are one); states: effective states of a "
-    "mask; path bits: entropy of the path per target",
+    "loss: nats per target; loss given T: without the nats for the length of a path, which an MLM does not pay; "
+    "accuracy: of masked tokens; bits: entropy of the predictions, mean over states; weighted bits: the same weighted "
+    "by the posterior (an MLM has one state, so both are one); states: effective states of a mask; path bits: entropy of "
+    "the path per target",
     "the loss of a variant without transitions is that of CTC on each mask alone, with [UNK] as blank",
     "each variant is scored under its own masking: figures at other p or k are of other tasks",
 )

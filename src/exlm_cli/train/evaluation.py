@@ -21,6 +21,7 @@ from exlm_cli.ops.alignment import (
     states_alignment_nll,
 )
 from exlm_cli.ops.emissions import TokenStatistics
+from exlm_cli.ops.path_prior import own_mask_share, path_length_nll
 from exlm_cli.train.objective import Objective, is_fully_masked, is_target
 
 
@@ -34,6 +35,7 @@ class EvaluationSums:
     nll_per_target: float
     num_sequences: int
     num_infeasible: int
+    nll_given_length: float
     num_correct: int
     num_targets: int
     entropy_nats: float
@@ -45,6 +47,9 @@ class EvaluationSums:
     masks_with_0: int = 0
     masks_with_2plus: int = 0
     num_masks: int = 0
+    tokens_of_first_mask: int = 0
+    tokens_of_middle_mask: int = 0
+    tokens_of_last_mask: int = 0
 
 
 @torch.no_grad()
@@ -67,16 +72,21 @@ def evaluate_batch(model: ExlmModel, objective: Objective, batch: Batch) -> Eval
 def summarise(sums: Iterable[EvaluationSums], *, has_dag: bool) -> dict[str, float]:
     """Turn sums into the figures of a validation row.
 
-    `loss` is the mean over sequences of nats per target and `perplexity` its exponential. `entropy_bits` is the mean
-    over emitting states, NaN where App. E leaves no token to count; `entropy_posterior_bits` weighs each state by its
-    posterior. `effective_states` is the perplexity of the posterior over a mask's k states, between 1 and k;
-    `path_entropy_bits` is per target.
+    `loss` is the mean over sequences of nats per target and `perplexity` its exponential. `loss_given_length` leaves
+    out -log P(a path has T tokens), which an MLM does not pay: ExLM and MLM are compared by it. `entropy_bits` is the
+    mean over emitting states, NaN where App. E leaves no token to count; `entropy_posterior_bits` weighs each state by
+    its posterior. `effective_states` is the perplexity of the posterior over a mask's k states, between 1 and k;
+    `path_entropy_bits` is per target. Masks are counted on the best alignment of the targets: the share that emits no
+    token, the share that emits two or more, and the mean tokens of the first, middle (T // 2) and last mask, which are
+    all 1 unless paths are shifted.
     """
     columns = [asdict(s) for s in sums]
     total = EvaluationSums(**{key: sum(c[key] for c in columns) for key in columns[0]})
-    loss = total.nll_per_target / max(1, total.num_sequences)
+    num_sequences = max(1, total.num_sequences)
+    loss = total.nll_per_target / num_sequences
     row = {
         "loss": loss,
+        "loss_given_length": total.nll_given_length / num_sequences,
         "perplexity": math.exp(min(loss, 700.0)),
         "mask_accuracy": total.num_correct / max(1, total.num_targets),
         "entropy_bits": total.entropy_nats / n / math.log(2) if (n := total.num_entropy_nodes) else math.nan,
@@ -91,8 +101,19 @@ def summarise(sums: Iterable[EvaluationSums], *, has_dag: bool) -> dict[str, flo
             "path_entropy_bits": total.path_entropy_nats / num_masks / math.log(2),
             "masks_with_0_share": total.masks_with_0 / num_masks,
             "masks_with_2plus_share": total.masks_with_2plus / num_masks,
+            "tokens_of_first_mask": total.tokens_of_first_mask / num_sequences,
+            "tokens_of_middle_mask": total.tokens_of_middle_mask / num_sequences,
+            "tokens_of_last_mask": total.tokens_of_last_mask / num_sequences,
         }
     return row
+
+
+@torch.no_grad()
+def measure_own_mask_share(model: ExlmModel, batch: Batch) -> float:
+    """Return the own-mask share of a model's transitions (see `ops.path_prior`), mean over the sequences of a batch."""
+    log_trans = model.log_transitions(model.node_states(batch), batch)
+    share_B = own_mask_share(log_trans, batch.node_mask, batch.target_lengths, batch.state_lengths)
+    return float(share_B[batch.target_lengths > 0].mean())
 
 
 def _evaluate_dag(
@@ -107,6 +128,7 @@ def _evaluate_dag(
     backend = objective.backend
     nll_B = states_alignment_nll(log_emit, log_trans, *lengths, backend=backend)
     is_feasible = nll_B.isfinite()
+    given_length_B = nll_B - path_length_nll(log_trans, *lengths, backend=backend)
     is_mask = is_target(batch) & is_feasible[:, None]
 
     posterior_BTS = alignment_posterior(log_emit, log_trans, *lengths, backend=backend)
@@ -122,11 +144,18 @@ def _evaluate_dag(
 
     aligned_path_BT = best_alignment(log_emit, log_trans, *lengths, backend=backend)
     emitted_BT = _tokens_per_mask(aligned_path_BT, batch)
+    last_B = (batch.target_lengths - 1).clamp(min=0)
+    first, middle, last = (
+        int(emitted_BT.gather(1, at_B[:, None])[is_feasible].sum())
+        for at_B in (torch.zeros_like(last_B), batch.target_lengths // 2, last_B)
+    )
+    num_targets_B = batch.target_lengths.clamp(min=1)
     entropy_BS = _at_nodes(statistics.entropy_nats, nodes)
     return EvaluationSums(
-        nll_per_target=_total((nll_B / batch.target_lengths.clamp(min=1))[is_feasible]),
+        nll_per_target=_total((nll_B / num_targets_B)[is_feasible]),
         num_sequences=int(is_feasible.sum()),
         num_infeasible=int((~is_feasible).sum()),
+        nll_given_length=_total((given_length_B / num_targets_B)[is_feasible]),
         num_correct=int(is_correct_BT.sum()),
         num_targets=int(is_target(batch).sum()),
         entropy_nats=_total(statistics.entropy_nats),
@@ -137,6 +166,9 @@ def _evaluate_dag(
         masks_with_0=int(((emitted_BT == 0) & is_mask).sum()),
         masks_with_2plus=int(((emitted_BT >= 2) & is_mask).sum()),
         num_masks=int(is_mask.sum()),
+        tokens_of_first_mask=first,
+        tokens_of_middle_mask=middle,
+        tokens_of_last_mask=last,
     )
 
 
@@ -159,6 +191,7 @@ def _evaluate_masks(
         nll_per_target=_total(nll_B[has_targets]),
         num_sequences=int(has_targets.sum()),
         num_infeasible=int((~has_targets).sum()),
+        nll_given_length=_total(nll_B[has_targets]),
         num_correct=int((guess_M == targets_M).sum()),
         num_targets=len(targets_M),
         entropy_nats=_total(entropy_N),

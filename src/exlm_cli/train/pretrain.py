@@ -22,16 +22,19 @@ from exlm_cli.data.masking import IntArray, special_tokens
 from exlm_cli.data.sampler import EpochPlan, cut_microbatches, longest_expanded, plan_epoch, prefetch
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.files import removed_on_failure, write_atomically
-from exlm_cli.format import format_parameters
+from exlm_cli.format import format_parameters, format_percent
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.alignment import choose_backend
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import MetricsLog, create_run_dir, read_run_json, sole_process, update_run_json
 from exlm_cli.train.checkpoint import checkpoint_paths, newest_good_checkpoint, remove_unfinished
-from exlm_cli.train.evaluation import evaluate_batch, summarise
+from exlm_cli.train.evaluation import evaluate_batch, measure_own_mask_share, summarise
 from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.objective import Objective
 from exlm_cli.train.pretrained import RESUMED_MARKS, build_model, describe_device, pick_device
+
+CENTRED_SHARE = 0.9
+"""Own-mask share from which a DAG counts as centred on its targets."""
 
 VALIDATION_EPOCH = 2**32 - 1
 """The epoch whose masks validation uses: one that training never reaches, so every validation masks the same tokens."""
@@ -100,6 +103,14 @@ class PretrainTask:
         self.model.train()
         return summarise(sums, has_dag=self.model.transition is not None)
 
+    def own_mask_share(self) -> float:
+        """Return the own-mask share of the model as it is now, on the first batch of the validation set."""
+        indices = validation_indices(self.valid_set, self.recipe.train.validation_sequences)
+        self.model.eval()
+        share = measure_own_mask_share(self.model, next(self._batches(self.valid_set, indices, VALIDATION_EPOCH)))
+        self.model.train()
+        return share
+
     def _batches(self, dataset: TokenDataset, indices: IntArray, epoch: int) -> Iterator[Batch]:
         lengths = longest_expanded(dataset.lengths[indices] + 2, self.recipe)
         microbatches = cut_microbatches(indices, lengths, self.recipe.train.microbatch_tokens)
@@ -151,7 +162,7 @@ def _run_pretraining(
         precision = "fp32" if task.autocast_dtype is None else "bf16"
         if before is not None and before.precision not in (None, precision):
             progress.message(f"note: the run was trained in {before.precision} until now, and in {precision} from here")
-        described = {
+        described: dict[str, Any] = {
             "device": describe_device(device),
             "precision": precision,
             "started_unix_s": round(started_s, 3),
@@ -174,6 +185,9 @@ def _run_pretraining(
         )
         if not is_new:
             _resume(loop, run, recipe, progress)
+        if model.transition is not None and loop.state.step == 0:
+            described["own_mask_share"] = task.own_mask_share()
+            progress.message(describe_own_mask_share(described["own_mask_share"]))
         # after `_resume`: a run whose checkpoint refuses the recipe or the data stays unchanged
         list_rejected(data, run / "rejected.csv", progress)
         _describe_run(run, recipe, data, described)
@@ -216,6 +230,14 @@ def resume_pretraining(run: Path, overrides: Sequence[str] = (), *, progress: Pr
         CheckpointError: `run` is no run directory of pre-training.
     """
     return run_pretraining(resumed_recipe(run, PretrainRecipe, overrides), resume=run, progress=progress)
+
+
+def describe_own_mask_share(share: float) -> str:
+    """Return the message of a run about the DAG that it begins with."""
+    message = f"own-mask share at step 0: {format_percent(share)} of the alignments of a target are with its own mask"
+    if share < CENTRED_SHARE:
+        message += ", so masks first learn the tokens of others; `model.transition.start=next_mask` centres the DAG"
+    return message
 
 
 def validation_indices(dataset: TokenDataset, limit: int | None) -> IntArray:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from exlm_cli.model.exlm import ExlmModel
-from exlm_cli.train.evaluation import evaluate_batch, summarise
+from exlm_cli.train.evaluation import evaluate_batch, measure_own_mask_share, summarise
 from exlm_cli.train.objective import Objective
 from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
 
@@ -40,6 +40,13 @@ def _paths(model: ExlmModel, batch, b: int):
         yield path, score + sum(float(log_probs[u, y]) for u, y in zip(path, targets, strict=True))
 
 
+def _prior(model: ExlmModel, batch, b: int):
+    """The log-probability of every path of sequence b, whatever it emits."""
+    log_trans, end = model.log_transitions(model.node_states(batch), batch)[b], int(batch.state_lengths[b]) - 1
+    for path in itertools.combinations(range(1, end), int(batch.target_lengths[b])):
+        yield sum(float(log_trans[v, u]) for v, u in itertools.pairwise((0, *path, end)))
+
+
 @pytest.mark.parametrize("is_autocast", [False, True])
 def test_dag_figures_are_those_of_enumerated_paths(is_autocast: bool) -> None:
     """Under autocast the model rounds to 16 bits; its figures are computed from float32 logits."""
@@ -57,12 +64,15 @@ def _compare_with_enumerated_paths() -> None:
     node_entropy = torch.zeros(nodes.is_inner.shape)
     node_entropy[nodes.is_inner] = torch.distributions.Categorical(logits=logits).entropy()
     path_entropy, effective, posterior_entropy, zeros, twos, num_masks = 0.0, 0.0, 0.0, 0, 0, 0
+    given_length, tokens = 0.0, [0, 0, 0]
     for b in range(2):
         paths = list(_paths(model, batch, b))
         norm = math.log(sum(math.exp(s) for _, s in paths))
         probability = {path: math.exp(s - norm) for path, s in paths}
         path_entropy -= sum(p * math.log2(p) for p in probability.values() if p > 0)
         node_mask = batch.node_mask[b].tolist()
+        of_length = sum(math.exp(s) for s in _prior(model, batch, b))
+        given_length -= (norm - math.log(of_length)) / len(paths[0][0])
         best = max(probability, key=lambda path: probability[path])
         for mask in range(int(batch.target_lengths[b])):
             states = [u for u, m in enumerate(node_mask) if m == mask]
@@ -71,12 +81,17 @@ def _compare_with_enumerated_paths() -> None:
             effective += math.exp(-sum(s * math.log(s) for s in shares if s > 0))
             emitted = sum(node_mask[u] == mask for u in best)
             zeros, twos, num_masks = zeros + (emitted == 0), twos + (emitted >= 2), num_masks + 1
+        num_targets = len(paths[0][0])
+        for i, mask in enumerate((0, num_targets // 2, num_targets - 1)):
+            tokens[i] += sum(node_mask[u] == mask for u in best)
         posterior_entropy += sum(p * sum(float(node_entropy[b, u]) for u in path) for path, p in probability.items())
     assert figures["path_entropy_bits"] == pytest.approx(path_entropy / num_masks, rel=1e-4)
     assert figures["effective_states"] == pytest.approx(effective / num_masks, rel=1e-4)
     assert figures["entropy_posterior_bits"] == pytest.approx(posterior_entropy / num_masks / math.log(2), rel=1e-4)
     assert figures["masks_with_0_share"] == zeros / num_masks
     assert figures["masks_with_2plus_share"] == twos / num_masks
+    assert figures["loss_given_length"] == pytest.approx(given_length / 2, rel=1e-4)
+    assert [figures[f"tokens_of_{place}_mask"] for place in ("first", "middle", "last")] == [n / 2 for n in tokens]
     inner = nodes.is_inner
     assert figures["entropy_bits"] == pytest.approx(float(node_entropy[inner].mean()) / math.log(2), rel=1e-4)
 
@@ -89,6 +104,21 @@ def test_loss_is_the_mean_over_sequences_and_perplexity_its_exponential() -> Non
         figures = _figures(model, batch)
         assert figures["loss"] == pytest.approx(expected, rel=1e-5)
         assert figures["perplexity"] == pytest.approx(math.exp(expected), rel=1e-5)
+        if model.transition is None:  # no path whose length could cost anything
+            assert figures["loss_given_length"] == figures["loss"]
+
+
+def test_the_own_mask_share_of_a_model_is_that_of_its_transitions() -> None:
+    batch = tiny_batch(tiny_recipe(), (6, 4))
+    model = _model()
+    shares = []
+    for b, num_targets in enumerate(batch.target_lengths.tolist()):
+        end, node_mask = int(batch.state_lengths[b]) - 1, batch.node_mask[b].tolist()
+        paths = list(itertools.combinations(range(1, end), num_targets))
+        weights = [math.exp(score) for score in _prior(model, batch, b)]
+        own = [sum(node_mask[u] == t for t, u in enumerate(path)) / num_targets for path in paths]
+        shares.append(sum(w * o for w, o in zip(weights, own, strict=True)) / sum(weights))
+    assert measure_own_mask_share(model, batch) == pytest.approx(sum(shares) / 2, rel=1e-4)
 
 
 def test_accuracy_of_a_dag_is_that_of_its_best_path_through_the_likeliest_tokens() -> None:
