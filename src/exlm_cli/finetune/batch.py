@@ -4,6 +4,7 @@ Axes: B examples, L tokens, R positions after repetition, C outputs.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
@@ -11,7 +12,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from exlm_cli.data.masking import IntArray
 from exlm_cli.tasks.base import EncodedSplit, Loss
@@ -37,11 +40,9 @@ class TaskBatch:
 
     def to(self, device: torch.device) -> Self:
         """Return the same batch on `device`."""
-        moved: dict[str, Any] = {
-            field.name: None if (value := getattr(self, field.name)) is None else value.to(device, non_blocking=True)
-            for field in fields(self)
-        }
-        return type(self)(**moved)
+        tensors = (getattr(self, field.name) for field in fields(self))
+        moved: list[Any] = [None if t is None else t.to(device, non_blocking=True) for t in tensors]
+        return type(self)(*moved)
 
 
 def repeated_lengths(split: EncodedSplit, indices: IntArray, num_repeats: int) -> IntArray:
@@ -53,29 +54,24 @@ def repeated_lengths(split: EncodedSplit, indices: IntArray, num_repeats: int) -
 def collate(split: EncodedSplit, indices: IntArray, *, num_repeats: int, pad_id: int) -> TaskBatch:
     """Repeat and pad the examples of given indices on the CPU; repetition is that of pre-training (section 3.1)."""
     rows = [_repeat(split.token_ids[int(i)], num_repeats) for i in indices]
-    lengths = [len(row) for row in rows]
-    token_ids = np.full((len(rows), max(lengths)), pad_id, dtype=np.int64)
-    for padded, row in zip(token_ids, rows, strict=True):
-        padded[: len(row)] = row
     answerable = None
     if split.answerable is not None:
-        masks = [split.answerable[int(i)] for i in indices]
-        answerable = np.zeros((len(rows), max(map(len, masks))), dtype=bool)
-        for padded, mask in zip(answerable, masks, strict=True):
-            padded[: len(mask)] = mask
+        answerable = _padded([split.answerable[int(i)] for i in indices], False)
     return TaskBatch(
-        torch.from_numpy(token_ids),
-        torch.tensor(lengths),
+        _padded(rows, pad_id),
+        torch.tensor([len(row) for row in rows]),
         torch.from_numpy(split.targets[indices]),
-        None if answerable is None else torch.from_numpy(answerable),
+        answerable,
         torch.from_numpy(indices),
     )
 
 
 def _repeat(token_ids: IntArray, num_repeats: int) -> IntArray:
-    if num_repeats == 1:
-        return token_ids
     return np.concatenate([token_ids[:1], np.repeat(token_ids[1:-1], num_repeats), token_ids[-1:]])
+
+
+def _padded(rows: Sequence[NDArray[Any]], value: int) -> Tensor:
+    return pad_sequence([torch.from_numpy(row) for row in rows], batch_first=True, padding_value=value)
 
 
 def batch_losses(loss: Loss, outputs: Tensor, batch: TaskBatch, weights: Tensor | None) -> Float[Tensor, " n"]:

@@ -53,11 +53,7 @@ class Cell:
         return f"seed {self.seed}" if self.point.label == NO_GRID else f"{self.point.label} seed {self.seed}"
 
     def read(self) -> CellResult:
-        """Return its `result.json`.
-
-        Raises:
-            CheckpointError: The file cannot be read.
-        """
+        """Return its `result.json`; a file that cannot be read is a `CheckpointError`."""
         hint = "delete the file; a resumed run trains this cell again"
         return read_json(self.folder / RESULT_FILE, CellResult, hint=hint)
 
@@ -100,22 +96,18 @@ def run_cell(
             selection=Selection(data.task.selection_metric, data.task.is_greater_better, recipe.train.patience),
             label=cell.label,
         )
-        _resume(loop, cell.folder, progress)
+        checkpoint = newest_good_checkpoint(cell.folder, progress.message)
+        if checkpoint is None:
+            for path in best_paths(cell.folder):
+                shutil.rmtree(path)
+            loop.metrics.truncate_after(0)
+        else:
+            loop.resume(checkpoint)
         write_json(cell.folder / RESULT_FILE, _score(cell, task, loop.fit()))
     # a finished cell resumes from none; one that was killed right before this line still has them
     for path in checkpoint_paths(cell.folder):
         shutil.rmtree(path)
     return cell.read()
-
-
-def _resume(loop: TrainingLoop, folder: Path, progress: Progress) -> None:
-    checkpoint = newest_good_checkpoint(folder, progress.message)
-    if checkpoint is None:
-        for path in best_paths(folder):
-            shutil.rmtree(path)
-        loop.metrics.truncate_after(0)
-    else:
-        loop.resume(checkpoint)
 
 
 def _score(cell: Cell, task: FinetuneTask, result: LoopResult) -> CellResult:
@@ -129,7 +121,7 @@ def _score(cell: Cell, task: FinetuneTask, result: LoopResult) -> CellResult:
     load_model_weights(result.best, task.model)
     state, downstream = result.state, task.data.task
     assert state.best_epoch is not None, "known where there is a best checkpoint"
-    assert state.best_step is not None, "known where there is a best checkpoint"
+    assert state.best_step is not None, "likewise"
     metrics: Scores = {}
     for split in downstream.splits:
         if split != "train":

@@ -100,7 +100,7 @@ class GridChoice(JsonModel):
 
 
 class GridScores(GridChoice):
-    """One point of a grid and its validation scores."""
+    """A point of a grid and its validation scores."""
 
     valid: dict[str, Summary]
 
@@ -176,23 +176,15 @@ def summarise_values(values: Iterable[float | None]) -> Summary:
     """Return mean, standard deviation and median over seeds; values that are not defined become None."""
     listed = tuple(None if v is None or math.isnan(v) else float(v) for v in values)
     known = np.array([v for v in listed if v is not None])
-    return Summary(
-        mean=float(known.mean()) if len(known) else None,
-        std=float(known.std(ddof=1)) if len(known) > 1 else None,
-        median=float(np.median(known)) if len(known) else None,
-        values=listed,
-    )
+    mean, median = (float(known.mean()), float(np.median(known))) if len(known) else (None, None)
+    return Summary(mean=mean, std=float(known.std(ddof=1)) if len(known) > 1 else None, median=median, values=listed)
 
 
 def summarise_metrics(runs: Sequence[Mapping[str, Mapping[str, float | None]]]) -> Summaries:
-    """Return a summary of each metric of each split over several runs.
-
-    Args:
-        runs: Metrics by split and name; all of the same splits and names.
-    """
+    """Return a summary of each metric of each split over runs that have the same splits and metrics."""
     return {
-        split: {name: summarise_values(run[split][name] for run in runs) for name in runs[0][split]}
-        for split in runs[0]
+        split: {name: summarise_values(run[split][name] for run in runs) for name in metrics}
+        for split, metrics in runs[0].items()
     }
 
 
@@ -235,12 +227,8 @@ def how_to_redo(cell: Path) -> str:
 def read_predictions(path: Path, hint: str) -> tuple[list[int], list[str], FloatArray]:
     """Read back what `tasks.base.write_outputs` wrote: rows of the input, names of columns, (N, C) values.
 
-    Args:
-        path: The CSV.
-        hint: How to get the file back.
-
     Raises:
-        CheckpointError: The file is missing or altered.
+        CheckpointError: The file is missing or altered; `hint` says how to get it back.
     """
     try:
         with path.open(encoding="utf-8", newline="") as file:

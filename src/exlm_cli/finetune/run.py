@@ -189,7 +189,12 @@ def _run_and_score(run: _Run, *, baseline: bool) -> RunResults:
         f"results in {folder}"
     )
     best = _run_cells(run)
-    results = _collect_results(run, best, _run_baseline(run) if baseline else None)
+    forest = None
+    if baseline:
+        scores = [score_baseline(task, seed, run.progress) for seed in run.recipe.seeds]
+        metrics = summarise_metrics(scores)
+        forest = BaselineResult(name="ECFP4 + random forest", seeds=run.recipe.seeds, metrics=metrics)
+    results = _collect_results(run, best, forest)
     write_json(folder / RESULTS_FILE, results)
     update_run_json(folder, {"parameters": results.parameters, "train_time_s": results.elapsed_s})
     return results
@@ -223,25 +228,14 @@ def _describe(run: _Run, *, use_grid: bool, baseline: bool) -> None:
             "started_unix_s": round(time.time(), 3),
         },
     )
-    _write_targets(run)
-    _list_skipped_rows(run)
-
-
-def _write_targets(run: _Run) -> None:
-    """Write targets for the score plots (not for span tasks)."""
-    task = run.data.task
-    for split in task.splits:
-        if split != "train" and task.loss != "span":
-            names = [TARGETS_COLUMN] if task.loss == "classes" else task.output_names
-            targets = run.data.splits[split].targets
-            write_outputs(run.folder / f"targets-{split}.csv", task.split_indices[split], names, targets)
-
-
-def _list_skipped_rows(run: _Run) -> None:
-    """List the rows that are not used, with the columns of pre-training's list; write no file where there are none."""
-    if not run.data.task.skipped:
-        return
-    write_csv(run.folder / SKIPPED_FILE, SKIPPED_COLUMNS, (row.cells for row in run.data.task.skipped))
+    for name in task.splits:
+        # targets for the score plots; spans have no table
+        if name != "train" and task.loss != "span":
+            columns = [TARGETS_COLUMN] if task.loss == "classes" else task.output_names
+            targets = run.data.splits[name].targets
+            write_outputs(folder / f"targets-{name}.csv", task.split_indices[name], columns, targets)
+    if task.skipped:
+        write_csv(folder / SKIPPED_FILE, SKIPPED_COLUMNS, (row.cells for row in task.skipped))
 
 
 def _check_resumed(run: _Run) -> None:
@@ -304,17 +298,16 @@ def _describe_cell(cell: Cell, result: CellResult, metric: str) -> str:
     return f"{cell.label}: best epoch {result.best_epoch} of {result.epochs}: {scores}; {result.elapsed_s:.0f} s"
 
 
-def _run_baseline(run: _Run) -> BaselineResult:
-    scores = [score_baseline(run.data.task, seed, run.progress) for seed in run.recipe.seeds]
-    return BaselineResult(name="ECFP4 + random forest", seeds=run.recipe.seeds, metrics=summarise_metrics(scores))
-
-
 def _collect_results(run: _Run, best: GridPoint, baseline: BaselineResult | None) -> RunResults:
     task, recipe = run.data.task, run.recipe
     by_point = {point.label: [cell.read() for cell in run.cells(point)] for point in run.points}
     cells = by_point[best.label]
     every = [cell for of_point in by_point.values() for cell in of_point]
     has_grid = best.label != NO_GRID
+    metrics = {label: summarise_metrics([cell.metrics for cell in of_point]) for label, of_point in by_point.items()}
+    grid = (
+        GridScores(label=point.label, values=point.values, valid=metrics[point.label]["valid"]) for point in run.points
+    )
     return RunResults(
         task=task.name,
         kind="finetune",
@@ -338,16 +331,11 @@ def _collect_results(run: _Run, best: GridPoint, baseline: BaselineResult | None
         tokens_per_s=round(sum(cell.tokens_per_s for cell in every) / len(every), 1),
         outside_model_share=round(sum(cell.outside_model_share for cell in every) / len(every), 4),
         notes=_notes(run),
-        metrics=summarise_metrics([cell.metrics for cell in cells]),
+        metrics=metrics[best.label],
         grid_best=GridChoice(label=best.label, values=best.values) if has_grid else None,
-        grid=tuple(_grid_scores(point, by_point[point.label]) for point in run.points) if has_grid else (),
+        grid=tuple(grid) if has_grid else (),
         baseline=baseline,
     )
-
-
-def _grid_scores(point: GridPoint, cells: Sequence[CellResult]) -> GridScores:
-    metrics = summarise_metrics([cell.metrics for cell in cells])
-    return GridScores(label=point.label, values=point.values, valid=metrics["valid"])
 
 
 def _notes(run: _Run) -> tuple[str, ...]:

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
 
@@ -108,33 +108,21 @@ MAX_SIMILARITY = 5.0
 """STS-B's scale is 0 to 5."""
 
 
-@dataclass(frozen=True)
-class GlueExample:
-    """One row.
+class GlueExample(NamedTuple):
+    """One row: one or two texts, and a class or similarity, NaN if it is not known.
 
-    Attributes:
-        texts: One or two texts.
-        target: Class or similarity; NaN if it is not known.
-        row: Number in the file, counted from 0.
-        index: What the file calls the row (`index`, or `id`), else its number.
+    `row` is its number in the file, counted from 0; `key` what the file calls it (`index`, or `id`), else `row`.
     """
 
     texts: tuple[str, ...]
     target: float
     row: int
-    index: str
+    key: str
 
 
 @dataclass
 class GlueFile:
-    """Rows of one file or Hub split.
-
-    Attributes:
-        source: File or Hub split.
-        examples: Rows that can be used.
-        num_rows: Number of all rows.
-        skipped: The other rows.
-    """
+    """Rows of one file or Hub split: `num_rows` in all, those that can be used, and the others."""
 
     source: str
     examples: list[GlueExample] = field(default_factory=list)
@@ -169,7 +157,7 @@ def load_glue(config: GlueTaskConfig, progress: Progress) -> "GlueTask":
     train = parts["train"].examples
     chosen, limit_notes = choose_training_rows(config, len(train))
     matched, mismatched = parts["valid"], parts.get("mismatched", GlueFile(""))
-    counted_on = [replace(example, row=example.row + matched.num_rows) for example in mismatched.examples]
+    counted_on = [example._replace(row=example.row + matched.num_rows) for example in mismatched.examples]
     valid = _as_examples(matched.examples + counted_on)
     splits: dict[Split, Examples] = {"train": _as_examples([train[index] for index in chosen]), "valid": valid}
     if "test" in parts:
@@ -243,7 +231,7 @@ class NewGlueRows(NewRows):
         """
         task, examples = self._task, self._examples
         mean_NC = metrics.probabilities_by_seed(task.loss, outputs, len(task.output_names)).mean(axis=0)
-        lines = [f"{e.index}\t{_answer(self._info, row_C)}" for e, row_C in zip(examples, mean_NC, strict=True)]
+        lines = [f"{e.key}\t{_answer(self._info, row_C)}" for e, row_C in zip(examples, mean_NC, strict=True)]
         write_atomically(out, ("\n".join(["index\tprediction", *lines]) + "\n").encode())
         num_unlabelled = sum(math.isnan(example.target) for example in examples)
         notes = (f"not scored: {num_unlabelled:,} of {len(examples):,} rows have no label",)
@@ -316,15 +304,15 @@ def _read(info: GlueTaskInfo, source: str, records: Iterable[Record], *, needs_l
 
 
 def _choose_columns(info: GlueTaskInfo, source: str, names: list[str], *, needs_labels: bool) -> Columns:
-    for columns in info.layouts:
-        if {*columns.texts, columns.label} <= set(names):
-            return columns
+    needed = {columns: (*columns.texts, columns.label) for columns in info.layouts}
+    accepted = list(needed.items())
     if not needs_labels:
-        for columns in info.layouts:
-            if set(columns.texts) <= set(names):
-                return columns
-    wanted_columns = ((*c.texts, c.label) if needs_labels else c.texts for c in info.layouts)
-    wanted = " or ".join(dict.fromkeys(" ".join(f"`{name}`" for name in columns) for columns in wanted_columns))
+        accepted += [(columns, columns.texts) for columns in info.layouts]
+    for columns, required in accepted:
+        if set(required) <= set(names):
+            return columns
+    shown = [required if needs_labels else columns.texts for columns, required in needed.items()]
+    wanted = " or ".join(dict.fromkeys(" ".join(f"`{name}`" for name in columns) for columns in shown))
     has = ", ".join(f"`{name}`" for name in names)
     raise DataError(
         f"{source}: {info.name} needs the columns {wanted}; there are {has}",
@@ -335,18 +323,14 @@ def _choose_columns(info: GlueTaskInfo, source: str, names: list[str], *, needs_
 def _example(
     info: GlueTaskInfo, columns: Columns, values: dict[str, Any], row: int, *, needs_labels: bool
 ) -> GlueExample:
-    """Return one row as an example.
-
-    Raises:
-        ValueError: The row cannot be used; the message says why.
-    """
+    """Return one row as an example; a ValueError says why it cannot be used."""
     texts = tuple(_text(name, values.get(name), may_be_empty=not needs_labels) for name in columns.texts)
-    index = next((str(values[name]) for name in _INDEX_COLUMNS if name in values), str(row))
+    key = next((str(values[name]) for name in _INDEX_COLUMNS if name in values), str(row))
     given = values.get(columns.label)
     if not needs_labels and str("" if given is None else given) in _NO_LABEL:
-        return GlueExample(texts, math.nan, row, index)
+        return GlueExample(texts, math.nan, row, key)
     target = _class_index(info, columns.label, given) if info.classes else _similarity(columns.label, given)
-    return GlueExample(texts, target, row, index)
+    return GlueExample(texts, target, row, key)
 
 
 def _text(name: str, value: Any, *, may_be_empty: bool) -> str:

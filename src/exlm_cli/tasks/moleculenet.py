@@ -10,7 +10,7 @@ from pathlib import Path
 
 from exlm_cli.config.tasks import MoleculeNetTaskConfig
 from exlm_cli.data.download import RemoteFile, fetch_once
-from exlm_cli.data.rows.table import Table, read_table
+from exlm_cli.data.rows.table import read_table
 from exlm_cli.errors import DataError
 from exlm_cli.format import format_counts
 from exlm_cli.progress import Progress
@@ -115,8 +115,14 @@ def load_moleculenet(config: MoleculeNetTaskConfig, progress: Progress) -> Table
     """
     known = MOLECULENET_SETS[config.name.removeprefix("moleculenet/")]
     table = read_table(_find_file(known, config, progress))
-    smiles = table.column(_smiles_column(table, config))
-    labels = _read_labels(known, table)
+    usual = next((name for name in SMILES_COLUMNS if name in table.columns), SMILES_COLUMNS[0])
+    smiles = table.column(config.smiles_column or usual)
+    names = known.labels or tuple(name for name in table.columns if name not in (*SMILES_COLUMNS, *IDENTIFIER_COLUMNS))
+    for name in names:
+        table.column(name)
+    if len(names) != known.num_labels:
+        raise DataError(f"{table.path}: {len(names)} label columns, {known.name} has {known.num_labels}")
+    labels = Labels("binary", names, read_targets(table, names, _LABELS.get, "0, 1"), ())
     progress.message(f"{config.name}: {len(table):,} rows of {table.path}")
     usable = _without_repeats(usable_rows(table, smiles, config, progress))
     split = split_rows(config, usable, labels.classes)
@@ -140,22 +146,6 @@ def _find_file(known: MoleculeNetSet, config: MoleculeNetTaskConfig, progress: P
     raise DataError(
         f"{folder}: no {names}, nor one with .gz or .xz", "give the folder that holds the file with `task.data_dir=DIR`"
     )
-
-
-def _smiles_column(table: Table, config: MoleculeNetTaskConfig) -> str:
-    if config.smiles_column is not None:
-        return config.smiles_column
-    return next((name for name in SMILES_COLUMNS if name in table.columns), SMILES_COLUMNS[0])
-
-
-def _read_labels(known: MoleculeNetSet, table: Table) -> Labels:
-    """Return the 0/1 labels, missing where a cell is empty."""
-    names = known.labels or tuple(name for name in table.columns if name not in (*SMILES_COLUMNS, *IDENTIFIER_COLUMNS))
-    for name in names:
-        table.column(name)
-    if len(names) != known.num_labels:
-        raise DataError(f"{table.path}: {len(names)} label columns, {known.name} has {known.num_labels}")
-    return Labels("binary", names, read_targets(table, names, _LABELS.get, "0, 1"), ())
 
 
 def _without_repeats(usable: TableRows) -> TableRows:

@@ -3,13 +3,11 @@
 The Bemis-Murcko scaffold of a molecule is its rings and what links them. Molecules without a ring have an empty
 scaffold and form one group.
 
-- `scaffold`: Uni-Mol's, which the paper follows (section 5.1). Whole groups of one scaffold, chirality kept in it, go
-to
-  train while train stays within 80 % of the rows, else to valid while both stay within 90 %, else to test. The largest
-  group comes first; of equal groups, the one that begins later in the file. Nothing is random. On Uni-Mol's rows these
-  are its splits, row for row: compared with a public copy of its valid and test for bace, bbbp, clintox, tox21, sider
-  and muv.
-- `scaffold-chiral`: another name for it.
+- `scaffold`, `scaffold-chiral`: Uni-Mol's, which the paper follows (section 5.1). Whole groups of one scaffold,
+  chirality kept in it, go to train while train stays within 80 % of the rows, else to valid while both stay within
+  90 %, else to test. The largest group comes first; of equal groups, the one that begins later in the file. Nothing is
+  random. On Uni-Mol's rows these are its splits, row for row: compared with a public copy of its valid and test for
+  bace, bbbp, clintox, tox21, sider and muv.
 - `scaffold-deepchem`: DeepChem's default: the same without chirality in scaffolds.
 - `scaffold-balanced`: chemprop 1's, without chirality. Groups larger than half a tenth of the rows come first, then the
   others, each part shuffled; a group goes to the first of train, valid and test that still has room; test takes all.
@@ -60,16 +58,7 @@ def split_rows(config: RowTaskConfig, usable: TableRows, classes: Sequence[Hasha
     """
     rows = usable.rows
     if config.split == "file":
-        assert config.split_file is not None, "the recipe checks it"
-        named = read_split_file(expand_path(config.split_file), len(usable.table))
-        split = follow_split("file", named, usable)
-        num_named, num_used = (sum(map(len, parts.values())) for parts in (named, split.indices))
-        notes = []
-        if num_used < num_named:
-            notes.append(f"{num_named - num_used:,} rows of {config.split_file} cannot be used")
-        if num_used < len(rows):
-            notes.append(f"{len(rows) - num_used:,} rows are in no split of {config.split_file}")
-        return limit_training_rows(config, replace(split, notes=tuple(notes)))
+        return limit_training_rows(config, _follow_file(str(config.split_file), usable))
     if len(rows) < _MIN_ROWS:
         raise DataError(
             f"{config.name}: {len(rows)} rows can be used, a split 80/10/10 needs at least {_MIN_ROWS}",
@@ -84,6 +73,17 @@ def split_rows(config: RowTaskConfig, usable: TableRows, classes: Sequence[Hasha
         name = config.split
         parts = split_balanced(scaffolds, config.split_seed) if is_balanced else split_by_scaffold(scaffolds)
     return limit_training_rows(config, RowSplit(name, {split: rows[part] for split, part in parts.items()}))
+
+
+def _follow_file(path: str, usable: TableRows) -> RowSplit:
+    named = read_split_file(expand_path(path), len(usable.table))
+    split = follow_split("file", named, usable)
+    num_named, num_used = (sum(map(len, parts.values())) for parts in (named, split.indices))
+    counts = {
+        f"rows of {path} cannot be used": num_named - num_used,
+        f"rows are in no split of {path}": len(usable.rows) - num_used,
+    }
+    return replace(split, notes=tuple(f"{count:,} {what}" for what, count in counts.items() if count))
 
 
 def follow_split(name: str, named: SplitIndices, usable: TableRows, notes: Sequence[str] = ()) -> RowSplit:
@@ -126,20 +126,17 @@ def split_balanced(scaffolds: Sequence[Hashable], seed: int) -> SplitIndices:
 
 def _fill(groups: Sequence[list[int]], num_rows: int, *, shares_train_room: bool) -> SplitIndices:
     """Put each group into the first split with room for it; valid may also take the room that train has left."""
-    train: list[int] = []
-    valid: list[int] = []
-    test: list[int] = []
+    parts: dict[Split, list[int]] = {split: [] for split in SPLITS}
+    train, valid, test = parts.values()
     for group in groups:
         num_taken, tenths = len(valid) + len(group), _VALID_TENTHS
         if shares_train_room:
             num_taken, tenths = num_taken + len(train), tenths + _TRAIN_TENTHS
         if 10 * (len(train) + len(group)) <= _TRAIN_TENTHS * num_rows:
             train += group
-        elif 10 * num_taken <= tenths * num_rows:
-            valid += group
         else:
-            test += group
-    return _as_arrays({"train": train, "valid": valid, "test": test})
+            (valid if 10 * num_taken <= tenths * num_rows else test).extend(group)
+    return _as_arrays(parts)
 
 
 def split_at_random(num_rows: int, seed: int, classes: Sequence[Hashable] | None = None) -> SplitIndices:

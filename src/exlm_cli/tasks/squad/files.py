@@ -7,7 +7,7 @@ import re
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -55,12 +55,30 @@ class SquadFile:
         questions: Questions that can be used.
         skipped: The other questions.
         has_answers: Whether every question has a list of answers, empty or not.
+        ids: Ids of `questions`.
     """
 
     source: str
     questions: list[SquadQuestion] = field(default_factory=list)
     skipped: list[SkippedRow] = field(default_factory=list)
     has_answers: bool = True
+    ids: set[str] = field(default_factory=set)
+
+    def add(self, question: SquadQuestion, where: str, is_impossible: bool | None) -> None:
+        """Keep a question or, if something is wrong with it, skip it."""
+        problem = next(_problems(question, is_impossible, self.ids), None)
+        if problem is None:
+            self.ids.add(question.id)
+            self.questions.append(question)
+        else:
+            row = where.removeprefix("record ")
+            self.skipped.append(SkippedRow(self.source, row, where, question.text, problem))
+
+    def checked(self) -> Self:
+        """Return this file; refuse one without a question."""
+        if not self.questions and not self.skipped:
+            raise DataError(f"{self.source}: no question in it", _LAYOUT_HINT)
+        return self
 
 
 class _Model(BaseModel):
@@ -122,13 +140,20 @@ def read_squad_json(path: Path, *, needs_answers: bool = True) -> SquadFile:
         document = _Document.model_validate(content)
     except ValidationError as error:
         raise DataError(f"{path}: {_describe(error)}", _LAYOUT_HINT) from error
-    questions = [question for article in document.data for part in article.paragraphs for question in part.qas]
-    bare = next((question.id for question in questions if question.answers is None), None)
-    if bare is not None and needs_answers:
-        raise DataError(f"{path}: question `{bare}` has no list of `answers`", _LAYOUT_HINT)
-    collected = _collect(str(path), _candidates(document))
-    collected.has_answers = bare is None
-    return collected
+    found = SquadFile(str(path))
+    row = itertools.count()
+    for article in document.data:
+        for number, paragraph in enumerate(article.paragraphs, start=1):
+            for given in paragraph.qas:
+                if given.answers is None and needs_answers:
+                    raise DataError(f"{path}: question `{given.id}` has no list of `answers`", _LAYOUT_HINT)
+                found.has_answers &= given.answers is not None
+                answers = tuple((answer.text, answer.answer_start) for answer in given.answers or ())
+                text = given.question.strip()
+                question = SquadQuestion(next(row), given.id, article.title, paragraph.context, text, answers)
+                where = f"article `{article.title}`, paragraph {number}, question `{given.id}`"
+                found.add(question, where, None if given.answers is None else given.is_impossible)
+    return found.checked()
 
 
 def read_squad_rows(source: str, records: Iterable[Record]) -> SquadFile:
@@ -137,26 +162,7 @@ def read_squad_rows(source: str, records: Iterable[Record]) -> SquadFile:
     Raises:
         DataError: A row does not have that layout.
     """
-    return _collect(source, _flat_candidates(records))
-
-
-_Candidate = tuple[str, SquadQuestion, bool | None]
-"""Place of a question in words, the question, and its `is_impossible`."""
-
-
-def _candidates(document: _Document) -> Iterator[_Candidate]:
-    row = itertools.count()
-    for article in document.data:
-        for number, paragraph in enumerate(article.paragraphs, start=1):
-            for found in paragraph.qas:
-                where = f"article `{article.title}`, paragraph {number}, question `{found.id}`"
-                answers = tuple((answer.text, answer.answer_start) for answer in found.answers or ())
-                text = found.question.strip()
-                question = SquadQuestion(next(row), found.id, article.title, paragraph.context, text, answers)
-                yield where, question, None if found.answers is None else found.is_impossible
-
-
-def _flat_candidates(records: Iterable[Record]) -> Iterator[_Candidate]:
+    found = SquadFile(source)
     for index, record in enumerate(records):
         try:
             row = _FlatRow.model_validate(record.values)
@@ -167,24 +173,8 @@ def _flat_candidates(records: Iterable[Record]) -> Iterator[_Candidate]:
             raise DataError(f"{record.where}: {len(texts)} answer texts, but {len(starts)} values of `answer_start`")
         answers = tuple(zip(texts, starts, strict=True))
         question = SquadQuestion(index, row.id, row.title, row.context, row.question.strip(), answers)
-        yield f"record {record.number}, question `{row.id}`", question, None
-
-
-def _collect(source: str, candidates: Iterable[_Candidate]) -> SquadFile:
-    """Separate the questions that can be used from the others."""
-    collected = SquadFile(source)
-    ids: set[str] = set()
-    for where, question, is_impossible in candidates:
-        problem = next(_problems(question, is_impossible, ids), None)
-        if problem is None:
-            ids.add(question.id)
-            collected.questions.append(question)
-        else:
-            skipped = SkippedRow(source, where.removeprefix("record "), where, question.text, problem)
-            collected.skipped.append(skipped)
-    if not collected.questions and not collected.skipped:
-        raise DataError(f"{source}: no question in it", _LAYOUT_HINT)
-    return collected
+        found.add(question, f"record {record.number}, question `{row.id}`", None)
+    return found.checked()
 
 
 def _parse(path: Path, file: io.BufferedReader) -> Any:

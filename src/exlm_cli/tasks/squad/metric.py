@@ -7,7 +7,7 @@ tested against examples worked out by hand (`tests/unit/tasks/squad/test_metric.
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -20,23 +20,19 @@ def normalize_answer(text: str) -> str:
 
 
 def exact_match(predicted: str, golds: Sequence[str]) -> float:
-    """Return 1 if a prediction equals any of the gold answers after normalisation, else 0.
+    """Return 1 if a prediction, empty for "no answer", equals any of the gold answers after normalisation, else 0.
 
-    Args:
-        predicted: Answer; empty for "no answer".
-        golds: Gold answers. Those that are empty after normalisation do not count; if none remains, the right answer is
-            the empty one.
+    Gold answers that are empty after normalisation do not count; if none remains, the right answer is the empty one.
     """
-    normalized = normalize_answer(predicted)
-    return float(any(normalized == normalize_answer(gold) for gold in scorable_golds(golds)))
+    return float(any(normalize_answer(predicted) == normalize_answer(gold) for gold in _scorable(golds)))
 
 
 def f1(predicted: str, golds: Sequence[str]) -> float:
-    """Return the best F1 over gold answers of the two bags of normalised words.
+    """Return the best F1 over gold answers, as in `exact_match`, of the two bags of normalised words.
 
-    Where one bag is empty, F1 is 1 if both are, else 0. Arguments are those of `exact_match`.
+    Where one bag is empty, F1 is 1 if both are, else 0.
     """
-    return max(_word_f1(predicted, gold) for gold in scorable_golds(golds))
+    return max(_word_f1(predicted, gold) for gold in _scorable(golds))
 
 
 def _word_f1(predicted: str, gold: str) -> float:
@@ -48,8 +44,7 @@ def _word_f1(predicted: str, gold: str) -> float:
     return 2 * num_same / (len(predicted_words) + len(gold_words))
 
 
-def scorable_golds(golds: Sequence[str]) -> list[str]:
-    """Return the gold answers that have a word in them; the empty answer if none has."""
+def _scorable(golds: Sequence[str]) -> list[str]:
     return [gold for gold in golds if normalize_answer(gold)] or [""]
 
 
@@ -73,15 +68,7 @@ class Answered:
         return bool(self.golds)
 
 
-@dataclass(frozen=True)
-class BestThreshold:
-    """Mean score at the best threshold, and that threshold; questions above it are left unanswered."""
-
-    score: float
-    threshold: float
-
-
-def find_best_threshold(questions: Sequence[Answered], scores: Sequence[float]) -> BestThreshold:
+def find_best_threshold(questions: Sequence[Answered], scores: Sequence[float]) -> tuple[float, float]:
     """Find the threshold with the best mean score, as `find_best_thresh` of the official script does.
 
     It begins with no question answered, which scores 1 on each question without an answer, and then answers one
@@ -94,8 +81,8 @@ def find_best_threshold(questions: Sequence[Answered], scores: Sequence[float]) 
         scores: Exact match or F1 of each question's `text`.
 
     Returns:
-        The threshold is the `no_answer_score` of the last question answered. If none should be answered, it is 1 below
-        the lowest: the official script gives 0, which means the same for its probabilities, but not for differences.
+        Mean score and threshold: the `no_answer_score` of the last question answered. If none should be answered, it is
+        1 below the lowest: the official script gives 0, which means the same for probabilities, not for differences.
     """
     order = sorted(range(len(questions)), key=lambda index: questions[index].no_answer_score)
     current = best = float(sum(not question.has_answer for question in questions))
@@ -108,7 +95,7 @@ def find_best_threshold(questions: Sequence[Answered], scores: Sequence[float]) 
             current -= 1.0
         if current > best:
             best, threshold = current, question.no_answer_score
-    return BestThreshold(best / len(questions), threshold)
+    return best / len(questions), threshold
 
 
 def apply_threshold(questions: Sequence[Answered], scores: Sequence[float], threshold: float) -> list[float]:
@@ -128,25 +115,18 @@ def squad_metrics(questions: Sequence[Answered]) -> dict[str, float]:
         nothing is tuned; `has_answer_...`, `no_answer_...`: means at the best threshold of F1 over the questions that
         have an answer and over those that have none, NaN if there is no such question.
     """
-    exact_scores = [exact_match(question.text, question.golds) for question in questions]
-    f1_scores = [f1(question.text, question.golds) for question in questions]
-    best_exact = find_best_threshold(questions, exact_scores)
-    best_f1 = find_best_threshold(questions, f1_scores)
-    exact_at_best = apply_threshold(questions, exact_scores, best_f1.threshold)
-    f1_at_best = apply_threshold(questions, f1_scores, best_f1.threshold)
-    metrics = {
-        "exact_match": best_exact.score,
-        "f1": best_f1.score,
-        "exact_match_threshold": best_exact.threshold,
-        "f1_threshold": best_f1.threshold,
-        "exact_match_at_0": _mean(apply_threshold(questions, exact_scores, 0.0)),
-        "f1_at_0": _mean(apply_threshold(questions, f1_scores, 0.0)),
+    scores = {
+        "exact_match": [exact_match(question.text, question.golds) for question in questions],
+        "f1": [f1(question.text, question.golds) for question in questions],
     }
-    groups: Mapping[str, bool] = {"has_answer": True, "no_answer": False}
-    for name, has_answer in groups.items():
+    best = {name: find_best_threshold(questions, values) for name, values in scores.items()}
+    metrics = {name: score for name, (score, _) in best.items()}
+    metrics |= {f"{name}_threshold": threshold for name, (_, threshold) in best.items()}
+    metrics |= {f"{name}_at_0": _mean(apply_threshold(questions, values, 0.0)) for name, values in scores.items()}
+    at_best = {name: apply_threshold(questions, values, best["f1"][1]) for name, values in scores.items()}
+    for group, has_answer in (("has_answer", True), ("no_answer", False)):
         members = [index for index, question in enumerate(questions) if question.has_answer == has_answer]
-        metrics[f"{name}_exact_match"] = _mean([exact_at_best[index] for index in members])
-        metrics[f"{name}_f1"] = _mean([f1_at_best[index] for index in members])
+        metrics |= {f"{group}_{name}": _mean([values[index] for index in members]) for name, values in at_best.items()}
     return metrics
 
 

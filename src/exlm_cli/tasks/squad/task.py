@@ -90,7 +90,10 @@ def load_squad(config: SquadTaskConfig, progress: Progress) -> "SquadTask":
 
 @final
 class SquadTask(DownstreamTask):
-    """Questions: one example for each window, one score for each question."""
+    """Questions: one example for each window, one score for each question.
+
+    `score_fingerprint` is the SHA-256 of the longest answer allowed, and of each question's id, paragraph and answers.
+    """
 
     name = "squad/v2"
     loss: Loss = "span"
@@ -257,13 +260,13 @@ def _read_files(config: SquadTaskConfig, progress: Progress) -> tuple[SquadFile,
     if files.train is not None:
         valid = None if files.valid is None else read_squad_json(given_file(config, files.valid))
         return read_squad_json(given_file(config, files.train)), valid
-    train_source = hub_source(config, HUB_NAME, None, "train")
-    valid_source = hub_source(config, HUB_NAME, None, "validation")
-    if train_source is not None and valid_source is not None:
+    sources = [hub_source(config, HUB_NAME, None, split) for split in ("train", "validation")]
+    if None not in sources:
         with progress.bar("reading from the Hub", None) as bar:
             train, valid = (
                 read_squad_rows(str(source), counted(iter_hub_records(source, hint=LOCAL_HINT), bar))
-                for source in (train_source, valid_source)
+                for source in sources
+                if source is not None
             )
         return train, valid
     folder = existing_folder(config, _FOLDERS)

@@ -3,6 +3,7 @@
 A window is [CLS] question [SEP] piece of the paragraph [SEP]. Axes: L tokens of a window.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -120,14 +121,13 @@ def build_windows(
             "give a larger `task.sequence_length`, or smaller `task.doc_stride` and `task.max_query_tokens`",
         )
     windows = []
-    first = 0
-    while True:
+    for first in itertools.count(0, doc_stride):
         piece = context.ids[first : first + room]
         token_ids = np.asarray([*head, *piece, tokenizer.sep_id], dtype=np.int64)
         windows.append(Window(question, token_ids, len(head), first, len(piece)))
         if first + room >= len(context.ids):
-            return windows
-        first += doc_stride
+            break
+    return windows
 
 
 def best_span(window: Window, logits: FloatArray, *, max_answer_tokens: int) -> tuple[int, int, float] | None:

@@ -12,7 +12,6 @@ import pytest
 
 from exlm_cli.tasks.squad.metric import (
     Answered,
-    BestThreshold,
     apply_threshold,
     exact_match,
     f1,
@@ -96,38 +95,29 @@ def test_the_best_threshold_is_the_best_of_all_cuts(seed: int) -> None:
     cuts = [question.no_answer_score for question in questions]
     cuts.append(min(cuts) - 1)
     best = max(sum(apply_threshold(questions, scores, cut)) / len(questions) for cut in cuts)
-    found = find_best_threshold(questions, scores)
-    assert found.score == pytest.approx(best, abs=1e-12)
-    assert sum(apply_threshold(questions, scores, found.threshold)) / len(questions) == pytest.approx(best, abs=1e-12)
+    score, threshold = find_best_threshold(questions, scores)
+    assert score == pytest.approx(best, abs=1e-12)
+    assert sum(apply_threshold(questions, scores, threshold)) / len(questions) == pytest.approx(best, abs=1e-12)
 
 
-def test_the_sweep_by_hand() -> None:
-    """In order: +1, -1, +0.5, -1 on a start of 2 questions without an answer; best after the first."""
-    questions = [
-        Answered("x", -3.0, ("gold",)),
-        Answered("x", -1.0, ()),
-        Answered("x", 0.5, ("gold",)),
-        Answered("x", 4.0, ()),
-    ]
-    assert find_best_threshold(questions, [1, 0, 0.5, 0]) == BestThreshold(3 / 4, -3.0)
-
-
-def test_answering_nothing_is_best_where_no_question_has_an_answer() -> None:
-    questions = [Answered("x", -2.0, ()), Answered("x", 3.0, ())]
-    found = find_best_threshold(questions, [0, 0])
-    assert found == BestThreshold(1.0, -3.0)
-    assert apply_threshold(questions, [0, 0], found.threshold) == [1, 1]
-
-
-def test_an_empty_prediction_costs_nothing_where_there_is_no_answer() -> None:
-    questions = [Answered("", -2.0, ()), Answered("x", -1.0, ("gold",))]
-    assert find_best_threshold(questions, [1, 1]) == BestThreshold(1.0, -1.0)
-
-
-def test_questions_of_equal_score_are_taken_one_by_one_as_officially() -> None:
-    """A cut through the tie would be 1.0; the definition counts it, though a threshold of 0 gives 0.5."""
-    questions = [Answered("x", 0.0, ("gold",)), Answered("x", 0.0, ())]
-    assert find_best_threshold(questions, [1, 0]) == BestThreshold(1.0, 0.0)
+@pytest.mark.parametrize(
+    ("answers", "scores", "expected"),
+    [
+        # in order: +1, -1, +0.5, -1 on a start of 2 questions without an answer; best after the first
+        ([("x", -3.0, 1), ("x", -1.0, 0), ("x", 0.5, 1), ("x", 4.0, 0)], [1, 0, 0.5, 0], (3 / 4, -3.0)),
+        # answering nothing is best where no question has an answer
+        ([("x", -2.0, 0), ("x", 3.0, 0)], [0, 0], (1.0, -3.0)),
+        # an empty prediction costs nothing where there is no answer
+        ([("", -2.0, 0), ("x", -1.0, 1)], [1, 1], (1.0, -1.0)),
+        # a tie is taken one by one as officially: a cut through it counts, though a threshold of 0 gives 0.5
+        ([("x", 0.0, 1), ("x", 0.0, 0)], [1, 0], (1.0, 0.0)),
+    ],
+)
+def test_sweeps_by_hand(
+    answers: list[tuple[str, float, int]], scores: list[float], expected: tuple[float, ...]
+) -> None:
+    questions = [Answered(text, score, ("gold",) * num_golds) for text, score, num_golds in answers]
+    assert find_best_threshold(questions, scores) == expected
 
 
 def test_a_question_at_the_threshold_is_answered_and_one_above_is_not() -> None:
@@ -164,4 +154,3 @@ def test_a_group_without_questions_has_no_mean() -> None:
     metrics = squad_metrics([Answered("Rome", -5.0, ("Rome",))])
     assert metrics["has_answer_f1"] == 1
     assert math.isnan(metrics["no_answer_f1"])
-    assert math.isnan(metrics["no_answer_exact_match"])
