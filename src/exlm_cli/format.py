@@ -24,9 +24,14 @@ def format_number(value: float | None, *, beside: float | None = None) -> str:
     return f"{value:.4f}" if magnitude == 0 or 1e-3 <= magnitude < 1e6 else f"{value:.4g}"
 
 
-def format_measure(value: float) -> str:
+def format_fixed(value: float | None, decimals: int) -> str:
+    """Return a value with a given number of decimals."""
+    return NOT_DEFINED if value is None or math.isnan(value) else f"{value:.{decimals}f}"
+
+
+def format_measure(value: float | None) -> str:
     """Return a validation figure with four decimals, from 1,000 on with one and commas."""
-    if math.isnan(value):
+    if value is None or math.isnan(value):
         return NOT_DEFINED
     return f"{value:.4f}" if value < 1000 else f"{value:,.1f}"
 
@@ -38,13 +43,15 @@ def format_spread(mean: float | None, deviation: float | None) -> str:
     return f"{format_number(mean)} ± {format_number(deviation, beside=mean)}"
 
 
-def format_percent(share: float | None) -> str:
+def format_percent(share: float | None, decimals: int | None = None) -> str:
     """Return a share as a percentage: one decimal from 1 % on, two digits below, never an exponent.
 
-    `85.2 %`, `3.4 %`, `0.34 %`, `0.0052 %`; `<0.0001 %` below that.
+    `85.2 %`, `3.4 %`, `0.34 %`, `0.0052 %`; `<0.0001 %` below that. `decimals` sets their number whatever the size.
     """
     if share is None or math.isnan(share):
         return NOT_DEFINED
+    if decimals is not None:
+        return f"{100 * share:.{decimals}f} %"
     percent = float(f"{100 * share:.1e}") if abs(share) < 0.01 else 100 * share
     if 0 < abs(percent) < 1e-4:
         return "<0.0001 %"

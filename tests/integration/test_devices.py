@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from exlm_cli.experiments.entropy import measure_entropy
+from exlm_cli.experiments.evaluate import measure_entropy
 from exlm_cli.run_dir import read_metrics
 from exlm_cli.train.pretrain import run_pretraining
 from tests.tiny import tiny_recipe

@@ -34,6 +34,11 @@ def test_values_are_written_as_people_read_them(function: Callable[..., str]) ->
     assert {value: function(value) for value in CASES[function]} == CASES[function]
 
 
+def test_a_number_of_decimals_can_be_given() -> None:
+    assert [formats.format_fixed(value, 2) for value in (1.005, None, math.nan)] == ["1.00", NOT_DEFINED, NOT_DEFINED]
+    assert (formats.format_percent(0.0225, 2), formats.format_percent(0.001, 0)) == ("2.25 %", "0 %")
+
+
 def test_a_deviation_is_written_like_its_mean() -> None:
     assert format_spread(0.8123, 0.0101) == "0.8123 ± 0.0101"
     assert format_spread(12345678.9, 0.5) == "1.235e+07 ± 0.5"

@@ -4,10 +4,13 @@
 each task, and `result.json`, written last and whole, marks the cell as done.
 """
 
+import math
 import shutil
-from dataclasses import asdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from exlm_cli.config.base import identity_of, identity_values
 from exlm_cli.config.finetune import FinetuneRecipe
@@ -15,12 +18,12 @@ from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.overrides import describe_changes
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.config.sections import MaskingConfig
 from exlm_cli.config.sweep import SweepCell
 from exlm_cli.data.corpus.pipeline import prepare_data
-from exlm_cli.data.masking import special_tokens
+from exlm_cli.data.masking import IntArray, SpecialTokens, mask_sequence, sample_rng, special_tokens
 from exlm_cli.errors import CheckpointError, DivergedError
-from exlm_cli.experiments.corruption import count_corrupted
-from exlm_cli.experiments.entropy import measure_entropy
+from exlm_cli.experiments.evaluate import measure_entropy
 from exlm_cli.experiments.results import (
     MEASURED_FILE,
     RESULT_FILE,
@@ -33,7 +36,7 @@ from exlm_cli.experiments.results import (
     read_cell_file,
     result_type,
 )
-from exlm_cli.files import finite_or_none, write_json
+from exlm_cli.files import write_json
 from exlm_cli.finetune.results import RunResults, Summary
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import read_run_json
@@ -105,15 +108,13 @@ def refuse_changed_cell(cell: SweepCell, folder: Path) -> None:
     Raises:
         CheckpointError: It was; fine-tuning that diverged may be begun again with another recipe.
     """
-    begun = folder / "pretrain" / "recipe.yaml"
-    if begun.is_file():
-        then, now = (with_absolute_paths(recipe) for recipe in (load_recipe(str(begun)), cell.pretrain))
-        if changes := describe_changes(identity_values(then), identity_values(now)):
-            raise _other_recipe(folder, "trained", changes)
+    if changes := _changes_since_begun(folder / "pretrain", cell.pretrain):
+        raise _other_recipe(folder, "trained", changes)
     result = read_cell_file(folder / RESULT_FILE, result_type(cell))
     diverged = result.diverged_tasks if result is not None else []
     for recipe in cell.finetune:
-        if recipe.task.name not in diverged and (changes := _changes_since_begun(recipe, folder)):
+        changes = _changes_since_begun(_finetune_folder(folder, recipe), recipe)
+        if changes and recipe.task.name not in diverged:
             raise _other_recipe(folder, "fine-tuned", changes)
 
 
@@ -124,10 +125,8 @@ def _pretrain_and_measure(cell: SweepCell, folder: Path, progress: Progress) -> 
     run = folder / "pretrain"
     if run.exists() and not (run / "recipe.yaml").is_file():
         shutil.rmtree(run)  # killed before it began
-    is_new = not run.exists()
-    trained = run_pretraining(
-        cell.pretrain, out=run if is_new else None, resume=None if is_new else run, progress=progress
-    )
+    out, resume = _out_or_resume(run)
+    trained = run_pretraining(cell.pretrain, out=out, resume=resume, progress=progress)
     ratios = (cell.pretrain.masking.mask_ratio, *cell.entropy_ratios)
     entropies = measure_entropy(
         run,
@@ -145,11 +144,8 @@ def _pretrain_and_measure(cell: SweepCell, folder: Path, progress: Progress) -> 
         elapsed_s=trained.elapsed_s,
         parameters=parameters,
         corruption=_count(cell.pretrain, progress),
-        metrics=finite_or_none(entropies[0].metrics),
-        entropy=tuple(
-            EntropyAt(**finite_or_none({name: value for name, value in asdict(entropy).items() if name != "metrics"}))
-            for entropy in entropies
-        ),
+        metrics=entropies[0].metrics,
+        entropy=tuple(EntropyAt(**entropy.model_dump(exclude={"metrics"})) for entropy in entropies),
     )
     write_json(folder / MEASURED_FILE, measures)
     return measures
@@ -174,6 +170,39 @@ def _count(recipe: PretrainRecipe, progress: Progress) -> Corruption | None:
     return count_corrupted(sequences, recipe.masking, special_tokens(data.tokenizer), seed=recipe.seed, epoch=0)
 
 
+def count_corrupted(
+    sequences: Iterable[tuple[int, IntArray]], masking: MaskingConfig, special: SpecialTokens, *, seed: int, epoch: int
+) -> Corruption:
+    """Mask sequences as training does and count the tokens that lost every copy.
+
+    Args:
+        sequences: (sample index, (n,) tokens without [CLS] and the last [SEP]).
+        masking: Of the recipe; the law holds for `scheme: bernoulli`.
+        special: Special token ids; special tokens inside a sequence are not counted.
+        seed, epoch: Select the masks.
+    """
+    ratio, repeats = masking.mask_ratio, masking.num_repeats
+    num_tokens, num_corrupted, num_forced = 0, 0, 0.0
+    never_masked = np.fromiter(special.never_masked, dtype=np.int64)
+    for index, token_ids in sequences:
+        masked = mask_sequence(token_ids, masking, special, sample_rng(seed, epoch, index))
+        masked_copies = np.bincount(masked.target_source, minlength=len(token_ids) + 1)
+        num_corrupted += int((masked_copies == repeats).sum())
+        num_maskable = int((~np.isin(token_ids, never_masked)).sum())
+        num_tokens += num_maskable
+        if repeats == 1 and num_maskable:
+            num_forced += (1 - ratio) ** num_maskable
+    law, divisor = ratio**repeats, max(1, num_tokens)
+    return Corruption(
+        num_tokens=num_tokens,
+        num_corrupted=num_corrupted,
+        expected=law,
+        expected_with_floor=law + num_forced / divisor,
+        measured=num_corrupted / divisor,
+        standard_error=math.sqrt(law * (1 - law) / divisor),
+    )
+
+
 def _earlier_scores(cell: SweepCell, folder: Path) -> dict[str, TaskScores | DivergedTask]:
     """Return the scores that an earlier result has of the same model, also of tasks that the cell no longer has."""
     before = read_cell_file(folder / RESULT_FILE, result_type(cell))
@@ -192,21 +221,15 @@ def _finetune(cell: SweepCell, folder: Path, progress: Progress) -> dict[str, Ta
     scored: dict[str, TaskScores | DivergedTask] = {}
     for recipe in cell.finetune:
         run = _finetune_folder(folder, recipe)
-        if run.exists() and not ((run / "recipe.yaml").is_file() and not _changes_since_begun(recipe, folder)):
+        if run.exists() and not ((run / "recipe.yaml").is_file() and not _changes_since_begun(run, recipe)):
             shutil.rmtree(run)  # killed before it began, or diverged with another recipe
-        is_new = not run.exists()
+        out, resume = _out_or_resume(run)
         try:
-            results = run_finetuning(
-                recipe,
-                checkpoint=folder / "pretrain",
-                out=run if is_new else None,
-                resume=None if is_new else run,
-                progress=progress,
-            ).results
+            begun = run_finetuning(recipe, checkpoint=folder / "pretrain", out=out, resume=resume, progress=progress)
         except DivergedError as error:
             scored[recipe.task.name] = DivergedTask(identity=identity_of(recipe), diverged=error.message)
         else:
-            scored[recipe.task.name] = _scores(recipe, results)
+            scored[recipe.task.name] = _scores(recipe, begun.results)
     return scored
 
 
@@ -229,12 +252,16 @@ def _scores(recipe: FinetuneRecipe, results: RunResults) -> TaskScores:
     )
 
 
-def _changes_since_begun(recipe: FinetuneRecipe, folder: Path) -> str:
-    """Return what of a recipe has changed since fine-tuning in a cell began; empty where it has not begun."""
-    begun = _finetune_folder(folder, recipe) / "recipe.yaml"
-    if not begun.is_file():
+def _out_or_resume(run: Path) -> tuple[Path | None, Path | None]:
+    """Return `out` and `resume` of a training in a folder: a new run where there is none yet."""
+    return (None, run) if run.exists() else (run, None)
+
+
+def _changes_since_begun(run: Path, recipe: PretrainRecipe | FinetuneRecipe) -> str:
+    """Return what of a recipe has changed since a run began; empty where it has not begun."""
+    if not (run / "recipe.yaml").is_file():
         return ""
-    both = (load_recipe(str(begun), kind=FinetuneRecipe), recipe)
+    both = load_recipe(str(run / "recipe.yaml"), kind=type(recipe)), recipe
     return describe_changes(*(identity_values(with_absolute_paths(one)) for one in both))
 
 

@@ -47,7 +47,19 @@ class Corruption(JsonModel):
 
 
 class EntropyAt(JsonModel):
-    """Entropy in bits under one masking (`experiments.entropy.PredictionEntropy`); None: not defined."""
+    """Entropy of one checkpoint's predictions under one masking of the validation data.
+
+    Attributes:
+        objective: `mlm` or `exlm`.
+        mask_ratio: p of the masking.
+        num_repeats: k of Repeated MLM; 1 otherwise.
+        num_states_per_mask: k of ExLM; 1 otherwise.
+        entropy_bits: Mean entropy of the emitted distributions. For (Repeated) MLM that is App. E: only tokens whose
+            copies are all masked, mean over copies, then over tokens; None where there is none. For ExLM it is the mean
+            over expanded states.
+        entropy_posterior_bits: For ExLM with a DAG, every state weighted by the posterior that it emits a target, mean
+            over targets; None otherwise.
+    """
 
     objective: str
     mask_ratio: float
@@ -55,6 +67,12 @@ class EntropyAt(JsonModel):
     num_states_per_mask: int
     entropy_bits: float | None
     entropy_posterior_bits: float | None
+
+
+class PredictionEntropy(EntropyAt):
+    """The same with all figures of the validation (`train.evaluation.summarise`); None: not defined."""
+
+    metrics: dict[str, float | None]
 
 
 class Measures(JsonModel):

@@ -25,14 +25,11 @@ class RankAgreement:
     spread_equal_ratio: float
 
     @property
-    def follows_share(self) -> bool:
-        """Whether cells of equal p^k lie closer together than cells of equal p."""
-        return self.spread_equal_share < self.spread_equal_ratio
-
-    @property
-    def follows_ratio(self) -> bool:
-        """Whether cells of equal p lie closer together than cells of equal p^k."""
-        return self.spread_equal_share > self.spread_equal_ratio
+    def follows(self) -> str:
+        """Whether cells of equal `p^k` or of equal `p` lie closer together; empty where neither do."""
+        if self.spread_equal_share < self.spread_equal_ratio:
+            return "p^k"
+        return "p" if self.spread_equal_share > self.spread_equal_ratio else ""
 
 
 def rank_agreement(cells: Sequence[tuple[int, float]], values: Sequence[float]) -> RankAgreement:

@@ -8,25 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exlm_cli.errors import DataError
-from exlm_cli.report.style import (
-    FAINT_INK,
-    INK,
-    LINE_STYLES,
-    RUN_COLOURS,
-    add_legend,
-    drawing,
-    new_figure,
-    quieten,
-    write_figure,
-)  # fmt: skip
+from exlm_cli.report import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.lines import Line2D
 
 Row = Mapping[str, Any]
-LineStyle = tuple[str, str]
+LineStyle = tuple[str, Any]
 """Colour and line style."""
+_Lines = dict[str, dict[str, tuple[list[int], list[float]]]]
+"""Steps and values of a panel, by run, then by key."""
 
 _MAX_SMOOTHED = 12
 """Number of rows on either side that go into a smoothed point; the rows themselves are drawn faintly behind it."""
@@ -40,9 +31,8 @@ class _Panel:
     """One pair of axes.
 
     Attributes:
-        title: Above the axes.
         kind: Kind of the rows that it shows: `train` or `valid`.
-        keys: Values of a row that it shows, each with its name in the legend of the panel.
+        keys: Values of a row that it shows, with their names in the legend of the panel.
         is_log: Use a logarithmic axis where the values differ much.
         is_smoothed: Draw a running mean over the values.
         floor: Smallest possible value, where it has a meaning: the axis begins there.
@@ -51,7 +41,7 @@ class _Panel:
 
     title: str
     kind: str
-    keys: tuple[tuple[str, str], ...]
+    keys: Mapping[str, str]
     is_log: bool = False
     is_smoothed: bool = False
     floor: float | None = None
@@ -59,21 +49,21 @@ class _Panel:
 
 
 _PANELS = (
-    _Panel("Training loss (nats per target)", "train", (("loss", ""),), is_smoothed=True),
-    _Panel("Validation loss (nats per target)", "valid", (("loss", ""),)),
-    _Panel("Perplexity", "valid", (("perplexity", ""),), is_log=True),
-    _Panel("Mask accuracy", "valid", (("mask_accuracy", ""),)),
+    _Panel("Training loss (nats per target)", "train", {"loss": ""}, is_smoothed=True),
+    _Panel("Validation loss (nats per target)", "valid", {"loss": ""}),
+    _Panel("Perplexity", "valid", {"perplexity": ""}, is_log=True),
+    _Panel("Mask accuracy", "valid", {"mask_accuracy": ""}),
     _Panel(
         "Entropy of predictions (bits)",
         "valid",
-        (("entropy_bits", "mean over states"), ("entropy_posterior_bits", "posterior-weighted")),
+        {"entropy_bits": "mean over states", "entropy_posterior_bits": "posterior-weighted"},
     ),
-    _Panel("Effective states per mask", "valid", (("effective_states", ""),), floor=1.0, min_top=2.0),
-    _Panel("Path entropy (bits per target)", "valid", (("path_entropy_bits", ""),), floor=0.0, min_top=0.5),
+    _Panel("Effective states per mask", "valid", {"effective_states": ""}, floor=1.0, min_top=2.0),
+    _Panel("Path entropy (bits per target)", "valid", {"path_entropy_bits": ""}, floor=0.0, min_top=0.5),
     _Panel(
         "Share of masks on the best path",
         "valid",
-        (("masks_with_0_share", "yield no token"), ("masks_with_2plus_share", "yield 2 or more")),
+        {"masks_with_0_share": "yield no token", "masks_with_2plus_share": "yield 2 or more"},
         floor=0.0,
         min_top=0.1,
     ),
@@ -97,7 +87,7 @@ def plot_curves(
         DataError: No row holds anything to draw.
         CheckpointError: The file system refuses.
     """
-    panels = [panel for panel in _PANELS if any(_has_data(panel, rows) for rows in rows_by_run.values())]
+    panels = [(panel, lines) for panel in _PANELS if (lines := _lines_of(panel, rows_by_run))]
     if not panels:
         raise DataError(
             f"nothing to draw: none of {len(rows_by_run)} runs has rows of training or validation",
@@ -105,61 +95,61 @@ def plot_curves(
         )
     if styles is None:
         # after the last colour they begin again with another line style
-        looks = itertools.cycle((colour, line) for line in LINE_STYLES for colour in RUN_COLOURS)
+        looks = itertools.cycle((colour, line) for line in style.LINE_STYLES for colour in style.RUN_COLOURS)
         styles = dict(zip(rows_by_run, looks, strict=False))
     num_rows = math.ceil(len(panels) / _MAX_COLUMNS)
     num_columns = math.ceil(len(panels) / num_rows)
     legend_inches = 0.2 + 0.24 * math.ceil(len(rows_by_run) / num_columns)
-    with drawing():
-        figure = new_figure(_PANEL_INCHES[0] * num_columns, _PANEL_INCHES[1] * num_rows + legend_inches)
+    last_step = max(row["step"] for rows in rows_by_run.values() for row in rows)
+    with style.drawing():
+        figure = style.new_figure(_PANEL_INCHES[0] * num_columns, _PANEL_INCHES[1] * num_rows + legend_inches)
         grid = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
-        for axes, panel in zip(grid, panels, strict=False):
-            _draw_panel(axes, panel, rows_by_run, styles)
+        for axes, (panel, lines) in zip(grid, panels, strict=False):
+            axes.set_xlim(0, 1.02 * last_step)
+            _draw_panel(axes, panel, lines, styles)
         for axes in grid[len(panels) :]:
             axes.set_visible(False)
-        handles = [_legend_line(*styles[name]) for name in rows_by_run]
-        add_legend(figure, handles, list(rows_by_run), loc="outside upper left", ncols=num_columns)
+        _add_legend(figure, {name: styles[name] for name in rows_by_run}, loc="outside upper left", ncols=num_columns)
         stem = path.stem if path.suffix.lower() in (".png", ".svg") else path.name
-        return write_figure(figure, path.parent, stem)
+        return style.write_figure(figure, path.parent, stem)
 
 
-def _draw_panel(
-    axes: "Axes", panel: _Panel, rows_by_run: Mapping[str, Sequence[Row]], styles: Mapping[str, LineStyle]
-) -> None:
-    axes.set_title(panel.title, fontsize=9.5, color=INK, loc="left")
-    axes.set_xlabel("step", color=FAINT_INK)
-    quieten(axes)
-    axes.set_xlim(0, 1.02 * max(row["step"] for rows in rows_by_run.values() for row in rows))
+def _lines_of(panel: _Panel, rows_by_run: Mapping[str, Sequence[Row]]) -> _Lines:
+    """Return the finite values of a panel; runs and keys that have none are left out."""
+    lines: _Lines = {}
+    for name, rows in rows_by_run.items():
+        for key in panel.keys:
+            values = [(row["step"], row.get(key)) for row in rows if row.get("kind") == panel.kind]
+            known = [(int(step), float(v)) for step, v in values if isinstance(v, int | float) and math.isfinite(v)]
+            if known:
+                lines.setdefault(name, {})[key] = [step for step, _ in known], [value for _, value in known]
+    return lines
+
+
+def _draw_panel(axes: "Axes", panel: _Panel, lines: _Lines, styles: Mapping[str, LineStyle]) -> None:
+    style.set_up_axes(axes, "step", title=panel.title)
     if panel.is_log:
-        values = [
-            v for rows in rows_by_run.values() for key, _ in panel.keys for v in _series(rows, panel.kind, key)[1]
-        ]
+        values = [value for by_key in lines.values() for _, of_key in by_key.values() for value in of_key]
         if max(values) / min(values) >= _MIN_LOG_RATIO:
             _count_in_decades(axes)
     # an MLM has no posterior-weighted entropy, so its panel has one line and needs no legend
-    keys = [
-        (key, words) for key, words in panel.keys if any(_series(r, panel.kind, key)[0] for r in rows_by_run.values())
-    ]
-    for name, rows in rows_by_run.items():
-        colour, run_style = styles[name]
-        for number, (key, _) in enumerate(keys):
-            steps, values = _series(rows, panel.kind, key)
-            if not steps:
-                continue
-            style = LINE_STYLES[number] if len(keys) > 1 else run_style
+    keys = [key for key in panel.keys if any(key in by_key for by_key in lines.values())]
+    line_of_key = dict(zip(keys, style.LINE_STYLES, strict=False))
+    for name, by_key in lines.items():
+        colour, line_of_run = styles[name]
+        for key, (steps, values) in by_key.items():
             if panel.is_smoothed:
                 axes.plot(steps, values, color=colour, linewidth=0.6, alpha=0.3)
                 values = _mean_around(values, min(_MAX_SMOOTHED, len(values) // 20))
             marker = "o" if len(steps) <= 40 and not panel.is_smoothed else ""
-            (line,) = axes.plot(steps, values, style, color=colour, linewidth=1.5, zorder=3)
-            line.set(marker=marker, markersize=2.8)
+            look = line_of_key[key] if len(keys) > 1 else line_of_run
+            axes.plot(steps, values, look, color=colour, linewidth=1.5, zorder=3, marker=marker, markersize=2.8)
     if panel.floor is not None:
         top = max(panel.min_top, axes.get_ylim()[1])
         # a little below the floor, so that a line on it is not cut
         axes.set_ylim(panel.floor - 0.03 * (top - panel.floor), top)
     if len(keys) > 1:
-        handles = [_legend_line(FAINT_INK, LINE_STYLES[number]) for number in range(len(keys))]
-        add_legend(axes, handles, [words for _, words in keys], fontsize=7.5)
+        _add_legend(axes, {panel.keys[key]: (style.FAINT_INK, line_of_key[key]) for key in keys}, fontsize=7.5)
 
 
 def _count_in_decades(axes: "Axes") -> None:
@@ -172,17 +162,6 @@ def _count_in_decades(axes: "Axes") -> None:
     axes.yaxis.set_minor_locator(NullLocator())
 
 
-def _series(rows: Sequence[Row], kind: str, key: str) -> tuple[list[int], list[float]]:
-    """Return steps and values of the rows whose value is finite."""
-    of_kind = [(int(row["step"]), row.get(key)) for row in rows if row.get("kind") == kind]
-    held = [(step, float(v)) for step, v in of_kind if isinstance(v, int | float) and math.isfinite(v)]
-    return [step for step, _ in held], [value for _, value in held]
-
-
-def _has_data(panel: _Panel, rows: Sequence[Row]) -> bool:
-    return any(_series(rows, panel.kind, key)[0] for key, _ in panel.keys)
-
-
 def _mean_around(values: Sequence[float], reach: int) -> list[float]:
     """Return the mean of each value and `reach` values on either side, fewer on both sides near the ends."""
     means = []
@@ -192,9 +171,8 @@ def _mean_around(values: Sequence[float], reach: int) -> list[float]:
     return means
 
 
-def _legend_line(colour: str, style: str) -> "Line2D":
+def _add_legend(owner: Any, looks: Mapping[str, LineStyle], **options: Any) -> None:
     from matplotlib.lines import Line2D
 
-    line = Line2D([], [], linewidth=1.8)
-    line.set(color=colour, linestyle=style)
-    return line
+    handles = [Line2D([], [], linewidth=1.8, color=colour, linestyle=line) for colour, line in looks.values()]
+    style.add_legend(owner, handles, list(looks), **options)

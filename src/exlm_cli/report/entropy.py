@@ -1,31 +1,19 @@
 """Entropy of predictions over the mask ratio p: Figure 12 with a line for each model, and a table."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from exlm_cli.experiments.results import PredictionEntropy
 from exlm_cli.experiments.statistics import mean_and_deviation
 from exlm_cli.format import NO_VALUE, format_measure, format_ratio
-from exlm_cli.report.style import (
-    FAINT_INK,
-    INK,
-    LINE_STYLES,
-    MARKERS,
-    RUN_COLOURS,
-    add_legend,
-    drawing,
-    new_figure,
-    quieten,
-    write_figure,
-)
+from exlm_cli.report import style
 from exlm_cli.report.tables import ReportTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from exlm_cli.experiments.entropy import PredictionEntropy
 
 ENTROPIES = {"entropy_bits": "mean over states", "entropy_posterior_bits": "weighted by the posterior"}
 """Two entropies of ExLM: mean over a mask's states, or weighted by the posterior that a state emits a target."""
@@ -55,7 +43,7 @@ class EntropyLine:
 
     label: str
     is_mlm: bool
-    entropies: Mapping[float, Mapping[str, Sequence[float]]]
+    entropies: dict[float, dict[str, list[float]]]
     colour: int = 0
     style: int = 0
 
@@ -97,21 +85,19 @@ def write_entropy_figure(
     ]
     if not names:
         return []
-    with drawing():
-        figure = new_figure(_PANEL_INCHES[0] * len(names), _PANEL_INCHES[1] + 0.1 * len(lines), title, captions)
+    with style.drawing():
+        figure = style.new_figure(_PANEL_INCHES[0] * len(names), _PANEL_INCHES[1] + 0.1 * len(lines), title, captions)
         panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
         for panel, name in zip(panels, names, strict=True):
             _draw(panel, lines, name)
-        panels[0].set_ylabel("entropy (bits)", color=FAINT_INK)
+        panels[0].set_ylabel("entropy (bits)", color=style.FAINT_INK)
         handles, labels = panels[0].get_legend_handles_labels()
-        add_legend(figure, handles, labels, loc="outside lower left", ncols=len(names), fontsize=8)
-        return write_figure(figure, folder, stem)
+        style.add_legend(figure, handles, labels, loc="outside lower left", ncols=len(names), fontsize=8)
+        return style.write_figure(figure, folder, stem)
 
 
 def _draw(axes: "Axes", lines: Sequence[EntropyLine], name: str) -> None:
-    quieten(axes)
-    axes.set_title(ENTROPIES[name], fontsize=9, color=INK, loc="left")
-    axes.set_xlabel("mask ratio p of the input", color=FAINT_INK)
+    style.set_up_axes(axes, "mask ratio p of the input", title=ENTROPIES[name], title_size=9)
     ratios = sorted({ratio for line in lines for ratio in line.entropies})
     axes.set_xticks(ratios, list(map(format_ratio, ratios)))
     for line in lines:
@@ -122,16 +108,16 @@ def _draw(axes: "Axes", lines: Sequence[EntropyLine], name: str) -> None:
                 means,
                 yerr=deviations,
                 label=line.label,
-                color=RUN_COLOURS[(line.colour - 1) % len(RUN_COLOURS)] if line.colour else INK,
-                linestyle=LINE_STYLES[line.style % len(LINE_STYLES)],
-                marker=MARKERS[line.colour % len(MARKERS)],
+                color=style.RUN_COLOURS[(line.colour - 1) % len(style.RUN_COLOURS)] if line.colour else style.INK,
+                linestyle=style.LINE_STYLES[line.style % len(style.LINE_STYLES)],
+                marker=style.MARKERS[line.colour % len(style.MARKERS)],
                 markersize=5,
                 capsize=3 if any(deviations) else 0,
                 linewidth=1.4,
             )
 
 
-def entropy_table(entropies: "Sequence[tuple[str, PredictionEntropy]]") -> ReportTable:
+def entropy_table(entropies: Sequence[tuple[str, PredictionEntropy]]) -> ReportTable:
     """Return a row for each named model and masking."""
     rows = [
         (
@@ -140,8 +126,7 @@ def entropy_table(entropies: "Sequence[tuple[str, PredictionEntropy]]") -> Repor
             format_ratio(entropy.mask_ratio),
             format_measure(entropy.entropy_bits),
             NO_VALUE if entropy.entropy_posterior_bits is None else format_measure(entropy.entropy_posterior_bits),
-            format_measure(entropy.metrics["loss"]),
-            format_measure(entropy.metrics["mask_accuracy"]),
+            *(format_measure(entropy.metrics[name]) for name in ("loss", "mask_accuracy")),
         )
         for name, entropy in entropies
     ]
@@ -156,17 +141,16 @@ def entropy_table(entropies: "Sequence[tuple[str, PredictionEntropy]]") -> Repor
     )
 
 
-def entropy_lines(entropies: "Sequence[tuple[str, PredictionEntropy]]") -> list[EntropyLine]:
+def entropy_lines(entropies: Sequence[tuple[str, PredictionEntropy]]) -> list[EntropyLine]:
     """Return a line for each named model and k, with the entropies that are defined."""
     lines: dict[str, EntropyLine] = {}
     for name, entropy in entropies:
         label = f"{name}, k = {_num_copies(entropy)}"
         line = lines.setdefault(label, EntropyLine(label, entropy.objective == "mlm", {}, colour=1 + len(lines)))
-        values = {"entropy_bits": entropy.entropy_bits, "entropy_posterior_bits": entropy.entropy_posterior_bits}
-        defined = {key: (value,) for key, value in values.items() if value is not None and not math.isnan(value)}
-        lines[label] = replace(line, entropies={**line.entropies, entropy.mask_ratio: defined})
+        values = {name: getattr(entropy, name) for name in ENTROPIES}
+        line.entropies[entropy.mask_ratio] = {name: [value] for name, value in values.items() if value is not None}
     return list(lines.values())
 
 
-def _num_copies(entropy: "PredictionEntropy") -> int:
+def _num_copies(entropy: PredictionEntropy) -> int:
     return entropy.num_states_per_mask if entropy.objective == "exlm" else entropy.num_repeats

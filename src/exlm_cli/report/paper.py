@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from exlm_cli.finetune.results import InitialWeights
 from exlm_cli.format import NO_VALUE, format_count, format_in_percent, format_parameters
-from exlm_cli.report.paper_numbers import TABLE_1, TABLE_3, PaperTable
+from exlm_cli.report.paper_numbers import TABLE_1, TABLE_3, Budget, PaperTable
 from exlm_cli.report.scores import FinetunedRun, percent_score, pretraining_budget
 from exlm_cli.report.tables import ReportTable
 
@@ -77,31 +77,38 @@ def paper_tables(runs: Sequence[FinetunedRun]) -> list[ReportTable]:
     return tables
 
 
-def paper_rows(paper: PaperTable) -> tuple[tuple[str, ...], ...]:
-    """Return the rows that the paper prints: source, model, numbers, and its budget under `DETAILS`."""
-    rows = []
+def paper_table(
+    paper: PaperTable, rows_are: str, ours: Sequence[tuple[str, ...]], notes: Sequence[str], *, is_sparse: bool = False
+) -> ReportTable:
+    """Return a table of the paper with our rows below its own.
+
+    Args:
+        paper: What it prints.
+        rows_are: Heading of the names of its rows.
+        ours: Name, numbers and budget (`DETAILS`) of each of our rows.
+        notes, is_sparse: Of the table.
+    """
+    theirs = []
     for name, numbers in paper.rows.items():
-        budget = paper.budgets.get(name)
-        details = (NO_VALUE,) * 3 if budget is None else (budget.seeds, budget.parameters, budget.pretraining)
-        rows.append(("paper", name, *(NO_VALUE if v is None else f"{v:.1f}" for v in numbers), *details))
-    return tuple(rows)
-
-
-def _fill(shape: Shape, runs: Sequence[FinetunedRun]) -> ReportTable:
-    paper = shape.paper
-    ours = [_own_row(shape, label, by_task) for label, by_task in _rows_by_model(runs).items()]
-    if row := _baseline_row(shape, runs):
-        ours.append(row)
+        budget = paper.budgets.get(name, Budget())
+        shown = (NO_VALUE if v is None else f"{v:.1f}" for v in numbers)
+        theirs.append(("paper", name, *shown, budget.seeds, budget.parameters, budget.pretraining))
     return ReportTable(
         f"table-{paper.number}",
         f"Table {paper.number}: {paper.caption}",
-        ("source", "model", *paper.columns, *DETAILS),
-        (paper_rows(paper), tuple(ours)),
-        tuple(_notes(shape, runs)),
+        ("source", rows_are, *paper.columns, *DETAILS),
+        (tuple(theirs), tuple(("ours", *row) for row in ours)),
+        tuple(notes),
         num_keys=2,
         num_details=len(DETAILS),
-        is_sparse=True,
+        is_sparse=is_sparse,
     )
+
+
+def _fill(shape: Shape, runs: Sequence[FinetunedRun]) -> ReportTable:
+    ours = [_own_row(shape, label, by_task) for label, by_task in _rows_by_model(runs).items()]
+    ours += _baseline_rows(shape, runs)
+    return paper_table(shape.paper, "model", ours, _notes(shape, runs), is_sparse=True)
 
 
 def _notes(shape: Shape, runs: Sequence[FinetunedRun]) -> list[str]:
@@ -120,46 +127,35 @@ def _notes(shape: Shape, runs: Sequence[FinetunedRun]) -> list[str]:
 
 def _own_row(shape: Shape, label: str, by_task: Mapping[str, FinetunedRun]) -> tuple[str, ...]:
     """Return the scores of runs that begin with the same weights, and their budget."""
+    cells, centers = {}, {}
+    for column, (task, metric) in shape.scores.items():
+        if task in by_task and (summary := by_task[task].summary(metric)) is not None:
+            aggregate = by_task[task].results.aggregate
+            cells[column], centers[column] = percent_score(summary, aggregate), summary.center(aggregate)
+    mean, members = shape.mean
+    known = [value for column in members if (value := centers.get(column)) is not None]
+    if len(known) == len(members):
+        cells[mean] = format_in_percent(math.fsum(known) / len(known))
     runs = list(by_task.values())
     seeds = sorted({len(run.results.seeds) for run in runs})
     parameters = dict.fromkeys(format_parameters(run.results.parameters) for run in runs)
     budget = " or ".join(map(str, seeds)), " or ".join(parameters), pretraining_budget(runs[0].results.init)
-    return ("ours", label, *(_cell(shape, column, by_task) for column in shape.paper.columns), *budget)
+    return label, *(cells.get(column, NO_VALUE) for column in shape.paper.columns), *budget
 
 
-def _cell(shape: Shape, column: str, by_task: Mapping[str, FinetunedRun]) -> str:
-    if column == shape.mean[0]:
-        values = [_value(shape, name, by_task) for name in shape.mean[1]]
-        known = [value for value in values if value is not None]
-        return format_in_percent(math.fsum(known) / len(known)) if len(known) == len(values) else NO_VALUE
-    task, metric = shape.scores[column]
-    if task not in by_task:
-        return NO_VALUE
-    return percent_score(by_task[task].summary(metric), by_task[task].results.aggregate)
-
-
-def _value(shape: Shape, column: str, by_task: Mapping[str, FinetunedRun]) -> float | None:
-    task, metric = shape.scores[column]
-    summary = by_task[task].summary(metric) if task in by_task else None
-    return None if summary is None else summary.center(by_task[task].results.aggregate)
-
-
-def _baseline_row(shape: Shape, runs: Sequence[FinetunedRun]) -> tuple[str, ...]:
-    """Return the scores of the baseline on each task that has one; empty where none has."""
+def _baseline_rows(shape: Shape, runs: Sequence[FinetunedRun]) -> list[tuple[str, ...]]:
+    """Return the scores of the baseline on each task that has one; no row where none has."""
     by_task = {run.results.task: run.results for run in runs if run.results.baseline is not None}
-    shown = next((results.baseline for results in by_task.values()), None)
-    if shown is None:
-        return ()
-    cells = []
-    for column in shape.paper.columns:
-        task, metric = shape.scores.get(column, ("", ""))
+    cells, baseline = {}, None
+    for column, (task, metric) in shape.scores.items():
         results = by_task.get(task)
-        if results is None or results.baseline is None:
-            cells.append(NO_VALUE)
-        else:
-            summary = results.baseline.metrics[results.scored_split].get(metric)
-            cells.append(percent_score(summary, results.aggregate))
-    return ("ours", shown.name, *cells, str(len(shown.seeds)), NO_VALUE, NO_VALUE)
+        if results is not None and results.baseline is not None:
+            baseline = baseline or results.baseline
+            cells[column] = percent_score(results.baseline.metrics[results.scored_split].get(metric), results.aggregate)
+    if baseline is None:
+        return []
+    row = (cells.get(column, NO_VALUE) for column in shape.paper.columns)
+    return [(baseline.name, *row, str(len(baseline.seeds)), NO_VALUE, NO_VALUE)]
 
 
 def _rows_by_model(runs: Sequence[FinetunedRun]) -> dict[str, dict[str, FinetunedRun]]:

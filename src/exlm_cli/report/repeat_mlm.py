@@ -15,41 +15,28 @@ from typing import TYPE_CHECKING, Any
 from exlm_cli.config.sweep import RepeatsAndRatio
 from exlm_cli.experiments.results import RepeatMlmResult
 from exlm_cli.experiments.statistics import RankAgreement, rank_agreement, share_groups
-from exlm_cli.format import NO_VALUE, format_ratio
-from exlm_cli.report.curves import LineStyle, Row, plot_curves
+from exlm_cli.format import NO_VALUE, format_count, format_fixed, format_percent, format_ratio
+from exlm_cli.report import style
+from exlm_cli.report.curves import Row, plot_curves
 from exlm_cli.report.seed_groups import (
     SeedGroup,
+    SweepReport,
     csv_number,
     divergences,
-    figure_cells,
-    figure_columns,
     group_seeds,
     read_curves,
     seed_note,
-    show_figure,
     task_figures,
     write_report_files,
 )
-from exlm_cli.report.style import (
-    FAINT_INK,
-    INK,
-    LINE_STYLES,
-    MARKERS,
-    add_legend,
-    corruption_colour,
-    drawing,
-    ink_on,
-    new_figure,
-    quieten,
-    write_figure,
-)
-from exlm_cli.report.sweeps import SweepReport
 from exlm_cli.report.tables import ReportTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 GridCell = SeedGroup[RepeatMlmResult]
+Grid = Mapping[RepeatsAndRatio, GridCell]
+"""Cells by (k, p), in this order."""
 
 FIGURES = {
     "entropy_bits": "Entropy, bits",
@@ -59,6 +46,7 @@ FIGURES = {
 }
 """Validation figures of every table, by their names in metrics.jsonl."""
 
+_SHARES = ("expected", "measured", "standard_error", "expected_with_floor")
 _CELL_INCHES = (0.95, 0.55)
 _PLOT_INCHES = (4.4, 3.0)
 _DODGE = 0.012
@@ -73,23 +61,18 @@ def write_grid_report(
 
     Arguments and errors are those of `report.sweeps.write_sweep_report`.
     """
-    cells = grid_cells(results)
-    tables = grid_tables(cells)
-    files = write_report_files(folder, "grid", f"Repeated MLM: {name}", csv_table(cells), tables)
+    grid = grid_of(results)
+    tables = grid_tables(grid)
+    files = write_report_files(folder, "grid", f"Repeated MLM: {name}", _csv_rows(grid), tables)
     if has_figures:
-        files += write_grid_figures(cells, read_curves(run, results), folder)
-    agreement = {figure: asdict(found) for figure, found in agreements(cells).items()}
-    return SweepReport(tables, {"cells": list(map(_as_json, cells)), "agreement": agreement}, files)
+        files += write_grid_figures(grid, read_curves(run, results), folder)
+    agreement = {figure: asdict(found) for figure, found in agreements(grid).items()}
+    return SweepReport(tables, {"cells": list(map(_as_json, grid.values())), "agreement": agreement}, files)
 
 
-def grid_cells(results: Sequence[RepeatMlmResult]) -> list[GridCell]:
+def grid_of(results: Sequence[RepeatMlmResult]) -> Grid:
     """Return the cells with their seeds together, in order of k and p."""
-    return sorted(group_seeds(results), key=pair_of)
-
-
-def pair_of(cell: GridCell) -> RepeatsAndRatio:
-    """Return k and p of a cell."""
-    return cell.first.num_repeats, cell.first.mask_ratio
+    return dict(sorted(((cell.first.num_repeats, cell.first.mask_ratio), cell) for cell in group_seeds(results)))
 
 
 def pooled_corruption(cell: GridCell) -> dict[str, float]:
@@ -106,76 +89,74 @@ def pooled_corruption(cell: GridCell) -> dict[str, float]:
     }
 
 
-def csv_table(cells: Sequence[GridCell]) -> tuple[list[str], list[list[Any]]]:
-    """Return header and rows of the CSV, one a cell; figures are means over seeds, `<name>_std` their deviation."""
-    names = [*FIGURES, *task_figures(cells)]
-    shares = ("expected", "measured", "standard_error", "expected_with_floor")
-    header = ["num_repeats", "mask_ratio", *(f"corrupted_{key}" for key in shares), *figure_columns(names)]
-    header += ["steps", "seeds", "diverged_seeds"]
-    rows: list[list[Any]] = []
-    for cell in cells:
-        (k, p), corrupted = pair_of(cell), pooled_corruption(cell)
-        counted = [csv_number(corrupted[key]) for key in shares]
-        seeds = [" ".join(map(str, some)) for some in (cell.seeds, cell.diverged_seeds)]
-        rows.append([k, f"{p:g}", *counted, *figure_cells(cell, names), cell.model.steps, *seeds])
-    return header, rows
-
-
-def grid_tables(cells: Sequence[GridCell]) -> list[ReportTable]:
+def grid_tables(grid: Grid) -> list[ReportTable]:
     """Return a table of k by p for the corrupted share and each figure, then how each figure depends on p^k."""
-    tables = [_square(cells, "corruption", "Corrupted share, measured (expected: p^k)", _corruption_text)]
-    for name in _present(cells):
-        title = f"{in_words(name)}{seed_note(cells)}"
-        tables.append(_square(cells, _file_name(name), title, partial(SeedGroup.show, name=name)))
-    tables.append(_agreement_table(cells, "agreement", "Does it follow p^k or p?"))
-    all_steps = Counter(cell.model.steps for cell in cells if cell.model.steps is not None)
+    diverged = divergences({f"k = {k}, p = {p:g}": cell for (k, p), cell in grid.items()})
+    notes = (f"diverged: {diverged}",) if diverged else ()
+    title = "Corrupted share, measured (expected: p^k)"
+    tables = [_square(grid, "corruption", title, _show_corruption, notes)]
+    for name in _present(grid):
+        title = f"{FIGURES.get(name, name)}{seed_note([*grid.values()])}"
+        tables.append(_square(grid, _file_name(name), title, partial(SeedGroup.show, name=name)))
+    tables.append(_agreement_table(grid, "agreement", "Does it follow p^k or p?"))
+    all_steps = Counter(cell.model.steps for cell in grid.values() if cell.model.steps is not None)
     if len(all_steps) > 1:
         title = "Steps, more where few tokens are masked in all copies"
-        tables.append(_square(cells, "steps", title, lambda cell: str(cell.model.steps or NO_VALUE)))
+        tables.append(_square(grid, "steps", title, lambda cell: str(cell.model.steps or NO_VALUE)))
         steps, count = all_steps.most_common(1)[0]
         if count > 1:
-            same = [cell for cell in cells if cell.model.steps == steps]
-            title = f"Does it follow p^k or p, of the {count} cells of {steps:,} steps?"
+            same = {pair: cell for pair, cell in grid.items() if cell.model.steps == steps}
+            title = f"Does it follow p^k or p, of the {count} cells of {format_count(steps)} steps?"
             tables.append(_agreement_table(same, "agreement-same-steps", title))
     return tables
 
 
-def agreements(cells: Sequence[GridCell]) -> dict[str, RankAgreement]:
+def agreements(grid: Grid) -> dict[str, RankAgreement]:
     """Return how each figure depends on p^k; cells without the figure are left out."""
     found = {}
-    for name in _present(cells):
-        held = [cell for cell in cells if not math.isnan(cell.mean(name))]
-        found[name] = rank_agreement(list(map(pair_of, held)), [cell.mean(name) for cell in held])
+    for name in _present(grid):
+        means = {pair: mean for pair, cell in grid.items() if not math.isnan(mean := cell.mean(name))}
+        found[name] = rank_agreement(list(means), list(means.values()))
     return found
 
 
-def in_words(name: str) -> str:
-    """Return a figure as a title."""
-    return FIGURES.get(name, name)
-
-
-def write_grid_figures(cells: Sequence[GridCell], curves: Mapping[str, Sequence[Row]], folder: Path) -> list[Path]:
+def write_grid_figures(grid: Grid, curves: Mapping[str, Sequence[Row]], folder: Path) -> list[Path]:
     """Write each figure as PNG and SVG into an existing folder; the same cells give the same bytes.
 
     Args:
-        cells: Cells of the grid.
+        grid: Cells of the grid.
         curves: Rows of `metrics.jsonl` of one seed, by the label of a cell.
         folder: Where.
 
     Raises:
         CheckpointError: The file system refuses.
     """
-    written = _write_corruption(cells, folder)
-    found = agreements(cells)
-    for name in ("entropy_bits", *task_figures(cells)):
-        if any(not math.isnan(cell.mean(name)) for cell in cells):
-            written += _write_figure(cells, name, found[name].spearman, folder)
-    names = {cell.first.label: f"k = {k}, p = {format_ratio(p)}" for cell in cells for k, p in [pair_of(cell)]}
-    rows = {names[label]: of_label for label, of_label in curves.items() if of_label}
-    if rows:
-        styles = _curve_styles(cells)
-        written += plot_curves(rows, folder / "curves", {names[label]: style for label, style in styles.items()})
-    return written
+    written = _draw_corruption(grid, folder)
+    found = agreements(grid)
+    for name in ("entropy_bits", *task_figures([*grid.values()])):
+        if any(not math.isnan(cell.mean(name)) for cell in grid.values()):
+            written += _draw_figure(grid, name, found[name].spearman, folder)
+    colours, ks = _colours(grid), _axes_of(grid)[0]
+    rows, styles = {}, {}
+    for (k, p), cell in grid.items():
+        if curves.get(cell.first.label):
+            name = f"k = {k}, p = {format_ratio(p)}"
+            rows[name] = curves[cell.first.label]
+            styles[name] = colours[k, p], style.LINE_STYLES[ks.index(k) % len(style.LINE_STYLES)]
+    return written + (plot_curves(rows, folder / "curves", styles) if rows else [])
+
+
+def _csv_rows(grid: Grid) -> list[dict[str, Any]]:
+    """Return a row of the CSV for each cell; figures are means over seeds, `<name>_std` their deviation."""
+    names = [*FIGURES, *task_figures([*grid.values()])]
+    rows = []
+    for (k, p), cell in grid.items():
+        corrupted = pooled_corruption(cell)
+        shares = {f"corrupted_{share}": csv_number(corrupted[share]) for share in _SHARES}
+        figures = cell.csv_figures(names)
+        steps = {"steps": cell.model.steps}
+        rows.append({"num_repeats": k, "mask_ratio": f"{p:g}", **shares, **figures, **steps, **cell.csv_seeds()})
+    return rows
 
 
 def _as_json(cell: GridCell) -> dict[str, Any]:
@@ -190,181 +171,149 @@ def _as_json(cell: GridCell) -> dict[str, Any]:
     }
 
 
-def _present(cells: Sequence[GridCell]) -> list[str]:
-    return [name for name in (*FIGURES, *task_figures(cells)) if any(name in cell.figures for cell in cells)]
+def _present(grid: Grid) -> list[str]:
+    names = (*FIGURES, *task_figures([*grid.values()]))
+    return [name for name in names if any(name in cell.figures for cell in grid.values())]
 
 
 def _file_name(figure: str) -> str:
     return "entropy" if figure == "entropy_bits" else figure.replace("/", "-").replace(" ", "-")
 
 
-def _square(cells: Sequence[GridCell], name: str, title: str, text_of: Callable[[GridCell], str]) -> ReportTable:
-    """Return a table with k downwards and p across; what diverged is named below it."""
-    ks, ratios = _axes_of(cells)
-    texts = {pair_of(cell): text_of(cell) for cell in cells}
-    rows = tuple((str(k), *(texts.get((k, p), "") for p in ratios)) for k in ks)
-    diverged = divergences(cells, ["k = {}, p = {:g}".format(*pair_of(cell)) for cell in cells])
-    notes = (f"diverged: {diverged}",) if diverged and name == "corruption" else ()
+def _axes_of(grid: Grid) -> tuple[list[int], list[float]]:
+    return sorted({k for k, _ in grid}), sorted({p for _, p in grid})
+
+
+def _square(
+    grid: Grid, name: str, title: str, text_of: Callable[[GridCell], str], notes: tuple[str, ...] = ()
+) -> ReportTable:
+    """Return a table with k downwards and p across."""
+    ks, ratios = _axes_of(grid)
+    rows = tuple((str(k), *(text_of(grid[k, p]) if (k, p) in grid else "" for p in ratios)) for k in ks)
     return ReportTable(name, title, ("k \\ p", *map(format_ratio, ratios)), (rows,), notes)
 
 
-def _axes_of(cells: Sequence[GridCell]) -> tuple[list[int], list[float]]:
-    pairs = list(map(pair_of, cells))
-    return sorted({k for k, _ in pairs}), sorted({p for _, p in pairs})
+def _show_corruption(cell: GridCell) -> str:
+    measured, expected = (format_percent(pooled_corruption(cell)[key], 2) for key in ("measured", "expected"))
+    return f"{measured} ({expected})"
 
 
-def _corruption_text(cell: GridCell) -> str:
-    corrupted = pooled_corruption(cell)
-    return f"{100 * corrupted['measured']:.2f}% ({100 * corrupted['expected']:.2f}%)"
-
-
-def _agreement_table(cells: Sequence[GridCell], name: str, title: str) -> ReportTable:
+def _agreement_table(grid: Grid, name: str, title: str) -> ReportTable:
     rows = []
-    for figure, found in agreements(cells).items():
-        follows = "p^k" if found.follows_share else "p" if found.follows_ratio else NO_VALUE
-        numbers = (found.spearman, found.spearman_of_groups, found.spread_equal_share, found.spread_equal_ratio)
-        texts = (NO_VALUE if math.isnan(number) else f"{number:.3g}" for number in numbers)
-        rows.append((in_words(figure), *texts, follows))
+    for figure, found in agreements(grid).items():
+        texts = (NO_VALUE if math.isnan(number) else f"{number:.3g}" for number in asdict(found).values())
+        rows.append((FIGURES.get(figure, figure), *texts, found.follows or NO_VALUE))
     columns = (
         "figure", "Spearman with p^k", "equal p^k as ties", "spread at equal p^k", "spread at equal p", "follows",
     )  # fmt: skip
     return ReportTable(name, title, columns, (tuple(rows),))
 
 
-def _write_corruption(cells: Sequence[GridCell], folder: Path) -> list[Path]:
+def _draw_corruption(grid: Grid, folder: Path) -> list[Path]:
     """Draw the measured shares, and how far each is from p^k in percentage points."""
     texts, points, floors = {}, {}, {}
-    for cell in cells:
-        percent = {key: 100 * value for key, value in pooled_corruption(cell).items()}
-        texts[pair_of(cell)] = f"{percent['measured']:.2f}%\n±{percent['standard_error']:.2f}"
-        points[pair_of(cell)] = (percent["measured"] - percent["expected"], percent["standard_error"])
-        floors[pair_of(cell)] = percent["expected_with_floor"] - percent["expected"]
+    for pair, cell in grid.items():
+        shares = pooled_corruption(cell)
+        error = 100 * shares["standard_error"]
+        texts[pair] = f"{format_percent(shares['measured'], 2)}\n±{format_fixed(error, 2)}"
+        points[pair] = (100 * (shares["measured"] - shares["expected"]), error)
+        floors[pair] = 100 * (shares["expected_with_floor"] - shares["expected"])
     title = "Corrupted semantics, measured ± standard error"
     unit = "measured - $p^k$ (percentage points)"
-    return _draw(cells, texts, points, title, unit, folder, "corruption", expected=floors)
+    return _draw(grid, texts, points, title, unit, folder / "corruption", expected=floors)
 
 
-def _write_figure(cells: Sequence[GridCell], name: str, spearman: float, folder: Path) -> list[Path]:
+def _draw_figure(grid: Grid, name: str, spearman: float, folder: Path) -> list[Path]:
     texts, points = {}, {}
     scale = 100 if "accuracy" in name else 1
-    for cell in cells:
+    for pair, cell in grid.items():
         mean, deviation = cell.mean(name), cell.deviation(name)
-        if math.isnan(mean):
-            texts[pair_of(cell)] = cell.why_missing(name).replace(" ", "\n")
-            continue
-        points[pair_of(cell)] = (scale * mean, 0.0 if math.isnan(deviation) else scale * deviation)
-        spread = "" if math.isnan(deviation) else f"\n±{show_figure(name, deviation)}"
-        texts[pair_of(cell)] = show_figure(name, mean) + spread
-    unit = f"{in_words(name)} (%)" if "accuracy" in name else in_words(name)
-    correlation = "" if math.isnan(spearman) else f"; rank correlation with p^k {spearman:.2f}"
-    return _draw(cells, texts, points, f"{in_words(name)}{correlation}", unit, folder, _file_name(name))
+        texts[pair] = cell.show(name, "\n±").replace(" ", "\n")
+        if not math.isnan(mean):
+            points[pair] = (scale * mean, 0.0 if math.isnan(deviation) else scale * deviation)
+    words = FIGURES.get(name, name)
+    title = words if math.isnan(spearman) else f"{words}; rank correlation with p^k {format_fixed(spearman, 2)}"
+    unit = f"{words} (%)" if "accuracy" in name else words
+    return _draw(grid, texts, points, title, unit, folder / _file_name(name))
 
 
 def _draw(
-    cells: Sequence[GridCell],
+    grid: Grid,
     texts: Mapping[RepeatsAndRatio, str],
     points: Mapping[RepeatsAndRatio, tuple[float, float]],
     title: str,
     unit: str,
-    folder: Path,
-    stem: str,
+    path: Path,
     expected: Mapping[RepeatsAndRatio, float] | None = None,
 ) -> list[Path]:
     """Draw the table of k by p beside the points over p^k, with a bar where each is expected."""
-    ks, ratios = _axes_of(cells)
+    ks, ratios = _axes_of(grid)
     table_width, table_height = _CELL_INCHES[0] * len(ratios), _CELL_INCHES[1] * len(ks)
     size = (0.7 + table_width + 0.9 + _PLOT_INCHES[0], max(table_height + 0.5, _PLOT_INCHES[1] + 0.5))
-    with drawing(font_size=9.0):
-        figure = new_figure(*size, title)
+    with style.drawing(font_size=9.0):
+        figure = style.new_figure(*size, title)
         table, plot = figure.subplots(1, 2, width_ratios=(table_width, _PLOT_INCHES[0]))
         table.set_box_aspect(table_height / table_width)
         table.set_anchor("N")
-        _draw_table(table, cells, ks, ratios, texts)
-        _draw_points(plot, cells, ks, points, unit, expected or {})
-        return write_figure(figure, folder, stem)
+        _draw_table(table, grid, texts)
+        style.set_up_axes(plot, "corrupted semantics $p^k$", unit)
+        _draw_points(plot, grid, points, expected or {})
+        return style.write_figure(figure, path.parent, path.name)
 
 
-def _draw_table(
-    axes: "Axes",
-    cells: Sequence[GridCell],
-    ks: Sequence[int],
-    ratios: Sequence[float],
-    texts: Mapping[RepeatsAndRatio, str],
-) -> None:
+def _draw_table(axes: "Axes", grid: Grid, texts: Mapping[RepeatsAndRatio, str]) -> None:
     from matplotlib.patches import Rectangle
 
-    colours = _cell_colours(cells)
+    colours, (ks, ratios) = _colours(grid), _axes_of(grid)
     axes.set(xlim=(0, len(ratios)), ylim=(len(ks), 0))
     for y, k in enumerate(ks):
         for x, ratio in enumerate(ratios):
             colour = colours.get((k, ratio), "#EEF0F2")
-            patch = Rectangle((x, y), 1, 1)
-            patch.set(facecolor=colour, edgecolor="white", linewidth=1.5)
-            axes.add_patch(patch)
-            text = texts.get((k, ratio), "")
-            axes.text(x + 0.5, y + 0.5, text, color=ink_on(colour), ha="center", va="center", fontsize=9)
+            axes.add_patch(Rectangle((x, y), 1, 1, facecolor=colour, edgecolor="white", linewidth=1.5))
+            text, ink = texts.get((k, ratio), ""), style.ink_on(colour)
+            axes.text(x + 0.5, y + 0.5, text, color=ink, ha="center", va="center", fontsize=9)
     axes.set_xticks([x + 0.5 for x in range(len(ratios))], list(map(format_ratio, ratios)))
-    axes.set_yticks([y + 0.5 for y in range(len(ks))], [str(k) for k in ks])
-    axes.tick_params(length=0, colors=INK, labeltop=True, labelbottom=False)
+    axes.set_yticks([y + 0.5 for y in range(len(ks))], list(map(str, ks)))
+    axes.tick_params(length=0, colors=style.INK, labeltop=True, labelbottom=False)
     axes.xaxis.set_label_position("top")
-    axes.set_xlabel("mask ratio p", color=FAINT_INK)
-    axes.set_ylabel("repeats k", color=FAINT_INK)
+    axes.set_xlabel("mask ratio p", color=style.FAINT_INK)
+    axes.set_ylabel("repeats k", color=style.FAINT_INK)
     axes.spines[:].set_visible(False)
 
 
 def _draw_points(
     axes: "Axes",
-    cells: Sequence[GridCell],
-    ks: Sequence[int],
+    grid: Grid,
     points: Mapping[RepeatsAndRatio, tuple[float, float]],
-    unit: str,
     expected: Mapping[RepeatsAndRatio, float],
 ) -> None:
     from matplotlib.lines import Line2D
 
-    colours = _cell_colours(cells)
-    axes.set_xlabel("corrupted semantics $p^k$", color=FAINT_INK)
-    axes.set_ylabel(unit, color=FAINT_INK)
-    quieten(axes)
+    colours, (ks, _) = _colours(grid), _axes_of(grid)
+    markers = {k: style.MARKERS[index % len(style.MARKERS)] for index, k in enumerate(ks)}
     axes.set_axisbelow(True)
-    shares = {(k, p): p**k for k, p in map(pair_of, cells)}
-    ticks = _spaced(sorted(shares.values()))
-    axes.set_xticks(ticks, [f"{100 * share:.3g}%" for share in ticks])
-    for pair, (value, error) in points.items():
-        x = shares[pair] + _DODGE * (ks.index(pair[0]) - (len(ks) - 1) / 2)
-        if pair in expected:
-            (bar,) = axes.plot([x - _DODGE / 2, x + _DODGE / 2], [expected[pair]] * 2, "-")
-            bar.set(color=FAINT_INK, linewidth=1.5, zorder=2)
+    ticks = _spaced(sorted(p**k for k, p in grid))
+    axes.set_xticks(ticks, [format_ratio(float(f"{share:.3g}")) for share in ticks])
+    for (k, p), (value, error) in points.items():
+        x = p**k + _DODGE * (ks.index(k) - (len(ks) - 1) / 2)
+        if (k, p) in expected:
+            ends, level = [x - _DODGE / 2, x + _DODGE / 2], expected[k, p]
+            axes.plot(ends, [level, level], "-", color=style.FAINT_INK, linewidth=1.5, zorder=2)
         axes.errorbar(
             x, value, yerr=error or None, markersize=7, capsize=3, linewidth=1.2, linestyle="none",
-            markeredgecolor="white", markeredgewidth=0.6, zorder=3, color=colours[pair], marker=_marker(ks, pair[0]),
+            markeredgecolor="white", markeredgewidth=0.6, zorder=3, color=colours[k, p], marker=markers[k],
         )  # fmt: skip
-    handles = [Line2D([], [], linestyle="none", marker=_marker(ks, k), markersize=6, color=FAINT_INK) for k in ks]
-    words = [f"k = {k}" for k in ks]
+    looks: dict[str, Any] = {f"k = {k}": {"linestyle": "none", "marker": markers[k], "markersize": 6} for k in ks}
     if expected:
-        handles.append(Line2D([], [], color=FAINT_INK, linewidth=1.5))
-        words.append("expected")
-    add_legend(axes, handles, words, fontsize=8)
+        looks["expected"] = {"linewidth": 1.5}
+    handles = [Line2D([], [], color=style.FAINT_INK, **look) for look in looks.values()]
+    style.add_legend(axes, handles, list(looks), fontsize=8)
 
 
-def _cell_colours(cells: Sequence[GridCell]) -> dict[RepeatsAndRatio, str]:
-    pairs = list(map(pair_of, cells))
-    groups = share_groups([p**k for k, p in pairs])
-    return {pair: corruption_colour(group, max(groups) + 1) for pair, group in zip(pairs, groups, strict=True)}
-
-
-def _curve_styles(cells: Sequence[GridCell]) -> dict[str, LineStyle]:
-    """Return colour by p^k and line style by k, by the label of a cell."""
-    ks, colours = _axes_of(cells)[0], _cell_colours(cells)
-    return {
-        cell.first.label: (colours[pair], LINE_STYLES[ks.index(pair[0]) % len(LINE_STYLES)])
-        for cell in cells
-        for pair in [pair_of(cell)]
-    }
-
-
-def _marker(ks: Sequence[int], k: int) -> str:
-    return MARKERS[ks.index(k) % len(MARKERS)]
+def _colours(grid: Grid) -> dict[RepeatsAndRatio, str]:
+    """Return a colour for each group of equal p^k, by (k, p)."""
+    groups = share_groups([p**k for k, p in grid])
+    return {pair: style.corruption_colour(group, max(groups) + 1) for pair, group in zip(grid, groups, strict=True)}
 
 
 def _spaced(shares: Sequence[float]) -> list[float]:

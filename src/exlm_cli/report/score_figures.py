@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,26 +15,16 @@ from numpy.typing import NDArray
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import make_folder
 from exlm_cli.finetune.results import best_cell_folder, how_to_redo, read_predictions
-from exlm_cli.format import format_count, shorten
+from exlm_cli.format import format_count, format_percent, shorten
+from exlm_cli.report import style
 from exlm_cli.report.scores import FinetunedRun
-from exlm_cli.report.style import (
-    FAINT_INK,
-    INK,
-    RUN_COLOURS,
-    SPINE_INK,
-    drawing,
-    fade,
-    ink_on,
-    new_figure,
-    quieten,
-    write_figure,
-)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Floats = NDArray[np.float64]
+Question = tuple[str, NDArray[np.bool_], Floats]
 
 _PANEL_INCHES = 3.9
 _MAX_COLOURED = 8
@@ -63,7 +53,7 @@ class SplitPredictions:
     is_multi_class: bool
     title: str
 
-    def curves(self) -> list[tuple[str, NDArray[np.bool_], Floats]]:
+    def curves(self) -> list[Question]:
         """Return name, (n,) truth and (K, n) scores of each yes-or-no question whose truth has both answers.
 
         With two classes the question is the second one; with more, each against the rest; with labels, each label over
@@ -73,10 +63,29 @@ class SplitPredictions:
         for index, name in enumerate(self.names):
             if self.is_multi_class and len(self.names) == 2 and index == 0:
                 continue
-            truth = self.targets[:, 0] == index if self.is_multi_class else self.targets[:, index] == 1
-            is_known = ~np.isnan(self.targets[:, 0 if self.is_multi_class else index])
-            if len(np.unique(truth[is_known])) == 2:
-                found.append((name, truth[is_known], self.probabilities[:, is_known, index]))
+            target = self.targets[:, 0 if self.is_multi_class else index]
+            is_known = ~np.isnan(target)
+            truth = target[is_known] == (index if self.is_multi_class else 1)
+            if len(np.unique(truth)) == 2:
+                found.append((name, truth, self.probabilities[:, is_known, index]))
+        return found
+
+    def matrices(self) -> list[tuple[str, tuple[str, ...], NDArray[np.int64]]]:
+        """Return name, C classes and (C, C) counts by truth and prediction: of all classes, or of each label.
+
+        The prediction is the class that the seeds' mean finds likeliest, or 1 from a mean probability of 0.5 on.
+        """
+        from sklearn.metrics import confusion_matrix
+
+        mean_NC = self.probabilities.mean(axis=0)
+        guessed = mean_NC.argmax(axis=1)[:, None] if self.is_multi_class else (mean_NC >= 0.5).astype(np.int64)
+        named = [("", self.names)] if self.is_multi_class else [(name, ("0", "1")) for name in self.names]
+        found = []
+        for index, (name, classes) in enumerate(named):
+            is_known = ~np.isnan(self.targets[:, index])
+            truth = self.targets[is_known, index].astype(np.int64)
+            counts = confusion_matrix(truth, guessed[is_known, index], labels=range(len(classes)))
+            found.append((name, classes, counts))
         return found
 
 
@@ -136,10 +145,10 @@ def write_score_figures(predictions: SplitPredictions, folder: Path, stem: str) 
     """
     make_folder(folder)
     written = []
-    with drawing():
+    with style.drawing():
         for name, figure in (("curves", _draw_curves(predictions)), ("confusion", _draw_confusion(predictions))):
             if figure is not None:
-                written += write_figure(figure, folder, f"{stem}-{name}")
+                written += style.write_figure(figure, folder, f"{stem}-{name}")
     return written
 
 
@@ -152,91 +161,63 @@ def _draw_curves(predictions: SplitPredictions) -> "Figure | None":
         captions.insert(0, "grey: each label, for the seeds' mean prediction; bold: mean of the labels")
     elif len(predictions.probabilities) > 1:
         captions.insert(0, "bold: the seeds' mean prediction; faint: single seeds, in brackets the mean of their areas")
-    figure = new_figure(2 * _PANEL_INCHES, _PANEL_INCHES + 0.15, predictions.title, captions)
+    figure = style.new_figure(2 * _PANEL_INCHES, _PANEL_INCHES + 0.15, predictions.title, captions)
     left, right = figure.subplots(1, 2)
+    style.set_up_axes(left, "false positive rate", "true positive rate", "ROC")
     _draw_panel(left, questions, is_roc=True)
+    left.plot([0, 1], [0, 1], linestyle=":", color=style.FAINT_INK, linewidth=0.9)
+    style.set_up_axes(right, "recall", "precision", "Precision and recall")
     _draw_panel(right, questions, is_roc=False)
+    if len(questions) == 1:
+        share = float(questions[0][1].mean())
+        right.axhline(share, linestyle=":", color=style.FAINT_INK, linewidth=0.9)
     return figure
 
 
-def _draw_panel(axes: "Axes", questions: Sequence[tuple[str, NDArray[np.bool_], Floats]], *, is_roc: bool) -> None:
+def _draw_panel(axes: "Axes", questions: Sequence[Question], *, is_roc: bool) -> None:
     """Draw one curve for each question, and their mean where there are many."""
-    axes.set_title("ROC" if is_roc else "Precision and recall", fontsize=9.5, color=INK, loc="left")
-    axes.set_xlabel("false positive rate" if is_roc else "recall", color=FAINT_INK)
-    axes.set_ylabel("true positive rate" if is_roc else "precision", color=FAINT_INK)
-    quieten(axes)
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
     many = len(questions) > _MAX_COLOURED
     areas, on_grid = [], []
     for index, (name, truth, scores_KN) in enumerate(questions):
-        colour = SPINE_INK if many else RUN_COLOURS[index % len(RUN_COLOURS)]
-        if not many:
-            for scores in scores_KN:
-                axes.plot(*_curve(truth, scores, is_roc=is_roc), color=colour, linewidth=0.7, alpha=0.35)
-        x, y = _curve(truth, scores_KN.mean(axis=0), is_roc=is_roc)
-        area = _area(truth, scores_KN.mean(axis=0), is_roc=is_roc)
+        colour = style.SPINE_INK if many else style.RUN_COLOURS[index % len(style.RUN_COLOURS)]
+        of_seeds = [] if many else [_curve(truth, scores, is_roc=is_roc) for scores in scores_KN]
+        for x, y, _ in of_seeds:
+            axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.35)
+        x, y, area = _curve(truth, scores_KN.mean(axis=0), is_roc=is_roc)
         areas.append(area)
-        on_grid.append(_at_grid(x, y, is_roc=is_roc))
+        on_grid.append(np.interp(_GRID, x, y))
         (line,) = axes.plot(x, y, color=colour, linewidth=0.8 if many else 1.7, alpha=0.6 if many else 1.0)
         if not many:
-            each = [_area(truth, scores, is_roc=is_roc) for scores in scores_KN]
-            of_seeds = f" ({math.fsum(each) / len(each):.3f})" if len(each) > 1 else ""
-            line.set_label(f"{shorten(name, _MAX_LETTERS)}  {area:.3f}{of_seeds}")
-    if is_roc:
-        axes.plot([0, 1], [0, 1], linestyle=":", color=FAINT_INK, linewidth=0.9)
-    elif len(questions) == 1:
-        axes.axhline(float(questions[0][1].mean()), linestyle=":", color=FAINT_INK, linewidth=0.9)
+            mean = math.fsum(area for _, _, area in of_seeds) / len(of_seeds)
+            line.set_label(
+                f"{shorten(name, _MAX_LETTERS)}  {area:.3f}" + (f" ({mean:.3f})" if len(of_seeds) > 1 else "")
+            )
     if many:
-        (line,) = axes.plot(_GRID, np.mean(on_grid, axis=0), color=RUN_COLOURS[0], linewidth=2.0)
-        line.set_label(f"mean of {len(questions)} labels  {math.fsum(areas) / len(areas):.3f}")
-    title = "area under the curve" if is_roc else "average precision"
-    legend = axes.legend(
-        title=title, loc="lower right" if is_roc else "lower left", fontsize=7.5, title_fontsize=7.5, labelcolor=INK,
+        label = f"mean of {len(questions)} labels  {math.fsum(areas) / len(areas):.3f}"
+        axes.plot(_GRID, np.mean(on_grid, axis=0), color=style.RUN_COLOURS[0], linewidth=2.0, label=label)
+    style.add_legend(
+        axes, *axes.get_legend_handles_labels(), title="area under the curve" if is_roc else "average precision",
+        loc="lower right" if is_roc else "lower left", fontsize=7.5, title_fontsize=7.5,
         frameon=True, framealpha=0.85, edgecolor="none",
     )  # fmt: skip
-    for text in legend.get_texts():
-        text.set_parse_math(False)
 
 
-def _curve(truth: NDArray[np.bool_], scores: Floats, *, is_roc: bool) -> tuple[Floats, Floats]:
-    from sklearn.metrics import precision_recall_curve, roc_curve
+def _curve(truth: NDArray[np.bool_], scores: Floats, *, is_roc: bool) -> tuple[Floats, Floats, float]:
+    """Return x, rising, and y of a curve, and the area under it."""
+    from sklearn.metrics import average_precision_score, precision_recall_curve, roc_auc_score, roc_curve
 
     if is_roc:
         false_positives, true_positives, _ = roc_curve(truth, scores)
-        return false_positives, true_positives
+        return false_positives, true_positives, float(roc_auc_score(truth, scores))
     precision, recall, _ = precision_recall_curve(truth, scores)
-    # precision is constant from one threshold to the next
-    return np.repeat(recall, 2)[1:], np.repeat(precision, 2)[:-1]
-
-
-def _area(truth: NDArray[np.bool_], scores: Floats, *, is_roc: bool) -> float:
-    from sklearn.metrics import average_precision_score, roc_auc_score
-
-    return float(roc_auc_score(truth, scores) if is_roc else average_precision_score(truth, scores))
-
-
-def _at_grid(x: Floats, y: Floats, *, is_roc: bool) -> Floats:
-    """Return a curve at the x of `_GRID`."""
-    if is_roc:
-        return np.interp(_GRID, x, y)
-    # recall falls along the curve
-    return np.interp(_GRID, x[::-1], y[::-1])
+    # precision is constant from one threshold to the next, and recall falls
+    steps = np.repeat(recall, 2)[:0:-1], np.repeat(precision, 2)[-2::-1]
+    return *steps, float(average_precision_score(truth, scores))
 
 
 def _draw_confusion(predictions: SplitPredictions) -> "Figure | None":
-    mean_NC = predictions.probabilities.mean(axis=0)
-    matrices: list[tuple[str, tuple[str, ...], NDArray[np.int64]]] = []
-    if predictions.is_multi_class:
-        is_known = ~np.isnan(predictions.targets[:, 0])
-        targets = predictions.targets[is_known, 0].astype(np.int64)
-        counts = _count(targets, mean_NC[is_known].argmax(axis=1), len(predictions.names))
-        matrices.append(("", predictions.names, counts))
-    else:
-        for index, name in enumerate(predictions.names):
-            is_known = ~np.isnan(predictions.targets[:, index])
-            targets = predictions.targets[is_known, index].astype(np.int64)
-            counts = _count(targets, (mean_NC[is_known, index] >= 0.5).astype(np.int64), 2)
-            matrices.append((name, ("0", "1"), counts))
+    matrices = predictions.matrices()
     num_classes = len(matrices[0][1])
     if len(matrices) > _MAX_MATRICES or num_classes > _MAX_CLASSES:
         return None
@@ -246,7 +227,7 @@ def _draw_confusion(predictions: SplitPredictions) -> "Figure | None":
     decided = "the likeliest class" if predictions.is_multi_class else "1 where the probability is at least 0.5"
     whose = "the seeds' mean prediction, " if len(predictions.probabilities) > 1 else ""
     captions = [f"{whose}{decided}; percentages are shares of a row"]
-    figure = new_figure(max(3.4, columns * side), rows * side + 0.2, predictions.title, captions)
+    figure = style.new_figure(max(3.4, columns * side), rows * side + 0.2, predictions.title, captions)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, (name, classes, counts) in zip(grid, matrices, strict=False):
         _draw_matrix(axes, name, classes, counts)
@@ -255,35 +236,25 @@ def _draw_confusion(predictions: SplitPredictions) -> "Figure | None":
     return figure
 
 
-def _count(targets: NDArray[np.int64], predicted: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:
-    """Return (C, C) counts: row the truth, column the prediction."""
-    from sklearn.metrics import confusion_matrix
-
-    counts: NDArray[np.int64] = confusion_matrix(targets, predicted, labels=range(num_classes))
-    return counts
-
-
 def _draw_matrix(axes: "Axes", name: str, classes: Sequence[str], counts: NDArray[np.int64]) -> None:
     """Draw counts on cells coloured by their share of the row."""
     from matplotlib.patches import Rectangle
 
     shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
     for row, column in np.ndindex(*counts.shape):
-        colour = fade(RUN_COLOURS[0], 0.06 + 0.94 * float(shares[row, column]))
+        colour = style.fade(style.RUN_COLOURS[0], 0.06 + 0.94 * float(shares[row, column]))
         axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=colour, edgecolor="white", linewidth=1.5))
-        text = f"{counts[row, column]:,}\n{100 * shares[row, column]:.0f} %"
-        axes.text(column, row, text, ha="center", va="center", color=ink_on(colour), fontsize=8, parse_math=False)
+        text = f"{format_count(int(counts[row, column]))}\n{format_percent(shares[row, column], decimals=0)}"
+        ink = style.ink_on(colour)
+        axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=8, parse_math=False)
     labels = [shorten(label, _MAX_LETTERS) for label in classes]
+    is_slanted = max(map(len, labels)) > 4
+    slant: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if is_slanted else {}
     axes.set(xlim=(-0.5, len(classes) - 0.5), ylim=(len(classes) - 0.5, -0.5), aspect="equal")
-    if max(map(len, labels)) > 4:
-        axes.set_xticks(range(len(classes)), labels, rotation=45, ha="right", rotation_mode="anchor")
-    else:
-        axes.set_xticks(range(len(classes)), labels)
-    axes.set_yticks(range(len(classes)), labels)
-    for tick in (*axes.get_xticklabels(), *axes.get_yticklabels()):
-        tick.set_parse_math(False)
-    axes.tick_params(colors=FAINT_INK, length=0)
-    axes.set_xlabel("predicted", color=FAINT_INK)
-    axes.set_ylabel("true", color=FAINT_INK)
+    axes.set_xticks(range(len(classes)), labels, parse_math=False, **slant)
+    axes.set_yticks(range(len(classes)), labels, parse_math=False)
+    axes.tick_params(colors=style.FAINT_INK, length=0)
+    axes.set_xlabel("predicted", color=style.FAINT_INK)
+    axes.set_ylabel("true", color=style.FAINT_INK)
     axes.spines[:].set_visible(False)
-    axes.set_title(shorten(name, _MAX_LETTERS), fontsize=9, color=INK, loc="left").set_parse_math(False)
+    axes.set_title(shorten(name, _MAX_LETTERS), fontsize=9, color=style.INK, loc="left", parse_math=False)

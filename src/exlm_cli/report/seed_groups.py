@@ -1,7 +1,7 @@
 """Results of a sweep, the seeds of each variant together: means, deviations, their texts and CSV cells."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from exlm_cli.experiments.results import SweepCellResult
 from exlm_cli.experiments.statistics import mean_and_deviation
 from exlm_cli.files import make_folder, write_atomically, write_csv
-from exlm_cli.format import NO_VALUE, NOT_DEFINED
+from exlm_cli.format import NO_VALUE, NOT_DEFINED, format_fixed, format_in_percent
 from exlm_cli.report.curves import Row
 from exlm_cli.report.tables import ReportTable, as_markdown
 from exlm_cli.run_dir import read_metrics
@@ -30,6 +30,15 @@ FIGURES = (
     "masks_with_2plus_share",
 )
 """Validation figures of a variant under their names in metrics.jsonl; those after `entropy_bits` need a DAG."""
+
+
+@dataclass(frozen=True)
+class SweepReport:
+    """Tables of a sweep, its content for programs, and the files that were written."""
+
+    tables: list[ReportTable]
+    content: dict[str, Any]
+    files: list[Path]
 
 
 @dataclass(frozen=True)
@@ -79,11 +88,10 @@ class SeedGroup(Generic[ResultT]):
         """Defined values of the seeds, by figure: of validation, then of tasks like `glue/rte accuracy`."""
         found: dict[str, list[float | None]] = {}
         for result in self.finished:
-            for name in FIGURES:
-                if name in result.metrics:
-                    found.setdefault(name, []).append(result.metrics[name])
-            for task, scores in result.scored_tasks.items():
-                found.setdefault(f"{task} {scores.metric}", []).append(scores.score)
+            scores = {f"{task} {scores.metric}": scores.score for task, scores in result.scored_tasks.items()}
+            metrics = {name: result.metrics[name] for name in FIGURES if name in result.metrics}
+            for name, value in (metrics | scores).items():
+                found.setdefault(name, []).append(value)
         return {name: tuple(value for value in values if value is not None) for name, values in found.items()}
 
     def mean(self, name: str) -> float:
@@ -94,18 +102,26 @@ class SeedGroup(Generic[ResultT]):
         """Sample standard deviation over seeds; NaN below two seeds."""
         return mean_and_deviation(self.figures.get(name, ()))[1]
 
-    def show(self, name: str) -> str:
+    def show(self, name: str, plus_minus: str = " ± ") -> str:
         """Return the mean with the deviation, or why there is none."""
         mean, deviation = self.mean(name), self.deviation(name)
-        if math.isnan(mean):
-            return self.why_missing(name) or NO_VALUE
-        return show_figure(name, mean) + ("" if math.isnan(deviation) else f" ± {show_figure(name, deviation)}")
-
-    def why_missing(self, name: str) -> str:
-        """Return `diverged` or `not defined` where no seed has the figure; empty where it was not measured."""
+        if not math.isnan(mean):
+            return show_figure(name, mean) + (
+                "" if math.isnan(deviation) else plus_minus + show_figure(name, deviation)
+            )
         if (self.diverged_seeds and not self.seeds) or name.partition(" ")[0] in self.diverged_tasks:
             return "diverged"
-        return NOT_DEFINED if name in self.figures else ""
+        return NOT_DEFINED if name in self.figures else NO_VALUE
+
+    def csv_figures(self, names: Sequence[str]) -> dict[str, str]:
+        """Return means and deviations by column: `glue_rte_accuracy` and `..._std` for `glue/rte accuracy`."""
+        columns = {name: name.replace("/", "_").replace(" ", "_") for name in names}
+        return csv_spreads({column: self.figures.get(name, ()) for name, column in columns.items()})
+
+    def csv_seeds(self) -> dict[str, str]:
+        """Return the seeds by column."""
+        both = {"seeds": self.seeds, "diverged_seeds": self.diverged_seeds}
+        return {column: " ".join(map(str, seeds)) for column, seeds in both.items()}
 
 
 def group_seeds(results: Sequence[ResultT]) -> list[SeedGroup[ResultT]]:
@@ -122,7 +138,7 @@ def task_figures(groups: Sequence[SeedGroup[SweepCellResult]]) -> list[str]:
 
 
 def read_curves(run: Path, results: Sequence[SweepCellResult]) -> dict[str, list[Row]]:
-    """Return the rows of `metrics.jsonl` of one seed of each variant, by label; those of the first seed.
+    """Return the rows of `metrics.jsonl` of the first seed of each variant that has them, by label.
 
     Raises:
         CheckpointError: A metrics.jsonl is damaged.
@@ -138,10 +154,10 @@ def read_curves(run: Path, results: Sequence[SweepCellResult]) -> dict[str, list
 def show_figure(name: str, value: float) -> str:
     """Return a figure as the paper prints it: accuracies in percent, entropy in bits with two decimals."""
     if "accuracy" in name:
-        return f"{100 * value:.1f}"
-    if name.startswith("entropy") or name == "effective_states":
-        return f"{value:.2f}"
-    return f"{value:.3g}" if name == "perplexity" else f"{value:.3f}"
+        return format_in_percent(value)
+    if name == "perplexity":
+        return f"{value:.3g}"
+    return format_fixed(value, 2 if name.startswith("entropy") or name == "effective_states" else 3)
 
 
 def seed_note(groups: Sequence[SeedGroup[SweepCellResult]]) -> str:
@@ -150,42 +166,42 @@ def seed_note(groups: Sequence[SeedGroup[SweepCellResult]]) -> str:
     return f" (mean ± standard deviation of {num_seeds} seeds)" if num_seeds > 1 else ""
 
 
-def divergences(groups: Sequence[SeedGroup[SweepCellResult]], names: Sequence[str]) -> str:
+def divergences(groups: Mapping[str, SeedGroup[SweepCellResult]]) -> str:
     """Return the names of the variants of which some training diverged; in brackets where that was fine-tuning."""
     found = []
-    for group, name in zip(groups, names, strict=True):
+    for name, group in groups.items():
         if group.diverged_seeds or group.diverged_tasks:
             tasks = f" (fine-tuning on {', '.join(group.diverged_tasks)})" if group.diverged_tasks else ""
             found.append(f"{name}{tasks}")
     return ", ".join(found)
 
 
-def figure_columns(names: Sequence[str]) -> list[str]:
-    """Return the CSV headings of figures: `glue_rte_accuracy` and `glue_rte_accuracy_std` for `glue/rte accuracy`."""
-    columns = [name.replace("/", "_").replace(" ", "_") for name in names]
-    return [f"{column}{end}" for column in columns for end in ("", "_std")]
+def csv_spreads(values: Mapping[str, Sequence[float]]) -> dict[str, str]:
+    """Return the mean of each column's values under its name, and the deviation under `<name>_std`."""
+    spreads = {column: mean_and_deviation(of_column) for column, of_column in values.items()}
+    ends = ("", "_std")
+    return {
+        column + end: csv_number(value)
+        for column, spread in spreads.items()
+        for end, value in zip(ends, spread, strict=True)
+    }
 
 
-def figure_cells(group: SeedGroup[SweepCellResult], names: Sequence[str]) -> list[str]:
-    """Return the mean and the deviation of each figure for `figure_columns`."""
-    return [csv_number(value) for name in names for value in (group.mean(name), group.deviation(name))]
+def csv_number(value: float) -> str:
+    """Return a number with six digits; nothing for NaN."""
+    return "" if math.isnan(value) else f"{value:.6g}"
 
 
 def write_report_files(
-    folder: Path, stem: str, heading: str, csv: tuple[list[str], list[list[Any]]], tables: Sequence[ReportTable]
+    folder: Path, stem: str, heading: str, rows: Sequence[Mapping[str, Any]], tables: Sequence[ReportTable]
 ) -> list[Path]:
-    """Write `<stem>.csv` and `<stem>.md` into a folder, made where there is none.
+    """Write `<stem>.csv`, of rows by column, and `<stem>.md` into a folder, made where there is none.
 
     Raises:
         CheckpointError: The file system refuses.
     """
     make_folder(folder)
     files = [folder / f"{stem}.csv", folder / f"{stem}.md"]
-    write_csv(files[0], *csv)
+    write_csv(files[0], list(rows[0]), [list(row.values()) for row in rows])
     write_atomically(files[1], "\n".join([f"# {heading}\n", *map(as_markdown, tables)]).encode())
     return files
-
-
-def csv_number(value: float) -> str:
-    """Return a number with six digits; nothing for NaN."""
-    return "" if math.isnan(value) else f"{value:.6g}"

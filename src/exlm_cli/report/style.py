@@ -92,13 +92,16 @@ def new_figure(width: float, height: float, title: str = "", captions: Sequence[
 
 def add_legend(owner: "Axes | Figure", handles: Sequence[Any], labels: Sequence[str], **options: Any) -> None:
     """Add a legend without a frame whose labels are plain text: a `$` in the name of a run is no formula."""
-    legend = owner.legend(handles, labels, frameon=False, labelcolor=INK, **options)
+    legend = owner.legend(handles, labels, **{"frameon": False, "labelcolor": INK, **options})
     for text in legend.get_texts():
         text.set_parse_math(False)
 
 
-def quieten(axes: "Axes") -> None:
-    """Draw the axes thin and grey, with a grid, so that the data stand out."""
+def set_up_axes(axes: "Axes", x: str, y: str = "", title: str = "", *, title_size: float = 9.5) -> None:
+    """Name axes, and draw them thin and grey with a grid, so that the data stand out."""
+    axes.set_title(title, fontsize=title_size, color=INK, loc="left")
+    axes.set_xlabel(x, color=FAINT_INK)
+    axes.set_ylabel(y, color=FAINT_INK)
     axes.tick_params(colors=FAINT_INK, length=3)
     axes.grid(visible=True, color=GRID_INK, linewidth=0.7)
     axes.spines[["top", "right"]].set_visible(False)

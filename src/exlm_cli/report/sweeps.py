@@ -5,26 +5,33 @@ A variant is matched to a row of the paper by what it is, not by its name, and o
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 from exlm_cli.config.sweep import VariantDescription
 from exlm_cli.experiments.results import VariantResult
 from exlm_cli.experiments.statistics import mean_and_deviation
-from exlm_cli.format import NO_VALUE, NOT_DEFINED, format_duration, format_in_percent, format_parameters, format_ratio
+from exlm_cli.format import (
+    NO_VALUE,
+    NOT_DEFINED,
+    format_count,
+    format_duration,
+    format_fixed,
+    format_in_percent,
+    format_parameters,
+    format_ratio,
+)
 from exlm_cli.report.curves import plot_curves
 from exlm_cli.report.entropy import ENTROPIES, EntropyLine, write_entropy_figure
-from exlm_cli.report.paper import DETAILS, paper_rows
+from exlm_cli.report.paper import paper_table
 from exlm_cli.report.paper_numbers import TABLE_2, TABLE_4, TABLE_13, PaperTable
 from exlm_cli.report.seed_groups import (
     FIGURES,
     SeedGroup,
-    csv_number,
+    SweepReport,
+    csv_spreads,
     divergences,
-    figure_cells,
-    figure_columns,
     group_seeds,
     read_curves,
     seed_note,
@@ -54,13 +61,9 @@ _LEGEND = (
 _DETAILS = ("k", "p", "pre-training", "parameters", "seeds", "time", "changes")
 _COLUMNS = {
     "MNLI": ("glue/mnli", "mismatched_accuracy"),
-    "QNLI": ("glue/qnli", "accuracy"),
-    "QQP": ("glue/qqp", "accuracy"),
-    "RTE": ("glue/rte", "accuracy"),
+    **{name: (f"glue/{name.lower()}", "accuracy") for name in ("QNLI", "QQP", "RTE")},
 }
 """Task and metric of the columns of Tables 2, 4 and 13; `docs/paper_map.md` says why MNLI is mismatched."""
-_AVERAGE = "Avg"
-
 _EXLM: dict[str, Any] = {
     "objective": "exlm",
     "num_states_per_mask": 4,
@@ -109,15 +112,6 @@ PAPER_VARIANTS: tuple[tuple[PaperTable, Mapping[str, Mapping[str, Any]]], ...] =
 """Tables of the paper that a sweep can fill; for each row the values of its variant's `VariantDescription`."""
 
 
-@dataclass(frozen=True)
-class SweepReport:
-    """Tables of a sweep, its content for programs, and the files that were written."""
-
-    tables: list[ReportTable]
-    content: dict[str, Any]
-    files: list[Path]
-
-
 Variant = SeedGroup[VariantResult]
 Variants = Sequence[Variant]
 
@@ -139,7 +133,7 @@ def write_sweep_report(
     """
     variants = group_seeds(results)
     tables = sweep_tables(variants, name=name)
-    files = write_report_files(folder, "sweep", f"Sweep: {name}", csv_table(variants), tables)
+    files = write_report_files(folder, "sweep", f"Sweep: {name}", csv_rows(variants), tables)
     if has_figures:
         curves = read_curves(run, results)
         files += plot_curves(curves, folder / "curves") if curves else []
@@ -147,33 +141,29 @@ def write_sweep_report(
     return SweepReport(tables, {"variants": list(map(_as_json, variants))}, files)
 
 
-def csv_table(variants: Variants) -> tuple[list[str], list[list[Any]]]:
-    """Return header and rows of the CSV, one a variant; figures are means over seeds, `<name>_std` their deviation.
+def csv_rows(variants: Variants) -> list[dict[str, Any]]:
+    """Return a row of the CSV for each variant; figures are means over seeds, `<name>_std` their deviation.
 
     Entropies at other mask ratios are `entropy_bits_at_0.387` and so on; `changes` is JSON.
     """
-    names = [*FIGURES, *task_figures(variants)]
-    ratios = _ratios(variants)
-    header = ["variant", *_DESCRIBED_BY, "parameters", "steps", "elapsed_s", *figure_columns(names)]
-    header += [f"{name}_at_{ratio:g}{end}" for name in ENTROPIES for ratio in ratios for end in ("", "_std")]
-    header += ["seeds", "diverged_seeds", "changes"]
-    rows: list[list[Any]] = []
+    names, ratios = [*FIGURES, *task_figures(variants)], _ratios(variants)
+    rows = []
     for variant in variants:
-        line = _entropy_line(variant)
-        entropies = [line.values(ratio, name) for name in ENTROPIES for ratio in ratios]
-        row = [
-            variant.first.label,
-            *(getattr(variant.first, name) for name in _DESCRIBED_BY),
-            variant.model.parameters,
-            variant.model.steps,
-        ]
-        row.append("" if variant.elapsed_s is None else f"{variant.elapsed_s:.1f}")
-        row += figure_cells(variant, names)
-        for values in entropies:
-            row += map(csv_number, mean_and_deviation(values))
-        row += [" ".join(map(str, seeds)) for seeds in (variant.seeds, variant.diverged_seeds)]
-        rows.append([*row, json.dumps(variant.first.changes)])
-    return header, rows
+        line, elapsed_s = _entropy_line(variant), variant.elapsed_s
+        rows.append(
+            {
+                "variant": variant.first.label,
+                **{name: getattr(variant.first, name) for name in _DESCRIBED_BY},
+                "parameters": variant.model.parameters,
+                "steps": variant.model.steps,
+                "elapsed_s": "" if elapsed_s is None else f"{elapsed_s:.1f}",
+                **variant.csv_figures(names),
+                **csv_spreads({f"{name}_at_{p:g}": line.values(p, name) for name in ENTROPIES for p in ratios}),
+                **variant.csv_seeds(),
+                "changes": json.dumps(variant.first.changes),
+            }
+        )
+    return rows
 
 
 def sweep_tables(variants: Variants, *, name: str) -> list[ReportTable]:
@@ -191,7 +181,7 @@ def paper_tables_of(variants: Variants) -> list[ReportTable]:
     matched = [(paper, _match(rows, variants)) for paper, rows in PAPER_VARIANTS]
     whole = [(paper, found) for paper, found in matched if len(found) == len(paper.rows)]
     fullest = max(matched, key=lambda pair: len(pair[1]))
-    return [_paper_table(paper, found) for paper, found in whole or [fullest] if found]
+    return [_fill(paper, found) for paper, found in whole or [fullest] if found]
 
 
 def write_figure_12(variants: Variants, folder: Path) -> list[Path]:
@@ -253,15 +243,13 @@ def _entropy_lines(family: Variants) -> list[EntropyLine]:
 
 
 def _entropy_line(variant: Variant, label: str = "", colour: int = 0, style: int = 0) -> EntropyLine:
-    by_ratio: dict[float, dict[str, tuple[float, ...]]] = {}
+    by_ratio: dict[float, dict[str, list[float]]] = {}
     for entropy in (entropy for result in variant.finished for entropy in result.entropy):
-        here = by_ratio.setdefault(entropy.mask_ratio, {})
+        # measured, if it is not defined too
+        here = by_ratio.setdefault(entropy.mask_ratio, {"entropy_bits": []})
         for name in ENTROPIES:
-            value = getattr(entropy, name)
-            if value is not None:
-                here[name] = (*here.get(name, ()), value)
-            elif name == "entropy_bits":
-                here.setdefault(name, ())  # measured and not defined; only an ExLM has the other
+            if (value := getattr(entropy, name)) is not None:
+                here.setdefault(name, []).append(value)
     return EntropyLine(label, variant.first.objective == "mlm", by_ratio, colour, style)
 
 
@@ -269,16 +257,16 @@ def _ratios(variants: Variants) -> list[float]:
     return sorted({ratio for variant in variants for ratio in _entropy_line(variant).entropies})
 
 
-def _other_changes(variant: Variant) -> dict[str, Any]:
-    """Return what a variant changes besides k and p; an MLM has no second axis and no clones."""
-    expected = _K_AND_P | ({"model.rope", "model.clone_embedding"} if variant.first.objective == "mlm" else set())
-    return {key: value for key, value in variant.first.changes.items() if key not in expected}
+def _other_changes(variant: Variant, known: Set[str] = _K_AND_P) -> dict[str, Any]:
+    """Return what a variant changes besides known keys; an MLM has no second axis and no clones."""
+    without_effect = {"model.rope", "model.clone_embedding"} if variant.first.objective == "mlm" else set()
+    return {key: value for key, value in variant.first.changes.items() if key not in known | without_effect}
 
 
 def _variants_table(variants: Variants, name: str) -> ReportTable:
     names = [key for key in (*_HEADINGS, *task_figures(variants)) if any(key in group.figures for group in variants)]
     rows = [(variant.first.label, *map(variant.show, names), *_details(variant)) for variant in variants]
-    diverged = divergences(variants, [variant.first.label for variant in variants])
+    diverged = divergences({variant.first.label: variant for variant in variants})
     return ReportTable(
         "variants",
         f"Variants of {name}{seed_note(variants)}",
@@ -313,44 +301,32 @@ def _entropy_text(line: EntropyLine, ratio: float, name: str) -> str:
     if not values:
         return NOT_DEFINED if "entropy_bits" in line.entropies.get(ratio, {}) else NO_VALUE
     mean, deviation = mean_and_deviation(values)
-    return f"{mean:.2f}" + ("" if math.isnan(deviation) else f" ± {deviation:.2f}")
+    return format_fixed(mean, 2) + ("" if math.isnan(deviation) else f" ± {format_fixed(deviation, 2)}")
 
 
 def _match(rows: Mapping[str, Mapping[str, Any]], variants: Variants) -> dict[str, Variant]:
     """Return the first variant that fits each row of a table of the paper; rows without one are left out."""
+    plain = [variant for variant in variants if not _other_changes(variant, _DESCRIBED)]
     found: dict[str, Variant] = {}
     for name, wanted in rows.items():
-        for variant in variants:
-            if _is_plain(variant) and all(getattr(variant.first, key) == value for key, value in wanted.items()):
+        for variant in plain:
+            if all(getattr(variant.first, key) == value for key, value in wanted.items()):
                 found.setdefault(name, variant)
     return found
 
 
-def _is_plain(variant: Variant) -> bool:
-    """Return whether `VariantDescription` shows all that a variant changes; an MLM has no clones to embed."""
-    others = set(variant.first.changes) - _DESCRIBED
-    return not others or (variant.first.objective == "mlm" and others == {"model.clone_embedding"})
-
-
-def _paper_table(paper: PaperTable, found: Mapping[str, Variant]) -> ReportTable:
+def _fill(paper: PaperTable, found: Mapping[str, Variant]) -> ReportTable:
     ours = [
-        ("ours", name, *(format_in_percent(_score(variant, column)) for column in paper.columns), *_budget(variant))
+        (name, *(format_in_percent(_score(variant, column)) for column in paper.columns), *_budget(variant))
         for name, variant in found.items()
     ]
-    return ReportTable(
-        f"table-{paper.number}",
-        f"Table {paper.number}: {paper.caption}",
-        ("source", "variant", *paper.columns, *DETAILS),
-        (paper_rows(paper), tuple(ours)),
-        (
-            "`paper`: the numbers that it prints; `ours`: this sweep, with its own budget",
-            "seeds: of pre-training x of fine-tuning; of the paper those of fine-tuning, it names no others",
-            "MNLI: of ours the mismatched accuracy, which the paper's column most likely is",
-            *_sampled_note(list(found.values())),
-        ),
-        num_keys=2,
-        num_details=3,
+    notes = (
+        "`paper`: the numbers that it prints; `ours`: this sweep, with its own budget",
+        "seeds: of pre-training x of fine-tuning; of the paper those of fine-tuning, it names no others",
+        "MNLI: of ours the mismatched accuracy, which the paper's column most likely is",
+        *_sampled_note(list(found.values())),
     )
+    return paper_table(paper, "variant", ours, notes)
 
 
 def _sampled_note(variants: Variants) -> list[str]:
@@ -361,13 +337,13 @@ def _sampled_note(variants: Variants) -> list[str]:
         for task, scores in result.scored_tasks.items()
         if scores.max_rows is not None
     }
-    tasks = "; ".join(f"{task} ({size:,} rows)" for task, size in sampled.items())
+    tasks = "; ".join(f"{task} ({format_count(size)} rows)" for task, size in sampled.items())
     return [f"fine-tuned on some of the task's rows (`task.max_rows`): {tasks}"] if sampled else []
 
 
 def _score(variant: Variant, column: str) -> float:
     """Return the accuracy of a column, mean over the seeds, or the mean of all columns; NaN where one is missing."""
-    if column == _AVERAGE:
+    if column not in _COLUMNS:
         values = [_score(variant, name) for name in _COLUMNS]
         return math.fsum(values) / len(values)
     task, metric = _COLUMNS[column]
@@ -377,7 +353,8 @@ def _score(variant: Variant, column: str) -> float:
 
 def _details(variant: Variant) -> tuple[str, ...]:
     seeds, parameters, pretraining = _budget(variant)
-    changes = ", ".join(f"{key}={_plain(value)}" for key, value in variant.first.changes.items())
+    values = {key: f"{v:g}" if isinstance(v, float) else v for key, v in variant.first.changes.items()}
+    changes = ", ".join(f"{key}={value}" for key, value in values.items())
     time = NO_VALUE if variant.elapsed_s is None else format_duration(variant.elapsed_s)
     k, p = variant.first.num_states_per_mask, variant.first.mask_ratio
     return str(k), format_ratio(p), pretraining, parameters, seeds, time, changes or NO_VALUE
@@ -391,12 +368,11 @@ def _budget(variant: Variant) -> tuple[str, str, str]:
     if variant.model.steps is None or variant.model.parameters is None:
         return seeds, NO_VALUE, NO_VALUE
     sequences, tokens = variant.first.batch_sequences, variant.first.batch_tokens
-    step = f"{sequences:,} sequences" if sequences is not None else f"at most {tokens:,} tokens"
-    return seeds, format_parameters(variant.model.parameters), f"{variant.model.steps:,} steps of {step}"
-
-
-def _plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    step = (
+        f"at most {format_count(tokens or 0)} tokens" if sequences is None else f"{format_count(sequences)} sequences"
+    )
+    pretraining = f"{format_count(variant.model.steps)} steps of {step}"
+    return seeds, format_parameters(variant.model.parameters), pretraining
 
 
 def _as_json(variant: Variant) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from exlm_cli.config.sections import MaskingConfig
-from exlm_cli.experiments.corruption import count_corrupted
+from exlm_cli.experiments.cell import count_corrupted
 from exlm_cli.experiments.results import Corruption
 from tests.tiny import SPECIAL
 from tests.unit.report.sweep_results import PAIRS

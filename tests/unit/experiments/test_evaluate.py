@@ -1,31 +1,123 @@
-"""Scores of a checkpoint equal the last validation of its own training."""
+"""Scores and entropy of a checkpoint: its own last validation, App. E token by token, a uniform model's log2 V."""
 
+import math
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from exlm_cli.experiments.evaluate import evaluate_pretrained
-from exlm_cli.train.pretrain import run_pretraining
+from exlm_cli.config.load import load_recipe
+from exlm_cli.data.batch import collate
+from exlm_cli.data.corpus.pipeline import prepare_data
+from exlm_cli.data.expansion import expand
+from exlm_cli.data.masking import mask_sequence, sample_rng, special_tokens
+from exlm_cli.errors import ConfigError
+from exlm_cli.experiments.evaluate import evaluate_pretrained, measure_entropy
+from exlm_cli.progress import SilentProgress
+from exlm_cli.train.pretrain import VALIDATION_EPOCH, run_pretraining
+from exlm_cli.train.pretrained import load_pretrained
 from tests.recorder import Recorder
 from tests.tiny import tiny_recipe
 
+REPEATED = {"num_repeats": 2, "scheme": "bernoulli", "mask_ratio": 0.6}
 
-@pytest.mark.parametrize("objective", ["exlm", "mlm"])
-def test_a_checkpoint_scores_what_its_last_validation_said(tmp_path: Path, objective: str) -> None:
-    data: dict[str, Any] = {"bundled_rows": 300, "cache_dir": str(tmp_path / "cache")}
-    result = run_pretraining(tiny_recipe(objective=objective, data=data, train={"max_steps": 3}), out=tmp_path / "run")
-    score = evaluate_pretrained(tmp_path / "run", "mine", device="cpu")
-    for name, value in result.metrics.items():
-        assert score.metrics[name] == pytest.approx(value, rel=1e-6), name
-    assert (score.name, score.objective, score.step) == ("mine", objective, 3)
-    assert ("effective_states" in score.metrics) == (objective == "exlm")
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def _train(cache: Path, out: Path, **sections: Any) -> tuple[Path, dict[str, float]]:
+    data = {"bundled_rows": 300, "cache_dir": str(cache)}
+    train = {"max_steps": 4, **sections.pop("train", {})}
+    result = run_pretraining(tiny_recipe(data=data, train=train, **sections), out=out)
+    return result.run_dir, result.metrics
+
+
+@pytest.fixture(scope="module")
+def repeated(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
+    model = {"init_std": 0.3, "rope": "none", "learned_positions": True}
+    return _train(cache, tmp_path_factory.mktemp("run") / "run", objective="mlm", masking=REPEATED, model=model)
+
+
+@pytest.fixture(scope="module")
+def exlm(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
+    return _train(cache, tmp_path_factory.mktemp("run") / "run", model={"init_std": 0.3})
+
+
+def _by_the_letter(run: Path, ratio: float) -> float:
+    """App. E, one token at a time: fully masked tokens, mean over copies, mean over tokens, in bits."""
+    pretrained = load_pretrained(run, device="cpu")
+    recipe = load_recipe(str(run / "recipe.yaml"), [f"masking.mask_ratio={ratio}"])
+    data = prepare_data(recipe, rejected_csv=None, progress=SilentProgress())
+    special, k = special_tokens(data.tokenizer), recipe.masking.num_repeats
+    token_entropies = []
+    for index in range(len(data.valid)):
+        rng = sample_rng(recipe.seed, VALIDATION_EPOCH, index)
+        masked = mask_sequence(data.valid[index], recipe.masking, special, rng)
+        batch = collate([expand(masked, 1, "mlm")], [0], special.pad)
+        with torch.no_grad():
+            log_probs = pretrained.model.node_log_probs(pretrained.model.node_states(batch))[0, 1:-1].double()
+        copies = defaultdict(list)
+        for source, row in zip(masked.target_source.tolist(), log_probs, strict=True):
+            copies[source].append(float(-(row.exp() * row).sum()) / math.log(2))
+        token_entropies += [sum(bits) / k for bits in copies.values() if len(bits) == k]
+    return sum(token_entropies) / len(token_entropies)
+
+
+@pytest.mark.parametrize("ratio", [0.6, 0.3])
+def test_repeated_mlm_has_the_entropy_of_app_e(repeated: tuple[Path, dict[str, float]], ratio: float) -> None:
+    run, _ = repeated
+    (measured,) = measure_entropy(run, mask_ratios=[ratio], device="cpu")
+    assert measured.entropy_bits == pytest.approx(_by_the_letter(run, ratio), rel=1e-5)
+    assert (measured.num_repeats, measured.num_states_per_mask, measured.mask_ratio) == (2, 1, ratio)
+    assert measured.entropy_posterior_bits is None
+
+
+@pytest.mark.parametrize("kind", ["repeated", "exlm"])
+def test_left_alone_both_repeat_the_run_s_own_validation(kind: str, request: pytest.FixtureRequest) -> None:
+    run, metrics = request.getfixturevalue(kind)
+    (measured,) = measure_entropy(run, device="cpu")
+    score = evaluate_pretrained(run, "mine", device="cpu")
+    assert {name: measured.metrics[name] for name in metrics} == pytest.approx(metrics, rel=1e-5)
+    assert {name: score.metrics[name] for name in metrics} == pytest.approx(metrics, rel=1e-6)
+    assert (score.name, score.objective, score.step) == ("mine", "mlm" if kind == "repeated" else "exlm", 4)
+    assert ("effective_states" in score.metrics) == (kind == "exlm")
     assert score.tokens > 0
-    text = tmp_path / "other.txt"
-    text.write_text("to see\nI am\n")
-    other = evaluate_pretrained(tmp_path / "run", "mine", valid=[str(text)], device="cpu")
-    assert other.metrics["num_sequences"] == 2
-    assert other.data == f"2 sequences of {text}"
+
+
+def test_a_uniform_model_has_log_v_bits_at_every_k_and_p(cache: Path, tmp_path: Path) -> None:
+    run, _ = _train(cache, tmp_path / "run", model={"init_std": 1e-9}, optim={"lr": 1e-12})
+    bits = math.log2(load_pretrained(run, device="cpu").tokenizer.vocab_size)
+    results = measure_entropy(run, mask_ratios=[0.1, 0.6], ks=[1, 2, 5], device="cpu")
+    assert [(r.num_states_per_mask, r.mask_ratio) for r in results] == [(k, p) for k in (1, 2, 5) for p in (0.1, 0.6)]
+    for result in results:
+        assert result.entropy_bits == pytest.approx(bits, rel=1e-5)
+        assert result.entropy_posterior_bits == pytest.approx(bits, rel=1e-4)
+
+
+def test_validation_data_can_be_given(exlm: tuple[Path, dict[str, float]], tmp_path: Path) -> None:
+    text = tmp_path / "mine, really.txt"
+    text.write_text("the cat\nthe dog\n" * 3)
+    for max_sequences, expected in ((None, 6), (2, 2)):
+        (measured,) = measure_entropy(exlm[0], valid=[str(text)], max_sequences=max_sequences, device="cpu")
+        assert measured.metrics["num_sequences"] == expected
+    score = evaluate_pretrained(exlm[0], "mine", valid=[str(text)], device="cpu")
+    assert (score.metrics["num_sequences"], score.data) == (6, f"6 sequences of {text}")
+
+
+def test_copies_beyond_the_learned_positions_are_refused(repeated: tuple[Path, dict[str, float]]) -> None:
+    with pytest.raises(ConfigError, match=r"`model\.max_length` is 64, but .* `masking\.num_repeats` 8, "):
+        measure_entropy(repeated[0], ks=[8], device="cpu")
+
+
+def test_other_states_than_the_clone_embeddings_are_for_are_refused(cache: Path, tmp_path: Path) -> None:
+    run, _ = _train(cache, tmp_path / "run", model={"clone_embedding": "nodes"})
+    message = r"trained with 3 states per mask and `model\.clone_embedding: nodes`, it cannot be scored with 2$"
+    with pytest.raises(ConfigError, match=message):
+        measure_entropy(run, ks=[2], device="cpu")
 
 
 def test_data_that_have_changed_are_told_and_given_ones_are_read_whole(tmp_path: Path) -> None:

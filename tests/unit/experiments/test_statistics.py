@@ -27,7 +27,7 @@ def test_the_papers_entropies_follow_p_to_the_k_and_not_p() -> None:
     assert agreement.spearman >= 0.95
     # groups of 4, 4, 3, 2 and 1 in perfect order: 1 less what their ties take
     assert agreement.spearman_of_groups == pytest.approx(math.sqrt(1 - (60 + 60 + 24 + 6) / (14**3 - 14)))
-    assert agreement.follows_share
+    assert agreement.follows == "p^k"
     # by hand: deviations from the means of the diagonals, 14 cells less 5 means
     groups = share_groups([p**k for k, p in PAIRS])
     members = [[v for v, own in zip(FIGURE_5, groups, strict=True) if own == g] for g in range(5)]
@@ -36,13 +36,13 @@ def test_the_papers_entropies_follow_p_to_the_k_and_not_p() -> None:
 
 
 def test_the_papers_accuracies_lie_closer_for_equal_p_to_the_k() -> None:
-    assert rank_agreement(PAIRS, FIGURE_3).follows_share
+    assert rank_agreement(PAIRS, FIGURE_3).follows == "p^k"
 
 
 def test_a_figure_that_depends_on_p_alone_does_not_follow_p_to_the_k() -> None:
     agreement = rank_agreement(PAIRS, [p for _, p in PAIRS])
     assert agreement.spread_equal_ratio == 0.0
-    assert not agreement.follows_share
+    assert agreement.follows == "p"
 
 
 def test_ranks_decide_and_not_values() -> None:

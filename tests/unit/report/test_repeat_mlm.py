@@ -13,11 +13,10 @@ from scipy.stats import spearmanr
 
 from exlm_cli.experiments.results import DivergedTask, RepeatMlmResult
 from exlm_cli.report.repeat_mlm import (
-    GridCell,
+    Grid,
     agreements,
-    grid_cells,
+    grid_of,
     grid_tables,
-    pair_of,
     pooled_corruption,
     write_grid_figures,
     write_grid_report,
@@ -43,7 +42,7 @@ def _csv(results: list[RepeatMlmResult], folder: Path) -> list[dict[str, str]]:
 
 def _tables(results: list[RepeatMlmResult]) -> dict[str, dict[str, tuple[str, ...]]]:
     """Return the cells of each table by its name and the name of the row."""
-    return {t.name: {row[0]: row[1:] for row in t.rows} for t in grid_tables(grid_cells(results))}
+    return {t.name: {row[0]: row[1:] for row in t.rows} for t in grid_tables(grid_of(results))}
 
 
 def _without_entropy(result: RepeatMlmResult) -> RepeatMlmResult:
@@ -72,19 +71,18 @@ def test_seeds_are_averaged_and_their_counts_pooled(tmp_path: Path) -> None:
     assert first["seeds"] == "1 2 5"
     one, other = grid_results(seeds=(1, 2))[:2]
     counts = corruption(0.3, num_tokens=100, measured=0.1), corruption(0.3, num_tokens=300, measured=0.5)
-    (cell,) = grid_cells(
-        [r.model_copy(update={"corruption": count}) for r, count in zip((one, other), counts, strict=True)]
-    )
+    pair = zip((one, other), counts, strict=True)
+    (cell,) = grid_of([r.model_copy(update={"corruption": count}) for r, count in pair]).values()
     assert pooled_corruption(cell)["measured"] == pytest.approx(0.4)
 
 
 def test_the_tables_are_those_of_the_paper_with_their_empty_corner() -> None:
-    tables = {table.name: table for table in grid_tables(grid_cells(grid_results()))}
+    tables = {table.name: table for table in grid_tables(grid_of(grid_results()))}
     assert tables["entropy"].columns == ("k \\ p", "2.25 %", "15 %", "38.7 %", "62.2 %", "78.9 %")
     assert tables["entropy"].title == "Entropy, bits"
     assert tables["entropy"].rows[2] == ("4", "", "", "1.23", "1.77", "3.35")
     assert tables["glue-mnli-accuracy"].rows[3] == ("8", "", "", "", "79.2", "82.8")
-    assert tables["corruption"].rows[1][:3] == ("2", "", "2.25% (2.25%)")
+    assert tables["corruption"].rows[1][:3] == ("2", "", "2.25 % (2.25 %)")
     spearman = spearmanr([p**k for k, p in PAIRS], FIGURE_5).statistic
     agreement = {row[0]: row[1:] for row in tables["agreement"].rows}
     assert agreement["Entropy, bits"][0] == f"{spearman:.3g}"
@@ -104,8 +102,8 @@ def test_cells_of_other_lengths_than_the_rest_have_their_steps_and_claims_withou
 def test_a_diverged_cell_is_named_and_left_out_of_every_claim() -> None:
     results = [diverge(r) if (r.num_repeats, r.mask_ratio) == (8, 0.622) else r for r in grid_results()]
     results[-1] = with_scores(results[-1], glue_mnli=DivergedTask(identity="x", diverged="the loss is nan"))
-    cells = grid_cells(results)
-    assert (cells[-2].seeds, cells[-2].diverged_seeds) == ((), (1,))
+    cells = grid_of(results)
+    assert (cells[8, 0.622].seeds, cells[8, 0.622].diverged_seeds) == ((), (1,))
     tables = _tables(results)
     assert tables["entropy"]["8"] == ("", "", "", "diverged", "1.76")
     assert tables["glue-mnli-accuracy"]["8"] == ("", "", "", "diverged", "diverged")
@@ -115,15 +113,16 @@ def test_a_diverged_cell_is_named_and_left_out_of_every_claim() -> None:
 
 def test_undefined_figures_say_so_and_are_left_out_of_every_claim() -> None:
     results = grid_results(seeds=(1, 2))
-    whole = agreements(grid_cells(results[:-2]))
+    whole = agreements(grid_of(results[:-2]))
     results[-2:] = [with_scores(_without_entropy(result), glue_mnli=scores((None, None))) for result in results[-2:]]
     results[0] = with_scores(results[0], glue_mnli=scores((None, 0.5)))
     results[2] = with_scores(results[2], glue_mnli=scores((None,)))
-    cells = grid_cells(results)
+    grid = grid_of(results)
+    cells = [*grid.values()]
     assert cells[-1].show("entropy_bits") == cells[-1].show("glue/mnli accuracy") == "not defined"
     assert cells[0].figures["glue/mnli accuracy"][0] == 0.5
     assert (cells[1].seeds, len(cells[1].figures["glue/mnli accuracy"])) == ((1, 2), 1)
-    assert agreements(cells)["entropy_bits"] == whole["entropy_bits"]
+    assert agreements(grid)["entropy_bits"] == whole["entropy_bits"]
     assert _tables([_without_entropy(result) for result in results])["agreement"]["Entropy, bits"] == ("-",) * 5
 
 
@@ -134,15 +133,15 @@ def _texts(svg: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def cells() -> list[GridCell]:
-    return grid_cells(grid_results(seeds=(1, 3)))
+def cells() -> Grid:
+    return grid_of(grid_results(seeds=(1, 3)))
 
 
 @pytest.fixture(scope="module")
-def figures(cells: list[GridCell], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def figures(cells: Grid, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("figures")
     rows = [{"kind": "train", "step": i, "loss": 3 / i} for i in range(1, 9)]
-    curves = {cell.first.label: rows for cell in cells}
+    curves = {cell.first.label: rows for cell in cells.values()}
     return {path.name: path for path in write_grid_figures(cells, curves, folder)}
 
 
@@ -169,7 +168,7 @@ def test_cells_of_equal_p_to_the_k_have_one_colour_and_no_other_cell_has_it(figu
 
 
 def test_without_tasks_or_curves_their_figures_are_left_out_and_the_bytes_repeat(tmp_path: Path) -> None:
-    cells = grid_cells(grid_results(has_task=False)[:2])
+    cells = grid_of(grid_results(has_task=False)[:2])
     written = write_grid_figures(cells, {}, tmp_path)
     assert [path.name for path in written] == ["corruption.png", "corruption.svg", "entropy.png", "entropy.svg"]
     before = [path.read_bytes() for path in written]
@@ -180,11 +179,11 @@ def test_without_tasks_or_curves_their_figures_are_left_out_and_the_bytes_repeat
 
 def test_diverged_and_undefined_cells_are_words_in_the_table_and_no_points(tmp_path: Path) -> None:
     results = grid_results(has_task=False)[:3]
-    cells = grid_cells([diverge(results[0]), _without_entropy(results[1]), results[2]])
-    assert [pair_of(cell) for cell in cells] == PAIRS[:3]
+    cells = grid_of([diverge(results[0]), _without_entropy(results[1]), results[2]])
+    assert list(cells) == PAIRS[:3]
     write_grid_figures(cells, {}, tmp_path)
     assert {"diverged", "not", "defined"} <= set(_texts(tmp_path / "entropy.svg").split())
     undefined = [_without_entropy(result) for result in results]
-    assert [path.name for path in write_grid_figures(grid_cells(undefined), {}, tmp_path)] == [
+    assert [path.name for path in write_grid_figures(grid_of(undefined), {}, tmp_path)] == [
         "corruption.png", "corruption.svg",
     ]  # fmt: skip

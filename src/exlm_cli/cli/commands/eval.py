@@ -184,7 +184,7 @@ def _show_entropy(
             "leave it out, or add a run of ExLM",
         )
     _refuse_unused_folder(output, has_files=output.has_figures)
-    from exlm_cli.experiments.entropy import measure_entropy
+    from exlm_cli.experiments.evaluate import measure_entropy
 
     folder = output.folder or runs[0].report
     with folder_for_results(folder) if output.has_figures or output.formats else contextlib.nullcontext():
@@ -204,7 +204,7 @@ def _show_entropy(
     if output.has_figures:
         title = "Entropy of predictions over the mask ratio"
         files = write_entropy_figure(entropy_lines(entropies), folder, "entropy", title=title, captions=DEFINITIONS)
-    content = {"entropies": [{"name": name, **asdict(entropy)} for name, entropy in entropies]}
+    content = {"entropies": [{"name": name, **entropy.as_json()} for name, entropy in entropies]}
     _emit([entropy_table(entropies)], files, content, runs[0].report, output)
 
 
