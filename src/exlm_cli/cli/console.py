@@ -7,7 +7,8 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
@@ -19,7 +20,7 @@ from rich.text import Text
 
 from exlm_cli.cli.hints import to_options
 from exlm_cli.files import finite_or_none
-from exlm_cli.format import format_duration, format_value, printable
+from exlm_cli.format import format_count, format_duration, format_value, printable
 from exlm_cli.progress import Bar, Board, Progress, Silence
 
 if TYPE_CHECKING:
@@ -125,13 +126,13 @@ class _TerminalBoard:
         return Group(Text(self._title, style="bold"), table)
 
 
-class _TerminalBar:
-    def __init__(self, bars: RichBars, task: TaskID) -> None:
-        self._bars, self._task = bars, task
+class _TerminalBar(NamedTuple):
+    bars: RichBars
+    task: TaskID
 
     def update(self, done: int, **fields: str) -> None:
         """Set how far the work is."""
-        self._bars.update(self._task, completed=done, fields=fields)
+        self.bars.update(self.task, completed=done, fields=fields)
 
 
 class _CountColumn(TextColumn):
@@ -139,13 +140,8 @@ class _CountColumn(TextColumn):
 
     def render(self, task: Task) -> Text:
         """Return the text of one bar."""
-        parts = [_count(int(task.completed), None if task.total is None else int(task.total))]
-        parts += _field_texts(task.fields["fields"], task.speed)
-        if task.finished:
-            parts.append(f"{format_duration(task.elapsed or 0.0)} in all")
-        elif task.time_remaining is not None:
-            parts.append(f"{format_duration(task.time_remaining)} left")
-        return Text(", ".join(parts))
+        end_s, left_s = (task.elapsed or 0.0, None) if task.finished else (None, task.time_remaining)
+        return Text(_state(task.completed, task.total, task.fields["fields"], task.speed, end_s, left_s))
 
 
 class LineProgress:
@@ -207,12 +203,9 @@ class _LineBar:
         now_s = self._clock()
         elapsed_s = now_s - self._start_s
         rate = (self._done - self._first) / elapsed_s if elapsed_s > 0 else None
-        parts = [_count(self._done, self._total), *_field_texts(self._fields, rate)]
-        if is_end:
-            parts.append(f"{format_duration(elapsed_s)} in all")
-        elif rate and self._total is not None:
-            parts.append(f"{format_duration((self._total - self._done) / rate)} left")
-        self._print(f"{self._label}: " + ", ".join(parts))
+        left_s = (self._total - self._done) / rate if rate and self._total is not None else None
+        state = _state(self._done, self._total, self._fields, rate, elapsed_s if is_end else None, left_s)
+        self._print(f"{self._label}: {state}")
         self._printed_s, self._printed = now_s, self._done
 
 
@@ -222,8 +215,8 @@ def emit_text(text: str) -> None:
 
 
 def emit_json(value: Any) -> None:
-    """Write a result for programs; numbers that are not finite, which JSON does not have, are null."""
-    emit_text(json.dumps(finite_or_none(value), indent=1, allow_nan=False))
+    """Write a result for programs: paths as texts, numbers that are not finite, which JSON does not have, as null."""
+    emit_text(json.dumps(finite_or_none(value), indent=1, allow_nan=False, default=os.fspath))
 
 
 def emit_recipe(recipe: "Recipe", *, as_json: bool) -> None:
@@ -253,6 +246,19 @@ def emit_listing(columns: Sequence[str], rows: Sequence[Sequence[str]], notes: S
 def emit_renderable(renderable: RenderableType) -> None:
     """Write something that rich lays out; without colours where stdout is no terminal."""
     _stdout().print(renderable)
+
+
+def emit_tables(tables: Iterable[RenderableType]) -> None:
+    """Write tables, an empty line after each."""
+    for table in tables:
+        emit_renderable(table)
+        emit_text("")
+
+
+def emit_files(files: Iterable[Path]) -> None:
+    """Write which files a command wrote, one a line."""
+    for file in files:
+        emit_text(f"wrote {file}")
 
 
 def emit_pairs(pairs: Mapping[str, object]) -> None:
@@ -286,13 +292,29 @@ def _stdout() -> Console:
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=PIPE_WIDTH)
 
 
-def _count(done: int, total: int | None) -> str:
-    return f"{done:,}" if total is None else f"{done:,}/{total:,}"
+def _state(
+    done: float,
+    total: float | None,
+    fields: Mapping[str, str],
+    rate: float | None,
+    end_s: float | None,
+    left_s: float | None,
+) -> str:
+    """Return `1,200/1,500, loss 2.31, 12,345 tokens/s, 0:00:12 left`.
 
-
-def _field_texts(fields: dict[str, str], rate: float | None) -> list[str]:
-    """Return `loss 2.31, 12,345 tokens/s`; a rate is worked out where no `speed` or `rate` is given."""
-    texts = [value if name in ("speed", "rate") else f"{name} {value}" for name, value in fields.items()]
+    Args:
+        done, total: Steps.
+        fields: Short texts by name.
+        rate: Steps a second; shown where no field is called `speed` or `rate`.
+        end_s: Seconds that the work took, once it is done.
+        left_s: Seconds that it will still take.
+    """
+    parts = [format_count(done) if total is None else f"{format_count(done)}/{format_count(total)}"]
+    parts += [value if name in ("speed", "rate") else f"{name} {value}" for name, value in fields.items()]
     if not {"speed", "rate"} & fields.keys() and rate is not None:
-        texts.append(f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s")
-    return texts
+        parts.append(f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s")
+    if end_s is not None:
+        parts.append(f"{format_duration(end_s)} in all")
+    elif left_s is not None:
+        parts.append(f"{format_duration(left_s)} left")
+    return ", ".join(parts)

@@ -4,15 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import RUN_FILE, RUNS_ROOT, find_newest_run, read_run_json, run_directory
-
-RunKind = Literal["pretrain", "finetune"]
 
 
 @dataclass(frozen=True)
@@ -21,12 +18,12 @@ class GivenRun:
 
     Attributes:
         path: Run directory or one of its `checkpoints/step-N`.
-        kind: The command that made it.
+        kind: The command that made it, `pretrain` or `finetune`.
         name: Its name in tables.
     """
 
     path: Path
-    kind: RunKind
+    kind: str
     name: str
 
     @property
@@ -42,11 +39,10 @@ def given_runs(paths: Sequence[Path]) -> list[GivenRun]:
         CheckpointError: One is no run of `exlm pretrain` or `exlm finetune`.
         ConfigError: One is given twice.
     """
-    kinds = [run_kind(path) for path in paths]
-    return [GivenRun(*run) for run in zip(paths, kinds, name_runs(paths), strict=True)]
+    return [GivenRun(path, run_kind(path), name) for path, name in zip(paths, name_runs(paths), strict=True)]
 
 
-def run_kind(path: Path) -> RunKind:
+def run_kind(path: Path) -> str:
     """Return which command made a run.
 
     Raises:
@@ -56,16 +52,13 @@ def run_kind(path: Path) -> RunKind:
     if not (run / RUN_FILE).is_file():
         reason = "no such run directory" if not run.exists() else f"not a run directory: it has no {RUN_FILE}"
         raise CheckpointError(f"{path}: {reason}", "give a run directory of `exlm pretrain` or `exlm finetune`")
-    match read_run_json(run).command:
-        case "pretrain":
-            return "pretrain"
-        case "finetune":
-            return "finetune"
-        case other:
-            raise CheckpointError(
-                f"{path}: a run of `exlm {other}`, not of `exlm pretrain` or `exlm finetune`",
-                "the cells of a sweep, under its cells/, are such runs",
-            )
+    command = read_run_json(run).command
+    if command not in ("pretrain", "finetune"):
+        raise CheckpointError(
+            f"{path}: a run of `exlm {command}`, not of `exlm pretrain` or `exlm finetune`",
+            "the cells of a sweep, under its cells/, are such runs",
+        )
+    return command
 
 
 def name_runs(paths: Sequence[Path]) -> list[str]:
@@ -115,8 +108,7 @@ def choose_checkpoint(
         if newest is not None:
             progress.message(f"checkpoint: {newest}, the newest {kind}")
             return newest
-    missing = f"no `--checkpoint` was given, and there is no {[*fits_by_kind][-1]}"
-    raise _no_run(missing, recipe_to_make_one)
+    raise _no_run(f"no `--checkpoint` was given, and there is no {[*fits_by_kind][-1]}", recipe_to_make_one)
 
 
 def newest_run(*, takes_sweep: bool, progress: Progress) -> Path:

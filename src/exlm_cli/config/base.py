@@ -4,13 +4,18 @@ A run is continued only with a recipe of the same identity. A field that does no
 declaration, like `Annotated[int, Mark.RECORD]`.
 """
 
+import re
 from collections.abc import Collection, Mapping
 from enum import Enum
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from exlm_cli.files import hash_json
+
+_TYPES_IN_YAML = {"model_type": "a section of keys", "tuple_type": "a list", "dict_type": "a mapping"}
+"""Types of Python in pydantic's findings, as a recipe has them."""
 
 
 class Mark(Enum):
@@ -25,6 +30,28 @@ class StrictModel(BaseModel):
     """Frozen, and refuses unknown keys: a misspelt key must never train at a default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _read_as_meant(cls, value: Any, info: ValidationInfo) -> Any:
+        """Read `train: a.txt` as `[a.txt]`; refuse `true` for a number, which pydantic would read as 1."""
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, str) and annotation == tuple[str, ...]:
+            return (value,)
+        if isinstance(value, bool) and any(kind in (int, float) for kind in (annotation, *get_args(annotation))):
+            raise PydanticCustomError("number_type", "Input should be a number")
+        return value
+
+    def changed(self, values: Mapping[str, Any]) -> Self:
+        """Return the same section or recipe with other values, checked.
+
+        Args:
+            values: By dotted key.
+
+        Raises:
+            pydantic.ValidationError: One is not accepted.
+        """
+        return self.model_validate(_changed(self.model_dump(), values))
 
 
 class Recipe(StrictModel):
@@ -71,3 +98,21 @@ def identity_values(section: BaseModel, *, without: Collection[Mark] = ()) -> di
 def identity_of(recipe: BaseModel, *, without: Collection[Mark] = ()) -> str:
     """Return the SHA-256 of `identity_values`."""
     return hash_json(identity_values(recipe, without=without))
+
+
+def describe_finding(finding: ErrorDetails, subject: str = "it") -> str:
+    """Return what pydantic found wrong in a value called `subject`, in one clause."""
+    if finding["type"] == "missing":
+        return "a value is missing"
+    if finding["type"] in _TYPES_IN_YAML:
+        return f"{subject} should be {_TYPES_IN_YAML[finding['type']]}"
+    said = finding["msg"].removeprefix("Value error, ").partition(", unable to ")[0]
+    return re.sub("^(Input|Tuple|String)(?= should)", subject, said)
+
+
+def _changed(content: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    changed = dict(content)
+    for path, value in values.items():
+        first, _, rest = path.partition(".")
+        changed[first] = _changed(changed[first], {rest: value}) if rest else value
+    return changed

@@ -7,9 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from exlm_cli.config.base import Mark, Recipe, StrictModel
+from exlm_cli.config.base import Mark, Recipe, StrictModel, describe_finding
 from exlm_cli.config.keys import find_field
-from exlm_cli.config.overrides import Layers, check_recipe
 from exlm_cli.config.sections import LoopConfig, OptimConfig
 from exlm_cli.config.tasks import SharedTaskConfig, TaskConfig
 from exlm_cli.config.yaml import dump_yaml
@@ -106,8 +105,7 @@ class CommonFinetuneRecipe(FinetuneRecipe):
         except ConfigError as error:
             raise ValueError(f"`finetune`: {error.message}; {error.hint}") from None
         except ValidationError as error:
-            said = error.errors()[0]["msg"].removeprefix("Value error, ")
-            raise ValueError(f"`finetune` on {name}: {said}") from None
+            raise ValueError(f"`finetune` on {name}: {describe_finding(error.errors()[0])}") from None
 
 
 NO_GRID = "single"
@@ -170,11 +168,15 @@ def _check_axis(name: str, key: str, values: tuple[Any, ...]) -> None:
 
 
 def _with_values(recipe: FinetuneRecipe, chosen: dict[str, Any]) -> FinetuneRecipe:
-    layers = Layers.read_from(recipe.model_dump(mode="json"), recipe.name)
-    for key, value in chosen.items():
-        section, _, leaf = key.partition(".")
-        layers = Layers.read_from({section: {leaf: value}}, f"{recipe.name}: grid").over(layers)
-    return check_recipe(layers, f"{recipe.name}: grid point {_label(chosen)}", FinetuneRecipe)
+    try:
+        return recipe.changed(chosen)
+    except ValidationError as error:
+        finding = error.errors()[0]
+        key = ".".join(map(str, finding["loc"]))
+        raise ConfigError(
+            f"{recipe.name}: grid point {_label(chosen)}: {describe_finding(finding, f'`{key}`')}",
+            "change the values of `grid`",
+        ) from None
 
 
 def _label(chosen: dict[str, Any]) -> str:

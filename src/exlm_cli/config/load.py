@@ -178,19 +178,15 @@ def _read_layers(path: Path, children: tuple[Path, ...], kind: type[Recipe]) -> 
     layers = Layers.read_from(values, _shown(path))
     for key, section_base in section_bases.items():
         if section_base is not None:
-            layers = layers.over(_read_section(section_base, sections[key], (*children, path)).under(key))
+            # the recipe that a section extends keeps its name
+            file = _find_recipe(section_base, sections[key], extended_by=path)
+            layers = layers.over(_read_layers(file, (*children, path), sections[key]).over(_named_by(file)).under(key))
     if base_name is None:
         return layers
     base = _read_layers(_find_recipe(base_name, kind, extended_by=path), (*children, path), kind)
     # a section that extends a recipe has nothing to do with the section it replaces
     replaced = [key for key, section_base in section_bases.items() if section_base is not None]
     return layers.over(base.without([*_OWN_KEYS, *replaced]))
-
-
-def _read_section(base_name: str, kind: type[Recipe], children: tuple[Path, ...]) -> Layers:
-    """Read the recipe that a section extends; it keeps its name."""
-    base = _find_recipe(base_name, kind, extended_by=children[-1])
-    return _read_layers(base, children, kind).over(_named_by(base))
 
 
 def _named_by(path: Path) -> Layers:
@@ -240,18 +236,15 @@ def _pop_base(values: dict[str, Any], path: Path, key: str) -> str | None:
 
 def _read_mapping(path: Path) -> dict[str, Any]:
     try:
-        content = parse_yaml(path.read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{_shown(path)}: the recipe cannot be read: {error.strerror}", _LIST_HINT) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{_shown(path)}: not a text file: byte {error.start} is not UTF-8", "a recipe is a YAML file in UTF-8"
-        ) from error
-    except yaml.YAMLError as error:
-        raise ConfigError(
-            f"{_shown(path)}: {describe_yaml_error(error)}", "a recipe is a YAML file of `key: value` lines"
-        ) from error
-    if not isinstance(content, dict):
+        content = parse_yaml(path.read_bytes().decode())
+        if isinstance(content, dict):
+            return content
         kind = "empty" if content is None else f"a {type(content).__name__}"
-        raise ConfigError(f"{_shown(path)}: the file is {kind}; a recipe is a mapping of sections", _LIST_HINT)
-    return content
+        reason = f"the file is {kind}; a recipe is a mapping of sections"
+    except OSError as error:
+        reason = f"the recipe cannot be read: {error.strerror}"
+    except UnicodeDecodeError as error:
+        reason = f"not a text file: byte {error.start} is not UTF-8"
+    except yaml.YAMLError as error:
+        reason = describe_yaml_error(error)
+    raise ConfigError(f"{_shown(path)}: {reason}", "a recipe is a YAML file in UTF-8 with `key: value` lines")

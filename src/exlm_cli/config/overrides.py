@@ -8,14 +8,11 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from exlm_cli.config.base import Recipe
+from exlm_cli.config.base import Recipe, describe_finding
 from exlm_cli.config.keys import (
-    accepts_booleans,
-    accepts_list_of_texts,
-    accepts_mapping,
     child_keys,
-    describe_accepted,
     find_field,
+    is_mapping,
     is_union_of_sections,
     nearest_key,
 )
@@ -94,7 +91,7 @@ def parse_override(override: str, kind: type[Recipe]) -> Layers:
         raise ConfigError(f"{origin} is not of the form section.key=value", "for example `masking.mask_ratio=0.3`")
     first, *inner = path.split(".")
     mapping = find_field(kind, first)
-    if inner and mapping is not None and accepts_mapping(mapping):
+    if inner and mapping is not None and is_mapping(mapping):
         inner = [".".join(inner)]  # `grid.optim.lr` is the key `optim.lr` of `grid`
     elif find_field(kind, path) is None:
         raise unknown_key(origin, path, kind)
@@ -110,15 +107,10 @@ def parse_override(override: str, kind: type[Recipe]) -> Layers:
 
 
 def refuse_decided(override: Layers, decided_by: Mapping[str, str], command: str) -> None:
-    """Check that an override changes no key that the command sets itself.
-
-    Args:
-        override: The values of one override.
-        decided_by: Keys that the command sets, and what decides each, for the hint.
-        command: The command.
+    """Check that an override changes no key that `command` sets itself.
 
     Raises:
-        ConfigError: It changes one.
+        ConfigError: It changes a key of `decided_by`; the hint names what decides it.
     """
     for key, decides in decided_by.items():
         if key in override.origins:
@@ -137,9 +129,8 @@ def check_recipe(layers: Layers, described: str, kind: type[RecipeT]) -> RecipeT
     Raises:
         ConfigError: A key or value that is not accepted.
     """
-    values = _read_as_meant(layers.values, layers, kind)
     try:
-        return kind.model_validate(values)
+        return kind.model_validate(layers.values)
     except ValidationError as error:
         raise _explain(error, layers, described, kind) from None
 
@@ -190,23 +181,6 @@ def _is_plain_text(text: str) -> bool:
     return text.startswith(tuple("*&!%@`?|>#")) or (not text.startswith(tuple("[{'\"")) and " #" in text)
 
 
-def _read_as_meant(values: Mapping[str, Any], layers: Layers, kind: type[Recipe], prefix: str = "") -> dict[str, Any]:
-    """Read `train: a.txt` as `[a.txt]`; refuse `true` for a number, which pydantic would read as 1."""
-    read: dict[str, Any] = {}
-    for key, value in values.items():
-        path = f"{prefix}{key}"
-        field = find_field(kind, path)
-        if isinstance(value, dict):
-            read[key] = _read_as_meant(value, layers, kind, f"{path}.")
-        elif field is not None and isinstance(value, str) and accepts_list_of_texts(field):
-            read[key] = [value]
-        elif field is not None and isinstance(value, bool) and not accepts_booleans(field):
-            raise _bad_value(layers, path, kind)
-        else:
-            read[key] = value
-    return read
-
-
 def _explain(error: ValidationError, layers: Layers, described: str, kind: type[Recipe]) -> ConfigError:
     """Turn pydantic's findings into one line on the first; unknown keys come first, others follow from them."""
     finding = min(error.errors(), key=lambda finding: finding["type"] != "extra_forbidden")
@@ -214,18 +188,23 @@ def _explain(error: ValidationError, layers: Layers, described: str, kind: type[
     if finding["type"] == "extra_forbidden":
         return unknown_key(layers.origin(path) or described, path, kind)
     if finding["type"] == "value_error":
-        message = finding["msg"].removeprefix("Value error, ")
+        message = describe_finding(finding)
         return ConfigError(f"{described}{_with_overrides(layers, path, message)}: {message}", _CHANGE_HINT)
-    if finding["type"] == "missing" and layers.value(path) is None:
-        field = find_field(kind, path)
-        assert field is not None
+    while (field := find_field(kind, path)) is None:
+        path = path.rpartition(".")[0]  # a key of a mapping: the error names the whole mapping
+    about = field.description or "a section with the keys " + ", ".join(child_keys(kind, path))
+    value = layers.value(path)
+    if value is None and finding["type"] == "missing":
         return ConfigError(
-            f"{described}: `{path}` is missing; accepted: {describe_accepted(field)}",
+            f"{described}: `{path}` is missing",
             f"give it, or build on a recipe that has it with `extends: {kind.example}`",
         )
-    while find_field(kind, path) is None:
-        path = path.rpartition(".")[0]  # a key of a mapping: the error names the whole mapping
-    return _bad_value(layers, path, kind)
+    # of a list or mapping, the value inside it is at fault
+    subject = "it" if finding["input"] == value else f"`{_show(finding['input'])}`"
+    return ConfigError(
+        f"{layers.origin(path)}: `{path}` is {_show(value)}; {describe_finding(finding, subject)}",
+        f"`{path}`: {about}",
+    )
 
 
 def _with_overrides(layers: Layers, section: str, message: str) -> str:
@@ -237,16 +216,6 @@ def _with_overrides(layers: Layers, section: str, message: str) -> str:
         return ""
     return (
         f" with {len(given)} overrides" if len(given) > 1 and not at_fault else f" with {', '.join(at_fault or given)}"
-    )
-
-
-def _bad_value(layers: Layers, path: str, kind: type[Recipe]) -> ConfigError:
-    field = find_field(kind, path)
-    assert field is not None, f"pydantic checks no field {path}"
-    about = field.description or "a section with the keys " + ", ".join(child_keys(kind, path))
-    return ConfigError(
-        f"{layers.origin(path)}: `{path}` is {_show(layers.value(path))}; accepted: {describe_accepted(field)}",
-        f"`{path}`: {about}",
     )
 
 

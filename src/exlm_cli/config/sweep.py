@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from exlm_cli.config.base import Recipe, StrictModel
+from exlm_cli.config.base import Recipe, StrictModel, describe_finding
 from exlm_cli.config.finetune import CommonFinetuneRecipe, FinetuneRecipe, Seed
 from exlm_cli.config.keys import child_keys, find_field, nearest_key
 from exlm_cli.config.overrides import changed_keys
@@ -169,14 +169,6 @@ class SweepRecipe(Recipe):
             return [self._repeated(k, p, seed) for k, p in self.cells]
         return [self._variant(label, seed) for label in self.only or self.variants]
 
-    def replaced(self, **values: Any) -> Self:
-        """Return the same recipe with other values of top-level keys, checked.
-
-        Raises:
-            ValueError: They are not accepted; pydantic's, which is a child.
-        """
-        return self.model_validate(self.model_dump() | values)
-
     def together_with(self, earlier: Self) -> Self:
         """Return this recipe with the variants, seeds and tasks that `earlier` has besides its own.
 
@@ -188,13 +180,46 @@ class SweepRecipe(Recipe):
         if not (self.only and earlier.only):
             joined["only"] = ()
         try:
-            return self.replaced(**joined)
+            return self.changed(joined)
         except ValidationError as error:
-            found = error.errors()[0]["msg"].removeprefix("Value error, ")
+            found = describe_finding(error.errors()[0])
             raise ConfigError(
                 f"the cells that this run has already do not go with the changed recipe: {found}",
                 "start the changed recipe as a new run, without `resume=RUN`",
             ) from None
+
+    def choose_cells(
+        self, num_repeats: Sequence[int] | None, mask_ratios: Sequence[float] | None
+    ) -> tuple[Self, list[RepeatsAndRatio]]:
+        """Return a recipe with the chosen (k, p), and those left out because p^k is below `MIN_CORRUPTED_SHARE`.
+
+        Args:
+            num_repeats, mask_ratios: Every combination of them; where only one of the two is given, the recipe's cells
+                with these values.
+
+        Raises:
+            ConfigError: No cell has one of the values, or every combination is left out.
+        """
+        given = {"num_repeats": num_repeats, "mask_ratios": mask_ratios}
+        shown = " and ".join(f"`{key}={','.join(map(str, values))}`" for key, values in given.items() if values)
+        own = f"the cells of {self.name} are " + ", ".join(f"({k}, {p:g})" for k, p in self.cells)
+        if num_repeats and mask_ratios:
+            pairs = [(k, p) for k in num_repeats for p in mask_ratios]
+            kept = [(k, p) for k, p in pairs if p**k >= MIN_CORRUPTED_SHARE]
+            if not kept:
+                raise ConfigError(
+                    f"{shown}: that corrupts less than {MIN_CORRUPTED_SHARE:.1%} of the tokens, p^k",
+                    f"take a larger p or a smaller k; {own}",
+                )
+            return self.changed({"cells": kept}), [pair for pair in pairs if pair not in kept]
+        position, chosen = (0, num_repeats) if num_repeats else (1, mask_ratios or ())
+        absent = sorted({*chosen} - {cell[position] for cell in self.cells})
+        if absent:
+            raise ConfigError(
+                f"{shown}: no cell of {self.name} has " + ", ".join(f"{value:g}" for value in absent),
+                f"{own}; `num_repeats=LIST` and `mask_ratios=LIST` together train all combinations",
+            )
+        return self.changed({"cells": [cell for cell in self.cells if cell[position] in chosen]}), []
 
     @model_validator(mode="after")
     def _check_sweep(self) -> Self:
@@ -269,7 +294,8 @@ class SweepRecipe(Recipe):
             batch_tokens=pretrain.train.batch_tokens,
             changes=changes,
         )
-        return self._cell(label, label, f"seed {seed}", description, pretrain)
+        shown = {"label": label, "row": label, "column": f"seed {seed}"}
+        return SweepCell(**shown, description=description, pretrain=pretrain, **self._in_every_cell)
 
     def _repeated(self, k: int, p: float, seed: int) -> SweepCell:
         """Return a cell of the Repeated-MLM grid; positions and room for a sequence grow with k, as in Table 5."""
@@ -282,8 +308,14 @@ class SweepRecipe(Recipe):
             "train.microbatch_tokens": max(pretrain.train.microbatch_tokens, longest),
             "train.max_steps": self._steps(k, p),
         }
-        description = RepeatMlmDescription(num_repeats=k, mask_ratio=p)
-        return self._cell(label, f"k = {k}", f"{100 * p:g}%", description, self._pretrain(label, seed, changes))
+        return SweepCell(
+            label=label,
+            row=f"k = {k}",
+            column=f"{100 * p:g}%",
+            description=RepeatMlmDescription(num_repeats=k, mask_ratio=p),
+            pretrain=self._pretrain(label, seed, changes),
+            **self._in_every_cell,
+        )
 
     def _steps(self, k: int, p: float) -> int | None:
         train, length = self.pretrain.train, self.pretrain.data.sequence_length - 2
@@ -298,31 +330,20 @@ class SweepRecipe(Recipe):
         # one thread whatever the number of processes: sums in another order would be other numbers
         threads = {"train.num_threads": self.pretrain.train.num_threads or 1}
         try:
-            return PretrainRecipe.model_validate(_changed(self.pretrain.model_dump(), {**shared, **threads, **changes}))
+            return self.pretrain.changed({**shared, **threads, **changes})
         except ValidationError as error:
             finding = error.errors()[0]
             key = ".".join(map(str, finding["loc"]))
-            found = finding["msg"].removeprefix("Value error, ")
-            raise ValueError(f"cell {label}: {f'`pretrain.{key}`: ' if key else ''}{found}") from None
+            found = describe_finding(finding, f"`pretrain.{key}` is {finding['input']}; it")
+            raise ValueError(f"cell {label}: {found}") from None
 
-    def _cell(
-        self,
-        label: str,
-        row: str,
-        column: str,
-        description: RepeatMlmDescription | VariantDescription,
-        pretrain: PretrainRecipe,
-    ) -> SweepCell:
-        return SweepCell(
-            label=label,
-            row=row,
-            column=column,
-            description=description,
-            pretrain=pretrain,
-            finetune=tuple(map(self._finetune, self.tasks)),
-            measure_sequences=self.measure_sequences,
-            entropy_ratios=self.entropy_ratios,
-        )
+    @property
+    def _in_every_cell(self) -> dict[str, Any]:
+        return {
+            "finetune": tuple(map(self._finetune, self.tasks)),
+            "measure_sequences": self.measure_sequences,
+            "entropy_ratios": self.entropy_ratios,
+        }
 
     def _finetune(self, task: str) -> FinetuneRecipe:
         train = self.finetune.train.model_dump() | {"num_threads": self.finetune.train.num_threads or 1}
@@ -333,23 +354,6 @@ def changed_values(common: PretrainRecipe, other: PretrainRecipe) -> dict[str, A
     """Return the values, by dotted key, in which a recipe differs from another; names and seeds aside."""
     before, after = (recipe.model_dump(mode="json", exclude=set(_NOT_VARIED)) for recipe in (common, other))
     return {key: now for key, (_, now) in changed_keys(before, after).items()}
-
-
-def choose_cells(
-    cells: Sequence[RepeatsAndRatio], num_repeats: Sequence[int] | None, mask_ratios: Sequence[float] | None
-) -> tuple[tuple[RepeatsAndRatio, ...], tuple[RepeatsAndRatio, ...]]:
-    """Return the (k, p) that are asked for, and those left out because they corrupt less than `MIN_CORRUPTED_SHARE`.
-
-    Args:
-        cells: Of the recipe; where only one of the two is given, its cells with these values.
-        num_repeats, mask_ratios: Every combination of them, where both are given.
-    """
-    if num_repeats is None or mask_ratios is None:
-        ks, ps = num_repeats or [k for k, _ in cells], mask_ratios or [p for _, p in cells]
-        return tuple((k, p) for k, p in cells if k in ks and p in ps), ()
-    combinations = [(k, p) for k in num_repeats for p in mask_ratios]
-    kept = tuple((k, p) for k, p in combinations if p**k >= MIN_CORRUPTED_SHARE)
-    return kept, tuple(pair for pair in combinations if pair not in kept)
 
 
 def _check_key(label: str, key: str) -> None:
@@ -368,12 +372,3 @@ def _check_key(label: str, key: str) -> None:
 
 def _label(k: int, p: float) -> str:
     return f"k{k}-p{p:g}"
-
-
-def _changed(content: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested values with some of them replaced, by dotted key."""
-    changed = dict(content)
-    for path, value in changes.items():
-        first, _, rest = path.partition(".")
-        changed[first] = _changed(changed[first], {rest: value}) if rest else value
-    return changed

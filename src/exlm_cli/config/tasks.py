@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from exlm_cli.config.base import StrictModel
 from exlm_cli.errors import ConfigError
@@ -72,18 +72,6 @@ class TaskSection(StrictModel):
     def has_canonical_smiles(self) -> bool:
         """Whether the model reads RDKit's canonical SMILES."""
         return False
-
-    @field_validator("name")
-    @classmethod
-    def _check_name(cls, name: str) -> str:
-        if name not in cls.tasks:
-            raise ValueError(f"`task.name` is `{name}`, no task of {cls.suite}")
-        return name
-
-    @model_validator(mode="after")
-    def _check_keys(self) -> Self:
-        """Check keys against each other."""
-        return self
 
 
 class RowTaskConfig(TaskSection):
@@ -324,12 +312,6 @@ class SharedTaskConfig(CsvTaskConfig, SquadTaskConfig):
     """What the tasks of a sweep have in common: the keys of every suite, of which each task takes its own."""
 
     files: TaskFiles = TaskFiles()
-
-    @field_validator("name")
-    @classmethod
-    def _check_name(cls, name: str) -> str:
-        """Accept any name: `of_task` checks the names of a sweep's tasks."""
-        return name
 
     @model_validator(mode="after")
     def _check_keys(self) -> Self:

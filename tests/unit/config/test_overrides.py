@@ -54,21 +54,22 @@ def test_the_origin_of_a_key_is_the_last_one_that_gave_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "accepted"),
+    ("override", "found"),
     [
-        ("masking.mask_ratio=1.5", "a number above 0 and below 1"),
-        ("train.max_steps=true", "a whole number at least 1, or null"),
-        ("train.compile=maybe", "true or false"),
-        ("data.kind=image", "one of `text`, `smiles`"),
-        ("data.train=[1, 2]", "a list like [a, b], each a text"),
-        ("optim.betas=[0.9]", "2 values in brackets, each a number at least 0 and below 1"),
-        ("model.transition=3", "a section of keys"),
+        ("masking.mask_ratio=1.5", "it should be less than 1"),
+        ("train.max_steps=true", "it should be a number"),
+        ("train.compile=maybe", "it should be a valid boolean"),
+        ("data.kind=image", "it should be 'text' or 'smiles'"),
+        ("data.train=[1, 2]", "`1` should be a valid string"),
+        ("data.train=3", "it should be a list"),
+        ("optim.betas=[0.9]", "a value is missing"),
+        ("model.transition=3", "it should be a section of keys"),
     ],
 )
-def test_a_wrong_value_is_told_with_its_origin_and_what_its_key_accepts(override: str, accepted: str) -> None:
+def test_a_wrong_value_is_named_with_its_origin_and_what_its_key_accepts(override: str, found: str) -> None:
     key, _, value = override.partition("=")
     error = error_of(override)
-    assert error.message == f"override `{override}`: `{key}` is {value}; accepted: {accepted}"
+    assert error.message == f"override `{override}`: `{key}` is {value}; {found}"
     assert error.hint.startswith(f"`{key}`: ")
 
 
@@ -85,7 +86,7 @@ def test_an_error_of_several_keys_names_the_overrides_at_fault() -> None:
 def test_a_missing_key_or_section_is_named_with_what_it_accepts() -> None:
     values = Layers.read_from({**FILE.values, "optim": {}}, "mine.yaml")
     error = error_of(file=values)
-    assert error.message == "mine.yaml: `optim.lr` is missing; accepted: a number above 0 and at most 1"
+    assert error.message == "mine.yaml: `optim.lr` is missing"
     assert f"`extends: {PretrainRecipe.example}`" in error.hint
     assert error_of(file=FILE.without(["model"])).message.startswith("mine.yaml: `model` is missing")
 

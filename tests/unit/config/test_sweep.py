@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from exlm_cli.config.load import dump_recipe, load_recipe, recipe_kind
-from exlm_cli.config.sweep import SweepCell, SweepRecipe, VariantDescription, changed_values, choose_cells
+from exlm_cli.config.sweep import SweepCell, SweepRecipe, VariantDescription, changed_values
 from exlm_cli.errors import ConfigError
 
 SWEEP, GRID = "quickstart-ablations", "quickstart-repeat-mlm"
@@ -155,16 +155,18 @@ def test_tasks_are_fine_tuned_as_the_common_section_says_each_with_the_keys_of_i
 
 
 def test_the_papers_k_and_p_make_its_14_cells_and_its_grey_ones() -> None:
-    cells, grey = choose_cells((), (1, 2, 4, 8), PAPER_RATIOS)
-    assert set(cells) == set(PAPER_CELLS)
+    chosen, grey = _load("repeat-mlm").choose_cells((1, 2, 4, 8), PAPER_RATIOS)
+    assert set(chosen.cells) == set(PAPER_CELLS)
     # "less than 0.05%", which 2.25 % squared just misses
     assert {(k, p) for k, p in grey} == {(2, 0.0225), (4, 0.0225), (4, 0.15), (8, 0.0225), (8, 0.15), (8, 0.387)}
     assert max(p**k for k, p in grey) < 0.00051
 
 
 def test_k_or_p_alone_choose_among_the_cells_of_the_recipe() -> None:
-    assert choose_cells(PAPER_CELLS, (8,), None) == (((8, 0.622), (8, 0.789)), ())
-    assert choose_cells(PAPER_CELLS, None, (0.0225,)) == (((1, 0.0225),), ())
+    recipe = _load("repeat-mlm")
+    for ks, ps, cells in (((8,), None, ((8, 0.622), (8, 0.789))), (None, (0.0225,), ((1, 0.0225),))):
+        chosen, left_out = recipe.choose_cells(ks, ps)
+        assert (chosen.cells, left_out) == (cells, [])
 
 
 @pytest.mark.parametrize(
@@ -176,7 +178,7 @@ def test_k_or_p_alone_choose_among_the_cells_of_the_recipe() -> None:
         (SWEEP, "variants.x={seed: 3}", "`variants.x` changes `seed`, which the sweep's `seeds` decides"),
         (SWEEP, "variants.x={name: y}", "`variants.x` changes `name`"),
         (SWEEP, "variants={A b: {}}", "`variants`: 'A b' names no folder"),
-        (SWEEP, "variants=3", "`variants` is 3; accepted: changes by name like "),
+        (SWEEP, "variants=3", "`variants` is 3; it should be a mapping"),
         (SWEEP, "only=[exml]", "no variant is called `exml`; did you mean `exlm`?"),
         (SWEEP, "only=[zzzz]", "no variant is called `zzzz`; there are mlm, "),
         (SWEEP, "only=[mlm, mlm]", "`only` ['mlm', 'mlm'] has one of them twice"),
@@ -230,7 +232,7 @@ def test_values_that_do_not_go_together_are_refused(overrides: list[str], found:
     ("changes", "found"),
     [
         ("masking.num_states_per_mask: 64", "cell x: `model.max_length` is 256, but "),
-        ("optim.lr: fast", "cell x: `pretrain.optim.lr`: "),
+        ("optim.lr: fast", "cell x: `pretrain.optim.lr` is fast; it should be a valid number"),
     ],
 )
 def test_a_variant_that_the_common_recipe_cannot_take_is_named(changes: str, found: str) -> None:

@@ -148,7 +148,7 @@ def test_a_refused_recipe_leaves_the_sweep_as_it_is(recipe: SweepRecipe, run: Pa
         _run(_with_lr(recipe, 0.00077), resume=run)
     # the other cell alone would have begun with it
     with pytest.raises(CheckpointError, match=r"k1-p0.3/seed-1: this cell was .*: `optim.lr` was \S+ and is 0.00077$"):
-        _run(_with_lr(recipe.replaced(cells=((2, 0.5),)), 0.00077), resume=run)
+        _run(_with_lr(recipe.changed({"cells": ((2, 0.5),)}), 0.00077), resume=run)
     assert (run / "recipe.yaml").read_bytes() == before
 
 
@@ -158,14 +158,14 @@ def test_a_second_process_leaves_the_sweep_as_it_is(recipe: SweepRecipe, run: Pa
         filelock.FileLock(run / ".lock"),
         pytest.raises(CheckpointError, match=r": another process is at work in this run directory$"),
     ):
-        _run(recipe.replaced(cells=((1, 0.3),)), resume=run)
+        _run(recipe.changed({"cells": ((1, 0.3),)}), resume=run)
     assert (run / "recipe.yaml").read_bytes() == before
 
 
 def test_some_cells_alone_leave_the_others_in_the_sweep(recipe: SweepRecipe, run: Path) -> None:
     plan = recipe.plan()[1]
     second = run_cell(plan, run / "cells" / plan.folder, SilentProgress())
-    result, said = _run(recipe.replaced(cells=((1, 0.3),)), resume=run)
+    result, said = _run(recipe.changed({"cells": ((1, 0.3),)}), resume=run)
     assert said[-1].startswith("tiny-grid: 1 cells, 1 of them done, 2 at once; the other 1 are left as they are;")
     assert [cell.label for cell in result.results] == ["k1-p0.3", "k2-p0.5"]
     assert json.loads((run / "results.json").read_text())["cells"][1] == second.model_dump(mode="json")
@@ -198,7 +198,7 @@ def test_a_task_that_cannot_be_had_is_refused_before_anything_is_trained(
 
 
 def test_another_task_leaves_the_earlier_one_in_the_sweep(recipe: SweepRecipe, tmp_path: Path) -> None:
-    one = recipe.replaced(cells=((1, 0.3),))
+    one = recipe.changed({"cells": ((1, 0.3),)})
     plan = one.plan()[0]
     run = tmp_path / "run"
     result = run_cell(plan, run / "cells" / plan.folder, SilentProgress())
@@ -219,7 +219,7 @@ def corpus(tmp_path: Path) -> Path:
 def _on(recipe: SweepRecipe, corpus: Path) -> SweepRecipe:
     pretrain = recipe.pretrain
     data = pretrain.data.model_copy(update={"train": (str(corpus),)})
-    return recipe.replaced(cells=((1, 0.3),)).model_copy(
+    return recipe.changed({"cells": ((1, 0.3),)}).model_copy(
         update={"pretrain": pretrain.model_copy(update={"data": data}), "measure_sequences": 2}
     )
 
@@ -270,7 +270,7 @@ def test_a_corpus_that_changes_meanwhile_is_found_at_the_end(
 def test_variants_on_data_of_their_own_go_together(cache: Path, tmp_path: Path) -> None:
     sweep = tiny_sweep(cache)
     variants = sweep.variants | {"short": {"data.sequence_length": 12}}
-    sweep = sweep.replaced(variants=variants, only=("mlm", "short"))
+    sweep = sweep.changed({"variants": variants, "only": ("mlm", "short")})
     run = tmp_path / "run"
     for cell in sweep.plan():
         run_cell(cell, run / "cells" / cell.folder, SilentProgress())

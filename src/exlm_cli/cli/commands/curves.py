@@ -26,8 +26,8 @@ def curves(
 
     files = draw_curves(runs, runs[0] / "report" / "curves" if out is None else _figure_path(out))
     if as_json:
-        return console.emit_json({"files": [str(file) for file in files]})
-    console.emit_text("\n".join(f"wrote {file}" for file in files))
+        return console.emit_json({"files": files})
+    console.emit_files(files)
 
 
 def draw_curves(runs: Sequence[Path], path: Path) -> list[Path]:

@@ -2,13 +2,14 @@
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from exlm_cli.cli.options import Device, JsonOption, ScoringDeviceOption, parse_numbers, split_words
+from exlm_cli.cli.sweeps import Output, print_sweep_report
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import folder_for_results
 from exlm_cli.progress import Progress
@@ -21,23 +22,6 @@ if TYPE_CHECKING:
 _FORMATS = ("markdown", "csv", "latex")
 _ENTROPY_MASK_RATIOS = (0.15, 0.387, 0.622, 0.789)
 """The mask ratios of section 3 without the smallest."""
-
-
-@dataclass(frozen=True)
-class Output:
-    """Output options.
-
-    Attributes:
-        formats: Formats in which the tables are written.
-        folder: Folder of tables and figures; None: `report/` of the run.
-        has_figures: Draw figures.
-        as_json: Print JSON.
-    """
-
-    formats: tuple[str, ...]
-    folder: Path | None
-    has_figures: bool
-    as_json: bool
 
 
 RunsArgument = Annotated[
@@ -86,7 +70,6 @@ def evaluate(
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.runs import given_runs, newest_run
-    from exlm_cli.cli.sweeps import print_sweep_run
     from exlm_cli.experiments.results import is_sweep_run
 
     output = Output(_parse_formats(formats), out, has_figures=figures, as_json=as_json)
@@ -100,7 +83,7 @@ def evaluate(
     if takes_sweep and any(map(is_sweep_run, given)):
         if len(given) > 1:
             raise ConfigError("give one sweep at a time", "the runs under its `cells/` can be scored with others")
-        return print_sweep_run(given[0], **vars(output), say=progress.message)
+        return _show_sweep(given[0], output, progress)
     chosen = given_runs(given)
     if entropy or data:
         _refuse_finetuned(chosen, "--entropy" if entropy else "--data")
@@ -126,6 +109,16 @@ def _refuse_finetuned(runs: "Sequence[GivenRun]", option: str) -> None:
                 f"`{option}` is for pre-trained models; {run.path} is fine-tuned",
                 f"give the pre-trained run that it began with; `exlm predict {run.path} FILE` predicts new rows",
             )
+
+
+def _show_sweep(path: Path, output: Output, progress: Progress) -> None:
+    from exlm_cli.experiments.results import load_sweep_run, resume_command
+
+    run = load_sweep_run(path)
+    if len(run.results) < run.num_cells:
+        command = resume_command(run.recipe, run.folder)
+        progress.message(f"{len(run.results)} of {run.num_cells} cells are done; `{command}` does the others")
+    print_sweep_report(run, output)
 
 
 def _show_scores(
@@ -225,9 +218,6 @@ def _emit(
 
     written = [*files, *(write_tables(tables, output.folder or report, output.formats) if output.formats else [])]
     if output.as_json:
-        return console.emit_json({**content, "files": [str(file) for file in written]})
-    for table in tables:
-        console.emit_renderable(table)
-        console.emit_text("")
-    if written:
-        console.emit_text("\n".join(f"wrote {file}" for file in written))
+        return console.emit_json({**content, "files": written})
+    console.emit_tables(tables)
+    console.emit_files(written)

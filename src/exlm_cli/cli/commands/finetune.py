@@ -26,7 +26,6 @@ from exlm_cli.errors import ConfigError
 
 if TYPE_CHECKING:
     from exlm_cli.config.finetune import FinetuneRecipe
-    from exlm_cli.finetune.run import FinetuneResult
     from exlm_cli.progress import Progress
 
 _EXAMPLE = "for example `exlm finetune moleculenet bace` or `exlm finetune csv my_assay.csv --label-columns active`"
@@ -110,53 +109,41 @@ def finetune(
     from exlm_cli.finetune.run import run_finetuning
 
     result = run_finetuning(
-        resolved,
-        checkpoint=checkpoint,
-        out=out,
-        resume=resume,
-        use_grid=grid,
-        baseline=baseline,
-        progress=progress,
+        resolved, checkpoint=checkpoint, out=out, resume=resume, use_grid=grid, baseline=baseline, progress=progress
     )
-    _emit(result, as_json=as_json)
+    from exlm_cli.report.scores import results_table
+
+    if as_json:
+        return console.emit_json({"run_dir": result.run_dir, **result.results.as_json()})
+    console.emit_renderable(results_table(result.results))
+    console.emit_text(f"results: {result.run_dir}/results.json")
 
 
 def _chosen(suite: str | None, name: str | None, recipe: str | None, overrides: list[str]) -> "FinetuneRecipe":
     """Return the recipe of a task with the given options."""
     from exlm_cli.config.finetune import FinetuneRecipe
     from exlm_cli.config.load import load_recipe
-    from exlm_cli.config.tasks import SUITES
+    from exlm_cli.config.tasks import SUITES, check_task_name
     from exlm_cli.tasks.registry import default_recipe
 
     if suite is None:
         if recipe is None:
             raise ConfigError("give a task, a `--recipe` that names one, or `--resume` to continue a run", _EXAMPLE)
         return load_recipe(recipe, overrides, kind=FinetuneRecipe)
-    if suite == "csv":
-        if name is None:
-            raise ConfigError("`exlm finetune csv` needs a file", _EXAMPLE)
-        task, own = "csv", [f"task.files.train={json.dumps(name, ensure_ascii=False)}"]
-    elif suite in SUITES and name is None:
+    if suite in SUITES and name is None:
         names = (task.partition("/")[2] for task in SUITES[suite].tasks)
-        raise ConfigError(f"which task of {suite}? There are {', '.join(names)}", _EXAMPLE)
-    else:
-        task, own = _task_name(suite, name), []
-    own.append(f"task.name={task}")
-    return load_recipe(recipe or default_recipe(task), [*own, *overrides], kind=FinetuneRecipe)
-
-
-def _task_name(suite: str, name: str | None) -> str:
-    """Return `suite/name` of a task that there is."""
-    from exlm_cli.config.tasks import check_task_name
-
-    task = suite if name is None else f"{suite}/{name}"
+        raise ConfigError(
+            "which CSV file?" if suite == "csv" else f"which task of {suite}? There are {', '.join(names)}", _EXAMPLE
+        )
+    task = suite if name is None or suite == "csv" else f"{suite}/{name}"
     try:
         check_task_name(task)
     except ConfigError as error:
         # a task is given as two words here, not as a key of a recipe
         hint = re.sub(r"`task\.name=(\w+)/(\w+)`", r"`exlm finetune \1 \2`", error.hint)
         raise ConfigError(error.message, hint) from error
-    return task
+    own = [f"task.files.train={json.dumps(name, ensure_ascii=False)}"] if suite == "csv" else []
+    return load_recipe(recipe or default_recipe(task), [*own, f"task.name={task}", *overrides], kind=FinetuneRecipe)
 
 
 def _find_inputs(
@@ -179,13 +166,3 @@ def _find_inputs(
         recipe_to_make_one=f"quickstart-{kind}",
         progress=progress,
     )
-
-
-def _emit(result: "FinetuneResult", *, as_json: bool) -> None:
-    from exlm_cli.cli import console
-    from exlm_cli.report.scores import results_table
-
-    if as_json:
-        return console.emit_json({"run_dir": str(result.run_dir), **result.results.as_json()})
-    console.emit_renderable(results_table(result.results))
-    console.emit_text(f"results: {result.run_dir}/results.json")

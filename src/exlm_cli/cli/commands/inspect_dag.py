@@ -79,10 +79,11 @@ def inspect_dag(
     )
     files = write_report(inspection, out or _default_folder(pretrained.checkpoint, sentence), wanted)
     if as_json:
-        return console.emit_json({**inspection_as_dict(inspection), "files": [str(file) for file in files]})
+        return console.emit_json({**inspection_as_dict(inspection), "files": files})
     console.emit_renderable(render_terminal(inspection))
     if files:
-        console.emit_text("\n" + "\n".join(f"wrote {file}" for file in files))
+        console.emit_text("")
+        console.emit_files(files)
 
 
 def _parse_formats(given: str) -> list[str]:

@@ -76,9 +76,9 @@ def print_summary(summary: "PredictionSummary", *, as_json: bool) -> None:
     from exlm_cli.cli.hints import to_options
 
     counts = {"rows": summary.num_rows, "unreadable_rows": summary.num_unreadable}
-    files = [str(file) for file in summary.files]
     if as_json:
-        return console.emit_json({"files": files, **counts, "metrics": summary.metrics, "notes": list(summary.notes)})
+        return console.emit_json({"files": summary.files, **counts, "metrics": summary.metrics, "notes": summary.notes})
     console.emit_pairs({**counts, **summary.metrics})
-    notes = [f"note: {to_options(note)}" for note in summary.notes]
-    console.emit_text("\n".join([*notes, *(f"wrote {file}" for file in files)]))
+    for note in summary.notes:
+        console.emit_text(f"note: {to_options(note)}")
+    console.emit_files(summary.files)

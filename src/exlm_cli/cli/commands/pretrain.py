@@ -58,12 +58,12 @@ def pretrain(
     if as_json:
         return console.emit_json(
             {
-                "run_dir": str(result.run_dir),
-                "checkpoint": str(result.checkpoint),
+                "run_dir": result.run_dir,
+                "checkpoint": result.checkpoint,
                 "steps": result.steps,
                 "elapsed_s": round(result.elapsed_s, 3),
                 "metrics": result.metrics,
-                "figures": [str(path) for path in drawn],
+                "figures": drawn,
             }
         )
     figures = {f"validation_{name}": value for name, value in result.metrics.items()}

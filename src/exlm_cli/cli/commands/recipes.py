@@ -131,12 +131,11 @@ def _describe(recipe: "Recipe") -> str:
     from exlm_cli.format import format_count, format_parameters
 
     size = recipe_size(recipe)
-    if size.parameters is None or size.tokens_per_step is None:
-        return ""
-    lines = [
-        f"parameters: {format_parameters(size.parameters)}",
-        f"tokens of a step: {format_count(size.tokens_per_step)}",
-    ]
+    lines = []
+    if size.parameters is not None:
+        lines.append(f"parameters: {format_parameters(size.parameters)}")
+    if size.tokens_per_step is not None:
+        lines.append(f"tokens of a step: {format_count(size.tokens_per_step)}")
     if size.flops_per_step is not None:
         lines.append(f"FLOPs of a step: {size.flops_per_step:.2e}")
     if size.flops is not None:

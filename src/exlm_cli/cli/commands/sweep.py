@@ -12,6 +12,7 @@ from exlm_cli.cli.options import (
     OutOption,
     ResumeOption,
     SetOption,
+    split_words,
 )
 from exlm_cli.cli.sweeps import JobsOption, SeedsOption, TasksOption, load_sweep_recipe, run_and_print
 from exlm_cli.errors import ConfigError
@@ -52,10 +53,9 @@ def sweep(
         resume,
         out,
         sets,
-        variants=variants,
         seeds=seeds,
         tasks=tasks,
         device=device,
-        on_invalid=on_invalid,
+        others={"only": split_words(variants), "pretrain.data.on_invalid": on_invalid},
     )
     run_and_print(resolved, out=out, resume=resume, jobs=jobs, dry_run=dry_run, as_json=as_json)

@@ -111,9 +111,9 @@ def _write_tokens(recipe: "PretrainRecipe", out: Path | None) -> dict[str, objec
         data.tokenizer.save(folder / "tokenizer.json")
         write_atomically(folder / "recipe.yaml", dump_recipe(with_absolute_paths(recipe)).encode())
     return {
-        "tokenizer": str(folder / "tokenizer.json"),
-        "recipe": str(folder / "recipe.yaml"),
-        "shards": str(data.train.directory.parent),
+        "tokenizer": folder / "tokenizer.json",
+        "recipe": folder / "recipe.yaml",
+        "shards": data.train.directory.parent,
         "was_cached": data.was_cached,
         "vocab_size": data.tokenizer.vocab_size,
         "train_sequences": len(data.train),
