@@ -49,9 +49,7 @@ def test_out_is_a_name_whose_dots_stay_or_a_directory(folder: Path, capsys: Capt
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ("run --out cv.pdf", "hint: `--out cv` writes both"),
         ("run --out=", "`--out` is empty"),
-        ("run run", "run is given twice"),
         ("empty", "nothing to draw"),
     ],
 )

@@ -31,9 +31,7 @@ def test_vectors_of_any_run_are_written(run_folder: Path, capsys: Capture, run: 
         ("M new.csv --out x.csv", "x.csv"),
         ("M new.csv --out file/x.npz", "file: no such folder can be made"),
         ("M new.csv --out folder.npz", "folder.npz: the file could not be written"),
-        ("P none.csv --out new/x.npz", "none.csv"),
         ("M rows.parquet --out rows.parquet", "overwrite the input file rows.parquet"),
-        ("T new.csv --out x.npz --smiles-column mol", "`--smiles-column mol`: T is a model of text"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(run_folder: Path, capsys: Capture, words: str, named: str) -> None:

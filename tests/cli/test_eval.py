@@ -112,8 +112,6 @@ def test_without_a_run_the_newest_one_is_taken(folder: Path, capsys: Capture) ->
         ("P --entropy --num-states 0", "`--num-states 0`"),
         ("M --entropy", "M is fine-tuned"),
         ("P M --data new.csv", "`exlm predict M FILE`"),
-        ("M --predictions p.csv", "`exlm predict RUN FILE`"),
-        ("P --data none.smi", "none.smi"),
         ("P --data bad.smi", "bad.smi:2: `C1CC`"),
     ],
 )

@@ -43,9 +43,6 @@ def test_a_setting_becomes_what_the_running_command_takes(command: str, library:
 
 
 @pytest.mark.parametrize("text", ["some.smi:2: `c1c=o`: RDKit cannot parse it", "`C.c=c`", "`PYTHONUTF8=1 exlm ...`"])
-def test_other_text_in_backticks_stays(text: str) -> None:
+def test_other_text_in_backticks_stays_and_all_of_it_without_a_command(text: str) -> None:
     assert shown_by("tokenize", text) == text
-
-
-def test_without_a_command_nothing_changes() -> None:
     assert shown_by(None, "give `task.data_dir=DIR`") == "give `task.data_dir=DIR`"

@@ -49,7 +49,6 @@ def test_glue_and_squad_files_are_answered_in_the_official_layouts(run_folder: P
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ("P new.csv", "P is a pre-trained run"),
         ("M new.csv --out file/x.csv", "file: no such folder can be made"),
         ("M new.csv --out folder.csv", "folder.csv: the file could not be written"),
         ("M new.csv --out x.json", "x.json"),

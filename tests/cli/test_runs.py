@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from exlm_cli.cli.runs import given_runs, name_runs, run_kind
-from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.errors import CheckpointError
 from exlm_cli.run_dir import update_run_json
 
 
@@ -22,11 +22,6 @@ from exlm_cli.run_dir import update_run_json
 )
 def test_names_are_as_short_as_tells_them_apart(paths: list[str], names: list[str]) -> None:
     assert name_runs([Path(path) for path in paths]) == names
-
-
-def test_a_run_given_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is given twice"):
-        name_runs([tmp_path / "a", tmp_path / "b" / ".." / "a"])
 
 
 def test_the_kind_of_a_run_is_the_command_that_made_it(tmp_path: Path) -> None:

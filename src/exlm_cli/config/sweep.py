@@ -18,6 +18,7 @@ from exlm_cli.config.keys import child_keys, find_field, nearest_key
 from exlm_cli.config.overrides import changed_keys
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import ConfigError
+from exlm_cli.files import JsonModel
 
 TaskName = Annotated[str, Field(pattern=r"^[a-z0-9]+(/[a-z0-9-]+)?$")]
 MaskRatio = Annotated[float, Field(gt=0, lt=1)]
@@ -42,14 +43,14 @@ _NOT_VARIED = {
 """Keys of a pre-training recipe that a sweep sets itself, and from what."""
 
 
-class RepeatMlmDescription(StrictModel):
+class RepeatMlmDescription(JsonModel):
     """What distinguishes a variant of the Repeated-MLM grid: k and p."""
 
     num_repeats: int
     mask_ratio: float
 
 
-class VariantDescription(StrictModel):
+class VariantDescription(JsonModel):
     """What distinguishes a variant in the paper's tables, its budget, and what it changes by key."""
 
     objective: str

@@ -101,11 +101,3 @@ def test_what_just_fits_is_accepted(sections: dict[str, Any]) -> None:
 )
 def test_the_max_masks_of_a_sequence_follow_the_scheme(sections: dict[str, Any], num_masks: int) -> None:
     assert tiny_recipe(**sections).max_masks == num_masks
-
-
-def test_a_recipe_is_frozen_and_refuses_unknown_keys() -> None:
-    recipe = tiny_recipe()
-    with pytest.raises(ValidationError, match="Instance is frozen"):
-        recipe.seed = 2
-    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
-        tiny_recipe(masking={"mask_porb": 0.3})
