@@ -10,7 +10,6 @@ from enum import Enum
 from typing import Annotated, Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
 
 from exlm_cli.files import hash_json
 
@@ -39,7 +38,7 @@ class StrictModel(BaseModel):
         if isinstance(value, str) and annotation == tuple[str, ...]:
             return (value,)
         if isinstance(value, bool) and any(kind in (int, float) for kind in (annotation, *get_args(annotation))):
-            raise PydanticCustomError("number_type", "Input should be a number")
+            raise ValueError("it should be a number")
         return value
 
     def changed(self, values: Mapping[str, Any]) -> Self:
@@ -100,8 +99,8 @@ def identity_of(recipe: BaseModel, *, without: Collection[Mark] = ()) -> str:
     return hash_json(identity_values(recipe, without=without))
 
 
-def describe_finding(finding: ErrorDetails, subject: str = "it") -> str:
-    """Return what pydantic found wrong in a value called `subject`, in one clause."""
+def describe_finding(finding: Any, subject: str = "it") -> str:
+    """Return one of `ValidationError.errors()` in one clause, the value at fault called `subject`."""
     if finding["type"] == "missing":
         return "a value is missing"
     if finding["type"] in _TYPES_IN_YAML:

@@ -187,7 +187,7 @@ def _explain(error: ValidationError, layers: Layers, described: str, kind: type[
     path = _key_path(finding["loc"], kind)
     if finding["type"] == "extra_forbidden":
         return unknown_key(layers.origin(path) or described, path, kind)
-    if finding["type"] == "value_error":
+    if finding["type"] == "value_error" and child_keys(kind, path):  # of several keys of a section
         message = describe_finding(finding)
         return ConfigError(f"{described}{_with_overrides(layers, path, message)}: {message}", _CHANGE_HINT)
     while (field := find_field(kind, path)) is None:
