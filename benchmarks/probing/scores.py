@@ -1,0 +1,117 @@
+"""Arithmetic of `probe.py`: linear probes on vectors, cuts of the rows, and paired differences with their intervals.
+
+Axes: R rows, F features, P properties, S seeds, N resamplings.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exlm_cli.data.tokenizer import Tokenizer
+from probing.targets import Numbers, ProbeData
+
+TEST_SHARE = 0.2
+"""Of the rows of a resampling; the others train the probes."""
+NUM_COUNTED_TOKENS = 512
+"""Most frequent tokens of the rows that `token_counts` counts; ridge regression takes time with their square."""
+
+Features = NDArray[np.float32]
+RowIndex = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean of paired differences and its 95 % interval.
+
+    Attributes:
+        over: What varies: `3 seeds` or `10 resamplings`.
+    """
+
+    mean: float
+    low: float
+    high: float
+    over: str
+
+
+def probe_scores(features: Features, data: ProbeData, train: RowIndex, test: RowIndex) -> list[float]:
+    """Return the score of each property: linear models are fitted to the training rows and scored on the others.
+
+    Features are standardised. Ridge regression chooses its penalty by leave-one-out; logistic regression has L2 with
+    C = 1, which matters little with far more rows than features. A property with one class among either rows is NaN.
+
+    Args:
+        features: (R, F).
+        data: Its R targets and metrics.
+        train, test: Rows.
+    """
+    from sklearn.linear_model import LogisticRegression, RidgeCV
+    from sklearn.metrics import r2_score, roc_auc_score
+
+    mean_F, std_F = features[train].mean(axis=0), features[train].std(axis=0)
+    scaled = (features - mean_F) / np.where(std_F > 0, std_F, 1)
+    fitted, asked = scaled[train].astype(np.float64), scaled[test].astype(np.float64)
+    scores = np.full(len(data.properties), math.nan)
+    is_number = np.array([metric == "r2" for metric in data.metrics])
+    if is_number.any():
+        ridge = RidgeCV(alphas=np.logspace(-2, 4, 7), alpha_per_target=True)
+        predicted = ridge.fit(fitted, data.targets[train][:, is_number]).predict(asked)
+        truth = data.targets[test][:, is_number]
+        scores[is_number] = r2_score(truth, predicted.reshape(truth.shape), multioutput="raw_values")
+    for index in np.flatnonzero(~is_number):
+        target = data.targets[:, index]
+        if min(len(set(target[train])), len(set(target[test]))) == 2:
+            model = LogisticRegression(solver="newton-cholesky").fit(fitted, target[train])
+            scores[index] = roc_auc_score(target[test], model.decision_function(asked))
+    return [float(score) for score in scores]
+
+
+def resampling(num_rows: int, index: int) -> tuple[RowIndex, RowIndex]:
+    """Return training and test rows; the same for every run."""
+    order = np.random.default_rng([0, index]).permutation(num_rows)
+    num_test = round(TEST_SHARE * num_rows)
+    return np.sort(order[num_test:]), np.sort(order[:num_test])
+
+
+def paired_difference(scores_SN: Numbers, reference_SN: Numbers) -> Difference:
+    """Return the mean of `scores - reference` and its 95 % interval, by Student's t.
+
+    With several seeds each seed is one difference, of means over resamplings: what varies is the training of the model.
+    With one seed each resampling is one, and its variance is multiplied by 1 + N * test / train, because resamplings
+    share rows (Nadeau and Bengio 2003, "Inference for the generalization error", corrected resampled t-test).
+
+    Args:
+        scores_SN, reference_SN: Scores by seed and resampling; one of the two may have a single seed.
+    """
+    from scipy.stats import t
+
+    has_seeds = max(len(scores_SN), len(reference_SN)) > 1
+    axis = 1 if has_seeds else 0
+    differences = scores_SN.mean(axis=axis) - reference_SN.mean(axis=axis)
+    number = len(differences)
+    mean = float(differences.mean())
+    over = f"{number} {'seeds' if has_seeds else 'resamplings'}"
+    if number < 2:
+        return Difference(mean, math.nan, math.nan, over)
+    shared = 0.0 if has_seeds else TEST_SHARE / (1 - TEST_SHARE)
+    half = float(t.ppf(0.975, number - 1) * differences.std(ddof=1) * math.sqrt(1 / number + shared))
+    return Difference(mean, mean - half, mean + half, over)
+
+
+def token_counts(data: ProbeData, tokenizer: Tokenizer) -> list[Features]:
+    """Return for each part of the rows log(1 + count) of the most frequent tokens."""
+    counted = [[Counter(tokenizer.encode(text)) for text in part] for part in data.parts]
+    totals: Counter[int] = sum((row for part in counted for row in part), Counter())
+    frequent = [token for token, _ in totals.most_common(NUM_COUNTED_TOKENS)]
+    return [np.log1p([[row[token] for token in frequent] for row in part]).astype(np.float32) for part in counted]
+
+
+def join_parts(parts: Sequence[Features]) -> Features:
+    """Return the features of a row: its vector, or of a pair u and v, |u - v| and u * v."""
+    if len(parts) == 1:
+        return parts[0]
+    u, v = parts
+    return np.concatenate([u, v, np.abs(u - v), u * v], axis=1)
