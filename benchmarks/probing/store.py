@@ -13,7 +13,7 @@ import numpy as np
 from exlm_cli.data.rows.table import read_table
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import make_folder, write_csv
-from exlm_cli.finetune.embed import embed, pretrained_encoder, write_embeddings
+from exlm_cli.finetune.embed import embed, pretrained_encoder
 from exlm_cli.progress import Progress
 from exlm_cli.train.pretrained import Pretrained
 from probing.scores import Features
@@ -80,7 +80,7 @@ class Store:
             if not kept.is_file():
                 encoder = encoder or pretrained_encoder(source.pretrained)
                 progress.message(f"{source.label}: {source.run}: vectors of {len(data):,} rows of {path.stem}")
-                write_embeddings(embed(encoder, path, column=kind, progress=progress), kept)
+                embed(encoder, path, kept, column=kind, progress=progress)
             with np.load(kept) as arrays:
                 found.append(arrays[pooling])
         return found
