@@ -4,7 +4,12 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from exlm_cli.run_dir import read_metrics
+
+TIMED = frozenset({"elapsed_s", "tokens_per_s"})
 
 # torch is imported once; each process that is to die is a fork of the one that has it
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -32,3 +37,8 @@ def run_until_killed(target: Callable[..., None], *arguments: Any) -> None:
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
+
+
+def untimed_rows(run: Path) -> list[dict[str, Any]]:
+    """Return the metrics of a run that a repetition must have too."""
+    return [{k: v for k, v in row.items() if k not in TIMED} for row in read_metrics(run / "metrics.jsonl")]

@@ -8,10 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.run_dir import read_metrics
 from exlm_cli.train import checkpoint, loop, pretrain
 from exlm_cli.train.pretrain import resume_pretraining, run_pretraining
-from tests.killed import die_at_call, run_until_killed
+from tests.killed import die_at_call, run_until_killed, untimed_rows
 from tests.tiny import tiny_recipe
 
 OWNERS: dict[str, Any] = {
@@ -70,11 +69,6 @@ def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     return runs
 
 
-def _rows(run: Path) -> list[dict[str, Any]]:
-    timed = {"elapsed_s", "tokens_per_s"}
-    return [{k: v for k, v in row.items() if k not in timed} for row in read_metrics(run / "metrics.jsonl")]
-
-
 @pytest.mark.parametrize(("objective", "point"), CASES)
 def test_a_killed_run_ends_like_an_undisturbed_one(
     cache: Path, undisturbed: dict[str, Path], tmp_path: Path, objective: str, point: str
@@ -86,5 +80,5 @@ def test_a_killed_run_ends_like_an_undisturbed_one(
         mine, theirs = (load_file(run / "checkpoints/step-10" / name) for run in (whole, out))
         assert mine.keys() == theirs.keys()
         assert all(torch.equal(mine[key], theirs[key]) for key in mine)
-    assert _rows(out) == _rows(whole)
+    assert untimed_rows(out) == untimed_rows(whole)
     assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["step-10", "step-9"]

@@ -10,9 +10,8 @@ from exlm_cli.experiments.board import SweepBoard
 from exlm_cli.experiments.results import SweepCellResult
 from exlm_cli.experiments.sweep import run_sweep
 from exlm_cli.progress import SilentProgress
-from exlm_cli.run_dir import read_metrics
 from exlm_cli.train.pretrain import PretrainTask
-from tests.killed import die_at_call, run_until_killed
+from tests.killed import die_at_call, run_until_killed, untimed_rows
 from tests.tiny_sweeps import tiny_grid, tiny_sweep
 
 POINTS: dict[str, tuple[Any, str, int]] = {
@@ -52,11 +51,6 @@ def _untimed(result: SweepCellResult) -> SweepCellResult:
     return result.model_copy(update={"elapsed_s": 0.0})
 
 
-def _rows(folder: Path) -> list[dict[str, Any]]:
-    timed = {"elapsed_s", "tokens_per_s"}
-    return [{k: v for k, v in row.items() if k not in timed} for row in read_metrics(folder / "pretrain/metrics.jsonl")]
-
-
 @pytest.mark.parametrize("point", POINTS)
 def test_a_killed_cell_ends_like_an_undisturbed_one(
     undisturbed: tuple[Path, list[SweepCellResult]], cache: Path, tmp_path: Path, point: str
@@ -68,7 +62,7 @@ def test_a_killed_cell_ends_like_an_undisturbed_one(
     steps = [int(path.name.removeprefix("step-")) for path in (folder / "pretrain/checkpoints").glob("step-*")]
     assert max(steps, default=0) == KEPT_STEPS[point]
     assert _untimed(cell.run_cell(plan, folder, SilentProgress())) == _untimed(results[1])
-    assert _rows(folder) == _rows(whole / plan.folder)
+    assert untimed_rows(folder / "pretrain") == untimed_rows(whole / plan.folder / "pretrain")
 
 
 @pytest.mark.slow
@@ -85,4 +79,4 @@ def test_a_sweep_killed_with_a_cell_on_the_way_goes_on_where_it_was(cache: Path,
     for path, written_ns in done.items():
         assert path.stat().st_mtime_ns == written_ns
     for plan in recipe.plan():
-        assert _rows(run / "cells" / plan.folder) == _rows(whole / plan.folder)
+        assert untimed_rows(run / "cells" / plan.folder / "pretrain") == untimed_rows(whole / plan.folder / "pretrain")

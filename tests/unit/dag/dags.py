@@ -1,24 +1,13 @@
 """DAGs made by hand and at random, a tokenizer without files, and path enumeration that shares no code with src."""
 
 import itertools
+import string
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from exlm_cli.dag.graph import Dag, FloatArray
-
-
-class LetterTokenizer:
-    """Token i of 0..25 is the i-th letter; 26 is [MASK]; 27 [CLS] and 28 [SEP] vanish."""
-
-    mask_id, cls_id, sep_id = 26, 27, 28
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(self.token_text(i) for i in ids if i < self.cls_id)
-
-    def token_text(self, token_id: int) -> str:
-        return "[MASK]" if token_id == self.mask_id else chr(ord("a") + token_id)
 
 
 class PieceTokenizer:
@@ -43,7 +32,7 @@ def random_dag(num_masks: int, k: int, vocab_size: int, seed: int, sharpness: fl
     node_log_probs[1:-1] = log_softmax(sharpness * rng.normal(size=(num_nodes - 2, vocab_size)))
     scores = sharpness * rng.normal(size=(num_nodes, num_nodes))
     scores[np.tril_indices(num_nodes)] = -np.inf
-    tokenizer = LetterTokenizer()
+    tokenizer = PieceTokenizer(string.ascii_lowercase)
     return Dag(
         text="[MASK]z" * num_masks,
         kind="text",

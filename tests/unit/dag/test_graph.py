@@ -1,11 +1,13 @@
 """Numbers of a DAG against enumeration of every path, which shares no code with `src`."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 from exlm_cli.dag import check_sentence
+from exlm_cli.dag.fillings import independent_guess, n_best_fillings
 from exlm_cli.dag.graph import edge_use, length_log_prob, most_likely_path, token_occupancy, top_tokens
 from exlm_cli.errors import DataError
 from tests.unit.dag.dags import case_study_dag, enumerate_paths, handmade_dag, random_dag
@@ -53,12 +55,16 @@ def test_segments_and_fill_put_tokens_at_their_masks() -> None:
     assert (dag.num_masks, dag.num_nodes) == (2, 10)
 
 
-@pytest.mark.parametrize("function", [length_log_prob, edge_use, token_occupancy, most_likely_path])
+@pytest.mark.parametrize(
+    "function",
+    [length_log_prob, edge_use, token_occupancy, most_likely_path, independent_guess, partial(n_best_fillings, n=3)],
+)
 def test_a_dag_without_a_path_of_the_right_length_is_refused(function) -> None:
     to_the_end = handmade_dag("a [MASK]", [{"b": 0.9, "c": 0.1}], {0: {2: 1.0}, 1: {2: 1.0}}, 1)
     with pytest.raises(DataError, match="exactly 1 tokens") as caught:
         function(to_the_end)
     assert "`checkpoint=" in caught.value.hint
+    assert [filling.text for filling in n_best_fillings(to_the_end, 3, "any").fillings] == ["a"]
 
 
 def test_a_sentence_without_a_mask_is_refused_with_an_example_of_its_kind() -> None:

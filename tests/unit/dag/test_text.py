@@ -26,12 +26,10 @@ def test_dot_has_every_node_its_column_and_the_likely_edges() -> None:
     assert '  n2 -> n5 [label="0.86"' in dot
     edges = {(int(a), int(b)) for a, b in re.findall(r"n(\d+) -> n(\d+)", dot)}
     assert edges == {(v, u) for v, u in np.argwhere(case_study().dag.trans >= 0.03).tolist()}
-
-
-def test_a_node_without_a_likely_edge_keeps_its_best_one() -> None:
-    inspection = inspect(random_dag(20, 4, 5, seed=0, sharpness=0.0))
-    sources = {int(a) for a in re.findall(r"n(\d+) -> n\d+", render_dot(inspection))}
-    assert sources == set(range(81))
+    unlikely = render_dot(inspect(random_dag(20, 4, 5, seed=0, sharpness=0.0)))
+    assert {int(source) for source in re.findall(r"n(\d+) -> n\d+", unlikely)} == set(range(81)), (
+        "each has its best one"
+    )
 
 
 def test_dot_strings_are_closed_whatever_the_words_are() -> None:
@@ -102,6 +100,8 @@ def test_nodes_fillings_guess_and_transitions_are_there() -> None:
     ):
         assert line in lines
     assert "RDKit" not in " ".join(lines)
+    coloured = _shown(case_study(), has_colours=True)
+    assert all(word in coloured for word in ("2;244;197;66mamazing", "2;168;107;60mglad"))
 
 
 def test_a_long_sentence_shows_what_fills_its_masks_and_a_molecule_its_verdict() -> None:
@@ -113,41 +113,37 @@ def test_a_long_sentence_shows_what_fills_its_masks_and_a_molecule_its_verdict()
     assert "transition" not in no_dag
 
 
-def test_a_collapsed_dag_is_called_so() -> None:
+def _collapsed() -> Inspection:
     """Only the last state of each mask is ever visited."""
     edges = {0: {2: 1.0}, 1: {2: 1.0}, 2: {4: 1.0}, 3: {4: 1.0}, 4: {5: 1.0}}
-    dag = handmade_dag("[MASK] [MASK]", [{"a": 0.5, "b": 0.5}] * 4, edges, 2)
-    assert "1.00 of 2 states in use per [MASK]: this DAG has collapsed" in " ".join(_shown(inspect(dag)).split())
-    assert "collapsed" not in _shown(case_study())
+    return inspect(handmade_dag("[MASK] [MASK]", [{"a": 0.5, "b": 0.5}] * 4, edges, 2))
 
 
-def test_words_have_the_colours_of_their_masks() -> None:
-    assert all(word in _shown(case_study(), has_colours=True) for word in ("2;244;197;66mamazing", "2;168;107;60mglad"))
+def _doubtful() -> Inspection:
+    return replace(case_study(), n_best=replace(case_study().n_best, is_proven=False))
 
 
-def test_any_length_is_named_and_an_empty_mask_leaves_nothing() -> None:
-    shown = _shown(inspect(case_study_dag(), length="any", num_fillings=30))
-    assert "share of all fillings of any length" in shown
-    assert "This is, and I'm very" in shown
+def _punctuated(kind: str) -> Inspection:
+    return inspect(handmade_dag("C[MASK]", [{"(": 0.5, "C": 0.5}], {0: {1: 1.0}, 1: {2: 1.0}}, 1, kind))
 
 
-def test_a_list_that_is_not_proven_says_so() -> None:
-    inspection = case_study()
-    doubtful = replace(inspection, n_best=replace(inspection.n_best, is_proven=False))
-    assert "may be missing" in " ".join(_shown(doubtful).split())
-    assert "may be missing" not in _shown(inspection)
+@pytest.mark.parametrize(
+    ("special", "plain", "shown"),
+    [
+        (_collapsed, case_study, "1.00 of 2 states in use per [MASK]: this DAG has collapsed"),
+        (_doubtful, case_study, "may be missing"),
+        (lambda: _punctuated("text"), lambda: _punctuated("smiles"), "“(” 0.50"),
+        (lambda: inspect(case_study_dag(), length="any"), case_study, "share of all fillings of any length"),
+        (lambda: inspect(case_study_dag(), length="any", num_fillings=30), case_study, "This is, and I'm very"),
+    ],
+    ids=["collapsed", "not proven", "punctuation of running text", "any length", "an empty mask"],
+)
+def test_what_is_special_about_a_dag_is_said_of_it_alone(special, plain, shown: str) -> None:
+    assert shown in " ".join(_shown(special()).split())
+    assert shown not in " ".join(_shown(plain()).split())
 
 
 def test_words_are_not_markup() -> None:
     shown = _shown(awkward(), width=200)
     assert all(printable(word) in shown for word in AWKWARD)
     assert "\x1b" not in shown
-
-
-def test_punctuation_is_quoted_in_running_text_alone() -> None:
-    edges = {0: {1: 1.0}, 1: {2: 1.0}}
-    text, molecule = (
-        _shown(inspect(handmade_dag("C[MASK]", [{"(": 0.5, "C": 0.5}], edges, 1, kind))) for kind in ("text", "smiles")
-    )
-    assert "“(” 0.50" in text
-    assert "“" not in molecule

@@ -5,6 +5,7 @@ Expected values come from the `reference` backend in the same dtype, or from tor
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -22,17 +23,24 @@ from tests.unit.ops import dags
 from tests.unit.ops.dags import make_dag, nll_and_gradients
 
 CPU = torch.device("cpu")
+CACHES = (library.host_library, native._missing_library)
 
 
 @pytest.fixture
 def forget_library() -> Iterator[None]:
     """Look for the library anew in this test, and again after it."""
-    caches = (library.host_library, native._missing_library)
-    for cached in caches:
+    for cached in CACHES:
         cached.cache_clear()
     yield
-    for cached in caches:
+    for cached in CACHES:
         cached.cache_clear()
+
+
+def raising(error: Exception) -> Callable[..., NoReturn]:
+    def fail(*_: object) -> NoReturn:
+        raise error
+
+    return fail
 
 
 def operator_calls(dtype: torch.dtype) -> list[tuple[Callable[..., object], tuple[object, ...]]]:
@@ -115,40 +123,34 @@ def test_dtypes_that_the_kernels_take(dtype: torch.dtype, device_type: str, obst
 
 @pytest.mark.usefixtures("forget_library")
 def test_a_missing_device_library_is_an_obstacle_for_devices_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_nvcc(device: int) -> library.DeviceLibrary:
-        raise BuildError("no nvcc found")
-
-    monkeypatch.setattr(native, "device_library", no_nvcc)
+    monkeypatch.setattr(native, "device_library", raising(BuildError("no nvcc found")))
     assert native.obstacle(torch.bfloat16, torch.device("cuda", 1)) == "no nvcc found"
     assert native.obstacle(torch.float32, CPU) == ""
 
 
 @pytest.mark.usefixtures("forget_library")
 def test_without_a_compiler_auto_falls_back_and_native_gives_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_compiler(kind: str) -> str:
-        raise BuildError("no C++ compiler found (g++, c++ or clang++)")
-
-    monkeypatch.setattr(build, "find_compiler", no_compiler)
-    assert native.obstacle(torch.float32, CPU) == "no C++ compiler found (g++, c++ or clang++)"
+    reason = "no C++ compiler found (g++, c++ or clang++)"
+    monkeypatch.setattr(build, "find_compiler", raising(BuildError(reason)))
+    assert native.obstacle(torch.float32, CPU) == reason
     assert choose_backend("auto") == "torch"
     with pytest.raises(BackendError, match=r"`native`.*: no C"):
         choose_backend("native")
 
 
 @pytest.mark.usefixtures("forget_library")
-def test_a_file_that_is_no_library_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    broken = tmp_path / "broken.so"
+def test_a_file_that_is_no_library_or_has_another_interface_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path, version, broken = build.build_library("cpu"), library._ABI, tmp_path / "broken.so"
+    with monkeypatch.context() as patch:
+        patch.setattr(library, "_ABI", 99)
+        assert native.obstacle(torch.float32, CPU) == f"{path} has interface version {version}, expected 99"
+    for cached in CACHES:
+        cached.cache_clear()
     broken.write_text("not a library")
     monkeypatch.setattr(build, "prebuilt_library", lambda kind: broken)
     assert native.obstacle(torch.float32, CPU) == f"{broken} cannot be loaded: {broken}: file too short"
-
-
-@pytest.mark.usefixtures("forget_library")
-def test_a_library_of_another_interface_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    version = library._ABI
-    monkeypatch.setattr(library, "_ABI", 99)
-    path = build.build_library("cpu")
-    assert native.obstacle(torch.float32, CPU) == f"{path} has interface version {version}, expected 99"
 
 
 def test_a_status_other_than_done_is_raised_with_its_message() -> None:
