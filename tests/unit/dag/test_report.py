@@ -17,6 +17,7 @@ def test_only_what_is_wanted_is_written(tmp_path: Path) -> None:
     assert write_report(case_study(), folder, ["json", "dot"]) == [folder / "dag.dot", folder / "dag.json"]
     assert {path.name: path.read_bytes() for path in folder.iterdir()}.items() <= case_files().items()
     assert len(list(folder.iterdir())) == 2
+    assert write_report(case_study(), folder, []) == []
 
 
 def test_a_model_without_transitions_has_no_pictures() -> None:

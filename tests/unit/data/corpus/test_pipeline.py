@@ -286,6 +286,11 @@ def test_no_usable_row_is_an_error_with_the_first_reason(
     assert not list((workplace / "cache" / "shards").iterdir())
 
 
+def test_no_input_is_an_error(workplace: Path) -> None:
+    with pytest.raises(DataError, match=r"^`data\.train` names no input$"):
+        _prepare(_recipe(workplace, train=[]))
+
+
 @pytest.mark.parametrize("kind", ["text", "smiles"])
 def test_one_row_cannot_be_split(workplace: Path, kind: str) -> None:
     (workplace / "one.txt").write_text("CCO")

@@ -100,8 +100,10 @@ def test_a_compressed_file_that_is_truncated_or_damaged_is_named(
         file.read()
 
 
-def test_a_missing_file_and_a_failing_disk_are_named(tmp_path: Path) -> None:
+def test_a_missing_file_a_folder_and_a_failing_disk_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
+    with pytest.raises(DataError, match=rf"^{re.escape(str(tmp_path))}: .*Is a directory$"), open_file(tmp_path):
+        pass
     with pytest.raises(DataError, match=rf"^{re.escape(str(path))}: no such file$"), open_file(path):
         pass
     path.write_text("one\n")

@@ -91,3 +91,5 @@ def test_joined_tables_know_which_file_a_row_is_from() -> None:
     assert [joined.where(row) for row in range(4)] == ["x/a.csv:2", "x/a.csv:4", "x/b.csv:3", "x/b.csv:3"]
     assert [joined.short_place(row) for row in (1, 2)] == ["a.csv:4", "b.csv:3"]
     assert first.short_place(1) == "4"
+    skipped = joined.skipped(2, "the text", "a reason")
+    assert (str(skipped), skipped.cells) == ("x/b.csv:3: a reason", ("x/b.csv", "3", "a reason", "the text"))
