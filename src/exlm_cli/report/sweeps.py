@@ -53,8 +53,8 @@ _HEADINGS = {
 _LEGEND = (
     "loss: nats per target; loss given T: without the nats for the length of a path, which an MLM does not pay; "
     "accuracy: of masked tokens; bits: entropy of the predictions, mean over states; weighted bits: the same weighted "
-    "by the posterior (an MLM has one state, so both are one); states: effective states of a mask; path bits: entropy of "
-    "the path per target",
+    "by the posterior (an MLM has one state, so both are one); states: effective states of a mask; path bits: entropy "
+    "of the path per target",
     "the loss of a variant without transitions is that of CTC on each mask alone, with [UNK] as blank",
     "each variant is scored under its own masking: figures at other p or k are of other tasks",
 )
