@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from own_mask import STARTS, mask_posterior, rows
+from benchmarks.own_mask import STARTS, mask_posterior, rows
 
 
 def test_the_formula_is_off_its_targets_and_a_start_at_the_next_mask_is_not() -> None:
