@@ -29,8 +29,8 @@ from exlm_cli.report.style import (
     add_legend,
     drawing,
     new_figure,
-    quieten,
     render_figure,
+    set_up_axes,
 )
 from harness import RESULTS_DIR
 
@@ -74,8 +74,8 @@ def draw(path: Path, num_masks: int, k: int) -> None:
         caption = "Exact, with emissions that are all alike. The grey line is a target's own mask."
         figure = new_figure(7.4, 3.0, f"Where targets fall before training: T = {num_masks} masks, k = {k}", [caption])
         means, spread = figure.subplots(1, 2)
-        for axes in (means, spread):
-            quieten(axes)
+        set_up_axes(means, "target", "mean mask that emits it")
+        set_up_axes(spread, "mask", f"share of target {middle + 1} that it emits")
         own = means.plot(masks, masks, color=SPINE_INK, linewidth=4)[0]
         spread.axvline(middle + 1, color=SPINE_INK, linewidth=4)
         lines = []
@@ -83,10 +83,6 @@ def draw(path: Path, num_masks: int, k: int) -> None:
             means.plot(masks, posterior @ masks.float(), color=colour, linewidth=1.4)
             shown = posterior[middle].where(posterior[middle] > 1e-4, torch.nan)
             lines += spread.plot(masks, shown, color=colour, linewidth=1.2, marker=marker, markersize=3)
-        means.set_xlabel("target")
-        means.set_ylabel("mean mask that emits it")
-        spread.set_xlabel("mask")
-        spread.set_ylabel(f"share of target {middle + 1} that it emits")
         spread.set_yscale("log")
         add_legend(means, [own, *lines], ["own mask", *STARTS], loc="lower right")
         write_atomically(path, render_figure(figure, ["png"])["png"])
