@@ -7,7 +7,7 @@ from pathlib import Path
 
 from exlm_cli.config.sweep import SweepCell
 from exlm_cli.experiments.results import SweepCellResult, cell_folder
-from exlm_cli.format import NOT_DEFINED
+from exlm_cli.format import format_fixed, format_percent
 from exlm_cli.progress import Bar, Board, Progress
 
 _PARTS = 1000
@@ -98,9 +98,9 @@ class SweepBoard:
     def _text(self, cell: SweepCell) -> str:
         result = self._results.get(cell.folder)
         if result is not None:
-            return "diverged" if result.diverged is not None else _two_decimals(result.metrics["entropy_bits"])
+            return "diverged" if result.diverged is not None else format_fixed(result.metrics["entropy_bits"], 2)
         share = self._shares.get(cell.folder)
-        return "·" if share is None else f"{100 * share:.0f}%"
+        return "·" if share is None else format_percent(share, 0)
 
 
 def trained_share(cell: SweepCell, folder: Path) -> float:
@@ -132,14 +132,8 @@ def _describe(result: SweepCellResult) -> str:
         return f"diverged: {result.diverged}"
     entropy = result.metrics["entropy_bits"]
     figures = [
-        f"loss {result.metrics['loss']:.3f}",
-        f"entropy {_two_decimals(entropy)}" + ("" if entropy is None else " bits"),
+        f"loss {format_fixed(result.metrics['loss'], 3)}",
+        f"entropy {format_fixed(entropy, 2)}" + ("" if entropy is None else " bits"),
+        *(f"{task} {scores.metric} {format_fixed(scores.score, 3)}" for task, scores in result.scored_tasks.items()),
     ]
-    for task, scores in result.scored_tasks.items():
-        score = NOT_DEFINED if scores.score is None else f"{scores.score:.3f}"
-        figures.append(f"{task} {scores.metric} {score}")
     return ", ".join([*figures, *(f"{task} diverged" for task in result.diverged_tasks)])
-
-
-def _two_decimals(value: float | None) -> str:
-    return NOT_DEFINED if value is None else f"{value:.2f}"

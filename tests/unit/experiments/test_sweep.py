@@ -10,7 +10,7 @@ import pytest
 
 from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.sweep import SweepRecipe
-from exlm_cli.errors import CheckpointError, ConfigError, ExlmError, InterruptedRunError
+from exlm_cli.errors import CheckpointError, ExlmError, InterruptedRunError
 from exlm_cli.experiments import sweep as module
 from exlm_cli.experiments.cell import run_cell
 from exlm_cli.experiments.results import SweepCellResult, SweepRun, load_sweep_run
@@ -114,29 +114,30 @@ def test_a_signal_stops_every_cell_and_the_rest_is_done_later(
     assert _untimed(_run(recipe, resume=run, jobs=1)[0].results) == one_by_one
 
 
-def test_inputs_that_are_not_there_leave_no_run_directory(recipe: SweepRecipe, tmp_path: Path) -> None:
-    data = recipe.pretrain.data.model_copy(update={"train": (str(tmp_path / "none.txt"),)})
-    broken = recipe.model_copy(update={"pretrain": recipe.pretrain.model_copy(update={"data": data})})
-    with pytest.raises(ExlmError, match=r"none\.txt"):
-        _run(broken, out=tmp_path / "run")
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"device": "cuda"}, "torch sees no CUDA device"), ({"pretrain.data.train": ["none.txt"]}, r"none\.txt")],
+)
+def test_a_device_or_inputs_that_are_not_there_leave_no_run_directory(
+    recipe: SweepRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], said: str
+) -> None:
+    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ExlmError, match=said):
+        _run(recipe.changed(changes), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def _begun(recipe: SweepRecipe, folder: Path, *, num_done: int, written: SweepRecipe | None = None) -> Path:
+    """Return a run directory with the first cells done and the others not begun."""
+    for cell in recipe.plan()[:num_done]:
+        run_cell(cell, folder / "cells" / cell.folder, SilentProgress())
+    (folder / "recipe.yaml").write_text(dump_recipe(written or recipe))
+    return folder
 
 
 @pytest.fixture
 def run(recipe: SweepRecipe, tmp_path: Path) -> Path:
-    """A sweep whose first cell is done, its second one not begun."""
-    folder = tmp_path / "run"
-    cell = recipe.plan()[0]
-    run_cell(cell, folder / "cells" / cell.folder, SilentProgress())
-    (folder / "recipe.yaml").write_text(dump_recipe(recipe))
-    return folder
-
-
-def _with_lr(recipe: SweepRecipe, lr: float) -> SweepRecipe:
-    pretrain = recipe.pretrain
-    return recipe.model_copy(
-        update={"pretrain": pretrain.model_copy(update={"optim": pretrain.optim.model_copy(update={"lr": lr})})}
-    )
+    return _begun(recipe, tmp_path / "run", num_done=1)
 
 
 @pytest.mark.parametrize("is_finished", [True, False])
@@ -144,11 +145,12 @@ def test_a_refused_recipe_leaves_the_sweep_as_it_is(recipe: SweepRecipe, run: Pa
     if not is_finished:
         next(run.rglob("result.json")).unlink()
     before = (run / "recipe.yaml").read_bytes()
-    with pytest.raises(CheckpointError, match=r"k1-p0.3/seed-1: this cell was .*: `optim.lr` was \S+ and is 0.00077$"):
-        _run(_with_lr(recipe, 0.00077), resume=run)
     # the other cell alone would have begun with it
-    with pytest.raises(CheckpointError, match=r"k1-p0.3/seed-1: this cell was .*: `optim.lr` was \S+ and is 0.00077$"):
-        _run(_with_lr(recipe.changed({"cells": ((2, 0.5),)}), 0.00077), resume=run)
+    for some in (recipe, recipe.changed({"cells": ((2, 0.5),)})):
+        with pytest.raises(
+            CheckpointError, match=r"k1-p0.3/seed-1: this cell was .*: `optim.lr` was \S+ and is 0.00077$"
+        ):
+            _run(some.changed({"pretrain.optim.lr": 0.00077}), resume=run)
     assert (run / "recipe.yaml").read_bytes() == before
 
 
@@ -199,12 +201,9 @@ def test_a_task_that_cannot_be_had_is_refused_before_anything_is_trained(
 
 def test_another_task_leaves_the_earlier_one_in_the_sweep(recipe: SweepRecipe, tmp_path: Path) -> None:
     one = recipe.changed({"cells": ((1, 0.3),)})
-    plan = one.plan()[0]
-    run = tmp_path / "run"
-    result = run_cell(plan, run / "cells" / plan.folder, SilentProgress())
-    (run / "recipe.yaml").write_text(dump_recipe(one.model_copy(update={"tasks": ("glue/rte",)})))
-    cells = _run(one, resume=run)[0].results
-    assert cells == [result]
+    run = _begun(one, tmp_path / "run", num_done=1, written=one.model_copy(update={"tasks": ("glue/rte",)}))
+    before = load_sweep_run(run).results
+    assert _run(one, resume=run)[0].results == before
     assert load_recipe(str(run / "recipe.yaml"), kind=SweepRecipe).tasks == ("glue/rte",)
     assert json.loads((run / "results.json").read_text())["tasks"] == ["glue/rte"]
 
@@ -217,11 +216,8 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def _on(recipe: SweepRecipe, corpus: Path) -> SweepRecipe:
-    pretrain = recipe.pretrain
-    data = pretrain.data.model_copy(update={"train": (str(corpus),)})
-    return recipe.changed({"cells": ((1, 0.3),)}).model_copy(
-        update={"pretrain": pretrain.model_copy(update={"data": data}), "measure_sequences": 2}
-    )
+    changes = {"cells": [[1, 0.3]], "measure_sequences": 2, "pretrain.data.train": [str(corpus)]}
+    return recipe.changed(changes)
 
 
 def _append(corpus: Path) -> None:
@@ -235,10 +231,9 @@ _OTHER_DATA = r"cells/k1-p0.3/seed-1: this cell was trained on other content of 
 def test_a_changed_corpus_is_refused_before_anything_is_trained(
     recipe: SweepRecipe, corpus: Path, tmp_path: Path
 ) -> None:
-    mine, run = _on(recipe, corpus), tmp_path / "run"
-    cell = mine.plan()[0]
-    done = run_cell(cell, run / "cells" / cell.folder, SilentProgress())
-    (run / "recipe.yaml").write_text(dump_recipe(mine))
+    mine = _on(recipe, corpus)
+    run = _begun(mine, tmp_path / "run", num_done=1)
+    done = load_sweep_run(run).results
     before, text = (run / "recipe.yaml").read_bytes(), corpus.read_bytes()
     _append(corpus)
     more = mine.model_copy(update={"seeds": (2,)})
@@ -248,7 +243,7 @@ def test_a_changed_corpus_is_refused_before_anything_is_trained(
     assert (run / "recipe.yaml").read_bytes() == before
     assert not (run / "cells" / "k1-p0.3" / "seed-2").exists()
     corpus.write_bytes(text)
-    assert _run(mine, resume=run)[0].results == [done]
+    assert _run(mine, resume=run)[0].results == done
 
 
 @pytest.mark.slow
@@ -271,22 +266,10 @@ def test_variants_on_data_of_their_own_go_together(cache: Path, tmp_path: Path) 
     sweep = tiny_sweep(cache)
     variants = sweep.variants | {"short": {"data.sequence_length": 12}}
     sweep = sweep.changed({"variants": variants, "only": ("mlm", "short")})
-    run = tmp_path / "run"
-    for cell in sweep.plan():
-        run_cell(cell, run / "cells" / cell.folder, SilentProgress())
-    (run / "recipe.yaml").write_text(dump_recipe(sweep))
+    run = _begun(sweep, tmp_path / "run", num_done=2)
     first, other = (read_run_json(run / "cells" / label / "seed-1" / "pretrain") for label in sweep.only)
     assert first.data_fingerprint != other.data_fingerprint
     assert len(run_sweep(sweep, out=None, resume=run, jobs=2, progress=SilentProgress()).results) == 2
-
-
-def test_a_device_that_is_not_there_leaves_no_run_directory(
-    recipe: SweepRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match="torch sees no CUDA device"):
-        _run(recipe.model_copy(update={"device": "cuda"}), out=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
