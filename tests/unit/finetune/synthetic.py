@@ -73,7 +73,6 @@ class WordTask(DownstreamTask):
     """
 
     split_name = "random"
-    score_fingerprint = ""
 
     def __init__(self, loss: Loss = "binary", sizes: Sequence[int] = (24, 12, 12), seed: int = 0) -> None:
         self.loss = loss
@@ -95,12 +94,8 @@ class WordTask(DownstreamTask):
         self.targets: dict[Split, FloatArray] = {}
 
     @property
-    def split_sizes(self) -> dict[str, int]:
-        return {split: len(rows) for split, rows in self.sentences.items()}
-
-    @property
     def split_indices(self) -> dict[str, IntArray]:
-        starts = np.cumsum([0, *self.split_sizes.values()])
+        starts = np.cumsum([0, *map(len, self.sentences.values())])
         return {s: np.arange(len(self.sentences[s])) + starts[i] for i, s in enumerate(self.splits)}
 
     def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:

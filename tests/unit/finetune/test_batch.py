@@ -1,6 +1,7 @@
 """Batches of a task: repetition as in pre-training, padding, targets that stay with their rows; losses by hand."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 from exlm_cli.config.sections import MaskingConfig
 from exlm_cli.data.masking import mask_sequence, sample_rng
 from exlm_cli.finetune.batch import TaskBatch, batch_losses, collate, repeated_lengths
-from exlm_cli.tasks.base import EncodedSplit
+from exlm_cli.tasks.base import EncodedSplit, Loss
 from tests.tiny import SPECIAL
 
 IDS = (np.array([1, 7, 8, 2]), np.array([1, 9, 2]), np.array([1, 2]))
@@ -65,43 +66,38 @@ def nll(logit: float, label: int) -> float:
     return math.log1p(math.exp(-logit if label else logit))
 
 
-def test_every_label_present_weighs_the_same() -> None:
-    """Uni-Mol sums the loss over all labels of the batch that are present and divides by their number."""
-    outputs = torch.tensor([[0.3, -1.0], [2.0, 0.5], [1.0, 1.0]])
-    losses = batch_losses("binary", outputs, targets_alone([[1, 0], [NAN, 1], [NAN, NAN]]), None)
-    assert losses.tolist() == pytest.approx([nll(0.3, 1), nll(-1.0, 0), nll(0.5, 1), math.inf])
+LN3, LN_4_3 = math.log(3.0), math.log(4 / 3)
+BINARY = [[0.3, -1.0], [2.0, 0.5], [1.0, 1.0]]
+CLASSES = [[0.0, LN3], [0.0, LN3], [5.0, 0.0]]
 
 
-def test_weights_of_labels_are_those_of_positives() -> None:
-    outputs = torch.tensor([[0.3, -1.0]])
-    losses = batch_losses("binary", outputs, targets_alone([[1, 0]]), torch.tensor([3.0, 5.0]))
-    assert losses.tolist() == pytest.approx([3 * nll(0.3, 1), nll(-1.0, 0)])
-
-
-def test_classes_are_one_softmax_each_weighed_by_its_class() -> None:
-    outputs = torch.tensor([[0.0, math.log(3.0)], [0.0, math.log(3.0)], [5.0, 0.0]])
-    targets = targets_alone([[1], [0], [NAN]])
-    assert batch_losses("classes", outputs, targets, None).tolist() == pytest.approx(
-        [math.log(4 / 3), math.log(4), math.inf]
-    )
-    weighed = batch_losses("classes", outputs, targets, torch.tensor([2.0, 0.5]))
-    assert weighed.tolist() == pytest.approx([0.5 * math.log(4 / 3), 2 * math.log(4), math.inf])
-
-
-def test_regression_is_the_mean_square_over_the_values_that_are_there() -> None:
-    outputs = torch.tensor([[1.0, 2.0], [1.0, 2.0], [0.0, 0.0]])
-    losses = batch_losses("regression", outputs, targets_alone([[0, 5], [NAN, 4], [NAN, NAN]]), None)
-    assert losses.tolist() == pytest.approx([(1 + 9) / 2, 4, math.inf])
+@pytest.mark.parametrize(
+    ("loss", "outputs", "targets", "weights", "expected"),
+    [
+        # as Uni-Mol: the sum over all labels of the batch that are present, divided by their number
+        ("binary", BINARY, [[1, 0], [NAN, 1], [NAN, NAN]], None, [nll(0.3, 1), nll(-1.0, 0), nll(0.5, 1), math.inf]),
+        # weights of labels are those of positives
+        ("binary", BINARY[:1], [[1, 0]], [3.0, 5.0], [3 * nll(0.3, 1), nll(-1.0, 0)]),
+        ("classes", CLASSES, [[1], [0], [NAN]], None, [LN_4_3, math.log(4), math.inf]),
+        ("classes", CLASSES, [[1], [0], [NAN]], [2.0, 0.5], [0.5 * LN_4_3, 2 * math.log(4), math.inf]),
+        # the mean square over the values that are present
+        ("regression", [[1.0, 2.0], [1, 2], [0, 0]], [[0, 5], [NAN, 4], [NAN, NAN]], None, [(1 + 9) / 2, 4, math.inf]),
+    ],
+)
+def test_losses_by_hand(loss: Loss, outputs: Any, targets: Any, weights: Any, expected: list[float]) -> None:
+    given = None if weights is None else torch.tensor(weights)
+    losses = batch_losses(loss, torch.tensor(outputs), targets_alone(targets), given)
+    assert losses.tolist() == pytest.approx(expected)
 
 
 def test_spans_are_softmaxes_over_the_tokens_that_may_answer() -> None:
-    logits = torch.tensor([[[0.0, math.log(2.0)], [math.log(3.0), 0.0], [9.0, 9.0]]])
+    logits = torch.tensor([[[0.0, math.log(2.0)], [LN3, 0.0], [9.0, 9.0]]])
     losses = batch_losses("span", logits, targets_alone([[1, 0]], [[True, True, False]]), None)
-    assert losses.tolist() == pytest.approx([(math.log(4 / 3) + math.log(3 / 2)) / 2])
+    assert losses.tolist() == pytest.approx([(LN_4_3 + math.log(3 / 2)) / 2])
 
 
 @pytest.mark.parametrize("loss", ["binary", "regression", "classes", "span"])
-def test_what_is_left_out_has_gradient_zero_and_never_nan(loss: str) -> None:
+def test_what_is_left_out_has_gradient_zero_and_never_nan(loss: Loss) -> None:
     outputs: Tensor = torch.randn(2, 3, 2) if loss == "span" else torch.randn(2, 2)
     outputs.requires_grad_()
     answerable = [[True, True, False]] * 2 if loss == "span" else None

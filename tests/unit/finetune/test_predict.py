@@ -49,17 +49,6 @@ def test_a_file_that_is_all_wrong_still_has_its_rows(finetuned: Finetuned, tmp_p
     assert (summary.num_rows, summary.num_unreadable, summary.metrics) == (2, 2, {})
 
 
-@pytest.mark.parametrize(
-    ("out", "message"), [("out.tsv", r"`out=.*out\.tsv`: .* \.csv file"), ("new.csv", "would overwrite the input file")]
-)
-def test_an_output_of_another_format_or_over_the_input_is_refused(
-    finetuned: Finetuned, tmp_path: Path, out: str, message: str
-) -> None:
-    table = write_rows(tmp_path / "new.csv", ["mol"], [["CCO"]])
-    with pytest.raises(ConfigError, match=message):
-        predicted(finetuned, table, tmp_path / out)
-
-
 def test_an_output_that_cannot_be_written_is_refused_before_the_models_run(
     finetuned: Finetuned, tmp_path: Path
 ) -> None:
@@ -67,9 +56,14 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_models_run(
     table = write_rows(tmp_path / "new.csv", ["mol"], [["CCO"]])
     (tmp_path / "out.csv").mkdir()
     (tmp_path / "file").write_text("")
-    for out in (tmp_path / "out.csv", tmp_path / "file" / "sub" / "out.csv"):
-        with pytest.raises(CheckpointError, match=r"could not be written|no such folder"):
-            predicted(idle, table, out)
+    for out, error, message in (
+        ("out.tsv", ConfigError, r"`out=.*out\.tsv`: .* \.csv file"),
+        ("new.csv", ConfigError, "would overwrite the input file"),
+        ("out.csv", CheckpointError, "could not be written"),
+        ("file/sub/out.csv", CheckpointError, "no such folder"),
+    ):
+        with pytest.raises(error, match=message):
+            predicted(idle, table, tmp_path / out)
 
 
 def test_the_second_file_of_answers_is_checked_too(finetuned: Finetuned, tmp_path: Path) -> None:

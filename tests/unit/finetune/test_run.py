@@ -26,6 +26,8 @@ from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, read_run_json
 from tests.unit.finetune.synthetic import WordTask, cells, finetune_recipe, make_pretrained, run_tiny, weights
 
+ONE_EPOCH: dict[str, Any] = {"seeds": [1], "train": {"max_epochs": 1}}
+
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -61,15 +63,13 @@ def test_a_run_directory_holds_all_that_is_promised(finished: tuple[Path, RunRes
 
 def test_rows_left_out_are_all_listed_beside_the_results(pretrained: Path, tmp_path: Path) -> None:
     task = WordTask()
-    task.skipped = tuple(SkippedRow("a.csv", str(n), f"a.csv:{n}", "C1, C", "no molecule") for n in range(2, 32))
-    run = tmp_path / "run"
-    recipe = finetune_recipe(seeds=[1], train={"max_epochs": 1})
-    results = run_finetuning(recipe, checkpoint=pretrained, out=run, task=task).results
+    task.skipped = tuple(SkippedRow("a.csv", str(n), f"a.csv:{n}", "C1, \ud83d", "no molecule") for n in range(2, 32))
+    results = run_tiny(pretrained, tmp_path / "run", task, **ONE_EPOCH).results
     assert results.notes[-1] == "rejected.csv lists all 30 rows that were left out, with their reasons"
-    with (run / "rejected.csv").open(encoding="utf-8", newline="") as file:
+    with (tmp_path / "run/rejected.csv").open(encoding="utf-8", newline="") as file:
         header, *rows = csv.reader(file)
     assert header == ["file", "row", "reason", "text"]
-    assert rows == [["a.csv", str(n), "no molecule", "C1, C"] for n in range(2, 32)]
+    assert rows == [["a.csv", str(n), "no molecule", "C1, \\ud83d"] for n in range(2, 32)]
 
 
 def test_results_say_what_was_done_and_with_what(finished: tuple[Path, RunResults], pretrained: Path) -> None:
@@ -107,20 +107,18 @@ def test_predictions_of_the_best_epoch_have_the_rows_of_the_input(finished: tupl
     loaded = load_finetuned(run, device="cpu")
     assert (sorted(loaded.runners), loaded.sequence_length) == ([1, 2], 24)
     task = WordTask()
+    encoded = task.encode("test", loaded.tokenizer, loaded.sequence_length)
+    test_rows, names = task.split_indices["test"].tolist(), list(task.output_names)
     for seed, runner in loaded.runners.items():
-        encoded = task.encode("test", loaded.tokenizer, loaded.sequence_length)
         outputs = runner.predict(encoded, SilentProgress(), "test")
-        with (run / f"cells/single/seed-{seed}/predictions-test.csv").open() as file:
-            header, *rows = csv.reader(file)
-        assert header == ["row", "amber", "birch"]
-        assert [int(row[0]) for row in rows] == task.split_indices["test"].tolist()
-        read = np.array([[float(cell) for cell in row[1:]] for row in rows])
-        np.testing.assert_allclose(read, 1 / (1 + np.exp(-np.stack(outputs))), rtol=1e-6)
-        written, names, targets = read_predictions(run / "targets-test.csv", "")
-        assert (written, tuple(names)) == (task.split_indices["test"].tolist(), task.output_names)
-        np.testing.assert_array_equal(targets, encoded.targets)
-        result = json.loads((run / f"cells/single/seed-{seed}/result.json").read_text())
+        cell = run / f"cells/single/seed-{seed}"
+        assert read_predictions(cell / "predictions-test.csv", "")[:2] == (test_rows, names)
+        written = read_predictions(cell / "predictions-test.csv", "")[2]
+        np.testing.assert_allclose(written, 1 / (1 + np.exp(-np.stack(outputs))), rtol=1e-6)
+        result = json.loads((cell / "result.json").read_text())
         assert task.score("test", outputs)["accuracy"] == result["metrics"]["test"]["accuracy"]
+    assert read_predictions(run / "targets-test.csv", "")[:2] == (test_rows, names)
+    np.testing.assert_array_equal(read_predictions(run / "targets-test.csv", "")[2], encoded.targets)
 
 
 def test_the_best_epoch_is_the_best_of_the_curve_and_is_scored_once(pretrained: Path, tmp_path: Path) -> None:
@@ -136,26 +134,33 @@ def test_the_best_epoch_is_the_best_of_the_curve_and_is_scored_once(pretrained: 
 
 
 def test_scores_that_are_not_defined_are_null_and_the_last_epoch_is_taken(pretrained: Path, tmp_path: Path) -> None:
-    class Undefined(WordTask):
-        def score(self, split: Any, outputs: Any) -> dict[str, float]:
-            return {"accuracy": math.nan}
-
-    results = run_tiny(pretrained, tmp_path / "run", Undefined(), seeds=[1]).results
+    task = WordTask()
+    task.score = lambda split, outputs: {"accuracy": math.nan}  # type: ignore[method-assign]
+    results = run_tiny(pretrained, tmp_path / "run", task, seeds=[1]).results
     assert results.metrics["test"]["accuracy"].values == (None,)
     assert results.best_epochs == (3,)
     json.loads((tmp_path / "run/results.json").read_text(), parse_constant=pytest.fail)
 
 
-def test_rows_without_any_label_are_left_out_of_the_loss_and_counted(pretrained: Path, tmp_path: Path) -> None:
-    class Masked(WordTask):
-        def encode(self, split: Any, *args: Any) -> Any:
-            encoded = super().encode(split, *args)
+def test_rows_without_any_label_and_unknown_tokens_are_counted(pretrained: Path, tmp_path: Path) -> None:
+    """Rows without a label are left out of the loss; the share of [UNK] is noted, as the tokenizer does not fit."""
+
+    class Strange(WordTask):
+        def encode(self, split: Any, tokenizer: Any, sequence_length: int) -> Any:
+            encoded = super().encode(split, tokenizer, sequence_length)
             encoded.targets[:4] = math.nan
+            for ids in encoded.token_ids:
+                ids[1] = tokenizer.unk_id
             return encoded
 
-    run_tiny(pretrained, tmp_path / "run", Masked(), seeds=[1], train={"max_epochs": 1})
+    results = run_tiny(pretrained, tmp_path / "run", Strange(), **ONE_EPOCH).results
     rows = read_metrics(tmp_path / "run/cells/single/seed-1/metrics.jsonl")
     assert [row["num_infeasible"] for row in rows if row["kind"] == "train"] == [4]
+    data = encode_task(Strange(), load_pretrained_weights(pretrained, SilentProgress()).tokenizer, 24, 1)
+    share = len(data.splits["train"]) / sum(len(ids) - 2 for ids in data.splits["train"].token_ids)
+    assert data.unknown_share == pytest.approx(share)
+    assert results.notes[0] == "a note"
+    assert results.notes[1].startswith(f"{100 * share:.1f} %")
 
 
 def test_regression_trains_on_standardised_targets_and_scores_in_units(pretrained: Path, tmp_path: Path) -> None:
@@ -265,22 +270,6 @@ def test_a_sequence_that_the_model_has_no_positions_for_is_refused(
         run_tiny(repeated, tmp_path / "run", sequence_length=length)
 
 
-def test_a_tokenizer_that_does_not_fit_the_data_is_noted_with_its_share(pretrained: Path, tmp_path: Path) -> None:
-    class Strange(WordTask):
-        def encode(self, split: Any, tokenizer: Any, sequence_length: int) -> Any:
-            encoded = super().encode(split, tokenizer, sequence_length)
-            for ids in encoded.token_ids:
-                ids[1] = tokenizer.unk_id
-            return encoded
-
-    data = encode_task(Strange(), load_pretrained_weights(pretrained, SilentProgress()).tokenizer, 24, 1)
-    share = len(data.splits["train"]) / sum(len(ids) - 2 for ids in data.splits["train"].token_ids)
-    assert data.unknown_share == pytest.approx(share)
-    results = run_tiny(pretrained, tmp_path / "run", Strange(), seeds=[1], train={"max_epochs": 1}).results
-    assert results.notes[0] == "a note"
-    assert results.notes[1].startswith(f"{100 * share:.1f} %")
-
-
 def test_only_a_run_that_fits_is_continued(pretrained: Path, tmp_path: Path, finished: tuple[Path, RunResults]) -> None:
     run = tmp_path / "run"
     shutil.copytree(finished[0], run)
@@ -347,4 +336,4 @@ def test_best_weights_altered_before_they_are_scored_are_refused(
 ) -> None:
     monkeypatch.setattr(cell_module, "verify_checkpoint", lambda path: "model.safetensors is missing")
     with pytest.raises(CheckpointError, match=r"is refused: model\.safetensors is missing"):
-        run_tiny(pretrained, tmp_path / "run", train={"max_epochs": 1})
+        run_tiny(pretrained, tmp_path / "run", **ONE_EPOCH)

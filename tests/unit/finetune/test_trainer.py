@@ -15,18 +15,19 @@ def test_the_scale_of_targets_leaves_out_what_is_missing() -> None:
     assert std.tolist() == [1, 1, 1]
 
 
-@pytest.mark.parametrize("value", [0.1, 1e17 / 3])
-def test_the_scale_of_equal_targets_is_1_whatever_is_lost_in_rounding(value: float) -> None:
-    mean, std = target_scale(np.array([[value]] * 3))
-    assert std.tolist() == [1]
-    assert mean[0] == pytest.approx(value, rel=1e-15)
-
-
-@pytest.mark.parametrize("unit", [1e-250, 1.0, 1e99])
-def test_the_scale_of_targets_neither_overflows_nor_vanishes(unit: float) -> None:
-    mean, std = target_scale(np.array([[1.0], [3.0]]) * unit)
-    assert (mean[0], std[0]) == (pytest.approx(2 * unit, rel=1e-15), pytest.approx(unit, rel=1e-15))
-
-
-def test_the_scale_of_targets_that_differ_in_the_last_digit_is_kept() -> None:
-    assert target_scale(np.array([[1.0], [1.0 + 2**-50]]))[1].tolist() == [2**-51]
+@pytest.mark.parametrize(
+    ("targets", "mean", "std"),
+    [
+        # equal targets have a scale of 1, whatever is lost in rounding
+        ([0.1, 0.1, 0.1], 0.1, 1),
+        ([1e17 / 3] * 3, 1e17 / 3, 1),
+        # it neither overflows nor vanishes
+        ([1e-250, 3e-250], 2e-250, 1e-250),
+        ([1e99, 3e99], 2e99, 1e99),
+        # targets that differ in the last digit keep their scale
+        ([1.0, 1.0 + 2**-50], 1.0 + 2**-51, 2**-51),
+    ],
+)
+def test_the_scale_at_the_limits_of_floating_point(targets: list[float], mean: float, std: float) -> None:
+    found = target_scale(np.array(targets)[:, None])
+    assert (found[0][0], found[1][0]) == (pytest.approx(mean, rel=1e-15), pytest.approx(std, rel=1e-15))

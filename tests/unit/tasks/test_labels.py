@@ -46,21 +46,33 @@ def test_what_labels_are_is_found(columns: Any, loss: str, names: tuple[str, ...
     np.testing.assert_array_equal(labels.targets, np.array(targets, dtype=float))
 
 
-def test_what_was_found_is_told() -> None:
-    assert read(y="1|0|0|0|").notes == (
-        "found a 0/1 label, `y`, positive in 25.0 % of the rows", "left out 1 rows without any label: lines 6"
-    )  # fmt: skip
-    assert read(a="1|0", b="1|1").notes == ("found 2 0/1 labels, positive in 50.0 %, 100.0 % of the rows",)
-    assert read(y="b|a|b").notes == ("found 2 classes of `y`: `a` (1), `b` (2); `b` is the positive one",)
-    assert read(y="1.0|2|1").notes == ("found 2 classes of `y`: `1` (2), `2` (1); `2` is the positive one",)
-    assert "`task.label_kind=" in read(y="1|2|3").notes[0]
+@pytest.mark.parametrize(
+    ("columns", "note"),
+    [
+        ({"y": "1|0|0|0|"}, "found a 0/1 label, `y`, positive in 25.0 % of the rows"),
+        ({"a": "1|0", "b": "1|1"}, "found 2 0/1 labels, positive in 50.0 %, 100.0 % of the rows"),
+        ({"y": "b|a|b"}, "found 2 classes of `y`: `a` (1), `b` (2); `b` is the positive one"),
+        ({"y": "1.0|2|1"}, "found 2 classes of `y`: `1` (2), `2` (1); `2` is the positive one"),
+        ({"y": "1|2|3"}, "found values to predict in `y`; choose what they are with `task.label_kind=classes|"),
+    ],
+)
+def test_what_was_found_is_told(columns: Any, note: str) -> None:
+    notes = read(**columns).notes
+    assert notes[0].startswith(note)
+    is_missing = columns == {"y": "1|0|0|0|"}
+    assert notes[1:] == (("left out 1 rows without any label: lines 6",) if is_missing else ())
 
 
-def test_the_kind_can_be_said() -> None:
-    assert read("classes", y="0|1|2|1").names == ("0", "1", "2")
-    assert read("classes", y="0|1|2|1.0|-0").names == ("0", "1", "2")
-    assert read("regression", y="0|1|1").loss == "regression"
-    assert read("multi_label", y="0|1|1").loss == "binary"
+@pytest.mark.parametrize(
+    ("kind", "cells", "loss", "names"),
+    [
+        ("classes", "0|1|2|1.0|-0", "classes", ("0", "1", "2")),
+        ("regression", "0|1|1", "regression", ("y",)),
+        ("multi_label", "0|1|1", "binary", ("y",)),
+    ],
+)
+def test_the_kind_can_be_said(kind: LabelKind, cells: str, loss: str, names: tuple[str, ...]) -> None:
+    assert (read(kind, y=cells).loss, read(kind, y=cells).names) == (loss, names)
 
 
 @pytest.mark.parametrize(
@@ -108,11 +120,8 @@ def test_labels_of_further_rows_are_those_of_a_known_task(
 ) -> None:
     found = read_known_targets(table_of(**columns), ["y"], loss, names)
     np.testing.assert_array_equal(found, np.array(targets, dtype=float))
-
-
-def test_columns_that_further_rows_lack_are_missing_in_every_row() -> None:
-    found = read_known_targets(table_of(b="1|0"), ["a", "b"], "binary", ["a", "b"])
-    np.testing.assert_array_equal(found, [[NAN, 1], [NAN, 0]])
+    lacking = read_known_targets(table_of(x="a|b"), ["y"], loss, names)
+    np.testing.assert_array_equal(lacking, [[NAN], [NAN]])
 
 
 @pytest.mark.parametrize(

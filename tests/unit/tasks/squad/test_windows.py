@@ -1,6 +1,7 @@
 """Windows and spans: what a window holds is put together by hand, the best spans are held against trying all pairs."""
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,13 +10,7 @@ from exlm_cli.data.bpe import train_bpe
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import ConfigError
 from exlm_cli.progress import SilentProgress
-from exlm_cli.tasks.squad.windows import (
-    EncodedContext,
-    Window,
-    best_answer,
-    best_span,
-    build_windows,
-)
+from exlm_cli.tasks.squad.windows import EncodedContext, Window, best_answer, best_span, build_windows
 
 PARAGRAPH = "The lighthouse at Körsvik burns oil.  It was lit in 1891 by Ada Lund, its first keeper \N{GRINNING FACE}."
 
@@ -34,6 +29,8 @@ def test_blanks_around_a_token_are_not_its_own(context: EncodedContext) -> None:
     pieces = [PARAGRAPH[start:end] for start, end in context.offsets]
     assert all(piece == piece.strip() for piece in pieces)
     assert "" in pieces  # of the two blanks after the first sentence one is a token alone
+    start = PARAGRAPH.index("  ")
+    assert context.token_span(start, start + 2) is None
 
 
 @pytest.mark.parametrize(
@@ -48,11 +45,6 @@ def test_an_answer_survives_the_way_to_tokens_and_back(context: EncodedContext, 
     inner = range(span[0], span[1] + 1)
     others = [context.offsets[i] for i in range(len(context.ids)) if i not in inner]
     assert all(end <= start or begin >= start + len(answer) for begin, end in others)
-
-
-def test_characters_that_are_all_blank_have_no_token(context: EncodedContext) -> None:
-    start = PARAGRAPH.index("  ")
-    assert context.token_span(start, start + 2) is None
 
 
 @pytest.mark.parametrize(
@@ -84,14 +76,20 @@ def test_a_stride_that_would_jump_over_tokens_is_refused(tokenizer: Tokenizer, c
         build_windows(0, [300, 301], context, tokenizer, sequence_length=14, doc_stride=10)
 
 
-def test_an_answer_is_the_target_of_the_windows_that_hold_it_whole() -> None:
+@pytest.mark.parametrize(
+    ("span", "target"),
+    [
+        ((10, 10), (4, 4)),
+        ((12, 17), (6, 11)),
+        ((9, 12), (0, 0)),
+        ((15, 18), (0, 0)),
+        ((30, 31), (0, 0)),
+        (None, (0, 0)),
+    ],
+)
+def test_an_answer_is_the_target_of_the_windows_that_hold_it_whole(span: Any, target: tuple[int, int]) -> None:
     window = Window(0, np.zeros(13, dtype=np.int64), context_start=4, first_token=10, num_tokens=8)
-    assert window.target((10, 10)) == (4, 4)
-    assert window.target((12, 17)) == (6, 11)
-    assert window.target((9, 12)) == (0, 0)
-    assert window.target((15, 18)) == (0, 0)
-    assert window.target((30, 31)) == (0, 0)
-    assert window.target(None) == (0, 0)
+    assert window.target(span) == target
 
 
 @pytest.mark.parametrize(("num_tokens", "longest"), [(1, 1), (5, 2), (7, 30), (9, 4), (0, 3)])
