@@ -51,7 +51,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run_folder(folder: Path, made: Path) -> Path:
     """Return the current directory, with one-letter links to the runs of `made`."""
+    link_runs(folder, made)
+    return folder
+
+
+def link_runs(folder: Path, made: Path) -> None:
+    """Make links `M`, `R` and `Q` to fine-tuned runs, `P` and `T` to pre-trained ones of SMILES and text."""
     runs = {"M": "molecules/run", "R": "rte/run", "Q": "squad/run", "P": "smiles/pretrained", "T": "text"}
     for name, target in runs.items():
         (folder / name).symlink_to(made / target)
-    return folder

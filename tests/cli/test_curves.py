@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from exlm_cli.cli.app import main
-from tests.cli.asserts import refusal_of, result_of
+from tests.cli.asserts import result_of
 
 Capture = pytest.CaptureFixture[str]
 
@@ -44,17 +44,3 @@ def test_out_is_a_name_whose_dots_stay_or_a_directory(folder: Path, capsys: Capt
     assert capsys.readouterr().out == f"wrote {stem}.png\nwrote {stem}.svg\n"
     assert (folder / f"{stem}.png").is_file()
     assert (folder / f"{stem}.svg").is_file()
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        ("run --out=", "`--out` is empty"),
-        ("empty", "nothing to draw"),
-    ],
-)
-def test_a_mistake_is_one_line(folder: Path, capsys: Capture, words: str, named: str) -> None:
-    make_run(folder / "run")
-    make_run(folder / "empty", ())
-    assert named in refusal_of(capsys, "curves", *words.split())
-    assert not list(folder.rglob("*.png"))

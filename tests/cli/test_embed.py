@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from exlm_cli.cli.app import main
-from tests.cli.asserts import refusal_of, result_of
+from tests.cli.asserts import result_of
 from tests.unit.finetune.finetuned_runs import write_rows
 
 Capture = pytest.CaptureFixture[str]
@@ -22,23 +22,3 @@ def test_vectors_of_any_run_are_written(run_folder: Path, capsys: Capture, run: 
     assert np.isnan(vectors["cls"][1]).all()
     assert main(["embed", run, "new.csv", "--out", "a/v.npz"]) == 0
     assert "note: 16 numbers a vector" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        ("P new.csv", "--out"),
-        ("M new.csv --out x.csv", "x.csv"),
-        ("M new.csv --out file/x.npz", "file: no such folder can be made"),
-        ("M new.csv --out folder.npz", "folder.npz: the file could not be written"),
-        ("M rows.parquet --out rows.parquet", "overwrite the input file rows.parquet"),
-    ],
-)
-def test_a_mistake_is_one_line_and_leaves_nothing(run_folder: Path, capsys: Capture, words: str, named: str) -> None:
-    files = {"file": "", "new.csv": "mol,active\nCCO,1\n", "rows.parquet": "rows"}
-    for name, text in files.items():
-        (run_folder / name).write_text(text)
-    (run_folder / "folder.npz").mkdir()
-    before = sorted(run_folder.rglob("*"))
-    assert named in refusal_of(capsys, "embed", *words.split())
-    assert sorted(run_folder.rglob("*")) == before

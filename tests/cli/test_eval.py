@@ -98,33 +98,6 @@ def test_without_a_run_the_newest_one_is_taken(folder: Path, capsys: Capture) ->
     assert "loss, nats per target" in captured.out
 
 
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        ("", "no run was given"),
-        ("unfinished", "unfinished: the run is not finished"),
-        ("P --out new", "`--out new`: there are no files to write"),
-        ("M --no-figures --out new/folder", "`--out new/folder`: there are no files to write"),
-        ("Q --out new", "`--out new`: there are no files to write"),
-        ("P --entropy --no-figures --out new", "`--out new`: there are no files to write"),
-        ("M --out file", "file: no such folder can be made"),
-        ("M --mask-ratios 0.5", "`--entropy`"),
-        ("P --entropy --num-states 0", "`--num-states 0`"),
-        ("M --entropy", "M is fine-tuned"),
-        ("P M --data new.csv", "`exlm predict M FILE`"),
-        ("P --data bad.smi", "bad.smi:2: `C1CC`"),
-    ],
-)
-def test_a_mistake_is_one_line_and_leaves_nothing(run_folder: Path, capsys: Capture, words: str, named: str) -> None:
-    (run_folder / "unfinished").mkdir()
-    update_run_json(run_folder / "unfinished", {"command": "finetune"})
-    (run_folder / "file").write_text("")
-    (run_folder / "bad.smi").write_text("CCO\nC1CC\n")
-    before = sorted(run_folder.rglob("*"))
-    assert named in refusal_of(capsys, "eval", *words.split())
-    assert sorted(run_folder.rglob("*")) == before
-
-
 @pytest.mark.parametrize("command", ["eval", "predict", "embed", "inspect-dag"])
 def test_the_default_device_is_not_the_recipes(command: str, capsys: Capture) -> None:
     assert main([command, "--help"]) == 0

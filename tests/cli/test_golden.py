@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from exlm_cli.cli.app import main
+from exlm_cli.run_dir import update_run_json
+from tests.cli.conftest import link_runs
 from tests.unit.finetune.synthetic import make_pretrained
 
 Capture = pytest.CaptureFixture[str]
@@ -28,10 +30,11 @@ def cases_of(file: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with small files, good and bad, and a run of a text model."""
+def inputs(tmp_path_factory: pytest.TempPathFactory, made: Path) -> Path:
+    """Return a folder with small files, good and bad, a run of a text model, and links to the runs of `made`."""
     folder = tmp_path_factory.mktemp("golden") / "work"
     make_pretrained(folder / "runs" / "pretrained")
+    link_runs(folder, made)
     (folder / "words.csv").write_text("text,amber,letters\n" + "amber birch,1,5\ncedar daisy,0,5\n" * 20)
     (folder / "molecules.csv").write_text("smiles,active\n" + "CCO,1\nCCN,0\n" * 20)
     (folder / "rows.txt").write_text("some words\n" * 50)
@@ -44,7 +47,18 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "typo.yaml").write_text("extends: quickstart-text\nmasking: {mask_porb: 0.3}\n")
     (folder / "missing-section.yaml").write_text("objective: exlm\n")
     (folder / "not-a-recipe.yaml").write_text("- a\n")
-    (folder / "full").mkdir()
+    (folder / "new.csv").write_text("mol,active\nCCO,1\n")
+    (folder / "linked.csv").symlink_to("new.csv")
+    (folder / "bad.csv").write_text("mol,active\nCCO,active\n")
+    (folder / "one-bad.smi").write_text("CCO\nC1CC\n")
+    (folder / "a-no-answer.json").write_text("{}")
+    (folder / "rows.parquet").write_text("rows")
+    (folder / "file").touch()
+    for name in ("full", "folder.csv", "folder.npz", "unfinished", "run", "empty"):
+        (folder / name).mkdir()
+    update_run_json(folder / "unfinished", {"command": "finetune"})
+    (folder / "run" / "metrics.jsonl").write_text('{"kind": "valid", "step": 0, "loss": 3.0}\n')
+    (folder / "empty" / "metrics.jsonl").touch()
     (folder / "full" / "mine.txt").touch()
     (folder / "full" / "run.json").write_text("{}")
     return folder

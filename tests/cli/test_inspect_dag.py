@@ -11,6 +11,7 @@ from rich.cells import cell_len
 
 from exlm_cli.cli.app import main
 from exlm_cli.run_dir import update_run_json
+from tests.cli.asserts import refusal_of
 
 Capture = pytest.CaptureFixture[str]
 SENTENCE = "This is [MASK], and I'm very [MASK] to see this."
@@ -124,25 +125,6 @@ def test_a_run_with_a_dag_goes_before_a_newer_one_without(work: Path, capsys: Ca
     assert "checkpoint: runs/quickstart-text-mlm, the newest text run\n" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "error", "hint"),
-    [
-        (["  "], "empty", SENTENCE),
-        (["CCO"], "'CCO'", "c1ccc([MASK])cc1"),
-        (["[MASK]" * 10_000 + " a"], "40000 nodes", "at most 128 tokens"),
-        ([SENTENCE, "--out", "run.json"], "run.json: ", "`--out DIR`"),
-    ],
-)
-def test_a_bad_request_is_one_error_and_a_hint_and_writes_nothing(
-    work: Path, capsys: Capture, words: list[str], error: str, hint: str
-) -> None:
-    (work / "run.json").write_text("mine")
-    before = sorted(work.rglob("*"))
-    assert main(["inspect-dag", *words]) == 2
-    captured = capsys.readouterr()
-    said, _, hinted = captured.err.partition("\n\nhint: ")
-    assert error in said
-    assert hint in hinted
-    assert captured.out == ""
-    assert sorted(work.rglob("*")) == before
-    assert (work / "run.json").read_text() == "mine"
+def test_a_sentence_with_more_nodes_than_can_be_drawn_is_refused(work: Path, capsys: Capture) -> None:
+    assert "40000 nodes" in refusal_of(capsys, "inspect-dag", "[MASK]" * 10_000 + " a")
+    assert not (work / "runs/quickstart-text/report").exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from exlm_cli.cli.app import main
-from tests.cli.asserts import refusal_of, result_of
+from tests.cli.asserts import result_of
 from tests.unit.finetune.finetuned_runs import write_rows
 from tests.unit.tasks.glue_files import content
 from tests.unit.tasks.squad.test_task import document
@@ -44,33 +44,3 @@ def test_glue_and_squad_files_are_answered_in_the_official_layouts(run_folder: P
     assert {"exact_match", "f1", "has_answer_f1"} <= set(result["metrics"])
     answers, odds = (json.loads((run_folder / file).read_text()) for file in result["files"])
     assert list(answers) == list(odds) == ["Moss-0", "Moss-1"]
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        ("M new.csv --out file/x.csv", "file: no such folder can be made"),
-        ("M new.csv --out folder.csv", "folder.csv: the file could not be written"),
-        ("M new.csv --out x.json", "x.json"),
-        ("M new.csv --out new.csv", "overwrite the input file new.csv"),
-        ("M new.csv --out ./linked.csv", "overwrite the input file new.csv"),
-        ("Q a-no-answer.json --out a.json", "overwrite the input file a-no-answer.json"),
-        ("M new.csv --smiles-column a --text-column b", "`--smiles-column` or `--text-column`"),
-        ("M new.csv --text-column mol", "`--text-column mol`: M is a model of SMILES"),
-        ("M new.csv --smiles-column smile", "new.csv: no column `smile`"),
-        ("M none.csv --out new/x.csv", "none.csv"),
-        ("M bad.csv", "bad.csv:2: `active`"),
-    ],
-)
-def test_a_mistake_is_one_line_and_leaves_nothing(run_folder: Path, capsys: Capture, words: str, named: str) -> None:
-    files = {
-        "file": "", "new.csv": "mol,active\nCCO,1\n", "a-no-answer.json": "{}",
-        "bad.csv": "mol,active\nCCO,active\n",
-    }  # fmt: skip
-    for name, text in files.items():
-        (run_folder / name).write_text(text)
-    (run_folder / "linked.csv").symlink_to("new.csv")
-    (run_folder / "folder.csv").mkdir()
-    before = sorted(run_folder.rglob("*"))
-    assert named in refusal_of(capsys, "predict", *words.split())
-    assert sorted(run_folder.rglob("*")) == before

@@ -1,7 +1,7 @@
 """Options that several commands share, with one meaning everywhere, and how they become overrides."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -90,6 +90,19 @@ def refuse_with_resume(run: Path | None, options: Mapping[str, object]) -> None:
 def split_words(text: str | None) -> list[str] | None:
     """Return the words of a list with commas, without blanks around them; None where the option was not given."""
     return None if text is None else [word.strip() for word in text.split(",")]
+
+
+def parse_formats(text: str | None, accepted: Sequence[str]) -> tuple[str, ...]:
+    """Return the formats of `--format`; none where it was not given or is `none`.
+
+    Raises:
+        ConfigError: One is not accepted.
+    """
+    names = [] if text == "none" else split_words(text) or []
+    for name in names:
+        if name not in accepted:
+            raise ConfigError(f"`--format {text}`: `{name}` is none of {', '.join(accepted)}", "or give `none` alone")
+    return tuple(names)
 
 
 def parse_seeds(text: str | None) -> list[int] | None:

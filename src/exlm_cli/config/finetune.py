@@ -90,11 +90,7 @@ class CommonFinetuneRecipe(FinetuneRecipe):
     task: Annotated[SharedTaskConfig, Mark.INPUT]
 
     def of_task(self, name: str, changes: dict[str, Any]) -> FinetuneRecipe:
-        """Return the recipe of one task.
-
-        Args:
-            name: Of the task.
-            changes: Values by section or key that replace the common ones.
+        """Return the recipe of one task, with `changes` of sections or keys in place of the common values.
 
         Raises:
             ValueError: The common values do not go with this task; the message is for users.

@@ -74,12 +74,7 @@ def list_recipes(kind: type[Recipe]) -> dict[str, Path]:
 
 
 def resumed_recipe(run: Path, kind: type[RecipeT], overrides: Sequence[str] = ()) -> RecipeT:
-    """Return the recipe of a run to continue, with overrides.
-
-    Args:
-        run: Its directory.
-        kind: Of recipe that the continuing command takes.
-        overrides: `section.key=value`.
+    """Return the recipe of a run to continue, of the kind that the continuing command takes, with overrides.
 
     Raises:
         CheckpointError: `run` is no run directory, or one of another command.

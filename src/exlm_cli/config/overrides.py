@@ -74,11 +74,7 @@ class Layers:
 
 
 def parse_override(override: str, kind: type[Recipe]) -> Layers:
-    """Return the values of one override.
-
-    Args:
-        override: `section.key=value`, the value in YAML.
-        kind: Of recipe; decides which keys there are.
+    """Return the values of one override, `section.key=value` with the value in YAML, for a kind of recipe.
 
     Raises:
         ConfigError: Another form, an unknown key, a value that is not YAML, or a key that the command sets itself.
@@ -119,12 +115,7 @@ def refuse_decided(override: Layers, decided_by: Mapping[str, str], command: str
 
 
 def check_recipe(layers: Layers, described: str, kind: type[RecipeT]) -> RecipeT:
-    """Build a recipe from its values.
-
-    Args:
-        layers: All values and their origins.
-        described: The file, for errors that concern several keys; such an error also names the overrides at fault.
-        kind: Of recipe.
+    """Build a recipe from its values; errors of several keys name the file `described` and the overrides at fault.
 
     Raises:
         ConfigError: A key or value that is not accepted.

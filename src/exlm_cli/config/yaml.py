@@ -6,21 +6,16 @@ from typing import Any
 
 import yaml
 
-_NULL = (re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
-_BOOL = (re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
-_INT = (re.compile(r"^[-+]?(?:0|[1-9][0-9_]*)$"), list("-+0123456789"))
-_FLOAT = (
-    re.compile(
-        r"^(?:[-+]?(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+_SCALARS = {
+    "null": (r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    "bool": (r"^(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
+    "int": (r"^[-+]?(?:0|[1-9][0-9_]*)$", list("-+0123456789")),
+    "float": (
+        r"^(?:[-+]?(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
+        list("-+0123456789."),
     ),
-    list("-+0123456789."),
-)
-_RESOLVERS = (
-    ("tag:yaml.org,2002:null", *_NULL),
-    ("tag:yaml.org,2002:bool", *_BOOL),
-    ("tag:yaml.org,2002:int", *_INT),
-    ("tag:yaml.org,2002:float", *_FLOAT),
-)
+}
+"""Tag -> pattern of a scalar, and the characters that it can begin with."""
 
 
 class _RecipeLoader(yaml.SafeLoader):
@@ -65,9 +60,9 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 _RecipeDumper.add_representer(str, _represent_text)
-for _tag, _pattern, _first in _RESOLVERS:
-    _RecipeLoader.add_implicit_resolver(_tag, _pattern, _first)
-    _RecipeDumper.add_implicit_resolver(_tag, _pattern, _first)
+for _tag, (_pattern, _first) in _SCALARS.items():
+    for _class in (_RecipeLoader, _RecipeDumper):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), _first)
 
 
 def parse_yaml(text: str) -> Any:

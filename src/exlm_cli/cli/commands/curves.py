@@ -39,13 +39,13 @@ def draw_curves(runs: Sequence[Path], path: Path) -> list[Path]:
         DataError: There is nothing to draw.
     """
     from exlm_cli.cli.runs import name_runs
-    from exlm_cli.files import make_folder
+    from exlm_cli.files import folder_for_results
     from exlm_cli.report.curves import plot_curves
     from exlm_cli.run_dir import read_metrics
 
     rows_by_run = {name: read_metrics(run / "metrics.jsonl") for name, run in zip(name_runs(runs), runs, strict=True)}
-    make_folder(path.parent)
-    return plot_curves(rows_by_run, path)
+    with folder_for_results(path.parent):
+        return plot_curves(rows_by_run, path)
 
 
 def _figure_path(out: str) -> Path:

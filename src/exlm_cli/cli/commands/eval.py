@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from exlm_cli.cli.options import Device, JsonOption, ScoringDeviceOption, parse_numbers, split_words
+from exlm_cli.cli.options import Device, JsonOption, ScoringDeviceOption, parse_formats, parse_numbers
 from exlm_cli.cli.sweeps import Output, print_sweep_report
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import folder_for_results
@@ -72,7 +72,7 @@ def evaluate(
     from exlm_cli.cli.runs import given_runs, newest_run
     from exlm_cli.experiments.results import is_sweep_run
 
-    output = Output(_parse_formats(formats), out, has_figures=figures, as_json=as_json)
+    output = Output(parse_formats(formats, _FORMATS), out, has_figures=figures, as_json=as_json)
     ratios = parse_numbers("--mask-ratios", mask_ratios, float, "a number above 0 and below 1", 1e-6, 1 - 1e-6)
     states = parse_numbers("--num-states", num_states, int, "a whole number from 1 to 64", 1, 64)
     if not entropy and (ratios or states):
@@ -85,30 +85,16 @@ def evaluate(
             raise ConfigError("give one sweep at a time", "the runs under its `cells/` can be scored with others")
         return _show_sweep(given[0], output, progress)
     chosen = given_runs(given)
-    if entropy or data:
-        _refuse_finetuned(chosen, "--entropy" if entropy else "--data")
+    for run in chosen:
+        if run.kind == "finetune" and (entropy or data):
+            raise ConfigError(
+                f"`{'--entropy' if entropy else '--data'}` is for pre-trained models; {run.path} is fine-tuned",
+                f"give the pre-trained run that it began with; `exlm predict {run.path} FILE` predicts new rows",
+            )
     if entropy:
         _show_entropy(chosen, data or [], ratios or _ENTROPY_MASK_RATIOS, states or (), output, device, progress)
     else:
         _show_scores(chosen, data or [], output, device, progress)
-
-
-def _parse_formats(given: str | None) -> tuple[str, ...]:
-    names = split_words(given) or ()
-    for name in names:
-        if name not in _FORMATS:
-            raise ConfigError(f"`--format {given}`: `{name}` is none of {', '.join(_FORMATS)}")
-    return tuple(names)
-
-
-def _refuse_finetuned(runs: "Sequence[GivenRun]", option: str) -> None:
-    """Refuse fine-tuned runs for an option that scores pre-trained ones."""
-    for run in runs:
-        if run.kind == "finetune":
-            raise ConfigError(
-                f"`{option}` is for pre-trained models; {run.path} is fine-tuned",
-                f"give the pre-trained run that it began with; `exlm predict {run.path} FILE` predicts new rows",
-            )
 
 
 def _show_sweep(path: Path, output: Output, progress: Progress) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from exlm_cli.cli.options import Device, JsonOption, ScoringDeviceOption
+from exlm_cli.cli.options import Device, JsonOption, ScoringDeviceOption, parse_formats
 from exlm_cli.dag import FORMATS, check_sentence
 from exlm_cli.errors import ConfigError
 
@@ -49,7 +49,7 @@ def inspect_dag(
     from exlm_cli.cli import console
     from exlm_cli.cli.runs import choose_checkpoint
 
-    wanted, is_smiles = _parse_formats(formats), _is_smiles(sentence)
+    wanted, is_smiles = parse_formats(formats, FORMATS), _is_smiles(sentence)
     if out is not None and not wanted:
         raise ConfigError(f"`--out {out}` does not go with `--format none`", "leave one of them out")
     check_sentence(sentence, is_smiles=is_smiles)
@@ -84,16 +84,6 @@ def inspect_dag(
     if files:
         console.emit_text("")
         console.emit_files(files)
-
-
-def _parse_formats(given: str) -> list[str]:
-    names = [name.strip() for name in given.split(",")]
-    if names == ["none"]:
-        return []
-    for name in names:
-        if name not in FORMATS:
-            raise ConfigError(f"`--format {given}`: {name!r} is none of {', '.join(FORMATS)}", "or give `none` alone")
-    return names
 
 
 def _is_smiles(sentence: str) -> bool:
