@@ -193,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         first = sources[0].pretrained
         assert first is not None, "the first source is a run"
         kind = first.recipe.data.kind
-        datasets = read_data(kind, options.files, options.glue_dir, options.rows, options.column, progress)
+        datasets = read_data(kind, options, progress)
         sources.append(Source(COUNTS, "", f"tokens of {sources[0].weights}", None))
         study = Study(
             sources=sources,
@@ -215,20 +215,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def read_data(
-    kind: str, files: Sequence[Path], glue: Path | None, num_rows: int, column: str | None, progress: Progress
-) -> list[ProbeData]:
+def read_data(kind: str, options: argparse.Namespace, progress: Progress) -> list[ProbeData]:
     """Return the data sets of a kind of input.
 
     Raises:
         ConfigError: There are none.
         DataError: A file cannot be read.
     """
-    if kind == "smiles":
-        found = [read_molecules(files, num_rows, column, progress)] if files else []
-    else:
-        found = [read_texts(files, num_rows, column, progress)] if files else []
-        found += read_glue(glue, num_rows, progress) if glue is not None else []
+    files, num_rows = options.files, options.rows
+    found = []
+    if files and kind == "smiles":
+        found.append(read_molecules(files, num_rows, options.column, options.out / "rows" / "molecules.npz", progress))
+    elif files:
+        found.append(read_texts(files, num_rows, options.column, progress))
+    if options.glue_dir is not None and kind == "text":
+        found += read_glue(options.glue_dir, num_rows, progress)
     if not found:
         raise ConfigError(
             "no rows to probe", "give held-out files with `--files`" + " or `--glue-dir`" * (kind == "text")

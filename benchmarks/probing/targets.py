@@ -3,6 +3,7 @@
 Axes: R rows, P properties.
 """
 
+import io
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from exlm_cli.config.tasks import GlueTaskConfig
 from exlm_cli.data.rows.table import read_table
 from exlm_cli.errors import DataError
+from exlm_cli.files import make_folder, write_atomically
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.glue import GLUE_TASKS, load_glue
 from exlm_cli.tasks.molecules import parse_molecule
@@ -109,29 +111,47 @@ TEXT_PATTERNS = {
 }
 
 
-def read_molecules(files: Sequence[Path], num_rows: int, column: str | None, progress: Progress) -> ProbeData:
+def read_molecules(
+    files: Sequence[Path], num_rows: int, column: str | None, kept: Path, progress: Progress
+) -> ProbeData:
     """Return a sample of the molecules of some files and their properties; rows that RDKit refuses are passed over.
+
+    Args:
+        files: SMILES, one a line, or tables.
+        num_rows: Rows to draw.
+        column: Column of the tables; none: `smiles`.
+        kept: File of properties, which take RDKit minutes; read where it is of the same rows, else written.
+        progress: Shows a bar.
 
     Raises:
         DataError: A file cannot be read, or no row is a molecule.
     """
     numbers, groups = molecule_numbers(), molecule_groups()
     rows: list[str] = []
-    values: list[list[float]] = []
-    with progress.bar("properties", num_rows) as bar:
-        for smiles in _shuffled(_read_column(files, "smiles", column)):
-            molecule, is_odd = parse_molecule(smiles)
-            if molecule is None or is_odd:
-                continue
+    for smiles in _shuffled(_read_column(files, "smiles", column)):
+        if len(rows) < num_rows and _as_molecule(smiles) is not None:
             rows.append(smiles)
-            answers = [float(count(molecule) > 0) for count in groups.values()]
-            values.append([*(float(number(molecule)) for number in numbers.values()), *answers])
-            bar.update(len(rows))
-            if len(rows) == num_rows:
-                break
     if not rows:
         raise DataError(f"{files[0]}: no row of the files is a molecule")
-    return _with_usable_properties("molecules", (tuple(rows),), np.array(values), numbers, groups, progress)
+    columns = [*numbers, *groups]
+    if kept.is_file():
+        with np.load(kept) as arrays:
+            if (arrays["rows"].tolist(), arrays["columns"].tolist()) == (rows, columns):
+                return _with_usable_properties("molecules", (tuple(rows),), arrays["values"], numbers, groups, progress)
+    from rdkit import rdBase
+
+    values = np.empty((len(rows), len(columns)))
+    with progress.bar("properties", len(rows)) as bar, rdBase.BlockLogs():
+        for index, smiles in enumerate(rows):
+            molecule = _as_molecule(smiles)
+            answers = [float(count(molecule) > 0) for count in groups.values()]
+            values[index] = [*(number(molecule) for number in numbers.values()), *answers]
+            bar.update(index + 1)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, rows=np.array(rows), columns=np.array(columns), values=values)
+    make_folder(kept.parent)
+    write_atomically(kept, buffer.getvalue())
+    return _with_usable_properties("molecules", (tuple(rows),), values, numbers, groups, progress)
 
 
 def read_texts(files: Sequence[Path], num_rows: int, column: str | None, progress: Progress) -> ProbeData:
@@ -180,6 +200,12 @@ def _read_column(files: Sequence[Path], kind: Literal["smiles", "text"], column:
     for path in files:
         cells |= dict.fromkeys(read_table(path, bare=kind).column(column or kind))
     return [cell for cell in cells if cell]
+
+
+def _as_molecule(smiles: str) -> Any:
+    """Return the molecule, or None where RDKit refuses it or the valence of a metal in it."""
+    molecule, has_odd_metal = parse_molecule(smiles)
+    return None if has_odd_metal else molecule
 
 
 def _shuffled(rows: Sequence[str]) -> list[str]:

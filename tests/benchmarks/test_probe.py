@@ -155,6 +155,26 @@ def test_numbers_of_a_text() -> None:
     }  # fmt: skip
 
 
+def test_properties_of_molecules_are_worked_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, kept = tmp_path / "a.smi", tmp_path / "rows" / "kept.npz"
+    file.write_text(
+        "\n".join(["C" * length for length in range(1, 300)] + ["O" + "C" * length for length in range(250)])
+    )
+
+    def read() -> ProbeData:
+        return probing.targets.read_molecules([file], 500, None, kept, SilentProgress())
+
+    first = read()
+    assert len(first) == 500
+    weight = first.targets[:, first.properties.index("weight")]
+    assert weight[first.parts[0].index("O" + "C" * 7)] == pytest.approx(116.12012, abs=1e-4)
+    assert "nitro" not in first.properties, "no molecule has one"
+    monkeypatch.setattr(probing.targets, "molecule_numbers", lambda: dict.fromkeys(molecule_numbers()))
+    again = read()
+    assert np.array_equal(first.targets, again.targets)
+    assert (first.parts, first.properties) == (again.parts, again.properties)
+
+
 def write_glue(folder: Path) -> Path:
     (folder / "SST-2").mkdir(parents=True)
     (folder / "RTE").mkdir()
