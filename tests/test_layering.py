@@ -15,12 +15,12 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # an import may only point to a smaller number; files of one layer may import each other
 LAYERS = {
-    "errors": 0, "progress": 0, "format": 0, "files": 1, "run_dir": 1,
-    "config": 2, "data": 3, "ops": 4, "model": 5, "train": 6, "tasks": 7, "finetune": 8, "experiments": 9,
-    "report": 10, "dag": 11, "cli": 12, "__main__": 13,
+    "errors": 0, "progress": 0, "format": 0, "files": 1, "launch": 1, "run_dir": 1,
+    "config": 2, "data": 3, "ops": 4, "model": 5, "distributed": 6, "train": 7, "tasks": 8, "finetune": 9,
+    "experiments": 10, "report": 11, "dag": 12, "cli": 13, "__main__": 14,
 }  # fmt: skip
 
-NEVER_TORCH = ("errors.py", "progress.py", "format.py", "files.py", "run_dir.py", "config/", "report/")
+NEVER_TORCH = ("errors.py", "progress.py", "format.py", "files.py", "launch.py", "run_dir.py", "config/", "report/")
 DATA_WITH_TORCH = ("data/batch.py", "data/expansion.py")
 HEAVY = ("torch", "datasets", "rdkit", "matplotlib", "tokenizers", "numpy", "pandas", "pyarrow")
 

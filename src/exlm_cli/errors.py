@@ -7,9 +7,13 @@ class ExlmError(Exception):
     Args:
         message: One line: what was given, what was expected, where it came from.
         hint: What to do next; empty where the message says it.
+
+    Attributes:
+        reporter: The rank that prints it where several train together; None: the first one of each node.
     """
 
     exit_code = 2
+    reporter: int | None = None
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -39,6 +43,14 @@ class DivergedError(ExlmError):
 
 class BackendError(ExlmError):
     """An alignment backend that was requested by name and is not available."""
+
+
+class RankError(ExlmError):
+    """Another rank failed, was lost, or did not answer; `reporter` is the rank that prints it."""
+
+    def __init__(self, message: str, hint: str, reporter: int) -> None:
+        super().__init__(message, hint)
+        self.reporter = reporter
 
 
 class InterruptedRunError(ExlmError):

@@ -25,6 +25,7 @@ from exlm_cli.cli.commands.repeat_mlm import repeat_mlm
 from exlm_cli.cli.commands.sweep import sweep
 from exlm_cli.cli.commands.tokenize import tokenize
 from exlm_cli.errors import ConfigError, ExlmError, InterruptedRunError
+from exlm_cli.launch import num_ranks, prints_error
 
 EXIT_CODES = (
     "Exit codes: 0 finished; 1 finished, but the result is negative (a run diverged, a check failed); 2 could not run; "
@@ -55,6 +56,9 @@ app.command()(doctor)
 
 # newer typer carries a click of its own; this is the usage error of whichever click it uses
 _UsageError: type[BaseException] = typer.BadParameter.__mro__[1]
+
+_TRAIN_ON_RANKS = ("pretrain", "finetune")
+"""Commands that torchrun may start on several ranks."""
 
 _OUT_OF_MEMORY = ExlmError(
     "memory ran out",
@@ -102,7 +106,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _refuse_other_encodings(words)
         command: Any = typer.main.get_command(app)
-        hints.running_command.set(next((command.commands[word] for word in words if word in command.commands), None))
+        name = next((word for word in words if word in command.commands), None)
+        hints.running_command.set(command.commands.get(name))
+        if name is not None and name not in _TRAIN_ON_RANKS:
+            _refuse_ranks(name)
         code = command([word for word in words if word != "--debug"], prog_name="exlm", standalone_mode=False)
         sys.stdout.flush()
         if code == 128 + signal.SIGINT:  # typer's, for a KeyboardInterrupt
@@ -120,8 +127,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         from exlm_cli.cli import console
 
-        console.emit_error(explained.message, explained.hint, is_stop=isinstance(error, InterruptedRunError))
+        if prints_error(explained.reporter):
+            console.emit_error(explained.message, explained.hint, is_stop=isinstance(error, InterruptedRunError))
         return explained.exit_code
+
+
+def _refuse_ranks(name: str) -> None:
+    """Refuse a command that torchrun started several times.
+
+    Raises:
+        ConfigError: WORLD_SIZE is above 1.
+    """
+    if num_ranks() > 1:
+        raise ConfigError(
+            f"`exlm {name}` works in one process, but WORLD_SIZE is {num_ranks()}",
+            "start `exlm pretrain` or `exlm finetune` with torchrun; unset WORLD_SIZE for the other commands",
+        )
 
 
 def _refuse_other_encodings(words: Sequence[str]) -> None:

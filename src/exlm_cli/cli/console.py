@@ -21,7 +21,8 @@ from rich.text import Text
 from exlm_cli.cli.hints import to_options
 from exlm_cli.files import finite_or_none
 from exlm_cli.format import format_count, format_duration, format_value, printable
-from exlm_cli.progress import Bar, Board, Progress, Silence
+from exlm_cli.launch import is_quiet
+from exlm_cli.progress import Bar, Board, Progress, Silence, SilentProgress
 
 if TYPE_CHECKING:
     from exlm_cli.config.base import Recipe
@@ -36,7 +37,12 @@ _LINE_AT_MOST_EVERY_S = 1.0
 
 
 def open_progress() -> Progress:
-    """Return bars where stderr is a terminal, throttled plain lines where it is a file or a pipe."""
+    """Return bars where stderr is a terminal, throttled plain lines where it is a file or a pipe.
+
+    Of several ranks only rank 0 shows anything.
+    """
+    if is_quiet():
+        return SilentProgress()
     console = Console(stderr=True)
     return TerminalProgress(console) if console.is_terminal else LineProgress(sys.stderr)
 
@@ -210,7 +216,9 @@ class _LineBar:
 
 
 def emit_text(text: str) -> None:
-    """Write a result as it is."""
+    """Write a result as it is; of several ranks only rank 0 does."""
+    if is_quiet():
+        return
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
 
 
@@ -245,6 +253,8 @@ def emit_listing(columns: Sequence[str], rows: Sequence[Sequence[str]], notes: S
 
 def emit_renderable(renderable: RenderableType) -> None:
     """Write something that rich lays out; without colours where stdout is no terminal."""
+    if is_quiet():
+        return
     _stdout().print(renderable)
 
 

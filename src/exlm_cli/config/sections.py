@@ -187,9 +187,17 @@ class LoopConfig(StrictModel):
         None, ge=1, description="Steps between checkpoints; none: each epoch"
     )
     keep_last: Annotated[int, Mark.RECORD] = Field(2, ge=1, le=1000, description="Checkpoints kept")
+    sharded_checkpoints: Annotated[bool | None, Mark.RECORD] = Field(
+        None, description="Under fsdp each rank writes its share of a checkpoint; none: above 2 billion parameters"
+    )
     log_every_steps: Annotated[int, Mark.RECORD] = Field(10, ge=1, description="Steps between rows of metrics.jsonl")
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 autocast on CUDA, fp32 on CPU")
     compile: Annotated[bool, Mark.COMPUTING] = Field(False, description="torch.compile the encoder")
+    parallel: Annotated[Literal["auto", "ddp", "fsdp"], Mark.COMPUTING] = Field(
+        "auto",
+        description="How ranks that torchrun starts share a model. ddp: each holds all of it; fsdp: each a share; "
+        "auto: fsdp above 2 billion parameters",
+    )
     num_threads: Annotated[int | None, Mark.COMPUTING] = Field(
         None, ge=1, le=1024, description="CPU threads; none: torch's choice"
     )

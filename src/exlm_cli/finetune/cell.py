@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from exlm_cli.config.finetune import NO_GRID, GridPoint
+from exlm_cli.distributed.ranks import Ranks
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import read_json, write_json
 from exlm_cli.finetune.model import build_task_model, weights_identity
@@ -68,22 +67,25 @@ def run_cell(
     cell: Cell,
     weights: Pretrained,
     data: TaskData,
-    device: torch.device,
     progress: Progress,
+    ranks: Ranks,
     *,
     resume_command: str,
 ) -> CellResult:
     """Train a cell or continue it, score its best epoch and return its result; a cell that is done is only read.
 
+    All ranks call this; rank 0 writes.
+
     Raises:
         ExlmError: Divergence, interruption, a checkpoint that cannot be written or trusted.
     """
-    if not cell.is_done:
-        cell.folder.mkdir(parents=True, exist_ok=True)
-        remove_unfinished(cell.folder)
+    if not ranks.first(lambda: cell.is_done):
+        if ranks.is_first:
+            cell.folder.mkdir(parents=True, exist_ok=True)
+            remove_unfinished(cell.folder)
         recipe = cell.point.recipe
-        model = build_task_model(weights, recipe, data, cell.seed, device)
-        task = FinetuneTask(recipe, cell.seed, data, model, weights_identity(weights, recipe), progress)
+        model = build_task_model(weights, recipe, data, cell.seed, ranks.device)
+        task = FinetuneTask(recipe, cell.seed, data, model, weights_identity(weights, recipe), progress, ranks)
         loop = TrainingLoop(
             task,
             recipe.train,
@@ -95,30 +97,42 @@ def run_cell(
             resume_command=resume_command,
             selection=Selection(data.task.selection_metric, data.task.is_greater_better, recipe.train.patience),
             label=cell.label,
+            ranks=ranks,
         )
-        checkpoint = newest_good_checkpoint(cell.folder, progress.message)
-        if checkpoint is None:
-            for path in best_paths(cell.folder):
-                shutil.rmtree(path)
-            loop.metrics.truncate_after(0)
-        else:
-            loop.resume(checkpoint)
-        write_json(cell.folder / RESULT_FILE, _score(cell, task, loop.fit()))
-    # a finished cell resumes from none; one that was killed right before this line still has them
-    for path in checkpoint_paths(cell.folder):
-        shutil.rmtree(path)
-    return cell.read()
+        _resume(loop, cell.folder, progress)
+        result = _score(cell, task, loop.fit(), ranks)
+        ranks.first(lambda: write_json(cell.folder / RESULT_FILE, result))
+    if ranks.is_first:
+        # a finished cell resumes from none; one that was killed right before this line still has them
+        for path in checkpoint_paths(cell.folder):
+            shutil.rmtree(path)
+    return ranks.first_model(CellResult, cell.read)
 
 
-def _score(cell: Cell, task: FinetuneTask, result: LoopResult) -> CellResult:
+def _resume(loop: TrainingLoop, folder: Path, progress: Progress) -> None:
+    def find() -> str | None:
+        found = newest_good_checkpoint(folder, progress.message)
+        return None if found is None else found.name
+
+    name = loop.ranks.first(find)
+    if name is not None:
+        loop.ranks.together(lambda: loop.resume(folder / "checkpoints" / name))
+    elif loop.ranks.is_first:
+        for path in best_paths(folder):
+            shutil.rmtree(path)
+        loop.metrics.truncate_after(0)
+
+
+def _score(cell: Cell, task: FinetuneTask, result: LoopResult, ranks: Ranks) -> CellResult:
     """Load the best weights, score every split but the training one, and write the predictions."""
     assert result.best is not None, "a run with a selection has a best checkpoint"
-    reason = verify_checkpoint(result.best)
+    best = result.best
+    reason = ranks.first(lambda: verify_checkpoint(best))
     if reason is not None:
         raise CheckpointError(
             f"{result.best} is refused: {reason}", f"delete {cell.folder} and resume the run to train this cell again"
         )
-    load_model_weights(result.best, task.model)
+    load_model_weights(best, task.model)
     state, downstream = result.state, task.data.task
     assert state.best_epoch is not None, "known where there is a best checkpoint"
     assert state.best_step is not None, "likewise"
@@ -128,7 +142,8 @@ def _score(cell: Cell, task: FinetuneTask, result: LoopResult) -> CellResult:
             loss, outputs = task.predict(split)
             scores = {"loss": loss, **downstream.score(split, outputs)}
             metrics[split] = {name: None if math.isnan(value) else value for name, value in scores.items()}
-            downstream.write_predictions(cell.folder, split, outputs)
+            if ranks.is_first:
+                downstream.write_predictions(cell.folder, split, outputs)
     return CellResult(
         task=downstream.name,
         seed=cell.seed,

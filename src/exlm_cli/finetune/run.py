@@ -8,6 +8,7 @@ with `result.json`; a cell that has this file is done.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,6 +19,8 @@ from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import dump_recipe, resumed_recipe
 from exlm_cli.config.overrides import describe_changes
 from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE
+from exlm_cli.distributed.ranks import PREPARE_LIMIT_S, Ranks, join
+from exlm_cli.distributed.shared_run import hold_run, require_same_data, require_same_recipe
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.files import removed_on_failure, write_atomically, write_csv, write_json
 from exlm_cli.finetune.baseline import score_baseline
@@ -38,8 +41,9 @@ from exlm_cli.finetune.results import (
 )
 from exlm_cli.finetune.trainer import TaskData, encode_task
 from exlm_cli.format import format_counts, format_number, format_percent
+from exlm_cli.launch import read_launch
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.run_dir import create_run_dir, read_run_json, sole_process, update_run_json
+from exlm_cli.run_dir import create_run_dir, read_run_json, update_run_json
 from exlm_cli.tasks.base import DownstreamTask, write_outputs
 from exlm_cli.tasks.registry import load_task
 from exlm_cli.tasks.splits import split_fingerprint
@@ -67,7 +71,7 @@ class _Run:
     points: list[GridPoint]
     weights: Pretrained
     data: TaskData
-    device: torch.device
+    ranks: Ranks
     progress: Progress
 
     def cells(self, point: GridPoint) -> list[Cell]:
@@ -76,7 +80,7 @@ class _Run:
     def finish(self, cell: Cell) -> CellResult:
         """Return the result of a cell, trained if need be."""
         command = f"exlm finetune --resume {self.folder}"
-        return run_cell(cell, self.weights, self.data, self.device, self.progress, resume_command=command)
+        return run_cell(cell, self.weights, self.data, self.progress, self.ranks, resume_command=command)
 
 
 def run_finetuning(
@@ -110,7 +114,8 @@ def run_finetuning(
         ExlmError: A mistake in data, checkpoint, tokenizer or grid; divergence, interruption.
     """
     progress = progress or SilentProgress()
-    device = pick_device(recipe)
+    launch = read_launch()
+    device = pick_device(recipe, launch)
     if recipe.train.num_threads is not None:
         torch.set_num_threads(recipe.train.num_threads)
     if resume is not None:
@@ -121,22 +126,34 @@ def run_finetuning(
     if checkpoint is None:
         raise ConfigError("no checkpoint to fine-tune", "give a pre-training run as `checkpoint=RUN`")
     points = grid_points(recipe, use_grid=use_grid)
-    weights = load_pretrained_weights(checkpoint, progress)
-    for point in points:
-        length = resolve_sequence_length(weights, point.recipe)
-    task = _load_fitting_task(recipe, task, weights, baseline=baseline, progress=progress)
-    folder = create_run_dir(out, recipe.name) if resume is None else resume
-    with sole_process(folder):
-        with removed_on_failure(folder, is_new=resume is None):
-            data = encode_task(task, weights.tokenizer, length, weights.recipe.masking.num_repeats)
-            run = _Run(folder, recipe, points, weights, data, device, progress)
-            if resume is None:
-                _describe(run, use_grid=use_grid, baseline=baseline)
-            else:
-                _check_resumed(run)
-            # last: a run directory counts as one once it has its recipe
-            write_atomically(folder / "recipe.yaml", dump_recipe(with_absolute_paths(recipe)).encode())
-        return FinetuneResult(folder, _run_and_score(run, baseline=baseline))
+    source = checkpoint
+
+    with join(launch, device) as ranks:
+        require_same_recipe(ranks, recipe)
+        weights = ranks.in_turn(lambda: load_pretrained_weights(source, progress))
+        length = ranks.together(lambda: [resolve_sequence_length(weights, point.recipe) for point in points][-1])
+        load = partial(_load_fitting_task, recipe, task, weights, baseline=baseline, progress=progress)
+        loaded = ranks.in_turn(load, limit_s=PREPARE_LIMIT_S)
+
+        def make() -> Path:
+            return resume if resume is not None else create_run_dir(out, recipe.name)
+
+        with hold_run(ranks, make, is_new=resume is None) as folder:
+            with removed_on_failure(folder, is_new=resume is None and ranks.is_first):
+                encode = partial(encode_task, loaded, weights.tokenizer, length, weights.recipe.masking.num_repeats)
+                run = _Run(folder, recipe, points, weights, ranks.together(encode), ranks, progress)
+                require_same_data(ranks, run.data.fingerprint)
+                ranks.first(partial(_prepare_folder, run, is_new=resume is None, use_grid=use_grid, baseline=baseline))
+            return FinetuneResult(folder, _run_and_score(run, baseline=baseline))
+
+
+def _prepare_folder(run: _Run, *, is_new: bool, use_grid: bool, baseline: bool) -> None:
+    if is_new:
+        _describe(run, use_grid=use_grid, baseline=baseline)
+    else:
+        _check_resumed(run)
+    # last: a run directory counts as one once it has its recipe
+    write_atomically(run.folder / "recipe.yaml", dump_recipe(with_absolute_paths(run.recipe)).encode())
 
 
 def resume_finetuning(
@@ -181,23 +198,28 @@ def _load_fitting_task(
 
 def _run_and_score(run: _Run, *, baseline: bool) -> RunResults:
     """Finish every cell and the baseline, and write `results.json`."""
-    task, folder, device = run.data.task, run.folder, describe_device(run.device)
-    update_run_json(folder, {"device": device, "seeds": run.recipe.seeds})
+    task, folder, ranks, device = run.data.task, run.folder, run.ranks, describe_device(run.ranks.device)
+    described = {"device": device, "seeds": run.recipe.seeds, **({"num_ranks": ranks.size} if ranks.size > 1 else {})}
+    ranks.first(lambda: update_run_json(folder, described))
     run.progress.message(
         f"{task.name}: {format_counts(task.split_sizes.values())} rows in {', '.join(task.splits)}; "
-        f"{describe_weights(run.weights, run.recipe).objective} from {run.weights.checkpoint}, on {device}; "
-        f"results in {folder}"
+        f"{describe_weights(run.weights, run.recipe).objective} from {run.weights.checkpoint}, on {device}"
+        f"{ranks.describe()}; results in {folder}"
     )
     best = _run_cells(run)
-    forest = None
-    if baseline:
-        scores = [score_baseline(task, seed, run.progress) for seed in run.recipe.seeds]
-        metrics = summarise_metrics(scores)
-        forest = BaselineResult(name="ECFP4 + random forest", seeds=run.recipe.seeds, metrics=metrics)
-    results = _collect_results(run, best, forest)
-    write_json(folder / RESULTS_FILE, results)
-    update_run_json(folder, {"parameters": results.parameters, "train_time_s": results.elapsed_s})
-    return results
+
+    def collect() -> RunResults:
+        forest = None
+        if baseline:
+            scores = [score_baseline(task, seed, run.progress) for seed in run.recipe.seeds]
+            metrics = summarise_metrics(scores)
+            forest = BaselineResult(name="ECFP4 + random forest", seeds=run.recipe.seeds, metrics=metrics)
+        results = _collect_results(run, best, forest)
+        write_json(folder / RESULTS_FILE, results)
+        update_run_json(folder, {"parameters": results.parameters, "train_time_s": results.elapsed_s})
+        return results
+
+    return ranks.first_model(RunResults, collect)
 
 
 def _describe(run: _Run, *, use_grid: bool, baseline: bool) -> None:
@@ -281,12 +303,14 @@ def _run_cells(run: _Run) -> GridPoint:
             loser = point
             if selection.is_better(value, best_value):
                 best, best_value, loser = point, value, best
-            if loser is not best:
+            if loser is not best and run.ranks.is_first:
                 drop_weights(run.folder, loser.label, run.recipe.seeds)
-    for cell in run.cells(best):
-        if len(run.points) > 1 and not cell.has_weights:
+    missing = run.ranks.first(lambda: [len(run.points) > 1 and not cell.has_weights for cell in run.cells(best)])
+    for cell, is_missing in zip(run.cells(best), missing, strict=True):
+        if is_missing:
             progress.message(f"{cell.label}: trained again: the best with these seeds, its weights were deleted before")
-            (cell.folder / RESULT_FILE).unlink()
+            if run.ranks.is_first:
+                (cell.folder / RESULT_FILE).unlink()
             run.finish(cell)
     return best
 

@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,8 +19,10 @@ from exlm_cli.config.sections import TrainConfig
 from exlm_cli.data.masking import IntArray
 from exlm_cli.data.sampler import EpochPlan, cut_microbatches, plan_epoch, prefetch
 from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.distributed.parallel import choose_strategy, spread
+from exlm_cli.distributed.ranks import ALONE, Ranks
 from exlm_cli.finetune.batch import TaskBatch, batch_losses, collate, repeated_lengths
-from exlm_cli.model.heads import TaskModel
+from exlm_cli.model.heads import SpanHead, TaskModel
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray, Split
 from exlm_cli.train.pretrain import autocast_dtype
@@ -66,15 +69,27 @@ class TaskRunner:
         tokenizer: Tokenizer of the checkpoint.
         num_repeats: Copies of each token, as in pre-training.
         train: Precision, and the positions, padding included, that go through at once.
+        ranks: Those that work together; each takes a share of a split.
+
+    Attributes:
+        module: What is called: the model, or the module that spreads it over ranks.
     """
 
     def __init__(
-        self, model: TaskModel, tokenizer: Tokenizer, num_repeats: int, train: TrainConfig | FinetuneTrainConfig
+        self,
+        model: TaskModel,
+        tokenizer: Tokenizer,
+        num_repeats: int,
+        train: TrainConfig | FinetuneTrainConfig,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.model, self.num_repeats, self.pad_id = model, num_repeats, tokenizer.pad_id
         self.microbatch_tokens = train.microbatch_tokens
         self.device = next(model.parameters()).device
         self.autocast_dtype = autocast_dtype(train, self.device)
+        self.ranks = ranks
+        strategy = choose_strategy(train, ranks, sum(p.numel() for p in model.parameters()))
+        self.module = spread(model, strategy, ranks, self.autocast_dtype)
 
     def batches(self, encoded: EncodedSplit, indices: IntArray) -> Iterator[TaskBatch]:
         """Return padded batches of examples of similar length; start preparing the first one now."""
@@ -93,7 +108,7 @@ class TaskRunner:
     def run(self, batch: TaskBatch) -> Tensor:
         """Return the model's outputs, float32; for regression of standardised targets."""
         with self.autocast():
-            outputs: Tensor = self.model(batch.token_ids, batch.lengths)
+            outputs: Tensor = self.module(batch.token_ids, batch.lengths)
         return outputs
 
     def predict(
@@ -103,23 +118,27 @@ class TaskRunner:
         label: str,
         see: Callable[[TaskBatch, Tensor], None] | None = None,
     ) -> list[FloatArray]:
-        """Run the model on every example without dropout; leave it in training mode.
+        """Run the model on every example without dropout, each rank on its share; leave it in training mode.
 
         Args:
             encoded: The examples.
             progress: Shows a bar.
             label: Label of the bar.
-            see: Called with each batch and the model's outputs.
+            see: Called with each batch of this rank and the model's outputs.
 
         Returns:
             Outputs of each example, in order: (C,) logits, or values in the task's units; (L, 2) logits for spans.
         """
         predicted: list[FloatArray] = [np.zeros(0)] * len(encoded)
+        share = self.ranks.share_of(np.arange(len(encoded)))
+        batches = self.batches(encoded, share) if len(share) else iter(())
         self.model.eval()
         num_done = 0
-        with progress.bar(label, len(encoded)) as bar, torch.no_grad():
-            for batch in self.batches(encoded, np.arange(len(encoded))):
+        with progress.bar(label, len(share)) as bar, torch.no_grad():
+            for batch, is_own, _ in self.ranks.in_step(batches, partial(self._first_batch, encoded)):
                 outputs = self.run(batch)
+                if not is_own:
+                    continue
                 if see is not None:
                     see(batch, outputs)
                 in_units = self.model.in_units(outputs).cpu().numpy()
@@ -128,7 +147,22 @@ class TaskRunner:
                 num_done += len(batch.sample_index)
                 bar.update(num_done)
         self.model.train()
+        if self.ranks.size > 1:
+            self._gather(predicted, share)
         return predicted
+
+    def _first_batch(self, encoded: EncodedSplit) -> TaskBatch:
+        return next(self.batches(encoded, np.arange(1)))
+
+    def _gather(self, predicted: list[FloatArray], share: IntArray) -> None:
+        """Put the outputs of every rank at their places."""
+        width = 2 if isinstance(self.model.head, SpanHead) else 1
+        own = [predicted[i].reshape(-1, width) for i in share]
+        rows = self.ranks.gather(np.concatenate([np.zeros((0, width)), *own]))
+        sizes = self.ranks.gather(np.array([len(of_one) for of_one in own], dtype=np.int64))
+        places = self.ranks.gather(share)
+        for place, outputs in zip(places.tolist(), np.split(rows, np.cumsum(sizes)[:-1]), strict=True):
+            predicted[place] = outputs if width == 2 else outputs[:, 0]
 
 
 class FinetuneTask:
@@ -141,6 +175,7 @@ class FinetuneTask:
         model: On its device; for regression its outputs are set to the scale of the training targets.
         weights_identity: Identifies the weights that training begins with.
         progress: Shows how far a validation is.
+        ranks: Those that train together.
     """
 
     def __init__(
@@ -151,10 +186,12 @@ class FinetuneTask:
         model: TaskModel,
         weights_identity: str,
         progress: Progress,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.recipe, self.seed, self.data, self.model = recipe, seed, data, model
         self._progress = progress
-        self._runner = TaskRunner(model, data.tokenizer, data.num_repeats, recipe.train)
+        self._runner = TaskRunner(model, data.tokenizer, data.num_repeats, recipe.train, ranks)
+        self.module = self._runner.module
         self.identity = {
             "data fingerprint": data.fingerprint,
             "checkpoint": weights_identity,
@@ -209,6 +246,7 @@ class FinetuneTask:
             f"scoring {split}",
             lambda batch, raw: losses.extend(self._losses(raw, batch).tolist()),
         )
+        losses = self._runner.ranks.gather(np.array(losses)).tolist()
         counted = [value for value in losses if math.isfinite(value)]
         return math.fsum(counted) / len(counted) if counted else math.nan, outputs
 

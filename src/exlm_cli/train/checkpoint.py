@@ -3,29 +3,40 @@
 `checkpoints/step-N/` holds model.safetensors, optimizer.safetensors, state.json, and manifest.json with the size and
 SHA-256 of the other three. It is written under a temporary name, fsynced and renamed. So a directory named `step-N` is
 whole unless it was altered afterwards; an altered one is refused and the one before it is used.
+With `train.sharded_checkpoints` each rank writes its rows of the tensors into files of its own, and `manifest.json`
+says which.
 `checkpoints/best-N/` is the same without the optimizer: the weights that scored best in validation.
 """
 
 import hashlib
+import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, field_validator
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from exlm_cli.distributed.ranks import ALONE, Ranks
 from exlm_cli.errors import CheckpointError
-from exlm_cli.files import JsonModel, fsync, json_bytes, read_json
+from exlm_cli.files import JsonModel, absent_if_none, fsync, hash_json, json_bytes, read_json
+from exlm_cli.train.tensor_files import Part, Rows, SavedTensors, part_of, shard_file
 
-MODEL_FILE = "model.safetensors"
-OPTIMIZER_FILE = "optimizer.safetensors"
+MODEL, OPTIMIZER = "model", "optimizer"
+"""Stems of the files with tensors."""
+MODEL_FILE = f"{MODEL}.safetensors"
+OPTIMIZER_FILE = f"{OPTIMIZER}.safetensors"
 STATE_FILE = "state.json"
 MANIFEST_FILE = "manifest.json"
+
+
+ResultT = TypeVar("ResultT")
 
 
 class LoopState(BaseModel):
@@ -84,10 +95,15 @@ class BestState(JsonModel):
 
 
 class FileEntry(JsonModel):
-    """Size and hash of a file."""
+    """Size and hash of a file.
+
+    Attributes:
+        rows: First row and rows of the whole tensor, for each tensor of which the file holds a rank's share.
+    """
 
     bytes: int
     sha256: str
+    rows: dict[str, tuple[int, int]] | None = absent_if_none()
 
 
 class Manifest(JsonModel):
@@ -95,6 +111,12 @@ class Manifest(JsonModel):
 
     step: int
     files: dict[str, FileEntry]
+
+    @property
+    def weights_sha256(self) -> str:
+        """Hash of the weights' file, or of the hashes of all files of weights."""
+        hashes = [entry.sha256 for name, entry in sorted(self.files.items()) if name.startswith(MODEL)]
+        return hashes[0] if len(hashes) == 1 else hash_json(hashes)
 
 
 def checkpoint_paths(run: Path) -> list[Path]:
@@ -123,6 +145,8 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     state: CheckpointState,
     *,
+    ranks: Ranks = ALONE,
+    is_sharded: bool = False,
     keep_last: int,
     resume_command: str,
 ) -> Path:
@@ -134,6 +158,8 @@ def save_checkpoint(
         model: Its state dict is saved.
         optimizer: AdamW over parameters of `model`; its moments are saved by parameter name.
         state: Content of `state.json`.
+        ranks: All of them call this.
+        is_sharded: Every rank writes its shares of the tensors; else rank 0 writes them whole.
         keep_last: Checkpoints to keep, this one included.
         resume_command: Command of the hint.
 
@@ -144,47 +170,73 @@ def save_checkpoint(
     because it was refused; it stays until the run reaches that step again.
     """
     final = run / "checkpoints" / f"step-{step}"
-    if not (final.exists() and verify_checkpoint(final) is None):
-        tensors = {MODEL_FILE: _model_tensors(model), OPTIMIZER_FILE: _optimizer_tensors(model, optimizer)}
-        _write_whole(final, step, tensors, state, resume_command)
-    up_to_it = [path for path in checkpoint_paths(run) if _step_of(path) <= step]
-    for old in up_to_it[keep_last:]:
-        shutil.rmtree(old)
+    if not ranks.first(lambda: final.exists() and verify_checkpoint(final) is None):
+        moments = _moments(model, optimizer)
+        given = ((MODEL, model.state_dict()), (OPTIMIZER, moments))
+        parts = [part_of(stem, tensors, ranks, is_sharded=is_sharded) for stem, tensors in given]
+        _write_whole(final, step, parts, state, ranks, resume_command)
+    if ranks.is_first:
+        up_to_it = [path for path in checkpoint_paths(run) if _step_of(path) <= step]
+        for old in up_to_it[keep_last:]:
+            shutil.rmtree(old)
     return final
 
 
-def save_best(run: Path, step: int, model: nn.Module, state: BestState, *, resume_command: str) -> Path:
+def save_best(
+    run: Path, step: int, model: nn.Module, state: BestState, *, ranks: Ranks = ALONE, resume_command: str
+) -> Path:
     """Write `checkpoints/best-N/`, in place of one that is already there; arguments as of `save_checkpoint`.
 
     Raises:
         CheckpointError: The file system refuses.
     """
     final = run / "checkpoints" / f"best-{step}"
-    _write_whole(final, step, {MODEL_FILE: _model_tensors(model)}, state, resume_command)
+    weights = part_of(MODEL, model.state_dict(), ranks, is_sharded=False)
+    _write_whole(final, step, [weights], state, ranks, resume_command)
     return final
 
 
 def _write_whole(
-    final: Path, step: int, tensors: dict[str, dict[str, Tensor]], state: JsonModel, resume_command: str
+    final: Path, step: int, parts: Sequence[Part | None], state: JsonModel, ranks: Ranks, resume_command: str
 ) -> None:
-    """Write files, their manifest last, under a temporary name and rename them."""
+    """Write files, their manifest last, under a temporary name and rename them; every rank writes its own."""
     temporary = final.with_name(f".writing-{final.name}")
-    try:
+
+    def begin() -> None:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        for name, content in tensors.items():
-            save_file(content, temporary / name)
+
+    def write_own() -> dict[str, FileEntry]:
+        entries = {}
+        for part in parts:
+            if part is not None:
+                save_file(part.tensors, temporary / part.file)
+                entries[part.file] = _settle(temporary / part.file, part.rows)
+        return entries
+
+    def finish(files: dict[str, FileEntry]) -> None:
         (temporary / STATE_FILE).write_bytes(json_bytes(state))
-        paths = sorted(temporary.iterdir())
-        files = {path.name: FileEntry(bytes=path.stat().st_size, sha256=_sha256(path)) for path in paths}
-        (temporary / MANIFEST_FILE).write_bytes(json_bytes(Manifest(step=step, files=files)))
-        for path in temporary.iterdir():
-            _open_to_all(path)
-            fsync(path)
+        files[STATE_FILE] = _settle(temporary / STATE_FILE, None)
+        manifest = Manifest(step=step, files=dict(sorted(files.items())))
+        (temporary / MANIFEST_FILE).write_bytes(json_bytes(manifest))
+        _open_to_all(temporary / MANIFEST_FILE)
+        fsync(temporary / MANIFEST_FILE)
         fsync(temporary)
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
         fsync(final.parent)
+
+    attempt = partial(_refusing, final, temporary, resume_command)
+    ranks.first(lambda: attempt(begin))
+    entries = ranks.together(lambda: attempt(write_own))
+    described = ranks.exchange({name: entry.as_json() for name, entry in entries.items()})
+    files = {name: FileEntry.model_validate_json(json.dumps(one)) for each in described for name, one in each.items()}
+    ranks.first(lambda: attempt(partial(finish, files)))
+
+
+def _refusing(final: Path, temporary: Path, resume_command: str, work: Callable[[], ResultT]) -> ResultT:
+    try:
+        return work()
     except (OSError, SafetensorError) as error:
         # safetensors reports a full disk as its own error, which is no OSError, with the reason in its text
         shutil.rmtree(temporary, ignore_errors=True)
@@ -195,13 +247,24 @@ def _write_whole(
         ) from error
 
 
+def _settle(path: Path, rows: Rows | None) -> FileEntry:
+    """Wait until a file is on disk, and describe it."""
+    entry = FileEntry(bytes=path.stat().st_size, sha256=_sha256(path), rows=rows)
+    _open_to_all(path)
+    fsync(path)
+    return entry
+
+
 def verify_checkpoint(path: Path) -> str | None:
     """Return why a checkpoint cannot be trusted, or None where every file is as it was written."""
     try:
         files = read_manifest(path).files
     except CheckpointError:
         return f"{MANIFEST_FILE} is missing or not readable"
-    if set(files) != {MODEL_FILE, STATE_FILE} | (set() if path.name.startswith("best-") else {OPTIMIZER_FILE}):
+    stems = [MODEL] if path.name.startswith("best-") else [MODEL, OPTIMIZER]
+    count = sum(name.startswith(MODEL) for name in files)
+    shards = {shard_file(stem, index, count) for stem in stems for index in range(count)}
+    if set(files) - {STATE_FILE} not in ({f"{stem}.safetensors" for stem in stems}, shards) or STATE_FILE not in files:
         return f"{MANIFEST_FILE} does not list the files of a checkpoint"
     for name, entry in files.items():
         file = path / name
@@ -230,26 +293,38 @@ def load_model_weights(path: Path, model: nn.Module) -> None:
     Raises:
         CheckpointError: Names or shapes do not fit the model.
     """
-    weights = load_file(path / MODEL_FILE)
-    expected = {name: tuple(t.shape) for name, t in model.state_dict().items()}
-    given = {name: tuple(t.shape) for name, t in weights.items()}
-    for name in sorted(expected.keys() | given.keys()):
-        if expected.get(name) != given.get(name):
+    saved = _saved_tensors(path, MODEL)
+    state = model.state_dict()
+    expected = {name: tuple(t.shape) for name, t in state.items()}
+    for name in sorted(expected.keys() | saved.shapes.keys()):
+        if expected.get(name) != saved.shapes.get(name):
             raise CheckpointError(
-                f"{path / MODEL_FILE}: `{name}` has shape {given.get(name)}, "
+                f"{path / MODEL_FILE}: `{name}` has shape {saved.shapes.get(name)}, "
                 f"the recipe's model has {expected.get(name)}",
                 "the recipe.yaml or tokenizer.json beside the checkpoint is not the one it was trained with",
             )
-    model.load_state_dict(weights)
+    with torch.no_grad():
+        for name, tensor in state.items():
+            saved.copy_to(name, tensor)
 
 
 def load_optimizer_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Load AdamW's moments, by parameter name, onto the device of each parameter."""
-    tensors = load_file(path / OPTIMIZER_FILE)
+    saved = _saved_tensors(path, OPTIMIZER)
     for name, parameter in model.named_parameters():
-        keys = {key for key in tensors if key.rpartition("/")[0] == name}
-        # `step` stays a float32 tensor on the parameter's device, as fused AdamW keeps it
-        optimizer.state[parameter] = {k.rpartition("/")[2]: tensors[k].to(parameter.device) for k in sorted(keys)}
+        state = {}
+        for key in sorted(key for key in saved.shapes if key.rpartition("/")[0] == name):
+            # `step` stays a float32 tensor on the parameter's device, as fused AdamW keeps it
+            is_moment = bool(saved.shapes[key])
+            moment = torch.zeros_like(parameter) if is_moment else torch.zeros((), device=parameter.device)
+            saved.copy_to(key, moment.detach())
+            state[key.rpartition("/")[2]] = moment.detach()
+        optimizer.state[parameter] = state
+
+
+def _saved_tensors(path: Path, stem: str) -> SavedTensors:
+    files = read_manifest(path).files
+    return SavedTensors((path / name, entry.rows) for name, entry in files.items() if name.startswith(stem))
 
 
 def load_state(path: Path) -> CheckpointState:
@@ -276,13 +351,9 @@ def remove_unfinished(run: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    return {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
-
-
-def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     return {
-        f"{name}/{key}": value.detach().cpu().contiguous()
+        f"{name}/{key}": value
         for name, parameter in model.named_parameters()
         for key, value in optimizer.state.get(parameter, {}).items()
     }

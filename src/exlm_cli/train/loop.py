@@ -4,6 +4,7 @@ Everything random in a step comes from (seed, step): data order and masks throug
 seeded anew each step. So a resumed run repeats the uninterrupted one bit by bit, and a checkpoint holds no RNG state.
 """
 
+import functools
 import math
 import shutil
 import time
@@ -11,11 +12,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from exlm_cli.config.sections import LoopConfig, OptimConfig
 from exlm_cli.data.masking import IntArray
+from exlm_cli.distributed.parallel import accumulating, whole, writes_shares
+from exlm_cli.distributed.ranks import ALONE, Ranks
 from exlm_cli.errors import CheckpointError, ConfigError, DivergedError, InterruptedRunError
 from exlm_cli.files import hash_json, write_json
 from exlm_cli.format import format_number
@@ -56,6 +60,7 @@ class TrainingLoop:
         on_row: Called with every row that is logged (TensorBoard).
         selection: Also keep the weights of the best validation, and stop early; None: the last weights are the result.
         label: Label of the bar.
+        ranks: Those that train together; rank 0 alone writes.
     """
 
     def __init__(
@@ -72,12 +77,15 @@ class TrainingLoop:
         on_row: Callable[[dict[str, Any]], None] | None = None,
         selection: Selection | None = None,
         label: str = "train",
+        ranks: Ranks = ALONE,
     ) -> None:
         self.task, self.train, self.optim = task, train, optim
         self.seed, self.run, self.metrics, self.progress = seed, run, metrics, progress
         self.resume_command = resume_command
         self.on_row = on_row
         self.selection, self.label = selection, label
+        self.ranks = ranks
+        ranks.hint = f"continue with `{resume_command}`"
         self.optimizer = build_optimizer(task.model, optim)
         if train.compile:
             # in place: the names in the state dict stay those of an uncompiled model
@@ -90,6 +98,8 @@ class TrainingLoop:
                 "lower it, or give `optim.warmup_ratio` instead",
             )
         self._plan = task.plan(0)
+        self._refuse_small_steps()
+        self._agreed_stop: int | None = None  # signal that stops all of several ranks after the same step
         self._ahead: Iterator[Any] | None = None  # batches of the next step
         self._validation: dict[str, float] = {}
         self._tokens_since_log = 0
@@ -117,7 +127,8 @@ class TrainingLoop:
         self.state = saved.loop
         self._validation = {name: math.nan if v is None else v for name, v in saved.validation.items()}
         self._plan = self.task.plan(self.state.epoch)
-        self.metrics.truncate_after(self.state.step)
+        if self.ranks.is_first:
+            self.metrics.truncate_after(self.state.step)
 
     def fit(self) -> LoopResult:
         """Train to the end.
@@ -147,10 +158,12 @@ class TrainingLoop:
                 loss = self.advance(stop)
                 if loss is not None:
                     self._record(bar, loss)
-                if stop.number is not None:
-                    self._leave(stop.number)
+                number = stop.number if self.ranks.size == 1 else self._agreed_stop
+                if number is not None:
+                    self._leave(number)
         if not self._validation:
-            self._validation = self.task.validate()
+            self._validation = self.ranks.shared(self.task.validate())
+        self.ranks.together(lambda: None)  # rank 0 may still be writing
         final = self.run / "checkpoints" / f"step-{state.step}"
         best = None if state.best_step is None else self.run / "checkpoints" / f"best-{state.best_step}"
         return LoopResult(final, self._validation, state, best)
@@ -181,31 +194,37 @@ class TrainingLoop:
             state.epoch, state.step_in_epoch = state.epoch + 1, 0
             self._plan = self.task.plan(state.epoch)
         indices = self._plan.step(state.step_in_epoch)
-        torch.manual_seed(dropout_seed(self.seed, state.step))
+        torch.manual_seed(dropout_seed(self.seed, state.step, self.ranks.rank))
         set_learning_rates(self.optimizer, state.step, self.optim, self.total_steps)
         self.optimizer.zero_grad(set_to_none=True)
         loss_sum, num_counted, num_infeasible, num_tokens, model_s = 0.0, 0, 0, 0, 0.0
-        for batch in self.batches(indices):
+        spare = functools.partial(self._spare_batch, indices)
+        for batch, is_own, stops in self.ranks.in_step(self.batches(indices), spare, lambda: stop.number or 0):
             start_s = time.perf_counter()
-            losses = self.task.losses(batch)
-            is_counted = losses != math.inf
-            batch_loss = torch.where(is_counted, losses, 0.0).sum()
-            batch_loss.backward()
-            loss_sum += float(batch_loss.detach())
-            num_counted += int(is_counted.sum())
-            num_infeasible += int((~is_counted).sum())
+            with accumulating(self.task.module, is_last=stops is not None):
+                losses = self.task.losses(batch)
+                is_counted = losses != math.inf
+                batch_loss = torch.where(is_counted, losses, 0.0).sum()
+                (batch_loss if is_own else 0.0 * batch_loss).backward()
             model_s += time.perf_counter() - start_s  # the sums above have waited for the device
-            num_tokens += self.task.count_tokens(batch)
-            if stop.number is not None:
+            if is_own:
+                loss_sum += float(batch_loss.detach())
+                num_counted += int(is_counted.sum())
+                num_infeasible += int((~is_counted).sum())
+                num_tokens += self.task.count_tokens(batch)
+            self._agreed_stop = stops or None
+            if self.ranks.size == 1 and stop.number is not None:
                 return None
+        loss_sum, *counts = self.ranks.totals([loss_sum, num_counted, num_infeasible, num_tokens])
+        num_counted, num_infeasible, num_tokens = map(int, counts)
         if not math.isfinite(loss_sum) or num_counted == 0:
             raise self._diverged("loss", loss_sum if num_counted else math.inf, indices)
         start_s = time.perf_counter()
         parameters = list(self.task.model.parameters())
-        scale_gradients(parameters, 1.0 / num_counted)
+        scale_gradients(parameters, self.ranks.size / num_counted)  # ranks have averaged what they had
         # a limit of inf clips nothing and still measures the norm
         limit = self.optim.clip_norm or math.inf
-        self._grad_norm = float(nn.utils.clip_grad_norm_(parameters, limit))
+        self._grad_norm = float(whole(nn.utils.clip_grad_norm_(parameters, limit)))
         if not math.isfinite(self._grad_norm):
             raise self._diverged("gradient norm", self._grad_norm, indices)
         self.optimizer.step()
@@ -217,7 +236,7 @@ class TrainingLoop:
 
     def batches(self, indices: IntArray) -> Iterator[Any]:
         """Yield the microbatches of a step's samples; start preparing the next step's after the first."""
-        batches, self._ahead = self._ahead or self.task.microbatches(indices, self.state.epoch), None
+        batches, self._ahead = self._ahead or self._own_batches(indices), None
         for batch in batches:
             if self._ahead is None:
                 self._ahead = self._batches_of_next_step()
@@ -228,7 +247,24 @@ class TrainingLoop:
         step = self.state.step_in_epoch + 1
         if step >= len(self._plan) or self.state.step + 1 >= self.total_steps:
             return None
-        return self.task.microbatches(self._plan.step(step), self.state.epoch)
+        return self._own_batches(self._plan.step(step))
+
+    def _own_batches(self, indices: IntArray) -> Iterator[Any]:
+        """Return the batches of this rank's share of a step: none where the step has fewer samples than ranks."""
+        share = self.ranks.share_of(indices)
+        return self.task.microbatches(share, self.state.epoch) if len(share) else iter(())
+
+    def _spare_batch(self, indices: IntArray) -> Any:
+        """Return a batch that a rank without one runs, and counts nothing of, while the others run theirs."""
+        return next(self.task.microbatches(indices[:1], self.state.epoch))
+
+    def _refuse_small_steps(self) -> None:
+        largest = int(np.diff(self._plan.bounds).max())
+        if largest < self.ranks.size:
+            raise ConfigError(
+                f"a step has at most {largest} sequences, fewer than the {self.ranks.size} ranks",
+                "start fewer ranks, or raise `train.batch_sequences` or `train.batch_tokens`",
+            )
 
     def _record(self, bar: Bar, loss: float) -> None:
         """Log, validate and save where this step is due."""
@@ -255,7 +291,7 @@ class TrainingLoop:
         """Validate; with a selection, keep the weights if they are the best."""
         state = self.state
         start_s = time.perf_counter()
-        self._validation = self.task.validate()
+        self._validation = self.ranks.shared(self.task.validate())
         state.validate_s += time.perf_counter() - start_s
         self._log({"kind": "valid", "step": state.step, **self._validation})
         if self.selection is None:
@@ -279,7 +315,7 @@ class TrainingLoop:
     def _keep_best(self) -> None:
         state = self.state
         content = BestState(step=state.step, epoch=state.epoch, value=state.best_value, identity=self.task.identity)
-        save_best(self.run, state.step, self.task.model, content, resume_command=self.resume_command)
+        save_best(self.run, state.step, self.task.model, content, ranks=self.ranks, resume_command=self.resume_command)
 
     def _best_field(self) -> dict[str, str]:
         """Return the best validation so far for the bar."""
@@ -306,6 +342,8 @@ class TrainingLoop:
         self._tokens_since_log, self._busy_since_log_s = 0, 0.0
 
     def _log(self, row: dict[str, Any]) -> None:
+        if not self.ranks.is_first:
+            return
         self.metrics.append(row)
         if self.on_row is not None:
             self.on_row(row)
@@ -318,11 +356,13 @@ class TrainingLoop:
             self.task.model,
             self.optimizer,
             content,
+            ranks=self.ranks,
+            is_sharded=writes_shares(self.task.module, self.train),
             keep_last=self.train.keep_last,
             resume_command=self.resume_command,
         )
         # after the save: the checkpoint before it names another best
-        for best in best_paths(self.run):
+        for best in best_paths(self.run) if self.ranks.is_first else ():
             if best.name != f"best-{self.state.best_step}":
                 shutil.rmtree(best)
         return path
@@ -339,7 +379,8 @@ class TrainingLoop:
         path = self.run / "diverged.json"
         state = self.state
         content = {"step": state.step, "epoch": state.epoch, "value": str(value), "sample_index": indices.tolist()}
-        write_json(path, content)
+        if self.ranks.is_first:
+            write_json(path, content)
         return DivergedError(
             f"the {what} of step {state.step + 1} is {value}; its sample indices are in {path}",
             f"start a new run with a lower `optim.lr` (now {self.optim.lr:g}), or with `optim.clip_norm`",
@@ -354,7 +395,10 @@ def count_steps(task: TrainTask[Any], train: LoopConfig) -> int:
     return min(limits)
 
 
-def dropout_seed(seed: int, step: int) -> int:
-    """Return the 63-bit seed of a step's dropout, a hash so that neighbouring seeds and steps share no stream."""
-    digest = bytes.fromhex(hash_json(["dropout", seed, step]))
+def dropout_seed(seed: int, step: int, rank: int = 0) -> int:
+    """Return the 63-bit seed of a step's dropout, a hash so that neighbouring seeds, steps and ranks share no stream.
+
+    Rank 0 draws what one process alone would.
+    """
+    digest = bytes.fromhex(hash_json(["dropout", seed, step] + ([rank] if rank else [])))
     return int.from_bytes(digest[:8], "little") >> 1

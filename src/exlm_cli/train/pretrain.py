@@ -1,13 +1,16 @@
 """Pre-training: the data, model, objective and training loop of a recipe, put together."""
 
+import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from exlm_cli.config.base import identity_of, identity_values
 from exlm_cli.config.input_paths import with_absolute_paths
@@ -20,15 +23,19 @@ from exlm_cli.data.corpus.pipeline import PreparedData, list_rejected, prepare_d
 from exlm_cli.data.corpus.shards import TokenDataset
 from exlm_cli.data.masking import IntArray, special_tokens
 from exlm_cli.data.sampler import EpochPlan, cut_microbatches, longest_expanded, plan_epoch, prefetch
+from exlm_cli.distributed.parallel import choose_strategy, spread
+from exlm_cli.distributed.ranks import ALONE, PREPARE_LIMIT_S, Ranks, join
+from exlm_cli.distributed.shared_run import hold_run, require_same_data, require_same_recipe
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.files import removed_on_failure, write_atomically
 from exlm_cli.format import format_parameters, format_percent
+from exlm_cli.launch import read_launch
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.alignment import choose_backend
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.run_dir import MetricsLog, create_run_dir, read_run_json, sole_process, update_run_json
+from exlm_cli.run_dir import MetricsLog, create_run_dir, read_run_json, update_run_json
 from exlm_cli.train.checkpoint import checkpoint_paths, newest_good_checkpoint, remove_unfinished
-from exlm_cli.train.evaluation import evaluate_batch, measure_own_mask_share, summarise
+from exlm_cli.train.evaluation import EvaluationSums, evaluate_batch, measure_own_mask_share, summarise
 from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.objective import Objective
 from exlm_cli.train.pretrained import RESUMED_MARKS, build_model, describe_device, pick_device
@@ -51,15 +58,47 @@ class PretrainResult:
     elapsed_s: float
 
 
-class PretrainTask:
-    """Masked batches of a token data set and their loss, for the training loop."""
+FiguresT = TypeVar("FiguresT")
 
-    def __init__(self, recipe: PretrainRecipe, data: PreparedData, model: ExlmModel, device: torch.device) -> None:
-        self.recipe, self.model, self.device = recipe, model, device
+
+class PretrainModule(nn.Module):
+    """A model with its objective; the model runs in this forward pass alone, where the hooks of DDP and FSDP fire."""
+
+    def __init__(self, model: ExlmModel, objective: Objective) -> None:
+        super().__init__()
+        self.model, self.objective = model, objective
+
+    def forward(self, batch: Batch, measure: Callable[[ExlmModel, Batch], FiguresT] | None = None) -> Tensor | FiguresT:
+        """Return nats per target of each sequence (B,), or what `measure` finds."""
+        return self.objective.sequence_nll(self.model, batch) if measure is None else measure(self.model, batch)
+
+
+class PretrainTask:
+    """Masked batches of a token data set and their loss, for the training loop.
+
+    Args:
+        recipe: What to train.
+        data: Its sequences.
+        model: On `device`; FSDP replaces its parameters by shares of them.
+        device: Where batches go.
+        ranks: Those that train together.
+    """
+
+    def __init__(
+        self,
+        recipe: PretrainRecipe,
+        data: PreparedData,
+        model: ExlmModel,
+        device: torch.device,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        self.recipe, self.model, self.device, self.ranks = recipe, model, device, ranks
         self.train_set, self.valid_set = data.train, data.valid
         self.special = special_tokens(data.tokenizer)
         self.objective = Objective(data.tokenizer.unk_id, recipe.masking.num_repeats, recipe.train.alignment_backend)
         self.autocast_dtype = autocast_dtype(recipe.train, device)
+        self.strategy = choose_strategy(recipe.train, ranks, sum(p.numel() for p in model.parameters()))
+        self.module = spread(PretrainModule(model, self.objective), self.strategy, ranks, self.autocast_dtype)
         self.identity = {
             "data fingerprint": data.fingerprint,
             "recipe": identity_of(recipe, without=RESUMED_MARKS),
@@ -84,7 +123,8 @@ class PretrainTask:
     def losses(self, batch: Batch) -> Tensor:
         """Return nats per target of each sequence."""
         with torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
-            return self.objective.sequence_nll(self.model, batch)
+            losses: Tensor = self.module(batch)
+        return losses
 
     def count_tokens(self, batch: Batch) -> int:
         """Return the input tokens before expansion."""
@@ -94,20 +134,38 @@ class PretrainTask:
     def validate(self) -> dict[str, float]:
         """Return figures on the validation set, with the same masks every time."""
         indices = validation_indices(self.valid_set, self.recipe.train.validation_sequences)
+        share = self.ranks.share_of(indices)
+        batches = self._batches(self.valid_set, share, VALIDATION_EPOCH) if len(share) else iter(())
+        spare = functools.partial(self._first_batch, indices)
+        sums: list[EvaluationSums] = []
         self.model.eval()
-        with torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
-            sums = [
-                evaluate_batch(self.model, self.objective, batch)
-                for batch in self._batches(self.valid_set, indices, VALIDATION_EPOCH)
-            ]
+        with (
+            torch.no_grad(),
+            torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None),
+        ):
+            for batch, is_own, _ in self.ranks.in_step(batches, spare):
+                of_batch = self.module(batch, lambda model, batch: evaluate_batch(model, self.objective, batch))
+                sums += [of_batch] if is_own else []
         self.model.train()
-        return summarise(sums, has_dag=self.model.transition is not None)
+        return summarise(self._of_all_ranks(sums), has_dag=self.model.transition is not None)
+
+    def _first_batch(self, indices: IntArray) -> Batch:
+        return next(self._batches(self.valid_set, indices[:1], VALIDATION_EPOCH))
+
+    def _of_all_ranks(self, sums: list[EvaluationSums]) -> list[EvaluationSums]:
+        if self.ranks.size == 1:
+            return sums
+        num_figures = len(dataclasses.fields(EvaluationSums))
+        own = np.array([dataclasses.astuple(each) for each in sums], dtype=np.float64).reshape(-1, num_figures)
+        return [EvaluationSums(*row) for row in self.ranks.gather(own).tolist()]
 
     def own_mask_share(self) -> float:
         """Return the own-mask share of the model as it is now, on the first batch of the validation set."""
         indices = validation_indices(self.valid_set, self.recipe.train.validation_sequences)
         self.model.eval()
-        share = measure_own_mask_share(self.model, next(self._batches(self.valid_set, indices, VALIDATION_EPOCH)))
+        with torch.no_grad():
+            batch = next(self._batches(self.valid_set, indices, VALIDATION_EPOCH))
+            share: float = self.module(batch, measure_own_mask_share)
         self.model.train()
         return share
 
@@ -137,27 +195,37 @@ def run_pretraining(
         ExlmError: A mistake in data, tokenizer or checkpoint; divergence, interruption.
     """
     progress = progress or SilentProgress()
-    device = pick_device(recipe)
+    launch = read_launch()
+    device = pick_device(recipe, launch)
     if recipe.train.num_threads is not None:
         torch.set_num_threads(recipe.train.num_threads)
-    run = resume if resume is not None else create_run_dir(out, recipe.name)
-    with sole_process(run):
-        return _run_pretraining(recipe, run, is_new=resume is None, device=device, progress=progress)
+
+    def make() -> Path:
+        return resume if resume is not None else create_run_dir(out, recipe.name)
+
+    with join(launch, device) as ranks:
+        require_same_recipe(ranks, recipe)
+        with hold_run(ranks, make, is_new=resume is None) as run:
+            return _run_pretraining(recipe, run, ranks, is_new=resume is None, progress=progress)
 
 
 def _run_pretraining(
-    recipe: PretrainRecipe, run: Path, *, is_new: bool, device: torch.device, progress: Progress
+    recipe: PretrainRecipe, run: Path, ranks: Ranks, *, is_new: bool, progress: Progress
 ) -> PretrainResult:
-    with removed_on_failure(run, is_new=is_new):
+    device = ranks.device
+    with removed_on_failure(run, is_new=is_new and ranks.is_first):
         before = None if is_new else read_run_json(run)  # a damaged one is refused before anything changes
-        data = prepare_data(recipe, rejected_csv=None, progress=progress)
+        prepare = functools.partial(prepare_data, recipe, rejected_csv=None, progress=progress, builds=ranks.is_first)
+        data = ranks.in_turn(prepare, limit_s=PREPARE_LIMIT_S)
+        require_same_data(ranks, data.fingerprint)
         started_s = time.time()
         model = build_model(recipe, data.tokenizer, device)
-        task = PretrainTask(recipe, data, model, device)
         num_parameters = sum(p.numel() for p in model.parameters())
+        task = PretrainTask(recipe, data, model, device, ranks)
         progress.message(
             f"{recipe.name}: {format_parameters(num_parameters)} parameters, {len(data.train):,} sequences, "
-            f"{data.train.num_tokens:,} tokens, on {describe_device(device)}; results in {run}"
+            f"{data.train.num_tokens:,} tokens, on {describe_device(device)}{ranks.describe()}; "
+            f"results in {run}"
         )
         precision = "fp32" if task.autocast_dtype is None else "bf16"
         if before is not None and before.precision not in (None, precision):
@@ -166,10 +234,11 @@ def _run_pretraining(
             "device": describe_device(device),
             "precision": precision,
             "started_unix_s": round(started_s, 3),
+            **({"num_ranks": ranks.size, "parallel": task.strategy} if ranks.size > 1 else {}),
         }
         if model.transition is not None:
             # the native backend may have to be built: before the first step
-            backend = choose_backend(recipe.train.alignment_backend, torch.float32, device)
+            backend = ranks.in_turn(lambda: choose_backend(recipe.train.alignment_backend, torch.float32, device))
             progress.message(f"alignment backend: {backend}")
             described["alignment_backend"] = backend
         loop = TrainingLoop(
@@ -182,20 +251,24 @@ def _run_pretraining(
             progress=progress,
             resume_command=f"exlm pretrain --resume {run}",
             on_row=tensorboard_writer(run) if recipe.train.tensorboard else None,
+            ranks=ranks,
         )
         if not is_new:
             _resume(loop, run, recipe, progress)
         if model.transition is not None and loop.state.step == 0:
             described["own_mask_share"] = task.own_mask_share()
             progress.message(describe_own_mask_share(described["own_mask_share"]))
-        # after `_resume`: a run whose checkpoint refuses the recipe or the data stays unchanged
-        list_rejected(data, run / "rejected.csv", progress)
-        _describe_run(run, recipe, data, described)
+
+        def describe() -> None:
+            # after `_resume`: a run whose checkpoint refuses the recipe or the data stays unchanged
+            list_rejected(data, run / "rejected.csv", progress)
+            _describe_run(run, recipe, data, described)
+
+        ranks.first(describe)
     result = loop.fit()
-    update_run_json(
-        run,
-        {"parameters": num_parameters, "steps": result.state.step, "train_time_s": round(result.state.elapsed_s, 1)},
-    )
+    if ranks.is_first:
+        time_s = round(result.state.elapsed_s, 1)
+        update_run_json(run, {"parameters": num_parameters, "steps": result.state.step, "train_time_s": time_s})
     return PretrainResult(run, result.checkpoint, result.state.step, result.validation, result.state.elapsed_s)
 
 
@@ -287,20 +360,28 @@ def _resume(loop: TrainingLoop, run: Path, recipe: PretrainRecipe, progress: Pro
     Raises:
         CheckpointError: The checkpoint has other data or another recipe, or no checkpoint is whole.
     """
-    checkpoint = newest_good_checkpoint(run, progress.message)
-    if checkpoint is None:
+    ranks = loop.ranks
+
+    def find() -> str | None:
+        found = newest_good_checkpoint(run, progress.message)
         refused = checkpoint_paths(run)
-        if refused:
+        if found is None and refused:
             raise CheckpointError(
                 f"{run}: none of its checkpoints can be trusted: {', '.join(path.name for path in refused)}",
                 f"restore their files, or delete {run / 'checkpoints'} to train again from step 0",
             )
-        loop.metrics.truncate_after(0)
-        remove_unfinished(run)
+        return None if found is None else found.name
+
+    name = ranks.first(find)
+    if name is not None:
+        checkpoint = run / "checkpoints" / name
+        begun = load_recipe(str(run / "recipe.yaml"))
+        values = (identity_values(one, without=RESUMED_MARKS) for one in (begun, recipe))
+        ranks.together(lambda: loop.resume(checkpoint, changes=describe_changes(*values)))
+        progress.message(f"resuming at step {loop.state.step} of {loop.total_steps} from {checkpoint}")
+    else:
         progress.message(f"{run} has no checkpoint yet; starting from step 0")
-        return
-    begun = load_recipe(str(run / "recipe.yaml"))
-    values = (identity_values(one, without=RESUMED_MARKS) for one in (begun, recipe))
-    loop.resume(checkpoint, changes=describe_changes(*values))
-    remove_unfinished(run)
-    progress.message(f"resuming at step {loop.state.step} of {loop.total_steps} from {checkpoint}")
+    if ranks.is_first:
+        if name is None:
+            loop.metrics.truncate_after(0)
+        remove_unfinished(run)

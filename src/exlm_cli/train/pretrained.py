@@ -11,11 +11,11 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.launch import ONE_PROCESS, Launch
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import is_checkpoint, run_directory
 from exlm_cli.train.checkpoint import (
-    MODEL_FILE,
     load_model_weights,
     load_state,
     newest_good_checkpoint,
@@ -33,7 +33,7 @@ class Pretrained:
 
     Attributes:
         num_tokens: Input tokens of its training, repetition counted.
-        sha256: Hash of the file with its weights.
+        sha256: Hash of the weights as they are on disk.
     """
 
     model: ExlmModel
@@ -76,7 +76,7 @@ def load_pretrained(path: Path, *, device: str = "auto", progress: Progress | No
     state = load_state(checkpoint)
     if state.identity.get("recipe") != identity_of(recipe, without=RESUMED_MARKS):
         progress.message(f"{run / 'recipe.yaml'} was changed: it is not what {checkpoint.name} was trained with")
-    sha256 = read_manifest(checkpoint).files[MODEL_FILE].sha256
+    sha256 = read_manifest(checkpoint).weights_sha256
     return Pretrained(model, tokenizer, recipe, checkpoint, state.loop.step, state.loop.num_tokens, sha256)
 
 
@@ -86,19 +86,26 @@ def build_model(recipe: PretrainRecipe, tokenizer: Tokenizer, device: torch.devi
     return ExlmModel(recipe, tokenizer.vocab_size).to(device)
 
 
-def pick_device(recipe: PretrainRecipe | FinetuneRecipe) -> torch.device:
-    """Return the device of a recipe; `auto` is CUDA where torch sees a device.
+def pick_device(recipe: PretrainRecipe | FinetuneRecipe, launch: Launch = ONE_PROCESS) -> torch.device:
+    """Return the device of a recipe; `auto` is CUDA where torch sees a device. Each rank of a node has a device.
 
     Raises:
-        ConfigError: `device` is `cuda` and torch sees no such device.
+        ConfigError: `device` is `cuda` and torch sees no such device, or fewer than the ranks of this node.
     """
     if recipe.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             "device is `cuda`, but torch sees no CUDA device", "use `device=auto`, or run `exlm doctor` to see why"
         )
-    if recipe.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(recipe.device)
+    if recipe.device == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    if launch.size == 1:
+        return torch.device("cuda")
+    if launch.local_size > torch.cuda.device_count():
+        raise ConfigError(
+            f"{launch.local_size} ranks were started on a node where torch sees {torch.cuda.device_count()} GPUs",
+            "start one rank per GPU: `torchrun --nproc-per-node=GPUS`; `device=cpu` trains without GPUs",
+        )
+    return torch.device("cuda", launch.local_rank)
 
 
 def describe_device(device: torch.device) -> str:

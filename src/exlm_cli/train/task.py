@@ -23,6 +23,10 @@ class TrainTask(Protocol[BatchT]):
         """Module whose parameters are trained."""
 
     @property
+    def module(self) -> nn.Module:
+        """Module that `losses` calls: the hooks that spread a step over ranks fire in its forward pass."""
+
+    @property
     def identity(self) -> dict[str, str]:
         """Hashes that must not change between a checkpoint and its resumption, by name (data fingerprint, recipe)."""
 

@@ -32,7 +32,7 @@ class LeastSquares:
 
     def __init__(self, microbatch: int = 2) -> None:
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.3), nn.Linear(8, 1))
+        self.model = self.module = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.3), nn.Linear(8, 1))
         self.x = torch.randn(NUM_SAMPLES, 3)
         self.microbatch = microbatch
         self.identity = {"data fingerprint": "abc"}

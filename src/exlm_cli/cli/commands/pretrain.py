@@ -15,6 +15,7 @@ from exlm_cli.cli.options import (
     refuse_with_resume,
 )
 from exlm_cli.errors import ConfigError
+from exlm_cli.launch import is_quiet
 
 
 def pretrain(
@@ -54,6 +55,8 @@ def pretrain(
     from exlm_cli.train.pretrain import run_pretraining
 
     result = run_pretraining(resolved, out=out, resume=resume, progress=console.open_progress())
+    if is_quiet():
+        return None  # rank 0 draws and prints
     drawn = draw_curves([result.run_dir], result.run_dir / "report" / "curves")
     if as_json:
         return console.emit_json(

@@ -43,7 +43,7 @@ def load_or_build(
     cache: Path,
     path: Path,
     load: Callable[[], EntryT],
-    build: Callable[[], EntryT],
+    build: Callable[[], EntryT] | None,
     progress: Progress,
     *,
     remedy: str,
@@ -51,8 +51,18 @@ def load_or_build(
     """Return the entry of the cache at `path`; build it, in one process only, if it is missing or damaged.
 
     `load` raises a `DataError`, `TokenizerError` or `CheckpointError` where the entry is damaged; a message then tells
-    the `remedy`. `build` writes the entry and returns it.
+    the `remedy`. `build` writes the entry and returns it; None: the entry must be there.
+
+    Raises:
+        DataError: The entry must be there and is not.
     """
+    if build is None and not path.exists():
+        raise DataError(
+            f"{path}: the data cache does not hold what rank 0 has put there",
+            "choose a folder that all nodes share with `EXLM_CACHE_DIR=DIR` or `data.cache_dir`",
+        )
+    if build is None:
+        return load()
     if path.exists():
         try:
             return load()

@@ -86,13 +86,15 @@ class _Corpus:
     fingerprint: str
 
 
-def prepare_data(recipe: PretrainRecipe, *, rejected_csv: Path | None, progress: Progress) -> PreparedData:
+def prepare_data(
+    recipe: PretrainRecipe, *, rejected_csv: Path | None, progress: Progress, builds: bool = True
+) -> PreparedData:
     """Train or load the tokenizer and tokenise a recipe's inputs, or find both in the cache.
 
-    `rejected_csv` gets the list of skipped rows, if there are any.
+    `rejected_csv` gets the list of skipped rows, if there are any. Without `builds` the cache must hold both already.
 
     Raises:
-        DataError: Inputs missing or unusable, no usable row, or the cache cannot be written.
+        DataError: Inputs missing or unusable, no usable row; the cache cannot be written, or lacks what it must hold.
         TokenizerError: The tokenizer cannot be read, is of the other kind, or its vocabulary is too small.
     """
     data = recipe.data
@@ -104,9 +106,9 @@ def prepare_data(recipe: PretrainRecipe, *, rejected_csv: Path | None, progress:
             fingerprint_sources(resolve_inputs(inputs, kind=data.kind, progress=progress), cache, progress)
             for inputs in (data.train, data.valid)
         )
-        tokenizer = _obtain_tokenizer(recipe, train, cache, progress)
+        tokenizer = _obtain_tokenizer(recipe, train, cache, progress, builds=builds)
         corpus = _Corpus(recipe, train, valid, tokenizer, data_fingerprint(recipe, train, valid, tokenizer))
-        prepared = _obtain_shards(corpus, cache, progress)
+        prepared = _obtain_shards(corpus, cache, progress, builds=builds)
     if rejected_csv is not None:
         list_rejected(prepared, rejected_csv, progress)
     return prepared
@@ -132,7 +134,7 @@ def list_rejected(data: PreparedData, rejected_csv: Path, progress: Progress) ->
 
 
 def _obtain_tokenizer(
-    recipe: PretrainRecipe, train: list[FingerprintedSource], cache: Path, progress: Progress
+    recipe: PretrainRecipe, train: list[FingerprintedSource], cache: Path, progress: Progress, *, builds: bool
 ) -> Tokenizer:
     if recipe.tokenizer.path is not None:
         return _load_given_tokenizer(recipe.tokenizer.path, recipe.data.kind)
@@ -143,7 +145,14 @@ def _obtain_tokenizer(
         write_entry(path, tokenizer.to_json().encode())
         return tokenizer
 
-    return load_or_build(cache, path, lambda: Tokenizer.load(path), build, progress, remedy="it is trained again")
+    return load_or_build(
+        cache,
+        path,
+        lambda: Tokenizer.load(path),
+        build if builds else None,
+        progress,
+        remedy="it is trained again",
+    )
 
 
 def _load_given_tokenizer(given: str, kind: str) -> Tokenizer:
@@ -171,7 +180,7 @@ def _train_tokenizer(recipe: PretrainRecipe, train: list[FingerprintedSource], p
 # Shards: cached, or built in a temporary directory and renamed into place
 
 
-def _obtain_shards(corpus: _Corpus, cache: Path, progress: Progress) -> PreparedData:
+def _obtain_shards(corpus: _Corpus, cache: Path, progress: Progress, *, builds: bool) -> PreparedData:
     directory = cache / "shards" / corpus.fingerprint[:32]
 
     def load() -> PreparedData:
@@ -185,7 +194,9 @@ def _obtain_shards(corpus: _Corpus, cache: Path, progress: Progress) -> Prepared
         _build_shards(directory, corpus, progress)
         return replace(load(), was_cached=False)
 
-    return load_or_build(cache, directory, load, build, progress, remedy="the data is tokenised again")
+    return load_or_build(
+        cache, directory, load, build if builds else None, progress, remedy="the data is tokenised again"
+    )
 
 
 def _build_shards(directory: Path, corpus: _Corpus, progress: Progress) -> None:

@@ -1,0 +1,88 @@
+"""One model on many devices: DDP, or FSDP2 with the weights of each block in shares. One reduction a step."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from exlm_cli.config.sections import LoopConfig
+from exlm_cli.distributed.ranks import Ranks
+from exlm_cli.errors import ConfigError
+from exlm_cli.model.encoder import EncoderBlock
+
+MANY_PARAMETERS = 2_000_000_000
+"""Parameters above which `auto` takes FSDP: weights, gradients and moments are 16 bytes each, 32 GB in all."""
+
+Strategy = Literal["none", "ddp", "fsdp"]
+
+
+def choose_strategy(train: LoopConfig, ranks: Ranks, num_parameters: int) -> Strategy:
+    """Return how a model is spread over ranks: not at all in one process; `auto` is DDP for all but huge models.
+
+    Raises:
+        ConfigError: FSDP of a compiled encoder.
+    """
+    if ranks.size == 1:
+        return "none"
+    strategy: Strategy = train.parallel if train.parallel != "auto" else "ddp"
+    if train.parallel == "auto" and num_parameters > MANY_PARAMETERS:
+        strategy = "fsdp"
+    if strategy == "fsdp" and train.compile:
+        raise ConfigError(
+            "`train.compile` compiles the encoder in one piece, which FSDP takes apart",
+            "use `train.parallel=ddp` or `train.compile=false`",
+        )
+    return strategy
+
+
+def spread(module: nn.Module, strategy: Strategy, ranks: Ranks, autocast_dtype: torch.dtype | None) -> nn.Module:
+    """Return the module whose forward pass and gradients all ranks share.
+
+    Args:
+        module: What is called in training; with `fsdp` its parameters are replaced in place by shares of them.
+        strategy: `choose_strategy`'s.
+        ranks: All ranks.
+        autocast_dtype: Under `fsdp` also the type in which the weights of blocks are gathered; None: float32.
+    """
+    if strategy == "ddp":
+        return DistributedDataParallel(module, gradient_as_bucket_view=True)
+    if strategy == "fsdp":
+        mesh = init_device_mesh(ranks.device.type, (ranks.size,))
+        in_blocks = MixedPrecisionPolicy(param_dtype=autocast_dtype, output_dtype=torch.float32)
+        for block in module.modules():
+            if isinstance(block, EncoderBlock):
+                fully_shard(block, mesh=mesh, mp_policy=in_blocks if autocast_dtype else MixedPrecisionPolicy())
+        fully_shard(module, mesh=mesh)
+    return module
+
+
+@contextmanager
+def accumulating(module: nn.Module, *, is_last: bool) -> Iterator[None]:
+    """Let a backward pass inside add to the gradients; at the last one of a step, ranks average what they have."""
+    held: AbstractContextManager[object] = nullcontext()
+    if isinstance(module, DistributedDataParallel) and not is_last:
+        held = module.no_sync()
+    elif isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(is_last)
+    with held:
+        yield
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a tensor that ranks may hold in shares as one; where they do, all ranks must call this."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def writes_shares(module: nn.Module, train: LoopConfig) -> bool:
+    """Return whether each rank writes its own rows of a checkpoint, as `train.sharded_checkpoints` says."""
+    if not isinstance(module, FSDPModule):
+        return False
+    if train.sharded_checkpoints is not None:
+        return train.sharded_checkpoints
+    return sum(p.numel() for p in module.parameters()) > MANY_PARAMETERS

@@ -1,0 +1,442 @@
+"""Ranks that train one model together: how they meet, agree, wait for each other, and learn that one is gone.
+
+Before training they talk through a store of keys, where a wait may last a day. In training they talk through the
+process group: gloo between CPUs, NCCL between CUDA devices. Each rank counts in the store while it lives, so that an
+error can name the rank that died.
+"""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from exlm_cli.errors import ExlmError, RankError
+from exlm_cli.files import JsonModelT
+from exlm_cli.launch import Launch
+
+LIMIT_S = 30 * 60.0
+"""Longest wait for another rank in training; rank 0 may be writing a checkpoint meanwhile."""
+PREPARE_LIMIT_S = 24 * 3600.0
+"""Longest wait while rank 0 prepares the data."""
+MEET_LIMIT_S = 5 * 60.0
+"""Longest wait for every rank to start."""
+_BEAT_S = 0.5
+_LOST_AFTER_S = 4.0
+"""A rank whose count stands still for so long is lost: it counts twice a second in a thread of its own."""
+_LONGEST_PAUSE_S = 1.0
+_FAILURE = "failure"
+
+_num_joins = 0
+
+ResultT = TypeVar("ResultT")
+BatchT = TypeVar("BatchT")
+
+
+class Ranks:
+    """The ranks of a run as one of them sees them. Where it is the only one, every method answers at once.
+
+    Args:
+        launch: Place of this process.
+        device: Device of this process.
+        store: Store that all ranks share; None for one process.
+
+    Attributes:
+        hint: What to do when a rank is lost; the run that is under way sets it.
+    """
+
+    def __init__(self, launch: Launch, device: torch.device, store: Store | None = None) -> None:
+        self.rank, self.size, self.device = launch.rank, launch.size, device
+        self.hint = "start the run again"
+        self._store = store
+        self._num_exchanges = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which alone prepares data, prints and writes."""
+        return self.rank == 0
+
+    def describe(self) -> str:
+        """Return a clause on the number of ranks; empty for one process."""
+        return "" if self.size == 1 else f", {self.size} ranks"
+
+    def wait_to_start(self) -> None:
+        """Wait until every rank counts.
+
+        Raises:
+            RankError: One did not start in time.
+        """
+        begun_s = time.monotonic()
+        for rank in range(self.size):
+            while self._store is not None and not self._store.check([f"beat/{rank}"]):
+                if time.monotonic() - begun_s > MEET_LIMIT_S:
+                    raise RankError(
+                        f"rank {rank} of {self.size} did not start within {MEET_LIMIT_S:.0f} s",
+                        "start all ranks with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE",
+                        0,
+                    )
+                time.sleep(_BEAT_S / 10)
+
+    def exchange(self, value: Any, *, limit_s: float = LIMIT_S) -> list[Any]:
+        """Return the JSON values that all ranks give, by rank; through the store, so a wait may be long.
+
+        Raises:
+            RankError: A rank failed, was lost, or did not come within the limit.
+        """
+        if self._store is None:
+            return [value]
+        self._num_exchanges += 1
+        key = f"exchange/{self._num_exchanges}"
+        self._store.set(f"{key}/{self.rank}", json.dumps(value))
+        if self.is_first:
+            given = [json.loads(self._wait_for(f"{key}/{rank}", rank, limit_s)) for rank in range(self.size)]
+            self._store.set(key, json.dumps(given))
+            return given
+        gathered: list[Any] = json.loads(self._wait_for(key, 0, limit_s))
+        return gathered
+
+    def together(self, work: Callable[[], ResultT], *, limit_s: float = LIMIT_S) -> ResultT:
+        """Do the same work on every rank; what one refuses, all refuse.
+
+        Raises:
+            ExlmError: That of the lowest rank that raised one.
+        """
+        error: ExlmError | None = None
+        try:
+            result = work()
+        except ExlmError as raised:
+            if self._store is None:
+                raise
+            error = raised
+        outcomes = self.exchange(None if error is None else _described(error), limit_s=limit_s)
+        for rank, outcome in enumerate(outcomes):
+            if outcome is not None:
+                raise error if error is not None and rank == self.rank else _error_of(rank, outcome)
+        return result
+
+    def first(self, work: Callable[[], ResultT], *, limit_s: float = LIMIT_S) -> ResultT:
+        """Do work on rank 0 while the others wait, and return its JSON result on every rank.
+
+        Raises:
+            ExlmError: The work raised it.
+        """
+        done: list[ResultT] = []
+        self.together(lambda: done.append(work()) if self.is_first else None, limit_s=limit_s)
+        if self._store is None:
+            return done[0]
+        result: ResultT = self.exchange(done[0] if done else None)[0]
+        return result
+
+    def first_model(self, kind: type[JsonModelT], work: Callable[[], JsonModelT]) -> JsonModelT:
+        """Do work on rank 0, and return its result, content of a JSON file, on every rank; like `first`."""
+        made: list[JsonModelT] = []
+
+        def make() -> dict[str, Any]:
+            made.append(work())
+            return made[0].as_json()
+
+        content = self.first(make, limit_s=PREPARE_LIMIT_S)
+        return made[0] if made else kind.model_validate_json(json.dumps(content))
+
+    def in_turn(self, work: Callable[[], ResultT], *, limit_s: float = LIMIT_S) -> ResultT:
+        """Do work on rank 0, then on the others at once: they find in a cache what rank 0 has put there.
+
+        Raises:
+            ExlmError: That of the lowest rank that raised one.
+        """
+        done: list[ResultT] = []
+        self.together(lambda: done.append(work()) if self.is_first else None, limit_s=limit_s)
+        return self.together(lambda: done[0] if done else work(), limit_s=limit_s)
+
+    def shared(self, value: ResultT) -> ResultT:
+        """Return rank 0's JSON value on every rank, through the process group."""
+        if self._store is None:
+            return value
+        content = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
+        received: ResultT = json.loads(self.gather(content if self.is_first else content[:0]).tobytes())
+        return received
+
+    def largest(self, values: Sequence[int]) -> list[int]:
+        """Return the largest of each value over all ranks; waits for the ranks, not for a device."""
+        if self._store is None:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.int64)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return [int(value) for value in tensor]
+
+    def totals(self, values: Sequence[float]) -> list[float]:
+        """Return the sum of each value over all ranks."""
+        if self._store is None:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor)
+        summed: list[float] = tensor.tolist()
+        return summed
+
+    def gather(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Return the rows of all ranks, by rank; arrays may differ in their first axis alone."""
+        if self._store is None:
+            return rows
+        sizes = torch.zeros(self.size, dtype=torch.int64)
+        sizes[self.rank] = len(rows)
+        dist.all_reduce(sizes)
+        padded = np.zeros((int(sizes.max()), *rows.shape[1:]), dtype=rows.dtype)
+        padded[: len(rows)] = rows
+        gathered = [torch.empty(padded.shape, dtype=torch.from_numpy(padded).dtype) for _ in range(self.size)]
+        dist.all_gather(gathered, torch.from_numpy(padded))
+        return np.concatenate([each.numpy()[:size] for each, size in zip(gathered, sizes.tolist(), strict=True)])
+
+    def share_of(self, items: NDArray[Any]) -> NDArray[Any]:
+        """Return every size-th item from this rank's on: neighbours in length go to different ranks."""
+        return items[self.rank :: self.size]
+
+    def in_step(
+        self, batches: Iterator[BatchT], spare: Callable[[], BatchT], flag: Callable[[], int] = lambda: 0
+    ) -> Iterator[tuple[BatchT, bool, int | None]]:
+        """Yield this rank's batches, and a spare one where it has fewer than another: all run as many passes.
+
+        Args:
+            batches: Those of this rank.
+            spare: Returns a batch to go along with.
+            flag: Returns a number to agree on.
+
+        Yields:
+            A batch; whether it is this rank's own; the largest flag where it is the last batch of several ranks, else
+            None.
+        """
+        if self._store is None:
+            yield from ((batch, True, None) for batch in batches)
+            return
+        own, going_along = next(batches, None), None
+        goes_on = True
+        while goes_on:
+            following = None if own is None else next(batches, None)
+            num_following, flagged = self.largest([int(following is not None), flag()])
+            goes_on = num_following > 0
+            if own is None and going_along is None:
+                going_along = spare()
+            batch = going_along if own is None else own
+            assert batch is not None, "there is an own batch or a spare one"
+            yield batch, own is not None, None if goes_on else flagged
+            own = following
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Turn a broken message into the error of the rank that caused it.
+
+        Raises:
+            RankError: Another rank failed or was lost.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            cause = self._find_failure() if self._store is not None else None
+            if cause is None:
+                raise
+            raise cause from error
+
+    def report_failure(self, error: BaseException) -> None:
+        """Leave an error for the other ranks, unless one has left its own."""
+        if self._store is not None and not isinstance(error, RankError):
+            described = _described(error) if isinstance(error, ExlmError) else _described_fault(error)
+            # the rank that keeps the store may be gone, and with it whoever would read this
+            with contextlib.suppress(dist.DistError):
+                self._store.compare_set(_FAILURE, "", json.dumps([self.rank, described]))
+
+    def _wait_for(self, key: str, awaited: int, limit_s: float) -> bytes:
+        """Return the value of a key that rank `awaited` sets."""
+        assert self._store is not None
+        begun_s, pause_s, seen = time.monotonic(), 0.01, _Beats(self._store, [awaited])
+        with self.explaining():
+            while not self._store.check([key]):
+                failure = self._read_failure()
+                if failure is not None:
+                    raise failure
+                if seen.lost():
+                    raise self._lost([awaited])
+                if time.monotonic() - begun_s > limit_s:
+                    raise RankError(
+                        f"rank {awaited} of {self.size} did not answer within {limit_s:.0f} s", self.hint, self.rank
+                    )
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            value: bytes = self._store.get(key)
+        return value
+
+    def _find_failure(self) -> RankError | None:
+        """Return why a message broke: the error another rank left, or the ranks that no longer count; None: neither."""
+        assert self._store is not None
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        seen = _Beats(self._store, others)
+        try:
+            while True:
+                failure = self._read_failure()
+                if failure is not None:
+                    return failure
+                lost = seen.lost()
+                if lost:
+                    return self._lost(lost)
+                if seen.have_all_counted:
+                    return None
+                time.sleep(_BEAT_S)
+        except dist.DistError:
+            return self._lost([0])  # it keeps the store
+
+    def _read_failure(self) -> RankError | None:
+        assert self._store is not None
+        if not self._store.check([_FAILURE]):
+            return None
+        rank, described = json.loads(self._store.get(_FAILURE))
+        return None if rank == self.rank else _error_of(rank, described)
+
+    def _lost(self, lost: list[int]) -> RankError:
+        names = ", ".join(map(str, lost))
+        which = (
+            f"rank {names} of {self.size} has ended" if len(lost) == 1 else f"ranks {names} of {self.size} have ended"
+        )
+        first_left = min(set(range(self.size)) - set(lost))
+        return RankError(f"{which} without a word: killed, out of memory, or its node is gone", self.hint, first_left)
+
+
+ALONE = Ranks(Launch(), torch.device("cpu"))
+"""One process, where the device does not matter."""
+
+
+class _Beats:
+    """What ranks have counted in the store, from the moment this is made."""
+
+    def __init__(self, store: Store, ranks: Sequence[int]) -> None:
+        self._store, self._begun_s = store, time.monotonic()
+        self._first = {rank: self._read(rank) for rank in ranks}
+        self._waiting = dict.fromkeys(ranks, self._begun_s)
+
+    def lost(self) -> list[int]:
+        """Return the ranks whose count has stood still for too long."""
+        now_s = time.monotonic()
+        for rank, count in self._first.items():
+            latest = self._read(rank)
+            if latest != count:
+                self._first[rank], self._waiting[rank] = latest, now_s
+        return [rank for rank, since_s in self._waiting.items() if now_s - since_s > _LOST_AFTER_S]
+
+    @property
+    def have_all_counted(self) -> bool:
+        """Whether every rank has counted on since this was made."""
+        return all(since_s > self._begun_s for since_s in self._waiting.values())
+
+    def _read(self, rank: int) -> bytes:
+        value: bytes = self._store.get(f"beat/{rank}")
+        return value
+
+
+class _Heart(threading.Thread):
+    """Counts in the store until it is told to stop."""
+
+    def __init__(self, store: Store, rank: int) -> None:
+        super().__init__(name="exlm-heart", daemon=True)
+        self._store, self._key, self._ends = store, f"beat/{rank}", threading.Event()
+        self._count = 0
+        self._beat()
+
+    def run(self) -> None:
+        """Count."""
+        while not self._ends.wait(_BEAT_S):
+            try:
+                self._beat()
+            except dist.DistError:
+                return  # the store is gone, which the next message notices
+
+    def stop(self) -> None:
+        """Count no longer."""
+        self._ends.set()
+        self.join()
+
+    def _beat(self) -> None:
+        self._count += 1
+        self._store.set(self._key, str(self._count))
+
+
+@contextmanager
+def join(launch: Launch, device: torch.device) -> Iterator[Ranks]:
+    """Meet the other ranks of a launch; for one process there are none.
+
+    Args:
+        launch: Place of this process.
+        device: Its device, which decides between gloo and NCCL.
+
+    Raises:
+        RankError: Not all ranks came; later, another rank failed or was lost.
+    """
+    if launch.size == 1:
+        yield Ranks(launch, device)
+        return
+    global _num_joins
+    _num_joins += 1
+    # a process may train several runs one after the other: each has keys of its own
+    store, own = (PrefixStore(f"join-{_num_joins}", _meet(launch)) for _ in range(2))
+    heart = _Heart(own, launch.rank)  # with a connection of its own: a wait in this thread blocks the other
+    heart.start()
+    ranks = Ranks(launch, device, store)
+    try:
+        ranks.wait_to_start()
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            store=PrefixStore("group", store),
+            rank=launch.rank,
+            world_size=launch.size,
+            timeout=timedelta(seconds=LIMIT_S),
+            device_id=device if device.type == "cuda" else None,
+        )
+        with ranks.explaining():
+            yield ranks
+            ranks.exchange(None)  # nobody leaves, and takes the store along, while another still reads it
+    except BaseException as error:
+        ranks.report_failure(error)
+        if isinstance(error, ExlmError) and error.reporter is None:
+            error.reporter = 0
+        raise
+    finally:
+        heart.stop()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _meet(launch: Launch) -> Store:
+    """Return the store that all ranks share; torchrun keeps it, or rank 0."""
+    try:
+        store: Store = next(rendezvous("env://", timeout=timedelta(seconds=MEET_LIMIT_S)))[0]
+    except (dist.DistError, OSError, ValueError) as error:
+        host, port = launch.master
+        raise RankError(
+            f"rank {launch.rank} of {launch.size} cannot meet the others at {host}:{port}: "
+            f"{str(error).strip().splitlines()[0]}",
+            "MASTER_ADDR is the node of rank 0, and MASTER_PORT a port that is free there and open to the other nodes",
+            launch.rank,
+        ) from error
+    return store
+
+
+def _described(error: ExlmError) -> dict[str, Any]:
+    return {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+
+
+def _described_fault(error: BaseException) -> dict[str, Any]:
+    """Return what other ranks print of a fault whose traceback its own rank prints."""
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return {"message": f"{type(error).__name__}: {reason}", "hint": "", "exit_code": 2}
+
+
+def _error_of(rank: int, described: dict[str, Any]) -> RankError:
+    error = RankError(f"rank {rank}: {described['message']}", described["hint"], 0)
+    error.exit_code = described["exit_code"]
+    return error

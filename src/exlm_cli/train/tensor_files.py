@@ -1,0 +1,123 @@
+"""Tensors of a checkpoint in safetensors files: whole in one, or each rank's rows of them in a file of its own.
+
+torch.distributed.checkpoint keeps the list of such shares as a pickle, which must not be read from a file of unknown
+origin; here it is JSON in the manifest. Any number of ranks can read what any number has written.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import safe_open
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from exlm_cli.distributed.ranks import Ranks
+from exlm_cli.errors import CheckpointError
+
+Rows = dict[str, tuple[int, int]]
+"""Name of a tensor -> first row in a file, and rows of the whole tensor; tensors that are not in it are whole."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank writes of a set of tensors; `rows` is None where the file holds them whole."""
+
+    file: str
+    tensors: dict[str, Tensor]
+    rows: Rows | None = None
+
+
+def part_of(stem: str, tensors: Mapping[str, Tensor], ranks: Ranks, *, is_sharded: bool) -> Part | None:
+    """Return what this rank writes of tensors, on the CPU; None where rank 0 alone writes.
+
+    Args:
+        stem: Name of the file without its ending.
+        tensors: By name; of those in shares all ranks must call this.
+        ranks: All ranks.
+        is_sharded: Every rank writes its rows; else rank 0 writes everything.
+    """
+    if is_sharded:
+        own: dict[str, Tensor] = {}
+        rows: Rows = {}
+        for name, tensor in tensors.items():
+            if isinstance(tensor, DTensor):
+                first, last = _own_rows(tensor)
+                if first < last:
+                    own[name], rows[name] = _on_cpu(tensor.to_local()), (first, tensor.shape[0])
+            elif ranks.is_first:
+                own[name] = _on_cpu(tensor)
+        return Part(shard_file(stem, ranks.rank, ranks.size), own, rows)
+    whole: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        complete = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if ranks.is_first:
+            whole[name] = _on_cpu(complete)
+    return Part(f"{stem}.safetensors", whole) if ranks.is_first else None
+
+
+def shard_file(stem: str, index: int, count: int) -> str:
+    """Return the name of the file of one of `count` ranks."""
+    return f"{stem}-{index + 1:05}-of-{count:05}.safetensors"
+
+
+class SavedTensors:
+    """Tensors in one or several files, read row by row.
+
+    Args:
+        files: Paths of the files, each with the rows that it holds of tensors that are not whole in it.
+
+    Attributes:
+        shapes: Shape of each whole tensor.
+    """
+
+    def __init__(self, files: Iterable[tuple[Path, Rows | None]]) -> None:
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._places: dict[str, list[tuple[int, int, Path]]] = {}
+        for path, rows in files:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118  (it is no mapping)
+                    shape = tuple(file.get_slice(name).get_shape())
+                    first, total = (rows or {}).get(name, (0, shape[0] if shape else 0))
+                    self.shapes[name] = (total, *shape[1:]) if shape else ()
+                    last = first + (shape[0] if shape else 0)
+                    self._places.setdefault(name, []).append((first, last, path))
+
+    def copy_to(self, name: str, target: Tensor) -> None:
+        """Copy a tensor into one of the same shape, or into this rank's rows of it.
+
+        Raises:
+            CheckpointError: Rows are missing.
+        """
+        local = target.to_local() if isinstance(target, DTensor) else target
+        if not self.shapes[name]:
+            local.copy_(self._read(name, self._places[name][0][2], slice(None)))
+            return
+        first, last = _own_rows(target) if isinstance(target, DTensor) else (0, target.shape[0])
+        done = first
+        for start, stop, path in sorted(self._places[name]):
+            if start <= done < min(stop, last):
+                upto = min(stop, last)
+                local[done - first : upto - first].copy_(self._read(name, path, slice(done - start, upto - start)))
+                done = upto
+        if done < last:
+            raise CheckpointError(f"`{name}`: rows {done} to {last} are in no file of the checkpoint")
+
+    def _read(self, name: str, path: Path, rows: slice) -> Tensor:
+        with safe_open(path, framework="pt") as file:
+            content: Tensor = file.get_tensor(name) if not self.shapes[name] else file.get_slice(name)[rows]
+        return content
+
+
+def _own_rows(tensor: DTensor) -> tuple[int, int]:
+    """Return first and last row of this rank's share: ranks take equal chunks in order, the last ones fewer."""
+    total, mesh = tensor.shape[0], tensor.device_mesh
+    chunk = -(-total // mesh.size())
+    first = min(total, mesh.get_local_rank() * chunk)
+    last = min(total, first + chunk)
+    assert tensor.to_local().shape[0] == last - first, "FSDP2 cuts the first axis into equal chunks"
+    return first, last
+
+
+def _on_cpu(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous()
