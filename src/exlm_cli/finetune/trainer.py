@@ -190,6 +190,7 @@ class FinetuneTask:
     ) -> None:
         self.recipe, self.seed, self.data, self.model = recipe, seed, data, model
         self._progress = progress
+        model.encoder.recomputes = recipe.train.gradient_checkpointing
         self._runner = TaskRunner(model, data.tokenizer, data.num_repeats, recipe.train, ranks)
         self.module = self._runner.module
         self.identity = {

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from exlm_cli.config.sections import ModelConfig
 from exlm_cli.model.positions import RotaryPositions
@@ -49,6 +50,9 @@ class Encoder(nn.Module):
     Args:
         config: Section `model` of the recipe.
         num_states_per_mask: k of the inputs; 1 where nothing expands.
+
+    Attributes:
+        recomputes: Keep only each block's input in training, and compute the block again in the backward pass.
     """
 
     def __init__(self, config: ModelConfig, num_states_per_mask: int) -> None:
@@ -59,6 +63,7 @@ class Encoder(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.num_layers))
         self.final_norm = nn.LayerNorm(config.width)
+        self.recomputes = False
 
     def forward(
         self,
@@ -82,5 +87,8 @@ class Encoder(nn.Module):
         attend = None if is_token is None else is_token[:, None, None, :]
         x_BLD = self.dropout(embedded)
         for block in self.blocks:
-            x_BLD = block(x_BLD, rotation, attend)
+            if self.recomputes and self.training:
+                x_BLD = cast(Tensor, checkpoint(block, x_BLD, rotation, attend, use_reentrant=False))
+            else:
+                x_BLD = block(x_BLD, rotation, attend)
         return cast(Tensor, self.final_norm(x_BLD))

@@ -293,7 +293,7 @@ def load_model_weights(path: Path, model: nn.Module) -> None:
     Raises:
         CheckpointError: Names or shapes do not fit the model.
     """
-    saved = _saved_tensors(path, MODEL)
+    saved = saved_tensors(path, MODEL)
     state = model.state_dict()
     expected = {name: tuple(t.shape) for name, t in state.items()}
     for name in sorted(expected.keys() | saved.shapes.keys()):
@@ -310,7 +310,7 @@ def load_model_weights(path: Path, model: nn.Module) -> None:
 
 def load_optimizer_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Load AdamW's moments, by parameter name, onto the device of each parameter."""
-    saved = _saved_tensors(path, OPTIMIZER)
+    saved = saved_tensors(path, OPTIMIZER)
     for name, parameter in model.named_parameters():
         state = {}
         for key in sorted(key for key in saved.shapes if key.rpartition("/")[0] == name):
@@ -322,7 +322,8 @@ def load_optimizer_state(path: Path, model: nn.Module, optimizer: torch.optim.Op
         optimizer.state[parameter] = state
 
 
-def _saved_tensors(path: Path, stem: str) -> SavedTensors:
+def saved_tensors(path: Path, stem: str) -> SavedTensors:
+    """Open the tensors of a verified checkpoint: `MODEL`'s or `OPTIMIZER`'s."""
     files = read_manifest(path).files
     return SavedTensors((path / name, entry.rows) for name, entry in files.items() if name.startswith(stem))
 

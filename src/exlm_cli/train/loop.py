@@ -153,7 +153,9 @@ class TrainingLoop:
     def _fit(self) -> LoopResult:
         state = self.state
         self.task.model.train()
-        with StopSignal() as stop, self.progress.bar(self.label, self.total_steps, done=state.step) as bar:
+        bars = self.progress.bar(self.label, self.total_steps, done=state.step)
+        # torchrun sends SIGTERM as soon as one rank has died: the others look for it before they go
+        with StopSignal() as stop, self.ranks.explaining(), bars as bar:
             while state.step < self.total_steps and not state.is_stopped:
                 loss = self.advance(stop)
                 if loss is not None:

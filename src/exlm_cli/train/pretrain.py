@@ -97,6 +97,7 @@ class PretrainTask:
         self.special = special_tokens(data.tokenizer)
         self.objective = Objective(data.tokenizer.unk_id, recipe.masking.num_repeats, recipe.train.alignment_backend)
         self.autocast_dtype = autocast_dtype(recipe.train, device)
+        model.encoder.recomputes = recipe.train.gradient_checkpointing
         self.strategy = choose_strategy(recipe.train, ranks, sum(p.numel() for p in model.parameters()))
         self.module = spread(PretrainModule(model, self.objective), self.strategy, ranks, self.autocast_dtype)
         self.identity = {
