@@ -1,13 +1,15 @@
 """A recipe small enough for tests, and batches made of made-up tokens."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.data.batch import Batch, collate
+from exlm_cli.data.batch import Batch
 from exlm_cli.data.expansion import expand
-from exlm_cli.data.masking import SpecialTokens, mask_sequence, sample_rng
+from exlm_cli.data.masking import IntArray, MaskedSequences, Masker, Sequences, SpecialTokens
 
 SPECIAL = SpecialTokens(pad=0, cls=1, sep=2, mask=3, never_masked=frozenset(range(5)), vocab_size=40)
 
@@ -35,9 +37,30 @@ def tiny_recipe(**sections: Any) -> PretrainRecipe:
 def tiny_batch(recipe: PretrainRecipe, lengths: tuple[int, ...] = (9, 4, 12), seed: int = 0) -> Batch:
     """Return a masked and expanded batch of random tokens, one sequence for each length."""
     rng = np.random.default_rng(seed)
-    expanded = []
-    for index, length in enumerate(lengths):
-        tokens = rng.integers(5, SPECIAL.vocab_size, size=length)
-        masked = mask_sequence(tokens, recipe.masking, SPECIAL, sample_rng(seed, 0, index))
-        expanded.append(expand(masked, recipe.masking.num_states_per_mask, recipe.objective))
-    return collate(expanded, range(len(lengths)), SPECIAL.pad)
+    masker = Masker(recipe.masking, SPECIAL, seed, epoch=0)
+    masked = masker.mask(sequences([rng.integers(5, SPECIAL.vocab_size, size=length) for length in lengths]))
+    return expand(masked, recipe.masking.num_states_per_mask, recipe.objective, pad_id=SPECIAL.pad)
+
+
+def sequences(rows: Iterable[npt.ArrayLike], sample_index: Sequence[int] | None = None) -> Sequences:
+    """Return rows of tokens without [CLS] and [SEP] as a data set reads them; indices 0, 1, ... if none are given."""
+    padded, lengths = _padded(rows)
+    return Sequences(padded, lengths, np.arange(len(lengths)) if sample_index is None else np.array(sample_index))
+
+
+def masked_by_hand(
+    rows: Iterable[npt.ArrayLike], targets: Iterable[int], mask_id: int = SPECIAL.mask
+) -> MaskedSequences:
+    """Return rows of tokens with [CLS], [SEP] and [MASK] as masked sequences with these targets, none repeated."""
+    padded, lengths = _padded(rows)
+    is_masked = padded == mask_id
+    target_ids: IntArray = np.array(list(targets), dtype=np.int64)
+    return MaskedSequences(padded, lengths, is_masked, target_ids, is_masked.nonzero()[1], np.arange(len(lengths)))
+
+
+def _padded(rows: Iterable[npt.ArrayLike]) -> tuple[IntArray, IntArray]:
+    arrays = [np.asarray(row, dtype=np.int64) for row in rows]
+    padded = np.full((len(arrays), max(map(len, arrays))), SPECIAL.pad, dtype=np.int64)
+    for to, row in zip(padded, arrays, strict=True):
+        to[: len(row)] = row
+    return padded, np.array([len(row) for row in arrays])

@@ -1,57 +1,97 @@
-"""Expansion of each masked token into k states: expanded tokens, 2D positions and DAG nodes (section 4.2)."""
+"""Expansion of each masked token into k states: expanded tokens, 2D positions and DAG nodes (section 4.2).
 
-from dataclasses import dataclass
+Axes: B sequences, L tokens before expansion, X expanded positions, S nodes, T targets, M masks of all sequences.
+"""
 
 import numpy as np
+import torch
 
 from exlm_cli.config.sections import Objective
-from exlm_cli.data.masking import IntArray, MaskedSequence
+from exlm_cli.data.batch import Batch
+from exlm_cli.data.masking import BoolArray, IntArray, MaskedSequences
 
 
-@dataclass(frozen=True)
-class ExpandedSequence:
-    """One expanded sequence; the fields are those of `Batch`, without padding and batch axis."""
-
-    token_ids: IntArray
-    positions: IntArray
-    node_index: IntArray
-    node_mask: IntArray
-    target_ids: IntArray
-    target_source: IntArray
-
-
-def expand(masked: MaskedSequence, num_states_per_mask: int, objective: Objective) -> ExpandedSequence:
-    """Replace every masked position by k adjacent copies and list the DAG's nodes.
+def expand(masked: MaskedSequences, num_states_per_mask: int, objective: Objective, *, pad_id: int) -> Batch:
+    """Replace every masked position by k adjacent copies, list the DAG's nodes, and pad, all on the CPU.
 
     Clone c of the mask at position i gets the 2D position (i, c), c = 1..k; everything else gets (j, 0). For
     `objective="mlm"` all positions are (j, 0), and k must be 1.
 
     Args:
-        masked: Sequence of L tokens with T masked positions.
+        masked: Sequences, each with any number of masked positions.
         num_states_per_mask: k.
         objective: Decides the positions.
-
-    Returns:
-        Arrays of L + (k - 1) * T positions and k * T + 2 nodes.
+        pad_id: [PAD].
     """
     k = num_states_per_mask
-    length = len(masked.input_ids)
-    num_masks = len(masked.masked_positions)
-    is_masked = np.zeros(length, dtype=bool)
-    is_masked[masked.masked_positions] = True
-    copies = np.where(is_masked, k, 1)
-    token_index = np.repeat(np.arange(length), copies)
-    first_position = np.cumsum(copies) - copies
+    num_sequences, longest_input = masked.input_ids.shape
+    target_lengths = masked.is_masked.sum(1)
+    lengths = masked.lengths + (k - 1) * target_lengths
+    longest, most_masks = int(lengths.max()), int(target_lengths.max())
+    num_columns = max(1, most_masks)
+    is_target_BT = np.arange(num_columns) < target_lengths[:, None]
 
-    clone = np.zeros(len(token_index), dtype=np.int64)
-    inner_nodes = (first_position[masked.masked_positions][:, None] + np.arange(k)).reshape(-1)
+    is_token_BL = np.arange(longest_input) < masked.lengths[:, None]
+    copies_BL = np.where(masked.is_masked, k, is_token_BL)
+    # a last column of [PAD] fills every sequence up to the longest, so that all rows have equal length
+    copies = np.concatenate([copies_BL, (longest - lengths)[:, None]], axis=1).ravel()
+    token_ids = np.concatenate([masked.input_ids, np.full((num_sequences, 1), pad_id)], axis=1)
+    token_index = np.tile(np.append(np.arange(longest_input), 0), num_sequences)
+    positions = np.zeros((num_sequences, longest, 2), dtype=np.int64)
+    positions[..., 0] = np.repeat(token_index, copies).reshape(num_sequences, longest)
+
+    first_BL = np.cumsum(copies_BL, axis=1) - copies_BL
+    inner_Mk = first_BL[masked.is_masked][:, None] + np.arange(k)
     if objective == "exlm":
-        clone[inner_nodes] = np.tile(np.arange(1, k + 1), num_masks)
-    return ExpandedSequence(
-        token_ids=masked.input_ids[token_index],
-        positions=np.stack([token_index, clone], axis=1),
-        node_index=np.concatenate([[0], inner_nodes, [len(token_index) - 1]]).astype(np.int64),
-        node_mask=np.concatenate([[-1], np.repeat(np.arange(num_masks), k), [-1]]).astype(np.int64),
-        target_ids=masked.target_ids,
-        target_source=masked.target_source,
+        row_M = np.repeat(np.arange(num_sequences), target_lengths)
+        positions[row_M[:, None], inner_Mk, 1] = np.arange(1, k + 1)
+
+    # without masks there is a column of targets, which is padding, but no inner node
+    inner_BTk = np.zeros((num_sequences, num_columns, k), dtype=np.int64)
+    inner_BTk[is_target_BT] = inner_Mk
+    mask_BTk = np.where(is_target_BT, np.arange(num_columns), -1)[..., None].repeat(k, axis=2)
+    num_inner = k * most_masks
+    node_index = np.zeros((num_sequences, num_inner + 2), dtype=np.int64)
+    node_index[:, 1:-1] = inner_BTk.reshape(num_sequences, -1)[:, :num_inner]
+    state_lengths = k * target_lengths + 2
+    node_index[np.arange(num_sequences), state_lengths - 1] = lengths - 1
+    node_mask = np.full_like(node_index, -1)
+    node_mask[:, 1:-1] = mask_BTk.reshape(num_sequences, -1)[:, :num_inner]
+    return Batch(
+        token_ids=torch.from_numpy(np.repeat(token_ids.ravel(), copies).reshape(num_sequences, longest)),
+        positions=torch.from_numpy(positions),
+        lengths=torch.from_numpy(lengths),
+        node_index=torch.from_numpy(node_index),
+        node_mask=torch.from_numpy(node_mask),
+        state_lengths=torch.from_numpy(state_lengths),
+        target_ids=torch.from_numpy(_at(is_target_BT, masked.target_ids, pad_id)),
+        target_source=torch.from_numpy(_at(is_target_BT, masked.target_source, -1)),
+        target_lengths=torch.from_numpy(target_lengths),
+        sample_index=torch.from_numpy(masked.sample_index),
     )
+
+
+def batch_from_masked_ids(
+    input_ids: IntArray, *, mask_id: int, pad_id: int, num_states_per_mask: int, objective: Objective
+) -> Batch:
+    """Build a batch of one from tokens that already contain [MASK]; its targets are unknown and set to [PAD].
+
+    `input_ids` are (L,), [CLS] first and [SEP] last; `num_states_per_mask` is 1 for an MLM.
+    """
+    positions = np.flatnonzero(input_ids == mask_id)
+    masked = MaskedSequences(
+        input_ids=input_ids[None],
+        lengths=np.array([len(input_ids)]),
+        is_masked=(input_ids == mask_id)[None],
+        target_ids=np.full(len(positions), pad_id, dtype=np.int64),
+        target_source=positions,
+        sample_index=np.zeros(1, dtype=np.int64),
+    )
+    return expand(masked, num_states_per_mask, objective, pad_id=pad_id)
+
+
+def _at(is_target_BT: BoolArray, values_M: IntArray, padding: int) -> IntArray:
+    """Return (B, T) values of the targets, one row for each sequence."""
+    padded = np.full(is_target_BT.shape, padding, dtype=np.int64)
+    padded[is_target_BT] = values_M
+    return padded

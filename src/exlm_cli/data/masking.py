@@ -1,19 +1,28 @@
-"""Masking of sequences. Masks depend on (seed, epoch, sample index) alone, never on workers or resumption."""
+"""Masking of sequences. Masks depend on (seed, epoch, sample index) alone: on no worker, rank, batch or resumption.
+
+Axes: B sequences, L tokens with [CLS] and [SEP], M masked tokens of all sequences.
+"""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from exlm_cli.config.sections import MaskingConfig
+from exlm_cli.data.hashing import BitArray, hash_words, uniform
 from exlm_cli.data.tokenizer import Tokenizer
 
 IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+# no two kinds of draws share a stream
+_COUNT, _PLACE, _REPLACE, _TOKEN = range(4)
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Ids that masking and collation need; `never_masked` holds every special token of the vocabulary."""
+    """Ids that masking and padding need; `never_masked` holds every special token of the vocabulary."""
 
     pad: int
     cls: int
@@ -22,9 +31,16 @@ class SpecialTokens:
     never_masked: frozenset[int]
     vocab_size: int
 
+    @property
+    def is_ordinary(self) -> BoolArray:
+        """(V,) True at tokens that may be masked."""
+        is_ordinary = np.ones(self.vocab_size, dtype=bool)
+        is_ordinary[list(self.never_masked)] = False
+        return is_ordinary
+
 
 def special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
-    """Return the ids that masking and collation need."""
+    """Return the ids that masking and padding need."""
     return SpecialTokens(
         pad=tokenizer.pad_id,
         cls=tokenizer.cls_id,
@@ -36,66 +52,132 @@ def special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
 
 
 @dataclass(frozen=True)
-class MaskedSequence:
-    """One sequence after repetition and masking, before expansion.
+class Sequences:
+    """Sequences as a data set has them, with what their masks depend on.
 
     Attributes:
-        input_ids: (L,) tokens, [CLS] first and [SEP] last, with [MASK] (or a kept or random token) at masked positions.
-        masked_positions: (T,) positions of the targets in `input_ids`, ascending.
-        target_ids: (T,) original tokens at these positions.
-        target_source: (T,) index, in the sequence before repetition, of the token each target is a copy of; [CLS] is 0.
+        token_ids: (B, n) tokens without [CLS] and the last [SEP], [PAD] beyond `lengths`.
+        lengths: (B,) tokens of each sequence.
+        sample_index: (B,) index of each sequence in its data set.
+    """
+
+    token_ids: IntArray
+    lengths: IntArray
+    sample_index: IntArray
+
+
+@dataclass(frozen=True)
+class MaskedSequences:
+    """Sequences after repetition and masking, before expansion.
+
+    Attributes:
+        input_ids: (B, L) tokens, [CLS] first and [SEP] last, with [MASK] (or a kept or random token) at masked
+            positions, [PAD] beyond `lengths`.
+        lengths: (B,) tokens of each sequence.
+        is_masked: (B, L) True at the targets.
+        target_ids: (M,) original tokens at these positions, sequence by sequence.
+        target_source: (M,) index, in the sequence before repetition, of the token each target is a copy of; [CLS] is 0.
+        sample_index: (B,) index of each sequence in its data set.
     """
 
     input_ids: IntArray
-    masked_positions: IntArray
+    lengths: IntArray
+    is_masked: BoolArray
     target_ids: IntArray
     target_source: IntArray
+    sample_index: IntArray
 
 
-def sample_rng(seed: int, epoch: int, sample_index: int) -> np.random.Generator:
-    """Return the random stream of one sample in one epoch: a separate Philox counter block, so that no two overlap."""
-    key = np.array([seed, epoch], dtype=np.uint64)
-    counter = np.array([0, 0, sample_index, 0], dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(key=key, counter=counter))
+@dataclass(frozen=True)
+class Masker:
+    """Masks of one epoch of a run.
 
-
-def draw_mask(is_maskable: NDArray[np.bool_], masking: MaskingConfig, rng: np.random.Generator) -> IntArray:
-    """Choose masked positions, ascending (section 2; App. C for `bernoulli`).
-
-    `fixed` masks floor(p*n + u) of the n maskable tokens, u uniform in [0, 1), without replacement, so that the mean is
-    exactly p*n. `bernoulli` masks every token independently. Both mask at least one token if any is maskable.
+    Attributes:
+        masking: Section of the recipe.
+        special: Special tokens of the vocabulary.
+        seed, epoch: Select the masks, with the sample index of a sequence.
     """
-    candidates = np.flatnonzero(is_maskable)
-    num_candidates = len(candidates)
-    if num_candidates == 0:
-        return candidates
-    if masking.scheme == "fixed":
-        num_masked = int(masking.mask_ratio * num_candidates + rng.random())
-        num_masked = min(max(num_masked, 1), num_candidates)
-        return np.sort(rng.permutation(candidates)[:num_masked])
-    chosen = candidates[rng.random(num_candidates) < masking.mask_ratio]
-    return chosen if len(chosen) else candidates[[rng.integers(num_candidates)]]
 
+    masking: MaskingConfig
+    special: SpecialTokens
+    seed: int
+    epoch: int
 
-def mask_sequence(
-    token_ids: IntArray, masking: MaskingConfig, special: SpecialTokens, rng: np.random.Generator
-) -> MaskedSequence:
-    """Repeat one sequence of (n,) tokens, add [CLS] and [SEP], and mask it; `rng` is from `sample_rng`."""
-    repeated = np.repeat(token_ids, masking.num_repeats)
-    original = np.concatenate([[special.cls], repeated, [special.sep]]).astype(np.int64)
-    positions = draw_mask(~np.isin(original, list(special.never_masked)), masking, rng)
-    input_ids = original.copy()
-    input_ids[positions] = special.mask
-    if masking.keep_ratio or masking.random_ratio:
-        draw = rng.random(len(positions))
-        kept = positions[draw < masking.keep_ratio]
-        randomised = positions[(draw >= masking.keep_ratio) & (draw < masking.keep_ratio + masking.random_ratio)]
-        input_ids[kept] = original[kept]
-        ordinary_ids = np.setdiff1d(np.arange(special.vocab_size), list(special.never_masked))
-        input_ids[randomised] = rng.choice(ordinary_ids, size=len(randomised))
-    return MaskedSequence(
-        input_ids=input_ids,
-        masked_positions=positions,
-        target_ids=original[positions],
-        target_source=(positions - 1) // masking.num_repeats + 1,
-    )
+    def mask(self, sequences: Sequences) -> MaskedSequences:
+        """Repeat every token, add [CLS] and [SEP], and mask (section 2; section 3.1 for the repetition)."""
+        original_BL, lengths = self._framed(sequences)
+        is_masked_BL = self._draw(original_BL, sequences.sample_index)
+        input_BL = np.where(is_masked_BL, self.special.mask, original_BL)
+        row_M, position_M = is_masked_BL.nonzero()
+        target_ids = original_BL[row_M, position_M]
+        if self.masking.keep_ratio or self.masking.random_ratio:
+            input_BL[row_M, position_M] = self._shown(target_ids, sequences.sample_index[row_M], position_M)
+        return MaskedSequences(
+            input_ids=input_BL,
+            lengths=lengths,
+            is_masked=is_masked_BL,
+            target_ids=target_ids,
+            target_source=(position_M - 1) // self.masking.num_repeats + 1,
+            sample_index=sequences.sample_index,
+        )
+
+    def count(self, sequences: Sequences) -> IntArray:
+        """Return the (B,) number of masks that `mask` draws, in less time."""
+        if self.masking.scheme == "bernoulli":
+            original_BL, _ = self._framed(sequences)
+            counts: IntArray = self._draw(original_BL, sequences.sample_index).sum(1)
+            return counts
+        num_maskable = self.special.is_ordinary[sequences.token_ids].sum(1) * self.masking.num_repeats
+        return self._fixed_number(num_maskable, sequences.sample_index)
+
+    def _framed(self, sequences: Sequences) -> tuple[IntArray, IntArray]:
+        """Return (B, L) repeated tokens between [CLS] and [SEP], and their (B,) lengths."""
+        repeats, special = self.masking.num_repeats, self.special
+        num_sequences, longest = sequences.token_ids.shape
+        framed_BL = np.full((num_sequences, longest * repeats + 2), special.pad, dtype=np.int64)
+        framed_BL[:, 0] = special.cls
+        framed_BL[:, 1:-1] = np.repeat(sequences.token_ids, repeats, axis=1) if repeats > 1 else sequences.token_ids
+        lengths = sequences.lengths * repeats + 2
+        framed_BL[np.arange(num_sequences), lengths - 1] = special.sep
+        return framed_BL, lengths
+
+    def _draw(self, original_BL: IntArray, sample_index: IntArray) -> BoolArray:
+        """Choose masked positions (section 2; App. C for `bernoulli`).
+
+        `fixed` masks floor(p*n + u) of the n maskable tokens, u uniform in [0, 1): those with the smallest hashes. The
+        mean is exactly p*n. `bernoulli` masks every token independently. Both mask at least one token if any is
+        maskable.
+        """
+        is_maskable_BL = self.special.is_ordinary[original_BL]
+        bits_BL = self._bits(_PLACE, sample_index[:, None], np.arange(original_BL.shape[1]))
+        if self.masking.scheme == "fixed":
+            num_masked = self._fixed_number(is_maskable_BL.sum(1), sample_index)
+        else:
+            is_masked_BL = (uniform(bits_BL) < self.masking.mask_ratio) & is_maskable_BL
+            num_masked = np.maximum(is_masked_BL.sum(1), 1)
+            # the forced mask of a sequence without any is the token of the smallest hash
+            if is_masked_BL.any(1).all():
+                return is_masked_BL
+        bits_BL[~is_maskable_BL] = np.iinfo(np.uint64).max
+        # hashes of a sequence differ, so exactly so many are at or below the one of that rank
+        limit_B1 = np.take_along_axis(np.sort(bits_BL, axis=1), np.maximum(num_masked - 1, 0)[:, None], axis=1)
+        return (bits_BL <= limit_B1) & is_maskable_BL
+
+    def _fixed_number(self, num_maskable: IntArray, sample_index: IntArray) -> IntArray:
+        """Return floor(p*n + u) for each of the (B,) numbers n of maskable tokens; at least 1 where n is."""
+        share = uniform(self._bits(_COUNT, sample_index))
+        number = (self.masking.mask_ratio * num_maskable + share).astype(np.int64)
+        return np.minimum(np.maximum(number, 1), num_maskable)
+
+    def _shown(self, target_M: IntArray, sample_index_M: IntArray, position_M: IntArray) -> IntArray:
+        """Return what the model sees at masked positions: [MASK], the token itself, or a random one."""
+        masking = self.masking
+        draw = uniform(self._bits(_REPLACE, sample_index_M, position_M))
+        ordinary_ids = np.flatnonzero(self.special.is_ordinary)
+        # 64 random bits leave a bias of at most V / 2^64
+        random_M = ordinary_ids[self._bits(_TOKEN, sample_index_M, position_M) % np.uint64(len(ordinary_ids))]
+        shown = np.where(draw < masking.keep_ratio + masking.random_ratio, random_M, self.special.mask)
+        return np.where(draw < masking.keep_ratio, target_M, shown)
+
+    def _bits(self, stream: int, *words: NDArray[Any]) -> BitArray:
+        return hash_words(self.seed, self.epoch, stream, *words)

@@ -1,21 +1,19 @@
 """Order of the data: the sequences of each optimiser step, from (seed, epoch) alone.
 
-A plan has no state: a resumed run computes it again and jumps to its step. `prefetch` makes the batches one ahead.
+A plan has no state: a resumed run computes it again and jumps to its step. A step is cut into microbatches by length.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
-from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.masking import IntArray
 
 ItemT = TypeVar("ItemT")
-BatchT = TypeVar("BatchT")
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,6 @@ def plan_epoch(
         batch_tokens: Maximum of input tokens of a step, if `batch_sequences` is None.
         bucket_steps: Steps sorted together; 1 keeps steps purely random.
     """
-    # the last word of the counter sets this stream apart from those of `sample_rng`, which share the key
     counter = np.array([0, 0, 0, 1], dtype=np.uint64)
     rng = np.random.Generator(np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64), counter=counter))
     order = rng.permutation(len(lengths))
@@ -81,55 +78,64 @@ def plan_epoch(
     return EpochPlan(np.concatenate(pieces), bounds)
 
 
-def cut_microbatches(indices: IntArray, expanded_lengths: IntArray, microbatch_tokens: int) -> Iterator[IntArray]:
-    """Split one step into microbatches of at most `microbatch_tokens` positions, padding counted.
+def cut_microbatches(lengths: IntArray, microbatch_tokens: int) -> Iterator[IntArray]:
+    """Split a step into microbatches of at most `microbatch_tokens` positions, padding counted.
 
-    `indices` are the (n,) samples of the step, `expanded_lengths` the (n,) upper bounds of their lengths.
+    Every microbatch has sequences of one length, and so no padding, unless that would make more than twice as many.
+
+    Args:
+        lengths: (n,) positions of the sequences of the step.
+        microbatch_tokens: Most positions of a microbatch; a longer sequence is a microbatch of its own.
+
+    Yields:
+        Places in `lengths`, from the shortest sequences to the longest.
     """
-    by_length = np.argsort(expanded_lengths, kind="stable")
-    start = 0
-    for end in range(1, len(by_length) + 1):
-        # Ascending lengths: the next sequence is the longest so far, so it alone decides the padded size.
-        if end == len(by_length) or (end - start + 1) * expanded_lengths[by_length[end]] > microbatch_tokens:
-            yield indices[by_length[start:end]]
-            start = end
+    by_length = np.argsort(lengths, kind="stable")
+    ordered = lengths[by_length]
+    bounds = _fill(ordered, 0, len(ordered), microbatch_tokens)
+    edges = np.concatenate([[0], np.flatnonzero(np.diff(ordered)) + 1, [len(ordered)]]).tolist()
+    if len(edges) - 1 <= 2 * len(bounds):
+        groups = [_fill(ordered, start, stop, microbatch_tokens) for start, stop in itertools.pairwise(edges)]
+        alike = list(itertools.chain(*groups))
+        bounds = alike if len(alike) <= 2 * len(bounds) else bounds
+    for start, stop in bounds:
+        yield by_length[start:stop]
 
 
-def longest_expanded(lengths: IntArray, recipe: PretrainRecipe) -> IntArray:
-    """Return an upper bound of each sequence's positions after repetition and expansion, from (n,) input lengths."""
-    masking = recipe.masking
-    real = (lengths - 2) * masking.num_repeats
-    if masking.scheme == "bernoulli":
-        max_masks = real
-    else:
-        max_masks = np.minimum(real, (masking.mask_ratio * real).astype(np.int64) + 1)
-    return real + 2 + (masking.num_states_per_mask - 1) * max_masks
+def prefetch(items: Iterable[ItemT]) -> Iterator[ItemT]:
+    """Return an iterator over the same items, each made one ahead in a thread; the first one starts at once.
 
-
-def prefetch(make: Callable[[ItemT], BatchT], items: Iterable[ItemT]) -> Iterator[BatchT]:
-    """Return an iterator over `make(item)`, in order, one batch ahead; the first batch starts at once.
-
-    One thread per batch keeps the order, copies nothing between processes and leaves nothing behind if the iterator is
-    dropped. `make` must depend on its item alone. An exception in `make` is raised in place of its batch.
+    One thread per item keeps the order, copies nothing between processes and leaves nothing behind if the iterator is
+    dropped. An exception in the making of an item is raised in its place.
     """
     iterator = iter(items)
-    for first in iterator:
-        return _deliver(make, iterator, _start(make, first))
-    return iter(())
+    return _deliver(iterator, _start(iterator))
 
 
-def _deliver(make: Callable[[ItemT], BatchT], items: Iterator[ItemT], ahead: Future[BatchT]) -> Iterator[BatchT]:
-    for item in items:
-        ready, ahead = ahead.result(), _start(make, item)
+def _deliver(items: Iterator[ItemT], ahead: Future[ItemT | None]) -> Iterator[ItemT]:
+    while (ready := ahead.result()) is not None:
+        ahead = _start(items)
         yield ready
-    yield ahead.result()
 
 
-def _start(make: Callable[[ItemT], BatchT], item: ItemT) -> Future[BatchT]:
+def _start(items: Iterator[ItemT]) -> Future[ItemT | None]:
     executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="exlm-prefetch")
-    future = executor.submit(make, item)
-    executor.shutdown(wait=False)  # frees the thread when this batch is done
+    future = executor.submit(next, items, None)
+    executor.shutdown(wait=False)  # frees the thread when this item is made
     return future
+
+
+def _fill(ordered: IntArray, start: int, stop: int, microbatch_tokens: int) -> list[tuple[int, int]]:
+    """Return where microbatches of ascending lengths begin and end, as few as fit."""
+    bounds = []
+    while start < stop:
+        # ascending lengths: the last sequence decides the padded size, and none is shorter than the first
+        longer = ordered[start : min(stop, start + microbatch_tokens // int(ordered[start]))]
+        sizes = longer * np.arange(1, len(longer) + 1)
+        end = start + max(1, int(np.searchsorted(sizes, microbatch_tokens, side="right")))
+        bounds.append((start, end))
+        start = end
+    return bounds
 
 
 def _cut_evenly(lengths: IntArray, batch_sequences: int | None, batch_tokens: int | None) -> IntArray:

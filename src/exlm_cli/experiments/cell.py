@@ -21,7 +21,7 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import MaskingConfig
 from exlm_cli.config.sweep import SweepCell
 from exlm_cli.data.corpus.pipeline import prepare_data
-from exlm_cli.data.masking import IntArray, SpecialTokens, mask_sequence, sample_rng, special_tokens
+from exlm_cli.data.masking import IntArray, Masker, Sequences, SpecialTokens, special_tokens
 from exlm_cli.errors import CheckpointError, DivergedError
 from exlm_cli.experiments.evaluate import measure_entropy
 from exlm_cli.experiments.results import (
@@ -183,12 +183,12 @@ def count_corrupted(
     """
     ratio, repeats = masking.mask_ratio, masking.num_repeats
     num_tokens, num_corrupted, num_forced = 0, 0, 0.0
-    never_masked = np.fromiter(special.never_masked, dtype=np.int64)
+    masker, is_ordinary = Masker(masking, special, seed, epoch), special.is_ordinary
     for index, token_ids in sequences:
-        masked = mask_sequence(token_ids, masking, special, sample_rng(seed, epoch, index))
+        masked = masker.mask(Sequences(token_ids[None], np.array([len(token_ids)]), np.array([index])))
         masked_copies = np.bincount(masked.target_source, minlength=len(token_ids) + 1)
         num_corrupted += int((masked_copies == repeats).sum())
-        num_maskable = int((~np.isin(token_ids, never_masked)).sum())
+        num_maskable = int(is_ordinary[token_ids].sum())
         num_tokens += num_maskable
         if repeats == 1 and num_maskable:
             num_forced += (1 - ratio) ** num_maskable

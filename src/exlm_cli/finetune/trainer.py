@@ -98,7 +98,7 @@ class TaskRunner:
             return collate(encoded, chosen, num_repeats=self.num_repeats, pad_id=self.pad_id)
 
         lengths = repeated_lengths(encoded, indices, self.num_repeats)
-        made = prefetch(make, cut_microbatches(indices, lengths, self.microbatch_tokens))
+        made = prefetch(make(indices[part]) for part in cut_microbatches(lengths, self.microbatch_tokens))
         return (batch.to(self.device) for batch in made)
 
     def autocast(self) -> torch.autocast:

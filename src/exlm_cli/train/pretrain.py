@@ -18,11 +18,12 @@ from exlm_cli.config.load import dump_recipe, load_recipe, resumed_recipe
 from exlm_cli.config.overrides import describe_changes
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import LoopConfig
-from exlm_cli.data.batch import Batch, build_collator
+from exlm_cli.data.batch import Batch
 from exlm_cli.data.corpus.pipeline import PreparedData, list_rejected, prepare_data
 from exlm_cli.data.corpus.shards import TokenDataset
+from exlm_cli.data.feed import Feed
 from exlm_cli.data.masking import IntArray, special_tokens
-from exlm_cli.data.sampler import EpochPlan, cut_microbatches, longest_expanded, plan_epoch, prefetch
+from exlm_cli.data.sampler import EpochPlan, plan_epoch
 from exlm_cli.distributed.parallel import choose_strategy, spread
 from exlm_cli.distributed.ranks import ALONE, PREPARE_LIMIT_S, Ranks, join
 from exlm_cli.distributed.shared_run import hold_run, require_same_data, require_same_recipe
@@ -171,10 +172,7 @@ class PretrainTask:
         return share
 
     def _batches(self, dataset: TokenDataset, indices: IntArray, epoch: int) -> Iterator[Batch]:
-        lengths = longest_expanded(dataset.lengths[indices] + 2, self.recipe)
-        microbatches = cut_microbatches(indices, lengths, self.recipe.train.microbatch_tokens)
-        make = build_collator(dataset, self.recipe, self.special, epoch)
-        return (batch.to(self.device) for batch in prefetch(make, microbatches))
+        return Feed(dataset, self.recipe, self.special, epoch).microbatches(indices, self.device)
 
 
 def run_pretraining(

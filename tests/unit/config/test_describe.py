@@ -4,7 +4,6 @@ import itertools
 from dataclasses import astuple, replace
 from typing import Any
 
-import numpy as np
 import pytest
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -23,12 +22,9 @@ from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
-from exlm_cli.data.batch import collate
-from exlm_cli.data.expansion import expand
-from exlm_cli.data.masking import mask_sequence, sample_rng
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.train.objective import Objective
-from tests.tiny import SPECIAL, tiny_recipe
+from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
 
 NUM_SEQUENCES, NUM_TOKENS = 3, 20
 
@@ -40,17 +36,7 @@ def measured_flops(recipe: PretrainRecipe) -> float:
     alignments turn sums over paths into matrix products.
     """
     model = ExlmModel(recipe, SPECIAL.vocab_size)
-    rng = np.random.default_rng(0)
-    k = recipe.masking.num_states_per_mask
-    sequences = [
-        expand(
-            mask_sequence(rng.integers(5, 40, NUM_TOKENS), recipe.masking, SPECIAL, sample_rng(0, 0, i)),
-            k,
-            recipe.objective,
-        )
-        for i in range(NUM_SEQUENCES)
-    ]
-    batch = collate(sequences, range(NUM_SEQUENCES), SPECIAL.pad)
+    batch = tiny_batch(recipe, (NUM_TOKENS,) * NUM_SEQUENCES)
     objective = Objective(4, recipe.masking.num_repeats, "reference")
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         objective.sequence_nll(model, batch).sum().backward()

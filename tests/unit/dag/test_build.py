@@ -13,10 +13,8 @@ import torch
 from exlm_cli.dag.build import MAX_INNER_NODES, build_dag
 from exlm_cli.dag.fillings import n_best_fillings
 from exlm_cli.dag.graph import Dag
-from exlm_cli.data.batch import collate
 from exlm_cli.data.bpe import train_bpe
 from exlm_cli.data.expansion import expand
-from exlm_cli.data.masking import MaskedSequence
 from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
@@ -25,7 +23,7 @@ from exlm_cli.progress import SilentProgress
 from exlm_cli.train.objective import Objective
 from exlm_cli.train.pretrained import Pretrained
 from tests.recorder import Recorder
-from tests.tiny import tiny_recipe
+from tests.tiny import masked_by_hand, tiny_recipe
 
 SENTENCE = "This is [MASK], and I'm very [MASK] to see this."
 TEXTS = ["This is amazing, and I'm very glad to see this."] * 3 + [
@@ -48,9 +46,8 @@ def _pretrained(tokenizer: Tokenizer, **sections) -> Pretrained:
 def _loss_of(pretrained: Pretrained, dag: Dag, tokens: list[int]) -> float:
     """Negative log-likelihood of one token for each mask, by the training objective."""
     tokenizer, recipe = pretrained.tokenizer, pretrained.recipe
-    where = np.flatnonzero(dag.input_ids == tokenizer.mask_id)
-    masked = MaskedSequence(dag.input_ids, where, np.array(tokens), where)
-    batch = collate([expand(masked, recipe.masking.num_states_per_mask, recipe.objective)], [0], tokenizer.pad_id)
+    masked = masked_by_hand([dag.input_ids], tokens, tokenizer.mask_id)
+    batch = expand(masked, recipe.masking.num_states_per_mask, recipe.objective, pad_id=tokenizer.pad_id)
     objective = Objective(unk_id=tokenizer.unk_id, num_repeats=1, backend="reference")
     with torch.no_grad():
         return float(objective.sequence_nll(pretrained.model, batch)[0]) * len(tokens)

@@ -1,35 +1,39 @@
 """Expansion: the worked example of section 4.2 by hand, and the layout of padded batches."""
 
-import numpy as np
+from dataclasses import fields
+
 import pytest
 import torch
 
-from exlm_cli.data.batch import batch_from_masked_ids, collate
-from exlm_cli.data.expansion import expand
-from exlm_cli.data.masking import MaskedSequence
-from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
+from exlm_cli.config.sections import Objective
+from exlm_cli.data.batch import Batch
+from exlm_cli.data.expansion import batch_from_masked_ids, expand
+from tests.tiny import SPECIAL, masked_by_hand, tiny_batch, tiny_recipe
+
+INPUT_IDS = [1, 10, 3, 11, 3, 2]
+"""[CLS] a [MASK] b [MASK] [SEP]."""
 
 
-def _masked() -> MaskedSequence:
-    """[CLS] a [MASK] b [MASK] [SEP], the targets being 20 and 21."""
-    return MaskedSequence(np.array([1, 10, 3, 11, 3, 2]), np.array([2, 4]), np.array([20, 21]), np.array([2, 4]))
+def _expanded(k: int, objective: Objective, *rows: list[int], targets: tuple[int, ...] = (20, 21)) -> Batch:
+    return expand(masked_by_hand(rows or [INPUT_IDS], targets), k, objective, pad_id=SPECIAL.pad)
 
 
 def test_a_mask_becomes_k_adjacent_clones_with_2d_positions() -> None:
-    expanded = expand(_masked(), 3, "exlm")
-    np.testing.assert_array_equal(expanded.token_ids, [1, 10, 3, 3, 3, 11, 3, 3, 3, 2])
-    np.testing.assert_array_equal(
-        expanded.positions, [(0, 0), (1, 0), (2, 1), (2, 2), (2, 3), (3, 0), (4, 1), (4, 2), (4, 3), (5, 0)]
-    )
-    np.testing.assert_array_equal(expanded.node_index, [0, 2, 3, 4, 6, 7, 8, 9])
-    np.testing.assert_array_equal(expanded.node_mask, [-1, 0, 0, 0, 1, 1, 1, -1])
+    batch = _expanded(3, "exlm")
+    assert batch.token_ids.tolist() == [[1, 10, 3, 3, 3, 11, 3, 3, 3, 2]]
+    clones = [[0, 0], [1, 0], [2, 1], [2, 2], [2, 3], [3, 0], [4, 1], [4, 2], [4, 3], [5, 0]]
+    assert batch.positions.tolist() == [clones]
+    assert batch.node_index.tolist() == [[0, 2, 3, 4, 6, 7, 8, 9]]
+    assert batch.node_mask.tolist() == [[-1, 0, 0, 0, 1, 1, 1, -1]]
+    assert batch.target_ids.tolist() == [[20, 21]]
+    assert batch.target_source.tolist() == [[2, 4]]
 
 
 def test_an_mlm_expands_nothing_and_has_no_clone_index() -> None:
-    expanded = expand(_masked(), 1, "mlm")
-    np.testing.assert_array_equal(expanded.token_ids, _masked().input_ids)
-    np.testing.assert_array_equal(expanded.positions, [(j, 0) for j in range(6)])
-    np.testing.assert_array_equal(expanded.node_index, [0, 2, 4, 5])
+    batch = _expanded(1, "mlm")
+    assert batch.token_ids.tolist() == [INPUT_IDS]
+    assert batch.positions.tolist() == [[[j, 0] for j in range(6)]]
+    assert batch.node_index.tolist() == [[0, 2, 4, 5]]
 
 
 @pytest.mark.parametrize("k", [1, 2, 5])
@@ -41,27 +45,38 @@ def test_lengths_are_those_of_the_design(k: int) -> None:
     torch.testing.assert_close(batch.lengths, torch.tensor([9, 4, 12]) + 2 + (k - 1) * num_masks)
 
 
-def test_padding_is_marked_everywhere() -> None:
-    batch = collate([expand(_masked(), 2, "exlm"), _without_masks()], [7, 8], SPECIAL.pad)
-    assert batch.token_ids[1, 3:].eq(SPECIAL.pad).all()
-    assert batch.node_mask[1].eq(-1).all()
-    assert batch.target_lengths.tolist() == [2, 0]
-    assert batch.target_source[1].eq(-1).all()
-    assert batch.sample_index.tolist() == [7, 8]
-
-
-def _without_masks():
-    return expand(MaskedSequence(np.array([1, 9, 2]), *(np.empty(0, dtype=np.int64),) * 3), 2, "exlm")
+def test_a_sequence_is_expanded_alike_in_any_company_and_padded_by_its_rules() -> None:
+    rows, targets = [INPUT_IDS, [1, 9, 2], [1, 3, 3, 3, 2], [1, 8, 8, 8, 8, 8, 8, 3, 2]], (20, 21, 22, 23, 24, 25)
+    together = _expanded(2, "exlm", *rows, targets=targets)
+    assert together.sample_index.tolist() == [0, 1, 2, 3]
+    padding = {"node_mask": -1, "target_source": -1}
+    taken = 0
+    for b, row in enumerate(rows):
+        num_masks = row.count(SPECIAL.mask)
+        alone = _expanded(2, "exlm", row, targets=targets[taken : taken + num_masks])
+        taken += num_masks
+        assert together.lengths[b] == alone.lengths[0] == len(row) + num_masks
+        assert together.target_lengths[b] == num_masks
+        for field in fields(Batch):
+            wide, narrow = getattr(together, field.name)[b], getattr(alone, field.name)[0]
+            if wide.ndim:  # token ids, positions, nodes and targets
+                assert torch.equal(wide[: len(narrow)], narrow), field.name
+                assert wide[len(narrow) :].eq(padding.get(field.name, 0)).all(), field.name
 
 
 def test_a_batch_without_any_mask_still_has_one_target_column() -> None:
-    batch = collate([_without_masks()], [0], SPECIAL.pad)
-    assert batch.target_ids.shape == (1, 1)
+    batch = _expanded(2, "exlm", [1, 9, 2], targets=())
+    assert batch.target_ids.tolist() == [[SPECIAL.pad]]
+    assert batch.target_source.tolist() == [[-1]]
+    assert batch.target_lengths.tolist() == [0]
     assert batch.state_lengths.tolist() == [2]
+    assert batch.node_index.tolist() == [[0, 2]]
 
 
 def test_given_masks_are_expanded_like_drawn_ones() -> None:
-    batch = batch_from_masked_ids(_masked().input_ids, mask_id=3, pad_id=0, num_states_per_mask=3, objective="exlm")
-    reference = collate([expand(_masked(), 3, "exlm")], [0], 0)
+    reference = _expanded(3, "exlm")
+    input_ids = masked_by_hand([INPUT_IDS], (20, 21)).input_ids[0]
+    batch = batch_from_masked_ids(input_ids, mask_id=3, pad_id=0, num_states_per_mask=3, objective="exlm")
     for name in ("token_ids", "positions", "lengths", "node_index", "node_mask", "state_lengths", "target_lengths"):
         torch.testing.assert_close(getattr(batch, name), getattr(reference, name))
+    assert batch.target_ids.tolist() == [[0, 0]]

@@ -1,13 +1,12 @@
 """Data order: every sequence once an epoch, budgets kept, the same plan from the same (seed, epoch)."""
 
+from collections.abc import Iterator
 from concurrent.futures import Future
 
 import numpy as np
 import pytest
 
-from exlm_cli.data.masking import sample_rng
-from exlm_cli.data.sampler import cut_microbatches, longest_expanded, plan_epoch, prefetch
-from tests.tiny import tiny_batch, tiny_recipe
+from exlm_cli.data.sampler import cut_microbatches, plan_epoch, prefetch
 
 LENGTHS = np.random.default_rng(0).integers(4, 60, size=501)
 BUDGETS = [
@@ -79,28 +78,33 @@ def test_one_sequence_longer_than_the_budget_makes_its_own_step() -> None:
 
 
 def test_microbatches_keep_their_budget_with_padding_counted() -> None:
-    indices = np.arange(100, 200)
     lengths = LENGTHS[:100]
-    parts = list(cut_microbatches(indices, lengths, 256))
-    assert sorted(np.concatenate(parts)) == indices.tolist()
+    parts = list(cut_microbatches(lengths, 256))
+    assert sorted(np.concatenate(parts)) == list(range(100))
     for part in parts:
-        assert len(part) * lengths[part - 100].max() <= 256
-    assert list(cut_microbatches(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), 256)) == []
+        assert len(part) * lengths[part].max() <= 256
+    assert list(cut_microbatches(np.empty(0, dtype=np.int64), 256)) == []
 
 
-@pytest.mark.parametrize("scheme", ["fixed", "bernoulli"])
-def test_the_bound_on_expanded_lengths_holds(scheme: str) -> None:
-    recipe = tiny_recipe(masking={"mask_ratio": 0.35, "scheme": scheme})
-    raw = (3, 9, 14)
-    bound = longest_expanded(np.array(raw) + 2, recipe)
-    for seed in range(30):
-        assert (tiny_batch(recipe, raw, seed).lengths.numpy() <= bound).all()
+def test_a_sequence_longer_than_a_microbatch_has_one_of_its_own() -> None:
+    assert [part.tolist() for part in cut_microbatches(np.array([50, 4, 60, 4]), 10)] == [[1, 3], [0], [2]]
 
 
-def test_prefetch_keeps_the_order_and_raises_where_the_batch_was_due() -> None:
-    assert list(prefetch(lambda x: x * x, range(5))) == [0, 1, 4, 9, 16]
-    assert list(prefetch(lambda x: x, [])) == []
-    made = prefetch(lambda x: 1 // x, [2, 1, 0])
+def test_microbatches_have_one_length_where_that_costs_at_most_twice_their_number() -> None:
+    """Two lengths of text, 40 microbatches of 25 sequences of the one and 40 of the other; 51 lengths, 100 in all."""
+    text = np.where(np.random.default_rng(0).random(2000) < 0.5, 740, 743)
+    parts = list(cut_microbatches(text, 25 * 743))
+    assert all(len(set(text[part])) == 1 for part in parts)
+    assert len(parts) <= 82
+    molecules = list(cut_microbatches(LENGTHS, 3000))
+    assert len(molecules) == len(list(cut_microbatches(np.sort(LENGTHS), 3000))) < 14
+    assert any(len(set(LENGTHS[part])) > 1 for part in molecules)
+
+
+def test_prefetch_keeps_the_order_and_raises_where_the_item_was_due() -> None:
+    assert list(prefetch(x * x for x in range(5))) == [0, 1, 4, 9, 16]
+    assert list(prefetch(())) == []
+    made = prefetch(1 // x for x in (2, 1, 0))
     assert [next(made), next(made)] == [0, 1]
     with pytest.raises(ZeroDivisionError):
         next(made)
@@ -108,15 +112,11 @@ def test_prefetch_keeps_the_order_and_raises_where_the_batch_was_due() -> None:
 
 def test_prefetch_begins_before_it_is_asked() -> None:
     begun: Future[int] = Future()
-    made = prefetch(begun.set_result, [7])
+
+    def items() -> Iterator[str]:
+        begun.set_result(7)
+        yield "made"
+
+    made = prefetch(items())
     assert begun.result(timeout=60) == 7
-    assert list(made) == [None]
-
-
-@pytest.mark.parametrize("epoch", [0, 1])
-def test_the_order_shares_no_stream_with_the_masks_of_a_sample(epoch: int) -> None:
-    """An order drawn from a sample's stream is that sample's permutation of all indices."""
-    order = _plan(BUDGETS[0].values[0], epoch=epoch, bucket_steps=1).order
-    for sample_index in range(len(LENGTHS)):
-        permutation = sample_rng(1, epoch, sample_index).permutation(len(LENGTHS))
-        assert (order == permutation).mean() < 0.05
+    assert list(made) == ["made"]

@@ -9,17 +9,16 @@ import pytest
 import torch
 
 from exlm_cli.config.load import load_recipe
-from exlm_cli.data.batch import collate
 from exlm_cli.data.corpus.pipeline import prepare_data
 from exlm_cli.data.expansion import expand
-from exlm_cli.data.masking import mask_sequence, sample_rng, special_tokens
+from exlm_cli.data.masking import Masker, special_tokens
 from exlm_cli.errors import ConfigError
 from exlm_cli.experiments.evaluate import evaluate_pretrained, measure_entropy
 from exlm_cli.progress import SilentProgress
 from exlm_cli.train.pretrain import VALIDATION_EPOCH, run_pretraining
 from exlm_cli.train.pretrained import load_pretrained
 from tests.recorder import Recorder
-from tests.tiny import tiny_recipe
+from tests.tiny import sequences, tiny_recipe
 
 REPEATED = {"num_repeats": 2, "scheme": "bernoulli", "mask_ratio": 0.6}
 
@@ -55,9 +54,9 @@ def _by_the_letter(run: Path, ratio: float) -> float:
     special, k = special_tokens(data.tokenizer), recipe.masking.num_repeats
     token_entropies = []
     for index in range(len(data.valid)):
-        rng = sample_rng(recipe.seed, VALIDATION_EPOCH, index)
-        masked = mask_sequence(data.valid[index], recipe.masking, special, rng)
-        batch = collate([expand(masked, 1, "mlm")], [0], special.pad)
+        masker = Masker(recipe.masking, special, recipe.seed, VALIDATION_EPOCH)
+        masked = masker.mask(sequences([data.valid[index]], [index]))
+        batch = expand(masked, 1, "mlm", pad_id=special.pad)
         with torch.no_grad():
             log_probs = pretrained.model.node_log_probs(pretrained.model.node_states(batch))[0, 1:-1].double()
         copies = defaultdict(list)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from exlm_cli.config.sections import MaskingConfig
-from exlm_cli.data.masking import mask_sequence, sample_rng
+from exlm_cli.data.masking import Masker
 from exlm_cli.finetune.batch import TaskBatch, batch_losses, collate, repeated_lengths
 from exlm_cli.tasks.base import EncodedSplit, Loss
-from tests.tiny import SPECIAL
+from tests.tiny import SPECIAL, sequences
 
 IDS = (np.array([1, 7, 8, 2]), np.array([1, 9, 2]), np.array([1, 2]))
 SPLIT = EncodedSplit(IDS, np.array([[0.0, np.nan], [1.0, 2.0], [3.0, 4.0]]))
@@ -34,9 +34,9 @@ def test_tokens_are_repeated_as_pre_training_repeats_them(num_repeats: int) -> N
     assert batch.lengths.tolist() == repeated_lengths(SPLIT, np.arange(3), num_repeats).tolist()
     masking = MaskingConfig(num_repeats=num_repeats)
     for row, ids in enumerate(IDS[:2]):
-        masked = mask_sequence(ids[1:-1], masking, SPECIAL, sample_rng(0, 0, row))
-        original = masked.input_ids.copy()
-        original[masked.masked_positions] = masked.target_ids
+        masked = Masker(masking, SPECIAL, seed=0, epoch=0).mask(sequences([ids[1:-1]]))
+        original = masked.input_ids[0]
+        original[masked.is_masked[0]] = masked.target_ids
         assert batch.token_ids[row, : batch.lengths[row]].tolist() == original.tolist()
 
 

@@ -1,11 +1,12 @@
 """The network: parameter counts by closed form, padding that changes nothing, heads that read nodes alone."""
 
+from dataclasses import fields
+
 import pytest
 import torch
 
 from exlm_cli.config.describe import count_parameters
-from exlm_cli.data.batch import collate
-from exlm_cli.data.expansion import ExpandedSequence
+from exlm_cli.data.batch import Batch
 from exlm_cli.model.exlm import ExlmModel
 from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
 
@@ -58,15 +59,10 @@ def test_padding_changes_nothing(sections) -> None:
 def _row(batch, b: int):
     """The b-th sequence of a batch as a batch of its own, without padding."""
     length, nodes, targets = int(batch.lengths[b]), int(batch.state_lengths[b]), int(batch.target_lengths[b])
-    sequence = ExpandedSequence(
-        token_ids=batch.token_ids[b, :length].numpy(),
-        positions=batch.positions[b, :length].numpy(),
-        node_index=batch.node_index[b, :nodes].numpy(),
-        node_mask=batch.node_mask[b, :nodes].numpy(),
-        target_ids=batch.target_ids[b, :targets].numpy(),
-        target_source=batch.target_source[b, :targets].numpy(),
-    )
-    return collate([sequence], [b], SPECIAL.pad)
+    sizes = {"token_ids": length, "positions": length, "node_index": nodes, "node_mask": nodes,
+             "target_ids": targets, "target_source": targets}  # fmt: skip
+    row = {f.name: getattr(batch, f.name)[b : b + 1] for f in fields(batch)}
+    return Batch(**{name: tensor[:, : sizes[name]] if name in sizes else tensor for name, tensor in row.items()})
 
 
 def test_emissions_are_the_node_distributions_at_the_targets() -> None:

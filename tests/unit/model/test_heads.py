@@ -2,19 +2,16 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from exlm_cli.config.finetune import FinetuneModelConfig
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.data.batch import collate
 from exlm_cli.data.expansion import expand
-from exlm_cli.data.masking import MaskedSequence
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.model.heads import SequenceHead, SpanHead, TaskModel, with_dropout
-from tests.tiny import SPECIAL, tiny_recipe
+from tests.tiny import SPECIAL, masked_by_hand, tiny_recipe
 
 V = SPECIAL.vocab_size
 NO_DROPOUT = FinetuneModelConfig(dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, pooler_dropout=0.0)
@@ -50,9 +47,7 @@ def test_the_encoder_gives_the_states_of_the_pretrained_model_on_inputs_without_
     model = task_model(recipe)
     model.load_encoder(pretrained.state_dict())
     token_ids, lengths = padded(A, B)
-    nothing = np.zeros(0, dtype=np.int64)
-    unmasked = [MaskedSequence(np.array(s), nothing, nothing, nothing) for s in (A, B)]
-    batch = collate([expand(s, 1, recipe.objective) for s in unmasked], [0, 1], SPECIAL.pad)
+    batch = expand(masked_by_hand([A, B], []), 1, recipe.objective, pad_id=SPECIAL.pad)
     mine, theirs = model.encode(token_ids, lengths), pretrained.encode(batch)
     for row, length in enumerate(lengths.tolist()):  # padding may differ
         assert torch.equal(mine[row, :length], theirs[row, :length])

@@ -3,21 +3,18 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from exlm_cli.config.describe import recipe_step_flops
 from exlm_cli.config.load import load_recipe
-from exlm_cli.data.batch import Batch, collate
-from exlm_cli.data.expansion import expand
-from exlm_cli.data.masking import mask_sequence, sample_rng
+from exlm_cli.data.batch import Batch
 from exlm_cli.errors import ConfigError
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.report.price import GPUS, count_memory, describe_cost, memory_table, price_pretraining
 from exlm_cli.train.objective import Objective
-from tests.tiny import SPECIAL, tiny_recipe
+from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
 
 NUM_SEQUENCES = 5
 LONG: dict[str, Any] = {  # 60 tokens with 18 masks: nothing is rounded
@@ -34,12 +31,7 @@ def long_recipe(**sections: dict[str, Any] | str) -> Any:
 
 
 def full_batch(recipe: Any) -> Batch:
-    rng = np.random.default_rng(0)
-    sequences = []
-    for index in range(NUM_SEQUENCES):
-        masked = mask_sequence(rng.integers(5, 40, 60), recipe.masking, SPECIAL, sample_rng(0, 0, index))
-        sequences.append(expand(masked, recipe.masking.num_states_per_mask, recipe.objective))
-    return collate(sequences, range(NUM_SEQUENCES), SPECIAL.pad)
+    return tiny_batch(recipe, (60,) * NUM_SEQUENCES)
 
 
 def bytes_saved_for_backward(run: Callable[[], Tensor], known: list[Tensor]) -> int:

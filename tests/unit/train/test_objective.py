@@ -7,13 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from exlm_cli.data.batch import collate
 from exlm_cli.data.expansion import expand
-from exlm_cli.data.masking import MaskedSequence
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.train.evaluation import evaluate_batch, summarise
 from exlm_cli.train.objective import Objective, is_fully_masked, is_target
-from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
+from tests.tiny import SPECIAL, masked_by_hand, tiny_batch, tiny_recipe
 
 OBJECTIVE = Objective(unk_id=4, num_repeats=1, backend="reference")
 
@@ -85,9 +83,7 @@ def _as_mlm(model: ExlmModel) -> ExlmModel:
 def test_a_sequence_without_masks_is_infinite_and_sends_no_gradient(sections) -> None:
     model, _ = _setup(**sections)
     k = model.num_states_per_mask
-    empty = MaskedSequence(torch.tensor([1, 9, 2]).numpy(), *(torch.empty(0, dtype=torch.long).numpy(),) * 3)
-    full = MaskedSequence(*(torch.tensor(x).numpy() for x in ([1, 3, 2], [1], [9], [1])))
-    batch = collate([expand(m, k, model.objective) for m in (empty, full)], [0, 1], SPECIAL.pad)
+    batch = expand(masked_by_hand([[1, 9, 2], [1, 3, 2]], [9]), k, model.objective, pad_id=SPECIAL.pad)
     losses = OBJECTIVE.sequence_nll(model, batch)
     assert losses[0] == math.inf
     losses[1].backward()

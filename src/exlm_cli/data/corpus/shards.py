@@ -81,6 +81,16 @@ class TokenDataset:
         ids: IntArray = self.tokens[self.offsets[index] : self.offsets[index + 1]].astype(np.int64)
         return ids
 
+    def read(self, indices: IntArray, pad_id: int) -> tuple[IntArray, IntArray]:
+        """Return the (B, n) token ids of several sequences, `pad_id` beyond their (B,) lengths, which come second."""
+        starts, lengths = np.asarray(self.offsets)[indices], self.lengths[indices]
+        padded = np.full((len(indices), int(lengths.max())), pad_id, dtype=np.int64)
+        # slices of a plain array: those of a memory map take ten times as long to make
+        tokens = np.asarray(self.tokens)
+        for row, start, length in zip(padded, starts.tolist(), lengths.tolist(), strict=True):
+            row[:length] = tokens[start : start + length]
+        return padded, lengths
+
 
 @final
 class ShardWriter:
