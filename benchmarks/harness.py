@@ -87,14 +87,15 @@ def _resident_peak_mib(prepare: Callable[[], Callable[[], object]], num_threads:
     ctypes.CDLL(None).mallopt(_MALLOC_MMAP_THRESHOLD, _LARGE_BYTES)
     call = prepare()
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
-    before = _status_kib("VmRSS")
+    before = status_kib("VmRSS")
     result = call()
-    peak = _status_kib("VmHWM")
+    peak = status_kib("VmHWM")
     del result
     return (peak - before) / 2**10
 
 
-def _status_kib(field: str) -> int:
+def status_kib(field: str) -> int:
+    """Return a field of `/proc/self/status`, such as VmRSS, in KiB."""
     match = re.search(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert match, field
     return int(match[1])
