@@ -21,7 +21,7 @@ LAYERS = {
 }  # fmt: skip
 
 NEVER_TORCH = ("errors.py", "progress.py", "format.py", "files.py", "launch.py", "run_dir.py", "config/", "report/")
-DATA_WITH_TORCH = ("data/batch.py", "data/expansion.py")
+DATA_WITH_TORCH = ("data/batch.py", "data/expansion.py", "data/feed.py")
 HEAVY = ("torch", "datasets", "rdkit", "matplotlib", "tokenizers", "numpy", "pandas", "pyarrow")
 
 
