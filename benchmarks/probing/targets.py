@@ -30,6 +30,8 @@ Numbers = NDArray[np.float64]
 
 LEAST_OF_A_CLASS = 100
 """A yes-or-no property with fewer rows of one answer is left out: its score is mostly noise."""
+MOST_HEAVY_ATOMS = 50
+"""Larger molecules are left out: few as they are, they decide the R2 of whatever grows with size."""
 WORDS_OF_A_TEXT = (4, 60)
 """Shorter texts have nothing to read out; of longer ones the models see different parts."""
 
@@ -114,7 +116,9 @@ TEXT_PATTERNS = {
 def read_molecules(
     files: Sequence[Path], num_rows: int, column: str | None, kept: Path, progress: Progress
 ) -> ProbeData:
-    """Return a sample of the molecules of some files and their properties; rows that RDKit refuses are passed over.
+    """Return a sample of the molecules of some files and their properties.
+
+    Rows that RDKit refuses are passed over, and molecules of more than 50 heavy atoms.
 
     Args:
         files: SMILES, one a line, or tables.
@@ -132,7 +136,7 @@ def read_molecules(
         if len(rows) < num_rows and _as_molecule(smiles) is not None:
             rows.append(smiles)
     if not rows:
-        raise DataError(f"{files[0]}: no row of the files is a molecule")
+        raise DataError(f"{files[0]}: no row of the files is a molecule of at most {MOST_HEAVY_ATOMS} heavy atoms")
     columns = [*numbers, *groups]
     if kept.is_file():
         with np.load(kept) as arrays:
@@ -203,9 +207,11 @@ def _read_column(files: Sequence[Path], kind: Literal["smiles", "text"], column:
 
 
 def _as_molecule(smiles: str) -> Any:
-    """Return the molecule, or None where RDKit refuses it or the valence of a metal in it."""
+    """Return the molecule; None where RDKit refuses it, or the valence of a metal in it, or it is too large."""
     molecule, has_odd_metal = parse_molecule(smiles)
-    return None if has_odd_metal else molecule
+    if molecule is None or has_odd_metal or molecule.GetNumHeavyAtoms() > MOST_HEAVY_ATOMS:
+        return None
+    return molecule
 
 
 def _shuffled(rows: Sequence[str]) -> list[str]:

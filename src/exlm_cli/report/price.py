@@ -1,15 +1,17 @@
 """Price of a pre-training before it runs: memory of each GPU, hours, traffic, and the MLM that costs as much.
 
-FLOPs and parameters are those of `config/describe.py`. Let G be the number of GPUs, P the parameters, M the sequences
+FLOPs and parameters are those of `config/describe.py`. Let G be the number of GPUs, P the parameters, P_block those of
+a block and P_root those outside, M the sequences
 of a microbatch, A the microbatches of a GPU in a step, L the expanded length, n the layers of width D, feed-forward
 width F and N heads of width H, T the masks of a sequence, k T its emitting nodes, S = k T + 2, V the vocabulary.
-Training in bf16 with float32 weights then holds, in bytes on each GPU:
+Training in bf16 with float32 weights then holds, in bytes on each GPU, where FSDP gathers the weights of blocks and
+reduces their gradients in bf16 and all others in float32, g = 2 n P_block + 4 P_root:
 
                    whole (DDP)   sharded (FSDP)
     weights        4 P           4 P / G
-    gradients      4 P           4 P / G if A = 1, else 4 P: they are reduced once a step
+    gradients      4 P           4 P / G, and if A > 1 also g: they are whole until the step's one reduction
     moments        8 P           8 P / G
-    bf16 weights   2 P           2 (P_root + 2 P_block): what lies outside the blocks, this block and the next one
+    used weights   2 P           6 P_root + 4 P_block: what lies outside the blocks, this block and the next one
     activations    M L (n B + 8 D + 8 H + 8),  B = 24 D + 4 F + 4 N + 16 and one for each element that dropout draws
       with gradient checkpointing  M L (4 n D + B + 8 D + 8 H + 8)
     nodes          M k T (8 D + 8 + 8 t),  t = T for a DAG, 2 for `alignment: independent`, 1 for an MLM;
@@ -20,9 +22,11 @@ Norms keep their input in float32 (4 D each) and two statistics, linear layers a
 its bf16 query, key, value and output and a float32 sum per head. The context of CUDA, the buffers of NCCL, temporary
 results of one layer and the allocator's gaps are not counted.
 
-A GPU sends 2 (G - 1) / G * 4 P bytes a step to reduce the gradients of DDP in a ring, and (G - 1) / G (2 A * 2 P + 4 P)
-with FSDP: its bf16 weights are gathered for the forward and for the backward pass of each microbatch, and the float32
-gradients are scattered once.
+Inside a block FSDP has its input in bf16, which is not deducted.
+
+A GPU sends 2 (G - 1) / G * 4 P bytes a step to reduce the gradients of DDP in a ring. With FSDP it sends
+(G - 1) / G (A * 4 P + g): in each microbatch the weights of blocks are gathered for the forward and again for the
+backward pass, the others once, and the gradients are scattered once a step.
 """
 
 import math
@@ -74,6 +78,7 @@ class Memory(JsonModel):
     """Bytes on each GPU; the formulas are those of this module's docstring.
 
     Attributes:
+        used_weights: Copies in bf16, and what FSDP has gathered.
         activations: Of the encoder, all kept.
         checkpointed_activations: The same with gradient checkpointing of every block.
         total, total_checkpointed: Of all parts, with either.
@@ -82,7 +87,7 @@ class Memory(JsonModel):
     weights: float
     gradients: float
     moments: float
-    bf16_weights: float
+    used_weights: float
     activations: float
     checkpointed_activations: float
     nodes: float
@@ -181,7 +186,7 @@ def price_pretraining(recipe: PretrainRecipe, gpu: str, num_gpus: int, utilisati
         ddp=count_memory(recipe, at_once),
         fsdp=count_memory(recipe, at_once, num_shards=num_gpus, microbatches=microbatches),
         ddp_bytes_sent=2 * others * 4 * parameters,
-        fsdp_bytes_sent=others * (2 * microbatches * 2 + 4) * parameters,
+        fsdp_bytes_sent=others * (microbatches * 4 * parameters + _gradient_bytes(recipe)),
     )
 
 
@@ -218,9 +223,9 @@ def count_memory(
     shard = parameters / (num_shards or 1)
     always = {
         "weights": 4 * shard,
-        "gradients": 4 * (shard if microbatches == 1 else parameters),
+        "gradients": 4 * shard + (_gradient_bytes(recipe) if microbatches > 1 else 0),
         "moments": 8 * shard,
-        "bf16_weights": 2 * (parameters if num_shards is None else _gathered_parameters(recipe)),
+        "used_weights": 2 * parameters if num_shards is None else 6 * _root(recipe) + 4 * _block(recipe),
         "nodes": num_sequences * nodes,
         "logits": 8 * min(recipe.train.head_chunk_rows, num_sequences * inner) * vocab,
     }
@@ -270,7 +275,7 @@ def memory_table(price: Price) -> ReportTable:
         "weights": "weights",
         "gradients": "gradients",
         "moments": "moments of AdamW",
-        "bf16_weights": "weights in bf16",
+        "used_weights": "weights in use",
         "nodes": "nodes, transitions, alignment",
         "logits": "logits",
         "activations": "activations",
@@ -313,7 +318,18 @@ def _mlm_of(recipe: PretrainRecipe) -> PretrainRecipe:
     return recipe.model_copy(update={"objective": "mlm", "masking": masking})
 
 
-def _gathered_parameters(recipe: PretrainRecipe) -> int:
-    """Return the parameters that FSDP has whole on a GPU: outside the blocks, and those of two blocks."""
-    layers = min(2, recipe.model.num_layers)
-    return count_parameters(recipe.model_copy(update={"model": recipe.model.model_copy(update={"num_layers": layers})}))
+def _block(recipe: PretrainRecipe) -> int:
+    """Return the parameters of a block."""
+    layers = recipe.model.num_layers
+    more = recipe.model_copy(update={"model": recipe.model.model_copy(update={"num_layers": layers + 1})})
+    return count_parameters(more) - count_parameters(recipe)
+
+
+def _root(recipe: PretrainRecipe) -> int:
+    """Return the parameters outside the blocks."""
+    return count_parameters(recipe) - recipe.model.num_layers * _block(recipe)
+
+
+def _gradient_bytes(recipe: PretrainRecipe) -> int:
+    """Return the bytes of all gradients as FSDP has them before it shares them out."""
+    return 2 * recipe.model.num_layers * _block(recipe) + 4 * _root(recipe)

@@ -110,11 +110,13 @@ def test_states_of_training_are_16_bytes_a_parameter_and_fsdp_shares_them() -> N
     block = sum(parameter.numel() for parameter in model.encoder.blocks[0].parameters())
     ddp = count_memory(recipe, NUM_SEQUENCES)
     assert (ddp.weights, ddp.gradients, ddp.moments) == (4 * parameters, 4 * parameters, 8 * parameters)
-    assert ddp.bf16_weights == 2 * parameters
+    assert ddp.used_weights == 2 * parameters
     fsdp = count_memory(recipe, NUM_SEQUENCES, num_shards=4)
     assert (fsdp.weights, fsdp.gradients, fsdp.moments) == (parameters, parameters, 2 * parameters)
-    assert fsdp.bf16_weights == 2 * (parameters - block)  # of three blocks two are gathered
-    assert count_memory(recipe, NUM_SEQUENCES, num_shards=4, microbatches=2).gradients == 4 * parameters
+    root = parameters - 3 * block
+    assert fsdp.used_weights == (4 + 2) * root + 2 * 2 * block  # float32 and its bf16 casts; two blocks in bf16
+    several = count_memory(recipe, NUM_SEQUENCES, num_shards=4, microbatches=2)
+    assert several.gradients == parameters + 4 * root + 2 * 3 * block
     assert ddp.total - ddp.total_checkpointed == ddp.activations - ddp.checkpointed_activations
     assert ddp.total == 18 * parameters + ddp.nodes + ddp.logits + ddp.activations
 
@@ -150,8 +152,11 @@ def test_the_price_of_text_base_by_hand() -> None:
     assert abs(price.mlm_steps * twin - price.flops) <= twin / 2
     # a ring of eight: seven phases that add and seven that copy, each sends an eighth of the float32 gradients
     assert price.ddp_bytes_sent == pytest.approx((7 + 7) * 4 * price.parameters / 8)
-    # four microbatches gather the seven other shards of the bf16 weights twice; the gradients are scattered once
-    assert price.fsdp_bytes_sent == pytest.approx((4 * 2 * 2 + 4) * 7 * price.parameters / 8)
+    # each microbatch gathers seven shards of the blocks in bf16 twice and of the rest in float32 once
+    block = 12 * 768**2 + 13 * 768
+    in_blocks, rest = 12 * block, price.parameters - 12 * block
+    gathered, scattered = 4 * (2 * 2 * in_blocks + 4 * rest), 2 * in_blocks + 4 * rest
+    assert price.fsdp_bytes_sent == pytest.approx((gathered + scattered) * 7 / 8)
 
 
 def test_an_mlm_has_no_mlm_beside_it_and_epochs_have_no_hours() -> None:
