@@ -76,16 +76,24 @@ class Ranks:
         Raises:
             RankError: One did not start in time.
         """
-        begun_s = time.monotonic()
-        for rank in range(self.size):
-            while self._store is not None and not self._store.check([f"beat/{rank}"]):
-                if time.monotonic() - begun_s > MEET_LIMIT_S:
-                    raise RankError(
-                        f"rank {rank} of {self.size} did not start within {MEET_LIMIT_S:.0f} s",
-                        "start all ranks with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE",
-                        0,
-                    )
-                time.sleep(_BEAT_S / 10)
+        assert self._store is not None
+        begun_s, started = time.monotonic(), 0
+        try:
+            while started < self.size:
+                if self._store.check([f"beat/{started}"]):
+                    started += 1
+                elif time.monotonic() - begun_s > MEET_LIMIT_S:
+                    break
+                else:
+                    time.sleep(_BEAT_S / 10)
+        except dist.DistError:
+            started = 0  # it keeps the store
+        if started < self.size:
+            raise RankError(
+                f"rank {started} of {self.size} did not start within {MEET_LIMIT_S:.0f} s, or has ended",
+                "start all ranks with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE",
+                self.rank if started == 0 else 0,
+            )
 
     def exchange(self, value: Any, *, limit_s: float = LIMIT_S) -> list[Any]:
         """Return the JSON values that all ranks give, by rank; through the store, so a wait may be long.

@@ -58,9 +58,9 @@ def require_same_recipe(ranks: Ranks, recipe: Recipe) -> None:
     first, *others = ranks.exchange(recipe.model_dump(mode="json"))
     for rank, other in enumerate(others, start=1):
         if other != first:
-            differing = ", ".join(f"`{key}`" for key in changed_keys(first, other))
+            keys = ", ".join(f"`{key}`" for key in changed_keys(first, other))
             raise ConfigError(
-                f"rank {rank} was given another recipe than rank 0: {differing} differ",
+                f"rank {rank} was given another recipe than rank 0; it has its own {keys}",
                 "start every rank with the same command and the same recipe files",
             )
 

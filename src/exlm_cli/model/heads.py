@@ -44,7 +44,7 @@ class SpanHead(nn.Module):
         """Return (B, L, 2) over the tokens as they were before repetition."""
         logits_BR2: Tensor = self.out(self.dropout(hidden_BRD))
         if self.num_repeats == 1:
-            return logits_BR2
+            return logits_BR2.clone()  # the hooks of FSDP lose a view that is changed in place
         num_positions = logits_BR2.shape[1]
         index_R = torch.arange(num_positions, device=lengths.device)
         # [CLS] is token 0 and has one copy; position 1 begins the copies of token 1

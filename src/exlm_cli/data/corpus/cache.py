@@ -58,8 +58,8 @@ def load_or_build(
     """
     if build is None and not path.exists():
         raise DataError(
-            f"{path}: the data cache does not hold what rank 0 has put there",
-            "choose a folder that all nodes share with `EXLM_CACHE_DIR=DIR` or `data.cache_dir`",
+            f"{path} is missing: this rank reads other data than rank 0, or has another cache",
+            "all nodes must see the same data and one cache, which `EXLM_CACHE_DIR=DIR` or `data.cache_dir` moves",
         )
     if build is None:
         return load()

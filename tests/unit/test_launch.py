@@ -1,0 +1,108 @@
+"""Launch of a process from torchrun's variables, and the mistakes of a launch by hand."""
+
+import pytest
+
+from exlm_cli.cli.app import main
+from exlm_cli.errors import ConfigError
+from exlm_cli.launch import ONE_PROCESS, Launch, is_quiet, prints_error, read_launch
+from exlm_cli.train.pretrained import pick_device
+from tests.tiny import tiny_recipe
+
+WHOLE = {
+    "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "node0",
+    "MASTER_PORT": "29500",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in WHOLE:
+        monkeypatch.delenv(name, raising=False)
+
+
+def _set(monkeypatch: pytest.MonkeyPatch, **changes: str | None) -> None:
+    for name, value in {**WHOLE, **changes}.items():
+        if value is not None:
+            monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize("size", [None, "1", ""])
+def test_a_process_alone_needs_no_variable(monkeypatch: pytest.MonkeyPatch, size: str | None) -> None:
+    """A cluster may set WORLD_SIZE to 1 and nothing else."""
+    if size is not None:
+        monkeypatch.setenv("WORLD_SIZE", size)
+    assert read_launch() == ONE_PROCESS
+    assert not is_quiet()
+    assert prints_error(None)
+    assert prints_error(3)
+
+
+def test_a_rank_is_read_from_the_variables_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    _set(monkeypatch)
+    assert read_launch() == Launch(rank=5, size=8, local_rank=1, local_size=4, master=("node0", 29500))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"MASTER_ADDR": None}, "MASTER_ADDR is not set"),
+        ({"MASTER_PORT": None}, "MASTER_PORT is not set"),
+        ({"RANK": None}, "RANK is not set"),
+        ({"LOCAL_RANK": "x"}, "LOCAL_RANK is `x`, not a number"),
+        ({"WORLD_SIZE": "-2"}, "WORLD_SIZE is `-2`, not a number"),
+        ({"RANK": "8"}, "RANK is 8 and WORLD_SIZE is 8"),
+        ({"LOCAL_RANK": "4"}, "LOCAL_RANK is 4 and LOCAL_WORLD_SIZE is 4"),
+    ],
+)
+def test_an_incomplete_launch_is_refused(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, str | None], reason: str
+) -> None:
+    _set(monkeypatch, **changes)
+    with pytest.raises(ConfigError, match=reason) as caught:
+        read_launch()
+    assert "torchrun" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("rank", "local_rank", "reporter", "prints"),
+    [("0", "0", 0, True), ("5", "1", 0, False), ("5", "1", 5, True), ("4", "0", None, True), ("5", "1", None, False)],
+)
+def test_one_rank_prints_an_error(
+    monkeypatch: pytest.MonkeyPatch, rank: str, local_rank: str, reporter: int | None, prints: bool
+) -> None:
+    """Rank 0, the survivor that is named, or before the ranks have met the first of each node."""
+    _set(monkeypatch, RANK=rank, LOCAL_RANK=local_rank)
+    assert prints_error(reporter) == prints
+    assert is_quiet() == (rank != "0")
+
+
+def test_a_launch_without_an_address_is_one_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "0")
+    assert main(["pretrain", "--recipe", "quickstart-text"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("error: ") == 1
+    assert "LOCAL_RANK is not set" in said
+
+
+@pytest.mark.parametrize("words", [["eval", "run"], ["sweep", "table-2"], ["predict", "run", "file.csv"]])
+def test_other_commands_refuse_several_ranks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    _set(monkeypatch, RANK="0", LOCAL_RANK="0")
+    assert main(words) == 2
+    assert f"`exlm {words[0]}` works in one process, but WORLD_SIZE is 8" in capsys.readouterr().err
+
+
+def test_each_rank_of_a_node_has_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs as torch would report them: the second rank takes the second; a third rank is refused, also on auto."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    recipe = tiny_recipe(device="auto")
+    assert str(pick_device(recipe, Launch(3, 4, 1, 2, ("node0", 1)))) == "cuda:1"
+    for device in ("auto", "cuda"):
+        with pytest.raises(ConfigError, match="3 ranks were started on a node where torch sees 2 GPUs"):
+            pick_device(tiny_recipe(device=device), Launch(2, 3, 2, 3, ("node0", 1)))
+    assert str(pick_device(tiny_recipe(device="cpu"), Launch(2, 3, 2, 3, ("node0", 1)))) == "cpu"

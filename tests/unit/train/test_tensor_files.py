@@ -1,0 +1,43 @@
+"""Tensors in shares: what any number of ranks wrote is read whole; a missing share is an error, never zeros."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from exlm_cli.errors import CheckpointError
+from exlm_cli.train.tensor_files import Rows, SavedTensors, shard_file
+
+
+def _write_shares(folder: Path, whole: torch.Tensor, cuts: list[int]) -> list[tuple[Path, Rows | None]]:
+    """Cut the rows of a tensor at these places, one file a piece; the first file also has a tensor without axes."""
+    files: list[tuple[Path, Rows | None]] = []
+    bounds = [0, *cuts, len(whole)]
+    for index, (start, stop) in enumerate(itertools.pairwise(bounds)):
+        path = folder / shard_file("model", index, len(bounds) - 1)
+        tensors = {"w": whole[start:stop].contiguous()} | ({"step": torch.tensor(7.0)} if index == 0 else {})
+        save_file(tensors, path)
+        files.append((path, {"w": (start, len(whole))}))
+    return files
+
+
+@pytest.mark.parametrize("cuts", [[], [3], [2, 5], [1, 2, 6]])
+def test_shares_come_back_whole(tmp_path: Path, cuts: list[int]) -> None:
+    whole = torch.randn(7, 3)
+    saved = SavedTensors(_write_shares(tmp_path, whole, cuts))
+    assert saved.shapes == {"w": (7, 3), "step": ()}
+    read, step = torch.zeros(7, 3), torch.zeros(())
+    saved.copy_to("w", read)
+    saved.copy_to("step", step)
+    assert torch.equal(read, whole)
+    assert float(step) == 7.0
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_lost_share_is_an_error(tmp_path: Path, lost: int) -> None:
+    files = _write_shares(tmp_path, torch.randn(7, 3), [2, 5])
+    del files[lost]
+    with pytest.raises(CheckpointError, match=r"`w`: rows . to 7 are in no file"):
+        SavedTensors(files).copy_to("w", torch.zeros(7, 3))
