@@ -47,7 +47,7 @@ wheel-check: setup
 	mkdir build/wheel-check/empty
 	cd build/wheel-check/empty && PATH="$(CURDIR)/build/wheel-check/venv/bin:$$PATH" EXLM_CACHE_DIR=cache \
 	  sh -eux -c 'exlm --help; exlm recipes; exlm pretrain --recipe quickstart-text --out run \
-	    --set train.max_steps=20 --set optim.warmup_steps=5 --set data.bundled_rows=2000; ls run'
+	    --set train.max_steps=20 --set data.bundled_rows=2000; ls run'
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

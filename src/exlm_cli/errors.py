@@ -41,6 +41,12 @@ class DivergedError(ExlmError):
     """A loss or gradient that is not a number."""
 
 
+class CollapsedError(DivergedError):
+    """A DAG that is no longer in use, in a run whose recipe says to stop."""
+
+    exit_code = 1
+
+
 class BackendError(ExlmError):
     """An alignment backend that was requested by name and is not available."""
 

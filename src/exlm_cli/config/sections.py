@@ -1,9 +1,9 @@
 """Sections of a recipe, each field with its bounds and meaning. No torch here."""
 
 import math
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from exlm_cli.config.base import Mark, StrictModel
 
@@ -146,9 +146,9 @@ class OptimConfig(StrictModel):
 
     lr: float = Field(gt=0, le=1, description="Peak learning rate")
     schedule: Literal["polynomial", "cosine", "constant"] = Field("polynomial", description="Decay after warm-up")
-    warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up")
+    warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up; 0: `optim.warmup_ratio` of all steps")
     warmup_ratio: float | None = Field(
-        None, ge=0, lt=1, description="Share of all steps that is linear warm-up; instead of `optim.warmup_steps`"
+        None, ge=0, lt=1, description="Share of all steps that is linear warm-up, where `optim.warmup_steps` is 0"
     )
     power: float = Field(1.0, gt=0, le=10, description="Power of the polynomial decay; 1 is linear")
     end_lr: float = Field(0.0, ge=0, le=1, description="Learning rate at the last step")
@@ -163,15 +163,9 @@ class OptimConfig(StrictModel):
     weight_decay: float = Field(0.01, ge=0, le=1, description="On matrices and embeddings; not on biases and norms")
     clip_norm: float = Field(0.0, ge=0, description="Largest gradient norm; 0 does not clip")
 
-    @model_validator(mode="after")
-    def _check_warmup(self) -> Self:
-        if self.warmup_ratio is not None and self.warmup_steps:
-            raise ValueError("give `optim.warmup_steps` or `optim.warmup_ratio`, not both")
-        return self
-
     def resolve_warmup_steps(self, total_steps: int) -> int:
         """Return the steps of warm-up in a run of `total_steps`; a ratio is rounded up."""
-        if self.warmup_ratio is None:
+        if self.warmup_steps or self.warmup_ratio is None:
             return self.warmup_steps
         return math.ceil(self.warmup_ratio * total_steps)
 
@@ -224,6 +218,11 @@ class TrainConfig(LoopConfig):
     )
     alignment_backend: Annotated[AlignmentBackend, Mark.COMPUTING] = Field(
         "auto", description="Backend of the states-alignment loss"
+    )
+    on_collapse: Annotated[Literal["warn", "stop"], Mark.RECORD] = Field(
+        "warn",
+        description="Where validation passes over more than 5 % of the masks or one state of a mask is left: say so once, "
+        "or end the run",
     )
     tensorboard: Annotated[bool, Mark.RECORD] = Field(
         False, description="Also write TensorBoard events (extra `tensorboard`)"

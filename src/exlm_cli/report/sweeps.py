@@ -68,7 +68,7 @@ _EXLM: dict[str, Any] = {
     "objective": "exlm",
     "num_states_per_mask": 4,
     "mask_ratio": 0.15,
-    "rope": "2d",
+    "rope": ("2d", "fractional"),
     "alignment": "dag",
     "relative_steps": 1.0,
 }
@@ -109,7 +109,8 @@ PAPER_VARIANTS: tuple[tuple[PaperTable, Mapping[str, Mapping[str, Any]]], ...] =
         },
     ),
 )
-"""Tables of the paper that a sweep can fill; for each row the values of its variant's `VariantDescription`."""
+"""Tables of the paper that a sweep can fill; for each row the values of its variant's `VariantDescription`, a tuple
+where any of several will do."""
 
 
 Variant = SeedGroup[VariantResult]
@@ -310,9 +311,13 @@ def _match(rows: Mapping[str, Mapping[str, Any]], variants: Variants) -> dict[st
     found: dict[str, Variant] = {}
     for name, wanted in rows.items():
         for variant in plain:
-            if all(getattr(variant.first, key) == value for key, value in wanted.items()):
+            if all(_fits(getattr(variant.first, key), value) for key, value in wanted.items()):
                 found.setdefault(name, variant)
     return found
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    return value in wanted if isinstance(wanted, tuple) else bool(value == wanted)
 
 
 def _fill(paper: PaperTable, found: Mapping[str, Variant]) -> ReportTable:

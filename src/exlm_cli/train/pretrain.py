@@ -36,6 +36,7 @@ from exlm_cli.ops.alignment import choose_backend
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import MetricsLog, create_run_dir, read_run_json, update_run_json
 from exlm_cli.train.checkpoint import checkpoint_paths, newest_good_checkpoint, remove_unfinished
+from exlm_cli.train.collapse import CollapseWatch
 from exlm_cli.train.evaluation import EvaluationSums, evaluate_batch, measure_own_mask_share, summarise
 from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.objective import Objective
@@ -249,7 +250,7 @@ def _run_pretraining(
             metrics=MetricsLog(run / "metrics.jsonl"),
             progress=progress,
             resume_command=f"exlm pretrain --resume {run}",
-            on_row=tensorboard_writer(run) if recipe.train.tensorboard else None,
+            on_row=_row_watch(task, run, progress),
             ranks=ranks,
         )
         if not is_new:
@@ -269,6 +270,21 @@ def _run_pretraining(
         time_s = round(result.state.elapsed_s, 1)
         update_run_json(run, {"parameters": num_parameters, "steps": result.state.step, "train_time_s": time_s})
     return PretrainResult(run, result.checkpoint, result.state.step, result.validation, result.state.elapsed_s)
+
+
+def _row_watch(task: PretrainTask, run: Path, progress: Progress) -> Callable[[dict[str, Any]], None]:
+    """Return a function that gives every row of metrics to whatever the recipe wants to look at it."""
+    watches: list[Callable[[dict[str, Any]], None]] = []
+    if task.recipe.train.tensorboard:
+        watches.append(tensorboard_writer(run))
+    if task.model.transition is not None:
+        watches.append(CollapseWatch(task.recipe, progress))
+
+    def watch(row: dict[str, Any]) -> None:
+        for one in watches:
+            one(row)
+
+    return watch
 
 
 def _describe_run(run: Path, recipe: PretrainRecipe, data: PreparedData, fields: dict[str, Any]) -> None:

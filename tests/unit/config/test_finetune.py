@@ -25,8 +25,6 @@ def recipe(**sections: Any) -> FinetuneRecipe:
          "`optim.transition_start_ratio` is pre-training's: fine-tuning has no transition head"),
         ({"optim": {"lr": 1e-3, "warmup_steps": 5}, "train": {"max_steps": 4}},
          "`optim.warmup_steps` 5 is more than `train.max_steps` 4"),
-        ({"optim": {"lr": 1e-3, "warmup_steps": 5, "warmup_ratio": 0.1}},
-         "give `optim.warmup_steps` or `optim.warmup_ratio`, not both"),
     ],
 )  # fmt: skip
 def test_values_that_do_not_go_together_are_refused(sections: dict[str, Any], message: str) -> None:
@@ -42,6 +40,11 @@ def test_values_that_do_not_go_together_are_refused(sections: dict[str, Any], me
 def test_a_ratio_of_warm_up_is_rounded_up_to_steps(ratio: float | None, total: int, steps: int) -> None:
     optim = OptimConfig(lr=1e-3, warmup_steps=9 if ratio is None else 0, warmup_ratio=ratio)
     assert optim.resolve_warmup_steps(total) == steps
+
+
+def test_steps_of_warm_up_go_before_a_ratio() -> None:
+    """So that `--set optim.warmup_steps=N` changes a recipe that has a ratio."""
+    assert OptimConfig(lr=1e-3, warmup_steps=5, warmup_ratio=0.5).resolve_warmup_steps(100) == 5
 
 
 GRID = {"optim.lr": [2e-5, 3e-5], "train.max_epochs": [2, 3, 5]}

@@ -228,7 +228,7 @@ def test_variants_that_differ_in_more_than_k_and_p_are_no_lines() -> None:
 
 def test_variants_that_share_their_other_changes_have_a_figure_of_their_own() -> None:
     families = entropy_families(_measured("ablations-small-smiles"))
-    assert list(families) == ["", "exlm-lanes"]
-    assert [variant.first.label for variant in families["exlm-lanes"]] == [
-        "mlm", "mlm-p38.7", "exlm-lanes-k2", "exlm-lanes", "exlm-lanes-k8"
+    assert list(families) == ["", "exlm-formula"]
+    assert [variant.first.label for variant in families["exlm-formula"]] == [
+        "mlm", "mlm-p38.7", "exlm-formula-k2", "exlm-formula", "exlm-formula-k8"
     ]  # fmt: skip
