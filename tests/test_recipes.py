@@ -12,6 +12,7 @@ from exlm_cli.config.base import Recipe
 from exlm_cli.config.describe import count_parameters
 from exlm_cli.config.load import KINDS, dump_recipe, list_recipes, load_recipe, recipes_folder
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.config.sections import TransitionConfig
 
 FILES = sorted(recipes_folder().rglob("*.yaml"))
 SHIPPED = {path: (kind, name) for kind in KINDS for name, path in list_recipes(kind).items()}
@@ -69,11 +70,13 @@ EXLM_K4 = {"objective": "exlm", "masking.num_states_per_mask": 4, "model.rope": 
 
 EXPECTED: dict[str, dict[str, Any]] = {
     "text-base": TABLE_10_BASE | EXLM_K4,
+    "text-base-formula": TABLE_10_BASE | EXLM_K4,
     "text-base-gated": TABLE_10_BASE | EXLM_K4,
     "text-base-mlm": TABLE_10_BASE | MLM,
     "text-large": TABLE_10_LARGE | EXLM_K4,
     "text-large-mlm": TABLE_10_LARGE | MLM,
     "smiles-base": TABLE_7 | {"objective": "exlm", "data.kind": "smiles", "model.rope": "2d"},
+    "smiles-base-formula": TABLE_7 | {"objective": "exlm", "data.kind": "smiles", "model.rope": "2d"},
     "smiles-base-mlm": TABLE_7 | MLM | {"data.kind": "smiles"},
     # App. B.1: "we also used the same pre-training parameters in the ablation experiments"
     "ablation-exlm": TABLE_5 | EXLM_K4,
@@ -167,13 +170,49 @@ def test_a_twin_differs_in_the_objective_and_in_nothing_that_costs(name: str) ->
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_what_is_not_the_papers_is_off_in_its_recipes(name: str) -> None:
+def test_of_what_is_not_the_papers_its_recipes_have_the_head_alone(name: str) -> None:
     recipe = load_recipe(name)
-    assert (recipe.model.clone_embedding, recipe.model.transition.start) == ("none", "formula")
+    assert recipe.model.clone_embedding == "none"
     assert (recipe.optim.transition_lr_scale, recipe.optim.transition_start_ratio) == (1, 0)
     assert (recipe.model.transition.heads, recipe.model.transition.position_features) == (
         (12, True) if name == "text-base-gated" else (1, False)
     )
+
+
+EXLM = [
+    name for name in list_recipes(PretrainRecipe)
+    if load_recipe(name).objective == "exlm" and load_recipe(name).model.alignment != "independent"
+]  # fmt: skip
+LITERAL = {"text-base-formula", "smiles-base-formula", "text-base-gated", "text-small-formula", "smiles-small-formula"}
+
+
+@pytest.mark.parametrize("name", EXLM)
+def test_the_head_sees_the_masks_and_begins_at_the_next_one_unless_it_is_the_literal_formula(name: str) -> None:
+    transition = load_recipe(name).model.transition
+    if name in LITERAL:
+        assert (transition.rope, transition.start, load_recipe(name).model.rope) == ("none", "formula", "2d")
+    else:
+        assert transition.rope == "nodes"
+        assert transition.start in ("next_mask", "lanes")
+
+
+@pytest.mark.parametrize(
+    "name", ["text-base-formula", "smiles-base-formula", "text-small-formula", "smiles-small-formula"]
+)
+def test_a_recipe_of_the_literal_formula_differs_in_that_alone(name: str) -> None:
+    literal, ours = load_recipe(name), load_recipe(name.removesuffix("-formula"))
+    as_ours = {"rope": ours.model.rope, "transition": ours.model.transition}
+    content = {"name", "purpose", "paper", "model"}
+    assert literal.model_dump(exclude=content) == ours.model_dump(exclude=content)
+    assert literal.model.model_copy(update=as_ours) == ours.model
+    assert literal.model.transition == TransitionConfig()
+
+
+@pytest.mark.parametrize("name", [*(n for n in list_recipes(PretrainRecipe) if "small" in n or "quickstart" in n)])
+def test_a_small_recipe_trains_for_a_few_steps_when_asked(name: str) -> None:
+    """Its warm-up is a share of its steps."""
+    recipe = load_recipe(name, ["train.max_steps=4"])
+    assert recipe.optim.resolve_warmup_steps(4) == 1
 
 
 def test_the_text_recipes_name_the_papers_corpora() -> None:

@@ -11,7 +11,7 @@ from exlm_cli.config.sweep import SweepRecipe, VariantDescription
 from tests.test_recipes import MLM, TABLE_5, value_at
 
 SMALL = ["quickstart-ablations", "ablations-small-text", "ablations-small-smiles"]
-LANES = {"exlm-lanes", "exlm-lanes-k2", "exlm-lanes-k8"}
+FORMULA = {"exlm-formula", "exlm-formula-k2", "exlm-formula-k8"}
 
 # the rows of each table, by the recipe that trains them
 PAPER = {
@@ -100,22 +100,19 @@ def test_small_sweeps_take_variants_and_no_size_from_the_papers(name: str) -> No
 @pytest.mark.parametrize("name", SMALL[1:])
 def test_small_sweeps_of_a_users_data_have_every_variant_of_the_paper(name: str) -> None:
     recipe = _load(name)
-    assert {plan.label for plan in recipe.plan()} == {*PAPER["ablations"], *LANES}
+    assert {plan.label for plan in recipe.plan()} == {*PAPER["ablations"], *FORMULA}
     assert (recipe.pretrain.masking.num_states_per_mask, recipe.pretrain.masking.mask_ratio) == (4, 0.15)
 
 
 @pytest.mark.parametrize("name", SMALL[1:])
-def test_lanes_are_those_of_the_small_recipes(name: str) -> None:
-    base = name.removeprefix("ablations-small-") + "-small"
-    lanes, plain = load_recipe(f"{base}-lanes"), load_recipe(base)
-    keys = ("clone_embedding", "clone_init_std", "transition.start", "transition.detach_states")
-    names = [*(f"model.{key}" for key in keys), "optim.transition_lr_scale", "optim.transition_start_ratio"]
-    expected = {name: value_at(lanes, name) for name in names}
+def test_the_literal_formula_is_that_of_the_small_recipes(name: str) -> None:
+    literal = load_recipe(name.removeprefix("ablations-small-") + "-small-formula")
+    names = ("model.rope", "model.transition.rope", "model.transition.start")
+    expected = {name: value_at(literal, name) for name in names}
     variants = _load(name).variants
-    assert variants["exlm-lanes"] == expected
+    assert variants["exlm-formula"] == expected
     for k in (2, 8):
-        assert variants[f"exlm-lanes-k{k}"] == expected | {"masking.num_states_per_mask": k}
-    assert plain.model.clone_embedding == "none"
+        assert variants[f"exlm-formula-k{k}"] == expected | {"masking.num_states_per_mask": k}
 
 
 CELLS = {

@@ -221,8 +221,8 @@ class TrainConfig(LoopConfig):
     )
     on_collapse: Annotated[Literal["warn", "stop"], Mark.RECORD] = Field(
         "warn",
-        description="Where validation passes over more than 5 % of the masks or one state of a mask is left: say so once, "
-        "or end the run",
+        description="Where validation passes over more than 5 % of the masks, or one state of a mask is left: say so "
+        "once, or end the run",
     )
     tensorboard: Annotated[bool, Mark.RECORD] = Field(
         False, description="Also write TensorBoard events (extra `tensorboard`)"
