@@ -34,7 +34,7 @@ from exlm_cli.format import NO_VALUE
 from exlm_cli.progress import Progress
 from exlm_cli.report.tables import ReportTable, write_tables
 from exlm_cli.train.pretrained import build_model, load_pretrained
-from probing.scores import TEST_SHARE, Features, join_parts, paired_difference, probe_scores, resampling, token_counts
+from probing.scores import Features, Interval, join_parts, paired_difference, probe_scores, resampling, token_counts
 from probing.store import Source, Store
 from probing.targets import Numbers, ProbeData, read_glue, read_molecules, read_texts
 
@@ -95,9 +95,12 @@ class Study:
         for index, (data_name, name, metric) in enumerate(places):
             one_SN = {label: scores[index] for label, scores in scores_PSN.items()}
             details.append(self._rows(f"{data_name}: {name}, {TITLES[metric]}", one_SN))
-        headings = ("score", "model", "mean", f"less {self.reference}", "95 % interval", "over")
+        headings = ("score", "model", "mean", f"less {self.reference}", "over resamplings", "over seeds")
         sizes = ", ".join(f"{len(data):,} {data.name}" for data in self.datasets)
-        note = f"{self.pooling} vectors of {sizes}; {self.num_resamplings} resamplings, {TEST_SHARE:.0%} for test"
+        note = (
+            f"{self.pooling} vectors of {sizes}; differences with 95 % intervals: over {self.num_resamplings} "
+            "resamplings of the rows for these runs, over seeds for runs like these"
+        )
         return (
             ReportTable("probe", "Linear probes on frozen vectors", headings, tuple(summary), (note,), num_keys=2),
             ReportTable("probe-properties", "Every property", headings, tuple(details), (note,), num_keys=2),
@@ -128,8 +131,14 @@ class Study:
                 rows.append((*row, NO_VALUE, NO_VALUE, NO_VALUE))
                 continue
             found = paired_difference(own_SN, scores_SN[self.reference])
-            rows.append((*row, f"{found.mean:+.4f}", f"{found.low:+.4f} to {found.high:+.4f}", found.over))
+            rows.append(
+                (*row, f"{found.mean:+.4f}", *map(_format_interval, (found.over_resamplings, found.over_seeds)))
+            )
         return tuple(rows)
+
+
+def _format_interval(interval: Interval | None) -> str:
+    return NO_VALUE if interval is None else f"{interval[0]:+.4f} to {interval[1]:+.4f}"
 
 
 def load_sources(given: Sequence[str], reference: str | None, progress: Progress) -> tuple[list[Source], str]:

@@ -23,18 +23,21 @@ Features = NDArray[np.float32]
 RowIndex = NDArray[np.int64]
 
 
+Interval = tuple[float, float]
+
+
 @dataclass(frozen=True)
 class Difference:
-    """Mean of paired differences and its 95 % interval.
+    """Mean of paired differences and its 95 % intervals.
 
     Attributes:
-        over: What varies: `3 seeds` or `10 resamplings`.
+        over_resamplings: For these very runs: what varies is which rows train the probes. NaN for one resampling.
+        over_seeds: For runs like these: what varies is the training of the models. None for one seed.
     """
 
     mean: float
-    low: float
-    high: float
-    over: str
+    over_resamplings: Interval
+    over_seeds: Interval | None
 
 
 def probe_scores(features: Features, data: ProbeData, train: RowIndex, test: RowIndex) -> list[float]:
@@ -77,28 +80,33 @@ def resampling(num_rows: int, index: int) -> tuple[RowIndex, RowIndex]:
 
 
 def paired_difference(scores_SN: Numbers, reference_SN: Numbers) -> Difference:
-    """Return the mean of `scores - reference` and its 95 % interval, by Student's t.
+    """Return the mean of `scores - reference` and its 95 % intervals, by Student's t.
 
-    With several seeds each seed is one difference, of means over resamplings: what varies is the training of the model.
-    With one seed each resampling is one, and its variance is multiplied by 1 + N * test / train, because resamplings
-    share rows (Nadeau and Bengio 2003, "Inference for the generalization error", corrected resampled t-test).
+    Over resamplings each is one difference of means over seeds, and the variance is multiplied by 1 + N * test / train,
+    because resamplings share rows (Nadeau and Bengio 2003, "Inference for the generalization error", corrected
+    resampled t-test). Over seeds each is one difference of means over resamplings.
 
     Args:
         scores_SN, reference_SN: Scores by seed and resampling; one of the two may have a single seed.
     """
+    by_seed = scores_SN.mean(axis=1) - reference_SN.mean(axis=1)
+    by_resampling = scores_SN.mean(axis=0) - reference_SN.mean(axis=0)
+    return Difference(
+        float(by_resampling.mean()),
+        _interval(by_resampling, shared=TEST_SHARE / (1 - TEST_SHARE)),
+        _interval(by_seed, shared=0.0) if len(by_seed) > 1 else None,
+    )
+
+
+def _interval(differences: Numbers, *, shared: float) -> Interval:
+    """Return the 95 % interval of a mean whose variance is that of the differences times 1 / number + `shared`."""
     from scipy.stats import t
 
-    has_seeds = max(len(scores_SN), len(reference_SN)) > 1
-    axis = 1 if has_seeds else 0
-    differences = scores_SN.mean(axis=axis) - reference_SN.mean(axis=axis)
     number = len(differences)
-    mean = float(differences.mean())
-    over = f"{number} {'seeds' if has_seeds else 'resamplings'}"
     if number < 2:
-        return Difference(mean, math.nan, math.nan, over)
-    shared = 0.0 if has_seeds else TEST_SHARE / (1 - TEST_SHARE)
-    half = float(t.ppf(0.975, number - 1) * differences.std(ddof=1) * math.sqrt(1 / number + shared))
-    return Difference(mean, mean - half, mean + half, over)
+        return math.nan, math.nan
+    half = t.ppf(0.975, number - 1) * differences.std(ddof=1) * math.sqrt(1 / number + shared)
+    return float(differences.mean() - half), float(differences.mean() + half)
 
 
 def token_counts(data: ProbeData, tokenizer: Tokenizer) -> list[Features]:

@@ -84,28 +84,30 @@ def test_the_interval_over_seeds_is_that_of_scipy() -> None:
     a_SN, b_SN = rng.normal(size=(5, 10)), rng.normal(size=(5, 10))
     found = paired_difference(a_SN, b_SN)
     interval = ttest_rel(a_SN.mean(axis=1), b_SN.mean(axis=1)).confidence_interval(0.95)
-    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+    assert found.over_seeds == pytest.approx((interval.low, interval.high))
     assert found.mean == pytest.approx((a_SN - b_SN).mean())
-    assert found.over == "5 seeds"
 
 
-def test_the_interval_over_resamplings_is_wider_because_they_share_rows() -> None:
+@pytest.mark.parametrize("num_seeds", [1, 3])
+def test_the_interval_over_resamplings_is_wider_than_scipys_because_they_share_rows(num_seeds: int) -> None:
     """The variance of the mean is s^2 (1 / N + test / train) in place of s^2 / N."""
     rng = np.random.default_rng(0)
-    a_SN, b_SN = rng.normal(size=(1, 10)), rng.normal(size=(1, 10))
+    a_SN, b_SN = rng.normal(size=(num_seeds, 10)), rng.normal(size=(num_seeds, 10))
     found = paired_difference(a_SN, b_SN)
-    interval = ttest_rel(a_SN[0], b_SN[0]).confidence_interval(0.95)
+    interval = ttest_rel(a_SN.mean(axis=0), b_SN.mean(axis=0)).confidence_interval(0.95)
     wider = math.sqrt((1 / 10 + 0.2 / 0.8) / (1 / 10))
-    assert found.high - found.low == pytest.approx(wider * (interval.high - interval.low))
-    assert found.mean == pytest.approx((interval.high + interval.low) / 2)
-    assert found.over == "10 resamplings"
+    low, high = found.over_resamplings
+    assert high - low == pytest.approx(wider * (interval.high - interval.low))
+    assert (low + high) / 2 == pytest.approx(found.mean)
+    assert (found.over_seeds is None) == (num_seeds == 1)
 
 
 def test_a_baseline_without_seeds_is_compared_with_each_seed() -> None:
     found = paired_difference(np.array([[1.0, 3.0]]), np.array([[1.0, 1.0], [2.0, 2.0]]))
-    assert (found.mean, found.over) == (0.5, "2 seeds")
+    assert found.mean == 0.5
+    assert found.over_seeds == pytest.approx((0.5 - 12.7062 / 2, 0.5 + 12.7062 / 2), abs=1e-3)  # t of one degree
     alone = paired_difference(np.array([[2.0]]), np.array([[1.0]]))
-    assert (alone.mean, math.isnan(alone.low)) == (1.0, True)
+    assert (alone.mean, alone.over_seeds, np.isnan(alone.over_resamplings).all()) == (1.0, None, True)
 
 
 def test_token_counts_are_those_of_the_most_frequent_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +238,7 @@ def test_a_study_is_tabulated_and_continues_where_it_was_stopped(
         if row["model"] == "mine":
             assert row["less mine"] == "-"
         else:
-            low, high = map(float, re.findall(r"[+-]\d\.\d+", row["95 % interval"]))
+            low, high = map(float, re.findall(r"[+-]\d\.\d+", row["over resamplings"]))
             assert low <= float(row["less mine"]) <= high
             assert f"{float(row['mean']):.4f}" in printed
     assert (tmp_path / "probe-properties.md").read_text().count("texts: digit, ROC-AUC") == 4
