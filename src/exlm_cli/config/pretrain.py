@@ -60,20 +60,13 @@ class PretrainRecipe(Recipe):
 
     def _check_rope(self) -> None:
         model = self.model
-        heads = {"model.num_heads": model.num_heads}
+        if model.rope == "none" and not model.learned_positions:
+            raise ValueError(
+                "`model.rope: none` leaves the encoder without positions; set `model.learned_positions: true`"
+            )
+        heads = {"model.num_heads": model.num_heads} if model.rope != "none" else {}
         if self.objective == "exlm" and model.alignment != "independent" and model.transition.rope != "none":
             heads["model.transition.heads"] = model.transition.heads
-        if model.rope == "none":
-            if not model.learned_positions:
-                raise ValueError(
-                    "`model.rope: none` leaves the encoder without positions; set `model.learned_positions: true`"
-                )
-            if len(heads) > 1:
-                raise ValueError(
-                    f"`model.transition.rope: {model.transition.rope}` needs a `model.rope` other than none: "
-                    "both rotate alike"
-                )
-            return
         for key, num_heads in heads.items():
             try:
                 model.rotary_widths(model.width // num_heads)

@@ -76,8 +76,8 @@ class TransitionConfig(StrictModel):
     )
     rope: Literal["none", "nodes", "tokens"] = Field(
         "none",
-        description="Rotary positions on Q and K, by the scheme `model.rope`. nodes: of masks, counted from 1; tokens: "
-        "of tokens; none: the paper's formula, whose scores know no places",
+        description="Rotary positions on Q and K, as `model.rope` says, or 2d. nodes: of masks, counted from 1; "
+        "tokens: of tokens; none: the paper's formula, whose scores know no places",
     )
     start: TransitionStart = Field(
         "formula",
@@ -124,17 +124,23 @@ class ModelConfig(StrictModel):
     )
     init_std: float = Field(0.02, gt=0, le=1, description="Standard deviation of the initial weights (BERT)")
 
+    @property
+    def rotary_scheme(self) -> Literal["2d", "fractional", "1d"]:
+        """How rotated heads see positions: as `rope` says; those of the transition head as 2d where it says none."""
+        return "2d" if self.rope == "none" else self.rope
+
     def rotary_widths(self, head_width: int) -> tuple[int, ...]:
         """Return the entries of a head that each position axis rotates; they sum to `head_width`.
 
         Raises:
             ValueError: An axis does not come out as an even number, 2 at least.
         """
-        clone_share = self.rope_clone_share if self.rope == "2d" else 0.0
+        is_2d = self.rotary_scheme == "2d"
+        clone_share = self.rope_clone_share if is_2d else 0.0
         clone_width = round(head_width * clone_share)
-        widths = (head_width - clone_width, clone_width) if self.rope == "2d" else (head_width,)
+        widths = (head_width - clone_width, clone_width) if is_2d else (head_width,)
         if any(width % 2 or width < 2 for width in widths) or not math.isclose(clone_width, head_width * clone_share):
-            share = f" with `model.rope_clone_share` {clone_share:g}" if self.rope == "2d" else ""
+            share = f" with `model.rope_clone_share` {clone_share:g}" if is_2d else ""
             raise ValueError(
                 f"`model.rope: {self.rope}`{share} cannot cut {head_width} entries of a head into even parts"
             )

@@ -9,19 +9,19 @@ from exlm_cli.ops.rotary import Rotation, rotation_at
 
 
 class RotaryPositions:
-    """The scheme `model.rope`: where a head is rotated, given the index of a token or mask and that of its clone.
+    """Where heads are rotated, by the index of a token or mask and that of its clone: `model.rope`, or 2d for none.
 
     `2d` rotates by both indices, each with its own entries of a head (section 4.2). `fractional` rotates all entries by
     one position, with the k clones of a [MASK] evenly spread around its index. `1d` counts along the expanded sequence.
 
     Args:
-        config: Section `model` of the recipe; its `rope` is not `none`.
+        config: Section `model` of the recipe.
         num_states_per_mask: k.
         head_width: H of the heads to rotate.
     """
 
     def __init__(self, config: ModelConfig, num_states_per_mask: int, head_width: int) -> None:
-        self.scheme = config.rope
+        self.scheme = config.rotary_scheme
         self.base = config.rope_base
         self.num_states_per_mask = num_states_per_mask
         self.axis_widths = config.rotary_widths(head_width)

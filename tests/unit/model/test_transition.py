@@ -196,10 +196,10 @@ def _turned(x: torch.Tensor, place: float) -> list[complex]:
 
 
 @pytest.mark.parametrize("rope", ["nodes", "tokens"])
-@pytest.mark.parametrize("scheme", ["2d", "fractional", "1d"])
+@pytest.mark.parametrize("scheme", ["2d", "fractional", "1d", "none"])
 def test_a_head_that_sees_places_scores_turned_vectors(batch, states, rope: str, scheme: str) -> None:
     """Against rotations of complex numbers: by the mask's ordinal, 0 for BOS and T + 1 for EOS, or by the token."""
-    head = _head(rope=scheme, transition={"rope": rope})
+    head = _head(rope=scheme, learned_positions=True, transition={"rope": rope})
     log_trans = head(states, batch)
     query, key = head.query(states).detach(), head.key(states).detach()
     for b, num_nodes in enumerate(batch.state_lengths.tolist()):
@@ -211,7 +211,7 @@ def test_a_head_that_sees_places_scores_turned_vectors(batch, states, rope: str,
 
         def turned(x: torch.Tensor, n: int, places=places, expanded=expanded) -> list[complex]:
             index, clone = places[n]
-            if scheme == "2d":
+            if scheme in ("2d", "none"):  # of an encoder with learned positions alone
                 return _turned(x[:8], index) + _turned(x[8:], clone)
             if scheme == "1d":
                 return _turned(x, expanded[n])
