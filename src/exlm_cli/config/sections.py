@@ -91,6 +91,13 @@ class TransitionConfig(StrictModel):
         description="Log-odds of the next mask against all later nodes together, for lanes also of the same clone",
     )
     start_learned: bool = Field(True, description="Train the numbers of the start; false: they stay as they are")
+    balance: float = Field(
+        0.0,
+        ge=0,
+        le=10,
+        description="Weight of a penalty on uneven expected visits of a mask's k states, in nats a target, so that none "
+        "dies; 0: the paper's loss",
+    )
 
 
 class ModelConfig(StrictModel):

@@ -60,6 +60,7 @@ class TransitionHead(nn.Module):
         self.is_sparse = config.alignment == "sparse_dag"
         self.detach_states = transition.detach_states
         self.start = transition.start
+        self.balance = transition.balance
         self.rope = transition.rope
         head_width = config.width // transition.heads
         self.rotation_of = (

@@ -1,14 +1,53 @@
-"""Alignments before any token is seen: the number of tokens of a path, and the mask that each target falls on.
+"""Alignments before any token is seen: visits of each state, tokens of a path, and the mask that each target falls on.
 
 With every emission equal to one, the likelihood of T targets is the probability that a path through the DAG has T inner
-nodes, and the posterior is where such a path puts each target. Axes: B sequences, T targets, S nodes.
+nodes, and the posterior is where such a path puts each target.
+
+Axes: B sequences, T targets, S nodes, k states of a mask.
 """
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
 from exlm_cli.ops.alignment import Backend, alignment_posterior, states_alignment_nll
+
+
+def expected_visits(log_trans: Float[Tensor, "B S S"]) -> Float[Tensor, "B S"]:
+    """Return the probability that a path from node 0 visits each node, whatever tokens it emits.
+
+    visits = e_0 + E' visits: one triangular system, as edges only lead to later nodes. Differentiable.
+
+    Args:
+        log_trans: log E[v, u], -inf at and below the diagonal.
+    """
+    size = log_trans.shape[-1]
+    system = torch.eye(size, dtype=log_trans.dtype, device=log_trans.device) - log_trans.exp().mT
+    begin = torch.zeros_like(log_trans[..., :1])
+    begin[:, 0] = 1.0
+    return torch.linalg.solve_triangular(system, begin, upper=False, unitriangular=True)[..., 0]
+
+
+def state_imbalance(log_trans: Float[Tensor, "B S S"], num_states_per_mask: int) -> Float[Tensor, " B"]:
+    """Return the Kullback-Leibler divergence of a sequence's expected visits by clone from equal ones, nats.
+
+    0 where each of the k states of its masks is visited alike in the sum over masks, however uneven single masks are;
+    unbounded as a state is given up. 0 for sequences without masks. Not in the paper.
+
+    Args:
+        log_trans: log E[v, u]; after node 0 come the masks' states, k a mask, then the end.
+        num_states_per_mask: k.
+    """
+    # a path ends at the node without edges; no path visits the padding beyond it
+    is_end_BS = log_trans.exp().sum(-1) == 0
+    visits_BS = expected_visits(log_trans).masked_fill(is_end_BS, 0.0)[:, 1:]
+    clone_S = torch.arange(visits_BS.shape[1], device=log_trans.device) % num_states_per_mask
+    visits_Bk = visits_BS @ F.one_hot(clone_S, num_states_per_mask).to(visits_BS.dtype)
+    tiny = torch.finfo(visits_Bk.dtype).tiny
+    total_B1 = visits_Bk.sum(-1, keepdim=True)
+    share_Bk = torch.where(total_B1 > 0, visits_Bk / total_B1.clamp(min=tiny), 1 / num_states_per_mask)
+    return -(share_Bk.clamp(min=tiny) * num_states_per_mask).log().mean(-1)
 
 
 def path_length_nll(

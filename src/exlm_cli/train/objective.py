@@ -15,6 +15,7 @@ from exlm_cli.data.batch import Batch
 from exlm_cli.model.exlm import ExlmModel, NodeStates
 from exlm_cli.ops.alignment import states_alignment_nll
 from exlm_cli.ops.ctc import single_target_ctc_nll
+from exlm_cli.ops.path_prior import state_imbalance
 
 
 @dataclass(frozen=True)
@@ -35,19 +36,24 @@ class Objective:
         """Return the negative log-likelihood of each sequence's targets divided by their number, nats, float32.
 
         `inf` where no alignment exists, as for a sequence without targets; the caller counts these and averages the
-        others.
+        others. In training `transition.balance` adds its penalty to the gradient alone: the value stays a likelihood.
         """
         nodes = model.node_states(batch)
         if model.transition is None:
             return self.mean_mask_nll(self.mask_nll(model, nodes, batch), batch)
+        log_trans = model.log_transitions(nodes, batch)
         nll = states_alignment_nll(
             model.log_emissions(nodes, batch),
-            model.log_transitions(nodes, batch),
+            log_trans,
             batch.target_lengths,
             batch.state_lengths,
             backend=self.backend,
         )
-        return nll / batch.target_lengths.clamp(min=1)
+        nll_per_target = nll / batch.target_lengths.clamp(min=1)
+        if model.training and model.transition.balance:
+            penalty = model.transition.balance * state_imbalance(log_trans, model.num_states_per_mask)
+            return nll_per_target + (penalty - penalty.detach())
+        return nll_per_target
 
     def mask_nll(self, model: ExlmModel, nodes: NodeStates, batch: Batch) -> Float[Tensor, " M"]:
         """Return the negative log-likelihood of each masked token alone: MLM, or one-target CTC over its k states."""

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from exlm_cli.ops.path_prior import own_mask_share, path_length_nll
+from exlm_cli.ops.path_prior import expected_visits, own_mask_share, path_length_nll, state_imbalance
 from tests.oracles import enumerate_posteriors, scored_paths
 
 NUM_MASKS, K = 3, 2
@@ -47,6 +47,55 @@ def test_the_length_of_a_path_has_the_probability_of_the_enumerated_paths() -> N
     expected = [-math.log(sum(math.exp(score) for score in scores.values())) for scores in paths]
     nll = path_length_nll(log_trans, TARGETS, STATES, backend="reference")
     assert nll.tolist() == pytest.approx(expected, rel=1e-6)
+
+
+def test_expected_visits_are_those_of_the_enumerated_paths_of_every_length() -> None:
+    log_trans = _log_trans()
+    expected = torch.zeros(2, 8, dtype=torch.float64)
+    expected[:, 0] = 1
+    expected[[0, 1], STATES - 1] = 1  # every path ends there
+    for num_targets in range(1, 7):
+        paths_of = scored_paths(torch.zeros(2, 6, 8), log_trans, torch.tensor([num_targets] * 2), STATES)
+        for visits, paths in zip(expected, paths_of, strict=True):
+            for path, score in paths.items():
+                visits[list(path)] += math.exp(score)
+    assert torch.allclose(expected_visits(log_trans), expected)
+
+
+def test_imbalance_is_the_divergence_of_the_visits_by_clone() -> None:
+    log_trans = _log_trans()
+    visits = expected_visits(log_trans)
+    by_clone = torch.stack([visits[0, [1, 3, 5]].sum(), visits[0, [2, 4, 6]].sum()])
+    expected = -(by_clone / by_clone.sum() * K).log().mean()
+    assert float(state_imbalance(log_trans, K)[0]) == pytest.approx(float(expected))
+    by_clone = torch.stack([visits[1, [1, 3]].sum(), visits[1, [2, 4]].sum()])
+    expected = -(by_clone / by_clone.sum() * K).log().mean()
+    assert float(state_imbalance(log_trans, K)[1]) == pytest.approx(float(expected))
+
+
+def test_imbalance_is_zero_for_lanes_that_share_alike_and_for_no_masks() -> None:
+    lanes = torch.full((2, 6, 6), -math.inf)
+    lanes[0, 0, [1, 2]] = math.log(0.5)
+    lanes[0, [1, 2, 3, 4], [3, 4, 5, 5]] = 0.0
+    lanes[1, 0, 1] = 0.0  # nothing but begin and end
+    assert state_imbalance(lanes, K).tolist() == pytest.approx([0.0, 0.0], abs=1e-7)
+
+
+def test_the_gradient_of_imbalance_is_that_of_finite_differences_and_finite_where_a_state_is_given_up() -> None:
+    is_edge = _log_trans() > -math.inf
+    weights = torch.randn(int(is_edge.sum()), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def imbalance(values: torch.Tensor) -> torch.Tensor:
+        filled = torch.full((2, 8, 8), -math.inf, dtype=torch.float64).masked_scatter(is_edge, values)
+        return state_imbalance(filled.log_softmax(-1).nan_to_num(-math.inf), K)
+
+    assert torch.autograd.gradcheck(imbalance, weights.requires_grad_())
+    given_up = torch.full((1, 6, 6), -math.inf)
+    given_up[0, [0, 1, 3], [1, 3, 5]] = 0.0
+    given_up.requires_grad_()
+    state_imbalance(given_up, K).sum().backward()
+    assert given_up.grad is not None
+    assert given_up.grad.isfinite().all()
 
 
 @pytest.mark.parametrize(("num_masks", "k", "share"), [(6, 2, 0.44), (19, 4, 0.093), (77, 4, 0.021)])

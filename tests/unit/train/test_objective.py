@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from exlm_cli.data.expansion import expand
 from exlm_cli.model.exlm import ExlmModel
+from exlm_cli.ops.path_prior import state_imbalance
 from exlm_cli.train.evaluation import evaluate_batch, summarise
 from exlm_cli.train.objective import Objective, is_fully_masked, is_target
 from tests.tiny import SPECIAL, masked_by_hand, tiny_batch, tiny_recipe
@@ -103,6 +104,22 @@ def test_every_parameter_gets_a_finite_gradient(sections) -> None:
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
+
+
+def test_balance_adds_its_penalty_to_the_gradient_and_leaves_the_value() -> None:
+    """The gradient of the loss is that of likelihood plus weight times divergence; the value is the likelihood."""
+    sections = {"init_std": 0.3, "dropout": 0.0, "attention_dropout": 0.0}
+    plain, batch = _setup(model=sections)
+    balanced, _ = _setup(model=sections | {"transition": {"balance": 0.5}})
+    plain.train(), balanced.train()
+    loss = OBJECTIVE.sequence_nll(balanced, batch)
+    expected = OBJECTIVE.sequence_nll(plain, batch)
+    torch.testing.assert_close(loss, expected)
+    log_trans = plain.log_transitions(plain.node_states(batch), batch)
+    (expected + 0.5 * state_imbalance(log_trans, plain.num_states_per_mask)).sum().backward()
+    loss.sum().backward()
+    for (name, got), wanted in zip(balanced.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, wanted.grad, rtol=1e-4, atol=1e-5, msg=name)
 
 
 def test_a_token_is_corrupted_when_all_its_copies_are_masked() -> None:
