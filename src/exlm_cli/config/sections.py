@@ -95,8 +95,8 @@ class TransitionConfig(StrictModel):
         0.0,
         ge=0,
         le=10,
-        description="Weight of a penalty on uneven expected visits of a mask's k states, in nats a target, so that none "
-        "dies; 0: the paper's loss",
+        description="Weight of a penalty on uneven expected visits of a mask's k states, in nats a target, so that "
+        "none dies; 0: the paper's loss",
     )
 
 

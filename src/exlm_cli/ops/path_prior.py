@@ -26,7 +26,8 @@ def expected_visits(log_trans: Float[Tensor, "B S S"]) -> Float[Tensor, "B S"]:
     system = torch.eye(size, dtype=log_trans.dtype, device=log_trans.device) - log_trans.exp().mT
     begin = torch.zeros_like(log_trans[..., :1])
     begin[:, 0] = 1.0
-    return torch.linalg.solve_triangular(system, begin, upper=False, unitriangular=True)[..., 0]
+    visits: Tensor = torch.linalg.solve_triangular(system, begin, upper=False, unitriangular=True)
+    return visits[..., 0]
 
 
 def state_imbalance(log_trans: Float[Tensor, "B S S"], num_states_per_mask: int) -> Float[Tensor, " B"]:
