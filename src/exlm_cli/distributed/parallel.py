@@ -54,10 +54,11 @@ def spread(module: nn.Module, strategy: Strategy, ranks: Ranks, autocast_dtype: 
         return DistributedDataParallel(module, gradient_as_bucket_view=True)
     if strategy == "fsdp":
         mesh = init_device_mesh(ranks.device.type, (ranks.size,))
-        in_blocks = MixedPrecisionPolicy(param_dtype=autocast_dtype, output_dtype=torch.float32)
+        # gradients of many microbatches add up, over ranks too: in float32
+        policy = MixedPrecisionPolicy(autocast_dtype, reduce_dtype=torch.float32, output_dtype=torch.float32)
         for block in module.modules():
             if isinstance(block, EncoderBlock):
-                fully_shard(block, mesh=mesh, mp_policy=in_blocks if autocast_dtype else MixedPrecisionPolicy())
+                fully_shard(block, mesh=mesh, mp_policy=policy)
         fully_shard(module, mesh=mesh)
     return module
 

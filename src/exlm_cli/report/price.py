@@ -4,12 +4,12 @@ FLOPs and parameters are those of `config/describe.py`. Let G be the number of G
 a block and P_root those outside, M the sequences
 of a microbatch, A the microbatches of a GPU in a step, L the expanded length, n the layers of width D, feed-forward
 width F and N heads of width H, T the masks of a sequence, k T its emitting nodes, S = k T + 2, V the vocabulary.
-Training in bf16 with float32 weights then holds, in bytes on each GPU, where FSDP gathers the weights of blocks and
-reduces their gradients in bf16 and all others in float32, g = 2 n P_block + 4 P_root:
+Training in bf16 with float32 weights then holds, in bytes on each GPU, where FSDP gathers the weights of blocks in bf16
+and the others in float32, and reduces all gradients in float32:
 
                    whole (DDP)   sharded (FSDP)
     weights        4 P           4 P / G
-    gradients      4 P           4 P / G, and if A > 1 also g: they are whole until the step's one reduction
+    gradients      4 P           4 P / G, and if A > 1 also 4 P: they are whole until the step's one reduction
     moments        8 P           8 P / G
     used weights   2 P           6 P_root + 4 P_block: what lies outside the blocks, this block and the next one
     activations    M L (n B + 8 D + 8 H + 8),  B = 24 D + 4 F + 4 N + 16 and one for each element that dropout draws
@@ -25,7 +25,7 @@ results of one layer and the allocator's gaps are not counted.
 Inside a block FSDP has its input in bf16, which is not deducted.
 
 A GPU sends 2 (G - 1) / G * 4 P bytes a step to reduce the gradients of DDP in a ring. With FSDP it sends
-(G - 1) / G (A * 4 P + g): in each microbatch the weights of blocks are gathered for the forward and again for the
+(G - 1) / G (A + 1) 4 P: in each microbatch the weights of blocks are gathered for the forward and again for the
 backward pass, the others once, and the gradients are scattered once a step.
 """
 
@@ -186,7 +186,7 @@ def price_pretraining(recipe: PretrainRecipe, gpu: str, num_gpus: int, utilisati
         ddp=count_memory(recipe, at_once),
         fsdp=count_memory(recipe, at_once, num_shards=num_gpus, microbatches=microbatches),
         ddp_bytes_sent=2 * others * 4 * parameters,
-        fsdp_bytes_sent=others * (microbatches * 4 * parameters + _gradient_bytes(recipe)),
+        fsdp_bytes_sent=others * (microbatches + 1) * 4 * parameters,
     )
 
 
@@ -223,7 +223,7 @@ def count_memory(
     shard = parameters / (num_shards or 1)
     always = {
         "weights": 4 * shard,
-        "gradients": 4 * shard + (_gradient_bytes(recipe) if microbatches > 1 else 0),
+        "gradients": 4 * shard + (4 * parameters if num_shards and microbatches > 1 else 0),
         "moments": 8 * shard,
         "used_weights": 2 * parameters if num_shards is None else 6 * _root(recipe) + 4 * _block(recipe),
         "nodes": num_sequences * nodes,
@@ -328,8 +328,3 @@ def _block(recipe: PretrainRecipe) -> int:
 def _root(recipe: PretrainRecipe) -> int:
     """Return the parameters outside the blocks."""
     return count_parameters(recipe) - recipe.model.num_layers * _block(recipe)
-
-
-def _gradient_bytes(recipe: PretrainRecipe) -> int:
-    """Return the bytes of all gradients as FSDP has them before it shares them out."""
-    return 2 * recipe.model.num_layers * _block(recipe) + 4 * _root(recipe)
