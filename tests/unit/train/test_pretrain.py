@@ -17,7 +17,8 @@ import torch
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.tokenizer import Tokenizer
-from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.errors import CheckpointError, CollapsedError, ConfigError
+from exlm_cli.format import format_percent
 from exlm_cli.run_dir import read_metrics, read_run_json, update_run_json
 from exlm_cli.train.pretrain import (
     resume_pretraining,
@@ -85,6 +86,24 @@ def test_a_run_directory_is_self_contained(run: Path) -> None:
     assert described.parameters == sum(p.numel() for p in newest.model.parameters())
     assert not newest.model.training
     assert not torch.equal(newest.model.token_embedding.weight, older.model.token_embedding.weight)
+
+
+def test_a_run_says_where_its_dag_begins_and_where_it_collapses(cache: Path, tmp_path: Path) -> None:
+    """The formula passes over masks at first; a start at the next mask has the share of `benchmarks/own_mask.py`."""
+    lines = Recorder()
+    literal = run_pretraining(_recipe(cache), out=tmp_path / "literal", progress=lines).run_dir
+    share = read_run_json(literal).own_mask_share
+    assert share is not None
+    assert share < 0.9
+    assert any(
+        f"step 0: {format_percent(share)} of the alignments" in line and "start=next_mask" in line
+        for line in lines.said
+    )
+    assert sum(line.startswith("warning: the DAG of step 3 has collapsed") for line in lines.said) == 1
+    with pytest.raises(CollapsedError, match="the DAG of step 3 has collapsed"):
+        run_pretraining(_recipe(cache, train={"on_collapse": "stop"}), out=tmp_path / "stopped")
+    centred = _recipe(cache, model={"transition": {"start": "next_mask", "rope": "nodes"}})
+    assert (read_run_json(run_pretraining(centred, out=tmp_path / "centred").run_dir).own_mask_share or 0) > 0.99
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(cache: Path, run: Path, tmp_path: Path) -> None:
