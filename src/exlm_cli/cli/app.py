@@ -16,6 +16,7 @@ from exlm_cli.cli.commands.curves import curves
 from exlm_cli.cli.commands.doctor import doctor
 from exlm_cli.cli.commands.embed import embed
 from exlm_cli.cli.commands.eval import evaluate
+from exlm_cli.cli.commands.export import export
 from exlm_cli.cli.commands.finetune import finetune
 from exlm_cli.cli.commands.inspect_dag import inspect_dag
 from exlm_cli.cli.commands.predict import predict
@@ -49,6 +50,7 @@ app.command()(finetune)
 app.command("eval")(evaluate)
 app.command()(predict)
 app.command()(embed)
+app.command()(export)
 app.command("inspect-dag")(inspect_dag)
 app.command()(recipes)
 app.command()(curves)

@@ -1,0 +1,129 @@
+"""Model card of an exported folder: recipe, data, budget, scores, caveats, and how to use it."""
+
+from pathlib import Path
+
+from exlm_cli.export.source import Source
+from exlm_cli.run_dir import read_run_json
+
+PAPER = "https://arxiv.org/abs/2501.13397"
+
+
+def model_card(source: Source, difference: float) -> str:
+    """Return the content of `README.md`; `difference` is the largest one from the outputs of the run."""
+    on_task = "" if source.results is None else f", fine-tuned on {source.results.task}"
+    parts = [
+        _front_matter(source),
+        f"# {source.recipe.name}{on_task}",
+        _summary(source),
+        f"## How to use it\n\n```python\n{_usage(source)}\n```",
+        f"## Training\n\n{_table(_training(source))}",
+        _scores(source),
+        "## Caveats\n\n" + "\n".join(f"- {caveat}" for caveat in _caveats(source)),
+        "## Export\n\nWritten by `exlm export`. Loaded with transformers in a fresh process, the largest difference "
+        f"from the outputs of the run is {difference:.1e}.",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _front_matter(source: Source) -> str:
+    tags = {
+        "EsmForMaskedLM": "fill-mask" if source.predicts_masks else "feature-extraction",
+        "EsmForSequenceClassification": "text-classification",
+        "EsmForTokenClassification": "token-classification",
+    }
+    tag, kind = tags[source.class_name], source.recipe.data.kind
+    return f"---\nlibrary_name: transformers\npipeline_tag: {tag}\ntags:\n- exlm\n- esm\n- {kind}\n---"
+
+
+def _summary(source: Source) -> str:
+    what = "SMILES" if source.recipe.data.kind == "smiles" else "text"
+    model = "ExLM" if source.recipe.objective == "exlm" else "masked language model (MLM)"
+    if source.results is None:
+        done = f"Pre-trained {model} of {what}."
+    else:
+        done = f"{model} of {what}, fine-tuned on {source.results.task} (loss: {source.results.loss})."
+    return f"{done[0].upper()}{done[1:]} The method is that of [ExLM (ICML 2025)]({PAPER})."
+
+
+def _usage(source: Source) -> str:
+    example = source.texts()[0]
+    if source.predicts_masks:
+        words = f'pipeline("fill-mask", model="FOLDER")({source.texts()[-1]!r})'
+        return f"from transformers import pipeline\n\nprint({words})"
+    class_name = source.class_name if source.results is not None else "EsmModel"
+    options = ", add_pooling_layer=False" if source.results is None else ""
+    result = "logits" if source.results is not None else "last_hidden_state"
+    return "\n".join(
+        [
+            "import torch",
+            f"from transformers import AutoTokenizer, {class_name}",
+            "",
+            'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
+            f'model = {class_name}.from_pretrained("FOLDER"{options}).eval()',
+            f'batch = tokenizer([{example!r}], truncation=True, padding=True, return_tensors="pt")',
+            "with torch.no_grad():",
+            f"    print(model(**batch).{result})",
+        ]
+    )
+
+
+def _training(source: Source) -> dict[str, object]:
+    recipe, info = source.recipe, read_run_json(source.run)
+    model, masking, train = recipe.model, recipe.masking, recipe.train
+    batch = f"{train.batch_sequences} sequences" if train.batch_sequences else f"{train.batch_tokens} tokens"
+    rows: dict[str, object] = {
+        "recipe of pre-training": recipe.name,
+        "data of pre-training": ", ".join(map(_data_name, recipe.data.train)),
+        "encoder": f"layers {model.num_layers}, width {model.width}, heads {model.num_heads}, positions `{model.rope}`",
+        "objective": f"{recipe.objective}, mask ratio {masking.mask_ratio:g}",
+        "states of a mask": masking.num_states_per_mask,
+        "optimiser": f"AdamW, learning rate {recipe.optim.lr:g}, {batch} a step",
+        "budget of pre-training": f"{source.num_steps:,} steps, {source.num_tokens:,} input tokens",
+        "longest sequence": f"{source.sequence_length} tokens",
+    }
+    if source.results is not None:
+        results = source.results
+        sizes = ", ".join(f"{size:,} {split}" for split, size in results.split_sizes.items())
+        rows["fine-tuning"] = f"{results.recipe} on {results.task}; rows: {sizes}; split: {results.split}"
+        rows["seed"] = f"{source.seed}, the best in validation of {', '.join(map(str, results.seeds))}"
+    rows["versions"] = f"exlm {info.exlm_version}, torch {info.torch_version}, commit {info.git_commit}"
+    return rows
+
+
+def _data_name(given: str) -> str:
+    """Return an input without the folders of the machine that it was read on."""
+    return f"`{given}`" if given.startswith(("hub:", "bundled:")) else f"`{Path(given).name}`"
+
+
+def _scores(source: Source) -> str:
+    if not source.scores:
+        return "## Scores\n\nThe run has no validation scores."
+    shown = {name: f"{value:.4g}" for name, value in source.scores.items()}
+    notes = source.results.notes if source.results is not None else ()
+    return "\n\n".join([f"## Scores\n\nMeasured {source.scores_are}.", _table(shown), *(f"Note: {n}." for n in notes)])
+
+
+def _caveats(source: Source) -> list[str]:
+    caveats = []
+    if source.recipe.objective == "exlm" and source.results is None:
+        caveats.append(
+            "Only inputs without [MASK] give the run's outputs. A [MASK] of an ExLM expands into "
+            f"{source.recipe.masking.num_states_per_mask} states, which ESM classes cannot do. The tokenizer therefore "
+            "declares no mask token; `exlm inspect-dag` on the run predicts masks."
+        )
+    if source.has_canonical_smiles:
+        caveats.append("It was trained on RDKit's canonical SMILES: apply `rdkit.Chem.CanonSmiles` to the input first.")
+    if source.results is not None and source.results.loss == "regression":
+        caveats.append("Outputs are in the units of the table; they have no uncertainty.")
+    if source.results is not None and source.results.loss == "span":
+        caveats.append("Output 0 scores a token as the first one of an answer, output 1 as the last one.")
+    if source.results is not None and len(source.results.seeds) > 1:
+        caveats.append("It is one seed; `exlm predict` averages the seeds of the run.")
+    caveats.append("Special tokens such as [SEP] in the input are read as such; `exlm` reads them as plain text.")
+    caveats.append("The contact head that every ESM model has is not trained.")
+    return caveats
+
+
+def _table(rows: dict[str, object] | dict[str, str]) -> str:
+    lines = [f"| {name} | {value} |" for name, value in rows.items()]
+    return "\n".join(["| | |", "|---|---|", *lines])

@@ -1,0 +1,156 @@
+"""Our weights as those of transformers' ESM classes: the same encoder under other names.
+
+ESM rotates a head by one position, entry p with entry p + H/2. `rope: 2d` rotates by two: of the first part of a head
+by the token index, of the rest by the clone index, which is 0 without masks. Rows of the query and key projections are
+therefore put in ESM's order, and the frequencies of the clone index become 0.
+
+Axes: D width, H head width, V vocabulary, C outputs.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.config.sections import ModelConfig
+from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.errors import ConfigError
+from exlm_cli.model.exlm import ExlmModel
+from exlm_cli.model.heads import SequenceHead, TaskModel
+
+_BLOCK = {
+    "attention_norm": "attention.LayerNorm",
+    "attention_out": "attention.output.dense",
+    "ffn_norm": "LayerNorm",
+    "ffn_in": "intermediate.dense",
+    "ffn_out": "output.dense",
+}
+
+
+def refuse_inexpressible(recipe: PretrainRecipe) -> None:
+    """Refuse an encoder that transformers' ESM classes do not have.
+
+    Raises:
+        ConfigError: Every token is repeated, or positions are both learned and rotary.
+    """
+    own_way = "`exlm predict` and `exlm embed` use such a run as it is"
+    if recipe.masking.num_repeats > 1:
+        raise ConfigError(
+            f"`masking.num_repeats: {recipe.masking.num_repeats}`: the model reads every token several times, which no "
+            "tokenizer of transformers writes",
+            own_way,
+        )
+    if recipe.model.learned_positions and recipe.model.rope != "none":
+        raise ConfigError(
+            f"`model.rope: {recipe.model.rope}` with `model.learned_positions: true`: ESM has one or the other",
+            f"pre-train with one of them; {own_way}",
+        )
+
+
+def esm_config(recipe: PretrainRecipe, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the entries of `config.json` that every class has."""
+    model = recipe.model
+    is_rotary = model.rope != "none"
+    return {
+        "model_type": "esm",
+        "dtype": "float32",
+        "torch_dtype": "float32",  # the name of `dtype` in transformers 4
+        "vocab_size": tokenizer.vocab_size,
+        "pad_token_id": tokenizer.pad_id,
+        "bos_token_id": tokenizer.cls_id,
+        "eos_token_id": tokenizer.sep_id,
+        "mask_token_id": tokenizer.mask_id,
+        "hidden_size": model.width,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
+        "intermediate_size": model.ffn_width,
+        "hidden_dropout_prob": model.dropout,
+        "attention_probs_dropout_prob": model.attention_dropout,
+        "initializer_range": model.init_std,
+        "layer_norm_eps": 1e-5,
+        "emb_layer_norm_before": False,
+        "token_dropout": False,
+        "tie_word_embeddings": True,
+        "position_embedding_type": "rotary" if is_rotary else "absolute",
+        "rope_theta": model.rope_base,
+        # ESM numbers the positions from pad_token_id + 1 on
+        "max_position_embeddings": model.max_length + (0 if is_rotary else tokenizer.pad_id + 1),
+    }
+
+
+def esm_tensors(recipe: PretrainRecipe, model: ExlmModel | TaskModel, pad_id: int) -> dict[str, Tensor]:
+    """Return the weights under the names of `EsmForMaskedLM`, or of the class of the task head."""
+    head = _lm_head(model) if isinstance(model, ExlmModel) else _task_head(model)
+    tensors = _encoder(recipe.model, model.state_dict(), pad_id) | head
+    return {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _encoder(config: ModelConfig, state: dict[str, Tensor], pad_id: int) -> dict[str, Tensor]:
+    esm = {"esm.embeddings.word_embeddings.weight": state["token_embedding.weight"]}
+    if config.rope == "none":
+        learned = state["encoder.position_embedding.weight"]
+        unused = learned.new_zeros(pad_id + 1, config.width)
+        esm["esm.embeddings.position_embeddings.weight"] = torch.cat([unused, learned])
+    for kind in ("weight", "bias"):
+        esm[f"esm.encoder.emb_layer_norm_after.{kind}"] = state[f"encoder.final_norm.{kind}"]
+        for layer in range(config.num_layers):
+            ours, theirs = f"encoder.blocks.{layer}", f"esm.encoder.layer.{layer}"
+            for our_name, their_name in _BLOCK.items():
+                esm[f"{theirs}.{their_name}.{kind}"] = state[f"{ours}.{our_name}.{kind}"]
+            query, key, value = state[f"{ours}.qkv.{kind}"].chunk(3)
+            esm[f"{theirs}.attention.self.query.{kind}"] = _in_esm_order(config, query)
+            esm[f"{theirs}.attention.self.key.{kind}"] = _in_esm_order(config, key)
+            esm[f"{theirs}.attention.self.value.{kind}"] = value
+    if config.rope != "none":
+        # transformers 4 reads them from every layer, and 5 moves those of the first layer to where it has them
+        for layer in range(config.num_layers):
+            name = f"esm.encoder.layer.{layer}.attention.self.rotary_embeddings.inv_freq"
+            esm[name] = _frequencies(config)
+    # ESM's predictor of contacts in proteins: always part of the model, never trained here
+    num_maps = config.num_layers * config.num_heads
+    esm["esm.contact_head.regression.weight"] = torch.zeros(1, num_maps)
+    esm["esm.contact_head.regression.bias"] = torch.zeros(1)
+    return esm
+
+
+def _in_esm_order(config: ModelConfig, rows: Tensor) -> Tensor:
+    """Return the (D, ...) rows of a projection so that each head has first the first halves of its axes."""
+    if config.rope == "none":
+        return rows
+    widths = config.rotary_widths(config.width // config.num_heads)
+    heads = rows.unflatten(0, (config.num_heads, -1))
+    halves = heads.split([width // 2 for width in widths for _ in range(2)], dim=1)
+    return torch.cat([*halves[0::2], *halves[1::2]], dim=1).flatten(0, 1)
+
+
+def _frequencies(config: ModelConfig) -> Tensor:
+    """Return the (H/2,) frequencies of the token index, and 0 for those of the clone index."""
+    token_width, *clone_width = config.rotary_widths(config.width // config.num_heads)
+    of_token = config.rope_base ** -(torch.arange(0, token_width, 2, dtype=torch.float32) / token_width)
+    return torch.cat([of_token, *(torch.zeros(width // 2) for width in clone_width)])
+
+
+def _lm_head(model: ExlmModel) -> dict[str, Tensor]:
+    head = model.lm_head
+    return {
+        "lm_head.dense.weight": head.dense.weight,
+        "lm_head.dense.bias": head.dense.bias,
+        "lm_head.layer_norm.weight": head.norm.weight,
+        "lm_head.layer_norm.bias": head.norm.bias,
+        "lm_head.bias": head.bias,
+    }
+
+
+def _task_head(model: TaskModel) -> dict[str, Tensor]:
+    """Return the head; that of a regression with the scale of its targets in the last layer."""
+    head = model.head
+    if not isinstance(head, SequenceHead):
+        return {"classifier.weight": head.out.weight, "classifier.bias": head.out.bias}
+    std_C, mean_C = model.output_std, model.output_mean
+    return {
+        "classifier.dense.weight": head.dense.weight,
+        "classifier.dense.bias": head.dense.bias,
+        "classifier.out_proj.weight": head.out.weight * std_C[:, None],
+        "classifier.out_proj.bias": head.out.bias * std_C + mean_C,
+    }

@@ -1,0 +1,171 @@
+"""Exported folders in transformers against the run: its own forward pass over batches as pre-training makes them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from exlm_cli.data.expansion import batch_from_masked_ids
+from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
+from exlm_cli.export import esm, folder
+from exlm_cli.export.folder import check_before_export, export_folder, write_model
+from exlm_cli.export.source import Source, finetuned_source, pretrained_source
+from exlm_cli.finetune.model import load_finetuned
+from exlm_cli.progress import SilentProgress
+from exlm_cli.train.pretrained import Pretrained, load_pretrained
+from tests.unit.finetune.finetuned_runs import SMILES, finetune, smiles_pretrained, squad_run, words_run, write_rows
+from tests.unit.finetune.synthetic import make_pretrained
+
+transformers = pytest.importorskip("transformers")
+
+# weights so large that a wrong position, head or frequency changes every output
+LARGE = {"init_std": 0.5}
+TOLERANCE = 1e-5
+
+
+def loaded(source: Source, out: Path) -> Any:
+    """Return the model of a folder as transformers loads it; no weight may be missing or left over."""
+    out.mkdir()
+    write_model(source, out)
+    model, report = getattr(transformers, source.class_name).from_pretrained(out, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    return model.eval()
+
+
+def our_logits(pretrained: Pretrained, token_ids: list[int]) -> torch.Tensor:
+    """Return (L, V) logits of the batch that pre-training makes of token ids, [MASK]s included."""
+    model, tokenizer = pretrained.model, pretrained.tokenizer
+    batch = batch_from_masked_ids(
+        np.array(token_ids),
+        mask_id=tokenizer.mask_id,
+        pad_id=tokenizer.pad_id,
+        num_states_per_mask=model.num_states_per_mask,
+        objective=pretrained.recipe.objective,
+    )
+    with torch.inference_mode():
+        return F.linear(model.lm_head(model.encode(batch)), model.token_embedding.weight, model.lm_head.bias)[0]
+
+
+@pytest.mark.parametrize(
+    ("objective", "model"),
+    [
+        ("mlm", {"rope": "2d"}),
+        ("mlm", {"rope": "none", "learned_positions": True}),
+        ("exlm", {"rope": "2d", "rope_clone_share": 0.25, "clone_embedding": "input"}),
+        ("exlm", {"rope": "1d", "rope_base": 500.0}),
+        ("exlm", {"rope": "fractional"}),
+    ],
+    ids=["mlm-2d", "mlm-learned", "exlm-2d-quarter", "exlm-1d", "exlm-fractional"],
+)
+def test_text_models_give_the_same_logits(tmp_path: Path, objective: str, model: dict[str, Any]) -> None:
+    """The MLMs also with [MASK]s; a padded batch, so that padding is not attended to either."""
+    run = make_pretrained(tmp_path / "run", objective=objective, model={**LARGE, "num_layers": 2, **model})
+    pretrained = load_pretrained(run, device="cpu")
+    source = pretrained_source(pretrained)
+    exported = loaded(source, tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    mask = " [MASK]" if objective == "mlm" else " fern"
+    texts = [f"amber birch{mask} daisy", f"cedar{mask}"]
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        theirs = exported(**batch).logits
+    for row, text in enumerate(texts):
+        ids = source.encode(text)
+        assert batch["input_ids"][row].tolist()[: len(ids)] == ids
+        ours = our_logits(pretrained, ids)
+        assert float(ours.abs().max()) > 1
+        assert float((theirs[row, : len(ids)] - ours).abs().max()) <= TOLERANCE * float(ours.abs().max())
+    assert (tokenizer.mask_token is None) == (objective == "exlm")
+
+
+def test_an_mlm_of_smiles_gives_the_same_logits(tmp_path: Path) -> None:
+    trained = load_pretrained(smiles_pretrained(tmp_path), device="cpu")
+    sections = {"data": {"kind": "smiles", "sequence_length": 24}, "objective": "mlm", "model": LARGE}
+    pretrained = load_pretrained(make_pretrained(tmp_path / "mlm", trained.tokenizer, **sections), device="cpu")
+    source = pretrained_source(pretrained)
+    exported = loaded(source, tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    for text in (SMILES[3], "CC(=O)[MASK]c1ccccc1"):
+        ids = tokenizer(text)["input_ids"]
+        assert ids == source.encode(text)
+        with torch.no_grad():
+            theirs = exported(torch.tensor([ids])).logits[0]
+        assert float((theirs - our_logits(pretrained, ids)).abs().max()) <= TOLERANCE
+    words = transformers.pipeline("fill-mask", model=exported, tokenizer=tokenizer)("CC(=O)[MASK]c1ccccc1")
+    assert len(words) == 5
+
+
+def test_a_pair_is_written_as_glue_tasks_write_it(tmp_path: Path) -> None:
+    source = pretrained_source(load_pretrained(make_pretrained(tmp_path / "run"), device="cpu"))
+    loaded(source, tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    first, second = source.encode("amber"), source.encode("fern cedar")
+    assert tokenizer("amber", "fern cedar")["input_ids"] == [*first, *second[1:]]
+
+
+@pytest.mark.parametrize("kind", ["colour", "length", "labels", "span"])
+def test_task_models_give_the_same_outputs(tmp_path: Path, kind: str) -> None:
+    """Classes, a value in its units, several 0/1 labels, and the ends of answers."""
+    pretrained = make_pretrained(tmp_path / "pretrained", model=LARGE)
+    if kind == "span":
+        run = squad_run(tmp_path, pretrained)
+    elif kind == "labels":
+        rows = [[word, str(i % 2), str(i // 2 % 2)] for i, word in enumerate(["amber", "fern", "cedar"] * 12)]
+        table = write_rows(tmp_path / "rows.csv", ["text", "a", "b"], rows)
+        task = {"name": "csv", "files": {"train": str(table)}, "text_column": "text", "label_columns": ["a", "b"]}
+        run = finetune(tmp_path, pretrained, **task)
+    else:
+        run = words_run(tmp_path, pretrained, kind)
+    finetuned = load_finetuned(run, device="cpu")
+    source = finetuned_source(finetuned)
+    exported = loaded(source, tmp_path / "out")
+    runner = finetuned.runners[finetuned.results.best_seed()]
+    for text in ("amber birch", "daisy fern amber"):
+        ids = torch.tensor([source.encode(text)])
+        with torch.no_grad():
+            theirs = exported(ids).logits[0].double()
+            ours = runner.model.in_units(runner.model(ids, torch.tensor([ids.shape[1]])))[0].double()
+        assert float((theirs - ours).abs().max()) <= TOLERANCE * max(1.0, float(ours.abs().max()))
+    if kind == "colour":
+        assert list(exported.config.id2label.values()) == list(finetuned.results.output_names)
+        assert exported.config.problem_type == "single_label_classification"
+
+
+def test_outputs_that_differ_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frequencies of another base are loaded without complaint; only the comparison finds them."""
+    source = pretrained_source(load_pretrained(make_pretrained(tmp_path / "run", model=LARGE), device="cpu"))
+    right = esm._frequencies
+    monkeypatch.setattr(esm, "_frequencies", lambda config: right(config) * 0.5)
+    with pytest.raises(ExlmError, match="the exported model is not the run's: outputs differ by") as refused:
+        export_folder(source, tmp_path / "made" / "out", SilentProgress())
+    assert refused.value.exit_code == 1
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ({"masking": {"num_repeats": 2}, "objective": "mlm"}, "`masking.num_repeats: 2`"),
+        ({"model": {"learned_positions": True}}, "`model.rope: 2d` with `model.learned_positions: true`"),
+    ],
+)
+def test_encoders_that_esm_lacks_are_refused(tmp_path: Path, sections: dict[str, Any], named: str) -> None:
+    source = pretrained_source(load_pretrained(make_pretrained(tmp_path / "run", **sections), device="cpu"))
+    with pytest.raises(ConfigError, match=named):
+        export_folder(source, tmp_path / "out", SilentProgress())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_transformers_and_a_full_folder_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").touch()
+    with pytest.raises(CheckpointError, match="the folder is not empty"):
+        check_before_export(tmp_path / "full")
+    monkeypatch.setattr(folder.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="transformers, which is not installed") as refused:
+        check_before_export(tmp_path / "out")
+    assert "exlm-cli[export]" in refused.value.hint
