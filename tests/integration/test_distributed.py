@@ -26,6 +26,7 @@ from exlm_cli.run_dir import read_metrics, read_run_json
 from exlm_cli.tasks.base import Loss
 from exlm_cli.train.checkpoint import saved_tensors, verify_checkpoint
 from exlm_cli.train.pretrain import PretrainTask, resume_pretraining, run_pretraining
+from exlm_cli.train.pretrained import load_pretrained
 from tests.killed import die_at_call
 from tests.ranks import note_error, noted_errors, own_rank, run_ranks
 from tests.tiny import tiny_recipe
@@ -162,6 +163,7 @@ def test_ranks_train_what_one_process_trains(
         assert (read_run_json(run).num_ranks, read_run_json(run).parallel) == (size, case.parallel)
         shares = list((run / f"checkpoints/step-{STEPS}").glob("*-of-*.safetensors"))
         assert len(shares) == (2 * size if case.train.get("sharded_checkpoints") else 0)
+        assert load_pretrained(run, device="cpu").step == STEPS
 
 
 def test_the_last_step_of_an_epoch_has_fewer_sequences_than_ranks(cache: Path) -> None:

@@ -388,6 +388,8 @@ def join(launch: Launch, device: torch.device) -> Iterator[Ranks]:
     if launch.size == 1:
         yield Ranks(launch, device)
         return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # kernels of our own start on the current device
     global _num_joins
     _num_joins += 1
     # a process may train several runs one after the other: each has keys of its own
