@@ -8,6 +8,7 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from exlm_cli.data.tokenizer import SPECIAL_TOKENS, UNK, Tokenizer
+from exlm_cli.format import shorten
 from exlm_cli.progress import Progress
 
 SMILES_PATTERN = (
@@ -15,8 +16,27 @@ SMILES_PATTERN = (
 )
 """The regular expression of Schwaller et al. 2018: bracket atoms, two-letter halogens and %NN closures stay whole."""
 
+_MAX_NAMED = 12
+_SHOWN_CHARACTERS = 40
+
+MAX_ATOMS = 1000
+"""Atoms of the largest molecule that is read; RDKit's time for a scaffold grows with their cube."""
+
+RDKIT_ERRORS = (RuntimeError, ValueError)
+"""What RDKit raises where it neither reads nor refuses a molecule."""
+
 _TOKEN = re.compile(SMILES_PATTERN)
 _COVERED = re.compile(f"{SMILES_PATTERN}*")
+_ATOM = re.compile(r"\[[^\]]+]|Br?|Cl?|[NOSPFIbcnops*]")
+_BRACKET_ATOM = re.compile(r"\[[^\]]+]")
+_LARGE_NUMBER = re.compile(r"\[\d{4}|H\d\d|[+-]\d\d|#\d{3}")
+# RDKit takes larger numbers modulo 256 or 65,536. `@TH1` and `@OH12` are chirality, not hydrogens.
+_NUMBERS_OF_ATOM = (
+    ("an isotope", re.compile(r"\[(\d+)"), 999),
+    ("a number of hydrogens", re.compile(r"(?<!@[TO])H(\d+)"), 9),
+    ("a charge", re.compile(r"[+-](\d+)"), 15),
+    ("an element", re.compile(r"#(\d+)"), 118),
+)
 
 
 def train_smiles_vocabulary(rows: Iterable[str], vocab_size: int, min_frequency: int, progress: Progress) -> Tokenizer:
@@ -46,12 +66,39 @@ def train_smiles_vocabulary(rows: Iterable[str], vocab_size: int, min_frequency:
 def find_invalid_smiles(row: str) -> str | None:
     """Return why a row is not a usable SMILES, or None if it is one.
 
-    The reason names the characters that the regular expression does not cover and their positions (counted from 1), or
-    RDKit's objection. RDKit's own log stays silent.
+    The reason is that of `find_refused_text`, or RDKit's objection. RDKit's own log stays silent.
     """
-    unreadable = find_unknown_characters(row)
-    if unreadable is not None:
-        return unreadable
+    refused = find_refused_text(row)
+    if refused is not None:
+        return refused
+    try:
+        return _find_objection(row)
+    except RDKIT_ERRORS as error:
+        return describe_failure(error)
+
+
+def describe_failure(error: Exception) -> str:
+    """Return what RDKit raised as the reason of a row."""
+    return f"RDKit fails on it: {(str(error).strip().splitlines() or [type(error).__name__])[-1].strip()}"
+
+
+def find_refused_text(row: str) -> str | None:
+    """Return why a row is refused before RDKit reads it; None if it is not.
+
+    It is empty, has characters that the regular expression does not cover (named with their positions, counted from 1),
+    has more atoms than `MAX_ATOMS`, or a number that SMILES does not allow in an atom.
+    """
+    if not row:
+        return "is empty"
+    if not _COVERED.fullmatch(row):
+        return _describe_unknown(row)
+    num_atoms = len(_ATOM.findall(row)) if len(row) > MAX_ATOMS else 0
+    if num_atoms > MAX_ATOMS:
+        return f"has {num_atoms:,} atoms; molecules of at most {MAX_ATOMS:,} are read"
+    return _find_large_number(row) if _LARGE_NUMBER.search(row) else None
+
+
+def _find_objection(row: str) -> str | None:
     from rdkit import Chem, rdBase
 
     with rdBase.BlockLogs():
@@ -65,14 +112,19 @@ def find_invalid_smiles(row: str) -> str | None:
     return f"RDKit refuses it: {reasons}"
 
 
-def find_unknown_characters(row: str) -> str | None:
-    """Return that a row is empty, or which of its characters no token covers; None if tokens cover all of it."""
-    if not row:
-        return "is empty"
-    if _COVERED.fullmatch(row):
-        return None
+def _describe_unknown(row: str) -> str:
     # "C" is a token, so every other character that is left is part of none
     rest = _TOKEN.sub(lambda token: "C" * len(token[0]), row)
     unknown = [character for character in dict.fromkeys(rest) if character != "C"]
-    named = ", ".join(f"{character!r} at position {rest.index(character) + 1}" for character in unknown)
-    return f"characters that are no SMILES tokens: {named}"
+    named = ", ".join(f"{character!r} at position {rest.index(character) + 1}" for character in unknown[:_MAX_NAMED])
+    more = f" and {len(unknown) - _MAX_NAMED} more" if len(unknown) > _MAX_NAMED else ""
+    return f"characters that are no SMILES tokens: {named}{more}"
+
+
+def _find_large_number(row: str) -> str | None:
+    for atom in _BRACKET_ATOM.findall(row):
+        for name, pattern, most in _NUMBERS_OF_ATOM:
+            for digits in pattern.findall(atom):
+                if len(digits.lstrip("0")) > len(str(most)) or int(digits) > most:
+                    return f"{shorten(atom, _SHOWN_CHARACTERS)} has {name} above {most}"
+    return None

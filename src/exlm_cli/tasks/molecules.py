@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from exlm_cli.data.smiles import find_invalid_smiles, find_unknown_characters
+from exlm_cli.data.rdkit_processes import map_in_order
+from exlm_cli.data.smiles import RDKIT_ERRORS, describe_failure, find_invalid_smiles, find_refused_text
 from exlm_cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -39,10 +41,17 @@ def parse_molecule(smiles: str) -> tuple["Mol | None", bool]:
     RDKit's versions differ in the valences that a metal may have; the benchmarks were made with older ones. So a
     molecule in which only that is wrong is accepted: the model reads its SMILES, not its valences.
     """
+    if find_refused_text(smiles) is not None:
+        return None, False
+    try:
+        return _parse(smiles)
+    except RDKIT_ERRORS:
+        return None, False
+
+
+def _parse(smiles: str) -> tuple["Mol | None", bool]:
     from rdkit import Chem, rdBase
 
-    if find_unknown_characters(smiles) is not None:
-        return None, False
     with rdBase.BlockLogs():
         molecule = Chem.MolFromSmiles(smiles)
         if molecule is not None:
@@ -60,9 +69,10 @@ def read_molecules(
 ) -> list[Molecule]:
     """Read every row of a column; work out scaffolds with chirality, without it, or (None) not at all."""
     found = []
+    read = partial(_read, has_chiral_scaffolds=has_chiral_scaffolds)
     with progress.bar("molecules", len(smiles)) as bar:
-        for number, row in enumerate(smiles, start=1):
-            found.append(_read(row, has_chiral_scaffolds))
+        for number, (_, molecule) in enumerate(map_in_order(read, smiles, str, _unread), start=1):
+            found.append(molecule)
             if number % _BAR_EVERY_ROWS == 0:
                 bar.update(number)
         bar.update(len(smiles))
@@ -81,7 +91,13 @@ def murcko_scaffold(molecule: "Mol", *, has_chirality: bool) -> str:
     """Return the Bemis-Murcko scaffold as SMILES; empty for a molecule without a ring."""
     from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
 
+    if not molecule.GetRingInfo().NumRings():
+        return ""
     return cast(str, MurckoScaffoldSmiles(mol=molecule, includeChirality=has_chirality))  # type: ignore[no-untyped-call]
+
+
+def _unread(reason: str) -> Molecule:
+    return Molecule(problem=reason)
 
 
 def _read(smiles: str, has_chiral_scaffolds: bool | None) -> Molecule:
@@ -89,12 +105,15 @@ def _read(smiles: str, has_chiral_scaffolds: bool | None) -> Molecule:
 
     molecule, has_odd_metal = parse_molecule(smiles)
     if molecule is None:
-        return Molecule(problem=find_invalid_smiles(smiles) or "")
-    with rdBase.BlockLogs():
-        scaffold = None
-        if has_chiral_scaffolds is not None:
-            scaffold = murcko_scaffold(molecule, has_chirality=has_chiral_scaffolds)
-        return Molecule("", Chem.MolToSmiles(molecule), scaffold, has_odd_metal)
+        return Molecule(problem=find_invalid_smiles(smiles) or "RDKit cannot make a molecule of it")
+    scaffold = None
+    try:
+        with rdBase.BlockLogs():
+            if has_chiral_scaffolds is not None:
+                scaffold = murcko_scaffold(molecule, has_chirality=has_chiral_scaffolds)
+            return Molecule("", Chem.MolToSmiles(molecule), scaffold, has_odd_metal)
+    except RDKIT_ERRORS as error:
+        return Molecule(problem=describe_failure(error))
 
 
 def _has_only_odd_metals(molecule: "Mol") -> bool:

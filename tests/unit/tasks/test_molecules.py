@@ -2,6 +2,7 @@
 
 import pytest
 from rdkit import Chem
+from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
 
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.molecules import murcko_scaffold, parse_molecule, read_molecules, repeated_molecules
@@ -44,3 +45,25 @@ def test_a_scaffold_is_the_rings_and_what_links_them() -> None:
     linked = Chem.MolFromSmiles("Cc1ccccc1CCC2CC2O")
     assert murcko_scaffold(linked, has_chirality=False) == Chem.CanonSmiles("c1ccccc1CCC2CC2")
     assert murcko_scaffold(Chem.MolFromSmiles("CCO"), has_chirality=True) == ""
+
+
+@pytest.mark.parametrize("smiles", ["C" * 1000, "CC(C)C.[Na+].[Cl-]", "C/C=C/C", "C[C@H](O)C#N", ALUMINIUM])
+def test_a_molecule_without_a_ring_has_the_empty_scaffold_of_rdkit(smiles: str) -> None:
+    molecule, _ = parse_molecule(smiles)
+    assert molecule is not None
+    assert murcko_scaffold(molecule, has_chirality=True) == ""
+    if len(smiles) < 100:  # RDKit's own takes seconds for 1,000 atoms
+        assert MurckoScaffoldSmiles(mol=molecule, includeChirality=True) == ""
+
+
+def test_what_rdkit_raises_is_the_reason_of_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RDKit raises RuntimeError for 255 hydrogens; the text is refused before, so RDKit's error is made here."""
+    for function in ("MolFromSmiles", "MolToSmiles"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Chem, function, _raise)
+            (read,) = read_molecules(["CCO"], SilentProgress())
+        assert read.problem == "RDKit fails on it: valence unknown"
+
+
+def _raise(*_: object, **__: object) -> None:
+    raise RuntimeError("Pre-condition Violation\n\tvalence unknown\n")

@@ -29,9 +29,9 @@ from exlm_cli.data.corpus.fingerprint import (
 from exlm_cli.data.corpus.inputs import FileSource, Source, iter_rows, resolve_inputs
 from exlm_cli.data.corpus.sequences import Cutter, Holdout, Packer, SequenceMaker
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
+from exlm_cli.data.rdkit_processes import check_smiles
 from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE, Row
 from exlm_cli.data.smiles import train_smiles_vocabulary
-from exlm_cli.data.smiles_check import check_smiles
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError, TokenizerError
 from exlm_cli.files import JsonModel, cache_root, expand_path, read_json

@@ -1,0 +1,170 @@
+"""Work of RDKit on all cores, in order; a row on which RDKit hangs or that ends its process gets that as its reason.
+
+RDKit holds the interpreter's lock, so every core gets a process.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from itertools import chain, islice
+from typing import Any, TypeVar
+
+import loky
+
+from exlm_cli.data.rows.records import Row
+from exlm_cli.data.smiles import find_invalid_smiles
+
+MAX_SECONDS = 20
+"""Processor time that a row may take."""
+
+_CHUNK_ROWS = 1024
+_CHUNKS_BEFORE_HELP = 4
+"""Starting processes costs as much as the work on this many chunks."""
+_SHORT_CHARACTERS = 500
+"""Longer texts are left to a process that may die of them."""
+_MAX_PROCESSES = 32
+
+_Item = TypeVar("_Item")
+_Answer = TypeVar("_Answer")
+
+
+def check_smiles(rows: Iterable[Row], num_processes: int | None = None) -> Iterator[tuple[Row, str | None]]:
+    """Yield each row, in order, with the reason why it is not a usable SMILES, or None if it is one.
+
+    Args:
+        rows: A row that already has a problem keeps it.
+        num_processes: None: one per core that this process may use.
+    """
+    for row, reason in map_in_order(find_invalid_smiles, rows, _text_of, str, num_processes):
+        yield row, row.problem or reason
+
+
+def map_in_order(
+    function: Callable[[str], _Answer],
+    items: Iterable[_Item],
+    text_of: Callable[[_Item], str],
+    unanswered: Callable[[str], _Answer],
+    num_processes: int | None = None,
+) -> Iterator[tuple[_Item, _Answer]]:
+    """Yield each item, in order, with what a function of RDKit returns for its text.
+
+    Args:
+        function: Must be picklable.
+        items: Few items with short texts are worked on in this process.
+        text_of: Returns the text of an item.
+        unanswered: Makes the answer of an item for which the function takes over 20 s of processor time, or whose
+            process ends, from that reason.
+        num_processes: None: one per core that this process may use.
+    """
+    source = iter(items)
+    for item in islice(source, _CHUNKS_BEFORE_HELP * _CHUNK_ROWS):
+        text = text_of(item)
+        if len(text) > _SHORT_CHARACTERS:
+            source = chain([item], source)
+            break
+        yield item, function(text)
+    chunks = iter(lambda: list(islice(source, _CHUNK_ROWS)), [])
+    num_processes = min(_MAX_PROCESSES, num_processes or loky.cpu_count())
+    while (chunk := next(chunks, None)) is not None:
+        left = yield from _until_death(function, chain([chunk], chunks), text_of, num_processes)
+        yield from _one_by_one(function, chain.from_iterable(left), text_of, unanswered)
+
+
+def _until_death(
+    function: Callable[[str], _Answer],
+    chunks: Iterable[list[_Item]],
+    text_of: Callable[[_Item], str],
+    num_processes: int,
+) -> Generator[tuple[_Item, _Answer], None, list[list[_Item]]]:
+    """Yield answers until a process dies; return the chunks that were begun and are not answered."""
+    begun: deque[list[_Item]] = deque()
+    futures: deque[Future[list[_Answer]]] = deque()
+    with _processes(num_processes) as executor:
+        try:
+            for chunk in chunks:
+                begun.append(chunk)
+                futures.append(executor.submit(_answer, function, [text_of(item) for item in chunk]))
+                if len(begun) == 2 * num_processes:
+                    yield from zip(begun[0], futures.popleft().result(), strict=True)
+                    begun.popleft()
+            while begun:
+                yield from zip(begun[0], futures.popleft().result(), strict=True)
+                begun.popleft()
+        except BrokenProcessPool:
+            return list(begun)
+    return []
+
+
+def _one_by_one(
+    function: Callable[[str], _Answer],
+    items: Iterable[_Item],
+    text_of: Callable[[_Item], str],
+    unanswered: Callable[[str], _Answer],
+) -> Iterator[tuple[_Item, _Answer]]:
+    """Yield answers, each item alone in a process, so that one whose process dies is known."""
+    left = deque(items)
+    while left:
+        with _processes(1) as executor:
+            try:
+                while left:
+                    (answer,) = executor.submit(_answer, function, [text_of(left[0])]).result()
+                    yield left.popleft(), answer
+            except BrokenProcessPool:
+                yield left.popleft(), unanswered(f"RDKit needs over {MAX_SECONDS} s for it, or ends its process")
+
+
+@contextmanager
+def _processes(num_processes: int) -> Iterator[Any]:
+    with _safe_path():
+        executor = loky.ProcessPoolExecutor(num_processes, initializer=_start_worker, initargs=(os.getpid(),))
+        # processes start with the first task, from this thread
+        executor.submit(os.getpid)
+    try:
+        yield executor
+    finally:
+        executor.shutdown(wait=True, kill_workers=True)
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Keep the current directory off the path of Python processes started here: its queue.py is not Python's."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["PYTHONSAFEPATH"]
+        if before is not None:
+            os.environ["PYTHONSAFEPATH"] = before
+
+
+def _start_worker(parent: int) -> None:
+    """Leave Ctrl-C, which reaches the whole group, to the parent, and end when the parent is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
+def _answer(function: Callable[[str], _Answer], texts: Sequence[str]) -> list[_Answer]:
+    answers = []
+    for text in texts:
+        # the system ends the process when the time is over; Python cannot while RDKit works
+        signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
+        answers.append(function(text))
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    return answers
+
+
+def _text_of(row: Row) -> str:
+    return row.text

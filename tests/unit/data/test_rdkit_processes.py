@@ -1,0 +1,115 @@
+"""Several processes give what one gives, in order, and a row that ends its process gets that as its reason."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import loky
+import pytest
+
+from exlm_cli.data import rdkit_processes
+from exlm_cli.data.rdkit_processes import _answer, check_smiles, map_in_order
+from exlm_cli.data.rows.records import Row
+from exlm_cli.data.smiles import find_invalid_smiles
+
+
+def _rows(count: int) -> list[Row]:
+    texts = ["CCO", "c1cccc1", "", "Cl", "Xe?"]
+    return [Row("a.smi", n, texts[n % 5], problem="broken" if n % 7 == 0 else None) for n in range(1, count + 1)]
+
+
+def _expected(rows: list[Row]) -> list[tuple[Row, str | None]]:
+    return [(row, row.problem or find_invalid_smiles(row.text)) for row in rows]
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rdkit_processes, "_CHUNK_ROWS", 8)
+
+
+def test_two_processes_give_the_same_answers_in_the_same_order() -> None:
+    rows = _rows(203)
+    assert list(check_smiles(rows, 2)) == _expected(rows)
+
+
+@pytest.mark.parametrize(("count", "num_processes"), [(0, 2), (32, 2), (32, 1)])
+def test_few_rows_start_no_process(monkeypatch: pytest.MonkeyPatch, count: int, num_processes: int) -> None:
+    monkeypatch.setattr(loky, "ProcessPoolExecutor", None)
+    rows = _rows(count)
+    assert list(check_smiles(rows, num_processes)) == _expected(rows)
+
+
+def test_stopping_early_ends_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    executor = loky.ProcessPoolExecutor
+    monkeypatch.setattr(loky, "ProcessPoolExecutor", lambda *a, **k: started.append(executor(*a, **k)) or started[-1])
+    checked = check_smiles(_rows(400), 2)
+    for _ in range(40):
+        next(checked)
+    (processes,) = [list(pool._processes.values()) for pool in started]
+    checked.close()  # type: ignore[attr-defined]
+    assert len(processes) == 2
+    assert not any(process.is_alive() for process in processes)
+
+
+def _end_or_hang(text: str) -> str:
+    if text == "dies":
+        os._exit(7)
+    while text == "hangs":
+        pass
+    return text.upper()
+
+
+@pytest.mark.parametrize("fault", ["dies", "hangs"])
+def test_a_row_that_ends_its_process_is_a_reason_and_the_others_are_answered(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows 40 and 70 of 100 are at fault; the answers of all others are the function's own."""
+    monkeypatch.setattr(rdkit_processes, "_answer", partial(_answer_within, 0.2))
+    texts = [fault if row in (40, 70) else f"row {row}" for row in range(100)]
+    answered = list(map_in_order(_end_or_hang, texts, str, "reason: {}".format, 2))
+    assert [text for text, _ in answered] == texts
+    faults = {row: answer for row, (_, answer) in enumerate(answered) if answer.startswith("reason")}
+    assert list(faults) == [40, 70]
+    assert "20 s" in faults[40]
+    assert [answer for _, answer in answered if not answer.startswith("reason")] == [
+        text.upper() for text in texts if text != fault
+    ]
+
+
+def test_a_long_text_is_left_to_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rdkit_processes, "_answer", partial(_answer_within, 0.2))
+    answered = list(map_in_order(_dies_of_long, ["C", "C" * 501, "O"], str, str, 2))
+    assert [answer for _, answer in answered][::2] == ["C", "O"]
+    assert "process" in answered[1][1]
+
+
+def _dies_of_long(text: str) -> str:
+    return os._exit(7) if len(text) > 500 else text
+
+
+def _answer_within(seconds: float, function: Callable[[str], Any], texts: list[str]) -> list[Any]:
+    """Answer in a worker with another limit of time."""
+    rdkit_processes.MAX_SECONDS = seconds  # type: ignore[assignment]
+    return _answer(function, texts)
+
+
+def test_a_script_needs_no_main_guard_and_runs_nothing_of_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "queue.py").write_text("from pathlib import Path; Path('it-ran').touch()\n")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "script.py").write_text(
+        "from exlm_cli.data.rows.records import Row\n"
+        "from exlm_cli.data import rdkit_processes\n"
+        "rdkit_processes._CHUNK_ROWS = 8\n"
+        "rows = [Row('a.smi', n, 'CCO') for n in range(60)]\n"
+        "print(sum(problem is None for _, problem in rdkit_processes.check_smiles(rows, 2)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "sub/script.py"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("60\n", "")
+    assert not (tmp_path / "it-ran").exists()
