@@ -7,11 +7,14 @@ caller decides whether to stop.
 
 import io
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from exlm_cli.data.rows.decode import (
+    BUFFER_BYTES,
+    MAX_UNPACKING,
     array_elements,
     as_json,
     bounded_lines,
@@ -19,7 +22,9 @@ from exlm_cli.data.rows.decode import (
     decoded_lines,
     open_file,
     parse_json,
+    record_limit,
     starts_array,
+    too_large,
     tsv_rows,
 )
 from exlm_cli.errors import DataError
@@ -40,7 +45,8 @@ _PLAUSIBLE_COLUMNS: dict[RowKind, frozenset[str]] = {
     "text": frozenset({"text", "sentence", "content", "document", "article"}),
     "smiles": frozenset({"smiles", "canonical_smiles", "isomeric_smiles", "mol"}),
 }
-_PARQUET_BATCH_ROWS = 4096
+_PARQUET_BATCH_ROWS, _LEAST_BATCH_ROWS = 4096, 64
+_PARQUET_BATCH_BYTES = 1 << 28
 
 
 class SkippedRow(NamedTuple):
@@ -258,7 +264,7 @@ def _with_header(
     if header is None or not set(header).isdisjoint(first[1]):
         names = [cell.strip() for cell in first[1]]
         # columns without a name, as pandas writes an index, may be several
-        repeated = next((name for position, name in enumerate(names) if name and name in names[:position]), None)
+        repeated = next((name for name, count in Counter(names).items() if name and count > 1), None)
         if repeated is not None:
             raise DataError(f"{path}: the header names column `{repeated}` twice")
     else:
@@ -320,13 +326,53 @@ def _read_parquet(path: Path, file: io.BufferedReader, only: ColumnChoice | None
         table = pyarrow.parquet.ParquetFile(file)
         columns = None if only is None else [only.choose(source, table.schema_arrow.names)]
         number = 0
-        for batch in table.iter_batches(_PARQUET_BATCH_ROWS, columns=columns):
-            for values in batch.to_pylist():
-                number += 1
-                yield Record(source, number, values, has_lines=False)
+        for batch in table.iter_batches(_parquet_batch_rows(path, table.metadata, columns), columns=columns):
+            for part in _bounded_parts(source, number, batch):
+                for values in part.to_pylist():
+                    number += 1
+                    yield Record(source, number, values, has_lines=False)
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{path}: not a Parquet file that can be read: {reason}") from error
+
+
+def _parquet_batch_rows(path: Path, metadata: Any, columns: Sequence[str] | None) -> int:
+    """Return how many rows fit into memory at once, whatever they hold.
+
+    A value is stored at least once in its chunk, so no value is larger than a chunk; a dictionary may repeat it in
+    every row.
+
+    Raises:
+        DataError: A chunk is over `MAX_UNPACKING` times larger than it is in the file.
+    """
+    largest = 1
+    for group in range(metadata.num_row_groups):
+        rows = metadata.row_group(group)
+        for index in range(rows.num_columns):
+            chunk = rows.column(index)
+            name = chunk.path_in_schema.partition(".")[0]
+            if columns is not None and name not in columns:
+                continue
+            if chunk.total_uncompressed_size > max(BUFFER_BYTES, MAX_UNPACKING * chunk.total_compressed_size):
+                raise DataError(
+                    f"{path}: column `{name}` is over {MAX_UNPACKING} times larger when it is unpacked",
+                    "write the file again without compression if you trust it",
+                )
+            largest = max(largest, chunk.total_uncompressed_size)
+    return min(_PARQUET_BATCH_ROWS, max(_LEAST_BATCH_ROWS, _PARQUET_BATCH_BYTES // largest))
+
+
+def _bounded_parts(source: str, num_before: int, batch: Any) -> Iterator[Any]:
+    """Yield a batch of rows, or if it is large each row by itself; refuse a row longer than `record_limit`."""
+    limit = record_limit()
+    if batch.nbytes <= limit:
+        yield batch
+        return
+    for index in range(batch.num_rows):
+        row = batch.slice(index, 1)
+        if row.nbytes > limit:
+            raise too_large(f"{source}, record {num_before + index + 1}", limit)
+        yield row
 
 
 def _listed(names: Sequence[str]) -> str:

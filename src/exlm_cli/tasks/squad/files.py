@@ -11,12 +11,14 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from exlm_cli.data.rows.decode import beyond_limits, open_file
+from exlm_cli.data.rows.decode import beyond_limits, open_file, record_limit, too_large
 from exlm_cli.data.rows.records import Record, SkippedRow
 from exlm_cli.errors import DataError
 from exlm_cli.format import printable, shorten
 from exlm_cli.tasks.sources import is_unicode
 
+_FILE_BYTES = 1 << 26
+"""The questions are one JSON value; the official files have 42 MB at most. A larger `record_limit` counts."""
 _LAYOUT_HINT = "the layout is that of the official train-v2.0.json: data, paragraphs, context, qas, id, answers"
 
 
@@ -178,8 +180,12 @@ def read_squad_rows(source: str, records: Iterable[Record]) -> SquadFile:
 
 
 def _parse(path: Path, file: io.BufferedReader) -> Any:
+    limit = max(_FILE_BYTES, record_limit())
+    content = file.read(limit + 1)
+    if len(content) > limit:
+        raise too_large(str(path), limit)
     try:
-        return json.load(file)
+        return json.loads(content)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: not JSON: {error}", _LAYOUT_HINT) from error
     except (ValueError, RecursionError) as error:

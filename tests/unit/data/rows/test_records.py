@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import lzma
+import random
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from exlm_cli.data.rows import decode
+from exlm_cli.data.rows import decode, records
 from exlm_cli.data.rows.records import ColumnChoice, Record, Row, RowKind, format_of, iter_file_rows, iter_records
 from exlm_cli.errors import DataError
 
@@ -226,3 +227,99 @@ def test_a_column_that_is_missing_or_unclear_is_refused(names: list[str], column
     with pytest.raises(DataError, match=re.escape(message)) as caught:
         ColumnChoice("smiles", column).choose("a.csv", names)
     assert "`data.column=NAME`" in caught.value.hint
+
+
+LIMIT = 1 << 20
+"""Bytes of the largest record in the tests below."""
+
+
+def _parquet_of(texts: list[str]) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(pa.table({"text": texts}), out)
+    return out.getvalue()
+
+
+_LARGE: dict[str, tuple[bytes, str]] = {
+    "a.jsonl": (b'{"text": "a"}\n{"text": "%s"}\n' % (b"b" * LIMIT), "a.jsonl:2"),
+    "a.json": (b'["a", "%s"]' % (b"b" * LIMIT), "a.json, record 2"),
+    "digits.json": (b"[1, %s" % (b"9" * 3 * LIMIT), "digits.json, record 2"),
+    "a.csv": (b'text\na\n"%s"\n' % (b"b" * LIMIT), "a.csv:3"),
+    "lines.csv": (b'text\na\n"%s"\n' % (b"b\n" * (LIMIT // 2)), "lines.csv:3"),
+    "header.csv": (b"text,%s\n" % (b"b," * LIMIT), "header.csv:1"),
+    "a.tsv": (b"text\na\n%s\n" % (b"b" * LIMIT), "a.tsv:3"),
+    "a.parquet": (
+        _parquet_of(["a", "".join(map(chr, range(32, 127))) * 12_000], compression="none"),
+        "a.parquet, record 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+@pytest.mark.parametrize("name", _LARGE)
+def test_a_record_beyond_the_limit_is_refused_and_the_error_names_the_limit(
+    name: str, compression: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file has one record of more than 1 MiB; with four times the limit the whole ones are read."""
+    content, place = _LARGE[name]
+    path = tmp_path / f"{name}{compression}"
+    path.write_bytes(COMPRESS[compression](content))
+    monkeypatch.setenv("EXLM_MAX_RECORD_BYTES", str(LIMIT))
+    with pytest.raises(DataError, match=r"more than 1,048,576 bytes$") as caught:
+        list(iter_records(path, bare="text"))
+    assert caught.value.message.replace(compression, "").startswith(f"{tmp_path}/{place}: ")
+    assert f"EXLM_MAX_RECORD_BYTES={4 * LIMIT}" in caught.value.hint
+    monkeypatch.setenv("EXLM_MAX_RECORD_BYTES", str(4 * LIMIT))
+    if name not in ("digits.json", "header.csv"):  # wrong for other reasons
+        list(iter_records(path, bare="text"))
+
+
+@pytest.mark.parametrize("given", ["", "many", "-1", "1048575", "1e9", "9" * 30])
+def test_a_limit_that_is_no_number_of_bytes_is_refused(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EXLM_MAX_RECORD_BYTES", given)
+    with pytest.raises(DataError, match=r"^EXLM_MAX_RECORD_BYTES is "):
+        list(iter_records(write(tmp_path / "a.jsonl", '{"text": "a"}'), bare="text"))
+
+
+@pytest.mark.parametrize("compression", [".gz", ".xz"])
+def test_a_packed_parquet_file_is_not_unpacked_beyond_its_measure(compression: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a.parquet{compression}"
+    path.write_bytes(COMPRESS[compression](bytes(4 << 20)))
+    with pytest.raises(DataError, match=r"over 100 times larger$") as caught:
+        list(iter_records(path))
+    assert "unpack it yourself" in caught.value.hint
+
+
+def test_a_column_of_parquet_that_unpacks_to_a_multiple_is_refused_unread(tmp_path: Path) -> None:
+    """4 MiB of one letter pack to hundreds of bytes with zstd; another column of the same file is read."""
+    path = tmp_path / "a.parquet"
+    table = pa.table({"bomb": ["a" * (4 << 20)], "text": ["fine"]})
+    pq.write_table(table, path, compression="zstd", use_dictionary=False)
+    with pytest.raises(DataError, match=r"a\.parquet: column `bomb` is over 100 times larger"):
+        list(iter_records(path))
+    assert [row.text for row in rows_of(path)] == ["fine"]
+
+
+def test_a_dictionary_that_repeats_a_large_value_is_read_row_by_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """300 rows point to one text of 1 MB; a batch holds 64 of them, not 4,096."""
+    monkeypatch.setenv("EXLM_MAX_RECORD_BYTES", str(2 * LIMIT))
+    monkeypatch.setattr(records, "_PARQUET_BATCH_BYTES", LIMIT)
+    text = "".join(map(chr, range(32, 127))) * 10_000
+    path = tmp_path / "a.parquet"
+    indices = pa.DictionaryArray.from_arrays(pa.array([0] * 300, pa.int32()), pa.array([text]))
+    pq.write_table(pa.table({"text": indices}), path, compression="none")
+    sizes: list[int] = []
+    iter_batches = pq.ParquetFile.iter_batches
+    monkeypatch.setattr(
+        pq.ParquetFile, "iter_batches", lambda self, size, **o: sizes.append(size) or iter_batches(self, size, **o)
+    )
+    assert sum(record.values["text"] == text for record in iter_records(path)) == 300
+    assert sizes == [64]
+
+
+def test_blank_lines_are_counted_and_passed_over(tmp_path: Path) -> None:
+    text = "\n\n\nfirst\n\r\n\n \nsecond\n\n"
+    assert [(row.number, row.text) for row in rows_of(write(tmp_path / "a.txt", text))] == [(4, "first"), (8, "second")]

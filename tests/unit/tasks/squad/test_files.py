@@ -9,6 +9,7 @@ import pytest
 
 from exlm_cli.data.rows.records import Record
 from exlm_cli.errors import DataError
+from exlm_cli.tasks.squad import files
 from exlm_cli.tasks.squad.files import SquadQuestion, read_squad_json, read_squad_rows
 
 CONTEXT = "Moss grows on the north side. Ferns grow below."
@@ -144,3 +145,15 @@ def test_answers_may_be_missing_where_none_are_needed(tmp_path: Path) -> None:
     assert [q.golds for q in found.questions] == [("north side",), ()]
     assert (found.has_answers, found.skipped) == (False, [])
     assert read_squad_json(write(tmp_path / "dev.json", document(question())), needs_answers=False).has_answers
+
+
+def test_a_file_beyond_the_limit_is_refused_before_it_is_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(" " * 2_000_000)
+    monkeypatch.setattr(files, "_FILE_BYTES", 1 << 20)
+    monkeypatch.setenv("EXLM_MAX_RECORD_BYTES", str(1 << 20))
+    with pytest.raises(DataError, match=r"a\.json: the record has more than 1,048,576 bytes") as caught:
+        read_squad_json(path)
+    assert "EXLM_MAX_RECORD_BYTES" in caught.value.hint
