@@ -78,7 +78,7 @@ def check_batches(feed: Feed, indices: np.ndarray) -> None:
     batch = next(feed.microbatches(indices, CPU))
     for b, index in enumerate(batch.sample_index[:20].tolist()):
         alone = feed.batch(np.array([index]))
-        for field in fields(batch):
+        for field in fields(batch)[:10]:  # those with an axis of sequences
             together, itself = getattr(batch, field.name)[b], getattr(alone, field.name)[0]
             assert torch.equal(together[: len(itself)] if itself.ndim else together, itself), field.name
 

@@ -1,4 +1,4 @@
-"""`train.compile`: a compiled encoder trains like an eager one; one that cannot be compiled is an error of one line."""
+"""`train.compile`: a compiled model trains like an eager one; one that cannot be compiled is an error of one line."""
 
 import shutil
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_compiled_run_has_the_losses_of_an_eager_one(tmp_path: Path) -> None:
     assert losses[True] == pytest.approx(losses[False], rel=1e-5)
 
 
-def test_an_encoder_that_cannot_be_compiled_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_compiled_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> Tensor:
         raise InductorError(InvalidCxxCompiler(), None)
 
@@ -44,6 +44,6 @@ def test_an_encoder_that_cannot_be_compiled_is_one_line(tmp_path: Path, monkeypa
         data={"bundled_rows": 300, "cache_dir": str(tmp_path / "cache")}, train={"compile": True, "max_steps": 3}
     )
     monkeypatch.setattr(PretrainTask, "losses", refuse)
-    with pytest.raises(ConfigError, match=r"^the encoder could not be compiled: .+") as caught:
+    with pytest.raises(ConfigError, match=r"^the model could not be compiled: .+") as caught:
         run_pretraining(recipe, out=tmp_path / "run")
     assert "train.compile=false" in caught.value.hint

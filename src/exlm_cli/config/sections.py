@@ -199,7 +199,7 @@ class LoopConfig(StrictModel):
     )
     log_every_steps: Annotated[int, Mark.RECORD] = Field(10, ge=1, description="Steps between rows of metrics.jsonl")
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 autocast on CUDA, fp32 on CPU")
-    compile: Annotated[bool, Mark.COMPUTING] = Field(False, description="torch.compile the encoder")
+    compile: Annotated[bool, Mark.COMPUTING] = Field(False, description="torch.compile the model")
     gradient_checkpointing: Annotated[bool, Mark.COMPUTING] = Field(
         False, description="Compute each block again in the backward pass: less memory, about a third more time"
     )

@@ -1,10 +1,11 @@
 """Input of one forward pass.
 
-Axes: B sequences, L expanded positions, S DAG nodes, T targets.
+Axes: B sequences, L expanded positions, S DAG nodes, T targets, N inner nodes and M targets of all sequences.
 """
 
-from dataclasses import dataclass, fields
-from typing import Self
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import torch
 from jaxtyping import Int64
@@ -27,6 +28,10 @@ class Batch:
         target_source: Index, before repetition, of the token that a target is a copy of; -1 beyond.
         target_lengths: Number of masked tokens of each sequence, at least 1.
         sample_index: Index of each sequence in its dataset.
+        inner_index: Where the nodes that emit are in a flat (B * S); so no step waits for a device to count them.
+        target_index: Where the targets are in a flat (B * T).
+        is_padded: Whether any sequence has [PAD], known to the host.
+        num_tokens: Tokens before expansion, with [CLS] and [SEP], known to the host.
     """
 
     token_ids: Int64[Tensor, "B L"]
@@ -39,11 +44,21 @@ class Batch:
     target_source: Int64[Tensor, "B T"]
     target_lengths: Int64[Tensor, " B"]
     sample_index: Int64[Tensor, " B"]
+    inner_index: Int64[Tensor, " N"]
+    target_index: Int64[Tensor, " M"]
+    is_padded: bool
+    num_tokens: int
 
     def to(self, device: torch.device) -> Self:
         """Return the same batch on `device`."""
-        return type(self)(**{f.name: getattr(self, f.name).to(device, non_blocking=True) for f in fields(self)})
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Self:
         """Return the same batch in page-locked memory, which a CUDA device copies without stopping the host."""
-        return type(self)(**{f.name: getattr(self, f.name).pin_memory() for f in fields(self)})
+        return self._map(Tensor.pin_memory)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        changed: dict[str, Any] = {
+            f.name: change(tensor) for f in fields(self) if isinstance(tensor := getattr(self, f.name), Tensor)
+        }
+        return replace(self, **changed)

@@ -68,6 +68,10 @@ def expand(masked: MaskedSequences, num_states_per_mask: int, objective: Objecti
         target_source=torch.from_numpy(_at(is_target_BT, masked.target_source, -1)),
         target_lengths=torch.from_numpy(target_lengths),
         sample_index=torch.from_numpy(masked.sample_index),
+        inner_index=torch.from_numpy(np.flatnonzero(node_mask >= 0)),
+        target_index=torch.from_numpy(np.flatnonzero(is_target_BT)),
+        is_padded=bool((lengths < longest).any()),
+        num_tokens=int(masked.lengths.sum()),
     )
 
 

@@ -26,7 +26,7 @@ def choose_strategy(train: LoopConfig, ranks: Ranks, num_parameters: int) -> Str
     """Return how a model is spread over ranks: not at all in one process; `auto` is DDP for all but huge models.
 
     Raises:
-        ConfigError: FSDP of a compiled encoder.
+        ConfigError: FSDP of a compiled model.
     """
     if ranks.size == 1:
         return "none"
@@ -35,7 +35,7 @@ def choose_strategy(train: LoopConfig, ranks: Ranks, num_parameters: int) -> Str
         strategy = "fsdp"
     if strategy == "fsdp" and train.compile:
         raise ConfigError(
-            "`train.compile` compiles the encoder in one piece, which FSDP takes apart",
+            "`train.compile` compiles the model in one piece, which FSDP takes apart",
             "use `train.parallel=ddp` or `train.compile=false`",
         )
     return strategy

@@ -191,6 +191,9 @@ class FinetuneTask:
         self.recipe, self.seed, self.data, self.model = recipe, seed, data, model
         self._progress = progress
         model.encoder.recomputes = recipe.train.gradient_checkpointing
+        if recipe.train.compile:
+            # in place: the names in the state dict stay those of an uncompiled model
+            model.encoder.compile(dynamic=True)
         self._runner = TaskRunner(model, data.tokenizer, data.num_repeats, recipe.train, ranks)
         self.module = self._runner.module
         self.identity = {

@@ -40,15 +40,23 @@ class NodeStates:
     Attributes:
         states: (B, S, D), zero beyond `state_lengths`.
         is_inner: (B, S) True at nodes that emit: neither BOS, EOS nor padding.
+        inner_index: (N,) the same nodes in a flat (B * S).
     """
 
     states: Float[Tensor, "B S D"]
     is_inner: Bool[Tensor, "B S"]
+    inner_index: Int64[Tensor, " N"]
 
     @property
     def packed(self) -> Float[Tensor, "N D"]:
         """Return the states of the inner nodes alone, in order."""
-        return self.states[self.is_inner]
+        return self.states.flatten(0, 1).index_select(0, self.inner_index)
+
+    def spread(self, values_N: Tensor) -> Tensor:
+        """Return (B, S, ...) values of the packed inner nodes, zero at the others."""
+        flat: Tensor = values_N.new_zeros((self.is_inner.numel(), *values_N.shape[1:]))
+        # `index_copy` would keep the values for a backward pass that does not need them
+        return flat.index_put((self.inner_index,), values_N).view(*self.is_inner.shape, *values_N.shape[1:])
 
 
 class ExlmModel(nn.Module):
@@ -89,7 +97,7 @@ class ExlmModel(nn.Module):
     def encode(self, batch: Batch) -> Float[Tensor, "B L D"]:
         """Return the state of every expanded position; padding is never attended to."""
         index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
-        is_token = None if _is_unpadded(batch) else index < batch.lengths[:, None]
+        is_token = index < batch.lengths[:, None] if batch.is_padded else None
         embedded = self.token_embedding(batch.token_ids)
         if self.clone_embedding_place == "input":
             embedded = embedded + self._clone_vectors(batch.positions[..., 1])
@@ -104,7 +112,7 @@ class ExlmModel(nn.Module):
             states_BSD = states_BSD + self._clone_vectors(clone_BS)
         index = torch.arange(states_BSD.shape[1], device=states_BSD.device)
         is_real = index < batch.state_lengths[:, None]
-        return NodeStates(states_BSD * is_real[..., None], batch.node_mask >= 0)
+        return NodeStates(states_BSD * is_real[..., None], batch.node_mask >= 0, batch.inner_index)
 
     def token_log_probs(self, nodes: NodeStates, token_ids_NT: Int64[Tensor, "N T"]) -> Float[Tensor, "N T"]:
         """Return log-probabilities of T tokens at each packed inner node, float32."""
@@ -134,10 +142,9 @@ class ExlmModel(nn.Module):
 
     def log_emissions(self, nodes: NodeStates, batch: Batch) -> Float[Tensor, "B T S"]:
         """Return log P_u(y_i) of every inner node u and target i; zero, and never read, at nodes that emit nothing."""
-        row_sequence_N = nodes.is_inner.nonzero()[:, 0]
-        log_probs_NT = self.token_log_probs(nodes, batch.target_ids[row_sequence_N])
-        emit_BST = log_probs_NT.new_zeros((*nodes.is_inner.shape, batch.target_ids.shape[1]))
-        return emit_BST.masked_scatter(nodes.is_inner[..., None], log_probs_NT).transpose(1, 2)
+        sequence_N = nodes.inner_index // nodes.is_inner.shape[1]
+        log_probs_NT = self.token_log_probs(nodes, batch.target_ids.index_select(0, sequence_N))
+        return nodes.spread(log_probs_NT).transpose(1, 2)
 
     def log_transitions(self, nodes: NodeStates, batch: Batch) -> Float[Tensor, "B S S"]:
         """Return log E[v, u]; only for `alignment: dag` and `sparse_dag`."""
@@ -148,7 +155,3 @@ class ExlmModel(nn.Module):
         assert self.clone_embedding is not None
         vectors = self.clone_embedding((clone_index - 1).clamp(min=0))
         return cast(Tensor, vectors * (clone_index > 0)[..., None])
-
-
-def _is_unpadded(batch: Batch) -> bool:
-    return bool((batch.lengths == batch.token_ids.shape[1]).all())

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from exlm_cli.config.sections import ModelConfig, TransitionConfig
 from exlm_cli.data.batch import Batch
 from exlm_cli.model.positions import RotaryPositions
+from exlm_cli.ops.precision import without_autocast
 from exlm_cli.ops.rotary import Rotation, rotate
 
 
@@ -93,7 +94,7 @@ class TransitionHead(nn.Module):
         allowed_BSS = allowed_edges(batch.node_mask, batch.state_lengths, is_sparse=self.is_sparse)
         query_BhSd = self.query(features).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         key_BhSd = self.key(features).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        with torch.autocast(states.device.type, enabled=False):  # 16 bits round log E by up to a tenth
+        with without_autocast(states):  # 16 bits round log E by up to a tenth
             log_heads_BhSS = self._log_heads(query_BhSd.float(), key_BhSd.float(), allowed_BSS, batch)
         if self.gate is None:
             return log_heads_BhSS[:, 0]

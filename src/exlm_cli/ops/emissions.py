@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from exlm_cli.ops.precision import matmul_dtype, without_autocast
 
 _CPU_BLOCK_ELEMENTS = 1 << 20
 """Log-probabilities of a block on a CPU, 4 MiB: half or twice the size is no faster, a whole chunk half as fast."""
@@ -44,14 +45,11 @@ def token_log_probs(
         token_ids_NT: Tokens to score; may repeat.
         chunk_rows: Most rows of log-probabilities in memory; within this limit they are kept for the backward pass.
     """
-    device_type = hidden_ND.device.type
-    is_autocast = torch.is_autocast_enabled(device_type)
-    matmul_dtype = torch.get_autocast_dtype(device_type) if is_autocast else hidden_ND.dtype
-    with torch.autocast(device_type, enabled=False):
-        # torch types the result of Function.apply as Any
-        result: Tensor = _TokenLogProbs.apply(  # type: ignore[no-untyped-call]
-            hidden_ND, weight_VD, bias_V, token_ids_NT, chunk_rows, matmul_dtype
-        )
+    dtype = matmul_dtype(hidden_ND)
+    with without_autocast(hidden_ND):
+        is_trained = torch.is_grad_enabled() and (hidden_ND.requires_grad or weight_VD.requires_grad)
+        result: Tensor
+        result, _ = _forward(hidden_ND, weight_VD, bias_V, token_ids_NT, chunk_rows, dtype, is_trained)
     return result
 
 
@@ -67,7 +65,7 @@ def token_statistics(
     Logits are float32 also under autocast: bfloat16 would merge near-equal logits and shift the entropy.
     """
     parts: list[TokenStatistics] = []
-    with torch.no_grad(), torch.autocast(hidden_ND.device.type, enabled=False):
+    with torch.no_grad(), without_autocast(hidden_ND):
         hidden_ND, weight_VD, bias_V = hidden_ND.float(), weight_VD.float(), bias_V.float()
         for rows in _chunks(len(hidden_ND), chunk_rows):
             log_probs = torch.addmm(bias_V, hidden_ND[rows], weight_VD.t()).log_softmax(-1)
@@ -86,63 +84,119 @@ def _chunks(num_rows: int, chunk_rows: int) -> Iterator[slice]:
         yield slice(start, min(start + chunk_rows, num_rows))
 
 
-class _TokenLogProbs(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_ND: Tensor,
-        weight_VD: Tensor,
-        bias_V: Tensor,
-        token_ids_NT: Tensor,
-        chunk_rows: int,
-        matmul_dtype: torch.dtype,
-    ) -> Tensor:
-        num_rows = len(hidden_ND)
-        out_dtype = torch.promote_types(hidden_ND.dtype, torch.float32)
-        weight_DV = weight_VD.to(matmul_dtype).t()
-        block_rows = chunk_rows
-        if hidden_ND.device.type == "cpu":
-            # with fewer than D rows, reading the weights would cost more than reading the block
-            block_rows = min(chunk_rows, max(hidden_ND.shape[1], _CPU_BLOCK_ELEMENTS // len(weight_VD)))
-        # all rows, or as many as leave room for the current block
-        num_kept = num_rows if num_rows <= chunk_rows else chunk_rows - block_rows
-        result_NT = torch.empty(token_ids_NT.shape, dtype=out_dtype, device=hidden_ND.device)
-        kept: list[Tensor] = []
-        for rows in _chunks(num_rows, block_rows):
-            log_probs = _log_probs(hidden_ND[rows].to(matmul_dtype), weight_DV, bias_V, out_dtype)
-            result_NT[rows] = log_probs.gather(1, token_ids_NT[rows])
-            if rows.stop <= num_kept:
-                kept.append(log_probs)
-        ctx.block_rows, ctx.matmul_dtype = block_rows, matmul_dtype
-        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, token_ids_NT, *kept)
-        return result_NT
+@torch.library.custom_op("exlm::token_log_probs", mutates_args=())
+def _forward(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor,
+    token_ids_NT: Tensor,
+    chunk_rows: int,
+    product_dtype: torch.dtype,
+    is_trained: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the log-probabilities of the tokens, and those of all tokens in the first rows for the backward pass.
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_NT: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_ND, weight_VD, bias_V, token_ids_NT, *kept = ctx.saved_tensors
-        weight = weight_VD.to(ctx.matmul_dtype)
-        grad_hidden_ND = torch.empty_like(hidden_ND)
-        grad_weight_VD = torch.zeros_like(weight_VD)
-        grad_bias_V = torch.zeros_like(bias_V)
-        for block, rows in enumerate(_chunks(len(hidden_ND), ctx.block_rows)):
-            hidden = hidden_ND[rows].to(ctx.matmul_dtype)
-            if block < len(kept):
-                probs = kept[block].exp()
-            else:
-                probs = _log_probs(hidden, weight.t(), bias_V, grad_NT.dtype).exp_()
-            # d/dlogits of sum_t g_t log p_t: g at the tokens, minus the softmax times sum_t g_t
-            grad_logits = probs.mul_(-grad_NT[rows].sum(1, keepdim=True))
-            grad_logits.scatter_add_(1, token_ids_NT[rows], grad_NT[rows])
-            grad_bias_V += grad_logits.sum(0)
-            grad_logits = grad_logits.to(ctx.matmul_dtype)
-            grad_hidden_ND[rows] = (grad_logits @ weight).to(hidden_ND.dtype)
-            grad_weight_VD += (grad_logits.t() @ hidden).to(weight_VD.dtype)
-        return grad_hidden_ND, grad_weight_VD, grad_bias_V, None, None, None
+    An operator of its own, since `torch.compile` would unroll the loop and compile again for each number of blocks.
+    """
+    result_NT, kept_KV = _empty_results(hidden_ND, weight_VD, token_ids_NT, chunk_rows, is_trained)
+    weight_DV = weight_VD.to(product_dtype).t()
+    for rows in _chunks(len(hidden_ND), _block_rows(hidden_ND, weight_VD, chunk_rows)):
+        log_probs = _log_probs(
+            hidden_ND[rows].to(product_dtype),
+            weight_DV,
+            bias_V,
+            result_NT.dtype,
+            kept_KV[rows] if rows.stop <= len(kept_KV) else None,
+        )
+        result_NT[rows] = log_probs.gather(1, token_ids_NT[rows])
+    return result_NT, kept_KV
 
 
-def _log_probs(hidden_ND: Tensor, weight_DV: Tensor, bias_V: Tensor, dtype: torch.dtype) -> Tensor:
+@torch.library.custom_op("exlm::token_log_probs_backward", mutates_args=())
+def _backward(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor,
+    token_ids_NT: Tensor,
+    kept_KV: Tensor,
+    grad_NT: Tensor,
+    chunk_rows: int,
+    product_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    weight = weight_VD.to(product_dtype)
+    grad_hidden_ND = torch.empty_like(hidden_ND)
+    grad_weight_VD = torch.zeros_like(weight_VD)
+    grad_bias_V = torch.zeros_like(bias_V)
+    for rows in _chunks(len(hidden_ND), _block_rows(hidden_ND, weight_VD, chunk_rows)):
+        hidden = hidden_ND[rows].to(product_dtype)
+        if rows.stop <= len(kept_KV):
+            probs = kept_KV[rows].exp()
+        else:
+            probs = _log_probs(hidden, weight.t(), bias_V, grad_NT.dtype).exp_()
+        # d/dlogits of sum_t g_t log p_t: g at the tokens, minus the softmax times sum_t g_t
+        grad_logits = probs.mul_(-grad_NT[rows].sum(1, keepdim=True))
+        grad_logits.scatter_add_(1, token_ids_NT[rows], grad_NT[rows])
+        grad_bias_V += grad_logits.sum(0)
+        grad_logits = grad_logits.to(product_dtype)
+        grad_hidden_ND[rows] = (grad_logits @ weight).to(hidden_ND.dtype)
+        grad_weight_VD += (grad_logits.t() @ hidden).to(weight_VD.dtype)
+    return grad_hidden_ND, grad_weight_VD, grad_bias_V
+
+
+def _block_rows(hidden_ND: Tensor, weight_VD: Tensor, chunk_rows: int) -> int:
+    if hidden_ND.device.type != "cpu":
+        return chunk_rows
+    # with fewer than D rows, reading the weights would cost more than reading the block
+    return min(chunk_rows, max(hidden_ND.shape[1], _CPU_BLOCK_ELEMENTS // len(weight_VD)))
+
+
+def _empty_results(
+    hidden_ND: Tensor, weight_VD: Tensor, token_ids_NT: Tensor, chunk_rows: int, is_trained: bool
+) -> tuple[Tensor, Tensor]:
+    dtype = torch.promote_types(hidden_ND.dtype, torch.float32)
+    num_rows, vocab_size = hidden_ND.shape[0], weight_VD.shape[0]  # symbols while torch.compile traces
+    if not is_trained:
+        num_kept = 0
+    elif num_rows <= chunk_rows:
+        num_kept = num_rows
+    else:
+        # as many whole blocks as leave room for the current one
+        block_rows = _block_rows(hidden_ND, weight_VD, chunk_rows)
+        num_kept = (chunk_rows - block_rows) // block_rows * block_rows
+    return (
+        hidden_ND.new_empty(token_ids_NT.shape, dtype=dtype),
+        hidden_ND.new_empty((num_kept, vocab_size), dtype=dtype),
+    )
+
+
+# results for tensors without data, while torch.compile traces
+_forward.register_fake(
+    lambda hidden, weight, _, ids, chunk, __, trained: _empty_results(hidden, weight, ids, chunk, trained)
+)
+_backward.register_fake(lambda *inputs: tuple(torch.empty_like(tensor) for tensor in inputs[:3]))
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.chunk_rows, ctx.product_dtype, _ = inputs
+    ctx.set_materialize_grads(False)  # what is kept has no gradient: do not allocate zeros for it
+    ctx.save_for_backward(*tensors, output[1])
+
+
+def _differentiate(ctx: Any, grad_NT: Tensor | None, _grad_kept: None) -> tuple[Tensor | None, ...]:
+    if grad_NT is None:
+        return (None,) * 7
+    return (*_backward(*ctx.saved_tensors, grad_NT, ctx.chunk_rows, ctx.product_dtype), None, None, None, None)
+
+
+_forward.register_autograd(_differentiate, setup_context=_keep)
+
+
+def _log_probs(
+    hidden_ND: Tensor, weight_DV: Tensor, bias_V: Tensor, dtype: torch.dtype, out_NV: Tensor | None = None
+) -> Tensor:
     if hidden_ND.dtype == bias_V.dtype == dtype:
-        return torch.addmm(bias_V, hidden_ND, weight_DV).log_softmax(-1)
-    # the product is in 16 bits, the bias is added in `dtype`
-    return ((hidden_ND @ weight_DV).to(dtype) + bias_V).log_softmax(-1)
+        logits = torch.addmm(bias_V, hidden_ND, weight_DV)
+    else:
+        # the product is in 16 bits, the bias is added in `dtype`
+        logits = (hidden_ND @ weight_DV).to(dtype) + bias_V
+    return torch.log_softmax(logits, -1) if out_NV is None else torch.log_softmax(logits, -1, out=out_NV)

@@ -87,9 +87,6 @@ class TrainingLoop:
         self.ranks = ranks
         ranks.hint = f"continue with `{resume_command}`"
         self.optimizer = build_optimizer(task.model, optim)
-        if train.compile:
-            # in place: the names in the state dict stay those of an uncompiled model
-            task.model.get_submodule("encoder").compile(dynamic=True)
         self.state = LoopState()
         self.total_steps = count_steps(task, train)
         if optim.warmup_steps > self.total_steps:
@@ -137,7 +134,7 @@ class TrainingLoop:
             DivergedError: A loss is not a number; `diverged.json` names the step and its samples.
             InterruptedRunError: Stopped by a signal, after saving.
             CheckpointError: A checkpoint cannot be written.
-            ConfigError: The encoder is to be compiled and cannot be.
+            ConfigError: The model is to be compiled and cannot be.
         """
         try:
             return self._fit()
@@ -145,7 +142,7 @@ class TrainingLoop:
             # torch has no public name for what its compiler raises
             if self.train.compile and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
                 raise ConfigError(
-                    f"the encoder could not be compiled: {str(error).strip().splitlines()[0]}",
+                    f"the model could not be compiled: {str(error).strip().splitlines()[0]}",
                     "install a C++ compiler, or give `train.compile=false`",
                 ) from error
             raise
@@ -199,7 +196,8 @@ class TrainingLoop:
         torch.manual_seed(dropout_seed(self.seed, state.step, self.ranks.rank))
         set_learning_rates(self.optimizer, state.step, self.optim, self.total_steps)
         self.optimizer.zero_grad(set_to_none=True)
-        loss_sum, num_counted, num_infeasible, num_tokens, model_s = 0.0, 0, 0, 0, 0.0
+        num_tokens, model_s = 0, 0.0
+        sums = torch.zeros(3, dtype=torch.float64, device=next(self.task.model.parameters()).device)
         spare = functools.partial(self._spare_batch, indices)
         for batch, is_own, stops in self.ranks.in_step(self.batches(indices), spare, lambda: stop.number or 0):
             start_s = time.perf_counter()
@@ -208,20 +206,20 @@ class TrainingLoop:
                 is_counted = losses != math.inf
                 batch_loss = torch.where(is_counted, losses, 0.0).sum()
                 (batch_loss if is_own else 0.0 * batch_loss).backward()
-            model_s += time.perf_counter() - start_s  # the sums above have waited for the device
             if is_own:
-                loss_sum += float(batch_loss.detach())
-                num_counted += int(is_counted.sum())
-                num_infeasible += int((~is_counted).sum())
+                # on the device: it would wait for the next microbatch if a number were read here
+                figures = (batch_loss.detach(), is_counted.sum(), (~is_counted).sum())
+                sums += torch.stack([figure.double() for figure in figures])
                 num_tokens += self.task.count_tokens(batch)
+            model_s += time.perf_counter() - start_s
             self._agreed_stop = stops or None
             if self.ranks.size == 1 and stop.number is not None:
                 return None
-        loss_sum, *counts = self.ranks.totals([loss_sum, num_counted, num_infeasible, num_tokens])
+        start_s = time.perf_counter()
+        loss_sum, *counts = self.ranks.totals([*sums.tolist(), num_tokens])  # waits for the device, once a step
         num_counted, num_infeasible, num_tokens = map(int, counts)
         if not math.isfinite(loss_sum) or num_counted == 0:
             raise self._diverged("loss", loss_sum if num_counted else math.inf, indices)
-        start_s = time.perf_counter()
         parameters = list(self.task.model.parameters())
         scale_gradients(parameters, self.ranks.size / num_counted)  # ranks have averaged what they had
         # a limit of inf clips nothing and still measures the norm

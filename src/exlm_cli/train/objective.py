@@ -58,7 +58,7 @@ class Objective:
     def mask_nll(self, model: ExlmModel, nodes: NodeStates, batch: Batch) -> Float[Tensor, " M"]:
         """Return the negative log-likelihood of each masked token alone: MLM, or one-target CTC over its k states."""
         k = model.num_states_per_mask
-        target_N = batch.target_ids[is_target(batch)].repeat_interleave(k)
+        target_N = batch.target_ids.flatten().index_select(0, batch.target_index).repeat_interleave(k)
         if model.objective == "mlm":
             return -model.token_log_probs(nodes, target_N[:, None])[:, 0]
         blank_N = torch.full_like(target_N, self.unk_id)
@@ -67,9 +67,8 @@ class Objective:
 
     def mean_mask_nll(self, mask_nll_M: Float[Tensor, " M"], batch: Batch) -> Float[Tensor, " B"]:
         """Return the mean over each sequence's masks; `inf` for a sequence without any."""
-        is_target_BT = is_target(batch)
-        nll_BT = mask_nll_M.new_zeros(is_target_BT.shape).masked_scatter(is_target_BT, mask_nll_M)
-        mean_B = nll_BT.sum(1) / batch.target_lengths.clamp(min=1)
+        flat = mask_nll_M.new_zeros(batch.target_ids.numel()).index_put((batch.target_index,), mask_nll_M)
+        mean_B = flat.view_as(batch.target_ids).sum(1) / batch.target_lengths.clamp(min=1)
         return mean_B.masked_fill(batch.target_lengths == 0, math.inf)
 
 

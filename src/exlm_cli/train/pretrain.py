@@ -69,10 +69,15 @@ class PretrainModule(nn.Module):
     def __init__(self, model: ExlmModel, objective: Objective) -> None:
         super().__init__()
         self.model, self.objective = model, objective
+        self.losses = objective.sequence_nll
+
+    def compile_losses(self) -> None:
+        """Compile encoder, heads, emissions and loss as one graph for batches of any size; validation stays eager."""
+        self.losses = torch.compile(self.losses, fullgraph=True, dynamic=True)
 
     def forward(self, batch: Batch, measure: Callable[[ExlmModel, Batch], FiguresT] | None = None) -> Tensor | FiguresT:
         """Return nats per target of each sequence (B,), or what `measure` finds."""
-        return self.objective.sequence_nll(self.model, batch) if measure is None else measure(self.model, batch)
+        return self.losses(self.model, batch) if measure is None else measure(self.model, batch)
 
 
 class PretrainTask:
@@ -101,7 +106,10 @@ class PretrainTask:
         self.autocast_dtype = autocast_dtype(recipe.train, device)
         model.encoder.recomputes = recipe.train.gradient_checkpointing
         self.strategy = choose_strategy(recipe.train, ranks, sum(p.numel() for p in model.parameters()))
-        self.module = spread(PretrainModule(model, self.objective), self.strategy, ranks, self.autocast_dtype)
+        module = PretrainModule(model, self.objective)
+        if recipe.train.compile:
+            module.compile_losses()
+        self.module = spread(module, self.strategy, ranks, self.autocast_dtype)
         self.identity = {
             "data fingerprint": data.fingerprint,
             "recipe": identity_of(recipe, without=RESUMED_MARKS),
@@ -131,8 +139,7 @@ class PretrainTask:
 
     def count_tokens(self, batch: Batch) -> int:
         """Return the input tokens before expansion."""
-        clones = (self.recipe.masking.num_states_per_mask - 1) * batch.target_lengths
-        return int((batch.lengths - clones).sum())
+        return batch.num_tokens
 
     def validate(self) -> dict[str, float]:
         """Return figures on the validation set, with the same masks every time."""

@@ -49,7 +49,7 @@ def test_a_sequence_is_the_same_alone_and_its_length_is_known_before_it_is_made(
         for b, index in enumerate(batch.sample_index.tolist()):
             alone = feed.batch(np.array([index]))
             assert lengths[index] == int(batch.lengths[b]) == alone.token_ids.shape[1]
-            for field in fields(batch):
+            for field in fields(batch)[:10]:  # those with an axis of sequences
                 in_company, itself = getattr(batch, field.name)[b], getattr(alone, field.name)[0]
                 assert torch.equal(in_company[: len(itself)] if itself.ndim else in_company, itself), field.name
 

@@ -61,8 +61,14 @@ def _row(batch, b: int):
     length, nodes, targets = int(batch.lengths[b]), int(batch.state_lengths[b]), int(batch.target_lengths[b])
     sizes = {"token_ids": length, "positions": length, "node_index": nodes, "node_mask": nodes,
              "target_ids": targets, "target_source": targets}  # fmt: skip
-    row = {f.name: getattr(batch, f.name)[b : b + 1] for f in fields(batch)}
-    return Batch(**{name: tensor[:, : sizes[name]] if name in sizes else tensor for name, tensor in row.items()})
+    flat = {"inner_index": (batch.node_mask[b, :nodes] >= 0).nonzero()[:, 0], "target_index": torch.arange(targets)}
+    row = {
+        f.name: getattr(batch, f.name)[b : b + 1]
+        for f in fields(batch)
+        if f.name not in (*flat, "is_padded", "num_tokens")
+    }
+    cut = {name: tensor[:, : sizes[name]] if name in sizes else tensor for name, tensor in row.items()}
+    return Batch(**cut, **flat, is_padded=False, num_tokens=0)
 
 
 def test_emissions_are_the_node_distributions_at_the_targets() -> None:

@@ -30,7 +30,6 @@ from typing import Any, NamedTuple, Self
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 _LEAST_SUM = 1e-200
 _LARGEST_PROB = 1e300
@@ -48,48 +47,93 @@ def states_alignment_nll(
     state_lengths: Int64[Tensor, " B"],
 ) -> Float[Tensor, " B"]:
     """See `api.states_alignment_nll`; float32 or float64 in and out, float64 between."""
-    # torch types the result of Function.apply as Any
-    nll: Tensor = _StatesAlignmentNll.apply(  # type: ignore[no-untyped-call]
-        log_emit, log_trans, target_lengths, state_lengths
+    keeps_alpha = torch.is_grad_enabled() and (log_emit.requires_grad or log_trans.requires_grad)
+    nll: Tensor
+    nll, _ = _forward(log_emit, log_trans, target_lengths, state_lengths, keeps_alpha)
+    return nll.to(log_emit.dtype)
+
+
+# Operators of their own: their loops depend on values, which a compiler or a tensor without data does not have.
+
+
+@torch.library.custom_op("exlm::torch_alignment_forward", mutates_args=())
+def _forward(
+    log_emit: Tensor, log_trans: Tensor, target_lengths: Tensor, state_lengths: Tensor, keeps_alpha: bool
+) -> tuple[Tensor, Tensor]:
+    nll = torch.empty(len(log_emit), dtype=torch.float64, device=log_emit.device)
+    kept: list[Tensor] = []
+    most_skipped = _most_skipped(target_lengths, state_lengths)
+    for rows in _chunks(log_emit):
+        dag = _read(log_emit[rows], log_trans[rows], target_lengths[rows], state_lengths[rows], most_skipped)
+        log_alpha = _Sweep(dag).run().log_probs()
+        nll[rows] = -log_alpha[dag.end]
+        if keeps_alpha:
+            log_alpha[dag.end] = -math.inf  # the end has a slot but no target
+            kept.append(log_alpha)
+    return nll, torch.cat(kept) if len(kept) > 1 else kept[0] if kept else nll.new_empty(0)
+
+
+@torch.library.custom_op("exlm::torch_alignment_backward", mutates_args=())
+def _backward(
+    log_emit: Tensor,
+    log_trans: Tensor,
+    target_lengths: Tensor,
+    state_lengths: Tensor,
+    nll: Tensor,
+    log_alpha: Tensor,
+    grad_nll: Tensor,
+    wants_emit: bool,
+    wants_trans: bool,
+) -> tuple[Tensor, Tensor]:
+    grad_emit, grad_trans = _zero_gradients(log_emit, log_trans, wants_emit, wants_trans)
+    most_skipped = _most_skipped(target_lengths, state_lengths)
+    for rows in _chunks(log_emit):
+        dag = _read(log_emit[rows], log_trans[rows], target_lengths[rows], state_lengths[rows], most_skipped)
+        gradient = _Gradient(
+            grad_emit[rows] if wants_emit else None,
+            grad_trans[rows] if wants_trans else None,
+            log_alpha[rows],
+            nll[rows].masked_fill(nll[rows] == math.inf, -math.inf),
+            -grad_nll[rows, None, None],
+        )
+        _Sweep(dag, gradient).run()
+    return grad_emit, grad_trans
+
+
+def _zero_gradients(log_emit: Tensor, log_trans: Tensor, wants_emit: bool, wants_trans: bool) -> tuple[Tensor, Tensor]:
+    """Return both gradients; one that is not needed has no elements."""
+    return (
+        log_emit.new_zeros(log_emit.shape if wants_emit else (0,)),
+        log_trans.new_zeros(log_trans.shape if wants_trans else (0,)),
     )
-    return nll
 
 
-class _StatesAlignmentNll(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, log_emit: Tensor, log_trans: Tensor, target_lengths: Tensor, state_lengths: Tensor) -> Tensor:
-        nll = torch.empty(len(log_emit), dtype=torch.float64, device=log_emit.device)
-        kept: list[Tensor] = []
-        most_skipped = _most_skipped(target_lengths, state_lengths)
-        for rows in _chunks(log_emit):
-            dag = _read(log_emit[rows], log_trans[rows], target_lengths[rows], state_lengths[rows], most_skipped)
-            log_alpha = _Sweep(dag).run().log_probs()
-            nll[rows] = -log_alpha[dag.end]
-            if any(ctx.needs_input_grad):
-                log_alpha[dag.end] = -math.inf  # the end has a slot but no target
-                kept.append(log_alpha)
-        ctx.save_for_backward(log_emit, log_trans, target_lengths, state_lengths, nll, *kept)
-        return nll.to(log_emit.dtype)
+def _empty_results(
+    log_emit: Tensor, _trans: Tensor, _targets: Tensor, _states: Tensor, keeps_alpha: bool
+) -> tuple[Tensor, Tensor]:
+    B, T, S = log_emit.shape
+    empty = log_emit.new_empty
+    return empty(B, dtype=torch.float64), empty((B, S, T + 2) if keeps_alpha else (0,), dtype=torch.float64)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_nll: Tensor) -> tuple[Tensor | None, ...]:
-        log_emit, log_trans, target_lengths, state_lengths, nll, *kept = ctx.saved_tensors
-        wants_emit, wants_trans, *_ = ctx.needs_input_grad
-        grad_emit = torch.zeros_like(log_emit) if wants_emit else None
-        grad_trans = torch.zeros_like(log_trans) if wants_trans else None
-        most_skipped = _most_skipped(target_lengths, state_lengths)
-        for rows, log_alpha in zip(_chunks(log_emit), kept, strict=True):
-            dag = _read(log_emit[rows], log_trans[rows], target_lengths[rows], state_lengths[rows], most_skipped)
-            gradient = _Gradient(
-                None if grad_emit is None else grad_emit[rows],
-                None if grad_trans is None else grad_trans[rows],
-                log_alpha,
-                nll[rows].masked_fill(nll[rows] == math.inf, -math.inf),
-                -grad_nll[rows, None, None].double(),
-            )
-            _Sweep(dag, gradient).run()
-        return grad_emit, grad_trans, None, None
+
+_forward.register_fake(_empty_results)
+_backward.register_fake(lambda log_emit, log_trans, *others: _zero_gradients(log_emit, log_trans, *others[-2:]))
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.set_materialize_grads(False)  # alpha has no gradient: do not allocate zeros for it
+    ctx.save_for_backward(*inputs[:4], *output)
+
+
+def _differentiate(ctx: Any, grad_nll: Tensor | None, _grad_alpha: None) -> tuple[Tensor | None, ...]:
+    if grad_nll is None:  # the loss is not part of what is differentiated
+        return (None,) * 5
+    wants_emit, wants_trans, *_ = ctx.needs_input_grad
+    grad_emit, grad_trans = _backward(*ctx.saved_tensors, grad_nll, wants_emit, wants_trans)
+    return (grad_emit if wants_emit else None), (grad_trans if wants_trans else None), None, None, None
+
+
+_forward.register_autograd(_differentiate, setup_context=_keep)
 
 
 class _Dag(NamedTuple):
