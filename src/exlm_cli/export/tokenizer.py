@@ -6,7 +6,7 @@ from typing import Any
 import tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from exlm_cli.data.tokenizer import CLS, MASK, PAD, SEP, SPECIAL_TOKENS, UNK, Tokenizer
+from exlm_cli.data.tokenizer import CLS, MASK, PAD, SEP, UNK, Tokenizer
 
 
 def tokenizer_files(tokenizer: Tokenizer, *, max_length: int, has_mask: bool) -> dict[str, str]:
@@ -28,10 +28,9 @@ def tokenizer_files(tokenizer: Tokenizer, *, max_length: int, has_mask: bool) ->
         pair=f"{CLS} $A {SEP} $B {SEP}",
         special_tokens=[(CLS, tokenizer.cls_id), (SEP, tokenizer.sep_id)],
     )
-    names = dict(zip(("pad_token", "cls_token", "sep_token", "mask_token", "unk_token"), SPECIAL_TOKENS, strict=True))
-    assert (names["pad_token"], names["unk_token"]) == (PAD, UNK)
-    if not has_mask:
-        del names["mask_token"]
+    names = {"pad_token": PAD, "cls_token": CLS, "sep_token": SEP, "unk_token": UNK}
+    if has_mask:
+        names["mask_token"] = MASK
     config: dict[str, Any] = {
         # a class that transformers 4 and 5 both have
         "tokenizer_class": "PreTrainedTokenizerFast",
