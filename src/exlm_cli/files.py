@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from exlm_cli.errors import CheckpointError, DataError
 
 ALTERED_HINT = "another version of exlm made this run, or something altered the file; restore it or start a new run"
 _SHOWN_CHARACTERS = 60
+_ESCAPED_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+"""NUL in a JSON text: no file name may hold one."""
 _IN_THE_WAY = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -124,12 +127,28 @@ def read_json(path: Path, model: type[JsonModelT], *, hint: str = ALTERED_HINT) 
     Raises:
         CheckpointError: The file cannot be read, is not JSON, lacks a key, or has an unknown key or a wrong value.
     """
+    content = read_whole(path, hint=hint)
+    if _ESCAPED_NUL.search(content):
+        raise CheckpointError(f"{path}: a text in it has a NUL character", hint)
     try:
-        return model.model_validate_json(path.read_bytes())
+        read = model.model_validate_json(content)
+    except ValidationError as error:
+        raise CheckpointError(f"{path}: {describe_finding(error)}", hint) from None
+    if not _is_finite(read.model_dump()):
+        raise CheckpointError(f"{path}: a number in it is too large for a float", hint)
+    return read
+
+
+def read_whole(path: Path, *, hint: str = ALTERED_HINT) -> bytes:
+    """Return the bytes of a file of a run.
+
+    Raises:
+        CheckpointError: The file cannot be read.
+    """
+    try:
+        return path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path}: the file could not be read: {reason_of(error)}", hint) from error
-    except ValidationError as error:
-        raise CheckpointError(f"{path}: {_describe_finding(error)}", hint) from None
 
 
 def write_json(path: Path, content: JsonModel | Mapping[str, object]) -> None:
@@ -160,7 +179,7 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]
     write_atomically(path, text.getvalue().encode(errors="backslashreplace"))
 
 
-def _describe_finding(error: ValidationError) -> str:
+def describe_finding(error: ValidationError) -> str:
     """Return the first finding in one clause."""
     finding = error.errors()[0]
     key = ".".join(map(str, finding["loc"]))
@@ -202,6 +221,15 @@ def finite_or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _is_finite(value: Any) -> bool:
+    """Return whether no number in a value is inf or nan."""
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
 def reason_of(error: OSError) -> str:
     """Return the reason that the file system gives."""
     return error.strerror or str(error)
@@ -225,8 +253,10 @@ def expand_path(given: str) -> Path:
     """Return a path with `~` or `~name` at its beginning replaced by that user's home folder.
 
     Raises:
-        DataError: There is no such user or no home folder.
+        DataError: There is no such user or no home folder, or a character that no path may have.
     """
+    if "\0" in given:
+        raise DataError(f"{given}: a path holds no NUL character", "give the path without it")
     # not Path.expanduser: a Path forgets that ./~name was written with its dot
     expanded = os.path.expanduser(given)  # noqa: PTH111
     if given.startswith("~") and expanded == given:

@@ -14,15 +14,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import filelock
+from pydantic import ConfigDict, Field, ValidationError
 
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import (
     ALTERED_HINT,
     JsonModel,
     absent_if_none,
+    describe_finding,
     finite_or_none,
     read_json,
     reason_of,
@@ -35,6 +37,9 @@ RUNS_ROOT = Path("runs")
 """Folder of run directories, under the current directory."""
 
 RUN_FILE = "run.json"
+_LARGEST_FIGURE = 3.5e38
+"""A little above the largest float32: no figure of a model reaches it, and sums of a few stay finite."""
+
 LOCK_FILE = ".lock"
 """Locked while a process works in the directory; the file itself stays."""
 
@@ -168,6 +173,19 @@ def read_run_json(run: Path) -> RunInfo:
     return read_json(run / RUN_FILE, RunInfo)
 
 
+Figure = Annotated[float, Field(ge=-_LARGEST_FIGURE, le=_LARGEST_FIGURE)]
+
+
+class _MetricsRow(JsonModel):
+    """One line of `metrics.jsonl`: figures by name; None where one is not finite."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Figure | list[Figure | None] | None]
+
+    kind: Literal["train", "valid"] | None = None
+    step: int = Field(ge=0, lt=2**63)
+
+
 class MetricsLog:
     """Writer of `metrics.jsonl`: one JSON object a line with its `step`; numbers that are not finite become null."""
 
@@ -203,10 +221,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line)
-            rows.append({**row, "step": int(row["step"])})
-        except (ValueError, TypeError, KeyError) as error:
-            raise CheckpointError(f"{path}: line {number} is not a row of metrics", ALTERED_HINT) from error
+            _MetricsRow.model_validate_json(line)
+        except ValidationError as error:
+            finding = describe_finding(error)
+            raise CheckpointError(f"{path}: line {number} is not a row of metrics: {finding}", ALTERED_HINT) from None
+        rows.append(json.loads(line))
     return rows
 
 

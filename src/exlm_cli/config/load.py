@@ -14,8 +14,9 @@ from exlm_cli.config.keys import recipe_sections
 from exlm_cli.config.overrides import Layers, RecipeT, check_recipe, parse_override, refuse_decided
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe, changed_values
-from exlm_cli.config.yaml import describe_yaml_error, dump_yaml, parse_yaml
+from exlm_cli.config.yaml import MAX_CHARACTERS, describe_yaml_error, dump_yaml, parse_yaml
 from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.format import format_bytes
 from exlm_cli.run_dir import RUN_FILE
 
 KINDS: tuple[type[Recipe], ...] = (PretrainRecipe, SweepRecipe, FinetuneRecipe)
@@ -231,6 +232,9 @@ def _pop_base(values: dict[str, Any], path: Path, key: str) -> str | None:
 
 def _read_mapping(path: Path) -> dict[str, Any]:
     try:
+        size_bytes = path.stat().st_size
+        if size_bytes > MAX_CHARACTERS:
+            raise yaml.YAMLError(f"the file has {format_bytes(size_bytes)}; a recipe has at most 1 MB")
         content = parse_yaml(path.read_bytes().decode())
         if isinstance(content, dict):
             return content

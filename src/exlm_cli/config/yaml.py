@@ -6,6 +6,12 @@ from typing import Any
 
 import yaml
 
+MAX_CHARACTERS = 1_000_000
+"""Of a recipe: one of 10 MB would take minutes to read."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half of a character, which YAML can escape and UTF-8 cannot hold."""
+
 _SCALARS = {
     "null": (r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
     "bool": (r"^(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
@@ -41,12 +47,21 @@ class _RecipeLoader(yaml.SafeLoader):
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(None, None, "a key must be one word", key_node.start_mark)
+            self.construct_scalar(key_node)
             if key_node.value in mapping:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"key `{key_node.value}` is given a second time", key_node.start_mark
                 )
             mapping[key_node.value] = self.construct_object(value_node, deep=deep)
         return mapping
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        """Return the text of a key or value, refusing what no file or message can hold."""
+        if isinstance(node.value, str) and _SURROGATE.search(node.value):
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{node.value[:20]!a} holds a character that is no text", node.start_mark
+            )
+        return super().construct_scalar(node)
 
 
 class _RecipeDumper(yaml.SafeDumper):
@@ -71,6 +86,8 @@ def parse_yaml(text: str) -> Any:
     Raises:
         yaml.YAMLError: Syntax, a duplicate key, an alias, a tag, or a value beyond Python's limits.
     """
+    if len(text) > MAX_CHARACTERS:
+        raise yaml.YAMLError(f"{len(text):,} characters; at most {MAX_CHARACTERS:,} are read")
     try:
         return yaml.load(text, Loader=_RecipeLoader)  # noqa: S506 - a SafeLoader
     except ValueError as error:

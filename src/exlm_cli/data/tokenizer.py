@@ -3,7 +3,8 @@
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, Self, final
 
@@ -18,6 +19,9 @@ TokenizerKind = Literal["bpe", "smiles"]
 PAD, CLS, SEP, MASK, UNK = "[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]"
 SPECIAL_TOKENS = (PAD, CLS, SEP, MASK, UNK)
 """Every tokenizer that this package trains has these at ids 0 to 4."""
+
+TOKENIZER_FILE = "tokenizer.json"
+"""The tokenizer of a run, in its directory."""
 
 _KIND_OF_MODEL: dict[str, TokenizerKind] = {"BPE": "bpe", "WordLevel": "smiles"}
 # A masked word of text replaces " word": the blank before [MASK] belongs to it.
@@ -42,20 +46,29 @@ class Tokenizer:
         Raises:
             TokenizerError: It has another kind of model, or a special token is missing.
         """
-        definition = json.loads(backend.to_str())
+        self._origin = origin
+        with _explaining(origin):
+            definition = json.loads(backend.to_str())
+            vocabulary = backend.get_vocab(with_added_tokens=True)
         model = definition["model"]["type"]
         if model not in _KIND_OF_MODEL:
             raise TokenizerError(
                 f"{origin}: tokenizer model `{model}`, expected one of BPE (text) and WordLevel (SMILES)",
                 _TRAIN_HINT,
             )
-        vocabulary = backend.get_vocab(with_added_tokens=True)
         missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
         if missing:
             raise TokenizerError(
                 f"{origin}: special tokens {' '.join(missing)} are not in the vocabulary",
                 f"it must have {' '.join(SPECIAL_TOKENS)}, as one trained by `exlm tokenize`",
             )
+        if max(vocabulary.values()) > 2 * len(vocabulary):
+            raise TokenizerError(
+                f"{origin}: the highest id is {max(vocabulary.values())}, of {len(vocabulary)} tokens", _TRAIN_HINT
+            )
+        with _explaining(origin):
+            # some damage shows only in use
+            backend.decode(backend.encode("[MASK] CO", add_special_tokens=False).ids)
         # Raw text that contains "[SEP]" must stay text, and none of it may be cut.
         backend.encode_special_tokens = True
         backend.no_truncation()
@@ -89,7 +102,8 @@ class Tokenizer:
             raise TokenizerError(f"{path}: {problem}", hint)
         try:
             # `from_str` would raise a bare `Exception`
-            backend = tokenizers.Tokenizer.from_buffer(text.encode())
+            with _explaining(str(path)):
+                backend = tokenizers.Tokenizer.from_buffer(text.encode())
         except ValueError as error:
             raise TokenizerError(f"{path}: JSON, but no tokenizer: {error}", hint) from error
         return cls(backend, str(path))
@@ -104,12 +118,14 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text; no special tokens are added, and "[MASK]" in it is plain text."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        with _explaining(self._origin):
+            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of many texts, on all cores."""
-        return [e.ids for e in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        with _explaining(self._origin):
+            return [e.ids for e in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the ids of a text and the characters [start, end) of the text that each one covers.
@@ -117,7 +133,8 @@ class Tokenizer:
         A token of running text covers the blank before its word. Tokens that share the bytes of one character all cover
         that character.
         """
-        encoding = self._backend.encode(text, add_special_tokens=False)
+        with _explaining(self._origin):
+            encoding = self._backend.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
     def encode_with_masks(self, text: str) -> list[int]:
@@ -133,7 +150,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, without [PAD], [CLS] and [SEP], but with [MASK] and [UNK]."""
-        text: str = self._backend.decode([i for i in ids if i not in self._hidden_ids], skip_special_tokens=False)
+        with _explaining(self._origin):
+            text: str = self._backend.decode([i for i in ids if i not in self._hidden_ids], skip_special_tokens=False)
         return text
 
     def token_text(self, token_id: int) -> str:
@@ -143,11 +161,27 @@ class Tokenizer:
             raise ValueError(f"token id {token_id} is not in the vocabulary of {self.vocab_size}")
         if self.kind == "smiles" or token in SPECIAL_TOKENS:
             return str(token)
-        text = self._backend.decode([token_id], skip_special_tokens=False)
+        with _explaining(self._origin):
+            text = self._backend.decode([token_id], skip_special_tokens=False)
         if "\N{REPLACEMENT CHARACTER}" in text:
             return f"<{token}>"
         shown = text.removeprefix(_SPACE) if text.strip() else text
         return "".join(c if c.isprintable() and c != _SPACE else _escape(c) for c in shown)
+
+
+@contextmanager
+def _explaining(origin: str) -> Iterator[None]:
+    """Turn a failure inside the `tokenizers` library into an error that names the tokenizer.
+
+    Raises:
+        TokenizerError: The library panicked, which is no `Exception`, or raised a bare `Exception`.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        raise TokenizerError(f"{origin}: the tokenizer does not work: {error}", _TRAIN_HINT) from error
 
 
 def _escape(character: str) -> str:

@@ -10,7 +10,7 @@ from exlm_cli.config.finetune import NO_GRID, GridPoint
 from exlm_cli.distributed.ranks import Ranks
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import read_json, write_json
-from exlm_cli.finetune.model import build_task_model, weights_identity
+from exlm_cli.finetune.model import build_task_model, cell_identity
 from exlm_cli.finetune.results import RESULT_FILE, CellResult, Scores, cell_folder
 from exlm_cli.finetune.trainer import FinetuneTask, TaskData
 from exlm_cli.progress import Progress
@@ -85,7 +85,9 @@ def run_cell(
             remove_unfinished(cell.folder)
         recipe = cell.point.recipe
         model = build_task_model(weights, recipe, data, cell.seed, ranks.device)
-        task = FinetuneTask(recipe, cell.seed, data, model, weights_identity(weights, recipe), progress, ranks)
+        begun = "scratch" if recipe.init == "scratch" else weights.sha256
+        origin = {"checkpoint": begun, **cell_identity(recipe, cell.seed, weights.recipe, weights.tokenizer)}
+        task = FinetuneTask(recipe, cell.seed, data, model, origin, progress, ranks)
         loop = TrainingLoop(
             task,
             recipe.train,

@@ -5,18 +5,34 @@ from pathlib import Path
 
 import torch
 
-from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.base import Mark, identity_of
+from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, grid_points
 from exlm_cli.config.load import load_recipe, resumed_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError
-from exlm_cli.finetune.results import InitialWeights, RunResults, best_cell_folder, how_to_redo, read_results
+from exlm_cli.files import ALTERED_HINT, read_json
+from exlm_cli.finetune.results import (
+    RESULTS_FILE,
+    InitialWeights,
+    RunResults,
+    best_cell_folder,
+    how_to_redo,
+    read_results,
+)
 from exlm_cli.finetune.trainer import TaskData, TaskRunner
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import RUN_FILE, read_run_json, run_directory
-from exlm_cli.train.checkpoint import best_paths, load_model_weights, verify_checkpoint
-from exlm_cli.train.pretrained import Pretrained, load_pretrained, pick_device
+from exlm_cli.train.checkpoint import (
+    STATE_FILE,
+    BestState,
+    best_paths,
+    load_model_weights,
+    require_origin,
+    verify_checkpoint,
+)
+from exlm_cli.train.pretrained import Pretrained, load_pretrained, model_identity, pick_device
 
 ENCODER_FILE = "encoder.yaml"
 """The recipe of pre-training, in the run directory of fine-tuning."""
@@ -73,9 +89,20 @@ def describe_weights(weights: Pretrained, recipe: FinetuneRecipe) -> InitialWeig
     )
 
 
-def weights_identity(weights: Pretrained, recipe: FinetuneRecipe) -> str:
-    """Return what identifies the weights that a fine-tuning begins with."""
-    return f"scratch {weights.recipe.model_dump_json()}" if recipe.init == "scratch" else weights.sha256
+def cell_identity(
+    recipe: FinetuneRecipe, seed: int, encoder_recipe: PretrainRecipe, tokenizer: Tokenizer
+) -> dict[str, str]:
+    """Return hashes of what decides a fine-tuned model besides its data and the weights it begins with.
+
+    Args:
+        recipe: Of the grid point.
+        seed: Of the cell.
+        encoder_recipe: Recipe of pre-training.
+        tokenizer: Of pre-training.
+    """
+    encoder = model_identity(encoder_recipe, tokenizer)
+    own = identity_of(recipe.model_copy(update={"seeds": (seed,)}), without={Mark.INPUT})
+    return {"recipe": own, "pre-training recipe": encoder["recipe"], "tokenizer": encoder["tokenizer"]}
 
 
 def build_task_model(
@@ -122,24 +149,41 @@ def load_finetuned(run: Path, *, device: str | None = None) -> Finetuned:
         device: Where the models go; None: the device of the recipe.
 
     Raises:
-        CheckpointError: `run` is no fine-tuning run, is not finished, or its weights are missing or damaged.
+        CheckpointError: `run` is no fine-tuning run, is not finished, its weights are missing or damaged, or a recipe
+            or the tokenizer beside them is not what they were trained with.
+        TokenizerError: tokenizer.json is no tokenizer.
     """
     recipe = resumed_recipe(run, FinetuneRecipe)
     if device is not None:
         recipe = recipe.model_copy(update={"device": device})
     results = read_results(run)
     encoder_recipe = load_recipe(str(run / ENCODER_FILE))
-    tokenizer = Tokenizer.load(run / "tokenizer.json")
+    tokenizer = Tokenizer.load(run / TOKENIZER_FILE)
     torch_device = pick_device(recipe)
     num_outputs = None if results.loss == "span" else len(results.output_names)
     runners = {}
+    best_recipe = _recipe_of_best(run, recipe, results)
     for seed in results.seeds:
+        best = _best_weights(best_cell_folder(run, results, seed))
+        identity = cell_identity(best_recipe, seed, encoder_recipe, tokenizer)
+        files = {"recipe": "recipe.yaml", "pre-training recipe": ENCODER_FILE, "tokenizer": TOKENIZER_FILE}
+        saved = read_json(best / STATE_FILE, BestState).identity
+        require_origin(best, saved, {name: (run / file, identity[name]) for name, file in files.items()})
         model = TaskModel(encoder_recipe, recipe.model, tokenizer.vocab_size, num_outputs)
-        load_model_weights(_best_weights(best_cell_folder(run, results, seed)), model)
+        load_model_weights(best, model)
         num_repeats = encoder_recipe.masking.num_repeats
         runners[seed] = TaskRunner(model.to(torch_device).eval(), tokenizer, num_repeats, recipe.train)
     length = recipe.task.sequence_length or encoder_recipe.data.sequence_length
     return Finetuned(run, recipe, encoder_recipe, tokenizer, length, results, runners)
+
+
+def _recipe_of_best(run: Path, recipe: FinetuneRecipe, results: RunResults) -> FinetuneRecipe:
+    """Return the recipe of the best grid point, as its cells were trained with it."""
+    label = results.grid_best.label if results.grid_best else NO_GRID
+    for point in grid_points(recipe, use_grid=results.grid_best is not None):
+        if point.label == label:
+            return point.recipe
+    raise CheckpointError(f"{run / RESULTS_FILE}: the grid of recipe.yaml has no point `{label}`", ALTERED_HINT)
 
 
 def _best_weights(cell: Path) -> Path:

@@ -235,6 +235,6 @@ def read_predictions(path: Path, hint: str) -> tuple[list[int], list[str], Float
             header, *lines = csv.reader(file)
         values = np.array([[float(cell) for cell in line[1:]] for line in lines])
         return [int(line[0]) for line in lines], header[1:], values.reshape(len(lines), len(header) - 1)
-    except (OSError, ValueError, IndexError) as error:
+    except (OSError, ValueError, IndexError, csv.Error) as error:
         reason = reason_of(error) if isinstance(error, OSError) else error
         raise CheckpointError(f"{path}: not readable as predictions: {reason}", hint) from error

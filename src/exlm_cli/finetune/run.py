@@ -16,9 +16,10 @@ import torch
 from exlm_cli.config.base import Mark, identity_values
 from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint, grid_points
 from exlm_cli.config.input_paths import with_absolute_paths
-from exlm_cli.config.load import dump_recipe, resumed_recipe
+from exlm_cli.config.load import dump_recipe, load_recipe, resumed_recipe
 from exlm_cli.config.overrides import describe_changes
 from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE
+from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from exlm_cli.distributed.ranks import PREPARE_LIMIT_S, Ranks, join
 from exlm_cli.distributed.shared_run import hold_run, require_same_data, require_same_recipe
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
@@ -47,7 +48,8 @@ from exlm_cli.run_dir import create_run_dir, read_run_json, update_run_json
 from exlm_cli.tasks.base import DownstreamTask, write_outputs
 from exlm_cli.tasks.registry import load_task
 from exlm_cli.tasks.splits import split_fingerprint
-from exlm_cli.train.pretrained import Pretrained, describe_device, pick_device
+from exlm_cli.train.checkpoint import require_origin
+from exlm_cli.train.pretrained import Pretrained, describe_device, model_identity, pick_device
 from exlm_cli.train.task import Selection
 
 MAX_UNKNOWN = 0.01
@@ -225,7 +227,7 @@ def _run_and_score(run: _Run, *, baseline: bool) -> RunResults:
 def _describe(run: _Run, *, use_grid: bool, baseline: bool) -> None:
     """Write everything but the recipe that a resumption and a later evaluation need."""
     folder, task, weights = run.folder, run.data.task, run.weights
-    weights.tokenizer.save(folder / "tokenizer.json")
+    weights.tokenizer.save(folder / TOKENIZER_FILE)
     write_atomically(folder / ENCODER_FILE, dump_recipe(weights.recipe).encode())
     split = {
         "task": task.name,
@@ -277,6 +279,10 @@ def _check_resumed(run: _Run) -> None:
                 f"{run.folder}: the {name} is not the one this run began with{detail}",
                 "an exact resume needs the same inputs and recipe; start a new run for changed ones",
             )
+    own = model_identity(load_recipe(str(run.folder / ENCODER_FILE)), Tokenizer.load(run.folder / TOKENIZER_FILE))
+    files = {"recipe": run.folder / ENCODER_FILE, "tokenizer": run.folder / TOKENIZER_FILE}
+    given = model_identity(run.weights.recipe, run.weights.tokenizer)
+    require_origin(run.weights.checkpoint, given, {name: (file, own[name]) for name, file in files.items()})
 
 
 def _run_cells(run: _Run) -> GridPoint:

@@ -5,7 +5,7 @@ Axes: N examples of a split, C outputs, L tokens of an example.
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from exlm_cli.config.base import Mark, identity_of
 from exlm_cli.config.finetune import FinetuneRecipe, FinetuneTrainConfig
 from exlm_cli.config.sections import TrainConfig
 from exlm_cli.data.masking import IntArray
@@ -173,7 +172,7 @@ class FinetuneTask:
         seed: Decides the order of the data and, through the loop, dropout.
         data: Encoded splits.
         model: On its device; for regression its outputs are set to the scale of the training targets.
-        weights_identity: Identifies the weights that training begins with.
+        origin: Hashes of the weights that training begins with, the recipes and the tokenizer, by name.
         progress: Shows how far a validation is.
         ranks: Those that train together.
     """
@@ -184,7 +183,7 @@ class FinetuneTask:
         seed: int,
         data: TaskData,
         model: TaskModel,
-        weights_identity: str,
+        origin: Mapping[str, str],
         progress: Progress,
         ranks: Ranks = ALONE,
     ) -> None:
@@ -196,11 +195,7 @@ class FinetuneTask:
             model.encoder.compile(dynamic=True)
         self._runner = TaskRunner(model, data.tokenizer, data.num_repeats, recipe.train, ranks)
         self.module = self._runner.module
-        self.identity = {
-            "data fingerprint": data.fingerprint,
-            "checkpoint": weights_identity,
-            "recipe": identity_of(recipe.model_copy(update={"seeds": (seed,)}), without={Mark.INPUT}),
-        }
+        self.identity = {"data fingerprint": data.fingerprint, **origin}
         weights = data.task.class_weights
         self._weights = None if weights is None else torch.from_numpy(weights).float().to(self._runner.device)
         self._train_lengths = repeated_lengths(

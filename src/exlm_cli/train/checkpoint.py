@@ -3,6 +3,7 @@
 `checkpoints/step-N/` holds model.safetensors, optimizer.safetensors, state.json, and manifest.json with the size and
 SHA-256 of the other three. It is written under a temporary name, fsynced and renamed. So a directory named `step-N` is
 whole unless it was altered afterwards; an altered one is refused and the one before it is used.
+`state.json` has hashes of the tokenizer and the recipe of the training. Every reader compares the files with them.
 With `train.sharded_checkpoints` each rank writes its rows of the tensors into files of its own, and `manifest.json`
 says which.
 `checkpoints/best-N/` is the same without the optimizer: the weights that scored best in validation.
@@ -12,20 +13,20 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from exlm_cli.distributed.ranks import ALONE, Ranks
 from exlm_cli.errors import CheckpointError
-from exlm_cli.files import JsonModel, absent_if_none, fsync, hash_json, json_bytes, read_json
+from exlm_cli.files import ALTERED_HINT, JsonModel, absent_if_none, fsync, hash_json, json_bytes, read_json
 from exlm_cli.train.tensor_files import Part, Rows, SavedTensors, part_of, shard_file
 
 MODEL, OPTIMIZER = "model", "optimizer"
@@ -34,9 +35,14 @@ MODEL_FILE = f"{MODEL}.safetensors"
 OPTIMIZER_FILE = f"{OPTIMIZER}.safetensors"
 STATE_FILE = "state.json"
 MANIFEST_FILE = "manifest.json"
+_MOMENTS = {"exp_avg", "exp_avg_sq", "step"}
+"""What AdamW keeps of each parameter."""
 
 
 ResultT = TypeVar("ResultT")
+
+
+Count = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class LoopState(BaseModel):
@@ -52,21 +58,27 @@ class LoopState(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    step: int = 0
-    epoch: int = 0
-    step_in_epoch: int = 0
-    elapsed_s: float = 0.0
+    step: Count = 0
+    epoch: Count = 0
+    step_in_epoch: Count = 0
+    elapsed_s: float = Field(0.0, ge=0)
     interval_loss: float = 0.0
-    interval_steps: int = 0
-    num_infeasible: int = 0
-    num_tokens: int = 0
-    model_s: float = 0.0
-    validate_s: float = 0.0
-    best_step: int | None = None
-    best_epoch: int | None = None
+    interval_steps: Count = 0
+    num_infeasible: Count = 0
+    num_tokens: int = Field(0, ge=0, lt=2**63)
+    model_s: float = Field(0.0, ge=0)
+    validate_s: float = Field(0.0, ge=0)
+    best_step: Count | None = None
+    best_epoch: Count | None = None
     best_value: float | None = None
-    stale_validations: int = 0
+    stale_validations: Count = 0
     is_stopped: bool = False
+
+    @model_validator(mode="after")
+    def _check_best(self) -> Self:
+        if (self.best_step is None) != (self.best_epoch is None) or (self.is_stopped and self.best_step is None):
+            raise ValueError("`best_step` and `best_epoch` do not fit the other counters")
+        return self
 
 
 class CheckpointState(JsonModel):
@@ -309,13 +321,27 @@ def load_model_weights(path: Path, model: nn.Module) -> None:
 
 
 def load_optimizer_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load AdamW's moments, by parameter name, onto the device of each parameter."""
+    """Load AdamW's moments, by parameter name, onto the device of each parameter.
+
+    Raises:
+        CheckpointError: They are not those of the model's parameters.
+    """
     saved = saved_tensors(path, OPTIMIZER)
+    moments: dict[str, set[str]] = {}
+    for key in saved.shapes:
+        name, _, kind = key.rpartition("/")
+        moments.setdefault(name, set()).add(kind)
+    names = {name for name, _ in model.named_parameters()}
+    wrong = sorted(name for name, kept in moments.items() if name not in names or kept != _MOMENTS)
+    if wrong:
+        raise CheckpointError(
+            f"{path}: the optimizer's state of `{wrong[0]}` is not one of AdamW for this model", ALTERED_HINT
+        )
     for name, parameter in model.named_parameters():
         state = {}
         for key in sorted(key for key in saved.shapes if key.rpartition("/")[0] == name):
             # `step` stays a float32 tensor on the parameter's device, as fused AdamW keeps it
-            is_moment = bool(saved.shapes[key])
+            is_moment = not key.endswith("/step")
             moment = torch.zeros_like(parameter) if is_moment else torch.zeros((), device=parameter.device)
             saved.copy_to(key, moment.detach())
             state[key.rpartition("/")[2]] = moment.detach()
@@ -332,9 +358,12 @@ def load_state(path: Path) -> CheckpointState:
     """Read `state.json` of a verified `step-N`.
 
     Raises:
-        CheckpointError: Another version of exlm wrote it.
+        CheckpointError: Another version of exlm wrote it, or it is of another step.
     """
-    return read_json(path / STATE_FILE, CheckpointState, hint="start a new run")
+    state = read_json(path / STATE_FILE, CheckpointState, hint="start a new run")
+    if state.loop.step != _step_of(path):
+        raise CheckpointError(f"{path / STATE_FILE}: it is of step {state.loop.step}", ALTERED_HINT)
+    return state
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -344,6 +373,24 @@ def read_manifest(path: Path) -> Manifest:
         CheckpointError: It is missing or not readable.
     """
     return read_json(path / MANIFEST_FILE, Manifest)
+
+
+def require_origin(checkpoint: Path, saved: Mapping[str, str], files: Mapping[str, tuple[Path, str]]) -> None:
+    """Check that files of a run are those that a checkpoint was trained with, by content.
+
+    Args:
+        checkpoint: Its folder.
+        saved: `identity` of its `state.json`, which the manifest covers.
+        files: Name in `identity` -> a file of the run, and the hash of its content.
+
+    Raises:
+        CheckpointError: A file has another content; it names the file.
+    """
+    for name, (file, content) in files.items():
+        if saved.get(name) != content:
+            raise CheckpointError(
+                f"{file}: the {name} in it is not the one that {checkpoint} was trained with", "restore the file"
+            )
 
 
 def remove_unfinished(run: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from exlm_cli.config.base import identity_of, identity_values
+from exlm_cli.config.base import identity_values
 from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import dump_recipe, load_recipe, resumed_recipe
 from exlm_cli.config.overrides import describe_changes
@@ -24,6 +24,7 @@ from exlm_cli.data.corpus.shards import TokenDataset
 from exlm_cli.data.feed import Feed
 from exlm_cli.data.masking import IntArray, special_tokens
 from exlm_cli.data.sampler import EpochPlan, plan_epoch
+from exlm_cli.data.tokenizer import TOKENIZER_FILE
 from exlm_cli.distributed.parallel import choose_strategy, spread
 from exlm_cli.distributed.ranks import ALONE, PREPARE_LIMIT_S, Ranks, join
 from exlm_cli.distributed.shared_run import hold_run, require_same_data, require_same_recipe
@@ -35,12 +36,19 @@ from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.alignment import choose_backend
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import MetricsLog, create_run_dir, read_run_json, update_run_json
-from exlm_cli.train.checkpoint import checkpoint_paths, newest_good_checkpoint, remove_unfinished
+from exlm_cli.train.checkpoint import checkpoint_paths, load_state, newest_good_checkpoint, remove_unfinished
 from exlm_cli.train.collapse import CollapseWatch
 from exlm_cli.train.evaluation import EvaluationSums, evaluate_batch, measure_own_mask_share, summarise
 from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.objective import Objective
-from exlm_cli.train.pretrained import RESUMED_MARKS, build_model, describe_device, pick_device
+from exlm_cli.train.pretrained import (
+    RESUMED_MARKS,
+    build_model,
+    describe_device,
+    model_identity,
+    pick_device,
+    require_own_files,
+)
 
 CENTRED_SHARE = 0.9
 """Own-mask share from which a DAG counts as centred on its targets."""
@@ -110,10 +118,7 @@ class PretrainTask:
         if recipe.train.compile:
             module.compile_losses()
         self.module = spread(module, self.strategy, ranks, self.autocast_dtype)
-        self.identity = {
-            "data fingerprint": data.fingerprint,
-            "recipe": identity_of(recipe, without=RESUMED_MARKS),
-        }
+        self.identity = {"data fingerprint": data.fingerprint, **model_identity(recipe, data.tokenizer)}
 
     def plan(self, epoch: int) -> EpochPlan:
         """Return the steps of an epoch."""
@@ -295,7 +300,7 @@ def _row_watch(task: PretrainTask, run: Path, progress: Progress) -> Callable[[d
 
 
 def _describe_run(run: Path, recipe: PretrainRecipe, data: PreparedData, fields: dict[str, Any]) -> None:
-    data.tokenizer.save(run / "tokenizer.json")
+    data.tokenizer.save(run / TOKENIZER_FILE)
     update_run_json(
         run,
         {
@@ -380,9 +385,9 @@ def _resume(loop: TrainingLoop, run: Path, recipe: PretrainRecipe, progress: Pro
     """Load the newest whole checkpoint, or start again where none was saved.
 
     Raises:
-        CheckpointError: The checkpoint has other data or another recipe, or no checkpoint is whole.
+        CheckpointError: The checkpoint has other data, another recipe or tokenizer, or no checkpoint is whole.
     """
-    ranks = loop.ranks
+    ranks, begun = loop.ranks, load_recipe(str(run / "recipe.yaml"))
 
     def find() -> str | None:
         found = newest_good_checkpoint(run, progress.message)
@@ -392,12 +397,13 @@ def _resume(loop: TrainingLoop, run: Path, recipe: PretrainRecipe, progress: Pro
                 f"{run}: none of its checkpoints can be trusted: {', '.join(path.name for path in refused)}",
                 f"restore their files, or delete {run / 'checkpoints'} to train again from step 0",
             )
+        if found is not None:
+            require_own_files(run, found, load_state(found), begun)
         return None if found is None else found.name
 
     name = ranks.first(find)
     if name is not None:
         checkpoint = run / "checkpoints" / name
-        begun = load_recipe(str(run / "recipe.yaml"))
         values = (identity_values(one, without=RESUMED_MARKS) for one in (begun, recipe))
         ranks.together(lambda: loop.resume(checkpoint, changes=describe_changes(*values)))
         progress.message(f"resuming at step {loop.state.step} of {loop.total_steps} from {checkpoint}")

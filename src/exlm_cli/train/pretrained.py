@@ -9,17 +9,19 @@ from exlm_cli.config.base import Mark, identity_of
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.launch import ONE_PROCESS, Launch
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import is_checkpoint, run_directory
 from exlm_cli.train.checkpoint import (
+    CheckpointState,
     load_model_weights,
     load_state,
     newest_good_checkpoint,
     read_manifest,
+    require_origin,
     verify_checkpoint,
 )
 
@@ -49,7 +51,8 @@ def load_pretrained(path: Path, *, device: str = "auto", progress: Progress | No
     """Read a model from a run directory or from one of its `checkpoints/step-N`.
 
     Raises:
-        CheckpointError: There is no whole checkpoint, or it does not fit its recipe.
+        CheckpointError: There is no whole checkpoint, or recipe.yaml or tokenizer.json is not what it was trained with.
+        TokenizerError: tokenizer.json is no tokenizer.
     """
     progress = progress or SilentProgress()
     run = run_directory(path)
@@ -68,16 +71,33 @@ def load_pretrained(path: Path, *, device: str = "auto", progress: Progress | No
         raise CheckpointError(
             f"{path} is refused: {reason}", f"continue the run with `exlm pretrain --resume {run}`, or start a new one"
         )
-    tokenizer = Tokenizer.load(run / "tokenizer.json")
+    state = load_state(checkpoint)
+    tokenizer = require_own_files(run, checkpoint, state, recipe)
     torch_device = pick_device(recipe)
     model = build_model(recipe, tokenizer, torch_device)
     load_model_weights(checkpoint, model)
     model.eval()
-    state = load_state(checkpoint)
-    if state.identity.get("recipe") != identity_of(recipe, without=RESUMED_MARKS):
-        progress.message(f"{run / 'recipe.yaml'} was changed: it is not what {checkpoint.name} was trained with")
     sha256 = read_manifest(checkpoint).weights_sha256
     return Pretrained(model, tokenizer, recipe, checkpoint, state.loop.step, state.loop.num_tokens, sha256)
+
+
+def require_own_files(run: Path, checkpoint: Path, state: CheckpointState, recipe: PretrainRecipe) -> Tokenizer:
+    """Return the tokenizer of a run; `recipe` is what its recipe.yaml holds.
+
+    Raises:
+        CheckpointError: recipe.yaml or tokenizer.json is not what the checkpoint was trained with.
+        TokenizerError: tokenizer.json is no tokenizer.
+    """
+    tokenizer = Tokenizer.load(run / TOKENIZER_FILE)
+    identity = model_identity(recipe, tokenizer)
+    files = {"recipe": run / "recipe.yaml", "tokenizer": run / TOKENIZER_FILE}
+    require_origin(checkpoint, state.identity, {name: (file, identity[name]) for name, file in files.items()})
+    return tokenizer
+
+
+def model_identity(recipe: PretrainRecipe, tokenizer: Tokenizer) -> dict[str, str]:
+    """Return hashes of what decides a pre-trained model besides its data."""
+    return {"recipe": identity_of(recipe, without=RESUMED_MARKS), "tokenizer": tokenizer.fingerprint}
 
 
 def build_model(recipe: PretrainRecipe, tokenizer: Tokenizer, device: torch.device) -> ExlmModel:

@@ -4,16 +4,20 @@ torch.distributed.checkpoint keeps the list of such shares as a pickle, which mu
 origin; here it is JSON in the manifest. Any number of ranks can read what any number has written.
 """
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from safetensors import safe_open
+import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from exlm_cli.distributed.ranks import Ranks
 from exlm_cli.errors import CheckpointError
+from exlm_cli.files import ALTERED_HINT
 
 Rows = dict[str, tuple[int, int]]
 """Name of a tensor -> first row in a file, and rows of the whole tensor; tensors that are not in it are whole."""
@@ -75,7 +79,7 @@ class SavedTensors:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._places: dict[str, list[tuple[int, int, Path]]] = {}
         for path, rows in files:
-            with safe_open(path, framework="pt") as file:
+            with _opened(path) as file:
                 for name in file.keys():  # noqa: SIM118  (it is no mapping)
                     shape = tuple(file.get_slice(name).get_shape())
                     first, total = (rows or {}).get(name, (0, shape[0] if shape else 0))
@@ -87,26 +91,49 @@ class SavedTensors:
         """Copy a tensor into one of the same shape, or into this rank's rows of it.
 
         Raises:
-            CheckpointError: Rows are missing.
+            CheckpointError: It has another shape or dtype, or rows are missing.
         """
+        if self.shapes[name] != tuple(target.shape):
+            raise CheckpointError(
+                f"{self._file_of(name)}: `{name}` has shape {self.shapes[name]}, the model needs {tuple(target.shape)}",
+                ALTERED_HINT,
+            )
         local = target.to_local() if isinstance(target, DTensor) else target
         if not self.shapes[name]:
-            local.copy_(self._read(name, self._places[name][0][2], slice(None)))
+            local.copy_(self._read(name, self._file_of(name), slice(None), local.dtype))
             return
         first, last = _own_rows(target) if isinstance(target, DTensor) else (0, target.shape[0])
         done = first
         for start, stop, path in sorted(self._places[name]):
             if start <= done < min(stop, last):
                 upto = min(stop, last)
-                local[done - first : upto - first].copy_(self._read(name, path, slice(done - start, upto - start)))
+                local[done - first : upto - first].copy_(
+                    self._read(name, path, slice(done - start, upto - start), local.dtype)
+                )
                 done = upto
         if done < last:
-            raise CheckpointError(f"`{name}`: rows {done} to {last} are in no file of the checkpoint")
+            folder = self._file_of(name).parent
+            raise CheckpointError(f"{folder}: rows {done} to {last} of `{name}` are in no file", ALTERED_HINT)
 
-    def _read(self, name: str, path: Path, rows: slice) -> Tensor:
-        with safe_open(path, framework="pt") as file:
+    def _file_of(self, name: str) -> Path:
+        return self._places[name][0][2]
+
+    def _read(self, name: str, path: Path, rows: slice, dtype: torch.dtype) -> Tensor:
+        with _opened(path) as file:
             content: Tensor = file.get_tensor(name) if not self.shapes[name] else file.get_slice(name)[rows]
+        if content.dtype != dtype:
+            raise CheckpointError(f"{path}: `{name}` is {content.dtype}, the model needs {dtype}", ALTERED_HINT)
         return content
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a safetensors file; whatever is wrong with it is an error that names it."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: the tensors cannot be read: {error}", ALTERED_HINT) from error
 
 
 def _own_rows(tensor: DTensor) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray, Loss, 
 from exlm_cli.tasks.metrics import to_probabilities
 from exlm_cli.train.checkpoint import CheckpointState, LoopState, save_checkpoint
 from exlm_cli.train.optim import build_optimizer
+from exlm_cli.train.pretrained import model_identity
 from tests.tiny import tiny_recipe
 
 NUM_TOKENS = 288
@@ -42,7 +43,7 @@ def make_pretrained(run: Path, tokenizer: Tokenizer | None = None, **sections: A
     model = ExlmModel(recipe, tokenizer.vocab_size)
     loop = LoopState()
     loop.step, loop.num_tokens = 3, NUM_TOKENS
-    state = CheckpointState(loop=loop, identity={}, validation={})
+    state = CheckpointState(loop=loop, identity=model_identity(recipe, tokenizer), validation={})
     save_checkpoint(run, 3, model, build_optimizer(model, recipe.optim), state, keep_last=1, resume_command="")
     return run
 

@@ -226,9 +226,7 @@ def test_the_run_of_a_recipe_loads_the_task_it_names(pretrained: Path, tmp_path:
 
 
 def test_the_baseline_is_scored_for_every_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    smiles = make_pretrained(tmp_path / "pre")
-    recipe_file = smiles / "recipe.yaml"
-    recipe_file.write_text(recipe_file.read_text().replace("kind: text", "kind: smiles"))
+    smiles = make_pretrained(tmp_path / "pre", data={"kind": "smiles", "sequence_length": 24})
     task = WordTask()
     task.input_kind = "smiles"
     monkeypatch.setattr(run_module, "score_baseline", lambda task, seed, progress: {"test": {"accuracy": seed / 10}})

@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import torch
 
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, CollapsedError, ConfigError
 from exlm_cli.format import format_percent
 from exlm_cli.run_dir import read_metrics, read_run_json, update_run_json
@@ -220,23 +220,21 @@ def _files(run: Path) -> dict[str, bytes | None]:
     return {p.relative_to(run).as_posix(): p.read_bytes() if p.is_file() else None for p in run.rglob("*")}
 
 
-def test_a_recipe_or_tokenizer_changed_beside_its_checkpoint_is_reported(copy: Path) -> None:
-    lines = Recorder()
-    load_pretrained(copy, device="cpu", progress=lines)
-    assert lines.said == []
-    recipe = (copy / "recipe.yaml").read_text()
-    assert "\nseed: 1\n" in recipe
-    (copy / "recipe.yaml").write_text(recipe.replace("\nseed: 1\n", "\nseed: 2\n"))
-    load_pretrained(copy, device="cpu", progress=lines)
-    assert len(lines.said) == 1
-    assert lines.said[0].startswith(str(copy / "recipe.yaml"))
-    other = Tokenizer.load(copy / "tokenizer.json")
-    words = json.loads((copy / "tokenizer.json").read_text())
-    words["model"]["vocab"]["another"] = other.vocab_size
-    (copy / "tokenizer.json").write_text(json.dumps(words))
-    with pytest.raises(CheckpointError, match=r"`lm_head.bias` has shape") as caught:
-        load_pretrained(copy, device="cpu")
-    assert "tokenizer.json" in caught.value.hint
+@pytest.mark.parametrize("read", [load_pretrained, resume_pretraining])
+def test_a_recipe_changed_beside_its_checkpoint_is_refused_by_name(copy: Path, read: Callable[[Path], object]) -> None:
+    recipe = copy / "recipe.yaml"
+    assert "\nseed: 1\n" in recipe.read_text()
+    recipe.write_text(recipe.read_text().replace("\nseed: 1\n", "\nseed: 2\n"))
+    before = _files(copy)
+    with pytest.raises(CheckpointError, match=rf"^{recipe}: the recipe in it is not the one that .*step-6 was trained"):
+        read(copy)
+    assert _files(copy) == before
+
+
+def test_a_device_or_interval_changed_beside_its_checkpoint_is_accepted(copy: Path) -> None:
+    recipe = copy / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("log_every_steps: ", "log_every_steps: 1"))
+    assert load_pretrained(copy, device="cpu").step == 6
 
 
 def test_a_damaged_step_and_a_folder_that_is_no_run_are_refused_by_name(copy: Path, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Preparation of a recipe's data: rows -> splits -> tokens -> sequences -> shards, in this order from top to bottom.
 
-The result is cached: `tokenizers/<key>.json`, and `shards/<key>/` with `train/`, `valid/`, `rejected.csv` and
-`prepared.json`. Keys are hashes of contents and options, and entries are renamed into place whole, so none is ever
-stale.
+The result is cached: `tokenizers/<key>.json` with its fingerprint in `<key>.sha256`, and `shards/<key>/` with `train/`,
+`valid/`, `rejected.csv` and `prepared.json`. Keys are hashes of contents and options, and entries are renamed into
+place whole, so none is ever stale.
 """
 
 import csv
@@ -140,15 +140,24 @@ def _obtain_tokenizer(
         return _load_given_tokenizer(recipe.tokenizer.path, recipe.data.kind)
     path = cache / "tokenizers" / f"{tokenizer_key(recipe, train)}.json"
 
+    hash_path = path.with_suffix(".sha256")
+
+    def load() -> Tokenizer:
+        tokenizer = Tokenizer.load(path)
+        if not hash_path.is_file() or hash_path.read_bytes() != tokenizer.fingerprint.encode():
+            raise TokenizerError(f"{path}: not the tokenizer that was written there")
+        return tokenizer
+
     def build() -> Tokenizer:
         tokenizer = _train_tokenizer(recipe, train, progress)
         write_entry(path, tokenizer.to_json().encode())
+        write_entry(hash_path, tokenizer.fingerprint.encode())
         return tokenizer
 
     return load_or_build(
         cache,
         path,
-        lambda: Tokenizer.load(path),
+        load,
         build if builds else None,
         progress,
         remedy="it is trained again",

@@ -1,0 +1,194 @@
+"""Runs whose files do not belong together or are damaged: each command refuses them in one line that names the file."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.cli.asserts import refusal_of
+from tests.cli.conftest import TINY
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def copied(folder: Path, made: Path) -> Path:
+    """Return the current directory, with copies of the runs of `made` under one-letter names."""
+    for name, target in {"M": "molecules/run", "P": "smiles/pretrained", "T": "text"}.items():
+        shutil.copytree(made / target, folder / name)
+    (folder / "new.csv").write_text("mol\nCCO\n")
+    (folder / "rows.csv").write_text("mol,active\n" + "CCO,1\nCCN,0\n" * 20)
+    return folder
+
+
+def swap_two_ids(tokenizer: Path) -> None:
+    """Exchange the ids of the last two words of a vocabulary: the weights still fit, the words do not."""
+    content = json.loads(tokenizer.read_text())
+    vocabulary = content["model"]["vocab"]
+    first, second = list(vocabulary)[-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    tokenizer.write_text(json.dumps(content))
+
+
+READERS = {
+    "eval P": "P",
+    "embed P new.csv --out v.npz --smiles-column mol": "P",
+    "embed M new.csv --out v.npz --smiles-column mol": "M",
+    "predict M new.csv": "M",
+    "inspect-dag C[MASK]O --checkpoint P": "P",
+    "finetune csv rows.csv --checkpoint P --smiles-column mol --label-columns active": "P",
+}
+"""Commands that read a run, and which one."""
+
+
+@pytest.mark.parametrize("words", READERS)
+def test_permuted_ids_in_a_tokenizer_are_refused_by_every_reader(words: str, copied: Path, capsys: Capture) -> None:
+    run = READERS[words]
+    swap_two_ids(copied / run / "tokenizer.json")
+    said = refusal_of(capsys, *words.split())
+    assert f"{run}/tokenizer.json: the tokenizer in it is not the one that {run}/" in said
+
+
+@pytest.mark.parametrize(("file", "old", "new"), [("encoder.yaml", "mask_ratio: 0.3", "mask_ratio: 0.4"),
+                                                  ("recipe.yaml", "dropout: 0.1", "dropout: 0.2")])  # fmt: skip
+def test_a_recipe_changed_beside_a_fine_tuned_run_is_refused(
+    file: str, old: str, new: str, copied: Path, capsys: Capture
+) -> None:
+    path = copied / "M" / file
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    assert f"M/{file}: the " in refusal_of(capsys, "predict", "M", "new.csv")
+
+
+@pytest.fixture
+def run(folder: Path) -> Path:
+    """Return a run of `exlm pretrain` that can be continued."""
+    from exlm_cli.cli.app import main
+
+    settings = [word for value in TINY for word in ("--set", value)]
+    assert main(["pretrain", "--recipe", "quickstart-text", "--out", "run", *settings]) == 0
+    return folder / "run"
+
+
+def test_a_resumed_run_refuses_permuted_ids_and_the_cache_heals(run: Path, capsys: Capture) -> None:
+    """The run's own file is refused; a permuted copy in the cache is trained again, so that it can never differ."""
+    from exlm_cli.cli.app import main
+
+    whole = (run / "tokenizer.json").read_bytes()
+    swap_two_ids(run / "tokenizer.json")
+    said = refusal_of(capsys, "pretrain", "--resume", "run")
+    assert "run/tokenizer.json: the tokenizer in it is not the one that run/checkpoints/step-4 was trained with" in said
+    (run / "tokenizer.json").write_bytes(whole)
+    (cached,) = (run.parents[1] / "cache" / "tokenizers").glob("*.json")
+    swap_two_ids(cached)
+    assert main(["pretrain", "--resume", "run"]) == 0
+    assert f"{cached}: not the tokenizer that was written there; it is trained again" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert cached.read_bytes() == (run / "tokenizer.json").read_bytes() == whole
+
+
+def test_a_resumed_fine_tuning_refuses_permuted_ids(copied: Path, capsys: Capture) -> None:
+    swap_two_ids(copied / "M" / "tokenizer.json")
+    assert "M/tokenizer.json: the tokenizer in it is not" in refusal_of(capsys, "finetune", "--resume", "M")
+
+
+def resign(checkpoint: Path) -> None:
+    """Write the manifest of a checkpoint anew, so that every hash fits what is there now."""
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    for name, entry in manifest["files"].items():
+        content = (checkpoint / name).read_bytes()
+        entry |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+
+
+def change_state(checkpoint: Path, **loop: object) -> None:
+    state = json.loads((checkpoint / "state.json").read_text())
+    state["loop"] |= loop
+    (checkpoint / "state.json").write_text(json.dumps(state))
+
+
+def as_integers(checkpoint: Path) -> None:
+    file = checkpoint / "model.safetensors"
+    save_file({name: tensor.long() for name, tensor in load_file(file).items()}, file)
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "no safetensors": lambda path: (path / "model.safetensors").write_bytes(b"x" * 100),
+    "header too long": lambda path: (path / "model.safetensors").write_bytes(b"\xff" * 8 + b"{}"),
+    "integers": as_integers,
+    "another step": lambda path: change_state(path, step=10**30),
+    "a negative count": lambda path: change_state(path, step_in_epoch=-1),
+    "a text": lambda path: change_state(path, elapsed_s="long"),
+    "no best": lambda path: change_state(path, is_stopped=True),
+    "too large": lambda path: (path / "state.json").write_text(
+        (path / "state.json").read_text().replace('"elapsed_s": 0.0', '"elapsed_s": 1e999')
+    ),
+    "brackets": lambda path: (path / "state.json").write_text("[" * 100_000),
+    "NUL": lambda path: change_state(path, best_value="\0"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_content_that_does_not_fit_is_refused_although_its_hash_does(
+    damage: str, copied: Path, capsys: Capture
+) -> None:
+    checkpoint = copied / "P" / "checkpoints" / "step-3"
+    DAMAGE[damage](checkpoint)
+    resign(checkpoint)
+    said = refusal_of(capsys, "inspect-dag", "C[MASK]O", "--checkpoint", "P")
+    assert said.startswith("error: P/checkpoints/step-3/")
+    assert "hint: " in said
+
+
+ROWS = {
+    "step": '{"kind":"train","step":1e999}',
+    "loss": '{"kind":"train","step":1,"loss":1e308}',
+    "text": '{"kind":"train","step":1,"loss":"low"}',
+    "negative": '{"kind":"train","step":-1}',
+    "brackets": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("line", ROWS.values(), ids=ROWS)
+def test_a_row_of_metrics_that_is_none_is_refused_by_curves(line: str, folder: Path, capsys: Capture) -> None:
+    (folder / "run").mkdir()
+    (folder / "run" / "metrics.jsonl").write_text('{"kind": "train", "step": 0, "loss": 3.0}\n' + line + "\n")
+    said = refusal_of(capsys, "curves", "run")
+    assert said.startswith("error: run/metrics.jsonl: line 2 is not a row of metrics: ")
+
+
+def test_a_tokenizer_that_panics_or_needs_endless_memory_is_refused(copied: Path, capsys: Capture) -> None:
+    path = copied / "T" / "tokenizer.json"
+    whole = json.loads(path.read_text())
+    panics, endless = json.loads(path.read_text()), whole
+    panics["model"]["continuing_subword_prefix"] = "abcdefgh"
+    endless["model"]["vocab"]["amber birch"] = 2**32 - 1
+    for content, reason in ((panics, "the tokenizer does not work: "), (endless, "the highest id is 4294967295")):
+        path.write_text(json.dumps(content))
+        said = refusal_of(capsys, "inspect-dag", "amber [MASK] cedar", "--checkpoint", "T")
+        assert f"error: T/tokenizer.json: {reason}" in said
+
+
+@pytest.mark.parametrize("command", ["pretrain --recipe", "tokenize --recipe", "recipes"])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ('{"\\ud800": 1}', r"line 1, column 2: '\ud800' holds a character that is no text"),
+        ('extends: quickstart-text\ndata: {train: "a\\0b"}', "a path holds no NUL character"),
+        ("# " + "x" * 1_000_000, "the file has 1 MB; a recipe has at most 1 MB"),
+    ],
+)
+def test_a_recipe_that_holds_no_text_or_is_huge_is_refused(
+    content: str, reason: str, command: str, folder: Path, capsys: Capture
+) -> None:
+    if "NUL" in reason and command == "recipes":
+        return  # it shows a recipe without opening its inputs
+    (folder / "mine.yaml").write_text(content)
+    said = refusal_of(capsys, *command.split(), "mine.yaml")
+    assert reason in said
+    assert "hint: " in said
