@@ -73,6 +73,17 @@ def test_a_circle_of_extends_is_refused_with_its_chain(tmp_path: Path) -> None:
     assert f"{a} -> {b} -> {a}" in error_of(a).message
 
 
+def test_a_long_chain_of_extends_is_refused_with_its_ends(tmp_path: Path) -> None:
+    """The 33rd file is one too many; a chain that begins at the second file has 32 and is read."""
+    files = [tmp_path / f"{number}.yaml" for number in range(33)]
+    for file, base in zip(files, [f"./{file.name}" for file in files[1:]] + ["quickstart-text"], strict=True):
+        write(file, f"extends: {base}")
+    error = error_of(files[0])
+    assert error.message.endswith(f"more than 32 files: {files[0]} -> {files[1]} -> ... -> {files[32]}")
+    write(files[32], list_recipes(PretrainRecipe)["quickstart-text"].read_text())
+    assert load_recipe(str(files[1])).name == "1"
+
+
 @pytest.mark.parametrize("extends", ["[a]", "quickstart-txt", "no.yaml"])
 def test_an_extends_that_leads_nowhere_is_told_with_its_file(tmp_path: Path, extends: str) -> None:
     path = write(tmp_path / "mine.yaml", f"extends: {extends}\n")

@@ -5,6 +5,7 @@ A changed file is another input, whatever its size and dates; a moved file is th
 
 import contextlib
 import hashlib
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -122,7 +123,7 @@ def _state(path: Path) -> tuple[int, ...]:
 
 
 def _file_sha256(path: Path, state: tuple[int, ...], digests: Path, progress: Progress) -> str:
-    remembered = digests / f"{_sha256(str(path.resolve()))}.json"
+    remembered = digests / f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()}.json"
     with contextlib.suppress(CheckpointError):  # none remembered, or damaged: read the file
         known = read_json(remembered, _Digest)
         if known.state == state:

@@ -367,7 +367,7 @@ class SkippedRows:
         self._first = ""
 
     def __enter__(self) -> Self:
-        self._file = self.path.open("w", encoding="utf-8", newline="")
+        self._file = self.path.open("w", encoding="utf-8", errors="backslashreplace", newline="")
         self._writer = csv.writer(self._file)
         self._writer.writerow(SKIPPED_COLUMNS)
         return self

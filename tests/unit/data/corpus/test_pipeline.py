@@ -229,6 +229,18 @@ def test_the_first_invalid_row_stops_with_file_row_text_and_reason(workplace: Pa
     assert not list((workplace / "cache" / "shards").iterdir())
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a file system that takes any bytes as a name")
+def test_a_file_whose_name_is_not_utf8_is_read_and_its_skipped_rows_are_listed(workplace: Path) -> None:
+    """Bytes that are not UTF-8 come from Python as lone surrogates, which no UTF-8 file can hold."""
+    folder = workplace / "folder"
+    folder.mkdir()
+    (folder / os.fsdecode(b"\xff.smi")).write_text("C1CC\n" + "\n".join(MOLECULES))
+    for given in (folder, folder / "*.smi"):
+        prepared = _prepare(_smiles(workplace, on_invalid="skip", train=[str(given)]))
+        assert len(prepared.train) + len(prepared.valid) == len(MOLECULES)
+        assert f"{folder}/\\udcff.smi,1,RDKit" in (workplace / "rejected.csv").read_text()
+
+
 def test_skipped_rows_are_listed_now_and_on_every_later_run(workplace: Path) -> None:
     path = workplace / "mols.smi"
     path.write_text("CCO\nC1CC\n" + "C" * 40 + "\nCXC\n" + "\n".join(MOLECULES))
