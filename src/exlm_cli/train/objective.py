@@ -41,14 +41,8 @@ class Objective:
         nodes = model.node_states(batch)
         if model.transition is None:
             return self.mean_mask_nll(self.mask_nll(model, nodes, batch), batch)
-        log_trans = model.log_transitions(nodes, batch)
-        nll = states_alignment_nll(
-            model.log_emissions(nodes, batch),
-            log_trans,
-            batch.target_lengths,
-            batch.state_lengths,
-            backend=self.backend,
-        )
+        log_emit, log_trans = model.log_emissions(nodes, batch), model.log_transitions(nodes, batch)
+        nll = states_alignment_nll(log_emit, log_trans, batch.target_lengths, batch.state_lengths, backend=self.backend)
         nll_per_target = nll / batch.target_lengths.clamp(min=1)
         if model.training and model.transition.balance:
             penalty = model.transition.balance * state_imbalance(log_trans, model.num_states_per_mask)
