@@ -27,9 +27,9 @@ def test_huge_models_are_shared_out(parallel: str, parameters: int, strategy: st
     assert choose_strategy(train, ALONE, parameters) == "none"
 
 
-def test_fsdp_of_a_compiled_encoder_is_refused() -> None:
+def test_fsdp_of_a_compiled_model_is_refused() -> None:
     train = TrainConfig.model_validate({"parallel": "fsdp", "compile": True})
-    with pytest.raises(ConfigError, match=r"`train.compile` compiles the encoder in one piece"):
+    with pytest.raises(ConfigError, match=r"`train.compile` compiles the model in one piece, which FSDP takes apart"):
         choose_strategy(train, EIGHT, 1)
     assert choose_strategy(train, ALONE, 1) == "none"
 
