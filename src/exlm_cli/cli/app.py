@@ -14,12 +14,11 @@ import typer
 from exlm_cli.cli import hints
 from exlm_cli.cli.commands.curves import curves
 from exlm_cli.cli.commands.doctor import doctor
-from exlm_cli.cli.commands.embed import embed
 from exlm_cli.cli.commands.eval import evaluate
 from exlm_cli.cli.commands.export import export
 from exlm_cli.cli.commands.finetune import finetune
 from exlm_cli.cli.commands.inspect_dag import inspect_dag
-from exlm_cli.cli.commands.predict import predict
+from exlm_cli.cli.commands.predict import embed, predict
 from exlm_cli.cli.commands.pretrain import pretrain
 from exlm_cli.cli.commands.recipes import recipes
 from exlm_cli.cli.commands.repeat_mlm import repeat_mlm

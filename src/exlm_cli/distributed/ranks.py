@@ -348,7 +348,7 @@ class _Beats:
 
 
 class _Heart(threading.Thread):
-    """Counts in the store until it is told to stop."""
+    """Heartbeat of this rank: a thread that raises a counter in the store until `stop`."""
 
     def __init__(self, store: Store, rank: int) -> None:
         super().__init__(name="exlm-heart", daemon=True)

@@ -48,7 +48,7 @@ _LEFT_OUT_BYTES = 2e9
 
 @dataclass(frozen=True)
 class Gpu:
-    """What the vendor's data sheet says of a GPU.
+    """Figures of a GPU from its vendor's data sheet.
 
     Attributes:
         title: Product and variant.

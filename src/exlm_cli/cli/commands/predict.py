@@ -1,4 +1,4 @@
-"""`exlm predict`: predictions of a fine-tuned run for a file of new rows."""
+"""`exlm predict` and `exlm embed`: predictions of a fine-tuned run, or vectors of any run, for the rows of a file."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -49,6 +49,41 @@ def predict(
     progress = console.open_progress()
     summary = predict_file(finetuned, path, out, folder=given.report, column=column, progress=progress)
     print_summary(summary, as_json=as_json)
+
+
+def embed(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of `exlm pretrain` or `exlm finetune`.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="CSV or TSV with a header, or one row a line.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Vectors, as .npz or .parquet.")],
+    smiles_column: SmilesColumnOption = None,
+    text_column: TextColumnOption = None,
+    device: ScoringDeviceOption = Device.auto,
+    as_json: JsonOption = False,
+) -> None:
+    """Write vectors of SMILES or texts from a run's encoder.
+
+    Each row has two vectors: the last state at [CLS], and the mean of the last states of the tokens. Of a fine-tuned
+    run the seed with the best validation score is taken.
+    """
+    from exlm_cli.cli import console
+    from exlm_cli.cli.runs import given_runs
+    from exlm_cli.files import expand_path
+
+    (given,) = given_runs([run])
+    path = expand_path(file)
+    progress = console.open_progress()
+    from exlm_cli.finetune import embed as engine
+
+    if given.kind == "pretrain":
+        from exlm_cli.train.pretrained import load_pretrained
+
+        encoder = engine.pretrained_encoder(load_pretrained(run, device=device.value, progress=progress))
+    else:
+        from exlm_cli.finetune.model import load_finetuned
+
+        encoder = engine.finetuned_encoder(load_finetuned(run, device=device.value))
+    column = input_column(run, encoder.kind, smiles_column, text_column)
+    print_summary(engine.embed(encoder, path, out, column=column, progress=progress), as_json=as_json)
 
 
 def input_column(run: Path, kind: "InputKind", smiles_column: str | None, text_column: str | None) -> str | None:
