@@ -105,17 +105,17 @@ def write_atomically(path: Path, data: bytes) -> None:
 class JsonModel(BaseModel):
     """Content of a JSON file that exlm writes: frozen, exact types, no unknown keys."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", validate_by_name=True, validate_by_alias=True)
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     def as_json(self) -> dict[str, Any]:
         """Return the content as JSON values under the keys of the file; numbers that are not finite become None."""
-        content: dict[str, Any] = finite_or_none(self.model_dump(mode="json", by_alias=True))
+        content: dict[str, Any] = finite_or_none(self.model_dump(mode="json"))
         return content
 
 
-def absent_if_none(alias: str | None = None) -> Any:
+def absent_if_none() -> Any:
     """Return a field of a `JsonModel` whose key is left out of the file where the value is None."""
-    return Field(default=None, alias=alias, exclude_if=lambda value: value is None)
+    return Field(default=None, exclude_if=lambda value: value is None)
 
 
 JsonModelT = TypeVar("JsonModelT", bound=JsonModel)

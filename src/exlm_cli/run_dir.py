@@ -85,7 +85,7 @@ class RunInfo(Environment):
     task: str | None = absent_if_none()
     seeds: tuple[int, ...] | None = absent_if_none()
     use_grid: bool | None = absent_if_none()
-    has_baseline: bool | None = absent_if_none(alias="yardstick")
+    baseline: bool | None = absent_if_none()
     checkpoint: str | None = absent_if_none()
     checkpoint_sha256: str | None = absent_if_none()
     # sweeps

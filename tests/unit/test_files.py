@@ -112,7 +112,7 @@ class Inner(JsonModel):
 class Content(JsonModel):
     names: tuple[str, ...]
     inner: Inner
-    note: str | None = absent_if_none(alias="remark")
+    note: str | None = absent_if_none()
 
 
 def test_a_model_comes_back_from_its_file_and_what_is_not_finite_is_null(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_model_comes_back_from_its_file_and_what_is_not_finite_is_null(tmp_pat
     assert json.loads(path.read_text()) == {"names": ["a"], "inner": {"value": None}}
     assert read_json(path, Content) == Content(names=("a",), inner=Inner(value=None))
     write_json(path, Content(names=(), inner=Inner(value=0.1), note="x"))
-    assert json.loads(path.read_text())["remark"] == "x"
+    assert json.loads(path.read_text())["note"] == "x"
     assert read_json(path, Content).note == "x"
     write_json(path, {"id-1": math.nan})
     assert json.loads(path.read_text()) == {"id-1": None}

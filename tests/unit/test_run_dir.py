@@ -81,7 +81,7 @@ def test_run_json_gathers_fields_and_versions_without_importing_torch(tmp_path: 
     assert (content.seed, content.steps) == (1, 5)
     assert content.torch_version == metadata.version("torch")
     assert content.python_version == ".".join(map(str, sys.version_info[:3]))
-    assert not {"seeds", "yardstick", "earlier_environments"} & json.loads((tmp_path / "run.json").read_text()).keys()
+    assert not {"seeds", "baseline", "earlier_environments"} & json.loads((tmp_path / "run.json").read_text()).keys()
 
 
 def test_run_json_keeps_the_environments_a_run_was_continued_in(

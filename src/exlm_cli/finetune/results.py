@@ -151,7 +151,7 @@ class RunResults(JsonModel):
     metrics: Summaries
     grid_best: GridChoice | None
     grid: tuple[GridScores, ...]
-    baseline: BaselineResult | None = absent_if_none(alias="yardstick")
+    baseline: BaselineResult | None = absent_if_none()
 
     @model_validator(mode="after")
     def _check_selection(self) -> Self:

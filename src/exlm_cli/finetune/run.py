@@ -122,7 +122,7 @@ def run_finetuning(
         torch.set_num_threads(recipe.train.num_threads)
     if resume is not None:
         begun = read_run_json(resume)
-        use_grid, baseline = bool(begun.use_grid), bool(begun.has_baseline)
+        use_grid, baseline = bool(begun.use_grid), bool(begun.baseline)
         if checkpoint is None and begun.checkpoint is not None:
             checkpoint = Path(begun.checkpoint)
     if checkpoint is None:
@@ -244,7 +244,7 @@ def _describe(run: _Run, *, use_grid: bool, baseline: bool) -> None:
             "task": task.name,
             "seeds": run.recipe.seeds,
             "use_grid": use_grid,
-            "yardstick": baseline,
+            "baseline": baseline,
             # absolute: a resumption may start in another folder
             "checkpoint": str(weights.checkpoint.resolve()),
             "checkpoint_sha256": weights.sha256,

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from exlm_cli.ops.alignment import alignment_edge_posterior, best_alignment, torch_dp
+from exlm_cli.ops.alignment import alignment_edge_posterior, best_alignment, torch_sweep
 from tests.unit.ops import dags
 from tests.unit.ops.dags import (
     Dag,
@@ -22,13 +22,13 @@ from tests.unit.ops.dags import (
 def sums_taken_again(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Number of doubtful sums at each call that looks at them again."""
     counts: list[int] = []
-    sum_again = torch_dp._sum_again
+    sum_again = torch_sweep._sum_again
 
     def count(log_reach: torch.Tensor, is_doubtful: torch.Tensor, *others: torch.Tensor) -> None:
         counts.append(int(is_doubtful.sum()))
         sum_again(log_reach, is_doubtful, *others)
 
-    monkeypatch.setattr(torch_dp, "_sum_again", count)
+    monkeypatch.setattr(torch_sweep, "_sum_again", count)
     return counts
 
 
@@ -36,13 +36,13 @@ def sums_taken_again(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def rows_in_log_space(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """Sequences of which a block was solved in log space."""
     sequences: set[int] = set()
-    solve_in_log_space = torch_dp._Sweep._solve_in_log_space
+    solve_in_log_space = torch_sweep.Sweep._solve_in_log_space
 
-    def note(sweep: torch_dp._Sweep, block: torch_dp._Block, rows: torch.Tensor) -> torch.Tensor:
+    def note(sweep: torch_sweep.Sweep, block: torch_sweep._Block, rows: torch.Tensor) -> torch.Tensor:
         sequences.update(rows.tolist())
         return solve_in_log_space(sweep, block, rows)
 
-    monkeypatch.setattr(torch_dp._Sweep, "_solve_in_log_space", note)
+    monkeypatch.setattr(torch_sweep.Sweep, "_solve_in_log_space", note)
     return sequences
 
 
@@ -97,11 +97,11 @@ def test_a_dag_with_all_its_edges_never_sums_twice(
     assert not sums_taken_again
 
 
-@pytest.mark.parametrize("gather_elements", [1, 100, torch_dp._GATHER_ELEMENTS])
+@pytest.mark.parametrize("gather_elements", [1, 100, torch_sweep._GATHER_ELEMENTS])
 def test_lost_sums_are_taken_again_whole_or_in_parts(
     gather_elements: int, sums_taken_again: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_dp, "_GATHER_ELEMENTS", gather_elements)
+    monkeypatch.setattr(torch_sweep, "_GATHER_ELEMENTS", gather_elements)
     dag = make_dag(5, 40)
     dag.log_trans[:, 0, 1:] = -3000.0 - torch.arange(39.0).double()
     dag.log_trans[:, :20, 20:] -= 1000.0
@@ -129,7 +129,7 @@ def test_pieces_of_a_batch_give_the_same_bits_as_the_whole(
     dag = make_dag(7, 30, num_sequences=11)
     dag = dag._replace(target_lengths=torch.arange(11) % 8, state_lengths=torch.arange(11) + 20)
     whole, whole_best = nll_and_gradients(dag, "torch"), best_alignment(*dag, backend="torch")
-    monkeypatch.setattr(torch_dp, "_CHUNK_ELEMENTS", chunk_elements)
+    monkeypatch.setattr(torch_sweep, "_CHUNK_ELEMENTS", chunk_elements)
     pieces = nll_and_gradients(dag, "torch")
     assert all(piece.equal(part) for piece, part in zip(pieces, whole, strict=True))
     assert best_alignment(*dag, backend="torch").equal(whole_best)
@@ -139,7 +139,7 @@ def test_pieces_of_a_batch_give_the_same_bits_as_the_whole(
 def test_the_schedule_sends_every_edge_once_and_after_its_source_is_solved(num_states: int) -> None:
     sent = torch.zeros(num_states, num_states, dtype=torch.int64)
     is_solved = torch.zeros(num_states, dtype=torch.bool)
-    for first, middle, stop in torch_dp._schedule(0, num_states):
+    for first, middle, stop in torch_sweep._schedule(0, num_states):
         if middle == stop:
             assert sent[:first, first:stop].eq(1).all()
             sent[first:stop, first:stop] += torch.ones(stop - first, stop - first, dtype=torch.int64).triu(1)
