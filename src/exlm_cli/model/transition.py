@@ -44,7 +44,7 @@ class TransitionHead(nn.Module):
     concatenated to the states; set `transition.heads` and `transition.position_features` for these. Our additions are
     rotary positions on Q and K (`transition.rope`), without which no score depends on the place of a node, and a start
     (`transition.start`): learned or fixed numbers, added to M, that decide the edges before anything is learned
-    (docs/results.md).
+    (docs/start_of_the_dag.md).
 
     Args:
         config: Section `model` of the recipe.

@@ -44,7 +44,7 @@ def release_freed_memory() -> None:
     """Give the pages of freed tensors back to the system; do nothing where the C library is not glibc.
 
     A step frees tensors of many sizes, and glibc keeps the gaps between those that stay. The gaps grow by 40 MB a step
-    of 64 sequences of 512 expanded tokens, to ten times what the step needs (docs/results.md).
+    of 64 sequences of 512 expanded tokens, to ten times what the step needs (docs/lab_notes/step_cost.md).
     """
     _trim()(0)
 
