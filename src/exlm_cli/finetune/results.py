@@ -238,3 +238,26 @@ def read_predictions(path: Path, hint: str) -> tuple[list[int], list[str], Float
     except (OSError, ValueError, IndexError, csv.Error) as error:
         reason = reason_of(error) if isinstance(error, OSError) else error
         raise CheckpointError(f"{path}: not readable as predictions: {reason}", hint) from error
+
+
+def read_split_outputs(run: Path, results: RunResults, split: str) -> tuple[list[int], FloatArray, FloatArray]:
+    """Return the rows of a split, and what the seeds of the best grid point predicted for them; not for spans.
+
+    Returns:
+        N rows of the input, counted from 0; (K, N, C) probabilities or values; targets as in
+        `tasks.base.EncodedSplit`.
+
+    Raises:
+        CheckpointError: A file is missing or altered.
+    """
+    truth = run / f"targets-{split}.csv"
+    rows, _, targets = read_predictions(truth, "fine-tune again")
+    by_seed = []
+    for seed in results.seeds:
+        cell = best_cell_folder(run, results, seed)
+        path = cell / f"predictions-{split}.csv"
+        found_rows, _, values = read_predictions(path, how_to_redo(cell))
+        if found_rows != rows:
+            raise CheckpointError(f"{path}: its rows are not those of {truth}", how_to_redo(cell))
+        by_seed.append(values)
+    return rows, np.stack(by_seed), targets

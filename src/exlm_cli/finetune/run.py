@@ -25,6 +25,7 @@ from exlm_cli.distributed.shared_run import hold_run, require_same_data, require
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.files import removed_on_failure, write_atomically, write_csv, write_json
 from exlm_cli.finetune.baseline import score_baseline
+from exlm_cli.finetune.calibration import CALIBRATION_FILE, calibrate_run
 from exlm_cli.finetune.cell import Cell, drop_weights, run_cell
 from exlm_cli.finetune.model import ENCODER_FILE, describe_weights, load_pretrained_weights, resolve_sequence_length
 from exlm_cli.finetune.results import (
@@ -217,6 +218,8 @@ def _run_and_score(run: _Run, *, baseline: bool) -> RunResults:
             metrics = summarise_metrics(scores)
             forest = BaselineResult(name="ECFP4 + random forest", seeds=run.recipe.seeds, metrics=metrics)
         results = _collect_results(run, best, forest)
+        if task.loss != "span":
+            write_json(folder / CALIBRATION_FILE, calibrate_run(folder, results))
         write_json(folder / RESULTS_FILE, results)
         update_run_json(folder, {"parameters": results.parameters, "train_time_s": results.elapsed_s})
         return results

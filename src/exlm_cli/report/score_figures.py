@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from exlm_cli.errors import CheckpointError
 from exlm_cli.files import make_folder
-from exlm_cli.finetune.results import best_cell_folder, how_to_redo, read_predictions
+from exlm_cli.finetune.results import read_split_outputs
 from exlm_cli.format import format_count, format_percent, shorten
 from exlm_cli.report import style
 from exlm_cli.report.scores import FinetunedRun
@@ -120,19 +119,10 @@ def read_split_predictions(run: FinetunedRun) -> SplitPredictions:
         CheckpointError: A file is missing or altered.
     """
     results, split = run.results, run.results.scored_split
-    truth = run.folder / f"targets-{split}.csv"
-    rows, _, targets = read_predictions(truth, "fine-tune again")
-    by_seed = []
-    for seed in results.seeds:
-        cell = best_cell_folder(run.folder, results, seed)
-        path = cell / f"predictions-{split}.csv"
-        found_rows, _, values = read_predictions(path, how_to_redo(cell))
-        if found_rows != rows:
-            raise CheckpointError(f"{path}: its rows are not those of {truth}", how_to_redo(cell))
-        by_seed.append(values)
+    rows, by_seed, targets = read_split_outputs(run.folder, results, split)
     seeds = f"{len(by_seed)} seed{'s' if len(by_seed) > 1 else ''}"
     title = f"{run.name}: {results.task}, {split}, {format_count(len(rows))} rows, {seeds}"
-    return SplitPredictions(np.stack(by_seed), targets, results.output_names, results.loss == "classes", title)
+    return SplitPredictions(by_seed, targets, results.output_names, results.loss == "classes", title)
 
 
 def write_score_figures(predictions: SplitPredictions, folder: Path, stem: str) -> list[Path]:

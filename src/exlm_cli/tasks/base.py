@@ -122,6 +122,9 @@ class DownstreamTask(ABC):
     def write_predictions(self, folder: Path, split: Split, outputs: Sequence[FloatArray]) -> None:
         """Write the predictions of a split into `folder`; arguments as for `score`.
 
+        Unless the loss is `span`, that is `predictions-<split>.csv` by `write_outputs`, with probabilities or values:
+        the run is calibrated with it, and its figures are drawn from it.
+
         Raises:
             CheckpointError: The file system refuses.
         """

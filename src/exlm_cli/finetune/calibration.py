@@ -1,0 +1,245 @@
+"""Calibration of a run: probabilities that agree with frequencies, and intervals of values, from its validation rows.
+
+Axes: K seeds, N rows, C labels, classes or columns of values. Everything is fitted to the mean over the seeds.
+"""
+
+import math
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+from scipy.special import expit, logit
+
+from exlm_cli.files import JsonModel, read_json
+from exlm_cli.finetune.results import RunResults, read_split_outputs
+from exlm_cli.tasks.base import FloatArray, Loss
+
+CALIBRATION_FILE = "calibration.json"
+DEFAULT_LEVEL = 0.9
+"""Share of the true values that intervals should hold."""
+MIN_ISOTONIC_ROWS = 1000
+"""With fewer rows isotonic regression follows their noise (scikit-learn's user guide, "Probability calibration")."""
+NUM_BINS = 10
+_CERTAIN = 1e-12
+"""A probability may round to 0 or 1; its logit must be finite."""
+
+
+class PlattCurve(JsonModel):
+    """`expit(slope * logit(p) + intercept)` of a probability p (Platt 1999); the slope is never negative."""
+
+    method: Literal["platt"] = "platt"
+    num_rows: int
+    slope: float
+    intercept: float
+
+    def apply(self, probabilities_N: FloatArray) -> FloatArray:
+        """Return calibrated probabilities."""
+        return np.asarray(expit(self.slope * _logit(probabilities_N) + self.intercept))
+
+
+class IsotonicCurve(JsonModel):
+    """Isotonic regression: straight lines between knots, constant beyond the outer ones."""
+
+    method: Literal["isotonic"] = "isotonic"
+    num_rows: int
+    probabilities: tuple[float, ...]
+    calibrated: tuple[float, ...]
+
+    def apply(self, probabilities_N: FloatArray) -> FloatArray:
+        """Return calibrated probabilities."""
+        return np.interp(probabilities_N, self.probabilities, self.calibrated)
+
+
+class ConformalResiduals(JsonModel):
+    """Distances of true and predicted values, ascending, in the unit of the values (split conformal prediction)."""
+
+    method: Literal["conformal"] = "conformal"
+    residuals: tuple[float, ...]
+
+    def half_width(self, level: float) -> float:
+        """Return q so that `predicted - q .. predicted + q` holds a new true value with probability `level` or more.
+
+        It is the residual of rank ceil((n + 1) * level), so the bound holds for any n, not only for many rows, if the
+        new row comes from where the n validation rows come from (Lei et al. 2018, section 2.2). Infinite where n is too
+        small for the level: 90 % needs 9 rows.
+        """
+        # rounded: 10 * 0.7 is a little more than 7 in floats
+        rank = math.ceil(round((len(self.residuals) + 1) * level, 9))
+        return self.residuals[rank - 1] if rank <= len(self.residuals) else math.inf
+
+
+OutputCalibration = Annotated[PlattCurve | IsotonicCurve | ConformalResiduals, Field(discriminator="method")]
+
+
+class Calibration(JsonModel):
+    """`calibration.json`: what was fitted on the validation rows, for each of C outputs in order.
+
+    Attributes:
+        outputs: None for a label or class without both answers among the rows, and a column without values.
+        test: Scores of the calibration on the test split by output, then by name as in `score_calibration`; empty
+            without a test split.
+    """
+
+    outputs: tuple[OutputCalibration | None, ...]
+    test: dict[str, dict[str, float | None]] = Field(default={})
+
+    def calibrate(self, loss: Loss, probabilities_NC: FloatArray) -> FloatArray:
+        """Return calibrated probabilities, (N, C), NaN in columns that have no calibration.
+
+        Classes are calibrated one against the rest, and then divided by their sum; all columns are NaN if one is.
+        """
+        calibrated_NC = np.full_like(probabilities_NC, np.nan)
+        for index, curve in enumerate(self.outputs):
+            if isinstance(curve, PlattCurve | IsotonicCurve):
+                calibrated_NC[:, index] = curve.apply(probabilities_NC[:, index])
+        return calibrated_NC / calibrated_NC.sum(axis=1, keepdims=True) if loss == "classes" else calibrated_NC
+
+    def half_widths(self, level: float) -> FloatArray:
+        """Return the (C,) half-widths of intervals; NaN in columns that have none."""
+        widths = (output.half_width(level) if isinstance(output, ConformalResiduals) else math.nan
+                  for output in self.outputs)  # fmt: skip
+        return np.array([width if math.isfinite(width) else math.nan for width in widths])
+
+
+def fit_calibration(loss: Loss, predicted_KNC: FloatArray, targets_NC: FloatArray) -> Calibration:
+    """Fit a calibration to the mean prediction of K seeds for validation rows.
+
+    Probabilities: isotonic regression of at least `MIN_ISOTONIC_ROWS` rows, Platt's method of fewer; values: their
+    residuals.
+
+    Args:
+        loss: `binary`, `classes` or `regression`.
+        predicted_KNC: Probabilities or values.
+        targets_NC: NaN where missing; (N, 1) class index for `classes`.
+    """
+    outputs: list[OutputCalibration | None] = []
+    for predicted_N, target_N in _columns(loss, predicted_KNC.mean(axis=0), targets_NC):
+        if loss == "regression":
+            residuals = tuple(np.sort(np.abs(predicted_N - target_N)).tolist())
+            outputs.append(ConformalResiduals(residuals=residuals) if residuals else None)
+        else:
+            outputs.append(_fit_curve(predicted_N, target_N) if len(np.unique(target_N)) == 2 else None)
+    return Calibration(outputs=tuple(outputs))
+
+
+def calibrate_run(run: Path, results: RunResults) -> Calibration:
+    """Fit a calibration to the validation predictions of a run's seeds, and score it on the test split.
+
+    Raises:
+        CheckpointError: Predictions of the run are missing or altered.
+    """
+    _, valid_KNC, targets_NC = read_split_outputs(run, results, "valid")
+    calibration = fit_calibration(results.loss, valid_KNC, targets_NC)
+    if "test" not in results.metrics:
+        return calibration
+    _, test_KNC, targets_NC = read_split_outputs(run, results, "test")
+    scores = score_calibration(calibration, results.loss, test_KNC.mean(axis=0), targets_NC)
+    return calibration.model_copy(update={"test": dict(zip(results.output_names, scores, strict=True))})
+
+
+def read_calibration(run: Path) -> Calibration:
+    """Return the calibration of a finished run whose outputs are not spans.
+
+    Raises:
+        CheckpointError: The file is missing or altered.
+    """
+    return read_json(run / CALIBRATION_FILE, Calibration, hint=f"`exlm finetune --resume {run}` writes it again")
+
+
+def score_calibration(
+    calibration: Calibration, loss: Loss, predicted_NC: FloatArray, targets_NC: FloatArray, level: float = DEFAULT_LEVEL
+) -> list[dict[str, float | None]]:
+    """Return scores of each of C outputs; None where one is not defined.
+
+    Probabilities: `brier`, the mean squared error of a probability, and `calibration_error`, the mean distance of
+    probability and frequency over `NUM_BINS` bins of equally many rows (ECE); `..._calibrated` of the calibrated ones.
+    Values: `interval_coverage`, the share of true values in their intervals, and `interval_width`.
+
+    Args:
+        calibration: Fitted on other rows.
+        loss: Loss of the task.
+        predicted_NC: Mean over the seeds.
+        targets_NC: As for `fit_calibration`.
+        level: Of the intervals.
+    """
+    scores: list[dict[str, float | None]] = []
+    if loss == "regression":
+        for half, (predicted_N, target_N) in zip(
+            calibration.half_widths(level), _columns(loss, predicted_NC, targets_NC), strict=True
+        ):
+            is_scored = len(target_N) > 0 and not math.isnan(half)
+            inside = float(np.mean(np.abs(predicted_N - target_N) <= half)) if is_scored else None
+            scores.append({"interval_coverage": inside, "interval_width": 2 * half if is_scored else None})
+        return scores
+    calibrated_NC = calibration.calibrate(loss, predicted_NC)
+    for (before_N, target_N), (after_N, _) in zip(
+        _columns(loss, predicted_NC, targets_NC), _columns(loss, calibrated_NC, targets_NC), strict=True
+    ):
+        of_output: dict[str, float | None] = {}
+        for end, probabilities_N in (("", before_N), ("_calibrated", after_N)):
+            is_scored = len(target_N) > 0 and not np.isnan(probabilities_N).any()
+            error = _calibration_error(probabilities_N, target_N) if is_scored else None
+            of_output[f"brier{end}"] = float(np.mean((probabilities_N - target_N) ** 2)) if is_scored else None
+            of_output[f"calibration_error{end}"] = error
+        scores.append(of_output)
+    return scores
+
+
+def reliability(probabilities_N: FloatArray, target_N: FloatArray) -> FloatArray:
+    """Return (B, 3) mean probability, frequency of the positive answer and number of rows of at most `NUM_BINS` bins.
+
+    Bins hold equally many rows, in the order of their probabilities; equal probabilities stay together.
+
+    Args:
+        probabilities_N: Probabilities of N rows.
+        target_N: 0 or 1 of each row.
+    """
+    edges = np.quantile(probabilities_N, np.linspace(0, 1, NUM_BINS + 1)[1:-1])
+    bin_N = np.searchsorted(np.unique(edges), probabilities_N, side="left")
+    return np.array([
+        (probabilities_N[bin_N == b].mean(), target_N[bin_N == b].mean(), np.count_nonzero(bin_N == b))
+        for b in np.unique(bin_N)
+    ])  # fmt: skip
+
+
+def _calibration_error(probabilities_N: FloatArray, target_N: FloatArray) -> float:
+    mean_B, share_B, num_B = reliability(probabilities_N, target_N).T
+    return float(np.average(np.abs(mean_B - share_B), weights=num_B))
+
+
+def _columns(loss: Loss, predicted_NC: FloatArray, targets_NC: FloatArray) -> list[tuple[FloatArray, FloatArray]]:
+    """Return prediction and truth of each output over the rows where it is known; a class is 1 where it is right."""
+    if loss == "classes":
+        rows = ~np.isnan(targets_NC[:, 0])
+        classes = targets_NC[rows, 0]
+        return [(column[rows], (classes == index).astype(np.float64)) for index, column in enumerate(predicted_NC.T)]
+    known = ~np.isnan(targets_NC)
+    return [(predicted_NC[rows, index], targets_NC[rows, index]) for index, rows in enumerate(known.T)]
+
+
+def _fit_curve(probabilities_N: FloatArray, target_N: FloatArray) -> PlattCurve | IsotonicCurve:
+    """Fit the curve of one label that has both answers; no probability of it is 0 or 1."""
+    from sklearn.isotonic import IsotonicRegression
+    from sklearn.linear_model import LogisticRegression
+
+    num_rows, num_positive = len(target_N), int(target_N.sum())
+    if num_rows >= MIN_ISOTONIC_ROWS:
+        least = 1 / (num_rows + 2)
+        isotonic = IsotonicRegression(y_min=least, y_max=1 - least).fit(probabilities_N, target_N)
+        knots = (tuple(isotonic.X_thresholds_.tolist()), tuple(isotonic.y_thresholds_.tolist()))
+        return IsotonicCurve(num_rows=num_rows, probabilities=knots[0], calibrated=knots[1])
+    # Platt's targets: a positive row counts as one with probability (n+ + 1) / (n+ + 2), a negative with 1 / (n- + 2)
+    share_N = np.where(target_N == 1, (num_positive + 1) / (num_positive + 2), 1 / (num_rows - num_positive + 2))
+    logit_2N = np.tile(_logit(probabilities_N), 2)[:, None]
+    model = LogisticRegression(C=np.inf, tol=1e-8).fit(
+        logit_2N, np.repeat([1, 0], num_rows), sample_weight=np.concatenate([share_N, 1 - share_N])
+    )
+    slope, intercept = float(model.coef_[0, 0]), float(model.intercept_[0])
+    if slope <= 0:  # the model orders these rows no better than chance: their frequency is all that is known
+        slope, intercept = 0.0, float(logit(share_N.mean()))
+    return PlattCurve(num_rows=num_rows, slope=slope, intercept=intercept)
+
+
+def _logit(probabilities_N: FloatArray) -> FloatArray:
+    return np.asarray(logit(probabilities_N.clip(_CERTAIN, 1 - _CERTAIN)))
