@@ -7,7 +7,7 @@ SENTENCE := This is [MASK], and I'm very [MASK] to see this.
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup quickstart lint format types test ext bench wheel-check clean
+.PHONY: setup quickstart lint format types test ext bench dist wheel-check clean
 
 setup: $(VENV)/.dev-installed
 
@@ -38,16 +38,22 @@ ext: setup
 bench: ext
 	for bench in benchmarks/bench_*.py; do $(BIN)/python $$bench || exit 1; done
 
-# Builds the wheel, installs it into an environment of its own and runs it from an empty folder.
-wheel-check: setup
+# dist/ gets the source distribution, and a wheel whose manylinux tag says how old a C library it runs on.
+dist: setup
+	rm -rf dist build/dist
+	$(BIN)/python -m build --outdir build/dist
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/dist/*.whl
+	mv build/dist/*.tar.gz dist/
+
+# Installs the wheel into an environment of its own and runs it from an empty folder.
+wheel-check: dist
 	rm -rf build/wheel-check
-	$(BIN)/python -m build --wheel --outdir build/wheel-check
 	$(PYTHON) -m venv build/wheel-check/venv
-	build/wheel-check/venv/bin/pip install --quiet -c constraints.txt build/wheel-check/*.whl
+	build/wheel-check/venv/bin/pip install --quiet -c constraints.txt dist/*.whl
 	mkdir build/wheel-check/empty
 	cd build/wheel-check/empty && PATH="$(CURDIR)/build/wheel-check/venv/bin:$$PATH" EXLM_CACHE_DIR=cache \
-	  sh -eux -c 'exlm --help; exlm recipes; exlm pretrain --recipe quickstart-text --out run \
-	    --set train.max_steps=20 --set data.bundled_rows=2000; ls run'
+	  sh -eux -c 'python $(CURDIR)/tests/check_prebuilt.py; exlm --help; exlm recipes; \
+	    exlm pretrain --recipe quickstart-text --out run --set train.max_steps=20 --set data.bundled_rows=2000; ls run'
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -40,7 +40,12 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None
     owners = packages_distributions()
     imported = {normal(owners[name][0]) for name in set(imported_packages()) - ours}
     extras = PROJECT.get("optional-dependencies", {})
-    of_users = {distribution(r) for name, group in extras.items() if name != "dev" for r in group}
+    of_users = {distribution(r) for name, group in extras.items() if name not in {"dev", "docs"} for r in group}
     required = {distribution(requirement) for requirement in PROJECT["dependencies"]}
     assert imported <= required | of_users
     assert (required | of_users) - IMPORTED_BY_OTHERS <= imported
+
+
+def test_extras_that_name_parts_of_the_plain_install_ask_for_what_it_has() -> None:
+    extras = PROJECT["optional-dependencies"]
+    assert {*extras["chem"], *extras["plot"], *extras["hub"]} <= set(PROJECT["dependencies"])

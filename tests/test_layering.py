@@ -1,26 +1,39 @@
 """Imports run one way, and the light layers stay light. Read from the source with `ast`, lazy imports included."""
 
 import ast
+import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
 import pytest
 
 import exlm_cli
+from tests.test_dependencies import distribution, normal
 
 PACKAGE = Path(exlm_cli.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # an import may only point to a smaller number; files of one layer may import each other
 LAYERS = {
-    "errors": 0, "progress": 0, "format": 0, "files": 1, "launch": 1, "run_dir": 1,
+    "errors": 0, "progress": 0, "format": 0, "paths": 1, "files": 1, "launch": 1, "run_dir": 1,
     "config": 2, "data": 3, "ops": 4, "model": 5, "distributed": 6, "train": 7, "tasks": 8, "finetune": 9,
     "experiments": 10, "report": 11, "export": 12, "dag": 13, "cli": 14, "__main__": 15,
 }  # fmt: skip
 
-NEVER_TORCH = ("errors.py", "progress.py", "format.py", "files.py", "launch.py", "run_dir.py", "config/", "report/")
+NEVER_TORCH = (
+    "errors.py",
+    "progress.py",
+    "format.py",
+    "paths.py",
+    "files.py",
+    "launch.py",
+    "run_dir.py",
+    "config/",
+    "report/",
+)
 DATA_WITH_TORCH = ("data/batch.py", "data/expansion.py", "data/feed.py")
 HEAVY = ("torch", "datasets", "rdkit", "matplotlib", "tokenizers", "numpy", "pandas", "pyarrow")
 
@@ -97,3 +110,42 @@ def test_help_loads_nothing_heavy_and_a_dry_run_no_torch(words: list[str], heavy
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.strip().splitlines()[-1:]) == (0, ["[]"]), done.stderr
     assert done.stdout.startswith(begins)
+
+
+OP_ALONE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+sys.modules.update(dict.fromkeys(sys.argv[2:]))  # None: ModuleNotFoundError
+import torch
+from exlm_cli import best_alignment, states_alignment_nll
+E = torch.full((1, 4, 4), -torch.inf, dtype=torch.float64)
+E[0, 0, 1:3], E[0, 1, 2:4], E[0, 2, 3] = -torch.tensor(2.0).log(), -torch.tensor(2.0).log(), 0.0
+P = torch.full((1, 1, 4), 0.25, dtype=torch.float64).log().requires_grad_()
+for backend in ("reference", "torch", "native"):
+    nll = states_alignment_nll(P, E, torch.tensor([1]), torch.tensor([4]), backend=backend)
+    torch.testing.assert_close(nll.exp(), torch.tensor([16 / 3], dtype=torch.float64))
+    posterior = -torch.autograd.grad(nll.sum(), P)[0][0, 0, 1:3]
+    torch.testing.assert_close(posterior, torch.tensor([1 / 3, 2 / 3], dtype=torch.float64))
+assert best_alignment(P, E, torch.tensor([1]), torch.tensor([4])).tolist() == [[2]]
+"""
+
+
+def packages_that_torch_does_not_need() -> set[str]:
+    """Return the import names of all installed packages but torch and what it requires, directly or not."""
+    names, todo = set(), ["torch", "numpy"]
+    while todo:
+        name = todo.pop()
+        if name not in names:
+            names.add(name)
+            with contextlib.suppress(PackageNotFoundError):
+                todo += [distribution(each) for each in requires(name) or [] if "extra ==" not in each]
+    return {module for module, owners in packages_distributions().items() if not names & {*map(normal, owners)}}
+
+
+def test_the_op_needs_torch_and_nothing_else() -> None:
+    """One target and two inner nodes: 0-1-3 has 1/2 * 1/4 * 1/2 and 0-2-3 has 1/2 * 1/4 * 1, together 3/16."""
+    blocked = packages_that_torch_does_not_need() - {PACKAGE.name}
+    assert {"pydantic", "jaxtyping", "yaml", "typer"} <= blocked
+    words = [sys.executable, "-I", "-c", OP_ALONE, str(PACKAGE.parent), *sorted(blocked)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from exlm_cli.errors import CheckpointError, DataError
+from exlm_cli.errors import CheckpointError
 
 ALTERED_HINT = "another version of exlm made this run, or something altered the file; restore it or start a new run"
 _SHOWN_CHARACTERS = 60
@@ -247,40 +247,3 @@ def _refuse_unwritable(path: Path) -> None:
 def _beside(path: Path) -> Path:
     """Return the temporary path under which a file is written."""
     return path.with_name(f".{path.name}.writing-{os.getpid()}")
-
-
-def expand_path(given: str) -> Path:
-    """Return a path with `~` or `~name` at its beginning replaced by that user's home folder.
-
-    Raises:
-        DataError: There is no such user or no home folder, or a character that no path may have.
-    """
-    if "\0" in given:
-        raise DataError(f"{given}: a path holds no NUL character", "give the path without it")
-    # not Path.expanduser: a Path forgets that ./~name was written with its dot
-    expanded = os.path.expanduser(given)  # noqa: PTH111
-    if given.startswith("~") and expanded == given:
-        raise DataError(
-            f"{given}: there is no home folder that `{given.partition('/')[0]}` could stand for",
-            f"write the path in full, or as ./{given} where the name itself begins with `~`",
-        )
-    return Path(expanded)
-
-
-def cache_root(configured: str | None) -> Path:
-    """Return the cache folder: `configured`, $EXLM_CACHE_DIR, $XDG_CACHE_HOME/exlm or ~/.cache/exlm.
-
-    Raises:
-        DataError: The folder begins with `~` and there is no such home folder.
-    """
-    if configured is not None:
-        return expand_path(configured)
-    if own := os.environ.get("EXLM_CACHE_DIR"):
-        return expand_path(own)
-    if xdg := os.environ.get("XDG_CACHE_HOME"):
-        return Path(xdg) / "exlm"
-    try:
-        home = Path.home()
-    except RuntimeError as error:
-        raise DataError("there is no home folder to keep a cache in", "set EXLM_CACHE_DIR to a folder") from error
-    return home / ".cache" / "exlm"

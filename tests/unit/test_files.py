@@ -15,8 +15,6 @@ from exlm_cli.errors import CheckpointError, DataError
 from exlm_cli.files import (
     JsonModel,
     absent_if_none,
-    cache_root,
-    expand_path,
     folder_for_results,
     hash_json,
     make_folder,
@@ -26,6 +24,7 @@ from exlm_cli.files import (
     write_csv,
     write_json,
 )
+from exlm_cli.paths import cache_root, expand_path
 
 
 def test_a_new_folder_is_deleted_when_its_filling_fails_and_an_old_one_stays(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from exlm_cli.config.sections import DataConfig, TokenizerConfig
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.config.tasks import TaskSection
 from exlm_cli.errors import DataError
-from exlm_cli.files import expand_path
+from exlm_cli.paths import expand_path
 
 _PRETRAIN_PATHS = {
     section: [name for name, field in config.model_fields.items() if Mark.INPUT in field.metadata]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from exlm_cli.data.corpus.cache import explaining_disk_trouble, locked
 from exlm_cli.errors import DataError
-from exlm_cli.files import cache_root
+from exlm_cli.paths import cache_root
 from exlm_cli.progress import Progress
 
 _BLOCK_BYTES = 1 << 16

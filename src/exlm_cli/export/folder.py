@@ -62,7 +62,7 @@ def check_before_export(out: Path) -> None:
     if importlib.util.find_spec("transformers") is None:
         raise ConfigError(
             "an export is compared with its run in transformers, which is not installed",
-            'install it with `pip install "exlm-cli[export]"`',
+            'install it with `pip install "exlm-cli[hf]"`',
         )
 
 

@@ -8,7 +8,7 @@ from exlm_cli.config.tasks import TaskSection
 from exlm_cli.data.rows.hub import HubSource
 from exlm_cli.data.rows.records import COMPRESSIONS
 from exlm_cli.errors import DataError
-from exlm_cli.files import expand_path
+from exlm_cli.paths import expand_path
 from exlm_cli.progress import Bar
 
 HUB_PREFIX = "hub:"

@@ -168,4 +168,4 @@ def test_a_missing_transformers_and_a_full_folder_are_refused(tmp_path: Path, mo
     monkeypatch.setattr(folder.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="transformers, which is not installed") as refused:
         check_before_export(tmp_path / "out")
-    assert "exlm-cli[export]" in refused.value.hint
+    assert "exlm-cli[hf]" in refused.value.hint

@@ -132,6 +132,20 @@ def test_a_shipped_library_is_found_without_a_compiler(tmp_path: Path, monkeypat
     assert build.find_library("cuda") == shipped
 
 
+def test_the_best_shipped_host_library_that_the_processor_can_run_is_taken(
+    make_compiler: MakeCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_compiler()
+    monkeypatch.setattr(build, "source_dir", lambda: tmp_path)
+    (tmp_path / "prebuilt").mkdir()
+    best, second = build.build_prebuilt(tmp_path / "prebuilt")
+    can_run_all, can_run_second = build.PREBUILT_LEVELS.values()
+    for features, found in [(can_run_all, best), (can_run_second, second), (frozenset(["sse2"]), None)]:
+        monkeypatch.setattr(build, "_processor_features", lambda features=features: features)
+        assert build.prebuilt_library("cpu") == found
+    assert build.find_library("cpu") is None, "another processor compiles for itself"
+
+
 def test_cuda_targets_are_those_that_nvcc_knows_and_ptx_of_the_newest(make_compiler: MakeCompiler) -> None:
     make_compiler("nvcc", probe="printf 'compute_75\\ncompute_80\\ncompute_90\\n'")
     targets = [flag for flag in build.plan("cuda").command if flag.startswith("-gencode")]

@@ -32,7 +32,7 @@ def predict(
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.runs import given_runs
-    from exlm_cli.files import expand_path
+    from exlm_cli.paths import expand_path
 
     (given,) = given_runs([run])
     path = expand_path(file)
@@ -67,7 +67,7 @@ def embed(
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.runs import given_runs
-    from exlm_cli.files import expand_path
+    from exlm_cli.paths import expand_path
 
     (given,) = given_runs([run])
     path = expand_path(file)

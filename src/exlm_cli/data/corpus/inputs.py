@@ -29,7 +29,7 @@ from exlm_cli.data.rows.records import (
     iter_file_rows,
 )
 from exlm_cli.errors import DataError
-from exlm_cli.files import expand_path
+from exlm_cli.paths import expand_path
 from exlm_cli.progress import Progress
 
 BUNDLED: dict[str, RowKind] = {"grammar": "text", "feelings": "text", "molecules": "smiles"}

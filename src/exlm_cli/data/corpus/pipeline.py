@@ -34,8 +34,9 @@ from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE, Row
 from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError, TokenizerError
-from exlm_cli.files import JsonModel, cache_root, expand_path, read_json
+from exlm_cli.files import JsonModel, read_json
 from exlm_cli.format import shorten
+from exlm_cli.paths import cache_root, expand_path
 from exlm_cli.progress import Progress
 
 TRAIN, VALID = "train", "valid"

@@ -10,15 +10,19 @@ Source: ExLM (arXiv 2501.13397), section 4.3, App. H and I.1. A posterior is min
 backends implement the loss and the best alignment only.
 """
 
+from __future__ import annotations
+
 import functools
 import logging
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import torch
-from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
 from exlm_cli.errors import BackendError, ShapeError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int, Int64  # annotations only: the op needs torch and nothing else
 
 Backend = Literal["auto", "reference", "torch", "native"]
 

@@ -7,6 +7,7 @@ The file name of a cached library holds a hash of its sources, compiler, flags a
 compiler sees it, so a change to any of them gives a new library. Nothing here imports torch.
 """
 
+import contextlib
 import functools
 import hashlib
 import logging
@@ -21,7 +22,7 @@ from typing import Literal
 import filelock
 
 from exlm_cli.errors import DataError
-from exlm_cli.files import cache_root
+from exlm_cli.paths import cache_root
 
 Kind = Literal["cpu", "cuda"]
 
@@ -30,6 +31,12 @@ CUDA_ARCHITECTURES = ("80", "86", "89", "90", "100")
 _SOURCES = {"cpu": "src/states_alignment_cpu.cpp", "cuda": "src/states_alignment_cuda.cu"}
 _HOST_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
 _NVCC_FLAGS = ("-std=c++17", "-O3", "-shared", "-cudart=static", "-Xcompiler=-fPIC,-fvisibility=hidden")
+_V3_FEATURES = frozenset(["avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"])
+# levels of x86-64 for which wheels hold a host library, best first, with what /proc/cpuinfo must list
+PREBUILT_LEVELS = {
+    "x86-64-v4": _V3_FEATURES | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"]),
+    "x86-64-v3": _V3_FEATURES,
+}
 _COMPILE_TIMEOUT_S = {"cpu": 300.0, "cuda": 1800.0}
 _PROBE_TIMEOUT_S = 30.0
 
@@ -82,9 +89,43 @@ def cache_dir() -> Path:
 
 
 def prebuilt_library(kind: Kind) -> Path | None:
-    """Return the library that came with the sources, for machines without a compiler; None if there is none."""
-    path = source_dir() / "prebuilt" / f"libstates_alignment_{kind}.so"
-    return path if path.is_file() else None
+    """Return the library that came with the sources, for machines without a compiler; None if none fits."""
+    folder = source_dir() / "prebuilt"
+    if kind == "cuda":
+        names = ["libstates_alignment_cuda.so"]
+    else:
+        features = _processor_features()
+        names = [prebuilt_name(level) for level, needed in PREBUILT_LEVELS.items() if needed <= features]
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def prebuilt_name(level: str) -> str:
+    """Return the file name of a shipped host library."""
+    return f"libstates_alignment_cpu-{level}.so"
+
+
+def build_prebuilt(folder: Path) -> list[Path]:
+    """Build the host library for each of `PREBUILT_LEVELS` into `folder`, for wheels.
+
+    Raises:
+        BuildError: There is no compiler, or it fails.
+    """
+    compiler, source = find_compiler("cpu"), source_dir() / _SOURCES["cpu"]
+    libraries = [folder / prebuilt_name(level) for level in PREBUILT_LEVELS]
+    for level, library in zip(PREBUILT_LEVELS, libraries, strict=True):
+        command = [compiler, *_HOST_FLAGS, f"-march={level}", str(source), "-o", str(library)]
+        _run(command, _COMPILE_TIMEOUT_S["cpu"])
+    return libraries
+
+
+@functools.cache
+def _processor_features() -> frozenset[str]:
+    """Return the features that Linux reports for the processor; none elsewhere."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("flags"):
+                return frozenset(line.split())
+    return frozenset()
 
 
 def find_compiler(kind: Kind) -> str:

@@ -6,11 +6,12 @@ both gradients. `cuda_ext/README.md` explains what the kernels compute and how.
 Axes: B sequences, T targets, S states (DAG nodes). Arguments have been checked by `api`.
 """
 
+from __future__ import annotations
+
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float, Int64
 from torch import Tensor
 
 from exlm_cli.ops.alignment.build import BuildError
@@ -22,6 +23,9 @@ from exlm_cli.ops.alignment.library import (
     device_library,
     host_library,
 )
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int64  # annotations only: the op needs torch and nothing else
 
 _CPU_DTYPES = (torch.float32, torch.float64)
 _CUDA_DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -6,11 +6,16 @@
 Axes: B sequences, T targets, S states. Arguments have been checked by `api`.
 """
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Bool, Float, Int64
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int64  # annotations only: the op needs torch and nothing else
 
 
 def states_alignment_nll(
@@ -88,7 +93,7 @@ def _log_to_end(log_trans: Tensor, state_lengths: Tensor) -> Tensor:
     return log_trans.gather(2, end_BS1)[:, :, 0]
 
 
-def safe_logsumexp(log_terms: Float[Tensor, "..."], dim: int) -> Float[Tensor, "..."]:
+def safe_logsumexp(log_terms: Float[Tensor, "*axes"], dim: int) -> Float[Tensor, "*reduced"]:
     """Return `torch.logsumexp` with gradient zero instead of NaN where a whole slice is `-inf`."""
     peak = log_terms.detach().amax(dim, keepdim=True)
     is_dead = peak == -math.inf

@@ -3,14 +3,18 @@
 `torch_sweep.py` does the products. Axes: B sequences, T targets, S states.
 """
 
+from __future__ import annotations
+
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from exlm_cli.ops.alignment.torch_sweep import Gradient, Sweep, chunks, count_skipped, read_dag
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int64  # annotations only: the op needs torch and nothing else
 
 
 def states_alignment_nll(

@@ -23,13 +23,17 @@ one more target, of probability 1. beta[u, i] is the probability of finishing fr
 that alpha and beta mirror each other.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
-from jaxtyping import Bool, Float, Float64
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Float64  # annotations only: the op needs torch and nothing else
 
 _LEAST_SUM = 1e-200
 _LARGEST_PROB = 1e300
