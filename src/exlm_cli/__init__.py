@@ -1,25 +1,69 @@
 """ExLM: masked language models whose [MASK] tokens expand into states tied by a DAG.
 
-The alignment op is here too, for models that are not ExLM: `from exlm_cli import states_alignment_nll`.
+`docs/python.md` explains the names that are imported from here. The alignment op is among them, for models that are not
+ExLM: `from exlm_cli import states_alignment_nll`.
 """
 
+import importlib
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from exlm_cli.config.finetune import FinetuneRecipe
+    from exlm_cli.config.load import load_recipe
+    from exlm_cli.config.pretrain import PretrainRecipe
+    from exlm_cli.errors import ExlmError
+    from exlm_cli.finetune.run import resume_finetuning, run_finetuning
     from exlm_cli.ops.alignment import (
         alignment_edge_posterior,
         alignment_posterior,
         best_alignment,
         states_alignment_nll,
     )
+    from exlm_cli.train.pretrain import resume_pretraining, run_pretraining
+    from exlm_cli.train.task import Callback
 
-__all__ = ["alignment_edge_posterior", "alignment_posterior", "best_alignment", "states_alignment_nll"]
+    __version__: str
+
+_HOMES = {
+    "Callback": "train.task",
+    "ExlmError": "errors",
+    "FinetuneRecipe": "config.finetune",
+    "PretrainRecipe": "config.pretrain",
+    "load_recipe": "config.load",
+    "resume_finetuning": "finetune.run",
+    "resume_pretraining": "train.pretrain",
+    "run_finetuning": "finetune.run",
+    "run_pretraining": "train.pretrain",
+}
+"""Module of each public name that is not of `ops.alignment`."""
+
+__all__ = [
+    "Callback",
+    "ExlmError",
+    "FinetuneRecipe",
+    "PretrainRecipe",
+    "__version__",
+    "alignment_edge_posterior",
+    "alignment_posterior",
+    "best_alignment",
+    "load_recipe",
+    "resume_finetuning",
+    "resume_pretraining",
+    "run_finetuning",
+    "run_pretraining",
+    "states_alignment_nll",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the op when it is first asked for: the command line starts without torch (PEP 562)."""
+    """Import a public name when it is first asked for: the command line starts without torch (PEP 562)."""
+    if name == "__version__":
+        return version("exlm-cli")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from exlm_cli.ops import alignment
+    return getattr(importlib.import_module(f"exlm_cli.{_HOMES.get(name, 'ops.alignment')}"), name)
 
-    return getattr(alignment, name)
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

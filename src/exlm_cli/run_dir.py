@@ -93,7 +93,7 @@ class RunInfo(Environment):
     jobs: int | None = absent_if_none()
 
 
-def create_run_dir(out: Path | None, name: str, *, root: Path = RUNS_ROOT) -> Path:
+def create_run_dir(out: str | Path | None, name: str, *, root: Path = RUNS_ROOT) -> Path:
     """Make an empty run directory; a folder that holds nothing but a lock file counts as empty.
 
     Args:
@@ -107,6 +107,7 @@ def create_run_dir(out: Path | None, name: str, *, root: Path = RUNS_ROOT) -> Pa
     with refusing(f"{root if out is None else out}: no run directory can be made there", is_chosen=True):
         if out is None:
             return _make_fresh(root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+        out = Path(out)
         out.mkdir(parents=True, exist_ok=True)
         if any(path.name != LOCK_FILE for path in out.iterdir()):
             raise CheckpointError(

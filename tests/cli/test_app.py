@@ -174,3 +174,15 @@ def test_what_a_terminal_cannot_show_is_shown_with_backslashes() -> None:
     assert (done.returncode, done.stderr) == (0, "said \\xe9\n")
     assert done.stdout.startswith("text \\xe9\npair  \\u03b1\n")
     assert "| \\xb1" in done.stdout
+
+
+def test_the_shell_completes_commands_and_recipes_without_torch() -> None:
+    words = {"exlm finet": ["finetune"], "exlm pretrain --recipe text-base-": ["text-base-formula", "text-base-gated"]}
+    script = MAIN.replace("sys.exit(main())", "code = main(); assert 'torch' not in sys.modules; sys.exit(code)")
+    for typed, begin in words.items():
+        completing = {"_EXLM_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=os.environ | completing, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.split()[: len(begin)] == begin

@@ -36,7 +36,6 @@ app = typer.Typer(
     name="exlm",
     help="Pre-train, fine-tune and inspect ExLM: masked language models whose [MASK] tokens expand into states.",
     epilog=EXIT_CODES,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -118,7 +117,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             console.emit_error("stopped", is_stop=True)
         return code or 0
-    except (BrokenPipeError, SystemExit):
+    except (BrokenPipeError, SystemExit) as stop:
+        if isinstance(stop, SystemExit) and stop.code == 0:
+            return 0  # typer has answered the shell's completion
         # the reader of stdout has gone, which typer turns into SystemExit; nothing may be written at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

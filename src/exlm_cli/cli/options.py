@@ -28,9 +28,24 @@ class OnInvalid(StrEnum):
     skip = "skip"
 
 
+def complete_recipes(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the recipes that a command can run and whose names begin so, for the shell."""
+    from exlm_cli.config.load import KINDS, list_recipes
+
+    command = "sweep" if context.info_name == "repeat-mlm" else context.info_name
+    kinds = [kind for kind in KINDS if kind.command == command] or KINDS
+    return [name for kind in kinds for name in list_recipes(kind) if name.startswith(incomplete)]
+
+
 RecipeOption = Annotated[
     str | None,
-    typer.Option("--recipe", "-r", metavar="NAME-OR-FILE", help="A recipe by name (see `exlm recipes`) or YAML file."),
+    typer.Option(
+        "--recipe",
+        "-r",
+        metavar="NAME-OR-FILE",
+        help="A recipe by name (see `exlm recipes`) or YAML file.",
+        autocompletion=complete_recipes,
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,

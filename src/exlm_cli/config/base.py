@@ -7,7 +7,7 @@ declaration, like `Annotated[int, Mark.RECORD]`.
 import re
 from collections.abc import Collection, Mapping
 from enum import Enum
-from typing import Annotated, Any, ClassVar, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -35,11 +35,17 @@ class StrictModel(BaseModel):
     def _read_as_meant(cls, value: Any, info: ValidationInfo) -> Any:
         """Read `train: a.txt` as `[a.txt]`; refuse `true` for a number, which pydantic would read as 1."""
         annotation = cls.model_fields[info.field_name or ""].annotation
-        if isinstance(value, str) and annotation == tuple[str, ...]:
+        element = get_args(annotation)[0] if get_origin(annotation) is tuple else None
+        if isinstance(value, str) and (element is str or get_origin(element) is Literal):
             return (value,)
         if isinstance(value, bool) and any(kind in (int, float) for kind in (annotation, *get_args(annotation))):
             raise ValueError("it should be a number")
         return value
+
+    @classmethod
+    def installed_variants(cls) -> tuple[type["StrictModel"], ...]:
+        """Return sections of other packages that can stand where this one is declared."""
+        return ()
 
     def changed(self, values: Mapping[str, Any]) -> Self:
         """Return the same section or recipe with other values, checked.

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from exlm_cli.config.base import Recipe
+from exlm_cli.config.base import Recipe, StrictModel
 
 
 def key_paths(schema: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -70,8 +70,8 @@ def recipe_sections(schema: type[BaseModel]) -> dict[str, type[Recipe]]:
 
 def _sections(annotation: Any) -> tuple[type[BaseModel], ...]:
     """Return the models of a section, several of a union; none for a plain value."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return (annotation,)
+    if isinstance(annotation, type) and issubclass(annotation, StrictModel):
+        return (annotation, *annotation.installed_variants())
     if get_origin(annotation) not in (Annotated, Union, types.UnionType):
         return ()
     return tuple(section for kind in get_args(annotation) for section in _sections(kind))

@@ -12,6 +12,7 @@ Alignment = Literal["dag", "sparse_dag", "independent"]
 Share = Annotated[float, Field(ge=0, lt=1)]
 TransitionStart = Literal["formula", "next_mask", "lanes", "hazard"]
 AlignmentBackend = Literal["auto", "reference", "torch", "native"]
+TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 
 
 class DataConfig(StrictModel):
@@ -198,6 +199,9 @@ class LoopConfig(StrictModel):
         None, description="Under fsdp each rank writes its share of a checkpoint; none: above 2 billion parameters"
     )
     log_every_steps: Annotated[int, Mark.RECORD] = Field(10, ge=1, description="Steps between rows of metrics.jsonl")
+    report_to: Annotated[tuple[TrackerName, ...], Mark.RECORD] = Field(
+        (), description="Trackers that get every row of metrics.jsonl: tensorboard, wandb, mlflow"
+    )
     precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto: bf16 autocast on CUDA, fp32 on CPU")
     compile: Annotated[bool, Mark.COMPUTING] = Field(False, description="torch.compile the model")
     gradient_checkpointing: Annotated[bool, Mark.COMPUTING] = Field(
@@ -236,7 +240,4 @@ class TrainConfig(LoopConfig):
         "warn",
         description="Where validation passes over more than 5 % of the masks, or one state of a mask is left: say so "
         "once, or end the run",
-    )
-    tensorboard: Annotated[bool, Mark.RECORD] = Field(
-        False, description="Also write TensorBoard events (extra `tensorboard`)"
     )

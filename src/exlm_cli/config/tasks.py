@@ -1,16 +1,21 @@
 """Task sections of fine-tuning recipes: one model per suite, chosen by the part of `task.name` before the slash.
 
-No torch here.
+Installed packages add suites of their own. No torch here.
 """
 
+import contextlib
 import difflib
+import functools
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, SerializeAsAny, Tag, ValidationError, model_validator
 
-from exlm_cli.config.base import StrictModel
+from exlm_cli.config.base import StrictModel, describe_finding
 from exlm_cli.errors import ConfigError
+from exlm_cli.progress import Progress
 
 InputKind = Literal["text", "smiles"]
 """What a model reads."""
@@ -227,10 +232,71 @@ class CsvTaskConfig(RowTaskConfig):
             raise ValueError(f"`task.split: {self.split}` is for molecules; the task has text")
 
 
+class InstalledTask(TaskSection):
+    """Base of the sections that other packages add under the entry point group `exlm.tasks` (docs/extending.md).
+
+    A child sets `suite`, the name of its entry point, `tasks` and `recipe`, and declares its own keys. Its module is
+    imported for every command that reads such a recipe: it imports no torch.
+    """
+
+    recipe: ClassVar[str]
+    """Path of the recipe that `exlm finetune SUITE NAME` runs by default."""
+
+    @classmethod
+    def installed_variants(cls) -> tuple[type[TaskSection], ...]:
+        """Return every section that can be loaded."""
+        if cls is not InstalledTask:
+            return ()
+        found = []
+        for suite in _entry_points():
+            with contextlib.suppress(ConfigError):  # it is reported where a recipe asks for it
+                found.append(find_suite(suite))
+        return tuple(section for section in found if section is not None)
+
+    @abstractmethod
+    def load(self, progress: Progress) -> Any:
+        """Read the data and return an `exlm_cli.tasks.base.DownstreamTask`.
+
+        Raises:
+            DataError: A file is missing or cannot be used.
+        """
+
+    def new_rows_type(self) -> Any:
+        """Return the child of `exlm_cli.tasks.base.NewRows` that reads files to predict; None: tables."""
+        return None
+
+
 SUITES: dict[str, type[TaskSection]] = {
     section.suite: section for section in (MoleculeNetTaskConfig, GlueTaskConfig, SquadTaskConfig, CsvTaskConfig)
 }
-"""The section of each suite."""
+"""The section of each suite of this package."""
+
+
+@functools.cache
+def _entry_points() -> dict[str, metadata.EntryPoint]:
+    return {entry.name: entry for entry in metadata.entry_points(group="exlm.tasks") if entry.name not in SUITES}
+
+
+def find_suite(suite: str) -> type[TaskSection] | None:
+    """Return the section of a suite, of this package or of an installed one; None where there is none.
+
+    Raises:
+        ConfigError: An installed package declares the suite, and it cannot be loaded.
+    """
+    if suite in SUITES or suite not in _entry_points():
+        return SUITES.get(suite)
+    entry = _entry_points()[suite]
+    package = entry.dist.name if entry.dist is not None else entry.value
+    hint = f"update the package {package}, or uninstall it"
+    try:
+        section = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"the task suite `{suite}` of {package} cannot be loaded: {error}", hint) from error
+    if not (isinstance(section, type) and issubclass(section, InstalledTask)):
+        raise ConfigError(f"the task suite `{suite}` of {package} is no `InstalledTask`: {entry.value}", hint)
+    if section.suite != suite or not all(task.startswith(f"{suite}/") for task in section.tasks):
+        raise ConfigError(f"{entry.value} of {package}: its suite and tasks are not called `{suite}/...`", hint)
+    return section
 
 
 def check_task_name(name: str) -> None:
@@ -239,9 +305,11 @@ def check_task_name(name: str) -> None:
     Raises:
         ConfigError: There is no such task; the hint names the nearest one.
     """
-    names = [task for section in SUITES.values() for task in section.tasks]
-    if name in names:
+    section = find_suite(name.partition("/")[0])
+    if section is not None and name in section.tasks:
         return
+    sections = (*SUITES.values(), *InstalledTask.installed_variants())
+    names = [task for each in sections for task in each.tasks]
     plain = name.lower().replace("-", "").replace("_", "")
     near = [task for task in names if task.endswith(f"/{plain}")] or difflib.get_close_matches(plain, names, 1, 0.5)
     if name.startswith("csv/"):
@@ -250,7 +318,6 @@ def check_task_name(name: str) -> None:
         hint = f"did you mean `task.name={near[0]}`?"
     else:
         hint = f"for example `task.name={names[0]}`"
-    section = SUITES.get(name.partition("/")[0])
     accepted = names if section is None else section.tasks
     raise ConfigError(f"unknown task `{name}`; accepted: {', '.join(accepted)}", hint)
 
@@ -274,7 +341,8 @@ def _suites_with(key: str) -> list[str]:
 
 def _suite_of(task: Any) -> str | None:
     name = task.get("name") if isinstance(task, Mapping) else getattr(task, "name", None)
-    return name.partition("/")[0] if isinstance(name, str) else None
+    suite = name.partition("/")[0] if isinstance(name, str) else None
+    return "installed" if isinstance(task, InstalledTask) else suite
 
 
 def _check_before(task: Any) -> Any:
@@ -289,19 +357,28 @@ def _check_before(task: Any) -> Any:
         check_task_name(name)
     except ConfigError as error:
         raise ValueError(f"`task.name`: {error.message}; {error.hint}") from None
-    section = SUITES[name.partition("/")[0]]
+    section = find_suite(name.partition("/")[0])
+    assert section is not None, "the name was checked"
     for key in _given_keys(task):
         suites = _suites_with(key)
-        if suites and section.suite not in suites:
+        if suites and key not in _keys(section):
             raise ValueError(f"`task.{key}` is for {' and '.join(suites)}; {name} does not use it")
-    return task
+    if not issubclass(section, InstalledTask):
+        return task
+    try:
+        return section.model_validate(task)
+    except ValidationError as error:
+        finding = error.errors()[0]
+        key = ".".join(map(str, ("task", *finding["loc"])))
+        raise ValueError(f"`{key}`: {describe_finding(finding)}") from None
 
 
 TaskConfig = Annotated[
     Annotated[MoleculeNetTaskConfig, Tag("moleculenet")]
     | Annotated[GlueTaskConfig, Tag("glue")]
     | Annotated[SquadTaskConfig, Tag("squad")]
-    | Annotated[CsvTaskConfig, Tag("csv")],
+    | Annotated[CsvTaskConfig, Tag("csv")]
+    | Annotated[SerializeAsAny[InstalledTask], Tag("installed")],
     Discriminator(_suite_of),
     BeforeValidator(_check_before),
 ]
@@ -325,7 +402,9 @@ class SharedTaskConfig(CsvTaskConfig, SquadTaskConfig):
             ConfigError: There is no such task.
         """
         check_task_name(name)
-        own = _keys(SUITES[name.partition("/")[0]])
+        section = find_suite(name.partition("/")[0])
+        assert section is not None, "the name was checked"
+        own = _keys(section)
         content = {key: value for key, value in self.model_dump().items() if key in own}
         files = {key: value for key, value in content["files"].items() if f"files.{key}" in own}
         return content | {"name": name, "files": files}

@@ -33,6 +33,7 @@ from exlm_cli.progress import Progress
 from exlm_cli.run_dir import RUN_FILE, create_run_dir, read_run_json, sole_process, update_run_json
 from exlm_cli.train.pretrained import pick_device
 from exlm_cli.train.process import StopSignal
+from exlm_cli.train.trackers import require_trackers
 
 _Inputs = tuple[DataConfig, TokenizerConfig]
 
@@ -61,6 +62,7 @@ def run_sweep(
         InterruptedRunError: Stopped by a signal; every cell has saved a checkpoint.
         ExlmError: What stops any cell but its own divergence; the others have saved a checkpoint.
     """
+    require_trackers([*recipe.pretrain.train.report_to, *recipe.finetune.train.report_to])
     environments = _environments(recipe, jobs)
     if resume is None:
         recipe = with_absolute_paths(recipe)

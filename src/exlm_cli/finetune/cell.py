@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from exlm_cli.train.checkpoint import (
 )
 from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.pretrained import Pretrained
-from exlm_cli.train.task import LoopResult, Selection
+from exlm_cli.train.task import Callback, LoopResult, Selection
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ def run_cell(
     progress: Progress,
     ranks: Ranks,
     *,
+    callbacks: Sequence[Callback],
     resume_command: str,
 ) -> CellResult:
     """Train a cell or continue it, score its best epoch and return its result; a cell that is done is only read.
@@ -97,6 +98,7 @@ def run_cell(
             metrics=MetricsLog(cell.folder / "metrics.jsonl"),
             progress=progress,
             resume_command=resume_command,
+            callbacks=callbacks,
             selection=Selection(data.task.selection_metric, data.task.is_greater_better, recipe.train.patience),
             label=cell.label,
             ranks=ranks,

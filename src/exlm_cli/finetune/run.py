@@ -51,7 +51,8 @@ from exlm_cli.tasks.registry import load_task
 from exlm_cli.tasks.splits import split_fingerprint
 from exlm_cli.train.checkpoint import require_origin
 from exlm_cli.train.pretrained import Pretrained, describe_device, model_identity, pick_device
-from exlm_cli.train.task import Selection
+from exlm_cli.train.task import Callback, Selection
+from exlm_cli.train.trackers import build_trackers, require_trackers
 
 MAX_UNKNOWN = 0.01
 """Share of [UNK] among the training tokens above which a note says that the tokenizer does not fit."""
@@ -76,25 +77,38 @@ class _Run:
     data: TaskData
     ranks: Ranks
     progress: Progress
+    callbacks: Sequence[Callback]
 
     def cells(self, point: GridPoint) -> list[Cell]:
         return [Cell(point, seed, cell_folder(self.folder, point.label, seed)) for seed in self.recipe.seeds]
 
     def finish(self, cell: Cell) -> CellResult:
         """Return the result of a cell, trained if need be."""
-        command = f"exlm finetune --resume {self.folder}"
-        return run_cell(cell, self.weights, self.data, self.progress, self.ranks, resume_command=command)
+        group = self.folder.resolve().name
+        trackers = build_trackers(
+            self.recipe.train.report_to, cell.point.recipe, f"{group}: {cell.label}", group, self.progress
+        )
+        return run_cell(
+            cell,
+            self.weights,
+            self.data,
+            self.progress,
+            self.ranks,
+            callbacks=[*trackers, *self.callbacks],
+            resume_command=f"exlm finetune --resume {self.folder}",
+        )
 
 
 def run_finetuning(
     recipe: FinetuneRecipe,
     *,
-    checkpoint: Path | None,
-    out: Path | None = None,
-    resume: Path | None = None,
+    checkpoint: str | Path | None,
+    out: str | Path | None = None,
+    resume: str | Path | None = None,
     use_grid: bool = False,
     baseline: bool = False,
     task: DownstreamTask | None = None,
+    callbacks: Sequence[Callback] = (),
     progress: Progress | None = None,
 ) -> FinetuneResult:
     """Fine-tune a checkpoint with every seed of a recipe, optionally at every point of its grid, and score it.
@@ -111,17 +125,20 @@ def run_finetuning(
         use_grid: Search `recipe.grid`.
         baseline: For molecules, also score ECFP4 fingerprints with a random forest on the same splits.
         task: The task; None: the one that `recipe.task` names.
+        callbacks: Follow the training of every cell, after the trackers of `train.report_to`.
         progress: Reports the work; None: silent.
 
     Raises:
         ExlmError: A mistake in data, checkpoint, tokenizer or grid; divergence, interruption.
     """
     progress = progress or SilentProgress()
+    require_trackers(recipe.train.report_to)
     launch = read_launch()
     device = pick_device(recipe, launch)
     if recipe.train.num_threads is not None:
         torch.set_num_threads(recipe.train.num_threads)
     if resume is not None:
+        resume = Path(resume)
         begun = read_run_json(resume)
         use_grid, baseline = bool(begun.use_grid), bool(begun.baseline)
         if checkpoint is None and begun.checkpoint is not None:
@@ -129,7 +146,7 @@ def run_finetuning(
     if checkpoint is None:
         raise ConfigError("no checkpoint to fine-tune", "give a pre-training run as `checkpoint=RUN`")
     points = grid_points(recipe, use_grid=use_grid)
-    source = checkpoint
+    source = Path(checkpoint)
 
     with join(launch, device) as ranks:
         require_same_recipe(ranks, recipe)
@@ -144,7 +161,7 @@ def run_finetuning(
         with hold_run(ranks, make, is_new=resume is None) as folder:
             with removed_on_failure(folder, is_new=resume is None and ranks.is_first):
                 encode = partial(encode_task, loaded, weights.tokenizer, length, weights.recipe.masking.num_repeats)
-                run = _Run(folder, recipe, points, weights, ranks.together(encode), ranks, progress)
+                run = _Run(folder, recipe, points, weights, ranks.together(encode), ranks, progress, callbacks)
                 require_same_data(ranks, run.data.fingerprint)
                 ranks.first(partial(_prepare_folder, run, is_new=resume is None, use_grid=use_grid, baseline=baseline))
             return FinetuneResult(folder, _run_and_score(run, baseline=baseline))
@@ -160,7 +177,12 @@ def _prepare_folder(run: _Run, *, is_new: bool, use_grid: bool, baseline: bool) 
 
 
 def resume_finetuning(
-    run: Path, overrides: Sequence[str] = (), *, checkpoint: Path | None = None, progress: Progress | None = None
+    run: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    checkpoint: str | Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    progress: Progress | None = None,
 ) -> FinetuneResult:
     """Continue a run with its own recipe.yaml, cell by cell; exact on CPU.
 
@@ -168,14 +190,14 @@ def resume_finetuning(
         run: Run directory of `exlm finetune`.
         overrides: `section.key=value`; `seeds`, `device`, and how often to log and save may change.
         checkpoint: The pre-training run, if it has moved; None: where it was.
+        callbacks: Follow the training of every cell.
         progress: Reports the work; None: silent.
 
     Raises:
         CheckpointError: `run` is no run directory of fine-tuning.
     """
-    return run_finetuning(
-        resumed_recipe(run, FinetuneRecipe, overrides), checkpoint=checkpoint, resume=run, progress=progress
-    )
+    recipe = resumed_recipe(Path(run), FinetuneRecipe, overrides)
+    return run_finetuning(recipe, checkpoint=checkpoint, resume=run, callbacks=callbacks, progress=progress)
 
 
 def _load_fitting_task(

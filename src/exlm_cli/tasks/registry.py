@@ -2,7 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from exlm_cli.config.tasks import GlueTaskConfig, MoleculeNetTaskConfig, SquadTaskConfig, TaskConfig
+from exlm_cli.config.tasks import (
+    GlueTaskConfig,
+    InstalledTask,
+    MoleculeNetTaskConfig,
+    SquadTaskConfig,
+    TaskConfig,
+    find_suite,
+)
 from exlm_cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -10,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def default_recipe(task_name: str) -> str:
-    """Return the name of a task's shipped recipe: `moleculenet-bace`, `glue-rte`, `squad-v2`, `csv`."""
+    """Return the name of a task's shipped recipe, like `glue-rte`, or its path in the package that adds the task."""
+    section = find_suite(task_name.partition("/")[0])
+    if section is not None and issubclass(section, InstalledTask):
+        return section.recipe
     return task_name.replace("/", "-")
 
 
@@ -34,6 +44,9 @@ def load_task(config: TaskConfig, progress: Progress) -> "DownstreamTask":
             from exlm_cli.tasks.squad.task import load_squad
 
             return load_squad(config, progress)
+        case InstalledTask():
+            task: DownstreamTask = config.load(progress)
+            return task
         case _:
             from exlm_cli.tasks.csv import load_csv
 
@@ -51,6 +64,8 @@ def new_rows_type(config: TaskConfig) -> "type[NewRows]":
             from exlm_cli.tasks.squad.task import NewSquadQuestions
 
             return NewSquadQuestions
+        case InstalledTask() if (layout := config.new_rows_type()) is not None:
+            return layout  # type: ignore[no-any-return]
         case _:
             from exlm_cli.tasks.row_task import NewTableRows
 

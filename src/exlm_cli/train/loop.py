@@ -8,7 +8,7 @@ import functools
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from exlm_cli.train.checkpoint import (
 )
 from exlm_cli.train.optim import build_optimizer, learning_rate, scale_gradients, set_learning_rates
 from exlm_cli.train.process import StopSignal, release_freed_memory
-from exlm_cli.train.task import LoopResult, Selection, TrainTask
+from exlm_cli.train.task import Callback, LoopResult, Selection, TrainTask
 
 _STEPS_BETWEEN_RELEASES = 10
 """A release costs time, for the pages have to be made again: after every step, 3 to 6 % of that of a small recipe."""
@@ -57,7 +57,7 @@ class TrainingLoop:
         metrics: Log of the run.
         progress: Reports the steps.
         resume_command: Shown when the run is interrupted.
-        on_row: Called with every row that is logged (TensorBoard).
+        callbacks: Follow the run, in this order.
         selection: Also keep the weights of the best validation, and stop early; None: the last weights are the result.
         label: Label of the bar.
         ranks: Those that train together; rank 0 alone writes.
@@ -74,7 +74,7 @@ class TrainingLoop:
         metrics: MetricsLog,
         progress: Progress,
         resume_command: str,
-        on_row: Callable[[dict[str, Any]], None] | None = None,
+        callbacks: Sequence[Callback] = (),
         selection: Selection | None = None,
         label: str = "train",
         ranks: Ranks = ALONE,
@@ -82,7 +82,7 @@ class TrainingLoop:
         self.task, self.train, self.optim = task, train, optim
         self.seed, self.run, self.metrics, self.progress = seed, run, metrics, progress
         self.resume_command = resume_command
-        self.on_row = on_row
+        self.callbacks = callbacks
         self.selection, self.label = selection, label
         self.ranks = ranks
         ranks.hint = f"continue with `{resume_command}`"
@@ -136,9 +136,13 @@ class TrainingLoop:
             CheckpointError: A checkpoint cannot be written.
             ConfigError: The model is to be compiled and cannot be.
         """
+        ended_by: BaseException | None = None
         try:
+            for callback in self._followers:
+                callback.on_start(self.run, self.state.step)
             return self._fit()
         except RuntimeError as error:
+            ended_by = error
             # torch has no public name for what its compiler raises
             if self.train.compile and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
                 raise ConfigError(
@@ -146,6 +150,16 @@ class TrainingLoop:
                     "install a C++ compiler, or give `train.compile=false`",
                 ) from error
             raise
+        except BaseException as error:
+            ended_by = error
+            raise
+        finally:
+            for callback in self._followers:
+                callback.on_end(ended_by)
+
+    @property
+    def _followers(self) -> Sequence[Callback]:
+        return self.callbacks if self.ranks.is_first else ()
 
     def _fit(self) -> LoopResult:
         state = self.state
@@ -272,6 +286,8 @@ class TrainingLoop:
         step, is_last = state.step, state.step == self.total_steps
         tokens_per_s = self._tokens_since_log / max(1e-9, self._busy_since_log_s)
         bar.update(step, loss=f"{loss:.3f}", speed=f"{tokens_per_s:,.0f} tokens/s", **self._best_field())
+        for callback in self._followers:
+            callback.on_step(step, loss)
         if step % self.train.log_every_steps == 0 or is_last:
             self._log_interval(tokens_per_s)
         if self._is_due(self.train.validate_every_steps) or is_last:
@@ -294,6 +310,8 @@ class TrainingLoop:
         self._validation = self.ranks.shared(self.task.validate())
         state.validate_s += time.perf_counter() - start_s
         self._log({"kind": "valid", "step": state.step, **self._validation})
+        for callback in self._followers:
+            callback.on_validate(state.step, self._validation)
         if self.selection is None:
             figures = ", ".join(f"{name} {value:.4g}" for name, value in self._validation.items() if name in _REPORTED)
             self.progress.message(f"step {state.step}: validation {figures}")
@@ -345,8 +363,8 @@ class TrainingLoop:
         if not self.ranks.is_first:
             return
         self.metrics.append(row)
-        if self.on_row is not None:
-            self.on_row(row)
+        for callback in self.callbacks:
+            callback.on_log(row)
 
     def _save(self) -> Path:
         content = CheckpointState(loop=self.state, identity=self.task.identity, validation=dict(self._validation))
@@ -365,6 +383,8 @@ class TrainingLoop:
         for best in best_paths(self.run) if self.ranks.is_first else ():
             if best.name != f"best-{self.state.best_step}":
                 shutil.rmtree(best)
+        for callback in self._followers:
+            callback.on_save(self.state.step, path)
         return path
 
     def _leave(self, signal_number: int) -> None:

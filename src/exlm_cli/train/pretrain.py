@@ -28,7 +28,7 @@ from exlm_cli.data.tokenizer import TOKENIZER_FILE
 from exlm_cli.distributed.parallel import choose_strategy, spread
 from exlm_cli.distributed.ranks import ALONE, PREPARE_LIMIT_S, Ranks, join
 from exlm_cli.distributed.shared_run import hold_run, require_same_data, require_same_recipe
-from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.errors import CheckpointError
 from exlm_cli.files import removed_on_failure, write_atomically
 from exlm_cli.format import format_parameters, format_percent
 from exlm_cli.launch import read_launch
@@ -49,6 +49,8 @@ from exlm_cli.train.pretrained import (
     pick_device,
     require_own_files,
 )
+from exlm_cli.train.task import Callback
+from exlm_cli.train.trackers import build_trackers, require_trackers
 
 CENTRED_SHARE = 0.9
 """Own-mask share from which a DAG counts as centred on its targets."""
@@ -191,8 +193,9 @@ class PretrainTask:
 def run_pretraining(
     recipe: PretrainRecipe,
     *,
-    out: Path | None = None,
-    resume: Path | None = None,
+    out: str | Path | None = None,
+    resume: str | Path | None = None,
+    callbacks: Sequence[Callback] = (),
     progress: Progress | None = None,
 ) -> PretrainResult:
     """Pre-train a recipe; tokenise its data first where that is not done.
@@ -201,28 +204,36 @@ def run_pretraining(
         recipe: What to train.
         out: Run directory; None: `runs/<name>-<time>`.
         resume: A run directory to continue instead; `recipe` must be the one it began with.
+        callbacks: Follow the training, after the trackers of `train.report_to`.
         progress: Reports the work; None: silent.
 
     Raises:
         ExlmError: A mistake in data, tokenizer or checkpoint; divergence, interruption.
     """
     progress = progress or SilentProgress()
+    require_trackers(recipe.train.report_to)
     launch = read_launch()
     device = pick_device(recipe, launch)
     if recipe.train.num_threads is not None:
         torch.set_num_threads(recipe.train.num_threads)
 
     def make() -> Path:
-        return resume if resume is not None else create_run_dir(out, recipe.name)
+        return Path(resume) if resume is not None else create_run_dir(out, recipe.name)
 
     with join(launch, device) as ranks:
         require_same_recipe(ranks, recipe)
         with hold_run(ranks, make, is_new=resume is None) as run:
-            return _run_pretraining(recipe, run, ranks, is_new=resume is None, progress=progress)
+            return _run_pretraining(recipe, run, ranks, callbacks, is_new=resume is None, progress=progress)
 
 
 def _run_pretraining(
-    recipe: PretrainRecipe, run: Path, ranks: Ranks, *, is_new: bool, progress: Progress
+    recipe: PretrainRecipe,
+    run: Path,
+    ranks: Ranks,
+    callbacks: Sequence[Callback],
+    *,
+    is_new: bool,
+    progress: Progress,
 ) -> PretrainResult:
     device = ranks.device
     with removed_on_failure(run, is_new=is_new and ranks.is_first):
@@ -262,7 +273,7 @@ def _run_pretraining(
             metrics=MetricsLog(run / "metrics.jsonl"),
             progress=progress,
             resume_command=f"exlm pretrain --resume {run}",
-            on_row=_row_watch(task, run, progress),
+            callbacks=[*_own_callbacks(task, run, progress), *callbacks],
             ranks=ranks,
         )
         if not is_new:
@@ -284,19 +295,10 @@ def _run_pretraining(
     return PretrainResult(run, result.checkpoint, result.state.step, result.validation, result.state.elapsed_s)
 
 
-def _row_watch(task: PretrainTask, run: Path, progress: Progress) -> Callable[[dict[str, Any]], None]:
-    """Return a function that gives every row of metrics to whatever the recipe wants to look at it."""
-    watches: list[Callable[[dict[str, Any]], None]] = []
-    if task.recipe.train.tensorboard:
-        watches.append(tensorboard_writer(run))
-    if task.model.transition is not None:
-        watches.append(CollapseWatch(task.recipe, progress))
-
-    def watch(row: dict[str, Any]) -> None:
-        for one in watches:
-            one(row)
-
-    return watch
+def _own_callbacks(task: PretrainTask, run: Path, progress: Progress) -> list[Callback]:
+    recipe = task.recipe
+    trackers = build_trackers(recipe.train.report_to, recipe, run.resolve().name, recipe.name, progress)
+    return trackers if task.model.transition is None else [*trackers, CollapseWatch(recipe, progress)]
 
 
 def _describe_run(run: Path, recipe: PretrainRecipe, data: PreparedData, fields: dict[str, Any]) -> None:
@@ -318,18 +320,26 @@ def _describe_run(run: Path, recipe: PretrainRecipe, data: PreparedData, fields:
     write_atomically(run / "recipe.yaml", dump_recipe(with_absolute_paths(recipe)).encode())
 
 
-def resume_pretraining(run: Path, overrides: Sequence[str] = (), *, progress: Progress | None = None) -> PretrainResult:
+def resume_pretraining(
+    run: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    callbacks: Sequence[Callback] = (),
+    progress: Progress | None = None,
+) -> PretrainResult:
     """Continue a run from its own recipe.yaml and newest whole checkpoint; exact on CPU.
 
     Args:
         run: Run directory of `exlm pretrain`.
         overrides: `section.key=value` of what may change.
+        callbacks: Follow the training.
         progress: Reports the work; None: silent.
 
     Raises:
         CheckpointError: `run` is no run directory of pre-training.
     """
-    return run_pretraining(resumed_recipe(run, PretrainRecipe, overrides), resume=run, progress=progress)
+    recipe = resumed_recipe(Path(run), PretrainRecipe, overrides)
+    return run_pretraining(recipe, resume=run, callbacks=callbacks, progress=progress)
 
 
 def describe_own_mask_share(share: float) -> str:
@@ -352,33 +362,6 @@ def autocast_dtype(train: LoopConfig, device: torch.device) -> torch.dtype | Non
     """Return bfloat16 where `precision` asks for it (`auto`: on CUDA), else None."""
     wants_bf16 = train.precision == "bf16" or (train.precision == "auto" and device.type == "cuda")
     return torch.bfloat16 if wants_bf16 else None
-
-
-def tensorboard_writer(run: Path) -> Callable[[dict[str, Any]], None]:
-    """Return a function that writes rows of metrics as TensorBoard scalars; the first row makes their folder.
-
-    Raises:
-        ConfigError: TensorBoard is not installed.
-    """
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ConfigError(
-            "`train.tensorboard` is on, but TensorBoard is not installed", "pip install tensorboard"
-        ) from error
-    writer: SummaryWriter | None = None
-
-    def write(row: dict[str, Any]) -> None:
-        nonlocal writer
-        if writer is None:
-            # a killed run may have written beyond the checkpoint that this run continues
-            writer = SummaryWriter(str(run / "tensorboard"), purge_step=row["step"])
-        for name, value in row.items():
-            if name not in ("kind", "step"):
-                writer.add_scalar(f"{row['kind']}/{name}", value, row["step"])
-        writer.flush()
-
-    return write
 
 
 def _resume(loop: TrainingLoop, run: Path, recipe: PretrainRecipe, progress: Progress) -> None:

@@ -1,10 +1,10 @@
-"""Interface between the training loop and what it trains: the task, the choice of the best weights, the result."""
+"""Interface of the training loop: what it trains, the choice of the best weights, who follows a run, the result."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
@@ -67,6 +67,38 @@ class Selection:
         if best is None:
             return True
         return value > best if self.is_greater_better else value < best
+
+
+class Callback:
+    """Base of what follows a training run; override the methods you need.
+
+    Rank 0 alone calls them, between two steps. An exception ends the run: an `ExlmError` as a message, any other as a
+    fault; the run continues from its last checkpoint with `resume`. A fine-tuning calls them for each of its cells, one
+    after the other, each from `on_start` to `on_end`.
+    """
+
+    def on_start(self, folder: Path, step: int) -> None:
+        """Training begins in `folder` after `step` finished steps: 0, or those of the checkpoint it continues."""
+
+    def on_step(self, step: int, loss: float) -> None:
+        """An optimiser step is done.
+
+        Args:
+            step: Its number, counted from 1.
+            loss: Mean loss of its sequences: nats per target in pre-training.
+        """
+
+    def on_log(self, row: Mapping[str, Any]) -> None:
+        """A row was added to `metrics.jsonl`: `kind` (`train` or `valid`), `step`, and figures by name."""
+
+    def on_validate(self, step: int, figures: Mapping[str, float]) -> None:
+        """The validation after a step is done; `figures` are those of the row, such as `loss`."""
+
+    def on_save(self, step: int, checkpoint: Path) -> None:
+        """The checkpoint of a step is whole; a later one may delete it (`train.keep_last`)."""
+
+    def on_end(self, error: BaseException | None) -> None:
+        """Training has ended: at its last step, or with an error, an interruption included."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from exlm_cli.tasks.metrics import to_probabilities
 from exlm_cli.train.checkpoint import CheckpointState, LoopState, save_checkpoint
 from exlm_cli.train.optim import build_optimizer
 from exlm_cli.train.pretrained import model_identity
+from exlm_cli.train.task import Callback
 from tests.tiny import tiny_recipe
 
 NUM_TOKENS = 288
@@ -148,13 +149,18 @@ class WordTask(DownstreamTask):
 
 
 def run_tiny(
-    pretrained: Path, out: Path, task: WordTask | None = None, sequence_length: int | None = None, **sections: Any
+    pretrained: Path,
+    out: Path,
+    task: WordTask | None = None,
+    sequence_length: int | None = None,
+    callbacks: Sequence[Callback] = (),
+    **sections: Any,
 ) -> FinetuneResult:
     """Fine-tune the word task, or another one, with `finetune_recipe(**sections)`."""
     recipe = finetune_recipe(**sections)
     if sequence_length is not None:
         recipe = recipe.model_copy(update={"task": recipe.task.model_copy(update={"sequence_length": sequence_length})})
-    return run_finetuning(recipe, checkpoint=pretrained, out=out, task=task or WordTask())
+    return run_finetuning(recipe, checkpoint=pretrained, out=out, task=task or WordTask(), callbacks=callbacks)
 
 
 def cells(run: Path) -> list[dict[str, Any]]:

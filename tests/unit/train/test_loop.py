@@ -22,7 +22,7 @@ from exlm_cli.run_dir import MetricsLog, read_metrics
 from exlm_cli.train import checkpoint, loop
 from exlm_cli.train.checkpoint import load_model_weights, newest_good_checkpoint
 from exlm_cli.train.loop import TrainingLoop, dropout_seed
-from exlm_cli.train.task import Selection
+from exlm_cli.train.task import Callback, Selection
 
 NUM_SAMPLES = 22
 
@@ -305,7 +305,9 @@ def test_an_interval_of_none_is_an_epoch_and_the_first_best_epoch_is_kept(
     weights: dict[int, list[Tensor]] = {}
     task = Scored(scores)
     loop = _selecting(task, tmp_path, Selection("score", is_greater_better=is_greater_better))
-    loop.on_row = lambda row: weights.update({row["step"]: _weights(task)}) if row["kind"] == "valid" else None
+    watch = Callback()
+    watch.on_validate = lambda step, _: weights.update({step: _weights(task)})  # type: ignore[method-assign]
+    loop.callbacks = [watch]
     result = loop.fit()
     assert sorted(weights) == [STEPS_PER_EPOCH * epoch for epoch in range(1, 6)]
     best_step = STEPS_PER_EPOCH * best_epoch

@@ -4,8 +4,6 @@ import hashlib
 import json
 import re
 import shutil
-import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -209,13 +207,6 @@ def test_a_run_of_an_earlier_version_is_refused_before_anything_changes(copy: Pa
     assert _files(copy) == before
 
 
-def test_a_new_run_that_cannot_begin_leaves_no_folder(cache: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match=r"TensorBoard is not installed$"):
-        run_pretraining(_recipe(cache, train={"tensorboard": True}), out=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 def _files(run: Path) -> dict[str, bytes | None]:
     return {p.relative_to(run).as_posix(): p.read_bytes() if p.is_file() else None for p in run.rglob("*")}
 
@@ -288,35 +279,3 @@ def test_validation_takes_evenly_spread_sequences() -> None:
     assert validation_indices(dataset, None).tolist() == list(range(10))
     assert validation_indices(dataset, 4).tolist() == [0, 3, 6, 9]
     assert validation_indices(dataset, 99).tolist() == list(range(10))
-
-
-def test_tensorboard_gets_every_figure_of_every_row(cache: Path, tmp_path: Path, monkeypatch) -> None:
-    written: list[tuple[str, float, int]] = []
-    opened: list[int] = []
-
-    class Writer:
-        def __init__(self, folder: str, purge_step: int) -> None:
-            assert folder == str(tmp_path / "run" / "tensorboard")
-            opened.append(purge_step)
-
-        def add_scalar(self, name: str, value: float, step: int) -> None:
-            written.append((name, value, step))
-
-        def flush(self) -> None:
-            pass
-
-    module = types.ModuleType("torch.utils.tensorboard")
-    module.SummaryWriter = Writer  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    run = run_pretraining(_recipe(cache, train={"tensorboard": True}), out=tmp_path / "run").run_dir
-    expected = [
-        (f"{row['kind']}/{name}", json.loads(json.dumps(value)), row["step"])
-        for row in read_metrics(run / "metrics.jsonl")
-        for name, value in row.items()
-        if name not in ("kind", "step")
-    ]
-    assert written == expected
-    # what a killed run wrote beyond its last checkpoint is hidden
-    shutil.rmtree(run / "checkpoints/step-6")
-    resume_pretraining(run)
-    assert opened == [expected[0][2], 4]

@@ -123,15 +123,16 @@ def _chosen(suite: str | None, name: str | None, recipe: str | None, overrides: 
     """Return the recipe of a task with the given options."""
     from exlm_cli.config.finetune import FinetuneRecipe
     from exlm_cli.config.load import load_recipe
-    from exlm_cli.config.tasks import SUITES, check_task_name
+    from exlm_cli.config.tasks import check_task_name, find_suite
     from exlm_cli.tasks.registry import default_recipe
 
     if suite is None:
         if recipe is None:
             raise ConfigError("give a task, a `--recipe` that names one, or `--resume` to continue a run", _EXAMPLE)
         return load_recipe(recipe, overrides, kind=FinetuneRecipe)
-    if suite in SUITES and name is None:
-        names = (task.partition("/")[2] for task in SUITES[suite].tasks)
+    section = find_suite(suite)
+    if section is not None and name is None:
+        names = (task.partition("/")[2] for task in section.tasks)
         raise ConfigError(
             "which CSV file?" if suite == "csv" else f"which task of {suite}? There are {', '.join(names)}", _EXAMPLE
         )

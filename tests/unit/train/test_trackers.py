@@ -1,0 +1,291 @@
+"""Trackers against fakes of their packages: every row arrives, a resumption continues, and no failure ends a run."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import requests
+
+from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.errors import ConfigError
+from exlm_cli.run_dir import read_metrics
+from exlm_cli.train.pretrain import resume_pretraining, run_pretraining
+from exlm_cli.train.task import Callback
+from exlm_cli.train.trackers import TRACKERS, require_trackers
+from tests.recorder import Recorder
+from tests.tiny import tiny_recipe
+from tests.unit.finetune.synthetic import make_pretrained, run_tiny
+
+
+class Packages:
+    """Fakes of the three packages, and what they were given: (tracker, name of the figure, value, step)."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, str, float, int]] = []
+        self.opened: list[dict[str, Any]] = []
+        self.closed: list[Any] = []
+        self.breaks_at = 10**9
+        packages = self
+
+        class Error(Exception):
+            pass
+
+        def note(tracker: str, figures: dict[str, float], step: int) -> None:
+            if step >= packages.breaks_at:
+                raise Error("the server is gone\nand more")
+            packages.sent += [(tracker, name, value, step) for name, value in figures.items()]
+
+        class SummaryWriter:
+            def __init__(self, folder: str, purge_step: int) -> None:
+                packages.opened.append({"folder": folder, "purge_step": purge_step})
+
+            def add_scalar(self, name: str, value: float, step: int) -> None:
+                note("tensorboard", {name: value}, step)
+
+            def flush(self) -> None: ...
+            def close(self) -> None: ...
+
+        def init(**arguments: Any) -> SimpleNamespace:
+            packages.opened.append(arguments)
+            log = lambda figures, step: note("wandb", figures, step)  # noqa: E731
+            return SimpleNamespace(log=log, finish=lambda exit_code: packages.closed.append(exit_code))
+
+        class MlflowClient:
+            def get_experiment_by_name(self, name: str) -> None: ...
+            def create_experiment(self, name: str) -> str:
+                return f"the experiment {name}"
+
+            def create_run(self, experiment: str, run_name: str, tags: dict[str, str]) -> SimpleNamespace:
+                packages.opened.append({"experiment": experiment, "name": run_name, **tags})
+                return SimpleNamespace(info=SimpleNamespace(run_id="run-7"))
+
+            def update_run(self, run_id: str, status: str) -> None:
+                packages.opened.append({"continued": run_id, "status": status})
+
+            def log_batch(self, run_id: str, metrics: Any = (), params: Any = ()) -> None:
+                assert run_id == "run-7"
+                assert len(params) <= 100
+                for metric in metrics:
+                    note("mlflow", {metric.key: metric.value}, metric.step)
+                packages.sent += [("mlflow", param.key, param.value, -1) for param in params]
+
+            def set_terminated(self, run_id: str, status: str) -> None:
+                packages.closed.append(status)
+
+        def param(key: str, value: str) -> SimpleNamespace:
+            return SimpleNamespace(key=key, value=value)
+
+        def metric(key: str, value: float, timestamp: int, step: int) -> SimpleNamespace:
+            return SimpleNamespace(key=key, value=value, step=step)
+
+        self.modules = {
+            "torch.utils.tensorboard": SimpleNamespace(SummaryWriter=SummaryWriter),
+            "wandb": SimpleNamespace(init=init, Error=Error),
+            "mlflow": SimpleNamespace(
+                MlflowClient=MlflowClient,
+                entities=SimpleNamespace(Param=param, Metric=metric),
+                exceptions=SimpleNamespace(MlflowException=Error),
+            ),
+        }
+
+    def of(self, tracker: str) -> list[tuple[str, float, int]]:
+        return [row[1:] for row in self.sent if row[0] == tracker]
+
+
+@pytest.fixture
+def packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Packages:
+    fakes = Packages()
+    for name, module in fakes.modules.items():
+        monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_PROJECT", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
+    return fakes
+
+
+def _recipe(cache: Path, **train: Any) -> PretrainRecipe:
+    intervals = {"validate_every_steps": 3, "checkpoint_every_steps": 3, "log_every_steps": 2}
+    data = {"bundled_rows": 300, "cache_dir": str(cache)}
+    return tiny_recipe(data=data, train={**intervals, "report_to": ["tensorboard", "wandb", "mlflow"], **train})
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def _figures(run: Path, after_step: int = 0) -> list[tuple[str, float, int]]:
+    return [
+        (f"{row['kind']}/{name}", json.loads(json.dumps(value)), row["step"])
+        for row in read_metrics(run / "metrics.jsonl")
+        if row["step"] > after_step
+        for name, value in row.items()
+        if name not in ("kind", "step")
+    ]
+
+
+def test_each_tracker_gets_every_figure_and_a_resumption_continues_its_run(
+    packages: Packages, cache: Path, tmp_path: Path
+) -> None:
+    progress = Recorder()
+    run = run_pretraining(_recipe(cache), out=tmp_path / "run", progress=progress).run_dir
+    for tracker in TRACKERS:
+        assert [row for row in packages.of(tracker) if row[2] >= 0] == _figures(run)
+    assert ("optim.lr", "0.001", -1) in packages.of("mlflow")
+    board, wandb, mlflow = packages.opened
+    assert board == {"folder": str(run / "tensorboard"), "purge_step": 1}
+    assert (wandb["mode"], wandb["project"], wandb["name"]) == ("offline", "exlm", "run")
+    assert wandb["config"]["masking"]["mask_ratio"] == 0.3
+    assert "wandb: there is no API key, so the run is recorded offline; `wandb sync` uploads it later" in progress.said
+    assert mlflow == {"experiment": "the experiment exlm", "name": "run", "group": "tiny"}
+    assert packages.closed == [0, "FINISHED"]
+    shutil.rmtree(run / "checkpoints/step-6")
+    packages.sent.clear()
+    resume_pretraining(run)
+    for tracker in TRACKERS:
+        assert packages.of(tracker) == _figures(run, after_step=3)
+    board, again, mlflow = packages.opened[3:]
+    # what a killed run wrote beyond its last checkpoint is hidden
+    assert board["purge_step"] == 4
+    assert (again["id"], again["resume"]) == (wandb["id"], "allow")
+    assert mlflow == {"continued": "run-7", "status": "RUNNING"}
+
+
+def test_a_tracker_that_fails_is_left_alone_and_training_goes_on(
+    packages: Packages, cache: Path, tmp_path: Path
+) -> None:
+    packages.breaks_at, progress = 4, Recorder()
+    recipe = _recipe(cache, report_to="mlflow")
+    result = run_pretraining(recipe, out=tmp_path / "run", progress=progress)
+    assert result.steps == 6
+    assert [row for row in packages.of("mlflow") if row[2] >= 0] == [
+        row for row in _figures(result.run_dir) if row[2] < 4
+    ]
+    warnings = [message for message in progress.said if message.startswith("warning: mlflow")]
+    assert warnings == [
+        "warning: mlflow gets nothing more of this run: the server is gone; metrics.jsonl has all figures"
+    ]
+    assert packages.closed == []
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_reached", "mode"),
+    [
+        ({"WANDB_API_KEY": "secret"}, True, "online"),
+        ({"WANDB_API_KEY": "secret"}, False, "offline"),
+        ({"WANDB_MODE": "disabled"}, True, "disabled"),
+    ],
+)
+def test_wandb_is_online_with_a_key_and_a_network_and_no_key_is_written(
+    packages: Packages,
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch,
+    environment: dict[str, str],
+    is_reached: bool,
+    mode: str,
+) -> None:
+    def head(url: str, timeout: float) -> None:
+        if not is_reached:
+            raise requests.ConnectionError
+
+    monkeypatch.setattr(requests, "head", head)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    progress = Recorder()
+    run = run_pretraining(_recipe(cache, report_to="wandb", max_steps=2), out=tmp_path / "run", progress=progress)
+    assert packages.opened[0]["mode"] == mode
+    told = [str(packages.opened), *progress.said, *(p.read_text() for p in run.run_dir.glob("*.*") if p.is_file())]
+    assert not any("secret" in text for text in told)
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_a_tracker_that_is_not_installed_is_named_before_a_folder_is_made(
+    packages: Packages, cache: Path, tmp_path: Path, monkeypatch, name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, TRACKERS[name].module, None)  # type: ignore[index, arg-type]
+    with pytest.raises(ConfigError, match=rf"^`train.report_to` names {name}, which is not installed \(") as caught:
+        run_pretraining(_recipe(cache), out=tmp_path / "run")
+    assert caught.value.hint == f"pip install {name}"
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_mlflow_server_that_does_not_answer_is_named_without_its_password(packages: Packages, monkeypatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@127.0.0.1:9")
+    with pytest.raises(ConfigError, match=r"^the MLflow server 127\.0\.0\.1 of MLFLOW_TRACKING_URI does not answer$"):
+        require_trackers(["mlflow"])
+
+
+class Watch(Callback):
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def on_start(self, folder: Path, step: int) -> None:
+        self.seen.append(f"start {folder.name} {step}")
+
+    def on_step(self, step: int, loss: float) -> None:
+        self.seen.append((step, loss))
+
+    def on_validate(self, step: int, figures: Any) -> None:
+        self.seen.append(f"validate {step}")
+        assert figures["loss"] > 0
+
+    def on_save(self, step: int, checkpoint: Path) -> None:
+        assert (checkpoint / "manifest.json").is_file()
+        self.seen.append(f"save {step}")
+
+    def on_end(self, error: BaseException | None) -> None:
+        self.seen.append(f"end {error!r}")
+
+
+def test_callbacks_follow_each_step_validation_and_checkpoint(cache: Path, tmp_path: Path) -> None:
+    watch = Watch()
+    recipe = _recipe(cache, report_to=[], log_every_steps=1)
+    run = run_pretraining(recipe, out=tmp_path / "run", callbacks=[watch]).run_dir
+    events = [event if isinstance(event, str) else event[0] for event in watch.seen]
+    assert events == [
+        "start run 0", 1, 2, 3, "validate 3", "save 3", 4, 5, 6, "validate 6", "save 6", "end None",
+    ]  # fmt: skip
+    losses = {row["step"]: row["loss"] for row in read_metrics(run / "metrics.jsonl") if row["kind"] == "train"}
+    assert dict(event for event in watch.seen if not isinstance(event, str)) == losses
+
+
+def test_an_exception_of_a_callback_ends_the_run_after_the_others_have_heard(cache: Path, tmp_path: Path) -> None:
+    class Stops(Callback):
+        def on_step(self, step: int, loss: float) -> None:
+            if step == 4:
+                raise ConfigError("enough")
+
+    watch = Watch()
+    with pytest.raises(ConfigError, match="enough"):
+        run_pretraining(_recipe(cache, report_to=[]), out=tmp_path / "run", callbacks=[Stops(), watch])
+    assert watch.seen[-1] == "end ConfigError('enough')"
+    assert resume_pretraining(tmp_path / "run").steps == 6
+
+
+def test_each_seed_of_a_fine_tuning_is_a_run_of_its_own(packages: Packages, tmp_path: Path) -> None:
+    watch = Watch()
+    train = {"max_epochs": 1, "report_to": ["wandb"], "log_every_steps": 1}
+    run = tmp_path / "run"
+    run_tiny(make_pretrained(tmp_path / "pretrained"), run, train=train, callbacks=[watch])
+    assert [opened["name"] for opened in packages.opened] == ["run: seed 1", "run: seed 2"]
+    assert {opened["group"] for opened in packages.opened} == {"run"}
+    assert len({opened["id"] for opened in packages.opened}) == 2
+    cells = [run / f"cells/single/seed-{seed}" for seed in (1, 2)]
+    assert packages.of("wandb") == [figure for cell in cells for figure in _figures(cell)]
+    assert [event for event in watch.seen if "start" in str(event)] == ["start seed-1 0", "start seed-2 0"]
+
+
+def test_tensorboard_itself_reads_what_it_was_sent(cache: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    run = run_pretraining(_recipe(cache, report_to="tensorboard"), out=tmp_path / "run").run_dir
+    events = accumulator.EventAccumulator(str(run / "tensorboard")).Reload()
+    read = {(name, e.step): e.value for name in events.Tags()["scalars"] for e in events.Scalars(name)}
+    assert read == {(name, step): pytest.approx(value, rel=1e-6) for name, value, step in _figures(run)}
