@@ -112,7 +112,7 @@ def describe_finding(finding: Any, subject: str = "it") -> str:
     if finding["type"] in _TYPES_IN_YAML:
         return f"{subject} should be {_TYPES_IN_YAML[finding['type']]}"
     said = finding["msg"].removeprefix("Value error, ").partition(", unable to ")[0]
-    return re.sub("^(Input|Tuple|String)(?= should)", subject, said)
+    return re.sub("^(Input|Tuple|String)(?= should)", lambda _: subject, said)
 
 
 def _changed(content: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

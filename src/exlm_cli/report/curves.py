@@ -105,7 +105,7 @@ def plot_curves(
         figure = style.new_figure(_PANEL_INCHES[0] * num_columns, _PANEL_INCHES[1] * num_rows + legend_inches)
         grid = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
         for axes, (panel, lines) in zip(grid, panels, strict=False):
-            axes.set_xlim(0, 1.02 * last_step)
+            axes.set_xlim(0, 1.02 * max(last_step, 1))  # a run may have one row, at step 0
             _draw_panel(axes, panel, lines, styles)
         for axes in grid[len(panels) :]:
             axes.set_visible(False)

@@ -92,6 +92,11 @@ def test_rows_without_a_finite_value_are_left_out(figures: dict[str, Figure]) ->
     assert [list(data) for data in line.get_data()] == [[0, 3], [2.0, 1.0]]
 
 
+def test_one_row_at_step_0_is_drawn(figures: dict[str, Figure]) -> None:
+    """Without a warning, which would fail this test."""
+    assert panels(figures, {"run": run("loss", num_rows=1)})[TITLES["loss"]].get_xlim()[1] > 1
+
+
 def test_smoothing_keeps_straight_lines_straight(figures: dict[str, Figure]) -> None:
     rows = [{"kind": "train", "step": i, "loss": 3.0 + 2 * i} for i in range(100)]
     raw, smooth = panels(figures, {"run": rows})[TRAINING].lines

@@ -1,0 +1,23 @@
+"""Areas of the campaign by name, with their number of cases and limits."""
+
+from tests.campaign import damaged, inputs, processes
+from tests.campaign.engine import Area
+
+AREAS = {
+    "recipes": Area(inputs.recipes, 2400),
+    "command lines": Area(inputs.words, 1000),
+    "data files": Area(inputs.data, 2400),
+    "SMILES": Area(inputs.molecules, 800),
+    "inspect-dag": Area(inputs.inspected, 900),
+    "fine-tuning tables": Area(inputs.tables, 500),
+    "predict and embed": Area(inputs.predicted, 700),
+    "damaged runs": Area(damaged.checkpoints, 1500),
+    "crafted files": Area(damaged.crafted, 132, seconds=120),
+    "kills of pre-training": Area(processes.killed_pretraining, 100, seconds=240, starts_processes=True),
+    "kills of fine-tuning": Area(processes.killed_finetuning, 30, seconds=240, starts_processes=True),
+    "kills of sweeps": Area(processes.killed_sweep, 30, seconds=240, starts_processes=True),
+    "full and read-only disks": Area(processes.disks, 120, seconds=120),
+    "processes side by side": Area(processes.side_by_side, 40, seconds=240, starts_processes=True),
+    "a user without rights": Area(processes.without_rights, 100, seconds=120, starts_processes=True),
+    "downloads": Area(processes.downloads, 60),
+}

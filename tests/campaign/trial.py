@@ -1,0 +1,195 @@
+"""One case of the campaign: commands run in an empty folder, and what they must not do."""
+
+import contextlib
+import io
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple, TypeVar
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.strategies import SearchStrategy
+
+LONGEST_LINE = 2_000
+"""Characters of a line on stderr; values, names and library errors are cut long before."""
+
+T = TypeVar("T")
+Tree = dict[str, tuple[int, int]]
+
+
+class Outcome(NamedTuple):
+    """What a command did; `code` is None where it raised."""
+
+    words: tuple[str, ...]
+    code: int | None
+    out: str
+    err: str
+
+    @property
+    def result(self) -> Any:
+        """What it printed with `--json`."""
+        return json.loads(self.out)
+
+
+class Trial:
+    """One case. Its random numbers come from the seed of the campaign, its area and its number alone.
+
+    Attributes:
+        folder: An empty folder, the current one.
+        faults: What was wrong, one line each.
+        commands: The words of every command; `tell` gets those of each before it is run.
+    """
+
+    def __init__(
+        self, area: str, number: int, campaign_seed: int, folder: Path, tell: Callable[[tuple[str, ...]], None]
+    ) -> None:
+        self.key = f"{campaign_seed}/{area}/{number}"
+        self.number, self.folder = number, folder
+        self.rng = Random(self.key)
+        self.faults: list[str] = []
+        self.commands: list[tuple[str, ...]] = []
+        self._tell = tell
+
+    def draw(self, strategy: SearchStrategy[T]) -> T:
+        """Return a value of a Hypothesis strategy."""
+        found: list[T] = []
+
+        @seed(self.rng.getrandbits(64))
+        @settings(
+            max_examples=5, phases=[Phase.generate], database=None, deadline=None,
+            suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
+        @given(strategy)
+        def keep(value: T) -> None:
+            found.append(value)
+
+        keep()
+        return found[-1]  # the first is the simplest
+
+    def exlm(self, *given: object, codes: tuple[int, ...] = (0, 2), may_change: tuple[str, ...] = ()) -> Outcome:
+        """Run a command in this process and judge it; paths that begin with `may_change` may be made or altered."""
+        words = tuple(map(str, given))
+        self.commands.append(words)
+        self._tell(words)
+        before = tree(self.folder)
+        outcome, trouble = run_captured(words)
+        if trouble:
+            self.faults.append(trouble)
+        else:
+            self.judge(outcome, codes)
+        self.judge_files(before, outcome, may_change)
+        return outcome
+
+    def expect(self, is_right: bool, fault: str) -> None:
+        """Note a fault unless something is right."""
+        if not is_right:
+            self.faults.append(fault)
+
+    def judge(self, outcome: Outcome, codes: tuple[int, ...] = (0, 2)) -> None:
+        """Note what is wrong with the exit code and the words of a command."""
+        code, lines = outcome.code, outcome.err.splitlines()
+        self.expect(code in codes, f"exit code {code}, expected one of {codes}: {outcome.err[-300:]!r}")
+        for line in outcome.err.split("\n"):
+            self.expect(line.isprintable(), f"stderr holds what no terminal should get: {line[:200]!r}")
+            self.expect(len(line) <= LONGEST_LINE, f"a line of {len(line):,} characters: {line[:200]!r}")
+        self.expect("Traceback" not in outcome.err, f"a traceback: {outcome.err[-300:]!r}")
+        self.expect("Warning:" not in outcome.err, f"a warning of a library: {outcome.err[-300:]!r}")
+        num_errors = sum(line.startswith("error: ") for line in lines)
+        self.expect(num_errors == (code == 2), f"exit code {code} with {num_errors} error lines")
+        if code == 2:
+            hints = sum(line.startswith("hint: ") and len(line) > len("hint: x") for line in lines)
+            self.expect(hints == 1, f"{hints} hints: {outcome.err[-300:]!r}")
+            self.expect(not outcome.out, f"a refused command printed {outcome.out[:100]!r}")
+        if code == 0 and "--json" in outcome.words:
+            try:
+                json.loads(outcome.out, parse_constant=lambda name: self.faults.append(f"{name} in JSON"))
+            except ValueError:
+                self.faults.append(f"stdout is no JSON: {outcome.out[:200]!r}")
+
+    def judge_files(self, before: Tree, outcome: Outcome, may_change: tuple[str, ...] = ()) -> None:
+        """Note inputs that were changed, temporary files that stay, and what a refused command left."""
+        after = tree(self.folder)
+        changed = [
+            name for name, state in before.items()
+            if after.get(name) != state and not name.startswith((*may_change, "cache/")) and not name.endswith(".lock")
+        ]  # fmt: skip
+        self.expect(not changed, f"changed {changed[:3]}")
+        new = [name for name in after if name not in before]
+        left = [name for name in new if is_temporary(name)]
+        self.expect(not left, f"temporary files stay: {left[:3]}")
+        if outcome.code == 2:
+            # a run that can be continued may stay, and what the cache has is whole
+            runs = {str(Path(name).parent) for name in after if name.endswith("recipe.yaml")}
+            left = [
+                name for name in new
+                if not name.startswith((*may_change, "cache/")) and not name.endswith(".lock")
+                and not any(name.startswith(f"{run}/") for run in runs)
+            ]  # fmt: skip
+            self.expect(not left, f"a refused command left {left[:3]}")
+
+
+def tree(folder: Path) -> Tree:
+    """Return size and time of change of every file below a folder."""
+    found = {}
+    for root, _, names in os.walk(os.fsencode(folder)):
+        for name in names:
+            path = os.path.join(root, name)  # noqa: PTH118
+            with contextlib.suppress(OSError):
+                state = os.lstat(path)
+                found[os.fsdecode(os.path.relpath(path, os.fsencode(folder)))] = (state.st_size, state.st_mtime_ns)
+    return found
+
+
+def is_temporary(name: str) -> bool:
+    """Return whether a file has the name of one that is being written."""
+    return any(mark in name for mark in (".writing", ".tmp", "/tmp", ".part", ".incomplete"))
+
+
+def run_captured(words: tuple[str, ...]) -> tuple[Outcome, str]:
+    """Run a command in this process with its streams in files; return the outcome, and where it raised, the reason."""
+    from exlm_cli.cli.app import main
+
+    code: int | None = None
+    trouble = ""
+    with captured() as texts:
+        try:
+            code = main(words)
+        except BaseException as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            trouble = f"{type(error).__name__} in {Path(place.filename).name}:{place.lineno}: {str(error)[:300]!r}"
+    out, err = texts()
+    return Outcome(words, code, out, err), trouble
+
+
+@contextlib.contextmanager
+def captured() -> Iterator[Callable[[], tuple[str, str]]]:
+    """Send the file descriptors of stdout and stderr to files; yields a function that reads them."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        kept, streams = (os.dup(1), os.dup(2)), (sys.stdout, sys.stderr)
+        for stream in streams:
+            stream.flush()
+        os.dup2(out.fileno(), 1)
+        os.dup2(err.fileno(), 2)
+        sys.stdout, sys.stderr = (
+            io.TextIOWrapper(os.fdopen(number, "wb", closefd=False), encoding="utf-8", line_buffering=True)
+            for number in (1, 2)
+        )
+        read: dict[str, str] = {}
+        try:
+            yield lambda: (read["out"], read["err"])
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()
+            sys.stdout, sys.stderr = streams
+            for number, file in zip((1, 2), kept, strict=True):
+                os.dup2(file, number)
+                os.close(file)
+            for name, file in (("out", out), ("err", err)):
+                file.seek(0)
+                read[name] = file.read().decode("utf-8", "replace")
