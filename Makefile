@@ -7,7 +7,7 @@ SENTENCE := This is [MASK], and I'm very [MASK] to see this.
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup quickstart lint format types test ext bench dist wheel-check clean
+.PHONY: setup quickstart lint format types test campaign ext bench dist wheel-check clean
 
 setup: $(VENV)/.dev-installed
 
@@ -31,6 +31,10 @@ types: setup
 # Two workers of one thread each are faster on two cores than one worker of two.
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+# Ten thousand hostile inputs, damaged runs, kills and full disks; goes on where it was stopped.
+campaign: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.campaign
 
 ext: setup
 	$(BIN)/exlm doctor --build

@@ -61,7 +61,7 @@ def test_the_origin_of_a_key_is_the_last_one_that_gave_it() -> None:
         ("train.compile=maybe", "it should be a valid boolean"),
         ("data.kind=image", "it should be 'text' or 'smiles'"),
         ("data.train=[1, 2]", "`1` should be a valid string"),
-        ('data.train=[["\\x03"]]', r"`['\x03']` should be a valid string"),
+        ('data.train=[["\\x03"]]', r'`["\x03"]` should be a valid string'),
         ("data.train=3", "it should be a list"),
         ("optim.betas=[0.9]", "a value is missing"),
         ("model.transition=3", "it should be a section of keys"),
