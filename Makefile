@@ -7,7 +7,7 @@ SENTENCE := This is [MASK], and I'm very [MASK] to see this.
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup quickstart lint format types test campaign ext bench dist wheel-check clean
+.PHONY: setup quickstart lint format types test docs campaign ext bench dist wheel-check clean
 
 setup: $(VENV)/.dev-installed
 
@@ -35,6 +35,11 @@ test: setup
 # Ten thousand hostile inputs, damaged runs, kills and full disks; goes on where it was stopped.
 campaign: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.campaign
+
+# The documentation as a site in build/site; a warning is an error, and no page asks another host for scripts or images.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	! grep -rlE '<(script|link|img)[^>]+(src|href)="?https?://' build/site --include=*.html
 
 ext: setup
 	$(BIN)/exlm doctor --build
@@ -71,5 +76,5 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(VENV)/.dev-installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev,docs]"
 	touch $@ $(VENV)/.installed

@@ -2,19 +2,27 @@
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
 import typer
+import yaml
 
 from exlm_cli.cli.app import app
 from exlm_cli.config.load import KINDS, load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md")), ROOT / "recipes/README.md"]
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted(ROOT.glob("docs/**/*.md")),
+    ROOT / "recipes/README.md",
+]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#]+)[^)]*\)")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
@@ -71,6 +79,26 @@ def test_links_lead_to_files(document: Path) -> None:
     for target in LINK.findall(document.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_the_readme_is_short_and_its_links_work_on_a_package_index() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 120
+    project = re.compile(re.escape(PROJECT["urls"]["Repository"]) + "/(?:blob|raw|tree)/main/(.+)")
+    for target in LINK.findall(text):
+        assert target.startswith("https://")
+        if inside := project.fullmatch(target):
+            assert (ROOT / inside[1]).exists(), target
+        else:
+            assert target == PROJECT["urls"]["Paper"]
+
+
+def test_the_citation_is_of_this_version_and_licence() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+
+    assert citation["version"] == PROJECT["version"]
+    assert citation["license"] == PROJECT["license"]
+    assert citation["repository-code"] == PROJECT["urls"]["Repository"]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -31,7 +31,7 @@ def recipes(
     sets: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the recipes of every command, or print one, or its price.
+    """List the recipes, print one, or say what it costs.
 
     Recipes of pre-training show their parameters and the tokens of a step; one that is printed has its FLOPs in
     comments on top. With `--gpu`: hours, memory of each GPU, and what the same FLOPs buy as MLM.
