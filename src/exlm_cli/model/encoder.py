@@ -33,7 +33,7 @@ class EncoderBlock(nn.Module):
         self.activation_dropout = nn.Dropout(config.activation_dropout)
 
     def forward(self, x_BLD: Tensor, rotation: Rotation | None, attend: Tensor | None) -> Tensor:
-        """Apply the block; `attend` (B, 1, 1, L) is True at visible keys, None if all are visible."""
+        """Apply the block; `attend` (B, 1, 1 or L, L) is True where a query sees a key, None if it does everywhere."""
         q, k, v = self.qkv(self.attention_norm(x_BLD)).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
@@ -69,14 +69,15 @@ class Encoder(nn.Module):
         self,
         embedded: Float[Tensor, "B L D"],
         positions: Int64[Tensor, "B L 2"],
-        is_token: Bool[Tensor, "B L"] | None,
+        visible: Bool[Tensor, "B q L"] | None,
     ) -> Float[Tensor, "B L D"]:
         """Return the contextual state of every position.
 
         Args:
             embedded: Token embeddings.
             positions: (token index, clone index) of every position.
-            is_token: False at padding; None without padding, which allows the fastest attention.
+            visible: Which keys each query sees, or all queries where q is 1; None where all see all, which allows
+                the fastest attention.
         """
         expanded_index = torch.arange(embedded.shape[1], device=embedded.device)
         if self.position_embedding is not None:
@@ -84,7 +85,7 @@ class Encoder(nn.Module):
         rotation = None
         if self.rotation_of is not None:
             rotation = self.rotation_of(positions[..., 0], positions[..., 1], expanded_index[None])
-        attend = None if is_token is None else is_token[:, None, None, :]
+        attend = None if visible is None else visible[:, None]
         x_BLD = self.dropout(embedded)
         for block in self.blocks:
             if self.recomputes and self.training:

@@ -76,6 +76,7 @@ class ExlmModel(nn.Module):
         self.num_states_per_mask = k
         self.head_chunk_rows = recipe.train.head_chunk_rows
         self.clone_embedding_place = config.clone_embedding
+        self.mask_attention = config.mask_attention
         self.token_embedding = nn.Embedding(vocab_size, config.width)
         self.clone_embedding = nn.Embedding(k, config.width) if config.clone_embedding != "none" else None
         self.encoder = Encoder(config, k)
@@ -96,12 +97,21 @@ class ExlmModel(nn.Module):
 
     def encode(self, batch: Batch) -> Float[Tensor, "B L D"]:
         """Return the state of every expanded position; padding is never attended to."""
-        index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
-        is_token = index < batch.lengths[:, None] if batch.is_padded else None
         embedded = self.token_embedding(batch.token_ids)
         if self.clone_embedding_place == "input":
             embedded = embedded + self._clone_vectors(batch.positions[..., 1])
-        return cast(Tensor, self.encoder(embedded, batch.positions, is_token))
+        return cast(Tensor, self.encoder(embedded, batch.positions, self._visible(batch)))
+
+    def _visible(self, batch: Batch) -> Bool[Tensor, "B q L"] | None:
+        """Return which keys each query sees: no padding, and with `mask_attention: first` few states of other masks."""
+        index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
+        is_token = index < batch.lengths[:, None, None] if batch.is_padded else None
+        if self.mask_attention == "all" or self.num_states_per_mask == 1:
+            return is_token
+        token_BL, clone_BL = batch.positions.unbind(-1)
+        is_own = (token_BL[:, :, None] == token_BL[:, None, :]) & (clone_BL > 1)[:, :, None]
+        visible = (clone_BL <= 1)[:, None, :] | is_own
+        return visible if is_token is None else visible & is_token
 
     def node_states(self, batch: Batch) -> NodeStates:
         """Encode and gather the states at BOS, the clones and EOS."""

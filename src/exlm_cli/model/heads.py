@@ -98,9 +98,9 @@ class TaskModel(nn.Module):
         """Return the state of every position; padding is never attended to."""
         index = torch.arange(token_ids.shape[1], device=token_ids.device)
         is_unpadded = bool((lengths == token_ids.shape[1]).all())
-        is_token = None if is_unpadded else index < lengths[:, None]
+        visible = None if is_unpadded else index < lengths[:, None, None]
         positions = torch.stack([index, torch.zeros_like(index)], dim=-1)[None]
-        return cast(Tensor, self.encoder(self.token_embedding(token_ids), positions, is_token))
+        return cast(Tensor, self.encoder(self.token_embedding(token_ids), positions, visible))
 
     def forward(self, token_ids: Int64[Tensor, "B R"], lengths: Int64[Tensor, " B"]) -> Tensor:
         """Return (B, C) outputs, or (B, L, 2) for spans, float32; for regression of standardised targets.

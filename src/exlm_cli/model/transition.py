@@ -16,6 +16,9 @@ from exlm_cli.model.positions import RotaryPositions
 from exlm_cli.ops.precision import without_autocast
 from exlm_cli.ops.rotary import Rotation, rotate
 
+_BALANCE_ENDS = 0.7
+"""Share of the training after which states need no penalty to stay alive; until then its weight falls linearly."""
+
 
 def allowed_edges(
     node_mask: Int64[Tensor, "B S"], state_lengths: Int64[Tensor, " B"], *, is_sparse: bool
@@ -52,6 +55,7 @@ class TransitionHead(nn.Module):
     """
 
     start_scores: Tensor
+    balance_weight: Tensor
 
     def __init__(self, config: ModelConfig, num_states_per_mask: int) -> None:
         super().__init__()
@@ -62,6 +66,7 @@ class TransitionHead(nn.Module):
         self.detach_states = transition.detach_states
         self.start = transition.start
         self.balance = transition.balance
+        self.register_buffer("balance_weight", torch.tensor(transition.balance), persistent=False)
         self.rope = transition.rope
         head_width = config.width // transition.heads
         self.rotation_of = (
@@ -77,6 +82,10 @@ class TransitionHead(nn.Module):
             self.start_scores = nn.Parameter(scores)
         else:
             self.register_buffer("start_scores", scores, persistent=False)
+
+    def fade_balance(self, share_done: float) -> None:
+        """Set the weight of `transition.balance` for a step before which this share of the training is done."""
+        self.balance_weight.fill_(self.balance * max(0.0, 1.0 - share_done / _BALANCE_ENDS))
 
     def forward(self, states: Float[Tensor, "B S D"], batch: Batch) -> Float[Tensor, "B S S"]:
         """Return log E[v, u] in float32: rows are log-probabilities over the allowed u > v, -inf elsewhere.

@@ -209,6 +209,7 @@ class TrainingLoop:
         indices = self._plan.step(state.step_in_epoch)
         torch.manual_seed(dropout_seed(self.seed, state.step, self.ranks.rank))
         set_learning_rates(self.optimizer, state.step, self.optim, self.total_steps)
+        self.task.begin_step(state.step / self.total_steps)
         self.optimizer.zero_grad(set_to_none=True)
         num_tokens, model_s = 0, 0.0
         sums = torch.zeros(3, dtype=torch.float64, device=next(self.task.model.parameters()).device)

@@ -45,7 +45,7 @@ class Objective:
         nll = states_alignment_nll(log_emit, log_trans, batch.target_lengths, batch.state_lengths, backend=self.backend)
         nll_per_target = nll / batch.target_lengths.clamp(min=1)
         if model.training and model.transition.balance:
-            penalty = model.transition.balance * state_imbalance(log_trans, model.num_states_per_mask)
+            penalty = model.transition.balance_weight * state_imbalance(log_trans, model.num_states_per_mask)
             return nll_per_target + (penalty - penalty.detach())
         return nll_per_target
 

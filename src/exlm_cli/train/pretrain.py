@@ -134,6 +134,11 @@ class PretrainTask:
             bucket_steps=train.bucket_steps,
         )
 
+    def begin_step(self, share_done: float) -> None:
+        """Fade the penalty on uneven visits of states."""
+        if self.model.transition is not None:
+            self.model.transition.fade_balance(share_done)
+
     def microbatches(self, indices: IntArray, epoch: int) -> Iterator[Batch]:
         """Return one step's masked, expanded and padded microbatches; start preparing the first one now."""
         return self._batches(self.train_set, indices, epoch)

@@ -33,6 +33,9 @@ class TrainTask(Protocol[BatchT]):
     def plan(self, epoch: int) -> EpochPlan:
         """Return the steps of an epoch; the same epoch always has the same steps."""
 
+    def begin_step(self, share_done: float) -> None:
+        """Set what changes over training; called before each step with the share of the steps that are done."""
+
     def microbatches(self, indices: IntArray, epoch: int) -> Iterator[BatchT]:
         """Return the batches of one step, in a fixed order; called while the loop works on the step before."""
 

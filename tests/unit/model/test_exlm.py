@@ -21,6 +21,7 @@ VARIANTS = [
     {"model": {"rope": "none", "learned_positions": True}},
     {"model": {"alignment": "sparse_dag"}},
     {"model": {"alignment": "independent"}},
+    {"model": {"mask_attention": "first"}},
     {"model": {"clone_embedding": "input"}},
     {"model": {"clone_embedding": "nodes"}},
     {"model": {"transition": {"start": "lanes"}}},
@@ -54,6 +55,32 @@ def test_padding_changes_nothing(sections) -> None:
         torch.testing.assert_close(
             emit[b, :num_targets, :num_nodes], model.log_emissions(nodes_alone, alone)[0], atol=1e-5, rtol=1e-5
         )
+
+
+def test_with_first_states_alone_the_context_reads_what_it_reads_with_one_state() -> None:
+    """All states but the further ones of each mask are those of the same weights with k = 1."""
+    states = {}
+    for k, attention in ((1, "all"), (3, "first"), (3, "all")):
+        sections = {"model": {"mask_attention": attention, "init_std": 0.3}, "masking": {"num_states_per_mask": k}}
+        batch = tiny_batch(tiny_recipe(**sections), (9, 4, 12))
+        is_read = (batch.positions[..., 1] <= 1) & (torch.arange(batch.token_ids.shape[1]) < batch.lengths[:, None])
+        states[k, attention] = _model(**sections).encode(batch)[is_read]
+    torch.testing.assert_close(states[3, "first"], states[1, "all"], atol=1e-5, rtol=1e-5)
+    assert (states[3, "all"] - states[1, "all"]).abs().max() > 0.1
+
+
+def test_a_further_state_sees_its_own_mask_and_no_further_states_of_others() -> None:
+    """Changing a further state's input vector changes the states of its mask beyond the first, and nothing else."""
+    sections = {"model": {"mask_attention": "first", "clone_embedding": "input", "init_std": 0.3}}
+    model, batch = _model(**sections), tiny_batch(tiny_recipe(**sections), (9,))
+    before = model.encode(batch)[0]
+    embedded = model.token_embedding(batch.token_ids) + model._clone_vectors(batch.positions[..., 1])
+    changed = int(batch.node_index[0, 2])  # the second state of the first mask
+    embedded[0, changed] += torch.randn(embedded.shape[-1])
+    after = model.encoder(embedded, batch.positions, model._visible(batch))[0]
+    differs = set(((after - before).abs().amax(-1) > 1e-6).nonzero()[:, 0].tolist())
+    k = model.num_states_per_mask
+    assert differs == set(batch.node_index[0, 2 : k + 1].tolist())
 
 
 def _row(batch, b: int):

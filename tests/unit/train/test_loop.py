@@ -38,6 +38,7 @@ class LeastSquares:
         self.identity = {"data fingerprint": "abc"}
         self.at_microbatch: Any = lambda number: None
         self.num_microbatches = 0
+        self.shares_done: list[float] = []
         self.loss_of_sample: dict[int, float] = {}
 
     def plan(self, epoch: int) -> EpochPlan:
@@ -49,6 +50,9 @@ class LeastSquares:
             self.num_microbatches += 1
             self.at_microbatch(self.num_microbatches)
             yield indices[start : start + self.microbatch]
+
+    def begin_step(self, share_done: float) -> None:
+        self.shares_done.append(share_done)
 
     def losses(self, batch: np.ndarray) -> Tensor:
         x = self.x[torch.from_numpy(batch)]
@@ -101,6 +105,12 @@ def test_freed_memory_is_given_back_every_ten_steps(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(loop, "release_freed_memory", lambda: called_at.append(fitting.state.step))
     fitting.fit()
     assert called_at == [0, 10]
+
+
+def test_every_step_begins_with_the_share_that_is_done(tmp_path: Path) -> None:
+    task = LeastSquares()
+    _loop(task, tmp_path, max_steps=4).fit()
+    assert task.shares_done == [0.0, 0.25, 0.5, 0.75]
 
 
 @pytest.mark.parametrize("step", [3, 6, 9, 12, 13])

@@ -106,17 +106,19 @@ def test_every_parameter_gets_a_finite_gradient(sections) -> None:
         assert parameter.grad.isfinite().all(), name
 
 
-def test_balance_adds_its_penalty_to_the_gradient_and_leaves_the_value() -> None:
+@pytest.mark.parametrize(("share_done", "weight"), [(0.0, 0.5), (0.35, 0.25), (0.7, 0.0), (1.0, 0.0)])
+def test_balance_adds_its_penalty_to_the_gradient_and_leaves_the_value(share_done: float, weight: float) -> None:
     """The gradient of the loss is that of likelihood plus weight times divergence; the value is the likelihood."""
     sections = {"init_std": 0.3, "dropout": 0.0, "attention_dropout": 0.0}
     plain, batch = _setup(model=sections)
     balanced, _ = _setup(model=sections | {"transition": {"balance": 0.5}})
+    balanced.transition.fade_balance(share_done)
     plain.train(), balanced.train()
     loss = OBJECTIVE.sequence_nll(balanced, batch)
     expected = OBJECTIVE.sequence_nll(plain, batch)
     torch.testing.assert_close(loss, expected)
     log_trans = plain.log_transitions(plain.node_states(batch), batch)
-    (expected + 0.5 * state_imbalance(log_trans, plain.num_states_per_mask)).sum().backward()
+    (expected + weight * state_imbalance(log_trans, plain.num_states_per_mask)).sum().backward()
     loss.sum().backward()
     for (name, got), wanted in zip(balanced.named_parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(got.grad, wanted.grad, rtol=1e-4, atol=1e-5, msg=name)
