@@ -23,7 +23,7 @@ def test_fine_tuned_runs_are_printed_in_tables_that_fit_and_drawn(
     assert max(map(len, lines)) <= 80
     text = "\n".join(lines)
     assert all(name in text for name in ("roc_auc", "accuracy", "±", "mean of 2 seeds", "Table 3: GLUE", "RoBERTa"))
-    kinds = [f"{kind}.{suffix}" for kind in ("curves", "confusion") for suffix in ("png", "svg")]
+    kinds = [f"{kind}.{suffix}" for kind in ("curves", "confusion", "calibration") for suffix in ("png", "svg")]
     names = [f"{run}-run-{split}-{kind}" for run, split in (("molecules", "test"), ("rte", "valid")) for kind in kinds]
     assert lines[-len(names) :] == [f"wrote out/{name}" for name in names]
     assert sorted(path.name for path in (folder / "out").iterdir()) == sorted(names)

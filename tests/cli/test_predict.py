@@ -16,18 +16,28 @@ Capture = pytest.CaptureFixture[str]
 
 
 def test_new_molecules_get_probabilities_or_the_reason_why_not(run_folder: Path, capsys: Capture) -> None:
-    write_rows(run_folder / "new.csv", ["id", "mol", "active"], [["a", "CCO", "1"], ["b", "((", ""], ["c", "CN", "0"]])
+    write_rows(run_folder / "new.csv", ["id", "mol", "active"], [["a", "CCO", "1"], ["b", "((", ""], ["c", "CS", "0"]])
     result = result_of(capsys, "predict", "M", "new.csv", "--out", "deep/out.csv")
-    assert (result["rows"], result["unreadable_rows"], result["files"]) == (3, 1, ["deep/out.csv"])
+    assert (result["rows"], result["unreadable_rows"], result["files"]) == (
+        3, 1, ["deep/out.csv", "deep/out-calibration.png", "deep/out-calibration.svg"],
+    )  # fmt: skip
     assert result["metrics"]["roc_auc"] in (0.0, 1.0)
     with (run_folder / "deep/out.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["id"] for row in rows] == ["a", "b", "c"]
     assert [bool(row["problem"]) for row in rows] == [False, True, False]
     assert 0 < float(rows[0]["active_probability"]) < 1
-    assert main(["predict", "M", "new.csv", "--out", "here.csv", "--smiles-column", "mol"]) == 0
+    assert list(rows[0])[4:] == [
+        "active_probability", "toxic_probability", "active_seed_spread", "toxic_seed_spread", "active_calibrated",
+        "in_training_split", "nearest_train_tanimoto", "problem",
+    ]  # fmt: skip
+    assert [row["in_training_split"] for row in rows] == ["yes", "", "no"]
+    assert result["rows_in_training_split"] == 1
+    assert result["metrics_without_training_rows"]["accuracy"] in (0, 1)
+    assert main(["predict", "M", "new.csv", "--out", "here.csv", "--smiles-column", "mol", "--no-figures"]) == 0
     out = capsys.readouterr().out
-    assert "unreadable rows    1" in out
+    assert "unreadable rows" in out
+    assert "note: no calibrated probabilities, for lack of both answers in the validation rows: `toxic`" in out
     assert "note: scored without the labels that the table lacks: toxic" in out
     assert out.endswith("wrote here.csv\n")
     assert (run_folder / "here.csv").read_text() == (run_folder / "deep/out.csv").read_text()
@@ -36,11 +46,17 @@ def test_new_molecules_get_probabilities_or_the_reason_why_not(run_folder: Path,
 def test_glue_and_squad_files_are_answered_in_the_official_layouts(run_folder: Path, capsys: Capture) -> None:
     (run_folder / "dev.tsv").write_text(content("rte"), encoding="utf-8")
     result = result_of(capsys, "predict", "R", "dev.tsv", "--out", "rte.tsv")
-    assert set(result["metrics"]) == {"accuracy"}
+    assert set(result["metrics"]) >= {"accuracy", "brier", "brier_calibrated"}
+    with (run_folder / "rte-details.csv").open() as file:
+        (row, *_) = csv.DictReader(file)
+    wanted = {"sentence1", "sentence2", "label", "entailment_calibrated", "predicted_class", "in_training_split"}
+    assert wanted <= set(row)
     assert (run_folder / "rte.tsv").read_text().splitlines()[0] == "index\tprediction"
     (run_folder / "dev-v2.0.json").write_text(json.dumps(document("Moss")))
     result = result_of(capsys, "predict", "Q", "dev-v2.0.json")
-    assert result["files"] == [f"Q/report/predictions-dev-v2.0{end}.json" for end in ("", "-no-answer")]
+    assert result["files"] == [
+        f"Q/report/predictions-dev-v2.0{end}" for end in (".json", "-no-answer.json", "-details.csv")
+    ]
     assert {"exact_match", "f1", "has_answer_f1"} <= set(result["metrics"])
-    answers, odds = (json.loads((run_folder / file).read_text()) for file in result["files"])
+    answers, odds = (json.loads((run_folder / file).read_text()) for file in result["files"][:2])
     assert list(answers) == list(odds) == ["Moss-0", "Moss-1"]

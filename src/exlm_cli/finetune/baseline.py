@@ -6,21 +6,15 @@ Axes: N molecules of a split, C outputs, K bits.
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import DownstreamTask, FloatArray, Split
-from exlm_cli.tasks.molecules import parse_molecule
+from exlm_cli.tasks.molecules import Fingerprints, fingerprints
 from exlm_cli.tasks.row_task import TableTask
 
-RADIUS = 2
-"""Bonds around each atom; ECFP4 counts them on both sides."""
-NUM_BITS = 2048
 NUM_TREES = 500
 _MIN_PROBABILITY = 1e-12
 """A forest may be certain; its logit must be finite."""
-
-Fingerprints = NDArray[np.uint8]
 
 
 def score_baseline(
@@ -58,19 +52,6 @@ def score_baseline(
                 columns.append(_outputs(task, forest, bits[split]))
             bar.update(index + 1)
     return {split: task.score(split, list(np.concatenate(columns, axis=1))) for split, columns in outputs.items()}
-
-
-def fingerprints(smiles: list[str]) -> Fingerprints:
-    """Return (N, K) ECFP4 bits; every row must be a molecule (`parse_molecule`)."""
-    from rdkit.Chem import rdFingerprintGenerator
-
-    generator = rdFingerprintGenerator.GetMorganGenerator(radius=RADIUS, fpSize=NUM_BITS)
-    bits = np.empty((len(smiles), NUM_BITS), dtype=np.uint8)
-    for row, text in enumerate(smiles):
-        molecule, _ = parse_molecule(text)
-        assert molecule is not None, "the task holds molecules only"
-        bits[row] = generator.GetFingerprintAsNumPy(molecule)
-    return bits
 
 
 def _forest_seed(seed: int) -> int:

@@ -4,6 +4,7 @@ Axes: K seeds, N rows, C labels, classes or columns of values. Everything is fit
 """
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,16 +27,22 @@ _CERTAIN = 1e-12
 
 
 class PlattCurve(JsonModel):
-    """`expit(slope * logit(p) + intercept)` of a probability p (Platt 1999); the slope is never negative."""
+    """`expit(slope * logit(p) + intercept)` of a probability p (Platt 1999); the slope is never negative.
+
+    It is constant beyond `least` and `most`, the outer probabilities that it was fitted to: a model that has learned
+    little has a narrow range and a steep slope.
+    """
 
     method: Literal["platt"] = "platt"
     num_rows: int
+    least: float
+    most: float
     slope: float
     intercept: float
 
     def apply(self, probabilities_N: FloatArray) -> FloatArray:
         """Return calibrated probabilities."""
-        return np.asarray(expit(self.slope * _logit(probabilities_N) + self.intercept))
+        return np.asarray(expit(self.slope * _logit(probabilities_N.clip(self.least, self.most)) + self.intercept))
 
 
 class IsotonicCurve(JsonModel):
@@ -102,6 +109,41 @@ class Calibration(JsonModel):
         return np.array([width if math.isfinite(width) else math.nan for width in widths])
 
 
+@dataclass(frozen=True)
+class CalibratedRows:
+    """Predictions of rows that have labels, and the calibration of the predictions.
+
+    Attributes:
+        names: C outputs.
+        mean: (N, C) mean probabilities or values of the seeds.
+        targets: As in `tasks.base.EncodedSplit`.
+        level: Of the intervals.
+    """
+
+    loss: Loss
+    names: tuple[str, ...]
+    mean: FloatArray
+    targets: FloatArray
+    calibration: Calibration
+    level: float = DEFAULT_LEVEL
+
+    def of_output(self, index: int) -> tuple[FloatArray, FloatArray, FloatArray | None]:
+        """Return prediction, truth and, unless there is none, calibrated probability of an output, over known rows."""
+        predicted_N, target_N = _columns(self.loss, self.mean, self.targets)[index]
+        if self.loss == "regression":
+            return predicted_N, target_N, None
+        calibrated_NC = self.calibration.calibrate(self.loss, self.mean)
+        calibrated_N, _ = _columns(self.loss, calibrated_NC, self.targets)[index]
+        return predicted_N, target_N, None if np.isnan(calibrated_N).any() else calibrated_N
+
+    def score(self) -> dict[str, float]:
+        """Return the means of `score_calibration` over the outputs in which each is defined, without widths."""
+        scores = score_calibration(self.calibration, self.loss, self.mean, self.targets, self.level)
+        by_name = {name: [of_one[name] for of_one in scores] for name in scores[0] if name != "interval_width"}
+        known = {name: [value for value in values if value is not None] for name, values in by_name.items()}
+        return {name: float(np.mean(values)) for name, values in known.items() if values}
+
+
 def fit_calibration(loss: Loss, predicted_KNC: FloatArray, targets_NC: FloatArray) -> Calibration:
     """Fit a calibration to the mean prediction of K seeds for validation rows.
 
@@ -136,6 +178,17 @@ def calibrate_run(run: Path, results: RunResults) -> Calibration:
     _, test_KNC, targets_NC = read_split_outputs(run, results, "test")
     scores = score_calibration(calibration, results.loss, test_KNC.mean(axis=0), targets_NC)
     return calibration.model_copy(update={"test": dict(zip(results.output_names, scores, strict=True))})
+
+
+def read_scored_split(run: Path, results: RunResults) -> CalibratedRows:
+    """Return the reported split of a run whose outputs are not spans, with its calibration.
+
+    Raises:
+        CheckpointError: A file is missing or altered.
+    """
+    _, predicted_KNC, targets_NC = read_split_outputs(run, results, results.scored_split)
+    mean_NC = predicted_KNC.mean(axis=0)
+    return CalibratedRows(results.loss, results.output_names, mean_NC, targets_NC, read_calibration(run))
 
 
 def read_calibration(run: Path) -> Calibration:
@@ -179,7 +232,7 @@ def score_calibration(
         of_output: dict[str, float | None] = {}
         for end, probabilities_N in (("", before_N), ("_calibrated", after_N)):
             is_scored = len(target_N) > 0 and not np.isnan(probabilities_N).any()
-            error = _calibration_error(probabilities_N, target_N) if is_scored else None
+            error = calibration_error(probabilities_N, target_N) if is_scored else None
             of_output[f"brier{end}"] = float(np.mean((probabilities_N - target_N) ** 2)) if is_scored else None
             of_output[f"calibration_error{end}"] = error
         scores.append(of_output)
@@ -203,7 +256,8 @@ def reliability(probabilities_N: FloatArray, target_N: FloatArray) -> FloatArray
     ])  # fmt: skip
 
 
-def _calibration_error(probabilities_N: FloatArray, target_N: FloatArray) -> float:
+def calibration_error(probabilities_N: FloatArray, target_N: FloatArray) -> float:
+    """Return the mean distance of probability and frequency over the bins of `reliability`, weighted by their rows."""
     mean_B, share_B, num_B = reliability(probabilities_N, target_N).T
     return float(np.average(np.abs(mean_B - share_B), weights=num_B))
 
@@ -238,7 +292,8 @@ def _fit_curve(probabilities_N: FloatArray, target_N: FloatArray) -> PlattCurve 
     slope, intercept = float(model.coef_[0, 0]), float(model.intercept_[0])
     if slope <= 0:  # the model orders these rows no better than chance: their frequency is all that is known
         slope, intercept = 0.0, float(logit(share_N.mean()))
-    return PlattCurve(num_rows=num_rows, slope=slope, intercept=intercept)
+    least, most = float(probabilities_N.min()), float(probabilities_N.max())
+    return PlattCurve(num_rows=num_rows, least=least, most=most, slope=slope, intercept=intercept)
 
 
 def _logit(probabilities_N: FloatArray) -> FloatArray:

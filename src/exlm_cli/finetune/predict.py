@@ -1,22 +1,63 @@
-"""Predictions of a fine-tuned run for a file that it has not seen, in the layout of its task."""
+"""Predictions of a fine-tuned run, or of several, for a file that they have not seen, in the layout of their task.
 
-from dataclasses import replace
+Axes: K seeds of all runs, N rows that can be read, C outputs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from exlm_cli.config.tasks import RowTaskConfig
 from exlm_cli.data.rows.records import COMPRESSIONS, FORMATS
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import folder_for_results
+from exlm_cli.finetune.calibration import (
+    DEFAULT_LEVEL,
+    CalibratedRows,
+    Calibration,
+    fit_calibration,
+    read_calibration,
+)
 from exlm_cli.finetune.model import Finetuned
+from exlm_cli.finetune.results import read_split_outputs
+from exlm_cli.finetune.training_rows import read_training_rows
 from exlm_cli.progress import Progress
-from exlm_cli.tasks.base import PredictionSummary, TrainedTask
+from exlm_cli.tasks.base import FloatArray, Loss, NewRows, PredictionSummary, TrainedTask, name_some
+from exlm_cli.tasks.metrics import probabilities_by_seed
 from exlm_cli.tasks.registry import new_rows_type
+from exlm_cli.tasks.row_task import name_columns
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What `predict` did.
+
+    Attributes:
+        labelled: For figures; None for spans, and where the file has no labels or the runs no calibration.
+    """
+
+    summary: PredictionSummary
+    labelled: CalibratedRows | None
 
 
 def predict(
-    finetuned: Finetuned, path: Path, out: Path | None, *, folder: Path, column: str | None, progress: Progress
-) -> PredictionSummary:
+    finetuned: Finetuned,
+    path: Path,
+    out: Path | None,
+    *,
+    folder: Path,
+    column: str | None = None,
+    ensemble: Sequence[Finetuned] = (),
+    interval_level: float = DEFAULT_LEVEL,
+    escape_formulas: bool = False,
+    progress: Progress,
+) -> Predicted:
     """Predict the rows or questions of a file, write them, and score them where the file has labels.
+
+    To the columns of the layout it adds `<name>_calibrated` probabilities, or `<name>_low_90` and `<name>_high_90`, the
+    interval of a value at `interval_level`; `in_training_split`; `nearest_train_tanimoto` of molecules.
 
     Args:
         finetuned: The run; every seed predicts.
@@ -24,16 +65,24 @@ def predict(
         out: File of predictions; None: `predictions-<name of the file>` in `folder`.
         folder: Folder of the predictions without `out`.
         column: Column of the SMILES or text, for a task that has one; None: the usual one.
+        ensemble: Further runs of the same task; the mean is over the seeds of all runs.
+        interval_level: Share of the true values that intervals should hold, between 0 and 1.
+        escape_formulas: Put an apostrophe before a cell that a spreadsheet would take for a formula.
         progress: Shows bars.
 
     Raises:
-        ConfigError: A column that the task does not use, a name of another format, or the input file as output.
+        ConfigError: A column that the task does not use, a name of another format, the input file as output, a level
+            out of bounds, or runs of different tasks.
         DataError: The file cannot be read.
-        CheckpointError: The file system refuses.
+        CheckpointError: The file system refuses, or a file of a run is missing or altered.
     """
-    config = finetuned.recipe.task
+    config, results, members = finetuned.recipe.task, finetuned.results, (finetuned, *ensemble)
     if column is not None and not isinstance(config, RowTaskConfig):
         raise ConfigError(f"{config.name} finds its own columns; `{column}` is given", "leave the column out")
+    if not 0 < interval_level < 1:
+        raise ConfigError(f"`interval_level={interval_level:g}`: accepted: above 0 and below 1", "for example 0.9")
+    for other in ensemble:
+        _refuse_other_task(finetuned, other)
     layout = new_rows_type(config)
     if out is None:
         out = folder / f"predictions-{_stem(path)}{layout.suffix}"
@@ -42,19 +91,117 @@ def predict(
     files = layout.output_files(out)
     refuse_overwriting(path, *files)
     with folder_for_results(out.parent, *files):
-        results = finetuned.results
-        threshold = results.metrics["valid"].get("f1_threshold")
+        calibration, notes = _calibration_of(members)
+        training = read_training_rows([member.run for member in members])
+        threshold = None if ensemble else results.metrics["valid"].get("f1_threshold")
         median = None if threshold is None else threshold.median
         task = TrainedTask(config, results.input_kind, results.loss, results.output_names, median)
         rows = layout(task, path, column, progress)
-        encoded = rows.encode(finetuned.tokenizer, finetuned.sequence_length)
-        outputs = []
-        with progress.bar("seeds", len(finetuned.runners)) as bar:
-            for seed, runner in finetuned.runners.items():
+        outputs, notes_on_encoding = _run_models(members, rows, progress)
+        is_known_N = training.contain(rows.keys)
+        added: dict[str, list[str]] = {}
+        labelled = None
+        if calibration is not None:
+            names = results.output_names
+            mean_NC = probabilities_by_seed(results.loss, outputs, len(names)).mean(axis=0)
+            added, missing = _calibrated_columns(results.loss, names, mean_NC, calibration, interval_level)
+            notes += missing
+            if rows.targets is not None and not np.isnan(rows.targets).all():
+                labelled = CalibratedRows(results.loss, names, mean_NC, rows.targets, calibration, interval_level)
+        added["in_training_split"] = ["yes" if is_known else "no" for is_known in is_known_N]
+        if results.input_kind == "smiles":
+            nearest_N = training.nearest_tanimoto(rows.keys, progress)
+            added["nearest_train_tanimoto"] = [f"{value:.4f}" for value in nearest_N]
+        summary = rows.write(outputs, out, added=added, escapes_formulas=escape_formulas)
+        of_new = rows.score(outputs, ~is_known_N) if is_known_N.any() and not is_known_N.all() else {}
+    if is_known_N.any():
+        scored = "; they are scored with and without them" if of_new else ""
+        notes.append(f"{is_known_N.sum():,} of {len(is_known_N):,} rows were in the training split{scored}")
+    summary = replace(
+        summary,
+        metrics=summary.metrics | (labelled.score() if labelled is not None else {}),
+        notes=(*notes_on_encoding, *summary.notes, *notes),
+        num_in_training=int(is_known_N.sum()),
+        metrics_of_new=of_new,
+    )
+    return Predicted(summary, labelled)
+
+
+def _refuse_other_task(first: Finetuned, other: Finetuned) -> None:
+    """Refuse to average outputs that mean different things; those of spans also belong to tokens and windows."""
+    one, two = first.results, other.results
+    compared: dict[str, tuple[object, object]] = {
+        "task": (one.task, two.task),
+        "kind of labels": (one.loss, two.loss),
+        "labels": (", ".join(one.output_names), ", ".join(two.output_names)),
+        "input": (one.input_kind, two.input_kind),
+        "`task.canonical_smiles`": (first.recipe.task.has_canonical_smiles, other.recipe.task.has_canonical_smiles),
+    }
+    if one.loss == "span":
+        compared["tokenizer"] = (first.tokenizer.fingerprint, other.tokenizer.fingerprint)
+        for key in ("max_query_tokens", "doc_stride", "max_answer_tokens"):
+            compared[f"`task.{key}`"] = (getattr(first.recipe.task, key), getattr(other.recipe.task, key))
+        compared["`task.sequence_length`"] = (first.sequence_length, other.sequence_length)
+    for what, (own, theirs) in compared.items():
+        if own != theirs:
+            raise ConfigError(
+                f"{other.run} cannot join {first.run}: {what} {theirs}, not {own}",
+                "the runs of an ensemble are fine-tuned on one task",
+            )
+
+
+def _run_models(
+    members: Sequence[Finetuned], rows: NewRows, progress: Progress
+) -> tuple[list[list[FloatArray]], tuple[str, ...]]:
+    """Return the outputs of every seed of every run, and notes on the encoding."""
+    outputs: list[list[FloatArray]] = []
+    notes: dict[str, None] = {}
+    with progress.bar("seeds", sum(len(member.runners) for member in members)) as bar:
+        for member in members:
+            encoded = rows.encode(member.tokenizer, member.sequence_length)
+            notes |= dict.fromkeys(encoded.notes)
+            for seed, runner in member.runners.items():
                 outputs.append(runner.predict(encoded, progress, f"seed {seed}") if len(encoded) else [])
                 bar.update(len(outputs))
-        summary = rows.write(outputs, out)
-    return replace(summary, notes=(*encoded.notes, *summary.notes))
+    return outputs, tuple(notes)
+
+
+def _calibration_of(members: Sequence[Finetuned]) -> tuple[Calibration | None, list[str]]:
+    """Return the calibration of a run, or of the mean of several that have the same validation rows; or a note."""
+    first, *others = members
+    if first.results.loss == "span":
+        return None, []
+    if not others:
+        return read_calibration(first.run), []
+    found = [read_split_outputs(member.run, member.results, "valid") for member in members]
+    _, _, targets_NC = found[0]
+    same_rows = {member.results.split_sha256 for member in members} == {first.results.split_sha256}
+    if not same_rows or not all(np.array_equal(targets_NC, of_run, equal_nan=True) for _, _, of_run in found):
+        return None, ["neither calibrated probabilities nor intervals: the runs have different validation rows"]
+    by_seed_KNC = np.concatenate([of_run for _, of_run, _ in found])
+    return fit_calibration(first.results.loss, by_seed_KNC, targets_NC), []
+
+
+def _calibrated_columns(
+    loss: Loss, names: Sequence[str], mean_NC: FloatArray, calibration: Calibration, level: float
+) -> tuple[dict[str, list[str]], list[str]]:
+    """Return columns of intervals or calibrated probabilities, and a note on the outputs that have none."""
+    if loss == "regression":
+        half_C, percent = calibration.half_widths(level), f"{100 * level:g}"
+        has_C = ~np.isnan(half_C)
+        values = {f"low_{percent}": mean_NC - half_C, f"high_{percent}": mean_NC + half_C}
+        what = f"too few validation rows for intervals of {percent} %"
+    else:
+        values = {"calibrated": calibration.calibrate(loss, mean_NC)}
+        has_C = np.array([output is not None for output in calibration.outputs])
+        what = "no calibrated probabilities, for lack of both answers in the validation rows"
+    missing = name_some(f"`{name}`" for name, has in zip(names, has_C, strict=True) if not has)
+    notes = [f"{what}: {missing}"] if missing else []
+    if loss == "classes" and missing:
+        return {}, notes
+    named = [name for name, has in zip(names, has_C, strict=True) if has]
+    columns = [name_columns(named, end, values_NC[:, has_C]) for end, values_NC in values.items()]
+    return {name: cells for of_end in columns for name, cells in of_end.items()}, notes
 
 
 def refuse_overwriting(data: Path, *written: Path) -> None:

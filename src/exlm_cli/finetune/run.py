@@ -42,6 +42,7 @@ from exlm_cli.finetune.results import (
     summarise_metrics,
 )
 from exlm_cli.finetune.trainer import TaskData, encode_task
+from exlm_cli.finetune.training_rows import write_training_rows
 from exlm_cli.format import format_counts, format_number, format_percent
 from exlm_cli.launch import read_launch
 from exlm_cli.progress import Progress, SilentProgress
@@ -172,6 +173,7 @@ def _prepare_folder(run: _Run, *, is_new: bool, use_grid: bool, baseline: bool) 
         _describe(run, use_grid=use_grid, baseline=baseline)
     else:
         _check_resumed(run)
+    write_training_rows(run.folder, run.data.task)
     # last: a run directory counts as one once it has its recipe
     write_atomically(run.folder / "recipe.yaml", dump_recipe(with_absolute_paths(run.recipe)).encode())
 

@@ -1,4 +1,4 @@
-"""Figures of a classifier's scores over seeds: ROC and precision-recall curves, confusion matrices.
+"""Figures of a run's predictions: ROC and precision-recall curves, confusion matrices, calibration, intervals.
 
 Axes: K seeds, N rows, C outputs. The bold curve is that of the seeds' mean probability, the faint ones are the seeds.
 """
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exlm_cli.files import make_folder
+from exlm_cli.finetune.calibration import NUM_BINS, CalibratedRows, calibration_error, read_scored_split, reliability
 from exlm_cli.finetune.results import read_split_outputs
 from exlm_cli.format import format_count, format_percent, shorten
 from exlm_cli.report import style
@@ -31,6 +32,8 @@ _MAX_COLOURED = 8
 _MAX_LETTERS = 26
 _MAX_MATRICES = 12
 _MAX_CLASSES = 20
+_MANY_POINTS = 2000
+"""With more points, they are smaller, and a picture within the SVG."""
 _GRID = np.linspace(0.0, 1.0, 401)
 
 
@@ -89,7 +92,7 @@ class SplitPredictions:
 
 
 def draw_runs(runs: Sequence[FinetunedRun], out: Path | None) -> list[Path]:
-    """Draw the curves and confusion matrices of fine-tuned classifiers; other runs have none.
+    """Draw the calibration of fine-tuned runs, and curves and confusion matrices of classifiers; spans have none.
 
     Args:
         runs: Fine-tuned runs.
@@ -101,14 +104,17 @@ def draw_runs(runs: Sequence[FinetunedRun], out: Path | None) -> list[Path]:
     Raises:
         CheckpointError: Predictions are missing or altered, or the file system refuses.
     """
-    classifiers = [run for run in runs if run.results.loss in ("binary", "classes")]
+    drawn = [run for run in runs if run.results.loss != "span"]
     # read all before the first file is written
-    predictions = [read_split_predictions(run) for run in classifiers]
+    predictions = [(read_split_predictions(run), read_scored_split(run.folder, run.results)) for run in drawn]
     files: list[Path] = []
-    for run, of_run in zip(classifiers, predictions, strict=True):
-        split = run.results.scored_split
+    for run, (of_run, calibrated) in zip(drawn, predictions, strict=True):
+        split, folder = run.results.scored_split, out or run.folder / "report"
         stem = split if out is None else f"{run.name.replace('/', '-')}-{split}"
-        files += write_score_figures(of_run, out or run.folder / "report", stem)
+        if calibrated.loss != "regression":
+            files += write_score_figures(of_run, folder, stem)
+        is_own = "; fitted on these very rows" if split == "valid" else ""
+        files += write_calibration_figure(calibrated, f"{of_run.title}{is_own}", folder, f"{stem}-calibration")
     return files
 
 
@@ -140,6 +146,88 @@ def write_score_figures(predictions: SplitPredictions, folder: Path, stem: str) 
             if figure is not None:
                 written += style.write_figure(figure, folder, f"{stem}-{name}")
     return written
+
+
+def write_calibration_figure(rows: CalibratedRows, title: str, folder: Path, stem: str) -> list[Path]:
+    """Write `<stem>` as PNG and SVG: reliability of probabilities before and after calibration, or intervals of values.
+
+    Each label or column has a panel, of two classes the second one, of more each class against the rest. More than
+    twelve labels or classes share one; of more columns of values the first twelve are drawn.
+
+    Raises:
+        CheckpointError: The file system refuses.
+    """
+    is_two = rows.loss == "classes" and len(rows.names) == 2
+    chosen = [1] if is_two else list(range(len(rows.names)))
+    found = [(rows.names[index], *rows.of_output(index), index) for index in chosen]
+    panels = [panel for panel in found if len(panel[2])]
+    if rows.loss != "regression" and len(panels) > _MAX_MATRICES:
+        calibrated = [panel for panel in panels if panel[3] is not None]
+        before_N, target_N, after_N = (np.concatenate([np.asarray(p[i]) for p in calibrated]) for i in (1, 2, 3))
+        panels = [(f"{len(calibrated)} labels together", before_N, target_N, after_N, 0)]
+    panels = panels[:_MAX_MATRICES]
+    if not panels:
+        return []
+    captions = [f"each point: as many rows as the others, at most {NUM_BINS} points; dotted: perfect calibration"]
+    if rows.loss == "regression":
+        captions = [f"band: intervals of {100 * rows.level:g} %; orange: values outside theirs"]
+    make_folder(folder)
+    columns = min(3, len(panels))
+    size = math.ceil(len(panels) / columns)
+    with style.drawing():
+        figure = style.new_figure(max(3.9, 3.2 * columns), 3.3 * size, title, captions)
+        grid = figure.subplots(size, columns, squeeze=False).ravel()
+        for axes, (name, predicted_N, target_N, calibrated_N, index) in zip(grid, panels, strict=False):
+            if rows.loss == "regression":
+                half = float(rows.calibration.half_widths(rows.level)[index])
+                _draw_values(axes, name, predicted_N, target_N, half)
+            else:
+                _draw_reliability(axes, name, predicted_N, target_N, calibrated_N)
+        for axes in grid[len(panels) :]:
+            axes.set_visible(False)
+        return style.write_figure(figure, folder, stem)
+
+
+def _draw_reliability(axes: "Axes", name: str, before_N: Floats, target_N: Floats, after_N: Floats | None) -> None:
+    style.set_up_axes(axes, "mean probability", "share of positives")
+    axes.set_title(shorten(name, _MAX_LETTERS), fontsize=9, color=style.INK, loc="left", parse_math=False)
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
+    axes.plot([0, 1], [0, 1], linestyle=":", color=style.FAINT_INK, linewidth=0.9)
+    lines = (("as predicted", before_N, 1, "s--"), ("calibrated", after_N, 0, "o-"))
+    for name, probabilities_N, colour, look in lines:
+        if probabilities_N is not None:
+            mean_B, share_B, _ = reliability(probabilities_N, target_N).T
+            label = f"{name}  {calibration_error(probabilities_N, target_N):.3f}"
+            axes.plot(
+                mean_B, share_B, look, color=style.RUN_COLOURS[colour], markersize=3.5, linewidth=1.3, label=label
+            )
+    style.add_legend(
+        axes, *axes.get_legend_handles_labels(), title="calibration error", loc="upper left", fontsize=7.5,
+        title_fontsize=7.5, frameon=True, framealpha=0.85, edgecolor="none",
+    )  # fmt: skip
+
+
+def _draw_values(axes: "Axes", name: str, predicted_N: Floats, target_N: Floats, half_width: float) -> None:
+    style.set_up_axes(axes, "predicted", "true")
+    axes.set_axisbelow(True)
+    axes.set_title(shorten(name, _MAX_LETTERS), fontsize=9, color=style.INK, loc="left", parse_math=False)
+    ends = np.array([min(predicted_N.min(), target_N.min()), max(predicted_N.max(), target_N.max())])
+    axes.plot(ends, ends, linestyle=":", color=style.FAINT_INK, linewidth=0.9)
+    is_outside_N = np.abs(predicted_N - target_N) > half_width
+    if not math.isnan(half_width):
+        colour = style.fade(style.RUN_COLOURS[0], 0.18)
+        axes.fill_between(ends, ends - half_width, ends + half_width, color=colour, linewidth=0)
+        inside = format_percent(1 - float(is_outside_N.mean()))
+        axes.text(
+            0.03, 0.97, f"{inside} of {format_count(len(target_N))} inside", transform=axes.transAxes, va="top",
+            fontsize=7.5, color=style.INK,
+        )  # fmt: skip
+    size = 10.0 if len(target_N) <= _MANY_POINTS else 3.0
+    for chosen_N, colour in ((~is_outside_N, style.RUN_COLOURS[0]), (is_outside_N, style.RUN_COLOURS[1])):
+        axes.scatter(
+            predicted_N[chosen_N], target_N[chosen_N], s=size, color=colour, alpha=0.6, linewidths=0,
+            rasterized=len(target_N) > _MANY_POINTS,
+        )  # fmt: skip
 
 
 def _draw_curves(predictions: SplitPredictions) -> "Figure | None":

@@ -4,8 +4,8 @@ Axes: K seeds, N examples of a split, C outputs, L tokens of an example.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -20,6 +20,11 @@ from exlm_cli.files import write_csv
 from exlm_cli.progress import Progress
 
 FloatArray = NDArray[np.float64]
+TableColumns = Mapping[str, Sequence[object]]
+"""Cells of a table by column."""
+
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+"""What a spreadsheet takes for the start of a formula (OWASP, "CSV Injection")."""
 
 Loss = Literal["binary", "classes", "regression", "span"]
 """How outputs become a loss.
@@ -79,6 +84,8 @@ class DownstreamTask(ABC):
         skipped: All rows that are not used, in order; notes name some of them.
         score_fingerprint: What `score` depends on besides the outputs and the encoded examples; empty for nothing. A
             run only resumes with the same value.
+        training_keys: What identifies each training row: a molecule's canonical SMILES, a text, texts joined by NUL.
+            `exlm predict` finds these rows by it.
     """
 
     name: str
@@ -93,6 +100,7 @@ class DownstreamTask(ABC):
     notes: tuple[str, ...] = ()
     skipped: tuple[SkippedRow, ...] = ()
     score_fingerprint: str = ""
+    training_keys: Sequence[str] = ()
 
     @property
     @abstractmethod
@@ -154,6 +162,8 @@ class PredictionSummary:
         num_unreadable: Rows among them that the model cannot read.
         metrics: Scores of the seeds' mean where the file has labels; empty where it has none.
         notes: What a report says about them.
+        num_in_training: Rows among them that the model was trained on.
+        metrics_of_new: `metrics` without these rows; empty if there are none or no others.
     """
 
     files: tuple[Path, ...]
@@ -161,6 +171,8 @@ class PredictionSummary:
     num_unreadable: int
     metrics: dict[str, float]
     notes: tuple[str, ...]
+    num_in_training: int = 0
+    metrics_of_new: dict[str, float] = field(default_factory=dict)
 
 
 class NewRows(ABC):
@@ -174,10 +186,16 @@ class NewRows(ABC):
 
     Raises:
         DataError: The file cannot be read.
+
+    Attributes:
+        keys: What identifies each of N rows or questions that the model can read, as in `DownstreamTask.training_keys`.
+        targets: (N, C) labels of these rows as in `EncodedSplit`; None for spans.
     """
 
     suffix: ClassVar[str] = ".csv"
     """Ending of the file of predictions."""
+    keys: Sequence[str]
+    targets: FloatArray | None = None
 
     @abstractmethod
     def __init__(self, task: TrainedTask, path: Path, column: str | None, progress: Progress) -> None: ...
@@ -192,12 +210,25 @@ class NewRows(ABC):
         """Tokenise the rows that the model can read."""
 
     @abstractmethod
-    def write(self, outputs: Sequence[Sequence[FloatArray]], out: Path) -> PredictionSummary:
+    def score(self, outputs: Sequence[Sequence[FloatArray]], is_scored_N: NDArray[np.bool_]) -> dict[str, float]:
+        """Return the metrics of the chosen rows; empty where the file has no labels. `outputs` as for `write`."""
+
+    @abstractmethod
+    def write(
+        self,
+        outputs: Sequence[Sequence[FloatArray]],
+        out: Path,
+        *,
+        added: TableColumns | None = None,
+        escapes_formulas: bool = False,
+    ) -> PredictionSummary:
         """Write the predictions, and score them where the file has labels.
 
         Args:
             outputs: Of each of K seeds, outputs of the encoded examples as in `DownstreamTask.score`.
             out: File of predictions.
+            added: Further columns for the N readable rows, for the table of all rows.
+            escapes_formulas: Put an apostrophe before a cell of the table that a spreadsheet would take for a formula.
 
         Raises:
             CheckpointError: The file system refuses.
@@ -209,6 +240,36 @@ def name_some(names: Iterable[object], *, limit: int = 5) -> str:
     listed = [str(name) for name in names]
     rest = f" and {len(listed) - limit:,} more" if len(listed) > limit else ""
     return ", ".join(listed[:limit]) + rest
+
+
+def write_table(path: Path, columns: TableColumns, *, escapes_formulas: bool) -> tuple[str, ...]:
+    """Write columns as CSV; return a note on cells that a spreadsheet would take for a formula, where there are any.
+
+    Raises:
+        CheckpointError: The file system refuses.
+    """
+    rows = [[str(cell) for cell in row] for row in (list(columns), *zip(*columns.values(), strict=True))]
+    num_formulas = sum(map(_is_formula, (cell for row in rows for cell in row)))
+    if escapes_formulas:
+        rows = [[f"'{cell}" if _is_formula(cell) else cell for cell in row] for row in rows]
+    write_csv(path, rows[0], rows[1:])
+    if not num_formulas:
+        return ()
+    if escapes_formulas:
+        return (f"put an apostrophe before {num_formulas:,} cells that a spreadsheet would take for formulas",)
+    return (
+        f"a spreadsheet takes {num_formulas:,} cells for formulas; `escape_formulas=true` puts an apostrophe before",
+    )
+
+
+def _is_formula(cell: str) -> bool:
+    if not cell.startswith(_FORMULA_STARTS):
+        return False
+    try:
+        float(cell)
+    except ValueError:
+        return True
+    return False
 
 
 def write_outputs(path: Path, rows: Iterable[int], names: Sequence[str], outputs: Iterable[FloatArray]) -> None:

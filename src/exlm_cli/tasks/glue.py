@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from exlm_cli.config.tasks import GlueTaskConfig
 from exlm_cli.data.rows.hub import iter_hub_records
@@ -24,9 +25,11 @@ from exlm_cli.tasks.base import (
     NewRows,
     PredictionSummary,
     Split,
+    TableColumns,
     TrainedTask,
+    write_table,
 )
-from exlm_cli.tasks.row_task import Examples, RowTask
+from exlm_cli.tasks.row_task import Examples, RowTask, join_texts, prediction_columns
 from exlm_cli.tasks.sources import LOCAL_HINT, counted, existing_folder, find_file, given_file, hub_source, is_unicode
 from exlm_cli.tasks.splits import choose_training_rows
 
@@ -219,24 +222,66 @@ class NewGlueRows(NewRows):
             raise DataError(str(file.skipped[0]), "every row needs a prediction: correct the row or remove it")
         self._examples = file.examples
         self._task = GlueTask(info, {"valid": _as_examples(file.examples)})
+        self.keys = [join_texts(example.texts) for example in file.examples]
+        self.targets = self._task.examples["valid"].targets
+
+    @classmethod
+    def output_files(cls, out: Path) -> tuple[Path, ...]:
+        """Return the table for the server, and the table of details beside it."""
+        return out, out.with_name(f"{out.stem}-details.csv")
 
     def encode(self, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
         """Tokenise all rows."""
         return self._task.encode("valid", tokenizer, sequence_length)
 
-    def write(self, outputs: Sequence[Sequence[FloatArray]], out: Path) -> PredictionSummary:
-        """Write `index` and `prediction` of every row, tab-separated, and score the rows if all of them have labels.
+    def score(self, outputs: Sequence[Sequence[FloatArray]], is_scored_N: NDArray[np.bool_]) -> dict[str, float]:
+        """Return the metrics of the chosen rows if all of them have labels."""
+        chosen = [example for example, is_scored in zip(self._examples, is_scored_N, strict=True) if is_scored]
+        if any(math.isnan(example.target) for example in chosen):
+            return {}
+        mean_NC = metrics.probabilities_by_seed(self._task.loss, outputs, len(self._task.output_names)).mean(axis=0)
+        return GlueTask(self._info, {"valid": _as_examples(chosen)}).score("valid", list(mean_NC[is_scored_N]))
 
-        Classes are written as the official files have them: by number for QQP, SST-2, CoLA and MRPC, else by name.
+    def write(
+        self,
+        outputs: Sequence[Sequence[FloatArray]],
+        out: Path,
+        *,
+        added: TableColumns | None = None,
+        escapes_formulas: bool = False,
+    ) -> PredictionSummary:
+        """Write `index` and `prediction` of every row, tab-separated, and `<name>-details.csv`; score labelled rows.
+
+        Classes are written as the official files have them: by number for QQP, SST-2, CoLA and MRPC, else by name. The
+        details are the texts, the label, the columns of `prediction_columns` and those `added`.
         """
         task, examples = self._task, self._examples
-        mean_NC = metrics.probabilities_by_seed(task.loss, outputs, len(task.output_names)).mean(axis=0)
-        lines = [f"{e.key}\t{_answer(self._info, row_C)}" for e, row_C in zip(examples, mean_NC, strict=True)]
+        by_seed_KNC = metrics.probabilities_by_seed(task.loss, outputs, len(task.output_names))
+        lines = [
+            f"{e.key}\t{_answer(self._info, row_C)}"
+            for e, row_C in zip(examples, by_seed_KNC.mean(axis=0), strict=True)
+        ]
+        _, details = files = self.output_files(out)
+        texts = zip(*(example.texts for example in examples), strict=True)
+        columns: TableColumns = {
+            "index": [example.key for example in examples],
+            **dict(zip(self._info.layouts[-1].texts, texts, strict=True)),
+            "label": [self._label(example.target) for example in examples],
+            **prediction_columns(task.loss, task.output_names, by_seed_KNC),
+            **(added or {}),
+        }
+        notes = list(write_table(details, columns, escapes_formulas=escapes_formulas))
         write_atomically(out, ("\n".join(["index\tprediction", *lines]) + "\n").encode())
         num_unlabelled = sum(math.isnan(example.target) for example in examples)
-        notes = (f"not scored: {num_unlabelled:,} of {len(examples):,} rows have no label",)
-        scores = {} if num_unlabelled else task.score("valid", list(mean_NC))
-        return PredictionSummary((out,), len(examples), 0, scores, notes if 0 < num_unlabelled < len(examples) else ())
+        if 0 < num_unlabelled < len(examples):
+            notes.append(f"not scored: {num_unlabelled:,} of {len(examples):,} rows have no label")
+        scores = self.score(outputs, np.ones(len(examples), dtype=np.bool_))
+        return PredictionSummary(files, len(examples), 0, scores, tuple(notes))
+
+    def _label(self, target: float) -> str:
+        if math.isnan(target):
+            return ""
+        return self._info.classes[int(target)] if self._info.classes else f"{target:g}"
 
 
 def _as_examples(examples: Sequence[GlueExample]) -> Examples:

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from exlm_cli.data.rdkit_processes import map_in_order
 from exlm_cli.data.smiles import RDKIT_ERRORS, describe_failure, find_invalid_smiles, find_refused_text
 from exlm_cli.progress import Progress
@@ -16,6 +19,12 @@ _NON_METALS = {
     "H", "B", "C", "N", "O", "F", "Si", "P", "S", "Cl", "Ge", "As", "Se", "Br", "Te", "I", "He", "Ne", "Ar", "Kr", "Xe",
 }  # fmt: skip
 _BAR_EVERY_ROWS = 64
+
+FINGERPRINT_RADIUS = 2
+"""Bonds around each atom; ECFP4 counts them on both sides."""
+NUM_BITS = 2048
+
+Fingerprints = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,19 @@ def murcko_scaffold(molecule: "Mol", *, has_chirality: bool) -> str:
     if not molecule.GetRingInfo().NumRings():
         return ""
     return cast(str, MurckoScaffoldSmiles(mol=molecule, includeChirality=has_chirality))  # type: ignore[no-untyped-call]
+
+
+def fingerprints(smiles: Sequence[str]) -> Fingerprints:
+    """Return (N, K) ECFP4 bits, K = 2048; a row that is no molecule has none."""
+    from rdkit.Chem import rdFingerprintGenerator
+
+    generator = rdFingerprintGenerator.GetMorganGenerator(radius=FINGERPRINT_RADIUS, fpSize=NUM_BITS)
+    bits = np.zeros((len(smiles), NUM_BITS), dtype=np.uint8)
+    for row, text in enumerate(smiles):
+        molecule, _ = parse_molecule(text)
+        if molecule is not None:
+            bits[row] = generator.GetFingerprintAsNumPy(molecule)
+    return bits
 
 
 def _unread(reason: str) -> Molecule:

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from exlm_cli.config.tasks import CsvTaskConfig, RowTaskConfig
 from exlm_cli.data.masking import IntArray
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
-from exlm_cli.files import write_csv
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import (
     NO_TEST_NOTE,
@@ -32,9 +32,11 @@ from exlm_cli.tasks.base import (
     NewRows,
     PredictionSummary,
     Split,
+    TableColumns,
     TrainedTask,
     name_some,
     write_outputs,
+    write_table,
 )
 from exlm_cli.tasks.labels import Labels, read_known_targets
 from exlm_cli.tasks.metrics import describe_unscorable, probabilities_by_seed, score_rows, to_probabilities
@@ -64,6 +66,7 @@ class RowTask(DownstreamTask):
         self.name, self.loss, self.output_names = name, loss, tuple(output_names)
         self.examples = examples
         self.splits = tuple(split for split in SPLITS if split in examples)
+        self.training_keys = [join_texts(texts) for texts in examples["train"].texts] if "train" in examples else ()
 
     @property
     def split_indices(self) -> dict[str, IntArray]:
@@ -118,6 +121,8 @@ class TableTask(RowTask):
             if len(rows)
         }
         super().__init__(config.name, labels.loss, labels.names, examples)
+        keys = usable.keys
+        self.training_keys = [keys[row] for row in indices["train"]]
         self.input_kind, self.split_name, self.skipped = config.input_kind, split.name, usable.skipped
         if config.class_weights == "balanced" and labels.loss != "regression":
             self.class_weights = self._balanced_weights()
@@ -178,6 +183,8 @@ class NewTableRows(NewRows):
     task is read, else the one with a usual name. Labels are read where the table has them.
     """
 
+    targets: FloatArray
+
     def __init__(self, task: TrainedTask, path: Path, column: str | None, progress: Progress) -> None:
         config = task.config
         self._task = task
@@ -185,49 +192,79 @@ class NewTableRows(NewRows):
         self._label_columns = task.output_names
         if task.loss == "classes" and isinstance(config, CsvTaskConfig):
             self._label_columns = config.label_columns
-        self._targets_RC = read_known_targets(self._rows.table, self._label_columns, task.loss, task.output_names)
+        keys, table = self._rows.keys, self._rows.table
+        self.keys = [keys[row] for row in self._rows.rows]
+        self.targets = read_known_targets(table, self._label_columns, task.loss, task.output_names)[self._rows.rows]
+        self._missing_labels = [name for name in self._label_columns if name not in table.columns]
 
     def encode(self, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
         """Tokenise the readable rows as [CLS] text [SEP]."""
         canonical = self._task.config.has_canonical_smiles
         return encode_input_rows(self._rows, tokenizer, sequence_length, canonical_smiles=canonical)
 
-    def write(self, outputs: Sequence[Sequence[FloatArray]], out: Path) -> PredictionSummary:
+    def score(self, outputs: Sequence[Sequence[FloatArray]], is_scored_N: NDArray[np.bool_]) -> dict[str, float]:
+        """Return the metrics of the chosen rows, where the table has a column of labels."""
+        if len(self._missing_labels) == len(self._label_columns):
+            return {}
+        loss = self._task.loss
+        mean_NC = probabilities_by_seed(loss, outputs, len(self._task.output_names)).mean(axis=0)
+        return score_rows(loss, mean_NC[is_scored_N], self.targets[is_scored_N])
+
+    def write(
+        self,
+        outputs: Sequence[Sequence[FloatArray]],
+        out: Path,
+        *,
+        added: TableColumns | None = None,
+        escapes_formulas: bool = False,
+    ) -> PredictionSummary:
         """Write one CSV row for each row of the table, in its order.
 
-        Columns: `line` of the table; its own columns; `<name>_probability` of each label or class, or
-        `<name>_predicted` value; `predicted_class` if there are classes; `<name>_std` over several seeds; `problem` of
-        a row that cannot be read. The mean over the seeds is written. A column of the table with such a name is left
-        out.
+        Columns: `line` of the table; its own columns; those of `prediction_columns`; `added`; `problem` of a row that
+        cannot be read. A column of the table with such a name is left out.
         """
         table, readable, problems = self._rows.table, self._rows.rows, self._rows.problems
-        loss, names = self._task.loss, self._task.output_names
-        by_seed = np.full((len(outputs), len(table), len(names)), math.nan)
-        by_seed[:, readable] = probabilities_by_seed(loss, outputs, len(names))
-        mean_RC = by_seed.mean(axis=0)
-        what = "predicted" if loss == "regression" else "probability"
-        added = {f"{name}_{what}": _cells(column) for name, column in zip(names, mean_RC.T, strict=True)}
-        if loss == "classes":
-            best = mean_RC.argmax(axis=1)
-            added["predicted_class"] = [
-                "" if problem else names[index] for problem, index in zip(problems, best, strict=True)
-            ]
-        if len(outputs) > 1:
-            std_RC = by_seed.std(axis=0, ddof=1)
-            added |= {f"{name}_std": _cells(column) for name, column in zip(names, std_RC.T, strict=True)}
-        own = {name: cells for name, cells in table.columns.items() if name not in ("line", *added, "problem")}
-        columns = {"line": table.lines, **own, **added, "problem": problems}
-        write_csv(out, list(columns), zip(*columns.values(), strict=True))
-        missing = [name for name in self._label_columns if name not in table.columns]
-        has_labels = len(missing) < len(self._label_columns)
-        notes = list(self._rows.notes)
-        if has_labels and missing:
-            notes.append(f"scored without the labels that the table lacks: {', '.join(missing)}")
+        by_seed_KNC = probabilities_by_seed(self._task.loss, outputs, len(self._task.output_names))
+        of_readable = prediction_columns(self._task.loss, self._task.output_names, by_seed_KNC) | dict(added or {})
+        predicted = {name: [""] * len(table) for name in of_readable}
+        for name, cells in of_readable.items():
+            for row, cell in zip(readable.tolist(), cells, strict=True):
+                predicted[name][row] = str(cell)
+        own = {name: cells for name, cells in table.columns.items() if name not in ("line", *predicted, "problem")}
+        columns: TableColumns = {"line": table.lines, **own, **predicted, "problem": problems}
+        notes = [*self._rows.notes, *write_table(out, columns, escapes_formulas=escapes_formulas)]
+        if self._missing_labels and len(self._missing_labels) < len(self._label_columns):
+            notes.append(f"scored without the labels that the table lacks: {', '.join(self._missing_labels)}")
         replaced = [f"`{name}`" for name in table.columns if name not in own]
         if replaced:
             notes.append(f"predictions replace the table's own columns {', '.join(replaced)}")
-        metrics = score_rows(loss, mean_RC[readable], self._targets_RC[readable]) if has_labels else {}
+        metrics = self.score(outputs, np.ones(len(readable), dtype=np.bool_))
         return PredictionSummary((out,), len(table), len(table) - len(readable), metrics, tuple(notes))
+
+
+def prediction_columns(loss: Loss, names: Sequence[str], by_seed_KNC: FloatArray) -> dict[str, list[str]]:
+    """Return the cells of N predictions of K seeds by column.
+
+    `<name>_probability` of each label or class, or `<name>_predicted` value, means over the seeds; `predicted_class` if
+    there are classes; over several seeds `<name>_seed_spread`, their standard deviation (n - 1).
+    """
+    mean_NC = by_seed_KNC.mean(axis=0)
+    columns = name_columns(names, "predicted" if loss == "regression" else "probability", mean_NC)
+    if loss == "classes":
+        columns["predicted_class"] = [names[index] for index in mean_NC.argmax(axis=1)]
+    if len(by_seed_KNC) > 1:
+        columns |= name_columns(names, "seed_spread", by_seed_KNC.std(axis=0, ddof=1))
+    return columns
+
+
+def name_columns(names: Sequence[str], what: str, values_NC: FloatArray) -> dict[str, list[str]]:
+    """Return cells of `<name>_<what>` for C names, empty for NaN."""
+    return {f"{name}_{what}": _cells(column) for name, column in zip(names, values_NC.T, strict=True)}
+
+
+def join_texts(texts: Sequence[str]) -> str:
+    """Return what identifies a row of one or two texts."""
+    return "\0".join(texts)
 
 
 def encode_input_rows(

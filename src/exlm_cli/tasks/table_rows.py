@@ -42,6 +42,11 @@ class TableRows:
         return np.array([row for row, problem in enumerate(self.problems) if not problem], dtype=np.int64)
 
     @property
+    def keys(self) -> tuple[str, ...]:
+        """(R) what identifies each row: RDKit's canonical SMILES of a molecule, or the text."""
+        return self.model_inputs(canonical=True)
+
+    @property
     def skipped(self) -> tuple[SkippedRow, ...]:
         """The other rows, with reasons."""
         reasons = zip(self.inputs, self.problems, strict=True)

@@ -11,10 +11,11 @@ from rdkit.Chem import rdFingerprintGenerator
 
 from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.data.rows.table import Table
-from exlm_cli.finetune.baseline import NUM_BITS, fingerprints, score_baseline
+from exlm_cli.finetune.baseline import score_baseline
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import Loss
 from exlm_cli.tasks.labels import Labels
+from exlm_cli.tasks.molecules import NUM_BITS, fingerprints
 from exlm_cli.tasks.row_task import TableTask
 from exlm_cli.tasks.splits import RowSplit
 from exlm_cli.tasks.table_rows import TableRows

@@ -1,21 +1,30 @@
 """Prediction of a file: each seed is run, and outputs that cannot be written are refused before any is."""
 
 import csv
+import json
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rdkit import Chem, DataStructs
+from rdkit.Chem import rdFingerprintGenerator
 from scipy.special import expit
 
 from exlm_cli.config.tasks import SquadTaskConfig
+from exlm_cli.data.bundled.molecules import generate_molecules
 from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.finetune.calibration import PlattCurve, read_calibration
 from exlm_cli.finetune.model import Finetuned, load_finetuned
 from exlm_cli.finetune.predict import predict
+from exlm_cli.finetune.training_rows import TRAINING_ROWS_FILE, TrainingRows, read_training_rows
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import PredictionSummary
-from tests.unit.finetune.finetuned_runs import SMILES, write_rows
+from exlm_cli.tasks.molecules import fingerprints
+from tests.unit.finetune.finetuned_runs import SMILES, words_run, write_rows
 from tests.unit.tasks.squad.test_task import write
 
 
@@ -24,8 +33,12 @@ def finetuned(molecules: Path) -> Finetuned:
     return load_finetuned(molecules, device="cpu")
 
 
-def predicted(finetuned: Finetuned, path: Path, out: Path | None, column: str | None = None) -> PredictionSummary:
-    return predict(finetuned, path, out, folder=path.parent / "report", column=column, progress=SilentProgress())
+def predicted(finetuned: Finetuned, path: Path, out: Path | None, **options: Any) -> PredictionSummary:
+    return predict(finetuned, path, out, folder=path.parent / "report", progress=SilentProgress(), **options).summary
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
 
 
 def test_probabilities_are_the_mean_over_the_seeds(finetuned: Finetuned, tmp_path: Path) -> None:
@@ -75,3 +88,114 @@ def test_the_second_file_of_answers_is_checked_too(finetuned: Finetuned, tmp_pat
         predicted(squad, tmp_path / "new.json", tmp_path / "a.json")
     with pytest.raises(ConfigError, match="finds its own columns"):
         predicted(squad, tmp_path / "new.json", None, column="text")
+
+
+def test_calibrated_columns_are_the_run_s_own_curve_over_the_written_probabilities(
+    finetuned: Finetuned, tmp_path: Path
+) -> None:
+    """And training molecules are found however they are written; scores without them are those of the others alone."""
+    train = json.loads((finetuned.run / "split.json").read_text())["indices"]["train"]
+    assert SMILES.index("CCO") in {row % len(SMILES) for row in train}
+    new = [["OCC", "1"], ["CCCCCCCC", "0"], ["CCCCCCCN", "1"], ["((", ""]]
+    path = write_rows(tmp_path / "new.csv", ["mol", "active"], new)
+    summary = predicted(finetuned, path, tmp_path / "out.csv")
+    rows = read(tmp_path / "out.csv")
+    curve = read_calibration(finetuned.run).outputs[0]
+    assert isinstance(curve, PlattCurve)
+    for row in rows[:3]:
+        wanted = curve.apply(np.array([float(row["active_probability"])]))[0]
+        assert float(row["active_calibrated"]) == pytest.approx(wanted, abs=1e-3)
+    assert [row["in_training_split"] for row in rows] == ["yes", "no", "no", ""]
+    assert float(rows[0]["nearest_train_tanimoto"]) == 1
+    assert summary.num_in_training == 1
+    assert any("1 of 3 rows were in the training split; they are scored with and" in note for note in summary.notes)
+    others = write_rows(tmp_path / "others.csv", ["mol", "active"], new[1:])
+    alone = predicted(finetuned, others, tmp_path / "alone.csv")
+    assert {name: alone.metrics[name] for name in summary.metrics_of_new} == pytest.approx(summary.metrics_of_new)
+    assert (alone.num_in_training, alone.metrics_of_new) == (0, {})
+
+
+def test_an_ensemble_of_a_run_with_itself_has_its_means_and_is_calibrated_anew(
+    finetuned: Finetuned, tmp_path: Path
+) -> None:
+    """Each seed twice: the mean is the same, the deviation with n - 1 is sqrt(2 (K - 1) / (2K - 1)) times as wide."""
+    path = write_rows(tmp_path / "new.csv", ["mol"], [[s] for s in SMILES])
+    predicted(finetuned, path, tmp_path / "one.csv")
+    predicted(finetuned, path, tmp_path / "two.csv", ensemble=[finetuned])
+    for one, two in zip(read(tmp_path / "one.csv"), read(tmp_path / "two.csv"), strict=True):
+        assert one["active_probability"] == two["active_probability"]
+        assert float(two["active_calibrated"]) == pytest.approx(float(one["active_calibrated"]), rel=1e-3)
+        spread = float(one["active_seed_spread"]) * np.sqrt(2 * 1 / 3)
+        assert float(two["active_seed_spread"]) == pytest.approx(spread, rel=1e-4)
+    other = replace(finetuned, results=finetuned.results.model_copy(update={"split_sha256": "other"}))
+    summary = predicted(finetuned, path, tmp_path / "no.csv", ensemble=[other])
+    assert "active_calibrated" not in read(tmp_path / "no.csv")[0]
+    assert any("different validation rows" in note for note in summary.notes)
+    renamed = replace(finetuned, results=finetuned.results.model_copy(update={"output_names": ("a", "b")}))
+    with pytest.raises(ConfigError, match=r"cannot join .*: labels a, b, not active, toxic"):
+        predicted(finetuned, path, tmp_path / "x.csv", ensemble=[renamed])
+
+
+def test_cells_that_are_formulas_get_an_apostrophe_on_request(finetuned: Finetuned, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "new.csv", ["mol", "=id", "x"], [["CCO", "=1+1", "-2.5"], ["CCN", "@SUM(A1)", "-a"]])
+    kept = predicted(finetuned, path, tmp_path / "kept.csv")
+    assert [row["=id"] for row in read(tmp_path / "kept.csv")] == ["=1+1", "@SUM(A1)"]
+    assert any("takes 4 cells for formulas; `escape_formulas=true`" in note for note in kept.notes)
+    escaped = predicted(finetuned, path, tmp_path / "escaped.csv", escape_formulas=True)
+    found = [(row["'=id"], row["x"]) for row in read(tmp_path / "escaped.csv")]
+    assert found == [("'=1+1", "-2.5"), ("'@SUM(A1)", "'-a")]
+    assert any("put an apostrophe before 4 cells" in note for note in escaped.notes)
+
+
+def test_intervals_of_values_are_as_wide_as_the_residuals_of_the_validation_rows(
+    text_model: Path, tmp_path: Path
+) -> None:
+    """`words_run` has 36 rows, so few validation rows: a level that they allow has intervals, a higher one a note."""
+    run = load_finetuned(words_run(tmp_path, text_model, "length"), device="cpu")
+    path = write_rows(tmp_path / "new.csv", ["text", "length"], [["amber birch", "5.5"], ["moss tea", "4"]])
+    done = predict(run, path, tmp_path / "out.csv", folder=tmp_path, interval_level=0.5, progress=SilentProgress())
+    residuals = read_calibration(run.run).outputs[0].residuals
+    half = residuals[int(np.ceil((len(residuals) + 1) / 2)) - 1]
+    for row in read(tmp_path / "out.csv"):
+        value = float(row["length_predicted"])
+        assert float(row["length_low_50"]) == pytest.approx(value - half, rel=1e-4)
+        assert float(row["length_high_50"]) == pytest.approx(value + half, rel=1e-4)
+    assert done.labelled is not None
+    assert done.summary.metrics["interval_coverage"] in (0, 0.5, 1)
+    wide = predicted(run, path, tmp_path / "wide.csv", interval_level=0.999)
+    assert any("too few validation rows for intervals of 99.9 %: `length`" in note for note in wide.notes)
+    with pytest.raises(ConfigError, match="interval_level=1`: accepted: above 0 and below 1"):
+        predicted(run, path, tmp_path / "x.csv", interval_level=1)
+
+
+def test_training_rows_that_cannot_be_read_are_refused(finetuned: Finetuned, tmp_path: Path) -> None:
+    def refused(content: bytes | None) -> None:
+        (tmp_path / TRAINING_ROWS_FILE).unlink(missing_ok=True)
+        if content is not None:
+            (tmp_path / TRAINING_ROWS_FILE).write_bytes(content)
+        with pytest.raises(CheckpointError, match=TRAINING_ROWS_FILE) as error:
+            read_training_rows([tmp_path])
+        assert "--resume" in (error.value.hint or "")
+
+    whole = (finetuned.run / TRAINING_ROWS_FILE).read_bytes()
+    wrong, pickled = BytesIO(), BytesIO()
+    np.savez(wrong, hashes=np.zeros(3), bits=np.zeros((3, 256), np.uint8))
+    np.savez(pickled, hashes=np.array([{}], dtype=object), bits=np.zeros((1, 256), np.uint8))
+    for content in (None, b"", whole[:-30], wrong.getvalue(), pickled.getvalue()):
+        refused(content)
+
+
+def test_similarities_are_those_of_rdkit() -> None:
+    """Over blocks of any size; the training molecules of a run are found by hash and by bits."""
+    train, new = SMILES, [*generate_molecules(30, 0), "C1CC1"]
+    rows = TrainingRows(np.zeros(len(train), np.uint64), np.packbits(fingerprints(train), axis=1))
+    generator = rdFingerprintGenerator.GetMorganGenerator(radius=2, fpSize=2048)
+    known, asked = ([generator.GetFingerprint(Chem.MolFromSmiles(s)) for s in each] for each in (train, new))
+    expected = [max(DataStructs.BulkTanimotoSimilarity(bits, known)) for bits in asked]
+    for block in (7, 2048):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("exlm_cli.finetune.training_rows._BLOCK", block)
+            np.testing.assert_allclose(rows.nearest_tanimoto(new, SilentProgress()), expected, atol=1e-12)
+    empty = TrainingRows(np.zeros(0, np.uint64), np.zeros((0, 256), np.uint8))
+    assert rows.nearest_tanimoto([], SilentProgress()).shape == (0,)
+    assert empty.nearest_tanimoto(["CC"], SilentProgress()).tolist() == [0]

@@ -45,7 +45,7 @@ def test_a_run_directory_holds_all_that_is_promised(finished: tuple[Path, RunRes
     names = {path.name for path in run.iterdir()}
     assert names == {
         "recipe.yaml", "encoder.yaml", "run.json", "tokenizer.json", "split.json", "results.json", "cells",
-        "targets-valid.csv", "targets-test.csv", "calibration.json", ".lock",
+        "targets-valid.csv", "targets-test.csv", "calibration.json", "training_rows.npz", ".lock",
     }  # fmt: skip
     assert load_recipe(str(run / "recipe.yaml"), kind=FinetuneRecipe) == finetune_recipe()
     assert load_recipe(str(run / "encoder.yaml")) == load_recipe(str(pretrained / "recipe.yaml"))

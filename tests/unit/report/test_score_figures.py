@@ -11,7 +11,16 @@ from matplotlib.figure import Figure
 from sklearn import metrics
 
 from exlm_cli.errors import CheckpointError
-from exlm_cli.report.score_figures import SplitPredictions, draw_runs, write_score_figures
+from exlm_cli.files import write_json
+from exlm_cli.finetune.calibration import (
+    CALIBRATION_FILE,
+    CalibratedRows,
+    Calibration,
+    ConformalResiduals,
+    PlattCurve,
+    reliability,
+)
+from exlm_cli.report.score_figures import SplitPredictions, draw_runs, write_calibration_figure, write_score_figures
 from exlm_cli.report.scores import FinetunedRun
 from exlm_cli.tasks.base import write_outputs
 from tests.unit.report.scored_runs import scored
@@ -127,8 +136,10 @@ def test_files_are_the_same_for_the_same_data_and_names_are_no_commands_to_matpl
 
 
 def with_files(folder: Path, run: FinetunedRun) -> FinetunedRun:
-    """Write the targets and the predictions of two seeds to the directory of a run."""
+    """Write the targets, the predictions of two seeds and a calibration to the directory of a run."""
     folder.mkdir()
+    output = ConformalResiduals(residuals=(0.25,) * 20) if run.results.loss == "regression" else None
+    write_json(folder / CALIBRATION_FILE, Calibration(outputs=(output,)))
     write_outputs(folder / "targets-test.csv", range(8), ["active"], [np.array([float(i % 2)]) for i in range(8)])
     for seed in (1, 2):
         cell = folder / f"cells/single/seed-{seed}"
@@ -140,7 +151,7 @@ def with_files(folder: Path, run: FinetunedRun) -> FinetunedRun:
 
 def test_figures_go_into_each_run_or_named_by_run_into_one_folder(tmp_path: Path) -> None:
     runs = [with_files(tmp_path / name, scored(f"x/{name}", "csv", {"roc_auc": [0.5, 0.5]})) for name in "ab"]
-    kinds = [f"{kind}.{suffix}" for kind in ("curves", "confusion") for suffix in ("png", "svg")]
+    kinds = [f"{kind}.{suffix}" for kind in ("curves", "confusion", "calibration") for suffix in ("png", "svg")]
     assert draw_runs(runs[:1], None) == [tmp_path / "a/report" / f"test-{kind}" for kind in kinds]
     files = draw_runs(runs, tmp_path / "all")
     assert [path.name for path in files] == [f"x-{name}-test-{kind}" for name in "ab" for kind in kinds]
@@ -159,6 +170,31 @@ def test_a_damaged_run_stops_the_work_before_a_figure_of_another_is_written(tmp_
     assert not (tmp_path / "a/report").exists()
 
 
-def test_regression_and_spans_have_no_curves() -> None:
-    runs = [scored(loss, "csv", {"rmse": [0.5]}, loss=loss) for loss in ("regression", "span")]
-    assert draw_runs(runs, None) == []
+def test_values_have_intervals_and_spans_no_figure(figures: Figures, tmp_path: Path) -> None:
+    """Targets are 0 and 1 in turn, the seeds' mean predictions multiples of 0.1: five of eight are within 0.25."""
+    run = with_files(tmp_path / "run", scored("v", "csv", {"rmse": [0.5, 0.5]}, loss="regression"))
+    span = scored("s", "squad/v2", {"f1": [0.5]}, loss="span")
+    draw_runs([run, span], None)
+    assert list(figures) == ["test-calibration"]
+    (axes,) = figures["test-calibration"].axes
+    means = [np.mean([i % 5, 2 * i % 5]) / 5 for i in range(8)]
+    inside = np.array([abs(mean - i % 2) <= 0.25 for i, mean in enumerate(means)])
+    assert axes.texts[0].get_text() == f"{100 * inside.mean():.1f} % of 8 inside"
+    assert [len(points.get_offsets()) for points in axes.collections[1:]] == [inside.sum(), (~inside).sum()]
+
+
+def test_reliability_is_drawn_before_and_after_calibration(figures: Figures, tmp_path: Path) -> None:
+    """Points are those of `reliability`; thirteen labels share one panel, and of two classes the second is drawn."""
+    rng = np.random.default_rng(0)
+    curve = PlattCurve(num_rows=9, least=0.0, most=1.0, slope=0.5, intercept=0.0)
+    for loss, names in (("binary", ("a", "b")), ("binary", tuple("abcdefghijklm")), ("classes", ("no", "yes"))):
+        targets = rng.integers(2, size=(60, 1 if loss == "classes" else len(names))).astype(float)
+        mean = rng.dirichlet(np.ones(len(names)), 60) if loss == "classes" else rng.random((60, len(names)))
+        rows = CalibratedRows(loss, names, mean, targets, Calibration(outputs=(curve,) * len(names)))
+        write_calibration_figure(rows, "t", tmp_path, f"{loss}-{len(names)}")
+    panels = {stem: [axes.get_title(loc="left") for axes in figure.axes] for stem, figure in figures.items()}
+    assert panels == {"binary-2": ["a", "b"], "binary-13": ["13 labels together"], "classes-2": ["yes"]}
+    _, before, after = figures["classes-2"].axes[0].lines
+    np.testing.assert_allclose(before.get_xydata(), reliability(mean[:, 1], targets[:, 0])[:, :2])
+    odds = (mean[:, 1] / mean[:, 0]) ** 0.5  # a slope of 1/2 is the root of the odds
+    np.testing.assert_allclose(after.get_xydata(), reliability(odds / (1 + odds), targets[:, 0])[:, :2])

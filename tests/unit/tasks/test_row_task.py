@@ -172,7 +172,8 @@ def test_every_row_comes_back_in_its_place_and_bad_ones_with_a_reason(tmp_path: 
     assert (summary.num_rows, summary.num_unreadable, summary.files) == (5, 2, (tmp_path / "out.csv",))
     assert summary.notes == ("scored without the labels that the table lacks: toxic",)
     assert list(found[0]) == [
-        "line", "id", "mol", "active", "active_probability", "toxic_probability", "active_std", "toxic_std", "problem",
+        "line", "id", "mol", "active", "active_probability", "toxic_probability", "active_seed_spread",
+        "toxic_seed_spread", "problem",
     ]  # fmt: skip
     assert [[row["line"], row["id"], row["mol"], row["active"]] for row in found] == [
         [str(i + 2), *row] for i, row in enumerate(rows)
@@ -182,7 +183,7 @@ def test_every_row_comes_back_in_its_place_and_bad_ones_with_a_reason(tmp_path: 
     readable = [row for row in found if not row["problem"]]
     for row, means, stds in zip(readable, mean, std, strict=True):
         assert float(row["toxic_probability"]) == pytest.approx(means[1], rel=1e-5)
-        assert float(row["active_std"]) == pytest.approx(stds[0], rel=1e-5, abs=1e-9)
+        assert float(row["active_seed_spread"]) == pytest.approx(stds[0], rel=1e-5, abs=1e-9)
     assert all((row["active_probability"] == "") == bool(row["problem"]) for row in found)
     assert summary.metrics["roc_auc"] == pytest.approx(roc_auc_score([1, 0], mean[:2, 0]))
 

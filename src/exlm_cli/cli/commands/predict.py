@@ -1,5 +1,6 @@
 """`exlm predict` and `exlm embed`: predictions of a fine-tuned run, or vectors of any run, for the rows of a file."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +21,21 @@ def predict(
         Path | None,
         typer.Option("--out", "-o", metavar="FILE", help="Predictions; default: report/predictions-<FILE> of the run."),
     ] = None,
+    ensemble: Annotated[
+        list[Path] | None,
+        typer.Option("--ensemble", metavar="RUN", help="Another run of the same task to average with; repeatable."),
+    ] = None,
+    interval_level: Annotated[
+        float,
+        typer.Option("--interval-level", metavar="SHARE", help="Share of the true values that intervals should hold."),
+    ] = 0.9,
+    escape_formulas: Annotated[
+        bool,
+        typer.Option("--escape-formulas", help="Put an apostrophe before cells that a spreadsheet takes for formulas."),
+    ] = False,
+    figures: Annotated[
+        bool, typer.Option("--figures/--no-figures", help="Draw calibration or intervals where FILE has labels.")
+    ] = True,
     smiles_column: SmilesColumnOption = None,
     text_column: TextColumnOption = None,
     device: ScoringDeviceOption = Device.auto,
@@ -27,27 +43,45 @@ def predict(
 ) -> None:
     """Predict new rows with a fine-tuned run.
 
-    The predictions are the means over the run's seeds. Where the file has labels they are scored too. They are
-    written as CSV; those of GLUE and SQuAD in the official layouts, as .tsv and .json.
+    The predictions are the means over the run's seeds, with their spread, calibrated probabilities or intervals of
+    values, and which rows the model was trained on. Where the file has labels they are scored too. They are written
+    as CSV; those of GLUE and SQuAD also in the official layouts. docs/predictions.md explains each column.
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.runs import given_runs
     from exlm_cli.paths import expand_path
 
-    (given,) = given_runs([run])
+    given, *others = given_runs([run, *(ensemble or [])])
     path = expand_path(file)
-    if given.kind == "pretrain":
-        raise ConfigError(
-            f"{run} is a pre-trained run, which predicts no labels",
-            f"fine-tune it with `exlm finetune`, or write its vectors with `exlm embed {run} {file}`",
-        )
+    for one in (given, *others):
+        if one.kind == "pretrain":
+            raise ConfigError(
+                f"{one.path} is a pre-trained run, which predicts no labels",
+                f"fine-tune it with `exlm finetune`, or write its vectors with `exlm embed {one.path} {file}`",
+            )
     from exlm_cli.finetune.model import load_finetuned
     from exlm_cli.finetune.predict import predict as predict_file
 
-    finetuned = load_finetuned(run, device=device.value)
-    column = input_column(run, finetuned.results.input_kind, smiles_column, text_column)
-    progress = console.open_progress()
-    summary = predict_file(finetuned, path, out, folder=given.report, column=column, progress=progress)
+    finetuned, *members = (load_finetuned(one.path, device=device.value) for one in (given, *others))
+    predicted = predict_file(
+        finetuned,
+        path,
+        out,
+        folder=given.report,
+        column=input_column(run, finetuned.results.input_kind, smiles_column, text_column),
+        ensemble=members,
+        interval_level=interval_level,
+        escape_formulas=escape_formulas,
+        progress=console.open_progress(),
+    )
+    summary = predicted.summary
+    if figures and predicted.labelled is not None:
+        from exlm_cli.report.score_figures import write_calibration_figure
+
+        title = f"{' + '.join(one.name for one in (given, *others))}: {path.name}"
+        written = summary.files[0]
+        drawn = write_calibration_figure(predicted.labelled, title, written.parent, f"{written.stem}-calibration")
+        summary = replace(summary, files=(*summary.files, *drawn))
     print_summary(summary, as_json=as_json)
 
 
@@ -111,9 +145,13 @@ def print_summary(summary: "PredictionSummary", *, as_json: bool) -> None:
     from exlm_cli.cli.hints import to_options
 
     counts = {"rows": summary.num_rows, "unreadable_rows": summary.num_unreadable}
+    if summary.num_in_training:
+        counts["rows_in_training_split"] = summary.num_in_training
     if as_json:
-        return console.emit_json({"files": summary.files, **counts, "metrics": summary.metrics, "notes": summary.notes})
-    console.emit_pairs({**counts, **summary.metrics})
+        scores = {"metrics": summary.metrics, "metrics_without_training_rows": summary.metrics_of_new}
+        return console.emit_json({"files": summary.files, **counts, **scores, "notes": summary.notes})
+    without = {f"{name}_without_training_rows": value for name, value in summary.metrics_of_new.items()}
+    console.emit_pairs({**counts, **summary.metrics, **without})
     for note in summary.notes:
         console.emit_text(f"note: {to_options(note)}")
     console.emit_files(summary.files)

@@ -2,12 +2,15 @@
 
 import difflib
 import hashlib
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, final
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit
 
 from exlm_cli.config.tasks import SquadTaskConfig
 from exlm_cli.data.masking import IntArray
@@ -24,13 +27,15 @@ from exlm_cli.tasks.base import (
     NewRows,
     PredictionSummary,
     Split,
+    TableColumns,
     TrainedTask,
     name_some,
+    write_table,
 )
 from exlm_cli.tasks.sources import LOCAL_HINT, counted, existing_folder, find_file, given_file, hub_source
 from exlm_cli.tasks.splits import choose_training_rows
 from exlm_cli.tasks.squad.files import SquadFile, SquadQuestion, read_squad_json, read_squad_rows
-from exlm_cli.tasks.squad.metric import Answered, squad_metrics
+from exlm_cli.tasks.squad.metric import Answered, normalize_answer, squad_metrics
 from exlm_cli.tasks.squad.windows import EncodedContext, Window, best_answer, build_windows
 
 HUB_NAME = "rajpurkar/squad_v2"
@@ -103,6 +108,7 @@ class SquadTask(DownstreamTask):
 
     def __init__(self, config: SquadTaskConfig, questions: dict[Split, list[SquadQuestion]]) -> None:
         self._config, self._questions = config, questions
+        self.training_keys = [_key(question) for question in questions.get("train", ())]
         self._windows: dict[Split, list[Window]] = {}
         self._contexts: dict[Split, dict[str, EncodedContext]] = {}
         digest = hashlib.sha256(str(config.max_answer_tokens).encode())
@@ -214,36 +220,60 @@ class NewSquadQuestions(NewRows):
             raise DataError(f"{path}: {self._file.skipped[0]}")
         self._task = SquadTask(task.config, {"valid": self._file.questions})
         self._threshold = task.no_answer_threshold
+        self.keys = [_key(question) for question in self._file.questions]
 
     @classmethod
     def output_files(cls, out: Path) -> tuple[Path, ...]:
-        """Return the file of answers, and the file beside it of probabilities that there is none."""
-        return out, out.with_name(f"{out.stem}-no-answer.json")
+        """Return the file of answers, and beside it those of probabilities that there is none, and of details."""
+        return out, out.with_name(f"{out.stem}-no-answer.json"), out.with_name(f"{out.stem}-details.csv")
 
     def encode(self, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
         """Cut the questions' paragraphs into windows."""
         return self._task.encode("valid", tokenizer, sequence_length)
 
-    def write(self, outputs: Sequence[Sequence[FloatArray]], out: Path) -> PredictionSummary:
+    def score(self, outputs: Sequence[Sequence[FloatArray]], is_scored_N: NDArray[np.bool_]) -> dict[str, float]:
+        """Return the metrics of the chosen questions if all questions of the file have their answers."""
+        if not self._file.has_answers:
+            return {}
+        answered = self._answer_by_mean(outputs).values()
+        return squad_metrics([answer for answer, is_scored in zip(answered, is_scored_N, strict=True) if is_scored])
+
+    def write(
+        self,
+        outputs: Sequence[Sequence[FloatArray]],
+        out: Path,
+        *,
+        added: TableColumns | None = None,
+        escapes_formulas: bool = False,
+    ) -> PredictionSummary:
         """Write what the official evaluation script reads: `{id: answer}`, and beside it `<name>-no-answer.json` with
         the probability that there is no answer, its `--na-prob-file`. Score them if all questions have their answers.
 
         Every question gets its best answer, however likely there is none: the script, or the reader of both files,
         applies a threshold. The seeds' logits are averaged.
-        """
-        from scipy.special import expit
 
-        means = [
-            sum(logits, np.zeros_like(logits[0], dtype=np.float64)) / len(logits)
-            for logits in zip(*outputs, strict=True)
-        ]
-        answered = self._task.answer("valid", means)
-        answers_file, odds_file = files = self.output_files(out)
+        `<name>-details.csv` has a row for each question: `id`, `question`, `answer`, `no_answer_probability`, the gold
+        `answers` as a JSON list, over several seeds `no_answer_seed_spread` and `answer_seed_agreement`, the share of
+        the seeds whose own best answer is the same after normalisation, and `added`.
+        """
+        answered = self._answer_by_mean(outputs)
+        no_answer_N = expit([answer.no_answer_score for answer in answered.values()])
+        questions, skipped = self._file.questions, self._file.skipped
+        columns: dict[str, Sequence[object]] = {
+            "id": [question.id for question in questions],
+            "question": [question.text for question in questions],
+            "answer": [answer.text for answer in answered.values()],
+            "no_answer_probability": [f"{value:.6g}" for value in no_answer_N],
+        }
+        if self._file.has_answers:
+            columns["answers"] = [json.dumps([text for text, _ in q.answers], ensure_ascii=False) for q in questions]
+        if len(outputs) > 1:
+            columns |= self._columns_of_seeds(answered, outputs)
+        answers_file, odds_file, details_file = files = self.output_files(out)
+        notes = list(write_table(details_file, columns | dict(added or {}), escapes_formulas=escapes_formulas))
         # the odds first: an answer file is only complete with them
-        write_json(odds_file, {key: float(expit(a.no_answer_score)) for key, a in answered.items()})
+        write_json(odds_file, dict(zip(answered, no_answer_N.tolist(), strict=True)))
         write_json(answers_file, {key: a.text for key, a in answered.items()})
-        notes = []
-        skipped, num_questions = self._file.skipped, len(self._file.questions)
         if skipped:
             notes.append(f"left out {len(skipped):,} questions that cannot be used; the first: {skipped[0]}")
         if self._threshold is not None and math.isfinite(self._threshold):
@@ -251,8 +281,33 @@ class NewSquadQuestions(NewRows):
                 "the run's own validation leaves questions unanswered above a no-answer probability of "
                 f"{float(expit(self._threshold)):.4g}"
             )
-        metrics = squad_metrics(list(answered.values())) if self._file.has_answers else {}
-        return PredictionSummary(files, num_questions + len(skipped), len(skipped), metrics, tuple(notes))
+        metrics = self.score(outputs, np.ones(len(questions), dtype=np.bool_))
+        return PredictionSummary(files, len(questions) + len(skipped), len(skipped), metrics, tuple(notes))
+
+    def _answer_by_mean(self, outputs: Sequence[Sequence[FloatArray]]) -> dict[str, Answered]:
+        means = [
+            sum(logits, np.zeros_like(logits[0], dtype=np.float64)) / len(logits)
+            for logits in zip(*outputs, strict=True)
+        ]
+        return self._task.answer("valid", means)
+
+    def _columns_of_seeds(
+        self, answered: dict[str, Answered], outputs: Sequence[Sequence[FloatArray]]
+    ) -> dict[str, list[str]]:
+        by_seed = [self._task.answer("valid", of_seed) for of_seed in outputs]
+        no_answer_KN = expit([[of_seed[key].no_answer_score for key in answered] for of_seed in by_seed])
+        agreement = (
+            np.mean([normalize_answer(of_seed[key].text) == normalize_answer(answer.text) for of_seed in by_seed])
+            for key, answer in answered.items()
+        )
+        return {
+            "no_answer_seed_spread": [f"{value:.6g}" for value in no_answer_KN.std(axis=0, ddof=1)],
+            "answer_seed_agreement": [f"{value:.6g}" for value in agreement],
+        }
+
+
+def _key(question: SquadQuestion) -> str:
+    return f"{question.text}\0{question.context}"
 
 
 def _read_files(config: SquadTaskConfig, progress: Progress) -> tuple[SquadFile, SquadFile | None]:

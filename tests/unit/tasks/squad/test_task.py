@@ -1,5 +1,6 @@
 """SQuAD 2.0 as a task. Paragraphs are written here; logits that point at the answers must score 1."""
 
+import csv
 import json
 import math
 import re
@@ -237,8 +238,16 @@ def test_new_questions_are_answered_and_scores_follow_from_both_files(tokenizer:
     zeros = [np.zeros_like(logits) for logits in outputs]
     halves = [logits / 2 for logits in outputs]
     summary = questions.write([outputs, zeros], tmp_path / "out.json")
-    assert [file.name for file in summary.files] == ["out.json", "out-no-answer.json"]
-    answers, odds = (json.loads(file.read_text()) for file in summary.files)
+    assert [file.name for file in summary.files] == ["out.json", "out-no-answer.json", "out-details.csv"]
+    answers, odds = (json.loads(file.read_text()) for file in summary.files[:2])
+    details = list(csv.DictReader(summary.files[2].read_text().splitlines()))
+    assert {row["id"]: row["answer"] for row in details} == answers
+    # the other seed's scores are all 0: its no-answer probability is 1/2, and the mean's difference half of the first's
+    difference = 2 * math.log(odds["Clocks-0"] / (1 - odds["Clocks-0"]))
+    spread = abs(1 / (1 + math.exp(-difference)) - 0.5) / math.sqrt(2)
+    assert float(details[0]["no_answer_seed_spread"]) == pytest.approx(spread, rel=1e-4)
+    assert details[0]["answer_seed_agreement"] in ("0.5", "1")
+    assert [json.loads(row["answers"]) for row in details[:3]] == [["1424"], ["the moon"], []]
     golds = {f"{title}-{i}": answer for title in ("Clocks", "Moss") for i, (_, answer) in enumerate(QUESTIONS[title])}
     assert list(answers) == list(odds) == list(golds)
     assert all(0 < value < 1 for value in odds.values())

@@ -1,0 +1,104 @@
+"""Training rows of a run as hashes, and molecules also as ECFP4 bits: which new rows are among them, or like them.
+
+Axes: N training rows, R new rows, K bits.
+"""
+
+import hashlib
+import io
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exlm_cli.errors import CheckpointError
+from exlm_cli.files import read_whole, write_atomically
+from exlm_cli.progress import Progress
+from exlm_cli.tasks.base import DownstreamTask, FloatArray
+from exlm_cli.tasks.molecules import NUM_BITS, Fingerprints, fingerprints
+
+TRAINING_ROWS_FILE = "training_rows.npz"
+_BLOCK = 2048
+"""Molecules on each side of a product of bits: 32 MB of float32."""
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """What a run keeps of its training rows; the rows themselves cannot be read from it.
+
+    Attributes:
+        hashes: (N,) uint64 of `DownstreamTask.training_keys`.
+        bits: (N, K / 8) ECFP4 bits, eight in a byte; (0, K / 8) for text.
+    """
+
+    hashes: NDArray[np.uint64]
+    bits: Fingerprints
+
+    def contain(self, keys: Sequence[str]) -> NDArray[np.bool_]:
+        """Return (R,) whether each new row is one of them."""
+        return np.isin(_hash_all(keys), self.hashes)
+
+    def nearest_tanimoto(self, smiles: Sequence[str], progress: Progress) -> FloatArray:
+        """Return (R,) the largest Tanimoto similarity of each new molecule to any of them, from 0 to 1.
+
+        It is the number of bits that two molecules share over the number of bits that either has; 1 for the same bits.
+        """
+        nearest_R = np.zeros(len(smiles))
+        bits_RK = fingerprints(smiles)
+        with progress.bar("similarity", len(smiles)) as bar:
+            for start in range(0, len(smiles), _BLOCK):
+                new_rK = bits_RK[start : start + _BLOCK].astype(np.float32)
+                for first in range(0, len(self.bits), _BLOCK):
+                    train_nK = np.unpackbits(self.bits[first : first + _BLOCK], axis=1).astype(np.float32)
+                    shared_rn = new_rK @ train_nK.T  # whole numbers below 2^24 are exact in float32
+                    either_rn = new_rK.sum(1)[:, None] + train_nK.sum(1) - shared_rn
+                    similar_rn = shared_rn / np.maximum(either_rn, 1).astype(np.float64)
+                    into = nearest_R[start : start + _BLOCK]
+                    np.maximum(into, similar_rn.max(axis=1), out=into)
+                bar.update(min(start + _BLOCK, len(smiles)))
+        return nearest_R
+
+
+def write_training_rows(run: Path, task: DownstreamTask) -> None:
+    """Write `training_rows.npz`.
+
+    Raises:
+        CheckpointError: The file system refuses.
+    """
+    keys = task.training_keys
+    bits = fingerprints(keys) if task.input_kind == "smiles" else np.zeros((0, NUM_BITS), dtype=np.uint8)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, hashes=_hash_all(keys), bits=np.packbits(bits, axis=1))
+    write_atomically(run / TRAINING_ROWS_FILE, buffer.getvalue())
+
+
+def read_training_rows(runs: Sequence[Path]) -> TrainingRows:
+    """Return the training rows of runs together.
+
+    Raises:
+        CheckpointError: A file is missing or altered.
+    """
+    found = [_read(run) for run in runs]
+    return TrainingRows(np.concatenate([rows.hashes for rows in found]), np.concatenate([rows.bits for rows in found]))
+
+
+def _read(run: Path) -> TrainingRows:
+    path, hint = run / TRAINING_ROWS_FILE, f"`exlm finetune --resume {run}` writes it again"
+    content = read_whole(path, hint=hint)
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            rows = TrainingRows(arrays["hashes"], arrays["bits"])
+    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
+        raise CheckpointError(f"{path}: not readable as training rows: {error}", hint) from error
+    types, shape = f"{rows.hashes.dtype} {rows.bits.dtype}", (rows.hashes.ndim, *rows.bits.shape[1:])
+    if types != "uint64 uint8" or shape != (1, NUM_BITS // 8) or len(rows.bits) not in (0, len(rows.hashes)):
+        raise CheckpointError(f"{path}: not readable as training rows: arrays of other shapes or types", hint)
+    return rows
+
+
+def _hash_all(keys: Sequence[str]) -> NDArray[np.uint64]:
+    """Return 64 bits of the BLAKE2b hash of each text."""
+    digests = (hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest() for key in keys)
+    return np.array([int.from_bytes(digest) for digest in digests], dtype=np.uint64)
