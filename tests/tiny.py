@@ -9,7 +9,8 @@ import numpy.typing as npt
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.batch import Batch
 from exlm_cli.data.expansion import expand
-from exlm_cli.data.masking import IntArray, MaskedSequences, Masker, Sequences, SpecialTokens
+from exlm_cli.data.masking import Masker, SpecialTokens
+from exlm_cli.data.sequences import IntArray, MaskedSequences, Sequences
 
 SPECIAL = SpecialTokens(pad=0, cls=1, sep=2, mask=3, never_masked=frozenset(range(5)), vocab_size=40)
 

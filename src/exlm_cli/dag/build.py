@@ -42,7 +42,7 @@ def build_dag(pretrained: Pretrained, text: str, *, progress: Progress | None = 
     num_masks = int((input_ids == tokenizer.mask_id).sum())
     _check_size(pretrained, len(input_ids), num_masks)
     batch = batch_from_masked_ids(
-        input_ids,
+        input_ids[None],
         mask_id=tokenizer.mask_id,
         pad_id=tokenizer.pad_id,
         num_states_per_mask=model.num_states_per_mask,

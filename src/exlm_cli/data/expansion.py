@@ -8,7 +8,7 @@ import torch
 
 from exlm_cli.config.sections import Objective
 from exlm_cli.data.batch import Batch
-from exlm_cli.data.masking import BoolArray, IntArray, MaskedSequences
+from exlm_cli.data.sequences import BoolArray, IntArray, MaskedSequences
 
 
 def expand(masked: MaskedSequences, num_states_per_mask: int, objective: Objective, *, pad_id: int) -> Batch:
@@ -78,18 +78,19 @@ def expand(masked: MaskedSequences, num_states_per_mask: int, objective: Objecti
 def batch_from_masked_ids(
     input_ids: IntArray, *, mask_id: int, pad_id: int, num_states_per_mask: int, objective: Objective
 ) -> Batch:
-    """Build a batch of one from tokens that already contain [MASK]; its targets are unknown and set to [PAD].
+    """Build a batch from tokens that already contain [MASK]; its targets are unknown and set to [PAD].
 
-    `input_ids` are (L,), [CLS] first and [SEP] last; `num_states_per_mask` is 1 for an MLM.
+    `input_ids` are (B, L), [CLS] first, [SEP] last, [PAD] beyond; `num_states_per_mask` is 1 for an MLM.
     """
-    positions = np.flatnonzero(input_ids == mask_id)
+    is_masked = input_ids == mask_id
+    target_source = is_masked.nonzero()[1]
     masked = MaskedSequences(
-        input_ids=input_ids[None],
-        lengths=np.array([len(input_ids)]),
-        is_masked=(input_ids == mask_id)[None],
-        target_ids=np.full(len(positions), pad_id, dtype=np.int64),
-        target_source=positions,
-        sample_index=np.zeros(1, dtype=np.int64),
+        input_ids=input_ids,
+        lengths=(input_ids != pad_id).sum(1),
+        is_masked=is_masked,
+        target_ids=np.full_like(target_source, pad_id),
+        target_source=target_source,
+        sample_index=np.arange(len(input_ids)),
     )
     return expand(masked, num_states_per_mask, objective, pad_id=pad_id)
 

@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 
 from exlm_cli.config.sections import MaskingConfig
 from exlm_cli.data.hashing import BitArray, hash_words, uniform
+from exlm_cli.data.sequences import BoolArray, IntArray, MaskedSequences, Sequences
 from exlm_cli.data.tokenizer import Tokenizer
-
-IntArray = NDArray[np.int64]
-BoolArray = NDArray[np.bool_]
 
 # no two kinds of draws share a stream
 _COUNT, _PLACE, _REPLACE, _TOKEN = range(4)
@@ -49,43 +47,6 @@ def special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
         never_masked=tokenizer.special_ids,
         vocab_size=tokenizer.vocab_size,
     )
-
-
-@dataclass(frozen=True)
-class Sequences:
-    """Sequences as a data set has them, with what their masks depend on.
-
-    Attributes:
-        token_ids: (B, n) tokens without [CLS] and the last [SEP], [PAD] beyond `lengths`.
-        lengths: (B,) tokens of each sequence.
-        sample_index: (B,) index of each sequence in its data set.
-    """
-
-    token_ids: IntArray
-    lengths: IntArray
-    sample_index: IntArray
-
-
-@dataclass(frozen=True)
-class MaskedSequences:
-    """Sequences after repetition and masking, before expansion.
-
-    Attributes:
-        input_ids: (B, L) tokens, [CLS] first and [SEP] last, with [MASK] (or a kept or random token) at masked
-            positions, [PAD] beyond `lengths`.
-        lengths: (B,) tokens of each sequence.
-        is_masked: (B, L) True at the targets.
-        target_ids: (M,) original tokens at these positions, sequence by sequence.
-        target_source: (M,) index, in the sequence before repetition, of the token each target is a copy of; [CLS] is 0.
-        sample_index: (B,) index of each sequence in its data set.
-    """
-
-    input_ids: IntArray
-    lengths: IntArray
-    is_masked: BoolArray
-    target_ids: IntArray
-    target_source: IntArray
-    sample_index: IntArray
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import MaskingConfig
 from exlm_cli.config.sweep import SweepCell
 from exlm_cli.data.corpus.pipeline import prepare_data
-from exlm_cli.data.masking import IntArray, Masker, Sequences, SpecialTokens, special_tokens
+from exlm_cli.data.masking import Masker, SpecialTokens, special_tokens
+from exlm_cli.data.sequences import IntArray, Sequences
 from exlm_cli.errors import CheckpointError, DivergedError
 from exlm_cli.experiments.evaluate import measure_entropy
 from exlm_cli.experiments.results import (

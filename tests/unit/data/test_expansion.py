@@ -75,7 +75,7 @@ def test_a_batch_without_any_mask_still_has_one_target_column() -> None:
 
 def test_given_masks_are_expanded_like_drawn_ones() -> None:
     reference = _expanded(3, "exlm")
-    input_ids = masked_by_hand([INPUT_IDS], (20, 21)).input_ids[0]
+    input_ids = masked_by_hand([INPUT_IDS], (20, 21)).input_ids
     batch = batch_from_masked_ids(input_ids, mask_id=3, pad_id=0, num_states_per_mask=3, objective="exlm")
     for name in ("token_ids", "positions", "lengths", "node_index", "node_mask", "state_lengths", "target_lengths"):
         torch.testing.assert_close(getattr(batch, name), getattr(reference, name))

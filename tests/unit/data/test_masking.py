@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from exlm_cli.config.sections import MaskingConfig
-from exlm_cli.data.masking import MaskedSequences, Masker
+from exlm_cli.data.masking import Masker
+from exlm_cli.data.sequences import MaskedSequences
 from tests.tiny import SPECIAL, sequences
 from tests.unit.data.test_hashing import plain_hash
 

@@ -40,7 +40,7 @@ def our_logits(pretrained: Pretrained, token_ids: list[int]) -> torch.Tensor:
     """Return (L, V) logits of the batch that pre-training makes of token ids, [MASK]s included."""
     model, tokenizer = pretrained.model, pretrained.tokenizer
     batch = batch_from_masked_ids(
-        np.array(token_ids),
+        np.array([token_ids]),
         mask_id=tokenizer.mask_id,
         pad_id=tokenizer.pad_id,
         num_states_per_mask=model.num_states_per_mask,
