@@ -4,13 +4,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.dag import check_sentence
 from exlm_cli.dag.graph import Dag, IntArray
 from exlm_cli.data.expansion import batch_from_masked_ids
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.model.exlm import ExlmModel
-from exlm_cli.ops.ctc import single_target_ctc_nll
+from exlm_cli.ops.ctc import one_token_log_probs
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.train.pretrained import Pretrained
 
@@ -41,6 +42,13 @@ def build_dag(pretrained: Pretrained, text: str, *, progress: Progress | None = 
     input_ids = _encode(tokenizer, text, progress or SilentProgress())
     num_masks = int((input_ids == tokenizer.mask_id).sum())
     _check_size(pretrained, len(input_ids), num_masks)
+    return dag_of_tokens(model, tokenizer, recipe, input_ids, text)
+
+
+def dag_of_tokens(
+    model: ExlmModel, tokenizer: Tokenizer, recipe: PretrainRecipe, input_ids: IntArray, text: str = ""
+) -> Dag:
+    """Run a pre-trained model on (L,) tokens, [CLS], [MASK]s and [SEP] included, and return their DAG."""
     batch = batch_from_masked_ids(
         input_ids[None],
         mask_id=tokenizer.mask_id,
@@ -55,7 +63,7 @@ def build_dag(pretrained: Pretrained, text: str, *, progress: Progress | None = 
             log_trans = model.log_transitions(nodes, batch)[0].double().cpu()
         else:
             log_probs = _one_node_per_mask(model, log_probs, tokenizer.unk_id)
-            log_trans = torch.full((num_masks + 2, num_masks + 2), -torch.inf, dtype=torch.float64)
+            log_trans = torch.full((len(log_probs), len(log_probs)), -torch.inf, dtype=torch.float64)
             log_trans.diagonal(1).zero_()
     return Dag(
         text=text,
@@ -102,14 +110,6 @@ def _check_size(pretrained: Pretrained, num_tokens: int, num_masks: int) -> None
 def _one_node_per_mask(model: ExlmModel, log_probs_SV: Tensor, blank_id: int) -> Tensor:
     """Return one distribution a mask for a model without transitions, given that each mask yields one token."""
     inner_TkV = log_probs_SV[1:-1].unflatten(0, (-1, model.num_states_per_mask))
-    if model.objective == "mlm":
-        mask_TV = inner_TkV[:, 0]
-    else:
-        T, k, V = inner_TkV.shape
-        log_target = inner_TkV.transpose(1, 2).reshape(T * V, k)
-        log_blank = inner_TkV[:, None, :, blank_id].expand(T, V, k).reshape(T * V, k)
-        log_yield_TV = -single_target_ctc_nll(log_target, log_blank).unflatten(0, (T, V))
-        log_yield_TV[:, blank_id] = -torch.inf
-        mask_TV = log_yield_TV.log_softmax(-1)
-    ends = torch.full_like(mask_TV[:1], -torch.inf)
+    mask_TV = inner_TkV[:, 0] if model.objective == "mlm" else one_token_log_probs(inner_TkV, blank_id)
+    ends = torch.full_like(log_probs_SV[:1], -torch.inf)
     return torch.cat([ends, mask_TV, ends])

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from exlm_cli.dag.graph import Dag, length_log_prob, token_occupancy
+from exlm_cli.dag.graph import Dag, length_log_prob, token_marginals
 from exlm_cli.dag.search import Length, SearchProblem, Tokens, best_sequences
 from exlm_cli.data.smiles import find_invalid_smiles
 from exlm_cli.ops.alignment import best_alignment, states_alignment_nll
@@ -90,7 +90,8 @@ def n_best_fillings(dag: Dag, n: int, length: Length = "exact") -> NBest:
     problem = SearchProblem(dag, length)
     wanted = n
     while True:
-        sequences, is_proven = best_sequences(problem, wanted)
+        found, is_proven = best_sequences(problem, wanted)
+        sequences = [tokens for _, tokens in found]
         fillings = _merge_by_text(dag, sequences, length)
         is_enough = len(fillings) >= n or len(sequences) < wanted
         if is_enough or not is_proven or wanted >= MAX_SEQUENCES:
@@ -101,13 +102,12 @@ def n_best_fillings(dag: Dag, n: int, length: Length = "exact") -> NBest:
 def independent_guess(dag: Dag) -> IndependentGuess:
     """Fill every mask with its most probable token, independently of the other masks.
 
-    The distribution at mask t is the exact marginal of the t-th token given T tokens: the mixture of all nodes'
-    distributions, weighted by the probability that the node emits the t-th token (`token_occupancy`).
+    The distribution at mask t is the exact marginal of the t-th token given T tokens (`token_marginals`).
 
     Raises:
         DataError: No path has exactly T inner nodes.
     """
-    marginal_TV = token_occupancy(dag)[:, 1:-1] @ np.exp(dag.node_log_probs[1:-1])
+    marginal_TV = token_marginals(dag)
     probs = marginal_TV.max(axis=1)
     (filling,) = _merge_by_text(dag, [tuple(enumerate(marginal_TV.argmax(axis=1).tolist()))], "exact")
     return IndependentGuess(filling, tuple(probs.tolist()), math.exp(np.log(probs).sum()))

@@ -126,6 +126,12 @@ def token_occupancy(dag: Dag) -> FloatArray:
     return posterior
 
 
+def token_marginals(dag: Dag) -> FloatArray:
+    """Return the probabilities of the t-th token, (T, V), given T tokens: nodes by their `token_occupancy`."""
+    marginal_TV: FloatArray = token_occupancy(dag)[:, 1:-1] @ np.exp(dag.node_log_probs[1:-1])
+    return marginal_TV
+
+
 def edge_use(dag: Dag) -> FloatArray:
     """Return the probability that a path of exactly T inner nodes takes an edge, (S, S); it sums to T + 1."""
     posterior: FloatArray = alignment_edge_posterior(*_silent_alignment(dag))[0].numpy()

@@ -24,12 +24,12 @@ from exlm_cli.dag.graph import Dag, FloatArray, IntArray
 Length = Literal["exact", "any"]
 Tokens = tuple[tuple[int, int], ...]
 """(mask, token) pairs in the order of emission."""
+Scored = tuple[float, Tokens]
 
 MAX_CANDIDATES = 20_000_000
 """Limit on the (prefix, token) pairs in memory: 160 MB."""
 _FIRST_WIDTH, _FIRST_TOKENS_PER_NODE = 32, 16
 _ROUNDING = 1e-9
-_Scored = tuple[float, Tokens]
 
 
 class SearchProblem:
@@ -95,8 +95,11 @@ def _log_matmul(log_weight_WS: FloatArray, matrix_SC: FloatArray) -> FloatArray:
     return product
 
 
-def best_sequences(problem: SearchProblem, wanted: int) -> tuple[list[Tokens], bool]:
-    """Return the `wanted` most probable token sequences, or all if there are fewer, and whether that is proven."""
+def best_sequences(problem: SearchProblem, wanted: int) -> tuple[list[Scored], bool]:
+    """Return the `wanted` most probable token sequences, or all if there are fewer, and whether that is proven.
+
+    Each has its log-probability, nats, summed over all its paths.
+    """
     width, tokens_per_node = max(_FIRST_WIDTH, 2 * wanted), max(_FIRST_TOKENS_PER_NODE, wanted + 1)
     log_known = -np.inf
     while True:
@@ -106,11 +109,11 @@ def best_sequences(problem: SearchProblem, wanted: int) -> tuple[list[Tokens], b
         log_known = found[-1][0] if len(found) == wanted else -np.inf
         is_proven = log_cut <= log_known + _ROUNDING
         if is_proven or 16 * width * len(problem.token_of_column) > MAX_CANDIDATES:
-            return [tokens for _, tokens in found], is_proven
+            return found, is_proven
         width, tokens_per_node = 4 * width, 4 * tokens_per_node
 
 
-def _beam(problem: SearchProblem, width: int, wanted: int, log_known: float) -> tuple[list[_Scored], float]:
+def _beam(problem: SearchProblem, width: int, wanted: int, log_known: float) -> tuple[list[Scored], float]:
     """Return complete sequences, best first, and the largest bound of anything cut that might reach `log_known`.
 
     `wanted` sequences are known to reach the log-probability `log_known`, so prefixes below it are dropped.
@@ -119,7 +122,7 @@ def _beam(problem: SearchProblem, width: int, wanted: int, log_known: float) -> 
     log_alpha_WS = np.full((1, num_nodes), -np.inf)
     log_alpha_WS[0, 0] = 0.0
     prefixes: list[Tokens] = [()]
-    done: list[_Scored] = []
+    done: list[Scored] = []
     log_cut = -np.inf
     for num_tokens in range(problem.max_tokens + 1):
         log_reach_WS = _log_matmul(log_alpha_WS, problem.trans)

@@ -1,38 +1,56 @@
-"""Model card of an exported folder: recipe, data, budget, scores, caveats, and how to use it."""
+"""Model card of an exported folder: recipe, data, budget, scores, licence, caveats, and how to use it."""
 
 from pathlib import Path
+from typing import Literal
+
+from huggingface_hub import ModelCardData
 
 from exlm_cli.export.source import Source
 from exlm_cli.run_dir import read_run_json
 
+Format = Literal["hf", "onnx"]
 PAPER = "https://arxiv.org/abs/2501.13397"
+_TASKS = {
+    "EsmForMaskedLM": "fill-mask",
+    "EsmForSequenceClassification": "text-classification",
+    "EsmForTokenClassification": "token-classification",
+}
 
 
-def model_card(source: Source, difference: float) -> str:
-    """Return the content of `README.md`; `difference` is the largest one from the outputs of the run."""
+def model_card(source: Source, difference: float, *, form: Format = "hf", licence: str | None = None) -> str:
+    """Return the content of `README.md`.
+
+    Args:
+        source: The model.
+        difference: The largest one from the outputs of the run.
+        form: Format of the folder.
+        licence: As the Hub names it; None: none is stated.
+    """
     on_task = "" if source.results is None else f", fine-tuned on {source.results.task}"
+    loaded = "run by ONNX Runtime" if form == "onnx" else "loaded with transformers in a fresh process"
     parts = [
-        _front_matter(source),
+        _front_matter(source, form, licence),
         f"# {source.recipe.name}{on_task}",
         _summary(source),
-        f"## How to use it\n\n```python\n{_usage(source)}\n```",
+        f"## How to use it\n\n{_usage_onnx(source) if form == 'onnx' else _usage(source)}",
         f"## Training\n\n{_table(_training(source))}",
         _scores(source),
-        "## Caveats\n\n" + "\n".join(f"- {caveat}" for caveat in _caveats(source)),
-        "## Export\n\nWritten by `exlm export`. Loaded with transformers in a fresh process, the largest difference "
-        f"from the outputs of the run is {difference:.1e}.",
+        "## Caveats\n\n" + "\n".join(f"- {caveat}" for caveat in _caveats(source, form)),
+        f"## Licence\n\n{licence or 'None is stated: ask the author. The training data have their own.'}",
+        f"## Export\n\nWritten by `exlm export`. When {loaded}, the largest difference from the outputs of the run is "
+        f"{difference:.1e}.",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _front_matter(source: Source) -> str:
-    tags = {
-        "EsmForMaskedLM": "fill-mask" if source.predicts_masks else "feature-extraction",
-        "EsmForSequenceClassification": "text-classification",
-        "EsmForTokenClassification": "token-classification",
-    }
-    tag, kind = tags[source.class_name], source.recipe.data.kind
-    return f"---\nlibrary_name: transformers\npipeline_tag: {tag}\ntags:\n- exlm\n- esm\n- {kind}\n---"
+def _front_matter(source: Source, form: Format, licence: str | None) -> str:
+    data = ModelCardData(
+        license=licence,
+        library_name="onnx" if form == "onnx" else "transformers",
+        pipeline_tag=_TASKS[source.class_name],
+        tags=["exlm", "esm", source.recipe.data.kind],
+    )
+    return f"---\n{data.to_yaml()}\n---"
 
 
 def _summary(source: Source) -> str:
@@ -46,25 +64,56 @@ def _summary(source: Source) -> str:
 
 
 def _usage(source: Source) -> str:
-    example = source.texts()[0]
+    example, masked = source.texts()[0], source.texts()[-1]
     if source.predicts_masks:
-        words = f'pipeline("fill-mask", model="FOLDER")({source.texts()[-1]!r})'
-        return f"from transformers import pipeline\n\nprint({words})"
-    class_name = source.class_name if source.results is not None else "EsmModel"
-    options = ", add_pooling_layer=False" if source.results is None else ""
-    result = "logits" if source.results is not None else "last_hidden_state"
-    return "\n".join(
-        [
-            "import torch",
-            f"from transformers import AutoTokenizer, {class_name}",
+        return _python(
+            "from transformers import pipeline",
             "",
-            'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
-            f'model = {class_name}.from_pretrained("FOLDER"{options}).eval()',
-            f'batch = tokenizer([{example!r}], truncation=True, padding=True, return_tensors="pt")',
-            "with torch.no_grad():",
-            f"    print(model(**batch).{result})",
-        ]
+            f'print(pipeline("fill-mask", model="FOLDER")({masked!r}))',
+        )
+    if source.results is not None:
+        return _batch(source.class_name, example, "logits")
+    fill = _python(
+        "from transformers import AutoModelForMaskedLM, AutoTokenizer",
+        "",
+        'tokenizer = AutoTokenizer.from_pretrained("FOLDER", mask_token="[MASK]")',
+        'model = AutoModelForMaskedLM.from_pretrained("FOLDER", trust_remote_code=True).eval()',
+        f'batch = tokenizer({masked!r}, return_tensors="pt")',
+        'for tokens, probability in model.fill_masks(batch["input_ids"], n=5)[0]:',
+        "    print(tokenizer.decode(tokens), probability)",
+        "dag = model(**batch, output_dag=True)  # logits, node_states, node_log_probs, log_transitions",
     )
+    vectors = _batch("EsmModel", example, "last_hidden_state", ", add_pooling_layer=False")
+    return f"Masks, with the code of the folder:\n\n{fill}\n\nVectors, without it:\n\n{vectors}"
+
+
+def _batch(class_name: str, example: str, result: str, options: str = "") -> str:
+    return _python(
+        "import torch",
+        f"from transformers import AutoTokenizer, {class_name}",
+        "",
+        'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
+        f'model = {class_name}.from_pretrained("FOLDER"{options}).eval()',
+        f'batch = tokenizer([{example!r}], truncation=True, padding=True, return_tensors="pt")',
+        "with torch.no_grad():",
+        f"    print(model(**batch).{result})",
+    )
+
+
+def _usage_onnx(source: Source) -> str:
+    return _python(
+        "import onnxruntime",
+        "from transformers import AutoTokenizer",
+        "",
+        'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
+        'session = onnxruntime.InferenceSession("FOLDER/model.onnx")',
+        f'batch = tokenizer([{source.texts()[0]!r}], truncation=True, padding=True, return_tensors="np")',
+        'print(session.run(["logits"], dict(batch))[0])',
+    )
+
+
+def _python(*lines: str) -> str:
+    return "\n".join(["```python", *lines, "```"])
 
 
 def _training(source: Source) -> dict[str, object]:
@@ -103,13 +152,13 @@ def _scores(source: Source) -> str:
     return "\n\n".join([f"## Scores\n\nMeasured {source.scores_are}.", _table(shown), *(f"Note: {n}." for n in notes)])
 
 
-def _caveats(source: Source) -> list[str]:
+def _caveats(source: Source, form: Format) -> list[str]:
     caveats = []
-    if source.recipe.objective == "exlm" and source.results is None:
+    if source.is_masked_exlm:
+        instead = "`exlm inspect-dag` on the run fills masks" if form == "onnx" else "the class of the folder does it"
         caveats.append(
-            "Only inputs without [MASK] give the run's outputs. A [MASK] of an ExLM expands into "
-            f"{source.recipe.masking.num_states_per_mask} states, which ESM classes cannot do. The tokenizer therefore "
-            "declares no mask token; `exlm inspect-dag` on the run predicts masks."
+            f"A [MASK] expands into {source.recipe.masking.num_states_per_mask} states, which ESM classes and ONNX "
+            f"models cannot do: {instead}. The tokenizer declares no mask token, so that no other class fills masks."
         )
     if source.has_canonical_smiles:
         caveats.append("It was trained on RDKit's canonical SMILES: apply `rdkit.Chem.CanonSmiles` to the input first.")

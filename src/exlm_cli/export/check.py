@@ -1,6 +1,7 @@
 """Script of a fresh process: loads an exported folder with transformers alone, and writes its tokens and logits.
 
-Arguments: the folder, the name of the transformers class, a JSON file with texts and token ids, a file for the logits.
+Arguments: the folder, a JSON file with texts and, by the name of a class of transformers, token ids; a file for the
+logits. Classes that begin with Auto run the code of the folder.
 """
 
 import json
@@ -12,17 +13,22 @@ import transformers
 from safetensors.torch import save_file
 
 
-def main(folder: str, class_name: str, inputs: str, outputs: str) -> None:
-    """Tokenise the texts, run the model on one padded batch of the token ids, and write both results."""
+def main(folder: str, inputs: str, outputs: str) -> None:
+    """Tokenise the texts, run each class on one padded batch of its token ids, and write the results."""
     given = json.loads(Path(inputs).read_text(encoding="utf-8"))
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model, report = getattr(transformers, class_name).from_pretrained(folder, output_loading_info=True)
-    batch = tokenizer.pad({"input_ids": given["token_ids"]}, return_tensors="pt")
-    with torch.no_grad():
-        logits = model.eval()(**batch).logits
-    save_file({"logits": logits.contiguous()}, outputs)
+    logits, missing = {}, set()
+    for name, token_ids in given["token_ids"].items():
+        model, report = getattr(transformers, name).from_pretrained(
+            folder, trust_remote_code=name.startswith("Auto"), output_loading_info=True
+        )
+        batch = tokenizer.pad({"input_ids": token_ids}, return_tensors="pt")
+        with torch.no_grad():
+            logits[name] = model.eval()(**batch).logits.contiguous()
+        missing |= set(report["missing_keys"])
+    save_file(logits, outputs)
     read = [tokenizer(text)["input_ids"] for text in given["texts"]]
-    sys.stdout.write(json.dumps({"token_ids": read, "missing": sorted(report["missing_keys"])}))
+    sys.stdout.write(json.dumps({"token_ids": read, "missing": sorted(missing)}))
 
 
 if __name__ == "__main__":

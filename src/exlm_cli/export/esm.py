@@ -18,6 +18,7 @@ from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import ConfigError
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.model.heads import SequenceHead, TaskModel
+from exlm_cli.ops.rotary import rotate_half_order
 
 _BLOCK = {
     "attention_norm": "attention.LayerNorm",
@@ -118,10 +119,9 @@ def _in_esm_order(config: ModelConfig, rows: Tensor) -> Tensor:
     """Return the (D, ...) rows of a projection so that each head has first the first halves of its axes."""
     if config.rope == "none":
         return rows
-    widths = config.rotary_widths(config.width // config.num_heads)
-    heads = rows.unflatten(0, (config.num_heads, -1))
-    halves = heads.split([width // 2 for width in widths for _ in range(2)], dim=1)
-    return torch.cat([*halves[0::2], *halves[1::2]], dim=1).flatten(0, 1)
+    order = rotate_half_order(config.rotary_widths(config.width // config.num_heads))
+    heads: Tensor = rows.unflatten(0, (config.num_heads, -1))
+    return heads[:, order].flatten(0, 1)
 
 
 def _frequencies(config: ModelConfig) -> Tensor:

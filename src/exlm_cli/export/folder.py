@@ -1,4 +1,4 @@
-"""Folder of an exported model: written beside its place, compared with the run in a fresh process, then moved there."""
+"""Folder of an exported model: written beside its place, loaded and compared with the run, then moved there."""
 
 import importlib.util
 import json
@@ -6,23 +6,30 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 from safetensors.torch import load_file, save
+from torch import Tensor
 
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
 from exlm_cli.export import check
-from exlm_cli.export.card import model_card
+from exlm_cli.export.card import Format, model_card
 from exlm_cli.export.esm import esm_config, esm_tensors, refuse_inexpressible
+from exlm_cli.export.onnx_model import MODEL_FILE, run_onnx, write_onnx
+from exlm_cli.export.remote_code import AUTO_MAP, mask_tensors, network_config, remote_code
 from exlm_cli.export.source import Source
 from exlm_cli.export.tokenizer import tokenizer_files
-from exlm_cli.files import folder_for_results, json_bytes, removed_on_failure, write_atomically
+from exlm_cli.files import folder_for_results, json_bytes, refusing, removed_on_failure, write_atomically
+from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import Progress
 
 TOLERANCE = 1e-5
 """Largest accepted difference of an output, as a share of the largest output."""
+_PACKAGES: dict[Format, tuple[str, ...]] = {"hf": ("transformers",), "onnx": ("onnx", "onnxscript", "onnxruntime")}
 
 
 @dataclass(frozen=True)
@@ -42,77 +49,125 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ExportedFolder:
-    """A finished export."""
+    """A finished export; `loaded_with` names what the comparison ran: classes of transformers, or ONNX Runtime."""
 
     files: tuple[Path, ...]
-    class_name: str
+    loaded_with: tuple[str, ...]
     comparison: Comparison
 
 
-def check_before_export(out: Path) -> None:
+def check_before_export(out: Path, form: Format = "hf") -> None:
     """Check what can be checked before a run is read.
 
     Raises:
         CheckpointError: `out` is a file or a folder with files in it.
-        ConfigError: transformers is not installed.
+        ConfigError: A package that the format needs is not installed.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         kind = "the folder is not empty" if out.is_dir() else "a file has that name"
         raise CheckpointError(f"{out}: {kind}", "choose another folder with `out=DIR`")
-    if importlib.util.find_spec("transformers") is None:
-        raise ConfigError(
-            "an export is compared with its run in transformers, which is not installed",
-            'install it with `pip install "exlm-cli[hf]"`',
-        )
+    for package in _PACKAGES[form]:
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"an export is compared with its run first, for which {package} is not installed",
+                f'install it with `pip install "exlm-cli[{form}]"`',
+            )
 
 
-def export_folder(source: Source, out: Path, progress: Progress) -> ExportedFolder:
-    """Write a folder that transformers loads without remote code.
+def export_folder(
+    source: Source, out: Path, progress: Progress, *, form: Format = "hf", licence: str | None = None
+) -> ExportedFolder:
+    """Write a folder that transformers or ONNX Runtime loads; of these, only the [MASK]s of an ExLM need its own code.
 
-    The folder appears only after a fresh process has loaded it and given the outputs of the run.
+    The folder appears only after it was loaded and gave the outputs of the run.
 
     Args:
         source: The model.
         out: The folder; absent or empty.
         progress: Receives messages.
+        form: Its format.
+        licence: Of the model, as its card names it.
 
     Raises:
-        ConfigError: ESM classes do not have such an encoder, or transformers is not installed.
+        ConfigError: ESM classes do not have such an encoder, or a package is not installed.
         CheckpointError: `out` is not empty, or the file system refuses.
         ExlmError: The outputs differ; nothing is left behind.
     """
-    check_before_export(out)
+    check_before_export(out, form)
     refuse_inexpressible(source.recipe)
     place = out.absolute()
     temporary = place.with_name(f".{place.name}.writing-{os.getpid()}")
     with folder_for_results(place.parent, temporary), removed_on_failure(temporary):
         temporary.mkdir()
-        write_model(source, temporary)
-        progress.message("comparing with the run in a fresh process")
-        comparison = compare_outputs(source, temporary)
-        write_atomically(temporary / "README.md", model_card(source, comparison.difference).encode())
+        if form == "onnx":
+            write_onnx_model(source, temporary)
+            progress.message("comparing with the run in ONNX Runtime")
+            comparison = compare_onnx(source, temporary)
+        else:
+            write_model(source, temporary)
+            progress.message("comparing with the run in a fresh process")
+            comparison = compare_outputs(source, temporary)
+        card = model_card(source, comparison.difference, form=form, licence=licence)
+        write_atomically(temporary / "README.md", card.encode())
         names = sorted(path.name for path in temporary.iterdir())
         temporary.replace(place)
-    return ExportedFolder(tuple(out / name for name in names), source.class_name, comparison)
+    loaded_with = ("onnxruntime",) if form == "onnx" else tuple(source.examples())
+    return ExportedFolder(tuple(out / name for name in names), loaded_with, comparison)
 
 
 def write_model(source: Source, folder: Path) -> None:
-    """Write weights, config and tokenizer into a folder that exists.
+    """Write weights, config, tokenizer and where needed code for transformers into a folder that exists.
 
     Raises:
         CheckpointError: The file system refuses.
     """
     tensors = esm_tensors(source.recipe, source.model, source.tokenizer.pad_id)
+    config: dict[str, Any] = {}
+    code: dict[str, str] = {}
+    if isinstance(source.model, ExlmModel) and source.is_masked_exlm:
+        tensors |= mask_tensors(source.model)
+        config = {"exlm": network_config(source.recipe, source.tokenizer.unk_id), "auto_map": AUTO_MAP}
+        code = remote_code()
     write_atomically(folder / "model.safetensors", save(tensors, metadata={"format": "pt"}))
-    config = {
+    _write_texts(source, folder, config, code)
+
+
+def write_onnx_model(source: Source, folder: Path) -> None:
+    """Write the ONNX model, config and tokenizer into a folder that exists.
+
+    Raises:
+        CheckpointError: The file system refuses.
+    """
+    with refusing(f"{folder / MODEL_FILE}: the file could not be written"):
+        write_onnx(source, folder)
+    _write_texts(source, folder, {}, {})
+
+
+def _write_texts(source: Source, folder: Path, config: dict[str, Any], code: dict[str, str]) -> None:
+    """Write what both formats have: the config of the encoder and the tokenizer; with further keys and files."""
+    whole = {
         **esm_config(source.recipe, source.tokenizer),
         "architectures": [source.class_name],
         **source.label_config(),
+        **config,
     }
-    write_atomically(folder / "config.json", json_bytes(config))
+    write_atomically(folder / "config.json", json_bytes(whole))
     files = tokenizer_files(source.tokenizer, max_length=source.sequence_length, has_mask=source.predicts_masks)
-    for name, content in files.items():
+    for name, content in {**files, **code}.items():
         write_atomically(folder / name, content.encode())
+
+
+def compare_onnx(source: Source, folder: Path) -> Comparison:
+    """Run the ONNX model and compare tokens and outputs with those of the run.
+
+    Raises:
+        ExlmError: They differ.
+    """
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    _require_tokens(source, [tokenizer.encode(text).ids for text in source.texts()])
+    token_ids = source.examples()[source.class_name]
+    logits = run_onnx(folder, token_ids, source.tokenizer.pad_id)
+    return compare(source, list(zip(token_ids, logits, strict=True)))
 
 
 def compare_outputs(source: Source, folder: Path) -> Comparison:
@@ -121,32 +176,49 @@ def compare_outputs(source: Source, folder: Path) -> Comparison:
     Raises:
         ExlmError: transformers fails, lacks weights, or tokens or outputs differ.
     """
-    token_ids = source.example_ids()
+    token_ids = source.examples()
     with tempfile.TemporaryDirectory() as scratch:
         logits_file = Path(scratch) / "logits.safetensors"
         inputs = Path(scratch) / "inputs.json"
         inputs.write_text(json.dumps({"texts": source.texts(), "token_ids": token_ids}), encoding="utf-8")
-        said = _run_check(folder, source.class_name, inputs, logits_file)
-        theirs = load_file(logits_file)["logits"].double()
+        said = _run_check(folder, inputs, logits_file)
+        logits = load_file(logits_file)
     if said["missing"]:
         raise _refused(f"transformers finds no weights for {said['missing'][0]}")
-    for text, read in zip(source.texts(), said["token_ids"], strict=True):
-        if read != source.encode(text):
-            raise _refused(f"the exported tokenizer reads `{text}` otherwise than the run's")
+    _require_tokens(source, said["token_ids"])
+    pairs = [
+        (ids, theirs) for name, batch in token_ids.items() for ids, theirs in zip(batch, logits[name], strict=True)
+    ]
+    return compare(source, pairs)
+
+
+def compare(source: Source, pairs: Sequence[tuple[list[int], Tensor]]) -> Comparison:
+    """Compare outputs with those of the run for the same token ids, padded to any length.
+
+    Raises:
+        ExlmError: They differ.
+    """
     difference = largest = 0.0
-    for row, ids in enumerate(token_ids):
-        ours = source.outputs(ids).double()
-        exported = theirs[row] if ours.ndim == 1 else theirs[row, : len(ids)]
+    for ids, theirs in pairs:
+        ours = source.outputs(ids)
+        exported = theirs.double() if ours.ndim == 1 else theirs[: len(ids)].double()
         difference = max(difference, float((exported - ours).abs().max()))
         largest = max(largest, float(ours.abs().max()))
     if not difference <= TOLERANCE * largest:  # NaN is refused too
         raise _refused(f"outputs differ by {difference:.1e}, and the largest is {largest:.3g}")
-    return Comparison(len(token_ids), difference, largest)
+    return Comparison(len(pairs), difference, largest)
 
 
-def _run_check(folder: Path, class_name: str, inputs: Path, logits: Path) -> dict[str, Any]:
-    words = [sys.executable, "-P", str(Path(check.__file__)), str(folder), class_name, str(inputs), str(logits)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
+def _require_tokens(source: Source, token_ids: Sequence[list[int]]) -> None:
+    for text, read in zip(source.texts(), token_ids, strict=True):
+        if read != source.encode(text):
+            raise _refused(f"the exported tokenizer reads `{text}` otherwise than the run's")
+
+
+def _run_check(folder: Path, inputs: Path, logits: Path) -> dict[str, Any]:
+    words = [sys.executable, "-P", str(Path(check.__file__)), str(folder), str(inputs), str(logits)]
+    quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
+    environment = {**os.environ, **quiet, "HF_MODULES_CACHE": str(inputs.parent / "modules")}
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

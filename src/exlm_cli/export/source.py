@@ -13,6 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.dag.build import dag_of_tokens
+from exlm_cli.dag.graph import token_marginals
+from exlm_cli.data.expansion import batch_from_masked_ids
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.finetune.model import Finetuned
 from exlm_cli.finetune.results import RunResults
@@ -66,8 +69,13 @@ class Source:
         return "EsmForTokenClassification" if self.results.loss == "span" else "EsmForSequenceClassification"
 
     @property
+    def is_masked_exlm(self) -> bool:
+        """Whether the model's [MASK]s expand into states, which only remote code can do."""
+        return self.results is None and self.recipe.objective == "exlm"
+
+    @property
     def predicts_masks(self) -> bool:
-        """Whether the exported model predicts [MASK]s: an MLM does; those of an ExLM expand, which ESM cannot do."""
+        """Whether `class_name` predicts [MASK]s."""
         return self.results is None and self.recipe.objective == "mlm"
 
     def label_config(self) -> dict[str, Any]:
@@ -87,33 +95,69 @@ class Source:
     def texts(self) -> list[str]:
         """Return texts that the tokenizer of the exported folder must read as ours does."""
         kind = self.recipe.data.kind
-        return [*TEXTS[kind], *([MASKED_TEXTS[kind]] if self.predicts_masks else [])]
+        return [*TEXTS[kind], *([MASKED_TEXTS[kind]] if self.results is None else [])]
 
     def encode(self, text: str) -> list[int]:
         """Return [CLS], the tokens of a text with its [MASK]s, and [SEP]."""
         tokenizer = self.tokenizer
         return [tokenizer.cls_id, *tokenizer.encode_with_masks(text), tokenizer.sep_id]
 
-    def example_ids(self) -> list[list[int]]:
-        """Return the tokens of the texts and of random sequences, none longer than the model was trained on."""
+    def examples(self) -> dict[str, list[list[int]]]:
+        """Return token ids by the class of transformers that must repeat the outputs for them."""
+        unmasked = self._example_ids(is_masked=False)
+        if self.results is not None:
+            return {self.class_name: unmasked}
+        masked = self._example_ids(is_masked=True)
+        if self.is_masked_exlm:
+            return {self.class_name: unmasked, "AutoModelForMaskedLM": [*masked, unmasked[0]]}
+        return {self.class_name: [*unmasked, *masked]}
+
+    def _example_ids(self, *, is_masked: bool) -> list[list[int]]:
+        """Return the tokens of texts and of random sequences, none longer than the model was trained on.
+
+        Args:
+            is_masked: With [MASK]s, as many as in pre-training.
+        """
         rng = np.random.default_rng(0)
         tokenizer, longest = self.tokenizer, self.sequence_length
         ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), list(tokenizer.special_ids))
-        drawn = [rng.choice(ordinary, size=min(length, longest) - 2).tolist() for length in RANDOM_LENGTHS]
-        random_ids = [[tokenizer.cls_id, *ids, tokenizer.sep_id] for ids in drawn]
-        return [*(self.encode(text)[:longest] for text in self.texts()), *random_ids]
+        examples = [self.encode(MASKED_TEXTS[self.recipe.data.kind])[:longest]] if is_masked else []
+        examples += [] if is_masked else [self.encode(text)[:longest] for text in TEXTS[self.recipe.data.kind]]
+        for length in RANDOM_LENGTHS:
+            ids = rng.choice(ordinary, size=min(length, longest) - 2)
+            num_masks = max(1, int(self.recipe.masking.mask_ratio * len(ids))) if is_masked else 0
+            ids[rng.permutation(len(ids))[:num_masks]] = tokenizer.mask_id
+            examples.append([tokenizer.cls_id, *ids.tolist(), tokenizer.sep_id])
+        return examples
 
     def outputs(self, token_ids: list[int]) -> Tensor:
-        """Return the (L, V), (C,) or (L, 2) outputs of one sequence, those of a regression in the task's units."""
-        ids = torch.tensor([token_ids])
+        """Return the (L, V), (C,) or (L, 2) outputs of one sequence, float64, of a regression in the task's units.
+
+        At the [MASK]s of an ExLM they are the log-probabilities of each token given as many tokens as [MASK]s.
+        """
+        ids = np.array(token_ids)
         with torch.inference_mode():
             if isinstance(self.model, TaskModel):
-                return self.model.in_units(self.model(ids, torch.tensor([len(token_ids)])))[0]
-            index = torch.arange(len(token_ids))
-            positions = torch.stack([index, torch.zeros_like(index)], dim=-1)[None]
-            states = self.model.encoder(self.model.token_embedding(ids), positions, None)
-            head = self.model.lm_head
-            return F.linear(head(states), self.model.token_embedding.weight, head.bias)[0]
+                tokens = torch.from_numpy(ids)[None]
+                return self.model.in_units(self.model(tokens, torch.tensor([len(ids)])))[0].double()
+            model, tokenizer = self.model, self.tokenizer
+            batch = batch_from_masked_ids(
+                ids[None],
+                mask_id=tokenizer.mask_id,
+                pad_id=tokenizer.pad_id,
+                num_states_per_mask=model.num_states_per_mask,
+                objective=self.recipe.objective,
+            )
+            head = model.lm_head
+            logits_XV = F.linear(head(model.encode(batch)[0]), model.token_embedding.weight, head.bias).double()
+            is_mask_L = torch.from_numpy(ids == tokenizer.mask_id)
+            if self.recipe.objective == "mlm" or not is_mask_L.any():
+                return logits_XV
+            outputs_LV = logits_XV.new_empty(len(ids), tokenizer.vocab_size)
+            outputs_LV[~is_mask_L] = logits_XV[batch.positions[0, :, 1] == 0]
+            dag = dag_of_tokens(model, tokenizer, self.recipe, ids)
+            outputs_LV[is_mask_L] = torch.from_numpy(token_marginals(dag)).clamp(min=1e-38).log()
+            return outputs_LV
 
 
 def pretrained_source(pretrained: Pretrained) -> Source:

@@ -1,6 +1,6 @@
 """Loss of one target over the k states of its [MASK]: the paper's "w/o Transitions" (Table 2).
 
-Connectionist temporal classification with k frames and one label. Axes: N masks, k states.
+Connectionist temporal classification with k frames and one label. Axes: N masks, k states, V vocabulary.
 """
 
 import torch
@@ -32,3 +32,13 @@ def single_target_ctc_nll(log_target: Float[Tensor, "N k"], log_blank: Float[Ten
     if log_target.shape[1] == 1:
         return -inside
     return -torch.logaddexp(inside, after)
+
+
+def one_token_log_probs(log_probs: Float[Tensor, "N k V"], blank_id: int) -> Float[Tensor, "N V"]:
+    """Return the log-probabilities of the token that the k states yield, given that they yield one."""
+    N, k, V = log_probs.shape
+    log_target = log_probs.transpose(1, 2).reshape(N * V, k)
+    log_blank = log_probs[:, None, :, blank_id].expand(N, V, k).reshape(N * V, k)
+    log_yield_NV: Tensor = -single_target_ctc_nll(log_target, log_blank).unflatten(0, (N, V))
+    log_yield_NV[:, blank_id] = -torch.inf
+    return log_yield_NV.log_softmax(-1)

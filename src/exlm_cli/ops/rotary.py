@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Real
+from jaxtyping import Float, Int64, Real
 from torch import Tensor
 
 
@@ -44,6 +44,12 @@ def rotation_at(positions: Real[Tensor, "B L A"], axis_widths: Sequence[int], ba
         cos += [angles.cos()] * 2
         sin += [-angles.sin(), angles.sin()]
     return Rotation(torch.cat(cos, dim=-1), torch.cat(sin, dim=-1), tuple(axis_widths))
+
+
+def rotate_half_order(axis_widths: Sequence[int]) -> Int64[Tensor, " H"]:
+    """Return the entries of a head with the first halves of all axes first, so that p turns with p + H/2 (RoFormer)."""
+    halves = torch.arange(sum(axis_widths)).split([width // 2 for width in axis_widths for _ in range(2)])
+    return torch.cat([*halves[0::2], *halves[1::2]])
 
 
 def rotate(x: Float[Tensor, "B N L H"], rotation: Rotation) -> Float[Tensor, "B N L H"]:

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from exlm_cli.data.expansion import batch_from_masked_ids
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
 from exlm_cli.export import esm, folder
-from exlm_cli.export.folder import check_before_export, export_folder, write_model
+from exlm_cli.export.folder import check_before_export, compare, export_folder, write_model
+from exlm_cli.export.onnx_model import run_onnx
 from exlm_cli.export.source import Source, finetuned_source, pretrained_source
 from exlm_cli.finetune.model import load_finetuned
 from exlm_cli.progress import SilentProgress
@@ -27,12 +28,12 @@ TOLERANCE = 1e-5
 
 
 def loaded(source: Source, out: Path) -> Any:
-    """Return the model of a folder as transformers loads it; no weight may be missing or left over."""
+    """Return the model of a folder as transformers loads it; no weight of its own may be missing or left over."""
     out.mkdir()
     write_model(source, out)
     model, report = getattr(transformers, source.class_name).from_pretrained(out, output_loading_info=True)
     assert not report["missing_keys"]
-    assert not report["unexpected_keys"]
+    assert not {key for key in report["unexpected_keys"] if not key.startswith(("transition.", "clone_embedding."))}
     return model.eval()
 
 
@@ -135,6 +136,28 @@ def test_task_models_give_the_same_outputs(tmp_path: Path, kind: str) -> None:
         assert exported.config.problem_type == "single_label_classification"
 
 
+@pytest.mark.parametrize("kind", ["pretrained", "length"])
+def test_onnx_models_give_the_same_outputs(tmp_path: Path, kind: str) -> None:
+    """A pre-trained model, a value in its units; in batches and lengths that were not traced."""
+    pytest.importorskip("onnxruntime")
+    run = make_pretrained(tmp_path / "pretrained", model={**LARGE, "num_layers": 2})
+    if kind == "pretrained":
+        source = pretrained_source(load_pretrained(run, device="cpu"))
+    else:
+        source = finetuned_source(load_finetuned(words_run(tmp_path, run, kind), device="cpu"))
+    done = export_folder(source, tmp_path / "out", SilentProgress(), form="onnx", licence="mit")
+    assert [path.name for path in done.files] == [
+        "README.md", "config.json", "model.onnx", "tokenizer.json", "tokenizer_config.json",
+    ]  # fmt: skip
+    rows = [source.encode(text) for text in ("amber", "daisy fern amber", "birch birch birch cedar")]
+    logits = run_onnx(tmp_path / "out", rows, source.tokenizer.pad_id)
+    compared = compare(source, list(zip(rows, logits, strict=True)))
+    assert compared.num_sequences == 3
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "license: mit" in card
+    assert "onnxruntime.InferenceSession" in card
+
+
 def test_outputs_that_differ_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Frequencies of another base are loaded without complaint; only the comparison finds them."""
     source = pretrained_source(load_pretrained(make_pretrained(tmp_path / "run", model=LARGE), device="cpu"))
@@ -166,6 +189,9 @@ def test_a_missing_transformers_and_a_full_folder_are_refused(tmp_path: Path, mo
     with pytest.raises(CheckpointError, match="the folder is not empty"):
         check_before_export(tmp_path / "full")
     monkeypatch.setattr(folder.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="transformers, which is not installed") as refused:
+    with pytest.raises(ConfigError, match="transformers is not installed") as refused:
         check_before_export(tmp_path / "out")
     assert "exlm-cli[hf]" in refused.value.hint
+    with pytest.raises(ConfigError, match="onnx is not installed") as refused:
+        check_before_export(tmp_path / "out", "onnx")
+    assert "exlm-cli[onnx]" in refused.value.hint

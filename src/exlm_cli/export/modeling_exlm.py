@@ -1,0 +1,214 @@
+"""An exported ExLM: ESM's layers, expanded masks, and the DAG between their states; this file travels with the model.
+
+Axes: B sequences, L tokens, X positions after expansion, S nodes, T masks, V vocabulary, D width.
+"""
+
+import dataclasses
+import math
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import EsmForMaskedLM
+from transformers.utils import ModelOutput
+
+from exlm_cli.dag.search import SearchProblem, best_sequences
+from exlm_cli.data.batch import Batch
+from exlm_cli.data.expansion import batch_from_masked_ids
+from exlm_cli.export.configuration_exlm import ExlmConfig
+from exlm_cli.model.positions import RotaryPositions
+from exlm_cli.model.transition import TransitionHead
+from exlm_cli.ops.alignment.reference import states_alignment_nll
+from exlm_cli.ops.ctc import one_token_log_probs
+from exlm_cli.ops.rotary import rotate, rotate_half_order
+
+SMALLEST = 1e-38
+"""Probabilities below it have its logarithm, so that logits stay finite."""
+
+
+@dataclasses.dataclass
+class ExlmOutput(ModelOutput):  # type: ignore[misc]
+    """Output of `ExlmForMaskedLM`; all but the logits with `output_dag=True` only.
+
+    Node 0 is [CLS], then come the k states of each [MASK], then the last [SEP]. `alignment: independent` has one node
+    a mask.
+
+    Attributes:
+        logits: (B, L, V). At the t-th [MASK]: log-probabilities of the t-th token, summed over all paths of T tokens.
+        node_states: (B, S, D) states at the nodes as the LM head reads them.
+        node_log_probs: (B, S, V) log-probabilities of the token that a node emits; -inf where it emits none.
+        log_transitions: (B, S, S) log-probability of an edge from node v (row) to node u.
+        num_nodes: (B,) nodes of each sequence.
+    """
+
+    logits: Tensor | None = None
+    node_states: Tensor | None = None
+    node_log_probs: Tensor | None = None
+    log_transitions: Tensor | None = None
+    num_nodes: Tensor | None = None
+
+
+class ExlmForMaskedLM(EsmForMaskedLM):  # type: ignore[misc]
+    """ESM's encoder and LM head over inputs in which each [MASK] becomes k states, tied by transitions. Inference only.
+
+    With `EsmForMaskedLM` the same weights read inputs without masks.
+    """
+
+    config_class = ExlmConfig
+
+    def __init__(self, config: ExlmConfig) -> None:
+        super().__init__(config)
+        self.network = config.network()
+        k = self.network.num_states_per_mask
+        has_clones = self.network.clone_embedding != "none"
+        self.clone_embedding = nn.Embedding(k, config.hidden_size) if has_clones else None
+        self.transition = TransitionHead(self.network, k) if self.network.alignment != "independent" else None
+        self.post_init()
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, *, output_dag: bool = False, **_: Any
+    ) -> ExlmOutput:
+        """Return logits of every token, and with `output_dag` the DAG.
+
+        Args:
+            input_ids: (B, L) tokens, [CLS] first, [SEP] last, [PAD] beyond.
+            attention_mask: (B, L) as the tokenizer gives it; [PAD] is never attended to in any case.
+            output_dag: Return the states, their words and their transitions too.
+
+        Raises:
+            ValueError: The padding is not on the right.
+        """
+        batch = self._expanded(input_ids, attention_mask)
+        hidden_BXD = self._encode(batch)
+        is_mask_BL = input_ids == self.config.mask_token_id
+        copies_before_BL = (self.network.num_states_per_mask - 1) * (is_mask_BL.cumsum(1) - is_mask_BL.long())
+        first_BL = torch.arange(input_ids.shape[1], device=input_ids.device) + copies_before_BL
+        first_BL = first_BL.clamp(max=hidden_BXD.shape[1] - 1)
+        logits_BLV = self.lm_head(_states_at(hidden_BXD, first_BL)).float()
+        states, log_probs, log_trans, num_nodes = self._dag(hidden_BXD, batch)
+        is_target_BT = torch.arange(batch.target_ids.shape[1], device=input_ids.device) < batch.target_lengths[:, None]
+        marginal_BTV = _occupancy(log_trans, batch.target_lengths, num_nodes) @ log_probs.double().exp()
+        logits_BLV[is_mask_BL] = marginal_BTV[is_target_BT].clamp(min=SMALLEST).log().float()
+        if not output_dag:
+            return ExlmOutput(logits=logits_BLV)
+        return ExlmOutput(logits_BLV, states, log_probs, log_trans, num_nodes)
+
+    @torch.no_grad()
+    def fill_masks(self, input_ids: Tensor, n: int = 5) -> list[list[tuple[tuple[int, ...], float]]]:
+        """Return the n most probable fillings of each sequence's masks together, best first.
+
+        A filling is (tokens, probability): a token for each [MASK] in order, and its share among all fillings with as
+        many tokens. `input_ids` are (B, L), each with a [MASK].
+        """
+        dag = self(input_ids, output_dag=True)
+        found = []
+        for row, num_nodes in enumerate(dag.num_nodes.tolist()):
+            log_trans = dag.log_transitions[row, :num_nodes, :num_nodes].double().cpu()
+            num_masks = int((input_ids[row] == self.config.mask_token_id).sum())
+            numbers: Any = SimpleNamespace(
+                node_log_probs=dag.node_log_probs[row, :num_nodes].double().cpu().numpy(),
+                log_trans=log_trans.numpy(),
+                trans=log_trans.exp().numpy(),
+                node_mask=np.array([-1, *[0] * (num_nodes - 2), -1]),
+                num_masks=num_masks,
+            )
+            silent = log_trans.new_zeros(1, num_masks, num_nodes)
+            nll = states_alignment_nll(silent, log_trans[None], torch.tensor([num_masks]), torch.tensor([num_nodes]))
+            best, _ = best_sequences(SearchProblem(numbers, "exact"), n)
+            found.append(
+                [(tuple(token for _, token in pairs), math.exp(log_prob + float(nll))) for log_prob, pairs in best]
+            )
+        return found
+
+    def _expanded(self, input_ids: Tensor, attention_mask: Tensor | None) -> Batch:
+        pad_id = self.config.pad_token_id
+        if attention_mask is not None:
+            input_ids = input_ids.masked_fill(attention_mask == 0, pad_id)
+        is_token_BL = input_ids != pad_id
+        if not torch.equal(is_token_BL, is_token_BL.cummin(1).values):
+            raise ValueError("the padding must be on the right, and the input must hold no [PAD] elsewhere")
+        return batch_from_masked_ids(
+            input_ids.cpu().numpy(),
+            mask_id=self.config.mask_token_id,
+            pad_id=pad_id,
+            num_states_per_mask=self.network.num_states_per_mask,
+            objective="exlm",
+        ).to(input_ids.device)
+
+    def _encode(self, batch: Batch) -> Tensor:
+        """Return (B, X, D) states of all positions: ESM's layers with the positions of ExLM."""
+        index_X = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
+        token_B, clone_B = batch.positions.unbind(-1)
+        hidden: Tensor = self.esm.embeddings.word_embeddings(batch.token_ids)
+        if self.network.clone_embedding == "input":
+            hidden = hidden + self._clone_vectors(clone_B)
+        rotation = order = None
+        if self.config.position_embedding_type == "absolute":
+            hidden = hidden + self.esm.embeddings.position_embeddings(index_X + self.config.pad_token_id + 1)
+        else:
+            head_width = self.config.hidden_size // self.config.num_attention_heads
+            rotation_of = RotaryPositions(self.network, self.network.num_states_per_mask, head_width)
+            rotation = rotation_of(token_B, clone_B, index_X[None])
+            order = rotate_half_order(rotation.axis_widths).argsort().to(hidden.device)
+        attend = (index_X < batch.lengths[:, None])[:, None, None]
+        for layer in self.esm.encoder.layer:
+            attention = layer.attention
+            normed = attention.LayerNorm(hidden)
+            projections = attention.self.query, attention.self.key, attention.self.value
+            query, key, value = (
+                project(normed).unflatten(-1, (self.config.num_attention_heads, -1)).transpose(1, 2)
+                for project in projections
+            )
+            if rotation is not None:
+                # ESM's order of a head's entries is not ours; a product of queries and keys does not depend on it
+                query, key = rotate(query[..., order], rotation), rotate(key[..., order], rotation)
+            mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=attend)
+            hidden = attention.output(mixed.transpose(1, 2).flatten(2), hidden)
+            hidden = layer.output(layer.intermediate(layer.LayerNorm(hidden)), hidden)
+        return cast(Tensor, self.esm.encoder.emb_layer_norm_after(hidden))
+
+    def _dag(self, hidden_BXD: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return node states, the log-probabilities of their tokens and of the edges, and the number of nodes."""
+        k, num_nodes = self.network.num_states_per_mask, batch.state_lengths
+        states = _states_at(hidden_BXD, batch.node_index)
+        if self.network.clone_embedding == "nodes":
+            states = states + self._clone_vectors(batch.positions[..., 1].gather(1, batch.node_index))
+        is_inner_BS = batch.node_mask >= 0
+        log_probs = self.lm_head(states).float().log_softmax(-1)
+        if self.transition is not None:
+            is_real = torch.arange(states.shape[1], device=states.device) < num_nodes[:, None]
+            log_trans = self.transition(states * is_real[..., None], batch)
+            return states, log_probs.masked_fill(~is_inner_BS[..., None], -torch.inf), log_trans, num_nodes
+        # each [MASK] alone: its k states are frames that yield one token
+        is_inner_BS = torch.cat([is_inner_BS[:, :1], is_inner_BS[:, 1:-1:k], is_inner_BS[:, -1:]], dim=1)
+        inner = one_token_log_probs(log_probs[:, 1:-1].unflatten(1, (-1, k)).flatten(0, 1), self.network.blank_id)
+        log_probs = F.pad(inner.unflatten(0, (len(states), -1)), (0, 0, 1, 1))
+        num_nodes = batch.target_lengths + 2
+        index = torch.arange(log_probs.shape[1], device=states.device)
+        is_edge = (index[:, None] + 1 == index) & (index < num_nodes[:, None, None])
+        log_trans = torch.zeros_like(is_edge, dtype=torch.float32).masked_fill(~is_edge, -torch.inf)
+        return states, log_probs.masked_fill(~is_inner_BS[..., None], -torch.inf), log_trans, num_nodes
+
+    def _clone_vectors(self, clone_index: Tensor) -> Tensor:
+        assert self.clone_embedding is not None
+        vectors: Tensor = self.clone_embedding((clone_index - 1).clamp(min=0))
+        return vectors * (clone_index > 0)[..., None]
+
+
+def _states_at(states_BXD: Tensor, index_BS: Tensor) -> Tensor:
+    return states_BXD.gather(1, index_BS[..., None].expand(-1, -1, states_BXD.shape[-1]))
+
+
+def _occupancy(log_trans: Tensor, num_masks: Tensor, num_nodes: Tensor) -> Tensor:
+    """Return the (B, T, S) probability that a node emits the t-th token, given a path of exactly T tokens; float64.
+
+    It is the gradient of the log-likelihood by the log emissions, where these are all 0.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        log_trans = log_trans.detach().double().clone()
+        log_emit = log_trans.new_zeros(len(log_trans), max(1, int(num_masks.max())), log_trans.shape[-1])
+        nll = states_alignment_nll(log_emit.requires_grad_(), log_trans, num_masks.clone(), num_nodes.clone())
+        return -torch.autograd.grad(nll.sum(), log_emit)[0]

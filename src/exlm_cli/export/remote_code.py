@@ -1,0 +1,79 @@
+"""Code, config and weights that an exported ExLM has besides those of ESM, for its masks.
+
+The code is this package's own. transformers copies one file into its cache, so the modules that the model needs are
+written one after the other into `modeling_exlm.py`.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.model.exlm import ExlmModel
+
+MODULES = (
+    "data/sequences",
+    "data/batch",
+    "data/expansion",
+    "ops/precision",
+    "ops/rotary",
+    "ops/ctc",
+    "ops/alignment/reference",
+    "model/positions",
+    "model/transition",
+    "dag/search",
+    "export/modeling_exlm",
+)
+"""Modules of `modeling_exlm.py`; each stands after those that it imports."""
+AUTO_MAP = {"AutoConfig": "configuration_exlm.ExlmConfig", "AutoModelForMaskedLM": "modeling_exlm.ExlmForMaskedLM"}
+_PACKAGE = Path(__file__).parents[1]
+_OWN_IMPORT = re.compile(r"^from (?:exlm_cli|jaxtyping)\b.* import (?:\([^)]*\)|.*)\n", re.MULTILINE)
+_HEAD = """# Modules of exlm-cli, one after the other. What they import for annotations alone is left out.
+from __future__ import annotations
+
+from .configuration_exlm import ExlmConfig
+"""
+
+
+def remote_code() -> dict[str, str]:
+    """Return the content of the Python files by name."""
+    sources = [f"# exlm_cli/{module}.py\n{_OWN_IMPORT.sub('', _source(module))}" for module in MODULES]
+    return {
+        "configuration_exlm.py": _source("export/configuration_exlm"),
+        "modeling_exlm.py": "\n\n".join([_HEAD, *sources]),
+    }
+
+
+def _source(module: str) -> str:
+    return (_PACKAGE / f"{module}.py").read_text(encoding="utf-8")
+
+
+def network_config(recipe: PretrainRecipe, blank_id: int) -> dict[str, Any]:
+    """Return the section `exlm` of `config.json`."""
+    model, transition = recipe.model, recipe.model.transition
+    has_transitions = model.alignment != "independent"
+    widths = [model.width // model.num_heads] if model.rope != "none" else []
+    widths += [model.width // transition.heads] if has_transitions and transition.rope != "none" else []
+    return {
+        "num_states_per_mask": recipe.masking.num_states_per_mask,
+        "alignment": model.alignment,
+        "clone_embedding": model.clone_embedding,
+        "blank_id": blank_id,
+        "width": model.width,
+        "rotary_scheme": model.rotary_scheme,
+        "rope_base": model.rope_base,
+        "rotary_widths": {width: model.rotary_widths(width) for width in widths},
+        # a buffer would not be in the file of weights
+        "transition": {**transition.model_dump(), "start_learned": True},
+    }
+
+
+def mask_tensors(model: ExlmModel) -> dict[str, Tensor]:
+    """Return the weights of the states and transitions."""
+    own = ("transition.", "clone_embedding.")
+    tensors = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(own)}
+    if model.transition is not None and len(model.transition.start_scores):
+        tensors["transition.start_scores"] = model.transition.start_scores
+    return {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}

@@ -1,0 +1,110 @@
+"""Masked inputs of an exported ExLM: logits, DAG and fillings against those that the run itself gives."""
+
+import ast
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import exlm_cli.export.folder
+from exlm_cli.dag.build import dag_of_tokens
+from exlm_cli.dag.fillings import n_best_fillings
+from exlm_cli.export.folder import write_model
+from exlm_cli.export.remote_code import MODULES
+from exlm_cli.export.source import Source, pretrained_source
+from exlm_cli.train.pretrained import load_pretrained
+from tests.unit.finetune.synthetic import make_pretrained
+
+pytest.importorskip("transformers")
+from exlm_cli.export.modeling_exlm import ExlmForMaskedLM
+
+TOLERANCE = 1e-5
+
+
+def exported(tmp_path: Path, k: int, model: dict[str, Any]) -> tuple[Source, Any]:
+    """Return a run, with weights so large that any mistake shows, and its exported model."""
+    masking = {"num_states_per_mask": k, "mask_ratio": 0.4}
+    run = make_pretrained(tmp_path / "run", masking=masking, model={"init_std": 0.5, "num_layers": 2, **model})
+    source = pretrained_source(load_pretrained(run, device="cpu"))
+    (tmp_path / "out").mkdir()
+    write_model(source, tmp_path / "out")
+    loaded, report = ExlmForMaskedLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    return source, loaded.eval()
+
+
+@pytest.mark.parametrize(
+    ("k", "model"),
+    [
+        (2, {"rope": "2d", "transition": {"rope": "none"}}),
+        (3, {"rope": "2d", "rope_clone_share": 0.25, "transition": {"rope": "nodes", "start": "next_mask"}}),
+        (1, {"rope": "1d", "rope_base": 500.0, "transition": {"rope": "tokens", "start": "hazard"}}),
+        (2, {"rope": "fractional", "clone_embedding": "nodes", "transition": {"rope": "nodes", "start": "lanes"}}),
+        (
+            2,
+            {
+                "transition": {"start": "lanes", "start_learned": False},
+                "alignment": "sparse_dag",
+            },
+        ),
+        (3, {"clone_embedding": "input", "transition": {"heads": 2, "position_features": True}}),
+        (2, {"rope": "none", "learned_positions": True, "transition": {"rope": "nodes"}}),
+        (3, {"rope": "fractional", "alignment": "independent"}),
+    ],
+    ids=["formula", "next-mask", "1d-tokens", "fractional-lanes", "sparse-fixed", "gated", "learned", "independent"],
+)
+def test_masked_inputs_give_the_outputs_and_the_dag_of_the_run(tmp_path: Path, k: int, model: dict[str, Any]) -> None:
+    """A padded batch with different numbers of masks, and none; the run computes each alone, its DAG in float64."""
+    source, loaded = exported(tmp_path, k, model)
+    rows = [source.encode(text) for text in ("amber [MASK] fern [MASK] [MASK]", "[MASK]", "birch cedar")]
+    longest = max(map(len, rows))
+    ids = torch.tensor([row + [source.tokenizer.pad_id] * (longest - len(row)) for row in rows])
+    with torch.inference_mode():
+        output = loaded(ids, (ids != source.tokenizer.pad_id).long(), output_dag=True)
+    for b, row in enumerate(rows):
+        ours = source.outputs(row)
+        assert float(ours.abs().max()) > 1
+        difference = output.logits[b, : len(row)].double() - ours
+        assert float(difference.abs().max()) <= TOLERANCE * float(ours.abs().max())
+        dag = dag_of_tokens(source.model, source.tokenizer, source.recipe, np.array(row))  # type: ignore[arg-type]
+        nodes = output.num_nodes[b]
+        assert nodes == dag.num_nodes
+        edges = np.exp(output.log_transitions[b, :nodes, :nodes].numpy())
+        np.testing.assert_allclose(edges, dag.trans, rtol=1e-4, atol=1e-6)
+        words = output.node_log_probs[b, :nodes].exp().numpy()
+        np.testing.assert_allclose(words, np.exp(dag.node_log_probs), rtol=1e-4, atol=1e-6)
+
+
+def test_fillings_are_those_of_the_dag(tmp_path: Path) -> None:
+    """The search of the run, whose probabilities come from the alignment op; a share among fillings of two tokens."""
+    source, loaded = exported(tmp_path, 3, {"transition": {"rope": "nodes", "start": "next_mask"}})
+    row = source.encode("amber [MASK] fern [MASK]")
+    (found,) = loaded.fill_masks(torch.tensor([row]), n=4)
+    dag = dag_of_tokens(source.model, source.tokenizer, source.recipe, np.array(row))  # type: ignore[arg-type]
+    best = n_best_fillings(dag, 4)
+    assert [tokens for tokens, _ in found] == [tuple(t for (t,) in f.tokens_by_mask) for f in best.fillings]
+    expected = [math.exp(filling.log_prob - best.log_prob_length) for filling in best.fillings]
+    assert [probability for _, probability in found] == pytest.approx(expected, rel=1e-4)
+
+
+def test_padding_on_the_left_is_refused(tmp_path: Path) -> None:
+    source, loaded = exported(tmp_path, 2, {})
+    ids = source.encode("amber")
+    with pytest.raises(ValueError, match="the padding must be on the right"):
+        loaded(torch.tensor([[source.tokenizer.pad_id, *ids]]))
+
+
+def test_modules_of_one_file_have_no_name_in_common() -> None:
+    """They are written one after the other, so a second definition would replace the first."""
+    package = Path(exlm_cli.export.folder.__file__).parents[1]
+    names: list[str] = []
+    for module in MODULES:
+        for node in ast.parse((package / f"{module}.py").read_text(encoding="utf-8")).body:
+            targets = node.targets if isinstance(node, ast.Assign) else [node]
+            names += [name for target in targets if (name := getattr(target, "name", getattr(target, "id", None)))]
+    assert len(names) > 40
+    assert len(names) == len(set(names))
