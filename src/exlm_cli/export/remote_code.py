@@ -29,7 +29,11 @@ MODULES = (
 """Modules of `modeling_exlm.py`; each stands after those that it imports."""
 AUTO_MAP = {"AutoConfig": "configuration_exlm.ExlmConfig", "AutoModelForMaskedLM": "modeling_exlm.ExlmForMaskedLM"}
 _PACKAGE = Path(__file__).parents[1]
-_OWN_IMPORT = re.compile(r"^from (?:exlm_cli|jaxtyping)\b.* import (?:\([^)]*\)|.*)\n", re.MULTILINE)
+_LEFT_OUT = re.compile(
+    r"^(?:if TYPE_CHECKING:\n(?: .*\n)+|from (?:exlm_cli|jaxtyping|__future__)\b.* import (?:\([^)]*\)|.*)\n)",
+    re.MULTILINE,
+)
+"""Imports of modules that come before, and of names that only annotations use."""
 _HEAD = """# Modules of exlm-cli, one after the other. What they import for annotations alone is left out.
 from __future__ import annotations
 
@@ -39,7 +43,7 @@ from .configuration_exlm import ExlmConfig
 
 def remote_code() -> dict[str, str]:
     """Return the content of the Python files by name."""
-    sources = [f"# exlm_cli/{module}.py\n{_OWN_IMPORT.sub('', _source(module))}" for module in MODULES]
+    sources = [f"# exlm_cli/{module}.py\n{_LEFT_OUT.sub('', _source(module))}" for module in MODULES]
     return {
         "configuration_exlm.py": _source("export/configuration_exlm"),
         "modeling_exlm.py": "\n\n".join([_HEAD, *sources]),
