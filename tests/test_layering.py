@@ -20,7 +20,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = {
     "errors": 0, "progress": 0, "format": 0, "paths": 1, "files": 1, "launch": 1, "run_dir": 1,
     "config": 2, "data": 3, "ops": 4, "model": 5, "distributed": 6, "train": 7, "tasks": 8, "finetune": 9,
-    "experiments": 10, "report": 11, "dag": 12, "export": 13, "cli": 14, "__main__": 15,
+    "experiments": 10, "report": 11, "dag": 12, "export": 13, "api": 14, "cli": 15, "__main__": 16,
 }  # fmt: skip
 
 NEVER_TORCH = (

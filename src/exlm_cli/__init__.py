@@ -9,6 +9,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from exlm_cli.api import Predictions, Run, load
     from exlm_cli.config.finetune import FinetuneRecipe
     from exlm_cli.config.load import load_recipe
     from exlm_cli.config.pretrain import PretrainRecipe
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     __version__: str
 
 _HOMES = {
+    "Predictions": "api",
+    "Run": "api",
+    "load": "api",
     "Callback": "train.task",
     "ExlmError": "errors",
     "FinetuneRecipe": "config.finetune",
@@ -42,11 +46,14 @@ __all__ = [
     "Callback",
     "ExlmError",
     "FinetuneRecipe",
+    "Predictions",
     "PretrainRecipe",
+    "Run",
     "__version__",
     "alignment_edge_posterior",
     "alignment_posterior",
     "best_alignment",
+    "load",
     "load_recipe",
     "resume_finetuning",
     "resume_pretraining",

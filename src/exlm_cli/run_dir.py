@@ -248,6 +248,25 @@ def run_directory(path: Path) -> Path:
     return path.parent.parent if is_checkpoint(path) else path
 
 
+def run_kind(path: Path) -> str:
+    """Return which command made a run or checkpoint: `pretrain` or `finetune`.
+
+    Raises:
+        CheckpointError: It is no run directory, or one of another command.
+    """
+    run = run_directory(path)
+    if not (run / RUN_FILE).is_file():
+        reason = "no such run directory" if not run.exists() else f"not a run directory: it has no {RUN_FILE}"
+        raise CheckpointError(f"{path}: {reason}", "give a run directory of `exlm pretrain` or `exlm finetune`")
+    command = read_run_json(run).command
+    if command not in ("pretrain", "finetune"):
+        raise CheckpointError(
+            f"{path}: a run of `exlm {command}`, not of `exlm pretrain` or `exlm finetune`",
+            "the cells of a sweep, under its cells/, are such runs",
+        )
+    return command
+
+
 def is_checkpoint(path: Path) -> bool:
     """Return whether a path has the form `checkpoints/step-N`."""
     return path.name.startswith("step-") and path.parent.name == "checkpoints"

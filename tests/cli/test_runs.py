@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from exlm_cli.cli.runs import given_runs, name_runs, run_kind
+from exlm_cli.cli.runs import given_runs, name_runs
 from exlm_cli.errors import CheckpointError
-from exlm_cli.run_dir import update_run_json
+from exlm_cli.run_dir import run_kind, update_run_json
 
 
 @pytest.mark.parametrize(

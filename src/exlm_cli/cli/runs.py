@@ -9,7 +9,7 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import RUN_FILE, RUNS_ROOT, find_newest_run, read_run_json, run_directory
+from exlm_cli.run_dir import RUNS_ROOT, find_newest_run, read_run_json, run_directory, run_kind
 
 
 @dataclass(frozen=True)
@@ -40,25 +40,6 @@ def given_runs(paths: Sequence[Path]) -> list[GivenRun]:
         ConfigError: One is given twice.
     """
     return [GivenRun(path, run_kind(path), name) for path, name in zip(paths, name_runs(paths), strict=True)]
-
-
-def run_kind(path: Path) -> str:
-    """Return which command made a run.
-
-    Raises:
-        CheckpointError: It is no run directory, or one of another command.
-    """
-    run = run_directory(path)
-    if not (run / RUN_FILE).is_file():
-        reason = "no such run directory" if not run.exists() else f"not a run directory: it has no {RUN_FILE}"
-        raise CheckpointError(f"{path}: {reason}", "give a run directory of `exlm pretrain` or `exlm finetune`")
-    command = read_run_json(run).command
-    if command not in ("pretrain", "finetune"):
-        raise CheckpointError(
-            f"{path}: a run of `exlm {command}`, not of `exlm pretrain` or `exlm finetune`",
-            "the cells of a sweep, under its cells/, are such runs",
-        )
-    return command
 
 
 def name_runs(paths: Sequence[Path]) -> list[str]:

@@ -56,6 +56,12 @@ class Inspection:
     log_prob_exact: float
     checkpoint: str = ""
 
+    def _repr_svg_(self) -> str:
+        """Return the drawn graph, which a notebook shows for the object."""
+        from exlm_cli.dag.figures import render_graph
+
+        return render_graph(self, ["svg"])["svg"].decode()
+
     def word(self, node: int) -> str:
         """Return the most probable word of a node, or BOS, EOS."""
         if self.tokens[node]:

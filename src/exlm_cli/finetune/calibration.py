@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import Field
 from scipy.special import expit, logit
 
+from exlm_cli.errors import ConfigError
 from exlm_cli.files import JsonModel, read_json
 from exlm_cli.finetune.results import RunResults, read_split_outputs
 from exlm_cli.tasks.base import FloatArray, Loss
@@ -142,6 +143,16 @@ class CalibratedRows:
         by_name = {name: [of_one[name] for of_one in scores] for name in scores[0] if name != "interval_width"}
         known = {name: [value for value in values if value is not None] for name, values in by_name.items()}
         return {name: float(np.mean(values)) for name, values in known.items() if values}
+
+
+def check_level(level: float) -> None:
+    """Check the share of the true values that intervals should hold.
+
+    Raises:
+        ConfigError: It is not between 0 and 1.
+    """
+    if not 0 < level < 1:
+        raise ConfigError(f"`interval_level={level:g}`: accepted: above 0 and below 1", "for example 0.9")
 
 
 def fit_calibration(loss: Loss, predicted_KNC: FloatArray, targets_NC: FloatArray) -> Calibration:

@@ -1,6 +1,6 @@
 """Vectors of a user's rows from any checkpoint, pre-trained or fine-tuned.
 
-Axes: R rows of the table, n of a batch, D model width.
+Axes: R rows of the table or positions of a batch of n, D model width.
 """
 
 import io
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from exlm_cli.config.finetune import FinetuneModelConfig
 from exlm_cli.config.tasks import InputKind
@@ -23,7 +24,7 @@ from exlm_cli.model.heads import TaskModel
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import PredictionSummary
 from exlm_cli.tasks.row_task import encode_input_rows
-from exlm_cli.tasks.table_rows import read_input_rows
+from exlm_cli.tasks.table_rows import TableRows, read_input_rows
 from exlm_cli.train.pretrained import Pretrained
 
 SUFFIXES = (".npz", ".parquet")
@@ -76,13 +77,55 @@ def finetuned_encoder(finetuned: Finetuned) -> Encoder:
     )
 
 
+@dataclass(frozen=True)
+class Vectors:
+    """Vectors of R rows; NaN where a row cannot be read.
+
+    Attributes:
+        cls: (R, D) float32, the last state at [CLS] after the final LayerNorm.
+        mean: (R, D) float32, the mean of the last states of the tokens between [CLS] and [SEP], all copies of repeated
+            ones.
+        problems: R texts, why a row cannot be read; empty where it can.
+        notes: On the encoder, and on rows that were cut or have a doubtful metal.
+    """
+
+    cls: NDArray[np.float32]
+    mean: NDArray[np.float32]
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def embed_rows(encoder: Encoder, rows: TableRows, progress: Progress) -> Vectors:
+    """Run the encoder on the rows that it can read."""
+    runner, readable = encoder.runner, rows.rows
+    encoded = encode_input_rows(
+        rows, encoder.tokenizer, encoder.sequence_length, canonical_smiles=encoder.canonical_smiles
+    )
+    width = runner.model.token_embedding.embedding_dim
+    cls, mean = (np.full((len(rows.table), width), np.nan, dtype=np.float32) for _ in range(2))
+    runner.model.eval()
+    num_done = 0
+    with progress.bar("embeddings", len(encoded)) as bar, torch.no_grad():
+        for batch in runner.batches(encoded, np.arange(len(encoded))) if len(encoded) else ():
+            with runner.autocast():
+                hidden_nRD = runner.model.encode(batch.token_ids, batch.lengths).float()
+            index_R = torch.arange(hidden_nRD.shape[1], device=hidden_nRD.device)
+            is_inner_nR = (index_R > 0) & (index_R < batch.lengths[:, None] - 1)
+            sums_nD = (hidden_nRD * is_inner_nR[..., None]).sum(1)
+            means_nD = sums_nD / is_inner_nR.sum(1, keepdim=True).clamp(min=1)
+            into = readable[batch.sample_index.cpu().numpy()]
+            cls[into], mean[into] = hidden_nRD[:, 0].cpu().numpy(), means_nD.cpu().numpy()
+            num_done += len(into)
+            bar.update(num_done)
+    notes = (f"{width} numbers a vector", f"vectors of {encoder.origin}", *rows.notes, *encoded.notes)
+    return Vectors(cls, mean, rows.problems, notes)
+
+
 def embed(encoder: Encoder, path: Path, out: Path, *, column: str | None, progress: Progress) -> PredictionSummary:
-    """Write two vectors for each row of a table; NaN where a row cannot be read.
+    """Write the vectors of each row of a table.
 
     `.npz` holds arrays of the names `line`, `input`, `problem`, `cls` and `mean`, which `numpy.load` reads without
-    pickle; `.parquet` columns of these names, `cls` and `mean` being lists. `cls` is (R, D) float32, the last state at
-    [CLS] after the final LayerNorm; `mean` (R, D) the mean of the last states of the tokens between [CLS] and [SEP],
-    all copies of repeated ones.
+    pickle; `.parquet` columns of these names, `cls` and `mean` being lists. See `Vectors`.
 
     Args:
         encoder: What reads the rows.
@@ -99,38 +142,18 @@ def embed(encoder: Encoder, path: Path, out: Path, *, column: str | None, progre
     if out.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"`out={out}`: accepted are names that end in {' or '.join(SUFFIXES)}")
     refuse_overwriting(path, out)
-    runner = encoder.runner
     with folder_for_results(out.parent, out):
         rows = read_input_rows(path, encoder.kind, progress, column=column, usual_column=encoder.column)
-        encoded = encode_input_rows(
-            rows, encoder.tokenizer, encoder.sequence_length, canonical_smiles=encoder.canonical_smiles
-        )
-        readable, width = rows.rows, runner.model.token_embedding.embedding_dim
-        cls, mean = (np.full((len(rows.table), width), np.nan, dtype=np.float32) for _ in range(2))
-        runner.model.eval()
-        num_done = 0
-        with progress.bar("embeddings", len(encoded)) as bar, torch.no_grad():
-            for batch in runner.batches(encoded, np.arange(len(encoded))) if len(encoded) else ():
-                with runner.autocast():
-                    hidden_nRD = runner.model.encode(batch.token_ids, batch.lengths).float()
-                index_R = torch.arange(hidden_nRD.shape[1], device=hidden_nRD.device)
-                is_inner_nR = (index_R > 0) & (index_R < batch.lengths[:, None] - 1)
-                sums_nD = (hidden_nRD * is_inner_nR[..., None]).sum(1)
-                means_nD = sums_nD / is_inner_nR.sum(1, keepdim=True).clamp(min=1)
-                into = readable[batch.sample_index.cpu().numpy()]
-                cls[into], mean[into] = hidden_nRD[:, 0].cpu().numpy(), means_nD.cpu().numpy()
-                num_done += len(into)
-                bar.update(num_done)
+        vectors = embed_rows(encoder, rows, progress)
         columns = {
             "line": np.array(rows.table.lines, dtype=np.int64),
             "input": np.array(rows.inputs, dtype=np.str_),
             "problem": np.array(rows.problems, dtype=np.str_),
-            "cls": cls,
-            "mean": mean,
+            "cls": vectors.cls,
+            "mean": vectors.mean,
         }
         write_atomically(out, _file_of(columns, is_parquet=out.suffix.lower() == ".parquet"))
-    notes = (f"{width} numbers a vector", f"vectors of {encoder.origin}", *rows.notes, *encoded.notes)
-    return PredictionSummary((out,), len(rows.table), len(rows.table) - len(readable), {}, notes)
+    return PredictionSummary((out,), len(rows.table), len(rows.table) - len(rows.rows), {}, vectors.notes)
 
 
 def _file_of(columns: dict[str, Any], *, is_parquet: bool) -> bytes:

@@ -24,6 +24,7 @@ from exlm_cli.finetune.trainer import TaskData, TaskRunner
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import RUN_FILE, read_run_json, run_directory
+from exlm_cli.tasks.base import EncodedSplit, FloatArray
 from exlm_cli.train.checkpoint import (
     STATE_FILE,
     BestState,
@@ -55,6 +56,15 @@ class Finetuned:
     sequence_length: int
     results: RunResults
     runners: dict[int, TaskRunner]
+
+    def run_seeds(self, encoded: EncodedSplit, progress: Progress) -> list[list[FloatArray]]:
+        """Return the outputs of each of the K seeds for N examples, as `TaskRunner.predict` gives them."""
+        outputs: list[list[FloatArray]] = []
+        with progress.bar("seeds", len(self.runners)) as bar:
+            for seed, runner in self.runners.items():
+                outputs.append(runner.predict(encoded, progress, f"seed {seed}") if len(encoded) else [])
+                bar.update(len(outputs))
+        return outputs
 
 
 def load_pretrained_weights(path: Path, progress: Progress) -> Pretrained:

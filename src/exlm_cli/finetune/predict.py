@@ -17,6 +17,7 @@ from exlm_cli.finetune.calibration import (
     DEFAULT_LEVEL,
     CalibratedRows,
     Calibration,
+    check_level,
     fit_calibration,
     read_calibration,
 )
@@ -79,8 +80,7 @@ def predict(
     config, results, members = finetuned.recipe.task, finetuned.results, (finetuned, *ensemble)
     if column is not None and not isinstance(config, RowTaskConfig):
         raise ConfigError(f"{config.name} finds its own columns; `{column}` is given", "leave the column out")
-    if not 0 < interval_level < 1:
-        raise ConfigError(f"`interval_level={interval_level:g}`: accepted: above 0 and below 1", "for example 0.9")
+    check_level(interval_level)
     for other in ensemble:
         _refuse_other_task(finetuned, other)
     layout = new_rows_type(config)
@@ -156,13 +156,10 @@ def _run_models(
     """Return the outputs of every seed of every run, and notes on the encoding."""
     outputs: list[list[FloatArray]] = []
     notes: dict[str, None] = {}
-    with progress.bar("seeds", sum(len(member.runners) for member in members)) as bar:
-        for member in members:
-            encoded = rows.encode(member.tokenizer, member.sequence_length)
-            notes |= dict.fromkeys(encoded.notes)
-            for seed, runner in member.runners.items():
-                outputs.append(runner.predict(encoded, progress, f"seed {seed}") if len(encoded) else [])
-                bar.update(len(outputs))
+    for member in members:
+        encoded = rows.encode(member.tokenizer, member.sequence_length)
+        notes |= dict.fromkeys(encoded.notes)
+        outputs += member.run_seeds(encoded, progress)
     return outputs, tuple(notes)
 
 

@@ -146,6 +146,13 @@ def read_input_rows(
     return _read_rows(table, inputs, kind, progress).with_note_on_metals()
 
 
+def rows_of_list(inputs: Sequence[str], kind: InputKind, progress: Progress) -> TableRows:
+    """Return texts or SMILES that are in memory as rows; their lines are counted from 1."""
+    column = tuple(text.strip() for text in inputs)
+    table = Table(Path("rows"), {kind: column}, tuple(range(1, len(column) + 1)))
+    return _read_rows(table, column, kind, progress).with_note_on_metals()
+
+
 def _read_rows(
     table: Table,
     inputs: tuple[str, ...],

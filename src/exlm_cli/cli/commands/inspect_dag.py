@@ -66,18 +66,13 @@ def inspect_dag(
         recipe_to_make_one="quickstart-smiles" if is_smiles else "quickstart-text",
         progress=progress,
     )
-    from exlm_cli.dag.build import build_dag
-    from exlm_cli.dag.inspect import inspect
+    from exlm_cli.api import load
     from exlm_cli.dag.report import write_report
     from exlm_cli.dag.text import inspection_as_dict, render_terminal
-    from exlm_cli.train.pretrained import load_pretrained
 
-    pretrained = load_pretrained(run, device=device.value, progress=progress)
-    dag = build_dag(pretrained, sentence, progress=progress)
-    inspection = inspect(
-        dag, num_top=top, num_fillings=n_best, length=length.value, checkpoint=str(pretrained.checkpoint)
-    )
-    files = write_report(inspection, out or _default_folder(pretrained.checkpoint, sentence), wanted)
+    loaded = load(run, device=device.value, progress=progress)
+    inspection = loaded.fill(sentence, num_fillings=n_best, num_top=top, length=length.value)
+    files = write_report(inspection, out or _default_folder(Path(inspection.checkpoint), sentence), wanted)
     if as_json:
         return console.emit_json({**inspection_as_dict(inspection), "files": files})
     console.emit_renderable(render_terminal(inspection))

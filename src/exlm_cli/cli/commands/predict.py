@@ -100,24 +100,18 @@ def embed(
     run the seed with the best validation score is taken.
     """
     from exlm_cli.cli import console
-    from exlm_cli.cli.runs import given_runs
     from exlm_cli.paths import expand_path
+    from exlm_cli.run_dir import run_kind
 
-    (given,) = given_runs([run])
     path = expand_path(file)
+    run_kind(run)  # before torch is loaded
     progress = console.open_progress()
-    from exlm_cli.finetune import embed as engine
+    from exlm_cli.api import load
+    from exlm_cli.finetune.embed import embed as embed_file
 
-    if given.kind == "pretrain":
-        from exlm_cli.train.pretrained import load_pretrained
-
-        encoder = engine.pretrained_encoder(load_pretrained(run, device=device.value, progress=progress))
-    else:
-        from exlm_cli.finetune.model import load_finetuned
-
-        encoder = engine.finetuned_encoder(load_finetuned(run, device=device.value))
+    encoder = load(run, device=device.value, progress=progress).encoder
     column = input_column(run, encoder.kind, smiles_column, text_column)
-    print_summary(engine.embed(encoder, path, out, column=column, progress=progress), as_json=as_json)
+    print_summary(embed_file(encoder, path, out, column=column, progress=progress), as_json=as_json)
 
 
 def input_column(run: Path, kind: "InputKind", smiles_column: str | None, text_column: str | None) -> str | None:

@@ -1,0 +1,214 @@
+"""Trained runs from Python: predictions, vectors and fillings of lists, as NumPy arrays. The commands use it as well.
+
+Axes: R rows, K seeds, C outputs, D model width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exlm_cli.config.tasks import GlueTaskConfig, InstalledTask
+from exlm_cli.dag.build import build_dag
+from exlm_cli.dag.inspect import Inspection, inspect
+from exlm_cli.errors import CheckpointError, ConfigError, DataError
+from exlm_cli.finetune.calibration import DEFAULT_LEVEL, check_level, read_calibration
+from exlm_cli.finetune.embed import Encoder, Vectors, embed_rows, finetuned_encoder, pretrained_encoder
+from exlm_cli.finetune.model import Finetuned, load_finetuned
+from exlm_cli.progress import Progress, SilentProgress
+from exlm_cli.run_dir import run_kind
+from exlm_cli.tasks.base import EncodedSplit
+from exlm_cli.tasks.metrics import probabilities_by_seed
+from exlm_cli.tasks.row_task import encode_input_rows, encode_texts
+from exlm_cli.tasks.table_rows import rows_of_list
+from exlm_cli.train.pretrained import Pretrained, load_pretrained
+
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Predictions of R rows, in their order.
+
+    Attributes:
+        names: C labels, classes or columns of values.
+        mean: (R, C) float64, means over the seeds: probabilities of labels and classes, or values in the units of the
+            training file. NaN for a row that cannot be read.
+        by_seed: (K, R, C) float64, those of each seed.
+        calibrated: (R, C) float64, probabilities calibrated on the run's validation rows, NaN where it had too few;
+            None for values.
+        half_width: (C,) float64, of values: `mean` plus and minus it is the interval of `interval_level`; infinite
+            where the run had too few validation rows. None for probabilities.
+        problems: R texts, why a row cannot be read; empty where it can.
+        notes: On rows that were cut, or have a doubtful metal.
+    """
+
+    names: tuple[str, ...]
+    mean: NDArray[np.float64]
+    by_seed: NDArray[np.float64]
+    calibrated: NDArray[np.float64] | None
+    half_width: NDArray[np.float64] | None
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+class Run:
+    """A trained run in memory, as `load` returns it.
+
+    Attributes:
+        path: Its directory, or the checkpoint that was given.
+        kind: `pretrain` or `finetune`.
+    """
+
+    def __init__(self, path: Path, loaded: Pretrained | Finetuned, progress: Progress) -> None:
+        self.path, self._loaded, self._progress = path, loaded, progress
+        self.kind: Literal["pretrain", "finetune"] = "pretrain" if isinstance(loaded, Pretrained) else "finetune"
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """The encoder that makes vectors; of a fine-tuned run, that of the seed with the best validation score."""
+        loaded = self._loaded
+        return pretrained_encoder(loaded) if isinstance(loaded, Pretrained) else finetuned_encoder(loaded)
+
+    def predict(
+        self, rows: Sequence[str] | Sequence[tuple[str, str]], *, interval_level: float = DEFAULT_LEVEL
+    ) -> Predictions:
+        """Predict rows with a fine-tuned run.
+
+        Args:
+            rows: SMILES or texts; pairs of texts for a GLUE task of pairs.
+            interval_level: Share of the true values that the intervals of a regression should hold.
+
+        Returns:
+            Probabilities or values of every row, of each seed and their means.
+
+        Raises:
+            CheckpointError: The run is pre-trained, so it predicts no labels.
+            ConfigError: A level that is not between 0 and 1, or a task that reads files of its own layout, such as
+                SQuAD's (`exlm predict`).
+            DataError: `rows` is no list of texts, or not of as many texts as the task has.
+        """
+        finetuned = self._loaded
+        if isinstance(finetuned, Pretrained):
+            raise CheckpointError(
+                f"{self.path} is a pre-trained run, which predicts no labels",
+                "`fill` predicts masked tokens; fine-tune the run for labels",
+            )
+        results = finetuned.results
+        config = finetuned.recipe.task
+        if results.loss == "span" or (isinstance(config, InstalledTask) and config.new_rows_type() is not None):
+            raise ConfigError(
+                f"{self.path}: {config.name} reads files of its own layout, not rows", "use `exlm predict RUN FILE`"
+            )
+        check_level(interval_level)
+        calibration = read_calibration(finetuned.run)
+        encoded, readable, problems, notes = self._encode(finetuned, rows)
+        outputs = finetuned.run_seeds(encoded, self._progress)
+        by_seed = np.full((len(outputs), len(problems), len(results.output_names)), np.nan)
+        by_seed[:, readable] = probabilities_by_seed(results.loss, outputs, len(results.output_names))
+        mean = by_seed.mean(axis=0)
+        is_value = results.loss == "regression"
+        calibrated = None if is_value else calibration.calibrate(results.loss, mean)
+        half_width = calibration.half_widths(interval_level) if is_value else None
+        return Predictions(results.output_names, mean, by_seed, calibrated, half_width, problems, notes)
+
+    def _encode(
+        self, finetuned: Finetuned, rows: Sequence[str] | Sequence[tuple[str, str]]
+    ) -> tuple[EncodedSplit, NDArray[np.int64], tuple[str, ...], tuple[str, ...]]:
+        """Return the rows that can be read, their places, and the problems of the others."""
+        config, tokenizer, length = finetuned.recipe.task, finetuned.tokenizer, finetuned.sequence_length
+        if isinstance(config, GlueTaskConfig):
+            from exlm_cli.tasks.glue import GLUE_TASKS
+
+            texts = check_rows(rows, num_texts=len(GLUE_TASKS[config.name.removeprefix("glue/")].layouts[0].texts))
+            token_ids, notes = encode_texts(texts, tokenizer, length)
+            encoded = EncodedSplit(token_ids, np.zeros((len(token_ids), 1)))
+            return encoded, np.arange(len(texts)), ("",) * len(texts), notes
+        texts = check_rows(rows)
+        table = rows_of_list([text for (text,) in texts], finetuned.results.input_kind, self._progress)
+        encoded = encode_input_rows(table, tokenizer, length, canonical_smiles=config.has_canonical_smiles)
+        return encoded, table.rows, table.problems, (*table.notes, *encoded.notes)
+
+    def embed(self, rows: Sequence[str]) -> Vectors:
+        """Return two vectors of each row, from the encoder without its head.
+
+        Args:
+            rows: SMILES or texts.
+
+        Raises:
+            DataError: `rows` is no list of texts.
+        """
+        texts = [text for (text,) in check_rows(rows)]
+        return embed_rows(self.encoder, rows_of_list(texts, self.encoder.kind, self._progress), self._progress)
+
+    def fill(
+        self, text: str, *, num_fillings: int = 10, num_top: int = 3, length: Literal["exact", "any"] = "exact"
+    ) -> Inspection:
+        """Fill the masks of a text with a pre-trained run, jointly.
+
+        Args:
+            text: Running text or SMILES; each "[MASK]" hides one token.
+            num_fillings: Most probable fillings to find.
+            num_top: Words of each node.
+            length: `exact`: one token for each mask; `any`: also none or several.
+
+        Returns:
+            The DAG with its fillings, best first: `n_best.fillings[0].text`, and `share(filling)` for probabilities. Of
+            an MLM it is a chain, whose masks are filled independently.
+
+        Raises:
+            CheckpointError: The run is fine-tuned: it has no language model head any more.
+            DataError: The text is empty, has no [MASK] or is too long, or the model is a Repeated MLM.
+        """
+        pretrained = self._loaded
+        if isinstance(pretrained, Finetuned):
+            raise CheckpointError(
+                f"{self.path} is a fine-tuned run, which fills no masks",
+                f"load the pre-trained run it began with: {pretrained.results.init.checkpoint}",
+            )
+        dag = build_dag(pretrained, text, progress=self._progress)
+        checkpoint = str(pretrained.checkpoint)
+        return inspect(dag, num_top=num_top, num_fillings=num_fillings, length=length, checkpoint=checkpoint)
+
+
+def load(run: str | Path, *, device: str = "auto", progress: Progress | None = None) -> Run:
+    """Read the model of a pre-trained or fine-tuned run.
+
+    Args:
+        run: Run directory, or one of the `checkpoints/step-N` of a pre-trained run.
+        device: `auto` (CUDA where there is a device), `cpu` or `cuda`.
+        progress: Reports the work; None: silent.
+
+    Raises:
+        CheckpointError: It is no such run, is not finished or damaged, or files in it are not those of its checkpoint.
+        TokenizerError: Its tokenizer cannot be read.
+        ConfigError: There is no such device.
+    """
+    path, progress = Path(run), progress or SilentProgress()
+    if device not in DEVICES:
+        raise ConfigError(f"`device={device}` is none of {', '.join(DEVICES)}")
+    if run_kind(path) == "finetune":
+        return Run(path, load_finetuned(path, device=device), progress)
+    return Run(path, load_pretrained(path, device=device, progress=progress), progress)
+
+
+def check_rows(rows: object, num_texts: int = 1) -> list[tuple[str, ...]]:
+    """Return rows as tuples of as many texts.
+
+    Raises:
+        DataError: They are something else; the error names the row, counted from 1.
+    """
+    wanted = "a text" if num_texts == 1 else f"a tuple of {num_texts} texts"
+    if isinstance(rows, str) or not isinstance(rows, Sequence | np.ndarray):
+        raise DataError(f"`rows` is {type(rows).__name__}, not a list", f"give a list, each row {wanted}")
+    found = []
+    for number, row in enumerate(rows, start=1):
+        texts = (row,) if isinstance(row, str) else tuple(row) if isinstance(row, tuple | list) else ()
+        if len(texts) != num_texts or not all(isinstance(text, str) for text in texts):
+            raise DataError(f"row {number} is {row!r}, not {wanted}", f"give a list, each row {wanted}")
+        found.append(texts)
+    return found

@@ -1,0 +1,137 @@
+"""Runs from Python: predictions are those that training wrote, vectors those of a forward pass, fillings sum to one."""
+
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import exlm_cli
+from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.load import load_recipe
+from exlm_cli.errors import CheckpointError, ConfigError, DataError
+from exlm_cli.finetune.model import load_finetuned
+from exlm_cli.finetune.predict import predict
+from exlm_cli.progress import SilentProgress
+from exlm_cli.tasks.registry import load_task
+from tests.unit.finetune.finetuned_runs import SMILES, glue_run, squad_run, words_run, write_rows
+from tests.unit.finetune.test_embed import by_hand
+
+
+def _written(run: Path, split: str) -> np.ndarray:
+    """Return the (K, N, C) predictions that training wrote of a split."""
+    files = sorted(run.glob(f"cells/single/seed-*/predictions-{split}.csv"))
+    return np.stack([np.genfromtxt(file, delimiter=",", skip_header=1, ndmin=2)[:, 1:] for file in files])
+
+
+def test_predictions_are_those_of_training_and_rows_keep_their_order(molecules: Path) -> None:
+    rows = [SMILES[row % len(SMILES)] for row in json.loads((molecules / "split.json").read_text())["indices"]["test"]]
+    run = exlm_cli.load(molecules, device="cpu")
+    found = run.predict([rows[0], "no molecule", *rows[1:]])
+    assert (run.kind, found.names) == ("finetune", ("active", "toxic"))
+    assert (found.by_seed.dtype, found.by_seed.shape) == (np.float64, (2, len(rows) + 1, 2))
+    assert np.isnan(found.mean[1]).all()
+    assert [bool(problem) for problem in found.problems] == [False, True, *[False] * (len(rows) - 1)]
+    readable = np.delete(found.by_seed, 1, axis=1)
+    np.testing.assert_allclose(readable, _written(molecules, "test"), atol=1e-6)
+    np.testing.assert_array_equal(found.mean, found.by_seed.mean(axis=0))
+    assert run.predict([]).mean.shape == (0, 2)
+
+
+def test_pairs_of_texts_are_rows_of_a_glue_task(text_model: Path, tmp_path: Path) -> None:
+    run = glue_run(tmp_path, text_model, "rte")
+    task: Any = load_task(load_recipe(str(run / "recipe.yaml"), kind=FinetuneRecipe).task, SilentProgress())
+    found = exlm_cli.load(run, device="cpu").predict(task.examples["valid"].texts)
+    np.testing.assert_allclose(found.by_seed, _written(run, "valid"), atol=1e-6)
+
+
+def test_intervals_and_calibrated_probabilities_are_those_of_exlm_predict(
+    text_model: Path, molecules: Path, tmp_path: Path
+) -> None:
+    values = words_run(tmp_path, text_model, "length")
+    for path, rows, name in ((values, ["amber fern", "elder"], "length"), (molecules, SMILES, "active")):
+        found = exlm_cli.load(path, device="cpu").predict(rows, interval_level=0.5)
+        table = write_rows(tmp_path / "new.csv", ["mol" if path == molecules else "text"], [[row] for row in rows])
+        finetuned = load_finetuned(path, device="cpu")
+        predict(finetuned, table, tmp_path / "out.csv", folder=tmp_path, interval_level=0.5, progress=SilentProgress())
+        with (tmp_path / "out.csv").open() as file:
+            written = list(csv.DictReader(file))
+        if found.half_width is None:
+            wanted = {f"{name}_probability": found.mean[:, 0], f"{name}_calibrated": found.calibrated[:, 0]}
+        else:
+            wanted = {
+                f"{name}_predicted": found.mean[:, 0],
+                f"{name}_low_50": found.mean[:, 0] - found.half_width[0],
+                f"{name}_high_50": found.mean[:, 0] + found.half_width[0],
+            }
+        for column, expected in wanted.items():
+            np.testing.assert_allclose([float(row[column]) for row in written], expected, rtol=1e-5)
+    with pytest.raises(ConfigError, match=r"`interval_level=1`: accepted: above 0 and below 1"):
+        exlm_cli.load(values, device="cpu").predict(["a"], interval_level=1.0)
+
+
+def test_vectors_of_lists_are_those_of_a_forward_pass(smiles_model: Path, molecules: Path) -> None:
+    for path in (smiles_model, molecules):
+        run = exlm_cli.load(path, device="cpu")
+        found = run.embed([*SMILES, "no molecule"])
+        assert found.cls.dtype == np.float32
+        assert np.isnan(found.mean[-1]).all()
+        for row, smiles in enumerate(SMILES):
+            for vector, wanted in zip((found.cls[row], found.mean[row]), by_hand(run.encoder, smiles), strict=True):
+                np.testing.assert_allclose(vector, wanted.numpy(), atol=2e-6)
+
+
+def test_all_fillings_of_one_mask_share_the_probability(text_model: Path) -> None:
+    found = exlm_cli.load(text_model / "checkpoints/step-3", device="cpu").fill("amber [MASK] fern", num_fillings=1000)
+    shares = [found.share(filling) for filling in found.n_best.fillings]
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares) == pytest.approx(1.0, abs=1e-6)  # log-probabilities of the nodes are float32
+    assert found.dag.log_trans.shape == (5, 5)  # three states of the mask between the start and the end
+
+
+MISTAKES: list[tuple[str, Callable[[Any], object], type[Exception], str]] = [
+    ("molecules", lambda run: run.predict("CCO"), DataError, "`rows` is str, not a list"),
+    ("molecules", lambda run: run.predict(["CCO", 3]), DataError, "row 2 is 3, not a text"),
+    ("molecules", lambda run: run.embed([("CCO", "CCO")]), DataError, "row 1 is ('CCO', 'CCO'), not a text"),
+    ("molecules", lambda run: run.fill("C[MASK]"), CheckpointError, "is a fine-tuned run, which fills no masks"),
+    ("smiles_model", lambda run: run.predict(["CCO"]), CheckpointError, "is a pre-trained run, which predicts no"),
+    ("smiles_model", lambda run: run.fill("CCO"), DataError, "there is no [MASK] in 'CCO'"),
+]
+
+
+@pytest.mark.parametrize(("name", "call", "kind", "message"), MISTAKES)
+def test_a_mistake_is_named(
+    request: pytest.FixtureRequest, name: str, call: Callable[[Any], object], kind: type[Exception], message: str
+) -> None:
+    run = exlm_cli.load(request.getfixturevalue(name), device="cpu")
+    with pytest.raises(kind) as caught:
+        call(run)
+    assert message in str(caught.value)
+
+
+def test_a_run_that_cannot_be_loaded_is_named(tmp_path: Path, text_model: Path) -> None:
+    with pytest.raises(CheckpointError, match="no such run directory"):
+        exlm_cli.load(str(tmp_path / "nothing"))
+    with pytest.raises(ConfigError, match="`device=tpu` is none of auto, cpu, cuda"):
+        exlm_cli.load(text_model, device="tpu")
+
+
+def test_a_run_on_paragraphs_names_its_command(text_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="squad/v2 reads files of its own layout, not rows") as caught:
+        exlm_cli.load(squad_run(tmp_path, text_model), device="cpu").predict(["a"])
+    assert caught.value.hint == "use `exlm predict RUN FILE`"
+
+
+def test_the_package_gives_every_public_name_and_imports_torch_only_for_one() -> None:
+    assert exlm_cli.__version__ == metadata.version("exlm-cli")
+    assert {"load", "run_pretraining", "states_alignment_nll"} <= set(dir(exlm_cli))
+    assert all(getattr(exlm_cli, name) is not None and getattr(exlm_cli, name).__doc__ for name in exlm_cli.__all__)
+    script = "import sys, exlm_cli; exlm_cli.__version__, exlm_cli.ExlmError, exlm_cli.load_recipe\n"
+    script += "assert not {'torch', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
