@@ -19,7 +19,7 @@ from exlm_cli.dag.search import SearchProblem, best_sequences
 from exlm_cli.data.batch import Batch
 from exlm_cli.data.expansion import batch_from_masked_ids
 from exlm_cli.export.configuration_exlm import ExlmConfig
-from exlm_cli.model.positions import RotaryPositions
+from exlm_cli.model.positions import RotaryPositions, visible_positions
 from exlm_cli.model.transition import TransitionHead
 from exlm_cli.ops.alignment.reference import states_alignment_nll
 from exlm_cli.ops.ctc import one_token_log_probs
@@ -153,7 +153,9 @@ class ExlmForMaskedLM(EsmForMaskedLM):  # type: ignore[misc]
             rotation_of = RotaryPositions(self.network, self.network.num_states_per_mask, head_width)
             rotation = rotation_of(token_B, clone_B, index_X[None])
             order = rotate_half_order(rotation.axis_widths).argsort().to(hidden.device)
-        attend = (index_X < batch.lengths[:, None])[:, None, None]
+        hides_further_states = self.network.mask_attention == "first" and self.network.num_states_per_mask > 1
+        visible = visible_positions(batch, hides_further_states=hides_further_states)
+        attend = None if visible is None else visible[:, None]
         for layer in self.esm.encoder.layer:
             attention = layer.attention
             normed = attention.LayerNorm(hidden)

@@ -64,6 +64,7 @@ def network_config(recipe: PretrainRecipe, blank_id: int) -> dict[str, Any]:
         "num_states_per_mask": recipe.masking.num_states_per_mask,
         "alignment": model.alignment,
         "clone_embedding": model.clone_embedding,
+        "mask_attention": model.mask_attention,
         "blank_id": blank_id,
         "width": model.width,
         "rotary_scheme": model.rotary_scheme,

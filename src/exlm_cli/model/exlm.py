@@ -15,6 +15,7 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import ModelConfig
 from exlm_cli.data.batch import Batch
 from exlm_cli.model.encoder import Encoder
+from exlm_cli.model.positions import visible_positions
 from exlm_cli.model.transition import TransitionHead
 from exlm_cli.ops.emissions import TokenStatistics, token_log_probs, token_statistics
 
@@ -76,7 +77,7 @@ class ExlmModel(nn.Module):
         self.num_states_per_mask = k
         self.head_chunk_rows = recipe.train.head_chunk_rows
         self.clone_embedding_place = config.clone_embedding
-        self.mask_attention = config.mask_attention
+        self.hides_further_states = config.mask_attention == "first" and k > 1
         self.token_embedding = nn.Embedding(vocab_size, config.width)
         self.clone_embedding = nn.Embedding(k, config.width) if config.clone_embedding != "none" else None
         self.encoder = Encoder(config, k)
@@ -100,18 +101,8 @@ class ExlmModel(nn.Module):
         embedded = self.token_embedding(batch.token_ids)
         if self.clone_embedding_place == "input":
             embedded = embedded + self._clone_vectors(batch.positions[..., 1])
-        return cast(Tensor, self.encoder(embedded, batch.positions, self._visible(batch)))
-
-    def _visible(self, batch: Batch) -> Bool[Tensor, "B q L"] | None:
-        """Return which keys each query sees: no padding, and with `mask_attention: first` few states of other masks."""
-        index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
-        is_token = index < batch.lengths[:, None, None] if batch.is_padded else None
-        if self.mask_attention == "all" or self.num_states_per_mask == 1:
-            return is_token
-        token_BL, clone_BL = batch.positions.unbind(-1)
-        is_own = (token_BL[:, :, None] == token_BL[:, None, :]) & (clone_BL > 1)[:, :, None]
-        visible = (clone_BL <= 1)[:, None, :] | is_own
-        return visible if is_token is None else visible & is_token
+        visible = visible_positions(batch, hides_further_states=self.hides_further_states)
+        return cast(Tensor, self.encoder(embedded, batch.positions, visible))
 
     def node_states(self, batch: Batch) -> NodeStates:
         """Encode and gather the states at BOS, the clones and EOS."""

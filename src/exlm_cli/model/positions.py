@@ -1,10 +1,11 @@
-"""Rotary positions of nodes and tokens, by the scheme of the recipe; the encoder and the transition head share it."""
+"""What positions mean: the rotation of heads by the scheme of the recipe, and which positions attend to which."""
 
 import torch
-from jaxtyping import Int64, Real
+from jaxtyping import Bool, Int64, Real
 from torch import Tensor
 
 from exlm_cli.config.sections import ModelConfig
+from exlm_cli.data.batch import Batch
 from exlm_cli.ops.rotary import Rotation, rotation_at
 
 
@@ -50,3 +51,21 @@ def fractional_positions(index: Tensor, clone: Tensor, num_states_per_mask: int)
     """Return i + (c - (k + 1) / 2) / k for clone c of index i, and i where c is 0; float32, the shape of `index`."""
     k = num_states_per_mask
     return index + torch.where(clone > 0, (clone - (k + 1) / 2) / k, 0.0)
+
+
+def visible_positions(batch: Batch, *, hides_further_states: bool) -> Bool[Tensor, "B q X"] | None:
+    """Return which of X expanded positions each query sees, or all of them where q is 1; None where all see all.
+
+    Args:
+        batch: Its padding is never seen.
+        hides_further_states: The states of a mask beyond the first are seen by each other alone
+            (`model.mask_attention: first`).
+    """
+    index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
+    is_token = index < batch.lengths[:, None, None] if batch.is_padded else None
+    if not hides_further_states:
+        return is_token
+    token_BX, clone_BX = batch.positions.unbind(-1)
+    is_own_BXX = (token_BX[:, :, None] == token_BX[:, None, :]) & (clone_BX > 1)[:, :, None]
+    visible_BXX: Tensor = (clone_BX <= 1)[:, None, :] | is_own_BXX
+    return visible_BXX if is_token is None else visible_BXX & is_token

@@ -41,7 +41,14 @@ def exported(tmp_path: Path, k: int, model: dict[str, Any]) -> tuple[Source, Any
     ("k", "model"),
     [
         (2, {"rope": "2d", "transition": {"rope": "none"}}),
-        (3, {"rope": "2d", "rope_clone_share": 0.25, "transition": {"rope": "nodes", "start": "next_mask"}}),
+        (
+            3,
+            {
+                "mask_attention": "first",
+                "rope_clone_share": 0.25,
+                "transition": {"rope": "nodes", "start": "next_mask"},
+            },
+        ),
         (1, {"rope": "1d", "rope_base": 500.0, "transition": {"rope": "tokens", "start": "hazard"}}),
         (2, {"rope": "fractional", "clone_embedding": "nodes", "transition": {"rope": "nodes", "start": "lanes"}}),
         (

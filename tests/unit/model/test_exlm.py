@@ -8,6 +8,7 @@ import torch
 from exlm_cli.config.describe import count_parameters
 from exlm_cli.data.batch import Batch
 from exlm_cli.model.exlm import ExlmModel
+from exlm_cli.model.positions import visible_positions
 from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
 
 VARIANTS = [
@@ -77,7 +78,8 @@ def test_a_further_state_sees_its_own_mask_and_no_further_states_of_others() -> 
     embedded = model.token_embedding(batch.token_ids) + model._clone_vectors(batch.positions[..., 1])
     changed = int(batch.node_index[0, 2])  # the second state of the first mask
     embedded[0, changed] += torch.randn(embedded.shape[-1])
-    after = model.encoder(embedded, batch.positions, model._visible(batch))[0]
+    visible = visible_positions(batch, hides_further_states=True)
+    after = model.encoder(embedded, batch.positions, visible)[0]
     differs = set(((after - before).abs().amax(-1) > 1e-6).nonzero()[:, 0].tolist())
     k = model.num_states_per_mask
     assert differs == set(batch.node_index[0, 2 : k + 1].tolist())
