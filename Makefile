@@ -7,7 +7,7 @@ SENTENCE := This is [MASK], and I'm very [MASK] to see this.
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup quickstart lint format types test docs campaign ext bench dist wheel-check clean
+.PHONY: setup quickstart lint format types test test-oldest docs campaign ext bench dist wheel-check clean
 
 setup: $(VENV)/.dev-installed
 
@@ -31,6 +31,13 @@ types: setup
 # Two workers of one thread each are faster on two cores than one worker of two.
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+# The tests on the oldest packages that pyproject.toml allows; those of the export need newer ones.
+test-oldest:
+	$(PYTHON) -m venv build/oldest
+	sed -nE '/^dependencies/,/^]/s/.*"(.+)>=(.+)".*/\1==\2/p' pyproject.toml > build/oldest/constraints.txt
+	build/oldest/bin/pip install --quiet -c build/oldest/constraints.txt -e . pytest pytest-timeout pytest-xdist hypothesis
+	OMP_NUM_THREADS=1 build/oldest/bin/python -m pytest -n 2 --ignore-glob '*export*'
 
 # Ten thousand hostile inputs, damaged runs, kills and full disks; goes on where it was stopped.
 campaign: setup
