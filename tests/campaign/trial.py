@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
-LONGEST_LINE = 2_000
+LONGEST_LINE = 2_100
 """Characters of a line on stderr; values, names and library errors are cut long before."""
 
 T = TypeVar("T")

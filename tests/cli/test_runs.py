@@ -34,3 +34,9 @@ def test_the_kind_of_a_run_is_the_command_that_made_it(tmp_path: Path) -> None:
     for path in (tmp_path / "none", tmp_path, tmp_path / "sweep"):
         with pytest.raises(CheckpointError, match=str(path)):
             run_kind(path)
+
+
+def test_a_link_to_itself_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(CheckpointError, match="loop"):
+        given_runs([tmp_path / "loop"])

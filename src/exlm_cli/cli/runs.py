@@ -1,5 +1,6 @@
 """Runs that a command is given, their kinds and names; the newest fitting run where none is given."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -48,7 +49,7 @@ def name_runs(paths: Sequence[Path]) -> list[str]:
     Raises:
         ConfigError: A run is given twice.
     """
-    resolved = [path.resolve() for path in paths]
+    resolved = [Path(os.path.realpath(path)) for path in paths]  # Path.resolve raises for a link to itself
     for path, whole in zip(paths, resolved, strict=True):
         if resolved.count(whole) > 1:
             raise ConfigError(f"{path} is given twice", "give each run once")

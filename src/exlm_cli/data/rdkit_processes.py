@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from typing import Any, TypeVar
 
@@ -29,6 +29,18 @@ _CHUNKS_BEFORE_HELP = 4
 _SHORT_CHARACTERS = 500
 """Longer texts are left to a process that may die of them."""
 _MAX_PROCESSES = 32
+
+
+def _kill(process: Any, use_psutil: bool = True) -> None:
+    """End a process of loky's."""
+    del use_psutil
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGKILL)
+    process.join()
+
+
+# loky asks psutil or `pgrep` for the children of its processes, which ours lack, and hangs on images that have neither
+loky.process_executor.kill_process_tree = _kill
 
 _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")

@@ -98,6 +98,16 @@ def _answer_within(seconds: float, function: Callable[[str], Any], texts: list[s
     return _answer(function, texts)
 
 
+def test_a_machine_without_pgrep_ends_its_processes_too(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Slim images lack it, and loky, which asks it for the children of its processes, hung there."""
+    monkeypatch.setenv("PATH", "")
+    rows = [Row("a.smi", 1, "C" * 600), Row("a.smi", 2, "CCO")]
+    assert list(check_smiles(rows, 1)) == _expected(rows)
+    assert capfd.readouterr().err == ""
+
+
 def test_a_script_needs_no_main_guard_and_runs_nothing_of_its_folder(tmp_path: Path) -> None:
     (tmp_path / "queue.py").write_text("from pathlib import Path; Path('it-ran').touch()\n")
     (tmp_path / "sub").mkdir()
