@@ -106,8 +106,8 @@ def judge(rows: list[Row]) -> int:
     half = len(rows) // 2
     most = [[max(row[column] for row in part) for part in (rows[:half], rows[half:])] for column in (2, 3)]
     print(
-        f"{rows[-1][4]:,} steps; peaks of two minutes from {low:.1f} to {high:.1f} MiB, {high / low - 1:.1%} apart; most "
-        f"open files in each half: {most[0]}, threads: {most[1]}"
+        f"{rows[-1][4]:,} steps; peaks of two minutes from {low:.1f} to {high:.1f} MiB, {high / low - 1:.1%} apart; "
+        f"most open files in each half: {most[0]}, threads: {most[1]}"
     )
     return 0 if high <= MOST_GROWTH * low and all(later <= first for first, later in most) else 1
 
