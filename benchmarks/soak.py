@@ -2,8 +2,8 @@
 
     python benchmarks/soak.py [--minutes 30] [--out benchmarks/results/soak.csv]
 
-Writes a row every five seconds, and a figure beside the file. Exit 1 unless the peaks of memory of all two minutes but the
-first lie within 5 %, and the second half has no more open files and threads than the first.
+Writes a row every five seconds, and a figure beside the file. Exit 1 unless the peaks of memory of all spans of two
+minutes but the first lie within 5 %, and the second half has no more open files and threads than the first.
 """
 
 import argparse
