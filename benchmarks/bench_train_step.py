@@ -2,6 +2,7 @@
 
     python benchmarks/bench_train_step.py [--recipes text-small,smiles-small] [--steps 9] [--threads 1] [--quick]
     python benchmarks/bench_train_step.py --recipes ablation-exlm --device cuda --batch-share 0.0625
+    python benchmarks/bench_train_step.py --recipes text-small --threads 1 --against hf --steps 15
 
 It runs real steps of the training loop on generated token ids of the recipe's vocabulary and lengths: full sequences
 for packed text, lengths of drug-like molecules in SMILES (log-normal, median 43) for one row per sequence. In every
@@ -9,20 +10,24 @@ round each model does one normal step and one step split into its parts (`step_s
 sequences and masks, so each ratio is of neighbouring steps of one run; the split step against the normal one gives the
 cost of measuring. The floor counts FLOPs without padding (`config/describe.py`). Hours are for the recipe's steps
 on this device, without validation and checkpoints. "data alone" is the time to make a step's batches and nothing else;
-"data" is the part of it that the step waits for. Not yet run on a GPU.
+"data" is the part of it that the step waits for. `--against hf` times whole steps alone, beside those of transformers
+(`against_hf.py`). Not yet run on a GPU.
 """
 
 import argparse
+import functools
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
 import torch
 
+import against_hf
 import harness
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
@@ -163,6 +168,21 @@ def measure(sides: list[Side], num_rounds: int, num_warmup: int) -> None:
         measure_round(sides[::-1] if round_index % 2 else sides)
 
 
+def measure_against_hf(sides: tuple[Side, Side], num_rounds: int, num_warmup: int) -> list[dict[str, Any]]:
+    """Measure whole steps of both models and of transformers, on the same sequences and masks."""
+    exlm, mlm = sides
+    stop = StopSignal()
+    recipe, vocab_size = mlm.task.recipe, mlm.task.model.token_embedding.num_embeddings
+    mlm.loop.advance(stop)  # for batches to begin with
+    exlm.loop.advance(stop)
+    steps = {"MLM": lambda: mlm.loop.advance(stop), "ExLM": lambda: exlm.loop.advance(stop)}
+    for name, model in against_hf.build_theirs(recipe, vocab_size).items():
+        step = against_hf.theirs_step(model, recipe)
+        steps[name] = functools.partial(lambda step: step(mlm.loop.last_batches), step)
+    times = against_hf.measure_turns(steps, num_rounds, num_warmup)
+    return against_hf.rows_of(times, exlm.measured.recipe, mlm.last_size().num_tokens)
+
+
 def twin_of(name: str) -> str:
     """Return the name of a recipe's MLM twin."""
     return name.replace("-exlm", "-mlm") if "-exlm" in name else f"{name}-mlm"
@@ -180,13 +200,21 @@ def main() -> None:
     parser.add_argument("--batch-share", default=1.0, type=float, help="share of the recipe's batch in each step")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for both recipes")
     parser.add_argument("--quick", action="store_true", help="three rounds, no rows written")
+    parser.add_argument("--against", choices=["hf"], help="beside models of transformers, on a CPU")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     for name in arguments.recipes.split(","):
         exlm_name, _, mlm_name = name.partition(":")
         with tempfile.TemporaryDirectory() as folder:
             exlm, mlm = build_sides(exlm_name, mlm_name or twin_of(exlm_name), arguments, Path(folder))
-            measure([exlm, mlm], 3 if arguments.quick else arguments.steps, arguments.warmup)
+            num_rounds = 3 if arguments.quick else arguments.steps
+            if arguments.against:
+                rows = measure_against_hf((exlm, mlm), num_rounds, arguments.warmup)
+                against_hf.show(rows)
+                for row in () if arguments.quick else rows:
+                    harness.append_row("against_hf", {**row, **harness.surroundings(arguments.device)})
+                continue
+            measure([exlm, mlm], num_rounds, arguments.warmup)
         exlm_rows, mlm_rows = rows_of(exlm.measured, mlm.measured), rows_of(mlm.measured, None)
         show(exlm_rows)
         show(mlm_rows)

@@ -65,8 +65,8 @@ CASES = [
 def recipe_of(cache: Path, kind: str, objective: str, **train: Any) -> PretrainRecipe:
     """Return a recipe of 50 steps in two epochs, with microbatches of a few sequences."""
     data: dict[str, dict[str, Any]] = {
-        "text": {"train": ["bundled:grammar"], "bundled_rows": 302},
-        "smiles": {"train": ["bundled:molecules"], "bundled_rows": 309},
+        "text": {"train": ["bundled:grammar"], "bundled_rows": 147},
+        "smiles": {"train": ["bundled:molecules"], "bundled_rows": 159},
     }
     masking = {"num_states_per_mask": 3 if objective == "exlm" else 1}
     return tiny_recipe(
@@ -75,7 +75,7 @@ def recipe_of(cache: Path, kind: str, objective: str, **train: Any) -> PretrainR
         masking=masking,
         model={"dropout": 0.0, "attention_dropout": 0.0, "max_length": 128},
         train={
-            "max_steps": STEPS, "batch_sequences": 12, "microbatch_tokens": 200, "checkpoint_every_steps": 20,
+            "max_steps": STEPS, "batch_sequences": 6, "microbatch_tokens": 200, "checkpoint_every_steps": 20,
             "validate_every_steps": 25, "log_every_steps": 1, "validation_sequences": 2, "num_threads": 1, **train,
         },
     )  # fmt: skip
@@ -171,14 +171,14 @@ def test_the_last_step_of_an_epoch_has_fewer_sequences_than_ranks(cache: Path) -
     for kind in ("text", "smiles"):
         recipe = recipe_of(cache, kind, "exlm")
         data = prepare_data(recipe, rejected_csv=None, progress=SilentProgress())
-        plan = plan_epoch(data.train.lengths, seed=1, epoch=0, batch_sequences=12, batch_tokens=None, bucket_steps=16)
+        plan = plan_epoch(data.train.lengths, seed=1, epoch=0, batch_sequences=6, batch_tokens=None, bucket_steps=16)
         assert len(plan) < STEPS
         assert len(plan.step(len(plan) - 1)) < 2
 
 
 @pytest.mark.parametrize(
     ("before", "after", "dying", "call", "parallel", "train"),
-    [(2, 3, 1, 70, "fsdp", {"sharded_checkpoints": True}), (3, 1, 0, 35, "ddp", {})],
+    [(2, 3, 1, 45, "fsdp", {"sharded_checkpoints": True}), (3, 1, 0, 35, "ddp", {})],
 )
 def test_a_killed_rank_is_named_and_another_number_of_ranks_goes_on(
     cache: Path,

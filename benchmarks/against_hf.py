@@ -1,0 +1,120 @@
+"""A training step of Hugging Face transformers beside ours: BERT and ModernBERT of a recipe's size, on the same masks.
+
+Layers, heads, widths, vocabulary, dropout, attention (SDPA), fused AdamW and clipping are those of the recipe; both
+libraries train on the very batches of our MLM, microbatch by microbatch. In every round all models do one step, turn
+by turn. A ratio is theirs over ours within a round, above 1 where ours is faster. On a busy machine the processor time
+is the figure to read; of ModernBERT, GeGLU makes the feed-forward layers half as large again.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.data.batch import Batch
+from exlm_cli.train.optim import build_optimizer
+from harness import Spread
+from step_measurements import paired_ratio
+
+IGNORED = -100
+"""Label of a position without a target, in transformers."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Milliseconds of each round of one model: of its processor, and elapsed."""
+
+    processor: list[float] = field(default_factory=list)
+    elapsed: list[float] = field(default_factory=list)
+
+
+def build_theirs(recipe: PretrainRecipe, vocab_size: int) -> dict[str, nn.Module]:
+    """Return the models of transformers in the size of a recipe, by name."""
+    from transformers import BertConfig, BertForMaskedLM, ModernBertConfig, ModernBertForMaskedLM
+
+    model = recipe.model
+    size = {
+        "vocab_size": vocab_size,
+        "hidden_size": model.width,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
+        "intermediate_size": model.ffn_width,
+        "max_position_embeddings": model.max_length,
+        "attn_implementation": "sdpa",
+        "pad_token_id": 0,
+    }
+    bert = BertConfig(**size, hidden_dropout_prob=model.dropout, attention_probs_dropout_prob=model.attention_dropout)
+    dropout = {"embedding_dropout": model.dropout, "mlp_dropout": model.dropout}
+    modern = ModernBertConfig(**size, **dropout, attention_dropout=model.attention_dropout, reference_compile=False)
+    return {"BERT": BertForMaskedLM(bert).train(), "ModernBERT": ModernBertForMaskedLM(modern).train()}
+
+
+def theirs_step(model: nn.Module, recipe: PretrainRecipe) -> Callable[[list[Batch]], None]:
+    """Return one optimiser step of a model of transformers on the batches of our MLM."""
+    optimizer = build_optimizer(model, recipe.optim)
+
+    def step(batches: list[Batch]) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        for batch in batches:
+            model(**inputs_of(batch)).loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), recipe.optim.clip_norm or float("inf"))
+        optimizer.step()
+
+    return step
+
+
+def inputs_of(batch: Batch) -> dict[str, torch.Tensor]:
+    """Return a batch of our MLM as transformers takes it: labels at the masks, a mask of attention where it is padded."""
+    labels = torch.full_like(batch.token_ids, IGNORED)
+    is_inner = batch.node_mask >= 0
+    row = torch.arange(len(labels))[:, None].expand_as(is_inner)
+    labels[row[is_inner], batch.node_index[is_inner]] = batch.target_ids.flatten()[batch.target_index]
+    inputs = {"input_ids": batch.token_ids, "labels": labels}
+    if batch.is_padded:
+        inputs["attention_mask"] = (torch.arange(labels.shape[1]) < batch.lengths[:, None]).long()
+    return inputs
+
+
+def measure_turns(steps: Mapping[str, Callable[[], object]], num_rounds: int, num_warmup: int) -> dict[str, Times]:
+    """Measure one step of each model in every round; the order turns round with the rounds."""
+    times = {name: Times() for name in steps}
+    for index in range(num_warmup + num_rounds):
+        for name in list(steps)[:: -1 if index % 2 else 1]:
+            processor_s, elapsed_s = time.process_time(), time.perf_counter()
+            steps[name]()
+            if index >= num_warmup:
+                times[name].processor.append(1000 * (time.process_time() - processor_s))
+                times[name].elapsed.append(1000 * (time.perf_counter() - elapsed_s))
+    return times
+
+
+def rows_of(times: Mapping[str, Times], recipe: PretrainRecipe, num_tokens: int) -> list[dict[str, Any]]:
+    """Return one row for each pair of theirs and ours, with the ratios of both kinds of time."""
+    rows = []
+    for theirs in ("BERT", "ModernBERT"):
+        for ours in ("MLM", "ExLM"):
+            row: dict[str, Any] = {"recipe": recipe.name, "theirs": theirs, "ours": ours}
+            for kind in ("processor", "elapsed"):
+                pair = [getattr(times[name], kind) for name in (theirs, ours)]
+                ratio = paired_ratio(*pair)
+                row |= {f"{name}_{kind}_ms": round(Spread.of(ms).median_ms, 1) for name, ms in zip(("their", "our"), pair)}
+                row |= {f"{kind}_ratio": round(ratio.median_ms, 3)}
+                row |= {f"{kind}_ratio_p20": round(ratio.p20_ms, 3), f"{kind}_ratio_p80": round(ratio.p80_ms, 3)}
+            rows.append({**row, "rounds": len(times[theirs].processor), "tokens": num_tokens})
+    return rows
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print the ratios, theirs over ours."""
+    print(f"\n{rows[0]['recipe']}: {rows[0]['tokens']:,} tokens a step; time of transformers over ours, p20 to p80")
+    for row in rows:
+        ratios = [
+            f"{row[f'{kind}_ratio']:.2f} ({row[f'{kind}_ratio_p20']:.2f} to {row[f'{kind}_ratio_p80']:.2f}) {words}"
+            for kind, words in (("processor", "of processor time"), ("elapsed", "elapsed"))
+        ]
+        times = f"{row['their_processor_ms']:.0f} and {row['our_processor_ms']:.0f} ms"
+        print(f"{row['theirs']:<11}{row['ours']:<5}{times:<20}{', '.join(ratios)}")
