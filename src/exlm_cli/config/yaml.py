@@ -1,5 +1,7 @@
 """YAML of recipes: YAML 1.2 scalars (`1e-4` is a float, `no` is text), no duplicate keys, no tags, no code."""
 
+import copy
+import functools
 import re
 from collections.abc import Hashable
 from typing import Any
@@ -89,11 +91,17 @@ def parse_yaml(text: str) -> Any:
     if len(text) > MAX_CHARACTERS:
         raise yaml.YAMLError(f"{len(text):,} characters; at most {MAX_CHARACTERS:,} are read")
     try:
-        return yaml.load(text, Loader=_RecipeLoader)  # noqa: S506 - a SafeLoader
+        return copy.deepcopy(_parse(text))
     except ValueError as error:
         raise yaml.YAMLError(f"a value cannot be read: {error}") from error
     except RecursionError as error:
         raise yaml.YAMLError("lists or mappings are nested too deeply") from error
+
+
+@functools.lru_cache(maxsize=128)
+def _parse(text: str) -> Any:
+    """Parse a text once: the list of recipes reads most files ten times, as the base of others."""
+    return yaml.load(text, Loader=_RecipeLoader)  # noqa: S506 - a SafeLoader
 
 
 def dump_yaml(value: Any, *, on_one_line: bool = False) -> str:
