@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from exlm_cli.ops.alignment.build import BuildError, build_library
 from tests.unit.finetune.finetuned_runs import glue_run, molecule_run, smiles_pretrained, squad_run
 from tests.unit.finetune.synthetic import make_pretrained
 
@@ -21,10 +22,23 @@ def tiny() -> list[str]:
     return [word for value in TINY for word in ("--set", value)]
 
 
+@pytest.fixture(scope="session")
+def kernels() -> Path | None:
+    """Return the compiled kernels of this machine; None where they cannot be built."""
+    try:
+        return build_library("cpu")
+    except BuildError:
+        return None
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an empty current directory; the cache of shards is beside it."""
-    monkeypatch.setenv("EXLM_CACHE_DIR", str(tmp_path / "cache"))
+def folder(tmp_path: Path, kernels: Path | None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty current directory; beside it is a cache with nothing but kernels, which take seconds to build."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    if kernels is not None:
+        (cache / kernels.name).symlink_to(kernels)
+    monkeypatch.setenv("EXLM_CACHE_DIR", str(cache))
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
