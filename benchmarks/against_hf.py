@@ -45,7 +45,7 @@ def build_theirs(recipe: PretrainRecipe, vocab_size: int) -> dict[str, nn.Module
         "intermediate_size": model.ffn_width,
         "max_position_embeddings": model.max_length,
         "attn_implementation": "sdpa",
-        "pad_token_id": 0,
+        **{f"{name}_token_id": index for name, index in (("pad", 0), ("bos", 1), ("cls", 1), ("eos", 2), ("sep", 2))},
     }
     bert = BertConfig(**size, hidden_dropout_prob=model.dropout, attention_probs_dropout_prob=model.attention_dropout)
     dropout = {"embedding_dropout": model.dropout, "mlp_dropout": model.dropout}
@@ -68,7 +68,7 @@ def theirs_step(model: nn.Module, recipe: PretrainRecipe) -> Callable[[list[Batc
 
 
 def inputs_of(batch: Batch) -> dict[str, torch.Tensor]:
-    """Return a batch of our MLM as transformers takes it: labels at the masks, a mask of attention where it is padded."""
+    """Return a batch of our MLM as transformers takes it: labels at the masks, where it is padded a mask."""
     labels = torch.full_like(batch.token_ids, IGNORED)
     is_inner = batch.node_mask >= 0
     row = torch.arange(len(labels))[:, None].expand_as(is_inner)
@@ -92,29 +92,40 @@ def measure_turns(steps: Mapping[str, Callable[[], object]], num_rounds: int, nu
     return times
 
 
-def rows_of(times: Mapping[str, Times], recipe: PretrainRecipe, num_tokens: int) -> list[dict[str, Any]]:
-    """Return one row for each pair of theirs and ours, with the ratios of both kinds of time."""
+def rows_of(
+    times: Mapping[str, Times], recipe: PretrainRecipe, num_tokens: int, exlm_floor: float
+) -> list[dict[str, Any]]:
+    """Return one row for each pair of models, the slower first, with the ratios of both kinds of time.
+
+    Args:
+        times: Times of BERT, ModernBERT, MLM and ExLM.
+        recipe: Recipe of the ExLM.
+        num_tokens: Tokens of a step.
+        exlm_floor: FLOPs of the ExLM over those of the MLM.
+    """
     rows = []
-    for theirs in ("BERT", "ModernBERT"):
-        for ours in ("MLM", "ExLM"):
-            row: dict[str, Any] = {"recipe": recipe.name, "theirs": theirs, "ours": ours}
-            for kind in ("processor", "elapsed"):
-                pair = [getattr(times[name], kind) for name in (theirs, ours)]
-                ratio = paired_ratio(*pair)
-                row |= {f"{name}_{kind}_ms": round(Spread.of(ms).median_ms, 1) for name, ms in zip(("their", "our"), pair)}
-                row |= {f"{kind}_ratio": round(ratio.median_ms, 3)}
-                row |= {f"{kind}_ratio_p20": round(ratio.p20_ms, 3), f"{kind}_ratio_p80": round(ratio.p80_ms, 3)}
-            rows.append({**row, "rounds": len(times[theirs].processor), "tokens": num_tokens})
+    pairs = [(theirs, ours) for theirs in ("BERT", "ModernBERT") for ours in ("MLM", "ExLM")]
+    for first, second in (*pairs, ("ExLM", "MLM")):
+        row: dict[str, Any] = {"recipe": recipe.name, "model": first, "over": second}
+        for kind in ("processor", "elapsed"):
+            first_ms, second_ms = getattr(times[first], kind), getattr(times[second], kind)
+            row[f"{kind}_ms"] = round(Spread.of(first_ms).median_ms, 1)
+            row[f"over_{kind}_ms"] = round(Spread.of(second_ms).median_ms, 1)
+            ratio = paired_ratio(first_ms, second_ms)
+            row[f"{kind}_ratio"] = round(ratio.median_ms, 3)
+            row |= {f"{kind}_ratio_p20": round(ratio.p20_ms, 3), f"{kind}_ratio_p80": round(ratio.p80_ms, 3)}
+        floor = round(exlm_floor, 3) if first == "ExLM" else ""
+        rows.append({**row, "floor": floor, "rounds": len(times[first].processor), "tokens": num_tokens})
     return rows
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """Print the ratios, theirs over ours."""
-    print(f"\n{rows[0]['recipe']}: {rows[0]['tokens']:,} tokens a step; time of transformers over ours, p20 to p80")
+    """Print times and ratios."""
+    print(f"\n{rows[0]['recipe']}: {rows[0]['tokens']:,} tokens a step, {rows[0]['rounds']} rounds")
+    print(f"{'':<19}{'processor ms':>14}{'ratio, p20 to p80':>22}{'elapsed ms':>14}{'ratio, p20 to p80':>22}")
     for row in rows:
-        ratios = [
-            f"{row[f'{kind}_ratio']:.2f} ({row[f'{kind}_ratio_p20']:.2f} to {row[f'{kind}_ratio_p80']:.2f}) {words}"
-            for kind, words in (("processor", "of processor time"), ("elapsed", "elapsed"))
-        ]
-        times = f"{row['their_processor_ms']:.0f} and {row['our_processor_ms']:.0f} ms"
-        print(f"{row['theirs']:<11}{row['ours']:<5}{times:<20}{', '.join(ratios)}")
+        cells = ""
+        for kind in ("processor", "elapsed"):
+            ratio = f"{row[f'{kind}_ratio']:.2f}  {row[f'{kind}_ratio_p20']:.2f} to {row[f'{kind}_ratio_p80']:.2f}"
+            cells += f"{row[f'{kind}_ms']:>7.0f}{row[f'over_{kind}_ms']:>7.0f}{ratio:>22}"
+        print(f"{row['model']:<10} / {row['over']:<6}{cells}" + (f"  floor {row['floor']}" if row["floor"] else ""))

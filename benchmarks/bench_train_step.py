@@ -180,7 +180,9 @@ def measure_against_hf(sides: tuple[Side, Side], num_rounds: int, num_warmup: in
         step = against_hf.theirs_step(model, recipe)
         steps[name] = functools.partial(lambda step: step(mlm.loop.last_batches), step)
     times = against_hf.measure_turns(steps, num_rounds, num_warmup)
-    return against_hf.rows_of(times, exlm.measured.recipe, mlm.last_size().num_tokens)
+    sizes = [side.last_size() for side in sides]
+    floor = sizes[0].flops.total / sizes[1].flops.total
+    return against_hf.rows_of(times, exlm.measured.recipe, sizes[1].num_tokens, floor)
 
 
 def twin_of(name: str) -> str:
