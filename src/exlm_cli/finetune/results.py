@@ -224,8 +224,12 @@ def how_to_redo(cell: Path) -> str:
     return f"delete {cell / RESULT_FILE} and continue with `exlm finetune --resume {cell.parents[2]}`"
 
 
-def read_predictions(path: Path, hint: str) -> tuple[list[int], list[str], FloatArray]:
+def read_predictions(
+    path: Path, hint: str, *, num_columns: int | None = None
+) -> tuple[list[int], list[str], FloatArray]:
     """Read back what `tasks.base.write_outputs` wrote: rows of the input, names of columns, (N, C) values.
+
+    `num_columns` is C; None: all columns hold values.
 
     Raises:
         CheckpointError: The file is missing or altered; `hint` says how to get it back.
@@ -233,8 +237,9 @@ def read_predictions(path: Path, hint: str) -> tuple[list[int], list[str], Float
     try:
         with path.open(encoding="utf-8", newline="") as file:
             header, *lines = csv.reader(file)
-        values = np.array([[float(cell) for cell in line[1:]] for line in lines])
-        return [int(line[0]) for line in lines], header[1:], values.reshape(len(lines), len(header) - 1)
+        names = header[1:] if num_columns is None else header[1 : 1 + num_columns]
+        values = np.array([[float(cell) for cell in line[1 : 1 + len(names)]] for line in lines])
+        return [int(line[0]) for line in lines], names, values.reshape(len(lines), len(names))
     except (OSError, ValueError, IndexError, csv.Error) as error:
         reason = reason_of(error) if isinstance(error, OSError) else error
         raise CheckpointError(f"{path}: not readable as predictions: {reason}", hint) from error
@@ -256,7 +261,7 @@ def read_split_outputs(run: Path, results: RunResults, split: str) -> tuple[list
     for seed in results.seeds:
         cell = best_cell_folder(run, results, seed)
         path = cell / f"predictions-{split}.csv"
-        found_rows, _, values = read_predictions(path, how_to_redo(cell))
+        found_rows, _, values = read_predictions(path, how_to_redo(cell), num_columns=len(results.output_names))
         if found_rows != rows:
             raise CheckpointError(f"{path}: its rows are not those of {truth}", how_to_redo(cell))
         by_seed.append(values)

@@ -272,11 +272,20 @@ def _is_formula(cell: str) -> bool:
     return False
 
 
-def write_outputs(path: Path, rows: Iterable[int], names: Sequence[str], outputs: Iterable[FloatArray]) -> None:
-    """Write a CSV of `row`, the row of the input, and C columns: the (C,) values of N examples with all their digits.
+def write_outputs(
+    path: Path,
+    rows: Iterable[int],
+    names: Sequence[str],
+    outputs: Iterable[FloatArray],
+    more: TableColumns | None = None,
+) -> None:
+    """Write a CSV of `row`, the row of the input, and C columns: the (C,) values of N examples with all their digits;
+    behind them `more` columns for people.
 
     Raises:
         CheckpointError: The file system refuses.
     """
-    pairs = zip(rows, outputs, strict=True)
-    write_csv(path, ["row", *names], ([int(row), *(repr(float(v)) for v in output)] for row, output in pairs))
+    cells = ([int(row), *(repr(float(v)) for v in output)] for row, output in zip(rows, outputs, strict=True))
+    if more:
+        cells = ([*of_row, *behind] for of_row, behind in zip(cells, zip(*more.values(), strict=True), strict=True))
+    write_csv(path, ["row", *names, *(more or ())], cells)

@@ -85,9 +85,21 @@ class RowTask(DownstreamTask):
         return score_rows(self.loss, to_probabilities(self.loss, outputs_NC), self.examples[split].targets)
 
     def write_predictions(self, folder: Path, split: Split, outputs: Sequence[FloatArray]) -> None:
-        """Write `predictions-<split>.csv`: probabilities of labels or classes, or values, by row of the input."""
+        """Write `predictions-<split>.csv`: probabilities of labels or classes, or values, by row of the input.
+
+        Behind them are the truth, `<name>_true` or `true_class`, and the text or SMILES that the model read.
+        """
+        examples = self.examples[split]
         predicted = (to_probabilities(self.loss, output[None])[0] for output in outputs)
-        write_outputs(folder / f"predictions-{split}.csv", self.examples[split].rows, self.output_names, predicted)
+        if self.loss == "classes":
+            classes = examples.targets[:, 0]
+            truth = {"true_class": ["" if math.isnan(c) else self.output_names[int(c)] for c in classes]}
+        else:
+            truth = name_columns(self.output_names, "true", examples.targets)
+        texts = zip(*examples.texts, strict=True)
+        names = ("input",) if len(examples.texts[0]) == 1 else ("input_a", "input_b")
+        more = {**truth, **dict(zip(names, texts, strict=True))}
+        write_outputs(folder / f"predictions-{split}.csv", examples.rows, self.output_names, predicted, more)
 
 
 class TableTask(RowTask):

@@ -66,11 +66,16 @@ def test_predictions_are_a_csv_that_gives_the_numbers_back(tmp_path: Path) -> No
     rows, names, values = read_predictions(path, "hint")
     assert (rows, names) == ([4, 7], ["a", 'odd "name", b'])
     np.testing.assert_array_equal(values, [[0.1, 1 / 3], [1.0, math.nan]])
+    write_outputs(path, [4], ["a"], [np.array([0.5])], {"a_true": [""], "input": ["C,C"]})
+    assert path.read_text() == 'row,a,a_true,input\n4,0.5,,"C,C"\n'
+    assert read_predictions(path, "hint", num_columns=1)[1:] == (["a"], np.array([[0.5]]))
     write_outputs(path, [], ["a", "b"], [])
     assert read_predictions(path, "hint")[2].shape == (0, 2)
 
 
-@pytest.mark.parametrize("content", [None, "", "row,a\n1,x\n", "row,a\nx,1.0\n", "row,a,b\n1,1.0\n"])
+@pytest.mark.parametrize(
+    "content", [None, "", "row,a\n1,x\n", "row,a\nx,1.0\n", "row,a,b\n1,1.0\n", "row,a,b\n1,1.0\n2,1.0,1.0\n"]
+)
 def test_altered_predictions_are_refused(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "predictions-test.csv"
     if content is not None:
