@@ -70,6 +70,7 @@ def choose_checkpoint(
     fits_by_kind: Mapping[str, Callable[[PretrainRecipe], bool]],
     recipe_to_make_one: str,
     progress: Progress,
+    instead: str = "",
 ) -> Path:
     """Return the checkpoint that was given, or else the newest pre-training run that fits, and print its path.
 
@@ -79,6 +80,7 @@ def choose_checkpoint(
             the error names the last.
         recipe_to_make_one: Recipe that makes such a run, for the hint.
         progress: Prints the path.
+        instead: End of the hint: what to do without a run.
 
     Raises:
         CheckpointError: None was given and none fits.
@@ -90,7 +92,7 @@ def choose_checkpoint(
         if newest is not None:
             progress.message(f"checkpoint: {newest}, the newest {kind}")
             return newest
-    raise _no_run(f"no `--checkpoint` was given, and there is no {[*fits_by_kind][-1]}", recipe_to_make_one)
+    raise _no_run(f"no `--checkpoint` was given, and there is no {[*fits_by_kind][-1]}", recipe_to_make_one, instead)
 
 
 def newest_run(*, takes_sweep: bool, progress: Progress) -> Path:
@@ -110,10 +112,10 @@ def newest_run(*, takes_sweep: bool, progress: Progress) -> Path:
     return newest
 
 
-def _no_run(missing: str, recipe_to_make_one: str) -> CheckpointError:
+def _no_run(missing: str, recipe_to_make_one: str, instead: str = "") -> CheckpointError:
     return CheckpointError(
         f"{missing} with a checkpoint under {RUNS_ROOT}/",
-        f"make one with `exlm pretrain --recipe {recipe_to_make_one}`; a cell of a sweep is given by its path",
+        f"make one with `exlm pretrain --recipe {recipe_to_make_one}`{instead}; a cell of a sweep is given by its path",
     )
 
 

@@ -33,6 +33,9 @@ class FinetuneTrainConfig(LoopConfig):
     patience: int | None = Field(
         None, ge=1, description="Stop after this many validations without a better one; none: never"
     )
+    freeze_encoder: bool = Field(
+        False, description="Train the task head alone; the encoder keeps the checkpoint's weights, without dropout"
+    )
     batch_sequences: int = Field(32, ge=1, description="Sequences of a step")
     microbatch_tokens: int = Field(16384, ge=8, description="Tokens, padding included, that go through at once")
     validate_every_steps: int | None = Field(None, ge=1, description="Steps between validations; none: each epoch")
@@ -57,6 +60,9 @@ class FinetuneRecipe(Recipe):
     example: ClassVar[str] = "moleculenet-bace"
 
     seeds: tuple[Seed, ...] = Field((1, 2, 3), min_length=1, description="One fine-tuning for each of them")
+    num_replicates: int = Field(
+        1, ge=1, le=100, description="Splits: the one of `task.split_seed`, and those of the seeds after it"
+    )
     aggregate: Literal["mean", "median"] = Field("mean", description="What of the seeds is reported first")
     init: Literal["checkpoint", "scratch"] = Field(
         "checkpoint", description="`scratch`: the checkpoint's architecture and tokenizer, weights drawn from the seed"
@@ -74,6 +80,13 @@ class FinetuneRecipe(Recipe):
     def _check_across_sections(self) -> Self:
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"`seeds` {list(self.seeds)} names a seed twice")
+        if self.num_replicates > 1 and not self.task.is_split_by_seed:
+            raise ValueError(
+                "`num_replicates` needs a split that `task.split_seed` changes: `random`, or `scaffold-balanced` for "
+                "molecules"
+            )
+        if self.train.freeze_encoder and self.init == "scratch":
+            raise ValueError("`train.freeze_encoder` with `init: scratch` would keep an encoder that has learned nothing")
         for name, without in (("transition_lr_scale", 1), ("transition_start_ratio", 0)):
             if getattr(self.optim, name) != without:
                 raise ValueError(f"`optim.{name}` is pre-training's: fine-tuning has no transition head")
@@ -88,6 +101,12 @@ class CommonFinetuneRecipe(FinetuneRecipe):
     """How the variants of a sweep are fine-tuned, on whichever tasks the sweep names."""
 
     task: Annotated[SharedTaskConfig, Mark.INPUT]
+
+    @model_validator(mode="after")
+    def _check_replicates(self) -> Self:
+        if self.num_replicates > 1:
+            raise ValueError("`finetune.num_replicates` is for `exlm finetune`: a sweep scores one split")
+        return self
 
     def of_task(self, name: str, changes: dict[str, Any]) -> FinetuneRecipe:
         """Return the recipe of one task, with `changes` of sections or keys in place of the common values.

@@ -59,9 +59,10 @@ class TaskSection(StrictModel):
         le=65536,
         description="Tokens of a sequence, [CLS] and [SEP] included, before repetition; none: as in pre-training",
     )
-    split_seed: int = Field(0, ge=0, lt=2**63, description="Of `random` and `scaffold-balanced`, and of `max_rows`")
+    split_seed: int = Field(0, ge=0, lt=2**63, description="Of `random`, `scaffold-balanced` and `max_rows`")
     on_invalid: Literal["error", "skip"] = Field("skip", description="Rows that cannot be used: stop, or skip and list")
     max_rows: int | None = Field(None, ge=1, description="Use at most this many training rows; none: all")
+    max_valid_rows: int | None = Field(None, ge=1, description="Use at most this many validation rows; none: all")
 
     @property
     def input_kind(self) -> InputKind:
@@ -76,6 +77,11 @@ class TaskSection(StrictModel):
     @property
     def has_canonical_smiles(self) -> bool:
         """Whether the model reads RDKit's canonical SMILES."""
+        return False
+
+    @property
+    def is_split_by_seed(self) -> bool:
+        """Whether another `split_seed` gives another split."""
         return False
 
 
@@ -106,6 +112,11 @@ class RowTaskConfig(TaskSection):
     def has_canonical_smiles(self) -> bool:
         """Whether the model reads RDKit's canonical SMILES."""
         return self.canonical_smiles
+
+    @property
+    def is_split_by_seed(self) -> bool:
+        """Whether another `split_seed` gives another split."""
+        return self.split in ("random", "scaffold-balanced")
 
     def _check_split_file(self) -> None:
         if self.split == "file" and self.split_file is None:
@@ -201,6 +212,18 @@ class CsvTaskConfig(RowTaskConfig):
         """Column of the text or SMILES, where the config names one."""
         return self.smiles_column if self.text_column is None else self.text_column
 
+    @property
+    def has_canonical_smiles(self) -> bool:
+        """Whether the model reads RDKit's canonical SMILES; a text is never rewritten."""
+        return self.canonical_smiles and self.text_column is None
+
+    @property
+    def is_split_by_seed(self) -> bool:
+        """Whether another `split_seed` gives another split; texts are split at random."""
+        if self.split_column is not None or self.files.valid is not None or self.split == "file":
+            return False
+        return self.text_column is not None or super().is_split_by_seed
+
     @model_validator(mode="after")
     def _check_keys(self) -> Self:
         self._check_split_file()
@@ -226,8 +249,6 @@ class CsvTaskConfig(RowTaskConfig):
                 f"`task.smiles_column` is `{self.smiles_column}` and `task.text_column` is `{self.text_column}`: "
                 "a row is one or the other"
             )
-        if self.canonical_smiles:
-            raise ValueError("`task.canonical_smiles` is for molecules; the task has text")
         if self.split not in (_DEFAULT_SPLIT, "random", "file"):
             raise ValueError(f"`task.split: {self.split}` is for molecules; the task has text")
 

@@ -7,19 +7,27 @@ from typing import Any, cast
 
 import numpy as np
 
+from exlm_cli.finetune.results import LabelScores, Scores
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import DownstreamTask, FloatArray, Split
 from exlm_cli.tasks.molecules import Fingerprints, fingerprints
 from exlm_cli.tasks.row_task import TableTask
 
 NUM_TREES = 500
+_MAX_FEATURES = "sqrt"
+"""Bits tried at each split of a tree. With all of them, a regression of 800 molecules takes minutes."""
 _MIN_PROBABILITY = 1e-12
 """A forest may be certain; its logit must be finite."""
 
 
 def score_baseline(
-    task: DownstreamTask, seed: int, progress: Progress, *, num_trees: int = NUM_TREES
-) -> dict[str, dict[str, float]]:
+    task: DownstreamTask,
+    seed: int,
+    progress: Progress,
+    *,
+    num_trees: int = NUM_TREES,
+    num_threads: int | None = None,
+) -> tuple[Scores, LabelScores]:
     """Train a forest for each label on the training rows, and score it on the other splits.
 
     Nothing is chosen on the validation rows. A label with one class among its known training rows predicts that class.
@@ -29,9 +37,10 @@ def score_baseline(
         seed: Seed of the forests, below 2**63 as in recipes.
         progress: Shows how many labels are done.
         num_trees: Trees of each forest.
+        num_threads: Threads that grow trees; None: one for each core.
 
     Returns:
-        Metrics by split, `valid` and where there is one `test`.
+        Metrics by split, `valid` and where there is one `test`; those of each label, where there are several.
     """
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
@@ -45,13 +54,24 @@ def score_baseline(
             is_known = ~np.isnan(target_N)
             forest = None
             if is_known.any():
-                forest = kind(n_estimators=num_trees, random_state=_forest_seed(seed), n_jobs=-1)
+                forest = kind(
+                    n_estimators=num_trees,
+                    max_features=_MAX_FEATURES,
+                    random_state=_forest_seed(seed),
+                    n_jobs=num_threads or -1,
+                )
                 forest.fit(bits["train"][is_known], target_N[is_known])
                 forest.n_jobs = 1  # threads would add the trees' predictions up in an order of their own
             for split, columns in outputs.items():
                 columns.append(_outputs(task, forest, bits[split]))
             bar.update(index + 1)
-    return {split: task.score(split, list(np.concatenate(columns, axis=1))) for split, columns in outputs.items()}
+    predicted = {split: list(np.concatenate(columns, axis=1)) for split, columns in outputs.items()}
+    scores: Scores = {split: dict(task.score(split, of_split)) for split, of_split in predicted.items()}
+    labels: LabelScores = {}
+    for split, of_split in predicted.items():
+        if of_labels := task.score_labels(split, of_split):
+            labels[split] = {name: dict(of_label) for name, of_label in of_labels.items()}
+    return scores, labels
 
 
 def _forest_seed(seed: int) -> int:

@@ -11,7 +11,7 @@ from exlm_cli.distributed.ranks import Ranks
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import read_json, write_json
 from exlm_cli.finetune.model import build_task_model, cell_identity
-from exlm_cli.finetune.results import RESULT_FILE, CellResult, Scores, cell_folder
+from exlm_cli.finetune.results import RESULT_FILE, CellResult, LabelScores, Scores, cell_folder
 from exlm_cli.finetune.trainer import FinetuneTask, TaskData
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import MetricsLog
@@ -136,16 +136,23 @@ def _score(cell: Cell, task: FinetuneTask, result: LoopResult, ranks: Ranks) -> 
         raise CheckpointError(
             f"{result.best} is refused: {reason}", f"delete {cell.folder} and resume the run to train this cell again"
         )
-    load_model_weights(best, task.model)
     state, downstream = result.state, task.data.task
+    # the last validation has just predicted with these weights, unless this process only continued a finished loop
+    validated = task.last_validation if state.best_step == state.step else None
+    if validated is None:
+        load_model_weights(best, task.model)
     assert state.best_epoch is not None, "known where there is a best checkpoint"
     assert state.best_step is not None, "likewise"
     metrics: Scores = {}
+    labels: LabelScores = {}
+    notes: list[str] = []
     for split in downstream.splits:
         if split != "train":
-            loss, outputs = task.predict(split)
-            scores = {"loss": loss, **downstream.score(split, outputs)}
-            metrics[split] = {name: None if math.isnan(value) else value for name, value in scores.items()}
+            loss, outputs = validated if split == "valid" and validated is not None else task.predict(split)
+            metrics[split] = _defined({"loss": loss, **downstream.score(split, outputs)})
+            if of_labels := downstream.score_labels(split, outputs):
+                labels[split] = {name: _defined(scores) for name, scores in of_labels.items()}
+            notes += (f"{split}: {note}" for note in downstream.describe_outputs(split, outputs))
             if ranks.is_first:
                 downstream.write_predictions(cell.folder, split, outputs)
     return CellResult(
@@ -159,6 +166,12 @@ def _score(cell: Cell, task: FinetuneTask, result: LoopResult, ranks: Ranks) -> 
         best_step=state.best_step,
         elapsed_s=round(state.elapsed_s + state.validate_s, 3),
         metrics=metrics,
+        labels=labels,
+        notes=tuple(notes),
         tokens_per_s=round(state.num_tokens / max(1e-9, state.elapsed_s), 1),
         outside_model_share=round(1 - state.model_s / max(1e-9, state.elapsed_s), 4),
     )
+
+
+def _defined(scores: dict[str, float]) -> dict[str, float | None]:
+    return {name: None if math.isnan(value) else value for name, value in scores.items()}

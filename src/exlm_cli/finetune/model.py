@@ -9,9 +9,11 @@ from exlm_cli.config.base import Mark, identity_of
 from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, grid_points
 from exlm_cli.config.load import load_recipe, resumed_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.data.bpe import train_bpe
+from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError
-from exlm_cli.files import ALTERED_HINT, read_json
+from exlm_cli.files import ALTERED_HINT, expand_path, read_json
 from exlm_cli.finetune.results import (
     RESULTS_FILE,
     InitialWeights,
@@ -24,7 +26,8 @@ from exlm_cli.finetune.trainer import TaskData, TaskRunner
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import RUN_FILE, read_run_json, run_directory
-from exlm_cli.tasks.base import EncodedSplit, FloatArray
+from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray
+from exlm_cli.tasks.row_task import RowTask
 from exlm_cli.train.checkpoint import (
     STATE_FILE,
     BestState,
@@ -33,7 +36,7 @@ from exlm_cli.train.checkpoint import (
     require_origin,
     verify_checkpoint,
 )
-from exlm_cli.train.pretrained import Pretrained, load_pretrained, model_identity, pick_device
+from exlm_cli.train.pretrained import Pretrained, build_model, load_pretrained, model_identity, pick_device
 
 ENCODER_FILE = "encoder.yaml"
 """The recipe of pre-training, in the run directory of fine-tuning."""
@@ -83,6 +86,33 @@ def load_pretrained_weights(path: Path, progress: Progress) -> Pretrained:
     return load_pretrained(path, device="cpu", progress=progress)
 
 
+def unread_weights(encoder: PretrainRecipe, task: DownstreamTask, run: Path | None, progress: Progress) -> Pretrained:
+    """Return the architecture of a pre-training recipe with no weights worth reading, for `init: scratch`.
+
+    Args:
+        encoder: The recipe.
+        task: Its training rows make the tokenizer, unless the recipe names one.
+        run: A run that began so, whose tokenizer is taken; None: a new one.
+        progress: Reports the tokenizer.
+
+    Raises:
+        ConfigError: The task has no rows of text or SMILES.
+        TokenizerError: The tokenizer of the run or the recipe cannot be read or trained.
+    """
+    path = encoder.tokenizer.path if run is None else str(run / TOKENIZER_FILE)
+    if path is not None:
+        tokenizer = Tokenizer.load(expand_path(path))
+    elif isinstance(task, RowTask):
+        config = encoder.tokenizer
+        train = train_bpe if encoder.data.kind == "text" else train_smiles_vocabulary
+        texts = (text for row in task.examples["train"].texts for text in row)
+        tokenizer = train(texts, config.vocab_size, config.min_frequency, progress)
+    else:
+        raise ConfigError(f"{task.name} cannot begin without a checkpoint", "give one as `checkpoint=RUN`")
+    model = build_model(encoder, tokenizer, torch.device("cpu"))
+    return Pretrained(model, tokenizer, encoder, Path(encoder.name), 0, 0, sha256="scratch")
+
+
 def describe_weights(weights: Pretrained, recipe: FinetuneRecipe) -> InitialWeights:
     """Return what `results.json` holds of the weights that a fine-tuning begins with."""
     is_scratch = recipe.init == "scratch"
@@ -111,7 +141,7 @@ def cell_identity(
         tokenizer: Of pre-training.
     """
     encoder = model_identity(encoder_recipe, tokenizer)
-    own = identity_of(recipe.model_copy(update={"seeds": (seed,)}), without={Mark.INPUT})
+    own = identity_of(recipe.model_copy(update={"seeds": (seed,), "num_replicates": 1}), without={Mark.INPUT})
     return {"recipe": own, "pre-training recipe": encoder["recipe"], "tokenizer": encoder["tokenizer"]}
 
 
@@ -123,16 +153,17 @@ def build_task_model(
     model = TaskModel(weights.recipe, recipe.model, weights.tokenizer.vocab_size, data.num_outputs)
     if recipe.init == "checkpoint":
         model.load_encoder(weights.model.state_dict())
+    if recipe.train.freeze_encoder:
+        model.freeze_encoder()
     return model.to(device)
 
 
-def resolve_sequence_length(weights: Pretrained, recipe: FinetuneRecipe) -> int:
-    """Return the tokens of a sequence before repetition.
+def resolve_sequence_length(pretrain: PretrainRecipe, origin: Path, recipe: FinetuneRecipe) -> int:
+    """Return the tokens of a sequence before repetition; `origin` is what an error names the model by.
 
     Raises:
         ConfigError: A sequence needs more positions than the model takes, or does not fit into a microbatch.
     """
-    pretrain = weights.recipe
     length = recipe.task.sequence_length or pretrain.data.sequence_length
     num_repeats = pretrain.masking.num_repeats
     positions = (length - 2) * num_repeats + 2
@@ -140,7 +171,7 @@ def resolve_sequence_length(weights: Pretrained, recipe: FinetuneRecipe) -> int:
     if positions > pretrain.model.max_length:
         raise ConfigError(
             f"`task.sequence_length` {length}{repeated} needs {positions} positions; the model of "
-            f"{weights.checkpoint} takes {pretrain.model.max_length}",
+            f"{origin} takes {pretrain.model.max_length}",
             f"it was pre-trained on {pretrain.data.sequence_length} tokens; `task.sequence_length=null` uses as many",
         )
     if positions > recipe.train.microbatch_tokens:

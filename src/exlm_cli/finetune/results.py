@@ -47,6 +47,10 @@ class Summary(JsonModel):
 
 Summaries = dict[str, dict[str, Summary]]
 """Summaries by split, then by metric."""
+LabelScores = dict[str, Scores]
+"""Metrics by split, then by label or value, then by name."""
+LabelSummaries = dict[str, Summaries]
+"""Summaries by split, then by label or value, then by metric."""
 
 
 class CellResult(JsonModel):
@@ -56,6 +60,8 @@ class CellResult(JsonModel):
         grid: Values of the grid point by dotted key.
         epochs: Epochs trained; `best_epoch` counts from 1.
         elapsed_s: Time in steps and validations.
+        labels: Metrics of each label or value, where the task has several.
+        notes: How the predictions are degenerate, in words.
         outside_model_share: Share of the time in steps that is not spent in the model and the optimiser.
     """
 
@@ -69,6 +75,8 @@ class CellResult(JsonModel):
     best_step: int
     elapsed_s: float
     metrics: Scores
+    labels: LabelScores = {}
+    notes: tuple[str, ...] = ()
     tokens_per_s: float
     outside_model_share: float
 
@@ -106,11 +114,29 @@ class GridScores(GridChoice):
 
 
 class BaselineResult(JsonModel):
-    """Scores of a random forest on the same rows."""
+    """Scores of a random forest on the same rows; fields as in `RunResults`."""
 
     name: str
     seeds: tuple[int, ...]
     metrics: Summaries
+    labels: LabelSummaries = {}
+
+
+class Replication(JsonModel):
+    """Scores over replicated splits: those of the run, then of the runs under `replicates/`.
+
+    Attributes:
+        split_seeds: `task.split_seed` of each split.
+        metrics, labels: As in `RunResults`; values by split, then by seed.
+        intervals: Intervals of the mean (`verdict.mean_interval`) by split and metric; None where one is not defined.
+        baseline: Scores of the baseline on the same splits.
+    """
+
+    split_seeds: tuple[int, ...]
+    metrics: Summaries
+    labels: LabelSummaries
+    intervals: dict[str, dict[str, tuple[float, float] | None]]
+    baseline: BaselineResult | None = absent_if_none()
 
 
 class RunResults(JsonModel):
@@ -119,11 +145,14 @@ class RunResults(JsonModel):
     Attributes:
         loss: How outputs become a loss (`tasks.base.Loss`).
         split_sha256: Hash of the row numbers of every split.
-        max_rows: The most training rows used; None: all.
+        max_rows, max_valid_rows: The most training and validation rows used; None: all.
         best_epochs: Of each seed.
         elapsed_s: Sum over all cells; `tokens_per_s` and `outside_model_share` are their means.
         grid_best, grid: None and empty without a grid.
+        labels: Metrics of each label or value, in its own unit, where the task has several.
         baseline: Present where the run was asked for it.
+        replication: Present where there is more than one split.
+        verdict: What the scores say, in sentences.
     """
 
     task: str
@@ -138,6 +167,7 @@ class RunResults(JsonModel):
     split: str
     split_sizes: dict[str, int]
     max_rows: int | None
+    max_valid_rows: int | None = None
     split_sha256: str
     selection_metric: str
     is_greater_better: bool
@@ -149,9 +179,12 @@ class RunResults(JsonModel):
     outside_model_share: float
     notes: tuple[str, ...]
     metrics: Summaries
+    labels: LabelSummaries = {}
     grid_best: GridChoice | None
     grid: tuple[GridScores, ...]
     baseline: BaselineResult | None = absent_if_none()
+    replication: Replication | None = absent_if_none()
+    verdict: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _check_selection(self) -> Self:
@@ -186,6 +219,11 @@ def summarise_metrics(runs: Sequence[Mapping[str, Mapping[str, float | None]]]) 
         split: {name: summarise_values(run[split][name] for run in runs) for name in metrics}
         for split, metrics in runs[0].items()
     }
+
+
+def summarise_labels(runs: Sequence[LabelScores]) -> LabelSummaries:
+    """Return a summary of each metric of each label of each split over runs that have the same ones."""
+    return {split: summarise_metrics([run[split] for run in runs]) for split in runs[0]}
 
 
 def selection_value(cells: Sequence[CellResult], metric: str, aggregate: Aggregate) -> float:

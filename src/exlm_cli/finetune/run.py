@@ -2,12 +2,14 @@
 
 A run directory holds `recipe.yaml`, `encoder.yaml` (the recipe of pre-training), `tokenizer.json`, `split.json`,
 `run.json`, `cells/<grid point>/seed-<n>/` and at its end `results.json`. A cell is a run of the training loop that ends
-with `result.json`; a cell that has this file is done.
+with `result.json`; a cell that has this file is done. With `num_replicates`, `replicates/split-<seed>/` are run
+directories on other splits.
 """
 
+import shutil
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint, grid_po
 from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import dump_recipe, load_recipe, resumed_recipe
 from exlm_cli.config.overrides import describe_changes
+from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE
 from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from exlm_cli.distributed.ranks import PREPARE_LIMIT_S, Ranks, join
@@ -27,7 +30,13 @@ from exlm_cli.files import removed_on_failure, write_atomically, write_csv, writ
 from exlm_cli.finetune.baseline import score_baseline
 from exlm_cli.finetune.calibration import CALIBRATION_FILE, calibrate_run
 from exlm_cli.finetune.cell import Cell, drop_weights, run_cell
-from exlm_cli.finetune.model import ENCODER_FILE, describe_weights, load_pretrained_weights, resolve_sequence_length
+from exlm_cli.finetune.model import (
+    ENCODER_FILE,
+    describe_weights,
+    load_pretrained_weights,
+    resolve_sequence_length,
+    unread_weights,
+)
 from exlm_cli.finetune.results import (
     RESULT_FILE,
     RESULTS_FILE,
@@ -39,10 +48,12 @@ from exlm_cli.finetune.results import (
     RunResults,
     cell_folder,
     selection_value,
+    summarise_labels,
     summarise_metrics,
 )
 from exlm_cli.finetune.trainer import TaskData, encode_task
 from exlm_cli.finetune.training_rows import write_training_rows
+from exlm_cli.finetune.verdict import describe_verdict, summarise_splits
 from exlm_cli.format import format_counts, format_number, format_percent
 from exlm_cli.launch import read_launch
 from exlm_cli.progress import Progress, SilentProgress
@@ -68,17 +79,34 @@ class FinetuneResult:
 
 
 @dataclass(frozen=True)
-class _Run:
-    """One run: its directory, what it fine-tunes and on what."""
+class _Job:
+    """What all splits of a run have in common but the split itself.
 
-    folder: Path
+    Attributes:
+        checkpoint: What the weights were read from; None: nothing, they are drawn.
+        length: Tokens of a sequence before repetition.
+        resume_command: Continues the run, whichever split is at work; empty until the run has its directory.
+    """
+
     recipe: FinetuneRecipe
     points: list[GridPoint]
     weights: Pretrained
-    data: TaskData
+    checkpoint: Path | None
+    length: int
+    use_grid: bool
+    has_baseline: bool
     ranks: Ranks
     progress: Progress
     callbacks: Sequence[Callback]
+    resume_command: str
+
+
+@dataclass(frozen=True)
+class _Run(_Job):
+    """One split of a job: its directory and its data."""
+
+    folder: Path
+    data: TaskData
 
     def cells(self, point: GridPoint) -> list[Cell]:
         return [Cell(point, seed, cell_folder(self.folder, point.label, seed)) for seed in self.recipe.seeds]
@@ -96,7 +124,7 @@ class _Run:
             self.progress,
             self.ranks,
             callbacks=[*trackers, *self.callbacks],
-            resume_command=f"exlm finetune --resume {self.folder}",
+            resume_command=self.resume_command,
         )
 
 
@@ -104,6 +132,7 @@ def run_finetuning(
     recipe: FinetuneRecipe,
     *,
     checkpoint: str | Path | None,
+    encoder: PretrainRecipe | None = None,
     out: str | Path | None = None,
     resume: str | Path | None = None,
     use_grid: bool = False,
@@ -120,7 +149,9 @@ def run_finetuning(
     Args:
         recipe: What to do.
         checkpoint: A pre-training run or one of its `checkpoints/step-N`; `init: scratch` uses its architecture and
-            tokenizer alone. None only with `resume`: the checkpoint that the run began with.
+            tokenizer alone. None with `resume`: the checkpoint that the run began with; None with `encoder`: none.
+        encoder: Without a checkpoint: the pre-training recipe whose architecture is trained from scratch; the training
+            rows make its tokenizer.
         out: Run directory; None: `runs/<name>-<time>`.
         resume: A run directory to continue instead; `recipe` must be the one it began with.
         use_grid: Search `recipe.grid`.
@@ -144,33 +175,51 @@ def run_finetuning(
         use_grid, baseline = bool(begun.use_grid), bool(begun.baseline)
         if checkpoint is None and begun.checkpoint is not None:
             checkpoint = Path(begun.checkpoint)
-    if checkpoint is None:
+        if checkpoint is None:
+            encoder = load_recipe(str(resume / ENCODER_FILE), kind=PretrainRecipe)
+    if checkpoint is None and encoder is None:
         raise ConfigError("no checkpoint to fine-tune", "give a pre-training run as `checkpoint=RUN`")
+    if checkpoint is None and recipe.init != "scratch":
+        raise ConfigError("an encoder without a checkpoint has no weights to begin with", "use `init=scratch`")
     points = grid_points(recipe, use_grid=use_grid)
-    source = Path(checkpoint)
 
     with join(launch, device) as ranks:
         require_same_recipe(ranks, recipe)
-        weights = ranks.in_turn(lambda: load_pretrained_weights(source, progress))
-        length = ranks.together(lambda: [resolve_sequence_length(weights, point.recipe) for point in points][-1])
-        load = partial(_load_fitting_task, recipe, task, weights, baseline=baseline, progress=progress)
+        weights = None
+        if checkpoint is not None:
+            weights = ranks.in_turn(partial(load_pretrained_weights, Path(checkpoint), progress))
+            encoder = weights.recipe
+        assert encoder is not None, "there is a checkpoint or an encoder"
+        start = weights.checkpoint if weights is not None else Path(encoder.name)
+        check = partial(resolve_sequence_length, encoder, start)
+        length = ranks.together(lambda: [check(point.recipe) for point in points][-1])
+        load = partial(_load_fitting_task, recipe, task, encoder, start, baseline=baseline, progress=progress)
         loaded = ranks.in_turn(load, limit_s=PREPARE_LIMIT_S)
-
-        def make() -> Path:
-            return resume if resume is not None else create_run_dir(out, recipe.name)
-
-        with hold_run(ranks, make, is_new=resume is None) as folder:
-            with removed_on_failure(folder, is_new=resume is None and ranks.is_first):
-                encode = partial(encode_task, loaded, weights.tokenizer, length, weights.recipe.masking.num_repeats)
-                run = _Run(folder, recipe, points, weights, ranks.together(encode), ranks, progress, callbacks)
-                require_same_data(ranks, run.data.fingerprint)
-                ranks.first(partial(_prepare_folder, run, is_new=resume is None, use_grid=use_grid, baseline=baseline))
-            return FinetuneResult(folder, _run_and_score(run, baseline=baseline))
+        if weights is None:
+            weights = ranks.in_turn(partial(unread_weights, encoder, loaded, resume, progress))
+        source = None if checkpoint is None else Path(checkpoint)
+        job = _Job(recipe, points, weights, source, length, use_grid, baseline, ranks, progress, callbacks, "")
+        return _fine_tune(job, loaded, partial(create_run_dir, out, recipe.name), resume)
 
 
-def _prepare_folder(run: _Run, *, is_new: bool, use_grid: bool, baseline: bool) -> None:
+def _fine_tune(job: _Job, task: DownstreamTask, make: Callable[[], Path], resume: Path | None) -> FinetuneResult:
+    """Fine-tune on one split, in the directory that `make` returns or in that of a run to resume."""
+    ranks, is_new = job.ranks, resume is None
+    with hold_run(ranks, make if resume is None else lambda: resume, is_new=is_new) as folder:
+        with removed_on_failure(folder, is_new=is_new and ranks.is_first):
+            weights = job.weights
+            encode = partial(encode_task, task, weights.tokenizer, job.length, weights.recipe.masking.num_repeats)
+            command = job.resume_command or f"exlm finetune --resume {folder}"
+            own = {"folder": folder, "data": ranks.together(encode), "resume_command": command}
+            run = _Run(**{**vars(job), **own})
+            require_same_data(ranks, run.data.fingerprint)
+            ranks.first(partial(_prepare_folder, run, is_new=is_new))
+        return FinetuneResult(folder, _run_and_score(run))
+
+
+def _prepare_folder(run: _Run, *, is_new: bool) -> None:
     if is_new:
-        _describe(run, use_grid=use_grid, baseline=baseline)
+        _describe(run)
     else:
         _check_resumed(run)
     write_training_rows(run.folder, run.data.task)
@@ -203,15 +252,21 @@ def resume_finetuning(
 
 
 def _load_fitting_task(
-    recipe: FinetuneRecipe, task: DownstreamTask | None, weights: Pretrained, *, baseline: bool, progress: Progress
+    recipe: FinetuneRecipe,
+    task: DownstreamTask | None,
+    encoder: PretrainRecipe,
+    start: Path,
+    *,
+    baseline: bool,
+    progress: Progress,
 ) -> DownstreamTask:
     """Return the task, loaded where none is given; refuse one that the model or the baseline is not for."""
     name, needed = (recipe.task.name, recipe.task.input_kind) if task is None else (task.name, task.input_kind)
     names = {"text": "text", "smiles": "SMILES"}
-    kind = weights.recipe.data.kind
+    kind = encoder.data.kind
     if kind != needed:
         raise CheckpointError(
-            f"{weights.checkpoint} is a model of {names[kind]}; {name} needs one of {names[needed]}",
+            f"{start} is a model of {names[kind]}; {name} needs one of {names[needed]}",
             f"make one with `exlm pretrain --recipe quickstart-{needed}`, or give another `checkpoint=RUN`",
         )
     if baseline and needed != "smiles":
@@ -223,8 +278,8 @@ def _load_fitting_task(
     return task
 
 
-def _run_and_score(run: _Run, *, baseline: bool) -> RunResults:
-    """Finish every cell and the baseline, and write `results.json`."""
+def _run_and_score(run: _Run) -> RunResults:
+    """Finish every cell, the baseline and the other splits, and write `results.json`."""
     task, folder, ranks, device = run.data.task, run.folder, run.ranks, describe_device(run.ranks.device)
     described = {"device": device, "seeds": run.recipe.seeds, **({"num_ranks": ranks.size} if ranks.size > 1 else {})}
     ranks.first(lambda: update_run_json(folder, described))
@@ -234,14 +289,14 @@ def _run_and_score(run: _Run, *, baseline: bool) -> RunResults:
         f"{ranks.describe()}; results in {folder}"
     )
     best = _run_cells(run)
+    others = _run_replicates(run)
 
     def collect() -> RunResults:
-        forest = None
-        if baseline:
-            scores = [score_baseline(task, seed, run.progress) for seed in run.recipe.seeds]
-            metrics = summarise_metrics(scores)
-            forest = BaselineResult(name="ECFP4 + random forest", seeds=run.recipe.seeds, metrics=metrics)
-        results = _collect_results(run, best, forest)
+        own = _collect_results(run, best, _score_baseline(run) if run.has_baseline else None)
+        splits = [own, *others]
+        seeds = range(run.recipe.task.split_seed, run.recipe.task.split_seed + len(splits))
+        replication = summarise_splits(splits, tuple(seeds)) if others else None
+        results = own.model_copy(update={"replication": replication, "verdict": describe_verdict(splits)})
         if task.loss != "span":
             write_json(folder / CALIBRATION_FILE, calibrate_run(folder, results))
         write_json(folder / RESULTS_FILE, results)
@@ -251,7 +306,42 @@ def _run_and_score(run: _Run, *, baseline: bool) -> RunResults:
     return ranks.first_model(RunResults, collect)
 
 
-def _describe(run: _Run, *, use_grid: bool, baseline: bool) -> None:
+def _score_baseline(run: _Run) -> BaselineResult:
+    threads = run.recipe.train.num_threads
+    scored = [score_baseline(run.data.task, seed, run.progress, num_threads=threads) for seed in run.recipe.seeds]
+    return BaselineResult(
+        name="ECFP4 + random forest",
+        seeds=run.recipe.seeds,
+        metrics=summarise_metrics([scores for scores, _ in scored]),
+        labels=summarise_labels([labels for _, labels in scored]),
+    )
+
+
+def _run_replicates(run: _Run) -> list[RunResults]:
+    """Return the results on the other splits, each a run of its own under `replicates/`; finished ones are read."""
+    found = []
+    for number in range(1, run.recipe.num_replicates):
+        seed = run.recipe.task.split_seed + number
+        changed = {"task.split_seed": seed, "num_replicates": 1}
+        recipe = run.recipe.changed(changed)
+        points = [GridPoint(p.label, p.values, p.recipe.changed(changed)) for p in run.points]
+        folder = run.folder / "replicates" / f"split-{seed}"
+        job = replace(run, recipe=recipe, points=points)
+
+        def begin(folder: Path = folder) -> bool:
+            is_begun = (folder / "recipe.yaml").is_file()
+            if folder.exists() and not is_begun:
+                shutil.rmtree(folder)  # killed before it began
+            return is_begun
+
+        is_begun = run.ranks.first(begin)
+        task = run.ranks.in_turn(partial(load_task, recipe.task, run.progress), limit_s=PREPARE_LIMIT_S)
+        run.progress.message(f"split {number + 1} of {run.recipe.num_replicates}: `task.split_seed` {seed}")
+        found.append(_fine_tune(job, task, partial(create_run_dir, folder, ""), folder if is_begun else None).results)
+    return found
+
+
+def _describe(run: _Run) -> None:
     """Write everything but the recipe that a resumption and a later evaluation need."""
     folder, task, weights = run.folder, run.data.task, run.weights
     weights.tokenizer.save(folder / TOKENIZER_FILE)
@@ -270,10 +360,10 @@ def _describe(run: _Run, *, use_grid: bool, baseline: bool) -> None:
             "command": "finetune",
             "task": task.name,
             "seeds": run.recipe.seeds,
-            "use_grid": use_grid,
-            "baseline": baseline,
+            "use_grid": run.use_grid,
+            "baseline": run.has_baseline,
             # absolute: a resumption may start in another folder
-            "checkpoint": str(weights.checkpoint.resolve()),
+            "checkpoint": None if run.checkpoint is None else str(weights.checkpoint.resolve()),
             "checkpoint_sha256": weights.sha256,
             "data_fingerprint": run.data.fingerprint,
             "started_unix_s": round(time.time(), 3),
@@ -290,10 +380,12 @@ def _describe(run: _Run, *, use_grid: bool, baseline: bool) -> None:
 
 
 def _check_resumed(run: _Run) -> None:
-    """Refuse to continue with other data, weights or recipe than the run began with; seeds may change."""
+    """Refuse to continue with other data, weights or recipe; seeds and the number of splits may change."""
     described, begun = read_run_json(run.folder), resumed_recipe(run.folder, FinetuneRecipe)
-    same_seeds = begun.model_copy(update={"seeds": run.recipe.seeds})
-    then, now = (identity_values(recipe, without={Mark.INPUT}) for recipe in (same_seeds, run.recipe))
+    free = {name: getattr(run.recipe, name) for name in ("seeds", "num_replicates")}
+    then, now = (
+        identity_values(recipe, without={Mark.INPUT}) for recipe in (begun.model_copy(update=free), run.recipe)
+    )
     changes = {
         f"data of {run.data.task.name}": described.data_fingerprint != run.data.fingerprint,
         "checkpoint": described.checkpoint_sha256 != run.weights.sha256,
@@ -378,6 +470,7 @@ def _collect_results(run: _Run, best: GridPoint, baseline: BaselineResult | None
         split=task.split_name,
         split_sizes=task.split_sizes,
         max_rows=recipe.task.max_rows,
+        max_valid_rows=recipe.task.max_valid_rows,
         split_sha256=split_fingerprint(task.split_indices),
         selection_metric=task.selection_metric,
         is_greater_better=task.is_greater_better,
@@ -387,15 +480,16 @@ def _collect_results(run: _Run, best: GridPoint, baseline: BaselineResult | None
         elapsed_s=round(sum(cell.elapsed_s for cell in every), 3),
         tokens_per_s=round(sum(cell.tokens_per_s for cell in every) / len(every), 1),
         outside_model_share=round(sum(cell.outside_model_share for cell in every) / len(every), 4),
-        notes=_notes(run),
+        notes=_notes(run, cells),
         metrics=metrics[best.label],
+        labels=summarise_labels([cell.labels for cell in cells]),
         grid_best=GridChoice(label=best.label, values=best.values) if has_grid else None,
         grid=tuple(grid) if has_grid else (),
         baseline=baseline,
     )
 
 
-def _notes(run: _Run) -> tuple[str, ...]:
+def _notes(run: _Run, cells: Sequence[CellResult]) -> tuple[str, ...]:
     notes = [
         *run.data.task.notes,
         *(f"{name}: {note}" for name, split in run.data.splits.items() for note in split.notes),
@@ -410,4 +504,7 @@ def _notes(run: _Run) -> tuple[str, ...]:
             f"{format_percent(share)} of the training tokens are [UNK]: the tokenizer of {run.weights.checkpoint} "
             "was not made for this data"
         )
+    for note in dict.fromkeys(note for cell in cells for note in cell.notes):
+        seeds = ", ".join(str(cell.seed) for cell in cells if note in cell.notes)
+        notes.append(f"{note} (seed {seeds})")
     return tuple(notes)

@@ -24,6 +24,7 @@ from exlm_cli.finetune.batch import TaskBatch, batch_losses, collate, repeated_l
 from exlm_cli.model.heads import SpanHead, TaskModel
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray, Split
+from exlm_cli.tasks.metrics import target_scale
 from exlm_cli.train.pretrain import autocast_dtype
 
 
@@ -175,7 +176,12 @@ class FinetuneTask:
         origin: Hashes of the weights that training begins with, the recipes and the tokenizer, by name.
         progress: Shows how far a validation is.
         ranks: Those that train together.
+
+    Attributes:
+        last_validation: What `predict` returned in the last validation of this process; None before the first.
     """
+
+    last_validation: tuple[float, list[FloatArray]] | None = None
 
     def __init__(
         self,
@@ -236,7 +242,7 @@ class FinetuneTask:
 
     def validate(self) -> dict[str, float]:
         """Return loss and metrics on the validation split."""
-        loss, outputs = self.predict("valid")
+        loss, outputs = self.last_validation = self.predict("valid")
         return {"loss": loss, **self.data.task.score("valid", outputs)}
 
     def predict(self, split: Split) -> tuple[float, list[FloatArray]]:
@@ -257,22 +263,6 @@ class FinetuneTask:
             standardised = (batch.targets - self.model.output_mean) / self.model.output_std
             batch = replace(batch, targets=standardised)
         return batch_losses(self.data.task.loss, outputs, batch, self._weights)
-
-
-def target_scale(targets_NC: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return mean and standard deviation of each column of training targets, (C,) each.
-
-    A column without targets has 0 and 1, one of equal targets a deviation of 1. Squares neither overflow nor vanish.
-    """
-    is_present = ~np.isnan(targets_NC)
-    num_C = np.maximum(is_present.sum(0), 1)
-    # compared, not subtracted: the mean of three times 0.1 is not 0.1, and 1e-17 would become the divisor
-    differs_C = np.where(is_present, targets_NC, -np.inf).max(0) > np.where(is_present, targets_NC, np.inf).min(0)
-    mean_C = np.where(is_present, targets_NC, 0.0).sum(0) / num_C
-    off_NC = np.where(is_present, targets_NC - mean_C, 0.0)
-    largest_C = np.where(differs_C, np.abs(off_NC).max(0), 1.0)
-    std_C = largest_C * np.sqrt(((off_NC / largest_C) ** 2).sum(0) / num_C)
-    return mean_C, np.where(differs_C & (std_C > 0), std_C, 1.0)
 
 
 def _fingerprint(task: DownstreamTask, splits: dict[Split, EncodedSplit]) -> str:

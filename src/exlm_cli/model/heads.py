@@ -3,7 +3,7 @@
 Axes: B sequences, L tokens, R positions after repetition, C outputs, D width.
 """
 
-from typing import cast
+from typing import Self, cast
 
 import torch
 from jaxtyping import Float, Int64
@@ -72,6 +72,7 @@ class TaskModel(nn.Module):
 
     output_mean: Tensor
     output_std: Tensor
+    is_encoder_frozen = False
 
     def __init__(
         self, recipe: PretrainRecipe, finetune: FinetuneModelConfig, vocab_size: int, num_outputs: int | None
@@ -116,6 +117,19 @@ class TaskModel(nn.Module):
     def in_units(self, outputs: Tensor) -> Tensor:
         """Return the outputs of `forward` in the task's units, float64; logits stay as they are."""
         return outputs.double() if isinstance(self.head, SpanHead) else outputs * self.output_std + self.output_mean
+
+    def freeze_encoder(self) -> None:
+        """Keep the token embedding and the encoder as they are, without dropout; the head alone is trained."""
+        self.token_embedding.requires_grad_(False)
+        self.encoder.requires_grad_(False)
+        self.is_encoder_frozen = True
+
+    def train(self, mode: bool = True) -> Self:
+        """Set training mode; a frozen encoder stays in evaluation mode."""
+        super().train(mode)
+        if self.is_encoder_frozen:
+            self.encoder.eval()
+        return self
 
     def load_encoder(self, pretrained: dict[str, Tensor]) -> None:
         """Load the token embedding and the encoder from the state dict of an `ExlmModel`; the head stays as drawn."""

@@ -122,6 +122,13 @@ def _notes(shape: Shape, runs: Sequence[FinetunedRun]) -> list[str]:
     ]
     if sampled:
         notes.append("trained on some of the task's rows (`task.max_rows`): " + "; ".join(sampled))
+    capped = [
+        f"{run.name} ({format_count(run.results.split_sizes['valid'])} rows)"
+        for run in runs
+        if run.results.max_valid_rows
+    ]
+    if capped:
+        notes.append("validated on some of the task's rows (`task.max_valid_rows`): " + "; ".join(capped))
     return notes
 
 

@@ -43,6 +43,7 @@ _FIGURES = {
     "num_infeasible": "sequences without an alignment",
 }
 """Validation figures of a checkpoint in the order of the table, with their headings."""
+_MAX_LABELS = 30
 _COUNTS = ("num_sequences", "num_infeasible")
 
 
@@ -59,11 +60,16 @@ class FinetunedRun:
         return self.results.metrics[self.results.scored_split].get(metric)
 
 
-def results_table(results: RunResults) -> ReportTable:
-    """Return the scores of a fine-tuning run on each split, those of the baseline below, and notes on the training."""
-    baseline = results.baseline
-    splits = tuple(results.metrics)
-    groups = [_rows_by_metric(results.metrics, results)]
+def results_tables(results: RunResults) -> list[ReportTable]:
+    """Return the scores of a fine-tuning run, and those of each label where it has several."""
+    return [_scores_table(results), *([_labels_table(results)] if results.labels else [])]
+
+
+def _scores_table(results: RunResults) -> ReportTable:
+    """Return the scores on each split, those of the baseline below, and notes on the training."""
+    shown, baseline = results.replication or results, (results.replication or results).baseline
+    splits = tuple(shown.metrics)
+    groups = [_rows_by_metric(shown.metrics, results)]
     if baseline is not None:
         groups.append([(baseline.name, *("" for _ in splits)), *_rows_by_metric(baseline.metrics, results)])
     init = results.init
@@ -78,6 +84,28 @@ def results_table(results: RunResults) -> ReportTable:
         tuple(map(tuple, groups)),
         (*results.notes, *_training_notes(results)),
     )
+
+
+def _labels_table(results: RunResults) -> ReportTable:
+    """Return the scores of each label or value on the reported split, the baseline's beside them."""
+    shown, split = results.replication or results, results.scored_split
+    names = ("rmse", "mae", "r2") if results.loss == "regression" else ("roc_auc", "average_precision", "accuracy")
+    of_baseline = shown.baseline.labels.get(split, {}) if shown.baseline is not None else {}
+    aggregate = results.aggregate
+    rows = [
+        (
+            label,
+            *(format_score(scores[name], aggregate) for name in names),
+            *([format_score(of_baseline[label][names[0]], aggregate)] if of_baseline else []),
+        )
+        for label, scores in shown.labels[split].items()
+    ]
+    notes = ("errors are in the unit of each column",) if results.loss == "regression" else ()
+    if len(rows) > _MAX_LABELS:
+        notes += (f"the first {_MAX_LABELS} of {len(rows)}; `labels` in results.json has all",)
+    beside = (f"{names[0]} of {shown.baseline.name}",) if shown.baseline is not None and of_baseline else ()
+    columns = ("value" if results.loss == "regression" else "label", *names, *beside)
+    return ReportTable("labels", f"{split}, each alone", columns, (tuple(rows[:_MAX_LABELS]),), notes)
 
 
 def task_tables(runs: Sequence[FinetunedRun]) -> list[ReportTable]:
@@ -148,6 +176,14 @@ def _training_notes(results: RunResults) -> list[str]:
         notes.append(f"best of {len(results.grid)} grid points: {chosen}")
     epochs = ", ".join(map(str, results.best_epochs))
     notes.append(f"best epochs by validation {results.selection_metric}: {epochs}")
+    if results.replication is not None:
+        of_split = results.replication.intervals[results.scored_split]
+        shown = (
+            f"{name} {format_number(bounds[0])} to {format_number(bounds[1])}"
+            for name in _ordered(of_split, results)
+            if (bounds := of_split[name]) is not None
+        )
+        notes.append(f"95 % intervals on {results.scored_split} over splits: {', '.join(shown)}")
     notes.append(
         f"trained in {format_duration(results.elapsed_s)}, {format_count(results.tokens_per_s)} tokens/s, "
         f"{format_percent(results.outside_model_share)} of the time outside the model"
@@ -203,6 +239,9 @@ def _describe_run(run: FinetunedRun) -> str:
 
 def _describe_seeds(results: RunResults) -> str:
     num_seeds = len(results.seeds)
+    if results.replication is not None:
+        seeds = f"{num_seeds} seeds" if num_seeds > 1 else "a seed"
+        return f"{results.aggregate} of {len(results.replication.split_seeds)} splits with {seeds} each"
     return f"{results.aggregate} of {num_seeds} seeds" if num_seeds > 1 else f"seed {results.seeds[0]}"
 
 

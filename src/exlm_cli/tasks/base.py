@@ -126,6 +126,16 @@ class DownstreamTask(ABC):
                 or (L, 2) logits for `span`.
         """
 
+    def score_labels(self, split: Split, outputs: Sequence[FloatArray]) -> dict[str, dict[str, float]]:
+        """Return the metrics of each label or value by its name, where a task has several; arguments as for `score`."""
+        del split, outputs
+        return {}
+
+    def describe_outputs(self, split: Split, outputs: Sequence[FloatArray]) -> list[str]:
+        """Return in words how outputs are degenerate, like one class for every row; arguments as for `score`."""
+        del split, outputs
+        return []
+
     @abstractmethod
     def write_predictions(self, folder: Path, split: Split, outputs: Sequence[FloatArray]) -> None:
         """Write the predictions of a split into `folder`; arguments as for `score`.

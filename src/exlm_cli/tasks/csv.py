@@ -11,7 +11,7 @@ from exlm_cli.tasks.base import SPLITS, Split, SplitIndices, name_some
 from exlm_cli.tasks.labels import Labels, read_labels
 from exlm_cli.tasks.row_task import TableTask
 from exlm_cli.tasks.sources import given_file
-from exlm_cli.tasks.splits import RowSplit, follow_split, limit_training_rows, split_rows
+from exlm_cli.tasks.splits import RowSplit, follow_split, limit_rows, split_rows
 from exlm_cli.tasks.table_rows import TableRows, usable_rows
 
 _SPLIT_WORDS: dict[str, Split] = {
@@ -33,7 +33,7 @@ def load_csv(config: CsvTaskConfig, progress: Progress) -> TableTask:
         ConfigError: The recipe does not name the file or the label columns, or its values do not fit the table.
         DataError: A file, column or cell cannot be used.
     """
-    table, files = _read_files(config)
+    table, files = _read_files(config, progress)
     column = _input_column(config, table)
     if not config.label_columns:
         names = name_some((f"`{name}`" for name in table.columns if name != column), limit=12)
@@ -55,7 +55,7 @@ def load_csv(config: CsvTaskConfig, progress: Progress) -> TableTask:
     return TableTask(config, usable, labels, _split(config, usable, files, labels))
 
 
-def _read_files(config: CsvTaskConfig) -> tuple[Table, SplitIndices | None]:
+def _read_files(config: CsvTaskConfig, progress: Progress) -> tuple[Table, SplitIndices | None]:
     """Return the rows of all files, and the rows of each split if there is a file for each."""
     files = config.files
     if files.train is None:
@@ -67,7 +67,10 @@ def _read_files(config: CsvTaskConfig) -> tuple[Table, SplitIndices | None]:
     others: dict[Split, str | None] = {"valid": files.valid, "test": files.test}
     for split, given in others.items():
         if given is not None:
-            added = read_table(given_file(config, given))
+            path = given_file(config, given)
+            if path.samefile(table.path):
+                progress.message(f"warning: {path} is training and {split} file at once: scores show what is remembered")
+            added = read_table(path)
             indices[split] = np.arange(len(table), len(table) + len(added))
             table = table.joined_with(added)
     return table, indices
@@ -87,9 +90,9 @@ def _input_column(config: CsvTaskConfig, table: Table) -> str:
 
 def _split(config: CsvTaskConfig, usable: TableRows, files: SplitIndices | None, labels: Labels) -> RowSplit:
     if files is not None:
-        return limit_training_rows(config, follow_split("files", files, usable))
+        return limit_rows(config, follow_split("files", files, usable))
     if config.split_column is not None:
-        return limit_training_rows(config, _split_by_column(config.split_column, usable))
+        return limit_rows(config, _split_by_column(config.split_column, usable))
     return split_rows(config, usable, labels.classes)
 
 

@@ -31,7 +31,7 @@ from exlm_cli.tasks.base import (
 )
 from exlm_cli.tasks.row_task import Examples, RowTask, join_texts, prediction_columns
 from exlm_cli.tasks.sources import LOCAL_HINT, counted, existing_folder, find_file, given_file, hub_source, is_unicode
-from exlm_cli.tasks.splits import choose_training_rows
+from exlm_cli.tasks.splits import choose_rows
 
 HUB_NAME = "nyu-mll/glue"
 MISMATCHED_PREFIX = "mismatched_"
@@ -158,16 +158,19 @@ def load_glue(config: GlueTaskConfig, progress: Progress) -> "GlueTask":
     if info.name == "mnli" and "mismatched" not in parts:
         notes.append("there is no mismatched development set: its accuracy is missing")
     train = parts["train"].examples
-    chosen, limit_notes = choose_training_rows(config, len(train))
     matched, mismatched = parts["valid"], parts.get("mismatched", GlueFile(""))
     counted_on = [example._replace(row=example.row + matched.num_rows) for example in mismatched.examples]
-    valid = _as_examples(matched.examples + counted_on)
-    splits: dict[Split, Examples] = {"train": _as_examples([train[index] for index in chosen]), "valid": valid}
+    used = []
+    for part, examples in (("train", train), ("valid", matched.examples), ("valid", counted_on)):
+        chosen, limit_notes = choose_rows(config, part, len(examples))
+        used.append([examples[index] for index in chosen])
+        notes += limit_notes
+    splits: dict[Split, Examples] = {"train": _as_examples(used[0]), "valid": _as_examples(used[1] + used[2])}
     if "test" in parts:
         splits["test"] = _as_examples(parts["test"].examples)
-    task = GlueTask(info, splits, num_mismatched=len(mismatched.examples))
+    task = GlueTask(info, splits, num_mismatched=len(used[2]))
     task.split_name = "official" if config.files.valid is None else "files"
-    task.notes, task.skipped = (*notes, *limit_notes), skipped
+    task.notes, task.skipped = tuple(notes), skipped
     return task
 
 

@@ -10,10 +10,13 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from exlm_cli.tasks.base import FloatArray, Loss
+from exlm_cli.tasks.base import FloatArray, Loss, name_some
 
 _THRESHOLD = 0.5
+_CONSTANT_SHARE = 0.01
+"""Values that differ by less than this share of the truth's standard deviation count as the same."""
 _BINARY_METRICS = ("roc_auc", "average_precision", "accuracy", "f1", "matthews_corrcoef")
+_RANKING_METRICS = ("roc_auc", "average_precision")
 _REGRESSION_METRICS = ("rmse", "mae", "r2", "pearsonr", "spearmanr")
 
 
@@ -77,32 +80,90 @@ def probabilities_by_seed(loss: Loss, outputs: Sequence[Sequence[FloatArray]], n
     return by_seed
 
 
-def score_rows(loss: Loss, predicted_NC: FloatArray, targets_NC: FloatArray) -> dict[str, float]:
+def score_rows(
+    loss: Loss, predicted_NC: FloatArray, targets_NC: FloatArray, scale_C: FloatArray | None = None
+) -> dict[str, float]:
     """Return the metrics of probabilities or values; means over the labels or columns in which each is defined.
 
     `binary`: each label is scored over the rows where it is known. `accuracy` counts a label with any such row, the
     other metrics one with both classes; `describe_unscorable` names the rest, never taken as 0. A probability of 0.5 is
     positive. `classes`: the most likely class is predicted. Of two, class 1 is the positive one; of more, `f1` is the
-    mean over classes and there are no areas. `regression`: each column over the rows where it is known, in its unit.
+    mean over classes and there are no areas. `regression`: each column over the rows where it is known. Errors of
+    several columns have different units: with `scale_C` they are averaged as `standardised_rmse`, else left out.
 
     Args:
         loss: Loss of the task.
         predicted_NC: Result of `to_probabilities`.
         targets_NC: NaN where missing; (N, 1) class index for `classes`.
+        scale_C: Standard deviation of each column's training targets (`target_scale`).
     """
     if loss == "classes":
         return _score_classes(predicted_NC, targets_NC[:, 0])
+    columns = score_columns(loss, predicted_NC, targets_NC)
+    scores = {name: _mean_of_defined(column[name] for column in columns) for name in columns[0]}
+    if loss == "regression" and len(columns) > 1:
+        del scores["rmse"], scores["mae"]
+        if scale_C is not None:
+            errors = (column["rmse"] / scale for column, scale in zip(columns, scale_C, strict=True))
+            scores["standardised_rmse"] = _mean_of_defined(errors)
+    return scores
+
+
+def score_columns(loss: Loss, predicted_NC: FloatArray, targets_NC: FloatArray) -> list[dict[str, float]]:
+    """Return the metrics of each label (`binary`) or value (`regression`) over the rows where it is known."""
     names = _BINARY_METRICS if loss == "binary" else _REGRESSION_METRICS
-    scores: dict[str, list[float]] = {name: [] for name in names}
+    columns = []
     for predicted, targets in zip(predicted_NC.T, targets_NC.T, strict=True):
         is_known = ~np.isnan(targets)
         known, given = targets[is_known], predicted[is_known]
-        for name, values in scores.items():
-            if loss == "regression" or name in ("roc_auc", "average_precision"):
-                values.append(metric(name, known, given))
-            elif name == "accuracy" or len(np.unique(known)) == 2:
-                values.append(metric(name, known, (given >= _THRESHOLD).astype(np.float64)))
-    return {name: _mean_of_defined(values) for name, values in scores.items()}
+        guessed = given if loss == "regression" else (given >= _THRESHOLD).astype(np.float64)
+        if loss == "binary" and len(np.unique(known)) < 2:
+            columns.append(dict.fromkeys(names, math.nan) | {"accuracy": metric("accuracy", known, guessed)})
+        else:
+            columns.append(
+                {name: metric(name, known, given if name in _RANKING_METRICS else guessed) for name in names}
+            )
+    return columns
+
+
+def target_scale(targets_NC: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return mean and standard deviation of each column of training targets, (C,) each.
+
+    A column without targets has 0 and 1, one of equal targets a deviation of 1. Squares neither overflow nor vanish.
+    """
+    is_present = ~np.isnan(targets_NC)
+    num_C = np.maximum(is_present.sum(0), 1)
+    # compared, not subtracted: the mean of three times 0.1 is not 0.1, and 1e-17 would become the divisor
+    differs_C = np.where(is_present, targets_NC, -np.inf).max(0) > np.where(is_present, targets_NC, np.inf).min(0)
+    mean_C = np.where(is_present, targets_NC, 0.0).sum(0) / num_C
+    off_NC = np.where(is_present, targets_NC - mean_C, 0.0)
+    largest_C = np.where(differs_C, np.abs(off_NC).max(0), 1.0)
+    std_C = largest_C * np.sqrt(((off_NC / largest_C) ** 2).sum(0) / num_C)
+    return mean_C, np.where(differs_C & (std_C > 0), std_C, 1.0)
+
+
+def describe_constant(
+    loss: Loss, predicted_NC: FloatArray, targets_NC: FloatArray, names: Sequence[str]
+) -> list[str]:
+    """Return in words what a model gives the same answer to in every row, where the truth differs between rows."""
+    if loss == "classes":
+        predicted = np.unique(predicted_NC.argmax(axis=1))
+        if len(predicted) == 1 and len(np.unique(targets_NC[:, 0])) > 1:
+            return [f"class `{names[int(predicted[0])]}` is predicted for every row"]
+        return []
+    same = []
+    for name, predicted, targets in zip(names, predicted_NC.T, targets_NC.T, strict=True):
+        is_known = ~np.isnan(targets)
+        known, given = targets[is_known], predicted[is_known]
+        if len(np.unique(known)) < 2:
+            continue
+        if loss == "regression" and np.ptp(given) < _CONSTANT_SHARE * known.std():
+            same.append(f"`{name}` is about {given.mean():.4g}")
+        elif loss == "binary" and len(np.unique(given >= _THRESHOLD)) == 1:
+            same.append(f"`{name}` is {int(given[0] >= _THRESHOLD)}")
+    if not same:
+        return []
+    return [f"the same answer is predicted for every row: {name_some(same)}"]
 
 
 def _score_classes(probabilities_NC: FloatArray, targets_N: FloatArray) -> dict[str, float]:

@@ -88,12 +88,12 @@ def read_molecules(
     return found
 
 
-def repeated_molecules(rows: Iterable[int], molecules: Sequence[Molecule]) -> list[list[int]]:
-    """Return groups of rows that are the same molecule, each ascending, in the order of their first rows."""
-    by_canonical: dict[str, list[int]] = {}
+def repeated_rows(rows: Iterable[int], keys: Sequence[str]) -> list[list[int]]:
+    """Return groups of rows that share their key, each ascending, in the order of their first rows."""
+    by_key: dict[str, list[int]] = {}
     for row in rows:
-        by_canonical.setdefault(molecules[row].canonical, []).append(row)
-    return [group for group in by_canonical.values() if len(group) > 1]
+        by_key.setdefault(keys[row], []).append(row)
+    return [group for group in by_key.values() if len(group) > 1]
 
 
 def murcko_scaffold(molecule: "Mol", *, has_chirality: bool) -> str:

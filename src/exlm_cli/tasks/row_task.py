@@ -39,7 +39,15 @@ from exlm_cli.tasks.base import (
     write_table,
 )
 from exlm_cli.tasks.labels import Labels, read_known_targets
-from exlm_cli.tasks.metrics import describe_unscorable, probabilities_by_seed, score_rows, to_probabilities
+from exlm_cli.tasks.metrics import (
+    describe_constant,
+    describe_unscorable,
+    probabilities_by_seed,
+    score_columns,
+    score_rows,
+    target_scale,
+    to_probabilities,
+)
 from exlm_cli.tasks.splits import RowSplit
 from exlm_cli.tasks.table_rows import TableRows, describe_repeats, read_input_rows
 
@@ -81,8 +89,24 @@ class RowTask(DownstreamTask):
 
     def score(self, split: Split, outputs: Sequence[FloatArray]) -> dict[str, float]:
         """Return the metrics of a split; means over the labels or columns in which each is defined."""
-        outputs_NC = np.stack([np.asarray(output, dtype=np.float64) for output in outputs])
-        return score_rows(self.loss, to_probabilities(self.loss, outputs_NC), self.examples[split].targets)
+        scale = target_scale(self.examples["train"].targets)[1] if self.loss == "regression" else None
+        return score_rows(self.loss, self._predicted(outputs), self.examples[split].targets, scale)
+
+    def score_labels(self, split: Split, outputs: Sequence[FloatArray]) -> dict[str, dict[str, float]]:
+        """Return the metrics of each label or value by its name; nothing for classes or a single one."""
+        if self.loss == "classes" or len(self.output_names) == 1:
+            return {}
+        columns = score_columns(self.loss, self._predicted(outputs), self.examples[split].targets)
+        return dict(zip(self.output_names, columns, strict=True))
+
+    def describe_outputs(self, split: Split, outputs: Sequence[FloatArray]) -> list[str]:
+        """Return in words what is predicted alike for every row."""
+        return describe_constant(
+            self.loss, self._predicted(outputs), self.examples[split].targets, self.output_names
+        )
+
+    def _predicted(self, outputs: Sequence[FloatArray]) -> FloatArray:
+        return to_probabilities(self.loss, np.stack([np.asarray(output, dtype=np.float64) for output in outputs]))
 
     def write_predictions(self, folder: Path, split: Split, outputs: Sequence[FloatArray]) -> None:
         """Write `predictions-<split>.csv`: probabilities of labels or classes, or values, by row of the input.
@@ -126,7 +150,7 @@ class TableTask(RowTask):
                     f"{config.name}: the split leaves no rows in `{needed}`",
                     "give more rows, another `task.split` (`random` fills all three), or a `task.split_file`",
                 )
-        inputs = usable.model_inputs(canonical=config.canonical_smiles)
+        inputs = usable.model_inputs(canonical=config.has_canonical_smiles)
         examples = {
             part: Examples([(inputs[row],) for row in rows], labels.targets[rows], rows)
             for part, rows in indices.items()
@@ -169,7 +193,7 @@ class TableTask(RowTask):
     def _choose_metric(self) -> tuple[str, bool, list[str]]:
         """Return the metric that chooses the best epoch, whether more of it is better, and notes."""
         if self.loss == "regression":
-            return "rmse", False, []
+            return ("rmse" if len(self.output_names) == 1 else "standardised_rmse"), False, []
         has_auc = self.loss == "binary" or len(self.output_names) == 2
         num_labels = len(self.output_names) if self.loss == "binary" else 1
         if has_auc and len(self._unscorable("valid")) < num_labels:

@@ -34,6 +34,7 @@ from exlm_cli.tasks.table_rows import TableRows
 # tenths, so that every comparison is one of integers
 _TRAIN_TENTHS, _VALID_TENTHS = 8, 1
 _MIN_ROWS = 10
+_LIMITS: dict[Split, tuple[str, str]] = {"train": ("max_rows", "trained"), "valid": ("max_valid_rows", "validated")}
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class RowSplit:
 
 
 def split_rows(config: RowTaskConfig, usable: TableRows, classes: Sequence[Hashable] | None) -> RowSplit:
-    """Split the usable rows as `task.split` says, and draw `task.max_rows` of the training rows.
+    """Split the usable rows as `task.split` says, and draw those that `limit_rows` keeps.
 
     Args:
         config: Section of the task.
@@ -58,7 +59,7 @@ def split_rows(config: RowTaskConfig, usable: TableRows, classes: Sequence[Hasha
     """
     rows = usable.rows
     if config.split == "file":
-        return limit_training_rows(config, _follow_file(str(config.split_file), usable))
+        return limit_rows(config, _follow_file(str(config.split_file), usable))
     if len(rows) < _MIN_ROWS:
         raise DataError(
             f"{config.name}: {len(rows)} rows can be used, a split 80/10/10 needs at least {_MIN_ROWS}",
@@ -72,7 +73,7 @@ def split_rows(config: RowTaskConfig, usable: TableRows, classes: Sequence[Hasha
         is_balanced = config.split == "scaffold-balanced"
         name = config.split
         parts = split_balanced(scaffolds, config.split_seed) if is_balanced else split_by_scaffold(scaffolds)
-    return limit_training_rows(config, RowSplit(name, {split: rows[part] for split, part in parts.items()}))
+    return limit_rows(config, RowSplit(name, {split: rows[part] for split, part in parts.items()}))
 
 
 def _follow_file(path: str, usable: TableRows) -> RowSplit:
@@ -91,19 +92,26 @@ def follow_split(name: str, named: SplitIndices, usable: TableRows, notes: Seque
     return RowSplit(name, {split: part[np.isin(part, usable.rows)] for split, part in named.items()}, tuple(notes))
 
 
-def limit_training_rows(config: TaskSection, split: RowSplit) -> RowSplit:
-    """Draw `task.max_rows` of the training rows if there are more."""
-    train = split.indices["train"]
-    chosen, notes = choose_training_rows(config, len(train))
-    return replace(split, indices={**split.indices, "train": train[chosen]}, notes=split.notes + notes)
+def limit_rows(config: TaskSection, split: RowSplit) -> RowSplit:
+    """Draw `task.max_rows` of the training rows and `task.max_valid_rows` of the validation rows if there are more."""
+    indices, notes = dict(split.indices), list(split.notes)
+    for part in _LIMITS:
+        chosen, of_part = choose_rows(config, part, len(indices[part]))
+        indices[part] = indices[part][chosen]
+        notes += of_part
+    return replace(split, indices=indices, notes=tuple(notes))
 
 
-def choose_training_rows(config: TaskSection, num_rows: int, what: str = "rows") -> tuple[IntArray, tuple[str, ...]]:
-    """Return which training rows are used, in order, and a note if not all: `task.max_rows` drawn by `split_seed`."""
-    if config.max_rows is None or config.max_rows >= num_rows:
+def choose_rows(
+    config: TaskSection, split: Split, num_rows: int, what: str = "rows"
+) -> tuple[IntArray, tuple[str, ...]]:
+    """Return which training or validation rows are used, in order, drawn by `split_seed`; and a note if not all."""
+    key, verb = _LIMITS[split]
+    limit = getattr(config, key)
+    if limit is None or limit >= num_rows:
         return np.arange(num_rows), ()
-    chosen = np.sort(np.random.default_rng(config.split_seed).choice(num_rows, config.max_rows, replace=False))
-    return chosen, (f"trained on {len(chosen):,} of {num_rows:,} {what} (`task.max_rows`)",)
+    chosen = np.sort(np.random.default_rng(config.split_seed).choice(num_rows, limit, replace=False))
+    return chosen, (f"{verb} on {len(chosen):,} of {num_rows:,} {what} (`task.{key}`)",)
 
 
 def split_by_scaffold(scaffolds: Sequence[Hashable]) -> SplitIndices:

@@ -13,7 +13,7 @@ from exlm_cli.data.sequences import IntArray
 from exlm_cli.errors import DataError
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import SPLITS, FloatArray, Split, name_some
-from exlm_cli.tasks.molecules import Molecule, read_molecules, repeated_molecules
+from exlm_cli.tasks.molecules import Molecule, read_molecules, repeated_rows
 
 _MAX_LISTED = 20
 
@@ -168,22 +168,22 @@ def _read_rows(
 
 
 def describe_repeats(rows: TableRows, indices: Mapping[Split, IntArray], targets_RC: FloatArray) -> list[str]:
-    """Return notes on molecules that are in more than one split, and on molecules whose rows have different labels."""
-    if rows.molecules is None:
-        return []
+    """Return notes on molecules or texts in more than one split, and on those whose rows have different labels."""
+    what = "texts" if rows.molecules is None else "molecules"
+    keys = rows.inputs if rows.molecules is None else [molecule.canonical for molecule in rows.molecules]
     split_of = {int(row): split for split in SPLITS if split in indices for row in indices[split]}
-    groups = repeated_molecules(sorted(split_of), rows.molecules)
+    groups = repeated_rows(sorted(split_of), keys)
     place = rows.table.short_place
     notes = []
     across = [group for group in groups if len({split_of[row] for row in group}) > 1]
     if across:
         named = (" = ".join(f"line {place(row)} ({split_of[row]})" for row in group) for group in across)
-        notes.append(f"{len(across):,} molecules are in more than one split: {name_some(named, limit=3)}")
+        notes.append(
+            f"{len(across):,} {what} are in more than one split: {name_some(named, limit=3)}"
+        )
     known = ([column[~np.isnan(column)] for column in targets_RC[group].T] for group in groups)
     differing = [g for g, columns in zip(groups, known, strict=True) if any(len(np.unique(c)) > 1 for c in columns)]
     if differing:
         named = ("lines " + " and ".join(map(place, group)) for group in differing)
-        notes.append(
-            f"{len(differing):,} molecules occur more than once with different labels: {name_some(named, limit=3)}"
-        )
+        notes.append(f"{len(differing):,} {what} occur more than once with different labels: {name_some(named, limit=3)}")
     return notes

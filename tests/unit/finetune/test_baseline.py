@@ -35,8 +35,8 @@ def make(loss: Loss, targets: Any, names: tuple[str, ...] = ("y",)) -> TableTask
     return TableTask(config, usable, labels, RowSplit("column", INDICES))
 
 
-def run(task: TableTask, seed: int = 1) -> dict[str, dict[str, float]]:
-    return score_baseline(task, seed, SilentProgress(), num_trees=30)
+def run(task: TableTask, seed: int = 1) -> dict[str, dict[str, Any]]:
+    return score_baseline(task, seed, SilentProgress(), num_trees=30, num_threads=1)[0]
 
 
 def test_fingerprints_are_ecfp4() -> None:

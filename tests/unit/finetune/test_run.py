@@ -229,7 +229,7 @@ def test_the_baseline_is_scored_for_every_seed(tmp_path: Path, monkeypatch: pyte
     smiles = make_pretrained(tmp_path / "pre", data={"kind": "smiles", "sequence_length": 24})
     task = WordTask()
     task.input_kind = "smiles"
-    monkeypatch.setattr(run_module, "score_baseline", lambda task, seed, progress: {"test": {"accuracy": seed / 10}})
+    monkeypatch.setattr(run_module, "score_baseline", lambda task, seed, *_, **__: ({"test": {"accuracy": seed / 10}}, {}))
     recipe = finetune_recipe(train={"max_epochs": 1})
     out = tmp_path / "run"
     results = run_finetuning(recipe, checkpoint=smiles, out=out, baseline=True, task=task).results

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from exlm_cli.finetune.trainer import target_scale
+from exlm_cli.tasks.metrics import target_scale
 
 
 def test_the_scale_of_targets_leaves_out_what_is_missing() -> None:

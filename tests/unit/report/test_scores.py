@@ -14,7 +14,7 @@ from exlm_cli.report.scores import (
     percent_score,
     pretraining_budget,
     pretraining_table,
-    results_table,
+    results_tables,
     task_tables,
 )
 from tests.unit.report.scored_runs import EXLM, Values, baseline, scored
@@ -51,7 +51,7 @@ def test_scores_and_budgets_are_written_as_in_the_paper() -> None:
 def printed(**changed: Any) -> list[str]:
     metrics: Values = {"roc_auc": [0.7, 0.8, 0.9], "loss": [0.5, 0.6, 0.7], "accuracy": [0.5, None, None]}
     stream = io.StringIO()
-    Console(file=stream, width=80).print(results_table(scored("a", "moleculenet/bace", metrics, **changed).results))
+    Console(file=stream, width=80).print(*results_tables(scored("a", "moleculenet/bace", metrics, **changed).results))
     return stream.getvalue().splitlines()
 
 

@@ -15,7 +15,7 @@ from exlm_cli.config.tasks import GlueTaskConfig
 from exlm_cli.errors import DataError
 from exlm_cli.tasks.base import SplitIndices
 from exlm_cli.tasks.splits import (
-    choose_training_rows,
+    choose_rows,
     read_split_file,
     split_at_random,
     split_balanced,
@@ -132,7 +132,7 @@ def test_the_fingerprint_is_the_hash_of_the_rows() -> None:
 
 def test_training_rows_are_drawn_once_each_in_order_by_the_split_seed_alone() -> None:
     def draw(num_rows: int, **values: int) -> list[int]:
-        return choose_training_rows(GlueTaskConfig(name="glue/rte", **values), num_rows)[0].tolist()
+        return choose_rows(GlueTaskConfig(name="glue/rte", **values), "train", num_rows)[0].tolist()
 
     assert draw(5) == draw(5, max_rows=9) == [0, 1, 2, 3, 4]
     drawn = draw(1000, max_rows=30)

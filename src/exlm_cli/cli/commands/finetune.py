@@ -1,4 +1,4 @@
-"""`exlm finetune`: fine-tune a checkpoint with several seeds, or search a grid, and score it."""
+"""`exlm finetune`: fine-tune a checkpoint with several seeds and splits, or search a grid, and score it."""
 
 import json
 import re
@@ -26,13 +26,17 @@ from exlm_cli.errors import ConfigError
 
 if TYPE_CHECKING:
     from exlm_cli.config.finetune import FinetuneRecipe
+    from exlm_cli.config.pretrain import PretrainRecipe
+    from exlm_cli.finetune.run import FinetuneResult
     from exlm_cli.progress import Progress
+    from exlm_cli.tasks.base import DownstreamTask
 
 _EXAMPLE = "for example `exlm finetune moleculenet bace` or `exlm finetune csv my_assay.csv --label-columns active`"
+_ALL = "all"
 
 SuiteArgument = Annotated[str | None, typer.Argument(metavar="SUITE", help="moleculenet, glue, squad or csv.")]
 TaskArgument = Annotated[
-    str | None, typer.Argument(metavar="NAME", help="The task, like bace or rte; for csv the file.")
+    str | None, typer.Argument(metavar="NAME", help="The task, like bace or rte, or all; for csv the file.")
 ]
 CheckpointOption = Annotated[
     Path | None, typer.Option("--checkpoint", metavar="RUN", help="Pre-training run; default: the newest fitting.")
@@ -40,7 +44,14 @@ CheckpointOption = Annotated[
 ScratchOption = Annotated[
     bool, typer.Option("--from-scratch", help="Take its architecture and tokenizer, not its weights.")
 ]
+EncoderOption = Annotated[
+    str | None,
+    typer.Option("--encoder", metavar="RECIPE", help="With --from-scratch: architecture; no checkpoint is needed."),
+]
 SeedsOption = Annotated[str | None, typer.Option("--seeds", "--seed", metavar="LIST", help="Seeds, like 1,2,3.")]
+ReplicatesOption = Annotated[
+    int | None, typer.Option("--num-replicates", metavar="N", help="Repeat on N splits; needs random or -balanced.")
+]
 GridOption = Annotated[bool, typer.Option("--grid", help="Search the recipe's grid; the best point is reported.")]
 DataDirOption = Annotated[
     str | None, typer.Option("--data-dir", metavar="DIR", help="Folder with the task's files; default: fetched.")
@@ -52,7 +63,8 @@ LabelColumnsOption = Annotated[
     str | None, typer.Option("--label-columns", metavar="LIST", help="Columns of a CSV with labels, like A,B.")
 ]
 BaselineOption = Annotated[
-    bool, typer.Option("--baseline", help="Also score ECFP4 with a random forest on the same molecules.")
+    bool | None,
+    typer.Option("--baseline/--no-baseline", help="Also score ECFP4 with a random forest; default: for csv."),
 ]
 
 
@@ -61,16 +73,18 @@ def finetune(
     name: TaskArgument = None,
     checkpoint: CheckpointOption = None,
     from_scratch: ScratchOption = False,
+    encoder: EncoderOption = None,
     recipe: RecipeOption = None,
     sets: SetOption = None,
     seeds: SeedsOption = None,
+    num_replicates: ReplicatesOption = None,
     grid: GridOption = False,
     data_dir: DataDirOption = None,
     split: SplitOption = None,
     smiles_column: SmilesColumnOption = None,
     text_column: TextColumnOption = None,
     label_columns: LabelColumnsOption = None,
-    baseline: BaselineOption = False,
+    baseline: BaselineOption = None,
     out: OutOption = None,
     resume: ResumeOption = None,
     device: DeviceOption = None,
@@ -80,7 +94,8 @@ def finetune(
     """Fine-tune a checkpoint on a task and score it.
 
     One fine-tuning for each seed. The epoch with the best validation score is scored once on the test split. A run that
-    was stopped continues with `--resume RUN`; finished seeds and grid points are kept.
+    was stopped continues with `--resume RUN`; finished seeds and grid points are kept. NAME `all` runs every task of
+    glue or moleculenet and prints Table 3 or 1 of the paper.
     """
     from exlm_cli.cli import console
     from exlm_cli.config.finetune import FinetuneRecipe
@@ -93,30 +108,77 @@ def finetune(
         "task.text_column": text_column,
         "task.label_columns": split_words(label_columns),
     }
-    start = {"suite": suite, "recipe": recipe, "out": out, "from_scratch": from_scratch, "use_grid": grid}
-    refuse_with_resume(resume, {**start, **task, "baseline": baseline})
-    options = {"device": device, "seeds": parse_seeds(seeds), **task, "init": "scratch" if from_scratch else None}
-    overrides = collect_overrides(sets, options)
+    start = {"suite": suite, "recipe": recipe, "out": out, "from_scratch": from_scratch, "encoder": encoder}
+    refuse_with_resume(resume, {**start, **task, "use_grid": grid, "baseline": baseline})
+    options = {"device": device, "seeds": parse_seeds(seeds), "num_replicates": num_replicates, **task}
+    overrides = collect_overrides(sets, {**options, "init": "scratch" if from_scratch else None})
+    progress = console.open_progress()
     if resume is None:
         resolved = _chosen(suite, name, recipe, overrides)
     else:
         resolved = resumed_recipe(resume, FinetuneRecipe, overrides)
     if dry_run:
         return console.emit_recipe(resolved, as_json=as_json)
-    progress = console.open_progress()
-    if resume is None:
-        checkpoint = _find_inputs(resolved, checkpoint, sets or [], use_grid=grid, progress=progress)
+    if resume is not None:
+        from exlm_cli.finetune.run import run_finetuning
+
+        return _report(run_finetuning(resolved, checkpoint=checkpoint, resume=resume, progress=progress), as_json=as_json)
+    architecture = _find_architecture(encoder, checkpoint, resolved)
+    loaded, checkpoint = _find_inputs(
+        resolved, checkpoint, sets or [], use_grid=grid, needs_run=architecture is None, progress=progress
+    )
     from exlm_cli.finetune.run import run_finetuning
 
+    if baseline is None:
+        baseline = suite == "csv" and resolved.task.input_kind == "smiles"
     result = run_finetuning(
-        resolved, checkpoint=checkpoint, out=out, resume=resume, use_grid=grid, baseline=baseline, progress=progress
+        resolved,
+        checkpoint=checkpoint,
+        encoder=architecture,
+        out=out,
+        use_grid=grid,
+        baseline=baseline,
+        task=loaded,
+        progress=progress,
     )
-    from exlm_cli.report.scores import results_table
+    _report(result, as_json=as_json)
+
+
+def _report(result: "FinetuneResult", *, as_json: bool) -> None:
+    """Print the scores and the verdict of a run, and write its page."""
+    from exlm_cli.cli import console
+    from exlm_cli.report.scores import results_tables
 
     if as_json:
         return console.emit_json({"run_dir": result.run_dir, **result.results.as_json()})
-    console.emit_renderable(results_table(result.results))
+    console.emit_tables(results_tables(result.results))
+    for sentence in result.results.verdict:
+        console.emit_text(f"verdict: {sentence}")
     console.emit_text(f"results: {result.run_dir}/results.json")
+
+
+def _find_architecture(
+    encoder: str | None, checkpoint: Path | None, recipe: "FinetuneRecipe"
+) -> "PretrainRecipe | None":
+    """Return the recipe of `--encoder`, checked against the other options."""
+    from exlm_cli.config.load import load_recipe
+    from exlm_cli.config.pretrain import PretrainRecipe
+
+    if encoder is None:
+        return None
+    if checkpoint is not None:
+        raise ConfigError(
+            f"`--encoder {encoder}` does not go with `--checkpoint {checkpoint}`", "a checkpoint has its own encoder"
+        )
+    if recipe.init != "scratch":
+        raise ConfigError(f"`--encoder {encoder}` has no trained weights", "add `--from-scratch` to train it from none")
+    found = load_recipe(encoder, kind=PretrainRecipe)
+    if found.data.kind != recipe.task.input_kind:
+        raise ConfigError(
+            f"`--encoder {encoder}` reads {found.data.kind}; {recipe.task.name} has {recipe.task.input_kind}",
+            f"for example `--encoder {'smiles' if recipe.task.input_kind == 'smiles' else 'text'}-small`",
+        )
+    return found
 
 
 def _chosen(suite: str | None, name: str | None, recipe: str | None, overrides: list[str]) -> "FinetuneRecipe":
@@ -148,22 +210,36 @@ def _chosen(suite: str | None, name: str | None, recipe: str | None, overrides: 
 
 
 def _find_inputs(
-    recipe: "FinetuneRecipe", checkpoint: Path | None, sets: list[str], *, use_grid: bool, progress: "Progress"
-) -> Path:
-    """Check what costs nothing to check before torch is loaded, and return the checkpoint."""
+    recipe: "FinetuneRecipe",
+    checkpoint: Path | None,
+    sets: list[str],
+    *,
+    use_grid: bool,
+    needs_run: bool,
+    progress: "Progress",
+) -> "tuple[DownstreamTask | None, Path | None]":
+    """Check what can be checked before torch is loaded; return the task where its file was read, and the checkpoint."""
     from exlm_cli.cli.runs import choose_checkpoint
     from exlm_cli.config.finetune import grid_points
     from exlm_cli.config.input_paths import check_task_files
+    from exlm_cli.tasks.registry import load_task
 
     for given in sets:
         if not use_grid and given.strip().startswith(("grid.", "grid=")):
             raise ConfigError(f"`--set {given}` takes effect only with `--grid`", "add `--grid`, or leave it out")
     check_task_files(recipe.task)
     grid_points(recipe, use_grid=use_grid)
+    # a mistake in the user's own file is found before a checkpoint is looked for
+    task = load_task(recipe.task, progress) if recipe.task.name == "csv" else None
+    if not needs_run:
+        return task, None
     kind = recipe.task.input_kind
-    return choose_checkpoint(
+    scratch = f"; `--from-scratch --encoder {kind}-small` needs none" if recipe.task.suite != "squad" else ""
+    found = choose_checkpoint(
         checkpoint,
         {"SMILES run" if kind == "smiles" else "text run": lambda pretrained: pretrained.data.kind == kind},
-        recipe_to_make_one=f"quickstart-{kind}",
+        recipe_to_make_one=f"{kind}-small --set data.train=FILE",
         progress=progress,
+        instead=scratch,
     )
+    return task, found

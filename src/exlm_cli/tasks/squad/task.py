@@ -33,9 +33,9 @@ from exlm_cli.tasks.base import (
     write_table,
 )
 from exlm_cli.tasks.sources import LOCAL_HINT, counted, existing_folder, find_file, given_file, hub_source
-from exlm_cli.tasks.splits import choose_training_rows
+from exlm_cli.tasks.splits import choose_rows
 from exlm_cli.tasks.squad.files import SquadFile, SquadQuestion, read_squad_json, read_squad_rows
-from exlm_cli.tasks.squad.metric import Answered, normalize_answer, squad_metrics
+from exlm_cli.tasks.squad.metric import Answered, f1, find_best_threshold, normalize_answer, squad_metrics
 from exlm_cli.tasks.squad.windows import EncodedContext, Window, best_answer, build_windows
 
 HUB_NAME = "rajpurkar/squad_v2"
@@ -80,13 +80,14 @@ def load_squad(config: SquadTaskConfig, progress: Progress) -> "SquadTask":
             f"scored on questions about {_listed(held_out)}, held out of {train_file.source}: no official "
             "development set, so not the paper's numbers"
         )
-    chosen, limit_notes = choose_training_rows(config, len(train), "questions")
-    train = [train[index] for index in chosen]
-    notes += limit_notes
-    for split, questions in (("train", train), ("valid", valid)):
+    parts: dict[Split, list[SquadQuestion]] = {"train": train, "valid": valid}
+    for split, questions in parts.items():
+        chosen, limit_notes = choose_rows(config, split, len(questions), "questions")
+        parts[split] = questions = [questions[index] for index in chosen]
+        notes += limit_notes
         num_without = sum(not question.answers for question in questions)
         notes.append(f"{split}: {num_without:,} of {len(questions):,} questions have no answer")
-    task = SquadTask(config, {"train": train, "valid": valid})
+    task = SquadTask(config, parts)
     task.split_name = split_name
     task.notes = tuple(notes)
     task.skipped = tuple(row for file in (train_file, valid_file) if file is not None for row in file.skipped)
@@ -191,6 +192,14 @@ class SquadTask(DownstreamTask):
         without an answer, as `squad_metrics` names them; arguments as for `answer`.
         """
         return squad_metrics(list(self.answer(split, outputs).values()))
+
+    def describe_outputs(self, split: Split, outputs: Sequence[FloatArray]) -> list[str]:
+        """Return a sentence where the threshold with the best F1 answers no question at all."""
+        answered = list(self.answer(split, outputs).values())
+        _, threshold = find_best_threshold(answered, [f1(one.text, one.golds) for one in answered])
+        if any(one.no_answer_score <= threshold for one in answered):
+            return []
+        return ["no question is answered: F1 is best where all are left without an answer"]
 
     def write_predictions(self, folder: Path, split: Split, outputs: Sequence[FloatArray]) -> None:
         """Write by question id what the official script reads: best answers, and how likely there is none.

@@ -1,0 +1,166 @@
+"""What the scores of a run say: intervals over seeds and splits, and a verdict beside the baseline. No torch."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from exlm_cli.finetune.results import (
+    BaselineResult,
+    Replication,
+    RunResults,
+    Summaries,
+    Summary,
+    summarise_values,
+)
+from exlm_cli.format import format_number
+
+_CHANCE = {"roc_auc": 0.5, "matthews_corrcoef": 0.0, "r2": 0.0}
+"""What a model that knows nothing scores; R² of the mean of the training rows is about 0."""
+
+
+def mean_interval(groups: Sequence[Sequence[float]], overlap: float = 0.0) -> tuple[float, float] | None:
+    """Return the 95 % interval of a mean over n groups of values, each averaged first: mean ± t · s · sqrt(1/n + o).
+
+    Args:
+        groups: Values of the seeds on each split, or one value of each seed.
+        overlap: o. Splits of the same rows share most of them, so their scores vary less than those of new rows would:
+            with o = test rows / training rows the interval is that of Nadeau and Bengio (2003).
+
+    Returns:
+        None for fewer than two groups.
+    """
+    from scipy import stats
+
+    means = np.array([np.mean(group) for group in groups])
+    num = len(means)
+    if num < 2:
+        return None
+    half = stats.t.ppf(0.975, num - 1) * means.std(ddof=1) * math.sqrt(1 / num + overlap)
+    return float(means.mean() - half), float(means.mean() + half)
+
+
+def summarise_splits(splits: Sequence[RunResults], split_seeds: tuple[int, ...]) -> Replication:
+    """Return the scores over the splits of a run, the run's own first."""
+    metrics = _joined([of_split.metrics for of_split in splits])
+    overlap = _overlap(splits[0])
+    intervals = {
+        part: {name: _interval([of_split.metrics[part][name] for of_split in splits], overlap) for name in scores}
+        for part, scores in metrics.items()
+    }
+    labels = {
+        part: _joined([of_split.labels[part] for of_split in splits])
+        for part in splits[0].labels
+    }
+    baselines = [of_split.baseline for of_split in splits if of_split.baseline is not None]
+    joined = None
+    if baselines:
+        own = {part: _joined([one.labels[part] for one in baselines]) for part in baselines[0].labels}
+        scores = _joined([one.metrics for one in baselines])
+        joined = BaselineResult(name=baselines[0].name, seeds=baselines[0].seeds, metrics=scores, labels=own)
+    return Replication(split_seeds=split_seeds, metrics=metrics, labels=labels, intervals=intervals, baseline=joined)
+
+
+def describe_verdict(splits: Sequence[RunResults]) -> tuple[str, ...]:
+    """Return sentences: how the model compares with the baseline, and whether it beats a guess.
+
+    Args:
+        splits: Results on each split, the run's own first.
+    """
+    own = splits[0]
+    sentences = [_beside_baseline(splits)] if own.baseline is not None else []
+    return tuple(sentences + _beside_chance(splits))
+
+
+def _beside_baseline(splits: Sequence[RunResults]) -> str:
+    own, (metric, part) = splits[0], _scored_by(splits[0])
+    pairs = [
+        [
+            (a, b)
+            for a, b in zip(
+                of_split.metrics[part][metric].values, of_split.baseline.metrics[part][metric].values, strict=True
+            )
+            if a is not None and b is not None
+        ]
+        for of_split in splits
+        if of_split.baseline is not None
+    ]
+    pairs = [of_split for of_split in pairs if of_split]
+    assert own.baseline is not None, "the caller has checked"
+    name = own.baseline.name
+    if not pairs:
+        return f"{metric} is not defined on these {part} rows, so the model cannot be compared with {name}."
+    sign = 1 if own.is_greater_better else -1
+    gains = [[sign * (a - b) for a, b in of_split] for of_split in pairs]
+    of_model, of_baseline = (np.mean([np.mean([pair[i] for pair in of_split]) for of_split in pairs]) for i in (0, 1))
+    scores = f"{part} {metric} {format_number(float(of_model))} against {format_number(float(of_baseline))}"
+    groups, over = _groups(gains)
+    interval = mean_interval(groups, _overlap(own) if len(gains) > 1 else 0.0)
+    if interval is None:
+        better = "the model" if gains[0][0] > 0 else name
+        return (
+            f"{better[0].upper()}{better[1:]} scores better here: {scores}. One seed of one split has no interval; "
+            "`--seeds 1,2,3 --num-replicates 5` gives one."
+        )
+    low, high = interval
+    detail = f"{scores}; 95 % interval of the gain {format_number(low)} to {format_number(high)} over {over}"
+    if low > 0:
+        sentence = f"The model is better than {name}: {detail}."
+    elif high < 0:
+        sentence = f"{name} is better than the model: {detail}. Use it, or a checkpoint with more pre-training."
+    else:
+        sentence = f"No clear difference between the model and {name}: {detail}."
+    if len(gains) == 1:
+        sentence += " Another split may turn it around; `--num-replicates 5` tries five."
+    return sentence
+
+
+def _beside_chance(splits: Sequence[RunResults]) -> list[str]:
+    own, (metric, part) = splits[0], _scored_by(splits[0])
+    metric = "r2" if own.loss == "regression" else metric
+    if metric not in _CHANCE or metric not in own.metrics[part]:
+        return []
+    values = [[v for v in of_split.metrics[part][metric].values if v is not None] for of_split in splits]
+    values = [of_split for of_split in values if of_split]
+    if not values:
+        return []
+    chance = _CHANCE[metric]
+    groups, _ = _groups(values)
+    interval = mean_interval(groups, _overlap(own) if len(values) > 1 else 0.0)
+    low = interval[0] if interval is not None else float(np.mean(groups[0]))
+    if low > chance:
+        return []
+    mean = format_number(float(np.mean([np.mean(group) for group in groups])))
+    guess = "the mean of the training rows" if metric == "r2" else "a guess"
+    return [f"The model is not clearly better than {guess}: {part} {metric} {mean}, where {guess} has {chance:g}."]
+
+
+def _groups(values: Sequence[Sequence[float]]) -> tuple[Sequence[Sequence[float]], str]:
+    """Return the groups that an interval is over: splits, or the seeds of the only split; and their name."""
+    if len(values) > 1:
+        return values, f"{len(values)} splits"
+    return [[value] for value in values[0]], f"{len(values[0])} seeds of one split"
+
+
+def _scored_by(results: RunResults) -> tuple[str, str]:
+    return results.selection_metric, results.scored_split
+
+
+def _overlap(results: RunResults) -> float:
+    return results.split_sizes[results.scored_split] / results.split_sizes["train"]
+
+
+def _interval(summaries: Sequence[Summary], overlap: float) -> tuple[float, float] | None:
+    groups = [[value for value in summary.values if value is not None] for summary in summaries]
+    return mean_interval([group for group in groups if group], overlap)
+
+
+def _joined(splits: Sequence[Summaries]) -> Summaries:
+    """Return summaries over the values of several splits."""
+    return {
+        part: {
+            name: summarise_values(value for of_split in splits for value in of_split[part][name].values)
+            for name in scores
+        }
+        for part, scores in splits[0].items()
+    }
