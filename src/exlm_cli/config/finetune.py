@@ -86,7 +86,9 @@ class FinetuneRecipe(Recipe):
                 "molecules"
             )
         if self.train.freeze_encoder and self.init == "scratch":
-            raise ValueError("`train.freeze_encoder` with `init: scratch` would keep an encoder that has learned nothing")
+            raise ValueError(
+                "`train.freeze_encoder` with `init: scratch` would keep an encoder that has learned nothing"
+            )
         for name, without in (("transition_lr_scale", 1), ("transition_start_ratio", 0)):
             if getattr(self.optim, name) != without:
                 raise ValueError(f"`optim.{name}` is pre-training's: fine-tuning has no transition head")

@@ -11,23 +11,12 @@ from exlm_cli.dag.figures import GRAPH_CAPTION, HEAT_MAP_CAPTION
 from exlm_cli.dag.fillings import Filling
 from exlm_cli.dag.inspect import Inspection
 from exlm_cli.format import format_percent, printable
-from exlm_cli.report.style import ink_on, mask_colour
+from exlm_cli.report.style import PAGE_STYLE, ink_on, mask_colour
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 _STYLE = """
-:root { color-scheme: light dark; --paper: #ffffff; --ink: #1f2933; --faint: #5f6b76; --rule: #dde2e7; --bar: #b8c4d0; }
-@media (prefers-color-scheme: dark) { :root { --paper: #15191e; --ink: #e6eaee; --faint: #9aa5b1; --rule: #333b44;
-  --bar: #46525f; } }
-body { background: var(--paper); color: var(--ink); font: 15px/1.5 "DejaVu Sans", Verdana, "Segoe UI", sans-serif;
-  margin: 2rem auto; max-width: 76rem; padding: 0 1.5rem; }
-h1 { font-size: 1.35rem; font-weight: 500; line-height: 2; } h2 { font-size: 1.05rem; margin: 2.2rem 0 .4rem; }
-p { color: var(--faint); font-size: .85rem; margin: .3rem 0 .8rem; max-width: 60rem; }
-.wide { overflow-x: auto; } .chip { border-radius: .35em; padding: .1em .4em; white-space: nowrap; }
-table { border-collapse: collapse; font-size: .9rem; }
-td, th { padding: .25rem .8rem .25rem 0; text-align: left; white-space: nowrap; }
-th { border-bottom: 1px solid var(--rule); font-weight: 600; } td.number, th.number { text-align: right; }
-small { color: var(--faint); } tr.alone td { border-top: 1px solid var(--rule); }
+.chip { border-radius: .35em; padding: .1em .4em; white-space: nowrap; }
 .bar { background: var(--bar); display: block; height: .7em; }
 svg { background: #ffffff; border-radius: .4rem; } svg text { pointer-events: none; }
 [id^="node-"] { cursor: pointer; outline: none; } [id^="node-"]:focus path { stroke: #1f2933 !important; }
@@ -79,7 +68,7 @@ def render_html(inspection: Inspection, pictures: Sequence[str]) -> str:
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(printable(inspection.dag.text))}</title>
-<style>{_STYLE}</style>
+<style>{PAGE_STYLE}{_STYLE}</style>
 </head>
 <body>
 <h1>{sentence}</h1>

@@ -75,7 +75,7 @@ class CellResult(JsonModel):
     best_step: int
     elapsed_s: float
     metrics: Scores
-    labels: LabelScores = {}
+    labels: LabelScores = Field(default={})
     notes: tuple[str, ...] = ()
     tokens_per_s: float
     outside_model_share: float
@@ -119,7 +119,7 @@ class BaselineResult(JsonModel):
     name: str
     seeds: tuple[int, ...]
     metrics: Summaries
-    labels: LabelSummaries = {}
+    labels: LabelSummaries = Field(default={})
 
 
 class Replication(JsonModel):
@@ -179,7 +179,7 @@ class RunResults(JsonModel):
     outside_model_share: float
     notes: tuple[str, ...]
     metrics: Summaries
-    labels: LabelSummaries = {}
+    labels: LabelSummaries = Field(default={})
     grid_best: GridChoice | None
     grid: tuple[GridScores, ...]
     baseline: BaselineResult | None = absent_if_none()

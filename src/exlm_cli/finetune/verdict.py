@@ -48,10 +48,7 @@ def summarise_splits(splits: Sequence[RunResults], split_seeds: tuple[int, ...])
         part: {name: _interval([of_split.metrics[part][name] for of_split in splits], overlap) for name in scores}
         for part, scores in metrics.items()
     }
-    labels = {
-        part: _joined([of_split.labels[part] for of_split in splits])
-        for part in splits[0].labels
-    }
+    labels = {part: _joined([of_split.labels[part] for of_split in splits]) for part in splits[0].labels}
     baselines = [of_split.baseline for of_split in splits if of_split.baseline is not None]
     joined = None
     if baselines:

@@ -100,12 +100,12 @@ def _labels_table(results: RunResults) -> ReportTable:
         )
         for label, scores in shown.labels[split].items()
     ]
-    notes = ("errors are in the unit of each column",) if results.loss == "regression" else ()
+    notes = ["errors are in the unit of each column"] if results.loss == "regression" else []
     if len(rows) > _MAX_LABELS:
-        notes += (f"the first {_MAX_LABELS} of {len(rows)}; `labels` in results.json has all",)
+        notes.append(f"the first {_MAX_LABELS} of {len(rows)}; `labels` in results.json has all")
     beside = (f"{names[0]} of {shown.baseline.name}",) if shown.baseline is not None and of_baseline else ()
     columns = ("value" if results.loss == "regression" else "label", *names, *beside)
-    return ReportTable("labels", f"{split}, each alone", columns, (tuple(rows[:_MAX_LABELS]),), notes)
+    return ReportTable("labels", f"{split}, each alone", columns, (tuple(rows[:_MAX_LABELS]),), tuple(notes))
 
 
 def task_tables(runs: Sequence[FinetunedRun]) -> list[ReportTable]:

@@ -38,6 +38,22 @@ LINE_STYLES = ("-", "--", ":", "-.")
 GRID_INK = "#E6E9EC"
 SPINE_INK = "#B5BDC5"
 
+PAGE_STYLE = """
+:root { color-scheme: light dark; --paper: #ffffff; --ink: #1f2933; --faint: #5f6b76; --rule: #dde2e7; --bar: #b8c4d0; }
+@media (prefers-color-scheme: dark) { :root { --paper: #15191e; --ink: #e6eaee; --faint: #9aa5b1; --rule: #333b44;
+  --bar: #46525f; } }
+body { background: var(--paper); color: var(--ink); font: 15px/1.5 "DejaVu Sans", Verdana, "Segoe UI", sans-serif;
+  margin: 2rem auto; max-width: 76rem; padding: 0 1.5rem; }
+h1 { font-size: 1.35rem; font-weight: 500; line-height: 2; } h2 { font-size: 1.05rem; margin: 2.2rem 0 .4rem; }
+p { color: var(--faint); font-size: .85rem; margin: .3rem 0 .8rem; max-width: 60rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .9rem; }
+td, th { padding: .25rem .8rem .25rem 0; text-align: left; white-space: nowrap; }
+th { border-bottom: 1px solid var(--rule); font-weight: 600; } td.number, th.number { text-align: right; }
+small { color: var(--faint); } tr.alone td { border-top: 1px solid var(--rule); }
+"""
+"""Style of HTML pages, light and dark."""
+
 _DPI = 160.0
 _TITLE_LETTERS_PER_INCH = 12.5
 _CAPTION_LETTERS_PER_INCH = 16.0

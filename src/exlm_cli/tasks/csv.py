@@ -69,7 +69,9 @@ def _read_files(config: CsvTaskConfig, progress: Progress) -> tuple[Table, Split
         if given is not None:
             path = given_file(config, given)
             if path.samefile(table.path):
-                progress.message(f"warning: {path} is training and {split} file at once: scores show what is remembered")
+                progress.message(
+                    f"warning: {path} is training and {split} file at once: scores show what is remembered"
+                )
             added = read_table(path)
             indices[split] = np.arange(len(table), len(table) + len(added))
             table = table.joined_with(added)

@@ -161,8 +161,10 @@ def load_glue(config: GlueTaskConfig, progress: Progress) -> "GlueTask":
     matched, mismatched = parts["valid"], parts.get("mismatched", GlueFile(""))
     counted_on = [example._replace(row=example.row + matched.num_rows) for example in mismatched.examples]
     used = []
-    for part, examples in (("train", train), ("valid", matched.examples), ("valid", counted_on)):
-        chosen, limit_notes = choose_rows(config, part, len(examples))
+    limited: list[tuple[Split, list[GlueExample]]]
+    limited = [("train", train), ("valid", matched.examples), ("valid", counted_on)]
+    for split, examples in limited:
+        chosen, limit_notes = choose_rows(config, split, len(examples))
         used.append([examples[index] for index in chosen])
         notes += limit_notes
     splits: dict[Split, Examples] = {"train": _as_examples(used[0]), "valid": _as_examples(used[1] + used[2])}

@@ -142,9 +142,7 @@ def target_scale(targets_NC: FloatArray) -> tuple[FloatArray, FloatArray]:
     return mean_C, np.where(differs_C & (std_C > 0), std_C, 1.0)
 
 
-def describe_constant(
-    loss: Loss, predicted_NC: FloatArray, targets_NC: FloatArray, names: Sequence[str]
-) -> list[str]:
+def describe_constant(loss: Loss, predicted_NC: FloatArray, targets_NC: FloatArray, names: Sequence[str]) -> list[str]:
     """Return in words what a model gives the same answer to in every row, where the truth differs between rows."""
     if loss == "classes":
         predicted = np.unique(predicted_NC.argmax(axis=1))

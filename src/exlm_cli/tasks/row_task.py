@@ -101,9 +101,7 @@ class RowTask(DownstreamTask):
 
     def describe_outputs(self, split: Split, outputs: Sequence[FloatArray]) -> list[str]:
         """Return in words what is predicted alike for every row."""
-        return describe_constant(
-            self.loss, self._predicted(outputs), self.examples[split].targets, self.output_names
-        )
+        return describe_constant(self.loss, self._predicted(outputs), self.examples[split].targets, self.output_names)
 
     def _predicted(self, outputs: Sequence[FloatArray]) -> FloatArray:
         return to_probabilities(self.loss, np.stack([np.asarray(output, dtype=np.float64) for output in outputs]))

@@ -178,12 +178,12 @@ def describe_repeats(rows: TableRows, indices: Mapping[Split, IntArray], targets
     across = [group for group in groups if len({split_of[row] for row in group}) > 1]
     if across:
         named = (" = ".join(f"line {place(row)} ({split_of[row]})" for row in group) for group in across)
-        notes.append(
-            f"{len(across):,} {what} are in more than one split: {name_some(named, limit=3)}"
-        )
+        notes.append(f"{len(across):,} {what} are in more than one split: {name_some(named, limit=3)}")
     known = ([column[~np.isnan(column)] for column in targets_RC[group].T] for group in groups)
     differing = [g for g, columns in zip(groups, known, strict=True) if any(len(np.unique(c)) > 1 for c in columns)]
     if differing:
         named = ("lines " + " and ".join(map(place, group)) for group in differing)
-        notes.append(f"{len(differing):,} {what} occur more than once with different labels: {name_some(named, limit=3)}")
+        notes.append(
+            f"{len(differing):,} {what} occur more than once with different labels: {name_some(named, limit=3)}"
+        )
     return notes

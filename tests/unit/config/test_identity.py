@@ -40,6 +40,6 @@ def test_a_resumed_run_may_move_its_inputs_and_compute_in_another_way(sections: 
 
 def test_fine_tuning_leaves_out_its_task_beside_a_data_fingerprint_and_nothing_that_is_computed() -> None:
     values = identity_values(finetune_recipe(), without={Mark.INPUT})
-    assert values.keys() == {"seeds", "aggregate", "init", "model", "optim", "train", "grid"}
+    assert values.keys() == {"seeds", "num_replicates", "aggregate", "init", "model", "optim", "train", "grid"}
     assert {"num_threads", "compile", "microbatch_tokens", "validate_every_steps"} <= values["train"].keys()
     assert not {"keep_last", "checkpoint_every_steps", "log_every_steps"} & values["train"].keys()

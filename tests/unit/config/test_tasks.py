@@ -54,7 +54,6 @@ def test_a_key_of_another_suite_is_refused_and_its_suites_are_named(name: str, o
         ({"name": "csv", "split": "file"}, "`task.split: file` needs `task.split_file`"),
         ({"name": "moleculenet/bace", "split_file": "a.json"}, "`task.split_file` is read by `task.split: file`"),
         ({"name": "csv", "text_column": "a", "split": "scaffold-balanced"}, "`task.split: scaffold-balanced`"),
-        ({"name": "csv", "text_column": "a", "canonical_smiles": True}, "`task.canonical_smiles`"),
         ({"name": "csv", "text_column": "a", "smiles_column": "b"}, "`task.smiles_column` is `b`"),
         ({"name": "csv", "split_column": "a", "split": "random"}, "`task.split_column`"),
         ({"name": "csv", "files": {"train": "b", "valid": "a"}, "split": "random"}, "`task.files.valid`"),

@@ -24,7 +24,7 @@ from exlm_cli.finetune.run import resume_finetuning, run_finetuning
 from exlm_cli.finetune.trainer import encode_task
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, read_run_json
-from tests.unit.finetune.synthetic import WordTask, cells, finetune_recipe, make_pretrained, run_tiny, weights
+from tests.unit.finetune.synthetic import WORDS, WordTask, cells, finetune_recipe, make_pretrained, run_tiny, weights
 
 ONE_EPOCH: dict[str, Any] = {"seeds": [1], "train": {"max_epochs": 1}}
 
@@ -229,7 +229,9 @@ def test_the_baseline_is_scored_for_every_seed(tmp_path: Path, monkeypatch: pyte
     smiles = make_pretrained(tmp_path / "pre", data={"kind": "smiles", "sequence_length": 24})
     task = WordTask()
     task.input_kind = "smiles"
-    monkeypatch.setattr(run_module, "score_baseline", lambda task, seed, *_, **__: ({"test": {"accuracy": seed / 10}}, {}))
+    monkeypatch.setattr(
+        run_module, "score_baseline", lambda task, seed, *_, **__: ({"test": {"accuracy": seed / 10}}, {})
+    )
     recipe = finetune_recipe(train={"max_epochs": 1})
     out = tmp_path / "run"
     results = run_finetuning(recipe, checkpoint=smiles, out=out, baseline=True, task=task).results
@@ -335,3 +337,71 @@ def test_best_weights_altered_before_they_are_scored_are_refused(
     monkeypatch.setattr(cell_module, "verify_checkpoint", lambda path: "model.safetensors is missing")
     with pytest.raises(CheckpointError, match=r"is refused: model\.safetensors is missing"):
         run_tiny(pretrained, tmp_path / "run", **ONE_EPOCH)
+
+
+def _words_csv(folder: Path) -> Path:
+    rows = [f"{a} {b},{int('amber' in (a, b))}" for a in WORDS for b in WORDS] * 2
+    path = folder / "words.csv"
+    path.write_text("text,amber\n" + "\n".join(rows[:60]) + "\n")
+    return path
+
+
+def test_replicates_are_runs_on_other_splits_and_finished_ones_are_kept(pretrained: Path, tmp_path: Path) -> None:
+    task = {
+        "name": "csv",
+        "text_column": "text",
+        "label_columns": ["amber"],
+        "files": {"train": str(_words_csv(tmp_path))},
+    }
+    recipe = finetune_recipe(task=task, train={"max_epochs": 1}, num_replicates=2)
+    out = tmp_path / "run"
+    results = run_finetuning(recipe, checkpoint=pretrained, out=out).results
+    other = out / "replicates/split-1"
+    splits = [json.loads((run / "split.json").read_text())["indices"] for run in (out, other)]
+    assert splits[0] != splits[1]
+    joined = results.replication
+    assert joined is not None
+    assert joined.split_seeds == (0, 1)
+    assert joined.metrics["test"]["loss"].values == (
+        *results.metrics["test"]["loss"].values, *read_results(other).metrics["test"]["loss"].values
+    )  # fmt: skip
+    kept = (other / "cells/single/seed-1/result.json").stat().st_mtime_ns
+    again = resume_finetuning(out, ["num_replicates=3"]).results
+    assert (other / "cells/single/seed-1/result.json").stat().st_mtime_ns == kept
+    assert again.replication is not None
+    assert again.replication.metrics["test"]["loss"].values[:4] == joined.metrics["test"]["loss"].values
+
+
+def test_an_encoder_without_a_checkpoint_makes_its_tokenizer_of_the_training_rows(tmp_path: Path) -> None:
+    task = {
+        "name": "csv",
+        "text_column": "text",
+        "label_columns": ["amber"],
+        "files": {"train": str(_words_csv(tmp_path))},
+    }
+    recipe = finetune_recipe(task=task, init="scratch", **ONE_EPOCH)
+    encoder = load_recipe("quickstart-text", ["model.width=32", "model.num_layers=1", "tokenizer.vocab_size=280"])
+    out = tmp_path / "run"
+    first = run_finetuning(recipe, checkpoint=None, encoder=encoder, out=out).results
+    assert (first.init.objective, first.init.checkpoint, first.init.recipe) == ("scratch", None, encoder.name)
+    loaded = load_finetuned(out, device="cpu")
+    assert loaded.tokenizer.vocab_size == 280
+    (out / "results.json").unlink()
+    assert resume_finetuning(out).results == first
+    with pytest.raises(ConfigError, match="no weights to begin with"):
+        run_finetuning(finetune_recipe(task=task), checkpoint=None, encoder=encoder, out=tmp_path / "no")
+
+
+def test_a_frozen_encoder_keeps_the_weights_of_the_checkpoint(pretrained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run_tiny(pretrained, out, seeds=[1], train={"max_epochs": 2, "freeze_encoder": True})
+    before = load_pretrained_weights(pretrained, SilentProgress()).model.state_dict()
+    (after,) = weights(out).values()
+    for name, tensor in after.items():
+        if name.startswith(("encoder.", "token_embedding.")):
+            assert torch.equal(tensor, before[name])
+    model = load_finetuned(out, device="cpu").runners[1].model
+    fresh = type(model)(load_recipe(str(out / "encoder.yaml")), finetune_recipe().model, 400, 2)
+    fresh.freeze_encoder()
+    fresh.train()
+    assert (fresh.head.training, fresh.encoder.training) == (True, False)

@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from exlm_cli.tasks.metrics import describe_unscorable, metric, score_rows, to_probabilities
+from exlm_cli.tasks.metrics import (
+    describe_constant,
+    describe_unscorable,
+    metric,
+    score_columns,
+    score_rows,
+    target_scale,
+    to_probabilities,
+)
 
 NAN = math.nan
 SCORES = [0.1, 0.4, 0.35, 0.8]
@@ -83,8 +91,41 @@ def test_two_classes_have_the_areas_of_the_second_and_three_have_none() -> None:
 def test_columns_of_values_are_scored_where_known() -> None:
     targets = np.array([[1.0, 10.0], [2.0, NAN], [4.0, 20.0]])
     scores = score_rows("regression", np.array([[1.5, 11.0], [2.0, 0.0], [2.0, 21.0]]), targets)
-    assert (scores["rmse"], scores["mae"]) == pytest.approx(((math.sqrt(4.25 / 3) + 1) / 2, (2.5 / 3 + 1) / 2))
     assert scores["pearsonr"] == pytest.approx((metric("pearsonr", *VALUES) + 1) / 2, abs=1e-9)
+    assert not {"rmse", "mae", "standardised_rmse"} & scores.keys()  # of different units
+
+
+def test_errors_of_several_columns_are_averaged_after_division_by_their_deviation() -> None:
+    """Another unit of a column changes its own error, and no figure that is averaged over columns."""
+    targets = np.array([[1.0, 10.0], [2.0, NAN], [4.0, 20.0]])
+    predicted = np.array([[1.5, 11.0], [2.0, 0.0], [2.0, 21.0]])
+    deviations = target_scale(targets)[1]
+    scores = score_rows("regression", predicted, targets, deviations)
+    by_hand = (math.sqrt(4.25 / 3) / np.std([1, 2, 4]) + 1 / np.std([10, 20])) / 2
+    assert scores["standardised_rmse"] == pytest.approx(by_hand)
+    unit = np.array([1.0, 1000.0])
+    again = score_rows("regression", predicted * unit, targets * unit, deviations * unit)
+    assert again == pytest.approx(scores)
+    assert [column["rmse"] for column in score_columns("regression", predicted, targets)] == pytest.approx(
+        [math.sqrt(4.25 / 3), 1.0]
+    )
+
+
+def test_the_same_answer_for_every_row_is_described() -> None:
+    truth = np.array([[0.0, 1.0], [1.0, 1.0], [1.0, 0.0]])
+    assert describe_constant("binary", np.array([[0.6, 0.2], [0.7, 0.9], [0.8, 0.1]]), truth, ("a", "b")) == [
+        "the same answer is predicted for every row: `a` is 1"
+    ]
+    classes = np.array([[0.6, 0.4], [0.9, 0.1]])
+    assert describe_constant("classes", classes, np.array([[0.0], [1.0]]), ("no", "yes")) == [
+        "class `no` is predicted for every row"
+    ]
+    assert describe_constant("classes", classes, np.array([[0.0], [0.0]]), ("no", "yes")) == []
+    values = np.array([[1.0], [5.0], [9.0]])
+    assert describe_constant("regression", values * 0 + 5.001, values, ("y",)) == [
+        "the same answer is predicted for every row: `y` is about 5.001"
+    ]
+    assert describe_constant("regression", values * 0.1, values, ("y",)) == []
 
 
 def test_probabilities_by_hand() -> None:

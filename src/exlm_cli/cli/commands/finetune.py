@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -113,6 +114,21 @@ def finetune(
     options = {"device": device, "seeds": parse_seeds(seeds), "num_replicates": num_replicates, **task}
     overrides = collect_overrides(sets, {**options, "init": "scratch" if from_scratch else None})
     progress = console.open_progress()
+    if resume is not None and (resume / "series.json").is_file():
+        if overrides:
+            raise ConfigError(f"{resume} holds several runs; `--set` changes none of them", "resume it as it began")
+        return _finish_series(resume, checkpoint, progress, as_json=as_json)
+    if name == _ALL and suite in ("glue", "moleculenet"):
+        if dry_run or encoder is not None:
+            given = "--dry-run" if dry_run else f"--encoder {encoder}"
+            raise ConfigError(f"`{given}` does not go with `{suite} all`", "give it with a single task")
+        recipes = [_chosen(suite, task, recipe, overrides) for task in _names(suite)]
+        _, start_run = _find_inputs(
+            recipes[0], checkpoint, sets or [], use_grid=grid, needs_run=True, progress=progress
+        )
+        return _run_series(
+            recipes, suite, start_run, out, progress, use_grid=grid, baseline=bool(baseline), as_json=as_json
+        )
     if resume is None:
         resolved = _chosen(suite, name, recipe, overrides)
     else:
@@ -122,7 +138,9 @@ def finetune(
     if resume is not None:
         from exlm_cli.finetune.run import run_finetuning
 
-        return _report(run_finetuning(resolved, checkpoint=checkpoint, resume=resume, progress=progress), as_json=as_json)
+        return _report(
+            run_finetuning(resolved, checkpoint=checkpoint, resume=resume, progress=progress), as_json=as_json
+        )
     architecture = _find_architecture(encoder, checkpoint, resolved)
     loaded, checkpoint = _find_inputs(
         resolved, checkpoint, sets or [], use_grid=grid, needs_run=architecture is None, progress=progress
@@ -145,16 +163,72 @@ def finetune(
 
 
 def _report(result: "FinetuneResult", *, as_json: bool) -> None:
-    """Print the scores and the verdict of a run, and write its page."""
+    """Write the page of a run, and print its scores and verdict."""
     from exlm_cli.cli import console
-    from exlm_cli.report.scores import results_tables
+    from exlm_cli.report.finetuned.page import write_page
+    from exlm_cli.report.scores import FinetunedRun, results_tables
 
+    page = write_page(FinetunedRun(result.run_dir.name, result.run_dir, result.results))
     if as_json:
-        return console.emit_json({"run_dir": result.run_dir, **result.results.as_json()})
+        return console.emit_json({"run_dir": result.run_dir, "report": page, **result.results.as_json()})
     console.emit_tables(results_tables(result.results))
     for sentence in result.results.verdict:
-        console.emit_text(f"verdict: {sentence}")
+        console.emit_text(f"verdict: {sentence}\n")
     console.emit_text(f"results: {result.run_dir}/results.json")
+    console.emit_text(f"report: {page}")
+
+
+def _run_series(
+    recipes: Sequence["FinetuneRecipe"],
+    suite: str,
+    checkpoint: Path | None,
+    out: Path | None,
+    progress: "Progress",
+    *,
+    use_grid: bool,
+    baseline: bool,
+    as_json: bool,
+) -> None:
+    """Fine-tune on every task of a suite, one after the other."""
+    from exlm_cli.finetune.series import begin_series
+    from exlm_cli.launch import num_ranks
+
+    if num_ranks() > 1:
+        raise ConfigError(f"`{suite} all` works in one process", "start a task at a time with torchrun")
+    assert checkpoint is not None, "a checkpoint was looked for"
+    folder = begin_series(recipes, suite=suite, checkpoint=checkpoint, out=out, use_grid=use_grid, baseline=baseline)
+    _finish_series(folder, None, progress, as_json=as_json)
+
+
+def _finish_series(folder: Path, checkpoint: Path | None, progress: "Progress", *, as_json: bool) -> None:
+    """Finish the runs of a series, and print and save the paper's table with their row."""
+    from exlm_cli.cli import console
+    from exlm_cli.finetune.series import run_series
+    from exlm_cli.report.paper import paper_tables
+    from exlm_cli.report.scores import FinetunedRun
+    from exlm_cli.report.tables import write_tables
+
+    finished, diverged = run_series(folder, checkpoint=checkpoint, progress=progress)
+    runs = [FinetunedRun(result.run_dir.name, result.run_dir, result.results) for result in finished]
+    tables = paper_tables(runs)
+    files = write_tables(tables, folder / "report", ("markdown", "csv"))
+    if as_json:
+        entries = [{"run_dir": str(run.folder), **run.results.as_json()} for run in runs]
+        console.emit_json({"run_dir": folder, "runs": entries, "files": files})
+    else:
+        console.emit_tables(tables)
+        console.emit_files(files)
+    if diverged:
+        raise diverged[0]
+
+
+def _names(suite: str) -> list[str]:
+    """Return the tasks of a suite without its name."""
+    from exlm_cli.config.tasks import find_suite
+
+    section = find_suite(suite)
+    assert section is not None, "the caller has found it"
+    return [task.partition("/")[2] for task in section.tasks]
 
 
 def _find_architecture(
@@ -192,11 +266,10 @@ def _chosen(suite: str | None, name: str | None, recipe: str | None, overrides: 
         if recipe is None:
             raise ConfigError("give a task, a `--recipe` that names one, or `--resume` to continue a run", _EXAMPLE)
         return load_recipe(recipe, overrides, kind=FinetuneRecipe)
-    section = find_suite(suite)
-    if section is not None and name is None:
-        names = (task.partition("/")[2] for task in section.tasks)
+    if find_suite(suite) is not None and name is None:
         raise ConfigError(
-            "which CSV file?" if suite == "csv" else f"which task of {suite}? There are {', '.join(names)}", _EXAMPLE
+            "which CSV file?" if suite == "csv" else f"which task of {suite}? There are {', '.join(_names(suite))}",
+            _EXAMPLE,
         )
     task = suite if name is None or suite == "csv" else f"{suite}/{name}"
     try:

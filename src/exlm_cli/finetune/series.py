@@ -1,0 +1,103 @@
+"""Every task of a suite, a run each in one folder; a folder that was stopped continues with the task at work."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.input_paths import with_absolute_paths
+from exlm_cli.config.load import dump_recipe, load_recipe
+from exlm_cli.errors import DivergedError, InterruptedRunError
+from exlm_cli.files import JsonModel, read_json, write_atomically, write_json
+from exlm_cli.finetune.results import RESULTS_FILE, read_results
+from exlm_cli.finetune.run import FinetuneResult, resume_finetuning, run_finetuning
+from exlm_cli.progress import Progress
+from exlm_cli.run_dir import create_run_dir
+
+SERIES_FILE = "series.json"
+"""File of the folder of a series."""
+
+
+class Series(JsonModel):
+    """`series.json`: what the runs of a folder begin with.
+
+    Attributes:
+        names: Runs in order; `<name>.yaml` is the recipe of each, `<name>/` its directory.
+        checkpoint: Pre-training run, absolute.
+        use_grid, baseline: As in `run_finetuning`.
+    """
+
+    names: tuple[str, ...]
+    checkpoint: str
+    use_grid: bool
+    baseline: bool
+
+
+def begin_series(
+    recipes: Sequence[FinetuneRecipe], *, suite: str, checkpoint: Path, out: Path | None, use_grid: bool, baseline: bool
+) -> Path:
+    """Make the folder of a series and return it.
+
+    Args:
+        recipes: Recipe of each task; the part of `task.name` after the slash names its run.
+        suite: Names the folder.
+        checkpoint: Pre-training run.
+        out: The folder; None: `runs/<suite>-all-<time>`.
+        use_grid, baseline: As in `run_finetuning`.
+
+    Raises:
+        CheckpointError: `out` is not empty, or the file system refuses.
+    """
+    folder = create_run_dir(out, f"{suite}-all")
+    by_name = {recipe.task.name.partition("/")[2]: recipe for recipe in recipes}
+    for name, recipe in by_name.items():
+        write_atomically(folder / f"{name}.yaml", dump_recipe(with_absolute_paths(recipe)).encode())
+    source = str(checkpoint.resolve())
+    series = Series(names=tuple(by_name), checkpoint=source, use_grid=use_grid, baseline=baseline)
+    write_json(folder / SERIES_FILE, series)
+    return folder
+
+
+def run_series(
+    folder: Path, *, checkpoint: Path | None, progress: Progress
+) -> tuple[list[FinetuneResult], list[DivergedError]]:
+    """Finish every run of a series, and return their results and the errors of those that diverged.
+
+    Args:
+        folder: Made by `begin_series`.
+        checkpoint: The pre-training run, if it has moved; None: where it was.
+        progress: Reports the work.
+
+    Raises:
+        ExlmError: A mistake in data or checkpoint; interruption.
+    """
+    series = read_json(folder / SERIES_FILE, Series)
+    finished, diverged = [], []
+    for number, name in enumerate(series.names, start=1):
+        run = folder / name
+        if (run / RESULTS_FILE).is_file():
+            progress.message(f"{name}: finished before")
+            finished.append(FinetuneResult(run, read_results(run)))
+            continue
+        progress.message(f"{name}: task {number} of {len(series.names)}")
+        try:
+            if (run / "recipe.yaml").is_file():
+                finished.append(resume_finetuning(run, checkpoint=checkpoint, progress=progress))
+                continue
+            shutil.rmtree(run, ignore_errors=True)  # killed before it began
+            begun = run_finetuning(
+                load_recipe(str(folder / f"{name}.yaml"), kind=FinetuneRecipe),
+                checkpoint=checkpoint or Path(series.checkpoint),
+                out=run,
+                use_grid=series.use_grid,
+                baseline=series.baseline,
+                progress=progress,
+            )
+            finished.append(begun)
+        except DivergedError as error:
+            progress.message(f"{name}: {error.message}")
+            diverged.append(error)
+        except InterruptedRunError as error:
+            hint = f"continue with `exlm finetune --resume {folder}`"
+            raise InterruptedRunError(error.message, hint, error.exit_code - 128) from error
+    return finished, diverged

@@ -1,0 +1,1 @@
+"""HTML page of a fine-tuning run."""

@@ -1,0 +1,56 @@
+"""A series finishes its tasks one by one, keeps what is finished, and goes on after a task that diverges."""
+
+from pathlib import Path
+
+import pytest
+
+from exlm_cli.errors import CheckpointError, DivergedError, InterruptedRunError
+from exlm_cli.finetune import series as series_module
+from exlm_cli.finetune.results import read_results
+from exlm_cli.finetune.series import begin_series, run_series
+from exlm_cli.progress import SilentProgress
+from tests.unit.finetune.synthetic import finetune_recipe, make_pretrained
+from tests.unit.tasks.glue_files import write_glue
+
+
+def test_tasks_are_finished_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretrained = make_pretrained(tmp_path / "pre")
+    data = tmp_path / "data"
+    names = ("rte", "cola", "mrpc")
+    for name in names:
+        write_glue(data, name, copies=2)
+    recipes = [
+        finetune_recipe(
+            task={"name": f"glue/{name}", "data_dir": str(data), "sequence_length": 24},
+            seeds=[1],
+            train={"max_epochs": 1},
+        )
+        for name in names
+    ]
+    out = tmp_path / "all"
+    begin = {"suite": "glue", "checkpoint": pretrained, "out": out, "use_grid": False, "baseline": False}
+    assert begin_series(recipes, **begin) == out
+    with pytest.raises(CheckpointError, match="not empty"):
+        begin_series(recipes, **begin)
+    train = series_module.run_finetuning
+
+    def failing(recipe: object, *, out: Path, **arguments: object) -> object:
+        if out.name == "cola":
+            raise DivergedError("the loss of step 1 is nan", "")
+        if out.name == "mrpc":
+            raise InterruptedRunError("stopped at step 1", "", 2)
+        return train(recipe, out=out, **arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(series_module, "run_finetuning", failing)
+    with pytest.raises(InterruptedRunError, match="stopped") as stopped:
+        run_series(out, checkpoint=None, progress=SilentProgress())
+    assert (stopped.value.exit_code, stopped.value.hint) == (130, f"continue with `exlm finetune --resume {out}`")
+    first = (out / "rte/results.json").stat().st_mtime_ns
+    monkeypatch.setattr(
+        series_module, "run_finetuning", lambda *a, **k: failing(*a, **k) if k["out"].name == "cola" else train(*a, **k)
+    )
+    finished, diverged = run_series(out, checkpoint=None, progress=SilentProgress())
+    assert [result.run_dir.name for result in finished] == ["rte", "mrpc"]
+    assert len(diverged) == 1
+    assert (out / "rte/results.json").stat().st_mtime_ns == first
+    assert finished[0].results == read_results(out / "rte")

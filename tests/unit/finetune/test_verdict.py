@@ -1,0 +1,71 @@
+"""Intervals against their closed form, and the sentence that each outcome of a comparison gives."""
+
+import math
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from exlm_cli.finetune.verdict import describe_verdict, mean_interval, summarise_splits
+from tests.unit.report.scored_runs import baseline, scored
+
+MODEL = {"roc_auc": [0.80, 0.82, 0.84]}
+SIZES = {"train": 80, "valid": 10, "test": 10}
+
+
+def results(own: Any, other: Any = None, **changed: Any) -> Any:
+    given = {} if other is None else {"baseline": baseline(other)}
+    return scored("a", "csv", own, **given, split_sizes=SIZES, **changed).results
+
+
+def test_an_interval_is_that_of_students_t_and_of_nadeau_and_bengio() -> None:
+    """Two values have one degree of freedom, whose 0.975 quantile is tan(0.475 pi); scipy has the same interval."""
+    low, high = mean_interval([[1.0], [3.0]]) or (math.nan, math.nan)
+    assert (high - low) / 2 == pytest.approx(math.tan(0.475 * math.pi) * math.sqrt(2) * math.sqrt(1 / 2))
+    values = [0.1, 0.4, 0.35, 0.8]
+    scale = stats.sem(values)
+    assert mean_interval([[v] for v in values]) == pytest.approx(stats.t.interval(0.95, 3, 0.4125, scale))
+    wide = mean_interval([[v, v] for v in values], overlap=1 / 8)
+    assert wide == pytest.approx(stats.t.interval(0.95, 3, 0.4125, scale * math.sqrt((1 / 4 + 1 / 8) / (1 / 4))))
+    assert mean_interval([[1.0, 2.0]]) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "forest", "said"),
+    [
+        ([0.80, 0.82, 0.84], [0.70, 0.71, 0.73], "The model is better than ECFP4"),
+        ([0.70, 0.71, 0.73], [0.80, 0.82, 0.84], "ECFP4 + random forest is better than the model"),
+        ([0.80, 0.70, 0.75], [0.75, 0.76, 0.74], "No clear difference"),
+        ([0.80], [0.70], "The model scores better here: test roc_auc 0.8000 against 0.7000. One seed"),
+        ([0.60], [0.70], "ECFP4 + random forest scores better here"),
+        ([None], [0.70], "roc_auc is not defined on these test rows"),
+    ],
+)
+def test_a_verdict_names_the_better_one_or_none(model: Any, forest: Any, said: str) -> None:
+    assert describe_verdict([results({"roc_auc": model}, {"roc_auc": forest})])[0].startswith(said)
+    # an error is better where it is less
+    swapped = results({"rmse": forest}, {"rmse": model}, loss="regression", is_greater_better=False)
+    if None not in model:
+        assert describe_verdict([swapped])[0].startswith(said.split(": test")[0])
+
+
+def test_a_model_that_guesses_is_told_so() -> None:
+    assert describe_verdict([results({"roc_auc": [0.5, 0.6, 0.4]})]) == (
+        "The model is not clearly better than a guess: test roc_auc 0.5000, where a guess has 0.5.",
+    )
+    assert describe_verdict([results(MODEL)]) == ()
+    flat = results({"rmse": [1.0, 1.0], "r2": [-0.1, 0.1]}, loss="regression", is_greater_better=False)
+    assert "the mean of the training rows" in describe_verdict([flat])[0]
+
+
+def test_splits_are_joined_in_order_and_each_counts_once() -> None:
+    splits = [
+        results({"roc_auc": [0.8, 0.6]}, {"roc_auc": [0.5, 0.5]}),
+        results({"roc_auc": [0.9, 0.9]}, {"roc_auc": [0.5, 0.5]}),
+    ]
+    joined = summarise_splits(splits, (0, 1))
+    assert joined.metrics["test"]["roc_auc"].values == (0.8, 0.6, 0.9, 0.9)
+    assert joined.intervals["test"]["roc_auc"] == mean_interval([[0.7], [0.9]], overlap=1 / 8)
+    assert joined.baseline is not None
+    assert joined.baseline.metrics["test"]["roc_auc"].values == (0.5,) * 4
+    assert "over 2 splits" in describe_verdict(splits)[0]

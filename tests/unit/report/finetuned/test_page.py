@@ -1,0 +1,67 @@
+"""The page of a run holds its scores, verdict and figures, needs no other file, and a browser shows it."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from exlm_cli.report.finetuned.page import write_page
+from exlm_cli.report.scores import FinetunedRun
+from exlm_cli.report.style import RUN_COLOURS
+from exlm_cli.run_dir import update_run_json
+from exlm_cli.tasks.base import write_outputs
+from tests.unit.report.scored_runs import scored
+
+CHROMIUM = shutil.which("chromium")
+ALONE = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--window-size=1100,1600",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the page of a run of two seeds and two labels, one of which is called like a tag."""
+    folder = tmp_path_factory.mktemp("page") / "<run>"
+    names = ("active", "<b>toxic</b>")
+    notes = ("cut `a<b` of the rows",)
+    run = scored(
+        "run", "csv", {"roc_auc": [0.7, 0.8]}, output_names=names, notes=notes, verdict=("The model is <better>.",)
+    )
+    folder.mkdir()
+    update_run_json(folder, {"command": "finetune", "device": "cpu"})
+    rng = np.random.default_rng(0)
+    write_outputs(folder / "targets-test.csv", range(40), names, list(rng.integers(0, 2, (40, 2)).astype(float)))
+    for seed in (1, 2):
+        cell = folder / f"cells/single/seed-{seed}"
+        cell.mkdir(parents=True)
+        write_outputs(cell / "predictions-test.csv", range(40), names, list(rng.random((40, 2))))
+    return write_page(FinetunedRun("run", folder, run.results))
+
+
+def test_a_page_holds_everything_and_names_no_other_file(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert all(
+        said in text for said in ("The model is &lt;better&gt;.", "roc_auc", "<code>a&lt;b</code>", "exlm predict")
+    )
+    assert not re.search(r"<b>|<script|https?://|<link", text)
+    sources = re.findall(r'(?:src|href)="([^"]{0,30})', text)
+    assert len(sources) == 2
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: `apt-get install chromium`")
+def test_a_browser_shows_the_figures(page: Path, tmp_path: Path) -> None:
+    """The second label's curve is the only thing on the page in its colour."""
+    from matplotlib.image import imread
+
+    picture = tmp_path / "page.png"
+    assert CHROMIUM is not None
+    command = [CHROMIUM, *ALONE, f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={picture}", page.as_uri()]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    pixels = (imread(picture)[..., :3] * 255).round()
+    colour = np.array([int(RUN_COLOURS[1][i : i + 2], 16) for i in (1, 3, 5)])
+    assert (np.abs(pixels - colour).max(-1) < 3).sum() > 100
