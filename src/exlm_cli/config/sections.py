@@ -35,7 +35,9 @@ class DataConfig(StrictModel):
     on_invalid: Literal["error", "skip"] = Field(
         "error", description="Rows that cannot be used: stop, or skip and list"
     )
-    max_rows: int | None = Field(None, ge=1, description="Read at most this many rows of each input list")
+    max_rows: int | None = Field(
+        None, ge=1, description="Rows read of each input list, shared out evenly over its files; none: all"
+    )
     bundled_rows: int = Field(20000, ge=10, le=10_000_000, description="Rows that a `bundled:` input generates")
     cache_dir: Annotated[str | None, Mark.INPUT] = Field(
         None, description="Where token shards are kept; none: the user's cache directory"

@@ -13,7 +13,7 @@ from exlm_cli.data.bpe import train_bpe
 from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError
-from exlm_cli.files import ALTERED_HINT, expand_path, read_json
+from exlm_cli.files import ALTERED_HINT, read_json
 from exlm_cli.finetune.results import (
     RESULTS_FILE,
     InitialWeights,
@@ -24,6 +24,7 @@ from exlm_cli.finetune.results import (
 )
 from exlm_cli.finetune.trainer import TaskData, TaskRunner
 from exlm_cli.model.heads import TaskModel
+from exlm_cli.paths import expand_path
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import RUN_FILE, read_run_json, run_directory
 from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray

@@ -246,9 +246,10 @@ def _draw_curves(predictions: SplitPredictions) -> "Figure | None":
     left.plot([0, 1], [0, 1], linestyle=":", color=style.FAINT_INK, linewidth=0.9)
     style.set_up_axes(right, "recall", "precision", "Precision and recall")
     _draw_panel(right, questions, is_roc=False)
-    if len(questions) == 1:
-        share = float(questions[0][1].mean())
-        right.axhline(share, linestyle=":", color=style.FAINT_INK, linewidth=0.9)
+    if len(questions) <= _MAX_COLOURED:
+        for index, (_, truth, _) in enumerate(questions):
+            colour = style.FAINT_INK if len(questions) == 1 else style.RUN_COLOURS[index % len(style.RUN_COLOURS)]
+            right.axhline(float(truth.mean()), linestyle=":", color=colour, linewidth=0.9)
     return figure
 
 

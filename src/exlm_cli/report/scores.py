@@ -1,7 +1,7 @@
 """Tables of scores: one fine-tuning run, runs of a task side by side, pre-trained checkpoints side by side."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,9 +109,18 @@ def _labels_table(results: RunResults) -> ReportTable:
 
 
 def task_tables(runs: Sequence[FinetunedRun]) -> list[ReportTable]:
-    """Return a table for each task, in the order in which the runs have them."""
-    tasks = dict.fromkeys(run.results.task for run in runs)
-    return [_task_table([run for run in runs if run.results.task == task]) for task in tasks]
+    """Return a table for each task, in the order in which the runs have them; tables of other labels or rows apart."""
+    groups: dict[tuple[object, ...], list[FinetunedRun]] = {}
+    for run in runs:
+        results = run.results
+        own = (results.output_names, sum(results.split_sizes.values())) if results.task == "csv" else ()
+        groups.setdefault((results.task, *own), []).append(run)
+    tables = [_task_table(group) for group in groups.values()]
+    names = [table.name for table in tables]
+    return [
+        replace(table, name=f"{name}-{names[:place].count(name) + 1}") if name in names[:place] else table
+        for place, (name, table) in enumerate(zip(names, tables, strict=True))
+    ]
 
 
 def pretraining_table(scores: "Sequence[PretrainedScore]") -> ReportTable:

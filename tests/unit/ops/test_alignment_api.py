@@ -163,3 +163,9 @@ def test_the_op_compiles_into_one_graph_without_reading_lengths(dag: Dag) -> Non
         lambda *arguments: states_alignment_nll(*arguments, backend="reference"), backend="eager", fullgraph=True
     )
     assert compiled(*dag).equal(states_alignment_nll(*dag, backend="reference"))
+
+
+def test_lengths_may_be_lists(entry_point: Callable[..., Tensor], dag: Dag) -> None:
+    lists = (dag.target_lengths.tolist(), dag.state_lengths.tolist())
+    expected = entry_point(dag.log_emit, dag.log_trans, dag.target_lengths, dag.state_lengths)
+    assert torch.equal(entry_point(dag.log_emit, dag.log_trans, *lists), expected)

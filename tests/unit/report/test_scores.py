@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from exlm_cli.experiments.evaluate import PretrainedScore
-from exlm_cli.finetune.results import Aggregate, GridChoice, GridScores, summarise_values
+from exlm_cli.finetune.results import Aggregate, BaselineResult, GridChoice, GridScores, summarise_values
 from exlm_cli.report.scores import (
     format_score,
     percent_score,
@@ -130,3 +130,32 @@ def test_pretrained_checkpoints_have_a_column_each_with_the_data_that_they_were_
         "sequences scored": ("1,900", "-"),
     }
     assert table.notes[0] == "a: exlm, step 30, 0.6 M parameters, 55.6 k tokens, scored on 19 sequences of x.txt"
+
+
+def test_tables_of_unrelated_csv_files_are_apart_and_have_names_of_their_own() -> None:
+    metrics: dict[str, list[float | None]] = {"roc_auc": [0.5]}
+    sizes = {"train": 8, "valid": 1, "test": 1}
+    runs = [scored("a", "csv", metrics), scored("b", "csv", metrics), scored("c", "csv", metrics, split_sizes=sizes)]
+    runs.append(scored("d", "csv", metrics, output_names=("toxic",)))
+    tables = task_tables(runs)
+    assert [table.columns[1:] for table in tables] == [("a", "b"), ("c",), ("d",)]
+    assert [table.name for table in tables] == ["scores-csv", "scores-csv-2", "scores-csv-3"]
+
+
+def test_several_values_have_a_table_of_their_own_errors_beside_the_baseline() -> None:
+    """Errors are in the unit of each value: a mean of 0.5 and 9 would say nothing."""
+    of_label = {
+        name: {metric: summarise_values([value]) for metric in ("rmse", "mae", "r2")}
+        for name, value in (("logP", 0.5), ("TPSA", 9.0))
+    }
+    forest = BaselineResult(name="forest", seeds=(1,), metrics={"test": {}}, labels={"test": of_label})
+    run = scored(
+        "a", "csv", {"standardised_rmse": [0.4]}, loss="regression", is_greater_better=False, labels={"test": of_label},
+        output_names=("logP", "TPSA"), baseline=forest,
+    )  # fmt: skip
+    _, table = results_tables(run.results)
+    assert table.columns == ("value", "rmse", "mae", "r2", "rmse of forest")
+    assert table.rows == (
+        ("logP", "0.5000", "0.5000", "0.5000", "0.5000"),
+        ("TPSA", "9.0000", "9.0000", "9.0000", "9.0000"),
+    )

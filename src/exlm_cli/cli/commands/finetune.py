@@ -141,6 +141,8 @@ def finetune(
         return _report(
             run_finetuning(resolved, checkpoint=checkpoint, resume=resume, progress=progress), as_json=as_json
         )
+    if suite in ("glue", "moleculenet") and recipe is None:
+        _point_to_small(suite, resolved, progress)
     architecture = _find_architecture(encoder, checkpoint, resolved)
     loaded, checkpoint = _find_inputs(
         resolved, checkpoint, sets or [], use_grid=grid, needs_run=architecture is None, progress=progress
@@ -229,6 +231,14 @@ def _names(suite: str) -> list[str]:
     section = find_suite(suite)
     assert section is not None, "the caller has found it"
     return [task.partition("/")[2] for task in section.tasks]
+
+
+def _point_to_small(suite: str, recipe: "FinetuneRecipe", progress: "Progress") -> None:
+    """Name the recipe for a CPU where the paper's would run on one."""
+    import torch
+
+    if recipe.device == "cpu" or not torch.cuda.is_available():
+        progress.message(f"{recipe.name} has the paper's budget; on a CPU `--recipe {suite}-small` takes minutes")
 
 
 def _find_architecture(

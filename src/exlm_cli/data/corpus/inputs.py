@@ -5,6 +5,7 @@ Rows are streamed: no input is ever held whole.
 
 import difflib
 import glob
+import math
 import os
 import sys
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 from exlm_cli.config.sections import DataConfig
@@ -88,7 +90,8 @@ def iter_rows(
 ) -> Generator[Row]:
     """Yield the rows of all sources in order, under a progress bar that shows how far reading has come.
 
-    The bar counts bytes on disk if all sources are files, else rows. `seed` is that of bundled sources.
+    `data.max_rows` is shared out evenly: a source gives at most its share of the rows that those before it have left.
+    The bar counts bytes on disk if all sources are files and read whole, else rows. `seed` is that of bundled sources.
 
     Raises:
         DataError: A source cannot be read, or has no rows.
@@ -97,7 +100,7 @@ def iter_rows(
     sizes_bytes = [source.size_bytes for source in sources if isinstance(source, FileSource)]
     counts_bytes = max_rows is None and len(sizes_bytes) == len(sources)
     only_bundled = all(isinstance(source, BundledSource) for source in sources)
-    total = sum(sizes_bytes) if counts_bytes else max_rows
+    total = sum(sizes_bytes) if counts_bytes else None  # how many rows there are shows at the end
     if only_bundled:
         total = min(data.bundled_rows * len(sources), max_rows or sys.maxsize)
     started_s = time.monotonic()
@@ -108,17 +111,17 @@ def iter_rows(
             rate = num_rows / max(1e-9, time.monotonic() - started_s)
             bar.update(position_bytes if counts_bytes else num_rows, rows=f"{num_rows:,}", rate=f"{rate:,.0f} rows/s")
 
-        for source in sources:
+        for place, source in enumerate(sources):
+            if num_rows == max_rows:
+                break
             num_before = num_rows
+            limit = None if max_rows is None else num_rows + math.ceil((max_rows - num_rows) / (len(sources) - place))
             with _opened(source, data, seed) as (rows, position_bytes):
-                for row in rows:
+                for row in rows if limit is None else islice(rows, limit - num_rows):
                     yield row
                     num_rows += 1
                     if num_rows % _ROWS_BETWEEN_UPDATES == 0:
                         show(finished_bytes + position_bytes())
-                    if num_rows == max_rows:
-                        show(finished_bytes + position_bytes())
-                        return
             if num_rows == num_before:
                 raise DataError(f"{source}: no rows in it")
             if isinstance(source, FileSource):

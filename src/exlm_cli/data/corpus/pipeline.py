@@ -6,6 +6,7 @@ place whole, so none is ever stale.
 """
 
 import csv
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -107,12 +108,27 @@ def prepare_data(
             fingerprint_sources(resolve_inputs(inputs, kind=data.kind, progress=progress), cache, progress)
             for inputs in (data.train, data.valid)
         )
+        _warn(recipe, train, valid, progress)
         tokenizer = _obtain_tokenizer(recipe, train, cache, progress, builds=builds)
         corpus = _Corpus(recipe, train, valid, tokenizer, data_fingerprint(recipe, train, valid, tokenizer))
         prepared = _obtain_shards(corpus, cache, progress, builds=builds)
     if rejected_csv is not None:
         list_rejected(prepared, rejected_csv, progress)
     return prepared
+
+
+def _warn(
+    recipe: PretrainRecipe, train: list[FingerprintedSource], valid: list[FingerprintedSource], progress: Progress
+) -> None:
+    """Report files that are read in part, and those that are trained and validated on."""
+    for name, sources in (("training", train), ("validation", valid)):
+        if recipe.data.max_rows is not None and len(sources) > 1:
+            share = math.ceil(recipe.data.max_rows / len(sources))
+            progress.message(f"`data.max_rows`: about {share:,} rows of each of {len(sources):,} {name} files")
+    contents = {known.content for known in train if isinstance(known.source, FileSource)}
+    for known in valid:
+        if known.content in contents:
+            progress.message(f"warning: {known.source} is trained on too: validation shows what is remembered")
 
 
 def list_rejected(data: PreparedData, rejected_csv: Path, progress: Progress) -> None:

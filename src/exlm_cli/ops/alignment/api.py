@@ -22,6 +22,8 @@ from torch import Tensor
 from exlm_cli.errors import BackendError, ShapeError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from jaxtyping import Float, Int, Int64  # annotations only: the op needs torch and nothing else
 
 Backend = Literal["auto", "reference", "torch", "native"]
@@ -55,8 +57,8 @@ class _Implementation(Protocol):
 def states_alignment_nll(
     log_emit: Float[Tensor, "B T S"],
     log_trans: Float[Tensor, "B S S"],
-    target_lengths: Int[Tensor, " B"],
-    state_lengths: Int[Tensor, " B"],
+    target_lengths: Int[Tensor, " B"] | Sequence[int],
+    state_lengths: Int[Tensor, " B"] | Sequence[int],
     *,
     backend: Backend = "auto",
 ) -> Float[Tensor, " B"]:
@@ -69,8 +71,8 @@ def states_alignment_nll(
     Args:
         log_emit: log p(target t | state s), nats; float32 or float64 (16 bits only on CUDA with the native backend).
         log_trans: log p(next state | state), nats, the dtype of `log_emit`; `-inf` forbids an edge.
-        target_lengths: Targets of each sequence, 0 to T.
-        state_lengths: Nodes of each sequence, 0 to S; the last of them ends every path.
+        target_lengths: Targets of each sequence, 0 to T; a tensor or a list.
+        state_lengths: Nodes of each sequence, 0 to S; the last of them ends every path. A tensor or a list.
         backend: "reference", "torch", "native", or "auto" (native if available, else torch).
 
     Returns:
@@ -88,8 +90,8 @@ def states_alignment_nll(
 def best_alignment(
     log_emit: Float[Tensor, "B T S"],
     log_trans: Float[Tensor, "B S S"],
-    target_lengths: Int[Tensor, " B"],
-    state_lengths: Int[Tensor, " B"],
+    target_lengths: Int[Tensor, " B"] | Sequence[int],
+    state_lengths: Int[Tensor, " B"] | Sequence[int],
     *,
     backend: Backend = "auto",
 ) -> Int64[Tensor, "B T"]:
@@ -110,8 +112,8 @@ def best_alignment(
 def alignment_posterior(
     log_emit: Float[Tensor, "B T S"],
     log_trans: Float[Tensor, "B S S"],
-    target_lengths: Int[Tensor, " B"],
-    state_lengths: Int[Tensor, " B"],
+    target_lengths: Int[Tensor, " B"] | Sequence[int],
+    state_lengths: Int[Tensor, " B"] | Sequence[int],
     *,
     backend: Backend = "auto",
 ) -> Float[Tensor, "B T S"]:
@@ -129,8 +131,8 @@ def alignment_posterior(
 def alignment_edge_posterior(
     log_emit: Float[Tensor, "B T S"],
     log_trans: Float[Tensor, "B S S"],
-    target_lengths: Int[Tensor, " B"],
-    state_lengths: Int[Tensor, " B"],
+    target_lengths: Int[Tensor, " B"] | Sequence[int],
+    state_lengths: Int[Tensor, " B"] | Sequence[int],
     *,
     backend: Backend = "auto",
 ) -> Float[Tensor, "B S S"]:
@@ -224,7 +226,13 @@ def _minus_gradient(dag: _Dag, backend: Backend, *, of: Literal["log_emit", "log
     return -gradient
 
 
-def _check(log_emit: Tensor, log_trans: Tensor, target_lengths: Tensor, state_lengths: Tensor) -> _Dag:
+def _check(
+    log_emit: Tensor, log_trans: Tensor, target_lengths: Tensor | Sequence[int], state_lengths: Tensor | Sequence[int]
+) -> _Dag:
+    if not isinstance(target_lengths, Tensor):
+        target_lengths = torch.tensor(target_lengths, device=log_emit.device)
+    if not isinstance(state_lengths, Tensor):
+        state_lengths = torch.tensor(state_lengths, device=log_emit.device)
     if log_emit.ndim != 3:
         raise ShapeError(f"`log_emit` has shape {tuple(log_emit.shape)}, expected three axes (B, T, S)")
     B, T, S = log_emit.shape

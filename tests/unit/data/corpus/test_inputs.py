@@ -123,13 +123,21 @@ def test_the_bar_moves_with_the_bytes_read(tmp_path: Path) -> None:
     assert 0 < done[0] < done[-1] == 640_000
 
 
-def test_reading_stops_after_the_most_rows_and_counts_them(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
-    sources = resolve_inputs([f"{tmp_path}/a.txt", f"{tmp_path}/a.txt"], kind="text", progress=SilentProgress())
-    progress = Recorder()
-    rows = iter_rows(sources, DataConfig(kind="text", max_rows=4), progress=progress)
-    assert [row.text for row in rows] == ["one", "two", "three", "one"]
-    assert (progress.bars[0].total, progress.bars[0].done) == (4, [3, 4])
+def test_the_most_rows_are_shared_out_over_the_files(tmp_path: Path) -> None:
+    """A short file leaves its share to those after it; how many rows there are is known at the end."""
+    (tmp_path / "a.txt").write_text("one\n")
+    (tmp_path / "b.txt").write_text("two\nthree\nfour\nfive\n")
+
+    def read(max_rows: int) -> tuple[list[str], Recorder]:
+        progress, data = Recorder(), DataConfig(kind="text", max_rows=max_rows)
+        sources = resolve_inputs([f"{tmp_path}/{name}.txt" for name in "aab"], kind="text", progress=SilentProgress())
+        return [row.text for row in iter_rows(sources, data, progress=progress)], progress
+
+    texts, progress = read(6)
+    assert texts == ["one", "one", "two", "three", "four", "five"]
+    assert (progress.bars[0].total, progress.bars[0].done) == (None, [1, 2, 6])
+    assert read(3)[0] == ["one", "one", "two"]
+    assert read(2)[0] == ["one", "one"]
 
 
 def test_the_bar_of_hub_rows_counts_towards_no_end(monkeypatch: pytest.MonkeyPatch) -> None:

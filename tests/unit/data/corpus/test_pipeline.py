@@ -386,3 +386,11 @@ def test_no_heavy_library_is_imported_before_it_is_needed() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_file_in_both_sets_is_warned_of_and_shares_of_the_most_rows_are_named(workplace: Path) -> None:
+    progress = Recorder()
+    same = str(workplace / "text.txt")
+    _prepare(_recipe(workplace, train=[same, same], valid=[same], max_rows=41), progress)
+    assert f"warning: {same} is trained on too: validation shows what is remembered" in progress.said
+    assert "`data.max_rows`: about 21 rows of each of 2 training files" in progress.said
