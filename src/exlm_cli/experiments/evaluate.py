@@ -53,6 +53,7 @@ def evaluate_pretrained(
     name: str,
     *,
     valid: Sequence[str] = (),
+    max_sequences: int | None = None,
     device: str = "auto",
     progress: Progress | None = None,
 ) -> PretrainedScore:
@@ -65,6 +66,7 @@ def evaluate_pretrained(
         path: Run directory or `checkpoints/step-N`.
         name: Name in tables.
         valid: Files, folders or globs of text or SMILES; empty: the run's own validation data.
+        max_sequences: Sequences scored, evenly spread; none: all.
         device: Where the model runs.
         progress: Messages and bars.
 
@@ -76,8 +78,9 @@ def evaluate_pretrained(
     pretrained = load_pretrained(path, device=device, progress=progress)
     data = _load_data(pretrained, valid, progress)
     own = pretrained.recipe
-    recipe = own.model_copy(update={"train": own.train.model_copy(update={"validation_sequences": None})})
-    num_sequences = f"{format_count(len(data.valid))} sequences"
+    recipe = own.model_copy(update={"train": own.train.model_copy(update={"validation_sequences": max_sequences})})
+    num_scored = min(len(data.valid), max_sequences or len(data.valid))
+    num_sequences = f"{format_count(num_scored)} sequences"
     progress.message(f"scoring {name} on {num_sequences}")
     return PretrainedScore(
         name,
@@ -87,7 +90,7 @@ def evaluate_pretrained(
         sum(p.numel() for p in pretrained.model.parameters()),
         load_state(pretrained.checkpoint).loop.num_tokens,
         f"{num_sequences} of {', '.join(valid) or 'its own validation data'}",
-        _validate(recipe, data, pretrained.model),
+        _validate(recipe, data, pretrained.model, progress),
     )
 
 
@@ -191,8 +194,10 @@ def _score(pretrained: Pretrained, recipe: PretrainRecipe, data: PreparedData) -
     )
 
 
-def _validate(recipe: PretrainRecipe, data: PreparedData, model: ExlmModel) -> dict[str, float]:
-    return PretrainTask(recipe, data, model, next(model.parameters()).device).validate()
+def _validate(
+    recipe: PretrainRecipe, data: PreparedData, model: ExlmModel, progress: Progress | None = None
+) -> dict[str, float]:
+    return PretrainTask(recipe, data, model, next(model.parameters()).device).validate(progress)
 
 
 def _model_with_states(pretrained: Pretrained, recipe: PretrainRecipe) -> ExlmModel:

@@ -154,8 +154,8 @@ class PretrainTask:
         """Return the input tokens before expansion."""
         return batch.num_tokens
 
-    def validate(self) -> dict[str, float]:
-        """Return figures on the validation set, with the same masks every time."""
+    def validate(self, progress: Progress | None = None) -> dict[str, float]:
+        """Return figures on the validation set, with the same masks every time; `progress` shows a bar of sequences."""
         indices = validation_indices(self.valid_set, self.recipe.train.validation_sequences)
         share = self.ranks.share_of(indices)
         batches = self._batches(self.valid_set, share, VALIDATION_EPOCH) if len(share) else iter(())
@@ -163,12 +163,14 @@ class PretrainTask:
         sums: list[EvaluationSums] = []
         self.model.eval()
         with (
+            (progress or SilentProgress()).bar("validating", len(share)) as bar,
             torch.no_grad(),
             torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None),
         ):
             for batch, is_own, _ in self.ranks.in_step(batches, spare):
                 of_batch = self.module(batch, lambda model, batch: evaluate_batch(model, self.objective, batch))
                 sums += [of_batch] if is_own else []
+                bar.update(sum(each.num_sequences for each in sums))
         self.model.train()
         return summarise(self._of_all_ranks(sums), has_dag=self.model.transition is not None)
 

@@ -42,6 +42,10 @@ NumStatesOption = Annotated[
     str | None,
     typer.Option("--num-states", metavar="LIST", help="For --entropy: states per mask, like 2,4; default: own."),
 ]
+MaxSequencesOption = Annotated[
+    int | None,
+    typer.Option("--max-sequences", metavar="N", min=1, help="Score pre-trained runs on N sequences, evenly spread."),
+]
 FormatOption = Annotated[
     str | None, typer.Option("--format", metavar="LIST", help=f"Write the tables as {','.join(_FORMATS)}.")
 ]
@@ -57,6 +61,7 @@ def evaluate(
     entropy: EntropyOption = False,
     mask_ratios: MaskRatiosOption = None,
     num_states: NumStatesOption = None,
+    max_sequences: MaxSequencesOption = None,
     formats: FormatOption = None,
     out: OutOption = None,
     figures: FiguresOption = True,
@@ -78,7 +83,7 @@ def evaluate(
     if not entropy and (ratios or states):
         raise ConfigError("`--mask-ratios` and `--num-states` go with `--entropy`")
     progress = console.open_progress()
-    takes_sweep = not entropy and not data
+    takes_sweep = not entropy and not data and max_sequences is None
     given = runs or [newest_run(takes_sweep=takes_sweep, progress=progress)]
     if takes_sweep and any(map(is_sweep_run, given)):
         if len(given) > 1:
@@ -86,15 +91,18 @@ def evaluate(
         return _show_sweep(given[0], output, progress)
     chosen = given_runs(given)
     for run in chosen:
-        if run.kind == "finetune" and (entropy or data):
+        if run.kind == "finetune" and not takes_sweep:
+            option = "--entropy" if entropy else "--data" if data else "--max-sequences"
             raise ConfigError(
-                f"`{'--entropy' if entropy else '--data'}` is for pre-trained models; {run.path} is fine-tuned",
+                f"`{option}` is for pre-trained models; {run.path} is fine-tuned",
                 f"give the pre-trained run that it began with; `exlm predict {run.path} FILE` predicts new rows",
             )
     if entropy:
-        _show_entropy(chosen, data or [], ratios or _ENTROPY_MASK_RATIOS, states or (), output, device, progress)
+        _show_entropy(
+            chosen, data or [], ratios or _ENTROPY_MASK_RATIOS, states or (), max_sequences, output, device, progress
+        )
     else:
-        _show_scores(chosen, data or [], output, device, progress)
+        _show_scores(chosen, data or [], max_sequences, output, device, progress)
 
 
 def _show_sweep(path: Path, output: Output, progress: Progress) -> None:
@@ -108,7 +116,12 @@ def _show_sweep(path: Path, output: Output, progress: Progress) -> None:
 
 
 def _show_scores(
-    runs: "Sequence[GivenRun]", data: Sequence[str], output: Output, device: Device, progress: Progress
+    runs: "Sequence[GivenRun]",
+    data: Sequence[str],
+    max_sequences: int | None,
+    output: Output,
+    device: Device,
+    progress: Progress,
 ) -> None:
     """Score pre-trained runs, read the scores of fine-tuned ones, and print them side by side."""
     from exlm_cli.finetune.results import read_results
@@ -125,7 +138,14 @@ def _show_scores(
                 from exlm_cli.experiments.evaluate import evaluate_pretrained
 
                 pretrained.append(
-                    evaluate_pretrained(run.path, run.name, valid=data, device=device.value, progress=progress)
+                    evaluate_pretrained(
+                        run.path,
+                        run.name,
+                        valid=data,
+                        max_sequences=max_sequences,
+                        device=device.value,
+                        progress=progress,
+                    )
                 )
         files = draw_runs(finetuned, output.folder) if output.has_figures else []
         _refuse_unused_folder(output, has_files=bool(files))
@@ -146,6 +166,7 @@ def _show_entropy(
     data: Sequence[str],
     ratios: Sequence[float],
     states: Sequence[int],
+    max_sequences: int | None,
     output: Output,
     device: Device,
     progress: Progress,
@@ -175,6 +196,7 @@ def _show_entropy(
                 mask_ratios=ratios,
                 ks=states if has_states else (),
                 valid=data,
+                max_sequences=max_sequences,
                 device=device.value,
                 progress=progress,
             )

@@ -192,7 +192,7 @@ def _run_series(
     as_json: bool,
 ) -> None:
     """Fine-tune on every task of a suite, one after the other."""
-    from exlm_cli.finetune.series import begin_series
+    from exlm_cli.experiments.series import begin_series
     from exlm_cli.launch import num_ranks
 
     if num_ranks() > 1:
@@ -205,7 +205,7 @@ def _run_series(
 def _finish_series(folder: Path, checkpoint: Path | None, progress: "Progress", *, as_json: bool) -> None:
     """Finish the runs of a series, and print and save the paper's table with their row."""
     from exlm_cli.cli import console
-    from exlm_cli.finetune.series import run_series
+    from exlm_cli.experiments.series import run_series
     from exlm_cli.report.paper import paper_tables
     from exlm_cli.report.scores import FinetunedRun
     from exlm_cli.report.tables import write_tables

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from exlm_cli.files import write_json
+from exlm_cli.finetune.calibration import CALIBRATION_FILE, calibrate_run
 from exlm_cli.report.finetuned.page import write_page
 from exlm_cli.report.scores import FinetunedRun
 from exlm_cli.report.style import RUN_COLOURS
@@ -34,11 +36,15 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.mkdir()
     update_run_json(folder, {"command": "finetune", "device": "cpu"})
     rng = np.random.default_rng(0)
-    write_outputs(folder / "targets-test.csv", range(40), names, list(rng.integers(0, 2, (40, 2)).astype(float)))
-    for seed in (1, 2):
-        cell = folder / f"cells/single/seed-{seed}"
-        cell.mkdir(parents=True)
-        write_outputs(cell / "predictions-test.csv", range(40), names, list(rng.random((40, 2))))
+    for split in ("valid", "test"):
+        write_outputs(
+            folder / f"targets-{split}.csv", range(40), names, list(rng.integers(0, 2, (40, 2)).astype(float))
+        )
+        for seed in (1, 2):
+            cell = folder / f"cells/single/seed-{seed}"
+            cell.mkdir(parents=True, exist_ok=True)
+            write_outputs(cell / f"predictions-{split}.csv", range(40), names, list(rng.random((40, 2))))
+    write_json(folder / CALIBRATION_FILE, calibrate_run(folder, run.results))
     return write_page(FinetunedRun("run", folder, run.results))
 
 
@@ -49,13 +55,13 @@ def test_a_page_holds_everything_and_names_no_other_file(page: Path) -> None:
     )
     assert not re.search(r"<b>|<script|https?://|<link", text)
     sources = re.findall(r'(?:src|href)="([^"]{0,30})', text)
-    assert len(sources) == 2
+    assert len(sources) == 3
     assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: `apt-get install chromium`")
 def test_a_browser_shows_the_figures(page: Path, tmp_path: Path) -> None:
-    """The second label's curve is the only thing on the page in its colour."""
+    """Nothing on the page is orange but lines of the figures."""
     from matplotlib.image import imread
 
     picture = tmp_path / "page.png"

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from exlm_cli.errors import CheckpointError, DivergedError, InterruptedRunError
-from exlm_cli.finetune import series as series_module
+from exlm_cli.experiments import series as series_module
+from exlm_cli.experiments.series import begin_series, run_series
 from exlm_cli.finetune.results import read_results
-from exlm_cli.finetune.series import begin_series, run_series
 from exlm_cli.progress import SilentProgress
 from tests.unit.finetune.synthetic import finetune_recipe, make_pretrained
 from tests.unit.tasks.glue_files import write_glue
