@@ -165,11 +165,14 @@ def finetune(
 
 
 def _report(result: "FinetuneResult", *, as_json: bool) -> None:
-    """Write the page of a run, and print its scores and verdict."""
+    """Write the page of a run, and print its scores and verdict; of several ranks only rank 0 does."""
     from exlm_cli.cli import console
+    from exlm_cli.launch import read_launch
     from exlm_cli.report.finetuned.page import write_page
     from exlm_cli.report.scores import FinetunedRun, results_tables
 
+    if read_launch().rank > 0:
+        return
     page = write_page(FinetunedRun(result.run_dir.name, result.run_dir, result.results))
     if as_json:
         return console.emit_json({"run_dir": result.run_dir, "report": page, **result.results.as_json()})
