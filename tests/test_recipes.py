@@ -188,9 +188,11 @@ LITERAL = {"text-base-formula", "smiles-base-formula", "text-base-gated", "text-
 
 @pytest.mark.parametrize("name", EXLM)
 def test_the_head_sees_the_masks_and_begins_at_the_next_one_unless_it_is_the_literal_formula(name: str) -> None:
-    transition = load_recipe(name).model.transition
+    model = load_recipe(name).model
+    transition = model.transition
     if name in LITERAL:
-        assert (transition.rope, transition.start, load_recipe(name).model.rope) == ("none", "formula", "2d")
+        assert (transition.rope, transition.start, model.rope) == ("none", "formula", "2d")
+        assert model.mask_attention == "all"
     else:
         assert transition.rope == "nodes"
         assert transition.start in ("next_mask", "lanes")
@@ -201,7 +203,7 @@ def test_the_head_sees_the_masks_and_begins_at_the_next_one_unless_it_is_the_lit
 )
 def test_a_recipe_of_the_literal_formula_differs_in_that_alone(name: str) -> None:
     literal, ours = load_recipe(name), load_recipe(name.removesuffix("-formula"))
-    as_ours = {"rope": ours.model.rope, "transition": ours.model.transition}
+    as_ours = {name: getattr(ours.model, name) for name in ("rope", "mask_attention", "transition")}
     content = {"name", "purpose", "paper", "model"}
     assert literal.model_dump(exclude=content) == ours.model_dump(exclude=content)
     assert literal.model.model_copy(update=as_ours) == ours.model

@@ -107,7 +107,7 @@ def test_small_sweeps_of_a_users_data_have_every_variant_of_the_paper(name: str)
 @pytest.mark.parametrize("name", SMALL[1:])
 def test_the_literal_formula_is_that_of_the_small_recipes(name: str) -> None:
     literal = load_recipe(name.removeprefix("ablations-small-") + "-small-formula")
-    names = ("model.rope", "model.transition.rope", "model.transition.start")
+    names = ("model.rope", "model.mask_attention", "model.transition.rope", "model.transition.start")
     expected = {name: value_at(literal, name) for name in names}
     variants = _load(name).variants
     assert variants["exlm-formula"] == expected

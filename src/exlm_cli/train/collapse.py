@@ -59,12 +59,12 @@ def _cure_of_the_path(recipe: PretrainRecipe) -> str:
 
 def _cure_of_the_states(recipe: PretrainRecipe) -> str:
     missing = []
-    if recipe.model.transition.start != "lanes":
-        missing.append("`model.transition.start=lanes`")
+    if recipe.model.mask_attention == "all":
+        missing.append("`model.mask_attention=first`")
     if recipe.model.clone_embedding == "none":
-        missing.append("`model.clone_embedding=nodes`")
-    if not recipe.optim.transition_start_ratio:
-        missing.append("`optim.transition_start_ratio=0.4`")
+        missing.append("`model.clone_embedding=nodes` with `model.clone_init_std=1`")
+    if not recipe.model.transition.balance:
+        missing.append("`model.transition.balance=0.1`")
     if not missing:
         return "`masking.num_states_per_mask=1` predicts the same for less"
     return f"to keep states apart, start a new run with {', '.join(missing)}"

@@ -57,11 +57,11 @@ def test_a_cure_of_paths_names_what_the_recipe_lacks(transition, cure) -> None:
 
 def test_a_cure_of_states_names_what_the_recipe_lacks_and_at_last_fewer_states() -> None:
     row = HEALTHY | {"effective_states": 1.0}
-    missing = {"model": {"transition": {"start": "lanes"}}, "optim": {"transition_start_ratio": 0.4}}
-    (_, cure) = find_collapse(row, tiny_recipe(**missing))["one state"]
-    assert cure == "to keep states apart, start a new run with `model.clone_embedding=nodes`"
-    missing["model"]["clone_embedding"] = "nodes"
-    (_, cure) = find_collapse(row, tiny_recipe(**missing))["one state"]
+    model = {"mask_attention": "first", "clone_embedding": "nodes"}
+    (_, cure) = find_collapse(row, tiny_recipe(model=model))["one state"]
+    assert cure == "to keep states apart, start a new run with `model.transition.balance=0.1`"
+    model["transition"] = {"balance": 0.1}
+    (_, cure) = find_collapse(row, tiny_recipe(model=model))["one state"]
     assert cure == "`masking.num_states_per_mask=1` predicts the same for less"
 
 
