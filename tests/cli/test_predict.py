@@ -28,8 +28,8 @@ def test_new_molecules_get_probabilities_or_the_reason_why_not(run_folder: Path,
     assert [bool(row["problem"]) for row in rows] == [False, True, False]
     assert 0 < float(rows[0]["active_probability"]) < 1
     assert list(rows[0])[4:] == [
-        "active_probability", "toxic_probability", "active_seed_spread", "toxic_seed_spread", "active_calibrated",
-        "in_training_split", "nearest_train_tanimoto", "problem",
+        "active_probability", "toxic_probability", "active_seed_spread", "toxic_seed_spread", "in_training_split",
+        "nearest_train_tanimoto", "problem",
     ]  # fmt: skip
     assert [row["in_training_split"] for row in rows] == ["yes", "", "no"]
     assert result["rows_in_training_split"] == 1
@@ -37,7 +37,7 @@ def test_new_molecules_get_probabilities_or_the_reason_why_not(run_folder: Path,
     assert main(["predict", "M", "new.csv", "--out", "here.csv", "--smiles-column", "mol", "--no-figures"]) == 0
     out = capsys.readouterr().out
     assert "unreadable rows" in out
-    assert "note: no calibrated probabilities, for lack of both answers in the validation rows: `toxic`" in out
+    assert "note: no calibrated probabilities: fewer than 10 validation rows have an answer of `active`, `toxic`" in out
     assert "note: scored without the labels that the table lacks: toxic" in out
     assert out.endswith("wrote here.csv\n")
     assert (run_folder / "here.csv").read_text() == (run_folder / "deep/out.csv").read_text()
@@ -46,10 +46,10 @@ def test_new_molecules_get_probabilities_or_the_reason_why_not(run_folder: Path,
 def test_glue_and_squad_files_are_answered_in_the_official_layouts(run_folder: Path, capsys: Capture) -> None:
     (run_folder / "dev.tsv").write_text(content("rte"), encoding="utf-8")
     result = result_of(capsys, "predict", "R", "dev.tsv", "--out", "rte.tsv")
-    assert set(result["metrics"]) >= {"accuracy", "brier", "brier_calibrated"}
+    assert set(result["metrics"]) >= {"accuracy", "brier", "calibration_error"}
     with (run_folder / "rte-details.csv").open() as file:
         (row, *_) = csv.DictReader(file)
-    wanted = {"sentence1", "sentence2", "label", "entailment_calibrated", "predicted_class", "in_training_split"}
+    wanted = {"sentence1", "sentence2", "label", "entailment_seed_spread", "predicted_class", "in_training_split"}
     assert wanted <= set(row)
     assert (run_folder / "rte.tsv").read_text().splitlines()[0] == "index\tprediction"
     (run_folder / "dev-v2.0.json").write_text(json.dumps(document("Moss")))

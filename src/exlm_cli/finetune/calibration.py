@@ -22,6 +22,8 @@ DEFAULT_LEVEL = 0.9
 """Share of the true values that intervals should hold."""
 MIN_ISOTONIC_ROWS = 1000
 """With fewer rows isotonic regression follows their noise (scikit-learn's user guide, "Probability calibration")."""
+MIN_OF_EACH = 10
+"""Rows of each answer without which a label is not calibrated: ten events per fitted number (Peduzzi et al. 1996)."""
 NUM_BINS = 10
 _CERTAIN = 1e-12
 """A probability may round to 0 or 1; its logit must be finite."""
@@ -84,7 +86,7 @@ class Calibration(JsonModel):
     """`calibration.json`: what was fitted on the validation rows, for each of C outputs in order.
 
     Attributes:
-        outputs: None for a label or class without both answers among the rows, and a column without values.
+        outputs: None for a label or class with fewer than `MIN_OF_EACH` rows of an answer, and a column without values.
         test: Scores of the calibration on the test split by output, then by name as in `score_calibration`; empty
             without a test split.
     """
@@ -172,7 +174,8 @@ def fit_calibration(loss: Loss, predicted_KNC: FloatArray, targets_NC: FloatArra
             residuals = tuple(np.sort(np.abs(predicted_N - target_N)).tolist())
             outputs.append(ConformalResiduals(residuals=residuals) if residuals else None)
         else:
-            outputs.append(_fit_curve(predicted_N, target_N) if len(np.unique(target_N)) == 2 else None)
+            has_enough = min(np.count_nonzero(target_N == answer) for answer in (0, 1)) >= MIN_OF_EACH
+            outputs.append(_fit_curve(predicted_N, target_N) if has_enough else None)
     return Calibration(outputs=tuple(outputs))
 
 

@@ -15,6 +15,7 @@ from exlm_cli.errors import ConfigError
 from exlm_cli.files import folder_for_results
 from exlm_cli.finetune.calibration import (
     DEFAULT_LEVEL,
+    MIN_OF_EACH,
     CalibratedRows,
     Calibration,
     check_level,
@@ -115,8 +116,8 @@ def predict(
         summary = rows.write(outputs, out, added=added, escapes_formulas=escape_formulas)
         of_new = rows.score(outputs, ~is_known_N) if is_known_N.any() and not is_known_N.all() else {}
     if is_known_N.any():
-        scored = "; they are scored with and without them" if of_new else ""
-        notes.append(f"{is_known_N.sum():,} of {len(is_known_N):,} rows were in the training split{scored}")
+        scored = "; scored with and without them" if of_new else ""
+        notes.append(f"rows of the training split: {is_known_N.sum():,} of {len(is_known_N):,}{scored}")
     summary = replace(
         summary,
         metrics=summary.metrics | (labelled.score() if labelled is not None else {}),
@@ -187,13 +188,13 @@ def _calibrated_columns(
         half_C, percent = calibration.half_widths(level), f"{100 * level:g}"
         has_C = ~np.isnan(half_C)
         values = {f"low_{percent}": mean_NC - half_C, f"high_{percent}": mean_NC + half_C}
-        what = f"too few validation rows for intervals of {percent} %"
+        what = f"too few validation rows for intervals of {percent} %:"
     else:
         values = {"calibrated": calibration.calibrate(loss, mean_NC)}
         has_C = np.array([output is not None for output in calibration.outputs])
-        what = "no calibrated probabilities, for lack of both answers in the validation rows"
+        what = f"no calibrated probabilities: fewer than {MIN_OF_EACH} validation rows have an answer of"
     missing = name_some(f"`{name}`" for name, has in zip(names, has_C, strict=True) if not has)
-    notes = [f"{what}: {missing}"] if missing else []
+    notes = [f"{what} {missing}"] if missing else []
     if loss == "classes" and missing:
         return {}, notes
     named = [name for name, has in zip(names, has_C, strict=True) if has]

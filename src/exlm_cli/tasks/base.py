@@ -265,11 +265,10 @@ def write_table(path: Path, columns: TableColumns, *, escapes_formulas: bool) ->
     write_csv(path, rows[0], rows[1:])
     if not num_formulas:
         return ()
+    what = f"cells that a spreadsheet takes for formulas: {num_formulas:,}"
     if escapes_formulas:
-        return (f"put an apostrophe before {num_formulas:,} cells that a spreadsheet would take for formulas",)
-    return (
-        f"a spreadsheet takes {num_formulas:,} cells for formulas; `escape_formulas=true` puts an apostrophe before",
-    )
+        return (f"{what}; each has an apostrophe before it now",)
+    return (f"{what}; `escape_formulas=true` puts an apostrophe before each",)
 
 
 def _is_formula(cell: str) -> bool:

@@ -9,6 +9,7 @@ from scipy.special import expit, logit
 
 from exlm_cli.finetune.calibration import (
     MIN_ISOTONIC_ROWS,
+    MIN_OF_EACH,
     Calibration,
     ConformalResiduals,
     IsotonicCurve,
@@ -93,13 +94,15 @@ def test_overconfident_probabilities_become_frequencies(num: int, kind: type) ->
 
 
 def test_separable_rows_stay_finite_and_a_wrong_order_gives_the_frequency() -> None:
-    """Platt's targets keep a perfect order from an infinite slope: with two rows each they are 3/4 and 1/4."""
-    probabilities, targets = np.array([0.2, 0.2, 0.8, 0.8]), np.array([0.0, 0.0, 1.0, 1.0])
+    """Platt's targets keep a perfect order from an infinite slope: with ten rows each they are 11/12 and 1/12."""
+    probabilities, targets = np.repeat([0.2, 0.8], MIN_OF_EACH), np.repeat([0.0, 1.0], MIN_OF_EACH)
     perfect = binary(probabilities, targets).calibrate("binary", probabilities[:, None])[:, 0]
-    np.testing.assert_allclose(perfect, [0.25, 0.25, 0.75, 0.75], atol=1e-5)
+    np.testing.assert_allclose(perfect, np.repeat([1 / 12, 11 / 12], MIN_OF_EACH), atol=1e-5)
+    beyond = binary(probabilities, targets).calibrate("binary", np.array([[0.01], [0.99]]))
+    np.testing.assert_allclose(beyond[:, 0], [1 / 12, 11 / 12], atol=1e-5)
     wrong = binary(probabilities, 1 - targets).calibrate("binary", probabilities[:, None])
     np.testing.assert_allclose(wrong, 0.5, atol=1e-12)
-    assert binary(probabilities, np.ones(4)).outputs == (None,)
+    assert binary(probabilities[1:], targets[1:]).outputs == (None,)
 
 
 def test_classes_sum_to_one_or_have_no_calibration() -> None:

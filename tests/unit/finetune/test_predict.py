@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -17,7 +18,14 @@ from scipy.special import expit
 from exlm_cli.config.tasks import SquadTaskConfig
 from exlm_cli.data.bundled.molecules import generate_molecules
 from exlm_cli.errors import CheckpointError, ConfigError
-from exlm_cli.finetune.calibration import PlattCurve, read_calibration
+from exlm_cli.files import write_json
+from exlm_cli.finetune.calibration import (
+    CALIBRATION_FILE,
+    Calibration,
+    PlattCurve,
+    calibrate_run,
+    read_calibration,
+)
 from exlm_cli.finetune.model import Finetuned, load_finetuned
 from exlm_cli.finetune.predict import predict
 from exlm_cli.finetune.training_rows import TRAINING_ROWS_FILE, TrainingRows, read_training_rows
@@ -98,17 +106,22 @@ def test_calibrated_columns_are_the_run_s_own_curve_over_the_written_probabiliti
     assert SMILES.index("CCO") in {row % len(SMILES) for row in train}
     new = [["OCC", "1"], ["CCCCCCCC", "0"], ["CCCCCCCN", "1"], ["((", ""]]
     path = write_rows(tmp_path / "new.csv", ["mol", "active"], new)
+    run = tmp_path / "run"
+    run.mkdir()
+    shutil.copy(finetuned.run / TRAINING_ROWS_FILE, run)
+    curve = PlattCurve(num_rows=99, least=0.0, most=1.0, slope=3.0, intercept=-1.0)
+    write_json(run / CALIBRATION_FILE, Calibration(outputs=(curve, None)))
+    finetuned = replace(finetuned, run=run)
     summary = predicted(finetuned, path, tmp_path / "out.csv")
     rows = read(tmp_path / "out.csv")
-    curve = read_calibration(finetuned.run).outputs[0]
-    assert isinstance(curve, PlattCurve)
+    assert "toxic_calibrated" not in rows[0]
     for row in rows[:3]:
         wanted = curve.apply(np.array([float(row["active_probability"])]))[0]
-        assert float(row["active_calibrated"]) == pytest.approx(wanted, abs=1e-3)
+        assert float(row["active_calibrated"]) == pytest.approx(wanted, rel=1e-4)
     assert [row["in_training_split"] for row in rows] == ["yes", "no", "no", ""]
     assert float(rows[0]["nearest_train_tanimoto"]) == 1
     assert summary.num_in_training == 1
-    assert any("1 of 3 rows were in the training split; they are scored with and" in note for note in summary.notes)
+    assert any("rows of the training split: 1 of 3; scored with and without" in note for note in summary.notes)
     others = write_rows(tmp_path / "others.csv", ["mol", "active"], new[1:])
     alone = predicted(finetuned, others, tmp_path / "alone.csv")
     assert {name: alone.metrics[name] for name in summary.metrics_of_new} == pytest.approx(summary.metrics_of_new)
@@ -116,15 +129,19 @@ def test_calibrated_columns_are_the_run_s_own_curve_over_the_written_probabiliti
 
 
 def test_an_ensemble_of_a_run_with_itself_has_its_means_and_is_calibrated_anew(
-    finetuned: Finetuned, tmp_path: Path
+    finetuned: Finetuned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each seed twice: the mean is the same, the deviation with n - 1 is sqrt(2 (K - 1) / (2K - 1)) times as wide."""
     path = write_rows(tmp_path / "new.csv", ["mol"], [[s] for s in SMILES])
+    monkeypatch.setattr("exlm_cli.finetune.calibration.MIN_OF_EACH", 1)
+    curve = calibrate_run(finetuned.run, finetuned.results).outputs[0]
+    assert isinstance(curve, PlattCurve)
     predicted(finetuned, path, tmp_path / "one.csv")
     predicted(finetuned, path, tmp_path / "two.csv", ensemble=[finetuned])
     for one, two in zip(read(tmp_path / "one.csv"), read(tmp_path / "two.csv"), strict=True):
         assert one["active_probability"] == two["active_probability"]
-        assert float(two["active_calibrated"]) == pytest.approx(float(one["active_calibrated"]), rel=1e-3)
+        wanted = curve.apply(np.array([float(one["active_probability"])]))[0]
+        assert float(two["active_calibrated"]) == pytest.approx(wanted, abs=0.01)  # a steep slope of six digits
         spread = float(one["active_seed_spread"]) * np.sqrt(2 * 1 / 3)
         assert float(two["active_seed_spread"]) == pytest.approx(spread, rel=1e-4)
     other = replace(finetuned, results=finetuned.results.model_copy(update={"split_sha256": "other"}))
@@ -140,11 +157,11 @@ def test_cells_that_are_formulas_get_an_apostrophe_on_request(finetuned: Finetun
     path = write_rows(tmp_path / "new.csv", ["mol", "=id", "x"], [["CCO", "=1+1", "-2.5"], ["CCN", "@SUM(A1)", "-a"]])
     kept = predicted(finetuned, path, tmp_path / "kept.csv")
     assert [row["=id"] for row in read(tmp_path / "kept.csv")] == ["=1+1", "@SUM(A1)"]
-    assert any("takes 4 cells for formulas; `escape_formulas=true`" in note for note in kept.notes)
+    assert any("takes for formulas: 4; `escape_formulas=true`" in note for note in kept.notes)
     escaped = predicted(finetuned, path, tmp_path / "escaped.csv", escape_formulas=True)
     found = [(row["'=id"], row["x"]) for row in read(tmp_path / "escaped.csv")]
     assert found == [("'=1+1", "-2.5"), ("'@SUM(A1)", "'-a")]
-    assert any("put an apostrophe before 4 cells" in note for note in escaped.notes)
+    assert any("takes for formulas: 4; each has" in note for note in escaped.notes)
 
 
 def test_intervals_of_values_are_as_wide_as_the_residuals_of_the_validation_rows(
