@@ -19,5 +19,7 @@ AREAS = {
     "full and read-only disks": Area(processes.disks, 120, seconds=120),
     "processes side by side": Area(processes.side_by_side, 40, seconds=240, starts_processes=True),
     "a user without rights": Area(processes.without_rights, 100, seconds=120, starts_processes=True),
+    "endless files": Area(processes.endless, 8, seconds=120, starts_processes=True),
+    "export": Area(processes.exports, 12, seconds=240, starts_processes=True),
     "downloads": Area(processes.downloads, 60),
 }

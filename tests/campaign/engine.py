@@ -16,11 +16,10 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.campaign.trial import Trial
+from tests.campaign.trial import Trial, resident_mib
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _LOOK_EVERY_S = 0.2
-_MIB = 1 << 20
 
 
 class Area(NamedTuple):
@@ -87,7 +86,7 @@ class _Worker:
         self._process.start()
         theirs.close()
         self.pipe.recv()  # it is ready
-        self._resting_mib = _resident_mib(self._process.pid)
+        self._resting_mib = resident_mib(self._process.pid)
 
     def take(self, job: Job | None) -> None:
         """Begin a case."""
@@ -114,7 +113,7 @@ class _Worker:
         area = areas[self.job.area]
         if time.monotonic() - self._since > area.seconds:
             return self._again(f"no answer in {area.seconds:g} s")
-        grown = _resident_mib(self._process.pid) - self._resting_mib
+        grown = resident_mib(self._process.pid) - self._resting_mib
         return self._again(f"grew by {grown:,.0f} MiB") if grown > 2 * area.mebibytes else None
 
     def _again(self, fault: str) -> dict[str, Any]:
@@ -202,12 +201,6 @@ def _status_mib(name: str) -> float:
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) / 1024
-    return 0.0
-
-
-def _resident_mib(pid: int | None) -> float:
-    with suppress(OSError):
-        return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGESIZE") / _MIB
     return 0.0
 
 

@@ -26,9 +26,10 @@ from exlm_cli.cli.app import main
 from exlm_cli.experiments.cell import run_cell
 from exlm_cli.experiments.sweep import run_sweep
 from exlm_cli.progress import SilentProgress
+from tests.campaign.damaged import damage
 from tests.campaign.inputs import write
-from tests.campaign.material import copy_runs, link_runs, runs
-from tests.campaign.trial import Outcome, Trial, is_temporary, tree
+from tests.campaign.material import PACKERS, copy_runs, link_runs, runs
+from tests.campaign.trial import Outcome, Trial, is_temporary, resident_mib, tree
 from tests.killed import untimed_rows
 from tests.ranks import launch_variables
 from tests.tiny_sweeps import tiny_grid, tiny_sweep
@@ -38,6 +39,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _MOUNT, _UMOUNT = (str(shutil.which(name)) for name in ("mount", "umount"))
 LONGEST_END_S = 60.0
 """How long a rank may take to notice that another one is gone, and a command to end."""
+ENDLESS_S, MOST_GROWN_MIB = 10.0, 300
 
 SMALL = (
     "device=cpu", "data.bundled_rows=300", "model.width=32", "model.ffn_width=16", "model.num_layers=1",
@@ -454,6 +456,48 @@ def give_up_rights() -> None:
     """Drop all capabilities, so that the permissions of files hold for root as for anybody."""
     header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
     assert ctypes.CDLL(None).capset(header, none) == 0
+
+
+def endless(trial: Trial) -> None:
+    """3 GB of blank lines from a few MB, which take minutes: memory stays as it is, and a signal ends the command."""
+    rng = trial.rng
+    kind, ending = rng.choice(("txt", "smi", "csv", "tsv", "jsonl", "json")), rng.choice((".gz", ".xz"))
+    packed = PACKERS[ending](rng.choice((b"\n", b"\r\n", b" \n")) * (16 << 20))
+    name = write(trial, f"blank.{kind}{ending}", packed * 192)
+    started = Started(trial.folder, ["tokenize", name, "--kind", "text", "--vocab-size", "300", "--out", "out"])
+    before = resident_mib(started.process.pid)
+    started.process.join(ENDLESS_S)
+    grown = resident_mib(started.process.pid) - before
+    trial.expect(grown < MOST_GROWN_MIB, f"grew by {grown:,.0f} MiB")
+    started.process.terminate()
+    outcome = started.outcome(trial)
+    if outcome.code not in (-signal.SIGTERM, 128 + signal.SIGTERM):
+        trial.judge(outcome, (2,))
+    trial.expect(not (trial.folder / "out").exists() or not list((trial.folder / "out").iterdir()), "half a result")
+
+
+def exports(trial: Trial) -> None:
+    """An export of a whole or damaged run, onto a disk with room or without, or killed: the whole folder or none."""
+    rng = trial.rng
+    name = rng.choice("PTM")
+    copy_runs(trial, name)
+    way = ("whole", "damaged", "full disk", "killed")[trial.number % 4]
+    if way == "killed":
+        Started(trial.folder, ["export", name, "--out", "out"]).kill_after(rng.uniform(0, 10))
+        trial.expect(not (trial.folder / "out").exists() or is_exported(trial.folder / "out"), "half an export")
+        return
+    if way == "damaged":
+        damage(trial, rng.choice([path for path in (trial.folder / name).rglob("*.*") if path.name != ".lock"]))
+    with small_disk(trial.folder / "disk", 4096 * rng.choice((2, 8, 20))) as make:
+        make("full" if way == "full disk" else "large")
+        done = trial.exlm("export", name, "--out", "disk/out", codes=(0,) if way == "whole" else (0, 2))
+        if done.code == 0:
+            trial.expect(is_exported(trial.folder / "disk/out"), "a file of the export is missing")
+
+
+def is_exported(folder: Path) -> bool:
+    """Return whether an exported folder has what transformers needs."""
+    return all((folder / name).is_file() for name in ("config.json", "model.safetensors", "tokenizer.json"))
 
 
 def own_mounts() -> None:
