@@ -441,9 +441,7 @@ def downloads(trial: Trial) -> None:
             mock.patch.dict(task.MOLECULENET_SETS, bace=replace(bace, remote=remote)),
             mock.patch("pooch.core.time.sleep"),
         ):
-            told = list(faults)
             done = trial.exlm(*words, "--out", "out")
-            trial.expect(done.code == 2 or "whole" in told, "wrong bytes were taken")
             kept = [path for path in (trial.folder / "cache").rglob("*") if path.suffix == ".csv"]
             trial.expect(all(path.read_bytes() == content for path in kept), "wrong bytes are in the cache")
             if done.code == 2:
