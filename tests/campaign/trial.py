@@ -73,7 +73,8 @@ class Trial:
 
     def exlm(self, *given: object, codes: tuple[int, ...] = (0, 2), may_change: tuple[str, ...] = ()) -> Outcome:
         """Run a command in this process and judge it; paths that begin with `may_change` may be made or altered."""
-        words = tuple(map(str, given))
+        # as the system gives a process its words
+        words = tuple(os.fsdecode(str(word).encode("utf-8", "surrogatepass")) for word in given)
         self.commands.append(words)
         self._tell(words)
         before = tree(self.folder)
