@@ -1,6 +1,6 @@
 """Areas of the campaign by name, with their number of cases and limits."""
 
-from tests.campaign import damaged, inputs, processes
+from tests.campaign import damaged, inputs, kills, surroundings
 from tests.campaign.engine import Area
 
 AREAS = {
@@ -13,13 +13,13 @@ AREAS = {
     "predict and embed": Area(inputs.predicted, 700),
     "damaged runs": Area(damaged.checkpoints, 1500),
     "crafted files": Area(damaged.crafted, 132, seconds=120),
-    "kills of pre-training": Area(processes.killed_pretraining, 100, seconds=240, starts_processes=True),
-    "kills of fine-tuning": Area(processes.killed_finetuning, 30, seconds=240, starts_processes=True),
-    "kills of sweeps": Area(processes.killed_sweep, 30, seconds=240, starts_processes=True),
-    "full and read-only disks": Area(processes.disks, 120, seconds=120),
-    "processes side by side": Area(processes.side_by_side, 40, seconds=240, starts_processes=True),
-    "a user without rights": Area(processes.without_rights, 100, seconds=120, starts_processes=True),
-    "endless files": Area(processes.endless, 8, seconds=120, starts_processes=True),
-    "export": Area(processes.exports, 12, seconds=240, starts_processes=True),
-    "downloads": Area(processes.downloads, 60),
+    "downloads": Area(surroundings.downloads, 60),
+    "full and read-only disks": Area(surroundings.disks, 120, seconds=120),
+    "a user without rights": Area(surroundings.without_rights, 100, seconds=120, starts_processes=True),
+    "endless files": Area(surroundings.endless, 8, seconds=120, starts_processes=True),
+    "export": Area(surroundings.exports, 12, seconds=240, starts_processes=True),
+    "processes side by side": Area(kills.side_by_side, 40, seconds=240, starts_processes=True),
+    "kills of pre-training": Area(kills.killed_pretraining, 100, seconds=240, starts_processes=True),
+    "kills of fine-tuning": Area(kills.killed_finetuning, 30, seconds=240, starts_processes=True),
+    "kills of sweeps": Area(kills.killed_sweep, 30, seconds=240, starts_processes=True),
 }

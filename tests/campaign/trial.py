@@ -73,8 +73,7 @@ class Trial:
 
     def exlm(self, *given: object, codes: tuple[int, ...] = (0, 2), may_change: tuple[str, ...] = ()) -> Outcome:
         """Run a command in this process and judge it; paths that begin with `may_change` may be made or altered."""
-        # as the system gives a process its words
-        words = tuple(os.fsdecode(str(word).encode("utf-8", "surrogatepass")) for word in given)
+        words = tuple(as_argument(str(word)) for word in given)
         self.commands.append(words)
         self._tell(words)
         before = tree(self.folder)
@@ -132,6 +131,15 @@ class Trial:
                 and not any(name.startswith(f"{run}/") for run in runs)
             ]  # fmt: skip
             self.expect(not left, f"a refused command left {left[:3]}")
+
+
+def as_argument(word: str) -> str:
+    """Return a word as the system gives it to a process: bytes that are not UTF-8 as surrogates of their own."""
+    try:
+        word.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return os.fsdecode(word.encode("utf-8", "surrogatepass"))
+    return word
 
 
 def tree(folder: Path) -> Tree:

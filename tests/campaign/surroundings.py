@@ -1,0 +1,181 @@
+"""Cases of full and read-only disks, missing permission, servers that fail, exports, and files without end."""
+
+import hashlib
+import http.server
+import os
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+from tests.campaign.damaged import damage
+from tests.campaign.inputs import write
+from tests.campaign.material import PACKERS, copy_runs, link_runs
+from tests.campaign.processes import FINETUNE, PRETRAIN, TABLE, InFolder, Started, small_disk
+from tests.campaign.trial import Trial, resident_mib, tree
+
+ENDLESS_S, MOST_GROWN_MIB = 10.0, 300
+
+
+def disks(trial: Trial) -> None:
+    """A disk fills up, or is read-only, under each command; then there is room, and the command ends well."""
+    rng = trial.rng
+    link_runs(trial, "PTMW")
+    write(trial, "rows.csv", TABLE.encode())
+    write(trial, "new.csv", b"mol\n" + b"CCO\n" * 200)
+    write(trial, "texts.txt", b"the cat sat on the mat\n" * 300)
+    commands: dict[str, list[str]] = {
+        "pretrain": [*PRETRAIN, "--set", "train.max_steps=8", "--out", "disk/run"],
+        "tokenize": ["tokenize", "texts.txt", "--kind", "text", "--vocab-size", "300", "--out", "disk/run"],
+        "finetune": [*FINETUNE, "--set", "train.max_epochs=1", "--out", "disk/run"],
+        "predict": ["predict", "M", "new.csv", "--out", "disk/out.csv"],
+        "embed": ["embed", "P", "new.csv", "--smiles-column", "mol", "--out", "disk/out.npz"],
+        "inspect-dag": ["inspect-dag", "a [MASK]", "--checkpoint", "T", "--out", "disk/out", "--format", "dot,json"],
+        "eval": ["eval", "M", "--out", "disk/out", "--format", "csv,markdown", "--no-figures"],
+    }  # fmt: skip
+    command = rng.choice([*commands, "pretrain", "finetune", "tokenize"])
+    words = commands[command]
+    with small_disk(trial.folder / "disk", 4096 * rng.choice((1, 2, 4, 8, 16, 32, 64))) as make:
+        if rng.random() < 0.4:
+            os.environ["EXLM_CACHE_DIR"] = str(trial.folder / "disk" / "cache")
+        make(rng.choice(("full", "full", "full", "read-only")))
+        first = trial.exlm(*words, may_change=("disk/cache",))
+        make("large")
+        if first.code == 0:
+            return
+        is_begun = (trial.folder / "disk/run/recipe.yaml").exists() and command in ("pretrain", "finetune")
+        trial.exlm(*([command, "--resume", "disk/run"] if is_begun else words), codes=(0,), may_change=("disk/",))
+
+
+def without_rights(trial: Trial) -> None:
+    """Files and folders that the user may not read, write or enter."""
+    rng = trial.rng
+    copy_runs(trial, "PTM")
+    write(trial, "new.csv", b"mol\nCCO\nCCN\n")
+    write(trial, "rows.csv", TABLE.encode())
+    write(trial, "texts.txt", b"the cat sat on the mat\n" * 30)
+    write(trial, "mine.yaml", b"extends: quickstart-text\n")
+    (trial.folder / "out").mkdir()
+    (trial.folder / "cache").mkdir()
+    command = rng.choice((
+        ["inspect-dag", "amber [MASK]", "--checkpoint", "T", "--format", "json"],
+        ["inspect-dag", "amber [MASK]", "--checkpoint", "T", "--format", "none"],
+        ["predict", "M", "new.csv"],
+        ["predict", "M", "new.csv", "--out", "out/p.csv"],
+        ["embed", "P", "new.csv", "--smiles-column", "mol", "--out", "out/v.npz"],
+        ["tokenize", "texts.txt", "--kind", "text", "--vocab-size", "300", "--out", "out/run"],
+        ["tokenize", ".", "--kind", "text", "--vocab-size", "300", "--out", "out/run"],
+        ["pretrain", "--recipe", "mine.yaml", *PRETRAIN[3:], "--set", "train.max_steps=2", "--out", "out/run"],
+        ["pretrain", "--resume", "T"],
+        [*FINETUNE, "--out", "out/run", "--set", "train.max_epochs=1"],
+        ["eval", "M"],
+        ["curves", "M/cells/single/seed-1"],
+    ))  # fmt: skip
+    files = sorted(trial.folder.rglob("*"))
+    for _ in range(rng.randint(1, 3)):
+        rng.choice([trial.folder / name for name in ("out", "cache", "P", "T", "M", "new.csv", "rows.csv", "mine.yaml",
+                    "texts.txt")] + files).chmod(rng.choice((0, 0o400, 0o500, 0o200, 0o300)))  # fmt: skip
+    said = trial.folder.parent / f"said-{os.getpid()}"
+    said.mkdir(exist_ok=True)
+    before = tree(trial.folder)
+    outcome = Started(said, InFolder(trial.folder, command), EXLM_CAMPAIGN_NO_RIGHTS="1").outcome(trial)
+    trial.commands.append(tuple(command))
+    trial.judge(outcome)
+    trial.judge_files(before, outcome, may_change=("out/run/",))
+    for path in [trial.folder, *files]:
+        path.chmod(0o700)
+
+
+def downloads(trial: Trial) -> None:
+    """A public file whose server breaks off, is busy, lies about the size or sends other bytes."""
+    import exlm_cli.tasks.moleculenet as task
+
+    rng = trial.rng
+    content = TABLE.replace("mol,active", "mol,Class").encode()
+    link_runs(trial, "P")
+    faults = [rng.choice(("whole", "short", "altered", "long", "empty", "busy", "gone", "closed")) for _ in range(4)]
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+        def do_GET(self) -> None:
+            fault = faults.pop(0) if faults else "whole"
+            if fault == "closed":
+                self.connection.close()
+                return
+            if fault in ("busy", "gone"):
+                self.send_error(503 if fault == "busy" else 404)
+                return
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            sent = {"short": content[: len(content) // 2], "altered": content[::-1], "long": content * 9, "empty": b""}
+            self.wfile.write(sent.get(fault, content))
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    bace = task.MOLECULENET_SETS["bace"]
+    url = f"http://127.0.0.1:{server.server_address[1]}/bace.csv"
+    remote = replace(bace.remote, url=url, sha256=hashlib.sha256(content).hexdigest(), size_bytes=len(content))
+    words = ["finetune", "moleculenet", "bace", "--checkpoint", "P", "--recipe", "moleculenet-small", "--seeds", "1",
+             "--split", "random", "--set", "train.max_epochs=1", "--set", "train.num_threads=1"]  # fmt: skip
+    try:
+        with (
+            mock.patch.dict(task.MOLECULENET_SETS, bace=replace(bace, remote=remote)),
+            mock.patch("pooch.core.time.sleep"),
+        ):
+            done = trial.exlm(*words, "--out", "out")
+            kept = [path for path in (trial.folder / "cache").rglob("*") if path.suffix == ".csv"]
+            trial.expect(all(path.read_bytes() == content for path in kept), "wrong bytes are in the cache")
+            if done.code == 2:
+                faults.clear()
+                trial.exlm(*words, "--out", "again", codes=(0,))
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def endless(trial: Trial) -> None:
+    """3 GB of blank lines from a few MB, which take minutes: memory stays as it is, and a signal ends the command."""
+    rng = trial.rng
+    kind, ending = rng.choice(("txt", "smi", "csv", "tsv", "jsonl", "json")), rng.choice((".gz", ".xz"))
+    packed = PACKERS[ending](rng.choice((b"\n", b"\r\n", b" \n")) * (16 << 20))
+    name = write(trial, f"blank.{kind}{ending}", packed * 192)
+    started = Started(trial.folder, ["tokenize", name, "--kind", "text", "--vocab-size", "300", "--out", "out"])
+    before = resident_mib(started.process.pid)
+    started.process.join(ENDLESS_S)
+    grown = resident_mib(started.process.pid) - before
+    trial.expect(grown < MOST_GROWN_MIB, f"grew by {grown:,.0f} MiB")
+    started.process.terminate()
+    outcome = started.outcome(trial)
+    if outcome.code not in (-signal.SIGTERM, 128 + signal.SIGTERM):
+        trial.judge(outcome, (2,))
+    trial.expect(not (trial.folder / "out").exists() or not list((trial.folder / "out").iterdir()), "half a result")
+
+
+def exports(trial: Trial) -> None:
+    """An export of a whole or damaged run, onto a disk with room or without, or killed: the whole folder or none."""
+    rng = trial.rng
+    name = rng.choice("PTM")
+    copy_runs(trial, name)
+    way = ("whole", "damaged", "full disk", "killed")[trial.number % 4]
+    if way == "killed":
+        Started(trial.folder, ["export", name, "--out", "out"]).kill_after(rng.uniform(0, 10))
+        trial.expect(not (trial.folder / "out").exists() or is_exported(trial.folder / "out"), "half an export")
+        return
+    if way == "damaged":
+        damage(trial, rng.choice([path for path in (trial.folder / name).rglob("*.*") if path.name != ".lock"]))
+    with small_disk(trial.folder / "disk", 4096 * rng.choice((2, 8, 20))) as make:
+        make("full" if way == "full disk" else "large")
+        done = trial.exlm("export", name, "--out", "disk/out", codes=(0,) if way == "whole" else (0, 2))
+        if done.code == 0:
+            trial.expect(is_exported(trial.folder / "disk/out"), "a file of the export is missing")
+
+
+def is_exported(folder: Path) -> bool:
+    """Return whether an exported folder has what transformers needs."""
+    return all((folder / name).is_file() for name in ("config.json", "model.safetensors", "tokenizer.json"))
