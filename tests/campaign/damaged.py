@@ -23,7 +23,7 @@ READERS: dict[str, tuple[str, ...]] = {
         "inspect-dag C[MASK]O --checkpoint P --format none", "embed P new.csv --smiles-column mol --out v.npz",
         "eval P --no-figures", "curves P",
         "finetune csv rows.csv --checkpoint P --smiles-column mol --label-columns active --split random --seeds 1 "
-        "--out out --set train.max_epochs=1",
+        "--no-baseline --out out --set train.max_epochs=1",
     ),
     "T": (
         "inspect-dag a[MASK]b --checkpoint T --format none", "embed T words.csv --text-column text --out v.npz",

@@ -6,6 +6,7 @@ with `result.json`; a cell that has this file is done. With `num_replicates`, `r
 directories on other splits.
 """
 
+import contextlib
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -47,6 +48,7 @@ from exlm_cli.finetune.results import (
     GridScores,
     RunResults,
     cell_folder,
+    read_results,
     selection_value,
     summarise_labels,
     summarise_metrics,
@@ -307,6 +309,11 @@ def _run_and_score(run: _Run) -> RunResults:
 
 
 def _score_baseline(run: _Run) -> BaselineResult:
+    """Return the baseline's scores for every seed; a finished run that is resumed has them."""
+    with contextlib.suppress(CheckpointError):  # no results yet, or damaged ones that are written again
+        before = read_results(run.folder).baseline
+        if before is not None and before.seeds == run.recipe.seeds:
+            return before
     threads = run.recipe.train.num_threads
     scored = [score_baseline(run.data.task, seed, run.progress, num_threads=threads) for seed in run.recipe.seeds]
     return BaselineResult(

@@ -105,7 +105,9 @@ def _labels_table(results: RunResults) -> ReportTable:
         notes.append(f"the first {_MAX_LABELS} of {len(rows)}; `labels` in results.json has all")
     beside = (f"{names[0]} of {shown.baseline.name}",) if shown.baseline is not None and of_baseline else ()
     columns = ("value" if results.loss == "regression" else "label", *names, *beside)
-    return ReportTable("labels", f"{split}, each alone", columns, (tuple(rows[:_MAX_LABELS]),), tuple(notes))
+    return ReportTable(
+        "labels", f"{split}: each {columns[0]} alone", columns, (tuple(rows[:_MAX_LABELS]),), tuple(notes)
+    )
 
 
 def task_tables(runs: Sequence[FinetunedRun]) -> list[ReportTable]:

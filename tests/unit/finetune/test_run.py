@@ -239,6 +239,8 @@ def test_the_baseline_is_scored_for_every_seed(tmp_path: Path, monkeypatch: pyte
     (out / "results.json").unlink()
     again = run_finetuning(recipe, checkpoint=None, resume=out, task=task).results
     assert again == results
+    monkeypatch.setattr(run_module, "score_baseline", pytest.fail)
+    assert run_finetuning(recipe, checkpoint=None, resume=out, task=task).results == results
 
 
 def test_what_does_not_fit_is_refused_and_nothing_is_left(pretrained: Path, tmp_path: Path) -> None:
