@@ -4,8 +4,9 @@
 
 Both go from the lines of a text file to token ids on disk: ours with the hash of the file, the check of every row and
 the list of skipped ones; theirs with `load_dataset("text")` and `map(batched=True)`. The ids are compared. Every run
-has a process of its own, and the two take turns. Time is without imports. Memory is the peak of resident anonymous
-memory above that before the run, so that pages of mapped files do not count.
+has a process of its own, and the two take turns. Time is without imports; `cpu_ms` is the processor time of all
+threads, which other work on the machine changes least. Memory is the peak of resident anonymous memory above that
+before the run, so that pages of mapped files do not count.
 """
 
 import argparse
@@ -92,16 +93,16 @@ RUNS: dict[str, tuple[Tokenise, Callable[[Path], int]]] = {
 }
 
 
-def run_alone(name: str, source: Path, out: Path) -> tuple[float, float, int]:
-    """Tokenise in this fresh process; return seconds, MiB and the checksum of the ids."""
+def run_alone(name: str, source: Path, out: Path) -> tuple[float, float, float, int]:
+    """Tokenise in this fresh process; return seconds elapsed and of the processor, MiB and the checksum of the ids."""
     tokenise, checksum = RUNS[name]
     if name == "datasets":
         import datasets  # noqa: F401
     with peak_anonymous_mib() as peak:
-        start_s = time.perf_counter()
+        start_s, start_cpu_s = time.perf_counter(), time.process_time()
         tokenise(source, out)
-        seconds = time.perf_counter() - start_s
-    return seconds, peak[0], checksum(out)
+        seconds, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
+    return seconds, cpu_s, peak[0], checksum(out)
 
 
 @contextlib.contextmanager
@@ -142,7 +143,7 @@ def measure(text: Path | None, num_rows: int, num_rounds: int) -> Iterator[dict[
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         size_bytes = write_corpus(folder, text, num_rows)
-        measured: dict[str, list[tuple[float, float, int]]] = {name: [] for name in RUNS}
+        measured: dict[str, list[tuple[float, float, float, int]]] = {name: [] for name in RUNS}
         for round_index in range(num_rounds):
             for name in list(RUNS)[:: -1 if round_index % 2 else 1]:
                 out = folder / f"{name}-{round_index}"
@@ -150,14 +151,15 @@ def measure(text: Path | None, num_rows: int, num_rounds: int) -> Iterator[dict[
                     measured[name].append(pool.apply(run_alone, (name, folder, out)))
     assert len({checksum for runs in measured.values() for *_, checksum in runs}) == 1, "the ids differ"
     for name, runs in measured.items():
-        times_ms = [1000 * seconds for seconds, _, _ in runs]
+        times_ms = [1000 * seconds for seconds, *_ in runs]
         yield {
             "by": name,
             "text": "bundled:grammar" if text is None else text.name,
             "mb": round(size_bytes / 1e6, 2),
             **{key: round(value) for key, value in asdict(harness.Spread.of(times_ms)).items()},
+            "cpu_ms": round(median(1000 * cpu_s for _, cpu_s, *_ in runs)),
             "mb_per_s": round(size_bytes / 1e3 / median(times_ms), 2),
-            "peak_mib": round(median(mib for _, mib, _ in runs), 1),
+            "peak_mib": round(median(mib for *_, mib, _ in runs), 1),
             "rounds": num_rounds,
         }
 
@@ -172,7 +174,8 @@ def main() -> None:
     arguments = parser.parse_args()
     num_rows, num_rounds = (20_000, 2) if arguments.quick else (arguments.rows, arguments.rounds)
     for row in measure(arguments.text, num_rows, num_rounds):
-        print(f"{row['by']}: {row['median_ms']} ms ({row['mb_per_s']} MB/s), {row['peak_mib']} MiB", flush=True)
+        times = f"{row['median_ms']} ms ({row['mb_per_s']} MB/s), {row['cpu_ms']} ms CPU"
+        print(f"{row['by']}: {times}, {row['peak_mib']} MiB", flush=True)
         if not arguments.quick:
             harness.append_row("tokenize", {**row, **harness.surroundings(torch.device("cpu"))})
 
