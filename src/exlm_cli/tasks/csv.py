@@ -33,7 +33,7 @@ def load_csv(config: CsvTaskConfig, progress: Progress) -> TableTask:
         ConfigError: The recipe does not name the file or the label columns, or its values do not fit the table.
         DataError: A file, column or cell cannot be used.
     """
-    table, files = _read_files(config, progress)
+    table, files = _read_files(config)
     column = _input_column(config, table)
     if not config.label_columns:
         names = name_some((f"`{name}`" for name in table.columns if name != column), limit=12)
@@ -55,7 +55,7 @@ def load_csv(config: CsvTaskConfig, progress: Progress) -> TableTask:
     return TableTask(config, usable, labels, _split(config, usable, files, labels))
 
 
-def _read_files(config: CsvTaskConfig, progress: Progress) -> tuple[Table, SplitIndices | None]:
+def _read_files(config: CsvTaskConfig) -> tuple[Table, SplitIndices | None]:
     """Return the rows of all files, and the rows of each split if there is a file for each."""
     files = config.files
     if files.train is None:
@@ -67,12 +67,7 @@ def _read_files(config: CsvTaskConfig, progress: Progress) -> tuple[Table, Split
     others: dict[Split, str | None] = {"valid": files.valid, "test": files.test}
     for split, given in others.items():
         if given is not None:
-            path = given_file(config, given)
-            if path.samefile(table.path):
-                progress.message(
-                    f"warning: {path} is training and {split} file at once: scores show what is remembered"
-                )
-            added = read_table(path)
+            added = read_table(given_file(config, given))
             indices[split] = np.arange(len(table), len(table) + len(added))
             table = table.joined_with(added)
     return table, indices

@@ -1,5 +1,6 @@
 """Loading of downstream tasks, and of files to predict, by config. Importing this loads no data library, no torch."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exlm_cli.config.tasks import (
@@ -25,12 +26,16 @@ def default_recipe(task_name: str) -> str:
 
 
 def load_task(config: TaskConfig, progress: Progress) -> "DownstreamTask":
-    """Read a task's data and split it.
+    """Read a task's data and split it; warn of a file that is given for two splits.
 
     Raises:
         DataError: A file is missing or cannot be used.
         ConfigError: Values of the config do not fit the data.
     """
+    folder, files = config.data_dir or "", config.files.model_dump(exclude_none=True).values()
+    given = [Path(folder, file).resolve() for file in files]
+    for file in sorted({file for file in given if given.count(file) > 1}):
+        progress.message(f"warning: {file} is the file of two splits: scores show what is remembered")
     match config:
         case MoleculeNetTaskConfig():
             from exlm_cli.tasks.moleculenet import load_moleculenet

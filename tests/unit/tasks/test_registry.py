@@ -1,13 +1,31 @@
 """The registry loads each suite's task, and every task has its recipe."""
 
+from pathlib import Path
+
 import pytest
 
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
-from exlm_cli.config.tasks import SUITES
-from exlm_cli.tasks.registry import default_recipe
+from exlm_cli.config.tasks import SUITES, CsvTaskConfig
+from exlm_cli.tasks.registry import default_recipe, load_task
+from tests.recorder import Recorder
 
 
 @pytest.mark.parametrize("task", [task for section in SUITES.values() for task in section.tasks])
 def test_every_task_has_a_recipe_of_its_own(task: str) -> None:
     assert load_recipe(default_recipe(task), kind=FinetuneRecipe).task.name == task
+
+
+def test_a_file_that_is_two_splits_is_warned_of_and_its_texts_noted(tmp_path: Path) -> None:
+    """Values of two columns: the epoch is chosen by an error without a unit."""
+    path = tmp_path / "a.csv"
+    path.write_text("text,y,z\n" + "".join(f"row {i},{i},{100 * i}\n" for i in range(4)))
+    files = {"train": "a.csv", "valid": "../" + tmp_path.name + "/a.csv"}
+    config = CsvTaskConfig.model_validate(
+        {"name": "csv", "text_column": "text", "label_columns": ["y", "z"], "data_dir": str(tmp_path), "files": files}
+    )
+    progress = Recorder()
+    task = load_task(config, progress)
+    assert f"warning: {path} is the file of two splits: scores show what is remembered" in progress.said
+    assert any(note.startswith("4 texts are in more than one split") for note in task.notes)
+    assert (task.selection_metric, task.is_greater_better) == ("standardised_rmse", False)
