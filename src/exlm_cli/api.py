@@ -16,6 +16,7 @@ from exlm_cli.config.tasks import GlueTaskConfig, InstalledTask
 from exlm_cli.dag.build import build_dag
 from exlm_cli.dag.inspect import Inspection, inspect
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
+from exlm_cli.export.hub import SCHEME, fetch_run
 from exlm_cli.finetune.calibration import DEFAULT_LEVEL, check_level, read_calibration
 from exlm_cli.finetune.embed import Encoder, Vectors, embed_rows, finetuned_encoder, pretrained_encoder
 from exlm_cli.finetune.model import Finetuned, load_finetuned
@@ -179,7 +180,7 @@ def load(run: str | Path, *, device: str = "auto", progress: Progress | None = N
     """Read the model of a pre-trained or fine-tuned run.
 
     Args:
-        run: Run directory, or one of the `checkpoints/step-N` of a pre-trained run.
+        run: Run directory, one of the `checkpoints/step-N` of a pre-trained run, or `hub:OWNER/NAME[@REVISION]`.
         device: `auto` (CUDA where there is a device), `cpu` or `cuda`.
         progress: Reports the work; None: silent.
 
@@ -189,6 +190,8 @@ def load(run: str | Path, *, device: str = "auto", progress: Progress | None = N
         ConfigError: There is no such device.
     """
     path, progress = Path(run), progress or SilentProgress()
+    if str(path).startswith(SCHEME):
+        path = fetch_run(str(path), progress)
     if device not in DEVICES:
         raise ConfigError(f"`device={device}` is none of {', '.join(DEVICES)}")
     if run_kind(path) == "finetune":

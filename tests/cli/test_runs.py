@@ -6,6 +6,7 @@ import pytest
 
 from exlm_cli.cli.runs import given_runs, name_runs
 from exlm_cli.errors import CheckpointError
+from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import run_kind, update_run_json
 
 
@@ -28,7 +29,7 @@ def test_the_kind_of_a_run_is_the_command_that_made_it(tmp_path: Path) -> None:
     for command in ("pretrain", "finetune", "sweep"):
         (tmp_path / command).mkdir()
         update_run_json(tmp_path / command, {"command": command})
-    step, finetuned = given_runs([tmp_path / "pretrain/checkpoints/step-3", tmp_path / "finetune"])
+    step, finetuned = given_runs([tmp_path / "pretrain/checkpoints/step-3", tmp_path / "finetune"], SilentProgress())
     assert (step.kind, step.name, step.report) == ("pretrain", "pretrain/step-3", tmp_path / "pretrain/report")
     assert (finetuned.kind, finetuned.name, finetuned.report) == ("finetune", "finetune", tmp_path / "finetune/report")
     for path in (tmp_path / "none", tmp_path, tmp_path / "sweep"):
@@ -39,4 +40,4 @@ def test_the_kind_of_a_run_is_the_command_that_made_it(tmp_path: Path) -> None:
 def test_a_link_to_itself_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(CheckpointError, match="loop"):
-        given_runs([tmp_path / "loop"])
+        given_runs([tmp_path / "loop"], SilentProgress())

@@ -33,14 +33,28 @@ class GivenRun:
         return run_directory(self.path) / "report"
 
 
-def given_runs(paths: Sequence[Path]) -> list[GivenRun]:
-    """Return runs with their kinds and names.
+def local_run(given: Path, progress: Progress) -> Path:
+    """Return a run directory as it was given, or the copy of `hub:OWNER/NAME[@REVISION]` in the cache.
+
+    Raises:
+        CheckpointError: The Hub has no such run, or cannot be reached.
+    """
+    if not str(given).startswith("hub:"):
+        return given
+    from exlm_cli.export.hub import fetch_run
+
+    return fetch_run(str(given), progress)
+
+
+def given_runs(paths: Sequence[Path], progress: Progress) -> list[GivenRun]:
+    """Return runs with their kinds and names, those of the Hub as copies in the cache.
 
     Raises:
         CheckpointError: One is no run of `exlm pretrain` or `exlm finetune`.
         ConfigError: One is given twice.
     """
-    return [GivenRun(path, run_kind(path), name) for path, name in zip(paths, name_runs(paths), strict=True)]
+    local = [local_run(path, progress) for path in paths]
+    return [GivenRun(path, run_kind(path), name) for path, name in zip(local, name_runs(local), strict=True)]
 
 
 def name_runs(paths: Sequence[Path]) -> list[str]:
@@ -86,7 +100,7 @@ def choose_checkpoint(
         CheckpointError: None was given and none fits.
     """
     if given is not None:
-        return given
+        return local_run(given, progress)
     for kind, fits in fits_by_kind.items():
         newest = find_newest_run(RUNS_ROOT, partial(_is_pretrained, fits=fits))
         if newest is not None:

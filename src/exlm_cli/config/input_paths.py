@@ -1,6 +1,7 @@
-"""Paths of inputs in a recipe: made absolute, so that they mean the same in any folder, or checked."""
+"""Paths of inputs in a recipe: made absolute, so that they mean the same in any folder, cut to names, or checked."""
 
 import glob
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,12 @@ def with_absolute_paths(recipe: RecipeT) -> RecipeT:
 
     Names that begin with `~`, `hub:` or `bundled:` mean the same everywhere and are kept.
     """
-    return recipe.model_copy(update=_absolute_values(recipe))
+    return _changed(recipe, _absolute)
+
+
+def with_names_alone(recipe: RecipeT) -> RecipeT:
+    """Return a recipe whose paths have lost their folders, for readers who have other machines."""
+    return _changed(recipe, _name)
 
 
 def check_task_files(task: TaskSection) -> None:
@@ -47,34 +53,38 @@ def check_task_files(task: TaskSection) -> None:
             raise DataError(f"{folder / given}: no such file", "give the path of the file as it is seen from here")
 
 
-def _absolute_values(recipe: Recipe) -> dict[str, Any]:
+def _changed(recipe: RecipeT, change: Callable[[Any], Any]) -> RecipeT:
+    return recipe.model_copy(update=_changed_values(recipe, change))
+
+
+def _changed_values(recipe: Recipe, change: Callable[[Any], Any]) -> dict[str, Any]:
     if isinstance(recipe, PretrainRecipe):
         return {
             section: (config := getattr(recipe, section)).model_copy(
-                update={key: _absolute(getattr(config, key)) for key in keys}
+                update={key: change(getattr(config, key)) for key in keys}
             )
             for section, keys in _PRETRAIN_PATHS.items()
         }
     if isinstance(recipe, FinetuneRecipe):
-        return {"task": _absolute_task(recipe.task)}
+        return {"task": _changed_task(recipe.task, change)}
     assert isinstance(recipe, SweepRecipe), f"{type(recipe)} names no inputs"
     keys = {f"{section}.{key}" for section, names in _PRETRAIN_PATHS.items() for key in names}
     variants = {
-        label: {key: _absolute(value) if key in keys else value for key, value in changes.items()}
+        label: {key: change(value) if key in keys else value for key, value in changes.items()}
         for label, changes in recipe.variants.items()
     }
     return {
-        "pretrain": with_absolute_paths(recipe.pretrain),
-        "finetune": with_absolute_paths(recipe.finetune),
+        "pretrain": _changed(recipe.pretrain, change),
+        "finetune": _changed(recipe.finetune, change),
         "variants": variants,
     }
 
 
-def _absolute_task(task: TaskSection) -> TaskSection:
+def _changed_task(task: TaskSection, change: Callable[[Any], Any]) -> TaskSection:
     keys = [key for key in ("data_dir", "split_file") if key in type(task).model_fields]
-    update: dict[str, Any] = {key: _absolute(getattr(task, key)) for key in keys}
+    update: dict[str, Any] = {key: change(getattr(task, key)) for key in keys}
     if task.data_dir is None:  # else files are looked for in that folder
-        files = {name: _absolute(value) for name, value in task.files.model_dump().items()}
+        files = {name: change(value) for name, value in task.files.model_dump().items()}
         update["files"] = task.files.model_copy(update=files)
     return task.model_copy(update=update)
 
@@ -89,3 +99,10 @@ def _absolute(given: Any) -> Any:
     if glob.has_magic(given) and not Path(given).exists():
         folder = glob.escape(folder)  # a pattern stays one, whatever the folder is called
     return str(Path(folder) / given)
+
+
+def _name(given: Any) -> Any:
+    """Return the last part of a path, or of each of several."""
+    if isinstance(given, list | tuple):
+        return type(given)(_name(one) for one in given)
+    return Path(given).name if isinstance(given, str) and not given.startswith(_SCHEMES) else given

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Literal
 
-from huggingface_hub import ModelCardData
-
 from exlm_cli.export.source import Source
 from exlm_cli.run_dir import read_run_json
 
@@ -17,7 +15,9 @@ _TASKS = {
 }
 
 
-def model_card(source: Source, difference: float, *, form: Format = "hf", licence: str | None = None) -> str:
+def model_card(
+    source: Source, difference: float, *, form: Format = "hf", licence: str | None = None, repo: str | None = None
+) -> str:
     """Return the content of `README.md`.
 
     Args:
@@ -25,14 +25,19 @@ def model_card(source: Source, difference: float, *, form: Format = "hf", licenc
         difference: The largest one from the outputs of the run.
         form: Format of the folder.
         licence: As the Hub names it; None: none is stated.
+        repo: OWNER/NAME on the Hub; None: a folder.
     """
     on_task = "" if source.results is None else f", fine-tuned on {source.results.task}"
     loaded = "run by ONNX Runtime" if form == "onnx" else "loaded with transformers in a fresh process"
+    usage = _usage_onnx(source) if form == "onnx" else _usage(source)
+    if repo is not None:
+        command = "inspect-dag INPUT --checkpoint" if source.results is None else "predict"
+        usage += f"\n\nWith exlm itself: `exlm {command} hub:{repo}`."
     parts = [
         _front_matter(source, form, licence),
         f"# {source.recipe.name}{on_task}",
         _summary(source),
-        f"## How to use it\n\n{_usage_onnx(source) if form == 'onnx' else _usage(source)}",
+        f"## How to use it\n\n{usage.replace('FOLDER', repo or 'FOLDER')}",
         f"## Training\n\n{_table(_training(source))}",
         _scores(source),
         "## Caveats\n\n" + "\n".join(f"- {caveat}" for caveat in _caveats(source, form)),
@@ -44,6 +49,8 @@ def model_card(source: Source, difference: float, *, form: Format = "hf", licenc
 
 
 def _front_matter(source: Source, form: Format, licence: str | None) -> str:
+    from huggingface_hub import ModelCardData
+
     data = ModelCardData(
         license=licence,
         library_name="onnx" if form == "onnx" else "transformers",

@@ -66,6 +66,15 @@ def check_before_export(out: Path, form: Format = "hf") -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         kind = "the folder is not empty" if out.is_dir() else "a file has that name"
         raise CheckpointError(f"{out}: {kind}", "choose another folder with `out=DIR`")
+    require_packages(form)
+
+
+def require_packages(form: Format) -> None:
+    """Check that the packages of a format are installed.
+
+    Raises:
+        ConfigError: One is not.
+    """
     for package in _PACKAGES[form]:
         if importlib.util.find_spec(package) is None:
             raise ConfigError(
@@ -75,7 +84,13 @@ def check_before_export(out: Path, form: Format = "hf") -> None:
 
 
 def export_folder(
-    source: Source, out: Path, progress: Progress, *, form: Format = "hf", licence: str | None = None
+    source: Source,
+    out: Path,
+    progress: Progress,
+    *,
+    form: Format = "hf",
+    licence: str | None = None,
+    repo: str | None = None,
 ) -> ExportedFolder:
     """Write a folder that transformers or ONNX Runtime loads; of these, only the [MASK]s of an ExLM need its own code.
 
@@ -87,6 +102,7 @@ def export_folder(
         progress: Receives messages.
         form: Its format.
         licence: Of the model, as its card names it.
+        repo: OWNER/NAME on the Hub, where it goes there.
 
     Raises:
         ConfigError: ESM classes do not have such an encoder, or a package is not installed.
@@ -107,7 +123,7 @@ def export_folder(
             write_model(source, temporary)
             progress.message("comparing with the run in a fresh process")
             comparison = compare_outputs(source, temporary)
-        card = model_card(source, comparison.difference, form=form, licence=licence)
+        card = model_card(source, comparison.difference, form=form, licence=licence, repo=repo)
         write_atomically(temporary / "README.md", card.encode())
         names = sorted(path.name for path in temporary.iterdir())
         temporary.replace(place)

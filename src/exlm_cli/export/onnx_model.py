@@ -29,7 +29,7 @@ class _Network(nn.Module):
         model = self.model
         index = torch.arange(input_ids.shape[1], device=input_ids.device)
         positions = torch.stack([index, torch.zeros_like(index)], dim=-1)[None]
-        hidden = model.encoder(model.token_embedding(input_ids), positions, attention_mask.bool())
+        hidden = model.encoder(model.token_embedding(input_ids), positions, attention_mask.bool()[:, None])
         if isinstance(model, TaskModel):
             return (model.in_units(model.head(hidden, attention_mask.sum(1))).float(),)
         logits = F.linear(model.lm_head(hidden), model.token_embedding.weight, model.lm_head.bias)

@@ -18,10 +18,11 @@ from exlm_cli.dag.graph import token_marginals
 from exlm_cli.data.expansion import batch_from_masked_ids
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.finetune.model import Finetuned
-from exlm_cli.finetune.results import RunResults
+from exlm_cli.finetune.results import RunResults, best_cell_folder
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.run_dir import read_metrics, run_directory
+from exlm_cli.train.checkpoint import best_paths
 from exlm_cli.train.pretrained import Pretrained
 
 TEXTS = {
@@ -42,6 +43,7 @@ class Source:
         run: Run directory.
         recipe: Recipe of pre-training.
         sequence_length: Tokens of the longest sequence it was trained on, [CLS] and [SEP] included.
+        weights: Folders of the checkpoints that a reader of the run needs.
         scores: Scores by name, as the model card shows them; `scores_are` says where they were measured.
         results: Of a fine-tuning run.
         seed: Of a fine-tuning run, the one with the best validation score.
@@ -57,6 +59,7 @@ class Source:
     num_tokens: int
     scores: dict[str, float]
     scores_are: str
+    weights: tuple[Path, ...] = ()
     results: RunResults | None = None
     seed: int | None = None
     has_canonical_smiles: bool = False
@@ -172,6 +175,7 @@ def pretrained_source(pretrained: Pretrained) -> Source:
         recipe=pretrained.recipe,
         tokenizer=pretrained.tokenizer,
         model=pretrained.model,
+        weights=(pretrained.checkpoint,),
         sequence_length=pretrained.recipe.data.sequence_length,
         num_steps=pretrained.step,
         num_tokens=pretrained.num_tokens,
@@ -191,6 +195,7 @@ def finetuned_source(finetuned: Finetuned) -> Source:
         recipe=finetuned.encoder_recipe,
         tokenizer=finetuned.tokenizer,
         model=finetuned.runners[seed].model,
+        weights=tuple(best_paths(best_cell_folder(finetuned.run, results, one))[0] for one in results.seeds),
         sequence_length=finetuned.sequence_length,
         num_steps=results.init.steps,
         num_tokens=results.init.tokens,

@@ -6,7 +6,8 @@ whole unless it was altered afterwards; an altered one is refused and the one be
 `state.json` has hashes of the tokenizer and the recipe of the training. Every reader compares the files with them.
 With `train.sharded_checkpoints` each rank writes its rows of the tensors into files of its own, and `manifest.json`
 says which.
-`checkpoints/best-N/` is the same without the optimizer: the weights that scored best in validation.
+`checkpoints/best-N/` is the same without the optimizer: the weights that scored best in validation. So is a
+`step-N` that `exlm push` copied.
 """
 
 import hashlib
@@ -26,7 +27,17 @@ from torch import Tensor, nn
 
 from exlm_cli.distributed.ranks import ALONE, Ranks
 from exlm_cli.errors import CheckpointError
-from exlm_cli.files import ALTERED_HINT, JsonModel, absent_if_none, fsync, hash_json, json_bytes, read_json
+from exlm_cli.files import (
+    ALTERED_HINT,
+    JsonModel,
+    absent_if_none,
+    fsync,
+    hash_json,
+    json_bytes,
+    read_json,
+    refusing,
+    write_json,
+)
 from exlm_cli.train.tensor_files import Part, Rows, SavedTensors, part_of, shard_file
 
 MODEL, OPTIMIZER = "model", "optimizer"
@@ -273,7 +284,8 @@ def verify_checkpoint(path: Path) -> str | None:
         files = read_manifest(path).files
     except CheckpointError:
         return f"{MANIFEST_FILE} is missing or not readable"
-    stems = [MODEL] if path.name.startswith("best-") else [MODEL, OPTIMIZER]
+    has_optimizer = not path.name.startswith("best-") and any(name.startswith(OPTIMIZER) for name in files)
+    stems = [MODEL, OPTIMIZER] if has_optimizer else [MODEL]
     count = sum(name.startswith(MODEL) for name in files)
     shards = {shard_file(stem, index, count) for stem in stems for index in range(count)}
     if set(files) - {STATE_FILE} not in ({f"{stem}.safetensors" for stem in stems}, shards) or STATE_FILE not in files:
@@ -297,6 +309,21 @@ def newest_good_checkpoint(run: Path, on_refused: Callable[[str], None]) -> Path
             return path
         on_refused(f"{path} is refused: {reason}; trying the one before it")
     return None
+
+
+def copy_weights(path: Path, folder: Path) -> None:
+    """Copy a verified checkpoint without its optimizer, with a manifest of what is copied, into a new folder.
+
+    Raises:
+        CheckpointError: The file system refuses.
+    """
+    manifest = read_manifest(path)
+    files = {name: entry for name, entry in manifest.files.items() if not name.startswith(OPTIMIZER)}
+    with refusing(f"{folder}: the checkpoint could not be copied"):
+        folder.mkdir(parents=True)
+        for name in files:
+            shutil.copyfile(path / name, folder / name)
+    write_json(folder / MANIFEST_FILE, Manifest(step=manifest.step, files=files))
 
 
 def load_model_weights(path: Path, model: nn.Module) -> None:
@@ -326,6 +353,11 @@ def load_optimizer_state(path: Path, model: nn.Module, optimizer: torch.optim.Op
     Raises:
         CheckpointError: They are not those of the model's parameters.
     """
+    if not any(name.startswith(OPTIMIZER) for name in read_manifest(path).files):
+        raise CheckpointError(
+            f"{path}: it has no state of the optimizer, which `exlm push` leaves out",
+            "such a run is for use, not for continuing: continue the run that was pushed",
+        )
     saved = saved_tensors(path, OPTIMIZER)
     moments: dict[str, set[str]] = {}
     for key in saved.shapes:

@@ -74,7 +74,7 @@ def evaluate(
     seeds, ROC and precision-recall curves, confusion matrices. A sweep: its report, as far as it is done.
     """
     from exlm_cli.cli import console
-    from exlm_cli.cli.runs import given_runs, newest_run
+    from exlm_cli.cli.runs import given_runs, local_run, newest_run
     from exlm_cli.experiments.results import is_sweep_run
 
     output = Output(parse_formats(formats, _FORMATS), out, has_figures=figures, as_json=as_json)
@@ -84,12 +84,12 @@ def evaluate(
         raise ConfigError("`--mask-ratios` and `--num-states` go with `--entropy`")
     progress = console.open_progress()
     takes_sweep = not entropy and not data and max_sequences is None
-    given = runs or [newest_run(takes_sweep=takes_sweep, progress=progress)]
+    given = [local_run(run, progress) for run in runs or [newest_run(takes_sweep=takes_sweep, progress=progress)]]
     if takes_sweep and any(map(is_sweep_run, given)):
         if len(given) > 1:
             raise ConfigError("give one sweep at a time", "the runs under its `cells/` can be scored with others")
         return _show_sweep(given[0], output, progress)
-    chosen = given_runs(given)
+    chosen = given_runs(given, progress)
     for run in chosen:
         if run.kind == "finetune" and not takes_sweep:
             option = "--entropy" if entropy else "--data" if data else "--max-sequences"

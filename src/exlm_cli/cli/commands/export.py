@@ -1,12 +1,16 @@
-"""`exlm export`: a run's model as a folder that transformers loads."""
+"""`exlm export` and `exlm push`: a run's model as a folder for others, or on the Hugging Face Hub."""
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from exlm_cli.cli.options import JsonOption
+
+if TYPE_CHECKING:
+    from exlm_cli.export.source import Source
+    from exlm_cli.progress import Progress
 
 
 class ExportFormat(StrEnum):
@@ -38,22 +42,11 @@ def export(
     code in the folder (`trust_remote_code=True`); an ONNX model of an ExLM reads inputs without [MASK]s.
     """
     from exlm_cli.cli import console
-    from exlm_cli.cli.runs import given_runs
     from exlm_cli.export.folder import check_before_export, export_folder
 
-    (given,) = given_runs([run])
-    check_before_export(out, export_format.value)
     progress = console.open_progress()
-    from exlm_cli.export.source import finetuned_source, pretrained_source
-
-    if given.kind == "pretrain":
-        from exlm_cli.train.pretrained import load_pretrained
-
-        source = pretrained_source(load_pretrained(run, device="cpu", progress=progress))
-    else:
-        from exlm_cli.finetune.model import load_finetuned
-
-        source = finetuned_source(load_finetuned(run, device="cpu"))
+    check_before_export(out, export_format.value)
+    source = _source_of(run, progress)
     exported = export_folder(source, out, progress, form=export_format.value, licence=licence)
     comparison = exported.comparison
     result = {
@@ -67,3 +60,42 @@ def export(
         return console.emit_json({**result, "files": exported.files})
     console.emit_pairs({**result, "loaded_with": ", ".join(exported.loaded_with)})
     console.emit_files(exported.files)
+
+
+def push(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of `exlm pretrain` or `exlm finetune`.")],
+    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the Hub; made where there is none.")],
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+    licence: LicenceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Upload a run to the Hugging Face Hub.
+
+    The repository holds what `exlm export` writes, compared first, and the run without its optimizer, which every
+    command then takes as `hub:OWNER/NAME`. The token is that of `hf auth login` or HF_TOKEN.
+    """
+    from exlm_cli.cli import console
+    from exlm_cli.export.hub import check_before_push, push_run
+
+    progress = console.open_progress()
+    check_before_push(repo)
+    source = _source_of(run, progress)
+    pushed = push_run(source, repo, progress, is_private=private, licence=licence)
+    result = {"url": pushed.url, "commit": pushed.commit, "read_it_as": f"hub:{repo}@{pushed.commit}"}
+    return console.emit_json(result) if as_json else console.emit_pairs(result)
+
+
+def _source_of(run: Path, progress: "Progress") -> "Source":
+    """Read the model of a run; of a fine-tuned one the seed with the best validation score."""
+    from exlm_cli.cli.runs import given_runs
+
+    (given,) = given_runs([run], progress)
+    from exlm_cli.export.source import finetuned_source, pretrained_source
+
+    if given.kind == "pretrain":
+        from exlm_cli.train.pretrained import load_pretrained
+
+        return pretrained_source(load_pretrained(given.path, device="cpu", progress=progress))
+    from exlm_cli.finetune.model import load_finetuned
+
+    return finetuned_source(load_finetuned(given.path, device="cpu"))

@@ -40,7 +40,8 @@ TaskArgument = Annotated[
     str | None, typer.Argument(metavar="NAME", help="The task, like bace or rte, or all; for csv the file.")
 ]
 CheckpointOption = Annotated[
-    Path | None, typer.Option("--checkpoint", metavar="RUN", help="Pre-training run; default: the newest fitting.")
+    Path | None,
+    typer.Option("--checkpoint", metavar="RUN", help="Pre-training run or hub:OWNER/NAME; default: the newest."),
 ]
 ScratchOption = Annotated[
     bool, typer.Option("--from-scratch", help="Take its architecture and tokenizer, not its weights.")

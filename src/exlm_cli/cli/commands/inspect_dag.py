@@ -26,7 +26,10 @@ class Length(StrEnum):
 def inspect_dag(
     sentence: Annotated[str, typer.Argument(help="Text or SMILES in which each [MASK] hides a token.")],
     checkpoint: Annotated[
-        Path | None, typer.Option("--checkpoint", metavar="RUN", help="Run directory; default: the newest fitting one.")
+        Path | None,
+        typer.Option(
+            "--checkpoint", metavar="RUN", help="Run directory or hub:OWNER/NAME; default: the newest fitting one."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Where files go; default: report/ of the run.")

@@ -51,7 +51,8 @@ def predict(
     from exlm_cli.cli.runs import given_runs
     from exlm_cli.paths import expand_path
 
-    given, *others = given_runs([run, *(ensemble or [])])
+    progress = console.open_progress()
+    given, *others = given_runs([run, *(ensemble or [])], progress)
     path = expand_path(file)
     for one in (given, *others):
         if one.kind == "pretrain":
@@ -72,7 +73,7 @@ def predict(
         ensemble=members,
         interval_level=interval_level,
         escape_formulas=escape_formulas,
-        progress=console.open_progress(),
+        progress=progress,
     )
     summary = predicted.summary
     if figures and predicted.labelled is not None:
@@ -100,16 +101,16 @@ def embed(
     run the seed with the best validation score is taken.
     """
     from exlm_cli.cli import console
+    from exlm_cli.cli.runs import given_runs
     from exlm_cli.paths import expand_path
-    from exlm_cli.run_dir import run_kind
 
     path = expand_path(file)
-    run_kind(run)  # before torch is loaded
     progress = console.open_progress()
+    (given,) = given_runs([run], progress)  # before torch is loaded
     from exlm_cli.api import load
     from exlm_cli.finetune.embed import embed as embed_file
 
-    encoder = load(run, device=device.value, progress=progress).encoder
+    encoder = load(given.path, device=device.value, progress=progress).encoder
     column = input_column(run, encoder.kind, smiles_column, text_column)
     print_summary(embed_file(encoder, path, out, column=column, progress=progress), as_json=as_json)
 

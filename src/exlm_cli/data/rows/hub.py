@@ -59,7 +59,7 @@ def iter_hub_records(
             rows = rows.select_columns([only.choose(str(source), names)])
         for number, values in enumerate(rows, start=1):
             yield Record(str(source), number, values, has_lines=False)
-    except _hub_errors() as error:
+    except hub_errors() as error:
         raise _unreachable(source, error, hint) from error
 
 
@@ -77,7 +77,7 @@ def find_revision(source: HubSource, cache: Path, progress: Progress) -> str:
         revision = str(huggingface_hub.HfApi().dataset_info(source.name).sha)
     except RepositoryNotFoundError as error:
         raise DataError(f"`{source}`: the Hub has no public data set of that name", _LOCAL_FILES_HINT) from error
-    except _hub_errors() as error:
+    except hub_errors() as error:
         if not remembered.is_file():
             raise _unreachable(source, error, _LOCAL_FILES_HINT) from error
         revision = remembered.read_text()
@@ -87,7 +87,7 @@ def find_revision(source: HubSource, cache: Path, progress: Progress) -> str:
     return revision
 
 
-def _hub_errors() -> tuple[type[Exception], ...]:
+def hub_errors() -> tuple[type[Exception], ...]:
     """Return what the Hub's client raises; the base of its network errors differs between versions."""
     from huggingface_hub.errors import HfHubHTTPError
 

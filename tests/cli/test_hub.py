@@ -1,0 +1,177 @@
+"""`exlm push` and `hub:OWNER/NAME`, with the real client against a Hub on this machine."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import exlm_cli
+from exlm_cli.cli.app import main
+from exlm_cli.errors import CheckpointError
+from exlm_cli.export.hub import copy_run, push_run
+from exlm_cli.export.source import finetuned_source, pretrained_source
+from exlm_cli.finetune.model import load_finetuned
+from exlm_cli.progress import SilentProgress
+from exlm_cli.train.checkpoint import load_optimizer_state
+from exlm_cli.train.pretrained import load_pretrained
+from tests.cli.asserts import refusal_of, result_of
+from tests.fake_hub import TOKEN, FakeHub, running_hub
+
+hub_client = pytest.importorskip("huggingface_hub")
+SENTENCE = "amber [MASK] fern [MASK]"
+
+
+@pytest.fixture
+def hub(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr(hub_client.constants, "HF_HUB_DISABLE_XET", True)
+    with running_hub() as running:
+        monkeypatch.setattr(hub_client.constants, "ENDPOINT", running.url)
+        of_files = f"{running.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(hub_client.constants, "HUGGINGFACE_CO_URL_TEMPLATE", of_files)
+        monkeypatch.setattr("time.sleep", lambda seconds: None)  # between the attempts of the client
+        yield running
+
+
+@pytest.fixture
+def pushed(hub: FakeHub, run_folder: Path) -> str:
+    """Return the commit of a repository that holds the run `T`, without what `exlm export` writes."""
+    source = pretrained_source(load_pretrained(run_folder / "T", device="cpu"))
+    copy_run(source, run_folder / "copy")
+    return hub.commit("me/text", files_of(run_folder / "copy"))
+
+
+def files_of(run: Path) -> dict[str, bytes]:
+    return {f"run/{path.relative_to(run)}": path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()}
+
+
+def everything_under(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_pushed_run_is_read_back(hub: FakeHub, run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same DAG as of the run itself, and without a network from then on. A second push replaces the first."""
+    pytest.importorskip("transformers")
+    hub.commit("me/text", {"run/old.json": b"{}", "notes.txt": b"mine"})
+    result = result_of(capsys, "push", "T", "me/text", "--private", "--license", "mit")
+    assert result["url"] == f"{hub.url}/me/text"
+    commit, files = hub.repos["me/text"][-1]
+    assert result["commit"] == commit
+    assert "private" in json.dumps(hub.created[0])
+    assert "run/old.json" not in files
+    assert {"notes.txt", "README.md", "model.safetensors", "modeling_exlm.py", "run/run.json"} <= files.keys()
+    assert not [name for name in files if "optimizer" in name]
+    assert b"license: mit" in files["README.md"]
+    assert b"hub:me/text" in files["README.md"]
+    options = ("inspect-dag", SENTENCE, "--format", "none", "--checkpoint")
+    ours = result_of(capsys, *options, "T")
+    theirs = result_of(capsys, *options, "hub:me/text")
+    assert {**theirs, "checkpoint": ""} == {**ours, "checkpoint": ""}
+    hub.refuses = (500, "down")
+    assert result_of(capsys, *options, f"hub:me/text@{commit}") == theirs
+    loaded = [exlm_cli.load(run, device="cpu").fill(SENTENCE) for run in (f"hub:me/text@{commit}", "T")]
+    assert loaded[0].n_best == loaded[1].n_best
+    assert TOKEN.encode() not in b"".join(files.values()) + everything_under(run_folder.parent)
+
+
+def test_a_fine_tuned_run_predicts_from_the_hub(
+    hub: FakeHub, run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All seeds; the paths of its data and of its checkpoint have lost their folders."""
+    copy_run(finetuned_source(load_finetuned(run_folder / "M", device="cpu")), run_folder / "copy")
+    hub.commit("me/molecules", files_of(run_folder / "copy"))
+    (run_folder / "new.csv").write_text("smiles\nCCO\nc1ccccc1\n", encoding="utf-8")
+    for run, out in (("M", "ours.csv"), ("hub:me/molecules", "theirs.csv")):
+        result_of(capsys, "predict", run, "new.csv", "--out", out)
+    assert (run_folder / "theirs.csv").read_bytes() == (run_folder / "ours.csv").read_bytes()
+    of_machine = str((run_folder / "M").resolve().parents[1]).encode()
+    assert of_machine in everything_under((run_folder / "M").resolve())
+    assert of_machine not in everything_under(run_folder / "copy")
+
+
+def test_a_pushed_run_cannot_be_continued(pushed: str, run_folder: Path) -> None:
+    checkpoint = next((run_folder / "copy/checkpoints").iterdir())
+    with pytest.raises(CheckpointError, match="no state of the optimizer, which `exlm push` leaves out"):
+        load_optimizer_state(checkpoint, None, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "change", "said"),
+    [
+        ("hub:text", None, "expected `hub:OWNER/NAME`"),
+        ("hub:../text", None, "expected `hub:OWNER/NAME`"),
+        ("hub:me/absent", None, "the Hub has no such model, or does not show it to you"),
+        ("hub:me/text@v9", None, "there is no revision `v9`"),
+        ("hub:me/text", "other", "no run of exlm"),
+        ("hub:me/text", "bytes", "model.safetensors was altered: its SHA-256 is not the one that was written"),
+        ("hub:me/text", "tokenizer", "the tokenizer in it is not the one that"),
+        ("hub:me/text", "escape", "the Hub names a file or commit that leaves its folder"),
+        ("hub:me/text", "cut", "the Hub cannot be reached"),
+        ("hub:me/text", "token", "the Hub refuses: you may not, ***"),
+        ("hub:me/text", "offline", "the Hub cannot be reached"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_and_leaves_nothing(
+    hub: FakeHub,
+    pushed: str,
+    run_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    given: str,
+    change: str | None,
+    said: str,
+) -> None:
+    files = dict(hub.repos["me/text"][-1][1])
+    name = next(name for name in files if name.endswith("model.safetensors"))
+    match change:
+        case "other":
+            hub.commit("me/text", {"model.safetensors": b"", "README.md": b""})
+        case "bytes":
+            hub.commit("me/text", files | {name: files[name][:-1] + b"\0"})
+        case "tokenizer":
+            other = json.loads(files["run/tokenizer.json"])
+            other["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+            hub.commit("me/text", files | {"run/tokenizer.json": json.dumps(other).encode()})
+        case "escape":
+            hub.commit("me/text", files | {"run/../../../escaped.json": b"{}"})
+        case "cut":
+            hub.cut = 100
+        case "token":
+            hub.refuses = (403, f"you may not, {TOKEN}")
+        case "offline":
+            monkeypatch.setattr(hub_client.constants, "HF_HUB_OFFLINE", True)
+    error = refusal_of(capsys, "inspect-dag", SENTENCE, "--checkpoint", given)
+    assert said in error
+    assert TOKEN not in error
+    kept = run_folder.parent / "cache/hub-runs"
+    assert not [path for path in kept.rglob("*") if path.is_file() or path.name.startswith(".")]
+
+
+def test_without_the_hub_the_newest_copy_is_taken(
+    hub: FakeHub, pushed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("inspect-dag", SENTENCE, "--format", "none", "--checkpoint", "hub:me/text", "--json")
+    assert main(options) == 0
+    first = capsys.readouterr()
+    monkeypatch.setattr(hub_client.constants, "HF_HUB_OFFLINE", True)
+    assert main(options) == 0
+    second = capsys.readouterr()
+    assert second.out == first.out
+    assert "the Hub does not answer; taking" in second.err
+
+
+def test_a_push_that_is_refused_is_one_line_without_the_token(
+    hub: FakeHub, run_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exlm_cli.export.hub.export_folder", lambda source, out, *_, **__: out.mkdir())
+    source = pretrained_source(load_pretrained(run_folder / "T", device="cpu"))
+    hub.refuses = (403, f"you may not, {TOKEN}")
+    with pytest.raises(CheckpointError) as refused:
+        push_run(source, "me/text", SilentProgress(), is_private=False, licence=None)
+    assert refused.value.message == "`me/text`: the Hub refuses: you may not, ***"
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(hub_client.constants, "HF_TOKEN_PATH", os.devnull)
+    assert "needs a token of the Hub, and there is none" in refusal_of(capsys, "push", "T", "me/text")
+    assert "expected OWNER/NAME" in refusal_of(capsys, "push", "T", "me")
