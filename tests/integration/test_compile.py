@@ -22,7 +22,7 @@ from tests.tiny import tiny_recipe
 def test_compiled_run_has_the_losses_of_an_eager_one(tmp_path: Path) -> None:
     """Without dropout the two differ by rounding alone; the checkpoint has the same names either way.
 
-    Packed sequences with half of their tokens masked have one length after expansion, so one graph is compiled.
+    Packed sequences give microbatches without padding, so one graph is compiled.
     """
     losses: dict[bool, list[float]] = {}
     for is_compiled in (False, True):

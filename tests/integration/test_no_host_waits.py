@@ -31,7 +31,7 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
-COMPILED = [("torch", VARIANTS[i]) for i in (1, 4, 5, 7)] + [("native", VARIANTS[0])]
+COMPILED = [("torch", VARIANTS[1]), ("torch", VARIANTS[4]), ("native", VARIANTS[5]), ("torch", VARIANTS[7])]
 
 
 def _setup(backend: str, sections: dict[str, Any]) -> tuple[ExlmModel, Objective, Any]:
