@@ -1,9 +1,11 @@
-"""No test reaches the network."""
+"""No test reaches the network, and every error of every test has a hint."""
 
 import socket
 from typing import Any
 
 import pytest
+
+from exlm_cli.errors import ExlmError
 
 
 @pytest.fixture(autouse=True)
@@ -17,3 +19,16 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
         connect(self, address)
 
     monkeypatch.setattr(socket.socket, "connect", connect_locally)
+
+
+@pytest.fixture(autouse=True)
+def _every_error_has_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse errors whose hint is empty or repeats the message; mypy refuses those that have none."""
+    make = ExlmError.__init__
+
+    def make_with_hint(self: ExlmError, message: str, hint: str) -> None:
+        assert hint.strip(), f"no hint: {message}"
+        assert hint != message
+        make(self, message, hint)
+
+    monkeypatch.setattr(ExlmError, "__init__", make_with_hint)

@@ -193,7 +193,7 @@ def load(run: str | Path, *, device: str = "auto", progress: Progress | None = N
     if str(path).startswith(SCHEME):
         path = fetch_run(str(path), progress)
     if device not in DEVICES:
-        raise ConfigError(f"`device={device}` is none of {', '.join(DEVICES)}")
+        raise ConfigError(f"`device={device}` is none of {', '.join(DEVICES)}", "leave it out to take what there is")
     if run_kind(path) == "finetune":
         return Run(path, load_finetuned(path, device=device), progress)
     return Run(path, load_pretrained(path, device=device, progress=progress), progress)

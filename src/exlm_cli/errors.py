@@ -6,7 +6,7 @@ class ExlmError(Exception):
 
     Args:
         message: One line: what was given, what was expected, where it came from.
-        hint: What to do next; empty where the message says it.
+        hint: What to do next; never empty.
 
     Attributes:
         reporter: The rank that prints it where several train together; None: the first one of each node.
@@ -15,7 +15,7 @@ class ExlmError(Exception):
     exit_code = 2
     reporter: int | None = None
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from exlm_cli.errors import CheckpointError
 
 ALTERED_HINT = "another version of exlm made this run, or something altered the file; restore it or start a new run"
+READ_HINT = "check the path and the disk, and that you may read it"
 _SHOWN_CHARACTERS = 60
 _ESCAPED_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 """NUL in a JSON text: no file name may hold one."""
@@ -39,6 +40,7 @@ def refusing(what: str, *, is_chosen: bool = False) -> Iterator[None]:
         remedies = ["move away what has that name"] if error.errno in _IN_THE_WAY else []
         remedies += ["free some space"] if error.errno in _NO_SPACE else []
         remedies += ["choose a folder that you may write to with `out=DIR`"] if is_chosen else []
+        remedies = remedies or ["check the disk and your permissions in that folder"]
         raise CheckpointError(f"{what}: {reason_of(error)}", " or ".join(remedies)) from error
 
 

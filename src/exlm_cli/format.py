@@ -7,6 +7,8 @@ from datetime import timedelta
 NOT_DEFINED = "not defined"
 """In place of a value that does not exist, such as the rank correlation of constant predictions."""
 
+_NAME_LETTERS = 100
+
 NO_VALUE = "-"
 """In a cell of a table for which nothing was measured."""
 
@@ -125,6 +127,21 @@ def _scale(number: float, units: tuple[str, str, str]) -> str:
 def shorten(text: str, max_letters: int) -> str:
     """Cut a text to a number of letters, the last of them an ellipsis."""
     return text if len(text) <= max_letters else text[: max_letters - 1] + "…"
+
+
+def name_some(names: Iterable[object], *, limit: int = 5) -> str:
+    """Return `1, 2, 3 and 4 more`; long names are cut."""
+    listed = [str(name) for name in names]
+    rest = f" and {len(listed) - limit:,} more" if len(listed) > limit else ""
+    return ", ".join(shorten_middle(name, _NAME_LETTERS) for name in listed[:limit]) + rest
+
+
+def shorten_middle(text: str, max_letters: int) -> str:
+    """Cut a text to a number of letters out of its middle, where an ellipsis stands: messages end with the reason."""
+    if len(text) <= max_letters:
+        return text
+    head = max_letters * 2 // 3
+    return f"{text[:head]}…{text[head + 1 - max_letters :]}"
 
 
 def printable(text: str) -> str:

@@ -5,14 +5,17 @@ import json
 import math
 import re
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
-from rich.console import Console
+from rich.text import Text
 
 from exlm_cli.cli import console
 from exlm_cli.cli.app import main
-from exlm_cli.cli.console import LineProgress, TerminalProgress, open_progress
+from exlm_cli.cli.console import LineProgress, SafeConsole, TerminalProgress, open_progress
+from exlm_cli.config.yaml import dump_yaml
+from exlm_cli.report.tables import ReportTable
 
 Capture = pytest.CaptureFixture[str]
 
@@ -81,7 +84,7 @@ def test_work_that_fails_says_no_end() -> None:
 
 def terminal() -> tuple[TerminalProgress, io.StringIO]:
     stream = io.StringIO()
-    return TerminalProgress(Console(file=stream, force_terminal=True, width=80, color_system=None)), stream
+    return TerminalProgress(SafeConsole(file=stream, force_terminal=True, width=80, color_system=None)), stream
 
 
 def test_a_bar_shows_count_fields_and_end_within_eighty_columns() -> None:
@@ -147,7 +150,7 @@ def test_an_error_on_a_terminal_is_coloured_and_not_broken(monkeypatch: pytest.M
 
 def test_a_table_stands_above_the_bars_and_changes_with_them() -> None:
     stream = io.StringIO()
-    console = Console(file=stream, force_terminal=True, width=60, color_system=None)
+    console = SafeConsole(file=stream, force_terminal=True, width=60, color_system=None)
     progress = TerminalProgress(console)
     title = "a title wider than the table below it"
     with progress.board(title, ["k = 1", "k = 2"], ["15%", "30%"]) as board, progress.bar("grid", 10) as bar:
@@ -196,3 +199,34 @@ def test_a_dry_run_tells_the_same_recipe_to_people_and_to_programs(words: str, c
 def test_an_error_stays_on_its_line_and_moves_no_cursor(capsys: Capture) -> None:
     console.emit_error("a\nb \x1b[2Jc é", "d\re")
     assert capsys.readouterr().err == "error: a\\nb \\x1b[2Jc é\n\nhint: d\\re\n"
+
+
+def test_no_text_moves_the_cursor_or_fills_the_screen(capsys: Capture) -> None:
+    """Control characters are shown as escapes, and names of 30 KB are cut, whatever prints them."""
+    hostile = "\x1b[2J\x9b2J\u202e" + "name" * 7500 + "\x07 the reason"
+    progress, stream = terminal()
+    for way in (progress, LineProgress(stream)):
+        way.message(hostile)
+        with way.board(hostile, [hostile], [hostile]) as board, way.bar(hostile, 3) as bar:
+            board.show(hostile, hostile, hostile)
+            bar.update(2, loss="\x1b[2J")
+    table = ReportTable("t", hostile, (hostile, "b"), (((hostile, "1"),),), notes=(hostile,))
+    console.emit_tables([table])
+    console.emit_pairs({"name": hostile})
+    console.emit_listing(["name"], [["x"]], [[hostile]])
+    console.emit_error(hostile, hostile)
+    out, err = capsys.readouterr()
+    for shown in (stream.getvalue(), out, err):
+        assert not re.search("\x1b\\[2J|\x9b|\u202e|\x07", shown)
+        assert len(shown) < 20_000
+    assert "the reason\n\nhint: " in err
+    console.emit_renderable(Text(hostile))
+    console.emit_files([Path("a\nb\x1b[2J")])
+    assert re.search("\x1b|\x9b|\u202e|\x07|\nb", capsys.readouterr().out) is None
+
+
+def test_a_recipe_with_a_bidirectional_mark_is_dumped_without_it_and_read_back() -> None:
+    dumped = dump_yaml({"name": "a\u202eb é"})
+    assert "\u202e" not in dumped
+    assert yaml.safe_load(dumped) == {"name": "a\u202eb é"}
+    assert dump_yaml({"name": "é"}) == "name: é\n"

@@ -54,7 +54,10 @@ def test_permuted_ids_in_a_tokenizer_are_refused_by_every_reader(words: str, cop
 
 
 @pytest.mark.parametrize(("file", "old", "new"), [("encoder.yaml", "mask_ratio: 0.3", "mask_ratio: 0.4"),
-                                                  ("recipe.yaml", "dropout: 0.1", "dropout: 0.2")])  # fmt: skip
+                                                  ("recipe.yaml", "dropout: 0.1", "dropout: 0.2"),
+                                                  ("recipe.yaml", "label_kind: auto", "label_kind: classes"),
+                                                  ("recipe.yaml", "canonical_smiles: false", "canonical_smiles: true"),
+                                                  ])  # fmt: skip
 def test_a_recipe_changed_beside_a_fine_tuned_run_is_refused(
     file: str, old: str, new: str, copied: Path, capsys: Capture
 ) -> None:
@@ -192,3 +195,15 @@ def test_a_recipe_that_holds_no_text_or_is_huge_is_refused(
     said = refusal_of(capsys, *command.split(), "mine.yaml")
     assert reason in said
     assert "hint: " in said
+
+
+def test_a_finished_run_that_lost_its_metrics_is_resumed_to_the_same_result(run: Path, capsys: Capture) -> None:
+    """The figures of the last validation are in the checkpoint."""
+    from exlm_cli.cli.app import main
+
+    capsys.readouterr()
+    assert main(["pretrain", "--resume", "run", "--json"]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    (run / "metrics.jsonl").unlink()
+    assert main(["pretrain", "--resume", "run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["metrics"] == whole["metrics"]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from exlm_cli import format as formats
-from exlm_cli.format import NO_VALUE, NOT_DEFINED, format_in_percent, format_spread, printable, shorten
+from exlm_cli.format import NO_VALUE, NOT_DEFINED, format_in_percent, format_spread, name_some, printable, shorten
 
 CASES: dict[Callable[..., str], dict[object, str]] = {
     formats.format_number: {
@@ -55,3 +55,9 @@ def test_long_texts_are_cut_and_what_a_terminal_would_obey_is_escaped() -> None:
     assert shorten("internationalisation", 6) == "inter…"
     assert shorten("short", 5) == "short"
     assert printable("a\x1b[31mb\n\u202e\xa0c é 字") == "a\\x1b[31mb\\n\\u202e\\xa0c é 字"
+
+
+def test_names_of_a_list_are_few_and_short() -> None:
+    assert name_some("abc", limit=3) == "a, b, c"
+    assert name_some(range(9)) == "0, 1, 2, 3, 4 and 4 more"
+    assert name_some(["x" * 10_000, "y"]) == f"{'x' * 66}…{'x' * 33}, y"

@@ -25,6 +25,7 @@ from exlm_cli.cli.commands.repeat_mlm import repeat_mlm
 from exlm_cli.cli.commands.sweep import sweep
 from exlm_cli.cli.commands.tokenize import tokenize
 from exlm_cli.errors import ConfigError, ExlmError, InterruptedRunError
+from exlm_cli.files import READ_HINT
 from exlm_cli.launch import num_ranks, prints_error
 
 EXIT_CODES = (
@@ -176,7 +177,7 @@ def explain(error: BaseException) -> ExlmError | None:
         return _OUT_OF_MEMORY
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        return ExlmError(f"{where}{error.strerror or error}", _OS_HINTS.get(error.errno or 0, ""))
+        return ExlmError(f"{where}{error.strerror or error}", _OS_HINTS.get(error.errno or 0, READ_HINT))
     return None
 
 

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.constrain import Constrain
 from rich.progress import BarColumn, Task, TaskID, TextColumn
 from rich.progress import Progress as RichBars
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from exlm_cli.cli.hints import to_options
 from exlm_cli.files import finite_or_none
-from exlm_cli.format import format_count, format_duration, format_value, printable
+from exlm_cli.format import format_count, format_duration, format_value, printable, shorten_middle
 from exlm_cli.launch import is_quiet
 from exlm_cli.progress import Bar, Board, Progress, Silence, SilentProgress
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 PIPE_WIDTH = 120
 """Columns of a listing that is not shown on a terminal, where $COLUMNS does not say."""
 
+_MESSAGE_LETTERS, _LABEL_LETTERS = 2_000, 60
+"""Most letters of a message, and of a bar's label or a cell; the rest is cut out of the middle."""
 _LINE_EVERY_S = 10.0
 _LINE_EVERY_SHARE = 0.05
 _LINE_EVERY_ELAPSED_SHARE = 0.01  # a run of a day leaves hundreds of lines, not thousands
@@ -43,8 +46,17 @@ def open_progress() -> Progress:
     """
     if is_quiet():
         return SilentProgress()
-    console = Console(stderr=True)
+    console = SafeConsole(stderr=True)
     return TerminalProgress(console) if console.is_terminal else LineProgress(sys.stderr)
+
+
+class SafeConsole(Console):
+    """A console on which no text moves the cursor: control characters of names and data are shown as escapes."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Yield the segments of something to print."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(_without_controls(segment.text), segment.style)
 
 
 class TerminalProgress:
@@ -67,7 +79,7 @@ class TerminalProgress:
             self._bars = _Bars(self._console, self._board)
             self._bars.start()
         bars = self._bars
-        task = bars.add_task(label, total=total, completed=done, fields={})
+        task = bars.add_task(_label(label), total=total, completed=done, fields={})
         try:
             yield _TerminalBar(bars, task)
         finally:
@@ -118,18 +130,18 @@ class _TerminalBoard:
 
     def show(self, row: str, column: str, text: str, *, is_done: bool = False) -> None:
         """Set the text of one cell."""
-        self._cells[row, column] = Text(text, style="bold green" if is_done else "")
+        self._cells[row, column] = Text(_label(text), style="bold green" if is_done else "")
 
     def render(self) -> RenderableType:
         """Return the table."""
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         table.add_column("")
         for column in self._columns:
-            table.add_column(column, justify="right")
+            table.add_column(Text(_label(column)), justify="right")
         for row in self._rows:
-            table.add_row(row, *(self._cells.get((row, column), Text("")) for column in self._columns))
+            table.add_row(Text(_label(row)), *(self._cells.get((row, column), Text("")) for column in self._columns))
         # above the table, not its title, which would be broken to the width of a narrow one
-        return Group(Text(self._title, style="bold"), table)
+        return Group(Text(_label(self._title), style="bold"), table)
 
 
 class _TerminalBar(NamedTuple):
@@ -168,7 +180,7 @@ class LineProgress:
     @contextmanager
     def bar(self, label: str, total: int | None, *, done: int = 0) -> Iterator[Bar]:
         """Print lines on the work until the context ends, and one at its end."""
-        bar = _LineBar(label, total, done, self.message, self._clock)
+        bar = _LineBar(_label(label), total, done, self.message, self._clock)
         yield bar
         bar.end()
 
@@ -216,10 +228,15 @@ class _LineBar:
 
 
 def emit_text(text: str) -> None:
-    """Write a result as it is; of several ranks only rank 0 does."""
+    """Write a result, its control characters as escapes; of several ranks only rank 0 does."""
     if is_quiet():
         return
-    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    sys.stdout.write(_without_controls(text.removesuffix("\n")) + "\n")
+
+
+def emit_line(text: str) -> None:
+    """Write a result on one line."""
+    emit_text(printable(text))
 
 
 def emit_json(value: Any) -> None:
@@ -247,7 +264,7 @@ def emit_listing(columns: Sequence[str], rows: Sequence[Sequence[str]], notes: S
     for row, texts in zip(rows, notes, strict=True):
         lines.append(line(row))
         for text in texts:
-            lines += textwrap.wrap(text, room, initial_indent="    ", subsequent_indent="    ")
+            lines += textwrap.wrap(_message(text), room, initial_indent="    ", subsequent_indent="    ")
     emit_text("\n".join(lines))
 
 
@@ -268,13 +285,17 @@ def emit_tables(tables: Iterable[RenderableType]) -> None:
 def emit_files(files: Iterable[Path]) -> None:
     """Write which files a command wrote, one a line."""
     for file in files:
-        emit_text(f"wrote {file}")
+        emit_line(f"wrote {file}")
 
 
 def emit_pairs(pairs: Mapping[str, object]) -> None:
     """Write what a command made, one `name  value` line each; numbers as people read them."""
     width = max(map(len, pairs))
-    emit_text("".join(f"{name.replace('_', ' '):<{width}}  {format_value(value)}\n" for name, value in pairs.items()))
+    emit_text(
+        "".join(
+            f"{name.replace('_', ' '):<{width}}  {_message(format_value(value))}\n" for name, value in pairs.items()
+        )
+    )
 
 
 def emit_error(message: str, hint: str = "", *, is_stop: bool = False) -> None:
@@ -282,10 +303,10 @@ def emit_error(message: str, hint: str = "", *, is_stop: bool = False) -> None:
 
     Args:
         message: The error.
-        hint: What to do next.
+        hint: What to do next; a stop needs none.
         is_stop: The user stopped the run, which is no error.
     """
-    console = Console(stderr=True)
+    console = SafeConsole(stderr=True)
     label = "" if is_stop else Text.assemble(("error:", "bold red"), " ")
     console.print(Text.assemble(label, _shown(message)), soft_wrap=True)
     if hint:
@@ -293,13 +314,26 @@ def emit_error(message: str, hint: str = "", *, is_stop: bool = False) -> None:
 
 
 def _shown(text: str) -> str:
-    """Return a message on one line, its settings as the options of the running command."""
-    return printable(to_options(text))
+    """Return a message on one line of limited length, its settings as the options of the running command."""
+    return _message(to_options(text))
+
+
+def _message(text: str) -> str:
+    return printable(shorten_middle(text, _MESSAGE_LETTERS))
+
+
+def _label(text: str) -> str:
+    return printable(shorten_middle(text, _LABEL_LETTERS))
+
+
+def _without_controls(text: str) -> str:
+    """Return a text whose lines are printable."""
+    return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
 
 
 def _stdout() -> Console:
-    console = Console()
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=PIPE_WIDTH)
+    console = SafeConsole()
+    return console if console.is_terminal or "COLUMNS" in os.environ else SafeConsole(width=PIPE_WIDTH)
 
 
 def _state(

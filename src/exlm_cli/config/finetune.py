@@ -68,7 +68,7 @@ class FinetuneRecipe(Recipe):
         "checkpoint", description="`scratch`: the checkpoint's architecture and tokenizer, weights drawn from the seed"
     )
     device: Annotated[Literal["auto", "cpu", "cuda"], Mark.RECORD] = Field("auto", description="Where the model runs")
-    task: Annotated[TaskConfig, Mark.INPUT]
+    task: TaskConfig
     model: FinetuneModelConfig = FinetuneModelConfig()
     optim: OptimConfig
     train: FinetuneTrainConfig = FinetuneTrainConfig()
@@ -102,7 +102,7 @@ class FinetuneRecipe(Recipe):
 class CommonFinetuneRecipe(FinetuneRecipe):
     """How the variants of a sweep are fine-tuned, on whichever tasks the sweep names."""
 
-    task: Annotated[SharedTaskConfig, Mark.INPUT]
+    task: SharedTaskConfig
 
     @model_validator(mode="after")
     def _check_replicates(self) -> Self:

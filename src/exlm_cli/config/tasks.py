@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, SerializeAsAny, Tag, ValidationError, model_validator
 
-from exlm_cli.config.base import StrictModel, describe_finding
+from exlm_cli.config.base import Mark, StrictModel, describe_finding
 from exlm_cli.errors import ConfigError
 from exlm_cli.progress import Progress
 
@@ -49,10 +49,10 @@ class TaskSection(StrictModel):
     """Full names of the tasks of this suite, like `glue/rte`."""
 
     name: str = Field(description="Like `moleculenet/bace`, `glue/rte`, `squad/v2`, `csv`")
-    data_dir: str | None = Field(
+    data_dir: Annotated[str | None, Mark.INPUT] = Field(
         None, min_length=1, description="Folder with the task's files; none: fetched once into the cache"
     )
-    files: TrainFile = TrainFile()
+    files: Annotated[TrainFile, Mark.INPUT] = TrainFile()
     sequence_length: int | None = Field(
         None,
         ge=8,
@@ -92,7 +92,7 @@ class RowTaskConfig(TaskSection):
         _DEFAULT_SPLIT,
         description="How rows are cut 80/10/10: `scaffold` as Uni-Mol does; `file`: as `task.split_file` says",
     )
-    split_file: str | None = Field(
+    split_file: Annotated[str | None, Mark.INPUT] = Field(
         None, min_length=1, description="JSON with the row numbers of `train`, `valid` and `test`"
     )
     smiles_column: str | None = Field(None, description="Column with the SMILES; none: the one the task is known for")
@@ -152,7 +152,7 @@ class GlueTaskConfig(TaskSection):
         f"glue/{name}" for name in ("mnli", "qqp", "qnli", "sst2", "cola", "rte", "mrpc", "stsb")
     )
 
-    files: TaskFiles = TaskFiles()
+    files: Annotated[TaskFiles, Mark.INPUT] = TaskFiles()
 
     @model_validator(mode="after")
     def _check_keys(self) -> Self:
@@ -169,7 +169,7 @@ class SquadTaskConfig(TaskSection):
     suite: ClassVar[str] = "squad"
     tasks: ClassVar[tuple[str, ...]] = ("squad/v2",)
 
-    files: TrainValidFiles = TrainValidFiles()
+    files: Annotated[TrainValidFiles, Mark.INPUT] = TrainValidFiles()
     valid_articles: tuple[str, ...] = Field(
         (), description="Without a validation file: titles of the articles to hold out; empty: the last two"
     )
@@ -192,7 +192,7 @@ class CsvTaskConfig(RowTaskConfig):
     suite: ClassVar[str] = "csv"
     tasks: ClassVar[tuple[str, ...]] = ("csv",)
 
-    files: TaskFiles = TaskFiles()
+    files: Annotated[TaskFiles, Mark.INPUT] = TaskFiles()
     split_column: str | None = Field(
         None, description="Column that says train, valid or test of each row; instead of `task.split`"
     )
@@ -201,6 +201,7 @@ class CsvTaskConfig(RowTaskConfig):
     label_kind: Literal["auto", "classes", "multi_label", "regression"] = Field(
         "auto", description="What labels are; `auto`: found from the data"
     )
+    decimal_comma: bool = Field(False, description="Read labels as numbers with a decimal comma, such as 1,5")
 
     @property
     def input_kind(self) -> InputKind:
@@ -409,7 +410,7 @@ TaskConfig = Annotated[
 class SharedTaskConfig(CsvTaskConfig, SquadTaskConfig):
     """What the tasks of a sweep have in common: the keys of every suite, of which each task takes its own."""
 
-    files: TaskFiles = TaskFiles()
+    files: Annotated[TaskFiles, Mark.INPUT] = TaskFiles()
 
     @model_validator(mode="after")
     def _check_keys(self) -> Self:

@@ -107,9 +107,21 @@ def _parse(text: str) -> Any:
 def dump_yaml(value: Any, *, on_one_line: bool = False) -> str:
     """Return a value as YAML that `parse_yaml`, and any YAML 1.1 reader, reads back as the same value."""
     width, flow = (10**6, True) if on_one_line else (100, False)
-    text: str = yaml.dump(
-        value, Dumper=_RecipeDumper, sort_keys=False, allow_unicode=True, width=width, default_flow_style=flow
-    )
+
+    def dump(allow_unicode: bool) -> str:
+        text: str = yaml.dump(
+            value,
+            Dumper=_RecipeDumper,
+            sort_keys=False,
+            allow_unicode=allow_unicode,
+            width=width,
+            default_flow_style=flow,
+        )
+        return text
+
+    text = dump(allow_unicode=True)
+    if not text.replace("\n", "").isprintable():
+        text = dump(allow_unicode=False)  # a terminal would obey a bidirectional mark
     return text.removesuffix("...\n")
 
 

@@ -16,12 +16,14 @@ import numpy as np
 import torch
 
 from exlm_cli.dag.graph import Dag, length_log_prob, token_marginals
-from exlm_cli.dag.search import Length, SearchProblem, Tokens, best_sequences
+from exlm_cli.dag.search import MAX_WORK, Length, SearchProblem, Tokens, best_sequences
 from exlm_cli.data.smiles import find_invalid_smiles
 from exlm_cli.ops.alignment import best_alignment, states_alignment_nll
 
 MAX_SEQUENCES = 4096
 """Limit on the token sequences searched when many of them have the same text."""
+MAX_SCORED_CELLS = 10**10
+"""Limit on sequences * tokens * nodes * nodes that are scored: seconds on one core."""
 _BATCH_SIZE = 16
 
 
@@ -81,22 +83,24 @@ def n_best_fillings(dag: Dag, n: int, length: Length = "exact") -> NBest:
 
     The token sequences come from `search`, which proves that it missed none. The alignment op then scores each of them
     over all its alignments. Sequences with the same text ("g" + "lad", "gl" + "ad" in neighbouring masks) are one
-    filling with the sum of their probabilities. The result is shorter than n if the DAG yields fewer texts.
+    filling with the sum of their probabilities. The result is shorter than n if the DAG yields fewer texts, or if the
+    search meets a limit.
 
     Raises:
         DataError: `exact`, and no path has exactly T inner nodes.
     """
     log_prob_length = length_log_prob(dag) if length == "exact" else 0.0
     problem = SearchProblem(dag, length)
-    wanted = n
+    limit = max(_BATCH_SIZE, min(MAX_SEQUENCES, MAX_SCORED_CELLS // (problem.max_tokens * dag.num_nodes**2)))
+    wanted = min(n, limit)
     while True:
         found, is_proven = best_sequences(problem, wanted)
         sequences = [tokens for _, tokens in found]
         fillings = _merge_by_text(dag, sequences, length)
         is_enough = len(fillings) >= n or len(sequences) < wanted
-        if is_enough or not is_proven or wanted >= MAX_SEQUENCES:
+        if is_enough or not is_proven or wanted == limit or problem.work_left < MAX_WORK // 2:
             return NBest(tuple(fillings[:n]), log_prob_length, is_proven and is_enough)
-        wanted *= 2
+        wanted = min(2 * wanted, limit)
 
 
 def independent_guess(dag: Dag) -> IndependentGuess:

@@ -146,7 +146,7 @@ class Inspection:
         """Return a warning that the list of fillings may be incomplete, or nothing."""
         if self.n_best.is_proven:
             return ""
-        return "The search met its limit: fillings as probable as the last ones may be missing."
+        return "The search met its limit: more probable fillings may be missing from this list."
 
     def _num_tokens(self) -> str:
         return f"{self.dag.num_masks} token" + ("s" if self.dag.num_masks > 1 else "")

@@ -3,14 +3,15 @@
 A beam over token prefixes. Each prefix has its forward vector over all nodes, so its alignments are summed, not
 enumerated. Prefixes are ranked by an upper bound on their best completion. The search records the largest bound that it
 cut: if that lies below the n-th best complete sequence, nothing better was missed. Otherwise it starts again with a
-wider beam.
+wider beam, until its work would exceed a limit; then the result is not proven.
 
 The bound: what follows a token at node u has at most probability
 
     h(u) = max over tokens y of the sum over v > u of E[u, v] P_v(y) h(v),
 
 because the next token is the same for all v. For fillings of any length, the maximum is also over the mask that emits
-next, and h(u) is at least E[u, EOS], the end.
+next, and h(u) is at least E[u, EOS], the end. Of a large DAG, h(u) looks at fewer tokens of each node than the beam,
+and bounds all others by the most probable of them.
 
 Axes: W prefixes, S nodes, C candidate tokens, T masks.
 """
@@ -28,6 +29,8 @@ Scored = tuple[float, Tokens]
 
 MAX_CANDIDATES = 20_000_000
 """Limit on the (prefix, token) pairs in memory: 160 MB."""
+MAX_WORK = 8 * 10**10
+"""Limit on the multiplications of one search: seconds on one core, so that the same input gives the same answer."""
 _FIRST_WIDTH, _FIRST_TOKENS_PER_NODE = 32, 16
 _ROUNDING = 1e-9
 
@@ -44,8 +47,34 @@ class SearchProblem:
             [inner] if length == "exact" else [np.flatnonzero(dag.node_mask == m) for m in range(dag.num_masks)]
         )
         self.max_tokens = dag.num_masks if length == "exact" else len(inner)
+        self.work_left = MAX_WORK
 
-    def choose_candidates(self, tokens_per_node: int) -> None:
+    def work_of(self, width: int, tokens_per_node: int) -> int:
+        """Return the multiplications of one pass over prefixes, with its bounds."""
+        beam = self.max_tokens * width * self._pairs(tokens_per_node)
+        return beam + self._work_of_bound(self._tokens_of_bound(tokens_per_node))
+
+    def _pairs(self, tokens_per_node: int) -> int:
+        """Return the number of (node, candidate token) pairs, at most."""
+        vocab_size = self.log_emit.shape[1]
+        return sum(len(nodes) * min(vocab_size, len(nodes) * tokens_per_node) for nodes in self.groups)
+
+    def _work_of_bound(self, tokens_per_node: int) -> int:
+        num_steps = self.max_tokens if self.length == "exact" else 1
+        return num_steps * len(self.log_trans) * self._pairs(tokens_per_node)
+
+    def _tokens_of_bound(self, tokens_per_node: int) -> int:
+        while tokens_per_node > 1 and self._work_of_bound(tokens_per_node) > MAX_WORK // 4:
+            tokens_per_node //= 2
+        return tokens_per_node
+
+    def prepare(self, tokens_per_node: int) -> None:
+        """Choose the candidates, and bound what follows each node."""
+        self._choose_candidates(self._tokens_of_bound(tokens_per_node))
+        self.log_rest = self._bound_what_follows()
+        self._choose_candidates(tokens_per_node)
+
+    def _choose_candidates(self, tokens_per_node: int) -> None:
         """Keep the best tokens of every node; all others of a group are bounded together by `floor`."""
         num_tokens = min(tokens_per_node, self.log_emit.shape[1])
         self.candidates: list[IntArray] = []
@@ -61,7 +90,6 @@ class SearchProblem:
             self.floor.append(worst_kept if len(tokens) < log_emit.shape[1] else np.zeros(len(nodes)))
         self.group_of_column = np.repeat(np.arange(len(self.groups)), [len(c) for c in self.candidates])
         self.token_of_column = np.concatenate(self.candidates)
-        self.log_rest = self._bound_what_follows()
 
     def bound_children(self, log_weight_WS: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return log of a group's sum of weight * P(token): (W, C) for candidates, (W,) for any other token."""
@@ -98,17 +126,25 @@ def _log_matmul(log_weight_WS: FloatArray, matrix_SC: FloatArray) -> FloatArray:
 def best_sequences(problem: SearchProblem, wanted: int) -> tuple[list[Scored], bool]:
     """Return the `wanted` most probable token sequences, or all if there are fewer, and whether that is proven.
 
-    Each has its log-probability, nats, summed over all its paths.
+    Each has its log-probability, nats, summed over all its paths. A problem has a limited amount of work, which its
+    calls share. If not even the first pass fits, fewer tokens and then fewer prefixes are tried, and the result may be
+    shorter.
     """
     width, tokens_per_node = max(_FIRST_WIDTH, 2 * wanted), max(_FIRST_TOKENS_PER_NODE, wanted + 1)
+    while tokens_per_node > 1 and problem.work_of(width, tokens_per_node) > problem.work_left:
+        tokens_per_node //= 2
+    while width > _FIRST_WIDTH and problem.work_of(width, tokens_per_node) > problem.work_left:
+        width //= 2
     log_known = -np.inf
     while True:
-        problem.choose_candidates(tokens_per_node)
+        problem.work_left -= problem.work_of(width, tokens_per_node)
+        problem.prepare(tokens_per_node)
         found, log_cut = _beam(problem, width, wanted, log_known)
         found = found[:wanted]
         log_known = found[-1][0] if len(found) == wanted else -np.inf
         is_proven = log_cut <= log_known + _ROUNDING
-        if is_proven or 16 * width * len(problem.token_of_column) > MAX_CANDIDATES:
+        is_memory_full = 16 * width * len(problem.token_of_column) > MAX_CANDIDATES
+        if is_proven or is_memory_full or problem.work_of(4 * width, 4 * tokens_per_node) > problem.work_left:
             return found, is_proven
         width, tokens_per_node = 4 * width, 4 * tokens_per_node
 

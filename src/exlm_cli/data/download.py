@@ -14,7 +14,6 @@ _BLOCK_BYTES = 1 << 16
 _TIMEOUT_S = 30.0
 _NUM_RETRIES = 2
 _LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
-_CHANGED_HINT = "the file at its home has changed, or something on the way changes it"
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class RemoteFile:
         return urllib.parse.urlsplit(self.url).path.rpartition("/")[2]
 
 
-def fetch_once(remote: RemoteFile, folder: str, progress: Progress, *, hint: str = "") -> Path:
+def fetch_once(remote: RemoteFile, folder: str, progress: Progress, hint: str) -> Path:
     """Return a remote file's copy in the cache; download it if there is none, or if it is altered.
 
     Two processes that need one file download it once. A broken connection is retried twice. `folder` is in the cache;
@@ -78,9 +77,9 @@ def _download(remote: RemoteFile, target: str, progress: Progress, hint: str) ->
     def check_redirect(response: requests.Response, **_: object) -> None:
         if response.is_redirect:
             response.close()
-            _refuse_insecure(remote.url, urllib.parse.urljoin(response.url, response.headers["Location"]))
+            _refuse_insecure(remote.url, urllib.parse.urljoin(response.url, response.headers["Location"]), hint)
 
-    _refuse_insecure(remote.url, remote.url)
+    _refuse_insecure(remote.url, remote.url, hint)
     progress.message(f"fetching {remote.url} ({remote.size_bytes:,} bytes)")
     with (
         requests.get(
@@ -106,11 +105,13 @@ def _download(remote: RemoteFile, target: str, progress: Progress, hint: str) ->
                 break
     # pooch would fetch wrong bytes again, as if the connection had broken
     if digest.hexdigest() != remote.sha256:
-        raise DataError(f"{remote.url}: the SHA-256 is not {remote.sha256}", hint or _CHANGED_HINT)
+        raise DataError(
+            f"{remote.url}: the SHA-256 is not {remote.sha256}; the file or something on the way has changed it", hint
+        )
 
 
-def _refuse_insecure(url: str, target: str) -> None:
+def _refuse_insecure(url: str, target: str, hint: str) -> None:
     parts = urllib.parse.urlsplit(target)
     if parts.scheme != "https" and (parts.scheme != "http" or parts.hostname not in _LOCAL_HOSTS):
         leads = "" if url == target else f" leads to {target}, which"
-        raise DataError(f"{url}:{leads} is not an https address")
+        raise DataError(f"{url}:{leads} is not an https address", hint)

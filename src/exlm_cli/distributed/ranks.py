@@ -443,7 +443,11 @@ def _described(error: ExlmError) -> dict[str, Any]:
 def _described_fault(error: BaseException) -> dict[str, Any]:
     """Return what other ranks print of a fault whose traceback its own rank prints."""
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return {"message": f"{type(error).__name__}: {reason}", "hint": "", "exit_code": 2}
+    return {
+        "message": f"{type(error).__name__}: {reason}",
+        "hint": "the traceback is in the output of that rank",
+        "exit_code": 2,
+    }
 
 
 def _error_of(rank: int, described: dict[str, Any]) -> RankError:

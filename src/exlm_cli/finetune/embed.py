@@ -140,7 +140,9 @@ def embed(encoder: Encoder, path: Path, out: Path, *, column: str | None, progre
         CheckpointError: The file system refuses.
     """
     if out.suffix.lower() not in SUFFIXES:
-        raise ConfigError(f"`out={out}`: accepted are names that end in {' or '.join(SUFFIXES)}")
+        raise ConfigError(
+            f"`out={out}`: accepted are names that end in {' or '.join(SUFFIXES)}", f"set `out={out.stem}{SUFFIXES[0]}`"
+        )
     refuse_overwriting(path, out)
     with folder_for_results(out.parent, out):
         rows = read_input_rows(path, encoder.kind, progress, column=column, usual_column=encoder.column)

@@ -25,8 +25,9 @@ from exlm_cli.finetune.calibration import (
 from exlm_cli.finetune.model import Finetuned
 from exlm_cli.finetune.results import read_split_outputs
 from exlm_cli.finetune.training_rows import read_training_rows
+from exlm_cli.format import name_some
 from exlm_cli.progress import Progress
-from exlm_cli.tasks.base import FloatArray, Loss, NewRows, PredictionSummary, TrainedTask, name_some
+from exlm_cli.tasks.base import FloatArray, Loss, NewRows, PredictionSummary, TrainedTask
 from exlm_cli.tasks.metrics import probabilities_by_seed
 from exlm_cli.tasks.registry import new_rows_type
 from exlm_cli.tasks.row_task import name_columns

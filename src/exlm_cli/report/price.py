@@ -145,7 +145,9 @@ def price_pretraining(recipe: PretrainRecipe, gpu: str, num_gpus: int, utilisati
         ConfigError: The GPU is unknown, a step has fewer sequences than there are GPUs, or the recipe trains in fp32.
     """
     if gpu not in GPUS:
-        raise ConfigError(f"the GPU `{gpu}` is unknown; known are {', '.join(GPUS)}")
+        raise ConfigError(
+            f"the GPU `{gpu}` is unknown; known are {', '.join(GPUS)}", "choose the one most like it with `gpu=NAME`"
+        )
     if recipe.train.precision == "fp32":
         raise ConfigError(
             f"the price of `{recipe.name}` is that of bf16, but `train.precision` is fp32",

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from exlm_cli.files import make_folder, write_atomically, write_csv
-from exlm_cli.format import NO_VALUE
+from exlm_cli.format import NO_VALUE, printable, shorten_middle
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 SUFFIXES = {"markdown": ".md", "csv": ".csv", "latex": ".tex"}
 """Suffixes of the files, by the name of their format."""
+
+_CELL_LETTERS, _NOTE_LETTERS = 200, 2_000
 
 # a backslash first, or the others' would be escaped again
 _LATEX = {
@@ -65,15 +67,15 @@ class ReportTable:
         from rich.table import Table
         from rich.text import Text
 
-        yield Text(self.title)
+        yield Text(_cell(self.title, _NOTE_LETTERS))
         for part in _column_parts(self, options.max_width):
             drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
             for index in part:
                 justify: Literal["left", "right"] = "left" if index < self.num_keys else "right"
-                drawn.add_column(Text(self.columns[index]), justify=justify)
+                drawn.add_column(Text(_cell(self.columns[index])), justify=justify)
             for group in self.groups:
                 for row in group:
-                    drawn.add_row(*(Text(row[index]) for index in part))
+                    drawn.add_row(*(Text(_cell(row[index])) for index in part))
                 drawn.add_section()
             yield ""
             yield drawn
@@ -83,7 +85,7 @@ class ReportTable:
         ]
         if lines:
             yield ""
-        yield from map(Text, lines)
+        yield from (Text(_cell(line, _NOTE_LETTERS)) for line in lines)
 
 
 def write_tables(tables: Sequence[ReportTable], folder: Path, formats: Sequence[str]) -> list[Path]:
@@ -118,13 +120,18 @@ def as_markdown(table: ReportTable) -> str:
     """Return the table as Markdown; notes become a list."""
 
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("\\", "\\\\").replace("|", "\\|") for cell in cells) + " |"
+        return "| " + " | ".join(printable(cell).replace("\\", "\\\\").replace("|", "\\|") for cell in cells) + " |"
 
     align = ["---"] * table.num_keys + ["---:"] * (len(table.columns) - table.num_keys)
     lines = [f"**{table.title}**", "", line(table.columns), f"|{'|'.join(align)}|", *map(line, table.rows)]
     if table.notes:
         lines += ["", *(f"- {note}" for note in table.notes)]
     return "\n".join(lines) + "\n"
+
+
+def _cell(text: str, max_letters: int = _CELL_LETTERS) -> str:
+    """Return a text as the terminal shows it."""
+    return printable(shorten_middle(text, max_letters))
 
 
 def as_latex(table: ReportTable) -> str:

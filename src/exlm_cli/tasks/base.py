@@ -245,13 +245,6 @@ class NewRows(ABC):
         """
 
 
-def name_some(names: Iterable[object], *, limit: int = 5) -> str:
-    """Return `1, 2, 3 and 4 more`."""
-    listed = [str(name) for name in names]
-    rest = f" and {len(listed) - limit:,} more" if len(listed) > limit else ""
-    return ", ".join(listed[:limit]) + rest
-
-
 def write_table(path: Path, columns: TableColumns, *, escapes_formulas: bool) -> tuple[str, ...]:
     """Write columns as CSV; return a note on cells that a spreadsheet would take for a formula, where there are any.
 

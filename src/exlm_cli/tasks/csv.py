@@ -6,9 +6,10 @@ from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.data.rows.records import ColumnChoice
 from exlm_cli.data.rows.table import Table, read_table
 from exlm_cli.errors import ConfigError, DataError
+from exlm_cli.format import name_some
 from exlm_cli.progress import Progress
-from exlm_cli.tasks.base import SPLITS, Split, SplitIndices, name_some
-from exlm_cli.tasks.labels import Labels, read_labels
+from exlm_cli.tasks.base import SPLITS, Split, SplitIndices
+from exlm_cli.tasks.labels import Labels, read_labels, with_decimal_points
 from exlm_cli.tasks.row_task import TableTask
 from exlm_cli.tasks.sources import given_file
 from exlm_cli.tasks.splits import RowSplit, follow_split, limit_rows, split_rows
@@ -42,8 +43,12 @@ def load_csv(config: CsvTaskConfig, progress: Progress) -> TableTask:
             "name them with `task.label_columns=[A,B]`",
         )
     if column in config.label_columns:
-        raise ConfigError(f"{table.path}: `{column}` cannot be input and label at once")
-    labels = read_labels(table, config.label_columns, config.label_kind)
+        raise ConfigError(
+            f"{table.path}: `{column}` cannot be input and label at once",
+            f"name other columns with `task.label_columns=[A,B]` or `task.{config.input_kind}_column=NAME`",
+        )
+    label_table = with_decimal_points(table, config.label_columns) if config.decimal_comma else table
+    labels = read_labels(label_table, config.label_columns, config.label_kind)
     if labels.loss == "regression" and config.class_weights == "balanced":
         raise ConfigError(
             f"{table.path}: `task.class_weights: balanced` is for labels and classes; found values to predict",
@@ -97,12 +102,17 @@ def _split_by_column(column: str, usable: TableRows) -> RowSplit:
     table = usable.table
     parts: dict[Split, list[int]] = {split: [] for split in SPLITS}
     num_empty = 0
-    for row, cell in enumerate(table.column(column)):
+    for row, cell in enumerate(
+        table.column(column, "name the column that says train, valid or test with `task.split_column=NAME`")
+    ):
         split = _SPLIT_WORDS.get(cell.lower())
         if split is not None:
             parts[split].append(row)
         elif cell:
-            raise DataError(f"{table.where(row)}: `{column}` is `{cell}`; accepted: train, valid, test")
+            raise DataError(
+                f"{table.where(row)}: `{column}` is `{cell}`; accepted: train, valid, test",
+                "correct the cell, or leave it empty to leave the row out",
+            )
         else:
             num_empty += 1
     for needed in ("train", "valid"):

@@ -349,7 +349,7 @@ def _read(info: GlueTaskInfo, source: str, records: Iterable[Record], *, needs_l
             part.skipped.append(record.skipped(text, problem))
         part.num_rows += 1
     if not part.num_rows:
-        raise DataError(f"{source}: no rows in it")
+        raise DataError(f"{source}: no rows in it", "give a file that has rows")
     return part
 
 

@@ -6,10 +6,12 @@
 - One column of two other texts or numbers, or of more texts, holds classes. Classes are sorted, numbers by value, and
   `1.0` is the class `1`. Of two classes the second one is the positive class of ROC-AUC, average precision and F1.
 - More than two numbers are values to predict (`regression`); several columns of numbers too.
+- `1,5` is a text, and a warning names `task.decimal_comma`, by which it is the number 1.5.
 - A column that is mostly numbers with some text in it is refused, and the error names its first text.
 """
 
 import math
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -18,8 +20,8 @@ import numpy as np
 
 from exlm_cli.data.rows.table import Table
 from exlm_cli.errors import DataError
-from exlm_cli.format import format_percent
-from exlm_cli.tasks.base import FloatArray, Loss, name_some
+from exlm_cli.format import format_percent, name_some
+from exlm_cli.tasks.base import FloatArray, Loss
 
 LabelKind = Literal["auto", "classes", "multi_label", "regression"]
 
@@ -31,6 +33,10 @@ _BINARY = {
 _MOST_CLASSES = 100
 _LARGEST_VALUE = 1e100  # so that sums of squared errors are finite
 _CHOOSE_KIND = "choose what they are with `task.label_kind=classes|multi_label|regression`"
+_CORRECT = "correct the cell, or leave it empty"
+_DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
+_READ_COMMAS = "`task.decimal_comma=true` reads numbers with a decimal comma"
+_OTHERS = "add rows with other values, or choose other columns with `task.label_columns=[A,B]`"
 _CHOOSE_COLUMNS = "choose label columns with `task.label_columns=[A,B]`"
 
 
@@ -79,7 +85,7 @@ def read_labels(table: Table, columns: Sequence[str], kind: LabelKind) -> Labels
     cells = {name: table.column(name, _CHOOSE_COLUMNS) for name in columns}
     for name, column in cells.items():
         if all(map(_is_missing, column)):
-            raise DataError(f"{table.path}: label column `{name}` is empty in every row")
+            raise DataError(f"{table.path}: label column `{name}` is empty in every row", _CHOOSE_COLUMNS)
     match _find_kind(table, cells) if kind == "auto" else kind:
         case "multi_label":
             labels = _binary_labels(table, columns)
@@ -87,11 +93,41 @@ def read_labels(table: Table, columns: Sequence[str], kind: LabelKind) -> Labels
             labels = _values(table, columns)
         case _:
             labels = _classes(table, columns)
+    if kind == "auto" and any(map(_DECIMAL_COMMA.fullmatch, labels.names)) and _are_numbers(labels.names):
+        note = f"warning: `{columns[0]}` looks like numbers with a decimal comma, read as classes; {_READ_COMMAS}"
+        labels = replace(labels, notes=(*labels.notes, note))
     if not labels.missing:
         return labels
     lines = name_some(table.short_place(row) for row in labels.missing)
     note = f"left out {len(labels.missing):,} rows without any label: lines {lines}"
     return replace(labels, notes=(*labels.notes, note))
+
+
+def with_decimal_points(table: Table, columns: Sequence[str]) -> Table:
+    """Return a table in which `1,5` is `1.5` in some columns; columns that it lacks are left out.
+
+    Raises:
+        DataError: One of their cells is a number with a point, which may separate thousands.
+    """
+    read = dict(table.columns)
+    for name in [name for name in columns if name in read]:
+        for row, cell in enumerate(read[name]):
+            if "." in cell and _number(cell.replace(",", "")) is not None:
+                raise DataError(
+                    f"{table.where(row)}: `{name}` is `{cell}`, but `task.decimal_comma` is true",
+                    "write it with a decimal comma and without separators of thousands",
+                )
+        read[name] = tuple(map(_with_point, read[name]))
+    return replace(table, columns=read)
+
+
+def _with_point(cell: str) -> str:
+    return cell.replace(",", ".") if _DECIMAL_COMMA.fullmatch(cell) else cell
+
+
+def _are_numbers(cells: Sequence[str]) -> bool:
+    """Return whether all cells are numbers, with a decimal point or comma."""
+    return all(_number(_with_point(cell)) is not None for cell in cells)
 
 
 def read_known_targets(table: Table, columns: Sequence[str], loss: Loss, names: Sequence[str]) -> FloatArray:
@@ -113,7 +149,7 @@ def read_known_targets(table: Table, columns: Sequence[str], loss: Loss, names: 
 
 
 def read_targets(
-    table: Table, columns: Sequence[str], parse: Callable[[str], float | None], accepted: str, hint: str = ""
+    table: Table, columns: Sequence[str], parse: Callable[[str], float | None], accepted: str, hint: str = _CORRECT
 ) -> FloatArray:
     """Return C label columns as (R, C) numbers, NaN where a cell or the whole column is missing.
 
@@ -165,7 +201,7 @@ def _find_kind(table: Table, cells: dict[str, tuple[str, ...]]) -> LabelKind:
     )
     raise DataError(
         f"{table.where(row)}: `{name}` is `{cells[name][row]}`; {wanted}",
-        f"correct or empty the cell, or {_CHOOSE_KIND}",
+        f"correct or empty the cell, or {_CHOOSE_KIND}; {_READ_COMMAS}",
     )
 
 
@@ -192,7 +228,9 @@ def _check_varies(table: Table, columns: Sequence[str], targets: FloatArray) -> 
     for name, values in zip(columns, targets.T, strict=True):
         present = np.unique(values[~np.isnan(values)])
         if len(present) == 1:
-            raise DataError(f"{table.path}: `{name}` is {present[0]:g} in every row that has it: nothing to learn")
+            raise DataError(
+                f"{table.path}: `{name}` is {present[0]:g} in every row that has it: nothing to learn", _OTHERS
+            )
 
 
 def _classes(table: Table, columns: Sequence[str]) -> Labels:
@@ -202,15 +240,15 @@ def _classes(table: Table, columns: Sequence[str]) -> Labels:
             "give one label column, or set `task.label_kind=multi_label` for columns of 0 and 1",
         )
     (name,) = columns
-    names = _class_names({cell for cell in table.column(name) if not _is_missing(cell)})
+    names = _class_names({cell for cell in table.column(name, _CHOOSE_COLUMNS) if not _is_missing(cell)})
     if len(names) < 2:
-        raise DataError(f"{table.path}: `{name}` is `{names[0]}` in every row that has it: nothing to learn")
+        raise DataError(f"{table.path}: `{name}` is `{names[0]}` in every row that has it: nothing to learn", _OTHERS)
     if len(names) > _MOST_CLASSES:
         raise DataError(
             f"{table.path}: `{name}` has {len(names):,} different texts, at most {_MOST_CLASSES} classes are taken",
-            "is it another column that holds the labels?",
+            f"is it another column that holds the labels? {_READ_COMMAS}",
         )
-    targets = read_targets(table, columns, _class_parser(names), "")
+    targets = read_targets(table, columns, _class_parser(names), "the names of the classes")
     counts = [np.count_nonzero(targets == index) for index in range(len(names))]
     listed = name_some((f"`{text}` ({count:,})" for text, count in zip(names, counts, strict=True)), limit=10)
     positive = f"; `{names[1]}` is the positive one" if len(names) == 2 else ""

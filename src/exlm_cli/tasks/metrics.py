@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from exlm_cli.tasks.base import FloatArray, Loss, name_some
+from exlm_cli.format import name_some
+from exlm_cli.tasks.base import FloatArray, Loss
 
 _THRESHOLD = 0.5
 _CONSTANT_SHARE = 0.01

@@ -116,12 +116,15 @@ def load_moleculenet(config: MoleculeNetTaskConfig, progress: Progress) -> Table
     known = MOLECULENET_SETS[config.name.removeprefix("moleculenet/")]
     table = read_table(_find_file(known, config, progress))
     usual = next((name for name in SMILES_COLUMNS if name in table.columns), SMILES_COLUMNS[0])
-    smiles = table.column(config.smiles_column or usual)
+    smiles = table.column(config.smiles_column or usual, "choose one with `task.smiles_column=NAME`")
     names = known.labels or tuple(name for name in table.columns if name not in (*SMILES_COLUMNS, *IDENTIFIER_COLUMNS))
     for name in names:
-        table.column(name)
+        table.column(name, "give the official file of that set")
     if len(names) != known.num_labels:
-        raise DataError(f"{table.path}: {len(names)} label columns, {known.name} has {known.num_labels}")
+        raise DataError(
+            f"{table.path}: {len(names)} label columns, {known.name} has {known.num_labels}",
+            "give the official file of that set, or fine-tune on a file of your own with `task.name=csv`",
+        )
     labels = Labels("binary", names, read_targets(table, names, _LABELS.get, "0, 1"), ())
     progress.message(f"{config.name}: {len(table):,} rows of {table.path}")
     usable = _without_repeats(usable_rows(table, smiles, config, progress))
@@ -136,7 +139,7 @@ def _find_file(known: MoleculeNetSet, config: MoleculeNetTaskConfig, progress: P
         return given_file(config, config.files.train)
     if config.data_dir is None:
         hint = f"to read a {known.file_names[0]}.csv (also .gz, .xz) of your own, give its folder: `task.data_dir=DIR`"
-        return fetch_once(known.remote, "moleculenet", progress, hint=hint)
+        return fetch_once(known.remote, "moleculenet", progress, hint)
     folder = existing_folder(config, ("moleculenet",))
     for stem in known.file_names:
         found = find_file(folder, stem, (".csv",))

@@ -21,6 +21,7 @@ from exlm_cli.config.tasks import CsvTaskConfig, RowTaskConfig
 from exlm_cli.data.sequences import IntArray
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
+from exlm_cli.format import name_some
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import (
     NO_TEST_NOTE,
@@ -34,11 +35,10 @@ from exlm_cli.tasks.base import (
     Split,
     TableColumns,
     TrainedTask,
-    name_some,
     write_outputs,
     write_table,
 )
-from exlm_cli.tasks.labels import Labels, read_known_targets
+from exlm_cli.tasks.labels import Labels, read_known_targets, with_decimal_points
 from exlm_cli.tasks.metrics import (
     describe_constant,
     describe_unscorable,
@@ -227,6 +227,8 @@ class NewTableRows(NewRows):
         if task.loss == "classes" and isinstance(config, CsvTaskConfig):
             self._label_columns = config.label_columns
         keys, table = self._rows.keys, self._rows.table
+        if isinstance(config, CsvTaskConfig) and config.decimal_comma:
+            table = with_decimal_points(table, self._label_columns)
         self.keys = [keys[row] for row in self._rows.rows]
         self.targets = read_known_targets(table, self._label_columns, task.loss, task.output_names)[self._rows.rows]
         self._missing_labels = [name for name in self._label_columns if name not in table.columns]

@@ -11,8 +11,9 @@ from exlm_cli.data.rows.records import ColumnChoice, SkippedRow
 from exlm_cli.data.rows.table import Table, read_table
 from exlm_cli.data.sequences import IntArray
 from exlm_cli.errors import DataError
+from exlm_cli.format import name_some
 from exlm_cli.progress import Progress
-from exlm_cli.tasks.base import SPLITS, FloatArray, Split, name_some
+from exlm_cli.tasks.base import SPLITS, FloatArray, Split
 from exlm_cli.tasks.molecules import Molecule, read_molecules, repeated_rows
 
 _MAX_LISTED = 20

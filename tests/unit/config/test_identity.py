@@ -38,8 +38,10 @@ def test_a_resumed_run_may_move_its_inputs_and_compute_in_another_way(sections: 
     assert identity_of(tiny_recipe(**sections), without=RESUMED) == identity_of(tiny_recipe(), without=RESUMED)
 
 
-def test_fine_tuning_leaves_out_its_task_beside_a_data_fingerprint_and_nothing_that_is_computed() -> None:
+def test_fine_tuning_leaves_out_the_files_of_its_task_and_nothing_that_is_computed() -> None:
     values = identity_values(finetune_recipe(), without={Mark.INPUT})
-    assert values.keys() == {"seeds", "num_replicates", "aggregate", "init", "model", "optim", "train", "grid"}
+    assert values.keys() == {"seeds", "num_replicates", "aggregate", "init", "task", "model", "optim", "train", "grid"}
+    assert {"name", "sequence_length", "split_seed", "max_rows"} <= values["task"].keys()
+    assert not {"data_dir", "files", "split_file"} & values["task"].keys()
     assert {"num_threads", "compile", "microbatch_tokens", "validate_every_steps"} <= values["train"].keys()
     assert not {"keep_last", "checkpoint_every_steps", "log_every_steps"} & values["train"].keys()

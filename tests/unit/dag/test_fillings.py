@@ -108,11 +108,31 @@ def test_many_alignments_of_one_text_do_not_crowd_out_the_others() -> None:
     assert share == pytest.approx(0.5**5, rel=1e-6)
 
 
-def test_a_search_that_meets_its_limit_says_so_and_still_finds_fillings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filling_search, "MAX_CANDIDATES", 0)
+@pytest.mark.parametrize("limit", ["MAX_CANDIDATES", "MAX_WORK"])
+def test_a_search_that_meets_its_limit_says_so_and_still_finds_fillings(
+    monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(filling_search, limit, 0)
     found = n_best_fillings(random_dag(8, 3, 26, seed=0, sharpness=0.1), 10)
     assert not found.is_proven
     assert len(found.fillings) == 10
+
+
+@pytest.mark.parametrize(("num_masks", "k", "length"), [(128, 4, "exact"), (128, 4, "any"), (256, 2, "exact")])
+def test_the_first_pass_over_the_largest_dags_fits_into_the_limit_of_work(
+    monkeypatch: pytest.MonkeyPatch, num_masks: int, k: int, length: Length
+) -> None:
+    """Of any vocabulary and number of fillings; the passes are counted, not run."""
+    num_nodes = k * num_masks + 2
+    emissions, edges = np.zeros((num_nodes, 50_000), np.float16), np.zeros((num_nodes, num_nodes))
+    dag = replace(random_dag(1, 1, 2, seed=0), node_log_probs=emissions, log_trans=edges, num_states_per_mask=k)
+    monkeypatch.setattr(filling_search.SearchProblem, "prepare", lambda problem, tokens: None)
+    for wanted in (10, 1000):
+        problem = filling_search.SearchProblem(dag, length)
+        problem.token_of_column = np.zeros(filling_search.MAX_CANDIDATES, int)
+        monkeypatch.setattr(filling_search, "_beam", lambda *_: ([], 0.0))
+        filling_search.best_sequences(problem, wanted)
+        assert problem.work_left >= 0
 
 
 def test_texts_that_all_read_the_same_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ def test_a_model_without_transitions_has_no_pictures() -> None:
 def test_a_failure_leaves_no_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(path: Path, data: bytes) -> None:
         if path.name == "dag.json":
-            raise CheckpointError(f"{path}: the file could not be written: No space left on device")
+            raise CheckpointError(f"{path}: the file could not be written: No space left on device", "free some space")
         path.write_bytes(data)
 
     monkeypatch.setattr(dag_report, "write_atomically", fail)

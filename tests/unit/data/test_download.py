@@ -120,7 +120,7 @@ def test_a_refusal_is_one_error_with_the_hint(server: FaultyServer, cache: Path,
 @pytest.mark.parametrize("content", [CONTENT[::-1], CONTENT * 3], ids=["altered", "long"])
 def test_wrong_bytes_are_not_kept_and_not_fetched_again(server: FaultyServer, cache: Path, content: bytes) -> None:
     server.content = content
-    with pytest.raises(DataError, match=f"SHA-256 is not {SHA256}$"):
+    with pytest.raises(DataError, match=f"SHA-256 is not {SHA256}; the file or something on the way has changed it$"):
         fetch(server.url)
     assert (leftovers(cache), server.num_requests) == ([], 1)
 

@@ -56,7 +56,7 @@ def test_one_process_answers_at_once() -> None:
 
 def test_one_process_raises_what_its_work_raises() -> None:
     def refuse() -> None:
-        raise DataError("no such file")
+        raise DataError("no such file", "give another")
 
     with pytest.raises(DataError, match="no such file"):
         ALONE.together(refuse)

@@ -147,7 +147,7 @@ class Finetuning:
             out.mkdir(parents=True)
             (out / "recipe.yaml").write_text(dump_recipe(recipe))
         if recipe.task.name == "glue/rte" and recipe.optim.lr > 1e-3:
-            raise DivergedError("the loss of step 3 is nan")
+            raise DivergedError("the loss of step 3 is nan", "lower the learning rate")
         metrics = {"valid": {"accuracy": summarise_values([0.5, None])}}
         results = {"selection_metric": "accuracy", "scored_split": "valid", "split_sizes": {"train": 9}}
         return SimpleNamespace(results=SimpleNamespace(**results, metrics=metrics))

@@ -10,7 +10,7 @@ import pytest
 
 from exlm_cli.data.rows.table import Table
 from exlm_cli.errors import DataError
-from exlm_cli.tasks.labels import LabelKind, Labels, read_known_targets, read_labels
+from exlm_cli.tasks.labels import LabelKind, Labels, read_known_targets, read_labels, with_decimal_points
 
 NAN = math.nan
 
@@ -136,3 +136,18 @@ def test_a_label_that_a_known_task_does_not_have_is_named_with_its_row(loss: Any
     with pytest.raises(DataError) as caught:
         read_known_targets(table_of(y=f"|{cell}"), ["y"], loss, ["blue", "red"])
     assert f"a.csv:3: `y` is `{cell}`; accepted: {accepted}" in caught.value.message
+
+
+def test_numbers_with_a_decimal_comma_are_classes_with_a_warning_and_values_on_request() -> None:
+    """The warning names the key; with it, the numbers are those that the same cells with points give."""
+    commas = table_of(y="1,5|2|-0,25|3,0e-2|NA", other="a,b|1,5|c|d|e")
+    labels = read_labels(commas, ["y"], "auto")
+    assert labels.loss == "classes"
+    assert [note for note in labels.notes if "`task.decimal_comma=true`" in note and "`y`" in note]
+    read_again = read_labels(with_decimal_points(commas, ["y"]), ["y"], "auto")
+    assert read_again.loss == "regression"
+    assert not [note for note in read_again.notes if "decimal" in note]
+    np.testing.assert_array_equal(read_again.targets[:, 0], [1.5, 2, -0.25, 0.03, NAN])
+    assert not [note for note in read(y="low,high|1,5|mid").notes if "decimal" in note]
+    with pytest.raises(DataError, match=r"^a.csv:3: `y` is `1\.234,5`, but `task.decimal_comma` is true$"):
+        with_decimal_points(table_of(y="1,5|1.234,5"), ["y", "absent"])

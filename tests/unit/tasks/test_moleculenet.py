@@ -97,7 +97,7 @@ def test_without_a_folder_the_file_is_fetched(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "fetched.csv").write_bytes(BACE)
     asked: list[Any] = []
 
-    def fetch(remote: RemoteFile, folder: str, progress: Any, *, hint: str) -> Path:
+    def fetch(remote: RemoteFile, folder: str, progress: Any, hint: str) -> Path:
         asked.extend((remote, folder, hint))
         return tmp_path / "fetched.csv"
 

@@ -18,7 +18,7 @@ from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
-from exlm_cli.tasks.base import DownstreamTask, Loss, PredictionSummary, TrainedTask, name_some
+from exlm_cli.tasks.base import DownstreamTask, Loss, PredictionSummary, TrainedTask
 from exlm_cli.tasks.labels import Labels
 from exlm_cli.tasks.row_task import NewTableRows, TableTask, encode_texts, longest_first
 from exlm_cli.tasks.splits import RowSplit
@@ -135,11 +135,6 @@ def test_balanced_weights_are_those_of_the_training_rows() -> None:
 def test_a_split_without_rows_is_refused(split: str) -> None:
     with pytest.raises(DataError, match=f"^csv: the split leaves no rows in `{split}`$"):
         make("binary", [[0]] * 6, indices={**INDICES, split: np.array([], dtype=int)})
-
-
-def test_names_are_cut_short() -> None:
-    assert name_some("abc", limit=3) == "a, b, c"
-    assert name_some(range(9)) == "0, 1, 2, 3, 4 and 4 more"
 
 
 def test_predictions_of_a_split_are_probabilities_by_row(tmp_path: Path) -> None:

@@ -260,7 +260,7 @@ def test_an_exception_of_a_callback_ends_the_run_after_the_others_have_heard(cac
     class Stops(Callback):
         def on_step(self, step: int, loss: float) -> None:
             if step == 4:
-                raise ConfigError("enough")
+                raise ConfigError("enough", "go on")
 
     watch = Watch()
     with pytest.raises(ConfigError, match="enough"):

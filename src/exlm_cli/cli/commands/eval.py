@@ -81,7 +81,7 @@ def evaluate(
     ratios = parse_numbers("--mask-ratios", mask_ratios, float, "a number above 0 and below 1", 1e-6, 1 - 1e-6)
     states = parse_numbers("--num-states", num_states, int, "a whole number from 1 to 64", 1, 64)
     if not entropy and (ratios or states):
-        raise ConfigError("`--mask-ratios` and `--num-states` go with `--entropy`")
+        raise ConfigError("`--mask-ratios` and `--num-states` need `--entropy`", "add `--entropy`, or leave them out")
     progress = console.open_progress()
     takes_sweep = not entropy and not data and max_sequences is None
     given = [local_run(run, progress) for run in runs or [newest_run(takes_sweep=takes_sweep, progress=progress)]]

@@ -179,9 +179,10 @@ def _report(result: "FinetuneResult", *, as_json: bool) -> None:
         return console.emit_json({"run_dir": result.run_dir, "report": page, **result.results.as_json()})
     console.emit_tables(results_tables(result.results))
     for sentence in result.results.verdict:
-        console.emit_text(f"verdict: {sentence}\n")
-    console.emit_text(f"results: {result.run_dir}/results.json")
-    console.emit_text(f"report: {page}")
+        console.emit_line(f"verdict: {sentence}")
+        console.emit_text("")
+    console.emit_line(f"results: {result.run_dir}/results.json")
+    console.emit_line(f"report: {page}")
 
 
 def _run_series(

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from exlm_cli.config.pretrain import PretrainRecipe
 
 
+_MANY_MASKS = 32
+"""More make the search take seconds, which a message announces."""
+
+
 class Length(StrEnum):
     """Number of tokens in a filling."""
 
@@ -74,6 +78,9 @@ def inspect_dag(
     from exlm_cli.dag.text import inspection_as_dict, render_terminal
 
     loaded = load(run, device=device.value, progress=progress)
+    num_masks = sentence.count("[MASK]")
+    if num_masks > _MANY_MASKS:
+        progress.message(f"searching the best joint fillings of {num_masks} masks, up to a limit of work")
     inspection = loaded.fill(sentence, num_fillings=n_best, num_top=top, length=length.value)
     files = write_report(inspection, out or _default_folder(Path(inspection.checkpoint), sentence), wanted)
     if as_json:

@@ -122,7 +122,9 @@ def input_column(run: Path, kind: "InputKind", smiles_column: str | None, text_c
         ConfigError: Both are given, or one that the model does not read.
     """
     if smiles_column is not None and text_column is not None:
-        raise ConfigError("give `--smiles-column` or `--text-column`, not both")
+        raise ConfigError(
+            "`--smiles-column` does not go with `--text-column`", f"the model reads {kind}; leave the other one out"
+        )
     read, other = (smiles_column, text_column) if kind == "smiles" else (text_column, smiles_column)
     if other is not None:
         words = {"text": ("text", "smiles", "SMILES"), "smiles": ("SMILES", "text", "text")}
@@ -148,5 +150,5 @@ def print_summary(summary: "PredictionSummary", *, as_json: bool) -> None:
     without = {f"{name}_without_training_rows": value for name, value in summary.metrics_of_new.items()}
     console.emit_pairs({**counts, **summary.metrics, **without})
     for note in summary.notes:
-        console.emit_text(f"note: {to_options(note)}")
+        console.emit_line(f"note: {to_options(note)}")
     console.emit_files(summary.files)

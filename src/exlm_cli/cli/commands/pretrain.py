@@ -54,10 +54,14 @@ def pretrain(
         return console.emit_recipe(resolved, as_json=as_json)
     from exlm_cli.train.pretrain import run_pretraining
 
-    result = run_pretraining(resolved, out=out, resume=resume, progress=console.open_progress())
+    progress = console.open_progress()
+    result = run_pretraining(resolved, out=out, resume=resume, progress=progress)
     if is_quiet():
         return None  # rank 0 draws and prints
-    drawn = draw_curves([result.run_dir], result.run_dir / "report" / "curves")
+    metrics = result.run_dir / "metrics.jsonl"
+    if not metrics.is_file():
+        progress.message(f"{metrics} is missing, so no curves are drawn")
+    drawn = draw_curves([result.run_dir], result.run_dir / "report" / "curves") if metrics.is_file() else []
     if as_json:
         return console.emit_json(
             {
@@ -70,6 +74,7 @@ def pretrain(
             }
         )
     figures = {f"validation_{name}": value for name, value in result.metrics.items()}
+    curves = {"curves": drawn[0]} if drawn else {}
     console.emit_pairs(
-        {"run": result.run_dir, "checkpoint": result.checkpoint, "steps": result.steps, **figures, "curves": drawn[0]}
+        {"run": result.run_dir, "checkpoint": result.checkpoint, "steps": result.steps, **figures, **curves}
     )

@@ -54,7 +54,9 @@ def recipes(
     commands = list(dict.fromkeys(entry["command"] for entry in entries))
     if command is not None:
         if command not in commands:
-            raise ConfigError(f"`--for {command}`: accepted are {', '.join(commands)}")
+            raise ConfigError(
+                f"`--for {command}`: accepted are {', '.join(commands)}", "choose one, or leave `--for` out"
+            )
         entries = [entry for entry in entries if entry["command"] == command]
     if as_json:
         return console.emit_json(entries)

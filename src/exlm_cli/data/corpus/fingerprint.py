@@ -19,7 +19,7 @@ from exlm_cli.data.rows.hub import HubSource, find_revision
 from exlm_cli.data.rows.records import format_of
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, DataError
-from exlm_cli.files import JsonModel, hash_json, read_json
+from exlm_cli.files import READ_HINT, JsonModel, hash_json, read_json, reason_of
 from exlm_cli.progress import Progress
 
 # Raise it when the same input would give other shards.
@@ -124,7 +124,7 @@ def _state(path: Path) -> tuple[int, ...]:
     try:
         stat = path.stat()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+        raise DataError(f"{path}: cannot be read: {reason_of(error)}", READ_HINT) from error
     return (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev)
 
 
@@ -142,7 +142,7 @@ def _file_sha256(path: Path, state: tuple[int, ...], digests: Path, progress: Pr
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise DataError(f"{path}: cannot be read: {reason_of(error)}", READ_HINT) from error
     if started_ns - changed_ns > _SETTLED_NS and _state(path) == state:
         # a cache that may only be read still serves
         with contextlib.suppress(OSError, CheckpointError):

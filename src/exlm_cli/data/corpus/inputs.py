@@ -31,6 +31,7 @@ from exlm_cli.data.rows.records import (
     iter_file_rows,
 )
 from exlm_cli.errors import DataError
+from exlm_cli.files import READ_HINT, reason_of
 from exlm_cli.paths import expand_path
 from exlm_cli.progress import Progress
 
@@ -81,7 +82,7 @@ def resolve_inputs(inputs: Sequence[str], *, kind: RowKind, progress: Progress) 
             try:
                 sources.extend(_local_files(given, progress))
             except OSError as error:
-                raise DataError(f"{given}: cannot be read: {error.strerror}") from error
+                raise DataError(f"{given}: cannot be read: {reason_of(error)}", READ_HINT) from error
     return sources
 
 
@@ -123,7 +124,7 @@ def iter_rows(
                     if num_rows % _ROWS_BETWEEN_UPDATES == 0:
                         show(finished_bytes + position_bytes())
             if num_rows == num_before:
-                raise DataError(f"{source}: no rows in it")
+                raise DataError(f"{source}: no rows in it", "leave it out, or give a file that has rows")
             if isinstance(source, FileSource):
                 finished_bytes += source.size_bytes
             show(finished_bytes)
@@ -156,9 +157,15 @@ def _molecules(num: int, seed: int) -> tuple[str, ...]:
 
 def _bundled(name: str, kind: RowKind) -> BundledSource:
     if name not in BUNDLED:
-        raise DataError(f"`bundled:{name}` is not bundled; there are {', '.join(f'`bundled:{n}`' for n in BUNDLED)}")
+        raise DataError(
+            f"`bundled:{name}` is not bundled; there are {', '.join(f'`bundled:{n}`' for n in BUNDLED)}",
+            "choose one, or give a file of your own with `data.train=FILE`",
+        )
     if BUNDLED[name] != kind:
-        raise DataError(f"`bundled:{name}` is {BUNDLED[name]}, but `data.kind` is {kind}")
+        raise DataError(
+            f"`bundled:{name}` is {BUNDLED[name]}, but `data.kind` is {kind}",
+            f"choose a recipe for {BUNDLED[name]}, or other data with `data.train=FILE`",
+        )
     return BundledSource(name)
 
 
@@ -201,7 +208,7 @@ def _file(path: Path) -> FileSource:
         )
     size_bytes = path.stat().st_size
     if not size_bytes:
-        raise DataError(f"{path}: the file is empty")
+        raise DataError(f"{path}: the file is empty", "leave it out, or write it again")
     return FileSource(path, size_bytes)
 
 
@@ -215,7 +222,10 @@ def _files_under(folder: Path, progress: Progress) -> list[FileSource]:
     )
     known = [path for path in found if format_of(path) is not None]
     if not known:
-        raise DataError(f"{folder}: no file in it that can be read, of {len(found)}; known are {KNOWN_EXTENSIONS}")
+        raise DataError(
+            f"{folder}: no file in it that can be read, of {len(found)}; known are {KNOWN_EXTENSIONS}",
+            "choose another folder, or rename the files by their content, such as .txt for one row a line",
+        )
     if len(known) < len(found):
         skipped = next(path for path in found if format_of(path) is None)
         progress.message(f"{folder}: skipped {len(found) - len(known)} files of other kinds, such as {skipped.name}")

@@ -35,7 +35,7 @@ from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE, Row
 from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError, TokenizerError
-from exlm_cli.files import JsonModel, read_json
+from exlm_cli.files import JsonModel, read_json, refusing
 from exlm_cli.format import shorten
 from exlm_cli.paths import cache_root, expand_path
 from exlm_cli.progress import Progress
@@ -135,15 +135,13 @@ def list_rejected(data: PreparedData, rejected_csv: Path, progress: Progress) ->
     """Write the CSV of skipped rows if there are any; remove the one of an earlier run if there are none.
 
     Raises:
-        DataError: It cannot be written.
+        CheckpointError: It cannot be written.
     """
-    try:
+    with refusing(f"{rejected_csv}: the list of skipped rows cannot be written", is_chosen=True):
         if not data.num_rejected:
             rejected_csv.unlink(missing_ok=True)
             return
         shutil.copyfile(data.train.directory.parent / SKIPPED_FILE, rejected_csv)
-    except OSError as error:
-        raise DataError(f"{rejected_csv}: the list of skipped rows cannot be written: {error.strerror}") from error
     progress.message(f"skipped {data.num_rejected:,} rows; they are listed in {rejected_csv}")
 
 
@@ -162,7 +160,7 @@ def _obtain_tokenizer(
     def load() -> Tokenizer:
         tokenizer = Tokenizer.load(path)
         if not hash_path.is_file() or hash_path.read_bytes() != tokenizer.fingerprint.encode():
-            raise TokenizerError(f"{path}: not the tokenizer that was written there")
+            raise TokenizerError(f"{path}: not the tokenizer that was written there", "delete the file")
         return tokenizer
 
     def build() -> Tokenizer:
@@ -213,7 +211,7 @@ def _obtain_shards(corpus: _Corpus, cache: Path, progress: Progress, *, builds: 
         train, valid = (TokenDataset(directory / split) for split in (TRAIN, VALID))
         num_rejected = read_json(directory / _SUMMARY, _Summary).num_rejected
         if not (directory / SKIPPED_FILE).is_file():
-            raise DataError(f"{directory / SKIPPED_FILE}: missing from the token shards")
+            raise DataError(f"{directory / SKIPPED_FILE}: missing from the token shards", "delete the directory")
         return PreparedData(corpus.tokenizer, train, valid, train.fingerprint, num_rejected, was_cached=True)
 
     def build() -> PreparedData:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from exlm_cli.errors import DataError
+from exlm_cli.files import READ_HINT, reason_of
 
 BUFFER_BYTES = 1 << 20
 LONGEST_LINE_BYTES = 1 << 20
@@ -36,6 +37,8 @@ _RECORD_BYTES = 1 << 24
 _MOST_DIGITS = 15
 _LARGEST_CSV_FIELD = 2**31 - 1
 _ENCODING_HINT = "the file is binary or in another encoding; `iconv -f ENCODING -t UTF-8` converts text"
+_BYTES_PER_LINE, _BYTES_PER_BRACKET = 64, 16
+"""Least bytes on average in a line of one CSV row, and between the brackets of a deeply nested JSON element."""
 _BETWEEN_ELEMENTS = re.compile(r"[\s,]*")
 _NUMBER = re.compile(r"[-+.eE\d]*")
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
@@ -56,10 +59,10 @@ def record_limit() -> int:
     return int(given)
 
 
-def too_large(where: str, limit: int) -> DataError:
-    """Return the error of a record of more than `limit` bytes."""
+def too_large(where: str, limit: int, found: str | None = None) -> DataError:
+    """Return the error of a record of more than `limit` bytes, or of more lines or brackets than go with that limit."""
     return DataError(
-        f"{where}: the record has more than {limit:,} bytes",
+        f"{where}: the record has more than {found or f'{limit:,} bytes'}",
         f"if that is meant, raise the limit: `{RECORD_LIMIT_VARIABLE}={4 * limit} exlm ...`",
     )
 
@@ -73,9 +76,9 @@ def open_raw(path: Path) -> io.BufferedReader:
     try:
         return path.open("rb")
     except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file") from error
+        raise DataError(f"{path}: no such file", READ_HINT) from error
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise DataError(f"{path}: cannot be read: {reason_of(error)}", READ_HINT) from error
 
 
 @contextmanager
@@ -101,7 +104,7 @@ def open_file(
     except (zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise DataError(f"{path}: the compressed file is damaged: {error}", "fetch or write it again") from error
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise DataError(f"{path}: cannot be read: {reason_of(error)}", READ_HINT) from error
 
 
 def _decompress(path: Path, raw: io.BufferedReader, *, is_seekable: bool) -> io.BufferedReader:
@@ -115,11 +118,10 @@ def _decompress(path: Path, raw: io.BufferedReader, *, is_seekable: bool) -> io.
             return raw
     if not is_seekable:
         return io.BufferedReader(opened, BUFFER_BYTES)
-    limit = max(BUFFER_BYTES, MAX_UNPACKING * os.fstat(raw.fileno()).st_size)
     unpacked = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
     for block in iter(partial(opened.read, BUFFER_BYTES), b""):
         unpacked.write(block)
-        if unpacked.tell() > limit:
+        if unpacked.tell() > max(BUFFER_BYTES, MAX_UNPACKING * raw.tell()):
             unpacked.close()
             raise DataError(
                 f"{path}: unpacked, the file is over {MAX_UNPACKING} times larger",
@@ -196,8 +198,10 @@ def csv_rows(path: Path, file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
 
     def lines() -> Iterator[str]:
         nonlocal letters
-        for _, line in decoded_lines(path, file):
+        for number, line in decoded_lines(path, file):
             letters += len(line)
+            if number - first_line > limit // _BYTES_PER_LINE:
+                raise too_large(f"{path}:{first_line}", limit, f"{limit // _BYTES_PER_LINE:,} lines")
             if letters > limit:  # a quoted cell holds line ends
                 raise too_large(f"{path}:{first_line}", limit)
             yield line
@@ -209,7 +213,10 @@ def csv_rows(path: Path, file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
                 yield first_line, cells
             first_line, letters = reader.line_num + 1, 0
     except csv.Error as error:
-        raise DataError(f"{path}:{reader.line_num}: malformed: {error}") from error
+        raise DataError(
+            f"{path}:{reader.line_num}: malformed: {error}",
+            "a cell that holds a comma, a quote or a line end is quoted, and a quote in it is doubled",
+        ) from error
 
 
 def tsv_rows(path: Path, file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
@@ -261,7 +268,7 @@ def array_elements(path: Path, file: io.BufferedReader) -> Iterator[tuple[Any, s
             except json.JSONDecodeError as error:
                 end, trouble = None, error.msg
             except (ValueError, RecursionError) as error:
-                end, problem = _end_of_element(buffer, start), beyond_limits(error)
+                end, problem = _end_of_element(buffer, start, f"{path}, record {number}"), beyond_limits(error)
             # a number at the end of the buffer may go on
             if end is None or _end_of(_NUMBER, buffer, end) == len(buffer):
                 rest = buffer[start:]
@@ -274,14 +281,17 @@ def array_elements(path: Path, file: io.BufferedReader) -> Iterator[tuple[Any, s
                 if end is None:
                     if buffer[start:].rstrip() == "]":
                         return
-                    raise DataError(f"{path}: malformed JSON array: {trouble} in record {number}")
+                    raise DataError(
+                        f"{path}: malformed JSON array: {trouble} in record {number}",
+                        "write the file again, or as JSON Lines: one object a line",
+                    )
             if end - start > limit:
                 raise too_large(f"{path}, record {number}", limit)
             yield value, problem
             start = end
             number += 1
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text: {error.reason} in record {number}") from error
+        raise DataError(f"{path}: not UTF-8 text: {error.reason} in record {number}", _ENCODING_HINT) from error
 
 
 def _read_letters(blocks: Iterator[str], least: int) -> str:
@@ -314,12 +324,21 @@ def _end_of(pattern: re.Pattern[str], text: str, start: int) -> int:
     return match.end()
 
 
-def _end_of_element(text: str, start: int) -> int | None:
-    """Return where an element ends by its brackets alone, without parsing; None if it goes on beyond the text."""
+def _end_of_element(text: str, start: int, where: str) -> int | None:
+    """Return where an element ends by its brackets alone, without parsing; None if it goes on beyond the text.
+
+    Raises:
+        DataError: It has more brackets than go with the limit on its bytes.
+    """
     if text[start] not in "[{":
         return _end_of(_NUMBER, text, start)  # only numbers, lists and objects can exceed a limit
     depth = 0
-    for token in _STRING_OR_BRACKET.finditer(text, start):
+    limit = record_limit()
+    for number, token in enumerate(_STRING_OR_BRACKET.finditer(text, start)):
+        if number > limit // _BYTES_PER_BRACKET:
+            raise too_large(
+                where, limit, f"{limit // _BYTES_PER_BRACKET:,} brackets and texts, nested too deeply to parse"
+            )
         depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)
         if depth == 0:
             return token.end()

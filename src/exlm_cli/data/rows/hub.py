@@ -33,7 +33,10 @@ class HubSource:
         """
         match = _NAME.fullmatch(given)
         if match is None:
-            raise DataError(f"`hub:{given}`: expected `hub:OWNER/NAME`, `hub:OWNER/NAME/CONFIG`, either with `@SPLIT`")
+            raise DataError(
+                f"`hub:{given}`: expected `hub:OWNER/NAME`, `hub:OWNER/NAME/CONFIG`, either with `@SPLIT`",
+                f"copy the name from the page of the data set; {_LOCAL_FILES_HINT}",
+            )
         return cls(match["name"], match["config"], match["split"] or "train")
 
     def __str__(self) -> str:

@@ -28,6 +28,7 @@ from exlm_cli.data.rows.decode import (
     tsv_rows,
 )
 from exlm_cli.errors import DataError
+from exlm_cli.format import name_some
 
 RowKind = Literal["text", "smiles"]
 
@@ -191,7 +192,8 @@ def iter_records(
     if file_format not in accepted:
         raise DataError(
             f"{path}: not a table that can be read; accepted are {' '.join(accepted)}, also with "
-            f"{' or '.join(COMPRESSIONS)}"
+            f"{' or '.join(COMPRESSIONS)}",
+            "convert the file to one of these",
         )
     with open_file(path, raw, is_seekable=file_format == ".parquet") as file:
         match file_format:
@@ -266,7 +268,7 @@ def _with_header(
         # columns without a name, as pandas writes an index, may be several
         repeated = next((name for name, count in Counter(names).items() if name and count > 1), None)
         if repeated is not None:
-            raise DataError(f"{path}: the header names column `{repeated}` twice")
+            raise DataError(f"{path}: the header names column `{repeated}` twice", "give each column a name of its own")
     else:
         names = list(header)
         rows = itertools.chain([first], rows)
@@ -333,7 +335,7 @@ def _read_parquet(path: Path, file: io.BufferedReader, only: ColumnChoice | None
                     yield Record(source, number, values, has_lines=False)
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
-        raise DataError(f"{path}: not a Parquet file that can be read: {reason}") from error
+        raise DataError(f"{path}: not a Parquet file that can be read: {reason}", "fetch or write it again") from error
 
 
 def _parquet_batch_rows(path: Path, metadata: Any, columns: Sequence[str] | None) -> int:
@@ -376,4 +378,4 @@ def _bounded_parts(source: str, num_before: int, batch: Any) -> Iterator[Any]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
+    return name_some((f"`{name}`" for name in names), limit=20)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from exlm_cli.data.rows.records import LINE_FORMATS, RowKind, SkippedRow, format_of, iter_records
 from exlm_cli.errors import DataError
+from exlm_cli.format import name_some
 
 TABLE_FORMATS = (".csv", ".tsv")
 
-_MAX_NAMED_COLUMNS = 12
 _OTHER_DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
@@ -32,7 +32,7 @@ class Table:
     def __len__(self) -> int:
         return len(self.lines)
 
-    def column(self, name: str, hint: str = "") -> tuple[str, ...]:
+    def column(self, name: str, hint: str) -> tuple[str, ...]:
         """Return one column.
 
         Raises:
@@ -60,7 +60,9 @@ class Table:
         Raises:
             DataError: A column of this table is missing in the other.
         """
-        columns = {name: cells + other.column(name) for name, cells in self.columns.items()}
+        columns = {
+            name: cells + other.column(name, "both files need the same columns") for name, cells in self.columns.items()
+        }
         return Table(self.path, columns, self.lines + other.lines, (*self.added, (len(self), other.path)))
 
     def _file_of(self, row: int) -> Path:
@@ -72,9 +74,7 @@ class Table:
             for delimiter, words in _OTHER_DELIMITERS.items():
                 if delimiter in names[0]:
                     return f"the header seems to be separated by {words}, not by commas"
-        shown = ", ".join(f"`{name}`" for name in names[:_MAX_NAMED_COLUMNS])
-        num_more = len(names) - _MAX_NAMED_COLUMNS
-        return f"there are {shown}" + (f" and {num_more} more" if num_more > 0 else "")
+        return "there are " + name_some((f"`{name}`" for name in names), limit=12)
 
     def _nearest(self, name: str) -> str:
         by_folded = {known.casefold(): known for known in reversed(self.columns)}
@@ -95,12 +95,16 @@ def read_table(path: Path, *, bare: RowKind | None = None) -> Table:
     lines: list[int] = []
     for record in iter_records(path, formats=TABLE_FORMATS, bare=bare):
         if record.problem is not None:
-            hint = "a cell that holds a comma must be quoted" if format_of(path) == ".csv" else ""
+            separator = "comma must be quoted" if format_of(path) == ".csv" else "tab cannot be written as TSV"
+            hint = f"give each row as many cells as the header has; a cell that holds a {separator}"
             raise DataError(f"{record.where}: {record.problem}", hint)
         lines.append(record.number)
         for name, cell in record.values.items():
             columns.setdefault(name, []).append(cell)
     if not lines:
         is_list = format_of(path) in LINE_FORMATS
-        raise DataError(f"{path}: {'the file is empty' if is_list else 'there is a header and no row below it'}")
+        raise DataError(
+            f"{path}: {'the file is empty' if is_list else 'there is a header and no row below it'}",
+            "give a file that has rows",
+        )
     return Table(path, {name: tuple(cells) for name, cells in columns.items()}, tuple(lines))

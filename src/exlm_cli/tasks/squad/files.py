@@ -19,6 +19,7 @@ from exlm_cli.tasks.sources import is_unicode
 
 _FILE_BYTES = 1 << 26
 """The questions are one JSON value; the official files have 42 MB at most. A larger `record_limit` counts."""
+_FLAT_HINT = "a row holds id, title, context, question, and answers: text and answer_start, one for each answer"
 _LAYOUT_HINT = "the layout is that of the official train-v2.0.json: data, paragraphs, context, qas, id, answers"
 
 
@@ -169,10 +170,12 @@ def read_squad_rows(source: str, records: Iterable[Record]) -> SquadFile:
         try:
             row = _FlatRow.model_validate(record.values)
         except ValidationError as error:
-            raise DataError(f"{record.where}: {_describe(error)}") from error
+            raise DataError(f"{record.where}: {_describe(error)}", _FLAT_HINT) from error
         texts, starts = row.answers.text, row.answers.answer_start
         if len(texts) != len(starts):
-            raise DataError(f"{record.where}: {len(texts)} answer texts, but {len(starts)} values of `answer_start`")
+            raise DataError(
+                f"{record.where}: {len(texts)} answer texts, but {len(starts)} values of `answer_start`", _FLAT_HINT
+            )
         answers = tuple(zip(texts, starts, strict=True))
         question = SquadQuestion(index, row.id, row.title, row.context, row.question.strip(), answers)
         found.add(question, f"record {record.number}, question `{row.id}`", None)

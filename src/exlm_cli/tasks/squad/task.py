@@ -18,6 +18,7 @@ from exlm_cli.data.sequences import IntArray
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.files import write_json
+from exlm_cli.format import name_some
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import (
     DownstreamTask,
@@ -29,7 +30,6 @@ from exlm_cli.tasks.base import (
     Split,
     TableColumns,
     TrainedTask,
-    name_some,
     write_table,
 )
 from exlm_cli.tasks.sources import LOCAL_HINT, counted, existing_folder, find_file, given_file, hub_source
@@ -226,7 +226,7 @@ class NewSquadQuestions(NewRows):
         assert isinstance(task.config, SquadTaskConfig)
         self._file = read_squad_json(path, needs_answers=False)
         if not self._file.questions:
-            raise DataError(f"{path}: {self._file.skipped[0]}")
+            raise DataError(f"{path}: {self._file.skipped[0]}", "give a file with questions on its paragraphs")
         self._task = SquadTask(task.config, {"valid": self._file.questions})
         self._threshold = task.no_answer_threshold
         self.keys = [_key(question) for question in self._file.questions]

@@ -18,7 +18,7 @@ from exlm_cli.data.corpus import cache, pipeline, shards
 from exlm_cli.data.corpus.pipeline import PreparedData, prepare_data
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
 from exlm_cli.data.tokenizer import Tokenizer
-from exlm_cli.errors import DataError, TokenizerError
+from exlm_cli.errors import CheckpointError, DataError, TokenizerError
 from exlm_cli.progress import Progress, SilentProgress
 from tests.recorder import Recorder
 from tests.tiny import tiny_recipe
@@ -269,7 +269,7 @@ def test_skipped_rows_are_listed_now_and_on_every_later_run(workplace: Path) -> 
 def test_a_list_that_cannot_be_written_is_an_error(workplace: Path) -> None:
     (workplace / "mols.smi").write_text("C1CC\n" + "\n".join(MOLECULES))
     target = workplace / "no" / "rejected.csv"
-    with pytest.raises(DataError, match=rf"^{re.escape(str(target))}: .*No such file or directory$"):
+    with pytest.raises(CheckpointError, match=rf"^{re.escape(str(target))}: .*No such file or directory$"):
         prepare_data(_smiles(workplace, on_invalid="skip"), rejected_csv=target, progress=SilentProgress())
 
 

@@ -244,7 +244,7 @@ _LARGE: dict[str, tuple[bytes, str]] = {
     "a.json": (b'["a", "%s"]' % (b"b" * LIMIT), "a.json, record 2"),
     "digits.json": (b"[1, %s" % (b"9" * 3 * LIMIT), "digits.json, record 2"),
     "a.csv": (b'text\na\n"%s"\n' % (b"b" * LIMIT), "a.csv:3"),
-    "lines.csv": (b'text\na\n"%s"\n' % (b"b\n" * (LIMIT // 2)), "lines.csv:3"),
+    "lines.csv": (b'text\na\n"%s"\n' % ((b"b" * 99 + b"\n") * (LIMIT // 50)), "lines.csv:3"),
     "header.csv": (b"text,%s\n" % (b"b," * LIMIT), "header.csv:1"),
     "a.tsv": (b"text\na\n%s\n" % (b"b" * LIMIT), "a.tsv:3"),
     "a.parquet": (_parquet_of(["a", random.Random(0).randbytes(LIMIT).hex()]), "a.parquet, record 2"),
@@ -268,6 +268,27 @@ def test_a_record_beyond_the_limit_is_refused_and_the_error_names_the_limit(
     monkeypatch.setenv("EXLM_MAX_RECORD_BYTES", str(4 * LIMIT))
     if name not in ("digits.json", "header.csv"):  # wrong for other reasons
         list(iter_records(path, bare="text"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "place"),
+    [
+        ("a.csv", b'text\na\n"%s"\n' % (b"\n" * (LIMIT // 8)), ":3: the record has more than 16,384 lines"),
+        ("a.json", b'["a", %s]' % (b"[" * (LIMIT // 8)), ", record 2: the record has more than 65,536 brackets"),
+    ],
+)
+def test_a_small_record_that_takes_long_to_read_is_refused_early(
+    name: str, content: bytes, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An eighth of the bytes that are accepted; parts are counted, so that 16 MiB take a second."""
+    path = tmp_path / name
+    path.write_bytes(content)
+    monkeypatch.setenv("EXLM_MAX_RECORD_BYTES", str(LIMIT))
+    with pytest.raises(DataError, match=re.escape(f"{path}{place}")):
+        list(iter_records(path, bare="text"))
+    monkeypatch.setenv("EXLM_MAX_RECORD_BYTES", str(16 * LIMIT))
+    if name == "a.csv":
+        assert len(list(iter_records(path, bare="text"))) == 2
 
 
 @pytest.mark.parametrize("given", ["", "many", "-1", "1048575", "1e9", "9" * 30])
