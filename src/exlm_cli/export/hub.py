@@ -134,7 +134,10 @@ def fetch_run(given: str, progress: Progress) -> Path:
     """
     match = _NAME.fullmatch(given.removeprefix(SCHEME))
     if match is None:
-        raise CheckpointError(f"`{given}`: expected `hub:OWNER/NAME` or `hub:OWNER/NAME@REVISION`")
+        raise CheckpointError(
+            f"`{given}`: expected `hub:OWNER/NAME` or `hub:OWNER/NAME@REVISION`",
+            "copy the name from the page of the run",
+        )
     owner, name = match["repo"].split("/")
     cache = cache_root(None)
     copies = cache / "hub-runs" / owner
@@ -154,7 +157,10 @@ def fetch_run(given: str, progress: Progress) -> Path:
     commit = str(info.sha)
     files = [sibling.rfilename for sibling in info.siblings or () if sibling.rfilename.startswith(f"{_RUN}/")]
     if not _COMMIT.fullmatch(commit) or any(not _is_inside(file) for file in files):
-        raise CheckpointError(f"`{given}` is refused: the Hub names a file or commit that leaves its folder")
+        raise CheckpointError(
+            f"`{given}` is refused: the Hub names a file or commit that leaves its folder",
+            "do not use it, and report it to the Hub",
+        )
     if f"{_RUN}/{RUN_FILE}" not in files:
         raise CheckpointError(f"`{given}`: no run of exlm", "`exlm push RUN OWNER/NAME` puts one there")
     place = copies / f"{name}@{commit[:12]}"
