@@ -11,9 +11,11 @@ import torch
 from exlm_cli.cli.app import main
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
+from exlm_cli.config.tasks import SUITES
 from exlm_cli.run_dir import read_run_json
 from tests.cli.asserts import result_of
 from tests.unit.finetune.synthetic import WORDS, make_pretrained
+from tests.unit.tasks.glue_files import write_glue
 
 Capture = pytest.CaptureFixture[str]
 
@@ -107,3 +109,19 @@ def test_a_recipe_of_ones_own_takes_the_task_of_the_command_or_brings_one(folder
         assert main(["finetune", *words, "--recipe", "mine.yaml", "--dry-run"]) == 0
         (folder / "printed.yaml").write_text(capsys.readouterr().out)
         assert load_recipe("printed.yaml", kind=FinetuneRecipe).task.name == task
+
+
+def test_all_tasks_of_glue_fill_table_3_and_a_finished_series_is_only_read(folder: Path, capsys: Capture) -> None:
+    tasks = [task.removeprefix("glue/") for task in SUITES["glue"].tasks]
+    for task in tasks:
+        write_glue(folder / "data", task)
+    words = ["finetune", "glue", "all", "--recipe", "glue-small", "--data-dir", "data", "--seeds", "1", "--out", "all"]
+    sets = ["train.max_epochs=1", "train.num_threads=1", "task.sequence_length=24"]
+    assert main([*words, "--device", "cpu", *(word for value in sets for word in ("--set", value))]) == 0
+    out = capsys.readouterr().out
+    assert "ours    tiny (exlm)" in out
+    assert out.endswith("wrote all/report/table-3.md\nwrote all/report/table-3.csv\n")
+    again = result_of(capsys, "finetune", "--resume", "all")
+    assert [run["task"] for run in again["runs"]] == [f"glue/{task}" for task in tasks]
+    assert main(["finetune", "--resume", "all", "--seeds", "2"]) == 2
+    assert "`--set`, `--seeds` and `--device` change none of them" in capsys.readouterr().err

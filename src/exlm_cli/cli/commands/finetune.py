@@ -117,7 +117,10 @@ def finetune(
     progress = console.open_progress()
     if resume is not None and (resume / "series.json").is_file():
         if overrides:
-            raise ConfigError(f"{resume} holds several runs; `--set` changes none of them", "resume it as it began")
+            raise ConfigError(
+                f"{resume} holds several runs; `--set`, `--seeds` and `--device` change none of them",
+                "resume it as it began",
+            )
         return _finish_series(resume, checkpoint, progress, as_json=as_json)
     if name == _ALL and suite in ("glue", "moleculenet"):
         if dry_run or encoder is not None:
