@@ -4,7 +4,7 @@ import csv
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import exlm_cli
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
+from exlm_cli.finetune.calibration import Calibration, PlattCurve
 from exlm_cli.finetune.model import load_finetuned
 from exlm_cli.finetune.predict import predict
 from exlm_cli.progress import SilentProgress
@@ -24,10 +25,11 @@ from tests.unit.finetune.finetuned_runs import SMILES, glue_run, squad_run, word
 from tests.unit.finetune.test_embed import by_hand
 
 
-def _written(run: Path, split: str) -> np.ndarray:
+def _written(run: Path, split: str, names: Sequence[str]) -> np.ndarray:
     """Return the (K, N, C) predictions that training wrote of a split."""
     files = sorted(run.glob(f"cells/single/seed-*/predictions-{split}.csv"))
-    return np.stack([np.genfromtxt(file, delimiter=",", skip_header=1, ndmin=2)[:, 1:] for file in files])
+    tables = [list(csv.DictReader(file.read_text().splitlines())) for file in files]
+    return np.array([[[float(row[name]) for name in names] for row in table] for table in tables])
 
 
 def test_predictions_are_those_of_training_and_rows_keep_their_order(molecules: Path) -> None:
@@ -39,7 +41,7 @@ def test_predictions_are_those_of_training_and_rows_keep_their_order(molecules: 
     assert np.isnan(found.mean[1]).all()
     assert [bool(problem) for problem in found.problems] == [False, True, *[False] * (len(rows) - 1)]
     readable = np.delete(found.by_seed, 1, axis=1)
-    np.testing.assert_allclose(readable, _written(molecules, "test"), atol=1e-6)
+    np.testing.assert_allclose(readable, _written(molecules, "test", found.names), atol=1e-6)
     np.testing.assert_array_equal(found.mean, found.by_seed.mean(axis=0))
     assert run.predict([]).mean.shape == (0, 2)
 
@@ -48,32 +50,45 @@ def test_pairs_of_texts_are_rows_of_a_glue_task(text_model: Path, tmp_path: Path
     run = glue_run(tmp_path, text_model, "rte")
     task: Any = load_task(load_recipe(str(run / "recipe.yaml"), kind=FinetuneRecipe).task, SilentProgress())
     found = exlm_cli.load(run, device="cpu").predict(task.examples["valid"].texts)
-    np.testing.assert_allclose(found.by_seed, _written(run, "valid"), atol=1e-6)
+    np.testing.assert_allclose(found.by_seed, _written(run, "valid", found.names), atol=1e-6)
 
 
-def test_intervals_and_calibrated_probabilities_are_those_of_exlm_predict(
-    text_model: Path, molecules: Path, tmp_path: Path
-) -> None:
-    values = words_run(tmp_path, text_model, "length")
-    for path, rows, name in ((values, ["amber fern", "elder"], "length"), (molecules, SMILES, "active")):
-        found = exlm_cli.load(path, device="cpu").predict(rows, interval_level=0.5)
-        table = write_rows(tmp_path / "new.csv", ["mol" if path == molecules else "text"], [[row] for row in rows])
-        finetuned = load_finetuned(path, device="cpu")
-        predict(finetuned, table, tmp_path / "out.csv", folder=tmp_path, interval_level=0.5, progress=SilentProgress())
-        with (tmp_path / "out.csv").open() as file:
-            written = list(csv.DictReader(file))
+def test_intervals_and_calibrated_probabilities_are_those_of_exlm_predict(text_model: Path, tmp_path: Path) -> None:
+    rows = ["amber fern", "elder"]
+    table = write_rows(tmp_path / "new.csv", ["text"], [[row] for row in rows])
+    for label in ("length", "side"):
+        (tmp_path / label).mkdir()
+        path = words_run(tmp_path / label, text_model, label)
+        run = exlm_cli.load(path, device="cpu")
+        found = run.predict(rows, interval_level=0.5)
+        finetuned, out = load_finetuned(path, device="cpu"), tmp_path / f"{label}.csv"
+        predict(finetuned, table, out, folder=tmp_path, interval_level=0.5, progress=SilentProgress())
+        written = list(csv.DictReader(out.read_text().splitlines()))
         if found.half_width is None:
-            wanted = {f"{name}_probability": found.mean[:, 0], f"{name}_calibrated": found.calibrated[:, 0]}
+            assert found.calibrated is not None
+            of_column = {"probability": found.mean, "calibrated": found.calibrated}
         else:
-            wanted = {
-                f"{name}_predicted": found.mean[:, 0],
-                f"{name}_low_50": found.mean[:, 0] - found.half_width[0],
-                f"{name}_high_50": found.mean[:, 0] + found.half_width[0],
-            }
-        for column, expected in wanted.items():
-            np.testing.assert_allclose([float(row[column]) for row in written], expected, rtol=1e-5)
+            low, high = found.mean - found.half_width, found.mean + found.half_width
+            of_column = {"predicted": found.mean, "low_50": low, "high_50": high}
+        for column, expected in of_column.items():
+            if np.isnan(expected).all():  # too few validation rows
+                assert f"{found.names[0]}_{column}" not in written[0]
+                continue
+            cells = [[float(row[f"{name}_{column}"]) for name in found.names] for row in written]
+            np.testing.assert_allclose(cells, expected, rtol=1e-5)
     with pytest.raises(ConfigError, match=r"`interval_level=1`: accepted: above 0 and below 1"):
-        exlm_cli.load(values, device="cpu").predict(["a"], interval_level=1.0)
+        run.predict(rows, interval_level=1.0)
+
+
+def test_probabilities_are_calibrated_by_the_curve_of_each_label(molecules: Path, monkeypatch) -> None:
+    curve = PlattCurve(num_rows=9, least=0.0, most=1.0, slope=2.0, intercept=0.5)
+    monkeypatch.setattr("exlm_cli.api.read_calibration", lambda run: Calibration(outputs=(curve, None)))
+    found = exlm_cli.load(molecules, device="cpu").predict([*SMILES, "no molecule"])
+    assert found.calibrated is not None
+    odds = found.mean[:-1, 0] / (1 - found.mean[:-1, 0])
+    np.testing.assert_allclose(found.calibrated[:-1, 0], 1 / (1 + odds**-2 * np.exp(-0.5)))
+    assert np.isnan(found.calibrated[:, 1]).all()
+    assert np.isnan(found.calibrated[-1, 0])
 
 
 def test_vectors_of_lists_are_those_of_a_forward_pass(smiles_model: Path, molecules: Path) -> None:
