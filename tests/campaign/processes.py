@@ -52,6 +52,11 @@ class Started:
         self.process.kill()
         self.process.join()
 
+    def wait_until_begun(self) -> None:
+        """Wait until its streams are open."""
+        while self.process.is_alive() and not Path(f"{self._name}-err").exists():
+            time.sleep(0.05)
+
     def outcome(self, trial: Trial) -> Outcome:
         """Wait for its end."""
         self.process.join(LONGEST_END_S)
@@ -61,9 +66,10 @@ class Started:
             self.process.join()
         trial.commands.append(self.words)
         said = [Path(f"{self._name}-{name}") for name in ("out", "err")]
-        texts = [path.read_text(encoding="utf-8", errors="replace") for path in said]
+        # none where it was killed before it began
+        texts = [path.read_text(encoding="utf-8", errors="replace") if path.exists() else "" for path in said]
         for path in said:
-            path.unlink()
+            path.unlink(missing_ok=True)
         return Outcome(self.words, self.process.exitcode, *texts)
 
 

@@ -1,19 +1,27 @@
 """Cases of full and read-only disks, missing permission, servers that fail, exports, and files without end."""
 
+import contextlib
 import hashlib
 import http.server
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
+from exlm_cli.export.hub import copy_run
+from exlm_cli.export.source import finetuned_source, pretrained_source
+from exlm_cli.finetune.model import load_finetuned
+from exlm_cli.train.pretrained import load_pretrained
 from tests.campaign.damaged import damage
 from tests.campaign.inputs import write
-from tests.campaign.material import PACKERS, copy_runs, link_runs
+from tests.campaign.kills import reference
+from tests.campaign.material import PACKERS, copy_runs, link_runs, mutate
 from tests.campaign.processes import FINETUNE, PRETRAIN, TABLE, InFolder, Started, small_disk
 from tests.campaign.trial import Trial, resident_mib, tree
+from tests.fake_hub import TOKEN, running_hub
 
 ENDLESS_S, MOST_GROWN_MIB = 10.0, 300
 
@@ -139,6 +147,74 @@ def downloads(trial: Trial) -> None:
         server.server_close()
 
 
+def hub(trial: Trial) -> None:
+    """A run on the Hub that breaks off, has other bytes, lacks or adds files, or is refused: the whole run or none."""
+    rng = trial.rng
+    name = rng.choice("TM")
+    link_runs(trial, name)
+    write(trial, "new.csv", b"mol\nCCO\nCCN\n")
+
+    def copy(folder: Path) -> None:
+        is_pretrained = name == "T"
+        run = trial.folder / name
+        source = (
+            pretrained_source(load_pretrained(run, device="cpu")) if is_pretrained
+            else finetuned_source(load_finetuned(run, device="cpu"))
+        )  # fmt: skip
+        copy_run(source, folder / "run")
+
+    pushed, _ = reference(trial, f"pushed-{name}", copy)
+    files = {str(path.relative_to(pushed)): path.read_bytes() for path in pushed.rglob("run/**/*") if path.is_file()}
+    served, victim = dict(files), rng.choice(sorted(files))
+    with running_hub() as server, at_hub(server.url):
+        match rng.choice(("bytes", "bytes", "bytes", "lacks", "adds", "cut", "cut", "refuses", "whole")):
+            case "bytes":
+                served[victim] = mutate(rng, files[victim])
+            case "lacks":
+                del served[victim]
+            case "adds":
+                served[f"run/{rng.choice(('../../evil', '/evil', 'a/../../../evil', 'x.py', '~', 'checkpoints'))}"] = (
+                    b"{}"
+                )
+            case "cut":
+                server.cut = rng.randrange(3000)
+            case "refuses":
+                server.refuses = (
+                    rng.choice((400, 401, 403, 404, 416, 429, 500, 503)),
+                    rng.choice(("no", TOKEN, "x" * 9999)),
+                )
+        server.commit("me/run", served)
+        at = f"hub:me/run{rng.choice(('', '', '', '@main', '@v9'))}"
+        words = ["predict", at, "new.csv", "--out", "p.csv"] if name == "M" else [
+            "inspect-dag", "amber [MASK]", "--checkpoint", at, "--format", "none"]  # fmt: skip
+        done = trial.exlm(*words)
+        trial.expect(TOKEN not in done.err, "the token is shown")
+        kept = [path for path in (trial.folder / "cache/hub-runs").rglob("*") if path.is_file()]
+        if done.code == 0:
+            wrong = [path for path in kept if path.read_bytes() not in served.values()]
+            trial.expect(bool(kept) and not wrong, f"what is kept was not served: {wrong[:2]}")
+        else:
+            trial.expect(not kept, f"a refused run is kept: {kept[:2]}")
+        server.cut = server.refuses = None
+        server.commit("me/run", files)
+        trial.exlm(*words[:1], *(word.partition("@")[0] for word in words[1:]), codes=(0,), may_change=("p.csv",))
+    outside = list(trial.folder.parent.rglob("*evil*"))
+    trial.expect(not outside, f"written outside: {outside}")
+
+
+@contextlib.contextmanager
+def at_hub(url: str) -> Iterator[None]:
+    """Let the client of the Hub ask another server, without waiting between attempts."""
+    of_files = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    constants = {"ENDPOINT": url, "HUGGINGFACE_CO_URL_TEMPLATE": of_files, "HF_HUB_DISABLE_XET": True}
+    with (
+        mock.patch.multiple("huggingface_hub.constants", **constants),
+        mock.patch("time.sleep"),
+        mock.patch.dict(os.environ, HF_TOKEN=TOKEN),
+    ):
+        yield
+
+
 def endless(trial: Trial) -> None:
     """3 GB of blank lines from a few MB, which take minutes: memory stays as it is, and a signal ends the command."""
     rng = trial.rng
@@ -146,6 +222,7 @@ def endless(trial: Trial) -> None:
     packed = PACKERS[ending](rng.choice((b"\n", b"\r\n", b" \n")) * (16 << 20))
     name = write(trial, f"blank.{kind}{ending}", packed * 192)
     started = Started(trial.folder, ["tokenize", name, "--kind", "text", "--vocab-size", "300", "--out", "out"])
+    started.wait_until_begun()
     before = resident_mib(started.process.pid)
     started.process.join(ENDLESS_S)
     grown = resident_mib(started.process.pid) - before
