@@ -25,14 +25,15 @@ from tests.tiny_sweeps import tiny_grid, tiny_sweep
 from tests.unit.finetune.synthetic import cells, untimed
 
 
-def reference(trial: Trial, name: str, make: Callable[[Path], None]) -> tuple[Path, float]:
+def reference(trial: Trial, name: str, make: Callable[[Path], None], *, is_timed: bool = True) -> tuple[Path, float]:
     """Return what an undisturbed process made, and the seconds that it took; made once for all workers."""
     folder = trial.folder.parent / f"whole-{name}"
     with filelock.FileLock(folder.with_suffix(".lock")):
         if not (folder / "seconds").exists():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
-            Started(folder, int).process.join()  # the first process of a worker starts its server, which takes seconds
+            if is_timed:
+                Started(folder, int).process.join()  # the first process starts a server, which takes seconds
             began = time.monotonic()
             make(folder)
             (folder / "seconds").write_text(str(time.monotonic() - began), encoding="ascii")

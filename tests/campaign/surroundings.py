@@ -163,7 +163,7 @@ def hub(trial: Trial) -> None:
         )  # fmt: skip
         copy_run(source, folder / "run")
 
-    pushed, _ = reference(trial, f"pushed-{name}", copy)
+    pushed, _ = reference(trial, f"pushed-{name}", copy, is_timed=False)
     files = {str(path.relative_to(pushed)): path.read_bytes() for path in pushed.rglob("run/**/*") if path.is_file()}
     served, victim = dict(files), rng.choice(sorted(files))
     with running_hub() as server, at_hub(server.url):
