@@ -13,6 +13,7 @@ from exlm_cli.files import read_json, write_json
 from exlm_cli.finetune.model import build_task_model, cell_identity
 from exlm_cli.finetune.results import RESULT_FILE, CellResult, LabelScores, Scores, cell_folder
 from exlm_cli.finetune.trainer import FinetuneTask, TaskData
+from exlm_cli.format import format_number
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import MetricsLog
 from exlm_cli.train.checkpoint import (
@@ -50,6 +51,13 @@ class Cell:
     def label(self) -> str:
         """Name of the cell in messages and on a bar."""
         return f"seed {self.seed}" if self.point.label == NO_GRID else f"{self.point.label} seed {self.seed}"
+
+    def describe(self, result: CellResult, metric: str) -> str:
+        """Return a line on its best epoch and the scores there."""
+        scores = ", ".join(
+            f"{split} {metric} {format_number(of_split[metric])}" for split, of_split in result.metrics.items()
+        )
+        return f"{self.label}: best epoch {result.best_epoch} of {result.epochs}: {scores}; {result.elapsed_s:.0f} s"
 
     def read(self) -> CellResult:
         """Return its `result.json`; a file that cannot be read is a `CheckpointError`."""

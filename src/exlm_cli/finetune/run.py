@@ -56,7 +56,7 @@ from exlm_cli.finetune.results import (
 from exlm_cli.finetune.trainer import TaskData, encode_task
 from exlm_cli.finetune.training_rows import write_training_rows
 from exlm_cli.finetune.verdict import describe_verdict, summarise_splits
-from exlm_cli.format import format_counts, format_number, format_percent
+from exlm_cli.format import format_counts
 from exlm_cli.launch import read_launch
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import create_run_dir, read_run_json, update_run_json
@@ -67,9 +67,6 @@ from exlm_cli.train.checkpoint import require_origin
 from exlm_cli.train.pretrained import Pretrained, describe_device, model_identity, pick_device
 from exlm_cli.train.task import Callback, Selection
 from exlm_cli.train.trackers import build_trackers, require_trackers
-
-MAX_UNKNOWN = 0.01
-"""Share of [UNK] among the training tokens above which a note says that the tokenizer does not fit."""
 
 
 @dataclass(frozen=True)
@@ -430,7 +427,7 @@ def _run_cells(run: _Run) -> GridPoint:
                 if is_new:
                     num_done += 1
                     bar.update(num_done)
-                    progress.message(_describe_cell(cell, results[-1], task.selection_metric))
+                    progress.message(cell.describe(results[-1], task.selection_metric))
             value = selection_value(results, task.selection_metric, run.recipe.aggregate)
             loser = point
             if selection.is_better(value, best_value):
@@ -445,13 +442,6 @@ def _run_cells(run: _Run) -> GridPoint:
                 (cell.folder / RESULT_FILE).unlink()
             run.finish(cell)
     return best
-
-
-def _describe_cell(cell: Cell, result: CellResult, metric: str) -> str:
-    scores = ", ".join(
-        f"{split} {metric} {format_number(of_split[metric])}" for split, of_split in result.metrics.items()
-    )
-    return f"{cell.label}: best epoch {result.best_epoch} of {result.epochs}: {scores}; {result.elapsed_s:.0f} s"
 
 
 def _collect_results(run: _Run, best: GridPoint, baseline: BaselineResult | None) -> RunResults:
@@ -497,20 +487,7 @@ def _collect_results(run: _Run, best: GridPoint, baseline: BaselineResult | None
 
 
 def _notes(run: _Run, cells: Sequence[CellResult]) -> tuple[str, ...]:
-    notes = [
-        *run.data.task.notes,
-        *(f"{name}: {note}" for name, split in run.data.splits.items() for note in split.notes),
-    ]
-    if run.data.task.skipped:
-        notes.append(
-            f"{SKIPPED_FILE} lists all {len(run.data.task.skipped):,} rows that were left out, with their reasons"
-        )
-    share = run.data.unknown_share
-    if share > MAX_UNKNOWN:
-        notes.append(
-            f"{format_percent(share)} of the training tokens are [UNK]: the tokenizer of {run.weights.checkpoint} "
-            "was not made for this data"
-        )
+    notes = run.data.notes(run.weights.checkpoint)
     for note in dict.fromkeys(note for cell in cells for note in cell.notes):
         seeds = ", ".join(str(cell.seed) for cell in cells if note in cell.notes)
         notes.append(f"{note} (seed {seeds})")

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,17 +16,22 @@ from torch import Tensor
 
 from exlm_cli.config.finetune import FinetuneRecipe, FinetuneTrainConfig
 from exlm_cli.config.sections import TrainConfig
+from exlm_cli.data.rows.records import SKIPPED_FILE
 from exlm_cli.data.sampler import EpochPlan, cut_microbatches, plan_epoch, prefetch
 from exlm_cli.data.sequences import IntArray
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.distributed.parallel import choose_strategy, spread
 from exlm_cli.distributed.ranks import ALONE, Ranks
 from exlm_cli.finetune.batch import TaskBatch, batch_losses, collate, repeated_lengths
+from exlm_cli.format import format_percent
 from exlm_cli.model.heads import SpanHead, TaskModel
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray, Split
 from exlm_cli.tasks.metrics import target_scale
 from exlm_cli.train.pretrain import autocast_dtype
+
+MAX_UNKNOWN = 0.01
+"""Share of [UNK] among the training tokens above which a note says that the tokenizer does not fit."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,20 @@ class TaskData:
         """Share of the training tokens between [CLS] and the last [SEP] that are [UNK]."""
         token_ids = np.concatenate([ids[1:-1] for ids in self.splits["train"].token_ids])
         return float((token_ids == self.tokenizer.unk_id).mean()) if len(token_ids) else 0.0
+
+    def notes(self, checkpoint: Path | None) -> list[str]:
+        """Return caveats of the data, and whether the tokenizer of a checkpoint fits them."""
+        notes = [*self.task.notes, *(f"{name}: {note}" for name, split in self.splits.items() for note in split.notes)]
+        if self.task.skipped:
+            notes.append(
+                f"{SKIPPED_FILE} lists all {len(self.task.skipped):,} rows that were left out, with their reasons"
+            )
+        if self.unknown_share > MAX_UNKNOWN:
+            notes.append(
+                f"{format_percent(self.unknown_share)} of the training tokens are [UNK]: the tokenizer of {checkpoint} "
+                "was not made for this data"
+            )
+        return notes
 
 
 def encode_task(task: DownstreamTask, tokenizer: Tokenizer, sequence_length: int, num_repeats: int) -> TaskData:
