@@ -4,15 +4,15 @@ from tests.campaign import damaged, inputs, kills, surroundings
 from tests.campaign.engine import Area
 
 AREAS = {
-    "recipes": Area(inputs.recipes, 2400),
+    "recipes": Area(inputs.recipes, 2200),
     "command lines": Area(inputs.words, 1000),
     "data files": Area(inputs.data, 2400),
     "SMILES": Area(inputs.molecules, 800),
-    "inspect-dag": Area(inputs.inspected, 900),
-    "fine-tuning tables": Area(inputs.tables, 500),
+    "inspect-dag": Area(inputs.inspected, 600),
+    "fine-tuning tables": Area(inputs.tables, 300),
     "predict and embed": Area(inputs.predicted, 700),
     "damaged runs": Area(damaged.checkpoints, 1500),
-    "crafted files": Area(damaged.crafted, 132, seconds=120),
+    "crafted files": Area(damaged.crafted, 88, seconds=120),
     "downloads": Area(surroundings.downloads, 60),
     "runs on the Hub": Area(surroundings.hub, 200),
     "full and read-only disks": Area(surroundings.disks, 120, seconds=120),
