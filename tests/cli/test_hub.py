@@ -91,6 +91,20 @@ def test_a_fine_tuned_run_predicts_from_the_hub(
     assert of_machine not in everything_under(run_folder / "copy")
 
 
+@pytest.mark.parametrize("name", ["training_rows.npz", "calibration.json"])
+def test_a_fine_tuned_run_that_lacks_a_file_of_its_predictions_is_not_kept(
+    hub: FakeHub, run_folder: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    copy_run(finetuned_source(load_finetuned(run_folder / "M", device="cpu")), run_folder / "copy")
+    files = files_of(run_folder / "copy")
+    del files[f"run/{name}"]
+    hub.commit("me/molecules", files)
+    assert f"`hub:me/molecules` is refused: run/{name}: " in refusal_of(
+        capsys, "predict", "hub:me/molecules", "new.csv"
+    )
+    assert not [path for path in (run_folder.parent / "cache/hub-runs").rglob("*") if path.is_file()]
+
+
 def test_a_pushed_run_cannot_be_continued(pushed: str, run_folder: Path) -> None:
     checkpoint = next((run_folder / "copy/checkpoints").iterdir())
     with pytest.raises(CheckpointError, match="no state of the optimizer, which `exlm push` leaves out"):

@@ -24,7 +24,9 @@ from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
 from exlm_cli.export.folder import export_folder, require_packages
 from exlm_cli.export.source import Source
 from exlm_cli.files import refusing, removed_on_failure
+from exlm_cli.finetune.calibration import read_calibration
 from exlm_cli.finetune.model import ENCODER_FILE, load_finetuned
+from exlm_cli.finetune.training_rows import read_training_rows
 from exlm_cli.paths import cache_root
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import RUN_FILE, read_run_json
@@ -195,7 +197,9 @@ def _check(given: str, run: Path) -> None:
         if read_run_json(run).command == "pretrain":
             load_pretrained(next(iter(checkpoint_paths(run)), run), device="cpu")
         else:
-            load_finetuned(run, device="cpu")
+            read_training_rows([run])
+            if load_finetuned(run, device="cpu").results.loss != "span":
+                read_calibration(run)
     except ExlmError as error:
         raise CheckpointError(
             f"`{given}` is refused: {error.message.replace(str(run), _RUN)}",
