@@ -70,7 +70,8 @@ wheel-check: dist
 	mkdir build/wheel-check/empty
 	cd build/wheel-check/empty && PATH="$(CURDIR)/build/wheel-check/venv/bin:$$PATH" EXLM_CACHE_DIR=cache \
 	  sh -eux -c 'python $(CURDIR)/tests/check_prebuilt.py; exlm --help; exlm recipes; \
-	    exlm pretrain --recipe quickstart-text --out run --set train.max_steps=20 --set data.bundled_rows=2000; ls run'
+	    exlm pretrain --recipe quickstart-text --out run --set train.max_steps=20 --set data.bundled_rows=2000; \
+	    exlm inspect-dag "This is [MASK]." --checkpoint run --out dag; ls run dag'
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -4,7 +4,7 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -26,13 +26,25 @@ def distribution(requirement: str) -> str:
     return normal(re.split(r"[\s;<>=!~\[]", requirement, maxsplit=1)[0])
 
 
+WITHIN_TRANSFORMERS = {"export/check.py", "export/configuration_exlm.py", "export/modeling_exlm.py"}
+"""Modules that run in a process or a folder of transformers."""
+
+
+def imported_modules(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield the dotted names that the import statements among some nodes name."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
 def imported_packages() -> Iterator[str]:
     """Yield the top-level packages that `src` imports, outside the standard library and itself."""
     for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            modules += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-            yield from (module.partition(".")[0] for module in modules)
+        for module in imported_modules(ast.walk(ast.parse(path.read_text(encoding="utf-8")))):
+            yield module.partition(".")[0]
 
 
 def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
@@ -44,6 +56,19 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None
     required = {distribution(requirement) for requirement in PROJECT["dependencies"]}
     assert imported <= required | of_users
     assert (required | of_users) - IMPORTED_BY_NAME <= imported
+
+
+def test_no_module_needs_a_package_of_an_extra_to_be_imported() -> None:
+    """They are imported where they are used, so that a plain install runs all that does not use them."""
+    extras = PROJECT["optional-dependencies"]
+    optional = {distribution(r) for group in extras.values() for r in group}
+    optional -= {distribution(requirement) for requirement in PROJECT["dependencies"]}
+    apart = {f"exlm_cli.{name.removesuffix('.py').replace('/', '.')}" for name in WITHIN_TRANSFORMERS}
+    for path in PACKAGE.rglob("*.py"):
+        if path.relative_to(PACKAGE).as_posix() not in WITHIN_TRANSFORMERS:
+            modules = set(imported_modules(ast.parse(path.read_text(encoding="utf-8")).body))
+            assert not {normal(module.partition(".")[0]) for module in modules} & optional, path
+            assert not modules & apart, path
 
 
 def test_extras_that_name_parts_of_the_plain_install_ask_for_what_it_has() -> None:

@@ -137,7 +137,7 @@ def name_some(names: Iterable[object], *, limit: int = 5) -> str:
 
 
 def shorten_middle(text: str, max_letters: int) -> str:
-    """Cut a text to a number of letters out of its middle, where an ellipsis stands: messages end with the reason."""
+    """Shorten a text to a number of letters: an ellipsis replaces its middle, since messages end with the reason."""
     if len(text) <= max_letters:
         return text
     head = max_letters * 2 // 3

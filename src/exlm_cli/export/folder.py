@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
-from exlm_cli.export import check
 from exlm_cli.export.card import Format, model_card
 from exlm_cli.export.esm import esm_config, esm_tensors, refuse_inexpressible
 from exlm_cli.export.onnx_model import MODEL_FILE, run_onnx, write_onnx
@@ -232,7 +231,7 @@ def _require_tokens(source: Source, token_ids: Sequence[list[int]]) -> None:
 
 
 def _run_check(folder: Path, inputs: Path, logits: Path) -> dict[str, Any]:
-    words = [sys.executable, "-P", str(Path(check.__file__)), str(folder), str(inputs), str(logits)]
+    words = [sys.executable, "-P", str(Path(__file__).with_name("check.py")), str(folder), str(inputs), str(logits)]
     quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
     environment = {**os.environ, **quiet, "HF_MODULES_CACHE": str(inputs.parent / "modules")}
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)

@@ -26,7 +26,7 @@ MODULES = (
     "dag/search",
     "export/modeling_exlm",
 )
-"""Modules of `modeling_exlm.py`; each stands after those that it imports."""
+"""Modules of `modeling_exlm.py`; each comes after those that it imports."""
 AUTO_MAP = {"AutoConfig": "configuration_exlm.ExlmConfig", "AutoModelForMaskedLM": "modeling_exlm.ExlmForMaskedLM"}
 _PACKAGE = Path(__file__).parents[1]
 _LEFT_OUT = re.compile(

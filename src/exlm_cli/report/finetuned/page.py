@@ -103,5 +103,5 @@ def _row(tag: str, cells: tuple[str, ...], *, is_first: bool = False) -> str:
 
 
 def _text(text: str) -> str:
-    """Return a text for the page; what stands in backticks is code."""
+    """Return a text for the page; text in backticks becomes code."""
     return _CODE.sub(r"<code>\1</code>", escape(printable(text)))
