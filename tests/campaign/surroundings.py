@@ -201,7 +201,7 @@ def hub(trial: Trial) -> None:
         server.cut = server.refuses = None
         server.commit("me/run", files)
         trial.exlm(*words[:1], *(word.partition("@")[0] for word in words[1:]), codes=(0,), may_change=("p.csv",))
-    outside = list(trial.folder.parent.rglob("*evil*"))
+    outside = [*trial.folder.parent.glob("*evil*"), *trial.folder.rglob("*evil*")]
     trial.expect(not outside, f"written outside: {outside}")
 
 
