@@ -93,7 +93,7 @@ def without_rights(trial: Trial) -> None:
     outcome = Started(said, InFolder(trial.folder, command), EXLM_CAMPAIGN_NO_RIGHTS="1").outcome(trial)
     trial.commands.append(tuple(command))
     trial.judge(outcome)
-    trial.judge_files(before, outcome, may_change=("out/run/",))
+    trial.judge_files(before, outcome, may_change=("out/run/", "M/report/", "T/report/"))
     for path in [trial.folder, *files]:
         path.chmod(0o700)
 
