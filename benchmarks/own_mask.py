@@ -45,7 +45,7 @@ _WIDTH = 8
 
 def start_of(start: str, num_masks: int, k: int) -> tuple[Float[Tensor, "1 S S"], Batch]:
     """Return log E of a start at its default strength, and the batch of one sequence of masks that it is for."""
-    ids = np.array([_CLS, *[_MASK] * num_masks, _SEP])
+    ids = np.array([[_CLS, *[_MASK] * num_masks, _SEP]])
     batch = batch_from_masked_ids(ids, mask_id=_MASK, pad_id=_PAD, num_states_per_mask=k, objective="exlm")
     config = ModelConfig(
         num_layers=1, num_heads=1, width=_WIDTH, ffn_width=_WIDTH, 

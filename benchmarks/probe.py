@@ -167,7 +167,7 @@ def load_sources(given: Sequence[str], reference: str | None, progress: Progress
     if len(kinds) > 1:
         raise ConfigError("some runs read SMILES and some text", "probe them one kind after the other")
     if reference is not None and reference not in counts:
-        raise ConfigError(f"`--reference {reference}`: the models are {', '.join(counts)}")
+        raise ConfigError(f"`--reference {reference}`: the models are {', '.join(counts)}", "name one of them")
     chosen = reference or sources[0].label
     return [*sources, *(_untrained(source) for source in sources if source.label == chosen)], chosen
 

@@ -136,7 +136,10 @@ def read_molecules(
         if len(rows) < num_rows and _as_molecule(smiles) is not None:
             rows.append(smiles)
     if not rows:
-        raise DataError(f"{files[0]}: no row of the files is a molecule of at most {MOST_HEAVY_ATOMS} heavy atoms")
+        raise DataError(
+            f"{files[0]}: no row of the files is a molecule of at most {MOST_HEAVY_ATOMS} heavy atoms",
+            "give files of SMILES, or name their column with `--column`",
+        )
     columns = [*numbers, *groups]
     if kept.is_file():
         with np.load(kept) as arrays:
@@ -167,7 +170,9 @@ def read_texts(files: Sequence[Path], num_rows: int, column: str | None, progres
     fewest, most = WORDS_OF_A_TEXT
     texts = [text for text in _read_column(files, "text", column) if fewest <= len(text.split()) <= most]
     if not texts:
-        raise DataError(f"{files[0]}: no text of the files has {fewest} to {most} words")
+        raise DataError(
+            f"{files[0]}: no text of the files has {fewest} to {most} words", "give files with a text a row"
+        )
     rows = tuple(_shuffled(texts)[:num_rows])
     values = [
         [*(number(row) for number in TEXT_NUMBERS.values()), *(bool(p.search(row)) for p in TEXT_PATTERNS.values())]
@@ -195,14 +200,16 @@ def read_glue(folder: Path, num_rows: int, progress: Progress) -> list[ProbeData
         parts = tuple(zip(*(texts[row] for row in chosen), strict=True))
         found.append(ProbeData(info.name, parts, labels[chosen], (info.classes[1],), ("roc_auc",)))
     if not found:
-        raise DataError(f"{folder}: no folder of a GLUE task of two classes, like `SST-2`")
+        raise DataError(
+            f"{folder}: no folder of a GLUE task of two classes, like `SST-2`", "give the folder around them"
+        )
     return found
 
 
 def _read_column(files: Sequence[Path], kind: Literal["smiles", "text"], column: str | None) -> list[str]:
     cells: dict[str, None] = {}  # each text once, in order
     for path in files:
-        cells |= dict.fromkeys(read_table(path, bare=kind).column(column or kind))
+        cells |= dict.fromkeys(read_table(path, bare=kind).column(column or kind, "name it with `--column`"))
     return [cell for cell in cells if cell]
 
 

@@ -40,7 +40,7 @@ READERS = {
     "embed M new.csv --out v.npz --smiles-column mol": "M",
     "predict M new.csv": "M",
     "inspect-dag C[MASK]O --checkpoint P": "P",
-    "finetune csv rows.csv --checkpoint P --smiles-column mol --label-columns active": "P",
+    "finetune csv rows.csv --checkpoint P --smiles-column mol --label-columns active --split random": "P",
 }
 """Commands that read a run, and which one."""
 

@@ -36,9 +36,9 @@ def test_tasks_are_finished_one_by_one(tmp_path: Path, monkeypatch: pytest.Monke
 
     def failing(recipe: object, *, out: Path, **arguments: object) -> object:
         if out.name == "cola":
-            raise DivergedError("the loss of step 1 is nan", "")
+            raise DivergedError("the loss of step 1 is nan", "lower the learning rate")
         if out.name == "mrpc":
-            raise InterruptedRunError("stopped at step 1", "", 2)
+            raise InterruptedRunError("stopped at step 1", "continue with `exlm`", 2)
         return train(recipe, out=out, **arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(series_module, "run_finetuning", failing)
