@@ -95,7 +95,7 @@ class _Worker:
             self.pipe.send(job)
 
     def answer(self) -> dict[str, Any] | None:
-        """Return what the process says of its case, or that it died; None where it only began another command."""
+        """Return what the process sent of its case, or that it died; None where it only began another command."""
         try:
             said = self.pipe.recv()
         except (EOFError, ConnectionResetError):

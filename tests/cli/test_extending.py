@@ -1,4 +1,4 @@
-"""The package of docs/extending.md, installed as it stands there: its task trains, resumes and predicts."""
+"""The package that docs/extending.md prints, installed unchanged: its task trains, resumes and predicts."""
 
 import json
 import re
