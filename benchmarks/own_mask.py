@@ -1,4 +1,4 @@
-"""Own-mask share of each start of the DAG before training, and a figure of the masks that its targets fall on.
+"""Own-mask share and clone shares of each start of the DAG before training, and a figure of where targets fall.
 
 The head is the real one with Q K' = 0, so that its start alone decides the edges. Everything is exact: emissions are
 equal, and the posterior is that of the alignment op. The script writes `results/own_mask.csv` and the figure.
@@ -58,12 +58,22 @@ def start_of(start: str, num_masks: int, k: int) -> tuple[Float[Tensor, "1 S S"]
         return head(torch.zeros(1, num_masks * k + 2, _WIDTH), batch), batch
 
 
-def mask_posterior(start: str, num_masks: int, k: int) -> Float[Tensor, "T T"]:
-    """Return the probability that a target (row) falls on a mask (column)."""
+def state_posterior(start: str, num_masks: int, k: int) -> Float[Tensor, "T T k"]:
+    """Return the probability that a target (first axis) falls on a clone of a mask (second and third axis)."""
     log_trans, batch = start_of(start, num_masks, k)
     emissions = torch.zeros(1, num_masks, log_trans.shape[-1])
     posterior_TS = alignment_posterior(emissions, log_trans, batch.target_lengths, batch.state_lengths)[0]
-    return posterior_TS[:, 1:-1].unflatten(1, (num_masks, k)).sum(-1)
+    return posterior_TS[:, 1:-1].unflatten(1, (num_masks, k))
+
+
+def mask_posterior(start: str, num_masks: int, k: int) -> Float[Tensor, "T T"]:
+    """Return the probability that a target (row) falls on a mask (column)."""
+    return state_posterior(start, num_masks, k).sum(-1)
+
+
+def clone_shares(start: str, num_masks: int, k: int) -> Float[Tensor, " k"]:
+    """Return the share of the targets that each clone emits; they add up to 1."""
+    return state_posterior(start, num_masks, k).sum(1).mean(0)
 
 
 def draw(path: Path, num_masks: int, k: int) -> None:
@@ -89,8 +99,8 @@ def draw(path: Path, num_masks: int, k: int) -> None:
         write_atomically(path, render_figure(figure, ["png"])["png"])
 
 
-def rows(num_masks: Sequence[int], num_states: Sequence[int]) -> list[tuple[str, int, int, str, str]]:
-    """Return start, T, k, own-mask share and nats a target for the length of a path."""
+def rows(num_masks: Sequence[int], num_states: Sequence[int]) -> list[tuple[str, int, int, str, str, str, str]]:
+    """Return start, T, k, own-mask share, nats a target for the length of a path, share of the first and last clone."""
     found = []
     for start in STARTS:
         for masks in num_masks:
@@ -99,7 +109,8 @@ def rows(num_masks: Sequence[int], num_states: Sequence[int]) -> list[tuple[str,
                 lengths = batch.target_lengths, batch.state_lengths
                 share = float(own_mask_share(log_trans, batch.node_mask, *lengths))
                 length_nll = float(path_length_nll(log_trans, *lengths)) / masks
-                found.append((start, masks, k, f"{share:.4f}", f"{length_nll:.4f}"))
+                first, *_, last = clone_shares(start, masks, k).tolist()
+                found.append((start, masks, k, f"{share:.4f}", f"{length_nll:.4f}", f"{first:.4f}", f"{last:.4f}"))
     return found
 
 
@@ -111,7 +122,8 @@ def main() -> None:
     path = RESULTS_DIR / "own_mask.csv"
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["start", "num_masks", "num_states_per_mask", "own_mask_share", "length_nats_per_target"])
+        measured = ["own_mask_share", "length_nats_per_target", "first_clone_share", "last_clone_share"]
+        writer.writerow(["start", "num_masks", "num_states_per_mask", *measured])
         writer.writerows(rows(NUM_MASKS, NUM_STATES))
     print(path)
     if options.figure is not None:
