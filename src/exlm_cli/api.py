@@ -12,12 +12,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from exlm_cli.config.tasks import GlueTaskConfig, InstalledTask
+from exlm_cli.config.tasks import GlueTaskConfig, InstalledTask, SquadTaskConfig
 from exlm_cli.dag.build import build_dag
 from exlm_cli.dag.inspect import Inspection, inspect
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.export.hub import SCHEME, fetch_run
-from exlm_cli.finetune.calibration import DEFAULT_LEVEL, check_level, read_calibration
+from exlm_cli.finetune.calibration import DEFAULT_LEVEL, Calibration, check_level, read_calibration
 from exlm_cli.finetune.embed import Encoder, Vectors, embed_rows, finetuned_encoder, pretrained_encoder
 from exlm_cli.finetune.model import Finetuned, load_finetuned
 from exlm_cli.progress import Progress, SilentProgress
@@ -25,6 +25,8 @@ from exlm_cli.run_dir import run_kind
 from exlm_cli.tasks.base import EncodedSplit
 from exlm_cli.tasks.metrics import probabilities_by_seed
 from exlm_cli.tasks.row_task import encode_input_rows, encode_texts
+from exlm_cli.tasks.squad.files import questions_of_pairs
+from exlm_cli.tasks.squad.task import ANSWER_QUESTIONS, SquadTask
 from exlm_cli.tasks.table_rows import rows_of_list
 from exlm_cli.train.pretrained import Pretrained, load_pretrained
 
@@ -46,6 +48,10 @@ class Predictions:
             where the run had too few validation rows. None for probabilities.
         problems: R texts, why a row cannot be read; empty where it can.
         notes: On rows that were cut, or have a doubtful metal.
+        answers: Of SQuAD, R pieces of the paragraphs, the best answers of the seeds' mean logits; empty for a row that
+            cannot be read. `names` are then `has_answer` and `is_right`, and `mean` is the logistic function of the
+            margin for both. None for other tasks.
+        margin: Of SQuAD, (R,) float64, score of the answer minus the score of no answer. None for other tasks.
     """
 
     names: tuple[str, ...]
@@ -55,6 +61,8 @@ class Predictions:
     half_width: NDArray[np.float64] | None
     problems: tuple[str, ...]
     notes: tuple[str, ...]
+    answers: tuple[str, ...] | None = None
+    margin: NDArray[np.float64] | None = None
 
 
 class Run:
@@ -81,16 +89,16 @@ class Run:
         """Predict rows with a fine-tuned run.
 
         Args:
-            rows: SMILES or texts; pairs of texts for a GLUE task of pairs.
+            rows: SMILES or texts; pairs of texts for a GLUE task of pairs, and of question and paragraph for SQuAD.
             interval_level: Share of the true values that the intervals of a regression should hold.
 
         Returns:
-            Probabilities or values of every row, of each seed and their means.
+            Probabilities or values of every row, of each seed and their means; of SQuAD also answers.
 
         Raises:
             CheckpointError: The run is pre-trained, so it predicts no labels.
-            ConfigError: A level that is not between 0 and 1, or a task that reads files of its own layout, such as
-                SQuAD's (`exlm predict`).
+            ConfigError: A level that is not between 0 and 1, or an installed task that reads files of its own layout
+                (`exlm predict`).
             DataError: `rows` is no list of texts, or not of as many texts as the task has.
         """
         finetuned = self._loaded
@@ -101,12 +109,14 @@ class Run:
             )
         results = finetuned.results
         config = finetuned.recipe.task
-        if results.loss == "span" or (isinstance(config, InstalledTask) and config.new_rows_type() is not None):
+        if isinstance(config, InstalledTask) and (results.loss == "span" or config.new_rows_type() is not None):
             raise ConfigError(
                 f"{self.path}: {config.name} reads files of its own layout, not rows", "use `exlm predict RUN FILE`"
             )
         check_level(interval_level)
         calibration = read_calibration(finetuned.run)
+        if isinstance(config, SquadTaskConfig):
+            return self._answer(finetuned, config, calibration, rows)
         encoded, readable, problems, notes = self._encode(finetuned, rows)
         outputs = finetuned.run_seeds(encoded, self._progress)
         by_seed = np.full((len(outputs), len(problems), len(results.output_names)), np.nan)
@@ -116,6 +126,39 @@ class Run:
         calibrated = None if is_value else calibration.calibrate(results.loss, mean)
         half_width = calibration.half_widths(interval_level) if is_value else None
         return Predictions(results.output_names, mean, by_seed, calibrated, half_width, problems, notes)
+
+    def _answer(
+        self,
+        finetuned: Finetuned,
+        config: SquadTaskConfig,
+        calibration: Calibration,
+        rows: Sequence[str] | Sequence[tuple[str, str]],
+    ) -> Predictions:
+        """Answer pairs of question and paragraph."""
+        pairs = ((question, paragraph) for question, paragraph in check_rows(rows, num_texts=2))
+        questions, problems = questions_of_pairs(pairs)
+        task = SquadTask(config, {"valid": questions})
+        encoded = task.encode("valid", finetuned.tokenizer, finetuned.sequence_length)
+        outputs = finetuned.run_seeds(encoded, self._progress)
+        by_seed = np.full((len(outputs), len(problems), len(ANSWER_QUESTIONS)), np.nan)
+        mean, margin = by_seed[0].copy(), by_seed[0, :, 0].copy()
+        answers = [""] * len(problems)
+        readable = [question.row for question in questions]
+        by_seed[:, readable] = [task.answer_probabilities("valid", [of_seed]).values for of_seed in outputs]
+        mean[readable] = task.answer_probabilities("valid", outputs).values
+        for row, answer in zip(readable, task.answer_by_mean("valid", outputs).values(), strict=True):
+            answers[row], margin[row] = answer.text, answer.margin
+        return Predictions(
+            names=ANSWER_QUESTIONS,
+            mean=mean,
+            by_seed=by_seed,
+            calibrated=calibration.calibrate("binary", mean),
+            half_width=None,
+            problems=problems,
+            notes=encoded.notes,
+            answers=tuple(answers),
+            margin=margin,
+        )
 
     def _encode(
         self, finetuned: Finetuned, rows: Sequence[str] | Sequence[tuple[str, str]]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import expit
 
 import exlm_cli
 from exlm_cli.config.finetune import FinetuneRecipe
@@ -23,6 +24,7 @@ from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.registry import load_task
 from tests.unit.finetune.finetuned_runs import SMILES, glue_run, squad_run, words_run, write_rows
 from tests.unit.finetune.test_embed import by_hand
+from tests.unit.tasks.squad.test_task import PARAGRAPHS, QUESTIONS
 
 
 def _written(run: Path, split: str, names: Sequence[str]) -> np.ndarray:
@@ -137,10 +139,40 @@ def test_a_run_that_cannot_be_loaded_is_named(tmp_path: Path, text_model: Path) 
         exlm_cli.load(text_model, device="tpu")
 
 
-def test_a_run_on_paragraphs_names_its_command(text_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="squad/v2 reads files of its own layout, not rows") as caught:
-        exlm_cli.load(squad_run(tmp_path, text_model), device="cpu").predict(["a"])
-    assert caught.value.hint == "use `exlm predict RUN FILE`"
+def test_questions_on_paragraphs_have_answers_margins_and_calibrated_probabilities(
+    text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each seed's margins are what training wrote; answers and probabilities are those of `exlm predict`."""
+    monkeypatch.setattr("exlm_cli.finetune.calibration.MIN_OF_EACH", 1)
+    folder = squad_run(tmp_path, text_model)
+    run = exlm_cli.load(folder, device="cpu")
+    pairs = [(text, PARAGRAPHS["Clocks"]) for text, _ in QUESTIONS["Clocks"]]
+    found = run.predict([pairs[0], ("Why?", " "), *pairs[1:]])
+    assert found.answers is not None
+    assert found.margin is not None
+    assert found.calibrated is not None
+    assert (found.names, found.problems) == (("has_answer", "is_right"), ("", "its context is empty", "", ""))
+    assert (found.answers[1], np.isnan(found.margin[1]), np.isnan(found.by_seed[:, 1]).all()) == ("", True, True)
+    np.testing.assert_array_equal(found.mean[:, 0], expit(found.margin))
+    files = sorted(folder.glob("cells/single/seed-*/no-answer-valid.json"))
+    written = [list(json.loads(file.read_text()).values()) for file in files]
+    np.testing.assert_allclose(found.by_seed[:, [0, 2, 3], 0], expit(-np.array(written)), atol=1e-6)
+    out = tmp_path / "out.json"
+    predict(
+        load_finetuned(folder, device="cpu"), tmp_path / "data" / "dev-v2.0.json", out, folder=tmp_path,
+        progress=SilentProgress(),
+    )  # fmt: skip
+    rows = list(csv.DictReader((tmp_path / "out-details.csv").read_text().splitlines()))
+    assert [row["answer"] for row in rows] == [found.answers[i] for i in (0, 2, 3)]
+    for name, column in zip(found.names, found.calibrated.T, strict=True):
+        has_it = f"{name}_calibrated" in rows[0]
+        assert has_it != np.isnan(column[[0, 2, 3]]).any()
+        if has_it:
+            np.testing.assert_allclose([float(row[f"{name}_calibrated"]) for row in rows], column[[0, 2, 3]], rtol=1e-4)
+    assert "has_answer_calibrated" in rows[0]
+    assert run.predict([]).answers == ()
+    with pytest.raises(DataError, match="row 1 is 'a', not a tuple of 2 texts"):
+        run.predict(["a"])
 
 
 def test_the_package_gives_every_public_name_and_imports_torch_only_for_one() -> None:

@@ -198,8 +198,8 @@ def _check(given: str, run: Path) -> None:
             load_pretrained(next(iter(checkpoint_paths(run)), run), device="cpu")
         else:
             read_training_rows([run])
-            if load_finetuned(run, device="cpu").results.loss != "span":
-                read_calibration(run)
+            load_finetuned(run, device="cpu")
+            read_calibration(run)
     except ExlmError as error:
         raise CheckpointError(
             f"`{given}` is refused: {error.message.replace(str(run), _RUN)}",

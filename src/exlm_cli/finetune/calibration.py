@@ -14,7 +14,8 @@ from scipy.special import expit, logit
 
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import JsonModel, read_json
-from exlm_cli.finetune.results import RunResults, read_split_outputs
+from exlm_cli.finetune.results import RunResults, best_cell_folder, read_logits, read_split_outputs
+from exlm_cli.finetune.trainer import TaskData
 from exlm_cli.tasks.base import FloatArray, Loss
 
 CALIBRATION_FILE = "calibration.json"
@@ -83,7 +84,8 @@ OutputCalibration = Annotated[PlattCurve | IsotonicCurve | ConformalResiduals, F
 
 
 class Calibration(JsonModel):
-    """`calibration.json`: what was fitted on the validation rows, for each of C outputs in order.
+    """`calibration.json`: what was fitted on the validation rows, for each of C outputs in order; of spans, for each
+    of the `tasks.base.AnswerProbabilities`.
 
     Attributes:
         outputs: None for a label or class with fewer than `MIN_OF_EACH` rows of an answer, and a column without values.
@@ -194,6 +196,19 @@ def calibrate_run(run: Path, results: RunResults) -> Calibration:
     return calibration.model_copy(update={"test": dict(zip(results.output_names, scores, strict=True))})
 
 
+def calibrate_answers(run: Path, results: RunResults, data: TaskData) -> Calibration:
+    """Fit a calibration to the answers of the seeds' mean logits for the validation rows of a span task; it has no
+    outputs if the task has no `answer_probabilities`.
+
+    Raises:
+        CheckpointError: Logits of the run are missing or altered.
+    """
+    lengths = [len(ids) for ids in data.splits["valid"].token_ids]
+    outputs = [read_logits(best_cell_folder(run, results, seed), lengths) for seed in results.seeds]
+    found = data.task.answer_probabilities("valid", outputs)
+    return Calibration(outputs=()) if found is None else fit_calibration("binary", found.values[None], found.targets)
+
+
 def read_scored_split(run: Path, results: RunResults) -> CalibratedRows:
     """Return the reported split of a run whose outputs are not spans, with its calibration.
 
@@ -206,7 +221,7 @@ def read_scored_split(run: Path, results: RunResults) -> CalibratedRows:
 
 
 def read_calibration(run: Path) -> Calibration:
-    """Return the calibration of a finished run whose outputs are not spans.
+    """Return the calibration of a finished run.
 
     Raises:
         CheckpointError: The file is missing or altered.

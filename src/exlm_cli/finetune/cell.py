@@ -11,7 +11,15 @@ from exlm_cli.distributed.ranks import Ranks
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import read_json, write_json
 from exlm_cli.finetune.model import build_task_model, cell_identity
-from exlm_cli.finetune.results import RESULT_FILE, CellResult, LabelScores, Scores, cell_folder
+from exlm_cli.finetune.results import (
+    LOGITS_FILE,
+    RESULT_FILE,
+    CellResult,
+    LabelScores,
+    Scores,
+    cell_folder,
+    write_logits,
+)
 from exlm_cli.finetune.trainer import FinetuneTask, TaskData
 from exlm_cli.format import format_number
 from exlm_cli.progress import Progress
@@ -66,9 +74,11 @@ class Cell:
 
 
 def drop_weights(run: Path, label: str, seeds: Iterable[int]) -> None:
-    """Delete the weights of a grid point's cells; their results and curves stay."""
+    """Delete the weights and logits of a grid point's cells; their results and curves stay."""
     for seed in seeds:
-        shutil.rmtree(cell_folder(run, label, seed) / "checkpoints", ignore_errors=True)
+        folder = cell_folder(run, label, seed)
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        (folder / LOGITS_FILE).unlink(missing_ok=True)
 
 
 def run_cell(
@@ -163,6 +173,8 @@ def _score(cell: Cell, task: FinetuneTask, result: LoopResult, ranks: Ranks) -> 
             notes += (f"{split}: {note}" for note in downstream.describe_outputs(split, outputs))
             if ranks.is_first:
                 downstream.write_predictions(cell.folder, split, outputs)
+                if downstream.loss == "span" and split == "valid":
+                    write_logits(cell.folder, outputs)
     return CellResult(
         task=downstream.name,
         seed=cell.seed,

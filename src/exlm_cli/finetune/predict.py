@@ -23,11 +23,11 @@ from exlm_cli.finetune.calibration import (
     read_calibration,
 )
 from exlm_cli.finetune.model import Finetuned
-from exlm_cli.finetune.results import read_split_outputs
+from exlm_cli.finetune.results import RunResults, read_split_outputs
 from exlm_cli.finetune.training_rows import read_training_rows
 from exlm_cli.format import name_some
 from exlm_cli.progress import Progress
-from exlm_cli.tasks.base import FloatArray, Loss, NewRows, PredictionSummary, TrainedTask
+from exlm_cli.tasks.base import FloatArray, NewRows, PredictionSummary, TrainedTask
 from exlm_cli.tasks.metrics import probabilities_by_seed
 from exlm_cli.tasks.registry import new_rows_type
 from exlm_cli.tasks.row_task import name_columns
@@ -38,7 +38,7 @@ class Predicted:
     """What `predict` did.
 
     Attributes:
-        labelled: For figures; None for spans, and where the file has no labels or the runs no calibration.
+        labelled: For figures; None where the file has no labels or the runs no calibration.
     """
 
     summary: PredictionSummary
@@ -59,8 +59,9 @@ def predict(
 ) -> Predicted:
     """Predict the rows or questions of a file, write them, and score them where the file has labels.
 
-    To the columns of the layout it adds `<name>_calibrated` probabilities, or `<name>_low_90` and `<name>_high_90`, the
-    interval of a value at `interval_level`; `in_training_split`; `nearest_train_tanimoto` of molecules.
+    To the columns of the layout it adds `<name>_calibrated` probabilities, of spans those of `AnswerProbabilities`, or
+    `<name>_low_90` and `<name>_high_90`, the interval of a value at `interval_level`; `in_training_split`;
+    `nearest_train_tanimoto` of molecules.
 
     Args:
         finetuned: The run; every seed predicts.
@@ -104,12 +105,10 @@ def predict(
         added: dict[str, list[str]] = {}
         labelled = None
         if calibration is not None:
-            names = results.output_names
-            mean_NC = probabilities_by_seed(results.loss, outputs, len(names)).mean(axis=0)
-            added, missing = _calibrated_columns(results.loss, names, mean_NC, calibration, interval_level)
+            calibrated = _calibrated_rows(results, rows, outputs, calibration, interval_level)
+            added, missing = _calibrated_columns(calibrated)
             notes += missing
-            if rows.targets is not None and not np.isnan(rows.targets).all():
-                labelled = CalibratedRows(results.loss, names, mean_NC, rows.targets, calibration, interval_level)
+            labelled = None if np.isnan(calibrated.targets).all() else calibrated
         added["in_training_split"] = ["yes" if is_known else "no" for is_known in is_known_N]
         if results.input_kind == "smiles":
             nearest_N = training.nearest_tanimoto(rows.keys, progress)
@@ -168,10 +167,11 @@ def _run_models(
 def _calibration_of(members: Sequence[Finetuned]) -> tuple[Calibration | None, list[str]]:
     """Return the calibration of a run, or of the mean of several that have the same validation rows; or a note."""
     first, *others = members
-    if first.results.loss == "span":
-        return None, []
     if not others:
-        return read_calibration(first.run), []
+        calibration = read_calibration(first.run)
+        return calibration if calibration.outputs else None, []
+    if first.results.loss == "span":
+        return None, ["no calibrated probabilities: answers of several runs together are not calibrated"]
     found = [read_split_outputs(member.run, member.results, "valid") for member in members]
     _, _, targets_NC = found[0]
     same_rows = {member.results.split_sha256 for member in members} == {first.results.split_sha256}
@@ -181,10 +181,27 @@ def _calibration_of(members: Sequence[Finetuned]) -> tuple[Calibration | None, l
     return fit_calibration(first.results.loss, by_seed_KNC, targets_NC), []
 
 
-def _calibrated_columns(
-    loss: Loss, names: Sequence[str], mean_NC: FloatArray, calibration: Calibration, level: float
-) -> tuple[dict[str, list[str]], list[str]]:
+def _calibrated_rows(
+    results: RunResults,
+    rows: NewRows,
+    outputs: Sequence[Sequence[FloatArray]],
+    calibration: Calibration,
+    level: float,
+) -> CalibratedRows:
+    """Return what is calibrated: the mean of the seeds; targets are NaN where the file has none."""
+    if results.loss == "span":
+        found = rows.answer_probabilities(outputs)
+        assert found is not None, "a run with a calibration has them"
+        return CalibratedRows("binary", found.names, found.values, found.targets, calibration, level)
+    names = results.output_names
+    mean_NC = probabilities_by_seed(results.loss, outputs, len(names)).mean(axis=0)
+    targets = np.full_like(mean_NC, np.nan) if rows.targets is None else rows.targets
+    return CalibratedRows(results.loss, names, mean_NC, targets, calibration, level)
+
+
+def _calibrated_columns(rows: CalibratedRows) -> tuple[dict[str, list[str]], list[str]]:
     """Return columns of intervals or calibrated probabilities, and a note on the outputs that have none."""
+    loss, names, mean_NC, calibration, level = rows.loss, rows.names, rows.mean, rows.calibration, rows.level
     if loss == "regression":
         half_C, percent = calibration.half_widths(level), f"{100 * level:g}"
         has_C = ~np.isnan(half_C)

@@ -1,6 +1,7 @@
 """Results of fine-tuning: what the files of a run hold, summaries over seeds, the choice of a grid point. No torch."""
 
 import csv
+import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,13 +12,15 @@ from pydantic import Field, model_validator
 
 from exlm_cli.config.finetune import NO_GRID
 from exlm_cli.errors import CheckpointError
-from exlm_cli.files import JsonModel, absent_if_none, read_json, reason_of
+from exlm_cli.files import JsonModel, absent_if_none, read_json, read_whole, reason_of, write_atomically
 from exlm_cli.tasks.base import FloatArray, Loss
 
 RESULT_FILE = "result.json"
 """File of a cell; a cell that has it is done."""
 RESULTS_FILE = "results.json"
 """File of a run; a run that has it is finished."""
+LOGITS_FILE = "logits-valid.npy"
+"""File of a cell with the logits of spans, (sum of L, 2) float32; its answers are calibrated by them."""
 TARGETS_COLUMN = "class"
 """Column of `targets-<split>.csv` with the class index, where each row has one class."""
 
@@ -304,3 +307,31 @@ def read_split_outputs(run: Path, results: RunResults, split: str) -> tuple[list
             raise CheckpointError(f"{path}: its rows are not those of {truth}", how_to_redo(cell))
         by_seed.append(values)
     return rows, np.stack(by_seed), targets
+
+
+def write_logits(cell: Path, outputs: Sequence[FloatArray]) -> None:
+    """Write the (L, 2) logits of the validation examples of spans.
+
+    Raises:
+        CheckpointError: The file system refuses.
+    """
+    buffer = io.BytesIO()
+    np.save(buffer, np.concatenate(outputs).astype(np.float32))
+    write_atomically(cell / LOGITS_FILE, buffer.getvalue())
+
+
+def read_logits(cell: Path, lengths: Sequence[int]) -> list[FloatArray]:
+    """Return what `write_logits` wrote, for N examples of L tokens each.
+
+    Raises:
+        CheckpointError: The file is missing or altered.
+    """
+    path = cell / LOGITS_FILE
+    content = read_whole(path, hint=how_to_redo(cell))
+    try:
+        logits = np.load(io.BytesIO(content), allow_pickle=False)
+    except (ValueError, OSError, EOFError, MemoryError) as error:
+        raise CheckpointError(f"{path}: not readable as logits: {error}", how_to_redo(cell)) from error
+    if logits.shape != (sum(lengths), 2) or logits.dtype != np.float32:
+        raise CheckpointError(f"{path}: not the logits of these {len(lengths):,} windows", how_to_redo(cell))
+    return np.split(logits.astype(np.float64), np.cumsum(lengths)[:-1])

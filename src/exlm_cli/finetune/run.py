@@ -29,7 +29,7 @@ from exlm_cli.distributed.shared_run import hold_run, require_same_data, require
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.files import removed_on_failure, write_atomically, write_csv, write_json
 from exlm_cli.finetune.baseline import score_baseline
-from exlm_cli.finetune.calibration import CALIBRATION_FILE, calibrate_run
+from exlm_cli.finetune.calibration import CALIBRATION_FILE, calibrate_answers, calibrate_run
 from exlm_cli.finetune.cell import Cell, drop_weights, run_cell
 from exlm_cli.finetune.model import (
     ENCODER_FILE,
@@ -296,8 +296,9 @@ def _run_and_score(run: _Run) -> RunResults:
         seeds = range(run.recipe.task.split_seed, run.recipe.task.split_seed + len(splits))
         replication = summarise_splits(splits, tuple(seeds)) if others else None
         results = own.model_copy(update={"replication": replication, "verdict": describe_verdict(splits)})
-        if task.loss != "span":
-            write_json(folder / CALIBRATION_FILE, calibrate_run(folder, results))
+        is_span = task.loss == "span"
+        calibration = calibrate_answers(folder, results, run.data) if is_span else calibrate_run(folder, results)
+        write_json(folder / CALIBRATION_FILE, calibration)
         write_json(folder / RESULTS_FILE, results)
         update_run_json(folder, {"parameters": results.parameters, "train_time_s": results.elapsed_s})
         return results

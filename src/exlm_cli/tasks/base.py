@@ -67,6 +67,21 @@ class EncodedSplit:
         return len(self.token_ids)
 
 
+@dataclass(frozen=True)
+class AnswerProbabilities:
+    """What the answers of a span task are calibrated by.
+
+    Attributes:
+        names: C yes-or-no questions about an answer, like whether it is right.
+        values: (N, C) probabilities before calibration, of the mean over the seeds.
+        targets: (N, C) 0 or 1; NaN where unknown.
+    """
+
+    names: tuple[str, ...]
+    values: FloatArray
+    targets: FloatArray
+
+
 class DownstreamTask(ABC):
     """One data set with its splits, labels and scores.
 
@@ -135,6 +150,13 @@ class DownstreamTask(ABC):
         """Return in words how outputs are degenerate, like one class for every row; arguments as for `score`."""
         del split, outputs
         return []
+
+    def answer_probabilities(self, split: Split, outputs: Sequence[Sequence[FloatArray]]) -> AnswerProbabilities | None:
+        """Return what a run of loss `span` is calibrated by; None: nothing. `outputs` of each of K seeds, as for
+        `score`.
+        """
+        del split, outputs
+        return None
 
     @abstractmethod
     def write_predictions(self, folder: Path, split: Split, outputs: Sequence[FloatArray]) -> None:
@@ -222,6 +244,11 @@ class NewRows(ABC):
     @abstractmethod
     def score(self, outputs: Sequence[Sequence[FloatArray]], is_scored_N: NDArray[np.bool_]) -> dict[str, float]:
         """Return the metrics of the chosen rows; empty where the file has no labels. `outputs` as for `write`."""
+
+    def answer_probabilities(self, outputs: Sequence[Sequence[FloatArray]]) -> AnswerProbabilities | None:
+        """Return what answers of loss `span` are calibrated by, as the task does; `outputs` as for `write`."""
+        del outputs
+        return None
 
     @abstractmethod
     def write(

@@ -182,6 +182,17 @@ def read_squad_rows(source: str, records: Iterable[Record]) -> SquadFile:
     return found.checked()
 
 
+def questions_of_pairs(pairs: Iterable[tuple[str, str]]) -> tuple[list[SquadQuestion], tuple[str, ...]]:
+    """Return the questions that can be used among pairs of question and paragraph, and for each pair its problem."""
+    questions, problems = [], []
+    for row, (text, context) in enumerate(pairs):
+        question = SquadQuestion(row, str(row), "", context, text.strip(), ())
+        problems.append(next(_problems(question, None, ()), ""))
+        if not problems[-1]:
+            questions.append(question)
+    return questions, tuple(problems)
+
+
 def _parse(path: Path, file: io.BufferedReader) -> Any:
     limit = max(_FILE_BYTES, record_limit())
     content = file.read(limit + 1)

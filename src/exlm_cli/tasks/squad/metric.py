@@ -63,6 +63,11 @@ class Answered:
     golds: tuple[str, ...]
 
     @property
+    def margin(self) -> float:
+        """Score of `text` minus the null score; the greater, the likelier there is an answer."""
+        return -self.no_answer_score
+
+    @property
     def has_answer(self) -> bool:
         """Whether the question can be answered."""
         return bool(self.golds)

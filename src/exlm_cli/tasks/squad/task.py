@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, final
 
@@ -21,6 +22,7 @@ from exlm_cli.files import write_json
 from exlm_cli.format import name_some
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import (
+    AnswerProbabilities,
     DownstreamTask,
     EncodedSplit,
     FloatArray,
@@ -35,10 +37,19 @@ from exlm_cli.tasks.base import (
 from exlm_cli.tasks.sources import LOCAL_HINT, counted, existing_folder, find_file, given_file, hub_source
 from exlm_cli.tasks.splits import choose_rows
 from exlm_cli.tasks.squad.files import SquadFile, SquadQuestion, read_squad_json, read_squad_rows
-from exlm_cli.tasks.squad.metric import Answered, f1, find_best_threshold, normalize_answer, squad_metrics
+from exlm_cli.tasks.squad.metric import (
+    Answered,
+    exact_match,
+    f1,
+    find_best_threshold,
+    normalize_answer,
+    squad_metrics,
+)
 from exlm_cli.tasks.squad.windows import EncodedContext, Window, best_answer, build_windows
 
 HUB_NAME = "rajpurkar/squad_v2"
+ANSWER_QUESTIONS = ("has_answer", "is_right")
+"""What is calibrated: whether the paragraph has an answer, and whether the best answer is a gold one."""
 NUM_HELD_OUT_ARTICLES = 2
 
 _FOLDERS = ("SQuAD", "squad", "squad2", "squad-v2")
@@ -187,6 +198,23 @@ class SquadTask(DownstreamTask):
             answered[question.id] = Answered(text, null_score - score, question.golds)
         return answered
 
+    def answer_by_mean(self, split: Split, outputs: Sequence[Sequence[FloatArray]]) -> dict[str, Answered]:
+        """Return the answers of the mean logits of K seeds; other arguments as for `answer`."""
+        means = [
+            sum(logits, np.zeros_like(logits[0], dtype=np.float64)) / len(logits)
+            for logits in zip(*outputs, strict=True)
+        ]
+        return self.answer(split, means)
+
+    def answer_probabilities(self, split: Split, outputs: Sequence[Sequence[FloatArray]]) -> AnswerProbabilities:
+        """Return the logistic function of the score margin, for both of `ANSWER_QUESTIONS`."""
+        answered = self.answer_by_mean(split, outputs).values()
+        value_N = expit([answer.margin for answer in answered])
+        targets = [(a.has_answer, a.has_answer and exact_match(a.text, a.golds)) for a in answered]
+        return AnswerProbabilities(
+            ANSWER_QUESTIONS, np.stack([value_N, value_N], axis=1), np.array(targets, dtype=np.float64).reshape(-1, 2)
+        )
+
     def score(self, split: Split, outputs: Sequence[FloatArray]) -> dict[str, float]:
         """Return exact match and F1 at their best thresholds, at threshold 0, and separately for questions with and
         without an answer, as `squad_metrics` names them; arguments as for `answer`.
@@ -244,8 +272,13 @@ class NewSquadQuestions(NewRows):
         """Return the metrics of the chosen questions if all questions of the file have their answers."""
         if not self._file.has_answers:
             return {}
-        answered = self._answer_by_mean(outputs).values()
+        answered = self._task.answer_by_mean("valid", outputs).values()
         return squad_metrics([answer for answer, is_scored in zip(answered, is_scored_N, strict=True) if is_scored])
+
+    def answer_probabilities(self, outputs: Sequence[Sequence[FloatArray]]) -> AnswerProbabilities:
+        """Return what the answers are calibrated by; targets are unknown where the file lacks answers."""
+        found = self._task.answer_probabilities("valid", outputs)
+        return found if self._file.has_answers else replace(found, targets=np.full_like(found.targets, np.nan))
 
     def write(
         self,
@@ -261,17 +294,19 @@ class NewSquadQuestions(NewRows):
         Every question gets its best answer, however likely there is none: the script, or the reader of both files,
         applies a threshold. The seeds' logits are averaged.
 
-        `<name>-details.csv` has a row for each question: `id`, `question`, `answer`, `no_answer_probability`, the gold
-        `answers` as a JSON list, over several seeds `no_answer_seed_spread` and `answer_seed_agreement`, the share of
-        the seeds whose own best answer is the same after normalisation, and `added`.
+        `<name>-details.csv` has a row for each question: `id`, `question`, `answer`, `answer_margin`, the score of the
+        answer minus that of none, `no_answer_probability`, the logistic function of its negative, the gold `answers` as
+        a JSON list, over several seeds `no_answer_seed_spread` and `answer_seed_agreement`, the share of the seeds
+        whose own best answer is the same after normalisation, and `added`.
         """
-        answered = self._answer_by_mean(outputs)
+        answered = self._task.answer_by_mean("valid", outputs)
         no_answer_N = expit([answer.no_answer_score for answer in answered.values()])
         questions, skipped = self._file.questions, self._file.skipped
         columns: dict[str, Sequence[object]] = {
             "id": [question.id for question in questions],
             "question": [question.text for question in questions],
             "answer": [answer.text for answer in answered.values()],
+            "answer_margin": [f"{answer.margin:.6g}" for answer in answered.values()],
             "no_answer_probability": [f"{value:.6g}" for value in no_answer_N],
         }
         if self._file.has_answers:
@@ -292,13 +327,6 @@ class NewSquadQuestions(NewRows):
             )
         metrics = self.score(outputs, np.ones(len(questions), dtype=np.bool_))
         return PredictionSummary(files, len(questions) + len(skipped), len(skipped), metrics, tuple(notes))
-
-    def _answer_by_mean(self, outputs: Sequence[Sequence[FloatArray]]) -> dict[str, Answered]:
-        means = [
-            sum(logits, np.zeros_like(logits[0], dtype=np.float64)) / len(logits)
-            for logits in zip(*outputs, strict=True)
-        ]
-        return self._task.answer("valid", means)
 
     def _columns_of_seeds(
         self, answered: dict[str, Answered], outputs: Sequence[Sequence[FloatArray]]

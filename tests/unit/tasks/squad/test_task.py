@@ -10,6 +10,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
+from scipy.special import expit
 
 from exlm_cli.config.tasks import SquadTaskConfig
 from exlm_cli.data.bpe import train_bpe
@@ -121,6 +122,22 @@ def test_the_best_answer_and_its_odds_are_told_for_each_question(official: Path,
     texts, scores = (json.loads((official / f"{name}-valid.json").read_text()) for name in ("predictions", "no-answer"))
     assert texts == {key: answer.text for key, answer in by_id.items()}
     assert scores == {"Clocks-0": -20, "Clocks-1": -20, "Clocks-2": 20}
+
+
+def test_what_is_calibrated_is_the_margin_and_whether_the_answer_is_right(official: Path, tokenizer: Tokenizer) -> None:
+    """One seed points at the answers, the other at nothing but [CLS]: the mean has half of each, by hand."""
+    task = load(official)
+    encoded = task.encode("valid", tokenizer, 200)
+    silent = [np.zeros_like(logits) for logits in pointing(encoded)]
+    for logits in silent:
+        logits[0] = 4.0
+    found = task.answer_probabilities("valid", [pointing(encoded), silent])
+    assert found.names == ("has_answer", "is_right")
+    # answered: 2 * 10 / 2 for the span, 2 * 4 / 2 for [CLS]; the third question: 0 for any span, (20 + 8) / 2 for [CLS]
+    np.testing.assert_allclose(found.values, expit([[6, 6], [6, 6], [-14, -14]]))
+    assert found.targets.tolist() == [[1, 1], [1, 1], [0, 0]]
+    wrong = [logits[::-1].copy() for logits in silent]
+    assert task.answer_probabilities("valid", [wrong]).targets[:, 1].tolist() == [0, 0, 0]
 
 
 def test_a_run_is_known_by_all_that_its_scores_depend_on(official: Path, tokenizer: Tokenizer) -> None:
