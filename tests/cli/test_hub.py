@@ -86,6 +86,12 @@ def test_a_fine_tuned_run_predicts_from_the_hub(
     for run, out in (("M", "ours.csv"), ("hub:me/molecules", "theirs.csv")):
         result_of(capsys, "predict", run, "new.csv", "--out", out)
     assert (run_folder / "theirs.csv").read_bytes() == (run_folder / "ours.csv").read_bytes()
+    assert main(["eval", "hub:me/molecules"]) == 0
+    said = capsys.readouterr()
+    assert "no figures, for `exlm push` leaves the predictions of rows out" in said.err
+    assert "roc_auc" in said.out
+    assert "there are no files to write" in refusal_of(capsys, "eval", "hub:me/molecules", "--out", "figures")
+    assert not (run_folder / "figures").exists()
     of_machine = str((run_folder / "M").resolve().parents[1]).encode()
     assert of_machine in everything_under((run_folder / "M").resolve())
     assert of_machine not in everything_under(run_folder / "copy")

@@ -33,13 +33,18 @@ class GivenRun:
         return run_directory(self.path) / "report"
 
 
+def is_on_hub(given: Path) -> bool:
+    """Return whether a run was given as `hub:OWNER/NAME[@REVISION]`."""
+    return str(given).startswith("hub:")
+
+
 def local_run(given: Path, progress: Progress) -> Path:
     """Return a run directory as it was given, or the copy of `hub:OWNER/NAME[@REVISION]` in the cache.
 
     Raises:
         CheckpointError: The Hub has no such run, or cannot be reached.
     """
-    if not str(given).startswith("hub:"):
+    if not is_on_hub(given):
         return given
     from exlm_cli.export.hub import fetch_run
 

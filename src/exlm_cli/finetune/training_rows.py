@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from exlm_cli.data.rows.decode import BUFFER_BYTES, MAX_UNPACKING
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import read_whole, write_atomically
 from exlm_cli.progress import Progress
@@ -88,9 +89,13 @@ def _read(run: Path) -> TrainingRows:
     path, hint = run / TRAINING_ROWS_FILE, f"`exlm finetune --resume {run}` writes it again"
     content = read_whole(path, hint=hint)
     try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            num_bytes = sum(member.file_size for member in archive.infolist())
+        if num_bytes > max(BUFFER_BYTES, MAX_UNPACKING * len(content)):
+            raise CheckpointError(f"{path}: unpacked, the file is over {MAX_UNPACKING} times larger", hint)
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             rows = TrainingRows(arrays["hashes"], arrays["bits"])
-    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
+    except (ValueError, KeyError, OSError, EOFError, MemoryError, zipfile.BadZipFile, NotImplementedError) as error:
         raise CheckpointError(f"{path}: not readable as training rows: {error}", hint) from error
     types, shape = f"{rows.hashes.dtype} {rows.bits.dtype}", (rows.hashes.ndim, *rows.bits.shape[1:])
     if types != "uint64 uint8" or shape != (1, NUM_BITS // 8) or len(rows.bits) not in (0, len(rows.hashes)):

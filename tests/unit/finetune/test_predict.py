@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+import zipfile
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -195,10 +196,17 @@ def test_training_rows_that_cannot_be_read_are_refused(finetuned: Finetuned, tmp
         assert "--resume" in (error.value.hint or "")
 
     whole = (finetuned.run / TRAINING_ROWS_FILE).read_bytes()
-    wrong, pickled = BytesIO(), BytesIO()
+    wrong, pickled, bomb, lie = BytesIO(), BytesIO(), BytesIO(), BytesIO()
     np.savez(wrong, hashes=np.zeros(3), bits=np.zeros((3, 256), np.uint8))
     np.savez(pickled, hashes=np.array([{}], dtype=object), bits=np.zeros((1, 256), np.uint8))
-    for content in (None, b"", whole[:-30], wrong.getvalue(), pickled.getvalue()):
+    np.savez_compressed(bomb, hashes=np.zeros(1 << 21, np.uint64), bits=np.zeros((0, 256), np.uint8))
+    with zipfile.ZipFile(lie, "w") as archive:
+        for name in ("hashes", "bits"):  # a small member whose header tells of 8 PB
+            header = BytesIO()
+            np.lib.format.write_array_header_1_0(header, {"descr": "<u8", "fortran_order": False, "shape": (1 << 50,)})
+            archive.writestr(f"{name}.npy", header.getvalue())
+    assert len(bomb.getvalue()) < 1 << 15
+    for content in (None, b"", whole[:-30], wrong.getvalue(), pickled.getvalue(), bomb.getvalue(), lie.getvalue()):
         refused(content)
 
 

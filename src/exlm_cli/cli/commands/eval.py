@@ -74,7 +74,7 @@ def evaluate(
     seeds, ROC and precision-recall curves, confusion matrices. A sweep: its report, as far as it is done.
     """
     from exlm_cli.cli import console
-    from exlm_cli.cli.runs import given_runs, local_run, newest_run
+    from exlm_cli.cli.runs import given_runs, is_on_hub, local_run, newest_run
     from exlm_cli.experiments.results import is_sweep_run
 
     output = Output(parse_formats(formats, _FORMATS), out, has_figures=figures, as_json=as_json)
@@ -102,7 +102,8 @@ def evaluate(
             chosen, data or [], ratios or _ENTROPY_MASK_RATIOS, states or (), max_sequences, output, device, progress
         )
     else:
-        _show_scores(chosen, data or [], max_sequences, output, device, progress)
+        of_hub = [path for run, path in zip(runs or [], given, strict=False) if is_on_hub(run)]
+        _show_scores(chosen, of_hub, data or [], max_sequences, output, device, progress)
 
 
 def _show_sweep(path: Path, output: Output, progress: Progress) -> None:
@@ -117,20 +118,28 @@ def _show_sweep(path: Path, output: Output, progress: Progress) -> None:
 
 def _show_scores(
     runs: "Sequence[GivenRun]",
+    of_hub: Sequence[Path],
     data: Sequence[str],
     max_sequences: int | None,
     output: Output,
     device: Device,
     progress: Progress,
 ) -> None:
-    """Score pre-trained runs, read the scores of fine-tuned ones, and print them side by side."""
+    """Score pre-trained runs, read the scores of fine-tuned ones, and print them side by side.
+
+    Those at the paths `of_hub` are copies of the Hub, which have no predictions to draw.
+    """
     from exlm_cli.finetune.results import read_results
     from exlm_cli.report.paper import paper_tables
     from exlm_cli.report.score_figures import draw_runs
     from exlm_cli.report.scores import FinetunedRun, pretraining_table, task_tables
 
     finetuned = [FinetunedRun(run.name, run.path, read_results(run.path)) for run in runs if run.kind == "finetune"]
-    _refuse_unused_folder(output, has_files=output.has_figures and bool(finetuned))
+    drawn = [run for run in finetuned if run.folder not in of_hub] if output.has_figures else []
+    _refuse_unused_folder(output, has_files=bool(drawn))
+    for without in finetuned:
+        if output.has_figures and without not in drawn:
+            progress.message(f"{without.name}: no figures, for `exlm push` leaves the predictions of rows out")
     pretrained = []
     with folder_for_results(output.folder) if output.folder is not None else contextlib.nullcontext():
         for run in runs:
@@ -147,7 +156,7 @@ def _show_scores(
                         progress=progress,
                     )
                 )
-        files = draw_runs(finetuned, output.folder) if output.has_figures else []
+        files = draw_runs(drawn, output.folder)
         _refuse_unused_folder(output, has_files=bool(files))
     entries: list[dict[str, Any]] = [{"kind": "pretrain", **asdict(score)} for score in pretrained]
     entries += [{"run_dir": str(run.folder), "name": run.name, **run.results.as_json()} for run in finetuned]
