@@ -30,7 +30,7 @@ types: setup
 
 # Two workers of one thread each are faster on two cores than one worker of two.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # The tests on the oldest packages that pyproject.toml allows, but for torch; those of the export need newer ones.
 test-oldest:

@@ -1,4 +1,4 @@
-"""Notebooks of the documents: their code runs as it stands, with few steps, and they hold no outputs."""
+"""Python in the documents runs as it stands: blocks of `docs/alignment_op.md`, and notebooks, with few steps."""
 
 import ast
 import json
@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-NOTEBOOKS = sorted((Path(__file__).parents[1] / "docs/notebooks").glob("*.ipynb"))
+DOCS = Path(__file__).parents[1] / "docs"
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
+BLOCKS = re.findall(r"```python\n(.*?)```", (DOCS / "alignment_op.md").read_text(encoding="utf-8"), re.DOTALL)
 SHORTER = {"STEPS": 2, "EPOCHS": 1}
 
 
@@ -34,3 +37,22 @@ def test_a_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path, monkeypa
             shown = eval(compile(last, path.name, "eval"), names)
             # what a notebook shows of an object
             assert repr(shown) if not hasattr(shown, "_repr_svg_") else shown._repr_svg_().startswith("<?xml")
+
+
+def run(block: str) -> dict[str, Any]:
+    torch.manual_seed(0)
+    names: dict[str, Any] = {}
+    exec(block, names)  # the project's own document
+    return names
+
+
+def test_a_decoder_of_the_document_learns_and_decodes_and_its_ctc_is_that_of_torch() -> None:
+    names = run(BLOCKS[0])
+    assert names["hidden"].grad.isfinite().all()
+    assert names["hidden"].grad.abs().sum() > 0
+    nodes = names["nodes"]
+    assert (nodes[0] > 0).all()
+    assert (nodes[0].diff() > 0).all()
+    assert nodes[1, 4:].tolist() == [-1, -1]
+    names = run(BLOCKS[1])
+    torch.testing.assert_close(names["nll"][0], names["expected"], rtol=1e-4, atol=0)

@@ -20,6 +20,7 @@ from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.finetune.calibration import Calibration, PlattCurve
 from exlm_cli.finetune.model import load_finetuned
 from exlm_cli.finetune.predict import predict
+from exlm_cli.ops import alignment
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.registry import load_task
 from tests.unit.finetune.finetuned_runs import SMILES, glue_run, squad_run, words_run, write_rows
@@ -178,6 +179,9 @@ def test_questions_on_paragraphs_have_answers_margins_and_calibrated_probabiliti
 def test_the_package_gives_every_public_name_and_imports_torch_only_for_one() -> None:
     assert exlm_cli.__version__ == metadata.version("exlm-cli")
     assert {"load", "run_pretraining", "states_alignment_nll"} <= set(dir(exlm_cli))
+    assert all(getattr(exlm_cli, name) is getattr(alignment, name) for name in alignment.__all__ if "align" in name)
+    with pytest.raises(AttributeError, match=r"^module 'exlm_cli' has no attribute 'nothing'$"):
+        exlm_cli.nothing  # noqa: B018  # asking for it is the test
     assert all(getattr(exlm_cli, name) is not None and getattr(exlm_cli, name).__doc__ for name in exlm_cli.__all__)
     script = "import sys, exlm_cli; exlm_cli.__version__, exlm_cli.ExlmError, exlm_cli.load_recipe\n"
     script += "assert not {'torch', 'numpy'} & set(sys.modules)"

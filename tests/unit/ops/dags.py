@@ -1,6 +1,6 @@
 """DAGs for tests, some made to break a kernel, and the recursion of App. I.1 as a float64 loop to judge it by."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
@@ -64,6 +64,10 @@ def assert_near(results: tuple[Tensor, ...], truth: Truth, loss_bound: float, gr
     torch.testing.assert_close(nll, truth.nll, rtol=loss_bound, atol=loss_bound)
     for gradient, expected in zip(gradients, truth[1:3], strict=True):
         torch.testing.assert_close(gradient, expected, rtol=0, atol=gradient_bound)
+
+
+def assert_same_bits(results: Iterable[Tensor], expected: Iterable[Tensor]) -> None:
+    assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
 
 
 def assert_only_the_second_sequence_is_nan(results: tuple[Tensor, ...]) -> None:

@@ -99,23 +99,19 @@ def test_native_that_is_not_available_is_an_error_with_the_reason(
     assert "`exlm doctor --build`" in caught.value.hint
 
 
-def test_auto_takes_native_where_it_serves_and_says_so_once(
-    dag: Dag, native_stand_in: types.SimpleNamespace, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("obstacle", "line"),
+    [("", "alignment backend: native"), ("no compiler", "alignment backend: torch (native: no compiler)")],
+)
+def test_auto_takes_native_where_it_serves_else_torch_and_logs_why_once(
+    obstacle: str, line: str, dag: Dag, native_stand_in: types.SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
+    native_stand_in.obstacle = lambda dtype, device: obstacle
+    expected = states_alignment_nll(*dag, backend="torch") if obstacle else -torch.ones(2)
     with caplog.at_level(logging.INFO, logger="exlm_cli"):
         for _ in range(2):
-            assert states_alignment_nll(*dag).tolist() == [-1, -1]
-    assert caplog.messages == ["alignment backend: native"]
-
-
-def test_auto_takes_torch_where_native_is_missing_and_says_why_once(
-    dag: Dag, native_stand_in: types.SimpleNamespace, caplog: pytest.LogCaptureFixture
-) -> None:
-    native_stand_in.obstacle = lambda dtype, device: "no compiler was found"
-    with caplog.at_level(logging.INFO, logger="exlm_cli"):
-        for _ in range(2):
-            assert states_alignment_nll(*dag).equal(states_alignment_nll(*dag, backend="torch"))
-    assert caplog.messages == ["alignment backend: torch (native: no compiler was found)"]
+            assert states_alignment_nll(*dag).equal(expected)
+    assert caplog.messages == [line]
 
 
 def test_a_backend_is_the_one_asked_for_and_auto_the_one_that_takes_the_dtype(
@@ -127,22 +123,15 @@ def test_a_backend_is_the_one_asked_for_and_auto_the_one_that_takes_the_dtype(
         choose_backend("native", torch.float64)
 
 
-def test_posteriors_can_be_asked_for_in_inference_mode(dag: Dag, backend: alignment.Backend) -> None:
+def test_posteriors_work_in_inference_mode_and_leave_gradients_alone(dag: Dag, backend: alignment.Backend) -> None:
     expected = alignment_posterior(*dag, backend=backend)
     with torch.inference_mode():
-        made_inside = Dag(*(x.clone() for x in dag))
-        for arguments in (dag, made_inside):
+        for arguments in (dag, Dag(*(x.clone() for x in dag))):
             assert alignment_posterior(*arguments, backend=backend).equal(expected)
-
-
-def test_posteriors_leave_the_gradients_of_their_arguments_alone(dag: Dag, backend: alignment.Backend) -> None:
-    log_emit, log_trans = dag.log_emit.requires_grad_(), dag.log_trans.requires_grad_()
-    posterior = alignment_posterior(*dag, backend=backend)
-    edges = alignment_edge_posterior(*dag, backend=backend)
-    assert not posterior.requires_grad
-    assert not edges.requires_grad
-    assert log_emit.grad is None
-    assert log_trans.grad is None
+    leaves = dag.log_emit.requires_grad_(), dag.log_trans.requires_grad_()
+    for posterior in (alignment_posterior, alignment_edge_posterior):
+        assert not posterior(*dag, backend=backend).requires_grad
+    assert [leaf.grad for leaf in leaves] == [None, None]
 
 
 @pytest.mark.parametrize("wanted", [(True, False), (False, True)])
@@ -167,5 +156,4 @@ def test_the_op_compiles_into_one_graph_without_reading_lengths(dag: Dag) -> Non
 
 def test_lengths_may_be_lists(entry_point: Callable[..., Tensor], dag: Dag) -> None:
     lists = (dag.target_lengths.tolist(), dag.state_lengths.tolist())
-    expected = entry_point(dag.log_emit, dag.log_trans, dag.target_lengths, dag.state_lengths)
-    assert torch.equal(entry_point(dag.log_emit, dag.log_trans, *lists), expected)
+    assert torch.equal(entry_point(*dag[:2], *lists), entry_point(*dag))

@@ -1,7 +1,7 @@
 """What every alignment backend must return, float32 and float64.
 
 Expected values come from enumerating all paths (`oracles`), from closed forms (a chain, equal paths, CTC is in
-`test_alignment_ctc`) and from the rules of probability; where paths are too many to list, `test_native_numbers` has a
+`test_ctc`) and from the rules of probability; where paths are too many to list, `test_native_numbers` has a
 float64 loop. The bounds for float32 are those of the project: 5e-6 of the loss, 5e-5 of gradients.
 """
 
@@ -18,8 +18,16 @@ from exlm_cli.ops.alignment import (
     best_alignment,
     states_alignment_nll,
 )
+from exlm_cli.ops.alignment.reference import safe_logsumexp
 from tests import oracles
-from tests.unit.ops.dags import Dag, assert_only_the_second_sequence_is_nan, make, make_dag, nll_and_gradients
+from tests.unit.ops.dags import (
+    Dag,
+    assert_only_the_second_sequence_is_nan,
+    assert_same_bits,
+    make,
+    make_dag,
+    nll_and_gradients,
+)  # fmt: skip
 
 SHAPES = [(1, 3), (1, 9), (2, 5), (4, 6), (5, 9), (3, 15), (4, 14)]
 
@@ -40,15 +48,23 @@ def assert_all_equal(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -
         assert_equals(given, wanted.double(), is_loss=is_loss)
 
 
+def assert_equals_enumeration(dag: Dag, backend: Backend) -> tuple[Tensor, ...]:
+    """Compare loss, gradients and best path with those of the enumerated paths; return the loss and the gradients."""
+    results = nll_and_gradients(dag, backend)
+    nodes, edges = oracles.enumerate_posteriors(*dag)
+    assert_all_equal(results, (oracles.enumerate_nll(*dag), -nodes, -edges))
+    assert best_alignment(*dag, backend=backend).equal(oracles.enumerate_best(*dag))
+    return results
+
+
 @pytest.mark.parametrize(("num_targets", "num_states"), SHAPES)
 def test_loss_posteriors_and_best_path_equal_those_of_enumerated_paths(
     num_targets: int, num_states: int, backend: Backend, dtype: torch.dtype
 ) -> None:
     dag = make_dag(num_targets, num_states, dtype=dtype, num_sequences=5)
-    nodes, edges = oracles.enumerate_posteriors(*dag)
-    assert_equals(states_alignment_nll(*dag, backend=backend), oracles.enumerate_nll(*dag), is_loss=True)
-    assert_equals(alignment_posterior(*dag, backend=backend), nodes, is_loss=False)
-    assert_equals(alignment_edge_posterior(*dag, backend=backend), edges, is_loss=False)
+    results = (states_alignment_nll, alignment_posterior, alignment_edge_posterior)
+    expected = (oracles.enumerate_nll(*dag), *oracles.enumerate_posteriors(*dag))
+    assert_all_equal(tuple(result(*dag, backend=backend) for result in results), expected)
     assert best_alignment(*dag, backend=backend).equal(oracles.enumerate_best(*dag))
 
 
@@ -60,14 +76,9 @@ def test_forbidden_edges_and_emissions_carry_nothing(sparsity: float, backend: B
         log_prob[torch.rand(log_prob.shape, generator=generator) < sparsity] = -math.inf
     expected = oracles.enumerate_nll(*dag)
     assert 0 < expected.isinf().sum() < 40
-    nll, grad_emit, grad_trans = nll_and_gradients(dag, backend)
-    nodes, edges = oracles.enumerate_posteriors(*dag)
-    assert_equals(nll, expected, is_loss=True)
-    assert_equals(-grad_emit, nodes, is_loss=False)
-    assert_equals(-grad_trans, edges, is_loss=False)
+    _, grad_emit, grad_trans = assert_equals_enumeration(dag, backend)
     assert (grad_emit[dag.log_emit == -math.inf] == 0).all()
     assert (grad_trans[dag.log_trans == -math.inf] == 0).all()
-    assert best_alignment(*dag, backend=backend).equal(oracles.enumerate_best(*dag))
 
 
 def test_a_chain_gives_the_plain_sum(backend: Backend, dtype: torch.dtype) -> None:
@@ -82,15 +93,10 @@ def test_a_chain_gives_the_plain_sum(backend: Backend, dtype: torch.dtype) -> No
 
 @pytest.mark.parametrize(("num_targets", "num_states"), [(1, 3), (7, 30), (20, 82), (13, 131)])
 def test_equal_scores_count_the_paths(num_targets: int, num_states: int, backend: Backend, dtype: torch.dtype) -> None:
-    dag = Dag(
-        torch.zeros(1, num_targets, num_states, dtype=dtype),
-        torch.zeros(1, num_states, num_states, dtype=dtype),
-        torch.tensor([num_targets]),
-        torch.tensor([num_states]),
-    )
-    num_paths = math.comb(num_states - 2, num_targets)
-    expected = torch.tensor([-math.log(num_paths)], dtype=torch.float64)
-    assert_equals(states_alignment_nll(*dag, backend=backend), expected, is_loss=True)
+    scores = (torch.zeros(1, rows, num_states, dtype=dtype) for rows in (num_targets, num_states))
+    nll = states_alignment_nll(*scores, torch.tensor([num_targets]), torch.tensor([num_states]), backend=backend)
+    expected = torch.tensor([-math.log(math.comb(num_states - 2, num_targets))], dtype=torch.float64)
+    assert_equals(nll, expected, is_loss=True)
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
@@ -106,8 +112,7 @@ def test_nothing_unread_changes_anything(poison: float, backend: Backend, dtype:
         log_emit=dag.log_emit.where(is_emission, poison), log_trans=dag.log_trans.where(is_edge, poison)
     )
     nll, grad_emit, grad_trans = nll_and_gradients(poisoned, backend)
-    for actual, expected in zip((nll, grad_emit, grad_trans), nll_and_gradients(clean, backend), strict=True):
-        assert actual.equal(expected)
+    assert_same_bits((nll, grad_emit, grad_trans), nll_and_gradients(clean, backend))
     assert (grad_emit[~is_emission] == 0).all()
     assert (grad_trans[~is_edge] == 0).all()
     assert best_alignment(*poisoned, backend=backend).equal(oracles.enumerate_best(*clean))
@@ -145,29 +150,19 @@ def test_sequences_without_a_path_cost_infinity_and_teach_nothing(backend: Backe
     )
     dag.log_emit[7] = -math.inf
     dag.log_trans[8] = -math.inf
-    nll, grad_emit, grad_trans = nll_and_gradients(dag, backend)
+    nll, grad_emit, grad_trans = assert_equals_enumeration(dag, backend)
     assert nll.isfinite().tolist() == [True, False, False, False, False, True, False, False, False]
-    assert_equals(nll, oracles.enumerate_nll(*dag), is_loss=True)
     is_infeasible = nll == math.inf
     assert (grad_emit[is_infeasible] == 0).all()
     assert (grad_trans[is_infeasible] == 0).all()
-    nodes, edges = oracles.enumerate_posteriors(*dag)
-    assert_equals(-grad_emit, nodes, is_loss=False)
-    assert_equals(-grad_trans, edges, is_loss=False)
-    best = best_alignment(*dag, backend=backend)
-    assert best.equal(oracles.enumerate_best(*dag))
-    assert (best[is_infeasible] == -1).all()
+    assert (best_alignment(*dag, backend=backend)[is_infeasible] == -1).all()
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 8), (3, 0, 8), (3, 3, 0), (0, 0, 0)])
 def test_empty_axes_give_no_path(shape: tuple[int, int, int], backend: Backend, dtype: torch.dtype) -> None:
     B, T, S = shape
-    dag = Dag(
-        torch.zeros(shape, dtype=dtype),
-        torch.zeros(B, S, S, dtype=dtype),
-        torch.full((B,), T),
-        torch.full((B,), S),
-    )
+    lengths = torch.full((B,), T), torch.full((B,), S)
+    dag = Dag(torch.zeros(shape, dtype=dtype), torch.zeros(B, S, S, dtype=dtype), *lengths)
     nll, grad_emit, grad_trans = nll_and_gradients(dag, backend)
     assert nll.equal(torch.full((B,), math.inf, dtype=dtype))
     assert grad_emit.equal(torch.zeros_like(dag.log_emit))
@@ -222,8 +217,7 @@ def test_strided_inputs_and_int32_lengths_give_the_same_bits(backend: Backend, d
         dag.state_lengths.int()[:1].expand(3),
     )
     assert not any(x.is_contiguous() for x in strided)
-    for actual, expected in zip(nll_and_gradients(strided, backend), nll_and_gradients(dag, backend), strict=True):
-        assert actual.equal(expected)
+    assert_same_bits(nll_and_gradients(strided, backend), nll_and_gradients(dag, backend))
     assert best_alignment(*strided, backend=backend).equal(best_alignment(*dag, backend=backend))
 
 
@@ -231,5 +225,20 @@ def test_autocast_changes_nothing(backend: Backend) -> None:
     dag = make_dag(7, 30, dtype=torch.float32)
     expected = nll_and_gradients(dag, backend)
     with torch.autocast("cpu", torch.bfloat16):
-        results = nll_and_gradients(dag, backend)
-    assert all(a.equal(b) for a, b in zip(results, expected, strict=True))
+        assert_same_bits(nll_and_gradients(dag, backend), expected)
+
+
+def test_safe_logsumexp_is_that_of_torch_where_something_is_alive() -> None:
+    log_terms = torch.randn(4, 5, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 300
+    log_terms[1, :4, 2] = -math.inf
+    for dim in (0, 1, 2, -1):
+        torch.testing.assert_close(safe_logsumexp(log_terms, dim), log_terms.logsumexp(dim))
+
+
+def test_the_gradient_of_safe_logsumexp_is_the_softmax_and_zero_where_all_is_dead() -> None:
+    """There `torch.logsumexp` has a NaN gradient."""
+    log_terms = torch.tensor([[0.5, -math.inf, 2.0], [-math.inf] * 3], requires_grad=True)
+    total = safe_logsumexp(log_terms, dim=1)
+    assert total[1] == -math.inf
+    (gradient,) = torch.autograd.grad(total.sum(), log_terms)
+    torch.testing.assert_close(gradient, torch.stack([log_terms[0].detach().softmax(0), torch.zeros(3)]))

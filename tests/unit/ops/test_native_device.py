@@ -24,9 +24,10 @@ from tests.unit.ops.dags import (
     CASES,
     assert_near,
     assert_only_the_second_sequence_is_nan,
+    assert_same_bits,
     make_dag,
     nll_and_gradients,
-)
+)  # fmt: skip
 from tests.unit.ops.test_native_op import operator_calls
 
 ORDERS = (0, 1, 7)  # of the fibers between two barriers: ascending, descending, shuffled
@@ -49,11 +50,10 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> DeviceLibrary:
 
 
 @pytest.fixture
-def simulated_backend(simulated: DeviceLibrary, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def simulated_backend(simulated: DeviceLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     """The native backend takes every tensor for one on a device."""
     monkeypatch.setattr(native, "_kernels", lambda tensor: simulated.on(0, 0))
     monkeypatch.setattr(native, "_is_on_device", lambda tensor: True)
-    return
 
 
 def run(simulated: DeviceLibrary, dag: dags.Dag, order: int = 0) -> tuple[torch.Tensor, ...]:
@@ -79,8 +79,7 @@ def test_results_equal_a_float64_loop_in_any_order_of_threads(case: str, simulat
     assert_near(results, truth, 5e-6, 5e-6)
     torch.testing.assert_close(dags.score_of(dag, results[3]), truth.best_score, rtol=1e-12, atol=1e-9)
     for order in ORDERS[1:]:
-        again = run(simulated, dag, order)
-        assert all(torch.equal(a, b) for a, b in zip(results, again, strict=True))
+        assert_same_bits(run(simulated, dag, order), results)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
@@ -88,11 +87,8 @@ def test_16_bit_inputs_are_widened_and_gradients_rounded(dtype: torch.dtype, sim
     dag = dags.make(4, 20, 90, missing_edges=0.3, dtype=dtype)
     wide = dag._replace(log_emit=dag.log_emit.float(), log_trans=dag.log_trans.float())
     expected_nll, *expected_gradients, expected_nodes = run(simulated, wide)
-    nll, *gradients, nodes = run(simulated, dag)
-    assert torch.equal(nll, expected_nll)
-    assert torch.equal(nodes, expected_nodes)
-    for gradient, expected in zip(gradients, expected_gradients, strict=True):
-        assert torch.equal(gradient, expected.to(dtype))
+    expected = (expected_nll, *(gradient.to(dtype) for gradient in expected_gradients), expected_nodes)
+    assert_same_bits(run(simulated, dag), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])

@@ -5,7 +5,7 @@ import torch
 
 from exlm_cli.ops.alignment import best_alignment, choose_backend, native, states_alignment_nll
 from tests.unit.ops import dags
-from tests.unit.ops.dags import CASES, Dag, assert_near, nll_and_gradients
+from tests.unit.ops.dags import CASES, Dag, assert_near, assert_same_bits, nll_and_gradients
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -25,7 +25,7 @@ def test_results_equal_a_float64_loop_and_are_bitwise_the_same_again(case: str) 
     first = results(on_device(dag))
     assert_near(first, truth, 5e-6, 5e-5)
     torch.testing.assert_close(dags.score_of(dag, first[3].cpu()), truth.best_score, rtol=1e-12, atol=1e-9)
-    assert all(torch.equal(a, b) for a, b in zip(first, results(on_device(dag)), strict=True))
+    assert_same_bits(first, results(on_device(dag)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
@@ -33,10 +33,7 @@ def test_16_bit_inputs_give_the_loss_of_their_float32_values(dtype: torch.dtype)
     dag = on_device(dags.make(4, 20, 90, dtype=dtype))
     wide = dag._replace(log_emit=dag.log_emit.float(), log_trans=dag.log_trans.float())
     expected_nll, *expected_gradients, expected_nodes = results(wide)
-    nll, *gradients, nodes = results(dag)
-    assert torch.equal(nll, expected_nll)
-    assert torch.equal(nodes, expected_nodes)
-    assert all(torch.equal(g, e.to(dtype)) for g, e in zip(gradients, expected_gradients, strict=True))
+    assert_same_bits(results(dag), (expected_nll, *(g.to(dtype) for g in expected_gradients), expected_nodes))
 
 
 def test_auto_takes_the_native_backend() -> None:
@@ -52,7 +49,7 @@ def test_work_goes_to_the_current_stream() -> None:
         # the copies are enqueued on this stream alone: kernels on another would read what is not there yet
         actual = results(on_device(dag))
     stream.synchronize()
-    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+    assert_same_bits(actual, expected)
 
 
 def test_a_cuda_graph_replays_the_loss_and_its_gradients() -> None:
@@ -77,7 +74,7 @@ def test_a_cuda_graph_replays_the_loss_and_its_gradients() -> None:
         for target, source in zip([*leaves, *lengths], other, strict=True):
             target.copy_(source)
     graph.replay()
-    assert all(torch.equal(a, b) for a, b in zip(captured, expected, strict=True))
+    assert_same_bits(captured, expected)
 
 
 def test_autocast_changes_nothing() -> None:

@@ -15,12 +15,7 @@ import torch
 from exlm_cli.ops.alignment import Backend, best_alignment
 from exlm_cli.ops.alignment.library import HostLibrary, host_library
 from tests.unit.ops import dags
-from tests.unit.ops.dags import (
-    CASES,
-    Dag,
-    assert_near,
-    nll_and_gradients,
-)
+from tests.unit.ops.dags import CASES, Dag, assert_near, assert_same_bits, nll_and_gradients
 
 
 def gradients(dag: Dag, weights: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
@@ -91,8 +86,7 @@ def test_a_weight_that_is_not_finite_shows_in_both_gradients(weight: float) -> N
 def test_huge_negative_scores_forbid_an_edge_as_minus_infinity_does(floor: float) -> None:
     dag = dags.make(4, 8, 40, missing_edges=0.5)
     floored = dag._replace(log_trans=dag.log_trans.masked_fill(dag.log_trans == -torch.inf, floor))
-    for result, expected in zip(gradients(floored), gradients(dag), strict=True):
-        assert torch.equal(result, expected)
+    assert_same_bits(gradients(floored), gradients(dag))
     for result, expected in zip(nll_and_gradients(floored, "torch"), gradients(dag), strict=True):
         is_feasible = gradients(dag)[0].isfinite()
         torch.testing.assert_close(result[is_feasible], expected[is_feasible], rtol=5e-6, atol=5e-5)
@@ -108,8 +102,7 @@ def test_results_are_bitwise_the_same_in_every_run_and_on_any_number_of_threads(
         first = (*gradients(dag), best_alignment(*dag, backend="native"))
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
-            again = (*gradients(dag), best_alignment(*dag, backend="native"))
-            assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+            assert_same_bits((*gradients(dag), best_alignment(*dag, backend="native")), first)
     finally:
         torch.set_num_threads(num_threads)
 
@@ -119,7 +112,7 @@ def test_a_sequence_does_not_depend_on_the_rest_of_its_batch() -> None:
     together = gradients(dag)
     for row in range(5):
         alone = gradients(Dag(*(x[row : row + 1] for x in dag)))
-        assert all(torch.equal(a[row : row + 1], b) for a, b in zip(together, alone, strict=True))
+        assert_same_bits((part[row : row + 1] for part in together), alone)
 
 
 @pytest.mark.slow

@@ -11,13 +11,7 @@ import pytest
 import torch
 
 from exlm_cli.errors import BackendError
-from exlm_cli.ops.alignment import (
-    build,
-    choose_backend,
-    library,
-    native,
-    states_alignment_nll,
-)
+from exlm_cli.ops.alignment import build, choose_backend, library, native, states_alignment_nll
 from exlm_cli.ops.alignment.build import BuildError
 from tests.unit.ops import dags
 from tests.unit.ops.dags import make_dag, nll_and_gradients
@@ -122,14 +116,14 @@ def test_dtypes_that_the_kernels_take(dtype: torch.dtype, device_type: str, obst
 
 
 @pytest.mark.usefixtures("forget_library")
-def test_a_missing_device_library_is_an_obstacle_for_devices_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "device_library", raising(BuildError("no nvcc found")))
-    assert native.obstacle(torch.bfloat16, torch.device("cuda", 1)) == "no nvcc found"
-    assert native.obstacle(torch.float32, CPU) == ""
-
-
-@pytest.mark.usefixtures("forget_library")
 def test_without_a_compiler_auto_falls_back_and_native_gives_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing device library is an obstacle for devices alone."""
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "device_library", raising(BuildError("no nvcc found")))
+        assert native.obstacle(torch.bfloat16, torch.device("cuda", 1)) == "no nvcc found"
+        assert native.obstacle(torch.float32, CPU) == ""
+    for cached in CACHES:
+        cached.cache_clear()
     reason = "no C++ compiler found (g++, c++ or clang++)"
     monkeypatch.setattr(build, "find_compiler", raising(BuildError(reason)))
     assert native.obstacle(torch.float32, CPU) == reason
