@@ -31,10 +31,10 @@ import against_hf
 import harness
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.data import IntArray
 from exlm_cli.data.batch import Batch
 from exlm_cli.data.corpus.pipeline import PreparedData
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
-from exlm_cli.data.sequences import IntArray
 from exlm_cli.data.tokenizer import SPECIAL_TOKENS, UNK, Tokenizer
 from exlm_cli.ops.alignment import choose_backend
 from exlm_cli.progress import SilentProgress

@@ -17,8 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from exlm_cli.config.sections import ModelConfig, TransitionConfig
-from exlm_cli.data.batch import Batch
-from exlm_cli.data.expansion import batch_from_masked_ids
+from exlm_cli.data.batch import Batch, batch_from_masked_ids
 from exlm_cli.files import write_atomically
 from exlm_cli.model.transition import TransitionHead
 from exlm_cli.ops.alignment import alignment_posterior

@@ -15,8 +15,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from exlm_cli.data import IntArray
 from exlm_cli.data.batch import Batch
-from exlm_cli.data.sequences import IntArray
 from exlm_cli.train import objective
 from exlm_cli.train.loop import TrainingLoop
 from harness import Stopwatch

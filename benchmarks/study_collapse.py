@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.data.batch import Batch
-from exlm_cli.data.expansion import batch_from_masked_ids
+from exlm_cli.data.batch import Batch, batch_from_masked_ids
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.alignment import alignment_posterior, states_alignment_nll
 from exlm_cli.run_dir import describe_environment

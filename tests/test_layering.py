@@ -34,7 +34,7 @@ NEVER_TORCH = (
     "config/",
     "report/",
 )
-DATA_WITH_TORCH = ("data/batch.py", "data/expansion.py", "data/feed.py")
+DATA_WITH_TORCH = ("data/batch.py", "data/feed.py")
 HEAVY = ("torch", "datasets", "rdkit", "matplotlib", "tokenizers", "numpy", "pandas", "pyarrow")
 
 

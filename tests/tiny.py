@@ -7,10 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.data.batch import Batch
-from exlm_cli.data.expansion import expand
-from exlm_cli.data.masking import Masker, SpecialTokens
-from exlm_cli.data.sequences import IntArray, MaskedSequences, Sequences
+from exlm_cli.data import IntArray
+from exlm_cli.data.batch import Batch, MaskedSequences, expand
+from exlm_cli.data.masking import Masker, Sequences, SpecialTokens
 
 SPECIAL = SpecialTokens(pad=0, cls=1, sep=2, mask=3, never_masked=frozenset(range(5)), vocab_size=40)
 

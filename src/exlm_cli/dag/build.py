@@ -7,7 +7,7 @@ from torch import Tensor
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.dag import check_sentence
 from exlm_cli.dag.graph import Dag, IntArray
-from exlm_cli.data.expansion import batch_from_masked_ids
+from exlm_cli.data.batch import batch_from_masked_ids
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.model.exlm import ExlmModel

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 import torch
 
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.data.batch import Batch
+from exlm_cli.data import IntArray
+from exlm_cli.data.batch import Batch, expand
 from exlm_cli.data.corpus.shards import TokenDataset
-from exlm_cli.data.expansion import expand
-from exlm_cli.data.masking import Masker, SpecialTokens
+from exlm_cli.data.masking import Masker, Sequences, SpecialTokens
 from exlm_cli.data.sampler import cut_microbatches, prefetch
-from exlm_cli.data.sequences import IntArray, Sequences
 
 _BLOCK_TOKENS = 1 << 15
 """Tokens whose masks are counted together, 256 KiB a temporary: blocks beyond the cache take five times as long."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from exlm_cli.data.sequences import IntArray
+from exlm_cli.data import IntArray
 
 ItemT = TypeVar("ItemT")
 

@@ -20,9 +20,9 @@ from exlm_cli.config.overrides import describe_changes
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import MaskingConfig
 from exlm_cli.config.sweep import SweepCell
+from exlm_cli.data import IntArray
 from exlm_cli.data.corpus.pipeline import prepare_data
-from exlm_cli.data.masking import Masker, SpecialTokens, special_tokens
-from exlm_cli.data.sequences import IntArray, Sequences
+from exlm_cli.data.masking import Masker, Sequences, SpecialTokens, special_tokens
 from exlm_cli.errors import CheckpointError, DivergedError
 from exlm_cli.experiments.evaluate import measure_entropy
 from exlm_cli.experiments.results import (

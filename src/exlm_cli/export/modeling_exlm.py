@@ -16,8 +16,7 @@ from transformers import EsmForMaskedLM
 from transformers.utils import ModelOutput
 
 from exlm_cli.dag.search import SearchProblem, best_sequences
-from exlm_cli.data.batch import Batch
-from exlm_cli.data.expansion import batch_from_masked_ids
+from exlm_cli.data.batch import Batch, batch_from_masked_ids
 from exlm_cli.export.configuration_exlm import ExlmConfig
 from exlm_cli.model.positions import RotaryPositions, visible_positions
 from exlm_cli.model.transition import TransitionHead

@@ -14,9 +14,7 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.model.exlm import ExlmModel
 
 MODULES = (
-    "data/sequences",
     "data/batch",
-    "data/expansion",
     "ops/precision",
     "ops/rotary",
     "ops/ctc",

@@ -15,7 +15,7 @@ from torch import Tensor
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.dag.build import dag_of_tokens
 from exlm_cli.dag.graph import token_marginals
-from exlm_cli.data.expansion import batch_from_masked_ids
+from exlm_cli.data.batch import batch_from_masked_ids
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.finetune.model import Finetuned
 from exlm_cli.finetune.results import RunResults, best_cell_folder

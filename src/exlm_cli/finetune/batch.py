@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from exlm_cli.data.sequences import IntArray
+from exlm_cli.data import IntArray
 from exlm_cli.tasks.base import EncodedSplit, Loss
 
 

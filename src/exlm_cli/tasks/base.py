@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exlm_cli.config.tasks import InputKind, TaskConfig
+from exlm_cli.data import IntArray
 from exlm_cli.data.rows.records import SkippedRow
-from exlm_cli.data.sequences import IntArray
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.files import write_csv
 from exlm_cli.progress import Progress

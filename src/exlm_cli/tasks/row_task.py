@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exlm_cli.config.tasks import CsvTaskConfig, RowTaskConfig
-from exlm_cli.data.sequences import IntArray
+from exlm_cli.data import IntArray
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.format import name_some

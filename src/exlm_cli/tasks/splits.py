@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from exlm_cli.config.tasks import RowTaskConfig, TaskSection
-from exlm_cli.data.sequences import IntArray
+from exlm_cli.data import IntArray
 from exlm_cli.errors import DataError
 from exlm_cli.paths import expand_path
 from exlm_cli.tasks.base import SPLITS, Split, SplitIndices

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from exlm_cli.config.tasks import InputKind, RowTaskConfig
+from exlm_cli.data import IntArray
 from exlm_cli.data.rows.records import ColumnChoice, SkippedRow
 from exlm_cli.data.rows.table import Table, read_table
-from exlm_cli.data.sequences import IntArray
 from exlm_cli.errors import DataError
 from exlm_cli.format import name_some
 from exlm_cli.progress import Progress

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from exlm_cli.config.sections import LoopConfig, OptimConfig
-from exlm_cli.data.sequences import IntArray
+from exlm_cli.data import IntArray
 from exlm_cli.distributed.parallel import accumulating, whole, writes_shares
 from exlm_cli.distributed.ranks import ALONE, Ranks
 from exlm_cli.errors import CheckpointError, ConfigError, DivergedError, InterruptedRunError

@@ -8,8 +8,8 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
+from exlm_cli.data import IntArray
 from exlm_cli.data.sampler import EpochPlan
-from exlm_cli.data.sequences import IntArray
 from exlm_cli.train.checkpoint import LoopState
 
 BatchT = TypeVar("BatchT")

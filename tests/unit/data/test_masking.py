@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from exlm_cli.config.sections import MaskingConfig
+from exlm_cli.data.batch import MaskedSequences
 from exlm_cli.data.masking import Masker
-from exlm_cli.data.sequences import MaskedSequences
 from tests.tiny import SPECIAL, sequences
-from tests.unit.data.test_hashing import plain_hash
+from tests.unit.data.test_masking_hashes import plain_hash
 
 TOKENS = np.arange(5, 40)
 SEED, EPOCH = 7, 3

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from exlm_cli.config.load import load_recipe
+from exlm_cli.data.batch import expand
 from exlm_cli.data.corpus.pipeline import prepare_data
-from exlm_cli.data.expansion import expand
 from exlm_cli.data.masking import Masker, special_tokens
 from exlm_cli.errors import ConfigError
 from exlm_cli.experiments.evaluate import evaluate_pretrained, measure_entropy

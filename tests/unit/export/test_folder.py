@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from exlm_cli.data.expansion import batch_from_masked_ids
+from exlm_cli.data.batch import batch_from_masked_ids
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
 from exlm_cli.export import esm, folder
 from exlm_cli.export.folder import check_before_export, compare, export_folder, write_model

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from exlm_cli.config.finetune import FinetuneModelConfig
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.data.expansion import expand
+from exlm_cli.data.batch import expand
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.model.heads import SequenceHead, SpanHead, TaskModel, with_dropout
 from tests.tiny import SPECIAL, masked_by_hand, tiny_recipe

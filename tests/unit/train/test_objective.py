@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from exlm_cli.data.expansion import expand
+from exlm_cli.data.batch import expand
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.path_prior import state_imbalance
 from exlm_cli.train.evaluation import evaluate_batch, summarise

@@ -16,10 +16,9 @@ from typing import Any, Literal, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
+from exlm_cli.data import IntArray
 from exlm_cli.errors import CheckpointError, DataError
 from exlm_cli.files import JsonModel, read_json, write_json
-
-IntArray = NDArray[np.int64]
 
 _META, _TOKENS, _OFFSETS = "meta.json", "tokens.bin", "offsets.bin"
 _SAMPLED_BLOCK_BYTES, _SAMPLED_BLOCKS = 1 << 16, 256

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from scipy.special import expit
 
 from exlm_cli.config.tasks import SquadTaskConfig
+from exlm_cli.data import IntArray
 from exlm_cli.data.rows.hub import iter_hub_records
-from exlm_cli.data.sequences import IntArray
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.files import write_json

@@ -10,7 +10,7 @@ import math
 import numpy as np
 import pytest
 
-from exlm_cli.data.hashing import hash_words, uniform
+from exlm_cli.data.masking import hash_words, uniform
 
 _MODULUS = 2**64
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from exlm_cli.config.sections import Objective
-from exlm_cli.data.batch import Batch
-from exlm_cli.data.expansion import batch_from_masked_ids, expand
+from exlm_cli.data.batch import Batch, batch_from_masked_ids, expand
 from tests.tiny import SPECIAL, masked_by_hand, tiny_batch, tiny_recipe
 
 INPUT_IDS = [1, 10, 3, 11, 3, 2]
