@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from exlm_cli.config.describe import count_parameters
-from exlm_cli.config.keys import find_field
 from exlm_cli.config.load import KINDS, list_recipes, load_recipe
+from exlm_cli.config.overrides import find_field
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
 

@@ -36,6 +36,9 @@ from exlm_cli.files import (
 RUNS_ROOT = Path("runs")
 """Folder of run directories, under the current directory."""
 
+MetricsRow = Mapping[str, Any]
+"""A row of `metrics.jsonl`: `kind`, `step` and figures."""
+
 RUN_FILE = "run.json"
 _LARGEST_FIGURE = 3.5e38
 """A little above the largest float32: no figure of a model reaches it, and sums of a few stay finite."""
@@ -209,7 +212,7 @@ class MetricsLog:
             write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in kept).encode())
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: Path) -> list[MetricsRow]:
     """Return the rows of a `metrics.jsonl`; leave out a last line without its newline, which a killed run leaves.
 
     Raises:

@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import yaml
 
 from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.config.keys import key_paths
+from exlm_cli.config.overrides import key_paths
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
 from tests.campaign.material import (

@@ -4,7 +4,7 @@ import pytest
 import typer
 
 from exlm_cli.cli import app as shell
-from exlm_cli.cli.hints import running_command, to_options
+from exlm_cli.cli.options import running_command, to_options
 
 COMMANDS = typer.main.get_command(shell.app).commands  # type: ignore[attr-defined]
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from exlm_cli.cli import hints
+from exlm_cli.cli import options
 from exlm_cli.cli.commands.curves import curves
 from exlm_cli.cli.commands.doctor import doctor
 from exlm_cli.cli.commands.eval import evaluate
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _refuse_other_encodings(words)
         command: Any = typer.main.get_command(app)
         name = next((word for word in words if word in command.commands), None)
-        hints.running_command.set(command.commands.get(name))
+        options.running_command.set(command.commands.get(name))
         if name is not None and name not in _TRAIN_ON_RANKS:
             _refuse_ranks(name)
         code = command([word for word in words if word != "--debug"], prog_name="exlm", standalone_mode=False)

@@ -19,7 +19,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from exlm_cli.cli.hints import to_options
+from exlm_cli.cli.options import to_options
 from exlm_cli.files import finite_or_none
 from exlm_cli.format import format_count, format_duration, format_value, printable, shorten_middle
 from exlm_cli.launch import is_quiet

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from exlm_cli.config.base import Mark, Recipe, StrictModel, describe_finding
-from exlm_cli.config.keys import find_field
+from exlm_cli.config.overrides import find_field
 from exlm_cli.config.sections import LoopConfig, OptimConfig
 from exlm_cli.config.tasks import SharedTaskConfig, TaskConfig
 from exlm_cli.config.yaml import dump_yaml

@@ -10,8 +10,7 @@ import yaml
 
 from exlm_cli.config.base import Recipe
 from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.config.keys import recipe_sections
-from exlm_cli.config.overrides import Layers, RecipeT, check_recipe, parse_override, refuse_decided
+from exlm_cli.config.overrides import Layers, RecipeT, check_recipe, parse_override, recipe_sections, refuse_decided
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe, changed_values
 from exlm_cli.config.yaml import MAX_CHARACTERS, describe_yaml_error, dump_yaml, parse_yaml

@@ -14,8 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from exlm_cli.config.base import Recipe, StrictModel, describe_finding
 from exlm_cli.config.finetune import CommonFinetuneRecipe, FinetuneRecipe, Seed
-from exlm_cli.config.keys import child_keys, find_field, nearest_key
-from exlm_cli.config.overrides import changed_keys
+from exlm_cli.config.overrides import changed_keys, child_keys, find_field, nearest_key
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import JsonModel

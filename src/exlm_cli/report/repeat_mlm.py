@@ -14,22 +14,25 @@ from typing import TYPE_CHECKING, Any
 
 from exlm_cli.config.sweep import RepeatsAndRatio
 from exlm_cli.experiments.results import RepeatMlmResult
-from exlm_cli.experiments.statistics import RankAgreement, rank_agreement, share_groups
 from exlm_cli.format import NO_VALUE, format_count, format_fixed, format_percent, format_ratio
 from exlm_cli.report import style
-from exlm_cli.report.curves import Row, plot_curves
+from exlm_cli.report.curves import plot_curves
 from exlm_cli.report.seed_groups import (
+    RankAgreement,
     SeedGroup,
     SweepReport,
     csv_number,
     divergences,
     group_seeds,
+    rank_agreement,
     read_curves,
     seed_note,
+    share_groups,
     task_figures,
     write_report_files,
 )
 from exlm_cli.report.tables import ReportTable
+from exlm_cli.run_dir import MetricsRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -120,7 +123,7 @@ def agreements(grid: Grid) -> dict[str, RankAgreement]:
     return found
 
 
-def write_grid_figures(grid: Grid, curves: Mapping[str, Sequence[Row]], folder: Path) -> list[Path]:
+def write_grid_figures(grid: Grid, curves: Mapping[str, Sequence[MetricsRow]], folder: Path) -> list[Path]:
     """Write each figure as PNG and SVG into an existing folder; the same cells give the same bytes.
 
     Args:

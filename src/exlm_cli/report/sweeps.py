@@ -11,7 +11,6 @@ from typing import Any
 
 from exlm_cli.config.sweep import VariantDescription
 from exlm_cli.experiments.results import VariantResult
-from exlm_cli.experiments.statistics import mean_and_deviation
 from exlm_cli.format import (
     NO_VALUE,
     NOT_DEFINED,
@@ -22,10 +21,8 @@ from exlm_cli.format import (
     format_parameters,
     format_ratio,
 )
-from exlm_cli.report.curves import plot_curves
-from exlm_cli.report.entropy import ENTROPIES, EntropyLine, write_entropy_figure
-from exlm_cli.report.paper import paper_table
-from exlm_cli.report.paper_numbers import TABLE_2, TABLE_4, TABLE_13, PaperTable
+from exlm_cli.report.curves import ENTROPIES, EntropyLine, plot_curves, write_entropy_figure
+from exlm_cli.report.paper import TABLE_2, TABLE_4, TABLE_13, PaperTable, paper_table
 from exlm_cli.report.seed_groups import (
     FIGURES,
     SeedGroup,
@@ -33,6 +30,7 @@ from exlm_cli.report.seed_groups import (
     csv_spreads,
     divergences,
     group_seeds,
+    mean_and_deviation,
     read_curves,
     seed_note,
     task_figures,

@@ -38,8 +38,7 @@ from exlm_cli.ops.alignment import choose_backend
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import MetricsLog, create_run_dir, read_run_json, update_run_json
 from exlm_cli.train.checkpoint import checkpoint_paths, load_state, newest_good_checkpoint, remove_unfinished
-from exlm_cli.train.collapse import CollapseWatch
-from exlm_cli.train.evaluation import EvaluationSums, evaluate_batch, measure_own_mask_share, summarise
+from exlm_cli.train.evaluation import CollapseWatch, EvaluationSums, evaluate_batch, measure_own_mask_share, summarise
 from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.objective import Objective
 from exlm_cli.train.pretrained import (

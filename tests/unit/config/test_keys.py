@@ -3,8 +3,8 @@
 import pytest
 
 from exlm_cli.config.base import Recipe, StrictModel
-from exlm_cli.config.keys import child_keys, find_field, key_paths, nearest_key
 from exlm_cli.config.load import KINDS
+from exlm_cli.config.overrides import child_keys, find_field, key_paths, nearest_key
 from exlm_cli.config.pretrain import PretrainRecipe
 
 

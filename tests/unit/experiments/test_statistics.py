@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from exlm_cli.experiments.statistics import (
+from exlm_cli.report.seed_groups import (
     mean_and_deviation,
     pooled_deviation,
     rank_agreement,

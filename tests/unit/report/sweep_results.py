@@ -14,7 +14,7 @@ from exlm_cli.experiments.results import (
     VariantResult,
 )
 from exlm_cli.finetune.results import summarise_values
-from exlm_cli.report.paper_numbers import TABLE_2, TABLE_4, TABLE_13, PaperTable
+from exlm_cli.report.paper import TABLE_2, TABLE_4, TABLE_13, PaperTable
 
 ResultT = TypeVar("ResultT", bound=SweepCellResult)
 

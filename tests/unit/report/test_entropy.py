@@ -5,7 +5,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from exlm_cli.experiments.results import PredictionEntropy
-from exlm_cli.report.entropy import entropy_lines, entropy_table, write_entropy_figure
+from exlm_cli.report.curves import entropy_lines, entropy_table, write_entropy_figure
 
 
 def exlm(p: float, k: int, bits: float, posterior: float | None) -> PredictionEntropy:

@@ -1,8 +1,7 @@
 """Our rows beside the paper's: what fills a column, what makes a row, and what a reader is warned of."""
 
 from exlm_cli.config.tasks import SUITES
-from exlm_cli.report.paper import SHAPES, paper_tables
-from exlm_cli.report.paper_numbers import TABLE_1, TABLE_3
+from exlm_cli.report.paper import SHAPES, TABLE_1, TABLE_3, paper_tables
 from exlm_cli.report.tables import ReportTable
 from exlm_cli.tasks.glue import GLUE_TASKS
 from tests.unit.report.scored_runs import EXLM, baseline, scored

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from exlm_cli.report.paper import SHAPES, Shape
-from exlm_cli.report.paper_numbers import TABLE_1, TABLE_2, TABLE_3, TABLE_4, TABLE_13, PaperTable
+from exlm_cli.report.paper import SHAPES, TABLE_1, TABLE_2, TABLE_3, TABLE_4, TABLE_13, PaperTable, Shape
 
 THE_PAPERS_OWN_SLIPS = {(3, "ExLM large")}
 """It prints 86.9 for a mean of 86.79."""

@@ -3,7 +3,7 @@
 import pytest
 
 from exlm_cli.errors import CollapsedError
-from exlm_cli.train.collapse import CollapseWatch, find_collapse
+from exlm_cli.train.evaluation import CollapseWatch, find_collapse
 from tests.recorder import Recorder
 from tests.tiny import tiny_recipe
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from exlm_cli.cli.commands.sweep import Output, print_sweep_report
 from exlm_cli.cli.options import Device, JsonOption, ScoringDeviceOption, parse_formats, parse_numbers
-from exlm_cli.cli.sweeps import Output, print_sweep_report
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import folder_for_results
 from exlm_cli.progress import Progress
@@ -182,7 +182,7 @@ def _show_entropy(
 ) -> None:
     """Measure the entropy of pre-trained runs at each mask ratio and, for ExLM, number of states."""
     from exlm_cli.config.load import load_recipe
-    from exlm_cli.report.entropy import DEFINITIONS, entropy_lines, entropy_table, write_entropy_figure
+    from exlm_cli.report.curves import DEFINITIONS, entropy_lines, entropy_table, write_entropy_figure
     from exlm_cli.run_dir import run_directory
 
     # the copies of a token in Repeated MLM are no states

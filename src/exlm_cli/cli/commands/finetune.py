@@ -172,7 +172,7 @@ def _report(result: "FinetuneResult", *, as_json: bool) -> None:
     """Write the page of a run, and print its scores and verdict; of several ranks only rank 0 does."""
     from exlm_cli.cli import console
     from exlm_cli.launch import read_launch
-    from exlm_cli.report.finetuned.page import write_page
+    from exlm_cli.report.page import write_page
     from exlm_cli.report.scores import FinetunedRun, results_tables
 
     if read_launch().rank > 0:

@@ -139,7 +139,7 @@ def input_column(run: Path, kind: "InputKind", smiles_column: str | None, text_c
 def print_summary(summary: "PredictionSummary", *, as_json: bool) -> None:
     """Print how many rows were read, their scores, and the files."""
     from exlm_cli.cli import console
-    from exlm_cli.cli.hints import to_options
+    from exlm_cli.cli.options import to_options
 
     counts = {"rows": summary.num_rows, "unreadable_rows": summary.num_unreadable}
     if summary.num_in_training:

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from exlm_cli.cli.commands.sweep import JobsOption, SeedsOption, TasksOption, load_sweep_recipe, run_and_print
 from exlm_cli.cli.options import (
     DeviceOption,
     DryRunOption,
@@ -13,7 +14,6 @@ from exlm_cli.cli.options import (
     SetOption,
     parse_numbers,
 )
-from exlm_cli.cli.sweeps import JobsOption, SeedsOption, TasksOption, load_sweep_recipe, run_and_print
 from exlm_cli.errors import ConfigError
 
 _DEFAULT_RECIPE = "repeat-mlm"

@@ -1,10 +1,14 @@
 """`exlm sweep`: variants of one pre-training run side by side, from training to tables and Figure 12."""
 
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from exlm_cli.cli.options import (
+    Device,
     DeviceOption,
     DryRunOption,
     JsonOption,
@@ -12,10 +16,131 @@ from exlm_cli.cli.options import (
     OutOption,
     ResumeOption,
     SetOption,
+    collect_overrides,
+    parse_seeds,
+    refuse_with_resume,
     split_words,
 )
-from exlm_cli.cli.sweeps import JobsOption, SeedsOption, TasksOption, load_sweep_recipe, run_and_print
 from exlm_cli.errors import ConfigError
+
+if TYPE_CHECKING:
+    from exlm_cli.config.sweep import SweepRecipe
+    from exlm_cli.experiments.results import SweepRun
+
+SeedsOption = Annotated[
+    str | None, typer.Option("--seeds", "--seed", metavar="LIST", help="Seeds of pre-training, like 1,2,3.")
+]
+TasksOption = Annotated[
+    str | None,
+    typer.Option("--task", metavar="LIST", help="Tasks to fine-tune on, like glue/mnli,glue/rte; or none."),
+]
+JobsOption = Annotated[
+    int | None,
+    typer.Option("--jobs", "-j", min=1, metavar="N", help="Cells at once; default: one a GPU, else one a CPU core."),
+]
+
+
+@dataclass(frozen=True)
+class Output:
+    """Output options.
+
+    Attributes:
+        formats: Formats in which the tables are written besides, by their names in `report.tables`.
+        folder: Folder of tables and figures; None: `report/` of the run.
+        has_figures: Draw figures.
+        as_json: Print JSON.
+    """
+
+    formats: tuple[str, ...] = ()
+    folder: Path | None = None
+    has_figures: bool = True
+    as_json: bool = False
+
+
+def load_sweep_recipe(
+    recipe: str | None,
+    resume: Path | None,
+    out: Path | None,
+    sets: list[str] | None,
+    *,
+    seeds: str | None,
+    tasks: str | None,
+    device: Device | None,
+    others: Mapping[str, object] | None = None,
+) -> "SweepRecipe":
+    """Return the recipe of a new sweep, or of the one to resume, with `--set` and then the options laid over it.
+
+    Args:
+        recipe: Name or file; None where `resume` is given.
+        resume, out, sets, seeds, tasks, device: Options as given.
+        others: Key -> value of further options.
+
+    Raises:
+        ConfigError: A recipe or `--out` together with `--resume`, or a mistake in the recipe.
+        CheckpointError: `--resume` names no run directory, or one of another command.
+    """
+    from exlm_cli.config.load import load_recipe, resumed_recipe
+    from exlm_cli.config.sweep import SweepRecipe
+
+    words = [] if tasks == "none" else split_words(tasks)
+    options = {"device": device, "seeds": parse_seeds(seeds), "tasks": words, **(others or {})}
+    overrides = collect_overrides(sets, options)
+    if resume is not None:
+        refuse_with_resume(resume, {"recipe": recipe, "out": out})
+        return resumed_recipe(resume, SweepRecipe, overrides)
+    assert recipe is not None, "one of the two is given"
+    return load_recipe(recipe, overrides, kind=SweepRecipe)
+
+
+def run_and_print(
+    recipe: "SweepRecipe",
+    *,
+    out: Path | None,
+    resume: Path | None,
+    jobs: int | None,
+    dry_run: bool,
+    as_json: bool,
+    notes: Sequence[str] = (),
+) -> None:
+    """Run a sweep and print its report, or only its recipe (`dry_run`); exit code 1 where some training diverged.
+
+    `out`, `resume` and `jobs` are those of `experiments.sweep.run_sweep`; `notes` are messages before the run.
+    """
+    from exlm_cli.cli import console
+
+    if dry_run:
+        return console.emit_recipe(recipe, as_json=as_json)
+    from exlm_cli.experiments.sweep import run_sweep
+
+    progress = console.open_progress()
+    for note in notes:
+        progress.message(note)
+    run = run_sweep(recipe, out=out, resume=resume, jobs=jobs, progress=progress)
+    print_sweep_report(run, Output(as_json=as_json))
+    if run.num_diverged:
+        raise typer.Exit(1)
+
+
+def print_sweep_report(run: "SweepRun", output: Output) -> None:
+    """Write the report of a sweep, as far as it is done, and print its tables."""
+    from exlm_cli.cli import console
+    from exlm_cli.experiments.results import RepeatMlmResult, VariantResult
+    from exlm_cli.report.repeat_mlm import write_grid_report
+    from exlm_cli.report.sweeps import write_sweep_report
+    from exlm_cli.report.tables import write_tables
+
+    folder, name = output.folder or run.folder / "report", run.recipe.name
+    if run.recipe.cells:
+        grid = [result for result in run.results if isinstance(result, RepeatMlmResult)]
+        report = write_grid_report(run.folder, grid, folder, name=name, has_figures=output.has_figures)
+    else:
+        variants = [result for result in run.results if isinstance(result, VariantResult)]
+        report = write_sweep_report(run.folder, variants, folder, name=name, has_figures=output.has_figures)
+    files = [*report.files, *write_tables(report.tables, folder, output.formats)]
+    if output.as_json:
+        return console.emit_json({"run_dir": run.folder, "files": files, **report.content})
+    console.emit_tables(report.tables)
+    console.emit_pairs({"run": run.folder, **{path.name: path for path in files if path.suffix != ".svg"}})
 
 
 def sweep(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.data.bundled import molecules, words
+from exlm_cli.data.bundled import grammar, molecules
 from exlm_cli.data.corpus.cache import write_entry
 from exlm_cli.data.corpus.inputs import BundledSource, FileSource, Source
 from exlm_cli.data.rows.hub import HubSource, find_revision
@@ -112,7 +112,7 @@ def _fingerprint_source(source: Source, cache: Path, progress: Progress) -> Fing
         case HubSource():
             return FingerprintedSource(source, f"{source} {find_revision(source, cache, progress)}")
         case BundledSource(name="grammar" | "feelings"):
-            return FingerprintedSource(source, f"{source} {_sha256(repr(words.FAMILIES))}")
+            return FingerprintedSource(source, f"{source} {_sha256(repr(grammar.FAMILIES))}")
         case BundledSource():
             import rdkit
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from exlm_cli.data.bundled import molecules, words
+from exlm_cli.data.bundled import grammar, molecules
 from exlm_cli.data.corpus import fingerprint
 from exlm_cli.data.corpus.fingerprint import check_unchanged, fingerprint_sources
 from exlm_cli.data.corpus.inputs import BundledSource, FileSource, Source
@@ -126,7 +126,7 @@ def test_a_file_that_vanished_or_cannot_be_read_is_an_error(tmp_path: Path, monk
 
 def test_the_fingerprint_of_bundled_data_is_that_of_its_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sentences, smiles = _content(BundledSource("grammar"), tmp_path), _content(BundledSource("molecules"), tmp_path)
-    monkeypatch.setattr(words, "FAMILIES", words.FAMILIES[1:])
+    monkeypatch.setattr(grammar, "FAMILIES", grammar.FAMILIES[1:])
     monkeypatch.setattr(molecules, "CORES", molecules.CORES[1:])
     assert _content(BundledSource("grammar"), tmp_path) != sentences
     assert _content(BundledSource("molecules"), tmp_path) != smiles

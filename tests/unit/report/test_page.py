@@ -10,7 +10,7 @@ import pytest
 
 from exlm_cli.files import write_json
 from exlm_cli.finetune.calibration import CALIBRATION_FILE, calibrate_run
-from exlm_cli.report.finetuned.page import write_page
+from exlm_cli.report.page import write_page
 from exlm_cli.report.scores import FinetunedRun
 from exlm_cli.report.style import RUN_COLOURS
 from exlm_cli.run_dir import update_run_json

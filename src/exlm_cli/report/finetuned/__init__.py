@@ -1,1 +1,0 @@
-"""HTML page of a fine-tuning run."""
