@@ -1,10 +1,12 @@
 """A current directory and a cache of shards for each command that a test runs; small runs that tests only read."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from exlm_cli.ops.alignment.build import BuildError, build_library
+from exlm_cli.report import style
 from tests.unit.finetune.finetuned_runs import glue_run, molecule_run, smiles_pretrained, squad_run
 from tests.unit.finetune.synthetic import make_pretrained
 
@@ -20,6 +22,19 @@ TINY = (
 def tiny() -> list[str]:
     """Return the words that make a quickstart recipe tiny."""
     return [word for value in TINY for word in ("--set", value)]
+
+
+@pytest.fixture(autouse=True)
+def _blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the files of figures blank: drawing takes seconds, and `tests/unit/report` looks at the drawings."""
+
+    def write_blank_figure(figure: Any, folder: Path, stem: str) -> list[Path]:
+        files = [folder / f"{stem}.{suffix}" for suffix in ("png", "svg")]
+        for file in files:
+            file.touch()
+        return files
+
+    monkeypatch.setattr(style, "write_figure", write_blank_figure)
 
 
 @pytest.fixture(scope="session")

@@ -34,14 +34,10 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
     return fail
 
 
-def run(*words: str | bytes, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", MAIN, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **environment},
-    )
+def python(*words: str | bytes, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process of its own."""
+    environment = os.environ | environment
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, env=environment)
 
 
 def test_help_lists_the_commands_in_the_order_of_work_on_one_line_each(capsys: Capture) -> None:
@@ -58,12 +54,16 @@ def test_every_command_has_help_that_fits_eighty_columns(command: str, capsys: C
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"Usage: exlm {command}")
     assert max(map(len, lines)) <= 80
+    if command in ("eval", "predict", "embed", "inspect-dag"):  # whose default device is not the recipe's
+        shown = " ".join(" ".join(lines).lower().split())
+        assert "the recipe" not in shown
+        assert "default: auto" in shown
 
 
 def test_the_version_is_that_of_the_package(capsys: Capture) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"exlm {metadata.version('exlm-cli')}\n"
-    done = subprocess.run([sys.executable, "-m", "exlm_cli", "--version"], capture_output=True, text=True, check=False)
+    done = python("-m", "exlm_cli", "--version")
     assert (done.returncode, done.stdout) == (0, f"exlm {metadata.version('exlm-cli')}\n")
 
 
@@ -149,7 +149,7 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     ],
 )
 def test_words_that_are_not_text_are_refused(word: bytes, environment: dict[str, str], error: str) -> None:
-    done = run("inspect-dag", word, **environment)
+    done = python("-c", MAIN, "inspect-dag", word, **environment)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {error}\n\nhint: ")
 
@@ -163,9 +163,7 @@ def test_what_a_terminal_cannot_show_is_shown_with_backslashes() -> None:
         "    console.open_progress().message('said \\xe9')\n"
         "app.app.command('show')(show); raise SystemExit(app.main(['show']))"
     )
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    words = [sys.executable, "-c", script]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    done = python("-c", script, PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "said \\xe9\n")
     assert done.stdout.startswith("text \\xe9\npair  \\u03b1\n")
     assert "| \\xb1" in done.stdout
@@ -176,8 +174,6 @@ def test_the_shell_completes_commands_and_recipes_without_torch() -> None:
     script = MAIN.replace("sys.exit(main())", "code = main(); assert 'torch' not in sys.modules; sys.exit(code)")
     for typed, begin in words.items():
         completing = {"_EXLM_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
-        done = subprocess.run(
-            [sys.executable, "-c", script], env=os.environ | completing, capture_output=True, text=True, check=False
-        )
+        done = python("-c", script, **completing)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.split()[: len(begin)] == begin

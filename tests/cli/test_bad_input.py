@@ -1,6 +1,5 @@
 """What bad input leaves behind: nothing, or a run that can be continued. Sentences of errors are in `golden/`."""
 
-import json
 import resource
 import subprocess
 import sys
@@ -21,24 +20,6 @@ PRETRAIN = ["pretrain", "--recipe", "quickstart-text", *SETS]
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(folder: Path) -> None:
     """Run every test of this file there."""
-
-
-@pytest.mark.parametrize("key", ["data.train", "tokenizer.path", "data.cache_dir"])
-def test_a_home_folder_that_does_not_exist_is_named(key: str, folder: Path, capsys: Capture) -> None:
-    assert main([*PRETRAIN, "--set", f"{key}=~nosuchuser/x", "--out", "out"]) == 2
-    assert "error: ~nosuchuser/x" in capsys.readouterr().err
-    assert not (folder / "out").exists()
-
-
-def test_a_molecule_that_rdkit_refuses_stops_or_is_listed(folder: Path, capsys: Capture) -> None:
-    (folder / "some.smi").write_text("CCO\nC1CC\nc1ccccc1\n" * 20)
-    words = ["tokenize", "some.smi", "--kind", "smiles", "--out", "out"]
-    assert main([*words, "--on-invalid", "error"]) == 2
-    assert "error: some.smi:2: `C1CC`" in capsys.readouterr().err
-    assert not (folder / "out").exists()
-    assert main([*words, "--on-invalid", "skip", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["num_rejected"] == 20
-    assert len((folder / "out" / "rejected.csv").read_text().splitlines()) == 1 + 20
 
 
 def test_a_disk_that_fills_up_under_a_checkpoint_leaves_none_and_the_run_can_be_continued(folder: Path) -> None:

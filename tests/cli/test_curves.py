@@ -11,9 +11,14 @@ from tests.cli.asserts import result_of
 Capture = pytest.CaptureFixture[str]
 
 
-def make_run(path: Path, losses: tuple[float, ...] = (3.0, 2.0)) -> str:
+@pytest.fixture(autouse=True)
+def _blank_figures() -> None:
+    """Draw here, whatever other tests of commands do."""
+
+
+def make_run(path: Path) -> str:
     path.mkdir(parents=True)
-    rows = [{"kind": "valid", "step": step, "loss": loss} for step, loss in enumerate(losses)]
+    rows = [{"kind": "valid", "step": step, "loss": loss} for step, loss in enumerate((3.0, 2.0))]
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
 
@@ -29,14 +34,10 @@ def test_curves_of_two_runs_go_to_the_report_of_the_first(folder: Path, capsys: 
 @pytest.mark.parametrize(
     ("out", "stem"),
     [
-        ("new/fig-p0.15", "new/fig-p0.15"),
-        ("fig.SVG", "fig"),
-        ("fig.v2.svg", "fig.v2"),
-        (".", "curves"),
-        ("there", "there/curves"),
-        ("new.dir/", "new.dir/curves"),
+        ("new/fig-p0.15", "new/fig-p0.15"), ("fig.SVG", "fig"), ("fig.v2.svg", "fig.v2"), (".", "curves"),
+        ("there", "there/curves"), ("new.dir/", "new.dir/curves"),
     ],
-)
+)  # fmt: skip
 def test_out_is_a_name_whose_dots_stay_or_a_directory(folder: Path, capsys: Capture, out: str, stem: str) -> None:
     (folder / "there").mkdir()
     make_run(folder / "run")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.cli.asserts import refusal_of
-from tests.cli.conftest import TINY
+from exlm_cli.cli.app import main
+from tests.cli.asserts import refusal_of, result_of
 
 Capture = pytest.CaptureFixture[str]
 
@@ -67,20 +67,17 @@ def test_a_recipe_changed_beside_a_fine_tuned_run_is_refused(
     assert f"M/{file}: the " in refusal_of(capsys, "predict", "M", "new.csv")
 
 
-@pytest.fixture
-def run(folder: Path) -> Path:
-    """Return a run of `exlm pretrain` that can be continued."""
-    from exlm_cli.cli.app import main
+def test_a_resumed_run_refuses_permuted_ids_and_finds_its_lost_metrics_and_the_cache_heals(
+    folder: Path, tiny: list[str], capsys: Capture
+) -> None:
+    """The run's own file is refused; a permuted copy in the cache is trained again, so that it can never differ.
 
-    settings = [word for value in TINY for word in ("--set", value)]
-    assert main(["pretrain", "--recipe", "quickstart-text", "--out", "run", *settings]) == 0
-    return folder / "run"
-
-
-def test_a_resumed_run_refuses_permuted_ids_and_the_cache_heals(run: Path, capsys: Capture) -> None:
-    """The run's own file is refused; a permuted copy in the cache is trained again, so that it can never differ."""
-    from exlm_cli.cli.app import main
-
+    The figures of the last validation are in the checkpoint.
+    """
+    run = folder / "run"
+    result = result_of(capsys, "pretrain", "--recipe", "quickstart-text", "--out", "run", *tiny)
+    (run / "metrics.jsonl").unlink()
+    assert result_of(capsys, "pretrain", "--resume", "run")["metrics"] == result["metrics"]
     whole = (run / "tokenizer.json").read_bytes()
     swap_two_ids(run / "tokenizer.json")
     said = refusal_of(capsys, "pretrain", "--resume", "run")
@@ -195,15 +192,3 @@ def test_a_recipe_that_holds_no_text_or_is_huge_is_refused(
     said = refusal_of(capsys, *command.split(), "mine.yaml")
     assert reason in said
     assert "hint: " in said
-
-
-def test_a_finished_run_that_lost_its_metrics_is_resumed_to_the_same_result(run: Path, capsys: Capture) -> None:
-    """The figures of the last validation are in the checkpoint."""
-    from exlm_cli.cli.app import main
-
-    capsys.readouterr()
-    assert main(["pretrain", "--resume", "run", "--json"]) == 0
-    whole = json.loads(capsys.readouterr().out)
-    (run / "metrics.jsonl").unlink()
-    assert main(["pretrain", "--resume", "run", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["metrics"] == whole["metrics"]

@@ -98,11 +98,3 @@ def test_without_a_run_the_newest_one_is_taken(folder: Path, capsys: Capture) ->
     captured = capsys.readouterr()
     assert "run: runs/one, the newest one\n" in captured.err
     assert "loss, nats per target" in captured.out
-
-
-@pytest.mark.parametrize("command", ["eval", "predict", "embed", "inspect-dag"])
-def test_the_default_device_is_not_the_recipes(command: str, capsys: Capture) -> None:
-    assert main([command, "--help"]) == 0
-    shown = " ".join(capsys.readouterr().out.lower().split())
-    assert "the recipe" not in shown
-    assert "default: auto" in shown

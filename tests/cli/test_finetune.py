@@ -33,7 +33,8 @@ def _a_csv_and_a_checkpoint(folder: Path) -> None:
     (folder / "words.csv").write_text("text,amber,letters\n" + "\n".join(lines) + "\n")
 
 
-def test_a_csv_is_fine_tuned_from_the_newest_fitting_run_and_told_in_a_table(folder: Path, capsys: Capture) -> None:
+def test_a_csv_is_fine_tuned_from_the_newest_fitting_run_for_people_and_scripts(folder: Path, capsys: Capture) -> None:
+    """A table is printed; a finished run that is resumed prints the same results as JSON."""
     assert main([*TASK, "--seeds", "4,5", "--out", "run"]) == 0
     captured = capsys.readouterr()
     assert "checkpoint: runs/pretrained, the newest text run\n" in captured.err
@@ -43,15 +44,12 @@ def test_a_csv_is_fine_tuned_from_the_newest_fitting_run_and_told_in_a_table(fol
     recipe = load_recipe("run/recipe.yaml", kind=FinetuneRecipe)
     assert (recipe.seeds, recipe.task.label_columns, recipe.train.max_epochs) == ((4, 5), ("amber",), 2)
     assert read_run_json(folder / "run").checkpoint == str(folder / "runs/pretrained/checkpoints/step-3")
-
-
-def test_json_carries_what_scripts_rely_on(capsys: Capture) -> None:
-    result = result_of(capsys, *TASK, "--seed", "4", "--out", "run")
+    result = result_of(capsys, "finetune", "--resume", "run")
     assert result["run_dir"] == "run"
     assert result["split_sizes"] == {"train": 48, "valid": 6, "test": 6}
     assert set(result["metrics"]) == {"valid", "test"}
     assert {"roc_auc", "accuracy", "loss"} <= set(result["metrics"]["test"])
-    assert (result["seeds"], result["split"], result["init"]["objective"]) == ([4], "random", "exlm")
+    assert (result["seeds"], result["split"], result["init"]["objective"]) == ([4, 5], "random", "exlm")
 
 
 def test_from_scratch_and_regression(capsys: Capture) -> None:
@@ -67,7 +65,7 @@ def test_a_grid_is_searched_and_its_best_point_named(capsys: Capture) -> None:
     result = result_of(capsys, *words, "--out", "run")
     assert [point["values"] for point in result["grid"]] == [{"optim.lr": 1e-6}, {"optim.lr": 1e-2}]
     assert result["grid_best"]["values"]["optim.lr"] in (1e-6, 1e-2)
-    assert main([*words, "--out", "again"]) == 0
+    assert main(["finetune", "--resume", "run"]) == 0
     assert "best of 2 grid points: optim.lr=" in capsys.readouterr().out
 
 

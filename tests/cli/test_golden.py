@@ -82,7 +82,3 @@ def test_errors_are_those_of_the_golden_file(
     if "EXLM_UPDATE_GOLDEN" in os.environ:
         file.write_text("\n\n".join(f"{PROMPT}{words}\n{text}" for words, text in said.items()) + "\n")
     assert said == cases_of(file)
-
-
-def test_every_command_that_can_be_refused_has_a_golden_file() -> None:
-    assert {file.stem for file in GOLDEN.glob("*.txt")} >= {"exlm", "tokenize", "pretrain", "finetune", "recipes"}

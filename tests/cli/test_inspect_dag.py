@@ -1,7 +1,6 @@
-"""`exlm inspect-dag` on checkpoints trained for a few steps: what it prints, writes, chooses and refuses."""
+"""`exlm inspect-dag` on small checkpoints: what it prints, writes, chooses and refuses."""
 
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -11,38 +10,29 @@ from rich.cells import cell_len
 
 from exlm_cli.cli.app import main
 from exlm_cli.run_dir import update_run_json
-from tests.cli.asserts import refusal_of
+from tests.cli.asserts import refusal_of, result_of
+from tests.unit.finetune.finetuned_runs import smiles_pretrained
+from tests.unit.finetune.synthetic import make_pretrained
 
 Capture = pytest.CaptureFixture[str]
 SENTENCE = "This is [MASK], and I'm very [MASK] to see this."
-TINY = [
-    "--set", "data.bundled_rows=200", "--set", "model.width=32", "--set", "model.ffn_width=16",
-    "--set", "model.num_layers=1", "--set", "optim.warmup_steps=1", "--set", "train.max_steps=2",
-    "--set", "train.batch_sequences=4", "--set", "train.batch_tokens=null", "--set", "train.alignment_backend=torch",
-]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder whose `runs/` holds a text ExLM, a text MLM and a SMILES ExLM, the text ExLM the newest."""
-    work = tmp_path_factory.mktemp("trained")
-    before = os.environ.get("EXLM_CACHE_DIR")
-    os.environ["EXLM_CACHE_DIR"] = str(work / "cache")
-    try:
-        for name in ("quickstart-text-mlm", "quickstart-smiles", "quickstart-text"):
-            assert main(["pretrain", "--recipe", name, "--out", str(work / "runs" / name), *TINY]) == 0
-    finally:
-        os.environ.pop("EXLM_CACHE_DIR")
-        if before is not None:
-            os.environ["EXLM_CACHE_DIR"] = before
-    return work
+def made_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of runs: a text MLM, a SMILES ExLM, and a text ExLM with four states for each mask."""
+    runs = tmp_path_factory.mktemp("made") / "runs"
+    make_pretrained(runs / "text-mlm", objective="mlm")
+    smiles_pretrained(runs / "smiles")
+    make_pretrained(runs / "text", masking={"num_states_per_mask": 4})
+    return runs
 
 
 @pytest.fixture
-def work(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a current directory of this test's own with the trained runs in it."""
-    shutil.copytree(trained / "runs", tmp_path / "runs", copy_function=shutil.copy2)
-    for name in ("quickstart-text-mlm", "quickstart-smiles", "quickstart-text"):
+def work(made_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a current directory of this test's own with the runs in it, the text ExLM the newest."""
+    shutil.copytree(made_runs, tmp_path / "runs", copy_function=shutil.copy2)
+    for name in ("text-mlm", "smiles/pretrained", "text"):
         (tmp_path / "runs" / name / "run.json").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
@@ -52,7 +42,7 @@ def work(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 def test_the_newest_text_run_is_taken_and_named(work: Path, capsys: Capture) -> None:
     assert main(["inspect-dag", SENTENCE]) == 0
     captured = capsys.readouterr()
-    assert "checkpoint: runs/quickstart-text, the newest text run" in captured.err
+    assert "checkpoint: runs/text, the newest text run" in captured.err
     lines = captured.out.splitlines()
     assert lines[0] == "This is [MASK 1], and I'm very [MASK 2] to see this."
     assert max(cell_len(line) for line in lines if not line.startswith("wrote ")) <= 80
@@ -62,21 +52,20 @@ def test_the_newest_text_run_is_taken_and_named(work: Path, capsys: Capture) -> 
     assert [path.name for path in written] == [
         "dag_graph.png", "dag_graph.svg", "dag_heatmap.png", "dag_heatmap.svg", "dag.html", "dag.dot", "dag.json",
     ]  # fmt: skip
-    assert {path.parent.parent for path in written} == {Path("runs/quickstart-text/report")}
+    assert {path.parent.parent for path in written} == {Path("runs/text/report")}
     assert all(path.is_file() for path in written)
 
 
 def test_json_is_all_that_stdout_has(work: Path, capsys: Capture) -> None:
-    words = ["inspect-dag", SENTENCE, "--json", "--top", "2", "--n-best", "4", "--format", "dot,json", "--out", "out"]
-    assert main(words) == 0
-    result = json.loads(capsys.readouterr().out)
+    words = ["inspect-dag", SENTENCE, "--top", "2", "--n-best", "4", "--format", "dot,json", "--out", "out"]
+    result = result_of(capsys, *words)
     assert result["files"] == ["out/dag.dot", "out/dag.json"]
     assert result.pop("files")
     assert result == json.loads((work / "out" / "dag.json").read_text(encoding="utf-8"))
     assert result["num_masks"] == 2
     assert len(result["fillings"]) == 4
     assert all(len(node["tokens"]) == 2 for node in result["nodes"][1:-1])
-    assert result["checkpoint"] == "runs/quickstart-text/checkpoints/step-2"
+    assert result["checkpoint"] == "runs/text/checkpoints/step-3"
 
 
 def test_smiles_take_the_newest_smiles_run_and_any_length_and_no_files_can_be_asked_for(
@@ -84,7 +73,7 @@ def test_smiles_take_the_newest_smiles_run_and_any_length_and_no_files_can_be_as
 ) -> None:
     assert main(["inspect-dag", "CC[MASK]c1ccccc1", "--length", "any", "--format", "none"]) == 0
     captured = capsys.readouterr()
-    assert "checkpoint: runs/quickstart-smiles, the newest SMILES run" in captured.err
+    assert "checkpoint: runs/smiles/pretrained, the newest SMILES run" in captured.err
     assert "RDKit" in captured.out
     assert "share of all fillings of any length" in captured.out
     assert "wrote" not in captured.out
@@ -92,37 +81,37 @@ def test_smiles_take_the_newest_smiles_run_and_any_length_and_no_files_can_be_as
 
 
 def test_an_mlm_has_guesses_but_no_dag(work: Path, capsys: Capture) -> None:
-    assert main(["inspect-dag", SENTENCE, "--checkpoint", "runs/quickstart-text-mlm", "--out", "out"]) == 0
+    assert main(["inspect-dag", SENTENCE, "--checkpoint", "runs/text-mlm", "--out", "out"]) == 0
     captured = capsys.readouterr()
     assert "no DAG to draw" in captured.out
     assert sorted(path.name for path in (work / "out").iterdir()) == ["dag.html", "dag.json"]
 
 
 def test_a_step_can_be_named_and_the_same_sentence_gets_the_same_folder(work: Path, capsys: Capture) -> None:
-    step = "runs/quickstart-text/checkpoints/step-2"
+    step = "runs/text/checkpoints/step-3"
     folders = []
     for sentence in (SENTENCE, SENTENCE, SENTENCE.replace("very", "so")):
-        assert main(["inspect-dag", sentence, "--checkpoint", step, "--format", "json", "--json"]) == 0
-        folders.append(Path(json.loads(capsys.readouterr().out)["files"][0]).parent)
+        result = result_of(capsys, "inspect-dag", sentence, "--checkpoint", step, "--format", "json")
+        folders.append(Path(result["files"][0]).parent)
     assert folders[0] == folders[1] != folders[2]
-    assert folders[0].parent == Path("runs/quickstart-text/report")
+    assert folders[0].parent == Path("runs/text/report")
 
 
 def test_damaged_and_foreign_runs_are_passed_over(work: Path, capsys: Capture) -> None:
     for name, content in {"damaged": "{", "foreign": '{"command": "finetune"}'}.items():
-        shutil.copytree(work / "runs" / "quickstart-text", work / "runs" / name)
+        shutil.copytree(work / "runs" / "text", work / "runs" / name)
         (work / "runs" / name / "run.json").write_text(content)
     assert main(["inspect-dag", SENTENCE, "--format", "none"]) == 0
-    assert "checkpoint: runs/quickstart-text, the newest text run" in capsys.readouterr().err
+    assert "checkpoint: runs/text, the newest text run" in capsys.readouterr().err
 
 
 def test_a_run_with_a_dag_goes_before_a_newer_one_without(work: Path, capsys: Capture) -> None:
-    update_run_json(work / "runs" / "quickstart-text-mlm", {})
+    update_run_json(work / "runs" / "text-mlm", {})
     assert main(["inspect-dag", SENTENCE, "--format", "none"]) == 0
-    assert "checkpoint: runs/quickstart-text, the newest text run of an ExLM\n" in capsys.readouterr().err
-    shutil.rmtree(work / "runs" / "quickstart-text")
+    assert "checkpoint: runs/text, the newest text run of an ExLM\n" in capsys.readouterr().err
+    shutil.rmtree(work / "runs" / "text")
     assert main(["inspect-dag", SENTENCE, "--format", "none"]) == 0
-    assert "checkpoint: runs/quickstart-text-mlm, the newest text run\n" in capsys.readouterr().err
+    assert "checkpoint: runs/text-mlm, the newest text run\n" in capsys.readouterr().err
 
 
 def test_a_sentence_with_more_nodes_than_can_be_drawn_is_refused(work: Path, capsys: Capture) -> None:

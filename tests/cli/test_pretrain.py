@@ -1,6 +1,5 @@
 """`exlm pretrain`: a run directory that starts the same run again, results for people and programs, resumption."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from exlm_cli.cli.app import main
 from exlm_cli.config.load import load_recipe
 from exlm_cli.run_dir import read_metrics, read_run_json
+from tests.cli.asserts import result_of
 
 Capture = pytest.CaptureFixture[str]
 
@@ -17,9 +17,8 @@ def weights(run: Path) -> bytes:
 
 
 def test_a_run_starts_again_from_what_it_leaves_and_resumes(folder: Path, tiny: list[str], capsys: Capture) -> None:
-    words = ["pretrain", "--recipe", "quickstart-text", *tiny, "--seed", "3", "--device", "cpu", "--json"]
-    assert main([*words, "--out", "run"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    words = ["pretrain", "--recipe", "quickstart-text", *tiny, "--seed", "3", "--device", "cpu"]
+    result = result_of(capsys, *words, "--out", "run")
     assert (result["run_dir"], result["steps"]) == ("run", 4)
     assert Path(result["checkpoint"]) == Path("run/checkpoints/step-4")
     assert {"loss", "perplexity", "mask_accuracy"} <= set(result["metrics"])
@@ -38,8 +37,7 @@ def test_a_run_starts_again_from_what_it_leaves_and_resumes(folder: Path, tiny: 
     assert weights(folder / "again") == before
     # a finished run that is resumed stays as it is
     capsys.readouterr()
-    assert main(["pretrain", "--resume", "run", "--json"]) == 0
-    again = json.loads(capsys.readouterr().out)
+    again = result_of(capsys, "pretrain", "--resume", "run")
     assert (again["metrics"], again["steps"], weights(run)) == (result["metrics"], 4, before)
 
 
@@ -68,8 +66,7 @@ def test_a_run_on_local_files_is_continued_and_scored_from_any_folder(
     assert main(["pretrain", "--resume", str(folder / "run")]) == 0
     assert weights(folder / "run") == before
     capsys.readouterr()
-    assert main(["eval", str(folder / "run"), "--json", "--no-figures"]) == 0
-    assert json.loads(capsys.readouterr().out)["runs"]
+    assert result_of(capsys, "eval", folder / "run", "--no-figures")["runs"]
 
 
 @pytest.mark.parametrize("source", [["--recipe", "text-large"], ["--resume", "run"]])

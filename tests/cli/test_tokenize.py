@@ -1,6 +1,5 @@
 """`exlm tokenize`: what it writes, what it prints, and that a second run finds the first one's work."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from exlm_cli.cli.app import main
 from exlm_cli.config.load import load_recipe
 from exlm_cli.data.tokenizer import Tokenizer
+from tests.cli.asserts import result_of
 
 Capture = pytest.CaptureFixture[str]
 
@@ -16,11 +16,8 @@ def test_inputs_of_a_kind_become_tokens_and_the_second_run_finds_them(folder: Pa
     (folder / "corpus").mkdir()
     for name in ("a.txt", "b.txt"):
         (folder / "corpus" / name).write_text("the cat sat on the mat\n\n" * 300)
-    words = ["tokenize", "corpus", "--kind", "text", "--vocab-size", "270", "--out", "tokens", "--json"]
-    assert main(words) == 0
-    first = json.loads(capsys.readouterr().out)
-    assert main(words) == 0
-    second = json.loads(capsys.readouterr().out)
+    words = ["tokenize", "corpus", "--kind", "text", "--vocab-size", "270", "--out", "tokens"]
+    first, second = result_of(capsys, *words), result_of(capsys, *words)
     assert (first.pop("was_cached"), second.pop("was_cached")) == (False, True)
     assert first == second
     assert sorted(path.name for path in (folder / "tokens").iterdir()) == ["recipe.yaml", "tokenizer.json"]
@@ -42,6 +39,13 @@ def test_the_recipe_it_writes_trains_with_the_same_tokenizer_and_inputs(folder: 
     assert "was cached       no\n" in out
 
 
+def test_molecules_that_rdkit_refuses_are_listed_on_request(folder: Path, capsys: Capture) -> None:
+    (folder / "some.smi").write_text("CCO\nC1CC\nc1ccccc1\n" * 20)
+    words = ["tokenize", "some.smi", "--kind", "smiles", "--out", "out", "--on-invalid", "skip"]
+    assert result_of(capsys, *words)["num_rejected"] == 20
+    assert len((folder / "out" / "rejected.csv").read_text().splitlines()) == 1 + 20
+
+
 @pytest.mark.parametrize(
     ("option", "key", "value"), [("--vocab-size", "vocab_size", 300), ("--tokenizer", "path", "t")]
 )
@@ -57,8 +61,8 @@ def test_options_win_over_the_recipe(folder: Path, option: str, key: str, value:
 
 
 def test_without_out_a_folder_is_made_under_runs(folder: Path, capsys: Capture) -> None:
-    assert main(["tokenize", "--recipe", "quickstart-text", "--set", "data.bundled_rows=100", "--json"]) == 0
-    tokenizer = Path(json.loads(capsys.readouterr().out)["tokenizer"])
+    result = result_of(capsys, "tokenize", "--recipe", "quickstart-text", "--set", "data.bundled_rows=100")
+    tokenizer = Path(result["tokenizer"])
     assert tokenizer.is_file()
     assert tokenizer.parent.parent == Path("runs")
     assert tokenizer.parent.name.startswith("quickstart-text-")
