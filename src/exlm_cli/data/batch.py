@@ -108,49 +108,63 @@ def expand(masked: MaskedSequences, num_states_per_mask: int, objective: Objecti
     target_lengths = masked.is_masked.sum(1)
     lengths = masked.lengths + (k - 1) * target_lengths
     longest, most_masks = int(lengths.max()), int(target_lengths.max())
-    num_columns = max(1, most_masks)
-    is_target_BT = np.arange(num_columns) < target_lengths[:, None]
+    is_padded = bool((lengths < longest).any())
 
-    is_token_BL = np.arange(longest_input) < masked.lengths[:, None]
-    copies_BL = np.where(masked.is_masked, k, is_token_BL)
-    # a last column of [PAD] fills every sequence up to the longest, so that all rows have equal length
-    copies = np.concatenate([copies_BL, (longest - lengths)[:, None]], axis=1).ravel()
-    token_ids = np.concatenate([masked.input_ids, np.full((num_sequences, 1), pad_id)], axis=1)
-    token_index = np.tile(np.append(np.arange(longest_input), 0), num_sequences)
+    # sequence by sequence: numbers along the last axis of k, which is short, take several times as long
+    num_inner = k * target_lengths
+    sequence = np.arange(num_sequences)
+    masks_before = np.cumsum(target_lengths) - target_lengths
+    inner_N = np.arange(num_inner.sum()) - np.repeat(k * masks_before, num_inner)
+    mask_M = np.arange(target_lengths.sum()) - np.repeat(masks_before, target_lengths)
+    source_M = np.flatnonzero(masked.is_masked) - np.repeat(sequence * longest_input, target_lengths)
+    position_N = np.repeat(source_M - mask_M, k) + inner_N
+    place_N = position_N + np.repeat(sequence * longest, num_inner)
+    clone_N = np.tile(np.arange(1, k + 1), len(mask_M))
+
+    # each expanded position is one token further than that before it, and the further copies of a mask are not
+    step_BX = np.ones((num_sequences, longest), dtype=np.int64)
+    step_BX[:, 0] = 0
+    step_BX.ravel()[place_N] = clone_N == 1
+    token_BX = np.cumsum(step_BX, axis=1, out=step_BX)
+    if is_padded:
+        is_padding_BX = np.arange(longest) >= lengths[:, None]
+        token_BX[is_padding_BX] = 0
+    token_ids = masked.input_ids.ravel()[token_BX + sequence[:, None] * longest_input]
+    if is_padded:
+        token_ids[is_padding_BX] = pad_id
     positions = np.zeros((num_sequences, longest, 2), dtype=np.int64)
-    positions[..., 0] = np.repeat(token_index, copies).reshape(num_sequences, longest)
-
-    first_BL = np.cumsum(copies_BL, axis=1) - copies_BL
-    inner_Mk = first_BL[masked.is_masked][:, None] + np.arange(k)
+    positions[..., 0] = token_BX
     if objective == "exlm":
-        row_M = np.repeat(np.arange(num_sequences), target_lengths)
-        positions[row_M[:, None], inner_Mk, 1] = np.arange(1, k + 1)
+        positions.ravel()[2 * place_N + 1] = clone_N
 
-    # without masks there is a column of targets, which is padding, but no inner node
-    inner_BTk = np.zeros((num_sequences, num_columns, k), dtype=np.int64)
-    inner_BTk[is_target_BT] = inner_Mk
-    mask_BTk = np.where(is_target_BT, np.arange(num_columns), -1)[..., None].repeat(k, axis=2)
-    num_inner = k * most_masks
-    node_index = np.zeros((num_sequences, num_inner + 2), dtype=np.int64)
-    node_index[:, 1:-1] = inner_BTk.reshape(num_sequences, -1)[:, :num_inner]
-    state_lengths = k * target_lengths + 2
-    node_index[np.arange(num_sequences), state_lengths - 1] = lengths - 1
+    node_index = np.zeros((num_sequences, k * most_masks + 2), dtype=np.int64)
     node_mask = np.full_like(node_index, -1)
-    node_mask[:, 1:-1] = mask_BTk.reshape(num_sequences, -1)[:, :num_inner]
+    inner_index = np.repeat(sequence * node_index.shape[1] + 1, num_inner) + inner_N
+    node_index.ravel()[inner_index] = position_N
+    node_mask.ravel()[inner_index] = np.repeat(mask_M, k)
+    state_lengths = num_inner + 2
+    node_index[sequence, state_lengths - 1] = lengths - 1
+
+    # without masks there is a column of targets, which is padding
+    target_ids = np.full((num_sequences, max(1, most_masks)), pad_id, dtype=np.int64)
+    target_source = np.full_like(target_ids, -1)
+    target_index = np.repeat(sequence * target_ids.shape[1], target_lengths) + mask_M
+    target_ids.ravel()[target_index] = masked.target_ids
+    target_source.ravel()[target_index] = masked.target_source
     return Batch(
-        token_ids=torch.from_numpy(np.repeat(token_ids.ravel(), copies).reshape(num_sequences, longest)),
+        token_ids=torch.from_numpy(token_ids),
         positions=torch.from_numpy(positions),
         lengths=torch.from_numpy(lengths),
         node_index=torch.from_numpy(node_index),
         node_mask=torch.from_numpy(node_mask),
         state_lengths=torch.from_numpy(state_lengths),
-        target_ids=torch.from_numpy(_at(is_target_BT, masked.target_ids, pad_id)),
-        target_source=torch.from_numpy(_at(is_target_BT, masked.target_source, -1)),
+        target_ids=torch.from_numpy(target_ids),
+        target_source=torch.from_numpy(target_source),
         target_lengths=torch.from_numpy(target_lengths),
         sample_index=torch.from_numpy(masked.sample_index),
-        inner_index=torch.from_numpy(np.flatnonzero(node_mask >= 0)),
-        target_index=torch.from_numpy(np.flatnonzero(is_target_BT)),
-        is_padded=bool((lengths < longest).any()),
+        inner_index=torch.from_numpy(inner_index),
+        target_index=torch.from_numpy(target_index),
+        is_padded=is_padded,
         num_tokens=int(masked.lengths.sum()),
     )
 
@@ -173,10 +187,3 @@ def batch_from_masked_ids(
         sample_index=np.arange(len(input_ids)),
     )
     return expand(masked, num_states_per_mask, objective, pad_id=pad_id)
-
-
-def _at(is_target_BT: BoolArray, values_M: IntArray, padding: int) -> IntArray:
-    """Return (B, T) values of the targets, one row for each sequence."""
-    padded = np.full(is_target_BT.shape, padding, dtype=np.int64)
-    padded[is_target_BT] = values_M
-    return padded

@@ -95,11 +95,16 @@ class Masker:
         """Repeat every token, add [CLS] and [SEP], and mask (section 2; section 3.1 for the repetition)."""
         original_BL, lengths = self._framed(sequences)
         is_masked_BL = self._draw(original_BL, sequences.sample_index)
-        input_BL = np.where(is_masked_BL, self.special.mask, original_BL)
-        row_M, position_M = is_masked_BL.nonzero()
-        target_ids = original_BL[row_M, position_M]
-        if self.masking.keep_ratio or self.masking.random_ratio:
-            input_BL[row_M, position_M] = self._shown(target_ids, sequences.sample_index[row_M], position_M)
+        # by their place in a flat (B * L): with an index for each axis it takes three times as long
+        place_M = np.flatnonzero(is_masked_BL)
+        row_M, position_M = np.divmod(place_M, original_BL.shape[1])
+        target_ids = original_BL.ravel()[place_M]
+        input_BL = original_BL
+        input_BL.ravel()[place_M] = (
+            self._shown(target_ids, sequences.sample_index[row_M], position_M)
+            if self.masking.keep_ratio or self.masking.random_ratio
+            else self.special.mask
+        )
         return MaskedSequences(
             input_ids=input_BL,
             lengths=lengths,
@@ -148,8 +153,9 @@ class Masker:
                 return is_masked_BL
         bits_BL[~is_maskable_BL] = np.iinfo(np.uint64).max
         # hashes of a sequence differ, so exactly so many are at or below the one of that rank
-        limit_B1 = np.take_along_axis(np.sort(bits_BL, axis=1), np.maximum(num_masked - 1, 0)[:, None], axis=1)
-        return (bits_BL <= limit_B1) & is_maskable_BL
+        rank_B = np.maximum(num_masked - 1, 0)
+        ranked_BL = np.partition(bits_BL, np.unique(rank_B), axis=1)
+        return (bits_BL <= ranked_BL[np.arange(len(rank_B)), rank_B][:, None]) & is_maskable_BL
 
     def _fixed_number(self, num_maskable: IntArray, sample_index: IntArray) -> IntArray:
         """Return floor(p*n + u) for each of the (B,) numbers n of maskable tokens; at least 1 where n is."""
