@@ -24,16 +24,8 @@ LAYERS = {
 }  # fmt: skip
 
 NEVER_TORCH = (
-    "errors.py",
-    "progress.py",
-    "format.py",
-    "paths.py",
-    "files.py",
-    "launch.py",
-    "run_dir.py",
-    "config/",
-    "report/",
-)
+    "errors.py", "progress.py", "format.py", "paths.py", "files.py", "launch.py", "run_dir.py", "config/", "report/",
+)  # fmt: skip
 DATA_WITH_TORCH = ("data/batch.py", "data/feed.py")
 HEAVY = ("torch", "datasets", "rdkit", "matplotlib", "tokenizers", "numpy", "pandas", "pyarrow")
 

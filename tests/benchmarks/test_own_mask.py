@@ -12,10 +12,10 @@ def study() -> Any:
     return importlib.import_module("own_mask")
 
 
-def test_the_formula_is_off_its_targets_and_a_start_at_the_next_mask_is_not(study) -> None:
+def test_a_start_at_the_next_mask_is_not_off_its_targets_as_the_formula_is(study) -> None:
+    """`tests/unit/ops/test_path_prior.py` has the numbers of the formula."""
     shares = {(start, masks, k): float(share) for start, masks, k, share, *_ in study.rows((6, 19), (2, 4))}
-    assert shares["formula", 6, 2] == pytest.approx(0.44, abs=0.005)
-    assert shares["formula", 19, 4] == pytest.approx(0.093, abs=0.0005)
+    assert all(share < 0.5 for (start, *_), share in shares.items() if start == "formula")
     assert all(share > 0.99 for (start, *_), share in shares.items() if start in ("next_mask", "lanes"))
 
 

@@ -64,17 +64,13 @@ def test_no_step_within_an_epoch_is_a_small_remainder(seed: int) -> None:
     assert totals.mean() > 0.9 * 4000
 
 
-def test_one_sequence_longer_than_the_budget_makes_its_own_step_in_a_window_too() -> None:
+@pytest.mark.parametrize(
+    ("bucket_steps", "lengths", "steps"), [(4, [50, 4, 4, 10, 10], [8, 10, 10, 50]), (1, [50, 4, 4], [8, 50])]
+)
+def test_one_sequence_longer_than_the_budget_makes_its_own_step(bucket_steps, lengths, steps) -> None:
     budget = {"batch_sequences": None, "batch_tokens": 10}
-    plan = _plan(budget, lengths=np.array([50, 4, 4, 10, 10]), bucket_steps=4)
-    totals = sorted(sum([50, 4, 4, 10, 10][i] for i in plan.step(s)) for s in range(len(plan)))
-    assert totals[-3:] == [10, 10, 50]
-    assert sum(totals) == 78
-
-
-def test_one_sequence_longer_than_the_budget_makes_its_own_step() -> None:
-    plan = _plan({"batch_sequences": None, "batch_tokens": 10}, lengths=np.array([50, 4, 4]), bucket_steps=1)
-    assert sorted(len(plan.step(i)) for i in range(len(plan))) == [1, 2]
+    plan = _plan(budget, lengths=np.array(lengths), bucket_steps=bucket_steps)
+    assert sorted(sum(lengths[i] for i in plan.step(s)) for s in range(len(plan))) == steps
 
 
 def test_microbatches_keep_their_budget_with_padding_counted() -> None:

@@ -12,7 +12,7 @@ import pytest
 from exlm_cli.ops.alignment import build
 
 TESTS = build.source_dir() / "tests"
-FLAGS = ("-std=c++17", "-g", "-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+FLAGS = ("-std=c++17", "-g1", "-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
 @pytest.fixture(scope="module", autouse=True)

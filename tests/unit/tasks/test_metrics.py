@@ -133,3 +133,25 @@ def test_probabilities_by_hand() -> None:
     assert np.allclose(to_probabilities("binary", logits), [[1 / 2, 3 / 4]], rtol=1e-12)
     assert np.allclose(to_probabilities("classes", logits), [[1 / 4, 3 / 4]], rtol=1e-12)
     assert to_probabilities("regression", logits) is logits
+
+
+@pytest.mark.parametrize(
+    ("targets", "mean", "std"),
+    [
+        ([[1.0, NAN, 5.0], [3.0, NAN, 5.0], [NAN, NAN, 5.0]], [2, 0, 5], [1, 1, 1]),
+        # equal targets have a scale of 1, whatever is lost in rounding
+        ([[0.1], [0.1], [0.1]], [0.1], [1]),
+        ([[1e17 / 3]] * 3, [1e17 / 3], [1]),
+        # it neither overflows nor vanishes
+        ([[1e-250], [3e-250]], [2e-250], [1e-250]),
+        ([[1e99], [3e99]], [2e99], [1e99]),
+        # targets that differ in the last digit keep their scale
+        ([[1.0], [1.0 + 2**-50]], [1.0 + 2**-51], [2**-51]),
+    ],
+)
+def test_the_scale_of_targets_leaves_out_what_is_missing_and_never_loses_its_digits(
+    targets: Any, mean: list[float], std: list[float]
+) -> None:
+    found = target_scale(np.array(targets))
+    assert found[0].tolist() == pytest.approx(mean, rel=1e-15)
+    assert found[1].tolist() == pytest.approx(std, rel=1e-15)

@@ -19,11 +19,8 @@ def _watched(rows, **train) -> list[str]:
     return progress.said
 
 
-def test_a_dag_in_use_is_no_news() -> None:
+def test_each_kind_of_collapse_is_reported_once_and_a_dag_in_use_is_no_news() -> None:
     assert _watched([HEALTHY]) == []
-
-
-def test_each_kind_of_collapse_is_reported_once() -> None:
     passed_over = HEALTHY | {"masks_with_0_share": 0.32}
     one_state = HEALTHY | {"effective_states": 1.004}
     first, second = _watched([passed_over, passed_over, one_state, one_state])
@@ -57,14 +54,10 @@ def test_a_cure_of_paths_names_what_the_recipe_lacks(transition, cure) -> None:
 
 def test_a_cure_of_states_names_what_the_recipe_lacks_and_at_last_fewer_states() -> None:
     row = HEALTHY | {"effective_states": 1.0}
+    assert find_collapse(row, tiny_recipe(masking={"num_states_per_mask": 1})) == {}
     model = {"mask_attention": "first", "clone_embedding": "nodes"}
     (_, cure) = find_collapse(row, tiny_recipe(model=model))["one state"]
     assert cure == "to keep states apart, start a new run with `model.transition.balance=0.1`"
     model["transition"] = {"balance": 0.1}
     (_, cure) = find_collapse(row, tiny_recipe(model=model))["one state"]
     assert cure == "`masking.num_states_per_mask=1` predicts the same for less"
-
-
-def test_one_state_of_one_is_no_collapse() -> None:
-    recipe = tiny_recipe(masking={"num_states_per_mask": 1})
-    assert find_collapse(HEALTHY | {"effective_states": 1.0}, recipe) == {}

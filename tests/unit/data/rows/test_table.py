@@ -56,30 +56,20 @@ def test_a_row_of_another_length_is_named_with_its_line(tmp_path: Path, row: byt
         read_table(path)
 
 
-def table_with(*names: str) -> Table:
-    return Table(Path("a.csv"), dict.fromkeys(names, ()), ())
-
-
 @pytest.mark.parametrize(
     ("names", "message", "hint"),
     [
         (("Smiles", "y"), "a.csv: no column `smiles`; there are `Smiles`, `y`", "did you mean `Smiles`?"),
         (("mol", "y"), "a.csv: no column `smiles`; there are `mol`, `y`", "name one"),
-        (
-            ("smiles;y",),
-            "a.csv: no column `smiles`; the header seems to be separated by semicolons, not by commas",
-            "did you mean `smiles;y`?",
-        ),
-        (
-            tuple(f"t{i}" for i in range(14)),
-            "a.csv: no column `smiles`; there are " + ", ".join(f"`t{i}`" for i in range(12)) + " and 2 more",
-            "name one",
-        ),
+        (("smiles;y",), "a.csv: no column `smiles`; the header seems to be separated by semicolons, not by commas",
+         "did you mean `smiles;y`?"),
+        (tuple(f"t{i}" for i in range(14)),
+         "a.csv: no column `smiles`; there are " + ", ".join(f"`t{i}`" for i in range(12)) + " and 2 more", "name one"),
     ],
-)
+)  # fmt: skip
 def test_a_missing_column_is_told_with_the_nearest(names: tuple[str, ...], message: str, hint: str) -> None:
     with pytest.raises(DataError, match=f"^{re.escape(message)}$") as caught:
-        table_with(*names).column("smiles", "name one")
+        Table(Path("a.csv"), dict.fromkeys(names, ()), ()).column("smiles", "name one")
     assert caught.value.hint == hint
 
 
