@@ -47,7 +47,7 @@ def imported_packages() -> Iterator[str]:
             yield module.partition(".")[0]
 
 
-def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
+def test_what_is_imported_is_declared_and_what_is_declared_is_imported():
     ours = {*sys.stdlib_module_names, PACKAGE.name}
     owners = packages_distributions()
     imported = {normal(owners[name][0]) for name in set(imported_packages()) - ours}
@@ -58,7 +58,7 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None
     assert (required | of_users) - IMPORTED_BY_NAME <= imported
 
 
-def test_no_module_needs_a_package_of_an_extra_to_be_imported() -> None:
+def test_no_module_needs_a_package_of_an_extra_to_be_imported():
     """They are imported where they are used, so that a plain install runs all that does not use them."""
     extras = PROJECT["optional-dependencies"]
     optional = {distribution(r) for group in extras.values() for r in group}
@@ -71,6 +71,6 @@ def test_no_module_needs_a_package_of_an_extra_to_be_imported() -> None:
             assert not modules & apart, path
 
 
-def test_extras_that_name_parts_of_the_plain_install_ask_for_what_it_has() -> None:
+def test_extras_that_name_parts_of_the_plain_install_ask_for_what_it_has():
     extras = PROJECT["optional-dependencies"]
     assert {*extras["chem"], *extras["plot"], *extras["hub"]} <= set(PROJECT["dependencies"])

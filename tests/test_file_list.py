@@ -40,21 +40,21 @@ def readme_tree() -> str:
     return next(block for block in blocks if "src/exlm_cli/" in block)
 
 
-def test_every_source_file_has_a_phrase() -> None:
+def test_every_source_file_has_a_phrase():
     assert not [name for name, phrase in phrases().items() if not phrase]
 
 
-def test_contributing_lists_every_source_file_once_with_the_first_line_of_its_docstring() -> None:
+def test_contributing_lists_every_source_file_once_with_the_first_line_of_its_docstring():
     assert [name for name, _ in listed()] == list(phrases()), "run `python tests/test_file_list.py`"
     assert dict(listed()) == phrases(), "run `python tests/test_file_list.py`"
 
 
-def test_the_tree_of_the_readme_names_every_folder_of_the_package() -> None:
+def test_the_tree_of_the_readme_names_every_folder_of_the_package():
     folders = {path.parent.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")} - {"."}
     assert not [folder for folder in sorted(folders) if f"{folder}/" not in readme_tree()]
 
 
-def test_every_path_of_the_tree_exists() -> None:
+def test_every_path_of_the_tree_exists():
     folder = ROOT
     num_paths = 0
     for line in readme_tree().splitlines():

@@ -4,7 +4,6 @@ ExLM (arXiv 2501.13397v5), Appendices B.2, K and O.
 """
 
 import math
-from pathlib import Path
 
 import pytest
 
@@ -65,13 +64,13 @@ def load(name: str) -> FinetuneRecipe:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_every_value_of_a_table_is_the_papers(name: str) -> None:
+def test_every_value_of_a_table_is_the_papers(name):
     recipe = load(name)
     assert {key: value_at(recipe, key) for key in EXPECTED[name]} == EXPECTED[name]
 
 
 @pytest.mark.parametrize("task", TABLE_8)
-def test_a_moleculenet_recipe_names_its_task_three_seeds_and_the_table_beside_each_value(task: str) -> None:
+def test_a_moleculenet_recipe_names_its_task_three_seeds_and_the_table_beside_each_value(task):
     recipe = load(f"moleculenet-{task}")
     assert (recipe.task.name, recipe.task.split) == (f"moleculenet/{task}", "scaffold")
     assert (len(recipe.seeds), recipe.aggregate) == (3, "mean")
@@ -82,14 +81,14 @@ def test_a_moleculenet_recipe_names_its_task_three_seeds_and_the_table_beside_ea
         assert "Table 8" in line, f"{path.name}: `{line.strip()}` names no table"
 
 
-def test_every_task_has_its_recipe() -> None:
+def test_every_task_has_its_recipe():
     files = {path.stem for folder in TEXT_FOLDERS for path in (recipes_folder() / "finetune" / folder).glob("*.yaml")}
     assert files == {*TABLE_11, "glue-small", "squad-small"}
     assert {f"glue-{name}" for name in GLUE_TASKS} < set(TABLE_11)
 
 
 @pytest.mark.parametrize("name", TABLE_11)
-def test_the_grid_and_the_seeds_are_those_of_the_table_and_the_recipe_is_a_point_of_it(name: str) -> None:
+def test_the_grid_and_the_seeds_are_those_of_the_table_and_the_recipe_is_a_point_of_it(name):
     recipe = load(name)
     searched = {key: values for key, values in TABLE_11[name].items() if len(values) > 1}
     assert {key: tuple(map(float, values)) for key, values in recipe.grid.items()} == searched
@@ -100,6 +99,6 @@ def test_the_grid_and_the_seeds_are_those_of_the_table_and_the_recipe_is_a_point
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.stem in TABLE_11], ids=lambda path: path.stem)
-def test_a_line_of_a_grid_names_its_table(path: Path) -> None:
+def test_a_line_of_a_grid_names_its_table(path):
     _, _, grid = path.read_text(encoding="utf-8").partition("grid:\n")
     assert [line for line in grid.splitlines() if "# Table 11, " not in line] == []

@@ -15,12 +15,12 @@ BLOCKS = re.findall(r"```python\n(.*?)```", (DOCS / "alignment_op.md").read_text
 SHORTER = {"STEPS": 2, "EPOCHS": 1}
 
 
-def test_there_are_three_notebooks() -> None:
+def test_there_are_three_notebooks():
     assert [path.stem for path in NOTEBOOKS] == ["alignment_op", "own_molecules", "own_text"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
     cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
@@ -46,7 +46,7 @@ def run(block: str) -> dict[str, Any]:
     return names
 
 
-def test_a_decoder_of_the_document_learns_and_decodes_and_its_ctc_is_that_of_torch() -> None:
+def test_a_decoder_of_the_document_learns_and_decodes_and_its_ctc_is_that_of_torch():
     names = run(BLOCKS[0])
     assert names["hidden"].grad.isfinite().all()
     assert names["hidden"].grad.abs().sum() > 0

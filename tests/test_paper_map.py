@@ -19,14 +19,14 @@ RECIPES = sorted(set(re.findall(r"`((?:text|smiles|repeat|ablation|table|figure)
 KEYS = sorted(set(re.findall(r"`((?:data|masking|model|optim|train)\.[\w.]+)(?:: \w+)?`", TEXT)))
 
 
-def test_the_map_names_enough_to_be_worth_checking() -> None:
+def test_the_map_names_enough_to_be_worth_checking():
     assert len(set(CODE)) >= 25
     assert len(RECIPES) >= 8
     assert len(KEYS) >= 5
 
 
 @pytest.mark.parametrize(("file", "name"), sorted(set(CODE)))
-def test_a_named_file_has_what_is_named(file: str, name: str) -> None:
+def test_a_named_file_has_what_is_named(file, name):
     folder = ROOT if file.startswith(("benchmarks/", "cuda_ext/", "tests/")) else ROOT / "src" / "exlm_cli"
     path = folder / file
     assert path.is_file()
@@ -37,27 +37,27 @@ def test_a_named_file_has_what_is_named(file: str, name: str) -> None:
         assert name in defined
 
 
-def test_named_recipes_are_shipped() -> None:
+def test_named_recipes_are_shipped():
     assert set(RECIPES) <= {name for kind in KINDS for name in list_recipes(kind)}
 
 
-def test_named_keys_are_those_of_a_recipe() -> None:
+def test_named_keys_are_those_of_a_recipe():
     assert not [key for key in KEYS if find_field(PretrainRecipe, key) is None]
 
 
 @pytest.mark.parametrize(("millions", "name"), re.findall(r"([\d.]+) M \(`([\w-]+)`\)", TEXT))
-def test_a_parameter_count_is_what_the_closed_form_gives(millions: str, name: str) -> None:
+def test_a_parameter_count_is_what_the_closed_form_gives(millions, name):
     recipe = load_recipe(name, kind=SweepRecipe).pretrain if name == "repeat-mlm" else load_recipe(name)
     assert f"{count_parameters(recipe) / 1e6:.1f}" == millions
 
 
-def test_the_large_model_has_the_papers_parameters_with_the_official_head() -> None:
+def test_the_large_model_has_the_papers_parameters_with_the_official_head():
     gated = ["model.transition.heads=16", "model.transition.position_features=true"]
     assert f"{count_parameters(load_recipe('text-large', gated)) / 1e6:.1f}" == "361.2"
     assert "361.2 M" in TEXT
 
 
-def test_every_section_appendix_table_and_figure_of_the_paper_has_its_place() -> None:
+def test_every_section_appendix_table_and_figure_of_the_paper_has_its_place():
     sections = ["§2", "§3.1", "§3.2", "§3.3", "§4.2", "§4.3", "§5.1", "§5.2", "§5.3"]
     appendices = [f"App. {letter}" for letter in "BCEFGHIJKLMNOPQ"] + ["Appendices A and D", "App. Q.1", "App. Q.3"]
     assert [place for place in [*sections, *appendices] if place not in TEXT] == []

@@ -46,18 +46,18 @@ EXLM_LINES = [line for line in shell_lines() if line.startswith("exlm ")]
 MAKE_TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 
 
-def test_the_table_of_commands_has_every_command_and_no_other() -> None:
+def test_the_table_of_commands_has_every_command_and_no_other():
     table = re.findall(r"^\| `exlm ([a-z-]+)` \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert table == list(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
 
-def test_the_documents_show_commands() -> None:
+def test_the_documents_show_commands():
     assert len(EXLM_LINES) >= 6
     assert "make quickstart" in shell_lines()
 
 
 @pytest.mark.parametrize("line", EXLM_LINES)
-def test_an_exlm_line_parses_and_its_recipe_resolves(line: str) -> None:
+def test_an_exlm_line_parses_and_its_recipe_resolves(line):
     command = typer.main.get_command(app)
     _, name, *words = shlex.split(line)
     group = command.make_context("exlm", [name, *words])
@@ -70,18 +70,18 @@ def test_an_exlm_line_parses_and_its_recipe_resolves(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", [line for line in shell_lines() if line.startswith("make ")])
-def test_a_make_line_names_targets_that_exist(line: str) -> None:
+def test_a_make_line_names_targets_that_exist(line):
     assert set(line.split("#")[0].split()[1:]) <= set(MAKE_TARGETS)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_links_lead_to_files(document: Path) -> None:
+def test_links_lead_to_files(document):
     for target in LINK.findall(document.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
 
 
-def test_the_readme_is_short_and_its_links_work_on_a_package_index() -> None:
+def test_the_readme_is_short_and_its_links_work_on_a_package_index():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 120
     project = re.compile(re.escape(PROJECT["urls"]["Repository"]) + "/(?:blob|raw|tree)/main/(.+)")
@@ -93,7 +93,7 @@ def test_the_readme_is_short_and_its_links_work_on_a_package_index() -> None:
             assert target == PROJECT["urls"]["Paper"]
 
 
-def test_the_citation_is_of_this_version_and_licence() -> None:
+def test_the_citation_is_of_this_version_and_licence():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
 
     assert citation["version"] == PROJECT["version"]
@@ -102,18 +102,18 @@ def test_the_citation_is_of_this_version_and_licence() -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_make_targets_named_in_the_text_exist(document: Path) -> None:
+def test_make_targets_named_in_the_text_exist(document):
     for words in re.findall(r"`make ([a-z -]+)`", document.read_text(encoding="utf-8")):
         assert set(words.split()) <= set(MAKE_TARGETS)
 
 
-def test_yaml_in_the_readme_is_a_recipe(tmp_path: Path) -> None:
+def test_yaml_in_the_readme_is_a_recipe(tmp_path):
     for index, (_, text) in enumerate(blocks("yaml")):
         path = tmp_path / f"recipe-{index}.yaml"
         path.write_text(text, encoding="utf-8")
         load_recipe(str(path))
 
 
-def test_python_in_the_readme_compiles() -> None:
+def test_python_in_the_readme_compiles():
     for document, text in blocks("python"):
         compile(text, document, "exec")

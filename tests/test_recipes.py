@@ -3,7 +3,6 @@
 Tables 5, 7 and 10 of ExLM (arXiv 2501.13397v5); sections and appendices as cited beside each value.
 """
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,15 +101,13 @@ def value_at(recipe: Recipe, path: str) -> Any:
     return value
 
 
-def test_every_file_is_a_listed_recipe_and_none_is_missing() -> None:
+def test_every_file_is_a_listed_recipe_and_none_is_missing():
     assert len(FILES) >= 50
     assert sorted(SHIPPED) == FILES
 
 
 @pytest.mark.parametrize(("path", "kind", "name"), [(path, *SHIPPED[path]) for path in SHIPPED])
-def test_a_recipe_resolves_has_a_purpose_and_round_trips(
-    path: Path, kind: type[Recipe], name: str, tmp_path: Path
-) -> None:
+def test_a_recipe_resolves_has_a_purpose_and_round_trips(path, kind, name, tmp_path):
     recipe = load_recipe(name, kind=kind)
     assert recipe.name == path.stem
     assert recipe.purpose
@@ -121,13 +118,13 @@ def test_a_recipe_resolves_has_a_purpose_and_round_trips(
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_every_value_of_a_table_is_the_papers(name: str) -> None:
+def test_every_value_of_a_table_is_the_papers(name):
     recipe = load_recipe(name)
     assert {key: value_at(recipe, key) for key in EXPECTED[name]} == EXPECTED[name]
 
 
 @pytest.mark.parametrize("name", ["text-base", "text-large", "smiles-base"])
-def test_every_value_of_a_table_stands_beside_a_comment_that_names_it(name: str) -> None:
+def test_every_value_of_a_table_stands_beside_a_comment_that_names_it(name):
     """The values that a file gives itself; those it extends are commented where they are given."""
     path = list_recipes(PretrainRecipe)[name]
     table = {"text-base": "Table 10", "text-large": "Table 10", "smiles-base": "Table 7"}[name]
@@ -152,12 +149,12 @@ def test_every_value_of_a_table_stands_beside_a_comment_that_names_it(name: str)
         ("ablation-mlm", 128, 0.03),
     ],
 )
-def test_parameters_come_out_as_the_paper_gives_them(name: str, paper_millions: float, tolerance: float) -> None:
+def test_parameters_come_out_as_the_paper_gives_them(name, paper_millions, tolerance):
     assert count_parameters(load_recipe(name)) == pytest.approx(paper_millions * 1e6, rel=tolerance)
 
 
 @pytest.mark.parametrize("name", [name for name in list_recipes(PretrainRecipe) if name.endswith("-mlm")])
-def test_a_twin_differs_in_the_objective_and_in_nothing_that_costs(name: str) -> None:
+def test_a_twin_differs_in_the_objective_and_in_nothing_that_costs(name):
     twin = load_recipe(name)
     assert twin.objective == "mlm"
     exlm = load_recipe(name.replace("ablation-mlm", "ablation-exlm").removesuffix("-mlm"))
@@ -170,7 +167,7 @@ def test_a_twin_differs_in_the_objective_and_in_nothing_that_costs(name: str) ->
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_of_what_is_not_the_papers_its_recipes_have_the_head_alone(name: str) -> None:
+def test_of_what_is_not_the_papers_its_recipes_have_the_head_alone(name):
     recipe = load_recipe(name)
     assert recipe.model.clone_embedding == "none"
     assert (recipe.optim.transition_lr_scale, recipe.optim.transition_start_ratio) == (1, 0)
@@ -187,7 +184,7 @@ LITERAL = {"text-base-formula", "smiles-base-formula", "text-base-gated", "text-
 
 
 @pytest.mark.parametrize("name", EXLM)
-def test_the_head_sees_the_masks_and_begins_at_the_next_one_unless_it_is_the_literal_formula(name: str) -> None:
+def test_the_head_sees_the_masks_and_begins_at_the_next_one_unless_it_is_the_literal_formula(name):
     model = load_recipe(name).model
     transition = model.transition
     if name in LITERAL:
@@ -201,7 +198,7 @@ def test_the_head_sees_the_masks_and_begins_at_the_next_one_unless_it_is_the_lit
 @pytest.mark.parametrize(
     "name", ["text-base-formula", "smiles-base-formula", "text-small-formula", "smiles-small-formula"]
 )
-def test_a_recipe_of_the_literal_formula_differs_in_that_alone(name: str) -> None:
+def test_a_recipe_of_the_literal_formula_differs_in_that_alone(name):
     literal, ours = load_recipe(name), load_recipe(name.removesuffix("-formula"))
     as_ours = {name: getattr(ours.model, name) for name in ("rope", "mask_attention", "transition")}
     content = {"name", "purpose", "paper", "model"}
@@ -211,13 +208,13 @@ def test_a_recipe_of_the_literal_formula_differs_in_that_alone(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", [*(n for n in list_recipes(PretrainRecipe) if "small" in n or "quickstart" in n)])
-def test_a_small_recipe_trains_for_a_few_steps_when_asked(name: str) -> None:
+def test_a_small_recipe_trains_for_a_few_steps_when_asked(name):
     """Its warm-up is a share of its steps."""
     recipe = load_recipe(name, ["train.max_steps=4"])
     assert recipe.optim.resolve_warmup_steps(4) == 1
 
 
-def test_the_text_recipes_name_the_papers_corpora() -> None:
+def test_the_text_recipes_name_the_papers_corpora():
     train = load_recipe("text-base").data.train
     assert any("wikipedia" in name for name in train)
     assert any("bookcorpus" in name for name in train)

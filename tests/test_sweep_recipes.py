@@ -60,7 +60,7 @@ def _content(recipe: PretrainRecipe) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_a_sweep_of_the_paper_trains_the_ablation_recipes(name: str) -> None:
+def test_a_sweep_of_the_paper_trains_the_ablation_recipes(name):
     plans = _load(name).plan()
     assert sorted(plan.label for plan in plans) == sorted(PAPER[name])
     for plan in plans:
@@ -68,7 +68,7 @@ def test_a_sweep_of_the_paper_trains_the_ablation_recipes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["table-2", "table-4", "table-13", "repeat-mlm"])
-def test_every_variant_is_fine_tuned_on_the_four_tasks_as_table_6_says(name: str) -> None:
+def test_every_variant_is_fine_tuned_on_the_four_tasks_as_table_6_says(name):
     for plan in _load(name).plan():
         assert [recipe.task.name for recipe in plan.finetune] == ["glue/mnli", "glue/qnli", "glue/qqp", "glue/rte"]
         for recipe in plan.finetune:
@@ -76,14 +76,14 @@ def test_every_variant_is_fine_tuned_on_the_four_tasks_as_table_6_says(name: str
             assert (recipe.optim.warmup_ratio, recipe.seeds, recipe.aggregate) == (0.06, (1, 2, 3), "mean")
 
 
-def test_figure_12_needs_no_task_and_several_mask_ratios() -> None:
+def test_figure_12_needs_no_task_and_several_mask_ratios():
     recipe = _load("figure-12")
     assert recipe.tasks == ()
     assert recipe.entropy_ratios == (0.15, 0.387, 0.622, 0.789)
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_small_sweeps_take_variants_and_no_size_from_the_papers(name: str) -> None:
+def test_small_sweeps_take_variants_and_no_size_from_the_papers(name):
     recipe = _load(name)
     assert recipe.pretrain.model.width <= 128
     assert not any(source.startswith("hub:") for source in (*recipe.pretrain.data.train, *recipe.pretrain.data.valid))
@@ -98,14 +98,14 @@ def test_small_sweeps_take_variants_and_no_size_from_the_papers(name: str) -> No
 
 
 @pytest.mark.parametrize("name", SMALL[1:])
-def test_small_sweeps_of_a_users_data_have_every_variant_of_the_paper(name: str) -> None:
+def test_small_sweeps_of_a_users_data_have_every_variant_of_the_paper(name):
     recipe = _load(name)
     assert {plan.label for plan in recipe.plan()} == {*PAPER["ablations"], *FORMULA}
     assert (recipe.pretrain.masking.num_states_per_mask, recipe.pretrain.masking.mask_ratio) == (4, 0.15)
 
 
 @pytest.mark.parametrize("name", SMALL[1:])
-def test_the_literal_formula_is_that_of_the_small_recipes(name: str) -> None:
+def test_the_literal_formula_is_that_of_the_small_recipes(name):
     literal = load_recipe(name.removeprefix("ablations-small-") + "-small-formula")
     names = ("model.rope", "model.mask_attention", "model.transition.rope", "model.transition.start")
     expected = {name: value_at(literal, name) for name in names}
@@ -123,7 +123,7 @@ CELLS = {
 }
 
 
-def test_every_cell_has_the_values_of_table_5_and_positions_that_grow_with_k() -> None:
+def test_every_cell_has_the_values_of_table_5_and_positions_that_grow_with_k():
     expected = TABLE_5 | MLM | {"masking.scheme": "bernoulli"}  # App. C: every copy is masked independently
     recipe = _load("repeat-mlm")
     assert {key: value_at(recipe.pretrain, key) for key in expected} == expected
@@ -136,13 +136,13 @@ def test_every_cell_has_the_values_of_table_5_and_positions_that_grow_with_k() -
 
 
 @pytest.mark.parametrize("name", ["repeat-mlm", "repeat-mlm-small-text", "repeat-mlm-small-smiles"])
-def test_the_cells_are_those_of_figure_3(name: str) -> None:
+def test_the_cells_are_those_of_figure_3(name):
     plans = _load(name).plan()
     assert len(plans) == 14
     assert {(p.pretrain.masking.num_repeats, p.pretrain.masking.mask_ratio) for p in plans} == CELLS
 
 
-def test_every_value_of_table_5_stands_beside_a_comment_that_names_it() -> None:
+def test_every_value_of_table_5_stands_beside_a_comment_that_names_it():
     path = recipes_folder() / "sweep" / "repeat_mlm" / "repeat-mlm.yaml"
     keys = {key.rpartition(".")[2] for key in TABLE_5} | {"max_length"}
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -152,7 +152,7 @@ def test_every_value_of_table_5_stands_beside_a_comment_that_names_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["quickstart-repeat-mlm", "repeat-mlm-small-text", "repeat-mlm-small-smiles"])
-def test_small_grids_take_nothing_from_the_papers_sections(name: str) -> None:
+def test_small_grids_take_nothing_from_the_papers_sections(name):
     """A section that extends a recipe replaces the one it inherits."""
     pretrain = _load(name).pretrain
     assert not any(source.startswith("hub:") for source in (*pretrain.data.train, *pretrain.data.valid))
@@ -160,7 +160,7 @@ def test_small_grids_take_nothing_from_the_papers_sections(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["convergence-text", "convergence-smiles"])
-def test_convergence_sweeps_cross_mask_ratios_with_models_of_equal_size_and_an_mlm_of_equal_cost(name: str) -> None:
+def test_convergence_sweeps_cross_mask_ratios_with_models_of_equal_size_and_an_mlm_of_equal_cost(name):
     recipe = _load(name)
     assert (len(recipe.seeds), recipe.tasks) == (3, ())
     by_label = {plan.label: plan.pretrain for plan in recipe.plan_seed(1)}

@@ -7,7 +7,7 @@ import pytest
 
 
 @pytest.mark.parametrize("scale", [None, 0.0, 1.0])
-def test_the_mean_coverage_of_exchanged_rows_is_the_rank_over_n_plus_1(scale: float | None) -> None:
+def test_the_mean_coverage_of_exchanged_rows_is_the_rank_over_n_plus_1(scale):
     """The rank is 90 of 99: whatever the divisor, a new row is covered with probability 90 / 100."""
     study = importlib.import_module("prediction_intervals")
     rng = np.random.default_rng(0)

@@ -15,7 +15,6 @@ from exlm_cli.cli import app as shell
 from exlm_cli.cli.app import explain, main
 from exlm_cli.errors import ConfigError, InterruptedRunError
 
-Capture = pytest.CaptureFixture[str]
 COMMANDS: list[str] = list(typer.main.get_command(shell.app).commands)  # type: ignore[attr-defined]
 IN_ORDER_OF_WORK = ["tokenize", "pretrain", "finetune", "eval", "inspect-dag"]
 MAIN = "import sys; from exlm_cli.cli.app import main; sys.exit(main())"
@@ -40,7 +39,7 @@ def python(*words: str | bytes, **environment: str) -> subprocess.CompletedProce
     return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, env=environment)
 
 
-def test_help_lists_the_commands_in_the_order_of_work_on_one_line_each(capsys: Capture) -> None:
+def test_help_lists_the_commands_in_the_order_of_work_on_one_line_each(capsys):
     assert main(["--help"]) == 0
     said = capsys.readouterr().out.partition("Commands:\n")[2].partition("\n\n")[0]
     listed = [line.split()[0] for line in said.splitlines()]
@@ -49,7 +48,7 @@ def test_help_lists_the_commands_in_the_order_of_work_on_one_line_each(capsys: C
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_that_fits_eighty_columns(command: str, capsys: Capture) -> None:
+def test_every_command_has_help_that_fits_eighty_columns(command, capsys):
     assert main([command, "--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"Usage: exlm {command}")
@@ -60,14 +59,14 @@ def test_every_command_has_help_that_fits_eighty_columns(command: str, capsys: C
         assert "default: auto" in shown
 
 
-def test_the_version_is_that_of_the_package(capsys: Capture) -> None:
+def test_the_version_is_that_of_the_package(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"exlm {metadata.version('exlm-cli')}\n"
     done = python("-m", "exlm_cli", "--version")
     assert (done.returncode, done.stdout) == (0, f"exlm {metadata.version('exlm-cli')}\n")
 
 
-def test_an_error_is_one_line_on_stderr_with_a_hint(failing: Callable[..., None], capsys: Capture) -> None:
+def test_an_error_is_one_line_on_stderr_with_a_hint(failing, capsys):
     failing(ConfigError("x" * 200 + " [bold]not markup[/bold]", "mend it"))
     assert main(["recipes"]) == 2
     captured = capsys.readouterr()
@@ -76,15 +75,13 @@ def test_an_error_is_one_line_on_stderr_with_a_hint(failing: Callable[..., None]
 
 
 @pytest.mark.parametrize("words", [["--debug", "recipes"], ["recipes", "--debug"]])
-def test_debug_shows_the_traceback_wherever_it_is_put(failing: Callable[..., None], words: list[str]) -> None:
+def test_debug_shows_the_traceback_wherever_it_is_put(failing, words):
     failing(ConfigError("wrong", "mend it"))
     with pytest.raises(ConfigError, match=r"^wrong$"):
         main(words)
 
 
-def test_a_stop_by_the_user_is_no_error_and_has_the_signals_exit_code(
-    failing: Callable[..., None], capsys: Capture
-) -> None:
+def test_a_stop_by_the_user_is_no_error_and_has_the_signals_exit_code(failing, capsys):
     failing(InterruptedRunError("stopped at step 3", "continue with ...", 15))
     assert main(["recipes"]) == 143
     assert capsys.readouterr().err == "stopped at step 3\n\nhint: continue with ...\n"
@@ -94,9 +91,7 @@ def test_a_stop_by_the_user_is_no_error_and_has_the_signals_exit_code(
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-def test_an_error_of_the_file_system_names_the_file_and_has_no_traceback(
-    failing: Callable[..., None], number: int, capsys: Capture
-) -> None:
+def test_an_error_of_the_file_system_names_the_file_and_has_no_traceback(failing, number, capsys):
     failing(OSError(number, os.strerror(number), "runs/x"))
     assert main(["recipes"]) == 2
     said = capsys.readouterr().err
@@ -112,23 +107,21 @@ def test_an_error_of_the_file_system_names_the_file_and_has_no_traceback(
         RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried"),
     ],
 )
-def test_running_out_of_memory_names_the_key_to_lower(
-    failing: Callable[..., None], error: Exception, capsys: Capture
-) -> None:
+def test_running_out_of_memory_names_the_key_to_lower(failing, error, capsys):
     failing(error)
     assert main(["recipes"]) == 2
     assert "train.microbatch_tokens" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("error", [RuntimeError("ours"), KeyError("ours")])
-def test_a_fault_of_the_program_keeps_its_traceback(failing: Callable[..., None], error: Exception) -> None:
+def test_a_fault_of_the_program_keeps_its_traceback(failing, error):
     assert explain(error) is None
     failing(error)
     with pytest.raises(type(error), match="ours"):
         main(["recipes"])
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
+def test_a_reader_that_goes_away_is_no_error():
     reader, writer = os.pipe()
     os.close(reader)
     words = [sys.executable, "-c", MAIN, "recipes", "text-base"]
@@ -148,13 +141,13 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
         ("x [MASK] é".encode(), ASCII, r"`x [MASK] \xe9` is not text in ASCII"),
     ],
 )
-def test_words_that_are_not_text_are_refused(word: bytes, environment: dict[str, str], error: str) -> None:
+def test_words_that_are_not_text_are_refused(word, environment, error):
     done = python("-c", MAIN, "inspect-dag", word, **environment)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {error}\n\nhint: ")
 
 
-def test_what_a_terminal_cannot_show_is_shown_with_backslashes() -> None:
+def test_what_a_terminal_cannot_show_is_shown_with_backslashes():
     script = (
         "from rich.table import Table; from exlm_cli.cli import app, console\n"
         "def show():\n"
@@ -169,7 +162,7 @@ def test_what_a_terminal_cannot_show_is_shown_with_backslashes() -> None:
     assert "| \\xb1" in done.stdout
 
 
-def test_the_shell_completes_commands_and_recipes_without_torch() -> None:
+def test_the_shell_completes_commands_and_recipes_without_torch():
     words = {"exlm finet": ["finetune"], "exlm pretrain --recipe text-base-": ["text-base-formula", "text-base-gated"]}
     script = MAIN.replace("sys.exit(main())", "code = main(); assert 'torch' not in sys.modules; sys.exit(code)")
     for typed, begin in words.items():

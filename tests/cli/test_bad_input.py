@@ -11,8 +11,6 @@ from exlm_cli.cli.app import main
 from exlm_cli.train.checkpoint import verify_checkpoint
 from tests.cli.conftest import TINY
 
-Capture = pytest.CaptureFixture[str]
-
 SETS = [word for value in TINY for word in ("--set", value)]
 PRETRAIN = ["pretrain", "--recipe", "quickstart-text", *SETS]
 
@@ -22,7 +20,7 @@ def _in_a_folder_of_its_own(folder: Path) -> None:
     """Run every test of this file there."""
 
 
-def test_a_disk_that_fills_up_under_a_checkpoint_leaves_none_and_the_run_can_be_continued(folder: Path) -> None:
+def test_a_disk_that_fills_up_under_a_checkpoint_leaves_none_and_the_run_can_be_continued(folder):
     """The file system really refuses: no file of the process may grow beyond 60 kB, which a checkpoint does."""
     assert main([*PRETRAIN, "--out", "before"]) == 0
     script = "import sys; from exlm_cli.cli.app import main; sys.exit(main())"

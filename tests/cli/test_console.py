@@ -17,8 +17,6 @@ from exlm_cli.cli.console import LineProgress, SafeConsole, TerminalProgress, op
 from exlm_cli.config.yaml import dump_yaml
 from exlm_cli.report.tables import ReportTable
 
-Capture = pytest.CaptureFixture[str]
-
 
 class Clock:
     """Seconds that pass when a test says so."""
@@ -40,7 +38,7 @@ def lines_of(steps: list[tuple[float, int]], total: int | None, done: int = 0, *
     return stream.getvalue().splitlines()
 
 
-def test_a_log_gets_a_line_every_ten_seconds_and_one_at_the_end() -> None:
+def test_a_log_gets_a_line_every_ten_seconds_and_one_at_the_end():
     steps = [(float(second), second) for second in range(1, 26)]
     assert lines_of(steps, 1000, loss="2.5", speed="9 tokens/s") == [
         "train: 10/1,000, loss 2.5, 9 tokens/s, 0:16:30 left",
@@ -49,14 +47,14 @@ def test_a_log_gets_a_line_every_ten_seconds_and_one_at_the_end() -> None:
     ]
 
 
-def test_a_log_gets_a_line_every_twentieth_but_at_most_one_a_second() -> None:
+def test_a_log_gets_a_line_every_twentieth_but_at_most_one_a_second():
     slow = lines_of([(2.0 * step, step) for step in range(1, 21)], 20)
     assert len(slow) == 20
     fast = lines_of([(0.1 * step, step) for step in range(1, 21)], 20)
     assert fast == ["train: 10/20, 10/s, 0:00:01 left", "train: 20/20, 10/s, 0:00:02 in all"]
 
 
-def test_a_long_run_speaks_more_rarely_as_it_goes() -> None:
+def test_a_long_run_speaks_more_rarely_as_it_goes():
     lines = lines_of([(float(second), 1) for second in range(1, 86_401)], None)
     seconds = 10.0
     expected = 0
@@ -67,14 +65,14 @@ def test_a_long_run_speaks_more_rarely_as_it_goes() -> None:
     assert len(lines) < 600
 
 
-def test_the_time_left_of_a_resumed_run_counts_only_what_this_process_does() -> None:
+def test_the_time_left_of_a_resumed_run_counts_only_what_this_process_does():
     assert lines_of([(10.0, 110)], 200, done=100)[0] == "train: 110/200, 1/s, 0:01:30 left"
     assert lines_of([(10.0, 5000)], None)[0] == "train: 5,000, 500/s"
     assert lines_of([(0.0, 5)], 10) == ["train: 5/10, 0:00:00 in all"]
     assert lines_of([(0.0, 5)], 10, done=5) == lines_of([], 10) == []
 
 
-def test_work_that_fails_says_no_end() -> None:
+def test_work_that_fails_says_no_end():
     stream = io.StringIO()
     bar = LineProgress(stream, Clock()).bar("train", 10)
     bar.__enter__().update(3)
@@ -87,7 +85,7 @@ def terminal() -> tuple[TerminalProgress, io.StringIO]:
     return TerminalProgress(SafeConsole(file=stream, force_terminal=True, width=80, color_system=None)), stream
 
 
-def test_a_bar_shows_count_fields_and_end_within_eighty_columns() -> None:
+def test_a_bar_shows_count_fields_and_end_within_eighty_columns():
     progress, stream = terminal()
     with progress.bar("train", 1500) as bar:
         bar.update(1200, loss="2.310", speed="12,345 tokens/s")
@@ -97,7 +95,7 @@ def test_a_bar_shows_count_fields_and_end_within_eighty_columns() -> None:
     assert max(map(len, stream.getvalue().replace("\r", "\n").splitlines())) <= 80 + len("\x1b[2K")
 
 
-def test_a_bar_inside_another_vanishes_and_a_message_stays() -> None:
+def test_a_bar_inside_another_vanishes_and_a_message_stays():
     progress, stream = terminal()
     with progress.bar("train", 10) as outer:
         with progress.bar("validate", None, done=3) as inner:
@@ -112,14 +110,14 @@ def test_a_bar_inside_another_vanishes_and_a_message_stays() -> None:
     assert "again" in stream.getvalue()
 
 
-def test_progress_is_lines_where_stderr_is_no_terminal_and_bars_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_lines_where_stderr_is_no_terminal_and_bars_where_it_is(monkeypatch):
     assert isinstance(open_progress(), LineProgress)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     assert isinstance(open_progress(), TerminalProgress)
 
 
-def test_results_go_to_stdout(capsys: Capture) -> None:
+def test_results_go_to_stdout(capsys):
     console.emit_text("name: a")
     console.emit_json({"a": [1, None]})
     console.emit_pairs({"run": "runs/x", "train_tokens": 12345, "loss": 2.34567, "was_cached": True, "is_new": False})
@@ -132,13 +130,13 @@ def test_results_go_to_stdout(capsys: Capture) -> None:
     )
 
 
-def test_a_listing_sets_its_notes_below_each_row(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_sets_its_notes_below_each_row(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")
     console.emit_listing(["name", "size"], [["a", "1"], ["long", "20"]], [["one two three four", "x"], []])
     assert capsys.readouterr().out == ("name   size\na         1\n    one two three\n    four\n    x\nlong     20\n")
 
 
-def test_an_error_on_a_terminal_is_coloured_and_not_broken(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_an_error_on_a_terminal_is_coloured_and_not_broken(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "40")
@@ -148,7 +146,7 @@ def test_an_error_on_a_terminal_is_coloured_and_not_broken(monkeypatch: pytest.M
     assert "\x1b[1;36mhint:\x1b[0m y\n" in error
 
 
-def test_a_table_stands_above_the_bars_and_changes_with_them() -> None:
+def test_a_table_stands_above_the_bars_and_changes_with_them():
     stream = io.StringIO()
     console = SafeConsole(file=stream, force_terminal=True, width=60, color_system=None)
     progress = TerminalProgress(console)
@@ -170,7 +168,7 @@ def test_a_table_stands_above_the_bars_and_changes_with_them() -> None:
     assert title not in stream.getvalue()
 
 
-def test_numbers_that_are_not_finite_are_null_in_json_and_told_in_words(capsys: Capture) -> None:
+def test_numbers_that_are_not_finite_are_null_in_json_and_told_in_words(capsys):
     console.emit_json({"a": math.nan, "b": [math.inf, 1.5], "c": {"d": -math.inf}})
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
         "a": None, "b": [None, 1.5], "c": {"d": None}
@@ -189,19 +187,19 @@ def test_numbers_that_are_not_finite_are_null_in_json_and_told_in_words(capsys: 
         "finetune moleculenet bace",
     ],
 )
-def test_a_dry_run_tells_the_same_recipe_to_people_and_to_programs(words: str, capsys: Capture) -> None:
+def test_a_dry_run_tells_the_same_recipe_to_people_and_to_programs(words, capsys):
     assert main([*words.split(), "--dry-run"]) == 0
     told = yaml.safe_load(capsys.readouterr().out)
     assert main([*words.split(), "--dry-run", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == told
 
 
-def test_an_error_stays_on_its_line_and_moves_no_cursor(capsys: Capture) -> None:
+def test_an_error_stays_on_its_line_and_moves_no_cursor(capsys):
     console.emit_error("a\nb \x1b[2Jc é", "d\re")
     assert capsys.readouterr().err == "error: a\\nb \\x1b[2Jc é\n\nhint: d\\re\n"
 
 
-def test_no_text_moves_the_cursor_or_fills_the_screen(capsys: Capture) -> None:
+def test_no_text_moves_the_cursor_or_fills_the_screen(capsys):
     """Control characters are shown as escapes, and names of 30 KB are cut, whatever prints them."""
     hostile = "\x1b[2J\x9b2J\u202e" + "name" * 7500 + "\x07 the reason"
     progress, stream = terminal()
@@ -225,7 +223,7 @@ def test_no_text_moves_the_cursor_or_fills_the_screen(capsys: Capture) -> None:
     assert re.search("\x1b|\x9b|\u202e|\x07|\nb", capsys.readouterr().out) is None
 
 
-def test_a_recipe_with_a_bidirectional_mark_is_dumped_without_it_and_read_back() -> None:
+def test_a_recipe_with_a_bidirectional_mark_is_dumped_without_it_and_read_back():
     dumped = dump_yaml({"name": "a\u202eb é"})
     assert "\u202e" not in dumped
     assert yaml.safe_load(dumped) == {"name": "a\u202eb é"}

@@ -8,8 +8,6 @@ import pytest
 from exlm_cli.cli.app import main
 from tests.cli.asserts import result_of
 
-Capture = pytest.CaptureFixture[str]
-
 
 @pytest.fixture(autouse=True)
 def _blank_figures() -> None:
@@ -23,7 +21,7 @@ def make_run(path: Path) -> str:
     return str(path)
 
 
-def test_curves_of_two_runs_go_to_the_report_of_the_first(folder: Path, capsys: Capture) -> None:
+def test_curves_of_two_runs_go_to_the_report_of_the_first(folder, capsys):
     runs = [make_run(folder / name / "pretrain") for name in ("k1", "k2")]
     files = [Path(file) for file in result_of(capsys, "curves", *runs)["files"]]
     assert files == [folder / f"k1/pretrain/report/curves.{suffix}" for suffix in ("png", "svg")]
@@ -38,7 +36,7 @@ def test_curves_of_two_runs_go_to_the_report_of_the_first(folder: Path, capsys: 
         ("there", "there/curves"), ("new.dir/", "new.dir/curves"),
     ],
 )  # fmt: skip
-def test_out_is_a_name_whose_dots_stay_or_a_directory(folder: Path, capsys: Capture, out: str, stem: str) -> None:
+def test_out_is_a_name_whose_dots_stay_or_a_directory(folder, capsys, out, stem):
     (folder / "there").mkdir()
     make_run(folder / "run")
     assert main(["curves", "run", "--out", out]) == 0

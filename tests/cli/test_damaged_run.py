@@ -12,8 +12,6 @@ from safetensors.torch import load_file, save_file
 from exlm_cli.cli.app import main
 from tests.cli.asserts import refusal_of, result_of
 
-Capture = pytest.CaptureFixture[str]
-
 
 @pytest.fixture
 def copied(folder: Path, made: Path) -> Path:
@@ -46,7 +44,7 @@ READERS = {
 
 
 @pytest.mark.parametrize("words", READERS)
-def test_permuted_ids_in_a_tokenizer_are_refused_by_every_reader(words: str, copied: Path, capsys: Capture) -> None:
+def test_permuted_ids_in_a_tokenizer_are_refused_by_every_reader(words, copied, capsys):
     run = READERS[words]
     swap_two_ids(copied / run / "tokenizer.json")
     said = refusal_of(capsys, *words.split())
@@ -58,18 +56,14 @@ def test_permuted_ids_in_a_tokenizer_are_refused_by_every_reader(words: str, cop
                                                   ("recipe.yaml", "label_kind: auto", "label_kind: classes"),
                                                   ("recipe.yaml", "canonical_smiles: false", "canonical_smiles: true"),
                                                   ])  # fmt: skip
-def test_a_recipe_changed_beside_a_fine_tuned_run_is_refused(
-    file: str, old: str, new: str, copied: Path, capsys: Capture
-) -> None:
+def test_a_recipe_changed_beside_a_fine_tuned_run_is_refused(file, old, new, copied, capsys):
     path = copied / "M" / file
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))
     assert f"M/{file}: the " in refusal_of(capsys, "predict", "M", "new.csv")
 
 
-def test_a_resumed_run_refuses_permuted_ids_and_finds_its_lost_metrics_and_the_cache_heals(
-    folder: Path, tiny: list[str], capsys: Capture
-) -> None:
+def test_a_resumed_run_refuses_permuted_ids_and_finds_its_lost_metrics_and_the_cache_heals(folder, tiny, capsys):
     """The run's own file is refused; a permuted copy in the cache is trained again, so that it can never differ.
 
     The figures of the last validation are in the checkpoint.
@@ -92,7 +86,7 @@ def test_a_resumed_run_refuses_permuted_ids_and_finds_its_lost_metrics_and_the_c
     assert cached.read_bytes() == (run / "tokenizer.json").read_bytes() == whole
 
 
-def test_a_resumed_fine_tuning_refuses_permuted_ids(copied: Path, capsys: Capture) -> None:
+def test_a_resumed_fine_tuning_refuses_permuted_ids(copied, capsys):
     swap_two_ids(copied / "M" / "tokenizer.json")
     assert "M/tokenizer.json: the tokenizer in it is not" in refusal_of(capsys, "finetune", "--resume", "M")
 
@@ -134,9 +128,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_content_that_does_not_fit_is_refused_although_its_hash_does(
-    damage: str, copied: Path, capsys: Capture
-) -> None:
+def test_content_that_does_not_fit_is_refused_although_its_hash_does(damage, copied, capsys):
     checkpoint = copied / "P" / "checkpoints" / "step-3"
     DAMAGE[damage](checkpoint)
     resign(checkpoint)
@@ -155,14 +147,14 @@ ROWS = {
 
 
 @pytest.mark.parametrize("line", ROWS.values(), ids=ROWS)
-def test_a_row_of_metrics_that_is_none_is_refused_by_curves(line: str, folder: Path, capsys: Capture) -> None:
+def test_a_row_of_metrics_that_is_none_is_refused_by_curves(line, folder, capsys):
     (folder / "run").mkdir()
     (folder / "run" / "metrics.jsonl").write_text('{"kind": "train", "step": 0, "loss": 3.0}\n' + line + "\n")
     said = refusal_of(capsys, "curves", "run")
     assert said.startswith("error: run/metrics.jsonl: line 2 is not a row of metrics: ")
 
 
-def test_a_tokenizer_that_panics_or_needs_endless_memory_is_refused(copied: Path, capsys: Capture) -> None:
+def test_a_tokenizer_that_panics_or_needs_endless_memory_is_refused(copied, capsys):
     path = copied / "T" / "tokenizer.json"
     whole = json.loads(path.read_text())
     panics, endless = json.loads(path.read_text()), whole
@@ -183,9 +175,7 @@ def test_a_tokenizer_that_panics_or_needs_endless_memory_is_refused(copied: Path
         ("# " + "x" * 1_000_000, "the file has 1 MB; a recipe has at most 1 MB"),
     ],
 )
-def test_a_recipe_that_holds_no_text_or_is_huge_is_refused(
-    content: str, reason: str, command: str, folder: Path, capsys: Capture
-) -> None:
+def test_a_recipe_that_holds_no_text_or_is_huge_is_refused(content, reason, command, folder, capsys):
     if "NUL" in reason and command == "recipes":
         return  # it shows a recipe without opening its inputs
     (folder / "mine.yaml").write_text(content)

@@ -1,17 +1,14 @@
 """`exlm doctor`: what it shows, for people and for programs, and how a build that fails ends."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from exlm_cli.cli.app import main
 from exlm_cli.ops.alignment import build
 
-Capture = pytest.CaptureFixture[str]
 
-
-def test_the_kernels_in_use_are_shown(folder: Path, capsys: Capture) -> None:
+def test_the_kernels_in_use_are_shown(folder, capsys):
     for built in (folder.parent / "cache").iterdir():
         built.unlink()
     assert main(["doctor", "--json"]) == 0
@@ -30,7 +27,7 @@ def test_the_kernels_in_use_are_shown(folder: Path, capsys: Capture) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_build_that_fails_says_why_and_exits_with_2(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_that_fails_says_why_and_exits_with_2(capsys, monkeypatch):
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
     assert main(["doctor", "--build"]) == 2
     captured = capsys.readouterr()

@@ -1,7 +1,5 @@
 """`exlm embed` on small runs: both formats, and mistakes that leave nothing behind."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -9,11 +7,9 @@ from exlm_cli.cli.app import main
 from tests.cli.asserts import result_of
 from tests.unit.finetune.finetuned_runs import write_rows
 
-Capture = pytest.CaptureFixture[str]
-
 
 @pytest.mark.parametrize("run", ["P", "M"])
-def test_vectors_of_any_run_are_written(run_folder: Path, capsys: Capture, run: str) -> None:
+def test_vectors_of_any_run_are_written(run_folder, capsys, run):
     write_rows(run_folder / "new.csv", ["smiles"], [["CCO"], ["(("]])
     result = result_of(capsys, "embed", run, "new.csv", "--out", "a/v.npz")
     assert (result["rows"], result["unreadable_rows"], result["files"]) == (2, 1, ["a/v.npz"])

@@ -1,7 +1,6 @@
 """`exlm eval` on small runs: tables for people, JSON for programs, files for both, mistakes in one line."""
 
 import csv
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,12 +10,8 @@ from exlm_cli.run_dir import update_run_json
 from tests.cli.asserts import refusal_of, result_of
 from tests.unit.finetune.synthetic import make_pretrained
 
-Capture = pytest.CaptureFixture[str]
 
-
-def test_fine_tuned_runs_are_printed_in_tables_that_fit_and_drawn(
-    folder: Path, made: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fine_tuned_runs_are_printed_in_tables_that_fit_and_drawn(folder, made, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["eval", str(made / "molecules/run"), str(made / "rte/run"), "--out", "out"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -29,7 +24,7 @@ def test_fine_tuned_runs_are_printed_in_tables_that_fit_and_drawn(
     assert sorted(path.name for path in (folder / "out").iterdir()) == sorted(names)
 
 
-def test_json_has_results_as_they_are_and_those_of_one_run_on_top(run_folder: Path, capsys: Capture) -> None:
+def test_json_has_results_as_they_are_and_those_of_one_run_on_top(run_folder, capsys):
     result = result_of(capsys, "eval", "M", "--no-figures")
     assert sum(result["split_sizes"].values()) == 72
     assert {"roc_auc", "average_precision", "accuracy"} <= set(result["metrics"]["test"])
@@ -40,7 +35,7 @@ def test_json_has_results_as_they_are_and_those_of_one_run_on_top(run_folder: Pa
     assert [entry["name"] for entry in both["runs"]] == ["molecules/run", "squad/run"]
 
 
-def test_tables_are_written_in_the_formats_asked_for(run_folder: Path, capsys: Capture) -> None:
+def test_tables_are_written_in_the_formats_asked_for(run_folder, capsys):
     result = result_of(capsys, "eval", "R", "--no-figures", "--format", "markdown,csv,latex", "--out", "out")
     suffixes = (".md", ".csv", ".tex")
     assert result["files"] == [f"out/{name}{suffix}" for name in ("scores-glue-rte", "table-3") for suffix in suffixes]
@@ -54,7 +49,7 @@ def test_tables_are_written_in_the_formats_asked_for(run_folder: Path, capsys: C
     assert (paper["RTE"], paper["seeds"], paper["parameters"]) == ("75.5", "5", "128 M")
 
 
-def test_pretrained_runs_are_scored_side_by_side_on_given_data(run_folder: Path, capsys: Capture) -> None:
+def test_pretrained_runs_are_scored_side_by_side_on_given_data(run_folder, capsys):
     (run_folder / "valid.txt").write_text("amber birch\ncedar fern elder\n")
     result = result_of(capsys, "eval", "T", "T/checkpoints/step-3", "--data", "valid.txt")
     assert [entry["name"] for entry in result["runs"]] == ["text", "text/step-3"]
@@ -70,7 +65,7 @@ def test_pretrained_runs_are_scored_side_by_side_on_given_data(run_folder: Path,
     assert "note: text: exlm, step 3" in out
 
 
-def test_entropy_over_mask_ratios_is_printed_written_and_drawn(run_folder: Path, made: Path, capsys: Capture) -> None:
+def test_entropy_over_mask_ratios_is_printed_written_and_drawn(run_folder, made, capsys):
     (run_folder / "valid.txt").write_text("amber birch cedar\ncedar fern elder\n")
     mlm = make_pretrained(run_folder / "mlm", objective="mlm", model={"rope": "1d"})
     words = ["eval", "--entropy", "T", mlm, "--data", "valid.txt", "--out", "out"]
@@ -87,7 +82,7 @@ def test_entropy_over_mask_ratios_is_printed_written_and_drawn(run_folder: Path,
     assert "`--num-states 2,3`" in refusal_of(capsys, "eval", "--entropy", str(mlm), "--num-states", "2,3")
 
 
-def test_without_a_run_the_newest_one_is_taken(folder: Path, capsys: Capture) -> None:
+def test_without_a_run_the_newest_one_is_taken(folder, capsys):
     make_pretrained(folder / "runs/one", train={"alignment_backend": "torch"})
     (folder / "runs/unfinished").mkdir()
     update_run_json(folder / "runs/unfinished", {"command": "finetune"})

@@ -1,7 +1,5 @@
 """`exlm export` on a small run: the files, the comparison in a fresh process, the model card."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.cli.asserts import result_of
@@ -9,7 +7,7 @@ from tests.cli.asserts import result_of
 pytest.importorskip("transformers")
 
 
-def test_a_run_is_exported_and_compared(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_exported_and_compared(run_folder, capsys):
     """An ExLM: without masks by ESM's class, with masks by the code of the folder."""
     result = result_of(capsys, "export", "T", "--out", "hub/mine")
     names = ["README.md", "config.json", "configuration_exlm.py", "model.safetensors", "modeling_exlm.py"]

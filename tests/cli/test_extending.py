@@ -15,8 +15,6 @@ from exlm_cli.config.load import load_recipe
 from tests.cli.asserts import result_of
 from tests.unit.finetune.synthetic import WORDS, make_pretrained
 
-Capture = pytest.CaptureFixture[str]
-
 DOCUMENT = (Path(__file__).parents[2] / "docs/extending.md").read_text(encoding="utf-8")
 QUICK = ["train.max_epochs=1", "train.num_threads=1", "seeds=[1]"]
 RUN = ["finetune", "tickets", "urgent", "--data-dir", "desk", "--set", "task.body_column=text"]
@@ -45,9 +43,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     tasks._entry_points.cache_clear()
 
 
-def test_a_task_of_an_installed_package_trains_resumes_and_predicts(
-    installed: Path, folder: Path, capsys: Capture
-) -> None:
+def test_a_task_of_an_installed_package_trains_resumes_and_predicts(installed, folder, capsys):
     make_pretrained(folder / "runs" / "pretrained")
     (folder / "desk").mkdir()
     rows = [f"{a} {b},{int('amber' in (a, b))}" for a in WORDS for b in WORDS]
@@ -74,9 +70,7 @@ def test_a_task_of_an_installed_package_trains_resumes_and_predicts(
         ([*RUN, "--set", "task.doc_stride=3"], "`task.doc_stride` is for squad; tickets/urgent does not use it"),
     ],
 )
-def test_mistakes_are_found_as_in_tasks_of_our_own(
-    installed: Path, folder: Path, capsys: Capture, words: list[str], message: str
-) -> None:
+def test_mistakes_are_found_as_in_tasks_of_our_own(installed, folder, capsys, words, message):
     assert main([*words, "--dry-run"]) == 2
     assert message in capsys.readouterr().err
 
@@ -91,8 +85,8 @@ def test_mistakes_are_found_as_in_tasks_of_our_own(
     ],
 )
 def test_a_package_that_does_not_work_is_named_and_other_tasks_go_on(
-    installed: Path, folder: Path, capsys: Capture, monkeypatch, code: str, message: str
-) -> None:
+    installed, folder, capsys, monkeypatch, code, message
+):
     path = installed / "ticket_tasks.py"
     text = path.read_text().replace('suite: ClassVar[str] = "tickets"', 'suite: ClassVar[str] = "others"')
     path.write_text(text if code.startswith("SUITE") else code)
@@ -105,7 +99,7 @@ def test_a_package_that_does_not_work_is_named_and_other_tasks_go_on(
     assert json.loads(capsys.readouterr().out)["task"]["name"] == "glue/rte"
 
 
-def test_a_recipe_brings_no_code(installed: Path, folder: Path, capsys: Capture) -> None:
+def test_a_recipe_brings_no_code(installed, folder, capsys):
     (folder / "mine.yaml").write_text("extends: csv\ntask: {name: 'os:system/x'}\n")
     assert main(["finetune", "--recipe", "mine.yaml", "--dry-run"]) == 2
     assert "unknown task `os:system/x`" in capsys.readouterr().err

@@ -16,8 +16,6 @@ from exlm_cli.run_dir import update_run_json
 from tests.cli.conftest import link_runs
 from tests.unit.finetune.synthetic import make_pretrained
 
-Capture = pytest.CaptureFixture[str]
-
 GOLDEN = Path(__file__).parent / "golden"
 PROMPT = "$ exlm "
 
@@ -65,9 +63,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, made: Path) -> Path:
 
 
 @pytest.mark.parametrize("file", sorted(GOLDEN.glob("*.txt")), ids=lambda file: file.stem)
-def test_errors_are_those_of_the_golden_file(
-    file: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_errors_are_those_of_the_golden_file(file, inputs, monkeypatch, capsys):
     monkeypatch.chdir(inputs)
     monkeypatch.setenv("EXLM_CACHE_DIR", str(inputs.parent / "cache"))
     expected, said = cases_of(file), {}

@@ -38,11 +38,11 @@ def shown_by(command: str | None, text: str) -> str:
         ("pretrain", "override `masking`: not of the form", "`--set masking`: not of the form"),
     ],
 )  # fmt: skip
-def test_a_setting_becomes_what_the_running_command_takes(command: str, library: str, shown: str) -> None:
+def test_a_setting_becomes_what_the_running_command_takes(command, library, shown):
     assert shown_by(command, library) == shown
 
 
 @pytest.mark.parametrize("text", ["some.smi:2: `c1c=o`: RDKit cannot parse it", "`C.c=c`", "`PYTHONUTF8=1 exlm ...`"])
-def test_other_text_in_backticks_stays_and_all_of_it_without_a_command(text: str) -> None:
+def test_other_text_in_backticks_stays_and_all_of_it_without_a_command(text):
     assert shown_by("tokenize", text) == text
     assert shown_by(None, "give `task.data_dir=DIR`") == "give `task.data_dir=DIR`"

@@ -51,7 +51,7 @@ def everything_under(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
-def test_a_pushed_run_is_read_back(hub: FakeHub, run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pushed_run_is_read_back(hub, run_folder, capsys):
     """The same DAG as of the run itself, and without a network from then on. A second push replaces the first."""
     pytest.importorskip("transformers")
     hub.commit("me/text", {"run/old.json": b"{}", "notes.txt": b"mine"})
@@ -76,9 +76,7 @@ def test_a_pushed_run_is_read_back(hub: FakeHub, run_folder: Path, capsys: pytes
     assert TOKEN.encode() not in b"".join(files.values()) + everything_under(run_folder.parent)
 
 
-def test_a_fine_tuned_run_predicts_from_the_hub(
-    hub: FakeHub, run_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fine_tuned_run_predicts_from_the_hub(hub, run_folder, capsys):
     """All seeds; the paths of its data and of its checkpoint have lost their folders."""
     copy_run(finetuned_source(load_finetuned(run_folder / "M", device="cpu")), run_folder / "copy")
     hub.commit("me/molecules", files_of(run_folder / "copy"))
@@ -98,9 +96,7 @@ def test_a_fine_tuned_run_predicts_from_the_hub(
 
 
 @pytest.mark.parametrize("name", ["training_rows.npz", "calibration.json"])
-def test_a_fine_tuned_run_that_lacks_a_file_of_its_predictions_is_not_kept(
-    hub: FakeHub, run_folder: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_a_fine_tuned_run_that_lacks_a_file_of_its_predictions_is_not_kept(hub, run_folder, capsys, name):
     copy_run(finetuned_source(load_finetuned(run_folder / "M", device="cpu")), run_folder / "copy")
     files = files_of(run_folder / "copy")
     del files[f"run/{name}"]
@@ -111,7 +107,7 @@ def test_a_fine_tuned_run_that_lacks_a_file_of_its_predictions_is_not_kept(
     assert not [path for path in (run_folder.parent / "cache/hub-runs").rglob("*") if path.is_file()]
 
 
-def test_a_pushed_run_cannot_be_continued(pushed: str, run_folder: Path) -> None:
+def test_a_pushed_run_cannot_be_continued(pushed, run_folder):
     checkpoint = next((run_folder / "copy/checkpoints").iterdir())
     with pytest.raises(CheckpointError, match="no state of the optimizer, which `exlm push` leaves out"):
         load_optimizer_state(checkpoint, None, None)  # type: ignore[arg-type]
@@ -134,15 +130,8 @@ def test_a_pushed_run_cannot_be_continued(pushed: str, run_folder: Path) -> None
     ],
 )
 def test_what_cannot_be_read_is_refused_and_leaves_nothing(
-    hub: FakeHub,
-    pushed: str,
-    run_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    given: str,
-    change: str | None,
-    said: str,
-) -> None:
+    hub, pushed, run_folder, monkeypatch, capsys, given, change, said
+):
     files = dict(hub.repos["me/text"][-1][1])
     name = next(name for name in files if name.endswith("model.safetensors"))
     match change:
@@ -169,9 +158,7 @@ def test_what_cannot_be_read_is_refused_and_leaves_nothing(
     assert not [path for path in kept.rglob("*") if path.is_file() or path.name.startswith(".")]
 
 
-def test_without_the_hub_the_newest_copy_is_taken(
-    hub: FakeHub, pushed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_hub_the_newest_copy_is_taken(hub, pushed, capsys, monkeypatch):
     options = ("inspect-dag", SENTENCE, "--format", "none", "--checkpoint", "hub:me/text", "--json")
     assert main(options) == 0
     first = capsys.readouterr()
@@ -182,9 +169,7 @@ def test_without_the_hub_the_newest_copy_is_taken(
     assert "the Hub does not answer; taking" in second.err
 
 
-def test_a_push_that_is_refused_is_one_line_without_the_token(
-    hub: FakeHub, run_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_push_that_is_refused_is_one_line_without_the_token(hub, run_folder, capsys, monkeypatch):
     monkeypatch.setattr("exlm_cli.export.hub.export_folder", lambda source, out, *_, **__: out.mkdir())
     source = pretrained_source(load_pretrained(run_folder / "T", device="cpu"))
     hub.refuses = (403, f"you may not, {TOKEN}")

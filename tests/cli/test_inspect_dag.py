@@ -14,7 +14,6 @@ from tests.cli.asserts import refusal_of, result_of
 from tests.unit.finetune.finetuned_runs import smiles_pretrained
 from tests.unit.finetune.synthetic import make_pretrained
 
-Capture = pytest.CaptureFixture[str]
 SENTENCE = "This is [MASK], and I'm very [MASK] to see this."
 
 
@@ -39,7 +38,7 @@ def work(made_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return tmp_path
 
 
-def test_the_newest_text_run_is_taken_and_named(work: Path, capsys: Capture) -> None:
+def test_the_newest_text_run_is_taken_and_named(work, capsys):
     assert main(["inspect-dag", SENTENCE]) == 0
     captured = capsys.readouterr()
     assert "checkpoint: runs/text, the newest text run" in captured.err
@@ -56,7 +55,7 @@ def test_the_newest_text_run_is_taken_and_named(work: Path, capsys: Capture) -> 
     assert all(path.is_file() for path in written)
 
 
-def test_json_is_all_that_stdout_has(work: Path, capsys: Capture) -> None:
+def test_json_is_all_that_stdout_has(work, capsys):
     words = ["inspect-dag", SENTENCE, "--top", "2", "--n-best", "4", "--format", "dot,json", "--out", "out"]
     result = result_of(capsys, *words)
     assert result["files"] == ["out/dag.dot", "out/dag.json"]
@@ -68,9 +67,7 @@ def test_json_is_all_that_stdout_has(work: Path, capsys: Capture) -> None:
     assert result["checkpoint"] == "runs/text/checkpoints/step-3"
 
 
-def test_smiles_take_the_newest_smiles_run_and_any_length_and_no_files_can_be_asked_for(
-    work: Path, capsys: Capture
-) -> None:
+def test_smiles_take_the_newest_smiles_run_and_any_length_and_no_files_can_be_asked_for(work, capsys):
     assert main(["inspect-dag", "CC[MASK]c1ccccc1", "--length", "any", "--format", "none"]) == 0
     captured = capsys.readouterr()
     assert "checkpoint: runs/smiles/pretrained, the newest SMILES run" in captured.err
@@ -80,14 +77,14 @@ def test_smiles_take_the_newest_smiles_run_and_any_length_and_no_files_can_be_as
     assert list(work.glob("runs/*/report/dag-*")) == []
 
 
-def test_an_mlm_has_guesses_but_no_dag(work: Path, capsys: Capture) -> None:
+def test_an_mlm_has_guesses_but_no_dag(work, capsys):
     assert main(["inspect-dag", SENTENCE, "--checkpoint", "runs/text-mlm", "--out", "out"]) == 0
     captured = capsys.readouterr()
     assert "no DAG to draw" in captured.out
     assert sorted(path.name for path in (work / "out").iterdir()) == ["dag.html", "dag.json"]
 
 
-def test_a_step_can_be_named_and_the_same_sentence_gets_the_same_folder(work: Path, capsys: Capture) -> None:
+def test_a_step_can_be_named_and_the_same_sentence_gets_the_same_folder(work, capsys):
     step = "runs/text/checkpoints/step-3"
     folders = []
     for sentence in (SENTENCE, SENTENCE, SENTENCE.replace("very", "so")):
@@ -97,7 +94,7 @@ def test_a_step_can_be_named_and_the_same_sentence_gets_the_same_folder(work: Pa
     assert folders[0].parent == Path("runs/text/report")
 
 
-def test_damaged_and_foreign_runs_are_passed_over(work: Path, capsys: Capture) -> None:
+def test_damaged_and_foreign_runs_are_passed_over(work, capsys):
     for name, content in {"damaged": "{", "foreign": '{"command": "finetune"}'}.items():
         shutil.copytree(work / "runs" / "text", work / "runs" / name)
         (work / "runs" / name / "run.json").write_text(content)
@@ -105,7 +102,7 @@ def test_damaged_and_foreign_runs_are_passed_over(work: Path, capsys: Capture) -
     assert "checkpoint: runs/text, the newest text run" in capsys.readouterr().err
 
 
-def test_a_run_with_a_dag_goes_before_a_newer_one_without(work: Path, capsys: Capture) -> None:
+def test_a_run_with_a_dag_goes_before_a_newer_one_without(work, capsys):
     update_run_json(work / "runs" / "text-mlm", {})
     assert main(["inspect-dag", SENTENCE, "--format", "none"]) == 0
     assert "checkpoint: runs/text, the newest text run of an ExLM\n" in capsys.readouterr().err
@@ -114,6 +111,6 @@ def test_a_run_with_a_dag_goes_before_a_newer_one_without(work: Path, capsys: Ca
     assert "checkpoint: runs/text-mlm, the newest text run\n" in capsys.readouterr().err
 
 
-def test_a_sentence_with_more_nodes_than_can_be_drawn_is_refused(work: Path, capsys: Capture) -> None:
+def test_a_sentence_with_more_nodes_than_can_be_drawn_is_refused(work, capsys):
     assert "40000 nodes" in refusal_of(capsys, "inspect-dag", "[MASK]" * 10_000 + " a")
     assert list(work.glob("runs/*/report/dag-*")) == []

@@ -2,9 +2,6 @@
 
 import csv
 import json
-from pathlib import Path
-
-import pytest
 
 from exlm_cli.cli.app import main
 from tests.cli.asserts import result_of
@@ -12,10 +9,8 @@ from tests.unit.finetune.finetuned_runs import write_rows
 from tests.unit.tasks.glue_files import content
 from tests.unit.tasks.squad.test_task import document
 
-Capture = pytest.CaptureFixture[str]
 
-
-def test_new_molecules_get_probabilities_or_the_reason_why_not(run_folder: Path, capsys: Capture) -> None:
+def test_new_molecules_get_probabilities_or_the_reason_why_not(run_folder, capsys):
     write_rows(run_folder / "new.csv", ["id", "mol", "active"], [["a", "CCO", "1"], ["b", "((", ""], ["c", "CS", "0"]])
     result = result_of(capsys, "predict", "M", "new.csv", "--out", "deep/out.csv")
     assert (result["rows"], result["unreadable_rows"], result["files"]) == (
@@ -43,7 +38,7 @@ def test_new_molecules_get_probabilities_or_the_reason_why_not(run_folder: Path,
     assert (run_folder / "here.csv").read_text() == (run_folder / "deep/out.csv").read_text()
 
 
-def test_glue_and_squad_files_are_answered_in_the_official_layouts(run_folder: Path, capsys: Capture) -> None:
+def test_glue_and_squad_files_are_answered_in_the_official_layouts(run_folder, capsys):
     (run_folder / "dev.tsv").write_text(content("rte"), encoding="utf-8")
     result = result_of(capsys, "predict", "R", "dev.tsv", "--out", "rte.tsv")
     assert set(result["metrics"]) >= {"accuracy", "brier", "calibration_error"}

@@ -9,14 +9,12 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.run_dir import read_metrics, read_run_json
 from tests.cli.asserts import result_of
 
-Capture = pytest.CaptureFixture[str]
-
 
 def weights(run: Path) -> bytes:
     return (run / "checkpoints" / "step-4" / "model.safetensors").read_bytes()
 
 
-def test_a_run_starts_again_from_what_it_leaves_and_resumes(folder: Path, tiny: list[str], capsys: Capture) -> None:
+def test_a_run_starts_again_from_what_it_leaves_and_resumes(folder, tiny, capsys):
     words = ["pretrain", "--recipe", "quickstart-text", *tiny, "--seed", "3", "--device", "cpu"]
     result = result_of(capsys, *words, "--out", "run")
     assert (result["run_dir"], result["steps"]) == ("run", 4)
@@ -41,7 +39,7 @@ def test_a_run_starts_again_from_what_it_leaves_and_resumes(folder: Path, tiny: 
     assert (again["metrics"], again["steps"], weights(run)) == (result["metrics"], 4, before)
 
 
-def test_a_mlm_run_on_smiles_is_told_in_words(folder: Path, tiny: list[str], capsys: Capture) -> None:
+def test_a_mlm_run_on_smiles_is_told_in_words(folder, tiny, capsys):
     assert main(["pretrain", "--recipe", "quickstart-smiles-mlm", *tiny, "--out", "run"]) == 0
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
@@ -52,9 +50,7 @@ def test_a_mlm_run_on_smiles_is_told_in_words(folder: Path, tiny: list[str], cap
     assert "quickstart-smiles-mlm: " in captured.err
 
 
-def test_a_run_on_local_files_is_continued_and_scored_from_any_folder(
-    folder: Path, tiny: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_a_run_on_local_files_is_continued_and_scored_from_any_folder(folder, tiny, monkeypatch, capsys):
     (folder / "rows.txt").write_text("".join(f"row {n} of many\n" for n in range(200)))
     words = ["pretrain", "--recipe", "quickstart-text", *tiny, "--set", "data.train=rows.txt", "--out", "run"]
     assert main(words) == 0
@@ -70,7 +66,7 @@ def test_a_run_on_local_files_is_continued_and_scored_from_any_folder(
 
 
 @pytest.mark.parametrize("source", [["--recipe", "text-large"], ["--resume", "run"]])
-def test_a_dry_run_prints_the_recipe_and_does_nothing(folder: Path, source: list[str], capsys: Capture) -> None:
+def test_a_dry_run_prints_the_recipe_and_does_nothing(folder, source, capsys):
     (folder / "run").mkdir()
     (folder / "run" / "recipe.yaml").write_text("extends: text-large\nname: text-large\n")
     (folder / "run" / "run.json").write_text("{}")

@@ -1,7 +1,6 @@
 """`exlm recipes`: the list, one recipe with its cost, and what scripts read."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -9,11 +8,10 @@ from exlm_cli.cli.app import main
 from exlm_cli.config.describe import recipe_size
 from exlm_cli.config.load import KINDS, list_recipes, load_recipe, recipe_kind
 
-Capture = pytest.CaptureFixture[str]
 NAMES = [name for kind in KINDS for name in list_recipes(kind)]
 
 
-def test_json_gives_every_recipe_with_what_scripts_rely_on(capsys: Capture) -> None:
+def test_json_gives_every_recipe_with_what_scripts_rely_on(capsys):
     assert main(["recipes", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert [entry["name"] for entry in listed] == NAMES
@@ -28,7 +26,7 @@ def test_json_gives_every_recipe_with_what_scripts_rely_on(capsys: Capture) -> N
     assert {"quickstart-text", "moleculenet-bace"} <= {entry["name"] for entry in listed if entry["is_start"]}
 
 
-def test_the_names_that_scripts_rely_on_are_there() -> None:
+def test_the_names_that_scripts_rely_on_are_there():
     promised = {
         "text-base", "text-large", "smiles-base", "text-base-mlm", "text-large-mlm", "smiles-base-mlm", "text-small",
         "smiles-small", "text-small-mlm", "smiles-small-mlm", "quickstart-text", "quickstart-smiles", "repeat-mlm",
@@ -37,7 +35,7 @@ def test_the_names_that_scripts_rely_on_are_there() -> None:
     assert promised <= set(NAMES)
 
 
-def test_the_list_names_every_recipe_fits_and_can_be_narrowed(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_names_every_recipe_fits_and_can_be_narrowed(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["recipes"]) == 0
     table, _, _ = capsys.readouterr().out.partition("\n\n")
@@ -51,7 +49,7 @@ def test_the_list_names_every_recipe_fits_and_can_be_narrowed(capsys: Capture, m
 
 
 @pytest.mark.parametrize("name", ["smiles-base", "moleculenet-bace", "quickstart-repeat-mlm"])
-def test_a_recipe_is_printed_so_that_it_can_be_read_back(name: str, capsys: Capture, tmp_path: Path) -> None:
+def test_a_recipe_is_printed_so_that_it_can_be_read_back(name, capsys, tmp_path):
     recipe = load_recipe(name, kind=recipe_kind(name))
     assert main(["recipes", name]) == 0
     printed = capsys.readouterr().out
@@ -63,7 +61,7 @@ def test_a_recipe_is_printed_so_that_it_can_be_read_back(name: str, capsys: Capt
     assert json.loads(capsys.readouterr().out) == recipe.model_dump(mode="json")
 
 
-def test_the_price_is_readable_and_json_carries_it(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_price_is_readable_and_json_carries_it(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     words = ["recipes", "text-base", "--gpu", "h100", "--gpus", "8", "--utilisation", "0.4"]
     assert main(words) == 0

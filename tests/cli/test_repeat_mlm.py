@@ -11,8 +11,6 @@ from exlm_cli.cli.app import main
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.sweep import SweepRecipe
 
-Capture = pytest.CaptureFixture[str]
-
 SETS = (
     "data.bundled_rows=300", "model.width=32", "model.ffn_width=16", "model.num_layers=1", "optim.warmup_steps=1",
     "train.max_steps=4", "train.checkpoint_every_steps=2", "train.batch_sequences=4",
@@ -22,7 +20,7 @@ COMMAND = ["repeat-mlm", "--recipe", "quickstart-repeat-mlm", *TINY, "--device",
 
 
 @pytest.mark.slow
-def test_a_grid_from_training_to_figures(folder: Path, capsys: Capture) -> None:
+def test_a_grid_from_training_to_figures(folder, capsys):
     words = [*COMMAND, "--num-repeats", "1,2", "--mask-ratios", "0.15,0.01", "--jobs", "1", "--task", "none"]
     assert main([*words, "--out", "run", "--json"]) == 0
     captured = capsys.readouterr()
@@ -52,7 +50,7 @@ def test_a_grid_from_training_to_figures(folder: Path, capsys: Capture) -> None:
     assert ["k", "\\", "p", "1", "%", "15", "%"] in [line.split() for line in captured.out.splitlines()]
 
 
-def test_a_dry_run_prints_the_whole_grid(folder: Path, capsys: Capture) -> None:
+def test_a_dry_run_prints_the_whole_grid(folder, capsys):
     words = [*COMMAND, "--num-repeats", "2", "--seeds", "4,5", "--task", "glue/rte", "--dry-run"]
     assert main(words) == 0
     path = folder / "printed.yaml"
@@ -63,6 +61,6 @@ def test_a_dry_run_prints_the_whole_grid(folder: Path, capsys: Capture) -> None:
     assert recipe.pretrain.train.max_steps == 4
 
 
-def test_without_a_recipe_it_is_the_papers_grid(folder: Path, capsys: Capture) -> None:
+def test_without_a_recipe_it_is_the_papers_grid(folder, capsys):
     assert main(["repeat-mlm", "--dry-run"]) == 0
     assert capsys.readouterr().out.startswith("name: repeat-mlm\n")

@@ -21,11 +21,11 @@ from exlm_cli.run_dir import run_kind, update_run_json
         (["x/a/checkpoints/step-3", "y/a/checkpoints/step-3"], ["x/a/step-3", "y/a/step-3"]),
     ],
 )
-def test_names_are_as_short_as_tells_them_apart(paths: list[str], names: list[str]) -> None:
+def test_names_are_as_short_as_tells_them_apart(paths, names):
     assert name_runs([Path(path) for path in paths]) == names
 
 
-def test_the_kind_of_a_run_is_the_command_that_made_it(tmp_path: Path) -> None:
+def test_the_kind_of_a_run_is_the_command_that_made_it(tmp_path):
     for command in ("pretrain", "finetune", "sweep"):
         (tmp_path / command).mkdir()
         update_run_json(tmp_path / command, {"command": command})
@@ -37,7 +37,7 @@ def test_the_kind_of_a_run_is_the_command_that_made_it(tmp_path: Path) -> None:
             run_kind(path)
 
 
-def test_a_link_to_itself_is_no_run(tmp_path: Path) -> None:
+def test_a_link_to_itself_is_no_run(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(CheckpointError, match="loop"):
         given_runs([tmp_path / "loop"], SilentProgress())

@@ -17,15 +17,13 @@ from tests.cli.asserts import refusal_of, result_of
 from tests.cli.conftest import TINY as TINY_VALUES
 from tests.unit.report.sweep_results import grid_results, sweep_results
 
-Capture = pytest.CaptureFixture[str]
-
 SETS = [f"pretrain.{value}" for value in TINY_VALUES if not value.startswith("device=")]
 SETS += ["measure_sequences=8", "variants.mlm-plus-plus={train.max_steps: 8}"]
 COMMAND = ["sweep", "quickstart-ablations", *(word for value in SETS for word in ("--set", value)), "--device", "cpu"]
 
 
 @pytest.mark.slow
-def test_a_sweep_from_training_to_tables_and_figures(folder: Path, capsys: Capture) -> None:
+def test_a_sweep_from_training_to_tables_and_figures(folder, capsys):
     result = result_of(capsys, *COMMAND, "--variants", "exlm,mlm", "--jobs", "1", "--out", "run")
     assert [variant["variant"] for variant in result["variants"]] == ["exlm", "mlm"]
     exlm, mlm = result["variants"]
@@ -50,7 +48,7 @@ def test_a_sweep_from_training_to_tables_and_figures(folder: Path, capsys: Captu
     assert refusal_of(capsys, "repeat-mlm", "--resume", "run").startswith("error: run: a run of `exlm sweep`")
 
 
-def test_a_dry_run_prints_the_whole_sweep(folder: Path, capsys: Capture) -> None:
+def test_a_dry_run_prints_the_whole_sweep(folder, capsys):
     words = [*COMMAND, "--variants", "mlm, exlm", "--seeds", "4,5", "--task", "glue/rte", "--on-invalid", "skip"]
     assert main([*words, "--dry-run"]) == 0
     path = folder / "printed.yaml"
@@ -81,7 +79,7 @@ def sweep(folder: Path) -> Path:
     return folder / "run"
 
 
-def test_eval_prints_the_papers_table_with_its_numbers(sweep: Path, capsys: Capture) -> None:
+def test_eval_prints_the_papers_table_with_its_numbers(sweep, capsys):
     assert main(["eval", "run"]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
@@ -94,7 +92,7 @@ def test_eval_prints_the_papers_table_with_its_numbers(sweep: Path, capsys: Capt
     assert sorted(path.name for path in (sweep / "report").iterdir()) == ["sweep.csv", "sweep.md"]
 
 
-def test_eval_writes_the_tables_where_and_as_asked(sweep: Path, folder: Path, capsys: Capture) -> None:
+def test_eval_writes_the_tables_where_and_as_asked(sweep, folder, capsys):
     result = result_of(capsys, "eval", "run", "--format", "latex", "--out", "paper", "--no-figures")
     assert {Path(path).name for path in result["files"]} == {"sweep.csv", "sweep.md", "variants.tex", "table-2.tex"}
     assert r"\begin{tabular}{ll" in (folder / "paper" / "table-2.tex").read_text()
@@ -102,7 +100,7 @@ def test_eval_writes_the_tables_where_and_as_asked(sweep: Path, folder: Path, ca
     assert not (sweep / "report").exists()
 
 
-def test_eval_of_an_unfinished_sweep_says_what_is_missing(sweep: Path, capsys: Capture) -> None:
+def test_eval_of_an_unfinished_sweep_says_what_is_missing(sweep, capsys):
     (sweep / "cells" / "exlm" / "seed-1" / "result.json").unlink()
     assert main(["eval", "run", "--no-figures"]) == 0
     captured = capsys.readouterr()
@@ -111,9 +109,7 @@ def test_eval_of_an_unfinished_sweep_says_what_is_missing(sweep: Path, capsys: C
     assert ours == [["ExLM", "w/o"], ["ExLM", "w/o"], ["Vanilla", "MLM"], ["Vanilla", "MLM++"]]
 
 
-def test_without_a_run_the_newest_sweep_is_taken_and_none_of_its_cells(
-    sweep: Path, folder: Path, capsys: Capture
-) -> None:
+def test_without_a_run_the_newest_sweep_is_taken_and_none_of_its_cells(sweep, folder, capsys):
     (folder / "runs").mkdir()
     sweep.rename(folder / "runs/sweep")
     for name in ("cells/exlm/seed-1/pretrain", "../unfinished"):
@@ -129,7 +125,7 @@ def test_without_a_run_the_newest_sweep_is_taken_and_none_of_its_cells(
     assert refusal_of(capsys, "eval", "--entropy").startswith("error: no run was given")
 
 
-def test_eval_of_a_repeat_mlm_grid_prints_its_tables(folder: Path, capsys: Capture) -> None:
+def test_eval_of_a_repeat_mlm_grid_prints_its_tables(folder, capsys):
     _write_run(folder / "run", "repeat-mlm", grid_results())
     assert main(["eval", "run", "--no-figures", "--format", "latex"]) == 0
     captured = capsys.readouterr()
@@ -139,7 +135,7 @@ def test_eval_of_a_repeat_mlm_grid_prints_its_tables(folder: Path, capsys: Captu
     assert {"grid.csv", "grid.md", "entropy.tex", "agreement.tex"} <= names
 
 
-def test_eval_refuses_two_sweeps_sweeps_with_data_and_damaged_ones(sweep: Path, capsys: Capture) -> None:
+def test_eval_refuses_two_sweeps_sweeps_with_data_and_damaged_ones(sweep, capsys):
     assert refusal_of(capsys, "eval", "run", "run2").startswith("error: give one sweep at a time")
     assert refusal_of(capsys, "eval", "run", "--data", "x.txt").startswith("error: run: a run of `exlm sweep`")
     (sweep / "cells" / "exlm" / "seed-1" / "result.json").write_text("{")

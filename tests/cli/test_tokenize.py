@@ -9,10 +9,8 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.data.tokenizer import Tokenizer
 from tests.cli.asserts import result_of
 
-Capture = pytest.CaptureFixture[str]
 
-
-def test_inputs_of_a_kind_become_tokens_and_the_second_run_finds_them(folder: Path, capsys: Capture) -> None:
+def test_inputs_of_a_kind_become_tokens_and_the_second_run_finds_them(folder, capsys):
     (folder / "corpus").mkdir()
     for name in ("a.txt", "b.txt"):
         (folder / "corpus" / name).write_text("the cat sat on the mat\n\n" * 300)
@@ -29,7 +27,7 @@ def test_inputs_of_a_kind_become_tokens_and_the_second_run_finds_them(folder: Pa
     assert (first["train_sequences"] > 0, first["num_rejected"]) == (True, 0)
 
 
-def test_the_recipe_it_writes_trains_with_the_same_tokenizer_and_inputs(folder: Path, capsys: Capture) -> None:
+def test_the_recipe_it_writes_trains_with_the_same_tokenizer_and_inputs(folder, capsys):
     (folder / "some.smi").write_text("CCO\nc1ccccc1\nCCN\nCCCl\n" * 30)
     assert main(["tokenize", "some.smi", "--kind", "smiles", "--out", "tokens"]) == 0
     written = load_recipe("tokens/recipe.yaml")
@@ -39,7 +37,7 @@ def test_the_recipe_it_writes_trains_with_the_same_tokenizer_and_inputs(folder: 
     assert "was cached       no\n" in out
 
 
-def test_molecules_that_rdkit_refuses_are_listed_on_request(folder: Path, capsys: Capture) -> None:
+def test_molecules_that_rdkit_refuses_are_listed_on_request(folder, capsys):
     (folder / "some.smi").write_text("CCO\nC1CC\nc1ccccc1\n" * 20)
     words = ["tokenize", "some.smi", "--kind", "smiles", "--out", "out", "--on-invalid", "skip"]
     assert result_of(capsys, *words)["num_rejected"] == 20
@@ -49,7 +47,7 @@ def test_molecules_that_rdkit_refuses_are_listed_on_request(folder: Path, capsys
 @pytest.mark.parametrize(
     ("option", "key", "value"), [("--vocab-size", "vocab_size", 300), ("--tokenizer", "path", "t")]
 )
-def test_options_win_over_the_recipe(folder: Path, option: str, key: str, value: object, capsys: Capture) -> None:
+def test_options_win_over_the_recipe(folder, option, key, value, capsys):
     words = ["tokenize", "my file.txt", "--recipe", "text-base", option, str(value)]
     assert main([*words, "--on-invalid", "skip", "--dry-run"]) == 0
     path = folder / "resolved.yaml"
@@ -60,7 +58,7 @@ def test_options_win_over_the_recipe(folder: Path, option: str, key: str, value:
     assert resolved.model == load_recipe("text-base").model
 
 
-def test_without_out_a_folder_is_made_under_runs(folder: Path, capsys: Capture) -> None:
+def test_without_out_a_folder_is_made_under_runs(folder, capsys):
     result = result_of(capsys, "tokenize", "--recipe", "quickstart-text", "--set", "data.bundled_rows=100")
     tokenizer = Path(result["tokenizer"])
     assert tokenizer.is_file()

@@ -1,7 +1,6 @@
 """`train.compile`: a compiled model trains like an eager one; one that cannot be compiled is an error of one line."""
 
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from tests.tiny import tiny_recipe
 @pytest.mark.filterwarnings("default")
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
-def test_compiled_run_has_the_losses_of_an_eager_one(tmp_path: Path) -> None:
+def test_compiled_run_has_the_losses_of_an_eager_one(tmp_path):
     """Without dropout the two differ by rounding alone; the checkpoint has the same names either way.
 
     Packed sequences give microbatches without padding, so one graph is compiled.
@@ -40,7 +39,7 @@ def test_compiled_run_has_the_losses_of_an_eager_one(tmp_path: Path) -> None:
     assert losses[True] == pytest.approx(losses[False], rel=1e-5)
 
 
-def test_a_model_that_cannot_be_compiled_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_compiled_is_one_line(tmp_path, monkeypatch):
     def refuse(*_: Any) -> Tensor:
         raise InductorError(InvalidCxxCompiler(), None)
 

@@ -15,8 +15,7 @@ from tests.unit.finetune.synthetic import WordTask, make_pretrained, run_tiny
 DEVICES = [
     "cpu",
     pytest.param(
-        "cuda",
-        marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")],
+        "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
     ),
 ]
 TRAIN = {"max_steps": 6, "checkpoint_every_steps": 3, "log_every_steps": 1, "validate_every_steps": 3}
@@ -25,7 +24,7 @@ TRAIN = {"max_steps": 6, "checkpoint_every_steps": 3, "log_every_steps": 1, "val
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("alignment", ["dag", "sparse_dag", "independent"])
-def test_a_run_goes_on_from_a_checkpoint(tmp_path: Path, device: str, precision: str, alignment: str) -> None:
+def test_a_run_goes_on_from_a_checkpoint(tmp_path, device, precision, alignment):
     recipe = tiny_recipe(
         device=device,
         data={"bundled_rows": 300, "cache_dir": str(tmp_path / "cache")},
@@ -45,7 +44,7 @@ def test_a_run_goes_on_from_a_checkpoint(tmp_path: Path, device: str, precision:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_checkpoint_is_fine_tuned(tmp_path: Path, device: str) -> None:
+def test_a_checkpoint_is_fine_tuned(tmp_path, device):
     pretrained = make_pretrained(tmp_path / "pre", device=device)
     train = {"max_epochs": 2, "batch_sequences": 16, "microbatch_tokens": 4096}
     result = run_tiny(pretrained, tmp_path / "run", WordTask(), seeds=[1], train=train, device=device)

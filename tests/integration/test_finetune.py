@@ -1,6 +1,5 @@
 """Fine-tuning as a whole: it learns what words decide, and ends with the same bits wherever it was killed."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from exlm_cli.finetune.model import load_finetuned
 from exlm_cli.finetune.results import CellResult, GridChoice, read_results
 from exlm_cli.finetune.run import run_finetuning
 from exlm_cli.run_dir import read_metrics
-from exlm_cli.tasks.base import Loss
 from tests.unit.finetune.synthetic import (
     WordTask,
     assert_same_run,
@@ -43,9 +41,7 @@ NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "pooler_dropout": 0.0}
         ("regression", "rmse", lambda value: value < 3),
     ],
 )
-def test_a_task_that_words_decide_is_learnt(
-    tmp_path: Path, loss: Loss, metric: str, is_learnt: Callable[[float], bool]
-) -> None:
+def test_a_task_that_words_decide_is_learnt(tmp_path, loss, metric, is_learnt):
     """Chance is 0.5 to 0.6, and a standard deviation of 7."""
     pretrained = make_pretrained(tmp_path / "pre", model={"num_layers": 2})
     train = {"max_epochs": 25, "batch_sequences": 16, "microbatch_tokens": 4096}
@@ -55,7 +51,7 @@ def test_a_task_that_words_decide_is_learnt(
         assert is_learnt(result.results.metrics[split][metric].mean), result.results.metrics
 
 
-def test_spans_are_learnt_also_when_every_token_is_repeated(tmp_path: Path) -> None:
+def test_spans_are_learnt_also_when_every_token_is_repeated(tmp_path):
     repeated = make_pretrained(
         tmp_path / "pre", objective="mlm", masking={"num_repeats": 2, "scheme": "bernoulli"},
         model={"rope": "1d", "max_length": 64}, train={"microbatch_tokens": 512},
@@ -81,7 +77,7 @@ def searched(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return out
 
 
-def test_the_best_grid_point_is_that_with_the_best_validation_and_keeps_its_weights(searched: Path) -> None:
+def test_the_best_grid_point_is_that_with_the_best_validation_and_keeps_its_weights(searched):
     results = read_results(searched)
     assert [point.values for point in results.grid] == [
         {"optim.lr": lr, "train.max_epochs": epochs} for lr in (1e-5, 3e-3) for epochs in (1, 2)
@@ -97,9 +93,7 @@ def test_the_best_grid_point_is_that_with_the_best_validation_and_keeps_its_weig
 
 
 @pytest.mark.parametrize("killed_at", [1, 2, 8])
-def test_a_grid_killed_between_cells_goes_on_where_it_was(
-    pretrained: Path, tmp_path: Path, searched: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int
-) -> None:
+def test_a_grid_killed_between_cells_goes_on_where_it_was(pretrained, tmp_path, searched, monkeypatch, killed_at):
     written, original = 0, cell_module.write_json
 
     def dying(path: Path, content: dict[str, Any]) -> None:
@@ -139,9 +133,7 @@ def choose_by_seeds(cells: list[CellResult], metric: str, aggregate: str) -> flo
     return float(cells[0].grid["optim.lr"] * (1 if has_7 else -1))
 
 
-def test_a_point_that_wins_with_other_seeds_has_its_weights_again(
-    pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_point_that_wins_with_other_seeds_has_its_weights_again(pretrained, tmp_path, monkeypatch):
     """Two cells are new, two are trained again, three steps each; killed in the first one that is trained again."""
     monkeypatch.setattr(finetune, "selection_value", choose_by_seeds)
 
@@ -175,8 +167,8 @@ def undisturbed(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.mark.parametrize("killed_at", [2, 5, 12])
 def test_a_run_killed_in_the_middle_of_a_cell_ends_with_the_same_bits(
-    pretrained: Path, tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int
-) -> None:
+    pretrained, tmp_path, undisturbed, monkeypatch, killed_at
+):
     """Killed at a step: between checkpoints, in the first and in the second cell."""
     out = tmp_path / "run"
     with monkeypatch.context() as patch:

@@ -29,7 +29,7 @@ def finetune(folder: Path, task: dict[str, Any], **train: Any) -> RunResults:
 
 
 @pytest.mark.parametrize("name", ["rte", "stsb"])
-def test_a_glue_task_is_learned_by_heart(name: str, tmp_path: Path) -> None:
+def test_a_glue_task_is_learned_by_heart(name, tmp_path):
     write_glue(tmp_path / "data", name, copies=4)
     task = {"name": f"glue/{name}", "data_dir": str(tmp_path / "data")}
     results = finetune(tmp_path, task, max_epochs=50, validate_every_steps=25, batch_sequences=8)
@@ -40,7 +40,7 @@ def test_a_glue_task_is_learned_by_heart(name: str, tmp_path: Path) -> None:
     assert any("no public test labels" in note for note in results.notes)
 
 
-def test_answers_are_learned_by_heart(tmp_path: Path) -> None:
+def test_answers_are_learned_by_heart(tmp_path):
     data = tmp_path / "data"
     data.mkdir()
     write(data, "train-v2.0.json", "Moss", "Clocks", "Tea")

@@ -70,9 +70,7 @@ def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 
 @pytest.mark.parametrize(("objective", "point"), CASES)
-def test_a_killed_run_ends_like_an_undisturbed_one(
-    cache: Path, undisturbed: dict[str, Path], tmp_path: Path, objective: str, point: str
-) -> None:
+def test_a_killed_run_ends_like_an_undisturbed_one(cache, undisturbed, tmp_path, objective, point):
     whole, out = undisturbed[objective], tmp_path / "run"
     run_until_killed(train_and_die, _recipe(cache, objective), out, point)
     assert resume_pretraining(out).steps == 10

@@ -22,7 +22,7 @@ VARIANTS = [
 
 
 @pytest.mark.parametrize("sections", VARIANTS)
-def test_a_batch_is_learnt_by_heart(sections) -> None:
+def test_a_batch_is_learnt_by_heart(sections):
     sections = {
         **sections,
         "model": {"dropout": 0.0, "attention_dropout": 0.0, "width": 32, **sections.get("model", {})},

@@ -52,9 +52,7 @@ def _untimed(result: SweepCellResult) -> SweepCellResult:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_killed_cell_ends_like_an_undisturbed_one(
-    undisturbed: tuple[Path, list[SweepCellResult]], cache: Path, tmp_path: Path, point: str
-) -> None:
+def test_a_killed_cell_ends_like_an_undisturbed_one(undisturbed, cache, tmp_path, point):
     whole, results = undisturbed
     plan, folder = tiny_grid(cache).plan()[1], tmp_path / "cell"
     run_until_killed(run_cell_and_die, cache, folder, point)
@@ -66,7 +64,7 @@ def test_a_killed_cell_ends_like_an_undisturbed_one(
 
 
 @pytest.mark.slow
-def test_a_sweep_killed_with_a_cell_on_the_way_goes_on_where_it_was(cache: Path, tmp_path: Path) -> None:
+def test_a_sweep_killed_with_a_cell_on_the_way_goes_on_where_it_was(cache, tmp_path):
     recipe, whole = tiny_sweep(cache), tmp_path / "whole"
     results = [cell.run_cell(plan, whole / plan.folder, SilentProgress()) for plan in recipe.plan()]
     run = tmp_path / "run"

@@ -35,7 +35,7 @@ def _written(run: Path, split: str, names: Sequence[str]) -> np.ndarray:
     return np.array([[[float(row[name]) for name in names] for row in table] for table in tables])
 
 
-def test_predictions_are_those_of_training_and_rows_keep_their_order(molecules: Path) -> None:
+def test_predictions_are_those_of_training_and_rows_keep_their_order(molecules):
     rows = [SMILES[row % len(SMILES)] for row in json.loads((molecules / "split.json").read_text())["indices"]["test"]]
     run = exlm_cli.load(molecules, device="cpu")
     found = run.predict([rows[0], "no molecule", *rows[1:]])
@@ -49,14 +49,14 @@ def test_predictions_are_those_of_training_and_rows_keep_their_order(molecules: 
     assert run.predict([]).mean.shape == (0, 2)
 
 
-def test_pairs_of_texts_are_rows_of_a_glue_task(text_model: Path, tmp_path: Path) -> None:
+def test_pairs_of_texts_are_rows_of_a_glue_task(text_model, tmp_path):
     run = glue_run(tmp_path, text_model, "rte")
     task: Any = load_task(load_recipe(str(run / "recipe.yaml"), kind=FinetuneRecipe).task, SilentProgress())
     found = exlm_cli.load(run, device="cpu").predict(task.examples["valid"].texts)
     np.testing.assert_allclose(found.by_seed, _written(run, "valid", found.names), atol=1e-6)
 
 
-def test_intervals_and_calibrated_probabilities_are_those_of_exlm_predict(text_model: Path, tmp_path: Path) -> None:
+def test_intervals_and_calibrated_probabilities_are_those_of_exlm_predict(text_model, tmp_path):
     rows = ["amber fern", "elder"]
     table = write_rows(tmp_path / "new.csv", ["text"], [[row] for row in rows])
     for label in ("length", "side"):
@@ -83,7 +83,7 @@ def test_intervals_and_calibrated_probabilities_are_those_of_exlm_predict(text_m
         run.predict(rows, interval_level=1.0)
 
 
-def test_probabilities_are_calibrated_by_the_curve_of_each_label(molecules: Path, monkeypatch) -> None:
+def test_probabilities_are_calibrated_by_the_curve_of_each_label(molecules, monkeypatch):
     curve = PlattCurve(num_rows=9, least=0.0, most=1.0, slope=2.0, intercept=0.5)
     monkeypatch.setattr("exlm_cli.api.read_calibration", lambda run: Calibration(outputs=(curve, None)))
     found = exlm_cli.load(molecules, device="cpu").predict([*SMILES, "no molecule"])
@@ -94,7 +94,7 @@ def test_probabilities_are_calibrated_by_the_curve_of_each_label(molecules: Path
     assert np.isnan(found.calibrated[-1, 0])
 
 
-def test_vectors_of_lists_are_those_of_a_forward_pass(smiles_model: Path, molecules: Path) -> None:
+def test_vectors_of_lists_are_those_of_a_forward_pass(smiles_model, molecules):
     for path in (smiles_model, molecules):
         run = exlm_cli.load(path, device="cpu")
         found = run.embed([*SMILES, "no molecule"])
@@ -105,7 +105,7 @@ def test_vectors_of_lists_are_those_of_a_forward_pass(smiles_model: Path, molecu
                 np.testing.assert_allclose(vector, wanted.numpy(), atol=2e-6)
 
 
-def test_all_fillings_of_one_mask_share_the_probability(text_model: Path) -> None:
+def test_all_fillings_of_one_mask_share_the_probability(text_model):
     found = exlm_cli.load(text_model / "checkpoints/step-3", device="cpu").fill("amber [MASK] fern", num_fillings=1000)
     shares = [found.share(filling) for filling in found.n_best.fillings]
     assert shares == sorted(shares, reverse=True)
@@ -124,25 +124,21 @@ MISTAKES: list[tuple[str, Callable[[Any], object], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("name", "call", "kind", "message"), MISTAKES)
-def test_a_mistake_is_named(
-    request: pytest.FixtureRequest, name: str, call: Callable[[Any], object], kind: type[Exception], message: str
-) -> None:
+def test_a_mistake_is_named(request, name, call, kind, message):
     run = exlm_cli.load(request.getfixturevalue(name), device="cpu")
     with pytest.raises(kind) as caught:
         call(run)
     assert message in str(caught.value)
 
 
-def test_a_run_that_cannot_be_loaded_is_named(tmp_path: Path, text_model: Path) -> None:
+def test_a_run_that_cannot_be_loaded_is_named(tmp_path, text_model):
     with pytest.raises(CheckpointError, match="no such run directory"):
         exlm_cli.load(str(tmp_path / "nothing"))
     with pytest.raises(ConfigError, match="`device=tpu` is none of auto, cpu, cuda"):
         exlm_cli.load(text_model, device="tpu")
 
 
-def test_questions_on_paragraphs_have_answers_margins_and_calibrated_probabilities(
-    text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_questions_on_paragraphs_have_answers_margins_and_calibrated_probabilities(text_model, tmp_path, monkeypatch):
     """Each seed's margins are what training wrote; answers and probabilities are those of `exlm predict`."""
     monkeypatch.setattr("exlm_cli.finetune.calibration.MIN_OF_EACH", 1)
     folder = squad_run(tmp_path, text_model)
@@ -176,7 +172,7 @@ def test_questions_on_paragraphs_have_answers_margins_and_calibrated_probabiliti
         run.predict(["a"])
 
 
-def test_the_package_gives_every_public_name_and_imports_torch_only_for_one() -> None:
+def test_the_package_gives_every_public_name_and_imports_torch_only_for_one():
     assert exlm_cli.__version__ == metadata.version("exlm-cli")
     assert {"load", "run_pretraining", "states_alignment_nll"} <= set(dir(exlm_cli))
     assert all(getattr(exlm_cli, name) is getattr(alignment, name) for name in alignment.__all__ if "align" in name)

@@ -27,7 +27,7 @@ from exlm_cli.files import (
 from exlm_cli.paths import cache_root, expand_path
 
 
-def test_a_new_folder_is_deleted_when_its_filling_fails_and_an_old_one_stays(tmp_path: Path) -> None:
+def test_a_new_folder_is_deleted_when_its_filling_fails_and_an_old_one_stays(tmp_path):
     for is_new in (True, False):
         folder = tmp_path / str(is_new)
         folder.mkdir()
@@ -40,7 +40,7 @@ def test_a_new_folder_is_deleted_when_its_filling_fails_and_an_old_one_stays(tmp
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])
-def test_a_written_file_has_the_mode_of_the_umask(tmp_path: Path, umask: int) -> None:
+def test_a_written_file_has_the_mode_of_the_umask(tmp_path, umask):
     before = os.umask(umask)
     try:
         write_atomically(tmp_path / "f", b"x")
@@ -49,9 +49,7 @@ def test_a_written_file_has_the_mode_of_the_umask(tmp_path: Path, umask: int) ->
     assert (tmp_path / "f").stat().st_mode & 0o777 == 0o666 & ~umask
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     path = tmp_path / "f"
     write_atomically(path, b"old")
 
@@ -66,7 +64,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     assert path.read_bytes() == b"old"
 
 
-def test_a_folder_whose_name_is_taken_is_refused(tmp_path: Path) -> None:
+def test_a_folder_whose_name_is_taken_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     for name in ("file", "file/sub"):
         with pytest.raises(CheckpointError, match=str(tmp_path / name)) as caught:
@@ -75,9 +73,7 @@ def test_a_folder_whose_name_is_taken_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])
-def test_a_file_that_cannot_be_written_is_refused_before_the_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch, number):
     def refuse(_: Path) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -87,7 +83,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_is_left_alone_until_the_work_writes_it(tmp_path: Path) -> None:
+def test_a_file_is_left_alone_until_the_work_writes_it(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("old")
     with folder_for_results(tmp_path, path, tmp_path / "new"):
@@ -97,7 +93,7 @@ def test_a_file_is_left_alone_until_the_work_writes_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("existing", "left"), [("", []), ("a", ["a"]), ("a/b", ["a", "a/b"])])
-def test_a_folder_made_for_work_that_fails_is_deleted(tmp_path: Path, existing: str, left: list[str]) -> None:
+def test_a_folder_made_for_work_that_fails_is_deleted(tmp_path, existing, left):
     (tmp_path / existing).mkdir(parents=True, exist_ok=True)
     with pytest.raises(ValueError, match="the work failed"), folder_for_results(tmp_path / "a/b"):
         raise ValueError("the work failed")
@@ -114,7 +110,7 @@ class Content(JsonModel):
     note: str | None = absent_if_none()
 
 
-def test_a_model_comes_back_from_its_file_and_what_is_not_finite_is_null(tmp_path: Path) -> None:
+def test_a_model_comes_back_from_its_file_and_what_is_not_finite_is_null(tmp_path):
     path = tmp_path / "c.json"
     write_json(path, Content(names=("a",), inner=Inner(value=math.inf)))
     assert json.loads(path.read_text()) == {"names": ["a"], "inner": {"value": None}}
@@ -137,7 +133,7 @@ def test_a_model_comes_back_from_its_file_and_what_is_not_finite_is_null(tmp_pat
         (None, "No such file"),
     ],
 )
-def test_a_file_that_does_not_hold_the_model_is_refused_by_key(tmp_path: Path, text: str | None, key: str) -> None:
+def test_a_file_that_does_not_hold_the_model_is_refused_by_key(tmp_path, text, key):
     path = tmp_path / "c.json"
     if text is not None:
         path.write_text(text)
@@ -148,7 +144,7 @@ def test_a_file_that_does_not_hold_the_model_is_refused_by_key(tmp_path: Path, t
     assert caught.value.hint == "a hint"
 
 
-def test_the_hash_of_json_does_not_depend_on_the_order_of_keys() -> None:
+def test_the_hash_of_json_does_not_depend_on_the_order_of_keys():
     assert hash_json({"a": 1, "b": [2]}) == hash_json({"b": [2], "a": 1})
     assert hash_json({"a": 1}) != hash_json({"a": 2})
 
@@ -165,7 +161,7 @@ def no_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pwd, "getpwuid", unknown)
 
 
-def test_only_a_tilde_at_the_beginning_is_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_tilde_at_the_beginning_is_a_home_folder(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     assert expand_path("~") == Path("/home/me")
     assert expand_path("~/a/*.txt") == Path("/home/me/a/*.txt")
@@ -174,14 +170,14 @@ def test_only_a_tilde_at_the_beginning_is_a_home_folder(monkeypatch: pytest.Monk
         assert expand_path(given) == Path(given)
 
 
-def test_the_home_of_an_unknown_user_is_refused() -> None:
+def test_the_home_of_an_unknown_user_is_refused():
     with pytest.raises(DataError, match=r"`~nosuchuser`") as caught:
         expand_path("~nosuchuser/x.txt")
     assert "./~nosuchuser/x.txt" in caught.value.hint
 
 
 @pytest.mark.usefixtures("no_home")
-def test_a_process_without_a_home_has_no_cache() -> None:
+def test_a_process_without_a_home_has_no_cache():
     with pytest.raises(DataError, match="`~`"):
         expand_path("~/x")
     with pytest.raises(DataError, match="no home folder") as caught:
@@ -189,7 +185,7 @@ def test_a_process_without_a_home_has_no_cache() -> None:
     assert "EXLM_CACHE_DIR" in caught.value.hint
 
 
-def test_the_cache_is_the_first_of_four_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_the_first_of_four_folders(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
     monkeypatch.setenv("EXLM_CACHE_DIR", "~/own")

@@ -30,34 +30,34 @@ CASES: dict[Callable[..., str], dict[object, str]] = {
 
 
 @pytest.mark.parametrize("function", CASES, ids=lambda function: function.__name__)
-def test_values_are_written_as_people_read_them(function: Callable[..., str]) -> None:
+def test_values_are_written_as_people_read_them(function):
     assert {value: function(value) for value in CASES[function]} == CASES[function]
 
 
-def test_a_number_of_decimals_can_be_given() -> None:
+def test_a_number_of_decimals_can_be_given():
     assert [formats.format_fixed(value, 2) for value in (1.005, None, math.nan)] == ["1.00", NOT_DEFINED, NOT_DEFINED]
     assert (formats.format_percent(0.0225, 2), formats.format_percent(0.001, 0)) == ("2.25 %", "0 %")
 
 
-def test_a_deviation_is_written_like_its_mean() -> None:
+def test_a_deviation_is_written_like_its_mean():
     assert format_spread(0.8123, 0.0101) == "0.8123 ± 0.0101"
     assert format_spread(12345678.9, 0.5) == "1.235e+07 ± 0.5"
     assert format_spread(0.8123, None) == format_spread(0.8123, math.nan) == "0.8123"
 
 
-def test_scores_of_the_paper_are_in_percent_without_the_sign() -> None:
+def test_scores_of_the_paper_are_in_percent_without_the_sign():
     assert format_in_percent(0.85213) == format_in_percent(0.85213, math.nan) == "85.2"
     assert format_in_percent(0.85213, 0.0042) == "85.2 ±0.4"
     assert format_in_percent(None) == format_in_percent(math.nan) == NO_VALUE
 
 
-def test_long_texts_are_cut_and_what_a_terminal_would_obey_is_escaped() -> None:
+def test_long_texts_are_cut_and_what_a_terminal_would_obey_is_escaped():
     assert shorten("internationalisation", 6) == "inter…"
     assert shorten("short", 5) == "short"
     assert printable("a\x1b[31mb\n\u202e\xa0c é 字") == "a\\x1b[31mb\\n\\u202e\\xa0c é 字"
 
 
-def test_names_of_a_list_are_few_and_short() -> None:
+def test_names_of_a_list_are_few_and_short():
     assert name_some("abc", limit=3) == "a, b, c"
     assert name_some(range(9)) == "0, 1, 2, 3, 4 and 4 more"
     assert name_some(["x" * 10_000, "y"]) == f"{'x' * 66}…{'x' * 33}, y"

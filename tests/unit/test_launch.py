@@ -27,7 +27,7 @@ def _set(monkeypatch: pytest.MonkeyPatch, **changes: str | None) -> None:
 
 
 @pytest.mark.parametrize("size", [None, "1", ""])
-def test_a_process_alone_needs_no_variable(monkeypatch: pytest.MonkeyPatch, size: str | None) -> None:
+def test_a_process_alone_needs_no_variable(monkeypatch, size):
     """A cluster may set WORLD_SIZE to 1 and nothing else."""
     if size is not None:
         monkeypatch.setenv("WORLD_SIZE", size)
@@ -37,7 +37,7 @@ def test_a_process_alone_needs_no_variable(monkeypatch: pytest.MonkeyPatch, size
     assert prints_error(3)
 
 
-def test_a_rank_is_read_from_the_variables_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_is_read_from_the_variables_of_torchrun(monkeypatch):
     _set(monkeypatch)
     assert read_launch() == Launch(rank=5, size=8, local_rank=1, local_size=4, master=("node0", 29500))
 
@@ -54,9 +54,7 @@ def test_a_rank_is_read_from_the_variables_of_torchrun(monkeypatch: pytest.Monke
         ({"LOCAL_RANK": "4"}, "LOCAL_RANK is 4 and LOCAL_WORLD_SIZE is 4"),
     ],
 )
-def test_an_incomplete_launch_is_refused(
-    monkeypatch: pytest.MonkeyPatch, changes: dict[str, str | None], reason: str
-) -> None:
+def test_an_incomplete_launch_is_refused(monkeypatch, changes, reason):
     _set(monkeypatch, **changes)
     with pytest.raises(ConfigError, match=reason) as caught:
         read_launch()
@@ -67,18 +65,14 @@ def test_an_incomplete_launch_is_refused(
     ("rank", "local_rank", "reporter", "prints"),
     [("0", "0", 0, True), ("5", "1", 0, False), ("5", "1", 5, True), ("4", "0", None, True), ("5", "1", None, False)],
 )
-def test_one_rank_prints_an_error(
-    monkeypatch: pytest.MonkeyPatch, rank: str, local_rank: str, reporter: int | None, prints: bool
-) -> None:
+def test_one_rank_prints_an_error(monkeypatch, rank, local_rank, reporter, prints):
     """Rank 0, the survivor that is named, or before the ranks have met the first of each node."""
     _set(monkeypatch, RANK=rank, LOCAL_RANK=local_rank)
     assert prints_error(reporter) == prints
     assert is_quiet() == (rank != "0")
 
 
-def test_a_launch_without_an_address_is_one_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_launch_without_an_address_is_one_error(monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "0")
     assert main(["pretrain", "--recipe", "quickstart-text"]) == 2
@@ -88,15 +82,13 @@ def test_a_launch_without_an_address_is_one_error(
 
 
 @pytest.mark.parametrize("words", [["eval", "run"], ["sweep", "table-2"], ["predict", "run", "file.csv"]])
-def test_other_commands_refuse_several_ranks(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
-) -> None:
+def test_other_commands_refuse_several_ranks(monkeypatch, capsys, words):
     _set(monkeypatch, RANK="0", LOCAL_RANK="0")
     assert main(words) == 2
     assert f"`exlm {words[0]}` works in one process, but WORLD_SIZE is 8" in capsys.readouterr().err
 
 
-def test_each_rank_of_a_node_has_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rank_of_a_node_has_a_gpu(monkeypatch):
     """Two GPUs as torch would report them: the second rank takes the second; a third rank is refused, also on auto."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)

@@ -27,7 +27,7 @@ from exlm_cli.run_dir import (
 )
 
 
-def test_a_run_without_a_folder_is_named_by_recipe_and_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_a_folder_is_named_by_recipe_and_second(tmp_path, monkeypatch):
     assert re.fullmatch(r"a-\d{8}-\d{6}", create_run_dir(None, "a", root=tmp_path).name)
     monkeypatch.setattr(run_dir.time, "strftime", lambda _: "20250101-000000")
     made = [create_run_dir(None, "a", root=tmp_path) for _ in range(3)]
@@ -37,7 +37,7 @@ def test_a_run_without_a_folder_is_named_by_recipe_and_second(tmp_path: Path, mo
     assert run_directory(tmp_path / "step-3") == tmp_path / "step-3"
 
 
-def test_a_given_folder_is_made_with_its_parents_and_an_empty_one_is_taken(tmp_path: Path) -> None:
+def test_a_given_folder_is_made_with_its_parents_and_an_empty_one_is_taken(tmp_path):
     out = tmp_path / "x" / "y"
     assert create_run_dir(out, "a") == out
     (out / ".lock").touch()  # left by a run that was killed before it began
@@ -48,7 +48,7 @@ def test_a_given_folder_is_made_with_its_parents_and_an_empty_one_is_taken(tmp_p
     assert f"`resume={out}`" in caught.value.hint
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     for out, root in ((tmp_path / "file" / "run", tmp_path), (None, tmp_path / "file")):
         with pytest.raises(CheckpointError, match="no run directory can be made there") as caught:
@@ -70,7 +70,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, monkeypatch: py
         create_run_dir(None, "a", root=tmp_path)
 
 
-def test_run_json_gathers_fields_and_versions_without_importing_torch(tmp_path: Path) -> None:
+def test_run_json_gathers_fields_and_versions_without_importing_torch(tmp_path):
     script = (
         "import sys; from pathlib import Path; from exlm_cli.run_dir import update_run_json as u\n"
         "p = Path(sys.argv[1]); u(p, {'command': 'pretrain', 'seed': 1}); u(p, {'steps': 5})\n"
@@ -84,9 +84,7 @@ def test_run_json_gathers_fields_and_versions_without_importing_torch(tmp_path: 
     assert not {"seeds", "baseline", "earlier_environments"} & json.loads((tmp_path / "run.json").read_text()).keys()
 
 
-def test_run_json_keeps_the_environments_a_run_was_continued_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_json_keeps_the_environments_a_run_was_continued_in(tmp_path, monkeypatch):
     environment = describe_environment()
     for commit in ("a", "a", "b", "b", "c"):
         changed = environment.model_copy(update={"git_commit": commit})
@@ -98,7 +96,7 @@ def test_run_json_keeps_the_environments_a_run_was_continued_in(
 
 
 @pytest.mark.parametrize("key", ["", "of_another_version"])
-def test_a_run_json_that_is_missing_or_of_another_version_is_refused(tmp_path: Path, key: str) -> None:
+def test_a_run_json_that_is_missing_or_of_another_version_is_refused(tmp_path, key):
     if key:
         update_run_json(tmp_path, {"command": "pretrain"})
         content = json.loads((tmp_path / "run.json").read_text())
@@ -107,7 +105,7 @@ def test_a_run_json_that_is_missing_or_of_another_version_is_refused(tmp_path: P
         read_run_json(tmp_path)
 
 
-def test_rows_come_back_as_they_were_added_and_what_json_lacks_is_null(tmp_path: Path) -> None:
+def test_rows_come_back_as_they_were_added_and_what_json_lacks_is_null(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     log.truncate_after(0)
     assert list(tmp_path.iterdir()) == []
@@ -121,7 +119,7 @@ def test_rows_come_back_as_they_were_added_and_what_json_lacks_is_null(tmp_path:
 
 
 @pytest.mark.parametrize("num_cut_bytes", [1, 2, 12, 23])
-def test_a_last_line_cut_by_a_kill_and_rows_beyond_a_step_are_left_out(tmp_path: Path, num_cut_bytes: int) -> None:
+def test_a_last_line_cut_by_a_kill_and_rows_beyond_a_step_are_left_out(tmp_path, num_cut_bytes):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     log.append({"step": 1, "loss": 1.5})
     log.append({"step": 2, "loss": 1.25})
@@ -136,21 +134,21 @@ def test_a_last_line_cut_by_a_kill_and_rows_beyond_a_step_are_left_out(tmp_path:
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", '{"loss": 1}', '{"step": null}'])
-def test_a_whole_line_that_is_no_row_is_refused_with_its_number(tmp_path: Path, line: str) -> None:
+def test_a_whole_line_that_is_no_row_is_refused_with_its_number(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n' + line + "\n")
     with pytest.raises(CheckpointError, match=rf"^{path}: line 2 "):
         read_metrics(path)
 
 
-def test_metrics_that_do_not_exist_or_cannot_be_written_are_refused(tmp_path: Path) -> None:
+def test_metrics_that_do_not_exist_or_cannot_be_written_are_refused(tmp_path):
     path = tmp_path / "no" / "metrics.jsonl"
     for act in (lambda: read_metrics(path), lambda: MetricsLog(path).append({"step": 1})):
         with pytest.raises(CheckpointError, match=rf"^{path}: .*No such file or directory$"):
             act()
 
 
-def test_the_newest_fitting_run_is_found_at_any_depth_and_cells_do_not_count(tmp_path: Path) -> None:
+def test_the_newest_fitting_run_is_found_at_any_depth_and_cells_do_not_count(tmp_path):
     assert find_newest_run(tmp_path / "none", lambda _: True) is None
     for age_s, name in ((30, "old"), (20, "grid/cell"), (10, "newest"), (5, "newest/cells/mlm/seed-1")):
         run = tmp_path / name
@@ -162,7 +160,7 @@ def test_the_newest_fitting_run_is_found_at_any_depth_and_cells_do_not_count(tmp
     assert find_newest_run(tmp_path, lambda _: False) is None
 
 
-def test_the_commit_is_that_of_this_repository_and_of_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commit_is_that_of_this_repository_and_of_no_other(tmp_path, monkeypatch):
     folder = Path(run_dir.__file__).parent
     asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
     assert (source_commit() or "").removesuffix("-dirty") == asked.stdout.strip()

@@ -45,10 +45,7 @@ def _flops_inside(*inputs: Any, function: Callable[..., Any], out_val: Any) -> i
 # torch counts no products inside operators that are not its own
 INSIDE = {
     getattr(torch.ops.exlm, name): partial(_flops_inside, function=operator._init_fn)
-    for name, operator in (
-        ("token_log_probs", emissions._forward),
-        ("token_log_probs_backward", emissions._backward),
-    )
+    for name, operator in (("token_log_probs", emissions._forward), ("token_log_probs_backward", emissions._backward))
 }
 for _formula in INSIDE.values():
     _formula._get_raw = True  # type: ignore[attr-defined]  # takes tensors, not their shapes
@@ -91,14 +88,14 @@ def expected_flops(recipe: PretrainRecipe) -> TrainingFlops:
         {"model": {"clone_embedding": "nodes", "num_layers": 1, "ffn_width": 24}},
     ],
 )
-def test_the_closed_form_is_what_torch_counts_in_a_real_step(sections: dict[str, Any]) -> None:
+def test_the_closed_form_is_what_torch_counts_in_a_real_step(sections):
     """Every product of matrices, exactly; the alignment is the one part that torch's counter does not see."""
     recipe = tiny_recipe(**sections)
     expected = expected_flops(recipe)
     assert measured_flops(recipe) == pytest.approx(expected.total - expected.alignment, rel=1e-12)
 
 
-def test_logits_made_again_for_want_of_memory_are_not_in_the_floor() -> None:
+def test_logits_made_again_for_want_of_memory_are_not_in_the_floor():
     recipe = tiny_recipe(train={"head_chunk_rows": 7})
     num_inner = NUM_SEQUENCES * 3 * 0.3 * NUM_TOKENS
     again = 2 * num_inner * recipe.model.width * SPECIAL.vocab_size
@@ -107,7 +104,7 @@ def test_logits_made_again_for_want_of_memory_are_not_in_the_floor() -> None:
 
 
 @pytest.mark.parametrize(("num_inner", "num_targets"), [(1, 1), (5, 1), (4, 4), (6, 2), (8, 4), (9, 3)])
-def test_path_edges_are_those_that_an_enumeration_of_paths_meets(num_inner: int, num_targets: int) -> None:
+def test_path_edges_are_those_that_an_enumeration_of_paths_meets(num_inner, num_targets):
     """Every path is an ascending choice of T inner nodes; an edge counts once for each target that it can lead to."""
     num_nodes = num_inner + 2
     edges = set()
@@ -117,7 +114,7 @@ def test_path_edges_are_those_that_an_enumeration_of_paths_meets(num_inner: int,
     assert count_path_edges(num_nodes, num_targets) == len(edges)
 
 
-def test_the_paper_size_costs_at_least_1_6_times_its_mlm() -> None:
+def test_the_paper_size_costs_at_least_1_6_times_its_mlm():
     """By hand, a sequence of 128 with p = 15 %, k = 4: 184.7 positions instead of 128, four times the LM-head rows."""
     exlm, mlm = recipe_step_flops(load_recipe("ablation-exlm")), recipe_step_flops(load_recipe("ablation-mlm"))
     assert exlm.encoder_linear / mlm.encoder_linear == pytest.approx(184.7 / 128)
@@ -127,7 +124,7 @@ def test_the_paper_size_costs_at_least_1_6_times_its_mlm() -> None:
     assert exlm.alignment / exlm.total < 1e-3
 
 
-def test_a_step_is_its_sequences() -> None:
+def test_a_step_is_its_sequences():
     recipe = tiny_recipe()  # 14 real tokens of 16, p = 0.3, k = 3, eight sequences
     one = count_sequence_flops(recipe, 16 + 2 * 4.2, 4.2)
     assert recipe_step_flops(recipe).total == pytest.approx(8 * one.total)
@@ -163,7 +160,7 @@ QUERY_AND_KEY = 2 * (16 * 16 + 16)
         ),
     ],
 )
-def test_parameters_are_the_sum_over_the_parts(sections: dict[str, Any], beyond_the_encoder: int) -> None:
+def test_parameters_are_the_sum_over_the_parts(sections, beyond_the_encoder):
     recipe = tiny_recipe(**sections)
     assert count_parameters(recipe) == ENCODER + beyond_the_encoder
     assert count_parameters(recipe, 301) - count_parameters(recipe) == 16 + 1
@@ -177,11 +174,11 @@ def test_parameters_are_the_sum_over_the_parts(sections: dict[str, Any], beyond_
         ({"train": {"batch_sequences": None, "batch_tokens": 500}}, 500),
     ],
 )
-def test_tokens_of_a_step_count_repetitions_and_not_clones(sections: dict[str, Any], tokens: int) -> None:
+def test_tokens_of_a_step_count_repetitions_and_not_clones(sections, tokens):
     assert tokens_per_step(tiny_recipe(**sections)) == tokens
 
 
-def test_the_flops_of_a_run_are_its_steps_and_those_of_a_sweep_its_runs() -> None:
+def test_the_flops_of_a_run_are_its_steps_and_those_of_a_sweep_its_runs():
     recipe = load_recipe("quickstart-text")
     steps = recipe.train.max_steps or 0
     assert recipe_size(recipe).flops == pytest.approx(steps * recipe_step_flops(recipe).total)

@@ -27,7 +27,7 @@ def recipe(**sections: Any) -> FinetuneRecipe:
          "`optim.warmup_steps` 5 is more than `train.max_steps` 4"),
     ],
 )  # fmt: skip
-def test_values_that_do_not_go_together_are_refused(sections: dict[str, Any], message: str) -> None:
+def test_values_that_do_not_go_together_are_refused(sections, message):
     with pytest.raises(ValidationError) as caught:
         recipe(**sections)
     (finding,) = caught.value.errors()
@@ -37,12 +37,12 @@ def test_values_that_do_not_go_together_are_refused(sections: dict[str, Any], me
 @pytest.mark.parametrize(
     ("ratio", "total", "steps"), [(0.06, 100, 6), (0.06, 101, 7), (0.0, 100, 0), (0.06, 1, 1), (None, 100, 9)]
 )
-def test_a_ratio_of_warm_up_is_rounded_up_to_steps(ratio: float | None, total: int, steps: int) -> None:
+def test_a_ratio_of_warm_up_is_rounded_up_to_steps(ratio, total, steps):
     optim = OptimConfig(lr=1e-3, warmup_steps=9 if ratio is None else 0, warmup_ratio=ratio)
     assert optim.resolve_warmup_steps(total) == steps
 
 
-def test_steps_of_warm_up_go_before_a_ratio() -> None:
+def test_steps_of_warm_up_go_before_a_ratio():
     """So that `--set optim.warmup_steps=N` changes a recipe that has a ratio."""
     assert OptimConfig(lr=1e-3, warmup_steps=5, warmup_ratio=0.5).resolve_warmup_steps(100) == 5
 
@@ -50,12 +50,12 @@ def test_steps_of_warm_up_go_before_a_ratio() -> None:
 GRID = {"optim.lr": [2e-5, 3e-5], "train.max_epochs": [2, 3, 5]}
 
 
-def test_without_a_grid_there_is_the_recipe_alone() -> None:
+def test_without_a_grid_there_is_the_recipe_alone():
     (point,) = grid_points(recipe(grid=GRID), use_grid=False)
     assert (point.label, point.values, point.recipe) == (NO_GRID, {}, recipe())
 
 
-def test_every_combination_of_a_grid_is_a_point_with_its_values_in_the_recipe() -> None:
+def test_every_combination_of_a_grid_is_a_point_with_its_values_in_the_recipe():
     points = grid_points(recipe(grid=GRID), use_grid=True)
     assert [(p.recipe.optim.lr, p.recipe.train.max_epochs) for p in points] == [
         (lr, epochs) for lr in (2e-5, 3e-5) for epochs in (2, 3, 5)
@@ -79,6 +79,6 @@ def test_every_combination_of_a_grid_is_a_point_with_its_values_in_the_recipe() 
         ({"optim.lr": [1e-5, 7]}, "optim.lr"),
     ],
 )
-def test_a_grid_that_cannot_be_searched_is_refused_by_its_key(grid: dict[str, Any], key: str) -> None:
+def test_a_grid_that_cannot_be_searched_is_refused_by_its_key(grid, key):
     with pytest.raises(ConfigError, match=rf"^tiny: .*`{key}`"):
         grid_points(recipe(grid=grid), use_grid=True)

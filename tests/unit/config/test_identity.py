@@ -1,7 +1,5 @@
 """Identity of a recipe: equal for what decides nothing, another one for every value that decides a result."""
 
-from typing import Any
-
 import pytest
 
 from exlm_cli.config.base import Mark, identity_of, identity_values
@@ -12,15 +10,14 @@ RESUMED = {Mark.INPUT, Mark.COMPUTING}
 
 
 @pytest.mark.parametrize(
-    "sections",
-    [{"name": "other"}, {"device": "auto"}, {"train": {"validate_every_steps": 77, "keep_last": 9}}],
+    "sections", [{"name": "other"}, {"device": "auto"}, {"train": {"validate_every_steps": 77, "keep_last": 9}}]
 )
-def test_names_devices_and_records_are_no_part_of_it(sections: dict[str, Any]) -> None:
+def test_names_devices_and_records_are_no_part_of_it(sections):
     assert identity_of(tiny_recipe(**sections)) == identity_of(tiny_recipe())
 
 
 @pytest.mark.parametrize("sections", [{"optim": {"lr": 2e-3}}, {"seed": 3}, {"masking": {"mask_ratio": 0.2}}])
-def test_what_decides_the_weights_is_part_of_it(sections: dict[str, Any]) -> None:
+def test_what_decides_the_weights_is_part_of_it(sections):
     for without in (set(), RESUMED):
         assert identity_of(tiny_recipe(**sections), without=without) != identity_of(tiny_recipe(), without=without)
 
@@ -33,12 +30,12 @@ def test_what_decides_the_weights_is_part_of_it(sections: dict[str, Any]) -> Non
         {"train": {"head_chunk_rows": 16}}, {"train": {"compile": True}},
     ],
 )  # fmt: skip
-def test_a_resumed_run_may_move_its_inputs_and_compute_in_another_way(sections: dict[str, Any]) -> None:
+def test_a_resumed_run_may_move_its_inputs_and_compute_in_another_way(sections):
     assert identity_of(tiny_recipe(**sections)) != identity_of(tiny_recipe())
     assert identity_of(tiny_recipe(**sections), without=RESUMED) == identity_of(tiny_recipe(), without=RESUMED)
 
 
-def test_fine_tuning_leaves_out_the_files_of_its_task_and_nothing_that_is_computed() -> None:
+def test_fine_tuning_leaves_out_the_files_of_its_task_and_nothing_that_is_computed():
     values = identity_values(finetune_recipe(), without={Mark.INPUT})
     assert values.keys() == {"seeds", "num_replicates", "aggregate", "init", "task", "model", "optim", "train", "grid"}
     assert {"name", "sequence_length", "split_seed", "max_rows"} <= values["task"].keys()

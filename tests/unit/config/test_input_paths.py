@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from exlm_cli.config.base import Recipe
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import KINDS, dump_recipe, load_recipe
@@ -18,7 +17,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_relative_inputs_of_pre_training_start_in_the_current_directory(folder: Path) -> None:
+def test_relative_inputs_of_pre_training_start_in_the_current_directory(folder):
     given = 'data.train=[a.txt, ../b.txt, /c.txt, ~/d.txt, "hub:o/n@train", "bundled:grammar", "data/*.txt"]'
     recipe = load_recipe("text-small", [given, "tokenizer.path=t.json", "data.cache_dir=cache"])
     absolute = with_absolute_paths(recipe)
@@ -32,9 +31,7 @@ def test_relative_inputs_of_pre_training_start_in_the_current_directory(folder: 
     assert absolute.model_dump(exclude={"data", "tokenizer"}) == recipe.model_dump(exclude={"data", "tokenizer"})
 
 
-def test_a_pattern_finds_its_files_from_a_folder_that_looks_like_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pattern_finds_its_files_from_a_folder_that_looks_like_one(tmp_path, monkeypatch):
     folder = tmp_path / "run [1]"
     folder.mkdir()
     for name in ("a.txt", "b[2].txt"):
@@ -47,7 +44,7 @@ def test_a_pattern_finds_its_files_from_a_folder_that_looks_like_one(
     assert Path(recipe.data.valid[0]).read_text() == "x"
 
 
-def test_files_of_a_task_start_in_its_folder_where_it_has_one(folder: Path) -> None:
+def test_files_of_a_task_start_in_its_folder_where_it_has_one(folder):
     overrides = ["task.name=csv", "task.files.train=a.csv", "task.split=file", "task.split_file=s.json"]
     task = with_absolute_paths(load_recipe("csv", overrides, kind=FinetuneRecipe)).task
     assert (task.data_dir, task.files.train, task.files.valid, task.split_file) == (
@@ -57,7 +54,7 @@ def test_files_of_a_task_start_in_its_folder_where_it_has_one(folder: Path) -> N
     assert (task.data_dir, task.files.train) == (f"{folder}/d", "a.csv")
 
 
-def test_a_sweep_has_its_parts_and_variants_told_from_the_root(folder: Path) -> None:
+def test_a_sweep_has_its_parts_and_variants_told_from_the_root(folder):
     overrides = ["pretrain.data.train=a.txt", "finetune.task.data_dir=d"]
     recipe = with_absolute_paths(load_recipe("quickstart-ablations", overrides, kind=SweepRecipe))
     assert (recipe.pretrain.data.train, recipe.finetune.task.data_dir) == ((f"{folder}/a.txt",), f"{folder}/d")
@@ -66,7 +63,7 @@ def test_a_sweep_has_its_parts_and_variants_told_from_the_root(folder: Path) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_recipe_of_any_kind_is_read_back_the_same(kind: type[Recipe], folder: Path) -> None:
+def test_a_recipe_of_any_kind_is_read_back_the_same(kind, folder):
     recipe = with_absolute_paths(load_recipe(kind.example, kind=kind))
     (folder / "recipe.yaml").write_text(dump_recipe(recipe))
     assert load_recipe("./recipe.yaml", kind=kind) == recipe

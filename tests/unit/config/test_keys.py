@@ -2,7 +2,7 @@
 
 import pytest
 
-from exlm_cli.config.base import Recipe, StrictModel
+from exlm_cli.config.base import StrictModel
 from exlm_cli.config.load import KINDS
 from exlm_cli.config.overrides import child_keys, find_field, key_paths, nearest_key
 from exlm_cli.config.pretrain import PretrainRecipe
@@ -22,17 +22,17 @@ class Schema(StrictModel):
     section: Section = Section()
 
 
-def test_every_key_is_listed_sections_before_their_keys() -> None:
+def test_every_key_is_listed_sections_before_their_keys():
     assert list(key_paths(Schema)) == ["name", "section", "section.pair", "section.inner", "section.inner.depth"]
 
 
 @pytest.mark.parametrize("path", ["nome", "name.x", "section.none", "section.inner.depth.x"])
-def test_a_path_that_leads_nowhere_has_no_field(path: str) -> None:
+def test_a_path_that_leads_nowhere_has_no_field(path):
     assert find_field(Schema, path) is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_key_of_a_recipe_is_described(kind: type[Recipe]) -> None:
+def test_every_key_of_a_recipe_is_described(kind):
     for path in key_paths(kind):
         field = find_field(kind, path)
         assert field is not None
@@ -52,5 +52,5 @@ def test_every_key_of_a_recipe_is_described(kind: type[Recipe]) -> None:
         ("masking.qqqq", None),
     ],
 )
-def test_the_nearest_key_is_what_was_meant(given: str, meant: str | None) -> None:
+def test_the_nearest_key_is_what_was_meant(given, meant):
     assert nearest_key(PretrainRecipe, given) == meant

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exlm_cli.config import load
-from exlm_cli.config.base import Recipe
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import (
     KINDS,
@@ -39,7 +38,7 @@ def error_of(name: Any, *overrides: str) -> ConfigError:
     return caught.value
 
 
-def test_a_file_is_found_by_path_and_called_by_its_stem(tmp_path: Path) -> None:
+def test_a_file_is_found_by_path_and_called_by_its_stem(tmp_path):
     recipe = load_recipe(str(write(tmp_path / "mine.yaml", "extends: quickstart-text\nseed: 7\n")))
     assert (recipe.name, recipe.seed, recipe.purpose) == ("mine", 7, "")
     assert recipe.model == load_recipe("quickstart-text").model
@@ -49,16 +48,14 @@ def test_a_file_is_found_by_path_and_called_by_its_stem(tmp_path: Path) -> None:
     ("file", "name"),
     [("Text_v2.yaml", "text_v2"), ("My run (3).yaml", "my-run-3"), ("_x.yml", "x"), ("ß.yaml", "recipe")],
 )
-def test_a_file_whose_stem_names_no_folder_is_called_by_what_is_left_of_it(
-    tmp_path: Path, file: str, name: str
-) -> None:
+def test_a_file_whose_stem_names_no_folder_is_called_by_what_is_left_of_it(tmp_path, file, name):
     path = write(tmp_path / file, "extends: quickstart-text\n")
     assert load_recipe(str(path)).name == name
     extended = write(tmp_path / "variants.yaml", f"extends: quickstart-ablations\npretrain: {{extends: '{file}'}}\n")
     assert load_recipe(str(extended), kind=SweepRecipe).pretrain.name == name
 
 
-def test_extends_goes_through_files_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extends_goes_through_files_beside_each_other(tmp_path, monkeypatch):
     write(tmp_path / "base.yaml", "extends: quickstart-text\noptim: {lr: 1e-4, warmup_steps: 7}\nname: called\n")
     write(tmp_path / "child.yaml", "extends: base.yaml\noptim: {lr: 2e-4}\n")
     monkeypatch.chdir("/")
@@ -66,14 +63,14 @@ def test_extends_goes_through_files_beside_each_other(tmp_path: Path, monkeypatc
     assert (recipe.name, recipe.optim.lr, recipe.optim.warmup_steps) == ("child", 2e-4, 7)
 
 
-def test_a_circle_of_extends_is_refused_with_its_chain(tmp_path: Path) -> None:
+def test_a_circle_of_extends_is_refused_with_its_chain(tmp_path):
     a, b = tmp_path / "a.yaml", tmp_path / "b.yaml"
     write(a, "extends: ./b.yaml")
     write(b, "extends: a.yaml")
     assert f"{a} -> {b} -> {a}" in error_of(a).message
 
 
-def test_a_long_chain_of_extends_is_refused_with_its_ends(tmp_path: Path) -> None:
+def test_a_long_chain_of_extends_is_refused_with_its_ends(tmp_path):
     """The 33rd file is one too many; a chain that begins at the second file has 32 and is read."""
     files = [tmp_path / f"{number}.yaml" for number in range(33)]
     for file, base in zip(files, [f"./{file.name}" for file in files[1:]] + ["quickstart-text"], strict=True):
@@ -85,7 +82,7 @@ def test_a_long_chain_of_extends_is_refused_with_its_ends(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("extends", ["[a]", "quickstart-txt", "no.yaml"])
-def test_an_extends_that_leads_nowhere_is_told_with_its_file(tmp_path: Path, extends: str) -> None:
+def test_an_extends_that_leads_nowhere_is_told_with_its_file(tmp_path, extends):
     path = write(tmp_path / "mine.yaml", f"extends: {extends}\n")
     assert error_of(path).message.startswith(f"{path}: `extends`")
 
@@ -99,13 +96,13 @@ def test_an_extends_that_leads_nowhere_is_told_with_its_file(tmp_path: Path, ext
         (b"seed: \x00\n", "unacceptable character #x0000"),
     ],
 )
-def test_a_file_that_is_no_recipe_is_told_in_one_line(tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_file_that_is_no_recipe_is_told_in_one_line(tmp_path, content, said):
     path = tmp_path / "mine.yaml"
     path.write_bytes(content)
     assert error_of(path).message.startswith(f"{path}: {said}")
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_read_is_told(tmp_path, monkeypatch):
     path = write(tmp_path / "mine.yaml", "seed: 1")
 
     def refuse(_: Path) -> bytes:
@@ -131,14 +128,14 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.
         ('data.train=["take #2/a.txt"]', "data", "train", ("take #2/a.txt",)),
     ],
 )
-def test_set_is_typed_by_yaml(override: str, section: str, key: str, value: Any) -> None:
+def test_set_is_typed_by_yaml(override, section, key, value):
     recipe = load_recipe("quickstart-text", [override])
     read = getattr(getattr(recipe, section), key)
     assert read == value
     assert type(read) is type(value)
 
 
-def test_recipes_are_found_inside_an_installed_package_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipes_are_found_inside_an_installed_package_too(tmp_path, monkeypatch):
     at_top = recipes_folder()
     assert (at_top / "README.md").is_file()
     package = tmp_path / "exlm_cli"
@@ -149,13 +146,13 @@ def test_recipes_are_found_inside_an_installed_package_too(tmp_path: Path, monke
     assert load_recipe("quickstart-text").name == "quickstart-text"
 
 
-def test_listed_recipes_have_their_names_and_begin_with_the_smallest_kind() -> None:
+def test_listed_recipes_have_their_names_and_begin_with_the_smallest_kind():
     listed = list_recipes(PretrainRecipe)
     assert next(iter(listed)).startswith("quickstart-")
     assert all(load_recipe(name).name == path.stem == name for name, path in listed.items())
 
 
-def test_a_recipe_of_another_kind_names_its_command(tmp_path: Path) -> None:
+def test_a_recipe_of_another_kind_names_its_command(tmp_path):
     path = write(tmp_path / "recipe.yaml", dump_recipe(load_recipe("moleculenet-bace", kind=FinetuneRecipe)))
     assert error_of(path).message.startswith(f"{path} is a recipe of `exlm finetune`")
     child = write(tmp_path / "child.yaml", "extends: csv\n")
@@ -164,14 +161,14 @@ def test_a_recipe_of_another_kind_names_its_command(tmp_path: Path) -> None:
     assert error_of(misspelt).hint == "did you mean `masking`?"
 
 
-def test_the_kind_of_a_recipe_is_told_by_its_name_or_its_keys(tmp_path: Path) -> None:
+def test_the_kind_of_a_recipe_is_told_by_its_name_or_its_keys(tmp_path):
     assert recipe_kind("text-base") is PretrainRecipe
     assert recipe_kind("csv") is FinetuneRecipe
     assert recipe_kind(str(write(tmp_path / "a.yaml", "extends: csv\nseeds: [4]\n"))) is FinetuneRecipe
     assert recipe_kind(str(write(tmp_path / "b.yaml", "name: x\n"))) is PretrainRecipe
 
 
-def test_names_are_unique_over_all_kinds() -> None:
+def test_names_are_unique_over_all_kinds():
     names = [path.stem for path in recipes_folder().rglob("*.yaml")]
     assert len(names) == len(set(names)) >= 60
 
@@ -201,7 +198,7 @@ def recipes(draw: st.DrawFn) -> PretrainRecipe:
 
 @settings(deadline=None, max_examples=30)
 @given(recipe=recipes())
-def test_a_dumped_recipe_is_read_back_as_the_same_recipe(recipe: PretrainRecipe, tmp_path_factory: Any) -> None:
+def test_a_dumped_recipe_is_read_back_as_the_same_recipe(recipe, tmp_path_factory):
     path = tmp_path_factory.mktemp("dumped") / "recipe.yaml"
     path.write_text(dump_recipe(recipe), encoding="utf-8", newline="")
     assert load_recipe(str(path)) == recipe
@@ -209,9 +206,7 @@ def test_a_dumped_recipe_is_read_back_as_the_same_recipe(recipe: PretrainRecipe,
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("begun", KINDS)
-def test_a_run_is_continued_by_the_command_that_began_it(
-    tmp_path: Path, begun: type[Recipe], kind: type[Recipe]
-) -> None:
+def test_a_run_is_continued_by_the_command_that_began_it(tmp_path, begun, kind):
     recipe = load_recipe(begun.example, kind=begun)
     (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
     (tmp_path / "run.json").write_text("{}")
@@ -225,7 +220,7 @@ def test_a_run_is_continued_by_the_command_that_began_it(
     assert f"--resume {tmp_path}`" in error.value.hint
 
 
-def test_a_folder_of_tokens_is_no_run(tmp_path: Path) -> None:
+def test_a_folder_of_tokens_is_no_run(tmp_path):
     with pytest.raises(CheckpointError, match=r"recipe.yaml$"):
         resumed_recipe(tmp_path, PretrainRecipe)
     (tmp_path / "recipe.yaml").write_text(dump_recipe(load_recipe("text-small")))

@@ -6,14 +6,7 @@ import pytest
 
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
-from exlm_cli.config.overrides import (
-    Layers,
-    changed_keys,
-    check_recipe,
-    describe_changes,
-    parse_override,
-    unknown_key,
-)
+from exlm_cli.config.overrides import Layers, changed_keys, check_recipe, describe_changes, parse_override, unknown_key
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import ConfigError
 from tests.tiny import tiny_recipe
@@ -37,14 +30,14 @@ def error_of(*overrides: str, file: Layers = FILE, kind: type[Any] = PretrainRec
     return caught.value
 
 
-def test_sections_are_merged_key_by_key_and_lists_are_replaced() -> None:
+def test_sections_are_merged_key_by_key_and_lists_are_replaced():
     assert OVER.over(BASE).values == {"model": {"width": 16, "rope": "2d"}, "train": [3]}
     assert Layers.read_from({"model": 3}, "x").over(BASE).values["model"] == 3
     assert BASE.over(Layers.read_from({"model": 3}, "x")).values["model"] == {"width": 8, "rope": "2d"}
     assert BASE.without(["train", "name"]).values == {"model": {"width": 8, "rope": "2d"}}
 
 
-def test_the_origin_of_a_key_is_the_last_one_that_gave_it() -> None:
+def test_the_origin_of_a_key_is_the_last_one_that_gave_it():
     both = OVER.over(BASE)
     assert both.origin("model.width") == "override `a`"
     assert both.origin("model.rope") == "base.yaml"
@@ -67,28 +60,28 @@ def test_the_origin_of_a_key_is_the_last_one_that_gave_it() -> None:
         ("model.transition=3", "it should be a section of keys"),
     ],
 )
-def test_a_wrong_value_is_named_with_its_origin_and_what_its_key_accepts(override: str, found: str) -> None:
+def test_a_wrong_value_is_named_with_its_origin_and_what_its_key_accepts(override, found):
     key, _, value = override.partition("=")
     error = error_of(override)
     assert error.message == f"override `{override}`: `{key}` is {value}; {found}"
     assert error.hint.startswith(f"`{key}`: ")
 
 
-def test_an_error_of_several_keys_names_the_overrides_at_fault() -> None:
+def test_an_error_of_several_keys_names_the_overrides_at_fault():
     assert error_of("model.width=18").message.startswith("mine.yaml with override `model.width=18`: head width")
     wrong = Layers.read_from({"train": {"batch_tokens": 500}}, "mine.yaml").over(FILE)
     assert error_of(file=wrong).message.startswith("mine.yaml: give")
     assert error_of("seed=2", "optim.lr=0.1", file=wrong).message.startswith("mine.yaml with 2 overrides: ")
 
 
-def test_a_missing_key_or_section_is_named_with_what_it_accepts() -> None:
+def test_a_missing_key_or_section_is_named_with_what_it_accepts():
     values = Layers.read_from({**FILE.values, "optim": {}}, "mine.yaml")
     error = error_of(file=values)
     assert error.message == "mine.yaml: `optim.lr` is missing"
     assert f"`extends: {PretrainRecipe.example}`" in error.hint
 
 
-def test_an_unknown_key_comes_before_what_follows_from_it_and_has_the_nearest_key_in_the_hint() -> None:
+def test_an_unknown_key_comes_before_what_follows_from_it_and_has_the_nearest_key_in_the_hint():
     values = Layers.read_from({**FILE.values, "optim": {"lrr": 1e-3}}, "mine.yaml")
     error = error_of(file=values)
     assert (error.message, error.hint) == ("mine.yaml: unknown key `optim.lrr`", "did you mean `optim.lr`?")
@@ -107,25 +100,25 @@ def test_an_unknown_key_comes_before_what_follows_from_it_and_has_the_nearest_ke
         ("task.files.trian=a.csv", "task.files.train"),
     ],
 )
-def test_errors_of_a_task_name_its_key_without_the_suite(override: str, key: str) -> None:
+def test_errors_of_a_task_name_its_key_without_the_suite(override, key):
     error = error_of(override, file=FINETUNE, kind=FinetuneRecipe)
     assert f"`{key}" in error.message + error.hint
     assert "task.csv" not in error.message
 
 
-def test_one_text_stands_for_a_list_of_one_and_words_for_true_and_false_are_read() -> None:
+def test_one_text_stands_for_a_list_of_one_and_words_for_true_and_false_are_read():
     layers = Layers.read_from({"data": {"train": "a.txt"}, "train": {"compile": "on"}}, "x").over(FILE)
     recipe = check_recipe(layers, "x", PretrainRecipe)
     assert (recipe.data.train, recipe.train.compile) == (("a.txt",), True)
 
 
-def test_a_long_override_or_value_is_told_in_a_short_line() -> None:
+def test_a_long_override_or_value_is_told_in_a_short_line():
     assert len(error_of(f"optim.lr=[{'x' * 300}]").message) < 300
     override = f"data.trains=[{', '.join(f'part-{number}.txt' for number in range(1000))}]"
     assert error_of(override).message == f"override `{override[:97]}...`: unknown key `data.trains`"
 
 
-def test_changes_are_told_by_their_dotted_keys() -> None:
+def test_changes_are_told_by_their_dotted_keys():
     before, after = (
         load_recipe("text-base", overrides).model_dump(mode="json")
         for overrides in ([], ["optim.lr=0.5", "optim.betas=[0.8, 0.9]", "train.max_epochs=null"])
@@ -138,7 +131,7 @@ def test_changes_are_told_by_their_dotted_keys() -> None:
     )
 
 
-def test_a_key_of_one_side_is_null_on_the_other_and_a_long_list_is_cut() -> None:
+def test_a_key_of_one_side_is_null_on_the_other_and_a_long_list_is_cut():
     assert changed_keys({"a": {"b": 1}}, {"a": {}}) == {"a.b": (1, None)}
     before, after = (dict.fromkeys("abcde", value) for value in (1, "x y"))
     assert describe_changes(before, after).endswith("2 more")

@@ -54,12 +54,12 @@ LONGEST = 16 + 2 * NUM_MASKS
         ({"train": {"microbatch_tokens": LONGEST - 1}}, "train.microbatch_tokens"),
     ],
 )  # fmt: skip
-def test_values_that_do_not_go_together_are_refused_by_their_keys(sections: dict[str, Any], keys: str) -> None:
+def test_values_that_do_not_go_together_are_refused_by_their_keys(sections, keys):
     said = refusal_of(sections)
     assert all(f"`{key}" in said for key in keys.split()), said
 
 
-def test_an_mlm_expands_nothing() -> None:
+def test_an_mlm_expands_nothing():
     content = tiny_recipe(**MLM).model_dump()
     content["masking"]["num_states_per_mask"] = 2
     with pytest.raises(ValidationError, match=r"`masking.num_states_per_mask`"):
@@ -86,7 +86,7 @@ def test_an_mlm_expands_nothing() -> None:
         {**MLM, "masking": {"keep_ratio": 0.5, "random_ratio": 0.4}},
     ],
 )
-def test_what_just_fits_is_accepted(sections: dict[str, Any]) -> None:
+def test_what_just_fits_is_accepted(sections):
     tiny_recipe(**sections)
 
 
@@ -100,5 +100,5 @@ def test_what_just_fits_is_accepted(sections: dict[str, Any]) -> None:
         ({**MLM, "masking": {"num_repeats": 4, "scheme": "bernoulli"}}, 56),
     ],
 )
-def test_the_max_masks_of_a_sequence_follow_the_scheme(sections: dict[str, Any], num_masks: int) -> None:
+def test_the_max_masks_of_a_sequence_follow_the_scheme(sections, num_masks):
     assert tiny_recipe(**sections).max_masks == num_masks

@@ -34,7 +34,7 @@ def _description(cell: SweepCell) -> VariantDescription:
     return cell.description
 
 
-def test_a_variant_is_the_common_recipe_with_its_changes() -> None:
+def test_a_variant_is_the_common_recipe_with_its_changes():
     variants = "variants={exlm: {}, slow: {optim.lr: 1e-4, masking.num_states_per_mask: 2}}"
     recipe = _load(SWEEP, variants, "seeds=[3, 9]", "only=[exlm, slow]")
     cells = recipe.plan()
@@ -52,19 +52,19 @@ def test_a_variant_is_the_common_recipe_with_its_changes() -> None:
     assert _description(cells[3]).num_states_per_mask == 2
 
 
-def test_steps_are_relative_to_the_common_ones() -> None:
+def test_steps_are_relative_to_the_common_ones():
     by_label = {cell.label: _description(cell) for cell in _load("table-2").plan()}
     assert (by_label["mlm-plus-plus"].relative_steps, by_label["mlm"].relative_steps) == (2.0, 1.0)
     by_epochs = _load(SWEEP, "variants.long={train.max_steps: null, train.max_epochs: 2}", "only=[long]")
     assert _description(by_epochs.plan()[0]).relative_steps is None
 
 
-def test_only_chooses_variants_and_their_order() -> None:
+def test_only_chooses_variants_and_their_order():
     assert [cell.label for cell in _load(SWEEP, "only=[mlm, exlm]").plan()] == ["mlm", "exlm"]
     assert [cell.label for cell in _load(SWEEP, "only=[]").plan()] == list(_load("ablations").variants)
 
 
-def test_a_variant_given_as_an_override_is_run_whatever_only_names() -> None:
+def test_a_variant_given_as_an_override_is_run_whatever_only_names():
     own = "variants.my-own={optim.lr: 1e-4}"
     usual = _load(SWEEP).only
     assert _load(SWEEP, own).only == (*usual, "my-own")
@@ -73,7 +73,7 @@ def test_a_variant_given_as_an_override_is_run_whatever_only_names() -> None:
     assert _load(SWEEP, "variants.my-own={}", "only=[]").only == ()
 
 
-def test_a_variant_that_extends_a_recipe_is_what_that_recipe_changes(tmp_path: Path) -> None:
+def test_a_variant_that_extends_a_recipe_is_what_that_recipe_changes(tmp_path):
     (tmp_path / "wide.yaml").write_text("extends: text-small\nmodel: {width: 256}\n")
     path = _write(
         tmp_path,
@@ -88,14 +88,14 @@ def test_a_variant_that_extends_a_recipe_is_what_that_recipe_changes(tmp_path: P
     assert recipe_kind(path) is SweepRecipe
 
 
-def test_changed_values_leave_out_names_seeds_and_devices() -> None:
+def test_changed_values_leave_out_names_seeds_and_devices():
     common = load_recipe("ablation-exlm")
     assert changed_values(common, load_recipe("ablation-exlm", ["seed=7", "device=cpu", "purpose=x"])) == {}
     other = load_recipe("ablation-exlm", ["optim.betas=[0.8, 0.9]"])
     assert changed_values(common, other) == {"optim.betas": [0.8, 0.9]}
 
 
-def test_a_child_adds_to_a_variant_and_to_the_sweep(tmp_path: Path) -> None:
+def test_a_child_adds_to_a_variant_and_to_the_sweep(tmp_path):
     path = _write(tmp_path, f"extends: {SWEEP}\nvariants:\n  mlm: {{optim.lr: 0.5}}\n  new: {{model.rope: 1d}}\n")
     variants = _load(path).variants
     assert variants["mlm"] == _load(SWEEP).variants["mlm"] | {"optim.lr": 0.5}
@@ -103,14 +103,14 @@ def test_a_child_adds_to_a_variant_and_to_the_sweep(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [SWEEP, GRID])
-def test_order_and_values_survive_the_file_that_a_run_keeps(name: str, tmp_path: Path) -> None:
+def test_order_and_values_survive_the_file_that_a_run_keeps(name, tmp_path):
     recipe = _load(name)
     again = _load(_write(tmp_path, dump_recipe(recipe)))
     assert again == recipe
     assert again.plan() == recipe.plan()
 
 
-def test_generated_variants_differ_in_k_p_and_the_room_for_k_copies_alone() -> None:
+def test_generated_variants_differ_in_k_p_and_the_room_for_k_copies_alone():
     recipe = _load(GRID, "cells=[[1, 0.3], [4, 0.7]]", "seeds=[3, 9]")
     cells = recipe.plan()
     assert [(cell.folder, cell.row, cell.column) for cell in cells] == [
@@ -126,7 +126,7 @@ def test_generated_variants_differ_in_k_p_and_the_room_for_k_copies_alone() -> N
     assert (recipe.run_by, _load(SWEEP).run_by) == ("repeat-mlm", "sweep")
 
 
-def test_generated_variants_that_corrupt_few_tokens_get_more_steps() -> None:
+def test_generated_variants_that_corrupt_few_tokens_get_more_steps():
     changes = ["cells=[[1, 0.01], [1, 0.5], [2, 0.1]]", "pretrain.train.max_steps=10", "pretrain.optim.warmup_steps=5"]
     assert {cell.pretrain.train.max_steps for cell in _load(GRID, *changes).plan()} == {10}
     changes += ["pretrain.train.batch_sequences=20", "min_corrupted_tokens=1000"]
@@ -137,14 +137,14 @@ def test_generated_variants_that_corrupt_few_tokens_get_more_steps() -> None:
     assert [cell.pretrain.train.max_steps for cell in _load(GRID, *changes).plan()] == [81, 10, 159]
 
 
-def test_a_microbatch_holds_the_longest_sequence_and_a_process_has_one_thread() -> None:
+def test_a_microbatch_holds_the_longest_sequence_and_a_process_has_one_thread():
     cells = _load(GRID, "cells=[[1, 0.3], [8, 0.8]]", "pretrain.train.microbatch_tokens=100").plan()
     assert [cell.pretrain.train.microbatch_tokens for cell in cells] == [100, 62 * 8 + 2]
     assert cells[0].pretrain.train.num_threads == 1
     assert _load(GRID, "pretrain.train.num_threads=3").plan()[0].pretrain.train.num_threads == 3
 
 
-def test_tasks_are_fine_tuned_as_the_common_section_says_each_with_the_keys_of_its_suite() -> None:
+def test_tasks_are_fine_tuned_as_the_common_section_says_each_with_the_keys_of_its_suite():
     cell = _load(GRID, "tasks=[glue/rte, squad/v2]", "finetune.optim.lr=1e-4", "finetune.task.doc_stride=64").plan()[0]
     assert [(recipe.name, recipe.task.name, recipe.optim.lr) for recipe in cell.finetune] == [
         ("glue-rte", "glue/rte", 1e-4), ("squad-v2", "squad/v2", 1e-4),
@@ -153,7 +153,7 @@ def test_tasks_are_fine_tuned_as_the_common_section_says_each_with_the_keys_of_i
     assert not hasattr(cell.finetune[0].task, "doc_stride")
 
 
-def test_the_papers_k_and_p_make_its_14_cells_and_its_grey_ones() -> None:
+def test_the_papers_k_and_p_make_its_14_cells_and_its_grey_ones():
     chosen, grey = _load("repeat-mlm").choose_cells((1, 2, 4, 8), PAPER_RATIOS)
     assert set(chosen.cells) == set(PAPER_CELLS)
     # "less than 0.05%", which 2.25 % squared just misses
@@ -161,7 +161,7 @@ def test_the_papers_k_and_p_make_its_14_cells_and_its_grey_ones() -> None:
     assert max(p**k for k, p in grey) < 0.00051
 
 
-def test_k_or_p_alone_choose_among_the_cells_of_the_recipe() -> None:
+def test_k_or_p_alone_choose_among_the_cells_of_the_recipe():
     recipe = _load("repeat-mlm")
     for ks, ps, cells in (((8,), None, ((8, 0.622), (8, 0.789))), (None, (0.0225,), ((1, 0.0225),))):
         chosen, left_out = recipe.choose_cells(ks, ps)
@@ -178,14 +178,14 @@ def test_k_or_p_alone_choose_among_the_cells_of_the_recipe() -> None:
         ("pretrain: {extends: 3}\n", "`pretrain.extends` is 3"),
     ],
 )
-def test_what_extends_nothing_that_is_there_is_refused(tmp_path: Path, text: str, found: str) -> None:
+def test_what_extends_nothing_that_is_there_is_refused(tmp_path, text, found):
     path = _write(tmp_path, f"extends: {SWEEP}\n{text}")
     message = _error(path).message
     assert message.startswith(path)
     assert found in message
 
 
-def test_a_section_that_extends_a_recipe_replaces_the_one_it_inherits(tmp_path: Path) -> None:
+def test_a_section_that_extends_a_recipe_replaces_the_one_it_inherits(tmp_path):
     extending = "  extends: text-small-mlm\n  masking: {scheme: bernoulli}\n  data: {train: [my.txt]}\n"
     recipe = _load(_write(tmp_path, f"extends: {GRID}\npretrain:\n{extending}"))
     assert recipe.pretrain == load_recipe("text-small-mlm", ["masking.scheme=bernoulli", "data.train=my.txt"])
@@ -203,14 +203,12 @@ def test_a_section_that_extends_a_recipe_replaces_the_one_it_inherits(tmp_path: 
         ("[mlm]", "[]", ()),
     ],
 )
-def test_a_sweep_together_with_an_earlier_one_has_the_variants_of_both(
-    earlier: str, later: str, both: tuple[str, ...]
-) -> None:
+def test_a_sweep_together_with_an_earlier_one_has_the_variants_of_both(earlier, later, both):
     joined = _load(SWEEP, f"only={later}", "seeds=[2]").together_with(_load(SWEEP, f"only={earlier}", "seeds=[1]"))
     assert (joined.only, joined.seeds) == (both, (1, 2))
 
 
-def test_a_grid_together_with_an_earlier_one_has_the_cells_seeds_and_tasks_of_both() -> None:
+def test_a_grid_together_with_an_earlier_one_has_the_cells_seeds_and_tasks_of_both():
     earlier = _load(GRID, "cells=[[1, 0.3], [4, 0.7]]", "seeds=[3, 9]", "tasks=[glue/rte, glue/qnli]")
     later = _load(GRID, "cells=[[4, 0.7], [2, 0.5]]", "seeds=[9]", "tasks=[glue/sst2, glue/rte]")
     both = later.together_with(earlier)

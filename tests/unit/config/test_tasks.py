@@ -23,7 +23,7 @@ def finding(**task: Any) -> str:
 
 
 @pytest.mark.parametrize("name", [name for suite in SUITES.values() for name in suite.tasks])
-def test_a_task_has_the_section_of_its_suite_and_is_written_and_read_back(name: str) -> None:
+def test_a_task_has_the_section_of_its_suite_and_is_written_and_read_back(name):
     own = section(name=name)
     assert type(own) is SUITES[name.partition("/")[0]]
     assert section(**own.model_dump(mode="json")) == own
@@ -39,7 +39,7 @@ USED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("name", "other"), [*itertools.permutations(USED, 2)])
-def test_a_key_of_another_suite_is_refused_and_its_suites_are_named(name: str, other: str) -> None:
+def test_a_key_of_another_suite_is_refused_and_its_suites_are_named(name, other):
     own = SUITES[name.partition("/")[0]].model_fields
     for key in USED[other].keys() - own.keys():
         message = finding(name=name, **{key: USED[other][key]})
@@ -70,7 +70,7 @@ def test_a_key_of_another_suite_is_refused_and_its_suites_are_named(name: str, o
         ({"name": 5}, "`task.name` is 5"),
     ],
 )  # fmt: skip
-def test_a_wrong_section_is_refused(task: dict[str, Any], keys: str) -> None:
+def test_a_wrong_section_is_refused(task, keys):
     assert keys in finding(**task)
 
 
@@ -84,13 +84,13 @@ def test_a_wrong_section_is_refused(task: dict[str, Any], keys: str) -> None:
         ("csv/mine", "task.files.train=FILE"),
     ],
 )
-def test_an_unknown_task_is_refused_with_the_nearest_one(given: str, hint: str) -> None:
+def test_an_unknown_task_is_refused_with_the_nearest_one(given, hint):
     with pytest.raises(ConfigError) as caught:
         check_task_name(given)
     assert hint in caught.value.hint
 
 
-def test_each_task_of_a_sweep_takes_the_shared_keys_that_its_suite_has() -> None:
+def test_each_task_of_a_sweep_takes_the_shared_keys_that_its_suite_has():
     shared = SharedTaskConfig(name="glue/rte", doc_stride=64, label_columns=("a",), data_dir="d")
     assert section(**shared.of_task("squad/v2")) == section(name="squad/v2", doc_stride=64, data_dir="d")
     assert section(**shared.of_task("csv")) == section(name="csv", label_columns=("a",), data_dir="d")

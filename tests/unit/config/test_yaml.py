@@ -1,7 +1,6 @@
 """Scalars of the YAML 1.2 core schema, refusals, and that what is dumped is read back."""
 
 import math
-from typing import Any
 
 import pytest
 import yaml
@@ -22,7 +21,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
         ("2025-01-01", "2025-01-01"), ("0x10", "0x10"), ("<<", "<<"),
     ],
 )  # fmt: skip
-def test_scalars_are_those_of_yaml_1_2(text: str, value: Any) -> None:
+def test_scalars_are_those_of_yaml_1_2(text, value):
     read = parse_yaml(text)
     assert read == value
     assert type(read) is type(value)
@@ -45,7 +44,7 @@ def test_scalars_are_those_of_yaml_1_2(text: str, value: Any) -> None:
          "position 3"),
     ],
 )  # fmt: skip
-def test_what_a_recipe_has_no_use_for_is_refused_with_its_place(text: str, message: str) -> None:
+def test_what_a_recipe_has_no_use_for_is_refused_with_its_place(text, message):
     with pytest.raises(yaml.YAMLError) as caught:
         parse_yaml(text)
     assert describe_yaml_error(caught.value) == message
@@ -60,7 +59,7 @@ def test_what_a_recipe_has_no_use_for_is_refused_with_its_place(text: str, messa
         max_leaves=8,
     )
 )
-def test_every_value_is_read_back_as_it_was_dumped(value: Any) -> None:
+def test_every_value_is_read_back_as_it_was_dumped(value):
     for on_one_line in (False, True):
         read = parse_yaml(dump_yaml(value, on_one_line=on_one_line))
         assert read == value
@@ -69,5 +68,5 @@ def test_every_value_is_read_back_as_it_was_dumped(value: Any) -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(TEXTS | st.floats(allow_nan=False, allow_infinity=False))
-def test_a_yaml_1_1_reader_reads_back_the_same_scalar(value: str | float) -> None:
+def test_a_yaml_1_1_reader_reads_back_the_same_scalar(value):
     assert yaml.safe_load(dump_yaml({"key": value})) == {"key": value}

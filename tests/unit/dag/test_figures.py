@@ -41,7 +41,7 @@ def _by_id(svg: ET.Element) -> dict[str, ET.Element]:
 
 
 @pytest.mark.parametrize(("render", "name"), [(render_graph, "dag_graph"), (render_heat_map, "dag_heatmap")])
-def test_pictures_show_the_colours_of_the_masks_and_are_the_same_every_time(render, name: str) -> None:
+def test_pictures_show_the_colours_of_the_masks_and_are_the_same_every_time(render, name):
     files = render(case_study(), ["svg", "png"])
     assert {f"{name}.{form}": data for form, data in files.items()}.items() <= case_files().items()
     pixels = np.asarray(Image.open(io.BytesIO(files["png"])).convert("RGB")).reshape(-1, 3)
@@ -50,7 +50,7 @@ def test_pictures_show_the_colours_of_the_masks_and_are_the_same_every_time(rend
         assert (np.abs(pixels.astype(int) - rgb).max(axis=1) <= 2).sum() > 500
 
 
-def test_words_come_back_from_the_svg_as_they_went_in() -> None:
+def test_words_come_back_from_the_svg_as_they_went_in():
     """Mathematics and markup would not; a letter that the font lacks must not warn."""
     graph, heat_map = (_texts(ET.fromstring(awkward_files()[f"dag_{name}.svg"])) for name in ("graph", "heatmap"))
     for node, word in enumerate(AWKWARD, start=1):
@@ -63,12 +63,12 @@ def test_words_come_back_from_the_svg_as_they_went_in() -> None:
     assert title in heat_map
 
 
-def test_the_graph_names_words_fillings_and_probabilities(graph: ET.Element) -> None:
+def test_the_graph_names_words_fillings_and_probabilities(graph):
     assert {"amazing", "3", "[MASK 2]", "BOS", "EOS", "0.86", "Most probable joint fillings"} <= {*_texts(graph)}
     assert any("if masks were independent" in text for text in _texts(graph))
 
 
-def test_every_node_and_edge_has_an_id_and_a_tooltip_and_weak_edges_are_hidden(graph: ET.Element) -> None:
+def test_every_node_and_edge_has_an_id_and_a_tooltip_and_weak_edges_are_hidden(graph):
     by_id = _by_id(graph)
     assert {f"node-{node}" for node in range(10)} <= by_id.keys()
     assert by_id["node-2"].findtext(f"{SVG}title").endswith("of the paths: terrible 0.46, awful 0.31, sad 0.09")
@@ -82,7 +82,7 @@ def test_every_node_and_edge_has_an_id_and_a_tooltip_and_weak_edges_are_hidden(g
     assert by_id["edge-2-5"].get("visibility") is None
 
 
-def test_every_cell_of_the_heat_map_has_a_tooltip(heat_map: ET.Element) -> None:
+def test_every_cell_of_the_heat_map_has_a_tooltip(heat_map):
     cells = _by_id(heat_map)["cells"]
     tooltips = [cell.findtext(f"{SVG}title") for cell in cells.iter(f"{SVG}path")]
     assert len(tooltips) == 9 * 10 / 2
@@ -90,7 +90,7 @@ def test_every_cell_of_the_heat_map_has_a_tooltip(heat_map: ET.Element) -> None:
     assert "2 terrible → 5 sorry: 0.860" in tooltips
 
 
-def test_the_heat_map_has_three_words_a_node_where_they_fit_and_one_elsewhere(heat_map: ET.Element) -> None:
+def test_the_heat_map_has_three_words_a_node_where_they_fit_and_one_elsewhere(heat_map):
     texts = _texts(heat_map)
     assert texts.count("3 amazing 0.58") == texts.count("beautiful 0.10") == 2
     first, second = (token.text for token in many_masks(17, 1).tokens[1][:2])
@@ -99,7 +99,7 @@ def test_the_heat_map_has_three_words_a_node_where_they_fit_and_one_elsewhere(he
     assert f"{second} 0.20" not in texts
 
 
-def test_large_drawings_are_cut_and_say_so() -> None:
+def test_large_drawings_are_cut_and_say_so():
     graph, heat_map = (_texts(_svg(render, many_masks(43, 1))) for render in (render_graph, render_heat_map))
     assert many_masks(43, 1).note_on_cut() in {*graph} & {*heat_map}
     assert not {"EOS", "Most probable joint fillings"} & {*graph, *heat_map}
@@ -107,7 +107,7 @@ def test_large_drawings_are_cut_and_say_so() -> None:
     assert 4000 < Image.open(io.BytesIO(png)).size[0] <= 5000
 
 
-def test_smiles_that_rdkit_refuses_are_marked() -> None:
+def test_smiles_that_rdkit_refuses_are_marked():
     refused = [f for f in smiles().n_best.fillings if not f.is_valid_smiles]
     assert 0 < len(refused) < len(smiles().n_best.fillings)
     assert _texts(_svg(render_graph, smiles())).count("\N{BALLOT X}") == len(refused)

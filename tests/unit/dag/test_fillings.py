@@ -31,9 +31,7 @@ def _probability_of_texts(dag: Dag, length: Length) -> list[tuple[str, float]]:
 @pytest.mark.parametrize("n", [5, 10_000])
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("num_masks", "k", "vocab_size", "length"), CASES)
-def test_the_n_best_are_those_of_the_enumeration(
-    num_masks: int, k: int, vocab_size: int, length: Length, seed: int, n: int
-) -> None:
+def test_the_n_best_are_those_of_the_enumeration(num_masks, k, vocab_size, length, seed, n):
     dag = random_dag(num_masks, k, vocab_size, seed)
     truth = _probability_of_texts(dag, length)[:n]
     found = n_best_fillings(dag, n, length)
@@ -44,8 +42,8 @@ def test_the_n_best_are_those_of_the_enumeration(
 
 @pytest.mark.parametrize(("num_masks", "k", "vocab_size", "length"), [*CASES, (3, 2, 8, "exact")])
 def test_a_beam_that_is_too_narrow_is_widened_until_nothing_can_be_missing(
-    num_masks: int, k: int, vocab_size: int, length: Length, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    num_masks, k, vocab_size, length, monkeypatch
+):
     monkeypatch.setattr(filling_search, "_FIRST_WIDTH", 1)
     monkeypatch.setattr(filling_search, "_FIRST_TOKENS_PER_NODE", 1)
     for seed in range(4):
@@ -57,7 +55,7 @@ def test_a_beam_that_is_too_narrow_is_widened_until_nothing_can_be_missing(
 
 
 @pytest.mark.parametrize("length", ["exact", "any"])
-def test_the_path_of_a_filling_is_its_best_alignment(length: Length) -> None:
+def test_the_path_of_a_filling_is_its_best_alignment(length):
     dag = random_dag(2, 2, 3, seed=6)
     emit = np.exp(dag.node_log_probs)
     paths = dict(enumerate_paths(dag, [2] if length == "exact" else range(5)))
@@ -72,7 +70,7 @@ def test_the_path_of_a_filling_is_its_best_alignment(length: Length) -> None:
         assert filling.path == max(scores, key=lambda nodes: scores[nodes])
 
 
-def test_a_mask_may_yield_two_tokens_and_another_none() -> None:
+def test_a_mask_may_yield_two_tokens_and_another_none():
     """App. Q.3: "so good" for the first mask; the second stays empty."""
     nodes = [{"so": 0.98, "happy": 0.01}, {"good": 0.98, "happy": 0.01}, {"happy": 0.98, "so": 0.01}, {"so": 1.0}]
     edges = {0: {1: 1.0}, 1: {2: 1.0}, 2: {3: 0.25, 5: 0.75}, 3: {4: 0.0, 5: 1.0}, 4: {5: 1.0}}
@@ -85,7 +83,7 @@ def test_a_mask_may_yield_two_tokens_and_another_none() -> None:
     assert exact.text == "This is so, and I'm very good."
 
 
-def test_token_sequences_that_read_the_same_are_added_up() -> None:
+def test_token_sequences_that_read_the_same_are_added_up():
     tokenizer = PieceTokenizer(["g", "lad", "gl", "ad", "<"])
     probs = np.array([[0] * 4, [0.6, 0, 0.4, 0], [0, 0.7, 0, 0.3], [0] * 4])
     ids = np.array([4, tokenizer.mask_id, tokenizer.mask_id])
@@ -97,7 +95,7 @@ def test_token_sequences_that_read_the_same_are_added_up() -> None:
     assert best[0].tokens_by_mask == ((0,), (1,))
 
 
-def test_many_alignments_of_one_text_do_not_crowd_out_the_others() -> None:
+def test_many_alignments_of_one_text_do_not_crowd_out_the_others():
     """A collapsed DAG: all states alike, so a text has C(20, 5) = 15,504 equally probable alignments."""
     words = [{"a": 0.5, "b": 0.3, "c": 0.2}] * 20
     edges = {v: dict.fromkeys(range(v + 1, 22), 1 / (21 - v)) for v in range(21)}
@@ -109,9 +107,7 @@ def test_many_alignments_of_one_text_do_not_crowd_out_the_others() -> None:
 
 
 @pytest.mark.parametrize("limit", ["MAX_CANDIDATES", "MAX_WORK"])
-def test_a_search_that_meets_its_limit_says_so_and_still_finds_fillings(
-    monkeypatch: pytest.MonkeyPatch, limit: str
-) -> None:
+def test_a_search_that_meets_its_limit_says_so_and_still_finds_fillings(monkeypatch, limit):
     monkeypatch.setattr(filling_search, limit, 0)
     found = n_best_fillings(random_dag(8, 3, 26, seed=0, sharpness=0.1), 10)
     assert not found.is_proven
@@ -119,9 +115,7 @@ def test_a_search_that_meets_its_limit_says_so_and_still_finds_fillings(
 
 
 @pytest.mark.parametrize(("num_masks", "k", "length"), [(128, 4, "exact"), (128, 4, "any"), (256, 2, "exact")])
-def test_the_first_pass_over_the_largest_dags_fits_into_the_limit_of_work(
-    monkeypatch: pytest.MonkeyPatch, num_masks: int, k: int, length: Length
-) -> None:
+def test_the_first_pass_over_the_largest_dags_fits_into_the_limit_of_work(monkeypatch, num_masks, k, length):
     """Of any vocabulary and number of fillings; the passes are counted, not run."""
     num_nodes = k * num_masks + 2
     emissions, edges = np.zeros((num_nodes, 50_000), np.float16), np.zeros((num_nodes, num_nodes))
@@ -135,7 +129,7 @@ def test_the_first_pass_over_the_largest_dags_fits_into_the_limit_of_work(
         assert problem.work_left >= 0
 
 
-def test_texts_that_all_read_the_same_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_that_all_read_the_same_end_the_search(monkeypatch):
     monkeypatch.setattr(fillings_module, "MAX_SEQUENCES", 8)
     dag = random_dag(2, 2, 9, seed=1)
 
@@ -148,7 +142,7 @@ def test_texts_that_all_read_the_same_end_the_search(monkeypatch: pytest.MonkeyP
     assert not found.is_proven
 
 
-def test_long_improbable_paths_do_not_underflow() -> None:
+def test_long_improbable_paths_do_not_underflow():
     """120 masks, 26 equally probable words each, edges of 1e-3: far below the smallest float64."""
     num_masks = 120
     dag = random_dag(num_masks, 1, 26, seed=0, sharpness=0.0)
@@ -158,7 +152,7 @@ def test_long_improbable_paths_do_not_underflow() -> None:
     assert found.fillings[0].log_prob == pytest.approx(-num_masks * math.log(26) + (num_masks + 1) * math.log(1e-3))
 
 
-def test_the_guess_takes_the_best_token_of_every_marginal() -> None:
+def test_the_guess_takes_the_best_token_of_every_marginal():
     dag = random_dag(2, 3, 4, seed=8)
     truth = enumerate_fillings(dag, "exact")
     mass = sum(truth.values())

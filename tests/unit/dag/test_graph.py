@@ -14,7 +14,7 @@ from tests.unit.dag.dags import case_study_dag, enumerate_paths, handmade_dag, r
 
 
 @pytest.mark.parametrize(("num_masks", "k"), [(1, 1), (1, 4), (2, 3), (3, 2), (4, 1)])
-def test_numbers_of_paths_are_those_of_the_enumeration(num_masks: int, k: int) -> None:
+def test_numbers_of_paths_are_those_of_the_enumeration(num_masks, k):
     dag = random_dag(num_masks, k, 3, seed=2)
     paths = dict(enumerate_paths(dag, [num_masks]))
     mass = sum(paths.values())
@@ -31,7 +31,7 @@ def test_numbers_of_paths_are_those_of_the_enumeration(num_masks: int, k: int) -
     assert most_likely_path(dag) == list(max(paths, key=lambda nodes: paths[nodes] * np.prod(best_word[list(nodes)])))
 
 
-def test_top_tokens_are_sorted_with_ties_by_id_and_belong_to_inner_nodes_alone() -> None:
+def test_top_tokens_are_sorted_with_ties_by_id_and_belong_to_inner_nodes_alone():
     tokens = top_tokens(case_study_dag(), 3)
     assert [t.text for t in tokens[3]] == ["amazing", "wonderful", "beautiful"]
     assert [t.probability for t in tokens[3]] == pytest.approx([0.58, 0.24, 0.10])
@@ -41,7 +41,7 @@ def test_top_tokens_are_sorted_with_ties_by_id_and_belong_to_inner_nodes_alone()
     assert [t.token_id for t in top_tokens(dag, 3)[1]] == [0, 1, 2]
 
 
-def test_segments_and_fill_put_tokens_at_their_masks() -> None:
+def test_segments_and_fill_put_tokens_at_their_masks():
     dag = case_study_dag()
     words = {t.text: t.token_id for node in top_tokens(dag, 4) for t in node}
     filled = ((words["amazing"], words["great"]), ())
@@ -59,7 +59,7 @@ def test_segments_and_fill_put_tokens_at_their_masks() -> None:
     "function",
     [length_log_prob, edge_use, token_occupancy, most_likely_path, independent_guess, partial(n_best_fillings, n=3)],
 )
-def test_a_dag_without_a_path_of_the_right_length_is_refused(function) -> None:
+def test_a_dag_without_a_path_of_the_right_length_is_refused(function):
     to_the_end = handmade_dag("a [MASK]", [{"b": 0.9, "c": 0.1}], {0: {2: 1.0}, 1: {2: 1.0}}, 1)
     with pytest.raises(DataError, match="exactly 1 tokens") as caught:
         function(to_the_end)
@@ -67,7 +67,7 @@ def test_a_dag_without_a_path_of_the_right_length_is_refused(function) -> None:
     assert [filling.text for filling in n_best_fillings(to_the_end, 3, "any").fillings] == ["a"]
 
 
-def test_a_sentence_without_a_mask_is_refused_with_an_example_of_its_kind() -> None:
+def test_a_sentence_without_a_mask_is_refused_with_an_example_of_its_kind():
     for text in ("", "  \n", "CCO"):
         with pytest.raises(DataError) as caught:
             check_sentence(text, is_smiles=True)

@@ -42,7 +42,7 @@ def _page() -> str:
     return case_files()["dag.html"].decode()
 
 
-def test_the_page_needs_nothing_from_outside() -> None:
+def test_the_page_needs_nothing_from_outside():
     html = _page()
     page = Page(html)
     names = {name for _, attributes in page.tags for name in attributes}
@@ -54,7 +54,7 @@ def test_the_page_needs_nothing_from_outside() -> None:
     assert policy == ["default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"]
 
 
-def test_the_page_shows_graph_heat_map_fillings_and_nodes() -> None:
+def test_the_page_shows_graph_heat_map_fillings_and_nodes():
     page = Page(_page())
     ids = [attributes["id"] for _, attributes in page.tags if attributes.get("id")]
     assert len(ids) == len(set(ids))
@@ -70,7 +70,7 @@ def test_the_page_shows_graph_heat_map_fillings_and_nodes() -> None:
         assert text in page.text
 
 
-def test_the_page_shows_the_saved_pictures_cut_to_their_graphics() -> None:
+def test_the_page_shows_the_saved_pictures_cut_to_their_graphics():
     html = _page()
     for name in ("graph", "heatmap"):
         svg = case_files()[f"dag_{name}.svg"].decode()
@@ -80,7 +80,7 @@ def test_the_page_shows_the_saved_pictures_cut_to_their_graphics() -> None:
         assert f'viewBox="{view_box}"' not in svg
 
 
-def test_words_stay_words() -> None:
+def test_words_stay_words():
     page = Page(awkward_files()["dag.html"].decode())
     assert all(printable(word) in page.text for word in AWKWARD)
     assert printable(awkward().dag.text) in page.text
@@ -89,7 +89,7 @@ def test_words_stay_words() -> None:
     assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
 
 
-def test_without_pictures_the_page_has_tables_only_and_molecules_a_verdict() -> None:
+def test_without_pictures_the_page_has_tables_only_and_molecules_a_verdict():
     no_dag = replace(smiles(), dag=replace(smiles().dag, has_transitions=False))
     page = Page(render_html(no_dag, []))
     assert not {"svg", "script"} & {tag for tag, _ in page.tags}
@@ -97,7 +97,7 @@ def test_without_pictures_the_page_has_tables_only_and_molecules_a_verdict() -> 
     assert "RDKit" not in Page(_page()).text
 
 
-def test_a_page_with_cut_pictures_says_so_and_has_all_masks_in_its_tables() -> None:
+def test_a_page_with_cut_pictures_says_so_and_has_all_masks_in_its_tables():
     page = Page(render_html(many_masks(43, 1), [EMPTY, EMPTY]))
     assert page.text.count(many_masks(43, 1).note_on_cut()) == 2
     assert "[MASK 43]" in page.text

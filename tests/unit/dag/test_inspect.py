@@ -10,7 +10,7 @@ from exlm_cli.dag.inspect import inspect
 from tests.unit.dag.dags import case_study_dag, enumerate_paths
 
 
-def test_states_in_use_are_the_perplexity_of_their_shares() -> None:
+def test_states_in_use_are_the_perplexity_of_their_shares():
     inspection = inspect(case_study_dag())
     shares = np.array([0.1, 0.2, 0.3, 0.4])
     visits = np.array([1.0, *shares, *(0.5 * np.array([0, 1, 1, 0])), 1.0])
@@ -19,7 +19,7 @@ def test_states_in_use_are_the_perplexity_of_their_shares() -> None:
     assert replace(inspection, occupancy=np.array([1.0, *shares, 0, 0, 0, 0, 1.0])).states_in_use()[1] == 0.0
 
 
-def test_the_strongest_transitions_are_those_that_most_paths_take() -> None:
+def test_the_strongest_transitions_are_those_that_most_paths_take():
     inspection = inspect(case_study_dag())
     paths = dict(enumerate_paths(inspection.dag, [2]))
     mass = sum(paths.values())
@@ -33,7 +33,7 @@ def test_the_strongest_transitions_are_those_that_most_paths_take() -> None:
     assert inspection.occupancy == pytest.approx([1.0, *visits, 1.0])
 
 
-def test_bars_do_not_depend_on_how_small_the_shares_are() -> None:
+def test_bars_do_not_depend_on_how_small_the_shares_are():
     """Shares of long chains are no numbers any more."""
     inspection = inspect(case_study_dag())
     fillings = [replace(filling, log_prob=filling.log_prob - 2000.0) for filling in inspection.n_best.fillings]

@@ -57,12 +57,12 @@ def _overlap(one: Rectangle, other: Rectangle) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
-def test_nodes_names_and_numbers_do_not_cover_each_other(layout: GraphLayout) -> None:
+def test_nodes_names_and_numbers_do_not_cover_each_other(layout):
     things = [_rectangle(box) for box in (*layout.nodes, *layout.headings)] + _labels(layout)
     assert not [pair for pair in itertools.combinations(things, 2) if _overlap(*pair)]
 
 
-def test_everything_lies_in_the_rectangle(layout: GraphLayout) -> None:
+def test_everything_lies_in_the_rectangle(layout):
     right, bottom = layout.left + layout.width, layout.top + layout.height
     things = [_rectangle(box) for box in (*layout.nodes, *layout.headings)] + _labels(layout)
     assert all(layout.left < x[0] and layout.top < x[1] and x[2] < right and x[3] < bottom for x in things)
@@ -71,13 +71,13 @@ def test_everything_lies_in_the_rectangle(layout: GraphLayout) -> None:
     assert (points < (right, bottom)).all()
 
 
-def test_words_and_their_numbers_fit_into_their_boxes(layout: GraphLayout) -> None:
+def test_words_and_their_numbers_fit_into_their_boxes(layout):
     for box in layout.nodes:
         number_width = text_width(box.number, layout.scale.number_font)
         assert text_width(box.word, layout.scale.font) + number_width < box.width
 
 
-def test_columns_are_masks_in_reading_order(layout: GraphLayout) -> None:
+def test_columns_are_masks_in_reading_order(layout):
     by_node = sorted(layout.nodes, key=lambda box: box.node)
     assert [box.x for box in by_node] == sorted(box.x for box in by_node)
     for one, other in itertools.pairwise(by_node):
@@ -86,9 +86,7 @@ def test_columns_are_masks_in_reading_order(layout: GraphLayout) -> None:
     assert [box.word for box in layout.headings] == [f"[MASK {i + 1}]" for i in range(len(layout.headings))]
 
 
-def test_every_node_but_the_end_has_an_edge_and_likely_edges_come_first(
-    layout: GraphLayout, inspection: Inspection
-) -> None:
+def test_every_node_but_the_end_has_an_edge_and_likely_edges_come_first(layout, inspection):
     for box in layout.nodes[:-1]:
         drawn = [edge.probability for edge in _drawn(layout) if edge.source == box.node]
         best = np.exp(inspection.dag.log_trans[box.node].max())
@@ -96,7 +94,7 @@ def test_every_node_but_the_end_has_an_edge_and_likely_edges_come_first(
         assert drawn == sorted(drawn, reverse=True)
 
 
-def test_edges_go_around_nodes_that_are_not_their_ends(inspection: Inspection, layout: GraphLayout) -> None:
+def test_edges_go_around_nodes_that_are_not_their_ends(inspection, layout):
     crossings = 0
     for edge in _drawn(layout):
         points = curve_points(edge.control, 100)
@@ -109,7 +107,7 @@ def test_edges_go_around_nodes_that_are_not_their_ends(inspection: Inspection, l
     assert crossings <= (0 if inspection.dag.num_masks <= 5 else 0.02 * len(_drawn(layout)))
 
 
-def test_curves_begin_and_end_at_the_borders_of_their_nodes(layout: GraphLayout) -> None:
+def test_curves_begin_and_end_at_the_borders_of_their_nodes(layout):
     boxes = {box.node: box for box in layout.nodes}
     for edge in layout.edges:
         for node, point in ((edge.source, edge.control[0]), (edge.target, edge.control[3])):
@@ -118,21 +116,21 @@ def test_curves_begin_and_end_at_the_borders_of_their_nodes(layout: GraphLayout)
         np.testing.assert_allclose(curve_points(edge.control, 5)[[0, 4]], edge.control[[0, 3]])
 
 
-def test_weak_edges_are_kept_for_the_page_and_have_no_number(inspection: Inspection, layout: GraphLayout) -> None:
+def test_weak_edges_are_kept_for_the_page_and_have_no_number(inspection, layout):
     kept = {(edge.source, edge.target) for edge in layout.edges}
     shown = [box.node for box in layout.nodes]
     assert {(v, u) for v in shown for u in shown if inspection.dag.trans[v, u] >= 0.01} <= kept
     assert all(edge.label_at is None and edge.probability >= 0.01 for edge in layout.edges if edge.is_weak)
 
 
-def test_more_masks_than_can_be_drawn_are_cut() -> None:
+def test_more_masks_than_can_be_drawn_are_cut():
     layout = lay_out_graph(many_masks(MAX_MASKS_DRAWN + 3, 2))
     assert len(layout.headings) == MAX_MASKS_DRAWN
     assert len(layout.nodes) == 2 * MAX_MASKS_DRAWN + 1
     assert {edge.target for edge in layout.edges} <= {box.node for box in layout.nodes}
 
 
-def test_widths_are_those_that_matplotlib_draws() -> None:
+def test_widths_are_those_that_matplotlib_draws():
     """The ink of a text with a bar at both ends spans all but the bearings of the bars."""
     font = FontProperties(family="DejaVu Sans")
     for text in ("a — b", "naïve “x”…", "0.25"):
@@ -142,7 +140,7 @@ def test_widths_are_those_that_matplotlib_draws() -> None:
     assert text_width("字", 10) == 10, "another font has it"
 
 
-def test_words_are_cut_with_an_ellipsis() -> None:
+def test_words_are_cut_with_an_ellipsis():
     cut = fit_word("internationalisation", 10, 40)
     assert cut.endswith("…")
     assert text_width(cut, 10) <= 40

@@ -12,7 +12,7 @@ from exlm_cli.errors import CheckpointError
 from tests.unit.dag.inspections import case_files, case_study
 
 
-def test_only_what_is_wanted_is_written(tmp_path: Path) -> None:
+def test_only_what_is_wanted_is_written(tmp_path):
     folder = tmp_path / "a" / "b"
     assert write_report(case_study(), folder, ["json", "dot"]) == [folder / "dag.dot", folder / "dag.json"]
     assert {path.name: path.read_bytes() for path in folder.iterdir()}.items() <= case_files().items()
@@ -20,12 +20,12 @@ def test_only_what_is_wanted_is_written(tmp_path: Path) -> None:
     assert write_report(case_study(), folder, []) == []
 
 
-def test_a_model_without_transitions_has_no_pictures() -> None:
+def test_a_model_without_transitions_has_no_pictures():
     inspection = replace(case_study(), dag=replace(case_study().dag, has_transitions=False))
     assert list(render_report(inspection, FORMATS)) == ["dag.html", "dag.json"]
 
 
-def test_a_failure_leaves_no_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_leaves_no_new_folder(tmp_path, monkeypatch):
     def fail(path: Path, data: bytes) -> None:
         if path.name == "dag.json":
             raise CheckpointError(f"{path}: the file could not be written: No space left on device", "free some space")

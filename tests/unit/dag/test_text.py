@@ -19,7 +19,7 @@ from tests.unit.dag.inspections import AWKWARD, awkward, case_study, many_masks,
 QUOTED = r'"(?:[^"\\]|\\.)*"'
 
 
-def test_dot_has_every_node_its_column_and_the_likely_edges() -> None:
+def test_dot_has_every_node_its_column_and_the_likely_edges():
     dot = render_dot(case_study())
     assert '  n3 [label="amazing", color="#F4C542"' in dot
     assert "  { rank=same; n5; n6; n7; n8; }" in dot
@@ -32,7 +32,7 @@ def test_dot_has_every_node_its_column_and_the_likely_edges() -> None:
     )
 
 
-def test_dot_strings_are_closed_whatever_the_words_are() -> None:
+def test_dot_strings_are_closed_whatever_the_words_are():
     dot = render_dot(awkward())
     for line in dot.splitlines():
         assert '"' not in re.sub(QUOTED, "", line)
@@ -40,7 +40,7 @@ def test_dot_strings_are_closed_whatever_the_words_are() -> None:
     assert '  label="say \\"x\\" \\\\ [MASK] [MASK]";' in render_dot(replace(case_study(), dag=dag))
 
 
-def test_json_reads_back_as_the_inspection() -> None:
+def test_json_reads_back_as_the_inspection():
     inspection = case_study()
     content = json.loads(render_json(inspection))
     assert content["schema"] == SCHEMA == "exlm.dag/1"
@@ -62,7 +62,7 @@ def test_json_reads_back_as_the_inspection() -> None:
     assert guess["probability_if_independent"] == pytest.approx(math.prod(guess["token_probabilities"]))
 
 
-def test_json_has_no_transitions_where_the_model_has_none_and_no_infinities() -> None:
+def test_json_has_no_transitions_where_the_model_has_none_and_no_infinities():
     inspection = smiles()
     no_transitions = replace(inspection, dag=replace(inspection.dag, has_transitions=False))
     assert inspection_as_dict(no_transitions)["transitions"] is None
@@ -82,13 +82,13 @@ def _shown(inspection: Inspection, *, width: int = 80, has_colours: bool = False
 
 
 @pytest.mark.parametrize("make", [case_study, smiles, lambda: many_masks(5, 4), lambda: many_masks(30, 2)])
-def test_everything_fits_eighty_columns_and_needs_no_colour(make) -> None:
+def test_everything_fits_eighty_columns_and_needs_no_colour(make):
     shown = _shown(make())
     assert max(map(len, shown.splitlines())) <= 80
     assert "\x1b" not in shown
 
 
-def test_nodes_fillings_guess_and_transitions_are_there() -> None:
+def test_nodes_fillings_guess_and_transitions_are_there():
     lines = [" ".join(line.split()) for line in _shown(case_study()).splitlines()]
     assert lines[0] == "This is [MASK 1], and I'm very [MASK 2] to see this."
     for line in (
@@ -104,7 +104,7 @@ def test_nodes_fillings_guess_and_transitions_are_there() -> None:
     assert all(word in coloured for word in ("2;244;197;66mamazing", "2;168;107;60mglad"))
 
 
-def test_a_long_sentence_shows_what_fills_its_masks_and_a_molecule_its_verdict() -> None:
+def test_a_long_sentence_shows_what_fills_its_masks_and_a_molecule_its_verdict():
     inspection = many_masks(5, 4)
     assert " · ".join(inspection.filled_words(inspection.n_best.fillings[0])) in _shown(inspection)
     no_dag = _shown(replace(smiles(), dag=replace(smiles().dag, has_transitions=False)))
@@ -138,12 +138,12 @@ def _punctuated(kind: str) -> Inspection:
     ],
     ids=["collapsed", "not proven", "punctuation of running text", "any length", "an empty mask"],
 )
-def test_what_is_special_about_a_dag_is_said_of_it_alone(special, plain, shown: str) -> None:
+def test_what_is_special_about_a_dag_is_said_of_it_alone(special, plain, shown):
     assert shown in " ".join(_shown(special()).split())
     assert shown not in " ".join(_shown(plain()).split())
 
 
-def test_words_are_not_markup() -> None:
+def test_words_are_not_markup():
     shown = _shown(awkward(), width=200)
     assert all(printable(word) in shown for word in AWKWARD)
     assert "\x1b" not in shown

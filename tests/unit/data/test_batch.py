@@ -17,7 +17,7 @@ def _expanded(k: int, objective: Objective, *rows: list[int], targets: tuple[int
     return expand(masked_by_hand(rows or [INPUT_IDS], targets), k, objective, pad_id=SPECIAL.pad)
 
 
-def test_a_mask_becomes_k_adjacent_clones_with_2d_positions() -> None:
+def test_a_mask_becomes_k_adjacent_clones_with_2d_positions():
     batch = _expanded(3, "exlm")
     assert batch.token_ids.tolist() == [[1, 10, 3, 3, 3, 11, 3, 3, 3, 2]]
     clones = [[0, 0], [1, 0], [2, 1], [2, 2], [2, 3], [3, 0], [4, 1], [4, 2], [4, 3], [5, 0]]
@@ -28,7 +28,7 @@ def test_a_mask_becomes_k_adjacent_clones_with_2d_positions() -> None:
     assert batch.target_source.tolist() == [[2, 4]]
 
 
-def test_an_mlm_expands_nothing_and_has_no_clone_index() -> None:
+def test_an_mlm_expands_nothing_and_has_no_clone_index():
     batch = _expanded(1, "mlm")
     assert batch.token_ids.tolist() == [INPUT_IDS]
     assert batch.positions.tolist() == [[[j, 0] for j in range(6)]]
@@ -36,7 +36,7 @@ def test_an_mlm_expands_nothing_and_has_no_clone_index() -> None:
 
 
 @pytest.mark.parametrize("k", [1, 2, 5])
-def test_lengths_are_those_of_the_design(k: int) -> None:
+def test_lengths_are_those_of_the_design(k):
     recipe = tiny_recipe(masking={"num_states_per_mask": k})
     batch = tiny_batch(recipe)
     num_masks = batch.target_lengths
@@ -44,7 +44,7 @@ def test_lengths_are_those_of_the_design(k: int) -> None:
     torch.testing.assert_close(batch.lengths, torch.tensor([9, 4, 12]) + 2 + (k - 1) * num_masks)
 
 
-def test_a_sequence_is_expanded_alike_in_any_company_and_padded_by_its_rules() -> None:
+def test_a_sequence_is_expanded_alike_in_any_company_and_padded_by_its_rules():
     rows, targets = [INPUT_IDS, [1, 9, 2], [1, 3, 3, 3, 2], [1, 8, 8, 8, 8, 8, 8, 3, 2]], (20, 21, 22, 23, 24, 25)
     together = _expanded(2, "exlm", *rows, targets=targets)
     assert together.sample_index.tolist() == [0, 1, 2, 3]
@@ -63,7 +63,7 @@ def test_a_sequence_is_expanded_alike_in_any_company_and_padded_by_its_rules() -
                 assert wide[len(narrow) :].eq(padding.get(field.name, 0)).all(), field.name
 
 
-def test_a_batch_without_any_mask_still_has_one_target_column() -> None:
+def test_a_batch_without_any_mask_still_has_one_target_column():
     batch = _expanded(2, "exlm", [1, 9, 2], targets=())
     assert batch.target_ids.tolist() == [[SPECIAL.pad]]
     assert batch.target_source.tolist() == [[-1]]
@@ -72,7 +72,7 @@ def test_a_batch_without_any_mask_still_has_one_target_column() -> None:
     assert batch.node_index.tolist() == [[0, 2]]
 
 
-def test_given_masks_are_expanded_like_drawn_ones() -> None:
+def test_given_masks_are_expanded_like_drawn_ones():
     reference = _expanded(3, "exlm")
     input_ids = masked_by_hand([INPUT_IDS], (20, 21)).input_ids
     batch = batch_from_masked_ids(input_ids, mask_id=3, pad_id=0, num_states_per_mask=3, objective="exlm")
@@ -81,7 +81,7 @@ def test_given_masks_are_expanded_like_drawn_ones() -> None:
     assert batch.target_ids.tolist() == [[0, 0]]
 
 
-def test_inner_nodes_and_targets_are_counted_on_the_host() -> None:
+def test_inner_nodes_and_targets_are_counted_on_the_host():
     rows, targets = [INPUT_IDS, [1, 9, 2], [1, 3, 8, 8, 8, 2]], (20, 21, 22)
     batch = _expanded(2, "exlm", *rows, targets=targets)
     assert torch.equal(batch.inner_index, (batch.node_mask.flatten() >= 0).nonzero()[:, 0])
@@ -91,7 +91,7 @@ def test_inner_nodes_and_targets_are_counted_on_the_host() -> None:
     assert not _expanded(2, "exlm").is_padded
 
 
-def test_a_batch_goes_to_a_device_whole() -> None:
+def test_a_batch_goes_to_a_device_whole():
     moved = _expanded(2, "exlm").to(torch.device("meta"))
     tensors = [value for value in vars(moved).values() if isinstance(value, torch.Tensor)]
     assert len(tensors) == len(fields(Batch)) - 2

@@ -82,7 +82,7 @@ def leftovers(cache: Path) -> list[str]:
     return [path.name for path in (cache / "moleculenet").iterdir()]
 
 
-def test_a_file_is_fetched_once_under_a_bar(server: FaultyServer, cache: Path) -> None:
+def test_a_file_is_fetched_once_under_a_bar(server, cache):
     path, progress = fetch(server.url)
     assert path == cache / "moleculenet" / f"{SHA256[:12]}-bace.csv"
     assert path.read_bytes() == CONTENT
@@ -94,13 +94,13 @@ def test_a_file_is_fetched_once_under_a_bar(server: FaultyServer, cache: Path) -
     assert (again, progress.said, server.num_requests) == (path, [], 1)
 
 
-def test_a_copy_that_was_altered_is_fetched_again(server: FaultyServer) -> None:
+def test_a_copy_that_was_altered_is_fetched_again(server):
     path, _ = fetch(server.url)
     path.write_bytes(CONTENT[::-1])
     assert fetch(server.url)[0].read_bytes() == CONTENT
 
 
-def test_a_connection_that_breaks_and_a_busy_server_are_tried_again(server: FaultyServer, cache: Path) -> None:
+def test_a_connection_that_breaks_and_a_busy_server_are_tried_again(server, cache):
     server.faults = [70_000, (503, "Busy")]
     path, _ = fetch(server.url)
     assert path.read_bytes() == CONTENT
@@ -108,7 +108,7 @@ def test_a_connection_that_breaks_and_a_busy_server_are_tried_again(server: Faul
 
 
 @pytest.mark.parametrize("faults", [[(404, "Gone")], [(500, "Broken")] * 3, [100] * 3], ids=["404", "500", "short"])
-def test_a_refusal_is_one_error_with_the_hint(server: FaultyServer, cache: Path, faults: list[Any]) -> None:
+def test_a_refusal_is_one_error_with_the_hint(server, cache, faults):
     server.faults = list(faults)
     with pytest.raises(DataError, match=f"^{re.escape(server.url)}") as caught:
         fetch(server.url)
@@ -118,21 +118,21 @@ def test_a_refusal_is_one_error_with_the_hint(server: FaultyServer, cache: Path,
 
 
 @pytest.mark.parametrize("content", [CONTENT[::-1], CONTENT * 3], ids=["altered", "long"])
-def test_wrong_bytes_are_not_kept_and_not_fetched_again(server: FaultyServer, cache: Path, content: bytes) -> None:
+def test_wrong_bytes_are_not_kept_and_not_fetched_again(server, cache, content):
     server.content = content
     with pytest.raises(DataError, match=f"SHA-256 is not {SHA256}; the file or something on the way has changed it$"):
         fetch(server.url)
     assert (leftovers(cache), server.num_requests) == ([], 1)
 
 
-def test_no_server_is_one_error(server: FaultyServer) -> None:
+def test_no_server_is_one_error(server):
     url = server.url
     server.server_close()
     with pytest.raises(DataError, match=rf"^{re.escape(url)}: cannot be fetched: .*refused"):
         fetch(url)
 
 
-def test_redirects_stay_on_https_or_this_machine(server: FaultyServer) -> None:
+def test_redirects_stay_on_https_or_this_machine(server):
     server.faults = [server.url + "?again"]
     assert fetch(server.url)[0].read_bytes() == CONTENT
     server.faults = ["http://example.com/bace.csv"]
@@ -141,12 +141,12 @@ def test_redirects_stay_on_https_or_this_machine(server: FaultyServer) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://example.com/bace.csv", "file:///etc/passwd", "ftp://example.com/bace.csv"])
-def test_only_https_is_fetched(url: str) -> None:
+def test_only_https_is_fetched(url):
     with pytest.raises(DataError, match=f"^{re.escape(url)}: is not an https address$"):
         fetch(url)
 
 
-def test_a_cache_that_cannot_be_written_is_named(server: FaultyServer, cache: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_named(server, cache):
     cache.write_text("a file in its place")
     with pytest.raises(DataError, match="the data cache cannot be written"):
         fetch(server.url)

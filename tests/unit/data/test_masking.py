@@ -76,7 +76,7 @@ def _plain_mask(tokens: list[int], index: int, masking: MaskingConfig) -> tuple[
         {"mask_ratio": 0.5, "keep_ratio": 0.2, "random_ratio": 0.3},
     ],
 )
-def test_a_batch_is_masked_as_each_sequence_is_in_plain_python(masking: dict[str, Any]) -> None:
+def test_a_batch_is_masked_as_each_sequence_is_in_plain_python(masking):
     config = MaskingConfig.model_validate(masking)
     rows, indices = _random_rows(60), [5 * i for i in range(60)]
     masked = _mask(rows, indices, **masking)
@@ -95,7 +95,7 @@ def test_a_batch_is_masked_as_each_sequence_is_in_plain_python(masking: dict[str
 
 
 @pytest.mark.parametrize("scheme", ["fixed", "bernoulli"])
-def test_a_sequence_is_masked_alike_in_any_batch_and_order(scheme: str) -> None:
+def test_a_sequence_is_masked_alike_in_any_batch_and_order(scheme):
     rows, masking = _random_rows(50), {"scheme": scheme, "mask_ratio": 0.4, "keep_ratio": 0.1, "random_ratio": 0.1}
     together = _mask(rows, range(50), **masking)
     order = np.random.default_rng(1).permutation(50)
@@ -108,14 +108,14 @@ def test_a_sequence_is_masked_alike_in_any_batch_and_order(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("change", [{"seed": 8}, {"epoch": 4}, {"sample_index": range(1, 101)}])
-def test_seed_epoch_and_index_each_give_other_masks(change: dict[str, Any]) -> None:
+def test_seed_epoch_and_index_each_give_other_masks(change):
     """Masks of 5 or 6 of 35 tokens: two independent draws are alike at 15 % of the places that either has."""
     rows = np.tile(TOKENS, (100, 1))
     first, second = _mask(rows).is_masked, _mask(rows, **change).is_masked
     assert (first & second).sum() < 0.2 * first.sum()
 
 
-def test_fixed_masks_number_the_floor_or_the_ceiling_and_average_p_times_n() -> None:
+def test_fixed_masks_number_the_floor_or_the_ceiling_and_average_p_times_n():
     counts = _many(4000, mask_ratio=0.15).is_masked.sum(1)
     expected = 0.15 * len(TOKENS)
     assert set(counts.tolist()) == {math.floor(expected), math.ceil(expected)}
@@ -124,7 +124,7 @@ def test_fixed_masks_number_the_floor_or_the_ceiling_and_average_p_times_n() -> 
 
 
 @pytest.mark.parametrize("scheme", ["fixed", "bernoulli"])
-def test_every_place_is_masked_equally_often(scheme: str) -> None:
+def test_every_place_is_masked_equally_often(scheme):
     """Chi-square over the places.
 
     With m of n places chosen without replacement the counts of two places correlate by
@@ -139,7 +139,7 @@ def test_every_place_is_masked_equally_often(scheme: str) -> None:
     assert abs(chi_square - degrees) < 5 * math.sqrt(2 * degrees)
 
 
-def test_every_pair_of_places_is_masked_equally_often() -> None:
+def test_every_pair_of_places_is_masked_equally_often():
     """Of the sequences m (m - 1) / (n (n - 1)) mask both of a pair; the largest of 595 pairs is below 5.5 errors with
     probability 1 - 2e-5.
     """
@@ -151,7 +151,7 @@ def test_every_pair_of_places_is_masked_equally_often() -> None:
 
 
 @pytest.mark.parametrize(("num_repeats", "ratio"), [(1, 0.15), (2, 0.387), (4, 0.622), (8, 0.789)])
-def test_corrupted_share_and_its_variance_follow_app_c(num_repeats: int, ratio: float) -> None:
+def test_corrupted_share_and_its_variance_follow_app_c(num_repeats, ratio):
     num_samples, num_tokens = 1500, len(TOKENS)
     masked = _many(num_samples, mask_ratio=ratio, scheme="bernoulli", num_repeats=num_repeats)
     copies = masked.is_masked[:, 1:-1].reshape(num_samples, num_tokens, num_repeats)
@@ -165,14 +165,14 @@ def test_corrupted_share_and_its_variance_follow_app_c(num_repeats: int, ratio: 
 
 
 @pytest.mark.parametrize("scheme", ["fixed", "bernoulli"])
-def test_at_least_one_token_is_masked_however_small_the_ratio(scheme: str) -> None:
+def test_at_least_one_token_is_masked_however_small_the_ratio(scheme):
     masked = _mask(np.tile(TOKENS[:3], (50, 1)), mask_ratio=1e-6, scheme=scheme)
     assert (masked.is_masked.sum(1) == 1).all()
     assert len(set(masked.target_source.tolist())) == 3
 
 
 @pytest.mark.parametrize("scheme", ["fixed", "bernoulli"])
-def test_special_tokens_are_never_masked(scheme: str) -> None:
+def test_special_tokens_are_never_masked(scheme):
     masked = _mask(np.tile([10, 2, 11, 4, 12, 0, 3], (100, 1)), mask_ratio=0.9, scheme=scheme)
     assert not masked.is_masked[:, [0, 2, 4, 6, 7, 8]].any()
     nothing = _mask([[2, 4, 0]], scheme=scheme)
@@ -180,7 +180,7 @@ def test_special_tokens_are_never_masked(scheme: str) -> None:
     assert nothing.input_ids.tolist() == [[1, 2, 4, 0, 2]]
 
 
-def test_keep_and_random_replacement_have_their_shares() -> None:
+def test_keep_and_random_replacement_have_their_shares():
     masked = _many(400, mask_ratio=0.5, keep_ratio=0.1, random_ratio=0.2)
     shown = masked.input_ids[masked.is_masked]
     total = len(shown)

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import loky
@@ -31,19 +30,19 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rdkit_processes, "_CHUNK_ROWS", 8)
 
 
-def test_two_processes_give_the_same_answers_in_the_same_order() -> None:
+def test_two_processes_give_the_same_answers_in_the_same_order():
     rows = _rows(203)
     assert list(check_smiles(rows, 2)) == _expected(rows)
 
 
 @pytest.mark.parametrize(("count", "num_processes"), [(0, 2), (32, 2), (32, 1)])
-def test_few_rows_start_no_process(monkeypatch: pytest.MonkeyPatch, count: int, num_processes: int) -> None:
+def test_few_rows_start_no_process(monkeypatch, count, num_processes):
     monkeypatch.setattr(loky, "ProcessPoolExecutor", None)
     rows = _rows(count)
     assert list(check_smiles(rows, num_processes)) == _expected(rows)
 
 
-def test_stopping_early_ends_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopping_early_ends_the_processes(monkeypatch):
     started: list[Any] = []
     executor = loky.ProcessPoolExecutor
     monkeypatch.setattr(loky, "ProcessPoolExecutor", lambda *a, **k: started.append(executor(*a, **k)) or started[-1])
@@ -65,9 +64,7 @@ def _end_or_hang(text: str) -> str:
 
 
 @pytest.mark.parametrize("fault", ["dies", "hangs"])
-def test_a_row_that_ends_its_process_is_a_reason_and_the_others_are_answered(
-    fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_ends_its_process_is_a_reason_and_the_others_are_answered(fault, monkeypatch):
     """Rows 40 and 70 of 100 are at fault; the answers of all others are the function's own."""
     monkeypatch.setattr(rdkit_processes, "_answer", partial(_answer_within, 0.2))
     texts = [fault if row in (40, 70) else f"row {row}" for row in range(100)]
@@ -81,7 +78,7 @@ def test_a_row_that_ends_its_process_is_a_reason_and_the_others_are_answered(
     ]
 
 
-def test_a_long_text_is_left_to_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_text_is_left_to_a_process(monkeypatch):
     monkeypatch.setattr(rdkit_processes, "_answer", partial(_answer_within, 0.2))
     answered = list(map_in_order(_dies_of_long, ["C", "C" * 501, "O"], str, str, 2))
     assert [answer for _, answer in answered][::2] == ["C", "O"]
@@ -98,9 +95,7 @@ def _answer_within(seconds: float, function: Callable[[str], Any], texts: list[s
     return _answer(function, texts)
 
 
-def test_a_machine_without_pgrep_ends_its_processes_too(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_machine_without_pgrep_ends_its_processes_too(monkeypatch, capfd):
     """Slim images lack it, and loky, which asks it for the children of its processes, hung there."""
     monkeypatch.setenv("PATH", "")
     rows = [Row("a.smi", 1, "C" * 600), Row("a.smi", 2, "CCO")]
@@ -108,7 +103,7 @@ def test_a_machine_without_pgrep_ends_its_processes_too(
     assert capfd.readouterr().err == ""
 
 
-def test_a_script_needs_no_main_guard_and_runs_nothing_of_its_folder(tmp_path: Path) -> None:
+def test_a_script_needs_no_main_guard_and_runs_nothing_of_its_folder(tmp_path):
     (tmp_path / "queue.py").write_text("from pathlib import Path; Path('it-ran').touch()\n")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "script.py").write_text(

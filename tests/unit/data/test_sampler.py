@@ -21,7 +21,7 @@ def _plan(budget, epoch=0, seed=1, bucket_steps=4, lengths=LENGTHS):
 
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("bucket_steps", [1, 4, 1000])
-def test_every_sequence_comes_once_an_epoch(budget, bucket_steps: int) -> None:
+def test_every_sequence_comes_once_an_epoch(budget, bucket_steps):
     plan = _plan(budget, bucket_steps=bucket_steps)
     steps = [plan.step(i) for i in range(len(plan))]
     assert sorted(np.concatenate(steps)) == list(range(len(LENGTHS)))
@@ -29,7 +29,7 @@ def test_every_sequence_comes_once_an_epoch(budget, bucket_steps: int) -> None:
 
 
 @pytest.mark.parametrize("bucket_steps", [1, 4])
-def test_a_step_keeps_its_budget(bucket_steps: int) -> None:
+def test_a_step_keeps_its_budget(bucket_steps):
     by_sequences = _plan(BUDGETS[0].values[0], bucket_steps=bucket_steps)
     assert {len(by_sequences.step(i)) for i in range(len(by_sequences) - 1)} == {16}
     by_tokens = _plan(BUDGETS[1].values[0], bucket_steps=bucket_steps)
@@ -39,13 +39,13 @@ def test_a_step_keeps_its_budget(bucket_steps: int) -> None:
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_the_plan_depends_on_seed_and_epoch_alone(budget) -> None:
+def test_the_plan_depends_on_seed_and_epoch_alone(budget):
     np.testing.assert_array_equal(_plan(budget).order, _plan(budget).order)
     assert not np.array_equal(_plan(budget).order, _plan(budget, epoch=1).order)
     assert not np.array_equal(_plan(budget).order, _plan(budget, seed=2).order)
 
 
-def test_buckets_hold_sequences_of_about_one_length() -> None:
+def test_buckets_hold_sequences_of_about_one_length():
     bucketed, random = _plan(BUDGETS[0].values[0], bucket_steps=8), _plan(BUDGETS[0].values[0], bucket_steps=1)
 
     def spread(plan):
@@ -55,7 +55,7 @@ def test_buckets_hold_sequences_of_about_one_length() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_no_step_within_an_epoch_is_a_small_remainder(seed: int) -> None:
+def test_no_step_within_an_epoch_is_a_small_remainder(seed):
     lengths = np.random.default_rng(seed).lognormal(3.7, 0.35, 20_000).astype(np.int64) + 2
     plan = _plan({"batch_sequences": None, "batch_tokens": 4000}, lengths=lengths, seed=seed, bucket_steps=16)
     totals = np.array([lengths[plan.step(i)].sum() for i in range(len(plan))])
@@ -67,13 +67,13 @@ def test_no_step_within_an_epoch_is_a_small_remainder(seed: int) -> None:
 @pytest.mark.parametrize(
     ("bucket_steps", "lengths", "steps"), [(4, [50, 4, 4, 10, 10], [8, 10, 10, 50]), (1, [50, 4, 4], [8, 50])]
 )
-def test_one_sequence_longer_than_the_budget_makes_its_own_step(bucket_steps, lengths, steps) -> None:
+def test_one_sequence_longer_than_the_budget_makes_its_own_step(bucket_steps, lengths, steps):
     budget = {"batch_sequences": None, "batch_tokens": 10}
     plan = _plan(budget, lengths=np.array(lengths), bucket_steps=bucket_steps)
     assert sorted(sum(lengths[i] for i in plan.step(s)) for s in range(len(plan))) == steps
 
 
-def test_microbatches_keep_their_budget_with_padding_counted() -> None:
+def test_microbatches_keep_their_budget_with_padding_counted():
     lengths = LENGTHS[:100]
     parts = list(cut_microbatches(lengths, 256))
     assert sorted(np.concatenate(parts)) == list(range(100))
@@ -82,11 +82,11 @@ def test_microbatches_keep_their_budget_with_padding_counted() -> None:
     assert list(cut_microbatches(np.empty(0, dtype=np.int64), 256)) == []
 
 
-def test_a_sequence_longer_than_a_microbatch_has_one_of_its_own() -> None:
+def test_a_sequence_longer_than_a_microbatch_has_one_of_its_own():
     assert [part.tolist() for part in cut_microbatches(np.array([50, 4, 60, 4]), 10)] == [[1, 3], [0], [2]]
 
 
-def test_microbatches_have_one_length_where_that_costs_at_most_twice_their_number() -> None:
+def test_microbatches_have_one_length_where_that_costs_at_most_twice_their_number():
     """Two lengths of text, 40 microbatches of 25 sequences of the one and 40 of the other; 51 lengths, 100 in all."""
     text = np.where(np.random.default_rng(0).random(2000) < 0.5, 740, 743)
     parts = list(cut_microbatches(text, 25 * 743))
@@ -97,7 +97,7 @@ def test_microbatches_have_one_length_where_that_costs_at_most_twice_their_numbe
     assert any(len(set(LENGTHS[part])) > 1 for part in molecules)
 
 
-def test_prefetch_keeps_the_order_and_raises_where_the_item_was_due() -> None:
+def test_prefetch_keeps_the_order_and_raises_where_the_item_was_due():
     assert list(prefetch(x * x for x in range(5))) == [0, 1, 4, 9, 16]
     assert list(prefetch(())) == []
     made = prefetch(1 // x for x in (2, 1, 0))
@@ -106,7 +106,7 @@ def test_prefetch_keeps_the_order_and_raises_where_the_item_was_due() -> None:
         next(made)
 
 
-def test_prefetch_begins_before_it_is_asked() -> None:
+def test_prefetch_begins_before_it_is_asked():
     begun: Future[int] = Future()
 
     def items() -> Iterator[str]:

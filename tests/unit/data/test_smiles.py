@@ -19,7 +19,7 @@ TRICKY = [
 ]
 
 
-def test_every_character_of_tricky_smiles_comes_back() -> None:
+def test_every_character_of_tricky_smiles_comes_back():
     tokenizer = train_smiles_vocabulary(TRICKY, 200, 1, SilentProgress())
     for smiles in TRICKY:
         ids = tokenizer.encode(smiles)
@@ -39,7 +39,7 @@ def test_every_character_of_tricky_smiles_comes_back() -> None:
         ("Sc1sccn1", ["S", "c", "1", "s", "c", "c", "n", "1"]),
     ],
 )
-def test_tokens_are_atoms_bonds_and_closures(smiles: str, tokens: list[str]) -> None:
+def test_tokens_are_atoms_bonds_and_closures(smiles, tokens):
     tokenizer = train_smiles_vocabulary([smiles], 100, 1, SilentProgress())
     assert [tokenizer.token_text(i) for i in tokenizer.encode(smiles)] == tokens
 
@@ -49,11 +49,11 @@ def test_tokens_are_atoms_bonds_and_closures(smiles: str, tokens: list[str]) -> 
     [("CCO", 2, 6), ("CCOO", 2, 7), ("C[MASK]C[PAD]", 1, 6)],
     ids=["rare", "frequent", "special tokens"],
 )
-def test_rare_and_special_tokens_are_not_collected(row: str, min_frequency: int, size: int) -> None:
+def test_rare_and_special_tokens_are_not_collected(row, min_frequency, size):
     assert train_smiles_vocabulary([row], 100, min_frequency, SilentProgress()).vocab_size == size
 
 
-def test_the_vocabulary_keeps_the_most_frequent_tokens_and_breaks_ties_by_spelling() -> None:
+def test_the_vocabulary_keeps_the_most_frequent_tokens_and_breaks_ties_by_spelling():
     progress = Recorder()
     tokenizer = train_smiles_vocabulary(["OOON", "NCF", "S"], 8, 1, progress)
     # O 3, N 2, then C, F and S once each: C comes first by spelling
@@ -91,9 +91,7 @@ _MOLECULES = (
         (f"[CH{'9' * 5000}]", "[CH999999999999999999999999999999999999… has a number of hydrogens above 9"),
     ],
 )  # fmt: skip
-def test_what_is_no_molecule_is_refused_with_the_reason(
-    row: str, reason: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_molecule_is_refused_with_the_reason(row, reason, capfd):
     assert find_invalid_smiles(row) == reason
     assert [find_invalid_smiles(smiles) for smiles in _MOLECULES] == [None] * len(_MOLECULES)
     assert capfd.readouterr() == ("", "")

@@ -21,31 +21,31 @@ EIGHT = Ranks(Launch(2, 8, 2, 8, ("node0", 1)), torch.device("cpu"))
         ("ddp", MANY_PARAMETERS + 1, "ddp"), ("fsdp", 1, "fsdp"),
     ],
 )  # fmt: skip
-def test_huge_models_are_shared_out(parallel: str, parameters: int, strategy: str) -> None:
+def test_huge_models_are_shared_out(parallel, parameters, strategy):
     train = TrainConfig.model_validate({"parallel": parallel})
     assert choose_strategy(train, EIGHT, parameters) == strategy
     assert choose_strategy(train, ALONE, parameters) == "none"
 
 
-def test_fsdp_of_a_compiled_model_is_refused() -> None:
+def test_fsdp_of_a_compiled_model_is_refused():
     train = TrainConfig.model_validate({"parallel": "fsdp", "compile": True})
     with pytest.raises(ConfigError, match=r"`train.compile` compiles the model in one piece, which FSDP takes apart"):
         choose_strategy(train, EIGHT, 1)
     assert choose_strategy(train, ALONE, 1) == "none"
 
 
-def test_a_model_that_is_not_shared_has_no_shares_to_write() -> None:
+def test_a_model_that_is_not_shared_has_no_shares_to_write():
     assert not writes_shares(nn.Linear(2, 2), TrainConfig.model_validate({"sharded_checkpoints": True}))
 
 
-def test_shares_are_all_items_once() -> None:
+def test_shares_are_all_items_once():
     items = np.arange(11)
     shares = [Ranks(Launch(rank, 4), torch.device("cpu")).share_of(items) for rank in range(4)]
     assert sorted(np.concatenate(shares)) == list(range(11))
     assert {len(share) for share in shares} == {2, 3}
 
 
-def test_one_process_answers_at_once() -> None:
+def test_one_process_answers_at_once():
     assert ALONE.exchange({"a": 1}) == [{"a": 1}]
     assert ALONE.shared(3) == 3
     assert ALONE.largest([4, 5]) == [4, 5]
@@ -54,7 +54,7 @@ def test_one_process_answers_at_once() -> None:
     assert list(ALONE.in_step(iter("ab"), lambda: "spare")) == [("a", True, None), ("b", True, None)]
 
 
-def test_one_process_raises_what_its_work_raises() -> None:
+def test_one_process_raises_what_its_work_raises():
     def refuse() -> None:
         raise DataError("no such file", "give another")
 

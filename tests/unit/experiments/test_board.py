@@ -1,7 +1,6 @@
 """Live view of a sweep: the text of a finished cell, and the progress of a running one."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -41,9 +40,7 @@ def _with(**changes: object) -> SweepCellResult:
         ),
     ],
 )
-def test_a_finished_cell_has_its_line(
-    cells: list[SweepCell], tmp_path: Path, result: SweepCellResult, line: str
-) -> None:
+def test_a_finished_cell_has_its_line(cells, tmp_path, result, line):
     progress = Recorder()
     with open_board(tmp_path, cells, dict.fromkeys((cell.folder for cell in cells), None), progress) as board:
         board.look(cells)
@@ -51,7 +48,7 @@ def test_a_finished_cell_has_its_line(
     assert progress.said == [f"k2-p0.5/seed-1: {line} (1 of 2 cells)"]
 
 
-def test_the_files_of_a_cell_say_how_far_it_is(cells: list[SweepCell], tmp_path: Path) -> None:
+def test_the_files_of_a_cell_say_how_far_it_is(cells, tmp_path):
     # pre-training of 6 steps and three seeds of fine-tuning: four trainings
     assert trained_share(cells[0], tmp_path) == 0.0
     (tmp_path / "pretrain").mkdir()
@@ -65,7 +62,7 @@ def test_the_files_of_a_cell_say_how_far_it_is(cells: list[SweepCell], tmp_path:
     assert trained_share(cells[0], tmp_path) == 2.5 / 4
 
 
-def test_training_by_epochs_is_measured_in_epochs(cells: list[SweepCell], tmp_path: Path) -> None:
+def test_training_by_epochs_is_measured_in_epochs(cells, tmp_path):
     pretrain = cells[0].pretrain
     train = pretrain.train.model_copy(update={"max_steps": None, "max_epochs": 4})
     cell = cells[0].model_copy(update={"pretrain": pretrain.model_copy(update={"train": train}), "finetune": ()})

@@ -44,7 +44,7 @@ def done(cell: SweepCell, tmp_path_factory: pytest.TempPathFactory) -> Done:
     return folder, run_cell(cell, folder, QUIET)
 
 
-def test_a_cell_has_the_figures_of_the_run_it_is(cell: SweepCell, done: Done, tmp_path: Path) -> None:
+def test_a_cell_has_the_figures_of_the_run_it_is(cell, done, tmp_path):
     folder, result = done
     alone = run_pretraining(cell.pretrain, out=tmp_path / "run")
     assert isinstance(result, RepeatMlmResult)
@@ -60,9 +60,7 @@ def test_a_cell_has_the_figures_of_the_run_it_is(cell: SweepCell, done: Done, tm
     assert json.loads((folder / "result.json").read_text()) == result.model_dump(mode="json")
 
 
-def test_more_entropies_leave_the_training_as_it_is(
-    cell: SweepCell, done: Done, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_entropies_leave_the_training_as_it_is(cell, done, monkeypatch):
     folder, result = done
     wanted = cell.model_copy(update={"entropy_ratios": (0.2, 0.8)})
     assert read_result(wanted, folder) is None
@@ -80,7 +78,7 @@ def test_more_entropies_leave_the_training_as_it_is(
     assert run_cell(wanted, folder, QUIET) == again
 
 
-def test_another_number_of_sequences_is_measured_again(cell: SweepCell, done: Done) -> None:
+def test_another_number_of_sequences_is_measured_again(cell, done):
     folder, result = done
     fewer = cell.model_copy(update={"measure_sequences": 2})
     assert read_result(fewer, folder) is None
@@ -93,7 +91,7 @@ def test_another_number_of_sequences_is_measured_again(cell: SweepCell, done: Do
     assert run_cell(cell, folder, QUIET).metrics == result.metrics
 
 
-def test_another_recipe_is_refused_and_its_figures_are_not_taken(cell: SweepCell, cache: Path, tmp_path: Path) -> None:
+def test_another_recipe_is_refused_and_its_figures_are_not_taken(cell, cache, tmp_path):
     old = run_cell(tiny_grid(cache, seeds=[7]).plan()[1], tmp_path, QUIET)
     with pytest.raises(CheckpointError, match=r"with another recipe$"):
         read_result(cell, tmp_path)
@@ -105,13 +103,13 @@ def test_another_recipe_is_refused_and_its_figures_are_not_taken(cell: SweepCell
     assert run_cell(cell, tmp_path, QUIET).metrics != old.metrics
 
 
-def test_a_cell_stopped_before_its_recipe_was_written_begins_anew(cell: SweepCell, tmp_path: Path) -> None:
+def test_a_cell_stopped_before_its_recipe_was_written_begins_anew(cell, tmp_path):
     (tmp_path / "cell" / "pretrain").mkdir(parents=True)
     (tmp_path / "cell" / "pretrain" / "tokenizer.json").write_text("half")
     assert run_cell(cell, tmp_path / "cell", QUIET).steps == 6
 
 
-def test_a_cell_that_diverges_is_done(cache: Path, tmp_path: Path) -> None:
+def test_a_cell_that_diverges_is_done(cache, tmp_path):
     cell = tiny_grid(cache).plan()[0]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("exlm_cli.train.pretrain.PretrainTask.losses", _nan_losses)
@@ -128,7 +126,7 @@ def _nan_losses(self: Any, batch: Any) -> Any:
     return nodes.states.sum((1, 2)) * float("nan")
 
 
-def test_an_entropy_that_is_not_defined_is_null(cache: Path, tmp_path: Path) -> None:
+def test_an_entropy_that_is_not_defined_is_null(cache, tmp_path):
     # all 8 copies of a token are masked once in 1e8 times
     result = run_cell(tiny_grid(cache, cells=[[8, 0.1]]).plan()[0], tmp_path, QUIET)
     assert result.metrics["entropy_bits"] is result.entropy[0].entropy_bits is None
@@ -153,9 +151,7 @@ class Finetuning:
         return SimpleNamespace(results=SimpleNamespace(**results, metrics=metrics))
 
 
-def test_fine_tuning_that_diverges_leaves_what_was_measured_and_the_other_tasks(
-    cache: Path, done: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fine_tuning_that_diverges_leaves_what_was_measured_and_the_other_tasks(cache, done, tmp_path, monkeypatch):
     fake = Finetuning()
     monkeypatch.setattr("exlm_cli.finetune.run.run_finetuning", fake)
     grid = tiny_grid(cache, tasks=["glue/rte", "glue/qnli"])
@@ -183,9 +179,7 @@ def test_fine_tuning_that_diverges_leaves_what_was_measured_and_the_other_tasks(
     assert again.diverged_tasks == []
 
 
-def test_another_task_leaves_the_scores_of_earlier_ones(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_task_leaves_the_scores_of_earlier_ones(cache, tmp_path, monkeypatch):
     fake = Finetuning()
     monkeypatch.setattr("exlm_cli.finetune.run.run_finetuning", fake)
     first, other, none = (tiny_grid(cache, tasks=tasks).plan()[1] for tasks in (["glue/qnli"], ["glue/sst2"], []))

@@ -24,7 +24,7 @@ def _count(lengths: list[int], num_repeats: int, ratio: float, seed: int = 1) ->
 
 
 @pytest.mark.parametrize(("num_repeats", "ratio"), PAIRS)
-def test_the_share_is_p_to_the_k(num_repeats: int, ratio: float) -> None:
+def test_the_share_is_p_to_the_k(num_repeats, ratio):
     counted = _count([510] * 60, num_repeats, ratio)
     assert counted.num_tokens == 60 * 510
     assert counted.expected == ratio**num_repeats
@@ -32,7 +32,7 @@ def test_the_share_is_p_to_the_k(num_repeats: int, ratio: float) -> None:
 
 
 @pytest.mark.parametrize(("num_repeats", "ratio"), PAIRS)
-def test_the_variance_is_that_of_app_c(num_repeats: int, ratio: float) -> None:
+def test_the_variance_is_that_of_app_c(num_repeats, ratio):
     num_tokens, num_samples = 400, 300
     counted = [_count([num_tokens], num_repeats, ratio, seed=seed) for seed in range(num_samples)]
     shares = np.array([c.measured for c in counted])
@@ -46,7 +46,7 @@ def test_the_variance_is_that_of_app_c(num_repeats: int, ratio: float) -> None:
     assert abs(shares.var(ddof=1) - variance) < 5 * error
 
 
-def test_short_sequences_have_the_share_that_one_forced_mask_makes() -> None:
+def test_short_sequences_have_the_share_that_one_forced_mask_makes():
     counted = _count([10] * 3000, 1, 0.0225)
     assert counted.expected_with_floor == pytest.approx(0.0225 + 0.9775**10 / 10, rel=1e-12)
     # a sequence has one mask with probability 0.8 whatever was drawn: less spread than independent tokens have
@@ -54,19 +54,19 @@ def test_short_sequences_have_the_share_that_one_forced_mask_makes() -> None:
     assert counted.measured - counted.expected > 50 * counted.standard_error
 
 
-def test_a_forced_mask_corrupts_no_repeated_token() -> None:
+def test_a_forced_mask_corrupts_no_repeated_token():
     counted = _count([10] * 3000, 2, 0.15)
     assert counted.expected_with_floor == counted.expected == 0.15**2
     assert abs(counted.measured - counted.expected) < 5 * counted.standard_error
 
 
-def test_special_tokens_inside_a_sequence_do_not_count() -> None:
+def test_special_tokens_inside_a_sequence_do_not_count():
     tokens = np.array([7, SPECIAL.sep, 8, 9])
     masking = MaskingConfig(mask_ratio=0.99, scheme="bernoulli")
     counted = count_corrupted([(0, tokens)], masking, SPECIAL, seed=0, epoch=0)
     assert counted.num_tokens == 3
 
 
-def test_nothing_counted_is_a_share_of_zero() -> None:
+def test_nothing_counted_is_a_share_of_zero():
     counted = count_corrupted([], MaskingConfig(scheme="bernoulli"), SPECIAL, seed=0, epoch=0)
     assert (counted.num_tokens, counted.measured) == (0, 0.0)

@@ -67,7 +67,7 @@ def _by_the_letter(run: Path, ratio: float) -> float:
 
 
 @pytest.mark.parametrize("ratio", [0.6, 0.3])
-def test_repeated_mlm_has_the_entropy_of_app_e(repeated: tuple[Path, dict[str, float]], ratio: float) -> None:
+def test_repeated_mlm_has_the_entropy_of_app_e(repeated, ratio):
     run, _ = repeated
     (measured,) = measure_entropy(run, mask_ratios=[ratio], device="cpu")
     assert measured.entropy_bits == pytest.approx(_by_the_letter(run, ratio), rel=1e-5)
@@ -76,7 +76,7 @@ def test_repeated_mlm_has_the_entropy_of_app_e(repeated: tuple[Path, dict[str, f
 
 
 @pytest.mark.parametrize("kind", ["repeated", "exlm"])
-def test_left_alone_both_repeat_the_run_s_own_validation(kind: str, request: pytest.FixtureRequest) -> None:
+def test_left_alone_both_repeat_the_run_s_own_validation(kind, request):
     run, metrics = request.getfixturevalue(kind)
     (measured,) = measure_entropy(run, device="cpu")
     score = evaluate_pretrained(run, "mine", device="cpu")
@@ -87,7 +87,7 @@ def test_left_alone_both_repeat_the_run_s_own_validation(kind: str, request: pyt
     assert score.tokens > 0
 
 
-def test_a_uniform_model_has_log_v_bits_at_every_k_and_p(cache: Path, tmp_path: Path) -> None:
+def test_a_uniform_model_has_log_v_bits_at_every_k_and_p(cache, tmp_path):
     run, _ = _train(cache, tmp_path / "run", model={"init_std": 1e-9}, optim={"lr": 1e-12})
     bits = math.log2(load_pretrained(run, device="cpu").tokenizer.vocab_size)
     results = measure_entropy(run, mask_ratios=[0.1, 0.6], ks=[1, 2, 5], device="cpu")
@@ -97,7 +97,7 @@ def test_a_uniform_model_has_log_v_bits_at_every_k_and_p(cache: Path, tmp_path: 
         assert result.entropy_posterior_bits == pytest.approx(bits, rel=1e-4)
 
 
-def test_validation_data_can_be_given(exlm: tuple[Path, dict[str, float]], tmp_path: Path) -> None:
+def test_validation_data_can_be_given(exlm, tmp_path):
     text = tmp_path / "mine, really.txt"
     text.write_text("the cat\nthe dog\n" * 3)
     for max_sequences, expected in ((None, 6), (2, 2)):
@@ -107,19 +107,19 @@ def test_validation_data_can_be_given(exlm: tuple[Path, dict[str, float]], tmp_p
     assert (score.metrics["num_sequences"], score.data) == (6, f"6 sequences of {text}")
 
 
-def test_copies_beyond_the_learned_positions_are_refused(repeated: tuple[Path, dict[str, float]]) -> None:
+def test_copies_beyond_the_learned_positions_are_refused(repeated):
     with pytest.raises(ConfigError, match=r"`model\.max_length` is 64, but .* `masking\.num_repeats` 8, "):
         measure_entropy(repeated[0], ks=[8], device="cpu")
 
 
-def test_other_states_than_the_clone_embeddings_are_for_are_refused(cache: Path, tmp_path: Path) -> None:
+def test_other_states_than_the_clone_embeddings_are_for_are_refused(cache, tmp_path):
     run, _ = _train(cache, tmp_path / "run", model={"clone_embedding": "nodes"})
     message = r"trained with 3 states per mask and `model\.clone_embedding: nodes`, it cannot be scored with 2$"
     with pytest.raises(ConfigError, match=message):
         measure_entropy(run, ks=[2], device="cpu")
 
 
-def test_data_that_have_changed_are_told_and_given_ones_are_read_whole(tmp_path: Path) -> None:
+def test_data_that_have_changed_are_told_and_given_ones_are_read_whole(tmp_path):
     own, given = tmp_path / "own #1.txt", tmp_path / "given.txt"
     own.write_text("".join(f"I am {n}\n" for n in range(60)))
     given.write_text("".join(f"to see {n}\n" for n in range(30)))

@@ -1,7 +1,6 @@
 """Result files of cells: what is written is read back, what is damaged is refused; sweeps among other runs."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ from exlm_cli.run_dir import update_run_json
 from tests.unit.report.sweep_results import diverge, grid_results, scores, sweep_results
 
 
-def test_a_result_is_read_back_as_it_was_and_has_no_key_of_another_kind(tmp_path: Path) -> None:
+def test_a_result_is_read_back_as_it_was_and_has_no_key_of_another_kind(tmp_path):
     path = tmp_path / "result.json"
     assert read_cell_file(path, VariantResult) is None
     for result in (sweep_results("table-2")[0], grid_results()[0], diverge(grid_results()[1])):
@@ -43,14 +42,14 @@ def test_a_result_is_read_back_as_it_was_and_has_no_key_of_another_kind(tmp_path
         ({"finetune": {"glue/rte": {"metric": "accuracy"}}}, "finetune.glue/rte"),
     ],
 )
-def test_a_damaged_result_is_refused_with_its_path_and_key(tmp_path: Path, changes: dict, key: str) -> None:
+def test_a_damaged_result_is_refused_with_its_path_and_key(tmp_path, changes, key):
     path = tmp_path / "result.json"
     path.write_text(json.dumps(grid_results()[0].model_dump(mode="json") | changes))
     with pytest.raises(CheckpointError, match=rf"result\.json: .*{key}"):
         read_cell_file(path, RepeatMlmResult)
 
 
-def test_a_finished_result_without_its_steps_is_refused(tmp_path: Path) -> None:
+def test_a_finished_result_without_its_steps_is_refused(tmp_path):
     content = grid_results()[0].model_dump(mode="json")
     del content["steps"]
     (tmp_path / "result.json").write_text(json.dumps(content))
@@ -62,14 +61,12 @@ def test_a_finished_result_without_its_steps_is_refused(tmp_path: Path) -> None:
     ("aggregate", "values", "score"),
     [("mean", (0.1, None, 0.9), 0.5), ("median", (0.1, 0.2, 0.9), 0.2), ("median", (None,), None)],
 )
-def test_a_task_has_the_score_that_the_recipe_reports(
-    aggregate: str, values: tuple[float | None, ...], score: float | None
-) -> None:
+def test_a_task_has_the_score_that_the_recipe_reports(aggregate, values, score):
     found = scores(values).model_copy(update={"aggregate": aggregate}).score
     assert found == (None if score is None else pytest.approx(score))
 
 
-def test_a_sweep_is_known_by_its_number_of_cells(tmp_path: Path) -> None:
+def test_a_sweep_is_known_by_its_number_of_cells(tmp_path):
     assert not is_sweep_run(tmp_path)
     (tmp_path / "recipe.yaml").write_text("extends: text-small\n")
     update_run_json(tmp_path, {"command": "pretrain"})
@@ -78,7 +75,7 @@ def test_a_sweep_is_known_by_its_number_of_cells(tmp_path: Path) -> None:
     assert is_sweep_run(tmp_path)
 
 
-def test_results_come_in_the_order_of_the_recipe(tmp_path: Path) -> None:
+def test_results_come_in_the_order_of_the_recipe(tmp_path):
     recipe = load_recipe("table-13", ["seeds=[2, 5]"], kind=SweepRecipe)
     (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
     with pytest.raises(CheckpointError, match=r": none of its 8 cells is done$"):

@@ -13,7 +13,7 @@ from tests.unit.finetune.synthetic import finetune_recipe, make_pretrained
 from tests.unit.tasks.glue_files import write_glue
 
 
-def test_tasks_are_finished_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_are_finished_one_by_one(tmp_path, monkeypatch):
     pretrained = make_pretrained(tmp_path / "pre")
     data = tmp_path / "data"
     names = ("rte", "cola", "mrpc")

@@ -15,14 +15,14 @@ from exlm_cli.report.seed_groups import (
 from tests.unit.report.sweep_results import FIGURE_3, FIGURE_5, PAIRS, RATIOS
 
 
-def test_cells_of_equal_p_to_the_k_are_the_diagonals_of_figure_4() -> None:
+def test_cells_of_equal_p_to_the_k_are_the_diagonals_of_figure_4():
     groups = dict(zip(PAIRS, share_groups([p**k for k, p in PAIRS]), strict=True))
     for (k, p), group in groups.items():
         # doubling k while going one mask ratio up stays on the diagonal
         assert group == RATIOS.index(p) - int(math.log2(k))
 
 
-def test_the_papers_entropies_follow_p_to_the_k_and_not_p() -> None:
+def test_the_papers_entropies_follow_p_to_the_k_and_not_p():
     agreement = rank_agreement(PAIRS, FIGURE_5)
     assert agreement.spearman >= 0.95
     # groups of 4, 4, 3, 2 and 1 in perfect order: 1 less what their ties take
@@ -35,33 +35,33 @@ def test_the_papers_entropies_follow_p_to_the_k_and_not_p() -> None:
     assert agreement.spread_equal_share == pytest.approx(math.sqrt(squares / 9), rel=1e-12)
 
 
-def test_the_papers_accuracies_lie_closer_for_equal_p_to_the_k() -> None:
+def test_the_papers_accuracies_lie_closer_for_equal_p_to_the_k():
     assert rank_agreement(PAIRS, FIGURE_3).follows == "p^k"
 
 
-def test_a_figure_that_depends_on_p_alone_does_not_follow_p_to_the_k() -> None:
+def test_a_figure_that_depends_on_p_alone_does_not_follow_p_to_the_k():
     agreement = rank_agreement(PAIRS, [p for _, p in PAIRS])
     assert agreement.spread_equal_ratio == 0.0
     assert agreement.follows == "p"
 
 
-def test_ranks_decide_and_not_values() -> None:
+def test_ranks_decide_and_not_values():
     assert spearman_correlation([1, 2, 3, 4], [1, 10, 11, 1e9]) == pytest.approx(1.0)
     # 1 - 6 sum d^2 / (n (n^2 - 1)) with d = (0, 1, 1, 0)
     assert spearman_correlation([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize(("x", "y"), [([1, 2], [1, 2]), ([1, 1, 1], [1, 2, 3]), ([1, 2, 3], [5, 5, 5])])
-def test_ranks_that_are_not_there_agree_with_nothing(x: list[float], y: list[float]) -> None:
+def test_ranks_that_are_not_there_agree_with_nothing(x, y):
     assert math.isnan(spearman_correlation(x, y))
 
 
-def test_spreads_without_two_equal_cells_are_not_defined() -> None:
+def test_spreads_without_two_equal_cells_are_not_defined():
     assert math.isnan(pooled_deviation([1.0, 2.0], ["a", "b"]))
     assert pooled_deviation([1.0, 3.0, 9.0], ["a", "a", "b"]) == pytest.approx(math.sqrt(2.0))
 
 
-def test_means_come_with_the_sample_deviation() -> None:
+def test_means_come_with_the_sample_deviation():
     assert mean_and_deviation([1.0, 2.0, 6.0]) == pytest.approx((3.0, statistics.stdev([1, 2, 6])))
     mean, deviation = mean_and_deviation([4.0])
     assert (mean, math.isnan(deviation)) == (4.0, True)

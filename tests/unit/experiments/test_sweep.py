@@ -53,9 +53,7 @@ def _run(
 
 
 @pytest.mark.slow
-def test_two_processes_give_what_the_cells_give_one_by_one(
-    recipe: SweepRecipe, one_by_one: Untimed, tmp_path: Path
-) -> None:
+def test_two_processes_give_what_the_cells_give_one_by_one(recipe, one_by_one, tmp_path):
     result, said = _run(recipe, out=tmp_path / "run")
     assert _untimed(result.results) == one_by_one
     assert result.num_diverged == 0
@@ -73,7 +71,7 @@ def test_two_processes_give_what_the_cells_give_one_by_one(
 
 
 @pytest.mark.slow
-def test_an_error_in_a_cell_stops_the_sweep_and_names_the_cell(recipe: SweepRecipe, tmp_path: Path) -> None:
+def test_an_error_in_a_cell_stops_the_sweep_and_names_the_cell(recipe, tmp_path):
     damaged = tmp_path / "run" / "cells" / "k2-p0.5" / "seed-1"
     damaged.mkdir(parents=True)
     (damaged / "measured.json").write_text("{")
@@ -82,7 +80,7 @@ def test_an_error_in_a_cell_stops_the_sweep_and_names_the_cell(recipe: SweepReci
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_is_reported_with_its_code_and_log(recipe: SweepRecipe, tmp_path: Path) -> None:
+def test_a_process_that_dies_is_reported_with_its_code_and_log(recipe, tmp_path):
     run = tmp_path / "run"
     folder = run / "cells" / "k2-p0.5" / "seed-1"
     folder.mkdir(parents=True)
@@ -93,9 +91,7 @@ def test_a_process_that_dies_is_reported_with_its_code_and_log(recipe: SweepReci
 
 
 @pytest.mark.slow
-def test_a_signal_stops_every_cell_and_the_rest_is_done_later(
-    recipe: SweepRecipe, one_by_one: Untimed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_stops_every_cell_and_the_rest_is_done_later(recipe, one_by_one, tmp_path, monkeypatch):
     class Stopped(StopSignal):
         """A signal that came before the first event."""
 
@@ -118,9 +114,7 @@ def test_a_signal_stops_every_cell_and_the_rest_is_done_later(
     ("changes", "said"),
     [({"device": "cuda"}, "torch sees no CUDA device"), ({"pretrain.data.train": ["none.txt"]}, r"none\.txt")],
 )
-def test_a_device_or_inputs_that_are_not_there_leave_no_run_directory(
-    recipe: SweepRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], said: str
-) -> None:
+def test_a_device_or_inputs_that_are_not_there_leave_no_run_directory(recipe, tmp_path, monkeypatch, changes, said):
     monkeypatch.setattr(module.torch.cuda, "is_available", lambda: False)
     with pytest.raises(ExlmError, match=said):
         _run(recipe.changed(changes), out=tmp_path / "run")
@@ -141,7 +135,7 @@ def run(recipe: SweepRecipe, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("is_finished", [True, False])
-def test_a_refused_recipe_leaves_the_sweep_as_it_is(recipe: SweepRecipe, run: Path, is_finished: bool) -> None:
+def test_a_refused_recipe_leaves_the_sweep_as_it_is(recipe, run, is_finished):
     if not is_finished:
         next(run.rglob("result.json")).unlink()
     before = (run / "recipe.yaml").read_bytes()
@@ -154,7 +148,7 @@ def test_a_refused_recipe_leaves_the_sweep_as_it_is(recipe: SweepRecipe, run: Pa
     assert (run / "recipe.yaml").read_bytes() == before
 
 
-def test_a_second_process_leaves_the_sweep_as_it_is(recipe: SweepRecipe, run: Path) -> None:
+def test_a_second_process_leaves_the_sweep_as_it_is(recipe, run):
     before = (run / "recipe.yaml").read_bytes()
     with (
         filelock.FileLock(run / ".lock"),
@@ -164,7 +158,7 @@ def test_a_second_process_leaves_the_sweep_as_it_is(recipe: SweepRecipe, run: Pa
     assert (run / "recipe.yaml").read_bytes() == before
 
 
-def test_some_cells_alone_leave_the_others_in_the_sweep(recipe: SweepRecipe, run: Path) -> None:
+def test_some_cells_alone_leave_the_others_in_the_sweep(recipe, run):
     plan = recipe.plan()[1]
     second = run_cell(plan, run / "cells" / plan.folder, SilentProgress())
     result, said = _run(recipe.changed({"cells": ((1, 0.3),)}), resume=run)
@@ -183,9 +177,7 @@ def test_some_cells_alone_leave_the_others_in_the_sweep(recipe: SweepRecipe, run
         (["glue/rte"], r"no `train.tsv` "),
     ],
 )
-def test_a_task_that_cannot_be_had_is_refused_before_anything_is_trained(
-    recipe: SweepRecipe, run: Path, tmp_path: Path, tasks: list[str], said: str
-) -> None:
+def test_a_task_that_cannot_be_had_is_refused_before_anything_is_trained(recipe, run, tmp_path, tasks, said):
     task = recipe.finetune.task.model_copy(update={"data_dir": str(tmp_path)})
     finetune = recipe.finetune.model_copy(update={"task": task})
     wanted = recipe.model_copy(update={"finetune": finetune, "tasks": tuple(tasks)})
@@ -199,7 +191,7 @@ def test_a_task_that_cannot_be_had_is_refused_before_anything_is_trained(
     assert not (run / "workers").exists()
 
 
-def test_another_task_leaves_the_earlier_one_in_the_sweep(recipe: SweepRecipe, tmp_path: Path) -> None:
+def test_another_task_leaves_the_earlier_one_in_the_sweep(recipe, tmp_path):
     one = recipe.changed({"cells": ((1, 0.3),)})
     run = _begun(one, tmp_path / "run", num_done=1, written=one.model_copy(update={"tasks": ("glue/rte",)}))
     before = load_sweep_run(run).results
@@ -228,9 +220,7 @@ def _append(corpus: Path) -> None:
 _OTHER_DATA = r"cells/k1-p0.3/seed-1: this cell was trained on other content of its inputs than they have now$"
 
 
-def test_a_changed_corpus_is_refused_before_anything_is_trained(
-    recipe: SweepRecipe, corpus: Path, tmp_path: Path
-) -> None:
+def test_a_changed_corpus_is_refused_before_anything_is_trained(recipe, corpus, tmp_path):
     mine = _on(recipe, corpus)
     run = _begun(mine, tmp_path / "run", num_done=1)
     done = load_sweep_run(run).results
@@ -247,9 +237,7 @@ def test_a_changed_corpus_is_refused_before_anything_is_trained(
 
 
 @pytest.mark.slow
-def test_a_corpus_that_changes_meanwhile_is_found_at_the_end(
-    recipe: SweepRecipe, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_corpus_that_changes_meanwhile_is_found_at_the_end(recipe, corpus, tmp_path, monkeypatch):
     submit = Workers.submit
 
     def change_and_submit(*arguments: Any) -> None:
@@ -262,7 +250,7 @@ def test_a_corpus_that_changes_meanwhile_is_found_at_the_end(
     assert not (tmp_path / "run" / "results.json").exists()
 
 
-def test_variants_on_data_of_their_own_go_together(cache: Path, tmp_path: Path) -> None:
+def test_variants_on_data_of_their_own_go_together(cache, tmp_path):
     sweep = tiny_sweep(cache)
     variants = sweep.variants | {"short": {"data.sequence_length": 12}}
     sweep = sweep.changed({"variants": variants, "only": ("mlm", "short")})
@@ -273,12 +261,9 @@ def test_variants_on_data_of_their_own_go_together(cache: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("visible", "jobs", "expected"),
-    [(None, None, ["0", "1"]), ("3,5", None, ["3", "5"]), ("3,5", 3, ["3", "5", "3"])],
+    ("visible", "jobs", "expected"), [(None, None, ["0", "1"]), ("3,5", None, ["3", "5"]), ("3,5", 3, ["3", "5", "3"])]
 )
-def test_each_cuda_device_has_its_process(
-    recipe: SweepRecipe, monkeypatch: pytest.MonkeyPatch, visible: str | None, jobs: int | None, expected: list[str]
-) -> None:
+def test_each_cuda_device_has_its_process(recipe, monkeypatch, visible, jobs, expected):
     monkeypatch.setattr(module, "pick_device", lambda _: module.torch.device("cuda"))
     monkeypatch.setattr(module.torch.cuda, "device_count", lambda: 2)
     if visible is None:
@@ -289,13 +274,13 @@ def test_each_cuda_device_has_its_process(
     assert [environment["CUDA_VISIBLE_DEVICES"] for environment in environments] == expected
 
 
-def test_a_cpu_has_a_process_of_one_thread_for_each_core(recipe: SweepRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_has_a_process_of_one_thread_for_each_core(recipe, monkeypatch):
     monkeypatch.setattr(module.loky, "cpu_count", lambda: 3)
     assert module._environments(recipe, None) == [{"OMP_NUM_THREADS": "1"}] * 3
     assert module._environments(recipe, 5) == [{"OMP_NUM_THREADS": "1"}] * 5
 
 
-def test_what_lies_in_the_current_directory_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_lies_in_the_current_directory_is_never_run(tmp_path, monkeypatch):
     """The process ends by itself, with code 0, once its input is closed; a broken module would end it with code 1."""
     (tmp_path / "queue.py").write_text("from pathlib import Path; Path('it-ran').touch(); raise SystemExit(1)\n")
     monkeypatch.chdir(tmp_path)

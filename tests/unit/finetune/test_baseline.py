@@ -39,7 +39,7 @@ def run(task: TableTask, seed: int = 1) -> dict[str, dict[str, Any]]:
     return score_baseline(task, seed, SilentProgress(), num_trees=30, num_threads=1)[0]
 
 
-def test_fingerprints_are_ecfp4() -> None:
+def test_fingerprints_are_ecfp4():
     bits = fingerprints(["CCO", "CC(=O)O[AlH3](O)O"])
     assert bits.shape == (2, NUM_BITS)
     generator = rdFingerprintGenerator.GetMorganGenerator(radius=2, fpSize=2048)
@@ -47,7 +47,7 @@ def test_fingerprints_are_ecfp4() -> None:
     assert bits[1].any()
 
 
-def test_it_learns_a_functional_group_as_label_class_and_value() -> None:
+def test_it_learns_a_functional_group_as_label_class_and_value():
     scores = run(make("binary", [[i % 2] for i in range(24)]))
     assert set(scores) == {"valid", "test"}
     assert scores["test"]["roc_auc"] == scores["test"]["accuracy"] == 1
@@ -56,12 +56,12 @@ def test_it_learns_a_functional_group_as_label_class_and_value() -> None:
 
 
 @pytest.mark.parametrize(("seed", "other"), [(1, 2), (2**32 - 1, 0), (2**32, 0), (2**63 - 1, 2**32 - 1)])
-def test_the_seed_alone_decides_and_is_taken_whole(seed: int, other: int) -> None:
+def test_the_seed_alone_decides_and_is_taken_whole(seed, other):
     task = make("regression", [[float(i)] for i in range(24)])
     assert run(task, seed) == run(task, seed) != run(task, other)
 
 
-def test_missing_labels_and_single_classes_are_no_trouble() -> None:
+def test_missing_labels_and_single_classes_are_no_trouble():
     targets = [[i % 2, NAN if i < 16 else i % 2, 1 if i < 16 else i % 2, NAN if i % 3 else i % 2] for i in range(24)]
     scores = run(make("binary", targets, ("a", "never", "always", "some")))
     # `never` and `always` say the same of every row: an area of one half each, whatever the others reach
@@ -72,7 +72,7 @@ def test_missing_labels_and_single_classes_are_no_trouble() -> None:
     assert empty["test"]["mae"] == np.mean([20, 21, 22, 23])
 
 
-def test_it_shows_how_far_it_is() -> None:
+def test_it_shows_how_far_it_is():
     progress = Recorder()
     score_baseline(make("binary", [[i % 2, i % 2] for i in range(24)], ("a", "b")), 1, progress, num_trees=2)
     (bar,) = progress.bars

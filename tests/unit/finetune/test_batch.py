@@ -1,7 +1,6 @@
 """Batches of a task: repetition as in pre-training, padding, targets that stay with their rows; losses by hand."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,14 +10,14 @@ from torch import Tensor
 from exlm_cli.config.sections import MaskingConfig
 from exlm_cli.data.masking import Masker
 from exlm_cli.finetune.batch import TaskBatch, batch_losses, collate, repeated_lengths
-from exlm_cli.tasks.base import EncodedSplit, Loss
+from exlm_cli.tasks.base import EncodedSplit
 from tests.tiny import SPECIAL, sequences
 
 IDS = (np.array([1, 7, 8, 2]), np.array([1, 9, 2]), np.array([1, 2]))
 SPLIT = EncodedSplit(IDS, np.array([[0.0, np.nan], [1.0, 2.0], [3.0, 4.0]]))
 
 
-def test_rows_are_padded_and_keep_their_targets_and_their_place() -> None:
+def test_rows_are_padded_and_keep_their_targets_and_their_place():
     batch = collate(SPLIT, np.array([1, 0]), num_repeats=1, pad_id=0)
     assert batch.token_ids.tolist() == [[1, 9, 2, 0], [1, 7, 8, 2]]
     assert batch.lengths.tolist() == [3, 4]
@@ -29,7 +28,7 @@ def test_rows_are_padded_and_keep_their_targets_and_their_place() -> None:
 
 
 @pytest.mark.parametrize("num_repeats", [1, 2, 4])
-def test_tokens_are_repeated_as_pre_training_repeats_them(num_repeats: int) -> None:
+def test_tokens_are_repeated_as_pre_training_repeats_them(num_repeats):
     batch = collate(SPLIT, np.arange(3), num_repeats=num_repeats, pad_id=0)
     assert batch.lengths.tolist() == repeated_lengths(SPLIT, np.arange(3), num_repeats).tolist()
     masking = MaskingConfig(num_repeats=num_repeats)
@@ -40,7 +39,7 @@ def test_tokens_are_repeated_as_pre_training_repeats_them(num_repeats: int) -> N
         assert batch.token_ids[row, : batch.lengths[row]].tolist() == original.tolist()
 
 
-def test_tokens_that_may_answer_stay_those_before_repetition() -> None:
+def test_tokens_that_may_answer_stay_those_before_repetition():
     answerable = (np.array([True, True, True, False]), np.array([True, True, False]), np.array([True, False]))
     split = EncodedSplit(IDS, np.zeros((3, 2)), answerable)
     batch = collate(split, np.array([0, 1]), num_repeats=2, pad_id=0)
@@ -48,7 +47,7 @@ def test_tokens_that_may_answer_stay_those_before_repetition() -> None:
     assert batch.answerable.tolist() == [[True, True, True, False], [True, True, False, False]]
 
 
-def test_a_batch_goes_to_a_device_whole() -> None:
+def test_a_batch_goes_to_a_device_whole():
     batch = collate(SPLIT, np.array([0]), num_repeats=1, pad_id=0).to(torch.device("meta"))
     assert {t.device.type for t in batch.__dict__.values() if t is not None} == {"meta"}
 
@@ -84,20 +83,20 @@ CLASSES = [[0.0, LN3], [0.0, LN3], [5.0, 0.0]]
         ("regression", [[1.0, 2.0], [1, 2], [0, 0]], [[0, 5], [NAN, 4], [NAN, NAN]], None, [(1 + 9) / 2, 4, math.inf]),
     ],
 )
-def test_losses_by_hand(loss: Loss, outputs: Any, targets: Any, weights: Any, expected: list[float]) -> None:
+def test_losses_by_hand(loss, outputs, targets, weights, expected):
     given = None if weights is None else torch.tensor(weights)
     losses = batch_losses(loss, torch.tensor(outputs), targets_alone(targets), given)
     assert losses.tolist() == pytest.approx(expected)
 
 
-def test_spans_are_softmaxes_over_the_tokens_that_may_answer() -> None:
+def test_spans_are_softmaxes_over_the_tokens_that_may_answer():
     logits = torch.tensor([[[0.0, math.log(2.0)], [LN3, 0.0], [9.0, 9.0]]])
     losses = batch_losses("span", logits, targets_alone([[1, 0]], [[True, True, False]]), None)
     assert losses.tolist() == pytest.approx([(LN_4_3 + math.log(3 / 2)) / 2])
 
 
 @pytest.mark.parametrize("loss", ["binary", "regression", "classes", "span"])
-def test_what_is_left_out_has_gradient_zero_and_never_nan(loss: Loss) -> None:
+def test_what_is_left_out_has_gradient_zero_and_never_nan(loss):
     outputs: Tensor = torch.randn(2, 3, 2) if loss == "span" else torch.randn(2, 2)
     outputs.requires_grad_()
     answerable = [[True, True, False]] * 2 if loss == "span" else None

@@ -31,7 +31,7 @@ def binary(probabilities: FloatArray, targets: FloatArray) -> Calibration:
 @pytest.mark.parametrize(
     ("num", "level", "rank"), [(9, 0.9, 9), (8, 0.9, None), (99, 0.9, 90), (9, 0.7, 7), (19, 0.95, 19)]
 )
-def test_the_half_width_is_the_residual_of_the_finite_sample_rank(num: int, level: float, rank: int | None) -> None:
+def test_the_half_width_is_the_residual_of_the_finite_sample_rank(num, level, rank):
     """ceil((n + 1) * level), which no n may miss by a rounding error; without such a rank the interval is infinite."""
     residuals = tuple(float(i) for i in range(1, num + 1))
     assert ConformalResiduals(residuals=residuals).half_width(level) == (math.inf if rank is None else rank)
@@ -40,7 +40,7 @@ def test_the_half_width_is_the_residual_of_the_finite_sample_rank(num: int, leve
 
 
 @pytest.mark.parametrize("num", [9, 25, 200])
-def test_coverage_of_new_rows_has_the_distribution_that_theory_gives(num: int) -> None:
+def test_coverage_of_new_rows_has_the_distribution_that_theory_gives(num):
     """For continuous residuals the coverage, given the validation rows, is Beta(r, n + 1 - r) with r the rank
     (Vovk 2012), whatever the residuals' distribution: its mean is r / (n + 1), at least the level. Residuals here are
     exponential, so the coverage of each draw is exact, 1 - exp(-q), and Kolmogorov's test compares 2,000 draws.
@@ -56,7 +56,7 @@ def test_coverage_of_new_rows_has_the_distribution_that_theory_gives(num: int) -
     assert np.mean(covered) == pytest.approx(rank / (num + 1), abs=0.01)
 
 
-def test_values_are_calibrated_column_by_column_over_known_rows() -> None:
+def test_values_are_calibrated_column_by_column_over_known_rows():
     """The mean over the seeds is 1 above the first column's truth; the second is known in no row."""
     predicted_KNC = np.array([[[1.0, 0.0], [2.0, 0.0]], [[3.0, 0.0], [4.0, 0.0]]])
     fitted = fit_calibration("regression", predicted_KNC, np.array([[1.0, NAN], [NAN, NAN]]))
@@ -71,7 +71,7 @@ def test_values_are_calibrated_column_by_column_over_known_rows() -> None:
 
 
 @pytest.mark.parametrize(("num", "kind"), [(MIN_ISOTONIC_ROWS - 1, PlattCurve), (20_000, IsotonicCurve)])
-def test_overconfident_probabilities_become_frequencies(num: int, kind: type) -> None:
+def test_overconfident_probabilities_become_frequencies(num, kind):
     """The model's logit is three times the true one. Platt's slope must be 1/3 (within four standard errors of a
     logistic regression); either curve must bring the known true probability back.
     """
@@ -93,7 +93,7 @@ def test_overconfident_probabilities_become_frequencies(num: int, kind: type) ->
     assert Calibration.model_validate_json(fitted.model_dump_json()) == fitted
 
 
-def test_separable_rows_stay_finite_and_a_wrong_order_gives_the_frequency() -> None:
+def test_separable_rows_stay_finite_and_a_wrong_order_gives_the_frequency():
     """Platt's targets keep a perfect order from an infinite slope: with ten rows each they are 11/12 and 1/12."""
     probabilities, targets = np.repeat([0.2, 0.8], MIN_OF_EACH), np.repeat([0.0, 1.0], MIN_OF_EACH)
     perfect = binary(probabilities, targets).calibrate("binary", probabilities[:, None])[:, 0]
@@ -105,7 +105,7 @@ def test_separable_rows_stay_finite_and_a_wrong_order_gives_the_frequency() -> N
     assert binary(probabilities[1:], targets[1:]).outputs == (None,)
 
 
-def test_classes_sum_to_one_or_have_no_calibration() -> None:
+def test_classes_sum_to_one_or_have_no_calibration():
     """Two classes are mirror images of each other, so their sum is one before it is divided by."""
     rng = np.random.default_rng(2)
     second_N = rng.random(300)
@@ -121,7 +121,7 @@ def test_classes_sum_to_one_or_have_no_calibration() -> None:
     assert score_calibration(only_first, "classes", predicted, targets[:, None])[1]["brier_calibrated"] is None
 
 
-def test_reliability_bins_hold_equally_many_rows() -> None:
+def test_reliability_bins_hold_equally_many_rows():
     bins_B3 = reliability(np.linspace(0, 1, 50), np.repeat([0.0, 1.0], 25))
     np.testing.assert_array_equal(bins_B3[:, 2], 5)
     np.testing.assert_array_equal(bins_B3[:, 1], [0, 0, 0, 0, 0, 1, 1, 1, 1, 1])

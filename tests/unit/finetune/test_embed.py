@@ -44,12 +44,12 @@ def assert_equal_by_hand(encoder: Encoder, path: Path, texts: list[str]) -> None
             np.testing.assert_allclose(found[name][row], wanted.numpy(), atol=2e-6)
 
 
-def test_vectors_of_a_pretrained_model(smiles_model: Path, tmp_path: Path) -> None:
+def test_vectors_of_a_pretrained_model(smiles_model, tmp_path):
     encoder = pretrained_encoder(load_pretrained(smiles_model, device="cpu"))
     assert_equal_by_hand(encoder, write_rows(tmp_path / "a.csv", ["smiles"], [[s] for s in SMILES]), SMILES)
 
 
-def test_vectors_of_a_repeated_mlm(tmp_path: Path) -> None:
+def test_vectors_of_a_repeated_mlm(tmp_path):
     run = make_pretrained(
         tmp_path / "pre", objective="mlm", masking={"num_repeats": 2, "scheme": "bernoulli"},
         model={"rope": "1d", "max_length": 64}, train={"microbatch_tokens": 512},
@@ -59,7 +59,7 @@ def test_vectors_of_a_repeated_mlm(tmp_path: Path) -> None:
     assert_equal_by_hand(encoder, write_rows(tmp_path / "a.csv", ["text"], [[text] for text in texts]), texts)
 
 
-def test_a_fine_tuned_run_embeds_with_its_best_seed_and_its_own_column(molecules: Path, tmp_path: Path) -> None:
+def test_a_fine_tuned_run_embeds_with_its_best_seed_and_its_own_column(molecules, tmp_path):
     finetuned = load_finetuned(molecules, device="cpu")
     for values, seed in (([0.2, 0.7], 2), ([0.7, 0.7], 1), ([None, 0.1], 2), ([None, None], 1)):
         metrics = {"valid": {finetuned.results.selection_metric: summarise_values(values)}}
@@ -73,9 +73,7 @@ def test_a_fine_tuned_run_embeds_with_its_best_seed_and_its_own_column(molecules
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_files_hold_every_row_and_bad_ones_are_nan_with_a_reason(
-    smiles_model: Path, tmp_path: Path, suffix: str
-) -> None:
+def test_files_hold_every_row_and_bad_ones_are_nan_with_a_reason(smiles_model, tmp_path, suffix):
     encoder = pretrained_encoder(load_pretrained(smiles_model, device="cpu"))
     found = vectors(encoder, write_rows(tmp_path / "a.csv", ["smiles"], [["CCO"], ["C1CC"], ["CCN"]]), suffix)
     assert list(found) == ["line", "input", "problem", "cls", "mean"]
@@ -89,7 +87,7 @@ def test_files_hold_every_row_and_bad_ones_are_nan_with_a_reason(
     assert np.isnan(bad["mean"]).all()
 
 
-def test_a_file_name_of_another_format_or_the_input_is_refused(smiles_model: Path, tmp_path: Path) -> None:
+def test_a_file_name_of_another_format_or_the_input_is_refused(smiles_model, tmp_path):
     encoder = pretrained_encoder(load_pretrained(smiles_model, device="cpu"))
     (tmp_path / "a.npz").touch()
     for out, message in (("a.csv", "are names that end in .npz or .parquet"), ("a.npz", "would overwrite")):

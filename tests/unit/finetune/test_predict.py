@@ -20,13 +20,7 @@ from exlm_cli.config.tasks import SquadTaskConfig
 from exlm_cli.data.bundled.molecules import generate_molecules
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.files import write_json
-from exlm_cli.finetune.calibration import (
-    CALIBRATION_FILE,
-    Calibration,
-    PlattCurve,
-    calibrate_run,
-    read_calibration,
-)
+from exlm_cli.finetune.calibration import CALIBRATION_FILE, Calibration, PlattCurve, calibrate_run, read_calibration
 from exlm_cli.finetune.model import Finetuned, load_finetuned
 from exlm_cli.finetune.predict import predict
 from exlm_cli.finetune.training_rows import TRAINING_ROWS_FILE, TrainingRows, read_training_rows
@@ -50,7 +44,7 @@ def read(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.read_text().splitlines()))
 
 
-def test_probabilities_are_the_mean_over_the_seeds(finetuned: Finetuned, tmp_path: Path) -> None:
+def test_probabilities_are_the_mean_over_the_seeds(finetuned, tmp_path):
     """Each seed's model is run by hand, one molecule at a time, without padding."""
     summary = predicted(finetuned, write_rows(tmp_path / "new.rows.csv", ["mol"], [[s] for s in SMILES]), None)
     (written,) = summary.files
@@ -65,15 +59,13 @@ def test_probabilities_are_the_mean_over_the_seeds(finetuned: Finetuned, tmp_pat
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_a_file_that_is_all_wrong_still_has_its_rows(finetuned: Finetuned, tmp_path: Path) -> None:
+def test_a_file_that_is_all_wrong_still_has_its_rows(finetuned, tmp_path):
     (tmp_path / "bad.smi").write_text("((\n))\n")
     summary = predicted(finetuned, tmp_path / "bad.smi", tmp_path / "out.csv")
     assert (summary.num_rows, summary.num_unreadable, summary.metrics) == (2, 2, {})
 
 
-def test_an_output_that_cannot_be_written_is_refused_before_the_models_run(
-    finetuned: Finetuned, tmp_path: Path
-) -> None:
+def test_an_output_that_cannot_be_written_is_refused_before_the_models_run(finetuned, tmp_path):
     idle = replace(finetuned, runners={1: None})
     table = write_rows(tmp_path / "new.csv", ["mol"], [["CCO"]])
     (tmp_path / "out.csv").mkdir()
@@ -88,7 +80,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_models_run(
             predicted(idle, table, tmp_path / out)
 
 
-def test_the_second_file_of_answers_is_checked_too(finetuned: Finetuned, tmp_path: Path) -> None:
+def test_the_second_file_of_answers_is_checked_too(finetuned, tmp_path):
     recipe = finetuned.recipe.model_copy(update={"task": SquadTaskConfig(name="squad/v2")})
     write(tmp_path, "new.json", "Moss")
     (tmp_path / "a-no-answer.json").mkdir()
@@ -99,9 +91,7 @@ def test_the_second_file_of_answers_is_checked_too(finetuned: Finetuned, tmp_pat
         predicted(squad, tmp_path / "new.json", None, column="text")
 
 
-def test_calibrated_columns_are_the_run_s_own_curve_over_the_written_probabilities(
-    finetuned: Finetuned, tmp_path: Path
-) -> None:
+def test_calibrated_columns_are_the_run_s_own_curve_over_the_written_probabilities(finetuned, tmp_path):
     """And training molecules are found however they are written; scores without them are those of the others alone."""
     train = json.loads((finetuned.run / "split.json").read_text())["indices"]["train"]
     assert SMILES.index("CCO") in {row % len(SMILES) for row in train}
@@ -129,9 +119,7 @@ def test_calibrated_columns_are_the_run_s_own_curve_over_the_written_probabiliti
     assert (alone.num_in_training, alone.metrics_of_new) == (0, {})
 
 
-def test_an_ensemble_of_a_run_with_itself_has_its_means_and_is_calibrated_anew(
-    finetuned: Finetuned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ensemble_of_a_run_with_itself_has_its_means_and_is_calibrated_anew(finetuned, tmp_path, monkeypatch):
     """Each seed twice: the mean is the same, the deviation with n - 1 is sqrt(2 (K - 1) / (2K - 1)) times as wide."""
     path = write_rows(tmp_path / "new.csv", ["mol"], [[s] for s in SMILES])
     monkeypatch.setattr("exlm_cli.finetune.calibration.MIN_OF_EACH", 1)
@@ -154,7 +142,7 @@ def test_an_ensemble_of_a_run_with_itself_has_its_means_and_is_calibrated_anew(
         predicted(finetuned, path, tmp_path / "x.csv", ensemble=[renamed])
 
 
-def test_cells_that_are_formulas_get_an_apostrophe_on_request(finetuned: Finetuned, tmp_path: Path) -> None:
+def test_cells_that_are_formulas_get_an_apostrophe_on_request(finetuned, tmp_path):
     path = write_rows(tmp_path / "new.csv", ["mol", "=id", "x"], [["CCO", "=1+1", "-2.5"], ["CCN", "@SUM(A1)", "-a"]])
     kept = predicted(finetuned, path, tmp_path / "kept.csv")
     assert [row["=id"] for row in read(tmp_path / "kept.csv")] == ["=1+1", "@SUM(A1)"]
@@ -165,9 +153,7 @@ def test_cells_that_are_formulas_get_an_apostrophe_on_request(finetuned: Finetun
     assert any("takes for formulas: 4; each has" in note for note in escaped.notes)
 
 
-def test_intervals_of_values_are_as_wide_as_the_residuals_of_the_validation_rows(
-    text_model: Path, tmp_path: Path
-) -> None:
+def test_intervals_of_values_are_as_wide_as_the_residuals_of_the_validation_rows(text_model, tmp_path):
     """`words_run` has 36 rows, so few validation rows: a level that they allow has intervals, a higher one a note."""
     run = load_finetuned(words_run(tmp_path, text_model, "length"), device="cpu")
     path = write_rows(tmp_path / "new.csv", ["text", "length"], [["amber birch", "5.5"], ["moss tea", "4"]])
@@ -186,7 +172,7 @@ def test_intervals_of_values_are_as_wide_as_the_residuals_of_the_validation_rows
         predicted(run, path, tmp_path / "x.csv", interval_level=1)
 
 
-def test_training_rows_that_cannot_be_read_are_refused(finetuned: Finetuned, tmp_path: Path) -> None:
+def test_training_rows_that_cannot_be_read_are_refused(finetuned, tmp_path):
     def refused(content: bytes | None) -> None:
         (tmp_path / TRAINING_ROWS_FILE).unlink(missing_ok=True)
         if content is not None:
@@ -210,7 +196,7 @@ def test_training_rows_that_cannot_be_read_are_refused(finetuned: Finetuned, tmp
         refused(content)
 
 
-def test_similarities_are_those_of_rdkit() -> None:
+def test_similarities_are_those_of_rdkit():
     """Over blocks of any size; the training molecules of a run are found by hash and by bits."""
     train, new = SMILES, [*generate_molecules(30, 0), "C1CC1"]
     rows = TrainingRows(np.zeros(len(train), np.uint64), np.packbits(fingerprints(train), axis=1))

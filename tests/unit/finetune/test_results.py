@@ -1,8 +1,6 @@
 """Aggregation over seeds and grid points against numpy and by hand."""
 
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,13 +26,13 @@ from exlm_cli.tasks.base import write_outputs
         ([None, math.nan], (None, None, None, (None, None))),
     ],
 )
-def test_a_summary_is_mean_sample_deviation_and_median_of_what_is_defined(values: Any, summary: Any) -> None:
+def test_a_summary_is_mean_sample_deviation_and_median_of_what_is_defined(values, summary):
     found = summarise_values(values)
     assert (found.mean, found.std, found.median) == pytest.approx(summary[:3])
     assert found.values == summary[3]
 
 
-def test_metrics_are_summarised_by_split_and_name() -> None:
+def test_metrics_are_summarised_by_split_and_name():
     runs = [
         {"valid": {"f1": 1.0}, "test": {"f1": 0.0, "loss": None}},
         {"valid": {"f1": 3.0}, "test": {"f1": 1.0, "loss": 2.0}},
@@ -52,14 +50,14 @@ def cell(metrics: Scores) -> CellResult:
     )  # fmt: skip
 
 
-def test_a_grid_point_is_judged_by_its_aggregate_in_validation() -> None:
+def test_a_grid_point_is_judged_by_its_aggregate_in_validation():
     cells = [cell({"valid": {"f1": v}, "test": {"f1": 9.0}}) for v in (0.1, 0.2, 0.9)]
     assert selection_value(cells, "f1", "median") == 0.2
     assert selection_value(cells, "f1", "mean") == pytest.approx(0.4)
     assert math.isnan(selection_value([cell({"valid": {"f1": None}})], "f1", "mean"))
 
 
-def test_predictions_are_a_csv_that_gives_the_numbers_back(tmp_path: Path) -> None:
+def test_predictions_are_a_csv_that_gives_the_numbers_back(tmp_path):
     path = tmp_path / "predictions-test.csv"
     write_outputs(path, [4, 7], ["a", 'odd "name", b'], [np.array([0.1, 1 / 3]), np.array([1.0, math.nan])])
     assert path.read_text() == f'row,a,"odd ""name"", b"\n4,0.1,{1 / 3!r}\n7,1.0,nan\n'
@@ -76,7 +74,7 @@ def test_predictions_are_a_csv_that_gives_the_numbers_back(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "content", [None, "", "row,a\n1,x\n", "row,a\nx,1.0\n", "row,a,b\n1,1.0\n", "row,a,b\n1,1.0\n2,1.0,1.0\n"]
 )
-def test_altered_predictions_are_refused(tmp_path: Path, content: str | None) -> None:
+def test_altered_predictions_are_refused(tmp_path, content):
     path = tmp_path / "predictions-test.csv"
     if content is not None:
         path.write_text(content)

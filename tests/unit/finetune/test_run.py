@@ -40,7 +40,7 @@ def finished(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     return out, run_tiny(pretrained, out).results
 
 
-def test_a_run_directory_holds_all_that_is_promised(finished: tuple[Path, RunResults], pretrained: Path) -> None:
+def test_a_run_directory_holds_all_that_is_promised(finished, pretrained):
     run, results = finished
     names = {path.name for path in run.iterdir()}
     assert names == {
@@ -61,7 +61,7 @@ def test_a_run_directory_holds_all_that_is_promised(finished: tuple[Path, RunRes
     assert results == read_results(run)
 
 
-def test_rows_left_out_are_all_listed_beside_the_results(pretrained: Path, tmp_path: Path) -> None:
+def test_rows_left_out_are_all_listed_beside_the_results(pretrained, tmp_path):
     task = WordTask()
     task.skipped = tuple(SkippedRow("a.csv", str(n), f"a.csv:{n}", "C1, \ud83d", "no molecule") for n in range(2, 32))
     results = run_tiny(pretrained, tmp_path / "run", task, **ONE_EPOCH).results
@@ -72,7 +72,7 @@ def test_rows_left_out_are_all_listed_beside_the_results(pretrained: Path, tmp_p
     assert rows == [["a.csv", str(n), "no molecule", "C1, \\ud83d"] for n in range(2, 32)]
 
 
-def test_results_say_what_was_done_and_with_what(finished: tuple[Path, RunResults], pretrained: Path) -> None:
+def test_results_say_what_was_done_and_with_what(finished, pretrained):
     run, results = finished
     assert results.init.as_json() == {
         "checkpoint": str(pretrained / "checkpoints/step-3"), "recipe": "tiny", "objective": "exlm", "steps": 3,
@@ -102,7 +102,7 @@ def test_results_say_what_was_done_and_with_what(finished: tuple[Path, RunResult
         assert 0 <= cell["outside_model_share"] < 1
 
 
-def test_predictions_of_the_best_epoch_have_the_rows_of_the_input(finished: tuple[Path, RunResults]) -> None:
+def test_predictions_of_the_best_epoch_have_the_rows_of_the_input(finished):
     run, _ = finished
     loaded = load_finetuned(run, device="cpu")
     assert (sorted(loaded.runners), loaded.sequence_length) == ([1, 2], 24)
@@ -121,7 +121,7 @@ def test_predictions_of_the_best_epoch_have_the_rows_of_the_input(finished: tupl
     np.testing.assert_array_equal(read_predictions(run / "targets-test.csv", "")[2], encoded.targets)
 
 
-def test_the_best_epoch_is_the_best_of_the_curve_and_is_scored_once(pretrained: Path, tmp_path: Path) -> None:
+def test_the_best_epoch_is_the_best_of_the_curve_and_is_scored_once(pretrained, tmp_path):
     task = WordTask()
     run_tiny(pretrained, tmp_path / "run", task, seeds=[1], train={"max_epochs": 6})
     assert task.scored == ["valid"] * 7 + ["test"]
@@ -133,7 +133,7 @@ def test_the_best_epoch_is_the_best_of_the_curve_and_is_scored_once(pretrained: 
     assert cell["metrics"]["valid"]["accuracy"] == max(curve)
 
 
-def test_scores_that_are_not_defined_are_null_and_the_last_epoch_is_taken(pretrained: Path, tmp_path: Path) -> None:
+def test_scores_that_are_not_defined_are_null_and_the_last_epoch_is_taken(pretrained, tmp_path):
     task = WordTask()
     task.score = lambda split, outputs: {"accuracy": math.nan}  # type: ignore[method-assign]
     results = run_tiny(pretrained, tmp_path / "run", task, seeds=[1]).results
@@ -142,7 +142,7 @@ def test_scores_that_are_not_defined_are_null_and_the_last_epoch_is_taken(pretra
     json.loads((tmp_path / "run/results.json").read_text(), parse_constant=pytest.fail)
 
 
-def test_rows_without_any_label_and_unknown_tokens_are_counted(pretrained: Path, tmp_path: Path) -> None:
+def test_rows_without_any_label_and_unknown_tokens_are_counted(pretrained, tmp_path):
     """Rows without a label are left out of the loss; the share of [UNK] is noted, as the tokenizer does not fit."""
 
     class Strange(WordTask):
@@ -163,7 +163,7 @@ def test_rows_without_any_label_and_unknown_tokens_are_counted(pretrained: Path,
     assert results.notes[1].startswith(f"{100 * share:.1f} %")
 
 
-def test_regression_trains_on_standardised_targets_and_scores_in_units(pretrained: Path, tmp_path: Path) -> None:
+def test_regression_trains_on_standardised_targets_and_scores_in_units(pretrained, tmp_path):
     run_tiny(pretrained, tmp_path / "run", WordTask("regression"), seeds=[1])
     (saved,) = weights(tmp_path / "run").values()
     task = WordTask("regression")
@@ -174,7 +174,7 @@ def test_regression_trains_on_standardised_targets_and_scores_in_units(pretraine
     assert first["loss"] < 100  # of some standard deviations, not 100 squared
 
 
-def test_values_far_from_zero_are_learnt_like_others(pretrained: Path, tmp_path: Path) -> None:
+def test_values_far_from_zero_are_learnt_like_others(pretrained, tmp_path):
     class Shifted(WordTask):
         def __init__(self, offset: float) -> None:
             super().__init__("regression")
@@ -193,9 +193,7 @@ def test_values_far_from_zero_are_learnt_like_others(pretrained: Path, tmp_path:
     np.testing.assert_allclose(predicted[2.0**33], predicted[0.0], atol=1e-3)
 
 
-def test_from_scratch_takes_the_architecture_and_draws_the_weights_from_the_seed(
-    pretrained: Path, tmp_path: Path, finished: tuple[Path, RunResults]
-) -> None:
+def test_from_scratch_takes_the_architecture_and_draws_the_weights_from_the_seed(pretrained, tmp_path, finished):
     results = run_tiny(pretrained, tmp_path / "run", init="scratch").results
     assert results.init.objective == "scratch"
     assert (results.init.checkpoint, results.init.steps, results.init.tokens) == (None, 0, 0)
@@ -204,9 +202,7 @@ def test_from_scratch_takes_the_architecture_and_draws_the_weights_from_the_seed
     assert not torch.equal(one["token_embedding.weight"], two["token_embedding.weight"])
 
 
-def test_a_finished_run_resumed_stays_as_it_is(
-    tmp_path: Path, finished: tuple[Path, RunResults], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_run_resumed_stays_as_it_is(tmp_path, finished, monkeypatch):
     out = tmp_path / "run"
     shutil.copytree(finished[0], out)
     monkeypatch.setattr(torch.optim.AdamW, "step", pytest.fail)
@@ -214,7 +210,7 @@ def test_a_finished_run_resumed_stays_as_it_is(
     assert result.results == finished[1]
 
 
-def test_the_run_of_a_recipe_loads_the_task_it_names(pretrained: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_run_of_a_recipe_loads_the_task_it_names(pretrained, tmp_path, monkeypatch):
     monkeypatch.setattr(run_module, "load_task", lambda config, progress: WordTask())
     run_finetuning(finetune_recipe(seeds=[1]), checkpoint=pretrained, out=tmp_path / "run")
     shutil.rmtree(tmp_path / "run/cells")
@@ -225,7 +221,7 @@ def test_the_run_of_a_recipe_loads_the_task_it_names(pretrained: Path, tmp_path:
     )
 
 
-def test_the_baseline_is_scored_for_every_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_baseline_is_scored_for_every_seed(tmp_path, monkeypatch):
     smiles = make_pretrained(tmp_path / "pre", data={"kind": "smiles", "sequence_length": 24})
     task = WordTask()
     task.input_kind = "smiles"
@@ -243,7 +239,7 @@ def test_the_baseline_is_scored_for_every_seed(tmp_path: Path, monkeypatch: pyte
     assert run_finetuning(recipe, checkpoint=None, resume=out, task=task).results == results
 
 
-def test_what_does_not_fit_is_refused_and_nothing_is_left(pretrained: Path, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused_and_nothing_is_left(pretrained, tmp_path):
     molecules = WordTask()
     molecules.input_kind = "smiles"
     out, recipe = tmp_path / "out", finetune_recipe()
@@ -261,9 +257,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_left(pretrained: Path, tmp_
 
 
 @pytest.mark.parametrize(("num_repeats", "length", "positions"), [(1, 65, 65), (2, 40, 78)])
-def test_a_sequence_that_the_model_has_no_positions_for_is_refused(
-    tmp_path: Path, num_repeats: int, length: int, positions: int
-) -> None:
+def test_a_sequence_that_the_model_has_no_positions_for_is_refused(tmp_path, num_repeats, length, positions):
     repeated = make_pretrained(
         tmp_path / "pre", objective="mlm", masking={"num_repeats": num_repeats, "scheme": "bernoulli"},
         model={"rope": "1d"}, train={"microbatch_tokens": 512},
@@ -272,7 +266,7 @@ def test_a_sequence_that_the_model_has_no_positions_for_is_refused(
         run_tiny(repeated, tmp_path / "run", sequence_length=length)
 
 
-def test_only_a_run_that_fits_is_continued(pretrained: Path, tmp_path: Path, finished: tuple[Path, RunResults]) -> None:
+def test_only_a_run_that_fits_is_continued(pretrained, tmp_path, finished):
     run = tmp_path / "run"
     shutil.copytree(finished[0], run)
     with pytest.raises(CheckpointError, match="a run of `exlm finetune`"):
@@ -293,9 +287,7 @@ def test_only_a_run_that_fits_is_continued(pretrained: Path, tmp_path: Path, fin
         assert (run / "recipe.yaml").read_bytes() == before
 
 
-def test_what_is_missing_or_damaged_in_a_finished_run_is_named(
-    tmp_path: Path, finished: tuple[Path, RunResults]
-) -> None:
+def test_what_is_missing_or_damaged_in_a_finished_run_is_named(tmp_path, finished):
     run = tmp_path / "run"
     shutil.copytree(finished[0], run)
     cell = run / "cells/single/seed-1"
@@ -315,7 +307,7 @@ def test_what_is_missing_or_damaged_in_a_finished_run_is_named(
         Cell(GridPoint(NO_GRID, {}, finetune_recipe()), 1, cell).read()
 
 
-def test_results_that_are_missing_or_altered_are_refused(tmp_path: Path, finished: tuple[Path, RunResults]) -> None:
+def test_results_that_are_missing_or_altered_are_refused(tmp_path, finished):
     path = tmp_path / "results.json"
     whole = finished[1].as_json()
     for changes, key in (
@@ -333,9 +325,7 @@ def test_results_that_are_missing_or_altered_are_refused(tmp_path: Path, finishe
         read_results(tmp_path)
 
 
-def test_best_weights_altered_before_they_are_scored_are_refused(
-    pretrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_best_weights_altered_before_they_are_scored_are_refused(pretrained, tmp_path, monkeypatch):
     monkeypatch.setattr(cell_module, "verify_checkpoint", lambda path: "model.safetensors is missing")
     with pytest.raises(CheckpointError, match=r"is refused: model\.safetensors is missing"):
         run_tiny(pretrained, tmp_path / "run", **ONE_EPOCH)
@@ -348,7 +338,7 @@ def _words_csv(folder: Path) -> Path:
     return path
 
 
-def test_replicates_are_runs_on_other_splits_and_finished_ones_are_kept(pretrained: Path, tmp_path: Path) -> None:
+def test_replicates_are_runs_on_other_splits_and_finished_ones_are_kept(pretrained, tmp_path):
     task = {
         "name": "csv",
         "text_column": "text",
@@ -374,7 +364,7 @@ def test_replicates_are_runs_on_other_splits_and_finished_ones_are_kept(pretrain
     assert again.replication.metrics["test"]["loss"].values[:4] == joined.metrics["test"]["loss"].values
 
 
-def test_an_encoder_without_a_checkpoint_makes_its_tokenizer_of_the_training_rows(tmp_path: Path) -> None:
+def test_an_encoder_without_a_checkpoint_makes_its_tokenizer_of_the_training_rows(tmp_path):
     task = {
         "name": "csv",
         "text_column": "text",
@@ -394,7 +384,7 @@ def test_an_encoder_without_a_checkpoint_makes_its_tokenizer_of_the_training_row
         run_finetuning(finetune_recipe(task=task), checkpoint=None, encoder=encoder, out=tmp_path / "no")
 
 
-def test_a_frozen_encoder_keeps_the_weights_of_the_checkpoint(pretrained: Path, tmp_path: Path) -> None:
+def test_a_frozen_encoder_keeps_the_weights_of_the_checkpoint(pretrained, tmp_path):
     out = tmp_path / "run"
     run_tiny(pretrained, out, seeds=[1], train={"max_epochs": 2, "freeze_encoder": True})
     before = load_pretrained_weights(pretrained, SilentProgress()).model.state_dict()

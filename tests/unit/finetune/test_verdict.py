@@ -18,7 +18,7 @@ def results(own: Any, other: Any = None, **changed: Any) -> Any:
     return scored("a", "csv", own, **given, split_sizes=SIZES, **changed).results
 
 
-def test_an_interval_is_that_of_students_t_and_of_nadeau_and_bengio() -> None:
+def test_an_interval_is_that_of_students_t_and_of_nadeau_and_bengio():
     """Two values have one degree of freedom, whose 0.975 quantile is tan(0.475 pi); scipy has the same interval."""
     low, high = mean_interval([[1.0], [3.0]]) or (math.nan, math.nan)
     assert (high - low) / 2 == pytest.approx(math.tan(0.475 * math.pi) * math.sqrt(2) * math.sqrt(1 / 2))
@@ -41,7 +41,7 @@ def test_an_interval_is_that_of_students_t_and_of_nadeau_and_bengio() -> None:
         ([None], [0.70], "roc_auc is not defined on these test rows"),
     ],
 )
-def test_a_verdict_names_the_better_one_or_none(model: Any, forest: Any, said: str) -> None:
+def test_a_verdict_names_the_better_one_or_none(model, forest, said):
     assert describe_verdict([results({"roc_auc": model}, {"roc_auc": forest})])[0].startswith(said)
     # an error is better where it is less
     swapped = results({"rmse": forest}, {"rmse": model}, loss="regression", is_greater_better=False)
@@ -49,7 +49,7 @@ def test_a_verdict_names_the_better_one_or_none(model: Any, forest: Any, said: s
         assert describe_verdict([swapped])[0].startswith(said.split(": test")[0])
 
 
-def test_a_model_that_guesses_is_told_so() -> None:
+def test_a_model_that_guesses_is_told_so():
     assert describe_verdict([results({"roc_auc": [0.5, 0.6, 0.4]})]) == (
         "The model is not clearly better than a guess: test roc_auc 0.5000, where a guess has 0.5.",
     )
@@ -58,7 +58,7 @@ def test_a_model_that_guesses_is_told_so() -> None:
     assert "the mean of the training rows" in describe_verdict([flat])[0]
 
 
-def test_splits_are_joined_in_order_and_each_counts_once() -> None:
+def test_splits_are_joined_in_order_and_each_counts_once():
     splits = [
         results({"roc_auc": [0.8, 0.6]}, {"roc_auc": [0.5, 0.5]}),
         results({"roc_auc": [0.9, 0.9]}, {"roc_auc": [0.5, 0.5]}),

@@ -36,13 +36,13 @@ def _model(**sections) -> ExlmModel:
 
 
 @pytest.mark.parametrize("sections", VARIANTS)
-def test_parameters_number_what_the_closed_form_says(sections) -> None:
+def test_parameters_number_what_the_closed_form_says(sections):
     model = _model(**sections)
     assert sum(p.numel() for p in model.parameters()) == count_parameters(tiny_recipe(**sections), SPECIAL.vocab_size)
 
 
 @pytest.mark.parametrize("sections", VARIANTS)
-def test_padding_changes_nothing(sections) -> None:
+def test_padding_changes_nothing(sections):
     recipe = tiny_recipe(**sections)
     model = _model(**sections)
     together = tiny_batch(recipe, (9, 4, 12))
@@ -58,7 +58,7 @@ def test_padding_changes_nothing(sections) -> None:
         )
 
 
-def test_with_first_states_alone_the_context_reads_what_it_reads_with_one_state() -> None:
+def test_with_first_states_alone_the_context_reads_what_it_reads_with_one_state():
     """All states but the further ones of each mask are those of the same weights with k = 1."""
     states = {}
     for k, attention in ((1, "all"), (3, "first"), (3, "all")):
@@ -70,7 +70,7 @@ def test_with_first_states_alone_the_context_reads_what_it_reads_with_one_state(
     assert (states[3, "all"] - states[1, "all"]).abs().max() > 0.1
 
 
-def test_a_further_state_sees_its_own_mask_and_no_further_states_of_others() -> None:
+def test_a_further_state_sees_its_own_mask_and_no_further_states_of_others():
     """Changing a further state's input vector changes the states of its mask beyond the first, and nothing else."""
     sections = {"model": {"mask_attention": "first", "clone_embedding": "input", "init_std": 0.3}}
     model, batch = _model(**sections), tiny_batch(tiny_recipe(**sections), (9,))
@@ -100,7 +100,7 @@ def _row(batch, b: int):
     return Batch(**cut, **flat, is_padded=False, num_tokens=0)
 
 
-def test_emissions_are_the_node_distributions_at_the_targets() -> None:
+def test_emissions_are_the_node_distributions_at_the_targets():
     model, batch = _model(), tiny_batch(tiny_recipe())
     nodes = model.node_states(batch)
     full_BSV = model.node_log_probs(nodes)
@@ -113,7 +113,7 @@ def test_emissions_are_the_node_distributions_at_the_targets() -> None:
     assert full_BSV[~nodes.is_inner].isneginf().all()
 
 
-def test_clones_differ_by_2d_positions_alone() -> None:
+def test_clones_differ_by_2d_positions_alone():
     model, batch = _model(model={"init_std": 0.5}), tiny_batch(tiny_recipe())
     states = model.node_states(batch).states
     assert not torch.allclose(states[0, 1], states[0, 2], atol=1e-3)
@@ -123,7 +123,7 @@ def test_clones_differ_by_2d_positions_alone() -> None:
 
 
 @pytest.mark.parametrize("place", ["input", "nodes"])
-def test_clone_embeddings_touch_clones_alone(place: str) -> None:
+def test_clone_embeddings_touch_clones_alone(place):
     model = _model(model={"clone_embedding": place})
     batch = tiny_batch(tiny_recipe())
     vectors = model._clone_vectors(batch.positions[..., 1])
@@ -132,7 +132,7 @@ def test_clone_embeddings_touch_clones_alone(place: str) -> None:
     torch.testing.assert_close(vectors[clones], model.clone_embedding.weight[batch.positions[..., 1][clones] - 1])
 
 
-def test_weights_start_as_bert_does_and_clone_vectors_with_their_own_spread() -> None:
+def test_weights_start_as_bert_does_and_clone_vectors_with_their_own_spread():
     model = _model(
         masking={"num_states_per_mask": 64, "mask_ratio": 0.05},
         model={"width": 64, "ffn_width": 256, "clone_embedding": "input", "clone_init_std": 1.0, "max_length": 256},

@@ -1,7 +1,5 @@
 """The network of a task: the checkpoint's encoder bit by bit, heads by hand, repetition undone, padding invisible."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -40,7 +38,7 @@ A, B = [1, 7, 8, 9, 10, 2], [1, 11, 12, 2]
         {"objective": "mlm", "model": {"rope": "none", "learned_positions": True}},
     ],
 )
-def test_the_encoder_gives_the_states_of_the_pretrained_model_on_inputs_without_masks(sections: Any) -> None:
+def test_the_encoder_gives_the_states_of_the_pretrained_model_on_inputs_without_masks(sections):
     recipe = tiny_recipe(**sections, name="x")
     torch.manual_seed(0)
     pretrained = ExlmModel(recipe, V).eval()
@@ -53,7 +51,7 @@ def test_the_encoder_gives_the_states_of_the_pretrained_model_on_inputs_without_
         assert torch.equal(mine[row, :length], theirs[row, :length])
 
 
-def test_nothing_but_the_encoder_of_a_checkpoint_is_taken() -> None:
+def test_nothing_but_the_encoder_of_a_checkpoint_is_taken():
     recipe = tiny_recipe(model={"clone_embedding": "nodes"})
     names = set(task_model(recipe).state_dict())
     assert {name.partition(".")[0] for name in names} == {
@@ -65,13 +63,13 @@ def test_nothing_but_the_encoder_of_a_checkpoint_is_taken() -> None:
     assert torch.equal(model.head.out.weight, before)
 
 
-def test_an_encoder_of_another_shape_is_a_mistake_of_ours() -> None:
+def test_an_encoder_of_another_shape_is_a_mistake_of_ours():
     with pytest.raises(AssertionError, match="the checkpoint is of another encoder"):
         task_model(tiny_recipe()).load_encoder(ExlmModel(tiny_recipe(model={"num_layers": 1}), V).state_dict())
 
 
 @pytest.mark.parametrize("num_outputs", [3, None])
-def test_padding_changes_nothing(num_outputs: int | None) -> None:
+def test_padding_changes_nothing(num_outputs):
     model = task_model(tiny_recipe(), num_outputs)
     both = model(*padded(A, B))
     alone = model(*padded(B))
@@ -80,7 +78,7 @@ def test_padding_changes_nothing(num_outputs: int | None) -> None:
     torch.testing.assert_close(both[1], alone[0])
 
 
-def test_the_sequence_head_is_dense_tanh_out_on_cls() -> None:
+def test_the_sequence_head_is_dense_tanh_out_on_cls():
     torch.manual_seed(0)
     head = SequenceHead(4, 2, 0.3).eval()
     hidden = torch.randn(2, 5, 4)
@@ -89,7 +87,7 @@ def test_the_sequence_head_is_dense_tanh_out_on_cls() -> None:
 
 
 @pytest.mark.parametrize("num_outputs", [1, None])
-def test_scores_are_not_rounded_to_16_bits(num_outputs: int | None) -> None:
+def test_scores_are_not_rounded_to_16_bits(num_outputs):
     model = task_model(tiny_recipe(), num_outputs)
     token_ids, lengths = padded(A, B)
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
@@ -99,7 +97,7 @@ def test_scores_are_not_rounded_to_16_bits(num_outputs: int | None) -> None:
     assert not torch.equal(scores, scores.bfloat16().float())
 
 
-def test_pooler_dropout_falls_before_both_layers() -> None:
+def test_pooler_dropout_falls_before_both_layers():
     head = SequenceHead(1000, 1, 0.5).train()
     dropped: list[float] = []
     for layer in (head.dense, head.out):
@@ -111,7 +109,7 @@ def test_pooler_dropout_falls_before_both_layers() -> None:
 
 
 @pytest.mark.parametrize("num_repeats", [1, 2, 3])
-def test_span_logits_of_copies_are_averaged_back_to_tokens(num_repeats: int) -> None:
+def test_span_logits_of_copies_are_averaged_back_to_tokens(num_repeats):
     torch.manual_seed(0)
     head = SpanHead(4, 0.0, num_repeats)
     num_inner = (3, 1)
@@ -126,7 +124,7 @@ def test_span_logits_of_copies_are_averaged_back_to_tokens(num_repeats: int) -> 
         torch.testing.assert_close(folded[row, : n + 2], by_hand)
 
 
-def test_regression_is_predicted_in_the_units_of_the_task() -> None:
+def test_regression_is_predicted_in_the_units_of_the_task():
     model = task_model(tiny_recipe(), 2)
     model.output_mean.copy_(torch.tensor([1.0, 10.0]))
     model.output_std.copy_(torch.tensor([2.0, 0.5]))
@@ -138,7 +136,7 @@ def test_regression_is_predicted_in_the_units_of_the_task() -> None:
     assert torch.equal(spans.in_units(spans(*batch)), spans(*batch).double())
 
 
-def test_dropout_of_the_recipe_wins_over_the_checkpoints_and_none_keeps_it() -> None:
+def test_dropout_of_the_recipe_wins_over_the_checkpoints_and_none_keeps_it():
     pretrained = tiny_recipe(model={"dropout": 0.3, "attention_dropout": 0.2}).model
     merged = with_dropout(pretrained, FinetuneModelConfig(dropout=0.0, pooler_dropout=0.5))
     assert (merged.dropout, merged.attention_dropout) == (0.0, 0.2)

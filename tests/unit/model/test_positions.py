@@ -32,7 +32,7 @@ def _score(first: int, second: int, **model) -> complex:
         ("1d", [0, 1, 2, 3, 4]),
     ],
 )
-def test_one_axis_turns_by_the_difference_of_places(rope: str, places: list[float]) -> None:
+def test_one_axis_turns_by_the_difference_of_places(rope, places):
     for v, a in enumerate(places):
         for u, b in enumerate(places):
             expected = complex(math.cos(b - a), math.sin(b - a))
@@ -40,7 +40,7 @@ def test_one_axis_turns_by_the_difference_of_places(rope: str, places: list[floa
 
 
 @pytest.mark.parametrize(("share", "widths"), [(0.5, (4, 4)), (0.25, (6, 2))])
-def test_two_axes_share_a_head_as_the_recipe_says(share: float, widths: tuple[int, int]) -> None:
+def test_two_axes_share_a_head_as_the_recipe_says(share, widths):
     positions = RotaryPositions(tiny_recipe(model={"rope_clone_share": share}).model, 3, 8)
     cos, _, axis_widths = positions(INDEX, CLONE, EXPANDED)
     assert axis_widths == widths
@@ -49,7 +49,7 @@ def test_two_axes_share_a_head_as_the_recipe_says(share: float, widths: tuple[in
     assert cos[0, 0, :, widths[0]].tolist() == pytest.approx([math.cos(c) for c in CLONE[0].tolist()])
 
 
-def test_one_clone_stands_where_its_token_does() -> None:
+def test_one_clone_stands_where_its_token_does():
     """With k = 1, fractional positions are those of an MLM."""
     config = tiny_recipe(model={"rope": "fractional"}).model
     clone = (CLONE > 0).long()

@@ -33,7 +33,7 @@ def states(batch):
     return torch.randn(*batch.node_mask.shape, 16, dtype=torch.float64, generator=generator, requires_grad=True)
 
 
-def test_one_head_is_the_formula_of_the_paper(batch, states) -> None:
+def test_one_head_is_the_formula_of_the_paper(batch, states):
     head = _head()
     log_trans = head(states, batch)
     query, key = head.query(states), head.key(states)
@@ -45,7 +45,7 @@ def test_one_head_is_the_formula_of_the_paper(batch, states) -> None:
             )
 
 
-def test_scores_are_not_rounded_to_16_bits(batch, states) -> None:
+def test_scores_are_not_rounded_to_16_bits(batch, states):
     head = _head().float()
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         query, key = head.query(states.float()), head.key(states.float())
@@ -69,7 +69,7 @@ def test_scores_are_not_rounded_to_16_bits(batch, states) -> None:
         {"transition": {"rope": "tokens", "position_features": True, "max_nodes": 64}},
     ],
 )
-def test_rows_are_distributions_over_allowed_edges(batch, states, model) -> None:
+def test_rows_are_distributions_over_allowed_edges(batch, states, model):
     head = _head(**model)
     log_trans = head(states, batch)
     allowed = allowed_edges(batch.node_mask, batch.state_lengths, is_sparse=head.is_sparse)
@@ -82,7 +82,7 @@ def test_rows_are_distributions_over_allowed_edges(batch, states, model) -> None
 @pytest.mark.parametrize(
     "transition", [{}, {"heads": 4}, {"start": "hazard"}, {"start": "lanes"}, {"rope": "nodes", "heads": 2}]
 )
-def test_gradients_are_finite_where_rows_are_dead(batch, states, transition) -> None:
+def test_gradients_are_finite_where_rows_are_dead(batch, states, transition):
     head = _head(transition=transition)
     log_trans = head(states, batch)
     torch.where(log_trans.isfinite(), log_trans, 0.0).exp().square().sum().backward()
@@ -91,7 +91,7 @@ def test_gradients_are_finite_where_rows_are_dead(batch, states, transition) -> 
     assert all(p.grad is not None and p.grad.isfinite().all() for p in head.parameters())
 
 
-def test_edges_go_forward_between_real_nodes(batch) -> None:
+def test_edges_go_forward_between_real_nodes(batch):
     allowed = allowed_edges(batch.node_mask, batch.state_lengths, is_sparse=False)
     for b, num_nodes in enumerate(batch.state_lengths.tolist()):
         expected = torch.zeros_like(allowed[b])
@@ -99,7 +99,7 @@ def test_edges_go_forward_between_real_nodes(batch) -> None:
         assert (allowed[b] == expected).all()
 
 
-def test_a_sparse_dag_has_no_edge_inside_a_mask(batch) -> None:
+def test_a_sparse_dag_has_no_edge_inside_a_mask(batch):
     dense = allowed_edges(batch.node_mask, batch.state_lengths, is_sparse=False)
     sparse = allowed_edges(batch.node_mask, batch.state_lengths, is_sparse=True)
     for b, v, u in dense.nonzero().tolist():
@@ -107,7 +107,7 @@ def test_a_sparse_dag_has_no_edge_inside_a_mask(batch) -> None:
         assert sparse[b, v, u] == (not is_inside)
 
 
-def test_a_mixture_of_equal_heads_is_one_head(batch, states) -> None:
+def test_a_mixture_of_equal_heads_is_one_head(batch, states):
     head = _head(transition={"heads": 2})
     with torch.no_grad():
         for linear in (head.query, head.key):
@@ -134,7 +134,7 @@ def _one_start(batch, **transition):
 
 
 @pytest.mark.parametrize(("start", "lane_odds"), [("next_mask", 1.0), ("lanes", math.exp(2.0))])
-def test_a_start_gives_the_next_mask_its_odds_whatever_the_number_of_masks(batch, start, lane_odds) -> None:
+def test_a_start_gives_the_next_mask_its_odds_whatever_the_number_of_masks(batch, start, lane_odds):
     edges = _one_start(batch, start=start, start_strength=2.0)
     for b, num_nodes in enumerate(batch.state_lengths.tolist()):
         place = _places(batch, b)
@@ -152,7 +152,7 @@ def test_a_start_gives_the_next_mask_its_odds_whatever_the_number_of_masks(batch
             assert edges[b, v, others].tolist() == pytest.approx([1 / total] * len(others), rel=1e-5)
 
 
-def test_a_hazard_stops_at_each_later_node_with_one_over_k_and_at_the_last_one_for_certain(batch) -> None:
+def test_a_hazard_stops_at_each_later_node_with_one_over_k_and_at_the_last_one_for_certain(batch):
     edges = _one_start(batch, start="hazard")
     for b, num_nodes in enumerate(batch.state_lengths.tolist()):
         for v in range(num_nodes - 1):
@@ -162,7 +162,7 @@ def test_a_hazard_stops_at_each_later_node_with_one_over_k_and_at_the_last_one_f
 
 
 @pytest.mark.parametrize("alignment", ["dag", "sparse_dag"])
-def test_a_hazard_is_the_walk_over_later_nodes_that_its_scores_describe(batch, states, alignment) -> None:
+def test_a_hazard_is_the_walk_over_later_nodes_that_its_scores_describe(batch, states, alignment):
     """E[v, u] = h_vu times (1 - h_vw) over the allowed w that a walk from v passes, h the sigmoid of the score."""
     head = _head(alignment=alignment, transition={"start": "hazard"})
     states = states.detach()
@@ -178,7 +178,7 @@ def test_a_hazard_is_the_walk_over_later_nodes_that_its_scores_describe(batch, s
                 remaining *= 1 - stop
 
 
-def test_a_fixed_start_has_no_parameter(batch, states) -> None:
+def test_a_fixed_start_has_no_parameter(batch, states):
     learned, fixed = (_head(transition={"start": "lanes", "start_learned": learned}) for learned in (True, False))
     assert {name for name, _ in learned.named_parameters()} - {name for name, _ in fixed.named_parameters()} == {
         "start_scores"
@@ -197,7 +197,7 @@ def _turned(x: torch.Tensor, place: float) -> list[complex]:
 
 @pytest.mark.parametrize("rope", ["nodes", "tokens"])
 @pytest.mark.parametrize("scheme", ["2d", "fractional", "1d", "none"])
-def test_a_head_that_sees_places_scores_turned_vectors(batch, states, rope: str, scheme: str) -> None:
+def test_a_head_that_sees_places_scores_turned_vectors(batch, states, rope, scheme):
     """Against rotations of complex numbers: by the mask's ordinal, 0 for BOS and T + 1 for EOS, or by the token."""
     head = _head(rope=scheme, learned_positions=True, transition={"rope": rope})
     log_trans = head(states, batch)
@@ -227,7 +227,7 @@ def test_a_head_that_sees_places_scores_turned_vectors(batch, states, rope: str,
 
 
 @pytest.mark.parametrize("detach", [False, True])
-def test_detached_states_get_no_gradient_and_the_head_still_does(batch, states, detach: bool) -> None:
+def test_detached_states_get_no_gradient_and_the_head_still_does(batch, states, detach):
     head = _head(transition={"detach_states": detach})
     log_trans = head(states, batch)
     torch.where(log_trans.isfinite(), log_trans, 0.0).square().sum().backward()

@@ -63,36 +63,24 @@ WRONG: list[tuple[str, Tensor, type[ValueError], str, str]] = [
 
 
 @pytest.mark.parametrize(("name", "wrong", "error", "given", "expected"), WRONG)
-def test_axes_dtypes_and_devices_that_disagree_are_named(
-    name: str,
-    wrong: Tensor,
-    error: type[ValueError],
-    given: str,
-    expected: str,
-    entry_point: Callable[..., Tensor],
-    dag: Dag,
-) -> None:
+def test_axes_dtypes_and_devices_that_disagree_are_named(name, wrong, error, given, expected, entry_point, dag):
     with pytest.raises(error, match=rf"^`{name}` {given}.*expected .*{re.escape(expected)}"):
         entry_point(*dag._replace(**{name: wrong}))
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference", "torch", "native"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_sixteen_bits_are_refused_on_the_cpu(
-    backend: alignment.Backend, dtype: torch.dtype, entry_point: Callable[..., Tensor]
-) -> None:
+def test_sixteen_bits_are_refused_on_the_cpu(backend, dtype, entry_point):
     with pytest.raises(ValueError, match=f"^`log_emit` is {str(dtype)[6:]} on cpu; .*`{backend}`"):
         entry_point(*make_dag(3, 8, dtype=dtype), backend=backend)
 
 
-def test_an_unknown_backend_is_refused(entry_point: Callable[..., Tensor], dag: Dag) -> None:
+def test_an_unknown_backend_is_refused(entry_point, dag):
     with pytest.raises(ValueError, match=r"^`backend` is 'cuda', expected 'auto'"):
         entry_point(*dag, backend="cuda")
 
 
-def test_native_that_is_not_available_is_an_error_with_the_reason(
-    entry_point: Callable[..., Tensor], dag: Dag, native_stand_in: types.SimpleNamespace
-) -> None:
+def test_native_that_is_not_available_is_an_error_with_the_reason(entry_point, dag, native_stand_in):
     native_stand_in.obstacle = lambda dtype, device: "no compiler was found"
     with pytest.raises(BackendError, match=r"`native`.*: no compiler was found$") as caught:
         entry_point(*dag, backend="native")
@@ -103,9 +91,7 @@ def test_native_that_is_not_available_is_an_error_with_the_reason(
     ("obstacle", "line"),
     [("", "alignment backend: native"), ("no compiler", "alignment backend: torch (native: no compiler)")],
 )
-def test_auto_takes_native_where_it_serves_else_torch_and_logs_why_once(
-    obstacle: str, line: str, dag: Dag, native_stand_in: types.SimpleNamespace, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_auto_takes_native_where_it_serves_else_torch_and_logs_why_once(obstacle, line, dag, native_stand_in, caplog):
     native_stand_in.obstacle = lambda dtype, device: obstacle
     expected = states_alignment_nll(*dag, backend="torch") if obstacle else -torch.ones(2)
     with caplog.at_level(logging.INFO, logger="exlm_cli"):
@@ -114,16 +100,14 @@ def test_auto_takes_native_where_it_serves_else_torch_and_logs_why_once(
     assert caplog.messages == [line]
 
 
-def test_a_backend_is_the_one_asked_for_and_auto_the_one_that_takes_the_dtype(
-    native_stand_in: types.SimpleNamespace,
-) -> None:
+def test_a_backend_is_the_one_asked_for_and_auto_the_one_that_takes_the_dtype(native_stand_in):
     assert [choose_backend(backend) for backend in ("reference", "torch", "native")] == ["reference", "torch", "native"]
     assert choose_backend("auto", torch.float64) == "torch"
     with pytest.raises(BackendError, match=r"`native`.*: it does not take torch.float64$"):
         choose_backend("native", torch.float64)
 
 
-def test_posteriors_work_in_inference_mode_and_leave_gradients_alone(dag: Dag, backend: alignment.Backend) -> None:
+def test_posteriors_work_in_inference_mode_and_leave_gradients_alone(dag, backend):
     expected = alignment_posterior(*dag, backend=backend)
     with torch.inference_mode():
         for arguments in (dag, Dag(*(x.clone() for x in dag))):
@@ -135,9 +119,7 @@ def test_posteriors_work_in_inference_mode_and_leave_gradients_alone(dag: Dag, b
 
 
 @pytest.mark.parametrize("wanted", [(True, False), (False, True)])
-def test_one_gradient_is_available_without_the_other(
-    wanted: tuple[bool, bool], dag: Dag, backend: alignment.Backend
-) -> None:
+def test_one_gradient_is_available_without_the_other(wanted, dag, backend):
     both = tuple(x.clone().requires_grad_() for x in dag[:2])
     inputs = tuple(x.clone().requires_grad_(is_wanted) for x, is_wanted in zip(dag[:2], wanted, strict=True))
     for leaves in (both, inputs):
@@ -147,13 +129,13 @@ def test_one_gradient_is_available_without_the_other(
     assert not states_alignment_nll(*dag, backend=backend).requires_grad
 
 
-def test_the_op_compiles_into_one_graph_without_reading_lengths(dag: Dag) -> None:
+def test_the_op_compiles_into_one_graph_without_reading_lengths(dag):
     compiled = torch.compile(
         lambda *arguments: states_alignment_nll(*arguments, backend="reference"), backend="eager", fullgraph=True
     )
     assert compiled(*dag).equal(states_alignment_nll(*dag, backend="reference"))
 
 
-def test_lengths_may_be_lists(entry_point: Callable[..., Tensor], dag: Dag) -> None:
+def test_lengths_may_be_lists(entry_point, dag):
     lists = (dag.target_lengths.tolist(), dag.state_lengths.tolist())
     assert torch.equal(entry_point(*dag[:2], *lists), entry_point(*dag))

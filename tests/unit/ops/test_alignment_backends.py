@@ -58,9 +58,7 @@ def assert_equals_enumeration(dag: Dag, backend: Backend) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize(("num_targets", "num_states"), SHAPES)
-def test_loss_posteriors_and_best_path_equal_those_of_enumerated_paths(
-    num_targets: int, num_states: int, backend: Backend, dtype: torch.dtype
-) -> None:
+def test_loss_posteriors_and_best_path_equal_those_of_enumerated_paths(num_targets, num_states, backend, dtype):
     dag = make_dag(num_targets, num_states, dtype=dtype, num_sequences=5)
     results = (states_alignment_nll, alignment_posterior, alignment_edge_posterior)
     expected = (oracles.enumerate_nll(*dag), *oracles.enumerate_posteriors(*dag))
@@ -69,7 +67,7 @@ def test_loss_posteriors_and_best_path_equal_those_of_enumerated_paths(
 
 
 @pytest.mark.parametrize("sparsity", [0.3, 0.5])
-def test_forbidden_edges_and_emissions_carry_nothing(sparsity: float, backend: Backend, dtype: torch.dtype) -> None:
+def test_forbidden_edges_and_emissions_carry_nothing(sparsity, backend, dtype):
     dag = make_dag(3, 10, dtype=dtype, num_sequences=40)
     generator = torch.Generator().manual_seed(3)
     for log_prob in (dag.log_emit, dag.log_trans):
@@ -81,7 +79,7 @@ def test_forbidden_edges_and_emissions_carry_nothing(sparsity: float, backend: B
     assert (grad_trans[dag.log_trans == -math.inf] == 0).all()
 
 
-def test_a_chain_gives_the_plain_sum(backend: Backend, dtype: torch.dtype) -> None:
+def test_a_chain_gives_the_plain_sum(backend, dtype):
     num_targets = 37
     dag = make_dag(num_targets, num_targets + 2, dtype=dtype)
     chain = torch.arange(1, num_targets + 1)
@@ -92,7 +90,7 @@ def test_a_chain_gives_the_plain_sum(backend: Backend, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize(("num_targets", "num_states"), [(1, 3), (7, 30), (20, 82), (13, 131)])
-def test_equal_scores_count_the_paths(num_targets: int, num_states: int, backend: Backend, dtype: torch.dtype) -> None:
+def test_equal_scores_count_the_paths(num_targets, num_states, backend, dtype):
     scores = (torch.zeros(1, rows, num_states, dtype=dtype) for rows in (num_targets, num_states))
     nll = states_alignment_nll(*scores, torch.tensor([num_targets]), torch.tensor([num_states]), backend=backend)
     expected = torch.tensor([-math.log(math.comb(num_states - 2, num_targets))], dtype=torch.float64)
@@ -100,7 +98,7 @@ def test_equal_scores_count_the_paths(num_targets: int, num_states: int, backend
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
-def test_nothing_unread_changes_anything(poison: float, backend: Backend, dtype: torch.dtype) -> None:
+def test_nothing_unread_changes_anything(poison, backend, dtype):
     dag = make_dag(6, 27, dtype=dtype, num_sequences=4)
     dag = dag._replace(target_lengths=torch.tensor([6, 2, 5, 1]), state_lengths=torch.tensor([27, 9, 14, 3]))
     state, target = torch.arange(27), torch.arange(6)
@@ -123,9 +121,7 @@ def test_nothing_unread_changes_anything(poison: float, backend: Backend, dtype:
     [(9, 40, [(9, 40), (4, 18), (1, 7)]), (30, 150, [(4, 10), (3, 9)])],
     ids=["the longest fills the batch", "whole blocks are padding in every sequence"],
 )
-def test_padding_changes_no_sequence(
-    num_targets: int, num_states: int, lengths: list[tuple[int, int]], backend: Backend, dtype: torch.dtype
-) -> None:
+def test_padding_changes_no_sequence(num_targets, num_states, lengths, backend, dtype):
     dag = make_dag(num_targets, num_states, dtype=dtype, num_sequences=len(lengths))
     target_lengths, state_lengths = map(torch.tensor, zip(*lengths, strict=True))
     dag = dag._replace(target_lengths=target_lengths, state_lengths=state_lengths)
@@ -141,7 +137,7 @@ def test_padding_changes_no_sequence(
         assert best[rows, :T].equal(best_alignment(*alone, backend=backend))
 
 
-def test_sequences_without_a_path_cost_infinity_and_teach_nothing(backend: Backend, dtype: torch.dtype) -> None:
+def test_sequences_without_a_path_cost_infinity_and_teach_nothing(backend, dtype):
     dag = make_dag(4, 12, dtype=dtype, num_sequences=9)
     dag = dag._replace(
         # empty, too few states for the targets, no states, one state, and in the last two nothing but -inf
@@ -159,7 +155,7 @@ def test_sequences_without_a_path_cost_infinity_and_teach_nothing(backend: Backe
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 8), (3, 0, 8), (3, 3, 0), (0, 0, 0)])
-def test_empty_axes_give_no_path(shape: tuple[int, int, int], backend: Backend, dtype: torch.dtype) -> None:
+def test_empty_axes_give_no_path(shape, backend, dtype):
     B, T, S = shape
     lengths = torch.full((B,), T), torch.full((B,), S)
     dag = Dag(torch.zeros(shape, dtype=dtype), torch.zeros(B, S, S, dtype=dtype), *lengths)
@@ -170,7 +166,7 @@ def test_empty_axes_give_no_path(shape: tuple[int, int, int], backend: Backend, 
     assert best_alignment(*dag, backend=backend).equal(torch.full((B, T), -1))
 
 
-def test_an_infinite_loss_weighs_nothing_in_a_masked_mean(backend: Backend) -> None:
+def test_an_infinite_loss_weighs_nothing_in_a_masked_mean(backend):
     dag = make_dag(3, 8, dtype=torch.float32)._replace(target_lengths=torch.tensor([3, 0]))
     log_emit = dag.log_emit.requires_grad_()
     nll = states_alignment_nll(log_emit, *dag[1:], backend=backend)
@@ -182,7 +178,7 @@ def test_an_infinite_loss_weighs_nothing_in_a_masked_mean(backend: Backend) -> N
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("tensor", ["log_emit", "log_trans"])
-def test_a_nan_that_is_read_makes_only_its_sequence_nan(tensor: str, bad: float, backend: Backend) -> None:
+def test_a_nan_that_is_read_makes_only_its_sequence_nan(tensor, bad, backend):
     dag = make(3, 8, 40, is_ragged=False)
     getattr(dag, tensor)[1, 2, 20] = bad
     results = nll_and_gradients(dag, backend)
@@ -193,9 +189,7 @@ def test_a_nan_that_is_read_makes_only_its_sequence_nan(tensor: str, bad: float,
 
 @pytest.mark.parametrize("dtype", [torch.float64])
 @pytest.mark.parametrize("lengths", [([3, 3], [8, 8]), ([3, 2], [8, 6])], ids=["full", "ragged"])
-def test_gradients_equal_finite_differences(
-    lengths: tuple[list[int], list[int]], backend: Backend, dtype: torch.dtype
-) -> None:
+def test_gradients_equal_finite_differences(lengths, backend, dtype):
     target_lengths, state_lengths = map(torch.tensor, lengths)
     dag = make_dag(3, 8, dtype=dtype)._replace(target_lengths=target_lengths, state_lengths=state_lengths)
     weights = torch.tensor([0.3, -1.7], dtype=dtype)
@@ -208,7 +202,7 @@ def test_gradients_equal_finite_differences(
     assert torch.autograd.gradcheck(weighted, tuple(x.detach().requires_grad_() for x in inputs))
 
 
-def test_strided_inputs_and_int32_lengths_give_the_same_bits(backend: Backend, dtype: torch.dtype) -> None:
+def test_strided_inputs_and_int32_lengths_give_the_same_bits(backend, dtype):
     dag = make_dag(7, 30, dtype=dtype, num_sequences=3)
     strided = Dag(
         dag.log_emit.transpose(0, 2).contiguous().transpose(0, 2),
@@ -221,21 +215,21 @@ def test_strided_inputs_and_int32_lengths_give_the_same_bits(backend: Backend, d
     assert best_alignment(*strided, backend=backend).equal(best_alignment(*dag, backend=backend))
 
 
-def test_autocast_changes_nothing(backend: Backend) -> None:
+def test_autocast_changes_nothing(backend):
     dag = make_dag(7, 30, dtype=torch.float32)
     expected = nll_and_gradients(dag, backend)
     with torch.autocast("cpu", torch.bfloat16):
         assert_same_bits(nll_and_gradients(dag, backend), expected)
 
 
-def test_safe_logsumexp_is_that_of_torch_where_something_is_alive() -> None:
+def test_safe_logsumexp_is_that_of_torch_where_something_is_alive():
     log_terms = torch.randn(4, 5, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 300
     log_terms[1, :4, 2] = -math.inf
     for dim in (0, 1, 2, -1):
         torch.testing.assert_close(safe_logsumexp(log_terms, dim), log_terms.logsumexp(dim))
 
 
-def test_the_gradient_of_safe_logsumexp_is_the_softmax_and_zero_where_all_is_dead() -> None:
+def test_the_gradient_of_safe_logsumexp_is_the_softmax_and_zero_where_all_is_dead():
     """There `torch.logsumexp` has a NaN gradient."""
     log_terms = torch.tensor([[0.5, -math.inf, 2.0], [-math.inf] * 3], requires_grad=True)
     total = safe_logsumexp(log_terms, dim=1)

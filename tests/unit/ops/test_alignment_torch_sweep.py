@@ -47,9 +47,7 @@ def assert_equals_truth(dag: Dag) -> None:
 
 @pytest.mark.parametrize("emission_std", [1.0, 10.0])
 @pytest.mark.parametrize("slope", [-0.7, 0.0, 0.7])
-def test_probabilities_that_rise_from_block_to_block_need_no_logarithms(
-    slope: float, emission_std: float, rows_in_log_space: set[int]
-) -> None:
+def test_probabilities_that_rise_from_block_to_block_need_no_logarithms(slope, emission_std, rows_in_log_space):
     # a path of 12 targets gains up to e200 a block of 24 states, in one of the two directions
     dag = make_dag(12, 200, num_sequences=3, emission_std=emission_std)
     dag.log_emit.add_(slope * torch.arange(200))
@@ -59,7 +57,7 @@ def test_probabilities_that_rise_from_block_to_block_need_no_logarithms(
 
 
 @pytest.mark.parametrize("slope", [-50.0, 50.0])
-def test_a_block_beyond_the_range_of_float64_is_solved_in_log_space(slope: float, rows_in_log_space: set[int]) -> None:
+def test_a_block_beyond_the_range_of_float64_is_solved_in_log_space(slope, rows_in_log_space):
     dag = make_dag(12, 80, num_sequences=3)
     dag.log_emit[1].add_(slope * torch.arange(80))
     assert_equals_truth(dag)
@@ -69,7 +67,7 @@ def test_a_block_beyond_the_range_of_float64_is_solved_in_log_space(slope: float
     assert_same_bits((part[::2] for part in alone), (part[::2] for part in beside))
 
 
-def test_a_sum_that_is_lost_among_the_states_of_a_block_is_taken_in_log_space(rows_in_log_space: set[int]) -> None:
+def test_a_sum_that_is_lost_among_the_states_of_a_block_is_taken_in_log_space(rows_in_log_space):
     # only states 1..9 lead to 10..19, and beside these they have next to no probability
     dag = make_dag(3, 22, num_sequences=2)
     dag.log_trans[1, 0, 1:10] = -900.0
@@ -81,9 +79,7 @@ def test_a_sum_that_is_lost_among_the_states_of_a_block_is_taken_in_log_space(ro
 
 @pytest.mark.parametrize("emission_std", [1.0, 30.0, 1000.0])
 @pytest.mark.parametrize("range_of_edges", [0.0, 400.0])
-def test_a_dag_with_all_its_edges_never_sums_twice(
-    range_of_edges: float, emission_std: float, sums_taken_again: list[int]
-) -> None:
+def test_a_dag_with_all_its_edges_never_sums_twice(range_of_edges, emission_std, sums_taken_again):
     dag = make_dag(25, 102, emission_std=emission_std)
     dag.log_trans[:, :, 30:] -= range_of_edges
     assert_equals_truth(dag)
@@ -91,9 +87,7 @@ def test_a_dag_with_all_its_edges_never_sums_twice(
 
 
 @pytest.mark.parametrize("gather_elements", [1, 100, torch_sweep._GATHER_ELEMENTS])
-def test_lost_sums_are_taken_again_whole_or_in_parts(
-    gather_elements: int, sums_taken_again: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_sums_are_taken_again_whole_or_in_parts(gather_elements, sums_taken_again, monkeypatch):
     monkeypatch.setattr(torch_sweep, "_GATHER_ELEMENTS", gather_elements)
     dag = make_dag(5, 40)
     dag.log_trans[:, 0, 1:] = -3000.0 - torch.arange(39.0).double()
@@ -103,7 +97,7 @@ def test_lost_sums_are_taken_again_whole_or_in_parts(
     assert sum(sums_taken_again) > 0
 
 
-def test_an_edge_is_not_lost_beside_a_likelier_state_that_lacks_it() -> None:
+def test_an_edge_is_not_lost_beside_a_likelier_state_that_lacks_it():
     # the first target is e900 likelier at states 1..9 than at 10..19, and only the latter lead to the second target
     dag = make_dag(2, 42)
     dag.log_trans[:, 0, 20:] = -math.inf
@@ -116,9 +110,7 @@ def test_an_edge_is_not_lost_beside_a_likelier_state_that_lacks_it() -> None:
 
 
 @pytest.mark.parametrize("chunk_elements", [1, 4000])
-def test_pieces_of_a_batch_give_the_same_bits_as_the_whole(
-    chunk_elements: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_of_a_batch_give_the_same_bits_as_the_whole(chunk_elements, monkeypatch):
     dag = make_dag(7, 30, num_sequences=11)
     dag = dag._replace(target_lengths=torch.arange(11) % 8, state_lengths=torch.arange(11) + 20)
     whole, whole_best = nll_and_gradients(dag, "torch"), best_alignment(*dag, backend="torch")
@@ -128,7 +120,7 @@ def test_pieces_of_a_batch_give_the_same_bits_as_the_whole(
 
 
 @pytest.mark.parametrize("num_states", [1, 2, 11, 12, 13, 25, 77, 310])
-def test_the_schedule_sends_every_edge_once_and_after_its_source_is_solved(num_states: int) -> None:
+def test_the_schedule_sends_every_edge_once_and_after_its_source_is_solved(num_states):
     sent = torch.zeros(num_states, num_states, dtype=torch.int64)
     is_solved = torch.zeros(num_states, dtype=torch.bool)
     for first, middle, stop in torch_sweep._schedule(0, num_states):
@@ -145,7 +137,7 @@ def test_the_schedule_sends_every_edge_once_and_after_its_source_is_solved(num_s
 
 @pytest.mark.parametrize("seed", [139, 406, 517, 558, 610, 686])
 @pytest.mark.parametrize("emission_std", [5.0, 300.0])
-def test_scores_beyond_every_range_equal_the_truth_beside_each_other(seed: int, emission_std: float) -> None:
+def test_scores_beyond_every_range_equal_the_truth_beside_each_other(seed, emission_std):
     # sums that overflow to NaN in one sequence and are lost in the next, and gains that reach the largest float64
     for missing, one_hot in ((0.0, -1e4), (0.3, None)):
         dag = dags.make(

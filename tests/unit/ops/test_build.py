@@ -14,7 +14,6 @@ import pytest
 
 from exlm_cli.ops.alignment import build
 from exlm_cli.ops.alignment.build import BuildError
-from tests.unit.ops.conftest import MakeCompiler
 
 pytestmark = pytest.mark.usefixtures("no_compiler_yet")
 
@@ -30,7 +29,7 @@ def assert_refuses(part: str, function: Callable[..., object], *arguments: objec
     assert "\n" not in str(caught.value)
 
 
-def test_sources_are_found_in_a_checkout_and_in_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources_are_found_in_a_checkout_and_in_a_package(tmp_path, monkeypatch):
     package = tmp_path / "root" / "src" / "exlm_cli"
     monkeypatch.setattr(build, "__file__", str(package / "ops" / "alignment" / "build.py"))
     assert_refuses(str(package), build.source_dir)
@@ -40,13 +39,13 @@ def test_sources_are_found_in_a_checkout_and_in_a_package(tmp_path: Path, monkey
         assert build.source_dir() == folder
 
 
-def test_the_cache_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
     assert build.cache_dir() == tmp_path / "cache"
     monkeypatch.setenv("EXLM_CACHE_DIR", "~nosuchuser/c")
     assert_refuses("set EXLM_CACHE_DIR", build.cache_dir)
 
 
-def test_a_second_build_takes_what_the_first_left(make_compiler: MakeCompiler, tmp_path: Path) -> None:
+def test_a_second_build_takes_what_the_first_left(make_compiler, tmp_path):
     make_compiler()
     assert build.find_library("cpu") is None
     with ThreadPoolExecutor(4) as pool:  # of several builders at once, one compiles
@@ -58,9 +57,7 @@ def test_a_second_build_takes_what_the_first_left(make_compiler: MakeCompiler, t
     assert {path.suffix for path in library.parent.iterdir()} <= {".so", ".lock"}
 
 
-def test_a_new_compiler_processor_or_source_gives_a_new_library(
-    make_compiler: MakeCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_compiler_processor_or_source_gives_a_new_library(make_compiler, tmp_path, monkeypatch):
     make_compiler()
     first = build.build_library("cpu")
     make_compiler(probe="echo version 1 -mavx512f")
@@ -78,7 +75,7 @@ def test_a_new_compiler_processor_or_source_gives_a_new_library(
     assert len({first, second, portable.library, *edited}) == 5
 
 
-def test_the_wait_for_another_builder_ends(make_compiler: MakeCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_for_another_builder_ends(make_compiler, monkeypatch):
     make_compiler()
     monkeypatch.setitem(build._COMPILE_TIMEOUT_S, "cpu", 0.1)
     lock = build.plan("cpu").library.with_suffix(".lock")
@@ -95,15 +92,13 @@ def test_the_wait_for_another_builder_ends(make_compiler: MakeCompiler, monkeypa
         ("exit 1", "g++ failed"),
     ],
 )
-def test_a_failed_compilation_leaves_nothing_behind(
-    compile_: str, line: str, make_compiler: MakeCompiler, tmp_path: Path
-) -> None:
+def test_a_failed_compilation_leaves_nothing_behind(compile_, line, make_compiler, tmp_path):
     make_compiler(compile_=compile_)
     assert_refuses(line, build.build_library, "cpu")
     assert [path.suffix for path in (tmp_path / "cache").iterdir() if path.suffix != ".lock"] == []
 
 
-def test_a_compiler_that_hangs_or_cannot_be_run(make_compiler: MakeCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_hangs_or_cannot_be_run(make_compiler, monkeypatch):
     compiler = make_compiler(compile_="exec tail -f /dev/null")
     with monkeypatch.context() as patch:
         patch.setitem(build._COMPILE_TIMEOUT_S, "cpu", 0.1)
@@ -113,16 +108,14 @@ def test_a_compiler_that_hangs_or_cannot_be_run(make_compiler: MakeCompiler, mon
     assert_refuses("g++ cannot be run", build.build_library, "cpu")
 
 
-def test_a_cache_that_cannot_be_written(
-    make_compiler: MakeCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_written(make_compiler, tmp_path, monkeypatch):
     make_compiler()
     (tmp_path / "file").touch()
     monkeypatch.setenv("EXLM_CACHE_DIR", str(tmp_path / "file" / "cache"))
     assert_refuses(str(tmp_path / "file" / "cache"), build.build_library, "cpu")
 
 
-def test_a_shipped_library_is_found_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shipped_library_is_found_without_a_compiler(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "source_dir", lambda: tmp_path)
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
     assert build.prebuilt_library("cuda") is None
@@ -132,9 +125,7 @@ def test_a_shipped_library_is_found_without_a_compiler(tmp_path: Path, monkeypat
     assert build.find_library("cuda") == shipped
 
 
-def test_the_best_shipped_host_library_that_the_processor_can_run_is_taken(
-    make_compiler: MakeCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_best_shipped_host_library_that_the_processor_can_run_is_taken(make_compiler, tmp_path, monkeypatch):
     make_compiler()
     monkeypatch.setattr(build, "source_dir", lambda: tmp_path)
     (tmp_path / "prebuilt").mkdir()
@@ -146,7 +137,7 @@ def test_the_best_shipped_host_library_that_the_processor_can_run_is_taken(
     assert build.find_library("cpu") is None, "another processor compiles for itself"
 
 
-def test_cuda_targets_are_those_that_nvcc_knows_and_ptx_of_the_newest(make_compiler: MakeCompiler) -> None:
+def test_cuda_targets_are_those_that_nvcc_knows_and_ptx_of_the_newest(make_compiler):
     make_compiler("nvcc", probe="printf 'compute_75\\ncompute_80\\ncompute_90\\n'")
     targets = [flag for flag in build.plan("cuda").command if flag.startswith("-gencode")]
     assert targets == [
@@ -158,7 +149,7 @@ def test_cuda_targets_are_those_that_nvcc_knows_and_ptx_of_the_newest(make_compi
     assert_refuses("sm_80, sm_86, sm_89, sm_90, sm_100", build.build_library, "cuda")
 
 
-def test_the_host_sources_compile_without_a_warning(tmp_path: Path) -> None:
+def test_the_host_sources_compile_without_a_warning(tmp_path):
     # -O1 follows the flow of values, which warnings need, in half the time of -O3
     flags = ("-O1", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-o", str(tmp_path / "host.so"))
     subprocess.run([*build.plan("cpu").command, *flags], check=True)

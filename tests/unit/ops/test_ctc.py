@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from exlm_cli.ops.alignment import Backend, best_alignment, states_alignment_nll
+from exlm_cli.ops.alignment import best_alignment, states_alignment_nll
 from exlm_cli.ops.ctc import single_target_ctc_nll
 from tests.unit.ops.dags import Dag
 
@@ -21,7 +21,7 @@ BLANK = 0
 
 
 @pytest.mark.parametrize("num_states", [1, 2, 4, 7])
-def test_loss_is_that_of_torch(num_states: int) -> None:
+def test_loss_is_that_of_torch(num_states):
     log_probs = torch.randn(num_states, 5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     log_probs = log_probs.log_softmax(-1)
     ones = torch.ones(5, dtype=torch.long)
@@ -31,7 +31,7 @@ def test_loss_is_that_of_torch(num_states: int) -> None:
 
 
 @pytest.mark.parametrize("num_states", [1, 2, 4])
-def test_gradients_are_right(num_states: int) -> None:
+def test_gradients_are_right(num_states):
     inputs = [
         torch.randn(3, num_states, dtype=torch.float64, generator=torch.Generator().manual_seed(s), requires_grad=True)
         for s in (2, 3)
@@ -65,7 +65,7 @@ def ctc_dag(log_probs_FV: Tensor, targets: list[int]) -> Dag:
     ("num_frames", "targets"),
     [(1, [2]), (4, [1, 2]), (3, [1, 2, 3]), (9, [3, 1, 2, 1]), (4, [2, 2]), (9, [1, 1, 2, 2]), (11, [3, 3, 3, 1])],
 )
-def test_ctc_is_a_special_case(num_frames: int, targets: list[int], backend: Backend, dtype: torch.dtype) -> None:
+def test_ctc_is_a_special_case(num_frames, targets, backend, dtype):
     logits = torch.randn(num_frames, 4, generator=torch.Generator().manual_seed(num_frames), dtype=torch.float64)
     logits.requires_grad_()
     log_probs = logits.log_softmax(-1)
@@ -81,7 +81,7 @@ def test_ctc_is_a_special_case(num_frames: int, targets: list[int], backend: Bac
     torch.testing.assert_close(grad, expected_grad, **tolerance)
 
 
-def test_ctc_without_room_for_the_blank_between_repeats_has_no_path(backend: Backend) -> None:
+def test_ctc_without_room_for_the_blank_between_repeats_has_no_path(backend):
     log_probs = torch.zeros(2, 3).log_softmax(-1)
     dag = ctc_dag(log_probs, [1, 1])
     assert states_alignment_nll(*dag, backend=backend).tolist() == [torch.inf]

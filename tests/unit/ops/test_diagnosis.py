@@ -13,7 +13,6 @@ from exlm_cli.ops.alignment.build import BuildError
 from exlm_cli.ops.alignment.diagnosis import Kernels, build_kernels, diagnose
 from exlm_cli.progress import SilentProgress
 from tests.recorder import Recorder
-from tests.unit.ops.conftest import MakeCompiler
 
 
 def see_gpus(monkeypatch: pytest.MonkeyPatch, *capabilities: tuple[int, int]) -> None:
@@ -72,7 +71,7 @@ def assert_no_build(*parts: str) -> None:
 
 
 @pytest.mark.usefixtures("no_compiler_yet", "no_gpu")
-def test_a_machine_without_compilers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_machine_without_compilers(monkeypatch, tmp_path):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     found = diagnose()
     assert (found.compiler, found.nvcc, found.gpus, found.cache) == (None, None, [], str(tmp_path / "cache"))
@@ -82,9 +81,7 @@ def test_a_machine_without_compilers(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 @pytest.mark.usefixtures("no_gpu", "loads")
-def test_host_kernels_are_built_once_and_found_again(
-    make_compiler: MakeCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_host_kernels_are_built_once_and_found_again(make_compiler, monkeypatch):
     compiler = make_compiler()
     hide_nvcc(monkeypatch)
     found = diagnose()
@@ -98,7 +95,7 @@ def test_host_kernels_are_built_once_and_found_again(
 
 
 @pytest.mark.usefixtures("one_gpu", "loads")
-def test_device_kernels_are_built_for_all_targets_if_nvcc_is_there(make_compiler: MakeCompiler) -> None:
+def test_device_kernels_are_built_for_all_targets_if_nvcc_is_there(make_compiler):
     make_compiler()
     make_compiler("nvcc", probe="printf 'tools, release 13.0\\ncompute_80\\ncompute_90\\n'")
     found = diagnose()
@@ -112,9 +109,7 @@ def test_device_kernels_are_built_for_all_targets_if_nvcc_is_there(make_compiler
 
 
 @pytest.mark.usefixtures("one_gpu", "loads")
-def test_a_gpu_without_its_compiler_leaves_the_torch_backend_and_fails_a_build(
-    make_compiler: MakeCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_without_its_compiler_leaves_the_torch_backend_and_fails_a_build(make_compiler, monkeypatch):
     make_compiler()
     hide_nvcc(monkeypatch)
     assert diagnose().cuda == Kernels(None, "no nvcc found", "torch")
@@ -122,7 +117,7 @@ def test_a_gpu_without_its_compiler_leaves_the_torch_backend_and_fails_a_build(
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_a_library_that_does_not_load_is_reported(make_compiler: MakeCompiler) -> None:
+def test_a_library_that_does_not_load_is_reported(make_compiler):
     make_compiler()
     message = f"{build.build_library('cpu')} cannot be loaded"
     found = diagnose().cpu
@@ -132,9 +127,7 @@ def test_a_library_that_does_not_load_is_reported(make_compiler: MakeCompiler) -
 
 
 @pytest.mark.usefixtures("loads")
-def test_a_gpu_that_no_library_runs_on_does_not_hinder_the_others(
-    make_compiler: MakeCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_no_library_runs_on_does_not_hinder_the_others(make_compiler, monkeypatch):
     make_compiler()
     make_compiler("nvcc", probe="printf 'tools, release 13.0\\ncompute_75\\ncompute_90\\n'")
     see_gpus(monkeypatch, (9, 0), (7, 5))
@@ -153,7 +146,7 @@ def test_a_gpu_that_no_library_runs_on_does_not_hinder_the_others(
     assert diagnose().cuda == Kernels(None, "it does not run on cuda:0", "torch")
 
 
-def test_a_user_without_a_home_folder_gets_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_folder_gets_an_error(monkeypatch):
     def no_cache() -> Path:
         raise BuildError("set EXLM_CACHE_DIR")
 

@@ -25,9 +25,7 @@ def _reference(hidden, weight, bias, tokens):
 
 @pytest.mark.parametrize("block_rows", [WIDTH, 100])
 @pytest.mark.parametrize("chunk_rows", [1, 5, 12, ROWS, 100])
-def test_values_and_gradients_are_those_of_log_softmax(
-    chunk_rows: int, block_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_and_gradients_are_those_of_log_softmax(chunk_rows, block_rows, monkeypatch):
     """Rows that are kept, made again, and both (12 rows in blocks of 6: one block is kept)."""
     monkeypatch.setattr(emissions, "_CPU_BLOCK_ELEMENTS", block_rows * VOCAB)
     *leaves, tokens = _inputs()
@@ -39,7 +37,7 @@ def test_values_and_gradients_are_those_of_log_softmax(
     torch.testing.assert_close(mine, theirs)
 
 
-def test_no_rows_give_no_probabilities_and_zero_gradients() -> None:
+def test_no_rows_give_no_probabilities_and_zero_gradients():
     hidden, weight, bias, tokens = _inputs()
     result = token_log_probs(hidden[:0], weight, bias, tokens[:0], chunk_rows=4)
     assert result.shape == (0, TOKENS)
@@ -47,7 +45,7 @@ def test_no_rows_give_no_probabilities_and_zero_gradients() -> None:
     assert len(token_statistics(hidden[:0], weight, bias, chunk_rows=4).best_token) == 0
 
 
-def test_under_autocast_the_error_is_that_of_the_product_in_that_precision() -> None:
+def test_under_autocast_the_error_is_that_of_the_product_in_that_precision():
     hidden, weight, bias, tokens = _inputs(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         given = token_log_probs(hidden, weight, bias, tokens, chunk_rows=4)
@@ -64,9 +62,7 @@ def test_under_autocast_the_error_is_that_of_the_product_in_that_precision() -> 
     ("chunk_rows", "block_rows", "kept_rows"),
     [(4, 100, []), (9, 6, []), (12, 6, [6]), (12, 1, [6]), (ROWS, 100, [ROWS]), (ROWS, 7, [ROWS])],
 )
-def test_what_is_kept_and_the_block_at_work_are_at_most_a_chunk(
-    chunk_rows: int, block_rows: int, kept_rows: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_kept_and_the_block_at_work_are_at_most_a_chunk(chunk_rows, block_rows, kept_rows, monkeypatch):
     """A block has WIDTH = 6 rows at least, the last one what is left; where all rows are a chunk, all are kept."""
     monkeypatch.setattr(emissions, "_CPU_BLOCK_ELEMENTS", block_rows * VOCAB)
     *leaves, tokens = _inputs()
@@ -76,7 +72,7 @@ def test_what_is_kept_and_the_block_at_work_are_at_most_a_chunk(
     assert [shape[0] for shape in saved if shape[0] and shape[1:] == (VOCAB,)] == kept_rows
 
 
-def test_statistics_are_those_of_the_distributions() -> None:
+def test_statistics_are_those_of_the_distributions():
     hidden, weight, bias, _ = _inputs()
     log_probs = (hidden @ weight.t() + bias).log_softmax(-1).detach().float()
     statistics = token_statistics(hidden, weight, bias, chunk_rows=5)
@@ -85,7 +81,7 @@ def test_statistics_are_those_of_the_distributions() -> None:
     torch.testing.assert_close(statistics.best_log_prob, log_probs.amax(-1))
 
 
-def test_statistics_under_autocast_are_those_of_float32_logits() -> None:
+def test_statistics_under_autocast_are_those_of_float32_logits():
     """In bfloat16 the logits 100 and 100.1 are equal, and the entropy is ln 2 = 0.6931."""
     hidden, weight = torch.tensor([[1.0]]), torch.tensor([[100.0], [100.1]])
     with torch.autocast("cpu", torch.bfloat16):
@@ -95,7 +91,7 @@ def test_statistics_under_autocast_are_those_of_float32_logits() -> None:
     assert statistics.best_token.tolist() == [1]
 
 
-def test_a_certain_distribution_has_entropy_zero_not_nan() -> None:
+def test_a_certain_distribution_has_entropy_zero_not_nan():
     hidden = torch.tensor([[1000.0]])
     weight = torch.tensor([[1.0], [0.0], [-1.0]])
     statistics = token_statistics(hidden, weight, torch.zeros(3), chunk_rows=1)

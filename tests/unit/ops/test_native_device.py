@@ -72,7 +72,7 @@ def run(simulated: DeviceLibrary, dag: dags.Dag, order: int = 0) -> tuple[torch.
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_results_equal_a_float64_loop_in_any_order_of_threads(case: str, simulated: DeviceLibrary) -> None:
+def test_results_equal_a_float64_loop_in_any_order_of_threads(case, simulated):
     dag = dags.Dag(*(tensor[:6] for tensor in CASES[case]()))
     truth = dags.truth(dag)
     results = run(simulated, dag)
@@ -83,7 +83,7 @@ def test_results_equal_a_float64_loop_in_any_order_of_threads(case: str, simulat
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
-def test_16_bit_inputs_are_widened_and_gradients_rounded(dtype: torch.dtype, simulated: DeviceLibrary) -> None:
+def test_16_bit_inputs_are_widened_and_gradients_rounded(dtype, simulated):
     dag = dags.make(4, 20, 90, missing_edges=0.3, dtype=dtype)
     wide = dag._replace(log_emit=dag.log_emit.float(), log_trans=dag.log_trans.float())
     expected_nll, *expected_gradients, expected_nodes = run(simulated, wide)
@@ -92,7 +92,7 @@ def test_16_bit_inputs_are_widened_and_gradients_rounded(dtype: torch.dtype, sim
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
-def test_16_bit_conversions_are_those_of_torch(dtype: torch.dtype, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_16_bit_conversions_are_those_of_torch(dtype, tmp_path_factory):
     name = str(dtype).removeprefix("torch.")
     check = ctypes.CDLL(str(compile_for_host(tmp_path_factory.getbasetemp(), "tests/element_check.cpp")))
     every = torch.arange(-(2**15), 2**15).to(torch.int16)
@@ -115,7 +115,7 @@ def test_16_bit_conversions_are_those_of_torch(dtype: torch.dtype, tmp_path_fact
     assert torch.equal(rounded.nan_to_num(1.0).view(torch.int16), expected.nan_to_num(1.0).view(torch.int16))
 
 
-def test_one_step_equals_forward_and_backward(simulated: DeviceLibrary) -> None:
+def test_one_step_equals_forward_and_backward(simulated):
     dag = dags.make(5, 9, 40)
     nll, grad_emit, grad_trans, _ = run(simulated, dag)
     weights = torch.linspace(0.5, 2.0, 5)
@@ -130,14 +130,14 @@ def test_one_step_equals_forward_and_backward(simulated: DeviceLibrary) -> None:
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("tensor", ["log_emit", "log_trans"])
-def test_a_nan_that_is_read_makes_only_its_sequence_nan(tensor: str, bad: float, simulated: DeviceLibrary) -> None:
+def test_a_nan_that_is_read_makes_only_its_sequence_nan(tensor, bad, simulated):
     dag = dags.make(3, 8, 40, is_ragged=False)
     getattr(dag, tensor)[1, 2, 20] = bad
     assert_only_the_second_sequence_is_nan(run(simulated, dag))
 
 
 @pytest.mark.usefixtures("simulated_backend")
-def test_the_operators_keep_their_promises_on_a_device() -> None:
+def test_the_operators_keep_their_promises_on_a_device():
     # what is saved has words that nobody writes, so runs are compared by their gradients below
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     for operator, arguments in operator_calls(torch.float32):
@@ -145,7 +145,7 @@ def test_the_operators_keep_their_promises_on_a_device() -> None:
 
 
 @pytest.mark.usefixtures("simulated_backend")
-def test_the_backend_gives_on_a_device_what_it_gives_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_backend_gives_on_a_device_what_it_gives_on_the_host(monkeypatch):
     dag = make_dag(7, 30, dtype=torch.float32)
 
     def results() -> tuple[torch.Tensor, ...]:
@@ -158,12 +158,12 @@ def test_the_backend_gives_on_a_device_what_it_gives_on_the_host(monkeypatch: py
         torch.testing.assert_close(device, host, rtol=1e-6, atol=1e-6)
 
 
-def test_no_sequence_launches_nothing(simulated: DeviceLibrary) -> None:
+def test_no_sequence_launches_nothing(simulated):
     nll, grad_emit, grad_trans, nodes = run(simulated, dags.make(0, 3, 8))
     assert (nll.numel(), grad_emit.numel(), grad_trans.numel(), nodes.numel()) == (0, 0, 0, 0)
 
 
-def test_errors_of_the_device_are_raised_with_its_message(simulated: DeviceLibrary) -> None:
+def test_errors_of_the_device_are_raised_with_its_message(simulated):
     dag = Dag.of(*dags.make(2, 3, 8))
     simulated._library.simt_fail()
     with pytest.raises(RuntimeError, match=r"^states_alignment_forward_cuda: invalid value$"):
@@ -200,9 +200,7 @@ def found(simulated: DeviceLibrary, monkeypatch: pytest.MonkeyPatch) -> Iterator
     library.device_library.cache_clear()
 
 
-def test_a_device_that_cannot_run_the_library_is_an_obstacle(
-    simulated: DeviceLibrary, found: dict[tuple[str, ...], Path]
-) -> None:
+def test_a_device_that_cannot_run_the_library_is_an_obstacle(simulated, found):
     simulated._library.simt_fail()
     with pytest.raises(BuildError, match=f"^{simulated.path} does not run on cuda:1: invalid value$"):
         library.device_library(1)
@@ -215,8 +213,8 @@ def test_a_device_that_cannot_run_the_library_is_an_obstacle(
 
 
 def test_where_the_library_for_all_targets_does_not_run_one_is_compiled_for_the_device(
-    simulated: DeviceLibrary, found: dict[tuple[str, ...], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    simulated, found, monkeypatch, tmp_path
+):
     shipped = tmp_path / "shipped.so"
     shipped.write_bytes(simulated.path.read_bytes())
     found[build.CUDA_ARCHITECTURES] = shipped
@@ -235,7 +233,7 @@ def test_where_the_library_for_all_targets_does_not_run_one_is_compiled_for_the_
     assert list(found) == [build.CUDA_ARCHITECTURES, ("90",)]
 
 
-def test_the_simulator_shows_a_missing_barrier(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_simulator_shows_a_missing_barrier(tmp_path_factory):
     simt = ("-include", str(SOURCES / "tests" / "simt.h"))
     path = compile_for_host(tmp_path_factory.getbasetemp(), "tests/simt_check.cpp", *simt)
     check = ctypes.CDLL(str(path))
@@ -261,7 +259,7 @@ def test_the_simulator_shows_a_missing_barrier(tmp_path_factory: pytest.TempPath
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
-def test_nvcc_compiles_the_oldest_and_the_newest_target_without_a_warning(tmp_path: Path) -> None:
+def test_nvcc_compiles_the_oldest_and_the_newest_target_without_a_warning(tmp_path):
     """No source asks for the target it is compiled for, so those between them warn of nothing else."""
     path, (oldest, *_, newest) = tmp_path / "device.so", build.CUDA_ARCHITECTURES
     command = build.plan("cuda", architectures=(oldest, newest)).command

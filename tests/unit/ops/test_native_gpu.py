@@ -19,7 +19,7 @@ def results(dag: Dag) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_results_equal_a_float64_loop_and_are_bitwise_the_same_again(case: str) -> None:
+def test_results_equal_a_float64_loop_and_are_bitwise_the_same_again(case):
     dag = CASES[case]()
     truth = dags.truth(dag)
     first = results(on_device(dag))
@@ -29,19 +29,19 @@ def test_results_equal_a_float64_loop_and_are_bitwise_the_same_again(case: str) 
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
-def test_16_bit_inputs_give_the_loss_of_their_float32_values(dtype: torch.dtype) -> None:
+def test_16_bit_inputs_give_the_loss_of_their_float32_values(dtype):
     dag = on_device(dags.make(4, 20, 90, dtype=dtype))
     wide = dag._replace(log_emit=dag.log_emit.float(), log_trans=dag.log_trans.float())
     expected_nll, *expected_gradients, expected_nodes = results(wide)
     assert_same_bits(results(dag), (expected_nll, *(g.to(dtype) for g in expected_gradients), expected_nodes))
 
 
-def test_auto_takes_the_native_backend() -> None:
+def test_auto_takes_the_native_backend():
     assert native.obstacle(torch.float32, torch.device("cuda")) == ""
     assert choose_backend("auto", torch.bfloat16, torch.device("cuda")) == "native"
 
 
-def test_work_goes_to_the_current_stream() -> None:
+def test_work_goes_to_the_current_stream():
     dag = dags.make(8, 40, 170)
     expected = results(on_device(dag))
     stream = torch.cuda.Stream()
@@ -52,7 +52,7 @@ def test_work_goes_to_the_current_stream() -> None:
     assert_same_bits(actual, expected)
 
 
-def test_a_cuda_graph_replays_the_loss_and_its_gradients() -> None:
+def test_a_cuda_graph_replays_the_loss_and_its_gradients():
     dag, other = (on_device(dags.make(8, 40, 170, seed=seed)) for seed in (0, 1))
     expected = results(other)[:3]
     leaves = [dag.log_emit.clone().requires_grad_(), dag.log_trans.clone().requires_grad_()]
@@ -77,7 +77,7 @@ def test_a_cuda_graph_replays_the_loss_and_its_gradients() -> None:
     assert_same_bits(captured, expected)
 
 
-def test_autocast_changes_nothing() -> None:
+def test_autocast_changes_nothing():
     dag = on_device(dags.make(4, 12, 60))
     with torch.autocast("cuda", torch.bfloat16):
         cast = states_alignment_nll(*dag, backend="native")
@@ -85,7 +85,7 @@ def test_autocast_changes_nothing() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_tensors_of_another_than_the_current_device() -> None:
+def test_tensors_of_another_than_the_current_device():
     dag = dags.make(4, 12, 60)
     first, second = (results(on_device(dag, f"cuda:{index}")) for index in range(2))
     assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(first, second, strict=True))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from exlm_cli.ops.alignment import Backend, best_alignment
+from exlm_cli.ops.alignment import best_alignment
 from exlm_cli.ops.alignment.library import HostLibrary, host_library
 from tests.unit.ops import dags
 from tests.unit.ops.dags import CASES, Dag, assert_near, assert_same_bits, nll_and_gradients
@@ -33,9 +33,7 @@ def gradients(dag: Dag, weights: torch.Tensor | None = None) -> tuple[torch.Tens
     ids=["native float32", "native float64", "torch"],
 )
 @pytest.mark.parametrize("case", CASES)
-def test_results_equal_a_float64_loop(
-    case: str, backend: Backend, dtype: torch.dtype, bounds: tuple[float, float]
-) -> None:
+def test_results_equal_a_float64_loop(case, backend, dtype, bounds):
     if (case, backend) == ("scores of thousands", "torch"):
         pytest.skip("paths that gain e10000, as none of probabilities does, are taken by the native backend alone")
     dag = CASES[case](dtype=dtype)
@@ -50,20 +48,20 @@ def test_results_equal_a_float64_loop(
 
 @pytest.mark.parametrize("max_targets", [0, 1, 7, 8, 15, 16, 40, 77, 154, 200, 308])
 @pytest.mark.parametrize("max_states", [1, 2, 16, 63, 310, 618])
-def test_the_saved_block_is_as_large_as_the_kernels_take_it_to_be(max_targets: int, max_states: int) -> None:
+def test_the_saved_block_is_as_large_as_the_kernels_take_it_to_be(max_targets, max_states):
     words = ctypes.CDLL(str(host_library().path)).states_alignment_saved_words_cpu
     words.restype = ctypes.c_int64
     expected = words(ctypes.c_int64(max_targets), ctypes.c_int64(max_states))
     assert math.prod(HostLibrary.saved_shape(3, max_targets, max_states)) == 3 * expected
 
 
-def test_of_equal_paths_the_one_whose_last_differing_node_is_lowest_is_best() -> None:
+def test_of_equal_paths_the_one_whose_last_differing_node_is_lowest_is_best():
     log_emit, log_trans = torch.zeros(1, 2, 6), torch.zeros(1, 6, 6)
     nodes = best_alignment(log_emit, log_trans, torch.tensor([2]), torch.tensor([6]), backend="native")
     assert nodes.tolist() == [[1, 2]]
 
 
-def test_gradients_are_weighted_by_sequence_and_infinite_losses_pass_no_weight_on() -> None:
+def test_gradients_are_weighted_by_sequence_and_infinite_losses_pass_no_weight_on():
     dag = CASES["257 sequences"]()
     nll, grad_emit, grad_trans = gradients(dag)
     weights = torch.linspace(-2, 3, len(nll)).masked_fill(nll.isinf(), torch.nan)
@@ -74,7 +72,7 @@ def test_gradients_are_weighted_by_sequence_and_infinite_losses_pass_no_weight_o
 
 
 @pytest.mark.parametrize("weight", [torch.nan, torch.inf])
-def test_a_weight_that_is_not_finite_shows_in_both_gradients(weight: float) -> None:
+def test_a_weight_that_is_not_finite_shows_in_both_gradients(weight):
     dag = dags.make(3, 8, 40, is_ragged=False)
     _, *gradients_of_dag = gradients(dag, torch.tensor([1.0, weight, 1.0]))
     for gradient in gradients_of_dag:
@@ -83,7 +81,7 @@ def test_a_weight_that_is_not_finite_shows_in_both_gradients(weight: float) -> N
 
 
 @pytest.mark.parametrize("floor", [torch.finfo(torch.float32).min, -1e9, -2e6])
-def test_huge_negative_scores_forbid_an_edge_as_minus_infinity_does(floor: float) -> None:
+def test_huge_negative_scores_forbid_an_edge_as_minus_infinity_does(floor):
     dag = dags.make(4, 8, 40, missing_edges=0.5)
     floored = dag._replace(log_trans=dag.log_trans.masked_fill(dag.log_trans == -torch.inf, floor))
     assert_same_bits(gradients(floored), gradients(dag))
@@ -94,7 +92,7 @@ def test_huge_negative_scores_forbid_an_edge_as_minus_infinity_does(floor: float
 
 
 @pytest.mark.parametrize("case", ["257 sequences", "text", "emissions of std 30"])
-def test_results_are_bitwise_the_same_in_every_run_and_on_any_number_of_threads(case: str) -> None:
+def test_results_are_bitwise_the_same_in_every_run_and_on_any_number_of_threads(case):
     dag = CASES[case]()
     num_threads = torch.get_num_threads()
     try:
@@ -107,7 +105,7 @@ def test_results_are_bitwise_the_same_in_every_run_and_on_any_number_of_threads(
         torch.set_num_threads(num_threads)
 
 
-def test_a_sequence_does_not_depend_on_the_rest_of_its_batch() -> None:
+def test_a_sequence_does_not_depend_on_the_rest_of_its_batch():
     dag = dags.make(5, 20, 90)
     together = gradients(dag)
     for row in range(5):
@@ -116,7 +114,7 @@ def test_a_sequence_does_not_depend_on_the_rest_of_its_batch() -> None:
 
 
 @pytest.mark.slow
-def test_the_longest_dag_of_the_paper_agrees_with_the_kernels_in_float64() -> None:
+def test_the_longest_dag_of_the_paper_agrees_with_the_kernels_in_float64():
     # 512 masks of 8 states; the float64 kernels are judged by the loop above, which would take minutes here
     dag = dags.make(1, 512, 4098, is_ragged=False)
     exact = gradients(dag._replace(log_emit=dag.log_emit.double(), log_trans=dag.log_trans.double()))
@@ -152,7 +150,7 @@ print(memory_kib("VmHWM") - before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
-def test_extra_memory_stays_within_alpha_beta_and_a_tile_a_thread() -> None:
+def test_extra_memory_stays_within_alpha_beta_and_a_tile_a_thread():
     host_library()  # compiled before, so that no compiler counts
     # in a process of its own, where no allocator hands out what earlier tests gave back
     done = subprocess.run([sys.executable, "-c", MEASURE_MEMORY], capture_output=True, text=True, check=True)

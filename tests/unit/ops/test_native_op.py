@@ -4,7 +4,6 @@ Expected values come from the `reference` backend in the same dtype, or from tor
 """
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -48,12 +47,12 @@ def operator_calls(dtype: torch.dtype) -> list[tuple[Callable[..., object], tupl
     return [(native._forward, (*inputs, True)), (native._backward, backward), (native._best, detached)]
 
 
-def test_operators_keep_the_promises_of_their_schemas() -> None:
+def test_operators_keep_the_promises_of_their_schemas():
     for operator, arguments in operator_calls(torch.float64):
         assert set(torch.library.opcheck(operator, arguments).values()) == {"SUCCESS"}
 
 
-def test_alpha_is_kept_only_for_a_backward_pass() -> None:
+def test_alpha_is_kept_only_for_a_backward_pass():
     dag = make_dag(3, 8)
     _, saved = native._forward(*dag, False)
     assert saved.numel() == 0
@@ -64,7 +63,7 @@ def test_alpha_is_kept_only_for_a_backward_pass() -> None:
         nll.sum().backward()
 
 
-def test_the_gradient_has_no_gradient() -> None:
+def test_the_gradient_has_no_gradient():
     log_emit, *others = make_dag(3, 8)
     leaf = log_emit.requires_grad_()
     nll = states_alignment_nll(leaf, *others, backend="native").sum()
@@ -73,7 +72,7 @@ def test_the_gradient_has_no_gradient() -> None:
         gradient.sum().backward()
 
 
-def test_a_compiled_graph_holds_the_operator_whole() -> None:
+def test_a_compiled_graph_holds_the_operator_whole():
     def loss(*dag: torch.Tensor) -> torch.Tensor:
         return states_alignment_nll(*dag, backend="native").mul(2).sum()
 
@@ -88,7 +87,7 @@ def test_a_compiled_graph_holds_the_operator_whole() -> None:
 
 
 @pytest.mark.parametrize("case", [{}, {"emission_std": 3.0}, {"emission_std": 30.0}], ids=["std 1", "std 3", "std 30"])
-def test_float32_errors_are_at_most_twice_those_of_the_reference(case: dict[str, float]) -> None:
+def test_float32_errors_are_at_most_twice_those_of_the_reference(case):
     dag = dags.make(4, 30, 100, **case)
     truth = dags.truth(dag)
     errors = {}
@@ -111,12 +110,12 @@ def test_float32_errors_are_at_most_twice_those_of_the_reference(case: dict[str,
         (torch.float32, "meta", "it does not take float32 on meta"),
     ],
 )
-def test_dtypes_that_the_kernels_take(dtype: torch.dtype, device_type: str, obstacle: str) -> None:
+def test_dtypes_that_the_kernels_take(dtype, device_type, obstacle):
     assert native.obstacle(dtype, torch.device(device_type)) == obstacle
 
 
 @pytest.mark.usefixtures("forget_library")
-def test_without_a_compiler_auto_falls_back_and_native_gives_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_auto_falls_back_and_native_gives_the_reason(monkeypatch):
     """A missing device library is an obstacle for devices alone."""
     with monkeypatch.context() as patch:
         patch.setattr(native, "device_library", raising(BuildError("no nvcc found")))
@@ -133,9 +132,7 @@ def test_without_a_compiler_auto_falls_back_and_native_gives_the_reason(monkeypa
 
 
 @pytest.mark.usefixtures("forget_library")
-def test_a_file_that_is_no_library_or_has_another_interface_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_file_that_is_no_library_or_has_another_interface_is_refused(monkeypatch, tmp_path):
     path, version, broken = build.build_library("cpu"), library._ABI, tmp_path / "broken.so"
     with monkeypatch.context() as patch:
         patch.setattr(library, "_ABI", 99)
@@ -147,7 +144,7 @@ def test_a_file_that_is_no_library_or_has_another_interface_is_refused(
     assert native.obstacle(torch.float32, CPU) == f"{broken} cannot be loaded: {broken}: file too short"
 
 
-def test_a_status_other_than_done_is_raised_with_its_message() -> None:
+def test_a_status_other_than_done_is_raised_with_its_message():
     dag = library.Dag.of(*make_dag(3, 8, dtype=torch.bfloat16))
     message = "^states_alignment_forward_cpu: these kernels do not take this dtype$"
     with pytest.raises(RuntimeError, match=message):

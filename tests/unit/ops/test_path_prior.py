@@ -28,7 +28,7 @@ def _uniform(num_masks: int, k: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("backend", ["reference", "torch"])
-def test_a_share_is_that_of_the_enumerated_paths(backend) -> None:
+def test_a_share_is_that_of_the_enumerated_paths(backend):
     log_trans = _log_trans()
     emissions = torch.zeros(2, NUM_MASKS, 8, dtype=torch.float64)
     posterior, _ = enumerate_posteriors(emissions, log_trans, TARGETS, STATES)
@@ -40,7 +40,7 @@ def test_a_share_is_that_of_the_enumerated_paths(backend) -> None:
     assert share.tolist() == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_length_of_a_path_has_the_probability_of_the_enumerated_paths() -> None:
+def test_the_length_of_a_path_has_the_probability_of_the_enumerated_paths():
     log_trans = _log_trans()
     emissions = torch.zeros(2, NUM_MASKS, 8, dtype=torch.float64)
     paths = scored_paths(emissions, log_trans, TARGETS, STATES)
@@ -49,7 +49,7 @@ def test_the_length_of_a_path_has_the_probability_of_the_enumerated_paths() -> N
     assert nll.tolist() == pytest.approx(expected, rel=1e-6)
 
 
-def test_expected_visits_are_those_of_the_enumerated_paths_of_every_length() -> None:
+def test_expected_visits_are_those_of_the_enumerated_paths_of_every_length():
     log_trans = _log_trans()
     expected = torch.zeros(2, 8, dtype=torch.float64)
     expected[:, 0] = 1
@@ -62,7 +62,7 @@ def test_expected_visits_are_those_of_the_enumerated_paths_of_every_length() -> 
     assert torch.allclose(expected_visits(log_trans), expected)
 
 
-def test_imbalance_is_the_divergence_of_the_visits_by_clone() -> None:
+def test_imbalance_is_the_divergence_of_the_visits_by_clone():
     log_trans = _log_trans()
     visits = expected_visits(log_trans)
     by_clone = torch.stack([visits[0, [1, 3, 5]].sum(), visits[0, [2, 4, 6]].sum()])
@@ -73,7 +73,7 @@ def test_imbalance_is_the_divergence_of_the_visits_by_clone() -> None:
     assert float(state_imbalance(log_trans, K)[1]) == pytest.approx(float(expected))
 
 
-def test_imbalance_is_zero_for_lanes_that_share_alike_and_for_no_masks() -> None:
+def test_imbalance_is_zero_for_lanes_that_share_alike_and_for_no_masks():
     lanes = torch.full((2, 6, 6), -math.inf)
     lanes[0, 0, [1, 2]] = math.log(0.5)
     lanes[0, [1, 2, 3, 4], [3, 4, 5, 5]] = 0.0
@@ -81,7 +81,7 @@ def test_imbalance_is_zero_for_lanes_that_share_alike_and_for_no_masks() -> None
     assert state_imbalance(lanes, K).tolist() == pytest.approx([0.0, 0.0], abs=1e-7)
 
 
-def test_the_gradient_of_imbalance_is_that_of_finite_differences_and_finite_where_a_state_is_given_up() -> None:
+def test_the_gradient_of_imbalance_is_that_of_finite_differences_and_finite_where_a_state_is_given_up():
     is_edge = _log_trans() > -math.inf
     weights = torch.randn(int(is_edge.sum()), dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
@@ -99,7 +99,7 @@ def test_the_gradient_of_imbalance_is_that_of_finite_differences_and_finite_wher
 
 
 @pytest.mark.parametrize(("num_masks", "k", "share"), [(6, 2, 0.44), (19, 4, 0.093), (77, 4, 0.021)])
-def test_uniform_edges_are_off_their_targets(num_masks: int, k: int, share: float) -> None:
+def test_uniform_edges_are_off_their_targets(num_masks, k, share):
     """The table of the design, which was worked out apart from this program."""
     node_mask = torch.tensor([[-1, *(m for m in range(num_masks) for _ in range(k)), -1]])
     lengths = torch.tensor([num_masks]), torch.tensor([num_masks * k + 2])
@@ -107,7 +107,7 @@ def test_uniform_edges_are_off_their_targets(num_masks: int, k: int, share: floa
     assert float(got) == pytest.approx(share, abs=0.005 if share > 0.1 else 0.0005)
 
 
-def test_a_chain_is_centred_and_has_one_length() -> None:
+def test_a_chain_is_centred_and_has_one_length():
     chain = torch.full((1, 5, 5), -math.inf)
     chain[0].diagonal(1).zero_()
     lengths = torch.tensor([3]), torch.tensor([5])
@@ -115,6 +115,6 @@ def test_a_chain_is_centred_and_has_one_length() -> None:
     assert float(path_length_nll(chain, *lengths)) == pytest.approx(0)
 
 
-def test_sequences_without_targets_have_no_share() -> None:
+def test_sequences_without_targets_have_no_share():
     assert own_mask_share(_log_trans(), NODE_MASK, torch.tensor([0, 2]), STATES)[0] == 0
     assert path_length_nll(_log_trans(), torch.tensor([0, 2]), STATES)[0] == math.inf

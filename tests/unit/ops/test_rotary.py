@@ -24,7 +24,7 @@ def _by_definition(x: torch.Tensor, position: list[float], widths: tuple[int, ..
 
 
 @pytest.mark.parametrize("widths", [(8,), (4, 4), (6, 2)])
-def test_rotation_is_the_definition(widths: tuple[int, ...]) -> None:
+def test_rotation_is_the_definition(widths):
     generator = torch.Generator().manual_seed(0)
     positions = torch.randint(0, 200, (2, 5, len(widths)), generator=generator) / 4
     x = torch.randn(2, 3, 5, 8, generator=generator)
@@ -36,7 +36,7 @@ def test_rotation_is_the_definition(widths: tuple[int, ...]) -> None:
                 torch.testing.assert_close(rotated[b, head, place], expected, atol=1e-5, rtol=1e-5)
 
 
-def test_scores_depend_on_differences_of_both_coordinates() -> None:
+def test_scores_depend_on_differences_of_both_coordinates():
     q, k = torch.randn(2, 1, 1, 1, 16, generator=torch.Generator().manual_seed(1))
 
     def score(where_q: tuple[int, int], where_k: tuple[int, int]) -> float:
@@ -48,7 +48,7 @@ def test_scores_depend_on_differences_of_both_coordinates() -> None:
     assert score((5, 2), (3, 1)) != pytest.approx(score((6, 2), (3, 1)), abs=1e-3)
 
 
-def test_half_precision_is_rotated_in_float32() -> None:
+def test_half_precision_is_rotated_in_float32():
     x = torch.randn(1, 1, 3, 8, generator=torch.Generator().manual_seed(3)).bfloat16()
     rotation = rotation_at(torch.tensor([[[500], [501], [502]]]), (8,), 10000.0)
     rotated = rotate(x, rotation)
@@ -57,7 +57,7 @@ def test_half_precision_is_rotated_in_float32() -> None:
 
 
 @pytest.mark.parametrize("widths", [(8,), (4, 4), (2, 6)])
-def test_gradients_turn_back(widths: tuple[int, ...]) -> None:
+def test_gradients_turn_back(widths):
     generator = torch.Generator().manual_seed(4)
     x = torch.randn(2, 3, 5, 8, dtype=torch.float64, generator=generator, requires_grad=True)
     cos, sin, _ = rotation_at(torch.randint(0, 50, (2, 5, len(widths)), generator=generator), widths, 1e4)

@@ -44,13 +44,13 @@ def panels(figures: dict[str, Figure], rows: Mapping[str, Rows], styles: Any = N
 
 
 @pytest.mark.parametrize("key", TITLES)
-def test_a_panel_appears_where_its_values_do(figures: dict[str, Figure], key: str) -> None:
+def test_a_panel_appears_where_its_values_do(figures, key):
     drawn = panels(figures, {"run": run(key)})
     assert set(drawn) == {TRAINING, TITLES[key]}
     assert drawn[TITLES[key]].get_legend() is None
 
 
-def test_several_runs_lie_over_each_other_in_colours_that_differ(figures: dict[str, Figure]) -> None:
+def test_several_runs_lie_over_each_other_in_colours_that_differ(figures):
     runs = {f"k={k}": run(*TITLES, "entropy_posterior_bits") for k in range(9)} | {"MLM": run("loss")}
     drawn = panels(figures, runs)
     assert set(drawn) == {TRAINING, *TITLES.values()}
@@ -63,41 +63,39 @@ def test_several_runs_lie_over_each_other_in_colours_that_differ(figures: dict[s
     assert [text.get_text() for text in of_panel.get_texts()] == ["mean over states", "posterior-weighted"]
 
 
-def test_given_styles_are_used(figures: dict[str, Figure]) -> None:
+def test_given_styles_are_used(figures):
     styles = {"a": ("#123456", "-"), "b": ("#654321", ":")}
     lines = panels(figures, {"a": run("loss"), "b": run("loss")}, styles)[TITLES["loss"]].lines
     assert [(line.get_color(), line.get_linestyle()) for line in lines] == list(styles.values())
 
 
 @pytest.mark.parametrize(("values", "scale"), [((60.0, 4.0), "log"), ((11.9, 11.2), "linear")])
-def test_perplexity_has_a_logarithmic_axis_where_its_values_differ_much(
-    figures: dict[str, Figure], values: tuple[float, ...], scale: str
-) -> None:
+def test_perplexity_has_a_logarithmic_axis_where_its_values_differ_much(figures, values, scale):
     axes = panels(figures, {"run": valid(perplexity=values)})["Perplexity"]
     assert axes.get_yscale() == scale
     figures["curves"].canvas.draw()
     assert all("10^" not in label.get_text() for label in axes.get_yticklabels())
 
 
-def test_a_collapsed_dag_lies_on_the_floor_of_its_panel(figures: dict[str, Figure]) -> None:
+def test_a_collapsed_dag_lies_on_the_floor_of_its_panel(figures):
     rows = valid(effective_states=[1.0 + 1e-6 * i for i in range(4)])
     low, high = panels(figures, {"run": rows})[TITLES["effective_states"]].get_ylim()
     assert 0.9 < low < 1.0
     assert high == pytest.approx(2.0)
 
 
-def test_rows_without_a_finite_value_are_left_out(figures: dict[str, Figure]) -> None:
+def test_rows_without_a_finite_value_are_left_out(figures):
     rows = [*valid(loss=[2.0, None, math.inf, 1]), {"kind": "valid", "step": 9}]
     (line,) = panels(figures, {"run": rows})[TITLES["loss"]].lines
     assert [list(data) for data in line.get_data()] == [[0, 3], [2.0, 1.0]]
 
 
-def test_one_row_at_step_0_is_drawn(figures: dict[str, Figure]) -> None:
+def test_one_row_at_step_0_is_drawn(figures):
     """Without a warning, which would fail this test."""
     assert panels(figures, {"run": run("loss", num_rows=1)})[TITLES["loss"]].get_xlim()[1] > 1
 
 
-def test_smoothing_keeps_straight_lines_straight(figures: dict[str, Figure]) -> None:
+def test_smoothing_keeps_straight_lines_straight(figures):
     rows = [{"kind": "train", "step": i, "loss": 3.0 + 2 * i} for i in range(100)]
     raw, smooth = panels(figures, {"run": rows})[TRAINING].lines
     assert list(smooth.get_ydata()) == pytest.approx(list(raw.get_ydata()))
@@ -106,7 +104,7 @@ def test_smoothing_keeps_straight_lines_straight(figures: dict[str, Figure]) -> 
     assert smooth.get_ydata()[50] == pytest.approx(103.0 + 1.0), "a mean of 11 rows"
 
 
-def test_the_same_rows_give_the_same_files_and_names_are_no_formulas(tmp_path: Path) -> None:
+def test_the_same_rows_give_the_same_files_and_names_are_no_formulas(tmp_path):
     runs = {"$x_1$ & {y}": run("loss", num_rows=5)}
     written = plot_curves(runs, tmp_path / "curves")
     assert written == [tmp_path / "curves.png", tmp_path / "curves.svg"]
@@ -115,7 +113,7 @@ def test_the_same_rows_give_the_same_files_and_names_are_no_formulas(tmp_path: P
     assert [path.read_bytes() for path in plot_curves(runs, tmp_path / "curves.SVG")] == before
 
 
-def test_nothing_to_draw_and_a_folder_that_does_not_exist_are_errors(tmp_path: Path) -> None:
+def test_nothing_to_draw_and_a_folder_that_does_not_exist_are_errors(tmp_path):
     with pytest.raises(DataError, match="nothing to draw"):
         plot_curves({"run": []}, tmp_path / "curves")
     with pytest.raises(CheckpointError, match=r"curves\.png"):

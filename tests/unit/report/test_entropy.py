@@ -1,9 +1,5 @@
 """Entropy over mask ratios: both definitions in their own column and panel, a line for each model and k."""
 
-from pathlib import Path
-
-from matplotlib.figure import Figure
-
 from exlm_cli.experiments.results import PredictionEntropy
 from exlm_cli.report.curves import entropy_lines, entropy_table, write_entropy_figure
 
@@ -30,7 +26,7 @@ ENTROPIES = [
 UNDEFINED = ("repeated", mlm(0.1, 8, None))
 
 
-def test_the_table_has_a_row_for_each_masking_and_explains_each_number() -> None:
+def test_the_table_has_a_row_for_each_masking_and_explains_each_number():
     table = entropy_table([*ENTROPIES, UNDEFINED])
     assert table.columns[:5] == ("model", "k", "p", "mean over states", "weighted by the posterior")
     assert table.rows[0] == ("mine", "2", "62.2 %", "3.6220", "2.6220", "2.5000", "0.2500")
@@ -42,7 +38,7 @@ def test_the_table_has_a_row_for_each_masking_and_explains_each_number() -> None
     assert "App. E" in table.notes[1]
 
 
-def test_there_is_a_line_for_each_model_and_k_over_p() -> None:
+def test_there_is_a_line_for_each_model_and_k_over_p():
     lines = entropy_lines([*ENTROPIES, UNDEFINED, ("independent", exlm(0.15, 4, 7.5, None))])
     labels = ["mine, k = 2", "mine, k = 4", "plain, k = 1", "repeated, k = 8", "independent, k = 4"]
     assert [line.label for line in lines] == labels
@@ -55,7 +51,7 @@ def test_there_is_a_line_for_each_model_and_k_over_p() -> None:
     assert lines[4].points("entropy_posterior_bits") == []
 
 
-def test_each_definition_has_a_panel_and_an_mlm_alone_has_one(figures: dict[str, Figure], tmp_path: Path) -> None:
+def test_each_definition_has_a_panel_and_an_mlm_alone_has_one(figures, tmp_path):
     for stem, entropies in {"all": ENTROPIES, "mlms": ENTROPIES[-2:], "none": [UNDEFINED]}.items():
         write_entropy_figure(entropy_lines(entropies), tmp_path, stem, title="a", captions=())
     assert {stem: [len(axes.containers) for axes in figure.axes] for stem, figure in figures.items()} == {
@@ -63,7 +59,7 @@ def test_each_definition_has_a_panel_and_an_mlm_alone_has_one(figures: dict[str,
     }  # fmt: skip
 
 
-def test_the_same_entropies_give_the_same_files(tmp_path: Path) -> None:
+def test_the_same_entropies_give_the_same_files(tmp_path):
     first, second = (
         write_entropy_figure(entropy_lines(ENTROPIES), tmp_path, stem, title="a", captions=("b",)) for stem in "ab"
     )

@@ -48,7 +48,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_page(FinetunedRun("run", folder, run.results))
 
 
-def test_a_page_holds_everything_and_names_no_other_file(page: Path) -> None:
+def test_a_page_holds_everything_and_names_no_other_file(page):
     text = page.read_text(encoding="utf-8")
     assert all(
         said in text for said in ("The model is &lt;better&gt;.", "roc_auc", "<code>a&lt;b</code>", "exlm predict")
@@ -60,7 +60,7 @@ def test_a_page_holds_everything_and_names_no_other_file(page: Path) -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: `apt-get install chromium`")
-def test_a_browser_shows_the_figures(page: Path, tmp_path: Path) -> None:
+def test_a_browser_shows_the_figures(page, tmp_path):
     """Nothing on the page is orange but lines of the figures."""
     from matplotlib.image import imread
 

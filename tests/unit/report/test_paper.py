@@ -20,7 +20,7 @@ def ours(table: ReportTable) -> list[str]:
     return [row[1] for row in table.rows if row[0] == "ours"]
 
 
-def test_every_column_is_a_task_and_metric_that_there_is() -> None:
+def test_every_column_is_a_task_and_metric_that_there_is():
     for shape in SHAPES:
         assert {*shape.scores, shape.mean[0]} == set(shape.paper.columns)
         for task, metric in shape.scores.values():
@@ -30,7 +30,7 @@ def test_every_column_is_a_task_and_metric_that_there_is() -> None:
                 assert metric.removeprefix("mismatched_") == GLUE_TASKS[name].metrics[0]
 
 
-def test_the_rows_of_the_paper_are_printed_above_ours() -> None:
+def test_the_rows_of_the_paper_are_printed_above_ours():
     (table,) = paper_tables([scored("a", "moleculenet/bace", {"roc_auc": [0.7, 0.8]})])
     assert table.name == "table-1"
     theirs = [row for row in table.rows if row[0] == "paper"]
@@ -49,7 +49,7 @@ def test_the_rows_of_the_paper_are_printed_above_ours() -> None:
 SHORT_NAMES = [task.partition("/")[2] for task in SUITES["moleculenet"].tasks]
 
 
-def test_runs_of_one_model_share_a_row_and_all_tasks_make_a_mean() -> None:
+def test_runs_of_one_model_share_a_row_and_all_tasks_make_a_mean():
     values = {task: 0.5 + 0.01 * index for index, task in enumerate(SHORT_NAMES)}
     runs = [scored(task, f"moleculenet/{task}", {"roc_auc": [value, value]}) for task, value in values.items()]
     runs.append(scored("mlm", "moleculenet/bace", {"roc_auc": [0.4]}, init=MLM))
@@ -63,7 +63,7 @@ def test_runs_of_one_model_share_a_row_and_all_tasks_make_a_mean() -> None:
     assert cell(table, "smiles-small (scratch)", "pre-training") == "none"
 
 
-def test_a_second_run_of_a_task_and_another_model_of_one_name_get_rows_of_their_own() -> None:
+def test_a_second_run_of_a_task_and_another_model_of_one_name_get_rows_of_their_own():
     elsewhere = EXLM.model_copy(update={"checkpoint": "runs/other"})
     runs = [
         scored("a", "moleculenet/bace", {"roc_auc": [0.7]}),
@@ -75,7 +75,7 @@ def test_a_second_run_of_a_task_and_another_model_of_one_name_get_rows_of_their_
     assert [cell(table, name, "BACE") for name in ours(table)] == ["70.0", "80.0", "-"]
 
 
-def test_another_split_fewer_rows_and_other_seeds_are_noted() -> None:
+def test_another_split_fewer_rows_and_other_seeds_are_noted():
     runs = [
         scored("odd", "moleculenet/bace", {"roc_auc": [0.7, 0.8, 0.9]}, split="random", max_rows=100),
         scored("even", "moleculenet/bbbp", {"roc_auc": [0.7, 0.8]}),
@@ -86,7 +86,7 @@ def test_another_split_fewer_rows_and_other_seeds_are_noted() -> None:
     assert cell(table, "smiles-small (exlm)", "seeds") == "2 or 3"
 
 
-def test_the_baseline_is_a_row_without_a_budget() -> None:
+def test_the_baseline_is_a_row_without_a_budget():
     run = scored("a", "moleculenet/bace", {"roc_auc": [0.7, 0.8]}, baseline=baseline({"roc_auc": [0.8, 0.8]}))
     (table,) = paper_tables([run, scored("b", "moleculenet/bbbp", {"roc_auc": [0.7, 0.8]})])
     assert ours(table)[-1] == "ECFP4 + random forest"
@@ -95,7 +95,7 @@ def test_the_baseline_is_a_row_without_a_budget() -> None:
     assert cell(table, "ECFP4 + random forest", "pre-training") == "-"
 
 
-def test_table_3_has_medians_of_glue_and_squad_on_their_development_sets() -> None:
+def test_table_3_has_medians_of_glue_and_squad_on_their_development_sets():
     runs = [
         scored("m", "glue/mnli", {"accuracy": [0.5, 0.6, 0.9], "mismatched_accuracy": [0.4, 0.5, 0.6]}, init=TEXT),
         scored("c", "glue/cola", {"matthews_corrcoef": [0.1, 0.2, -0.3]}, init=TEXT),
@@ -111,5 +111,5 @@ def test_table_3_has_medians_of_glue_and_squad_on_their_development_sets() -> No
     assert "medians" in table.notes[0]
 
 
-def test_a_csv_task_is_in_no_table_of_the_paper() -> None:
+def test_a_csv_task_is_in_no_table_of_the_paper():
     assert paper_tables([scored("a", "csv", {"roc_auc": [0.7]})]) == []

@@ -4,14 +4,14 @@ import math
 
 import pytest
 
-from exlm_cli.report.paper import SHAPES, TABLE_1, TABLE_2, TABLE_3, TABLE_4, TABLE_13, PaperTable, Shape
+from exlm_cli.report.paper import SHAPES, TABLE_1, TABLE_2, TABLE_3, TABLE_4, TABLE_13
 
 THE_PAPERS_OWN_SLIPS = {(3, "ExLM large")}
 """It prints 86.9 for a mean of 86.79."""
 
 
 @pytest.mark.parametrize("table", [TABLE_1, TABLE_2, TABLE_3, TABLE_4, TABLE_13], ids=str)
-def test_every_row_has_a_number_or_a_dash_for_each_column(table: PaperTable) -> None:
+def test_every_row_has_a_number_or_a_dash_for_each_column(table):
     assert all(len(numbers) == len(table.columns) for numbers in table.rows.values())
     assert set(table.budgets) <= set(table.rows)
     assert all(0 < number < 100 for numbers in table.rows.values() for number in numbers if number is not None)
@@ -20,7 +20,7 @@ def test_every_row_has_a_number_or_a_dash_for_each_column(table: PaperTable) -> 
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"table-{shape.paper.number}")
-def test_printed_means_are_those_of_the_printed_numbers(shape: Shape) -> None:
+def test_printed_means_are_those_of_the_printed_numbers(shape):
     """A number printed with one digit is at most 0.05 off, so is a mean of such, and the printed mean once more."""
     column, members = shape.mean
     num_checked = 0
@@ -38,7 +38,7 @@ def test_printed_means_are_those_of_the_printed_numbers(shape: Shape) -> None:
     assert num_checked >= 4
 
 
-def test_what_the_paper_says_of_its_tables_in_words_holds() -> None:
+def test_what_the_paper_says_of_its_tables_in_words_holds():
     """§5.1: ExLM is best on 5 of 7 tasks and on average, and beats SMILES-BERT on all. §5.2: ExLM beats RoBERTa on
     everything and is best of the base models on 7 of 8 GLUE tasks (TUPE on MRPC) and on SQuAD.
     """

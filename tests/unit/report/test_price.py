@@ -71,7 +71,7 @@ def saved_in_training(recipe: Any) -> int:
         {"model": {"width": 32, "ffn_width": 96, "num_heads": 4}},
     ],
 )
-def test_activations_are_the_bytes_that_autograd_keeps(sections: dict[str, Any]) -> None:
+def test_activations_are_the_bytes_that_autograd_keeps(sections):
     """Half of the logits' bytes are the log-probabilities that are kept; the other half exists while they are made."""
     recipe = long_recipe(**sections)
     memory = count_memory(recipe, NUM_SEQUENCES)
@@ -79,7 +79,7 @@ def test_activations_are_the_bytes_that_autograd_keeps(sections: dict[str, Any])
     assert saved_in_training(recipe) == pytest.approx(expected, rel=0.02)
 
 
-def test_dropout_keeps_a_byte_for_each_element_it_draws() -> None:
+def test_dropout_keeps_a_byte_for_each_element_it_draws():
     """A CPU keeps them in the dtype of the input, which is bf16 inside a block and float32 at the embeddings."""
     dropout = {"dropout": 0.1, "activation_dropout": 0.1}
     model = LONG["model"] | dropout
@@ -91,7 +91,7 @@ def test_dropout_keeps_a_byte_for_each_element_it_draws() -> None:
     assert counted[1] - counted[0] == positions * (layers * (2 * width + ffn_width) + width)
 
 
-def test_checkpointing_keeps_the_input_of_each_block_and_one_block_whole() -> None:
+def test_checkpointing_keeps_the_input_of_each_block_and_one_block_whole():
     model = LONG["model"]
     kept, lean = [], []
     for layers in (3, 4):
@@ -103,7 +103,7 @@ def test_checkpointing_keeps_the_input_of_each_block_and_one_block_whole() -> No
     assert kept[0] - lean[0] == 2 * (kept[1] - kept[0]) - 3 * positions * 4 * 16
 
 
-def test_states_of_training_are_16_bytes_a_parameter_and_fsdp_shares_them() -> None:
+def test_states_of_training_are_16_bytes_a_parameter_and_fsdp_shares_them():
     recipe = long_recipe()
     model = ExlmModel(recipe, SPECIAL.vocab_size)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -129,16 +129,14 @@ def test_states_of_training_are_16_bytes_a_parameter_and_fsdp_shares_them() -> N
         ("ablation-mlm", "a100", 54.7, 0.12),
     ],
 )
-def test_the_hours_of_the_paper_come_to_a_tenth_to_a_quarter_of_the_peak(
-    name: str, gpu: str, hours: float, utilisation: float
-) -> None:
+def test_the_hours_of_the_paper_come_to_a_tenth_to_a_quarter_of_the_peak(name, gpu, hours, utilisation):
     """App. J and Table 12, each on two GPUs; the utilisation that is assumed is the best of them."""
     price = price_pretraining(load_recipe(name), gpu, 2, utilisation=1.0)
     assert price.hours is not None
     assert price.hours / hours == pytest.approx(utilisation, abs=0.005)
 
 
-def test_the_price_of_text_base_by_hand() -> None:
+def test_the_price_of_text_base_by_hand():
     recipe = load_recipe("text-base")
     price = price_pretraining(recipe, "h100", 8, utilisation=0.5)
     assert (price.microbatches, price.microbatch_sequences) == (4, 66)  # 49,152 // 743; 256 sequences a GPU
@@ -159,7 +157,7 @@ def test_the_price_of_text_base_by_hand() -> None:
     assert price.fsdp_bytes_sent == pytest.approx((gathered + scattered) * 7 / 8)
 
 
-def test_an_mlm_has_no_mlm_beside_it_and_epochs_have_no_hours() -> None:
+def test_an_mlm_has_no_mlm_beside_it_and_epochs_have_no_hours():
     price = price_pretraining(load_recipe("text-base-mlm"), "h100", 1)
     assert (price.mlm_steps, price.ddp_bytes_sent) == (None, 0)
     assert "as MLM" not in describe_cost(price)
@@ -176,18 +174,18 @@ def test_an_mlm_has_no_mlm_beside_it_and_epochs_have_no_hours() -> None:
         ("text-large", "l40s", 1, "it fits"),
     ],
 )
-def test_the_table_says_what_fits(name: str, gpu: str, num_gpus: int, verdict: str) -> None:
+def test_the_table_says_what_fits(name, gpu, num_gpus, verdict):
     table = memory_table(price_pretraining(load_recipe(name), gpu, num_gpus))
     assert table.notes[0].endswith(f": {verdict}")
     assert len(table.columns) == (3 if num_gpus > 1 else 2)
 
 
-def test_what_never_fits_is_told_the_cure() -> None:
+def test_what_never_fits_is_told_the_cure():
     recipe = load_recipe("text-large", ["train.microbatch_tokens=400000"])
     assert memory_table(price_pretraining(recipe, "rtx4090", 1)).notes[0].endswith("`train.microbatch_tokens` is lower")
 
 
-def test_gpus_are_ordered_and_their_peaks_are_dense() -> None:
+def test_gpus_are_ordered_and_their_peaks_are_dense():
     """The data sheets give twice these numbers with sparsity, which training does not use."""
     assert list(GPUS) == sorted(GPUS)
     assert GPUS["h100"].peak_flops == pytest.approx(1979e12 / 2, rel=1e-3)
@@ -201,8 +199,6 @@ def test_gpus_are_ordered_and_their_peaks_are_dense() -> None:
         (["train.precision=fp32"], "h100", 1, "`train.precision`"),
     ],
 )
-def test_a_price_that_cannot_be_worked_out_is_one_error(
-    changes: list[str], gpu: str, num_gpus: int, words: str
-) -> None:
+def test_a_price_that_cannot_be_worked_out_is_one_error(changes, gpu, num_gpus, words):
     with pytest.raises(ConfigError, match=words):
         price_pretraining(load_recipe("text-base", changes), gpu, num_gpus)

@@ -49,7 +49,7 @@ def _without_entropy(result: RepeatMlmResult) -> RepeatMlmResult:
     return result.model_copy(update={"metrics": result.metrics | {"entropy_bits": None}})
 
 
-def test_the_csv_has_one_row_a_cell_under_the_names_that_scripts_rely_on(tmp_path: Path) -> None:
+def test_the_csv_has_one_row_a_cell_under_the_names_that_scripts_rely_on(tmp_path):
     rows = _csv(grid_results(), tmp_path)
     assert [(int(row["num_repeats"]), float(row["mask_ratio"])) for row in rows] == sorted(PAIRS)
     for row, (k, p), entropy, accuracy in zip(rows, PAIRS, FIGURE_5, FIGURE_3, strict=True):
@@ -63,7 +63,7 @@ def test_the_csv_has_one_row_a_cell_under_the_names_that_scripts_rely_on(tmp_pat
         assert row["steps"] == "50000"
 
 
-def test_seeds_are_averaged_and_their_counts_pooled(tmp_path: Path) -> None:
+def test_seeds_are_averaged_and_their_counts_pooled(tmp_path):
     first = _csv(grid_results(seeds=(1, 2, 5)), tmp_path)[0]
     assert float(first["entropy_bits"]) == pytest.approx(1.62 + statistics.mean([0, 0.01, 0.04]), rel=1e-5)
     assert float(first["entropy_bits_std"]) == pytest.approx(statistics.stdev([0, 0.01, 0.04]), rel=1e-5)
@@ -76,7 +76,7 @@ def test_seeds_are_averaged_and_their_counts_pooled(tmp_path: Path) -> None:
     assert pooled_corruption(cell)["measured"] == pytest.approx(0.4)
 
 
-def test_the_tables_are_those_of_the_paper_with_their_empty_corner() -> None:
+def test_the_tables_are_those_of_the_paper_with_their_empty_corner():
     tables = {table.name: table for table in grid_tables(grid_of(grid_results()))}
     assert tables["entropy"].columns == ("k \\ p", "2.25 %", "15 %", "38.7 %", "62.2 %", "78.9 %")
     assert tables["entropy"].title == "Entropy, bits"
@@ -89,7 +89,7 @@ def test_the_tables_are_those_of_the_paper_with_their_empty_corner() -> None:
     assert agreement["Perplexity"] == ("-", "-", "0", "0", "-")
 
 
-def test_cells_of_other_lengths_than_the_rest_have_their_steps_and_claims_without_them() -> None:
+def test_cells_of_other_lengths_than_the_rest_have_their_steps_and_claims_without_them():
     results = grid_results()
     assert "steps" not in _tables(results)
     results[0] = results[0].model_copy(update={"steps": 160_000})
@@ -99,7 +99,7 @@ def test_cells_of_other_lengths_than_the_rest_have_their_steps_and_claims_withou
     assert tables["agreement-same-steps"]["Entropy, bits"][0] == f"{spearman:.3g}"
 
 
-def test_a_diverged_cell_is_named_and_left_out_of_every_claim() -> None:
+def test_a_diverged_cell_is_named_and_left_out_of_every_claim():
     results = [diverge(r) if (r.num_repeats, r.mask_ratio) == (8, 0.622) else r for r in grid_results()]
     results[-1] = with_scores(results[-1], glue_mnli=DivergedTask(identity="x", diverged="the loss is nan"))
     cells = grid_of(results)
@@ -111,7 +111,7 @@ def test_a_diverged_cell_is_named_and_left_out_of_every_claim() -> None:
     assert not math.isnan(agreements(cells)["entropy_bits"].spearman)
 
 
-def test_undefined_figures_say_so_and_are_left_out_of_every_claim() -> None:
+def test_undefined_figures_say_so_and_are_left_out_of_every_claim():
     results = grid_results(seeds=(1, 2))
     whole = agreements(grid_of(results[:-2]))
     results[-2:] = [with_scores(_without_entropy(result), glue_mnli=scores((None, None))) for result in results[-2:]]
@@ -145,7 +145,7 @@ def figures(cells: Grid, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return {path.name: path for path in write_grid_figures(cells, curves, folder)}
 
 
-def test_every_figure_of_the_paper_has_its_files(figures: dict[str, Path]) -> None:
+def test_every_figure_of_the_paper_has_its_files(figures):
     stems = ("corruption", "entropy", "glue-mnli-accuracy", "curves")
     assert set(figures) == {f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg")}
     entropy = _texts(figures["entropy.svg"])
@@ -158,7 +158,7 @@ def test_every_figure_of_the_paper_has_its_files(figures: dict[str, Path]) -> No
         assert image.width > image.height > 300
 
 
-def test_cells_of_equal_p_to_the_k_have_one_colour_and_no_other_cell_has_it(figures: dict[str, Path]) -> None:
+def test_cells_of_equal_p_to_the_k_have_one_colour_and_no_other_cell_has_it(figures):
     svg = figures["entropy.svg"].read_text(encoding="utf-8")
     for group, num_cells in enumerate([4, 4, 3, 2, 1]):
         colour = corruption_colour(group, 5).lower()
@@ -167,7 +167,7 @@ def test_cells_of_equal_p_to_the_k_have_one_colour_and_no_other_cell_has_it(figu
         assert len(table_cells) == num_cells
 
 
-def test_without_tasks_or_curves_their_figures_are_left_out_and_the_bytes_repeat(tmp_path: Path) -> None:
+def test_without_tasks_or_curves_their_figures_are_left_out_and_the_bytes_repeat(tmp_path):
     cells = grid_of(grid_results(has_task=False)[:2])
     written = write_grid_figures(cells, {}, tmp_path)
     assert [path.name for path in written] == ["corruption.png", "corruption.svg", "entropy.png", "entropy.svg"]
@@ -177,7 +177,7 @@ def test_without_tasks_or_curves_their_figures_are_left_out_and_the_bytes_repeat
     assert "rank correlation" not in _texts(tmp_path / "entropy.svg")
 
 
-def test_diverged_and_undefined_cells_are_words_in_the_table_and_no_points(tmp_path: Path) -> None:
+def test_diverged_and_undefined_cells_are_words_in_the_table_and_no_points(tmp_path):
     results = grid_results(has_task=False)[:3]
     cells = grid_of([diverge(results[0]), _without_entropy(results[1]), results[2]])
     assert list(cells) == PAIRS[:3]

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from sklearn import metrics
 
 from exlm_cli.errors import CheckpointError
@@ -24,8 +23,6 @@ from exlm_cli.report.score_figures import SplitPredictions, draw_runs, write_cal
 from exlm_cli.report.scores import FinetunedRun
 from exlm_cli.tasks.base import write_outputs
 from tests.unit.report.scored_runs import scored
-
-Figures = dict[str, Figure]
 
 
 def predictions_of(
@@ -58,8 +55,8 @@ def bold_lines(axes: Axes) -> list[tuple[str, Any, Any]]:
 @pytest.mark.parametrize("num_outputs", [1, 3])
 @pytest.mark.parametrize("num_seeds", [1, 3])
 def test_curves_have_the_areas_of_scikit_learn_in_the_legend_and_under_the_line(
-    figures: Figures, tmp_path: Path, num_outputs: int, num_seeds: int
-) -> None:
+    figures, tmp_path, num_outputs, num_seeds
+):
     predictions = predictions_of(num_outputs, num_seeds=num_seeds)
     write_score_figures(predictions, tmp_path, "s")
     scores = metrics.roc_auc_score, metrics.average_precision_score
@@ -75,7 +72,7 @@ def test_curves_have_the_areas_of_scikit_learn_in_the_legend_and_under_the_line(
             assert metrics.auc(x, y) == pytest.approx(of_mean, abs=1e-9)
 
 
-def test_of_two_classes_the_second_is_asked_of_more_each_against_the_rest() -> None:
+def test_of_two_classes_the_second_is_asked_of_more_each_against_the_rest():
     two = predictions_of(2, is_multi_class=True)
     ((name, truth, scores),) = two.curves()
     targets, probabilities = known(two)
@@ -85,7 +82,7 @@ def test_of_two_classes_the_second_is_asked_of_more_each_against_the_rest() -> N
     assert [name for name, _, _ in predictions_of(3, is_multi_class=True).curves()] == ["name 0", "name 1", "name 2"]
 
 
-def test_of_many_labels_the_mean_curve_is_named(figures: Figures, tmp_path: Path) -> None:
+def test_of_many_labels_the_mean_curve_is_named(figures, tmp_path):
     predictions = predictions_of(12)
     write_score_figures(predictions, tmp_path, "s")
     ((label, x, y),) = bold_lines(figures["s-curves"].axes[0])
@@ -96,7 +93,7 @@ def test_of_many_labels_the_mean_curve_is_named(figures: Figures, tmp_path: Path
 
 
 @pytest.mark.parametrize("is_multi_class", [True, False])
-def test_confusion_matrices_are_those_of_scikit_learn(figures: Figures, tmp_path: Path, is_multi_class: bool) -> None:
+def test_confusion_matrices_are_those_of_scikit_learn(figures, tmp_path, is_multi_class):
     predictions = predictions_of(3, is_multi_class=is_multi_class)
     write_score_figures(predictions, tmp_path, "s")
     panels = [axes for axes in figures["s-confusion"].axes if axes.get_visible()]
@@ -111,7 +108,7 @@ def test_confusion_matrices_are_those_of_scikit_learn(figures: Figures, tmp_path
         ]
 
 
-def test_what_cannot_be_drawn_is_left_out(figures: Figures, tmp_path: Path) -> None:
+def test_what_cannot_be_drawn_is_left_out(figures, tmp_path):
     one_class = predictions_of(1)
     one_class.targets[:] = 1.0
     for stem, predictions in {
@@ -125,7 +122,7 @@ def test_what_cannot_be_drawn_is_left_out(figures: Figures, tmp_path: Path) -> N
     assert [axes.get_visible() for axes in figures["five-confusion"].axes] == [True] * 5 + [False] * 3
 
 
-def test_files_are_the_same_for_the_same_data_and_names_are_no_commands_to_matplotlib(tmp_path: Path) -> None:
+def test_files_are_the_same_for_the_same_data_and_names_are_no_commands_to_matplotlib(tmp_path):
     plain = predictions_of(2, is_multi_class=True, num_rows=20)
     nasty = replace(plain, names=("$x_1", "毒 " * 20), title="$\\alpha & 日本")
     first, second = (write_score_figures(nasty, tmp_path / name, "test") for name in "ab")
@@ -149,7 +146,7 @@ def with_files(folder: Path, run: FinetunedRun) -> FinetunedRun:
     return replace(run, folder=folder)
 
 
-def test_figures_go_into_each_run_or_named_by_run_into_one_folder(tmp_path: Path) -> None:
+def test_figures_go_into_each_run_or_named_by_run_into_one_folder(tmp_path):
     runs = [with_files(tmp_path / name, scored(f"x/{name}", "csv", {"roc_auc": [0.5, 0.5]})) for name in "ab"]
     kinds = [f"{kind}.{suffix}" for kind in ("curves", "confusion", "calibration") for suffix in ("png", "svg")]
     assert draw_runs(runs[:1], None) == [tmp_path / "a/report" / f"test-{kind}" for kind in kinds]
@@ -158,7 +155,7 @@ def test_figures_go_into_each_run_or_named_by_run_into_one_folder(tmp_path: Path
     assert all(path.is_file() for path in files)
 
 
-def test_a_damaged_run_stops_the_work_before_a_figure_of_another_is_written(tmp_path: Path) -> None:
+def test_a_damaged_run_stops_the_work_before_a_figure_of_another_is_written(tmp_path):
     runs = [with_files(tmp_path / name, scored(name, "csv", {"roc_auc": [0.5, 0.5]})) for name in "ab"]
     broken = tmp_path / "b/cells/single/seed-2/predictions-test.csv"
     write_outputs(broken, [7], ["active"], [np.array([0.5])])
@@ -170,7 +167,7 @@ def test_a_damaged_run_stops_the_work_before_a_figure_of_another_is_written(tmp_
     assert not (tmp_path / "a/report").exists()
 
 
-def test_values_have_intervals_and_spans_no_figure(figures: Figures, tmp_path: Path) -> None:
+def test_values_have_intervals_and_spans_no_figure(figures, tmp_path):
     """Targets are 0 and 1 in turn, the seeds' mean predictions multiples of 0.1: five of eight are within 0.25."""
     run = with_files(tmp_path / "run", scored("v", "csv", {"rmse": [0.5, 0.5]}, loss="regression"))
     span = scored("s", "squad/v2", {"f1": [0.5]}, loss="span")
@@ -183,7 +180,7 @@ def test_values_have_intervals_and_spans_no_figure(figures: Figures, tmp_path: P
     assert [len(points.get_offsets()) for points in axes.collections[1:]] == [inside.sum(), (~inside).sum()]
 
 
-def test_reliability_is_drawn_before_and_after_calibration(figures: Figures, tmp_path: Path) -> None:
+def test_reliability_is_drawn_before_and_after_calibration(figures, tmp_path):
     """Points are those of `reliability`; thirteen labels share one panel, and of two classes the second is drawn."""
     rng = np.random.default_rng(0)
     curve = PlattCurve(num_rows=9, least=0.0, most=1.0, slope=0.5, intercept=0.0)

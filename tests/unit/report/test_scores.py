@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from exlm_cli.experiments.evaluate import PretrainedScore
-from exlm_cli.finetune.results import Aggregate, BaselineResult, GridChoice, GridScores, summarise_values
+from exlm_cli.finetune.results import BaselineResult, GridChoice, GridScores, summarise_values
 from exlm_cli.report.scores import (
     format_score,
     percent_score,
@@ -35,11 +35,11 @@ SCRATCH = EXLM.model_copy(update={"checkpoint": None, "objective": "scratch", "s
         ([7.606e-8, 9.1e-8], "median", "8.353e-08 (7.606e-08 to 9.1e-08)"),
     ],
 )
-def test_a_score_is_shown_with_its_spread(values: list[float | None], aggregate: Aggregate, text: str) -> None:
+def test_a_score_is_shown_with_its_spread(values, aggregate, text):
     assert format_score(summarise_values(values), aggregate) == text
 
 
-def test_scores_and_budgets_are_written_as_in_the_paper() -> None:
+def test_scores_and_budgets_are_written_as_in_the_paper():
     assert pretraining_budget(EXLM) == "1,200 steps, 13.1 M tokens"
     assert pretraining_budget(SCRATCH) == "none"
     summary = summarise_values([0.7, 0.8])
@@ -55,7 +55,7 @@ def printed(**changed: Any) -> list[str]:
     return stream.getvalue().splitlines()
 
 
-def test_the_metric_that_chose_the_epoch_comes_first_and_everything_fits() -> None:
+def test_the_metric_that_chose_the_epoch_comes_first_and_everything_fits():
     lines = printed(notes=("left out 5 rows",))
     assert max(map(len, lines)) <= 80
     rows = [line.split()[0] for line in lines if line.split() and line.split()[0] in ("loss", "accuracy", "roc_auc")]
@@ -68,7 +68,7 @@ def test_the_metric_that_chose_the_epoch_comes_first_and_everything_fits() -> No
         assert words in text
 
 
-def test_scratch_one_seed_a_grid_and_the_baseline_are_named() -> None:
+def test_scratch_one_seed_a_grid_and_the_baseline_are_named():
     lines = printed(
         init=SCRATCH,
         seeds=(7,),
@@ -83,7 +83,7 @@ def test_scratch_one_seed_a_grid_and_the_baseline_are_named() -> None:
     assert text.count("0.8000 ± 0.1000") == 4
 
 
-def test_each_run_has_a_column_and_each_task_a_table() -> None:
+def test_each_run_has_a_column_and_each_task_a_table():
     runs = [
         scored("one", "csv", METRICS, baseline=baseline({"roc_auc": [0.6, 0.6]})),
         scored("two", "csv", {"roc_auc": [0.9], "accuracy": [0.5]}),
@@ -103,7 +103,7 @@ def test_each_run_has_a_column_and_each_task_a_table() -> None:
     assert (second.name, second.rows) == ("scores-glue-rte", (("accuracy", "0.6000 (0.5000 to 0.7000)"),))
 
 
-def test_runs_of_different_splits_have_a_baseline_each_and_a_warning() -> None:
+def test_runs_of_different_splits_have_a_baseline_each_and_a_warning():
     runs = [
         scored("one", "csv", METRICS, baseline=baseline({"roc_auc": [0.6]})),
         scored("two", "csv", METRICS, baseline=baseline({"roc_auc": [0.5]}), split="random", split_sha256="cd" * 32),
@@ -115,7 +115,7 @@ def test_runs_of_different_splits_have_a_baseline_each_and_a_warning() -> None:
     assert "one scaffold abababab, two random cdcdcdcd, three scaffold abababab" in table.notes[-1]
 
 
-def test_pretrained_checkpoints_have_a_column_each_with_the_data_that_they_were_scored_on() -> None:
+def test_pretrained_checkpoints_have_a_column_each_with_the_data_that_they_were_scored_on():
     exlm = PretrainedScore(
         "a", "runs/a/checkpoints/step-30", "exlm", 30, 649_508, 55_600, "19 sequences of x.txt",
         {"loss": 2.5, "perplexity": 12.18, "entropy_bits": math.nan, "effective_states": 1.5, "num_sequences": 1900.0},
@@ -132,7 +132,7 @@ def test_pretrained_checkpoints_have_a_column_each_with_the_data_that_they_were_
     assert table.notes[0] == "a: exlm, step 30, 0.6 M parameters, 55.6 k tokens, scored on 19 sequences of x.txt"
 
 
-def test_tables_of_unrelated_csv_files_are_apart_and_have_names_of_their_own() -> None:
+def test_tables_of_unrelated_csv_files_are_apart_and_have_names_of_their_own():
     metrics: dict[str, list[float | None]] = {"roc_auc": [0.5]}
     sizes = {"train": 8, "valid": 1, "test": 1}
     runs = [scored("a", "csv", metrics), scored("b", "csv", metrics), scored("c", "csv", metrics, split_sizes=sizes)]
@@ -142,7 +142,7 @@ def test_tables_of_unrelated_csv_files_are_apart_and_have_names_of_their_own() -
     assert [table.name for table in tables] == ["scores-csv", "scores-csv-2", "scores-csv-3"]
 
 
-def test_several_values_have_a_table_of_their_own_errors_beside_the_baseline() -> None:
+def test_several_values_have_a_table_of_their_own_errors_beside_the_baseline():
     """Errors are in the unit of each value: a mean of 0.5 and 9 would say nothing."""
     of_label = {
         name: {metric: summarise_values([value]) for metric in ("rmse", "mae", "r2")}

@@ -20,18 +20,18 @@ def _contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("colour", [*MASK_COLOURS, END_COLOUR, *(fade(c, 0.25) for c in MASK_COLOURS)])
-def test_words_on_every_colour_can_be_read(colour: str) -> None:
+def test_words_on_every_colour_can_be_read(colour):
     assert _contrast(ink_on(colour), colour) >= 4.5
 
 
-def test_neighbouring_masks_differ_in_lightness_too() -> None:
+def test_neighbouring_masks_differ_in_lightness_too():
     neighbours = itertools.pairwise([*MASK_COLOURS, MASK_COLOURS[0]])
     assert min(_contrast(one, other) for one, other in neighbours) >= 1.4
     assert len(set(MASK_COLOURS)) == len(MASK_COLOURS)
     assert len(set(RUN_COLOURS)) == len(RUN_COLOURS)
 
 
-def test_the_first_mask_is_yellow_the_second_brown_and_colours_come_round() -> None:
+def test_the_first_mask_is_yellow_the_second_brown_and_colours_come_round():
     assert [mask_colour(mask) for mask in (0, 1, len(MASK_COLOURS))] == [
         MASK_COLOURS[0],
         MASK_COLOURS[1],
@@ -44,13 +44,13 @@ def test_the_first_mask_is_yellow_the_second_brown_and_colours_come_round() -> N
     assert mask_colour(-1) == END_COLOUR
 
 
-def test_fading_ends_in_white() -> None:
+def test_fading_ends_in_white():
     assert fade("#123456", 0) == "#FFFFFF"
     assert fade("#123456", 1) == "#123456"
 
 
 @pytest.mark.parametrize("width", [3.4, 7.8])
-def test_a_long_title_is_broken_into_lines_that_stay_inside_the_figure(width: float) -> None:
+def test_a_long_title_is_broken_into_lines_that_stay_inside_the_figure(width):
     figure = new_figure(width, 2.0, "wide words " * 12, ["a caption that goes on " * 8])
     figure.subplots()
     renderer: Any = figure.canvas

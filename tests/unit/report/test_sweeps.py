@@ -13,13 +13,7 @@ from PIL import Image
 
 from exlm_cli.experiments.results import DivergedTask, VariantResult
 from exlm_cli.report.seed_groups import SeedGroup, group_seeds
-from exlm_cli.report.sweeps import (
-    entropy_families,
-    paper_tables_of,
-    sweep_tables,
-    write_figure_12,
-    write_sweep_report,
-)
+from exlm_cli.report.sweeps import entropy_families, paper_tables_of, sweep_tables, write_figure_12, write_sweep_report
 from exlm_cli.report.tables import ReportTable
 from tests.unit.report.sweep_results import ROWS, diverge, scores, sweep_results, with_scores
 
@@ -41,7 +35,7 @@ def _csv(results: list[VariantResult], folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_the_csv_has_one_row_a_variant_under_the_names_that_scripts_rely_on(tmp_path: Path) -> None:
+def test_the_csv_has_one_row_a_variant_under_the_names_that_scripts_rely_on(tmp_path):
     results = sweep_results("figure-12", seeds=(1, 2, 5))
     rows = _csv(results, tmp_path)
     assert [row["variant"] for row in rows] == ["mlm", "exlm-k2", "exlm", "exlm-k8"]
@@ -60,7 +54,7 @@ def test_the_csv_has_one_row_a_variant_under_the_names_that_scripts_rely_on(tmp_
     assert json.loads(rows[1]["changes"]) == {"masking.num_states_per_mask": 2}
 
 
-def test_a_diverged_seed_is_left_out_of_means_and_named(tmp_path: Path) -> None:
+def test_a_diverged_seed_is_left_out_of_means_and_named(tmp_path):
     results = [diverge(r) if r.seed == 2 else r for r in sweep_results("table-13", seeds=(1, 2))]
     variant = group_seeds(results)[0]
     assert (variant.seeds, variant.diverged_seeds, variant.mean("loss")) == ((1,), (2,), 2.0)
@@ -70,7 +64,7 @@ def test_a_diverged_seed_is_left_out_of_means_and_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_sweep_with_the_papers_accuracies_gives_the_papers_table(name: str) -> None:
+def test_a_sweep_with_the_papers_accuracies_gives_the_papers_table(name):
     paper, labels = ROWS[name]
     table = {table.name: table for table in paper_tables_of(group_seeds(sweep_results(name)))}[name]
     assert table.columns[2:7] == ("MNLI", "QNLI", "QQP", "RTE", "Avg")
@@ -82,25 +76,25 @@ def test_a_sweep_with_the_papers_accuracies_gives_the_papers_table(name: str) ->
         assert float(cells[4]) == pytest.approx(mean, abs=0.0501)
 
 
-def test_without_mismatched_rows_the_tables_have_no_mnli() -> None:
+def test_without_mismatched_rows_the_tables_have_no_mnli():
     results = [with_scores(result, glue_mnli=scores((0.9,))) for result in sweep_results("table-2")]
     (table,) = paper_tables_of(group_seeds(results))
     assert _cells(table, "ours")["ExLM"] == ("-", "91.4", "91.3", "57.6", "-")
 
 
-def test_a_sweep_of_everything_gives_every_table_of_the_paper() -> None:
+def test_a_sweep_of_everything_gives_every_table_of_the_paper():
     tables = sweep_tables(group_seeds(sweep_results("ablations")), name="ablations")
     assert [table.name for table in tables] == ["variants", "table-2", "table-4", "table-13"]
 
 
-def test_every_row_has_its_budget() -> None:
+def test_every_row_has_its_budget():
     (table,) = paper_tables_of(group_seeds(sweep_results("table-2", seeds=(1, 2))))
     budgets = {(row[0], row[1]): row[7:] for row in table.rows}
     assert budgets["paper", "Vanilla MLM++"] == ("3", "128 M", "100,000 steps of 4,096 sequences")
     assert budgets["ours", "ExLM"] == ("2 x 3", "1.4 M", "600 steps of 4,096 sequences")
 
 
-def test_some_variants_and_tasks_fill_a_part_of_the_table_that_fits_best() -> None:
+def test_some_variants_and_tasks_fill_a_part_of_the_table_that_fits_best():
     results = [r for r in sweep_results("table-2", tasks=("RTE",)) if r.label in ("mlm", "mlm-plus-plus")]
     (table,) = paper_tables_of(group_seeds(results))
     assert table.name == "table-2"
@@ -109,20 +103,20 @@ def test_some_variants_and_tasks_fill_a_part_of_the_table_that_fits_best() -> No
     }  # fmt: skip
 
 
-def test_without_its_tasks_or_variants_there_is_no_table_of_the_paper() -> None:
+def test_without_its_tasks_or_variants_there_is_no_table_of_the_paper():
     assert paper_tables_of(group_seeds(sweep_results("table-2", tasks=()))) == []
     others = [r.model_copy(update={"rope": "none"}) for r in sweep_results("table-2") if r.label == "exlm"]
     assert paper_tables_of(group_seeds(others)) == []
 
 
-def test_a_variant_with_another_change_is_not_taken_for_the_papers() -> None:
+def test_a_variant_with_another_change_is_not_taken_for_the_papers():
     changes = {"exlm": {"model.transition.start": "lanes"}, "mlm": {"model.clone_embedding": "none"}}
     results = [r.model_copy(update={"changes": r.changes | changes.get(r.label, {})}) for r in sweep_results("table-2")]
     table = next(t for t in paper_tables_of(group_seeds(results)) if t.name == "table-2")
     assert set(_cells(table, "ours")) == set(ROWS["table-2"][1]) - {"ExLM"}
 
 
-def test_every_variant_has_its_figures_its_budget_and_its_changes() -> None:
+def test_every_variant_has_its_figures_its_budget_and_its_changes():
     (table,) = sweep_tables(group_seeds(sweep_results("table-2", seeds=(1, 3), tasks=())), name="mine")
     assert table.title == "Variants of mine (mean ± standard deviation of 2 seeds)"
     exlm, mlm = _row(table, "exlm"), _row(table, "mlm")
@@ -131,7 +125,7 @@ def test_every_variant_has_its_figures_its_budget_and_its_changes() -> None:
     assert (_row(table, "exlm-no-2d-rope")["changes"], exlm["changes"]) == ("model.rope=1d", "-")
 
 
-def test_a_task_that_is_not_the_papers_has_its_column_and_a_part_of_its_rows_a_note() -> None:
+def test_a_task_that_is_not_the_papers_has_its_column_and_a_part_of_its_rows_a_note():
     bace = scores((0.7, 0.8), metric="roc_auc", max_rows=300)
     results = [with_scores(r, moleculenet_bace=bace) for r in sweep_results("table-13", tasks=())]
     (table,) = sweep_tables(group_seeds(results), name="mine")
@@ -140,7 +134,7 @@ def test_a_task_that_is_not_the_papers_has_its_column_and_a_part_of_its_rows_a_n
     assert table.notes[-1].endswith(" moleculenet/bace (1,000 rows)")
 
 
-def test_a_diverged_variant_has_no_figure() -> None:
+def test_a_diverged_variant_has_no_figure():
     results = [diverge(r) if r.label == "exlm" else r for r in sweep_results("table-2")]
     tables = sweep_tables(group_seeds(results), name="mine")
     assert _row(tables[0], "exlm")["loss"] == "diverged"
@@ -148,7 +142,7 @@ def test_a_diverged_variant_has_no_figure() -> None:
     assert _cells(tables[1], "ours")["ExLM"] == ("-",) * 5
 
 
-def test_entropies_over_p_are_tables_one_for_each_definition() -> None:
+def test_entropies_over_p_are_tables_one_for_each_definition():
     tables = sweep_tables(group_seeds(sweep_results("figure-12", seeds=(1, 3))), name="figure-12")
     assert [table.name for table in tables[:3]] == ["variants", "figure-12-states", "figure-12-weighted"]
     assert tables[1].columns == ("variant", "15 %", "38.7 %", "62.2 %", "78.9 %")
@@ -162,7 +156,7 @@ def test_entropies_over_p_are_tables_one_for_each_definition() -> None:
     assert [table.name for table in sweep_tables(group_seeds(mlms), name="x")] == ["variants", "figure-12-states"]
 
 
-def test_undefined_scores_and_entropies_say_so() -> None:
+def test_undefined_scores_and_entropies_say_so():
     results = sweep_results("quickstart-ablations")
     first = with_scores(
         results[0], glue_rte=scores((None, None)), glue_qqp=DivergedTask(identity="x", diverged="the loss is nan")
@@ -198,7 +192,7 @@ def _measured(name: str) -> Variants:
     )
 
 
-def test_figure_12_has_a_line_for_the_mlm_and_one_for_each_k(tmp_path: Path) -> None:
+def test_figure_12_has_a_line_for_the_mlm_and_one_for_each_k(tmp_path):
     variants = group_seeds(sweep_results("figure-12", seeds=(1, 2, 3)))
     texts = _texts(variants, tmp_path)
     names = {"MLM", "ExLM, k = 2", "ExLM, k = 4", "ExLM, k = 8", "78.9 %", "mean over states"}
@@ -209,24 +203,24 @@ def test_figure_12_has_a_line_for_the_mlm_and_one_for_each_k(tmp_path: Path) -> 
     assert (tmp_path / "figure-12.svg").read_bytes() == before
 
 
-def test_mlms_alone_have_one_panel_and_one_ratio_alone_has_no_figure(tmp_path: Path) -> None:
+def test_mlms_alone_have_one_panel_and_one_ratio_alone_has_no_figure(tmp_path):
     mlm = [variant for variant in group_seeds(sweep_results("figure-12")) if variant.first.label == "mlm"]
     assert "weighted by the posterior" not in _texts(mlm, tmp_path)
     assert write_figure_12(group_seeds(sweep_results("table-4")), tmp_path / "none") == []
 
 
-def test_lines_trained_at_several_ratios_name_them(tmp_path: Path) -> None:
+def test_lines_trained_at_several_ratios_name_them(tmp_path):
     assert "MLM, trained at p = 38.7 %" in _texts(_measured("table-4"), tmp_path)
 
 
-def test_variants_that_differ_in_more_than_k_and_p_are_no_lines() -> None:
+def test_variants_that_differ_in_more_than_k_and_p_are_no_lines():
     families = entropy_families(_measured("ablations"))
     assert {label: [v.first.label for v in family] for label, family in families.items()} == {
         "": ["mlm", "mlm-p38.7", "exlm-k2", "exlm-k2-p38.7", "exlm", "exlm-k4-p38.7", "exlm-k8", "exlm-k8-p38.7"]
     }
 
 
-def test_variants_that_share_their_other_changes_have_a_figure_of_their_own() -> None:
+def test_variants_that_share_their_other_changes_have_a_figure_of_their_own():
     families = entropy_families(_measured("ablations-small-smiles"))
     assert list(families) == ["", "exlm-formula"]
     assert [variant.first.label for variant in families["exlm-formula"]] == [

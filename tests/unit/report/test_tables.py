@@ -3,20 +3,13 @@
 import csv
 import io
 import re
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from exlm_cli.cli.commands import eval as cmd_eval
 from exlm_cli.errors import CheckpointError
-from exlm_cli.report.tables import (
-    SUFFIXES,
-    ReportTable,
-    as_latex,
-    as_markdown,
-    write_tables,
-)
+from exlm_cli.report.tables import SUFFIXES, ReportTable, as_latex, as_markdown, write_tables
 
 NASTY = ("a_b & 50% {x}", "#1 $2 ~^\\", "1.0 ±0.2", '"q", | <y> `z`')
 TABLE = ReportTable(
@@ -30,11 +23,11 @@ def drawn(table: ReportTable, width: int) -> list[str]:
     return stream.getvalue().splitlines()
 
 
-def test_the_command_line_offers_the_formats_that_there_are() -> None:
+def test_the_command_line_offers_the_formats_that_there_are():
     assert tuple(SUFFIXES) == cmd_eval._FORMATS
 
 
-def test_markdown_has_as_many_cells_in_each_line_and_keeps_bars_inside_them() -> None:
+def test_markdown_has_as_many_cells_in_each_line_and_keeps_bars_inside_them():
     lines = [line for line in as_markdown(TABLE).splitlines() if line.startswith("|")]
     cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines]
     assert [len(row) for row in cells] == [4] * 4
@@ -44,7 +37,7 @@ def test_markdown_has_as_many_cells_in_each_line_and_keeps_bars_inside_them() ->
     assert as_markdown(TABLE).endswith("\n- a note_1\n")
 
 
-def test_latex_escapes_what_is_a_command_and_comes_back_as_it_was() -> None:
+def test_latex_escapes_what_is_a_command_and_comes_back_as_it_was():
     """Reading the cells back with the escapes undone, as LaTeX would print them."""
     text = as_latex(TABLE)
     body = text[text.index("\\midrule") : text.index("\\bottomrule")]
@@ -79,7 +72,7 @@ WIDE = ReportTable(
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_a_wide_table_is_cut_between_columns_and_no_cell_is_broken(width: int) -> None:
+def test_a_wide_table_is_cut_between_columns_and_no_cell_is_broken(width):
     lines = drawn(WIDE, width)
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
@@ -92,7 +85,7 @@ def test_a_wide_table_is_cut_between_columns_and_no_cell_is_broken(width: int) -
     assert not any("ours mine: seeds" in line for line in lines)
 
 
-def test_a_sparse_table_shows_the_columns_that_its_last_group_has_values_in() -> None:
+def test_a_sparse_table_shows_the_columns_that_its_last_group_has_values_in():
     sparse = ReportTable(WIDE.name, WIDE.title, WIDE.columns, WIDE.groups, (), 2, 1, is_sparse=True)
     (headings,) = [line for line in drawn(sparse, 200) if line.startswith("source")]
     assert headings.split() == ["source", "model", *(word for i in range(0, 12, 2) for word in ("column", str(i)))]
@@ -100,7 +93,7 @@ def test_a_sparse_table_shows_the_columns_that_its_last_group_has_values_in() ->
     assert "b" in "\n".join(drawn(nothing, 80))
 
 
-def test_files_are_written_in_every_format_or_the_reason_is_told(tmp_path: Path) -> None:
+def test_files_are_written_in_every_format_or_the_reason_is_told(tmp_path):
     written = write_tables([TABLE], tmp_path / "new" / "folder", list(SUFFIXES))
     assert [path.name for path in written] == ["mine.md", "mine.csv", "mine.tex"]
     assert [tuple(row) for row in csv.reader(io.StringIO(written[1].read_text()))] == [TABLE.columns, *TABLE.rows]

@@ -46,7 +46,7 @@ def by_name(task: TableTask) -> dict[str, list[int]]:
         ({"files": {"train": "a.csv", "valid": "a.csv"}}, "files"),
     ],
 )
-def test_the_split_is_called_what_it_is(tmp_path: Path, options: dict[str, Any], name: str) -> None:
+def test_the_split_is_called_what_it_is(tmp_path, options, name):
     parts = ["train"] * 10 + ["valid"] * 5 + ["test"] * 5
     rows = [f"C1{'C' * (2 + i)}C1,{i % 2},note {i},{part}" for i, part in enumerate(parts)]
     write(tmp_path / "a.csv", "smiles,y,note,part", rows)
@@ -55,7 +55,7 @@ def test_the_split_is_called_what_it_is(tmp_path: Path, options: dict[str, Any],
     assert load(tmp_path, **options).split_name == name
 
 
-def test_molecules_with_classes(tmp_path: Path) -> None:
+def test_molecules_with_classes(tmp_path):
     rows = [f"{i},{s},{'active' if i % 3 else 'inactive'}" for i, s in enumerate(CHAINS)]
     write(tmp_path / "a.csv", "id,smiles,y", rows)
     task = load(tmp_path, split="random")
@@ -70,7 +70,7 @@ def test_molecules_with_classes(tmp_path: Path) -> None:
         np.testing.assert_array_equal(task.examples[split].targets[:, 0], task.split_indices[split] % 3 == 0)
 
 
-def test_a_split_column_is_followed(tmp_path: Path) -> None:
+def test_a_split_column_is_followed(tmp_path):
     parts = ["train", "Train", "TRAINING", "val", "dev", "validation", "test", ""]
     write(tmp_path / "a.csv", "smiles,y,part", [f"{CHAINS[i]},{i % 2},{part}" for i, part in enumerate(parts)])
     task = load(tmp_path, split_column="part")
@@ -79,16 +79,14 @@ def test_a_split_column_is_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("words", "missing"), [("vvt", "train"), ("rrt", "valid"), ("ttt", "train")])
-def test_a_split_column_without_rows_to_train_or_validate_on_is_refused(
-    tmp_path: Path, words: str, missing: str
-) -> None:
+def test_a_split_column_without_rows_to_train_or_validate_on_is_refused(tmp_path, words, missing):
     named = {"r": "train", "v": "valid", "t": "test"}
     write(tmp_path / "a.csv", "smiles,y,part", [f"{'C' * (i + 1)},{i % 2},{named[w]}" for i, w in enumerate(words)])
     with pytest.raises(DataError, match=f"a.csv: `part` is `{missing}` in no row"):
         load(tmp_path, split_column="part")
 
 
-def test_three_files_are_three_splits(tmp_path: Path) -> None:
+def test_three_files_are_three_splits(tmp_path):
     write(tmp_path / "a.csv", "smiles,y", [f"{s},{i % 2}" for i, s in enumerate(CHAINS[:4])])
     write(tmp_path / "b.csv", "y,smiles", ["1,N", "0,OC"])
     write(tmp_path / "c.csv", "smiles,y", ["CCC,0", "C1CC,1"])
@@ -102,7 +100,7 @@ def test_three_files_are_three_splits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [["CCC,", "CCCC,NA"], ["C1CC,1"]], ids=["without labels", "no molecules"])
-def test_a_test_file_without_a_row_to_score_is_left_out_and_told(tmp_path: Path, rows: list[str]) -> None:
+def test_a_test_file_without_a_row_to_score_is_left_out_and_told(tmp_path, rows):
     write(tmp_path / "a.csv", "smiles,y", [f"{s},{i % 2}" for i, s in enumerate(CHAINS[:4])])
     write(tmp_path / "b.csv", "smiles,y", ["N,1", "OC,0"])
     write(tmp_path / "c.csv", "smiles,y", rows)
@@ -115,7 +113,7 @@ def test_a_test_file_without_a_row_to_score_is_left_out_and_told(tmp_path: Path,
             load(tmp_path, files=files)
 
 
-def test_rows_without_label_or_text_are_left_out_and_told(tmp_path: Path) -> None:
+def test_rows_without_label_or_text_are_left_out_and_told(tmp_path):
     write(tmp_path / "a.csv", "text,y", [f"Row {i},{i % 2}" for i in range(20)] + [",1", "No label,", ",NA"])
     task = load(tmp_path, text_column="text")
     assert sum(task.split_sizes.values()) == 20
@@ -134,7 +132,7 @@ def test_rows_without_label_or_text_are_left_out_and_told(tmp_path: Path) -> Non
         ({"label_columns": ("value",), "class_weights": "balanced"}, "`task.class_weights:", "task.label_kind"),
     ],
 )  # fmt: skip
-def test_a_recipe_that_does_not_fit_the_table_is_refused(tmp_path: Path, options: Any, message: str, hint: str) -> None:
+def test_a_recipe_that_does_not_fit_the_table_is_refused(tmp_path, options, message, hint):
     header = "smiles,y,note,part" if "value" not in str(options) else "smiles,value"
     write(tmp_path / "a.csv", header, ["C,1,x,train", "CC,0,y,test"] if "y" in header else ["C,1.5", "CC,2", "CN,3"])
     with pytest.raises(ConfigError, match=message) as caught:
@@ -152,7 +150,7 @@ def test_a_recipe_that_does_not_fit_the_table_is_refused(tmp_path: Path, options
         ({"files": {"train": "a.csv", "valid": "b.csv"}}, "b.csv: no column `smiles`"),
     ],
 )
-def test_a_column_or_cell_that_cannot_be_used_is_named(tmp_path: Path, options: Any, message: str) -> None:
+def test_a_column_or_cell_that_cannot_be_used_is_named(tmp_path, options, message):
     write(tmp_path / "a.csv", "smiles,y,note,part", ["C,1,x,train", "CC,0,,holdout"])
     write(tmp_path / "b.csv", "structure,y", ["C,1", "CC,0"])
     with pytest.raises(DataError, match=message):

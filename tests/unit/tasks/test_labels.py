@@ -3,7 +3,6 @@
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +39,7 @@ def read(kind: LabelKind = "auto", **columns: str) -> Labels:
         ({"a": "1|0", "b": "0.5|2"}, "regression", ("a", "b"), [[1, 0.5], [0, 2]]),
     ],
 )
-def test_what_labels_are_is_found(columns: Any, loss: str, names: tuple[str, ...], targets: Any) -> None:
+def test_what_labels_are_is_found(columns, loss, names, targets):
     labels = read(**columns)
     assert (labels.loss, labels.names) == (loss, names)
     np.testing.assert_array_equal(labels.targets, np.array(targets, dtype=float))
@@ -56,7 +55,7 @@ def test_what_labels_are_is_found(columns: Any, loss: str, names: tuple[str, ...
         ({"y": "1|2|3"}, "found values to predict in `y`; choose what they are with `task.label_kind=classes|"),
     ],
 )
-def test_what_was_found_is_told(columns: Any, note: str) -> None:
+def test_what_was_found_is_told(columns, note):
     notes = read(**columns).notes
     assert notes[0].startswith(note)
     is_missing = columns == {"y": "1|0|0|0|"}
@@ -71,7 +70,7 @@ def test_what_was_found_is_told(columns: Any, note: str) -> None:
         ("multi_label", "0|1|1", "binary", ("y",)),
     ],
 )
-def test_the_kind_can_be_said(kind: LabelKind, cells: str, loss: str, names: tuple[str, ...]) -> None:
+def test_the_kind_can_be_said(kind, cells, loss, names):
     assert (read(kind, y=cells).loss, read(kind, y=cells).names) == (loss, names)
 
 
@@ -94,12 +93,12 @@ def test_the_kind_can_be_said(kind: LabelKind, cells: str, loss: str, names: tup
         ("auto", {"y": "|".join(f"text {i}" for i in range(101))}, "a.csv: `y` has 101 different texts"),
     ],
 )
-def test_what_does_not_fit_is_refused(kind: LabelKind, columns: dict[str, str], message: str) -> None:
+def test_what_does_not_fit_is_refused(kind, columns, message):
     with pytest.raises(DataError, match=re.escape(message)):
         read(kind, **columns)
 
 
-def test_a_missing_label_column_is_named() -> None:
+def test_a_missing_label_column_is_named():
     with pytest.raises(DataError, match=r"a.csv: no column `z`") as caught:
         read_labels(table_of(y="0|1"), ["z"], "auto")
     assert "`task.label_columns=" in caught.value.hint
@@ -115,9 +114,7 @@ def test_a_missing_label_column_is_named() -> None:
         ({"y": "0.5|-2|n/a"}, "regression", ("y",), [[0.5], [-2], [NAN]]),
     ],
 )
-def test_labels_of_further_rows_are_those_of_a_known_task(
-    columns: Any, loss: Any, names: tuple[str, ...], targets: Any
-) -> None:
+def test_labels_of_further_rows_are_those_of_a_known_task(columns, loss, names, targets):
     found = read_known_targets(table_of(**columns), ["y"], loss, names)
     np.testing.assert_array_equal(found, np.array(targets, dtype=float))
     lacking = read_known_targets(table_of(x="a|b"), ["y"], loss, names)
@@ -132,13 +129,13 @@ def test_labels_of_further_rows_are_those_of_a_known_task(
         ("regression", "inf", "a number from -1e100 to 1e100"),
     ],
 )
-def test_a_label_that_a_known_task_does_not_have_is_named_with_its_row(loss: Any, cell: str, accepted: str) -> None:
+def test_a_label_that_a_known_task_does_not_have_is_named_with_its_row(loss, cell, accepted):
     with pytest.raises(DataError) as caught:
         read_known_targets(table_of(y=f"|{cell}"), ["y"], loss, ["blue", "red"])
     assert f"a.csv:3: `y` is `{cell}`; accepted: {accepted}" in caught.value.message
 
 
-def test_numbers_with_a_decimal_comma_are_classes_with_a_warning_and_values_on_request() -> None:
+def test_numbers_with_a_decimal_comma_are_classes_with_a_warning_and_values_on_request():
     """The warning names the key; with it, the numbers are those that the same cells with points give."""
     commas = table_of(y="1,5|2|-0,25|3,0e-2|NA", other="a,b|1,5|c|d|e")
     labels = read_labels(commas, ["y"], "auto")

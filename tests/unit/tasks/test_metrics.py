@@ -2,7 +2,6 @@
 
 import math
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pytest
@@ -50,12 +49,12 @@ VALUES = ([1.0, 2.0, 4.0], [1.5, 2.0, 2.0])
         ("r2", [3, 3], [1, 2], NAN),
     ],
 )
-def test_scores_by_hand(name: str, targets: Any, predicted: Any, expected: float) -> None:
+def test_scores_by_hand(name, targets, predicted, expected):
     assert metric(name, targets, predicted) == pytest.approx(float(expected), abs=1e-9, nan_ok=True)
     assert math.isnan(metric(name, [], []))
 
 
-def test_labels_are_scored_where_known_and_averaged_where_both_classes_are() -> None:
+def test_labels_are_scored_where_known_and_averaged_where_both_classes_are():
     targets = np.array([[0, 1, NAN, 0], [0, 1, NAN, NAN], [1, NAN, NAN, 1], [1, 1, NAN, NAN]])
     probabilities = np.column_stack([SCORES, [0.9, 0.2, 0.9, 0.9], SCORES, [0.9, 0.0, 0.5, 0.0]])
     scores = score_rows("binary", probabilities, targets)
@@ -76,7 +75,7 @@ def test_labels_are_scored_where_known_and_averaged_where_both_classes_are() -> 
     assert all(map(math.isnan, score_rows("binary", np.array([[0.5]]), np.array([[NAN]])).values()))
 
 
-def test_two_classes_have_the_areas_of_the_second_and_three_have_none() -> None:
+def test_two_classes_have_the_areas_of_the_second_and_three_have_none():
     scores = score_rows("classes", np.array([[1 - p, p] for p in SCORES]), np.array([[0.0], [0], [1], [1]]))
     expected = {
         "roc_auc": 3 / 4, "average_precision": 5 / 6, "accuracy": 3 / 4, "f1": 2 / 3,
@@ -88,14 +87,14 @@ def test_two_classes_have_the_areas_of_the_second_and_three_have_none() -> None:
     assert (scores["accuracy"], scores["f1"]) == pytest.approx((3 / 5, 11 / 18), abs=1e-9)
 
 
-def test_columns_of_values_are_scored_where_known() -> None:
+def test_columns_of_values_are_scored_where_known():
     targets = np.array([[1.0, 10.0], [2.0, NAN], [4.0, 20.0]])
     scores = score_rows("regression", np.array([[1.5, 11.0], [2.0, 0.0], [2.0, 21.0]]), targets)
     assert scores["pearsonr"] == pytest.approx((metric("pearsonr", *VALUES) + 1) / 2, abs=1e-9)
     assert not {"rmse", "mae", "standardised_rmse"} & scores.keys()  # of different units
 
 
-def test_errors_of_several_columns_are_averaged_after_division_by_their_deviation() -> None:
+def test_errors_of_several_columns_are_averaged_after_division_by_their_deviation():
     """Another unit of a column changes its own error, and no figure that is averaged over columns."""
     targets = np.array([[1.0, 10.0], [2.0, NAN], [4.0, 20.0]])
     predicted = np.array([[1.5, 11.0], [2.0, 0.0], [2.0, 21.0]])
@@ -111,7 +110,7 @@ def test_errors_of_several_columns_are_averaged_after_division_by_their_deviatio
     )
 
 
-def test_the_same_answer_for_every_row_is_described() -> None:
+def test_the_same_answer_for_every_row_is_described():
     truth = np.array([[0.0, 1.0], [1.0, 1.0], [1.0, 0.0]])
     assert describe_constant("binary", np.array([[0.6, 0.2], [0.7, 0.9], [0.8, 0.1]]), truth, ("a", "b")) == [
         "the same answer is predicted for every row: `a` is 1"
@@ -128,7 +127,7 @@ def test_the_same_answer_for_every_row_is_described() -> None:
     assert describe_constant("regression", values * 0.1, values, ("y",)) == []
 
 
-def test_probabilities_by_hand() -> None:
+def test_probabilities_by_hand():
     logits = np.array([[0.0, math.log(3)]])
     assert np.allclose(to_probabilities("binary", logits), [[1 / 2, 3 / 4]], rtol=1e-12)
     assert np.allclose(to_probabilities("classes", logits), [[1 / 4, 3 / 4]], rtol=1e-12)
@@ -149,9 +148,7 @@ def test_probabilities_by_hand() -> None:
         ([[1.0], [1.0 + 2**-50]], [1.0 + 2**-51], [2**-51]),
     ],
 )
-def test_the_scale_of_targets_leaves_out_what_is_missing_and_never_loses_its_digits(
-    targets: Any, mean: list[float], std: list[float]
-) -> None:
+def test_the_scale_of_targets_leaves_out_what_is_missing_and_never_loses_its_digits(targets, mean, std):
     found = target_scale(np.array(targets))
     assert found[0].tolist() == pytest.approx(mean, rel=1e-15)
     assert found[1].tolist() == pytest.approx(std, rel=1e-15)

@@ -37,7 +37,7 @@ def load(folder: Path, name: str = "bace", **options: Any) -> TableTask:
     )
 
 
-def test_both_public_layouts_of_a_set_are_read(tmp_path: Path) -> None:
+def test_both_public_layouts_of_a_set_are_read(tmp_path):
     rows = [f"{m},BACE_{i},{i % 2},Train,{i / 10}" for i, m in enumerate(MOLECULES)]
     (tmp_path / "bace.csv").write_bytes(csv_of("mol,CID,Class,Model,pIC50", rows))
     ours = tmp_path / "ours"
@@ -51,7 +51,7 @@ def test_both_public_layouts_of_a_set_are_read(tmp_path: Path) -> None:
     assert np.array_equal(theirs.examples["valid"].targets, task.examples["valid"].targets)
 
 
-def test_a_set_of_many_labels_takes_all_other_columns(tmp_path: Path) -> None:
+def test_a_set_of_many_labels_takes_all_other_columns(tmp_path):
     labels = [f"MUV-{i}" for i in range(17)]
     rows = [",".join("" if j else str(i % 2) for j in range(17)) + f",CID{i},{m}" for i, m in enumerate(MOLECULES)]
     (tmp_path / "moleculenet").mkdir()
@@ -62,7 +62,7 @@ def test_a_set_of_many_labels_takes_all_other_columns(tmp_path: Path) -> None:
     assert not np.isnan(task.examples["train"].targets[:, 0]).any()
 
 
-def test_rows_that_are_left_out_or_kept_are_told_by_line(tmp_path: Path) -> None:
+def test_rows_that_are_left_out_or_kept_are_told_by_line(tmp_path):
     rows = [f"{m},{i % 2}" for i, m in enumerate(MOLECULES)]
     rows[3:3] = ["C1CC,0", "CC(=O)O[AlH3](O)O,0", "C1CC,0", f"{MOLECULES[0]},0"]
     (tmp_path / "bace.csv").write_bytes(csv_of("smiles,Class", rows))
@@ -83,7 +83,7 @@ def test_rows_that_are_left_out_or_kept_are_told_by_line(tmp_path: Path) -> None
     ]  # fmt: skip
 
 
-def test_a_split_file_is_followed(tmp_path: Path) -> None:
+def test_a_split_file_is_followed(tmp_path):
     (tmp_path / "bace.csv").write_bytes(BACE.replace(f"{MOLECULES[19]},1".encode(), b"C1CC,1"))
     split = tmp_path / "split.json"
     split.write_text('{"train": [0, 1, 2], "valid": [4, 5], "test": [19, 6]}')
@@ -93,7 +93,7 @@ def test_a_split_file_is_followed(tmp_path: Path) -> None:
     assert {f"1 rows of {split} cannot be used", f"13 rows are in no split of {split}"} <= set(task.notes)
 
 
-def test_without_a_folder_the_file_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_folder_the_file_is_fetched(tmp_path, monkeypatch):
     (tmp_path / "fetched.csv").write_bytes(BACE)
     asked: list[Any] = []
 
@@ -109,7 +109,7 @@ def test_without_a_folder_the_file_is_fetched(tmp_path: Path, monkeypatch: pytes
     assert progress.said == [f"moleculenet/bace: 20 rows of {tmp_path / 'fetched.csv'}"]
 
 
-def test_sets_have_the_sizes_of_table_9_and_are_pinned() -> None:
+def test_sets_have_the_sizes_of_table_9_and_are_pinned():
     # Table 9 of the paper, typed from it, and the number of labels
     printed = {
         "bace": (1210, 151, 151, 1), "bbbp": (1631, 204, 204, 1), "clintox": (1182, 148, 148, 2),
@@ -133,14 +133,14 @@ def test_sets_have_the_sizes_of_table_9_and_are_pinned() -> None:
         ("bbbp", None, "no bbbp.csv or BBBP.csv"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+def test_a_file_that_cannot_be_used_is_refused(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / f"{name}.csv").write_bytes(content)
     with pytest.raises(DataError, match=message):
         load(tmp_path, name)
 
 
-def test_a_row_more_than_in_table_9_is_explained() -> None:
+def test_a_row_more_than_in_table_9_is_explained():
     known = MOLECULENET_SETS["bace"]
     indices: Any = {"train": range(1210), "valid": range(151), "test": range(152)}
     (note,) = moleculenet._compare_with_table_9(known, RowSplit("scaffold", indices))

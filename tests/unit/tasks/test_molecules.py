@@ -21,11 +21,11 @@ ALUMINIUM = "CC(=O)O[AlH3](O)O"  # line 2299 of Tox21: RDKit allows aluminium a 
         "[NH4][Pt]([NH4])(Cl)Cl",  # line 9 of ClinTox: the nitrogen's valence is wrong, not the platinum's
     ],
 )
-def test_what_is_no_molecule_is_none(smiles: str) -> None:
+def test_what_is_no_molecule_is_none(smiles):
     assert parse_molecule(smiles) == (None, False)
 
 
-def test_rows_are_read_with_their_problems_and_scaffolds() -> None:
+def test_rows_are_read_with_their_problems_and_scaffolds():
     rows = ["C[C@H](O)c1ccccc1", "OC(C)c1ccccc1", "C1CC", ALUMINIUM]
     read = read_molecules(rows, SilentProgress(), has_chiral_scaffolds=True)
     assert [molecule.scaffold for molecule in read] == ["c1ccccc1", "c1ccccc1", None, ""]
@@ -35,21 +35,21 @@ def test_rows_are_read_with_their_problems_and_scaffolds() -> None:
     assert read[0].canonical != read[1].canonical  # stereochemistry tells them apart
 
 
-def test_rows_that_are_one_molecule_are_found() -> None:
+def test_rows_that_are_one_molecule_are_found():
     read = read_molecules(["OCC", "CCN", "CCO", "NCC", "C(C)O", "C"], SilentProgress())
     keys = [molecule.canonical for molecule in read]
     assert repeated_rows(range(6), keys) == [[0, 2, 4], [1, 3]]
     assert repeated_rows([0, 1, 3], keys) == [[1, 3]]
 
 
-def test_a_scaffold_is_the_rings_and_what_links_them() -> None:
+def test_a_scaffold_is_the_rings_and_what_links_them():
     linked = Chem.MolFromSmiles("Cc1ccccc1CCC2CC2O")
     assert murcko_scaffold(linked, has_chirality=False) == Chem.CanonSmiles("c1ccccc1CCC2CC2")
     assert murcko_scaffold(Chem.MolFromSmiles("CCO"), has_chirality=True) == ""
 
 
 @pytest.mark.parametrize("smiles", ["C" * 1000, "CC(C)C.[Na+].[Cl-]", "C/C=C/C", "C[C@H](O)C#N", ALUMINIUM])
-def test_a_molecule_without_a_ring_has_the_empty_scaffold_of_rdkit(smiles: str) -> None:
+def test_a_molecule_without_a_ring_has_the_empty_scaffold_of_rdkit(smiles):
     molecule, _ = parse_molecule(smiles)
     assert molecule is not None
     assert murcko_scaffold(molecule, has_chirality=True) == ""
@@ -57,7 +57,7 @@ def test_a_molecule_without_a_ring_has_the_empty_scaffold_of_rdkit(smiles: str) 
         assert MurckoScaffoldSmiles(mol=molecule, includeChirality=True) == ""
 
 
-def test_what_rdkit_raises_is_the_reason_of_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_rdkit_raises_is_the_reason_of_the_row(monkeypatch):
     """RDKit raises RuntimeError for 255 hydrogens; the text is refused before, so RDKit's error is made here."""
     for function in ("MolFromSmiles", "MolToSmiles"):
         with monkeypatch.context() as patch:

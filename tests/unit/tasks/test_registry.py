@@ -1,7 +1,5 @@
 """The registry loads each suite's task, and every task has its recipe."""
 
-from pathlib import Path
-
 import pytest
 
 from exlm_cli.config.finetune import FinetuneRecipe
@@ -12,11 +10,11 @@ from tests.recorder import Recorder
 
 
 @pytest.mark.parametrize("task", [task for section in SUITES.values() for task in section.tasks])
-def test_every_task_has_a_recipe_of_its_own(task: str) -> None:
+def test_every_task_has_a_recipe_of_its_own(task):
     assert load_recipe(default_recipe(task), kind=FinetuneRecipe).task.name == task
 
 
-def test_a_file_that_is_two_splits_is_warned_of_and_its_texts_noted(tmp_path: Path) -> None:
+def test_a_file_that_is_two_splits_is_warned_of_and_its_texts_noted(tmp_path):
     """Values of two columns: the epoch is chosen by an error without a unit."""
     path = tmp_path / "a.csv"
     path.write_text("text,y,z\n" + "".join(f"row {i},{i},{100 * i}\n" for i in range(4)))

@@ -17,7 +17,7 @@ def config(**values: Any) -> GlueTaskConfig:
     return GlueTaskConfig(name="glue/rte", **values)
 
 
-def test_files_given_by_name_start_in_the_data_folder() -> None:
+def test_files_given_by_name_start_in_the_data_folder():
     assert given_file(config(), "a.tsv") == Path("a.tsv")
     assert given_file(config(data_dir="/data"), "a.tsv") == Path("/data/a.tsv")
     assert given_file(config(data_dir="/data"), "/other/a.tsv") == Path("/other/a.tsv")
@@ -32,11 +32,11 @@ def test_files_given_by_name_start_in_the_data_folder() -> None:
         ("/data", None),
     ],
 )
-def test_without_a_folder_the_hub_is_read(data_dir: str | None, source: HubSource | None) -> None:
+def test_without_a_folder_the_hub_is_read(data_dir, source):
     assert hub_source(config(data_dir=data_dir), "me/glue", "rte", "train") == source
 
 
-def test_a_folder_of_the_task_inside_the_data_folder_is_taken(tmp_path: Path) -> None:
+def test_a_folder_of_the_task_inside_the_data_folder_is_taken(tmp_path):
     assert existing_folder(config(data_dir=str(tmp_path)), ("RTE", "rte")) == tmp_path
     (tmp_path / "rte").mkdir()
     assert existing_folder(config(data_dir=str(tmp_path)), ("RTE", "rte")) == tmp_path / "rte"
@@ -44,7 +44,7 @@ def test_a_folder_of_the_task_inside_the_data_folder_is_taken(tmp_path: Path) ->
     assert existing_folder(config(data_dir=str(tmp_path)), ("RTE", "rte")) == tmp_path / "RTE"
 
 
-def test_a_data_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_data_folder_that_is_none_is_refused(tmp_path):
     missing, file = tmp_path / "no", tmp_path / "file"
     file.touch()
     for path, what in ((missing, "no such folder"), (file, "not a folder")):
@@ -52,7 +52,7 @@ def test_a_data_folder_that_is_none_is_refused(tmp_path: Path) -> None:
             existing_folder(config(data_dir=str(path)), ())
 
 
-def test_a_file_is_found_compressed_or_not_and_must_be_the_only_one(tmp_path: Path) -> None:
+def test_a_file_is_found_compressed_or_not_and_must_be_the_only_one(tmp_path):
     assert find_file(tmp_path, "train", (".tsv", ".jsonl")) is None
     (tmp_path / "train.jsonl.xz").touch()
     (tmp_path / "train.txt").touch()
@@ -62,7 +62,7 @@ def test_a_file_is_found_compressed_or_not_and_must_be_the_only_one(tmp_path: Pa
         find_file(tmp_path, "train", (".tsv", ".jsonl"))
 
 
-def test_rows_are_counted_on_a_bar() -> None:
+def test_rows_are_counted_on_a_bar():
     progress = Recorder()
     with progress.bar("reading", None) as bar:
         assert list(counted(range(2500), bar)) == list(range(2500))

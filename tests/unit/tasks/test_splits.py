@@ -4,7 +4,6 @@ import hashlib
 import json
 import re
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -41,11 +40,11 @@ def as_lists(indices: SplitIndices) -> dict[str, list[int]]:
         ("aaaaabbbbc", {"train": [0, 1, 2, 3, 4, 9], "valid": [5, 6, 7, 8]}),
     ],
 )
-def test_scaffold_splits_of_ten_rows_by_hand(scaffolds: str, parts: dict[str, list[int]]) -> None:
+def test_scaffold_splits_of_ten_rows_by_hand(scaffolds, parts):
     assert as_lists(split_by_scaffold(scaffolds)) == parts
 
 
-def test_balanced_split_puts_no_large_group_behind_a_small_one() -> None:
+def test_balanced_split_puts_no_large_group_behind_a_small_one():
     # of 40 rows a group is large from 3 on; the two large ones fit into train in either order
     keys = ["big"] * 20 + ["large"] * 8 + [f"single {i}" for i in range(12)]
     for seed in range(20):
@@ -54,7 +53,7 @@ def test_balanced_split_puts_no_large_group_behind_a_small_one() -> None:
         assert [len(parts[name]) for name in ("train", "valid", "test")] == [32, 4, 4]
 
 
-def test_a_large_group_is_for_testing_where_it_finds_no_room() -> None:
+def test_a_large_group_is_for_testing_where_it_finds_no_room():
     # three groups of 10: two fit into train (24), the third fits nowhere, whichever it is
     seen = set()
     for seed in range(20):
@@ -65,7 +64,7 @@ def test_a_large_group_is_for_testing_where_it_finds_no_room() -> None:
 
 
 @given(scaffolds=SCAFFOLDS, seed=st.integers(0, 3), is_balanced=st.booleans())
-def test_no_scaffold_is_in_two_splits(scaffolds: list[int], seed: int, is_balanced: bool) -> None:
+def test_no_scaffold_is_in_two_splits(scaffolds, seed, is_balanced):
     parts = split_balanced(scaffolds, seed) if is_balanced else split_by_scaffold(scaffolds)
     assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(len(scaffolds)))
     homes = [{scaffolds[row] for row in rows} for rows in parts.values()]
@@ -75,7 +74,7 @@ def test_no_scaffold_is_in_two_splits(scaffolds: list[int], seed: int, is_balanc
 
 
 @given(num_rows=st.integers(0, 300), seed=st.integers(0, 5))
-def test_a_random_split_has_80_10_10_of_all_rows(num_rows: int, seed: int) -> None:
+def test_a_random_split_has_80_10_10_of_all_rows(num_rows, seed):
     parts = split_at_random(num_rows, seed)
     assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(num_rows))
     assert len(parts["train"]) == num_rows * 8 // 10
@@ -83,7 +82,7 @@ def test_a_random_split_has_80_10_10_of_all_rows(num_rows: int, seed: int) -> No
 
 
 @given(classes=CLASSES, seed=st.integers(0, 5))
-def test_a_stratified_split_gives_each_split_its_share_of_each_class(classes: list[str], seed: int) -> None:
+def test_a_stratified_split_gives_each_split_its_share_of_each_class(classes, seed):
     parts = split_at_random(len(classes), seed, classes)
     assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(len(classes)))
     for name, share in (("train", 0.8), ("valid", 0.1), ("test", 0.1)):
@@ -93,7 +92,7 @@ def test_a_stratified_split_gives_each_split_its_share_of_each_class(classes: li
             assert abs(counts[label] - share * total) <= 2
 
 
-def test_a_split_file_is_read_as_it_is(tmp_path: Path) -> None:
+def test_a_split_file_is_read_as_it_is(tmp_path):
     path = tmp_path / "split.json"
     path.write_text(json.dumps({"train": [4, 0], "valid": [2], "test": [1], "sha256": "not read"}))
     assert as_lists(read_split_file(path, 5)) == {"train": [0, 4], "valid": [2], "test": [1]}
@@ -115,7 +114,7 @@ def test_a_split_file_is_read_as_it_is(tmp_path: Path) -> None:
         (None, "no such split file"),
     ],
 )
-def test_a_split_file_that_cannot_be_followed_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+def test_a_split_file_that_cannot_be_followed_is_refused(tmp_path, content, message):
     path = tmp_path / "split.json"
     if content is not None:
         path.write_text(content)
@@ -123,14 +122,14 @@ def test_a_split_file_that_cannot_be_followed_is_refused(tmp_path: Path, content
         read_split_file(path, 5)
 
 
-def test_the_fingerprint_is_the_hash_of_the_rows() -> None:
+def test_the_fingerprint_is_the_hash_of_the_rows():
     indices = {"test": np.array([1]), "train": np.array([0, 2])}
     expected = hashlib.sha256(b'{"train":[0,2],"test":[1]}').hexdigest()
     assert split_fingerprint(indices) == expected
     assert split_fingerprint({**indices, "train": np.array([2, 0])}) != expected
 
 
-def test_training_rows_are_drawn_once_each_in_order_by_the_split_seed_alone() -> None:
+def test_training_rows_are_drawn_once_each_in_order_by_the_split_seed_alone():
     def draw(num_rows: int, **values: int) -> list[int]:
         return choose_rows(GlueTaskConfig(name="glue/rte", **values), "train", num_rows)[0].tolist()
 

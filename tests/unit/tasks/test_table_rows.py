@@ -21,7 +21,7 @@ def usable(*texts: str, **config: Any) -> TableRows:
     return usable_rows(table, texts, CsvTaskConfig(name="csv", **config), SilentProgress())
 
 
-def test_rows_that_cannot_be_used_are_skipped_with_their_reason_and_odd_metals_are_kept() -> None:
+def test_rows_that_cannot_be_used_are_skipped_with_their_reason_and_odd_metals_are_kept():
     rows = usable("CCO", "C1CC", ALUMINIUM, "")
     assert rows.rows.tolist() == [0, 2]
     assert [(row.row, row.text) for row in rows.skipped] == [("3", "C1CC"), ("5", "")]
@@ -37,7 +37,7 @@ def test_rows_that_cannot_be_used_are_skipped_with_their_reason_and_odd_metals_a
     assert many.notes[0].endswith("; and 2 more")
 
 
-def test_the_split_decides_which_scaffolds_are_worked_out() -> None:
+def test_the_split_decides_which_scaffolds_are_worked_out():
     isomers = ("C1C[C@H]2CCCC[C@@H]2C1", "C1C[C@H]2CCCC[C@H]2C1")
     for split, num_scaffolds in (("scaffold", 2), ("scaffold-deepchem", 1), ("scaffold-balanced", 1), ("random", 1)):
         molecules = usable(*isomers, split=split).molecules
@@ -55,15 +55,13 @@ def test_the_split_decides_which_scaffolds_are_worked_out() -> None:
         (("", ""), {"text_column": "x"}, r"^a\.csv:2: the text is empty$"),
     ],
 )
-def test_a_bad_row_stops_where_the_recipe_says_so_and_bad_rows_alone_always(
-    texts: tuple[str, ...], options: Any, message: str
-) -> None:
+def test_a_bad_row_stops_where_the_recipe_says_so_and_bad_rows_alone_always(texts, options, message):
     with pytest.raises(DataError, match=message) as caught:
         usable(*texts, **options)
     assert "`task.on_invalid=skip`" in caught.value.hint
 
 
-def test_molecules_in_two_splits_and_with_different_labels_are_noted() -> None:
+def test_molecules_in_two_splits_and_with_different_labels_are_noted():
     rows = usable("CCO", "OCC", "CCN", "NCC", "C")
     indices: Any = {"train": np.array([0, 2]), "valid": np.array([1, 3]), "test": np.array([4])}
     targets = np.array([[1.0, np.nan], [1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
@@ -82,15 +80,13 @@ def test_molecules_in_two_splits_and_with_different_labels_are_noted() -> None:
         (["id", "SMILES"], None, "mine", 1),
     ],
 )
-def test_the_column_is_the_one_named_else_the_usual_one_else_the_plausible_one(
-    tmp_path: Path, columns: list[str], given: str | None, usual: str | None, taken: int
-) -> None:
+def test_the_column_is_the_one_named_else_the_usual_one_else_the_plausible_one(tmp_path, columns, given, usual, taken):
     path = write_rows(tmp_path / "a.csv", columns, [["C", "CC"]])
     rows = read_input_rows(path, "smiles", SilentProgress(), column=given, usual_column=usual)
     assert rows.inputs == (("C", "CC")[taken],)
 
 
-def test_rows_that_cannot_be_read_stay_with_their_reason(tmp_path: Path) -> None:
+def test_rows_that_cannot_be_read_stay_with_their_reason(tmp_path):
     path = write_rows(tmp_path / "a.csv", ["smiles", "n"], [["C1=CC=CC=C1O", "1"], ["", "2"], ["((", "3"]])
     rows = read_input_rows(path, "smiles", SilentProgress())
     assert rows.rows.tolist() == [0]
@@ -102,7 +98,7 @@ def test_rows_that_cannot_be_read_stay_with_their_reason(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("column", "given"), [(None, "which column holds the smiles"), ("smile", "no column `smile`")])
-def test_a_missing_column_is_named(tmp_path: Path, column: str | None, given: str) -> None:
+def test_a_missing_column_is_named(tmp_path, column, given):
     path = write_rows(tmp_path / "a.csv", ["smiles" if column else "x"], [["C"]])
     with pytest.raises(DataError, match=given):
         read_input_rows(path, "smiles", SilentProgress(), column=column)

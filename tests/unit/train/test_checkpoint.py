@@ -40,7 +40,7 @@ def _save(run: Path, step: int, keep_last: int = 5) -> Path:
     return ckpt.save_checkpoint(run, step, *_trained(), _state(step), keep_last=keep_last, resume_command="")
 
 
-def test_weights_moments_and_state_come_back_bit_by_bit(tmp_path: Path) -> None:
+def test_weights_moments_and_state_come_back_bit_by_bit(tmp_path):
     model, optimizer = _trained()
     path = ckpt.save_checkpoint(tmp_path, 3, model, optimizer, _state(3), keep_last=1, resume_command="")
     assert ckpt.verify_checkpoint(path) is None
@@ -56,20 +56,20 @@ def test_weights_moments_and_state_come_back_bit_by_bit(tmp_path: Path) -> None:
             assert torch.equal(value, other_optimizer.state[theirs][key]), key
 
 
-def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+def test_only_the_newest_are_kept(tmp_path):
     for step in (1, 2, 9, 10):
         _save(tmp_path, step, keep_last=2)
     assert [p.name for p in ckpt.checkpoint_paths(tmp_path)] == ["step-10", "step-9"]
 
 
-def test_a_whole_checkpoint_of_the_same_step_is_kept_as_it_is(tmp_path: Path) -> None:
+def test_a_whole_checkpoint_of_the_same_step_is_kept_as_it_is(tmp_path):
     first = (_save(tmp_path, 4) / ckpt.STATE_FILE).stat().st_mtime_ns
     assert (_save(tmp_path, 4) / ckpt.STATE_FILE).stat().st_mtime_ns == first
     (tmp_path / "checkpoints/step-4" / ckpt.STATE_FILE).write_text("{}")
     assert ckpt.verify_checkpoint(_save(tmp_path, 4)) is None
 
 
-def test_others_may_read_what_the_umask_lets_them(tmp_path: Path) -> None:
+def test_others_may_read_what_the_umask_lets_them(tmp_path):
     previous = os.umask(0o022)
     try:
         path = _save(tmp_path, 1)
@@ -89,7 +89,7 @@ def _flip_a_bit(path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep_last", [1, 2])
-def test_what_was_just_written_stays_whatever_lies_beyond_it(tmp_path: Path, keep_last: int) -> None:
+def test_what_was_just_written_stays_whatever_lies_beyond_it(tmp_path, keep_last):
     """A run whose step 200 was refused goes on from step 10, and keeps as many of its own as it was told."""
     for step in (10, 200):
         _save(tmp_path, step)
@@ -107,7 +107,7 @@ def test_what_was_just_written_stays_whatever_lies_beyond_it(tmp_path: Path, kee
     ("damage", "reason"),
     [(_truncate, "bytes, "), (_flip_a_bit, "was altered: its SHA-256"), (Path.unlink, "is missing")],
 )
-def test_a_damaged_file_is_named_and_the_checkpoint_before_it_is_used(tmp_path: Path, name, damage, reason) -> None:
+def test_a_damaged_file_is_named_and_the_checkpoint_before_it_is_used(tmp_path, name, damage, reason):
     older, newer = _save(tmp_path, 1), _save(tmp_path, 2)
     damage(newer / name)
     said: list[str] = []
@@ -117,7 +117,7 @@ def test_a_damaged_file_is_named_and_the_checkpoint_before_it_is_used(tmp_path: 
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError(30, "Read-only file system")])
-def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch, error: OSError) -> None:
+def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch, error):
     _save(tmp_path, 1)
 
     def refuse(*_args: object) -> None:
@@ -133,13 +133,13 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch, er
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"files": {"a": {}}}', '{"step": 1, "files": {}}'])
-def test_a_damaged_manifest_is_refused(tmp_path: Path, content: str) -> None:
+def test_a_damaged_manifest_is_refused(tmp_path, content):
     path = _save(tmp_path, 1)
     (path / ckpt.MANIFEST_FILE).write_text(content)
     assert (ckpt.verify_checkpoint(path) or "").startswith("manifest.json ")
 
 
-def test_weights_of_another_shape_are_refused_by_name(tmp_path: Path) -> None:
+def test_weights_of_another_shape_are_refused_by_name(tmp_path):
     path = _save(tmp_path, 1)
     other = nn.Sequential(nn.Linear(5, 3), nn.LayerNorm(3))
     message = r"model.safetensors: `0.weight` has shape \(3, 4\), the recipe's model has \(3, 5\)"
@@ -147,7 +147,7 @@ def test_weights_of_another_shape_are_refused_by_name(tmp_path: Path) -> None:
         ckpt.load_model_weights(path, other)
 
 
-def test_the_best_weights_are_kept_without_an_optimizer_and_replaced_when_written_again(tmp_path: Path) -> None:
+def test_the_best_weights_are_kept_without_an_optimizer_and_replaced_when_written_again(tmp_path):
     model, _ = _trained()
     for value in (0.5, 0.7):
         path = ckpt.save_best(tmp_path, 4, model, _best_state(value), resume_command="exlm finetune --resume RUN")

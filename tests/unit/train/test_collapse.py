@@ -19,7 +19,7 @@ def _watched(rows, **train) -> list[str]:
     return progress.said
 
 
-def test_each_kind_of_collapse_is_reported_once_and_a_dag_in_use_is_no_news() -> None:
+def test_each_kind_of_collapse_is_reported_once_and_a_dag_in_use_is_no_news():
     assert _watched([HEALTHY]) == []
     passed_over = HEALTHY | {"masks_with_0_share": 0.32}
     one_state = HEALTHY | {"effective_states": 1.004}
@@ -31,7 +31,7 @@ def test_each_kind_of_collapse_is_reported_once_and_a_dag_in_use_is_no_news() ->
     assert second.startswith("warning: the DAG of step 6 has collapsed: 1.00 of 3 states of a mask are in use; ")
 
 
-def test_a_run_stops_where_its_recipe_says_so() -> None:
+def test_a_run_stops_where_its_recipe_says_so():
     with pytest.raises(CollapsedError, match=r"step 4 has collapsed: 32\.0 % of the masks") as caught:
         _watched([HEALTHY | {"masks_with_0_share": 0.32}], on_collapse="stop")
     assert "`model.transition.start=next_mask`" in caught.value.hint
@@ -46,13 +46,13 @@ def test_a_run_stops_where_its_recipe_says_so() -> None:
         (SEEING, "a lower `optim.lr` (now 0.001)"),
     ],
 )
-def test_a_cure_of_paths_names_what_the_recipe_lacks(transition, cure) -> None:
+def test_a_cure_of_paths_names_what_the_recipe_lacks(transition, cure):
     recipe = tiny_recipe(model={"transition": transition})
     (_, given) = find_collapse(HEALTHY | {"masks_with_0_share": 0.1}, recipe)["passed over"]
     assert given == f"start a new run with {cure}"
 
 
-def test_a_cure_of_states_names_what_the_recipe_lacks_and_at_last_fewer_states() -> None:
+def test_a_cure_of_states_names_what_the_recipe_lacks_and_at_last_fewer_states():
     row = HEALTHY | {"effective_states": 1.0}
     assert find_collapse(row, tiny_recipe(masking={"num_states_per_mask": 1})) == {}
     model = {"mask_attention": "first", "clone_embedding": "nodes"}

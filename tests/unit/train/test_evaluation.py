@@ -48,7 +48,7 @@ def _prior(model: ExlmModel, batch, b: int):
 
 
 @pytest.mark.parametrize("is_autocast", [False, True])
-def test_dag_figures_are_those_of_enumerated_paths(is_autocast: bool) -> None:
+def test_dag_figures_are_those_of_enumerated_paths(is_autocast):
     """Under autocast the model rounds to 16 bits; its figures are computed from float32 logits."""
     with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
         _compare_with_enumerated_paths()
@@ -96,7 +96,7 @@ def _compare_with_enumerated_paths() -> None:
     assert figures["entropy_bits"] == pytest.approx(float(node_entropy[inner].mean()) / math.log(2), rel=1e-4)
 
 
-def test_loss_is_the_mean_over_sequences_and_perplexity_its_exponential() -> None:
+def test_loss_is_the_mean_over_sequences_and_perplexity_its_exponential():
     for sections in ({}, {"objective": "mlm"}, {"model": {"alignment": "independent", "init_std": 0.3}}):
         model = _model(**sections)
         batch = tiny_batch(tiny_recipe(**sections))
@@ -108,7 +108,7 @@ def test_loss_is_the_mean_over_sequences_and_perplexity_its_exponential() -> Non
             assert figures["loss_given_length"] == figures["loss"]
 
 
-def test_the_own_mask_share_of_a_model_is_that_of_its_transitions() -> None:
+def test_the_own_mask_share_of_a_model_is_that_of_its_transitions():
     batch = tiny_batch(tiny_recipe(), (6, 4))
     model = _model()
     shares = []
@@ -121,7 +121,7 @@ def test_the_own_mask_share_of_a_model_is_that_of_its_transitions() -> None:
     assert measure_own_mask_share(model, batch) == pytest.approx(sum(shares) / 2, rel=1e-4)
 
 
-def test_accuracy_of_a_dag_is_that_of_its_best_path_through_the_likeliest_tokens() -> None:
+def test_accuracy_of_a_dag_is_that_of_its_best_path_through_the_likeliest_tokens():
     model, batch = _model(), tiny_batch(tiny_recipe(), (6, 4))
     nodes = model.node_states(batch)
     best = model.node_log_probs(nodes).max(-1)
@@ -141,7 +141,7 @@ def test_accuracy_of_a_dag_is_that_of_its_best_path_through_the_likeliest_tokens
     assert _figures(model, batch)["mask_accuracy"] == correct / total
 
 
-def test_accuracy_of_an_mlm_is_that_of_its_likeliest_tokens() -> None:
+def test_accuracy_of_an_mlm_is_that_of_its_likeliest_tokens():
     model, batch = _model(objective="mlm"), tiny_batch(tiny_recipe(objective="mlm"))
     nodes = model.node_states(batch)
     guess = model.node_log_probs(nodes).argmax(-1)[nodes.is_inner]
@@ -149,7 +149,7 @@ def test_accuracy_of_an_mlm_is_that_of_its_likeliest_tokens() -> None:
     assert _figures(model, batch)["mask_accuracy"] == float((guess == targets).float().mean())
 
 
-def test_sums_add_up_over_batches() -> None:
+def test_sums_add_up_over_batches():
     model = _model()
     batches = [tiny_batch(tiny_recipe(), lengths) for lengths in ((9, 4), (12,))]
     apart = summarise([evaluate_batch(model, OBJECTIVE, b) for b in batches], has_dag=True)
@@ -158,7 +158,7 @@ def test_sums_add_up_over_batches() -> None:
     assert apart["loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
 
 
-def test_entropy_without_a_fully_masked_token_is_not_defined() -> None:
+def test_entropy_without_a_fully_masked_token_is_not_defined():
     sections = {
         "objective": "mlm",
         "masking": {"num_repeats": 8, "mask_ratio": 0.1, "scheme": "bernoulli"},
@@ -171,7 +171,7 @@ def test_entropy_without_a_fully_masked_token_is_not_defined() -> None:
     assert figures["loss"] > 0
 
 
-def test_entropy_of_repeated_mlm_counts_fully_masked_tokens_alone() -> None:
+def test_entropy_of_repeated_mlm_counts_fully_masked_tokens_alone():
     sections = {"objective": "mlm", "masking": {"num_repeats": 2, "mask_ratio": 0.6, "scheme": "bernoulli"}}
     model, batch = _model(**sections), tiny_batch(tiny_recipe(**sections), (7, 5))
     nodes = model.node_states(batch)

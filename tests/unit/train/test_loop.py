@@ -99,9 +99,7 @@ def _rows(run: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k not in TIMES} for row in read_metrics(run / "metrics.jsonl")]
 
 
-def test_every_step_begins_with_the_share_that_is_done_and_every_tenth_gives_freed_memory_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_step_begins_with_the_share_that_is_done_and_every_tenth_gives_freed_memory_back(tmp_path, monkeypatch):
     called_at: list[int] = []
     task = LeastSquares()
     fitting = _loop(task, tmp_path)
@@ -112,7 +110,7 @@ def test_every_step_begins_with_the_share_that_is_done_and_every_tenth_gives_fre
 
 
 @pytest.mark.parametrize("step", [3, 6, 9, 12, 13])
-def test_resuming_from_any_checkpoint_ends_with_the_same_bits_and_rows(tmp_path: Path, step: int) -> None:
+def test_resuming_from_any_checkpoint_ends_with_the_same_bits_and_rows(tmp_path, step):
     whole = LeastSquares()
     _loop(whole, tmp_path).fit()
     rows = _rows(tmp_path)
@@ -130,7 +128,7 @@ def test_resuming_from_any_checkpoint_ends_with_the_same_bits_and_rows(tmp_path:
 
 
 @pytest.mark.parametrize("microbatch", [1, 3, 4])
-def test_accumulation_gives_the_gradient_of_the_whole_step(tmp_path: Path, microbatch: int) -> None:
+def test_accumulation_gives_the_gradient_of_the_whole_step(tmp_path, microbatch):
     def train(size: int, run: Path) -> list[Tensor]:
         task = LeastSquares(size)
         task.model[1].p = 0.0
@@ -142,7 +140,7 @@ def test_accumulation_gives_the_gradient_of_the_whole_step(tmp_path: Path, micro
         torch.testing.assert_close(mine, theirs)
 
 
-def test_sequences_without_a_loss_are_counted_and_left_out_of_the_mean(tmp_path: Path) -> None:
+def test_sequences_without_a_loss_are_counted_and_left_out_of_the_mean(tmp_path):
     task = LeastSquares()
     first_step = task.plan(0).step(0)
     task.loss_of_sample = {int(first_step[0]): math.inf, int(first_step[1]): 8.0, int(first_step[2]): 4.0,
@@ -161,9 +159,7 @@ def _with_gradient(task: LeastSquares):
 
 
 @pytest.mark.parametrize(("value", "samples"), [(math.nan, slice(2, 3)), (math.inf, slice(None))])
-def test_a_step_without_a_loss_stops_the_run_and_names_its_samples(
-    tmp_path: Path, value: float, samples: slice
-) -> None:
+def test_a_step_without_a_loss_stops_the_run_and_names_its_samples(tmp_path, value, samples):
     task = LeastSquares()
     second_step = task.plan(0).step(1)
     task.loss_of_sample = dict.fromkeys(second_step[samples].tolist(), value)
@@ -174,7 +170,7 @@ def test_a_step_without_a_loss_stops_the_run_and_names_its_samples(
     assert (saved["sample_index"], saved["step"]) == (second_step.tolist(), 1)
 
 
-def test_a_gradient_that_is_not_a_number_stops_the_run_before_the_weights_move(tmp_path: Path) -> None:
+def test_a_gradient_that_is_not_a_number_stops_the_run_before_the_weights_move(tmp_path):
     task = LeastSquares()
     before = _weights(task)
     task.model[0].weight.register_hook(lambda g: g * math.inf)
@@ -184,7 +180,7 @@ def test_a_gradient_that_is_not_a_number_stops_the_run_before_the_weights_move(t
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_and_the_resumed_run_ends_with_the_same_bits(tmp_path: Path, number, exit_code: int) -> None:
+def test_a_signal_saves_and_the_resumed_run_ends_with_the_same_bits(tmp_path, number, exit_code):
     whole = LeastSquares()
     (tmp_path / "whole").mkdir()
     _loop(whole, tmp_path / "whole").fit()
@@ -206,7 +202,7 @@ def test_a_signal_saves_and_the_resumed_run_ends_with_the_same_bits(tmp_path: Pa
     assert _rows(run) == _rows(tmp_path / "whole")
 
 
-def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_other_data_is_refused(tmp_path):
     _loop(LeastSquares(), tmp_path).fit()
     other = LeastSquares()
     other.identity = {"data fingerprint": "xyz"}
@@ -214,7 +210,7 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
         _loop(other, tmp_path).resume(tmp_path / "checkpoints/step-3")
 
 
-def test_a_step_is_prepared_while_the_one_before_is_computed(tmp_path: Path) -> None:
+def test_a_step_is_prepared_while_the_one_before_is_computed(tmp_path):
     order: list[str] = []
 
     class Told(LeastSquares):
@@ -235,14 +231,14 @@ def test_a_step_is_prepared_while_the_one_before_is_computed(tmp_path: Path) -> 
     assert order == [*epoch, "asked", "asked", "computed", "computed"]
 
 
-def test_epochs_limit_the_steps_and_a_longer_warm_up_is_refused(tmp_path: Path) -> None:
+def test_epochs_limit_the_steps_and_a_longer_warm_up_is_refused(tmp_path):
     assert _loop(LeastSquares(), tmp_path, max_steps=None, max_epochs=2).total_steps == 12
     assert _loop(LeastSquares(), tmp_path, max_steps=7, max_epochs=2).total_steps == 7
     with pytest.raises(ConfigError, match=r"^`optim.warmup_steps` 7 is more than the 6 steps"):
         _loop(LeastSquares(), tmp_path, warmup_steps=7, max_steps=None, max_epochs=1)
 
 
-def test_clipping_bounds_the_update_and_the_logged_norm_is_the_unclipped_one(tmp_path: Path) -> None:
+def test_clipping_bounds_the_update_and_the_logged_norm_is_the_unclipped_one(tmp_path):
     task = LeastSquares()
     norms: list[float] = []
     step = torch.optim.AdamW.step
@@ -259,7 +255,7 @@ def test_clipping_bounds_the_update_and_the_logged_norm_is_the_unclipped_one(tmp
     assert all(row["grad_norm"] > 0.01 for row in _rows(tmp_path) if row["kind"] == "train")
 
 
-def test_dropout_seeds_are_their_own_for_every_seed_and_step() -> None:
+def test_dropout_seeds_are_their_own_for_every_seed_and_step():
     seeds = {dropout_seed(seed, step) for seed in range(30) for step in range(30)}
     assert len(seeds) == 900
     assert all(0 <= s < 2**63 for s in seeds)
@@ -308,8 +304,8 @@ GREATER = Selection("score", is_greater_better=True)
     ],
 )
 def test_an_interval_of_none_is_an_epoch_and_the_first_best_epoch_is_kept(
-    tmp_path: Path, scores: list[float], is_greater_better: bool, best_epoch: int
-) -> None:
+    tmp_path, scores, is_greater_better, best_epoch
+):
     weights: dict[int, list[Tensor]] = {}
     task = Scored(scores)
     loop = _selecting(task, tmp_path, Selection("score", is_greater_better=is_greater_better))
@@ -331,9 +327,7 @@ def test_an_interval_of_none_is_an_epoch_and_the_first_best_epoch_is_kept(
     ("scores", "patience", "epochs", "best_epoch"),
     [([0.1, 0.5, 0.4, 0.3, 0.9], 2, 4, 2), ([0.1, 0.5, 0.4, 0.6, 0.5], 2, 5, 4), ([math.nan] * 5, 3, 3, 3)],
 )
-def test_training_stops_when_no_validation_was_better_for_too_long(
-    tmp_path: Path, scores: list[float], patience: int, epochs: int, best_epoch: int
-) -> None:
+def test_training_stops_when_no_validation_was_better_for_too_long(tmp_path, scores, patience, epochs, best_epoch):
     result = _selecting(Scored(scores), tmp_path, Selection("score", True, patience), log_every_steps=5).fit()
     assert result.state.step == STEPS_PER_EPOCH * epochs
     assert result.state.best_step == STEPS_PER_EPOCH * best_epoch
@@ -341,7 +335,7 @@ def test_training_stops_when_no_validation_was_better_for_too_long(
     assert max(row["step"] for row in _rows(tmp_path) if row["kind"] == "train") == result.state.step
 
 
-def test_a_run_that_has_stopped_early_stays_so_when_resumed(tmp_path: Path) -> None:
+def test_a_run_that_has_stopped_early_stays_so_when_resumed(tmp_path):
     task = Scored([0.5, 0.4, 0.3, 0.9, 0.9])
     stopped = _selecting(task, tmp_path, Selection("score", True, 2)).fit()
     again = _selecting(Scored([]), tmp_path, Selection("score", True, 2))
@@ -351,9 +345,7 @@ def test_a_run_that_has_stopped_early_stays_so_when_resumed(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("killed_at", [1, 2, 3, 4, 5, 6, 7])
-def test_a_run_killed_while_saving_ends_with_the_same_best_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int
-) -> None:
+def test_a_run_killed_while_saving_ends_with_the_same_best_weights(tmp_path, monkeypatch, killed_at):
     """The n-th writing of a folder, of the best weights or of a checkpoint, never happens."""
     scores = [0.1, 0.5, 0.3, 0.6, 0.2]
     (tmp_path / "whole").mkdir()
@@ -390,7 +382,7 @@ def test_a_run_killed_while_saving_ends_with_the_same_best_weights(
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["best-24", "step-30"]
 
 
-def test_time_in_the_model_is_part_of_the_time_in_steps_and_tokens_are_counted(tmp_path: Path) -> None:
+def test_time_in_the_model_is_part_of_the_time_in_steps_and_tokens_are_counted(tmp_path):
     result = _selecting(Scored([0.0] * 5), tmp_path, GREATER).fit()
     assert 0 < result.state.model_s <= result.state.elapsed_s
     assert result.state.num_tokens == 5 * 5 * NUM_SAMPLES

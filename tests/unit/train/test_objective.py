@@ -24,7 +24,7 @@ def _setup(lengths=(9, 4, 12), **sections):
     return model, tiny_batch(recipe, lengths)
 
 
-def test_mlm_loss_is_the_mean_cross_entropy_of_each_sequence() -> None:
+def test_mlm_loss_is_the_mean_cross_entropy_of_each_sequence():
     model, batch = _setup(objective="mlm")
     nodes = model.node_states(batch)
     log_probs = model.node_log_probs(nodes)
@@ -35,7 +35,7 @@ def test_mlm_loss_is_the_mean_cross_entropy_of_each_sequence() -> None:
 
 
 @torch.no_grad()
-def test_dag_loss_is_the_sum_over_enumerated_paths() -> None:
+def test_dag_loss_is_the_sum_over_enumerated_paths():
     model, batch = _setup(lengths=(6, 4), masking={"mask_ratio": 0.3, "num_states_per_mask": 3})
     nodes = model.node_states(batch)
     log_probs, log_trans = model.node_log_probs(nodes), model.log_transitions(nodes, batch)
@@ -49,7 +49,7 @@ def test_dag_loss_is_the_sum_over_enumerated_paths() -> None:
         assert float(loss) == pytest.approx(-math.log(total) / num_targets, rel=1e-5)
 
 
-def test_without_transitions_every_mask_is_a_ctc_of_its_own() -> None:
+def test_without_transitions_every_mask_is_a_ctc_of_its_own():
     model, batch = _setup(model={"alignment": "independent", "init_std": 0.3})
     nodes = model.node_states(batch)
     log_probs = model.node_log_probs(nodes)
@@ -64,7 +64,7 @@ def test_without_transitions_every_mask_is_a_ctc_of_its_own() -> None:
 
 
 @torch.no_grad()
-def test_with_one_state_a_mask_the_dag_has_one_path_and_is_the_mlm_plus_its_edges() -> None:
+def test_with_one_state_a_mask_the_dag_has_one_path_and_is_the_mlm_plus_its_edges():
     model, batch = _setup(masking={"num_states_per_mask": 1})
     nodes = model.node_states(batch)
     log_trans = model.log_transitions(nodes, batch)
@@ -81,7 +81,7 @@ def _as_mlm(model: ExlmModel) -> ExlmModel:
 
 
 @pytest.mark.parametrize("sections", [{}, {"objective": "mlm"}, {"model": {"alignment": "independent"}}])
-def test_a_sequence_without_masks_is_infinite_and_sends_no_gradient(sections) -> None:
+def test_a_sequence_without_masks_is_infinite_and_sends_no_gradient(sections):
     model, _ = _setup(**sections)
     k = model.num_states_per_mask
     batch = expand(masked_by_hand([[1, 9, 2], [1, 3, 2]], [9]), k, model.objective, pad_id=SPECIAL.pad)
@@ -98,7 +98,7 @@ def test_a_sequence_without_masks_is_infinite_and_sends_no_gradient(sections) ->
     "sections",
     [{}, {"objective": "mlm"}, {"model": {"alignment": "independent"}}, {"model": {"clone_embedding": "nodes"}}],
 )
-def test_every_parameter_gets_a_finite_gradient(sections) -> None:
+def test_every_parameter_gets_a_finite_gradient(sections):
     model, batch = _setup(**sections)
     OBJECTIVE.sequence_nll(model, batch).sum().backward()
     for name, parameter in model.named_parameters():
@@ -107,7 +107,7 @@ def test_every_parameter_gets_a_finite_gradient(sections) -> None:
 
 
 @pytest.mark.parametrize(("share_done", "weight"), [(0.0, 0.5), (0.35, 0.25), (0.7, 0.0), (1.0, 0.0)])
-def test_balance_adds_its_penalty_to_the_gradient_and_leaves_the_value(share_done: float, weight: float) -> None:
+def test_balance_adds_its_penalty_to_the_gradient_and_leaves_the_value(share_done, weight):
     """The gradient of the loss is that of likelihood plus weight times divergence; the value is the likelihood."""
     sections = {"init_std": 0.3, "dropout": 0.0, "attention_dropout": 0.0}
     plain, batch = _setup(model=sections)
@@ -124,7 +124,7 @@ def test_balance_adds_its_penalty_to_the_gradient_and_leaves_the_value(share_don
         torch.testing.assert_close(got.grad, wanted.grad, rtol=1e-4, atol=1e-5, msg=name)
 
 
-def test_a_token_is_corrupted_when_all_its_copies_are_masked() -> None:
+def test_a_token_is_corrupted_when_all_its_copies_are_masked():
     recipe = tiny_recipe(objective="mlm", masking={"num_repeats": 2, "mask_ratio": 0.6, "scheme": "bernoulli"})
     batch = tiny_batch(recipe, (6, 3))
     given = is_fully_masked(batch, 2)

@@ -10,7 +10,7 @@ from exlm_cli.config.sections import OptimConfig
 from exlm_cli.train.optim import build_optimizer, learning_rate, scale_gradients, set_learning_rates
 
 
-def test_warm_up_is_linear_and_ends_at_the_peak() -> None:
+def test_warm_up_is_linear_and_ends_at_the_peak():
     optim = OptimConfig(lr=4e-4, warmup_steps=4)
     assert [learning_rate(s, optim, 10) for s in range(4)] == pytest.approx([1e-4, 2e-4, 3e-4, 4e-4])
 
@@ -18,7 +18,7 @@ def test_warm_up_is_linear_and_ends_at_the_peak() -> None:
 @pytest.mark.parametrize(
     ("schedule", "power", "halfway"), [("polynomial", 1.0, 0.5), ("polynomial", 2.0, 0.25), ("cosine", 1.0, 0.5)]
 )
-def test_decay_falls_from_the_peak_to_the_end(schedule: str, power: float, halfway: float) -> None:
+def test_decay_falls_from_the_peak_to_the_end(schedule, power, halfway):
     optim = OptimConfig.model_validate(
         {"lr": 1.0, "warmup_steps": 10, "schedule": schedule, "power": power, "end_lr": 0.1}
     )
@@ -28,12 +28,12 @@ def test_decay_falls_from_the_peak_to_the_end(schedule: str, power: float, halfw
     assert learning_rate(500, optim, 110) == pytest.approx(0.1)
 
 
-def test_a_constant_schedule_stays_at_the_peak() -> None:
+def test_a_constant_schedule_stays_at_the_peak():
     optim = OptimConfig(lr=0.3, schedule="constant")
     assert {learning_rate(s, optim, 10) for s in range(10)} == {0.3}
 
 
-def test_biases_and_norms_do_not_decay() -> None:
+def test_biases_and_norms_do_not_decay():
     model = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2), nn.Embedding(4, 2))
     optimizer = build_optimizer(model, OptimConfig(lr=0.1, weight_decay=0.5))
     decay_of = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
@@ -42,7 +42,7 @@ def test_biases_and_norms_do_not_decay() -> None:
     }  # fmt: skip
 
 
-def test_one_step_is_adamw_with_the_betas_of_the_recipe() -> None:
+def test_one_step_is_adamw_with_the_betas_of_the_recipe():
     parameter = nn.Parameter(torch.tensor([[2.0]]))
     model = nn.Module()
     model.register_parameter("weight", parameter)
@@ -58,7 +58,7 @@ def test_one_step_is_adamw_with_the_betas_of_the_recipe() -> None:
     assert float(parameter.detach()) == pytest.approx(value, rel=1e-6)
 
 
-def test_scaling_touches_gradients_alone() -> None:
+def test_scaling_touches_gradients_alone():
     model = nn.Linear(2, 1)
     model(torch.ones(1, 2)).sum().backward()
     model.bias.grad = None
@@ -67,7 +67,7 @@ def test_scaling_touches_gradients_alone() -> None:
     assert model.weight.grad.tolist() == [[0.25, 0.25]]
 
 
-def test_the_transition_head_has_a_learning_rate_of_its_own() -> None:
+def test_the_transition_head_has_a_learning_rate_of_its_own():
     model = nn.ModuleDict({"transition": nn.Linear(2, 2), "encoder": nn.Linear(2, 2)})
     optim = OptimConfig(lr=0.1, schedule="constant", transition_lr_scale=0.03, transition_start_ratio=0.25)
     optimizer = build_optimizer(model, optim)

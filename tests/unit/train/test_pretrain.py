@@ -4,7 +4,6 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,7 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import CheckpointError, CollapsedError, ConfigError
 from exlm_cli.format import format_percent
 from exlm_cli.run_dir import read_metrics, read_run_json, update_run_json
-from exlm_cli.train.pretrain import (
-    resume_pretraining,
-    run_pretraining,
-    validation_indices,
-)
+from exlm_cli.train.pretrain import resume_pretraining, run_pretraining, validation_indices
 from exlm_cli.train.pretrained import load_pretrained, pick_device
 from tests.recorder import Recorder
 from tests.tiny import tiny_recipe
@@ -65,7 +60,7 @@ def copy(run: Path, tmp_path: Path) -> Path:
         {"train": {"batch_sequences": None, "batch_tokens": 64}, "optim": {"schedule": "cosine", "clip_norm": 0.5}},
     ],
 )
-def test_every_variant_trains_and_validates(cache: Path, tmp_path: Path, sections: dict[str, Any]) -> None:
+def test_every_variant_trains_and_validates(cache, tmp_path, sections):
     result = run_pretraining(_recipe(cache, **sections), out=tmp_path / "run")
     assert result.steps == 6
     assert np.isfinite(result.metrics["loss"])
@@ -73,7 +68,7 @@ def test_every_variant_trains_and_validates(cache: Path, tmp_path: Path, section
     assert (kinds.count("train"), kinds.count("valid")) == (6, 2)
 
 
-def test_a_run_directory_is_self_contained(run: Path) -> None:
+def test_a_run_directory_is_self_contained(run):
     names = {p.relative_to(run).as_posix() for p in run.rglob("*") if p.is_file()}
     assert {"recipe.yaml", "run.json", "tokenizer.json", "metrics.jsonl"} <= names
     assert {f"checkpoints/step-6/{n}" for n in ("model.safetensors", "optimizer.safetensors", "state.json")} <= names
@@ -86,7 +81,7 @@ def test_a_run_directory_is_self_contained(run: Path) -> None:
     assert not torch.equal(newest.model.token_embedding.weight, older.model.token_embedding.weight)
 
 
-def test_a_run_says_where_its_dag_begins_and_where_it_collapses(cache: Path, tmp_path: Path) -> None:
+def test_a_run_says_where_its_dag_begins_and_where_it_collapses(cache, tmp_path):
     """The formula passes over masks at first; a start at the next mask has the share of `benchmarks/own_mask.py`."""
     lines = Recorder()
     literal = run_pretraining(_recipe(cache), out=tmp_path / "literal", progress=lines).run_dir
@@ -104,7 +99,7 @@ def test_a_run_says_where_its_dag_begins_and_where_it_collapses(cache: Path, tmp
     assert (read_run_json(run_pretraining(centred, out=tmp_path / "centred").run_dir).own_mask_share or 0) > 0.99
 
 
-def test_the_same_seed_gives_the_same_run_and_another_seed_another(cache: Path, run: Path, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(cache, run, tmp_path):
     again = run_pretraining(_recipe(cache), out=tmp_path / "again")
     other = run_pretraining(_recipe(cache, seed=2), out=tmp_path / "other")
     losses = [row["loss"] for row in read_metrics(run / "metrics.jsonl")]
@@ -112,7 +107,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(cache: Path, 
     assert [row["loss"] for row in read_metrics(other.run_dir / "metrics.jsonl")] != losses
 
 
-def test_resuming_where_nothing_was_saved_starts_again(run: Path, copy: Path) -> None:
+def test_resuming_where_nothing_was_saved_starts_again(run, copy):
     shutil.rmtree(copy / "checkpoints")
     lines = Recorder()
     resume_pretraining(copy, progress=lines)
@@ -122,7 +117,7 @@ def test_resuming_where_nothing_was_saved_starts_again(run: Path, copy: Path) ->
     ]
 
 
-def test_a_run_that_ran_out_of_memory_goes_on_with_less(cache: Path, tmp_path: Path) -> None:
+def test_a_run_that_ran_out_of_memory_goes_on_with_less(cache, tmp_path):
     """Without dropout the microbatch changes no more than the order of a sum."""
     recipe = _recipe(cache, model={"dropout": 0.0, "attention_dropout": 0.0})
     whole = run_pretraining(recipe, out=tmp_path / "run")
@@ -135,7 +130,7 @@ def test_a_run_that_ran_out_of_memory_goes_on_with_less(cache: Path, tmp_path: P
         resume_pretraining(whole.run_dir, ["train.batch_sequences=2"])
 
 
-def test_a_change_of_precision_is_reported(copy: Path) -> None:
+def test_a_change_of_precision_is_reported(copy):
     assert read_run_json(copy).precision == "fp32"
     update_run_json(copy, {"precision": "bf16"})
     lines = Recorder()
@@ -144,14 +139,14 @@ def test_a_change_of_precision_is_reported(copy: Path) -> None:
     assert read_run_json(copy).precision == "fp32"
 
 
-def test_two_processes_in_one_run_directory_are_refused(copy: Path) -> None:
+def test_two_processes_in_one_run_directory_are_refused(copy):
     before = _files(copy)
     with filelock.FileLock(copy / ".lock"), pytest.raises(CheckpointError, match=re.escape(str(copy))):
         resume_pretraining(copy)
     assert _files(copy) == before
 
 
-def test_a_run_with_damaged_checkpoints_alone_is_not_started_again(copy: Path) -> None:
+def test_a_run_with_damaged_checkpoints_alone_is_not_started_again(copy):
     for step in (3, 6):
         (copy / f"checkpoints/step-{step}/model.safetensors").write_bytes(b"")
     before, lines = _files(copy), Recorder()
@@ -163,9 +158,7 @@ def test_a_run_with_damaged_checkpoints_alone_is_not_started_again(copy: Path) -
 
 
 @pytest.mark.parametrize(("overrides", "what"), [(["optim.lr=0.5"], "recipe"), ([], "data fingerprint")])
-def test_a_refused_resumption_leaves_every_file_as_it_was(
-    cache: Path, tmp_path: Path, overrides: list[str], what: str
-) -> None:
+def test_a_refused_resumption_leaves_every_file_as_it_was(cache, tmp_path, overrides, what):
     """Other data have another tokenizer, other counts and other rejected rows, none of which may reach the run."""
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(f'{{"text": "row {n} of many"}}\n' for n in range(200)) + "{}\n")
@@ -183,7 +176,7 @@ def test_a_refused_resumption_leaves_every_file_as_it_was(
 
 
 @pytest.mark.parametrize("name", ["run.json", "metrics.jsonl"])
-def test_a_damaged_description_is_refused_before_anything_changes(copy: Path, name: str) -> None:
+def test_a_damaged_description_is_refused_before_anything_changes(copy, name):
     (copy / name).write_text("[]\n")
     before = _files(copy)
     with pytest.raises(CheckpointError, match=re.escape(str(copy / name))):
@@ -191,7 +184,7 @@ def test_a_damaged_description_is_refused_before_anything_changes(copy: Path, na
     assert _files(copy) == before
 
 
-def test_a_run_of_an_earlier_version_is_refused_before_anything_changes(copy: Path) -> None:
+def test_a_run_of_an_earlier_version_is_refused_before_anything_changes(copy):
     state = copy / "checkpoints/step-6/state.json"
     content = json.loads(state.read_text())
     del content["loop"]["num_tokens"]
@@ -212,7 +205,7 @@ def _files(run: Path) -> dict[str, bytes | None]:
 
 
 @pytest.mark.parametrize("read", [load_pretrained, resume_pretraining])
-def test_a_recipe_changed_beside_its_checkpoint_is_refused_by_name(copy: Path, read: Callable[[Path], object]) -> None:
+def test_a_recipe_changed_beside_its_checkpoint_is_refused_by_name(copy, read):
     recipe = copy / "recipe.yaml"
     assert "\nseed: 1\n" in recipe.read_text()
     recipe.write_text(recipe.read_text().replace("\nseed: 1\n", "\nseed: 2\n"))
@@ -222,13 +215,13 @@ def test_a_recipe_changed_beside_its_checkpoint_is_refused_by_name(copy: Path, r
     assert _files(copy) == before
 
 
-def test_a_device_or_interval_changed_beside_its_checkpoint_is_accepted(copy: Path) -> None:
+def test_a_device_or_interval_changed_beside_its_checkpoint_is_accepted(copy):
     recipe = copy / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("log_every_steps: ", "log_every_steps: 1"))
     assert load_pretrained(copy, device="cpu").step == 6
 
 
-def test_a_damaged_step_and_a_folder_that_is_no_run_are_refused_by_name(copy: Path, tmp_path: Path) -> None:
+def test_a_damaged_step_and_a_folder_that_is_no_run_are_refused_by_name(copy, tmp_path):
     for read in (resume_pretraining, load_pretrained):
         with pytest.raises(CheckpointError, match=r"has no recipe.yaml$"):
             read(tmp_path)
@@ -242,13 +235,13 @@ def test_a_damaged_step_and_a_folder_that_is_no_run_are_refused_by_name(copy: Pa
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_a_device_that_is_not_there_is_refused() -> None:
+def test_a_device_that_is_not_there_is_refused():
     with pytest.raises(ConfigError, match=r"^device is `cuda`, but torch sees no CUDA device$"):
         pick_device(tiny_recipe(device="cuda"))
     assert pick_device(tiny_recipe(device="auto")) == torch.device("cpu")
 
 
-def test_a_run_goes_on_with_data_that_were_moved(cache: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_with_data_that_were_moved(cache, tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     for name, count in (("train.txt", 200), ("valid.txt", 20)):
@@ -274,7 +267,7 @@ def test_a_run_goes_on_with_data_that_were_moved(cache: Path, tmp_path: Path) ->
     assert load_recipe(str(run / "recipe.yaml")).data.train == (str(there / "train.txt"),)
 
 
-def test_validation_takes_evenly_spread_sequences() -> None:
+def test_validation_takes_evenly_spread_sequences():
     dataset: Any = range(10)
     assert validation_indices(dataset, None).tolist() == list(range(10))
     assert validation_indices(dataset, 4).tolist() == [0, 3, 6, 9]

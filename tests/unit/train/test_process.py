@@ -26,7 +26,7 @@ def _looked_up_anew() -> Iterator[None]:
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
-def test_holes_between_tensors_are_given_back() -> None:
+def test_holes_between_tensors_are_given_back():
     # glibc alone: 64 KiB come from the heap, and every second one that stays keeps the heap from shrinking by itself
     tensors = [torch.full((1 << 14,), float(n)) for n in range(2048)]
     kept = tensors[::2]
@@ -37,6 +37,6 @@ def test_holes_between_tensors_are_given_back() -> None:
     assert all(bool((tensor == 2 * n).all()) for n, tensor in enumerate(kept))
 
 
-def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_c_library_is_left_alone(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     process.release_freed_memory()

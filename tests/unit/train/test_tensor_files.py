@@ -24,7 +24,7 @@ def _write_shares(folder: Path, whole: torch.Tensor, cuts: list[int]) -> list[tu
 
 
 @pytest.mark.parametrize("cuts", [[], [3], [2, 5], [1, 2, 6]])
-def test_shares_come_back_whole(tmp_path: Path, cuts: list[int]) -> None:
+def test_shares_come_back_whole(tmp_path, cuts):
     whole = torch.randn(7, 3)
     saved = SavedTensors(_write_shares(tmp_path, whole, cuts))
     assert saved.shapes == {"w": (7, 3), "step": ()}
@@ -36,7 +36,7 @@ def test_shares_come_back_whole(tmp_path: Path, cuts: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("lost", "first"), [(0, 0), (1, 2), (2, 5)])
-def test_a_lost_share_is_an_error(tmp_path: Path, lost: int, first: int) -> None:
+def test_a_lost_share_is_an_error(tmp_path, lost, first):
     files = _write_shares(tmp_path, torch.randn(7, 3), [2, 5])
     del files[lost]
     with pytest.raises(CheckpointError, match=f"{tmp_path}: rows {first} to 7 of `w` are in no file"):

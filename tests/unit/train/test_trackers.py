@@ -130,9 +130,7 @@ def _figures(run: Path, after_step: int = 0) -> list[tuple[str, float, int]]:
     ]
 
 
-def test_each_tracker_gets_every_figure_and_a_resumption_continues_its_run(
-    packages: Packages, cache: Path, tmp_path: Path
-) -> None:
+def test_each_tracker_gets_every_figure_and_a_resumption_continues_its_run(packages, cache, tmp_path):
     progress = Recorder()
     run = run_pretraining(_recipe(cache), out=tmp_path / "run", progress=progress).run_dir
     for tracker in TRACKERS:
@@ -157,9 +155,7 @@ def test_each_tracker_gets_every_figure_and_a_resumption_continues_its_run(
     assert mlflow == {"continued": "run-7", "status": "RUNNING"}
 
 
-def test_a_tracker_that_fails_is_left_alone_and_training_goes_on(
-    packages: Packages, cache: Path, tmp_path: Path
-) -> None:
+def test_a_tracker_that_fails_is_left_alone_and_training_goes_on(packages, cache, tmp_path):
     packages.breaks_at, progress = 4, Recorder()
     recipe = _recipe(cache, report_to="mlflow")
     result = run_pretraining(recipe, out=tmp_path / "run", progress=progress)
@@ -183,14 +179,8 @@ def test_a_tracker_that_fails_is_left_alone_and_training_goes_on(
     ],
 )
 def test_wandb_is_online_with_a_key_and_a_network_and_no_key_is_written(
-    packages: Packages,
-    cache: Path,
-    tmp_path: Path,
-    monkeypatch,
-    environment: dict[str, str],
-    is_reached: bool,
-    mode: str,
-) -> None:
+    packages, cache, tmp_path, monkeypatch, environment, is_reached, mode
+):
     def head(url: str, timeout: float) -> None:
         if not is_reached:
             raise requests.ConnectionError
@@ -206,9 +196,7 @@ def test_wandb_is_online_with_a_key_and_a_network_and_no_key_is_written(
 
 
 @pytest.mark.parametrize("name", TRACKERS)
-def test_a_tracker_that_is_not_installed_is_named_before_a_folder_is_made(
-    packages: Packages, cache: Path, tmp_path: Path, monkeypatch, name: str
-) -> None:
+def test_a_tracker_that_is_not_installed_is_named_before_a_folder_is_made(packages, cache, tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, TRACKERS[name].module, None)  # type: ignore[index, arg-type]
     with pytest.raises(ConfigError, match=rf"^`train.report_to` names {name}, which is not installed \(") as caught:
         run_pretraining(_recipe(cache), out=tmp_path / "run")
@@ -216,7 +204,7 @@ def test_a_tracker_that_is_not_installed_is_named_before_a_folder_is_made(
     assert not (tmp_path / "run").exists()
 
 
-def test_an_mlflow_server_that_does_not_answer_is_named_without_its_password(packages: Packages, monkeypatch) -> None:
+def test_an_mlflow_server_that_does_not_answer_is_named_without_its_password(packages, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@127.0.0.1:9")
     with pytest.raises(ConfigError, match=r"^the MLflow server 127\.0\.0\.1 of MLFLOW_TRACKING_URI does not answer$"):
         require_trackers(["mlflow"])
@@ -244,7 +232,7 @@ class Watch(Callback):
         self.seen.append(f"end {error!r}")
 
 
-def test_callbacks_follow_each_step_validation_and_checkpoint(cache: Path, tmp_path: Path) -> None:
+def test_callbacks_follow_each_step_validation_and_checkpoint(cache, tmp_path):
     watch = Watch()
     recipe = _recipe(cache, report_to=[], log_every_steps=1)
     run = run_pretraining(recipe, out=tmp_path / "run", callbacks=[watch]).run_dir
@@ -256,7 +244,7 @@ def test_callbacks_follow_each_step_validation_and_checkpoint(cache: Path, tmp_p
     assert dict(event for event in watch.seen if not isinstance(event, str)) == losses
 
 
-def test_an_exception_of_a_callback_ends_the_run_after_the_others_have_heard(cache: Path, tmp_path: Path) -> None:
+def test_an_exception_of_a_callback_ends_the_run_after_the_others_have_heard(cache, tmp_path):
     class Stops(Callback):
         def on_step(self, step: int, loss: float) -> None:
             if step == 4:
@@ -269,7 +257,7 @@ def test_an_exception_of_a_callback_ends_the_run_after_the_others_have_heard(cac
     assert resume_pretraining(tmp_path / "run").steps == 6
 
 
-def test_each_seed_of_a_fine_tuning_is_a_run_of_its_own(packages: Packages, tmp_path: Path) -> None:
+def test_each_seed_of_a_fine_tuning_is_a_run_of_its_own(packages, tmp_path):
     watch = Watch()
     train = {"max_epochs": 1, "report_to": ["wandb"], "log_every_steps": 1}
     run = tmp_path / "run"
@@ -282,7 +270,7 @@ def test_each_seed_of_a_fine_tuning_is_a_run_of_its_own(packages: Packages, tmp_
     assert [event for event in watch.seen if "start" in str(event)] == ["start seed-1 0", "start seed-2 0"]
 
 
-def test_tensorboard_itself_reads_what_it_was_sent(cache: Path, tmp_path: Path) -> None:
+def test_tensorboard_itself_reads_what_it_was_sent(cache, tmp_path):
     pytest.importorskip("tensorboard")
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     run = run_pretraining(_recipe(cache, report_to="tensorboard"), out=tmp_path / "run").run_dir

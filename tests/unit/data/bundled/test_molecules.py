@@ -11,25 +11,25 @@ from exlm_cli.errors import DataError
 MOLECULES = generate_molecules(5000, seed=0)
 
 
-def test_molecules_are_distinct_valid_and_canonical() -> None:
+def test_molecules_are_distinct_valid_and_canonical():
     assert len(set(MOLECULES)) == len(MOLECULES) == 5000
     for smiles in MOLECULES[::5]:
         assert Chem.CanonSmiles(smiles) == smiles
 
 
-def test_every_kind_of_token_occurs() -> None:
+def test_every_kind_of_token_occurs():
     everything = "".join(MOLECULES)
     for piece in ("Cl", "Br", "[C@H]", "[C@@H]", "/C=C/", "\\", "[nH]", "[N+]", "[O-]", "#", "4", "s", "P", "I", "F"):
         assert piece in everything, piece
 
 
-def test_every_core_takes_every_substituent() -> None:
+def test_every_core_takes_every_substituent():
     for core in CORES:
         for substituent in SUBSTITUENTS:
             assert find_invalid_smiles(core.format(*[substituent] * 3)) is None, (core, substituent)
 
 
-def test_asking_for_more_than_there_are_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_asking_for_more_than_there_are_is_an_error(monkeypatch):
     num_products = sum(len(SUBSTITUENTS) ** core.count("{") for core in CORES)
     with pytest.raises(DataError, match=rf"at most {num_products:,} distinct") as caught:
         generate_molecules(num_products + 1, seed=0)

@@ -11,7 +11,7 @@ from exlm_cli.progress import SilentProgress
 from tests.recorder import Recorder
 
 
-def test_disk_trouble_is_one_line_with_the_file_or_else_the_cache(tmp_path: Path) -> None:
+def test_disk_trouble_is_one_line_with_the_file_or_else_the_cache(tmp_path):
     (tmp_path / "folder").mkdir()
     for error, where in (
         (OSError(28, "No space left on device"), "/cache"),
@@ -31,7 +31,7 @@ def test_disk_trouble_is_one_line_with_the_file_or_else_the_cache(tmp_path: Path
         write_entry(tmp_path / "folder", b"")
 
 
-def test_one_of_two_waits_and_says_so(tmp_path: Path) -> None:
+def test_one_of_two_waits_and_says_so(tmp_path):
     order: list[str] = []
     waiting = Recorder()
     has_lock, may_leave = threading.Event(), threading.Event()

@@ -49,7 +49,7 @@ def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return reads
 
 
-def test_the_fingerprint_of_a_file_is_its_format_and_content_not_its_name(tmp_path: Path) -> None:
+def test_the_fingerprint_of_a_file_is_its_format_and_content_not_its_name(tmp_path):
     first = _content(_file(tmp_path / "a.txt", "hello"), tmp_path)
     assert first == "file .txt " + hashlib.sha256(b"hello").hexdigest()
     assert _content(_file(tmp_path / "b.txt", "hello"), tmp_path) == first
@@ -57,7 +57,7 @@ def test_the_fingerprint_of_a_file_is_its_format_and_content_not_its_name(tmp_pa
 
 
 @pytest.mark.usefixtures("_settled")
-def test_a_change_that_keeps_size_and_date_is_seen(tmp_path: Path, count_reads: list[str]) -> None:
+def test_a_change_that_keeps_size_and_date_is_seen(tmp_path, count_reads):
     source = _file(tmp_path / "a.txt", "hello")
     before = source.path.stat()
     first = _content(source, tmp_path / "cache")
@@ -71,7 +71,7 @@ def test_a_change_that_keeps_size_and_date_is_seen(tmp_path: Path, count_reads: 
     assert count_reads == ["a.txt", "a.txt"]
 
 
-def test_a_file_written_just_now_is_not_trusted_to_stay(tmp_path: Path, count_reads: list[str]) -> None:
+def test_a_file_written_just_now_is_not_trusted_to_stay(tmp_path, count_reads):
     source = _file(tmp_path / "a.txt", "hello")
     _content(source, tmp_path / "cache")
     _content(source, tmp_path / "cache")
@@ -80,7 +80,7 @@ def test_a_file_written_just_now_is_not_trusted_to_stay(tmp_path: Path, count_re
 
 @pytest.mark.usefixtures("_settled")
 @pytest.mark.parametrize("content", ["{", '{"state": []}'])
-def test_a_damaged_digest_is_ignored(tmp_path: Path, content: str) -> None:
+def test_a_damaged_digest_is_ignored(tmp_path, content):
     source = _file(tmp_path / "a.txt", "hello")
     first = _content(source, tmp_path / "cache")
     (remembered,) = (tmp_path / "cache" / "digests").iterdir()
@@ -90,12 +90,12 @@ def test_a_damaged_digest_is_ignored(tmp_path: Path, content: str) -> None:
 
 
 @pytest.mark.usefixtures("_settled")
-def test_a_cache_that_cannot_be_written_does_not_hinder(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_does_not_hinder(tmp_path):
     (tmp_path / "cache").write_text("a file where a folder should be")
     assert _content(_file(tmp_path / "a.txt", "hello"), tmp_path / "cache").startswith("file .txt ")
 
 
-def test_a_large_file_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_file_is_announced(tmp_path, monkeypatch):
     monkeypatch.setattr(fingerprint, "_HUGE_BYTES", 1_000_000)
     progress = Recorder()
     fingerprint_sources([_file(tmp_path / "a.txt", "x" * 2_000_000)], tmp_path, progress)
@@ -103,7 +103,7 @@ def test_a_large_file_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert progress.said[0].startswith(f"{tmp_path}/a.txt: reading 2 MB")
 
 
-def test_a_file_that_changed_meanwhile_is_an_error(tmp_path: Path) -> None:
+def test_a_file_that_changed_meanwhile_is_an_error(tmp_path):
     inputs = [BundledSource("grammar"), _file(tmp_path / "a.txt", "hello")]
     sources = fingerprint_sources(inputs, tmp_path, SilentProgress())
     check_unchanged(sources)
@@ -112,7 +112,7 @@ def test_a_file_that_changed_meanwhile_is_an_error(tmp_path: Path) -> None:
         check_unchanged(sources)
 
 
-def test_a_file_that_vanished_or_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_vanished_or_cannot_be_read_is_an_error(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"a\.txt: cannot be read: No such file or directory$"):
         fingerprint_sources([FileSource(tmp_path / "a.txt", 1)], tmp_path, SilentProgress())
 
@@ -124,7 +124,7 @@ def test_a_file_that_vanished_or_cannot_be_read_is_an_error(tmp_path: Path, monk
         fingerprint_sources([_file(tmp_path / "a.txt", "x")], tmp_path, SilentProgress())
 
 
-def test_the_fingerprint_of_bundled_data_is_that_of_its_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fingerprint_of_bundled_data_is_that_of_its_pieces(tmp_path, monkeypatch):
     sentences, smiles = _content(BundledSource("grammar"), tmp_path), _content(BundledSource("molecules"), tmp_path)
     monkeypatch.setattr(grammar, "FAMILIES", grammar.FAMILIES[1:])
     monkeypatch.setattr(molecules, "CORES", molecules.CORES[1:])
@@ -132,6 +132,6 @@ def test_the_fingerprint_of_bundled_data_is_that_of_its_pieces(tmp_path: Path, m
     assert _content(BundledSource("molecules"), tmp_path) != smiles
 
 
-def test_the_fingerprint_of_a_hub_data_set_is_its_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fingerprint_of_a_hub_data_set_is_its_revision(tmp_path, monkeypatch):
     monkeypatch.setattr(fingerprint, "find_revision", lambda *_: "abc123")
     assert _content(HubSource("me/corpus", None, "train"), tmp_path) == "hub:me/corpus@train abc123"

@@ -11,7 +11,7 @@ from exlm_cli.config.sections import DataConfig
 from exlm_cli.data.corpus import inputs as sources
 from exlm_cli.data.corpus.inputs import BundledSource, FileSource, iter_rows, resolve_inputs
 from exlm_cli.data.rows.hub import HubSource
-from exlm_cli.data.rows.records import Record, Row, RowKind
+from exlm_cli.data.rows.records import Record, Row
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
 from tests.recorder import Recorder
@@ -33,7 +33,7 @@ def _names(inputs: list[str], root: Path) -> list[str]:
     return [str(s.path.relative_to(root)) for s in sources if isinstance(s, FileSource)]
 
 
-def test_a_directory_is_its_readable_files_sorted_and_names_what_it_skips(folder: Path) -> None:
+def test_a_directory_is_its_readable_files_sorted_and_names_what_it_skips(folder):
     progress = Recorder()
     sources = resolve_inputs([str(folder)], kind="text", progress=progress)
     assert [str(s) for s in sources] == [
@@ -42,13 +42,13 @@ def test_a_directory_is_its_readable_files_sorted_and_names_what_it_skips(folder
     assert progress.said == [f"{folder}: skipped 1 files of other kinds, such as notes.pdf"]
 
 
-def test_globs_are_sorted_and_take_directories_too(folder: Path) -> None:
+def test_globs_are_sorted_and_take_directories_too(folder):
     assert _names([f"{folder}/*.txt"], folder) == ["a.txt", "b.txt"]
     assert _names([f"{folder}/**/*.jsonl"], folder) == ["sub/deep/d.jsonl"]
     assert _names([f"{folder}/s*"], folder) == ["sub/c.csv.gz", "sub/deep/d.jsonl"]
 
 
-def test_single_files_keep_their_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_files_keep_their_order(folder, monkeypatch):
     assert _names([f"{folder}/b.txt", f"{folder}/a.txt"], folder) == ["b.txt", "a.txt"]
     monkeypatch.setenv("HOME", str(folder))
     assert _names(["~/a.txt"], folder) == ["a.txt"]
@@ -56,7 +56,7 @@ def test_single_files_keep_their_order(folder: Path, monkeypatch: pytest.MonkeyP
     assert _names([f"{folder}/[1].txt"], folder) == ["[1].txt"]
 
 
-def test_names_of_other_worlds() -> None:
+def test_names_of_other_worlds():
     sources = resolve_inputs(["bundled:grammar", "hub:me/corpus/en@valid"], kind="text", progress=SilentProgress())
     assert sources == [BundledSource("grammar"), HubSource("me/corpus", "en", "valid")]
     assert [str(source) for source in sources] == ["bundled:grammar", "hub:me/corpus/en@valid"]
@@ -81,9 +81,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("given", MISTAKES, ids=lambda given: given[:20])
-def test_an_input_that_names_nothing_usable_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, given: str
-) -> None:
+def test_an_input_that_names_nothing_usable_is_refused(folder, monkeypatch, given):
     monkeypatch.chdir(folder)
     for name in ("links", "pdfs"):
         (folder / name).mkdir()
@@ -97,7 +95,7 @@ def test_an_input_that_names_nothing_usable_is_refused(
     assert hint in caught.value.hint
 
 
-def test_rows_of_all_sources_come_in_order_under_a_bar_of_bytes(tmp_path: Path) -> None:
+def test_rows_of_all_sources_come_in_order_under_a_bar_of_bytes(tmp_path):
     (tmp_path / "a.txt").write_text("one\ntwo\n")
     (tmp_path / "b.txt.gz").write_bytes(packed := gzip.compress(b"three\n", mtime=0))
     sources = resolve_inputs([str(tmp_path)], kind="text", progress=SilentProgress())
@@ -112,7 +110,7 @@ def test_rows_of_all_sources_come_in_order_under_a_bar_of_bytes(tmp_path: Path) 
     assert (bar.label, bar.total, bar.done) == ("tokenising", 8 + len(packed), [8, 8 + len(packed)])
 
 
-def test_the_bar_moves_with_the_bytes_read(tmp_path: Path) -> None:
+def test_the_bar_moves_with_the_bytes_read(tmp_path):
     (tmp_path / "a.txt").write_text("0123456789abcde\n" * 40_000)
     sources = resolve_inputs([str(tmp_path)], kind="text", progress=SilentProgress())
     progress = Recorder()
@@ -123,7 +121,7 @@ def test_the_bar_moves_with_the_bytes_read(tmp_path: Path) -> None:
     assert 0 < done[0] < done[-1] == 640_000
 
 
-def test_the_most_rows_are_shared_out_over_the_files(tmp_path: Path) -> None:
+def test_the_most_rows_are_shared_out_over_the_files(tmp_path):
     """A short file leaves its share to those after it; how many rows there are is known at the end."""
     (tmp_path / "a.txt").write_text("one\n")
     (tmp_path / "b.txt").write_text("two\nthree\nfour\nfive\n")
@@ -140,7 +138,7 @@ def test_the_most_rows_are_shared_out_over_the_files(tmp_path: Path) -> None:
     assert read(2)[0] == ["one", "one"]
 
 
-def test_the_bar_of_hub_rows_counts_towards_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bar_of_hub_rows_counts_towards_no_end(monkeypatch):
     rows = [Row("hub", n, "text") for n in range(1, 4)]
     records = [Record("hub", n, {"text": "text"}) for n in range(1, 4)]
     monkeypatch.setattr(sources, "iter_hub_records", lambda *_, **__: iter(records))
@@ -150,7 +148,7 @@ def test_the_bar_of_hub_rows_counts_towards_no_end(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("name", "kind"), [("grammar", "text"), ("molecules", "smiles")])
-def test_bundled_rows_depend_on_their_number_and_seed(name: str, kind: RowKind) -> None:
+def test_bundled_rows_depend_on_their_number_and_seed(name, kind):
     def rows(seed: int) -> list[str]:
         progress = Recorder()
         made = iter_rows([BundledSource(name)], DataConfig(kind=kind, bundled_rows=30), seed=seed, progress=progress)
@@ -163,7 +161,7 @@ def test_bundled_rows_depend_on_their_number_and_seed(name: str, kind: RowKind) 
 
 
 @pytest.mark.parametrize(("name", "content"), [("a.txt", "\n \n"), ("b.csv", "text\n")])
-def test_a_source_without_rows_is_an_error(tmp_path: Path, name: str, content: str) -> None:
+def test_a_source_without_rows_is_an_error(tmp_path, name, content):
     (tmp_path / name).write_text(content)
     sources = resolve_inputs([str(tmp_path)], kind="text", progress=SilentProgress())
     with pytest.raises(DataError, match=rf"{re.escape(name)}: no rows in it$"):

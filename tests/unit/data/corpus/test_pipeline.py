@@ -61,7 +61,7 @@ def _smiles(workplace: Path, **data: Any) -> PretrainRecipe:
     return _recipe(workplace, **({"kind": "smiles", "train": [f"{workplace}/mols.smi"]} | data))
 
 
-def test_packed_text_is_the_corpus_split_in_two(workplace: Path) -> None:
+def test_packed_text_is_the_corpus_split_in_two(workplace):
     (workplace / "valid.txt").write_text("A first line.\nA second.\n\nAnother document.\n")
     prepared = _prepare(_recipe(workplace, valid=[f"{workplace}/valid.txt"]))
     tokenizer = prepared.tokenizer
@@ -74,7 +74,7 @@ def test_packed_text_is_the_corpus_split_in_two(workplace: Path) -> None:
     assert tokenizer.decode(second) == "Another document."
 
 
-def test_held_out_rows_and_training_rows_make_the_corpus(workplace: Path) -> None:
+def test_held_out_rows_and_training_rows_make_the_corpus(workplace):
     prepared = _prepare(_recipe(workplace, sample_break="line", sequence_length=64))
     lines = (workplace / "text.txt").read_text().splitlines()
     train, valid = _texts(prepared.train, prepared.tokenizer), _texts(prepared.valid, prepared.tokenizer)
@@ -82,7 +82,7 @@ def test_held_out_rows_and_training_rows_make_the_corpus(workplace: Path) -> Non
     assert 10 <= len(valid) <= 60
 
 
-def test_rows_on_both_sides_of_held_out_ones_are_not_joined(workplace: Path) -> None:
+def test_rows_on_both_sides_of_held_out_ones_are_not_joined(workplace):
     prepared = _prepare(_recipe(workplace))
     lines = set((workplace / "text.txt").read_text().splitlines())
     tokenizer = prepared.tokenizer
@@ -96,9 +96,7 @@ def test_rows_on_both_sides_of_held_out_ones_are_not_joined(workplace: Path) -> 
 
 
 @pytest.mark.parametrize(("limit", "value"), [("_BATCH_ROWS", 7), ("_BATCH_CHARACTERS", 100)])
-def test_how_many_rows_are_tokenised_at_once_changes_nothing(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
-) -> None:
+def test_how_many_rows_are_tokenised_at_once_changes_nothing(workplace, monkeypatch, limit, value):
     at_once = _prepare(_recipe(workplace))
     monkeypatch.setattr(pipeline, limit, value)
     in_batches = _prepare(_recipe(workplace, cache_dir=f"{workplace}/other-cache"))
@@ -109,7 +107,7 @@ def test_how_many_rows_are_tokenised_at_once_changes_nothing(
 
 
 @pytest.mark.parametrize("kind", ["text", "smiles"])
-def test_at_least_one_row_is_held_out_of_a_small_corpus(workplace: Path, kind: str) -> None:
+def test_at_least_one_row_is_held_out_of_a_small_corpus(workplace, kind):
     (workplace / "rows.txt").write_text("CCO\nCCN\nCCC\n")
     recipe = _recipe(workplace, kind=kind, train=[f"{workplace}/rows.txt"], valid_fraction=0.001, sample_break="line")
     prepared = _prepare(recipe)
@@ -117,9 +115,7 @@ def test_at_least_one_row_is_held_out_of_a_small_corpus(workplace: Path, kind: s
 
 
 @pytest.mark.parametrize(("name", "kind"), [("grammar", "text"), ("molecules", "smiles")])
-def test_bundled_data_is_the_same_for_every_seed_and_has_its_own_validation_rows(
-    workplace: Path, name: str, kind: str
-) -> None:
+def test_bundled_data_is_the_same_for_every_seed_and_has_its_own_validation_rows(workplace, name, kind):
     data = {"kind": kind, "train": [f"bundled:{name}"], "bundled_rows": 60, "sequence_length": 128}
     held_out = _prepare(_recipe(workplace, **data))
     assert len(held_out.train) + len(held_out.valid) > 0
@@ -129,7 +125,7 @@ def test_bundled_data_is_the_same_for_every_seed_and_has_its_own_validation_rows
     assert _prepare(other_seed).fingerprint == held_out.fingerprint
 
 
-def test_a_second_run_reads_nothing_anew(workplace: Path) -> None:
+def test_a_second_run_reads_nothing_anew(workplace):
     first = _prepare(_recipe(workplace))
     progress = Recorder()
     second = _prepare(_recipe(workplace), progress)
@@ -153,7 +149,7 @@ def test_a_second_run_reads_nothing_anew(workplace: Path) -> None:
         {"valid": ["bundled:grammar"], "bundled_rows": 20},
     ],
 )
-def test_every_option_that_matters_gives_other_shards(workplace: Path, change: dict[str, Any]) -> None:
+def test_every_option_that_matters_gives_other_shards(workplace, change):
     plain = _prepare(_recipe(workplace))
     changed = _prepare(_recipe(workplace, **change))
     assert not changed.was_cached
@@ -161,14 +157,14 @@ def test_every_option_that_matters_gives_other_shards(workplace: Path, change: d
     assert _prepare(_recipe(workplace)).was_cached
 
 
-def test_the_tokenizer_is_kept_for_other_ways_of_cutting(workplace: Path) -> None:
+def test_the_tokenizer_is_kept_for_other_ways_of_cutting(workplace):
     _prepare(_recipe(workplace))
     progress = Recorder()
     _prepare(_recipe(workplace, sequence_length=24), progress)
     assert [bar.label for bar in progress.bars] == ["tokenising"]
 
 
-def test_a_broken_cached_tokenizer_is_trained_again(workplace: Path) -> None:
+def test_a_broken_cached_tokenizer_is_trained_again(workplace):
     first = _prepare(_recipe(workplace))
     (path,) = (workplace / "cache" / "tokenizers").glob("*.json")
     path.write_text("{}")
@@ -186,7 +182,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_shards_are_named_and_made_again(workplace: Path, damage: str) -> None:
+def test_damaged_shards_are_named_and_made_again(workplace, damage):
     first = _prepare(_recipe(workplace))
     (directory,) = (workplace / "cache" / "shards").iterdir()
     whole = sorted((p.relative_to(directory), p.read_bytes()) for p in directory.rglob("*") if p.is_file())
@@ -199,7 +195,7 @@ def test_damaged_shards_are_named_and_made_again(workplace: Path, damage: str) -
     assert sorted((p.relative_to(directory), p.read_bytes()) for p in directory.rglob("*") if p.is_file()) == whole
 
 
-def test_an_existing_tokenizer_is_taken_where_it_is_of_the_right_kind(workplace: Path) -> None:
+def test_an_existing_tokenizer_is_taken_where_it_is_of_the_right_kind(workplace):
     first = _prepare(_recipe(workplace))
     first.tokenizer.save(workplace / "mine.json")
     (workplace / "text.txt").write_text("Other text.\n" * 50)
@@ -210,7 +206,7 @@ def test_an_existing_tokenizer_is_taken_where_it_is_of_the_right_kind(workplace:
     assert "`tokenizer.path`" in caught.value.hint
 
 
-def test_tokens_that_the_vocabulary_lacks_are_counted_and_molecules_of_them_alone_refused(workplace: Path) -> None:
+def test_tokens_that_the_vocabulary_lacks_are_counted_and_molecules_of_them_alone_refused(workplace):
     """Nothing of such a molecule can be masked: a step of them has no loss."""
     _prepare(_smiles(workplace)).tokenizer.save(workplace / "mine.json")
     (workplace / "mols.smi").write_text("CCO\nCBr\nBrCCBr\n" + "\n".join(MOLECULES))
@@ -222,7 +218,7 @@ def test_tokens_that_the_vocabulary_lacks_are_counted_and_molecules_of_them_alon
         _prepare(_smiles(workplace, tokenizer={"path": f"{workplace}/mine.json"}))
 
 
-def test_the_first_invalid_row_stops_with_file_row_text_and_reason(workplace: Path) -> None:
+def test_the_first_invalid_row_stops_with_file_row_text_and_reason(workplace):
     (workplace / "mols.smi").write_text("CCO\nC1CC\nCCN\n")
     with pytest.raises(DataError, match=r"mols\.smi:2: `C1CC`: RDKit cannot parse it"):
         _prepare(_smiles(workplace))
@@ -230,7 +226,7 @@ def test_the_first_invalid_row_stops_with_file_row_text_and_reason(workplace: Pa
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a file system that takes any bytes as a name")
-def test_a_file_whose_name_is_not_utf8_is_read_and_its_skipped_rows_are_listed(workplace: Path) -> None:
+def test_a_file_whose_name_is_not_utf8_is_read_and_its_skipped_rows_are_listed(workplace):
     """Bytes that are not UTF-8 come from Python as lone surrogates, which no UTF-8 file can hold."""
     folder = workplace / "folder"
     folder.mkdir()
@@ -241,7 +237,7 @@ def test_a_file_whose_name_is_not_utf8_is_read_and_its_skipped_rows_are_listed(w
         assert f"{folder}/\\udcff.smi,1,RDKit" in (workplace / "rejected.csv").read_text()
 
 
-def test_skipped_rows_are_listed_now_and_on_every_later_run(workplace: Path) -> None:
+def test_skipped_rows_are_listed_now_and_on_every_later_run(workplace):
     path = workplace / "mols.smi"
     path.write_text("CCO\nC1CC\n" + "C" * 40 + "\nCXC\n" + "\n".join(MOLECULES))
     listed = [
@@ -266,7 +262,7 @@ def test_skipped_rows_are_listed_now_and_on_every_later_run(workplace: Path) -> 
     assert valid
 
 
-def test_a_list_that_cannot_be_written_is_an_error(workplace: Path) -> None:
+def test_a_list_that_cannot_be_written_is_an_error(workplace):
     (workplace / "mols.smi").write_text("C1CC\n" + "\n".join(MOLECULES))
     target = workplace / "no" / "rejected.csv"
     with pytest.raises(CheckpointError, match=rf"^{re.escape(str(target))}: .*No such file or directory$"):
@@ -282,9 +278,7 @@ def test_a_list_that_cannot_be_written_is_an_error(workplace: Path) -> None:
         ("text", "a.csv", 'text\n""\n', 0, ""),
     ],
 )
-def test_no_usable_row_is_an_error_with_the_first_reason(
-    workplace: Path, split: str, kind: str, name: str, content: str, num_skipped: int, first: str
-) -> None:
+def test_no_usable_row_is_an_error_with_the_first_reason(workplace, split, kind, name, content, num_skipped, first):
     path = workplace / name
     path.write_text(content)
     own = {"text": "text.txt", "smiles": "mols.smi"}[kind]
@@ -298,20 +292,20 @@ def test_no_usable_row_is_an_error_with_the_first_reason(
     assert not list((workplace / "cache" / "shards").iterdir())
 
 
-def test_no_input_is_an_error(workplace: Path) -> None:
+def test_no_input_is_an_error(workplace):
     with pytest.raises(DataError, match=r"^`data\.train` names no input$"):
         _prepare(_recipe(workplace, train=[]))
 
 
 @pytest.mark.parametrize("kind", ["text", "smiles"])
-def test_one_row_cannot_be_split(workplace: Path, kind: str) -> None:
+def test_one_row_cannot_be_split(workplace, kind):
     (workplace / "one.txt").write_text("CCO")
     with pytest.raises(DataError, match=r"one\.txt: too few usable rows") as caught:
         _prepare(_recipe(workplace, kind=kind, train=[f"{workplace}/one.txt"]))
     assert "`data.valid`" in caught.value.hint
 
 
-def test_an_input_that_changes_while_it_is_read_is_an_error(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_input_that_changes_while_it_is_read_is_an_error(workplace, monkeypatch):
     check = pipeline.check_unchanged
 
     def check_what_changes(sources: Any) -> None:
@@ -325,7 +319,7 @@ def test_an_input_that_changes_while_it_is_read_is_an_error(workplace: Path, mon
     assert not list((workplace / "cache" / "shards").iterdir())
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_one_line_and_leaves_nothing(workplace, monkeypatch):
     def full(self: ShardWriter, sequences: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -337,7 +331,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(workplace: Path, monkeypatch
     assert not _prepare(_recipe(workplace)).was_cached
 
 
-def test_a_cache_that_may_only_be_read_serves(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_may_only_be_read_serves(workplace, monkeypatch):
     _prepare(_recipe(workplace))
 
     def refuse(*_: object, **__: object) -> None:
@@ -348,7 +342,7 @@ def test_a_cache_that_may_only_be_read_serves(workplace: Path, monkeypatch: pyte
     assert _prepare(_recipe(workplace)).was_cached
 
 
-def test_what_a_killed_process_left_is_swept_away(workplace: Path) -> None:
+def test_what_a_killed_process_left_is_swept_away(workplace):
     _prepare(_recipe(workplace))
     (directory,) = (workplace / "cache" / "shards").iterdir()
     shutil.rmtree(directory)
@@ -359,7 +353,7 @@ def test_what_a_killed_process_left_is_swept_away(workplace: Path) -> None:
     assert list((workplace / "cache" / "shards").iterdir()) == [directory]
 
 
-def test_two_processes_at_once_do_the_work_once(workplace: Path) -> None:
+def test_two_processes_at_once_do_the_work_once(workplace):
     recipe = _recipe(workplace, train=["bundled:grammar"], bundled_rows=3000)
     (workplace / "recipe.json").write_text(recipe.model_dump_json())
     code = (
@@ -379,7 +373,7 @@ def test_two_processes_at_once_do_the_work_once(workplace: Path) -> None:
     assert answers[0][1:] == answers[1][1:]
 
 
-def test_no_heavy_library_is_imported_before_it_is_needed() -> None:
+def test_no_heavy_library_is_imported_before_it_is_needed():
     code = (
         "import sys, exlm_cli.data.corpus.pipeline\n"
         "print(sorted({'torch', 'datasets', 'rdkit', 'pyarrow', 'huggingface_hub'} & sys.modules.keys()))"
@@ -388,7 +382,7 @@ def test_no_heavy_library_is_imported_before_it_is_needed() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_a_file_in_both_sets_is_warned_of_and_shares_of_the_most_rows_are_named(workplace: Path) -> None:
+def test_a_file_in_both_sets_is_warned_of_and_shares_of_the_most_rows_are_named(workplace):
     progress = Recorder()
     same = str(workplace / "text.txt")
     _prepare(_recipe(workplace, train=[same, same], valid=[same], max_rows=41), progress)

@@ -18,21 +18,21 @@ def _rows(count: int, starts: bool = True) -> list[Row]:
 
 @pytest.mark.parametrize("kind", ["text", "smiles"])
 @pytest.mark.parametrize("fraction", [0.01, 0.25])
-def test_about_the_asked_share_is_held_out(kind: str, fraction: float) -> None:
+def test_about_the_asked_share_is_held_out(kind, fraction):
     holdout = Holdout(kind, fraction, None)  # type: ignore[arg-type]
     count = 20_000
     held_out = sum(holdout.takes(row) for row in _rows(count))
     assert abs(held_out - fraction * count) <= 5 * math.sqrt(count * fraction * (1 - fraction))
 
 
-def test_duplicate_smiles_are_on_one_side_every_time() -> None:
+def test_duplicate_smiles_are_on_one_side_every_time():
     holdout, again = (Holdout("smiles", 0.5, None) for _ in range(2))
     first = [holdout.takes(row) for row in _rows(100)]
     assert [holdout.takes(row) for row in reversed(_rows(100))] == first[::-1]
     assert [again.takes(row) for row in _rows(100)] == first
 
 
-def test_a_document_stays_whole_where_the_corpus_is_large() -> None:
+def test_a_document_stays_whole_where_the_corpus_is_large():
     holdout = Holdout("text", 0.3, None)
     for document in range(50):
         rows = [Row("a", n, f"text of {document}", starts_document=n == 0) for n in range(20)]
@@ -40,7 +40,7 @@ def test_a_document_stays_whole_where_the_corpus_is_large() -> None:
 
 
 @pytest.mark.parametrize(("total_bytes", "max_rows"), [(400_000, None), (10**9, 4000)])
-def test_a_single_document_is_cut_into_blocks_of_many_rows(total_bytes: int, max_rows: int | None) -> None:
+def test_a_single_document_is_cut_into_blocks_of_many_rows(total_bytes, max_rows):
     rows = [Row("a", n, "x" * 100, starts_document=n == 0) for n in range(4000)]
     holdout = Holdout("text", 0.1, total_bytes, max_rows)
     sides = [holdout.takes(row) for row in rows]
@@ -50,14 +50,14 @@ def test_a_single_document_is_cut_into_blocks_of_many_rows(total_bytes: int, max
     assert 0.02 < sum(sides) / 4000 < 0.25
 
 
-def test_a_tiny_corpus_is_held_out_row_by_row() -> None:
+def test_a_tiny_corpus_is_held_out_row_by_row():
     holdout = Holdout("text", 0.1, 100)
     rows = _rows(500, starts=False)
     sides = [holdout.takes(row) for row in rows]
     assert abs(sum(sides) - 50) <= 5 * math.sqrt(45)
 
 
-def test_the_unit_that_came_nearest_can_be_forced() -> None:
+def test_the_unit_that_came_nearest_can_be_forced():
     rows = _rows(5)
     holdout = Holdout("smiles", 1e-9, None)
     assert not any(holdout.takes(row) for row in rows)
@@ -74,12 +74,12 @@ def _pack(documents: list[list[list[int]]], size: int) -> list[list[int]]:
     return packed + packer.finish()
 
 
-def test_rows_are_packed_with_newlines_inside_and_sep_between_documents() -> None:
+def test_rows_are_packed_with_newlines_inside_and_sep_between_documents():
     documents = [[[10, 11], [12]], [[20, 21, 22]], [[30]]]
     assert _pack(documents, 4) == [[10, 11, NEWLINE, 12], [SEP, 20, 21, 22], [SEP, 30]]
 
 
-def test_a_last_single_token_is_dropped() -> None:
+def test_a_last_single_token_is_dropped():
     assert _pack([[[10, 11, 12, 13, 14]]], 4) == [[10, 11, 12, 13]]
     assert _pack([[[10, 11, 12, 13]]], 4) == [[10, 11, 12, 13]]
 
@@ -88,7 +88,7 @@ def test_a_last_single_token_is_dropped() -> None:
 @given(
     st.lists(st.lists(st.lists(st.integers(10, 99), min_size=1, max_size=9), min_size=1), min_size=1), st.integers(2, 7)
 )
-def test_packing_keeps_every_token_in_order_but_a_last_single_one(documents: list[list[list[int]]], size: int) -> None:
+def test_packing_keeps_every_token_in_order_but_a_last_single_one(documents, size):
     stream: list[int] = []
     for document in documents:
         stream += [SEP] * bool(stream)
@@ -100,7 +100,7 @@ def test_packing_keeps_every_token_in_order_but_a_last_single_one(documents: lis
     assert flat == (stream[:-1] if len(stream) % size == 1 else stream)
 
 
-def test_a_long_row_is_cut_into_pieces() -> None:
+def test_a_long_row_is_cut_into_pieces():
     cutter = Cutter(2)
     assert cutter.add([1, 2, 3, 4, 5], starts_document=True) == [[1, 2], [3, 4], [5]]
     assert cutter.add([], starts_document=False) == cutter.finish() == []

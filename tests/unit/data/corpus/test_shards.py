@@ -21,7 +21,7 @@ def _write(directory: Path, vocab_size: int = 1 << 16) -> TokenDataset:
 
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(1 << 16, np.uint16), ((1 << 16) + 1, np.int32)])
-def test_sequences_come_back_as_they_were_written(tmp_path: Path, vocab_size: int, dtype: type) -> None:
+def test_sequences_come_back_as_they_were_written(tmp_path, vocab_size, dtype):
     dataset = _write(tmp_path / "train", vocab_size)
     assert dataset.tokens.dtype == dtype
     assert len(dataset) == 4
@@ -34,14 +34,14 @@ def test_sequences_come_back_as_they_were_written(tmp_path: Path, vocab_size: in
         assert dataset[index].tolist() == expected
 
 
-def test_indices_outside_are_refused(tmp_path: Path) -> None:
+def test_indices_outside_are_refused(tmp_path):
     dataset = _write(tmp_path / "train")
     for index in (-1, 4):
         with pytest.raises(IndexError, match=rf"^sequence {index} of 4$"):
             dataset[index]
 
 
-def test_writing_again_replaces(tmp_path: Path) -> None:
+def test_writing_again_replaces(tmp_path):
     _write(tmp_path / "train")
     assert sorted(p.name for p in (tmp_path / "train").iterdir()) == ["meta.json", "offsets.bin", "tokens.bin"]
     with ShardWriter(tmp_path / "train", 100, "new") as writer:
@@ -50,7 +50,7 @@ def test_writing_again_replaces(tmp_path: Path) -> None:
     assert (dataset.fingerprint, len(dataset)) == ("new", 1)
 
 
-def test_an_empty_sequence_is_refused_and_shards_left_by_an_error_cannot_be_opened(tmp_path: Path) -> None:
+def test_an_empty_sequence_is_refused_and_shards_left_by_an_error_cannot_be_opened(tmp_path):
     with (
         pytest.raises(ValueError, match=r"^a sequence without tokens cannot be stored$"),
         ShardWriter(tmp_path / "train", 100, "x") as writer,
@@ -62,7 +62,7 @@ def test_an_empty_sequence_is_refused_and_shards_left_by_an_error_cannot_be_open
 
 @pytest.mark.parametrize("name", ["tokens.bin", "offsets.bin"])
 @pytest.mark.parametrize("fault", ["cut", "alter", "remove"])
-def test_a_damaged_file_is_found(tmp_path: Path, name: str, fault: str) -> None:
+def test_a_damaged_file_is_found(tmp_path, name, fault):
     _write(tmp_path / "train")
     path = tmp_path / "train" / name
     content = bytearray(path.read_bytes())
@@ -80,7 +80,7 @@ def test_a_damaged_file_is_found(tmp_path: Path, name: str, fault: str) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"format": 2}'])
-def test_a_missing_or_foreign_meta_file_is_refused(tmp_path: Path, content: str | None) -> None:
+def test_a_missing_or_foreign_meta_file_is_refused(tmp_path, content):
     if content is not None:
         (tmp_path / "meta.json").write_text(content)
     with pytest.raises(DataError, match=r"meta\.json") as caught:
@@ -88,7 +88,7 @@ def test_a_missing_or_foreign_meta_file_is_refused(tmp_path: Path, content: str 
     assert "`exlm tokenize`" in caught.value.hint
 
 
-def test_the_digest_of_a_file_below_16_mib_covers_every_byte(tmp_path: Path) -> None:
+def test_the_digest_of_a_file_below_16_mib_covers_every_byte(tmp_path):
     path = tmp_path / "a"
     content = bytearray(200_001)
     path.write_bytes(content)

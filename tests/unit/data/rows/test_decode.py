@@ -27,7 +27,7 @@ def elements(text: str) -> list[tuple[object, str | None]]:
     return list(array_elements(Path("a"), buffered(text.encode())))
 
 
-def test_elements_are_the_same_whatever_the_size_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elements_are_the_same_whatever_the_size_of_blocks(monkeypatch):
     values = ["a]b", {"k": [1, {"q": '"\\'}]}, -12.5e3, 123, None, True, [], "ü", {}]
     for text in (json.dumps(values), "\n " + json.dumps(values, indent=1, ensure_ascii=False) + "\n"):
         for size in range(1, len(text) + 1):
@@ -44,9 +44,7 @@ def test_elements_are_the_same_whatever_the_size_of_blocks(monkeypatch: pytest.M
         ('{"a":' * 15_000 + "1" + "}" * 15_000, TOO_DEEP),
     ],
 )
-def test_an_element_beyond_a_limit_is_skipped_alone(
-    element: str, problem: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_element_beyond_a_limit_is_skipped_alone(element, problem, monkeypatch):
     for size in (997, 1 << 20):
         monkeypatch.setattr(decode, "BUFFER_BYTES", size)
         assert elements(f'["before", {element}, "after"]') == [("before", None), (None, problem), ("after", None)]
@@ -63,12 +61,12 @@ def test_an_element_beyond_a_limit_is_skipped_alone(
         ('[{"a": ' + LONG + ', "b": "\\', 1),
     ],
 )
-def test_an_array_that_breaks_off_is_refused_with_its_record(text: str, record: int) -> None:
+def test_an_array_that_breaks_off_is_refused_with_its_record(text, record):
     with pytest.raises(DataError, match=rf"^a: malformed JSON array: .* in record {record}$"):
         elements(text)
 
 
-def test_a_line_is_its_value_or_its_problem() -> None:
+def test_a_line_is_its_value_or_its_problem():
     assert parse_json('{"a": 1}\n') == ({"a": 1}, None)
     assert parse_json("null") == (None, None)
     assert parse_json("9" * LIMIT) == (10**LIMIT - 1, None)
@@ -78,7 +76,7 @@ def test_a_line_is_its_value_or_its_problem() -> None:
     assert "column 5" in problem
 
 
-def test_values_are_json_again_unless_they_are_too_deep() -> None:
+def test_values_are_json_again_unless_they_are_too_deep():
     assert as_json({"a": [1, "b"]}) == '{"a": [1, "b"]}'
     deep_list: list[object] = []
     for _ in range(100_000):
@@ -88,9 +86,7 @@ def test_values_are_json_again_unless_they_are_too_deep() -> None:
 
 
 @pytest.mark.parametrize(("suffix", "compress"), [(".gz", gzip.compress), (".xz", lzma.compress)])
-def test_a_compressed_file_that_is_truncated_or_damaged_is_named(
-    tmp_path: Path, suffix: str, compress: type[bytes]
-) -> None:
+def test_a_compressed_file_that_is_truncated_or_damaged_is_named(tmp_path, suffix, compress):
     path = tmp_path / f"a.txt{suffix}"
     path.write_bytes(compress(b"".join(b"line %d\n" % (n * n) for n in range(5000)))[:-20])
     with pytest.raises(DataError, match=rf"^{re.escape(str(path))}: .*truncated"), open_file(path) as file:
@@ -100,7 +96,7 @@ def test_a_compressed_file_that_is_truncated_or_damaged_is_named(
         file.read()
 
 
-def test_a_missing_file_a_folder_and_a_failing_disk_are_named(tmp_path: Path) -> None:
+def test_a_missing_file_a_folder_and_a_failing_disk_are_named(tmp_path):
     path = tmp_path / "a.txt"
     with pytest.raises(DataError, match=rf"^{re.escape(str(tmp_path))}: .*Is a directory$"), open_file(tmp_path):
         pass

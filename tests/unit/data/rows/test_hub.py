@@ -1,7 +1,6 @@
 """Hub names, and the Hub's answers as its client raises or returns them; no network is used."""
 
 import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,12 +27,12 @@ SOURCE = HubSource("me/corpus", None, "train")
         ("me/corpus@validation", HubSource("me/corpus", None, "validation")),
     ],
 )
-def test_names_have_an_owner_a_configuration_and_a_split(given: str, source: HubSource) -> None:
+def test_names_have_an_owner_a_configuration_and_a_split(given, source):
     assert HubSource.parse(given) == source
 
 
 @pytest.mark.parametrize("given", ["", "a/b/c/d", "me/cor pus", "me/corpus@"])
-def test_what_is_no_name_is_refused(given: str) -> None:
+def test_what_is_no_name_is_refused(given):
     message = f"`hub:{given}`: expected `hub:OWNER/NAME`, `hub:OWNER/NAME/CONFIG`, either with `@SPLIT`"
     with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
         HubSource.parse(given)
@@ -48,7 +47,7 @@ def _load(monkeypatch: pytest.MonkeyPatch, records: list[dict[str, Any]], asked:
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
 
 
-def test_records_have_all_their_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_have_all_their_columns(monkeypatch):
     rows = [{"question1": "a", "label": 1}, {"question1": "b", "label": 0}]
     asked: list[Any] = []
     _load(monkeypatch, rows, asked)
@@ -59,7 +58,7 @@ def test_records_have_all_their_columns(monkeypatch: pytest.MonkeyPatch) -> None
     assert asked == [(("me/pairs", "qqp"), {"split": "validation", "streaming": True})]
 
 
-def test_one_column_may_be_read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_column_may_be_read_alone(monkeypatch):
     _load(monkeypatch, [{"title": "a", "text": " one "}, {"title": "b", "text": None}, {"title": "c", "text": "x"}])
     rows = [as_row(record) for record in iter_hub_records(SOURCE, only=ColumnChoice("text"))]
     assert rows == [Row(str(SOURCE), 1, "one"), Row(str(SOURCE), 2, ""), Row(str(SOURCE), 3, "x")]
@@ -67,7 +66,7 @@ def test_one_column_may_be_read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         list(iter_hub_records(SOURCE, only=ColumnChoice("text", "body")))
 
 
-def test_columns_that_the_format_does_not_declare_are_read_off_the_first_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_that_the_format_does_not_declare_are_read_off_the_first_row(monkeypatch):
     def generate() -> Any:
         yield {"id": 1, "smiles": "CCO"}
 
@@ -75,7 +74,7 @@ def test_columns_that_the_format_does_not_declare_are_read_off_the_first_row(mon
     assert [record.values for record in iter_hub_records(SOURCE, only=ColumnChoice("smiles"))] == [{"smiles": "CCO"}]
 
 
-def test_a_wrong_split_is_an_error_with_the_hint_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_split_is_an_error_with_the_hint_given(monkeypatch):
     def fail(*_: Any, **__: Any) -> None:
         raise ValueError("Bad split: x. Available splits: ['train']\nmore lines")
 
@@ -103,9 +102,7 @@ def _network_error() -> Exception:
     return HfHubHTTPError.__bases__[0]("[Errno 111] Connection refused")
 
 
-def test_the_revision_is_remembered_for_times_without_a_network(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_revision_is_remembered_for_times_without_a_network(monkeypatch, tmp_path):
     _answer(monkeypatch, "abc123")
     assert find_revision(SOURCE, tmp_path, SilentProgress()) == "abc123"
     _answer(monkeypatch, _network_error())
@@ -115,9 +112,7 @@ def test_the_revision_is_remembered_for_times_without_a_network(
     assert "abc123" in progress.said[0]
 
 
-def test_a_hub_that_does_not_answer_or_lacks_the_data_set_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_hub_that_does_not_answer_or_lacks_the_data_set_is_an_error(monkeypatch, tmp_path):
     missing = RepositoryNotFoundError.__new__(RepositoryNotFoundError)
     offline = OfflineModeIsEnabled("offline mode is enabled")
     answers = ((_network_error(), "Connection refused"), (offline, "offline mode"), (missing, "no public data set"))

@@ -60,7 +60,7 @@ FIRST_NUMBER = {"csv": 2, "tsv": 2}
 
 @pytest.mark.parametrize("compression", COMPRESS)
 @pytest.mark.parametrize("extension", CONTENT)
-def test_every_format_and_compression_gives_the_same_rows(tmp_path: Path, extension: str, compression: str) -> None:
+def test_every_format_and_compression_gives_the_same_rows(tmp_path, extension, compression):
     path = tmp_path / f"rows.{extension}{compression}"
     path.write_bytes(COMPRESS[compression](CONTENT[extension]()))
     first = FIRST_NUMBER.get(extension, 1)
@@ -75,12 +75,12 @@ def test_every_format_and_compression_gives_the_same_rows(tmp_path: Path, extens
     assert rows_of(path) == expected
 
 
-def test_the_extension_names_the_format() -> None:
+def test_the_extension_names_the_format():
     formats = {"a.txt": ".txt", "A.CSV.GZ": ".csv", "a.b.smi.xz": ".smi", "a.gz": None, "a.pdf": None, "README": None}
     assert {name: format_of(Path(name)) for name in formats} == formats
 
 
-def test_blank_lines_of_text_are_counted_and_begin_documents(tmp_path: Path) -> None:
+def test_blank_lines_of_text_are_counted_and_begin_documents(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbf\n\r\none\r\n  two  \n\n \t\nthree\n\nfour\n\n")
     assert rows_of(path) == [
@@ -92,12 +92,12 @@ def test_blank_lines_of_text_are_counted_and_begin_documents(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("extension", ["smi", "txt"])
-def test_the_first_word_of_a_line_is_the_smiles(tmp_path: Path, extension: str) -> None:
+def test_the_first_word_of_a_line_is_the_smiles(tmp_path, extension):
     path = write(tmp_path / f"a.{extension}", "CCO ethanol 46.07\n\n  C\tmethane\nN\n")
     assert rows_of(path, "smiles") == [Row(str(path), 1, "CCO"), Row(str(path), 3, "C"), Row(str(path), 4, "N")]
 
 
-def test_a_line_beyond_the_limit_comes_in_pieces_cut_at_blanks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_beyond_the_limit_comes_in_pieces_cut_at_blanks(tmp_path, monkeypatch):
     monkeypatch.setattr(decode, "LONGEST_LINE_BYTES", 16)
     words = [f"wörd{n}" for n in range(30)]
     rows = rows_of(write(tmp_path / "a.txt", " ".join(words) + "\nnext line"))
@@ -111,7 +111,7 @@ def test_a_line_beyond_the_limit_comes_in_pieces_cut_at_blanks(tmp_path: Path, m
         rows_of(write(tmp_path / "c.txt", "fine\n" + "x" * 40))
 
 
-def test_tsv_has_no_quotes_and_keeps_carriage_returns_inside_cells(tmp_path: Path) -> None:
+def test_tsv_has_no_quotes_and_keeps_carriage_returns_inside_cells(tmp_path):
     path = write(tmp_path / "a.tsv", '\N{ZERO WIDTH NO-BREAK SPACE}text\tlabel\r\n" so\t1\r\n\r\na\rb \t0')
     assert list(iter_records(path)) == [
         Record(str(path), 2, {"text": '" so', "label": "1"}),
@@ -119,13 +119,13 @@ def test_tsv_has_no_quotes_and_keeps_carriage_returns_inside_cells(tmp_path: Pat
     ]
 
 
-def test_quoted_csv_cells_may_span_lines_and_be_long(tmp_path: Path) -> None:
+def test_quoted_csv_cells_may_span_lines_and_be_long(tmp_path):
     long = "x " * 200_000
     path = write(tmp_path / "a.csv", f'text,y\n"one\n\ntwo, three",1\n\n{long},0\n')
     assert [(row.number, row.text) for row in rows_of(path)] == [(2, "one\n\ntwo, three"), (6, long.strip())]
 
 
-def test_a_row_with_too_few_or_too_many_cells_has_a_problem(tmp_path: Path) -> None:
+def test_a_row_with_too_few_or_too_many_cells_has_a_problem(tmp_path):
     path = write(tmp_path / "a.csv", "y,text\n1,one\n2\n3,three,4\n")
     few, many = "the row has 1 cells, expected 2", "the row has 3 cells, expected 2"
     assert list(iter_records(path))[1:] == [
@@ -136,7 +136,7 @@ def test_a_row_with_too_few_or_too_many_cells_has_a_problem(tmp_path: Path) -> N
     assert rows_of(path)[1:] == [Row(str(path), 3, "2", problem=few), Row(str(path), 4, "three")]
 
 
-def test_a_first_row_is_data_where_the_columns_are_known_and_it_names_none(tmp_path: Path) -> None:
+def test_a_first_row_is_data_where_the_columns_are_known_and_it_names_none(tmp_path):
     header = ("source", "label", "mark", "text")
     bare = write(tmp_path / "a.tsv", "gj04\t1\t1\tIt rains.\n")
     (record,) = iter_records(bare, header=header)
@@ -146,7 +146,7 @@ def test_a_first_row_is_data_where_the_columns_are_known_and_it_names_none(tmp_p
     assert record == Record(str(named), 2, {"text": "It rains.", "label": "1"})
 
 
-def test_json_rows_have_their_own_problems(tmp_path: Path) -> None:
+def test_json_rows_have_their_own_problems(tmp_path):
     lines = ['{"text": "one"}', "", "{oops", '{"other": 1}', '{"text": null}', '{"text": 7}', '"plain"', "[5]"]
     path = write(tmp_path / "a.jsonl", "\n".join([*lines, '{"text": "\\ud83d"}']))
     assert [(row.number, row.text, row.problem) for row in rows_of(path)] == [
@@ -165,7 +165,7 @@ def test_json_rows_have_their_own_problems(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.json", "lines.json", "a.jsonl", "a.json.gz"])
-def test_a_byte_order_mark_is_no_part_of_json(tmp_path: Path, name: str) -> None:
+def test_a_byte_order_mark_is_no_part_of_json(tmp_path, name):
     has_lines = name in ("lines.json", "a.jsonl")
     content = "\n".join(map(json.dumps, VALUES)) if has_lines else json.dumps(VALUES)
     data = codecs.BOM_UTF8 + content.encode()
@@ -174,7 +174,7 @@ def test_a_byte_order_mark_is_no_part_of_json(tmp_path: Path, name: str) -> None
     assert [row.text for row in rows_of(path)] == [row["text"] for row in VALUES]
 
 
-def test_a_file_that_is_no_parquet_or_holds_no_utf8_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_no_parquet_or_holds_no_utf8_is_named(tmp_path):
     path = tmp_path / "a.parquet"
     path.write_bytes(b"not at all a parquet file")
     with pytest.raises(DataError, match=rf"^{re.escape(str(path))}: not a Parquet file"):
@@ -200,9 +200,7 @@ def test_a_file_that_is_no_parquet_or_holds_no_utf8_is_named(tmp_path: Path) -> 
         ("a.json", '[{"a": "one"}, "grün"]'.encode("latin-1"), "not UTF-8 text: invalid start byte in record 1"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_refused_with_the_place(
-    tmp_path: Path, name: str, content: bytes, message: str
-) -> None:
+def test_a_file_that_cannot_be_read_is_refused_with_the_place(tmp_path, name, content, message):
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(DataError, match=rf"^{re.escape(str(tmp_path))}.*{re.escape(message)}"):
@@ -210,7 +208,7 @@ def test_a_file_that_cannot_be_read_is_refused_with_the_place(
 
 
 @pytest.mark.parametrize(("kind", "name"), [("smiles", "SMILES"), ("smiles", "mol"), ("text", "Sentence")])
-def test_the_named_or_the_one_plausible_column_is_taken(kind: RowKind, name: str) -> None:
+def test_the_named_or_the_one_plausible_column_is_taken(kind, name):
     assert ColumnChoice(kind).choose("a.csv", ["id", name, "y"]) == name
     assert ColumnChoice(kind, "y").choose("a.csv", ["id", name, "y"]) == "y"
 
@@ -223,7 +221,7 @@ def test_the_named_or_the_one_plausible_column_is_taken(kind: RowKind, name: str
         (["smiles", "mol"], None, "There are `smiles`, `mol`; more than one"),
     ],
 )
-def test_a_column_that_is_missing_or_unclear_is_refused(names: list[str], column: str | None, message: str) -> None:
+def test_a_column_that_is_missing_or_unclear_is_refused(names, column, message):
     with pytest.raises(DataError, match=re.escape(message)) as caught:
         ColumnChoice("smiles", column).choose("a.csv", names)
     assert "`data.column=NAME`" in caught.value.hint
@@ -247,9 +245,7 @@ _LARGE: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("compression", COMPRESS)
 @pytest.mark.parametrize("name", _LARGE)
-def test_a_record_beyond_the_limit_is_refused_and_the_error_names_the_limit(
-    name: str, compression: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_beyond_the_limit_is_refused_and_the_error_names_the_limit(name, compression, tmp_path, monkeypatch):
     """Each file has one record of more than 1 MiB; with four times the limit the whole ones are read."""
     content, place = _LARGE[name]
     path = tmp_path / f"{name}{compression}"
@@ -271,9 +267,7 @@ def test_a_record_beyond_the_limit_is_refused_and_the_error_names_the_limit(
         ("a.json", b'["a", %s]' % (b"[" * (LIMIT // 8)), ", record 2: the record has more than 65,536 brackets"),
     ],
 )
-def test_a_small_record_that_takes_long_to_read_is_refused_early(
-    name: str, content: bytes, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_record_that_takes_long_to_read_is_refused_early(name, content, place, tmp_path, monkeypatch):
     """An eighth of the bytes that are accepted; parts are counted, so that 16 MiB take a second."""
     path = tmp_path / name
     path.write_bytes(content)
@@ -286,16 +280,14 @@ def test_a_small_record_that_takes_long_to_read_is_refused_early(
 
 
 @pytest.mark.parametrize("given", ["", "many", "-1", "1048575", "1e9", "9" * 30])
-def test_a_limit_that_is_no_number_of_bytes_is_refused(
-    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_limit_that_is_no_number_of_bytes_is_refused(given, tmp_path, monkeypatch):
     monkeypatch.setenv("EXLM_MAX_RECORD_BYTES", given)
     with pytest.raises(DataError, match=r"^EXLM_MAX_RECORD_BYTES is "):
         list(iter_records(write(tmp_path / "a.jsonl", '{"text": "a"}'), bare="text"))
 
 
 @pytest.mark.parametrize("compression", [".gz", ".xz"])
-def test_a_packed_parquet_file_is_not_unpacked_beyond_its_measure(compression: str, tmp_path: Path) -> None:
+def test_a_packed_parquet_file_is_not_unpacked_beyond_its_measure(compression, tmp_path):
     path = tmp_path / f"a.parquet{compression}"
     path.write_bytes(COMPRESS[compression](bytes(4 << 20)))
     with pytest.raises(DataError, match=r"over 100 times larger$") as caught:
@@ -303,7 +295,7 @@ def test_a_packed_parquet_file_is_not_unpacked_beyond_its_measure(compression: s
     assert "unpack it yourself" in caught.value.hint
 
 
-def test_a_column_of_parquet_that_unpacks_to_a_multiple_is_refused_unread(tmp_path: Path) -> None:
+def test_a_column_of_parquet_that_unpacks_to_a_multiple_is_refused_unread(tmp_path):
     """4 MiB of one letter pack to hundreds of bytes with zstd; another column of the same file is read."""
     path = tmp_path / "a.parquet"
     table = pa.table({"bomb": ["a" * (4 << 20)], "text": ["fine"]})
@@ -313,9 +305,7 @@ def test_a_column_of_parquet_that_unpacks_to_a_multiple_is_refused_unread(tmp_pa
     assert [row.text for row in rows_of(path)] == ["fine"]
 
 
-def test_a_dictionary_that_repeats_a_large_value_is_read_row_by_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dictionary_that_repeats_a_large_value_is_read_row_by_row(tmp_path, monkeypatch):
     """300 rows point to one text of 1 MB; a batch holds 64 of them, not 4,096."""
     monkeypatch.setenv("EXLM_MAX_RECORD_BYTES", str(2 * LIMIT))
     monkeypatch.setattr(records, "_PARQUET_BATCH_BYTES", LIMIT)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from exlm_cli.data.rows.records import RowKind
 from exlm_cli.data.rows.table import Table, read_table
 from exlm_cli.errors import DataError
 
@@ -18,7 +17,7 @@ def written(folder: Path, name: str, content: bytes) -> Path:
     return path
 
 
-def test_csv_gives_columns_and_the_lines_of_its_rows(tmp_path: Path) -> None:
+def test_csv_gives_columns_and_the_lines_of_its_rows(tmp_path):
     table = read_table(written(tmp_path, "a.csv", CSV))
     assert table.columns == {"smiles": ("CCO", "CCN"), "Class": ("1", "0"), "note": ("two\nlines, a comma", "")}
     assert table.lines == (2, 5)  # the quoted line end makes the first row two lines long, line 4 is empty
@@ -27,9 +26,7 @@ def test_csv_gives_columns_and_the_lines_of_its_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "texts"), [("text", ("CCO ethanol", "C")), ("smiles", ("CCO", "C"))])
-def test_lines_are_a_table_of_one_column_where_they_are_asked_for(
-    tmp_path: Path, kind: RowKind, texts: tuple[str, ...]
-) -> None:
+def test_lines_are_a_table_of_one_column_where_they_are_asked_for(tmp_path, kind, texts):
     table = read_table(written(tmp_path, "a.txt", b"CCO ethanol\n\nC\n"), bare=kind)
     assert table.columns == {kind: texts}
     assert table.lines == (1, 3)
@@ -42,14 +39,14 @@ def test_lines_are_a_table_of_one_column_where_they_are_asked_for(
         ("a.txt", b"x\n", "not a table that can be read; accepted are .csv .tsv, also with .gz or .xz"),
     ],
 )
-def test_a_file_that_is_no_table_is_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_a_file_that_is_no_table_is_refused(tmp_path, name, content, message):
     path = written(tmp_path, name, content)
     with pytest.raises(DataError, match=f"^{re.escape(f'{path}: {message}')}$"):
         read_table(path)
 
 
 @pytest.mark.parametrize(("row", "found"), [(b"CCO", 1), (b"CCO,1,2", 3)])
-def test_a_row_of_another_length_is_named_with_its_line(tmp_path: Path, row: bytes, found: int) -> None:
+def test_a_row_of_another_length_is_named_with_its_line(tmp_path, row, found):
     path = written(tmp_path, "a.csv", b"smiles,y\nC,1\n" + row + b"\n")
     message = f"{path}:3: the row has {found} cells, expected 2"
     with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
@@ -67,13 +64,13 @@ def test_a_row_of_another_length_is_named_with_its_line(tmp_path: Path, row: byt
          "a.csv: no column `smiles`; there are " + ", ".join(f"`t{i}`" for i in range(12)) + " and 2 more", "name one"),
     ],
 )  # fmt: skip
-def test_a_missing_column_is_told_with_the_nearest(names: tuple[str, ...], message: str, hint: str) -> None:
+def test_a_missing_column_is_told_with_the_nearest(names, message, hint):
     with pytest.raises(DataError, match=f"^{re.escape(message)}$") as caught:
         Table(Path("a.csv"), dict.fromkeys(names, ()), ()).column("smiles", "name one")
     assert caught.value.hint == hint
 
 
-def test_joined_tables_know_which_file_a_row_is_from() -> None:
+def test_joined_tables_know_which_file_a_row_is_from():
     first = Table(Path("x/a.csv"), {"y": ("1", "0"), "z": ("", "")}, (2, 4))
     second = Table(Path("x/b.csv"), {"z": ("q",), "y": ("2",)}, (3,))
     joined = first.joined_with(second).joined_with(second)

@@ -36,7 +36,7 @@ def write(path: Path, content: Any) -> Path:
     return path
 
 
-def test_questions_come_in_order_with_their_answers(tmp_path: Path) -> None:
+def test_questions_come_in_order_with_their_answers(tmp_path):
     none = question(
         "q2", question=" Who planted it? ", answers=[], is_impossible=True, plausible_answers=[{"text": "x"}]
     )
@@ -63,7 +63,7 @@ def test_questions_come_in_order_with_their_answers(tmp_path: Path) -> None:
         ({"answers": [{"text": "m\ud83d", "answer_start": 0}]}, "the answer `m\\ud83d` is not"),
     ],
 )
-def test_a_question_that_cannot_be_used_is_named(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+def test_a_question_that_cannot_be_used_is_named(tmp_path, changes, problem):
     path = write(tmp_path / "a.json", document(question(), question(**{"id": "q2"} | changes), question("q3")))
     found = read_squad_json(path)
     assert [(q.row, q.id) for q in found.questions] == [(0, "q1"), (2, "q3")]
@@ -95,7 +95,7 @@ def as_json(content: Any) -> bytes:
         (b'{"data": 1' + b"0" * 5000 + b"}", "an integer has more than 4,300 digits"),
     ],
 )
-def test_another_layout_is_refused_with_its_place(tmp_path: Path, content: bytes, message: str) -> None:
+def test_another_layout_is_refused_with_its_place(tmp_path, content, message):
     path = tmp_path / "a.json"
     path.write_bytes(content)
     with pytest.raises(DataError, match=rf"^{re.escape(f'{path}: ')}.*{re.escape(message)}") as caught:
@@ -113,7 +113,7 @@ def flat(name: str = "q1", **changes: Any) -> dict[str, Any]:
     return row | changes
 
 
-def test_flat_rows_are_the_same_questions_and_name_what_is_wrong(tmp_path: Path) -> None:
+def test_flat_rows_are_the_same_questions_and_name_what_is_wrong(tmp_path):
     nested = read_squad_json(write(tmp_path / "a.json", document(question())))
     wrong = flat("q2", answers={"text": ["Moss"], "answer_start": [3]})
     found = read_squad_rows("hub:x@train", records(flat(), wrong))
@@ -133,12 +133,12 @@ def test_flat_rows_are_the_same_questions_and_name_what_is_wrong(tmp_path: Path)
         ([], "x: no question in it"),
     ],
 )  # fmt: skip
-def test_flat_rows_of_another_layout_are_refused(rows: list[dict[str, Any]], message: str) -> None:
+def test_flat_rows_of_another_layout_are_refused(rows, message):
     with pytest.raises(DataError, match=rf"^{re.escape(message)}$"):
         read_squad_rows("x", records(*rows))
 
 
-def test_answers_may_be_missing_where_none_are_needed(tmp_path: Path) -> None:
+def test_answers_may_be_missing_where_none_are_needed(tmp_path):
     bare = _without("answers") | {"id": "q2", "is_impossible": True}
     path = write(tmp_path / "test.json", document(question(), bare))
     found = read_squad_json(path, needs_answers=False)
@@ -147,9 +147,7 @@ def test_answers_may_be_missing_where_none_are_needed(tmp_path: Path) -> None:
     assert read_squad_json(write(tmp_path / "dev.json", document(question())), needs_answers=False).has_answers
 
 
-def test_a_file_beyond_the_limit_is_refused_before_it_is_parsed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_beyond_the_limit_is_refused_before_it_is_parsed(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     path.write_text(" " * 2_000_000)
     monkeypatch.setattr(files, "_FILE_BYTES", 1 << 20)

@@ -45,7 +45,7 @@ from exlm_cli.tasks.squad.metric import (
         ("!?", ""),
     ],
 )
-def test_normalising(text: str, normalized: str) -> None:
+def test_normalising(text, normalized):
     assert normalize_answer(text) == normalized
 
 
@@ -73,7 +73,7 @@ def test_normalising(text: str, normalized: str) -> None:
         ("Zoe", ["Zoë"], 0, 0),
     ],
 )
-def test_exact_match_and_f1(predicted: str, golds: list[str], em: int, best_f1: Fraction) -> None:
+def test_exact_match_and_f1(predicted, golds, em, best_f1):
     assert exact_match(predicted, golds) == em
     assert f1(predicted, golds) == pytest.approx(float(best_f1), abs=1e-15)
 
@@ -90,7 +90,7 @@ def _questions(seed: int, size: int) -> tuple[list[Answered], list[float]]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_best_threshold_is_the_best_of_all_cuts(seed: int) -> None:
+def test_the_best_threshold_is_the_best_of_all_cuts(seed):
     questions, scores = _questions(seed, size=1 + seed)
     cuts = [question.no_answer_score for question in questions]
     cuts.append(min(cuts) - 1)
@@ -113,19 +113,17 @@ def test_the_best_threshold_is_the_best_of_all_cuts(seed: int) -> None:
         ([("x", 0.0, 1), ("x", 0.0, 0)], [1, 0], (1.0, 0.0)),
     ],
 )
-def test_sweeps_by_hand(
-    answers: list[tuple[str, float, int]], scores: list[float], expected: tuple[float, ...]
-) -> None:
+def test_sweeps_by_hand(answers, scores, expected):
     questions = [Answered(text, score, ("gold",) * num_golds) for text, score, num_golds in answers]
     assert find_best_threshold(questions, scores) == expected
 
 
-def test_a_question_at_the_threshold_is_answered_and_one_above_is_not() -> None:
+def test_a_question_at_the_threshold_is_answered_and_one_above_is_not():
     questions = [Answered("x", 1.0, ("gold",)), Answered("x", 1.5, ("gold",)), Answered("x", 1.5, ())]
     assert apply_threshold(questions, [0.5, 0.5, 0.0], 1.0) == [0.5, 0.0, 1.0]
 
 
-def test_the_metrics_of_a_small_set_by_hand() -> None:
+def test_the_metrics_of_a_small_set_by_hand():
     """Sorted: a (EM 1), b (F1 2/3), c (no answer), d (EM 1 but the model is surest that there is none)."""
     questions = [
         Answered("Rome", -5.0, ("Rome", "the city of Rome")),
@@ -150,7 +148,7 @@ def test_the_metrics_of_a_small_set_by_hand() -> None:
     assert metrics == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_group_without_questions_has_no_mean() -> None:
+def test_a_group_without_questions_has_no_mean():
     metrics = squad_metrics([Answered("Rome", -5.0, ("Rome",))])
     assert metrics["has_answer_f1"] == 1
     assert math.isnan(metrics["no_answer_f1"])
