@@ -27,10 +27,9 @@ import torch
 
 import harness
 from exlm_cli.config.load import load_recipe
-from exlm_cli.data.bpe import train_bpe
 from exlm_cli.data.bundled.grammar import sample_sentences
 from exlm_cli.data.corpus.pipeline import prepare_data
-from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.progress import SilentProgress
 
 VOCAB_SIZE, TRAINED_ROWS = 8192, 20_000

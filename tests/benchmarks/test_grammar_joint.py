@@ -15,8 +15,8 @@ from benchmarks.grammar_joint import (
     split_pieces,
     true_joint,
 )
-from exlm_cli.data.bpe import train_bpe
 from exlm_cli.data.bundled.grammar import sample_sentences, templates
+from exlm_cli.data.tokenizer import train_bpe
 from exlm_cli.progress import SilentProgress
 
 FEELING = "This is [MASK], and I'm very [MASK] to see this."

@@ -14,7 +14,7 @@ import probe
 import probing.scores
 import probing.store
 import probing.targets
-from exlm_cli.data.bpe import train_bpe
+from exlm_cli.data.tokenizer import train_bpe
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.molecules import parse_molecule

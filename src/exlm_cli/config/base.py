@@ -44,7 +44,7 @@ class StrictModel(BaseModel):
 
     @classmethod
     def installed_variants(cls) -> tuple[type["StrictModel"], ...]:
-        """Return sections of other packages that can stand where this one is declared."""
+        """Return the sections of other packages that are accepted where this one is declared."""
         return ()
 
     def changed(self, values: Mapping[str, Any]) -> Self:

@@ -21,7 +21,7 @@ from exlm_cli.run_dir import RUN_FILE
 KINDS: tuple[type[Recipe], ...] = (PretrainRecipe, SweepRecipe, FinetuneRecipe)
 """Every kind of recipe. A new command that takes recipes adds its kind here."""
 
-_MOST_EXTENDED = 32
+_MAX_EXTENDED = 32
 
 _OWN_KEYS = ("name", "purpose", "paper")
 """Keys that a recipe does not inherit from the one it extends; a recipe without `name` is named by its file."""
@@ -162,9 +162,9 @@ def _read_layers(path: Path, children: tuple[Path, ...], kind: type[Recipe]) -> 
     if path.resolve() in [child.resolve() for child in children]:
         chain = " -> ".join(_shown(p) for p in (*children, path))
         raise ConfigError(f"`extends` goes in a circle: {chain}", "remove `extends` from one of them")
-    if len(children) == _MOST_EXTENDED:
+    if len(children) == _MAX_EXTENDED:
         chain = f"{_shown(children[0])} -> {_shown(children[1])} -> ... -> {_shown(path)}"
-        raise ConfigError(f"`extends` leads through more than {_MOST_EXTENDED} files: {chain}", "join some of them")
+        raise ConfigError(f"`extends` leads through more than {_MAX_EXTENDED} files: {chain}", "join some of them")
     values = _read_mapping(path)
     base_name = _pop_base(values, path, "extends")
     sections = recipe_sections(kind)

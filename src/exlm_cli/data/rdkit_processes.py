@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from itertools import chain, islice
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import loky
@@ -53,7 +54,7 @@ def check_smiles(rows: Iterable[Row], num_processes: int | None = None) -> Itera
         rows: A row that already has a problem keeps it.
         num_processes: None: one per core that this process may use.
     """
-    for row, reason in map_in_order(find_invalid_smiles, rows, _text_of, str, num_processes):
+    for row, reason in map_in_order(find_invalid_smiles, rows, attrgetter("text"), str, num_processes):
         yield row, row.problem or reason
 
 
@@ -176,7 +177,3 @@ def _answer(function: Callable[[str], _Answer], texts: Sequence[str]) -> list[_A
         answers.append(function(text))
     signal.setitimer(signal.ITIMER_PROF, 0)
     return answers
-
-
-def _text_of(row: Row) -> str:
-    return row.text

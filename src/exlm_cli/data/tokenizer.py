@@ -1,24 +1,29 @@
-"""Tokenizer for text and for SMILES: loading, encoding and decoding through the `tokenizers` library."""
+"""Tokenizer for text and for SMILES, on the `tokenizers` library: loading, encoding, decoding, and training for text."""
 
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, Self, final
 
 import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 from exlm_cli.data.rows.decode import parse_json
 from exlm_cli.errors import TokenizerError
 from exlm_cli.files import reason_of, write_atomically
+from exlm_cli.progress import Progress
 
 TokenizerKind = Literal["bpe", "smiles"]
 
 PAD, CLS, SEP, MASK, UNK = "[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]"
 SPECIAL_TOKENS = (PAD, CLS, SEP, MASK, UNK)
 """Every tokenizer that this package trains has these at ids 0 to 4."""
+
+MIN_BPE_VOCABULARY = 256 + len(SPECIAL_TOKENS)
+"""The 256 bytes and the special tokens."""
 
 TOKENIZER_FILE = "tokenizer.json"
 """The tokenizer of a run, in its directory."""
@@ -167,6 +172,38 @@ class Tokenizer:
             return f"<{token}>"
         shown = text.removeprefix(_SPACE) if text.strip() else text
         return "".join(c if c.isprintable() and c != _SPACE else _escape(c) for c in shown)
+
+
+def train_bpe(rows: Iterable[str], vocab_size: int, min_frequency: int, progress: Progress) -> Tokenizer:
+    """Train a GPT-2-style byte-level BPE: every byte has a token; the blank before a word belongs to the word.
+
+    `rows` are read once and never held. `vocab_size` counts the five special tokens; a text with fewer pairs of
+    `min_frequency` occurrences gives fewer tokens.
+
+    Raises:
+        TokenizerError: `vocab_size` does not hold all bytes and the special tokens.
+    """
+    if vocab_size < MIN_BPE_VOCABULARY:
+        raise TokenizerError(
+            f"`tokenizer.vocab_size` {vocab_size} is too small for byte-level BPE: 256 bytes and "
+            f"{len(SPECIAL_TOKENS)} special tokens need at least {MIN_BPE_VOCABULARY}",
+            f"give `tokenizer.vocab_size={MIN_BPE_VOCABULARY}` or more",
+        )
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=min_frequency,
+        # other programs read from `lstrip` what `Tokenizer.encode_with_masks` does here
+        special_tokens=[AddedToken(t, special=True, normalized=False, lstrip=t == MASK) for t in SPECIAL_TOKENS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(rows, trainer)
+    tokenizer = Tokenizer(backend)
+    progress.message(f"trained a byte-level BPE of {tokenizer.vocab_size:,} tokens")
+    return tokenizer
 
 
 @contextmanager

@@ -9,9 +9,8 @@ from exlm_cli.config.base import Mark, identity_of
 from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, grid_points
 from exlm_cli.config.load import load_recipe, resumed_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.data.bpe import train_bpe
 from exlm_cli.data.smiles import train_smiles_vocabulary
-from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
+from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer, train_bpe
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.files import ALTERED_HINT, read_json
 from exlm_cli.finetune.results import (

@@ -30,7 +30,7 @@ _BINARY = {
     **dict.fromkeys(("1", "1.0", "true", "yes", "t", "y"), 1.0),
     **dict.fromkeys(("0", "0.0", "false", "no", "f", "n"), 0.0),
 }
-_MOST_CLASSES = 100
+_MAX_CLASSES = 100
 _LARGEST_VALUE = 1e100  # so that sums of squared errors are finite
 _CHOOSE_KIND = "choose what they are with `task.label_kind=classes|multi_label|regression`"
 _CORRECT = "correct the cell, or leave it empty"
@@ -243,9 +243,9 @@ def _classes(table: Table, columns: Sequence[str]) -> Labels:
     names = _class_names({cell for cell in table.column(name, _CHOOSE_COLUMNS) if not _is_missing(cell)})
     if len(names) < 2:
         raise DataError(f"{table.path}: `{name}` is `{names[0]}` in every row that has it: nothing to learn", _OTHERS)
-    if len(names) > _MOST_CLASSES:
+    if len(names) > _MAX_CLASSES:
         raise DataError(
-            f"{table.path}: `{name}` has {len(names):,} different texts, at most {_MOST_CLASSES} classes are taken",
+            f"{table.path}: `{name}` has {len(names):,} different texts, at most {_MAX_CLASSES} classes are taken",
             f"is it another column that holds the labels? {_READ_COMMAS}",
         )
     targets = read_targets(table, columns, _class_parser(names), "the names of the classes")

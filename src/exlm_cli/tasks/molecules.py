@@ -80,7 +80,7 @@ def read_molecules(
     found = []
     read = partial(_read, has_chiral_scaffolds=has_chiral_scaffolds)
     with progress.bar("molecules", len(smiles)) as bar:
-        for number, (_, molecule) in enumerate(map_in_order(read, smiles, str, _unread), start=1):
+        for number, (_, molecule) in enumerate(map_in_order(read, smiles, str, Molecule), start=1):
             found.append(molecule)
             if number % _BAR_EVERY_ROWS == 0:
                 bar.update(number)
@@ -116,10 +116,6 @@ def fingerprints(smiles: Sequence[str]) -> Fingerprints:
         if molecule is not None:
             bits[row] = generator.GetFingerprintAsNumPy(molecule)
     return bits
-
-
-def _unread(reason: str) -> Molecule:
-    return Molecule(problem=reason)
 
 
 def _read(smiles: str, has_chiral_scaffolds: bool | None) -> Molecule:

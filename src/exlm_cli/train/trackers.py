@@ -26,7 +26,7 @@ PROJECT = "exlm"
 
 IDS_FILE = "trackers.json"
 _ANSWER_LIMIT_S = 5.0
-_MOST_PARAMETERS = 100  # in one request to MLflow
+_MAX_PARAMETERS = 100  # in one request to MLflow
 
 
 class TrackerIds(JsonModel):
@@ -193,8 +193,8 @@ class MlflowTracker(Tracker):
         write_json(folder / IDS_FILE, ids.model_copy(update={"mlflow": self._run_id}))
         parameter = self._package.entities.Param
         parameters = [parameter(key, str(value)) for key, (_, value) in changed_keys({}, self._settings).items()]
-        for start in range(0, len(parameters), _MOST_PARAMETERS):
-            self._client.log_batch(self._run_id, params=parameters[start : start + _MOST_PARAMETERS])
+        for start in range(0, len(parameters), _MAX_PARAMETERS):
+            self._client.log_batch(self._run_id, params=parameters[start : start + _MAX_PARAMETERS])
 
     def _send(self, figures: Mapping[str, float], step: int) -> None:
         metric, now_ms = self._package.entities.Metric, int(time.time() * 1000)

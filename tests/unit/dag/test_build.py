@@ -14,9 +14,8 @@ from exlm_cli.dag.build import MAX_INNER_NODES, build_dag
 from exlm_cli.dag.fillings import n_best_fillings
 from exlm_cli.dag.graph import Dag
 from exlm_cli.data.batch import expand
-from exlm_cli.data.bpe import train_bpe
 from exlm_cli.data.smiles import train_smiles_vocabulary
-from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import DataError
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import SilentProgress

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exlm_cli.data.bpe import MIN_BPE_VOCABULARY, train_bpe
 from exlm_cli.data.bundled.grammar import sample_sentences
+from exlm_cli.data.tokenizer import MIN_BPE_VOCABULARY, train_bpe
 from exlm_cli.errors import TokenizerError
 from exlm_cli.progress import SilentProgress
 from tests.recorder import Recorder

@@ -9,9 +9,8 @@ import pytest
 import tokenizers
 from tokenizers import models
 
-from exlm_cli.data.bpe import train_bpe
 from exlm_cli.data.smiles import train_smiles_vocabulary
-from exlm_cli.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from exlm_cli.data.tokenizer import SPECIAL_TOKENS, Tokenizer, train_bpe
 from exlm_cli.errors import TokenizerError
 from exlm_cli.progress import SilentProgress
 

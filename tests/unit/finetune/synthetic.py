@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import dump_recipe
 from exlm_cli.data import IntArray
-from exlm_cli.data.bpe import train_bpe
-from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.finetune.results import read_results
 from exlm_cli.finetune.run import FinetuneResult, run_finetuning
 from exlm_cli.model.exlm import ExlmModel

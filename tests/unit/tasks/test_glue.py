@@ -12,8 +12,7 @@ from scipy import stats
 from sklearn import metrics as sk
 
 from exlm_cli.config.tasks import GlueTaskConfig
-from exlm_cli.data.bpe import train_bpe
-from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import DataError
 from exlm_cli.finetune.trainer import encode_task
 from exlm_cli.progress import SilentProgress

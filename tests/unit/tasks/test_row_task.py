@@ -12,10 +12,9 @@ from scipy.special import expit
 from sklearn.metrics import roc_auc_score
 
 from exlm_cli.config.tasks import CsvTaskConfig
-from exlm_cli.data.bpe import train_bpe
 from exlm_cli.data.rows.table import Table
 from exlm_cli.data.smiles import train_smiles_vocabulary
-from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import DownstreamTask, Loss, PredictionSummary, TrainedTask

@@ -18,7 +18,6 @@ from typing import Literal, Self, final
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import DataConfig
-from exlm_cli.data.bpe import train_bpe
 from exlm_cli.data.corpus.cache import explaining_disk_trouble, load_or_build, write_entry
 from exlm_cli.data.corpus.fingerprint import (
     FingerprintedSource,
@@ -33,7 +32,7 @@ from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
 from exlm_cli.data.rdkit_processes import check_smiles
 from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE, Row
 from exlm_cli.data.smiles import train_smiles_vocabulary
-from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import DataError, TokenizerError
 from exlm_cli.files import JsonModel, read_json, refusing
 from exlm_cli.format import shorten

@@ -34,7 +34,7 @@ MAX_UNPACKING = 100
 """How many times larger than its file a packed Parquet file may be."""
 
 _RECORD_BYTES = 1 << 24
-_MOST_DIGITS = 15
+_MAX_DIGITS = 15
 _LARGEST_CSV_FIELD = 2**31 - 1
 _ENCODING_HINT = "the file is binary or in another encoding; `iconv -f ENCODING -t UTF-8` converts text"
 _BYTES_PER_LINE, _BYTES_PER_BRACKET = 64, 16
@@ -51,9 +51,9 @@ def record_limit() -> int:
         DataError: The variable is not a number of bytes.
     """
     given = os.environ.get(RECORD_LIMIT_VARIABLE, str(_RECORD_BYTES))
-    if not (given.isdecimal() and len(given) < _MOST_DIGITS and int(given) >= BUFFER_BYTES):
+    if not (given.isdecimal() and len(given) < _MAX_DIGITS and int(given) >= BUFFER_BYTES):
         raise DataError(
-            f"{RECORD_LIMIT_VARIABLE} is `{given[:_MOST_DIGITS]}`; accepted: bytes, at least {BUFFER_BYTES}",
+            f"{RECORD_LIMIT_VARIABLE} is `{given[:_MAX_DIGITS]}`; accepted: bytes, at least {BUFFER_BYTES}",
             f"unset it for {_RECORD_BYTES} bytes",
         )
     return int(given)

@@ -46,7 +46,7 @@ _PLAUSIBLE_COLUMNS: dict[RowKind, frozenset[str]] = {
     "text": frozenset({"text", "sentence", "content", "document", "article"}),
     "smiles": frozenset({"smiles", "canonical_smiles", "isomeric_smiles", "mol"}),
 }
-_PARQUET_BATCH_ROWS, _LEAST_BATCH_ROWS = 4096, 64
+_PARQUET_BATCH_ROWS, _MIN_BATCH_ROWS = 4096, 64
 _PARQUET_BATCH_BYTES = 1 << 28
 
 
@@ -361,7 +361,7 @@ def _parquet_batch_rows(path: Path, metadata: Any, columns: Sequence[str] | None
                     "write the file again without compression if you trust it",
                 )
             largest = max(largest, chunk.total_uncompressed_size)
-    return min(_PARQUET_BATCH_ROWS, max(_LEAST_BATCH_ROWS, _PARQUET_BATCH_BYTES // largest))
+    return min(_PARQUET_BATCH_ROWS, max(_MIN_BATCH_ROWS, _PARQUET_BATCH_BYTES // largest))
 
 
 def _bounded_parts(source: str, num_before: int, batch: Any) -> Iterator[Any]:

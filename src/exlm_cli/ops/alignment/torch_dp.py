@@ -39,9 +39,9 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     nll = torch.empty(len(log_emit), dtype=torch.float64, device=log_emit.device)
     kept: list[Tensor] = []
-    most_skipped = count_skipped(target_lengths, state_lengths)
+    max_skipped = count_skipped(target_lengths, state_lengths)
     for rows in chunks(log_emit):
-        dag = read_dag(log_emit[rows], log_trans[rows], target_lengths[rows], state_lengths[rows], most_skipped)
+        dag = read_dag(log_emit[rows], log_trans[rows], target_lengths[rows], state_lengths[rows], max_skipped)
         log_alpha = Sweep(dag).run().log_probs()
         nll[rows] = -log_alpha[dag.end]
         if keeps_alpha:
@@ -63,9 +63,9 @@ def _backward(
     wants_trans: bool,
 ) -> tuple[Tensor, Tensor]:
     grad_emit, grad_trans = _zero_gradients(log_emit, log_trans, wants_emit, wants_trans)
-    most_skipped = count_skipped(target_lengths, state_lengths)
+    max_skipped = count_skipped(target_lengths, state_lengths)
     for rows in chunks(log_emit):
-        dag = read_dag(log_emit[rows], log_trans[rows], target_lengths[rows], state_lengths[rows], most_skipped)
+        dag = read_dag(log_emit[rows], log_trans[rows], target_lengths[rows], state_lengths[rows], max_skipped)
         gradient = Gradient(
             grad_emit[rows] if wants_emit else None,
             grad_trans[rows] if wants_trans else None,
@@ -123,9 +123,9 @@ def best_alignment(
     B, T, S = log_emit.shape
     state_S = torch.arange(S, device=log_emit.device)
     nodes_BT = torch.full((B, T), -1, dtype=torch.int64, device=log_emit.device)
-    most_skipped = count_skipped(target_lengths, state_lengths)
+    max_skipped = count_skipped(target_lengths, state_lengths)
     for rows in chunks(log_emit):
-        dag = read_dag(log_emit[rows], log_trans[rows], target_lengths[rows], state_lengths[rows], most_skipped)
+        dag = read_dag(log_emit[rows], log_trans[rows], target_lengths[rows], state_lengths[rows], max_skipped)
         log_best = torch.full_like(dag.log_emit, -math.inf)
         log_best[dag.start] = 0.0
         for state in range(1, S):

@@ -7,7 +7,7 @@ backward pass is the same sweep from the other end; one more product per block g
 
 Underflow. The probabilities of slot i are stored relative to a reference scale, `ref[i]`, which is at most e200 below
 the largest of them so far, so that it changes seldom. A slot has a guessed reference until a block reaches it. Values
-below e-708 are lost. A sum of at least `_LEAST_SUM` (times the largest probability of its block, if that is above 1)
+below e-708 are lost. A sum of at least `_MIN_SUM` (times the largest probability of its block, if that is above 1)
 loses nothing that matters; a smaller sum may, unless no path leads to it. If a sequence has such a sum in a block, or a
 probability above `_LARGEST_PROB`, the block is solved again in log space, and so are its doubtful sums over solved
 states. If no edge is below e-460, none of these sums is doubtful, because each contains the edge from the peak. Edge
@@ -35,11 +35,11 @@ from torch import Tensor
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Float64  # annotations only: the op needs torch and nothing else
 
-_LEAST_SUM = 1e-200
+_MIN_SUM = 1e-200
 _LARGEST_PROB = 1e300
 _LARGEST_GAIN = 1e190  # still finite times e200, the largest probability
 _LOG_RISE = 200.0  # how far a peak may exceed its reference before the reference is raised
-_LEAST_BLOCK_STATES, _MOST_BLOCK_STATES = 24, 48
+_LEAST_BLOCK_STATES, _MAX_BLOCK_STATES = 24, 48
 _CHUNK_ELEMENTS = 1 << 23  # of (B, S, I) or of the edges of a block at a time; temporaries then stay near the cache
 _GATHER_ELEMENTS = 1 << 21
 
@@ -51,7 +51,7 @@ class Dag(NamedTuple):
     log_trans: Float[Tensor, "B S S"]
     is_state: Bool[Tensor, "B S"]
     is_padded: bool
-    most_skipped: int  # largest number of states that a path can skip, over all sequences
+    max_skipped: int  # largest number of states that a path can skip, over all sequences
     start: tuple[Tensor, ...]
     end: tuple[Tensor, ...]
 
@@ -62,7 +62,7 @@ class Dag(NamedTuple):
         if the states are padding in every sequence.
         """
         stop = min(last_source + 1, self.log_emit.shape[2] - 1)
-        return slice(min(max(0, first_target - 1 - self.most_skipped), stop), stop)
+        return slice(min(max(0, first_target - 1 - self.max_skipped), stop), stop)
 
     def log_edges(self, sources: slice, targets: slice) -> Float[Tensor, "B sources targets"]:
         """Return the scores of edges into later states; `-inf` beyond the last state."""
@@ -73,18 +73,18 @@ class Dag(NamedTuple):
 def chunks(log_emit: Tensor) -> Iterator[slice]:
     """Yield the rows of the batch that are worked on together, so that temporaries stay near the cache."""
     B, T, S = log_emit.shape
-    num_rows = max(1, _CHUNK_ELEMENTS // (S * max(_MOST_BLOCK_STATES, T + 2)))
+    num_rows = max(1, _CHUNK_ELEMENTS // (S * max(_MAX_BLOCK_STATES, T + 2)))
     for row in range(0, B, num_rows):
         yield slice(row, row + num_rows)
 
 
 def count_skipped(target_lengths: Tensor, state_lengths: Tensor) -> int:
-    """Return `Dag.most_skipped`. It is one number for the whole batch, so that each chunk of it rounds alike."""
+    """Return `Dag.max_skipped`. It is one number for the whole batch, so that each chunk of it rounds alike."""
     return max(0, int((state_lengths - 2 - target_lengths).amax())) if len(target_lengths) else 0
 
 
 def read_dag(
-    log_emit: Tensor, log_trans: Tensor, target_lengths: Tensor, state_lengths: Tensor, most_skipped: int
+    log_emit: Tensor, log_trans: Tensor, target_lengths: Tensor, state_lengths: Tensor, max_skipped: int
 ) -> Dag:
     """Return the DAG with emissions by state, slots for start and end, and `-inf` at entries that are never read."""
     B, T, S = log_emit.shape
@@ -106,7 +106,7 @@ def read_dag(
     end = (row_B, last_state, target_lengths + 1)
     # a sequence without targets does not reach the end, even over an edge from the start
     log_emit_BSI[end] = torch.zeros(B, dtype=torch.float64, device=device).where(target_lengths > 0, -math.inf)
-    return Dag(log_emit_BSI, log_trans, is_state, is_padded, most_skipped, (row_B, zero_B, zero_B), end)
+    return Dag(log_emit_BSI, log_trans, is_state, is_padded, max_skipped, (row_B, zero_B, zero_B), end)
 
 
 def _finite(log_x: Tensor) -> Tensor:
@@ -189,7 +189,7 @@ class Sweep:
             return None
         # solved states that share no slot with these steps are zeros
         if self._is_backward:
-            stop = min(solved.stop, steps.stop + self._dag.most_skipped + 1)
+            stop = min(solved.stop, steps.stop + self._dag.max_skipped + 1)
             solved = slice(solved.start, max(solved.start, stop))
             log_edge = self._dag.log_edges(states, slice(states.start, solved.stop))
         else:
@@ -304,14 +304,14 @@ class Sweep:
         highest = peak.amax((1, 2))[:, None, None]
         is_doubtful = ~(highest < _LARGEST_PROB)[:, 0, 0]
         # a lost edge may come from a state of this block that is above its reference
-        is_small = block.sums < _LEAST_SUM * highest.clamp(min=1.0)
+        is_small = block.sums < _MIN_SUM * highest.clamp(min=1.0)
         if is_small.any():
             is_doubtful |= (is_small & self._is_reachable(block)).any(2).any(1)
         # a slot whose guess is far too high looks as if no path reached it
         slots = self._slots_after(block.steps)
         slot = torch.arange(slots.start, slots.stop, device=peak.device)
         is_inner = (slot > 0) & (slot < self._dag.end[2][:, None, None])
-        is_lost = is_inner & (self._log_ref[..., slots] == -math.inf) & (peak < _LEAST_SUM)
+        is_lost = is_inner & (self._log_ref[..., slots] == -math.inf) & (peak < _MIN_SUM)
         if is_lost.any():
             is_doubtful |= (is_lost & self._is_reachable(block) & (log_emit > -math.inf)).any(2).any(1)
         return is_doubtful.nonzero()[:, 0]
@@ -363,7 +363,7 @@ class Sweep:
         before = self._slots_before(block.steps)
         sums, log_ref = self._sums_from_solved(block, rows), self._log_ref[rows, :, before]
         log_sums = sums.log().add_(_finite(log_ref))
-        is_doubtful = (sums < _LEAST_SUM) & (log_ref > -math.inf) & self._is_reachable(block)[rows]
+        is_doubtful = (sums < _MIN_SUM) & (log_ref > -math.inf) & self._is_reachable(block)[rows]
         if block.solved.start < block.solved.stop and is_doubtful.any():
             log_edge = block.log_edge[rows, :, block.within_others(block.solved)].mT
             _sum_again(log_sums, is_doubtful, self.log_probs()[rows, block.solved, before], log_edge)
@@ -386,7 +386,7 @@ def _after(steps: slice) -> slice:
 def _schedule(first: int, stop: int) -> Iterator[tuple[int, int, int]]:
     """Yield the order of work: solve first..stop if middle = stop, else sum from first..middle into middle..stop."""
     # a larger block has faster products but needs more additions
-    num_states = min(max(_LEAST_BLOCK_STATES, math.isqrt(stop - first)), _MOST_BLOCK_STATES)
+    num_states = min(max(_LEAST_BLOCK_STATES, math.isqrt(stop - first)), _MAX_BLOCK_STATES)
     for begin in range(first, stop, num_states):
         end = min(begin + num_states, stop)
         yield first, begin, end

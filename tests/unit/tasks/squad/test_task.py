@@ -13,8 +13,7 @@ import pytest
 from scipy.special import expit
 
 from exlm_cli.config.tasks import SquadTaskConfig
-from exlm_cli.data.bpe import train_bpe
-from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import DataError
 from exlm_cli.finetune.trainer import encode_task
 from exlm_cli.progress import SilentProgress

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from exlm_cli.data.bpe import train_bpe
-from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import ConfigError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.squad.windows import EncodedContext, Window, best_answer, best_span, build_windows
