@@ -22,9 +22,8 @@ import harness
 from bench_train_step import generate_data
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.data.feed import Feed
 from exlm_cli.data.masking import special_tokens
-from exlm_cli.data.sampler import EpochPlan, plan_epoch
+from exlm_cli.data.sampler import EpochPlan, Feed, plan_epoch
 
 STEPS_PER_WINDOW = 4
 CPU = torch.device("cpu")

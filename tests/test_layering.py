@@ -26,7 +26,7 @@ LAYERS = {
 NEVER_TORCH = (
     "errors.py", "progress.py", "format.py", "paths.py", "files.py", "launch.py", "run_dir.py", "config/", "report/",
 )  # fmt: skip
-DATA_WITH_TORCH = ("data/batch.py", "data/feed.py")
+DATA_WITH_TORCH = ("data/batch.py", "data/sampler.py")
 HEAVY = ("torch", "datasets", "rdkit", "matplotlib", "tokenizers", "numpy", "pandas", "pyarrow")
 
 

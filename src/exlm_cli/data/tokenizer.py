@@ -1,4 +1,4 @@
-"""Tokenizer for text and for SMILES, on the `tokenizers` library: loading, encoding, decoding, and training for text."""
+"""Tokenizer for text and for SMILES, by the `tokenizers` library: loading, encoding, decoding, training for text."""
 
 import hashlib
 import json

@@ -22,9 +22,8 @@ from exlm_cli.data import IntArray
 from exlm_cli.data.batch import Batch
 from exlm_cli.data.corpus.pipeline import PreparedData, list_rejected, prepare_data
 from exlm_cli.data.corpus.shards import TokenDataset
-from exlm_cli.data.feed import Feed
 from exlm_cli.data.masking import special_tokens
-from exlm_cli.data.sampler import EpochPlan, plan_epoch
+from exlm_cli.data.sampler import EpochPlan, Feed, plan_epoch
 from exlm_cli.data.tokenizer import TOKENIZER_FILE
 from exlm_cli.distributed.parallel import choose_strategy, spread
 from exlm_cli.distributed.ranks import ALONE, PREPARE_LIMIT_S, Ranks, join

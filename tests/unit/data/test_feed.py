@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
-from exlm_cli.data.feed import Feed
+from exlm_cli.data.sampler import Feed
 from tests.tiny import SPECIAL, tiny_recipe
 
 CPU = torch.device("cpu")
@@ -59,7 +59,7 @@ def test_lengths_counted_block_by_block_are_those_counted_at_once(
 ) -> None:
     feed, indices = Feed(dataset, tiny_recipe(), SPECIAL, epoch=0), np.arange(300)
     at_once = feed.expanded_lengths(indices)
-    monkeypatch.setattr("exlm_cli.data.feed._BLOCK_TOKENS", 100)
+    monkeypatch.setattr("exlm_cli.data.sampler._BLOCK_TOKENS", 100)
     assert feed.expanded_lengths(indices).tolist() == at_once.tolist()
     assert feed.expanded_lengths(indices[:0]).tolist() == []
 
