@@ -137,11 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse_ranks(name: str) -> None:
-    """Refuse a command that torchrun started several times.
-
-    Raises:
-        ConfigError: WORLD_SIZE is above 1.
-    """
+    """Refuse a command that torchrun started several times."""
     if num_ranks() > 1:
         raise ConfigError(
             f"`exlm {name}` works in one process, but WORLD_SIZE is {num_ranks()}",
@@ -150,11 +146,7 @@ def _refuse_ranks(name: str) -> None:
 
 
 def _refuse_other_encodings(words: Sequence[str]) -> None:
-    """Refuse words that are not text in the file system's encoding; Python reads them as lone surrogates.
-
-    Raises:
-        ConfigError: One of the words is such.
-    """
+    """Refuse words that are not text in the file system's encoding; Python reads them as lone surrogates."""
     for word in words:
         try:
             word.encode()

@@ -208,14 +208,10 @@ def train_bpe(rows: Iterable[str], vocab_size: int, min_frequency: int, progress
 
 @contextmanager
 def _explaining(origin: str) -> Iterator[None]:
-    """Turn a failure inside the `tokenizers` library into an error that names the tokenizer.
-
-    Raises:
-        TokenizerError: The library panicked, which is no `Exception`, or raised a bare `Exception`.
-    """
+    """Turn a failure inside the `tokenizers` library into an error that names the tokenizer."""
     try:
         yield
-    except BaseException as error:
+    except BaseException as error:  # a panic is no `Exception`
         if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
         raise TokenizerError(f"{origin}: the tokenizer does not work: {error}", _TRAIN_HINT) from error

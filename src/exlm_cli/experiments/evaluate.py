@@ -137,13 +137,7 @@ def measure_entropy(
 
 
 def _load_data(pretrained: Pretrained, valid: Sequence[str], progress: Progress) -> PreparedData:
-    """Return the run's own data, or all rows of given validation inputs, tokenised as in the run.
-
-    A message says where the run's own data are no longer those that it was trained on.
-
-    Raises:
-        DataError: The inputs are missing or unusable.
-    """
+    """Return the run's own data, or all rows of given validation inputs, tokenised as in the run."""
     # the tokenizer of the run: the file that it came from may have changed
     tokenizer = run_directory(pretrained.checkpoint) / "tokenizer.json"
     own = [f"tokenizer.path={json.dumps(str(tokenizer), ensure_ascii=False)}"]

@@ -1,6 +1,7 @@
 """Models of fine-tuning: the pre-trained weights they begin with, and the fine-tuned models of a finished run."""
 
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -9,8 +10,8 @@ from exlm_cli.config.base import Mark, identity_of
 from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, grid_points
 from exlm_cli.config.load import load_recipe, resumed_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.data.smiles import train_smiles_vocabulary
-from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer, train_bpe
+from exlm_cli.data.corpus.pipeline import train_tokenizer
+from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.files import ALTERED_HINT, read_json
 from exlm_cli.finetune.results import (
@@ -103,10 +104,7 @@ def unread_weights(encoder: PretrainRecipe, task: DownstreamTask, run: Path | No
     if path is not None:
         tokenizer = Tokenizer.load(expand_path(path))
     elif isinstance(task, RowTask):
-        config = encoder.tokenizer
-        train = train_bpe if encoder.data.kind == "text" else train_smiles_vocabulary
-        texts = (text for row in task.examples["train"].texts for text in row)
-        tokenizer = train(texts, config.vocab_size, config.min_frequency, progress)
+        tokenizer = train_tokenizer(chain.from_iterable(task.examples["train"].texts), encoder, progress)
     else:
         raise ConfigError(f"{task.name} cannot begin without a checkpoint", "give one as `checkpoint=RUN`")
     model = build_model(encoder, tokenizer, torch.device("cpu"))

@@ -371,11 +371,7 @@ def autocast_dtype(train: LoopConfig, device: torch.device) -> torch.dtype | Non
 
 
 def _resume(loop: TrainingLoop, run: Path, recipe: PretrainRecipe, progress: Progress) -> None:
-    """Load the newest whole checkpoint, or start again where none was saved.
-
-    Raises:
-        CheckpointError: The checkpoint has other data, another recipe or tokenizer, or no checkpoint is whole.
-    """
+    """Load the newest whole checkpoint, or start again where none was saved."""
     ranks, begun = loop.ranks, load_recipe(str(run / "recipe.yaml"))
 
     def find() -> str | None:

@@ -49,11 +49,7 @@ def draw_curves(runs: Sequence[Path], path: Path) -> list[Path]:
 
 
 def _figure_path(out: str) -> Path:
-    """Return the path of both files without their suffixes.
-
-    Raises:
-        ConfigError: It is empty, or names another kind of file.
-    """
+    """Return the path of both files without their suffixes; refuse an empty one and another kind of file."""
     if not out:
         raise ConfigError("`--out` is empty", "give a file name, or leave it out: the files go to report/ of the run")
     path = Path(out)

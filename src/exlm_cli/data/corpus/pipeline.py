@@ -190,14 +190,18 @@ def _load_given_tokenizer(given: str, kind: str) -> Tokenizer:
 
 
 def _train_tokenizer(recipe: PretrainRecipe, train: list[FingerprintedSource], progress: Progress) -> Tokenizer:
-    config = recipe.tokenizer
-    train_on = train_bpe if recipe.data.kind == "text" else train_smiles_vocabulary
     label = "training the tokenizer"
     with closing(iter_rows(_sources(train), recipe.data, seed=_TRAIN_SEED, progress=progress, label=label)) as rows:
         texts = (row.text for row in rows if row.problem is None)
-        tokenizer = train_on(islice(texts, config.train_rows), config.vocab_size, config.min_frequency, progress)
+        tokenizer = train_tokenizer(islice(texts, recipe.tokenizer.train_rows), recipe, progress)
     check_unchanged(train)
     return tokenizer
+
+
+def train_tokenizer(texts: Iterable[str], recipe: PretrainRecipe, progress: Progress) -> Tokenizer:
+    """Train the tokenizer that a recipe asks for; texts are read once."""
+    train = train_bpe if recipe.data.kind == "text" else train_smiles_vocabulary
+    return train(texts, recipe.tokenizer.vocab_size, recipe.tokenizer.min_frequency, progress)
 
 
 # Shards: cached, or built in a temporary directory and renamed into place

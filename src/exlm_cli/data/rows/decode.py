@@ -325,11 +325,7 @@ def _end_of(pattern: re.Pattern[str], text: str, start: int) -> int:
 
 
 def _end_of_element(text: str, start: int, where: str) -> int | None:
-    """Return where an element ends by its brackets alone, without parsing; None if it goes on beyond the text.
-
-    Raises:
-        DataError: It has more brackets than go with the limit on its bytes.
-    """
+    """Return where an element ends by its brackets alone, without parsing; None if it goes on beyond the text."""
     if text[start] not in "[{":
         return _end_of(_NUMBER, text, start)  # only numbers, lists and objects can exceed a limit
     depth = 0

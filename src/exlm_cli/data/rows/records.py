@@ -343,9 +343,6 @@ def _parquet_batch_rows(path: Path, metadata: Any, columns: Sequence[str] | None
 
     A value is stored at least once in its chunk, so no value is larger than a chunk; a dictionary may repeat it in
     every row.
-
-    Raises:
-        DataError: A chunk is over `MAX_UNPACKING` times larger than it is in the file.
     """
     largest = 1
     for group in range(metadata.num_row_groups):
