@@ -107,7 +107,7 @@ def expand(masked: MaskedSequences, num_states_per_mask: int, objective: Objecti
     num_sequences, longest_input = masked.input_ids.shape
     target_lengths = masked.is_masked.sum(1)
     lengths = masked.lengths + (k - 1) * target_lengths
-    longest, most_masks = int(lengths.max()), int(target_lengths.max())
+    longest, max_masks = int(lengths.max()), int(target_lengths.max())
     is_padded = bool((lengths < longest).any())
 
     # sequence by sequence: numbers along the last axis of k, which is short, take several times as long
@@ -137,7 +137,7 @@ def expand(masked: MaskedSequences, num_states_per_mask: int, objective: Objecti
     if objective == "exlm":
         positions.ravel()[2 * place_N + 1] = clone_N
 
-    node_index = np.zeros((num_sequences, k * most_masks + 2), dtype=np.int64)
+    node_index = np.zeros((num_sequences, k * max_masks + 2), dtype=np.int64)
     node_mask = np.full_like(node_index, -1)
     inner_index = np.repeat(sequence * node_index.shape[1] + 1, num_inner) + inner_N
     node_index.ravel()[inner_index] = position_N
@@ -146,7 +146,7 @@ def expand(masked: MaskedSequences, num_states_per_mask: int, objective: Objecti
     node_index[sequence, state_lengths - 1] = lengths - 1
 
     # without masks there is a column of targets, which is padding
-    target_ids = np.full((num_sequences, max(1, most_masks)), pad_id, dtype=np.int64)
+    target_ids = np.full((num_sequences, max(1, max_masks)), pad_id, dtype=np.int64)
     target_source = np.full_like(target_ids, -1)
     target_index = np.repeat(sequence * target_ids.shape[1], target_lengths) + mask_M
     target_ids.ravel()[target_index] = masked.target_ids
