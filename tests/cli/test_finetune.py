@@ -109,6 +109,24 @@ def test_a_recipe_of_ones_own_takes_the_task_of_the_command_or_brings_one(folder
         assert load_recipe("printed.yaml", kind=FinetuneRecipe).task.name == task
 
 
+def test_a_series_without_all_files_names_those_it_has_before_anything_is_trained(
+    run_folder: Path, capsys: Capture
+) -> None:
+    for task in ("rte", "mrpc"):
+        write_glue(run_folder / "data", task)
+    (run_folder / "data/bace.csv").write_text("smiles,Class\nCCO,1\n")
+    for suite, start, missing, present in (
+        ("glue", "T", "mnli, qqp, qnli, sst2, cola, stsb", "rte,mrpc"),
+        ("moleculenet", "P", "bbbp, clintox, tox21, toxcast, sider, muv", "bace"),
+    ):
+        words = ["finetune", suite, "all", "--data-dir", "data", "--checkpoint", start, "--out", "all"]
+        assert main(words) == 2
+        said = capsys.readouterr().err
+        assert f"no files of {missing}\n" in said
+        assert f"`exlm finetune {suite} {present}`" in said
+    assert not (run_folder / "all").exists()
+
+
 def test_all_tasks_of_glue_fill_table_3_and_a_finished_series_is_only_read(folder: Path, capsys: Capture) -> None:
     tasks = [task.removeprefix("glue/") for task in SUITES["glue"].tasks]
     for task in tasks:

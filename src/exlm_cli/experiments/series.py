@@ -7,12 +7,13 @@ from pathlib import Path
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import dump_recipe, load_recipe
-from exlm_cli.errors import DivergedError, InterruptedRunError
+from exlm_cli.errors import DataError, DivergedError, InterruptedRunError
 from exlm_cli.files import JsonModel, read_json, write_atomically, write_json
 from exlm_cli.finetune.results import RESULTS_FILE, read_results
 from exlm_cli.finetune.run import FinetuneResult, resume_finetuning, run_finetuning
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import create_run_dir
+from exlm_cli.tasks.registry import require_local_files
 
 SERIES_FILE = "series.json"
 """File of the folder of a series."""
@@ -47,7 +48,9 @@ def begin_series(
 
     Raises:
         CheckpointError: `out` is not empty, or the file system refuses.
+        DataError: Files of a task are missing; nothing is made.
     """
+    _require_all_files(recipes, suite)
     folder = create_run_dir(out, f"{suite}-all")
     by_name = {recipe.task.name.partition("/")[2]: recipe for recipe in recipes}
     for name, recipe in by_name.items():
@@ -56,6 +59,21 @@ def begin_series(
     series = Series(names=tuple(by_name), checkpoint=source, use_grid=use_grid, baseline=baseline)
     write_json(folder / SERIES_FILE, series)
     return folder
+
+
+def _require_all_files(recipes: Sequence[FinetuneRecipe], suite: str) -> None:
+    """Refuse a series that would end at a task without its files, hours after it began."""
+    present, missing = [], []
+    for recipe in recipes:
+        name = recipe.task.name.partition("/")[2]
+        try:
+            require_local_files(recipe.task)
+            present.append(name)
+        except DataError:
+            missing.append(name)
+    if missing:
+        instead = f", or run the others: `exlm finetune {suite} {','.join(present)}`" if present else ""
+        raise DataError(f"{recipes[0].task.data_dir}: no files of {', '.join(missing)}", f"add them{instead}")
 
 
 def run_series(

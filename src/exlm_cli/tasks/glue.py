@@ -145,7 +145,7 @@ def load_glue(config: GlueTaskConfig, progress: Progress) -> "GlueTask":
     """
     info = GLUE_TASKS[config.name.removeprefix("glue/")]
     parts = {}
-    for part, source, records in _sources(config, info):
+    for part, source, records in find_sources(config):
         with progress.bar(f"reading {part}", None) as bar:
             parts[part] = _read(info, source, counted(records, bar))
     notes = [_PROTOCOL_NOTE]
@@ -304,8 +304,13 @@ def _answer(info: GlueTaskInfo, outputs_C: FloatArray) -> str:
     return str(best) if info.has_numbered_classes else info.classes[best]
 
 
-def _sources(config: GlueTaskConfig, info: GlueTaskInfo) -> Iterator[tuple[str, str, Iterable[Record]]]:
-    """Yield name, source and records of `train`, `valid` and, if they exist, `mismatched` and `test`."""
+def find_sources(config: GlueTaskConfig) -> Iterator[tuple[str, str, Iterable[Record]]]:
+    """Yield name, source and records, not yet read, of `train`, `valid` and, if they exist, `mismatched` and `test`.
+
+    Raises:
+        DataError: A file is missing.
+    """
+    info = GLUE_TASKS[config.name.removeprefix("glue/")]
     if config.files.train is not None:
         for part, given in config.files.model_dump(exclude_none=True).items():
             path = given_file(config, given)

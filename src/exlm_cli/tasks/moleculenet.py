@@ -114,7 +114,7 @@ def load_moleculenet(config: MoleculeNetTaskConfig, progress: Progress) -> Table
         DataError: The file is missing, cannot be downloaded, is malformed or lacks a column, or a label is not 0 or 1.
     """
     known = MOLECULENET_SETS[config.name.removeprefix("moleculenet/")]
-    table = read_table(_find_file(known, config, progress))
+    table = read_table(find_set_file(config, progress))
     usual = next((name for name in SMILES_COLUMNS if name in table.columns), SMILES_COLUMNS[0])
     smiles = table.column(config.smiles_column or usual, "choose one with `task.smiles_column=NAME`")
     names = known.labels or tuple(name for name in table.columns if name not in (*SMILES_COLUMNS, *IDENTIFIER_COLUMNS))
@@ -134,7 +134,13 @@ def load_moleculenet(config: MoleculeNetTaskConfig, progress: Progress) -> Table
     return TableTask(config, usable, labels, split, notes)
 
 
-def _find_file(known: MoleculeNetSet, config: MoleculeNetTaskConfig, progress: Progress) -> Path:
+def find_set_file(config: MoleculeNetTaskConfig, progress: Progress) -> Path:
+    """Return the file of a set; without `task.data_dir` and `task.files` it is downloaded.
+
+    Raises:
+        DataError: It is missing, or cannot be downloaded.
+    """
+    known = MOLECULENET_SETS[config.name.removeprefix("moleculenet/")]
     if config.files.train is not None:
         return given_file(config, config.files.train)
     if config.data_dir is None:

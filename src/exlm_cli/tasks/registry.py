@@ -11,7 +11,7 @@ from exlm_cli.config.tasks import (
     TaskConfig,
     find_suite,
 )
-from exlm_cli.progress import Progress
+from exlm_cli.progress import Progress, SilentProgress
 
 if TYPE_CHECKING:
     from exlm_cli.tasks.base import DownstreamTask, NewRows
@@ -56,6 +56,28 @@ def load_task(config: TaskConfig, progress: Progress) -> "DownstreamTask":
             from exlm_cli.tasks.csv import load_csv
 
             return load_csv(config, progress)
+
+
+def require_local_files(config: TaskConfig) -> None:
+    """Check that a task of MoleculeNet or GLUE has its files in the folder `task.data_dir`; without one, nothing is
+    checked, read or fetched.
+
+    Raises:
+        DataError: One is missing.
+    """
+    if config.data_dir is None or config.data_dir.startswith("hub:"):
+        return
+    match config:
+        case MoleculeNetTaskConfig():
+            from exlm_cli.tasks.moleculenet import find_set_file
+
+            find_set_file(config, SilentProgress())
+        case GlueTaskConfig():
+            from exlm_cli.tasks.glue import find_sources
+
+            list(find_sources(config))
+        case _:
+            pass
 
 
 def new_rows_type(config: TaskConfig) -> "type[NewRows]":

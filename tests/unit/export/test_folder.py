@@ -79,7 +79,7 @@ def test_text_models_give_the_same_logits(tmp_path: Path, objective: str, model:
         assert batch["input_ids"][row].tolist()[: len(ids)] == ids
         ours = our_logits(pretrained, ids)
         assert float(ours.abs().max()) > 1
-        assert float((theirs[row, : len(ids)] - ours).abs().max()) <= TOLERANCE * float(ours.abs().max())
+        assert float((theirs[row, : len(ids)] - ours).abs().max()) <= TOLERANCE
     assert (tokenizer.mask_token is None) == (objective == "exlm")
 
 
@@ -130,7 +130,7 @@ def test_task_models_give_the_same_outputs(tmp_path: Path, kind: str) -> None:
         with torch.no_grad():
             theirs = exported(ids).logits[0].double()
             ours = runner.model.in_units(runner.model(ids, torch.tensor([ids.shape[1]])))[0].double()
-        assert float((theirs - ours).abs().max()) <= TOLERANCE * max(1.0, float(ours.abs().max()))
+        assert float((theirs - ours).abs().max()) <= TOLERANCE
     if kind == "colour":
         assert list(exported.config.id2label.values()) == list(finetuned.results.output_names)
         assert exported.config.problem_type == "single_label_classification"

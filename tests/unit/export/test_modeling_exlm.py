@@ -76,7 +76,7 @@ def test_masked_inputs_give_the_outputs_and_the_dag_of_the_run(tmp_path: Path, k
         ours = source.outputs(row)
         assert float(ours.abs().max()) > 1
         difference = output.logits[b, : len(row)].double() - ours
-        assert float(difference.abs().max()) <= TOLERANCE * float(ours.abs().max())
+        assert float(difference.abs().max()) <= TOLERANCE
         dag = dag_of_tokens(source.model, source.tokenizer, source.recipe, np.array(row))  # type: ignore[arg-type]
         nodes = output.num_nodes[b]
         assert nodes == dag.num_nodes

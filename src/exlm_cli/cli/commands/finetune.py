@@ -37,7 +37,8 @@ _ALL = "all"
 
 SuiteArgument = Annotated[str | None, typer.Argument(metavar="SUITE", help="moleculenet, glue, squad or csv.")]
 TaskArgument = Annotated[
-    str | None, typer.Argument(metavar="NAME", help="The task, like bace or rte, or all; for csv the file.")
+    str | None,
+    typer.Argument(metavar="NAME", help="The task, like bace, several, like rte,mrpc, or all; for csv the file."),
 ]
 CheckpointOption = Annotated[
     Path | None,
@@ -96,8 +97,8 @@ def finetune(
     """Fine-tune a checkpoint on a task and score it.
 
     One fine-tuning for each seed. The epoch with the best validation score is scored once on the test split. A run that
-    was stopped continues with `--resume RUN`; finished seeds and grid points are kept. NAME `all` runs every task of
-    glue or moleculenet and prints Table 3 or 1 of the paper.
+    was stopped continues with `--resume RUN`; finished seeds and grid points are kept. NAME `all`, or several names
+    with commas, runs these tasks of glue or moleculenet and prints Table 3 or 1 of the paper.
     """
     from exlm_cli.cli import console
     from exlm_cli.config.finetune import FinetuneRecipe
@@ -122,11 +123,12 @@ def finetune(
                 "resume it as it began",
             )
         return _finish_series(resume, checkpoint, progress, as_json=as_json)
-    if name == _ALL and suite in ("glue", "moleculenet"):
+    if suite in ("glue", "moleculenet") and name is not None and (name == _ALL or "," in name):
         if dry_run or encoder is not None:
             given = "--dry-run" if dry_run else f"--encoder {encoder}"
-            raise ConfigError(f"`{given}` does not go with `{suite} all`", "give it with a single task")
-        recipes = [_chosen(suite, task, recipe, overrides) for task in _names(suite)]
+            raise ConfigError(f"`{given}` does not go with `{suite} {name}`", "give it with a single task")
+        names = _names(suite) if name == _ALL else split_words(name)
+        recipes = [_chosen(suite, task, recipe, overrides) for task in dict.fromkeys(names or ())]
         _, start_run = _find_inputs(
             recipes[0], checkpoint, sets or [], use_grid=grid, needs_run=True, progress=progress
         )
