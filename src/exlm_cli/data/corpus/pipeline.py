@@ -27,7 +27,7 @@ from exlm_cli.data.corpus.fingerprint import (
     tokenizer_key,
 )
 from exlm_cli.data.corpus.inputs import FileSource, Source, iter_rows, resolve_inputs
-from exlm_cli.data.corpus.sequences import Cutter, Holdout, Packer, SequenceMaker
+from exlm_cli.data.corpus.sequences import Cutter, Holdout, Packer
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
 from exlm_cli.data.rdkit_processes import check_smiles
 from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE, Row
@@ -364,7 +364,7 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
         yield batch
 
 
-def _sequence_maker(data: DataConfig, tokenizer: Tokenizer) -> SequenceMaker:
+def _sequence_maker(data: DataConfig, tokenizer: Tokenizer) -> Cutter | Packer:
     size = data.sequence_length - _NUM_ENDS
     if data.kind == "text" and data.sample_break == "none":
         return Packer(size, tokenizer.sep_id, tokenizer.encode("\n"))

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Sequence
-from typing import Protocol, final
+from typing import final
 
 from exlm_cli.data.rows.records import Row, RowKind
 
@@ -68,19 +68,9 @@ class Holdout:
         return drawn < self._limit or drawn == self._forced
 
 
-class SequenceMaker(Protocol):
-    """Makes sequences of the tokens of successive rows."""
-
-    def add(self, ids: list[int], *, starts_document: bool) -> list[list[int]]:
-        """Append a row and return the sequences that are complete now."""
-
-    def finish(self) -> list[list[int]]:
-        """Return what remains."""
-
-
 @final
 class Cutter:
-    """A `SequenceMaker` for which each row is a sequence, or several of at most `size` tokens."""
+    """Makes a sequence of each row, or several of at most `size` tokens."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -97,7 +87,7 @@ class Cutter:
 
 @final
 class Packer:
-    """A `SequenceMaker` of exactly `size` tokens each, as RoBERTa's `sample-break-mode none`.
+    """Makes sequences of exactly `size` tokens each, as RoBERTa's `sample-break-mode none`.
 
     [SEP] separates documents, a newline the lines of one document.
     """
