@@ -27,7 +27,7 @@ from exlm_cli.finetune.results import RunResults, read_split_outputs
 from exlm_cli.finetune.training_rows import read_training_rows
 from exlm_cli.format import name_some
 from exlm_cli.progress import Progress
-from exlm_cli.tasks.base import FloatArray, NewRows, PredictionSummary, TrainedTask
+from exlm_cli.tasks.base import FloatArray, NewRows, PredictionSummary, SeedOutputs, TrainedTask
 from exlm_cli.tasks.metrics import probabilities_by_seed
 from exlm_cli.tasks.registry import new_rows_type
 from exlm_cli.tasks.row_task import name_columns
@@ -184,7 +184,7 @@ def _calibration_of(members: Sequence[Finetuned]) -> tuple[Calibration | None, l
 def _calibrated_rows(
     results: RunResults,
     rows: NewRows,
-    outputs: Sequence[Sequence[FloatArray]],
+    outputs: SeedOutputs,
     calibration: Calibration,
     level: float,
 ) -> CalibratedRows:

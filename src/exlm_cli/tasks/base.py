@@ -20,6 +20,8 @@ from exlm_cli.files import write_csv
 from exlm_cli.progress import Progress
 
 FloatArray = NDArray[np.float64]
+SeedOutputs = Sequence[Sequence[FloatArray]]
+"""Outputs of N examples, as in `DownstreamTask.score`, for each of K seeds."""
 TableColumns = Mapping[str, Sequence[object]]
 """Cells of a table by column."""
 
@@ -151,7 +153,7 @@ class DownstreamTask(ABC):
         del split, outputs
         return []
 
-    def answer_probabilities(self, split: Split, outputs: Sequence[Sequence[FloatArray]]) -> AnswerProbabilities | None:
+    def answer_probabilities(self, split: Split, outputs: SeedOutputs) -> AnswerProbabilities | None:
         """Return what a run of loss `span` is calibrated by; None: nothing. `outputs` of each of K seeds, as for
         `score`.
         """
@@ -242,27 +244,22 @@ class NewRows(ABC):
         """Tokenise the rows that the model can read."""
 
     @abstractmethod
-    def score(self, outputs: Sequence[Sequence[FloatArray]], is_scored_N: NDArray[np.bool_]) -> dict[str, float]:
+    def score(self, outputs: SeedOutputs, is_scored_N: NDArray[np.bool_]) -> dict[str, float]:
         """Return the metrics of the chosen rows; empty where the file has no labels. `outputs` as for `write`."""
 
-    def answer_probabilities(self, outputs: Sequence[Sequence[FloatArray]]) -> AnswerProbabilities | None:
+    def answer_probabilities(self, outputs: SeedOutputs) -> AnswerProbabilities | None:
         """Return what answers of loss `span` are calibrated by, as the task does; `outputs` as for `write`."""
         del outputs
         return None
 
     @abstractmethod
     def write(
-        self,
-        outputs: Sequence[Sequence[FloatArray]],
-        out: Path,
-        *,
-        added: TableColumns | None = None,
-        escapes_formulas: bool = False,
+        self, outputs: SeedOutputs, out: Path, *, added: TableColumns | None = None, escapes_formulas: bool = False
     ) -> PredictionSummary:
         """Write the predictions, and score them where the file has labels.
 
         Args:
-            outputs: Of each of K seeds, outputs of the encoded examples as in `DownstreamTask.score`.
+            outputs: Of the encoded examples.
             out: File of predictions.
             added: Further columns for the N readable rows, for the table of all rows.
             escapes_formulas: Put an apostrophe before a cell of the table that a spreadsheet would take for a formula.

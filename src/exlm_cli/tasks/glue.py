@@ -24,6 +24,7 @@ from exlm_cli.tasks.base import (
     Loss,
     NewRows,
     PredictionSummary,
+    SeedOutputs,
     Split,
     TableColumns,
     TrainedTask,
@@ -239,7 +240,7 @@ class NewGlueRows(NewRows):
         """Tokenise all rows."""
         return self._task.encode("valid", tokenizer, sequence_length)
 
-    def score(self, outputs: Sequence[Sequence[FloatArray]], is_scored_N: NDArray[np.bool_]) -> dict[str, float]:
+    def score(self, outputs: SeedOutputs, is_scored_N: NDArray[np.bool_]) -> dict[str, float]:
         """Return the metrics of the chosen rows if all of them have labels."""
         chosen = [example for example, is_scored in zip(self._examples, is_scored_N, strict=True) if is_scored]
         if any(math.isnan(example.target) for example in chosen):
@@ -248,12 +249,7 @@ class NewGlueRows(NewRows):
         return GlueTask(self._info, {"valid": _as_examples(chosen)}).score("valid", list(mean_NC[is_scored_N]))
 
     def write(
-        self,
-        outputs: Sequence[Sequence[FloatArray]],
-        out: Path,
-        *,
-        added: TableColumns | None = None,
-        escapes_formulas: bool = False,
+        self, outputs: SeedOutputs, out: Path, *, added: TableColumns | None = None, escapes_formulas: bool = False
     ) -> PredictionSummary:
         """Write `index` and `prediction` of every row, tab-separated, and `<name>-details.csv`; score labelled rows.
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from exlm_cli.format import name_some
-from exlm_cli.tasks.base import FloatArray, Loss
+from exlm_cli.tasks.base import FloatArray, Loss, SeedOutputs
 
 _THRESHOLD = 0.5
 _CONSTANT_SHARE = 0.01
@@ -72,7 +72,7 @@ def to_probabilities(loss: Loss, outputs_NC: FloatArray) -> FloatArray:
     return np.asarray(special.softmax(outputs_NC, axis=1)) if loss == "classes" else outputs_NC
 
 
-def probabilities_by_seed(loss: Loss, outputs: Sequence[Sequence[FloatArray]], num_outputs: int) -> FloatArray:
+def probabilities_by_seed(loss: Loss, outputs: SeedOutputs, num_outputs: int) -> FloatArray:
     """Return (K, N, C) probabilities or values, float64, from the outputs of each seed."""
     by_seed = np.zeros((len(outputs), len(outputs[0]), num_outputs))
     for index, of_seed in enumerate(outputs):

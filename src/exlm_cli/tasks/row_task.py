@@ -32,6 +32,7 @@ from exlm_cli.tasks.base import (
     Loss,
     NewRows,
     PredictionSummary,
+    SeedOutputs,
     Split,
     TableColumns,
     TrainedTask,
@@ -238,7 +239,7 @@ class NewTableRows(NewRows):
         canonical = self._task.config.has_canonical_smiles
         return encode_input_rows(self._rows, tokenizer, sequence_length, canonical_smiles=canonical)
 
-    def score(self, outputs: Sequence[Sequence[FloatArray]], is_scored_N: NDArray[np.bool_]) -> dict[str, float]:
+    def score(self, outputs: SeedOutputs, is_scored_N: NDArray[np.bool_]) -> dict[str, float]:
         """Return the metrics of the chosen rows, where the table has a column of labels."""
         if len(self._missing_labels) == len(self._label_columns):
             return {}
@@ -247,12 +248,7 @@ class NewTableRows(NewRows):
         return score_rows(loss, mean_NC[is_scored_N], self.targets[is_scored_N])
 
     def write(
-        self,
-        outputs: Sequence[Sequence[FloatArray]],
-        out: Path,
-        *,
-        added: TableColumns | None = None,
-        escapes_formulas: bool = False,
+        self, outputs: SeedOutputs, out: Path, *, added: TableColumns | None = None, escapes_formulas: bool = False
     ) -> PredictionSummary:
         """Write one CSV row for each row of the table, in its order.
 

@@ -29,6 +29,7 @@ from exlm_cli.tasks.base import (
     Loss,
     NewRows,
     PredictionSummary,
+    SeedOutputs,
     Split,
     TableColumns,
     TrainedTask,
@@ -198,7 +199,7 @@ class SquadTask(DownstreamTask):
             answered[question.id] = Answered(text, null_score - score, question.golds)
         return answered
 
-    def answer_by_mean(self, split: Split, outputs: Sequence[Sequence[FloatArray]]) -> dict[str, Answered]:
+    def answer_by_mean(self, split: Split, outputs: SeedOutputs) -> dict[str, Answered]:
         """Return the answers of the mean logits of K seeds; other arguments as for `answer`."""
         means = [
             sum(logits, np.zeros_like(logits[0], dtype=np.float64)) / len(logits)
@@ -206,7 +207,7 @@ class SquadTask(DownstreamTask):
         ]
         return self.answer(split, means)
 
-    def answer_probabilities(self, split: Split, outputs: Sequence[Sequence[FloatArray]]) -> AnswerProbabilities:
+    def answer_probabilities(self, split: Split, outputs: SeedOutputs) -> AnswerProbabilities:
         """Return the logistic function of the score margin, for both of `ANSWER_QUESTIONS`."""
         answered = self.answer_by_mean(split, outputs).values()
         value_N = expit([answer.margin for answer in answered])
@@ -268,25 +269,20 @@ class NewSquadQuestions(NewRows):
         """Cut the questions' paragraphs into windows."""
         return self._task.encode("valid", tokenizer, sequence_length)
 
-    def score(self, outputs: Sequence[Sequence[FloatArray]], is_scored_N: NDArray[np.bool_]) -> dict[str, float]:
+    def score(self, outputs: SeedOutputs, is_scored_N: NDArray[np.bool_]) -> dict[str, float]:
         """Return the metrics of the chosen questions if all questions of the file have their answers."""
         if not self._file.has_answers:
             return {}
         answered = self._task.answer_by_mean("valid", outputs).values()
         return squad_metrics([answer for answer, is_scored in zip(answered, is_scored_N, strict=True) if is_scored])
 
-    def answer_probabilities(self, outputs: Sequence[Sequence[FloatArray]]) -> AnswerProbabilities:
+    def answer_probabilities(self, outputs: SeedOutputs) -> AnswerProbabilities:
         """Return what the answers are calibrated by; targets are unknown where the file lacks answers."""
         found = self._task.answer_probabilities("valid", outputs)
         return found if self._file.has_answers else replace(found, targets=np.full_like(found.targets, np.nan))
 
     def write(
-        self,
-        outputs: Sequence[Sequence[FloatArray]],
-        out: Path,
-        *,
-        added: TableColumns | None = None,
-        escapes_formulas: bool = False,
+        self, outputs: SeedOutputs, out: Path, *, added: TableColumns | None = None, escapes_formulas: bool = False
     ) -> PredictionSummary:
         """Write what the official evaluation script reads: `{id: answer}`, and beside it `<name>-no-answer.json` with
         the probability that there is no answer, its `--na-prob-file`. Score them if all questions have their answers.
@@ -328,9 +324,7 @@ class NewSquadQuestions(NewRows):
         metrics = self.score(outputs, np.ones(len(questions), dtype=np.bool_))
         return PredictionSummary(files, len(questions) + len(skipped), len(skipped), metrics, tuple(notes))
 
-    def _columns_of_seeds(
-        self, answered: dict[str, Answered], outputs: Sequence[Sequence[FloatArray]]
-    ) -> dict[str, list[str]]:
+    def _columns_of_seeds(self, answered: dict[str, Answered], outputs: SeedOutputs) -> dict[str, list[str]]:
         by_seed = [self._task.answer("valid", of_seed) for of_seed in outputs]
         no_answer_KN = expit([[of_seed[key].no_answer_score for key in answered] for of_seed in by_seed])
         agreement = (
