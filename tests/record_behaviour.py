@@ -202,7 +202,8 @@ def content(path: Path, root: Path) -> Any:
         case ".json" if path.name not in ("state.json", "manifest.json", "run.json"):
             return clean(json.loads(path.read_text(encoding="utf-8")), root)
         case ".dot" | ".md" | ".tex" | ".tsv":
-            return path.read_text(encoding="utf-8").replace(str(root), "ROOT").splitlines()
+            text = path.read_text(encoding="utf-8").replace(str(root), "ROOT")
+            return re.sub(r"\d+:\d\d:\d\d", "TIME", text).splitlines()
     return None
 
 

@@ -1,4 +1,4 @@
-"""Work of RDKit on all cores, in order; a row on which RDKit hangs or that ends its process gets that as its reason.
+"""RDKit on all cores, answers in order; a row on which it hangs, or that ends its process, is answered with the reason.
 
 RDKit holds the interpreter's lock, so every core gets a process.
 """

@@ -1,4 +1,4 @@
-"""Every task of a suite, a run each in one folder; a folder that was stopped continues with the task at work."""
+"""Fine-tuning on every task of a suite, each in a run of its own in one folder; a stopped series continues."""
 
 import shutil
 from collections.abc import Sequence

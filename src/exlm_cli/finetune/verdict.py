@@ -1,4 +1,4 @@
-"""What the scores of a run say: intervals over seeds and splits, and a verdict beside the baseline. No torch."""
+"""Verdict on a fine-tuned model: intervals over seeds and splits, and its scores beside the baseline's. No torch."""
 
 import math
 from collections.abc import Sequence
