@@ -2,41 +2,67 @@
 
     python benchmarks/soak.py [--minutes 30] [--out benchmarks/results/soak.csv]
 
-Writes a row every five seconds, and a figure beside the file. Exit 1 unless the medians of memory of all spans of two
-minutes but the first lie within 5 %, and the second half has no more open files and threads than the first, and at most
-5 % more memory at its highest. (Single samples differ: some fall into a validation, which needs more for a moment.)
+A cycle is 20 steps, a validation and a checkpoint. Each row is taken at the same moment of its cycle: when the checkpoint
+is written. Exit 1 unless after the first two minutes resident memory stays within 5 %, and open files and threads are
+the same in every row.
 """
 
 import argparse
+import contextlib
 import csv
-import json
-import os
-import signal
-import statistics
 import sys
 import tempfile
-import threading
 import time
-from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.errors import InterruptedRunError
 from exlm_cli.report import style
 from exlm_cli.train.pretrain import run_pretraining
+from exlm_cli.train.task import Callback
 
-EVERY_S = 5.0
-SPAN_S = 120.0
+SETTLED_S = 120.0
 MOST_GROWTH = 1.05
-COLUMNS = ("seconds", "resident_mib", "open_files", "threads", "steps")
 SETTINGS = (
-    "train.max_steps=100000000", "train.validate_every_steps=50", "train.checkpoint_every_steps=50",
+    "train.max_steps=100000000", "train.validate_every_steps=20", "train.checkpoint_every_steps=20",
     "train.log_every_steps=10", "train.num_threads=1", "train.batch_sequences=16",
     "optim.schedule=constant", "device=cpu",
 )  # fmt: skip
 
-Row = tuple[float, float, int, int, int]
+
+class Row(NamedTuple):
+    """The process at the end of a cycle; `peak_mib` is the most memory within the cycle."""
+
+    seconds: float
+    step: int
+    resident_mib: float
+    peak_mib: float
+    open_files: int
+    threads: int
+
+
+class TimeIsUpError(Exception):
+    """The soak ends here."""
+
+
+class Watch(Callback):
+    """Takes a row after each checkpoint, and ends the run when its time is up."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.began = seconds, time.monotonic()
+        self.rows: list[Row] = []
+
+    def on_save(self, step: int, _checkpoint: Path) -> None:
+        """Take a row."""
+        elapsed = time.monotonic() - self.began
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines())
+        resident, peak = (round(int(status[name].split()[0]) / 1024, 1) for name in ("VmRSS", "VmHWM"))
+        files = sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1  # one is the listing's own
+        self.rows.append(Row(round(elapsed, 1), step, resident, peak, files, int(status["Threads"])))
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
+        if elapsed >= self.seconds:
+            raise TimeIsUpError
 
 
 def main() -> int:
@@ -45,87 +71,49 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "soak.csv")
     given = parser.parse_args()
-    recipe = load_recipe("quickstart-text", list(SETTINGS), kind=PretrainRecipe)
+    watch = Watch(60 * given.minutes)
     with tempfile.TemporaryDirectory() as folder:
-        rows = train_and_watch(recipe, Path(folder) / "run", 60 * given.minutes)
+        settings = [*SETTINGS, f"data.cache_dir={folder}/cache"]
+        recipe = load_recipe("quickstart-text", settings, kind=PretrainRecipe)
+        with contextlib.suppress(TimeIsUpError):
+            run_pretraining(recipe, out=Path(folder) / "run", callbacks=[watch])
     with given.out.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
-    draw(rows, given.out.with_suffix(".png"))
-    return judge(rows)
+        csv.writer(file, lineterminator="\n").writerows([Row._fields, *watch.rows])
+    draw(watch.rows, given.out.with_suffix(".png"))
+    return judge(watch.rows)
 
 
-def train_and_watch(recipe: PretrainRecipe, run: Path, seconds: float) -> list[Row]:
-    """Train for so long; return what the process had, every five seconds."""
-    rows: list[Row] = []
-    began, is_over = time.monotonic(), threading.Event()
-
-    def watch() -> None:
-        while not is_over.wait(EVERY_S):
-            rows.append(look(time.monotonic() - began, run))
-            if rows[-1][0] >= seconds:
-                os.kill(os.getpid(), signal.SIGTERM)  # the loop saves a checkpoint and ends
-                return
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        run_pretraining(recipe, out=run)
-    except InterruptedRunError as stop:
-        print(stop.message)
-    finally:
-        is_over.set()
-        watcher.join()
-    return rows
-
-
-def look(seconds: float, run: Path) -> Row:
-    """Return memory, open files and threads of this process, and the steps of the run so far."""
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines())
-    files = sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1  # one is the listing's own
-    mebibytes = int(status["VmRSS"].split()[0]) / 1024
-    return round(seconds, 1), round(mebibytes, 1), files, int(status["Threads"]), last_step(run / "metrics.jsonl")
-
-
-def last_step(metrics: Path) -> int:
-    """Return the step of the last row, reading no more than it."""
-    if not metrics.is_file():
-        return 0
-    with metrics.open("rb") as file:
-        file.seek(max(0, metrics.stat().st_size - 10_000))
-        lines = file.read().splitlines()
-    return int(json.loads(lines[-1])["step"]) if lines else 0
-
-
-def medians(rows: list[Row]) -> list[float]:
-    """Return the median memory of each whole span of two minutes after the first."""
-    spans = groupby(rows, key=lambda row: row[0] // SPAN_S)
-    return [statistics.median(row[1] for row in span) for number, span in spans if 0 < number < rows[-1][0] // SPAN_S]
+def settled(rows: list[Row]) -> list[Row]:
+    """Return the rows after the first two minutes."""
+    return [row for row in rows if row.seconds >= SETTLED_S]
 
 
 def judge(rows: list[Row]) -> int:
     """Print whether memory, files and threads stay; return the exit code."""
-    low, high = min(medians(rows)), max(medians(rows))
-    settled = [row for row in rows if row[0] >= SPAN_S]
-    parts = settled[: len(settled) // 2], settled[len(settled) // 2 :]
-    highest, files, threads = ([max(row[column] for row in part) for part in parts] for column in (1, 2, 3))
+    resident, peaks, files, threads = ([row[column] for row in settled(rows)] for column in (2, 3, 4, 5))
+    growth = max(resident) / min(resident)
     print(
-        f"{rows[-1][4]:,} steps; medians of two minutes from {low:.1f} to {high:.1f} MiB, {high / low - 1:.1%} apart; "
-        f"most in each half: {highest} MiB, {files} open files, {threads} threads"
+        f"{rows[-1].step:,} steps; {len(resident)} checkpoints after {SETTLED_S:g} s: resident memory from "
+        f"{min(resident):.1f} to {max(resident):.1f} MiB, {growth - 1:.1%} apart; most within a cycle from "
+        f"{min(peaks):.1f} to {max(peaks):.1f} MiB; open files {sorted(set(files))}, threads {sorted(set(threads))}"
     )
-    is_flat = high <= MOST_GROWTH * low and highest[1] <= MOST_GROWTH * highest[0]
-    return 0 if is_flat and files[1] <= files[0] and threads[1] <= threads[0] else 1
+    return 0 if growth <= MOST_GROWTH and len(set(files)) == len(set(threads)) == 1 else 1
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """Draw memory over minutes, and a band of 5 % in which the medians of two minutes lie."""
+    """Draw memory over minutes, and a band of 5 % above the least of the settled rows."""
     with style.drawing():
         figure = style.new_figure(6.4, 2.6)
         axes = figure.subplots()
-        low = min(medians(rows))
-        axes.axhspan(low, MOST_GROWTH * low, alpha=0.15)
-        axes.plot([row[0] / 60 for row in rows], [row[1] for row in rows])
-        axes.set_ylim(0, 1.2 * max(row[1] for row in rows))
-        title = f"{rows[-1][4]:,} steps, a validation and a checkpoint every 50"
+        low = min(row.resident_mib for row in settled(rows))
+        minutes = [row.seconds / 60 for row in rows]
+        band = axes.axhspan(low, MOST_GROWTH * low, alpha=0.15)
+        (resident,) = axes.plot(minutes, [row.resident_mib for row in rows])
+        (peak,) = axes.plot(minutes, [row.peak_mib for row in rows], style.LINE_STYLES[2], color=style.FAINT_INK)
+        axes.set_ylim(0, 1.3 * max(row.peak_mib for row in rows))
+        labels = ["after a checkpoint", "most since the one before", "5 %"]
+        style.add_legend(axes, [resident, peak, band], labels, loc="lower right")
+        title = f"{rows[-1].step:,} steps, a validation and a checkpoint every 20"
         style.set_up_axes(axes, "Minutes", "Resident memory, MiB", title)
         path.write_bytes(style.render_figure(figure, ("png",))["png"])
 

@@ -309,6 +309,7 @@ class TrainingLoop:
         state = self.state
         start_s = time.perf_counter()
         self._validation = self.ranks.shared(self.task.validate())
+        release_freed_memory()  # a validation frees tensors of more sizes than a step does
         state.validate_s += time.perf_counter() - start_s
         self._log({"kind": "valid", "step": state.step, **self._validation})
         for callback in self._followers:
