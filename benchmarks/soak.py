@@ -2,9 +2,9 @@
 
     python benchmarks/soak.py [--minutes 30] [--out benchmarks/results/soak.csv]
 
-A cycle is 20 steps, a validation and a checkpoint. Each row is taken at the same moment of its cycle: when the checkpoint
-is written. Exit 1 unless after the first two minutes resident memory stays within 5 %, and open files and threads are
-the same in every row.
+A cycle is 20 steps, a validation and a checkpoint. Each row is taken at the same moment of its cycle: when the
+checkpoint is written. Exit 1 unless after the first two minutes resident memory stays within 5 %, and open files and
+threads are the same in every row.
 """
 
 import argparse

@@ -18,7 +18,7 @@ class FakeHub:
 
     Attributes:
         refuses: Status with which every request is answered, and its message; None: it works.
-        cut: Bytes after which a download breaks off; None: it does not.
+        cut: Bytes after which a download, or the answer to an upload, breaks off; None: it does not.
     """
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, content: Any) -> None:
         data = json.dumps(content).encode()
         self._head(200, {"Content-Type": "application/json", "Content-Length": str(len(data))})
-        self.wfile.write(data)
+        self.wfile.write(data[: self.hub.cut] if self.command == "POST" else data)
 
     def _send_file(self, sha: str, data: bytes) -> None:
         etag = hashlib.sha256(data).hexdigest()

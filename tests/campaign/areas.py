@@ -15,6 +15,7 @@ AREAS = {
     "crafted files": Area(damaged.crafted, 88, seconds=120),
     "downloads": Area(surroundings.downloads, 60),
     "runs on the Hub": Area(surroundings.hub, 200),
+    "pushes": Area(surroundings.pushes, 40, seconds=300, starts_processes=True),
     "full and read-only disks": Area(surroundings.disks, 120, seconds=120),
     "a user without rights": Area(surroundings.without_rights, 100, seconds=120, starts_processes=True),
     "endless files": Area(surroundings.endless, 8, seconds=120, starts_processes=True),

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -16,10 +15,11 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.campaign.processes import forking, own_mounts
 from tests.campaign.trial import Trial, resident_mib
 
-_CONTEXT = multiprocessing.get_context("forkserver")
 _LOOK_EVERY_S = 0.2
+ROOT = Path(__file__).parents[2]
 
 
 class Area(NamedTuple):
@@ -51,7 +51,6 @@ def run_jobs(
     areas: dict[str, Area], jobs: Iterable[Job], campaign_seed: int, num_workers: int
 ) -> Iterator[dict[str, Any]]:
     """Yield a record of each case: area, number, faults, commands, seconds, and mebibytes that the process grew by."""
-    _CONTEXT.set_forkserver_preload(["exlm_cli.experiments.cell", "tests.campaign.areas"])
     waiting = iter(jobs)
     workers: list[_Worker] = []
     with tempfile.TemporaryDirectory(prefix="exlm-campaign-") as root:
@@ -81,8 +80,9 @@ class _Worker:
         self._start()
 
     def _start(self) -> None:
-        self.pipe, theirs = _CONTEXT.Pipe()
-        self._process = _CONTEXT.Process(target=_work, args=(theirs, self._root, self._seed))
+        context = forking()
+        self.pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=(theirs, self._root, self._seed))
         self._process.start()
         theirs.close()
         self.pipe.recv()  # it is ready
@@ -135,7 +135,6 @@ class _Worker:
 def _work(pipe: Connection, root: Path, campaign_seed: int) -> None:
     """Run the cases that come through the pipe."""
     from tests.campaign.areas import AREAS
-    from tests.campaign.processes import own_mounts
 
     os.setsid()
     own_mounts()
@@ -171,6 +170,8 @@ def _stay_here() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "COLUMNS": "80"}
     # the list of fonts is made once a user, and without a compiler no case waits for kernels
     os.environ |= {"MPLCONFIGDIR": str(Path.home() / ".cache/matplotlib"), "PATH": "", "CXX": ""}
+    # the server of the processes that a case starts finds its modules from any folder
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     connect = socket.socket.connect
 
     def connect_locally(self: socket.socket, address: Any) -> None:

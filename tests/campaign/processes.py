@@ -10,20 +10,26 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 from exlm_cli.cli.app import main
 from tests.campaign.trial import Outcome, Trial
 
-_CONTEXT = multiprocessing.get_context("forkserver")
+PRELOADED = [
+    "exlm_cli.cli.console", "exlm_cli.cli.runs", "exlm_cli.experiments.cell", "exlm_cli.ops.alignment.torch_dp",
+    "exlm_cli.report.curves", "exlm_cli.report.finetuned.page", "exlm_cli.tasks.csv", "matplotlib.backends.backend_svg",
+    "matplotlib.projections", "rdkit.Chem", "rich.progress", "sklearn.metrics", "tests.campaign.areas",
+]  # fmt: skip
+"""Modules of the server whose forks are the processes of cases: importing them takes ten times a small training."""
 _MOUNT, _UMOUNT = (str(shutil.which(name)) for name in ("mount", "umount"))
 LONGEST_END_S = 60.0
 """How long a rank may take to notice that another one is gone, and a command to end."""
 
 SMALL = (
     "device=cpu", "data.bundled_rows=300", "model.width=32", "model.ffn_width=16", "model.num_layers=1",
-    "model.dropout=0.1", "optim.warmup_steps=1", "train.max_steps=40", "train.checkpoint_every_steps=4",
+    "model.dropout=0.1", "optim.warmup_steps=1", "train.max_steps=24", "train.checkpoint_every_steps=4",
     "train.validate_every_steps=9", "train.log_every_steps=1", "train.batch_sequences=8", "train.num_threads=1",
     "train.validation_sequences=8", "train.alignment_backend=torch",
 )  # fmt: skip
@@ -34,6 +40,13 @@ FINETUNE = ["finetune", "csv", "rows.csv", "--smiles-column", "mol", "--label-co
             "--set", "train.num_threads=1", "--no-baseline"]  # fmt: skip
 
 
+def forking() -> ForkServerContext:
+    """Return the context of processes that begin with everything imported."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
+
+
 class Started:
     """A process that runs a function, or a command with its streams in files, from a folder."""
 
@@ -41,8 +54,7 @@ class Started:
         self._name = str(folder / f".said-{time.monotonic_ns()}")
         self.words = () if callable(work) else tuple(map(str, work))
         arguments = (folder, self.words or work, dict(os.environ) | variables, self._name)
-        _CONTEXT.set_forkserver_preload(["exlm_cli.experiments.cell", "tests.campaign.areas"])
-        self.process = _CONTEXT.Process(target=_run, args=arguments)
+        self.process = forking().Process(target=_run, args=arguments)
         self.began = time.monotonic()
         self.process.start()
 

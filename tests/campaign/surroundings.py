@@ -15,10 +15,10 @@ from exlm_cli.export.hub import copy_run
 from exlm_cli.export.source import finetuned_source, pretrained_source
 from exlm_cli.finetune.model import load_finetuned
 from exlm_cli.train.pretrained import load_pretrained
-from tests.campaign.damaged import damage
+from tests.campaign.damaged import WEIGHTY, damage
 from tests.campaign.inputs import write
 from tests.campaign.kills import reference
-from tests.campaign.material import PACKERS, copy_runs, link_runs, mutate
+from tests.campaign.material import NASTY, PACKERS, copy_runs, link_runs, mutate
 from tests.campaign.processes import FINETUNE, PRETRAIN, TABLE, InFolder, Started, small_disk
 from tests.campaign.trial import Trial, resident_mib, tree
 from tests.fake_hub import TOKEN, running_hub
@@ -203,6 +203,38 @@ def hub(trial: Trial) -> None:
         trial.exlm(*words[:1], *(word.partition("@")[0] for word in words[1:]), codes=(0,), may_change=("p.csv",))
     outside = [*trial.folder.parent.glob("*evil*"), *trial.folder.rglob("*evil*")]
     trial.expect(not outside, f"written outside: {outside}")
+
+
+HOSTILE_REPOS = (
+    "me", "me/", "/me", "../me", "me/..", "me/run/x", "me/run@main", "hub:me/run", "me/run?a=b", "me/run#x",
+    "me/%2e%2e", "http://127.0.0.1/me/run", "me\\run", "a" * 5000 + "/run", *NASTY,
+)  # fmt: skip
+
+
+def pushes(trial: Trial) -> None:
+    """A push of a damaged run, under a hostile name, or to a Hub that refuses or breaks off: one commit or none."""
+    rng = trial.rng
+    name, repo = rng.choice("PTM"), "me/run"
+    copy_runs(trial, name)
+    way = ("hostile name", "damaged", "hostile name", "at the Hub")[trial.number % 4]
+    if way == "hostile name":
+        repo = rng.choice(HOSTILE_REPOS)
+    elif way == "damaged":
+        damage(trial, rng.choice([path for path in sorted((trial.folder / name).rglob("*")) if path.name in WEIGHTY]))
+    with running_hub() as server, at_hub(server.url):
+        if way == "at the Hub":
+            server.cut = rng.choice((None, 0, 10))
+            server.refuses = rng.choice((None, None, (401, "no"), (403, TOKEN), (429, "x" * 9999), (500, "no")))
+        is_well = way == "at the Hub" and server.cut is None and server.refuses is None
+        done = trial.exlm("push", name, repo, codes=(0,) if is_well else (0, 2))
+        trial.expect(TOKEN not in done.out + done.err, "the token is shown")
+        commits = server.repos.get(repo, [])
+        pushed = commits[-1][1] if len(commits) > 1 else {}
+        trial.expect(done.code == 2 or {"config.json", "run/recipe.yaml"} <= pushed.keys(), "half a push")
+        trial.expect(len(commits) <= 2 and server.repos.keys() <= {repo}, f"other commits: {list(server.repos)[:3]}")
+        trial.expect(done.code == 0 or not pushed or server.cut is not None, "a refused push was pushed")
+        everywhere = [*pushed.values(), *(path.read_bytes() for path in trial.folder.rglob("*") if path.is_file())]
+        trial.expect(not any(TOKEN.encode() in content for content in everywhere), "the token is in a file")
 
 
 @contextlib.contextmanager

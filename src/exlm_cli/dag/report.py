@@ -1,6 +1,6 @@
 """Report files of one inspection: pictures, HTML, DOT and JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from exlm_cli.dag.figures import render_graph, render_heat_map
@@ -8,6 +8,9 @@ from exlm_cli.dag.html import render_html
 from exlm_cli.dag.inspect import Inspection
 from exlm_cli.dag.text import render_dot, render_json
 from exlm_cli.files import folder_for_results, write_atomically
+
+_TABLES = ("dot", "json")
+"""Formats without a picture."""
 
 
 def render_report(inspection: Inspection, formats: Sequence[str]) -> dict[str, bytes]:
@@ -31,16 +34,29 @@ def render_report(inspection: Inspection, formats: Sequence[str]) -> dict[str, b
     return {name: data for name, data in files.items() if name.rpartition(".")[2] in formats}
 
 
-def write_report(inspection: Inspection, folder: Path, formats: Sequence[str]) -> list[Path]:
+def write_report(
+    inspection: Inspection, folder: Path, formats: Sequence[str], *, show: Callable[[], None] = lambda: None
+) -> list[Path]:
     """Write the files into a folder, which is made if need be; a failure leaves no half-written file.
+
+    `show` is called once the folder and the files without pictures are there: pictures of a large DAG take seconds.
 
     Raises:
         CheckpointError: The file system refuses.
     """
-    files = render_report(inspection, formats)
-    if not files:
+    tables = render_report(inspection, [name for name in formats if name in _TABLES])
+    drawn = [name for name in formats if name not in _TABLES and (name == "html" or inspection.dag.has_transitions)]
+    if not tables and not drawn:
+        show()
         return []
     with folder_for_results(folder):
-        for name, data in files.items():
-            write_atomically(folder / name, data)
-    return [folder / name for name in files]
+        _write(tables, folder)
+        show()
+        pictures = render_report(inspection, drawn)
+        _write(pictures, folder)
+    return [folder / name for name in (*pictures, *tables)]
+
+
+def _write(files: Mapping[str, bytes], folder: Path) -> None:
+    for name, data in files.items():
+        write_atomically(folder / name, data)

@@ -20,6 +20,16 @@ def test_only_what_is_wanted_is_written(tmp_path):
     assert write_report(case_study(), folder, []) == []
 
 
+def test_pictures_are_drawn_after_what_needs_none_was_written_and_shown(tmp_path: Path):
+    there_when_shown: list[str] = []
+    formats = ["svg", "html", "dot", "json"]
+    write_report(
+        case_study(), tmp_path, formats, show=lambda: there_when_shown.extend(path.name for path in tmp_path.iterdir())
+    )
+    assert sorted(there_when_shown) == ["dag.dot", "dag.json"]
+    assert len(list(tmp_path.iterdir())) == 5
+
+
 def test_a_model_without_transitions_has_no_pictures():
     inspection = replace(case_study(), dag=replace(case_study().dag, has_transitions=False))
     assert list(render_report(inspection, FORMATS)) == ["dag.html", "dag.json"]
@@ -33,5 +43,5 @@ def test_a_failure_leaves_no_new_folder(tmp_path, monkeypatch):
 
     monkeypatch.setattr(dag_report, "write_atomically", fail)
     with pytest.raises(CheckpointError, match=r"No space left on device$"):
-        write_report(case_study(), tmp_path / "new", ["dot", "json"])
+        write_report(case_study(), tmp_path / "new", ["dot", "json"], show=lambda: pytest.fail("shown"))
     assert list(tmp_path.iterdir()) == []

@@ -82,10 +82,17 @@ def inspect_dag(
     if num_masks > _MANY_MASKS:
         progress.message(f"searching the best joint fillings of {num_masks} masks, up to a limit of work")
     inspection = loaded.fill(sentence, num_fillings=n_best, num_top=top, length=length.value)
-    files = write_report(inspection, out or _default_folder(Path(inspection.checkpoint), sentence), wanted)
+
+    def show() -> None:
+        if not as_json:
+            console.emit_renderable(render_terminal(inspection))
+        if num_masks > _MANY_MASKS and not {"png", "svg", "html"}.isdisjoint(wanted):
+            progress.message("drawing")
+
+    folder = out or _default_folder(Path(inspection.checkpoint), sentence)
+    files = write_report(inspection, folder, wanted, show=show)
     if as_json:
         return console.emit_json({**inspection_as_dict(inspection), "files": files})
-    console.emit_renderable(render_terminal(inspection))
     if files:
         console.emit_text("")
         console.emit_files(files)
