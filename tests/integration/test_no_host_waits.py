@@ -28,6 +28,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"model": {"alignment": "independent"}},
     {"model": {"clone_embedding": "nodes", "transition": {"heads": 2, "position_features": True, "max_nodes": 64}}},
     {"train": {"head_chunk_rows": 7}},
+    {"model": {"mask_attention": "first"}},
 ]
 
 
@@ -45,7 +46,7 @@ def _counted_loss(losses: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("sections", VARIANTS)
-@pytest.mark.parametrize("lengths", [(9, 9, 9), (9, 4, 12)])
+@pytest.mark.parametrize("lengths", [(10, 10, 10), (9, 4, 12)])
 def test_a_step_runs_on_tensors_without_data(sections: dict[str, Any], lengths: tuple[int, ...]) -> None:
     model, objective, recipe = _setup("torch", sections)
     model = model.to("meta")

@@ -7,6 +7,7 @@ matrix is 2 a b c FLOPs; its backward pass has two such products, so that whatev
 
     encoder linear    3 * n * 2 L (4 D^2 + 2 D F)       query, key, value, output; the two feed-forward layers
     attention         3 * n * 4 L^2 D                   Q K' and the weighted sum of V
+                      3 * n * 4 (L^2 - F (L - F)) D     with `mask_attention: first`, F = (k - 1) T further states
     lm_head           3 * 2 N (D^2 + D V)               dense layer and tied decoder, on emitting nodes alone
     transition        3 * 2 (2 S D' D + S^2 D)          query, key and Q K'; with h > 1 also the gate, 2 S D' h
     alignment         3 * 2 E                           alpha, beta and the edge gradient: one multiply-add an edge each
@@ -143,9 +144,11 @@ def count_sequence_flops(
     width, vocab = model.width, recipe.tokenizer.vocab_size if vocab_size is None else vocab_size
     num_inner = recipe.masking.num_states_per_mask * num_targets
     block = 4 * width**2 + 2 * width * model.ffn_width
+    num_further = num_inner - num_targets if model.mask_attention == "first" else 0.0
+    num_pairs = num_positions**2 - num_further * (num_positions - num_further)
     flops = TrainingFlops(
         encoder_linear=3 * model.num_layers * 2 * num_positions * block,
-        attention=3 * model.num_layers * 4 * num_positions**2 * width,
+        attention=3 * model.num_layers * 4 * num_pairs * width,
         lm_head=3 * 2 * num_inner * (width**2 + width * vocab),
     )
     if recipe.objective == "mlm" or model.alignment == "independent":

@@ -58,6 +58,7 @@ class Batch:
         inner_index: Where the nodes that emit are in a flat (B * S); so no step waits for a device to count them.
         target_index: Where the targets are in a flat (B * T).
         is_padded: Whether any sequence has [PAD], known to the host.
+        is_even: Whether all sequences have as many tokens and as many masks, at least one; known to the host.
         num_tokens: Tokens before expansion, with [CLS] and [SEP], known to the host.
     """
 
@@ -74,6 +75,7 @@ class Batch:
     inner_index: Int64[Tensor, " N"]
     target_index: Int64[Tensor, " M"]
     is_padded: bool
+    is_even: bool
     num_tokens: int
 
     def to(self, device: torch.device) -> Self:
@@ -165,6 +167,7 @@ def expand(masked: MaskedSequences, num_states_per_mask: int, objective: Objecti
         inner_index=torch.from_numpy(inner_index),
         target_index=torch.from_numpy(target_index),
         is_padded=is_padded,
+        is_even=not is_padded and max_masks > 0 and int(target_lengths.min()) == max_masks,
         num_tokens=int(masked.lengths.sum()),
     )
 

@@ -3,6 +3,7 @@
 Axes: B sequences, L positions, D width, N heads, H head width.
 """
 
+import functools
 from typing import cast
 
 import torch
@@ -32,16 +33,39 @@ class EncoderBlock(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.activation_dropout = nn.Dropout(config.activation_dropout)
 
-    def forward(self, x_BLD: Tensor, rotation: Rotation | None, attend: Tensor | None) -> Tensor:
-        """Apply the block; `attend` (B, 1, 1 or L, L) is True where a query sees a key, None if it does everywhere."""
+    def forward(
+        self, x_BLD: Tensor, rotation: Rotation | None, attend: Tensor | None, num_context: int | None
+    ) -> Tensor:
+        """Apply the block; `attend` and `num_context` are those of `attention`."""
         q, k, v = self.qkv(self.attention_norm(x_BLD)).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         attention_dropout = self.attention_dropout if self.training else 0.0
-        mixed_BNLH = F.scaled_dot_product_attention(q, k, v, attn_mask=attend, dropout_p=attention_dropout)
+        mixed_BNLH = attention(q, k, v, attend, num_context, attention_dropout)
         x_BLD = x_BLD + self.dropout(self.attention_out(mixed_BNLH.transpose(1, 2).flatten(2)))
         widened = self.activation_dropout(F.gelu(self.ffn_in(self.ffn_norm(x_BLD))))
         return cast(Tensor, x_BLD + self.dropout(self.ffn_out(widened)))
+
+
+def attention(
+    q_BNLH: Tensor, k_BNLH: Tensor, v_BNLH: Tensor, attend: Tensor | None, num_context: int | None, dropout: float
+) -> Tensor:
+    """Return the (B, N, L, H) values that each query reads.
+
+    Args:
+        q_BNLH, k_BNLH, v_BNLH: Queries, keys and values.
+        attend: (B, 1, q, L) True where a query sees a key; None where all see all.
+        num_context: The first so many positions see each other alone, and `attend` is that of the others. None: it is
+            that of all.
+        dropout: Probability of dropping a weight.
+    """
+    attend_to = functools.partial(F.scaled_dot_product_attention, dropout_p=dropout)
+    if num_context is None:
+        return attend_to(q_BNLH, k_BNLH, v_BNLH, attn_mask=attend)
+    context, further = slice(num_context), slice(num_context, None)
+    of_context = attend_to(q_BNLH[:, :, context], k_BNLH[:, :, context], v_BNLH[:, :, context])
+    of_further = attend_to(q_BNLH[:, :, further], k_BNLH, v_BNLH, attn_mask=attend)
+    return torch.cat([of_context, of_further], dim=2)
 
 
 class Encoder(nn.Module):
@@ -69,7 +93,10 @@ class Encoder(nn.Module):
         self,
         embedded: Float[Tensor, "B L D"],
         positions: Int64[Tensor, "B L 2"],
-        visible: Bool[Tensor, "B q L"] | None,
+        visible: Bool[Tensor, "#B q L"] | None,
+        *,
+        expanded_index: Int64[Tensor, "#B L"] | None = None,
+        num_context: int | None = None,
     ) -> Float[Tensor, "B L D"]:
         """Return the contextual state of every position.
 
@@ -78,18 +105,21 @@ class Encoder(nn.Module):
             positions: (token index, clone index) of every position.
             visible: Which keys each query sees, or all queries where q is 1; None where all see all, which allows
                 the fastest attention.
+            expanded_index: Index of every position in its expanded sequence; None: they are in order.
+            num_context: The first so many positions see each other alone, and `visible` is that of the others.
         """
-        expanded_index = torch.arange(embedded.shape[1], device=embedded.device)
+        if expanded_index is None:
+            expanded_index = torch.arange(embedded.shape[1], device=embedded.device)[None]
         if self.position_embedding is not None:
             embedded = embedded + self.position_embedding(expanded_index)
         rotation = None
         if self.rotation_of is not None:
-            rotation = self.rotation_of(positions[..., 0], positions[..., 1], expanded_index[None])
+            rotation = self.rotation_of(positions[..., 0], positions[..., 1], expanded_index)
         attend = None if visible is None else visible[:, None]
         x_BLD = self.dropout(embedded)
         for block in self.blocks:
             if self.recomputes and self.training:
-                x_BLD = cast(Tensor, checkpoint(block, x_BLD, rotation, attend, use_reentrant=False))
+                x_BLD = cast(Tensor, checkpoint(block, x_BLD, rotation, attend, num_context, use_reentrant=False))
             else:
-                x_BLD = block(x_BLD, rotation, attend)
+                x_BLD = block(x_BLD, rotation, attend, num_context)
         return cast(Tensor, self.final_norm(x_BLD))

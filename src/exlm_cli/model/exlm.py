@@ -15,7 +15,7 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import ModelConfig
 from exlm_cli.data.batch import Batch
 from exlm_cli.model.encoder import Encoder
-from exlm_cli.model.positions import visible_positions
+from exlm_cli.model.positions import context_first, visible_positions
 from exlm_cli.model.transition import TransitionHead
 from exlm_cli.ops.emissions import TokenStatistics, token_log_probs, token_statistics
 
@@ -98,16 +98,33 @@ class ExlmModel(nn.Module):
 
     def encode(self, batch: Batch) -> Float[Tensor, "B L D"]:
         """Return the state of every expanded position; padding is never attended to."""
-        embedded = self.token_embedding(batch.token_ids)
+        hidden_BLD, place_BL = self._encode(batch)
+        return hidden_BLD if place_BL is None else _gathered(hidden_BLD, place_BL)
+
+    def _encode(self, batch: Batch) -> tuple[Float[Tensor, "B L D"], Int64[Tensor, "B L"] | None]:
+        """Return the state at every place, and the place of each position; None where they are in order."""
+        if self.hides_further_states and batch.is_even:
+            order_BL, place_BL, num_context, visible = context_first(batch, self.num_states_per_mask)
+            positions_BL2 = _gathered(batch.positions, order_BL)
+            embedded = self._embed(batch.token_ids.gather(1, order_BL), positions_BL2)
+            hidden_BLD = self.encoder(
+                embedded, positions_BL2, visible, expanded_index=order_BL, num_context=num_context
+            )
+            return hidden_BLD, place_BL
+        seen = visible_positions(batch, hides_further_states=self.hides_further_states)
+        return self.encoder(self._embed(batch.token_ids, batch.positions), batch.positions, seen), None
+
+    def _embed(self, token_ids_BL: Tensor, positions_BL2: Tensor) -> Float[Tensor, "B L D"]:
+        embedded: Tensor = self.token_embedding(token_ids_BL)
         if self.clone_embedding_place == "input":
-            embedded = embedded + self._clone_vectors(batch.positions[..., 1])
-        visible = visible_positions(batch, hides_further_states=self.hides_further_states)
-        return cast(Tensor, self.encoder(embedded, batch.positions, visible))
+            return embedded + self._clone_vectors(positions_BL2[..., 1])
+        return embedded
 
     def node_states(self, batch: Batch) -> NodeStates:
         """Encode and gather the states at BOS, the clones and EOS."""
-        hidden_BLD = self.encode(batch)
-        states_BSD = hidden_BLD.gather(1, batch.node_index[..., None].expand(-1, -1, hidden_BLD.shape[-1]))
+        hidden_BLD, place_BL = self._encode(batch)
+        place_BS = batch.node_index if place_BL is None else place_BL.gather(1, batch.node_index)
+        states_BSD = _gathered(hidden_BLD, place_BS)
         if self.clone_embedding_place == "nodes":
             clone_BS = batch.positions[..., 1].gather(1, batch.node_index)
             states_BSD = states_BSD + self._clone_vectors(clone_BS)
@@ -156,3 +173,8 @@ class ExlmModel(nn.Module):
         assert self.clone_embedding is not None
         vectors = self.clone_embedding((clone_index - 1).clamp(min=0))
         return cast(Tensor, vectors * (clone_index > 0)[..., None])
+
+
+def _gathered(values_BLD: Tensor, index_BS: Int64[Tensor, "B S"]) -> Tensor:
+    """Return (B, S, D) values at an index of L of each sequence."""
+    return values_BLD.gather(1, index_BS[..., None].expand(-1, -1, values_BLD.shape[-1]))

@@ -1,5 +1,7 @@
 """What positions mean: the rotation of heads by the scheme of the recipe, and which positions attend to which."""
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Bool, Int64, Real
 from torch import Tensor
@@ -69,3 +71,36 @@ def visible_positions(batch: Batch, *, hides_further_states: bool) -> Bool[Tenso
     is_own_BXX = (token_BX[:, :, None] == token_BX[:, None, :]) & (clone_BX > 1)[:, :, None]
     visible_BXX: Tensor = (clone_BX <= 1)[:, None, :] | is_own_BXX
     return visible_BXX if is_token is None else visible_BXX & is_token
+
+
+class ContextFirst(NamedTuple):
+    """Order of the positions in which those that all read come first, and the further states of each mask after them.
+
+    Attributes:
+        order: Position at each place.
+        place: Place of each position.
+        num_context: Positions that come first.
+        visible: Which places each of the F further states sees.
+    """
+
+    order: Int64[Tensor, "B X"]
+    place: Int64[Tensor, "B X"]
+    num_context: int
+    visible: Bool[Tensor, "1 F X"]
+
+
+def context_first(batch: Batch, num_states_per_mask: int) -> ContextFirst:
+    """Return the order in which `model.mask_attention: first` needs no mask but one of the further states.
+
+    The others see each other alone, so their attention is dense. `batch.is_even` has to be true, and k above 1.
+    """
+    further_each = num_states_per_mask - 1
+    num_positions = batch.token_ids.shape[1]
+    num_context = num_positions - further_each * batch.target_ids.shape[1]
+    is_further_BX = batch.positions[..., 1] > 1
+    further_before_BX = is_further_BX.cumsum(1)
+    place_X = torch.arange(num_positions, device=batch.token_ids.device)
+    place_BX = torch.where(is_further_BX, num_context - 1 + further_before_BX, place_X - further_before_BX)
+    mask_X = (place_X - num_context).div(further_each, rounding_mode="floor")  # below 0 in the context
+    visible_FX = (mask_X < 0) | (mask_X == mask_X[num_context:, None])
+    return ContextFirst(place_BX.argsort(1), place_BX, num_context, visible_FX[None])

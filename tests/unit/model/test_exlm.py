@@ -1,6 +1,6 @@
 """The network: parameter counts by closed form, padding that changes nothing, heads that read nodes alone."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -74,15 +74,47 @@ def test_a_further_state_sees_its_own_mask_and_no_further_states_of_others():
     """Changing a further state's input vector changes the states of its mask beyond the first, and nothing else."""
     sections = {"model": {"mask_attention": "first", "clone_embedding": "input", "init_std": 0.3}}
     model, batch = _model(**sections), tiny_batch(tiny_recipe(**sections), (9,))
-    before = model.encode(batch)[0]
     embedded = model.token_embedding(batch.token_ids) + model._clone_vectors(batch.positions[..., 1])
+    visible = visible_positions(batch, hides_further_states=True)
+    before = model.encoder(embedded, batch.positions, visible)[0]
     changed = int(batch.node_index[0, 2])  # the second state of the first mask
     embedded[0, changed] += torch.randn(embedded.shape[-1])
-    visible = visible_positions(batch, hides_further_states=True)
     after = model.encoder(embedded, batch.positions, visible)[0]
     differs = set(((after - before).abs().amax(-1) > 1e-6).nonzero()[:, 0].tolist())
     k = model.num_states_per_mask
     assert differs == set(batch.node_index[0, 2 : k + 1].tolist())
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"rope": "2d"},
+        {"rope": "1d", "clone_embedding": "input"},
+        {"rope": "fractional", "clone_embedding": "nodes", "transition": {"rope": "tokens"}},
+        {"rope": "none", "learned_positions": True, "clone_embedding": "input"},
+    ],
+)
+@pytest.mark.parametrize("k", [2, 4])
+def test_attention_of_the_context_first_is_attention_under_one_mask(model, k) -> None:
+    """States, edges and gradients of a batch whose sequences are alike, beside those under the whole (X, X) mask."""
+    sections = {"model": {"mask_attention": "first", "init_std": 0.3, **model}, "masking": {"num_states_per_mask": k}}
+    even = tiny_batch(tiny_recipe(**sections), (10, 10, 10))
+    assert even.is_even
+    found = []
+    for batch in (even, replace(even, is_even=False)):
+        network = _model(**sections).double()
+        nodes = network.node_states(batch)
+        results = network.encode(batch), nodes.states, network.log_transitions(nodes, batch).exp()
+        sum((result * torch.linspace(-1, 1, result.numel()).view_as(result)).sum() for result in results).backward()
+        found.append([*results, *(p.grad for p in network.parameters() if p.grad is not None)])
+    for got, expected in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9 if got.dtype == torch.float64 else 1e-6)
+
+
+def test_sequences_with_other_numbers_of_masks_are_not_alike() -> None:
+    recipe = tiny_recipe()
+    assert tiny_batch(recipe, (10, 10)).is_even
+    assert not tiny_batch(recipe, (10, 12)).is_even
 
 
 def _row(batch, b: int):
@@ -94,10 +126,10 @@ def _row(batch, b: int):
     row = {
         f.name: getattr(batch, f.name)[b : b + 1]
         for f in fields(batch)
-        if f.name not in (*flat, "is_padded", "num_tokens")
+        if f.name not in (*flat, "is_padded", "is_even", "num_tokens")
     }
     cut = {name: tensor[:, : sizes[name]] if name in sizes else tensor for name, tensor in row.items()}
-    return Batch(**cut, **flat, is_padded=False, num_tokens=0)
+    return Batch(**cut, **flat, is_padded=False, is_even=targets > 0, num_tokens=0)
 
 
 def test_emissions_are_the_node_distributions_at_the_targets():
