@@ -99,13 +99,13 @@ def _rows(run: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k not in TIMES} for row in read_metrics(run / "metrics.jsonl")]
 
 
-def test_every_step_begins_with_the_share_that_is_done_and_every_tenth_gives_freed_memory_back(tmp_path, monkeypatch):
+def test_every_step_begins_with_the_share_done_and_each_tenth_and_validation_frees_memory(tmp_path, monkeypatch):
     called_at: list[int] = []
     task = LeastSquares()
     fitting = _loop(task, tmp_path)
     monkeypatch.setattr(loop, "release_freed_memory", lambda: called_at.append(fitting.state.step))
     fitting.fit()
-    assert called_at == [0, 10]
+    assert called_at == [0, 5, 10, 10, 13]  # before steps 0 and 10, after the validations at 5, 10 and 13
     assert task.shares_done == pytest.approx([step / 13 for step in range(13)])
 
 
