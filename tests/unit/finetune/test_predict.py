@@ -187,7 +187,7 @@ def test_training_rows_that_cannot_be_read_are_refused(finetuned, tmp_path):
     np.savez(pickled, hashes=np.array([{}], dtype=object), bits=np.zeros((1, 256), np.uint8))
     np.savez_compressed(bomb, hashes=np.zeros(1 << 21, np.uint64), bits=np.zeros((0, 256), np.uint8))
     with zipfile.ZipFile(lie, "w") as archive:
-        for name in ("hashes", "bits"):  # a small member whose header tells of 8 PB
+        for name in ("hashes", "bits"):  # a small member whose header claims 8 PB
             header = BytesIO()
             np.lib.format.write_array_header_1_0(header, {"descr": "<u8", "fortran_order": False, "shape": (1 << 50,)})
             archive.writestr(f"{name}.npy", header.getvalue())
