@@ -136,7 +136,7 @@ def read_json(path: Path, model: type[JsonModelT], *, hint: str = ALTERED_HINT) 
         read = model.model_validate_json(content)
     except ValidationError as error:
         raise CheckpointError(f"{path}: {describe_finding(error)}", hint) from None
-    if not _is_finite(read.model_dump()):
+    if read.as_json() != read.model_dump(mode="json"):
         raise CheckpointError(f"{path}: a number in it is too large for a float", hint)
     return read
 
@@ -221,15 +221,6 @@ def finite_or_none(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite_or_none(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _is_finite(value: Any) -> bool:
-    """Return whether no number in a value is inf or nan."""
-    if isinstance(value, dict):
-        return all(map(_is_finite, value.values()))
-    if isinstance(value, list | tuple):
-        return all(map(_is_finite, value))
-    return not isinstance(value, float) or math.isfinite(value)
 
 
 def reason_of(error: OSError) -> str:

@@ -55,19 +55,14 @@ def recipe_size(recipe: Recipe) -> RecipeSize:
     if not isinstance(common, PretrainRecipe):
         return RecipeSize()
     runs = [plan.pretrain for plan in recipe.plan()] if isinstance(recipe, SweepRecipe) else [common]
-    flops = [_run_flops(run) for run in runs]
+    flops = [steps * recipe_step_flops(run).total for run in runs if (steps := run.train.max_steps) is not None]
     return RecipeSize(
         objective=common.objective,
         parameters=count_parameters(common),
         tokens_per_step=tokens_per_step(common),
         flops_per_step=recipe_step_flops(common).total if common is recipe else None,
-        flops=None if None in flops else sum(value for value in flops if value is not None),
+        flops=sum(flops) if len(flops) == len(runs) else None,
     )
-
-
-def _run_flops(recipe: PretrainRecipe) -> float | None:
-    steps = recipe.train.max_steps
-    return None if steps is None else steps * recipe_step_flops(recipe).total
 
 
 def count_parameters(recipe: PretrainRecipe, vocab_size: int | None = None) -> int:

@@ -35,16 +35,6 @@ def find_field(schema: type[BaseModel], path: str) -> FieldInfo | None:
     return next((inner for inner in found if inner is not None), None)
 
 
-def is_union_of_sections(field: FieldInfo) -> bool:
-    """Return whether a section has one of several models; pydantic then puts a tag into the path of its errors."""
-    return len(_sections(field.annotation)) > 1
-
-
-def is_mapping(field: FieldInfo) -> bool:
-    """Return whether a field maps keys of the user's choice to values, unlike a section."""
-    return get_origin(field.annotation) is dict
-
-
 def child_keys(schema: type[BaseModel], section: str) -> list[str]:
     """Return the keys directly in the section at a dotted path (empty: the top); empty where it is no section."""
     prefix = f"{section}." if section else ""
@@ -150,7 +140,7 @@ def parse_override(override: str, kind: type[Recipe]) -> Layers:
         raise ConfigError(f"{origin} is not of the form section.key=value", "for example `masking.mask_ratio=0.3`")
     first, *inner = path.split(".")
     mapping = find_field(kind, first)
-    if inner and mapping is not None and is_mapping(mapping):
+    if inner and mapping is not None and get_origin(mapping.annotation) is dict:
         inner = [".".join(inner)]  # `grid.optim.lr` is the key `optim.lr` of `grid`
     elif find_field(kind, path) is None:
         raise unknown_key(origin, path, kind)
@@ -283,7 +273,8 @@ def _key_path(location: Sequence[int | str], kind: type[Recipe]) -> str:
         if not is_tag:
             keys.append(part)
         field = None if is_tag else find_field(kind, ".".join(keys))
-        is_tag = field is not None and is_union_of_sections(field)
+        # where a section has one of several models, pydantic puts a tag behind its key
+        is_tag = field is not None and len(_sections(field.annotation)) > 1
     return ".".join(keys)
 
 

@@ -14,6 +14,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from exlm_cli.data.rows.decode import parse_json
 from exlm_cli.errors import TokenizerError
 from exlm_cli.files import reason_of, write_atomically
+from exlm_cli.format import printable
 from exlm_cli.progress import Progress
 
 TokenizerKind = Literal["bpe", "smiles"]
@@ -171,7 +172,7 @@ class Tokenizer:
         if "\N{REPLACEMENT CHARACTER}" in text:
             return f"<{token}>"
         shown = text.removeprefix(_SPACE) if text.strip() else text
-        return "".join(c if c.isprintable() and c != _SPACE else _escape(c) for c in shown)
+        return printable(shown).replace(_SPACE, "\N{OPEN BOX}")
 
 
 def train_bpe(rows: Iterable[str], vocab_size: int, min_frequency: int, progress: Progress) -> Tokenizer:
@@ -215,7 +216,3 @@ def _explaining(origin: str) -> Iterator[None]:
         if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
         raise TokenizerError(f"{origin}: the tokenizer does not work: {error}", _TRAIN_HINT) from error
-
-
-def _escape(character: str) -> str:
-    return "\N{OPEN BOX}" if character == _SPACE else ascii(character)[1:-1]

@@ -9,7 +9,7 @@ from exlm_cli.files import write_atomically
 from exlm_cli.format import printable
 from exlm_cli.report.score_figures import draw_runs
 from exlm_cli.report.scores import FinetunedRun, results_tables
-from exlm_cli.report.style import PAGE_STYLE
+from exlm_cli.report.style import html_page
 from exlm_cli.report.tables import ReportTable
 from exlm_cli.run_dir import read_run_json
 
@@ -17,7 +17,6 @@ PAGE_FILE = "report.html"
 """File of the page in a run directory."""
 
 _CODE = re.compile("`([^`]+)`")
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _STYLE = """
 .verdict { border-left: .35rem solid #0072b2; color: var(--ink); font-size: 1rem; padding: .2rem 0 .2rem .9rem; }
 img { background: #ffffff; border-radius: .4rem; height: auto; max-width: 100%; } li { margin: .2rem 0; }
@@ -51,22 +50,8 @@ def _render(finetuned: FinetunedRun, pictures: list[Path]) -> str:
     ]
     described = read_run_json(run)
     about = f"exlm {described.exlm_version}, torch {described.torch_version}, on {described.device}; run {run}"
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(printable(f"{results.task}: {run.name}"))}</title>
-<style>{PAGE_STYLE}{_STYLE}</style>
-</head>
-<body>
-<h1>{_text(scores.title)}</h1>
-<p>{_text(about)}</p>
-{"".join(sections)}
-</body>
-</html>
-"""
+    body = f"<h1>{_text(scores.title)}</h1>\n<p>{_text(about)}</p>\n{''.join(sections)}"
+    return html_page(f"{results.task}: {run.name}", body, style=_STYLE, policy="img-src data:")
 
 
 def _commands(finetuned: FinetunedRun) -> list[str]:

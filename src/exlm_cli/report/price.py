@@ -222,12 +222,15 @@ def count_memory(
         states = inner + 2
         nodes += 12 * states * width + 10 * states**2 + 12 * states * targets
     parameters = count_parameters(recipe)
+    one_more = recipe.model_copy(update={"model": model.model_copy(update={"num_layers": model.num_layers + 1})})
+    per_block = count_parameters(one_more) - parameters
+    outside_blocks = parameters - model.num_layers * per_block
     shard = parameters / (num_shards or 1)
     always = {
         "weights": 4 * shard,
         "gradients": 4 * shard + (4 * parameters if num_shards and microbatches > 1 else 0),
         "moments": 8 * shard,
-        "used_weights": 2 * parameters if num_shards is None else 6 * _root(recipe) + 4 * _block(recipe),
+        "used_weights": 2 * parameters if num_shards is None else 6 * outside_blocks + 4 * per_block,
         "nodes": num_sequences * nodes,
         "logits": 8 * min(recipe.train.head_chunk_rows, num_sequences * inner) * vocab,
     }
@@ -318,15 +321,3 @@ def _mlm_of(recipe: PretrainRecipe) -> PretrainRecipe:
     """Return the recipe as MLM, as far as its cost goes."""
     masking = recipe.masking.model_copy(update={"num_states_per_mask": 1})
     return recipe.model_copy(update={"objective": "mlm", "masking": masking})
-
-
-def _block(recipe: PretrainRecipe) -> int:
-    """Return the parameters of a block."""
-    layers = recipe.model.num_layers
-    more = recipe.model_copy(update={"model": recipe.model.model_copy(update={"num_layers": layers + 1})})
-    return count_parameters(more) - count_parameters(recipe)
-
-
-def _root(recipe: PretrainRecipe) -> int:
-    """Return the parameters outside the blocks."""
-    return count_parameters(recipe) - recipe.model.num_layers * _block(recipe)

@@ -5,10 +5,12 @@ import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exlm_cli.files import write_atomically
+from exlm_cli.format import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +40,7 @@ LINE_STYLES = ("-", "--", ":", "-.")
 GRID_INK = "#E6E9EC"
 SPINE_INK = "#B5BDC5"
 
-PAGE_STYLE = """
+_PAGE_STYLE = """
 :root { color-scheme: light dark; --paper: #ffffff; --ink: #1f2933; --faint: #5f6b76; --rule: #dde2e7; --bar: #b8c4d0; }
 @media (prefers-color-scheme: dark) { :root { --paper: #15191e; --ink: #e6eaee; --faint: #9aa5b1; --rule: #333b44;
   --bar: #46525f; } }
@@ -52,7 +54,6 @@ td, th { padding: .25rem .8rem .25rem 0; text-align: left; white-space: nowrap; 
 th { border-bottom: 1px solid var(--rule); font-weight: 600; } td.number, th.number { text-align: right; }
 small { color: var(--faint); } tr.alone td { border-top: 1px solid var(--rule); }
 """
-"""Style of HTML pages, light and dark."""
 
 _DPI = 160.0
 _TITLE_LETTERS_PER_INCH = 12.5
@@ -148,6 +149,31 @@ def write_figure(figure: "Figure", folder: Path, stem: str) -> list[Path]:
     return files
 
 
+def html_page(title: str, body: str, *, style: str, policy: str) -> str:
+    """Return an HTML page, light and dark, that needs nothing else.
+
+    Args:
+        title: Plain text.
+        body: HTML.
+        style: CSS besides that of all pages.
+        policy: Directives of the Content-Security-Policy besides inline styles; nothing else is allowed.
+    """
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; {policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(printable(title))}</title>
+<style>{_PAGE_STYLE}{style}</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+"""
+
+
 def corruption_colour(group: int, num_groups: int) -> str:
     """Return the colour of a group of equal p^k, from 0 for the smallest, by its place on `CORRUPTION_RAMP`."""
     place = (len(CORRUPTION_RAMP) - 1) * (group / (num_groups - 1) if num_groups > 1 else 0.5)
@@ -163,7 +189,8 @@ def mask_colour(mask: int) -> str:
 
 def ink_on(colour: str) -> str:
     """Return black or white, whichever reads better on a colour (WCAG contrast)."""
-    luminance = _luminance(colour)
+    linear = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in _channels(colour)]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return "#000000" if (luminance + 0.05) / 0.05 >= 1.05 / (luminance + 0.05) else "#FFFFFF"
 
 
@@ -175,9 +202,3 @@ def fade(colour: str, strength: float) -> str:
 
 def _channels(colour: str) -> tuple[int, int, int]:
     return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
-
-
-def _luminance(colour: str) -> float:
-    """Relative luminance of sRGB, WCAG 2."""
-    linear = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in _channels(colour)]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -291,7 +291,10 @@ def prediction_columns(loss: Loss, names: Sequence[str], by_seed_KNC: FloatArray
 
 def name_columns(names: Sequence[str], what: str, values_NC: FloatArray) -> dict[str, list[str]]:
     """Return cells of `<name>_<what>` for C names, empty for NaN."""
-    return {f"{name}_{what}": _cells(column) for name, column in zip(names, values_NC.T, strict=True)}
+    return {
+        f"{name}_{what}": ["" if math.isnan(value) else f"{value:.6g}" for value in column]
+        for name, column in zip(names, values_NC.T, strict=True)
+    }
 
 
 def join_texts(texts: Sequence[str]) -> str:
@@ -348,7 +351,3 @@ def longest_first(lengths: Sequence[int], budget: int) -> list[int]:
     first, second = lengths
     kept_second = min(second, max(budget - first, budget // 2))
     return [min(first, budget - kept_second), kept_second]
-
-
-def _cells(values: FloatArray) -> list[str]:
-    return ["" if math.isnan(value) else f"{value:.6g}" for value in values]

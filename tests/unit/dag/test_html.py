@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
-from exlm_cli.dag.html import render_html
+from exlm_cli.dag.report import render_html
 from exlm_cli.format import printable
 from tests.unit.dag.inspections import AWKWARD, awkward, awkward_files, case_files, case_study, many_masks, smiles
 

@@ -60,7 +60,10 @@ class TokenDataset:
         dtype = np.dtype(meta.dtype)
         sizes_bytes = {_TOKENS: self.num_tokens * dtype.itemsize, _OFFSETS: (meta.num_sequences + 1) * 8}
         for name, size_bytes in sizes_bytes.items():
-            _check_file(directory / name, size_bytes, meta.sha256.get(name, ""))
+            path, sha256 = directory / name, meta.sha256.get(name)
+            if not path.is_file() or path.stat().st_size != size_bytes or sampled_sha256(path) != sha256:
+                what = "missing, truncated or altered since the token shards were written"
+                raise DataError(f"{path}: {what}", _REBUILD_HINT)
         self.tokens: NDArray[Any] = np.memmap(directory / _TOKENS, dtype=dtype, mode="r")
         self.offsets: IntArray = np.memmap(directory / _OFFSETS, dtype="<i8", mode="r")
 
@@ -166,9 +169,3 @@ def _read_meta(directory: Path) -> _Meta:
         return read_json(path, _Meta, hint=_REBUILD_HINT)
     except CheckpointError as error:
         raise DataError(error.message, error.hint) from error
-
-
-def _check_file(path: Path, size_bytes: int, sha256: str) -> None:
-    if path.is_file() and path.stat().st_size == size_bytes and sampled_sha256(path) == sha256:
-        return
-    raise DataError(f"{path}: missing, truncated or altered since the token shards were written", _REBUILD_HINT)
