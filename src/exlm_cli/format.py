@@ -79,6 +79,11 @@ def format_count(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def format_number_of(number: int, thing: str) -> str:
+    """Return `1 thread` or `2 threads`."""
+    return f"{format_count(number)} {thing}{'' if number == 1 else 's'}"
+
+
 def format_counts(numbers: Iterable[int]) -> str:
     """Return the sizes of splits: `1,210/151/152`."""
     return "/".join(map(format_count, numbers))

@@ -95,6 +95,22 @@ def test_a_bar_shows_count_fields_and_end_within_eighty_columns():
     assert max(map(len, stream.getvalue().replace("\r", "\n").splitlines())) <= 80 + len("\x1b[2K")
 
 
+def test_bytes_of_a_file_are_a_share_and_its_rows_are_counted_once():
+    progress, stream = terminal()
+    with progress.bar("tokenising", 200) as bar:
+        bar.update(50, rows="7", rate="70 rows/s")
+        bar.update(200, rows="30", rate="70 rows/s")
+    last = stream.getvalue().rpartition("tokenising ━")[2].splitlines()[0]
+    assert last.endswith("━ 100 %, rows 30, 70 rows/s, 0:00:00 in all")
+
+
+def test_sentences_are_broken_between_words(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    console.emit_sentence("verdict: 0.5451 against 0.8946")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.rstrip() for line in lines] == ["verdict: 0.5451", "against 0.8946"]
+
+
 def test_a_bar_inside_another_vanishes_and_a_message_stays():
     progress, stream = terminal()
     with progress.bar("train", 10) as outer:

@@ -127,6 +127,23 @@ def test_a_series_without_all_files_names_those_it_has_before_anything_is_traine
     assert not (run_folder / "all").exists()
 
 
+@pytest.mark.parametrize(
+    ("suite", "words", "said"),
+    [
+        ("glue", ["--checkpoint", "P"], "is a model of SMILES; glue/rte needs one of text"),
+        ("glue", ["--checkpoint", "T", "--baseline"], "the baseline is for molecules"),
+        ("moleculenet", ["--checkpoint", "nowhere"], "nowhere: no such run directory"),
+    ],
+)
+def test_a_series_whose_model_does_not_fit_leaves_no_folder(run_folder: Path, capsys: Capture, suite, words, said):
+    tasks = {"glue": "rte,mrpc", "moleculenet": "bace,bbbp"}[suite]
+    for task in ("rte", "mrpc"):
+        write_glue(run_folder / "data", task)
+    assert main(["finetune", suite, tasks, "--data-dir", "data", *words, "--out", "all"]) == 2
+    assert said in capsys.readouterr().err
+    assert not (run_folder / "all").exists()
+
+
 def test_all_tasks_of_glue_fill_table_3_and_a_finished_series_is_only_read(folder: Path, capsys: Capture) -> None:
     tasks = [task.removeprefix("glue/") for task in SUITES["glue"].tasks]
     for task in tasks:

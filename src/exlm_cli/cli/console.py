@@ -21,7 +21,7 @@ from rich.text import Text
 
 from exlm_cli.cli.options import to_options
 from exlm_cli.files import finite_or_none
-from exlm_cli.format import format_count, format_duration, format_value, printable, shorten_middle
+from exlm_cli.format import format_count, format_duration, format_percent, format_value, printable, shorten_middle
 from exlm_cli.launch import is_quiet
 from exlm_cli.progress import Bar, Board, Progress, Silence, SilentProgress
 
@@ -239,6 +239,11 @@ def emit_line(text: str) -> None:
     emit_text(printable(text))
 
 
+def emit_sentence(text: str) -> None:
+    """Write a sentence, broken between words where it is longer than a line."""
+    emit_renderable(Text(printable(text)))
+
+
 def emit_json(value: Any) -> None:
     """Write a result for programs: paths as texts, numbers that are not finite, which JSON does not have, as null."""
     emit_text(json.dumps(finite_or_none(value), indent=1, allow_nan=False, default=os.fspath))
@@ -348,12 +353,17 @@ def _state(
 
     Args:
         done, total: Steps.
-        fields: Short texts by name.
+        fields: Short texts by name. Where `rows` are among them, `done` and `total` are bytes, shown as a share.
         rate: Steps a second; shown where no field is called `speed` or `rate`.
         end_s: Seconds that the work took, once it is done.
         left_s: Seconds that it will still take.
     """
-    parts = [format_count(done) if total is None else f"{format_count(done)}/{format_count(total)}"]
+    if total is None:
+        parts = [format_count(done)]
+    elif "rows" in fields:  # of a file, whose bytes are counted
+        parts = [format_percent(done / max(1, total), 0)]
+    else:
+        parts = [f"{format_count(done)}/{format_count(total)}"]
     parts += [value if name in ("speed", "rate") else f"{name} {value}" for name, value in fields.items()]
     if not {"speed", "rate"} & fields.keys() and rate is not None:
         parts.append(f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s")

@@ -82,8 +82,8 @@ class FinetuneRecipe(Recipe):
             raise ValueError(f"`seeds` {list(self.seeds)} names a seed twice")
         if self.num_replicates > 1 and not self.task.is_split_by_seed:
             raise ValueError(
-                "`num_replicates` needs a split that `task.split_seed` changes: `random`, or `scaffold-balanced` for "
-                "molecules"
+                "`num_replicates` needs a split that `task.split_seed` changes: `task.split=random`, or "
+                "`task.split=scaffold-balanced` for molecules"
             )
         if self.train.freeze_encoder and self.init == "scratch":
             raise ValueError(

@@ -7,12 +7,13 @@ from pathlib import Path
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.input_paths import with_absolute_paths
 from exlm_cli.config.load import dump_recipe, load_recipe
+from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import DataError, DivergedError, InterruptedRunError
 from exlm_cli.files import JsonModel, read_json, write_atomically, write_json
 from exlm_cli.finetune.results import RESULTS_FILE, read_results
-from exlm_cli.finetune.run import FinetuneResult, resume_finetuning, run_finetuning
+from exlm_cli.finetune.run import FinetuneResult, require_fitting_model, resume_finetuning, run_finetuning
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import create_run_dir
+from exlm_cli.run_dir import create_run_dir, run_directory
 from exlm_cli.tasks.registry import require_local_files
 
 SERIES_FILE = "series.json"
@@ -47,9 +48,13 @@ def begin_series(
         use_grid, baseline: As in `run_finetuning`.
 
     Raises:
-        CheckpointError: `out` is not empty, or the file system refuses.
+        CheckpointError: The model reads other rows than the tasks have, `out` is not empty, or the file system refuses.
+        ConfigError: The baseline reads other rows.
         DataError: Files of a task are missing; nothing is made.
     """
+    encoder = load_recipe(str(run_directory(checkpoint) / "recipe.yaml"), kind=PretrainRecipe)
+    for recipe in recipes:
+        require_fitting_model(recipe.task.name, recipe.task.input_kind, encoder, checkpoint, baseline=baseline)
     _require_all_files(recipes, suite)
     folder = create_run_dir(out, f"{suite}-all")
     by_name = {recipe.task.name.partition("/")[2]: recipe for recipe in recipes}

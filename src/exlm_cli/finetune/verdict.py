@@ -97,7 +97,7 @@ def _beside_baseline(splits: Sequence[RunResults]) -> str:
         better = "the model" if gains[0][0] > 0 else name
         return (
             f"{better[0].upper()}{better[1:]} scores better here: {scores}. One seed of one split has no interval; "
-            "`--seeds 1,2,3 --num-replicates 5` gives one."
+            "`--seeds 1,2,3` gives one."
         )
     low, high = interval
     detail = f"{scores}; 95 % interval of the gain {format_number(low)} to {format_number(high)} over {over}"
@@ -108,7 +108,7 @@ def _beside_baseline(splits: Sequence[RunResults]) -> str:
     else:
         sentence = f"No clear difference between the model and {name}: {detail}."
     if len(gains) == 1:
-        sentence += " Another split may turn it around; `--num-replicates 5` tries five."
+        sentence += " Another split may turn it around; `--split scaffold-balanced --num-replicates 5` tries five."
     return sentence
 
 

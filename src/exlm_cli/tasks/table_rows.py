@@ -106,12 +106,13 @@ def usable_rows(table: Table, inputs: tuple[str, ...], config: RowTaskConfig, pr
     chirality = config.split in ("scaffold", "scaffold-chiral") if config.split.startswith("scaffold") else None
     rows = _read_rows(table, inputs, kind, progress, has_chiral_scaffolds=chirality)
     bad = [row for row, problem in enumerate(rows.problems) if problem]
-    if bad and (config.on_invalid == "error" or len(bad) == len(inputs)):
+    is_hopeless = bool(bad) and len(bad) == len(inputs)
+    if bad and (config.on_invalid == "error" or is_hopeless):
         what = "not a molecule: " if kind == "smiles" else ""
-        raise DataError(
-            f"{table.where(bad[0])}: {what}{rows.problems[bad[0]]}",
-            "`task.on_invalid=skip` leaves such rows out and lists them",
-        )
+        hint = "`task.on_invalid=skip` leaves such rows out and lists them"
+        if is_hopeless:
+            hint = f"none of the {len(bad):,} rows can be used: give another file, or another column of it"
+        raise DataError(f"{table.where(bad[0])}: {what}{rows.problems[bad[0]]}", hint)
     if not bad:
         return rows.with_note_on_metals()
     if kind == "text":

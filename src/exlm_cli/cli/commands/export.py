@@ -9,6 +9,7 @@ import typer
 from exlm_cli.cli.options import JsonOption
 
 if TYPE_CHECKING:
+    from exlm_cli.cli.runs import GivenRun
     from exlm_cli.export.source import Source
     from exlm_cli.progress import Progress
 
@@ -42,11 +43,14 @@ def export(
     code in the folder (`trust_remote_code=True`); an ONNX model of an ExLM reads inputs without [MASK]s.
     """
     from exlm_cli.cli import console
-    from exlm_cli.export.folder import check_before_export, export_folder
+    from exlm_cli.cli.runs import given_runs
 
     progress = console.open_progress()
+    (given,) = given_runs([run], progress)  # before torch is loaded
+    from exlm_cli.export.folder import check_before_export, export_folder
+
     check_before_export(out, export_format.value)
-    source = _source_of(run, progress)
+    source = _source_of(given, progress)
     exported = export_folder(source, out, progress, form=export_format.value, licence=licence)
     comparison = exported.comparison
     result = {
@@ -75,21 +79,21 @@ def push(
     command then takes as `hub:OWNER/NAME`. The token is that of `hf auth login` or HF_TOKEN.
     """
     from exlm_cli.cli import console
-    from exlm_cli.export.hub import check_before_push, push_run
+    from exlm_cli.cli.runs import given_runs
 
     progress = console.open_progress()
+    (given,) = given_runs([run], progress)  # before torch is loaded
+    from exlm_cli.export.hub import check_before_push, push_run
+
     check_before_push(repo)
-    source = _source_of(run, progress)
+    source = _source_of(given, progress)
     pushed = push_run(source, repo, progress, is_private=private, licence=licence)
     result = {"url": pushed.url, "commit": pushed.commit, "read_it_as": f"hub:{repo}@{pushed.commit}"}
     return console.emit_json(result) if as_json else console.emit_pairs(result)
 
 
-def _source_of(run: Path, progress: "Progress") -> "Source":
+def _source_of(given: "GivenRun", progress: "Progress") -> "Source":
     """Read the model of a run; of a fine-tuned one the seed with the best validation score."""
-    from exlm_cli.cli.runs import given_runs
-
-    (given,) = given_runs([run], progress)
     from exlm_cli.export.source import finetuned_source, pretrained_source
 
     if given.kind == "pretrain":

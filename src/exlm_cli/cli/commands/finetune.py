@@ -130,7 +130,7 @@ def finetune(
         names = _names(suite) if name == _ALL else split_words(name)
         recipes = [_chosen(suite, task, recipe, overrides) for task in dict.fromkeys(names or ())]
         _, start_run = _find_inputs(
-            recipes[0], checkpoint, sets or [], use_grid=grid, needs_run=True, progress=progress
+            recipes[0], checkpoint, sets or [], use_grid=grid, needs_run=True, is_series=True, progress=progress
         )
         return _run_series(
             recipes, suite, start_run, out, progress, use_grid=grid, baseline=bool(baseline), as_json=as_json
@@ -184,7 +184,7 @@ def _report(result: "FinetuneResult", *, as_json: bool) -> None:
         return console.emit_json({"run_dir": result.run_dir, "report": page, **result.results.as_json()})
     console.emit_tables(results_tables(result.results))
     for sentence in result.results.verdict:
-        console.emit_line(f"verdict: {sentence}")
+        console.emit_sentence(f"verdict: {sentence}")
         console.emit_text("")
     console.emit_line(f"results: {result.run_dir}/results.json")
     console.emit_line(f"report: {page}")
@@ -309,12 +309,14 @@ def _find_inputs(
     *,
     use_grid: bool,
     needs_run: bool,
+    is_series: bool = False,
     progress: "Progress",
 ) -> "tuple[DownstreamTask | None, Path | None]":
     """Check what can be checked before torch is loaded; return the task where its file was read, and the checkpoint."""
-    from exlm_cli.cli.runs import choose_checkpoint
+    from exlm_cli.cli.runs import choose_checkpoint, is_on_hub
     from exlm_cli.config.finetune import grid_points
     from exlm_cli.config.input_paths import check_task_files
+    from exlm_cli.run_dir import run_kind
     from exlm_cli.tasks.registry import load_task
 
     for given in sets:
@@ -322,12 +324,15 @@ def _find_inputs(
             raise ConfigError(f"`--set {given}` takes effect only with `--grid`", "add `--grid`, or leave it out")
     check_task_files(recipe.task)
     grid_points(recipe, use_grid=use_grid)
+    if needs_run and checkpoint is not None and not is_on_hub(checkpoint):
+        run_kind(checkpoint)
     # a mistake in the user's own file is found before a checkpoint is looked for
     task = load_task(recipe.task, progress) if recipe.task.name == "csv" else None
     if not needs_run:
         return task, None
     kind = recipe.task.input_kind
-    scratch = f"; `--from-scratch --encoder {kind}-small` needs none" if recipe.task.suite != "squad" else ""
+    can_do_without = not is_series and recipe.task.suite != "squad"
+    scratch = f"; `--from-scratch --encoder {kind}-small` needs none" if can_do_without else ""
     found = choose_checkpoint(
         checkpoint,
         {"SMILES run" if kind == "smiles" else "text run": lambda pretrained: pretrained.data.kind == kind},

@@ -150,5 +150,5 @@ def print_summary(summary: "PredictionSummary", *, as_json: bool) -> None:
     without = {f"{name}_without_training_rows": value for name, value in summary.metrics_of_new.items()}
     console.emit_pairs({**counts, **summary.metrics, **without})
     for note in summary.notes:
-        console.emit_line(f"note: {to_options(note)}")
+        console.emit_sentence(f"note: {to_options(note)}")
     console.emit_files(summary.files)

@@ -52,6 +52,7 @@ def pretrain(
         resolved = load_recipe(recipe, overrides)
     if dry_run:
         return console.emit_recipe(resolved, as_json=as_json)
+    from exlm_cli.report.scores import describe_validation
     from exlm_cli.train.pretrain import run_pretraining
 
     progress = console.open_progress()
@@ -73,7 +74,7 @@ def pretrain(
                 "figures": drawn,
             }
         )
-    figures = {f"validation_{name}": value for name, value in result.metrics.items()}
+    figures = {f"validation {heading}": value for heading, value in describe_validation(result.metrics).items()}
     curves = {"curves": drawn[0]} if drawn else {}
     console.emit_pairs(
         {"run": result.run_dir, "checkpoint": result.checkpoint, "steps": result.steps, **figures, **curves}

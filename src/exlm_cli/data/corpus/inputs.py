@@ -110,7 +110,8 @@ def iter_rows(
 
         def show(position_bytes: int) -> None:
             rate = num_rows / max(1e-9, time.monotonic() - started_s)
-            bar.update(position_bytes if counts_bytes else num_rows, rows=f"{num_rows:,}", rate=f"{rate:,.0f} rows/s")
+            fields = {"rows": f"{num_rows:,}"} if counts_bytes else {}
+            bar.update(position_bytes if counts_bytes else num_rows, **fields, rate=f"{rate:,.0f} rows/s")
 
         for place, source in enumerate(sources):
             if num_rows == max_rows:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from exlm_cli.errors import BackendError
+from exlm_cli.format import format_number_of
 from exlm_cli.ops.alignment import build
 from exlm_cli.ops.alignment.build import BuildError, Kind
 from exlm_cli.ops.alignment.library import HostLibrary, device_library, find_device_library
@@ -56,7 +57,7 @@ def diagnose() -> Diagnosis:
         raise BackendError(str(error), _HINT) from error
     num_gpus = torch.cuda.device_count()
     return Diagnosis(
-        torch=f"{torch.__version__}, {torch.get_num_threads()} threads",
+        torch=f"{torch.__version__}, {format_number_of(torch.get_num_threads(), 'thread')}",
         processor=platform.processor() or platform.machine(),
         gpus=[_describe_gpu(device) for device in range(num_gpus)],
         compiler=_describe_compiler("cpu"),
