@@ -4,16 +4,29 @@ Reading a value from a `meta` tensor raises, and the compiler with `fullgraph` r
 runs on both has no place where a device would have to be waited for.
 """
 
+import importlib
 import math
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from exlm_cli.data import IntArray
+from exlm_cli.data.batch import Batch
+from exlm_cli.data.sampler import EpochPlan
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.alignment.native import obstacle
+from exlm_cli.progress import SilentProgress
+from exlm_cli.run_dir import MetricsLog
+from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.objective import Objective
+from exlm_cli.train.optim import scale_and_clip
+from exlm_cli.train.process import StopSignal
 from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
 
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
@@ -54,7 +67,60 @@ def test_a_step_runs_on_tensors_without_data(sections: dict[str, Any], lengths: 
     assert losses.shape == (3,)
     _counted_loss(losses).backward()
     assert all(p.grad is not None and p.grad.shape == p.shape for p in model.parameters())
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
+class _WithoutData:
+    """A task for the training loop whose batches and model have no data."""
+
+    def __init__(self, model: nn.Module, objective: Objective, batches: list[Batch]) -> None:
+        self.model, self.objective, self.given = model, objective, batches
+        self.module, self.identity = model, {"data fingerprint": "none"}
+
+    def plan(self, epoch: int) -> EpochPlan:
+        return EpochPlan(np.arange(12), np.arange(0, 13, 3))
+
+    def begin_step(self, share_done: float) -> None:
+        """Do nothing."""
+
+    def microbatches(self, indices: IntArray, epoch: int) -> Iterator[Batch]:
+        return iter(self.given)
+
+    def losses(self, batch: Batch) -> torch.Tensor:
+        return self.objective.sequence_nll(self.model, batch)  # type: ignore[arg-type]
+
+    def count_tokens(self, batch: Batch) -> int:
+        return batch.num_tokens
+
+    def validate(self) -> dict[str, float]:
+        return {"loss": 0.0}
+
+
+@pytest.mark.parametrize("sections", VARIANTS[:2])
+def test_steps_of_the_training_loop_run_on_tensors_without_data(
+    sections: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Accumulation, scaling, clipping and the fused update included; only the row of the log reads a value."""
+    # the fused kernel has an implementation without data, but the optimiser lists devices that have data
+    checks = importlib.import_module("torch.optim.optimizer")
+    monkeypatch.setattr(checks, "_get_fused_kernels_supported_devices", lambda: ["meta"])
+    model, objective, recipe = _setup("torch", sections)
+    batches = [tiny_batch(recipe, lengths).to(torch.device("meta")) for lengths in ((10, 10), (9, 4, 12))]
+    loop = TrainingLoop(
+        _WithoutData(model.to("meta"), objective, batches),
+        recipe.train,
+        recipe.optim,
+        seed=1,
+        run=tmp_path,
+        metrics=MetricsLog(tmp_path / "metrics.jsonl"),
+        progress=SilentProgress(),
+        resume_command="exlm pretrain --resume RUN",
+    )
+    for _ in range(6):
+        loss = loop.advance(StopSignal())
+        assert loss is not None
+        assert loss.is_meta
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        loop._read_figures()
 
 
 def test_reading_a_value_of_such_a_tensor_raises() -> None:
@@ -86,3 +152,15 @@ def test_a_step_is_one_graph_for_batches_of_any_size(backend: str, sections: dic
         _counted_loss(losses).backward()
         torch.testing.assert_close(losses, objective.sequence_nll(model, batch))
     assert counter.frame_count == 2
+
+
+@pytest.mark.filterwarnings("default")
+def test_what_follows_the_backward_pass_is_one_graph() -> None:
+    model = nn.Linear(3, 2)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 2.0)
+    torch._dynamo.reset()
+    compiled = torch.compile(scale_and_clip, fullgraph=True, backend="eager")
+    norm = compiled(list(model.parameters()), torch.tensor(0.25, dtype=torch.float64), 0.5)
+    assert float(norm) == pytest.approx(0.5 * math.sqrt(8))
+    assert all(torch.allclose(p.grad, torch.full_like(p, 0.5 / math.sqrt(8))) for p in model.parameters())

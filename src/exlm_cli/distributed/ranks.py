@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
@@ -182,14 +183,11 @@ class Ranks:
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return [int(value) for value in tensor]
 
-    def totals(self, values: Sequence[float]) -> list[float]:
-        """Return the sum of each value over all ranks."""
-        if self._store is None:
-            return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(tensor)
-        summed: list[float] = tensor.tolist()
-        return summed
+    def total(self, values: Tensor) -> Tensor:
+        """Return the sum of a tensor over all ranks, on its device; waits for no device."""
+        if self._store is not None:
+            dist.all_reduce(values)
+        return values
 
     def gather(self, rows: NDArray[Any]) -> NDArray[Any]:
         """Return the rows of all ranks, by rank; arrays may differ in their first axis alone."""

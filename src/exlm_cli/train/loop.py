@@ -10,15 +10,15 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor
 
 from exlm_cli.config.sections import LoopConfig, OptimConfig
 from exlm_cli.data import IntArray
-from exlm_cli.distributed.parallel import accumulating, whole, writes_shares
+from exlm_cli.distributed.parallel import accumulating, writes_shares
 from exlm_cli.distributed.ranks import ALONE, Ranks
 from exlm_cli.errors import CheckpointError, ConfigError, DivergedError, InterruptedRunError
 from exlm_cli.files import hash_json, write_json
@@ -36,7 +36,7 @@ from exlm_cli.train.checkpoint import (
     save_best,
     save_checkpoint,
 )
-from exlm_cli.train.optim import build_optimizer, learning_rate, scale_gradients, set_learning_rates
+from exlm_cli.train.optim import build_optimizer, learning_rate, set_learning_rates, update_weights
 from exlm_cli.train.process import StopSignal, release_freed_memory
 from exlm_cli.train.task import Callback, LoopResult, Selection, TrainTask
 
@@ -44,6 +44,22 @@ _STEPS_BETWEEN_RELEASES = 10
 """A release costs time, for the pages have to be made again: after every step, 3 to 6 % of that of a small recipe."""
 _REPORTED = ("loss", "mask_accuracy", "perplexity", "effective_states")
 """Validation figures that are reported as messages."""
+
+
+class _TakenStep(NamedTuple):
+    """A step whose figures are still on the device.
+
+    Attributes:
+        step: Counted from 0.
+        epoch: Its epoch.
+        indices: Its samples, those of all ranks.
+        figures: (5,) float64: sum of the losses, sequences with and without one, tokens, gradient norm.
+    """
+
+    step: int
+    epoch: int
+    indices: IntArray
+    figures: Tensor
 
 
 class TrainingLoop:
@@ -99,6 +115,8 @@ class TrainingLoop:
         self._agreed_stop: int | None = None  # signal that stops all of several ranks after the same step
         self._ahead: Iterator[Any] | None = None  # batches of the next step
         self._validation: dict[str, float] = {}
+        self._unread: list[_TakenStep] = []
+        self._shown: dict[str, str] = {}  # beside the bar, from the last row of the log
         self._tokens_since_log = 0
         self._busy_since_log_s = 0.0
 
@@ -131,7 +149,8 @@ class TrainingLoop:
         """Train to the end.
 
         Raises:
-            DivergedError: A loss is not a number; `diverged.json` names the step and its samples.
+            DivergedError: A loss or a gradient norm is not a number; `diverged.json` names the step and its samples. It
+                did not move the weights, and no checkpoint follows it.
             InterruptedRunError: Stopped by a signal, after saving.
             CheckpointError: A checkpoint cannot be written.
             ConfigError: The model is to be compiled and cannot be.
@@ -181,11 +200,11 @@ class TrainingLoop:
         best = None if state.best_step is None else self.run / "checkpoints" / f"best-{state.best_step}"
         return LoopResult(final, self._validation, state, best)
 
-    def advance(self, stop: StopSignal) -> float | None:
-        """Do one optimiser step and count it, without a record; benchmarks call this.
+    def advance(self, stop: StopSignal) -> Tensor | None:
+        """Do one optimiser step and count it, without a record or a wait for the device; benchmarks call this.
 
         Returns:
-            Its loss; None where a signal came before the step was complete.
+            Its loss, () float64 on the device; None where a signal came before the step was complete.
         """
         start_s = time.perf_counter()
         loss = self._step(stop)
@@ -195,13 +214,11 @@ class TrainingLoop:
             state, busy_s = self.state, time.perf_counter() - start_s
             state.step += 1
             state.step_in_epoch += 1
-            state.interval_loss += loss
-            state.interval_steps += 1
             state.elapsed_s += busy_s
             self._busy_since_log_s += busy_s
         return loss
 
-    def _step(self, stop: StopSignal) -> float | None:
+    def _step(self, stop: StopSignal) -> Tensor | None:
         state = self.state
         if state.step_in_epoch >= len(self._plan):
             state.epoch, state.step_in_epoch = state.epoch + 1, 0
@@ -211,8 +228,8 @@ class TrainingLoop:
         set_learning_rates(self.optimizer, state.step, self.optim, self.total_steps)
         self.task.begin_step(state.step / self.total_steps)
         self.optimizer.zero_grad(set_to_none=True)
-        num_tokens, model_s = 0, 0.0
-        sums = torch.zeros(3, dtype=torch.float64, device=next(self.task.model.parameters()).device)
+        model_s = 0.0
+        sums = torch.zeros(4, dtype=torch.float64, device=next(self.task.model.parameters()).device)
         spare = functools.partial(self._spare_batch, indices)
         for batch, is_own, stops in self.ranks.in_step(self.batches(indices), spare, lambda: stop.number or 0):
             start_s = time.perf_counter()
@@ -222,32 +239,53 @@ class TrainingLoop:
                 batch_loss = torch.where(is_counted, losses, 0.0).sum()
                 (batch_loss if is_own else 0.0 * batch_loss).backward()
             if is_own:
-                # on the device: it would wait for the next microbatch if a number were read here
                 figures = (batch_loss.detach(), is_counted.sum(), (~is_counted).sum())
-                sums += torch.stack([figure.double() for figure in figures])
-                num_tokens += self.task.count_tokens(batch)
+                sums[:3] += torch.stack([figure.double() for figure in figures])
+                sums[3] += self.task.count_tokens(batch)
             model_s += time.perf_counter() - start_s
             self._agreed_stop = stops or None
             if self.ranks.size == 1 and stop.number is not None:
                 return None
         start_s = time.perf_counter()
-        loss_sum, *counts = self.ranks.totals([*sums.tolist(), num_tokens])  # waits for the device, once a step
-        num_counted, num_infeasible, num_tokens = map(int, counts)
-        if not math.isfinite(loss_sum) or num_counted == 0:
-            raise self._diverged("loss", loss_sum if num_counted else math.inf, indices)
-        parameters = list(self.task.model.parameters())
-        scale_gradients(parameters, self.ranks.size / num_counted)  # ranks have averaged what they had
-        # a limit of inf clips nothing and still measures the norm
-        limit = self.optim.clip_norm or math.inf
-        self._grad_norm = float(whole(nn.utils.clip_grad_norm_(parameters, limit)))
-        if not math.isfinite(self._grad_norm):
-            raise self._diverged("gradient norm", self._grad_norm, indices)
-        self.optimizer.step()
+        sums = self.ranks.total(sums)
+        norm = update_weights(
+            self.optimizer,
+            list(self.task.model.parameters()),
+            loss_sum=sums[0],
+            num_counted=sums[1],
+            num_ranks=self.ranks.size,
+            clip_norm=self.optim.clip_norm,
+        )
+        self._unread.append(_TakenStep(state.step, state.epoch, indices, torch.cat([sums, norm.double()[None]])))
         state.model_s += model_s + time.perf_counter() - start_s
-        state.num_infeasible += num_infeasible
-        state.num_tokens += num_tokens
-        self._tokens_since_log += num_tokens
-        return loss_sum / num_counted
+        return sums[0] / sums[1]
+
+    def _read_figures(self) -> None:
+        """Read and count the figures of the steps since the last call: here alone a step waits for the device.
+
+        Raises:
+            DivergedError: Of one of these steps, which did not move the weights.
+        """
+        if not self._unread:
+            return
+        state, start_s = self.state, time.perf_counter()
+        steps, self._unread = self._unread, []
+        rows = torch.stack([step.figures for step in steps]).tolist()
+        waited_s = time.perf_counter() - start_s
+        state.elapsed_s += waited_s
+        state.model_s += waited_s
+        self._busy_since_log_s += waited_s
+        for step, (loss_sum, num_counted, num_infeasible, num_tokens, norm) in zip(steps, rows, strict=True):
+            if not math.isfinite(loss_sum) or not num_counted:
+                raise self._diverged("loss", loss_sum if num_counted else math.inf, step)
+            if not math.isfinite(norm):
+                raise self._diverged("gradient norm", norm, step)
+            state.interval_loss += loss_sum / num_counted
+            state.interval_steps += 1
+            state.num_infeasible += int(num_infeasible)
+            state.num_tokens += int(num_tokens)
+            self._tokens_since_log += int(num_tokens)
+            self._grad_norm = norm
 
     def batches(self, indices: IntArray) -> Iterator[Any]:
         """Yield the microbatches of a step's samples; start preparing the next step's after the first."""
@@ -281,20 +319,19 @@ class TrainingLoop:
                 "start fewer ranks, or raise `train.batch_sequences` or `train.batch_tokens`",
             )
 
-    def _record(self, bar: Bar, loss: float) -> None:
+    def _record(self, bar: Bar, loss: Tensor) -> None:
         """Log, validate and save where this step is due."""
         state = self.state
         step, is_last = state.step, state.step == self.total_steps
-        tokens_per_s = self._tokens_since_log / max(1e-9, self._busy_since_log_s)
-        bar.update(step, loss=f"{loss:.3f}", speed=f"{tokens_per_s:,.0f} tokens/s", **self._best_field())
         for callback in self._followers:
             callback.on_step(step, loss)
         if step % self.train.log_every_steps == 0 or is_last:
-            self._log_interval(tokens_per_s)
+            self._log_interval()
+        bar.update(step, **self._shown, **self._best_field())
         if self._is_due(self.train.validate_every_steps) or is_last:
             self._validate()
         if state.is_stopped and state.interval_steps:
-            self._log_interval(tokens_per_s)
+            self._log_interval()
         if self._is_due(self.train.checkpoint_every_steps) or is_last or state.is_stopped:
             self._save()
 
@@ -306,6 +343,7 @@ class TrainingLoop:
 
     def _validate(self) -> None:
         """Validate; with a selection, keep the weights if they are the best."""
+        self._read_figures()
         state = self.state
         start_s = time.perf_counter()
         self._validation = self.ranks.shared(self.task.validate())
@@ -343,14 +381,18 @@ class TrainingLoop:
             return {}
         return {f"best {self.selection.metric}": format_number(self.state.best_value)}
 
-    def _log_interval(self, tokens_per_s: float) -> None:
+    def _log_interval(self) -> None:
+        self._read_figures()
         state = self.state
+        loss = state.interval_loss / state.interval_steps
+        tokens_per_s = self._tokens_since_log / max(1e-9, self._busy_since_log_s)
+        self._shown = {"loss": f"{loss:.3f}", "speed": f"{tokens_per_s:,.0f} tokens/s"}
         self._log(
             {
                 "kind": "train",
                 "step": state.step,
                 "epoch": state.epoch,
-                "loss": state.interval_loss / state.interval_steps,
+                "loss": loss,
                 "lr": learning_rate(state.step - 1, self.optim, self.total_steps),
                 "grad_norm": self._grad_norm,
                 "num_infeasible": state.num_infeasible,
@@ -369,6 +411,7 @@ class TrainingLoop:
             callback.on_log(row)
 
     def _save(self) -> Path:
+        self._read_figures()
         content = CheckpointState(loop=self.state, identity=self.task.identity, validation=dict(self._validation))
         path = save_checkpoint(
             self.run,
@@ -397,14 +440,13 @@ class TrainingLoop:
             signal_number,
         )
 
-    def _diverged(self, what: str, value: float, indices: IntArray) -> DivergedError:
+    def _diverged(self, what: str, value: float, step: _TakenStep) -> DivergedError:
         path = self.run / "diverged.json"
-        state = self.state
-        content = {"step": state.step, "epoch": state.epoch, "value": str(value), "sample_index": indices.tolist()}
+        samples = step.indices.tolist()
         if self.ranks.is_first:
-            write_json(path, content)
+            write_json(path, {"step": step.step, "epoch": step.epoch, "value": str(value), "sample_index": samples})
         return DivergedError(
-            f"the {what} of step {state.step + 1} is {value}; its sample indices are in {path}",
+            f"the {what} of step {step.step + 1} is {value}; its sample indices are in {path}",
             f"start a new run with a lower `optim.lr` (now {self.optim.lr:g}), or with `optim.clip_norm`",
         )
 

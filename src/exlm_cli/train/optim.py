@@ -1,12 +1,14 @@
 """AdamW, its parameter groups and its schedule."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from exlm_cli.config.sections import OptimConfig
+from exlm_cli.distributed.parallel import whole
 
 
 def learning_rate(step: int, optim: OptimConfig, total_steps: int) -> float:
@@ -61,7 +63,41 @@ def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
     )
 
 
-def scale_gradients(parameters: Iterable[nn.Parameter], factor: float) -> None:
-    """Multiply every gradient by `factor`, in place."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    torch._foreach_mul_(gradients, factor)
+def update_weights(
+    optimizer: torch.optim.AdamW,
+    parameters: Sequence[nn.Parameter],
+    *,
+    loss_sum: Float[Tensor, ""],
+    num_counted: Float[Tensor, ""],
+    num_ranks: int,
+    clip_norm: float,
+) -> Float[Tensor, ""]:
+    """Scale and clip the gradients and step, unless the loss or the gradient norm is not finite; never waits.
+
+    A step that is not finite leaves weights and moments as they are, by the flag that `torch.amp.GradScaler` gives to a
+    fused optimiser: a host that reads the figures later finds the weights before that step.
+
+    Args:
+        optimizer: `build_optimizer`'s.
+        parameters: Those with gradients, sums over the sequences of a step that ranks have averaged.
+        loss_sum, num_counted: Of the sequences that count, over all ranks; float64, on the device.
+        num_ranks: Ranks that averaged.
+        clip_norm: Largest norm; 0 does not clip.
+
+    Returns:
+        Norm of the gradients before clipping, on the device.
+    """
+    norm = scale_and_clip(parameters, num_counted.new_full((), num_ranks) / num_counted, clip_norm)
+    is_finite = loss_sum.isfinite() & (num_counted > 0) & norm.isfinite()
+    optimizer.found_inf = (~is_finite).float()  # type: ignore[attr-defined]
+    optimizer.step()
+    return norm
+
+
+def scale_and_clip(
+    parameters: Sequence[nn.Parameter], factor: Float[Tensor, ""], clip_norm: float
+) -> Float[Tensor, ""]:
+    """Multiply every gradient by a factor, clip their norm to `clip_norm` (0: not at all), and return that norm."""
+    torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor.float())
+    # a limit of inf clips nothing and still measures the norm
+    return whole(nn.utils.clip_grad_norm_(parameters, clip_norm or math.inf))

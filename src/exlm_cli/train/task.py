@@ -43,7 +43,7 @@ class TrainTask(Protocol[BatchT]):
         """Return the (n,) float32 loss of each sequence; `inf` for a sequence to leave out."""
 
     def count_tokens(self, batch: BatchT) -> int:
-        """Return the input tokens of a batch before any expansion."""
+        """Return the input tokens of a batch before any expansion, without waiting for the device."""
 
     def validate(self) -> dict[str, float]:
         """Return figures on the validation set; leave the model in training mode."""
@@ -83,12 +83,13 @@ class Callback:
     def on_start(self, folder: Path, step: int) -> None:
         """Training begins in `folder` after `step` finished steps: 0, or those of the checkpoint it continues."""
 
-    def on_step(self, step: int, loss: float) -> None:
+    def on_step(self, step: int, loss: Tensor) -> None:
         """An optimiser step is done.
 
         Args:
             step: Its number, counted from 1.
-            loss: Mean loss of its sequences: nats per target in pre-training.
+            loss: () float64, mean loss of its sequences: nats per target in pre-training. `float(loss)` waits for the
+                device; not finite where training will end at the next row of the log.
         """
 
     def on_log(self, row: Mapping[str, Any]) -> None:

@@ -49,7 +49,7 @@ def test_one_process_answers_at_once():
     assert ALONE.exchange({"a": 1}) == [{"a": 1}]
     assert ALONE.shared(3) == 3
     assert ALONE.largest([4, 5]) == [4, 5]
-    assert ALONE.totals([0.5]) == [0.5]
+    assert ALONE.total(torch.tensor([0.5])).tolist() == [0.5]
     assert ALONE.first(lambda: "x") == ALONE.in_turn(lambda: "x") == "x"
     assert list(ALONE.in_step(iter("ab"), lambda: "spare")) == [("a", True, None), ("b", True, None)]
 

@@ -179,6 +179,37 @@ def test_a_gradient_that_is_not_a_number_stops_the_run_before_the_weights_move(t
     assert all(torch.equal(a, b) for a, b in zip(before, _weights(task), strict=True))
 
 
+@pytest.mark.parametrize(
+    ("intervals", "saved"),
+    [
+        ({"log_every_steps": 10}, ["step-3"]),
+        ({"log_every_steps": 10, "checkpoint_every_steps": 100}, []),
+        ({"log_every_steps": 100, "validate_every_steps": 100, "checkpoint_every_steps": 100}, []),
+    ],
+)
+def test_a_bad_step_between_two_rows_is_named_and_reaches_no_checkpoint(tmp_path, intervals, saved):
+    """Step 4 is found at the next checkpoint, validation or row; the steps after it have trained on."""
+    task = LeastSquares()
+    fourth_step = task.plan(0).step(3)
+    task.loss_of_sample = {int(fourth_step[0]): math.nan}
+    task.losses = _with_gradient(task)  # type: ignore[method-assign]
+    with pytest.raises(DivergedError, match=r"^the loss of step 4 is nan; "):
+        _loop(task, tmp_path, **intervals).fit()
+    assert json.loads((tmp_path / "diverged.json").read_text())["sample_index"] == fourth_step.tolist()
+    assert [path.name for path in (tmp_path / "checkpoints").glob("*")] == saved
+    assert all(weight.isfinite().all() for weight in _weights(task))
+
+
+def test_a_bad_step_before_a_signal_is_found_and_not_saved(tmp_path):
+    task = LeastSquares()
+    task.loss_of_sample = {int(task.plan(0).step(0)[0]): math.nan}
+    task.losses = _with_gradient(task)  # type: ignore[method-assign]
+    task.at_microbatch = lambda count: os.kill(os.getpid(), signal.SIGINT) if count == 4 else None
+    with pytest.raises(DivergedError, match=r"^the loss of step 1 is nan; "):
+        _loop(task, tmp_path, log_every_steps=100).fit()
+    assert not (tmp_path / "checkpoints").exists()
+
+
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_the_resumed_run_ends_with_the_same_bits(tmp_path, number, exit_code):
     whole = LeastSquares()

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from exlm_cli.config.sections import OptimConfig
-from exlm_cli.train.optim import build_optimizer, learning_rate, scale_gradients, set_learning_rates
+from exlm_cli.train.optim import build_optimizer, learning_rate, set_learning_rates, update_weights
 
 
 def test_warm_up_is_linear_and_ends_at_the_peak():
@@ -58,13 +58,44 @@ def test_one_step_is_adamw_with_the_betas_of_the_recipe():
     assert float(parameter.detach()) == pytest.approx(value, rel=1e-6)
 
 
-def test_scaling_touches_gradients_alone():
+def _update(model: nn.Module, optimizer: torch.optim.AdamW, loss_sum: float, num_counted: float) -> float:
+    figures = torch.tensor([loss_sum, num_counted], dtype=torch.float64)
+    norm = update_weights(
+        optimizer, list(model.parameters()), loss_sum=figures[0], num_counted=figures[1], num_ranks=2, clip_norm=0.0
+    )
+    return float(norm)
+
+
+def test_an_update_scales_the_gradients_to_the_mean():
+    """Of 8 sequences on 2 ranks that averaged: a quarter. A parameter without a gradient is left out."""
     model = nn.Linear(2, 1)
     model(torch.ones(1, 2)).sum().backward()
     model.bias.grad = None
-    scale_gradients(model.parameters(), 0.25)
+    assert _update(model, build_optimizer(model, OptimConfig(lr=0.1)), 1.0, 8.0) == pytest.approx(0.25 * math.sqrt(2))
     assert model.weight.grad is not None
     assert model.weight.grad.tolist() == [[0.25, 0.25]]
+
+
+@pytest.mark.parametrize(
+    ("loss_sum", "num_counted", "gradient"),
+    [(math.nan, 1, 1.0), (math.inf, 1, 1.0), (0.0, 0, 0.0), (1.0, 1, math.nan), (1.0, 1, math.inf)],
+)
+def test_an_update_that_is_not_finite_changes_no_bit_of_weights_and_moments(loss_sum, num_counted, gradient):
+    """A run with such a step between two good ones ends with the bits of a run without it."""
+
+    def train(*, with_bad_step: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        optimizer = build_optimizer(model, OptimConfig(lr=0.1))
+        for is_bad in (False, True, False) if with_bad_step else (False, False):
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, gradient if is_bad else 0.5)
+            _update(model, optimizer, *((loss_sum, num_counted) if is_bad else (2.0, 1)))
+        moments = [value for p in model.parameters() for value in optimizer.state[p].values()]
+        return [*(p.detach() for p in model.parameters()), *moments]
+
+    for mine, theirs in zip(train(with_bad_step=True), train(with_bad_step=False), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 def test_the_transition_head_has_a_learning_rate_of_its_own():

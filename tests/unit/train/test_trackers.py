@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import requests
+from torch import Tensor
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import ConfigError
@@ -217,7 +218,7 @@ class Watch(Callback):
     def on_start(self, folder: Path, step: int) -> None:
         self.seen.append(f"start {folder.name} {step}")
 
-    def on_step(self, step: int, loss: float) -> None:
+    def on_step(self, step: int, loss: Tensor) -> None:
         self.seen.append((step, loss))
 
     def on_validate(self, step: int, figures: Any) -> None:
@@ -246,7 +247,7 @@ def test_callbacks_follow_each_step_validation_and_checkpoint(cache, tmp_path):
 
 def test_an_exception_of_a_callback_ends_the_run_after_the_others_have_heard(cache, tmp_path):
     class Stops(Callback):
-        def on_step(self, step: int, loss: float) -> None:
+        def on_step(self, step: int, loss: Tensor) -> None:
             if step == 4:
                 raise ConfigError("enough", "go on")
 
