@@ -22,8 +22,9 @@ from tests.unit.finetune.synthetic import make_pretrained
 
 transformers = pytest.importorskip("transformers")
 
-# weights so large that a wrong position, head or frequency changes every output
-LARGE = {"init_std": 0.5}
+# weights so large that a wrong position, head or frequency changes every output; still larger ones let rounding grow
+# beyond the tolerance on some processors
+LARGE = {"init_std": 0.2}
 TOLERANCE = 1e-5
 
 
