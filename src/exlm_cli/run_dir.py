@@ -46,6 +46,9 @@ _LARGEST_FIGURE = 3.5e38
 LOCK_FILE = ".lock"
 """Locked while a process works in the directory; the file itself stays."""
 
+BEGINNING_FILE = ".beginning"
+"""In a new run directory until it has all files that a resumption needs; a process killed before that leaves it."""
+
 
 class Environment(JsonModel):
     """What a result depends on besides its recipe; None for a package that is not installed or an unknown commit."""
@@ -97,7 +100,7 @@ class RunInfo(Environment):
 
 
 def create_run_dir(out: str | Path | None, name: str, *, root: Path = RUNS_ROOT) -> Path:
-    """Make an empty run directory; a folder that holds nothing but a lock file counts as empty.
+    """Make a run directory; one that is empty, or whose process was killed before `end_beginning`, is taken.
 
     Args:
         out: Its path; None: `<root>/<name>-<YYYYmmdd-HHMMSS>`, with a counter where two runs begin in one second.
@@ -109,26 +112,32 @@ def create_run_dir(out: str | Path | None, name: str, *, root: Path = RUNS_ROOT)
     """
     with refusing(f"{root if out is None else out}: no run directory can be made there", is_chosen=True):
         if out is None:
-            return _make_fresh(root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
-        out = Path(out)
-        out.mkdir(parents=True, exist_ok=True)
-        if any(path.name != LOCK_FILE for path in out.iterdir()):
-            raise CheckpointError(
-                f"{out}: the run directory is not empty",
-                f"continue that run with `resume={out}`, or choose another folder with `out=DIR`",
-            )
-        probe = out / ".writable"
-        probe.touch()
-        probe.unlink()
-    return out
+            folder = _make_fresh(root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+        else:
+            folder = Path(out)
+            folder.mkdir(parents=True, exist_ok=True)
+            found = {path.name for path in folder.iterdir()} - {LOCK_FILE}
+            if found and BEGINNING_FILE not in found:
+                raise _not_empty(folder)
+        (folder / BEGINNING_FILE).touch()
+    return folder
+
+
+def end_beginning(run: Path) -> None:
+    """Mark a run directory as one that can be resumed: call it after the last file that a resumption needs."""
+    (run / BEGINNING_FILE).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
-def sole_process(folder: Path) -> Iterator[None]:
-    """Lock a run directory against other processes; the lock of a killed process is void.
+def sole_process(folder: Path, *, is_new: bool) -> Iterator[None]:
+    """Lock a run directory against other processes, and delete what a killed one left; its lock is void.
+
+    Args:
+        folder: The run directory.
+        is_new: It was made by `create_run_dir` just now: nothing that it holds is kept.
 
     Raises:
-        CheckpointError: Another process has the lock, or the file system refuses.
+        CheckpointError: Another process has the lock, or had it since `create_run_dir`, or the file system refuses.
     """
     lock = filelock.FileLock(folder / LOCK_FILE, blocking=False)
     with refusing(f"{folder}: the run directory cannot be locked"):
@@ -138,9 +147,29 @@ def sole_process(folder: Path) -> Iterator[None]:
             taken = f"{folder}: another process is at work in this run directory"
             raise CheckpointError(taken, "wait for it, or stop it first") from None
     try:
+        with refusing(f"{folder}: what a killed process left there cannot be deleted"):
+            _remove_leftovers(folder, is_new=is_new)
         yield
     finally:
         lock.release()
+
+
+def _remove_leftovers(folder: Path, *, is_new: bool) -> None:
+    if is_new and not (folder / BEGINNING_FILE).exists():
+        raise _not_empty(folder)  # another process began here, and ended, since `create_run_dir`
+    kept = {LOCK_FILE, BEGINNING_FILE}
+    for path in list(folder.iterdir() if is_new else folder.glob(".*.writing-*")):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name not in kept:
+            path.unlink()
+    if not is_new:
+        end_beginning(folder)
+
+
+def _not_empty(folder: Path) -> CheckpointError:
+    hint = f"continue that run with `resume={folder}`, or choose another folder with `out=DIR`"
+    return CheckpointError(f"{folder}: the run directory is not empty", hint)
 
 
 def _make_fresh(path: Path) -> Path:

@@ -17,11 +17,13 @@ from exlm_cli.run_dir import (
     MetricsLog,
     create_run_dir,
     describe_environment,
+    end_beginning,
     find_newest_run,
     package_version,
     read_metrics,
     read_run_json,
     run_directory,
+    sole_process,
     source_commit,
     update_run_json,
 )
@@ -40,12 +42,46 @@ def test_a_run_without_a_folder_is_named_by_recipe_and_second(tmp_path, monkeypa
 def test_a_given_folder_is_made_with_its_parents_and_an_empty_one_is_taken(tmp_path):
     out = tmp_path / "x" / "y"
     assert create_run_dir(out, "a") == out
-    (out / ".lock").touch()  # left by a run that was killed before it began
+    (out / ".lock").touch()
+    (out / ".beginning").unlink()
     assert create_run_dir(out, "a") == out
+    end_beginning(out)
     (out / "recipe.yaml").touch()
     with pytest.raises(CheckpointError, match="not empty") as caught:
         create_run_dir(out, "a")
     assert f"`resume={out}`" in caught.value.hint
+
+
+def test_what_a_process_killed_at_its_beginning_left_is_deleted_and_nothing_else(tmp_path):
+    """Files of a user, and of a run that began and ended after this process looked, stay."""
+    run = create_run_dir(tmp_path / "run", "a")
+    (run / "run.json").write_text("{}")
+    (run / "replicates").mkdir()
+    assert create_run_dir(run, "a") == run
+    with sole_process(run, is_new=True):
+        assert {path.name for path in run.iterdir()} == {".lock", ".beginning"}
+        (run / "recipe.yaml").touch()
+        end_beginning(run)
+    with pytest.raises(CheckpointError, match="not empty"), sole_process(run, is_new=True):
+        pass
+    (run / ".run.json.writing-7").touch()
+    (run / "notes.txt").touch()
+    with sole_process(run, is_new=False):
+        assert {path.name for path in run.iterdir()} == {".lock", "recipe.yaml", "notes.txt"}
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "run.json").touch()
+    with pytest.raises(CheckpointError, match="not empty"):
+        create_run_dir(tmp_path / "mine", "a")
+
+
+def test_a_process_that_is_at_work_keeps_its_folder(tmp_path):
+    run = create_run_dir(tmp_path / "run", "a")
+    with sole_process(run, is_new=True):
+        (run / "run.json").touch()
+        create_run_dir(run, "a")
+        with pytest.raises(CheckpointError, match="another process"), sole_process(run, is_new=True):
+            pass
+        assert (run / "run.json").exists()
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):

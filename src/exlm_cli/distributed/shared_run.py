@@ -20,7 +20,7 @@ def hold_run(ranks: Ranks, make: Callable[[], Path], *, is_new: bool) -> Iterato
     Args:
         ranks: All of them call this.
         make: Returns the directory; called on rank 0 alone.
-        is_new: Delete it again if a rank does not see it.
+        is_new: `make` made it just now; delete it again if a rank does not see it.
 
     Raises:
         CheckpointError: `make` raised it, another process is at work there, or a rank does not see the directory.
@@ -28,12 +28,12 @@ def hold_run(ranks: Ranks, make: Callable[[], Path], *, is_new: bool) -> Iterato
     with ExitStack() as stack:
         folder = Path()
         # a name never seen before: no file system has stored that it does not exist
-        token = f".seen-by-every-rank-{secrets.token_hex(8)}"
+        token = f".seen-by-every-rank.writing-{secrets.token_hex(8)}"
 
         def take() -> str:
             nonlocal folder
             folder = make()
-            stack.enter_context(sole_process(folder))
+            stack.enter_context(sole_process(folder, is_new=is_new))
             if ranks.size > 1:
                 write_atomically(folder / token, b"")
             return str((folder / token).absolute())

@@ -124,8 +124,6 @@ def _pretrain_and_measure(cell: SweepCell, folder: Path, progress: Progress) -> 
     if measures is not None and _is_measured(cell, measures):
         return measures
     run = folder / "pretrain"
-    if run.exists() and not (run / "recipe.yaml").is_file():
-        shutil.rmtree(run)  # killed before it began
     out, resume = _out_or_resume(run)
     trained = run_pretraining(cell.pretrain, out=out, resume=resume, progress=progress)
     ratios = (cell.pretrain.masking.mask_ratio, *cell.entropy_ratios)
@@ -222,8 +220,8 @@ def _finetune(cell: SweepCell, folder: Path, progress: Progress) -> dict[str, Ta
     scored: dict[str, TaskScores | DivergedTask] = {}
     for recipe in cell.finetune:
         run = _finetune_folder(folder, recipe)
-        if run.exists() and not ((run / "recipe.yaml").is_file() and not _changes_since_begun(run, recipe)):
-            shutil.rmtree(run)  # killed before it began, or diverged with another recipe
+        if _changes_since_begun(run, recipe):
+            shutil.rmtree(run)  # diverged with another recipe
         out, resume = _out_or_resume(run)
         try:
             begun = run_finetuning(recipe, checkpoint=folder / "pretrain", out=out, resume=resume, progress=progress)
@@ -255,7 +253,7 @@ def _scores(recipe: FinetuneRecipe, results: RunResults) -> TaskScores:
 
 def _out_or_resume(run: Path) -> tuple[Path | None, Path | None]:
     """Return `out` and `resume` of a training in a folder: a new run where there is none yet."""
-    return (None, run) if run.exists() else (run, None)
+    return (None, run) if (run / "recipe.yaml").is_file() else (run, None)
 
 
 def _changes_since_begun(run: Path, recipe: PretrainRecipe | FinetuneRecipe) -> str:

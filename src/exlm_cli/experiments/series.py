@@ -1,6 +1,5 @@
 """Fine-tuning on every task of a suite, each in a run of its own in one folder; a stopped series continues."""
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from exlm_cli.files import JsonModel, read_json, write_atomically, write_json
 from exlm_cli.finetune.results import RESULTS_FILE, read_results
 from exlm_cli.finetune.run import FinetuneResult, require_fitting_model, resume_finetuning, run_finetuning
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import create_run_dir, run_directory
+from exlm_cli.run_dir import create_run_dir, end_beginning, run_directory
 from exlm_cli.tasks.registry import require_local_files
 
 SERIES_FILE = "series.json"
@@ -63,6 +62,7 @@ def begin_series(
     source = str(checkpoint.resolve())
     series = Series(names=tuple(by_name), checkpoint=source, use_grid=use_grid, baseline=baseline)
     write_json(folder / SERIES_FILE, series)
+    end_beginning(folder)
     return folder
 
 
@@ -107,7 +107,6 @@ def run_series(
             if (run / "recipe.yaml").is_file():
                 finished.append(resume_finetuning(run, checkpoint=checkpoint, progress=progress))
                 continue
-            shutil.rmtree(run, ignore_errors=True)  # killed before it began
             begun = run_finetuning(
                 load_recipe(str(folder / f"{name}.yaml"), kind=FinetuneRecipe),
                 checkpoint=checkpoint or Path(series.checkpoint),

@@ -30,7 +30,7 @@ from exlm_cli.experiments.results import (
 from exlm_cli.experiments.workers import Event, Workers
 from exlm_cli.files import removed_on_failure, write_atomically, write_json
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import RUN_FILE, create_run_dir, read_run_json, sole_process, update_run_json
+from exlm_cli.run_dir import RUN_FILE, create_run_dir, end_beginning, read_run_json, sole_process, update_run_json
 from exlm_cli.train.pretrained import pick_device
 from exlm_cli.train.process import StopSignal
 from exlm_cli.train.trackers import require_trackers
@@ -68,7 +68,7 @@ def run_sweep(
         recipe = with_absolute_paths(recipe)
     cells = recipe.plan()
     run = resume if resume is not None else create_run_dir(out, recipe.name)
-    with sole_process(run):
+    with sole_process(run, is_new=resume is None):
         with removed_on_failure(run, is_new=resume is None):
             path = run / "recipe.yaml"
             whole = recipe.together_with(load_recipe(str(path), kind=SweepRecipe)) if path.is_file() else recipe
@@ -89,6 +89,7 @@ def run_sweep(
             update_run_json(run, fields)
             # last: only a run directory has a recipe
             write_atomically(path, dump_recipe(whole).encode())
+            end_beginning(run)
         num_others = len(every_cell) - len(cells)
         others = f"; the other {num_others} are left as they are" if num_others else ""
         progress.message(

@@ -7,7 +7,6 @@ directories on other splits.
 """
 
 import contextlib
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -60,7 +59,7 @@ from exlm_cli.finetune.verdict import describe_verdict, summarise_splits
 from exlm_cli.format import format_counts
 from exlm_cli.launch import read_launch
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.run_dir import create_run_dir, read_run_json, update_run_json
+from exlm_cli.run_dir import create_run_dir, end_beginning, read_run_json, update_run_json
 from exlm_cli.tasks.base import DownstreamTask, write_outputs
 from exlm_cli.tasks.registry import load_task
 from exlm_cli.tasks.splits import split_fingerprint
@@ -225,6 +224,7 @@ def _prepare_folder(run: _Run, *, is_new: bool) -> None:
     write_training_rows(run.folder, run.data.task)
     # last: a run directory counts as one once it has its recipe
     write_atomically(run.folder / "recipe.yaml", dump_recipe(with_absolute_paths(run.recipe)).encode())
+    end_beginning(run.folder)
 
 
 def resume_finetuning(
@@ -351,14 +351,7 @@ def _run_replicates(run: _Run) -> list[RunResults]:
         points = [GridPoint(p.label, p.values, p.recipe.changed(changed)) for p in run.points]
         folder = run.folder / "replicates" / f"split-{seed}"
         job = replace(run, recipe=recipe, points=points)
-
-        def begin(folder: Path = folder) -> bool:
-            is_begun = (folder / "recipe.yaml").is_file()
-            if folder.exists() and not is_begun:
-                shutil.rmtree(folder)  # killed before it began
-            return is_begun
-
-        is_begun = run.ranks.first(begin)
+        is_begun = run.ranks.first((folder / "recipe.yaml").is_file)
         task = run.ranks.in_turn(partial(load_task, recipe.task, run.progress), limit_s=PREPARE_LIMIT_S)
         run.progress.message(f"split {number + 1} of {run.recipe.num_replicates}: `task.split_seed` {seed}")
         found.append(_fine_tune(job, task, partial(create_run_dir, folder, ""), folder if is_begun else None).results)

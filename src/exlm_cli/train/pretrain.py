@@ -35,7 +35,7 @@ from exlm_cli.launch import read_launch
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.alignment import choose_backend
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.run_dir import MetricsLog, create_run_dir, read_run_json, update_run_json
+from exlm_cli.run_dir import MetricsLog, create_run_dir, end_beginning, read_run_json, update_run_json
 from exlm_cli.train.checkpoint import checkpoint_paths, load_state, newest_good_checkpoint, remove_unfinished
 from exlm_cli.train.evaluation import CollapseWatch, EvaluationSums, evaluate_batch, measure_own_mask_share, summarise
 from exlm_cli.train.loop import TrainingLoop
@@ -324,6 +324,7 @@ def _describe_run(run: Path, recipe: PretrainRecipe, data: PreparedData, fields:
     )
     # last: a run directory counts as one once it has its recipe
     write_atomically(run / "recipe.yaml", dump_recipe(with_absolute_paths(recipe)).encode())
+    end_beginning(run)
 
 
 def resume_pretraining(

@@ -20,6 +20,7 @@ from exlm_cli.experiments.cell import read_result, run_cell
 from exlm_cli.experiments.results import RepeatMlmResult, SweepCellResult, SweepRun, TaskScores
 from exlm_cli.finetune.results import summarise_values
 from exlm_cli.progress import SilentProgress
+from exlm_cli.run_dir import create_run_dir
 from exlm_cli.train.pretrain import run_pretraining
 from exlm_cli.train.pretrained import load_pretrained
 from tests.tiny_sweeps import tiny_grid
@@ -104,8 +105,7 @@ def test_another_recipe_is_refused_and_its_figures_are_not_taken(cell, cache, tm
 
 
 def test_a_cell_stopped_before_its_recipe_was_written_begins_anew(cell, tmp_path):
-    (tmp_path / "cell" / "pretrain").mkdir(parents=True)
-    (tmp_path / "cell" / "pretrain" / "tokenizer.json").write_text("half")
+    (create_run_dir(tmp_path / "cell" / "pretrain", "a") / "tokenizer.json").write_text("half")
     assert run_cell(cell, tmp_path / "cell", QUIET).steps == 6
 
 

@@ -17,7 +17,7 @@ from exlm_cli.cli.options import (
 )
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import make_folder, removed_on_failure, write_atomically
-from exlm_cli.run_dir import create_run_dir
+from exlm_cli.run_dir import create_run_dir, end_beginning
 
 if TYPE_CHECKING:
     from exlm_cli.config.pretrain import PretrainRecipe
@@ -110,6 +110,7 @@ def _write_tokens(recipe: "PretrainRecipe", out: Path | None) -> dict[str, objec
         data = prepare_data(recipe, rejected_csv=folder / "rejected.csv", progress=console.open_progress())
         data.tokenizer.save(folder / "tokenizer.json")
         write_atomically(folder / "recipe.yaml", dump_recipe(with_absolute_paths(recipe)).encode())
+        end_beginning(folder)
     return {
         "tokenizer": folder / "tokenizer.json",
         "recipe": folder / "recipe.yaml",
