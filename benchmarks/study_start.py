@@ -1,0 +1,260 @@
+"""Study of the start of the DAG: what each part of the transition head and of its start is worth on real data.
+
+Trains variants of `text-small` (bytes, k = 4) and `smiles-small` (k = 2) with two layers of width 64 for 1,000 steps.
+Each data set, variant and seed is a row of `results/study_start.csv`; a row that exists is not trained again. Most
+variants are settings of `exlm pretrain --set`. Fixed edges, scores by distance and emissions of the own mask alone are
+no recipe keys and are implemented here.
+
+    python benchmarks/study_start.py --list
+    python benchmarks/study_start.py DATA --sets text smiles --variants "k = 1" seeing --seeds 1 2 3
+    python benchmarks/study_start.py --table
+
+DATA is a folder with `text/wikipedia_en_{train,valid}.txt.xz` and `smiles/{train,valid}.txt.xz`. `--table` prints means
+over seeds, and the differences from the MLM of the same seed with their 95 % interval.
+"""
+
+import argparse
+import contextlib
+import csv
+import math
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor
+
+from exlm_cli.config.load import load_recipe
+from exlm_cli.data.batch import Batch
+from exlm_cli.model.exlm import ExlmModel, NodeStates
+from exlm_cli.model.transition import TransitionHead, allowed_edges, mask_order, next_mask_edges
+from exlm_cli.train.pretrain import run_pretraining
+from harness import RESULTS_DIR, append_row, surroundings
+
+NAME = "study_start"
+WORK = Path("build") / NAME
+MLM, LOSS = "MLM", "loss_given_length"
+RESTRICTED_SHARE = 0.15
+"""Share of the steps in which `own emissions` trains each state on the target of its own mask alone."""
+
+COMMON = """
+model.num_layers=2 model.num_heads=2 model.width=64 model.ffn_width=256 optim.lr=3e-3 optim.warmup_ratio=0.1
+train.max_steps=1000 train.validate_every_steps=1000 train.checkpoint_every_steps=1000 train.validation_sequences=1024
+train.batch_sequences=64 train.num_threads=1
+"""
+SETS = {
+    "text": ("text-small", "text/wikipedia_en_{}.txt.xz", "data.max_rows=60000 data.sequence_length=64 "
+             "tokenizer.vocab_size=261 tokenizer.train_rows=1000"),
+    "long text": ("text-small", "text/wikipedia_en_{}.txt.xz", "data.max_rows=60000 data.sequence_length=128 "
+                  "tokenizer.vocab_size=261 tokenizer.train_rows=1000 train.batch_sequences=32"),
+    "smiles": ("smiles-small", "smiles/{}.txt.xz", "data.max_rows=200000"),
+}  # fmt: skip
+"""Recipe, files and settings of a data set: 9, 19 and 6 masks a sequence."""
+
+Patch = Callable[[], contextlib.AbstractContextManager[object]]
+
+
+def fixed_edges(kind: str) -> Patch:
+    """Return a patch of the head: edges to the next mask alone, never trained; BOS and EOS join all lanes.
+
+    Args:
+        kind: `uniform` over the next mask's states, `lanes` to the same clone, or `one emitter`, its first clone.
+    """
+
+    def forward(head: TransitionHead, _states: Tensor, batch: Batch) -> Tensor:
+        is_next, is_same_clone = next_mask_edges(batch.node_mask, batch.state_lengths, head.num_states_per_mask)
+        allowed = allowed_edges(batch.node_mask, batch.state_lengths, is_sparse=False)
+        node = torch.arange(allowed.shape[-1])
+        is_end = node == batch.state_lengths[:, None] - 1
+        if kind == "one emitter":
+            is_first = (node - 1) % head.num_states_per_mask == 0
+            is_next = is_next & (is_first | is_end)[:, None, :]
+        elif kind == "lanes":
+            is_outer = (batch.node_mask < 0)[:, :, None] | is_end[:, None, :]
+            is_next = is_next & (is_same_clone | is_outer)
+        weights = (is_next & allowed).to(torch.float32)
+        return (weights / weights.sum(-1, keepdim=True).clamp(min=1)).log()
+
+    return lambda: mock.patch.object(TransitionHead, "forward", forward)
+
+
+def distance_scores() -> contextlib.AbstractContextManager[object]:
+    """Patch the start's number into an ALiBi-like slope: a score falls by it with each mask between two nodes."""
+
+    def bias(head: TransitionHead, _allowed: Tensor, batch: Batch) -> Tensor:
+        order = mask_order(batch.node_mask, batch.state_lengths, head.num_states_per_mask)
+        return -head.start_scores[0] * (order[:, None, :] - order[:, :, None])
+
+    return mock.patch.object(TransitionHead, "_start_bias", bias)
+
+
+@contextlib.contextmanager
+def own_emissions() -> Iterator[None]:
+    """Patch emissions: in the first steps a state emits the targets of other masks with next to no probability."""
+    log_emissions, shares = ExlmModel.log_emissions, [0.0]
+
+    def restricted(model: ExlmModel, nodes: NodeStates, batch: Batch) -> Tensor:
+        log_emit = log_emissions(model, nodes, batch)
+        if not model.training or shares[0] >= RESTRICTED_SHARE:
+            return log_emit
+        target = torch.arange(log_emit.shape[1])
+        return log_emit.masked_fill(batch.node_mask[:, None, :] != target[:, None], -1e4)
+
+    with (
+        mock.patch.object(ExlmModel, "log_emissions", restricted),
+        mock.patch.object(TransitionHead, "fade_balance", lambda _, share: shares.__setitem__(0, share)),
+    ):
+        yield
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Settings of the recipe beside the common ones, and what is no recipe key."""
+
+    settings: str = ""
+    patch: Patch = contextlib.nullcontext
+
+
+HEAD = "model.transition."
+FORMULA = f"{HEAD}start=formula "
+VECTORS = "model.clone_embedding=nodes model.clone_init_std=1 "
+GATED = f"{FORMULA}{HEAD}rope=none {HEAD}heads=2 {HEAD}position_features=true {HEAD}max_nodes=512 "
+DISTANCE = f"{HEAD}rope=none {HEAD}start=next_mask {HEAD}start_strength=1 "
+VARIANTS = {
+    MLM: Variant("objective=mlm masking.num_states_per_mask=1 model.rope=1d"),
+    # where the head knows the place of a node from; the recipe's start, then the formula's
+    "seeing": Variant(),
+    "blind": Variant(f"{HEAD}rope=none"),
+    "formula, blind": Variant(f"{FORMULA}{HEAD}rope=none"),
+    "formula, nodes": Variant(FORMULA),
+    "formula, tokens": Variant(f"{FORMULA}{HEAD}rope=tokens"),
+    "formula, learned": Variant(f"{FORMULA}{HEAD}rope=none {HEAD}position_features=true {HEAD}max_nodes=512"),
+    "distance": Variant(DISTANCE, distance_scores),
+    "seeing, detached": Variant(f"{HEAD}detach_states=true"),
+    "formula, blind, detached": Variant(f"{FORMULA}{HEAD}rope=none {HEAD}detach_states=true"),
+    "formula, nodes, detached": Variant(f"{FORMULA}{HEAD}detach_states=true"),
+    # effects taken apart
+    "k = 1": Variant("masking.num_states_per_mask=1"),
+    "k = 1, formula, blind": Variant(f"masking.num_states_per_mask=1 {FORMULA}{HEAD}rope=none"),
+    "one emitter": Variant("", fixed_edges("one emitter")),
+    "one emitter, all attend": Variant("model.mask_attention=all", fixed_edges("one emitter")),
+    "uniform": Variant("", fixed_edges("uniform")),
+    "fixed lanes": Variant("", fixed_edges("lanes")),
+    "hazard": Variant(f"{HEAD}start=hazard"),
+    "lanes": Variant(f"{HEAD}start=lanes"),
+    "late": Variant("optim.transition_start_ratio=0.4"),
+    "slow": Variant("optim.transition_lr_scale=0.03"),
+    "own emissions": Variant("", own_emissions),
+    "formula, own emissions": Variant(FORMULA, own_emissions),
+    "gated": Variant(GATED),
+    "vectors": Variant(VECTORS),
+    "vectors, uniform": Variant(VECTORS, fixed_edges("uniform")),
+    "vectors, fixed lanes": Variant(VECTORS, fixed_edges("lanes")),
+    "vectors, lanes": Variant(f"{VECTORS}{HEAD}start=lanes"),
+    "vectors, formula, nodes": Variant(f"{VECTORS}{FORMULA}"),
+}
+
+
+def train(data: Path, name: str, variant_name: str, seed: int) -> dict[str, object]:
+    """Train one cell and return its row."""
+    recipe_name, files, settings = SETS[name]
+    variant = VARIANTS[variant_name]
+    recipe = load_recipe(
+        recipe_name,
+        [
+            f'data.train=["{data / files.format("train")}"]',
+            f'data.valid=["{data / files.format("valid")}"]',
+            *COMMON.split(),
+            *settings.split(),
+            *variant.settings.split(),
+            f"seed={seed}",
+        ],
+    )
+    run = WORK / f"{name}-{variant_name}-{seed}".replace(" ", "-").replace(",", "").replace("=", "")
+    shutil.rmtree(run, ignore_errors=True)
+    began = time.process_time()
+    with variant.patch():
+        metrics = run_pretraining(recipe, out=run).metrics
+    shutil.rmtree(run)
+    columns = ("loss", "loss_given_length", "effective_states", "masks_with_0_share", "mask_accuracy")
+    figures = {column: f"{metrics[column]:.5f}" if column in metrics else "" for column in columns}
+    seconds = round(time.process_time() - began)
+    return {"data": name, "variant": variant_name, "seed": seed, **figures, "cpu_s": seconds} | surroundings(
+        torch.device("cpu")
+    )
+
+
+def read_rows() -> list[dict[str, str]]:
+    """Return the rows that exist."""
+    path = RESULTS_DIR / f"{NAME}.csv"
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def table(rows: list[dict[str, str]]) -> str:
+    """Return a Markdown table of each data set."""
+    lines = []
+    for name in SETS:
+        cells = {(row["variant"], row["seed"]): row for row in rows if row["data"] == name}
+        if cells:
+            lines += ["", name, "", "| variant | seeds | loss given T | less MLM | states in use | masks passed over |"]
+            lines += ["|---|---|---|---|---|---|"]
+        for variant in dict.fromkeys(of for of, _ in cells):
+            group = [row for (of, _), row in cells.items() if of == variant]
+            twins = [(row, cells[MLM, row["seed"]]) for row in group if (MLM, row["seed"]) in cells]
+            gaps = interval([float(row[LOSS]) - float(twin[LOSS]) for row, twin in twins])
+            means = [mean(group, LOSS, ".3f"), gaps, mean(group, "effective_states", ".2f")]
+            shown = [variant, str(len(group)), *means, mean(group, "masks_with_0_share", ".2%")]
+            lines.append(f"| {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def interval(values: list[float]) -> str:
+    """Return mean and half of the 95 % interval, Student's t."""
+    if len(values) < 2:
+        return f"{values[0]:+.3f}" if values else ""
+    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
+    return f"{np.mean(values):+.3f} ± {half:.3f}"
+
+
+def mean(group: list[dict[str, str]], column: str, form: str) -> str:
+    """Return the mean of a column where it has values."""
+    values = [float(row[column]) for row in group if row[column]]
+    return format(np.mean(values), form) if values else ""
+
+
+def main() -> None:
+    """Run the study, or print what exists."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, nargs="?")
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=["text", "smiles"])
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--list", action="store_true", help="print the names of the variants")
+    parser.add_argument("--table", action="store_true", help="print the rows that exist as tables")
+    given = parser.parse_args()
+    if given.list or given.table:
+        sys.stdout.write(("\n".join(VARIANTS) if given.list else table(read_rows())) + "\n")
+        return
+    if given.data is None:
+        parser.error("DATA is missing")
+    for seed in given.seeds:
+        for variant in given.variants:
+            for name in given.sets:
+                done = {(row["data"], row["variant"], row["seed"]) for row in read_rows()}
+                if (name, variant, str(seed)) not in done:
+                    row = train(given.data.resolve(), name, variant, seed)
+                    append_row(NAME, row)
+                    sys.stderr.write(f"{name}, {variant}, seed {seed}: {row[LOSS]}\n")
+
+
+if __name__ == "__main__":
+    main()
