@@ -104,8 +104,6 @@ def create_run_dir(out: str | Path | None, name: str, *, root: Path = RUNS_ROOT)
 
     Args:
         out: Its path; None: `<root>/<name>-<YYYYmmdd-HHMMSS>`, with a counter where two runs begin in one second.
-        name: Name of the recipe.
-        root: Folder of all runs.
 
     Raises:
         CheckpointError: `out` is a file or not empty, or the file system refuses.

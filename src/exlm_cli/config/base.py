@@ -87,7 +87,6 @@ def identity_values(section: BaseModel, *, without: Collection[Mark] = ()) -> di
     """Return the values of a recipe or section that decide its results, as JSON.
 
     Args:
-        section: The recipe or section.
         without: Marked fields to leave out besides `Mark.RECORD`.
     """
     left_out = {Mark.RECORD, *without}

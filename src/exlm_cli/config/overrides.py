@@ -246,8 +246,7 @@ def _explain(error: ValidationError, layers: Layers, described: str, kind: type[
     # of a list or mapping, the value inside it is at fault
     subject = "it" if finding["input"] == value else f"`{_show(finding['input'])}`"
     return ConfigError(
-        f"{layers.origin(path)}: `{path}` is {_show(value)}; {describe_finding(finding, subject)}",
-        f"`{path}`: {about}",
+        f"{layers.origin(path)}: `{path}` is {_show(value)}; {describe_finding(finding, subject)}", f"`{path}`: {about}"
     )
 
 

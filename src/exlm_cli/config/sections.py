@@ -23,9 +23,7 @@ class DataConfig(StrictModel):
         default=(),
         description="Files, folders, globs, `hub:OWNER/NAME[/CONFIG][@SPLIT]`, `bundled:grammar|feelings|molecules`",
     )
-    valid: Annotated[tuple[str, ...], Mark.INPUT] = Field(
-        default=(), description="Validation inputs; empty: cut from `train`"
-    )
+    valid: Annotated[tuple[str, ...], Mark.INPUT] = Field((), description="Validation inputs; empty: cut from `train`")
     valid_fraction: float = Field(0.01, gt=0, lt=0.5, description="Share of rows held out where `valid` is empty")
     column: str | None = Field(None, description="Column to read from CSV, JSONL, Parquet or Hub rows")
     sequence_length: int = Field(512, ge=4, le=65536, description="Tokens of a sequence, [CLS] and [SEP] included")

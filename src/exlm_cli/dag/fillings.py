@@ -52,7 +52,6 @@ class NBest:
     """The most probable fillings, best first.
 
     Attributes:
-        fillings: Texts, each once.
         log_prob_length: Log-probability of exactly T tokens (`exact`), or 0: all texts count (`any`).
         is_proven: True if the bound shows that no token sequence outside the list is more probable than its last;
             False if the search met its limit first.

@@ -28,13 +28,11 @@ class Dag:
     """The states of one input with T masks: S = k * T + 2 nodes and the edges between them.
 
     Attributes:
-        text: The user's input.
         kind: RDKit checks the fillings of "smiles".
         node_log_probs: (S, V) log-probabilities of tokens, nats; the rows of BOS and EOS are -inf.
         log_trans: (S, S) log E[v, u], nats; -inf at and below the diagonal.
         num_states_per_mask: k.
         input_ids: (L,) tokens before expansion, [CLS], [MASK]s and [SEP] included.
-        tokenizer: Turns ids into text.
         has_transitions: False for an MLM and for `alignment: independent`, whose masks do not depend on each other.
             Such a DAG has one node a mask and edges of probability 1, and its probabilities are the model's; for
             several states a mask, given that they yield one token.

@@ -33,14 +33,11 @@ class Inspection:
     """A DAG with its words, paths and fillings.
 
     Attributes:
-        dag: The DAG.
         tokens: Most probable tokens of every node, best first.
         occupancy: (S,) probability that a path of exactly T inner nodes visits a node.
         edge_use: (S, S) probability that such a path takes an edge.
         path: Inner nodes of the best path.
         length: Number of tokens in a filling: `exact` or `any`.
-        n_best: The most probable joint fillings.
-        guess: Every mask filled on its own.
         log_prob_exact: Log-probability, nats, that a path has exactly T inner nodes.
         checkpoint: Path of the model's checkpoint; empty for a DAG made by hand.
     """

@@ -98,12 +98,6 @@ def expand(masked: MaskedSequences, num_states_per_mask: int, objective: Objecti
 
     Clone c of the mask at position i gets the 2D position (i, c), c = 1..k; everything else gets (j, 0). For
     `objective="mlm"` all positions are (j, 0), and k must be 1.
-
-    Args:
-        masked: Sequences, each with any number of masked positions.
-        num_states_per_mask: k.
-        objective: Decides the positions.
-        pad_id: [PAD].
     """
     k = num_states_per_mask
     num_sequences, longest_input = masked.input_ids.shape

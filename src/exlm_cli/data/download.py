@@ -23,7 +23,6 @@ class RemoteFile:
     Attributes:
         url: `https:`, or `http:` on this machine.
         sha256: SHA-256 of the bytes at `url`, in hex.
-        size_bytes: Number of bytes.
     """
 
     url: str

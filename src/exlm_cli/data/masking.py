@@ -81,8 +81,6 @@ class Masker:
     """Masks of one epoch of a run.
 
     Attributes:
-        masking: Section of the recipe.
-        special: Special tokens of the vocabulary.
         seed, epoch: Select the masks, with the sample index of a sequence.
     """
 

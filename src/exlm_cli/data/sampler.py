@@ -54,7 +54,6 @@ def plan_epoch(
 
     Args:
         lengths: (N,) input tokens of each sequence, with [CLS] and [SEP].
-        seed: Seed of the run.
         epoch: Counted from 0.
         batch_sequences: Sequences of a step, or None.
         batch_tokens: Maximum of input tokens of a step, if `batch_sequences` is None.
@@ -182,9 +181,7 @@ class Feed:
     """Batches of sequences of a data set; they depend on the indices of the sequences and on the epoch alone.
 
     Attributes:
-        dataset: Where the sequences are.
         recipe: Its masking, seed and objective apply.
-        special: Special tokens of the vocabulary.
         epoch: Selects the masks.
     """
 

@@ -59,8 +59,7 @@ class Tokenizer:
         model = definition["model"]["type"]
         if model not in _KIND_OF_MODEL:
             raise TokenizerError(
-                f"{origin}: tokenizer model `{model}`, expected one of BPE (text) and WordLevel (SMILES)",
-                _TRAIN_HINT,
+                f"{origin}: tokenizer model `{model}`, expected one of BPE (text) and WordLevel (SMILES)", _TRAIN_HINT
             )
         missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
         if missing:

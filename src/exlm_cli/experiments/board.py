@@ -23,10 +23,7 @@ def open_board(
     """Show the table of a sweep until the context ends.
 
     Args:
-        run: Run directory.
-        cells: All cells.
         results: Results by folder of those that are done, None for the others.
-        progress: Where the table, the bar and the lines go.
     """
     rows, columns = (list(dict.fromkeys(getattr(cell, axis) for cell in cells)) for axis in ("row", "column"))
     done = sum(cell.work for cell in cells if results[cell.folder] is not None) / sum(cell.work for cell in cells)

@@ -54,9 +54,7 @@ def run_cell(cell: SweepCell, folder: Path, progress: Progress) -> SweepCellResu
     the scores of a task where fine-tuning diverged. With the same recipe it is not tried again.
 
     Args:
-        cell: The cell.
         folder: Its folder, made where there is none. No other process may work in it.
-        progress: Messages and bars of the training.
 
     Raises:
         CheckpointError: The folder was filled with another recipe.
@@ -79,7 +77,10 @@ def run_cell(cell: SweepCell, folder: Path, progress: Progress) -> SweepCellResu
     except DivergedError as error:
         result = model(**shared, corruption=_count(cell.pretrain, progress), diverged=error.message)
     else:
-        finetune = _earlier_scores(cell, folder) | _finetune(cell, folder, progress)
+        finetune = _finetune(cell, folder, progress)
+        before = read_cell_file(folder / RESULT_FILE, model)
+        if before is not None and before.pretrain_identity == identity_of(cell.pretrain):
+            finetune = before.finetune | finetune  # scores of tasks that the cell no longer has
         result = model(**shared | dict(measures), finetune=finetune)
     write_json(folder / RESULT_FILE, result)
     return result
@@ -202,23 +203,13 @@ def count_corrupted(
     )
 
 
-def _earlier_scores(cell: SweepCell, folder: Path) -> dict[str, TaskScores | DivergedTask]:
-    """Return the scores that an earlier result has of the same model, also of tasks that the cell no longer has."""
-    before = read_cell_file(folder / RESULT_FILE, result_type(cell))
-    if before is None or before.pretrain_identity != identity_of(cell.pretrain):
-        return {}
-    return before.finetune
-
-
 def _finetune(cell: SweepCell, folder: Path, progress: Progress) -> dict[str, TaskScores | DivergedTask]:
     """Fine-tune on every task and return the scores of each."""
-    if not cell.finetune:
-        return {}
-    # importing it takes seconds, in every process
-    from exlm_cli.finetune.run import run_finetuning
-
     scored: dict[str, TaskScores | DivergedTask] = {}
     for recipe in cell.finetune:
+        # importing it takes seconds, in every process
+        from exlm_cli.finetune.run import run_finetuning
+
         run = _finetune_folder(folder, recipe)
         if _changes_since_begun(run, recipe):
             shutil.rmtree(run)  # diverged with another recipe

@@ -28,13 +28,6 @@ class PretrainedScore:
     """A pre-trained checkpoint and its validation figures.
 
     Attributes:
-        name: Name in tables.
-        checkpoint: Its path.
-        objective: `exlm` or `mlm`.
-        step: Training steps.
-        parameters: Number of parameters.
-        tokens: Input tokens of its training.
-        data: Description of the validation data.
         metrics: Figures by name (`train.evaluation.summarise`).
     """
 
@@ -64,11 +57,8 @@ def evaluate_pretrained(
 
     Args:
         path: Run directory or `checkpoints/step-N`.
-        name: Name in tables.
         valid: Files, folders or globs of text or SMILES; empty: the run's own validation data.
         max_sequences: Sequences scored, evenly spread; none: all.
-        device: Where the model runs.
-        progress: Messages and bars.
 
     Raises:
         CheckpointError: There is no whole checkpoint.
@@ -112,8 +102,6 @@ def measure_entropy(
         ks: Copies of a token for Repeated MLM, states of a mask for ExLM; empty: as trained.
         valid: Validation inputs; empty: the run's own.
         max_sequences: Sequences scored, evenly spread; none: all.
-        device: Where the model runs.
-        progress: Messages and bars.
 
     Raises:
         CheckpointError: No checkpoint there.
@@ -131,7 +119,18 @@ def measure_entropy(
     results = []
     with progress.bar("entropy", len(pairs)) as bar:
         for number, recipe in enumerate(recipes, start=1):
-            results.append(_score(pretrained, recipe, data))
+            metrics = finite_or_none(_validate(recipe, data, _model_with_states(pretrained, recipe)))
+            results.append(
+                PredictionEntropy(
+                    objective=recipe.objective,
+                    mask_ratio=recipe.masking.mask_ratio,
+                    num_repeats=recipe.masking.num_repeats,
+                    num_states_per_mask=recipe.masking.num_states_per_mask,
+                    entropy_bits=metrics["entropy_bits"],
+                    entropy_posterior_bits=metrics.get("entropy_posterior_bits"),
+                    metrics=metrics,
+                )
+            )
             bar.update(number, k=str(pairs[number - 1][0]), p=f"{pairs[number - 1][1]:g}")
     return results
 
@@ -173,19 +172,6 @@ def _with_masking(pretrained: Pretrained, k: int, ratio: float, max_sequences: i
     if not own.model.learned_positions:
         wanted.append(f"model.max_length={max(own.model.max_length, max_length)}")
     return _own_recipe(pretrained, wanted)
-
-
-def _score(pretrained: Pretrained, recipe: PretrainRecipe, data: PreparedData) -> PredictionEntropy:
-    metrics = finite_or_none(_validate(recipe, data, _model_with_states(pretrained, recipe)))
-    return PredictionEntropy(
-        objective=recipe.objective,
-        mask_ratio=recipe.masking.mask_ratio,
-        num_repeats=recipe.masking.num_repeats,
-        num_states_per_mask=recipe.masking.num_states_per_mask,
-        entropy_bits=metrics["entropy_bits"],
-        entropy_posterior_bits=metrics.get("entropy_posterior_bits"),
-        metrics=metrics,
-    )
 
 
 def _validate(

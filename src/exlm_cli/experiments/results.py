@@ -130,7 +130,6 @@ class SweepCellResult(JsonModel):
         corruption: None where masks are not drawn token by token.
         diverged: Why training came to no end; None where it did.
         measure_sequences, steps, elapsed_s, parameters, metrics, entropy: As in `Measures`.
-        finetune: By task.
     """
 
     label: str
@@ -194,10 +193,7 @@ class SweepRun:
     """A sweep as far as it is done.
 
     Attributes:
-        folder: Its run directory.
-        recipe: Its recipe.
         results: Of the cells that are done, in the order of the recipe.
-        num_cells: All cells.
     """
 
     folder: Path

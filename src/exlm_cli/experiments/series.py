@@ -41,8 +41,6 @@ def begin_series(
 
     Args:
         recipes: Recipe of each task; the part of `task.name` after the slash names its run.
-        suite: Names the folder.
-        checkpoint: Pre-training run.
         out: The folder; None: `runs/<suite>-all-<time>`.
         use_grid, baseline: As in `run_finetuning`.
 
@@ -89,7 +87,6 @@ def run_series(
     Args:
         folder: Made by `begin_series`.
         checkpoint: The pre-training run, if it has moved; None: where it was.
-        progress: Reports the work.
 
     Raises:
         ExlmError: A mistake in data or checkpoint; interruption.

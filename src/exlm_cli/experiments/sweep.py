@@ -20,13 +20,7 @@ from exlm_cli.data.corpus.pipeline import list_rejected, prepare_data
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError, InterruptedRunError
 from exlm_cli.experiments.board import SweepBoard, open_board
 from exlm_cli.experiments.cell import read_result, refuse_changed_cell
-from exlm_cli.experiments.results import (
-    SweepRun,
-    SweepSummary,
-    cell_folder,
-    finished_results,
-    resume_command,
-)
+from exlm_cli.experiments.results import SweepRun, SweepSummary, cell_folder, finished_results, resume_command
 from exlm_cli.experiments.workers import Event, Workers
 from exlm_cli.files import removed_on_failure, write_atomically, write_json
 from exlm_cli.progress import Progress
@@ -51,7 +45,6 @@ def run_sweep(
         out: Run directory; none: `runs/<name>-<time>`.
         resume: A run directory to continue instead.
         jobs: Cells at once; none: one a CUDA device, or one a CPU core.
-        progress: Messages, the live table and its bar.
 
     Returns:
         Every cell of the run directory that is done.

@@ -21,12 +21,7 @@ _MIN_PROBABILITY = 1e-12
 
 
 def score_baseline(
-    task: DownstreamTask,
-    seed: int,
-    progress: Progress,
-    *,
-    num_trees: int = NUM_TREES,
-    num_threads: int | None = None,
+    task: DownstreamTask, seed: int, progress: Progress, *, num_trees: int = NUM_TREES, num_threads: int | None = None
 ) -> tuple[Scores, LabelScores]:
     """Train a forest for each label on the training rows, and score it on the other splits.
 
@@ -35,8 +30,6 @@ def score_baseline(
     Args:
         task: A task of molecules: MoleculeNet or a CSV.
         seed: Seed of the forests, below 2**63 as in recipes.
-        progress: Shows how many labels are done.
-        num_trees: Trees of each forest.
         num_threads: Threads that grow trees; None: one for each core.
 
     Returns:

@@ -82,7 +82,6 @@ def batch_losses(loss: Loss, outputs: Tensor, batch: TaskBatch, weights: Tensor 
     training loop counts and leaves out.
 
     Args:
-        loss: Kind of loss.
         outputs: (B, C), or (B, L, 2) for `span`.
         batch: Batch with the targets; standardised ones for `regression`.
         weights: (C,) weight of each class, or of each label's positives; None: all 1.

@@ -122,7 +122,6 @@ class CalibratedRows:
         names: C outputs.
         mean: (N, C) mean probabilities or values of the seeds.
         targets: As in `tasks.base.EncodedSplit`.
-        level: Of the intervals.
     """
 
     loss: Loss
@@ -167,7 +166,6 @@ def fit_calibration(loss: Loss, predicted_KNC: FloatArray, targets_NC: FloatArra
 
     Args:
         loss: `binary`, `classes` or `regression`.
-        predicted_KNC: Probabilities or values.
         targets_NC: NaN where missing; (N, 1) class index for `classes`.
     """
     outputs: list[OutputCalibration | None] = []
@@ -239,11 +237,8 @@ def score_calibration(
     Values: `interval_coverage`, the share of true values in their intervals, and `interval_width`.
 
     Args:
-        calibration: Fitted on other rows.
-        loss: Loss of the task.
         predicted_NC: Mean over the seeds.
         targets_NC: As for `fit_calibration`.
-        level: Of the intervals.
     """
     scores: list[dict[str, float | None]] = []
     if loss == "regression":
@@ -272,10 +267,6 @@ def reliability(probabilities_N: FloatArray, target_N: FloatArray) -> FloatArray
     """Return (B, 3) mean probability, frequency of the positive answer and number of rows of at most `NUM_BINS` bins.
 
     Bins hold equally many rows, in the order of their probabilities; equal probabilities stay together.
-
-    Args:
-        probabilities_N: Probabilities of N rows.
-        target_N: 0 or 1 of each row.
     """
     edges = np.quantile(probabilities_N, np.linspace(0, 1, NUM_BINS + 1)[1:-1])
     bin_N = np.searchsorted(np.unique(edges), probabilities_N, side="left")

@@ -128,11 +128,8 @@ def embed(encoder: Encoder, path: Path, out: Path, *, column: str | None, progre
     pickle; `.parquet` columns of these names, `cls` and `mean` being lists. See `Vectors`.
 
     Args:
-        encoder: What reads the rows.
         path: CSV or TSV, also .gz and .xz, or .smi and .txt.
-        out: File of the vectors.
         column: Column of the SMILES or text; None: the one the encoder was trained on, else one with a usual name.
-        progress: Shows how many rows are done.
 
     Raises:
         ConfigError: `out` ends in another suffix, or is the input file.

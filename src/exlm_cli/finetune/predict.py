@@ -64,7 +64,6 @@ def predict(
     `nearest_train_tanimoto` of molecules.
 
     Args:
-        finetuned: The run; every seed predicts.
         path: The file, in the layout of the run's task.
         out: File of predictions; None: `predictions-<name of the file>` in `folder`.
         folder: Folder of the predictions without `out`.
@@ -72,7 +71,6 @@ def predict(
         ensemble: Further runs of the same task; the mean is over the seeds of all runs.
         interval_level: Share of the true values that intervals should hold, between 0 and 1.
         escape_formulas: Put an apostrophe before a cell that a spreadsheet would take for a formula.
-        progress: Shows bars.
 
     Raises:
         ConfigError: A column that the task does not use, a name of another format, the input file as output, a level
@@ -182,11 +180,7 @@ def _calibration_of(members: Sequence[Finetuned]) -> tuple[Calibration | None, l
 
 
 def _calibrated_rows(
-    results: RunResults,
-    rows: NewRows,
-    outputs: SeedOutputs,
-    calibration: Calibration,
-    level: float,
+    results: RunResults, rows: NewRows, outputs: SeedOutputs, calibration: Calibration, level: float
 ) -> CalibratedRows:
     """Return what is calibrated: the mean of the seeds; targets are NaN where the file has none."""
     if results.loss == "span":

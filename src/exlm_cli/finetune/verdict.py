@@ -5,14 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from exlm_cli.finetune.results import (
-    BaselineResult,
-    Replication,
-    RunResults,
-    Summaries,
-    Summary,
-    summarise_values,
-)
+from exlm_cli.finetune.results import BaselineResult, Replication, RunResults, Summaries, Summary, summarise_values
 from exlm_cli.format import format_number
 
 _CHANCE = {"roc_auc": 0.5, "matthews_corrcoef": 0.0, "r2": 0.0}
@@ -70,7 +63,8 @@ def describe_verdict(splits: Sequence[RunResults]) -> tuple[str, ...]:
 
 
 def _beside_baseline(splits: Sequence[RunResults]) -> str:
-    own, (metric, part) = splits[0], _scored_by(splits[0])
+    own = splits[0]
+    metric, part = own.selection_metric, own.scored_split
     pairs = [
         [
             (a, b)
@@ -113,8 +107,8 @@ def _beside_baseline(splits: Sequence[RunResults]) -> str:
 
 
 def _beside_chance(splits: Sequence[RunResults]) -> list[str]:
-    own, (metric, part) = splits[0], _scored_by(splits[0])
-    metric = "r2" if own.loss == "regression" else metric
+    own = splits[0]
+    metric, part = "r2" if own.loss == "regression" else own.selection_metric, own.scored_split
     if metric not in _CHANCE or metric not in own.metrics[part]:
         return []
     values = [[v for v in of_split.metrics[part][metric].values if v is not None] for of_split in splits]
@@ -137,10 +131,6 @@ def _groups(values: Sequence[Sequence[float]]) -> tuple[Sequence[Sequence[float]
     if len(values) > 1:
         return values, f"{len(values)} splits"
     return [[value] for value in values[0]], f"{len(values[0])} seeds of one split"
-
-
-def _scored_by(results: RunResults) -> tuple[str, str]:
-    return results.selection_metric, results.scored_split
 
 
 def _overlap(results: RunResults) -> float:

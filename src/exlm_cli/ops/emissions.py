@@ -54,11 +54,7 @@ def token_log_probs(
 
 
 def token_statistics(
-    hidden_ND: Float[Tensor, "N D"],
-    weight_VD: Float[Tensor, "V D"],
-    bias_V: Float[Tensor, " V"],
-    *,
-    chunk_rows: int,
+    hidden_ND: Float[Tensor, "N D"], weight_VD: Float[Tensor, "V D"], bias_V: Float[Tensor, " V"], *, chunk_rows: int
 ) -> TokenStatistics:
     """Return entropy (nats), most likely token and its log-probability of every row; not differentiable.
 

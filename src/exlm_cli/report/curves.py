@@ -236,7 +236,6 @@ def write_entropy_figure(
     Args:
         lines: Models; bars are standard deviations over seeds.
         folder: Existing folder.
-        stem: Of the files.
         title, captions: Above the panels.
 
     Returns:

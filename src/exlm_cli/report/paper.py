@@ -30,8 +30,6 @@ class PaperTable:
     """One table.
 
     Attributes:
-        number: In the paper.
-        caption: What it shows, shortened.
         columns: Headings of its numbers.
         rows: Numbers by the name of a model.
         budgets: Of rows that the authors trained themselves.
@@ -154,7 +152,6 @@ class Shape:
     """How runs fill a table of the paper.
 
     Attributes:
-        paper: Its numbers.
         scores: Task and metric of each column but the mean.
         mean: Column that holds the mean, and the columns it is over.
         splits: Names of the splits that follow the paper's protocol.
@@ -215,10 +212,8 @@ def paper_table(
     """Return a table of the paper with our rows below its own.
 
     Args:
-        paper: What it prints.
         rows_are: Heading of the names of its rows.
         ours: Name, numbers and budget (`DETAILS`) of each of our rows.
-        notes, is_sparse: Of the table.
     """
     theirs = []
     for name, numbers in paper.rows.items():
@@ -249,18 +244,10 @@ def _notes(shape: Shape, runs: Sequence[FinetunedRun]) -> list[str]:
     notes = [f"`paper`: the numbers that it prints; `ours`: runs of this program, {spread} over seeds"]
     if other := [f"{run.name} ({run.results.split})" for run in runs if run.results.split not in shape.splits]:
         notes.append("not the paper's split: " + "; ".join(other))
-    sampled = [
-        f"{run.name} ({format_count(run.results.split_sizes['train'])} rows)" for run in runs if run.results.max_rows
-    ]
-    if sampled:
-        notes.append("trained on some of the task's rows (`task.max_rows`): " + "; ".join(sampled))
-    capped = [
-        f"{run.name} ({format_count(run.results.split_sizes['valid'])} rows)"
-        for run in runs
-        if run.results.max_valid_rows
-    ]
-    if capped:
-        notes.append("validated on some of the task's rows (`task.max_valid_rows`): " + "; ".join(capped))
+    for key, split, verb in (("max_rows", "train", "trained"), ("max_valid_rows", "valid", "validated")):
+        limited = [run for run in runs if getattr(run.results, key)]
+        if named := "; ".join(f"{run.name} ({format_count(run.results.split_sizes[split])} rows)" for run in limited):
+            notes.append(f"{verb} on some of the task's rows (`task.{key}`): {named}")
     return notes
 
 

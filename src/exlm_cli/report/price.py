@@ -53,7 +53,6 @@ class Gpu:
     Attributes:
         title: Product and variant.
         peak_flops: Dense products of bf16 matrices with float32 sums, FLOP/s.
-        memory_bytes: Of one GPU.
     """
 
     title: str
@@ -193,11 +192,7 @@ def price_pretraining(recipe: PretrainRecipe, gpu: str, num_gpus: int, utilisati
 
 
 def count_memory(
-    recipe: PretrainRecipe,
-    num_sequences: int,
-    *,
-    num_shards: int | None = None,
-    microbatches: int = 1,
+    recipe: PretrainRecipe, num_sequences: int, *, num_shards: int | None = None, microbatches: int = 1
 ) -> Memory:
     """Return the bytes that a GPU holds at the end of a forward pass.
 

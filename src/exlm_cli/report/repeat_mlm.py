@@ -127,9 +127,7 @@ def write_grid_figures(grid: Grid, curves: Mapping[str, Sequence[MetricsRow]], f
     """Write each figure as PNG and SVG into an existing folder; the same cells give the same bytes.
 
     Args:
-        grid: Cells of the grid.
         curves: Rows of `metrics.jsonl` of one seed, by the label of a cell.
-        folder: Where.
 
     Raises:
         CheckpointError: The file system refuses.

@@ -46,7 +46,6 @@ class SplitPredictions:
         targets: (N, C) 0, 1 or NaN; (N, 1) class index for `classes`.
         names: C labels or classes.
         is_multi_class: Outputs are classes of which one is right.
-        title: Above the figures.
     """
 
     probabilities: Floats
@@ -95,7 +94,6 @@ def draw_runs(runs: Sequence[FinetunedRun], out: Path | None) -> list[Path]:
     """Draw the calibration of fine-tuned runs, and curves and confusion matrices of classifiers; spans have none.
 
     Args:
-        runs: Fine-tuned runs.
         out: Folder; None: `report/` of each run.
 
     Returns:
@@ -201,10 +199,7 @@ def _draw_reliability(axes: "Axes", name: str, before_N: Floats, target_N: Float
             axes.plot(
                 mean_B, share_B, look, color=style.RUN_COLOURS[colour], markersize=3.5, linewidth=1.3, label=label
             )
-    style.add_legend(
-        axes, *axes.get_legend_handles_labels(), title="calibration error", loc="upper left", fontsize=7.5,
-        title_fontsize=7.5, frameon=True, framealpha=0.85, edgecolor="none",
-    )  # fmt: skip
+    _add_legend(axes, "calibration error", "upper left")
 
 
 def _draw_values(axes: "Axes", name: str, predicted_N: Floats, target_N: Floats, half_width: float) -> None:
@@ -275,9 +270,13 @@ def _draw_panel(axes: "Axes", questions: Sequence[Question], *, is_roc: bool) ->
     if many:
         label = f"mean of {len(questions)} labels  {math.fsum(areas) / len(areas):.3f}"
         axes.plot(_GRID, np.mean(on_grid, axis=0), color=style.RUN_COLOURS[0], linewidth=2.0, label=label)
+    title, place = ("area under the curve", "lower right") if is_roc else ("average precision", "lower left")
+    _add_legend(axes, title, place)
+
+
+def _add_legend(axes: "Axes", title: str, place: str) -> None:
     style.add_legend(
-        axes, *axes.get_legend_handles_labels(), title="area under the curve" if is_roc else "average precision",
-        loc="lower right" if is_roc else "lower left", fontsize=7.5, title_fontsize=7.5,
+        axes, *axes.get_legend_handles_labels(), title=title, loc=place, fontsize=7.5, title_fontsize=7.5,
         frameon=True, framealpha=0.85, edgecolor="none",
     )  # fmt: skip
 

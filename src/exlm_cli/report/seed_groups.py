@@ -257,13 +257,11 @@ def divergences(groups: Mapping[str, SeedGroup[SweepCellResult]]) -> str:
 
 def csv_spreads(values: Mapping[str, Sequence[float]]) -> dict[str, str]:
     """Return the mean of each column's values under its name, and the deviation under `<name>_std`."""
-    spreads = {column: mean_and_deviation(of_column) for column, of_column in values.items()}
-    ends = ("", "_std")
-    return {
-        column + end: csv_number(value)
-        for column, spread in spreads.items()
-        for end, value in zip(ends, spread, strict=True)
-    }
+    cells: dict[str, str] = {}
+    for column, of_column in values.items():
+        mean, deviation = mean_and_deviation(of_column)
+        cells |= {column: csv_number(mean), f"{column}_std": csv_number(deviation)}
+    return cells
 
 
 def csv_number(value: float) -> str:

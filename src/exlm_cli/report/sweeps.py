@@ -122,10 +122,7 @@ def write_sweep_report(
 
     Args:
         run: Run directory; curves are read from its cells, those of the first seed.
-        results: Of the cells that are done.
         folder: Of the report, made where there is none.
-        name: Of the recipe.
-        has_figures: Draw figures.
 
     Raises:
         CheckpointError: The file system refuses, or a metrics.jsonl is damaged.

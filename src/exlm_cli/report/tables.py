@@ -39,7 +39,6 @@ class ReportTable:
     Attributes:
         name: Name of its files, like `table-1`.
         title: One line above it.
-        columns: Headings.
         groups: Rows, each with as many cells as there are columns; a line separates groups.
         notes: Lines below it.
         num_keys: Number of columns, the first ones, that name the row.
@@ -103,17 +102,13 @@ def write_tables(tables: Sequence[ReportTable], folder: Path, formats: Sequence[
         CheckpointError: The file system refuses.
     """
     make_folder(folder)
-    written = []
-    for table in tables:
-        for name in formats:
-            path = folder / f"{table.name}{SUFFIXES[name]}"
-            if name == "csv":
-                write_csv(path, table.columns, table.rows)
-            else:
-                text = as_markdown(table) if name == "markdown" else as_latex(table)
-                write_atomically(path, text.encode())
-            written.append(path)
-    return written
+    files = {folder / f"{table.name}{SUFFIXES[name]}": table for table in tables for name in formats}
+    for path, table in files.items():
+        if path.suffix == ".csv":
+            write_csv(path, table.columns, table.rows)
+        else:
+            write_atomically(path, (as_markdown(table) if path.suffix == ".md" else as_latex(table)).encode())
+    return list(files)
 
 
 def as_markdown(table: ReportTable) -> str:

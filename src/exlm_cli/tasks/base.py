@@ -191,7 +191,6 @@ class PredictionSummary:
     """Result of predicting the rows or questions of a file.
 
     Attributes:
-        files: Files that were written.
         num_rows: Rows of the input file.
         num_unreadable: Rows among them that the model cannot read.
         metrics: Scores of the seeds' mean where the file has labels; empty where it has none.
@@ -213,10 +212,8 @@ class NewRows(ABC):
     """Rows of a file that a fine-tuned model predicts; each task reads and writes them in its own layout.
 
     Args:
-        task: Task of the model.
         path: The file, in the layout of the task.
         column: Column of the SMILES or text, for a task that has one; None: the usual one.
-        progress: Shows bars.
 
     Raises:
         DataError: The file cannot be read.
@@ -259,8 +256,6 @@ class NewRows(ABC):
         """Write the predictions, and score them where the file has labels.
 
         Args:
-            outputs: Of the encoded examples.
-            out: File of predictions.
             added: Further columns for the N readable rows, for the table of all rows.
             escapes_formulas: Put an apostrophe before a cell of the table that a spreadsheet would take for a formula.
 

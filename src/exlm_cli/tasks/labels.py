@@ -45,10 +45,8 @@ class Labels:
     """The labels of R rows.
 
     Attributes:
-        loss: Loss that they are trained with.
         names: C labels, classes or columns.
         targets: (R, C), NaN where missing; (R, 1) class index for `classes`.
-        notes: What was found.
     """
 
     loss: Loss
@@ -74,7 +72,6 @@ def read_labels(table: Table, columns: Sequence[str], kind: LabelKind) -> Labels
     """Read label columns by the rules above.
 
     Args:
-        table: Holds the columns.
         columns: At least one.
         kind: Kind of the labels; `auto` finds it from the cells.
 
@@ -93,7 +90,8 @@ def read_labels(table: Table, columns: Sequence[str], kind: LabelKind) -> Labels
             labels = _values(table, columns)
         case _:
             labels = _classes(table, columns)
-    if kind == "auto" and any(map(_DECIMAL_COMMA.fullmatch, labels.names)) and _are_numbers(labels.names):
+    has_commas = any(map(_DECIMAL_COMMA.fullmatch, labels.names))
+    if kind == "auto" and has_commas and all(_number(_with_point(name)) is not None for name in labels.names):
         note = f"warning: `{columns[0]}` looks like numbers with a decimal comma, read as classes; {_READ_COMMAS}"
         labels = replace(labels, notes=(*labels.notes, note))
     if not labels.missing:
@@ -125,19 +123,12 @@ def _with_point(cell: str) -> str:
     return cell.replace(",", ".") if _DECIMAL_COMMA.fullmatch(cell) else cell
 
 
-def _are_numbers(cells: Sequence[str]) -> bool:
-    """Return whether all cells are numbers, with a decimal point or comma."""
-    return all(_number(_with_point(cell)) is not None for cell in cells)
-
-
 def read_known_targets(table: Table, columns: Sequence[str], loss: Loss, names: Sequence[str]) -> FloatArray:
     """Return the labels of new rows as those of a known task: (R, C), NaN where missing; (R, 1) class index.
 
     Args:
         table: May lack some of the columns, or all.
         columns: One for each label or value; the only one for `classes`.
-        loss: Loss of the task.
-        names: C outputs of the task.
 
     Raises:
         DataError: A cell is not a label of the task.
@@ -155,10 +146,8 @@ def read_targets(
 
     Args:
         table: May lack some of the columns.
-        columns: C columns.
         parse: Number of a cell that is not missing; None if the cell is not a label.
         accepted: Cells that are labels, in words.
-        hint: What to do about another cell.
 
     Raises:
         DataError: A cell is not a label.

@@ -93,7 +93,6 @@ def score_rows(
     several columns have different units: with `scale_C` they are averaged as `standardised_rmse`, else left out.
 
     Args:
-        loss: Loss of the task.
         predicted_NC: Result of `to_probabilities`.
         targets_NC: NaN where missing; (N, 1) class index for `classes`.
         scale_C: Standard deviation of each column's training targets (`target_scale`).

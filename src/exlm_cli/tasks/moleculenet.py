@@ -40,8 +40,6 @@ class MoleculeNetSet:
 
     Attributes:
         name: As in `moleculenet/<name>`.
-        file_names: Stems of its file.
-        num_labels: Number of label columns.
         labels: Names of the label columns; empty: every column that is neither the molecule nor its identifier.
         remote: Public address of its file.
         table_9: Molecules of train, valid and test in Table 9.

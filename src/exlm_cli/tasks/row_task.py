@@ -129,11 +129,7 @@ class TableTask(RowTask):
     """Rows of one table, with labels, classes or values in its columns.
 
     Args:
-        config: Section of the task.
-        usable: Rows of the table.
-        labels: Labels of all rows.
         split: Rows of each split; a test split without rows is left out, with a note.
-        notes: Further notes on the split.
 
     Raises:
         DataError: The training or validation split is empty.
@@ -318,7 +314,6 @@ def encode_texts(
 
     Args:
         rows: N rows, each with as many texts as the first one.
-        tokenizer: Of the checkpoint.
         sequence_length: Maximum tokens of a sequence, [CLS] and [SEP] included; at least 5.
 
     Returns:

@@ -50,7 +50,6 @@ def split_rows(config: RowTaskConfig, usable: TableRows, classes: Sequence[Hasha
     """Split the usable rows as `task.split` says, and draw those that `limit_rows` keeps.
 
     Args:
-        config: Section of the task.
         usable: Rows to split. Texts have no scaffolds and are split at random.
         classes: (R,) class of each row of the table, for an even random split; None: rows have no single class.
 
@@ -151,7 +150,6 @@ def split_at_random(num_rows: int, seed: int, classes: Sequence[Hashable] | None
     """Split rows at random into 80/10/10, rounded down; test takes the rest.
 
     Args:
-        num_rows: How many there are.
         seed: Decides the split, together with the order of the rows.
         classes: One class a row; each is spread evenly over the splits.
     """

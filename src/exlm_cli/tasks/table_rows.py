@@ -24,7 +24,6 @@ class TableRows:
     """The R rows of a table.
 
     Attributes:
-        table: The table.
         inputs: (R) text or SMILES of each row, as the file has it.
         problems: (R) why a row is not used; empty where it is.
         molecules: (R) molecule of each row; None for text.
@@ -94,10 +93,8 @@ def usable_rows(table: Table, inputs: tuple[str, ...], config: RowTaskConfig, pr
     """Return the rows with a text, or those that are molecules.
 
     Args:
-        table: The table.
         inputs: Its column of texts or SMILES.
         config: Its `split` decides whether scaffolds are worked out, and `on_invalid` what happens to other rows.
-        progress: Shows a bar of molecules.
 
     Raises:
         DataError: A row cannot be used while `task.on_invalid` is `error`, or none can.
@@ -130,9 +127,6 @@ def read_input_rows(
     """Read a table that a model is applied to, or lines of text or SMILES (.txt, .smi); no row is left out.
 
     Args:
-        path: The file.
-        kind: What the model reads.
-        progress: Shows a bar of molecules.
         column: Column of the text or SMILES, as the user names it.
         usual_column: Column to read if the user names none and the file has it; else one with a usual name is read.
 

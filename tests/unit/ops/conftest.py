@@ -35,9 +35,9 @@ def no_compiler_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     monkeypatch.setenv("EXLM_CACHE_DIR", str(tmp_path / "cache"))
     for name in ("CXX", "CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
-    build._cached_probe.cache_clear()
+    build._probe.cache_clear()
     yield
-    build._cached_probe.cache_clear()
+    build._probe.cache_clear()
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ echo library > "$output"
         )
         script.chmod(0o755)
         monkeypatch.setenv("CUDA_HOME" if name == "nvcc" else "CXX", str(tmp_path if name == "nvcc" else script))
-        build._cached_probe.cache_clear()
+        build._probe.cache_clear()
         return script
 
     return make

@@ -104,7 +104,7 @@ def test_a_compiler_that_hangs_or_cannot_be_run(make_compiler, monkeypatch):
         patch.setitem(build._COMPILE_TIMEOUT_S, "cpu", 0.1)
         assert_refuses("g++ did not finish", build.build_library, "cpu")
     compiler.write_bytes(b"\x7fnot a program")
-    build._cached_probe.cache_clear()
+    build._probe.cache_clear()
     assert_refuses("g++ cannot be run", build.build_library, "cpu")
 
 

@@ -21,15 +21,7 @@ from exlm_cli.data.bundled.grammar import sample_sentences
 from exlm_cli.data.bundled.molecules import generate_molecules
 from exlm_cli.data.rows.decode import open_raw
 from exlm_cli.data.rows.hub import HubSource, iter_hub_records
-from exlm_cli.data.rows.records import (
-    KNOWN_EXTENSIONS,
-    ColumnChoice,
-    Row,
-    RowKind,
-    as_row,
-    format_of,
-    iter_file_rows,
-)
+from exlm_cli.data.rows.records import KNOWN_EXTENSIONS, ColumnChoice, Row, RowKind, as_row, format_of, iter_file_rows
 from exlm_cli.errors import DataError
 from exlm_cli.files import READ_HINT, reason_of
 from exlm_cli.paths import expand_path

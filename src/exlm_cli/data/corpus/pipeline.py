@@ -59,7 +59,6 @@ class PreparedData:
         train, valid: Sequences without [CLS] and [SEP] at their ends.
         fingerprint: Hash of the content of the inputs, the tokenizer and every option that matters.
         num_rejected: Rows skipped because they cannot be used.
-        was_cached: Whether the shards existed already.
     """
 
     tokenizer: Tokenizer
@@ -168,14 +167,7 @@ def _obtain_tokenizer(
         write_entry(hash_path, tokenizer.fingerprint.encode())
         return tokenizer
 
-    return load_or_build(
-        cache,
-        path,
-        load,
-        build if builds else None,
-        progress,
-        remedy="it is trained again",
-    )
+    return load_or_build(cache, path, load, build if builds else None, progress, remedy="it is trained again")
 
 
 def _load_given_tokenizer(given: str, kind: str) -> Tokenizer:

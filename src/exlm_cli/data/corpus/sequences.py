@@ -30,8 +30,6 @@ class Holdout:
         """Decide the size of blocks.
 
         Args:
-            kind: Kind of the rows.
-            fraction: Share to hold out.
             total_bytes: Size of the whole corpus if it is known.
             max_rows: Number of rows that are read, if not all are.
             forced: Also hold out what has this hash (`smallest` of a first attempt that held nothing out).

@@ -43,7 +43,6 @@ class TokenDataset:
     Attributes:
         tokens: (num_tokens,) all sequences end to end, memory-mapped.
         offsets: (N + 1,) where each sequence begins, memory-mapped.
-        num_tokens: Tokens of all sequences.
         fingerprint: Hash of everything that went into the shards.
     """
 

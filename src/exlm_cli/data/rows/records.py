@@ -54,11 +54,9 @@ class SkippedRow(NamedTuple):
     """A row that is not used.
 
     Attributes:
-        file: File or data set it is in.
         row: Its line, record or question in that file.
         where: File and row as errors name them: `train.tsv:7`, or `train.parquet, record 6`.
         text: What the model would have read.
-        reason: Why it is not used.
     """
 
     file: str
@@ -80,10 +78,8 @@ class Record(NamedTuple):
     """One row.
 
     Attributes:
-        source: File or data set.
         number: Its line (text, CSV, TSV, JSON Lines) or record (JSON arrays, Parquet, Hub), counted from 1.
         values: By column; strings in text, CSV and TSV. Incomplete or empty where there is a problem.
-        problem: Why the row cannot be read.
         text: The row as the file has it, where there is a problem and the format is text.
         has_lines: Whether `number` counts lines.
     """
@@ -109,11 +105,9 @@ class Row(NamedTuple):
     """One text or one SMILES of a corpus.
 
     Attributes:
-        source: File or data set.
         number: Line or record, counted from 1.
         text: Empty where the record has no value.
         starts_document: Whether a document begins with it; lines of a text file continue one until a blank line.
-        problem: Why the row cannot be used.
     """
 
     source: str
@@ -127,7 +121,6 @@ class ColumnChoice(NamedTuple):
     """The one column to read.
 
     Attributes:
-        kind: Kind of its values.
         name: Column; None takes the one whose name is plausible for the kind.
         setting: Config key that names the column, for hints.
     """

@@ -18,7 +18,6 @@ class Table:
     """The cells of a file, as text, blanks around them removed.
 
     Attributes:
-        path: File it was read from.
         columns: Cells by column, in the order of the header.
         lines: Line of the file on which each row begins, counted from 1; the header is on line 1.
         added: First row and file of each further file that was appended.

@@ -161,7 +161,9 @@ def choose_backend(
         raise ValueError(f"`backend` is {backend!r}, expected 'auto', 'reference', 'torch' or 'native'")
     takes_dtype = dtype in (torch.float32, torch.float64)
     if backend in ("auto", "native") and (takes_dtype or device.type != "cpu"):
-        obstacle = _native_obstacle(dtype, device)
+        from exlm_cli.ops.alignment import native  # finds, compiles and loads a shared library
+
+        obstacle = native.obstacle(dtype, device)
         if not obstacle:
             if backend == "auto":
                 _log_once("alignment backend: native")
@@ -178,13 +180,6 @@ def choose_backend(
             "there (sums over paths lose mass in 16 bits)"
         )
     return "reference" if backend == "reference" else "torch"
-
-
-def _native_obstacle(dtype: torch.dtype, device: torch.device) -> str:
-    """Return why the native backend does not take such tensors; empty if it does."""
-    from exlm_cli.ops.alignment import native  # finds, compiles and loads a shared library
-
-    return native.obstacle(dtype, device)
 
 
 @functools.cache

@@ -151,7 +151,7 @@ def version(compiler: str) -> str:
     Raises:
         BuildError: It cannot be run.
     """
-    lines = _probe([compiler, "--version"]).strip().splitlines()
+    lines = _probe(compiler, "--version").strip().splitlines()
     # nvcc begins with its name and copyright
     return next((line.strip() for line in lines if "release" in line), lines[0].strip() if lines else "no version")
 
@@ -171,7 +171,7 @@ def plan(kind: Kind, *, architectures: tuple[str, ...] = CUDA_ARCHITECTURES) -> 
         flags, identity = _host_flags(compiler)
     else:
         flags = (*_NVCC_FLAGS, *_cuda_targets(compiler, architectures))
-        identity = _probe([compiler, "--version"])
+        identity = _probe(compiler, "--version")
     digest = hashlib.sha256()
     for text in (kind, _fingerprint(sources), identity, *flags):
         digest.update(text.encode() + b"\0")
@@ -227,15 +227,15 @@ def _host_flags(compiler: str) -> tuple[tuple[str, ...], str]:
     """Return the flags for this machine's processor, and the compiler's report of what they mean."""
     probe = [compiler, "-E", "-v", "-x", "c++", os.devnull]
     try:
-        return (*_HOST_FLAGS, "-march=native"), _probe([*probe, "-march=native"])
+        return (*_HOST_FLAGS, "-march=native"), _probe(*probe, "-march=native")
     except BuildError:
         # some compilers do not know -march=native on some processors
-        return _HOST_FLAGS, _probe(probe)
+        return _HOST_FLAGS, _probe(*probe)
 
 
 def _cuda_targets(nvcc: str, architectures: tuple[str, ...]) -> tuple[str, ...]:
     """Return flags for machine code of every architecture that nvcc knows, and PTX of the newest for later ones."""
-    known = {line.strip().removeprefix("compute_") for line in _probe([nvcc, "--list-gpu-arch"]).splitlines()}
+    known = {line.strip().removeprefix("compute_") for line in _probe(nvcc, "--list-gpu-arch").splitlines()}
     targets = [arch for arch in architectures if arch in known]
     if not targets:
         raise BuildError(f"{nvcc} knows none of the architectures {', '.join(f'sm_{a}' for a in architectures)}")
@@ -252,13 +252,9 @@ def _fingerprint(sources: Path) -> str:
 
 
 @functools.cache
-def _cached_probe(command: tuple[str, ...]) -> str:
-    return _run(list(command), _PROBE_TIMEOUT_S)
-
-
-def _probe(command: list[str]) -> str:
+def _probe(*command: str) -> str:
     """Return a compiler's output; each command runs once per process."""
-    return _cached_probe(tuple(command))
+    return _run(list(command), _PROBE_TIMEOUT_S)
 
 
 def _run(command: list[str], timeout_s: float) -> str:

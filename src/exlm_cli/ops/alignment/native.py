@@ -15,14 +15,7 @@ import torch
 from torch import Tensor
 
 from exlm_cli.ops.alignment.build import BuildError
-from exlm_cli.ops.alignment.library import (
-    Dag,
-    DeviceKernels,
-    HostLibrary,
-    Kernels,
-    device_library,
-    host_library,
-)
+from exlm_cli.ops.alignment.library import Dag, DeviceKernels, HostLibrary, Kernels, device_library, host_library
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int64  # annotations only: the op needs torch and nothing else

@@ -29,10 +29,6 @@ class SquadQuestion:
 
     Attributes:
         row: Number in the file, counted from 0.
-        id: As in the file.
-        title: Title of the article.
-        context: The paragraph.
-        text: The question.
         answers: Gold answers with the character they begin at; none if the paragraph has no answer.
     """
 
@@ -54,11 +50,7 @@ class SquadFile:
     """Questions of one file or Hub split.
 
     Attributes:
-        source: File or Hub split.
-        questions: Questions that can be used.
-        skipped: The other questions.
         has_answers: Whether every question has a list of answers, empty or not.
-        ids: Ids of `questions`.
     """
 
     source: str
@@ -131,7 +123,6 @@ def read_squad_json(path: Path, *, needs_answers: bool = True) -> SquadFile:
     """Read an official `train-v2.0.json` or `dev-v2.0.json`, also .gz or .xz.
 
     Args:
-        path: The file.
         needs_answers: If false, a question may lack `answers`, as in a test set.
 
     Raises:

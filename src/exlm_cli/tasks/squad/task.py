@@ -38,14 +38,7 @@ from exlm_cli.tasks.base import (
 from exlm_cli.tasks.sources import LOCAL_HINT, counted, existing_folder, find_file, given_file, hub_source
 from exlm_cli.tasks.splits import choose_rows
 from exlm_cli.tasks.squad.files import SquadFile, SquadQuestion, read_squad_json, read_squad_rows
-from exlm_cli.tasks.squad.metric import (
-    Answered,
-    exact_match,
-    f1,
-    find_best_threshold,
-    normalize_answer,
-    squad_metrics,
-)
+from exlm_cli.tasks.squad.metric import Answered, exact_match, f1, find_best_threshold, normalize_answer, squad_metrics
 from exlm_cli.tasks.squad.windows import EncodedContext, Window, best_answer, build_windows
 
 HUB_NAME = "rajpurkar/squad_v2"
@@ -201,11 +194,7 @@ class SquadTask(DownstreamTask):
 
     def answer_by_mean(self, split: Split, outputs: SeedOutputs) -> dict[str, Answered]:
         """Return the answers of the mean logits of K seeds; other arguments as for `answer`."""
-        means = [
-            sum(logits, np.zeros_like(logits[0], dtype=np.float64)) / len(logits)
-            for logits in zip(*outputs, strict=True)
-        ]
-        return self.answer(split, means)
+        return self.answer(split, [np.mean(logits, axis=0, dtype=np.float64) for logits in zip(*outputs, strict=True)])
 
     def answer_probabilities(self, split: Split, outputs: SeedOutputs) -> AnswerProbabilities:
         """Return the logistic function of the score margin, for both of `ANSWER_QUESTIONS`."""

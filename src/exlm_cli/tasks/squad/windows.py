@@ -26,8 +26,6 @@ class EncodedContext:
     """A paragraph in tokens.
 
     Attributes:
-        text: Its characters.
-        ids: Its tokens.
         offsets: Characters [start, end) of each token without the blanks at its ends; empty for a token of only blanks.
     """
 
@@ -58,7 +56,6 @@ class Window:
     """One piece of a paragraph behind its question.
 
     Attributes:
-        question: Index of its question.
         token_ids: (L,) the whole window.
         context_start: Position in the window of its first paragraph token.
         first_token: Index of that token in the paragraph.
@@ -102,11 +99,7 @@ def build_windows(
     """Cut a paragraph into windows so that each of its tokens is in at least one.
 
     Args:
-        question: Index of the question.
         question_ids: Tokens of the question, cut to their maximum.
-        context: The paragraph.
-        tokenizer: Gives [CLS] and [SEP].
-        sequence_length: Maximum tokens of a window.
         doc_stride: Paragraph tokens from the start of a window to the start of the next.
 
     Raises:
@@ -136,9 +129,7 @@ def best_span(window: Window, logits: FloatArray, *, max_answer_tokens: int) -> 
     Exact: every span of at most `max_answer_tokens` tokens is scored.
 
     Args:
-        window: The window.
         logits: (L, 2) of first and last token; the score is the sum of two.
-        max_answer_tokens: Maximum tokens of a span.
     """
     inside = slice(window.context_start, window.context_start + window.num_tokens)
     first_logits, last_logits = logits[inside, 0], logits[inside, 1]
@@ -165,9 +156,7 @@ def best_answer(
     answer only if no window of it has one.
 
     Args:
-        context: The paragraph.
         windows: Each window of the question with its (L, 2) logits.
-        max_answer_tokens: Maximum tokens of an answer.
     """
     text, best, null_score = "", -np.inf, np.inf
     is_blank = np.array([start == end for start, end in context.offsets], dtype=np.bool_)
