@@ -16,13 +16,18 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from exlm_cli.config.finetune import FinetuneModelConfig
 from exlm_cli.data import IntArray
 from exlm_cli.data.batch import Batch
 from exlm_cli.data.sampler import EpochPlan
+from exlm_cli.finetune.batch import TaskBatch, collate
+from exlm_cli.finetune.trainer import task_losses
 from exlm_cli.model.exlm import ExlmModel
+from exlm_cli.model.heads import TaskModel
 from exlm_cli.ops.alignment.native import obstacle
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import MetricsLog
+from exlm_cli.tasks.base import EncodedSplit, Loss
 from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.objective import Objective
 from exlm_cli.train.optim import scale_and_clip
@@ -164,3 +169,57 @@ def test_what_follows_the_backward_pass_is_one_graph() -> None:
     norm = compiled(list(model.parameters()), torch.tensor(0.25, dtype=torch.float64), 0.5)
     assert float(norm) == pytest.approx(0.5 * math.sqrt(8))
     assert all(torch.allclose(p.grad, torch.full_like(p, 0.5 / math.sqrt(8))) for p in model.parameters())
+
+
+NAN = math.nan
+TARGETS: dict[Loss, list[list[float]]] = {
+    "binary": [[1, 0], [NAN, 1], [NAN, NAN]],
+    "classes": [[1], [NAN], [0]],
+    "regression": [[0.5, NAN], [NAN, NAN], [1.0, 2.0]],
+    "span": [[0, 1], [1, 1], [0, 0]],
+}
+"""Targets of each kind of loss, to be repeated; some are missing."""
+FINE_TUNINGS = [(loss, num_repeats) for loss in TARGETS for num_repeats in ((1, 3) if loss == "span" else (1,))]
+
+
+def _task_model(loss: Loss, num_repeats: int) -> TaskModel:
+    recipe = tiny_recipe(objective="mlm", masking={"num_repeats": num_repeats})
+    torch.manual_seed(0)
+    dropout = FinetuneModelConfig(dropout=0.1, attention_dropout=0.1, pooler_dropout=0.1)
+    return TaskModel(recipe, dropout, SPECIAL.vocab_size, None if loss == "span" else 2)
+
+
+def _task_batch(loss: Loss, num_repeats: int, lengths: tuple[int, ...]) -> TaskBatch:
+    rows = tuple(np.array([SPECIAL.cls, *range(5, 5 + length), SPECIAL.sep]) for length in lengths)
+    targets = np.array([TARGETS[loss][i % 3] for i in range(len(lengths))])
+    answerable = tuple(np.arange(length + 2) <= length for length in lengths) if loss == "span" else None
+    split = EncodedSplit(rows, targets, answerable)
+    return collate(split, np.arange(len(lengths)), num_repeats=num_repeats, pad_id=SPECIAL.pad)
+
+
+@pytest.mark.parametrize(("loss", "num_repeats"), FINE_TUNINGS)
+@pytest.mark.parametrize("lengths", [(4, 4, 4), (6, 2, 5)])
+def test_a_step_of_fine_tuning_runs_on_tensors_without_data(
+    loss: Loss, num_repeats: int, lengths: tuple[int, ...]
+) -> None:
+    model = _task_model(loss, num_repeats).to("meta")
+    weights = torch.ones(2, device="meta") if loss in ("binary", "classes") else None
+    batch = _task_batch(loss, num_repeats, lengths).to(torch.device("meta"))
+    _counted_loss(task_losses(model, batch, loss, weights)).backward()
+    assert all(p.grad is not None and p.grad.shape == p.shape for p in model.parameters())
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(("loss", "num_repeats"), FINE_TUNINGS)
+def test_a_step_of_fine_tuning_is_one_graph_for_batches_of_any_size(loss: Loss, num_repeats: int) -> None:
+    """One graph with padding and one without, of encoder, head and loss, missing labels included. Equal losses."""
+    model = _task_model(loss, num_repeats).eval()  # dropout of the compiler draws other numbers
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(task_losses, fullgraph=True, dynamic=True, backend=counter)
+    for lengths in ((7, 2, 5), (6, 6, 6, 6), (9, 4, 8, 3, 7), (5, 5, 5), (12, 10, 11, 10)):
+        batch = _task_batch(loss, num_repeats, lengths)
+        losses = compiled(model, batch, loss, None)
+        _counted_loss(losses).backward()
+        torch.testing.assert_close(losses, task_losses(model, batch, loss, None))
+    assert counter.frame_count == 2

@@ -142,7 +142,7 @@ class Source:
         with torch.inference_mode():
             if isinstance(self.model, TaskModel):
                 tokens = torch.from_numpy(ids)[None]
-                return self.model.in_units(self.model(tokens, torch.tensor([len(ids)])))[0].double()
+                return self.model.in_units(self.model(tokens, torch.tensor([len(ids)]), is_padded=False))[0].double()
             model, tokenizer = self.model, self.tokenizer
             batch = batch_from_masked_ids(
                 ids[None],

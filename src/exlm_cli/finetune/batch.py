@@ -1,10 +1,10 @@
 """Padded batches of a task's examples, and their losses.
 
-Axes: B examples, L tokens, R positions after repetition, C outputs.
+Axes: B examples, L tokens, R positions after repetition, C outputs, n losses of `binary`.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from exlm_cli.data import IntArray
-from exlm_cli.tasks.base import EncodedSplit, Loss
+from exlm_cli.tasks.base import EncodedSplit, FloatArray, Loss
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,9 @@ class TaskBatch:
         targets: As in `EncodedSplit`, float64, NaN where missing.
         answerable: For spans, over tokens before repetition; False beyond the last one.
         sample_index: Index of each example in its split.
+        label_index: As `index_labels` returns it.
+        is_padded: Whether any example has [PAD], known to the host.
+        num_tokens: Positions without padding, known to the host.
     """
 
     token_ids: Int64[Tensor, "B R"]
@@ -37,12 +40,22 @@ class TaskBatch:
     targets: Float[Tensor, "B C"]
     answerable: Bool[Tensor, "B L"] | None
     sample_index: Int64[Tensor, " B"]
+    label_index: Int64[Tensor, " n"]
+    is_padded: bool
+    num_tokens: int
 
     def to(self, device: torch.device) -> Self:
         """Return the same batch on `device`."""
-        tensors = (getattr(self, field.name) for field in fields(self))
-        moved: list[Any] = [None if t is None else t.to(device, non_blocking=True) for t in tensors]
-        return type(self)(*moved)
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Self:
+        """Return the same batch in page-locked memory, which a CUDA device copies without stopping the host."""
+        return self._map(Tensor.pin_memory)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        values = (getattr(self, field.name) for field in fields(self))
+        changed: list[Any] = [change(value) if isinstance(value, Tensor) else value for value in values]
+        return type(self)(*changed)
 
 
 def repeated_lengths(split: EncodedSplit, indices: IntArray, num_repeats: int) -> IntArray:
@@ -57,13 +70,25 @@ def collate(split: EncodedSplit, indices: IntArray, *, num_repeats: int, pad_id:
     answerable = None
     if split.answerable is not None:
         answerable = _padded([split.answerable[int(i)] for i in indices], False)
+    targets = split.targets[indices]
+    lengths = [len(row) for row in rows]
     return TaskBatch(
         _padded(rows, pad_id),
-        torch.tensor([len(row) for row in rows]),
-        torch.from_numpy(split.targets[indices]),
+        torch.tensor(lengths),
+        torch.from_numpy(targets),
         answerable,
         torch.from_numpy(indices),
+        index_labels(targets),
+        is_padded=min(lengths) < max(lengths),
+        num_tokens=sum(lengths),
     )
+
+
+def index_labels(targets: FloatArray) -> Int64[Tensor, " n"]:
+    """Return where the labels present are in a flat (B * C), and then B * C for each example without any."""
+    is_present = ~np.isnan(targets)
+    num_unlabelled = int((~is_present.any(1)).sum())
+    return torch.from_numpy(np.append(np.flatnonzero(is_present), [targets.size] * num_unlabelled).astype(np.int64))
 
 
 def _repeat(token_ids: IntArray, num_repeats: int) -> IntArray:
@@ -90,9 +115,8 @@ def batch_losses(loss: Loss, outputs: Tensor, batch: TaskBatch, weights: Tensor 
         case "binary":
             targets_BC = batch.targets.nan_to_num().to(outputs.dtype)
             losses_BC = F.binary_cross_entropy_with_logits(outputs, targets_BC, pos_weight=weights, reduction="none")
-            is_present_BC = ~batch.targets.isnan()
-            is_unlabelled_B = ~is_present_BC.any(1)
-            return torch.cat([losses_BC[is_present_BC], torch.full_like(losses_BC[is_unlabelled_B, 0], math.inf)])
+            with_unlabelled = torch.cat([losses_BC.flatten(), losses_BC.new_full((1,), math.inf)])
+            return with_unlabelled.index_select(0, batch.label_index)
         case "regression":
             targets_BC = batch.targets.nan_to_num().to(outputs.dtype)
             return _mean_of_present((outputs - targets_BC).square(), batch.targets)

@@ -108,7 +108,7 @@ def embed_rows(encoder: Encoder, rows: TableRows, progress: Progress) -> Vectors
     with progress.bar("embeddings", len(encoded)) as bar, torch.no_grad():
         for batch in runner.batches(encoded, np.arange(len(encoded))) if len(encoded) else ():
             with runner.autocast():
-                hidden_nRD = runner.model.encode(batch.token_ids, batch.lengths).float()
+                hidden_nRD = runner.model.encode(batch.token_ids, batch.lengths, batch.is_padded).float()
             index_R = torch.arange(hidden_nRD.shape[1], device=hidden_nRD.device)
             is_inner_nR = (index_R > 0) & (index_R < batch.lengths[:, None] - 1)
             sums_nD = (hidden_nRD * is_inner_nR[..., None]).sum(1)

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from exlm_cli.config.finetune import FinetuneRecipe, FinetuneTrainConfig
 from exlm_cli.config.sections import TrainConfig
@@ -26,7 +28,7 @@ from exlm_cli.finetune.batch import TaskBatch, batch_losses, collate, repeated_l
 from exlm_cli.format import format_percent
 from exlm_cli.model.heads import SpanHead, TaskModel
 from exlm_cli.progress import Progress
-from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray, Split
+from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray, Loss, Split
 from exlm_cli.tasks.metrics import target_scale
 from exlm_cli.train.pretrain import autocast_dtype
 
@@ -81,6 +83,40 @@ def encode_task(task: DownstreamTask, tokenizer: Tokenizer, sequence_length: int
     return TaskData(task, splits, tokenizer, num_repeats, _fingerprint(task, splits))
 
 
+class TaskModule(nn.Module):
+    """A model and its loss; it runs in this forward pass alone, where the hooks of DDP and FSDP fire."""
+
+    def __init__(self, model: TaskModel) -> None:
+        super().__init__()
+        self.model = model
+        self.losses = task_losses
+
+    def compile_losses(self) -> None:
+        """Compile encoder, head and loss as one graph for batches of any size; scoring stays eager."""
+        self.losses = torch.compile(self.losses, fullgraph=True, dynamic=True)
+
+    def forward(self, batch: TaskBatch, loss: Loss | None = None, weights: Tensor | None = None) -> Tensor:
+        """Return the outputs, or with a kind of loss what `task_losses` returns."""
+        if loss is None:
+            return cast(Tensor, self.model(batch.token_ids, batch.lengths, batch.is_padded))
+        return self.losses(self.model, batch, loss, weights)
+
+
+def task_losses(model: TaskModel, batch: TaskBatch, loss: Loss, weights: Tensor | None) -> Float[Tensor, " n"]:
+    """Run a model and return its losses, those of `batch_losses`; a regression's targets are standardised."""
+    outputs = model(batch.token_ids, batch.lengths, batch.is_padded)
+    return losses_of_outputs(model, outputs, batch, loss, weights)
+
+
+def losses_of_outputs(
+    model: TaskModel, outputs: Tensor, batch: TaskBatch, loss: Loss, weights: Tensor | None
+) -> Float[Tensor, " n"]:
+    """Return the losses of `batch_losses` for outputs of a model; a regression's targets are standardised."""
+    if loss == "regression":
+        batch = replace(batch, targets=(batch.targets - model.output_mean) / model.output_std)
+    return batch_losses(loss, outputs, batch, weights)
+
+
 class TaskRunner:
     """Cuts examples into batches and runs the model on them.
 
@@ -90,9 +126,10 @@ class TaskRunner:
         num_repeats: Copies of each token, as in pre-training.
         train: Precision, and the positions, padding included, that go through at once.
         ranks: Those that work together; each takes a share of a split.
+        compiles_losses: Compile the step of training.
 
     Attributes:
-        module: What is called: the model, or the module that spreads it over ranks.
+        module: What is called: the model and its loss, or the module that spreads them over ranks.
     """
 
     def __init__(
@@ -102,6 +139,8 @@ class TaskRunner:
         num_repeats: int,
         train: TrainConfig | FinetuneTrainConfig,
         ranks: Ranks = ALONE,
+        *,
+        compiles_losses: bool = False,
     ) -> None:
         self.model, self.num_repeats, self.pad_id = model, num_repeats, tokenizer.pad_id
         self.microbatch_tokens = train.microbatch_tokens
@@ -109,7 +148,10 @@ class TaskRunner:
         self.autocast_dtype = autocast_dtype(train, self.device)
         self.ranks = ranks
         strategy = choose_strategy(train, ranks, sum(p.numel() for p in model.parameters()))
-        self.module = spread(model, strategy, ranks, self.autocast_dtype)
+        module = TaskModule(model)
+        if compiles_losses:
+            module.compile_losses()
+        self.module = spread(module, strategy, ranks, self.autocast_dtype)
 
     def batches(self, encoded: EncodedSplit, indices: IntArray) -> Iterator[TaskBatch]:
         """Return padded batches of examples of similar length; start preparing the first one now."""
@@ -118,18 +160,20 @@ class TaskRunner:
             return collate(encoded, chosen, num_repeats=self.num_repeats, pad_id=self.pad_id)
 
         lengths = repeated_lengths(encoded, indices, self.num_repeats)
-        made = prefetch(make(indices[part]) for part in cut_microbatches(lengths, self.microbatch_tokens))
+        is_pinned = self.device.type == "cuda"
+        parts = (make(indices[part]) for part in cut_microbatches(lengths, self.microbatch_tokens))
+        made = prefetch(batch.pin_memory() if is_pinned else batch for batch in parts)
         return (batch.to(self.device) for batch in made)
 
     def autocast(self) -> torch.autocast:
         """Return the context in which the model runs."""
         return torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None)
 
-    def run(self, batch: TaskBatch) -> Tensor:
-        """Return the model's outputs, float32; for regression of standardised targets."""
+    def run(self, batch: TaskBatch, loss: Loss | None = None, weights: Tensor | None = None) -> Tensor:
+        """Return the model's outputs, float32, for regression of standardised targets; or its `task_losses`."""
         with self.autocast():
-            outputs: Tensor = self.module(batch.token_ids, batch.lengths)
-        return outputs
+            result: Tensor = self.module(batch, loss, weights)
+        return result
 
     def predict(
         self,
@@ -216,10 +260,9 @@ class FinetuneTask:
         self.recipe, self.seed, self.data, self.model = recipe, seed, data, model
         self._progress = progress
         model.encoder.recomputes = recipe.train.gradient_checkpointing
-        if recipe.train.compile:
-            # in place: the names in the state dict stay those of an uncompiled model
-            model.encoder.compile(dynamic=True)
-        self._runner = TaskRunner(model, data.tokenizer, data.num_repeats, recipe.train, ranks)
+        self._runner = TaskRunner(
+            model, data.tokenizer, data.num_repeats, recipe.train, ranks, compiles_losses=recipe.train.compile
+        )
         self.module = self._runner.module
         self.identity = {"data fingerprint": data.fingerprint, **origin}
         weights = data.task.class_weights
@@ -254,11 +297,11 @@ class FinetuneTask:
 
     def losses(self, batch: TaskBatch) -> Tensor:
         """Loss of each label or example, as `batch_losses` gives them."""
-        return self._losses(self._runner.run(batch), batch)
+        return self._runner.run(batch, self.data.task.loss, self._weights)
 
     def count_tokens(self, batch: TaskBatch) -> int:
         """Input tokens, repetitions counted."""
-        return int(batch.lengths.sum())
+        return batch.num_tokens
 
     def validate(self) -> dict[str, float]:
         """Return loss and metrics on the validation split."""
@@ -272,17 +315,13 @@ class FinetuneTask:
             self.data.splits[split],
             self._progress,
             f"scoring {split}",
-            lambda batch, raw: losses.extend(self._losses(raw, batch).tolist()),
+            lambda batch, raw: losses.extend(
+                losses_of_outputs(self.model, raw, batch, self.data.task.loss, self._weights).tolist()
+            ),
         )
         losses = self._runner.ranks.gather(np.array(losses)).tolist()
         counted = [value for value in losses if math.isfinite(value)]
         return math.fsum(counted) / len(counted) if counted else math.nan, outputs
-
-    def _losses(self, outputs: Tensor, batch: TaskBatch) -> Tensor:
-        if self.data.task.loss == "regression":
-            standardised = (batch.targets - self.model.output_mean) / self.model.output_std
-            batch = replace(batch, targets=standardised)
-        return batch_losses(self.data.task.loss, outputs, batch, self._weights)
 
 
 def _fingerprint(task: DownstreamTask, splits: dict[Split, EncodedSplit]) -> str:

@@ -13,6 +13,7 @@ from exlm_cli.config.finetune import FinetuneModelConfig
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import ModelConfig
 from exlm_cli.model.encoder import Encoder
+from exlm_cli.ops.precision import without_autocast
 
 
 class SequenceHead(nn.Module):
@@ -45,12 +46,11 @@ class SpanHead(nn.Module):
         logits_BR2: Tensor = self.out(self.dropout(hidden_BRD))
         if self.num_repeats == 1:
             return logits_BR2.clone()  # the hooks of FSDP lose a view that is changed in place
-        num_positions = logits_BR2.shape[1]
-        index_R = torch.arange(num_positions, device=lengths.device)
+        index_R = torch.arange(logits_BR2.shape[1], device=lengths.device)
         # [CLS] is token 0 and has one copy; position 1 begins the copies of token 1
         token_R = torch.where(index_R == 0, 0, (index_R - 1) // self.num_repeats + 1)
         is_real_BR = (index_R < lengths[:, None]).to(logits_BR2.dtype)
-        num_tokens = int(token_R[-1]) + 1
+        num_tokens = (logits_BR2.shape[1] - 2) // self.num_repeats + 2
         sums_BL2 = logits_BR2.new_zeros(len(lengths), num_tokens, 2)
         sums_BL2 = sums_BL2.index_add(1, token_R, logits_BR2 * is_real_BR[..., None])
         copies_BL = is_real_BR.new_zeros(len(lengths), num_tokens).index_add(1, token_R, is_real_BR)
@@ -95,23 +95,25 @@ class TaskModel(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
 
-    def encode(self, token_ids: Int64[Tensor, "B R"], lengths: Int64[Tensor, " B"]) -> Float[Tensor, "B R D"]:
-        """Return the state of every position; padding is never attended to."""
+    def encode(
+        self, token_ids: Int64[Tensor, "B R"], lengths: Int64[Tensor, " B"], is_padded: bool = True
+    ) -> Float[Tensor, "B R D"]:
+        """Return the state of every position; padding is never attended to. Arguments are those of `forward`."""
         index = torch.arange(token_ids.shape[1], device=token_ids.device)
-        is_unpadded = bool((lengths == token_ids.shape[1]).all())
-        visible = None if is_unpadded else index < lengths[:, None, None]
+        visible = index < lengths[:, None, None] if is_padded else None
         positions = torch.stack([index, torch.zeros_like(index)], dim=-1)[None]
         return cast(Tensor, self.encoder(self.token_embedding(token_ids), positions, visible))
 
-    def forward(self, token_ids: Int64[Tensor, "B R"], lengths: Int64[Tensor, " B"]) -> Tensor:
+    def forward(self, token_ids: Int64[Tensor, "B R"], lengths: Int64[Tensor, " B"], is_padded: bool = True) -> Tensor:
         """Return (B, C) outputs, or (B, L, 2) for spans, float32; for regression of standardised targets.
 
         Args:
             token_ids: Repeated input tokens, [CLS] first and [SEP] last, padded with anything.
             lengths: Real positions of each sequence.
+            is_padded: False where all sequences have R positions: attention then needs no mask.
         """
-        states = self.encode(token_ids, lengths).float()
-        with torch.autocast(states.device.type, enabled=False):  # 16-bit scores have ties, which change rank metrics
+        states = self.encode(token_ids, lengths, is_padded).float()
+        with without_autocast(states):  # 16-bit scores have ties, which change rank metrics
             return cast(Tensor, self.head(states, lengths))
 
     def in_units(self, outputs: Tensor) -> Tensor:

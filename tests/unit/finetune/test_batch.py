@@ -9,7 +9,7 @@ from torch import Tensor
 
 from exlm_cli.config.sections import MaskingConfig
 from exlm_cli.data.masking import Masker
-from exlm_cli.finetune.batch import TaskBatch, batch_losses, collate, repeated_lengths
+from exlm_cli.finetune.batch import TaskBatch, batch_losses, collate, index_labels, repeated_lengths
 from exlm_cli.tasks.base import EncodedSplit
 from tests.tiny import SPECIAL, sequences
 
@@ -49,7 +49,7 @@ def test_tokens_that_may_answer_stay_those_before_repetition():
 
 def test_a_batch_goes_to_a_device_whole():
     batch = collate(SPLIT, np.array([0]), num_repeats=1, pad_id=0).to(torch.device("meta"))
-    assert {t.device.type for t in batch.__dict__.values() if t is not None} == {"meta"}
+    assert {t.device.type for t in batch.__dict__.values() if isinstance(t, Tensor)} == {"meta"}
 
 
 NAN = math.nan
@@ -58,7 +58,9 @@ NAN = math.nan
 def targets_alone(targets: list[list[float]], answerable: list[list[bool]] | None = None) -> TaskBatch:
     empty = torch.zeros(len(targets), 1, dtype=torch.long)
     mask = None if answerable is None else torch.tensor(answerable)
-    return TaskBatch(empty, empty[:, 0], torch.tensor(targets, dtype=torch.float32), mask, empty[:, 0])
+    given = np.array(targets)
+    tensor = torch.tensor(targets, dtype=torch.float32)
+    return TaskBatch(empty, empty[:, 0], tensor, mask, empty[:, 0], index_labels(given), False, len(targets))
 
 
 def nll(logit: float, label: int) -> float:
