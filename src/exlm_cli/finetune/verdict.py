@@ -102,7 +102,8 @@ def _beside_baseline(splits: Sequence[RunResults]) -> str:
     else:
         sentence = f"No clear difference between the model and {name}: {detail}."
     if len(gains) == 1:
-        sentence += " Another split may turn it around; `--split scaffold-balanced --num-replicates 5` tries five."
+        split = "" if own.split in ("random", "scaffold-balanced") else "--split scaffold-balanced "
+        sentence += f" Another split may turn it around; `{split}--num-replicates 5` tries five."
     return sentence
 
 

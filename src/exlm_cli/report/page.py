@@ -21,6 +21,7 @@ _STYLE = """
 .verdict { border-left: .35rem solid #0072b2; color: var(--ink); font-size: 1rem; padding: .2rem 0 .2rem .9rem; }
 img { background: #ffffff; border-radius: .4rem; height: auto; max-width: 100%; } li { margin: .2rem 0; }
 ul { color: var(--faint); font-size: .85rem; max-width: 60rem; padding-left: 1.1rem; }
+p code { white-space: nowrap; }
 pre { background: color-mix(in srgb, var(--rule) 40%, transparent); border-radius: .4rem; padding: .7rem; }
 """
 

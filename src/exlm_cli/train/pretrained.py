@@ -18,6 +18,7 @@ from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import is_checkpoint, run_directory
 from exlm_cli.train.checkpoint import (
     CheckpointState,
+    checkpoint_paths,
     load_model_weights,
     load_state,
     newest_good_checkpoint,
@@ -67,7 +68,8 @@ def load_pretrained(path: Path, *, device: str = "auto", progress: Progress | No
         reason = verify_checkpoint(path)
         checkpoint = path if reason is None else None
     else:
-        checkpoint, reason = newest_good_checkpoint(run, progress.message), "no checkpoint of it is whole"
+        checkpoint = newest_good_checkpoint(run, progress.message)
+        reason = "no checkpoint of it is whole" if checkpoint_paths(run) else "it has no checkpoint yet"
     if checkpoint is None:
         raise CheckpointError(
             f"{path} is refused: {reason}", f"continue the run with `exlm pretrain --resume {run}`, or start a new one"

@@ -49,6 +49,15 @@ def test_a_verdict_names_the_better_one_or_none(model, forest, said):
         assert describe_verdict([swapped])[0].startswith(said.split(": test")[0])
 
 
+@pytest.mark.parametrize(
+    ("split", "advice"),
+    [("scaffold", "`--split scaffold-balanced --num-replicates 5`"), ("random", "`--num-replicates 5`")],
+)
+def test_the_advice_of_a_verdict_is_accepted_by_the_split(split, advice):
+    scores = {"roc_auc": [0.80, 0.70, 0.75]}
+    assert f"; {advice} tries five." in describe_verdict([results(scores, scores, split=split)])[0]
+
+
 def test_a_model_that_guesses_is_told_so():
     assert describe_verdict([results({"roc_auc": [0.5, 0.6, 0.4]})]) == (
         "The model is not clearly better than a guess: test roc_auc 0.5000, where a guess has 0.5.",

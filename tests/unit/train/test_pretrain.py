@@ -232,6 +232,9 @@ def test_a_damaged_step_and_a_folder_that_is_no_run_are_refused_by_name(copy, tm
     (copy / "checkpoints/step-3/state.json").unlink()
     with pytest.raises(CheckpointError, match=r"is refused: no checkpoint of it is whole$"):
         load_pretrained(copy, device="cpu")
+    shutil.rmtree(copy / "checkpoints")
+    with pytest.raises(CheckpointError, match=r"is refused: it has no checkpoint yet$"):
+        load_pretrained(copy, device="cpu")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
