@@ -144,6 +144,20 @@ def test_a_series_whose_model_does_not_fit_leaves_no_folder(run_folder: Path, ca
     assert not (run_folder / "all").exists()
 
 
+def test_a_series_that_is_stopped_while_it_reads_says_how_to_continue(
+    run_folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("exlm_cli.experiments.series.run_finetuning", stop)
+    for task in ("rte", "mrpc"):
+        write_glue(run_folder / "data", task)
+    assert main(["finetune", "glue", "rte,mrpc", "--data-dir", "data", "--checkpoint", "T", "--out", "some"]) == 130
+    said = capsys.readouterr().err
+    assert said.endswith("stopped at rte, task 1 of 2\n\nhint: continue with `exlm finetune --resume some`\n")
+
+
 def test_all_tasks_of_glue_fill_table_3_and_a_finished_series_is_only_read(folder: Path, capsys: Capture) -> None:
     tasks = [task.removeprefix("glue/") for task in SUITES["glue"].tasks]
     for task in tasks:

@@ -1,5 +1,6 @@
 """Fine-tuning on every task of a suite, each in a run of its own in one folder; a stopped series continues."""
 
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -93,6 +94,7 @@ def run_series(
     """
     series = read_json(folder / SERIES_FILE, Series)
     finished, diverged = [], []
+    hint = f"continue with `exlm finetune --resume {folder}`"
     for number, name in enumerate(series.names, start=1):
         run = folder / name
         if (run / RESULTS_FILE).is_file():
@@ -116,7 +118,10 @@ def run_series(
         except DivergedError as error:
             progress.message(f"{name}: {error.message}")
             diverged.append(error)
+        except KeyboardInterrupt as stop:  # while no model was trained
+            raise InterruptedRunError(
+                f"stopped at {name}, task {number} of {len(series.names)}", hint, signal.SIGINT
+            ) from stop
         except InterruptedRunError as error:
-            hint = f"continue with `exlm finetune --resume {folder}`"
             raise InterruptedRunError(error.message, hint, error.exit_code - 128) from error
     return finished, diverged

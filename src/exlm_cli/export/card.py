@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from exlm_cli.export.source import Source
+from exlm_cli.finetune.results import RunResults
 from exlm_cli.run_dir import read_run_json
 
 Format = Literal["hf", "onnx"]
@@ -27,7 +28,7 @@ def model_card(
         licence: As the Hub names it; None: none is stated.
         repo: OWNER/NAME on the Hub; None: a folder.
     """
-    on_task = "" if source.results is None else f", fine-tuned on {source.results.task}"
+    on_task = "" if source.results is None else f", {_trained_on(source.results, source.table)}"
     loaded = "run by ONNX Runtime" if form == "onnx" else "loaded with transformers in a fresh process"
     usage = _usage_onnx(source) if form == "onnx" else _usage(source)
     if repo is not None:
@@ -66,12 +67,21 @@ def _summary(source: Source) -> str:
     if source.results is None:
         done = f"Pre-trained {model} of {what}."
     else:
-        done = f"{model} of {what}, fine-tuned on {source.results.task} (loss: {source.results.loss})."
+        done = f"{model} of {what}, {_trained_on(source.results, source.table)} (loss: {source.results.loss})."
     return f"{done[0].upper()}{done[1:]} The method is that of [ExLM (ICML 2025)]({PAPER})."
 
 
+def _trained_on(results: RunResults, table: str | None) -> str:
+    how = "trained from random weights" if results.init.objective == "scratch" else "fine-tuned"
+    return f"{how} on {_data(results, table)}"
+
+
+def _data(results: RunResults, table: str | None) -> str:
+    return results.task if table is None else _data_name(table)
+
+
 def _usage(source: Source) -> str:
-    example, masked = source.texts()[0], source.texts()[-1]
+    masked = source.texts()[-1]
     if source.predicts_masks:
         return _python(
             "from transformers import pipeline",
@@ -79,7 +89,7 @@ def _usage(source: Source) -> str:
             f'print(pipeline("fill-mask", model="FOLDER")({masked!r}))',
         )
     if source.results is not None:
-        return _batch(source.class_name, example, "logits")
+        return _batch(source, source.class_name, "logits")
     fill = _python(
         "from transformers import AutoModelForMaskedLM, AutoTokenizer",
         "",
@@ -90,31 +100,43 @@ def _usage(source: Source) -> str:
         "    print(tokenizer.decode(tokens), probability)",
         "dag = model(**batch, output_dag=True)  # logits, node_states, node_log_probs, log_transitions",
     )
-    vectors = _batch("EsmModel", example, "last_hidden_state", ", add_pooling_layer=False")
+    vectors = _batch(source, "EsmModel", "last_hidden_state", ", add_pooling_layer=False")
     return f"Masks, with the code of the folder:\n\n{fill}\n\nVectors, without it:\n\n{vectors}"
 
 
-def _batch(class_name: str, example: str, result: str, options: str = "") -> str:
+def _batch(source: Source, class_name: str, result: str, options: str = "") -> str:
+    canonical, example = _example(source)
     return _python(
         "import torch",
+        *canonical,
         f"from transformers import AutoTokenizer, {class_name}",
         "",
         'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
         f'model = {class_name}.from_pretrained("FOLDER"{options}).eval()',
-        f'batch = tokenizer([{example!r}], truncation=True, padding=True, return_tensors="pt")',
+        f'batch = tokenizer([{example}], truncation=True, padding=True, return_tensors="pt")',
         "with torch.no_grad():",
         f"    print(model(**batch).{result})",
     )
 
 
+def _example(source: Source) -> tuple[list[str], str]:
+    """Return what an input needs imported, and the expression for one as the model reads it."""
+    text = repr(source.texts()[0])
+    if source.has_canonical_smiles:
+        return ["from rdkit.Chem import CanonSmiles"], f"CanonSmiles({text})"
+    return [], text
+
+
 def _usage_onnx(source: Source) -> str:
+    canonical, example = _example(source)
     return _python(
         "import onnxruntime",
+        *canonical,
         "from transformers import AutoTokenizer",
         "",
         'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
         'session = onnxruntime.InferenceSession("FOLDER/model.onnx")',
-        f'batch = tokenizer([{source.texts()[0]!r}], truncation=True, padding=True, return_tensors="np")',
+        f'batch = tokenizer([{example}], truncation=True, padding=True, return_tensors="np")',
         'print(session.run(["logits"], dict(batch))[0])',
     )
 
@@ -127,22 +149,31 @@ def _training(source: Source) -> dict[str, object]:
     recipe, info = source.recipe, read_run_json(source.run)
     model, masking, train = recipe.model, recipe.masking, recipe.train
     batch = f"{train.batch_sequences} sequences" if train.batch_sequences else f"{train.batch_tokens} tokens"
-    rows: dict[str, object] = {
+    results = source.results
+    budget = f"{source.num_steps:,} steps, {source.num_tokens:,} input tokens"
+    before: dict[str, object] = {
         "recipe of pre-training": recipe.name,
         "data of pre-training": ", ".join(map(_data_name, recipe.data.train)),
+        "budget of pre-training": budget,
+    }
+    if results is not None and results.init.objective == "scratch":
+        before = {"recipe of the encoder": recipe.name, "pre-training": "none"}
+    rows: dict[str, object] = {
+        **before,
         "encoder": f"layers {model.num_layers}, width {model.width}, heads {model.num_heads}, positions `{model.rope}`",
         "objective": f"{recipe.objective}, mask ratio {masking.mask_ratio:g}",
         "states of a mask": masking.num_states_per_mask,
         "optimiser": f"AdamW, learning rate {recipe.optim.lr:g}, {batch} a step",
-        "budget of pre-training": f"{source.num_steps:,} steps, {source.num_tokens:,} input tokens",
         "longest sequence": f"{source.sequence_length} tokens",
     }
-    if source.results is not None:
-        results = source.results
+    if results is not None:
         sizes = ", ".join(f"{size:,} {split}" for split, size in results.split_sizes.items())
-        rows["fine-tuning"] = f"{results.recipe} on {results.task}; rows: {sizes}; split: {results.split}"
+        rows["fine-tuning"] = (
+            f"{results.recipe} on {_data(results, source.table)}; rows: {sizes}; split: {results.split}"
+        )
         rows["seed"] = f"{source.seed}, the best in validation of {', '.join(map(str, results.seeds))}"
-    rows["versions"] = f"exlm {info.exlm_version}, torch {info.torch_version}, commit {info.git_commit}"
+    commit = f", commit {info.git_commit}" if info.git_commit else ""
+    rows["versions"] = f"exlm {info.exlm_version}, torch {info.torch_version}{commit}"
     return rows
 
 
@@ -168,7 +199,7 @@ def _caveats(source: Source, form: Format) -> list[str]:
             f"models cannot do: {instead}. The tokenizer declares no mask token, so that no other class fills masks."
         )
     if source.has_canonical_smiles:
-        caveats.append("It was trained on RDKit's canonical SMILES: apply `rdkit.Chem.CanonSmiles` to the input first.")
+        caveats.append("It was trained on RDKit's canonical SMILES: `rdkit.Chem.CanonSmiles` writes them, as above.")
     if source.results is not None and source.results.loss == "regression":
         caveats.append("Outputs are in the units of the table; they have no uncertainty.")
     if source.results is not None and source.results.loss == "span":

@@ -48,6 +48,7 @@ class Source:
         results: Of a fine-tuning run.
         seed: Of a fine-tuning run, the one with the best validation score.
         has_canonical_smiles: Whether it reads RDKit's canonical SMILES.
+        table: The user's file that it was fine-tuned on; None: the task names its data.
     """
 
     run: Path
@@ -63,6 +64,7 @@ class Source:
     results: RunResults | None = None
     seed: int | None = None
     has_canonical_smiles: bool = False
+    table: str | None = None
 
     @property
     def class_name(self) -> str:
@@ -204,4 +206,5 @@ def finetuned_source(finetuned: Finetuned) -> Source:
         results=results,
         seed=seed,
         has_canonical_smiles=finetuned.recipe.task.has_canonical_smiles,
+        table=finetuned.recipe.task.files.train,
     )
