@@ -54,14 +54,14 @@ def imports_of(path: Path) -> Iterator[str]:
                 yield node.module
 
 
-def test_the_walk_sees_the_whole_package() -> None:
+def test_the_walk_sees_the_whole_package():
     assert len(FILES) >= 60
     assert {relative(path).partition("/")[0].removesuffix(".py") for path in FILES} <= {*LAYERS, "__init__"}
     assert all(relative(path).partition("/")[0].removesuffix(".py") != "utils" for path in FILES)
 
 
 @pytest.mark.parametrize("path", FILES, ids=relative)
-def test_imports_point_to_lower_layers_only(path: Path) -> None:
+def test_imports_point_to_lower_layers_only(path):
     if path == PACKAGE / "__init__.py":
         return  # the public names of the package, which nothing inside it imports
     own = LAYERS[relative(path).partition("/")[0].removesuffix(".py")]
@@ -74,12 +74,12 @@ def test_imports_point_to_lower_layers_only(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if relative(p).startswith(NEVER_TORCH)], ids=relative)
-def test_light_layers_never_import_torch(path: Path) -> None:
+def test_light_layers_never_import_torch(path):
     assert not {module for module in imports_of(path) if module.partition(".")[0] == "torch"}
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if relative(p).startswith("data/")], ids=relative)
-def test_data_imports_torch_only_where_batches_are_made(path: Path) -> None:
+def test_data_imports_torch_only_where_batches_are_made(path):
     imports_torch = "torch" in {module.partition(".")[0] for module in imports_of(path)}
     assert not imports_torch or relative(path) in DATA_WITH_TORCH
 
@@ -94,7 +94,7 @@ def test_data_imports_torch_only_where_batches_are_made(path: Path) -> None:
         (["pretrain", "--recipe", "text-base", "--dry-run"], ("torch",), "name: text-base\n"),
     ],
 )
-def test_help_loads_nothing_heavy_and_a_dry_run_no_torch(words: list[str], heavy: tuple[str, ...], begins: str) -> None:
+def test_help_loads_nothing_heavy_and_a_dry_run_no_torch(words, heavy, begins):
     script = (
         "import sys; from exlm_cli.cli.app import main\n"
         f"code = main({words!r}); print([m for m in {heavy!r} if m in sys.modules], file=sys.stderr); sys.exit(code)"
@@ -134,7 +134,7 @@ def packages_that_torch_does_not_need() -> set[str]:
     return {module for module, owners in packages_distributions().items() if not names & {*map(normal, owners)}}
 
 
-def test_the_op_needs_torch_and_nothing_else() -> None:
+def test_the_op_needs_torch_and_nothing_else():
     """One target and two inner nodes: 0-1-3 has 1/2 * 1/4 * 1/2 and 0-2-3 has 1/2 * 1/4 * 1, together 3/16."""
     blocked = packages_that_torch_does_not_need() - {PACKAGE.name}
     assert {"pydantic", "jaxtyping", "yaml", "typer"} <= blocked

@@ -36,7 +36,7 @@ def score(features: Any, data: ProbeData, index: int = 0) -> list[float]:
     return probing.scores.probe_scores(features.astype(np.float32), data, *resampling(len(data), index))
 
 
-def test_a_property_that_lies_in_the_vectors_is_read_without_error_and_one_that_does_not_is_not_read() -> None:
+def test_a_property_that_lies_in_the_vectors_is_read_without_error_and_one_that_does_not_is_not_read():
     rng = np.random.default_rng(0)
     features = rng.normal(size=(NUM_ROWS, 8))
     inside = features @ rng.normal(size=8) + 3
@@ -50,7 +50,7 @@ def test_a_property_that_lies_in_the_vectors_is_read_without_error_and_one_that_
     assert abs(untold - 0.5) < 5 / math.sqrt(12 * num_test / 4)  # the variance of Mann and Whitney's statistic
 
 
-def test_half_of_the_variance_in_the_vectors_is_a_determination_of_one_half() -> None:
+def test_half_of_the_variance_in_the_vectors_is_a_determination_of_one_half():
     """y = x + noise of equal variance; the estimate over 4,000 test rows has a deviation of 0.011."""
     rng = np.random.default_rng(1)
     features = rng.normal(size=(20_000, 1))
@@ -58,7 +58,7 @@ def test_half_of_the_variance_in_the_vectors_is_a_determination_of_one_half() ->
     assert score(features, data)[0] == pytest.approx(0.5, abs=5 * 0.011)
 
 
-def test_the_scale_of_the_vectors_does_not_matter_and_a_constant_one_does_no_harm() -> None:
+def test_the_scale_of_the_vectors_does_not_matter_and_a_constant_one_does_no_harm():
     rng = np.random.default_rng(2)
     features = rng.normal(size=(400, 3))
     data = made_up(np.stack([features[:, 0], features[:, 1] > 0], axis=1), "r2", "roc_auc")
@@ -66,12 +66,12 @@ def test_the_scale_of_the_vectors_does_not_matter_and_a_constant_one_does_no_har
     assert score(scaled, data) == pytest.approx(score(features, data), abs=1e-4)
 
 
-def test_a_property_with_one_class_has_no_score() -> None:
+def test_a_property_with_one_class_has_no_score():
     features = np.random.default_rng(3).normal(size=(50, 2))
     assert math.isnan(score(features, made_up(np.zeros((50, 1)), "roc_auc"))[0])
 
 
-def test_a_resampling_cuts_all_rows_in_two_and_is_the_same_each_time() -> None:
+def test_a_resampling_cuts_all_rows_in_two_and_is_the_same_each_time():
     train, test = resampling(1000, 4)
     assert np.array_equal(np.sort(np.concatenate([train, test])), np.arange(1000))
     assert len(test) == 200
@@ -79,7 +79,7 @@ def test_a_resampling_cuts_all_rows_in_two_and_is_the_same_each_time() -> None:
     assert not np.array_equal(test, resampling(1000, 5)[1])
 
 
-def test_the_interval_over_seeds_is_that_of_scipy() -> None:
+def test_the_interval_over_seeds_is_that_of_scipy():
     rng = np.random.default_rng(0)
     a_SN, b_SN = rng.normal(size=(5, 10)), rng.normal(size=(5, 10))
     found = paired_difference(a_SN, b_SN)
@@ -89,7 +89,7 @@ def test_the_interval_over_seeds_is_that_of_scipy() -> None:
 
 
 @pytest.mark.parametrize("num_seeds", [1, 3])
-def test_the_interval_over_resamplings_is_wider_than_scipys_because_they_share_rows(num_seeds: int) -> None:
+def test_the_interval_over_resamplings_is_wider_than_scipys_because_they_share_rows(num_seeds):
     """The variance of the mean is s^2 (1 / N + test / train) in place of s^2 / N."""
     rng = np.random.default_rng(0)
     a_SN, b_SN = rng.normal(size=(num_seeds, 10)), rng.normal(size=(num_seeds, 10))
@@ -102,7 +102,7 @@ def test_the_interval_over_resamplings_is_wider_than_scipys_because_they_share_r
     assert (found.over_seeds is None) == (num_seeds == 1)
 
 
-def test_a_baseline_without_seeds_is_compared_with_each_seed() -> None:
+def test_a_baseline_without_seeds_is_compared_with_each_seed():
     found = paired_difference(np.array([[1.0, 3.0]]), np.array([[1.0, 1.0], [2.0, 2.0]]))
     assert found.mean == 0.5
     assert found.over_seeds == pytest.approx((0.5 - 12.7062 / 2, 0.5 + 12.7062 / 2), abs=1e-3)  # t of one degree
@@ -110,7 +110,7 @@ def test_a_baseline_without_seeds_is_compared_with_each_seed() -> None:
     assert (alone.mean, alone.over_seeds, np.isnan(alone.over_resamplings).all()) == (1.0, None, True)
 
 
-def test_token_counts_are_those_of_the_most_frequent_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_counts_are_those_of_the_most_frequent_tokens(monkeypatch):
     tokenizer = train_bpe([" " + " ".join(WORDS)] * 4, 400, 1, SilentProgress())
     texts = (" amber amber amber birch", " amber birch", " cedar")
     data = ProbeData("texts", (texts,), np.zeros((3, 1)), ("p",), ("r2",))
@@ -119,13 +119,13 @@ def test_token_counts_are_those_of_the_most_frequent_tokens(monkeypatch: pytest.
     assert np.expm1(counts) == pytest.approx(np.array([[3, 1], [1, 1], [0, 0]]), abs=1e-6)
 
 
-def test_a_pair_has_both_vectors_their_distance_and_their_product() -> None:
+def test_a_pair_has_both_vectors_their_distance_and_their_product():
     u, v = np.array([[1.0, -2.0]], dtype=np.float32), np.array([[3.0, 1.0]], dtype=np.float32)
     assert join_parts([u, v]).tolist() == [[1, -2, 3, 1, 2, 3, 3, -2]]
     assert join_parts([u]) is u
 
 
-def test_properties_of_aspirin_and_of_a_spiro_compound_are_those_of_their_structure() -> None:
+def test_properties_of_aspirin_and_of_a_spiro_compound_are_those_of_their_structure():
     aspirin, _ = parse_molecule("CC(=O)Oc1ccccc1C(=O)O")
     numbers = {name: number(aspirin) for name, number in molecule_numbers().items()}
     groups = {name for name, count in molecule_groups().items() if count(aspirin)}
@@ -147,17 +147,17 @@ def test_properties_of_aspirin_and_of_a_spiro_compound_are_those_of_their_struct
         ("The Nothing is a knothole", {"name", "negation"}),
     ],
 )
-def test_properties_of_texts(text: str, properties: set[str]) -> None:
+def test_properties_of_texts(text, properties):
     assert {name for name, pattern in probing.targets.TEXT_PATTERNS.items() if pattern.search(text)} == properties
 
 
-def test_numbers_of_a_text() -> None:
+def test_numbers_of_a_text():
     assert {name: number("one, two, three four") for name, number in TEXT_NUMBERS.items()} == {
         "words": 4, "letters_of_a_word": 17 / 4, "commas": 2
     }  # fmt: skip
 
 
-def test_properties_of_molecules_are_worked_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_properties_of_molecules_are_worked_out_once(tmp_path, monkeypatch):
     file, kept = tmp_path / "a.smi", tmp_path / "rows" / "kept.npz"
     ends = ("", "O", "N", "F", "S", "Cl", "C=O", "C#N", "C(=O)O", "C(C)C")
     file.write_text("\n".join("C" * length + end for length in range(1, 60) for end in ends))
@@ -188,7 +188,7 @@ def write_glue(folder: Path) -> Path:
     return folder
 
 
-def test_glue_tasks_are_read_from_their_folders(tmp_path: Path) -> None:
+def test_glue_tasks_are_read_from_their_folders(tmp_path):
     sst2, rte = read_glue(write_glue(tmp_path), 100, SilentProgress())
     assert (sst2.name, len(sst2.parts), len(sst2), sst2.properties) == ("sst2", 1, 100, ("positive",))
     assert (rte.name, len(rte.parts), len(rte)) == ("rte", 2, 60)
@@ -218,9 +218,7 @@ def words_of_a_study(inputs: Path, out: Path) -> list[str]:
     return [*runs, "--files", str(inputs / "texts.txt"), "--out", str(out), "--resamplings", "3", "--rows", "500"]
 
 
-def test_a_study_is_tabulated_and_continues_where_it_was_stopped(
-    inputs: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_is_tabulated_and_continues_where_it_was_stopped(inputs, tmp_path, capsys, monkeypatch):
     words = words_of_a_study(inputs, tmp_path)
     assert probe.main(words) == 0
     printed = capsys.readouterr().out
@@ -258,7 +256,7 @@ def test_a_study_is_tabulated_and_continues_where_it_was_stopped(
     assert not fitted
 
 
-def test_what_cannot_be_probed_is_one_error(inputs: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_what_cannot_be_probed_is_one_error(inputs, tmp_path, capsys):
     words = words_of_a_study(inputs, tmp_path / "out")
     (tmp_path / "out" / "rows").mkdir(parents=True)
     (tmp_path / "out" / "rows" / "texts-1.csv").write_text("text\nother rows\n")

@@ -22,8 +22,8 @@ from tests.tiny import tiny_recipe
 def test_compiled_run_has_the_losses_of_an_eager_one(tmp_path, monkeypatch):
     """Without dropout the two differ by rounding alone; the checkpoint has the same names either way.
 
-    Packed sequences give microbatches without padding, so one graph is compiled. g++ neither optimises nor vectorises its
-    kernels, which takes half the time.
+    Packed sequences give microbatches without padding, so one graph is compiled. Its kernels are neither
+    optimised nor vectorised, which takes half the time.
     """
     monkeypatch.setenv("TORCHINDUCTOR_DEBUG_COMPILE", "1")
     monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", list)

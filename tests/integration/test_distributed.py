@@ -150,9 +150,7 @@ def alone(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[s
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_ranks_train_what_one_process_trains(
-    cache: Path, alone: dict[tuple[str, str], Path], tmp_path: Path, size: int
-) -> None:
+def test_ranks_train_what_one_process_trains(cache, alone, tmp_path, size):
     cases = [case for case in CASES if case.size == size]
     recipes = [
         (recipe_of(cache, case.kind, case.objective, parallel=case.parallel, **case.train), tmp_path / case.name)
@@ -168,7 +166,7 @@ def test_ranks_train_what_one_process_trains(
         assert load_pretrained(run, device="cpu").step == STEPS
 
 
-def test_the_last_step_of_an_epoch_has_fewer_sequences_than_ranks(cache: Path) -> None:
+def test_the_last_step_of_an_epoch_has_fewer_sequences_than_ranks(cache):
     """So the runs above have a rank with nothing to do in that step."""
     for kind in ("text", "smiles"):
         recipe = recipe_of(cache, kind, "exlm")
@@ -183,16 +181,8 @@ def test_the_last_step_of_an_epoch_has_fewer_sequences_than_ranks(cache: Path) -
     [(2, 3, 1, 23, "fsdp", {"sharded_checkpoints": True}), (3, 1, 0, 18, "ddp", {})],
 )
 def test_a_killed_rank_is_named_and_another_number_of_ranks_goes_on(
-    cache: Path,
-    alone: dict[tuple[str, str], Path],
-    tmp_path: Path,
-    before: int,
-    after: int,
-    dying: int,
-    call: int,
-    parallel: str,
-    train: dict[str, Any],
-) -> None:
+    cache, alone, tmp_path, before, after, dying, call, parallel, train
+):
     out, recipe = tmp_path / "run", recipe_of(cache, "text", "exlm", parallel=parallel, **train)
     exit_codes = run_ranks(before, train_until_killed, recipe, out, tmp_path, dying, call)
     assert exit_codes == [-9 if rank == dying else 0 for rank in range(before)]
@@ -238,7 +228,7 @@ def fine_tune_all(pretrained: Path, folder: Path, runs: list[tuple[str, str, Los
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_ranks_fine_tune_what_one_process_fine_tunes(tmp_path: Path, size: int) -> None:
+def test_ranks_fine_tune_what_one_process_fine_tunes(tmp_path, size):
     """Every loss, score and weight; spans have outputs of several lengths, binary labels are missing in some rows."""
     pretrained = make_pretrained(tmp_path / "pretrained")
     assert run_ranks(size, fine_tune_all, pretrained, tmp_path, FINE_TUNINGS[size]) == [0] * size
@@ -304,7 +294,7 @@ MISTAKES = {
 """Type of the error on rank 0, which prints it, and what both ranks say."""
 
 
-def test_a_wrong_launch_is_one_error_and_not_a_hang(cache: Path, tmp_path: Path) -> None:
+def test_a_wrong_launch_is_one_error_and_not_a_hang(cache, tmp_path):
     """Both ranks end with it, rank 0 prints it, and no run directory is left; the processes go on with the next."""
     for mistake in MISTAKES:
         (tmp_path / mistake).mkdir()
@@ -325,7 +315,7 @@ def resume_misspelt(run: Path, folder: Path) -> None:
         sys.exit(main(["pretrain", "--resume", str(run), "--set", "optim.rate=0.5"]))
 
 
-def test_torchrun_prints_once_and_stops_alike(cache: Path, tmp_path: Path) -> None:
+def test_torchrun_prints_once_and_stops_alike(cache, tmp_path):
     """The command as users launch it: results once on stdout, messages once on stderr; a misspelt key, one error."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "exlm_cli"]
     settings = [
@@ -345,7 +335,7 @@ def test_torchrun_prints_once_and_stops_alike(cache: Path, tmp_path: Path) -> No
     assert "unknown key `optim.rate`" in said
 
 
-def test_fsdp_trains_in_bf16(cache: Path, tmp_path: Path) -> None:
+def test_fsdp_trains_in_bf16(cache, tmp_path):
     """Blocks are gathered in bf16, so the losses are those of autocast to three digits; the weights stay float32."""
     runs = {parallel: tmp_path / parallel for parallel in ("ddp", "fsdp")}
     recipes = {

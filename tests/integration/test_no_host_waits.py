@@ -7,7 +7,6 @@ runs on both has no place where a device would have to be waited for.
 import importlib
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,7 +64,7 @@ def _counted_loss(losses: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("sections", VARIANTS)
 @pytest.mark.parametrize("lengths", [(10, 10, 10), (9, 4, 12)])
-def test_a_step_runs_on_tensors_without_data(sections: dict[str, Any], lengths: tuple[int, ...]) -> None:
+def test_a_step_runs_on_tensors_without_data(sections, lengths):
     model, objective, recipe = _setup("torch", sections)
     model = model.to("meta")
     losses = objective.sequence_nll(model, tiny_batch(recipe, lengths).to(torch.device("meta")))
@@ -101,9 +100,7 @@ class _WithoutData:
 
 
 @pytest.mark.parametrize("sections", VARIANTS[:2])
-def test_steps_of_the_training_loop_run_on_tensors_without_data(
-    sections: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_of_the_training_loop_run_on_tensors_without_data(sections, tmp_path, monkeypatch):
     """Accumulation, scaling, clipping and the fused update included; only the row of the log reads a value."""
     # the fused kernel has an implementation without data, but the optimiser lists devices that have data
     checks = importlib.import_module("torch.optim.optimizer")
@@ -128,7 +125,7 @@ def test_steps_of_the_training_loop_run_on_tensors_without_data(
         loop._read_figures()
 
 
-def test_reading_a_value_of_such_a_tensor_raises() -> None:
+def test_reading_a_value_of_such_a_tensor_raises():
     batch = tiny_batch(tiny_recipe()).to(torch.device("meta"))
     for read in (
         lambda: batch.lengths.max().item(),
@@ -142,7 +139,7 @@ def test_reading_a_value_of_such_a_tensor_raises() -> None:
 # the compiler warns inside itself; without its code generator, tracing takes seconds
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(("backend", "sections"), COMPILED)
-def test_a_step_is_one_graph_for_batches_of_any_size(backend: str, sections: dict[str, Any]) -> None:
+def test_a_step_is_one_graph_for_batches_of_any_size(backend, sections):
     """One graph with padding and one without: sequences, positions, nodes and targets are symbols. Equal losses."""
     if backend == "native" and (reason := obstacle(torch.float32, torch.device("cpu"))):
         pytest.skip(f"needs the compiled kernels: {reason}")
@@ -160,7 +157,7 @@ def test_a_step_is_one_graph_for_batches_of_any_size(backend: str, sections: dic
 
 
 @pytest.mark.filterwarnings("default")
-def test_what_follows_the_backward_pass_is_one_graph() -> None:
+def test_what_follows_the_backward_pass_is_one_graph():
     model = nn.Linear(3, 2)
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 2.0)

@@ -28,9 +28,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> TokenDataset:
 
 @pytest.mark.parametrize("sections", SCHEMES)
 @pytest.mark.parametrize("microbatch_tokens", [64, 100_000])
-def test_every_sequence_of_a_step_comes_once_within_the_budget(
-    dataset: TokenDataset, sections: dict[str, Any], microbatch_tokens: int
-) -> None:
+def test_every_sequence_of_a_step_comes_once_within_the_budget(dataset, sections, microbatch_tokens):
     feed = Feed(dataset, tiny_recipe(**sections, train={"microbatch_tokens": microbatch_tokens}), SPECIAL, epoch=2)
     indices = np.arange(299, 0, -2)
     batches = list(feed.microbatches(indices, CPU))
@@ -39,9 +37,7 @@ def test_every_sequence_of_a_step_comes_once_within_the_budget(
 
 
 @pytest.mark.parametrize("sections", SCHEMES)
-def test_a_sequence_is_the_same_alone_and_its_length_is_known_before_it_is_made(
-    dataset: TokenDataset, sections: dict[str, Any]
-) -> None:
+def test_a_sequence_is_the_same_alone_and_its_length_is_known_before_it_is_made(dataset, sections):
     feed = Feed(dataset, tiny_recipe(**sections), SPECIAL, epoch=2)
     indices = np.arange(0, 300, 7)
     lengths = dict(zip(indices.tolist(), feed.expanded_lengths(indices).tolist(), strict=True))
@@ -54,9 +50,7 @@ def test_a_sequence_is_the_same_alone_and_its_length_is_known_before_it_is_made(
                 assert torch.equal(in_company[: len(itself)] if itself.ndim else in_company, itself), field.name
 
 
-def test_lengths_counted_block_by_block_are_those_counted_at_once(
-    dataset: TokenDataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lengths_counted_block_by_block_are_those_counted_at_once(dataset, monkeypatch):
     feed, indices = Feed(dataset, tiny_recipe(), SPECIAL, epoch=0), np.arange(300)
     at_once = feed.expanded_lengths(indices)
     monkeypatch.setattr("exlm_cli.data.sampler._BLOCK_TOKENS", 100)
@@ -64,7 +58,7 @@ def test_lengths_counted_block_by_block_are_those_counted_at_once(
     assert feed.expanded_lengths(indices[:0]).tolist() == []
 
 
-def test_the_epoch_changes_the_masks_and_nothing_else(dataset: TokenDataset) -> None:
+def test_the_epoch_changes_the_masks_and_nothing_else(dataset):
     indices = np.arange(50)
     first, second = (Feed(dataset, tiny_recipe(), SPECIAL, epoch).batch(indices) for epoch in (0, 1))
     assert torch.equal(first.sample_index, second.sample_index)

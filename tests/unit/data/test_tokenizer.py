@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +32,7 @@ def _with_model(model: dict[str, Any], tokens: tuple[str, ...] = SPECIAL_TOKENS)
     return json.dumps({"version": "1.0", "added_tokens": added, "model": model})
 
 
-def test_special_tokens_are_the_first_five_ids(bpe: Tokenizer, smiles: Tokenizer) -> None:
+def test_special_tokens_are_the_first_five_ids(bpe, smiles):
     for tokenizer in (bpe, smiles):
         assert [tokenizer.token_text(i) for i in range(5)] == ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]"]
         ids = (tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.unk_id)
@@ -41,7 +40,7 @@ def test_special_tokens_are_the_first_five_ids(bpe: Tokenizer, smiles: Tokenizer
         assert tokenizer.special_ids == {0, 1, 2, 3, 4}
 
 
-def test_a_batch_is_encoded_as_its_texts_one_by_one(bpe: Tokenizer) -> None:
+def test_a_batch_is_encoded_as_its_texts_one_by_one(bpe):
     texts = [SENTENCE, "", "very glad", "größer \N{GRINNING FACE}"]
     assert bpe.encode_batch(texts) == [bpe.encode(text) for text in texts]
 
@@ -49,7 +48,7 @@ def test_a_batch_is_encoded_as_its_texts_one_by_one(bpe: Tokenizer) -> None:
 @pytest.mark.parametrize(
     "text", ["", SENTENCE, " very  glad\n", "größer \N{GRINNING FACE} e\N{COMBINING ACUTE ACCENT}."]
 )
-def test_offsets_give_the_text_back_character_by_character(bpe: Tokenizer, text: str) -> None:
+def test_offsets_give_the_text_back_character_by_character(bpe, text):
     ids, offsets = bpe.encode_with_offsets(text)
     assert ids == bpe.encode(text)
     assert len(offsets) == len(ids)
@@ -58,24 +57,24 @@ def test_offsets_give_the_text_back_character_by_character(bpe: Tokenizer, text:
     assert [start for start, _ in distinct] == [0, *(end for _, end in distinct)][: len(distinct)]
 
 
-def test_a_blank_belongs_to_the_word_after_it_and_split_characters_share_their_offsets(bpe: Tokenizer) -> None:
+def test_a_blank_belongs_to_the_word_after_it_and_split_characters_share_their_offsets(bpe):
     assert bpe.encode_with_offsets("is very glad")[1] == [(0, 2), (2, 7), (7, 12)]
     assert bpe.encode_with_offsets("\N{GRINNING FACE}")[1] == [(0, 1)] * 4
 
 
-def test_offsets_of_smiles_are_its_atoms(bpe: Tokenizer, smiles: Tokenizer) -> None:
+def test_offsets_of_smiles_are_its_atoms(bpe, smiles):
     assert (bpe.kind, smiles.kind) == ("bpe", "smiles")
     text = "C[N+](Cl)"
     assert [text[start:end] for start, end in smiles.encode_with_offsets(text)[1]] == ["C", "[N+]", "(", "Cl", ")"]
 
 
-def test_text_that_spells_a_special_token_stays_text(bpe: Tokenizer) -> None:
+def test_text_that_spells_a_special_token_stays_text(bpe):
     ids = bpe.encode("glad [MASK] [SEP]")
     assert bpe.special_ids.isdisjoint(ids)
     assert bpe.decode(ids) == "glad [MASK] [SEP]"
 
 
-def test_a_mask_in_a_sentence_replaces_the_word_and_the_blank_before_it(bpe: Tokenizer) -> None:
+def test_a_mask_in_a_sentence_replaces_the_word_and_the_blank_before_it(bpe):
     masked = bpe.encode_with_masks("This is [MASK], and I'm very [MASK] to see this.")
     whole = bpe.encode(SENTENCE)
     great, glad = bpe.encode(" great"), bpe.encode(" glad")
@@ -84,12 +83,12 @@ def test_a_mask_in_a_sentence_replaces_the_word_and_the_blank_before_it(bpe: Tok
     assert [next(filled) if i == bpe.mask_id else i for i in masked] == whole
 
 
-def test_masks_in_smiles_are_not_bracket_atoms(smiles: Tokenizer) -> None:
+def test_masks_in_smiles_are_not_bracket_atoms(smiles):
     ids = smiles.encode_with_masks("C[MASK](=O)[MASK]")
     assert [smiles.token_text(i) for i in ids] == ["C", "[MASK]", "(", "=", "O", ")", "[MASK]"]
 
 
-def test_ends_and_padding_are_dropped_in_decoding_and_masks_are_shown(smiles: Tokenizer) -> None:
+def test_ends_and_padding_are_dropped_in_decoding_and_masks_are_shown(smiles):
     assert smiles.decode([1, *smiles.encode("CC"), 3, 4, 2, 0, 0]) == "CC[MASK][UNK]"
 
 
@@ -97,18 +96,16 @@ def test_ends_and_padding_are_dropped_in_decoding_and_masks_are_shown(smiles: To
     ("text", "shown"),
     [(" very", "very"), ("T", "T"), (" ", "\N{OPEN BOX}"), ("\n", "\\n"), ("\t", "\\t"), ("ö", "<Ã>")],
 )
-def test_a_token_is_shown_readably(bpe: Tokenizer, text: str, shown: str) -> None:
+def test_a_token_is_shown_readably(bpe, text, shown):
     assert bpe.token_text(bpe.encode(text)[0]) == shown
 
 
-def test_an_id_beyond_the_vocabulary_has_no_text(bpe: Tokenizer) -> None:
+def test_an_id_beyond_the_vocabulary_has_no_text(bpe):
     with pytest.raises(ValueError, match=rf"^token id 9999 is not in the vocabulary of {bpe.vocab_size}$"):
         bpe.token_text(9999)
 
 
-def test_a_saved_tokenizer_loads_with_the_same_ids_and_fingerprint(
-    bpe: Tokenizer, smiles: Tokenizer, tmp_path: Path
-) -> None:
+def test_a_saved_tokenizer_loads_with_the_same_ids_and_fingerprint(bpe, smiles, tmp_path):
     for tokenizer, text in ((bpe, SENTENCE), (smiles, "CC(=O)O")):
         tokenizer.save(tmp_path / "tokenizer.json")
         loaded = Tokenizer.load(tmp_path / "tokenizer.json")
@@ -120,7 +117,7 @@ def test_a_saved_tokenizer_loads_with_the_same_ids_and_fingerprint(
         )
 
 
-def test_truncation_and_padding_of_a_foreign_tokenizer_are_switched_off(bpe: Tokenizer) -> None:
+def test_truncation_and_padding_of_a_foreign_tokenizer_are_switched_off(bpe):
     backend = tokenizers.Tokenizer.from_str(bpe.to_json())
     backend.enable_truncation(2)
     backend.enable_padding(length=200)
@@ -142,7 +139,7 @@ def test_truncation_and_padding_of_a_foreign_tokenizer_are_switched_off(bpe: Tok
         ),
     ],
 )
-def test_a_file_that_is_no_fitting_tokenizer_is_refused(tmp_path: Path, content: bytes | None, reason: str) -> None:
+def test_a_file_that_is_no_fitting_tokenizer_is_refused(tmp_path, content, reason):
     path = tmp_path / "t.json"
     if content is not None:
         path.write_bytes(content)
@@ -151,7 +148,7 @@ def test_a_file_that_is_no_fitting_tokenizer_is_refused(tmp_path: Path, content:
     assert "`exlm tokenize`" in caught.value.hint
 
 
-def test_another_kind_of_model_is_refused() -> None:
+def test_another_kind_of_model_is_refused():
     backend = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"))
     with pytest.raises(TokenizerError, match=r"^mine: tokenizer model `WordPiece`"):
         Tokenizer(backend, "mine")

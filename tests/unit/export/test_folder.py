@@ -63,7 +63,7 @@ def our_logits(pretrained: Pretrained, token_ids: list[int]) -> torch.Tensor:
     ],
     ids=["mlm-2d", "mlm-learned", "exlm-2d-quarter", "exlm-1d", "exlm-fractional"],
 )
-def test_text_models_give_the_same_logits(tmp_path: Path, objective: str, model: dict[str, Any]) -> None:
+def test_text_models_give_the_same_logits(tmp_path, objective, model):
     """The MLMs also with [MASK]s; a padded batch, so that padding is not attended to either."""
     run = make_pretrained(tmp_path / "run", objective=objective, model={**LARGE, "num_layers": 2, **model})
     pretrained = load_pretrained(run, device="cpu")
@@ -84,7 +84,7 @@ def test_text_models_give_the_same_logits(tmp_path: Path, objective: str, model:
     assert (tokenizer.mask_token is None) == (objective == "exlm")
 
 
-def test_an_mlm_of_smiles_gives_the_same_logits(tmp_path: Path) -> None:
+def test_an_mlm_of_smiles_gives_the_same_logits(tmp_path):
     trained = load_pretrained(smiles_pretrained(tmp_path), device="cpu")
     sections = {"data": {"kind": "smiles", "sequence_length": 24}, "objective": "mlm", "model": LARGE}
     pretrained = load_pretrained(make_pretrained(tmp_path / "mlm", trained.tokenizer, **sections), device="cpu")
@@ -101,7 +101,7 @@ def test_an_mlm_of_smiles_gives_the_same_logits(tmp_path: Path) -> None:
     assert len(words) == 5
 
 
-def test_a_pair_is_written_as_glue_tasks_write_it(tmp_path: Path) -> None:
+def test_a_pair_is_written_as_glue_tasks_write_it(tmp_path):
     source = pretrained_source(load_pretrained(make_pretrained(tmp_path / "run"), device="cpu"))
     loaded(source, tmp_path / "out")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -110,7 +110,7 @@ def test_a_pair_is_written_as_glue_tasks_write_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["colour", "length", "labels", "span"])
-def test_task_models_give_the_same_outputs(tmp_path: Path, kind: str) -> None:
+def test_task_models_give_the_same_outputs(tmp_path, kind):
     """Classes, a value in its units, several 0/1 labels, and the ends of answers."""
     pretrained = make_pretrained(tmp_path / "pretrained", model=LARGE)
     if kind == "span":
@@ -138,7 +138,7 @@ def test_task_models_give_the_same_outputs(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pretrained", "length"])
-def test_onnx_models_give_the_same_outputs(tmp_path: Path, kind: str) -> None:
+def test_onnx_models_give_the_same_outputs(tmp_path, kind):
     """A pre-trained model, a value in its units; in batches and lengths that were not traced."""
     pytest.importorskip("onnxruntime")
     run = make_pretrained(tmp_path / "pretrained", model={**LARGE, "num_layers": 2})
@@ -159,7 +159,7 @@ def test_onnx_models_give_the_same_outputs(tmp_path: Path, kind: str) -> None:
     assert "onnxruntime.InferenceSession" in card
 
 
-def test_outputs_that_differ_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_that_differ_leave_nothing(tmp_path, monkeypatch):
     """Frequencies of another base are loaded without complaint; only the comparison finds them."""
     source = pretrained_source(load_pretrained(make_pretrained(tmp_path / "run", model=LARGE), device="cpu"))
     right = esm._frequencies
@@ -177,14 +177,14 @@ def test_outputs_that_differ_leave_nothing(tmp_path: Path, monkeypatch: pytest.M
         ({"model": {"learned_positions": True}}, "`model.rope: 2d` with `model.learned_positions: true`"),
     ],
 )
-def test_encoders_that_esm_lacks_are_refused(tmp_path: Path, sections: dict[str, Any], named: str) -> None:
+def test_encoders_that_esm_lacks_are_refused(tmp_path, sections, named):
     source = pretrained_source(load_pretrained(make_pretrained(tmp_path / "run", **sections), device="cpu"))
     with pytest.raises(ConfigError, match=named):
         export_folder(source, tmp_path / "out", SilentProgress())
     assert not (tmp_path / "out").exists()
 
 
-def test_a_missing_transformers_and_a_full_folder_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_transformers_and_a_full_folder_are_refused(tmp_path, monkeypatch):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
     with pytest.raises(CheckpointError, match="the folder is not empty"):

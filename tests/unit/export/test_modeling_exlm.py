@@ -64,7 +64,7 @@ def exported(tmp_path: Path, k: int, model: dict[str, Any]) -> tuple[Source, Any
     ],
     ids=["formula", "next-mask", "1d-tokens", "fractional-lanes", "sparse-fixed", "gated", "learned", "independent"],
 )
-def test_masked_inputs_give_the_outputs_and_the_dag_of_the_run(tmp_path: Path, k: int, model: dict[str, Any]) -> None:
+def test_masked_inputs_give_the_outputs_and_the_dag_of_the_run(tmp_path, k, model):
     """A padded batch with different numbers of masks, and none; the run computes each alone, its DAG in float64."""
     source, loaded = exported(tmp_path, k, model)
     rows = [source.encode(text) for text in ("amber [MASK] fern [MASK] [MASK]", "[MASK]", "birch cedar")]
@@ -86,7 +86,7 @@ def test_masked_inputs_give_the_outputs_and_the_dag_of_the_run(tmp_path: Path, k
         np.testing.assert_allclose(words, np.exp(dag.node_log_probs), rtol=1e-4, atol=1e-6)
 
 
-def test_fillings_are_those_of_the_dag(tmp_path: Path) -> None:
+def test_fillings_are_those_of_the_dag(tmp_path):
     """The search of the run, whose probabilities come from the alignment op; a share among fillings of two tokens."""
     source, loaded = exported(tmp_path, 3, {"transition": {"rope": "nodes", "start": "next_mask"}})
     row = source.encode("amber [MASK] fern [MASK]")
@@ -98,14 +98,14 @@ def test_fillings_are_those_of_the_dag(tmp_path: Path) -> None:
     assert [probability for _, probability in found] == pytest.approx(expected, rel=1e-4)
 
 
-def test_padding_on_the_left_is_refused(tmp_path: Path) -> None:
+def test_padding_on_the_left_is_refused(tmp_path):
     source, loaded = exported(tmp_path, 2, {})
     ids = source.encode("amber")
     with pytest.raises(ValueError, match="the padding must be on the right"):
         loaded(torch.tensor([[source.tokenizer.pad_id, *ids]]))
 
 
-def test_modules_of_one_file_have_no_name_in_common() -> None:
+def test_modules_of_one_file_have_no_name_in_common():
     """They are written one after the other, so a second definition would replace the first."""
     package = Path(exlm_cli.export.folder.__file__).parents[1]
     names: list[str] = []

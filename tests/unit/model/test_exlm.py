@@ -95,7 +95,7 @@ def test_a_further_state_sees_its_own_mask_and_no_further_states_of_others():
     ],
 )
 @pytest.mark.parametrize("k", [2, 4])
-def test_attention_of_the_context_first_is_attention_under_one_mask(model, k) -> None:
+def test_attention_of_the_context_first_is_attention_under_one_mask(model, k):
     """States, edges and gradients of a batch whose sequences are alike, beside those under the whole (X, X) mask."""
     sections = {"model": {"mask_attention": "first", "init_std": 0.3, **model}, "masking": {"num_states_per_mask": k}}
     even = tiny_batch(tiny_recipe(**sections), (10, 10, 10))
@@ -111,7 +111,7 @@ def test_attention_of_the_context_first_is_attention_under_one_mask(model, k) ->
         torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9 if got.dtype == torch.float64 else 1e-6)
 
 
-def test_sequences_with_other_numbers_of_masks_are_not_alike() -> None:
+def test_sequences_with_other_numbers_of_masks_are_not_alike():
     recipe = tiny_recipe()
     assert tiny_batch(recipe, (10, 10)).is_even
     assert not tiny_batch(recipe, (10, 12)).is_even

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from exlm_cli.ops.alignment import best_alignment, states_alignment_nll
 from exlm_cli.ops.ctc import single_target_ctc_nll
-from tests.unit.ops.dags import Dag
+from tests.unit.ops.alignment.dags import Dag
 
 BLANK = 0
 

@@ -20,7 +20,7 @@ from exlm_cli.ops.alignment import (
 )
 from exlm_cli.ops.alignment.reference import safe_logsumexp
 from tests import oracles
-from tests.unit.ops.dags import (
+from tests.unit.ops.alignment.dags import (
     Dag,
     assert_only_the_second_sequence_is_nan,
     assert_same_bits,

@@ -19,8 +19,8 @@ import torch
 from exlm_cli.ops.alignment import best_alignment, build, library, native, states_alignment_nll
 from exlm_cli.ops.alignment.build import BuildError
 from exlm_cli.ops.alignment.library import Dag, DeviceKernels, DeviceLibrary
-from tests.unit.ops import dags
-from tests.unit.ops.dags import (
+from tests.unit.ops.alignment import dags
+from tests.unit.ops.alignment.dags import (
     CASES,
     assert_near,
     assert_only_the_second_sequence_is_nan,
@@ -28,7 +28,7 @@ from tests.unit.ops.dags import (
     make_dag,
     nll_and_gradients,
 )  # fmt: skip
-from tests.unit.ops.test_native_op import operator_calls
+from tests.unit.ops.alignment.test_native_op import operator_calls
 
 ORDERS = (0, 1, 7)  # of the fibers between two barriers: ascending, descending, shuffled
 SOURCES = build.source_dir()
@@ -262,7 +262,7 @@ def test_the_simulator_shows_a_missing_barrier(tmp_path_factory):
 def test_nvcc_compiles_the_oldest_and_the_newest_target_without_a_warning(tmp_path):
     """No source asks for the target it is compiled for, so those between them warn of nothing else.
 
-    One is optimised, since loops that cannot be unrolled are found there; of the other, the target is what may be refused.
+    The newest is optimised, since a loop that cannot be unrolled is found there; the oldest may be refused as a target.
     """
     path, (oldest, *_, newest) = tmp_path / "device.so", build.CUDA_ARCHITECTURES
     for target, flags in ((newest, ()), (oldest, ("-Xcicc=-O0", "-Xptxas=-O0"))):

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from exlm_cli.ops.alignment import best_alignment, choose_backend, native, states_alignment_nll
-from tests.unit.ops import dags
-from tests.unit.ops.dags import CASES, Dag, assert_near, assert_same_bits, nll_and_gradients
+from tests.unit.ops.alignment import dags
+from tests.unit.ops.alignment.dags import CASES, Dag, assert_near, assert_same_bits, nll_and_gradients
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -19,7 +19,7 @@ from exlm_cli.ops.alignment import (
     choose_backend,
     states_alignment_nll,
 )
-from tests.unit.ops.dags import Dag, make_dag
+from tests.unit.ops.alignment.dags import Dag, make_dag
 
 ENTRY_POINTS = [states_alignment_nll, best_alignment, alignment_posterior, alignment_edge_posterior]
 

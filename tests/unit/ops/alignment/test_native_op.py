@@ -12,8 +12,8 @@ import torch
 from exlm_cli.errors import BackendError
 from exlm_cli.ops.alignment import build, choose_backend, library, native, states_alignment_nll
 from exlm_cli.ops.alignment.build import BuildError
-from tests.unit.ops import dags
-from tests.unit.ops.dags import make_dag, nll_and_gradients
+from tests.unit.ops.alignment import dags
+from tests.unit.ops.alignment.dags import make_dag, nll_and_gradients
 
 CPU = torch.device("cpu")
 CACHES = (library.host_library, native._missing_library)

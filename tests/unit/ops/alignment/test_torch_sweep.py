@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from exlm_cli.ops.alignment import alignment_edge_posterior, best_alignment, torch_sweep
-from tests.unit.ops import dags
-from tests.unit.ops.dags import Dag, assert_near, assert_same_bits, make_dag, nll_and_gradients
+from tests.unit.ops.alignment import dags
+from tests.unit.ops.alignment.dags import Dag, assert_near, assert_same_bits, make_dag, nll_and_gradients
 
 
 @pytest.fixture
