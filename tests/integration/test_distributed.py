@@ -177,13 +177,13 @@ def test_the_last_step_of_an_epoch_has_fewer_sequences_than_ranks(cache):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "dying", "call", "parallel", "train"),
-    [(2, 3, 1, 23, "fsdp", {"sharded_checkpoints": True}), (3, 1, 0, 18, "ddp", {})],
+    ("before", "after", "dying", "call", "train"),
+    [(2, 3, 1, 23, {"parallel": "fsdp", "sharded_checkpoints": True}), (3, 1, 0, 18, {"parallel": "ddp"})],
 )
 def test_a_killed_rank_is_named_and_another_number_of_ranks_goes_on(
-    cache, alone, tmp_path, before, after, dying, call, parallel, train
+    cache, alone, tmp_path, before, after, dying, call, train
 ):
-    out, recipe = tmp_path / "run", recipe_of(cache, "text", "exlm", parallel=parallel, **train)
+    out, recipe = tmp_path / "run", recipe_of(cache, "text", "exlm", **train)
     exit_codes = run_ranks(before, train_until_killed, recipe, out, tmp_path, dying, call)
     assert exit_codes == [-9 if rank == dying else 0 for rank in range(before)]
     errors = noted_errors(tmp_path)
