@@ -12,8 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from itertools import chain, islice
-from operator import attrgetter
+from itertools import chain, islice, tee
 from typing import Any, TypeVar
 
 import loky
@@ -43,7 +42,6 @@ def _kill(process: Any, use_psutil: bool = True) -> None:
 # loky asks psutil or `pgrep` for the children of its processes, which ours lack, and hangs on images that have neither
 loky.process_executor.kill_process_tree = _kill
 
-_Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
 
 
@@ -54,60 +52,56 @@ def check_smiles(rows: Iterable[Row], num_processes: int | None = None) -> Itera
         rows: A row that already has a problem keeps it.
         num_processes: None: one per core that this process may use.
     """
-    for row, reason in map_in_order(find_invalid_smiles, rows, attrgetter("text"), str, num_processes):
+    read, kept = tee(rows)
+    reasons = map_in_order(find_invalid_smiles, (row.text for row in read), str, num_processes)
+    for row, reason in zip(kept, reasons, strict=True):
         yield row, row.problem or reason
 
 
 def map_in_order(
     function: Callable[[str], _Answer],
-    items: Iterable[_Item],
-    text_of: Callable[[_Item], str],
+    texts: Iterable[str],
     unanswered: Callable[[str], _Answer],
     num_processes: int | None = None,
-) -> Iterator[tuple[_Item, _Answer]]:
-    """Yield each item, in order, with what a function of RDKit returns for its text.
+) -> Iterator[_Answer]:
+    """Yield what a function of RDKit returns for each text, in order.
 
     Args:
         function: Must be picklable.
-        items: Few items with short texts are worked on in this process.
-        text_of: Returns the text of an item.
-        unanswered: Makes the answer of an item for which the function takes over 20 s of processor time, or whose
+        texts: A few short ones are worked on in this process.
+        unanswered: Makes the answer of a text for which the function takes over 20 s of processor time, or whose
             process ends, from that reason.
         num_processes: None: one per core that this process may use.
     """
-    source = iter(items)
-    for item in islice(source, _CHUNKS_BEFORE_HELP * _CHUNK_ROWS):
-        text = text_of(item)
+    source = iter(texts)
+    for text in islice(source, _CHUNKS_BEFORE_HELP * _CHUNK_ROWS):
         if len(text) > _SHORT_CHARACTERS:
-            source = chain([item], source)
+            source = chain([text], source)
             break
-        yield item, function(text)
+        yield function(text)
     chunks = iter(lambda: list(islice(source, _CHUNK_ROWS)), [])
     num_processes = min(_MAX_PROCESSES, num_processes or loky.cpu_count())
     while (chunk := next(chunks, None)) is not None:
-        left = yield from _until_death(function, chain([chunk], chunks), text_of, num_processes)
-        yield from _one_by_one(function, chain.from_iterable(left), text_of, unanswered)
+        left = yield from _until_death(function, chain([chunk], chunks), num_processes)
+        yield from _one_by_one(function, chain.from_iterable(left), unanswered)
 
 
 def _until_death(
-    function: Callable[[str], _Answer],
-    chunks: Iterable[list[_Item]],
-    text_of: Callable[[_Item], str],
-    num_processes: int,
-) -> Generator[tuple[_Item, _Answer], None, list[list[_Item]]]:
+    function: Callable[[str], _Answer], chunks: Iterable[list[str]], num_processes: int
+) -> Generator[_Answer, None, list[list[str]]]:
     """Yield answers until a process dies; return the chunks that were begun and are not answered."""
-    begun: deque[list[_Item]] = deque()
+    begun: deque[list[str]] = deque()
     futures: deque[Future[list[_Answer]]] = deque()
     with _processes(num_processes) as executor:
         try:
             for chunk in chunks:
                 begun.append(chunk)
-                futures.append(executor.submit(_answer, function, [text_of(item) for item in chunk]))
+                futures.append(executor.submit(_answer, function, chunk))
                 if len(begun) == 2 * num_processes:
-                    yield from zip(begun[0], futures.popleft().result(), strict=True)
+                    yield from futures.popleft().result()
                     begun.popleft()
             while begun:
-                yield from zip(begun[0], futures.popleft().result(), strict=True)
+                yield from futures.popleft().result()
                 begun.popleft()
         except BrokenProcessPool:
             return list(begun)
@@ -115,21 +109,19 @@ def _until_death(
 
 
 def _one_by_one(
-    function: Callable[[str], _Answer],
-    items: Iterable[_Item],
-    text_of: Callable[[_Item], str],
-    unanswered: Callable[[str], _Answer],
-) -> Iterator[tuple[_Item, _Answer]]:
-    """Yield answers, each item alone in a process, so that one whose process dies is known."""
-    left = deque(items)
+    function: Callable[[str], _Answer], texts: Iterable[str], unanswered: Callable[[str], _Answer]
+) -> Iterator[_Answer]:
+    """Yield answers, each text alone in a process, so that one whose process dies is known."""
+    left = deque(texts)
     while left:
         with _processes(1) as executor:
             try:
                 while left:
-                    (answer,) = executor.submit(_answer, function, [text_of(left[0])]).result()
-                    yield left.popleft(), answer
+                    yield from executor.submit(_answer, function, [left[0]]).result()
+                    left.popleft()
             except BrokenProcessPool:
-                yield left.popleft(), unanswered(f"RDKit needs over {MAX_SECONDS} s for it, or ends its process")
+                left.popleft()
+                yield unanswered(f"RDKit needs over {MAX_SECONDS} s for it, or ends its process")
 
 
 @contextmanager

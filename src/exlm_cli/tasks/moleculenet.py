@@ -163,12 +163,7 @@ def _without_repeats(usable: TableRows) -> TableRows:
         for row, text in enumerate(usable.inputs)
         if first_rows[text] != row
     }
-    return usable.without(
-        reasons,
-        lambda rows: (
-            f"left out {len(rows):,} rows with the SMILES of an earlier row: lines {usable.places(rows, limit=20)}"
-        ),
-    )
+    return usable.without(reasons, "rows with the SMILES of an earlier row")
 
 
 def _compare_with_table_9(known: MoleculeNetSet, split: RowSplit) -> list[str]:

@@ -80,7 +80,7 @@ def read_molecules(
     found = []
     read = partial(_read, has_chiral_scaffolds=has_chiral_scaffolds)
     with progress.bar("molecules", len(smiles)) as bar:
-        for number, (_, molecule) in enumerate(map_in_order(read, smiles, str, Molecule), start=1):
+        for number, molecule in enumerate(map_in_order(read, smiles, Molecule), start=1):
             found.append(molecule)
             if number % _BAR_EVERY_ROWS == 0:
                 bar.update(number)

@@ -1,6 +1,6 @@
 """Rows of a user's table as a model reads them: the usable rows of a task, and all rows of a file to predict."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -52,16 +52,14 @@ class TableRows:
         reasons = zip(self.inputs, self.problems, strict=True)
         return tuple(self.table.skipped(row, text, why) for row, (text, why) in enumerate(reasons) if why)
 
-    def without(
-        self, reasons: Mapping[int, str], describe: Callable[[Sequence[int]], str] | None = None
-    ) -> "TableRows":
-        """Drop the rows that have a reason; `describe` makes a note of those that were used until now."""
+    def without(self, reasons: Mapping[int, str], what: str = "") -> "TableRows":
+        """Drop the rows that have a reason; a note counts and lists those that were used, as `what`, unless empty."""
         dropped = [row for row in sorted(reasons) if not self.problems[row]]
         if not dropped:
             return self
         problems = tuple(problem or reasons.get(row, "") for row, problem in enumerate(self.problems))
-        notes = () if describe is None else (describe(dropped),)
-        return replace(self, problems=problems, notes=self.notes + notes)
+        note = f"left out {len(dropped):,} {what}: lines {self.places(dropped, limit=_MAX_LISTED)}"
+        return replace(self, problems=problems, notes=(*self.notes, note) if what else self.notes)
 
     def model_inputs(self, *, canonical: bool) -> tuple[str, ...]:
         """Return what the model reads of each row: what the file has, or RDKit's canonical SMILES of a molecule.
