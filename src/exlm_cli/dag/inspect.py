@@ -7,17 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import entr
 
+from exlm_cli.dag import graph
 from exlm_cli.dag.fillings import Filling, IndependentGuess, NBest, independent_guess, n_best_fillings
-from exlm_cli.dag.graph import (
-    Dag,
-    FloatArray,
-    NodeToken,
-    edge_use,
-    length_log_prob,
-    most_likely_path,
-    token_occupancy,
-    top_tokens,
-)
 from exlm_cli.dag.search import Length
 from exlm_cli.format import format_percent, printable
 
@@ -42,10 +33,10 @@ class Inspection:
         checkpoint: Path of the model's checkpoint; empty for a DAG made by hand.
     """
 
-    dag: Dag
-    tokens: list[list[NodeToken]]
-    occupancy: FloatArray
-    edge_use: FloatArray
+    dag: graph.Dag
+    tokens: list[list[graph.NodeToken]]
+    occupancy: graph.FloatArray
+    edge_use: graph.FloatArray
     path: list[int]
     length: Length
     n_best: NBest
@@ -84,7 +75,7 @@ class Inspection:
         best = np.argsort(-flat, kind="stable")[:n].tolist()
         return [divmod(index, self.dag.num_nodes) for index in best if flat[index] > 0]
 
-    def states_in_use(self) -> FloatArray:
+    def states_in_use(self) -> graph.FloatArray:
         """Return how many states of each mask paths use, (T,): perplexity of their shares, 1 to k; 0 if never visited.
 
         Near 1 throughout, the DAG has collapsed onto one path, and each [MASK] is filled on its own.
@@ -92,7 +83,7 @@ class Inspection:
         visits_Tk = self.occupancy[1:-1].reshape(self.dag.num_masks, -1)
         total_T1 = visits_Tk.sum(axis=1, keepdims=True)
         entropy_T = entr(visits_Tk / np.maximum(total_T1, np.finfo(np.float64).tiny)).sum(axis=1)
-        in_use: FloatArray = np.exp(entropy_T) * (total_T1[:, 0] > 0)
+        in_use: graph.FloatArray = np.exp(entropy_T) * (total_T1[:, 0] > 0)
         return in_use
 
     def share(self, filling: Filling) -> float:
@@ -150,24 +141,24 @@ class Inspection:
 
 
 def inspect(
-    dag: Dag, *, num_top: int = 3, num_fillings: int = 10, length: Length = "exact", checkpoint: str = ""
+    dag: graph.Dag, *, num_top: int = 3, num_fillings: int = 10, length: Length = "exact", checkpoint: str = ""
 ) -> Inspection:
     """Compute everything that reports show of a DAG, with `num_top` words a node; for `length` see `fillings`.
 
     Raises:
         DataError: No path has exactly T inner nodes.
     """
-    occupancy = token_occupancy(dag).sum(axis=0)
+    occupancy = graph.token_occupancy(dag).sum(axis=0)
     occupancy[[0, -1]] = 1.0
     return Inspection(
         dag=dag,
-        tokens=top_tokens(dag, num_top),
+        tokens=graph.top_tokens(dag, num_top),
         occupancy=occupancy,
-        edge_use=edge_use(dag),
-        path=most_likely_path(dag),
+        edge_use=graph.edge_use(dag),
+        path=graph.most_likely_path(dag),
         length=length,
         n_best=n_best_fillings(dag, num_fillings, length),
         guess=independent_guess(dag),
-        log_prob_exact=length_log_prob(dag),
+        log_prob_exact=graph.length_log_prob(dag),
         checkpoint=checkpoint,
     )

@@ -23,6 +23,7 @@ from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.format import name_some
 from exlm_cli.progress import Progress
+from exlm_cli.tasks import metrics
 from exlm_cli.tasks.base import (
     NO_TEST_NOTE,
     SPLITS,
@@ -40,15 +41,6 @@ from exlm_cli.tasks.base import (
     write_table,
 )
 from exlm_cli.tasks.labels import Labels, read_known_targets, with_decimal_points
-from exlm_cli.tasks.metrics import (
-    describe_constant,
-    describe_unscorable,
-    probabilities_by_seed,
-    score_columns,
-    score_rows,
-    target_scale,
-    to_probabilities,
-)
 from exlm_cli.tasks.splits import RowSplit
 from exlm_cli.tasks.table_rows import TableRows, describe_repeats, read_input_rows
 
@@ -90,22 +82,26 @@ class RowTask(DownstreamTask):
 
     def score(self, split: Split, outputs: Sequence[FloatArray]) -> dict[str, float]:
         """Return the metrics of a split; means over the labels or columns in which each is defined."""
-        scale = target_scale(self.examples["train"].targets)[1] if self.loss == "regression" else None
-        return score_rows(self.loss, self._predicted(outputs), self.examples[split].targets, scale)
+        scale = metrics.target_scale(self.examples["train"].targets)[1] if self.loss == "regression" else None
+        return metrics.score_rows(self.loss, self._predicted(outputs), self.examples[split].targets, scale)
 
     def score_labels(self, split: Split, outputs: Sequence[FloatArray]) -> dict[str, dict[str, float]]:
         """Return the metrics of each label or value by its name; nothing for classes or a single one."""
         if self.loss == "classes" or len(self.output_names) == 1:
             return {}
-        columns = score_columns(self.loss, self._predicted(outputs), self.examples[split].targets)
+        columns = metrics.score_columns(self.loss, self._predicted(outputs), self.examples[split].targets)
         return dict(zip(self.output_names, columns, strict=True))
 
     def describe_outputs(self, split: Split, outputs: Sequence[FloatArray]) -> list[str]:
         """Return in words what is predicted alike for every row."""
-        return describe_constant(self.loss, self._predicted(outputs), self.examples[split].targets, self.output_names)
+        return metrics.describe_constant(
+            self.loss, self._predicted(outputs), self.examples[split].targets, self.output_names
+        )
 
     def _predicted(self, outputs: Sequence[FloatArray]) -> FloatArray:
-        return to_probabilities(self.loss, np.stack([np.asarray(output, dtype=np.float64) for output in outputs]))
+        return metrics.to_probabilities(
+            self.loss, np.stack([np.asarray(output, dtype=np.float64) for output in outputs])
+        )
 
     def write_predictions(self, folder: Path, split: Split, outputs: Sequence[FloatArray]) -> None:
         """Write `predictions-<split>.csv`: probabilities of labels or classes, or values, by row of the input.
@@ -113,7 +109,7 @@ class RowTask(DownstreamTask):
         Behind them are the truth, `<name>_true` or `true_class`, and the text or SMILES that the model read.
         """
         examples = self.examples[split]
-        predicted = (to_probabilities(self.loss, output[None])[0] for output in outputs)
+        predicted = (metrics.to_probabilities(self.loss, output[None])[0] for output in outputs)
         if self.loss == "classes":
             classes = examples.targets[:, 0]
             truth = {"true_class": ["" if math.isnan(c) else self.output_names[int(c)] for c in classes]}
@@ -179,7 +175,7 @@ class TableTask(RowTask):
     def _unscorable(self, split: Split) -> dict[str, str]:
         targets_NC = self.examples[split].targets
         if self.loss == "binary":
-            return describe_unscorable(targets_NC, self.output_names)
+            return metrics.describe_unscorable(targets_NC, self.output_names)
         present = np.unique(targets_NC)
         if self.loss == "regression" or len(present) > 1:
             return {}
@@ -240,8 +236,8 @@ class NewTableRows(NewRows):
         if len(self._missing_labels) == len(self._label_columns):
             return {}
         loss = self._task.loss
-        mean_NC = probabilities_by_seed(loss, outputs, len(self._task.output_names)).mean(axis=0)
-        return score_rows(loss, mean_NC[is_scored_N], self.targets[is_scored_N])
+        mean_NC = metrics.probabilities_by_seed(loss, outputs, len(self._task.output_names)).mean(axis=0)
+        return metrics.score_rows(loss, mean_NC[is_scored_N], self.targets[is_scored_N])
 
     def write(
         self, outputs: SeedOutputs, out: Path, *, added: TableColumns | None = None, escapes_formulas: bool = False
@@ -252,7 +248,7 @@ class NewTableRows(NewRows):
         cannot be read. A column of the table with such a name is left out.
         """
         table, readable, problems = self._rows.table, self._rows.rows, self._rows.problems
-        by_seed_KNC = probabilities_by_seed(self._task.loss, outputs, len(self._task.output_names))
+        by_seed_KNC = metrics.probabilities_by_seed(self._task.loss, outputs, len(self._task.output_names))
         of_readable = prediction_columns(self._task.loss, self._task.output_names, by_seed_KNC) | dict(added or {})
         predicted = {name: [""] * len(table) for name in of_readable}
         for name, cells in of_readable.items():
@@ -266,8 +262,8 @@ class NewTableRows(NewRows):
         replaced = [f"`{name}`" for name in table.columns if name not in own]
         if replaced:
             notes.append(f"predictions replace the table's own columns {', '.join(replaced)}")
-        metrics = self.score(outputs, np.ones(len(readable), dtype=np.bool_))
-        return PredictionSummary((out,), len(table), len(table) - len(readable), metrics, tuple(notes))
+        scores = self.score(outputs, np.ones(len(readable), dtype=np.bool_))
+        return PredictionSummary((out,), len(table), len(table) - len(readable), scores, tuple(notes))
 
 
 def prediction_columns(loss: Loss, names: Sequence[str], by_seed_KNC: FloatArray) -> dict[str, list[str]]:

@@ -12,21 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from exlm_cli.data.rows.decode import (
-    BUFFER_BYTES,
-    MAX_UNPACKING,
-    array_elements,
-    as_json,
-    bounded_lines,
-    csv_rows,
-    decoded_lines,
-    open_file,
-    parse_json,
-    record_limit,
-    starts_array,
-    too_large,
-    tsv_rows,
-)
+from exlm_cli.data.rows import decode
 from exlm_cli.errors import DataError
 from exlm_cli.format import name_some
 
@@ -188,12 +174,12 @@ def iter_records(
             f"{' or '.join(COMPRESSIONS)}",
             "convert the file to one of these",
         )
-    with open_file(path, raw, is_seekable=file_format == ".parquet") as file:
+    with decode.open_file(path, raw, is_seekable=file_format == ".parquet") as file:
         match file_format:
             case ".csv":
-                yield from _with_header(path, csv_rows(path, file), header, only, ",")
+                yield from _with_header(path, decode.csv_rows(path, file), header, only, ",")
             case ".tsv":
-                yield from _with_header(path, tsv_rows(path, file), header, only, "\t")
+                yield from _with_header(path, decode.tsv_rows(path, file), header, only, "\t")
             case ".json" | ".jsonl":
                 yield from _read_json(path, file, bare, only)
             case ".parquet":
@@ -229,7 +215,7 @@ def as_row(record: Record) -> Row:
     if value is None:
         return Row(record.source, record.number, "")
     if not isinstance(value, str):
-        return Row(record.source, record.number, as_json(value), problem="is not a string")
+        return Row(record.source, record.number, decode.as_json(value), problem="is not a string")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -240,7 +226,7 @@ def as_row(record: Record) -> Row:
 
 def _read_lines(path: Path, file: io.BufferedReader, kind: RowKind) -> Iterator[Record]:
     source = str(path)
-    for number, line in bounded_lines(path, file):
+    for number, line in decode.bounded_lines(path, file):
         text = line.rstrip()
         if text:
             yield Record(source, number, {kind: text.split(maxsplit=1)[0] if kind == "smiles" else text})
@@ -283,7 +269,7 @@ def _read_json(
     path: Path, file: io.BufferedReader, bare: RowKind | None, only: ColumnChoice | None
 ) -> Iterator[Record]:
     source, name = str(path), None if only is None else only.name
-    is_array = starts_array(file)
+    is_array = decode.starts_array(file)
     for number, text, value, problem in _json_values(path, file, is_array=is_array):
         values: dict[str, Any] = {}
         if problem is None and isinstance(value, dict):
@@ -297,19 +283,19 @@ def _read_json(
         elif problem is None and bare is not None:
             values = {bare: value}
         elif problem is None:
-            problem = f"not a JSON object, but {as_json(value)[:40]}"
+            problem = f"not a JSON object, but {decode.as_json(value)[:40]}"
         yield Record(source, number, values, problem, text if problem else "", has_lines=not is_array)
 
 
 def _json_values(path: Path, file: io.BufferedReader, *, is_array: bool) -> Iterator[tuple[int, str, Any, str | None]]:
     """Yield line or record number, text where it is known, value, and what is wrong with it."""
     if is_array:
-        for number, (value, problem) in enumerate(array_elements(path, file), start=1):
+        for number, (value, problem) in enumerate(decode.array_elements(path, file), start=1):
             yield number, "", value, problem
     else:
-        for number, line in decoded_lines(path, file):
+        for number, line in decode.decoded_lines(path, file):
             if text := line.strip():
-                yield number, text, *parse_json(line)
+                yield number, text, *decode.parse_json(line)
 
 
 def _read_parquet(path: Path, file: io.BufferedReader, only: ColumnChoice | None) -> Iterator[Record]:
@@ -345,9 +331,11 @@ def _parquet_batch_rows(path: Path, metadata: Any, columns: Sequence[str] | None
             name = chunk.path_in_schema.partition(".")[0]
             if columns is not None and name not in columns:
                 continue
-            if chunk.total_uncompressed_size > max(BUFFER_BYTES, MAX_UNPACKING * chunk.total_compressed_size):
+            if chunk.total_uncompressed_size > max(
+                decode.BUFFER_BYTES, decode.MAX_UNPACKING * chunk.total_compressed_size
+            ):
                 raise DataError(
-                    f"{path}: column `{name}` is over {MAX_UNPACKING} times larger when it is unpacked",
+                    f"{path}: column `{name}` is over {decode.MAX_UNPACKING} times larger when it is unpacked",
                     "write the file again without compression if you trust it",
                 )
             largest = max(largest, chunk.total_uncompressed_size)
@@ -356,14 +344,14 @@ def _parquet_batch_rows(path: Path, metadata: Any, columns: Sequence[str] | None
 
 def _bounded_parts(source: str, num_before: int, batch: Any) -> Iterator[Any]:
     """Yield a batch of rows, or if it is large each row by itself; refuse a row longer than `record_limit`."""
-    limit = record_limit()
+    limit = decode.record_limit()
     if batch.nbytes <= limit:
         yield batch
         return
     for index in range(batch.num_rows):
         row = batch.slice(index, 1)
         if row.nbytes > limit:
-            raise too_large(f"{source}, record {num_before + index + 1}", limit)
+            raise decode.too_large(f"{source}, record {num_before + index + 1}", limit)
         yield row
 
 
