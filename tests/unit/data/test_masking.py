@@ -1,7 +1,9 @@
-"""Masks: the rule for one sequence at a time in plain Python, their laws, what they depend on, what is spared.
+"""Masks: the rule for one sequence at a time in plain Python, their laws, what is spared; the hashes of chance.
 
 The laws are App. C of the paper: a token with k copies is corrupted with probability p^k, variance p^k (1 - p^k) / N.
-Chance is tested with a fixed seed and a bound of five standard errors.
+The first outputs of SplitMix64 for the seed 1234567 are those that the reference implementation prints (Vigna,
+splitmix64.c; listed at rosettacode.org, "Pseudo-random numbers/Splitmix64"). Chance is tested with fixed seeds and a
+bound of five standard errors.
 """
 
 import itertools
@@ -13,9 +15,8 @@ import pytest
 
 from exlm_cli.config.sections import MaskingConfig
 from exlm_cli.data.batch import MaskedSequences
-from exlm_cli.data.masking import Masker
+from exlm_cli.data.masking import Masker, hash_words, uniform
 from tests.tiny import SPECIAL, sequences
-from tests.unit.data.test_masking_hashes import plain_hash
 
 TOKENS = np.arange(5, 40)
 SEED, EPOCH = 7, 3
@@ -94,19 +95,6 @@ def test_a_batch_is_masked_as_each_sequence_is_in_plain_python(masking):
     assert counted.tolist() == masked.is_masked.sum(1).tolist()
 
 
-@pytest.mark.parametrize("scheme", ["fixed", "bernoulli"])
-def test_a_sequence_is_masked_alike_in_any_batch_and_order(scheme):
-    rows, masking = _random_rows(50), {"scheme": scheme, "mask_ratio": 0.4, "keep_ratio": 0.1, "random_ratio": 0.1}
-    together = _mask(rows, range(50), **masking)
-    order = np.random.default_rng(1).permutation(50)
-    for part in np.split(order, [1, 4, 5, 30]):
-        apart = _mask([rows[i] for i in part], part.tolist(), **masking)
-        for b, i in enumerate(part):
-            length = together.lengths[i]
-            assert apart.input_ids[b, :length].tolist() == together.input_ids[i, :length].tolist()
-            assert np.flatnonzero(apart.is_masked[b]).tolist() == np.flatnonzero(together.is_masked[i]).tolist()
-
-
 @pytest.mark.parametrize("change", [{"seed": 8}, {"epoch": 4}, {"sample_index": range(1, 101)}])
 def test_seed_epoch_and_index_each_give_other_masks(change):
     """Masks of 5 or 6 of 35 tokens: two independent draws are alike at 15 % of the places that either has."""
@@ -165,13 +153,6 @@ def test_corrupted_share_and_its_variance_follow_app_c(num_repeats, ratio):
 
 
 @pytest.mark.parametrize("scheme", ["fixed", "bernoulli"])
-def test_at_least_one_token_is_masked_however_small_the_ratio(scheme):
-    masked = _mask(np.tile(TOKENS[:3], (50, 1)), mask_ratio=1e-6, scheme=scheme)
-    assert (masked.is_masked.sum(1) == 1).all()
-    assert len(set(masked.target_source.tolist())) == 3
-
-
-@pytest.mark.parametrize("scheme", ["fixed", "bernoulli"])
 def test_special_tokens_are_never_masked(scheme):
     masked = _mask(np.tile([10, 2, 11, 4, 12, 0, 3], (100, 1)), mask_ratio=0.9, scheme=scheme)
     assert not masked.is_masked[:, [0, 2, 4, 6, 7, 8]].any()
@@ -190,3 +171,69 @@ def test_keep_and_random_replacement_have_their_shares():
     # a random token is the original one time in the 35 ordinary ones
     for count, share in ((kept, 0.1 + 0.2 / 35), (randomised, 0.2 * 34 / 35)):
         assert abs(count / total - share) < 5 * math.sqrt(share * (1 - share) / total)
+
+
+_MODULUS = 2**64
+
+
+def splitmix64(state: int, number: int) -> int:
+    """Output `number`, counted from 0, of SplitMix64 with the given seed."""
+    bits = (state + (number + 1) * 0x9E3779B97F4A7C15) % _MODULUS
+    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9 % _MODULUS
+    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB % _MODULUS
+    return bits ^ (bits >> 31)
+
+
+def plain_hash(*words: int) -> int:
+    """The hash of words: each is the number of an output of the stream that the words before it seed."""
+    bits = 0
+    for word in words:
+        bits = splitmix64(bits, word)
+    return bits
+
+
+def test_the_plain_generator_is_splitmix64():
+    published = [
+        6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821,
+    ]  # fmt: skip
+    assert [splitmix64(1234567, number) for number in range(5)] == published
+
+
+@pytest.mark.parametrize("words", [(0,), (7, 3), (2**63 - 1, 2**32 - 1, 0, 5, 9)])
+def test_hashes_are_those_of_the_plain_generator(words):
+    assert hash_words(*words).tolist() == [plain_hash(*words)]
+
+
+def test_words_broadcast():
+    bits = hash_words(7, 3, np.arange(4)[:, None], np.arange(6))
+    assert bits.shape == (4, 6)
+    assert bits.tolist() == [[plain_hash(7, 3, row, column) for column in range(6)] for row in range(4)]
+
+
+def test_inputs_stay_as_they_are():
+    word = np.arange(3)
+    hash_words(1, word)
+    assert word.tolist() == [0, 1, 2]
+
+
+def test_hashes_that_differ_in_the_last_word_have_no_ties():
+    assert np.diff(np.sort(hash_words(1, 2, np.arange(200_000)))).all()
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_every_bit_is_set_half_the_time_and_flips_half_the_time_between_neighbours(axis):
+    bits = hash_words(7, 3, np.arange(1000)[:, None], np.arange(100))
+    neighbours = (bits[1:] ^ bits[:-1]) if axis == 0 else (bits[:, 1:] ^ bits[:, :-1])
+    for values in (bits.ravel(), neighbours.ravel()):
+        shares = [float(((values >> np.uint64(bit)) & np.uint64(1)).mean()) for bit in range(64)]
+        assert max(abs(share - 0.5) for share in shares) < 5 * 0.5 / math.sqrt(values.size)
+
+
+def test_uniform_numbers_fill_the_unit_interval_evenly():
+    """Chi-square over 256 bins: mean 255, variance 510."""
+    numbers = uniform(hash_words(0, np.arange(200_000)))
+    assert 0 <= numbers.min() < numbers.max() < 1
+    counts = np.bincount((numbers * 256).astype(int), minlength=256)
+    expected = len(numbers) / 256
+    assert abs(((counts - expected) ** 2 / expected).sum() - 255) < 5 * math.sqrt(2 * 255)
+    assert uniform(np.array([0, 2**64 - 1], dtype=np.uint64)).tolist() == [0.0, 1 - 2.0**-53]

@@ -34,6 +34,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+def _losses(run: Path) -> list[float]:
+    return [row["loss"] for row in read_metrics(run / "metrics.jsonl")]
+
+
 @pytest.fixture(scope="module")
 def run(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_pretraining(_recipe(cache), out=tmp_path_factory.mktemp("run") / "run").run_dir
@@ -102,9 +106,7 @@ def test_a_run_says_where_its_dag_begins_and_where_it_collapses(cache, tmp_path)
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(cache, run, tmp_path):
     again = run_pretraining(_recipe(cache), out=tmp_path / "again")
     other = run_pretraining(_recipe(cache, seed=2), out=tmp_path / "other")
-    losses = [row["loss"] for row in read_metrics(run / "metrics.jsonl")]
-    assert [row["loss"] for row in read_metrics(again.run_dir / "metrics.jsonl")] == losses
-    assert [row["loss"] for row in read_metrics(other.run_dir / "metrics.jsonl")] != losses
+    assert _losses(again.run_dir) == _losses(run) != _losses(other.run_dir)
 
 
 def test_resuming_where_nothing_was_saved_starts_again(run, copy):
@@ -112,9 +114,7 @@ def test_resuming_where_nothing_was_saved_starts_again(run, copy):
     lines = Recorder()
     resume_pretraining(copy, progress=lines)
     assert f"{copy} has no checkpoint yet; starting from step 0" in lines.said
-    assert [row["loss"] for row in read_metrics(copy / "metrics.jsonl")] == [
-        row["loss"] for row in read_metrics(run / "metrics.jsonl")
-    ]
+    assert _losses(copy) == _losses(run)
 
 
 def test_a_run_that_ran_out_of_memory_goes_on_with_less(cache, tmp_path):

@@ -53,17 +53,15 @@ def assert_equals_enumeration(dag: Dag, backend: Backend) -> tuple[Tensor, ...]:
     results = nll_and_gradients(dag, backend)
     nodes, edges = oracles.enumerate_posteriors(*dag)
     assert_all_equal(results, (oracles.enumerate_nll(*dag), -nodes, -edges))
+    posteriors = (entry_point(*dag, backend=backend) for entry_point in (alignment_posterior, alignment_edge_posterior))
+    assert_all_equal((results[0], *posteriors), (results[0], nodes, edges))
     assert best_alignment(*dag, backend=backend).equal(oracles.enumerate_best(*dag))
     return results
 
 
 @pytest.mark.parametrize(("num_targets", "num_states"), SHAPES)
 def test_loss_posteriors_and_best_path_equal_those_of_enumerated_paths(num_targets, num_states, backend, dtype):
-    dag = make_dag(num_targets, num_states, dtype=dtype, num_sequences=5)
-    results = (states_alignment_nll, alignment_posterior, alignment_edge_posterior)
-    expected = (oracles.enumerate_nll(*dag), *oracles.enumerate_posteriors(*dag))
-    assert_all_equal(tuple(result(*dag, backend=backend) for result in results), expected)
-    assert best_alignment(*dag, backend=backend).equal(oracles.enumerate_best(*dag))
+    assert_equals_enumeration(make_dag(num_targets, num_states, dtype=dtype, num_sequences=5), backend)
 
 
 @pytest.mark.parametrize("sparsity", [0.3, 0.5])
