@@ -1,6 +1,7 @@
-"""No test reaches the network, and every error of every test has a hint."""
+"""No test reaches the network, every error of every test has a hint, and runs share a cache of data."""
 
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,3 +33,9 @@ def _every_error_has_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
         make(self, message, hint)
 
     monkeypatch.setattr(ExlmError, "__init__", make_with_hint)
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of prepared data for all runs of a test process, so that each corpus is prepared once."""
+    return tmp_path_factory.mktemp("cache")

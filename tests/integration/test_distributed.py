@@ -136,11 +136,6 @@ def train_until_killed(recipe: PretrainRecipe, out: Path, notes: Path, dying: in
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
 def alone(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
     """Runs of one process, by kind and objective."""
     folder = tmp_path_factory.mktemp("alone")

@@ -57,11 +57,6 @@ def train_and_die(recipe: PretrainRecipe, out: Path, point: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
 def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     runs = {objective: tmp_path_factory.mktemp("undisturbed") / "run" for objective in ("exlm", "mlm")}
     for objective, out in runs.items():

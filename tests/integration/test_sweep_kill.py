@@ -37,11 +37,6 @@ def run_sweep_and_die(cache: Path, out: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
 def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[SweepCellResult]]:
     folder = tmp_path_factory.mktemp("undisturbed")
     return folder, [cell.run_cell(plan, folder / plan.folder, SilentProgress()) for plan in tiny_grid(cache).plan()]

@@ -32,7 +32,7 @@ def _figures(model: ExlmModel, batch) -> dict[str, float]:
     return summarise([evaluate_batch(model, OBJECTIVE, batch)], has_dag=model.transition is not None)
 
 
-def _paths(model: ExlmModel, batch, b: int):
+def scored_paths(model: ExlmModel, batch, b: int):
     """Every path of sequence b with its log-probability of emitting the targets."""
     nodes = model.node_states(batch)
     log_probs, log_trans = model.node_log_probs(nodes)[b], model.log_transitions(nodes, batch)[b]
@@ -68,7 +68,7 @@ def _compare_with_enumerated_paths() -> None:
     path_entropy, effective, posterior_entropy, zeros, twos, num_masks = 0.0, 0.0, 0.0, 0, 0, 0
     given_length, tokens = 0.0, [0, 0, 0]
     for b in range(2):
-        paths = list(_paths(model, batch, b))
+        paths = list(scored_paths(model, batch, b))
         norm = math.log(sum(math.exp(s) for _, s in paths))
         probability = {path: math.exp(s - norm) for path, s in paths}
         path_entropy -= sum(p * math.log2(p) for p in probability.values() if p > 0)

@@ -29,11 +29,6 @@ def _recipe(cache: Path, **sections: Any) -> PretrainRecipe:
     return tiny_recipe(data=data, train=train, **sections)
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
 def _losses(run: Path) -> list[float]:
     return [row["loss"] for row in read_metrics(run / "metrics.jsonl")]
 

@@ -116,11 +116,6 @@ def _recipe(cache: Path, **train: Any) -> PretrainRecipe:
     return tiny_recipe(data=data, train={**intervals, "report_to": ["tensorboard", "wandb", "mlflow"], **train})
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
 def _figures(run: Path, after_step: int = 0) -> list[tuple[str, float, int]]:
     return [
         (f"{row['kind']}/{name}", json.loads(json.dumps(value)), row["step"])
