@@ -127,6 +127,13 @@ def test_a_series_without_all_files_names_those_it_has_before_anything_is_traine
     assert not (run_folder / "all").exists()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+@pytest.mark.parametrize(("suite", "name"), [("glue", "cola"), ("moleculenet", "bace")])
+def test_the_recipe_for_a_cpu_is_named_where_the_papers_would_run_on_one(folder: Path, capsys: Capture, suite, name):
+    assert main(["finetune", suite, name, "--checkpoint", "nowhere"]) == 2
+    assert f"on a CPU `--recipe {suite}-small` takes minutes\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("suite", "words", "said"),
     [

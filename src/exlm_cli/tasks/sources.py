@@ -71,10 +71,12 @@ def find_file(folder: Path, pattern: str, suffixes: Sequence[str]) -> Path | Non
 
 def counted(rows: Iterable[_Row], bar: Bar) -> Iterator[_Row]:
     """Yield rows and count them on a progress bar."""
+    number = 0
     for number, row in enumerate(rows, start=1):
         yield row
         if number % _ROWS_BETWEEN_UPDATES == 0:
             bar.update(number)
+    bar.update(number)
 
 
 def is_unicode(text: str) -> bool:

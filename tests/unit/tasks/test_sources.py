@@ -66,4 +66,4 @@ def test_rows_are_counted_on_a_bar():
     progress = Recorder()
     with progress.bar("reading", None) as bar:
         assert list(counted(range(2500), bar)) == list(range(2500))
-    assert progress.bars[0].done == [1024, 2048]
+    assert progress.bars[0].done == [1024, 2048, 2500]
