@@ -51,13 +51,7 @@ def exported(tmp_path: Path, k: int, model: dict[str, Any]) -> tuple[Source, Any
         ),
         (1, {"rope": "1d", "rope_base": 500.0, "transition": {"rope": "tokens", "start": "hazard"}}),
         (2, {"rope": "fractional", "clone_embedding": "nodes", "transition": {"rope": "nodes", "start": "lanes"}}),
-        (
-            2,
-            {
-                "transition": {"start": "lanes", "start_learned": False},
-                "alignment": "sparse_dag",
-            },
-        ),
+        (2, {"transition": {"start": "lanes", "start_learned": False}, "alignment": "sparse_dag"}),
         (3, {"clone_embedding": "input", "transition": {"heads": 2, "position_features": True}}),
         (2, {"rope": "none", "learned_positions": True, "transition": {"rope": "nodes"}}),
         (3, {"rope": "fractional", "alignment": "independent"}),
