@@ -153,7 +153,7 @@ def _work(pipe: Connection, root: Path, campaign_seed: int) -> None:
                 area.run(trial)
             except Exception:
                 trial.faults.append(f"the campaign itself: {traceback.format_exc()[-600:]}")
-            grown = _status_mib("VmHWM") - resting
+            grown = resident_mib(name="VmHWM") - resting
             if grown > area.mebibytes:
                 trial.faults.append(f"grew by {grown:,.0f} MiB, allowed are {area.mebibytes:,}")
             elapsed = time.monotonic() - began
@@ -195,14 +195,7 @@ def _record(
 def _forget_peak() -> float:
     """Let the system forget the largest memory of this process so far; return what it has now."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    return _status_mib("VmRSS")
-
-
-def _status_mib(name: str) -> float:
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) / 1024
-    return 0.0
+    return resident_mib()
 
 
 def load_records(path: Path) -> dict[Job, dict[str, Any]]:

@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import filelock
@@ -145,8 +146,9 @@ def killed_sweep(trial: Trial) -> None:
     """`kill -9` of a sweep, or of one of its cells, then again: the same results."""
     is_whole = trial.number % 4 == 0
     undisturbed, seconds = reference(trial, f"sweep-{is_whole}", lambda folder: sweep(folder, is_whole))
-    Started(trial.folder, Sweeping(trial.folder, is_whole)).kill_after(trial.rng.uniform(0, 1.1 * seconds))
-    last = Started(trial.folder, Sweeping(trial.folder, is_whole)).outcome(trial)
+    work = partial(sweep, trial.folder, is_whole)
+    Started(trial.folder, work).kill_after(trial.rng.uniform(0, 1.1 * seconds))
+    last = Started(trial.folder, work).outcome(trial)
     trial.expect(last.code == 0, f"it does not go on: {last.err[-300:]!r}")
     results = [path.relative_to(undisturbed) for path in undisturbed.rglob("metrics.jsonl")]
     for path in results if last.code == 0 else []:
@@ -154,16 +156,6 @@ def killed_sweep(trial: Trial) -> None:
         trial.expect(untimed_rows(mine) == untimed_rows(theirs), f"{path} has other rows")
         weights = [sorted(folder.rglob("model.safetensors"))[-1].read_bytes() for folder in (mine, theirs)]
         trial.expect(weights[0] == weights[1], f"{path.parent} has other weights")
-
-
-class Sweeping:
-    """A sweep as the work of a process."""
-
-    def __init__(self, folder: Path, is_whole: bool) -> None:
-        self.folder, self.is_whole = folder, is_whole
-
-    def __call__(self) -> None:
-        sweep(self.folder, self.is_whole)
 
 
 def sweep(folder: Path, is_whole: bool) -> None:

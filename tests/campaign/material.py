@@ -16,15 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.campaign.trial import Trial
-from tests.unit.finetune.finetuned_runs import (
-    SMILES,
-    glue_run,
-    molecule_run,
-    smiles_pretrained,
-    squad_run,
-    words_run,
-)
-from tests.unit.finetune.synthetic import make_pretrained
+from tests.unit.finetune.finetuned_runs import SMILES, make_runs, words_run
 
 RUNS = {
     "P": "smiles/pretrained", "T": "text", "M": "molecules/run", "W": "words/run", "R": "rte/run", "Q": "squad/run",
@@ -61,16 +53,8 @@ def runs(trial: Trial) -> Path:
         if not made.exists():
             root = made.with_suffix(".new")
             shutil.rmtree(root, ignore_errors=True)
-            for name in ("smiles", "molecules", "rte", "squad", "words"):
-                (root / name).mkdir(parents=True)
-            molecule_run(root / "molecules", smiles_pretrained(root / "smiles"))
-            text = make_pretrained(
-                root / "text",
-                data={"sequence_length": 24, "bundled_rows": 200},
-                train={"max_steps": 3, "alignment_backend": "torch"},
-            )
-            glue_run(root / "rte", text, "rte")
-            squad_run(root / "squad", text)
+            text = make_runs(root)
+            (root / "words").mkdir()
             words_run(root / "words", text, "colour", seeds=(1,))
             root.rename(made)
     return made

@@ -101,15 +101,10 @@ def _run(folder: Path, work: Any, variables: dict[str, str], said: str) -> None:
     os._exit(code or 0)
 
 
-class InFolder:
-    """A command in another folder than that of its streams."""
-
-    def __init__(self, folder: Path, words: Sequence[str]) -> None:
-        self.folder, self.words = folder, words
-
-    def __call__(self) -> int:
-        os.chdir(self.folder)
-        return main(self.words)
+def run_in(folder: Path, words: Sequence[str]) -> int:
+    """Run a command in another folder than that of its streams."""
+    os.chdir(folder)
+    return main(words)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -19,7 +20,7 @@ from tests.campaign.damaged import WEIGHTY, damage
 from tests.campaign.inputs import write
 from tests.campaign.kills import reference
 from tests.campaign.material import NASTY, PACKERS, copy_runs, link_runs, mutate
-from tests.campaign.processes import FINETUNE, PRETRAIN, TABLE, InFolder, Started, small_disk
+from tests.campaign.processes import FINETUNE, PRETRAIN, TABLE, Started, run_in, small_disk
 from tests.campaign.trial import Trial, resident_mib, tree
 from tests.fake_hub import TOKEN, running_hub
 
@@ -90,7 +91,7 @@ def without_rights(trial: Trial) -> None:
     said = trial.folder.parent / f"said-{os.getpid()}"
     said.mkdir(exist_ok=True)
     before = tree(trial.folder)
-    outcome = Started(said, InFolder(trial.folder, command), EXLM_CAMPAIGN_NO_RIGHTS="1").outcome(trial)
+    outcome = Started(said, partial(run_in, trial.folder, command), EXLM_CAMPAIGN_NO_RIGHTS="1").outcome(trial)
     trial.commands.append(tuple(command))
     trial.judge(outcome)
     trial.judge_files(before, outcome, may_change=("out/run/", "M/report/", "T/report/"))

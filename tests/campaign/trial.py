@@ -204,9 +204,10 @@ def captured() -> Iterator[Callable[[], tuple[str, str]]]:
                 read[name] = file.read().decode("utf-8", "replace")
 
 
-def resident_mib(pid: int | None) -> float:
-    """Return the memory of a process; 0 where it has ended."""
+def resident_mib(pid: int | str | None = "self", name: str = "VmRSS") -> float:
+    """Return the memory of a process, or with `VmHWM` the most that it had; 0 where it has ended."""
     with contextlib.suppress(OSError):
-        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
-        return pages * os.sysconf("SC_PAGESIZE") / 2**20
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) / 1024
     return 0.0

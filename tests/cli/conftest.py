@@ -7,8 +7,8 @@ import pytest
 
 from exlm_cli.ops.alignment.build import BuildError, build_library
 from exlm_cli.report import style
-from tests.unit.finetune.finetuned_runs import glue_run, molecule_run, smiles_pretrained, squad_run
-from tests.unit.finetune.synthetic import make_pretrained
+from tests.tiny_sweeps import work_in_this_process
+from tests.unit.finetune.finetuned_runs import make_runs
 
 # a model and data so small that a command takes a second or two
 TINY = (
@@ -37,6 +37,12 @@ def _blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(style, "write_figure", write_blank_figure)
 
 
+@pytest.fixture
+def cells_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start no process for the cells of a sweep."""
+    work_in_this_process(monkeypatch)
+
+
 @pytest.fixture(scope="session")
 def kernels() -> Path | None:
     """Return the compiled kernels of this machine; None where they cannot be built."""
@@ -62,18 +68,9 @@ def folder(tmp_path: Path, kernels: Path | None, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with pre-trained `smiles/pretrained`, `text`; fine-tuned `{molecules,rte,squad}/run`."""
+    """Return the folder of `make_runs`."""
     root = tmp_path_factory.mktemp("made")
-    for name in ("smiles", "molecules", "rte", "squad"):
-        (root / name).mkdir()
-    molecule_run(root / "molecules", smiles_pretrained(root / "smiles"))
-    text = make_pretrained(
-        root / "text",
-        data={"sequence_length": 24, "bundled_rows": 200},
-        train={"max_steps": 3, "alignment_backend": "torch"},
-    )
-    glue_run(root / "rte", text, "rte")
-    squad_run(root / "squad", text)
+    make_runs(root)
     return root
 
 

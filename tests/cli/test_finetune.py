@@ -33,7 +33,7 @@ def _a_csv_and_a_checkpoint(folder: Path) -> None:
     (folder / "words.csv").write_text("text,amber,letters\n" + "\n".join(lines) + "\n")
 
 
-def test_a_csv_is_fine_tuned_from_the_newest_fitting_run_for_people_and_scripts(folder: Path, capsys: Capture) -> None:
+def test_a_csv_is_fine_tuned_from_the_newest_fitting_run_for_people_and_scripts(folder, capsys):
     """A table is printed; a finished run that is resumed prints the same results as JSON."""
     assert main([*TASK, "--seeds", "4,5", "--out", "run"]) == 0
     captured = capsys.readouterr()
@@ -52,7 +52,7 @@ def test_a_csv_is_fine_tuned_from_the_newest_fitting_run_for_people_and_scripts(
     assert (result["seeds"], result["split"], result["init"]["objective"]) == ([4, 5], "random", "exlm")
 
 
-def test_from_scratch_and_regression(capsys: Capture) -> None:
+def test_from_scratch_and_regression(capsys):
     words = ["finetune", "csv", "words.csv", "--text-column", "text", "--label-columns", "letters", *WORDS_OF_SETS]
     words += ["--set", "task.label_kind=regression"]
     result = result_of(capsys, *words, "--seed", "4", "--out", "run", "--from-scratch")
@@ -60,7 +60,7 @@ def test_from_scratch_and_regression(capsys: Capture) -> None:
     assert (result["loss"], result["selection_metric"], result["is_greater_better"]) == ("regression", "rmse", False)
 
 
-def test_a_grid_is_searched_and_its_best_point_named(capsys: Capture) -> None:
+def test_a_grid_is_searched_and_its_best_point_named(capsys):
     words = [*TASK, "--seed", "4", "--grid", "--set", "grid.optim.lr=[1e-6, 1e-2]"]
     result = result_of(capsys, *words, "--out", "run")
     assert [point["values"] for point in result["grid"]] == [{"optim.lr": 1e-6}, {"optim.lr": 1e-2}]
@@ -69,9 +69,7 @@ def test_a_grid_is_searched_and_its_best_point_named(capsys: Capture) -> None:
     assert "best of 2 grid points: optim.lr=" in capsys.readouterr().out
 
 
-def test_a_signal_saves_and_the_resumed_run_gives_the_same_scores(
-    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_saves_and_the_resumed_run_gives_the_same_scores(folder, capsys, monkeypatch):
     words = [*TASK, "--seeds", "4,5"]
     whole = result_of(capsys, *words, "--out", "whole")
     steps, original = 0, torch.optim.AdamW.step
@@ -93,7 +91,7 @@ def test_a_signal_saves_and_the_resumed_run_gives_the_same_scores(
     assert resumed["metrics"] == whole["metrics"]
 
 
-def test_a_dry_run_prints_the_recipe_and_loads_no_torch(folder: Path, capsys: Capture) -> None:
+def test_a_dry_run_prints_the_recipe_and_loads_no_torch(folder, capsys):
     assert main(["finetune", "moleculenet", "bbbp", "--split", "random", "--data-dir", "no: where", "--dry-run"]) == 0
     (folder / "printed.yaml").write_text(capsys.readouterr().out)
     recipe = load_recipe("printed.yaml", kind=FinetuneRecipe)
@@ -101,7 +99,7 @@ def test_a_dry_run_prints_the_recipe_and_loads_no_torch(folder: Path, capsys: Ca
     assert (recipe.task.split, recipe.task.data_dir, recipe.train.max_epochs) == ("random", "no: where", 40)
 
 
-def test_a_recipe_of_ones_own_takes_the_task_of_the_command_or_brings_one(folder: Path, capsys: Capture) -> None:
+def test_a_recipe_of_ones_own_takes_the_task_of_the_command_or_brings_one(folder, capsys):
     (folder / "mine.yaml").write_text("extends: moleculenet-small\ntask: {name: moleculenet/sider}\n")
     for words, task in ((["moleculenet", "muv"], "moleculenet/muv"), ([], "moleculenet/sider")):
         assert main(["finetune", *words, "--recipe", "mine.yaml", "--dry-run"]) == 0
@@ -109,9 +107,7 @@ def test_a_recipe_of_ones_own_takes_the_task_of_the_command_or_brings_one(folder
         assert load_recipe("printed.yaml", kind=FinetuneRecipe).task.name == task
 
 
-def test_a_series_without_all_files_names_those_it_has_before_anything_is_trained(
-    run_folder: Path, capsys: Capture
-) -> None:
+def test_a_series_without_all_files_names_those_it_has_before_anything_is_trained(run_folder, capsys):
     for task in ("rte", "mrpc"):
         write_glue(run_folder / "data", task)
     (run_folder / "data/bace.csv").write_text("smiles,Class\nCCO,1\n")
@@ -129,7 +125,7 @@ def test_a_series_without_all_files_names_those_it_has_before_anything_is_traine
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 @pytest.mark.parametrize(("suite", "name"), [("glue", "cola"), ("moleculenet", "bace")])
-def test_the_recipe_for_a_cpu_is_named_where_the_papers_would_run_on_one(folder: Path, capsys: Capture, suite, name):
+def test_the_recipe_for_a_cpu_is_named_where_the_papers_would_run_on_one(folder, capsys, suite, name):
     assert main(["finetune", suite, name, "--checkpoint", "nowhere"]) == 2
     assert f"on a CPU `--recipe {suite}-small` takes minutes\n" in capsys.readouterr().err
 
@@ -142,7 +138,7 @@ def test_the_recipe_for_a_cpu_is_named_where_the_papers_would_run_on_one(folder:
         ("moleculenet", ["--checkpoint", "nowhere"], "nowhere: no such run directory"),
     ],
 )
-def test_a_series_whose_model_does_not_fit_leaves_no_folder(run_folder: Path, capsys: Capture, suite, words, said):
+def test_a_series_whose_model_does_not_fit_leaves_no_folder(run_folder, capsys, suite, words, said):
     tasks = {"glue": "rte,mrpc", "moleculenet": "bace,bbbp"}[suite]
     for task in ("rte", "mrpc"):
         write_glue(run_folder / "data", task)
@@ -151,9 +147,7 @@ def test_a_series_whose_model_does_not_fit_leaves_no_folder(run_folder: Path, ca
     assert not (run_folder / "all").exists()
 
 
-def test_a_series_that_is_stopped_while_it_reads_says_how_to_continue(
-    run_folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_series_that_is_stopped_while_it_reads_says_how_to_continue(run_folder, capsys, monkeypatch):
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -165,7 +159,7 @@ def test_a_series_that_is_stopped_while_it_reads_says_how_to_continue(
     assert said.endswith("stopped at rte, task 1 of 2\n\nhint: continue with `exlm finetune --resume some`\n")
 
 
-def test_all_tasks_of_glue_fill_table_3_and_a_finished_series_is_only_read(folder: Path, capsys: Capture) -> None:
+def test_all_tasks_of_glue_fill_table_3_and_a_finished_series_is_only_read(folder, capsys):
     tasks = [task.removeprefix("glue/") for task in SUITES["glue"].tasks]
     for task in tasks:
         write_glue(folder / "data", task)

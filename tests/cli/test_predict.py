@@ -1,7 +1,10 @@
-"""`exlm predict` on small runs: each layout of files, defaults, and mistakes that leave nothing behind."""
+"""`exlm predict` and `exlm embed` on small runs: each layout of files, and defaults."""
 
 import csv
 import json
+
+import numpy as np
+import pytest
 
 from exlm_cli.cli.app import main
 from tests.cli.asserts import result_of
@@ -54,3 +57,15 @@ def test_glue_and_squad_files_are_answered_in_the_official_layouts(run_folder, c
     assert {"exact_match", "f1", "has_answer_f1"} <= set(result["metrics"])
     answers, odds = (json.loads((run_folder / file).read_text()) for file in result["files"][:2])
     assert list(answers) == list(odds) == ["Moss-0", "Moss-1"]
+
+
+@pytest.mark.parametrize("run", ["P", "M"])
+def test_vectors_of_any_run_are_written(run_folder, capsys, run):
+    write_rows(run_folder / "new.csv", ["smiles"], [["CCO"], ["(("]])
+    result = result_of(capsys, "embed", run, "new.csv", "--out", "a/v.npz")
+    assert (result["rows"], result["unreadable_rows"], result["files"]) == (2, 1, ["a/v.npz"])
+    vectors = np.load(run_folder / "a/v.npz")
+    assert vectors["cls"].shape == vectors["mean"].shape == (2, 16)
+    assert np.isnan(vectors["cls"][1]).all()
+    assert main(["embed", run, "new.csv", "--out", "a/v.npz"]) == 0
+    assert "note: 16 numbers a vector" in capsys.readouterr().out

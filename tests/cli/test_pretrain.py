@@ -1,5 +1,6 @@
 """`exlm pretrain`: a run directory that starts the same run again, results for people and programs, resumption."""
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ import pytest
 from exlm_cli.cli.app import main
 from exlm_cli.config.load import load_recipe
 from exlm_cli.run_dir import read_metrics, read_run_json
-from tests.cli.asserts import result_of
+from exlm_cli.train.checkpoint import verify_checkpoint
+from tests.cli.asserts import refusal_of, result_of
 
 
 def weights(run: Path) -> bytes:
@@ -78,3 +80,26 @@ def test_a_dry_run_prints_the_recipe_and_does_nothing(folder, source, capsys):
     assert resolved.seed == 9
     assert resolved.model == load_recipe("text-large").model
     assert sorted(path for path in folder.rglob("*") if path != printed) == before
+
+
+def test_a_disk_that_fills_up_under_a_checkpoint_leaves_none_and_the_run_can_be_continued(folder, tiny, capsys):
+    """The file system really refuses: no file of this process may grow beyond 60 kB, which a checkpoint does."""
+    words = ["pretrain", "--recipe", "quickstart-text", *tiny]
+    assert main([*words, "--out", "before"]) == 0
+    capsys.readouterr()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, hard))
+    try:
+        error = refusal_of(capsys, *words, "--out", "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert error.startswith("error: run/checkpoints/step-2: ")
+    assert "File too large" in error
+    assert list((folder / "run" / "checkpoints").iterdir()) == []
+    assert main(["pretrain", "--resume", "run"]) == 0
+    assert verify_checkpoint(folder / "run" / "checkpoints" / "step-4") is None
+    assert weights(folder / "before") == weights(folder / "run")
+    # and not with another recipe
+    before = (folder / "run" / "recipe.yaml").read_bytes()
+    assert main(["pretrain", "--resume", "run", "--set", "optim.lr=0.5"]) == 2
+    assert (folder / "run" / "recipe.yaml").read_bytes() == before

@@ -10,16 +10,13 @@ import pytest
 from exlm_cli.cli.app import main
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.sweep import SweepRecipe
+from tests.cli.conftest import TINY as TINY_VALUES
 
-SETS = (
-    "data.bundled_rows=300", "model.width=32", "model.ffn_width=16", "model.num_layers=1", "optim.warmup_steps=1",
-    "train.max_steps=4", "train.checkpoint_every_steps=2", "train.batch_sequences=4",
-)  # fmt: skip
-TINY = [word for value in SETS for word in ("--set", f"pretrain.{value}")]
+TINY = [word for value in TINY_VALUES if not value.startswith("device=") for word in ("--set", f"pretrain.{value}")]
 COMMAND = ["repeat-mlm", "--recipe", "quickstart-repeat-mlm", *TINY, "--device", "cpu"]
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("cells_in_this_process")
 def test_a_grid_from_training_to_figures(folder, capsys):
     words = [*COMMAND, "--num-repeats", "1,2", "--mask-ratios", "0.15,0.01", "--jobs", "1", "--task", "none"]
     assert main([*words, "--out", "run", "--json"]) == 0

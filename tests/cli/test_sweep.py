@@ -15,14 +15,14 @@ from exlm_cli.files import write_json
 from exlm_cli.run_dir import read_run_json, update_run_json
 from tests.cli.asserts import refusal_of, result_of
 from tests.cli.conftest import TINY as TINY_VALUES
-from tests.unit.report.sweep_results import grid_results, sweep_results
+from tests.unit.report.results import grid_results, sweep_results
 
 SETS = [f"pretrain.{value}" for value in TINY_VALUES if not value.startswith("device=")]
 SETS += ["measure_sequences=8", "variants.mlm-plus-plus={train.max_steps: 8}"]
 COMMAND = ["sweep", "quickstart-ablations", *(word for value in SETS for word in ("--set", value)), "--device", "cpu"]
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("cells_in_this_process")
 def test_a_sweep_from_training_to_tables_and_figures(folder, capsys):
     result = result_of(capsys, *COMMAND, "--variants", "exlm,mlm", "--jobs", "1", "--out", "run")
     assert [variant["variant"] for variant in result["variants"]] == ["exlm", "mlm"]

@@ -1,6 +1,7 @@
-"""Pre-trained runs that several tests begin with; nothing alters them."""
+"""Runs that several tests begin with, which nothing alters, and figures as they are before they become files."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,3 +22,16 @@ def smiles_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def molecules(tmp_path_factory: pytest.TempPathFactory, smiles_model: Path) -> Path:
     return molecule_run(tmp_path_factory.mktemp("molecules"), smiles_model)
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return the figures that the test draws, by the name of their files, which are not written."""
+    kept: dict[str, Any] = {}
+
+    def keep(figure: Any, folder: Path, stem: str) -> list[Path]:
+        kept[stem] = figure
+        return []
+
+    monkeypatch.setattr("exlm_cli.report.style.write_figure", keep)
+    return kept

@@ -1,12 +1,24 @@
-"""Layers of values worked out by hand, overrides, and each way a value can be wrong: key and origin of the error."""
+"""Layers of values and key paths by hand, and each way an override can be wrong: key and origin of the error."""
 
 from typing import Any
 
 import pytest
 
+from exlm_cli.config.base import StrictModel
 from exlm_cli.config.finetune import FinetuneRecipe
-from exlm_cli.config.load import load_recipe
-from exlm_cli.config.overrides import Layers, changed_keys, check_recipe, describe_changes, parse_override, unknown_key
+from exlm_cli.config.load import KINDS, load_recipe
+from exlm_cli.config.overrides import (
+    Layers,
+    changed_keys,
+    check_recipe,
+    child_keys,
+    describe_changes,
+    find_field,
+    key_paths,
+    nearest_key,
+    parse_override,
+    unknown_key,
+)
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import ConfigError
 from tests.tiny import tiny_recipe
@@ -135,3 +147,51 @@ def test_a_key_of_one_side_is_null_on_the_other_and_a_long_list_is_cut():
     assert changed_keys({"a": {"b": 1}}, {"a": {}}) == {"a.b": (1, None)}
     before, after = (dict.fromkeys("abcde", value) for value in (1, "x y"))
     assert describe_changes(before, after).endswith("2 more")
+
+
+class Inner(StrictModel):
+    depth: int = 1
+
+
+class Section(StrictModel):
+    pair: tuple[float, float] = (0.0, 1.0)
+    inner: Inner | None = Inner()
+
+
+class Schema(StrictModel):
+    name: str = "x"
+    section: Section = Section()
+
+
+def test_every_key_is_listed_sections_before_their_keys():
+    assert list(key_paths(Schema)) == ["name", "section", "section.pair", "section.inner", "section.inner.depth"]
+
+
+@pytest.mark.parametrize("path", ["nome", "name.x", "section.none", "section.inner.depth.x"])
+def test_a_path_that_leads_nowhere_has_no_field(path):
+    assert find_field(Schema, path) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_key_of_a_recipe_is_described(kind):
+    for path in key_paths(kind):
+        field = find_field(kind, path)
+        assert field is not None
+        assert field.description or child_keys(kind, path), f"`{path}` has no description"
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("masking.mask_porb", "masking.mask_ratio"),
+        ("mask_ratio", "masking.mask_ratio"),
+        ("train.lr", "optim.lr"),
+        ("model.num_layer", "model.num_layers"),
+        ("max_stps", "train.max_steps"),
+        ("model.transition.headz", "model.transition.heads"),
+        ("zzz", None),
+        ("masking.qqqq", None),
+    ],
+)
+def test_the_nearest_key_is_what_was_meant(given, meant):
+    assert nearest_key(PretrainRecipe, given) == meant

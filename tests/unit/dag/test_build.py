@@ -55,7 +55,7 @@ def _loss_of(pretrained: Pretrained, dag: Dag, tokens: list[int]) -> float:
 @pytest.mark.parametrize(
     "sections", [{}, {"model": {"alignment": "sparse_dag", "init_std": 0.3}}, {"objective": "mlm"}]
 )
-def test_the_probability_of_a_filling_is_the_models_likelihood(tokenizer: Tokenizer, sections: dict) -> None:
+def test_the_probability_of_a_filling_is_the_models_likelihood(tokenizer, sections):
     pretrained = _pretrained(tokenizer, **sections)
     dag = build_dag(pretrained, SENTENCE)
     for filling in n_best_fillings(dag, 3).fillings:
@@ -63,7 +63,7 @@ def test_the_probability_of_a_filling_is_the_models_likelihood(tokenizer: Tokeni
         assert filling.log_prob == pytest.approx(-loss, rel=1e-5)
 
 
-def test_nodes_and_transitions_are_the_models(tokenizer: Tokenizer) -> None:
+def test_nodes_and_transitions_are_the_models(tokenizer):
     dag = build_dag(_pretrained(tokenizer), SENTENCE)
     assert (dag.num_masks, dag.num_states_per_mask, dag.num_nodes) == (2, 3, 8)
     assert dag.node_mask.tolist() == [-1, 0, 0, 0, 1, 1, 1, -1]
@@ -74,7 +74,7 @@ def test_nodes_and_transitions_are_the_models(tokenizer: Tokenizer) -> None:
     assert np.isneginf(dag.log_trans[np.tril_indices(8)]).all()
 
 
-def test_states_without_transitions_become_one_node_a_mask(tokenizer: Tokenizer) -> None:
+def test_states_without_transitions_become_one_node_a_mask(tokenizer):
     """CTC with k states and one target, by enumeration of all frame strings that collapse to the target."""
     pretrained = _pretrained(tokenizer, model={"alignment": "independent", "init_std": 0.3})
     dag = build_dag(pretrained, "This is [MASK].")
@@ -89,7 +89,7 @@ def test_states_without_transitions_become_one_node_a_mask(tokenizer: Tokenizer)
     assert math.exp(best.log_prob) == pytest.approx(yields[best.tokens_by_mask[0][0]] / sum(yields.values()), rel=1e-4)
 
 
-def test_smiles_are_inspected_as_smiles() -> None:
+def test_smiles_are_inspected_as_smiles():
     tokenizer = train_smiles_vocabulary(["CCO", "c1ccccc1Cl"], 100, 1, SilentProgress())
     messages = Recorder()
     recipe = {"data": {"kind": "smiles"}}
@@ -110,9 +110,7 @@ def test_smiles_are_inspected_as_smiles() -> None:
         ({"objective": "mlm", "masking": {"num_repeats": 2}}, SENTENCE, "`masking.num_repeats` 2", "`checkpoint="),
     ],
 )  # fmt: skip
-def test_inputs_that_cannot_be_inspected_are_refused_with_numbers(
-    tokenizer: Tokenizer, sections: dict, sentence: str, numbers: str, hint: str
-) -> None:
+def test_inputs_that_cannot_be_inspected_are_refused_with_numbers(tokenizer, sections, sentence, numbers, hint):
     with pytest.raises(DataError, match=numbers) as caught:
         build_dag(_pretrained(tokenizer, **sections), sentence)
     assert hint in caught.value.hint

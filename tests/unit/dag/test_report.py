@@ -20,7 +20,7 @@ def test_only_what_is_wanted_is_written(tmp_path):
     assert write_report(case_study(), folder, []) == []
 
 
-def test_pictures_are_drawn_after_what_needs_none_was_written_and_shown(tmp_path: Path):
+def test_pictures_are_drawn_after_what_needs_none_was_written_and_shown(tmp_path):
     there_when_shown: list[str] = []
     formats = ["svg", "html", "dot", "json"]
     write_report(

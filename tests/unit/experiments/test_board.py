@@ -1,6 +1,7 @@
 """Live view of a sweep: the text of a finished cell, and the progress of a running one."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -9,15 +10,15 @@ from exlm_cli.experiments.board import open_board, trained_share
 from exlm_cli.experiments.results import DivergedTask, SweepCellResult
 from tests.recorder import Recorder
 from tests.tiny_sweeps import tiny_grid
-from tests.unit.report.sweep_results import diverge, grid_results, scores
+from tests.unit.report.results import diverge, grid_results, scores
 
 RESULT = grid_results(has_task=False)[1]
 STSB = "glue/stsb"
 
 
 @pytest.fixture(scope="module")
-def cells(tmp_path_factory: pytest.TempPathFactory) -> list[SweepCell]:
-    return tiny_grid(tmp_path_factory.mktemp("cache"), tasks=["glue/rte"]).plan()
+def cells(cache: Path) -> list[SweepCell]:
+    return tiny_grid(cache, tasks=["glue/rte"]).plan()
 
 
 def _with(**changes: object) -> SweepCellResult:

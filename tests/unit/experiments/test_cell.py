@@ -30,11 +30,6 @@ Done = tuple[Path, SweepCellResult]
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
 def cell(cache: Path) -> SweepCell:
     return tiny_grid(cache).plan()[1]
 

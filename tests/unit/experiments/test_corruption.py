@@ -13,7 +13,7 @@ from exlm_cli.config.sections import MaskingConfig
 from exlm_cli.experiments.cell import count_corrupted
 from exlm_cli.experiments.results import Corruption
 from tests.tiny import SPECIAL
-from tests.unit.report.sweep_results import PAIRS
+from tests.unit.report.results import PAIRS
 
 
 def _count(lengths: list[int], num_repeats: int, ratio: float, seed: int = 1) -> Corruption:

@@ -23,11 +23,6 @@ from tests.tiny import sequences, tiny_recipe
 REPEATED = {"num_repeats": 2, "scheme": "bernoulli", "mask_ratio": 0.6}
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
 def _train(cache: Path, out: Path, **sections: Any) -> tuple[Path, dict[str, float]]:
     data = {"bundled_rows": 300, "cache_dir": str(cache)}
     train = {"max_steps": 4, **sections.pop("train", {})}

@@ -17,7 +17,7 @@ from exlm_cli.experiments.results import (
 )
 from exlm_cli.files import write_json
 from exlm_cli.run_dir import update_run_json
-from tests.unit.report.sweep_results import diverge, grid_results, scores, sweep_results
+from tests.unit.report.results import diverge, grid_results, scores, sweep_results
 
 
 def test_a_result_is_read_back_as_it_was_and_has_no_key_of_another_kind(tmp_path):

@@ -1,6 +1,7 @@
 """A sweep in child processes: the same results as its cells one by one, what is kept, and each way it ends early."""
 
 import json
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,9 @@ from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_run_json
 from exlm_cli.train.process import StopSignal
 from tests.recorder import Recorder
-from tests.tiny_sweeps import tiny_grid, tiny_sweep
+from tests.tiny_sweeps import tiny_grid, tiny_sweep, work_in_this_process
 
 Untimed = list[SweepCellResult]
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +66,8 @@ def test_two_processes_give_what_the_cells_give_one_by_one(recipe, one_by_one, t
     assert not (tmp_path / "run" / "workers" / "worker-0.log").exists()
 
 
-@pytest.mark.slow
-def test_an_error_in_a_cell_stops_the_sweep_and_names_the_cell(recipe, tmp_path):
+def test_an_error_in_a_cell_stops_the_sweep_and_names_the_cell(recipe, tmp_path, monkeypatch):
+    work_in_this_process(monkeypatch)
     damaged = tmp_path / "run" / "cells" / "k2-p0.5" / "seed-1"
     damaged.mkdir(parents=True)
     (damaged / "measured.json").write_text("{")
@@ -129,9 +125,14 @@ def _begun(recipe: SweepRecipe, folder: Path, *, num_done: int, written: SweepRe
     return folder
 
 
+@pytest.fixture(scope="module")
+def begun(recipe: SweepRecipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _begun(recipe, tmp_path_factory.mktemp("begun"), num_done=1)
+
+
 @pytest.fixture
-def run(recipe: SweepRecipe, tmp_path: Path) -> Path:
-    return _begun(recipe, tmp_path / "run", num_done=1)
+def run(begun: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(begun, tmp_path / "run")
 
 
 @pytest.mark.parametrize("is_finished", [True, False])
@@ -236,8 +237,8 @@ def test_a_changed_corpus_is_refused_before_anything_is_trained(recipe, corpus, 
     assert _run(mine, resume=run)[0].results == done
 
 
-@pytest.mark.slow
 def test_a_corpus_that_changes_meanwhile_is_found_at_the_end(recipe, corpus, tmp_path, monkeypatch):
+    work_in_this_process(monkeypatch)
     submit = Workers.submit
 
     def change_and_submit(*arguments: Any) -> None:

@@ -61,3 +61,15 @@ def squad_run(folder: Path, pretrained: Path) -> Path:
     write(data, "dev-v2.0.json", "Clocks")
     task = {"name": "squad/v2", "data_dir": str(data), "doc_stride": 12, "max_query_tokens": 24}
     return finetune(folder, pretrained, sequence_length=48, **task)
+
+
+def make_runs(root: Path) -> Path:
+    """Make pre-trained `smiles/pretrained` and `text`, fine-tuned `{molecules,rte,squad}/run`; return `text`."""
+    for name in ("smiles", "molecules", "rte", "squad"):
+        (root / name).mkdir(parents=True)
+    molecule_run(root / "molecules", smiles_pretrained(root / "smiles"))
+    data, train = {"sequence_length": 24, "bundled_rows": 200}, {"max_steps": 3, "alignment_backend": "torch"}
+    text = make_pretrained(root / "text", data=data, train=train)
+    glue_run(root / "rte", text, "rte")
+    squad_run(root / "squad", text)
+    return text

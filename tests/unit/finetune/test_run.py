@@ -30,17 +30,12 @@ ONE_EPOCH: dict[str, Any] = {"seeds": [1], "train": {"max_epochs": 1}}
 
 
 @pytest.fixture(scope="module")
-def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_pretrained(tmp_path_factory.mktemp("pretrained") / "run")
-
-
-@pytest.fixture(scope="module")
-def finished(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResults]:
+def finished(text_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResults]:
     out = tmp_path_factory.mktemp("finished") / "run"
-    return out, run_tiny(pretrained, out).results
+    return out, run_tiny(text_model, out).results
 
 
-def test_a_run_directory_holds_all_that_is_promised(finished, pretrained):
+def test_a_run_directory_holds_all_that_is_promised(finished, text_model):
     run, results = finished
     names = {path.name for path in run.iterdir()}
     assert names == {
@@ -48,7 +43,7 @@ def test_a_run_directory_holds_all_that_is_promised(finished, pretrained):
         "targets-valid.csv", "targets-test.csv", "calibration.json", "training_rows.npz", ".lock",
     }  # fmt: skip
     assert load_recipe(str(run / "recipe.yaml"), kind=FinetuneRecipe) == finetune_recipe()
-    assert load_recipe(str(run / "encoder.yaml")) == load_recipe(str(pretrained / "recipe.yaml"))
+    assert load_recipe(str(run / "encoder.yaml")) == load_recipe(str(text_model / "recipe.yaml"))
     described = read_run_json(run)
     assert (described.command, described.task, described.seeds) == ("finetune", "words/binary", (1, 2))
     for seed in (1, 2):
@@ -61,10 +56,10 @@ def test_a_run_directory_holds_all_that_is_promised(finished, pretrained):
     assert results == read_results(run)
 
 
-def test_rows_left_out_are_all_listed_beside_the_results(pretrained, tmp_path):
+def test_rows_left_out_are_all_listed_beside_the_results(text_model, tmp_path):
     task = WordTask()
     task.skipped = tuple(SkippedRow("a.csv", str(n), f"a.csv:{n}", "C1, \ud83d", "no molecule") for n in range(2, 32))
-    results = run_tiny(pretrained, tmp_path / "run", task, **ONE_EPOCH).results
+    results = run_tiny(text_model, tmp_path / "run", task, **ONE_EPOCH).results
     assert results.notes[-1] == "rejected.csv lists all 30 rows that were left out, with their reasons"
     with (tmp_path / "run/rejected.csv").open(encoding="utf-8", newline="") as file:
         header, *rows = csv.reader(file)
@@ -72,10 +67,10 @@ def test_rows_left_out_are_all_listed_beside_the_results(pretrained, tmp_path):
     assert rows == [["a.csv", str(n), "no molecule", "C1, \\ud83d"] for n in range(2, 32)]
 
 
-def test_results_say_what_was_done_and_with_what(finished, pretrained):
+def test_results_say_what_was_done_and_with_what(finished, text_model):
     run, results = finished
     assert results.init.as_json() == {
-        "checkpoint": str(pretrained / "checkpoints/step-3"), "recipe": "tiny", "objective": "exlm", "steps": 3,
+        "checkpoint": str(text_model / "checkpoints/step-3"), "recipe": "tiny", "objective": "exlm", "steps": 3,
         "tokens": 3 * 8 * 12,  # three steps of eight sequences of ten tokens, [CLS] and [SEP]
         "num_states_per_mask": 3, "num_repeats": 1, "mask_ratio": 0.3,
     }  # fmt: skip
@@ -121,9 +116,9 @@ def test_predictions_of_the_best_epoch_have_the_rows_of_the_input(finished):
     np.testing.assert_array_equal(read_predictions(run / "targets-test.csv", "")[2], encoded.targets)
 
 
-def test_the_best_epoch_is_the_best_of_the_curve_and_is_scored_once(pretrained, tmp_path):
+def test_the_best_epoch_is_the_best_of_the_curve_and_is_scored_once(text_model, tmp_path):
     task = WordTask()
-    run_tiny(pretrained, tmp_path / "run", task, seeds=[1], train={"max_epochs": 6})
+    run_tiny(text_model, tmp_path / "run", task, seeds=[1], train={"max_epochs": 6})
     assert task.scored == ["valid"] * 7 + ["test"]
     rows = read_metrics(tmp_path / "run/cells/single/seed-1/metrics.jsonl")
     curve = [row["accuracy"] for row in rows if row["kind"] == "valid"]
@@ -133,16 +128,16 @@ def test_the_best_epoch_is_the_best_of_the_curve_and_is_scored_once(pretrained, 
     assert cell["metrics"]["valid"]["accuracy"] == max(curve)
 
 
-def test_scores_that_are_not_defined_are_null_and_the_last_epoch_is_taken(pretrained, tmp_path):
+def test_scores_that_are_not_defined_are_null_and_the_last_epoch_is_taken(text_model, tmp_path):
     task = WordTask()
     task.score = lambda split, outputs: {"accuracy": math.nan}  # type: ignore[method-assign]
-    results = run_tiny(pretrained, tmp_path / "run", task, seeds=[1]).results
+    results = run_tiny(text_model, tmp_path / "run", task, seeds=[1]).results
     assert results.metrics["test"]["accuracy"].values == (None,)
     assert results.best_epochs == (3,)
     json.loads((tmp_path / "run/results.json").read_text(), parse_constant=pytest.fail)
 
 
-def test_rows_without_any_label_and_unknown_tokens_are_counted(pretrained, tmp_path):
+def test_rows_without_any_label_and_unknown_tokens_are_counted(text_model, tmp_path):
     """Rows without a label are left out of the loss; the share of [UNK] is noted, as the tokenizer does not fit."""
 
     class Strange(WordTask):
@@ -153,18 +148,18 @@ def test_rows_without_any_label_and_unknown_tokens_are_counted(pretrained, tmp_p
                 ids[1] = tokenizer.unk_id
             return encoded
 
-    results = run_tiny(pretrained, tmp_path / "run", Strange(), **ONE_EPOCH).results
+    results = run_tiny(text_model, tmp_path / "run", Strange(), **ONE_EPOCH).results
     rows = read_metrics(tmp_path / "run/cells/single/seed-1/metrics.jsonl")
     assert [row["num_infeasible"] for row in rows if row["kind"] == "train"] == [4]
-    data = encode_task(Strange(), load_pretrained_weights(pretrained, SilentProgress()).tokenizer, 24, 1)
+    data = encode_task(Strange(), load_pretrained_weights(text_model, SilentProgress()).tokenizer, 24, 1)
     share = len(data.splits["train"]) / sum(len(ids) - 2 for ids in data.splits["train"].token_ids)
     assert data.unknown_share == pytest.approx(share)
     assert results.notes[0] == "a note"
     assert results.notes[1].startswith(f"{100 * share:.1f} %")
 
 
-def test_regression_trains_on_standardised_targets_and_scores_in_units(pretrained, tmp_path):
-    run_tiny(pretrained, tmp_path / "run", WordTask("regression"), seeds=[1])
+def test_regression_trains_on_standardised_targets_and_scores_in_units(text_model, tmp_path):
+    run_tiny(text_model, tmp_path / "run", WordTask("regression"), seeds=[1])
     (saved,) = weights(tmp_path / "run").values()
     task = WordTask("regression")
     targets = task.encode("train", load_finetuned(tmp_path / "run", device="cpu").tokenizer, 24).targets
@@ -174,7 +169,7 @@ def test_regression_trains_on_standardised_targets_and_scores_in_units(pretraine
     assert first["loss"] < 100  # of some standard deviations, not 100 squared
 
 
-def test_values_far_from_zero_are_learnt_like_others(pretrained, tmp_path):
+def test_values_far_from_zero_are_learnt_like_others(text_model, tmp_path):
     class Shifted(WordTask):
         def __init__(self, offset: float) -> None:
             super().__init__("regression")
@@ -186,15 +181,15 @@ def test_values_far_from_zero_are_learnt_like_others(pretrained, tmp_path):
     predicted = {}
     for offset in (0.0, 2.0**33):
         run = tmp_path / f"{offset:g}"
-        run_tiny(pretrained, run, Shifted(offset), seeds=[1], train={"max_epochs": 2})
+        run_tiny(text_model, run, Shifted(offset), seeds=[1], train={"max_epochs": 2})
         predicted[offset] = read_predictions(run / "cells/single/seed-1/predictions-test.csv", "")[2] - offset
     assert np.ptp(predicted[0.0]) > 1e-3
     # float64 of 8.6e9 has steps of 2e-6; standardised targets differ by as much
     np.testing.assert_allclose(predicted[2.0**33], predicted[0.0], atol=1e-3)
 
 
-def test_from_scratch_takes_the_architecture_and_draws_the_weights_from_the_seed(pretrained, tmp_path, finished):
-    results = run_tiny(pretrained, tmp_path / "run", init="scratch").results
+def test_from_scratch_takes_the_architecture_and_draws_the_weights_from_the_seed(text_model, tmp_path, finished):
+    results = run_tiny(text_model, tmp_path / "run", init="scratch").results
     assert results.init.objective == "scratch"
     assert (results.init.checkpoint, results.init.steps, results.init.tokens) == (None, 0, 0)
     assert results.parameters == finished[1].parameters
@@ -210,12 +205,12 @@ def test_a_finished_run_resumed_stays_as_it_is(tmp_path, finished, monkeypatch):
     assert result.results == finished[1]
 
 
-def test_the_run_of_a_recipe_loads_the_task_it_names(pretrained, tmp_path, monkeypatch):
+def test_the_run_of_a_recipe_loads_the_task_it_names(text_model, tmp_path, monkeypatch):
     monkeypatch.setattr(run_module, "load_task", lambda config, progress: WordTask())
-    run_finetuning(finetune_recipe(seeds=[1]), checkpoint=pretrained, out=tmp_path / "run")
+    run_finetuning(finetune_recipe(seeds=[1]), checkpoint=text_model, out=tmp_path / "run")
     shutil.rmtree(tmp_path / "run/cells")
     moved = tmp_path / "moved"
-    shutil.copytree(pretrained, moved)
+    shutil.copytree(text_model, moved)
     assert resume_finetuning(tmp_path / "run", checkpoint=moved).results.init.checkpoint == str(
         moved / "checkpoints/step-3"
     )
@@ -239,7 +234,7 @@ def test_the_baseline_is_scored_for_every_seed(tmp_path, monkeypatch):
     assert run_finetuning(recipe, checkpoint=None, resume=out, task=task).results == results
 
 
-def test_what_does_not_fit_is_refused_and_nothing_is_left(pretrained, tmp_path):
+def test_what_does_not_fit_is_refused_and_nothing_is_left(text_model, tmp_path):
     molecules = WordTask()
     molecules.input_kind = "smiles"
     out, recipe = tmp_path / "out", finetune_recipe()
@@ -252,7 +247,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_left(pretrained, tmp_path):
         (ConfigError, "`grid`", recipe, {"use_grid": True}),
     ):
         with pytest.raises(error, match=said):
-            run_finetuning(changed, **{"checkpoint": pretrained, "out": out, "task": WordTask(), **arguments})
+            run_finetuning(changed, **{"checkpoint": text_model, "out": out, "task": WordTask(), **arguments})
         assert not out.exists()
 
 
@@ -266,12 +261,12 @@ def test_a_sequence_that_the_model_has_no_positions_for_is_refused(tmp_path, num
         run_tiny(repeated, tmp_path / "run", sequence_length=length)
 
 
-def test_only_a_run_that_fits_is_continued(pretrained, tmp_path, finished):
+def test_only_a_run_that_fits_is_continued(text_model, tmp_path, finished):
     run = tmp_path / "run"
     shutil.copytree(finished[0], run)
     with pytest.raises(CheckpointError, match="a run of `exlm finetune`"):
         run_tiny(run, tmp_path / "out")
-    for folder, said in ((pretrained, "a run of `exlm pretrain`"), (tmp_path, "recipe.yaml")):
+    for folder, said in ((text_model, "a run of `exlm pretrain`"), (tmp_path, "recipe.yaml")):
         with pytest.raises(CheckpointError, match=said):
             resume_finetuning(folder)
     elsewhere = make_pretrained(tmp_path / "pre", model={"num_layers": 2})
@@ -325,29 +320,24 @@ def test_results_that_are_missing_or_altered_are_refused(tmp_path, finished):
         read_results(tmp_path)
 
 
-def test_best_weights_altered_before_they_are_scored_are_refused(pretrained, tmp_path, monkeypatch):
+def test_best_weights_altered_before_they_are_scored_are_refused(text_model, tmp_path, monkeypatch):
     monkeypatch.setattr(cell_module, "verify_checkpoint", lambda path: "model.safetensors is missing")
     with pytest.raises(CheckpointError, match=r"is refused: model\.safetensors is missing"):
-        run_tiny(pretrained, tmp_path / "run", **ONE_EPOCH)
+        run_tiny(text_model, tmp_path / "run", **ONE_EPOCH)
 
 
-def _words_csv(folder: Path) -> Path:
+def _words_table(folder: Path) -> dict[str, Any]:
     rows = [f"{a} {b},{int('amber' in (a, b))}" for a in WORDS for b in WORDS] * 2
     path = folder / "words.csv"
     path.write_text("text,amber\n" + "\n".join(rows[:60]) + "\n")
-    return path
+    return {"name": "csv", "text_column": "text", "label_columns": ["amber"], "files": {"train": str(path)}}
 
 
-def test_replicates_are_runs_on_other_splits_and_finished_ones_are_kept(pretrained, tmp_path):
-    task = {
-        "name": "csv",
-        "text_column": "text",
-        "label_columns": ["amber"],
-        "files": {"train": str(_words_csv(tmp_path))},
-    }
+def test_replicates_are_runs_on_other_splits_and_finished_ones_are_kept(text_model, tmp_path):
+    task = _words_table(tmp_path)
     recipe = finetune_recipe(task=task, train={"max_epochs": 1}, num_replicates=2)
     out = tmp_path / "run"
-    results = run_finetuning(recipe, checkpoint=pretrained, out=out).results
+    results = run_finetuning(recipe, checkpoint=text_model, out=out).results
     other = out / "replicates/split-1"
     splits = [json.loads((run / "split.json").read_text())["indices"] for run in (out, other)]
     assert splits[0] != splits[1]
@@ -365,12 +355,7 @@ def test_replicates_are_runs_on_other_splits_and_finished_ones_are_kept(pretrain
 
 
 def test_an_encoder_without_a_checkpoint_makes_its_tokenizer_of_the_training_rows(tmp_path):
-    task = {
-        "name": "csv",
-        "text_column": "text",
-        "label_columns": ["amber"],
-        "files": {"train": str(_words_csv(tmp_path))},
-    }
+    task = _words_table(tmp_path)
     recipe = finetune_recipe(task=task, init="scratch", **ONE_EPOCH)
     encoder = load_recipe("quickstart-text", ["model.width=32", "model.num_layers=1", "tokenizer.vocab_size=280"])
     out = tmp_path / "run"
@@ -384,10 +369,10 @@ def test_an_encoder_without_a_checkpoint_makes_its_tokenizer_of_the_training_row
         run_finetuning(finetune_recipe(task=task), checkpoint=None, encoder=encoder, out=tmp_path / "no")
 
 
-def test_a_frozen_encoder_keeps_the_weights_of_the_checkpoint(pretrained, tmp_path):
+def test_a_frozen_encoder_keeps_the_weights_of_the_checkpoint(text_model, tmp_path):
     out = tmp_path / "run"
-    run_tiny(pretrained, out, seeds=[1], train={"max_epochs": 2, "freeze_encoder": True})
-    before = load_pretrained_weights(pretrained, SilentProgress()).model.state_dict()
+    run_tiny(text_model, out, seeds=[1], train={"max_epochs": 2, "freeze_encoder": True})
+    before = load_pretrained_weights(text_model, SilentProgress()).model.state_dict()
     (after,) = weights(out).values()
     for name, tensor in after.items():
         if name.startswith(("encoder.", "token_embedding.")):

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from exlm_cli.finetune.verdict import describe_verdict, mean_interval, summarise_splits
-from tests.unit.report.scored_runs import baseline, scored
+from tests.unit.report.results import baseline, scored
 
 MODEL = {"roc_auc": [0.80, 0.82, 0.84]}
 SIZES = {"train": 80, "valid": 10, "test": 10}

@@ -15,7 +15,7 @@ from exlm_cli.report.scores import FinetunedRun
 from exlm_cli.report.style import RUN_COLOURS
 from exlm_cli.run_dir import update_run_json
 from exlm_cli.tasks.base import write_outputs
-from tests.unit.report.scored_runs import scored
+from tests.unit.report.results import scored
 
 CHROMIUM = shutil.which("chromium")
 ALONE = (

@@ -22,16 +22,7 @@ from exlm_cli.report.repeat_mlm import (
     write_grid_report,
 )
 from exlm_cli.report.style import corruption_colour
-from tests.unit.report.sweep_results import (
-    FIGURE_3,
-    FIGURE_5,
-    PAIRS,
-    corruption,
-    diverge,
-    grid_results,
-    scores,
-    with_scores,
-)
+from tests.unit.report.results import FIGURE_3, FIGURE_5, PAIRS, corruption, diverge, grid_results, scores, with_scores
 
 
 def _csv(results: list[RepeatMlmResult], folder: Path) -> list[dict[str, str]]:

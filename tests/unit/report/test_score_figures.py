@@ -22,7 +22,7 @@ from exlm_cli.finetune.calibration import (
 from exlm_cli.report.score_figures import SplitPredictions, draw_runs, write_calibration_figure, write_score_figures
 from exlm_cli.report.scores import FinetunedRun
 from exlm_cli.tasks.base import write_outputs
-from tests.unit.report.scored_runs import scored
+from tests.unit.report.results import scored
 
 
 def predictions_of(

@@ -17,7 +17,7 @@ from exlm_cli.report.scores import (
     results_tables,
     task_tables,
 )
-from tests.unit.report.scored_runs import EXLM, Values, baseline, scored
+from tests.unit.report.results import EXLM, Values, baseline, scored
 
 METRICS: Values = {"roc_auc": [0.7, 0.8], "loss": [0.5, 0.6], "f1": [None, None]}
 SCRATCH = EXLM.model_copy(update={"checkpoint": None, "objective": "scratch", "steps": 0, "tokens": 0})

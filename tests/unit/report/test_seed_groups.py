@@ -12,7 +12,7 @@ from exlm_cli.report.seed_groups import (
     share_groups,
     spearman_correlation,
 )
-from tests.unit.report.sweep_results import FIGURE_3, FIGURE_5, PAIRS, RATIOS
+from tests.unit.report.results import FIGURE_3, FIGURE_5, PAIRS, RATIOS
 
 
 def test_cells_of_equal_p_to_the_k_are_the_diagonals_of_figure_4():

@@ -15,7 +15,7 @@ from exlm_cli.experiments.results import DivergedTask, VariantResult
 from exlm_cli.report.seed_groups import SeedGroup, group_seeds
 from exlm_cli.report.sweeps import entropy_families, paper_tables_of, sweep_tables, write_figure_12, write_sweep_report
 from exlm_cli.report.tables import ReportTable
-from tests.unit.report.sweep_results import ROWS, diverge, scores, sweep_results, with_scores
+from tests.unit.report.results import ROWS, diverge, scores, sweep_results, with_scores
 
 Variants = list[SeedGroup[VariantResult]]
 

@@ -36,7 +36,7 @@ def content_of(task: GlueTask) -> Any:
 
 
 @pytest.mark.parametrize("name", GLUE_TASKS)
-def test_official_files_are_read_and_encoded(name: str, tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_official_files_are_read_and_encoded(name, tmp_path, tokenizer):
     write_glue(tmp_path, name)
     task: DownstreamTask = load(name, tmp_path)
     rows = ROWS[name]
@@ -51,9 +51,7 @@ def test_official_files_are_read_and_encoded(name: str, tmp_path: Path, tokenize
 
 
 @pytest.mark.parametrize("name", ["mnli", "mrpc", "stsb"])
-def test_other_formats_and_the_hubs_columns_give_the_same_examples(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_formats_and_the_hubs_columns_give_the_same_examples(name, tmp_path, monkeypatch):
     write_glue(tmp_path / "official", name)
     official = load(name, tmp_path / "official")
     columns = GLUE_TASKS[name].layouts[-1]
@@ -96,7 +94,7 @@ REPORTED = {
 
 
 @pytest.mark.parametrize("name", GLUE_TASKS)
-def test_scores_are_those_of_scikit_learn_and_scipy(name: str, tmp_path: Path) -> None:
+def test_scores_are_those_of_scikit_learn_and_scipy(name, tmp_path):
     write_glue(tmp_path, name, copies=8)
     task = load(name, tmp_path)
     targets = np.array([target for *_, target in ROWS[name]] * 8)
@@ -115,7 +113,7 @@ def test_scores_are_those_of_scikit_learn_and_scipy(name: str, tmp_path: Path) -
     assert task.selection_metric == next(iter(expected))
 
 
-def test_mismatched_rows_follow_the_matched_ones(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_mismatched_rows_follow_the_matched_ones(tmp_path, tokenizer):
     """A run is known by which rows they are: the same rows in the same order, one of them in the other file, differ."""
     folder = write_glue(tmp_path, "mnli")
     task = load("mnli", tmp_path)
@@ -132,7 +130,7 @@ def test_mismatched_rows_follow_the_matched_ones(tmp_path: Path, tokenizer: Toke
     assert encode_task(moved_task, tokenizer, 20, 1).fingerprint != first
 
 
-def test_mnli_without_mismatched_rows_and_named_files_with_a_test_split(tmp_path: Path) -> None:
+def test_mnli_without_mismatched_rows_and_named_files_with_a_test_split(tmp_path):
     folder = write_glue(tmp_path, "mnli")
     (folder / "dev_mismatched.tsv").unlink()
     alone = load("mnli", tmp_path)
@@ -154,9 +152,7 @@ def test_mnli_without_mismatched_rows_and_named_files_with_a_test_split(tmp_path
         ("qqp", {"first": "a\tb"}, "the row has 7 cells, expected 6"),
     ],
 )
-def test_a_row_that_cannot_be_used_stops_or_is_left_out_and_told(
-    task: str, changes: dict[str, str], problem: str, tmp_path: Path
-) -> None:
+def test_a_row_that_cannot_be_used_stops_or_is_left_out_and_told(task, changes, problem, tmp_path):
     folder = write_glue(tmp_path, task)
     first, second, label, _ = ROWS[task][0]
     given = {"first": first, "second": second, "label": label} | changes
@@ -181,14 +177,14 @@ def test_a_row_that_cannot_be_used_stops_or_is_left_out_and_told(
         ({"sentence": "ok", "label": None}, "`label` is `None`, accepted: 0 or negative, 1 or positive"),
     ],
 )
-def test_json_rows_are_checked_too(record: dict[str, Any], problem: str, tmp_path: Path) -> None:
+def test_json_rows_are_checked_too(record, problem, tmp_path):
     path = tmp_path / "train.jsonl"
     path.write_text(json.dumps({"sentence": "good", "label": 1}) + "\n" + json.dumps(record), encoding="utf-8")
     with pytest.raises(DataError, match=rf"^{re.escape(f'{path}:2: {problem}')}$"):
         load("sst2", None, files={"train": str(path), "valid": str(path)}, on_invalid="error")
 
 
-def test_a_test_file_without_one_usable_row_is_left_out_and_told(tmp_path: Path) -> None:
+def test_a_test_file_without_one_usable_row_is_left_out_and_told(tmp_path):
     folder = write_glue(tmp_path, "sst2")
     test = tmp_path / "test.tsv"
     test.write_text("sentence\tlabel\nfine\t-1\n", encoding="utf-8")
@@ -204,7 +200,7 @@ def test_a_test_file_without_one_usable_row_is_left_out_and_told(tmp_path: Path)
         load("sst2", None, files={**files, "valid": str(test)})
 
 
-def test_missing_columns_and_rows_are_named(tmp_path: Path) -> None:
+def test_missing_columns_and_rows_are_named(tmp_path):
     folder = write_glue(tmp_path, "mrpc")
     (folder / "train.tsv").write_text("sentence1\tsentence2\tx\na\tb\t1\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"train\.tsv: mrpc needs the columns `#1 String` .* or `sentence1` "):
@@ -228,7 +224,7 @@ def write_new(name: str, path: Path, text: str, predicted: list[float]) -> tuple
 
 
 @pytest.mark.parametrize("name", ["rte", "mrpc", "stsb"])
-def test_a_development_file_is_predicted_and_scored(name: str, tmp_path: Path) -> None:
+def test_a_development_file_is_predicted_and_scored(name, tmp_path):
     truths = [target for *_, target in ROWS[name]]
     predicted = [truths[0], *(7.0 if name == "stsb" else 1 - truth for truth in truths[1:])]
     summary, (header, *rows) = write_new(name, tmp_path / "dev.tsv", content(name), predicted)
@@ -252,14 +248,14 @@ TEST_FILES = {
 
 
 @pytest.mark.parametrize("name", TEST_FILES)
-def test_files_without_labels_are_predicted_and_not_scored(name: str, tmp_path: Path) -> None:
+def test_files_without_labels_are_predicted_and_not_scored(name, tmp_path):
     text, indices = TEST_FILES[name]
     summary, (_, *rows) = write_new(name, tmp_path / "test.tsv", text, [0.0] * len(indices))
     assert [row[0] for row in rows] == indices
     assert (summary.metrics, summary.notes) == ({}, ())
 
 
-def test_rows_of_which_some_have_labels_are_not_scored(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_rows_of_which_some_have_labels_are_not_scored(tmp_path, tokenizer):
     text = TEST_FILES["rte"][0].replace("c\t-1", "c\tentailment")
     summary, _ = write_new("rte", tmp_path / "test.tsv", text, [0.0, 1.0])
     assert summary.notes == ("not scored: 1 of 2 rows have no label",)
@@ -276,6 +272,6 @@ def test_rows_of_which_some_have_labels_are_not_scored(tmp_path: Path, tokenizer
         ("index\tsentence1\tsentence2\tlabel\n0\ta\tb\tactive\n", "dev.tsv:2: `label` is `active`"),
     ],
 )
-def test_a_file_that_does_not_fit_is_refused_whole(text: str, message: str, tmp_path: Path) -> None:
+def test_a_file_that_does_not_fit_is_refused_whole(text, message, tmp_path):
     with pytest.raises(DataError, match=message):
         new_rows("rte", tmp_path / "dev.tsv", text)

@@ -47,7 +47,7 @@ def text_tokenizer() -> Tokenizer:
     return train_bpe(PAIR, 300, 2, SilentProgress())
 
 
-def test_the_longer_text_loses_tokens_first() -> None:
+def test_the_longer_text_loses_tokens_first():
     """The rule itself, one token after the other."""
     for first, second, budget in itertools.product(range(9), range(9), range(2, 18)):
         kept = [first, second]
@@ -57,7 +57,7 @@ def test_the_longer_text_loses_tokens_first() -> None:
     assert [longest_first([length], 4) for length in (0, 3, 4, 9)] == [[0], [3], [4], [4]]
 
 
-def test_texts_stand_between_cls_and_separators_and_cuts_are_counted(text_tokenizer: Tokenizer) -> None:
+def test_texts_stand_between_cls_and_separators_and_cuts_are_counted(text_tokenizer):
     first, second = (text_tokenizer.encode(text) for text in PAIR)
     (ids,), notes = encode_texts([PAIR], text_tokenizer, 100)
     assert (ids.tolist(), notes) == ([1, *first, 2, *second, 2], ())
@@ -67,7 +67,7 @@ def test_texts_stand_between_cls_and_separators_and_cuts_are_counted(text_tokeni
     assert encode_texts([], text_tokenizer, 9) == ((), ())
 
 
-def test_a_table_is_a_downstream_task(tokenizer: Tokenizer) -> None:
+def test_a_table_is_a_downstream_task(tokenizer):
     task: DownstreamTask = make("binary", [[0], [1], [1], [0], [1], [1]])
     assert task.split_sizes == {"train": 3, "valid": 2, "test": 1}
     assert all(task.split_indices[split].tolist() == INDICES[split].tolist() for split in task.splits)
@@ -94,9 +94,7 @@ def test_a_table_is_a_downstream_task(tokenizer: Tokenizer) -> None:
         ("regression", [[0.0], [1], [2], [10], [20], [5]], ("y",), [[11.0], [19.0]], {"rmse": 1}, "rmse", []),
     ],
 )  # fmt: skip
-def test_scores_selection_and_notes_follow_from_the_loss(
-    loss: Loss, targets: Any, names: Any, outputs: Any, scores: Any, metric: str, notes: list[str]
-) -> None:
+def test_scores_selection_and_notes_follow_from_the_loss(loss, targets, names, outputs, scores, metric, notes):
     task = make(loss, targets, names)
     found = task.score("valid", [np.array(output) for output in outputs])
     assert {name: found[name] for name in scores} == scores
@@ -107,14 +105,14 @@ def test_scores_selection_and_notes_follow_from_the_loss(
 
 
 @pytest.mark.parametrize("names", [("y",), ("a", "b")])
-def test_accuracy_chooses_where_validation_has_one_class(names: tuple[str, ...]) -> None:
+def test_accuracy_chooses_where_validation_has_one_class(names):
     loss: Loss = "binary" if len(names) == 1 else "classes"
     task = make(loss, [[0], [1], [1], [1], [1], [0]], names)
     assert task.selection_metric == "accuracy"
     assert "valid has no label with both classes: accuracy, not ROC-AUC, chooses the best epoch" in task.notes
 
 
-def test_balanced_weights_are_those_of_the_training_rows() -> None:
+def test_balanced_weights_are_those_of_the_training_rows():
     indices: Any = {"train": np.arange(4), "valid": np.array([4, 5])}
     targets = [[1, 0], [0, 0], [0, 0], [0, NAN], [1, 1], [0, 1]]
     task = make("binary", targets, ("a", "b"), indices=indices, class_weights="balanced")
@@ -131,12 +129,12 @@ def test_balanced_weights_are_those_of_the_training_rows() -> None:
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])
-def test_a_split_without_rows_is_refused(split: str) -> None:
+def test_a_split_without_rows_is_refused(split):
     with pytest.raises(DataError, match=f"^csv: the split leaves no rows in `{split}`$"):
         make("binary", [[0]] * 6, indices={**INDICES, split: np.array([], dtype=int)})
 
 
-def test_predictions_of_a_split_are_probabilities_by_row(tmp_path: Path) -> None:
+def test_predictions_of_a_split_are_probabilities_by_row(tmp_path):
     task = make("binary", [[0], [1], [1], [0], [1], [1]])
     task.write_predictions(tmp_path, "valid", [np.array([0.0]), np.array([1.5])])
     (header, *rows) = csv.reader((tmp_path / "predictions-valid.csv").read_text().splitlines())
@@ -162,7 +160,7 @@ def predict(
     return summary, list(csv.DictReader((folder / "out.csv").read_text().splitlines()))
 
 
-def test_every_row_comes_back_in_its_place_and_bad_ones_with_a_reason(tmp_path: Path) -> None:
+def test_every_row_comes_back_in_its_place_and_bad_ones_with_a_reason(tmp_path):
     rows = [["x1", "CCO", "1"], ["x2", "C1CC", "0"], ["x3", "", ""], ["x4", "CCN", "0"], ["x5", "CN", ""]]
     outputs = np.array([[[0.0, 1.0], [-1.0, 2.0], [0.5, 0.5]], [[1.0, 0.0], [0.0, 2.0], [0.5, 1.5]]])
     summary, found = predict(tmp_path, "binary", ("active", "toxic"), ["id", "mol", "active"], rows, outputs)
@@ -185,7 +183,7 @@ def test_every_row_comes_back_in_its_place_and_bad_ones_with_a_reason(tmp_path: 
     assert summary.metrics["roc_auc"] == pytest.approx(roc_auc_score([1, 0], mean[:2, 0]))
 
 
-def test_columns_of_a_file_of_predictions_are_replaced(tmp_path: Path) -> None:
+def test_columns_of_a_file_of_predictions_are_replaced(tmp_path):
     columns = ["problem", "mol", "active_probability", "mine"]
     summary, (row,) = predict(tmp_path, "binary", ("active",), columns, [["p", "CCO", "9", "kept"]], [[[0.0]]])
     assert (row["mine"], row["problem"], row["active_probability"]) == ("kept", "", "0.5")
@@ -196,7 +194,7 @@ def test_columns_of_a_file_of_predictions_are_replaced(tmp_path: Path) -> None:
 TEXT = {"smiles_column": None, "text_column": "text"}
 
 
-def test_the_likeliest_class_is_named(tmp_path: Path) -> None:
+def test_the_likeliest_class_is_named(tmp_path):
     outputs, names = [[[0.0, 1.0, 0.0], [2.0, 0.0, 0.0]]], ("blue", "green", "red")
     rows = [["a", "red"], ["b", "blue"]]
     columns = ["text", "colour"]
@@ -206,14 +204,14 @@ def test_the_likeliest_class_is_named(tmp_path: Path) -> None:
     assert summary.metrics["accuracy"] == 0.5
 
 
-def test_values_keep_their_unit(tmp_path: Path) -> None:
+def test_values_keep_their_unit(tmp_path):
     columns, rows = ["text", "length"], [["a", "5.5"], ["b", "6"]]
     summary, found = predict(tmp_path, "regression", ("length",), columns, rows, [[[5.0], [6.0]]], **TEXT)
     assert list(found[0]) == ["line", "text", "length", "length_predicted", "problem"]
     assert summary.metrics["rmse"] == pytest.approx(math.sqrt(0.25 / 2))
 
 
-def test_lines_of_smiles_are_a_table_too(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_lines_of_smiles_are_a_table_too(tmp_path, tokenizer):
     (tmp_path / "new.smi").write_text("CCO ethanol\n\n((\n")
     config = CsvTaskConfig(name="csv")
     task = TrainedTask(config, "smiles", "binary", ("y",))

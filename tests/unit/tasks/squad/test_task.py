@@ -81,7 +81,7 @@ def rows_of(task: DownstreamTask) -> dict[str, list[int]]:
     return {name: rows.tolist() for name, rows in task.split_indices.items()}
 
 
-def test_it_is_a_downstream_task(official: Path) -> None:
+def test_it_is_a_downstream_task(official):
     task: DownstreamTask = load(official)
     assert (task.name, task.loss, task.selection_metric, task.splits) == ("squad/v2", "span", "f1", ("train", "valid"))
     assert task.split_name == "official"
@@ -90,9 +90,7 @@ def test_it_is_a_downstream_task(official: Path) -> None:
 
 
 @pytest.mark.parametrize(("length", "stride"), [(200, 128), (24, 6), (20, 3)])
-def test_logits_that_point_at_the_answers_score_one(
-    official: Path, tokenizer: Tokenizer, length: int, stride: int
-) -> None:
+def test_logits_that_point_at_the_answers_score_one(official, tokenizer, length, stride):
     task = load(official, doc_stride=stride)
     encoded = task.encode("valid", tokenizer, length)
     assert encoded.answerable is not None
@@ -108,7 +106,7 @@ def test_logits_that_point_at_the_answers_score_one(
     assert [metrics[name] for name in exact] == [1.0] * len(exact)
 
 
-def test_the_best_answer_and_its_odds_are_told_for_each_question(official: Path, tokenizer: Tokenizer) -> None:
+def test_the_best_answer_and_its_odds_are_told_for_each_question(official, tokenizer):
     task = load(official, doc_stride=6)
     encoded = task.encode("valid", tokenizer, 24)
     by_id = task.answer("valid", pointing(encoded))
@@ -123,7 +121,7 @@ def test_the_best_answer_and_its_odds_are_told_for_each_question(official: Path,
     assert scores == {"Clocks-0": -20, "Clocks-1": -20, "Clocks-2": 20}
 
 
-def test_what_is_calibrated_is_the_margin_and_whether_the_answer_is_right(official: Path, tokenizer: Tokenizer) -> None:
+def test_what_is_calibrated_is_the_margin_and_whether_the_answer_is_right(official, tokenizer):
     """One seed points at the answers, the other at nothing but [CLS]: the mean has half of each, by hand."""
     task = load(official)
     encoded = task.encode("valid", tokenizer, 200)
@@ -139,7 +137,7 @@ def test_what_is_calibrated_is_the_margin_and_whether_the_answer_is_right(offici
     assert task.answer_probabilities("valid", [wrong]).targets[:, 1].tolist() == [0, 0, 0]
 
 
-def test_a_run_is_known_by_all_that_its_scores_depend_on(official: Path, tokenizer: Tokenizer) -> None:
+def test_a_run_is_known_by_all_that_its_scores_depend_on(official, tokenizer):
     """The encoded examples hold the first gold answer alone, and no length of answers."""
 
     def fingerprint(**values: Any) -> str:
@@ -155,7 +153,7 @@ def test_a_run_is_known_by_all_that_its_scores_depend_on(official: Path, tokeniz
     assert fingerprint() != first
 
 
-def test_cut_questions_and_answers_that_no_window_holds_whole_are_counted(official: Path, tokenizer: Tokenizer) -> None:
+def test_cut_questions_and_answers_that_no_window_holds_whole_are_counted(official, tokenizer):
     encoded = load(official, max_query_tokens=2).encode("valid", tokenizer, 200)
     assert {int(np.flatnonzero(ids == tokenizer.sep_id)[0]) for ids in encoded.token_ids} == {3}
     assert encoded.notes == ("3 questions are 3 windows", "cut 3 questions to `task.max_query_tokens`")
@@ -164,7 +162,7 @@ def test_cut_questions_and_answers_that_no_window_holds_whole_are_counted(offici
     assert "the answer to 1 questions is whole in no window; they train as unanswerable" in encoded.notes
 
 
-def test_the_last_two_articles_are_held_out_where_there_is_no_dev_file(tmp_path: Path) -> None:
+def test_the_last_two_articles_are_held_out_where_there_is_no_dev_file(tmp_path):
     task = load(write(tmp_path, "train-v2.0.partial.json", "Moss", "Clocks", "Tea"))
     assert rows_of(task) == {"train": [0, 1], "valid": [2, 3, 4, 5, 6]}
     assert any(note.startswith("scored on questions about `Clocks`, `Tea`, held out of ") for note in task.notes)
@@ -179,16 +177,14 @@ def test_the_last_two_articles_are_held_out_where_there_is_no_dev_file(tmp_path:
         (("Tea", "Moss", "Clocks"), "all 3 articles are held out", "`task.files.valid=FILE`"),
     ],
 )
-def test_articles_that_cannot_be_held_out_are_refused(
-    tmp_path: Path, titles: tuple[str, ...], message: str, hint: str
-) -> None:
+def test_articles_that_cannot_be_held_out_are_refused(tmp_path, titles, message, hint):
     write(tmp_path, "train-v2.0.json", "Moss", "Clocks", "Tea")
     with pytest.raises(DataError, match=re.escape(f"{tmp_path}/train-v2.0.json: {message}")) as caught:
         load(tmp_path, valid_articles=titles)
     assert hint in caught.value.hint
 
 
-def test_named_files_are_read_alone(official: Path) -> None:
+def test_named_files_are_read_alone(official):
     task = load(official, files={"train": "dev-v2.0.json", "valid": "train-v2.0.json"})
     assert (task.split_sizes, task.split_name) == ({"train": 3, "valid": 4}, "files")
     held_out = load(official, files={"train": "train-v2.0.json"}, valid_articles=("Tea",))
@@ -200,7 +196,7 @@ def test_named_files_are_read_alone(official: Path) -> None:
         load(official)
 
 
-def test_questions_that_cannot_be_used_stop_or_are_left_out_and_told(tmp_path: Path) -> None:
+def test_questions_that_cannot_be_used_stop_or_are_left_out_and_told(tmp_path):
     content = document("Moss", "Clocks", "Tea")
     content["data"][0]["paragraphs"][0]["qas"][1]["question"] = ""
     (tmp_path / "train-v2.0.json").write_text(json.dumps(content), encoding="utf-8")
@@ -216,7 +212,7 @@ def test_questions_that_cannot_be_used_stop_or_are_left_out_and_told(tmp_path: P
         load(tmp_path, on_invalid="error")
 
 
-def test_the_hub_is_read_where_no_folder_is_given(monkeypatch: pytest.MonkeyPatch, official: Path) -> None:
+def test_the_hub_is_read_where_no_folder_is_given(monkeypatch, official):
     asked = []
 
     def load_dataset(name: str, config: str | None, *, split: str, streaming: bool) -> datasets.IterableDataset:
@@ -244,7 +240,7 @@ def new_questions(path: Path, content: Any, threshold: float | None = None) -> N
     return NewSquadQuestions(task, path, None, SilentProgress())
 
 
-def test_new_questions_are_answered_and_scores_follow_from_both_files(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_new_questions_are_answered_and_scores_follow_from_both_files(tokenizer, tmp_path):
     """Two seeds are averaged: with one that is all zeros, what the other one says counts by half."""
     content = document("Clocks", "Moss")
     questions = new_questions(tmp_path / "dev.json", content, threshold=1.5)
@@ -276,9 +272,7 @@ def test_new_questions_are_answered_and_scores_follow_from_both_files(tokenizer:
     assert questions.write([halves], tmp_path / "one.json").metrics == summary.metrics
 
 
-def test_questions_without_answers_are_not_scored_and_bad_ones_are_skipped(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_questions_without_answers_are_not_scored_and_bad_ones_are_skipped(tokenizer, tmp_path):
     content = document("Moss")
     asked = content["data"][0]["paragraphs"][0]["qas"]
     del asked[0]["answers"]

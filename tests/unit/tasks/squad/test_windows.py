@@ -1,7 +1,6 @@
 """Windows and spans: what a window holds is put together by hand, the best spans are held against trying all pairs."""
 
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ def context(tokenizer: Tokenizer) -> EncodedContext:
     return EncodedContext.encode(PARAGRAPH, tokenizer)
 
 
-def test_blanks_around_a_token_are_not_its_own(context: EncodedContext) -> None:
+def test_blanks_around_a_token_are_not_its_own(context):
     pieces = [PARAGRAPH[start:end] for start, end in context.offsets]
     assert all(piece == piece.strip() for piece in pieces)
     assert "" in pieces  # of the two blanks after the first sentence one is a token alone
@@ -35,7 +34,7 @@ def test_blanks_around_a_token_are_not_its_own(context: EncodedContext) -> None:
 @pytest.mark.parametrize(
     "answer", ["Körsvik", "1891", "Ada Lund", "The", PARAGRAPH, "\N{GRINNING FACE}", "first keeper"]
 )
-def test_an_answer_survives_the_way_to_tokens_and_back(context: EncodedContext, answer: str) -> None:
+def test_an_answer_survives_the_way_to_tokens_and_back(context, answer):
     start = PARAGRAPH.index(answer)
     span = context.token_span(start, start + len(answer))
     assert span is not None
@@ -49,9 +48,7 @@ def test_an_answer_survives_the_way_to_tokens_and_back(context: EncodedContext, 
 @pytest.mark.parametrize(
     ("length", "stride", "num_question"), [(8, 1, 2), (12, 3, 5), (20, 12, 4), (20, 13, 4), (400, 128, 3)]
 )
-def test_windows_cover_every_token_of_the_paragraph(
-    tokenizer: Tokenizer, context: EncodedContext, length: int, stride: int, num_question: int
-) -> None:
+def test_windows_cover_every_token_of_the_paragraph(tokenizer, context, length, stride, num_question):
     question_ids = list(range(300, 300 + num_question))
     windows = build_windows(7, question_ids, context, tokenizer, sequence_length=length, doc_stride=stride)
     covered: set[int] = set()
@@ -70,7 +67,7 @@ def test_windows_cover_every_token_of_the_paragraph(
     assert all(w.first_token + w.num_tokens < len(context.ids) for w in windows[:-1])
 
 
-def test_a_stride_that_would_jump_over_tokens_is_refused(tokenizer: Tokenizer, context: EncodedContext) -> None:
+def test_a_stride_that_would_jump_over_tokens_is_refused(tokenizer, context):
     with pytest.raises(ConfigError, match=r"`task\.doc_stride` 10 is more than the 9 tokens"):
         build_windows(0, [300, 301], context, tokenizer, sequence_length=14, doc_stride=10)
 
@@ -86,13 +83,13 @@ def test_a_stride_that_would_jump_over_tokens_is_refused(tokenizer: Tokenizer, c
         (None, (0, 0)),
     ],
 )
-def test_an_answer_is_the_target_of_the_windows_that_hold_it_whole(span: Any, target: tuple[int, int]) -> None:
+def test_an_answer_is_the_target_of_the_windows_that_hold_it_whole(span, target):
     window = Window(0, np.zeros(13, dtype=np.int64), context_start=4, first_token=10, num_tokens=8)
     assert window.target(span) == target
 
 
 @pytest.mark.parametrize(("num_tokens", "longest"), [(1, 1), (5, 2), (7, 30), (9, 4), (0, 3)])
-def test_the_best_span_is_the_best_of_all_pairs(num_tokens: int, longest: int) -> None:
+def test_the_best_span_is_the_best_of_all_pairs(num_tokens, longest):
     window = Window(0, np.zeros(num_tokens + 5, dtype=np.int64), context_start=4, first_token=20, num_tokens=num_tokens)
     logits = np.random.default_rng(num_tokens).normal(size=(num_tokens + 5, 2))
     logits[:4] += 100  # the question, and beyond the paragraph
@@ -106,7 +103,7 @@ def test_the_best_span_is_the_best_of_all_pairs(num_tokens: int, longest: int) -
     assert best_span(window, logits, max_answer_tokens=longest) == expected
 
 
-def test_no_answer_begins_or_ends_at_a_blank(tokenizer: Tokenizer) -> None:
+def test_no_answer_begins_or_ends_at_a_blank(tokenizer):
     context = EncodedContext.encode("oil      was", tokenizer)
     (window,) = build_windows(0, [300], context, tokenizer, sequence_length=60, doc_stride=4)
     logits = np.zeros((len(window.token_ids), 2))
@@ -118,9 +115,7 @@ def test_no_answer_begins_or_ends_at_a_blank(tokenizer: Tokenizer) -> None:
     assert text
 
 
-def test_the_best_window_answers_and_the_null_score_is_the_smallest(
-    tokenizer: Tokenizer, context: EncodedContext
-) -> None:
+def test_the_best_window_answers_and_the_null_score_is_the_smallest(tokenizer, context):
     room = 12
     windows = build_windows(0, [300], context, tokenizer, sequence_length=room + 4, doc_stride=6)
     token = 8  # in the first window and in the second one
