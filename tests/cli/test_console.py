@@ -85,23 +85,22 @@ def terminal() -> tuple[TerminalProgress, io.StringIO]:
     return TerminalProgress(SafeConsole(file=stream, force_terminal=True, width=80, color_system=None)), stream
 
 
-def test_a_bar_shows_count_fields_and_end_within_eighty_columns():
+@pytest.mark.parametrize(
+    ("label", "total", "fields", "end"),
+    [
+        ("train", 1500, {"loss": "2.250", "speed": "12,345 tokens/s"}, "1,500/1,500, loss 2.250, 12,345 tokens/s"),
+        # bytes of a file are a share, and its rows are counted once
+        ("tokenising", 200, {"rows": "30", "rate": "70 rows/s"}, "━ 100 %, rows 30, 70 rows/s"),
+    ],
+)
+def test_a_bar_shows_count_fields_and_end_within_eighty_columns(label, total, fields, end):
     progress, stream = terminal()
-    with progress.bar("train", 1500) as bar:
-        bar.update(1200, loss="2.310", speed="12,345 tokens/s")
-        bar.update(1500, loss="2.250", speed="12,345 tokens/s")
-    last = stream.getvalue().rpartition("train ━")[2].splitlines()[0]
-    assert last.endswith("1,500/1,500, loss 2.250, 12,345 tokens/s, 0:00:00 in all")
+    with progress.bar(label, total) as bar:
+        bar.update(total // 4, **dict.fromkeys(fields, "7"))
+        bar.update(total, **fields)
+    last = stream.getvalue().rpartition(f"{label} ━")[2].splitlines()[0]
+    assert last.endswith(f"{end}, 0:00:00 in all")
     assert max(map(len, stream.getvalue().replace("\r", "\n").splitlines())) <= 80 + len("\x1b[2K")
-
-
-def test_bytes_of_a_file_are_a_share_and_its_rows_are_counted_once():
-    progress, stream = terminal()
-    with progress.bar("tokenising", 200) as bar:
-        bar.update(50, rows="7", rate="70 rows/s")
-        bar.update(200, rows="30", rate="70 rows/s")
-    last = stream.getvalue().rpartition("tokenising ━")[2].splitlines()[0]
-    assert last.endswith("━ 100 %, rows 30, 70 rows/s, 0:00:00 in all")
 
 
 def test_sentences_are_broken_between_words(capsys, monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 import exlm_cli
 from exlm_cli.cli.app import main
 from exlm_cli.errors import CheckpointError
+from exlm_cli.export.folder import Comparison
 from exlm_cli.export.hub import copy_run, push_run
 from exlm_cli.export.source import finetuned_source, pretrained_source
 from exlm_cli.finetune.model import load_finetuned
@@ -51,9 +52,13 @@ def everything_under(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
-def test_a_pushed_run_is_read_back(hub, run_folder, capsys):
-    """The same DAG as of the run itself, and without a network from then on. A second push replaces the first."""
+def test_a_pushed_run_is_read_back(hub, run_folder, capsys, monkeypatch):
+    """The same DAG as of the run itself, and without a network from then on. A second push replaces the first.
+
+    `test_export.py` compares the exported model with the run, in a process that takes seconds.
+    """
     pytest.importorskip("transformers")
+    monkeypatch.setattr("exlm_cli.export.folder.compare_outputs", lambda *_: Comparison(1, 0.0, 1.0))
     hub.commit("me/text", {"run/old.json": b"{}", "notes.txt": b"mine"})
     result = result_of(capsys, "push", "T", "me/text", "--private", "--license", "mit")
     assert result["url"] == f"{hub.url}/me/text"

@@ -29,39 +29,20 @@ FIGURE_5 = [1.62, 2.78, 3.95, 5.79, 7.26, 1.37, 2.30, 3.44, 5.48, 1.23, 1.77, 3.
 
 # our labels by the rows of each table
 ROWS: dict[str, tuple[PaperTable, dict[str, str]]] = {
-    "table-2": (
-        TABLE_2,
-        {
-            "ExLM w/o 2D RoPE": "exlm-no-2d-rope",
-            "ExLM w/o Transitions": "exlm-no-transitions",
-            "Vanilla MLM": "mlm",
-            "Vanilla MLM++": "mlm-plus-plus",
-            "ExLM": "exlm",
-        },
-    ),
-    "table-4": (
-        TABLE_4,
-        {
-            "15% Vanilla MLM": "mlm",
-            "15% ExLM-k=2": "exlm-k2",
-            "15% ExLM-k=4": "exlm",
-            "15% ExLM-k=8": "exlm-k8",
-            "38.7% Vanilla MLM": "mlm-p38.7",
-            "38.7% ExLM-k=2": "exlm-k2-p38.7",
-            "38.7% ExLM-k=4": "exlm-k4-p38.7",
-            "38.7% ExLM-k=8": "exlm-k8-p38.7",
-        },
-    ),
-    "table-13": (
-        TABLE_13,
-        {
-            "ExLM w/o Transitions": "exlm-no-transitions",
-            "ExLM w/ Sparse DAG": "exlm-sparse-dag",
-            "Vanilla MLM": "mlm",
-            "ExLM": "exlm",
-        },
-    ),
-}
+    "table-2": (TABLE_2, {
+        "ExLM w/o 2D RoPE": "exlm-no-2d-rope", "ExLM w/o Transitions": "exlm-no-transitions", "Vanilla MLM": "mlm",
+        "Vanilla MLM++": "mlm-plus-plus", "ExLM": "exlm",
+    }),
+    "table-4": (TABLE_4, {
+        "15% Vanilla MLM": "mlm", "15% ExLM-k=2": "exlm-k2", "15% ExLM-k=4": "exlm", "15% ExLM-k=8": "exlm-k8",
+        "38.7% Vanilla MLM": "mlm-p38.7", "38.7% ExLM-k=2": "exlm-k2-p38.7", "38.7% ExLM-k=4": "exlm-k4-p38.7",
+        "38.7% ExLM-k=8": "exlm-k8-p38.7",
+    }),
+    "table-13": (TABLE_13, {
+        "ExLM w/o Transitions": "exlm-no-transitions", "ExLM w/ Sparse DAG": "exlm-sparse-dag", "Vanilla MLM": "mlm",
+        "ExLM": "exlm",
+    }),
+}  # fmt: skip
 
 
 def grid_results(seeds: tuple[int, ...] = (1,), *, has_task: bool = True) -> list[RepeatMlmResult]:
