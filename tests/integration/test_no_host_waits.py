@@ -17,7 +17,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from exlm_cli.config.finetune import FinetuneModelConfig
 from exlm_cli.data import IntArray
-from exlm_cli.data.batch import Batch
+from exlm_cli.data.batch import Batch, pack
 from exlm_cli.data.sampler import EpochPlan
 from exlm_cli.finetune.batch import TaskBatch, collate
 from exlm_cli.finetune.trainer import task_losses
@@ -62,6 +62,44 @@ def test_a_step_runs_on_tensors_without_data(sections, lengths):
     assert losses.shape == (3,)
     _counted_loss(losses).backward()
     assert all(p.grad is not None and p.grad.shape == p.shape for p in model.parameters())
+
+
+PACKED: list[dict[str, Any]] = [
+    {"objective": "mlm", "model": {}},
+    {"model": {"mask_attention": "all"}},
+    {"model": {"mask_attention": "first"}},
+]
+
+
+def _packed_batch(recipe: Any, lengths: tuple[int, ...]) -> Batch:
+    hides_further_states = recipe.model.mask_attention == "first"
+    return pack(tiny_batch(recipe, lengths), hides_further_states=hides_further_states).to(torch.device("meta"))
+
+
+@pytest.mark.parametrize("sections", PACKED)
+def test_a_step_without_padding_runs_on_tensors_without_data(sections: dict[str, Any]) -> None:
+    """With the kernel of torch for sequences of different lengths, which has an implementation without data."""
+    model, objective, recipe = _setup("torch", {**sections, "model": {**sections["model"], "attention_dropout": 0.0}})
+    model = model.to("meta")
+    _counted_loss(objective.sequence_nll(model, _packed_batch(recipe, (9, 4, 12)))).backward()
+    assert all(p.grad is not None and p.grad.shape == p.shape for p in model.parameters())
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("sections", PACKED)
+def test_a_step_without_padding_is_one_graph_for_batches_of_any_size(sections: dict[str, Any]) -> None:
+    """Traced without data: the reference of a CPU cuts sequences apart and so reads their lengths.
+
+    In the first batch no two axes have the same size by chance, which the compiler would take for one symbol.
+    """
+    model, objective, recipe = _setup("torch", {**sections, "model": {**sections["model"], "attention_dropout": 0.0}})
+    model = model.to("meta")
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(objective.sequence_nll, fullgraph=True, dynamic=True, backend=counter)
+    for lengths in ((38, 2, 8, 9, 10), (9, 4, 12), (12, 13)):
+        _counted_loss(compiled(model, _packed_batch(recipe, lengths))).backward()
+    assert counter.frame_count == 1
 
 
 class _WithoutData:

@@ -1,16 +1,16 @@
 """Batches: masked sequences whose [MASK]s are expanded into k states, with 2D positions and DAG nodes (section 4.2).
 
 Axes: B sequences, L tokens before expansion, X expanded positions, S DAG nodes, T targets, N inner nodes and M masks or
-targets of all sequences.
+targets of all sequences, P positions of all sequences without padding.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Int32, Int64
 from torch import Tensor
 
 from exlm_cli.config.sections import Objective
@@ -39,6 +39,24 @@ class MaskedSequences:
     sample_index: IntArray
 
 
+class Packing(NamedTuple):
+    """Order of the positions of a batch in one row without padding: context first, then further states of masks.
+
+    With `model.mask_attention: first` the states of a mask beyond the first are further states; else there are none.
+
+    Attributes:
+        source: Where each packed position is in a flat (B * X).
+        row: Place of each position among the packed ones; 0 for padding.
+        cu_lengths: Sequence b has packed positions `cu_lengths[b]` to `cu_lengths[b + 1] - 1` of the context.
+        further_place: Where each further state is in a flat (B * most further states of a sequence).
+    """
+
+    source: Int64[Tensor, " P"]
+    row: Int64[Tensor, "B X"]
+    cu_lengths: Int32[Tensor, " B+1"]
+    further_place: Int64[Tensor, " further"]
+
+
 @dataclass(frozen=True)
 class Batch:
     """Masked, expanded and padded sequences; the same layout for ExLM and for MLM (where k = 1).
@@ -60,6 +78,7 @@ class Batch:
         is_padded: Whether any sequence has [PAD], known to the host.
         is_even: Whether all sequences have as many tokens and as many masks, at least one; known to the host.
         num_tokens: Tokens before expansion, with [CLS] and [SEP], known to the host.
+        packing: Its order without padding, for an encoder that is to run so.
     """
 
     token_ids: Int64[Tensor, "B X"]
@@ -77,6 +96,7 @@ class Batch:
     is_padded: bool
     is_even: bool
     num_tokens: int
+    packing: Packing | None = None
 
     def to(self, device: torch.device) -> Self:
         """Return the same batch on `device`."""
@@ -90,7 +110,8 @@ class Batch:
         changed: dict[str, Any] = {
             f.name: change(tensor) for f in fields(self) if isinstance(tensor := getattr(self, f.name), Tensor)
         }
-        return replace(self, **changed)
+        packing = None if self.packing is None else Packing(*map(change, self.packing))
+        return replace(self, packing=packing, **changed)
 
 
 def expand(masked: MaskedSequences, num_states_per_mask: int, objective: Objective, *, pad_id: int) -> Batch:
@@ -164,6 +185,25 @@ def expand(masked: MaskedSequences, num_states_per_mask: int, objective: Objecti
         is_even=not is_padded and max_masks > 0 and int(target_lengths.min()) == max_masks,
         num_tokens=int(masked.lengths.sum()),
     )
+
+
+def pack(batch: Batch, *, hides_further_states: bool) -> Batch:
+    """Return a batch on the CPU with its `packing`; `hides_further_states` is that of the model."""
+    num_sequences, longest = batch.token_ids.shape
+    is_further_BX = (batch.positions[..., 1].numpy() > 1) & hides_further_states
+    is_context_BX = (np.arange(longest) < batch.lengths.numpy()[:, None]) & ~is_further_BX
+    source = np.concatenate([np.flatnonzero(is_context_BX), np.flatnonzero(is_further_BX)])
+    row = np.zeros(num_sequences * longest, dtype=np.int64)
+    row[source] = np.arange(len(source))
+    num_further_B = is_further_BX.sum(1)
+    shifts_B = np.arange(num_sequences) * num_further_B.max() - (np.cumsum(num_further_B) - num_further_B)
+    packing = Packing(
+        torch.from_numpy(source),
+        torch.from_numpy(row).view(num_sequences, longest),
+        torch.from_numpy(np.append(0, np.cumsum(is_context_BX.sum(1))).astype(np.int32)),
+        torch.from_numpy(np.arange(num_further_B.sum()) + np.repeat(shifts_B, num_further_B)),
+    )
+    return replace(batch, packing=packing)
 
 
 def batch_from_masked_ids(

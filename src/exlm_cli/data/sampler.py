@@ -15,7 +15,7 @@ import torch
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data import IntArray
-from exlm_cli.data.batch import Batch, expand
+from exlm_cli.data.batch import Batch, expand, pack
 from exlm_cli.data.corpus.shards import TokenDataset
 from exlm_cli.data.masking import Masker, Sequences, SpecialTokens
 
@@ -183,12 +183,14 @@ class Feed:
     Attributes:
         recipe: Its masking, seed and objective apply.
         epoch: Selects the masks.
+        packs: Whether batches with padding also have their order without it.
     """
 
     dataset: TokenDataset
     recipe: PretrainRecipe
     special: SpecialTokens
     epoch: int
+    packs: bool = False
 
     def microbatches(self, indices: IntArray, device: torch.device) -> Iterator[Batch]:
         """Return the batches of one step on a device; start preparing the first one now.
@@ -215,7 +217,10 @@ class Feed:
         """Return one batch of (B,) sequences, on the CPU."""
         masked = self._masker.mask(self._read(indices))
         recipe = self.recipe
-        return expand(masked, recipe.masking.num_states_per_mask, recipe.objective, pad_id=self.special.pad)
+        batch = expand(masked, recipe.masking.num_states_per_mask, recipe.objective, pad_id=self.special.pad)
+        if not self.packs or not batch.is_padded:
+            return batch
+        return pack(batch, hides_further_states=recipe.model.mask_attention == "first")
 
     @property
     def _masker(self) -> Masker:

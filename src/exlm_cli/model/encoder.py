@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from exlm_cli.config.sections import ModelConfig
+from exlm_cli.data.batch import Packing
 from exlm_cli.model.positions import RotaryPositions
 from exlm_cli.ops.rotary import Rotation, rotate
+from exlm_cli.ops.varlen_attention import varlen_attention
 
 
 class EncoderBlock(nn.Module):
@@ -34,14 +36,23 @@ class EncoderBlock(nn.Module):
         self.activation_dropout = nn.Dropout(config.activation_dropout)
 
     def forward(
-        self, x_BLD: Tensor, rotation: Rotation | None, attend: Tensor | None, num_context: int | None
+        self,
+        x_BLD: Tensor,
+        rotation: Rotation | None,
+        attend: Tensor | None,
+        num_context: int | None,
+        packing: Packing | None,
     ) -> Tensor:
-        """Apply the block; `attend` and `num_context` are those of `attention`."""
+        """Apply the block; `attend` and `num_context` are those of `attention`, or of `packed_attention`."""
         q, k, v = self.qkv(self.attention_norm(x_BLD)).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         attention_dropout = self.attention_dropout if self.training else 0.0
-        mixed_BNLH = attention(q, k, v, attend, num_context, attention_dropout)
+        mixed_BNLH = (
+            attention(q, k, v, attend, num_context, attention_dropout)
+            if packing is None
+            else packed_attention(q, k, v, attend, packing, attention_dropout)
+        )
         x_BLD = x_BLD + self.dropout(self.attention_out(mixed_BNLH.transpose(1, 2).flatten(2)))
         widened = self.activation_dropout(F.gelu(self.ffn_in(self.ffn_norm(x_BLD))))
         return cast(Tensor, x_BLD + self.dropout(self.ffn_out(widened)))
@@ -66,6 +77,39 @@ def attention(
     of_context = attend_to(q_BNLH[:, :, context], k_BNLH[:, :, context], v_BNLH[:, :, context])
     of_further = attend_to(q_BNLH[:, :, further], k_BNLH, v_BNLH, attn_mask=attend)
     return torch.cat([of_context, of_further], dim=2)
+
+
+def packed_attention(
+    q_1NPH: Tensor, k_1NPH: Tensor, v_1NPH: Tensor, attend: Tensor | None, packing: Packing, dropout: float
+) -> Tensor:
+    """Return the (1, N, P, H) values that each query of all sequences reads.
+
+    Args:
+        q_1NPH, k_1NPH, v_1NPH: Queries, keys and values in the order of `packing`.
+        attend: (B, 1, F, X) True where one of F further states sees a position; None where there are none.
+        packing: Where the positions are.
+        dropout: Probability of dropping a weight.
+    """
+    q, k, v = (heads[0].transpose(0, 1) for heads in (q_1NPH, k_1NPH, v_1NPH))
+    context = slice(len(packing.source) - len(packing.further_place))
+    max_length = packing.row.shape[1]
+    mixed = varlen_attention(q[context], k[context], v[context], packing.cu_lengths, max_length, dropout)
+    if attend is not None:
+        num_sequences, _, num_further, _ = attend.shape
+        further = q.new_zeros((num_sequences * num_further, *q.shape[1:]))
+        further = further.index_put((packing.further_place,), q[context.stop :])
+        keys, values = (unpacked(rows, packing).transpose(1, 2) for rows in (k, v))
+        queries = further.unflatten(0, (num_sequences, num_further)).transpose(1, 2)
+        of_further = F.scaled_dot_product_attention(queries, keys, values, attn_mask=attend, dropout_p=dropout)
+        of_further = of_further.transpose(1, 2).flatten(0, 1).index_select(0, packing.further_place)
+        mixed = torch.cat([mixed, of_further])
+    return mixed.transpose(0, 1)[None]
+
+
+def unpacked(rows: Float[Tensor, "P ..."], packing: Packing) -> Float[Tensor, "B X ..."]:
+    """Return the rows of a batch without padding at their positions; padding gets the first row."""
+    at_positions: Tensor = rows.index_select(0, packing.row.flatten()).unflatten(0, packing.row.shape)
+    return at_positions
 
 
 class Encoder(nn.Module):
@@ -93,10 +137,11 @@ class Encoder(nn.Module):
         self,
         embedded: Float[Tensor, "B L D"],
         positions: Int64[Tensor, "B L 2"],
-        visible: Bool[Tensor, "#B q L"] | None,
+        visible: Bool[Tensor, "b q l"] | None,
         *,
         expanded_index: Int64[Tensor, "#B L"] | None = None,
         num_context: int | None = None,
+        packing: Packing | None = None,
     ) -> Float[Tensor, "B L D"]:
         """Return the contextual state of every position.
 
@@ -107,6 +152,8 @@ class Encoder(nn.Module):
                 the fastest attention.
             expanded_index: Index of every position in its expanded sequence; None: they are in order.
             num_context: The first so many positions see each other alone, and `visible` is that of the others.
+            packing: Order of the positions of all sequences, which are here as one sequence; `visible` is then that of
+                their further states, (sequences, further states, positions), and None where there are none.
         """
         if expanded_index is None:
             expanded_index = torch.arange(embedded.shape[1], device=embedded.device)[None]
@@ -116,10 +163,10 @@ class Encoder(nn.Module):
         if self.rotation_of is not None:
             rotation = self.rotation_of(positions[..., 0], positions[..., 1], expanded_index)
         attend = None if visible is None else visible[:, None]
-        x_BLD = self.dropout(embedded)
+        x_BLD, layout = self.dropout(embedded), (rotation, attend, num_context, packing)
         for block in self.blocks:
             if self.recomputes and self.training:
-                x_BLD = cast(Tensor, checkpoint(block, x_BLD, rotation, attend, num_context, use_reentrant=False))
+                x_BLD = cast(Tensor, checkpoint(block, x_BLD, *layout, use_reentrant=False))
             else:
-                x_BLD = block(x_BLD, rotation, attend, num_context)
+                x_BLD = block(x_BLD, *layout)
         return cast(Tensor, self.final_norm(x_BLD))

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import ModelConfig
-from exlm_cli.data.batch import Batch
-from exlm_cli.model.encoder import Encoder
-from exlm_cli.model.positions import context_first, visible_positions
+from exlm_cli.data.batch import Batch, Packing
+from exlm_cli.model.encoder import Encoder, unpacked
+from exlm_cli.model.positions import context_first, visible_positions, visible_to_further
 from exlm_cli.model.transition import TransitionHead
 from exlm_cli.ops.emissions import TokenStatistics, token_log_probs, token_statistics
 
@@ -103,6 +103,8 @@ class ExlmModel(nn.Module):
 
     def _encode(self, batch: Batch) -> tuple[Float[Tensor, "B L D"], Int64[Tensor, "B L"] | None]:
         """Return the state at every place, and the place of each position; None where they are in order."""
+        if batch.packing is not None:
+            return self._encode_packed(batch, batch.packing), None
         if self.hides_further_states and batch.is_even:
             order_BL, place_BL, num_context, visible = context_first(batch, self.num_states_per_mask)
             positions_BL2 = _gathered(batch.positions, order_BL)
@@ -113,6 +115,21 @@ class ExlmModel(nn.Module):
             return hidden_BLD, place_BL
         seen = visible_positions(batch, hides_further_states=self.hides_further_states)
         return self.encoder(self._embed(batch.token_ids, batch.positions), batch.positions, seen), None
+
+    def _encode_packed(self, batch: Batch, packing: Packing) -> Float[Tensor, "B L D"]:
+        """Return the state of every position of sequences that run without padding."""
+        token_ids_1P = batch.token_ids.flatten()[packing.source][None]
+        positions_1P2 = batch.positions.flatten(0, 1)[packing.source][None]
+        expanded_index_1P = (packing.source % batch.token_ids.shape[1])[None]
+        visible = visible_to_further(batch, self.num_states_per_mask) if self.hides_further_states else None
+        hidden_1PD = self.encoder(
+            self._embed(token_ids_1P, positions_1P2),
+            positions_1P2,
+            visible,
+            expanded_index=expanded_index_1P,
+            packing=packing,
+        )
+        return unpacked(hidden_1PD[0], packing)
 
     def _embed(self, token_ids_BL: Tensor, positions_BL2: Tensor) -> Float[Tensor, "B L D"]:
         embedded: Tensor = self.token_embedding(token_ids_BL)

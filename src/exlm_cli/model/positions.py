@@ -73,6 +73,18 @@ def visible_positions(batch: Batch, *, hides_further_states: bool) -> Bool[Tenso
     return visible_BXX if is_token is None else visible_BXX & is_token
 
 
+def visible_to_further(batch: Batch, num_states_per_mask: int) -> Bool[Tensor, "B F X"]:
+    """Return which of X positions each of F further states of a sequence sees, as `visible_positions` does."""
+    k = num_states_per_mask
+    index_BF = batch.node_index[:, 1:-1].unflatten(1, (-1, k))[..., 1:].flatten(1)
+    token_BX, clone_BX = batch.positions.unbind(-1)
+    token_BF = token_BX.gather(1, index_BF)
+    is_own_BFX = (token_BF[:, :, None] == token_BX[:, None, :]) & (clone_BX > 1)[:, None, :]
+    is_token_BX = torch.arange(token_BX.shape[1], device=token_BX.device) < batch.lengths[:, None]
+    visible: Tensor = ((clone_BX <= 1)[:, None, :] | is_own_BFX) & is_token_BX[:, None, :]
+    return visible
+
+
 class ContextFirst(NamedTuple):
     """Order of the positions in which those that all read come first, and the further states of each mask after them.
 

@@ -34,6 +34,7 @@ from exlm_cli.format import format_parameters, format_percent
 from exlm_cli.launch import read_launch
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.alignment import choose_backend
+from exlm_cli.ops.varlen_attention import has_varlen_kernel
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import MetricsLog, create_run_dir, end_beginning, read_run_json, update_run_json
 from exlm_cli.train.checkpoint import checkpoint_paths, load_state, newest_good_checkpoint, remove_unfinished
@@ -98,6 +99,9 @@ class PretrainTask:
         model: On `device`; FSDP replaces its parameters by shares of them.
         device: Where batches go.
         ranks: Those that train together.
+
+    Attributes:
+        packs: Whether sequences of different lengths run without padding.
     """
 
     def __init__(
@@ -113,6 +117,9 @@ class PretrainTask:
         self.special = special_tokens(data.tokenizer)
         self.objective = Objective(data.tokenizer.unk_id, recipe.masking.num_repeats, recipe.train.alignment_backend)
         self.autocast_dtype = autocast_dtype(recipe.train, device)
+        config = recipe.model
+        head_width = config.width // config.num_heads
+        self.packs = has_varlen_kernel(device, self.autocast_dtype, head_width, config.attention_dropout)
         model.encoder.recomputes = recipe.train.gradient_checkpointing
         self.strategy = choose_strategy(recipe.train, ranks, sum(p.numel() for p in model.parameters()))
         module = PretrainModule(model, self.objective)
@@ -193,7 +200,7 @@ class PretrainTask:
         return share
 
     def _batches(self, dataset: TokenDataset, indices: IntArray, epoch: int) -> Iterator[Batch]:
-        return Feed(dataset, self.recipe, self.special, epoch).microbatches(indices, self.device)
+        return Feed(dataset, self.recipe, self.special, epoch, self.packs).microbatches(indices, self.device)
 
 
 def run_pretraining(

@@ -170,6 +170,18 @@ def test_lengths_counted_block_by_block_are_those_counted_at_once(dataset, monke
     assert feed.expanded_lengths(indices[:0]).tolist() == []
 
 
+@pytest.mark.parametrize(("microbatch_tokens", "are_padded"), [(64, False), (200, True)])
+def test_only_batches_with_padding_are_packed(dataset, microbatch_tokens, are_padded):
+    """Their packed positions are the real ones, each once."""
+    feed = Feed(dataset, tiny_recipe(train={"microbatch_tokens": microbatch_tokens}), SPECIAL, epoch=0, packs=True)
+    for batch in feed.microbatches(np.arange(300 if microbatch_tokens == 64 else 60), CPU):
+        assert batch.is_padded == are_padded
+        assert (batch.packing is not None) == are_padded
+        if batch.packing is not None:
+            is_real = torch.arange(batch.token_ids.shape[1]) < batch.lengths[:, None]
+            assert sorted(batch.packing.source.tolist()) == is_real.flatten().nonzero()[:, 0].tolist()
+
+
 def test_the_epoch_changes_the_masks_and_nothing_else(dataset):
     indices = np.arange(50)
     first, second = (Feed(dataset, tiny_recipe(), SPECIAL, epoch).batch(indices) for epoch in (0, 1))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from exlm_cli.config.describe import count_parameters
-from exlm_cli.data.batch import Batch
+from exlm_cli.data.batch import Batch, pack
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.model.positions import visible_positions
 from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
@@ -126,7 +126,7 @@ def _row(batch, b: int):
     row = {
         f.name: getattr(batch, f.name)[b : b + 1]
         for f in fields(batch)
-        if f.name not in (*flat, "is_padded", "is_even", "num_tokens")
+        if f.name not in (*flat, "is_padded", "is_even", "num_tokens", "packing")
     }
     cut = {name: tensor[:, : sizes[name]] if name in sizes else tensor for name, tensor in row.items()}
     return Batch(**cut, **flat, is_padded=False, is_even=targets > 0, num_tokens=0)
@@ -175,3 +175,38 @@ def test_weights_start_as_bert_does_and_clone_vectors_with_their_own_spread():
     for weights, std in ((torch.cat(matrices), 0.02), (model.clone_embedding.weight.detach().flatten(), 1.0)):
         assert abs(float(weights.std()) - std) < 5 * std / (2 * len(weights)) ** 0.5
     assert all(p.eq(0).all() for n, p in model.named_parameters() if n.endswith("bias"))
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"objective": "mlm"},
+        {"objective": "mlm", "model": {"rope": "none", "learned_positions": True}},
+        {"model": {"mask_attention": "all"}},
+        {"model": {"mask_attention": "first", "rope": "1d"}},
+        {"model": {"mask_attention": "first", "clone_embedding": "input"}, "masking": {"num_states_per_mask": 2}},
+    ],
+)
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_sequences_without_padding_have_the_states_and_gradients_of_padded_ones(sections, recomputes):
+    """The padded path with its masks is the definition; float64."""
+    recipe = tiny_recipe(
+        **{**sections, "model": {"dropout": 0.0, "attention_dropout": 0.0, **sections.get("model", {})}}
+    )
+    torch.manual_seed(0)
+    model = ExlmModel(recipe, SPECIAL.vocab_size).double()
+    model.encoder.recomputes = recomputes
+    padded = tiny_batch(recipe, (9, 4, 12, 3))
+    assert padded.is_padded
+    packed = pack(padded, hides_further_states=recipe.model.mask_attention == "first")
+    assert packed.packing is not None
+    assert len(packed.packing.source) == int(padded.lengths.sum())
+    states, gradients = [], []
+    for batch in (padded, packed):
+        model.zero_grad()
+        states.append(model.node_states(batch).states)
+        (states[-1] * torch.arange(states[-1].numel()).view_as(states[-1]).sin()).sum().backward()
+        gradients.append([p.grad for p in model.encoder.parameters() if p.grad is not None])
+    torch.testing.assert_close(states[1], states[0])
+    for mine, theirs in zip(gradients[1], gradients[0], strict=True):
+        torch.testing.assert_close(mine, theirs)

@@ -17,6 +17,7 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import CheckpointError, CollapsedError, ConfigError
 from exlm_cli.format import format_percent
 from exlm_cli.run_dir import read_metrics, read_run_json, update_run_json
+from exlm_cli.train import pretrain
 from exlm_cli.train.pretrain import resume_pretraining, run_pretraining, validation_indices
 from exlm_cli.train.pretrained import load_pretrained, pick_device
 from tests.recorder import Recorder
@@ -36,6 +37,19 @@ def _losses(run: Path) -> list[float]:
 @pytest.fixture(scope="module")
 def run(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_pretraining(_recipe(cache), out=tmp_path_factory.mktemp("run") / "run").run_dir
+
+
+@pytest.mark.parametrize("attention", ["all", "first"])
+def test_a_run_without_padding_has_the_losses_of_a_padded_one(cache, tmp_path, monkeypatch, attention):
+    """Training and validation, on the reference of a CPU, without dropout."""
+    model = {"mask_attention": attention, "dropout": 0.0, "attention_dropout": 0.0}
+    recipe = _recipe(cache, model=model, train={"microbatch_tokens": 200})
+    losses = []
+    for packs in (False, True):
+        monkeypatch.setattr(pretrain, "has_varlen_kernel", lambda *_, packs=packs: packs)
+        run = run_pretraining(recipe, out=tmp_path / f"packs-{packs}").run_dir
+        losses.append([row["loss"] for row in read_metrics(run / "metrics.jsonl")])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 @pytest.fixture

@@ -1,0 +1,64 @@
+"""Attention within sequences that lie one after the other in one tensor, without padding.
+
+Axes: P rows of all sequences, N attention heads, H head width, B sequences.
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int32
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+flash_attn_varlen_func: Callable[..., Tensor] | None = (
+    importlib.import_module("flash_attn").flash_attn_varlen_func if importlib.util.find_spec("flash_attn") else None
+)
+
+
+def has_varlen_kernel(device: torch.device, dtype: torch.dtype | None, head_width: int, dropout: float) -> bool:
+    """Return whether a device has a kernel for `varlen_attention`: flash_attn's, or without dropout torch's own.
+
+    Args:
+        device: Both need CUDA and compute capability 8.
+        dtype: Of autocast; None: float32, which neither has.
+        head_width: H, of which both take multiples of 8 up to 256.
+        dropout: Probability of dropping a weight in training.
+    """
+    if device.type != "cuda" or dtype is None or head_width % 8 or head_width > 256:
+        return False
+    is_new_enough = torch.cuda.get_device_capability(device) >= (8, 0)
+    return is_new_enough and (flash_attn_varlen_func is not None or dropout == 0)
+
+
+def varlen_attention(
+    q: Float[Tensor, "P N H"],
+    k: Float[Tensor, "P N H"],
+    v: Float[Tensor, "P N H"],
+    cu_lengths: Int32[Tensor, " B+1"],
+    max_length: int,
+    dropout: float,
+) -> Float[Tensor, "P N H"]:
+    """Return what each row reads from the rows of its own sequence.
+
+    flash_attn's kernel where it is installed, else torch's; on a CPU `scaled_dot_product_attention`, sequence by
+    sequence, which is the reference.
+
+    Args:
+        q, k, v: Queries, keys and values.
+        cu_lengths: Sequence b has rows `cu_lengths[b]` to `cu_lengths[b + 1] - 1`.
+        max_length: Rows of a sequence, at most.
+        dropout: Probability of dropping a weight.
+    """
+    if q.device.type == "cpu":
+        lengths = cu_lengths.diff().tolist()
+        sequences = zip(*(rows.transpose(0, 1).split(lengths, dim=1) for rows in (q, k, v)), strict=True)
+        mixed = [F.scaled_dot_product_attention(q, k, v, dropout_p=dropout) for q, k, v in sequences]
+        return torch.cat(mixed, dim=1).transpose(0, 1)
+    if flash_attn_varlen_func is not None:
+        return flash_attn_varlen_func(q, k, v, cu_lengths, cu_lengths, max_length, max_length, dropout_p=dropout)
+    assert dropout == 0, "`has_varlen_kernel` says that torch's kernel has no dropout"
+    return cast(Tensor, varlen_attn(q, k, v, cu_lengths, cu_lengths, max_length, max_length))

@@ -1,0 +1,50 @@
+"""Attention without padding: sequence by sequence by definition; which devices have a kernel, without such a device."""
+
+import pytest
+import torch
+
+from exlm_cli.ops import varlen_attention as varlen
+from exlm_cli.ops.varlen_attention import has_varlen_kernel, varlen_attention
+
+CUDA, BF16 = torch.device("cuda"), torch.bfloat16
+
+
+def test_each_row_reads_the_rows_of_its_own_sequence():
+    """Softmax of scaled products, written out in float64; one sequence has a single row."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 9, 2, 4, dtype=torch.float64)
+    mixed = varlen_attention(q, k, v, torch.tensor([0, 3, 4, 9], dtype=torch.int32), 5, 0.0)
+    for rows in (slice(0, 3), slice(3, 4), slice(4, 9)):
+        for head in range(2):
+            weights = (q[rows, head] @ k[rows, head].T / 2).softmax(-1)
+            torch.testing.assert_close(mixed[rows, head], weights @ v[rows, head])
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_torch_has_a_kernel_without_dropout_and_flash_attn_one_with_it(monkeypatch, is_installed):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(varlen, "flash_attn_varlen_func", varlen_attention if is_installed else None)
+    assert has_varlen_kernel(CUDA, BF16, 64, 0.0)
+    assert has_varlen_kernel(CUDA, BF16, 64, 0.1) == is_installed
+    assert not has_varlen_kernel(torch.device("cpu"), BF16, 64, 0.0)
+    assert not has_varlen_kernel(CUDA, None, 64, 0.0)
+    assert not has_varlen_kernel(CUDA, BF16, 20, 0.0)
+    assert not has_varlen_kernel(CUDA, BF16, 512, 0.0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert not has_varlen_kernel(CUDA, BF16, 64, 0.0)
+
+
+def test_flash_attn_gets_its_own_arguments(monkeypatch):
+    """As its `flash_attn_varlen_func` names them; on tensors without data, which no kernel reads."""
+    given = []
+
+    def record(*arguments, dropout_p):
+        given.append((*arguments, dropout_p))
+        return arguments[0]
+
+    monkeypatch.setattr(varlen, "flash_attn_varlen_func", record)
+    q, k, v = (torch.empty(9, 2, 8, device="meta") for _ in range(3))
+    cu_lengths = torch.empty(4, dtype=torch.int32, device="meta")
+    varlen_attention(q, k, v, cu_lengths, 5, 0.1)
+    assert [*map(id, given[0][:5])] == [*map(id, (q, k, v, cu_lengths, cu_lengths))]
+    assert given[0][5:] == (5, 5, 0.1)
