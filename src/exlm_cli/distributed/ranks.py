@@ -34,7 +34,7 @@ MEET_LIMIT_S = 5 * 60.0
 """Longest wait for every rank to start."""
 _BEAT_S = 0.5
 _LOST_AFTER_S = 4.0
-"""A rank whose count stands still for so long is lost: it counts twice a second in a thread of its own."""
+"""A rank whose count does not change for so long is lost: it counts twice a second in a thread of its own."""
 _LONGEST_PAUSE_S = 1.0
 _FAILURE = "failure"
 

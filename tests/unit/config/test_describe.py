@@ -66,7 +66,7 @@ def measured_flops(recipe: PretrainRecipe) -> float:
 
 
 def expected_flops(recipe: PretrainRecipe) -> TrainingFlops:
-    """What the closed form says of the same sequences."""
+    """FLOPs by the closed form for the same sequences."""
     masking = recipe.masking
     num_targets = masking.mask_ratio * NUM_TOKENS * masking.num_repeats
     num_positions = 2 + NUM_TOKENS * masking.num_repeats + (masking.num_states_per_mask - 1) * num_targets

@@ -1,4 +1,4 @@
-"""Vectors equal a direct forward pass of each row by itself, whatever else stands in the batch."""
+"""Vectors equal a direct forward pass of each row by itself, whatever else is in the batch."""
 
 from dataclasses import replace
 from pathlib import Path
