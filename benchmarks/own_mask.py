@@ -1,6 +1,7 @@
 """Own-mask share and clone shares of each start of the DAG before training, and a figure of where targets fall.
 
-The head is the real one with Q K' = 0, so that its start alone decides the edges. Everything is exact: emissions are
+The head is the real one with Q K' = 0, so that its start alone decides the edges. `hazard` is none of the program's
+starts: from each node, every later one in turn ends the edge with probability 1/k. Everything is exact: emissions are
 equal, and the posterior is that of the alignment op. The script writes `results/own_mask.csv` and the figure.
 
     python benchmarks/own_mask.py --figure docs/images/start-of-the-dag.png
@@ -44,8 +45,13 @@ _WIDTH = 8
 
 def start_of(start: str, num_masks: int, k: int) -> tuple[Float[Tensor, "1 S S"], Batch]:
     """Return log E of a start at its default strength, and the batch of one sequence of masks that it is for."""
+    num_nodes = num_masks * k + 2
     ids = np.array([[_CLS, *[_MASK] * num_masks, _SEP]])
     batch = batch_from_masked_ids(ids, mask_id=_MASK, pad_id=_PAD, num_states_per_mask=k, objective="exlm")
+    if start == "hazard":
+        skipped = torch.arange(num_nodes) - torch.arange(num_nodes)[:, None] - 1
+        edges = (1 - 1 / k) ** skipped * torch.where(torch.arange(num_nodes) < num_nodes - 1, 1 / k, 1.0)
+        return edges.where(skipped >= 0, 0.0).log()[None], batch
     config = ModelConfig(
         num_layers=1, num_heads=1, width=_WIDTH, ffn_width=_WIDTH, 
         transition=TransitionConfig.model_validate({"start": start}),
@@ -54,7 +60,7 @@ def start_of(start: str, num_masks: int, k: int) -> tuple[Float[Tensor, "1 S S"]
     with torch.no_grad():
         head.query.weight.zero_()
         head.query.bias.zero_()
-        return head(torch.zeros(1, num_masks * k + 2, _WIDTH), batch), batch
+        return head(torch.zeros(1, num_nodes, _WIDTH), batch), batch
 
 
 def state_posterior(start: str, num_masks: int, k: int) -> Float[Tensor, "T T k"]:

@@ -38,7 +38,7 @@ DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
 COMPILED: list[tuple[str, dict[str, Any]]] = [
     ("torch", {"objective": "mlm"}),
     ("torch", {"model": {"rope": "fractional", "transition": {"rope": "nodes", "start": "lanes"}}}),
-    ("native", {"model": {"transition": {"start": "hazard"}}}),
+    ("native", {"model": {"transition": {"rope": "nodes"}}}),
     ("torch", {"model": {"alignment": "independent"}}),
 ]
 

@@ -191,7 +191,7 @@ def _transition_parameters(recipe: PretrainRecipe) -> int:
     positions = transition.max_nodes * model.width if transition.position_features else 0
     feature_width = model.width * (2 if transition.position_features else 1)
     gate = _linear(feature_width, transition.heads) if transition.heads > 1 else 0
-    start = {"formula": 0, "next_mask": 1, "lanes": 2, "hazard": 1}[transition.start] if transition.start_learned else 0
+    start = {"formula": 0, "next_mask": 1, "lanes": 2}[transition.start]
     return positions + 2 * _linear(feature_width, model.width) + gate + start
 
 

@@ -10,7 +10,7 @@ from exlm_cli.config.base import Mark, StrictModel
 Objective = Literal["exlm", "mlm"]
 Alignment = Literal["dag", "sparse_dag", "independent"]
 Share = Annotated[float, Field(ge=0, lt=1)]
-TransitionStart = Literal["formula", "next_mask", "lanes", "hazard"]
+TransitionStart = Literal["formula", "next_mask", "lanes"]
 AlignmentBackend = Literal["auto", "reference", "torch", "native"]
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 
@@ -75,15 +75,14 @@ class TransitionConfig(StrictModel):
     detach_states: bool = Field(
         False, description="Transitions read the states without training the encoder through them; false: the paper's"
     )
-    rope: Literal["none", "nodes", "tokens"] = Field(
+    rope: Literal["none", "nodes"] = Field(
         "none",
         description="Rotary positions on Q and K, as `model.rope` says, or 2d. nodes: of masks, counted from 1; "
-        "tokens: of tokens; none: the paper's formula, whose scores know no places",
+        "none: the paper's formula, whose scores know no places",
     )
     start: TransitionStart = Field(
         "formula",
-        description="Edges before training. formula: all alike; next_mask: to the next mask; lanes: to its same clone; "
-        "hazard: each later node stops the path with probability 1/k",
+        description="Edges before training. formula: all alike; next_mask: to the next mask; lanes: to its same clone",
     )
     start_strength: float = Field(
         4.0,
@@ -91,7 +90,6 @@ class TransitionConfig(StrictModel):
         le=20,
         description="Log-odds of the next mask against all later nodes together, for lanes also of the same clone",
     )
-    start_learned: bool = Field(True, description="Train the numbers of the start; false: they stay as they are")
     balance: float = Field(
         0.0,
         ge=0,
@@ -113,11 +111,8 @@ class ModelConfig(StrictModel):
     activation_dropout: float = Field(0.0, ge=0, lt=1, description="Dropout after the feed-forward activation")
     rope: Literal["2d", "fractional", "1d", "none"] = Field(
         "2d",
-        description="Rotary positions. 2d: of tokens and clones, each in its part of a head; fractional: clones evenly "
+        description="Rotary positions. 2d: of tokens and clones, each in half of a head; fractional: clones evenly "
         "spread around their token; 1d: of the expanded sequence",
-    )
-    rope_clone_share: float = Field(
-        0.5, gt=0, lt=1, description="Share of a head that `rope: 2d` gives to the clone index; 0.5 is the paper's"
     )
     mask_attention: Literal["all", "first"] = Field(
         "all",
@@ -148,16 +143,10 @@ class ModelConfig(StrictModel):
         Raises:
             ValueError: An axis does not come out as an even number, 2 at least.
         """
-        is_2d = self.rotary_scheme == "2d"
-        clone_share = self.rope_clone_share if is_2d else 0.0
-        clone_width = round(head_width * clone_share)
-        widths = (head_width - clone_width, clone_width) if is_2d else (head_width,)
-        if any(width % 2 or width < 2 for width in widths) or not math.isclose(clone_width, head_width * clone_share):
-            share = f" with `model.rope_clone_share` {clone_share:g}" if is_2d else ""
-            raise ValueError(
-                f"`model.rope: {self.rope}`{share} cannot cut {head_width} entries of a head into even parts"
-            )
-        return widths
+        num_axes = 2 if self.rotary_scheme == "2d" else 1
+        if head_width % (2 * num_axes):
+            raise ValueError(f"`model.rope: {self.rope}` cannot cut {head_width} entries of a head into even parts")
+        return (head_width // num_axes,) * num_axes
 
 
 class OptimConfig(StrictModel):

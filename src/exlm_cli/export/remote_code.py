@@ -68,8 +68,7 @@ def network_config(recipe: PretrainRecipe, blank_id: int) -> dict[str, Any]:
         "rotary_scheme": model.rotary_scheme,
         "rope_base": model.rope_base,
         "rotary_widths": {width: model.rotary_widths(width) for width in widths},
-        # a buffer would not be in the file of weights
-        "transition": {**transition.model_dump(), "start_learned": True},
+        "transition": transition.model_dump(),
     }
 
 
@@ -77,6 +76,4 @@ def mask_tensors(model: ExlmModel) -> dict[str, Tensor]:
     """Return the weights of the states and transitions."""
     own = ("transition.", "clone_embedding.")
     tensors = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(own)}
-    if model.transition is not None and len(model.transition.start_scores):
-        tensors["transition.start_scores"] = model.transition.start_scores
     return {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}

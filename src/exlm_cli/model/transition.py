@@ -46,7 +46,7 @@ class TransitionHead(nn.Module):
     One head and nothing else is the paper's formula. The official code trains gated heads and learned node positions
     concatenated to the states; set `transition.heads` and `transition.position_features` for these. Our additions are
     rotary positions on Q and K (`transition.rope`), without which no score depends on the place of a node, and a start
-    (`transition.start`): learned or fixed numbers, added to M, that decide the edges before anything is learned
+    (`transition.start`): learned numbers, added to M, that decide the edges before anything is learned
     (docs/start_of_the_dag.md).
 
     Args:
@@ -67,7 +67,6 @@ class TransitionHead(nn.Module):
         self.start = transition.start
         self.balance = transition.balance
         self.register_buffer("balance_weight", torch.tensor(transition.balance), persistent=False)
-        self.rope = transition.rope
         head_width = config.width // transition.heads
         self.rotation_of = (
             None if transition.rope == "none" else RotaryPositions(config, num_states_per_mask, head_width)
@@ -77,11 +76,9 @@ class TransitionHead(nn.Module):
         self.query = nn.Linear(feature_width, config.width)
         self.key = nn.Linear(feature_width, config.width)
         self.gate = nn.Linear(feature_width, transition.heads) if transition.heads > 1 else None
-        scores = torch.tensor(initial_start_scores(transition, num_states_per_mask))
-        if transition.start_learned and len(scores):
+        scores = torch.tensor(initial_start_scores(transition))
+        if len(scores):
             self.start_scores = nn.Parameter(scores)
-        else:
-            self.register_buffer("start_scores", scores, persistent=False)
 
     def fade_balance(self, share_done: float) -> None:
         """Set the weight of `transition.balance` for a step before which this share of the training is done."""
@@ -118,19 +115,13 @@ class TransitionHead(nn.Module):
             rotation = self._node_rotation(self.rotation_of, batch)
             query, key = rotate(query, rotation), rotate(key, rotation)
         scores_BhSS = query @ key.mT / math.sqrt(query.shape[-1])
-        if self.start == "hazard":
-            is_last = torch.arange(allowed.shape[-1], device=allowed.device) == batch.state_lengths[:, None] - 1
-            return _log_first_stops(scores_BhSS + self.start_scores.float(), allowed[:, None], is_last[:, None, None])
         if self.start != "formula":
             scores_BhSS = scores_BhSS + self._start_bias(allowed, batch)[:, None]
         return _masked_log_softmax(scores_BhSS, allowed[:, None])
 
     def _node_rotation(self, rotation_of: RotaryPositions, batch: Batch) -> Rotation:
-        """Rotate by (ordinal of the mask, clone), BOS before the first mask and EOS after the last, or by tokens."""
+        """Rotate by (ordinal of the mask, clone), BOS before the first mask and EOS after the last."""
         clone_BS = batch.positions[..., 1].gather(1, batch.node_index)
-        if self.rope == "tokens":
-            token_BS = batch.positions[..., 0].gather(1, batch.node_index)
-            return rotation_of(token_BS, clone_BS, batch.node_index)
         order_BS = mask_order(batch.node_mask, batch.state_lengths, self.num_states_per_mask)
         node = torch.arange(order_BS.shape[1], device=order_BS.device)
         return rotation_of(order_BS, clone_BS, node[None])
@@ -147,13 +138,9 @@ class TransitionHead(nn.Module):
         return bias + is_same_lane * scores[1] if self.start == "lanes" else bias
 
 
-def initial_start_scores(transition: TransitionConfig, num_states_per_mask: int) -> list[float]:
-    """Return the numbers of a start: log-odds of the next mask, for lanes also of the same clone; or of a stop."""
-    strength = transition.start_strength
-    if transition.start == "hazard":
-        # the log-odds of 1 / k; those of k = 1 are infinite
-        return [-math.log(num_states_per_mask - 1) if num_states_per_mask > 1 else strength]
-    return {"formula": [], "next_mask": [strength], "lanes": [strength, strength]}[transition.start]
+def initial_start_scores(transition: TransitionConfig) -> list[float]:
+    """Return the numbers of a start: log-odds of the next mask, for lanes also of the same clone."""
+    return [transition.start_strength] * {"formula": 0, "next_mask": 1, "lanes": 2}[transition.start]
 
 
 def mask_order(
@@ -191,14 +178,3 @@ def _masked_log_softmax(scores: Tensor, allowed: Tensor) -> Tensor:
     is_dead_row = ~allowed.any(-1, keepdim=True)
     log_probs = scores.masked_fill(~(allowed | is_dead_row), -math.inf).log_softmax(-1)
     return log_probs.masked_fill(~allowed, -math.inf)
-
-
-def _log_first_stops(scores: Tensor, allowed: Tensor, is_last: Tensor) -> Tensor:
-    """Return log(h_u * product of (1 - h_w) over the allowed w before u), h the sigmoid of a score, 1 at the last node.
-
-    A row walks over its later nodes and stops at each with probability h, so it sums to 1. -inf where not allowed.
-    """
-    log_pass = F.logsigmoid(-scores).masked_fill(~allowed, 0.0)
-    log_passed = F.pad(log_pass.cumsum(-1), (1, -1))
-    log_stop = F.logsigmoid(scores).masked_fill(is_last, 0.0)
-    return (log_passed + log_stop).masked_fill(~allowed, -math.inf)

@@ -286,7 +286,7 @@ def _cure_of_the_path(recipe: PretrainRecipe) -> str:
     missing = []
     if transition.rope == "none":
         missing.append("`model.transition.rope=nodes`")
-    if transition.start in ("formula", "hazard"):
+    if transition.start == "formula":
         missing.append("`model.transition.start=next_mask`")
     return f"start a new run with {' and '.join(missing) or f'a lower `optim.lr` (now {recipe.optim.lr:g})'}"
 

@@ -152,8 +152,7 @@ QUERY_AND_KEY = 2 * (16 * 16 + 16)
         ({"model": {"clone_embedding": "input"}}, QUERY_AND_KEY + 3 * 16),
         ({"model": {"transition": {"start": "lanes"}}}, QUERY_AND_KEY + 2),
         ({"model": {"transition": {"start": "next_mask"}}}, QUERY_AND_KEY + 1),
-        ({"model": {"transition": {"start": "hazard"}}}, QUERY_AND_KEY + 1),
-        ({"model": {"transition": {"start": "lanes", "start_learned": False, "rope": "nodes"}}}, QUERY_AND_KEY),
+        ({"model": {"transition": {"start": "next_mask", "rope": "nodes"}}}, QUERY_AND_KEY + 1),
         ({"model": {"transition": {"heads": 2}}}, QUERY_AND_KEY + (16 * 2 + 2)),
         (
             {"model": {"transition": {"heads": 4, "position_features": True, "max_nodes": 50}}},

@@ -29,11 +29,8 @@ LONGEST = 16 + 2 * NUM_MASKS
         ({"model": {"width": 12}}, "model.rope model.width model.num_heads"),
         ({"model": {"width": 10, "rope": "1d"}}, "model.rope"),
         ({"model": {"width": 10, "rope": "fractional"}}, "model.rope"),
-        ({"model": {"rope_clone_share": 0.3}}, "model.rope model.rope_clone_share"),
-        ({"model": {"rope_clone_share": 0.1}}, "model.rope_clone_share"),
-        ({"model": {"rope_clone_share": 0.375}}, "model.rope_clone_share"),  # three entries of eight
         ({"model": {"transition": {"rope": "nodes", "heads": 8}}}, "model.rope model.width model.transition.heads"),
-        ({"model": {"rope": "none", "learned_positions": True, "transition": {"rope": "tokens", "heads": 8}}},
+        ({"model": {"rope": "none", "learned_positions": True, "transition": {"rope": "nodes", "heads": 8}}},
          "model.transition.heads"),
         ({"model": {"transition": {"heads": 3}}}, "model.transition.heads"),
         ({**MLM, "model": {"clone_embedding": "nodes"}}, "model.clone_embedding objective"),
@@ -74,8 +71,6 @@ def test_an_mlm_expands_nothing():
         {"model": {"transition": {"max_nodes": 3}}},  # not asked for, so not needed
         {"model": {"rope": "none", "learned_positions": True, "width": 10}},
         {"model": {"rope": "none", "learned_positions": True, "transition": {"rope": "nodes"}}},
-        {"model": {"rope_clone_share": 0.25}},
-        {"model": {"rope": "1d", "rope_clone_share": 0.3}},  # one axis, so nothing to share
         {"model": {"transition": {"rope": "nodes", "heads": 4}}},
         {"model": {"transition": {"heads": 8}}},
         {**MLM, "model": {"transition": {"rope": "nodes", "heads": 8}}},  # no such head

@@ -57,11 +57,11 @@ def our_logits(pretrained: Pretrained, token_ids: list[int]) -> torch.Tensor:
     [
         ("mlm", {"rope": "2d"}),
         ("mlm", {"rope": "none", "learned_positions": True}),
-        ("exlm", {"rope": "2d", "rope_clone_share": 0.25, "clone_embedding": "input"}),
+        ("exlm", {"rope": "2d", "clone_embedding": "input"}),
         ("exlm", {"rope": "1d", "rope_base": 500.0}),
         ("exlm", {"rope": "fractional"}),
     ],
-    ids=["mlm-2d", "mlm-learned", "exlm-2d-quarter", "exlm-1d", "exlm-fractional"],
+    ids=["mlm-2d", "mlm-learned", "exlm-2d", "exlm-1d", "exlm-fractional"],
 )
 def test_text_models_give_the_same_logits(tmp_path, objective, model):
     """The MLMs also with [MASK]s; a padded batch, so that padding is not attended to either."""

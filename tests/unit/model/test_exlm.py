@@ -15,10 +15,9 @@ VARIANTS = [
     {},
     {"objective": "mlm"},
     {"model": {"rope": "1d"}},
-    {"model": {"rope": "fractional", "transition": {"rope": "tokens"}}},
-    {"model": {"rope_clone_share": 0.25, "transition": {"rope": "nodes", "start": "next_mask"}}},
-    {"model": {"transition": {"start": "hazard"}}},
-    {"model": {"transition": {"start": "lanes", "start_learned": False}}},
+    {"model": {"rope": "fractional", "transition": {"rope": "nodes"}}},
+    {"model": {"transition": {"rope": "nodes", "start": "next_mask"}}},
+    {"model": {"transition": {"start": "lanes"}}},
     {"model": {"rope": "none", "learned_positions": True}},
     {"model": {"alignment": "sparse_dag"}},
     {"model": {"alignment": "independent"}},
@@ -90,7 +89,7 @@ def test_a_further_state_sees_its_own_mask_and_no_further_states_of_others():
     [
         {"rope": "2d"},
         {"rope": "1d", "clone_embedding": "input"},
-        {"rope": "fractional", "clone_embedding": "nodes", "transition": {"rope": "tokens"}},
+        {"rope": "fractional", "clone_embedding": "nodes", "transition": {"rope": "nodes"}},
         {"rope": "none", "learned_positions": True, "clone_embedding": "input"},
     ],
 )

@@ -64,9 +64,8 @@ def test_scores_are_not_rounded_to_16_bits(batch, states):
         {"alignment": "sparse_dag"},
         {"transition": {"start": "next_mask", "heads": 2}},
         {"alignment": "sparse_dag", "transition": {"start": "lanes", "start_strength": 3.0}},
-        {"transition": {"start": "hazard", "heads": 2}},
         {"rope": "fractional", "transition": {"rope": "nodes", "heads": 4}},
-        {"transition": {"rope": "tokens", "position_features": True, "max_nodes": 64}},
+        {"transition": {"rope": "nodes", "position_features": True, "max_nodes": 64}},
     ],
 )
 def test_rows_are_distributions_over_allowed_edges(batch, states, model):
@@ -79,9 +78,7 @@ def test_rows_are_distributions_over_allowed_edges(batch, states, model):
     assert log_trans.dtype == torch.float32
 
 
-@pytest.mark.parametrize(
-    "transition", [{}, {"heads": 4}, {"start": "hazard"}, {"start": "lanes"}, {"rope": "nodes", "heads": 2}]
-)
+@pytest.mark.parametrize("transition", [{}, {"heads": 4}, {"start": "lanes"}, {"rope": "nodes", "heads": 2}])
 def test_gradients_are_finite_where_rows_are_dead(batch, states, transition):
     head = _head(transition=transition)
     log_trans = head(states, batch)
@@ -152,41 +149,6 @@ def test_a_start_gives_the_next_mask_its_odds_whatever_the_number_of_masks(batch
             assert edges[b, v, others].tolist() == pytest.approx([1 / total] * len(others), rel=1e-5)
 
 
-def test_a_hazard_stops_at_each_later_node_with_one_over_k_and_at_the_last_one_for_certain(batch):
-    edges = _one_start(batch, start="hazard")
-    for b, num_nodes in enumerate(batch.state_lengths.tolist()):
-        for v in range(num_nodes - 1):
-            skipped = [u - v - 1 for u in range(v + 1, num_nodes)]
-            expected = [(2 / 3) ** n / 3 for n in skipped[:-1]] + [(2 / 3) ** skipped[-1]]
-            assert edges[b, v, v + 1 : num_nodes].tolist() == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize("alignment", ["dag", "sparse_dag"])
-def test_a_hazard_is_the_walk_over_later_nodes_that_its_scores_describe(batch, states, alignment):
-    """E[v, u] = h_vu times (1 - h_vw) over the allowed w that a walk from v passes, h the sigmoid of the score."""
-    head = _head(alignment=alignment, transition={"start": "hazard"})
-    states = states.detach()
-    edges = head(states, batch).detach().exp()
-    allowed = allowed_edges(batch.node_mask, batch.state_lengths, is_sparse=head.is_sparse)
-    hazards = (head.query(states) @ head.key(states).mT / 4 + math.log(1 / 2)).sigmoid().detach()
-    for b, num_nodes in enumerate(batch.state_lengths.tolist()):
-        for v in range(num_nodes - 1):
-            remaining = 1.0
-            for u in allowed[b, v].nonzero()[:, 0].tolist():
-                stop = 1.0 if u == num_nodes - 1 else float(hazards[b, v, u])
-                assert float(edges[b, v, u]) == pytest.approx(remaining * stop, rel=1e-4)
-                remaining *= 1 - stop
-
-
-def test_a_fixed_start_has_no_parameter(batch, states):
-    learned, fixed = (_head(transition={"start": "lanes", "start_learned": learned}) for learned in (True, False))
-    assert {name for name, _ in learned.named_parameters()} - {name for name, _ in fixed.named_parameters()} == {
-        "start_scores"
-    }
-    assert torch.equal(learned(states, batch), fixed(states, batch))
-    assert "start_scores" not in fixed.state_dict()
-
-
 def _turned(x: torch.Tensor, place: float) -> list[complex]:
     """Return the pairs (p, p + w/2) of an axis' w entries as complex numbers, turned by place * 10000^(-2p/w)."""
     width = len(x)
@@ -195,26 +157,21 @@ def _turned(x: torch.Tensor, place: float) -> list[complex]:
     ]
 
 
-@pytest.mark.parametrize("rope", ["nodes", "tokens"])
 @pytest.mark.parametrize("scheme", ["2d", "fractional", "1d", "none"])
-def test_a_head_that_sees_places_scores_turned_vectors(batch, states, rope, scheme):
-    """Against rotations of complex numbers: by the mask's ordinal, 0 for BOS and T + 1 for EOS, or by the token."""
-    head = _head(rope=scheme, learned_positions=True, transition={"rope": rope})
+def test_a_head_that_sees_places_scores_turned_vectors(batch, states, scheme):
+    """Against rotations of complex numbers: by the mask's ordinal, 0 for BOS and T + 1 for EOS."""
+    head = _head(rope=scheme, learned_positions=True, transition={"rope": "nodes"})
     log_trans = head(states, batch)
     query, key = head.query(states).detach(), head.key(states).detach()
     for b, num_nodes in enumerate(batch.state_lengths.tolist()):
         places = _places(batch, b)
-        if rope == "tokens":
-            token = batch.positions[b, batch.node_index[b], 0].tolist()
-            places = [(token[n], clone) for n, (_, clone) in enumerate(places)]
-        expanded = range(num_nodes) if rope == "nodes" else batch.node_index[b].tolist()
 
-        def turned(x: torch.Tensor, n: int, places=places, expanded=expanded) -> list[complex]:
+        def turned(x: torch.Tensor, n: int, places=places) -> list[complex]:
             index, clone = places[n]
             if scheme in ("2d", "none"):  # of an encoder with learned positions alone
                 return _turned(x[:8], index) + _turned(x[8:], clone)
             if scheme == "1d":
-                return _turned(x, expanded[n])
+                return _turned(x, n)
             return _turned(x, index + ((clone - 2) / 3 if clone else 0))
 
         for v in range(num_nodes - 1):

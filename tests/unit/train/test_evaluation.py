@@ -221,7 +221,7 @@ def test_a_run_stops_where_its_recipe_says_so():
 @pytest.mark.parametrize(
     ("transition", "cure"),
     [
-        ({"rope": "tokens"}, "`model.transition.start=next_mask`"),
+        ({"rope": "nodes"}, "`model.transition.start=next_mask`"),
         ({"start": "lanes"}, "`model.transition.rope=nodes`"),
         (SEEING, "a lower `optim.lr` (now 0.001)"),
     ],
