@@ -1,7 +1,7 @@
 """Pages of the site that come from the code, and links of the documents that leave the folder. Hooks of MkDocs.
 
 `commands.md` is read from the command line and `recipe_keys.md` from the models of the recipes. `kernels.md` and
-`recipes.md` are documents that lie beside the code.
+`recipes.md` are documents that lie beside the code. Notebooks are shown with the outputs that they store.
 """
 
 import html
@@ -9,6 +9,7 @@ import json
 import posixpath
 import re
 import tomllib
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -26,7 +27,9 @@ from exlm_cli.config.load import KINDS
 
 ROOT = Path(__file__).resolve().parents[1]
 URL = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
-COPIED = {"kernels.md": "cuda_ext/README.md", "recipes.md": "recipes/README.md"}
+COPIED = {"kernels.md": "cuda_ext/README.md", "recipes.md": "recipes/README.md"} | {
+    f"notebooks/{path.stem}.md": f"docs/notebooks/{path.name}" for path in (ROOT / "docs/notebooks").glob("*.ipynb")
+}
 LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)]*)?\))")
 
 
@@ -42,7 +45,9 @@ def on_config(config: MkDocsConfig) -> None:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are not in the folder."""
     pages = {"commands.md": "".join(commands()), "recipe_keys.md": "".join(recipe_keys())}
-    pages |= {page: (ROOT / source).read_text(encoding="utf-8") for page, source in COPIED.items()}
+    for page, source in COPIED.items():
+        text = (ROOT / source).read_text(encoding="utf-8")
+        pages[page] = "\n".join(notebook(json.loads(text))) if source.endswith(".ipynb") else text
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
     return files
@@ -89,6 +94,20 @@ def recipe_keys() -> Iterator[str]:
     for kind in KINDS:
         yield f"\n## Recipes of exlm {kind.command}\n"
         yield from section(kind, "")
+
+
+def notebook(content: dict[str, Any]) -> Iterator[str]:
+    """Yield the cells of a notebook with what they show."""
+    for each in content["cells"]:
+        source = "".join(each["source"])
+        yield source if each["cell_type"] == "markdown" else f"```python\n{source}\n```"
+        for output in each.get("outputs", ()):
+            data = output.get("data", {})
+            if svg := "".join(data.get("image/svg+xml", ())):
+                yield f'<img alt="drawing" src="data:image/svg+xml;base64,{b64encode(svg.encode()).decode()}">'
+            else:
+                yield f"```text\n{''.join(output.get('text') or data['text/plain']).rstrip()}\n```"
+        yield ""
 
 
 def section(schema: type[BaseModel], prefix: str) -> Iterator[str]:
