@@ -1,9 +1,11 @@
 """Runs of commands that must succeed, or must be refused in one line."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from _pytest.capture import CaptureResult
 
 from exlm_cli.cli.app import main
 
@@ -13,6 +15,12 @@ def result_of(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, A
     assert main([*map(str, words), "--json"]) == 0, capsys.readouterr().err
     parsed: dict[str, Any] = json.loads(capsys.readouterr().out)
     return parsed
+
+
+def printed_by(capsys: pytest.CaptureFixture[str], words: Sequence[str]) -> CaptureResult[str]:
+    """Return what a command writes to stdout and stderr."""
+    assert main(words) == 0, capsys.readouterr().err
+    return capsys.readouterr()
 
 
 def refusal_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -14,6 +14,7 @@ import typer
 from exlm_cli.cli import app as shell
 from exlm_cli.cli.app import explain, main
 from exlm_cli.errors import ConfigError, InterruptedRunError
+from tests.cli.asserts import printed_by
 
 COMMANDS: list[str] = list(typer.main.get_command(shell.app).commands)  # type: ignore[attr-defined]
 IN_ORDER_OF_WORK = ["tokenize", "pretrain", "finetune", "eval", "inspect-dag"]
@@ -40,8 +41,7 @@ def python(*words: str | bytes, **environment: str) -> subprocess.CompletedProce
 
 
 def test_help_lists_the_commands_in_the_order_of_work_on_one_line_each(capsys):
-    assert main(["--help"]) == 0
-    said = capsys.readouterr().out.partition("Commands:\n")[2].partition("\n\n")[0]
+    said = printed_by(capsys, ["--help"]).out.partition("Commands:\n")[2].partition("\n\n")[0]
     listed = [line.split()[0] for line in said.splitlines()]
     assert listed == COMMANDS
     assert [name for name in listed if name in IN_ORDER_OF_WORK] == IN_ORDER_OF_WORK
@@ -49,8 +49,7 @@ def test_help_lists_the_commands_in_the_order_of_work_on_one_line_each(capsys):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_that_fits_eighty_columns(command, capsys):
-    assert main([command, "--help"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed_by(capsys, [command, "--help"]).out.splitlines()
     assert lines[0].startswith(f"Usage: exlm {command}")
     assert max(map(len, lines)) <= 80
     if command in ("eval", "predict", "embed", "inspect-dag"):  # whose default device is not the recipe's
@@ -60,8 +59,7 @@ def test_every_command_has_help_that_fits_eighty_columns(command, capsys):
 
 
 def test_the_version_is_that_of_the_package(capsys):
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"exlm {metadata.version('exlm-cli')}\n"
+    assert printed_by(capsys, ["--version"]).out == f"exlm {metadata.version('exlm-cli')}\n"
     done = python("-m", "exlm_cli", "--version")
     assert (done.returncode, done.stdout) == (0, f"exlm {metadata.version('exlm-cli')}\n")
 

@@ -12,10 +12,10 @@ import yaml
 from rich.text import Text
 
 from exlm_cli.cli import console
-from exlm_cli.cli.app import main
 from exlm_cli.cli.console import LineProgress, SafeConsole, TerminalProgress, open_progress
 from exlm_cli.config.yaml import dump_yaml
 from exlm_cli.report.tables import ReportTable
+from tests.cli.asserts import printed_by, result_of
 
 
 class Clock:
@@ -203,10 +203,8 @@ def test_numbers_that_are_not_finite_are_null_in_json_and_told_in_words(capsys):
     ],
 )
 def test_a_dry_run_tells_the_same_recipe_to_people_and_to_programs(words, capsys):
-    assert main([*words.split(), "--dry-run"]) == 0
-    told = yaml.safe_load(capsys.readouterr().out)
-    assert main([*words.split(), "--dry-run", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == told
+    told = yaml.safe_load(printed_by(capsys, [*words.split(), "--dry-run"]).out)
+    assert result_of(capsys, *words.split(), "--dry-run") == told
 
 
 def test_an_error_stays_on_its_line_and_moves_no_cursor(capsys):

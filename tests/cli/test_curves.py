@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from exlm_cli.cli.app import main
-from tests.cli.asserts import result_of
+from tests.cli.asserts import printed_by, result_of
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +38,6 @@ def test_curves_of_two_runs_go_to_the_report_of_the_first(folder, capsys):
 def test_out_is_a_name_whose_dots_stay_or_a_directory(folder, capsys, out, stem):
     (folder / "there").mkdir()
     make_run(folder / "run")
-    assert main(["curves", "run", "--out", out]) == 0
-    assert capsys.readouterr().out == f"wrote {stem}.png\nwrote {stem}.svg\n"
+    assert printed_by(capsys, ["curves", "run", "--out", out]).out == f"wrote {stem}.png\nwrote {stem}.svg\n"
     assert (folder / f"{stem}.png").is_file()
     assert (folder / f"{stem}.svg").is_file()

@@ -1,18 +1,16 @@
 """`exlm doctor`: what it shows, for people and for programs, and how a build that fails ends."""
 
-import json
-
 import pytest
 
 from exlm_cli.cli.app import main
 from exlm_cli.ops.alignment import build
+from tests.cli.asserts import printed_by, result_of
 
 
 def test_the_kernels_in_use_are_shown(folder, capsys):
     for built in (folder.parent / "cache").iterdir():
         built.unlink()
-    assert main(["doctor", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = result_of(capsys, "doctor")
     assert set(found) == {"torch", "processor", "gpus", "compiler", "nvcc", "cache", "cpu", "cuda"}
     assert found["cache"] == str(folder.parent / "cache")
     assert found["cpu"] == {
@@ -20,8 +18,7 @@ def test_the_kernels_in_use_are_shown(folder, capsys):
         "note": "compiled at the first use, or now by `exlm doctor --build`",
         "backend": "native",
     }
-    assert main(["doctor"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed_by(capsys, ["doctor"]).out.splitlines()
     assert f"cache         {found['cache']}" in lines
     assert "CPU backend   native" in lines
 

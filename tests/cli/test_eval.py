@@ -7,7 +7,7 @@ import pytest
 
 from exlm_cli.cli.app import main
 from exlm_cli.run_dir import update_run_json
-from tests.cli.asserts import refusal_of, result_of
+from tests.cli.asserts import printed_by, refusal_of, result_of
 from tests.unit.finetune.synthetic import make_pretrained
 
 
@@ -57,8 +57,7 @@ def test_pretrained_runs_are_scored_side_by_side_on_given_data(run_folder, capsy
     assert first == second
     assert first["perplexity"] == pytest.approx(np.exp(first["loss"]), rel=1e-9)
     assert {"mask_accuracy", "entropy_bits", "entropy_posterior_bits", "effective_states"} <= set(first)
-    assert main(["eval", "T", "--data", "valid.txt", "--max-sequences", "1"]) == 0
-    out, said = capsys.readouterr()
+    out, said = printed_by(capsys, ["eval", "T", "--data", "valid.txt", "--max-sequences", "1"])
     assert "scoring text on 1 sequences" in said
     assert "validating: 1/1" in said
     assert "effective states per mask" in out
@@ -89,7 +88,6 @@ def test_without_a_run_the_newest_one_is_taken(folder, capsys):
     (folder / "runs/damaged").mkdir()
     (folder / "runs/damaged/run.json").write_text("{")
     (folder / "valid.txt").write_text("amber birch\n")
-    assert main(["eval", "--data", "valid.txt"]) == 0
-    captured = capsys.readouterr()
+    captured = printed_by(capsys, ["eval", "--data", "valid.txt"])
     assert "run: runs/one, the newest one\n" in captured.err
     assert "loss, nats per target" in captured.out

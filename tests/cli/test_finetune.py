@@ -13,11 +13,9 @@ from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.tasks import SUITES
 from exlm_cli.run_dir import read_run_json
-from tests.cli.asserts import result_of
+from tests.cli.asserts import printed_by, result_of
 from tests.unit.finetune.synthetic import WORDS, make_pretrained
 from tests.unit.tasks.glue_files import write_glue
-
-Capture = pytest.CaptureFixture[str]
 
 SETS = ["train.max_epochs=2", "train.batch_sequences=16", "train.num_threads=1"]
 WORDS_OF_SETS = [word for value in SETS for word in ("--set", value)]
@@ -35,8 +33,7 @@ def _a_csv_and_a_checkpoint(folder: Path) -> None:
 
 def test_a_csv_is_fine_tuned_from_the_newest_fitting_run_for_people_and_scripts(folder, capsys):
     """A table is printed; a finished run that is resumed prints the same results as JSON."""
-    assert main([*TASK, "--seeds", "4,5", "--out", "run"]) == 0
-    captured = capsys.readouterr()
+    captured = printed_by(capsys, [*TASK, "--seeds", "4,5", "--out", "run"])
     assert "checkpoint: runs/pretrained, the newest text run\n" in captured.err
     assert "mean of 2 seeds" in captured.out
     assert "results: run/results.json" in captured.out
@@ -65,8 +62,7 @@ def test_a_grid_is_searched_and_its_best_point_named(capsys):
     result = result_of(capsys, *words, "--out", "run")
     assert [point["values"] for point in result["grid"]] == [{"optim.lr": 1e-6}, {"optim.lr": 1e-2}]
     assert result["grid_best"]["values"]["optim.lr"] in (1e-6, 1e-2)
-    assert main(["finetune", "--resume", "run"]) == 0
-    assert "best of 2 grid points: optim.lr=" in capsys.readouterr().out
+    assert "best of 2 grid points: optim.lr=" in printed_by(capsys, ["finetune", "--resume", "run"]).out
 
 
 def test_a_signal_saves_and_the_resumed_run_gives_the_same_scores(folder, capsys, monkeypatch):
@@ -165,8 +161,7 @@ def test_all_tasks_of_glue_fill_table_3_and_a_finished_series_is_only_read(folde
         write_glue(folder / "data", task)
     words = ["finetune", "glue", "all", "--recipe", "glue-small", "--data-dir", "data", "--seeds", "1", "--out", "all"]
     sets = ["train.max_epochs=1", "train.num_threads=1", "task.sequence_length=24"]
-    assert main([*words, "--device", "cpu", *(word for value in sets for word in ("--set", value))]) == 0
-    out = capsys.readouterr().out
+    out = printed_by(capsys, [*words, "--device", "cpu", *(word for value in sets for word in ("--set", value))]).out
     assert "ours    tiny (exlm)" in out
     assert out.endswith("wrote all/report/table-3.md\nwrote all/report/table-3.csv\n")
     again = result_of(capsys, "finetune", "--resume", "all")

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import exlm_cli
-from exlm_cli.cli.app import main
 from exlm_cli.errors import CheckpointError
 from exlm_cli.export.folder import Comparison
 from exlm_cli.export.hub import copy_run, push_run
@@ -17,7 +16,7 @@ from exlm_cli.finetune.model import load_finetuned
 from exlm_cli.progress import SilentProgress
 from exlm_cli.train.checkpoint import load_optimizer_state
 from exlm_cli.train.pretrained import load_pretrained
-from tests.cli.asserts import refusal_of, result_of
+from tests.cli.asserts import printed_by, refusal_of, result_of
 from tests.fake_hub import TOKEN, FakeHub, running_hub
 
 hub_client = pytest.importorskip("huggingface_hub")
@@ -89,8 +88,7 @@ def test_a_fine_tuned_run_predicts_from_the_hub(hub, run_folder, capsys):
     for run, out in (("M", "ours.csv"), ("hub:me/molecules", "theirs.csv")):
         result_of(capsys, "predict", run, "new.csv", "--out", out)
     assert (run_folder / "theirs.csv").read_bytes() == (run_folder / "ours.csv").read_bytes()
-    assert main(["eval", "hub:me/molecules"]) == 0
-    said = capsys.readouterr()
+    said = printed_by(capsys, ["eval", "hub:me/molecules"])
     assert "no figures, for `exlm push` leaves the predictions of rows out" in said.err
     assert "roc_auc" in said.out
     assert "there are no files to write" in refusal_of(capsys, "eval", "hub:me/molecules", "--out", "figures")
@@ -165,11 +163,9 @@ def test_what_cannot_be_read_is_refused_and_leaves_nothing(
 
 def test_without_the_hub_the_newest_copy_is_taken(hub, pushed, capsys, monkeypatch):
     options = ("inspect-dag", SENTENCE, "--format", "none", "--checkpoint", "hub:me/text", "--json")
-    assert main(options) == 0
-    first = capsys.readouterr()
+    first = printed_by(capsys, options)
     monkeypatch.setattr(hub_client.constants, "HF_HUB_OFFLINE", True)
-    assert main(options) == 0
-    second = capsys.readouterr()
+    second = printed_by(capsys, options)
     assert second.out == first.out
     assert "the Hub does not answer; taking" in second.err
 

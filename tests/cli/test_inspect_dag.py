@@ -10,7 +10,7 @@ from rich.cells import cell_len
 
 from exlm_cli.cli.app import main
 from exlm_cli.run_dir import update_run_json
-from tests.cli.asserts import refusal_of, result_of
+from tests.cli.asserts import printed_by, refusal_of, result_of
 from tests.unit.finetune.finetuned_runs import smiles_pretrained
 from tests.unit.finetune.synthetic import make_pretrained
 
@@ -39,8 +39,7 @@ def work(made_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 def test_the_newest_text_run_is_taken_and_named(work, capsys):
-    assert main(["inspect-dag", SENTENCE]) == 0
-    captured = capsys.readouterr()
+    captured = printed_by(capsys, ["inspect-dag", SENTENCE])
     assert "checkpoint: runs/text, the newest text run" in captured.err
     lines = captured.out.splitlines()
     assert lines[0] == "This is [MASK 1], and I'm very [MASK 2] to see this."
@@ -68,8 +67,7 @@ def test_json_is_all_that_stdout_has(work, capsys):
 
 
 def test_smiles_take_the_newest_smiles_run_and_any_length_and_no_files_can_be_asked_for(work, capsys):
-    assert main(["inspect-dag", "CC[MASK]c1ccccc1", "--length", "any", "--format", "none"]) == 0
-    captured = capsys.readouterr()
+    captured = printed_by(capsys, ["inspect-dag", "CC[MASK]c1ccccc1", "--length", "any", "--format", "none"])
     assert "checkpoint: runs/smiles/pretrained, the newest SMILES run" in captured.err
     assert "RDKit" in captured.out
     assert "share of all fillings of any length" in captured.out
@@ -78,8 +76,7 @@ def test_smiles_take_the_newest_smiles_run_and_any_length_and_no_files_can_be_as
 
 
 def test_an_mlm_has_guesses_but_no_dag(work, capsys):
-    assert main(["inspect-dag", SENTENCE, "--checkpoint", "runs/text-mlm", "--out", "out"]) == 0
-    captured = capsys.readouterr()
+    captured = printed_by(capsys, ["inspect-dag", SENTENCE, "--checkpoint", "runs/text-mlm", "--out", "out"])
     assert "no DAG to draw" in captured.out
     assert sorted(path.name for path in (work / "out").iterdir()) == ["dag.html", "dag.json"]
 

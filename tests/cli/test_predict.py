@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from exlm_cli.cli.app import main
-from tests.cli.asserts import result_of
+from tests.cli.asserts import printed_by, result_of
 from tests.unit.finetune.finetuned_runs import write_rows
 from tests.unit.tasks.glue_files import content
 from tests.unit.tasks.squad.test_task import document
@@ -67,5 +67,4 @@ def test_vectors_of_any_run_are_written(run_folder, capsys, run):
     vectors = np.load(run_folder / "a/v.npz")
     assert vectors["cls"].shape == vectors["mean"].shape == (2, 16)
     assert np.isnan(vectors["cls"][1]).all()
-    assert main(["embed", run, "new.csv", "--out", "a/v.npz"]) == 0
-    assert "note: 16 numbers a vector" in capsys.readouterr().out
+    assert "note: 16 numbers a vector" in printed_by(capsys, ["embed", run, "new.csv", "--out", "a/v.npz"]).out

@@ -9,7 +9,7 @@ from exlm_cli.cli.app import main
 from exlm_cli.config.load import load_recipe
 from exlm_cli.run_dir import read_metrics, read_run_json
 from exlm_cli.train.checkpoint import verify_checkpoint
-from tests.cli.asserts import refusal_of, result_of
+from tests.cli.asserts import printed_by, refusal_of, result_of
 
 
 def weights(run: Path) -> bytes:
@@ -42,8 +42,7 @@ def test_a_run_starts_again_from_what_it_leaves_and_resumes(folder, tiny, capsys
 
 
 def test_a_mlm_run_on_smiles_is_told_in_words(folder, tiny, capsys):
-    assert main(["pretrain", "--recipe", "quickstart-smiles-mlm", *tiny, "--out", "run"]) == 0
-    captured = capsys.readouterr()
+    captured = printed_by(capsys, ["pretrain", "--recipe", "quickstart-smiles-mlm", *tiny, "--out", "run"])
     lines = captured.out.splitlines()
     assert lines[0].split() == ["run", "run"]
     assert lines[2].split() == ["steps", "4"]

@@ -1,19 +1,16 @@
 """`exlm recipes`: the list, one recipe with its cost, and what scripts read."""
 
-import json
-
 import pytest
 
-from exlm_cli.cli.app import main
 from exlm_cli.config.describe import recipe_size
 from exlm_cli.config.load import KINDS, list_recipes, load_recipe, recipe_kind
+from tests.cli.asserts import printed_by, result_of
 
 NAMES = [name for kind in KINDS for name in list_recipes(kind)]
 
 
 def test_json_gives_every_recipe_with_what_scripts_rely_on(capsys):
-    assert main(["recipes", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)
+    listed = result_of(capsys, "recipes")
     assert [entry["name"] for entry in listed] == NAMES
     keys = {"name", "command", "objective", "parameters", "tokens_per_step", "purpose", "paper"}
     assert all(keys <= entry.keys() for entry in listed)
@@ -37,13 +34,11 @@ def test_the_names_that_scripts_rely_on_are_there():
 
 def test_the_list_names_every_recipe_fits_and_can_be_narrowed(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(["recipes"]) == 0
-    table, _, _ = capsys.readouterr().out.partition("\n\n")
+    table, _, _ = printed_by(capsys, ["recipes"]).out.partition("\n\n")
     lines = table.splitlines()
     assert max(map(len, lines)) <= 80
     assert [line.split()[0] for line in lines[1:] if not line.startswith(" ")] == NAMES
-    assert main(["recipes", "--for", "finetune"]) == 0
-    narrowed = capsys.readouterr().out
+    narrowed = printed_by(capsys, ["recipes", "--for", "finetune"]).out
     assert "moleculenet-bace *" in narrowed
     assert "text-base" not in narrowed
 
@@ -51,29 +46,23 @@ def test_the_list_names_every_recipe_fits_and_can_be_narrowed(capsys, monkeypatc
 @pytest.mark.parametrize("name", ["smiles-base", "moleculenet-bace", "quickstart-repeat-mlm"])
 def test_a_recipe_is_printed_so_that_it_can_be_read_back(name, capsys, tmp_path):
     recipe = load_recipe(name, kind=recipe_kind(name))
-    assert main(["recipes", name]) == 0
-    printed = capsys.readouterr().out
+    printed = printed_by(capsys, ["recipes", name]).out
     path = tmp_path / "recipe.yaml"
     path.write_text(printed, encoding="utf-8")
     assert load_recipe(str(path), kind=type(recipe)) == recipe
     assert ("FLOPs" in printed) == (recipe_size(recipe).flops is not None)
-    assert main(["recipes", name, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == recipe.model_dump(mode="json")
+    assert result_of(capsys, "recipes", name) == recipe.model_dump(mode="json")
 
 
 def test_the_price_is_readable_and_json_carries_it(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     words = ["recipes", "text-base", "--gpu", "h100", "--gpus", "8", "--utilisation", "0.4"]
-    assert main(words) == 0
-    printed = capsys.readouterr().out
+    printed = printed_by(capsys, words).out
     assert max(map(len, printed.splitlines())) <= 80
     assert printed.startswith("text-base on 8 x H100 SXM, 80 GB, at 40 % of 989 TFLOP/s\n")
-    assert main([*words, "--json"]) == 0
-    price = json.loads(capsys.readouterr().out)
+    price = result_of(capsys, *words)
     assert (price["gpu"], price["gpus"], price["utilisation"]) == ("h100", 8, 0.4)
     assert f"{price['hours']:,.1f} ({8 * price['hours']:,.1f} GPU-hours)" in printed
     assert price["fsdp"]["total"] < price["ddp"]["total"]
-    assert main([*words, "--set", "masking.num_states_per_mask=2", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["hours"] < price["hours"]
-    assert main(["recipes", "text-base", "--set", "optim.lr=1e-4"]) == 0
-    assert "lr: 0.0001" in capsys.readouterr().out
+    assert result_of(capsys, *words, "--set", "masking.num_states_per_mask=2")["hours"] < price["hours"]
+    assert "lr: 0.0001" in printed_by(capsys, ["recipes", "text-base", "--set", "optim.lr=1e-4"]).out

@@ -10,6 +10,7 @@ import pytest
 from exlm_cli.cli.app import main
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.sweep import SweepRecipe
+from tests.cli.asserts import printed_by
 from tests.cli.conftest import TINY as TINY_VALUES
 
 TINY = [word for value in TINY_VALUES if not value.startswith("device=") for word in ("--set", f"pretrain.{value}")]
@@ -19,8 +20,7 @@ COMMAND = ["repeat-mlm", "--recipe", "quickstart-repeat-mlm", *TINY, "--device",
 @pytest.mark.usefixtures("cells_in_this_process")
 def test_a_grid_from_training_to_figures(folder, capsys):
     words = [*COMMAND, "--num-repeats", "1,2", "--mask-ratios", "0.15,0.01", "--jobs", "1", "--task", "none"]
-    assert main([*words, "--out", "run", "--json"]) == 0
-    captured = capsys.readouterr()
+    captured = printed_by(capsys, [*words, "--out", "run", "--json"])
     result = json.loads(captured.out)
     assert "left out: k = 2, p = 1%, which corrupts only 0.01% of the tokens" in captured.err
     cells = [(cell["num_repeats"], cell["mask_ratio"]) for cell in result["cells"]]
@@ -40,8 +40,7 @@ def test_a_grid_from_training_to_figures(folder, capsys):
     assert math.isfinite(result["agreement"]["entropy_bits"]["spearman"])
 
     # done: the report again, nothing trained
-    assert main(["repeat-mlm", "--resume", "run"]) == 0
-    captured = capsys.readouterr()
+    captured = printed_by(capsys, ["repeat-mlm", "--resume", "run"])
     assert "3 cells, 3 of them done" in captured.err
     assert captured.out.startswith("Corrupted share, measured (expected: p^k)\n")
     assert ["k", "\\", "p", "1", "%", "15", "%"] in [line.split() for line in captured.out.splitlines()]
@@ -59,5 +58,4 @@ def test_a_dry_run_prints_the_whole_grid(folder, capsys):
 
 
 def test_without_a_recipe_it_is_the_papers_grid(folder, capsys):
-    assert main(["repeat-mlm", "--dry-run"]) == 0
-    assert capsys.readouterr().out.startswith("name: repeat-mlm\n")
+    assert printed_by(capsys, ["repeat-mlm", "--dry-run"]).out.startswith("name: repeat-mlm\n")

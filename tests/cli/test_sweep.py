@@ -13,7 +13,7 @@ from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.experiments.results import SweepCellResult
 from exlm_cli.files import write_json
 from exlm_cli.run_dir import read_run_json, update_run_json
-from tests.cli.asserts import refusal_of, result_of
+from tests.cli.asserts import printed_by, refusal_of, result_of
 from tests.cli.conftest import TINY as TINY_VALUES
 from tests.unit.report.results import grid_results, sweep_results
 
@@ -40,8 +40,7 @@ def test_a_sweep_from_training_to_tables_and_figures(folder, capsys):
     assert read_run_json(folder / "run").command == "sweep"
 
     # done: the report again, nothing trained; the recipe of the run names its variants
-    assert main(["sweep", "--resume", "run"]) == 0
-    captured = capsys.readouterr()
+    captured = printed_by(capsys, ["sweep", "--resume", "run"])
     assert "2 cells, 2 of them done" in captured.err
     assert captured.out.startswith("Variants of quickstart-ablations\n")
     assert refusal_of(capsys, "pretrain", "--resume", "run").endswith("`exlm sweep --resume run` continues it")
@@ -57,8 +56,7 @@ def test_a_dry_run_prints_the_whole_sweep(folder, capsys):
     assert (recipe.seeds, recipe.tasks, recipe.device, recipe.only) == ((4, 5), ("glue/rte",), "cpu", ("mlm", "exlm"))
     assert (recipe.pretrain.train.max_steps, recipe.pretrain.data.on_invalid) == (4, "skip")
     assert sorted(folder.iterdir()) == [path]
-    assert main(["sweep", "table-2", "--task", "none", "--dry-run"]) == 0
-    assert "\ntasks: []\n" in capsys.readouterr().out
+    assert "\ntasks: []\n" in printed_by(capsys, ["sweep", "table-2", "--task", "none", "--dry-run"]).out
 
 
 def _write_run(run: Path, name: str, results: Sequence[SweepCellResult]) -> None:
@@ -80,8 +78,7 @@ def sweep(folder: Path) -> Path:
 
 
 def test_eval_prints_the_papers_table_with_its_numbers(sweep, capsys):
-    assert main(["eval", "run"]) == 0
-    captured = capsys.readouterr()
+    captured = printed_by(capsys, ["eval", "run"])
     assert captured.err == ""
     lines = [line.split() for line in captured.out.splitlines()]
     for source in ("paper", "ours"):
@@ -102,8 +99,7 @@ def test_eval_writes_the_tables_where_and_as_asked(sweep, folder, capsys):
 
 def test_eval_of_an_unfinished_sweep_says_what_is_missing(sweep, capsys):
     (sweep / "cells" / "exlm" / "seed-1" / "result.json").unlink()
-    assert main(["eval", "run", "--no-figures"]) == 0
-    captured = capsys.readouterr()
+    captured = printed_by(capsys, ["eval", "run", "--no-figures"])
     assert captured.err == "4 of 5 cells are done; `exlm sweep --resume run` does the others\n"
     ours = [line.split()[1:3] for line in captured.out.splitlines() if line.startswith("ours ") and ":" not in line]
     assert ours == [["ExLM", "w/o"], ["ExLM", "w/o"], ["Vanilla", "MLM"], ["Vanilla", "MLM++"]]
@@ -118,8 +114,7 @@ def test_without_a_run_the_newest_sweep_is_taken_and_none_of_its_cells(sweep, fo
         update_run_json(run, {"command": "pretrain"})
     update_run_json(folder / "runs/unfinished", {"command": "pretrain", "num_cells": 4})
     (folder / "runs/unfinished/recipe.yaml").touch()
-    assert main(["eval", "--no-figures"]) == 0
-    captured = capsys.readouterr()
+    captured = printed_by(capsys, ["eval", "--no-figures"])
     assert captured.err == "run: runs/sweep, the newest one\n"
     assert "Vanilla MLM++: seeds" in " ".join(captured.out.split())
     assert refusal_of(capsys, "eval", "--entropy").startswith("error: no run was given")
@@ -127,8 +122,7 @@ def test_without_a_run_the_newest_sweep_is_taken_and_none_of_its_cells(sweep, fo
 
 def test_eval_of_a_repeat_mlm_grid_prints_its_tables(folder, capsys):
     _write_run(folder / "run", "repeat-mlm", grid_results())
-    assert main(["eval", "run", "--no-figures", "--format", "latex"]) == 0
-    captured = capsys.readouterr()
+    captured = printed_by(capsys, ["eval", "run", "--no-figures", "--format", "latex"])
     assert captured.err == ""
     assert ["8", "79.2", "82.8"] in [line.split() for line in captured.out.splitlines()]
     names = {path.name for path in (folder / "run" / "report").iterdir()}
