@@ -4,6 +4,7 @@ Dropout is off, since its streams differ by rank. The one-process run is the ref
 """
 
 import contextlib
+import functools
 import math
 import os
 import subprocess
@@ -328,6 +329,24 @@ def test_torchrun_prints_once_and_stops_alike(cache, tmp_path):
     said = "".join((tmp_path / f"stderr-{rank}").read_text() for rank in range(2))
     assert said.count("error: ") == 1
     assert "unknown key `optim.rate`" in said
+
+
+def train_compiled(recipe: PretrainRecipe, out: Path) -> None:
+    """Train with each block traced as one graph; without the code generator, which takes minutes."""
+    torch.compile = functools.partial(torch.compile, backend="eager")
+    run_pretraining(recipe, out=out)
+
+
+def test_fsdp_compiles_each_block(cache, tmp_path):
+    """Ranks that share compiled blocks have the losses of an eager process, in training and in validation."""
+    train = {"max_steps": 4, "validate_every_steps": 2}
+    run_pretraining(recipe_of(cache, "text", "exlm", **train), out=tmp_path / "alone")
+    recipe = recipe_of(cache, "text", "exlm", parallel="fsdp", compile=True, **train)
+    assert run_ranks(2, train_compiled, recipe, tmp_path / "compiled") == [0, 0]
+    mine, theirs = (
+        [row["loss"] for row in read_metrics(tmp_path / name / "metrics.jsonl")] for name in ("compiled", "alone")
+    )
+    assert mine == pytest.approx(theirs, rel=LOSS_BOUND)
 
 
 def test_fsdp_trains_in_bf16(cache, tmp_path):

@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from exlm_cli.config.sections import LoopConfig
 from exlm_cli.distributed.ranks import Ranks
-from exlm_cli.errors import ConfigError
 from exlm_cli.model.encoder import EncoderBlock
 
 MANY_PARAMETERS = 2_000_000_000
@@ -23,22 +22,23 @@ Strategy = Literal["none", "ddp", "fsdp"]
 
 
 def choose_strategy(train: LoopConfig, ranks: Ranks, num_parameters: int) -> Strategy:
-    """Return how a model is spread over ranks: not at all in one process; `auto` is DDP for all but huge models.
-
-    Raises:
-        ConfigError: FSDP of a compiled model.
-    """
+    """Return how a model is spread over ranks: not at all in one process; `auto` is DDP for all but huge models."""
     if ranks.size == 1:
         return "none"
     strategy: Strategy = train.parallel if train.parallel != "auto" else "ddp"
     if train.parallel == "auto" and num_parameters > MANY_PARAMETERS:
         strategy = "fsdp"
-    if strategy == "fsdp" and train.compile:
-        raise ConfigError(
-            "`train.compile` compiles the model in one piece, which FSDP takes apart",
-            "use `train.parallel=ddp` or `train.compile=false`",
-        )
     return strategy
+
+
+def compile_blocks(module: nn.Module) -> None:
+    """Compile each block of an encoder as a graph of its own, in training and in validation; call it before `spread`.
+
+    The hooks of FSDP, which gather and free the weights of a block, then run between the graphs, as in torchtitan.
+    """
+    for block in module.modules():
+        if isinstance(block, EncoderBlock):
+            block.forward = torch.compile(block.forward, fullgraph=True, dynamic=True)  # type: ignore[method-assign]
 
 
 def spread(module: nn.Module, strategy: Strategy, ranks: Ranks, autocast_dtype: torch.dtype | None) -> nn.Module:

@@ -22,7 +22,7 @@ from exlm_cli.data import IntArray
 from exlm_cli.data.rows.records import SKIPPED_FILE
 from exlm_cli.data.sampler import EpochPlan, cut_microbatches, plan_epoch, prefetch
 from exlm_cli.data.tokenizer import Tokenizer
-from exlm_cli.distributed.parallel import choose_strategy, spread
+from exlm_cli.distributed.parallel import choose_strategy, compile_blocks, spread
 from exlm_cli.distributed.ranks import ALONE, Ranks
 from exlm_cli.finetune.batch import TaskBatch, batch_losses, collate, repeated_lengths
 from exlm_cli.format import format_percent
@@ -150,7 +150,7 @@ class TaskRunner:
         strategy = choose_strategy(train, ranks, sum(p.numel() for p in model.parameters()))
         module = TaskModule(model)
         if compiles_losses:
-            module.compile_losses()
+            compile_blocks(module) if strategy == "fsdp" else module.compile_losses()
         self.module = spread(module, strategy, ranks, self.autocast_dtype)
 
     def batches(self, encoded: EncodedSplit, indices: IntArray) -> Iterator[TaskBatch]:

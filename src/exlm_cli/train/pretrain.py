@@ -25,7 +25,7 @@ from exlm_cli.data.corpus.shards import TokenDataset
 from exlm_cli.data.masking import special_tokens
 from exlm_cli.data.sampler import EpochPlan, Feed, plan_epoch
 from exlm_cli.data.tokenizer import TOKENIZER_FILE
-from exlm_cli.distributed.parallel import choose_strategy, spread
+from exlm_cli.distributed.parallel import choose_strategy, compile_blocks, spread
 from exlm_cli.distributed.ranks import ALONE, PREPARE_LIMIT_S, Ranks, join
 from exlm_cli.distributed.shared_run import hold_run, require_same_data, require_same_recipe
 from exlm_cli.errors import CheckpointError
@@ -124,7 +124,7 @@ class PretrainTask:
         self.strategy = choose_strategy(recipe.train, ranks, sum(p.numel() for p in model.parameters()))
         module = PretrainModule(model, self.objective)
         if recipe.train.compile:
-            module.compile_losses()
+            compile_blocks(module) if self.strategy == "fsdp" else module.compile_losses()
         self.module = spread(module, self.strategy, ranks, self.autocast_dtype)
         self.identity = {"data fingerprint": data.fingerprint, **model_identity(recipe, data.tokenizer)}
 

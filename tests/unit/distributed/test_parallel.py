@@ -8,7 +8,7 @@ from torch import nn
 from exlm_cli.config.sections import TrainConfig
 from exlm_cli.distributed.parallel import MANY_PARAMETERS, choose_strategy, writes_shares
 from exlm_cli.distributed.ranks import ALONE, Ranks
-from exlm_cli.errors import ConfigError, DataError
+from exlm_cli.errors import DataError
 from exlm_cli.launch import Launch
 
 EIGHT = Ranks(Launch(2, 8, 2, 8, ("node0", 1)), torch.device("cpu"))
@@ -25,13 +25,6 @@ def test_huge_models_are_shared_out(parallel, parameters, strategy):
     train = TrainConfig.model_validate({"parallel": parallel})
     assert choose_strategy(train, EIGHT, parameters) == strategy
     assert choose_strategy(train, ALONE, parameters) == "none"
-
-
-def test_fsdp_of_a_compiled_model_is_refused():
-    train = TrainConfig.model_validate({"parallel": "fsdp", "compile": True})
-    with pytest.raises(ConfigError, match=r"`train.compile` compiles the model in one piece, which FSDP takes apart"):
-        choose_strategy(train, EIGHT, 1)
-    assert choose_strategy(train, ALONE, 1) == "none"
 
 
 def test_a_model_that_is_not_shared_has_no_shares_to_write():
