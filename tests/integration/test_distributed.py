@@ -35,7 +35,7 @@ from tests.ranks import note_error, noted_errors, own_rank, run_ranks
 from tests.tiny import tiny_recipe
 from tests.unit.finetune.synthetic import WordTask, cells, make_pretrained, run_tiny, weights
 
-STEPS = 26
+STEPS = 50
 LOSS_BOUND, WEIGHT_BOUND = 5e-6, 5e-5
 
 
@@ -66,10 +66,10 @@ CASES = [
 
 
 def recipe_of(cache: Path, kind: str, objective: str, **train: Any) -> PretrainRecipe:
-    """Return a recipe of 26 steps in two epochs, with microbatches of a few sequences."""
+    """Return a recipe of 50 steps in two epochs, with microbatches of a few sequences."""
     data: dict[str, dict[str, Any]] = {
-        "text": {"train": ["bundled:grammar"], "bundled_rows": 75},
-        "smiles": {"train": ["bundled:molecules"], "bundled_rows": 80},
+        "text": {"train": ["bundled:grammar"], "bundled_rows": 147},
+        "smiles": {"train": ["bundled:molecules"], "bundled_rows": 159},
     }
     masking = {"num_states_per_mask": 3 if objective == "exlm" else 1}
     return tiny_recipe(
@@ -78,8 +78,8 @@ def recipe_of(cache: Path, kind: str, objective: str, **train: Any) -> PretrainR
         masking=masking,
         model={"dropout": 0.0, "attention_dropout": 0.0, "max_length": 128},
         train={
-            "max_steps": STEPS, "batch_sequences": 6, "microbatch_tokens": 200, "checkpoint_every_steps": 10,
-            "validate_every_steps": 13, "log_every_steps": 1, "validation_sequences": 2, "num_threads": 1, **train,
+            "max_steps": STEPS, "batch_sequences": 6, "microbatch_tokens": 200, "checkpoint_every_steps": 20,
+            "validate_every_steps": 25, "log_every_steps": 1, "validation_sequences": 2, "num_threads": 1, **train,
         },
     )  # fmt: skip
 
@@ -174,7 +174,7 @@ def test_the_last_step_of_an_epoch_has_fewer_sequences_than_ranks(cache):
 
 @pytest.mark.parametrize(
     ("before", "after", "dying", "call", "train"),
-    [(2, 3, 1, 23, {"parallel": "fsdp", "sharded_checkpoints": True}), (3, 1, 0, 18, {"parallel": "ddp"})],
+    [(2, 3, 1, 45, {"parallel": "fsdp", "sharded_checkpoints": True}), (3, 1, 0, 35, {"parallel": "ddp"})],
 )
 def test_a_killed_rank_is_named_and_another_number_of_ranks_goes_on(
     cache, alone, tmp_path, before, after, dying, call, train

@@ -49,6 +49,7 @@ def predict(
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.runs import given_runs
+    from exlm_cli.data.rows.decode import open_raw
     from exlm_cli.paths import expand_path
 
     progress = console.open_progress()
@@ -60,6 +61,7 @@ def predict(
                 f"{one.path} is a pre-trained run, which predicts no labels",
                 f"fine-tune it with `exlm finetune`, or write its vectors with `exlm embed {one.path} {file}`",
             )
+    open_raw(path).close()  # before torch is loaded
     from exlm_cli.finetune.model import load_finetuned
     from exlm_cli.finetune.predict import predict as predict_file
 
@@ -102,11 +104,13 @@ def embed(
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.runs import given_runs
+    from exlm_cli.data.rows.decode import open_raw
     from exlm_cli.paths import expand_path
 
     path = expand_path(file)
     progress = console.open_progress()
-    (given,) = given_runs([run], progress)  # before torch is loaded
+    (given,) = given_runs([run], progress)
+    open_raw(path).close()  # before torch is loaded
     from exlm_cli.api import load
     from exlm_cli.finetune.embed import embed as embed_file
 

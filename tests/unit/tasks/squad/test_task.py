@@ -121,6 +121,14 @@ def test_the_best_answer_and_its_odds_are_told_for_each_question(official, token
     assert scores == {"Clocks-0": -20, "Clocks-1": -20, "Clocks-2": 20}
 
 
+def test_a_model_whose_answers_are_all_wrong_answers_nothing_and_says_so(official, tokenizer):
+    task = load(official)
+    pointed = pointing(task.encode("valid", tokenizer, 200))
+    assert task.describe_outputs("valid", pointed) == []
+    (sentence,) = task.describe_outputs("valid", [logits[::-1].copy() for logits in pointed])
+    assert sentence.startswith("no question is answered")
+
+
 def test_what_is_calibrated_is_the_margin_and_whether_the_answer_is_right(official, tokenizer):
     """One seed points at the answers, the other at nothing but [CLS]: the mean has half of each, by hand."""
     task = load(official)
