@@ -25,6 +25,12 @@ def tiny() -> list[str]:
 
 
 @pytest.fixture(autouse=True)
+def _no_terminal_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Print as into a pipe: workers of pytest-xdist have a $COLUMNS."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(autouse=True)
 def _blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the files of figures blank: drawing takes seconds, and `tests/unit/report` looks at the drawings."""
 

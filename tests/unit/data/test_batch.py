@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from exlm_cli.config.sections import Objective
-from exlm_cli.data.batch import Batch, batch_from_masked_ids, expand
+from exlm_cli.data.batch import Batch, batch_from_masked_ids, expand, pack
 from tests.tiny import SPECIAL, masked_by_hand, tiny_batch, tiny_recipe
 
 INPUT_IDS = [1, 10, 3, 11, 3, 2]
@@ -92,7 +92,9 @@ def test_inner_nodes_and_targets_are_counted_on_the_host():
 
 
 def test_a_batch_goes_to_a_device_whole():
-    moved = _expanded(2, "exlm").to(torch.device("meta"))
+    moved = pack(_expanded(2, "exlm"), hides_further_states=True).to(torch.device("meta"))
+    assert moved.packing is not None
     tensors = [value for value in vars(moved).values() if isinstance(value, torch.Tensor)]
-    assert len(tensors) == len(fields(Batch)) - 3
+    assert len(tensors) == len(fields(Batch)) - 4  # three of the host, and the packing
+    tensors += moved.packing
     assert {tensor.device.type for tensor in tensors} == {"meta"}
