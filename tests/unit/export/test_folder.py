@@ -38,8 +38,8 @@ def loaded(source: Source, out: Path) -> Any:
     return model.eval()
 
 
-def our_logits(pretrained: Pretrained, token_ids: list[int]) -> torch.Tensor:
-    """Return (L, V) logits of the batch that pre-training makes of token ids, [MASK]s included."""
+def own_states(pretrained: Pretrained, token_ids: list[int]) -> torch.Tensor:
+    """Return (L, D) states of the batch that pre-training makes of token ids, [MASK]s included."""
     model, tokenizer = pretrained.model, pretrained.tokenizer
     batch = batch_from_masked_ids(
         np.array([token_ids]),
@@ -49,7 +49,15 @@ def our_logits(pretrained: Pretrained, token_ids: list[int]) -> torch.Tensor:
         objective=pretrained.recipe.objective,
     )
     with torch.inference_mode():
-        return F.linear(model.lm_head(model.encode(batch)), model.token_embedding.weight, model.lm_head.bias)[0]
+        return model.encode(batch)[0]
+
+
+def our_logits(pretrained: Pretrained, token_ids: list[int]) -> torch.Tensor:
+    """Return the (L, V) logits of `own_states`."""
+    model = pretrained.model
+    with torch.inference_mode():
+        states = model.lm_head(own_states(pretrained, token_ids))
+        return F.linear(states, model.token_embedding.weight, model.lm_head.bias)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +107,19 @@ def test_an_mlm_of_smiles_gives_the_same_logits(tmp_path):
         assert float((theirs - our_logits(pretrained, ids)).abs().max()) <= TOLERANCE
     words = transformers.pipeline("fill-mask", model=exported, tokenizer=tokenizer)("CC(=O)[MASK]c1ccccc1")
     assert len(words) == 5
+
+
+def test_sentence_transformers_averages_the_same_states(tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    pretrained = load_pretrained(make_pretrained(tmp_path / "run", model={**LARGE, "num_layers": 2}), device="cpu")
+    source = pretrained_source(pretrained)
+    loaded(source, tmp_path / "out")
+    texts = ["amber birch fern daisy", "cedar"]
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(texts)
+    for text, vector in zip(texts, theirs, strict=True):
+        ours = own_states(pretrained, source.encode(text)).mean(0).numpy()
+        assert float(np.abs(ours).max()) > 0.1
+        np.testing.assert_allclose(vector, ours, atol=TOLERANCE)
 
 
 def test_a_pair_is_written_as_glue_tasks_write_it(tmp_path):
