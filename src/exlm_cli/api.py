@@ -44,8 +44,8 @@ class Predictions:
         by_seed: (K, R, C) float64, those of each seed.
         calibrated: (R, C) float64, probabilities calibrated on the run's validation rows, NaN where it had too few;
             None for values.
-        half_width: (C,) float64, of values: `mean` plus and minus it is the interval of `interval_level`; infinite
-            where the run had too few validation rows. None for probabilities.
+        half_width: (C,) float64, of values: `mean` plus and minus it is the interval of `interval_level`; NaN where
+            the run had too few validation rows. None for probabilities.
         problems: R texts, why a row cannot be read; empty where it can.
         notes: On rows that were cut, or have a doubtful metal.
         answers: Of SQuAD, R pieces of the paragraphs, the best answers of the seeds' mean logits; empty for a row that

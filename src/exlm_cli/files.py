@@ -1,4 +1,4 @@
-"""Files: atomic writes, typed JSON, CSV, folders for results, `~` and the cache folder."""
+"""Files: atomic writes, typed JSON, CSV, folders for results, and the file system's refusals as errors."""
 
 import contextlib
 import csv

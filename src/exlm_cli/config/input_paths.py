@@ -1,4 +1,7 @@
-"""Paths of inputs in a recipe: made absolute, so that they mean the same in any folder, cut to names, or checked."""
+"""Paths of inputs in a recipe: made absolute, so that they mean the same in any folder, cut to names, or checked.
+
+The recipe of a run directory is written here, since its paths are absolute.
+"""
 
 import glob
 from collections.abc import Callable
@@ -7,13 +10,16 @@ from typing import Any
 
 from exlm_cli.config.base import Mark, Recipe
 from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.load import dump_recipe
 from exlm_cli.config.overrides import RecipeT
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import DataConfig, TokenizerConfig
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.config.tasks import TaskSection
 from exlm_cli.errors import DataError
+from exlm_cli.files import write_atomically
 from exlm_cli.paths import expand_path
+from exlm_cli.run_dir import end_beginning
 
 _PRETRAIN_PATHS = {
     section: [name for name, field in config.model_fields.items() if Mark.INPUT in field.metadata]
@@ -30,6 +36,16 @@ def with_absolute_paths(recipe: RecipeT) -> RecipeT:
     Names that begin with `~`, `hub:` or `bundled:` mean the same everywhere and are kept.
     """
     return _changed(recipe, _absolute)
+
+
+def write_run_recipe(run: Path, recipe: Recipe) -> None:
+    """Write `recipe.yaml` of a run directory, the last file that a resumption needs: from now on it is a run.
+
+    Raises:
+        CheckpointError: The file system refuses.
+    """
+    write_atomically(run / "recipe.yaml", dump_recipe(with_absolute_paths(recipe)).encode())
+    end_beginning(run)
 
 
 def with_names_alone(recipe: RecipeT) -> RecipeT:

@@ -11,8 +11,8 @@ from pathlib import Path
 import loky
 import torch
 
-from exlm_cli.config.input_paths import with_absolute_paths
-from exlm_cli.config.load import dump_recipe, load_recipe
+from exlm_cli.config.input_paths import with_absolute_paths, write_run_recipe
+from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import DataConfig, TokenizerConfig
 from exlm_cli.config.sweep import SweepCell, SweepRecipe
@@ -22,9 +22,9 @@ from exlm_cli.experiments.board import SweepBoard, open_board
 from exlm_cli.experiments.cell import read_result, refuse_changed_cell
 from exlm_cli.experiments.results import SweepRun, SweepSummary, cell_folder, finished_results, resume_command
 from exlm_cli.experiments.workers import Event, Workers
-from exlm_cli.files import removed_on_failure, write_atomically, write_json
+from exlm_cli.files import removed_on_failure, write_json
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import RUN_FILE, create_run_dir, end_beginning, read_run_json, sole_process, update_run_json
+from exlm_cli.run_dir import RUN_FILE, create_run_dir, read_run_json, sole_process, update_run_json
 from exlm_cli.train.pretrained import pick_device
 from exlm_cli.train.process import StopSignal
 from exlm_cli.train.trackers import require_trackers
@@ -80,9 +80,7 @@ def run_sweep(
             # only now: a recipe that is refused must not replace the one that the cells were trained with
             fields = {"command": recipe.run_by, "num_cells": len(every_cell), "jobs": len(environments)}
             update_run_json(run, fields)
-            # last: only a run directory has a recipe
-            write_atomically(path, dump_recipe(whole).encode())
-            end_beginning(run)
+            write_run_recipe(run, whole)
         num_others = len(every_cell) - len(cells)
         others = f"; the other {num_others} are left as they are" if num_others else ""
         progress.message(

@@ -171,7 +171,7 @@ def pretrained_source(pretrained: Pretrained) -> Source:
     log = run / "metrics.jsonl"
     rows = [row for row in (read_metrics(log) if log.is_file() else []) if row.get("kind") == "valid"]
     rows = [row for row in rows if row["step"] <= pretrained.step]
-    shown = {name: rows[-1].get(name) for name in ("loss", "accuracy", "perplexity")} if rows else {}
+    shown = {name: rows[-1].get(name) for name in ("loss", "mask_accuracy", "perplexity")} if rows else {}
     return Source(
         run=run,
         recipe=pretrained.recipe,

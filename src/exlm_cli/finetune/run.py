@@ -17,7 +17,7 @@ import torch
 
 from exlm_cli.config.base import Mark, identity_values
 from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint, grid_points
-from exlm_cli.config.input_paths import with_absolute_paths
+from exlm_cli.config.input_paths import write_run_recipe
 from exlm_cli.config.load import dump_recipe, load_recipe, resumed_recipe
 from exlm_cli.config.overrides import describe_changes
 from exlm_cli.config.pretrain import PretrainRecipe
@@ -59,7 +59,7 @@ from exlm_cli.finetune.verdict import describe_verdict, summarise_splits
 from exlm_cli.format import format_counts
 from exlm_cli.launch import read_launch
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.run_dir import create_run_dir, end_beginning, read_run_json, update_run_json
+from exlm_cli.run_dir import create_run_dir, read_run_json, update_run_json
 from exlm_cli.tasks.base import DownstreamTask, write_outputs
 from exlm_cli.tasks.registry import load_task
 from exlm_cli.tasks.splits import split_fingerprint
@@ -222,9 +222,7 @@ def _prepare_folder(run: _Run, *, is_new: bool) -> None:
     else:
         _check_resumed(run)
     write_training_rows(run.folder, run.data.task)
-    # last: a run directory counts as one once it has its recipe
-    write_atomically(run.folder / "recipe.yaml", dump_recipe(with_absolute_paths(run.recipe)).encode())
-    end_beginning(run.folder)
+    write_run_recipe(run.folder, run.recipe)
 
 
 def resume_finetuning(

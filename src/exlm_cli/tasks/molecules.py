@@ -1,6 +1,6 @@
 """Molecules of a column of SMILES: which rows are molecules, which are the same molecule, and their scaffolds."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -86,14 +86,6 @@ def read_molecules(
                 bar.update(number)
         bar.update(len(smiles))
     return found
-
-
-def repeated_rows(rows: Iterable[int], keys: Sequence[str]) -> list[list[int]]:
-    """Return groups of rows that share their key, each ascending, in the order of their first rows."""
-    by_key: dict[str, list[int]] = {}
-    for row in rows:
-        by_key.setdefault(keys[row], []).append(row)
-    return [group for group in by_key.values() if len(group) > 1]
 
 
 def murcko_scaffold(molecule: "Mol", *, has_chirality: bool) -> str:

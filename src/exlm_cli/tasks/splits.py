@@ -29,7 +29,7 @@ from exlm_cli.data import IntArray
 from exlm_cli.errors import DataError
 from exlm_cli.paths import expand_path
 from exlm_cli.tasks.base import SPLITS, Split, SplitIndices
-from exlm_cli.tasks.table_rows import TableRows
+from exlm_cli.tasks.table_rows import TableRows, group_rows
 
 # tenths, so that every comparison is one of integers
 _TRAIN_TENTHS, _VALID_TENTHS = 8, 1
@@ -115,14 +115,16 @@ def choose_rows(
 
 def split_by_scaffold(scaffolds: Sequence[Hashable]) -> SplitIndices:
     """Split rows with given scaffolds by the rule of `scaffold` and `scaffold-deepchem`."""
-    groups = sorted(_groups(scaffolds), key=lambda group: (len(group), group[0]), reverse=True)
+    groups = sorted(
+        group_rows(range(len(scaffolds)), scaffolds), key=lambda group: (len(group), group[0]), reverse=True
+    )
     return _fill(groups, len(scaffolds), shares_train_room=True)
 
 
 def split_balanced(scaffolds: Sequence[Hashable], seed: int) -> SplitIndices:
     """Split rows with given scaffolds by the rule of `scaffold-balanced`."""
     num_rows = len(scaffolds)
-    groups = _groups(scaffolds)
+    groups = group_rows(range(num_rows), scaffolds)
     large = [group for group in groups if 20 * len(group) > _VALID_TENTHS * num_rows]
     small = [group for group in groups if 20 * len(group) <= _VALID_TENTHS * num_rows]
     shuffler = random.Random(seed)  # noqa: S311 (chemprop's generator, so that its splits come out; nothing secret)
@@ -157,8 +159,8 @@ def split_at_random(num_rows: int, seed: int, classes: Sequence[Hashable] | None
     if classes is not None:
         # the n rows of a class get the positions (0.5, 1.5, ... n - 0.5) / n: a cut at 0.8 cuts every class at 0.8
         position = np.empty(num_rows)
-        for group in _groups([classes[row] for row in order]):
-            position[order[group]] = (np.arange(len(group)) + 0.5) / len(group)
+        for group in group_rows(order.tolist(), classes):
+            position[group] = (np.arange(len(group)) + 0.5) / len(group)
         order = order[np.argsort(position[order], kind="stable")]
     num_train = _TRAIN_TENTHS * num_rows // 10
     num_seen = (_TRAIN_TENTHS + _VALID_TENTHS) * num_rows // 10
@@ -205,14 +207,6 @@ def split_fingerprint(indices: Mapping[Any, IntArray]) -> str:
     """Return the SHA-256, in hex, of the row numbers of each split, in the order train, valid, test."""
     content = {name: indices[name].tolist() for name in SPLITS if name in indices}
     return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
-
-
-def _groups(keys: Sequence[Hashable]) -> list[list[int]]:
-    """Return the rows of each key, ascending; keys in the order in which they first occur."""
-    rows_by_key: dict[Hashable, list[int]] = {}
-    for row, key in enumerate(keys):
-        rows_by_key.setdefault(key, []).append(row)
-    return list(rows_by_key.values())
 
 
 def _as_arrays(parts: Mapping[Split, Sequence[int]]) -> SplitIndices:

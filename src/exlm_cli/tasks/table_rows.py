@@ -1,6 +1,6 @@
 """Rows of a user's table as a model reads them: the usable rows of a task, and all rows of a file to predict."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from exlm_cli.errors import DataError
 from exlm_cli.format import name_some
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import SPLITS, FloatArray, Split
-from exlm_cli.tasks.molecules import Molecule, read_molecules, repeated_rows
+from exlm_cli.tasks.molecules import Molecule, read_molecules
 
 _MAX_LISTED = 20
 
@@ -75,17 +75,6 @@ class TableRows:
         """Return the lines of rows, as notes name them."""
         return name_some((self.table.short_place(row) for row in rows), limit=limit)
 
-    def with_note_on_metals(self) -> "TableRows":
-        """Note the molecules that are used though RDKit refuses the valence of a metal in them."""
-        odd = [row for row, molecule in enumerate(self.molecules or ()) if molecule.has_odd_metal]
-        if not odd:
-            return self
-        note = (
-            f"kept {len(odd):,} molecules in which RDKit refuses the valence of a metal and nothing else: "
-            f"lines {self.places(odd, limit=_MAX_LISTED)}"
-        )
-        return replace(self, notes=(*self.notes, note))
-
 
 def usable_rows(table: Table, inputs: tuple[str, ...], config: RowTaskConfig, progress: Progress) -> TableRows:
     """Return the rows with a text, or those that are molecules.
@@ -109,14 +98,14 @@ def usable_rows(table: Table, inputs: tuple[str, ...], config: RowTaskConfig, pr
             hint = f"none of the {len(bad):,} rows can be used: give another file, or another column of it"
         raise DataError(f"{table.where(bad[0])}: {what}{rows.problems[bad[0]]}", hint)
     if not bad:
-        return rows.with_note_on_metals()
+        return rows
     if kind == "text":
         note = f"left out {len(bad):,} rows with an empty text: lines {rows.places(bad)}"
     else:
         listed = "; ".join(f"line {table.short_place(row)}: {rows.problems[row]}" for row in bad[:_MAX_LISTED])
         more = f"; and {len(bad) - _MAX_LISTED:,} more" if len(bad) > _MAX_LISTED else ""
         note = f"left out {len(bad):,} of {len(table):,} rows that are no molecules: {listed}{more}"
-    return replace(rows, notes=(note,)).with_note_on_metals()
+    return replace(rows, notes=(note, *rows.notes))
 
 
 def read_input_rows(
@@ -137,14 +126,14 @@ def read_input_rows(
     if column is None:
         column = ColumnChoice(kind, None, f"task.{kind}_column").choose(str(path), list(table.columns))
     inputs = table.column(column, f"choose one with `task.{kind}_column=NAME`")
-    return _read_rows(table, inputs, kind, progress).with_note_on_metals()
+    return _read_rows(table, inputs, kind, progress)
 
 
 def rows_of_list(inputs: Sequence[str], kind: InputKind, progress: Progress) -> TableRows:
     """Return texts or SMILES that are in memory as rows; their lines are counted from 1."""
     column = tuple(text.strip() for text in inputs)
     table = Table(Path("rows"), {kind: column}, tuple(range(1, len(column) + 1)))
-    return _read_rows(table, column, kind, progress).with_note_on_metals()
+    return _read_rows(table, column, kind, progress)
 
 
 def _read_rows(
@@ -158,15 +147,31 @@ def _read_rows(
     if kind == "text":
         return TableRows(table, inputs, tuple("" if text else "the text is empty" for text in inputs))
     molecules = read_molecules(inputs, progress, has_chiral_scaffolds=has_chiral_scaffolds)
-    return TableRows(table, inputs, tuple(molecule.problem for molecule in molecules), molecules)
+    rows = TableRows(table, inputs, tuple(molecule.problem for molecule in molecules), molecules)
+    odd = [row for row, molecule in enumerate(molecules) if molecule.has_odd_metal]
+    if not odd:
+        return rows
+    what = "molecules in which RDKit refuses the valence of a metal and nothing else"
+    return replace(rows, notes=(f"kept {len(odd):,} {what}: lines {rows.places(odd, limit=_MAX_LISTED)}",))
+
+
+def group_rows(rows: Iterable[int], keys: Sequence[Hashable]) -> list[list[int]]:
+    """Return the rows that share a key, in the order given; groups in the order of their first rows.
+
+    Args:
+        keys: Key of each row of the table.
+    """
+    by_key: dict[Hashable, list[int]] = {}
+    for row in rows:
+        by_key.setdefault(keys[row], []).append(row)
+    return list(by_key.values())
 
 
 def describe_repeats(rows: TableRows, indices: Mapping[Split, IntArray], targets_RC: FloatArray) -> list[str]:
     """Return notes on molecules or texts in more than one split, and on those whose rows have different labels."""
     what = "texts" if rows.molecules is None else "molecules"
-    keys = rows.inputs if rows.molecules is None else [molecule.canonical for molecule in rows.molecules]
     split_of = {int(row): split for split in SPLITS if split in indices for row in indices[split]}
-    groups = repeated_rows(sorted(split_of), keys)
+    groups = [group for group in group_rows(sorted(split_of), rows.keys) if len(group) > 1]
     place = rows.table.short_place
     notes = []
     across = [group for group in groups if len({split_of[row] for row in group}) > 1]

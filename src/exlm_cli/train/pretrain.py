@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from exlm_cli.config.base import identity_values
-from exlm_cli.config.input_paths import with_absolute_paths
-from exlm_cli.config.load import dump_recipe, load_recipe, resumed_recipe
+from exlm_cli.config.input_paths import write_run_recipe
+from exlm_cli.config.load import load_recipe, resumed_recipe
 from exlm_cli.config.overrides import describe_changes
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import LoopConfig
@@ -29,14 +29,14 @@ from exlm_cli.distributed.parallel import choose_strategy, compile_blocks, sprea
 from exlm_cli.distributed.ranks import ALONE, PREPARE_LIMIT_S, Ranks, join
 from exlm_cli.distributed.shared_run import hold_run, require_same_data, require_same_recipe
 from exlm_cli.errors import CheckpointError
-from exlm_cli.files import removed_on_failure, write_atomically
+from exlm_cli.files import removed_on_failure
 from exlm_cli.format import format_parameters, format_percent
 from exlm_cli.launch import read_launch
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.alignment import choose_backend
 from exlm_cli.ops.varlen_attention import has_varlen_kernel
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.run_dir import MetricsLog, create_run_dir, end_beginning, read_run_json, update_run_json
+from exlm_cli.run_dir import MetricsLog, create_run_dir, read_run_json, update_run_json
 from exlm_cli.train.checkpoint import checkpoint_paths, load_state, newest_good_checkpoint, remove_unfinished
 from exlm_cli.train.evaluation import CollapseWatch, EvaluationSums, evaluate_batch, measure_own_mask_share, summarise
 from exlm_cli.train.loop import TrainingLoop
@@ -329,9 +329,7 @@ def _describe_run(run: Path, recipe: PretrainRecipe, data: PreparedData, fields:
             **fields,
         },
     )
-    # last: a run directory counts as one once it has its recipe
-    write_atomically(run / "recipe.yaml", dump_recipe(with_absolute_paths(recipe)).encode())
-    end_beginning(run)
+    write_run_recipe(run, recipe)
 
 
 def resume_pretraining(

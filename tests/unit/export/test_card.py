@@ -9,8 +9,11 @@ import pytest
 from exlm_cli.api import load
 from exlm_cli.export.card import model_card
 from exlm_cli.export.folder import write_model
-from exlm_cli.export.source import Source, finetuned_source
+from exlm_cli.export.source import Source, finetuned_source, pretrained_source
 from exlm_cli.finetune.model import load_finetuned
+from exlm_cli.run_dir import MetricsLog
+from exlm_cli.train.evaluation import EvaluationSums, summarise
+from exlm_cli.train.pretrained import load_pretrained
 from tests.unit.finetune.finetuned_runs import SMILES, finetune, smiles_pretrained, write_rows
 
 
@@ -47,3 +50,16 @@ def test_a_card_names_the_table_and_says_what_was_not_pre_trained(source):
     assert "trained from random weights on `assay.csv`" in card
     assert "| pre-training | none |" in card
     assert "data of pre-training" not in card
+
+
+def test_the_card_of_a_pretrained_run_has_its_last_validation(tmp_path):
+    """Under the names that `train.evaluation.summarise` gives: the accuracy is that of masks."""
+    run = smiles_pretrained(tmp_path)
+    sums = EvaluationSums(3.0, 2, 0, 3.0, num_correct=1, num_targets=4, entropy_nats=1.0, num_entropy_nodes=1)
+    figures = summarise([sums], has_dag=False)
+    log = MetricsLog(run / "metrics.jsonl")
+    log.append({"kind": "valid", "step": 0, **figures})
+    log.append({"kind": "train", "step": 0, "loss": 2.0})
+    card = model_card(pretrained_source(load_pretrained(run, device="cpu")), 0.0)
+    for name in ("loss", "mask_accuracy", "perplexity"):
+        assert f"| {name} | {figures[name]:.4g} |" in card

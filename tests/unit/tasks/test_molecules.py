@@ -5,7 +5,7 @@ from rdkit import Chem
 from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
 
 from exlm_cli.progress import SilentProgress
-from exlm_cli.tasks.molecules import murcko_scaffold, parse_molecule, read_molecules, repeated_rows
+from exlm_cli.tasks.molecules import murcko_scaffold, parse_molecule, read_molecules
 
 ALUMINIUM = "CC(=O)O[AlH3](O)O"  # line 2299 of Tox21: RDKit allows aluminium a valence of 3
 
@@ -33,13 +33,6 @@ def test_rows_are_read_with_their_problems_and_scaffolds():
     assert [molecule.problem for molecule in read] == ["", "", broken, ""]
     assert [molecule.has_odd_metal for molecule in read] == [False, False, False, True]
     assert read[0].canonical != read[1].canonical  # stereochemistry tells them apart
-
-
-def test_rows_that_are_one_molecule_are_found():
-    read = read_molecules(["OCC", "CCN", "CCO", "NCC", "C(C)O", "C"], SilentProgress())
-    keys = [molecule.canonical for molecule in read]
-    assert repeated_rows(range(6), keys) == [[0, 2, 4], [1, 3]]
-    assert repeated_rows([0, 1, 3], keys) == [[1, 3]]
 
 
 def test_a_scaffold_is_the_rings_and_what_links_them():

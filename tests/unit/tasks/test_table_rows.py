@@ -10,7 +10,7 @@ from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.data.rows.table import Table
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
-from exlm_cli.tasks.table_rows import TableRows, describe_repeats, read_input_rows, usable_rows
+from exlm_cli.tasks.table_rows import TableRows, describe_repeats, group_rows, read_input_rows, usable_rows
 from tests.unit.finetune.finetuned_runs import write_rows
 
 ALUMINIUM = "CC(=O)O[AlH3](O)O"
@@ -35,6 +35,12 @@ def test_rows_that_cannot_be_used_are_skipped_with_their_reason_and_odd_metals_a
     assert texts.notes == ("left out 1 rows with an empty text: lines 3",)
     many = usable("C", *["(("] * 22)
     assert many.notes[0].endswith("; and 2 more")
+
+
+def test_rows_of_one_molecule_are_one_group():
+    keys = usable("OCC", "CCN", "CCO", "NCC", "C(C)O", "C").keys
+    assert group_rows(range(6), keys) == [[0, 2, 4], [1, 3], [5]]
+    assert group_rows([3, 0, 1], keys) == [[3, 1], [0]]
 
 
 def test_the_split_decides_which_scaffolds_are_worked_out():

@@ -16,8 +16,8 @@ from exlm_cli.cli.options import (
     collect_overrides,
 )
 from exlm_cli.errors import ConfigError
-from exlm_cli.files import make_folder, removed_on_failure, write_atomically
-from exlm_cli.run_dir import create_run_dir, end_beginning
+from exlm_cli.files import make_folder, removed_on_failure
+from exlm_cli.run_dir import create_run_dir
 
 if TYPE_CHECKING:
     from exlm_cli.config.pretrain import PretrainRecipe
@@ -100,8 +100,7 @@ def _recipe_name(recipe: str | None, kind: Kind | None, inputs: list[str] | None
 def _write_tokens(recipe: "PretrainRecipe", out: Path | None) -> dict[str, object]:
     """Write the tokenizer, the shards and the recipe; return what was made."""
     from exlm_cli.cli import console
-    from exlm_cli.config.input_paths import with_absolute_paths
-    from exlm_cli.config.load import dump_recipe
+    from exlm_cli.config.input_paths import write_run_recipe
     from exlm_cli.data.corpus.pipeline import prepare_data
 
     is_new = out is None or not out.exists()
@@ -109,8 +108,7 @@ def _write_tokens(recipe: "PretrainRecipe", out: Path | None) -> dict[str, objec
     with removed_on_failure(folder, is_new=is_new):
         data = prepare_data(recipe, rejected_csv=folder / "rejected.csv", progress=console.open_progress())
         data.tokenizer.save(folder / "tokenizer.json")
-        write_atomically(folder / "recipe.yaml", dump_recipe(with_absolute_paths(recipe)).encode())
-        end_beginning(folder)
+        write_run_recipe(folder, recipe)
     return {
         "tokenizer": folder / "tokenizer.json",
         "recipe": folder / "recipe.yaml",
