@@ -10,7 +10,7 @@ from scipy.special import entr
 from exlm_cli.dag import graph
 from exlm_cli.dag.fillings import Filling, IndependentGuess, NBest, independent_guess, n_best_fillings
 from exlm_cli.dag.search import Length
-from exlm_cli.format import format_percent, printable
+from exlm_cli.format import format_number_of, format_percent, printable
 
 MAX_MASKS_DRAWN = 40
 """Pictures show this many masks; of a longer sentence they show the first ones and say so."""
@@ -137,7 +137,7 @@ class Inspection:
         return "The search met its limit: more probable fillings may be missing from this list."
 
     def _num_tokens(self) -> str:
-        return f"{self.dag.num_masks} token" + ("s" if self.dag.num_masks > 1 else "")
+        return format_number_of(self.dag.num_masks, "token")
 
 
 def inspect(

@@ -1,4 +1,4 @@
-"""Our weights as those of transformers' ESM classes: the same encoder under other names.
+"""Our weights, config and tokenizer as transformers has them: the encoder is that of ESM under other names.
 
 ESM rotates a head by one position, entry p with entry p + H/2. `rope: 2d` rotates by two: of the first part of a head
 by the token index, of the rest by the clone index, which is 0 without masks. Rows of the query and key projections are
@@ -7,14 +7,17 @@ therefore put in ESM's order, and the frequencies of the clone index become 0.
 Axes: D width, H head width, V vocabulary, C outputs.
 """
 
+import json
 from typing import Any
 
+import tokenizers
 import torch
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import ModelConfig
-from exlm_cli.data.tokenizer import Tokenizer
+from exlm_cli.data.tokenizer import CLS, MASK, PAD, SEP, UNK, Tokenizer
 from exlm_cli.errors import ConfigError
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.model.heads import SequenceHead, TaskModel
@@ -78,6 +81,40 @@ def esm_config(recipe: PretrainRecipe, tokenizer: Tokenizer) -> dict[str, Any]:
         # ESM numbers the positions from pad_token_id + 1 on
         "max_position_embeddings": model.max_length + (0 if is_rotary else tokenizer.pad_id + 1),
     }
+
+
+def tokenizer_files(tokenizer: Tokenizer, *, max_length: int, has_mask: bool) -> dict[str, str]:
+    """Return the content of `tokenizer.json`, which adds [CLS] and [SEP], and `tokenizer_config.json` by name.
+
+    Args:
+        tokenizer: Of the run.
+        max_length: Tokens of the longest sequence, [CLS] and [SEP] included.
+        has_mask: Whether the exported model predicts [MASK]s; `fill-mask` refuses a tokenizer without a mask token.
+    """
+    definition = json.loads(tokenizer.to_json())
+    for token in definition["added_tokens"]:
+        if token["content"] == MASK:
+            # a masked word of text includes the blank before it, as in `Tokenizer.encode_with_masks`
+            token["lstrip"] = tokenizer.kind == "bpe"
+    backend = tokenizers.Tokenizer.from_str(json.dumps(definition))
+    backend.post_processor = TemplateProcessing(
+        single=f"{CLS} $A {SEP}",
+        pair=f"{CLS} $A {SEP} $B {SEP}",
+        special_tokens=[(CLS, tokenizer.cls_id), (SEP, tokenizer.sep_id)],
+    )
+    names = {"pad_token": PAD, "cls_token": CLS, "sep_token": SEP, "unk_token": UNK}
+    if has_mask:
+        names["mask_token"] = MASK
+    config: dict[str, Any] = {
+        # a class that transformers 4 and 5 both have
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_length,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "clean_up_tokenization_spaces": False,
+        **names,
+    }
+    written = json.dumps(json.loads(backend.to_str()), ensure_ascii=False, indent=1)
+    return {"tokenizer.json": f"{written}\n", "tokenizer_config.json": f"{json.dumps(config, indent=1)}\n"}
 
 
 def esm_tensors(recipe: PretrainRecipe, model: ExlmModel | TaskModel, pad_id: int) -> dict[str, Tensor]:

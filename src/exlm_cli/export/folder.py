@@ -17,11 +17,10 @@ from torch import Tensor
 
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
 from exlm_cli.export.card import Format, model_card
-from exlm_cli.export.esm import esm_config, esm_tensors, refuse_inexpressible
+from exlm_cli.export.esm import esm_config, esm_tensors, refuse_inexpressible, tokenizer_files
 from exlm_cli.export.onnx_model import MODEL_FILE, run_onnx, write_onnx
 from exlm_cli.export.remote_code import AUTO_MAP, mask_tensors, network_config, remote_code
 from exlm_cli.export.source import Source
-from exlm_cli.export.tokenizer import tokenizer_files
 from exlm_cli.files import folder_for_results, json_bytes, refusing, removed_on_failure, write_atomically
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import Progress

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from exlm_cli.files import make_folder
 from exlm_cli.finetune.calibration import NUM_BINS, CalibratedRows, calibration_error, read_scored_split, reliability
 from exlm_cli.finetune.results import read_split_outputs
-from exlm_cli.format import format_count, format_percent, shorten
+from exlm_cli.format import format_count, format_number_of, format_percent, shorten
 from exlm_cli.report import style
 from exlm_cli.report.scores import FinetunedRun
 
@@ -124,7 +124,7 @@ def read_split_predictions(run: FinetunedRun) -> SplitPredictions:
     """
     results, split = run.results, run.results.scored_split
     rows, by_seed, targets = read_split_outputs(run.folder, results, split)
-    seeds = f"{len(by_seed)} seed{'s' if len(by_seed) > 1 else ''}"
+    seeds = format_number_of(len(by_seed), "seed")
     title = f"{run.name}: {results.task}, {split}, {format_count(len(rows))} rows, {seeds}"
     return SplitPredictions(by_seed, targets, results.output_names, results.loss == "classes", title)
 

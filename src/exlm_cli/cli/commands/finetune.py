@@ -24,6 +24,7 @@ from exlm_cli.cli.options import (
     split_words,
 )
 from exlm_cli.errors import ConfigError
+from exlm_cli.launch import is_quiet, num_ranks
 
 if TYPE_CHECKING:
     from exlm_cli.config.finetune import FinetuneRecipe
@@ -101,6 +102,7 @@ def finetune(
     with commas, runs these tasks of glue or moleculenet and prints Table 3 or 1 of the paper.
     """
     from exlm_cli.cli import console
+    from exlm_cli.cli.runs import local_run
     from exlm_cli.config.finetune import FinetuneRecipe
     from exlm_cli.config.load import resumed_recipe
 
@@ -128,7 +130,7 @@ def finetune(
             given = "--dry-run" if dry_run else f"--encoder {encoder}"
             raise ConfigError(f"`{given}` does not go with `{suite} {name}`", "give it with a single task")
         names = _names(suite) if name == _ALL else split_words(name)
-        recipes = [_chosen(suite, task, recipe, overrides) for task in dict.fromkeys(names or ())]
+        recipes = [_chosen(suite, one, recipe, overrides) for one in dict.fromkeys(names or ())]
         _, start_run = _find_inputs(
             recipes[0], checkpoint, sets or [], use_grid=grid, needs_run=True, is_series=True, progress=progress
         )
@@ -141,29 +143,26 @@ def finetune(
         resolved = resumed_recipe(resume, FinetuneRecipe, overrides)
     if dry_run:
         return console.emit_recipe(resolved, as_json=as_json)
-    if resume is not None:
-        from exlm_cli.finetune.run import run_finetuning
-
-        return _report(
-            run_finetuning(resolved, checkpoint=checkpoint, resume=resume, progress=progress), as_json=as_json
+    architecture = loaded = None
+    if resume is None:
+        if suite in ("glue", "moleculenet") and recipe is None:
+            _point_to_small(suite, resolved, progress)
+        architecture = _find_architecture(encoder, checkpoint, resolved)
+        loaded, checkpoint = _find_inputs(
+            resolved, checkpoint, sets or [], use_grid=grid, needs_run=architecture is None, progress=progress
         )
-    if suite in ("glue", "moleculenet") and recipe is None:
-        _point_to_small(suite, resolved, progress)
-    architecture = _find_architecture(encoder, checkpoint, resolved)
-    loaded, checkpoint = _find_inputs(
-        resolved, checkpoint, sets or [], use_grid=grid, needs_run=architecture is None, progress=progress
-    )
+    elif checkpoint is not None:
+        checkpoint = local_run(checkpoint, progress)
     from exlm_cli.finetune.run import run_finetuning
 
-    if baseline is None:
-        baseline = suite == "csv" and resolved.task.input_kind == "smiles"
     result = run_finetuning(
         resolved,
         checkpoint=checkpoint,
         encoder=architecture,
         out=out,
+        resume=resume,
         use_grid=grid,
-        baseline=baseline,
+        baseline=suite == "csv" and resolved.task.input_kind == "smiles" if baseline is None else baseline,
         task=loaded,
         progress=progress,
     )
@@ -173,11 +172,10 @@ def finetune(
 def _report(result: "FinetuneResult", *, as_json: bool) -> None:
     """Write the page of a run, and print its scores and verdict; of several ranks only rank 0 does."""
     from exlm_cli.cli import console
-    from exlm_cli.launch import read_launch
     from exlm_cli.report.page import write_page
     from exlm_cli.report.scores import FinetunedRun, results_tables
 
-    if read_launch().rank > 0:
+    if is_quiet():
         return
     page = write_page(FinetunedRun(result.run_dir.name, result.run_dir, result.results))
     if as_json:
@@ -203,7 +201,6 @@ def _run_series(
 ) -> None:
     """Fine-tune on every task of a suite, one after the other."""
     from exlm_cli.experiments.series import begin_series
-    from exlm_cli.launch import num_ranks
 
     if num_ranks() > 1:
         raise ConfigError(f"`{suite} all` works in one process", "start a task at a time with torchrun")
@@ -215,12 +212,14 @@ def _run_series(
 def _finish_series(folder: Path, checkpoint: Path | None, progress: "Progress", *, as_json: bool) -> None:
     """Finish the runs of a series, and print and save the paper's table with their row."""
     from exlm_cli.cli import console
+    from exlm_cli.cli.runs import local_run
     from exlm_cli.experiments.series import run_series
     from exlm_cli.report.paper import paper_tables
     from exlm_cli.report.scores import FinetunedRun
     from exlm_cli.report.tables import write_tables
 
-    finished, diverged = run_series(folder, checkpoint=checkpoint, progress=progress)
+    moved = None if checkpoint is None else local_run(checkpoint, progress)
+    finished, diverged = run_series(folder, checkpoint=moved, progress=progress)
     runs = [FinetunedRun(result.run_dir.name, result.run_dir, result.results) for result in finished]
     tables = paper_tables(runs)
     files = write_tables(tables, folder / "report", ("markdown", "csv"))

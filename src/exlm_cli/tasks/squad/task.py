@@ -335,13 +335,12 @@ def _read_files(config: SquadTaskConfig, progress: Progress) -> tuple[SquadFile,
     if files.train is not None:
         valid = None if files.valid is None else read_squad_json(given_file(config, files.valid))
         return read_squad_json(given_file(config, files.train)), valid
-    sources = [hub_source(config, HUB_NAME, None, split) for split in ("train", "validation")]
-    if None not in sources:
+    remote = hub_source(config, HUB_NAME, None, "train")
+    if remote is not None:
         with progress.bar("reading from the Hub", None) as bar:
             train, valid = (
                 read_squad_rows(str(source), counted(iter_hub_records(source, hint=LOCAL_HINT), bar))
-                for source in sources
-                if source is not None
+                for source in (remote, replace(remote, split="validation"))
             )
         return train, valid
     folder = existing_folder(config, _FOLDERS)
