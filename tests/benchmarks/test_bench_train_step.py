@@ -2,7 +2,6 @@
 
 import argparse
 import csv
-import importlib
 import re
 from itertools import groupby
 from pathlib import Path
@@ -11,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+import bench_train_step as bench
+import step_measurements as measurements
+import step_split as split
 from exlm_cli.config.describe import TrainingFlops
 from exlm_cli.train.process import StopSignal
 from tests.tiny import tiny_recipe
@@ -18,38 +20,23 @@ from tests.tiny import tiny_recipe
 ARGUMENTS = argparse.Namespace(device=torch.device("cpu"), backend="torch", batch_share=1.0)
 
 
-@pytest.fixture
-def bench() -> Any:
-    return importlib.import_module("bench_train_step")
-
-
-@pytest.fixture
-def measurements() -> Any:
-    return importlib.import_module("step_measurements")
-
-
-@pytest.fixture
-def split() -> Any:
-    return importlib.import_module("step_split")
-
-
-def _side(bench: Any, folder: Path, **sections: Any) -> Any:
+def _side(folder: Path, **sections: Any) -> Any:
     recipe = tiny_recipe(**sections)
     return bench.build_side(recipe, bench.generate_data(recipe, folder), ARGUMENTS, folder)
 
 
-def test_hours_are_milliseconds_times_steps(measurements):
+def test_hours_are_milliseconds_times_steps():
     """54.7 hours, the paper's MLM, are 50,000 steps of 3.9384 s."""
     assert measurements.hours_of_steps(3938.4, 50_000, 1.0) == pytest.approx(54.7)
     assert measurements.hours_of_steps(3938.4, 50_000, 0.25) == pytest.approx(4 * 54.7)
 
 
-def test_ratios_pair_what_was_measured_in_one_round(measurements):
+def test_ratios_pair_what_was_measured_in_one_round():
     """A machine that slows down by ten between rounds leaves the ratio alone."""
     assert measurements.paired_ratio([4.0, 40.0, 60.0], [2.0, 20.0, 20.0]).median_ms == 2.0
 
 
-def test_a_row_has_times_shares_flops_and_multiples_of_the_twin(measurements, split):
+def test_a_row_has_times_shares_flops_and_multiples_of_the_twin():
     recipe = tiny_recipe(train={"max_steps": 3600})
     exlm = measurements.Measured(recipe, 0.5, "native", "fp32")
     mlm = measurements.Measured(tiny_recipe(objective="mlm", train={"max_steps": 3600}), 0.5, "", "fp32")
@@ -91,9 +78,9 @@ def test_a_row_has_times_shares_flops_and_multiples_of_the_twin(measurements, sp
     ("objective", "modules"),
     [("exlm", ["encoder", "lm_head", "transition", "alignment"]), ("mlm", ["encoder", "lm_head"])],
 )
-def test_the_parts_of_a_split_step_come_in_the_order_of_the_computation(bench, split, objective, modules, tmp_path):
+def test_the_parts_of_a_split_step_come_in_the_order_of_the_computation(objective, modules, tmp_path):
     """The backward pass runs the parts in reverse; every part has a share, and they add up to the step."""
-    side = _side(bench, tmp_path, objective=objective)
+    side = _side(tmp_path, objective=objective)
     with split.split_step(side.loop) as clock:
         side.loop.advance(StopSignal())
     order = [part for part, _ in groupby(clock._entered) if part != split.OTHER]
@@ -110,8 +97,8 @@ def test_the_parts_of_a_split_step_come_in_the_order_of_the_computation(bench, s
         assert totals[split.Part(name, "forward")] + totals[split.Part(name, "backward")] == pytest.approx(whole[name])
 
 
-def test_measuring_changes_no_loss_and_leaves_nothing_behind(bench, split, tmp_path):
-    plain, measured = (_side(bench, tmp_path / name) for name in ("plain", "measured"))
+def test_measuring_changes_no_loss_and_leaves_nothing_behind(tmp_path):
+    plain, measured = (_side(tmp_path / name) for name in ("plain", "measured"))
     before = {name: set(vars(owner)) for name, owner in (("model", measured.task.model), ("loop", measured.loop))}
     losses = []
     for _ in range(3):
@@ -123,7 +110,7 @@ def test_measuring_changes_no_loss_and_leaves_nothing_behind(bench, split, tmp_p
     assert set(vars(measured.loop)) - {"_grad_norm", "last_batches"} == before["loop"]
 
 
-def test_generated_data_has_the_lengths_that_the_recipe_asks_for(bench, tmp_path):
+def test_generated_data_has_the_lengths_that_the_recipe_asks_for(tmp_path):
     packed = bench.generate_data(tiny_recipe(data={"sample_break": "none"}), tmp_path / "packed")
     assert set(packed.train.lengths) == {14}
     rows = bench.generate_data(tiny_recipe(train={"batch_sequences": None, "batch_tokens": 900}), tmp_path / "rows")
@@ -133,7 +120,7 @@ def test_generated_data_has_the_lengths_that_the_recipe_asks_for(bench, tmp_path
     assert rows.train.tokens.max() < rows.tokenizer.vocab_size == 300
 
 
-def test_the_script_prints_ratio_and_floor_and_keeps_its_rows(bench, tmp_path, monkeypatch, capsys):
+def test_the_script_prints_ratio_and_floor_and_keeps_its_rows(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench.harness, "RESULTS_DIR", tmp_path)
     monkeypatch.setattr(bench.harness, "surroundings", lambda device: {"device": device.type})  # asks git
     command = "x --recipes quickstart-text --steps 2 --warmup 1 --batch-share 0.06 --backend torch --threads"
@@ -150,6 +137,6 @@ def test_the_script_prints_ratio_and_floor_and_keeps_its_rows(bench, tmp_path, m
     assert all(row["device"] == "cpu" and row["rounds"] == "2" for row in rows)
 
 
-def test_the_twin_of_a_recipe_is_its_mlm(bench):
+def test_the_twin_of_a_recipe_is_its_mlm():
     assert bench.twin_of("text-base") == "text-base-mlm"
     assert bench.twin_of("ablation-exlm") == "ablation-mlm"

@@ -1,15 +1,14 @@
 """The draws of the study of intervals: coverage as theory has it, whatever the residuals are divided by."""
 
-import importlib
-
 import numpy as np
 import pytest
+
+import prediction_intervals as study
 
 
 @pytest.mark.parametrize("scale", [None, 0.0, 1.0])
 def test_the_mean_coverage_of_exchanged_rows_is_the_rank_over_n_plus_1(scale):
     """The rank is 90 of 99: whatever the divisor, a new row is covered with probability 90 / 100."""
-    study = importlib.import_module("prediction_intervals")
     rng = np.random.default_rng(0)
     spread_N = rng.random(2000) + 0.5
     residual_N = rng.exponential(size=2000) * spread_N

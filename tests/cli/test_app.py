@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib import metadata
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -24,14 +25,7 @@ MAIN = "import sys; from exlm_cli.cli.app import main; sys.exit(main())"
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
     """Return a function that makes `exlm recipes` raise an error."""
-
-    def fail(error: BaseException) -> None:
-        def raise_it(*_: object) -> None:
-            raise error
-
-        monkeypatch.setattr("exlm_cli.config.load.list_recipes", raise_it)
-
-    return fail
+    return lambda error: monkeypatch.setattr("exlm_cli.config.load.list_recipes", Mock(side_effect=error))
 
 
 def python(*words: str | bytes, **environment: str) -> subprocess.CompletedProcess[str]:

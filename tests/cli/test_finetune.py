@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -144,10 +145,7 @@ def test_a_series_whose_model_does_not_fit_leaves_no_folder(run_folder, capsys, 
 
 
 def test_a_series_that_is_stopped_while_it_reads_says_how_to_continue(run_folder, capsys, monkeypatch):
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("exlm_cli.experiments.series.run_finetuning", stop)
+    monkeypatch.setattr("exlm_cli.experiments.series.run_finetuning", Mock(side_effect=KeyboardInterrupt))
     for task in ("rte", "mrpc"):
         write_glue(run_folder / "data", task)
     assert main(["finetune", "glue", "rte,mrpc", "--data-dir", "data", "--checkpoint", "T", "--out", "some"]) == 130

@@ -2,9 +2,9 @@
 
 import shutil
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from torch import Tensor
 from torch._inductor import cpu_vec_isa
 from torch._inductor.exc import InductorError, InvalidCxxCompiler
 
@@ -44,13 +44,10 @@ def test_compiled_run_has_the_losses_of_an_eager_one(tmp_path, monkeypatch):
 
 
 def test_a_model_that_cannot_be_compiled_is_one_line(tmp_path, monkeypatch):
-    def refuse(*_: Any) -> Tensor:
-        raise InductorError(InvalidCxxCompiler(), None)
-
     recipe = tiny_recipe(
         data={"bundled_rows": 300, "cache_dir": str(tmp_path / "cache")}, train={"compile": True, "max_steps": 3}
     )
-    monkeypatch.setattr(PretrainTask, "losses", refuse)
+    monkeypatch.setattr(PretrainTask, "losses", Mock(side_effect=InductorError(InvalidCxxCompiler(), None)))
     with pytest.raises(ConfigError, match=r"^the model could not be compiled: .+") as caught:
         run_pretraining(recipe, out=tmp_path / "run")
     assert "train.compile=false" in caught.value.hint

@@ -6,7 +6,7 @@ import math
 import os
 import pwd
 from pathlib import Path
-from typing import NoReturn
+from unittest.mock import Mock
 
 import pytest
 
@@ -52,11 +52,7 @@ def test_a_written_file_has_the_mode_of_the_umask(tmp_path, umask):
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     path = tmp_path / "f"
     write_atomically(path, b"old")
-
-    def disk_full(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(files.os, "fsync", disk_full)
+    monkeypatch.setattr(files.os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     with pytest.raises(CheckpointError, match=f"{path}.*No space left") as caught:
         write_atomically(path, b"new")
     assert caught.value.hint == "free some space"
@@ -74,10 +70,7 @@ def test_a_folder_whose_name_is_taken_is_refused(tmp_path):
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])
 def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch, number):
-    def refuse(_: Path) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(Path, "touch", refuse)
+    monkeypatch.setattr(Path, "touch", Mock(side_effect=OSError(number, os.strerror(number))))
     with pytest.raises(CheckpointError, match=os.strerror(number)), folder_for_results(tmp_path / "a", tmp_path / "f"):
         pytest.fail("the work began")
     assert list(tmp_path.iterdir()) == []
@@ -152,13 +145,9 @@ def test_the_hash_of_json_does_not_depend_on_the_order_of_keys():
 @pytest.fixture
 def no_home(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process without HOME and without an entry in the user database, as in many containers."""
-
-    def unknown(_: int) -> NoReturn:
-        raise KeyError
-
     for name in ("HOME", "EXLM_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr(pwd, "getpwuid", Mock(side_effect=KeyError))
 
 
 def test_only_a_tilde_at_the_beginning_is_a_home_folder(monkeypatch):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -90,18 +91,10 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
         with pytest.raises(CheckpointError, match="no run directory can be made there") as caught:
             create_run_dir(out, "a", root=root)
         assert "`out=DIR`" in caught.value.hint
-
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(Path, "touch", refuse)
+    monkeypatch.setattr(Path, "touch", Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
     with pytest.raises(CheckpointError, match="Read-only file system"):
         create_run_dir(tmp_path / "new", "a")
-
-    def taken(_: Path, parents: bool) -> None:
-        raise FileExistsError
-
-    monkeypatch.setattr(Path, "mkdir", taken)
+    monkeypatch.setattr(Path, "mkdir", Mock(side_effect=FileExistsError))
     with pytest.raises(CheckpointError, match="File exists"):
         create_run_dir(None, "a", root=tmp_path)
 

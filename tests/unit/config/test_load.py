@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -104,11 +105,7 @@ def test_a_file_that_is_no_recipe_is_told_in_one_line(tmp_path, content, said):
 
 def test_a_file_that_cannot_be_read_is_told(tmp_path, monkeypatch):
     path = write(tmp_path / "mine.yaml", "seed: 1")
-
-    def refuse(_: Path) -> bytes:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=PermissionError(13, "Permission denied")))
     assert error_of(path).message.startswith(f"{path}: ")
 
 

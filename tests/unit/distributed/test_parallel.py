@@ -1,5 +1,7 @@
 """Choice of how ranks share a model, and the ranks of one process, which answer at once."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -48,8 +50,5 @@ def test_one_process_answers_at_once():
 
 
 def test_one_process_raises_what_its_work_raises():
-    def refuse() -> None:
-        raise DataError("no such file", "give another")
-
     with pytest.raises(DataError, match="no such file"):
-        ALONE.together(refuse)
+        ALONE.together(Mock(side_effect=DataError("no such file", "give another")))

@@ -24,7 +24,6 @@ VARIANTS = [
     {"model": {"mask_attention": "first"}},
     {"model": {"clone_embedding": "input"}},
     {"model": {"clone_embedding": "nodes"}},
-    {"model": {"transition": {"start": "lanes"}}},
     {"model": {"transition": {"heads": 2, "position_features": True, "max_nodes": 64}}},
 ]
 

@@ -175,11 +175,3 @@ def test_each_definition_has_a_panel_and_an_mlm_alone_has_one(figures, tmp_path)
     assert {stem: [len(axes.containers) for axes in figure.axes] for stem, figure in figures.items()} == {
         "all": [4, 4], "mlms": [2],
     }  # fmt: skip
-
-
-def test_the_same_entropies_give_the_same_files(tmp_path):
-    first, second = (
-        write_entropy_figure(entropy_lines(ENTROPIES), tmp_path, stem, title="a", captions=("b",)) for stem in "ab"
-    )
-    assert [path.name for path in first] == ["a.png", "a.svg"]
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]

@@ -3,6 +3,7 @@
 import os
 import stat
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -119,11 +120,7 @@ def test_a_damaged_file_is_named_and_the_checkpoint_before_it_is_used(tmp_path, 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError(30, "Read-only file system")])
 def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch, error):
     _save(tmp_path, 1)
-
-    def refuse(*_args: object) -> None:
-        raise error
-
-    monkeypatch.setattr(ckpt, "fsync", refuse)
+    monkeypatch.setattr(ckpt, "fsync", Mock(side_effect=error))
     with pytest.raises(CheckpointError, match=r"step-2: the checkpoint could not be written: .*" + error.args[1]):
         _save(tmp_path, 2)
     with pytest.raises(CheckpointError, match="best-4") as caught:

@@ -7,6 +7,7 @@ import re
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -115,11 +116,7 @@ def test_a_file_that_changed_meanwhile_is_an_error(tmp_path):
 def test_a_file_that_vanished_or_cannot_be_read_is_an_error(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"a\.txt: cannot be read: No such file or directory$"):
         fingerprint_sources([FileSource(tmp_path / "a.txt", 1)], tmp_path, SilentProgress())
-
-    def fail(*_: object) -> None:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(hashlib, "file_digest", fail)
+    monkeypatch.setattr(hashlib, "file_digest", Mock(side_effect=OSError(5, "Input/output error")))
     with pytest.raises(DataError, match=r"a\.txt: cannot be read: Input/output error$"):
         fingerprint_sources([_file(tmp_path / "a.txt", "x")], tmp_path, SilentProgress())
 

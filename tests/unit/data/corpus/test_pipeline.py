@@ -9,12 +9,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.bundled.grammar import sample_sentences
-from exlm_cli.data.corpus import cache, pipeline, shards
+from exlm_cli.data.corpus import cache, pipeline
 from exlm_cli.data.corpus.pipeline import PreparedData, prepare_data
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
 from exlm_cli.data.tokenizer import Tokenizer
@@ -320,10 +321,7 @@ def test_an_input_that_changes_while_it_is_read_is_an_error(workplace, monkeypat
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(workplace, monkeypatch):
-    def full(self: ShardWriter, sequences: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(shards.ShardWriter, "add", full)
+    monkeypatch.setattr(ShardWriter, "add", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(DataError, match=r"the data cache cannot be written: No space left on device$"):
         _prepare(_recipe(workplace))
     assert not list((workplace / "cache" / "shards").iterdir())
@@ -333,10 +331,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(workplace, monkeypatch):
 
 def test_a_cache_that_may_only_be_read_serves(workplace, monkeypatch):
     _prepare(_recipe(workplace))
-
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(30, "Read-only file system")
-
+    refuse = Mock(side_effect=OSError(30, "Read-only file system"))
     monkeypatch.setattr(cache, "locked", refuse)
     monkeypatch.setattr("exlm_cli.data.corpus.fingerprint.write_entry", refuse)
     assert _prepare(_recipe(workplace)).was_cached

@@ -3,6 +3,7 @@
 import re
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import datasets
 import huggingface_hub
@@ -75,10 +76,8 @@ def test_columns_that_the_format_does_not_declare_are_read_off_the_first_row(mon
 
 
 def test_a_wrong_split_is_an_error_with_the_hint_given(monkeypatch):
-    def fail(*_: Any, **__: Any) -> None:
-        raise ValueError("Bad split: x. Available splits: ['train']\nmore lines")
-
-    monkeypatch.setattr(datasets, "load_dataset", fail)
+    wrong = ValueError("Bad split: x. Available splits: ['train']\nmore lines")
+    monkeypatch.setattr(datasets, "load_dataset", Mock(side_effect=wrong))
     with pytest.raises(DataError, match=r"Bad split: x. Available splits: \['train'\]$") as caught:
         list(iter_hub_records(SOURCE, hint="a hint"))
     assert caught.value.hint == "a hint"
@@ -88,13 +87,9 @@ def test_a_wrong_split_is_an_error_with_the_hint_given(monkeypatch):
 
 
 def _answer(monkeypatch: pytest.MonkeyPatch, answer: str | Exception) -> None:
-    def dataset_info(_: Any, name: str) -> SimpleNamespace:
-        assert name == "me/corpus"
-        if isinstance(answer, Exception):
-            raise answer
-        return SimpleNamespace(sha=answer)
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
+    """Let the Hub name a revision, or raise an error, when it is asked for `me/corpus`."""
+    known = Mock(side_effect=[answer] if isinstance(answer, Exception) else [SimpleNamespace(sha=answer)])
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda _, name: {"me/corpus": known}[name]())
 
 
 def _network_error() -> Exception:

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -147,9 +148,6 @@ def test_a_gpu_that_no_library_runs_on_does_not_hinder_the_others(make_compiler,
 
 
 def test_a_user_without_a_home_folder_gets_an_error(monkeypatch):
-    def no_cache() -> Path:
-        raise BuildError("set EXLM_CACHE_DIR")
-
-    monkeypatch.setattr(build, "cache_dir", no_cache)
+    monkeypatch.setattr(build, "cache_dir", Mock(side_effect=BuildError("set EXLM_CACHE_DIR")))
     with pytest.raises(BackendError, match="EXLM_CACHE_DIR"):
         diagnose()

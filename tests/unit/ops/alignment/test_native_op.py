@@ -4,7 +4,7 @@ Expected values come from the `reference` backend in the same dtype, or from tor
 """
 
 from collections.abc import Callable, Iterator
-from typing import NoReturn
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -27,13 +27,6 @@ def forget_library() -> Iterator[None]:
     yield
     for cached in CACHES:
         cached.cache_clear()
-
-
-def raising(error: Exception) -> Callable[..., NoReturn]:
-    def fail(*_: object) -> NoReturn:
-        raise error
-
-    return fail
 
 
 def operator_calls(dtype: torch.dtype) -> list[tuple[Callable[..., object], tuple[object, ...]]]:
@@ -118,13 +111,13 @@ def test_dtypes_that_the_kernels_take(dtype, device_type, obstacle):
 def test_without_a_compiler_auto_falls_back_and_native_gives_the_reason(monkeypatch):
     """A missing device library is an obstacle for devices alone."""
     with monkeypatch.context() as patch:
-        patch.setattr(native, "device_library", raising(BuildError("no nvcc found")))
+        patch.setattr(native, "device_library", Mock(side_effect=BuildError("no nvcc found")))
         assert native.obstacle(torch.bfloat16, torch.device("cuda", 1)) == "no nvcc found"
         assert native.obstacle(torch.float32, CPU) == ""
     for cached in CACHES:
         cached.cache_clear()
     reason = "no C++ compiler found (g++, c++ or clang++)"
-    monkeypatch.setattr(build, "find_compiler", raising(BuildError(reason)))
+    monkeypatch.setattr(build, "find_compiler", Mock(side_effect=BuildError(reason)))
     assert native.obstacle(torch.float32, CPU) == reason
     assert choose_backend("auto") == "torch"
     with pytest.raises(BackendError, match=r"`native`.*: no C"):
