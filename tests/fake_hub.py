@@ -4,11 +4,14 @@ import base64
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+import pytest
+
+from tests.servers import serving
 
 TOKEN = "hf_" + "secret" * 5
 
@@ -133,17 +136,14 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def running_hub() -> Iterator[FakeHub]:
-    """Serve a Hub on a free port of this machine."""
+def running_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """Serve a Hub on this machine, and let its client ask it with a token, without waiting between attempts."""
     hub = FakeHub()
-    handler = type("Handler", (_Handler,), {"hub": hub})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with serving(type("Handler", (_Handler,), {"hub": hub})) as hub.url:
+        of_files = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        constants = {"ENDPOINT": hub.url, "HUGGINGFACE_CO_URL_TEMPLATE": of_files, "HF_HUB_DISABLE_XET": True}
+        for name, value in constants.items():
+            monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        monkeypatch.setattr("time.sleep", lambda seconds: None)
         yield hub
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

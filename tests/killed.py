@@ -1,11 +1,16 @@
-"""Processes that kill themselves at a chosen call, so that no test of resuming depends on timing."""
+"""Work that is killed or interrupted at a chosen call, so that no test of resuming depends on timing."""
 
+import itertools
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
+
+import pytest
 
 from exlm_cli.run_dir import read_metrics
 
@@ -16,19 +21,35 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["exlm_cli.experiments.cell"])
 
 
-def die_at_call(owner: Any, name: str, count: int, *, before: Callable[..., None] = lambda *_: None) -> None:
-    """Let the call of that number, counted from 1, kill this process after `before` has seen its arguments."""
-    original, calls = getattr(owner, name), 0
+def act_at_call(owner: Any, name: str, count: int, act: Callable[..., None], *, set_to: Any = setattr) -> None:
+    """Let `act` see the arguments of the call of that number, counted from 1, before the call is made."""
+    original, calls = getattr(owner, name), itertools.count(1)
 
-    def dying(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == count:
-            before(*args)
-            os.kill(os.getpid(), signal.SIGKILL)
+    def acting(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == count:
+            act(*args)
         return original(*args, **kwargs)
 
-    setattr(owner, name, dying)
+    set_to(owner, name, acting)
+
+
+def die_at_call(owner: Any, name: str, count: int, *, before: Callable[..., None] = lambda *_: None) -> None:
+    """Let the call of that number kill this process after `before` has seen its arguments."""
+
+    def die(*args: Any) -> None:
+        before(*args)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    act_at_call(owner, name, count, die)
+
+
+@contextmanager
+def interrupted_at_call(owner: Any, name: str, count: int) -> Iterator[None]:
+    """Run what must be interrupted by the call of that number."""
+    with pytest.MonkeyPatch.context() as patch:
+        act_at_call(owner, name, count, Mock(side_effect=KeyboardInterrupt), set_to=patch.setattr)
+        with pytest.raises(KeyboardInterrupt):
+            yield
 
 
 def run_until_killed(target: Callable[..., None], *arguments: Any) -> None:

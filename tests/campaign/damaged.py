@@ -1,7 +1,6 @@
 """Cases of damaged runs, and of files that were crafted to be slow, large or deep."""
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -17,6 +16,7 @@ import yaml
 from tests.campaign.inputs import write
 from tests.campaign.material import PACKERS, copy_runs, link_runs, mutate, mutate_json, values
 from tests.campaign.trial import Trial
+from tests.unit.finetune.synthetic import sign
 
 READERS: dict[str, tuple[str, ...]] = {
     "P": (
@@ -136,15 +136,6 @@ def _craft_tensors(rng: Random, content: bytes, _: Any) -> bytes:
 CRAFTERS: dict[str, Callable[[Random, bytes, Any], bytes]] = {
     ".json": _craft_json, ".jsonl": _craft_lines, ".yaml": _craft_yaml, ".safetensors": _craft_tensors,
 }  # fmt: skip
-
-
-def sign(checkpoint: Path) -> None:
-    """Let the hashes of a checkpoint fit what is there now."""
-    manifest = json.loads((checkpoint / "manifest.json").read_bytes())
-    for name, entry in manifest["files"].items():
-        content = (checkpoint / name).read_bytes()
-        entry |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
 
 
 GIB = 1 << 30

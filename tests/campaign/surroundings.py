@@ -1,16 +1,13 @@
 """Cases of full and read-only disks, missing permission, servers that fail, exports, and files without end."""
 
-import contextlib
 import hashlib
-import http.server
 import os
 import signal
-import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from unittest import mock
+
+import pytest
 
 from exlm_cli.export.hub import copy_run
 from exlm_cli.export.source import finetuned_source, pretrained_source
@@ -23,6 +20,7 @@ from tests.campaign.material import NASTY, PACKERS, copy_runs, link_runs, mutate
 from tests.campaign.processes import FINETUNE, PRETRAIN, TABLE, Started, run_in, small_disk
 from tests.campaign.trial import Trial, resident_mib, tree
 from tests.fake_hub import TOKEN, running_hub
+from tests.servers import CLOSED, faulty_file
 
 ENDLESS_S, MOST_GROWN_MIB = 10.0, 300
 
@@ -106,49 +104,22 @@ def downloads(trial: Trial) -> None:
     rng = trial.rng
     content = TABLE.replace("mol,active", "mol,Class").encode()
     link_runs(trial, "P")
-    faults = [rng.choice(("whole", "short", "altered", "long", "empty", "busy", "gone", "closed")) for _ in range(4)]
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
-
-        def do_GET(self) -> None:
-            fault = faults.pop(0) if faults else "whole"
-            if fault == "closed":
-                self.connection.close()
-                return
-            if fault in ("busy", "gone"):
-                self.send_error(503 if fault == "busy" else 404)
-                return
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            sent = {"short": content[: len(content) // 2], "altered": content[::-1], "long": content * 9, "empty": b""}
-            self.wfile.write(sent.get(fault, content))
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
+    short, altered, long, empty = content[: len(content) // 2], content[::-1], content * 9, b""
+    ways = (content, short, altered, long, empty, (503,), (404,), CLOSED)
     bace = task.MOLECULENET_SETS["bace"]
-    url = f"http://127.0.0.1:{server.server_address[1]}/bace.csv"
-    remote = replace(bace.remote, url=url, sha256=hashlib.sha256(content).hexdigest(), size_bytes=len(content))
     words = ["finetune", "moleculenet", "bace", "--checkpoint", "P", "--recipe", "moleculenet-small", "--seeds", "1",
              "--split", "random", "--set", "train.max_epochs=1", "--set", "train.num_threads=1"]  # fmt: skip
-    try:
-        with (
-            mock.patch.dict(task.MOLECULENET_SETS, bace=replace(bace, remote=remote)),
-            mock.patch("pooch.core.time.sleep"),
-        ):
-            done = trial.exlm(*words, "--out", "out")
-            kept = [path for path in (trial.folder / "cache").rglob("*") if path.suffix == ".csv"]
-            trial.expect(all(path.read_bytes() == content for path in kept), "wrong bytes are in the cache")
-            if done.code == 2:
-                faults.clear()
-                trial.exlm(*words, "--out", "again", codes=(0,))
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with pytest.MonkeyPatch.context() as patch, faulty_file(patch, content) as file:
+        file.faults = [rng.choice(ways) for _ in range(4)]
+        sha256 = hashlib.sha256(content).hexdigest()
+        remote = replace(bace.remote, url=file.url, sha256=sha256, size_bytes=len(content))
+        patch.setitem(task.MOLECULENET_SETS, "bace", replace(bace, remote=remote))
+        done = trial.exlm(*words, "--out", "out")
+        kept = [path for path in (trial.folder / "cache").rglob("*") if path.suffix == ".csv"]
+        trial.expect(all(path.read_bytes() == content for path in kept), "wrong bytes are in the cache")
+        if done.code == 2:
+            file.faults.clear()
+            trial.exlm(*words, "--out", "again", codes=(0,))
 
 
 def hub(trial: Trial) -> None:
@@ -170,7 +141,7 @@ def hub(trial: Trial) -> None:
     pushed, _ = reference(trial, f"pushed-{name}", copy, is_timed=False)
     files = {str(path.relative_to(pushed)): path.read_bytes() for path in pushed.rglob("run/**/*") if path.is_file()}
     served, victim = dict(files), rng.choice(sorted(files))
-    with running_hub() as server, at_hub(server.url):
+    with pytest.MonkeyPatch.context() as patch, running_hub(patch) as server:
         match rng.choice(("bytes", "bytes", "bytes", "lacks", "adds", "cut", "cut", "refuses", "whole")):
             case "bytes":
                 served[victim] = mutate(rng, files[victim])
@@ -222,7 +193,7 @@ def pushes(trial: Trial) -> None:
         repo = rng.choice(HOSTILE_REPOS)
     elif way == "damaged":
         damage(trial, rng.choice([path for path in sorted((trial.folder / name).rglob("*")) if path.name in WEIGHTY]))
-    with running_hub() as server, at_hub(server.url):
+    with pytest.MonkeyPatch.context() as patch, running_hub(patch) as server:
         if way == "at the Hub":
             server.cut = rng.choice((None, 0, 10))
             server.refuses = rng.choice((None, None, (401, "no"), (403, TOKEN), (429, "x" * 9999), (500, "no")))
@@ -236,19 +207,6 @@ def pushes(trial: Trial) -> None:
         trial.expect(done.code == 0 or not pushed or server.cut is not None, "a refused push was pushed")
         everywhere = [*pushed.values(), *(path.read_bytes() for path in trial.folder.rglob("*") if path.is_file())]
         trial.expect(not any(TOKEN.encode() in content for content in everywhere), "the token is in a file")
-
-
-@contextlib.contextmanager
-def at_hub(url: str) -> Iterator[None]:
-    """Let the client of the Hub ask another server, without waiting between attempts."""
-    of_files = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    constants = {"ENDPOINT": url, "HUGGINGFACE_CO_URL_TEMPLATE": of_files, "HF_HUB_DISABLE_XET": True}
-    with (
-        mock.patch.multiple("huggingface_hub.constants", **constants),
-        mock.patch("time.sleep"),
-        mock.patch.dict(os.environ, HF_TOKEN=TOKEN),
-    ):
-        yield
 
 
 def endless(trial: Trial) -> None:

@@ -1,6 +1,5 @@
 """Runs whose files do not belong together or are damaged: each command refuses them in one line that names the file."""
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from exlm_cli.cli.app import main
 from tests.cli.asserts import refusal_of, result_of
+from tests.unit.finetune.synthetic import sign
 
 
 @pytest.fixture
@@ -88,15 +88,6 @@ def test_a_resumed_run_refuses_permuted_ids_and_finds_its_lost_metrics_and_the_c
     assert cached.read_bytes() == (run / "tokenizer.json").read_bytes() == whole
 
 
-def resign(checkpoint: Path) -> None:
-    """Write the manifest of a checkpoint anew, so that every hash fits what is there now."""
-    manifest = json.loads((checkpoint / "manifest.json").read_text())
-    for name, entry in manifest["files"].items():
-        content = (checkpoint / name).read_bytes()
-        entry |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
-
-
 def change_state(checkpoint: Path, **loop: object) -> None:
     state = json.loads((checkpoint / "state.json").read_text())
     state["loop"] |= loop
@@ -128,7 +119,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 def test_content_that_does_not_fit_is_refused_although_its_hash_does(damage, copied, capsys):
     checkpoint = copied / "P" / "checkpoints" / "step-3"
     DAMAGE[damage](checkpoint)
-    resign(checkpoint)
+    sign(checkpoint)
     said = refusal_of(capsys, "inspect-dag", "C[MASK]O", "--checkpoint", "P")
     assert said.startswith("error: P/checkpoints/step-3/")
     assert "hint: " in said

@@ -3,7 +3,6 @@
 import os
 import signal
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -15,6 +14,7 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.config.tasks import SUITES
 from exlm_cli.run_dir import read_run_json
 from tests.cli.asserts import printed_by, result_of
+from tests.killed import act_at_call
 from tests.unit.finetune.synthetic import WORDS, make_pretrained
 from tests.unit.tasks.glue_files import write_glue
 
@@ -69,21 +69,16 @@ def test_a_grid_is_searched_and_its_best_point_named(capsys):
 def test_a_signal_saves_and_the_resumed_run_gives_the_same_scores(folder, capsys, monkeypatch):
     words = [*TASK, "--seeds", "4,5"]
     whole = result_of(capsys, *words, "--out", "whole")
-    steps, original = 0, torch.optim.AdamW.step
+    in_second_seed = 8
 
-    def interrupting(self: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal steps
-        steps += 1
-        if steps == 8:  # in the second seed
-            os.kill(os.getpid(), signal.SIGTERM)
-        return original(self, *args, **kwargs)
+    def stop(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(torch.optim.AdamW, "step", interrupting)
+    act_at_call(torch.optim.AdamW, "step", in_second_seed, stop, set_to=monkeypatch.setattr)
     assert main([*words, "--out", "run"]) == 143
     error = capsys.readouterr().err
     assert "\nstopped at step 2 of 6; the checkpoint is run/cells/single/seed-5/checkpoints/step-2" in error
     assert "hint: continue with `exlm finetune --resume run`" in error
-    monkeypatch.setattr(torch.optim.AdamW, "step", original)
     resumed = result_of(capsys, "finetune", "--resume", "run")
     assert resumed["metrics"] == whole["metrics"]
 

@@ -25,13 +25,7 @@ SENTENCE = "amber [MASK] fern [MASK]"
 
 @pytest.fixture
 def hub(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    monkeypatch.setattr(hub_client.constants, "HF_HUB_DISABLE_XET", True)
-    with running_hub() as running:
-        monkeypatch.setattr(hub_client.constants, "ENDPOINT", running.url)
-        of_files = f"{running.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr(hub_client.constants, "HUGGINGFACE_CO_URL_TEMPLATE", of_files)
-        monkeypatch.setattr("time.sleep", lambda seconds: None)  # between the attempts of the client
+    with running_hub(monkeypatch) as running:
         yield running
 
 

@@ -1,7 +1,6 @@
 """Fine-tuning as a whole: it learns what words decide, and ends with the same bits wherever it was killed."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from exlm_cli.finetune.model import load_finetuned
 from exlm_cli.finetune.results import CellResult, GridChoice, read_results
 from exlm_cli.finetune.run import run_finetuning
 from exlm_cli.run_dir import read_metrics
+from tests.killed import interrupted_at_call
 from tests.unit.finetune.synthetic import (
     WordTask,
     assert_same_run,
@@ -94,38 +94,13 @@ def test_the_best_grid_point_is_that_with_the_best_validation_and_keeps_its_weig
 
 
 @pytest.mark.parametrize("killed_at", [1, 2, 8])
-def test_a_grid_killed_between_cells_goes_on_where_it_was(pretrained, tmp_path, searched, monkeypatch, killed_at):
-    written, original = 0, cell_module.write_json
-
-    def dying(path: Path, content: dict[str, Any]) -> None:
-        nonlocal written
-        written += 1
-        if written == killed_at:
-            raise KeyboardInterrupt
-        original(path, content)
-
-    monkeypatch.setattr(cell_module, "write_json", dying)
+def test_a_grid_killed_between_cells_goes_on_where_it_was(pretrained, tmp_path, searched, killed_at):
     out, recipe = tmp_path / "run", finetune_recipe(grid=GRID)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_at_call(cell_module, "write_json", killed_at):
         run_finetuning(recipe, checkpoint=pretrained, out=out, use_grid=True, task=WordTask())
-    monkeypatch.setattr(cell_module, "write_json", original)
     assert len(cells(out)) == killed_at - 1
     run_finetuning(recipe, checkpoint=None, resume=out, task=WordTask())
     assert_same_run(out, searched)
-
-
-def die_at_step(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Let the optimiser's step of that number, counted from 1, be interrupted."""
-    steps, original = 0, torch.optim.AdamW.step
-
-    def dying(self: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal steps
-        steps += 1
-        if steps == number:
-            raise KeyboardInterrupt
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(torch.optim.AdamW, "step", dying)
 
 
 def choose_by_seeds(cells: list[CellResult], metric: str, aggregate: str) -> float:
@@ -147,10 +122,8 @@ def test_a_point_that_wins_with_other_seeds_has_its_weights_again(pretrained, tm
     run, fresh = tmp_path / "run", tmp_path / "fresh"
     small = run_finetuning(recipe(1, 2), checkpoint=pretrained, out=run, use_grid=True, task=WordTask()).results
     assert kept(run) == {f"{small.grid_best.label}/seed-{seed}" for seed in (1, 2)}
-    with monkeypatch.context() as patch:
-        die_at_step(patch, 8)
-        with pytest.raises(KeyboardInterrupt):
-            run_finetuning(recipe(1, 2, 7), checkpoint=None, resume=run, task=WordTask())
+    with interrupted_at_call(torch.optim.AdamW, "step", 8):
+        run_finetuning(recipe(1, 2, 7), checkpoint=None, resume=run, task=WordTask())
     assert len(cells(run)) == 5
     run_finetuning(recipe(1, 2, 7), checkpoint=None, resume=run, task=WordTask())
     run_finetuning(recipe(1, 2, 7), checkpoint=pretrained, out=fresh, use_grid=True, task=WordTask())
@@ -167,14 +140,10 @@ def undisturbed(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.mark.parametrize("killed_at", [2, 5, 12])
-def test_a_run_killed_in_the_middle_of_a_cell_ends_with_the_same_bits(
-    pretrained, tmp_path, undisturbed, monkeypatch, killed_at
-):
+def test_a_run_killed_in_the_middle_of_a_cell_ends_with_the_same_bits(pretrained, tmp_path, undisturbed, killed_at):
     """Killed at a step: between checkpoints, in the first and in the second cell."""
     out = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        die_at_step(patch, killed_at)
-        with pytest.raises(KeyboardInterrupt):
-            run_tiny(pretrained, out)
+    with interrupted_at_call(torch.optim.AdamW, "step", killed_at):
+        run_tiny(pretrained, out)
     run_finetuning(finetune_recipe(), checkpoint=None, resume=out, task=WordTask())
     assert_same_run(out, undisturbed)

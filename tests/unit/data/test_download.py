@@ -1,74 +1,31 @@
 """Files come whole from a local server that breaks off, redirects or serves wrong bytes; nothing else is kept."""
 
 import hashlib
-import http.server
 import re
-import threading
+import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from exlm_cli.data.download import RemoteFile, fetch_once
 from exlm_cli.errors import DataError
 from tests.recorder import Recorder
+from tests.servers import FaultyFile, faulty_file
 
 CONTENT = bytes(range(256)) * 800
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
-class FaultyServer(http.server.ThreadingHTTPServer):
-    """Serves `content` at every path, with one fault after the other until there is none left."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.content = CONTENT
-        self.faults: list[Any] = []
-        self.num_requests = 0
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/data/bace.csv"
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    server: FaultyServer
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
-
-    def do_GET(self) -> None:
-        self.server.num_requests += 1
-        fault = self.server.faults.pop(0) if self.server.faults else None
-        if isinstance(fault, str):
-            self.send_response(302)
-            self.send_header("Location", fault)
-            self.end_headers()
-            return
-        if isinstance(fault, tuple):
-            self.send_error(*fault)
-            return
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(self.server.content)))
-        self.end_headers()
-        self.wfile.write(self.server.content[:fault])
-
-
 @pytest.fixture
-def server() -> Iterator[FaultyServer]:
-    with FaultyServer() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyFile]:
+    with faulty_file(monkeypatch, CONTENT) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EXLM_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("pooch.core.time.sleep", lambda _: None)
     return tmp_path / "cache"
 
 
@@ -101,13 +58,15 @@ def test_a_copy_that_was_altered_is_fetched_again(server):
 
 
 def test_a_connection_that_breaks_and_a_busy_server_are_tried_again(server, cache):
-    server.faults = [70_000, (503, "Busy")]
+    server.faults = [CONTENT[:70_000], (503, "Busy")]
     path, _ = fetch(server.url)
     assert path.read_bytes() == CONTENT
     assert leftovers(cache) == [path.name]
 
 
-@pytest.mark.parametrize("faults", [[(404, "Gone")], [(500, "Broken")] * 3, [100] * 3], ids=["404", "500", "short"])
+@pytest.mark.parametrize(
+    "faults", [[(404, "Gone")], [(500, "Broken")] * 3, [CONTENT[:100]] * 3], ids=["404", "500", "short"]
+)
 def test_a_refusal_is_one_error_with_the_hint(server, cache, faults):
     server.faults = list(faults)
     with pytest.raises(DataError, match=f"^{re.escape(server.url)}") as caught:
@@ -125,9 +84,9 @@ def test_wrong_bytes_are_not_kept_and_not_fetched_again(server, cache, content):
     assert (leftovers(cache), server.num_requests) == ([], 1)
 
 
-def test_no_server_is_one_error(server):
-    url = server.url
-    server.server_close()
+def test_no_server_is_one_error():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/bace.csv"
     with pytest.raises(DataError, match=rf"^{re.escape(url)}: cannot be fetched: .*refused"):
         fetch(url)
 

@@ -23,6 +23,7 @@ from exlm_cli.train import checkpoint, loop
 from exlm_cli.train.checkpoint import load_model_weights, newest_good_checkpoint
 from exlm_cli.train.loop import TrainingLoop, dropout_seed
 from exlm_cli.train.task import Callback, Selection
+from tests.killed import interrupted_at_call
 
 NUM_SAMPLES = 22
 
@@ -376,26 +377,15 @@ def test_a_run_that_has_stopped_early_stays_so_when_resumed(tmp_path):
 
 
 @pytest.mark.parametrize("killed_at", [1, 2, 3, 4, 5, 6, 7])
-def test_a_run_killed_while_saving_ends_with_the_same_best_weights(tmp_path, monkeypatch, killed_at):
+def test_a_run_killed_while_saving_ends_with_the_same_best_weights(tmp_path, killed_at):
     """The n-th writing of a folder, of the best weights or of a checkpoint, never happens."""
     scores = [0.1, 0.5, 0.3, 0.6, 0.2]
     (tmp_path / "whole").mkdir()
     whole = _selecting(Scored(scores), tmp_path / "whole", GREATER).fit()
     run = tmp_path / "killed"
     run.mkdir()
-    original, calls = checkpoint._write_whole, 0
-
-    def dying(*args: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == killed_at:
-            raise KeyboardInterrupt
-        original(*args)
-
-    monkeypatch.setattr(checkpoint, "_write_whole", dying)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_at_call(checkpoint, "_write_whole", killed_at):
         _selecting(Scored(scores), run, GREATER).fit()
-    monkeypatch.setattr(checkpoint, "_write_whole", original)
     resumed = Scored(scores)
     loop = _selecting(resumed, run, GREATER)
     last = newest_good_checkpoint(run, pytest.fail)

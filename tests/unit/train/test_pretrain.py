@@ -1,6 +1,5 @@
 """Wiring of a pre-training run: what it writes, what can be read back, and each way it can be refused."""
 
-import hashlib
 import json
 import re
 import shutil
@@ -22,6 +21,7 @@ from exlm_cli.train.pretrain import resume_pretraining, run_pretraining, validat
 from exlm_cli.train.pretrained import load_pretrained, pick_device
 from tests.recorder import Recorder
 from tests.tiny import tiny_recipe
+from tests.unit.finetune.synthetic import sign
 
 
 def _recipe(cache: Path, **sections: Any) -> PretrainRecipe:
@@ -198,11 +198,7 @@ def test_a_run_of_an_earlier_version_is_refused_before_anything_changes(copy):
     content = json.loads(state.read_text())
     del content["loop"]["num_tokens"]
     state.write_text(json.dumps(content))
-    manifest = json.loads((state.parent / "manifest.json").read_text())
-    manifest["files"]["state.json"] = {
-        "bytes": state.stat().st_size, "sha256": hashlib.sha256(state.read_bytes()).hexdigest()
-    }  # fmt: skip
-    (state.parent / "manifest.json").write_text(json.dumps(manifest))
+    sign(state.parent)
     before = _files(copy)
     with pytest.raises(CheckpointError, match=rf"{state}: .*`num_tokens`.*another version"):
         resume_pretraining(copy)
