@@ -1,7 +1,6 @@
 """The benchmark of a training step: its arithmetic by hand, and that splitting a step neither loses nor changes it."""
 
 import argparse
-import csv
 import re
 from itertools import groupby
 from pathlib import Path
@@ -16,6 +15,7 @@ import step_split as split
 from exlm_cli.config.describe import TrainingFlops
 from exlm_cli.train.process import StopSignal
 from tests.tiny import tiny_recipe
+from tests.unit.finetune.finetuned_runs import read_rows
 
 ARGUMENTS = argparse.Namespace(device=torch.device("cpu"), backend="torch", batch_share=1.0)
 
@@ -132,7 +132,7 @@ def test_the_script_prints_ratio_and_floor_and_keeps_its_rows(tmp_path, monkeypa
     assert 4 * 3 <= int(found[1]) <= 4 * 32  # four sequences of one to 30 tokens and both ends
     assert "measured / floor" in printed
     assert max(map(len, printed.splitlines())) <= 80
-    rows = list(csv.DictReader((tmp_path / "train_step.csv").read_text().splitlines()))
+    rows = read_rows(tmp_path / "train_step.csv")
     assert {row["recipe"] for row in rows} == {"quickstart-text", "quickstart-text-mlm"}
     assert all(row["device"] == "cpu" and row["rounds"] == "2" for row in rows)
 

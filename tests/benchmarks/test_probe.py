@@ -1,6 +1,5 @@
 """Linear probes: closed forms, SciPy's paired interval, properties known of molecules and texts, and a whole study."""
 
-import csv
 import math
 import re
 from pathlib import Path
@@ -20,9 +19,8 @@ from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.molecules import parse_molecule
 from probing.scores import TEST_SHARE, join_parts, paired_difference, resampling, token_counts
 from probing.targets import TEXT_NUMBERS, ProbeData, molecule_groups, molecule_numbers, read_glue
+from tests.unit.finetune.finetuned_runs import read_rows
 from tests.unit.finetune.synthetic import WORDS, make_pretrained
-
-Capture = pytest.CaptureFixture[str]
 
 NUM_ROWS = 3000
 
@@ -222,13 +220,13 @@ def test_a_study_is_tabulated_and_continues_where_it_was_stopped(inputs, tmp_pat
     words = words_of_a_study(inputs, tmp_path)
     assert probe.main(words) == 0
     printed = capsys.readouterr().out
-    scores = (tmp_path / "scores.csv").read_text()
-    rows = list(csv.DictReader(scores.splitlines()))
+    scores = tmp_path / "scores.csv"
+    rows = read_rows(scores)
     assert {row["label"] for row in rows} == {"mine", "other", "untrained", "token counts"}
     assert len(rows) == 4 * 3 * len({row["property"] for row in rows})
     weights = {row["label"]: row["weights"] for row in rows}
     assert len(set(weights.values())) == 4
-    summary = list(csv.DictReader((tmp_path / "probe.csv").read_text().splitlines()))
+    summary = read_rows(tmp_path / "probe.csv")
     assert [row["model"] for row in summary[:4]] == ["mine", "other", "untrained", "token counts"]
     digit = [float(row["score"]) for row in rows if row["property"] == "digit" and row["label"] == "token counts"]
     assert min(digit) > 0.95, "digits are tokens"
@@ -242,14 +240,13 @@ def test_a_study_is_tabulated_and_continues_where_it_was_stopped(inputs, tmp_pat
     assert (tmp_path / "probe-properties.md").read_text().count("texts: digit, ROC-AUC") == 4
 
     # stopped before its last rows were scored: neither embeddings nor finished scores are made again
-    (tmp_path / "scores.csv").write_text("\n".join(scores.splitlines()[:-9]) + "\n")
+    scores.write_text("\n".join(scores.read_text().splitlines()[:-9]) + "\n")
     monkeypatch.setattr(probing.store, "embed", lambda *_, **__: pytest.fail("embeddings are kept"))
     fitted: list[int] = []
     monkeypatch.setattr(probe, "probe_scores", lambda *given: fitted.append(1) or probing.scores.probe_scores(*given))
     assert probe.main(words) == 0
     kept = {(row["weights"], row["property"], row["resampling"]): row["score"] for row in rows}
-    again = csv.DictReader((tmp_path / "scores.csv").read_text().splitlines())
-    assert {(row["weights"], row["property"], row["resampling"]): row["score"] for row in again} == kept
+    assert {(row["weights"], row["property"], row["resampling"]): row["score"] for row in read_rows(scores)} == kept
     assert 1 <= len(fitted) <= 3
     fitted.clear()
     assert probe.main(words) == 0

@@ -1,13 +1,12 @@
 """`exlm eval` on small runs: tables for people, JSON for programs, files for both, mistakes in one line."""
 
-import csv
-
 import numpy as np
 import pytest
 
 from exlm_cli.cli.app import main
 from exlm_cli.run_dir import update_run_json
 from tests.cli.asserts import printed_by, refusal_of, result_of
+from tests.unit.finetune.finetuned_runs import read_rows
 from tests.unit.finetune.synthetic import make_pretrained
 
 
@@ -39,8 +38,7 @@ def test_tables_are_written_in_the_formats_asked_for(run_folder, capsys):
     result = result_of(capsys, "eval", "R", "--no-figures", "--format", "markdown,csv,latex", "--out", "out")
     suffixes = (".md", ".csv", ".tex")
     assert result["files"] == [f"out/{name}{suffix}" for name in ("scores-glue-rte", "table-3") for suffix in suffixes]
-    with (run_folder / "out/table-3.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(run_folder / "out/table-3.csv")
     (mine,) = [row for row in rows if row["source"] == "ours"]
     accuracy = result["metrics"]["valid"]["accuracy"]["mean"]
     assert mine["RTE"].startswith(f"{100 * accuracy:.1f} ±")

@@ -1,6 +1,5 @@
 """`exlm predict` and `exlm embed` on small runs: each layout of files, and defaults."""
 
-import csv
 import json
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 
 from exlm_cli.cli.app import main
 from tests.cli.asserts import printed_by, result_of
-from tests.unit.finetune.finetuned_runs import write_rows
+from tests.unit.finetune.finetuned_runs import read_rows, write_rows
 from tests.unit.tasks.glue_files import content
 from tests.unit.tasks.squad.test_task import document
 
@@ -20,8 +19,7 @@ def test_new_molecules_get_probabilities_or_the_reason_why_not(run_folder, capsy
         3, 1, ["deep/out.csv", "deep/out-calibration.png", "deep/out-calibration.svg"],
     )  # fmt: skip
     assert result["metrics"]["roc_auc"] in (0.0, 1.0)
-    with (run_folder / "deep/out.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(run_folder / "deep/out.csv")
     assert [row["id"] for row in rows] == ["a", "b", "c"]
     assert [bool(row["problem"]) for row in rows] == [False, True, False]
     assert 0 < float(rows[0]["active_probability"]) < 1
@@ -45,10 +43,8 @@ def test_glue_and_squad_files_are_answered_in_the_official_layouts(run_folder, c
     (run_folder / "dev.tsv").write_text(content("rte"), encoding="utf-8")
     result = result_of(capsys, "predict", "R", "dev.tsv", "--out", "rte.tsv")
     assert set(result["metrics"]) >= {"accuracy", "brier", "calibration_error"}
-    with (run_folder / "rte-details.csv").open() as file:
-        (row, *_) = csv.DictReader(file)
     wanted = {"sentence1", "sentence2", "label", "entailment_seed_spread", "predicted_class", "in_training_split"}
-    assert wanted <= set(row)
+    assert wanted <= set(read_rows(run_folder / "rte-details.csv")[0])
     assert (run_folder / "rte.tsv").read_text().splitlines()[0] == "index\tprediction"
     (run_folder / "dev-v2.0.json").write_text(json.dumps(document("Moss")))
     result = result_of(capsys, "predict", "Q", "dev-v2.0.json")

@@ -1,6 +1,5 @@
 """`exlm repeat-mlm`: its files, what scripts read, resuming. Its errors are in golden/repeat-mlm.txt."""
 
-import csv
 import json
 import math
 from pathlib import Path
@@ -12,6 +11,7 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.config.sweep import SweepRecipe
 from tests.cli.asserts import printed_by
 from tests.cli.conftest import TINY as TINY_VALUES
+from tests.unit.finetune.finetuned_runs import read_rows
 
 TINY = [word for value in TINY_VALUES if not value.startswith("device=") for word in ("--set", f"pretrain.{value}")]
 COMMAND = ["repeat-mlm", "--recipe", "quickstart-repeat-mlm", *TINY, "--device", "cpu"]
@@ -25,9 +25,7 @@ def test_a_grid_from_training_to_figures(folder, capsys):
     assert "left out: k = 2, p = 1%, which corrupts only 0.01% of the tokens" in captured.err
     cells = [(cell["num_repeats"], cell["mask_ratio"]) for cell in result["cells"]]
     assert cells == [(1, 0.01), (1, 0.15), (2, 0.15)]
-    with (folder / "run" / "report" / "grid.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    for row, cell in zip(rows, result["cells"], strict=True):
+    for row, cell in zip(read_rows(folder / "run/report/grid.csv"), result["cells"], strict=True):
         assert float(row["corrupted_expected"]) == pytest.approx(cell["mask_ratio"] ** cell["num_repeats"], rel=1e-5)
         assert float(row["entropy_bits"]) == pytest.approx(cell["entropy_bits"], rel=1e-5)
         assert 0 <= float(row["mask_accuracy"]) <= 1

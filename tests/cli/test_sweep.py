@@ -1,6 +1,5 @@
 """`exlm sweep`: its files, what scripts read, resuming; `exlm eval` of sweeps. Its errors are in golden/sweep.txt."""
 
-import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from exlm_cli.files import write_json
 from exlm_cli.run_dir import read_run_json, update_run_json
 from tests.cli.asserts import printed_by, refusal_of, result_of
 from tests.cli.conftest import TINY as TINY_VALUES
+from tests.unit.finetune.finetuned_runs import read_rows
 from tests.unit.report.results import grid_results, sweep_results
 
 SETS = [f"pretrain.{value}" for value in TINY_VALUES if not value.startswith("device=")]
@@ -34,8 +34,7 @@ def test_a_sweep_from_training_to_tables_and_figures(folder, capsys):
     names = {Path(path).name for path in result["files"]}
     assert names == {"sweep.csv", "sweep.md", "curves.png", "curves.svg", "figure-12.png", "figure-12.svg"}
     assert all(Path(path).is_file() for path in result["files"])
-    with (folder / "run" / "report" / "sweep.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(folder / "run/report/sweep.csv")
     assert [float(row["loss"]) for row in rows] == pytest.approx([exlm["loss"], mlm["loss"]], rel=1e-5)
     assert read_run_json(folder / "run").command == "sweep"
 

@@ -1,6 +1,5 @@
 """Runs from Python: predictions are those that training wrote, vectors those of a forward pass, fillings sum to one."""
 
-import csv
 import json
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from exlm_cli.finetune.predict import predict
 from exlm_cli.ops import alignment
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.registry import load_task
-from tests.unit.finetune.finetuned_runs import SMILES, glue_run, squad_run, words_run, write_rows
+from tests.unit.finetune.finetuned_runs import SMILES, glue_run, read_rows, squad_run, words_run, write_rows
 from tests.unit.finetune.test_embed import by_hand
 from tests.unit.tasks.squad.test_task import PARAGRAPHS, QUESTIONS
 
@@ -31,7 +30,7 @@ from tests.unit.tasks.squad.test_task import PARAGRAPHS, QUESTIONS
 def _written(run: Path, split: str, names: Sequence[str]) -> np.ndarray:
     """Return the (K, N, C) predictions that training wrote of a split."""
     files = sorted(run.glob(f"cells/single/seed-*/predictions-{split}.csv"))
-    tables = [list(csv.DictReader(file.read_text().splitlines())) for file in files]
+    tables = [read_rows(file) for file in files]
     return np.array([[[float(row[name]) for name in names] for row in table] for table in tables])
 
 
@@ -66,7 +65,7 @@ def test_intervals_and_calibrated_probabilities_are_those_of_exlm_predict(text_m
         found = run.predict(rows, interval_level=0.5)
         finetuned, out = load_finetuned(path, device="cpu"), tmp_path / f"{label}.csv"
         predict(finetuned, table, out, folder=tmp_path, interval_level=0.5, progress=SilentProgress())
-        written = list(csv.DictReader(out.read_text().splitlines()))
+        written = read_rows(out)
         if found.half_width is None:
             assert found.calibrated is not None
             of_column = {"probability": found.mean, "calibrated": found.calibrated}
@@ -159,7 +158,7 @@ def test_questions_on_paragraphs_have_answers_margins_and_calibrated_probabiliti
         load_finetuned(folder, device="cpu"), tmp_path / "data" / "dev-v2.0.json", out, folder=tmp_path,
         progress=SilentProgress(),
     )  # fmt: skip
-    rows = list(csv.DictReader((tmp_path / "out-details.csv").read_text().splitlines()))
+    rows = read_rows(tmp_path / "out-details.csv")
     assert [row["answer"] for row in rows] == [found.answers[i] for i in (0, 2, 3)]
     for name, column in zip(found.names, found.calibrated.T, strict=True):
         has_it = f"{name}_calibrated" in rows[0]

@@ -20,6 +20,11 @@ def write_rows(path: Path, columns: list[str], rows: list[list[str]]) -> Path:
     return path
 
 
+def read_rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def finetune(folder: Path, checkpoint: Path, seeds: tuple[int, ...] = (1, 2), **task: Any) -> Path:
     recipe = finetune_recipe(seeds=list(seeds), task=task, train={"max_epochs": 1, "microbatch_tokens": 2048})
     return run_finetuning(recipe, checkpoint=checkpoint, out=folder / "run").run_dir

@@ -1,6 +1,5 @@
 """Prediction of a file: each seed is run, and outputs that cannot be written are refused before any is."""
 
-import csv
 import json
 import shutil
 import zipfile
@@ -27,7 +26,7 @@ from exlm_cli.finetune.training_rows import TRAINING_ROWS_FILE, TrainingRows, re
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import PredictionSummary
 from exlm_cli.tasks.molecules import fingerprints
-from tests.unit.finetune.finetuned_runs import SMILES, words_run, write_rows
+from tests.unit.finetune.finetuned_runs import SMILES, read_rows, words_run, write_rows
 from tests.unit.tasks.squad.test_task import write
 
 
@@ -40,16 +39,12 @@ def predicted(finetuned: Finetuned, path: Path, out: Path | None, **options: Any
     return predict(finetuned, path, out, folder=path.parent / "report", progress=SilentProgress(), **options).summary
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(path.read_text().splitlines()))
-
-
 def test_probabilities_are_the_mean_over_the_seeds(finetuned, tmp_path):
     """Each seed's model is run by hand, one molecule at a time, without padding."""
     summary = predicted(finetuned, write_rows(tmp_path / "new.rows.csv", ["mol"], [[s] for s in SMILES]), None)
     (written,) = summary.files
     assert written == tmp_path / "report" / "predictions-new.rows.csv"
-    found = [float(row["active_probability"]) for row in csv.DictReader(written.read_text().splitlines())]
+    found = [float(row["active_probability"]) for row in read_rows(written)]
     expected = []
     for smiles in SMILES:
         ids = [finetuned.tokenizer.cls_id, *finetuned.tokenizer.encode(smiles), finetuned.tokenizer.sep_id]
@@ -104,7 +99,7 @@ def test_calibrated_columns_are_the_run_s_own_curve_over_the_written_probabiliti
     write_json(run / CALIBRATION_FILE, Calibration(outputs=(curve, None)))
     finetuned = replace(finetuned, run=run)
     summary = predicted(finetuned, path, tmp_path / "out.csv")
-    rows = read(tmp_path / "out.csv")
+    rows = read_rows(tmp_path / "out.csv")
     assert "toxic_calibrated" not in rows[0]
     for row in rows[:3]:
         wanted = curve.apply(np.array([float(row["active_probability"])]))[0]
@@ -127,7 +122,7 @@ def test_an_ensemble_of_a_run_with_itself_has_its_means_and_is_calibrated_anew(f
     assert isinstance(curve, PlattCurve)
     predicted(finetuned, path, tmp_path / "one.csv")
     predicted(finetuned, path, tmp_path / "two.csv", ensemble=[finetuned])
-    for one, two in zip(read(tmp_path / "one.csv"), read(tmp_path / "two.csv"), strict=True):
+    for one, two in zip(read_rows(tmp_path / "one.csv"), read_rows(tmp_path / "two.csv"), strict=True):
         assert one["active_probability"] == two["active_probability"]
         wanted = curve.apply(np.array([float(one["active_probability"])]))[0]
         assert float(two["active_calibrated"]) == pytest.approx(wanted, abs=0.01)  # a steep slope of six digits
@@ -135,7 +130,7 @@ def test_an_ensemble_of_a_run_with_itself_has_its_means_and_is_calibrated_anew(f
         assert float(two["active_seed_spread"]) == pytest.approx(spread, rel=1e-4)
     other = replace(finetuned, results=finetuned.results.model_copy(update={"split_sha256": "other"}))
     summary = predicted(finetuned, path, tmp_path / "no.csv", ensemble=[other])
-    assert "active_calibrated" not in read(tmp_path / "no.csv")[0]
+    assert "active_calibrated" not in read_rows(tmp_path / "no.csv")[0]
     assert any("different validation rows" in note for note in summary.notes)
     renamed = replace(finetuned, results=finetuned.results.model_copy(update={"output_names": ("a", "b")}))
     with pytest.raises(ConfigError, match=r"cannot join .*: labels a, b, not active, toxic"):
@@ -145,10 +140,10 @@ def test_an_ensemble_of_a_run_with_itself_has_its_means_and_is_calibrated_anew(f
 def test_cells_that_are_formulas_get_an_apostrophe_on_request(finetuned, tmp_path):
     path = write_rows(tmp_path / "new.csv", ["mol", "=id", "x"], [["CCO", "=1+1", "-2.5"], ["CCN", "@SUM(A1)", "-a"]])
     kept = predicted(finetuned, path, tmp_path / "kept.csv")
-    assert [row["=id"] for row in read(tmp_path / "kept.csv")] == ["=1+1", "@SUM(A1)"]
+    assert [row["=id"] for row in read_rows(tmp_path / "kept.csv")] == ["=1+1", "@SUM(A1)"]
     assert any("takes for formulas: 4; `escape_formulas=true`" in note for note in kept.notes)
     escaped = predicted(finetuned, path, tmp_path / "escaped.csv", escape_formulas=True)
-    found = [(row["'=id"], row["x"]) for row in read(tmp_path / "escaped.csv")]
+    found = [(row["'=id"], row["x"]) for row in read_rows(tmp_path / "escaped.csv")]
     assert found == [("'=1+1", "-2.5"), ("'@SUM(A1)", "'-a")]
     assert any("takes for formulas: 4; each has" in note for note in escaped.notes)
 
@@ -160,7 +155,7 @@ def test_intervals_of_values_are_as_wide_as_the_residuals_of_the_validation_rows
     done = predict(run, path, tmp_path / "out.csv", folder=tmp_path, interval_level=0.5, progress=SilentProgress())
     residuals = read_calibration(run.run).outputs[0].residuals
     half = residuals[int(np.ceil((len(residuals) + 1) / 2)) - 1]
-    for row in read(tmp_path / "out.csv"):
+    for row in read_rows(tmp_path / "out.csv"):
         value = float(row["length_predicted"])
         assert float(row["length_low_50"]) == pytest.approx(value - half, rel=1e-4)
         assert float(row["length_high_50"]) == pytest.approx(value + half, rel=1e-4)

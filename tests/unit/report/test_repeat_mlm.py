@@ -1,6 +1,5 @@
 """Report of the Repeated-MLM grid; the values are the paper's own, whose claims are known."""
 
-import csv
 import math
 import re
 import statistics
@@ -22,13 +21,13 @@ from exlm_cli.report.repeat_mlm import (
     write_grid_report,
 )
 from exlm_cli.report.style import corruption_colour
+from tests.unit.finetune.finetuned_runs import read_rows
 from tests.unit.report.results import FIGURE_3, FIGURE_5, PAIRS, corruption, diverge, grid_results, scores, with_scores
 
 
 def _csv(results: list[RepeatMlmResult], folder: Path) -> list[dict[str, str]]:
     write_grid_report(folder, results, folder, name="mine", has_figures=False)
-    with (folder / "grid.csv").open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return read_rows(folder / "grid.csv")
 
 
 def _tables(results: list[RepeatMlmResult]) -> dict[str, dict[str, tuple[str, ...]]]:

@@ -1,6 +1,5 @@
 """Report of a sweep, made of the accuracies that the paper prints: each table must come out as the paper's own."""
 
-import csv
 import json
 import math
 import re
@@ -15,6 +14,7 @@ from exlm_cli.experiments.results import DivergedTask, VariantResult
 from exlm_cli.report.seed_groups import SeedGroup, group_seeds
 from exlm_cli.report.sweeps import entropy_families, paper_tables_of, sweep_tables, write_figure_12, write_sweep_report
 from exlm_cli.report.tables import ReportTable
+from tests.unit.finetune.finetuned_runs import read_rows
 from tests.unit.report.results import ROWS, diverge, scores, sweep_results, with_scores
 
 Variants = list[SeedGroup[VariantResult]]
@@ -31,8 +31,7 @@ def _row(table: ReportTable, name: str) -> dict[str, str]:
 
 def _csv(results: list[VariantResult], folder: Path) -> list[dict[str, str]]:
     write_sweep_report(folder, results, folder, name="mine", has_figures=False)
-    with (folder / "sweep.csv").open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return read_rows(folder / "sweep.csv")
 
 
 def test_the_csv_has_one_row_a_variant_under_the_names_that_scripts_rely_on(tmp_path):

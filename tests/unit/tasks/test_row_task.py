@@ -22,7 +22,7 @@ from exlm_cli.tasks.labels import Labels
 from exlm_cli.tasks.row_task import NewTableRows, TableTask, encode_texts, longest_first
 from exlm_cli.tasks.splits import RowSplit
 from exlm_cli.tasks.table_rows import TableRows
-from tests.unit.finetune.finetuned_runs import write_rows
+from tests.unit.finetune.finetuned_runs import read_rows, write_rows
 
 NAN = math.nan
 TEXTS = ["CCO", "CCN", "CCCCCCCC", "CO", "CN", "C"]
@@ -157,7 +157,7 @@ def predict(
     path = write_rows(folder / "new.csv", columns, rows)
     new = NewTableRows(TrainedTask(config, config.input_kind, loss, names), path, None, SilentProgress())
     summary = new.write([[np.array(row) for row in seed] for seed in outputs], folder / "out.csv")
-    return summary, list(csv.DictReader((folder / "out.csv").read_text().splitlines()))
+    return summary, read_rows(folder / "out.csv")
 
 
 def test_every_row_comes_back_in_its_place_and_bad_ones_with_a_reason(tmp_path):
@@ -219,6 +219,6 @@ def test_lines_of_smiles_are_a_table_too(tmp_path, tokenizer):
     encoded = new.encode(tokenizer, 4)
     assert (len(encoded), len(encoded.token_ids[0])) == (1, 4)
     summary = new.write([[np.array([0.0])]], tmp_path / "out.csv")
-    rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
+    rows = read_rows(tmp_path / "out.csv")
     assert [(row["line"], row["smiles"]) for row in rows] == [("1", "CCO"), ("3", "((")]
     assert (summary.num_unreadable, encoded.notes) == (1, ("cut 1 of 1 rows to 4 tokens (`task.sequence_length`)",))

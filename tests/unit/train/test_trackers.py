@@ -3,9 +3,10 @@
 import json
 import shutil
 import sys
+from collections import namedtuple
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import requests
@@ -22,76 +23,43 @@ from tests.tiny import tiny_recipe
 from tests.unit.finetune.synthetic import make_pretrained, run_tiny
 
 
+class Error(Exception):
+    """What the packages raise."""
+
+
 class Packages:
-    """Fakes of the three packages, and what they were given: (tracker, name of the figure, value, step)."""
+    """Mocks of the three packages, and what they were given: (tracker, name of the figure, value, step)."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, str, float, int]] = []
-        self.opened: list[dict[str, Any]] = []
-        self.closed: list[Any] = []
         self.breaks_at = 10**9
-        packages = self
+        self.tensorboard = MagicMock()
+        self.tensorboard.SummaryWriter.return_value.add_scalar = lambda name, value, step: self._note(
+            "tensorboard", {name: value}, step
+        )
+        self.wandb = MagicMock(Error=Error)
+        self.wandb.init.return_value.log = lambda figures, step: self._note("wandb", figures, step)
+        self.mlflow = MagicMock()
+        self.mlflow.exceptions.MlflowException = Error
+        self.mlflow.entities.Metric = namedtuple("Metric", "key value timestamp step")
+        self.mlflow.entities.Param = namedtuple("Param", "key value")
+        self.client = self.mlflow.MlflowClient.return_value
+        self.client.get_experiment_by_name.return_value = None
+        self.client.create_experiment = "the experiment {}".format
+        self.client.create_run.return_value.info.run_id = "run-7"
+        self.client.log_batch = self._log_batch
 
-        class Error(Exception):
-            pass
+    def _note(self, tracker: str, figures: dict[str, float], step: int) -> None:
+        if step >= self.breaks_at:
+            raise Error("the server is gone\nand more")
+        self.sent += [(tracker, name, value, step) for name, value in figures.items()]
 
-        def note(tracker: str, figures: dict[str, float], step: int) -> None:
-            if step >= packages.breaks_at:
-                raise Error("the server is gone\nand more")
-            packages.sent += [(tracker, name, value, step) for name, value in figures.items()]
-
-        class SummaryWriter:
-            def __init__(self, folder: str, purge_step: int) -> None:
-                packages.opened.append({"folder": folder, "purge_step": purge_step})
-
-            def add_scalar(self, name: str, value: float, step: int) -> None:
-                note("tensorboard", {name: value}, step)
-
-            def flush(self) -> None: ...
-            def close(self) -> None: ...
-
-        def init(**arguments: Any) -> SimpleNamespace:
-            packages.opened.append(arguments)
-            log = lambda figures, step: note("wandb", figures, step)  # noqa: E731
-            return SimpleNamespace(log=log, finish=lambda exit_code: packages.closed.append(exit_code))
-
-        class MlflowClient:
-            def get_experiment_by_name(self, name: str) -> None: ...
-            def create_experiment(self, name: str) -> str:
-                return f"the experiment {name}"
-
-            def create_run(self, experiment: str, run_name: str, tags: dict[str, str]) -> SimpleNamespace:
-                packages.opened.append({"experiment": experiment, "name": run_name, **tags})
-                return SimpleNamespace(info=SimpleNamespace(run_id="run-7"))
-
-            def update_run(self, run_id: str, status: str) -> None:
-                packages.opened.append({"continued": run_id, "status": status})
-
-            def log_batch(self, run_id: str, metrics: Any = (), params: Any = ()) -> None:
-                assert run_id == "run-7"
-                assert len(params) <= 100
-                for metric in metrics:
-                    note("mlflow", {metric.key: metric.value}, metric.step)
-                packages.sent += [("mlflow", param.key, param.value, -1) for param in params]
-
-            def set_terminated(self, run_id: str, status: str) -> None:
-                packages.closed.append(status)
-
-        def param(key: str, value: str) -> SimpleNamespace:
-            return SimpleNamespace(key=key, value=value)
-
-        def metric(key: str, value: float, timestamp: int, step: int) -> SimpleNamespace:
-            return SimpleNamespace(key=key, value=value, step=step)
-
-        self.modules = {
-            "torch.utils.tensorboard": SimpleNamespace(SummaryWriter=SummaryWriter),
-            "wandb": SimpleNamespace(init=init, Error=Error),
-            "mlflow": SimpleNamespace(
-                MlflowClient=MlflowClient,
-                entities=SimpleNamespace(Param=param, Metric=metric),
-                exceptions=SimpleNamespace(MlflowException=Error),
-            ),
-        }
+    def _log_batch(self, run_id: str, metrics: Any = (), params: Any = ()) -> None:
+        assert run_id == "run-7"
+        assert len(params) <= 100
+        for metric in metrics:
+            self._note("mlflow", {metric.key: metric.value}, metric.step)
+        self.sent += [("mlflow", param.key, param.value, -1) for param in params]
 
     def of(self, tracker: str) -> list[tuple[str, float, int]]:
         return [row[1:] for row in self.sent if row[0] == tracker]
@@ -100,8 +68,8 @@ class Packages:
 @pytest.fixture
 def packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Packages:
     fakes = Packages()
-    for name, module in fakes.modules.items():
-        monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]
+    for name, tracker in TRACKERS.items():
+        monkeypatch.setitem(sys.modules, tracker.module, getattr(fakes, name))
     for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_PROJECT", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
@@ -132,23 +100,25 @@ def test_each_tracker_gets_every_figure_and_a_resumption_continues_its_run(packa
     for tracker in TRACKERS:
         assert [row for row in packages.of(tracker) if row[2] >= 0] == _figures(run)
     assert ("optim.lr", "0.001", -1) in packages.of("mlflow")
-    board, wandb, mlflow = packages.opened
-    assert board == {"folder": str(run / "tensorboard"), "purge_step": 1}
+    board, client = packages.tensorboard.SummaryWriter, packages.client
+    board.assert_called_once_with(str(run / "tensorboard"), purge_step=1)
+    wandb = packages.wandb.init.call_args.kwargs
     assert (wandb["mode"], wandb["project"], wandb["name"]) == ("offline", "exlm", "run")
     assert wandb["config"]["masking"]["mask_ratio"] == 0.3
     assert "wandb: there is no API key, so the run is recorded offline; `wandb sync` uploads it later" in progress.said
-    assert mlflow == {"experiment": "the experiment exlm", "name": "run", "group": "tiny"}
-    assert packages.closed == [0, "FINISHED"]
+    client.create_run.assert_called_once_with("the experiment exlm", run_name="run", tags={"group": "tiny"})
+    packages.wandb.init.return_value.finish.assert_called_once_with(exit_code=0)
+    client.set_terminated.assert_called_once_with("run-7", "FINISHED")
     shutil.rmtree(run / "checkpoints/step-6")
     packages.sent.clear()
     resume_pretraining(run)
     for tracker in TRACKERS:
         assert packages.of(tracker) == _figures(run, after_step=3)
-    board, again, mlflow = packages.opened[3:]
     # what a killed run wrote beyond its last checkpoint is hidden
-    assert board["purge_step"] == 4
+    assert board.call_args.kwargs == {"purge_step": 4}
+    again = packages.wandb.init.call_args.kwargs
     assert (again["id"], again["resume"]) == (wandb["id"], "allow")
-    assert mlflow == {"continued": "run-7", "status": "RUNNING"}
+    client.update_run.assert_called_once_with("run-7", status="RUNNING")
 
 
 def test_a_tracker_that_fails_is_left_alone_and_training_goes_on(packages, cache, tmp_path):
@@ -163,7 +133,7 @@ def test_a_tracker_that_fails_is_left_alone_and_training_goes_on(packages, cache
     assert warnings == [
         "warning: mlflow gets nothing more of this run: the server is gone; metrics.jsonl has all figures"
     ]
-    assert packages.closed == []
+    packages.client.set_terminated.assert_not_called()
 
 
 @pytest.mark.parametrize(
@@ -186,8 +156,9 @@ def test_wandb_is_online_with_a_key_and_a_network_and_no_key_is_written(
         monkeypatch.setenv(name, value)
     progress = Recorder()
     run = run_pretraining(_recipe(cache, report_to="wandb", max_steps=2), out=tmp_path / "run", progress=progress)
-    assert packages.opened[0]["mode"] == mode
-    told = [str(packages.opened), *progress.said, *(p.read_text() for p in run.run_dir.glob("*.*") if p.is_file())]
+    opened = packages.wandb.init.call_args
+    assert opened.kwargs["mode"] == mode
+    told = [str(opened), *progress.said, *(p.read_text() for p in run.run_dir.glob("*.*") if p.is_file())]
     assert not any("secret" in text for text in told)
 
 
@@ -258,9 +229,9 @@ def test_each_seed_of_a_fine_tuning_is_a_run_of_its_own(packages, tmp_path):
     train = {"max_epochs": 1, "report_to": ["wandb"], "log_every_steps": 1}
     run = tmp_path / "run"
     run_tiny(make_pretrained(tmp_path / "pretrained"), run, train=train, callbacks=[watch])
-    assert [opened["name"] for opened in packages.opened] == ["run: seed 1", "run: seed 2"]
-    assert {opened["group"] for opened in packages.opened} == {"run"}
-    assert len({opened["id"] for opened in packages.opened}) == 2
+    opened = [call.kwargs for call in packages.wandb.init.call_args_list]
+    assert [(each["name"], each["group"]) for each in opened] == [("run: seed 1", "run"), ("run: seed 2", "run")]
+    assert opened[0]["id"] != opened[1]["id"]
     cells = [run / f"cells/single/seed-{seed}" for seed in (1, 2)]
     assert packages.of("wandb") == [figure for cell in cells for figure in _figures(cell)]
     assert [event for event in watch.seen if "start" in str(event)] == ["start seed-1 0", "start seed-2 0"]
