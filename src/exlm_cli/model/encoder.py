@@ -4,7 +4,7 @@ Axes: B sequences, L positions, D width, N heads, H head width.
 """
 
 import functools
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -73,10 +73,26 @@ def attention(
     attend_to = functools.partial(F.scaled_dot_product_attention, dropout_p=dropout)
     if num_context is None:
         return attend_to(q_BNLH, k_BNLH, v_BNLH, attn_mask=attend)
-    context, further = slice(num_context), slice(num_context, None)
-    of_context = attend_to(q_BNLH[:, :, context], k_BNLH[:, :, context], v_BNLH[:, :, context])
-    of_further = attend_to(q_BNLH[:, :, further], k_BNLH, v_BNLH, attn_mask=attend)
+    q_context, q_further = q_BNLH.split([num_context, q_BNLH.shape[2] - num_context], dim=2)
+    k_context, k_all = _ContextAndAll.apply(k_BNLH, num_context)  # type: ignore[no-untyped-call]
+    v_context, v_all = _ContextAndAll.apply(v_BNLH, num_context)  # type: ignore[no-untyped-call]
+    of_context = attend_to(q_context, k_context, v_context)
+    of_further = attend_to(q_further, k_all, v_all, attn_mask=attend)
     return torch.cat([of_context, of_further], dim=2)
+
+
+class _ContextAndAll(torch.autograd.Function):
+    """The first positions, and all; its backward pass adds their gradients at once, without the zeros of a slice's."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BNLH: Tensor, num_context: int) -> tuple[Tensor, Tensor]:
+        ctx.num_context = num_context
+        return x_BNLH[:, :, :num_context], x_BNLH.view_as(x_BNLH)
+
+    @staticmethod
+    def backward(ctx: Any, of_context: Tensor, of_all: Tensor) -> tuple[Tensor, None]:
+        further = of_all[:, :, ctx.num_context :]
+        return torch.cat([of_all[:, :, : ctx.num_context] + of_context, further], dim=2), None
 
 
 def packed_attention(

@@ -75,9 +75,8 @@ class _Rotate(torch.autograd.Function):
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, axis_widths: tuple[int, ...], direction: int) -> Tensor:
     """Return heads times cosines, plus heads with the halves of each axis exchanged times the signed sines."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    # over whole heads: an inner loop over half an axis, 8 or 16 entries, takes four times as long on a CPU
+    # contiguous (L, H) make one inner loop; over whole heads, since one over half an axis takes four times as long
+    wide = x.to(torch.promote_types(x.dtype, torch.float32), memory_format=torch.contiguous_format)
     halves = wide.split([width // 2 for width in axis_widths for _ in range(2)], dim=-1)
     exchanged = torch.cat([halves[i ^ 1] for i in range(len(halves))], dim=-1)
-    turned = torch.addcmul(wide * cos, exchanged, sin, value=direction)
-    return turned.to(x.dtype)
+    return exchanged.mul_(direction * sin).addcmul_(wide, cos).to(x.dtype)

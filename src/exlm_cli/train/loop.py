@@ -37,11 +37,9 @@ from exlm_cli.train.checkpoint import (
     save_checkpoint,
 )
 from exlm_cli.train.optim import build_optimizer, learning_rate, set_learning_rates, update_weights
-from exlm_cli.train.process import StopSignal, release_freed_memory
+from exlm_cli.train.process import FreedMemory, StopSignal
 from exlm_cli.train.task import Callback, LoopResult, Selection, TrainTask
 
-_STEPS_BETWEEN_RELEASES = 10
-"""A release costs time, for the pages have to be made again: after every step, 3 to 6 % of that of a small recipe."""
 _REPORTED = ("loss", "mask_accuracy", "perplexity", "effective_states")
 """Validation figures that are reported as messages."""
 
@@ -114,6 +112,7 @@ class TrainingLoop:
         self._refuse_small_steps()
         self._agreed_stop: int | None = None  # signal that stops all of several ranks after the same step
         self._ahead: Iterator[Any] | None = None  # batches of the next step
+        self._freed_memory = FreedMemory()
         self._validation: dict[str, float] = {}
         self._unread: list[_TakenStep] = []
         self._shown: dict[str, str] = {}  # beside the bar, from the last row of the log
@@ -208,8 +207,7 @@ class TrainingLoop:
         """
         start_s = time.perf_counter()
         loss = self._step(stop)
-        if self.state.step % _STEPS_BETWEEN_RELEASES == 0:
-            release_freed_memory()
+        self._freed_memory.after_step()
         if loss is not None:
             state, busy_s = self.state, time.perf_counter() - start_s
             state.step += 1
@@ -347,7 +345,7 @@ class TrainingLoop:
         state = self.state
         start_s = time.perf_counter()
         self._validation = self.ranks.shared(self.task.validate())
-        release_freed_memory()  # a validation frees tensors of more sizes than a step does
+        self._freed_memory.release()  # a validation frees tensors of more sizes than a step does
         state.validate_s += time.perf_counter() - start_s
         self._log({"kind": "valid", "step": state.step, **self._validation})
         for callback in self._followers:

@@ -5,8 +5,12 @@ import functools
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
+
+_MOST_GROWTH = 1.5
+"""Resident memory over that after the first step since it was last given back."""
 
 
 class StopSignal:
@@ -40,13 +44,37 @@ class StopSignal:
         self._previous.clear()
 
 
-def release_freed_memory() -> None:
-    """Give the pages of freed tensors back to the system; do nothing where the C library is not glibc.
+class FreedMemory:
+    """Memory of freed tensors that glibc keeps, given back when the process has grown by half since a first step.
 
-    A step frees tensors of many sizes, and glibc keeps the gaps between those that stay. The gaps grow by 40 MB a step
-    of 64 sequences of 512 expanded tokens, to ten times what the step needs (docs/lab_notes/step_cost.md).
+    A step frees tensors of many sizes, and glibc keeps the gaps between those that stay. The gaps grow by up to 40 MB a
+    step of 64 sequences of 512 expanded tokens, to ten times what the step needs. Memory that was given back costs the
+    next steps page faults: 3 to 6 % of a small recipe's time if it were done every ten steps
+    (docs/lab_notes/step_cost.md). Without glibc nothing happens.
     """
-    _trim()(0)
+
+    def __init__(self) -> None:
+        self._needed_pages = 0
+
+    def after_step(self) -> None:
+        """Give the memory back if it has grown too much."""
+        resident = _resident_pages()
+        self._needed_pages = self._needed_pages or resident
+        if resident > _MOST_GROWTH * self._needed_pages:
+            self.release()
+
+    def release(self) -> None:
+        """Give the memory back now."""
+        _trim()(0)
+        self._needed_pages = 0
+
+
+def _resident_pages() -> int:
+    """Return the pages of this process in memory; 0 where /proc does not exist."""
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[1])
+    except OSError:
+        return 0
 
 
 @functools.cache

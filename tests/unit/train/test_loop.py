@@ -19,9 +19,10 @@ from exlm_cli.data.sampler import EpochPlan, plan_epoch
 from exlm_cli.errors import CheckpointError, ConfigError, DivergedError, InterruptedRunError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import MetricsLog, read_metrics
-from exlm_cli.train import checkpoint, loop
+from exlm_cli.train import checkpoint
 from exlm_cli.train.checkpoint import load_model_weights, newest_good_checkpoint
 from exlm_cli.train.loop import TrainingLoop, dropout_seed
+from exlm_cli.train.process import FreedMemory
 from exlm_cli.train.task import Callback, Selection
 from tests.killed import interrupted_at_call
 
@@ -100,13 +101,14 @@ def _rows(run: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k not in TIMES} for row in read_metrics(run / "metrics.jsonl")]
 
 
-def test_every_step_begins_with_the_share_done_and_each_tenth_and_validation_frees_memory(tmp_path, monkeypatch):
-    called_at: list[int] = []
+def test_every_step_begins_with_the_share_done_and_each_validation_frees_memory(tmp_path, monkeypatch):
+    steps, validations = [], []
     task = LeastSquares()
     fitting = _loop(task, tmp_path)
-    monkeypatch.setattr(loop, "release_freed_memory", lambda: called_at.append(fitting.state.step))
+    monkeypatch.setattr(FreedMemory, "after_step", lambda _: steps.append(fitting.state.step))
+    monkeypatch.setattr(FreedMemory, "release", lambda _: validations.append(fitting.state.step))
     fitting.fit()
-    assert called_at == [0, 5, 10, 10, 13]  # before steps 0 and 10, after the validations at 5, 10 and 13
+    assert (steps, validations) == (list(range(13)), [5, 10, 13])
     assert task.shares_done == pytest.approx([step / 13 for step in range(13)])
 
 

@@ -20,9 +20,10 @@ def resident_bytes() -> int:
 
 @pytest.fixture(autouse=True)
 def _looked_up_anew() -> Iterator[None]:
-    process._trim.cache_clear()
+    trim = process._trim
+    trim.cache_clear()
     yield
-    process._trim.cache_clear()
+    trim.cache_clear()
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
@@ -32,11 +33,31 @@ def test_holes_between_tensors_are_given_back():
     kept = tensors[::2]
     del tensors
     before = resident_bytes()
-    process.release_freed_memory()
+    process.FreedMemory().release()
     assert before - resident_bytes() > 48 * MIB
     assert all(bool((tensor == 2 * n).all()) for n, tensor in enumerate(kept))
 
 
 def test_another_c_library_is_left_alone(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
-    process.release_freed_memory()
+    process.FreedMemory().release()
+
+
+def test_memory_is_given_back_once_it_is_half_as_large_again_as_after_a_first_step(monkeypatch):
+    pages, given_back_at = iter([100, 149, 151, 80, 120, 121]), []
+    monkeypatch.setattr(process, "_resident_pages", lambda: next(pages))
+    monkeypatch.setattr(process, "_trim", lambda: given_back_at.append)
+    memory = process.FreedMemory()
+    seen = []
+    for _ in range(6):
+        memory.after_step()
+        seen.append(len(given_back_at))
+    assert seen == [0, 0, 1, 1, 1, 2]
+
+
+def test_a_system_without_proc_gives_nothing_back(monkeypatch):
+    monkeypatch.setattr(Path, "read_bytes", lambda _: (_ for _ in ()).throw(FileNotFoundError))
+    monkeypatch.setattr(process, "_trim", lambda: pytest.fail)
+    memory = process.FreedMemory()
+    memory.after_step()
+    memory.after_step()
