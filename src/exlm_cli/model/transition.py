@@ -134,7 +134,7 @@ class TransitionHead(nn.Module):
         # the odds are those of all the next states against all other nodes, however many masks a sequence has
         level = ((allowed.sum(-1, keepdim=True) - num_next).clamp(min=1) / num_next.clamp(min=1)).log()
         scores = self.start_scores.float()
-        bias = is_next * (level + scores[0])
+        bias = torch.where(is_next, level + scores[0], 0.0)
         return bias + is_same_lane * scores[1] if self.start == "lanes" else bias
 
 
@@ -175,6 +175,5 @@ def next_mask_edges(
 
 def _masked_log_softmax(scores: Tensor, allowed: Tensor) -> Tensor:
     """Return the log-softmax over allowed entries, -inf elsewhere; rows without any have zero gradient, not NaN."""
-    is_dead_row = ~allowed.any(-1, keepdim=True)
-    log_probs = scores.masked_fill(~(allowed | is_dead_row), -math.inf).log_softmax(-1)
+    log_probs = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min).log_softmax(-1)
     return log_probs.masked_fill(~allowed, -math.inf)
