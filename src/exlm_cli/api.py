@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from exlm_cli.config.tasks import GlueTaskConfig, InstalledTask, SquadTaskConfig
 from exlm_cli.dag.build import build_dag
 from exlm_cli.dag.inspect import Inspection, inspect
+from exlm_cli.dag.search import Length
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.export.hub import SCHEME, fetch_run
 from exlm_cli.finetune.calibration import DEFAULT_LEVEL, Calibration, check_level, read_calibration
@@ -189,9 +190,7 @@ class Run:
         texts = [text for (text,) in check_rows(rows)]
         return embed_rows(self.encoder, rows_of_list(texts, self.encoder.kind, self._progress), self._progress)
 
-    def fill(
-        self, text: str, *, num_fillings: int = 10, num_top: int = 3, length: Literal["exact", "any"] = "exact"
-    ) -> Inspection:
+    def fill(self, text: str, *, num_fillings: int = 10, num_top: int = 3, length: Length = "exact") -> Inspection:
         """Fill the masks of a text with a pre-trained run, jointly.
 
         Args:
@@ -206,6 +205,7 @@ class Run:
 
         Raises:
             CheckpointError: The run is fine-tuned: it has no language model head any more.
+            ConfigError: A number below 1, or another `length`.
             DataError: The text is empty, has no [MASK] or is too long, or the model is a Repeated MLM.
         """
         pretrained = self._loaded
@@ -214,6 +214,12 @@ class Run:
                 f"{self.path} is a fine-tuned run, which fills no masks",
                 f"load the pre-trained run it began with: {pretrained.results.init.checkpoint}",
             )
+        if num_fillings < 1 or num_top < 1:
+            raise ConfigError(
+                f"`num_fillings={num_fillings}`, `num_top={num_top}`: accepted: 1 or more", "for example 10 and 3"
+            )
+        if length not in get_args(Length):
+            raise ConfigError(f"`length={length}` is none of {', '.join(get_args(Length))}", "leave it out for `exact`")
         dag = build_dag(pretrained, text, progress=self._progress)
         checkpoint = str(pretrained.checkpoint)
         return inspect(dag, num_top=num_top, num_fillings=num_fillings, length=length, checkpoint=checkpoint)

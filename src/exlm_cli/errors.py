@@ -42,7 +42,7 @@ class DivergedError(ExlmError):
 
 
 class CollapsedError(DivergedError):
-    """A DAG that is no longer in use, in a run whose recipe says to stop."""
+    """A DAG that is no longer in use, in a run with `train.on_collapse: stop`."""
 
     exit_code = 1
 

@@ -92,6 +92,22 @@ def test_a_fine_tuned_run_predicts_from_the_hub(hub, run_folder, capsys):
     assert of_machine not in everything_under(run_folder / "copy")
 
 
+def test_an_ensemble_with_a_run_of_the_hub_is_not_calibrated(hub, run_folder, capsys):
+    copy_run(finetuned_source(load_finetuned(run_folder / "M", device="cpu")), run_folder / "copy")
+    hub.commit("me/molecules", files_of(run_folder / "copy"))
+    (run_folder / "new.csv").write_text("smiles\nCCO\nc1ccccc1\n", encoding="utf-8")
+    result = result_of(capsys, "predict", "M", "new.csv", "--ensemble", "hub:me/molecules", "--out", "predicted.csv")
+    assert any("neither calibrated probabilities nor intervals: " in note for note in result["notes"])
+    assert "calibrated" not in (run_folder / "predicted.csv").read_text(encoding="utf-8").splitlines()[0]
+
+
+def test_curves_are_drawn_of_a_run_on_the_hub(hub, pushed, run_folder, capsys):
+    rows = b'{"kind": "train", "step": 1, "loss": 2.0}\n{"kind": "train", "step": 2, "loss": 1.5}\n'
+    hub.commit("me/text", hub.repos["me/text"][-1][1] | {"run/metrics.jsonl": rows})
+    files = result_of(capsys, "curves", "hub:me/text", "--out", "both")["files"]
+    assert [Path(file).name for file in files] == ["both.png", "both.svg"]
+
+
 @pytest.mark.parametrize("name", ["training_rows.npz", "calibration.json"])
 def test_a_fine_tuned_run_that_lacks_a_file_of_its_predictions_is_not_kept(hub, run_folder, capsys, name):
     copy_run(finetuned_source(load_finetuned(run_folder / "M", device="cpu")), run_folder / "copy")

@@ -78,7 +78,7 @@ class TransitionConfig(StrictModel):
     rope: Literal["none", "nodes"] = Field(
         "none",
         description="Rotary positions on Q and K, as `model.rope` says, or 2d. nodes: of masks, counted from 1; "
-        "none: the paper's formula, whose scores know no places",
+        "none: the paper's formula, whose scores do not depend on positions",
     )
     start: TransitionStart = Field(
         "formula",
@@ -232,6 +232,6 @@ class TrainConfig(LoopConfig):
     )
     on_collapse: Annotated[Literal["warn", "stop"], Mark.RECORD] = Field(
         "warn",
-        description="Where validation passes over more than 5 % of the masks, or one state of a mask is left: say so "
-        "once, or end the run",
+        description="If over 5 % of the masks yield no token in validation, or masks use only one of their states: "
+        "say so once, or end the run",
     )

@@ -111,7 +111,7 @@ class Inspection:
     def health(self) -> str:
         """Describe in one line how much of the DAG is in use, and whether it has collapsed."""
         if not self.dag.has_transitions:
-            return "The masks of this model know nothing of each other, so there is no DAG to draw."
+            return "This model fills each mask on its own, so there is no DAG to draw."
         in_use = self.states_in_use()
         mean = f"{in_use.mean():.2f} of {self.dag.num_states_per_mask} states in use per [MASK]"
         if self.dag.num_states_per_mask > 1 and in_use.max() < _COLLAPSED:

@@ -78,7 +78,7 @@ class Batch:
         is_padded: Whether any sequence has [PAD], known to the host.
         is_even: Whether all sequences have as many tokens and as many masks, at least one; known to the host.
         num_tokens: Tokens before expansion, with [CLS] and [SEP], known to the host.
-        packing: Its order without padding, for an encoder that is to run so.
+        packing: Its order without padding; None where the encoder runs on the padded batch.
     """
 
     token_ids: Int64[Tensor, "B X"]

@@ -18,7 +18,7 @@ _LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file at its public home, known to the byte.
+    """A public file whose size and hash are known.
 
     Attributes:
         url: `https:`, or `http:` on this machine.

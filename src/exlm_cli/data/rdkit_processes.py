@@ -69,8 +69,8 @@ def map_in_order(
     Args:
         function: Must be picklable.
         texts: A few short ones are worked on in this process.
-        unanswered: Makes the answer of a text for which the function takes over 20 s of processor time, or whose
-            process ends, from that reason.
+        unanswered: Reason -> answer of a text for which the function takes over 20 s of processor time, or ends its
+            process.
         num_processes: None: one per core that this process may use.
     """
     source = iter(texts)

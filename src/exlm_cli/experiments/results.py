@@ -128,7 +128,7 @@ class SweepCellResult(JsonModel):
         label, row, column, seed: As in `config.sweep.SweepCell`.
         pretrain_identity: Of the recipe it was trained with.
         corruption: None where masks are not drawn token by token.
-        diverged: Why training came to no end; None where it did.
+        diverged: Why training stopped early; None where it finished.
         measure_sequences, steps, elapsed_s, parameters, metrics, entropy: As in `Measures`.
     """
 
@@ -203,7 +203,7 @@ class SweepRun:
 
     @property
     def num_diverged(self) -> int:
-        """Cells whose training, or fine-tuning on a task, came to no end."""
+        """Cells whose training, or fine-tuning on a task, diverged."""
         return sum(result.diverged is not None or bool(result.diverged_tasks) for result in self.results)
 
 

@@ -170,6 +170,10 @@ def _calibration_of(members: Sequence[Finetuned]) -> tuple[Calibration | None, l
         return calibration if calibration.outputs else None, []
     if first.results.loss == "span":
         return None, ["no calibrated probabilities: answers of several runs together are not calibrated"]
+    for member in members:
+        if not (member.run / "targets-valid.csv").exists():
+            what = f"{member.run} has no predictions for its validation rows, which `exlm push` leaves out"
+            return None, [f"neither calibrated probabilities nor intervals: {what}"]
     found = [read_split_outputs(member.run, member.results, "valid") for member in members]
     _, _, targets_NC = found[0]
     same_rows = {member.results.split_sha256 for member in members} == {first.results.split_sha256}

@@ -88,11 +88,9 @@ def _beside_baseline(splits: Sequence[RunResults]) -> str:
     groups, over = _groups(gains)
     interval = mean_interval(groups, _overlap(own) if len(gains) > 1 else 0.0)
     if interval is None:
-        better = "the model" if gains[0][0] > 0 else name
-        return (
-            f"{better[0].upper()}{better[1:]} scores better here: {scores}. One seed of one split has no interval; "
-            "`--seeds 1,2,3` gives one."
-        )
+        better = "The model scores better" if gains[0][0] > 0 else f"{name[0].upper()}{name[1:]} scores better"
+        first = "Both score the same" if gains[0][0] == 0 else better
+        return f"{first} here: {scores}. One seed of one split has no interval; `--seeds 1,2,3` gives one."
     low, high = interval
     detail = f"{scores}; 95 % interval of the gain {format_number(low)} to {format_number(high)} over {over}"
     if low > 0:

@@ -1,4 +1,4 @@
-"""What positions mean: the rotation of heads by the scheme of the recipe, and which positions attend to which."""
+"""Uses of positions: the rotation of heads by the scheme of the recipe, and which positions attend to which."""
 
 from typing import NamedTuple
 

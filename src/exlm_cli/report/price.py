@@ -1,9 +1,10 @@
 """Price of a pre-training before it runs: memory of each GPU, hours, traffic, and the MLM that costs as much.
 
 FLOPs and parameters are those of `config/describe.py`. Let G be the number of GPUs, P the parameters, P_block those of
-a block and P_root those outside, M the sequences
-of a microbatch, A the microbatches of a GPU in a step, L the expanded length, n the layers of width D, feed-forward
-width F and N heads of width H, T the masks of a sequence, k T its emitting nodes, S = k T + 2, V the vocabulary.
+a block and P_root those outside the blocks, M the sequences of a microbatch, A the microbatches of a GPU in a step, L
+the expanded length, n the layers of width D, feed-forward width F and N heads of width H, T the masks of a sequence,
+k T its emitting nodes, S = k T + 2, V the vocabulary.
+
 Training in bf16 with float32 weights then holds, in bytes on each GPU, where FSDP gathers the weights of blocks in bf16
 and the others in float32, and reduces all gradients in float32:
 

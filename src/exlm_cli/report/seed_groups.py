@@ -122,7 +122,7 @@ class SweepReport:
 
 @dataclass(frozen=True)
 class SeedGroup(Generic[ResultT]):
-    """One variant: the results of its seeds. Figures are means over the seeds that came to an end."""
+    """One variant: the results of its seeds. Figures are means over the seeds that finished."""
 
     results: tuple[ResultT, ...]
 
@@ -133,12 +133,12 @@ class SeedGroup(Generic[ResultT]):
 
     @property
     def finished(self) -> list[ResultT]:
-        """Results of the seeds whose training came to an end."""
+        """Results of the seeds that did not diverge."""
         return [result for result in self.results if result.diverged is None]
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Seeds that came to an end."""
+        """Seeds that did not diverge."""
         return tuple(sorted(result.seed for result in self.finished))
 
     @property
@@ -148,17 +148,17 @@ class SeedGroup(Generic[ResultT]):
 
     @property
     def diverged_tasks(self) -> tuple[str, ...]:
-        """Tasks on which fine-tuning of any seed did so."""
+        """Tasks on which fine-tuning of any seed diverged."""
         return tuple(dict.fromkeys(task for result in self.results for task in result.diverged_tasks))
 
     @property
     def model(self) -> ResultT:
-        """A result that has the steps and parameters of the model, where any seed came to an end."""
+        """A result that has the steps and parameters of the model, where any seed finished."""
         return next(iter(self.finished), self.first)
 
     @property
     def elapsed_s(self) -> float | None:
-        """Seconds of pre-training, mean over seeds; None where no seed came to an end."""
+        """Seconds of pre-training, mean over seeds; None where no seed finished."""
         times_s = [result.elapsed_s for result in self.finished if result.elapsed_s is not None]
         return mean_and_deviation(times_s)[0] if times_s else None
 

@@ -71,7 +71,7 @@ class EncodedSplit:
 
 @dataclass(frozen=True)
 class AnswerProbabilities:
-    """What the answers of a span task are calibrated by.
+    """Yes-or-no questions about the answers of a span task, and the probabilities that are calibrated.
 
     Attributes:
         names: C yes-or-no questions about an answer, like whether it is right.

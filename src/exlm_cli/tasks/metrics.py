@@ -143,7 +143,7 @@ def target_scale(targets_NC: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def describe_constant(loss: Loss, predicted_NC: FloatArray, targets_NC: FloatArray, names: Sequence[str]) -> list[str]:
-    """Return in words what a model gives the same answer to in every row, where the truth differs between rows."""
+    """Return in words which outputs are the same in every row although the truth differs between rows."""
     if loss == "classes":
         predicted = np.unique(predicted_NC.argmax(axis=1))
         if len(predicted) == 1 and len(np.unique(targets_NC[:, 0])) > 1:

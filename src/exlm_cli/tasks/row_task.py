@@ -93,7 +93,7 @@ class RowTask(DownstreamTask):
         return dict(zip(self.output_names, columns, strict=True))
 
     def describe_outputs(self, split: Split, outputs: Sequence[FloatArray]) -> list[str]:
-        """Return in words what is predicted alike for every row."""
+        """Return in words which outputs are the same in every row."""
         return metrics.describe_constant(
             self.loss, self._predicted(outputs), self.examples[split].targets, self.output_names
         )

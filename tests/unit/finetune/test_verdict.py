@@ -38,6 +38,7 @@ def test_an_interval_is_that_of_students_t_and_of_nadeau_and_bengio():
         ([0.80, 0.70, 0.75], [0.75, 0.76, 0.74], "No clear difference"),
         ([0.80], [0.70], "The model scores better here: test roc_auc 0.8000 against 0.7000. One seed"),
         ([0.60], [0.70], "ECFP4 + random forest scores better here"),
+        ([1.0], [1.0], "Both score the same here"),
         ([None], [0.70], "roc_auc is not defined on these test rows"),
     ],
 )

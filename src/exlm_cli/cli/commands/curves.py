@@ -23,8 +23,12 @@ def curves(
     PNG and SVG: loss, perplexity, mask accuracy, entropy and the health of the DAG, from each run's metrics.jsonl.
     """
     from exlm_cli.cli import console
+    from exlm_cli.cli.runs import local_run
 
-    files = draw_curves(runs, runs[0] / "report" / "curves" if out is None else _figure_path(out))
+    path = None if out is None else _figure_path(out)
+    progress = console.open_progress()
+    local = [local_run(run, progress) for run in runs]
+    files = draw_curves(local, path or local[0] / "report" / "curves")
     if as_json:
         return console.emit_json({"files": files})
     console.emit_files(files)

@@ -80,7 +80,7 @@ def inspect_dag(
     loaded = load(run, device=device.value, progress=progress)
     num_masks = sentence.count("[MASK]")
     if num_masks > _MANY_MASKS:
-        progress.message(f"searching the best joint fillings of {num_masks} masks, up to a limit of work")
+        progress.message(f"searching for the best joint fillings of {num_masks} masks, up to a limit of work")
     inspection = loaded.fill(sentence, num_fillings=n_best, num_top=top, length=length.value)
 
     def show() -> None:

@@ -50,7 +50,7 @@ def load_or_build(
 ) -> EntryT:
     """Return the entry of the cache at `path`; build it, in one process only, if it is missing or damaged.
 
-    `load` raises a `DataError`, `TokenizerError` or `CheckpointError` where the entry is damaged; a message then tells
+    `load` raises a `DataError`, `TokenizerError` or `CheckpointError` where the entry is damaged; a message then names
     the `remedy`. `build` writes the entry and returns it; None: the entry must be there.
 
     Raises:
