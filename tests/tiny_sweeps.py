@@ -11,6 +11,7 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepCell, SweepRecipe
 from exlm_cli.experiments import workers
+from exlm_cli.experiments.results import SweepCellResult
 from exlm_cli.experiments.workers import Workers
 from tests.tiny import tiny_recipe
 
@@ -46,6 +47,11 @@ def tiny_sweep(cache: Path) -> SweepRecipe:
         **_rest(pretrain),
     }
     return SweepRecipe.model_validate(content)
+
+
+def untimed(results: list[SweepCellResult]) -> list[SweepCellResult]:
+    """Return results without what a clock decides."""
+    return [result.model_copy(update={"elapsed_s": 0.0}) for result in results]
 
 
 def work_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

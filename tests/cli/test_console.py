@@ -6,6 +6,7 @@ import math
 import re
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -18,22 +19,12 @@ from exlm_cli.report.tables import ReportTable
 from tests.cli.asserts import printed_by, result_of
 
 
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def lines_of(steps: list[tuple[float, int]], total: int | None, done: int = 0, **fields: str) -> list[str]:
     """Return the lines of a bar that is updated at the given seconds."""
-    stream, clock = io.StringIO(), Clock()
+    stream, clock = io.StringIO(), Mock(return_value=0.0)
     with LineProgress(stream, clock).bar("train", total, done=done) as bar:
         for now_s, step in steps:
-            clock.now_s = now_s
+            clock.return_value = now_s
             bar.update(step, **fields)
     return stream.getvalue().splitlines()
 
@@ -74,15 +65,15 @@ def test_the_time_left_of_a_resumed_run_counts_only_what_this_process_does():
 
 def test_work_that_fails_says_no_end():
     stream = io.StringIO()
-    bar = LineProgress(stream, Clock()).bar("train", 10)
+    bar = LineProgress(stream, Mock(return_value=0.0)).bar("train", 10)
     bar.__enter__().update(3)
     bar.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert stream.getvalue() == ""
 
 
-def terminal() -> tuple[TerminalProgress, io.StringIO]:
+def terminal(width: int = 80) -> tuple[TerminalProgress, io.StringIO]:
     stream = io.StringIO()
-    return TerminalProgress(SafeConsole(file=stream, force_terminal=True, width=80, color_system=None)), stream
+    return TerminalProgress(SafeConsole(file=stream, force_terminal=True, width=width, color_system=None)), stream
 
 
 @pytest.mark.parametrize(
@@ -162,9 +153,7 @@ def test_an_error_on_a_terminal_is_coloured_and_not_broken(monkeypatch, capsys):
 
 
 def test_a_table_stands_above_the_bars_and_changes_with_them():
-    stream = io.StringIO()
-    console = SafeConsole(file=stream, force_terminal=True, width=60, color_system=None)
-    progress = TerminalProgress(console)
+    progress, stream = terminal(width=60)
     title = "a title wider than the table below it"
     with progress.board(title, ["k = 1", "k = 2"], ["15%", "30%"]) as board, progress.bar("grid", 10) as bar:
         board.show("k = 1", "30%", "42%")

@@ -49,8 +49,22 @@ def _setup(backend: str, sections: dict[str, Any]) -> tuple[ExlmModel, Objective
     return ExlmModel(recipe, SPECIAL.vocab_size), Objective(4, 1, backend), recipe  # type: ignore[arg-type]
 
 
-def _counted_loss(losses: torch.Tensor) -> torch.Tensor:
-    return torch.where(losses != math.inf, losses, 0.0).sum()
+def _backward(losses: torch.Tensor) -> None:
+    torch.where(losses != math.inf, losses, 0.0).sum().backward()
+
+
+def _assert_all_have_gradients(model: nn.Module) -> None:
+    assert all(p.grad is not None and p.grad.shape == p.shape for p in model.parameters())
+
+
+def _compiled(function: Any) -> tuple[Any, CompileCounterWithBackend]:
+    """Return a function as graphs for sizes of any kind, not one of which may break, and their counter.
+
+    Without the code generator of the compiler, tracing takes seconds.
+    """
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    return torch.compile(function, fullgraph=True, dynamic=True, backend=counter), counter
 
 
 @pytest.mark.parametrize("sections", [*VARIANTS, COMPILED[1][1], {"model": DROPOUT}, {"train": {"head_chunk_rows": 7}}])
@@ -60,14 +74,14 @@ def test_a_step_runs_on_tensors_without_data(sections, lengths):
     model = model.to("meta")
     losses = objective.sequence_nll(model, tiny_batch(recipe, lengths).to(torch.device("meta")))
     assert losses.shape == (3,)
-    _counted_loss(losses).backward()
-    assert all(p.grad is not None and p.grad.shape == p.shape for p in model.parameters())
+    _backward(losses)
+    _assert_all_have_gradients(model)
 
 
 PACKED: list[dict[str, Any]] = [
-    {"objective": "mlm", "model": {}},
-    {"model": {"mask_attention": "all"}},
-    {"model": {"mask_attention": "first"}},
+    {"objective": "mlm", "model": {"attention_dropout": 0.0}},
+    {"model": {"mask_attention": "all", "attention_dropout": 0.0}},
+    {"model": {"mask_attention": "first", "attention_dropout": 0.0}},
 ]
 
 
@@ -77,28 +91,27 @@ def _packed_batch(recipe: Any, lengths: tuple[int, ...]) -> Batch:
 
 
 @pytest.mark.parametrize("sections", PACKED)
-def test_a_step_without_padding_runs_on_tensors_without_data(sections: dict[str, Any]) -> None:
+def test_a_step_without_padding_runs_on_tensors_without_data(sections):
     """With the kernel of torch for sequences of different lengths, which has an implementation without data."""
-    model, objective, recipe = _setup("torch", {**sections, "model": {**sections["model"], "attention_dropout": 0.0}})
+    model, objective, recipe = _setup("torch", sections)
     model = model.to("meta")
-    _counted_loss(objective.sequence_nll(model, _packed_batch(recipe, (9, 4, 12)))).backward()
-    assert all(p.grad is not None and p.grad.shape == p.shape for p in model.parameters())
+    _backward(objective.sequence_nll(model, _packed_batch(recipe, (9, 4, 12))))
+    _assert_all_have_gradients(model)
 
 
+# the compiler warns inside itself
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("sections", PACKED)
-def test_a_step_without_padding_is_one_graph_for_batches_of_any_size(sections: dict[str, Any]) -> None:
+def test_a_step_without_padding_is_one_graph_for_batches_of_any_size(sections):
     """Traced without data: the reference of a CPU cuts sequences apart and so reads their lengths.
 
     In the first batch no two axes have the same size by chance, which the compiler would take for one symbol.
     """
-    model, objective, recipe = _setup("torch", {**sections, "model": {**sections["model"], "attention_dropout": 0.0}})
+    model, objective, recipe = _setup("torch", sections)
     model = model.to("meta")
-    torch._dynamo.reset()
-    counter = CompileCounterWithBackend("eager")
-    compiled = torch.compile(objective.sequence_nll, fullgraph=True, dynamic=True, backend=counter)
+    compiled, counter = _compiled(objective.sequence_nll)
     for lengths in ((38, 2, 8, 9, 10), (9, 4, 12), (12, 13)):
-        _counted_loss(compiled(model, _packed_batch(recipe, lengths))).backward()
+        _backward(compiled(model, _packed_batch(recipe, lengths)))
     assert counter.frame_count == 1
 
 
@@ -165,7 +178,6 @@ def test_reading_a_value_of_such_a_tensor_raises():
             read()
 
 
-# the compiler warns inside itself; without its code generator, tracing takes seconds
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(("backend", "sections"), COMPILED)
 def test_a_step_is_one_graph_for_batches_of_any_size(backend, sections):
@@ -174,13 +186,11 @@ def test_a_step_is_one_graph_for_batches_of_any_size(backend, sections):
         pytest.skip(f"needs the compiled kernels: {reason}")
     model, objective, recipe = _setup(backend, {**sections, "model": {"num_layers": 1, **sections.get("model", {})}})
     model.eval()  # dropout of the compiler draws other numbers
-    torch._dynamo.reset()
-    counter = CompileCounterWithBackend("eager")
-    compiled = torch.compile(objective.sequence_nll, fullgraph=True, dynamic=True, backend=counter)
+    compiled, counter = _compiled(objective.sequence_nll)
     for lengths in ((9, 4, 12), (11, 11, 11, 11), (30, 2, 8, 9, 10), (14, 14, 14), (12, 13), (40,) * 7):
         batch = tiny_batch(recipe, lengths)
         losses = compiled(model, batch)
-        _counted_loss(losses).backward()
+        _backward(losses)
         torch.testing.assert_close(losses, objective.sequence_nll(model, batch))
     assert counter.frame_count == 2
 
@@ -225,27 +235,23 @@ def _task_batch(loss: Loss, num_repeats: int, lengths: tuple[int, ...]) -> TaskB
 
 @pytest.mark.parametrize(("loss", "num_repeats"), FINE_TUNINGS)
 @pytest.mark.parametrize("lengths", [(4, 4, 4), (6, 2, 5)])
-def test_a_step_of_fine_tuning_runs_on_tensors_without_data(
-    loss: Loss, num_repeats: int, lengths: tuple[int, ...]
-) -> None:
+def test_a_step_of_fine_tuning_runs_on_tensors_without_data(loss, num_repeats, lengths):
     model = _task_model(loss, num_repeats).to("meta")
     weights = torch.ones(2, device="meta") if loss in ("binary", "classes") else None
     batch = _task_batch(loss, num_repeats, lengths).to(torch.device("meta"))
-    _counted_loss(task_losses(model, batch, loss, weights)).backward()
-    assert all(p.grad is not None and p.grad.shape == p.shape for p in model.parameters())
+    _backward(task_losses(model, batch, loss, weights))
+    _assert_all_have_gradients(model)
 
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(("loss", "num_repeats"), FINE_TUNINGS)
-def test_a_step_of_fine_tuning_is_one_graph_for_batches_of_any_size(loss: Loss, num_repeats: int) -> None:
+def test_a_step_of_fine_tuning_is_one_graph_for_batches_of_any_size(loss, num_repeats):
     """One graph with padding and one without, of encoder, head and loss, missing labels included. Equal losses."""
     model = _task_model(loss, num_repeats).eval()  # dropout of the compiler draws other numbers
-    torch._dynamo.reset()
-    counter = CompileCounterWithBackend("eager")
-    compiled = torch.compile(task_losses, fullgraph=True, dynamic=True, backend=counter)
+    compiled, counter = _compiled(task_losses)
     for lengths in ((7, 2, 5), (6, 6, 6, 6), (9, 4, 8, 3, 7), (5, 5, 5), (12, 10, 11, 10)):
         batch = _task_batch(loss, num_repeats, lengths)
         losses = compiled(model, batch, loss, None)
-        _counted_loss(losses).backward()
+        _backward(losses)
         torch.testing.assert_close(losses, task_losses(model, batch, loss, None))
     assert counter.frame_count == 2

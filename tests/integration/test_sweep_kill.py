@@ -12,7 +12,7 @@ from exlm_cli.experiments.sweep import run_sweep
 from exlm_cli.progress import SilentProgress
 from exlm_cli.train.pretrain import PretrainTask
 from tests.killed import die_at_call, run_until_killed, untimed_rows
-from tests.tiny_sweeps import tiny_grid, tiny_sweep
+from tests.tiny_sweeps import tiny_grid, tiny_sweep, untimed
 
 POINTS: dict[str, tuple[Any, str, int]] = {
     "before the first step": (PretrainTask, "losses", 1),
@@ -42,10 +42,6 @@ def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     return folder, [cell.run_cell(plan, folder / plan.folder, SilentProgress()) for plan in tiny_grid(cache).plan()]
 
 
-def _untimed(result: SweepCellResult) -> SweepCellResult:
-    return result.model_copy(update={"elapsed_s": 0.0})
-
-
 @pytest.mark.parametrize("point", POINTS)
 def test_a_killed_cell_ends_like_an_undisturbed_one(undisturbed, cache, tmp_path, point):
     whole, results = undisturbed
@@ -54,7 +50,7 @@ def test_a_killed_cell_ends_like_an_undisturbed_one(undisturbed, cache, tmp_path
     assert not (folder / "result.json").exists()
     steps = [int(path.name.removeprefix("step-")) for path in (folder / "pretrain/checkpoints").glob("step-*")]
     assert max(steps, default=0) == KEPT_STEPS[point]
-    assert _untimed(cell.run_cell(plan, folder, SilentProgress())) == _untimed(results[1])
+    assert untimed([cell.run_cell(plan, folder, SilentProgress())]) == untimed(results[1:2])
     assert untimed_rows(folder / "pretrain") == untimed_rows(whole / plan.folder / "pretrain")
 
 
@@ -68,7 +64,7 @@ def test_a_sweep_killed_with_a_cell_on_the_way_goes_on_where_it_was(cache, tmp_p
     assert done
     # the process of the other cell dies with its parent, or is waited for
     again = run_sweep(recipe, out=None, resume=run, jobs=1, progress=SilentProgress())
-    assert [_untimed(result) for result in again.results] == [_untimed(result) for result in results]
+    assert untimed(again.results) == untimed(results)
     for path, written_ns in done.items():
         assert path.stat().st_mtime_ns == written_ns
     for plan in recipe.plan():

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from exlm_cli.dag.graph import Dag, FloatArray
+from exlm_cli.dag.graph import Dag
+from tests.unit.ops.alignment.dags import log_softmax
 
 
 class PieceTokenizer:
@@ -42,13 +43,6 @@ def random_dag(num_masks: int, k: int, vocab_size: int, seed: int, sharpness: fl
         input_ids=np.array([tokenizer.cls_id, *([tokenizer.mask_id, 25] * num_masks), tokenizer.sep_id]),
         tokenizer=tokenizer,
     )
-
-
-def log_softmax(scores: FloatArray) -> FloatArray:
-    """Rows of -inf stay."""
-    peak = np.where(np.isinf(scores.max(axis=1)), 0.0, scores.max(axis=1))[:, None]
-    with np.errstate(divide="ignore"):
-        return scores - peak - np.log(np.exp(scores - peak).sum(axis=1, keepdims=True).clip(min=1e-300))
 
 
 def enumerate_paths(dag: Dag, lengths: Sequence[int]) -> Iterator[tuple[tuple[int, ...], float]]:

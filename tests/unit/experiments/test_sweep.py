@@ -21,9 +21,7 @@ from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_run_json
 from exlm_cli.train.process import StopSignal
 from tests.recorder import Recorder
-from tests.tiny_sweeps import tiny_grid, tiny_sweep, work_in_this_process
-
-Untimed = list[SweepCellResult]
+from tests.tiny_sweeps import tiny_grid, tiny_sweep, untimed, work_in_this_process
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +29,10 @@ def recipe(cache: Path) -> SweepRecipe:
     return tiny_grid(cache)
 
 
-def _untimed(results: list[SweepCellResult]) -> Untimed:
-    return [result.model_copy(update={"elapsed_s": 0.0}) for result in results]
-
-
 @pytest.fixture(scope="module")
-def one_by_one(recipe: SweepRecipe, tmp_path_factory: pytest.TempPathFactory) -> Untimed:
+def one_by_one(recipe: SweepRecipe, tmp_path_factory: pytest.TempPathFactory) -> list[SweepCellResult]:
     folder = tmp_path_factory.mktemp("alone")
-    return _untimed([run_cell(cell, folder / cell.folder, SilentProgress()) for cell in recipe.plan()])
+    return untimed([run_cell(cell, folder / cell.folder, SilentProgress()) for cell in recipe.plan()])
 
 
 def _run(
@@ -51,7 +45,7 @@ def _run(
 @pytest.mark.slow
 def test_two_processes_give_what_the_cells_give_one_by_one(recipe, one_by_one, tmp_path):
     result, said = _run(recipe, out=tmp_path / "run")
-    assert _untimed(result.results) == one_by_one
+    assert untimed(result.results) == one_by_one
     assert result.num_diverged == 0
     assert load_recipe(str(tmp_path / "run" / "recipe.yaml"), kind=SweepRecipe) == recipe
     assert read_run_json(tmp_path / "run").command == "repeat-mlm"
@@ -103,7 +97,7 @@ def test_a_signal_stops_every_cell_and_the_rest_is_done_later(recipe, one_by_one
             _run(recipe, out=run, jobs=1)
     assert caught.value.exit_code == 128 + signal.SIGTERM
     assert caught.value.hint == f"continue with `exlm repeat-mlm --resume {run}`"
-    assert _untimed(_run(recipe, resume=run, jobs=1)[0].results) == one_by_one
+    assert untimed(_run(recipe, resume=run, jobs=1)[0].results) == one_by_one
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Results without any run: of the paper's own sweeps with the numbers that it prints, and of fine-tuning."""
 
+import re
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -221,6 +223,13 @@ def scored(name: str, task: str, metrics: Values, **changed: Any) -> FinetunedRu
         "grid": (),
     }
     return FinetunedRun(name, Path("runs") / name, RunResults(**{**values, **changed}))
+
+
+def svg_texts(path: Path) -> list[str]:
+    """Return the texts of a drawing, which must be XML."""
+    text = path.read_text(encoding="utf-8")
+    ET.fromstring(text)
+    return re.findall(r"<!-- (.*?) -->", text)
 
 
 def baseline(metrics: Values) -> BaselineResult:

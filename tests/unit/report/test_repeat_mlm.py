@@ -3,7 +3,6 @@
 import math
 import re
 import statistics
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,17 @@ from exlm_cli.report.repeat_mlm import (
 )
 from exlm_cli.report.style import corruption_colour
 from tests.unit.finetune.finetuned_runs import read_rows
-from tests.unit.report.results import FIGURE_3, FIGURE_5, PAIRS, corruption, diverge, grid_results, scores, with_scores
+from tests.unit.report.results import (
+    FIGURE_3,
+    FIGURE_5,
+    PAIRS,
+    corruption,
+    diverge,
+    grid_results,
+    scores,
+    svg_texts,
+    with_scores,
+)
 
 
 def _csv(results: list[RepeatMlmResult], folder: Path) -> list[dict[str, str]]:
@@ -116,12 +125,6 @@ def test_undefined_figures_say_so_and_are_left_out_of_every_claim():
     assert _tables([_without_entropy(result) for result in results])["agreement"]["Entropy, bits"] == ("-",) * 5
 
 
-def _texts(svg: Path) -> str:
-    text = svg.read_text(encoding="utf-8")
-    ET.fromstring(text)
-    return " ".join(re.findall(r"<!-- (.*?) -->", text))
-
-
 @pytest.fixture(scope="module")
 def cells() -> Grid:
     return grid_of(grid_results(seeds=(1, 3)))
@@ -138,12 +141,12 @@ def figures(cells: Grid, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 def test_every_figure_of_the_paper_has_its_files(figures):
     stems = ("corruption", "entropy", "glue-mnli-accuracy", "curves")
     assert set(figures) == {f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg")}
-    entropy = _texts(figures["entropy.svg"])
+    entropy = " ".join(svg_texts(figures["entropy.svg"]))
     assert "7.27" in entropy
     assert "±0.01" in entropy
     assert "rank correlation with p^k" in entropy
-    assert "83.6" in _texts(figures["glue-mnli-accuracy.svg"])
-    assert "k = 8, p = 62.2 %" in _texts(figures["curves.svg"])
+    assert "83.6" in " ".join(svg_texts(figures["glue-mnli-accuracy.svg"]))
+    assert "k = 8, p = 62.2 %" in " ".join(svg_texts(figures["curves.svg"]))
     with Image.open(figures["entropy.png"]) as image:
         assert image.width > image.height > 300
 
@@ -164,7 +167,7 @@ def test_without_tasks_or_curves_their_figures_are_left_out_and_the_bytes_repeat
     before = [path.read_bytes() for path in written]
     assert [path.read_bytes() for path in write_grid_figures(cells, {}, tmp_path)] == before
     # two cells have no rank correlation
-    assert "rank correlation" not in _texts(tmp_path / "entropy.svg")
+    assert "rank correlation" not in " ".join(svg_texts(tmp_path / "entropy.svg"))
 
 
 def test_diverged_and_undefined_cells_are_words_in_the_table_and_no_points(tmp_path):
@@ -172,7 +175,7 @@ def test_diverged_and_undefined_cells_are_words_in_the_table_and_no_points(tmp_p
     cells = grid_of([diverge(results[0]), _without_entropy(results[1]), results[2]])
     assert list(cells) == PAIRS[:3]
     write_grid_figures(cells, {}, tmp_path)
-    assert {"diverged", "not", "defined"} <= set(_texts(tmp_path / "entropy.svg").split())
+    assert {"diverged", "not", "defined"} <= set(" ".join(svg_texts(tmp_path / "entropy.svg")).split())
     undefined = [_without_entropy(result) for result in results]
     assert [path.name for path in write_grid_figures(grid_of(undefined), {}, tmp_path)] == [
         "corruption.png", "corruption.svg",

@@ -2,9 +2,7 @@
 
 import json
 import math
-import re
 import statistics
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ from exlm_cli.report.seed_groups import SeedGroup, group_seeds
 from exlm_cli.report.sweeps import entropy_families, paper_tables_of, sweep_tables, write_figure_12, write_sweep_report
 from exlm_cli.report.tables import ReportTable
 from tests.unit.finetune.finetuned_runs import read_rows
-from tests.unit.report.results import ROWS, diverge, scores, sweep_results, with_scores
+from tests.unit.report.results import ROWS, diverge, scores, svg_texts, sweep_results, with_scores
 
 Variants = list[SeedGroup[VariantResult]]
 
@@ -176,9 +174,7 @@ def _texts(variants: Variants, folder: Path) -> list[str]:
     png, svg = write_figure_12(variants, folder)
     with Image.open(png) as image:
         assert image.width > image.height > 300
-    text = svg.read_text(encoding="utf-8")
-    ET.fromstring(text)
-    return re.findall(r"<!-- (.*?) -->", text)
+    return svg_texts(svg)
 
 
 def _measured(name: str) -> Variants:

@@ -108,7 +108,7 @@ def make(
         scores = np.where(np.arange(S) == random.integers(0, S, (B, S, 1)), 0.0, one_hot)
     is_edge = np.triu(np.ones((S, S), bool), 1) & (random.random((B, S, S)) >= missing_edges)
     scores[~is_edge] = -np.inf
-    log_trans = _log_softmax(scores) if is_normalised else scores
+    log_trans = log_softmax(scores) if is_normalised else scores
     state_lengths = random.integers(0, S + 1, B) if is_ragged else np.full(B, S)
     target_lengths = random.integers(0, T + 1, B) if is_ragged else np.full(B, T)
     is_squeezed = random.random(B) < 0.8
@@ -232,7 +232,8 @@ def score_of(dag: Dag, nodes: Tensor) -> Tensor:
     return scores
 
 
-def _log_softmax(scores: np.ndarray) -> np.ndarray:
+def log_softmax(scores: np.ndarray) -> np.ndarray:
+    """Rows of -inf stay."""
     peak = scores.max(-1, keepdims=True)
     peak = np.where(np.isfinite(peak), peak, 0.0)
     total = np.exp(scores - peak).sum(-1, keepdims=True)
