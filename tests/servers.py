@@ -1,7 +1,8 @@
 """HTTP servers on a free port of this machine: any handler, and one file whose transfer fails as a test says."""
 
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -10,6 +11,19 @@ import pytest
 
 CLOSED = object()
 """A fault: the connection is closed without an answer."""
+
+
+def connecting_locally(error: BaseException) -> Callable[[socket.socket, Any], None]:
+    """Return a `socket.connect` that raises an error for every address but those of this machine."""
+    connect = socket.socket.connect
+
+    def connect_locally(self: socket.socket, address: Any) -> None:
+        if self.family != socket.AF_UNIX and address[0] not in ("127.0.0.1", "::1", "localhost"):
+            error.add_note(f"for {address}")
+            raise error
+        connect(self, address)
+
+    return connect_locally
 
 
 @contextmanager

@@ -3,12 +3,12 @@
 import argparse
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from exlm_cli.run_dir import source_commit
 from tests.campaign.areas import AREAS
 from tests.campaign.engine import Job, load_records, run_jobs
 
@@ -31,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         records = list(run_jobs(AREAS, [Job(name, given.only) for name in names], given.seed, 1))
         print(json.dumps(records, indent=1, ensure_ascii=False))
         return int(any(record["faults"] for record in records))
-    commit = commit_name()
+    name, _, dirty = (source_commit() or "unknown").partition("-")
+    commit = "-".join(filter(None, (name[:10], dirty)))
     state = STATE / f"{commit}-{given.seed}.jsonl"
     jobs = planned(names, given.cases / total)
     done = {} if commit.endswith("-dirty") else load_records(state)
@@ -76,13 +77,6 @@ def as_table(records: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
         slowest, largest = (max(record[key] for record in group) for key in ("seconds", "mebibytes"))
         lines.append(f"| {name} | {len(group):,} | {violations:,} | {slowest:.1f} s | {largest:,.0f} MiB |")
     return "\n".join(lines)
-
-
-def commit_name() -> str:
-    """Return the commit of the tree at hand, with `-dirty` where a file differs from it."""
-    words = ["git", "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":

@@ -13,8 +13,7 @@ import numpy as np
 import safetensors.numpy
 import yaml
 
-from tests.campaign.inputs import write
-from tests.campaign.material import PACKERS, copy_runs, link_runs, mutate, mutate_json, values
+from tests.campaign.material import PACKERS, bring_runs, mutate, mutate_json, values
 from tests.campaign.trial import Trial
 from tests.unit.finetune.synthetic import sign
 
@@ -45,12 +44,8 @@ def checkpoints(trial: Trial) -> None:
     """A run in which one file is damaged: its bytes, its values, or the whole of it."""
     rng = trial.rng
     name = rng.choice("PPTTMMWQ")
-    copy_runs(trial, name)
+    bring_runs(trial, name, as_copies=True)
     run = trial.folder / name
-    # an MLM or a task names the folder of its data: that of the runs, which is not here
-    write(trial, "new.csv", b"mol\nCCO\nCCN\n")
-    write(trial, "words.csv", b"text\namber birch\n")
-    write(trial, "rows.csv", b"mol,active\n" + b"CCO,1\nCCN,0\n" * 20)
     files = sorted(path for path in run.rglob("*") if path.is_file() and path.name != ".lock")
     weighty = [path for path in files if path.name in WEIGHTY]
     path = rng.choice(weighty if rng.random() < 0.6 else files)
@@ -161,12 +156,12 @@ def _bomb(trial: Trial, rng: Random) -> list[str]:
     start = {"jsonl": b'{"text": "', "json": b'[{"text": "', "csv": b'text\n"', "tsv": b"text\n"}.get(kind, b"")
     name = f"bomb.{kind}{ending}"
     pack = PACKERS[ending]
-    write(trial, name, pack(start) + pack(piece) * 64)
+    trial.write(name, pack(start) + pack(piece) * 64)
     return rng.choice((_tokenize(name, rng.choice(("text", "smiles"))), _predict(trial, name)))
 
 
 def _predict(trial: Trial, name: str) -> list[str]:
-    link_runs(trial, "PTMW")
+    bring_runs(trial, "PTMW")
     return ["embed", "T", name, "--text-column", "text", "--out", "v.npz"]
 
 
@@ -183,7 +178,7 @@ def _blank(trial: Trial, rng: Random) -> list[str]:
     kind = rng.choice(("txt", "smi", "csv", "jsonl", "tsv", "json"))
     name = f"blank.{kind}.{rng.choice(('gz', 'xz'))}"
     piece = rng.choice((b"\n", b"\r\n", b" \n")) * (1 << 20)
-    write(trial, name, PACKERS[name[-3:]](piece) * 24)
+    trial.write(name, PACKERS[name[-3:]](piece) * 24)
     return _tokenize(name)
 
 
@@ -192,7 +187,7 @@ def _deep(trial: Trial, rng: Random) -> list[str]:
     mark, end = rng.choice(((b"[", b"]"), (b'{"a":', b"}")))
     body = mark * depth + b"1" + end * depth
     name = rng.choice(("deep.jsonl", "deep.json", "mine.yaml", "deep.csv"))
-    write(trial, name, body + b"\n")
+    trial.write(name, body + b"\n")
     return ["pretrain", "--recipe", name, "--dry-run"] if name == "mine.yaml" else _tokenize(name)
 
 
@@ -206,14 +201,14 @@ def _wide(trial: Trial, rng: Random) -> list[str]:
         "wide.jsonl": f"{row}\n{row}\n",
         "wide.json": f"[{row},{row}]",
     }
-    write(trial, name, content[name].encode())
+    trial.write(name, content[name].encode())
     return rng.choice((_tokenize(name), _predict(trial, name)))
 
 
 def _long_line(trial: Trial, rng: Random) -> list[str]:
     body = rng.choice((b"word ", b"C", "é".encode(), b"\xff")) * (rng.choice((1, 10)) << 20)
     name = rng.choice(("long.txt", "long.smi", "long.txt.gz"))
-    write(trial, name, PACKERS[".gz" if name.endswith("gz") else ""](body))
+    trial.write(name, PACKERS[".gz" if name.endswith("gz") else ""](body))
     return _tokenize(name, rng.choice(("text", "smiles")))
 
 
@@ -221,20 +216,20 @@ def _recipe(trial: Trial, rng: Random) -> list[str]:
     """Recipes that are huge, extend a thousand others, or are one long value."""
     match rng.randrange(4):
         case 0:
-            write(trial, "mine.yaml", b"extends: quickstart-text\npurpose: " + b"x" * rng.choice((900_000, 10**7)))
+            trial.write("mine.yaml", b"extends: quickstart-text\npurpose: " + b"x" * rng.choice((900_000, 10**7)))
         case 1:
             for i in range(1000):
-                write(trial, f"r{i}.yaml", f"extends: r{i + 1}.yaml\n".encode())
-            write(trial, "mine.yaml", b"extends: r0.yaml\n")
+                trial.write(f"r{i}.yaml", f"extends: r{i + 1}.yaml\n".encode())
+            trial.write("mine.yaml", b"extends: r0.yaml\n")
         case 2:
-            write(trial, "mine.yaml", b"extends: quickstart-text\n" + b"".join(b"k%d: 1\n" % i for i in range(60_000)))
+            trial.write("mine.yaml", b"extends: quickstart-text\n" + b"".join(b"k%d: 1\n" % i for i in range(60_000)))
         case _:
-            write(trial, "mine.yaml", b"extends: mine.yaml\n")
+            trial.write("mine.yaml", b"extends: mine.yaml\n")
     return [rng.choice(("pretrain", "tokenize")), "--recipe", "mine.yaml", "--dry-run"]
 
 
 def _sentence(trial: Trial, rng: Random) -> list[str]:
-    link_runs(trial, "PT")
+    bring_runs(trial, "PT")
     masks = " [MASK]" * rng.choice((20, 60, 128, 300))
     text = rng.choice((masks, "a" * 100_000, "[MASK] " + "word " * 20_000, "amber" + masks, "\u0301" * 5000))
     return ["inspect-dag", "--checkpoint", rng.choice("PT"), "--format", "none", "--n-best",
@@ -245,14 +240,14 @@ def _curves(trial: Trial, rng: Random) -> list[str]:
     (trial.folder / "run").mkdir()
     loss = rng.choice(("1e308", "-1e308", "0", "null", "3.0", "1e-320", "1e38"))
     lines = "".join(f'{{"kind": "train", "step": {i}, "loss": {loss}}}\n' for i in range(rng.choice((1, 100_000))))
-    write(trial, "run/metrics.jsonl", lines.encode())
+    trial.write("run/metrics.jsonl", lines.encode())
     return ["curves", "run", "--out", "out"]
 
 
 def _device(trial: Trial, rng: Random) -> list[str]:
     path = rng.choice(("/dev/zero", "/dev/null", "/dev/full", "/proc/self/maps", "loop", "."))
     (trial.folder / "loop").symlink_to("loop")
-    link_runs(trial, "PTM")
+    bring_runs(trial, "PTM")
     return rng.choice((
         _tokenize(path), ["pretrain", "--recipe", path, "--dry-run"], ["inspect-dag", "[MASK]", "--checkpoint", path],
         ["predict", "M", path], ["tokenize", "--kind", "text", "--tokenizer", path, path], ["curves", path],

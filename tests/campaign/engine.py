@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from tests.campaign.processes import forking, own_mounts
 from tests.campaign.trial import Trial, resident_mib
+from tests.servers import connecting_locally
 
 _LOOK_EVERY_S = 0.2
 ROOT = Path(__file__).parents[2]
@@ -172,14 +173,8 @@ def _stay_here() -> None:
     os.environ |= {"MPLCONFIGDIR": str(Path.home() / ".cache/matplotlib"), "PATH": "", "CXX": ""}
     # the server of the processes that a case starts finds its modules from any folder
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    connect = socket.socket.connect
-
-    def connect_locally(self: socket.socket, address: Any) -> None:
-        if self.family != socket.AF_UNIX and address[0] not in ("127.0.0.1", "::1", "localhost"):
-            raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
-        connect(self, address)
-
-    socket.socket.connect = connect_locally  # type: ignore[method-assign]
+    unreachable = OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
+    socket.socket.connect = connecting_locally(unreachable)  # type: ignore[method-assign]
 
 
 def _record(

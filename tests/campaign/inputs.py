@@ -15,7 +15,7 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
 from tests.campaign.material import (
     NASTY,
-    link_runs,
+    bring_runs,
     mutate,
     mutate_json,
     mutate_text,
@@ -60,10 +60,10 @@ def recipes(trial: Trial) -> None:
             if isinstance(inner, dict):
                 inner[leaf] = value
         text = yaml.safe_dump(content, allow_unicode=rng.random() < 0.5).encode("utf-8", "surrogatepass")
-        recipe = write(trial, "mine.yaml", text)
+        recipe = trial.write("mine.yaml", text)
     else:
         shipped = rng.choice(sorted(RECIPES.rglob("*.yaml"))).read_bytes()
-        recipe = write(trial, "mine.yaml", mutate(rng, shipped))
+        recipe = trial.write("mine.yaml", mutate(rng, shipped))
         overrides = [f"{key}={value}" for key, value in hostile[:1]] if way == 3 else []
     settings = [word for value in overrides for word in ("--set", value)]
     first = {"sweep": [recipe], "finetune": [*TASKS.get(name, ()), "--recipe", recipe]}.get(
@@ -75,7 +75,7 @@ def recipes(trial: Trial) -> None:
     done = trial.exlm(command, *first, *settings, "--dry-run")
     if done.code == 0:
         # what a dry run prints is a recipe that means the same
-        write(trial, "again.yaml", done.out.encode())
+        trial.write("again.yaml", done.out.encode())
         again = trial.exlm(command, *(w if w != recipe else "again.yaml" for w in first), "--dry-run")
         trial.expect(again.out == done.out, "a resolved recipe resolves to another one")
 
@@ -83,8 +83,8 @@ def recipes(trial: Trial) -> None:
 def words(trial: Trial) -> None:
     """Command lines of known options and hostile values."""
     rng = trial.rng
-    link_runs(trial, "PTM")
-    write(trial, "a.csv", b"mol,y\nCCO,1\nCCN,0\n")
+    bring_runs(trial, "PTM")
+    trial.write("a.csv", b"mol,y\nCCO,1\nCCN,0\n")
     commands = ("tokenize", "pretrain", "finetune", "predict", "embed", "inspect-dag", "recipes", "curves", "eval",
                 "sweep", "repeat-mlm", "export", "")  # fmt: skip
     options = ("--recipe", "--set", "--out", "--resume", "--seeds", "--seed", "--device", "--checkpoint", "--format",
@@ -131,7 +131,7 @@ def molecules(trial: Trial) -> None:
     rows = [mutate_text(rng, smiles(rng)).strip() if rng.random() < 0.8 else smiles(rng) for _ in range(40)]
     rows = [row if trial.number % 50 == 0 else row[:400] for row in rows]
     rows = [row for row in rows if row.strip() and row.isprintable() and not row.startswith('"')]
-    write(trial, "rows.smi", "".join(f"{row}\n" for row in rows).encode("utf-8", "replace"))
+    trial.write("rows.smi", "".join(f"{row}\n" for row in rows).encode("utf-8", "replace"))
     done = trial.exlm("tokenize", "rows.smi", "--kind", "smiles", "--on-invalid", "skip", "--out", "out", "--json")
     if done.code == 0:
         check_shards(trial, done)
@@ -153,7 +153,7 @@ def inspected(trial: Trial) -> None:
     """The DAG of a hostile sentence: probabilities are probabilities, and files are whole."""
     rng = trial.rng
     is_smiles = rng.random() < 0.4
-    link_runs(trial, "PT")
+    bring_runs(trial, "PT")
     body = smiles(rng) if is_smiles else sentence(rng)
     pieces = [body, *("[MASK]" for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 5, 8))))]
     rng.shuffle(pieces)
@@ -185,7 +185,7 @@ cells = st.one_of(
 def tables(trial: Trial) -> None:
     """Fine-tuning on a hostile table, one tiny epoch."""
     rng = trial.rng
-    link_runs(trial, "PT")
+    bring_runs(trial, "PT")
     is_smiles = rng.random() < 0.6
     size = rng.choice((1, 5, 30, 60))
     style = rng.randrange(4)
@@ -218,7 +218,7 @@ def predicted(trial: Trial) -> None:
     """Predictions and vectors for a hostile file: a row for each row."""
     rng = trial.rng
     run = rng.choice("MMWWRQ")
-    link_runs(trial, "PTMWRQ")
+    bring_runs(trial, "PTMWRQ")
     kind = {"R": "tsv", "Q": "json"}.get(run, rng.choice(("csv", "csv", "tsv")))
     size = rng.choice((0, 1, 3, 40))
     match run:
@@ -254,9 +254,3 @@ def read_csv(path: Path) -> list[list[str]]:
     """Return the rows of a CSV file."""
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.reader(file))
-
-
-def write(trial: Trial, name: str, content: bytes) -> str:
-    """Write a file into the folder of a case and return its name."""
-    (trial.folder / name).write_bytes(content)
-    return name

@@ -16,9 +16,8 @@ from exlm_cli.experiments.cell import run_cell
 from exlm_cli.experiments.sweep import run_sweep
 from exlm_cli.finetune.results import read_results
 from exlm_cli.progress import SilentProgress
-from tests.campaign.inputs import write
-from tests.campaign.material import runs
-from tests.campaign.processes import FINETUNE, PRETRAIN, TABLE, Started
+from tests.campaign.material import TABLE, runs
+from tests.campaign.processes import FINETUNE, PRETRAIN, Started
 from tests.campaign.trial import Outcome, Trial, is_temporary, tree
 from tests.killed import untimed_rows
 from tests.ranks import launch_variables
@@ -116,7 +115,7 @@ def killed_finetuning(trial: Trial) -> None:
         finished(trial, folder, [*FINETUNE, "--out", "run"])
 
     def prepare(folder: Path) -> None:
-        (folder / "rows.csv").write_text(TABLE, encoding="utf-8")
+        (folder / "rows.csv").write_bytes(TABLE)
         (folder / "P").symlink_to(made / "smiles/pretrained")
 
     def command() -> list[str]:
@@ -174,7 +173,7 @@ def sweep(folder: Path, is_whole: bool) -> None:
 def side_by_side(trial: Trial) -> None:
     """Two processes on one empty cache, on one folder, or one that is killed while the other waits."""
     rng = trial.rng
-    write(trial, "texts.txt", b"the cat sat on the mat\n" * 3000)
+    trial.write("texts.txt", b"the cat sat on the mat\n" * 3000)
     tokenize = ["tokenize", "texts.txt", "--kind", "text", "--vocab-size", "300"]
     short = [*PRETRAIN, "--set", "train.max_steps=4"]
     first = rng.choice((tokenize, short))

@@ -1,5 +1,6 @@
 """What cases begin from: small runs and files, and what is done to bytes and values."""
 
+import csv
 import gzip
 import io
 import json
@@ -23,6 +24,7 @@ RUNS = {
 }  # fmt: skip
 """Pre-trained on SMILES and on text; fine-tuned on molecules, words, pairs of sentences and questions."""
 
+TABLE = b"mol,active\n" + b"".join(b"%sO%s,%d\n" % (b"C" * (i % 9 + 1), b"N" * (i % 5), i % 3 // 2) for i in range(60))
 FRAGMENTS = ["c1ccccc1", "C1CCCCC1", "c1ccncc1", "C1CCOC1", "c1ccsc1", "C1CCNCC1", "CC(C)C", "C/C=C/C", "N[C@@H](C)C"]
 TAILS = ["", "C", "CO", "N", "Cl", "C(=O)O", "C(=O)N", "OC", "F", "C#N", "S", "[O-]", "[NH3+]", ".[Na+]", "[13CH3]"]
 NASTY = (
@@ -60,18 +62,16 @@ def runs(trial: Trial) -> Path:
     return made
 
 
-def link_runs(trial: Trial, names: str) -> None:
-    """Make links to runs in the folder of a case."""
+def bring_runs(trial: Trial, names: str, *, as_copies: bool = False) -> None:
+    """Make links to runs in the folder of a case, or copies, and files that their commands read."""
     made = runs(trial)
     for name in names:
-        (trial.folder / name).symlink_to(made / RUNS[name])
-
-
-def copy_runs(trial: Trial, names: str) -> None:
-    """Copy runs into the folder of a case."""
-    made = runs(trial)
-    for name in names:
-        shutil.copytree(made / RUNS[name], trial.folder / name)
+        run, here = made / RUNS[name], trial.folder / name
+        shutil.copytree(run, here) if as_copies else here.symlink_to(run)
+    trial.write("new.csv", b"mol\n" + b"CCO\nCCN\n" * 100)
+    trial.write("words.csv", b"text\namber birch\n")
+    trial.write("rows.csv", TABLE)
+    trial.write("texts.txt", b"the cat sat on the mat\n" * 300)
 
 
 def mutate(rng: Random, data: bytes, most: int = 4) -> bytes:
@@ -159,14 +159,11 @@ def table_bytes(kind: str, names: Sequence[str], rows: Sequence[Sequence[Any]]) 
             pq.write_table(pa.table(columns), sink)
             return sink.getvalue()
         case _:
-            between = "\t" if kind == "tsv" else ","
-            text = "\n".join(between.join(_cell(cell, between) for cell in row) for row in [names, *rows]) + "\n"
+            out = io.StringIO()
+            writer = csv.writer(out, delimiter="\t" if kind == "tsv" else ",", lineterminator="\n")
+            writer.writerows([names, *rows])
+            text = out.getvalue()
     return text.encode("utf-8", "surrogatepass")
-
-
-def _cell(value: Any, between: str) -> str:
-    text = str(value)
-    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in (between, '"', "\n", "\r")) else text
 
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {

@@ -34,7 +34,6 @@ SMALL = (
     "train.validation_sequences=8", "train.alignment_backend=torch",
 )  # fmt: skip
 PRETRAIN = ["pretrain", "--recipe", "quickstart-text", *(word for value in SMALL for word in ("--set", value))]
-TABLE = "mol,active\n" + "".join(f"{'C' * (i % 9 + 1)}O{'N' * (i % 5)},{i % 3 // 2}\n" for i in range(60))
 FINETUNE = ["finetune", "csv", "rows.csv", "--smiles-column", "mol", "--label-columns", "active", "--checkpoint", "P",
             "--split", "random", "--seeds", "1,2", "--set", "train.max_epochs=4", "--set", "train.batch_sequences=8",
             "--set", "train.num_threads=1", "--no-baseline"]  # fmt: skip

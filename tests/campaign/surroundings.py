@@ -14,10 +14,9 @@ from exlm_cli.export.source import finetuned_source, pretrained_source
 from exlm_cli.finetune.model import load_finetuned
 from exlm_cli.train.pretrained import load_pretrained
 from tests.campaign.damaged import WEIGHTY, damage
-from tests.campaign.inputs import write
 from tests.campaign.kills import reference
-from tests.campaign.material import NASTY, PACKERS, copy_runs, link_runs, mutate
-from tests.campaign.processes import FINETUNE, PRETRAIN, TABLE, Started, run_in, small_disk
+from tests.campaign.material import NASTY, PACKERS, TABLE, bring_runs, mutate
+from tests.campaign.processes import FINETUNE, PRETRAIN, Started, run_in, small_disk
 from tests.campaign.trial import Trial, resident_mib, tree
 from tests.fake_hub import TOKEN, running_hub
 from tests.servers import CLOSED, faulty_file
@@ -28,10 +27,7 @@ ENDLESS_S, MOST_GROWN_MIB = 10.0, 300
 def disks(trial: Trial) -> None:
     """A disk fills up, or is read-only, under each command; then there is room, and the command ends well."""
     rng = trial.rng
-    link_runs(trial, "PTMW")
-    write(trial, "rows.csv", TABLE.encode())
-    write(trial, "new.csv", b"mol\n" + b"CCO\n" * 200)
-    write(trial, "texts.txt", b"the cat sat on the mat\n" * 300)
+    bring_runs(trial, "PTMW")
     commands: dict[str, list[str]] = {
         "pretrain": [*PRETRAIN, "--set", "train.max_steps=8", "--out", "disk/run"],
         "tokenize": ["tokenize", "texts.txt", "--kind", "text", "--vocab-size", "300", "--out", "disk/run"],
@@ -61,11 +57,8 @@ def disks(trial: Trial) -> None:
 def without_rights(trial: Trial) -> None:
     """Files and folders that the user may not read, write or enter."""
     rng = trial.rng
-    copy_runs(trial, "PTM")
-    write(trial, "new.csv", b"mol\nCCO\nCCN\n")
-    write(trial, "rows.csv", TABLE.encode())
-    write(trial, "texts.txt", b"the cat sat on the mat\n" * 30)
-    write(trial, "mine.yaml", b"extends: quickstart-text\n")
+    bring_runs(trial, "PTM", as_copies=True)
+    trial.write("mine.yaml", b"extends: quickstart-text\n")
     (trial.folder / "out").mkdir()
     (trial.folder / "cache").mkdir()
     command = rng.choice((
@@ -102,8 +95,8 @@ def downloads(trial: Trial) -> None:
     import exlm_cli.tasks.moleculenet as task
 
     rng = trial.rng
-    content = TABLE.replace("mol,active", "mol,Class").encode()
-    link_runs(trial, "P")
+    content = TABLE.replace(b"mol,active", b"mol,Class")
+    bring_runs(trial, "P")
     short, altered, long, empty = content[: len(content) // 2], content[::-1], content * 9, b""
     ways = (content, short, altered, long, empty, (503,), (404,), CLOSED)
     bace = task.MOLECULENET_SETS["bace"]
@@ -126,8 +119,7 @@ def hub(trial: Trial) -> None:
     """A run on the Hub that breaks off, has other bytes, lacks or adds files, or is refused: the whole run or none."""
     rng = trial.rng
     name = rng.choice("TM")
-    link_runs(trial, name)
-    write(trial, "new.csv", b"mol\nCCO\nCCN\n")
+    bring_runs(trial, name)
 
     def copy(folder: Path) -> None:
         is_pretrained = name == "T"
@@ -187,7 +179,7 @@ def pushes(trial: Trial) -> None:
     """A push of a damaged run, under a hostile name, or to a Hub that refuses or breaks off: one commit or none."""
     rng = trial.rng
     name, repo = rng.choice("PTM"), "me/run"
-    copy_runs(trial, name)
+    bring_runs(trial, name, as_copies=True)
     way = ("hostile name", "damaged", "hostile name", "at the Hub")[trial.number % 4]
     if way == "hostile name":
         repo = rng.choice(HOSTILE_REPOS)
@@ -214,7 +206,7 @@ def endless(trial: Trial) -> None:
     rng = trial.rng
     kind, ending = rng.choice(("txt", "smi", "csv", "tsv", "jsonl", "json")), rng.choice((".gz", ".xz"))
     packed = PACKERS[ending](rng.choice((b"\n", b"\r\n", b" \n")) * (16 << 20))
-    name = write(trial, f"blank.{kind}{ending}", packed * 192)
+    name = trial.write(f"blank.{kind}{ending}", packed * 192)
     started = Started(trial.folder, ["tokenize", name, "--kind", "text", "--vocab-size", "300", "--out", "out"])
     started.wait_until_begun()
     before = resident_mib(started.process.pid)
@@ -232,7 +224,7 @@ def exports(trial: Trial) -> None:
     """An export of a whole or damaged run, onto a disk with room or without, or killed: the whole folder or none."""
     rng = trial.rng
     name = rng.choice("PTM")
-    copy_runs(trial, name)
+    bring_runs(trial, name, as_copies=True)
     way = ("whole", "damaged", "full disk", "killed")[trial.number % 4]
     if way == "killed":
         Started(trial.folder, ["export", name, "--out", "out"]).kill_after(rng.uniform(0, 10))

@@ -71,6 +71,11 @@ class Trial:
         keep()
         return found[-1]  # the first is the simplest
 
+    def write(self, name: str, content: bytes) -> str:
+        """Write a file into the folder and return its name."""
+        (self.folder / name).write_bytes(content)
+        return name
+
     def exlm(self, *given: object, codes: tuple[int, ...] = (0, 2), may_change: tuple[str, ...] = ()) -> Outcome:
         """Run a command in this process and judge it; paths that begin with `may_change` may be made or altered."""
         words = tuple(as_argument(str(word)) for word in given)
