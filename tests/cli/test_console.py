@@ -16,7 +16,6 @@ from exlm_cli.cli import console
 from exlm_cli.cli.console import LineProgress, SafeConsole, TerminalProgress, open_progress
 from exlm_cli.config.yaml import dump_yaml
 from exlm_cli.report.tables import ReportTable
-from tests.cli.asserts import printed_by, result_of
 
 
 def lines_of(steps: list[tuple[float, int]], total: int | None, done: int = 0, **fields: str) -> list[str]:
@@ -179,21 +178,6 @@ def test_numbers_that_are_not_finite_are_null_in_json_and_told_in_words(capsys):
     }  # fmt: skip
     console.emit_pairs({"bits": math.nan})
     assert capsys.readouterr().out == "bits  not defined\n"
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "tokenize some.txt --kind text",
-        "pretrain --recipe quickstart-text",
-        "sweep table-2",
-        "repeat-mlm",
-        "finetune moleculenet bace",
-    ],
-)
-def test_a_dry_run_tells_the_same_recipe_to_people_and_to_programs(words, capsys):
-    told = yaml.safe_load(printed_by(capsys, [*words.split(), "--dry-run"]).out)
-    assert result_of(capsys, *words.split(), "--dry-run") == told
 
 
 def test_an_error_stays_on_its_line_and_moves_no_cursor(capsys):

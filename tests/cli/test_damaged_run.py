@@ -125,23 +125,6 @@ def test_content_that_does_not_fit_is_refused_although_its_hash_does(damage, cop
     assert "hint: " in said
 
 
-ROWS = {
-    "step": '{"kind":"train","step":1e999}',
-    "loss": '{"kind":"train","step":1,"loss":1e308}',
-    "text": '{"kind":"train","step":1,"loss":"low"}',
-    "negative": '{"kind":"train","step":-1}',
-    "brackets": "[" * 100_000,
-}
-
-
-@pytest.mark.parametrize("line", ROWS.values(), ids=ROWS)
-def test_a_row_of_metrics_that_is_none_is_refused_by_curves(line, folder, capsys):
-    (folder / "run").mkdir()
-    (folder / "run" / "metrics.jsonl").write_text('{"kind": "train", "step": 0, "loss": 3.0}\n' + line + "\n")
-    said = refusal_of(capsys, "curves", "run")
-    assert said.startswith("error: run/metrics.jsonl: line 2 is not a row of metrics: ")
-
-
 def test_a_tokenizer_that_panics_or_needs_endless_memory_is_refused(copied, capsys):
     path = copied / "T" / "tokenizer.json"
     whole = json.loads(path.read_text())
@@ -152,21 +135,3 @@ def test_a_tokenizer_that_panics_or_needs_endless_memory_is_refused(copied, caps
         path.write_text(json.dumps(content))
         said = refusal_of(capsys, "inspect-dag", "amber [MASK] cedar", "--checkpoint", "T")
         assert f"error: T/tokenizer.json: {reason}" in said
-
-
-@pytest.mark.parametrize("command", ["pretrain --recipe", "tokenize --recipe", "recipes"])
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ('{"\\ud800": 1}', r"line 1, column 2: '\ud800' holds a character that is no text"),
-        ('extends: quickstart-text\ndata: {train: "a\\0b"}', "a path holds no NUL character"),
-        ("# " + "x" * 1_000_000, "the file has 1 MB; a recipe has at most 1 MB"),
-    ],
-)
-def test_a_recipe_that_holds_no_text_or_is_huge_is_refused(content, reason, command, folder, capsys):
-    if "NUL" in reason and command == "recipes":
-        return  # it shows a recipe without opening its inputs
-    (folder / "mine.yaml").write_text(content)
-    said = refusal_of(capsys, *command.split(), "mine.yaml")
-    assert reason in said
-    assert "hint: " in said

@@ -83,60 +83,11 @@ def test_a_signal_saves_and_the_resumed_run_gives_the_same_scores(folder, capsys
     assert resumed["metrics"] == whole["metrics"]
 
 
-def test_a_dry_run_prints_the_recipe_and_loads_no_torch(folder, capsys):
-    assert main(["finetune", "moleculenet", "bbbp", "--split", "random", "--data-dir", "no: where", "--dry-run"]) == 0
-    (folder / "printed.yaml").write_text(capsys.readouterr().out)
-    recipe = load_recipe("printed.yaml", kind=FinetuneRecipe)
-    assert (recipe.name, recipe.task.name) == ("moleculenet-bbbp", "moleculenet/bbbp")
-    assert (recipe.task.split, recipe.task.data_dir, recipe.train.max_epochs) == ("random", "no: where", 40)
-
-
-def test_a_recipe_of_ones_own_takes_the_task_of_the_command_or_brings_one(folder, capsys):
-    (folder / "mine.yaml").write_text("extends: moleculenet-small\ntask: {name: moleculenet/sider}\n")
-    for words, task in ((["moleculenet", "muv"], "moleculenet/muv"), ([], "moleculenet/sider")):
-        assert main(["finetune", *words, "--recipe", "mine.yaml", "--dry-run"]) == 0
-        (folder / "printed.yaml").write_text(capsys.readouterr().out)
-        assert load_recipe("printed.yaml", kind=FinetuneRecipe).task.name == task
-
-
-def test_a_series_without_all_files_names_those_it_has_before_anything_is_trained(run_folder, capsys):
-    for task in ("rte", "mrpc"):
-        write_glue(run_folder / "data", task)
-    (run_folder / "data/bace.csv").write_text("smiles,Class\nCCO,1\n")
-    for suite, start, missing, present in (
-        ("glue", "T", "mnli, qqp, qnli, sst2, cola, stsb", "rte,mrpc"),
-        ("moleculenet", "P", "bbbp, clintox, tox21, toxcast, sider, muv", "bace"),
-    ):
-        words = ["finetune", suite, "all", "--data-dir", "data", "--checkpoint", start, "--out", "all"]
-        assert main(words) == 2
-        said = capsys.readouterr().err
-        assert f"no files of {missing}\n" in said
-        assert f"`exlm finetune {suite} {present}`" in said
-    assert not (run_folder / "all").exists()
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 @pytest.mark.parametrize(("suite", "name"), [("glue", "cola"), ("moleculenet", "bace")])
 def test_the_recipe_for_a_cpu_is_named_where_the_papers_would_run_on_one(folder, capsys, suite, name):
     assert main(["finetune", suite, name, "--checkpoint", "nowhere"]) == 2
     assert f"on a CPU `--recipe {suite}-small` takes minutes\n" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("suite", "words", "said"),
-    [
-        ("glue", ["--checkpoint", "P"], "is a model of SMILES; glue/rte needs one of text"),
-        ("glue", ["--checkpoint", "T", "--baseline"], "the baseline is for molecules"),
-        ("moleculenet", ["--checkpoint", "nowhere"], "nowhere: no such run directory"),
-    ],
-)
-def test_a_series_whose_model_does_not_fit_leaves_no_folder(run_folder, capsys, suite, words, said):
-    tasks = {"glue": "rte,mrpc", "moleculenet": "bace,bbbp"}[suite]
-    for task in ("rte", "mrpc"):
-        write_glue(run_folder / "data", task)
-    assert main(["finetune", suite, tasks, "--data-dir", "data", *words, "--out", "all"]) == 2
-    assert said in capsys.readouterr().err
-    assert not (run_folder / "all").exists()
 
 
 def test_a_series_that_is_stopped_while_it_reads_says_how_to_continue(run_folder, capsys, monkeypatch):

@@ -15,6 +15,7 @@ from exlm_cli.cli.app import main
 from exlm_cli.run_dir import update_run_json
 from tests.cli.conftest import link_runs
 from tests.unit.finetune.synthetic import make_pretrained
+from tests.unit.tasks.glue_files import write_glue
 
 GOLDEN = Path(__file__).parent / "golden"
 PROMPT = "$ exlm "
@@ -45,6 +46,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, made: Path) -> Path:
     (folder / "typo.yaml").write_text("extends: quickstart-text\nmasking: {mask_porb: 0.3}\n")
     (folder / "missing-section.yaml").write_text("objective: exlm\n")
     (folder / "not-a-recipe.yaml").write_text("- a\n")
+    (folder / "surrogate.yaml").write_text('{"\\ud800": 1}')
+    (folder / "nul.yaml").write_text('extends: quickstart-text\ndata: {train: "a\\0b"}')
+    (folder / "huge.yaml").write_text("# " + "x" * 1_000_000)
     (folder / "new.csv").write_text("mol,active\nCCO,1\n")
     (folder / "linked.csv").symlink_to("new.csv")
     (folder / "bad.csv").write_text("mol,active\nCCO,active\n")
@@ -52,11 +56,16 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, made: Path) -> Path:
     (folder / "a-no-answer.json").write_text("{}")
     (folder / "rows.parquet").write_text("rows")
     (folder / "file").touch()
+    for task in ("rte", "mrpc"):
+        write_glue(folder / "data", task)
+    (folder / "data/bace.csv").write_text("smiles,Class\nCCO,1\n")
     for name in ("full", "folder.csv", "folder.npz", "unfinished", "run", "empty"):
         (folder / name).mkdir()
     update_run_json(folder / "unfinished", {"command": "finetune"})
     (folder / "run" / "metrics.jsonl").write_text('{"kind": "valid", "step": 0, "loss": 3.0}\n')
     (folder / "empty" / "metrics.jsonl").touch()
+    (folder / "damaged").mkdir()
+    (folder / "damaged" / "metrics.jsonl").write_text('{"kind": "train", "step": 0, "loss": 3.0}\n{"step": -1}\n')
     (folder / "full" / "mine.txt").touch()
     (folder / "full" / "run.json").write_text("{}")
     return folder

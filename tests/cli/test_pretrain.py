@@ -3,8 +3,6 @@
 import resource
 from pathlib import Path
 
-import pytest
-
 from exlm_cli.cli.app import main
 from exlm_cli.config.load import load_recipe
 from exlm_cli.run_dir import read_metrics, read_run_json
@@ -64,21 +62,6 @@ def test_a_run_on_local_files_is_continued_and_scored_from_any_folder(folder, ti
     assert weights(folder / "run") == before
     capsys.readouterr()
     assert result_of(capsys, "eval", folder / "run", "--no-figures")["runs"]
-
-
-@pytest.mark.parametrize("source", [["--recipe", "text-large"], ["--resume", "run"]])
-def test_a_dry_run_prints_the_recipe_and_does_nothing(folder, source, capsys):
-    (folder / "run").mkdir()
-    (folder / "run" / "recipe.yaml").write_text("extends: text-large\nname: text-large\n")
-    (folder / "run" / "run.json").write_text("{}")
-    before = sorted(folder.rglob("*"))
-    assert main(["pretrain", *source, "--seed", "9", "--dry-run"]) == 0
-    printed = folder / "printed.yaml"
-    printed.write_text(capsys.readouterr().out)
-    resolved = load_recipe(str(printed))
-    assert resolved.seed == 9
-    assert resolved.model == load_recipe("text-large").model
-    assert sorted(path for path in folder.rglob("*") if path != printed) == before
 
 
 def test_a_disk_that_fills_up_under_a_checkpoint_leaves_none_and_the_run_can_be_continued(folder, tiny, capsys):

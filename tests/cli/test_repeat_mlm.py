@@ -6,9 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from exlm_cli.cli.app import main
-from exlm_cli.config.load import load_recipe
-from exlm_cli.config.sweep import SweepRecipe
 from tests.cli.asserts import printed_by
 from tests.cli.conftest import TINY as TINY_VALUES
 from tests.unit.finetune.finetuned_runs import read_rows
@@ -42,18 +39,3 @@ def test_a_grid_from_training_to_figures(folder, capsys):
     assert "3 cells, 3 of them done" in captured.err
     assert captured.out.startswith("Corrupted share, measured (expected: p^k)\n")
     assert ["k", "\\", "p", "1", "%", "15", "%"] in [line.split() for line in captured.out.splitlines()]
-
-
-def test_a_dry_run_prints_the_whole_grid(folder, capsys):
-    words = [*COMMAND, "--num-repeats", "2", "--seeds", "4,5", "--task", "glue/rte", "--dry-run"]
-    assert main(words) == 0
-    path = folder / "printed.yaml"
-    path.write_text(capsys.readouterr().out)
-    recipe = load_recipe(str(path), kind=SweepRecipe)
-    assert (recipe.seeds, recipe.tasks, recipe.device) == ((4, 5), ("glue/rte",), "cpu")
-    assert {k for k, _ in recipe.cells} == {2}
-    assert recipe.pretrain.train.max_steps == 4
-
-
-def test_without_a_recipe_it_is_the_papers_grid(folder, capsys):
-    assert printed_by(capsys, ["repeat-mlm", "--dry-run"]).out.startswith("name: repeat-mlm\n")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from exlm_cli.cli.app import main
 from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.experiments.results import SweepCellResult
@@ -44,18 +43,6 @@ def test_a_sweep_from_training_to_tables_and_figures(folder, capsys):
     assert captured.out.startswith("Variants of quickstart-ablations\n")
     assert refusal_of(capsys, "pretrain", "--resume", "run").endswith("`exlm sweep --resume run` continues it")
     assert refusal_of(capsys, "repeat-mlm", "--resume", "run").startswith("error: run: a run of `exlm sweep`")
-
-
-def test_a_dry_run_prints_the_whole_sweep(folder, capsys):
-    words = [*COMMAND, "--variants", "mlm, exlm", "--seeds", "4,5", "--task", "glue/rte", "--on-invalid", "skip"]
-    assert main([*words, "--dry-run"]) == 0
-    path = folder / "printed.yaml"
-    path.write_text(capsys.readouterr().out)
-    recipe = load_recipe(str(path), kind=SweepRecipe)
-    assert (recipe.seeds, recipe.tasks, recipe.device, recipe.only) == ((4, 5), ("glue/rte",), "cpu", ("mlm", "exlm"))
-    assert (recipe.pretrain.train.max_steps, recipe.pretrain.data.on_invalid) == (4, "skip")
-    assert sorted(folder.iterdir()) == [path]
-    assert "\ntasks: []\n" in printed_by(capsys, ["sweep", "table-2", "--task", "none", "--dry-run"]).out
 
 
 def _write_run(run: Path, name: str, results: Sequence[SweepCellResult]) -> None:

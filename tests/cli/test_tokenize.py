@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from exlm_cli.cli.app import main
 from exlm_cli.config.load import load_recipe
 from exlm_cli.data.tokenizer import Tokenizer
@@ -42,20 +40,6 @@ def test_molecules_that_rdkit_refuses_are_listed_on_request(folder, capsys):
     words = ["tokenize", "some.smi", "--kind", "smiles", "--out", "out", "--on-invalid", "skip"]
     assert result_of(capsys, *words)["num_rejected"] == 20
     assert len((folder / "out" / "rejected.csv").read_text().splitlines()) == 1 + 20
-
-
-@pytest.mark.parametrize(
-    ("option", "key", "value"), [("--vocab-size", "vocab_size", 300), ("--tokenizer", "path", "t")]
-)
-def test_options_win_over_the_recipe(folder, option, key, value, capsys):
-    words = ["tokenize", "my file.txt", "--recipe", "text-base", option, str(value)]
-    assert main([*words, "--on-invalid", "skip", "--dry-run"]) == 0
-    path = folder / "resolved.yaml"
-    path.write_text(capsys.readouterr().out)
-    resolved = load_recipe(str(path))
-    assert (resolved.data.train, resolved.data.on_invalid) == (("my file.txt",), "skip")
-    assert getattr(resolved.tokenizer, key) == value
-    assert resolved.model == load_recipe("text-base").model
 
 
 def test_without_out_a_folder_is_made_under_runs(folder, capsys):

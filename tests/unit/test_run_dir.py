@@ -162,7 +162,14 @@ def test_a_last_line_cut_by_a_kill_and_rows_beyond_a_step_are_left_out(tmp_path,
     assert [row["step"] for row in read_metrics(log.path)] == [1]
 
 
-@pytest.mark.parametrize("line", ["{", "[1]", '{"loss": 1}', '{"step": null}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{", "[1]", '{"loss": 1}', '{"step": null}', '{"step": 1e999}', '{"step": 1, "loss": 1e308}',
+        '{"step": 1, "loss": "low"}', '{"step": -1}', "[" * 100_000,
+    ],
+    ids=lambda line: line[:30],
+)  # fmt: skip
 def test_a_whole_line_that_is_no_row_is_refused_with_its_number(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n' + line + "\n")

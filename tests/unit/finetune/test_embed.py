@@ -8,7 +8,6 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from exlm_cli.errors import ConfigError
 from exlm_cli.finetune.embed import SUFFIXES, Encoder, embed, finetuned_encoder, pretrained_encoder
 from exlm_cli.finetune.model import load_finetuned
 from exlm_cli.finetune.results import summarise_values
@@ -85,11 +84,3 @@ def test_files_hold_every_row_and_bad_ones_are_nan_with_a_reason(smiles_model, t
     bad = vectors(encoder, write_rows(tmp_path / "a.csv", ["smiles"], [["(("]]), suffix)
     assert bad["cls"].shape == (1, 16)
     assert np.isnan(bad["mean"]).all()
-
-
-def test_a_file_name_of_another_format_or_the_input_is_refused(smiles_model, tmp_path):
-    encoder = pretrained_encoder(load_pretrained(smiles_model, device="cpu"))
-    (tmp_path / "a.npz").touch()
-    for out, message in (("a.csv", "are names that end in .npz or .parquet"), ("a.npz", "would overwrite")):
-        with pytest.raises(ConfigError, match=f"`out={tmp_path / out}`.*{message}"):
-            embed(encoder, tmp_path / "a.npz", tmp_path / out, column=None, progress=SilentProgress())

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from exlm_cli.config.describe import recipe_step_flops
 from exlm_cli.config.load import load_recipe
 from exlm_cli.data.batch import Batch
-from exlm_cli.errors import ConfigError
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.report.price import GPUS, count_memory, describe_cost, memory_table, price_pretraining
 from exlm_cli.train.objective import Objective
@@ -185,16 +184,3 @@ def test_gpus_are_ordered_and_their_peaks_are_dense():
     """The data sheets give twice these numbers with sparsity, which training does not use."""
     assert list(GPUS) == sorted(GPUS)
     assert GPUS["h100"].peak_flops == pytest.approx(1979e12 / 2, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("changes", "gpu", "num_gpus", "words"),
-    [
-        ([], "v100", 1, "`v100`"),
-        ([], "h100", 2049, "`text-base`"),
-        (["train.precision=fp32"], "h100", 1, "`train.precision`"),
-    ],
-)
-def test_a_price_that_cannot_be_worked_out_is_one_error(changes, gpu, num_gpus, words):
-    with pytest.raises(ConfigError, match=words):
-        price_pretraining(load_recipe("text-base", changes), gpu, num_gpus)

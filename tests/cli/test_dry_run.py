@@ -1,0 +1,53 @@
+"""`--dry-run` of each command that trains: the whole recipe with the command's options, and nothing is made."""
+
+import shlex
+
+import pytest
+import yaml
+
+from exlm_cli.config.load import load_recipe, recipe_kind
+from exlm_cli.config.sweep import SweepRecipe
+from tests.cli.asserts import printed_by, result_of
+from tests.test_recipes import value_at
+
+GRID = load_recipe("quickstart-repeat-mlm", kind=SweepRecipe).cells
+LARGE = {"name": "text-large", "seed": 9, "model": load_recipe("text-large").model}
+BASE = {"data.train": ("my file.txt",), "data.on_invalid": "skip", "model": load_recipe("text-base").model}
+CASES = [
+    ("pretrain --recipe text-large --seed 9", LARGE),
+    ("pretrain --resume run --seed 9", LARGE),
+    ("tokenize some.txt --kind text", {"data.kind": "text", "data.train": ("some.txt",)}),
+    ("tokenize 'my file.txt' --recipe text-base --on-invalid skip --vocab-size 300",
+     BASE | {"tokenizer.vocab_size": 300}),
+    ("tokenize 'my file.txt' --recipe text-base --on-invalid skip --tokenizer t", BASE | {"tokenizer.path": "t"}),
+    ("finetune moleculenet bbbp --split random --data-dir 'no: where'",
+     {"name": "moleculenet-bbbp", "task.name": "moleculenet/bbbp", "task.split": "random",
+      "task.data_dir": "no: where", "train.max_epochs": 40}),
+    ("finetune --recipe mine.yaml", {"task.name": "moleculenet/sider"}),
+    ("finetune moleculenet muv --recipe mine.yaml", {"task.name": "moleculenet/muv"}),
+    ("sweep quickstart-ablations --variants 'mlm, exlm' --seeds 4,5 --task glue/rte --on-invalid skip --device cpu "
+     "--set pretrain.train.max_steps=4",
+     {"seeds": (4, 5), "tasks": ("glue/rte",), "device": "cpu", "only": ("mlm", "exlm"),
+      "pretrain.train.max_steps": 4, "pretrain.data.on_invalid": "skip"}),
+    ("sweep table-2 --task none", {"tasks": ()}),
+    ("repeat-mlm", {"name": "repeat-mlm"}),
+    ("repeat-mlm --recipe quickstart-repeat-mlm --num-repeats 2 --seeds 4,5 --task glue/rte --device cpu "
+     "--set pretrain.train.max_steps=4",
+     {"seeds": (4, 5), "tasks": ("glue/rte",), "device": "cpu", "pretrain.train.max_steps": 4,
+      "cells": tuple(cell for cell in GRID if cell[0] == 2)}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "values"), CASES, ids=[words for words, _ in CASES])
+def test_the_recipe_is_printed_for_people_and_for_programs(words, values, folder, capsys):
+    (folder / "mine.yaml").write_text("extends: moleculenet-small\ntask: {name: moleculenet/sider}\n")
+    (folder / "run").mkdir()
+    (folder / "run" / "recipe.yaml").write_text("extends: text-large\nname: text-large\n")
+    (folder / "run" / "run.json").write_text("{}")
+    before = sorted(folder.rglob("*"))
+    printed = printed_by(capsys, [*shlex.split(words), "--dry-run"]).out
+    assert result_of(capsys, *shlex.split(words), "--dry-run") == yaml.safe_load(printed)
+    assert sorted(folder.rglob("*")) == before
+    (folder / "printed.yaml").write_text(printed)
+    recipe = load_recipe("printed.yaml", kind=recipe_kind("printed.yaml"))
+    assert {key: value_at(recipe, key) for key in values} == values
