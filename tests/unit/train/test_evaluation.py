@@ -1,6 +1,5 @@
 """Validation figures on DAGs whose answers are known by enumeration or by construction; collapses and their cures."""
 
-import itertools
 import math
 
 import pytest
@@ -10,6 +9,7 @@ from exlm_cli.errors import CollapsedError
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.train.evaluation import CollapseWatch, evaluate_batch, find_collapse, measure_own_mask_share, summarise
 from exlm_cli.train.objective import Objective
+from tests.oracles import enumerate_best, enumerate_nll, enumerate_posteriors, scored_paths
 from tests.recorder import Recorder
 from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
 
@@ -32,21 +32,11 @@ def _figures(model: ExlmModel, batch) -> dict[str, float]:
     return summarise([evaluate_batch(model, OBJECTIVE, batch)], has_dag=model.transition is not None)
 
 
-def scored_paths(model: ExlmModel, batch, b: int):
-    """Every path of sequence b with its log-probability of emitting the targets."""
+def _dag(model: ExlmModel, batch, log_emit: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
+    """Return the arguments of the alignment op, with the emissions of the targets or with others."""
     nodes = model.node_states(batch)
-    log_probs, log_trans = model.node_log_probs(nodes)[b], model.log_transitions(nodes, batch)[b]
-    end, targets = int(batch.state_lengths[b]) - 1, batch.target_ids[b, : int(batch.target_lengths[b])].tolist()
-    for path in itertools.combinations(range(1, end), len(targets)):
-        score = sum(float(log_trans[v, u]) for v, u in itertools.pairwise((0, *path, end)))
-        yield path, score + sum(float(log_probs[u, y]) for u, y in zip(path, targets, strict=True))
-
-
-def _prior(model: ExlmModel, batch, b: int):
-    """The log-probability of every path of sequence b, whatever it emits."""
-    log_trans, end = model.log_transitions(model.node_states(batch), batch)[b], int(batch.state_lengths[b]) - 1
-    for path in itertools.combinations(range(1, end), int(batch.target_lengths[b])):
-        yield sum(float(log_trans[v, u]) for v, u in itertools.pairwise((0, *path, end)))
+    log_emit = model.log_emissions(nodes, batch) if log_emit is None else log_emit
+    return log_emit, model.log_transitions(nodes, batch), batch.target_lengths, batch.state_lengths
 
 
 @pytest.mark.parametrize("is_autocast", [False, True])
@@ -65,37 +55,32 @@ def _compare_with_enumerated_paths() -> None:
         logits = features @ model.token_embedding.weight.T + model.lm_head.bias
     node_entropy = torch.zeros(nodes.is_inner.shape)
     node_entropy[nodes.is_inner] = torch.distributions.Categorical(logits=logits).entropy()
-    path_entropy, effective, posterior_entropy, zeros, twos, num_masks = 0.0, 0.0, 0.0, 0, 0, 0
-    given_length, tokens = 0.0, [0, 0, 0]
-    for b in range(2):
-        paths = list(scored_paths(model, batch, b))
-        norm = math.log(sum(math.exp(s) for _, s in paths))
-        probability = {path: math.exp(s - norm) for path, s in paths}
-        path_entropy -= sum(p * math.log2(p) for p in probability.values() if p > 0)
-        node_mask = batch.node_mask[b].tolist()
-        of_length = sum(math.exp(s) for s in _prior(model, batch, b))
-        given_length -= (norm - math.log(of_length)) / len(paths[0][0])
-        best = max(probability, key=lambda path: probability[path])
-        for mask in range(int(batch.target_lengths[b])):
-            states = [u for u, m in enumerate(node_mask) if m == mask]
-            visited = [sum(p for path, p in probability.items() if u in path) for u in states]
-            shares = [v / sum(visited) for v in visited]
-            effective += math.exp(-sum(s * math.log(s) for s in shares if s > 0))
-            emitted = sum(node_mask[u] == mask for u in best)
-            zeros, twos, num_masks = zeros + (emitted == 0), twos + (emitted >= 2), num_masks + 1
-        num_targets = len(paths[0][0])
-        for i, mask in enumerate((0, num_targets // 2, num_targets - 1)):
-            tokens[i] += sum(node_mask[u] == mask for u in best)
-        posterior_entropy += sum(p * sum(float(node_entropy[b, u]) for u in path) for path, p in probability.items())
-    assert figures["path_entropy_bits"] == pytest.approx(path_entropy / num_masks, rel=1e-4)
+    dag = _dag(model, batch)
+    any_targets = _dag(model, batch, torch.zeros_like(dag[0]))
+    given_length = (enumerate_nll(*dag) - enumerate_nll(*any_targets)) / batch.target_lengths
+    visits_BS = enumerate_posteriors(*dag)[0].sum(1)
+    path_entropy, effective, tokens = 0.0, 0.0, []
+    for b, (scores, best) in enumerate(zip(scored_paths(*dag), enumerate_best(*dag), strict=True)):
+        probability = torch.tensor(list(scores.values()), dtype=torch.float64).softmax(0)
+        path_entropy += float(torch.special.entr(probability).sum())
+        node_mask, num_targets = batch.node_mask[b], int(batch.target_lengths[b])
+        for mask in range(num_targets):
+            visits = visits_BS[b, node_mask == mask]
+            effective += float(torch.special.entr(visits / visits.sum()).sum().exp())
+        tokens.append(node_mask[best[:num_targets]].bincount(minlength=num_targets))
+    of_masks = torch.cat(tokens)
+    num_masks = len(of_masks)
+    assert figures["path_entropy_bits"] == pytest.approx(path_entropy / num_masks / math.log(2), rel=1e-4)
     assert figures["effective_states"] == pytest.approx(effective / num_masks, rel=1e-4)
+    posterior_entropy = float((visits_BS * node_entropy).sum())
     assert figures["entropy_posterior_bits"] == pytest.approx(posterior_entropy / num_masks / math.log(2), rel=1e-4)
-    assert figures["masks_with_0_share"] == zeros / num_masks
-    assert figures["masks_with_2plus_share"] == twos / num_masks
-    assert figures["loss_given_length"] == pytest.approx(given_length / 2, rel=1e-4)
-    assert [figures[f"tokens_of_{place}_mask"] for place in ("first", "middle", "last")] == [n / 2 for n in tokens]
-    inner = nodes.is_inner
-    assert figures["entropy_bits"] == pytest.approx(float(node_entropy[inner].mean()) / math.log(2), rel=1e-4)
+    assert figures["masks_with_0_share"] == int((of_masks == 0).sum()) / num_masks
+    assert figures["masks_with_2plus_share"] == int((of_masks >= 2).sum()) / num_masks
+    assert figures["loss_given_length"] == pytest.approx(float(given_length.mean()), rel=1e-4)
+    of_places = sum(of_masks[[0, len(of_masks) // 2, -1]] for of_masks in tokens).tolist()
+    assert [figures[f"tokens_of_{place}_mask"] for place in ("first", "middle", "last")] == [n / 2 for n in of_places]
+    entropy = float(node_entropy[nodes.is_inner].mean())
+    assert figures["entropy_bits"] == pytest.approx(entropy / math.log(2), rel=1e-4)
 
 
 def test_loss_is_the_mean_over_sequences_and_perplexity_its_exponential():
@@ -111,36 +96,20 @@ def test_loss_is_the_mean_over_sequences_and_perplexity_its_exponential():
 
 
 def test_the_own_mask_share_of_a_model_is_that_of_its_transitions():
-    batch = tiny_batch(tiny_recipe(), (6, 4))
-    model = _model()
-    shares = []
-    for b, num_targets in enumerate(batch.target_lengths.tolist()):
-        end, node_mask = int(batch.state_lengths[b]) - 1, batch.node_mask[b].tolist()
-        paths = list(itertools.combinations(range(1, end), num_targets))
-        weights = [math.exp(score) for score in _prior(model, batch, b)]
-        own = [sum(node_mask[u] == t for t, u in enumerate(path)) / num_targets for path in paths]
-        shares.append(sum(w * o for w, o in zip(weights, own, strict=True)) / sum(weights))
-    assert measure_own_mask_share(model, batch) == pytest.approx(sum(shares) / 2, rel=1e-4)
+    model, batch = _model(), tiny_batch(tiny_recipe(), (6, 4))
+    targets = torch.arange(batch.target_ids.shape[1])[:, None]
+    nodes_BTS, _ = enumerate_posteriors(*_dag(model, batch, torch.zeros(2, len(targets), batch.node_mask.shape[1])))
+    shares = (nodes_BTS * (batch.node_mask[:, None] == targets)).sum((1, 2)) / batch.target_lengths
+    assert measure_own_mask_share(model, batch) == pytest.approx(float(shares.mean()), rel=1e-4)
 
 
 def test_accuracy_of_a_dag_is_that_of_its_best_path_through_the_likeliest_tokens():
     model, batch = _model(), tiny_batch(tiny_recipe(), (6, 4))
-    nodes = model.node_states(batch)
-    best = model.node_log_probs(nodes).max(-1)
-    log_trans = model.log_transitions(nodes, batch)
-    correct = total = 0
-    for b, num_targets in enumerate(batch.target_lengths.tolist()):
-        end = int(batch.state_lengths[b]) - 1
-
-        def score(path, b=b, end=end):
-            edges = sum(float(log_trans[b, v, u]) for v, u in itertools.pairwise((0, *path, end)))
-            return edges + sum(float(best.values[b, u]) for u in path)
-
-        path = max(itertools.combinations(range(1, end), num_targets), key=score)
-        guess = [int(best.indices[b, u]) for u in path]
-        correct += sum(g == y for g, y in zip(guess, batch.target_ids[b].tolist(), strict=False))
-        total += num_targets
-    assert _figures(model, batch)["mask_accuracy"] == correct / total
+    best = model.node_log_probs(model.node_states(batch)).max(-1)
+    path = enumerate_best(*_dag(model, batch, best.values[:, None].expand(-1, batch.target_ids.shape[1], -1)))
+    guess = best.indices.gather(1, path.clamp(min=0))
+    is_correct = (guess == batch.target_ids)[path >= 0]
+    assert _figures(model, batch)["mask_accuracy"] == float(is_correct.float().mean())
 
 
 def test_accuracy_of_an_mlm_is_that_of_its_likeliest_tokens():
