@@ -267,8 +267,6 @@ class InstalledTask(TaskSection):
     @classmethod
     def installed_variants(cls) -> tuple[type[TaskSection], ...]:
         """Return every section that can be loaded."""
-        if cls is not InstalledTask:
-            return ()
         found = []
         for suite in _entry_points():
             with contextlib.suppress(ConfigError):  # it is reported where a recipe asks for it

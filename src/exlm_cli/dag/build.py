@@ -10,6 +10,7 @@ from exlm_cli.dag.graph import Dag, IntArray
 from exlm_cli.data.batch import batch_from_masked_ids
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
+from exlm_cli.format import format_number_of
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.ctc import one_token_log_probs
 from exlm_cli.progress import Progress, SilentProgress
@@ -82,7 +83,9 @@ def _encode(tokenizer: Tokenizer, text: str, progress: Progress) -> IntArray:
     ids = tokenizer.encode_with_masks(text.strip())
     num_unknown = ids.count(tokenizer.unk_id)
     if num_unknown:
-        progress.message(f"{num_unknown} tokens of the input are not in the vocabulary; the model reads them as [UNK]")
+        progress.message(
+            f"the model reads {format_number_of(num_unknown, 'token')} of the input as [UNK]: not in the vocabulary"
+        )
     return np.array([tokenizer.cls_id, *ids, tokenizer.sep_id])
 
 

@@ -25,7 +25,7 @@ from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.distributed.parallel import choose_strategy, compile_blocks, spread
 from exlm_cli.distributed.ranks import ALONE, Ranks
 from exlm_cli.finetune.batch import TaskBatch, batch_losses, collate, repeated_lengths
-from exlm_cli.format import format_percent
+from exlm_cli.format import format_number_of, format_percent
 from exlm_cli.model.heads import SpanHead, TaskModel
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray, Loss, Split
@@ -66,9 +66,8 @@ class TaskData:
         """Return caveats of the data, and whether the tokenizer of a checkpoint fits them."""
         notes = [*self.task.notes, *(f"{name}: {note}" for name, split in self.splits.items() for note in split.notes)]
         if self.task.skipped:
-            notes.append(
-                f"{SKIPPED_FILE} lists all {len(self.task.skipped):,} rows that were left out, with their reasons"
-            )
+            left_out = format_number_of(len(self.task.skipped), "row")
+            notes.append(f"{SKIPPED_FILE} lists what was left out, {left_out}, with reasons")
         if self.unknown_share > MAX_UNKNOWN:
             notes.append(
                 f"{format_percent(self.unknown_share)} of the training tokens are [UNK]: the tokenizer of {checkpoint} "

@@ -76,8 +76,6 @@ class SplitPredictions:
 
         The prediction is the class that the seeds' mean finds likeliest, or 1 from a mean probability of 0.5 on.
         """
-        from sklearn.metrics import confusion_matrix
-
         mean_NC = self.probabilities.mean(axis=0)
         guessed = mean_NC.argmax(axis=1)[:, None] if self.is_multi_class else (mean_NC >= 0.5).astype(np.int64)
         named = [("", self.names)] if self.is_multi_class else [(name, ("0", "1")) for name in self.names]
@@ -85,7 +83,8 @@ class SplitPredictions:
         for index, (name, classes) in enumerate(named):
             is_known = ~np.isnan(self.targets[:, index])
             truth = self.targets[is_known, index].astype(np.int64)
-            counts = confusion_matrix(truth, guessed[is_known, index], labels=range(len(classes)))
+            counts = np.zeros((len(classes), len(classes)), dtype=np.int64)
+            np.add.at(counts, (truth, guessed[is_known, index]), 1)
             found.append((name, classes, counts))
         return found
 
@@ -150,7 +149,8 @@ def write_calibration_figure(rows: CalibratedRows, title: str, folder: Path, ste
     """Write `<stem>` as PNG and SVG: reliability of probabilities before and after calibration, or intervals of values.
 
     Each label or column has a panel, of two classes the second one, of more each class against the rest. More than
-    twelve labels or classes share one; of more columns of values the first twelve are drawn.
+    twelve labels or classes share one panel, without those that are not calibrated unless none is; of more columns of
+    values the first twelve are drawn.
 
     Raises:
         CheckpointError: The file system refuses.
@@ -160,9 +160,10 @@ def write_calibration_figure(rows: CalibratedRows, title: str, folder: Path, ste
     found = [(rows.names[index], *rows.of_output(index), index) for index in chosen]
     panels = [panel for panel in found if len(panel[2])]
     if rows.loss != "regression" and len(panels) > _MAX_MATRICES:
-        calibrated = [panel for panel in panels if panel[3] is not None]
-        before_N, target_N, after_N = (np.concatenate([np.asarray(p[i]) for p in calibrated]) for i in (1, 2, 3))
-        panels = [(f"{len(calibrated)} labels together", before_N, target_N, after_N, 0)]
+        joined = [panel for panel in panels if panel[3] is not None] or panels
+        before_N, target_N = (np.concatenate([panel[i] for panel in joined]) for i in (1, 2))
+        after = [panel[3] for panel in joined if panel[3] is not None]
+        panels = [(f"{len(joined)} labels together", before_N, target_N, np.concatenate(after) if after else None, 0)]
     panels = panels[:_MAX_MATRICES]
     if not panels:
         return []

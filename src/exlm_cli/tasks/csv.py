@@ -6,7 +6,7 @@ from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.data.rows.records import ColumnChoice
 from exlm_cli.data.rows.table import Table, read_table
 from exlm_cli.errors import ConfigError, DataError
-from exlm_cli.format import name_some
+from exlm_cli.format import format_number_of, name_some
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import SPLITS, Split, SplitIndices
 from exlm_cli.tasks.labels import Labels, read_labels, with_decimal_points
@@ -122,5 +122,5 @@ def _split_by_column(column: str, usable: TableRows) -> RowSplit:
                 "training and validation rows are needed; test rows may be missing",
             )
     named = {split: np.array(part, dtype=np.int64) for split, part in parts.items() if part}
-    notes = [f"{num_empty:,} rows are in no split: `{column}` is empty"] if num_empty else []
+    notes = [f"{format_number_of(num_empty, 'row')} in no split: `{column}` is empty"] if num_empty else []
     return follow_split("column", named, usable, notes)

@@ -15,6 +15,7 @@ from exlm_cli.data.rows.records import RECORD_FORMATS, Record, SkippedRow, iter_
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.files import write_atomically
+from exlm_cli.format import format_number_of
 from exlm_cli.progress import Progress
 from exlm_cli.tasks import metrics
 from exlm_cli.tasks.base import (
@@ -423,7 +424,9 @@ def _part_notes(info: GlueTaskInfo, part: str, found: GlueFile, config: GlueTask
         first = found.skipped[0]
         if config.on_invalid == "error" or not (found.examples or part == "test"):
             raise DataError(str(first), "`task.on_invalid=skip` leaves such rows out")
-        notes.append(f"{part}: left out {len(found.skipped):,} rows that cannot be used; the first: {first}")
+        notes.append(
+            f"{part}: left out {format_number_of(len(found.skipped), 'row')} that cannot be used; the first: {first}"
+        )
     official = {"train": info.num_train, "valid": info.num_valid, "mismatched": NUM_MISMATCHED}.get(part)
     if official is not None and found.num_rows != official:
         notes.append(f"{part}: {found.source} has {found.num_rows:,} rows, the official file {official:,}")

@@ -20,7 +20,7 @@ import numpy as np
 
 from exlm_cli.data.rows.table import Table
 from exlm_cli.errors import DataError
-from exlm_cli.format import format_percent, name_some
+from exlm_cli.format import format_number_of, format_percent, name_some
 from exlm_cli.tasks.base import FloatArray, Loss
 
 LabelKind = Literal["auto", "classes", "multi_label", "regression"]
@@ -96,8 +96,8 @@ def read_labels(table: Table, columns: Sequence[str], kind: LabelKind) -> Labels
         labels = replace(labels, notes=(*labels.notes, note))
     if not labels.missing:
         return labels
-    lines = name_some(table.short_place(row) for row in labels.missing)
-    note = f"left out {len(labels.missing):,} rows without any label: lines {lines}"
+    left_out = format_number_of(len(labels.missing), "row")
+    note = f"left out {left_out} without any label: {table.short_places(labels.missing)}"
     return replace(labels, notes=(*labels.notes, note))
 
 

@@ -163,7 +163,7 @@ def _without_repeats(usable: TableRows) -> TableRows:
         for row, text in enumerate(usable.inputs)
         if first_rows[text] != row
     }
-    return usable.without(reasons, "rows with the SMILES of an earlier row")
+    return usable.without(reasons, "with the SMILES of an earlier row")
 
 
 def _compare_with_table_9(known: MoleculeNetSet, split: RowSplit) -> list[str]:

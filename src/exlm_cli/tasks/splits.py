@@ -27,6 +27,7 @@ import numpy as np
 from exlm_cli.config.tasks import RowTaskConfig, TaskSection
 from exlm_cli.data import IntArray
 from exlm_cli.errors import DataError
+from exlm_cli.format import format_number_of
 from exlm_cli.paths import expand_path
 from exlm_cli.tasks.base import SPLITS, Split, SplitIndices
 from exlm_cli.tasks.table_rows import TableRows, group_rows
@@ -80,10 +81,12 @@ def _follow_file(path: str, usable: TableRows) -> RowSplit:
     split = follow_split("file", named, usable)
     num_named, num_used = (sum(map(len, parts.values())) for parts in (named, split.indices))
     counts = {
-        f"rows of {path} cannot be used": num_named - num_used,
-        f"rows are in no split of {path}": len(usable.rows) - num_used,
+        f"of {path} cannot be used": num_named - num_used,
+        f"in no split of {path}": len(usable.rows) - num_used,
     }
-    return replace(split, notes=tuple(f"{count:,} {what}" for what, count in counts.items() if count))
+    return replace(
+        split, notes=tuple(f"{format_number_of(count, 'row')} {what}" for what, count in counts.items() if count)
+    )
 
 
 def follow_split(name: str, named: SplitIndices, usable: TableRows, notes: Sequence[str] = ()) -> RowSplit:

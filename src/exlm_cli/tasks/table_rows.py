@@ -11,7 +11,7 @@ from exlm_cli.data import IntArray
 from exlm_cli.data.rows.records import ColumnChoice, SkippedRow
 from exlm_cli.data.rows.table import Table, read_table
 from exlm_cli.errors import DataError
-from exlm_cli.format import name_some
+from exlm_cli.format import format_number_of, name_some
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import SPLITS, FloatArray, Split
 from exlm_cli.tasks.molecules import Molecule, read_molecules
@@ -53,12 +53,13 @@ class TableRows:
         return tuple(self.table.skipped(row, text, why) for row, (text, why) in enumerate(reasons) if why)
 
     def without(self, reasons: Mapping[int, str], what: str = "") -> "TableRows":
-        """Drop the rows that have a reason; a note counts and lists those that were used, as `what`, unless empty."""
+        """Drop the rows that have a reason; unless `what` is empty, a note counts and lists those that were used."""
         dropped = [row for row in sorted(reasons) if not self.problems[row]]
         if not dropped:
             return self
         problems = tuple(problem or reasons.get(row, "") for row, problem in enumerate(self.problems))
-        note = f"left out {len(dropped):,} {what}: lines {self.places(dropped, limit=_MAX_LISTED)}"
+        places = self.table.short_places(dropped, limit=_MAX_LISTED)
+        note = f"left out {format_number_of(len(dropped), 'row')} {what}: {places}"
         return replace(self, problems=problems, notes=(*self.notes, note) if what else self.notes)
 
     def model_inputs(self, *, canonical: bool) -> tuple[str, ...]:
@@ -70,10 +71,6 @@ class TableRows:
         if self.molecules is None or not canonical:
             return self.inputs
         return tuple(found.canonical or text for text, found in zip(self.inputs, self.molecules, strict=True))
-
-    def places(self, rows: Sequence[int], *, limit: int = 5) -> str:
-        """Return the lines of rows, as notes name them."""
-        return name_some((self.table.short_place(row) for row in rows), limit=limit)
 
 
 def usable_rows(table: Table, inputs: tuple[str, ...], config: RowTaskConfig, progress: Progress) -> TableRows:
@@ -100,7 +97,7 @@ def usable_rows(table: Table, inputs: tuple[str, ...], config: RowTaskConfig, pr
     if not bad:
         return rows
     if kind == "text":
-        note = f"left out {len(bad):,} rows with an empty text: lines {rows.places(bad)}"
+        note = f"left out {format_number_of(len(bad), 'row')} with an empty text: {table.short_places(bad)}"
     else:
         listed = "; ".join(f"line {table.short_place(row)}: {rows.problems[row]}" for row in bad[:_MAX_LISTED])
         more = f"; and {len(bad) - _MAX_LISTED:,} more" if len(bad) > _MAX_LISTED else ""
@@ -151,8 +148,9 @@ def _read_rows(
     odd = [row for row, molecule in enumerate(molecules) if molecule.has_odd_metal]
     if not odd:
         return rows
-    what = "molecules in which RDKit refuses the valence of a metal and nothing else"
-    return replace(rows, notes=(f"kept {len(odd):,} {what}: lines {rows.places(odd, limit=_MAX_LISTED)}",))
+    kept, places = format_number_of(len(odd), "molecule"), table.short_places(odd, limit=_MAX_LISTED)
+    note = f"kept {kept} in which RDKit refuses the valence of a metal and nothing else: {places}"
+    return replace(rows, notes=(note,))
 
 
 def group_rows(rows: Iterable[int], keys: Sequence[Hashable]) -> list[list[int]]:
@@ -169,7 +167,7 @@ def group_rows(rows: Iterable[int], keys: Sequence[Hashable]) -> list[list[int]]
 
 def describe_repeats(rows: TableRows, indices: Mapping[Split, IntArray], targets_RC: FloatArray) -> list[str]:
     """Return notes on molecules or texts in more than one split, and on those whose rows have different labels."""
-    what = "texts" if rows.molecules is None else "molecules"
+    what = "text" if rows.molecules is None else "molecule"
     split_of = {int(row): split for split in SPLITS if split in indices for row in indices[split]}
     groups = [group for group in group_rows(sorted(split_of), rows.keys) if len(group) > 1]
     place = rows.table.short_place
@@ -177,12 +175,11 @@ def describe_repeats(rows: TableRows, indices: Mapping[Split, IntArray], targets
     across = [group for group in groups if len({split_of[row] for row in group}) > 1]
     if across:
         named = (" = ".join(f"line {place(row)} ({split_of[row]})" for row in group) for group in across)
-        notes.append(f"{len(across):,} {what} are in more than one split: {name_some(named, limit=3)}")
+        notes.append(f"{format_number_of(len(across), what)} in more than one split: {name_some(named, limit=3)}")
     known = ([column[~np.isnan(column)] for column in targets_RC[group].T] for group in groups)
     differing = [g for g, columns in zip(groups, known, strict=True) if any(len(np.unique(c)) > 1 for c in columns)]
     if differing:
         named = ("lines " + " and ".join(map(place, group)) for group in differing)
-        notes.append(
-            f"{len(differing):,} {what} occur more than once with different labels: {name_some(named, limit=3)}"
-        )
+        found = format_number_of(len(differing), what)
+        notes.append(f"{found} with different labels in different rows: {name_some(named, limit=3)}")
     return notes

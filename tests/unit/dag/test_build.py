@@ -95,7 +95,7 @@ def test_smiles_are_inspected_as_smiles():
     recipe = {"data": {"kind": "smiles"}}
     dag = build_dag(_pretrained(tokenizer, **recipe), "CC[MASK]O[Se]", progress=messages)
     assert dag.kind == "smiles"
-    assert messages.said == ["1 tokens of the input are not in the vocabulary; the model reads them as [UNK]"]
+    assert messages.said == ["the model reads 1 token of the input as [UNK]: not in the vocabulary"]
     assert all(f.is_valid_smiles is not None for f in n_best_fillings(dag, 2).fillings)
 
 

@@ -167,6 +167,12 @@ def test_a_damaged_run_stops_the_work_before_a_figure_of_another_is_written(tmp_
     assert not (tmp_path / "a/report").exists()
 
 
+def test_a_label_that_no_row_has_leaves_its_matrix_empty():
+    targets = np.array([[1.0, np.nan], [0.0, np.nan]])
+    matrices = SplitPredictions(np.full((1, 2, 2), 0.7), targets, ("a", "b"), is_multi_class=False, title="").matrices()
+    assert [counts.tolist() for _, _, counts in matrices] == [[[0, 1], [0, 1]], [[0, 0], [0, 0]]]
+
+
 def test_values_have_intervals_and_spans_no_figure(figures, tmp_path):
     """Targets are 0 and 1 in turn, the seeds' mean predictions multiples of 0.1: five of eight are within 0.25."""
     run = with_files(tmp_path / "run", scored("v", "csv", {"rmse": [0.5, 0.5]}, loss="regression"))
@@ -191,6 +197,15 @@ def test_reliability_is_drawn_before_and_after_calibration(figures, tmp_path):
         write_calibration_figure(rows, "t", tmp_path, f"{loss}-{len(names)}")
     panels = {stem: [axes.get_title(loc="left") for axes in figure.axes] for stem, figure in figures.items()}
     assert panels == {"binary-2": ["a", "b"], "binary-13": ["13 labels together"], "classes-2": ["yes"]}
+    uncalibrated = CalibratedRows(
+        "binary",
+        tuple("abcdefghijklm"),
+        rng.random((9, 13)),
+        rng.integers(2, size=(9, 13)) * 1.0,
+        Calibration(outputs=(None,) * 13),
+    )
+    write_calibration_figure(uncalibrated, "t", tmp_path, "none")
+    assert len(figures["none"].axes[0].lines) == 2  # the diagonal, and no curve after calibration
     _, before, after = figures["classes-2"].axes[0].lines
     np.testing.assert_allclose(before.get_xydata(), reliability(mean[:, 1], targets[:, 0])[:, :2])
     odds = (mean[:, 1] / mean[:, 0]) ** 0.5  # a slope of 1/2 is the root of the odds

@@ -75,7 +75,7 @@ def test_a_split_column_is_followed(tmp_path):
     write(tmp_path / "a.csv", "smiles,y,part", [f"{CHAINS[i]},{i % 2},{part}" for i, part in enumerate(parts)])
     task = load(tmp_path, split_column="part")
     assert by_name(task) == {"train": [0, 1, 2], "valid": [3, 4, 5], "test": [6]}
-    assert "1 rows are in no split: `part` is empty" in task.notes
+    assert "1 row in no split: `part` is empty" in task.notes
 
 
 @pytest.mark.parametrize(("words", "missing"), [("vvt", "train"), ("rrt", "valid"), ("ttt", "train")])
@@ -96,7 +96,7 @@ def test_three_files_are_three_splits(tmp_path):
     broken = "RDKit cannot parse it: it breaks the SMILES grammar"
     assert f"left out 1 of 8 rows that are no molecules: line c.csv:3: {broken}" in task.notes
     # CO of line 2 of the training file is OC of line 3 of the validation file
-    assert "1 molecules are in more than one split: line a.csv:2 (train) = line b.csv:3 (valid)" in task.notes
+    assert "1 molecule in more than one split: line a.csv:2 (train) = line b.csv:3 (valid)" in task.notes
 
 
 @pytest.mark.parametrize("rows", [["CCC,", "CCCC,NA"], ["C1CC,1"]], ids=["without labels", "no molecules"])

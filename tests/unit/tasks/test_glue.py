@@ -161,7 +161,7 @@ def test_a_row_that_cannot_be_used_stops_or_is_left_out_and_told(task, changes, 
     where = f"{path}:{len(ROWS[task]) + 2}"
     loaded = load(task, tmp_path)
     assert loaded.split_sizes["train"] == len(ROWS[task])
-    assert f"train: left out 1 rows that cannot be used; the first: {where}: {problem}" in loaded.notes
+    assert f"train: left out 1 row that cannot be used; the first: {where}: {problem}" in loaded.notes
     (row,) = loaded.skipped
     assert (row.file, row.row, row.reason) == (str(path), str(len(ROWS[task]) + 2), problem)
     with pytest.raises(DataError, match=re.escape(f"{where}: {problem}")) as caught:
@@ -192,7 +192,7 @@ def test_a_test_file_without_one_usable_row_is_left_out_and_told(tmp_path):
     task = load("sst2", None, files=files)
     assert task.splits == ("train", "valid")
     problem = f"{test}:2: `label` is `-1`, accepted: 0 or negative, 1 or positive"
-    assert f"test: left out 1 rows that cannot be used; the first: {problem}" in task.notes
+    assert f"test: left out 1 row that cannot be used; the first: {problem}" in task.notes
     assert NO_TEST_NOTE in task.notes
     with pytest.raises(DataError, match=rf"^{re.escape(problem)}$"):
         load("sst2", None, files=files, on_invalid="error")

@@ -59,7 +59,7 @@ def test_what_was_found_is_told(columns, note):
     notes = read(**columns).notes
     assert notes[0].startswith(note)
     is_missing = columns == {"y": "1|0|0|0|"}
-    assert notes[1:] == (("left out 1 rows without any label: lines 6",) if is_missing else ())
+    assert notes[1:] == (("left out 1 row without any label: line 6",) if is_missing else ())
 
 
 @pytest.mark.parametrize(

@@ -70,8 +70,8 @@ def test_rows_that_are_left_out_or_kept_are_told_by_line(tmp_path):
     broken = "RDKit cannot parse it: it breaks the SMILES grammar"
     assert task.notes[:4] == (
         f"left out 2 of 24 rows that are no molecules: line 5: {broken}; line 7: {broken}",
-        "kept 1 molecules in which RDKit refuses the valence of a metal and nothing else: lines 6",
-        "left out 1 rows with the SMILES of an earlier row: lines 8",
+        "kept 1 molecule in which RDKit refuses the valence of a metal and nothing else: line 6",
+        "left out 1 row with the SMILES of an earlier row: line 8",
         "16/2/3 molecules, Table 9 has 1,210/151/151",
     )
     used = np.concatenate(list(task.split_indices.values()))
@@ -90,7 +90,7 @@ def test_a_split_file_is_followed(tmp_path):
     task = load(tmp_path, split="file", split_file=str(split))
     indices = {name: rows.tolist() for name, rows in task.split_indices.items()}
     assert indices == {"train": [0, 1, 2], "valid": [4, 5], "test": [6]}
-    assert {f"1 rows of {split} cannot be used", f"13 rows are in no split of {split}"} <= set(task.notes)
+    assert {f"1 row of {split} cannot be used", f"13 rows in no split of {split}"} <= set(task.notes)
 
 
 def test_without_a_folder_the_file_is_fetched(tmp_path, monkeypatch):

@@ -26,13 +26,13 @@ def test_rows_that_cannot_be_used_are_skipped_with_their_reason_and_odd_metals_a
     assert rows.rows.tolist() == [0, 2]
     assert [(row.row, row.text) for row in rows.skipped] == [("3", "C1CC"), ("5", "")]
     assert rows.notes[0].startswith("left out 2 of 4 rows that are no molecules: line 3: ")
-    assert "lines 4" in rows.notes[1]
+    assert "line 4" in rows.notes[1]
     again = rows.without({0: "reason", 1: "another"})
     assert (again.rows.tolist(), again.skipped[0].reason, again.notes) == ([2], "reason", rows.notes)
     assert again.skipped[1:] == rows.skipped
     texts = usable("a", "", "b", text_column="x")
     assert (texts.rows.tolist(), texts.skipped[0].row) == ([0, 2], "3")
-    assert texts.notes == ("left out 1 rows with an empty text: lines 3",)
+    assert texts.notes == ("left out 1 row with an empty text: line 3",)
     many = usable("C", *["(("] * 22)
     assert many.notes[0].endswith("; and 2 more")
 
@@ -78,8 +78,8 @@ def test_molecules_in_two_splits_and_with_different_labels_are_noted():
     indices: Any = {"train": np.array([0, 2]), "valid": np.array([1, 3]), "test": np.array([4])}
     targets = np.array([[1.0, np.nan], [1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
     assert describe_repeats(rows, indices, targets) == [
-        "2 molecules are in more than one split: line 2 (train) = line 3 (valid), line 4 (train) = line 5 (valid)",
-        "1 molecules occur more than once with different labels: lines 4 and 5",
+        "2 molecules in more than one split: line 2 (train) = line 3 (valid), line 4 (train) = line 5 (valid)",
+        "1 molecule with different labels in different rows: lines 4 and 5",
     ]
 
 

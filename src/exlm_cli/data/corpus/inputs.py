@@ -24,6 +24,7 @@ from exlm_cli.data.rows.hub import HubSource, iter_hub_records
 from exlm_cli.data.rows.records import KNOWN_EXTENSIONS, ColumnChoice, Row, RowKind, as_row, format_of, iter_file_rows
 from exlm_cli.errors import DataError
 from exlm_cli.files import READ_HINT, reason_of
+from exlm_cli.format import format_number_of
 from exlm_cli.paths import expand_path
 from exlm_cli.progress import Progress
 
@@ -221,5 +222,6 @@ def _files_under(folder: Path, progress: Progress) -> list[FileSource]:
         )
     if len(known) < len(found):
         skipped = next(path for path in found if format_of(path) is None)
-        progress.message(f"{folder}: skipped {len(found) - len(known)} files of other kinds, such as {skipped.name}")
+        others = format_number_of(len(found) - len(known), "file")
+        progress.message(f"{folder}: skipped {others} of another kind, such as {skipped.name}")
     return [_file(path) for path in known]

@@ -35,7 +35,7 @@ from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import DataError, TokenizerError
 from exlm_cli.files import JsonModel, read_json, refusing
-from exlm_cli.format import shorten
+from exlm_cli.format import format_number_of, shorten
 from exlm_cli.paths import cache_root, expand_path
 from exlm_cli.progress import Progress
 
@@ -140,7 +140,7 @@ def list_rejected(data: PreparedData, rejected_csv: Path, progress: Progress) ->
             rejected_csv.unlink(missing_ok=True)
             return
         shutil.copyfile(data.train.directory.parent / SKIPPED_FILE, rejected_csv)
-    progress.message(f"skipped {data.num_rejected:,} rows; they are listed in {rejected_csv}")
+    progress.message(f"skipped {format_number_of(data.num_rejected, 'row')}, listed in {rejected_csv}")
 
 
 # Tokenizer: given, cached or trained
@@ -313,7 +313,7 @@ def _write_sequences(
         for writer, maker in zip(writers, makers, strict=True):
             writer.add(maker.finish())
     if num_unknown:
-        progress.message(f"[UNK] replaces {num_unknown:,} tokens that are not in the vocabulary")
+        progress.message(f"[UNK] replaces {format_number_of(num_unknown, 'token')} outside the vocabulary")
     return writers
 
 

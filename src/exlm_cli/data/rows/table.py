@@ -1,6 +1,7 @@
 """A whole CSV or TSV file as columns of text, with the line of each row."""
 
 import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +49,10 @@ class Table:
     def short_place(self, row: int) -> str:
         """Return the line of a row, with its file's name if there are several files."""
         return f"{self._file_of(row).name}:{self.lines[row]}" if self.added else str(self.lines[row])
+
+    def short_places(self, rows: Sequence[int], *, limit: int = 5) -> str:
+        """Return the lines of rows as notes name them: `line 6`, or `lines 6, 8`."""
+        return f"line{'' if len(rows) == 1 else 's'} {name_some(map(self.short_place, rows), limit=limit)}"
 
     def skipped(self, row: int, text: str, reason: str) -> SkippedRow:
         """Return a row, counted from 0, as one that is not used."""

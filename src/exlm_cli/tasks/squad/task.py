@@ -19,7 +19,7 @@ from exlm_cli.data.rows.hub import iter_hub_records
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.files import write_json
-from exlm_cli.format import name_some
+from exlm_cli.format import format_number_of, name_some
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import (
     AnswerProbabilities,
@@ -304,7 +304,8 @@ class NewSquadQuestions(NewRows):
         write_json(odds_file, dict(zip(answered, no_answer_N.tolist(), strict=True)))
         write_json(answers_file, {key: a.text for key, a in answered.items()})
         if skipped:
-            notes.append(f"left out {len(skipped):,} questions that cannot be used; the first: {skipped[0]}")
+            left_out = format_number_of(len(skipped), "question")
+            notes.append(f"left out {left_out} that cannot be used; the first: {skipped[0]}")
         if self._threshold is not None and math.isfinite(self._threshold):
             notes.append(
                 "the run's own validation leaves questions unanswered above a no-answer probability of "
@@ -359,7 +360,8 @@ def _problem_notes(file: SquadFile, split: str, config: SquadTaskConfig) -> list
     first = file.skipped[0]
     if config.on_invalid == "error" or not file.questions:
         raise DataError(f"{file.source}: {first}", "`task.on_invalid=skip` leaves such questions out")
-    return [f"{split}: left out {len(file.skipped):,} questions that cannot be used; the first: {first}"]
+    left_out = format_number_of(len(file.skipped), "question")
+    return [f"{split}: left out {left_out} that cannot be used; the first: {first}"]
 
 
 def _hold_out(

@@ -39,7 +39,7 @@ def test_a_directory_is_its_readable_files_sorted_and_names_what_it_skips(folder
     assert [str(s) for s in sources] == [
         str(folder / n) for n in ("a.txt", "b.txt", "sub/c.csv.gz", "sub/deep/d.jsonl")
     ]
-    assert progress.said == [f"{folder}: skipped 1 files of other kinds, such as notes.pdf"]
+    assert progress.said == [f"{folder}: skipped 1 file of another kind, such as notes.pdf"]
 
 
 def test_globs_are_sorted_and_take_directories_too(folder):

@@ -213,7 +213,7 @@ def test_tokens_that_the_vocabulary_lacks_are_counted_and_molecules_of_them_alon
     (workplace / "mols.smi").write_text("CCO\nCBr\nBrCCBr\n" + "\n".join(MOLECULES))
     progress = Recorder()
     _prepare(_smiles(workplace, tokenizer={"path": f"{workplace}/mine.json"}), progress)
-    assert progress.said == ["[UNK] replaces 3 tokens that are not in the vocabulary"]
+    assert progress.said == ["[UNK] replaces 3 tokens outside the vocabulary"]
     (workplace / "mols.smi").write_text("CCO\n[U]\n" + "\n".join(MOLECULES))
     with pytest.raises(DataError, match=r"mols\.smi:2: `\[U\]`: none of its tokens is in the vocabulary"):
         _prepare(_smiles(workplace, tokenizer={"path": f"{workplace}/mine.json"}))
@@ -251,7 +251,7 @@ def test_skipped_rows_are_listed_now_and_on_every_later_run(workplace):
         progress = Recorder()
         prepared = _prepare(_smiles(workplace, on_invalid="skip"), progress)
         assert (prepared.num_rejected, prepared.was_cached) == (3, was_cached)
-        assert progress.said[-1] == f"skipped 3 rows; they are listed in {workplace}/rejected.csv"
+        assert progress.said[-1] == f"skipped 3 rows, listed in {workplace}/rejected.csv"
         with (workplace / "rejected.csv").open(newline="") as file:
             assert list(csv.reader(file)) == listed
     # where nothing is skipped, the list of an earlier run goes

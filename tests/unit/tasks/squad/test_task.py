@@ -211,7 +211,7 @@ def test_questions_that_cannot_be_used_stop_or_are_left_out_and_told(tmp_path):
     problem = "article `Moss`, paragraph 1, question `Moss-1`: its question is empty"
     task = load(tmp_path)
     assert task.split_indices["train"].tolist() == [0]
-    assert f"train: left out 1 questions that cannot be used; the first: {problem}" in task.notes
+    assert f"train: left out 1 question that cannot be used; the first: {problem}" in task.notes
     (row,) = task.skipped
     assert (row.file, row.row, row.text) == (
         f"{tmp_path}/train-v2.0.json", "article `Moss`, paragraph 1, question `Moss-1`", ""
@@ -289,7 +289,7 @@ def test_questions_without_answers_are_not_scored_and_bad_ones_are_skipped(token
     encoded = questions.encode(tokenizer, 200)
     summary = questions.write([pointing(encoded)], tmp_path / "out.json")
     assert (summary.metrics, summary.num_rows, summary.num_unreadable) == ({}, 2, 1)
-    assert "left out 1 questions that cannot be used" in summary.notes[-1]
+    assert "left out 1 question that cannot be used" in summary.notes[-1]
     asked[0]["question"] = asked[1]["question"] = " "
     with pytest.raises(DataError, match="question `Moss-0`: its question is empty"):
         new_questions(tmp_path / "bad.json", content)
