@@ -39,7 +39,6 @@ def run_ranks(size: int, target: Callable[..., None], *arguments: Any) -> list[i
 
 
 def own_rank() -> int:
-    """Return the rank of the process at hand."""
     return int(os.environ["RANK"])
 
 

@@ -35,7 +35,6 @@ FINE = ["train.max_epochs=2", "train.batch_sequences=16", "train.num_threads=1",
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Record or compare."""
     match arguments:
         case ["record", out]:
             with tempfile.TemporaryDirectory() as folder:
@@ -74,7 +73,6 @@ Step = Iterator[tuple[str, Any]]
 
 
 def run_all(root: Path) -> Step:
-    """Yield the name and the record of every step."""
     write_data(root)
     for name in ("text", "text-mlm", "smiles", "smiles-mlm"):
         yield from step(root, name, f"pretrain --recipe quickstart-{name}", SHORT, out=name)

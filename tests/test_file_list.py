@@ -71,7 +71,6 @@ def test_every_path_of_the_tree_exists():
 
 
 def main() -> None:
-    """Replace the list in CONTRIBUTING.md."""
     before, begin, rest = CONTRIBUTING.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     assert end, f"{CONTRIBUTING} has no list between {BEGIN.strip()} and {END}"

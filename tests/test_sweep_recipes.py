@@ -13,37 +13,17 @@ from tests.test_recipes import MLM, TABLE_5, value_at
 SMALL = ["quickstart-ablations", "ablations-small-text", "ablations-small-smiles"]
 FORMULA = {"exlm-formula", "exlm-formula-k2", "exlm-formula-k8"}
 
+def _named(*labels: str) -> dict[str, str]:
+    return {label: f"ablation-{label}" for label in labels}
+
+
+AT_15 = {"exlm-k2": "ablation-exlm-k2-p15", "exlm": "ablation-exlm-k4-p15", "exlm-k8": "ablation-exlm-k8-p15"}
 # the rows of each table, by the recipe that trains them
 PAPER = {
-    "table-2": {
-        "exlm-no-2d-rope": "ablation-exlm-no-2d-rope",
-        "exlm-no-transitions": "ablation-exlm-no-transitions",
-        "mlm": "ablation-mlm",
-        "mlm-plus-plus": "ablation-mlm-plus-plus",
-        "exlm": "ablation-exlm",
-    },
-    "table-4": {
-        "mlm": "ablation-mlm",
-        "exlm-k2": "ablation-exlm-k2-p15",
-        "exlm": "ablation-exlm-k4-p15",
-        "exlm-k8": "ablation-exlm-k8-p15",
-        "mlm-p38.7": "ablation-mlm-p38.7",
-        "exlm-k2-p38.7": "ablation-exlm-k2-p38.7",
-        "exlm-k4-p38.7": "ablation-exlm-k4-p38.7",
-        "exlm-k8-p38.7": "ablation-exlm-k8-p38.7",
-    },
-    "table-13": {
-        "exlm-no-transitions": "ablation-exlm-no-transitions",
-        "exlm-sparse-dag": "ablation-exlm-sparse-dag",
-        "mlm": "ablation-mlm",
-        "exlm": "ablation-exlm",
-    },
-    "figure-12": {
-        "mlm": "ablation-mlm",
-        "exlm-k2": "ablation-exlm-k2-p15",
-        "exlm": "ablation-exlm-k4-p15",
-        "exlm-k8": "ablation-exlm-k8-p15",
-    },
+    "table-2": _named("exlm-no-2d-rope", "exlm-no-transitions", "mlm", "mlm-plus-plus", "exlm"),
+    "table-4": AT_15 | _named("mlm", "mlm-p38.7", "exlm-k2-p38.7", "exlm-k4-p38.7", "exlm-k8-p38.7"),
+    "table-13": _named("exlm-no-transitions", "exlm-sparse-dag", "mlm", "exlm"),
+    "figure-12": AT_15 | _named("mlm"),
 }
 PAPER["ablations"] = {label: name for table in PAPER.values() for label, name in table.items()}
 

@@ -16,7 +16,6 @@ STATE = Path("build/campaign")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the campaign, or a part of it."""
     total = sum(area.cases for area in AREAS.values())
     parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__)
     parser.add_argument("--area", action="append", choices=AREAS, help="only this one (repeatable)")

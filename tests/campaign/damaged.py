@@ -68,7 +68,6 @@ WEIGHTY = ("model.safetensors", "manifest.json", "state.json", "tokenizer.json",
 
 
 def damage(trial: Trial, path: Path) -> None:
-    """Damage one file."""
     rng, content = trial.rng, path.read_bytes()
     way = rng.randrange(10)
     if way == 0:

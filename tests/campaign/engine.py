@@ -42,8 +42,6 @@ class Area(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One case to run."""
-
     area: str
     number: int
 
@@ -90,7 +88,6 @@ class _Worker:
         self._resting_mib = resident_mib(self._process.pid)
 
     def take(self, job: Job | None) -> None:
-        """Begin a case."""
         self.job, self._since, self._commands = job, time.monotonic(), list[tuple[str, ...]]()
         if job is not None:
             self.pipe.send(job)

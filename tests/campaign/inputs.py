@@ -251,6 +251,5 @@ def predicted(trial: Trial) -> None:
 
 
 def read_csv(path: Path) -> list[list[str]]:
-    """Return the rows of a CSV file."""
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.reader(file))

@@ -158,7 +158,6 @@ def killed_sweep(trial: Trial) -> None:
 
 
 def sweep(folder: Path, is_whole: bool) -> None:
-    """Run a tiny sweep, or one of its cells, or continue it."""
     cache, out = folder / "cache", folder / "run"
     if is_whole:
         is_begun = (out / "recipe.yaml").exists()

@@ -69,7 +69,6 @@ class Started:
             time.sleep(0.05)
 
     def outcome(self, trial: Trial) -> Outcome:
-        """Wait for its end."""
         self.process.join(LONGEST_END_S)
         if self.process.exitcode is None:
             trial.faults.append(f"no end after {LONGEST_END_S:g} s: {' '.join(self.words)[:200]}")

@@ -56,7 +56,6 @@ class Trial:
         self._tell = tell
 
     def draw(self, strategy: SearchStrategy[T]) -> T:
-        """Return a value of a Hypothesis strategy."""
         found: list[T] = []
 
         @seed(self.rng.getrandbits(64))

@@ -18,7 +18,6 @@ def result_of(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, A
 
 
 def printed_by(capsys: pytest.CaptureFixture[str], words: Sequence[str]) -> CaptureResult[str]:
-    """Return what a command writes to stdout and stderr."""
     assert main(words) == 0, capsys.readouterr().err
     return capsys.readouterr()
 

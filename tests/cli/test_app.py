@@ -29,7 +29,6 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
 
 
 def python(*words: str | bytes, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in a process of its own."""
     environment = os.environ | environment
     return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, env=environment)
 

@@ -41,8 +41,6 @@ LOSS_BOUND, WEIGHT_BOUND = 5e-6, 5e-5
 
 @dataclass(frozen=True)
 class Case:
-    """One run on several ranks."""
-
     size: int
     parallel: str
     kind: str
@@ -124,7 +122,6 @@ def assert_close(tensor: Tensor, expected: Tensor, name: str, *, lr: float, inva
 
 
 def train_all(recipes: list[tuple[PretrainRecipe, Path]]) -> None:
-    """Train one run after the other, on whichever rank this is."""
     for recipe, out in recipes:
         run_pretraining(recipe, out=out)
 
@@ -194,7 +191,6 @@ def test_a_killed_rank_is_named_and_another_number_of_ranks_goes_on(
 
 
 def files_of(run: Path) -> set[Path]:
-    """Return the files of a run."""
     return {path.relative_to(run) for path in run.rglob("*") if path.is_file()}
 
 

@@ -173,12 +173,10 @@ def run_tiny(
 
 
 def cells(run: Path) -> list[dict[str, Any]]:
-    """Return the result of every cell, by path."""
     return [json.loads(path.read_text()) for path in sorted(run.rglob("result.json"))]
 
 
 def weights(run: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """Return all weights under a run, by path and name."""
     return {str(p.relative_to(run)): load_file(p) for p in sorted(run.rglob("model.safetensors"))}
 
 

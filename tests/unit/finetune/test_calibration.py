@@ -24,7 +24,6 @@ NAN = math.nan
 
 
 def binary(probabilities: FloatArray, targets: FloatArray) -> Calibration:
-    """Return the calibration of one label, one seed."""
     return fit_calibration("binary", probabilities[None, :, None], targets[:, None])
 
 

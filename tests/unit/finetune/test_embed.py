@@ -28,7 +28,6 @@ def by_hand(encoder: Encoder, text: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def vectors(encoder: Encoder, path: Path, suffix: str = ".npz") -> dict[str, np.ndarray]:
-    """Return the arrays of the file of vectors."""
     out = path.parent / f"deep/er/out{suffix}"
     embed(encoder, path, out, column=None, progress=SilentProgress())
     if suffix == ".npz":

@@ -14,7 +14,6 @@ MakeCompiler = Callable[..., Path]
 
 @pytest.fixture(params=[torch.float64, torch.float32], ids=["float64", "float32"])
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    """Both dtypes of the alignment op."""
     chosen: torch.dtype = request.param
     return chosen
 

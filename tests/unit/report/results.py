@@ -144,7 +144,6 @@ def with_scores(result: ResultT, **by_task: TaskScores | DivergedTask) -> Result
 
 
 def scores(values: tuple[float | None, ...], *, metric: str = "accuracy", max_rows: int | None = None) -> TaskScores:
-    """Return scores of seeds of fine-tuning."""
     return TaskScores(
         identity="x",
         split="valid",

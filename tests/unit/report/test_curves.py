@@ -39,7 +39,6 @@ def valid(**values: Sequence[Any]) -> Rows:
 
 
 def panels(figures: dict[str, Figure], rows: Mapping[str, Rows], styles: Any = None) -> dict[str, Axes]:
-    """Return the visible axes by title."""
     plot_curves(rows, Path("curves"), styles)
     return {axes.get_title(loc="left"): axes for axes in figures["curves"].axes if axes.get_visible()}
 

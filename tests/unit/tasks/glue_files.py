@@ -71,7 +71,6 @@ def line(task: str, index: int, first: str, second: str, label: str) -> str:
 
 
 def content(task: str, copies: int = 1) -> str:
-    """Return a whole official file."""
     lines = [line(task, i, a, b, label) for i, (a, b, label, _) in enumerate(ROWS[task] * copies)]
     return "".join(f"{text}\n" for text in ([HEADERS[task]] if HEADERS[task] else []) + lines)
 

@@ -54,7 +54,6 @@ def test_a_run_without_padding_has_the_losses_of_a_padded_one(cache, tmp_path, m
 
 @pytest.fixture
 def copy(run: Path, tmp_path: Path) -> Path:
-    """A copy of the run, for tests that alter it."""
     return Path(shutil.copytree(run, tmp_path / "copy"))
 
 

@@ -43,7 +43,6 @@ def assert_equals(actual: Tensor, expected: Tensor, *, is_loss: bool) -> None:
 
 
 def assert_all_equal(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
-    """Compare a loss and two gradients."""
     for given, wanted, is_loss in zip(actual, expected, (True, False, False), strict=True):
         assert_equals(given, wanted.double(), is_loss=is_loss)
 
