@@ -13,6 +13,7 @@ from tests.test_recipes import MLM, TABLE_5, value_at
 SMALL = ["quickstart-ablations", "ablations-small-text", "ablations-small-smiles"]
 FORMULA = {"exlm-formula", "exlm-formula-k2", "exlm-formula-k8"}
 
+
 def _named(*labels: str) -> dict[str, str]:
     return {label: f"ablation-{label}" for label in labels}
 

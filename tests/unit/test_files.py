@@ -159,12 +159,6 @@ def test_only_a_tilde_at_the_beginning_is_a_home_folder(monkeypatch):
         assert expand_path(given) == Path(given)
 
 
-def test_the_home_of_an_unknown_user_is_refused():
-    with pytest.raises(DataError, match=r"`~nosuchuser`") as caught:
-        expand_path("~nosuchuser/x.txt")
-    assert "./~nosuchuser/x.txt" in caught.value.hint
-
-
 @pytest.mark.usefixtures("no_home")
 def test_a_process_without_a_home_has_no_cache():
     with pytest.raises(DataError, match="`~`"):

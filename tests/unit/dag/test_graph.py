@@ -6,7 +6,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-from exlm_cli.dag import check_sentence
 from exlm_cli.dag.fillings import independent_guess, n_best_fillings
 from exlm_cli.dag.graph import edge_use, length_log_prob, most_likely_path, token_occupancy, top_tokens
 from exlm_cli.errors import DataError
@@ -65,13 +64,3 @@ def test_a_dag_without_a_path_of_the_right_length_is_refused(function):
         function(to_the_end)
     assert "`checkpoint=" in caught.value.hint
     assert [filling.text for filling in n_best_fillings(to_the_end, 3, "any").fillings] == ["a"]
-
-
-def test_a_sentence_without_a_mask_is_refused_with_an_example_of_its_kind():
-    for text in ("", "  \n", "CCO"):
-        with pytest.raises(DataError) as caught:
-            check_sentence(text, is_smiles=True)
-        assert '"c1ccc([MASK])cc1"' in caught.value.hint
-    with pytest.raises(DataError, match=r"a{59}…") as caught:
-        check_sentence("a" * 500, is_smiles=False)
-    assert "This is [MASK], and I'm very [MASK] to see this." in caught.value.hint

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from exlm_cli.errors import CheckpointError, DataError
+from exlm_cli.errors import CheckpointError
 from exlm_cli.experiments.results import PredictionEntropy
 from exlm_cli.report.curves import entropy_lines, entropy_table, plot_curves, write_entropy_figure
 
@@ -113,9 +113,7 @@ def test_the_same_rows_give_the_same_files_and_names_are_no_formulas(tmp_path):
     assert [path.read_bytes() for path in plot_curves(runs, tmp_path / "curves.SVG")] == before
 
 
-def test_nothing_to_draw_and_a_folder_that_does_not_exist_are_errors(tmp_path):
-    with pytest.raises(DataError, match="nothing to draw"):
-        plot_curves({"run": []}, tmp_path / "curves")
+def test_a_folder_that_does_not_exist_is_an_error(tmp_path):
     with pytest.raises(CheckpointError, match=r"curves\.png"):
         plot_curves({"run": run("loss", num_rows=5)}, tmp_path / "none" / "curves")
     assert list(tmp_path.iterdir()) == []

@@ -13,12 +13,12 @@ import torch
 
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.errors import CheckpointError, CollapsedError, ConfigError
+from exlm_cli.errors import CheckpointError, CollapsedError
 from exlm_cli.format import format_percent
 from exlm_cli.run_dir import read_metrics, read_run_json, update_run_json
 from exlm_cli.train import pretrain
 from exlm_cli.train.pretrain import resume_pretraining, run_pretraining, validation_indices
-from exlm_cli.train.pretrained import load_pretrained, pick_device
+from exlm_cli.train.pretrained import load_pretrained
 from tests.recorder import Recorder
 from tests.tiny import tiny_recipe
 from tests.unit.finetune.synthetic import sign
@@ -239,13 +239,6 @@ def test_a_damaged_step_and_a_folder_that_is_no_run_are_refused_by_name(copy, tm
     shutil.rmtree(copy / "checkpoints")
     with pytest.raises(CheckpointError, match=r"is refused: it has no checkpoint yet$"):
         load_pretrained(copy, device="cpu")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_a_device_that_is_not_there_is_refused():
-    with pytest.raises(ConfigError, match=r"^device is `cuda`, but torch sees no CUDA device$"):
-        pick_device(tiny_recipe(device="cuda"))
-    assert pick_device(tiny_recipe(device="auto")) == torch.device("cpu")
 
 
 def test_a_run_goes_on_with_data_that_were_moved(cache, tmp_path):
