@@ -42,6 +42,12 @@ def own_rank() -> int:
     return int(os.environ["RANK"])
 
 
+def in_turn(work: Callable[..., None], calls: list[tuple[Any, ...]]) -> None:
+    """Work with one list of arguments after the other, on whichever rank this is."""
+    for arguments in calls:
+        work(*arguments)
+
+
 def note_error(folder: Path, work: Callable[[], object]) -> None:
     """Do work that must fail, and leave its error in the folder for `noted_errors`."""
     try:

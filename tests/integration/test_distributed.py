@@ -31,7 +31,7 @@ from exlm_cli.train.checkpoint import saved_tensors, verify_checkpoint
 from exlm_cli.train.pretrain import PretrainTask, resume_pretraining, run_pretraining
 from exlm_cli.train.pretrained import load_pretrained
 from tests.killed import die_at_call
-from tests.ranks import note_error, noted_errors, own_rank, run_ranks
+from tests.ranks import in_turn, note_error, noted_errors, own_rank, run_ranks
 from tests.tiny import tiny_recipe
 from tests.unit.finetune.synthetic import WordTask, cells, make_pretrained, run_tiny, weights
 
@@ -121,9 +121,8 @@ def assert_close(tensor: Tensor, expected: Tensor, name: str, *, lr: float, inva
         assert float((tensor - expected).norm()) <= WEIGHT_BOUND * float(expected.norm()), name
 
 
-def train_all(recipes: list[tuple[PretrainRecipe, Path]]) -> None:
-    for recipe, out in recipes:
-        run_pretraining(recipe, out=out)
+def train(recipe: PretrainRecipe, out: Path) -> None:
+    run_pretraining(recipe, out=out)
 
 
 def train_until_killed(recipe: PretrainRecipe, out: Path, notes: Path, dying: int, call: int) -> None:
@@ -138,7 +137,7 @@ def alone(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[s
     """Runs of one process, by kind and objective."""
     folder = tmp_path_factory.mktemp("alone")
     runs = {(case.kind, case.objective): folder / f"{case.kind}-{case.objective}" for case in CASES}
-    train_all([(recipe_of(cache, *key), out) for key, out in runs.items()])
+    in_turn(train, [(recipe_of(cache, *key), out) for key, out in runs.items()])
     return runs
 
 
@@ -149,7 +148,7 @@ def test_ranks_train_what_one_process_trains(cache, alone, tmp_path, size):
         (recipe_of(cache, case.kind, case.objective, parallel=case.parallel, **case.train), tmp_path / case.name)
         for case in cases
     ]
-    assert run_ranks(size, train_all, recipes) == [0] * size
+    assert run_ranks(size, in_turn, train, recipes) == [0] * size
     for case in cases:
         run = tmp_path / case.name
         assert_same(run, alone[case.kind, case.objective])
@@ -213,17 +212,12 @@ def fine_tune(pretrained: Path, out: Path, parallel: str, loss: Loss) -> None:
     )
 
 
-def fine_tune_all(pretrained: Path, folder: Path, runs: list[tuple[str, str, Loss]]) -> None:
-    """Fine-tune one run after the other, on whichever rank this is."""
-    for name, parallel, loss in runs:
-        fine_tune(pretrained, folder / name, parallel, loss)
-
-
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_fine_tune_what_one_process_fine_tunes(tmp_path, size):
     """Every loss, score and weight; spans have outputs of several lengths, binary labels are missing in some rows."""
     pretrained = make_pretrained(tmp_path / "pretrained")
-    assert run_ranks(size, fine_tune_all, pretrained, tmp_path, FINE_TUNINGS[size]) == [0] * size
+    runs = [(pretrained, tmp_path / name, parallel, loss) for name, parallel, loss in FINE_TUNINGS[size]]
+    assert run_ranks(size, in_turn, fine_tune, runs) == [0] * size
     for name, parallel, loss in FINE_TUNINGS[size]:
         fine_tune(pretrained, tmp_path / f"alone-{name}", parallel, loss)
         mine, theirs = tmp_path / name, tmp_path / f"alone-{name}"
@@ -270,12 +264,6 @@ def train_refused(cache: Path, folder: Path, mistake: str) -> None:
     note_error(folder, lambda: run_pretraining(recipe, out=folder / "run"))
 
 
-def train_each_refused(cache: Path, folder: Path, mistakes: Collection[str]) -> None:
-    """Make one mistake after the other, on whichever rank this is."""
-    for mistake in mistakes:
-        train_refused(cache, folder / mistake, mistake)
-
-
 MISTAKES = {
     "recipe": ("ConfigError", "another recipe than rank 0; it has its own `train.max_steps`"),
     "small batch": ("ConfigError", "a step has at most 1 sequences, fewer than the 2 ranks"),
@@ -290,7 +278,7 @@ def test_a_wrong_launch_is_one_error_and_not_a_hang(cache, tmp_path):
     """Both ranks end with it, rank 0 prints it, and no run directory is left; the processes go on with the next."""
     for mistake in MISTAKES:
         (tmp_path / mistake).mkdir()
-    assert run_ranks(2, train_each_refused, cache, tmp_path, tuple(MISTAKES)) == [0, 0]
+    assert run_ranks(2, in_turn, train_refused, [(cache, tmp_path / m, m) for m in MISTAKES]) == [0, 0]
     for mistake, (kind, sentence) in MISTAKES.items():
         errors = noted_errors(tmp_path / mistake)
         assert errors[0]["type"] == kind, mistake
@@ -353,7 +341,7 @@ def test_fsdp_trains_in_bf16(cache, tmp_path):
         for parallel in runs
     }
     run_pretraining(recipes["ddp"], out=runs["ddp"])
-    assert run_ranks(2, train_all, [(recipes["fsdp"], runs["fsdp"])]) == [0, 0]
+    assert run_ranks(2, train, recipes["fsdp"], runs["fsdp"]) == [0, 0]
     mine, theirs = (
         [row["loss"] for row in read_metrics(run / "metrics.jsonl") if row["kind"] == "train"] for run in runs.values()
     )
