@@ -98,12 +98,6 @@ def test_what_does_not_fit_is_refused(kind, columns, message):
         read(kind, **columns)
 
 
-def test_a_missing_label_column_is_named():
-    with pytest.raises(DataError, match=r"a.csv: no column `z`") as caught:
-        read_labels(table_of(y="0|1"), ["z"], "auto")
-    assert "`task.label_columns=" in caught.value.hint
-
-
 @pytest.mark.parametrize(
     ("columns", "loss", "names", "targets"),
     [

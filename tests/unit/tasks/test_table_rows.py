@@ -107,10 +107,3 @@ def test_rows_that_cannot_be_read_stay_with_their_reason(tmp_path):
     assert rows.model_inputs(canonical=False) == ("C1=CC=CC=C1O", "", "((")
     text = write_rows(tmp_path / "b.csv", ["text", "n"], [["a", ""], ["", "b"]])
     assert read_input_rows(text, "text", SilentProgress()).problems == ("", "the text is empty")
-
-
-@pytest.mark.parametrize(("column", "given"), [(None, "which column holds the smiles"), ("smile", "no column `smile`")])
-def test_a_missing_column_is_named(tmp_path, column, given):
-    path = write_rows(tmp_path / "a.csv", ["smiles" if column else "x"], [["C"]])
-    with pytest.raises(DataError, match=given):
-        read_input_rows(path, "smiles", SilentProgress(), column=column)
