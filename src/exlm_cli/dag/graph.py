@@ -16,7 +16,7 @@ from torch import Tensor
 
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
-from exlm_cli.format import printable
+from exlm_cli.format import format_number_of, printable
 from exlm_cli.ops.alignment import alignment_edge_posterior, alignment_posterior, best_alignment, states_alignment_nll
 
 FloatArray = NDArray[np.float64]
@@ -151,7 +151,7 @@ def _silent_alignment(dag: Dag) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     arguments = log_emit, log_trans, torch.tensor([dag.num_masks]), torch.tensor([dag.num_nodes])
     if states_alignment_nll(*arguments).isinf():
         raise DataError(
-            f"the DAG of {dag.text!r} has no path that yields exactly {dag.num_masks} tokens",
+            f"the DAG of {dag.text!r} has no path that yields exactly {format_number_of(dag.num_masks, 'token')}",
             "choose another model with `checkpoint=RUN`, or train this one further",
         )
     return arguments

@@ -14,7 +14,7 @@ from exlm_cli.data.corpus.pipeline import PreparedData, prepare_data
 from exlm_cli.errors import ConfigError
 from exlm_cli.experiments.results import PredictionEntropy
 from exlm_cli.files import finite_or_none
-from exlm_cli.format import format_count
+from exlm_cli.format import format_number_of
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import read_run_json, run_directory
@@ -70,7 +70,7 @@ def evaluate_pretrained(
     own = pretrained.recipe
     recipe = own.model_copy(update={"train": own.train.model_copy(update={"validation_sequences": max_sequences})})
     num_scored = min(len(data.valid), max_sequences or len(data.valid))
-    num_sequences = f"{format_count(num_scored)} sequences"
+    num_sequences = format_number_of(num_scored, "sequence")
     progress.message(f"scoring {name} on {num_sequences}")
     return PretrainedScore(
         name,

@@ -500,6 +500,6 @@ def _collect_results(run: _Run, best: GridPoint, baseline: BaselineResult | None
 def _notes(run: _Run, cells: Sequence[CellResult]) -> tuple[str, ...]:
     notes = run.data.notes(run.weights.checkpoint)
     for note in dict.fromkeys(note for cell in cells for note in cell.notes):
-        seeds = ", ".join(str(cell.seed) for cell in cells if note in cell.notes)
-        notes.append(f"{note} (seed {seeds})")
+        seeds = [str(cell.seed) for cell in cells if note in cell.notes]
+        notes.append(f"{note} (seed{'' if len(seeds) == 1 else 's'} {', '.join(seeds)})")
     return tuple(notes)
