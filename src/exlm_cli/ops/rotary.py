@@ -65,18 +65,19 @@ class _Rotate(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, axis_widths: tuple[int, ...]) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.axis_widths = axis_widths
-        return _turn(x, cos, sin, axis_widths, 1)
+        # in the memory order of x, which attention gives its result: heads side by side need no copy to be projected
+        return torch.empty_like(x).copy_(_turn(x, cos, sin, axis_widths, 1))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         cos, sin = ctx.saved_tensors
-        return _turn(grad, cos, sin, ctx.axis_widths, -1), None, None, None
+        return _turn(grad, cos, sin, ctx.axis_widths, -1).to(grad.dtype), None, None, None
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, axis_widths: tuple[int, ...], direction: int) -> Tensor:
-    """Return heads times cosines, plus heads with the halves of each axis exchanged times the signed sines."""
+    """Return heads times cosines, plus heads with the halves of each axis exchanged times the signed sines, wide."""
     # contiguous (L, H) make one inner loop; over whole heads, since one over half an axis takes four times as long
     wide = x.to(torch.promote_types(x.dtype, torch.float32), memory_format=torch.contiguous_format)
     halves = wide.split([width // 2 for width in axis_widths for _ in range(2)], dim=-1)
     exchanged = torch.cat([halves[i ^ 1] for i in range(len(halves))], dim=-1)
-    return exchanged.mul_(direction * sin).addcmul_(wide, cos).to(x.dtype)
+    return exchanged.mul_(direction * sin).addcmul_(wide, cos)
