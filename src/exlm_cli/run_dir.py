@@ -156,7 +156,8 @@ def _remove_leftovers(folder: Path, *, is_new: bool) -> None:
     if is_new and not (folder / BEGINNING_FILE).exists():
         raise _not_empty(folder)  # another process began here, and ended, since `create_run_dir`
     kept = {LOCK_FILE, BEGINNING_FILE}
-    for path in list(folder.iterdir() if is_new else folder.glob(".*.writing-*")):
+    half_written = (path for place in (folder, folder / "report") for path in place.glob(".*.writing-*"))
+    for path in list(folder.iterdir() if is_new else half_written):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         elif path.name not in kept:

@@ -65,10 +65,12 @@ def test_what_a_process_killed_at_its_beginning_left_is_deleted_and_nothing_else
         end_beginning(run)
     with pytest.raises(CheckpointError, match="not empty"), sole_process(run, is_new=True):
         pass
-    (run / ".run.json.writing-7").touch()
-    (run / "notes.txt").touch()
+    (run / "report").mkdir()
+    for name in (".run.json.writing-7", "notes.txt", "report/.curves.svg.writing-7", "report/curves.png"):
+        (run / name).touch()
     with sole_process(run, is_new=False):
-        assert {path.name for path in run.iterdir()} == {".lock", "recipe.yaml", "notes.txt"}
+        assert {path.name for path in run.iterdir()} == {".lock", "recipe.yaml", "notes.txt", "report"}
+        assert [path.name for path in (run / "report").iterdir()] == ["curves.png"]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "run.json").touch()
     with pytest.raises(CheckpointError, match="not empty"):
