@@ -199,10 +199,15 @@ def save_checkpoint(
         parts = [part_of(stem, tensors, ranks, is_sharded=is_sharded) for stem, tensors in given]
         _write_whole(final, step, parts, state, ranks, resume_command)
     if ranks.is_first:
-        up_to_it = [path for path in checkpoint_paths(run) if _step_of(path) <= step]
-        for old in up_to_it[keep_last:]:
-            shutil.rmtree(old)
+        remove_older(run, step, keep_last)
     return final
+
+
+def remove_older(run: Path, step: int, keep_last: int) -> None:
+    """Delete the `step-N` with N up to `step`, but for the newest `keep_last`."""
+    up_to_it = [path for path in checkpoint_paths(run) if _step_of(path) <= step]
+    for old in up_to_it[keep_last:]:
+        shutil.rmtree(old)
 
 
 def save_best(

@@ -33,6 +33,7 @@ from exlm_cli.train.checkpoint import (
     load_model_weights,
     load_optimizer_state,
     load_state,
+    remove_older,
     save_best,
     save_checkpoint,
 )
@@ -143,6 +144,9 @@ class TrainingLoop:
         self._plan = self.task.plan(self.state.epoch)
         if self.ranks.is_first:
             self.metrics.truncate_after(self.state.step)
+            # a process that was killed while it deleted them has left some, or parts of them
+            remove_older(self.run, self.state.step, self.train.keep_last)
+            self._remove_other_bests()
 
     def fit(self) -> LoopResult:
         """Train to the end.
@@ -422,13 +426,16 @@ class TrainingLoop:
             keep_last=self.train.keep_last,
             resume_command=self.resume_command,
         )
-        # after the save: the checkpoint before it names another best
-        for best in best_paths(self.run) if self.ranks.is_first else ():
-            if best.name != f"best-{self.state.best_step}":
-                shutil.rmtree(best)
+        if self.ranks.is_first:
+            self._remove_other_bests()  # after the save: the checkpoint before it names another best
         for callback in self._followers:
             callback.on_save(self.state.step, path)
         return path
+
+    def _remove_other_bests(self) -> None:
+        for best in best_paths(self.run):
+            if best.name != f"best-{self.state.best_step}":
+                shutil.rmtree(best)
 
     def _leave(self, signal_number: int) -> None:
         path = self._save()

@@ -397,6 +397,17 @@ def test_a_run_killed_while_saving_ends_with_the_same_best_weights(tmp_path, kil
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["best-24", "step-30"]
 
 
+def test_a_run_killed_while_it_deletes_old_checkpoints_deletes_them_when_it_is_resumed(tmp_path):
+    scores = [0.1, 0.5, 0.3, 0.6, 0.2]
+    _selecting(Scored(scores), tmp_path, GREATER).fit()
+    checkpoints = tmp_path / "checkpoints"
+    for name in ("step-24", "best-12"):
+        (checkpoints / name).mkdir()
+        (checkpoints / name / "manifest.json").touch()
+    _selecting(Scored(scores), tmp_path, GREATER).resume(checkpoints / "step-30")
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["best-24", "step-30"]
+
+
 def test_time_in_the_model_is_part_of_the_time_in_steps_and_tokens_are_counted(tmp_path):
     result = _selecting(Scored([0.0] * 5), tmp_path, GREATER).fit()
     assert 0 < result.state.model_s <= result.state.elapsed_s
