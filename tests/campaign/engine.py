@@ -171,6 +171,7 @@ def _stay_here() -> None:
     # the server of the processes that a case starts finds its modules from any folder
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     unreachable = OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
+    # replaced for the whole process: mypy takes methods to be fixed
     socket.socket.connect = connecting_locally(unreachable)  # type: ignore[method-assign]
 
 

@@ -74,6 +74,7 @@ def attention(
     if num_context is None:
         return attend_to(q_BNLH, k_BNLH, v_BNLH, attn_mask=attend)
     q_context, q_further = q_BNLH.split([num_context, q_BNLH.shape[2] - num_context], dim=2)
+    # torch leaves `Function.apply` without types
     k_context, k_all = _ContextAndAll.apply(k_BNLH, num_context)  # type: ignore[no-untyped-call]
     v_context, v_all = _ContextAndAll.apply(v_BNLH, num_context)  # type: ignore[no-untyped-call]
     of_context = attend_to(q_context, k_context, v_context)
