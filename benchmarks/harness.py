@@ -3,6 +3,7 @@
 import csv
 import ctypes
 import datetime
+import math
 import multiprocessing
 import platform
 import re
@@ -14,7 +15,9 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import quantiles
 
+import numpy as np
 import torch
+from scipy import stats
 
 RESULTS_DIR = Path(__file__).parent / "results"
 _MALLOC_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of <malloc.h>
@@ -137,3 +140,26 @@ def append_row(name: str, row: Mapping[str, object]) -> None:
         if is_new:
             writer.writeheader()
         writer.writerow(row)
+
+
+def read_rows(name: str) -> list[dict[str, str]]:
+    """Return the rows of `results/<name>.csv`; none where it does not exist."""
+    path = RESULTS_DIR / f"{name}.csv"
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def show_interval(values: list[float]) -> str:
+    """Return mean and half of the 95 % interval, Student's t; of one value, the value."""
+    if len(values) < 2:
+        return f"{values[0]:+.3f}" if values else ""
+    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
+    return f"{np.mean(values):+.3f} ± {half:.3f}"
+
+
+def mean_column(rows: list[dict[str, str]], column: str, form: str) -> str:
+    """Return the mean of a column where it has values."""
+    values = [float(row[column]) for row in rows if row[column]]
+    return format(np.mean(values), form) if values else ""

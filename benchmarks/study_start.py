@@ -15,8 +15,6 @@ over seeds, and the differences from the MLM of the same seed with their 95 % in
 
 import argparse
 import contextlib
-import csv
-import math
 import shutil
 import sys
 import time
@@ -25,9 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import torch
-from scipy import stats
 from torch import Tensor
 
 from exlm_cli.config.load import load_recipe
@@ -35,7 +31,7 @@ from exlm_cli.data.batch import Batch
 from exlm_cli.model.exlm import ExlmModel, NodeStates
 from exlm_cli.model.transition import TransitionHead, allowed_edges, mask_order, next_mask_edges
 from exlm_cli.train.pretrain import run_pretraining
-from harness import RESULTS_DIR, append_row, surroundings
+from harness import append_row, mean_column, read_rows, show_interval, surroundings
 
 NAME = "study_start"
 WORK = Path("build") / NAME
@@ -188,15 +184,6 @@ def train(data: Path, name: str, variant_name: str, seed: int) -> dict[str, obje
     )
 
 
-def read_rows() -> list[dict[str, str]]:
-    """Return the rows that exist."""
-    path = RESULTS_DIR / f"{NAME}.csv"
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def table(rows: list[dict[str, str]]) -> str:
     """Return a Markdown table of each data set."""
     lines = []
@@ -208,25 +195,11 @@ def table(rows: list[dict[str, str]]) -> str:
         for variant in dict.fromkeys(of for of, _ in cells):
             group = [row for (of, _), row in cells.items() if of == variant]
             twins = [(row, cells[MLM, row["seed"]]) for row in group if (MLM, row["seed"]) in cells]
-            gaps = interval([float(row[LOSS]) - float(twin[LOSS]) for row, twin in twins])
-            means = [mean(group, LOSS, ".3f"), gaps, mean(group, "effective_states", ".2f")]
-            shown = [variant, str(len(group)), *means, mean(group, "masks_with_0_share", ".2%")]
+            gaps = show_interval([float(row[LOSS]) - float(twin[LOSS]) for row, twin in twins])
+            means = [mean_column(group, LOSS, ".3f"), gaps, mean_column(group, "effective_states", ".2f")]
+            shown = [variant, str(len(group)), *means, mean_column(group, "masks_with_0_share", ".2%")]
             lines.append(f"| {' | '.join(shown)} |")
     return "\n".join(lines)
-
-
-def interval(values: list[float]) -> str:
-    """Return mean and half of the 95 % interval, Student's t."""
-    if len(values) < 2:
-        return f"{values[0]:+.3f}" if values else ""
-    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
-    return f"{np.mean(values):+.3f} ± {half:.3f}"
-
-
-def mean(group: list[dict[str, str]], column: str, form: str) -> str:
-    """Return the mean of a column where it has values."""
-    values = [float(row[column]) for row in group if row[column]]
-    return format(np.mean(values), form) if values else ""
 
 
 def main() -> None:
@@ -240,14 +213,14 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the rows that exist as tables")
     given = parser.parse_args()
     if given.list or given.table:
-        sys.stdout.write(("\n".join(VARIANTS) if given.list else table(read_rows())) + "\n")
+        sys.stdout.write(("\n".join(VARIANTS) if given.list else table(read_rows(NAME))) + "\n")
         return
     if given.data is None:
         parser.error("DATA is missing")
     for seed in given.seeds:
         for variant in given.variants:
             for name in given.sets:
-                done = {(row["data"], row["variant"], row["seed"]) for row in read_rows()}
+                done = {(row["data"], row["variant"], row["seed"]) for row in read_rows(NAME)}
                 if (name, variant, str(seed)) not in done:
                     row = train(given.data.resolve(), name, variant, seed)
                     append_row(NAME, row)

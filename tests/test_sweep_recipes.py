@@ -145,7 +145,7 @@ def test_convergence_sweeps_cross_mask_ratios_with_models_of_equal_size_and_an_m
     recipe = _load(name)
     assert (len(recipe.seeds), recipe.tasks) == (3, ())
     by_label = {plan.label: plan.pretrain for plan in recipe.plan_seed(1)}
-    assert len(by_label) == 12
+    assert len(by_label) == 13
     steps = recipe.pretrain.train.max_steps
     assert steps is not None
     for ratio in (0.15, 0.387, 0.622):

@@ -1,0 +1,116 @@
+"""Study at convergence: MLM, MLM++ of equal cost and ExLM at three mask ratios, on real text and SMILES.
+
+Trains the cells of `exlm sweep convergence-text` and `convergence-smiles` one by one, on one thread. Each cell is a row
+of `results/study_convergence.csv`; a row that exists is not trained again. A cell that was stopped goes on from its
+last checkpoint under `build/study_convergence/`. `last_tenth` is what validation gained in the last tenth of the steps,
+nats per target.
+
+    python benchmarks/study_convergence.py DATA --sets text --variants mlm-p15 exlm-k4-p15 --seeds 1
+    python benchmarks/study_convergence.py --table
+
+DATA is a folder with `text/wikipedia_en_{train,valid}.txt.xz` and `smiles/{train,valid}.txt.xz`. `--table` prints means
+over seeds, and the differences from the MLM of the same seed and mask ratio with their 95 % interval.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from exlm_cli.config.load import load_recipe
+from exlm_cli.config.sweep import SweepCell, SweepRecipe
+from exlm_cli.experiments.cell import run_cell
+from exlm_cli.progress import SilentProgress
+from harness import append_row, mean_column, read_rows, show_interval, surroundings
+
+NAME = "study_convergence"
+WORK = Path("build") / NAME
+LOSS = "loss_given_length"
+FILES = {"text": "text/wikipedia_en_{}.txt.xz", "smiles": "smiles/{}.txt.xz"}
+FIGURES = ("loss", LOSS, "mask_accuracy", "entropy_bits", "effective_states", "masks_with_0_share")
+
+
+def plan(data: Path, name: str) -> SweepRecipe:
+    """Return the sweep of a data set."""
+    files = {part: data / FILES[name].format(part) for part in ("train", "valid")}
+    given = [f'pretrain.data.{part}=["{path}"]' for part, path in files.items()]
+    recipe: SweepRecipe = load_recipe(f"convergence-{name}", [*given, "pretrain.train.num_threads=1"])
+    return recipe
+
+
+def last_tenth(metrics: Path, steps: int) -> float:
+    """Return the validation loss at nine tenths of the steps, between rows by their line, less that at the end."""
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    curve = {row["step"]: row[LOSS] for row in rows if row["kind"] == "valid"}
+    before = np.interp(0.9 * steps, sorted(curve), [curve[step] for step in sorted(curve)])
+    return float(before - curve[steps])
+
+
+def train(name: str, cell: SweepCell) -> dict[str, object]:
+    """Train and measure a cell, or finish it, and return its row."""
+    folder = WORK / name / cell.folder
+    result = run_cell(cell, folder, SilentProgress())
+    figures = {column: f"{result.metrics[column]:.5f}" if column in result.metrics else "" for column in FIGURES}
+    at_ratio = {f"bits_at_{entropy.mask_ratio:.3f}": f"{entropy.entropy_bits:.4f}" for entropy in result.entropy}
+    gain = last_tenth(folder / "pretrain" / "metrics.jsonl", result.steps)
+    cost = {"steps": result.steps, "elapsed_s": round(result.elapsed_s), "last_tenth": f"{gain:.5f}"}
+    return {"data": name, "variant": cell.label, "seed": cell.seed, **figures, **at_ratio, **cost} | surroundings(
+        torch.device("cpu")
+    )
+
+
+def table(rows: list[dict[str, str]]) -> str:
+    """Return a Markdown table of each data set."""
+    lines = []
+    for name in FILES:
+        cells = {(row["variant"], row["seed"]): row for row in rows if row["data"] == name}
+        if cells:
+            lines += ["", name, "", "| variant | seeds | loss given T | less MLM | less MLM++ | states in use | bits "]
+            lines[-1] += "| accuracy | last tenth |"
+            lines += [f"|{'---|' * 9}"]
+        for variant in dict.fromkeys(of for of, _ in cells):
+            group = [row for (of, _), row in cells.items() if of == variant]
+            ratio = variant.rpartition("-")[2]
+            gaps = []
+            for twin in (f"mlm-{ratio}", f"mlm-plus-plus-{ratio}"):
+                pairs = [(row, cells[twin, row["seed"]]) for row in group if (twin, row["seed"]) in cells]
+                gaps.append(show_interval([float(row[LOSS]) - float(other[LOSS]) for row, other in pairs]))
+            forms = {"effective_states": ".2f", "entropy_bits": ".3f", "mask_accuracy": ".1%", "last_tenth": ".4f"}
+            means = [mean_column(group, column, form) for column, form in forms.items()]
+            shown = [variant, str(len(group)), mean_column(group, LOSS, ".3f"), *gaps, *means]
+            lines.append(f"| {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run the study, or print what exists."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, nargs="?")
+    parser.add_argument("--sets", nargs="+", choices=FILES, default=list(FILES))
+    parser.add_argument("--variants", nargs="+", metavar="NAME", help="of the sweep, all if none is given")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--table", action="store_true", help="print the rows that exist as tables")
+    given = parser.parse_args()
+    if given.table:
+        sys.stdout.write(table(read_rows(NAME)) + "\n")
+        return
+    if given.data is None:
+        parser.error("DATA is missing")
+    torch.set_num_threads(1)
+    for seed in given.seeds:
+        plans = {name: plan(given.data.resolve(), name).plan_seed(seed) for name in given.sets}
+        cells = {(name, cell.label): cell for name in given.sets for cell in plans[name]}
+        for variant in given.variants or [cell.label for cell in plans[given.sets[0]]]:
+            for name in given.sets:
+                done = {(row["data"], row["variant"], row["seed"]) for row in read_rows(NAME)}
+                if (name, variant, str(seed)) not in done:
+                    row = train(name, cells[name, variant])
+                    append_row(NAME, row)
+                    sys.stderr.write(f"{name}, {variant}, seed {seed}: {row[LOSS]}\n")
+
+
+if __name__ == "__main__":
+    main()
