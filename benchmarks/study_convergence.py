@@ -37,8 +37,8 @@ def plan(data: Path, name: str) -> SweepRecipe:
     """Return the sweep of a data set."""
     files = {part: data / FILES[name].format(part) for part in ("train", "valid")}
     given = [f'pretrain.data.{part}=["{path}"]' for part, path in files.items()]
-    recipe: SweepRecipe = load_recipe(f"convergence-{name}", [*given, "pretrain.train.num_threads=1"])
-    return recipe
+    overrides = [*given, "pretrain.train.num_threads=1"]
+    return load_recipe(f"convergence-{name}", overrides, kind=SweepRecipe)
 
 
 def last_tenth(metrics: Path, steps: int) -> float:
