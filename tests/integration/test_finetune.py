@@ -52,7 +52,7 @@ def test_spans_are_learnt_also_when_every_token_is_repeated(tmp_path):
         tmp_path / "pre", objective="mlm", masking={"num_repeats": 2, "scheme": "bernoulli"},
         model={"rope": "1d", "max_length": 64}, train={"microbatch_tokens": 512},
     )  # fmt: skip
-    train = {"max_epochs": 10, "batch_sequences": 16, "microbatch_tokens": 8192}
+    train = {"max_epochs": 16, "batch_sequences": 16, "microbatch_tokens": 8192}
     task = WordTask("span", (160, 40))
     result = run_tiny(repeated, tmp_path / "run", task, seeds=[1], train=train, optim={"lr": 6e-3})
     no_answer = float((task.targets["valid"] == 0).all(1).mean())

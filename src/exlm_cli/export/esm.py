@@ -1,8 +1,8 @@
 """Our weights, config and tokenizer as transformers has them: the encoder is that of ESM under other names.
 
-ESM rotates a head by one position, entry p with entry p + H/2. `rope: 2d` rotates by two: of the first part of a head
-by the token index, of the rest by the clone index, which is 0 without masks. Rows of the query and key projections are
-therefore put in ESM's order, and the frequencies of the clone index become 0.
+ESM rotates entry p of a head with entry p + H/2, and this package entry 2p with 2p + 1, so rows of the query and key
+projections are put in ESM's order. ESM rotates by one position; `rope: 2d` rotates the last entries by the clone index,
+which is 0 without masks, and their frequencies become 0.
 
 Axes: D width, H head width, V vocabulary, C outputs.
 """
@@ -153,10 +153,10 @@ def _encoder(config: ModelConfig, state: dict[str, Tensor], pad_id: int) -> dict
 
 
 def _in_esm_order(config: ModelConfig, rows: Tensor) -> Tensor:
-    """Return the (D, ...) rows of a projection so that each head has first the first halves of its axes."""
+    """Return the (D, ...) rows of a projection so that each head has the first entries of its pairs in front."""
     if config.rope == "none":
         return rows
-    order = rotate_half_order(config.rotary_widths(config.width // config.num_heads))
+    order = rotate_half_order(config.width // config.num_heads)
     heads: Tensor = rows.unflatten(0, (config.num_heads, -1))
     return heads[:, order].flatten(0, 1)
 

@@ -151,7 +151,7 @@ class ExlmForMaskedLM(EsmForMaskedLM):  # type: ignore[misc]
             head_width = self.config.hidden_size // self.config.num_attention_heads
             rotation_of = RotaryPositions(self.network, self.network.num_states_per_mask, head_width)
             rotation = rotation_of(token_B, clone_B, index_X[None])
-            order = rotate_half_order(rotation.axis_widths).argsort().to(hidden.device)
+            order = rotate_half_order(head_width).argsort().to(hidden.device)
         hides_further_states = self.network.mask_attention == "first" and self.network.num_states_per_mask > 1
         visible = visible_positions(batch, hides_further_states=hides_further_states)
         attend = None if visible is None else visible[:, None]

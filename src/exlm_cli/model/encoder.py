@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from exlm_cli.config.sections import ModelConfig
 from exlm_cli.data.batch import Packing
 from exlm_cli.model.positions import RotaryPositions
-from exlm_cli.ops.rotary import Rotation, rotate
+from exlm_cli.ops.rotary import rotate
 from exlm_cli.ops.varlen_attention import varlen_attention
 
 
@@ -38,13 +38,14 @@ class EncoderBlock(nn.Module):
     def forward(
         self,
         x_BLD: Tensor,
-        rotation: Rotation | None,
+        rotation: Tensor | None,
         attend: Tensor | None,
         num_context: int | None,
         packing: Packing | None,
     ) -> Tensor:
         """Apply the block; `attend` and `num_context` are those of `attention`, or of `packed_attention`."""
-        q, k, v = self.qkv(self.attention_norm(x_BLD)).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        projected = self.qkv(self.attention_norm(x_BLD)).chunk(3, dim=-1)
+        q, k, v = (heads.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for heads in projected)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         attention_dropout = self.attention_dropout if self.training else 0.0
@@ -79,7 +80,8 @@ def attention(
     v_context, v_all = _ContextAndAll.apply(v_BNLH, num_context)  # type: ignore[no-untyped-call]
     of_context = attend_to(q_context, k_context, v_context)
     of_further = attend_to(q_further, k_all, v_all, attn_mask=attend)
-    return torch.cat([of_context, of_further], dim=2)
+    # heads side by side at a position, so that they need no copy to be projected
+    return torch.cat([of_context.transpose(1, 2), of_further.transpose(1, 2)], dim=1).transpose(1, 2)
 
 
 class _ContextAndAll(torch.autograd.Function):
@@ -92,8 +94,9 @@ class _ContextAndAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, of_context: Tensor, of_all: Tensor) -> tuple[Tensor, None]:
-        further = of_all[:, :, ctx.num_context :]
-        return torch.cat([of_all[:, :, : ctx.num_context] + of_context, further], dim=2), None
+        # in place: attention, their only reader, has made this gradient for nobody else
+        of_all[:, :, : ctx.num_context] += of_context
+        return of_all, None
 
 
 def packed_attention(

@@ -3,12 +3,12 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Int64, Real
+from jaxtyping import Bool, Complex, Int64, Real
 from torch import Tensor
 
 from exlm_cli.config.sections import ModelConfig
 from exlm_cli.data.batch import Batch
-from exlm_cli.ops.rotary import Rotation, rotation_at
+from exlm_cli.ops.rotary import rotation_at
 
 
 class RotaryPositions:
@@ -31,7 +31,7 @@ class RotaryPositions:
 
     def __call__(
         self, index: Int64[Tensor, "B L"], clone: Int64[Tensor, "B L"], expanded_index: Int64[Tensor, "#B L"]
-    ) -> Rotation:
+    ) -> Complex[Tensor, "B 1 L P"]:
         """Return the rotation of every position.
 
         Args:

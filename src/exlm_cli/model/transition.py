@@ -4,17 +4,18 @@ Axes: B sequences, S nodes, D width, h transition heads.
 """
 
 import math
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Complex, Float, Int64
 from torch import Tensor, nn
 
 from exlm_cli.config.sections import ModelConfig, TransitionConfig
 from exlm_cli.data.batch import Batch
 from exlm_cli.model.positions import RotaryPositions
 from exlm_cli.ops.precision import without_autocast
-from exlm_cli.ops.rotary import Rotation, rotate
+from exlm_cli.ops.rotary import rotate
 
 _BALANCE_ENDS = 0.7
 """Share of the training after which states need no penalty to stay alive; until then its weight falls linearly."""
@@ -97,17 +98,20 @@ class TransitionHead(nn.Module):
         if self.node_position is not None:
             index = torch.arange(states.shape[1], device=states.device)
             features = torch.cat([features, self.node_position(index).expand_as(states)], dim=-1)
-        allowed_BSS = allowed_edges(batch.node_mask, batch.state_lengths, is_sparse=self.is_sparse)
+        if batch.is_even:  # the nodes of all sequences are alike but for their states, so one row stands for them
+            alike = ("node_mask", "node_index", "state_lengths", "positions")
+            batch = replace(batch, **{name: getattr(batch, name)[:1] for name in alike})
+        allowed_bSS = allowed_edges(batch.node_mask, batch.state_lengths, is_sparse=self.is_sparse)
         query_BhSd = self.query(features).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         key_BhSd = self.key(features).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         with without_autocast(states):  # 16 bits round log E by up to a tenth
-            log_heads_BhSS = self._log_heads(query_BhSd.float(), key_BhSd.float(), allowed_BSS, batch)
+            log_heads_BhSS = self._log_heads(query_BhSd.float(), key_BhSd.float(), allowed_bSS, batch)
         if self.gate is None:
             return log_heads_BhSS[:, 0]
         log_gate_BhS1 = F.log_softmax(self.gate(features).float(), dim=-1).transpose(1, 2)[..., None]
         # mixed before the mask is applied: logsumexp over heads that are all -inf has a NaN gradient
-        mixed = (log_heads_BhSS.masked_fill(~allowed_BSS[:, None], 0.0) + log_gate_BhS1).logsumexp(dim=1)
-        return mixed.masked_fill(~allowed_BSS, -math.inf)
+        mixed = (log_heads_BhSS.masked_fill(~allowed_bSS[:, None], 0.0) + log_gate_BhS1).logsumexp(dim=1)
+        return mixed.masked_fill(~allowed_bSS, -math.inf)
 
     def _log_heads(self, query: Tensor, key: Tensor, allowed: Tensor, batch: Batch) -> Float[Tensor, "B h S S"]:
         """Return log E of every head."""
@@ -119,7 +123,7 @@ class TransitionHead(nn.Module):
             scores_BhSS = scores_BhSS + self._start_bias(allowed, batch)[:, None]
         return _masked_log_softmax(scores_BhSS, allowed[:, None])
 
-    def _node_rotation(self, rotation_of: RotaryPositions, batch: Batch) -> Rotation:
+    def _node_rotation(self, rotation_of: RotaryPositions, batch: Batch) -> Complex[Tensor, "B 1 S P"]:
         """Rotate by (ordinal of the mask, clone), BOS before the first mask and EOS after the last."""
         clone_BS = batch.positions[..., 1].gather(1, batch.node_index)
         order_BS = mask_order(batch.node_mask, batch.state_lengths, self.num_states_per_mask)

@@ -13,10 +13,10 @@ and the others in float32, and reduces all gradients in float32:
     gradients      4 P           4 P / G, and if A > 1 also 4 P: they are whole until the step's one reduction
     moments        8 P           8 P / G
     used weights   2 P           6 P_root + 4 P_block: what lies outside the blocks, this block and the next one
-    activations    M L (n B + 8 D + 8 H + 8),  B = 24 D + 4 F + 4 N + 16 and one for each element that dropout draws
-      with gradient checkpointing  M L (4 n D + B + 8 D + 8 H + 8)
+    activations    M L (n B + 8 D + 4 H + 8),  B = 24 D + 4 F + 4 N + 16 and one for each element that dropout draws
+      with gradient checkpointing  M L (4 n D + B + 8 D + 4 H + 8)
     nodes          M k T (8 D + 8 + 8 t),  t = T for a DAG, 2 for `alignment: independent`, 1 for an MLM;
-                   of a DAG also M (12 S D + 10 S^2 + 12 S T)
+                   of a DAG also M (12 S D + 8 S^2 + 12 S T) + 2 S^2
     logits         8 r V with r = min(`train.head_chunk_rows`, M k T)
 
 Norms keep their input in float32 (4 D each) and two statistics, linear layers and GELU their input in bf16, attention
@@ -209,14 +209,14 @@ def count_memory(
     positions = num_sequences * (recipe.repeated_length + (masking.num_states_per_mask - 1) * targets)
     dropped = 2 * width * (model.dropout > 0) + model.ffn_width * (model.activation_dropout > 0)
     block = positions * (24 * width + 4 * model.ffn_width + 4 * model.num_heads + 16 + dropped)
-    ends = positions * (8 * width + 8 * (width // model.num_heads) + 8 + width * (model.dropout > 0))
+    ends = positions * (8 * width + 4 * (width // model.num_heads) + 8 + width * (model.dropout > 0))
     inner = masking.num_states_per_mask * targets
     has_dag = recipe.objective == "exlm" and model.alignment != "independent"
     scored = targets if has_dag else 1 if recipe.objective == "mlm" else 2
-    nodes = inner * (8 * width + 8 + 8 * scored)
+    nodes = num_sequences * inner * (8 * width + 8 + 8 * scored)
     if has_dag:
         states = inner + 2
-        nodes += 12 * states * width + 10 * states**2 + 12 * states * targets
+        nodes += num_sequences * (12 * states * width + 8 * states**2 + 12 * states * targets) + 2 * states**2
     parameters = count_parameters(recipe)
     one_more = recipe.model_copy(update={"model": model.model_copy(update={"num_layers": model.num_layers + 1})})
     per_block = count_parameters(one_more) - parameters
@@ -227,7 +227,7 @@ def count_memory(
         "gradients": 4 * shard + (4 * parameters if num_shards and microbatches > 1 else 0),
         "moments": 8 * shard,
         "used_weights": 2 * parameters if num_shards is None else 6 * outside_blocks + 4 * per_block,
-        "nodes": num_sequences * nodes,
+        "nodes": nodes,
         "logits": 8 * min(recipe.train.head_chunk_rows, num_sequences * inner) * vocab,
     }
     kept = model.num_layers * block + ends

@@ -11,10 +11,12 @@ import torch
 
 import exlm_cli.export.folder
 from exlm_cli.dag.build import dag_of_tokens
-from exlm_cli.dag.fillings import n_best_fillings
+from exlm_cli.dag.graph import length_log_prob
+from exlm_cli.dag.search import SearchProblem, best_sequences
 from exlm_cli.export.folder import write_model
 from exlm_cli.export.remote_code import MODULES
 from exlm_cli.export.source import Source, pretrained_source
+from exlm_cli.ops.alignment import states_alignment_nll
 from exlm_cli.train.pretrained import load_pretrained
 from tests.unit.finetune.synthetic import make_pretrained
 
@@ -80,15 +82,18 @@ def test_masked_inputs_give_the_outputs_and_the_dag_of_the_run(tmp_path, k, mode
 
 
 def test_fillings_are_those_of_the_dag(tmp_path):
-    """The search of the run, whose probabilities come from the alignment op; a share among fillings of two tokens."""
+    """Those of the search on the run's DAG in float64, each with the probability that the alignment op gives it."""
     source, loaded = exported(tmp_path, 3, {"transition": {"rope": "nodes", "start": "next_mask"}})
     row = source.encode("amber [MASK] fern [MASK]")
     (found,) = loaded.fill_masks(torch.tensor([row]), n=4)
     dag = dag_of_tokens(source.model, source.tokenizer, source.recipe, np.array(row))  # type: ignore[arg-type]
-    best = n_best_fillings(dag, 4)
-    assert [tokens for tokens, _ in found] == [tuple(t for (t,) in f.tokens_by_mask) for f in best.fillings]
-    expected = [math.exp(filling.log_prob - best.log_prob_length) for filling in best.fillings]
-    assert [probability for _, probability in found] == pytest.approx(expected, rel=1e-4)
+    best, _ = best_sequences(SearchProblem(dag, "exact"), 4)
+    assert [tokens for tokens, _ in found] == [tuple(token for _, token in pairs) for _, pairs in best]
+    log_trans, num_nodes = torch.from_numpy(dag.log_trans)[None], torch.tensor([dag.num_nodes])
+    for tokens, probability in found:
+        log_emit = torch.from_numpy(dag.node_log_probs[:, tokens].T.copy())[None]
+        nll = states_alignment_nll(log_emit, log_trans, torch.tensor([len(tokens)]), num_nodes)
+        assert probability == pytest.approx(math.exp(-nll - length_log_prob(dag)), rel=1e-4)
 
 
 def test_padding_on_the_left_is_refused(tmp_path):

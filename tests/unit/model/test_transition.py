@@ -150,10 +150,10 @@ def test_a_start_gives_the_next_mask_its_odds_whatever_the_number_of_masks(batch
 
 
 def _turned(x: torch.Tensor, place: float) -> list[complex]:
-    """Return the pairs (p, p + w/2) of an axis' w entries as complex numbers, turned by place * 10000^(-2p/w)."""
+    """Return the pairs (2p, 2p + 1) of an axis' w entries as complex numbers, turned by place * 10000^(-2p/w)."""
     width = len(x)
     return [
-        complex(x[p], x[p + width // 2]) * cmath.exp(1j * place * 10000 ** (-2 * p / width)) for p in range(width // 2)
+        complex(x[2 * p], x[2 * p + 1]) * cmath.exp(1j * place * 10000 ** (-2 * p / width)) for p in range(width // 2)
     ]
 
 

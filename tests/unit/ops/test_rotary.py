@@ -1,20 +1,21 @@
 """2D RoPE against its definition written as complex rotations, and the property it is there for: relative positions."""
 
 import math
+from unittest import mock
 
 import pytest
 import torch
 
-from exlm_cli.ops.rotary import Rotation, rotate, rotation_at
+from exlm_cli.ops.rotary import rotate, rotate_half_order, rotation_at
 
 
 def _by_definition(x: torch.Tensor, position: list[float], widths: tuple[int, ...], base: float) -> torch.Tensor:
-    """Rotate one head vector: for each axis, pair (p, p + w/2) of its w entries turns by position * base^(-2p/w)."""
+    """Rotate one head vector: for each axis, pair (2p, 2p + 1) of its w entries turns by position * base^(-2p/w)."""
     out = x.clone()
     start = 0
     for where, width in zip(position, widths, strict=True):
         for pair in range(width // 2):
-            first, second = start + pair, start + pair + width // 2
+            first, second = start + 2 * pair, start + 2 * pair + 1
             turned = complex(x[first], x[second]) * complex(
                 math.cos(angle := where * base ** (-2 * pair / width)), math.sin(angle)
             )
@@ -60,6 +61,29 @@ def test_half_precision_is_rotated_in_float32():
 def test_gradients_turn_back(widths):
     generator = torch.Generator().manual_seed(4)
     x = torch.randn(2, 3, 5, 8, dtype=torch.float64, generator=generator, requires_grad=True)
-    cos, sin, _ = rotation_at(torch.randint(0, 50, (2, 5, len(widths)), generator=generator), widths, 1e4)
-    rotation = Rotation(cos.double(), sin.double(), widths)
+    positions = torch.randint(0, 50, (2, 5, len(widths)), generator=generator)
+    rotation = rotation_at(positions, widths, 1e4).to(torch.complex128)
     assert torch.autograd.gradcheck(lambda y: rotate(y, rotation), x)
+
+
+def test_the_formula_that_compiles_is_the_same():
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(2, 3, 5, 8, generator=generator, requires_grad=True)
+    rotation = rotation_at(torch.randint(0, 50, (2, 5, 1), generator=generator), (8,), 1e4)
+    weights = torch.randn(2, 3, 5, 8, generator=generator)
+    eager = rotate(x, rotation)
+    with mock.patch("torch.compiler.is_compiling", return_value=True):
+        compiled = rotate(x, rotation)
+    torch.testing.assert_close(compiled, eager)
+    gradients = [torch.autograd.grad((rotated * weights).sum(), x)[0] for rotated in (eager, compiled)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_heads_stay_side_by_side_in_memory():
+    """So that neither attention nor the projection of its result copies them."""
+    heads = torch.randn(2, 5, 3, 8).transpose(1, 2)
+    assert rotate(heads, rotation_at(torch.zeros(1, 5, 1), (8,), 1e4)).stride() == heads.stride()
+
+
+def test_the_order_of_roformer_puts_partners_half_a_head_apart():
+    assert rotate_half_order(6).tolist() == [0, 2, 4, 1, 3, 5]
