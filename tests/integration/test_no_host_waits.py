@@ -37,7 +37,10 @@ from tests.unit.model.test_exlm import VARIANTS
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
 COMPILED: list[tuple[str, dict[str, Any]]] = [
     ("torch", {"objective": "mlm"}),
-    ("torch", {"model": {"rope": "fractional", "transition": {"rope": "nodes", "start": "lanes"}}}),
+    (
+        "torch",
+        {"model": {"rope": "fractional", "mask_attention": "first", "transition": {"rope": "nodes", "start": "lanes"}}},
+    ),
     ("native", {"model": {"transition": {"rope": "nodes"}}}),
     ("torch", {"model": {"alignment": "independent"}}),
 ]

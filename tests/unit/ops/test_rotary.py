@@ -62,7 +62,7 @@ def test_gradients_turn_back(widths):
     generator = torch.Generator().manual_seed(4)
     x = torch.randn(2, 3, 5, 8, dtype=torch.float64, generator=generator, requires_grad=True)
     positions = torch.randint(0, 50, (2, 5, len(widths)), generator=generator)
-    rotation = rotation_at(positions, widths, 1e4).to(torch.complex128)
+    rotation = rotation_at(positions, widths, 1e4).double()
     assert torch.autograd.gradcheck(lambda y: rotate(y, rotation), x)
 
 
