@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int64, Real
+from jaxtyping import Bool, Int64, Real
 from torch import Tensor
 
 from exlm_cli.config.sections import ModelConfig
@@ -31,7 +31,7 @@ class RotaryPositions:
 
     def __call__(
         self, index: Int64[Tensor, "B L"], clone: Int64[Tensor, "B L"], expanded_index: Int64[Tensor, "#B L"]
-    ) -> Float[Tensor, "B 1 L P 2"]:
+    ) -> Tensor:
         """Return the rotation of every position.
 
         Args:

@@ -123,7 +123,7 @@ class TransitionHead(nn.Module):
             scores_BhSS = scores_BhSS + self._start_bias(allowed, batch)[:, None]
         return _masked_log_softmax(scores_BhSS, allowed[:, None])
 
-    def _node_rotation(self, rotation_of: RotaryPositions, batch: Batch) -> Float[Tensor, "B 1 S P 2"]:
+    def _node_rotation(self, rotation_of: RotaryPositions, batch: Batch) -> Tensor:
         """Rotate by (ordinal of the mask, clone), BOS before the first mask and EOS after the last."""
         clone_BS = batch.positions[..., 1].gather(1, batch.node_index)
         order_BS = mask_order(batch.node_mask, batch.state_lengths, self.num_states_per_mask)

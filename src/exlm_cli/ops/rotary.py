@@ -10,10 +10,11 @@ from jaxtyping import Float, Int64, Real
 from torch import Tensor
 
 
-def rotation_at(
-    positions: Real[Tensor, "B L A"], axis_widths: Sequence[int], base: float
-) -> Float[Tensor, "B 1 L P 2"]:
-    """Return (cos, sin) of the angle of each pair of entries of a head at every position, float32.
+def rotation_at(positions: Real[Tensor, "B L A"], axis_widths: Sequence[int], base: float) -> Tensor:
+    """Return a factor e^(i angle) for each pair of entries of a head at every position, (B, 1, L, P) complex64.
+
+    While `torch.compile` traces, it is (B, 1, L, P, 2) cosines and sines: its code generator has no complex numbers.
+    FSDP would round these to 16 bits, but leaves complex numbers as they are.
 
     Of the W entries of one axis, pair p of the W/2 pairs turns by position * base^(-2p / W). With A = 2 the first
     entries follow the token index and the last ones the clone index, so two clones of one [MASK] differ in the last
@@ -29,7 +30,8 @@ def rotation_at(
         exponents = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32) / width
         angles.append(positions[:, None, :, axis, None].float() * base**-exponents)
     angles_BLP = torch.cat(angles, dim=-1)
-    return torch.stack([angles_BLP.cos(), angles_BLP.sin()], dim=-1)
+    pairs = torch.stack([angles_BLP.cos(), angles_BLP.sin()], dim=-1)
+    return pairs if torch.compiler.is_compiling() else torch.view_as_complex(pairs)
 
 
 def rotate_half_order(head_width: int) -> Int64[Tensor, " H"]:
@@ -37,15 +39,19 @@ def rotate_half_order(head_width: int) -> Int64[Tensor, " H"]:
     return torch.arange(head_width).view(-1, 2).t().flatten()
 
 
-def rotate(x: Float[Tensor, "B N L H"], rotation: Float[Tensor, "#B 1 L P 2"]) -> Float[Tensor, "B N L H"]:
+def rotate(x: Float[Tensor, "B N L H"], rotation: Tensor) -> Float[Tensor, "B N L H"]:
     """Rotate every pair (2p, 2p + 1) of entries; computed in float32 at least, returned in the dtype of `x`.
 
     The result has the memory order of `x`, and autograd keeps no activations.
+
+    Args:
+        x: Heads.
+        rotation: Of `rotation_at`, complex or real.
     """
     pairs = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (-1, 2))
-    if torch.compiler.is_compiling():  # its code generator has no complex numbers, and makes one kernel of this
+    if rotation.is_complex():
+        turned = torch.view_as_real(torch.view_as_complex(pairs) * rotation)
+    else:
         (a, b), (cos, sin) = pairs.unbind(-1), rotation.unbind(-1)
         turned = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1)
-    else:
-        turned = torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(rotation))
     return turned.flatten(-2).to(x.dtype)
