@@ -15,6 +15,7 @@ over seeds, and the differences from the MLM of the same seed and mask ratio wit
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ import torch
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.sweep import SweepCell, SweepRecipe
 from exlm_cli.experiments.cell import run_cell
+from exlm_cli.experiments.results import EntropyAt
 from exlm_cli.progress import SilentProgress
 from harness import append_row, mean_column, read_rows, show_interval, surroundings
 
@@ -49,17 +51,22 @@ def last_tenth(metrics: Path, steps: int) -> float:
     return float(before - curve[steps])
 
 
+def entropy_columns(entropies: Sequence[EntropyAt]) -> dict[str, str]:
+    """Return the bits at each mask ratio, in one order for all cells: a cell's own ratio comes first in its result."""
+    by_ratio = sorted(entropies, key=lambda entropy: entropy.mask_ratio)
+    return {f"bits_at_{entropy.mask_ratio:.3f}": f"{entropy.entropy_bits:.4f}" for entropy in by_ratio}
+
+
 def train(name: str, cell: SweepCell) -> dict[str, object]:
     """Train and measure a cell, or finish it, and return its row."""
     folder = WORK / name / cell.folder
     result = run_cell(cell, folder, SilentProgress())
     figures = {column: f"{result.metrics[column]:.5f}" if column in result.metrics else "" for column in FIGURES}
-    at_ratio = {f"bits_at_{entropy.mask_ratio:.3f}": f"{entropy.entropy_bits:.4f}" for entropy in result.entropy}
     gain = last_tenth(folder / "pretrain" / "metrics.jsonl", result.steps)
     cost = {"steps": result.steps, "elapsed_s": round(result.elapsed_s), "last_tenth": f"{gain:.5f}"}
-    return {"data": name, "variant": cell.label, "seed": cell.seed, **figures, **at_ratio, **cost} | surroundings(
-        torch.device("cpu")
-    )
+    cell_of = {"data": name, "variant": cell.label, "seed": cell.seed}
+    entropies = entropy_columns(result.entropy)
+    return cell_of | figures | entropies | cost | surroundings(torch.device("cpu"))
 
 
 def table(rows: list[dict[str, str]]) -> str:

@@ -1,0 +1,27 @@
+"""Rows of the study at convergence."""
+
+from exlm_cli.experiments.results import EntropyAt
+from study_convergence import entropy_columns
+
+
+def test_columns_of_entropy_have_one_order_whichever_mask_ratio_a_cell_was_trained_at():
+    """A cell lists its own ratio first; the rows of all cells are in one file, whose columns are 15, 38.7, 62.2 %."""
+    entropies = [
+        EntropyAt(
+            objective="mlm",
+            mask_ratio=ratio,
+            num_repeats=1,
+            num_states_per_mask=1,
+            entropy_bits=bits,
+            entropy_posterior_bits=None,
+        )
+        for ratio, bits in ((0.387, 2.0), (0.15, 1.0), (0.622, 3.0))
+    ]
+
+    columns = entropy_columns(entropies)
+
+    assert list(columns.items()) == [
+        ("bits_at_0.150", "1.0000"),
+        ("bits_at_0.387", "2.0000"),
+        ("bits_at_0.622", "3.0000"),
+    ]
