@@ -5,13 +5,16 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from exlm_cli.config.sections import TrainConfig
-from exlm_cli.distributed.parallel import MANY_PARAMETERS, choose_strategy, writes_shares
+from exlm_cli.distributed.parallel import MANY_PARAMETERS, choose_strategy, spread, writes_shares
 from exlm_cli.distributed.ranks import ALONE, Ranks
 from exlm_cli.errors import DataError
 from exlm_cli.launch import Launch
+from exlm_cli.model import encoder
+from tests.tiny import tiny_recipe
 
 EIGHT = Ranks(Launch(2, 8, 2, 8, ("node0", 1)), torch.device("cpu"))
 
@@ -52,3 +55,30 @@ def test_one_process_answers_at_once():
 def test_one_process_raises_what_its_work_raises():
     with pytest.raises(DataError, match="no such file"):
         ALONE.together(Mock(side_effect=DataError("no such file", "give another")))
+
+
+@pytest.fixture
+def group_of_one():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_blocks_in_16_bits_get_exact_rotations(group_of_one, monkeypatch):
+    """FSDP rounds the real tensors that a block is given to 16 bits, in which 257 is 256.
+
+    The expected angles are worked out in float64: pair p of a head of H entries turns by position * 10000^(-2p / H).
+    """
+    recipe = tiny_recipe(model={"rope": "1d"})
+    position, width = torch.arange(400), recipe.model.width
+    given = []
+    monkeypatch.setattr(encoder, "rotate", lambda heads, rotation: given.append((heads, rotation)) or heads)
+    model = spread(encoder.Encoder(recipe.model, 3), "fsdp", ALONE, torch.bfloat16)
+
+    model(torch.zeros(1, len(position), width), torch.zeros(1, len(position), 2, dtype=torch.int64), None)
+
+    heads, rotation = given[-1]
+    exponents = torch.arange(0, heads.shape[-1], 2, dtype=torch.float64) / heads.shape[-1]
+    expected = torch.exp(1j * position[:, None] * 10_000.0**-exponents)
+    assert heads.dtype == torch.bfloat16
+    torch.testing.assert_close(rotation[0, 0].to(expected.dtype), expected, atol=1e-4, rtol=0)
