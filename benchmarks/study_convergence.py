@@ -39,7 +39,7 @@ def plan(data: Path, name: str) -> SweepRecipe:
     """Return the sweep of a data set."""
     files = {part: data / FILES[name].format(part) for part in ("train", "valid")}
     given = [f'pretrain.data.{part}=["{path}"]' for part, path in files.items()]
-    overrides = [*given, "pretrain.train.num_threads=1"]
+    overrides = [*given, "pretrain.train.num_threads=1", "pretrain.train.compile=true"]
     return load_recipe(f"convergence-{name}", overrides, kind=SweepRecipe)
 
 

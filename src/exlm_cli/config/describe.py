@@ -5,9 +5,12 @@ N = k T emitting nodes, S = N + 2 nodes, encoder of width D with n layers and fe
 transition heads over features of width D' (D, or 2 D with `position_features`). A product of an (a, b) and a (b, c)
 matrix is 2 a b c FLOPs; its backward pass has two such products, so that whatever is trained counts three times:
 
-    encoder linear    3 * n * 2 L (4 D^2 + 2 D F)       query, key, value, output; the two feed-forward layers
-    attention         3 * n * 4 L^2 D                   Q K' and the weighted sum of V
-                      3 * n * 4 (L^2 - F (L - F)) D     with `mask_attention: first`, F = (k - 1) T further states
+    encoder linear    3 * 2 ((n - 1) L + S) (2 D^2 + 2 D F)   query, output, the two feed-forward layers; of the last
+                                                        block at the nodes alone, since nothing else is read there
+                      3 * 2 n L 2 D^2                   key, value
+    attention         3 * 4 ((n - 1) L + S) L D         Q K' and the weighted sum of V; with `mask_attention: first`
+                                                        less those pairs in which others would see J = (k - 1) T
+                                                        further states: (L - J) J of a block, (S - J) J of the last
     lm_head           3 * 2 N (D^2 + D V)               dense layer and tied decoder, on emitting nodes alone
     transition        3 * 2 (2 S D' D + S^2 D)          query, key and Q K'; with h > 1 also the gate, 2 S D' h
     alignment         3 * 2 E                           alpha, beta and the edge gradient: one multiply-add an edge each
@@ -138,17 +141,18 @@ def count_sequence_flops(
     model, transition = recipe.model, recipe.model.transition
     width, vocab = model.width, recipe.tokenizer.vocab_size if vocab_size is None else vocab_size
     num_inner = recipe.masking.num_states_per_mask * num_targets
-    block = 4 * width**2 + 2 * width * model.ffn_width
+    num_nodes = num_inner + 2
     num_further = num_inner - num_targets if model.mask_attention == "first" else 0.0
-    num_pairs = num_positions**2 - num_further * (num_positions - num_further)
+    queries = [num_positions] * (model.num_layers - 1) + [num_nodes]  # of each block
+    num_pairs = sum(queries) * num_positions - sum(num_queries - num_further for num_queries in queries) * num_further
+    of_queries, of_keys = 2 * width**2 + 2 * width * model.ffn_width, 2 * width**2
     flops = TrainingFlops(
-        encoder_linear=3 * model.num_layers * 2 * num_positions * block,
-        attention=3 * model.num_layers * 4 * num_pairs * width,
+        encoder_linear=3 * 2 * (sum(queries) * of_queries + model.num_layers * num_positions * of_keys),
+        attention=3 * 4 * num_pairs * width,
         lm_head=3 * 2 * num_inner * (width**2 + width * vocab),
     )
     if recipe.objective == "mlm" or model.alignment == "independent":
         return flops
-    num_nodes = num_inner + 2
     feature_width = width * (2 if transition.position_features else 1)
     gate_width = transition.heads if transition.heads > 1 else 0
     # learned node positions are part of the features, whose gradient is then needed whatever becomes of the states

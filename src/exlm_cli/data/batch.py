@@ -49,12 +49,18 @@ class Packing(NamedTuple):
         row: Place of each position among the packed ones; 0 for padding.
         cu_lengths: Sequence b has packed positions `cu_lengths[b]` to `cu_lengths[b + 1] - 1` of the context.
         further_place: Where each further state is in a flat (B * most further states of a sequence).
+        read: Packed positions of the R nodes: those of the context, sequence by sequence, then all further states.
+        cu_read: Sequence b has nodes `cu_read[b]` to `cu_read[b + 1] - 1` of those of the context.
+        node_row: Place of each node in `read`; 0 beyond `state_lengths`.
     """
 
     source: Int64[Tensor, " P"]
     row: Int64[Tensor, "B X"]
     cu_lengths: Int32[Tensor, " B+1"]
     further_place: Int64[Tensor, " further"]
+    read: Int64[Tensor, " R"]
+    cu_read: Int32[Tensor, " B+1"]
+    node_row: Int64[Tensor, "B S"]
 
 
 @dataclass(frozen=True)
@@ -197,13 +203,30 @@ def pack(batch: Batch, *, hides_further_states: bool) -> Batch:
     row[source] = np.arange(len(source))
     num_further_B = is_further_BX.sum(1)
     shifts_B = np.arange(num_sequences) * num_further_B.max() - (np.cumsum(num_further_B) - num_further_B)
+
+    node_index_BS = batch.node_index.numpy()
+    place_BS = np.take_along_axis(row.reshape(num_sequences, longest), node_index_BS, axis=1)
+    is_node_BS = np.arange(node_index_BS.shape[1]) < batch.state_lengths.numpy()[:, None]
+    num_context = int(is_context_BX.sum())
+    is_read_BS = is_node_BS & (place_BS < num_context)
+    read_context = place_BS[is_read_BS]
+    node_row_BS = np.where(is_node_BS, place_BS + (len(read_context) - num_context), 0)
+    node_row_BS[is_read_BS] = np.arange(len(read_context))
     packing = Packing(
-        torch.from_numpy(source),
-        torch.from_numpy(row).view(num_sequences, longest),
-        torch.from_numpy(np.append(0, np.cumsum(is_context_BX.sum(1))).astype(np.int32)),
-        torch.from_numpy(np.arange(num_further_B.sum()) + np.repeat(shifts_B, num_further_B)),
+        source=torch.from_numpy(source),
+        row=torch.from_numpy(row).view(num_sequences, longest),
+        cu_lengths=_bounds(is_context_BX),
+        further_place=torch.from_numpy(np.arange(num_further_B.sum()) + np.repeat(shifts_B, num_further_B)),
+        read=torch.from_numpy(np.concatenate([read_context, np.arange(num_context, len(source))])),
+        cu_read=_bounds(is_read_BS),
+        node_row=torch.from_numpy(node_row_BS),
     )
     return replace(batch, packing=packing)
+
+
+def _bounds(is_kept_BX: BoolArray) -> Int32[Tensor, " B+1"]:
+    """Return where the kept entries of each sequence begin among those of all."""
+    return torch.from_numpy(np.append(0, np.cumsum(is_kept_BX.sum(1))).astype(np.int32))
 
 
 def batch_from_masked_ids(

@@ -1,10 +1,11 @@
 """Encoder of both objectives: a pre-LayerNorm transformer with rotary positions.
 
-Axes: B sequences, L positions, D width, N heads, H head width.
+Axes: B sequences, L positions, R positions that attend, P positions of all sequences without padding, D width, N heads,
+H head width.
 """
 
 import functools
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,26 @@ from exlm_cli.data.batch import Packing
 from exlm_cli.model.positions import RotaryPositions
 from exlm_cli.ops.rotary import rotate
 from exlm_cli.ops.varlen_attention import varlen_attention
+
+
+class Layout(NamedTuple):
+    """How the positions of a batch attend to each other.
+
+    Attributes:
+        rotation, query_rotation: Of keys and of queries; None without rotary positions.
+        attend: True where a query sees a key; None where all see all. With `num_further` it is that of the further
+            states, with `packing` (B, 1, F, X) that of F further states of each sequence.
+        num_further: The last so many positions are the further states of masks, which the others do not see.
+        packing: Order of the positions of all sequences, which are here as one; None where each has a row.
+        queries: Positions that attend; None: all. The last of them are the further states.
+    """
+
+    rotation: Tensor | None
+    query_rotation: Tensor | None
+    attend: Bool[Tensor, "b 1 q l"] | None
+    num_further: int
+    packing: Packing | None
+    queries: Int64[Tensor, "B R"] | None = None
 
 
 class EncoderBlock(nn.Module):
@@ -35,51 +56,48 @@ class EncoderBlock(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.activation_dropout = nn.Dropout(config.activation_dropout)
 
-    def forward(
-        self,
-        x_BLD: Tensor,
-        rotation: Tensor | None,
-        attend: Tensor | None,
-        num_context: int | None,
-        packing: Packing | None,
-    ) -> Tensor:
-        """Apply the block; `attend` and `num_context` are those of `attention`, or of `packed_attention`."""
-        projected = self.qkv(self.attention_norm(x_BLD)).chunk(3, dim=-1)
-        q, k, v = (heads.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for heads in projected)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
-        attention_dropout = self.attention_dropout if self.training else 0.0
-        mixed_BNLH = (
-            attention(q, k, v, attend, num_context, attention_dropout)
-            if packing is None
-            else packed_attention(q, k, v, attend, packing, attention_dropout)
-        )
-        x_BLD = x_BLD + self.dropout(self.attention_out(mixed_BNLH.transpose(1, 2).flatten(2)))
-        widened = self.activation_dropout(F.gelu(self.ffn_in(self.ffn_norm(x_BLD))))
-        return cast(Tensor, x_BLD + self.dropout(self.ffn_out(widened)))
+    def forward(self, x_BLD: Tensor, layout: Layout) -> Tensor:
+        """Return the (B, R, D) states of the queries of a layout, which are all positions unless it names some."""
+        width, queries = x_BLD.shape[-1], layout.queries
+        normed_BLD = self.attention_norm(x_BLD)
+        if queries is None:
+            q, k, v = self.qkv(normed_BLD).chunk(3, dim=-1)
+        else:
+            (q_weight, kv_weight), (q_bias, kv_bias) = (
+                both.split([width, 2 * width]) for both in (self.qkv.weight, self.qkv.bias)
+            )
+            q = F.linear(gather_positions(normed_BLD, queries), q_weight, q_bias)
+            k, v = F.linear(normed_BLD, kv_weight, kv_bias).chunk(2, dim=-1)
+            x_BLD = gather_positions(x_BLD, queries)
+        q, k, v = (heads.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for heads in (q, k, v))
+        if layout.rotation is not None and layout.query_rotation is not None:
+            q, k = rotate(q, layout.query_rotation), rotate(k, layout.rotation)
+        attend_to = attention if layout.packing is None else packed_attention
+        mixed_BNRH = attend_to(q, k, v, layout, self.attention_dropout if self.training else 0.0)
+        x_BRD = x_BLD + self.dropout(self.attention_out(mixed_BNRH.transpose(1, 2).flatten(2)))
+        widened = self.activation_dropout(F.gelu(self.ffn_in(self.ffn_norm(x_BRD))))
+        return cast(Tensor, x_BRD + self.dropout(self.ffn_out(widened)))
 
 
 def attention(
-    q_BNLH: Tensor, k_BNLH: Tensor, v_BNLH: Tensor, attend: Tensor | None, num_context: int | None, dropout: float
-) -> Tensor:
-    """Return the (B, N, L, H) values that each query reads.
-
-    Args:
-        q_BNLH, k_BNLH, v_BNLH: Queries, keys and values.
-        attend: (B, 1, q, L) True where a query sees a key; None where all see all.
-        num_context: The first so many positions see each other alone, and `attend` is that of the others. None: it is
-            that of all.
-        dropout: Probability of dropping a weight.
-    """
+    q_BNRH: Float[Tensor, "B N R H"],
+    k_BNLH: Float[Tensor, "B N L H"],
+    v_BNLH: Float[Tensor, "B N L H"],
+    layout: Layout,
+    dropout: float,
+) -> Float[Tensor, "B N R H"]:
+    """Return the values that each query of a layout without packing reads; `dropout` drops a weight."""
     attend_to = functools.partial(F.scaled_dot_product_attention, dropout_p=dropout)
-    if num_context is None:
-        return attend_to(q_BNLH, k_BNLH, v_BNLH, attn_mask=attend)
-    q_context, q_further = q_BNLH.split([num_context, q_BNLH.shape[2] - num_context], dim=2)
+    num_further = layout.num_further
+    if not num_further:
+        return attend_to(q_BNRH, k_BNLH, v_BNLH, attn_mask=layout.attend)
+    q_context, q_further = q_BNRH.split([q_BNRH.shape[2] - num_further, num_further], dim=2)
+    num_context = k_BNLH.shape[2] - num_further
     # torch leaves `Function.apply` without types
     k_context, k_all = _ContextAndAll.apply(k_BNLH, num_context)  # type: ignore[no-untyped-call]
     v_context, v_all = _ContextAndAll.apply(v_BNLH, num_context)  # type: ignore[no-untyped-call]
     of_context = attend_to(q_context, k_context, v_context)
-    of_further = attend_to(q_further, k_all, v_all, attn_mask=attend)
+    of_further = attend_to(q_further, k_all, v_all, attn_mask=layout.attend)
     # heads side by side at a position, so that they need no copy to be projected
     return torch.cat([of_context.transpose(1, 2), of_further.transpose(1, 2)], dim=1).transpose(1, 2)
 
@@ -99,36 +117,47 @@ class _ContextAndAll(torch.autograd.Function):
 
 
 def packed_attention(
-    q_1NPH: Tensor, k_1NPH: Tensor, v_1NPH: Tensor, attend: Tensor | None, packing: Packing, dropout: float
-) -> Tensor:
-    """Return the (1, N, P, H) values that each query of all sequences reads.
-
-    Args:
-        q_1NPH, k_1NPH, v_1NPH: Queries, keys and values in the order of `packing`.
-        attend: (B, 1, F, X) True where one of F further states sees a position; None where there are none.
-        packing: Where the positions are.
-        dropout: Probability of dropping a weight.
-    """
-    q, k, v = (heads[0].transpose(0, 1) for heads in (q_1NPH, k_1NPH, v_1NPH))
-    context = slice(len(packing.source) - len(packing.further_place))
+    q_1NRH: Float[Tensor, "1 N R H"],
+    k_1NPH: Float[Tensor, "1 N P H"],
+    v_1NPH: Float[Tensor, "1 N P H"],
+    layout: Layout,
+    dropout: float,
+) -> Float[Tensor, "1 N R H"]:
+    """Return the values that each query of all sequences reads, in the order of `layout.packing`."""
+    packing, attend = layout.packing, layout.attend
+    assert packing is not None
+    q, k, v = (heads[0].transpose(0, 1) for heads in (q_1NRH, k_1NPH, v_1NPH))
+    num_further = len(packing.further_place)
+    q_context, q_further = q.split([len(q) - num_further, num_further])
+    context = slice(len(k) - num_further)
+    cu_queries = packing.cu_lengths if layout.queries is None else packing.cu_read
     max_length = packing.row.shape[1]
-    mixed = varlen_attention(q[context], k[context], v[context], packing.cu_lengths, max_length, dropout)
+    mixed = varlen_attention(q_context, k[context], v[context], cu_queries, packing.cu_lengths, max_length, dropout)
     if attend is not None:
-        num_sequences, _, num_further, _ = attend.shape
-        further = q.new_zeros((num_sequences * num_further, *q.shape[1:]))
-        further = further.index_put((packing.further_place,), q[context.stop :])
-        keys, values = (unpacked(rows, packing).transpose(1, 2) for rows in (k, v))
-        queries = further.unflatten(0, (num_sequences, num_further)).transpose(1, 2)
+        num_sequences, _, most_further, _ = attend.shape
+        further = q.new_zeros((num_sequences * most_further, *q.shape[1:]))
+        further = further.index_put((packing.further_place,), q_further)
+        keys, values = (unpacked(rows, packing.row).transpose(1, 2) for rows in (k, v))
+        queries = further.unflatten(0, (num_sequences, most_further)).transpose(1, 2)
         of_further = F.scaled_dot_product_attention(queries, keys, values, attn_mask=attend, dropout_p=dropout)
         of_further = of_further.transpose(1, 2).flatten(0, 1).index_select(0, packing.further_place)
         mixed = torch.cat([mixed, of_further])
     return mixed.transpose(0, 1)[None]
 
 
-def unpacked(rows: Float[Tensor, "P ..."], packing: Packing) -> Float[Tensor, "B X ..."]:
-    """Return the rows of a batch without padding at their positions; padding gets the first row."""
-    at_positions: Tensor = rows.index_select(0, packing.row.flatten()).unflatten(0, packing.row.shape)
-    return at_positions
+def unpacked(rows: Float[Tensor, "P ..."], row: Int64[Tensor, "B X"]) -> Float[Tensor, "B X ..."]:
+    """Return the rows of a batch without padding at their places; padding gets the first row."""
+    at_places: Tensor = rows.index_select(0, row.flatten()).unflatten(0, row.shape)
+    return at_places
+
+
+def gather_positions(values_BLD: Float[Tensor, "B L D"], index_BR: Int64[Tensor, "B R"]) -> Float[Tensor, "B R D"]:
+    """Return the values at some of the L positions of each sequence."""
+    num_sequences, num_positions = values_BLD.shape[:2]
+    start_B1 = num_positions * torch.arange(num_sequences, device=index_BR.device)[:, None]
+    # copies whole rows, and unlike `gather` keeps no values for the backward pass
+    rows = values_BLD.flatten(0, 1).index_select(0, (index_BR + start_B1).flatten())
+    return rows.view(*index_BR.shape, *values_BLD.shape[2:])
 
 
 class Encoder(nn.Module):
@@ -159,10 +188,13 @@ class Encoder(nn.Module):
         visible: Bool[Tensor, "b q l"] | None,
         *,
         expanded_index: Int64[Tensor, "#B L"] | None = None,
-        num_context: int | None = None,
+        num_further: int = 0,
         packing: Packing | None = None,
-    ) -> Float[Tensor, "B L D"]:
-        """Return the contextual state of every position.
+        read: Int64[Tensor, "B R"] | None = None,
+    ) -> Float[Tensor, "B R D"]:
+        """Return the contextual state of the positions that are read, by default of all.
+
+        The last block computes the others as keys and values alone, which is all that anything needs of them.
 
         Args:
             embedded: Token embeddings.
@@ -170,9 +202,10 @@ class Encoder(nn.Module):
             visible: Which keys each query sees, or all queries where q is 1; None where all see all, which allows
                 the fastest attention.
             expanded_index: Index of every position in its expanded sequence; None: they are in order.
-            num_context: The first so many positions see each other alone, and `visible` is that of the others.
+            num_further: The last so many positions are not seen by the others, and `visible` is theirs.
             packing: Order of the positions of all sequences, which are here as one sequence; `visible` is then that of
                 their further states, (sequences, further states, positions), and None where there are none.
+            read: Positions whose states are returned; the last of them are the further ones, all of them.
         """
         if expanded_index is None:
             expanded_index = torch.arange(embedded.shape[1], device=embedded.device)[None]
@@ -182,10 +215,19 @@ class Encoder(nn.Module):
         if self.rotation_of is not None:
             rotation = self.rotation_of(positions[..., 0], positions[..., 1], expanded_index)
         attend = None if visible is None else visible[:, None]
-        x_BLD, layout = self.dropout(embedded), (rotation, attend, num_context, packing)
+        layout = last = Layout(rotation, rotation, attend, num_further, packing)
+        if read is not None:
+            if self.rotation_of is not None:
+                indices = (*positions.unbind(-1), expanded_index)
+                rotation = self.rotation_of(*(index.expand(len(read), -1).gather(1, read) for index in indices))
+            if visible is not None and visible.shape[1] > 1 and not num_further and packing is None:
+                attend = gather_positions(visible, read)[:, None]
+            last = Layout(layout.rotation, rotation, attend, num_further, packing, read)
+        x_BLD = self.dropout(embedded)
         for block in self.blocks:
+            of_block = last if block is self.blocks[-1] else layout
             if self.recomputes and self.training:
-                x_BLD = cast(Tensor, checkpoint(block, x_BLD, *layout, use_reentrant=False))
+                x_BLD = cast(Tensor, checkpoint(block, x_BLD, of_block, use_reentrant=False))
             else:
-                x_BLD = block(x_BLD, *layout)
+                x_BLD = block(x_BLD, of_block)
         return cast(Tensor, self.final_norm(x_BLD))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import ModelConfig
 from exlm_cli.data.batch import Batch, Packing
-from exlm_cli.model.encoder import Encoder, unpacked
+from exlm_cli.model.encoder import Encoder, gather_positions, unpacked
 from exlm_cli.model.positions import context_first, visible_positions, visible_to_further
 from exlm_cli.model.transition import TransitionHead
 from exlm_cli.ops.emissions import TokenStatistics, token_log_probs, token_statistics
@@ -98,38 +98,45 @@ class ExlmModel(nn.Module):
 
     def encode(self, batch: Batch) -> Float[Tensor, "B L D"]:
         """Return the state of every expanded position; padding is never attended to."""
-        hidden_BLD, place_BL = self._encode(batch)
-        return hidden_BLD if place_BL is None else _gathered(hidden_BLD, place_BL)
+        visible = visible_positions(batch, hides_further_states=self.hides_further_states)
+        embedded = self._embed(batch.token_ids, batch.positions)
+        return cast(Tensor, self.encoder(embedded, batch.positions, visible))
 
-    def _encode(self, batch: Batch) -> tuple[Float[Tensor, "B L D"], Int64[Tensor, "B L"] | None]:
-        """Return the state at every place, and the place of each position; None where they are in order."""
+    def _encode_nodes(self, batch: Batch) -> Float[Tensor, "B S D"]:
+        """Return the state at every node; those beyond `state_lengths` are of other positions."""
         if batch.packing is not None:
-            return self._encode_packed(batch, batch.packing), None
+            return self._encode_packed(batch, batch.packing)
         if self.hides_further_states and batch.is_even:
-            order_BL, place_BL, num_context, visible = context_first(batch, self.num_states_per_mask)
-            positions_BL2 = _gathered(batch.positions, order_BL)
-            embedded = self._embed(batch.token_ids.gather(1, order_BL), positions_BL2)
-            hidden_BLD = self.encoder(
-                embedded, positions_BL2, visible, expanded_index=order_BL, num_context=num_context
+            order = context_first(batch, self.num_states_per_mask)
+            positions_BL2 = gather_positions(batch.positions, order.order)
+            hidden_BSD: Tensor = self.encoder(
+                self._embed(batch.token_ids.gather(1, order.order), positions_BL2),
+                positions_BL2,
+                order.visible,
+                expanded_index=order.order,
+                num_further=order.num_further,
+                read=order.read,
             )
-            return hidden_BLD, place_BL
-        seen = visible_positions(batch, hides_further_states=self.hides_further_states)
-        return self.encoder(self._embed(batch.token_ids, batch.positions), batch.positions, seen), None
+            return hidden_BSD.index_select(1, order.node)
+        visible = visible_positions(batch, hides_further_states=self.hides_further_states)
+        embedded = self._embed(batch.token_ids, batch.positions)
+        return cast(Tensor, self.encoder(embedded, batch.positions, visible, read=batch.node_index))
 
-    def _encode_packed(self, batch: Batch, packing: Packing) -> Float[Tensor, "B L D"]:
-        """Return the state of every position of sequences that run without padding."""
+    def _encode_packed(self, batch: Batch, packing: Packing) -> Float[Tensor, "B S D"]:
+        """Return the state at every node of sequences that run without padding."""
         token_ids_1P = batch.token_ids.flatten()[packing.source][None]
         positions_1P2 = batch.positions.flatten(0, 1)[packing.source][None]
         expanded_index_1P = (packing.source % batch.token_ids.shape[1])[None]
         visible = visible_to_further(batch, self.num_states_per_mask) if self.hides_further_states else None
-        hidden_1PD = self.encoder(
+        hidden_1RD = self.encoder(
             self._embed(token_ids_1P, positions_1P2),
             positions_1P2,
             visible,
             expanded_index=expanded_index_1P,
             packing=packing,
+            read=packing.read[None],
         )
-        return unpacked(hidden_1PD[0], packing)
+        return unpacked(hidden_1RD[0], packing.node_row)
 
     def _embed(self, token_ids_BL: Tensor, positions_BL2: Tensor) -> Float[Tensor, "B L D"]:
         embedded: Tensor = self.token_embedding(token_ids_BL)
@@ -138,10 +145,8 @@ class ExlmModel(nn.Module):
         return embedded
 
     def node_states(self, batch: Batch) -> NodeStates:
-        """Encode and gather the states at BOS, the clones and EOS."""
-        hidden_BLD, place_BL = self._encode(batch)
-        place_BS = batch.node_index if place_BL is None else place_BL.gather(1, batch.node_index)
-        states_BSD = _gathered(hidden_BLD, place_BS)
+        """Return the states at BOS, the clones and EOS."""
+        states_BSD = self._encode_nodes(batch)
         if self.clone_embedding_place == "nodes":
             clone_BS = batch.positions[..., 1].gather(1, batch.node_index)
             states_BSD = states_BSD + self._clone_vectors(clone_BS)
@@ -190,8 +195,3 @@ class ExlmModel(nn.Module):
         assert self.clone_embedding is not None
         vectors = self.clone_embedding((clone_index - 1).clamp(min=0))
         return cast(Tensor, vectors * (clone_index > 0)[..., None])
-
-
-def _gathered(values_BLD: Tensor, index_BS: Int64[Tensor, "B S"]) -> Tensor:
-    """Return (B, S, D) values at an index of L of each sequence."""
-    return values_BLD.gather(1, index_BS[..., None].expand(-1, -1, values_BLD.shape[-1]))

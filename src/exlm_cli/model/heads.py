@@ -96,13 +96,20 @@ class TaskModel(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def encode(
-        self, token_ids: Int64[Tensor, "B R"], lengths: Int64[Tensor, " B"], is_padded: bool = True
-    ) -> Float[Tensor, "B R D"]:
-        """Return the state of every position; padding is never attended to. Arguments are those of `forward`."""
+        self,
+        token_ids: Int64[Tensor, "B R"],
+        lengths: Int64[Tensor, " B"],
+        is_padded: bool = True,
+        read: Int64[Tensor, "B r"] | None = None,
+    ) -> Float[Tensor, "B r D"]:
+        """Return the state of every position, or of those in `read`; the other arguments are those of `forward`.
+
+        Padding is never attended to.
+        """
         index = torch.arange(token_ids.shape[1], device=token_ids.device)
         visible = index < lengths[:, None, None] if is_padded else None
         positions = torch.stack([index, torch.zeros_like(index)], dim=-1)[None]
-        return cast(Tensor, self.encoder(self.token_embedding(token_ids), positions, visible))
+        return cast(Tensor, self.encoder(self.token_embedding(token_ids), positions, visible, read=read))
 
     def forward(self, token_ids: Int64[Tensor, "B R"], lengths: Int64[Tensor, " B"], is_padded: bool = True) -> Tensor:
         """Return (B, C) outputs, or (B, L, 2) for spans, float32; for regression of standardised targets.
@@ -112,7 +119,8 @@ class TaskModel(nn.Module):
             lengths: Real positions of each sequence.
             is_padded: False where all sequences have R positions: attention then needs no mask.
         """
-        states = self.encode(token_ids, lengths, is_padded).float()
+        read = None if isinstance(self.head, SpanHead) else torch.zeros_like(lengths)[:, None]  # [CLS]
+        states = self.encode(token_ids, lengths, is_padded, read).float()
         with without_autocast(states):  # 16-bit scores have ties, which change rank metrics
             return cast(Tensor, self.head(states, lengths))
 

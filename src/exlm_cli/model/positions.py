@@ -90,15 +90,17 @@ class ContextFirst(NamedTuple):
 
     Attributes:
         order: Position at each place.
-        place: Place of each position.
-        num_context: Positions that come first.
+        num_further: Positions that come last.
         visible: Which places each of the F further states sees.
+        read: Places of the nodes: those in the context, and then all further states.
+        node: Where each node is in `read`, the same for all sequences.
     """
 
     order: Int64[Tensor, "B X"]
-    place: Int64[Tensor, "B X"]
-    num_context: int
+    num_further: int
     visible: Bool[Tensor, "1 F X"]
+    read: Int64[Tensor, "B S"]
+    node: Int64[Tensor, " S"]
 
 
 def context_first(batch: Batch, num_states_per_mask: int) -> ContextFirst:
@@ -107,12 +109,19 @@ def context_first(batch: Batch, num_states_per_mask: int) -> ContextFirst:
     The others see each other alone, so their attention is dense. `batch.is_even` has to be true, and k above 1.
     """
     further_each = num_states_per_mask - 1
-    num_positions = batch.token_ids.shape[1]
-    num_context = num_positions - further_each * batch.target_ids.shape[1]
+    num_positions, num_masks = batch.token_ids.shape[1], batch.target_ids.shape[1]
+    num_further = further_each * num_masks
+    num_context = num_positions - num_further
     is_further_BX = batch.positions[..., 1] > 1
     further_before_BX = is_further_BX.cumsum(1)
     place_X = torch.arange(num_positions, device=batch.token_ids.device)
     place_BX = torch.where(is_further_BX, num_context - 1 + further_before_BX, place_X - further_before_BX)
     mask_X = (place_X - num_context).div(further_each, rounding_mode="floor")  # below 0 in the context
     visible_FX = (mask_X < 0) | (mask_X == mask_X[num_context:, None])
-    return ContextFirst(place_BX.argsort(1), place_BX, num_context, visible_FX[None])
+
+    is_further_S = is_further_BX.gather(1, batch.node_index)[0]
+    further_before_S = is_further_S.cumsum(0)
+    node_S = torch.arange(len(is_further_S), device=place_X.device)
+    row_S = torch.where(is_further_S, num_masks + 1 + further_before_S, node_S - further_before_S)
+    read_BS = place_BX.gather(1, batch.node_index.index_select(1, row_S.argsort()))
+    return ContextFirst(place_BX.argsort(1), num_further, visible_FX[None], read_BS, row_S)

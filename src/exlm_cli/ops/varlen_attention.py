@@ -1,6 +1,6 @@
 """Attention within sequences that lie one after the other in one tensor, without padding.
 
-Axes: P rows of all sequences, N attention heads, H head width, B sequences.
+Axes: P rows and R queries of all sequences, N attention heads, H head width, B sequences.
 """
 
 import importlib
@@ -35,30 +35,31 @@ def has_varlen_kernel(device: torch.device, dtype: torch.dtype | None, head_widt
 
 
 def varlen_attention(
-    q: Float[Tensor, "P N H"],
+    q: Float[Tensor, "R N H"],
     k: Float[Tensor, "P N H"],
     v: Float[Tensor, "P N H"],
-    cu_lengths: Int32[Tensor, " B+1"],
+    cu_queries: Int32[Tensor, " B+1"],
+    cu_keys: Int32[Tensor, " B+1"],
     max_length: int,
     dropout: float,
-) -> Float[Tensor, "P N H"]:
-    """Return what each row reads from the rows of its own sequence.
+) -> Float[Tensor, "R N H"]:
+    """Return what each query reads from the rows of its own sequence.
 
     flash_attn's kernel where it is installed, else torch's; on a CPU `scaled_dot_product_attention`, sequence by
     sequence, which is the reference.
 
     Args:
         q, k, v: Queries, keys and values.
-        cu_lengths: Sequence b has rows `cu_lengths[b]` to `cu_lengths[b + 1] - 1`.
+        cu_queries, cu_keys: Sequence b has rows `cu_queries[b]` to `cu_queries[b + 1] - 1`; likewise keys and values.
         max_length: Rows of a sequence, at most.
         dropout: Probability of dropping a weight.
     """
     if q.device.type == "cpu":
-        lengths = cu_lengths.diff().tolist()
-        sequences = zip(*(rows.transpose(0, 1).split(lengths, dim=1) for rows in (q, k, v)), strict=True)
+        cut = ((q, cu_queries), (k, cu_keys), (v, cu_keys))
+        sequences = zip(*(rows.transpose(0, 1).split(cu.diff().tolist(), dim=1) for rows, cu in cut), strict=True)
         mixed = [F.scaled_dot_product_attention(q, k, v, dropout_p=dropout) for q, k, v in sequences]
         return torch.cat(mixed, dim=1).transpose(0, 1)
     if flash_attn_varlen_func is not None:
-        return flash_attn_varlen_func(q, k, v, cu_lengths, cu_lengths, max_length, max_length, dropout_p=dropout)
+        return flash_attn_varlen_func(q, k, v, cu_queries, cu_keys, max_length, max_length, dropout_p=dropout)
     assert dropout == 0, "`has_varlen_kernel` says that torch's kernel has no dropout"
-    return cast(Tensor, varlen_attn(q, k, v, cu_lengths, cu_lengths, max_length, max_length))
+    return cast(Tensor, varlen_attn(q, k, v, cu_queries, cu_keys, max_length, max_length))

@@ -13,8 +13,10 @@ and the others in float32, and reduces all gradients in float32:
     gradients      4 P           4 P / G, and if A > 1 also 4 P: they are whole until the step's one reduction
     moments        8 P           8 P / G
     used weights   2 P           6 P_root + 4 P_block: what lies outside the blocks, this block and the next one
-    activations    M L (n B + 8 D + 4 H + 8),  B = 24 D + 4 F + 4 N + 16 and one for each element that dropout draws
-      with gradient checkpointing  M L (4 n D + B + 8 D + 4 H + 8)
+    activations    n - 1 blocks of M L (12 D + 8) + M L B, B = 12 D + 4 F + 4 N + 8 and one for each element that
+                   dropout draws; the last block, of which nodes alone are read, M L (12 D + 8) + M S B;
+                   beside the blocks M L 4 H + M S (8 D + 4 H + 8)
+      with gradient checkpointing  M L 4 n D in place of all blocks but one whole one
     nodes          M k T (8 D + 8 + 8 t),  t = T for a DAG, 2 for `alignment: independent`, 1 for an MLM;
                    of a DAG also M (12 S D + 8 S^2 + 12 S T) + 2 S^2
     logits         8 r V with r = min(`train.head_chunk_rows`, M k T)
@@ -42,7 +44,7 @@ from exlm_cli.report.tables import ReportTable
 
 UTILISATION = 0.25
 """Share of the peak that training reaches, unless one is given: the 24 hours of `smiles-base` on two RTX 3090 (App. J)
-come to 26 %, those of Table 12 on two A100 to 10 and 12 %. This code has not been measured on a GPU yet."""
+come to 24 %, those of Table 12 on two A100 to 10 and 11 %. This code has not been measured on a GPU yet."""
 
 _LEFT_OUT_BYTES = 2e9
 
@@ -207,15 +209,18 @@ def count_memory(
     width, vocab = model.width, recipe.tokenizer.vocab_size
     targets = masking.mask_ratio * (recipe.repeated_length - 2)
     positions = num_sequences * (recipe.repeated_length + (masking.num_states_per_mask - 1) * targets)
-    dropped = 2 * width * (model.dropout > 0) + model.ffn_width * (model.activation_dropout > 0)
-    block = positions * (24 * width + 4 * model.ffn_width + 4 * model.num_heads + 16 + dropped)
-    ends = positions * (8 * width + 4 * (width // model.num_heads) + 8 + width * (model.dropout > 0))
     inner = masking.num_states_per_mask * targets
+    states = inner + 2
+    dropped = 2 * width * (model.dropout > 0) + model.ffn_width * (model.activation_dropout > 0)
+    of_keys = positions * (12 * width + 8)
+    of_query = 12 * width + 4 * model.ffn_width + 4 * model.num_heads + 8 + dropped
+    block, last_block = of_keys + positions * of_query, of_keys + num_sequences * states * of_query
+    rotation = 4 * (width // model.num_heads)
+    ends = positions * (rotation + width * (model.dropout > 0)) + num_sequences * states * (8 * width + rotation + 8)
     has_dag = recipe.objective == "exlm" and model.alignment != "independent"
     scored = targets if has_dag else 1 if recipe.objective == "mlm" else 2
     nodes = num_sequences * inner * (8 * width + 8 + 8 * scored)
     if has_dag:
-        states = inner + 2
         nodes += num_sequences * (12 * states * width + 8 * states**2 + 12 * states * targets) + 2 * states**2
     parameters = count_parameters(recipe)
     one_more = recipe.model_copy(update={"model": model.model_copy(update={"num_layers": model.num_layers + 1})})
@@ -230,15 +235,15 @@ def count_memory(
         "nodes": nodes,
         "logits": 8 * min(recipe.train.head_chunk_rows, num_sequences * inner) * vocab,
     }
-    kept = model.num_layers * block + ends
+    kept = (model.num_layers - 1) * block + last_block + ends
     checkpointed = model.num_layers * positions * 4 * width + block + ends
-    states = sum(always.values())
+    whatever_kept = sum(always.values())
     return Memory(
         **always,
         activations=kept,
         checkpointed_activations=checkpointed,
-        total=states + kept,
-        total_checkpointed=states + checkpointed,
+        total=whatever_kept + kept,
+        total_checkpointed=whatever_kept + checkpointed,
     )
 
 

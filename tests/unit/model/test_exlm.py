@@ -208,3 +208,24 @@ def test_sequences_without_padding_have_the_states_and_gradients_of_padded_ones(
     torch.testing.assert_close(states[1], states[0])
     for mine, theirs in zip(gradients[1], gradients[0], strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("lengths", [(9, 4, 12), (10, 10)])
+@pytest.mark.parametrize("sections", VARIANTS)
+def test_states_of_nodes_are_those_of_an_encoder_that_computes_every_position(sections, lengths):
+    """The last block runs at the nodes alone; states and gradients of the whole encoder in float64."""
+    recipe = tiny_recipe(**{**sections, "model": {"init_std": 0.3, **sections.get("model", {})}})
+    torch.manual_seed(0)
+    model, batch = ExlmModel(recipe, SPECIAL.vocab_size).double().eval(), tiny_batch(recipe, lengths)
+    is_node = torch.arange(batch.node_index.shape[1]) < batch.state_lengths[:, None]
+    whole_BLD = model.encode(batch)
+    expected = torch.stack([states[index] for states, index in zip(whole_BLD, batch.node_index, strict=True)])
+    if model.clone_embedding_place == "nodes":
+        expected = expected + model._clone_vectors(batch.positions[..., 1].gather(1, batch.node_index))
+    found = []
+    for states in (model.node_states(batch).states, expected):
+        model.zero_grad()
+        (states[is_node] * torch.linspace(-1, 1, states.shape[-1])).sum().backward()
+        found.append([states[is_node], *(p.grad for p in model.encoder.parameters() if p.grad is not None)])
+    for got, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)  # angles of rotations are float32

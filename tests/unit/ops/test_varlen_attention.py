@@ -10,14 +10,15 @@ CUDA, BF16 = torch.device("cuda"), torch.bfloat16
 
 
 def test_each_row_reads_the_rows_of_its_own_sequence():
-    """Softmax of scaled products, written out in float64; one sequence has a single row."""
+    """Softmax of scaled products, written out in float64; one sequence has a single row, one query less than rows."""
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 9, 2, 4, dtype=torch.float64)
-    mixed = varlen_attention(q, k, v, torch.tensor([0, 3, 4, 9], dtype=torch.int32), 5, 0.0)
-    for rows in (slice(0, 3), slice(3, 4), slice(4, 9)):
+    cu_queries, cu_keys = (torch.tensor(bounds, dtype=torch.int32) for bounds in ([0, 2, 3, 8], [0, 3, 4, 9]))
+    mixed = varlen_attention(q[:8], k, v, cu_queries, cu_keys, 5, 0.0)
+    for queries, rows in ((slice(0, 2), slice(0, 3)), (slice(2, 3), slice(3, 4)), (slice(3, 8), slice(4, 9))):
         for head in range(2):
-            weights = (q[rows, head] @ k[rows, head].T / 2).softmax(-1)
-            torch.testing.assert_close(mixed[rows, head], weights @ v[rows, head])
+            weights = (q[queries, head] @ k[rows, head].T / 2).softmax(-1)
+            torch.testing.assert_close(mixed[queries, head], weights @ v[rows, head])
 
 
 @pytest.mark.parametrize("is_installed", [True, False])
@@ -44,7 +45,7 @@ def test_flash_attn_gets_its_own_arguments(monkeypatch):
 
     monkeypatch.setattr(varlen, "flash_attn_varlen_func", record)
     q, k, v = (torch.empty(9, 2, 8, device="meta") for _ in range(3))
-    cu_lengths = torch.empty(4, dtype=torch.int32, device="meta")
-    varlen_attention(q, k, v, cu_lengths, 5, 0.1)
-    assert [*map(id, given[0][:5])] == [*map(id, (q, k, v, cu_lengths, cu_lengths))]
+    cu_queries, cu_keys = (torch.empty(4, dtype=torch.int32, device="meta") for _ in range(2))
+    varlen_attention(q, k, v, cu_queries, cu_keys, 5, 0.1)
+    assert [*map(id, given[0][:5])] == [*map(id, (q, k, v, cu_queries, cu_keys))]
     assert given[0][5:] == (5, 5, 0.1)
