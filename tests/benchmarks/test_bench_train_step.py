@@ -67,7 +67,7 @@ def test_a_row_has_times_shares_flops_and_multiples_of_the_twin():
     concluded = measurements.conclude(rows, measurements.rows_of(mlm, None)).splitlines()
     assert concluded == [
         "ExLM / MLM: 2.00 (2.00 to 2.00); floor 1.40, measured / floor 1.43",
-        "Table 12 (ablation-exlm, two A100): 1.90; floor 1.63, measured / floor 1.17",
+        "Table 12 (ablation-exlm, two A100): 1.90; floor 1.66, measured / floor 1.15",
         "Splitting a step costs +25.0%",
         "Hours for the recipe's steps: ExLM 2, MLM 1",
     ]

@@ -82,7 +82,9 @@ class Batch:
         inner_index: Where the nodes that emit are in a flat (B * S); so no step waits for a device to count them.
         target_index: Where the targets are in a flat (B * T).
         is_padded: Whether any sequence has [PAD], known to the host.
-        is_even: Whether all sequences have as many tokens and as many masks, at least one; known to the host.
+        has_even_context: Whether all sequences have as many tokens before expansion; known to the host. False where
+            nothing is masked.
+        is_even: Whether they also have as many masks; known to the host.
         num_tokens: Tokens before expansion, with [CLS] and [SEP], known to the host.
         packing: Its order without padding; None where the encoder runs on the padded batch.
     """
@@ -100,6 +102,7 @@ class Batch:
     inner_index: Int64[Tensor, " N"]
     target_index: Int64[Tensor, " M"]
     is_padded: bool
+    has_even_context: bool
     is_even: bool
     num_tokens: int
     packing: Packing | None = None
@@ -132,6 +135,7 @@ def expand(masked: MaskedSequences, num_states_per_mask: int, objective: Objecti
     lengths = masked.lengths + (k - 1) * target_lengths
     longest, max_masks = int(lengths.max()), int(target_lengths.max())
     is_padded = bool((lengths < longest).any())
+    has_even_context = max_masks > 0 and int(masked.lengths.min()) == int(masked.lengths.max())
 
     # sequence by sequence: numbers along the last axis of k, which is short, take several times as long
     num_inner = k * target_lengths
@@ -188,7 +192,8 @@ def expand(masked: MaskedSequences, num_states_per_mask: int, objective: Objecti
         inner_index=torch.from_numpy(inner_index),
         target_index=torch.from_numpy(target_index),
         is_padded=is_padded,
-        is_even=not is_padded and max_masks > 0 and int(target_lengths.min()) == max_masks,
+        has_even_context=has_even_context,
+        is_even=has_even_context and int(target_lengths.min()) == max_masks,
         num_tokens=int(masked.lengths.sum()),
     )
 

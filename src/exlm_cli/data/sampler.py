@@ -183,7 +183,7 @@ class Feed:
     Attributes:
         recipe: Its masking, seed and objective apply.
         epoch: Selects the masks.
-        packs: Whether batches with padding also have their order without it.
+        packs: Whether batches whose attention would need a mask of their padding also have their order without it.
     """
 
     dataset: TokenDataset
@@ -218,9 +218,13 @@ class Feed:
         masked = self._masker.mask(self._read(indices))
         recipe = self.recipe
         batch = expand(masked, recipe.masking.num_states_per_mask, recipe.objective, pad_id=self.special.pad)
-        if not self.packs or not batch.is_padded:
+        if not self.packs or not batch.is_padded or (self._hides_further_states and batch.has_even_context):
             return batch
-        return pack(batch, hides_further_states=recipe.model.mask_attention == "first")
+        return pack(batch, hides_further_states=self._hides_further_states)
+
+    @property
+    def _hides_further_states(self) -> bool:
+        return self.recipe.model.mask_attention == "first"
 
     @property
     def _masker(self) -> Masker:
@@ -230,6 +234,8 @@ class Feed:
         return Sequences(*self.dataset.read(indices, self.special.pad), indices)
 
     def _make(self, indices: IntArray) -> Iterator[Batch]:
-        lengths = self.expanded_lengths(indices)
+        lengths, tokens = self.expanded_lengths(indices), self.dataset.lengths[indices]
+        if self._hides_further_states and (tokens == tokens[0]).all():
+            lengths[:] = lengths.max()  # whatever the number of masks, the padding of further states costs no mask
         for part in cut_microbatches(lengths, self.recipe.train.microbatch_tokens):
             yield self.batch(indices[part])

@@ -106,7 +106,7 @@ class ExlmModel(nn.Module):
         """Return the state at every node; those beyond `state_lengths` are of other positions."""
         if batch.packing is not None:
             return self._encode_packed(batch, batch.packing)
-        if self.hides_further_states and batch.is_even:
+        if self.hides_further_states and batch.has_even_context:
             order = context_first(batch, self.num_states_per_mask)
             positions_BL2 = gather_positions(batch.positions, order.order)
             hidden_BSD: Tensor = self.encoder(

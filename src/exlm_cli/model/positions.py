@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Int64, Real
 from torch import Tensor
 
@@ -88,6 +89,8 @@ def visible_to_further(batch: Batch, num_states_per_mask: int) -> Bool[Tensor, "
 class ContextFirst(NamedTuple):
     """Order of the positions in which those that all read come first, and the further states of each mask after them.
 
+    Padding comes last, as if it were further states. No other position reads it.
+
     Attributes:
         order: Position at each place.
         num_further: Positions that come last.
@@ -106,22 +109,27 @@ class ContextFirst(NamedTuple):
 def context_first(batch: Batch, num_states_per_mask: int) -> ContextFirst:
     """Return the order in which `model.mask_attention: first` needs no mask but one of the further states.
 
-    The others see each other alone, so their attention is dense. `batch.is_even` has to be true, and k above 1.
+    The others see each other alone, so their attention is dense. It takes `batch.has_even_context`, and k above 1.
     """
-    further_each = num_states_per_mask - 1
-    num_positions, num_masks = batch.token_ids.shape[1], batch.target_ids.shape[1]
-    num_further = further_each * num_masks
+    k, further_each = num_states_per_mask, num_states_per_mask - 1
+    num_positions, most_masks = batch.token_ids.shape[1], batch.target_ids.shape[1]
+    num_further = further_each * most_masks
     num_context = num_positions - num_further
+    index_X = torch.arange(num_positions, device=batch.token_ids.device)
     is_further_BX = batch.positions[..., 1] > 1
     further_before_BX = is_further_BX.cumsum(1)
-    place_X = torch.arange(num_positions, device=batch.token_ids.device)
-    place_BX = torch.where(is_further_BX, num_context - 1 + further_before_BX, place_X - further_before_BX)
-    mask_X = (place_X - num_context).div(further_each, rounding_mode="floor")  # below 0 in the context
+    place_BX = torch.where(is_further_BX, num_context - 1 + further_before_BX, index_X - further_before_BX)
+    place_BX = torch.where(index_X < batch.lengths[:, None], place_BX, index_X)
+    mask_X = (index_X - num_context).div(further_each, rounding_mode="floor")  # below 0 in the context
     visible_FX = (mask_X < 0) | (mask_X == mask_X[num_context:, None])
 
-    is_further_S = is_further_BX.gather(1, batch.node_index)[0]
-    further_before_S = is_further_S.cumsum(0)
-    node_S = torch.arange(len(is_further_S), device=place_X.device)
-    row_S = torch.where(is_further_S, num_masks + 1 + further_before_S, node_S - further_before_S)
-    read_BS = place_BX.gather(1, batch.node_index.index_select(1, row_S.argsort()))
-    return ContextFirst(place_BX.argsort(1), num_further, visible_FX[None], read_BS, row_S)
+    # BOS is node 0, the first state of mask t node 1 + k t, and EOS of T masks where that of mask T would be
+    read_context_BC = place_BX.gather(1, F.pad(batch.node_index[:, 1::k], (1, 0)))
+    read_further_BF = index_X[num_context:].expand(len(place_BX), -1)
+    before_S = torch.arange(batch.node_index.shape[1], device=index_X.device) - 1
+    mask_S, clone_S = before_S.div(k, rounding_mode="floor"), before_S.remainder(k)
+    further_S = most_masks + 1 + further_each * mask_S + clone_S
+    row_S = torch.where((clone_S == 0) | (mask_S < 0), 1 + mask_S, further_S)
+    return ContextFirst(
+        place_BX.argsort(1), num_further, visible_FX[None], torch.cat([read_context_BC, read_further_BF], dim=1), row_S
+    )

@@ -134,7 +134,10 @@ def _backward(
         grad_bias_V += grad_logits.sum(0)
         grad_logits = grad_logits.to(product_dtype)
         grad_hidden_ND[rows] = (grad_logits @ weight).to(hidden_ND.dtype)
-        grad_weight_VD += (grad_logits.t() @ hidden).to(weight_VD.dtype)
+        if product_dtype == weight_VD.dtype:
+            torch.addmm(grad_weight_VD, grad_logits.t(), hidden, out=grad_weight_VD)  # no matrix beside the sum
+        else:
+            grad_weight_VD += (grad_logits.t() @ hidden).to(weight_VD.dtype)
     return grad_hidden_ND, grad_weight_VD, grad_bias_V
 
 

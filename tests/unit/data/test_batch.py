@@ -95,6 +95,6 @@ def test_a_batch_goes_to_a_device_whole():
     moved = pack(_expanded(2, "exlm"), hides_further_states=True).to(torch.device("meta"))
     assert moved.packing is not None
     tensors = [value for value in vars(moved).values() if isinstance(value, torch.Tensor)]
-    assert len(tensors) == len(fields(Batch)) - 4  # three of the host, and the packing
+    assert len(tensors) == len(fields(Batch)) - 5  # four of the host, and the packing
     tensors += moved.packing
     assert {tensor.device.type for tensor in tensors} == {"meta"}

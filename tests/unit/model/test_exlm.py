@@ -92,17 +92,25 @@ def test_a_further_state_sees_its_own_mask_and_no_further_states_of_others():
         {"rope": "none", "learned_positions": True, "clone_embedding": "input"},
     ],
 )
-@pytest.mark.parametrize("k", [2, 4])
-def test_attention_of_the_context_first_is_attention_under_one_mask(model, k):
-    """States, edges and gradients of a batch whose sequences are alike, beside those under the whole (X, X) mask."""
-    sections = {"model": {"mask_attention": "first", "init_std": 0.3, **model}, "masking": {"num_states_per_mask": k}}
+@pytest.mark.parametrize(
+    "masking",
+    [
+        {"num_states_per_mask": 2},
+        {"num_states_per_mask": 4},
+        {"num_states_per_mask": 3, "scheme": "bernoulli", "mask_ratio": 0.35},
+    ],
+)
+def test_attention_of_the_context_first_is_attention_under_one_mask(model, masking):
+    """States, edges and gradients of a batch with as many tokens each, beside those under the whole (X, X) mask."""
+    sections = {"model": {"mask_attention": "first", "init_std": 0.3, **model}, "masking": masking}
     even = tiny_batch(tiny_recipe(**sections), (10, 10, 10))
-    assert even.is_even
+    assert even.has_even_context
+    assert even.is_even == (not even.is_padded) == ("scheme" not in masking)
     found = []
-    for batch in (even, replace(even, is_even=False)):
+    for batch in (even, replace(even, has_even_context=False, is_even=False)):
         network = _model(**sections).double()
         nodes = network.node_states(batch)
-        results = network.encode(batch), nodes.states, network.log_transitions(nodes, batch).exp()
+        results = nodes.states, network.log_transitions(nodes, batch).exp()
         sum((result * torch.linspace(-1, 1, result.numel()).view_as(result)).sum() for result in results).backward()
         found.append([*results, *(p.grad for p in network.parameters() if p.grad is not None)])
     for got, expected in zip(*found, strict=True):
@@ -112,7 +120,7 @@ def test_attention_of_the_context_first_is_attention_under_one_mask(model, k):
 def test_sequences_with_other_numbers_of_masks_are_not_alike():
     recipe = tiny_recipe()
     assert tiny_batch(recipe, (10, 10)).is_even
-    assert not tiny_batch(recipe, (10, 12)).is_even
+    assert not tiny_batch(recipe, (10, 12)).has_even_context
 
 
 def _row(batch, b: int):
@@ -124,10 +132,10 @@ def _row(batch, b: int):
     row = {
         f.name: getattr(batch, f.name)[b : b + 1]
         for f in fields(batch)
-        if f.name not in (*flat, "is_padded", "is_even", "num_tokens", "packing")
+        if f.name not in (*flat, "is_padded", "has_even_context", "is_even", "num_tokens", "packing")
     }
     cut = {name: tensor[:, : sizes[name]] if name in sizes else tensor for name, tensor in row.items()}
-    return Batch(**cut, **flat, is_padded=False, is_even=targets > 0, num_tokens=0)
+    return Batch(**cut, **flat, is_padded=False, has_even_context=targets > 0, is_even=targets > 0, num_tokens=0)
 
 
 def test_emissions_are_the_node_distributions_at_the_targets():
