@@ -62,7 +62,7 @@ class EncoderBlock(nn.Module):
         normed_BLD = self.attention_norm(x_BLD)
         if queries is None:
             q, k, v = self.qkv(normed_BLD).chunk(3, dim=-1)
-        else:
+        else:  # the other positions are keys and values only
             (q_weight, kv_weight), (q_bias, kv_bias) = (
                 both.split([width, 2 * width]) for both in (self.qkv.weight, self.qkv.bias)
             )

@@ -1,4 +1,4 @@
-"""Model cards: what they say of the training, and code that runs as it stands."""
+"""Model cards: what they say about the training, and code that runs as it is."""
 
 import re
 from dataclasses import replace

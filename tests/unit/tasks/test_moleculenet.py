@@ -1,4 +1,4 @@
-"""Both public column layouts load alike; what is left out, kept, repeated or otherwise than Table 9 is told by line."""
+"""Both public column layouts load alike; rows left out, kept, repeated or unlike Table 9 are reported by line."""
 
 import gzip
 import re

@@ -1,4 +1,4 @@
-"""Rows that are molecules are told from those that are not; only a metal's valence is forgiven."""
+"""Which rows are molecules and which are not; only a metal's valence is forgiven."""
 
 from unittest.mock import Mock
 

@@ -1,4 +1,4 @@
-"""Every accepted format of table reads alike, with the lines of its rows; every fault is told with its place."""
+"""Every accepted format of table reads alike, with the lines of its rows; every fault is reported with its place."""
 
 import re
 from pathlib import Path
