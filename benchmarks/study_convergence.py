@@ -1,9 +1,9 @@
 """Study at convergence: MLM, MLM++ of equal cost and ExLM at three mask ratios, on real text and SMILES.
 
 Trains the cells of `exlm sweep convergence-text` and `convergence-smiles` one by one, on one thread. Each cell is a row
-of `results/study_convergence.csv`; a row that exists is not trained again. A cell that was stopped goes on from its
-last checkpoint under `build/study_convergence/`. `last_tenth` is what validation gained in the last tenth of the steps,
-nats per target.
+of `results/study_convergence.csv`; a row that exists with the planned steps is not trained again. A cell that was
+stopped goes on from its last checkpoint under `build/study_convergence/`. `last_tenth` is what validation gained in the
+last tenth of the steps, nats per target.
 
     python benchmarks/study_convergence.py DATA --sets text --variants mlm-p15 exlm-k4-p15 --seeds 1
     python benchmarks/study_convergence.py --table
@@ -15,7 +15,7 @@ over seeds, and the differences from the MLM of the same seed and mask ratio wit
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -69,11 +69,18 @@ def train(name: str, cell: SweepCell) -> dict[str, object]:
     return cell_of | figures | entropies | cost | surroundings(torch.device("cpu"))
 
 
+def is_planned(row: dict[str, str], cells: Mapping[str, SweepCell]) -> bool:
+    """Return whether a row has the steps of the sweep as it is: those of MLM++ follow the count of FLOPs."""
+    return int(row["steps"]) == cells[row["variant"]].pretrain.train.max_steps
+
+
 def table(rows: list[dict[str, str]]) -> str:
     """Return a Markdown table of each data set."""
     lines = []
     for name in FILES:
-        cells = {(row["variant"], row["seed"]): row for row in rows if row["data"] == name}
+        planned = {cell.label: cell for cell in plan(Path("DATA"), name).plan_seed(1)}
+        own = [row for row in rows if row["data"] == name and is_planned(row, planned)]
+        cells = {(row["variant"], row["seed"]): row for row in own}
         if cells:
             lines += ["", name, "", "| variant | seeds | loss given T | less MLM | less MLM++ | states in use | bits "]
             lines[-1] += "| accuracy | last tenth |"
@@ -112,9 +119,10 @@ def main() -> None:
         cells = {(name, cell.label): cell for name in given.sets for cell in plans[name]}
         for variant in given.variants or [cell.label for cell in plans[given.sets[0]]]:
             for name in given.sets:
-                done = {(row["data"], row["variant"], row["seed"]) for row in read_rows(NAME)}
-                if (name, variant, str(seed)) not in done:
-                    row = train(name, cells[name, variant])
+                cell = cells[name, variant]
+                rows = [row for row in read_rows(NAME) if (row["data"], row["seed"]) == (name, str(seed))]
+                if not any(row["variant"] == variant and is_planned(row, {variant: cell}) for row in rows):
+                    row = train(name, cell)
                     append_row(NAME, row)
                     sys.stderr.write(f"{name}, {variant}, seed {seed}: {row[LOSS]}\n")
 

@@ -1,18 +1,24 @@
 """`train.compile`: a compiled model trains like an eager one; one that cannot be compiled is an error of one line."""
 
+import functools
 import shutil
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor import cpu_vec_isa
 from torch._inductor.exc import InductorError, InvalidCxxCompiler
 
+from exlm_cli.data.batch import pack
+from exlm_cli.distributed.parallel import compile_blocks
 from exlm_cli.errors import ConfigError
+from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.run_dir import read_metrics
 from exlm_cli.train.pretrain import PretrainTask, run_pretraining
 from exlm_cli.train.pretrained import load_pretrained
-from tests.tiny import tiny_recipe
+from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
 
 
 # the compiler warns inside itself of what it does to torch; elsewhere a warning is an error
@@ -41,6 +47,26 @@ def test_compiled_run_has_the_losses_of_an_eager_one(tmp_path, monkeypatch):
         assert load_pretrained(run, device="cpu").step == 3
     assert len(losses[True]) == 3
     assert losses[True] == pytest.approx(losses[False], rel=1e-5)
+
+
+@pytest.mark.filterwarnings("default")
+def test_blocks_compile_for_all_kinds_of_batches(monkeypatch):
+    """Each kind has graphs of its own in training and in validation, more in all than torch's limit of 8."""
+    counter = CompileCounterWithBackend("eager")
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
+    recipe = tiny_recipe(model={"mask_attention": "first", "num_layers": 3})
+    model = ExlmModel(recipe, SPECIAL.vocab_size)
+    compile_blocks(model)
+    kinds = ((9, 9, 9), (9, 4, 12), (12, 12), (9,), (3, 3, 3))
+    batches = [tiny_batch(recipe, lengths) for lengths in kinds]
+    for batch in (*batches, *(pack(b, hides_further_states=True) for b in batches if b.is_padded)):
+        model.train()
+        model.node_states(batch).states.sum().backward()
+        model.eval()
+        with torch.no_grad():
+            model.node_states(batch)
+    assert 8 < counter.frame_count < 40
 
 
 def test_a_model_that_cannot_be_compiled_is_one_line(tmp_path, monkeypatch):

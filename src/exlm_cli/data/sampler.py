@@ -83,14 +83,13 @@ def plan_epoch(
     return EpochPlan(np.concatenate(pieces), bounds)
 
 
-def cut_microbatches(lengths: IntArray, microbatch_tokens: int) -> Iterator[IntArray]:
+def cut_microbatches(lengths: IntArray, microbatch_tokens: int, *, avoids_padding: bool = True) -> Iterator[IntArray]:
     """Split a step into microbatches of at most `microbatch_tokens` positions, padding counted.
-
-    Every microbatch has sequences of one length, and so no padding, unless that would make more than twice as many.
 
     Args:
         lengths: (n,) positions of the sequences of the step.
         microbatch_tokens: Most positions of a microbatch; a longer sequence is a microbatch of its own.
+        avoids_padding: Every microbatch has sequences of one length, unless that would make more than twice as many.
 
     Yields:
         Places in `lengths`, from the shortest sequences to the longest.
@@ -99,7 +98,7 @@ def cut_microbatches(lengths: IntArray, microbatch_tokens: int) -> Iterator[IntA
     ordered = lengths[by_length]
     bounds = _fill(ordered, 0, len(ordered), microbatch_tokens)
     edges = np.concatenate([[0], np.flatnonzero(np.diff(ordered)) + 1, [len(ordered)]]).tolist()
-    if len(edges) - 1 <= 2 * len(bounds):
+    if avoids_padding and len(edges) - 1 <= 2 * len(bounds):
         groups = [_fill(ordered, start, stop, microbatch_tokens) for start, stop in itertools.pairwise(edges)]
         alike = list(itertools.chain(*groups))
         bounds = alike if len(alike) <= 2 * len(bounds) else bounds
@@ -234,8 +233,9 @@ class Feed:
         return Sequences(*self.dataset.read(indices, self.special.pad), indices)
 
     def _make(self, indices: IntArray) -> Iterator[Batch]:
-        lengths, tokens = self.expanded_lengths(indices), self.dataset.lengths[indices]
-        if self._hides_further_states and (tokens == tokens[0]).all():
-            lengths[:] = lengths.max()  # whatever the number of masks, the padding of further states costs no mask
-        for part in cut_microbatches(lengths, self.recipe.train.microbatch_tokens):
+        tokens = self.dataset.lengths[indices]
+        # sequences with as many tokens need no mask of their padding, which is behind their further states
+        avoids_padding = not self._hides_further_states or bool((tokens != tokens[0]).any())
+        lengths, most = self.expanded_lengths(indices), self.recipe.train.microbatch_tokens
+        for part in cut_microbatches(lengths, most, avoids_padding=avoids_padding):
             yield self.batch(indices[part])

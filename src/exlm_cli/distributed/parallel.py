@@ -1,8 +1,8 @@
 """One model on many devices: DDP, or FSDP2 with the weights of each block in shares. One reduction a step."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Literal
+from typing import Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,13 @@ from exlm_cli.model.encoder import EncoderBlock
 MANY_PARAMETERS = 2_000_000_000
 """Parameters above which `auto` takes FSDP: weights, gradients and moments are 16 bytes each, 32 GB in all."""
 
+_MOST_GRAPHS = 64
+"""Graphs of one function. Batches with and without padding, with further states, or with a single sequence or mask have
+one each, and all blocks share theirs; torch stops at 8."""
+
 Strategy = Literal["none", "ddp", "fsdp"]
+ArgumentsT = ParamSpec("ArgumentsT")
+ResultT = TypeVar("ResultT")
 
 
 def choose_strategy(train: LoopConfig, ranks: Ranks, num_parameters: int) -> Strategy:
@@ -31,6 +37,13 @@ def choose_strategy(train: LoopConfig, ranks: Ranks, num_parameters: int) -> Str
     return strategy
 
 
+def compiled(function: Callable[ArgumentsT, ResultT]) -> Callable[ArgumentsT, ResultT]:
+    """Return a function that runs as whole graphs, for batches of any size."""
+    # `torch.compile` has an argument for this limit in newer versions only
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_GRAPHS)
+    return torch.compile(function, fullgraph=True, dynamic=True)
+
+
 def compile_blocks(module: nn.Module) -> None:
     """Compile each block of an encoder as a graph of its own, in training and in validation; call it before `spread`.
 
@@ -38,7 +51,7 @@ def compile_blocks(module: nn.Module) -> None:
     """
     for block in module.modules():
         if isinstance(block, EncoderBlock):
-            block.forward = torch.compile(block.forward, fullgraph=True, dynamic=True)  # type: ignore[method-assign]
+            block.forward = compiled(block.forward)  # type: ignore[method-assign]
 
 
 def spread(module: nn.Module, strategy: Strategy, ranks: Ranks, autocast_dtype: torch.dtype | None) -> nn.Module:

@@ -22,7 +22,7 @@ from exlm_cli.data import IntArray
 from exlm_cli.data.rows.records import SKIPPED_FILE
 from exlm_cli.data.sampler import EpochPlan, cut_microbatches, plan_epoch, prefetch
 from exlm_cli.data.tokenizer import Tokenizer
-from exlm_cli.distributed.parallel import choose_strategy, compile_blocks, spread
+from exlm_cli.distributed.parallel import choose_strategy, compile_blocks, compiled, spread
 from exlm_cli.distributed.ranks import ALONE, Ranks
 from exlm_cli.finetune.batch import TaskBatch, batch_losses, collate, repeated_lengths
 from exlm_cli.format import format_number_of, format_percent
@@ -92,7 +92,7 @@ class TaskModule(nn.Module):
 
     def compile_losses(self) -> None:
         """Compile encoder, head and loss as one graph for batches of any size; scoring stays eager."""
-        self.losses = torch.compile(self.losses, fullgraph=True, dynamic=True)
+        self.losses = compiled(self.losses)
 
     def forward(self, batch: TaskBatch, loss: Loss | None = None, weights: Tensor | None = None) -> Tensor:
         """Return the outputs, or with a kind of loss what `task_losses` returns."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -29,7 +29,7 @@ class Layout(NamedTuple):
             states, with `packing` (B, 1, F, X) that of F further states of each sequence.
         num_further: The last so many positions are the further states of masks, which the others do not see.
         packing: Order of the positions of all sequences, which are here as one; None where each has a row.
-        queries: Positions that attend; None: all. The last of them are the further states.
+        queries: Positions that attend; None: all. With `num_further` or `packing` the last are all further states.
     """
 
     rotation: Tensor | None
@@ -151,7 +151,7 @@ def unpacked(rows: Float[Tensor, "P ..."], row: Int64[Tensor, "B X"]) -> Float[T
     return at_places
 
 
-def gather_positions(values_BLD: Float[Tensor, "B L D"], index_BR: Int64[Tensor, "B R"]) -> Float[Tensor, "B R D"]:
+def gather_positions(values_BLD: Shaped[Tensor, "B L D"], index_BR: Int64[Tensor, "B R"]) -> Shaped[Tensor, "B R D"]:
     """Return the values at some of the L positions of each sequence."""
     num_sequences, num_positions = values_BLD.shape[:2]
     start_B1 = num_positions * torch.arange(num_sequences, device=index_BR.device)[:, None]
@@ -205,7 +205,7 @@ class Encoder(nn.Module):
             num_further: The last so many positions are not seen by the others, and `visible` is theirs.
             packing: Order of the positions of all sequences, which are here as one sequence; `visible` is then that of
                 their further states, (sequences, further states, positions), and None where there are none.
-            read: Positions whose states are returned; the last of them are the further ones, all of them.
+            read: Positions whose states are returned; with `num_further` or `packing` the last are all further ones.
         """
         if expanded_index is None:
             expanded_index = torch.arange(embedded.shape[1], device=embedded.device)[None]

@@ -135,7 +135,7 @@ def _backward(
         grad_logits = grad_logits.to(product_dtype)
         grad_hidden_ND[rows] = (grad_logits @ weight).to(hidden_ND.dtype)
         if product_dtype == weight_VD.dtype:
-            torch.addmm(grad_weight_VD, grad_logits.t(), hidden, out=grad_weight_VD)  # no matrix beside the sum
+            grad_weight_VD.addmm_(grad_logits.t(), hidden)  # no second matrix
         else:
             grad_weight_VD += (grad_logits.t() @ hidden).to(weight_VD.dtype)
     return grad_hidden_ND, grad_weight_VD, grad_bias_V

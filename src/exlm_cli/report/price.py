@@ -16,7 +16,7 @@ and the others in float32, and reduces all gradients in float32:
     activations    n - 1 blocks of M L (12 D + 8) + M L B, B = 12 D + 4 F + 4 N + 8 and one for each element that
                    dropout draws; the last block, of which nodes alone are read, M L (12 D + 8) + M S B;
                    beside the blocks M L 4 H + M S (8 D + 4 H + 8)
-      with gradient checkpointing  M L 4 n D in place of all blocks but one whole one
+      with gradient checkpointing  M L 4 n D in place of all blocks but one whole one, the last where it is the only one
     nodes          M k T (8 D + 8 + 8 t),  t = T for a DAG, 2 for `alignment: independent`, 1 for an MLM;
                    of a DAG also M (12 S D + 8 S^2 + 12 S T) + 2 S^2
     logits         8 r V with r = min(`train.head_chunk_rows`, M k T)
@@ -236,7 +236,8 @@ def count_memory(
         "logits": 8 * min(recipe.train.head_chunk_rows, num_sequences * inner) * vocab,
     }
     kept = (model.num_layers - 1) * block + last_block + ends
-    checkpointed = model.num_layers * positions * 4 * width + block + ends
+    one_block = last_block if model.num_layers == 1 else block
+    checkpointed = model.num_layers * positions * 4 * width + one_block + ends
     whatever_kept = sum(always.values())
     return Memory(
         **always,

@@ -25,7 +25,7 @@ from exlm_cli.data.corpus.shards import TokenDataset
 from exlm_cli.data.masking import special_tokens
 from exlm_cli.data.sampler import EpochPlan, Feed, plan_epoch
 from exlm_cli.data.tokenizer import TOKENIZER_FILE
-from exlm_cli.distributed.parallel import choose_strategy, compile_blocks, spread
+from exlm_cli.distributed.parallel import choose_strategy, compile_blocks, compiled, spread
 from exlm_cli.distributed.ranks import ALONE, PREPARE_LIMIT_S, Ranks, join
 from exlm_cli.distributed.shared_run import hold_run, require_same_data, require_same_recipe
 from exlm_cli.errors import CheckpointError
@@ -83,7 +83,7 @@ class PretrainModule(nn.Module):
 
     def compile_losses(self) -> None:
         """Compile encoder, heads, emissions and loss as one graph for batches of any size; validation stays eager."""
-        self.losses = torch.compile(self.losses, fullgraph=True, dynamic=True)
+        self.losses = compiled(self.losses)
 
     def forward(self, batch: Batch, measure: Callable[[ExlmModel, Batch], FiguresT] | None = None) -> Tensor | FiguresT:
         """Return nats per target of each sequence (B,), or what `measure` finds."""
@@ -101,7 +101,7 @@ class PretrainTask:
         ranks: Those that train together.
 
     Attributes:
-        packs: Whether sequences of different lengths run without padding.
+        packs: Whether batches run without padding where attention would need a mask of it.
     """
 
     def __init__(

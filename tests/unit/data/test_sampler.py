@@ -102,6 +102,13 @@ def test_microbatches_have_one_length_where_that_costs_at_most_twice_their_numbe
     assert any(len(set(LENGTHS[part])) > 1 for part in molecules)
 
 
+def test_where_padding_costs_no_mask_microbatches_are_as_few_as_fit():
+    """Two lengths of text that share one microbatch, the shorter ones first."""
+    lengths = np.array([743, 740, 743, 740])
+    assert [part.tolist() for part in cut_microbatches(lengths, 4 * 743, avoids_padding=False)] == [[1, 3, 0, 2]]
+    assert len(list(cut_microbatches(lengths, 4 * 743))) == 2
+
+
 def test_prefetch_keeps_the_order_and_raises_where_the_item_was_due():
     assert list(prefetch(x * x for x in range(5))) == [0, 1, 4, 9, 16]
     assert list(prefetch(())) == []
@@ -180,6 +187,19 @@ def test_only_batches_with_padding_are_packed(dataset, microbatch_tokens, are_pa
         if batch.packing is not None:
             is_real = torch.arange(batch.token_ids.shape[1]) < batch.lengths[:, None]
             assert sorted(batch.packing.source.tolist()) == is_real.flatten().nonzero()[:, 0].tolist()
+
+
+def test_sequences_with_as_many_tokens_share_a_microbatch_whatever_their_number_of_masks(dataset):
+    """Further states that nothing else reads: padded, without a packing. Others are cut by length, or packed."""
+    sections: dict[str, Any] = {"model": {"mask_attention": "first"}, "train": {"microbatch_tokens": 1000}}
+    bernoulli = {"masking": {"mask_ratio": 0.35, "scheme": "bernoulli"}}
+    feed = Feed(dataset, tiny_recipe(**sections, **bernoulli), SPECIAL, epoch=0, packs=True)
+    alike = np.flatnonzero(dataset.lengths == 9)[:12]
+    (batch,) = feed.microbatches(alike, CPU)
+    assert (batch.has_even_context, batch.is_even, batch.is_padded, batch.packing) == (True, False, True, None)
+    assert batch.lengths.tolist() == sorted(batch.lengths.tolist())
+    others = np.flatnonzero(dataset.lengths > 9)[:12]
+    assert all(b.packing is not None for b in feed.microbatches(others, CPU) if b.is_padded)
 
 
 def test_the_epoch_changes_the_masks_and_nothing_else(dataset):
