@@ -11,6 +11,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor import cpu_vec_isa
 from torch._inductor.exc import InductorError, InvalidCxxCompiler
 
+from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.batch import pack
 from exlm_cli.distributed.parallel import compile_blocks
 from exlm_cli.errors import ConfigError
@@ -54,9 +55,14 @@ def test_blocks_compile_for_all_kinds_of_batches(monkeypatch):
     """Each kind has graphs of its own in training and in validation, more in all than torch's limit of 8."""
     counter = CompileCounterWithBackend("eager")
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
     recipe = tiny_recipe(model={"mask_attention": "first", "num_layers": 3})
     model = ExlmModel(recipe, SPECIAL.vocab_size)
+    with torch._dynamo.config.patch(recompile_limit=8):
+        _run_all_kinds(recipe, model)
+    assert 8 < counter.frame_count < 40
+
+
+def _run_all_kinds(recipe: PretrainRecipe, model: ExlmModel) -> None:
     compile_blocks(model)
     kinds = ((9, 9, 9), (9, 4, 12), (12, 12), (9,), (3, 3, 3))
     batches = [tiny_batch(recipe, lengths) for lengths in kinds]
@@ -66,7 +72,6 @@ def test_blocks_compile_for_all_kinds_of_batches(monkeypatch):
         model.eval()
         with torch.no_grad():
             model.node_states(batch)
-    assert 8 < counter.frame_count < 40
 
 
 def test_a_model_that_cannot_be_compiled_is_one_line(tmp_path, monkeypatch):

@@ -135,7 +135,8 @@ def _backward(
         grad_logits = grad_logits.to(product_dtype)
         grad_hidden_ND[rows] = (grad_logits @ weight).to(hidden_ND.dtype)
         if product_dtype == weight_VD.dtype:
-            grad_weight_VD.addmm_(grad_logits.t(), hidden)  # no second matrix
+            # no second matrix; torch's counter of FLOPs does not know `addmm_`
+            torch.addmm(grad_weight_VD, grad_logits.t(), hidden, out=grad_weight_VD)
         else:
             grad_weight_VD += (grad_logits.t() @ hidden).to(weight_VD.dtype)
     return grad_hidden_ND, grad_weight_VD, grad_bias_V
