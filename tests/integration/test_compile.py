@@ -55,7 +55,7 @@ def test_blocks_compile_for_all_kinds_of_batches(monkeypatch):
     """Each kind has graphs of its own in training and in validation, more in all than torch's limit of 8."""
     counter = CompileCounterWithBackend("eager")
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
-    recipe = tiny_recipe(model={"mask_attention": "first", "num_layers": 3})
+    recipe = tiny_recipe(model={"mask_attention": "first", "num_layers": 3, "expand_after": 1})
     model = ExlmModel(recipe, SPECIAL.vocab_size)
     with torch._dynamo.config.patch(recompile_limit=8):
         _run_all_kinds(recipe, model)

@@ -10,7 +10,8 @@ matrix is 2 a b c FLOPs; its backward pass has two such products, so that whatev
                       3 * 2 n L 2 D^2                   key, value
     attention         3 * 4 ((n - 1) L + S) L D         Q K' and the weighted sum of V; with `mask_attention: first`
                                                         less those pairs in which others would see J = (k - 1) T
-                                                        further states: (L - J) J of a block, (S - J) J of the last
+                                                        further states: (L - J) J of a block, (S - J) J of the last;
+                                                        the blocks of `expand_after` have L - J positions, not L
     lm_head           3 * 2 N (D^2 + D V)               dense layer and tied decoder, on emitting nodes alone
     transition        3 * 2 (2 S D' D + S^2 D)          query, key and Q K'; with h > 1 also the gate, 2 S D' h
     alignment         3 * 2 E                           alpha, beta and the edge gradient: one multiply-add an edge each
@@ -143,11 +144,15 @@ def count_sequence_flops(
     num_inner = recipe.masking.num_states_per_mask * num_targets
     num_nodes = num_inner + 2
     num_further = num_inner - num_targets if model.mask_attention == "first" else 0.0
-    queries = [num_positions] * (model.num_layers - 1) + [num_nodes]  # of each block
-    num_pairs = sum(queries) * num_positions - sum(num_queries - num_further for num_queries in queries) * num_further
+    # of each block, in which J further states are read by each other alone
+    num_early, num_late = model.expand_after, model.num_layers - model.expand_after
+    further = [0.0] * num_early + [num_further] * num_late
+    keys = [num_positions - num_further] * num_early + [num_positions] * num_late
+    queries = [*keys[:-1], num_nodes]
+    num_pairs = sum(q * k - (q - j) * j for q, k, j in zip(queries, keys, further, strict=True))
     of_queries, of_keys = 2 * width**2 + 2 * width * model.ffn_width, 2 * width**2
     flops = TrainingFlops(
-        encoder_linear=3 * 2 * (sum(queries) * of_queries + model.num_layers * num_positions * of_keys),
+        encoder_linear=3 * 2 * (sum(queries) * of_queries + sum(keys) * of_keys),
         attention=3 * 4 * num_pairs * width,
         lm_head=3 * 2 * num_inner * (width**2 + width * vocab),
     )

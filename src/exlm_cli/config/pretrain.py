@@ -55,6 +55,7 @@ class PretrainRecipe(Recipe):
                 f"`model.width` {model.width} is not divisible by `model.transition.heads` {model.transition.heads}"
             )
         self._check_rope()
+        self._check_expansion()
         if model.clone_embedding != "none" and self.objective == "mlm":
             raise ValueError("`model.clone_embedding` must be none for `objective: mlm`: there are no clones")
 
@@ -74,6 +75,22 @@ class PretrainRecipe(Recipe):
                 raise ValueError(
                     f"head width `model.width` / `{key}` is {model.width // num_heads}: {error}"
                 ) from error
+
+    def _check_expansion(self) -> None:
+        model = self.model
+        if not model.expand_after:
+            return
+        late = f"`model.expand_after` is {model.expand_after}"
+        if model.expand_after >= model.num_layers:
+            raise ValueError(f"{late}, but `model.num_layers` {model.num_layers} leaves no block after it")
+        if model.mask_attention != "first":
+            raise ValueError(f"{late}, which needs `model.mask_attention: first`")
+        if model.rope == "none":
+            raise ValueError(
+                f"{late}, but `model.rope: none` has nothing that tells the states of a mask apart by then"
+            )
+        if model.clone_embedding == "input":
+            raise ValueError(f"{late}, but `model.clone_embedding: input` adds its vectors before the first block")
 
     def _check_masking(self) -> None:
         masking = self.masking

@@ -119,6 +119,12 @@ class ModelConfig(StrictModel):
         description="States of a mask that other positions attend to. all: the paper's; first: the first one alone, so "
         "that all but the further states read what an MLM reads",
     )
+    expand_after: int = Field(
+        0,
+        ge=0,
+        description="Blocks before each [MASK] becomes k states, which cost nothing until then; 0: at the input, as in "
+        "the paper. Needs `mask_attention: first`",
+    )
     rope_base: float = Field(10000.0, gt=1, description="Base of the rotary frequencies")
     learned_positions: bool = Field(False, description="Add learned absolute positions of the expanded sequence")
     max_length: int = Field(2048, ge=4, le=262144, description="Longest expanded sequence the model takes")

@@ -72,6 +72,7 @@ class Batch:
         positions: Token index before expansion (but after repetition) and clone index: (i, 1)..(i, k) for the
             clones of a [MASK], (j, 0) for all other tokens (section 4.2).
         lengths: Number of expanded tokens of each sequence, with [CLS] and [SEP].
+        first_index: Expanded position of each token, of a [MASK] that of its first copy; 0 for padding.
         node_index: Expanded position of every DAG node, in order: [CLS], the clones, the last [SEP]; 0 beyond.
         node_mask: Index of the masked token that a node belongs to (0..T-1); -1 for BOS, EOS and padding.
         state_lengths: Number of nodes of each sequence, k * T + 2.
@@ -92,6 +93,7 @@ class Batch:
     token_ids: Int64[Tensor, "B X"]
     positions: Int64[Tensor, "B X 2"]
     lengths: Int64[Tensor, " B"]
+    first_index: Int64[Tensor, "B L"]
     node_index: Int64[Tensor, "B S"]
     node_mask: Int64[Tensor, "B S"]
     state_lengths: Int64[Tensor, " B"]
@@ -106,6 +108,11 @@ class Batch:
     is_even: bool
     num_tokens: int
     packing: Packing | None = None
+
+    @property
+    def first_copy(self) -> Int64[Tensor, "B X"]:
+        """Return the expanded position of the first copy of a [MASK] for each of its copies, of a token its own."""
+        return self.first_index.gather(1, self.positions[..., 0])
 
     def to(self, device: torch.device) -> Self:
         """Return the same batch on `device`."""
@@ -172,6 +179,10 @@ def expand(masked: MaskedSequences, num_states_per_mask: int, objective: Objecti
     state_lengths = num_inner + 2
     node_index[sequence, state_lengths - 1] = lengths - 1
 
+    first_index = np.arange(longest_input) + (k - 1) * (np.cumsum(masked.is_masked, axis=1) - masked.is_masked)
+    if is_padded:
+        first_index[np.arange(longest_input) >= masked.lengths[:, None]] = 0
+
     # without masks there is a column of targets, which is padding
     target_ids = np.full((num_sequences, max(1, max_masks)), pad_id, dtype=np.int64)
     target_source = np.full_like(target_ids, -1)
@@ -182,6 +193,7 @@ def expand(masked: MaskedSequences, num_states_per_mask: int, objective: Objecti
         token_ids=torch.from_numpy(token_ids),
         positions=torch.from_numpy(positions),
         lengths=torch.from_numpy(lengths),
+        first_index=torch.from_numpy(first_index),
         node_index=torch.from_numpy(node_index),
         node_mask=torch.from_numpy(node_mask),
         state_lengths=torch.from_numpy(state_lengths),

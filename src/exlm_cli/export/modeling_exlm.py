@@ -83,10 +83,7 @@ class ExlmForMaskedLM(EsmForMaskedLM):  # type: ignore[misc]
         batch = self._expanded(input_ids, attention_mask)
         hidden_BXD = self._encode(batch)
         is_mask_BL = input_ids == self.config.mask_token_id
-        copies_before_BL = (self.network.num_states_per_mask - 1) * (is_mask_BL.cumsum(1) - is_mask_BL.long())
-        first_BL = torch.arange(input_ids.shape[1], device=input_ids.device) + copies_before_BL
-        first_BL = first_BL.clamp(max=hidden_BXD.shape[1] - 1)
-        logits_BLV = self.lm_head(_states_at(hidden_BXD, first_BL)).float()
+        logits_BLV = self.lm_head(_states_at(hidden_BXD, batch.first_index)).float()
         states, log_probs, log_trans, num_nodes = self._dag(hidden_BXD, batch)
         is_target_BT = torch.arange(batch.target_ids.shape[1], device=input_ids.device) < batch.target_lengths[:, None]
         marginal_BTV = _occupancy(log_trans, batch.target_lengths, num_nodes) @ log_probs.double().exp()
@@ -155,7 +152,9 @@ class ExlmForMaskedLM(EsmForMaskedLM):  # type: ignore[misc]
         hides_further_states = self.network.mask_attention == "first" and self.network.num_states_per_mask > 1
         visible = visible_positions(batch, hides_further_states=hides_further_states)
         attend = None if visible is None else visible[:, None]
-        for layer in self.esm.encoder.layer:
+        for number, layer in enumerate(self.esm.encoder.layer):
+            if 0 < number == self.network.expand_after:
+                hidden = _states_at(hidden, batch.first_copy)
             attention = layer.attention
             normed = attention.LayerNorm(hidden)
             projections = attention.self.query, attention.self.key, attention.self.value

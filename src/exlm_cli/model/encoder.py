@@ -160,6 +160,17 @@ def gather_positions(values_BLD: Shaped[Tensor, "B L D"], index_BR: Int64[Tensor
     return rows.view(*index_BR.shape, *values_BLD.shape[2:])
 
 
+def _without_further_states(layout: Layout, num_first: int) -> Layout:
+    """Return the layout of the first positions alone; where these are all, nothing changes."""
+    rotation, packing = layout.rotation, layout.packing
+    if rotation is None or num_first == rotation.shape[2]:
+        return layout
+    rotation = rotation[:, :, :num_first]
+    if packing is not None:
+        packing = packing._replace(further_place=packing.further_place[:0])
+    return Layout(rotation, rotation, None, 0, packing)
+
+
 class Encoder(nn.Module):
     """Stack of blocks that turns embedded tokens into contextual states.
 
@@ -178,12 +189,13 @@ class Encoder(nn.Module):
         self.position_embedding = nn.Embedding(config.max_length, config.width) if config.learned_positions else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.num_layers))
+        self.expand_after = config.expand_after
         self.final_norm = nn.LayerNorm(config.width)
         self.recomputes = False
 
     def forward(
         self,
-        embedded: Float[Tensor, "B L D"],
+        embedded: Float[Tensor, "B C D"],
         positions: Int64[Tensor, "B L 2"],
         visible: Bool[Tensor, "b q l"] | None,
         *,
@@ -191,13 +203,14 @@ class Encoder(nn.Module):
         num_further: int = 0,
         packing: Packing | None = None,
         read: Int64[Tensor, "B R"] | None = None,
+        origin: Int64[Tensor, "B L"] | None = None,
     ) -> Float[Tensor, "B R D"]:
         """Return the contextual state of the positions that are read, by default of all.
 
         The last block computes the others as keys and values alone, which is all that anything needs of them.
 
         Args:
-            embedded: Token embeddings.
+            embedded: Token embeddings of all L positions; with `origin` of the C that the first blocks compute.
             positions: (token index, clone index) of every position.
             visible: Which keys each query sees, or all queries where q is 1; None where all see all, which allows
                 the fastest attention.
@@ -206,16 +219,22 @@ class Encoder(nn.Module):
             packing: Order of the positions of all sequences, which are here as one sequence; `visible` is then that of
                 their further states, (sequences, further states, positions), and None where there are none.
             read: Positions whose states are returned; with `num_further` or `packing` the last are all further ones.
+            origin: Position, among the first C, whose state each position has after `model.expand_after` blocks: its
+                own, and for a further state that of the first state of its mask. None: the masks are expanded already.
+                With C below L the first blocks leave out the further states, which come last.
         """
         if expanded_index is None:
-            expanded_index = torch.arange(embedded.shape[1], device=embedded.device)[None]
+            expanded_index = torch.arange(positions.shape[1], device=embedded.device)[None]
+        num_first = embedded.shape[1]
         if self.position_embedding is not None:
-            embedded = embedded + self.position_embedding(expanded_index)
+            embedded = embedded + self.position_embedding(expanded_index[:, :num_first])
         rotation = None
         if self.rotation_of is not None:
             rotation = self.rotation_of(positions[..., 0], positions[..., 1], expanded_index)
         attend = None if visible is None else visible[:, None]
-        layout = last = Layout(rotation, rotation, attend, num_further, packing)
+        layout = first = last = Layout(rotation, rotation, attend, num_further, packing)
+        if origin is not None:
+            first = _without_further_states(layout, num_first)
         if read is not None:
             if self.rotation_of is not None:
                 indices = (*positions.unbind(-1), expanded_index)
@@ -224,8 +243,11 @@ class Encoder(nn.Module):
                 attend = gather_positions(visible, read)[:, None]
             last = Layout(layout.rotation, rotation, attend, num_further, packing, read)
         x_BLD = self.dropout(embedded)
-        for block in self.blocks:
-            of_block = last if block is self.blocks[-1] else layout
+        for number, block in enumerate(self.blocks):
+            if origin is not None and number == self.expand_after:
+                x_BLD = gather_positions(x_BLD, origin)
+            is_expanded = origin is None or number >= self.expand_after
+            of_block = last if block is self.blocks[-1] else layout if is_expanded else first
             if self.recomputes and self.training:
                 x_BLD = cast(Tensor, checkpoint(block, x_BLD, of_block, use_reentrant=False))
             else:

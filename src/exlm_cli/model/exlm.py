@@ -78,6 +78,7 @@ class ExlmModel(nn.Module):
         self.head_chunk_rows = recipe.train.head_chunk_rows
         self.clone_embedding_place = config.clone_embedding
         self.hides_further_states = config.mask_attention == "first" and k > 1
+        self.expands_late = config.expand_after > 0 and k > 1
         self.token_embedding = nn.Embedding(vocab_size, config.width)
         self.clone_embedding = nn.Embedding(k, config.width) if config.clone_embedding != "none" else None
         self.encoder = Encoder(config, k)
@@ -100,7 +101,8 @@ class ExlmModel(nn.Module):
         """Return the state of every expanded position; padding is never attended to."""
         visible = visible_positions(batch, hides_further_states=self.hides_further_states)
         embedded = self._embed(batch.token_ids, batch.positions)
-        return cast(Tensor, self.encoder(embedded, batch.positions, visible))
+        origin = batch.first_copy if self.expands_late else None
+        return cast(Tensor, self.encoder(embedded, batch.positions, visible, origin=origin))
 
     def _encode_nodes(self, batch: Batch) -> Float[Tensor, "B S D"]:
         """Return the state at every node; those beyond `state_lengths` are of other positions."""
@@ -109,32 +111,40 @@ class ExlmModel(nn.Module):
         if self.hides_further_states and batch.has_even_context:
             order = context_first(batch, self.num_states_per_mask)
             positions_BL2 = gather_positions(batch.positions, order.order)
+            num_first = (batch.first_index if self.expands_late else order.order).shape[1]
             hidden_BSD: Tensor = self.encoder(
-                self._embed(batch.token_ids.gather(1, order.order), positions_BL2),
+                self._embed(batch.token_ids.gather(1, order.order[:, :num_first]), positions_BL2[:, :num_first]),
                 positions_BL2,
                 order.visible,
                 expanded_index=order.order,
                 num_further=order.num_further,
                 read=order.read,
+                # a token's place in the context is its index before expansion
+                origin=positions_BL2[..., 0] if self.expands_late else None,
             )
             return hidden_BSD.index_select(1, order.node)
         visible = visible_positions(batch, hides_further_states=self.hides_further_states)
         embedded = self._embed(batch.token_ids, batch.positions)
-        return cast(Tensor, self.encoder(embedded, batch.positions, visible, read=batch.node_index))
+        origin = batch.first_copy if self.expands_late else None
+        return cast(Tensor, self.encoder(embedded, batch.positions, visible, read=batch.node_index, origin=origin))
 
     def _encode_packed(self, batch: Batch, packing: Packing) -> Float[Tensor, "B S D"]:
         """Return the state at every node of sequences that run without padding."""
-        token_ids_1P = batch.token_ids.flatten()[packing.source][None]
+        num_first = len(packing.source) - len(packing.further_place) * self.expands_late
+        token_ids_1C = batch.token_ids.flatten()[packing.source[:num_first]][None]
         positions_1P2 = batch.positions.flatten(0, 1)[packing.source][None]
         expanded_index_1P = (packing.source % batch.token_ids.shape[1])[None]
         visible = visible_to_further(batch, self.num_states_per_mask) if self.hides_further_states else None
         hidden_1RD = self.encoder(
-            self._embed(token_ids_1P, positions_1P2),
+            self._embed(token_ids_1C, positions_1P2[:, :num_first]),
             positions_1P2,
             visible,
             expanded_index=expanded_index_1P,
             packing=packing,
             read=packing.read[None],
+            origin=packing.row.gather(1, batch.first_copy).flatten()[packing.source][None]
+            if self.expands_late
+            else None,
         )
         return unpacked(hidden_1RD[0], packing.node_row)
 

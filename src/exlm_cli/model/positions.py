@@ -89,7 +89,7 @@ def visible_to_further(batch: Batch, num_states_per_mask: int) -> Bool[Tensor, "
 class ContextFirst(NamedTuple):
     """Order of the positions in which those that all read come first, and the further states of each mask after them.
 
-    Padding comes last, as if it were further states. No other position reads it.
+    A sequence with fewer masks than another has [CLS] in place of their further states. No other position reads it.
 
     Attributes:
         order: Position at each place.
@@ -112,24 +112,26 @@ def context_first(batch: Batch, num_states_per_mask: int) -> ContextFirst:
     The others see each other alone, so their attention is dense. It takes `batch.has_even_context`, and k above 1.
     """
     k, further_each = num_states_per_mask, num_states_per_mask - 1
-    num_positions, most_masks = batch.token_ids.shape[1], batch.target_ids.shape[1]
+    num_context, most_masks = batch.first_index.shape[1], batch.target_ids.shape[1]
     num_further = further_each * most_masks
-    num_context = num_positions - num_further
-    index_X = torch.arange(num_positions, device=batch.token_ids.device)
-    is_further_BX = batch.positions[..., 1] > 1
-    further_before_BX = is_further_BX.cumsum(1)
-    place_BX = torch.where(is_further_BX, num_context - 1 + further_before_BX, index_X - further_before_BX)
-    place_BX = torch.where(index_X < batch.lengths[:, None], place_BX, index_X)
+    further_BF = batch.node_index[:, 1:-1].unflatten(1, (-1, k))[..., 1:].flatten(1)
+    index_X = torch.arange(num_context + num_further, device=further_BF.device)
     mask_X = (index_X - num_context).div(further_each, rounding_mode="floor")  # below 0 in the context
     visible_FX = (mask_X < 0) | (mask_X == mask_X[num_context:, None])
 
-    # BOS is node 0, the first state of mask t node 1 + k t, and EOS of T masks where that of mask T would be
-    read_context_BC = place_BX.gather(1, F.pad(batch.node_index[:, 1::k], (1, 0)))
-    read_further_BF = index_X[num_context:].expand(len(place_BX), -1)
+    # BOS is node 0, the first state of mask t node 1 + k t, and EOS of T masks where that of mask T would be;
+    # the place of each in the context is its token's index before expansion
+    token_BX = batch.positions[..., 0]
+    read_context_BC = token_BX.gather(1, F.pad(batch.node_index[:, 1::k], (1, 0)))
+    read_further_BF = index_X[num_context:].expand(len(token_BX), -1)
     before_S = torch.arange(batch.node_index.shape[1], device=index_X.device) - 1
     mask_S, clone_S = before_S.div(k, rounding_mode="floor"), before_S.remainder(k)
     further_S = most_masks + 1 + further_each * mask_S + clone_S
     row_S = torch.where((clone_S == 0) | (mask_S < 0), 1 + mask_S, further_S)
     return ContextFirst(
-        place_BX.argsort(1), num_further, visible_FX[None], torch.cat([read_context_BC, read_further_BF], dim=1), row_S
+        torch.cat([batch.first_index, further_BF], dim=1),
+        num_further,
+        visible_FX[None],
+        torch.cat([read_context_BC, read_further_BF], dim=1),
+        row_S,
     )

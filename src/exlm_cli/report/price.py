@@ -15,6 +15,8 @@ and the others in float32, and reduces all gradients in float32:
     used weights   2 P           6 P_root + 4 P_block: what lies outside the blocks, this block and the next one
     activations    n - 1 blocks of M L (12 D + 8) + M L B, B = 12 D + 4 F + 4 N + 8 and one for each element that
                    dropout draws; the last block, of which nodes alone are read, M L (12 D + 8) + M S B;
+                   in blocks with further states (`mask_attention: first`) 2 D more in B, and in the first
+                   `expand_after` blocks, which have none, the length before expansion for L;
                    beside the blocks M L 4 H + M S (8 D + 4 H + 8)
       with gradient checkpointing  M L 4 n D in place of all blocks but one whole one, the last where it is the only one
     nodes          M k T (8 D + 8 + 8 t),  t = T for a DAG, 2 for `alignment: independent`, 1 for an MLM;
@@ -208,13 +210,16 @@ def count_memory(
     model, masking = recipe.model, recipe.masking
     width, vocab = model.width, recipe.tokenizer.vocab_size
     targets = masking.mask_ratio * (recipe.repeated_length - 2)
-    positions = num_sequences * (recipe.repeated_length + (masking.num_states_per_mask - 1) * targets)
+    context = num_sequences * recipe.repeated_length
+    positions = context + num_sequences * (masking.num_states_per_mask - 1) * targets
+    early, late = model.expand_after * context, (model.num_layers - model.expand_after) * positions  # of all blocks
     inner = masking.num_states_per_mask * targets
     states = inner + 2
     dropped = 2 * width * (model.dropout > 0) + model.ffn_width * (model.activation_dropout > 0)
-    of_keys = positions * (12 * width + 8)
+    of_key = 12 * width + 8
     of_query = 12 * width + 4 * model.ffn_width + 4 * model.num_heads + 8 + dropped
-    block, last_block = of_keys + positions * of_query, of_keys + num_sequences * states * of_query
+    of_late_query = of_query + 2 * width * (model.mask_attention == "first" and masking.num_states_per_mask > 1)
+    last_block = positions * of_key + num_sequences * states * of_late_query
     rotation = 4 * (width // model.num_heads)
     ends = positions * (rotation + width * (model.dropout > 0)) + num_sequences * states * (8 * width + rotation + 8)
     has_dag = recipe.objective == "exlm" and model.alignment != "independent"
@@ -235,9 +240,12 @@ def count_memory(
         "nodes": nodes,
         "logits": 8 * min(recipe.train.head_chunk_rows, num_sequences * inner) * vocab,
     }
-    kept = (model.num_layers - 1) * block + last_block + ends
-    one_block = last_block if model.num_layers == 1 else block
-    checkpointed = model.num_layers * positions * 4 * width + one_block + ends
+    of_early, of_late = of_key + of_query, of_key + of_late_query
+    kept = early * of_early + (late - positions) * of_late + last_block + ends
+    # blocks are computed again one by one; the last is the largest if it alone has further states
+    whole_block = positions * of_late if late > positions else context * of_early
+    one_block = last_block if model.num_layers == 1 else max(last_block, whole_block)
+    checkpointed = (early + late) * 4 * width + one_block + ends
     whatever_kept = sum(always.values())
     return Memory(
         **always,

@@ -47,6 +47,7 @@ def exported(tmp_path: Path, k: int, model: dict[str, Any]) -> tuple[Source, Any
             3,
             {
                 "mask_attention": "first",
+                "expand_after": 1,
                 "transition": {"rope": "nodes", "start": "next_mask"},
             },
         ),

@@ -7,6 +7,7 @@ import torch
 
 from exlm_cli.config.describe import count_parameters
 from exlm_cli.data.batch import Batch, pack
+from exlm_cli.model.encoder import Layout
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.model.positions import visible_positions
 from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
@@ -22,6 +23,7 @@ VARIANTS = [
     {"model": {"alignment": "sparse_dag"}},
     {"model": {"alignment": "independent"}},
     {"model": {"mask_attention": "first"}},
+    {"model": {"mask_attention": "first", "expand_after": 1}},
     {"model": {"clone_embedding": "input"}},
     {"model": {"clone_embedding": "nodes"}},
     {"model": {"transition": {"heads": 2, "position_features": True, "max_nodes": 64}}},
@@ -83,6 +85,30 @@ def test_a_further_state_sees_its_own_mask_and_no_further_states_of_others():
     assert differs == set(batch.node_index[0, 2 : k + 1].tolist())
 
 
+def test_masks_expanded_after_a_block_begin_as_their_first_state():
+    """All other states are those of masks expanded at the input; a further state goes on from that of its first."""
+    model = {"mask_attention": "first", "rope": "fractional", "init_std": 0.3}
+    late, batch = _model(model=model | {"expand_after": 1}), tiny_batch(tiny_recipe(), (9, 4, 12))
+    early = _model(model=model)
+    clone_BX = batch.positions[..., 1]
+    is_other_BX = (clone_BX <= 1) & (torch.arange(clone_BX.shape[1]) < batch.lengths[:, None])
+    states_BXD = late.encode(batch)
+    torch.testing.assert_close(states_BXD[is_other_BX], early.encode(batch)[is_other_BX])
+
+    visible = visible_positions(batch, hides_further_states=True)
+    embedded_BXD = late.token_embedding(batch.token_ids)
+    rotation = late.encoder.rotation_of(*batch.positions.unbind(-1), torch.arange(clone_BX.shape[1])[None])
+    layout = Layout(rotation, rotation, visible[:, None], 0, None)
+    hidden_BXD = late.encoder.blocks[0](embedded_BXD, layout).detach()
+    for sequence, nodes, num_nodes in zip(hidden_BXD, batch.node_index, batch.state_lengths, strict=True):
+        for first, second, third in nodes[1 : num_nodes - 1].unflatten(0, (-1, 3)).tolist():
+            sequence[second] = sequence[third] = sequence[first]
+    expected_BXD = late.encoder.final_norm(late.encoder.blocks[1](hidden_BXD, layout))
+    is_further_BX = clone_BX > 1
+    torch.testing.assert_close(states_BXD[is_further_BX], expected_BXD[is_further_BX])
+    assert (states_BXD - early.encode(batch))[is_further_BX].abs().max() > 0.1
+
+
 @pytest.mark.parametrize(
     "model",
     [
@@ -90,6 +116,8 @@ def test_a_further_state_sees_its_own_mask_and_no_further_states_of_others():
         {"rope": "1d", "clone_embedding": "input"},
         {"rope": "fractional", "clone_embedding": "nodes", "transition": {"rope": "nodes"}},
         {"rope": "none", "learned_positions": True, "clone_embedding": "input"},
+        {"rope": "fractional", "expand_after": 1, "num_layers": 3},
+        {"rope": "1d", "expand_after": 1, "learned_positions": True},
     ],
 )
 @pytest.mark.parametrize(
@@ -126,8 +154,9 @@ def test_sequences_with_other_numbers_of_masks_are_not_alike():
 def _row(batch, b: int):
     """The b-th sequence of a batch as a batch of its own, without padding."""
     length, nodes, targets = int(batch.lengths[b]), int(batch.state_lengths[b]), int(batch.target_lengths[b])
-    sizes = {"token_ids": length, "positions": length, "node_index": nodes, "node_mask": nodes,
-             "target_ids": targets, "target_source": targets}  # fmt: skip
+    num_tokens = int(batch.positions[b, length - 1, 0]) + 1
+    sizes = {"token_ids": length, "positions": length, "first_index": num_tokens, "node_index": nodes,
+             "node_mask": nodes, "target_ids": targets, "target_source": targets}  # fmt: skip
     flat = {"inner_index": (batch.node_mask[b, :nodes] >= 0).nonzero()[:, 0], "target_index": torch.arange(targets)}
     row = {
         f.name: getattr(batch, f.name)[b : b + 1]
@@ -190,6 +219,7 @@ def test_weights_start_as_bert_does_and_clone_vectors_with_their_own_spread():
         {"objective": "mlm", "model": {"rope": "none", "learned_positions": True}},
         {"model": {"mask_attention": "all"}},
         {"model": {"mask_attention": "first", "rope": "1d"}},
+        {"model": {"mask_attention": "first", "expand_after": 1, "learned_positions": True}},
         {"model": {"mask_attention": "first", "clone_embedding": "input"}, "masking": {"num_states_per_mask": 2}},
     ],
 )

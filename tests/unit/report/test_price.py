@@ -67,6 +67,9 @@ def saved_in_training(recipe: Any) -> int:
         {"masking": {"mask_ratio": 0.6, "num_states_per_mask": 8}},
         {"objective": "mlm"},
         {"model": {"alignment": "independent"}},
+        {"model": {"mask_attention": "first"}},
+        {"model": {"mask_attention": "first", "expand_after": 1}},
+        {"model": {"mask_attention": "first", "expand_after": 2}},
         {"model": {"width": 32, "ffn_width": 96, "num_heads": 4}},
     ],
 )
