@@ -1,4 +1,4 @@
-"""Study at convergence: MLM, MLM++ of equal cost and ExLM at three mask ratios, on real text and SMILES.
+"""Study at convergence: MLM, MLMs of equal cost and ExLM at three mask ratios, on real text and SMILES.
 
 Trains the cells of `exlm sweep convergence-text` and `convergence-smiles` one by one, on one thread. Each cell is a row
 of `results/study_convergence.csv`; a row that exists with the planned steps is not trained again. A cell that was
@@ -9,7 +9,8 @@ last tenth of the steps, nats per target.
     python benchmarks/study_convergence.py --table
 
 DATA is a folder with `text/wikipedia_en_{train,valid}.txt.xz` and `smiles/{train,valid}.txt.xz`. `--table` prints means
-over seeds, and the differences from the MLM of the same seed and mask ratio with their 95 % interval.
+over seeds, and the differences from the MLMs of the same seed and mask ratio with their 95 % interval: that of equal
+steps, and that which costs as many FLOPs as ExLM with k = 4 (MLM+ for masks that are expanded late, else MLM++).
 """
 
 import argparse
@@ -82,14 +83,20 @@ def table(rows: list[dict[str, str]]) -> str:
         own = [row for row in rows if row["data"] == name and is_planned(row, planned)]
         cells = {(row["variant"], row["seed"]): row for row in own}
         if cells:
-            lines += ["", name, "", "| variant | seeds | loss given T | less MLM | less MLM++ | states in use | bits "]
+            lines += [
+                "",
+                name,
+                "",
+                "| variant | seeds | loss given T | less MLM | less that of equal cost | states in use | bits ",
+            ]
             lines[-1] += "| accuracy | last tenth |"
             lines += [f"|{'---|' * 9}"]
         for variant in dict.fromkeys(of for of, _ in cells):
             group = [row for (of, _), row in cells.items() if of == variant]
             ratio = variant.rpartition("-")[2]
             gaps = []
-            for twin in (f"mlm-{ratio}", f"mlm-plus-plus-{ratio}"):
+            of_equal_cost = "mlm-plus" if "-late-" in variant else "mlm-plus-plus"
+            for twin in (f"mlm-{ratio}", f"{of_equal_cost}-{ratio}"):
                 pairs = [(row, cells[twin, row["seed"]]) for row in group if (twin, row["seed"]) in cells]
                 gaps.append(show_interval([float(row[LOSS]) - float(other[LOSS]) for row, other in pairs]))
             forms = {"effective_states": ".2f", "entropy_bits": ".3f", "mask_accuracy": ".1%", "last_tenth": ".4f"}
