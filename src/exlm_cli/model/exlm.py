@@ -97,12 +97,12 @@ class ExlmModel(nn.Module):
         if self.clone_embedding is not None:
             nn.init.normal_(self.clone_embedding.weight, std=config.clone_init_std)
 
-    def encode(self, batch: Batch) -> Float[Tensor, "B L D"]:
-        """Return the state of every expanded position; padding is never attended to."""
+    def encode(self, batch: Batch, read: Int64[Tensor, "B R"] | None = None) -> Float[Tensor, "B R D"]:
+        """Return the state of every expanded position, or of those in `read`; padding is never attended to."""
         visible = visible_positions(batch, hides_further_states=self.hides_further_states)
         embedded = self._embed(batch.token_ids, batch.positions)
         origin = batch.first_copy if self.expands_late else None
-        return cast(Tensor, self.encoder(embedded, batch.positions, visible, origin=origin))
+        return cast(Tensor, self.encoder(embedded, batch.positions, visible, read=read, origin=origin))
 
     def _encode_nodes(self, batch: Batch) -> Float[Tensor, "B S D"]:
         """Return the state at every node; those beyond `state_lengths` are of other positions."""
@@ -123,14 +123,14 @@ class ExlmModel(nn.Module):
                 origin=positions_BL2[..., 0] if self.expands_late else None,
             )
             return hidden_BSD.index_select(1, order.node)
-        visible = visible_positions(batch, hides_further_states=self.hides_further_states)
-        embedded = self._embed(batch.token_ids, batch.positions)
-        origin = batch.first_copy if self.expands_late else None
-        return cast(Tensor, self.encoder(embedded, batch.positions, visible, read=batch.node_index, origin=origin))
+        return self.encode(batch, read=batch.node_index)
 
     def _encode_packed(self, batch: Batch, packing: Packing) -> Float[Tensor, "B S D"]:
         """Return the state at every node of sequences that run without padding."""
-        num_first = len(packing.source) - len(packing.further_place) * self.expands_late
+        num_first, origin_1P = len(packing.source), None
+        if self.expands_late:
+            num_first -= len(packing.further_place)
+            origin_1P = packing.row.gather(1, batch.first_copy).flatten()[packing.source][None]
         token_ids_1C = batch.token_ids.flatten()[packing.source[:num_first]][None]
         positions_1P2 = batch.positions.flatten(0, 1)[packing.source][None]
         expanded_index_1P = (packing.source % batch.token_ids.shape[1])[None]
@@ -142,9 +142,7 @@ class ExlmModel(nn.Module):
             expanded_index=expanded_index_1P,
             packing=packing,
             read=packing.read[None],
-            origin=packing.row.gather(1, batch.first_copy).flatten()[packing.source][None]
-            if self.expands_late
-            else None,
+            origin=origin_1P,
         )
         return unpacked(hidden_1RD[0], packing.node_row)
 
