@@ -139,6 +139,7 @@ VARIANTS = {
     "k = 1, formula, blind": Variant(f"masking.num_states_per_mask=1 {FORMULA}{HEAD}rope=none"),
     "one emitter": Variant("", fixed_edges("one emitter")),
     "one emitter, all attend": Variant("model.mask_attention=all", fixed_edges("one emitter")),
+    "expanded after the first of two blocks": Variant("model.expand_after=1"),
     "uniform": Variant("", fixed_edges("uniform")),
     "fixed lanes": Variant("", fixed_edges("lanes")),
     "lanes": Variant(f"{HEAD}start=lanes"),
