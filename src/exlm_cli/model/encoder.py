@@ -1,7 +1,7 @@
 """Encoder of both objectives: a pre-LayerNorm transformer with rotary positions.
 
-Axes: B sequences, L positions, C positions that exist before masks are expanded, R positions that attend, P positions of
-all sequences without padding, D width, N heads, H head width.
+Axes: B sequences, L positions, C positions before masks are expanded, R positions that attend, P positions of all
+sequences without padding, D width, N heads, H head width.
 """
 
 import functools

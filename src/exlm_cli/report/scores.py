@@ -229,7 +229,7 @@ def _task_table(runs: Sequence[FinetunedRun]) -> ReportTable:
         f"{first.task}, {sizes} rows in {', '.join(first.split_sizes)}, scored on {first.scored_split}",
         tuple(columns),
         (tuple(zip(names, *cells, strict=True)),),
-        (*map(_describe_run, runs), *_differences(runs)),
+        (*map(_describe_run, runs), *_differences(runs, names[0])),
     )
 
 
@@ -261,9 +261,35 @@ def _describe_seeds(results: RunResults) -> str:
     return f"{results.aggregate} of {num_seeds} seeds" if num_seeds > 1 else f"seed {results.seeds[0]}"
 
 
-def _differences(runs: Sequence[FinetunedRun]) -> tuple[str, ...]:
-    """Return a warning where runs of one task were split differently."""
+def _differences(runs: Sequence[FinetunedRun], metric: str) -> tuple[str, ...]:
+    """Return how much each run differs from the first, or a warning where runs of one task were split differently."""
     if len({run.results.split_sha256 for run in runs}) == 1:
-        return ()
+        return tuple(note for run in runs[1:] if (note := _paired_difference(run, runs[0], metric)))
     named = ", ".join(f"{run.name} {run.results.split} {run.results.split_sha256[:8]}" for run in runs)
     return (f"these runs were split differently and cannot be compared: {named}",)
+
+
+def _paired_difference(run: FinetunedRun, first: FinetunedRun, metric: str) -> str:
+    """Return the mean difference over the seeds of both runs with Student's 95 % interval; empty below three seeds."""
+    from scipy.stats import ttest_rel
+
+    ours, theirs = _by_seed(run, metric), _by_seed(first, metric)
+    pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
+    if len(pairs) < 3 or len({one - other for one, other in pairs}) < 2:
+        return ""
+    test = ttest_rel(*zip(*pairs, strict=True))
+    low, high = test.confidence_interval(0.95)
+    mean = sum(one - other for one, other in pairs) / len(pairs)
+    return (
+        f"{run.name} less {first.name}, {metric}: {mean:+.4f} (95 % interval {low:+.4f} to {high:+.4f}, "
+        f"paired over {len(pairs)} seeds, p = {test.pvalue:.2g})"
+    )
+
+
+def _by_seed(run: FinetunedRun, metric: str) -> dict[int, float]:
+    """Return the values of a metric by seed; none for means over several splits."""
+    summary = run.summary(metric)
+    if summary is None or run.results.replication is not None:
+        return {}
+    pairs = zip(run.results.seeds, summary.values, strict=True)
+    return {seed: value for seed, value in pairs if value is not None}

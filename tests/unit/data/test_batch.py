@@ -23,6 +23,8 @@ def test_a_mask_becomes_k_adjacent_clones_with_2d_positions():
     clones = [[0, 0], [1, 0], [2, 1], [2, 2], [2, 3], [3, 0], [4, 1], [4, 2], [4, 3], [5, 0]]
     assert batch.positions.tolist() == [clones]
     assert batch.node_index.tolist() == [[0, 2, 3, 4, 6, 7, 8, 9]]
+    assert batch.first_index.tolist() == [[0, 1, 2, 5, 6, 9]]
+    assert batch.first_copy.tolist() == [[0, 1, 2, 2, 2, 5, 6, 6, 6, 9]]
     assert batch.node_mask.tolist() == [[-1, 0, 0, 0, 1, 1, 1, -1]]
     assert batch.target_ids.tolist() == [[20, 21]]
     assert batch.target_source.tolist() == [[2, 4]]
@@ -56,7 +58,7 @@ def test_a_sequence_is_expanded_alike_in_any_company_and_padded_by_its_rules():
         taken += num_masks
         assert together.lengths[b] == alone.lengths[0] == len(row) + num_masks
         assert together.target_lengths[b] == num_masks
-        for field in fields(Batch)[:10]:  # those with an axis of sequences
+        for field in fields(Batch)[:11]:  # those with an axis of sequences
             wide, narrow = getattr(together, field.name)[b], getattr(alone, field.name)[0]
             if wide.ndim:  # token ids, positions, nodes and targets
                 assert torch.equal(wide[: len(narrow)], narrow), field.name

@@ -103,6 +103,19 @@ def test_each_run_has_a_column_and_each_task_a_table():
     assert (second.name, second.rows) == ("scores-glue-rte", (("accuracy", "0.6000 (0.5000 to 0.7000)"),))
 
 
+def test_runs_with_common_seeds_have_their_paired_difference_from_the_first():
+    """Differences of 0.02, 0.03 and 0.01: mean 0.02, deviation 0.01, t(2) at 97.5 % is 4.3027, p of t = 3.4641."""
+    first = scored("mlm", "moleculenet/bace", {"roc_auc": [0.7, 0.8, 0.9]})
+    second = scored("exlm", "moleculenet/bace", {"roc_auc": [0.72, 0.83, 0.91]})
+    (table,) = task_tables([first, second])
+    assert table.notes[-1] == (
+        "exlm less mlm, roc_auc: +0.0200 (95 % interval -0.0048 to +0.0448, paired over 3 seeds, p = 0.074)"
+    )
+    for values in ([0.72, 0.83], [0.72, 0.83, None], [0.71, 0.81, 0.91]):  # two pairs; no deviation
+        other = scored("exlm", "moleculenet/bace", {"roc_auc": values})
+        assert "less" not in task_tables([first, other])[0].notes[-1]
+
+
 def test_runs_of_different_splits_have_a_baseline_each_and_a_warning():
     runs = [
         scored("one", "csv", METRICS, baseline=baseline({"roc_auc": [0.6]})),
