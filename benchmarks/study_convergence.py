@@ -96,7 +96,8 @@ def table(rows: list[dict[str, str]]) -> str:
             ratio = variant.rpartition("-")[2]
             gaps = []
             of_equal_cost = "mlm-plus" if "-late-" in variant else "mlm-plus-plus"
-            for twin in (f"mlm-{ratio}", f"{of_equal_cost}-{ratio}"):
+            costs_as_much = variant.startswith(("mlm", "exlm-k4"))
+            for twin in (f"mlm-{ratio}", f"{of_equal_cost}-{ratio}" if costs_as_much else ""):
                 pairs = [(row, cells[twin, row["seed"]]) for row in group if (twin, row["seed"]) in cells]
                 gaps.append(show_interval([float(row[LOSS]) - float(other[LOSS]) for row, other in pairs]))
             forms = {"effective_states": ".2f", "entropy_bits": ".3f", "mask_accuracy": ".1%", "last_tenth": ".4f"}

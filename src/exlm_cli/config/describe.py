@@ -10,16 +10,15 @@ matrix is 2 a b c FLOPs; its backward pass has two such products, so that whatev
                       3 * 2 n L 2 D^2                   key, value
     attention         3 * 4 ((n - 1) L + S) L D         Q K' and the weighted sum of V; with `mask_attention: first`
                                                         less those pairs in which others would see J = (k - 1) T
-                                                        further states: (L - J) J of a block, (S - J) J of the last;
-                                                        the blocks of `expand_after` have L - J positions, not L
+                                                        further states: (L - J) J of a block, (S - J) J of the last
     lm_head           3 * 2 N (D^2 + D V)               dense layer and tied decoder, on emitting nodes alone
     transition        3 * 2 (2 S D' D + S^2 D)          query, key and Q K'; with h > 1 also the gate, 2 S D' h
     alignment         3 * 2 E                           alpha, beta and the edge gradient: one multiply-add an edge each
 
-With `transition.detach_states` the transition head does not train the states, and its projections count twice. E, the
-edges that any path can take for any target, is 2 w + (T - 1) w (w + 1) / 2 with w = S - 1 - T: target t lies on one of
-the w nodes t to S - 2 - T + t. An MLM is the case k = 1 without the last two lines, and `alignment: independent` the
-same with k > 1.
+The first `expand_after` blocks have L - J positions and no further states. With `transition.detach_states` the
+transition head does not train the states, and its projections count twice. E, the edges that any path can take for any
+target, is 2 w + (T - 1) w (w + 1) / 2 with w = S - 1 - T: target t lies on one of the w nodes t to S - 2 - T + t. An
+MLM is the case k = 1 without the last two lines, and `alignment: independent` the same with k > 1.
 
 The lowest possible ratio of ExLM to MLM in Table 12 follows. Not counted, because it is memory traffic or small beside
 the rest: embeddings, norms, GELU, softmax, dropout, rotation, residuals, gathers, AdamW. Nor is recomputation that
@@ -144,7 +143,7 @@ def count_sequence_flops(
     num_inner = recipe.masking.num_states_per_mask * num_targets
     num_nodes = num_inner + 2
     num_further = num_inner - num_targets if model.mask_attention == "first" else 0.0
-    # of each block, in which J further states are read by each other alone
+    # for each block: further states in it, keys, queries
     num_early, num_late = model.expand_after, model.num_layers - model.expand_after
     further = [0.0] * num_early + [num_further] * num_late
     keys = [num_positions - num_further] * num_early + [num_positions] * num_late

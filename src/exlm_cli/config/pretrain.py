@@ -80,17 +80,17 @@ class PretrainRecipe(Recipe):
         model = self.model
         if not model.expand_after:
             return
-        late = f"`model.expand_after` is {model.expand_after}"
+        given = f"`model.expand_after` is {model.expand_after}"
         if model.expand_after >= model.num_layers:
-            raise ValueError(f"{late}, but `model.num_layers` {model.num_layers} leaves no block after it")
+            raise ValueError(f"{given}, but `model.num_layers` {model.num_layers} leaves no block after it")
         if model.mask_attention != "first":
-            raise ValueError(f"{late}, which needs `model.mask_attention: first`")
+            raise ValueError(f"{given}, which needs `model.mask_attention: first`")
         if model.rope == "none":
             raise ValueError(
-                f"{late}, but `model.rope: none` has nothing that tells the states of a mask apart by then"
+                f"{given}, but `model.rope: none` leaves nothing that tells the states of a mask apart after it"
             )
         if model.clone_embedding == "input":
-            raise ValueError(f"{late}, but `model.clone_embedding: input` adds its vectors before the first block")
+            raise ValueError(f"{given}, but `model.clone_embedding: input` adds its vectors before the first block")
 
     def _check_masking(self) -> None:
         masking = self.masking

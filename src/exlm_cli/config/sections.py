@@ -122,8 +122,8 @@ class ModelConfig(StrictModel):
     expand_after: int = Field(
         0,
         ge=0,
-        description="Blocks before each [MASK] becomes k states, which cost nothing until then; 0: at the input, as in "
-        "the paper. Needs `mask_attention: first`",
+        description="Each [MASK] is one state in so many blocks and k states after them, which costs less; 0: none. "
+        "Needs `mask_attention: first`; no effect at k = 1",
     )
     rope_base: float = Field(10000.0, gt=1, description="Base of the rotary frequencies")
     learned_positions: bool = Field(False, description="Add learned absolute positions of the expanded sequence")

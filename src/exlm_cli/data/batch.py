@@ -109,11 +109,6 @@ class Batch:
     num_tokens: int
     packing: Packing | None = None
 
-    @property
-    def first_copy(self) -> Int64[Tensor, "B X"]:
-        """Return the expanded position of the first copy of a [MASK] for each of its copies, of a token its own."""
-        return self.first_index.gather(1, self.positions[..., 0])
-
     def to(self, device: torch.device) -> Self:
         """Return the same batch on `device`."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))

@@ -153,8 +153,8 @@ class ExlmForMaskedLM(EsmForMaskedLM):  # type: ignore[misc]
         visible = visible_positions(batch, hides_further_states=hides_further_states)
         attend = None if visible is None else visible[:, None]
         for number, layer in enumerate(self.esm.encoder.layer):
-            if 0 < number == self.network.expand_after:
-                hidden = _states_at(hidden, batch.first_copy)
+            if number == self.network.expand_after > 0:  # further states begin as the first one of their mask
+                hidden = _states_at(hidden, batch.first_index.gather(1, token_B))
             attention = layer.attention
             normed = attention.LayerNorm(hidden)
             projections = attention.self.query, attention.self.key, attention.self.value

@@ -160,15 +160,20 @@ def gather_positions(values_BLD: Shaped[Tensor, "B L D"], index_BR: Int64[Tensor
     return rows.view(*index_BR.shape, *values_BLD.shape[2:])
 
 
-def _without_further_states(layout: Layout, num_first: int) -> Layout:
-    """Return the layout of the first positions alone; where these are all, nothing changes."""
-    rotation, packing = layout.rotation, layout.packing
-    if rotation is None or num_first == rotation.shape[2]:
-        return layout
-    rotation = rotation[:, :, :num_first]
-    if packing is not None:
-        packing = packing._replace(further_place=packing.further_place[:0])
-    return Layout(rotation, rotation, None, 0, packing)
+class Unexpanded(NamedTuple):
+    """The C positions of sequences whose masks are one state each, as the blocks before the expansion see them.
+
+    Attributes:
+        positions: (token index, clone index) of every position.
+        expanded_index: Index of every position in its expanded sequence.
+        visible: Which positions all of a sequence see; None where all see all.
+        origin: Which of the C positions each of the L expanded positions continues: the state of its mask, or itself.
+    """
+
+    positions: Int64[Tensor, "B C 2"]
+    expanded_index: Int64[Tensor, "B C"]
+    visible: Bool[Tensor, "B 1 C"] | None
+    origin: Int64[Tensor, "B L"]
 
 
 class Encoder(nn.Module):
@@ -203,14 +208,14 @@ class Encoder(nn.Module):
         num_further: int = 0,
         packing: Packing | None = None,
         read: Int64[Tensor, "B R"] | None = None,
-        origin: Int64[Tensor, "B L"] | None = None,
+        unexpanded: Unexpanded | None = None,
     ) -> Float[Tensor, "B R D"]:
         """Return the contextual state of the positions that are read, by default of all.
 
         The last block computes the others as keys and values alone, which is all that anything needs of them.
 
         Args:
-            embedded: Token embeddings of all L positions; with `origin` of the C that the first blocks compute.
+            embedded: Token embeddings of all L positions, with `unexpanded` of its C.
             positions: (token index, clone index) of every position.
             visible: Which keys each query sees, or all queries where q is 1; None where all see all, which allows
                 the fastest attention.
@@ -219,22 +224,18 @@ class Encoder(nn.Module):
             packing: Order of the positions of all sequences, which are here as one sequence; `visible` is then that of
                 their further states, (sequences, further states, positions), and None where there are none.
             read: Positions whose states are returned; with `num_further` or `packing` the last are all further ones.
-            origin: Position, among the first C, whose state each position has after `model.expand_after` blocks: its
-                own, and for a further state that of the first state of its mask. None: the masks are expanded already.
-                With C below L the first blocks leave out the further states, which come last.
+            unexpanded: Positions of the first `model.expand_after` blocks; None: masks are expanded from the start.
         """
         if expanded_index is None:
             expanded_index = torch.arange(positions.shape[1], device=embedded.device)[None]
-        num_first = embedded.shape[1]
         if self.position_embedding is not None:
-            embedded = embedded + self.position_embedding(expanded_index[:, :num_first])
+            at_input = expanded_index if unexpanded is None else unexpanded.expanded_index
+            embedded = embedded + self.position_embedding(at_input)
         rotation = None
         if self.rotation_of is not None:
             rotation = self.rotation_of(positions[..., 0], positions[..., 1], expanded_index)
         attend = None if visible is None else visible[:, None]
-        layout = first = last = Layout(rotation, rotation, attend, num_further, packing)
-        if origin is not None:
-            first = _without_further_states(layout, num_first)
+        layout = last = Layout(rotation, rotation, attend, num_further, packing)
         if read is not None:
             if self.rotation_of is not None:
                 indices = (*positions.unbind(-1), expanded_index)
@@ -243,13 +244,24 @@ class Encoder(nn.Module):
                 attend = gather_positions(visible, read)[:, None]
             last = Layout(layout.rotation, rotation, attend, num_further, packing, read)
         x_BLD = self.dropout(embedded)
-        for number, block in enumerate(self.blocks):
-            if origin is not None and number == self.expand_after:
-                x_BLD = gather_positions(x_BLD, origin)
-            is_expanded = origin is None or number >= self.expand_after
-            of_block = last if block is self.blocks[-1] else layout if is_expanded else first
+        layouts = [layout] * (len(self.blocks) - 1) + [last]
+        if unexpanded is not None:
+            layouts[: self.expand_after] = [self._before_expansion(unexpanded, packing)] * self.expand_after
+        for number, (block, of_block) in enumerate(zip(self.blocks, layouts, strict=True)):
+            if unexpanded is not None and number == self.expand_after:
+                x_BLD = gather_positions(x_BLD, unexpanded.origin)
             if self.recomputes and self.training:
                 x_BLD = cast(Tensor, checkpoint(block, x_BLD, of_block, use_reentrant=False))
             else:
                 x_BLD = block(x_BLD, of_block)
         return cast(Tensor, self.final_norm(x_BLD))
+
+    def _before_expansion(self, unexpanded: Unexpanded, packing: Packing | None) -> Layout:
+        rotation = None
+        if self.rotation_of is not None:
+            token_BC, clone_BC = unexpanded.positions.unbind(-1)
+            rotation = self.rotation_of(token_BC, clone_BC, unexpanded.expanded_index)
+        attend = None if unexpanded.visible is None else unexpanded.visible[:, None]
+        if packing is not None:
+            packing = packing._replace(further_place=packing.further_place[:0])
+        return Layout(rotation, rotation, attend, 0, packing)

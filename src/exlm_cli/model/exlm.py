@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import ModelConfig
 from exlm_cli.data.batch import Batch, Packing
-from exlm_cli.model.encoder import Encoder, gather_positions, unpacked
+from exlm_cli.model.encoder import Encoder, Unexpanded, gather_positions, unpacked
 from exlm_cli.model.positions import context_first, visible_positions, visible_to_further
 from exlm_cli.model.transition import TransitionHead
 from exlm_cli.ops.emissions import TokenStatistics, token_log_probs, token_statistics
@@ -100,9 +100,12 @@ class ExlmModel(nn.Module):
     def encode(self, batch: Batch, read: Int64[Tensor, "B R"] | None = None) -> Float[Tensor, "B R D"]:
         """Return the state of every expanded position, or of those in `read`; padding is never attended to."""
         visible = visible_positions(batch, hides_further_states=self.hides_further_states)
-        embedded = self._embed(batch.token_ids, batch.positions)
-        origin = batch.first_copy if self.expands_late else None
-        return cast(Tensor, self.encoder(embedded, batch.positions, visible, read=read, origin=origin))
+        unexpanded = self._unexpanded(batch, batch.positions)
+        if unexpanded is None:
+            embedded = self._embed(batch.token_ids, batch.positions)
+        else:
+            embedded = self._embed(batch.token_ids.gather(1, batch.first_index), unexpanded.positions)
+        return cast(Tensor, self.encoder(embedded, batch.positions, visible, read=read, unexpanded=unexpanded))
 
     def _encode_nodes(self, batch: Batch) -> Float[Tensor, "B S D"]:
         """Return the state at every node; those beyond `state_lengths` are of other positions."""
@@ -111,40 +114,63 @@ class ExlmModel(nn.Module):
         if self.hides_further_states and batch.has_even_context:
             order = context_first(batch, self.num_states_per_mask)
             positions_BL2 = gather_positions(batch.positions, order.order)
-            num_first = (batch.first_index if self.expands_late else order.order).shape[1]
+            unexpanded = self._unexpanded(batch, positions_BL2)
+            if unexpanded is None:
+                embedded = self._embed(batch.token_ids.gather(1, order.order), positions_BL2)
+            else:
+                embedded = self._embed(batch.token_ids.gather(1, batch.first_index), unexpanded.positions)
             hidden_BSD: Tensor = self.encoder(
-                self._embed(batch.token_ids.gather(1, order.order[:, :num_first]), positions_BL2[:, :num_first]),
+                embedded,
                 positions_BL2,
                 order.visible,
                 expanded_index=order.order,
                 num_further=order.num_further,
                 read=order.read,
-                # a token's place in the context is its index before expansion
-                origin=positions_BL2[..., 0] if self.expands_late else None,
+                unexpanded=unexpanded,
             )
             return hidden_BSD.index_select(1, order.node)
         return self.encode(batch, read=batch.node_index)
 
     def _encode_packed(self, batch: Batch, packing: Packing) -> Float[Tensor, "B S D"]:
         """Return the state at every node of sequences that run without padding."""
-        num_first, origin_1P = len(packing.source), None
-        if self.expands_late:
-            num_first -= len(packing.further_place)
-            origin_1P = packing.row.gather(1, batch.first_copy).flatten()[packing.source][None]
-        token_ids_1C = batch.token_ids.flatten()[packing.source[:num_first]][None]
         positions_1P2 = batch.positions.flatten(0, 1)[packing.source][None]
         expanded_index_1P = (packing.source % batch.token_ids.shape[1])[None]
+        num_at_input, unexpanded = len(packing.source), None
+        if self.expands_late:
+            num_at_input -= len(packing.further_place)
+            origin_BX = packing.row.gather(1, batch.first_index).gather(1, batch.positions[..., 0])
+            context = slice(num_at_input)
+            unexpanded = Unexpanded(
+                positions_1P2[:, context],
+                expanded_index_1P[:, context],
+                None,
+                origin_BX.flatten()[packing.source][None],
+            )
+        token_ids_1C = batch.token_ids.flatten()[packing.source[:num_at_input]][None]
         visible = visible_to_further(batch, self.num_states_per_mask) if self.hides_further_states else None
         hidden_1RD = self.encoder(
-            self._embed(token_ids_1C, positions_1P2[:, :num_first]),
+            self._embed(token_ids_1C, positions_1P2[:, :num_at_input]),
             positions_1P2,
             visible,
             expanded_index=expanded_index_1P,
             packing=packing,
             read=packing.read[None],
-            origin=origin_1P,
+            unexpanded=unexpanded,
         )
         return unpacked(hidden_1RD[0], packing.node_row)
+
+    def _unexpanded(self, batch: Batch, positions_BX2: Tensor) -> Unexpanded | None:
+        """Return what the blocks before a late expansion see; `positions_BX2` are in the order of the others."""
+        if not self.expands_late:
+            return None
+        visible = None
+        if not batch.has_even_context:
+            num_tokens_B = batch.lengths - (self.num_states_per_mask - 1) * batch.target_lengths
+            index_C = torch.arange(batch.first_index.shape[1], device=num_tokens_B.device)
+            visible = index_C < num_tokens_B[:, None, None]
+        positions_BC2 = gather_positions(batch.positions, batch.first_index)
+        # a token's place among the unexpanded is its index before expansion
+        return Unexpanded(positions_BC2, batch.first_index, visible, positions_BX2[..., 0])
 
     def _embed(self, token_ids_BL: Tensor, positions_BL2: Tensor) -> Float[Tensor, "B L D"]:
         embedded: Tensor = self.token_embedding(token_ids_BL)

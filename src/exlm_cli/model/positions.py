@@ -89,7 +89,7 @@ def visible_to_further(batch: Batch, num_states_per_mask: int) -> Bool[Tensor, "
 class ContextFirst(NamedTuple):
     """Order of the positions in which those that all read come first, and the further states of each mask after them.
 
-    A sequence with fewer masks than another has [CLS] in place of their further states. No other position reads it.
+    Where a sequence has fewer masks than another, [CLS] fills the places of further states, and nothing reads these.
 
     Attributes:
         order: Position at each place.

@@ -18,7 +18,7 @@ and the others in float32, and reduces all gradients in float32:
                    in blocks with further states (`mask_attention: first`) 2 D more in B, and in the first
                    `expand_after` blocks, which have none, the length before expansion for L;
                    beside the blocks M L 4 H + M S (8 D + 4 H + 8)
-      with gradient checkpointing  M L 4 n D in place of all blocks but one whole one, the last where it is the only one
+      with gradient checkpointing  M L 4 n D in place of all blocks but the largest
     nodes          M k T (8 D + 8 + 8 t),  t = T for a DAG, 2 for `alignment: independent`, 1 for an MLM;
                    of a DAG also M (12 S D + 8 S^2 + 12 S T) + 2 S^2
     logits         8 r V with r = min(`train.head_chunk_rows`, M k T)
@@ -212,7 +212,8 @@ def count_memory(
     targets = masking.mask_ratio * (recipe.repeated_length - 2)
     context = num_sequences * recipe.repeated_length
     positions = context + num_sequences * (masking.num_states_per_mask - 1) * targets
-    early, late = model.expand_after * context, (model.num_layers - model.expand_after) * positions  # of all blocks
+    early, late = model.expand_after * context, (model.num_layers - model.expand_after) * positions  # over all blocks
+    at_input, rotated = (context, context + positions) if model.expand_after else (positions, positions)
     inner = masking.num_states_per_mask * targets
     states = inner + 2
     dropped = 2 * width * (model.dropout > 0) + model.ffn_width * (model.activation_dropout > 0)
@@ -221,7 +222,11 @@ def count_memory(
     of_late_query = of_query + 2 * width * (model.mask_attention == "first" and masking.num_states_per_mask > 1)
     last_block = positions * of_key + num_sequences * states * of_late_query
     rotation = 4 * (width // model.num_heads)
-    ends = positions * (rotation + width * (model.dropout > 0)) + num_sequences * states * (8 * width + rotation + 8)
+    ends = (
+        rotated * rotation
+        + at_input * width * (model.dropout > 0)
+        + num_sequences * states * (8 * width + rotation + 8)
+    )
     has_dag = recipe.objective == "exlm" and model.alignment != "independent"
     scored = targets if has_dag else 1 if recipe.objective == "mlm" else 2
     nodes = num_sequences * inner * (8 * width + 8 + 8 * scored)
@@ -242,7 +247,7 @@ def count_memory(
     }
     of_early, of_late = of_key + of_query, of_key + of_late_query
     kept = early * of_early + (late - positions) * of_late + last_block + ends
-    # blocks are computed again one by one; the last is the largest if it alone has further states
+    # blocks are computed again one by one, and the largest counts
     whole_block = positions * of_late if late > positions else context * of_early
     one_block = last_block if model.num_layers == 1 else max(last_block, whole_block)
     checkpointed = (early + late) * 4 * width + one_block + ends

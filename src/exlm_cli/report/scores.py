@@ -56,8 +56,9 @@ class FinetunedRun:
     results: RunResults
 
     def summary(self, metric: str) -> Summary | None:
-        """Return a metric of the reported split over seeds; None where the split has no such metric."""
-        return self.results.metrics[self.results.scored_split].get(metric)
+        """Return a metric of the reported split over seeds, or over splits; None where there is no such metric."""
+        shown = self.results.replication or self.results
+        return shown.metrics[self.results.scored_split].get(metric)
 
 
 def results_tables(results: RunResults) -> list[ReportTable]:
@@ -275,14 +276,15 @@ def _paired_difference(run: FinetunedRun, first: FinetunedRun, metric: str) -> s
 
     ours, theirs = _by_seed(run, metric), _by_seed(first, metric)
     pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
-    if len(pairs) < 3 or len({one - other for one, other in pairs}) < 2:
+    differences = [one - other for one, other in pairs]
+    if len(pairs) < 3 or max(differences) - min(differences) < 1e-9:
         return ""
     test = ttest_rel(*zip(*pairs, strict=True))
     low, high = test.confidence_interval(0.95)
-    mean = sum(one - other for one, other in pairs) / len(pairs)
+    mean = sum(differences) / len(pairs)
     return (
-        f"{run.name} less {first.name}, {metric}: {mean:+.4f} (95 % interval {low:+.4f} to {high:+.4f}, "
-        f"paired over {len(pairs)} seeds, p = {test.pvalue:.2g})"
+        f"mean difference of {run.name} from {first.name}, {metric}: {mean:+.4f} (95 % interval {low:+.4f} to "
+        f"{high:+.4f}, {len(pairs)} seeds in pairs, p = {test.pvalue:.2g})"
     )
 
 

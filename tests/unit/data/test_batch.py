@@ -24,7 +24,6 @@ def test_a_mask_becomes_k_adjacent_clones_with_2d_positions():
     assert batch.positions.tolist() == [clones]
     assert batch.node_index.tolist() == [[0, 2, 3, 4, 6, 7, 8, 9]]
     assert batch.first_index.tolist() == [[0, 1, 2, 5, 6, 9]]
-    assert batch.first_copy.tolist() == [[0, 1, 2, 2, 2, 5, 6, 6, 6, 9]]
     assert batch.node_mask.tolist() == [[-1, 0, 0, 0, 1, 1, 1, -1]]
     assert batch.target_ids.tolist() == [[20, 21]]
     assert batch.target_source.tolist() == [[2, 4]]
