@@ -10,8 +10,9 @@ from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import DataError, DivergedError, InterruptedRunError
 from exlm_cli.files import JsonModel, read_json, write_atomically, write_json
+from exlm_cli.finetune.model import require_fitting_model
 from exlm_cli.finetune.results import RESULTS_FILE, read_results
-from exlm_cli.finetune.run import FinetuneResult, require_fitting_model, resume_finetuning, run_finetuning
+from exlm_cli.finetune.run import FinetuneResult, resume_finetuning, run_finetuning
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import create_run_dir, end_beginning, run_directory
 from exlm_cli.tasks.registry import require_local_files

@@ -10,6 +10,7 @@ from exlm_cli.config.base import Mark, identity_of
 from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, grid_points
 from exlm_cli.config.load import load_recipe, resumed_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.config.tasks import InputKind
 from exlm_cli.data.corpus.pipeline import train_tokenizer
 from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from exlm_cli.errors import CheckpointError, ConfigError
@@ -154,6 +155,32 @@ def build_task_model(
     if recipe.train.freeze_encoder:
         model.freeze_encoder()
     return model.to(device)
+
+
+def require_fitting_model(
+    name: str, needed: InputKind, encoder: PretrainRecipe, start: Path, *, baseline: bool
+) -> None:
+    """Refuse a task that the model or the baseline is not for.
+
+    Args:
+        name, needed: The task, and what its rows are.
+        encoder: Recipe of the model.
+        start: Where its weights or its recipe come from.
+        baseline: Whether the baseline is scored too.
+
+    Raises:
+        CheckpointError: The model reads other rows.
+        ConfigError: The baseline does.
+    """
+    names = {"text": "text", "smiles": "SMILES"}
+    kind = encoder.data.kind
+    if kind != needed:
+        raise CheckpointError(
+            f"{start} is a model of {names[kind]}; {name} needs one of {names[needed]}",
+            f"make one with `exlm pretrain --recipe quickstart-{needed}`, or give another `checkpoint=RUN`",
+        )
+    if baseline and needed != "smiles":
+        raise ConfigError(f"the baseline is for molecules; {name} has text", "use `baseline=false`")
 
 
 def resolve_sequence_length(pretrain: PretrainRecipe, origin: Path, recipe: FinetuneRecipe) -> int:

@@ -21,7 +21,6 @@ from exlm_cli.config.input_paths import write_run_recipe
 from exlm_cli.config.load import dump_recipe, load_recipe, resumed_recipe
 from exlm_cli.config.overrides import describe_changes
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.config.tasks import InputKind
 from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE
 from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
 from exlm_cli.distributed.ranks import PREPARE_LIMIT_S, Ranks, join
@@ -35,6 +34,7 @@ from exlm_cli.finetune.model import (
     ENCODER_FILE,
     describe_weights,
     load_pretrained_weights,
+    require_fitting_model,
     resolve_sequence_length,
     unread_weights,
 )
@@ -247,32 +247,6 @@ def resume_finetuning(
     """
     recipe = resumed_recipe(Path(run), FinetuneRecipe, overrides)
     return run_finetuning(recipe, checkpoint=checkpoint, resume=run, callbacks=callbacks, progress=progress)
-
-
-def require_fitting_model(
-    name: str, needed: InputKind, encoder: PretrainRecipe, start: Path, *, baseline: bool
-) -> None:
-    """Refuse a task that the model or the baseline is not for.
-
-    Args:
-        name, needed: The task, and what its rows are.
-        encoder: Recipe of the model.
-        start: Where its weights or its recipe come from.
-        baseline: Whether the baseline is scored too.
-
-    Raises:
-        CheckpointError: The model reads other rows.
-        ConfigError: The baseline does.
-    """
-    names = {"text": "text", "smiles": "SMILES"}
-    kind = encoder.data.kind
-    if kind != needed:
-        raise CheckpointError(
-            f"{start} is a model of {names[kind]}; {name} needs one of {names[needed]}",
-            f"make one with `exlm pretrain --recipe quickstart-{needed}`, or give another `checkpoint=RUN`",
-        )
-    if baseline and needed != "smiles":
-        raise ConfigError(f"the baseline is for molecules; {name} has text", "use `baseline=false`")
 
 
 def _load_fitting_task(
