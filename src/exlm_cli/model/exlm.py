@@ -100,11 +100,7 @@ class ExlmModel(nn.Module):
     def encode(self, batch: Batch, read: Int64[Tensor, "B R"] | None = None) -> Float[Tensor, "B R D"]:
         """Return the state of every expanded position, or of those in `read`; padding is never attended to."""
         visible = visible_positions(batch, hides_further_states=self.hides_further_states)
-        unexpanded = self._unexpanded(batch, batch.positions)
-        if unexpanded is None:
-            embedded = self._embed(batch.token_ids, batch.positions)
-        else:
-            embedded = self._embed(batch.token_ids.gather(1, batch.first_index), unexpanded.positions)
+        embedded, unexpanded = self._input(batch, batch.token_ids, batch.positions)
         return cast(Tensor, self.encoder(embedded, batch.positions, visible, read=read, unexpanded=unexpanded))
 
     def _encode_nodes(self, batch: Batch) -> Float[Tensor, "B S D"]:
@@ -114,11 +110,7 @@ class ExlmModel(nn.Module):
         if self.hides_further_states and batch.has_even_context:
             order = context_first(batch, self.num_states_per_mask)
             positions_BL2 = gather_positions(batch.positions, order.order)
-            unexpanded = self._unexpanded(batch, positions_BL2)
-            if unexpanded is None:
-                embedded = self._embed(batch.token_ids.gather(1, order.order), positions_BL2)
-            else:
-                embedded = self._embed(batch.token_ids.gather(1, batch.first_index), unexpanded.positions)
+            embedded, unexpanded = self._input(batch, batch.token_ids.gather(1, order.order), positions_BL2)
             hidden_BSD: Tensor = self.encoder(
                 embedded,
                 positions_BL2,
@@ -159,10 +151,10 @@ class ExlmModel(nn.Module):
         )
         return unpacked(hidden_1RD[0], packing.node_row)
 
-    def _unexpanded(self, batch: Batch, positions_BX2: Tensor) -> Unexpanded | None:
-        """Return what the blocks before a late expansion see; `positions_BX2` are in the order of the others."""
+    def _input(self, batch: Batch, token_ids_BX: Tensor, positions_BX2: Tensor) -> tuple[Tensor, Unexpanded | None]:
+        """Return the embedded tokens at the first block, and what the blocks before a late expansion see."""
         if not self.expands_late:
-            return None
+            return self._embed(token_ids_BX, positions_BX2), None
         visible = None
         if not batch.has_even_context:
             num_tokens_B = batch.lengths - (self.num_states_per_mask - 1) * batch.target_lengths
@@ -170,7 +162,8 @@ class ExlmModel(nn.Module):
             visible = index_C < num_tokens_B[:, None, None]
         positions_BC2 = gather_positions(batch.positions, batch.first_index)
         # a token's place among the unexpanded is its index before expansion
-        return Unexpanded(positions_BC2, batch.first_index, visible, positions_BX2[..., 0])
+        unexpanded = Unexpanded(positions_BC2, batch.first_index, visible, positions_BX2[..., 0])
+        return self._embed(batch.token_ids.gather(1, batch.first_index), positions_BC2), unexpanded
 
     def _embed(self, token_ids_BL: Tensor, positions_BL2: Tensor) -> Float[Tensor, "B L D"]:
         embedded: Tensor = self.token_embedding(token_ids_BL)

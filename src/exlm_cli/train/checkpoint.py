@@ -425,9 +425,8 @@ def require_origin(checkpoint: Path, saved: Mapping[str, str], files: Mapping[st
     """
     for name, (file, content) in files.items():
         if saved.get(name) != content:
-            raise CheckpointError(
-                f"{file}: the {name} in it is not the one that {checkpoint} was trained with", "restore the file"
-            )
+            finding = f"{file}: the {name} in it is not the one that {checkpoint} was trained with"
+            raise CheckpointError(finding, ALTERED_HINT)
 
 
 def remove_unfinished(run: Path) -> None:
