@@ -10,7 +10,7 @@ last tenth of the steps, nats per target.
 
 DATA is a folder with `text/wikipedia_en_{train,valid}.txt.xz` and `smiles/{train,valid}.txt.xz`. `--table` prints means
 over seeds, and the differences from the MLMs of the same seed and mask ratio with their 95 % interval: that of equal
-steps, and that which costs as many FLOPs as ExLM with k = 4 (MLM+ for masks that are expanded late, else MLM++).
+steps, and that which costs as many FLOPs as ExLM with k = 4 (MLM+ for masks that are expanded last, else MLM++).
 """
 
 import argparse
@@ -71,8 +71,8 @@ def train(name: str, cell: SweepCell) -> dict[str, object]:
 
 
 def is_planned(row: dict[str, str], cells: Mapping[str, SweepCell]) -> bool:
-    """Return whether a row has the steps of the sweep as it is: those of MLM++ follow the count of FLOPs."""
-    return int(row["steps"]) == cells[row["variant"]].pretrain.train.max_steps
+    """Return whether a row is of the sweep as it is: the steps of MLM+ and MLM++ follow the count of FLOPs."""
+    return row["variant"] in cells and int(row["steps"]) == cells[row["variant"]].pretrain.train.max_steps
 
 
 def table(rows: list[dict[str, str]]) -> str:
@@ -95,7 +95,7 @@ def table(rows: list[dict[str, str]]) -> str:
             group = [row for (of, _), row in cells.items() if of == variant]
             ratio = variant.rpartition("-")[2]
             gaps = []
-            of_equal_cost = "mlm-plus" if "-late-" in variant else "mlm-plus-plus"
+            of_equal_cost = "mlm-plus" if "-last-" in variant else "mlm-plus-plus"
             costs_as_much = variant.startswith(("mlm", "exlm-k4"))
             for twin in (f"mlm-{ratio}", f"{of_equal_cost}-{ratio}" if costs_as_much else ""):
                 pairs = [(row, cells[twin, row["seed"]]) for row in group if (twin, row["seed"]) in cells]

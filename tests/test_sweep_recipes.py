@@ -149,16 +149,16 @@ def test_convergence_sweeps_cross_mask_ratios_with_models_of_equal_size_and_an_m
     steps = recipe.pretrain.train.max_steps
     assert steps is not None
     for ratio in (0.15, 0.387, 0.622):
-        kinds = ("mlm", "mlm-plus", "mlm-plus-plus", "exlm-k2", "exlm-k4-late", "exlm-k4")
-        all_six = mlm, more, most, k2, late, k4 = [by_label[f"{kind}-p{100 * ratio:g}"] for kind in kinds]
+        kinds = ("mlm", "mlm-plus", "mlm-plus-plus", "exlm-k2", "exlm-k4-last", "exlm-k4")
+        all_six = mlm, more, most, k2, last, k4 = [by_label[f"{kind}-p{100 * ratio:g}"] for kind in kinds]
         assert {variant.masking.mask_ratio for variant in all_six} == {ratio}
         assert [(v.objective, v.masking.num_states_per_mask) for v in all_six] == [
             ("mlm", 1), ("mlm", 1), ("mlm", 1), ("exlm", 2), ("exlm", 4), ("exlm", 4)
         ]  # fmt: skip
         assert all(300_000 < count_parameters(variant) < 500_000 for variant in all_six)
-        assert {variant.train.max_steps for variant in (mlm, k2, late, k4)} == {steps}
-        for longer, exlm in ((more, late), (most, k4)):
+        assert {variant.train.max_steps for variant in (mlm, k2, last, k4)} == {steps}
+        for longer, exlm in ((more, last), (most, k4)):
             cost = (longer.train.max_steps or 0) * recipe_step_flops(longer).total
             assert cost == pytest.approx(steps * recipe_step_flops(exlm).total, rel=2e-3)
             assert _content(longer) == _content(mlm.model_copy(update={"train": longer.train}))
-        assert _content(late) == _content(k4.model_copy(update={"model": late.model}))
+        assert _content(last) == _content(k4.model_copy(update={"model": last.model}))

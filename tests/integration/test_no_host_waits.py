@@ -94,6 +94,14 @@ PACKED: list[dict[str, Any]] = [
     {"model": {"mask_attention": "all", "attention_dropout": 0.0}},
     {"model": {"mask_attention": "first", "attention_dropout": 0.0}},
     {"model": {"mask_attention": "first", "attention_dropout": 0.0, "expand_after": 1}},
+    {
+        "model": {
+            "mask_attention": "first",
+            "attention_dropout": 0.0,
+            "expand_after": 2,
+            "clone_embedding": "nodes",
+        }
+    },
 ]
 
 

@@ -15,7 +15,8 @@ matrix is 2 a b c FLOPs; its backward pass has two such products, so that whatev
     transition        3 * 2 (2 S D' D + S^2 D)          query, key and Q K'; with h > 1 also the gate, 2 S D' h
     alignment         3 * 2 E                           alpha, beta and the edge gradient: one multiply-add an edge each
 
-The first `expand_after` blocks have L - J positions and no further states. With `transition.detach_states` the
+The first `expand_after` blocks have L - J positions and no further states; if these are all blocks, the last one has
+T + 2 queries. With `transition.detach_states` the
 transition head does not train the states, and its projections count twice. E, the edges that any path can take for any
 target, is 2 w + (T - 1) w (w + 1) / 2 with w = S - 1 - T: target t lies on one of the w nodes t to S - 2 - T + t. An
 MLM is the case k = 1 without the last two lines, and `alignment: independent` the same with k > 1.
@@ -147,7 +148,7 @@ def count_sequence_flops(
     num_early, num_late = model.expand_after, model.num_layers - model.expand_after
     further = [0.0] * num_early + [num_further] * num_late
     keys = [num_positions - num_further] * num_early + [num_positions] * num_late
-    queries = [*keys[:-1], num_nodes]
+    queries = [*keys[:-1], num_nodes if num_late else num_targets + 2]
     num_pairs = sum(q * k - (q - j) * j for q, k, j in zip(queries, keys, further, strict=True))
     of_queries, of_keys = 2 * width**2 + 2 * width * model.ffn_width, 2 * width**2
     flops = TrainingFlops(

@@ -81,11 +81,16 @@ class PretrainRecipe(Recipe):
         if not model.expand_after:
             return
         given = f"`model.expand_after` is {model.expand_after}"
-        if model.expand_after >= model.num_layers:
-            raise ValueError(f"{given}, but `model.num_layers` {model.num_layers} leaves no block after it")
+        if model.expand_after > model.num_layers:
+            raise ValueError(f"{given}, more than `model.num_layers` {model.num_layers}")
         if model.mask_attention != "first":
             raise ValueError(f"{given}, which needs `model.mask_attention: first`")
-        if model.rope == "none":
+        if model.expand_after == model.num_layers and model.clone_embedding != "nodes":
+            raise ValueError(
+                f"{given}, all of `model.num_layers`, so that nothing tells the states of a mask apart but "
+                "`model.clone_embedding: nodes`"
+            )
+        if model.rope == "none" and model.expand_after < model.num_layers:
             raise ValueError(
                 f"{given}, but `model.rope: none` leaves nothing that tells the states of a mask apart after it"
             )

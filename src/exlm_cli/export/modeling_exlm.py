@@ -152,9 +152,10 @@ class ExlmForMaskedLM(EsmForMaskedLM):  # type: ignore[misc]
         hides_further_states = self.network.mask_attention == "first" and self.network.num_states_per_mask > 1
         visible = visible_positions(batch, hides_further_states=hides_further_states)
         attend = None if visible is None else visible[:, None]
+        first_BX = batch.first_index.gather(1, token_B)
         for number, layer in enumerate(self.esm.encoder.layer):
             if number == self.network.expand_after > 0:  # further states begin as the first one of their mask
-                hidden = _states_at(hidden, batch.first_index.gather(1, token_B))
+                hidden = _states_at(hidden, first_BX)
             attention = layer.attention
             normed = attention.LayerNorm(hidden)
             projections = attention.self.query, attention.self.key, attention.self.value
@@ -168,6 +169,8 @@ class ExlmForMaskedLM(EsmForMaskedLM):  # type: ignore[misc]
             mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=attend)
             hidden = attention.output(mixed.transpose(1, 2).flatten(2), hidden)
             hidden = layer.output(layer.intermediate(layer.LayerNorm(hidden)), hidden)
+        if self.network.expand_after == len(self.esm.encoder.layer):
+            hidden = _states_at(hidden, first_BX)
         return cast(Tensor, self.esm.encoder.emb_layer_norm_after(hidden))
 
     def _dag(self, hidden_BXD: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:

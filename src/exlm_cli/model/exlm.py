@@ -79,6 +79,7 @@ class ExlmModel(nn.Module):
         self.clone_embedding_place = config.clone_embedding
         self.hides_further_states = config.mask_attention == "first" and k > 1
         self.expands_late = config.expand_after > 0 and k > 1
+        self.expands_last = config.expand_after == config.num_layers and k > 1
         self.token_embedding = nn.Embedding(vocab_size, config.width)
         self.clone_embedding = nn.Embedding(k, config.width) if config.clone_embedding != "none" else None
         self.encoder = Encoder(config, k)
@@ -101,10 +102,19 @@ class ExlmModel(nn.Module):
         """Return the state of every expanded position, or of those in `read`; padding is never attended to."""
         visible = visible_positions(batch, hides_further_states=self.hides_further_states)
         embedded, unexpanded = self._input(batch, batch.token_ids, batch.positions)
+        if unexpanded is not None and self.expands_last:  # a position has the state of its token
+            read = unexpanded.origin if read is None else unexpanded.origin.gather(1, read)
+            expanded_index = unexpanded.expanded_index
+            hidden = self.encoder(
+                embedded, unexpanded.positions, unexpanded.visible, expanded_index=expanded_index, read=read
+            )
+            return cast(Tensor, hidden)
         return cast(Tensor, self.encoder(embedded, batch.positions, visible, read=read, unexpanded=unexpanded))
 
     def _encode_nodes(self, batch: Batch) -> Float[Tensor, "B S D"]:
         """Return the state at every node; those beyond `state_lengths` are of other positions."""
+        if self.expands_last:
+            return self._encode_masks(batch)
         if batch.packing is not None:
             return self._encode_packed(batch, batch.packing)
         if self.hides_further_states and batch.has_even_context:
@@ -123,12 +133,32 @@ class ExlmModel(nn.Module):
             return hidden_BSD.index_select(1, order.node)
         return self.encode(batch, read=batch.node_index)
 
+    def _encode_masks(self, batch: Batch) -> Float[Tensor, "B S D"]:
+        """Return the state at every node where masks expand after all blocks: one is read for each mask."""
+        k, num_nodes = self.num_states_per_mask, batch.node_index.shape[1]
+        place_S = (torch.arange(num_nodes, device=batch.node_index.device) + k - 1).div(k, rounding_mode="floor")
+        # nodes that are read: BOS, the first state of each mask, and EOS
+        first_R = (k * torch.arange((num_nodes - 2) // k + 2, device=place_S.device) - k + 1).clamp(min=0)
+        if batch.packing is None:
+            hidden_BRD = self.encode(batch, read=batch.node_index.index_select(1, first_R))
+        else:
+            packing = batch.packing
+            num_further = len(packing.further_place)
+            context = packing._replace(
+                source=packing.source[: len(packing.source) - num_further],
+                further_place=packing.further_place[:0],
+                read=packing.read[: len(packing.read) - num_further],
+                node_row=packing.node_row.index_select(1, first_R),
+            )
+            hidden_BRD = self._encode_packed(batch, context)
+        return hidden_BRD.index_select(1, place_S)
+
     def _encode_packed(self, batch: Batch, packing: Packing) -> Float[Tensor, "B S D"]:
-        """Return the state at every node of sequences that run without padding."""
+        """Return the state at every node of a packing of sequences, which run without padding."""
         positions_1P2 = batch.positions.flatten(0, 1)[packing.source][None]
         expanded_index_1P = (packing.source % batch.token_ids.shape[1])[None]
         num_at_input, unexpanded = len(packing.source), None
-        if self.expands_late:
+        if self.expands_late and not self.expands_last:
             num_at_input -= len(packing.further_place)
             origin_BX = packing.row.gather(1, batch.first_index).gather(1, batch.positions[..., 0])
             context = slice(num_at_input)
@@ -139,7 +169,8 @@ class ExlmModel(nn.Module):
                 origin_BX.flatten()[packing.source][None],
             )
         token_ids_1C = batch.token_ids.flatten()[packing.source[:num_at_input]][None]
-        visible = visible_to_further(batch, self.num_states_per_mask) if self.hides_further_states else None
+        has_further = self.hides_further_states and not self.expands_last
+        visible = visible_to_further(batch, self.num_states_per_mask) if has_further else None
         hidden_1RD = self.encoder(
             self._embed(token_ids_1C, positions_1P2[:, :num_at_input]),
             positions_1P2,

@@ -16,7 +16,8 @@ and the others in float32, and reduces all gradients in float32:
     activations    n - 1 blocks of M L (12 D + 8) + M L B, B = 12 D + 4 F + 4 N + 8 and one for each element that
                    dropout draws; the last block, of which nodes alone are read, M L (12 D + 8) + M S B;
                    in blocks with further states (`mask_attention: first`) 2 D more in B, and in the first
-                   `expand_after` blocks, which have none, the length before expansion for L;
+                   `expand_after` blocks, which have none, the length before expansion for L (and T + 2 for S,
+                   also beside the blocks, if these are all blocks);
                    beside the blocks M L 4 H + M S (8 D + 4 H + 8)
       with gradient checkpointing  M L 4 n D in place of all blocks but the largest
     nodes          M k T (8 D + 8 + 8 t),  t = T for a DAG, 2 for `alignment: independent`, 1 for an MLM;
@@ -212,21 +213,19 @@ def count_memory(
     targets = masking.mask_ratio * (recipe.repeated_length - 2)
     context = num_sequences * recipe.repeated_length
     positions = context + num_sequences * (masking.num_states_per_mask - 1) * targets
-    early, late = model.expand_after * context, (model.num_layers - model.expand_after) * positions  # over all blocks
-    at_input, rotated = (context, context + positions) if model.expand_after else (positions, positions)
+    num_early, num_late = model.expand_after, model.num_layers - model.expand_after
     inner = masking.num_states_per_mask * targets
     states = inner + 2
+    at_input = context if num_early else positions
+    in_last, read = (positions, num_sequences * states) if num_late else (context, num_sequences * (targets + 2))
+    rotated = at_input + in_last * (num_early > 0 and num_late > 0)
     dropped = 2 * width * (model.dropout > 0) + model.ffn_width * (model.activation_dropout > 0)
     of_key = 12 * width + 8
     of_query = 12 * width + 4 * model.ffn_width + 4 * model.num_heads + 8 + dropped
     of_late_query = of_query + 2 * width * (model.mask_attention == "first" and masking.num_states_per_mask > 1)
-    last_block = positions * of_key + num_sequences * states * of_late_query
+    last_block = in_last * of_key + read * (of_late_query if num_late else of_query)
     rotation = 4 * (width // model.num_heads)
-    ends = (
-        rotated * rotation
-        + at_input * width * (model.dropout > 0)
-        + num_sequences * states * (8 * width + rotation + 8)
-    )
+    ends = rotated * rotation + at_input * width * (model.dropout > 0) + read * (8 * width + rotation + 8)
     has_dag = recipe.objective == "exlm" and model.alignment != "independent"
     scored = targets if has_dag else 1 if recipe.objective == "mlm" else 2
     nodes = num_sequences * inner * (8 * width + 8 + 8 * scored)
@@ -245,12 +244,12 @@ def count_memory(
         "nodes": nodes,
         "logits": 8 * min(recipe.train.head_chunk_rows, num_sequences * inner) * vocab,
     }
-    of_early, of_late = of_key + of_query, of_key + of_late_query
-    kept = early * of_early + (late - positions) * of_late + last_block + ends
+    whole_early, whole_late = context * (of_key + of_query), positions * (of_key + of_late_query)
+    whole_blocks = [whole_early] * num_early + [whole_late] * num_late
+    kept = sum(whole_blocks[:-1]) + last_block + ends
     # blocks are computed again one by one, and the largest counts
-    whole_block = positions * of_late if late > positions else context * of_early
-    one_block = last_block if model.num_layers == 1 else max(last_block, whole_block)
-    checkpointed = (early + late) * 4 * width + one_block + ends
+    inputs = (num_early * context + num_late * positions) * 4 * width
+    checkpointed = inputs + max([*whole_blocks[:-1], last_block]) + ends
     whatever_kept = sum(always.values())
     return Memory(
         **always,

@@ -33,7 +33,9 @@ LONGEST = 16 + 2 * NUM_MASKS
         ({"model": {"rope": "none", "learned_positions": True, "transition": {"rope": "nodes", "heads": 8}}},
          "model.transition.heads"),
         ({"model": {"transition": {"heads": 3}}}, "model.transition.heads"),
-        ({"model": {"expand_after": 2, "mask_attention": "first"}}, "model.expand_after model.num_layers"),
+        ({"model": {"expand_after": 3, "mask_attention": "first"}}, "model.expand_after model.num_layers"),
+        ({"model": {"expand_after": 2, "mask_attention": "first"}},
+         "model.expand_after model.num_layers model.clone_embedding"),
         ({"model": {"expand_after": 1}}, "model.expand_after model.mask_attention"),
         ({"model": {"expand_after": 1, "mask_attention": "first", "rope": "none", "learned_positions": True}},
          "model.expand_after model.rope"),
@@ -81,6 +83,15 @@ def test_an_mlm_expands_nothing():
         {"model": {"transition": {"heads": 8}}},
         {**MLM, "model": {"transition": {"rope": "nodes", "heads": 8}}},  # no such head
         {"model": {"expand_after": 1, "mask_attention": "first", "clone_embedding": "nodes"}},
+        {
+            "model": {
+                "expand_after": 2,
+                "mask_attention": "first",
+                "clone_embedding": "nodes",
+                "rope": "none",
+                "learned_positions": True,
+            }
+        },
         {"optim": {"warmup_steps": 6}},
         {"train": {"max_steps": None, "max_epochs": 1}, "optim": {"warmup_steps": 7}},
         {"train": {"batch_sequences": None, "batch_tokens": 16}},

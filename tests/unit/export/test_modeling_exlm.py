@@ -51,6 +51,7 @@ def exported(tmp_path: Path, k: int, model: dict[str, Any]) -> tuple[Source, Any
                 "transition": {"rope": "nodes", "start": "next_mask"},
             },
         ),
+        (3, {"mask_attention": "first", "expand_after": 2, "clone_embedding": "nodes", "rope": "fractional"}),
         (1, {"rope": "1d", "rope_base": 500.0, "transition": {"rope": "nodes", "start": "next_mask"}}),
         (2, {"rope": "fractional", "clone_embedding": "nodes", "transition": {"rope": "nodes", "start": "lanes"}}),
         (2, {"transition": {"start": "lanes"}, "alignment": "sparse_dag"}),
@@ -58,7 +59,17 @@ def exported(tmp_path: Path, k: int, model: dict[str, Any]) -> tuple[Source, Any
         (2, {"rope": "none", "learned_positions": True, "transition": {"rope": "nodes"}}),
         (3, {"rope": "fractional", "alignment": "independent"}),
     ],
-    ids=["formula", "next-mask", "1d-tokens", "fractional-lanes", "sparse-fixed", "gated", "learned", "independent"],
+    ids=[
+        "formula",
+        "next-mask",
+        "last",
+        "1d-tokens",
+        "fractional-lanes",
+        "sparse-fixed",
+        "gated",
+        "learned",
+        "independent",
+    ],
 )
 def test_masked_inputs_give_the_outputs_and_the_dag_of_the_run(tmp_path, k, model):
     """A padded batch with different numbers of masks, and none; the run computes each alone, its DAG in float64."""

@@ -24,6 +24,7 @@ VARIANTS = [
     {"model": {"alignment": "independent"}},
     {"model": {"mask_attention": "first"}},
     {"model": {"mask_attention": "first", "expand_after": 1}},
+    {"model": {"mask_attention": "first", "expand_after": 2, "clone_embedding": "nodes"}},
     {"model": {"clone_embedding": "input"}},
     {"model": {"clone_embedding": "nodes"}},
     {"model": {"transition": {"heads": 2, "position_features": True, "max_nodes": 64}}},
@@ -107,6 +108,26 @@ def test_masks_expanded_after_a_block_begin_as_their_first_state():
     is_further_BX = clone_BX > 1
     torch.testing.assert_close(states_BXD[is_further_BX], expected_BXD[is_further_BX])
     assert (states_BXD - early.encode(batch))[is_further_BX].abs().max() > 0.1
+
+
+@pytest.mark.parametrize("lengths", [(9, 4, 12), (10, 10)])
+def test_states_of_masks_expanded_after_all_blocks_are_those_of_one_state_with_a_clone_vector_each(lengths):
+    """The same weights with k = 1 give the state of each mask; float64."""
+    model = {"mask_attention": "first", "init_std": 0.3}
+    recipe = tiny_recipe(model=model | {"expand_after": 2, "clone_embedding": "nodes", "clone_init_std": 1.0})
+    torch.manual_seed(0)
+    last = ExlmModel(recipe, SPECIAL.vocab_size).double().eval()
+    one_recipe = tiny_recipe(model=model, masking={"num_states_per_mask": 1})
+    one = ExlmModel(one_recipe, SPECIAL.vocab_size).double().eval()
+    one.load_state_dict({n: w for n, w in last.state_dict().items() if n != "clone_embedding.weight"})
+    k = recipe.masking.num_states_per_mask
+    batch, one_batch = tiny_batch(recipe, lengths), tiny_batch(one_recipe, lengths)
+    found_BSD, of_masks_BRD = last.node_states(batch).states, one.node_states(one_batch).states
+    for found, of_masks, num_targets in zip(found_BSD, of_masks_BRD, batch.target_lengths.tolist(), strict=True):
+        inner = of_masks[1 : num_targets + 1, None] + last.clone_embedding.weight
+        ends = of_masks[[0]], of_masks[[num_targets + 1]]
+        expected = torch.cat([ends[0], inner.flatten(0, 1), ends[1]])
+        torch.testing.assert_close(found[: k * num_targets + 2], expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -220,6 +241,14 @@ def test_weights_start_as_bert_does_and_clone_vectors_with_their_own_spread():
         {"model": {"mask_attention": "all"}},
         {"model": {"mask_attention": "first", "rope": "1d"}},
         {"model": {"mask_attention": "first", "expand_after": 1, "learned_positions": True}},
+        {
+            "model": {
+                "mask_attention": "first",
+                "expand_after": 2,
+                "clone_embedding": "nodes",
+                "learned_positions": True,
+            }
+        },
         {"model": {"mask_attention": "first", "clone_embedding": "input"}, "masking": {"num_states_per_mask": 2}},
     ],
 )

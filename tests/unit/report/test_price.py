@@ -70,6 +70,7 @@ def saved_in_training(recipe: Any) -> int:
         {"model": {"mask_attention": "first"}},
         {"model": {"mask_attention": "first", "expand_after": 1}},
         {"model": {"mask_attention": "first", "expand_after": 2}},
+        {"model": {"mask_attention": "first", "expand_after": 3, "clone_embedding": "nodes"}},
         {"model": {"width": 32, "ffn_width": 96, "num_heads": 4}},
     ],
 )
