@@ -140,6 +140,7 @@ VARIANTS = {
     "one emitter": Variant("", fixed_edges("one emitter")),
     "one emitter, all attend": Variant("model.mask_attention=all", fixed_edges("one emitter")),
     "expanded after the first of two blocks": Variant("model.expand_after=1"),
+    "expanded after all blocks": Variant("model.expand_after=2 model.clone_embedding=nodes model.clone_init_std=0.06"),
     "uniform": Variant("", fixed_edges("uniform")),
     "fixed lanes": Variant("", fixed_edges("lanes")),
     "lanes": Variant(f"{HEAD}start=lanes"),

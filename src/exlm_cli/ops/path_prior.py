@@ -69,6 +69,32 @@ def path_length_nll(
     return states_alignment_nll(emissions, log_trans, target_lengths, state_lengths, backend=backend)
 
 
+def independent_nll(
+    log_emit: Float[Tensor, "B T S"],
+    log_trans: Float[Tensor, "B S S"],
+    target_lengths: Int[Tensor, " B"],
+    state_lengths: Int[Tensor, " B"],
+    *,
+    backend: Backend = "auto",
+) -> Float[Tensor, " B"]:
+    """Return -log of the product of the targets' own probabilities given their number, nats.
+
+    The probability of target t alone sums over the nodes where a path of T tokens puts it. What this exceeds
+    -log P(targets | T) by is what the DAG knows about the targets together. Not in the paper.
+
+    Args:
+        log_emit, log_trans, target_lengths, state_lengths, backend: As for `states_alignment_nll`.
+
+    Returns:
+        `inf` for a sequence with targets and without a path.
+    """
+    emissions = torch.zeros_like(log_emit)
+    prior_BTS = alignment_posterior(emissions, log_trans, target_lengths, state_lengths, backend=backend)
+    log_probs_BT = (prior_BTS.log() + log_emit).logsumexp(-1)
+    is_target_BT = torch.arange(log_emit.shape[1], device=log_emit.device) < target_lengths[:, None]
+    return -log_probs_BT.where(is_target_BT, 0.0).sum(-1)
+
+
 def own_mask_share(
     log_trans: Float[Tensor, "B S S"],
     node_mask: Int64[Tensor, "B S"],

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _FIGURES = {
     "loss": "loss, nats per target",
     "loss_given_length": "loss given the number of targets",
+    "loss_independent": "the same if targets were independent",
     "perplexity": "perplexity",
     "mask_accuracy": "mask accuracy",
     "entropy_bits": "entropy, bits",

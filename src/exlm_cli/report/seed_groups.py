@@ -102,6 +102,7 @@ FIGURES = (
     "perplexity",
     "mask_accuracy",
     "entropy_bits",
+    "loss_independent",
     "entropy_posterior_bits",
     "effective_states",
     "path_entropy_bits",

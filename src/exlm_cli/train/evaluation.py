@@ -24,7 +24,7 @@ from exlm_cli.ops.alignment import (
     states_alignment_nll,
 )
 from exlm_cli.ops.emissions import TokenStatistics
-from exlm_cli.ops.path_prior import own_mask_share, path_length_nll
+from exlm_cli.ops.path_prior import independent_nll, own_mask_share, path_length_nll
 from exlm_cli.progress import Progress
 from exlm_cli.train.objective import Objective, is_fully_masked, is_target
 from exlm_cli.train.task import Callback
@@ -46,6 +46,7 @@ class EvaluationSums:
     entropy_nats: float
     num_entropy_nodes: int
 
+    nll_independent: float = 0.0
     posterior_entropy_nats: float = 0.0
     effective_states: float = 0.0
     path_entropy_nats: float = 0.0
@@ -78,12 +79,13 @@ def summarise(sums: Iterable[EvaluationSums], *, has_dag: bool) -> dict[str, flo
     """Turn sums into the figures of a validation row.
 
     `loss` is the mean over sequences of nats per target and `perplexity` its exponential. `loss_given_length` leaves
-    out -log P(a path has T tokens), which an MLM does not pay: ExLM and MLM are compared by it. `entropy_bits` is the
-    mean over emitting states, NaN where App. E leaves no token to count; `entropy_posterior_bits` weighs each state by
-    its posterior. `effective_states` is the perplexity of the posterior over a mask's k states, between 1 and k;
-    `path_entropy_bits` is per target. Masks are counted on the best alignment of the targets: the share that emits no
-    token, the share that emits two or more, and the mean tokens of the first, middle (T // 2) and last mask, which are
-    all 1 unless paths are shifted.
+    out -log P(a path has T tokens), which an MLM does not pay: ExLM and MLM are compared by it. `loss_independent` is
+    the same if each target were drawn on its own from the DAG. `entropy_bits` is the mean over emitting states, NaN
+    where App. E leaves no token to count; `entropy_posterior_bits` weighs each state by its posterior.
+    `effective_states` is the perplexity of the posterior over a mask's k states, between 1 and k; `path_entropy_bits`
+    is per target. Masks are counted on the best alignment of the targets: the share that emits no token, the share that
+    emits two or more, and the mean tokens of the first, middle (T // 2) and last mask, which are all 1 unless paths are
+    shifted.
     """
     columns = [asdict(s) for s in sums]
     total = EvaluationSums(**{key: sum(c[key] for c in columns) for key in columns[0]})
@@ -101,6 +103,7 @@ def summarise(sums: Iterable[EvaluationSums], *, has_dag: bool) -> dict[str, flo
     if has_dag:
         num_masks = max(1, total.num_masks)
         row |= {
+            "loss_independent": total.nll_independent / num_sequences,
             "entropy_posterior_bits": total.posterior_entropy_nats / num_masks / math.log(2),
             "effective_states": total.effective_states / num_masks,
             "path_entropy_bits": total.path_entropy_nats / num_masks / math.log(2),
@@ -134,6 +137,7 @@ def _evaluate_dag(
     nll_B = states_alignment_nll(log_emit, log_trans, *lengths, backend=backend)
     is_feasible = nll_B.isfinite()
     given_length_B = nll_B - path_length_nll(log_trans, *lengths, backend=backend)
+    independent_B = independent_nll(log_emit, log_trans, *lengths, backend=backend)
     is_mask = is_target(batch) & is_feasible[:, None]
 
     posterior_BTS = alignment_posterior(log_emit, log_trans, *lengths, backend=backend)
@@ -165,6 +169,7 @@ def _evaluate_dag(
         num_targets=int(is_target(batch).sum()),
         entropy_nats=_total(statistics.entropy_nats),
         num_entropy_nodes=len(statistics.entropy_nats),
+        nll_independent=_total((independent_B / num_targets_B)[is_feasible]),
         posterior_entropy_nats=_total((posterior_BTS * entropy_BS[:, None]).sum(-1)[is_mask]),
         effective_states=_total(_effective_states(posterior_BTS, batch)[is_mask]),
         path_entropy_nats=_total(path_entropy_B[is_feasible].clamp(min=0)),

@@ -58,6 +58,9 @@ def _compare_with_enumerated_paths() -> None:
     dag = _dag(model, batch)
     any_targets = _dag(model, batch, torch.zeros_like(dag[0]))
     given_length = (enumerate_nll(*dag) - enumerate_nll(*any_targets)) / batch.target_lengths
+    at_nodes_BTS = enumerate_posteriors(*any_targets)[0]
+    of_each_BT = (at_nodes_BTS * dag[0].double().exp()).sum(-1).log()
+    independent = [-float(of_each[:n].mean()) for of_each, n in zip(of_each_BT, dag[2].tolist(), strict=True)]
     visits_BS = enumerate_posteriors(*dag)[0].sum(1)
     path_entropy, effective, tokens = 0.0, 0.0, []
     for b, (scores, best) in enumerate(zip(scored_paths(*dag), enumerate_best(*dag), strict=True)):
@@ -77,6 +80,7 @@ def _compare_with_enumerated_paths() -> None:
     assert figures["masks_with_0_share"] == int((of_masks == 0).sum()) / num_masks
     assert figures["masks_with_2plus_share"] == int((of_masks >= 2).sum()) / num_masks
     assert figures["loss_given_length"] == pytest.approx(float(given_length.mean()), rel=1e-4)
+    assert figures["loss_independent"] == pytest.approx(sum(independent) / len(independent), rel=1e-4)
     of_places = sum(of_masks[[0, len(of_masks) // 2, -1]] for of_masks in tokens).tolist()
     assert [figures[f"tokens_of_{place}_mask"] for place in ("first", "middle", "last")] == [n / 2 for n in of_places]
     entropy = float(node_entropy[nodes.is_inner].mean())
