@@ -24,6 +24,7 @@ import torch
 
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.sweep import SweepCell, SweepRecipe
+from exlm_cli.errors import ExlmError
 from exlm_cli.experiments.cell import run_cell
 from exlm_cli.experiments.results import EntropyAt
 from exlm_cli.progress import SilentProgress
@@ -136,4 +137,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ExlmError as error:
+        sys.exit(str(error))

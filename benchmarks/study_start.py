@@ -28,6 +28,7 @@ from torch import Tensor
 
 from exlm_cli.config.load import load_recipe
 from exlm_cli.data.batch import Batch
+from exlm_cli.errors import ExlmError
 from exlm_cli.model.exlm import ExlmModel, NodeStates
 from exlm_cli.model.transition import TransitionHead, allowed_edges, mask_order, next_mask_edges
 from exlm_cli.train.pretrain import run_pretraining
@@ -141,6 +142,9 @@ VARIANTS = {
     "one emitter, all attend": Variant("model.mask_attention=all", fixed_edges("one emitter")),
     "expanded after the first of two blocks": Variant("model.expand_after=1"),
     "expanded after all blocks": Variant("model.expand_after=2 model.clone_embedding=nodes model.clone_init_std=0.06"),
+    "expanded after all blocks, with a penalty": Variant(
+        "model.expand_after=2 model.clone_embedding=nodes model.clone_init_std=0.06 model.transition.balance=0.1"
+    ),
     "uniform": Variant("", fixed_edges("uniform")),
     "fixed lanes": Variant("", fixed_edges("lanes")),
     "lanes": Variant(f"{HEAD}start=lanes"),
@@ -230,4 +234,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ExlmError as error:
+        sys.exit(str(error))
