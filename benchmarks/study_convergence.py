@@ -83,6 +83,7 @@ def table(rows: list[dict[str, str]]) -> str:
         planned = {cell.label: cell for cell in plan(Path("DATA"), name).plan_seed(1)}
         own = [row for row in rows if row["data"] == name and is_planned(row, planned)]
         cells = {(row["variant"], row["seed"]): row for row in own}
+        losses = {key: float(row[LOSS]) for key, row in cells.items()}
         if cells:
             lines += [
                 "",
@@ -99,8 +100,8 @@ def table(rows: list[dict[str, str]]) -> str:
             of_equal_cost = "mlm-plus" if "-last-" in variant else "mlm-plus-plus"
             costs_as_much = variant.startswith(("mlm", "exlm-k4"))
             for twin in (f"mlm-{ratio}", f"{of_equal_cost}-{ratio}" if costs_as_much else ""):
-                pairs = [(row, cells[twin, row["seed"]]) for row in group if (twin, row["seed"]) in cells]
-                gaps.append(show_interval([float(row[LOSS]) - float(other[LOSS]) for row, other in pairs]))
+                seeds = [row["seed"] for row in group if twin != variant and (twin, row["seed"]) in cells]
+                gaps.append(show_interval([losses[variant, seed] - losses[twin, seed] for seed in seeds]))
             forms = {"effective_states": ".2f", "entropy_bits": ".3f", "mask_accuracy": ".1%", "last_tenth": ".4f"}
             means = [mean_column(group, column, form) for column, form in forms.items()]
             shown = [variant, str(len(group)), mean_column(group, LOSS, ".3f"), *gaps, *means]
