@@ -123,7 +123,8 @@ class ModelConfig(StrictModel):
         0,
         ge=0,
         description="Each [MASK] is one state in so many blocks and k states after them, which costs less; 0: none. "
-        "Needs `mask_attention: first`, and after all blocks `clone_embedding: nodes`; no effect at k = 1",
+        "Needs `mask_attention: first`, and after all blocks `clone_embedding: nodes`, there best with "
+        "`transition.balance: 0.1`; no effect at k = 1",
     )
     rope_base: float = Field(10000.0, gt=1, description="Base of the rotary frequencies")
     learned_positions: bool = Field(False, description="Add learned absolute positions of the expanded sequence")
