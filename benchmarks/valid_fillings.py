@@ -24,7 +24,6 @@ from exlm_cli.dag.fillings import independent_guess
 from exlm_cli.dag.graph import Dag
 from exlm_cli.data.masking import Masker, Sequences, special_tokens
 from exlm_cli.data.smiles import find_invalid_smiles
-from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.train.pretrained import Pretrained, load_pretrained
 from harness import append_row, show_interval, surroundings
 
@@ -54,10 +53,10 @@ def draw_tokens(dag: Dag, rng: np.random.Generator) -> list[int]:
 
 
 def masked_molecules(
-    tokenizer: Tokenizer, pretrained: Pretrained, molecules: Sequence[str], mask_ratio: float
+    pretrained: Pretrained, molecules: Sequence[str], mask_ratio: float
 ) -> Iterator[tuple[str, NDArray[np.int64]]]:
     """Yield each molecule that the model can take, and its tokens with [CLS], [MASK]s and [SEP]."""
-    recipe = pretrained.recipe
+    recipe, tokenizer = pretrained.recipe, pretrained.tokenizer
     masking = recipe.masking.model_copy(update={"mask_ratio": mask_ratio})
     masker = Masker(masking, special_tokens(tokenizer), seed=1, epoch=0)
     longest = recipe.data.sequence_length - 2
@@ -71,10 +70,9 @@ def masked_molecules(
 
 def score(pretrained: Pretrained, molecules: Sequence[str], mask_ratio: float, num_draws: int) -> NDArray[np.float64]:
     """Return (M, 3) `FIGURES` of each molecule."""
-    tokenizer = pretrained.tokenizer
     rows = []
-    for index, (smiles, input_ids) in enumerate(masked_molecules(tokenizer, pretrained, molecules, mask_ratio)):
-        dag = dag_of_tokens(pretrained.model, tokenizer, pretrained.recipe, input_ids)
+    for index, (smiles, input_ids) in enumerate(masked_molecules(pretrained, molecules, mask_ratio)):
+        dag = dag_of_tokens(pretrained.model, pretrained.tokenizer, pretrained.recipe, input_ids)
         rng = np.random.default_rng(index)
         drawn = [dag.fill([[token] for token in draw_tokens(dag, rng)]) for _ in range(num_draws)]
         valid = np.mean([find_invalid_smiles(text) is None for text in drawn])

@@ -149,7 +149,7 @@ def test_convergence_sweeps_cross_mask_ratios_with_models_of_equal_size_and_an_m
     steps = recipe.pretrain.train.max_steps
     assert steps is not None
     for ratio in (0.15, 0.387, 0.622):
-        kinds = ("mlm", "mlm-plus", "mlm-plus-plus", "exlm-k2", "exlm-k4-last", "exlm-k4")
+        kinds = ("mlm", "mlm-plus", "mlm-plus-plus", "exlm-k2-last", "exlm-k4-last", "exlm-k4")
         all_six = mlm, more, most, k2, last, k4 = [by_label[f"{kind}-p{100 * ratio:g}"] for kind in kinds]
         assert {variant.masking.mask_ratio for variant in all_six} == {ratio}
         assert [(v.objective, v.masking.num_states_per_mask) for v in all_six] == [
@@ -162,3 +162,4 @@ def test_convergence_sweeps_cross_mask_ratios_with_models_of_equal_size_and_an_m
             assert cost == pytest.approx(steps * recipe_step_flops(exlm).total, rel=2e-3)
             assert _content(longer) == _content(mlm.model_copy(update={"train": longer.train}))
         assert _content(last) == _content(k4.model_copy(update={"model": last.model}))
+        assert _content(last) == _content(k2.model_copy(update={"masking": last.masking}))

@@ -36,7 +36,7 @@ def test_molecules_that_the_model_takes_are_masked_and_sometimes_recovered(tmp_p
     run = make_pretrained(tmp_path / "run", tokenizer, data={"kind": "smiles", "sequence_length": 8}, masking=masking)
     pretrained = load_pretrained(run, device="cpu")
     molecules = ["CCCC", "CCCCCCCCC", "CNC", "CCC"]  # one too long, one with an atom that the vocabulary lacks
-    kept = list(study.masked_molecules(tokenizer, pretrained, molecules, 0.3))
+    kept = list(study.masked_molecules(pretrained, molecules, 0.3))
     assert [smiles for smiles, _ in kept] == ["CCCC", "CCC"]
     assert all((ids == tokenizer.mask_id).sum() >= 1 for _, ids in kept)
     scores = study.score(pretrained, molecules, 0.3, num_draws=200)
