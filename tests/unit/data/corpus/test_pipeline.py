@@ -167,16 +167,6 @@ def test_the_tokenizer_is_kept_for_other_ways_of_cutting(workplace):
     assert [bar.label for bar in progress.bars] == ["tokenising"]
 
 
-def test_a_broken_cached_tokenizer_is_trained_again(workplace):
-    first = _prepare(_recipe(workplace))
-    (path,) = (workplace / "cache" / "tokenizers").glob("*.json")
-    path.write_text("{}")
-    progress = Recorder()
-    assert _prepare(_recipe(workplace), progress).tokenizer.fingerprint == first.tokenizer.fingerprint
-    assert progress.said[0].startswith(f"{path}: JSON, but no tokenizer: ")
-    assert progress.said[0].endswith("; it is trained again")
-
-
 DAMAGE: dict[str, Callable[[Path], None]] = {
     "truncated": lambda directory: os.truncate(directory / "train" / "tokens.bin", 10),
     "no summary": lambda directory: (directory / "prepared.json").unlink(),

@@ -1,4 +1,4 @@
-"""Hold-out, packing and cutting, against small cases worked out by hand."""
+"""Hold-out by its laws, packing against the stream of tokens it cuts, and cutting by hand."""
 
 import math
 
@@ -57,45 +57,22 @@ def test_a_tiny_corpus_is_held_out_row_by_row():
     assert abs(sum(sides) - 50) <= 5 * math.sqrt(45)
 
 
-def test_the_unit_that_came_nearest_can_be_forced():
-    rows = _rows(5)
-    holdout = Holdout("smiles", 1e-9, None)
-    assert not any(holdout.takes(row) for row in rows)
-    forced = Holdout("smiles", 1e-9, None, forced=holdout.smallest)
-    assert sum(forced.takes(row) for row in rows) == 1
-
-
-def _pack(documents: list[list[list[int]]], size: int) -> list[list[int]]:
-    packer = Packer(size, SEP, [NEWLINE])
-    packed = []
-    for document in documents:
-        for number, ids in enumerate(document):
-            packed += packer.add(ids, starts_document=number == 0)
-    return packed + packer.finish()
-
-
-def test_rows_are_packed_with_newlines_inside_and_sep_between_documents():
-    documents = [[[10, 11], [12]], [[20, 21, 22]], [[30]]]
-    assert _pack(documents, 4) == [[10, 11, NEWLINE, 12], [SEP, 20, 21, 22], [SEP, 30]]
-
-
-def test_a_last_single_token_is_dropped():
-    assert _pack([[[10, 11, 12, 13, 14]]], 4) == [[10, 11, 12, 13]]
-    assert _pack([[[10, 11, 12, 13]]], 4) == [[10, 11, 12, 13]]
-
-
 @settings(max_examples=30)
 @given(
     st.lists(st.lists(st.lists(st.integers(10, 99), min_size=1, max_size=9), min_size=1), min_size=1), st.integers(2, 7)
 )
 def test_packing_keeps_every_token_in_order_but_a_last_single_one(documents, size):
+    """Newlines come between the rows of a document, and [SEP] between documents."""
     stream: list[int] = []
+    packer, packed = Packer(size, SEP, [NEWLINE]), []
     for document in documents:
         stream += [SEP] * bool(stream)
         for number, ids in enumerate(document):
             stream += [NEWLINE] * bool(number) + ids
-    packed = _pack(documents, size)
+            packed += packer.add(ids, starts_document=number == 0)
+    packed += packer.finish()
     assert all(len(sequence) == size for sequence in packed[:-1])
+    assert all(0 < len(sequence) <= size for sequence in packed[-1:])
     flat = [token for sequence in packed for token in sequence]
     assert flat == (stream[:-1] if len(stream) % size == 1 else stream)
 

@@ -41,15 +41,6 @@ def test_indices_outside_are_refused(tmp_path):
             dataset[index]
 
 
-def test_writing_again_replaces(tmp_path):
-    _write(tmp_path / "train")
-    assert sorted(p.name for p in (tmp_path / "train").iterdir()) == ["meta.json", "offsets.bin", "tokens.bin"]
-    with ShardWriter(tmp_path / "train", 100, "new") as writer:
-        writer.add([[1, 2]])
-    dataset = TokenDataset(tmp_path / "train")
-    assert (dataset.fingerprint, len(dataset)) == ("new", 1)
-
-
 def test_an_empty_sequence_is_refused_and_shards_left_by_an_error_cannot_be_opened(tmp_path):
     with (
         pytest.raises(ValueError, match=r"^a sequence without tokens cannot be stored$"),
