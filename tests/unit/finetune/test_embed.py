@@ -42,11 +42,6 @@ def assert_equal_by_hand(encoder: Encoder, path: Path, texts: list[str]) -> None
             np.testing.assert_allclose(found[name][row], wanted.numpy(), atol=2e-6)
 
 
-def test_vectors_of_a_pretrained_model(smiles_model, tmp_path):
-    encoder = pretrained_encoder(load_pretrained(smiles_model, device="cpu"))
-    assert_equal_by_hand(encoder, write_rows(tmp_path / "a.csv", ["smiles"], [[s] for s in SMILES]), SMILES)
-
-
 def test_vectors_of_a_repeated_mlm(tmp_path):
     run = make_pretrained(
         tmp_path / "pre", objective="mlm", masking={"num_repeats": 2, "scheme": "bernoulli"},

