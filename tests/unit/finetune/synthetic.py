@@ -27,8 +27,6 @@ from exlm_cli.train.pretrained import model_identity
 from exlm_cli.train.task import Callback
 from tests.tiny import tiny_recipe
 
-NUM_TOKENS = 288
-"""Input tokens that `make_pretrained` says were trained on."""
 WORDS = ["amber", "birch", "cedar", "daisy", "elder", "fern"]
 
 
@@ -43,7 +41,7 @@ def make_pretrained(run: Path, tokenizer: Tokenizer | None = None, **sections: A
     torch.manual_seed(0)
     model = ExlmModel(recipe, tokenizer.vocab_size)
     loop = LoopState()
-    loop.step, loop.num_tokens = 3, NUM_TOKENS
+    loop.step, loop.num_tokens = 3, 288
     state = CheckpointState(loop=loop, identity=model_identity(recipe, tokenizer), validation={})
     save_checkpoint(run, 3, model, build_optimizer(model, recipe.optim), state, keep_last=1, resume_command="")
     return run
@@ -78,20 +76,18 @@ def finetune_recipe(**sections: Any) -> FinetuneRecipe:
 class WordTask(DownstreamTask):
     """Sentences of four words; what they are labelled with depends on which words they have.
 
-    `binary`: has amber; has birch, which is missing in every third row. `classes`: how many of amber and birch.
-    `regression`: 100 + 10 for each cedar. `span`: the words between amber and birch in either order, no answer without
-    both.
+    `binary`: has amber; has birch, which is missing in every third row. `regression`: `base` + 10 for each cedar.
+    `span`: the words between amber and birch in either order, no answer without both.
     """
 
     split_name = "random"
+    base = 100.0
 
     def __init__(self, loss: Loss = "binary", sizes: Sequence[int] = (24, 12, 12), seed: int = 0) -> None:
         self.loss = loss
         self.name = f"words/{loss}"
-        self.output_names = {
-            "binary": ("amber", "birch"), "classes": ("none", "one", "both"), "regression": ("cedars",),
-            "span": ("start", "end"),
-        }[loss]  # fmt: skip
+        names = {"binary": ("amber", "birch"), "regression": ("cedars",), "span": ("start", "end")}
+        self.output_names = names[loss]
         self.is_greater_better = loss != "regression"
         self.selection_metric = "rmse" if loss == "regression" else "accuracy"
         rng = np.random.default_rng(seed)
@@ -126,10 +122,8 @@ class WordTask(DownstreamTask):
         match self.loss:
             case "binary":
                 return [float(has[0]), float("nan") if row % 3 == 0 else float(has[1])]
-            case "classes":
-                return [float(sum(has))]
             case "regression":
-                return [100.0 + 10.0 * words.count("cedar")]
+                return [self.base + 10.0 * words.count("cedar")]
             case "span":
                 if not all(has):
                     return [0.0, 0.0]
@@ -143,8 +137,6 @@ class WordTask(DownstreamTask):
             case "binary":
                 known = ~np.isnan(targets)
                 return {"accuracy": float(((np.stack(outputs) > 0) == targets)[known].mean())}
-            case "classes":
-                return {"accuracy": float((np.stack(outputs).argmax(1) == targets[:, 0]).mean())}
             case "regression":
                 return {"rmse": float(np.sqrt(((np.stack(outputs) - targets) ** 2).mean()))}
             case "span":
@@ -161,14 +153,11 @@ def run_tiny(
     pretrained: Path,
     out: Path,
     task: WordTask | None = None,
-    sequence_length: int | None = None,
     callbacks: Sequence[Callback] = (),
     **sections: Any,
 ) -> FinetuneResult:
     """Fine-tune the word task, or another one, with `finetune_recipe(**sections)`."""
     recipe = finetune_recipe(**sections)
-    if sequence_length is not None:
-        recipe = recipe.model_copy(update={"task": recipe.task.model_copy(update={"sequence_length": sequence_length})})
     return run_finetuning(recipe, checkpoint=pretrained, out=out, task=task or WordTask(), callbacks=callbacks)
 
 

@@ -11,7 +11,6 @@ from exlm_cli.finetune.results import (
     Scores,
     read_predictions,
     selection_value,
-    summarise_metrics,
     summarise_values,
 )
 from exlm_cli.tasks.base import write_outputs
@@ -30,17 +29,6 @@ def test_a_summary_is_mean_sample_deviation_and_median_of_what_is_defined(values
     found = summarise_values(values)
     assert (found.mean, found.std, found.median) == pytest.approx(summary[:3])
     assert found.values == summary[3]
-
-
-def test_metrics_are_summarised_by_split_and_name():
-    runs = [
-        {"valid": {"f1": 1.0}, "test": {"f1": 0.0, "loss": None}},
-        {"valid": {"f1": 3.0}, "test": {"f1": 1.0, "loss": 2.0}},
-    ]
-    summary = summarise_metrics(runs)
-    assert summary["valid"]["f1"].mean == 2.0
-    assert summary["test"]["f1"].values == (0.0, 1.0)
-    assert summary["test"]["loss"].mean == 2.0
 
 
 def cell(metrics: Scores) -> CellResult:

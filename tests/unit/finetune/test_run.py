@@ -170,19 +170,11 @@ def test_regression_trains_on_standardised_targets_and_scores_in_units(text_mode
 
 
 def test_values_far_from_zero_are_learnt_like_others(text_model, tmp_path):
-    class Shifted(WordTask):
-        def __init__(self, offset: float) -> None:
-            super().__init__("regression")
-            self.offset = offset
-
-        def _target(self, row: int, words: list[str], ends: Any) -> list[float]:
-            return [value + self.offset for value in super()._target(row, words, ends)]
-
-    predicted = {}
-    for offset in (0.0, 2.0**33):
-        run = tmp_path / f"{offset:g}"
-        run_tiny(text_model, run, Shifted(offset), seeds=[1], train={"max_epochs": 2})
-        predicted[offset] = read_predictions(run / "cells/single/seed-1/predictions-test.csv", "")[2] - offset
+    predicted, task = {}, WordTask("regression")
+    for base in (0.0, 2.0**33):
+        task.base, run = base, tmp_path / f"{base:g}"
+        run_tiny(text_model, run, task, seeds=[1], train={"max_epochs": 2})
+        predicted[base] = read_predictions(run / "cells/single/seed-1/predictions-test.csv", "")[2] - base
     assert np.ptp(predicted[0.0]) > 1e-3
     # float64 of 8.6e9 has steps of 2e-6; standardised targets differ by as much
     np.testing.assert_allclose(predicted[2.0**33], predicted[0.0], atol=1e-3)
@@ -252,8 +244,9 @@ def test_a_sequence_that_the_model_has_no_positions_for_is_refused(tmp_path, num
         tmp_path / "pre", objective="mlm", masking={"num_repeats": num_repeats, "scheme": "bernoulli"},
         model={"rope": "1d"}, train={"microbatch_tokens": 512},
     )  # fmt: skip
+    recipe = finetune_recipe(task={"sequence_length": length})
     with pytest.raises(ConfigError, match=rf"`task.sequence_length` {length} .*needs {positions} positions.* takes 64"):
-        run_tiny(repeated, tmp_path / "run", sequence_length=length)
+        run_finetuning(recipe, checkpoint=repeated, out=tmp_path / "run", task=WordTask())
 
 
 def test_only_a_run_that_fits_is_continued(tmp_path, finished):

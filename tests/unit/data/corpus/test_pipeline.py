@@ -77,25 +77,18 @@ def test_packed_text_is_the_corpus_split_in_two(workplace):
     assert tokenizer.decode(second) == "Another document."
 
 
-def test_held_out_rows_and_training_rows_make_the_corpus(workplace):
-    prepared = _prepare(_recipe(workplace, sample_break="line", sequence_length=64))
-    lines = (workplace / "text.txt").read_text().splitlines()
-    train, valid = _texts(prepared.train, prepared.tokenizer), _texts(prepared.valid, prepared.tokenizer)
-    assert sorted(train + valid) == sorted(lines)
-    assert 10 <= len(valid) <= 60
-
-
-def test_rows_on_both_sides_of_held_out_ones_are_not_joined(workplace):
+def test_rows_are_trained_on_or_held_out_and_those_on_both_sides_of_held_out_ones_are_not_joined(workplace):
     prepared = _prepare(_recipe(workplace))
-    lines = set((workplace / "text.txt").read_text().splitlines())
+    whole, found = (workplace / "text.txt").read_text(), {}
     tokenizer = prepared.tokenizer
     for dataset in (prepared.train, prepared.valid):
         stream = [int(i) for n in range(len(dataset)) for i in dataset[n]]
         text = "".join("\n\n" if i == tokenizer.sep_id else tokenizer.decode([i]) for i in stream)
-        joined = [tuple(block.split("\n")) for block in text.split("\n\n")]
-        assert all(line in lines for block in joined[:-1] for line in block)
-        whole = (workplace / "text.txt").read_text()
-        assert all("\n".join(block) in whole for block in joined)
+        blocks = text.split("\n\n")
+        assert all(block in whole for block in blocks)
+        found[dataset] = [line for block in blocks for line in block.split("\n")]
+    assert sorted(found[prepared.train] + found[prepared.valid]) == sorted(whole.splitlines())
+    assert 10 <= len(found[prepared.valid]) <= 60
 
 
 @pytest.mark.parametrize(("limit", "value"), [("_BATCH_ROWS", 7), ("_BATCH_CHARACTERS", 100)])
