@@ -1,4 +1,4 @@
-"""GLUE tasks read from small files of the official layouts: examples, metrics, and what cannot be used."""
+"""GLUE tasks read from small files of the official layouts; scores are held against scikit-learn and SciPy."""
 
 import json
 import re
@@ -8,6 +8,8 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
+from scipy import stats
+from sklearn import metrics as sk
 
 from exlm_cli.config.tasks import GlueTaskConfig
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
@@ -16,7 +18,6 @@ from exlm_cli.finetune.trainer import encode_task
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import NO_TEST_NOTE, DownstreamTask, PredictionSummary, TrainedTask
 from exlm_cli.tasks.glue import GLUE_TASKS, GlueTask, NewGlueRows, load_glue
-from exlm_cli.tasks.metrics import metric as score
 from tests.unit.tasks.glue_files import ROWS, content, line, write_glue
 
 
@@ -84,6 +85,8 @@ def outputs_for(name: str, predicted: list[float]) -> list[np.ndarray]:
     return [np.eye(num_classes)[int(value)] * 2 - 0.5 for value in predicted]
 
 
+GENERAL = {"accuracy": sk.accuracy_score, "f1": sk.f1_score, "matthews_corrcoef": sk.matthews_corrcoef}
+SIMILARITY = {name: lambda a, b, name=name: getattr(stats, name)(a, b).statistic for name in ("spearmanr", "pearsonr")}
 REPORTED = {
     "cola": ("matthews_corrcoef", "accuracy"), "mrpc": ("accuracy", "f1"), "qqp": ("accuracy", "f1"),
     "stsb": ("spearmanr", "pearsonr"),
@@ -91,18 +94,18 @@ REPORTED = {
 
 
 @pytest.mark.parametrize("name", GLUE_TASKS)
-def test_the_metrics_of_a_task_are_scored(name, tmp_path):
-    """`test_metrics.py` holds each metric against values worked out by hand."""
+def test_scores_are_those_of_scikit_learn_and_scipy(name, tmp_path):
     write_glue(tmp_path, name, copies=8)
     task = load(name, tmp_path)
     targets = np.array([target for *_, target in ROWS[name]] * 8)
     rng = np.random.default_rng(3)
     wrong = np.where(rng.random(len(targets)) < 0.3, (targets + 1) % max(1, len(task.output_names)), targets)
     predicted = targets + rng.normal(size=len(targets)) if name == "stsb" else wrong
-    expected = {metric: score(metric, targets, predicted) for metric in REPORTED.get(name, ("accuracy",))}
+    scores: dict[str, Any] = GENERAL | SIMILARITY
+    expected = {metric: scores[metric](targets, predicted) for metric in REPORTED.get(name, ("accuracy",))}
     if name == "mnli":
         rest = rng.integers(0, 3, size=len(targets)).astype(float)
-        expected["mismatched_accuracy"] = score("accuracy", targets, rest)
+        expected["mismatched_accuracy"] = sk.accuracy_score(targets, rest)
         predicted = np.concatenate([predicted, rest])
     found = task.score("valid", outputs_for(name, predicted.tolist()))
     assert found == pytest.approx(expected, abs=1e-9)
