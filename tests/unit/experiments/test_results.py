@@ -11,12 +11,10 @@ from exlm_cli.experiments.results import (
     RepeatMlmResult,
     VariantResult,
     cell_folder,
-    is_sweep_run,
     load_sweep_run,
     read_cell_file,
 )
 from exlm_cli.files import write_json
-from exlm_cli.run_dir import update_run_json
 from tests.unit.report.results import diverge, grid_results, scores, sweep_results
 
 
@@ -64,15 +62,6 @@ def test_a_finished_result_without_its_steps_is_refused(tmp_path):
 def test_a_task_has_the_score_that_the_recipe_reports(aggregate, values, score):
     found = scores(values).model_copy(update={"aggregate": aggregate}).score
     assert found == (None if score is None else pytest.approx(score))
-
-
-def test_a_sweep_is_known_by_its_number_of_cells(tmp_path):
-    assert not is_sweep_run(tmp_path)
-    (tmp_path / "recipe.yaml").write_text("extends: text-small\n")
-    update_run_json(tmp_path, {"command": "pretrain"})
-    assert not is_sweep_run(tmp_path)
-    update_run_json(tmp_path, {"num_cells": 4})
-    assert is_sweep_run(tmp_path)
 
 
 def test_results_come_in_the_order_of_the_recipe(tmp_path):

@@ -11,7 +11,7 @@ from exlm_cli.config.describe import recipe_step_flops
 from exlm_cli.config.load import load_recipe
 from exlm_cli.data.batch import Batch
 from exlm_cli.model.exlm import ExlmModel
-from exlm_cli.report.price import GPUS, count_memory, describe_cost, memory_table, price_pretraining
+from exlm_cli.report.price import count_memory, describe_cost, memory_table, price_pretraining
 from exlm_cli.train.objective import Objective
 from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
 
@@ -184,9 +184,3 @@ def test_the_table_says_what_fits(name, changes, gpu, num_gpus, verdict):
     table = memory_table(price_pretraining(load_recipe(name, changes), gpu, num_gpus))
     assert table.notes[0].endswith(verdict)
     assert len(table.columns) == (3 if num_gpus > 1 else 2)
-
-
-def test_gpus_are_ordered_and_their_peaks_are_dense():
-    """The data sheets give twice these numbers with sparsity, which training does not use."""
-    assert list(GPUS) == sorted(GPUS)
-    assert GPUS["h100"].peak_flops == pytest.approx(1979e12 / 2, rel=1e-3)

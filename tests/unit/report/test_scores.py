@@ -11,8 +11,6 @@ from exlm_cli.experiments.evaluate import PretrainedScore
 from exlm_cli.finetune.results import BaselineResult, GridChoice, GridScores, summarise_values
 from exlm_cli.report.scores import (
     format_score,
-    percent_score,
-    pretraining_budget,
     pretraining_table,
     results_tables,
     task_tables,
@@ -37,15 +35,6 @@ SCRATCH = EXLM.model_copy(update={"checkpoint": None, "objective": "scratch", "s
 )
 def test_a_score_is_shown_with_its_spread(values, aggregate, text):
     assert format_score(summarise_values(values), aggregate) == text
-
-
-def test_scores_and_budgets_are_written_as_in_the_paper():
-    assert pretraining_budget(EXLM) == "1,200 steps, 13.1 M tokens"
-    assert pretraining_budget(SCRATCH) == "none"
-    summary = summarise_values([0.7, 0.8])
-    assert (percent_score(summary, "mean"), percent_score(summary, "median")) == ("75.0 ±7.1", "75.0")
-    assert percent_score(summarise_values([0.7]), "mean") == "70.0"
-    assert percent_score(None, "mean") == percent_score(summarise_values([None]), "mean") == "-"
 
 
 def printed(**changed: Any) -> list[str]:
