@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 
-CLOSED = object()
-"""A fault: the connection is closed without an answer."""
-
 
 def connecting_locally(error: BaseException) -> Callable[[socket.socket, Any], None]:
     """Return a `socket.connect` that raises an error for every address but those of this machine."""
@@ -43,7 +40,7 @@ class FaultyFile:
     """A file at an address, served with one fault after the other until there is none left.
 
     Attributes:
-        faults: An address to go to, arguments of `send_error`, other bytes than those announced, or `CLOSED`.
+        faults: An address to go to, arguments of `send_error`, or other bytes than those announced.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -63,9 +60,7 @@ class _Handler(BaseHTTPRequestHandler):
         file = self.file
         file.num_requests += 1
         fault = file.faults.pop(0) if file.faults else file.content
-        if fault is CLOSED:
-            self.connection.close()
-        elif isinstance(fault, tuple):
+        if isinstance(fault, tuple):
             self.send_error(*fault)
         elif isinstance(fault, str):
             self.send_response(302)

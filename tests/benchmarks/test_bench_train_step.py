@@ -25,12 +25,6 @@ def _side(folder: Path, **sections: Any) -> Any:
     return bench.build_side(recipe, bench.generate_data(recipe, folder), ARGUMENTS, folder)
 
 
-def test_hours_are_milliseconds_times_steps():
-    """54.7 hours, the paper's MLM, are 50,000 steps of 3.9384 s."""
-    assert measurements.hours_of_steps(3938.4, 50_000, 1.0) == pytest.approx(54.7)
-    assert measurements.hours_of_steps(3938.4, 50_000, 0.25) == pytest.approx(4 * 54.7)
-
-
 def test_ratios_pair_what_was_measured_in_one_round():
     """A machine that slows down by ten between rounds leaves the ratio alone."""
     assert measurements.paired_ratio([4.0, 40.0, 60.0], [2.0, 20.0, 20.0]).median_ms == 2.0

@@ -13,7 +13,6 @@ AREAS = {
     "predict and embed": Area(inputs.predicted, 700),
     "damaged runs": Area(damaged.checkpoints, 1500),
     "crafted files": Area(damaged.crafted, 88, seconds=120),
-    "downloads": Area(surroundings.downloads, 60),
     "runs on the Hub": Area(surroundings.hub, 200),
     "pushes": Area(surroundings.pushes, 40, seconds=300, starts_processes=True),
     "full and read-only disks": Area(surroundings.disks, 120, seconds=120),

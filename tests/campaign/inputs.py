@@ -1,6 +1,5 @@
 """Cases of recipes, data files, SMILES, sentences and tables."""
 
-import csv
 import json
 import math
 from pathlib import Path
@@ -26,6 +25,7 @@ from tests.campaign.material import (
     write_hostile,
 )
 from tests.campaign.trial import Outcome, Trial
+from tests.unit.finetune.finetuned_runs import read_rows
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 KINDS = {
@@ -145,7 +145,7 @@ def check_shards(trial: Trial, done: Outcome) -> None:
     counts = done.result
     trial.expect(counts["train_sequences"] > 0 and counts["train_tokens"] > 0, "shards without a sequence")
     rejected = trial.folder / "out" / "rejected.csv"
-    listed = len(read_csv(rejected)) - 1 if rejected.exists() else 0
+    listed = len(read_rows(rejected)) if rejected.exists() else 0
     trial.expect(listed == counts["num_rejected"], f"{counts['num_rejected']} rejected, {listed} listed")
 
 
@@ -210,7 +210,7 @@ def tables(trial: Trial) -> None:
         trial.expect(all(loss is None or math.isfinite(loss) for loss in losses), f"losses {losses}")
         for split in ("valid", "test"):
             (predicted,) = (trial.folder / "out").rglob(f"predictions-{split}.csv")
-            num_rows = len(read_csv(predicted)) - 1
+            num_rows = len(read_rows(predicted))
             trial.expect(num_rows == scores["split_sizes"][split], f"{num_rows} predictions for the rows of {split}")
 
 
@@ -246,10 +246,5 @@ def predicted(trial: Trial) -> None:
         files = [trial.folder / name for name in done.result["files"]]
         trial.expect(all(path.stat().st_size for path in files), "an empty file of predictions")
         if kind == "csv" and files[0].suffix == ".csv":
-            num_rows = len(read_csv(files[0])) - 1
+            num_rows = len(read_rows(files[0]))
             trial.expect(num_rows == done.result["rows"], f"{done.result['rows']} rows, {num_rows} predictions")
-
-
-def read_csv(path: Path) -> list[list[str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.reader(file))

@@ -83,10 +83,10 @@ def killed_pretraining(trial: Trial) -> None:
             for process in started if dying < 0 else [started[dying]]:
                 process.kill_after(moment)
 
-        for outcome in run_all(trial.folder, continued(trial.folder), kill):
+        for outcome in run_all(trial.folder, continued(trial.folder, PRETRAIN), kill):
             if outcome.code not in (0, -signal.SIGKILL):  # a rank that is left says so in one line
                 trial.judge(outcome, (2,))
-    for outcome in run_all(trial.folder, continued(trial.folder), lambda _: None):
+    for outcome in run_all(trial.folder, continued(trial.folder, PRETRAIN), lambda _: None):
         trial.expect(outcome.code == 0, f"it does not go on: exit {outcome.code}, {outcome.err[-300:]!r}")
     run, other = trial.folder / "run", undisturbed / "run"
     if not trial.faults:
@@ -101,9 +101,10 @@ def killed_pretraining(trial: Trial) -> None:
         )
 
 
-def continued(folder: Path) -> list[str]:
-    """Return the command that begins a run, or continues what a killed process has left."""
-    return ["pretrain", "--resume", "run"] if (folder / "run/recipe.yaml").exists() else [*PRETRAIN, "--out", "run"]
+def continued(folder: Path, words: Sequence[str]) -> list[str]:
+    """Return the words that begin a run, or those that continue what a killed process has left."""
+    is_begun = (folder / "run/recipe.yaml").exists()
+    return [words[0], "--resume", "run"] if is_begun else [*words, "--out", "run"]
 
 
 def killed_finetuning(trial: Trial) -> None:
@@ -118,15 +119,11 @@ def killed_finetuning(trial: Trial) -> None:
         (folder / "rows.csv").write_bytes(TABLE)
         (folder / "P").symlink_to(made / "smiles/pretrained")
 
-    def command() -> list[str]:
-        is_begun = (trial.folder / "run/recipe.yaml").exists()
-        return ["finetune", "--resume", "run"] if is_begun else [*FINETUNE, "--out", "run"]
-
     undisturbed, seconds = reference(trial, "finetuning", whole)
     prepare(trial.folder)
     for _ in range(trial.rng.choice((1, 1, 2))):
-        Started(trial.folder, command()).kill_after(trial.rng.uniform(0, 1.1 * seconds))
-    finished(trial, trial.folder, command())
+        Started(trial.folder, continued(trial.folder, FINETUNE)).kill_after(trial.rng.uniform(0, 1.1 * seconds))
+    finished(trial, trial.folder, continued(trial.folder, FINETUNE))
     if not trial.faults:
         same_run(trial, trial.folder / "run", undisturbed / "run")
 

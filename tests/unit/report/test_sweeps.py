@@ -193,9 +193,6 @@ def test_figure_12_has_a_line_for_the_mlm_and_one_for_each_k(tmp_path):
     names = {"MLM", "ExLM, k = 2", "ExLM, k = 4", "ExLM, k = 8", "78.9 %", "mean over states"}
     assert names | {"weighted by the posterior"} <= set(texts)
     assert any("standard deviation of 3 seeds" in text for text in texts)
-    before = (tmp_path / "figure-12.svg").read_bytes()
-    write_figure_12(variants, tmp_path)
-    assert (tmp_path / "figure-12.svg").read_bytes() == before
 
 
 def test_mlms_alone_have_one_panel_and_one_ratio_alone_has_no_figure(tmp_path):
