@@ -174,7 +174,7 @@ def test_glue_tasks_are_read_from_their_folders(tmp_path):
     sst2, rte = read_glue(tmp_path, 100, SilentProgress())
     assert (sst2.name, len(sst2.parts), len(sst2), sst2.properties) == ("sst2", 1, 100, ("positive",))
     assert (rte.name, len(rte.parts), len(rte)) == ("rte", 2, 80)
-    targets = {text: target for text, _, _, target in ROWS["sst2"]}
+    targets = {text.strip(): target for text, _, _, target in ROWS["sst2"]}
     assert sst2.targets[:, 0].tolist() == [targets[text] for text in sst2.parts[0]]
     with pytest.raises(DataError, match="SST-2"):
         read_glue(tmp_path / "RTE", 100, SilentProgress())
