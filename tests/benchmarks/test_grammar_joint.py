@@ -37,6 +37,20 @@ def mutual_information_nats(joint: Joint) -> float:
     return len(next(iter(joint))) * (independence_bound_nats(joint) - joint_entropy_nats(joint))
 
 
+def test_the_other_word_settles_the_sentiment():
+    assert set(true_joint("This is [MASK], and I'm very sorry to see this.")) == {(a,) for a in BAD}
+    assert set(true_joint("This is [MASK], and I'm very glad to see this.")) == {(a,) for a in GOOD}
+    torn = true_joint("This is [MASK], and I'm very surprised to see this.")
+    assert torn[("great",)] == pytest.approx(0.6 / 6)
+    assert torn[("awful",)] == pytest.approx(0.4 / 6)
+
+
+def test_a_cue_settles_the_sentiment():
+    joint = true_joint("They lost the game: this is [MASK], and I'm very [MASK] to see this.")
+    assert {adjective for adjective, _ in joint} == BAD
+    assert mutual_information_nats(joint) == pytest.approx(0, abs=1e-12)
+
+
 def test_numbers_agree():
     joint = true_joint("[MASK] [MASK] [MASK] in the garden every day.")
     for determiner, noun, verb in joint:

@@ -49,6 +49,14 @@ def test_a_property_that_lies_in_the_vectors_is_read_without_error_and_one_that_
     assert abs(untold - 0.5) < 5 / math.sqrt(12 * num_test / 4)  # the variance of Mann and Whitney's statistic
 
 
+def test_half_of_the_variance_in_the_vectors_is_a_determination_of_one_half():
+    """y = x + noise of equal variance; the estimate over 4,000 test rows has a deviation of 0.011."""
+    rng = np.random.default_rng(1)
+    features = rng.normal(size=(20_000, 1))
+    data = made_up(features + rng.normal(size=(20_000, 1)), "r2")
+    assert score(features, data)[0] == pytest.approx(0.5, abs=5 * 0.011)
+
+
 def test_the_scale_of_the_vectors_does_not_matter_and_a_constant_one_does_no_harm():
     rng = np.random.default_rng(2)
     features = rng.normal(size=(400, 3))

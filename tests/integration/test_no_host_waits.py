@@ -173,6 +173,17 @@ def test_steps_of_the_training_loop_run_on_tensors_without_data(sections, tmp_pa
         loop._read_figures()
 
 
+def test_reading_a_value_of_such_a_tensor_raises():
+    batch = tiny_batch(tiny_recipe()).to(torch.device("meta"))
+    for read in (
+        lambda: batch.lengths.max().item(),
+        lambda: (batch.node_mask >= 0).nonzero(),
+        lambda: bool(batch.lengths[0]),
+    ):
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            read()
+
+
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(("backend", "sections"), COMPILED)
 def test_a_step_is_one_graph_for_batches_of_any_size(backend, sections):

@@ -121,6 +121,22 @@ def test_path_edges_are_those_that_an_enumeration_of_paths_meets(num_inner, num_
     assert count_path_edges(num_nodes, num_targets) == len(edges)
 
 
+def test_the_paper_size_costs_at_least_1_6_times_its_mlm():
+    """By hand, a sequence of 128 with p = 15 %, k = 4: 184.7 positions instead of 128, four times the LM-head rows.
+
+    A block of 12 D^2 weights a position; the last of twelve has 2 D^2 of keys and values at all positions, and the
+    others at the 77.6 or 20.9 nodes.
+    """
+    exlm, mlm = recipe_step_flops(load_recipe("ablation-exlm")), recipe_step_flops(load_recipe("ablation-mlm"))
+    weights = [11 * 12 * positions + 2 * positions + 10 * nodes for positions, nodes in ((184.7, 77.6), (128, 20.9))]
+    assert exlm.encoder_linear / mlm.encoder_linear == pytest.approx(weights[0] / weights[1])
+    pairs = [(11 * positions + nodes) * positions for positions, nodes in ((184.7, 77.6), (128, 20.9))]
+    assert exlm.attention / mlm.attention == pytest.approx(pairs[0] / pairs[1])
+    assert exlm.lm_head / mlm.lm_head == pytest.approx(4)
+    assert exlm.total / mlm.total == pytest.approx(1.662, abs=1e-3)
+    assert exlm.alignment / exlm.total < 1e-3
+
+
 def test_a_step_is_its_sequences():
     recipe = tiny_recipe()  # 14 real tokens of 16, p = 0.3, k = 3, eight sequences
     one = count_sequence_flops(recipe, 16 + 2 * 4.2, 4.2)

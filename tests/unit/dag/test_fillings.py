@@ -70,6 +70,19 @@ def test_the_path_of_a_filling_is_its_best_alignment(length):
         assert filling.path == max(scores, key=lambda nodes: scores[nodes])
 
 
+def test_a_mask_may_yield_two_tokens_and_another_none():
+    """App. Q.3: "so good" for the first mask; the second stays empty."""
+    nodes = [{"so": 0.98, "happy": 0.01}, {"good": 0.98, "happy": 0.01}, {"happy": 0.98, "so": 0.01}, {"so": 1.0}]
+    edges = {0: {1: 1.0}, 1: {2: 1.0}, 2: {3: 0.25, 5: 0.75}, 3: {4: 0.0, 5: 1.0}, 4: {5: 1.0}}
+    dag = handmade_dag("This is [MASK], and I'm very [MASK].", nodes, edges, 2)
+    best = n_best_fillings(dag, 1, "any").fillings[0]
+    assert best.text == "This is so good, and I'm very."
+    assert best.path == (1, 2)
+    assert math.exp(best.log_prob) == pytest.approx(0.98**2 * 0.75)
+    exact = n_best_fillings(dag, 1).fillings[0]
+    assert exact.text == "This is so, and I'm very good."
+
+
 def test_token_sequences_that_read_the_same_are_added_up():
     tokenizer = PieceTokenizer(["g", "lad", "gl", "ad", "<"])
     probs = np.array([[0] * 4, [0.6, 0, 0.4, 0], [0, 0.7, 0, 0.3], [0] * 4])
