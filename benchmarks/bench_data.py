@@ -22,7 +22,6 @@ import harness
 from bench_train_step import generate_data
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.data.masking import special_tokens
 from exlm_cli.data.sampler import EpochPlan, Feed, plan_epoch
 
 STEPS_PER_WINDOW = 4
@@ -34,7 +33,7 @@ def measure_steps(name: str, num_rounds: int) -> dict[str, object]:
     recipe: PretrainRecipe = load_recipe(name, [f"train.bucket_steps={STEPS_PER_WINDOW}"])
     with tempfile.TemporaryDirectory() as folder:
         data = generate_data(recipe, Path(folder))
-        feed = Feed(data.train, recipe, special_tokens(data.tokenizer), epoch=0)
+        feed = Feed(data.train, recipe, data.tokenizer, epoch=0)
         lengths = data.train.lengths + 2
         plan = plan_of(recipe, lengths)
         check_batches(feed, plan.step(0))

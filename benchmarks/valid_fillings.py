@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from exlm_cli.dag.build import dag_of_tokens
 from exlm_cli.dag.fillings import independent_guess
 from exlm_cli.dag.graph import Dag
-from exlm_cli.data.masking import Masker, Sequences, special_tokens
+from exlm_cli.data.masking import Masker, Sequences
 from exlm_cli.data.smiles import find_invalid_smiles
 from exlm_cli.train.pretrained import Pretrained, load_pretrained
 from harness import append_row, show_interval, surroundings
@@ -58,7 +58,7 @@ def masked_molecules(
     """Yield each molecule that the model can take, and its tokens with [CLS], [MASK]s and [SEP]."""
     recipe, tokenizer = pretrained.recipe, pretrained.tokenizer
     masking = recipe.masking.model_copy(update={"mask_ratio": mask_ratio})
-    masker = Masker(masking, special_tokens(tokenizer), seed=1, epoch=0)
+    masker = Masker(masking, tokenizer, seed=1, epoch=0)
     longest = recipe.data.sequence_length - 2
     for index, smiles in enumerate(molecules):
         ids = np.array([tokenizer.encode(smiles)])

@@ -5,13 +5,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tokenizers
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data import IntArray
 from exlm_cli.data.batch import Batch, MaskedSequences, expand
-from exlm_cli.data.masking import Masker, Sequences, SpecialTokens
+from exlm_cli.data.masking import Masker, Sequences
+from exlm_cli.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 
-SPECIAL = SpecialTokens(pad=0, cls=1, sep=2, mask=3, never_masked=frozenset(range(5)), vocab_size=40)
+_VOCABULARY = {token: i for i, token in enumerate((*SPECIAL_TOKENS, *map(str, range(5, 40))))}
+SPECIAL = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel(_VOCABULARY, unk_token="[UNK]")))
+"""A vocabulary of 40 with the special tokens at ids 0 to 4."""
 
 
 def tiny_recipe(**sections: Any) -> PretrainRecipe:
@@ -39,7 +43,7 @@ def tiny_batch(recipe: PretrainRecipe, lengths: tuple[int, ...] = (9, 4, 12), se
     rng = np.random.default_rng(seed)
     masker = Masker(recipe.masking, SPECIAL, seed, epoch=0)
     masked = masker.mask(sequences([rng.integers(5, SPECIAL.vocab_size, size=length) for length in lengths]))
-    return expand(masked, recipe.masking.num_states_per_mask, recipe.objective, pad_id=SPECIAL.pad)
+    return expand(masked, recipe.masking.num_states_per_mask, recipe.objective, pad_id=SPECIAL.pad_id)
 
 
 def sequences(rows: Iterable[npt.ArrayLike], sample_index: Sequence[int] | None = None) -> Sequences:
@@ -49,7 +53,7 @@ def sequences(rows: Iterable[npt.ArrayLike], sample_index: Sequence[int] | None 
 
 
 def masked_by_hand(
-    rows: Iterable[npt.ArrayLike], targets: Iterable[int], mask_id: int = SPECIAL.mask
+    rows: Iterable[npt.ArrayLike], targets: Iterable[int], mask_id: int = SPECIAL.mask_id
 ) -> MaskedSequences:
     """Return rows of tokens with [CLS], [SEP] and [MASK] as masked sequences with these targets, none repeated."""
     padded, lengths = _padded(rows)
@@ -60,7 +64,7 @@ def masked_by_hand(
 
 def _padded(rows: Iterable[npt.ArrayLike]) -> tuple[IntArray, IntArray]:
     arrays = [np.asarray(row, dtype=np.int64) for row in rows]
-    padded = np.full((len(arrays), max(map(len, arrays))), SPECIAL.pad, dtype=np.int64)
+    padded = np.full((len(arrays), max(map(len, arrays))), SPECIAL.pad_id, dtype=np.int64)
     for to, row in zip(padded, arrays, strict=True):
         to[: len(row)] = row
     return padded, np.array([len(row) for row in arrays])

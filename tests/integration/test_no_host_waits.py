@@ -235,11 +235,11 @@ def _task_model(loss: Loss, num_repeats: int) -> TaskModel:
 
 
 def _task_batch(loss: Loss, num_repeats: int, lengths: tuple[int, ...]) -> TaskBatch:
-    rows = tuple(np.array([SPECIAL.cls, *range(5, 5 + length), SPECIAL.sep]) for length in lengths)
+    rows = tuple(np.array([SPECIAL.cls_id, *range(5, 5 + length), SPECIAL.sep_id]) for length in lengths)
     targets = np.array([TARGETS[loss][i % 3] for i in range(len(lengths))])
     answerable = tuple(np.arange(length + 2) <= length for length in lengths) if loss == "span" else None
     split = EncodedSplit(rows, targets, answerable)
-    return collate(split, np.arange(len(lengths)), num_repeats=num_repeats, pad_id=SPECIAL.pad)
+    return collate(split, np.arange(len(lengths)), num_repeats=num_repeats, pad_id=SPECIAL.pad_id)
 
 
 @pytest.mark.parametrize(("loss", "num_repeats"), FINE_TUNINGS)

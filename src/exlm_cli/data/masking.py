@@ -46,37 +46,6 @@ class Sequences:
 
 
 @dataclass(frozen=True)
-class SpecialTokens:
-    """Ids that masking and padding need; `never_masked` holds every special token of the vocabulary."""
-
-    pad: int
-    cls: int
-    sep: int
-    mask: int
-    never_masked: frozenset[int]
-    vocab_size: int
-
-    @property
-    def is_ordinary(self) -> BoolArray:
-        """(V,) True at tokens that may be masked."""
-        is_ordinary = np.ones(self.vocab_size, dtype=bool)
-        is_ordinary[list(self.never_masked)] = False
-        return is_ordinary
-
-
-def special_tokens(tokenizer: Tokenizer) -> SpecialTokens:
-    """Return the ids that masking and padding need."""
-    return SpecialTokens(
-        pad=tokenizer.pad_id,
-        cls=tokenizer.cls_id,
-        sep=tokenizer.sep_id,
-        mask=tokenizer.mask_id,
-        never_masked=tokenizer.special_ids,
-        vocab_size=tokenizer.vocab_size,
-    )
-
-
-@dataclass(frozen=True)
 class Masker:
     """Masks of one epoch of a run.
 
@@ -85,7 +54,7 @@ class Masker:
     """
 
     masking: MaskingConfig
-    special: SpecialTokens
+    tokenizer: Tokenizer
     seed: int
     epoch: int
 
@@ -101,7 +70,7 @@ class Masker:
         input_BL.ravel()[place_M] = (
             self._shown(target_ids, sequences.sample_index[row_M], position_M)
             if self.masking.keep_ratio or self.masking.random_ratio
-            else self.special.mask
+            else self.tokenizer.mask_id
         )
         return MaskedSequences(
             input_ids=input_BL,
@@ -118,18 +87,18 @@ class Masker:
             original_BL, _ = self._framed(sequences)
             counts: IntArray = self._draw(original_BL, sequences.sample_index).sum(1)
             return counts
-        num_maskable = self.special.is_ordinary[sequences.token_ids].sum(1) * self.masking.num_repeats
+        num_maskable = self.tokenizer.is_ordinary[sequences.token_ids].sum(1) * self.masking.num_repeats
         return self._fixed_number(num_maskable, sequences.sample_index)
 
     def _framed(self, sequences: Sequences) -> tuple[IntArray, IntArray]:
         """Return (B, L) repeated tokens between [CLS] and [SEP], and their (B,) lengths."""
-        repeats, special = self.masking.num_repeats, self.special
+        repeats, tokenizer = self.masking.num_repeats, self.tokenizer
         num_sequences, longest = sequences.token_ids.shape
-        framed_BL = np.full((num_sequences, longest * repeats + 2), special.pad, dtype=np.int64)
-        framed_BL[:, 0] = special.cls
+        framed_BL = np.full((num_sequences, longest * repeats + 2), tokenizer.pad_id, dtype=np.int64)
+        framed_BL[:, 0] = tokenizer.cls_id
         framed_BL[:, 1:-1] = np.repeat(sequences.token_ids, repeats, axis=1) if repeats > 1 else sequences.token_ids
         lengths = sequences.lengths * repeats + 2
-        framed_BL[np.arange(num_sequences), lengths - 1] = special.sep
+        framed_BL[np.arange(num_sequences), lengths - 1] = tokenizer.sep_id
         return framed_BL, lengths
 
     def _draw(self, original_BL: IntArray, sample_index: IntArray) -> BoolArray:
@@ -139,7 +108,7 @@ class Masker:
         mean is exactly p*n. `bernoulli` masks every token independently. Both mask at least one token if any is
         maskable.
         """
-        is_maskable_BL = self.special.is_ordinary[original_BL]
+        is_maskable_BL = self.tokenizer.is_ordinary[original_BL]
         bits_BL = self._bits(_PLACE, sample_index[:, None], np.arange(original_BL.shape[1]))
         if self.masking.scheme == "fixed":
             num_masked = self._fixed_number(is_maskable_BL.sum(1), sample_index)
@@ -165,10 +134,10 @@ class Masker:
         """Return what the model sees at masked positions: [MASK], the token itself, or a random one."""
         masking = self.masking
         draw = uniform(self._bits(_REPLACE, sample_index_M, position_M))
-        ordinary_ids = np.flatnonzero(self.special.is_ordinary)
+        ordinary_ids = np.flatnonzero(self.tokenizer.is_ordinary)
         # 64 random bits leave a bias of at most V / 2^64
         random_M = ordinary_ids[self._bits(_TOKEN, sample_index_M, position_M) % np.uint64(len(ordinary_ids))]
-        shown = np.where(draw < masking.keep_ratio + masking.random_ratio, random_M, self.special.mask)
+        shown = np.where(draw < masking.keep_ratio + masking.random_ratio, random_M, self.tokenizer.mask_id)
         return np.where(draw < masking.keep_ratio, target_M, shown)
 
     def _bits(self, stream: int, *words: NDArray[Any]) -> BitArray:

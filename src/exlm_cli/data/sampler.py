@@ -17,7 +17,8 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data import IntArray
 from exlm_cli.data.batch import Batch, expand, pack
 from exlm_cli.data.corpus.shards import TokenDataset
-from exlm_cli.data.masking import Masker, Sequences, SpecialTokens
+from exlm_cli.data.masking import Masker, Sequences
+from exlm_cli.data.tokenizer import Tokenizer
 
 ItemT = TypeVar("ItemT")
 
@@ -187,7 +188,7 @@ class Feed:
 
     dataset: TokenDataset
     recipe: PretrainRecipe
-    special: SpecialTokens
+    tokenizer: Tokenizer
     epoch: int
     packs: bool = False
 
@@ -216,7 +217,7 @@ class Feed:
         """Return one batch of (B,) sequences, on the CPU."""
         masked = self._masker.mask(self._read(indices))
         recipe = self.recipe
-        batch = expand(masked, recipe.masking.num_states_per_mask, recipe.objective, pad_id=self.special.pad)
+        batch = expand(masked, recipe.masking.num_states_per_mask, recipe.objective, pad_id=self.tokenizer.pad_id)
         if not self.packs or not batch.is_padded or (self._hides_further_states and batch.has_even_context):
             return batch
         return pack(batch, hides_further_states=self._hides_further_states)
@@ -227,10 +228,10 @@ class Feed:
 
     @property
     def _masker(self) -> Masker:
-        return Masker(self.recipe.masking, self.special, self.recipe.seed, self.epoch)
+        return Masker(self.recipe.masking, self.tokenizer, self.recipe.seed, self.epoch)
 
     def _read(self, indices: IntArray) -> Sequences:
-        return Sequences(*self.dataset.read(indices, self.special.pad), indices)
+        return Sequences(*self.dataset.read(indices, self.tokenizer.pad_id), indices)
 
     def _make(self, indices: IntArray) -> Iterator[Batch]:
         tokens = self.dataset.lengths[indices]

@@ -5,12 +5,15 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, Self, final
 
+import numpy as np
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
+from exlm_cli.data import BoolArray
 from exlm_cli.data.rows.decode import parse_json
 from exlm_cli.errors import TokenizerError
 from exlm_cli.files import reason_of, write_atomically
@@ -82,11 +85,18 @@ class Tokenizer:
         self.kind: TokenizerKind = _KIND_OF_MODEL[model]
         self.vocab_size: int = max(vocabulary.values()) + 1
         self.pad_id, self.cls_id, self.sep_id, self.mask_id, self.unk_id = (vocabulary[t] for t in SPECIAL_TOKENS)
-        self.special_ids = frozenset((self.pad_id, self.cls_id, self.sep_id, self.mask_id, self.unk_id))
+        self.special_ids = frozenset(vocabulary[token] for token in SPECIAL_TOKENS)
         self._hidden_ids = frozenset(vocabulary[token] for token in _HIDDEN)
         self.fingerprint = hashlib.sha256(
             json.dumps(definition, sort_keys=True, separators=(",", ":")).encode()
         ).hexdigest()
+
+    @cached_property
+    def is_ordinary(self) -> BoolArray:
+        """(V,) True at tokens that may be masked: all but the special ones."""
+        is_ordinary = np.ones(self.vocab_size, dtype=bool)
+        is_ordinary[list(self.special_ids)] = False
+        return is_ordinary
 
     @classmethod
     def load(cls, path: Path) -> Self:

@@ -22,7 +22,8 @@ from exlm_cli.config.sections import MaskingConfig
 from exlm_cli.config.sweep import SweepCell
 from exlm_cli.data import IntArray
 from exlm_cli.data.corpus.pipeline import prepare_data
-from exlm_cli.data.masking import Masker, Sequences, SpecialTokens, special_tokens
+from exlm_cli.data.masking import Masker, Sequences
+from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import CheckpointError, DivergedError
 from exlm_cli.experiments.evaluate import measure_entropy
 from exlm_cli.experiments.results import (
@@ -167,23 +168,23 @@ def _count(recipe: PretrainRecipe, progress: Progress) -> Corruption | None:
     data = prepare_data(recipe, rejected_csv=None, progress=progress)
     indices = validation_indices(data.train, _COUNTED_SEQUENCES)
     sequences = ((int(index), data.train[int(index)]) for index in indices)
-    return count_corrupted(sequences, recipe.masking, special_tokens(data.tokenizer), seed=recipe.seed, epoch=0)
+    return count_corrupted(sequences, recipe.masking, data.tokenizer, seed=recipe.seed, epoch=0)
 
 
 def count_corrupted(
-    sequences: Iterable[tuple[int, IntArray]], masking: MaskingConfig, special: SpecialTokens, *, seed: int, epoch: int
+    sequences: Iterable[tuple[int, IntArray]], masking: MaskingConfig, tokenizer: Tokenizer, *, seed: int, epoch: int
 ) -> Corruption:
     """Mask sequences as training does and count the tokens that lost every copy.
 
     Args:
         sequences: (sample index, (n,) tokens without [CLS] and the last [SEP]).
         masking: Of the recipe; the law holds for `scheme: bernoulli`.
-        special: Special token ids; special tokens inside a sequence are not counted.
+        tokenizer: Its special tokens inside a sequence are not counted.
         seed, epoch: Select the masks.
     """
     ratio, repeats = masking.mask_ratio, masking.num_repeats
     num_tokens, num_corrupted, num_forced = 0, 0, 0.0
-    masker, is_ordinary = Masker(masking, special, seed, epoch), special.is_ordinary
+    masker, is_ordinary = Masker(masking, tokenizer, seed, epoch), tokenizer.is_ordinary
     for index, token_ids in sequences:
         masked = masker.mask(Sequences(token_ids[None], np.array([len(token_ids)]), np.array([index])))
         masked_copies = np.bincount(masked.target_source, minlength=len(token_ids) + 1)

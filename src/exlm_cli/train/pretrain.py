@@ -22,7 +22,6 @@ from exlm_cli.data import IntArray
 from exlm_cli.data.batch import Batch
 from exlm_cli.data.corpus.pipeline import PreparedData, list_rejected, prepare_data
 from exlm_cli.data.corpus.shards import TokenDataset
-from exlm_cli.data.masking import special_tokens
 from exlm_cli.data.sampler import EpochPlan, Feed, plan_epoch
 from exlm_cli.data.tokenizer import TOKENIZER_FILE
 from exlm_cli.distributed.parallel import choose_strategy, compile_blocks, compiled, spread
@@ -114,7 +113,7 @@ class PretrainTask:
     ) -> None:
         self.recipe, self.model, self.device, self.ranks = recipe, model, device, ranks
         self.train_set, self.valid_set = data.train, data.valid
-        self.special = special_tokens(data.tokenizer)
+        self.tokenizer = data.tokenizer
         self.objective = Objective(data.tokenizer.unk_id, recipe.masking.num_repeats, recipe.train.alignment_backend)
         self.autocast_dtype = autocast_dtype(recipe.train, device)
         config = recipe.model
@@ -200,7 +199,7 @@ class PretrainTask:
         return share
 
     def _batches(self, dataset: TokenDataset, indices: IntArray, epoch: int) -> Iterator[Batch]:
-        return Feed(dataset, self.recipe, self.special, epoch, self.packs).microbatches(indices, self.device)
+        return Feed(dataset, self.recipe, self.tokenizer, epoch, self.packs).microbatches(indices, self.device)
 
 
 def run_pretraining(

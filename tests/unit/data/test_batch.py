@@ -13,7 +13,7 @@ INPUT_IDS = [1, 10, 3, 11, 3, 2]
 
 
 def _expanded(k: int, objective: Objective, *rows: list[int], targets: tuple[int, ...] = (20, 21)) -> Batch:
-    return expand(masked_by_hand(rows or [INPUT_IDS], targets), k, objective, pad_id=SPECIAL.pad)
+    return expand(masked_by_hand(rows or [INPUT_IDS], targets), k, objective, pad_id=SPECIAL.pad_id)
 
 
 def test_a_mask_becomes_k_adjacent_clones_with_2d_positions():
@@ -42,7 +42,7 @@ def test_a_sequence_is_expanded_alike_in_any_company_and_padded_by_its_rules():
     padding = {"node_mask": -1, "target_source": -1}
     taken = 0
     for b, row in enumerate(rows):
-        num_masks = row.count(SPECIAL.mask)
+        num_masks = row.count(SPECIAL.mask_id)
         alone = _expanded(2, "exlm", row, targets=targets[taken : taken + num_masks])
         taken += num_masks
         assert together.lengths[b] == alone.lengths[0] == len(row) + num_masks
@@ -57,7 +57,7 @@ def test_a_sequence_is_expanded_alike_in_any_company_and_padded_by_its_rules():
 
 def test_a_batch_without_any_mask_still_has_one_target_column():
     batch = _expanded(2, "exlm", [1, 9, 2], targets=())
-    assert batch.target_ids.tolist() == [[SPECIAL.pad]]
+    assert batch.target_ids.tolist() == [[SPECIAL.pad_id]]
     assert batch.target_source.tolist() == [[-1]]
     assert batch.target_lengths.tolist() == [0]
     assert batch.state_lengths.tolist() == [2]

@@ -44,8 +44,8 @@ def _plain_uniform(*words: int) -> float:
 
 def _plain_mask(tokens: list[int], index: int, masking: MaskingConfig) -> tuple[list[int], list[int]]:
     """Input and masked positions of one sequence, by the rule of the design, a token at a time."""
-    original = [SPECIAL.cls, *(t for t in tokens for _ in range(masking.num_repeats)), SPECIAL.sep]
-    candidates = [i for i, token in enumerate(original) if token not in SPECIAL.never_masked]
+    original = [SPECIAL.cls_id, *(t for t in tokens for _ in range(masking.num_repeats)), SPECIAL.sep_id]
+    candidates = [i for i, token in enumerate(original) if token not in SPECIAL.special_ids]
     by_hash = sorted(candidates, key=lambda i: plain_hash(SEED, EPOCH, PLACE, index, i))
     if masking.scheme == "fixed":
         number = math.floor(masking.mask_ratio * len(candidates) + _plain_uniform(SEED, EPOCH, COUNT, index))
@@ -53,12 +53,12 @@ def _plain_mask(tokens: list[int], index: int, masking: MaskingConfig) -> tuple[
     else:
         positions = [i for i in candidates if _plain_uniform(SEED, EPOCH, PLACE, index, i) < masking.mask_ratio]
         positions = positions or by_hash[:1]
-    ordinary = sorted(set(range(SPECIAL.vocab_size)) - SPECIAL.never_masked)
+    ordinary = sorted(set(range(SPECIAL.vocab_size)) - SPECIAL.special_ids)
     shown = list(original)
     for i in positions:
         draw = _plain_uniform(SEED, EPOCH, REPLACE, index, i)
         if draw >= masking.keep_ratio + masking.random_ratio:
-            shown[i] = SPECIAL.mask
+            shown[i] = SPECIAL.mask_id
         elif draw >= masking.keep_ratio:
             shown[i] = ordinary[plain_hash(SEED, EPOCH, TOKEN, index, i) % len(ordinary)]
     return shown, sorted(positions)
@@ -86,7 +86,7 @@ def test_a_batch_is_masked_as_each_sequence_is_in_plain_python(masking):
         shown, positions = _plain_mask(row.tolist(), index, config)
         length = len(shown)
         assert masked.lengths[b] == length
-        assert masked.input_ids[b].tolist() == shown + [SPECIAL.pad] * (masked.input_ids.shape[1] - length)
+        assert masked.input_ids[b].tolist() == shown + [SPECIAL.pad_id] * (masked.input_ids.shape[1] - length)
         assert np.flatnonzero(masked.is_masked[b]).tolist() == positions
         own = list(itertools.islice(targets, len(positions)))
         assert own == [(int(row[(i - 1) // config.num_repeats]), (i - 1) // config.num_repeats + 1) for i in positions]
@@ -166,8 +166,8 @@ def test_keep_and_random_replacement_have_their_shares():
     shown = masked.input_ids[masked.is_masked]
     total = len(shown)
     kept = int((shown == masked.target_ids).sum())
-    randomised = int(((shown != masked.target_ids) & (shown != SPECIAL.mask)).sum())
-    assert not np.isin(shown[shown != SPECIAL.mask], list(SPECIAL.never_masked)).any()
+    randomised = int(((shown != masked.target_ids) & (shown != SPECIAL.mask_id)).sum())
+    assert not np.isin(shown[shown != SPECIAL.mask_id], list(SPECIAL.special_ids)).any()
     # a random token is the original one time in the 35 ordinary ones
     for count, share in ((kept, 0.1 + 0.2 / 35), (randomised, 0.2 * 34 / 35)):
         assert abs(count / total - share) < 5 * math.sqrt(share * (1 - share) / total)

@@ -48,7 +48,7 @@ def test_a_forced_mask_corrupts_no_repeated_token():
 
 
 def test_special_tokens_inside_a_sequence_do_not_count():
-    tokens = np.array([7, SPECIAL.sep, 8, 9])
+    tokens = np.array([7, SPECIAL.sep_id, 8, 9])
     masking = MaskingConfig(mask_ratio=0.99, scheme="bernoulli")
     counted = count_corrupted([(0, tokens)], masking, SPECIAL, seed=0, epoch=0)
     assert counted.num_tokens == 3

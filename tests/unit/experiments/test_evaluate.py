@@ -11,7 +11,7 @@ import torch
 from exlm_cli.config.load import load_recipe
 from exlm_cli.data.batch import expand
 from exlm_cli.data.corpus.pipeline import prepare_data
-from exlm_cli.data.masking import Masker, special_tokens
+from exlm_cli.data.masking import Masker
 from exlm_cli.errors import ConfigError
 from exlm_cli.experiments.evaluate import evaluate_pretrained, measure_entropy
 from exlm_cli.progress import SilentProgress
@@ -46,12 +46,12 @@ def _by_the_letter(run: Path, ratio: float) -> float:
     pretrained = load_pretrained(run, device="cpu")
     recipe = load_recipe(str(run / "recipe.yaml"), [f"masking.mask_ratio={ratio}"])
     data = prepare_data(recipe, rejected_csv=None, progress=SilentProgress())
-    special, k = special_tokens(data.tokenizer), recipe.masking.num_repeats
+    k = recipe.masking.num_repeats
     token_entropies = []
     for index in range(len(data.valid)):
-        masker = Masker(recipe.masking, special, recipe.seed, VALIDATION_EPOCH)
+        masker = Masker(recipe.masking, data.tokenizer, recipe.seed, VALIDATION_EPOCH)
         masked = masker.mask(sequences([data.valid[index]], [index]))
-        batch = expand(masked, 1, "mlm", pad_id=special.pad)
+        batch = expand(masked, 1, "mlm", pad_id=data.tokenizer.pad_id)
         with torch.no_grad():
             log_probs = pretrained.model.node_log_probs(pretrained.model.node_states(batch))[0, 1:-1].double()
         copies = defaultdict(list)

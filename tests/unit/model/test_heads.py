@@ -22,7 +22,7 @@ def task_model(recipe: PretrainRecipe, num_outputs: int | None = 3) -> TaskModel
 
 def padded(*sequences: list[int]) -> tuple[Tensor, Tensor]:
     longest = max(map(len, sequences))
-    rows = [s + [SPECIAL.pad] * (longest - len(s)) for s in sequences]
+    rows = [s + [SPECIAL.pad_id] * (longest - len(s)) for s in sequences]
     return torch.tensor(rows), torch.tensor([len(s) for s in sequences])
 
 
@@ -45,7 +45,7 @@ def test_the_encoder_gives_the_states_of_the_pretrained_model_on_inputs_without_
     model = task_model(recipe)
     model.load_encoder(pretrained.state_dict())
     token_ids, lengths = padded(A, B)
-    batch = expand(masked_by_hand([A, B], []), 1, recipe.objective, pad_id=SPECIAL.pad)
+    batch = expand(masked_by_hand([A, B], []), 1, recipe.objective, pad_id=SPECIAL.pad_id)
     mine, theirs = model.encode(token_ids, lengths), pretrained.encode(batch)
     for row, length in enumerate(lengths.tolist()):  # padding may differ
         assert torch.equal(mine[row, :length], theirs[row, :length])

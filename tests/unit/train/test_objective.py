@@ -78,7 +78,7 @@ def _as_mlm(model: ExlmModel) -> ExlmModel:
 def test_a_sequence_without_masks_is_infinite_and_sends_no_gradient(sections):
     model, _ = _setup(**sections)
     k = model.num_states_per_mask
-    batch = expand(masked_by_hand([[1, 9, 2], [1, 3, 2]], [9]), k, model.objective, pad_id=SPECIAL.pad)
+    batch = expand(masked_by_hand([[1, 9, 2], [1, 3, 2]], [9]), k, model.objective, pad_id=SPECIAL.pad_id)
     losses = OBJECTIVE.sequence_nll(model, batch)
     assert losses[0] == math.inf
     losses[1].backward()
