@@ -5,7 +5,7 @@ targets of all sequences, P positions of all sequences without padding.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -39,6 +39,27 @@ class MaskedSequences:
     sample_index: IntArray
 
 
+class DeviceBatch:
+    """Base of dataclasses of tensors, or named tuples of them, that go to a device together."""
+
+    def to(self, device: torch.device) -> Self:
+        """Return the same batch on `device`."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Self:
+        """Return the same batch in page-locked memory, which a CUDA device copies without stopping the host."""
+        return self._map(Tensor.pin_memory)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        changed: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                changed[name] = change(value)
+            elif isinstance(value, tuple):
+                changed[name] = type(value)(*map(change, value))
+        return replace(self, **changed)  # type: ignore[type-var]
+
+
 class Packing(NamedTuple):
     """Order of the positions of a batch in one row without padding: context first, then further states of masks.
 
@@ -64,7 +85,7 @@ class Packing(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(DeviceBatch):
     """Masked, expanded and padded sequences; the same layout for ExLM and for MLM (where k = 1).
 
     Attributes:
@@ -108,21 +129,6 @@ class Batch:
     is_even: bool
     num_tokens: int
     packing: Packing | None = None
-
-    def to(self, device: torch.device) -> Self:
-        """Return the same batch on `device`."""
-        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def pin_memory(self) -> Self:
-        """Return the same batch in page-locked memory, which a CUDA device copies without stopping the host."""
-        return self._map(Tensor.pin_memory)
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        changed: dict[str, Any] = {
-            f.name: change(tensor) for f in fields(self) if isinstance(tensor := getattr(self, f.name), Tensor)
-        }
-        packing = None if self.packing is None else Packing(*map(change, self.packing))
-        return replace(self, packing=packing, **changed)
 
 
 def expand(masked: MaskedSequences, num_states_per_mask: int, objective: Objective, *, pad_id: int) -> Batch:

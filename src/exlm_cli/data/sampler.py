@@ -15,12 +15,13 @@ import torch
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data import IntArray
-from exlm_cli.data.batch import Batch, expand, pack
+from exlm_cli.data.batch import Batch, DeviceBatch, expand, pack
 from exlm_cli.data.corpus.shards import TokenDataset
 from exlm_cli.data.masking import Masker, Sequences
 from exlm_cli.data.tokenizer import Tokenizer
 
 ItemT = TypeVar("ItemT")
+BatchT = TypeVar("BatchT", bound=DeviceBatch)
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,12 @@ def prefetch(items: Iterable[ItemT]) -> Iterator[ItemT]:
     return _deliver(iterator, _start(iterator))
 
 
+def prefetch_to(device: torch.device, batches: Iterable[BatchT]) -> Iterator[BatchT]:
+    """Return batches on a device, made as `prefetch` does; they go to CUDA from page-locked memory."""
+    made = prefetch(batch.pin_memory() if device.type == "cuda" else batch for batch in batches)
+    return (batch.to(device) for batch in made)
+
+
 def _deliver(items: Iterator[ItemT], ahead: Future[ItemT | None]) -> Iterator[ItemT]:
     while (ready := ahead.result()) is not None:
         ahead = _start(items)
@@ -193,15 +200,8 @@ class Feed:
     packs: bool = False
 
     def microbatches(self, indices: IntArray, device: torch.device) -> Iterator[Batch]:
-        """Return the batches of one step on a device; start preparing the first one now.
-
-        Args:
-            indices: (n,) sequences of the step.
-            device: Where batches go, from page-locked memory to CUDA.
-        """
-        is_pinned = device.type == "cuda"
-        made = prefetch(batch.pin_memory() if is_pinned else batch for batch in self._make(indices))
-        return (batch.to(device) for batch in made)
+        """Return the batches of one step, of (n,) sequences, on a device; start preparing the first one now."""
+        return prefetch_to(device, self._make(indices))
 
     def expanded_lengths(self, indices: IntArray) -> IntArray:
         """Return the (n,) positions of sequences after repetition and expansion, as their batches will have them."""

@@ -4,9 +4,9 @@ Axes: B examples, L tokens, R positions after repetition, C outputs, n losses of
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Self
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +17,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from exlm_cli.data import IntArray
+from exlm_cli.data.batch import DeviceBatch
 from exlm_cli.tasks.base import EncodedSplit, FloatArray, Loss
 
 
 @dataclass(frozen=True)
-class TaskBatch:
+class TaskBatch(DeviceBatch):
     """Input and targets of one forward pass.
 
     Attributes:
@@ -43,19 +44,6 @@ class TaskBatch:
     label_index: Int64[Tensor, " n"]
     is_padded: bool
     num_tokens: int
-
-    def to(self, device: torch.device) -> Self:
-        """Return the same batch on `device`."""
-        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def pin_memory(self) -> Self:
-        """Return the same batch in page-locked memory, which a CUDA device copies without stopping the host."""
-        return self._map(Tensor.pin_memory)
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
-        values = (getattr(self, field.name) for field in fields(self))
-        changed: list[Any] = [change(value) if isinstance(value, Tensor) else value for value in values]
-        return type(self)(*changed)
 
 
 def repeated_lengths(split: EncodedSplit, indices: IntArray, num_repeats: int) -> IntArray:

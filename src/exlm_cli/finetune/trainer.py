@@ -20,7 +20,7 @@ from exlm_cli.config.finetune import FinetuneRecipe, FinetuneTrainConfig
 from exlm_cli.config.sections import TrainConfig
 from exlm_cli.data import IntArray
 from exlm_cli.data.rows.records import SKIPPED_FILE
-from exlm_cli.data.sampler import EpochPlan, cut_microbatches, plan_epoch, prefetch
+from exlm_cli.data.sampler import EpochPlan, cut_microbatches, plan_epoch, prefetch_to
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.distributed.parallel import choose_strategy, compile_blocks, compiled, spread
 from exlm_cli.distributed.ranks import ALONE, Ranks
@@ -159,10 +159,8 @@ class TaskRunner:
             return collate(encoded, chosen, num_repeats=self.num_repeats, pad_id=self.pad_id)
 
         lengths = repeated_lengths(encoded, indices, self.num_repeats)
-        is_pinned = self.device.type == "cuda"
-        parts = (make(indices[part]) for part in cut_microbatches(lengths, self.microbatch_tokens))
-        made = prefetch(batch.pin_memory() if is_pinned else batch for batch in parts)
-        return (batch.to(self.device) for batch in made)
+        parts = cut_microbatches(lengths, self.microbatch_tokens)
+        return prefetch_to(self.device, (make(indices[part]) for part in parts))
 
     def autocast(self) -> torch.autocast:
         """Return the context in which the model runs."""
