@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from exlm_cli.config.tasks import GlueTaskConfig
 from exlm_cli.data.rows.table import read_table
+from exlm_cli.data.smiles import parse_molecule
 from exlm_cli.errors import DataError
 from exlm_cli.files import make_folder, write_atomically
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.glue import GLUE_TASKS, load_glue
-from exlm_cli.tasks.molecules import parse_molecule
 
 if TYPE_CHECKING:
     from rdkit.Chem import Mol
@@ -215,8 +215,8 @@ def _read_column(files: Sequence[Path], kind: Literal["smiles", "text"], column:
 
 def _as_molecule(smiles: str) -> Any:
     """Return the molecule; None where RDKit refuses it, or the valence of a metal in it, or it is too large."""
-    molecule, has_odd_metal = parse_molecule(smiles)
-    if molecule is None or has_odd_metal or molecule.GetNumHeavyAtoms() > MOST_HEAVY_ATOMS:
+    molecule, objection = parse_molecule(smiles)
+    if molecule is None or objection is not None or molecule.GetNumHeavyAtoms() > MOST_HEAVY_ATOMS:
         return None
     return molecule
 

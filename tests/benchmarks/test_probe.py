@@ -13,10 +13,10 @@ import probe
 import probing.scores
 import probing.store
 import probing.targets
+from exlm_cli.data.smiles import parse_molecule
 from exlm_cli.data.tokenizer import train_bpe
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
-from exlm_cli.tasks.molecules import parse_molecule
 from probing.scores import TEST_SHARE, join_parts, paired_difference, resampling, token_counts
 from probing.targets import TEXT_NUMBERS, ProbeData, molecule_groups, molecule_numbers, read_glue
 from tests.unit.finetune.finetuned_runs import read_rows

@@ -3,6 +3,8 @@ r"""Atom-wise SMILES vocabulary (Schwaller et al. 2018, "Found in Translation"),
 import re
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -10,6 +12,9 @@ from tokenizers import Tokenizer as Backend
 from exlm_cli.data.tokenizer import SPECIAL_TOKENS, UNK, Tokenizer
 from exlm_cli.format import shorten
 from exlm_cli.progress import Progress
+
+if TYPE_CHECKING:
+    from rdkit.Chem import Mol
 
 SMILES_PATTERN = (
     r"(\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|\?|>|\*|\$|\%[0-9]{2}|[0-9])"
@@ -25,6 +30,9 @@ MAX_ATOMS = 1000
 RDKIT_ERRORS = (RuntimeError, ValueError)
 """What RDKit raises where it neither reads nor refuses a molecule."""
 
+_NON_METALS = {
+    "H", "B", "C", "N", "O", "F", "Si", "P", "S", "Cl", "Ge", "As", "Se", "Br", "Te", "I", "He", "Ne", "Ar", "Kr", "Xe",
+}  # fmt: skip
 _TOKEN = re.compile(SMILES_PATTERN)
 _COVERED = re.compile(f"{SMILES_PATTERN}*")
 _ATOM = re.compile(r"\[[^\]]+]|Br?|Cl?|[NOSPFIbcnops*]")
@@ -64,17 +72,23 @@ def train_smiles_vocabulary(rows: Iterable[str], vocab_size: int, min_frequency:
 
 
 def find_invalid_smiles(row: str) -> str | None:
-    """Return why a row is not a usable SMILES, or None if it is one.
+    """Return why a row is not a usable SMILES, or None if it is one: what `parse_molecule` objects."""
+    return parse_molecule(row)[1]
 
-    The reason is that of `find_refused_text`, or RDKit's objection. RDKit's own log stays silent.
+
+def parse_molecule(row: str) -> tuple["Mol | None", str | None]:
+    """Return the molecule of a SMILES, or None, and what is wrong with it: before RDKit reads it, or RDKit's objection.
+
+    A molecule in which RDKit refuses the valence of a metal and nothing else is returned with the objection. RDKit's
+    versions differ in the valences that a metal may have. RDKit's own log stays silent.
     """
-    refused = find_refused_text(row)
+    refused = _find_refused_text(row)
     if refused is not None:
-        return refused
+        return None, refused
     try:
-        return _find_objection(row)
+        return _parse(row)
     except RDKIT_ERRORS as error:
-        return describe_failure(error)
+        return None, describe_failure(error)
 
 
 def describe_failure(error: Exception) -> str:
@@ -82,7 +96,7 @@ def describe_failure(error: Exception) -> str:
     return f"RDKit fails on it: {(str(error).strip().splitlines() or [type(error).__name__])[-1].strip()}"
 
 
-def find_refused_text(row: str) -> str | None:
+def _find_refused_text(row: str) -> str | None:
     """Return why a row is refused before RDKit reads it; None if it is not.
 
     It is empty, has characters that the regular expression does not cover (named with their positions, counted from 1),
@@ -98,18 +112,30 @@ def find_refused_text(row: str) -> str | None:
     return _find_large_number(row) if _LARGE_NUMBER.search(row) else None
 
 
-def _find_objection(row: str) -> str | None:
+def _parse(row: str) -> tuple["Mol | None", str | None]:
     from rdkit import Chem, rdBase
 
     with rdBase.BlockLogs():
-        if Chem.MolFromSmiles(row) is not None:
-            return None
-        unchecked = Chem.MolFromSmiles(row, sanitize=False)
-        if unchecked is None:
-            return "RDKit cannot parse it: it breaks the SMILES grammar"
-        problems = Chem.DetectChemistryProblems(unchecked)
-    reasons = "; ".join(problem.Message() for problem in problems) or "no reason given"
-    return f"RDKit refuses it: {reasons}"
+        molecule = Chem.MolFromSmiles(row)
+        if molecule is not None:
+            return molecule, None
+        molecule = Chem.MolFromSmiles(row, sanitize=False)
+        if molecule is None:
+            return None, "RDKit cannot parse it: it breaks the SMILES grammar"
+        problems = Chem.DetectChemistryProblems(molecule)
+        objection = f"RDKit refuses it: {'; '.join(problem.Message() for problem in problems) or 'no reason given'}"
+        is_of_metal = [
+            problem.GetType() == "AtomValenceException"
+            and molecule.GetAtomWithIdx(problem.GetAtomIdx()).GetSymbol() not in _NON_METALS
+            for problem in problems
+        ]
+        if not (is_of_metal and all(is_of_metal)):
+            return None, objection
+        with suppress(*RDKIT_ERRORS):
+            Chem.SanitizeMol(molecule, Chem.SANITIZE_ALL ^ Chem.SANITIZE_PROPERTIES)
+            molecule.UpdatePropertyCache(strict=False)
+            return molecule, objection
+    return None, objection
 
 
 def _describe_unknown(row: str) -> str:

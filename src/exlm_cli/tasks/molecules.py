@@ -9,15 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exlm_cli.data.rdkit_processes import map_in_order
-from exlm_cli.data.smiles import RDKIT_ERRORS, describe_failure, find_invalid_smiles, find_refused_text
+from exlm_cli.data.smiles import RDKIT_ERRORS, describe_failure, parse_molecule
 from exlm_cli.progress import Progress
+from exlm_cli.tasks.sources import counted
 
 if TYPE_CHECKING:
     from rdkit.Chem import Mol
 
-_NON_METALS = {
-    "H", "B", "C", "N", "O", "F", "Si", "P", "S", "Cl", "Ge", "As", "Se", "Br", "Te", "I", "He", "Ne", "Ar", "Kr", "Xe",
-}  # fmt: skip
 _BAR_EVERY_ROWS = 64
 
 FINGERPRINT_RADIUS = 2
@@ -44,48 +42,17 @@ class Molecule:
     has_odd_metal: bool = False
 
 
-def parse_molecule(smiles: str) -> tuple["Mol | None", bool]:
-    """Return the molecule, or None, and whether it has a metal of a valence that RDKit refuses.
-
-    RDKit's versions differ in the valences that a metal may have; the benchmarks were made with older ones. So a
-    molecule in which only that is wrong is accepted: the model reads its SMILES, not its valences.
-    """
-    if find_refused_text(smiles) is not None:
-        return None, False
-    try:
-        return _parse(smiles)
-    except RDKIT_ERRORS:
-        return None, False
-
-
-def _parse(smiles: str) -> tuple["Mol | None", bool]:
-    from rdkit import Chem, rdBase
-
-    with rdBase.BlockLogs():
-        molecule = Chem.MolFromSmiles(smiles)
-        if molecule is not None:
-            return molecule, False
-        molecule = Chem.MolFromSmiles(smiles, sanitize=False)
-        if molecule is None or not _has_only_odd_metals(molecule):
-            return None, False
-        Chem.SanitizeMol(molecule, Chem.SANITIZE_ALL ^ Chem.SANITIZE_PROPERTIES)
-        molecule.UpdatePropertyCache(strict=False)
-    return molecule, True
-
-
 def read_molecules(
     smiles: Sequence[str], progress: Progress, *, has_chiral_scaffolds: bool | None = None
 ) -> list[Molecule]:
-    """Read every row of a column; work out scaffolds with chirality, without it, or (None) not at all."""
-    found = []
+    """Read every row of a column; work out scaffolds with chirality, without it, or (None) not at all.
+
+    A molecule with a metal of a valence that RDKit refuses is accepted: the benchmarks were made with older versions of
+    RDKit, and the model reads its SMILES, not its valences.
+    """
     read = partial(_read, has_chiral_scaffolds=has_chiral_scaffolds)
     with progress.bar("molecules", len(smiles)) as bar:
-        for number, molecule in enumerate(map_in_order(read, smiles, Molecule), start=1):
-            found.append(molecule)
-            if number % _BAR_EVERY_ROWS == 0:
-                bar.update(number)
-        bar.update(len(smiles))
-    return found
+        return list(counted(map_in_order(read, smiles, Molecule), bar, every=_BAR_EVERY_ROWS))
 
 
 def murcko_scaffold(molecule: "Mol", *, has_chirality: bool) -> str:
@@ -113,25 +80,14 @@ def fingerprints(smiles: Sequence[str]) -> Fingerprints:
 def _read(smiles: str, has_chiral_scaffolds: bool | None) -> Molecule:
     from rdkit import Chem, rdBase
 
-    molecule, has_odd_metal = parse_molecule(smiles)
+    molecule, objection = parse_molecule(smiles)
     if molecule is None:
-        return Molecule(problem=find_invalid_smiles(smiles) or "RDKit cannot make a molecule of it")
+        return Molecule(problem=objection or "")
     scaffold = None
     try:
         with rdBase.BlockLogs():
             if has_chiral_scaffolds is not None:
                 scaffold = murcko_scaffold(molecule, has_chirality=has_chiral_scaffolds)
-            return Molecule("", Chem.MolToSmiles(molecule), scaffold, has_odd_metal)
+            return Molecule("", Chem.MolToSmiles(molecule), scaffold, has_odd_metal=objection is not None)
     except RDKIT_ERRORS as error:
         return Molecule(problem=describe_failure(error))
-
-
-def _has_only_odd_metals(molecule: "Mol") -> bool:
-    from rdkit import Chem
-
-    problems = Chem.DetectChemistryProblems(molecule)
-    return bool(problems) and all(
-        problem.GetType() == "AtomValenceException"
-        and molecule.GetAtomWithIdx(problem.GetAtomIdx()).GetSymbol() not in _NON_METALS
-        for problem in problems
-    )

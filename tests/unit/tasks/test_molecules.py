@@ -6,8 +6,9 @@ import pytest
 from rdkit import Chem
 from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
 
+from exlm_cli.data.smiles import parse_molecule
 from exlm_cli.progress import SilentProgress
-from exlm_cli.tasks.molecules import murcko_scaffold, parse_molecule, read_molecules
+from exlm_cli.tasks.molecules import murcko_scaffold, read_molecules
 
 ALUMINIUM = "CC(=O)O[AlH3](O)O"  # line 2299 of Tox21: RDKit allows aluminium a valence of 3
 
@@ -24,7 +25,9 @@ ALUMINIUM = "CC(=O)O[AlH3](O)O"  # line 2299 of Tox21: RDKit allows aluminium a 
     ],
 )
 def test_what_is_no_molecule_is_none(smiles):
-    assert parse_molecule(smiles) == (None, False)
+    molecule, objection = parse_molecule(smiles)
+    assert molecule is None
+    assert objection is not None
 
 
 def test_rows_are_read_with_their_problems_and_scaffolds():
