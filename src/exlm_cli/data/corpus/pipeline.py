@@ -27,7 +27,7 @@ from exlm_cli.data.corpus.fingerprint import (
     tokenizer_key,
 )
 from exlm_cli.data.corpus.inputs import FileSource, Source, iter_rows, resolve_inputs
-from exlm_cli.data.corpus.sequences import Cutter, Holdout, Packer
+from exlm_cli.data.corpus.sequences import Holdout, Packer, cut
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
 from exlm_cli.data.rdkit_processes import check_smiles
 from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE, Row
@@ -302,16 +302,19 @@ def _write_sequences(
             stack.enter_context(ShardWriter(folder / split, tokenizer.vocab_size, corpus.fingerprint))
             for split in splits
         ]
-        makers = [_sequence_maker(data, tokenizer) for _ in splits]
+        size, newline_ids = data.sequence_length - _NUM_ENDS, tokenizer.encode("\n")
+        packs = data.kind == "text" and data.sample_break == "none"
+        packers = [Packer(size, tokenizer.sep_id, newline_ids) for _ in splits] if packs else []
         for row, ids in _tokenise(_usable(rows, data.kind, skipped), data, tokenizer, skipped):
             num_unknown += ids.count(tokenizer.unk_id)
             index = int(choose(row))
             # rows that were apart in the corpus must not look like neighbours
             starts_document = row.starts_document or index != last
-            writers[index].add(makers[index].add(ids, starts_document=starts_document))
+            packed = packers[index].add(ids, starts_document=starts_document) if packs else cut(ids, size)
+            writers[index].add(packed)
             last = index
-        for writer, maker in zip(writers, makers, strict=True):
-            writer.add(maker.finish())
+        for writer, packer in zip(writers, packers, strict=packs):
+            writer.add(packer.finish())
     if num_unknown:
         progress.message(f"[UNK] replaces {format_number_of(num_unknown, 'token')} outside the vocabulary")
     return writers
@@ -354,13 +357,6 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
             batch, characters = [], 0
     if batch:
         yield batch
-
-
-def _sequence_maker(data: DataConfig, tokenizer: Tokenizer) -> Cutter | Packer:
-    size = data.sequence_length - _NUM_ENDS
-    if data.kind == "text" and data.sample_break == "none":
-        return Packer(size, tokenizer.sep_id, tokenizer.encode("\n"))
-    return Cutter(size)
 
 
 # Rows that are skipped

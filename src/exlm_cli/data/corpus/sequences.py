@@ -66,21 +66,9 @@ class Holdout:
         return drawn < self._limit or drawn == self._forced
 
 
-@final
-class Cutter:
-    """Makes a sequence of each row, or several of at most `size` tokens."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def add(self, ids: list[int], *, starts_document: bool) -> list[list[int]]:
-        """Return the row in pieces."""
-        del starts_document
-        return [ids[i : i + self.size] for i in range(0, len(ids), self.size)]
-
-    def finish(self) -> list[list[int]]:
-        """Return nothing: every row is complete."""
-        return []
+def cut(ids: list[int], size: int) -> list[list[int]]:
+    """Return a row in pieces of at most `size` tokens."""
+    return [ids[i : i + size] for i in range(0, len(ids), size)]
 
 
 @final
@@ -104,7 +92,7 @@ class Packer:
         self._has_begun = True
         self._pending += ids
         num_whole = len(self._pending) // self.size * self.size
-        full = [self._pending[i : i + self.size] for i in range(0, num_whole, self.size)]
+        full = cut(self._pending[:num_whole], self.size)
         del self._pending[:num_whole]
         return full
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exlm_cli.data.corpus.sequences import Cutter, Holdout, Packer
+from exlm_cli.data.corpus.sequences import Holdout, Packer, cut
 from exlm_cli.data.rows.records import Row
 
 SEP, NEWLINE = 2, 9
@@ -78,6 +78,5 @@ def test_packing_keeps_every_token_in_order_but_a_last_single_one(documents, siz
 
 
 def test_a_long_row_is_cut_into_pieces():
-    cutter = Cutter(2)
-    assert cutter.add([1, 2, 3, 4, 5], starts_document=True) == [[1, 2], [3, 4], [5]]
-    assert cutter.add([], starts_document=False) == cutter.finish() == []
+    assert cut([1, 2, 3, 4, 5], 2) == [[1, 2], [3, 4], [5]]
+    assert cut([], 2) == []
