@@ -1,12 +1,11 @@
-"""One cell of a fine-tuning run: one seed at one grid point, trained, and its best epoch scored once."""
+"""Cells of a fine-tuning run, each one seed at one grid point: trained, and its best epoch scored once."""
 
-import math
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from exlm_cli.config.finetune import NO_GRID, GridPoint
+from exlm_cli.config.finetune import NO_GRID, FinetuneRecipe, GridPoint
 from exlm_cli.distributed.ranks import Ranks
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import read_json, write_json
@@ -35,6 +34,7 @@ from exlm_cli.train.checkpoint import (
 from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.pretrained import Pretrained
 from exlm_cli.train.task import Callback, LoopResult, Selection
+from exlm_cli.train.trackers import build_trackers
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,41 @@ class Cell:
         return read_json(self.folder / RESULT_FILE, CellResult, hint=hint)
 
 
+@dataclass(frozen=True)
+class Job:
+    """What all splits of a run have in common but the split itself.
+
+    Attributes:
+        checkpoint: What the weights were read from; None: nothing, they are drawn.
+        length: Tokens of a sequence before repetition.
+        resume_command: Continues the run, whichever split is at work; empty until the run has its directory.
+    """
+
+    recipe: FinetuneRecipe
+    points: list[GridPoint]
+    weights: Pretrained
+    checkpoint: Path | None
+    length: int
+    use_grid: bool
+    has_baseline: bool
+    ranks: Ranks
+    progress: Progress
+    callbacks: Sequence[Callback]
+    resume_command: str
+
+
+@dataclass(frozen=True)
+class SplitRun(Job):
+    """One split of a job: its directory and its data."""
+
+    folder: Path
+    data: TaskData
+
+    def cells(self, point: GridPoint) -> list[Cell]:
+        """Return the cells of a grid point, one for each seed."""
+        return [Cell(point, seed, cell_folder(self.folder, point.label, seed)) for seed in self.recipe.seeds]
+
+
 def drop_weights(run: Path, label: str, seeds: Iterable[int]) -> None:
     """Delete the weights and logits of a grid point's cells; their results and curves stay."""
     for seed in seeds:
@@ -81,16 +116,7 @@ def drop_weights(run: Path, label: str, seeds: Iterable[int]) -> None:
         (folder / LOGITS_FILE).unlink(missing_ok=True)
 
 
-def run_cell(
-    cell: Cell,
-    weights: Pretrained,
-    data: TaskData,
-    progress: Progress,
-    ranks: Ranks,
-    *,
-    callbacks: Sequence[Callback],
-    resume_command: str,
-) -> CellResult:
+def run_cell(run: SplitRun, cell: Cell) -> CellResult:
     """Train a cell or continue it, score its best epoch and return its result; a cell that is done is only read.
 
     All ranks call this; rank 0 writes.
@@ -98,6 +124,7 @@ def run_cell(
     Raises:
         ExlmError: Divergence, interruption, a checkpoint that cannot be written or trusted.
     """
+    ranks, weights, data = run.ranks, run.weights, run.data
     if not ranks.first(lambda: cell.is_done):
         if ranks.is_first:
             cell.folder.mkdir(parents=True, exist_ok=True)
@@ -106,7 +133,10 @@ def run_cell(
         model = build_task_model(weights, recipe, data, cell.seed, ranks.device)
         begun = "scratch" if recipe.init == "scratch" else weights.sha256
         origin = {"checkpoint": begun, **cell_identity(recipe, cell.seed, weights.recipe, weights.tokenizer)}
-        task = FinetuneTask(recipe, cell.seed, data, model, origin, progress, ranks)
+        task = FinetuneTask(recipe, cell.seed, data, model, origin, run.progress, ranks)
+        group = run.folder.resolve().name
+        title = f"{group}: {cell.label}"
+        trackers = build_trackers(run.recipe.train.report_to, recipe, title, group, run.progress)
         loop = TrainingLoop(
             task,
             recipe.train,
@@ -114,14 +144,14 @@ def run_cell(
             seed=cell.seed,
             run=cell.folder,
             metrics=MetricsLog(cell.folder / "metrics.jsonl"),
-            progress=progress,
-            resume_command=resume_command,
-            callbacks=callbacks,
+            progress=run.progress,
+            resume_command=run.resume_command,
+            callbacks=[*trackers, *run.callbacks],
             selection=Selection(data.task.selection_metric, data.task.is_greater_better, recipe.train.patience),
             label=cell.label,
             ranks=ranks,
         )
-        _resume(loop, cell.folder, progress)
+        _resume(loop, cell.folder, run.progress)
         result = _score(cell, task, loop.fit(), ranks)
         ranks.first(lambda: write_json(cell.folder / RESULT_FILE, result))
     if ranks.is_first:
@@ -167,9 +197,9 @@ def _score(cell: Cell, task: FinetuneTask, result: LoopResult, ranks: Ranks) -> 
     for split in downstream.splits:
         if split != "train":
             loss, outputs = validated if split == "valid" and validated is not None else task.predict(split)
-            metrics[split] = _defined({"loss": loss, **downstream.score(split, outputs)})
+            metrics[split] = {"loss": loss, **downstream.score(split, outputs)}
             if of_labels := downstream.score_labels(split, outputs):
-                labels[split] = {name: _defined(scores) for name, scores in of_labels.items()}
+                labels[split] = {name: dict(scores) for name, scores in of_labels.items()}
             notes += (f"{split}: {note}" for note in downstream.describe_outputs(split, outputs))
             if ranks.is_first:
                 downstream.write_predictions(cell.folder, split, outputs)
@@ -191,7 +221,3 @@ def _score(cell: Cell, task: FinetuneTask, result: LoopResult, ranks: Ranks) -> 
         tokens_per_s=round(state.num_tokens / max(1e-9, state.elapsed_s), 1),
         outside_model_share=round(1 - state.model_s / max(1e-9, state.elapsed_s), 4),
     )
-
-
-def _defined(scores: dict[str, float]) -> dict[str, float | None]:
-    return {name: None if math.isnan(value) else value for name, value in scores.items()}

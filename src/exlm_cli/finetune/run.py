@@ -23,13 +23,13 @@ from exlm_cli.config.overrides import describe_changes
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE
 from exlm_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer
-from exlm_cli.distributed.ranks import PREPARE_LIMIT_S, Ranks, join
+from exlm_cli.distributed.ranks import PREPARE_LIMIT_S, join
 from exlm_cli.distributed.shared_run import hold_run, require_same_data, require_same_recipe
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.files import removed_on_failure, write_atomically, write_csv, write_json
 from exlm_cli.finetune.baseline import score_baseline
 from exlm_cli.finetune.calibration import CALIBRATION_FILE, calibrate_answers, calibrate_run
-from exlm_cli.finetune.cell import Cell, drop_weights, run_cell
+from exlm_cli.finetune.cell import Job, SplitRun, drop_weights, run_cell
 from exlm_cli.finetune.model import (
     ENCODER_FILE,
     describe_weights,
@@ -47,13 +47,12 @@ from exlm_cli.finetune.results import (
     GridChoice,
     GridScores,
     RunResults,
-    cell_folder,
     read_results,
     selection_value,
     summarise_labels,
     summarise_metrics,
 )
-from exlm_cli.finetune.trainer import TaskData, encode_task
+from exlm_cli.finetune.trainer import encode_task
 from exlm_cli.finetune.training_rows import write_training_rows
 from exlm_cli.finetune.verdict import describe_verdict, summarise_splits
 from exlm_cli.format import format_counts
@@ -64,9 +63,9 @@ from exlm_cli.tasks.base import DownstreamTask, write_outputs
 from exlm_cli.tasks.registry import load_task
 from exlm_cli.tasks.splits import split_fingerprint
 from exlm_cli.train.checkpoint import require_origin
-from exlm_cli.train.pretrained import Pretrained, describe_device, model_identity, pick_device
+from exlm_cli.train.pretrained import describe_device, model_identity, pick_device
 from exlm_cli.train.task import Callback, Selection
-from exlm_cli.train.trackers import build_trackers, require_trackers
+from exlm_cli.train.trackers import require_trackers
 
 
 @dataclass(frozen=True)
@@ -75,56 +74,6 @@ class FinetuneResult:
 
     run_dir: Path
     results: RunResults
-
-
-@dataclass(frozen=True)
-class _Job:
-    """What all splits of a run have in common but the split itself.
-
-    Attributes:
-        checkpoint: What the weights were read from; None: nothing, they are drawn.
-        length: Tokens of a sequence before repetition.
-        resume_command: Continues the run, whichever split is at work; empty until the run has its directory.
-    """
-
-    recipe: FinetuneRecipe
-    points: list[GridPoint]
-    weights: Pretrained
-    checkpoint: Path | None
-    length: int
-    use_grid: bool
-    has_baseline: bool
-    ranks: Ranks
-    progress: Progress
-    callbacks: Sequence[Callback]
-    resume_command: str
-
-
-@dataclass(frozen=True)
-class _Run(_Job):
-    """One split of a job: its directory and its data."""
-
-    folder: Path
-    data: TaskData
-
-    def cells(self, point: GridPoint) -> list[Cell]:
-        return [Cell(point, seed, cell_folder(self.folder, point.label, seed)) for seed in self.recipe.seeds]
-
-    def finish(self, cell: Cell) -> CellResult:
-        """Return the result of a cell, trained if need be."""
-        group = self.folder.resolve().name
-        trackers = build_trackers(
-            self.recipe.train.report_to, cell.point.recipe, f"{group}: {cell.label}", group, self.progress
-        )
-        return run_cell(
-            cell,
-            self.weights,
-            self.data,
-            self.progress,
-            self.ranks,
-            callbacks=[*trackers, *self.callbacks],
-            resume_command=self.resume_command,
-        )
 
 
 def run_finetuning(
@@ -197,11 +146,11 @@ def run_finetuning(
         if weights is None:
             weights = ranks.in_turn(partial(unread_weights, encoder, loaded, resume, progress))
         source = None if checkpoint is None else Path(checkpoint)
-        job = _Job(recipe, points, weights, source, length, use_grid, baseline, ranks, progress, callbacks, "")
+        job = Job(recipe, points, weights, source, length, use_grid, baseline, ranks, progress, callbacks, "")
         return _fine_tune(job, loaded, partial(create_run_dir, out, recipe.name), resume)
 
 
-def _fine_tune(job: _Job, task: DownstreamTask, make: Callable[[], Path], resume: Path | None) -> FinetuneResult:
+def _fine_tune(job: Job, task: DownstreamTask, make: Callable[[], Path], resume: Path | None) -> FinetuneResult:
     """Fine-tune on one split, in the directory that `make` returns or in that of a run to resume."""
     ranks, is_new = job.ranks, resume is None
     with hold_run(ranks, make if resume is None else lambda: resume, is_new=is_new) as folder:
@@ -210,13 +159,13 @@ def _fine_tune(job: _Job, task: DownstreamTask, make: Callable[[], Path], resume
             encode = partial(encode_task, task, weights.tokenizer, job.length, weights.recipe.masking.num_repeats)
             command = job.resume_command or f"exlm finetune --resume {folder}"
             own = {"folder": folder, "data": ranks.together(encode), "resume_command": command}
-            run = _Run(**{**vars(job), **own})
+            run = SplitRun(**{**vars(job), **own})
             require_same_data(ranks, run.data.fingerprint)
             ranks.first(partial(_prepare_folder, run, is_new=is_new))
         return FinetuneResult(folder, _run_and_score(run))
 
 
-def _prepare_folder(run: _Run, *, is_new: bool) -> None:
+def _prepare_folder(run: SplitRun, *, is_new: bool) -> None:
     if is_new:
         _describe(run)
     else:
@@ -268,7 +217,7 @@ def _load_fitting_task(
     return task
 
 
-def _run_and_score(run: _Run) -> RunResults:
+def _run_and_score(run: SplitRun) -> RunResults:
     """Finish every cell, the baseline and the other splits, and write `results.json`."""
     task, folder, ranks, device = run.data.task, run.folder, run.ranks, describe_device(run.ranks.device)
     described = {"device": device, "seeds": run.recipe.seeds, **({"num_ranks": ranks.size} if ranks.size > 1 else {})}
@@ -297,7 +246,7 @@ def _run_and_score(run: _Run) -> RunResults:
     return ranks.first_model(RunResults, collect)
 
 
-def _score_baseline(run: _Run) -> BaselineResult:
+def _score_baseline(run: SplitRun) -> BaselineResult:
     """Return the baseline's scores for every seed; a finished run that is resumed has them."""
     with contextlib.suppress(CheckpointError):  # no results yet, or damaged ones that are written again
         before = read_results(run.folder).baseline
@@ -313,7 +262,7 @@ def _score_baseline(run: _Run) -> BaselineResult:
     )
 
 
-def _run_replicates(run: _Run) -> list[RunResults]:
+def _run_replicates(run: SplitRun) -> list[RunResults]:
     """Return the results on the other splits, each a run of its own under `replicates/`; finished ones are read."""
     found = []
     for number in range(1, run.recipe.num_replicates):
@@ -330,7 +279,7 @@ def _run_replicates(run: _Run) -> list[RunResults]:
     return found
 
 
-def _describe(run: _Run) -> None:
+def _describe(run: SplitRun) -> None:
     """Write everything but the recipe that a resumption and a later evaluation need."""
     folder, task, weights = run.folder, run.data.task, run.weights
     weights.tokenizer.save(folder / TOKENIZER_FILE)
@@ -368,7 +317,7 @@ def _describe(run: _Run) -> None:
         write_csv(folder / SKIPPED_FILE, SKIPPED_COLUMNS, (row.cells for row in task.skipped))
 
 
-def _check_resumed(run: _Run) -> None:
+def _check_resumed(run: SplitRun) -> None:
     """Refuse to continue with other data, weights or recipe; seeds and the number of splits may change."""
     described, begun = read_run_json(run.folder), resumed_recipe(run.folder, FinetuneRecipe)
     free = {name: getattr(run.recipe, name) for name in ("seeds", "num_replicates")}
@@ -393,7 +342,7 @@ def _check_resumed(run: _Run) -> None:
     require_origin(run.weights.checkpoint, given, {name: (file, own[name]) for name, file in files.items()})
 
 
-def _run_cells(run: _Run) -> GridPoint:
+def _run_cells(run: SplitRun) -> GridPoint:
     """Finish every cell and return the best grid point; only its weights are kept.
 
     With changed seeds, a point whose weights were deleted may become the best one. Its cells are then trained again, on
@@ -408,7 +357,7 @@ def _run_cells(run: _Run) -> GridPoint:
             results = []
             for cell in run.cells(point):
                 is_new = not cell.is_done
-                results.append(run.finish(cell))
+                results.append(run_cell(run, cell))
                 if is_new:
                     num_done += 1
                     bar.update(num_done)
@@ -425,11 +374,11 @@ def _run_cells(run: _Run) -> GridPoint:
             progress.message(f"{cell.label}: trained again: the best with these seeds, its weights were deleted before")
             if run.ranks.is_first:
                 (cell.folder / RESULT_FILE).unlink()
-            run.finish(cell)
+            run_cell(run, cell)
     return best
 
 
-def _collect_results(run: _Run, best: GridPoint, baseline: BaselineResult | None) -> RunResults:
+def _collect_results(run: SplitRun, best: GridPoint, baseline: BaselineResult | None) -> RunResults:
     task, recipe = run.data.task, run.recipe
     by_point = {point.label: [cell.read() for cell in run.cells(point)] for point in run.points}
     cells = by_point[best.label]
@@ -471,7 +420,7 @@ def _collect_results(run: _Run, best: GridPoint, baseline: BaselineResult | None
     )
 
 
-def _notes(run: _Run, cells: Sequence[CellResult]) -> tuple[str, ...]:
+def _notes(run: SplitRun, cells: Sequence[CellResult]) -> tuple[str, ...]:
     notes = run.data.notes(run.weights.checkpoint)
     for note in dict.fromkeys(note for cell in cells for note in cell.notes):
         seeds = [str(cell.seed) for cell in cells if note in cell.notes]
