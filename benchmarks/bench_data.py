@@ -36,10 +36,10 @@ def measure_steps(name: str, num_rounds: int) -> dict[str, object]:
         feed = Feed(data.train, recipe, data.tokenizer, epoch=0)
         lengths = data.train.lengths + 2
         plan = plan_of(recipe, lengths)
-        check_batches(feed, plan.step(0))
+        check_batches(feed, plan[0])
         times_ms, cpu_ms, tokens, microbatches = [], [], [], []
         for round_index, step in itertools.product(range(1 + num_rounds), range(len(plan))):
-            indices = plan.step(step)
+            indices = plan[step]
             start_s, start_cpu_s = time.perf_counter(), time.process_time()
             num_batches = sum(1 for _ in feed.microbatches(indices, CPU))
             if round_index:  # the first one warms up

@@ -129,7 +129,7 @@ class _WithoutData:
         self.module, self.identity = model, {"data fingerprint": "none"}
 
     def plan(self, epoch: int) -> EpochPlan:
-        return EpochPlan(np.arange(12), np.arange(0, 13, 3))
+        return np.split(np.arange(12), 4)
 
     def begin_step(self, share_done: float) -> None:
         """Do nothing."""

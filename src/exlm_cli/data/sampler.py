@@ -24,19 +24,8 @@ ItemT = TypeVar("ItemT")
 BatchT = TypeVar("BatchT", bound=DeviceBatch)
 
 
-@dataclass(frozen=True)
-class EpochPlan:
-    """Steps of one epoch: step s takes `order[bounds[s]:bounds[s + 1]]`."""
-
-    order: IntArray
-    bounds: IntArray
-
-    def __len__(self) -> int:
-        return len(self.bounds) - 1
-
-    def step(self, index: int) -> IntArray:
-        """Return the sample indices of one step."""
-        return self.order[self.bounds[index] : self.bounds[index + 1]]
+EpochPlan = list[IntArray]
+"""Indices of the samples of each step of an epoch."""
 
 
 def plan_epoch(
@@ -65,24 +54,26 @@ def plan_epoch(
     rng = np.random.Generator(np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64), counter=counter))
     order = rng.permutation(len(lengths))
     if bucket_steps == 1:
-        return EpochPlan(order, _cut(lengths[order], batch_sequences, batch_tokens))
+        return _split(order, _cut(lengths[order], batch_sequences, batch_tokens))
     if batch_sequences is not None:
         window = batch_sequences * bucket_steps
     else:
         assert batch_tokens is not None
         window = max(1, int(batch_tokens / max(1.0, float(lengths.mean())))) * bucket_steps
-    pieces: list[IntArray] = []
+    plan: EpochPlan = []
     for start in range(0, len(order), window):
         in_window = order[start : start + window]
         in_window = in_window[np.argsort(lengths[in_window], kind="stable")]
-        bounds = _cut_evenly(lengths[in_window], batch_sequences, batch_tokens)
-        steps = [in_window[a:b] for a, b in itertools.pairwise(bounds)]
+        steps = _split(in_window, _cut_evenly(lengths[in_window], batch_sequences, batch_tokens))
         # The last window's remainder stays last: a small step in the middle of an epoch would be a surprise.
         movable = len(steps) - 1 if start + window >= len(order) else len(steps)
-        pieces.extend(steps[i] for i in rng.permutation(movable))
-        pieces.extend(steps[movable:])
-    bounds = np.concatenate([[0], np.cumsum([len(p) for p in pieces])]).astype(np.int64)
-    return EpochPlan(np.concatenate(pieces), bounds)
+        plan += (steps[i] for i in rng.permutation(movable))
+        plan += steps[movable:]
+    return plan
+
+
+def _split(order: IntArray, bounds: IntArray) -> EpochPlan:
+    return [order[start:stop] for start, stop in itertools.pairwise(bounds)]
 
 
 def cut_microbatches(lengths: IntArray, microbatch_tokens: int, *, avoids_padding: bool = True) -> Iterator[IntArray]:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -225,7 +224,7 @@ class TrainingLoop:
         if state.step_in_epoch >= len(self._plan):
             state.epoch, state.step_in_epoch = state.epoch + 1, 0
             self._plan = self.task.plan(state.epoch)
-        indices = self._plan.step(state.step_in_epoch)
+        indices = self._plan[state.step_in_epoch]
         torch.manual_seed(dropout_seed(self.seed, state.step, self.ranks.rank))
         set_learning_rates(self.optimizer, state.step, self.optim, self.total_steps)
         self.task.begin_step(state.step / self.total_steps)
@@ -302,7 +301,7 @@ class TrainingLoop:
         step = self.state.step_in_epoch + 1
         if step >= len(self._plan) or self.state.step + 1 >= self.total_steps:
             return None
-        return self._own_batches(self._plan.step(step))
+        return self._own_batches(self._plan[step])
 
     def _own_batches(self, indices: IntArray) -> Iterator[Any]:
         """Return the batches of this rank's share of a step: none where the step has fewer samples than ranks."""
@@ -314,7 +313,7 @@ class TrainingLoop:
         return next(self.task.microbatches(indices[:1], self.state.epoch))
 
     def _refuse_small_steps(self) -> None:
-        largest = int(np.diff(self._plan.bounds).max())
+        largest = max(map(len, self._plan))
         if largest < self.ranks.size:
             raise ConfigError(
                 f"a step has at most {largest} sequences, fewer than the {self.ranks.size} ranks",

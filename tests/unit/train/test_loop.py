@@ -145,7 +145,7 @@ def test_accumulation_gives_the_gradient_of_the_whole_step(tmp_path, microbatch)
 
 def test_sequences_without_a_loss_are_counted_and_left_out_of_the_mean(tmp_path):
     task = LeastSquares()
-    first_step = task.plan(0).step(0)
+    first_step = task.plan(0)[0]
     task.loss_of_sample = {int(first_step[0]): math.inf, int(first_step[1]): 8.0, int(first_step[2]): 4.0,
                            int(first_step[3]): 6.0}  # fmt: skip
     task.model[0].weight.requires_grad_(True)
@@ -164,7 +164,7 @@ def _with_gradient(task: LeastSquares):
 @pytest.mark.parametrize(("value", "samples"), [(math.nan, slice(2, 3)), (math.inf, slice(None))])
 def test_a_step_without_a_loss_stops_the_run_and_names_its_samples(tmp_path, value, samples):
     task = LeastSquares()
-    second_step = task.plan(0).step(1)
+    second_step = task.plan(0)[1]
     task.loss_of_sample = dict.fromkeys(second_step[samples].tolist(), value)
     task.losses = _with_gradient(task)  # type: ignore[method-assign]
     with pytest.raises(DivergedError, match=rf"^the loss of step 2 is {value}; .*diverged.json$"):
@@ -193,7 +193,7 @@ def test_a_gradient_that_is_not_a_number_stops_the_run_before_the_weights_move(t
 def test_a_bad_step_between_two_rows_is_named_and_reaches_no_checkpoint(tmp_path, intervals, saved):
     """Step 4 is found at the next checkpoint, validation or row; the steps after it have trained on."""
     task = LeastSquares()
-    fourth_step = task.plan(0).step(3)
+    fourth_step = task.plan(0)[3]
     task.loss_of_sample = {int(fourth_step[0]): math.nan}
     task.losses = _with_gradient(task)  # type: ignore[method-assign]
     with pytest.raises(DivergedError, match=r"^the loss of step 4 is nan; "):
@@ -205,7 +205,7 @@ def test_a_bad_step_between_two_rows_is_named_and_reaches_no_checkpoint(tmp_path
 
 def test_a_bad_step_before_a_signal_is_found_and_not_saved(tmp_path):
     task = LeastSquares()
-    task.loss_of_sample = {int(task.plan(0).step(0)[0]): math.nan}
+    task.loss_of_sample = {int(task.plan(0)[0][0]): math.nan}
     task.losses = _with_gradient(task)  # type: ignore[method-assign]
     task.at_microbatch = lambda count: os.kill(os.getpid(), signal.SIGINT) if count == 4 else None
     with pytest.raises(DivergedError, match=r"^the loss of step 1 is nan; "):
