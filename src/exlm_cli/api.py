@@ -170,9 +170,8 @@ class Run:
             from exlm_cli.tasks.glue import GLUE_TASKS
 
             texts = check_rows(rows, num_texts=len(GLUE_TASKS[config.name.removeprefix("glue/")].layouts[0].texts))
-            token_ids, notes = encode_texts(texts, tokenizer, length)
-            encoded = EncodedSplit(token_ids, np.zeros((len(token_ids), 1)))
-            return encoded, np.arange(len(texts)), ("",) * len(texts), notes
+            encoded = encode_texts(texts, tokenizer, length)
+            return encoded, np.arange(len(texts)), ("",) * len(texts), encoded.notes
         texts = check_rows(rows)
         table = rows_of_list([text for (text,) in texts], finetuned.results.input_kind, self._progress)
         encoded = encode_input_rows(table, tokenizer, length, canonical_smiles=config.has_canonical_smiles)

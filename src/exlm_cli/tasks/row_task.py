@@ -77,8 +77,7 @@ class RowTask(DownstreamTask):
     def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
         """Tokenise a split as [CLS] a [SEP] or [CLS] a [SEP] b [SEP]; the longer text of a long row loses its end."""
         examples = self.examples[split]
-        token_ids, notes = encode_texts(examples.texts, tokenizer, sequence_length)
-        return EncodedSplit(token_ids, examples.targets, notes=notes)
+        return encode_texts(examples.texts, tokenizer, sequence_length, examples.targets)
 
     def score(self, split: Split, outputs: Sequence[FloatArray]) -> dict[str, float]:
         """Return the metrics of a split; means over the labels or columns in which each is defined."""
@@ -299,24 +298,20 @@ def encode_input_rows(
 ) -> EncodedSplit:
     """Tokenise the rows that are used as [CLS] text [SEP]; targets are zeros."""
     inputs = rows.model_inputs(canonical=canonical_smiles)
-    token_ids, notes = encode_texts([(inputs[row],) for row in rows.rows], tokenizer, sequence_length)
-    return EncodedSplit(token_ids, np.zeros((len(token_ids), 1)), notes=notes)
+    return encode_texts([(inputs[row],) for row in rows.rows], tokenizer, sequence_length)
 
 
 def encode_texts(
-    rows: Sequence[tuple[str, ...]], tokenizer: Tokenizer, sequence_length: int
-) -> tuple[tuple[IntArray, ...], tuple[str, ...]]:
-    """Tokenise rows of one or two texts.
+    rows: Sequence[tuple[str, ...]], tokenizer: Tokenizer, sequence_length: int, targets: FloatArray | None = None
+) -> EncodedSplit:
+    """Tokenise rows of one or two texts; a note says if rows had to be cut.
 
     Args:
         rows: N rows, each with as many texts as the first one.
         sequence_length: Maximum tokens of a sequence, [CLS] and [SEP] included; at least 5.
-
-    Returns:
-        N sequences of (L,) tokens, and a note if rows had to be cut.
+        targets: As in `EncodedSplit`; None: zeros.
     """
-    if not rows:
-        return (), ()
+    targets = np.zeros((len(rows), 1)) if targets is None else targets
     encoded = [tokenizer.encode_batch(texts) for texts in zip(*rows, strict=True)]
     budget = sequence_length - 1 - len(encoded)
     sequences = []
@@ -329,7 +324,7 @@ def encode_texts(
             ids += [*piece[:length], tokenizer.sep_id]
         sequences.append(np.array(ids, dtype=np.int64))
     note = f"cut {num_cut:,} of {len(rows):,} rows to {sequence_length} tokens (`task.sequence_length`)"
-    return tuple(sequences), (note,) if num_cut else ()
+    return EncodedSplit(tuple(sequences), targets, notes=(note,) if num_cut else ())
 
 
 def longest_first(lengths: Sequence[int], budget: int) -> list[int]:

@@ -59,12 +59,14 @@ def test_the_longer_text_loses_tokens_first():
 
 def test_texts_stand_between_cls_and_separators_and_cuts_are_counted(text_tokenizer):
     first, second = (text_tokenizer.encode(text) for text in PAIR)
-    (ids,), notes = encode_texts([PAIR], text_tokenizer, 100)
+    encoded = encode_texts([PAIR], text_tokenizer, 100)
+    (ids,), notes = encoded.token_ids, encoded.notes
     assert (ids.tolist(), notes) == ([1, *first, 2, *second, 2], ())
-    sequences, notes = encode_texts([PAIR, ("The", "A")], text_tokenizer, 9)
+    encoded = encode_texts([PAIR, ("The", "A")], text_tokenizer, 9)
+    sequences, notes = encoded.token_ids, encoded.notes
     assert sequences[0].tolist() == [1, *first[:3], 2, *second[:3], 2]
     assert notes == ("cut 1 of 2 rows to 9 tokens (`task.sequence_length`)",)
-    assert encode_texts([], text_tokenizer, 9) == ((), ())
+    assert not len(encode_texts([], text_tokenizer, 9))
 
 
 def test_a_table_is_a_downstream_task(tokenizer):
