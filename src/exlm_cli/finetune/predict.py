@@ -4,7 +4,7 @@ Axes: K seeds of all runs, N rows that can be read, C outputs.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,18 +33,6 @@ from exlm_cli.tasks.registry import new_rows_type
 from exlm_cli.tasks.row_task import name_columns
 
 
-@dataclass(frozen=True)
-class Predicted:
-    """What `predict` did.
-
-    Attributes:
-        labelled: For figures; None where the file has no labels or the runs no calibration.
-    """
-
-    summary: PredictionSummary
-    labelled: CalibratedRows | None
-
-
 def predict(
     finetuned: Finetuned,
     path: Path,
@@ -56,7 +44,7 @@ def predict(
     interval_level: float = DEFAULT_LEVEL,
     escape_formulas: bool = False,
     progress: Progress,
-) -> Predicted:
+) -> tuple[PredictionSummary, CalibratedRows | None]:
     """Predict the rows or questions of a file, write them, and score them where the file has labels.
 
     To the columns of the layout it adds `<name>_calibrated` probabilities, of spans those of `AnswerProbabilities`, or
@@ -71,6 +59,10 @@ def predict(
         ensemble: Further runs of the same task; the mean is over the seeds of all runs.
         interval_level: Share of the true values that intervals should hold, between 0 and 1.
         escape_formulas: Put an apostrophe before a cell that a spreadsheet would take for a formula.
+
+    Returns:
+        What was written, and the labelled rows for figures; None where the file has no labels or the runs no
+        calibration.
 
     Raises:
         ConfigError: A column that the task does not use, a name of another format, the input file as output, a level
@@ -123,7 +115,7 @@ def predict(
         num_in_training=int(is_known_N.sum()),
         metrics_of_new=of_new,
     )
-    return Predicted(summary, labelled)
+    return summary, labelled
 
 
 def _refuse_other_task(first: Finetuned, other: Finetuned) -> None:

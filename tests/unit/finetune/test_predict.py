@@ -36,7 +36,7 @@ def finetuned(molecules: Path) -> Finetuned:
 
 
 def predicted(finetuned: Finetuned, path: Path, out: Path | None, **options: Any) -> PredictionSummary:
-    return predict(finetuned, path, out, folder=path.parent / "report", progress=SilentProgress(), **options).summary
+    return predict(finetuned, path, out, folder=path.parent / "report", progress=SilentProgress(), **options)[0]
 
 
 def test_probabilities_are_the_mean_over_the_seeds(finetuned, tmp_path):
@@ -149,15 +149,16 @@ def test_intervals_of_values_are_as_wide_as_the_residuals_of_the_validation_rows
     """`words_run` has 36 rows, so few validation rows: a level that they allow has intervals, a higher one a note."""
     run = load_finetuned(words_run(tmp_path, text_model, "length"), device="cpu")
     path = write_rows(tmp_path / "new.csv", ["text", "length"], [["amber birch", "5.5"], ["moss tea", "4"]])
-    done = predict(run, path, tmp_path / "out.csv", folder=tmp_path, interval_level=0.5, progress=SilentProgress())
+    out, progress = tmp_path / "out.csv", SilentProgress()
+    summary, labelled = predict(run, path, out, folder=tmp_path, interval_level=0.5, progress=progress)
     residuals = read_calibration(run.run).outputs[0].residuals
     half = residuals[int(np.ceil((len(residuals) + 1) / 2)) - 1]
-    for row in read_rows(tmp_path / "out.csv"):
+    for row in read_rows(out):
         value = float(row["length_predicted"])
         assert float(row["length_low_50"]) == pytest.approx(value - half, rel=1e-4)
         assert float(row["length_high_50"]) == pytest.approx(value + half, rel=1e-4)
-    assert done.labelled is not None
-    assert done.summary.metrics["interval_coverage"] in (0, 0.5, 1)
+    assert labelled is not None
+    assert summary.metrics["interval_coverage"] in (0, 0.5, 1)
     wide = predicted(run, path, tmp_path / "wide.csv", interval_level=0.999)
     assert any("too few validation rows for intervals of 99.9 %: `length`" in note for note in wide.notes)
     with pytest.raises(ConfigError, match="interval_level=1`: accepted: above 0 and below 1"):

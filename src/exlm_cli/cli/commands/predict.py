@@ -66,7 +66,7 @@ def predict(
     from exlm_cli.finetune.predict import predict as predict_file
 
     finetuned, *members = (load_finetuned(one.path, device=device.value) for one in (given, *others))
-    predicted = predict_file(
+    summary, labelled = predict_file(
         finetuned,
         path,
         out,
@@ -77,13 +77,12 @@ def predict(
         escape_formulas=escape_formulas,
         progress=progress,
     )
-    summary = predicted.summary
-    if figures and predicted.labelled is not None:
+    if figures and labelled is not None:
         from exlm_cli.report.score_figures import write_calibration_figure
 
         title = f"{' + '.join(one.name for one in (given, *others))}: {path.name}"
         written = summary.files[0]
-        drawn = write_calibration_figure(predicted.labelled, title, written.parent, f"{written.stem}-calibration")
+        drawn = write_calibration_figure(labelled, title, written.parent, f"{written.stem}-calibration")
         summary = replace(summary, files=(*summary.files, *drawn))
     print_summary(summary, as_json=as_json)
 
