@@ -1,7 +1,7 @@
 """Cells of a fine-tuning run, each one seed at one grid point: trained, and its best epoch scored once."""
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,12 +108,11 @@ class SplitRun(Job):
         return [Cell(point, seed, cell_folder(self.folder, point.label, seed)) for seed in self.recipe.seeds]
 
 
-def drop_weights(run: Path, label: str, seeds: Iterable[int]) -> None:
+def drop_weights(run: SplitRun, point: GridPoint) -> None:
     """Delete the weights and logits of a grid point's cells; their results and curves stay."""
-    for seed in seeds:
-        folder = cell_folder(run, label, seed)
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-        (folder / LOGITS_FILE).unlink(missing_ok=True)
+    for cell in run.cells(point):
+        shutil.rmtree(cell.folder / "checkpoints", ignore_errors=True)
+        (cell.folder / LOGITS_FILE).unlink(missing_ok=True)
 
 
 def run_cell(run: SplitRun, cell: Cell) -> CellResult:

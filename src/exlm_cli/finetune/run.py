@@ -367,7 +367,7 @@ def _run_cells(run: SplitRun) -> GridPoint:
             if selection.is_better(value, best_value):
                 best, best_value, loser = point, value, best
             if loser is not best and run.ranks.is_first:
-                drop_weights(run.folder, loser.label, run.recipe.seeds)
+                drop_weights(run, loser)
     missing = run.ranks.first(lambda: [len(run.points) > 1 and not cell.has_weights for cell in run.cells(best)])
     for cell, is_missing in zip(run.cells(best), missing, strict=True):
         if is_missing:
