@@ -8,9 +8,8 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -18,20 +17,7 @@ from exlm_cli.errors import ConfigError
 
 NumberT = TypeVar("NumberT", int, float)
 
-
-class Device(StrEnum):
-    """Where a model runs."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class OnInvalid(StrEnum):
-    """What to do with a row that cannot be used."""
-
-    error = "error"
-    skip = "skip"
+Device = Literal["auto", "cpu", "cuda"]
 
 
 def complete_recipes(context: typer.Context, incomplete: str) -> list[str]:
@@ -71,7 +57,8 @@ ScoringDeviceOption = Annotated[
     Device, typer.Option("--device", help="Where the model runs; auto: on a CUDA device where there is one.")
 ]
 OnInvalidOption = Annotated[
-    OnInvalid | None, typer.Option("--on-invalid", help="Rows that cannot be used: stop, or skip and list in a CSV.")
+    Literal["error", "skip"] | None,
+    typer.Option("--on-invalid", help="Rows that cannot be used: stop, or skip and list in a CSV."),
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")]
 SmilesColumnOption = Annotated[

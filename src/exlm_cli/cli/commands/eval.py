@@ -65,7 +65,7 @@ def evaluate(
     formats: FormatOption = None,
     out: OutOption = None,
     figures: FiguresOption = True,
-    device: ScoringDeviceOption = Device.auto,
+    device: ScoringDeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Score runs side by side, with the paper's numbers.
@@ -152,7 +152,7 @@ def _show_scores(
                         run.name,
                         valid=data,
                         max_sequences=max_sequences,
-                        device=device.value,
+                        device=device,
                         progress=progress,
                     )
                 )
@@ -206,7 +206,7 @@ def _show_entropy(
                 ks=states if has_states else (),
                 valid=data,
                 max_sequences=max_sequences,
-                device=device.value,
+                device=device,
                 progress=progress,
             )
         ]

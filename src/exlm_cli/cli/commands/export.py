@@ -1,8 +1,7 @@
 """`exlm export` and `exlm push`: a run's model as a folder for others, or on the Hugging Face Hub."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,13 +13,6 @@ if TYPE_CHECKING:
     from exlm_cli.progress import Progress
 
 
-class ExportFormat(StrEnum):
-    """Format of an exported model."""
-
-    hf = "hf"
-    onnx = "onnx"
-
-
 LicenceOption = Annotated[
     str | None, typer.Option("--license", metavar="ID", help="Licence that the model card names, like apache-2.0.")
 ]
@@ -30,9 +22,9 @@ def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory of `exlm pretrain` or `exlm finetune`.")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder; new or empty.")],
     export_format: Annotated[
-        ExportFormat,
+        Literal["hf", "onnx"],
         typer.Option("--format", help="hf: weights, config and tokenizer for transformers; onnx: for ONNX Runtime."),
-    ] = ExportFormat.hf,
+    ] = "hf",
     licence: LicenceOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -49,12 +41,12 @@ def export(
     (given,) = given_runs([run], progress)  # before torch is loaded
     from exlm_cli.export.folder import check_before_export, export_folder
 
-    check_before_export(out, export_format.value)
+    check_before_export(out, export_format)
     source = _source_of(given, progress)
-    exported = export_folder(source, out, progress, form=export_format.value, licence=licence)
+    exported = export_folder(source, out, progress, form=export_format, licence=licence)
     comparison = exported.comparison
     result = {
-        "format": export_format.value,
+        "format": export_format,
         "loaded_with": exported.loaded_with,
         "sequences_compared": comparison.num_sequences,
         "largest_difference": comparison.difference,

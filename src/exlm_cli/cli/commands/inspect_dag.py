@@ -2,13 +2,12 @@
 
 import hashlib
 import re
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from exlm_cli.cli.options import Device, JsonOption, ScoringDeviceOption, parse_formats
+from exlm_cli.cli.options import JsonOption, ScoringDeviceOption, parse_formats
 from exlm_cli.dag import FORMATS, check_sentence
 from exlm_cli.errors import ConfigError
 
@@ -18,13 +17,6 @@ if TYPE_CHECKING:
 
 _MANY_MASKS = 32
 """More make the search take seconds, which a message announces."""
-
-
-class Length(StrEnum):
-    """Number of tokens in a filling."""
-
-    exact = "exact"
-    any = "any"
 
 
 def inspect_dag(
@@ -41,12 +33,12 @@ def inspect_dag(
     top: Annotated[int, typer.Option("--top", min=1, max=50, metavar="N", help="Words of each node.")] = 3,
     n_best: Annotated[int, typer.Option("--n-best", min=1, max=1000, metavar="N", help="Joint fillings.")] = 10,
     length: Annotated[
-        Length, typer.Option("--length", help="A token for each [MASK], or none or several too.")
-    ] = Length.exact,
+        Literal["exact", "any"], typer.Option("--length", help="A token for each [MASK], or none or several too.")
+    ] = "exact",
     formats: Annotated[
         str, typer.Option("--format", metavar="LIST", help=f"Files to write, of {','.join(FORMATS)}; or none.")
     ] = ",".join(FORMATS),
-    device: ScoringDeviceOption = Device.auto,
+    device: ScoringDeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Show the DAG of one input and its best joint fillings.
@@ -77,11 +69,11 @@ def inspect_dag(
     from exlm_cli.dag.report import write_report
     from exlm_cli.dag.text import inspection_as_dict, render_terminal
 
-    loaded = load(run, device=device.value, progress=progress)
+    loaded = load(run, device=device, progress=progress)
     num_masks = sentence.count("[MASK]")
     if num_masks > _MANY_MASKS:
         progress.message(f"searching for the best joint fillings of {num_masks} masks, up to a limit of work")
-    inspection = loaded.fill(sentence, num_fillings=n_best, num_top=top, length=length.value)
+    inspection = loaded.fill(sentence, num_fillings=n_best, num_top=top, length=length)
 
     def show() -> None:
         if not as_json:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from exlm_cli.cli.options import Device, JsonOption, ScoringDeviceOption, SmilesColumnOption, TextColumnOption
+from exlm_cli.cli.options import JsonOption, ScoringDeviceOption, SmilesColumnOption, TextColumnOption
 from exlm_cli.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def predict(
     ] = True,
     smiles_column: SmilesColumnOption = None,
     text_column: TextColumnOption = None,
-    device: ScoringDeviceOption = Device.auto,
+    device: ScoringDeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Predict new rows with a fine-tuned run.
@@ -65,7 +65,7 @@ def predict(
     from exlm_cli.finetune.model import load_finetuned
     from exlm_cli.finetune.predict import predict as predict_file
 
-    finetuned, *members = (load_finetuned(one.path, device=device.value) for one in (given, *others))
+    finetuned, *members = (load_finetuned(one.path, device=device) for one in (given, *others))
     summary, labelled = predict_file(
         finetuned,
         path,
@@ -93,7 +93,7 @@ def embed(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Vectors, as .npz or .parquet.")],
     smiles_column: SmilesColumnOption = None,
     text_column: TextColumnOption = None,
-    device: ScoringDeviceOption = Device.auto,
+    device: ScoringDeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Write vectors of SMILES or texts from a run's encoder.
@@ -113,7 +113,7 @@ def embed(
     from exlm_cli.api import load
     from exlm_cli.finetune.embed import embed as embed_file
 
-    encoder = load(given.path, device=device.value, progress=progress).encoder
+    encoder = load(given.path, device=device, progress=progress).encoder
     column = input_column(run, encoder.kind, smiles_column, text_column)
     print_summary(embed_file(encoder, path, out, column=column, progress=progress), as_json=as_json)
 

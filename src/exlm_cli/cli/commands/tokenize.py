@@ -1,8 +1,7 @@
 """`exlm tokenize`: a tokenizer and token shards, without a model."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -23,15 +22,8 @@ if TYPE_CHECKING:
     from exlm_cli.config.pretrain import PretrainRecipe
 
 
-class Kind(StrEnum):
-    """What a row of the inputs is."""
-
-    text = "text"
-    smiles = "smiles"
-
-
-_RECIPE_OF_KIND = {Kind.text: "text-small", Kind.smiles: "smiles-small"}
-
+Kind = Literal["text", "smiles"]
+"""What a row of the inputs is."""
 
 InputsArgument = Annotated[
     list[str] | None,
@@ -94,7 +86,7 @@ def _recipe_name(recipe: str | None, kind: Kind | None, inputs: list[str] | None
             "give `--recipe`, or INPUTS with `--kind text` or `--kind smiles`",
             "for example `exlm tokenize corpus/*.txt --kind text --vocab-size 8192 --out tokens`",
         )
-    return _RECIPE_OF_KIND[kind]
+    return f"{kind}-small"
 
 
 def _write_tokens(recipe: "PretrainRecipe", out: Path | None) -> dict[str, object]:
