@@ -6,26 +6,20 @@ The recipe of a run directory is written here, since its paths are absolute.
 import glob
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from exlm_cli.config.base import Mark, Recipe
-from exlm_cli.config.finetune import FinetuneRecipe
+from exlm_cli.config.base import Mark, Recipe, StrictModel
 from exlm_cli.config.load import dump_recipe
-from exlm_cli.config.overrides import RecipeT
+from exlm_cli.config.overrides import RecipeT, find_field
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.config.sections import DataConfig, TokenizerConfig
 from exlm_cli.config.sweep import SweepRecipe
-from exlm_cli.config.tasks import TaskSection
+from exlm_cli.config.tasks import TaskSection, TrainFile
 from exlm_cli.errors import DataError
 from exlm_cli.files import write_atomically
 from exlm_cli.paths import expand_path
 from exlm_cli.run_dir import end_beginning
 
-_PRETRAIN_PATHS = {
-    section: [name for name, field in config.model_fields.items() if Mark.INPUT in field.metadata]
-    for section, config in (("data", DataConfig), ("tokenizer", TokenizerConfig))
-}
-"""Keys of a pre-training recipe that hold paths, by section."""
+SectionT = TypeVar("SectionT", bound=StrictModel)
 
 _SCHEMES = ("hub:", "bundled:")
 
@@ -69,47 +63,42 @@ def check_task_files(task: TaskSection) -> None:
             raise DataError(f"{folder / given}: no such file", "give the path of the file as it is seen from here")
 
 
-def _changed(recipe: RecipeT, change: Callable[[Any], Any]) -> RecipeT:
-    return recipe.model_copy(update=_changed_values(recipe, change))
-
-
-def _changed_values(recipe: Recipe, change: Callable[[Any], Any]) -> dict[str, Any]:
-    if isinstance(recipe, PretrainRecipe):
-        return {
-            section: (config := getattr(recipe, section)).model_copy(
-                update={key: change(getattr(config, key)) for key in keys}
-            )
-            for section, keys in _PRETRAIN_PATHS.items()
+def _changed(section: SectionT, change: Callable[[str], str]) -> SectionT:
+    """Return a recipe or section in which each path is changed: those of fields with `Mark.INPUT`."""
+    update: dict[str, Any] = {}
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, TrainFile) and isinstance(section, TaskSection) and section.data_dir is not None:
+            continue  # files are looked for in that folder
+        if Mark.INPUT in field.metadata:
+            update[name] = _changed_paths(value, change)
+        elif isinstance(value, StrictModel):
+            update[name] = _changed(value, change)
+    if isinstance(section, SweepRecipe):
+        update["variants"] = {
+            label: {key: _changed_paths(value, change) if _is_path(key) else value for key, value in changes.items()}
+            for label, changes in section.variants.items()
         }
-    if isinstance(recipe, FinetuneRecipe):
-        return {"task": _changed_task(recipe.task, change)}
-    assert isinstance(recipe, SweepRecipe), f"{type(recipe)} names no inputs"
-    keys = {f"{section}.{key}" for section, names in _PRETRAIN_PATHS.items() for key in names}
-    variants = {
-        label: {key: change(value) if key in keys else value for key, value in changes.items()}
-        for label, changes in recipe.variants.items()
-    }
-    return {
-        "pretrain": _changed(recipe.pretrain, change),
-        "finetune": _changed(recipe.finetune, change),
-        "variants": variants,
-    }
+    return section.model_copy(update=update)
 
 
-def _changed_task(task: TaskSection, change: Callable[[Any], Any]) -> TaskSection:
-    keys = [key for key in ("data_dir", "split_file") if key in type(task).model_fields]
-    update: dict[str, Any] = {key: change(getattr(task, key)) for key in keys}
-    if task.data_dir is None:  # else files are looked for in that folder
-        files = {name: change(value) for name, value in task.files.model_dump().items()}
-        update["files"] = task.files.model_copy(update=files)
-    return task.model_copy(update=update)
+def _is_path(key: str) -> bool:
+    """Return whether a dotted key of a pre-training recipe holds paths."""
+    field = find_field(PretrainRecipe, key)
+    return field is not None and Mark.INPUT in field.metadata
 
 
-def _absolute(given: Any) -> Any:
-    """Return one path, or each of several, as an absolute one."""
+def _changed_paths(given: Any, change: Callable[[str], str]) -> Any:
+    """Return one path, or each of several, changed; names of data sets and what is no text are kept."""
+    if isinstance(given, TrainFile):
+        return given.model_copy(update={name: _changed_paths(value, change) for name, value in given})
     if isinstance(given, list | tuple):
-        return type(given)(_absolute(one) for one in given)
-    if not isinstance(given, str) or not given.strip() or given.startswith(("~", *_SCHEMES)):
+        return type(given)(_changed_paths(one, change) for one in given)
+    return change(given) if isinstance(given, str) and not given.startswith(_SCHEMES) else given
+
+
+def _absolute(given: str) -> str:
+    if not given.strip() or given.startswith("~"):
         return given
     folder = str(Path.cwd())
     if glob.has_magic(given) and not Path(given).exists():
@@ -117,8 +106,6 @@ def _absolute(given: Any) -> Any:
     return str(Path(folder) / given)
 
 
-def _name(given: Any) -> Any:
-    """Return the last part of a path, or of each of several."""
-    if isinstance(given, list | tuple):
-        return type(given)(_name(one) for one in given)
-    return Path(given).name if isinstance(given, str) and not given.startswith(_SCHEMES) else given
+def _name(given: str) -> str:
+    """Return the last part of a path."""
+    return Path(given).name
