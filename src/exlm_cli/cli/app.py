@@ -21,8 +21,7 @@ from exlm_cli.cli.commands.inspect_dag import inspect_dag
 from exlm_cli.cli.commands.predict import embed, predict
 from exlm_cli.cli.commands.pretrain import pretrain
 from exlm_cli.cli.commands.recipes import recipes
-from exlm_cli.cli.commands.repeat_mlm import repeat_mlm
-from exlm_cli.cli.commands.sweep import sweep
+from exlm_cli.cli.commands.sweep import repeat_mlm, sweep
 from exlm_cli.cli.commands.tokenize import tokenize
 from exlm_cli.errors import ConfigError, ExlmError, InterruptedRunError
 from exlm_cli.files import READ_HINT

@@ -1,4 +1,4 @@
-"""`exlm sweep`: variants of one pre-training run side by side, from training to tables and Figure 12."""
+"""`exlm sweep` and `exlm repeat-mlm`: variants of one pre-training run, or the grid of section 3, up to the report."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from exlm_cli.cli.options import (
     ResumeOption,
     SetOption,
     collect_overrides,
+    parse_numbers,
     parse_seeds,
     refuse_with_resume,
     split_words,
@@ -26,6 +27,8 @@ from exlm_cli.errors import ConfigError
 if TYPE_CHECKING:
     from exlm_cli.config.sweep import SweepRecipe
     from exlm_cli.experiments.results import SweepRun
+
+_DEFAULT_GRID = "repeat-mlm"
 
 SeedsOption = Annotated[
     str | None, typer.Option("--seeds", "--seed", metavar="LIST", help="Seeds of pre-training, like 1,2,3.")
@@ -55,70 +58,6 @@ class Output:
     folder: Path | None = None
     has_figures: bool = True
     as_json: bool = False
-
-
-def load_sweep_recipe(
-    recipe: str | None,
-    resume: Path | None,
-    out: Path | None,
-    sets: list[str] | None,
-    *,
-    seeds: str | None,
-    tasks: str | None,
-    device: Device | None,
-    others: Mapping[str, object] | None = None,
-) -> "SweepRecipe":
-    """Return the recipe of a new sweep, or of the one to resume, with `--set` and then the options laid over it.
-
-    Args:
-        recipe: Name or file; None where `resume` is given.
-        resume, out, sets, seeds, tasks, device: Options as given.
-        others: Key -> value of further options.
-
-    Raises:
-        ConfigError: A recipe or `--out` together with `--resume`, or a mistake in the recipe.
-        CheckpointError: `--resume` names no run directory, or one of another command.
-    """
-    from exlm_cli.config.load import load_recipe, resumed_recipe
-    from exlm_cli.config.sweep import SweepRecipe
-
-    words = [] if tasks == "none" else split_words(tasks)
-    options = {"device": device, "seeds": parse_seeds(seeds), "tasks": words, **(others or {})}
-    overrides = collect_overrides(sets, options)
-    if resume is not None:
-        refuse_with_resume(resume, {"recipe": recipe, "out": out})
-        return resumed_recipe(resume, SweepRecipe, overrides)
-    assert recipe is not None, "one of the two is given"
-    return load_recipe(recipe, overrides, kind=SweepRecipe)
-
-
-def run_and_print(
-    recipe: "SweepRecipe",
-    *,
-    out: Path | None,
-    resume: Path | None,
-    jobs: int | None,
-    dry_run: bool,
-    as_json: bool,
-    notes: Sequence[str] = (),
-) -> None:
-    """Run a sweep and print its report, or only its recipe (`dry_run`); exit code 1 where some training diverged.
-
-    `out`, `resume` and `jobs` are those of `experiments.sweep.run_sweep`; `notes` are messages before the run.
-    """
-    from exlm_cli.cli import console
-
-    if dry_run:
-        return console.emit_recipe(recipe, as_json=as_json)
-    from exlm_cli.experiments.sweep import run_sweep
-
-    progress = console.open_progress()
-    for note in notes:
-        progress.message(note)
-    run = run_sweep(recipe, out=out, resume=resume, jobs=jobs, progress=progress)
-    print_sweep_report(run, Output(as_json=as_json))
-    if run.num_diverged:
-        raise typer.Exit(1)
 
 
 def print_sweep_report(run: "SweepRun", output: Output) -> None:
@@ -173,14 +112,109 @@ def sweep(
         raise ConfigError(
             "no sweep is given", "for example `exlm sweep quickstart-ablations`; `exlm recipes` lists the recipes"
         )
-    resolved = load_sweep_recipe(
-        recipe,
-        resume,
-        out,
-        sets,
-        seeds=seeds,
-        tasks=tasks,
-        device=device,
-        others={"only": split_words(variants), "pretrain.data.on_invalid": on_invalid},
-    )
-    run_and_print(resolved, out=out, resume=resume, jobs=jobs, dry_run=dry_run, as_json=as_json)
+    others = {"only": split_words(variants), "pretrain.data.on_invalid": on_invalid}
+    resolved = _load(recipe, resume, out, sets, seeds=seeds, tasks=tasks, device=device, others=others)
+    _run_and_print(resolved, out=out, resume=resume, jobs=jobs, dry_run=dry_run, as_json=as_json)
+
+
+def repeat_mlm(
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            "--recipe",
+            "-r",
+            metavar="NAME-OR-FILE",
+            help=f"A grid by name (see `exlm recipes`) or YAML file; default: {_DEFAULT_GRID}.",
+        ),
+    ] = None,
+    num_repeats: Annotated[
+        str | None, typer.Option("--num-repeats", metavar="LIST", help="Copies of every token (k), like 1,2,4.")
+    ] = None,
+    mask_ratios: Annotated[
+        str | None, typer.Option("--mask-ratios", metavar="LIST", help="Mask ratios (p), like 0.15,0.387.")
+    ] = None,
+    tasks: TasksOption = None,
+    seeds: SeedsOption = None,
+    jobs: JobsOption = None,
+    sets: SetOption = None,
+    out: OutOption = None,
+    resume: ResumeOption = None,
+    device: DeviceOption = None,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Train the Repeated-MLM grid over repeats k and ratios p.
+
+    Pre-trains, measures and fine-tunes each cell, then draws Figures 3, 4, 5, 8 and 9. Stopped anywhere, `--resume`
+    continues; finished cells are kept. `--num-repeats` and `--mask-ratios` together mean all combinations that corrupt
+    0.1 % of the tokens or more, one of them alone those cells of the recipe.
+    """
+    if recipe is None and resume is None:
+        recipe = _DEFAULT_GRID
+    resolved = _load(recipe, resume, out, sets, seeds=seeds, tasks=tasks, device=device)
+    if not resolved.cells:
+        what, words = (
+            (f"`{recipe}` is a recipe", recipe) if resume is None else (f"{resume}: a run", f"--resume {resume}")
+        )
+        raise ConfigError(f"{what} of `exlm sweep`, not of `exlm repeat-mlm`", f"`exlm sweep {words}` takes it")
+    notes = []
+    if num_repeats is not None or mask_ratios is not None:
+        ks = parse_numbers("--num-repeats", num_repeats, int, "a whole number from 1 to 64", 1, 64)
+        ps = parse_numbers("--mask-ratios", mask_ratios, float, "a number above 0 and below 1", 1e-9, 1 - 1e-9)
+        resolved, left_out = resolved.choose_cells(ks, ps)
+        notes = [
+            f"left out: k = {k}, p = {100 * p:g}%, which corrupts only {100 * p**k:.2g}% of the tokens"
+            for k, p in left_out
+        ]
+    _run_and_print(resolved, out=out, resume=resume, jobs=jobs, dry_run=dry_run, as_json=as_json, notes=notes)
+
+
+def _load(
+    recipe: str | None,
+    resume: Path | None,
+    out: Path | None,
+    sets: list[str] | None,
+    *,
+    seeds: str | None,
+    tasks: str | None,
+    device: Device | None,
+    others: Mapping[str, object] | None = None,
+) -> "SweepRecipe":
+    """Return the recipe of a new sweep, or of the one to resume, with `--set` and then the options laid over it."""
+    from exlm_cli.config.load import load_recipe, resumed_recipe
+    from exlm_cli.config.sweep import SweepRecipe
+
+    words = [] if tasks == "none" else split_words(tasks)
+    options = {"device": device, "seeds": parse_seeds(seeds), "tasks": words, **(others or {})}
+    overrides = collect_overrides(sets, options)
+    if resume is not None:
+        refuse_with_resume(resume, {"recipe": recipe, "out": out})
+        return resumed_recipe(resume, SweepRecipe, overrides)
+    assert recipe is not None, "one of the two is given"
+    return load_recipe(recipe, overrides, kind=SweepRecipe)
+
+
+def _run_and_print(
+    recipe: "SweepRecipe",
+    *,
+    out: Path | None,
+    resume: Path | None,
+    jobs: int | None,
+    dry_run: bool,
+    as_json: bool,
+    notes: Sequence[str] = (),
+) -> None:
+    """Run a sweep and print its report, or only its recipe; exit code 1 where some training diverged."""
+    from exlm_cli.cli import console
+
+    if dry_run:
+        return console.emit_recipe(recipe, as_json=as_json)
+    from exlm_cli.experiments.sweep import run_sweep
+
+    progress = console.open_progress()
+    for note in notes:
+        progress.message(note)
+    run = run_sweep(recipe, out=out, resume=resume, jobs=jobs, progress=progress)
+    print_sweep_report(run, Output(as_json=as_json))
+    if run.num_diverged:
+        raise typer.Exit(1)
