@@ -62,10 +62,8 @@ class StrictModel(BaseModel):
 class Recipe(StrictModel):
     """Base of the recipes of each command."""
 
-    command: ClassVar[str]
-    """The command that runs recipes of this kind, as in `exlm pretrain`."""
-    folder: ClassVar[str] = ""
-    """Folder of the shipped recipes of this kind, under `recipes/`; empty: all of `recipes/`."""
+    command: ClassVar[str] = ""
+    """The command that runs recipes of this kind, as in `exlm pretrain`, and their folder in `recipes/`; empty: all."""
     groups: ClassVar[tuple[str, ...]] = ()
     """Subfolders in the order in which they are listed."""
     example: ClassVar[str]

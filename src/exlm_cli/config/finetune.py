@@ -38,10 +38,6 @@ class FinetuneTrainConfig(LoopConfig):
     )
     batch_sequences: int = Field(32, ge=1, description="Sequences of a step")
     microbatch_tokens: int = Field(16384, ge=8, description="Tokens, padding included, that go through at once")
-    validate_every_steps: int | None = Field(None, ge=1, description="Steps between validations; none: each epoch")
-    checkpoint_every_steps: Annotated[int | None, Mark.RECORD] = Field(
-        None, ge=1, description="Steps between checkpoints; none: each epoch"
-    )
     keep_last: Annotated[int, Mark.RECORD] = Field(
         1, ge=1, le=1000, description="Checkpoints to resume from; the best one is kept besides"
     )
@@ -55,7 +51,6 @@ class FinetuneRecipe(Recipe):
     """
 
     command: ClassVar[str] = "finetune"
-    folder: ClassVar[str] = "finetune"
     groups: ClassVar[tuple[str, ...]] = ("moleculenet", "glue", "squad", "repeated-mlm", "csv")
     example: ClassVar[str] = "moleculenet-bace"
 

@@ -71,7 +71,7 @@ def dump_recipe(recipe: Recipe) -> str:
 def list_recipes(kind: type[Recipe]) -> dict[str, Path]:
     """Return name -> file of the shipped recipes of a kind, by folder in the order of its `groups`, then by name."""
     order = {group: rank for rank, group in enumerate(kind.groups)}
-    files = {path.stem: path for path in (recipes_folder() / kind.folder).rglob("*.yaml")}
+    files = {path.stem: path for path in (recipes_folder() / kind.command).rglob("*.yaml")}
     return dict(sorted(files.items(), key=lambda item: (order.get(item[1].parent.name, len(order)), item[0])))
 
 

@@ -21,7 +21,6 @@ class PretrainRecipe(Recipe):
     """Everything a pre-training run depends on; `tokenize` uses its `data` and `tokenizer` sections."""
 
     command: ClassVar[str] = "pretrain"
-    folder: ClassVar[str] = "pretrain"
     groups: ClassVar[tuple[str, ...]] = ("quickstart", "small", "paper", "ablations")
     example: ClassVar[str] = "quickstart-text"
 

@@ -107,7 +107,6 @@ class SweepRecipe(Recipe):
     """Variants of one pre-training recipe; each is that recipe with some values changed, trained with each seed."""
 
     command: ClassVar[str] = "sweep"
-    folder: ClassVar[str] = "sweep"
     groups: ClassVar[tuple[str, ...]] = ("sweep", "repeat_mlm")
     example: ClassVar[str] = "quickstart-ablations"
     decided_by: ClassVar[Mapping[str, str]] = {

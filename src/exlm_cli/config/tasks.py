@@ -110,8 +110,8 @@ class RowTaskConfig(TaskSection):
 
     @property
     def has_canonical_smiles(self) -> bool:
-        """Whether the model reads RDKit's canonical SMILES."""
-        return self.canonical_smiles
+        """Whether the model reads RDKit's canonical SMILES; a text is never rewritten."""
+        return self.canonical_smiles and self.input_kind == "smiles"
 
     @property
     def is_split_by_seed(self) -> bool:
@@ -212,11 +212,6 @@ class CsvTaskConfig(RowTaskConfig):
     def input_column(self) -> str | None:
         """Column of the text or SMILES, where the config names one."""
         return self.smiles_column if self.text_column is None else self.text_column
-
-    @property
-    def has_canonical_smiles(self) -> bool:
-        """Whether the model reads RDKit's canonical SMILES; a text is never rewritten."""
-        return self.canonical_smiles and self.text_column is None
 
     @property
     def is_split_by_seed(self) -> bool:
