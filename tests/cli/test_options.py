@@ -4,7 +4,8 @@ import pytest
 import typer
 
 from exlm_cli.cli import app as shell
-from exlm_cli.cli.options import running_command, to_options
+from exlm_cli.cli.options import complete_recipes, running_command, to_options
+from exlm_cli.config.load import KINDS, list_recipes
 
 COMMANDS = typer.main.get_command(shell.app).commands  # type: ignore[attr-defined]
 
@@ -46,3 +47,14 @@ def test_a_setting_becomes_what_the_running_command_takes(command, library, show
 def test_other_text_in_backticks_stays_and_all_of_it_without_a_command(text):
     assert shown_by("tokenize", text) == text
     assert shown_by(None, "give `task.data_dir=DIR`") == "give `task.data_dir=DIR`"
+
+
+@pytest.mark.parametrize(
+    ("command", "takes"), [("pretrain", "pretrain"), ("tokenize", "pretrain"), ("finetune", "finetune")]
+)
+def test_the_shell_completes_only_recipes_that_the_command_takes(command, takes):
+    """`exlm tokenize` reads recipes of pre-training and refuses others."""
+    context = typer.Context(COMMANDS[command], info_name=command)
+    (kind,) = [kind for kind in KINDS if kind.command == takes]
+    assert complete_recipes(context, "") == list(list_recipes(kind))
+    assert complete_recipes(context, "quick") == [name for name in list_recipes(kind) if name.startswith("quick")]

@@ -9,11 +9,14 @@ import re
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
 from exlm_cli.errors import ConfigError
+
+if TYPE_CHECKING:
+    from exlm_cli.config.base import Recipe
 
 NumberT = TypeVar("NumberT", int, float)
 
@@ -22,11 +25,10 @@ Device = Literal["auto", "cpu", "cuda"]
 
 def complete_recipes(context: typer.Context, incomplete: str) -> list[str]:
     """Return the recipes that a command can run and whose names begin so, for the shell."""
-    from exlm_cli.config.load import KINDS, list_recipes
+    from exlm_cli.config.load import list_recipes
 
-    command = "sweep" if context.info_name == "repeat-mlm" else context.info_name
-    kinds = [kind for kind in KINDS if kind.command == command] or KINDS
-    return [name for kind in kinds for name in list_recipes(kind) if name.startswith(incomplete)]
+    kind = _kind_of_recipes(context.info_name)
+    return [] if kind is None else [name for name in list_recipes(kind) if name.startswith(incomplete)]
 
 
 RecipeOption = Annotated[
@@ -215,15 +217,21 @@ def _as_parameter(command: Any, key: str, value: str) -> str | None:
 
 def _path_in_recipe(command: Any, key: str) -> str | None:
     """Return the path of a key in the command's recipes, with its section in a sweep; None for any other text."""
-    from exlm_cli.config.load import KINDS
     from exlm_cli.config.overrides import find_field
 
-    name = _COMMANDS_OF_RECIPES.get(command.name, command.name)
-    kind = next((kind for kind in KINDS if kind.command == name), None)
+    kind = _kind_of_recipes(command.name)
     if kind is None:
         return None
     paths = (f"{prefix}{key}" for prefix in ("", "pretrain.", "finetune."))
     return next((path for path in paths if path.startswith("grid.") or find_field(kind, path) is not None), None)
+
+
+def _kind_of_recipes(command: str | None) -> "type[Recipe] | None":
+    """Return the kind of recipe that a command takes; None where it takes none."""
+    from exlm_cli.config.load import KINDS
+
+    name = _COMMANDS_OF_RECIPES.get(command or "", command)
+    return next((kind for kind in KINDS if kind.command == name), None)
 
 
 def _plain(value: str) -> str:
