@@ -4,12 +4,12 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
 from exlm_cli.cli.commands.sweep import Output, print_sweep_report
-from exlm_cli.cli.options import Device, JsonOption, ScoringDeviceOption, parse_formats, parse_numbers
+from exlm_cli.cli.options import JsonOption, ScoringDeviceOption, parse_formats, parse_numbers
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import folder_for_results
 from exlm_cli.progress import Progress
@@ -55,6 +55,15 @@ OutOption = Annotated[
 FiguresOption = Annotated[bool, typer.Option("--figures/--no-figures", help="Draw curves and confusion matrices.")]
 
 
+class Scoring(TypedDict):
+    """How pre-trained runs are scored: arguments of `evaluate_pretrained` and `measure_entropy`."""
+
+    valid: list[str]
+    max_sequences: int | None
+    device: str
+    progress: Progress
+
+
 def evaluate(
     runs: RunsArgument = None,
     data: DataOption = None,
@@ -97,13 +106,12 @@ def evaluate(
                 f"`{option}` is for pre-trained models; {run.path} is fine-tuned",
                 f"give the pre-trained run that it began with; `exlm predict {run.path} FILE` predicts new rows",
             )
+    scoring = Scoring(valid=data or [], max_sequences=max_sequences, device=device, progress=progress)
     if entropy:
-        _show_entropy(
-            chosen, data or [], ratios or _ENTROPY_MASK_RATIOS, states or (), max_sequences, output, device, progress
-        )
+        _show_entropy(chosen, ratios or _ENTROPY_MASK_RATIOS, states or (), scoring, output)
     else:
         of_hub = [path for run, path in zip(runs or [], given, strict=False) if is_on_hub(run)]
-        _show_scores(chosen, of_hub, data or [], max_sequences, output, device, progress)
+        _show_scores(chosen, of_hub, scoring, output)
 
 
 def _show_sweep(path: Path, output: Output, progress: Progress) -> None:
@@ -116,15 +124,7 @@ def _show_sweep(path: Path, output: Output, progress: Progress) -> None:
     print_sweep_report(run, output)
 
 
-def _show_scores(
-    runs: "Sequence[GivenRun]",
-    of_hub: Sequence[Path],
-    data: Sequence[str],
-    max_sequences: int | None,
-    output: Output,
-    device: Device,
-    progress: Progress,
-) -> None:
+def _show_scores(runs: "Sequence[GivenRun]", of_hub: Sequence[Path], scoring: Scoring, output: Output) -> None:
     """Score pre-trained runs, read the scores of fine-tuned ones, and print them side by side.
 
     Those at the paths `of_hub` are copies of the Hub, which have no predictions to draw.
@@ -139,23 +139,16 @@ def _show_scores(
     _refuse_unused_folder(output, has_files=bool(drawn))
     for without in finetuned:
         if output.has_figures and without not in drawn:
-            progress.message(f"{without.name}: no figures, for `exlm push` leaves the predictions of rows out")
+            scoring["progress"].message(
+                f"{without.name}: no figures, for `exlm push` leaves the predictions of rows out"
+            )
     pretrained = []
     with folder_for_results(output.folder) if output.folder is not None else contextlib.nullcontext():
         for run in runs:
             if run.kind == "pretrain":
                 from exlm_cli.experiments.evaluate import evaluate_pretrained
 
-                pretrained.append(
-                    evaluate_pretrained(
-                        run.path,
-                        run.name,
-                        valid=data,
-                        max_sequences=max_sequences,
-                        device=device,
-                        progress=progress,
-                    )
-                )
+                pretrained.append(evaluate_pretrained(run.path, run.name, **scoring))
         files = draw_runs(drawn, output.folder)
         _refuse_unused_folder(output, has_files=bool(files))
     entries: list[dict[str, Any]] = [{"kind": "pretrain", **asdict(score)} for score in pretrained]
@@ -171,14 +164,7 @@ def _show_scores(
 
 
 def _show_entropy(
-    runs: "Sequence[GivenRun]",
-    data: Sequence[str],
-    ratios: Sequence[float],
-    states: Sequence[int],
-    max_sequences: int | None,
-    output: Output,
-    device: Device,
-    progress: Progress,
+    runs: "Sequence[GivenRun]", ratios: Sequence[float], states: Sequence[int], scoring: Scoring, output: Output
 ) -> None:
     """Measure the entropy of pre-trained runs at each mask ratio and, for ExLM, number of states."""
     from exlm_cli.config.load import load_recipe
@@ -200,15 +186,7 @@ def _show_entropy(
         entropies = [
             (run.name, entropy)
             for run, has_states in zip(runs, have_states, strict=True)
-            for entropy in measure_entropy(
-                run.path,
-                mask_ratios=ratios,
-                ks=states if has_states else (),
-                valid=data,
-                max_sequences=max_sequences,
-                device=device,
-                progress=progress,
-            )
+            for entropy in measure_entropy(run.path, mask_ratios=ratios, ks=states if has_states else (), **scoring)
         ]
     files = []
     if output.has_figures:
