@@ -23,7 +23,7 @@ from exlm_cli.cli.options import to_options
 from exlm_cli.files import finite_or_none
 from exlm_cli.format import format_count, format_duration, format_percent, format_value, printable, shorten_middle
 from exlm_cli.launch import is_quiet
-from exlm_cli.progress import Bar, Board, Progress, Silence, SilentProgress
+from exlm_cli.progress import Bar, Board, Progress, SilentProgress
 
 if TYPE_CHECKING:
     from exlm_cli.config.base import Recipe
@@ -162,8 +162,8 @@ class _CountColumn(TextColumn):
         return Text(_state(task.completed, task.total, task.fields["fields"], task.speed, end_s, left_s))
 
 
-class LineProgress:
-    """Lines for logs: one every ten seconds (later fewer) or twentieth of the work, at most one a second.
+class LineProgress(SilentProgress):
+    """Lines for logs: one every ten seconds (later fewer) or twentieth of the work, at most one a second; no tables.
 
     Args:
         stream: Where lines go.
@@ -183,12 +183,6 @@ class LineProgress:
         bar = _LineBar(_label(label), total, done, self.message, self._clock)
         yield bar
         bar.end()
-
-    @contextmanager
-    def board(self, title: str, rows: Sequence[str], columns: Sequence[str]) -> Iterator[Board]:
-        """Yield a table that is not shown; a log has the messages."""
-        del title, rows, columns
-        yield Silence()
 
 
 class _LineBar:
