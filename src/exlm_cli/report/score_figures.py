@@ -188,8 +188,7 @@ def write_calibration_figure(rows: CalibratedRows, title: str, folder: Path, ste
 
 
 def _draw_reliability(axes: "Axes", name: str, before_N: Floats, target_N: Floats, after_N: Floats | None) -> None:
-    style.set_up_axes(axes, "mean probability", "share of positives")
-    axes.set_title(shorten(name, _MAX_LETTERS), fontsize=9, color=style.INK, loc="left", parse_math=False)
+    style.set_up_axes(axes, "mean probability", "share of positives", shorten(name, _MAX_LETTERS), title_size=9)
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
     axes.plot([0, 1], [0, 1], linestyle=":", color=style.FAINT_INK, linewidth=0.9)
     lines = (("as predicted", before_N, 1, "s--"), ("calibrated", after_N, 0, "o-"))
@@ -204,9 +203,8 @@ def _draw_reliability(axes: "Axes", name: str, before_N: Floats, target_N: Float
 
 
 def _draw_values(axes: "Axes", name: str, predicted_N: Floats, target_N: Floats, half_width: float) -> None:
-    style.set_up_axes(axes, "predicted", "true")
+    style.set_up_axes(axes, "predicted", "true", shorten(name, _MAX_LETTERS), title_size=9)
     axes.set_axisbelow(True)
-    axes.set_title(shorten(name, _MAX_LETTERS), fontsize=9, color=style.INK, loc="left", parse_math=False)
     ends = np.array([min(predicted_N.min(), target_N.min()), max(predicted_N.max(), target_N.max())])
     axes.plot(ends, ends, linestyle=":", color=style.FAINT_INK, linewidth=0.9)
     is_outside_N = np.abs(predicted_N - target_N) > half_width

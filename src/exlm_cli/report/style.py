@@ -116,7 +116,7 @@ def add_legend(owner: "Axes | Figure", handles: Sequence[Any], labels: Sequence[
 
 def set_up_axes(axes: "Axes", x: str, y: str = "", title: str = "", *, title_size: float = 9.5) -> None:
     """Name axes, and draw them thin and grey with a grid, so that the data stand out."""
-    axes.set_title(title, fontsize=title_size, color=INK, loc="left")
+    axes.set_title(title, fontsize=title_size, color=INK, loc="left", parse_math=False)
     axes.set_xlabel(x, color=FAINT_INK)
     axes.set_ylabel(y, color=FAINT_INK)
     axes.tick_params(colors=FAINT_INK, length=3)
