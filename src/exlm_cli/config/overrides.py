@@ -97,7 +97,7 @@ class Layers:
     @classmethod
     def read_from(cls, values: Mapping[str, Any], origin: str) -> "Layers":
         """Return values that all have one origin."""
-        return cls(values, dict.fromkeys(_paths(values), origin))
+        return cls(values, {path: origin for path, _ in _walk(values)})
 
     def over(self, base: "Layers") -> "Layers":
         """Return `base` with these values set in it: sections key by key, lists as a whole."""
@@ -206,7 +206,9 @@ def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[st
     Returns:
         Dotted key -> (before, after), in the order of `before`.
     """
-    then, now = dict(_leaves(before)), dict(_leaves(after))
+    then, now = (
+        {path: value for path, value in _walk(values) if not isinstance(value, Mapping)} for values in (before, after)
+    )
     pairs = {key: (then.get(key), now.get(key)) for key in (*then, *now)}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
@@ -291,18 +293,9 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _paths(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted path of every key, sections included."""
+def _walk(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted path and value of every key, sections before what they hold."""
     for key, value in values.items():
-        yield f"{prefix}{key}"
-        if isinstance(value, dict):
-            yield from _paths(value, f"{prefix}{key}.")
-
-
-def _leaves(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted path and value of every key that is no section."""
-    for key, value in section.items():
+        yield f"{prefix}{key}", value
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+            yield from _walk(value, f"{prefix}{key}.")
