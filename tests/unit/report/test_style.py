@@ -5,7 +5,16 @@ from typing import Any
 
 import pytest
 
-from exlm_cli.report.style import END_COLOUR, MASK_COLOURS, RUN_COLOURS, fade, ink_on, mask_colour, new_figure
+from exlm_cli.report.style import (
+    END_COLOUR,
+    MASK_COLOURS,
+    RUN_COLOURS,
+    add_legend,
+    fade,
+    ink_on,
+    mask_colour,
+    new_figure,
+)
 
 
 def _luminance(colour: str) -> float:
@@ -55,3 +64,15 @@ def test_a_long_title_is_broken_into_lines_that_stay_inside_the_figure(width):
         assert box.y1 <= outer.y1
     (axes,) = figure.axes
     assert axes.get_tightbbox().y1 <= min(text.get_window_extent().y0 for text in figure.texts)
+
+
+def test_a_legend_that_takes_seconds_to_place_warns_nobody(monkeypatch):
+    """After a second matplotlib advises to give a place; here a minute passes between two looks at the clock."""
+    clock = itertools.count(0.0, 60.0)
+    figure = new_figure(3.0, 2.0)
+    axes = figure.subplots()
+    add_legend(axes, axes.plot([0, 1], [0, 1]), ["line"])
+    monkeypatch.setattr("matplotlib.legend.time.perf_counter", lambda: next(clock))
+    renderer: Any = figure.canvas
+    renderer.draw()
+    assert next(clock) > 0
