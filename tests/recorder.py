@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from exlm_cli.progress import Bar, SilentProgress
 
 
-class RecordedBar:
+class RecordedBar(Bar):
     def __init__(self, label: str, total: int | None) -> None:
         self.label, self.total = label, total
         self.done: list[int] = []

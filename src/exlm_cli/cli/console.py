@@ -7,8 +7,9 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -59,7 +60,7 @@ class SafeConsole(Console):
             yield segment if segment.control else Segment(_without_controls(segment.text), segment.style)
 
 
-class TerminalProgress:
+class TerminalProgress(Progress):
     """Bars that are redrawn, with messages above them; a bar inside another one disappears when it ends."""
 
     def __init__(self, console: Console) -> None:
@@ -123,7 +124,7 @@ class _Bars(RichBars):
             yield Constrain(bars, self._terminal.width - len("^C "))
 
 
-class _TerminalBoard:
+class _TerminalBoard(Board):
     def __init__(self, title: str, rows: Sequence[str], columns: Sequence[str]) -> None:
         self._title, self._rows, self._columns = title, rows, columns
         self._cells: dict[tuple[str, str], Text] = {}
@@ -144,7 +145,8 @@ class _TerminalBoard:
         return Group(Text(_label(self._title), style="bold"), table)
 
 
-class _TerminalBar(NamedTuple):
+@dataclass(frozen=True)
+class _TerminalBar(Bar):
     bars: RichBars
     task: TaskID
 
@@ -162,7 +164,7 @@ class _CountColumn(TextColumn):
         return Text(_state(task.completed, task.total, task.fields["fields"], task.speed, end_s, left_s))
 
 
-class LineProgress(SilentProgress):
+class LineProgress(Progress):
     """Lines for logs: one every ten seconds (later fewer) or twentieth of the work, at most one a second; no tables.
 
     Args:
@@ -185,7 +187,7 @@ class LineProgress(SilentProgress):
         bar.end()
 
 
-class _LineBar:
+class _LineBar(Bar):
     def __init__(
         self, label: str, total: int | None, done: int, print_line: Callable[[str], None], clock: Callable[[], float]
     ) -> None:
