@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from exlm_cli.config.finetune import FinetuneTrainConfig
-from exlm_cli.config.sections import OptimConfig, TrainConfig
+from exlm_cli.config.sections import LoopConfig, OptimConfig, TrainConfig
 from exlm_cli.data.sampler import EpochPlan, plan_epoch
 from exlm_cli.errors import ConfigError, DivergedError, InterruptedRunError
 from exlm_cli.progress import SilentProgress
@@ -73,21 +73,19 @@ class LeastSquares:
         return {"loss": loss}
 
 
+def _build(task: LeastSquares, run: Path, train: LoopConfig, optim: OptimConfig, **options: Any) -> TrainingLoop:
+    command, log = "exlm pretrain --resume RUN", MetricsLog(run / "metrics.jsonl")
+    common = {"seed": 5, "run": run, "metrics": log, "progress": SilentProgress(), "resume_command": command}
+    return TrainingLoop(task, train, optim, **common, **options)
+
+
 def _loop(task: LeastSquares, run: Path, *, warmup_steps: int = 3, **train: Any) -> TrainingLoop:
     content = {
         "max_steps": 13, "batch_sequences": 4, "validate_every_steps": 5, "checkpoint_every_steps": 3,
         "log_every_steps": 2, "keep_last": 100,
     }  # fmt: skip
-    return TrainingLoop(
-        task,
-        TrainConfig.model_validate(content | train),
-        OptimConfig(lr=0.05, warmup_steps=min(warmup_steps, train.get("max_steps") or warmup_steps)),
-        seed=5,
-        run=run,
-        metrics=MetricsLog(run / "metrics.jsonl"),
-        progress=SilentProgress(),
-        resume_command="exlm pretrain --resume RUN",
-    )
+    optim = OptimConfig(lr=0.05, warmup_steps=min(warmup_steps, train.get("max_steps") or warmup_steps))
+    return _build(task, run, TrainConfig.model_validate(content | train), optim)
 
 
 def _weights(task: LeastSquares) -> list[Tensor]:
@@ -148,17 +146,10 @@ def test_sequences_without_a_loss_are_counted_and_left_out_of_the_mean(tmp_path)
     first_step = task.plan(0)[0]
     task.loss_of_sample = {int(first_step[0]): math.inf, int(first_step[1]): 8.0, int(first_step[2]): 4.0,
                            int(first_step[3]): 6.0}  # fmt: skip
-    task.model[0].weight.requires_grad_(True)
-    task.losses = _with_gradient(task)  # type: ignore[method-assign]
     _loop(task, tmp_path, max_steps=1, log_every_steps=1).fit()
     row = _rows(tmp_path)[0]
     assert row["loss"] == pytest.approx(6.0)
     assert row["num_infeasible"] == 1
-
-
-def _with_gradient(task: LeastSquares):
-    plain = task.losses
-    return lambda batch: plain(batch) + 0.0 * task.model(task.x[torch.from_numpy(batch)])[:, 0]
 
 
 @pytest.mark.parametrize(("value", "samples"), [(math.nan, slice(2, 3)), (math.inf, slice(None))])
@@ -166,7 +157,6 @@ def test_a_step_without_a_loss_stops_the_run_and_names_its_samples(tmp_path, val
     task = LeastSquares()
     second_step = task.plan(0)[1]
     task.loss_of_sample = dict.fromkeys(second_step[samples].tolist(), value)
-    task.losses = _with_gradient(task)  # type: ignore[method-assign]
     with pytest.raises(DivergedError, match=rf"^the loss of step 2 is {value}; .*diverged.json$"):
         _loop(task, tmp_path).fit()
     saved = json.loads((tmp_path / "diverged.json").read_text())
@@ -195,7 +185,6 @@ def test_a_bad_step_between_two_rows_is_named_and_reaches_no_checkpoint(tmp_path
     task = LeastSquares()
     fourth_step = task.plan(0)[3]
     task.loss_of_sample = {int(fourth_step[0]): math.nan}
-    task.losses = _with_gradient(task)  # type: ignore[method-assign]
     with pytest.raises(DivergedError, match=r"^the loss of step 4 is nan; "):
         _loop(task, tmp_path, **intervals).fit()
     assert json.loads((tmp_path / "diverged.json").read_text())["sample_index"] == fourth_step.tolist()
@@ -206,7 +195,6 @@ def test_a_bad_step_between_two_rows_is_named_and_reaches_no_checkpoint(tmp_path
 def test_a_bad_step_before_a_signal_is_found_and_not_saved(tmp_path):
     task = LeastSquares()
     task.loss_of_sample = {int(task.plan(0)[0][0]): math.nan}
-    task.losses = _with_gradient(task)  # type: ignore[method-assign]
     task.at_microbatch = lambda count: os.kill(os.getpid(), signal.SIGINT) if count == 4 else None
     with pytest.raises(DivergedError, match=r"^the loss of step 1 is nan; "):
         _loop(task, tmp_path, log_every_steps=100).fit()
@@ -301,18 +289,8 @@ class Scored(LeastSquares):
 
 
 def _selecting(task: LeastSquares, run: Path, selection: Selection, **train: Any) -> TrainingLoop:
-    content = {"max_epochs": 5, "log_every_steps": 2, **train}
-    return TrainingLoop(
-        task,
-        FinetuneTrainConfig.model_validate(content),
-        OptimConfig(lr=0.05, warmup_ratio=0.1),
-        seed=5,
-        run=run,
-        metrics=MetricsLog(run / "metrics.jsonl"),
-        progress=SilentProgress(),
-        resume_command="exlm finetune --resume RUN",
-        selection=selection,
-    )
+    content = FinetuneTrainConfig.model_validate({"max_epochs": 5, "log_every_steps": 2, **train})
+    return _build(task, run, content, OptimConfig(lr=0.05, warmup_ratio=0.1), selection=selection)
 
 
 STEPS_PER_EPOCH = 6  # 22 samples, four a step
