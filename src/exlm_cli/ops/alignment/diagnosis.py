@@ -64,7 +64,7 @@ def diagnose() -> Diagnosis:
         nvcc=_describe_compiler("cuda"),
         cache=cache,
         cpu=_host_kernels(),
-        cuda=_device_kernels(num_gpus) if num_gpus else Kernels(_found("cuda"), "torch sees no GPU", "none"),
+        cuda=_device_kernels(num_gpus) if num_gpus else Kernels(_cuda_library(), "torch sees no GPU", "none"),
     )
 
 
@@ -136,9 +136,9 @@ def _device_kernels(num_gpus: int) -> Kernels:
     return Kernels(paths[0] if paths else None, "; ".join(later + obstacles), "native")
 
 
-def _found(kind: Kind) -> str | None:
+def _cuda_library() -> str | None:
     try:
-        path = build.find_library(kind)
+        path = build.find_library("cuda")
     except BuildError:
         return None
     return str(path) if path else None

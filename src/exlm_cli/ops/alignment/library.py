@@ -5,9 +5,9 @@
 
 import ctypes
 import functools
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -76,22 +76,28 @@ def _rows(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-class Kernels(Protocol):
-    """Interface of the host library and of a device stream; the caller allocates the results."""
+class Kernels(ABC):
+    """Kernels of the host library or of a device stream; the caller allocates the results."""
 
     def forward(self, dag: Dag, nll: Tensor, saved: Tensor | None) -> None:
         """Fill `nll` (B,) and, for a backward pass, `saved`."""
+        self._call("forward", dag, _pointer(nll), _pointer(saved))
 
     def backward(
         self, dag: Dag, saved: Tensor, grad_nll: Tensor, grad_emit: Tensor | None, grad_trans: Tensor | None
     ) -> None:
         """Fill every element of the gradients that are not None."""
+        self._call("backward", dag, *map(_pointer, (saved, grad_nll, grad_emit, grad_trans)))
 
     def best(self, dag: Dag, nodes: Tensor) -> None:
         """Fill `nodes` (B, T), int64."""
+        self._call("best", dag, _pointer(nodes))
+
+    @abstractmethod
+    def _call(self, operation: str, dag: Dag, *arguments: _Argument) -> None: ...
 
 
-class HostLibrary:
+class HostLibrary(Kernels):
     """Kernels for the CPU; they run on as many threads as torch does."""
 
     def __init__(self, path: Path) -> None:
@@ -107,23 +113,9 @@ class HostLibrary:
         most = slots * (max_states - slots + 46) if is_short else (max_states + 46) ** 2 // 4
         return batch, 2, torch.sym_min(slots * ((max_states + 7) // 8 * 8 + 1), most)
 
-    def forward(self, dag: Dag, nll: Tensor, saved: Tensor | None) -> None:
-        """See `Kernels`."""
-        self._call("forward", dag, nll, saved)
-
-    def backward(
-        self, dag: Dag, saved: Tensor, grad_nll: Tensor, grad_emit: Tensor | None, grad_trans: Tensor | None
-    ) -> None:
-        """See `Kernels`."""
-        self._call("backward", dag, saved, grad_nll, grad_emit, grad_trans)
-
-    def best(self, dag: Dag, nodes: Tensor) -> None:
-        """See `Kernels`."""
-        self._call("best", dag, nodes)
-
-    def _call(self, operation: str, dag: Dag, *tensors: Tensor | None) -> None:
+    def _call(self, operation: str, dag: Dag, *arguments: _Argument) -> None:
         num_threads = ctypes.c_int32(torch.get_num_threads())
-        _call(self._library, f"states_alignment_{operation}_cpu", dag, *map(_pointer, tensors), num_threads)
+        _call(self._library, f"states_alignment_{operation}_cpu", dag, *arguments, num_threads)
 
 
 class DeviceLibrary:
@@ -156,7 +148,7 @@ class DeviceLibrary:
 
 
 @dataclass(frozen=True)
-class DeviceKernels:
+class DeviceKernels(Kernels):
     """Kernels of one stream; they enqueue their work and return at once."""
 
     _library: ctypes.CDLL
@@ -175,12 +167,6 @@ class DeviceKernels:
             B, T, S = dag.log_emit.shape
             saved = nll.new_empty(self.saved_shape(B, T, S, num_sweeps=1), dtype=torch.int32)
         self._call("forward", dag, _pointer(nll), _pointer(saved), ctypes.c_int32(saved.shape[1]))
-
-    def backward(
-        self, dag: Dag, saved: Tensor, grad_nll: Tensor, grad_emit: Tensor | None, grad_trans: Tensor | None
-    ) -> None:
-        """See `Kernels`."""
-        self._call("backward", dag, *map(_pointer, (saved, grad_nll, grad_emit, grad_trans)))
 
     def best(self, dag: Dag, nodes: Tensor) -> None:
         """See `Kernels`."""
