@@ -55,7 +55,7 @@ def pretrained_encoder(pretrained: Pretrained) -> Encoder:
     recipe, tokenizer = pretrained.recipe, pretrained.tokenizer
     device = next(pretrained.model.parameters()).device
     model = TaskModel(recipe, FinetuneModelConfig(), tokenizer.vocab_size, 1)
-    model.load_encoder(pretrained.model.state_dict())
+    model.load_encoder(pretrained.model)
     data, num_repeats = recipe.data, recipe.masking.num_repeats
     longest = (data.sequence_length - 2) * num_repeats + 2
     train = recipe.train.model_copy(update={"microbatch_tokens": max(recipe.train.microbatch_tokens, longest)})

@@ -151,7 +151,7 @@ def build_task_model(
     torch.manual_seed(seed)
     model = TaskModel(weights.recipe, recipe.model, weights.tokenizer.vocab_size, data.num_outputs)
     if recipe.init == "checkpoint":
-        model.load_encoder(weights.model.state_dict())
+        model.load_encoder(weights.model)
     if recipe.train.freeze_encoder:
         model.freeze_encoder()
     return model.to(device)

@@ -13,6 +13,7 @@ from exlm_cli.config.finetune import FinetuneModelConfig
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import ModelConfig
 from exlm_cli.model.encoder import Encoder
+from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.precision import without_autocast
 
 
@@ -141,12 +142,10 @@ class TaskModel(nn.Module):
             self.encoder.eval()
         return self
 
-    def load_encoder(self, pretrained: dict[str, Tensor]) -> None:
-        """Load the token embedding and the encoder from the state dict of an `ExlmModel`; the head stays as drawn."""
-        own = {name: t for name, t in pretrained.items() if name.startswith(("token_embedding.", "encoder."))}
-        missing = {name for name in self.state_dict() if not name.startswith(("head.", "output_"))} ^ own.keys()
-        assert not missing, f"the checkpoint is of another encoder: {sorted(missing)[:3]}"
-        self.load_state_dict(own, strict=False)
+    def load_encoder(self, pretrained: ExlmModel) -> None:
+        """Load the token embedding and the encoder of a pre-trained model; the head stays as drawn."""
+        self.token_embedding.load_state_dict(pretrained.token_embedding.state_dict())
+        self.encoder.load_state_dict(pretrained.encoder.state_dict())
 
 
 def with_dropout(model: ModelConfig, finetune: FinetuneModelConfig) -> ModelConfig:
