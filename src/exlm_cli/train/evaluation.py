@@ -145,10 +145,10 @@ def _evaluate_dag(
     # H(path | targets) = log Z - E[log score], both under the posterior; at most rounding below zero
     path_entropy_B = -nll_B - _expected(posterior_BTS, log_emit) - _expected(edges_BSS, log_trans)
 
-    best_log_prob_BS = _at_nodes(statistics.best_log_prob, nodes)
+    best_log_prob_BS = nodes.spread(statistics.best_log_prob)
     guess_emit = best_log_prob_BS[:, None].expand_as(log_emit)
     guess_path_BT = best_alignment(guess_emit, log_trans, *lengths, backend=backend)
-    guess_BT = _at_nodes(statistics.best_token, nodes).gather(1, guess_path_BT.clamp(min=0))
+    guess_BT = nodes.spread(statistics.best_token).gather(1, guess_path_BT.clamp(min=0))
     is_correct_BT = (guess_BT == batch.target_ids) & (guess_path_BT >= 0) & is_target(batch)
 
     aligned_path_BT = best_alignment(log_emit, log_trans, *lengths, backend=backend)
@@ -159,7 +159,7 @@ def _evaluate_dag(
         for at_B in (torch.zeros_like(last_B), batch.target_lengths // 2, last_B)
     )
     num_targets_B = batch.target_lengths.clamp(min=1)
-    entropy_BS = _at_nodes(statistics.entropy_nats, nodes)
+    entropy_BS = nodes.spread(statistics.entropy_nats)
     return EvaluationSums(
         nll_per_target=_total((nll_B / num_targets_B)[is_feasible]),
         num_sequences=int(is_feasible.sum()),
@@ -207,11 +207,6 @@ def _evaluate_masks(
         entropy_nats=_total(entropy_N),
         num_entropy_nodes=len(entropy_N),
     )
-
-
-def _at_nodes(values_N: Tensor, nodes: NodeStates) -> Tensor:
-    """Spread values of packed inner nodes over (B, S); zero elsewhere."""
-    return values_N.new_zeros(nodes.is_inner.shape).masked_scatter(nodes.is_inner, values_N)
 
 
 def _expected(probability: Tensor, log_score: Tensor) -> Float[Tensor, " B"]:
