@@ -247,7 +247,6 @@ def _write_whole(
         files[STATE_FILE] = _settle(temporary / STATE_FILE, None)
         manifest = Manifest(step=step, files=dict(sorted(files.items())))
         (temporary / MANIFEST_FILE).write_bytes(json_bytes(manifest))
-        _open_to_all(temporary / MANIFEST_FILE)
         fsync(temporary / MANIFEST_FILE)
         fsync(temporary)
         shutil.rmtree(final, ignore_errors=True)
