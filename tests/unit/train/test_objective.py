@@ -10,7 +10,7 @@ from exlm_cli.data.batch import expand
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.path_prior import state_imbalance
 from exlm_cli.train.evaluation import evaluate_batch, summarise
-from exlm_cli.train.objective import Objective, is_fully_masked, is_target
+from exlm_cli.train.objective import Objective
 from tests.oracles import enumerate_nll
 from tests.tiny import SPECIAL, masked_by_hand, tiny_batch, tiny_recipe
 
@@ -116,14 +116,3 @@ def test_balance_adds_its_penalty_to_the_gradient_and_leaves_the_value(share_don
     loss.sum().backward()
     for (name, got), wanted in zip(balanced.named_parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(got.grad, wanted.grad, rtol=1e-4, atol=1e-5, msg=name)
-
-
-def test_a_token_is_corrupted_when_all_its_copies_are_masked():
-    recipe = tiny_recipe(objective="mlm", masking={"num_repeats": 2, "mask_ratio": 0.6, "scheme": "bernoulli"})
-    batch = tiny_batch(recipe, (6, 3))
-    given = is_fully_masked(batch, 2)
-    for b in range(2):
-        sources = batch.target_source[b][is_target(batch)[b]].tolist()
-        expected = [sources.count(s) == 2 for s in sources]
-        assert given[b, : len(sources)].tolist() == expected
-        assert not given[b, len(sources) :].any()
