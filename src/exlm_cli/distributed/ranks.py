@@ -167,22 +167,6 @@ class Ranks:
         self.together(lambda: done.append(work()) if self.is_first else None, limit_s=limit_s)
         return self.together(lambda: done[0] if done else work(), limit_s=limit_s)
 
-    def shared(self, value: ResultT) -> ResultT:
-        """Return rank 0's JSON value on every rank, through the process group."""
-        if self._store is None:
-            return value
-        content = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
-        received: ResultT = json.loads(self.gather(content if self.is_first else content[:0]).tobytes())
-        return received
-
-    def largest(self, values: Sequence[int]) -> list[int]:
-        """Return the largest of each value over all ranks; waits for the ranks, not for a device."""
-        if self._store is None:
-            return list(values)
-        tensor = torch.tensor(values, dtype=torch.int64)
-        dist.all_reduce(tensor, dist.ReduceOp.MAX)
-        return [int(value) for value in tensor]
-
     def total(self, values: Tensor) -> Tensor:
         """Return the sum of a tensor over all ranks, on its device; waits for no device."""
         if self._store is not None:
@@ -227,7 +211,9 @@ class Ranks:
         goes_on = True
         while goes_on:
             following = None if own is None else next(batches, None)
-            num_following, flagged = self.largest([int(following is not None), flag()])
+            largest = torch.tensor([int(following is not None), flag()])
+            dist.all_reduce(largest, dist.ReduceOp.MAX)  # between CPUs: it waits for the ranks, not for a device
+            num_following, flagged = largest.tolist()
             goes_on = num_following > 0
             if own is None and going_along is None:
                 going_along = spare()
@@ -254,10 +240,9 @@ class Ranks:
     def report_failure(self, error: BaseException) -> None:
         """Leave an error for the other ranks, unless one has left its own."""
         if self._store is not None and not isinstance(error, RankError):
-            described = _described(error) if isinstance(error, ExlmError) else _described_fault(error)
             # the rank that keeps the store may be gone, and with it whoever would read this
             with contextlib.suppress(dist.DistError):
-                self._store.compare_set(_FAILURE, "", json.dumps([self.rank, described]))
+                self._store.compare_set(_FAILURE, "", json.dumps([self.rank, _described(error)]))
 
     def _wait_for(self, key: str, awaited: int, limit_s: float) -> bytes:
         """Return the value of a key that rank `awaited` sets."""
@@ -434,18 +419,13 @@ def _meet(launch: Launch) -> Store:
     return store
 
 
-def _described(error: ExlmError) -> dict[str, Any]:
-    return {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
-
-
-def _described_fault(error: BaseException) -> dict[str, Any]:
-    """Return what other ranks print of a fault whose traceback its own rank prints."""
+def _described(error: BaseException) -> dict[str, Any]:
+    """Return what other ranks print of an error; of a fault, whose traceback its own rank prints, one line."""
+    if isinstance(error, ExlmError):
+        return {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return {
-        "message": f"{type(error).__name__}: {reason}",
-        "hint": "the traceback is in the output of that rank",
-        "exit_code": 2,
-    }
+    hint = "the traceback is in the output of that rank"
+    return {"message": f"{type(error).__name__}: {reason}", "hint": hint, "exit_code": 2}
 
 
 def _error_of(rank: int, described: dict[str, Any]) -> RankError:

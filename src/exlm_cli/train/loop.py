@@ -196,7 +196,7 @@ class TrainingLoop:
                 if number is not None:
                     self._leave(number)
         if not self._validation:
-            self._validation = self.ranks.shared(self.task.validate())
+            self._validation = self.ranks.exchange(self.task.validate())[0]
         self.ranks.together(lambda: None)  # rank 0 may still be writing
         final = self.run / "checkpoints" / f"step-{state.step}"
         best = None if state.best_step is None else self.run / "checkpoints" / f"best-{state.best_step}"
@@ -347,7 +347,7 @@ class TrainingLoop:
         self._read_figures()
         state = self.state
         start_s = time.perf_counter()
-        self._validation = self.ranks.shared(self.task.validate())
+        self._validation = self.ranks.exchange(self.task.validate())[0]
         self._freed_memory.release()  # a validation frees tensors of more sizes than a step does
         state.validate_s += time.perf_counter() - start_s
         self._log({"kind": "valid", "step": state.step, **self._validation})

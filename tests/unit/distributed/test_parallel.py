@@ -1,4 +1,6 @@
-"""Choice of how ranks share a model, and what each of them is given."""
+"""Choice of how ranks share a model, and the ranks of one process, which answer at once."""
+
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from torch import nn
 from exlm_cli.config.sections import TrainConfig
 from exlm_cli.distributed.parallel import MANY_PARAMETERS, choose_strategy, spread, writes_shares
 from exlm_cli.distributed.ranks import ALONE, Ranks
+from exlm_cli.errors import DataError
 from exlm_cli.launch import Launch
 from exlm_cli.model import encoder
 from tests.tiny import tiny_recipe
@@ -38,6 +41,18 @@ def test_shares_are_all_items_once():
     shares = [Ranks(Launch(rank, 4), torch.device("cpu")).share_of(items) for rank in range(4)]
     assert sorted(np.concatenate(shares)) == list(range(11))
     assert {len(share) for share in shares} == {2, 3}
+
+
+def test_one_process_answers_at_once():
+    assert ALONE.exchange({"a": 1}) == [{"a": 1}]
+    assert ALONE.total(torch.tensor([0.5])).tolist() == [0.5]
+    assert ALONE.first(lambda: "x") == ALONE.in_turn(lambda: "x") == "x"
+    assert list(ALONE.in_step(iter("ab"), lambda: "spare")) == [("a", True, None), ("b", True, None)]
+
+
+def test_one_process_raises_what_its_work_raises():
+    with pytest.raises(DataError, match="no such file"):
+        ALONE.together(Mock(side_effect=DataError("no such file", "give another")))
 
 
 @pytest.fixture
