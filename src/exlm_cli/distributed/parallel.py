@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Literal, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,30 @@ def compile_blocks(module: nn.Module) -> None:
     for block in module.modules():
         if isinstance(block, EncoderBlock):
             block.forward = compiled(block.forward)  # type: ignore[method-assign]
+
+
+class StepModule(nn.Module):
+    """A model and its loss; the model runs in this forward pass alone, where the hooks of DDP and FSDP fire.
+
+    Args:
+        model: The model.
+        losses: Returns the loss of each sequence, given the model and a batch.
+    """
+
+    def __init__(self, model: nn.Module, losses: Callable[[Any, Any], Tensor]) -> None:
+        super().__init__()
+        self.model, self.losses = model, losses
+
+    def forward(self, batch: Any, run: Callable[[Any, Any], ResultT] | None = None) -> Tensor | ResultT:
+        """Return the losses of a batch, or what `run` finds, given the model and the batch."""
+        return self.losses(self.model, batch) if run is None else run(self.model, batch)
+
+    def compile_step(self, strategy: Strategy) -> None:
+        """Compile encoder, heads and loss as one graph; validation stays eager. Under `fsdp` compile the blocks."""
+        if strategy == "fsdp":
+            compile_blocks(self)
+        else:
+            self.losses = compiled(self.losses)
 
 
 def spread(module: nn.Module, strategy: Strategy, ranks: Ranks, autocast_dtype: torch.dtype | None) -> nn.Module:

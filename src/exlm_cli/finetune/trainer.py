@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from exlm_cli.config.finetune import FinetuneRecipe, FinetuneTrainConfig
 from exlm_cli.config.sections import TrainConfig
@@ -22,7 +22,7 @@ from exlm_cli.data import IntArray
 from exlm_cli.data.rows.records import SKIPPED_FILE
 from exlm_cli.data.sampler import EpochPlan, cut_microbatches, plan_epoch, prefetch_to
 from exlm_cli.data.tokenizer import Tokenizer
-from exlm_cli.distributed.parallel import choose_strategy, compile_blocks, compiled, spread
+from exlm_cli.distributed.parallel import StepModule, choose_strategy, spread
 from exlm_cli.distributed.ranks import ALONE, Ranks
 from exlm_cli.finetune.batch import TaskBatch, batch_losses, collate, repeated_lengths
 from exlm_cli.format import format_number_of, format_percent
@@ -82,29 +82,14 @@ def encode_task(task: DownstreamTask, tokenizer: Tokenizer, sequence_length: int
     return TaskData(task, splits, tokenizer, num_repeats, _fingerprint(task, splits))
 
 
-class TaskModule(nn.Module):
-    """A model and its loss; it runs in this forward pass alone, where the hooks of DDP and FSDP fire."""
-
-    def __init__(self, model: TaskModel) -> None:
-        super().__init__()
-        self.model = model
-        self.losses = task_losses
-
-    def compile_losses(self) -> None:
-        """Compile encoder, head and loss as one graph for batches of any size; scoring stays eager."""
-        self.losses = compiled(self.losses)
-
-    def forward(self, batch: TaskBatch, loss: Loss | None = None, weights: Tensor | None = None) -> Tensor:
-        """Return the outputs, or with a kind of loss what `task_losses` returns."""
-        if loss is None:
-            return cast(Tensor, self.model(batch.token_ids, batch.lengths, batch.is_padded))
-        return self.losses(self.model, batch, loss, weights)
+def task_outputs(model: TaskModel, batch: TaskBatch) -> Tensor:
+    """Run a model and return its outputs."""
+    return cast(Tensor, model(batch.token_ids, batch.lengths, batch.is_padded))
 
 
 def task_losses(model: TaskModel, batch: TaskBatch, loss: Loss, weights: Tensor | None) -> Float[Tensor, " n"]:
     """Run a model and return its losses, those of `batch_losses`; a regression's targets are standardised."""
-    outputs = model(batch.token_ids, batch.lengths, batch.is_padded)
-    return losses_of_outputs(model, outputs, batch, loss, weights)
+    return losses_of_outputs(model, task_outputs(model, batch), batch, loss, weights)
 
 
 def losses_of_outputs(
@@ -125,7 +110,7 @@ class TaskRunner:
         num_repeats: Copies of each token, as in pre-training.
         train: Precision, and the positions, padding included, that go through at once.
         ranks: Those that work together; each takes a share of a split.
-        compiles_losses: Compile the step of training.
+        losses: What is trained, as of `StepModule`, compiled where `train` says so; None: predictions alone.
 
     Attributes:
         module: What is called: the model and its loss, or the module that spreads them over ranks.
@@ -138,8 +123,7 @@ class TaskRunner:
         num_repeats: int,
         train: TrainConfig | FinetuneTrainConfig,
         ranks: Ranks = ALONE,
-        *,
-        compiles_losses: bool = False,
+        losses: Callable[[TaskModel, TaskBatch], Tensor] | None = None,
     ) -> None:
         self.model, self.num_repeats, self.pad_id = model, num_repeats, tokenizer.pad_id
         self.microbatch_tokens = train.microbatch_tokens
@@ -147,9 +131,9 @@ class TaskRunner:
         self.autocast_dtype = autocast_dtype(train, self.device)
         self.ranks = ranks
         strategy = choose_strategy(train, ranks, sum(p.numel() for p in model.parameters()))
-        module = TaskModule(model)
-        if compiles_losses:
-            compile_blocks(module) if strategy == "fsdp" else module.compile_losses()
+        module = StepModule(model, losses or task_outputs)
+        if losses is not None and train.compile:
+            module.compile_step(strategy)
         self.module = spread(module, strategy, ranks, self.autocast_dtype)
 
     def batches(self, encoded: EncodedSplit, indices: IntArray) -> Iterator[TaskBatch]:
@@ -165,12 +149,6 @@ class TaskRunner:
     def autocast(self) -> torch.autocast:
         """Return the context in which the model runs."""
         return torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None)
-
-    def run(self, batch: TaskBatch, loss: Loss | None = None, weights: Tensor | None = None) -> Tensor:
-        """Return the model's outputs, float32, for regression of standardised targets; or its `task_losses`."""
-        with self.autocast():
-            result: Tensor = self.module(batch, loss, weights)
-        return result
 
     def predict(
         self,
@@ -197,7 +175,8 @@ class TaskRunner:
         num_done = 0
         with progress.bar(label, len(share)) as bar, torch.no_grad():
             for batch, is_own, _ in self.ranks.in_step(batches, partial(self._first_batch, encoded)):
-                outputs = self.run(batch)
+                with self.autocast():
+                    outputs = self.module(batch, task_outputs)
                 if not is_own:
                     continue
                 if see is not None:
@@ -257,13 +236,12 @@ class FinetuneTask:
         self.recipe, self.seed, self.data, self.model = recipe, seed, data, model
         self._progress = progress
         model.encoder.recomputes = recipe.train.gradient_checkpointing
-        self._runner = TaskRunner(
-            model, data.tokenizer, data.num_repeats, recipe.train, ranks, compiles_losses=recipe.train.compile
-        )
+        weights = data.task.class_weights
+        self._weights = None if weights is None else torch.from_numpy(weights).float().to(model.output_mean.device)
+        losses = partial(task_losses, loss=data.task.loss, weights=self._weights)
+        self._runner = TaskRunner(model, data.tokenizer, data.num_repeats, recipe.train, ranks, losses)
         self.module = self._runner.module
         self.identity = {"data fingerprint": data.fingerprint, **origin}
-        weights = data.task.class_weights
-        self._weights = None if weights is None else torch.from_numpy(weights).float().to(self._runner.device)
         self._train_lengths = repeated_lengths(
             data.splits["train"], np.arange(len(data.splits["train"])), data.num_repeats
         )
@@ -294,7 +272,8 @@ class FinetuneTask:
 
     def losses(self, batch: TaskBatch) -> Tensor:
         """Loss of each label or example, as `batch_losses` gives them."""
-        return self._runner.run(batch, self.data.task.loss, self._weights)
+        with self._runner.autocast():
+            return cast(Tensor, self.module(batch))
 
     def count_tokens(self, batch: TaskBatch) -> int:
         """Input tokens, repetitions counted."""

@@ -3,14 +3,14 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from exlm_cli.config.base import identity_values
 from exlm_cli.config.input_paths import write_run_recipe
@@ -24,7 +24,7 @@ from exlm_cli.data.corpus.pipeline import PreparedData, list_rejected, prepare_d
 from exlm_cli.data.corpus.shards import TokenDataset
 from exlm_cli.data.sampler import EpochPlan, Feed, plan_epoch
 from exlm_cli.data.tokenizer import TOKENIZER_FILE
-from exlm_cli.distributed.parallel import choose_strategy, compile_blocks, compiled, spread
+from exlm_cli.distributed.parallel import StepModule, choose_strategy, spread
 from exlm_cli.distributed.ranks import ALONE, PREPARE_LIMIT_S, Ranks, join
 from exlm_cli.distributed.shared_run import hold_run, require_same_data, require_same_recipe
 from exlm_cli.errors import CheckpointError
@@ -69,26 +69,6 @@ class PretrainResult:
     elapsed_s: float
 
 
-FiguresT = TypeVar("FiguresT")
-
-
-class PretrainModule(nn.Module):
-    """A model with its objective; the model runs in this forward pass alone, where the hooks of DDP and FSDP fire."""
-
-    def __init__(self, model: ExlmModel, objective: Objective) -> None:
-        super().__init__()
-        self.model, self.objective = model, objective
-        self.losses = objective.sequence_nll
-
-    def compile_losses(self) -> None:
-        """Compile encoder, heads, emissions and loss as one graph for batches of any size; validation stays eager."""
-        self.losses = compiled(self.losses)
-
-    def forward(self, batch: Batch, measure: Callable[[ExlmModel, Batch], FiguresT] | None = None) -> Tensor | FiguresT:
-        """Return nats per target of each sequence (B,), or what `measure` finds."""
-        return self.losses(self.model, batch) if measure is None else measure(self.model, batch)
-
-
 class PretrainTask:
     """Masked batches of a token data set and their loss, for the training loop.
 
@@ -121,9 +101,9 @@ class PretrainTask:
         self.packs = has_varlen_kernel(device, self.autocast_dtype, head_width, config.attention_dropout)
         model.encoder.recomputes = recipe.train.gradient_checkpointing
         self.strategy = choose_strategy(recipe.train, ranks, sum(p.numel() for p in model.parameters()))
-        module = PretrainModule(model, self.objective)
+        module = StepModule(model, self.objective.sequence_nll)
         if recipe.train.compile:
-            compile_blocks(module) if self.strategy == "fsdp" else module.compile_losses()
+            module.compile_step(self.strategy)
         self.module = spread(module, self.strategy, ranks, self.autocast_dtype)
         self.identity = {"data fingerprint": data.fingerprint, **model_identity(recipe, data.tokenizer)}
 
@@ -276,6 +256,8 @@ def _run_pretraining(
             backend = ranks.in_turn(lambda: choose_backend(recipe.train.alignment_backend, torch.float32, device))
             progress.message(f"alignment backend: {backend}")
             described["alignment_backend"] = backend
+        trackers = build_trackers(recipe.train.report_to, recipe, run.resolve().name, recipe.name, progress)
+        watch = [] if model.transition is None else [CollapseWatch(recipe, progress)]
         loop = TrainingLoop(
             task,
             recipe.train,
@@ -285,7 +267,7 @@ def _run_pretraining(
             metrics=MetricsLog(run / "metrics.jsonl"),
             progress=progress,
             resume_command=f"exlm pretrain --resume {run}",
-            callbacks=[*_own_callbacks(task, run, progress), *callbacks],
+            callbacks=[*trackers, *watch, *callbacks],
             ranks=ranks,
         )
         if not is_new:
@@ -293,13 +275,8 @@ def _run_pretraining(
         if model.transition is not None and loop.state.step == 0:
             described["own_mask_share"] = task.own_mask_share()
             progress.message(describe_own_mask_share(described["own_mask_share"]))
-
-        def describe() -> None:
-            # after `_resume`: a run whose checkpoint refuses the recipe or the data stays unchanged
-            list_rejected(data, run / "rejected.csv", progress)
-            _describe_run(run, recipe, data, described)
-
-        ranks.first(describe)
+        # after `_resume`: a run whose checkpoint refuses the recipe or the data stays unchanged
+        ranks.first(functools.partial(_describe_run, run, recipe, data, described, progress))
     result = loop.fit()
     if ranks.is_first:
         time_s = round(result.state.elapsed_s, 1)
@@ -307,13 +284,10 @@ def _run_pretraining(
     return PretrainResult(run, result.checkpoint, result.state.step, result.validation, result.state.elapsed_s)
 
 
-def _own_callbacks(task: PretrainTask, run: Path, progress: Progress) -> list[Callback]:
-    recipe = task.recipe
-    trackers = build_trackers(recipe.train.report_to, recipe, run.resolve().name, recipe.name, progress)
-    return trackers if task.model.transition is None else [*trackers, CollapseWatch(recipe, progress)]
-
-
-def _describe_run(run: Path, recipe: PretrainRecipe, data: PreparedData, fields: dict[str, Any]) -> None:
+def _describe_run(
+    run: Path, recipe: PretrainRecipe, data: PreparedData, fields: dict[str, Any], progress: Progress
+) -> None:
+    list_rejected(data, run / "rejected.csv", progress)
     data.tokenizer.save(run / TOKENIZER_FILE)
     update_run_json(
         run,
