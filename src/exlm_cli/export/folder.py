@@ -114,7 +114,9 @@ def export_folder(
     with folder_for_results(place.parent, temporary), removed_on_failure(temporary):
         temporary.mkdir()
         if form == "onnx":
-            write_onnx_model(source, temporary)
+            with refusing(f"{temporary / MODEL_FILE}: the file could not be written"):
+                write_onnx(source, temporary)
+            _write_texts(source, temporary, {}, {})
             progress.message("comparing with the run in ONNX Runtime")
             comparison = compare_onnx(source, temporary)
         else:
@@ -144,17 +146,6 @@ def write_model(source: Source, folder: Path) -> None:
         code = remote_code()
     write_atomically(folder / "model.safetensors", save(tensors, metadata={"format": "pt"}))
     _write_texts(source, folder, config, code)
-
-
-def write_onnx_model(source: Source, folder: Path) -> None:
-    """Write the ONNX model, config and tokenizer into a folder that exists.
-
-    Raises:
-        CheckpointError: The file system refuses.
-    """
-    with refusing(f"{folder / MODEL_FILE}: the file could not be written"):
-        write_onnx(source, folder)
-    _write_texts(source, folder, {}, {})
 
 
 def _write_texts(source: Source, folder: Path, config: dict[str, Any], code: dict[str, str]) -> None:
