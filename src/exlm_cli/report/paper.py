@@ -7,6 +7,7 @@ paper prints against the numbers they are means of.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from exlm_cli.finetune.results import InitialWeights
 from exlm_cli.format import NO_VALUE, format_count, format_in_percent, format_parameters
@@ -18,8 +19,13 @@ Numbers = tuple[float | None, ...]
 DETAILS = ("seeds", "parameters", "pre-training")
 """Headings of the budget of a row."""
 
-Budget = tuple[str, str, str]
-"""The same of one row, as the appendices give them; a dash where they do not."""
+
+class Budget(NamedTuple):
+    """Seeds, parameters and pre-training of a row, as the appendices give them; a dash where they do not."""
+
+    seeds: str = NO_VALUE
+    parameters: str = NO_VALUE
+    pretraining: str = NO_VALUE
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,7 @@ class PaperTable:
     columns: tuple[str, ...]
     rows: Mapping[str, Numbers]
     budgets: Mapping[str, Budget] = field(default_factory=dict)
-    usual_budget: Budget = (NO_VALUE, NO_VALUE, NO_VALUE)
+    usual_budget: Budget = field(default_factory=Budget)
 
     def value(self, row: str, column: str) -> float | None:
         """Return one number."""
@@ -46,16 +52,16 @@ class PaperTable:
 
 
 # App. J, Table 7; Table 9 for the seeds
-_SMILES_BUDGET = ("3", "50.5 M", "120,000 steps of at most 64K tokens, 19 M molecules")
+_SMILES_BUDGET = Budget("3", "50.5 M", "120,000 steps of at most 64K tokens, 19 M molecules")
 # App. N, Table 10
-_TEXT_BUDGET = ("5", "128 M", "125,000 steps of 2,048 sequences, Wikipedia and BookCorpus")
-_LARGE_TEXT_BUDGET = ("5", "361 M", _TEXT_BUDGET[2])
+_TEXT_BUDGET = Budget("5", "128 M", "125,000 steps of 2,048 sequences, Wikipedia and BookCorpus")
+_LARGE_TEXT_BUDGET = Budget("5", "361 M", _TEXT_BUDGET.pretraining)
 
 # Tables 5 and 6, App. B: 128 M is what it gives for these models, and three the seeds of fine-tuning; of pre-training
 # it gives none
-_ABLATION_BUDGET = ("3", "128 M", "50,000 steps of 4,096 sequences")
+_ABLATION_BUDGET = Budget("3", "128 M", "50,000 steps of 4,096 sequences")
 # App. Q.2
-_LONG_ABLATION_BUDGET = ("3", "128 M", "100,000 steps of 4,096 sequences")
+_LONG_ABLATION_BUDGET = Budget("3", "128 M", "100,000 steps of 4,096 sequences")
 
 TABLE_1 = PaperTable(
     1,

@@ -18,6 +18,7 @@ from exlm_cli.ops.alignment import (
     best_alignment,
     states_alignment_nll,
 )
+from exlm_cli.ops.alignment.reference import safe_logsumexp
 from tests import oracles
 from tests.unit.ops.alignment.dags import (
     Dag,
@@ -216,3 +217,19 @@ def test_autocast_changes_nothing(backend):
     expected = nll_and_gradients(dag, backend)
     with torch.autocast("cpu", torch.bfloat16):
         assert_same_bits(nll_and_gradients(dag, backend), expected)
+
+
+def test_safe_logsumexp_is_that_of_torch_where_something_is_alive():
+    log_terms = torch.randn(4, 5, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 300
+    log_terms[1, :4, 2] = -math.inf
+    for dim in (0, 1, 2, -1):
+        torch.testing.assert_close(safe_logsumexp(log_terms, dim), log_terms.logsumexp(dim))
+
+
+def test_the_gradient_of_safe_logsumexp_is_the_softmax_and_zero_where_all_is_dead():
+    """There `torch.logsumexp` has a NaN gradient."""
+    log_terms = torch.tensor([[0.5, -math.inf, 2.0], [-math.inf] * 3], requires_grad=True)
+    total = safe_logsumexp(log_terms, dim=1)
+    assert total[1] == -math.inf
+    (gradient,) = torch.autograd.grad(total.sum(), log_terms)
+    torch.testing.assert_close(gradient, torch.stack([log_terms[0].detach().softmax(0), torch.zeros(3)]))
