@@ -70,7 +70,7 @@ def find_file(folder: Path, pattern: str, suffixes: Sequence[str]) -> Path | Non
 
 
 def counted(rows: Iterable[_Row], bar: Bar, *, every: int = _ROWS_BETWEEN_UPDATES) -> Iterator[_Row]:
-    """Yield rows and count them on a progress bar, which is drawn `every` so many rows."""
+    """Yield rows and count them on a progress bar, updated once in `every` rows."""
     number = 0
     for number, row in enumerate(rows, start=1):
         yield row
