@@ -6,7 +6,6 @@ and canonicalises each product, so the molecules are valid and distinct.
 
 import itertools
 from collections.abc import Iterator
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,8 +75,7 @@ def _fill(core: str, order: NDArray[np.int64]) -> Iterator[str]:
         yield core.format(*chosen)
 
 
-@lru_cache(maxsize=1)  # training the tokenizer and tokenising both read them, and making them takes seconds
-def generate_molecules(num: int, seed: int) -> tuple[str, ...]:
+def generate_molecules(num: int, seed: int) -> list[str]:
     """Return `num` distinct valid molecules as canonical isomeric SMILES; the same for the same seed.
 
     Raises:
@@ -100,4 +98,4 @@ def generate_molecules(num: int, seed: int) -> tuple[str, ...]:
             f"`bundled:molecules` has at most {len(distinct) or num_products:,} distinct molecules, asked for {num:,}",
             f"set `data.bundled_rows={len(distinct) or num_products}` or less",
         )
-    return tuple(distinct)
+    return list(distinct)

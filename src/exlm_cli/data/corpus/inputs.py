@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
@@ -136,10 +137,16 @@ def _opened(source: Source, data: DataConfig, seed: int) -> Iterator[tuple[Itera
         case BundledSource(name=name):
             texts: Iterable[str]
             if name == "molecules":
-                texts = generate_molecules(data.bundled_rows, seed)
+                texts = _molecules(data.bundled_rows, seed)
             else:
                 texts = sample_sentences(data.bundled_rows, seed, "feelings" if name == "feelings" else "grammar")
             yield (Row(str(source), number, text) for number, text in enumerate(texts, start=1)), lambda: 0
+
+
+@lru_cache(maxsize=1)
+def _molecules(num: int, seed: int) -> tuple[str, ...]:
+    """Return bundled molecules; training the tokenizer and tokenising both read them, and making them takes seconds."""
+    return tuple(generate_molecules(num, seed))
 
 
 def _bundled(name: str, kind: RowKind) -> BundledSource:
