@@ -40,7 +40,7 @@ _HOMES = {
     "run_finetuning": "finetune.run",
     "run_pretraining": "train.pretrain",
 }
-"""Module of each public name that is not of `ops.alignment`."""
+"""Module of each public name; names that are not here come from `ops.alignment`."""
 
 __all__ = [
     "Callback",
@@ -64,7 +64,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for: the command line starts without torch (PEP 562)."""
+    """Import a public name on first access, so that the command line starts without torch (PEP 562)."""
     if name == "__version__":
         return version("exlm-cli")
     if name not in __all__:

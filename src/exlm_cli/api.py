@@ -1,4 +1,4 @@
-"""Trained runs from Python: predictions, vectors and fillings of lists, as NumPy arrays. The commands use it as well.
+"""Python API of trained runs: predict rows, embed rows, fill masks. Results are NumPy arrays.
 
 Axes: R rows, K seeds, C outputs, D model width.
 """

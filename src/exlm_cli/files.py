@@ -29,7 +29,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextlib.contextmanager
 def refusing(what: str, *, is_chosen: bool = False) -> Iterator[None]:
-    """Turn a refusal of the file system into an error that begins with `what`; `is_chosen`: `out=DIR` sets the folder.
+    """Turn an `OSError` into a `CheckpointError` that begins with `what`; `is_chosen`: `out=DIR` sets the folder.
 
     Raises:
         CheckpointError: The file system refuses; with its reason, and what to do about it.

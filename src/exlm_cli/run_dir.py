@@ -128,11 +128,13 @@ def end_beginning(run: Path) -> None:
 
 @contextlib.contextmanager
 def sole_process(folder: Path, *, is_new: bool) -> Iterator[None]:
-    """Lock a run directory against other processes, and delete what a killed one left; its lock is void.
+    """Lock a run directory against other processes, and delete files that a killed process left half-written.
+
+    The system releases the lock of a killed process.
 
     Args:
         folder: The run directory.
-        is_new: It was made by `create_run_dir` just now: nothing that it holds is kept.
+        is_new: `create_run_dir` has just made it: delete everything in it.
 
     Raises:
         CheckpointError: Another process has the lock, or had it since `create_run_dir`, or the file system refuses.

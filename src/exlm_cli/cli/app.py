@@ -55,7 +55,7 @@ app.command()(recipes)
 app.command()(curves)
 app.command()(doctor)
 
-# newer typer carries a click of its own; this is the usage error of whichever click it uses
+# newer typer bundles its own click; this is the usage error of whichever click it uses
 _UsageError: type[BaseException] = typer.BadParameter.__mro__[1]
 
 _TRAIN_ON_RANKS = ("pretrain", "finetune")
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     is_debug = "--debug" in words
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # what a terminal cannot show is shown as \xe9, and never the end of a run
+            # characters that the terminal cannot encode become escapes such as \xe9 and do not end the run
             stream.reconfigure(errors="backslashreplace")
     try:
         _refuse_other_encodings(words)
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (BrokenPipeError, SystemExit) as stop:
         if isinstance(stop, SystemExit) and stop.code == 0:
             return 0  # typer has answered the shell's completion
-        # the reader of stdout has gone, which typer turns into SystemExit; nothing may be written at exit either
+        # the reader of stdout is gone; typer turns that into SystemExit. Nothing may be written at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (ExlmError, OSError, MemoryError, RuntimeError, _UsageError) as error:

@@ -33,7 +33,7 @@ PIPE_WIDTH = 120
 """Columns of a listing that is not shown on a terminal, where $COLUMNS does not say."""
 
 _MESSAGE_LETTERS, _LABEL_LETTERS = 2_000, 60
-"""Most letters of a message, and of a bar's label or a cell; the rest is cut out of the middle."""
+"""Maximum letters of a message, and of a bar's label or a cell; longer ones lose their middle."""
 _LINE_EVERY_S = 10.0
 _LINE_EVERY_SHARE = 0.05
 _LINE_EVERY_ELAPSED_SHARE = 0.01  # a run of a day leaves hundreds of lines, not thousands
@@ -52,7 +52,7 @@ def open_progress() -> Progress:
 
 
 class SafeConsole(Console):
-    """A console on which no text moves the cursor: control characters of names and data are shown as escapes."""
+    """Console that shows control characters of names and data as escapes, so that no text moves the cursor."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         """Yield the segments of something to print."""
@@ -119,7 +119,7 @@ class _Bars(RichBars):
         """Yield the table, then the bars."""
         if self._board is not None:
             yield self._board.render()
-        # room for the ^C that a terminal echoes: in a full line it would begin another one, and leave the bar behind
+        # room for the ^C that a terminal echoes: it would wrap a full line and leave a copy of the bar behind
         for bars in super().get_renderables():
             yield Constrain(bars, self._terminal.width - len("^C "))
 
@@ -181,7 +181,7 @@ class LineProgress(Progress):
 
     @contextmanager
     def bar(self, label: str, total: int | None, *, done: int = 0) -> Iterator[Bar]:
-        """Print lines on the work until the context ends, and one at its end."""
+        """Print progress lines until the context ends, and a last one then."""
         bar = _LineBar(_label(label), total, done, self.message, self._clock)
         yield bar
         bar.end()
@@ -356,7 +356,7 @@ def _state(
     """
     if total is None:
         parts = [format_count(done)]
-    elif "rows" in fields:  # of a file, whose bytes are counted
+    elif "rows" in fields:  # rows of a file: `done` and `total` are bytes
         parts = [format_percent(done / max(1, total), 0)]
     else:
         parts = [f"{format_count(done)}/{format_count(total)}"]

@@ -1,7 +1,7 @@
-"""Options that several commands share, how they become overrides, and library messages in their words.
+"""Options shared by several commands: their types, their parsing, and their names in messages of the library.
 
-The library names settings as overrides in backticks, `` `key=VALUE` ``, and arguments of its functions likewise.
-`to_options` shows the option of the running command for each, or else `--set key=VALUE`.
+Messages of the library name a setting or a function argument as `` `key=VALUE` ``. `to_options` replaces it by the
+option of the running command, or else by `--set key=VALUE`.
 """
 
 import json
@@ -24,7 +24,7 @@ Device = Literal["auto", "cpu", "cuda"]
 
 
 def complete_recipes(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the recipes that a command can run and whose names begin so, for the shell."""
+    """Shell completion: return the recipes of a command whose names begin with `incomplete`."""
     from exlm_cli.config.load import list_recipes
 
     kind = _kind_of_recipes(context.info_name)
@@ -171,14 +171,14 @@ _PARAMETERS: dict[str, tuple[str, ...]] = {
     "tokenizer.vocab_size": ("vocab_size",),
     "use_grid": ("grid",),
 }
-"""Parameters of commands for each key; a key of one word that is not here is the parameter of that name."""
+"""Possible command parameters by recipe key. A key without a dot that is not here is its own parameter name."""
 
 _COMMANDS_OF_RECIPES = {"tokenize": "pretrain", "repeat-mlm": "sweep"}
-"""Commands that take recipes of another command."""
+"""Commands that run recipes of another command's kind."""
 
 
 def to_options(text: str) -> str:
-    """Return a message with each `` `key=VALUE` `` as the running command takes it."""
+    """Replace each `` `key=VALUE` `` of a message by the option of the running command."""
     command = running_command.get()
     if command is None:
         return text

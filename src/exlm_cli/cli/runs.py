@@ -1,4 +1,4 @@
-"""Runs that a command is given, their kinds and names; the newest fitting run where none is given."""
+"""Run arguments of commands: kind and name of each run, and the newest run that fits as the default."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +39,7 @@ def is_on_hub(given: Path) -> bool:
 
 
 def local_run(given: Path, progress: Progress) -> Path:
-    """Return a run directory as it was given, or the copy of `hub:OWNER/NAME[@REVISION]` in the cache.
+    """Return a run directory as given, or for `hub:OWNER/NAME[@REVISION]` its copy in the cache.
 
     Raises:
         CheckpointError: The Hub has no such run, or cannot be reached.

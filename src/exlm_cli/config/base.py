@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from exlm_cli.files import hash_json
 
 _TYPES_IN_YAML = {"model_type": "a section of keys", "tuple_type": "a list", "dict_type": "a mapping"}
-"""Types of Python in pydantic's findings, as a recipe has them."""
+"""Names of Python types for recipe authors, by the type of pydantic's finding."""
 
 
 class Mark(Enum):
@@ -26,7 +26,7 @@ class Mark(Enum):
 
 
 class StrictModel(BaseModel):
-    """Frozen, and refuses unknown keys: a misspelt key must never train at a default."""
+    """Base of recipes and sections: frozen, and without unknown keys, so that a misspelt key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
@@ -48,7 +48,7 @@ class StrictModel(BaseModel):
         return ()
 
     def changed(self, values: Mapping[str, Any]) -> Self:
-        """Return the same section or recipe with other values, checked.
+        """Return a validated copy with other values.
 
         Args:
             values: By dotted key.
@@ -103,7 +103,7 @@ def identity_of(recipe: BaseModel, *, without: Collection[Mark] = ()) -> str:
 
 
 def describe_finding(finding: Any, subject: str = "it") -> str:
-    """Return one of `ValidationError.errors()` in one clause, the value at fault called `subject`."""
+    """Describe one of `ValidationError.errors()` in a clause about `subject`, the value at fault."""
     if finding["type"] == "missing":
         return "a value is missing"
     if finding["type"] in _TYPES_IN_YAML:

@@ -160,7 +160,7 @@ def count_sequence_flops(
         return flops
     feature_width = width * (2 if transition.position_features else 1)
     gate_width = transition.heads if transition.heads > 1 else 0
-    # learned node positions are part of the features, whose gradient is then needed whatever becomes of the states
+    # learned node positions are part of the features, which need their gradient even if the states are detached
     is_detached = transition.detach_states and not transition.position_features
     projections = 2 * num_nodes * feature_width * (2 * width + gate_width)
     return flops + TrainingFlops(

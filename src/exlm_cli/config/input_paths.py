@@ -1,6 +1,6 @@
-"""Paths of inputs in a recipe: made absolute, so that they mean the same in any folder, cut to names, or checked.
+"""Input paths of a recipe: make them absolute, cut them to file names, or check that they exist.
 
-The recipe of a run directory is written here, since its paths are absolute.
+The recipe of a run directory is written here, because its paths are absolute.
 """
 
 import glob
@@ -33,7 +33,7 @@ def with_absolute_paths(recipe: RecipeT) -> RecipeT:
 
 
 def write_run_recipe(run: Path, recipe: Recipe) -> None:
-    """Write `recipe.yaml` of a run directory, the last file that a resumption needs: from now on it is a run.
+    """Write `recipe.yaml`, the last file that a resumption needs, and mark the run directory as resumable.
 
     Raises:
         CheckpointError: The file system refuses.
@@ -43,7 +43,7 @@ def write_run_recipe(run: Path, recipe: Recipe) -> None:
 
 
 def with_names_alone(recipe: RecipeT) -> RecipeT:
-    """Return a recipe whose paths have lost their folders, for readers who have other machines."""
+    """Return a recipe with file names in place of paths, for use on other machines."""
     return _changed(recipe, _name)
 
 
@@ -89,7 +89,7 @@ def _is_path(key: str) -> bool:
 
 
 def _changed_paths(given: Any, change: Callable[[str], str]) -> Any:
-    """Return one path, or each of several, changed; names of data sets and what is no text are kept."""
+    """Apply `change` to one path or to each of several; keep names of data sets and values that are no text."""
     if isinstance(given, TrainFile):
         return given.model_copy(update={name: _changed_paths(value, change) for name, value in given})
     if isinstance(given, list | tuple):

@@ -158,7 +158,7 @@ def _other_kind(described: str, other: type[Recipe], kind: type[Recipe]) -> Conf
 
 
 def _read_layers(path: Path, children: tuple[Path, ...], kind: type[Recipe]) -> Layers:
-    """Read a file over what it extends; `children` are the files that led here."""
+    """Read a file and merge it over what it extends; `children` are the files that extend it."""
     if path.resolve() in [child.resolve() for child in children]:
         chain = " -> ".join(_shown(p) for p in (*children, path))
         raise ConfigError(f"`extends` goes in a circle: {chain}", "remove `extends` from one of them")
@@ -184,13 +184,13 @@ def _read_layers(path: Path, children: tuple[Path, ...], kind: type[Recipe]) -> 
     if base_name is None:
         return layers
     base = _read_layers(_find_recipe(base_name, kind, extended_by=path), (*children, path), kind)
-    # a section that extends a recipe has nothing to do with the section it replaces
+    # a section that extends a recipe replaces the inherited section; the two are not merged
     replaced = [key for key, section_base in section_bases.items() if section_base is not None]
     return layers.over(base.without([*_OWN_KEYS, *replaced]))
 
 
 def _named_by(path: Path) -> Layers:
-    """Return the name of a recipe without one: its file's, with `-` for characters that a folder name must not have."""
+    """Return the default name of a recipe: its file's, with `-` for characters that a folder name must not have."""
     name = re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()).strip("._-")
     return Layers.read_from({"name": name or "recipe"}, f"the name of {path.name}")
 

@@ -223,12 +223,12 @@ def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str
 
 
 def _is_plain_text(text: str) -> bool:
-    """Return whether a value is text although YAML would read an alias, a tag, a directive or a comment in it."""
+    """Return whether to take a value as text although YAML would read an alias, tag, directive or comment in it."""
     return text.startswith(tuple("*&!%@`?|>#")) or (not text.startswith(tuple("[{'\"")) and " #" in text)
 
 
 def _explain(error: ValidationError, layers: Layers, described: str, kind: type[Recipe]) -> ConfigError:
-    """Turn pydantic's findings into one line on the first; unknown keys come first, others follow from them."""
+    """Turn pydantic's findings into a one-line error about the first; unknown keys go first, as they cause others."""
     finding = min(error.errors(), key=lambda finding: finding["type"] != "extra_forbidden")
     path = _key_path(finding["loc"], kind)
     if finding["type"] == "extra_forbidden":

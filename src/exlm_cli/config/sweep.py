@@ -27,8 +27,8 @@ RepeatsAndRatio = tuple[Annotated[int, Field(ge=1, le=64)], MaskRatio]
 MIN_CORRUPTED_SHARE = 1e-3
 """Smallest p^k for which a combination of a k and a p is trained.
 
-The grey corner of Figure 3, p^k of 0.05 % and less: hardly a token is lost, the loss is next to nothing, and training
-is unstable (section 3.2).
+It leaves out the grey corner of Figure 3, p^k of 0.05 % and less: hardly any token is lost, the loss is close to zero,
+and training is unstable (section 3.2).
 """
 
 _LABEL = r"[a-z0-9][a-z0-9._-]*"
@@ -64,7 +64,7 @@ class VariantDescription(JsonModel):
 
 
 class SweepCell(StrictModel):
-    """One variant with one seed: everything that the process which trains it needs to know.
+    """One variant with one seed: all that a worker process needs to train it.
 
     Attributes:
         label: Names the variant and its folder, like `exlm-k2` or `k4-p0.789`.
@@ -97,7 +97,7 @@ class SweepCell(StrictModel):
 
     @property
     def work(self) -> float:
-        """Upper bound of the positions that pre-training sends through the encoder; its time is about proportional."""
+        """Upper bound of the positions that pre-training encodes, to which its time is about proportional."""
         train = self.pretrain.train
         sequences = train.batch_sequences or (train.batch_tokens or 0) / self.pretrain.repeated_length
         return (train.max_steps or 1) * sequences * self.pretrain.longest_expanded_length
@@ -159,7 +159,7 @@ class SweepRecipe(Recipe):
         return "repeat-mlm" if self.cells else self.command
 
     def plan(self) -> list[SweepCell]:
-        """Return every variant with every seed, in the order of the recipe."""
+        """Return every variant with every seed: seed by seed, variants in the order of the recipe."""
         return [cell for seed in self.seeds for cell in self.plan_seed(seed)]
 
     def plan_seed(self, seed: int) -> list[SweepCell]:
@@ -169,10 +169,10 @@ class SweepRecipe(Recipe):
         return [self._variant(label, seed) for label in self.only or self.variants]
 
     def together_with(self, earlier: Self) -> Self:
-        """Return this recipe with the variants, seeds and tasks that `earlier` has besides its own.
+        """Return this recipe with the variants, seeds and tasks of `earlier` added.
 
         Raises:
-            ConfigError: A variant of `earlier` does not go with what this recipe has in common.
+            ConfigError: A variant of `earlier` does not fit the common values of this recipe.
         """
         keys = ("seeds", "tasks", "cells", "only")
         joined = {key: tuple(dict.fromkeys((*getattr(earlier, key), *getattr(self, key)))) for key in keys}
@@ -266,7 +266,7 @@ class SweepRecipe(Recipe):
             raise ValueError("`min_corrupted_tokens` raises `pretrain.train.max_steps`, which is not given")
 
     def _check_tasks(self) -> None:
-        """Refuse what no task would follow, and files that several tasks would share."""
+        """Refuse keys that no task uses, and files that several tasks would share."""
         names = self.tasks or (self.finetune.task.name,)
         self.finetune.task.refuse_unused(names)
         if len(self.tasks) > 1 and any(self.finetune.task.files.model_dump().values()):
@@ -326,7 +326,7 @@ class SweepRecipe(Recipe):
     def _pretrain(self, label: str, seed: int, changes: Mapping[str, Any]) -> PretrainRecipe:
         """Return the common recipe with `changes`, values by dotted key."""
         shared = {"name": f"{self.name}-{label}", "seed": seed, "device": self.device}
-        # one thread whatever the number of processes: sums in another order would be other numbers
+        # a fixed number of threads: another number would change the order of sums, and so the results
         threads = {"train.num_threads": self.pretrain.train.num_threads or 1}
         try:
             return self.pretrain.changed({**shared, **threads, **changes})

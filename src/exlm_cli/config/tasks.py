@@ -361,7 +361,7 @@ def _suite_of(task: Any) -> str | None:
 
 
 def _check_before(task: Any) -> Any:
-    """Refuse an unknown task, and a key of another suite: it must never seem to have been followed."""
+    """Refuse an unknown task, and a key of another suite, which would have no effect."""
     if not isinstance(task, Mapping):
         return task
     name = task.get("name")
@@ -425,7 +425,7 @@ class SharedTaskConfig(CsvTaskConfig, SquadTaskConfig):
         return content | {"name": name, "files": files}
 
     def refuse_unused(self, names: Sequence[str]) -> None:
-        """Check that every key with a value of its own is used by at least one task.
+        """Check that at least one task uses each key that differs from its default.
 
         Raises:
             ValueError: No task uses it; the message is for users.

@@ -34,8 +34,8 @@ class Filling:
     Attributes:
         tokens_by_mask: Tokens of each mask; under `any`, none or several.
         text: The input with its masks filled.
-        log_prob: Log-probability, nats, of this text among all that the DAG can yield, of any length. Divide by
-            P(exactly T tokens) for its share among the texts with T tokens.
+        log_prob: Log-probability, nats, of this text among texts of any length that the DAG yields. Subtract the log
+            of P(exactly T tokens) for its share among texts with T tokens.
         path: Nodes of the most probable alignment.
         is_valid_smiles: RDKit's verdict; None for running text.
     """
@@ -80,10 +80,10 @@ class IndependentGuess:
 def n_best_fillings(dag: Dag, n: int, length: Length = "exact") -> NBest:
     """Find the n most probable fillings and their exact probabilities.
 
-    The token sequences come from `search`, which proves that it missed none. The alignment op then scores each of them
-    over all its alignments. Sequences with the same text ("g" + "lad", "gl" + "ad" in neighbouring masks) are one
-    filling with the sum of their probabilities. The result is shorter than n if the DAG yields fewer texts, or if the
-    search meets a limit.
+    `search` finds the token sequences and, unless it meets a limit, proves that it missed none (`NBest.is_proven`). The
+    alignment op then scores each sequence over all its alignments. Sequences with the same text ("g" + "lad", "gl" +
+    "ad" in neighbouring masks) are one filling with the sum of their probabilities. The result is shorter than n if the
+    DAG yields fewer texts, or if the search meets a limit.
 
     Raises:
         DataError: `exact`, and no path has exactly T inner nodes.
@@ -117,7 +117,7 @@ def independent_guess(dag: Dag) -> IndependentGuess:
 
 
 def _merge_by_text(dag: Dag, sequences: Sequence[Tokens], length: Length) -> list[Filling]:
-    """Score sequences exactly and add up those with the same text; best text first."""
+    """Score sequences exactly, add up the probabilities of equal texts, and sort by probability."""
     merged: dict[str, Filling] = {}
     for filling in sorted(_score(dag, sequences, length), key=lambda f: (-f.log_prob, f.tokens_by_mask)):
         if filling.text in merged:

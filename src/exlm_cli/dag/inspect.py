@@ -70,13 +70,13 @@ class Inspection:
         return ", ".join(f"{self.quote(token.text)} {token.probability:.2f}" for token in self.tokens[node])
 
     def strongest_transitions(self, n: int) -> list[tuple[int, int]]:
-        """Return the n edges that most paths take. Not those of the largest E: a rare node's edges sum to 1 too."""
+        """Return the n edges most used by paths, not those of the largest E: the edges of a rare node sum to 1 too."""
         flat = self.edge_use.ravel()
         best = np.argsort(-flat, kind="stable")[:n].tolist()
         return [divmod(index, self.dag.num_nodes) for index in best if flat[index] > 0]
 
     def states_in_use(self) -> graph.FloatArray:
-        """Return how many states of each mask paths use, (T,): perplexity of their shares, 1 to k; 0 if never visited.
+        """Return the effective states of each mask, (T,): perplexity of the shares of visits, 1 to k; 0 if unvisited.
 
         Near 1 throughout, the DAG has collapsed onto one path, and each [MASK] is filled on its own.
         """
@@ -100,7 +100,7 @@ class Inspection:
         return [printable(decode(list(tokens)).strip(" ")) or _NOTHING for tokens in filling.tokens_by_mask]
 
     def sentence(self) -> list[tuple[str, int]]:
-        """Return the input in pieces, each with the mask that it is, from 0, or -1 around the masks."""
+        """Return the input in pieces, each with the number of its mask, from 0, or -1 for text around the masks."""
         pieces = re.split(r"(\[MASK\])", re.sub(r"\s+", " ", self.dag.text))
         return [(printable(piece), index // 2 if index % 2 else -1) for index, piece in enumerate(pieces)]
 
@@ -120,7 +120,7 @@ class Inspection:
         return f"{mean}; {share} of the probability lies on paths with {self._num_tokens()}."
 
     def counted_fillings(self) -> str:
-        """Name the fillings that shares refer to."""
+        """Describe the set of fillings in which shares sum to 1."""
         return "of all fillings of any length" if self.length == "any" else f"of all fillings with {self._num_tokens()}"
 
     def note_on_cut(self) -> str:

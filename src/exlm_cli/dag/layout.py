@@ -198,7 +198,7 @@ def _heading_above(box: NodeBox, scale: Scale) -> NodeBox:
 def _bend_edges(
     inspection: Inspection, boxes: dict[int, NodeBox], headings: Sequence[NodeBox], scale: Scale
 ) -> list[EdgeCurve]:
-    """Curve the probable edges of every node around other nodes, and its weak ones simply."""
+    """Curve the probable edges of every node around other nodes; draw weak ones without avoiding nodes."""
     edges = []
     for source, target, is_weak in _choose_edges(inspection, list(boxes), scale):
         candidates = _candidate_curves(boxes[source], boxes[target], list(boxes.values()), scale)
@@ -213,7 +213,7 @@ def _bend_edges(
 
 
 def _choose_edges(inspection: Inspection, drawn: Sequence[int], scale: Scale) -> list[tuple[int, int, bool]]:
-    """Return the edges of every node, the probable ones first, and whether each is weak; the best one never is."""
+    """Return the edges to draw, by source and falling probability, and whether each is weak; the best never is."""
     trans = inspection.dag.trans
     chosen = []
     for source in drawn:

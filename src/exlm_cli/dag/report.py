@@ -1,4 +1,4 @@
-"""Report files of one inspection: pictures, DOT, JSON, and an HTML page that needs nothing else, no network or library.
+"""Report files of one DAG: pictures, DOT, JSON, and an HTML page that needs no network and no library.
 
 The page shows the SVG pictures of `figures`; pointing at a node shows all its edges.
 """

@@ -126,9 +126,8 @@ def _log_matmul(log_weight_WS: FloatArray, matrix_SC: FloatArray) -> FloatArray:
 def best_sequences(problem: SearchProblem, wanted: int) -> tuple[list[Scored], bool]:
     """Return the `wanted` most probable token sequences, or all if there are fewer, and whether that is proven.
 
-    Each has its log-probability, nats, summed over all its paths. A problem has a limited amount of work, which its
-    calls share. If not even the first pass fits, fewer tokens and then fewer prefixes are tried, and the result may be
-    shorter.
+    Each has its log-probability, nats, summed over all its paths. All calls for one problem share a limit on the work.
+    If not even the first pass fits, it uses fewer tokens and then fewer prefixes, and the result may be shorter.
     """
     width, tokens_per_node = max(_FIRST_WIDTH, 2 * wanted), max(_FIRST_TOKENS_PER_NODE, wanted + 1)
     while tokens_per_node > 1 and problem.work_of(width, tokens_per_node) > problem.work_left:
@@ -150,9 +149,9 @@ def best_sequences(problem: SearchProblem, wanted: int) -> tuple[list[Scored], b
 
 
 def _beam(problem: SearchProblem, width: int, wanted: int, log_known: float) -> tuple[list[Scored], float]:
-    """Return complete sequences, best first, and the largest bound of anything cut that might reach `log_known`.
+    """Return complete sequences, best first, and the largest bound among cut prefixes that might reach `log_known`.
 
-    `wanted` sequences are known to reach the log-probability `log_known`, so prefixes below it are dropped.
+    At least `wanted` sequences have log-probability `log_known` or more, so prefixes with a lower bound are dropped.
     """
     num_nodes = problem.trans.shape[0]
     log_alpha_WS = np.full((1, num_nodes), -np.inf)

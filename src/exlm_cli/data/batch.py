@@ -40,7 +40,7 @@ class MaskedSequences:
 
 
 class DeviceBatch:
-    """Base of dataclasses of tensors, or named tuples of them, that go to a device together."""
+    """Base of batches: dataclasses whose tensors, also those in named tuples, move to a device together."""
 
     def to(self, device: torch.device) -> Self:
         """Return the same batch on `device`."""
@@ -99,16 +99,16 @@ class Batch(DeviceBatch):
         state_lengths: Number of nodes of each sequence, k * T + 2.
         target_ids: Tokens to predict, in order; [PAD] beyond `target_lengths`.
         target_source: Index, before repetition, of the token that a target is a copy of; -1 beyond.
-        target_lengths: Number of masked tokens of each sequence, at least 1.
+        target_lengths: Number of masked tokens of each sequence; 0 where nothing is masked.
         sample_index: Index of each sequence in its dataset.
-        inner_index: Where the nodes that emit are in a flat (B * S); so no step waits for a device to count them.
-        target_index: Where the targets are in a flat (B * T).
+        inner_index: Indices of the emitting nodes in a flat (B * S); made on the host, so no step waits for a device.
+        target_index: Indices of the targets in a flat (B * T).
         is_padded: Whether any sequence has [PAD], known to the host.
-        has_even_context: Whether all sequences have as many tokens before expansion; known to the host. False where
-            nothing is masked.
-        is_even: Whether they also have as many masks; known to the host.
+        has_even_context: Whether all sequences have the same number of tokens before expansion; known to the host.
+            False where nothing is masked.
+        is_even: Whether they also have the same number of masks; known to the host.
         num_tokens: Tokens before expansion, with [CLS] and [SEP], known to the host.
-        packing: Its order without padding; None where the encoder runs on the padded batch.
+        packing: Order of the positions without padding; None where the encoder runs on the padded batch.
     """
 
     token_ids: Int64[Tensor, "B X"]
@@ -145,7 +145,7 @@ def expand(masked: MaskedSequences, num_states_per_mask: int, objective: Objecti
     is_padded = bool((lengths < longest).any())
     has_even_context = max_masks > 0 and int(masked.lengths.min()) == int(masked.lengths.max())
 
-    # sequence by sequence: numbers along the last axis of k, which is short, take several times as long
+    # flat over all sequences: operations along a short last axis of k take several times as long
     num_inner = k * target_lengths
     sequence = np.arange(num_sequences)
     masks_before = np.cumsum(target_lengths) - target_lengths
@@ -156,7 +156,7 @@ def expand(masked: MaskedSequences, num_states_per_mask: int, objective: Objecti
     place_N = position_N + np.repeat(sequence * longest, num_inner)
     clone_N = np.tile(np.arange(1, k + 1), len(mask_M))
 
-    # each expanded position is one token further than that before it, and the further copies of a mask are not
+    # the token index grows by one at each expanded position, except at further copies of a mask
     step_BX = np.ones((num_sequences, longest), dtype=np.int64)
     step_BX[:, 0] = 0
     step_BX.ravel()[place_N] = clone_N == 1

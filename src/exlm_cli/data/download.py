@@ -1,4 +1,4 @@
-"""One public file in the cache, by `pooch`: whole and with the known SHA-256, or not at all."""
+"""Download of a public file into the cache with `pooch`, checked by its SHA-256."""
 
 import hashlib
 import urllib.parse

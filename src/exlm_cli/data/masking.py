@@ -1,8 +1,8 @@
-"""Masking of sequences. Masks depend on (seed, epoch, sample index) alone: on no worker, rank, batch or resumption.
+"""Masking of sequences. Masks depend on (seed, epoch, sample index) alone, not on worker, rank, batch or resumption.
 
-They are drawn by hashes of counters, equal in any order, in any process and beside any others. The generator is
-SplitMix64 (Steele, Lea, Flood 2014): its j-th output is a bijection of (state + j * 0x9E37...), so it can be computed
-for any j at once. Each word of a key seeds the stream of the next.
+They are drawn by hashing counters, so the order and the process of draws do not matter. The generator is SplitMix64
+(Steele, Lea, Flood 2014): its j-th output is a bijection of (state + j * 0x9E37...), so any j can be computed directly.
+Each word of a key seeds the stream of the next.
 
 Axes: B sequences, L tokens with [CLS] and [SEP], M masked tokens of all sequences.
 """

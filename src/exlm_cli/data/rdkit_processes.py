@@ -1,4 +1,4 @@
-"""RDKit on all cores, answers in order; a row on which it hangs, or that ends its process, is answered with the reason.
+"""RDKit in a process per core, results in order; a row on which RDKit hangs or crashes gets an error as its result.
 
 RDKit holds the interpreter's lock, so every core gets a process.
 """
@@ -27,12 +27,12 @@ _CHUNK_ROWS = 1024
 _CHUNKS_BEFORE_HELP = 4
 """Starting processes costs as much as the work on this many chunks."""
 _SHORT_CHARACTERS = 500
-"""Longer texts are left to a process that may die of them."""
+"""Longer texts go to a worker process, which RDKit may crash."""
 _MAX_PROCESSES = 32
 
 
 def _kill(process: Any, use_psutil: bool = True) -> None:
-    """End a process of loky's."""
+    """Kill a loky worker."""
     del use_psutil
     with suppress(ProcessLookupError):
         os.kill(process.pid, signal.SIGKILL)
@@ -68,8 +68,8 @@ def map_in_order(
 
     Args:
         function: Must be picklable.
-        texts: A few short ones are worked on in this process.
-        unanswered: Reason -> answer of a text for which the function takes over 20 s of processor time, or ends its
+        texts: The first ones, if short, are processed here; the rest in worker processes.
+        unanswered: Reason -> answer for a text on which the function takes over 20 s of processor time, or crashes its
             process.
         num_processes: None: one per core that this process may use.
     """
@@ -89,7 +89,7 @@ def map_in_order(
 def _until_death(
     function: Callable[[str], _Answer], chunks: Iterable[list[str]], num_processes: int
 ) -> Generator[_Answer, None, list[list[str]]]:
-    """Yield answers until a process dies; return the chunks that were begun and are not answered."""
+    """Yield answers until a worker dies; return the submitted chunks that have no answers yet."""
     begun: deque[list[str]] = deque()
     futures: deque[Future[list[_Answer]]] = deque()
     with _processes(num_processes) as executor:
@@ -111,7 +111,7 @@ def _until_death(
 def _one_by_one(
     function: Callable[[str], _Answer], texts: Iterable[str], unanswered: Callable[[str], _Answer]
 ) -> Iterator[_Answer]:
-    """Yield answers, each text alone in a process, so that one whose process dies is known."""
+    """Yield answers with one text at a time in a worker, to find the text that kills it."""
     left = deque(texts)
     while left:
         with _processes(1) as executor:
@@ -164,7 +164,7 @@ def _end_with(parent: int) -> None:
 def _answer(function: Callable[[str], _Answer], texts: Sequence[str]) -> list[_Answer]:
     answers = []
     for text in texts:
-        # the system ends the process when the time is over; Python cannot while RDKit works
+        # the signal kills the process when the time is over: Python handles no signals while RDKit runs
         signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
         answers.append(function(text))
     signal.setitimer(signal.ITIMER_PROF, 0)

@@ -100,10 +100,10 @@ def cut_microbatches(lengths: IntArray, microbatch_tokens: int, *, avoids_paddin
 
 
 def prefetch(items: Iterable[ItemT]) -> Iterator[ItemT]:
-    """Return an iterator over the same items, each made one ahead in a thread; the first one starts at once.
+    """Return an iterator that makes each item in a thread, one ahead of its use; it starts on the first one at once.
 
     One thread per item keeps the order, copies nothing between processes and leaves nothing behind if the iterator is
-    dropped. An exception in the making of an item is raised in its place.
+    dropped. If making an item fails, its exception is raised in place of the item.
     """
     iterator = iter(items)
     return _deliver(iterator, _start(iterator))
@@ -181,7 +181,7 @@ class Feed:
     Attributes:
         recipe: Its masking, seed and objective apply.
         epoch: Selects the masks.
-        packs: Whether batches whose attention would need a mask of their padding also have their order without it.
+        packs: Add a `Packing` to batches whose padding would need an attention mask.
     """
 
     dataset: TokenDataset
@@ -226,7 +226,7 @@ class Feed:
 
     def _make(self, indices: IntArray) -> Iterator[Batch]:
         tokens = self.dataset.lengths[indices]
-        # sequences with as many tokens need no mask of their padding, which is behind their further states
+        # with equal numbers of tokens only further states are padded, and these have an attention mask anyway
         avoids_padding = not self._hides_further_states or bool((tokens != tokens[0]).any())
         lengths, most = self.expanded_lengths(indices), self.recipe.train.microbatch_tokens
         for part in cut_microbatches(lengths, most, avoids_padding=avoids_padding):

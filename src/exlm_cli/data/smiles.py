@@ -50,8 +50,8 @@ _NUMBERS_OF_ATOM = (
 def train_smiles_vocabulary(rows: Iterable[str], vocab_size: int, min_frequency: int, progress: Progress) -> Tokenizer:
     """Collect the atom-wise tokens of SMILES, the most frequent first, equally frequent ones in alphabetical order.
 
-    `rows` are read once and never held. Tokens that occur less than `min_frequency` times, or for which `vocab_size`,
-    special tokens included, has no room, become [UNK].
+    `rows` are read once and never held. Tokens that occur less than `min_frequency` times, or do not fit into
+    `vocab_size`, which counts special tokens, become [UNK].
     """
     counts: Counter[str] = Counter()
     for row in rows:
@@ -72,12 +72,12 @@ def train_smiles_vocabulary(rows: Iterable[str], vocab_size: int, min_frequency:
 
 
 def find_invalid_smiles(row: str) -> str | None:
-    """Return why a row is not a usable SMILES, or None if it is one: what `parse_molecule` objects."""
+    """Return the objection of `parse_molecule` to a row, or None if it is a usable SMILES."""
     return parse_molecule(row)[1]
 
 
 def parse_molecule(row: str) -> tuple["Mol | None", str | None]:
-    """Return the molecule of a SMILES, or None, and what is wrong with it: before RDKit reads it, or RDKit's objection.
+    """Return the molecule of a SMILES, or None, and the objection to it: ours before RDKit reads it, or RDKit's.
 
     A molecule in which RDKit refuses the valence of a metal and nothing else is returned with the objection. RDKit's
     versions differ in the valences that a metal may have. RDKit's own log stays silent.
@@ -92,7 +92,7 @@ def parse_molecule(row: str) -> tuple["Mol | None", str | None]:
 
 
 def describe_failure(error: Exception) -> str:
-    """Return what RDKit raised as the reason of a row."""
+    """Return an exception of RDKit as the reason why a row is not used."""
     return f"RDKit fails on it: {(str(error).strip().splitlines() or [type(error).__name__])[-1].strip()}"
 
 

@@ -77,7 +77,7 @@ class Tokenizer:
         with _explaining(origin):
             # some damage shows only in use
             backend.decode(backend.encode("[MASK] CO", add_special_tokens=False).ids)
-        # Raw text that contains "[SEP]" must stay text, and none of it may be cut.
+        # "[SEP]" in raw text must stay text, and no text may be truncated.
         backend.encode_special_tokens = True
         backend.no_truncation()
         backend.no_padding()
@@ -205,7 +205,7 @@ def train_bpe(rows: Iterable[str], vocab_size: int, min_frequency: int, progress
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         min_frequency=min_frequency,
-        # other programs read from `lstrip` what `Tokenizer.encode_with_masks` does here
+        # `lstrip` makes other programs treat [MASK] as `Tokenizer.encode_with_masks` does
         special_tokens=[AddedToken(t, special=True, normalized=False, lstrip=t == MASK) for t in SPECIAL_TOKENS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

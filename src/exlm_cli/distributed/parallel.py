@@ -1,4 +1,4 @@
-"""One model on many devices: DDP, or FSDP2 with the weights of each block in shares. One reduction a step."""
+"""Data parallelism: DDP, or FSDP2 with the weights of each block sharded; one gradient reduction a step."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,8 +19,8 @@ MANY_PARAMETERS = 2_000_000_000
 """Parameters above which `auto` takes FSDP: weights, gradients and moments are 16 bytes each, 32 GB in all."""
 
 _MOST_GRAPHS = 64
-"""Graphs of one function. Batches with and without padding, with further states, or with a single sequence or mask have
-one each, and all blocks share theirs; torch stops at 8."""
+"""Limit on the graphs of one function; torch's default is 8. Batches with and without padding, with further states, or
+with a single sequence or mask need one each, and all blocks share them."""
 
 Strategy = Literal["none", "ddp", "fsdp"]
 ArgumentsT = ParamSpec("ArgumentsT")
@@ -38,7 +38,7 @@ def choose_strategy(train: LoopConfig, ranks: Ranks, num_parameters: int) -> Str
 
 
 def compiled(function: Callable[ArgumentsT, ResultT]) -> Callable[ArgumentsT, ResultT]:
-    """Return a function that runs as whole graphs, for batches of any size."""
+    """Compile a function as one whole graph for batches of any size."""
     # `torch.compile` has an argument for this limit in newer versions only
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_GRAPHS)
     return torch.compile(function, fullgraph=True, dynamic=True)
@@ -67,7 +67,7 @@ class StepModule(nn.Module):
         self.model, self.losses = model, losses
 
     def forward(self, batch: Any, run: Callable[[Any, Any], ResultT] | None = None) -> Tensor | ResultT:
-        """Return the losses of a batch, or what `run` finds, given the model and the batch."""
+        """Return the losses of a batch, or the result of `run(model, batch)`."""
         return self.losses(self.model, batch) if run is None else run(self.model, batch)
 
     def compile_step(self, strategy: Strategy) -> None:
@@ -79,10 +79,10 @@ class StepModule(nn.Module):
 
 
 def spread(module: nn.Module, strategy: Strategy, ranks: Ranks, autocast_dtype: torch.dtype | None) -> nn.Module:
-    """Return the module whose forward pass and gradients all ranks share.
+    """Wrap a module for training on all ranks.
 
     Args:
-        module: What is called in training; with `fsdp` its parameters are replaced in place by shares of them.
+        module: Module that training calls; `fsdp` replaces its parameters in place by shards.
         strategy: `choose_strategy`'s.
         ranks: All ranks.
         autocast_dtype: Under `fsdp` also the type in which the weights of blocks are gathered; None: float32.
@@ -102,7 +102,7 @@ def spread(module: nn.Module, strategy: Strategy, ranks: Ranks, autocast_dtype: 
 
 @contextmanager
 def accumulating(module: nn.Module, *, is_last: bool) -> Iterator[None]:
-    """Let a backward pass inside add to the gradients; at the last one of a step, ranks average what they have."""
+    """Accumulate gradients of the backward pass inside; the last pass of a step averages them over ranks."""
     held: AbstractContextManager[object] = nullcontext()
     if isinstance(module, DistributedDataParallel) and not is_last:
         held = module.no_sync()
@@ -113,7 +113,7 @@ def accumulating(module: nn.Module, *, is_last: bool) -> Iterator[None]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return a tensor that ranks may hold in shares as one; where they do, all ranks must call this."""
+    """Gather a sharded tensor, which all ranks must call; return any other tensor as it is."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

@@ -1,7 +1,7 @@
-"""Ranks that train one model together: how they meet, agree, wait for each other, and learn that one is gone.
+"""Communication between ranks: rendezvous, exchange of values, collectives, and detection of lost ranks.
 
-Before training they talk through a store of keys, where a wait may last a day. In training they talk through the
-process group: gloo between CPUs, NCCL between CUDA devices. Each rank counts in the store while it lives, so that an
+Before training, ranks exchange values through a key-value store, where a wait may last a day. In training they use the
+process group: gloo between CPUs, NCCL between CUDA devices. Each live rank raises a counter in the store, so that an
 error can name the rank that died.
 """
 
@@ -34,7 +34,7 @@ MEET_LIMIT_S = 5 * 60.0
 """Longest wait for every rank to start."""
 _BEAT_S = 0.5
 _LOST_AFTER_S = 4.0
-"""A rank whose count does not change for so long is lost: it counts twice a second in a thread of its own."""
+"""Time without a heartbeat after which a rank is lost. A thread of each rank raises its counter twice a second."""
 _LONGEST_PAUSE_S = 1.0
 _FAILURE = "failure"
 
@@ -45,7 +45,7 @@ BatchT = TypeVar("BatchT")
 
 
 class Ranks:
-    """The ranks of a run as one of them sees them. Where it is the only one, every method answers at once.
+    """The ranks of a run, seen from one of them. With a single rank, every method returns at once.
 
     Args:
         launch: Place of this process.
@@ -72,7 +72,7 @@ class Ranks:
         return "" if self.size == 1 else f", {self.size} ranks"
 
     def wait_to_start(self) -> None:
-        """Wait until every rank counts.
+        """Wait until every rank has a heartbeat in the store.
 
         Raises:
             RankError: One did not start in time.
@@ -97,7 +97,7 @@ class Ranks:
             )
 
     def exchange(self, value: Any, *, limit_s: float = LIMIT_S) -> list[Any]:
-        """Return the JSON values that all ranks give, by rank; through the store, so a wait may be long.
+        """Gather a JSON value from every rank, in rank order. It goes through the store, so a wait may be long.
 
         Raises:
             RankError: A rank failed, was lost, or did not come within the limit.
@@ -115,7 +115,7 @@ class Ranks:
         return gathered
 
     def together(self, work: Callable[[], ResultT], *, limit_s: float = LIMIT_S) -> ResultT:
-        """Do the same work on every rank; what one refuses, all refuse.
+        """Do the same work on every rank; an error on one is raised on all.
 
         Raises:
             ExlmError: That of the lowest rank that raised one.
@@ -147,7 +147,7 @@ class Ranks:
         return result
 
     def first_model(self, kind: type[JsonModelT], work: Callable[[], JsonModelT]) -> JsonModelT:
-        """Do work on rank 0, and return its result, content of a JSON file, on every rank; like `first`."""
+        """Do work on rank 0 and return its result, a `JsonModel` of type `kind`, on every rank; like `first`."""
         made: list[JsonModelT] = []
 
         def make() -> dict[str, Any]:
@@ -158,7 +158,7 @@ class Ranks:
         return made[0] if made else kind.model_validate_json(json.dumps(content))
 
     def in_turn(self, work: Callable[[], ResultT], *, limit_s: float = LIMIT_S) -> ResultT:
-        """Do work on rank 0, then on the others at once: they find in a cache what rank 0 has put there.
+        """Do work on rank 0, then on all others in parallel, which find its results in a cache.
 
         Raises:
             ExlmError: That of the lowest rank that raised one.
@@ -168,7 +168,7 @@ class Ranks:
         return self.together(lambda: done[0] if done else work(), limit_s=limit_s)
 
     def total(self, values: Tensor) -> Tensor:
-        """Return the sum of a tensor over all ranks, on its device; waits for no device."""
+        """Sum a tensor over all ranks, in place, and return it; does not wait for its device."""
         if self._store is not None:
             dist.all_reduce(values)
         return values
@@ -187,21 +187,21 @@ class Ranks:
         return np.concatenate([each.numpy()[:size] for each, size in zip(gathered, sizes.tolist(), strict=True)])
 
     def share_of(self, items: NDArray[Any]) -> NDArray[Any]:
-        """Return every size-th item from this rank's on: neighbours in length go to different ranks."""
+        """Return `items[rank::size]`, so that items of similar length, which are neighbours, go to different ranks."""
         return items[self.rank :: self.size]
 
     def in_step(
         self, batches: Iterator[BatchT], spare: Callable[[], BatchT], flag: Callable[[], int] = lambda: 0
     ) -> Iterator[tuple[BatchT, bool, int | None]]:
-        """Yield this rank's batches, and a spare one where it has fewer than another: all run as many passes.
+        """Yield this rank's batches, then a spare one while other ranks have more: all ranks run as many passes.
 
         Args:
-            batches: Those of this rank.
-            spare: Returns a batch to go along with.
-            flag: Returns a number to agree on.
+            batches: Batches of this rank.
+            spare: Returns the spare batch.
+            flag: Returns a number whose maximum over ranks all ranks get.
 
         Yields:
-            A batch; whether it is this rank's own; the largest flag where it is the last batch of several ranks, else
+            A batch; whether it is this rank's own; the maximum flag at the last batch if there are several ranks, else
             None.
         """
         if self._store is None:
@@ -224,7 +224,7 @@ class Ranks:
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
-        """Turn a broken message into the error of the rank that caused it.
+        """Turn a failed communication into the error of the rank that caused it.
 
         Raises:
             RankError: Another rank failed or was lost.
@@ -265,7 +265,7 @@ class Ranks:
         return value
 
     def _find_failure(self) -> RankError | None:
-        """Return why a message broke: the error another rank left, or the ranks that no longer count; None: neither."""
+        """Return why communication failed: an error left by another rank, or ranks without heartbeat; None: neither."""
         assert self._store is not None
         others = [rank for rank in range(self.size) if rank != self.rank]
         seen = _Beats(self._store, others)
@@ -304,7 +304,7 @@ ALONE = Ranks(Launch(), torch.device("cpu"))
 
 
 class _Beats:
-    """What ranks have counted in the store, from the moment this is made."""
+    """Heartbeat counters of ranks, watched from construction on."""
 
     def __init__(self, store: Store, ranks: Sequence[int]) -> None:
         self._store, self._begun_s = store, time.monotonic()
@@ -312,7 +312,7 @@ class _Beats:
         self._waiting = dict.fromkeys(ranks, self._begun_s)
 
     def lost(self) -> list[int]:
-        """Return the ranks whose count has stood still for too long."""
+        """Return the ranks whose counter has not changed for too long."""
         now_s = time.monotonic()
         for rank, count in self._first.items():
             latest = self._read(rank)
@@ -322,7 +322,7 @@ class _Beats:
 
     @property
     def have_all_counted(self) -> bool:
-        """Whether every rank has counted on since this was made."""
+        """Whether every counter has changed since construction."""
         return all(since_s > self._begun_s for since_s in self._waiting.values())
 
     def _read(self, rank: int) -> bytes:
@@ -340,7 +340,7 @@ class _Heart(threading.Thread):
         self._beat()
 
     def run(self) -> None:
-        """Count."""
+        """Raise the counter until `stop`."""
         while not self._ends.wait(_BEAT_S):
             try:
                 self._beat()
@@ -348,7 +348,7 @@ class _Heart(threading.Thread):
                 return  # the store is gone, which the next message notices
 
     def stop(self) -> None:
-        """Count no longer."""
+        """End the heartbeat."""
         self._ends.set()
         self.join()
 
@@ -377,7 +377,7 @@ def join(launch: Launch, device: torch.device) -> Iterator[Ranks]:
     _num_joins += 1
     # a process may train several runs one after the other: each has keys of its own
     store, own = (PrefixStore(f"join-{_num_joins}", _meet(launch)) for _ in range(2))
-    heart = _Heart(own, launch.rank)  # with a connection of its own: a wait in this thread blocks the other
+    heart = _Heart(own, launch.rank)  # with its own connection: a wait of the main thread would block a shared one
     heart.start()
     ranks = Ranks(launch, device, store)
     try:
@@ -392,7 +392,7 @@ def join(launch: Launch, device: torch.device) -> Iterator[Ranks]:
         )
         with ranks.explaining():
             yield ranks
-            ranks.exchange(None)  # nobody leaves, and takes the store along, while another still reads it
+            ranks.exchange(None)  # a barrier: the rank that keeps the store must not leave while others read it
     except BaseException as error:
         ranks.report_failure(error)
         if isinstance(error, ExlmError) and error.reporter is None:
@@ -405,7 +405,7 @@ def join(launch: Launch, device: torch.device) -> Iterator[Ranks]:
 
 
 def _meet(launch: Launch) -> Store:
-    """Return the store that all ranks share; torchrun keeps it, or rank 0."""
+    """Return the store that all ranks share; torchrun or rank 0 hosts it."""
     try:
         store: Store = next(rendezvous("env://", timeout=timedelta(seconds=MEET_LIMIT_S)))[0]
     except (dist.DistError, OSError, ValueError) as error:
@@ -420,7 +420,7 @@ def _meet(launch: Launch) -> Store:
 
 
 def _described(error: BaseException) -> dict[str, Any]:
-    """Return what other ranks print of an error; of a fault, whose traceback its own rank prints, one line."""
+    """Return an error as other ranks report it; a fault is one line, as its own rank prints the traceback."""
     if isinstance(error, ExlmError):
         return {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -27,7 +27,7 @@ def hold_run(ranks: Ranks, make: Callable[[], Path], *, is_new: bool) -> Iterato
     """
     with ExitStack() as stack:
         folder = Path()
-        # a name never seen before: no file system has stored that it does not exist
+        # a new name each time: no file system has cached that it does not exist
         token = f".seen-by-every-rank.writing-{secrets.token_hex(8)}"
 
         def take() -> str:

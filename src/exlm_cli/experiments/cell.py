@@ -49,7 +49,7 @@ _COUNTED_SEQUENCES = 2048
 
 
 def run_cell(cell: SweepCell, folder: Path, progress: Progress) -> SweepCellResult:
-    """Do what is left of a cell and return its result; scores of tasks that the cell no longer has stay in it.
+    """Finish a cell and return its result, which keeps scores of tasks that the cell no longer has.
 
     Training whose loss is not a number ends the cell, not the sweep: the result says so in `diverged`, or in place of
     the scores of a task where fine-tuning diverged. With the same recipe it is not tried again.
@@ -162,7 +162,7 @@ def _is_measured(cell: SweepCell, measures: Measures | SweepCellResult) -> bool:
 
 
 def _count(recipe: PretrainRecipe, progress: Progress) -> Corruption | None:
-    """Count corrupted tokens; None where masks are not drawn token by token, for which App. C has no law."""
+    """Count corrupted tokens; None unless masks are drawn token by token, as the law of App. C assumes."""
     if recipe.masking.scheme != "bernoulli":
         return None
     data = prepare_data(recipe, rejected_csv=None, progress=progress)
@@ -249,7 +249,7 @@ def _out_or_resume(run: Path) -> tuple[Path | None, Path | None]:
 
 
 def _changes_since_begun(run: Path, recipe: PretrainRecipe | FinetuneRecipe) -> str:
-    """Return what of a recipe has changed since a run began; empty where it has not begun."""
+    """Describe the changes of a recipe since a run began; empty if it has not begun."""
     if not (run / "recipe.yaml").is_file():
         return ""
     both = load_recipe(str(run / "recipe.yaml"), kind=type(recipe)), recipe

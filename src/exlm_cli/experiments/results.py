@@ -32,8 +32,8 @@ class Corruption(JsonModel):
         num_tokens: N of App. C, tokens that can be masked, before repetition.
         num_corrupted: Those of them with every copy masked.
         expected: p^k.
-        expected_with_floor: p^k, and for k = 1 what "at least one mask a sequence" adds: a sequence of n tokens draws
-            none with probability (1 - p)^n and then masks one all the same. For k > 1 one masked copy corrupts nothing.
+        expected_with_floor: p^k, and for k = 1 also the effect of "at least one mask a sequence": with probability
+            (1 - p)^n a sequence of n tokens draws no mask and gets one. For k > 1 one masked copy corrupts nothing.
         measured: Share of corrupted tokens.
         standard_error: Square root of App. C's variance of the share, p^k (1 - p^k) / N.
     """
@@ -76,7 +76,7 @@ class PredictionEntropy(EntropyAt):
 
 
 class Measures(JsonModel):
-    """`measured.json`: what is known of a cell once it is pre-trained. The first entropy is at its own mask ratio."""
+    """`measured.json`: measurements of a cell after pre-training. The first entropy is at its own mask ratio."""
 
     pretrain_identity: str
     measure_sequences: int | None
@@ -122,7 +122,7 @@ class DivergedTask(JsonModel):
 
 
 class SweepCellResult(JsonModel):
-    """`result.json` of a cell: a variant with one seed. What does not exist of a diverged one is not in the file.
+    """`result.json` of a cell: a variant with one seed. The file of a diverged cell lacks the values it never reached.
 
     Attributes:
         label, row, column, seed: As in `config.sweep.SweepCell`.

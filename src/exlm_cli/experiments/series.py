@@ -1,4 +1,4 @@
-"""Fine-tuning on every task of a suite, each in a run of its own in one folder; a stopped series continues."""
+"""Fine-tuning on every task of a suite: one folder with a run for each task; a stopped series can be resumed."""
 
 import signal
 from collections.abc import Sequence
@@ -67,7 +67,7 @@ def begin_series(
 
 
 def _require_all_files(recipes: Sequence[FinetuneRecipe], suite: str) -> None:
-    """Refuse a series that would end at a task without its files, hours after it began."""
+    """Refuse a series in which a task has no files: it would fail there after hours."""
     present, missing = [], []
     for recipe in recipes:
         name = recipe.task.name.partition("/")[2]

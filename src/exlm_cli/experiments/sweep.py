@@ -1,7 +1,7 @@
 """Sweep runner: trains, measures and fine-tunes the cells of a sweep in child processes, the longest first.
 
-Every process works with one thread, so no number depends on how many processes there are. A cell that is done is never
-touched again, so a sweep that was stopped anywhere continues where it was.
+Every process uses `train.num_threads` threads, one by default, so no result depends on the number of processes. A
+finished cell is never touched again, so a stopped sweep continues where it was.
 """
 
 import os
@@ -40,11 +40,11 @@ def run_sweep(
     """Train, measure and fine-tune every cell that is not done yet.
 
     Args:
-        recipe: The sweep. Of one that is continued, some of its variants and tasks or others too; the recipe in the run
-            directory has all.
+        recipe: The sweep. To continue a run, it may select some of its variants and tasks or add new ones; the recipe
+            in the run directory keeps all.
         out: Run directory; none: `runs/<name>-<time>`.
         resume: A run directory to continue instead.
-        jobs: Cells at once; none: one a CUDA device, or one a CPU core.
+        jobs: Cells at once; None: one for each CUDA device, or for each `train.num_threads` CPU cores.
 
     Returns:
         Every cell of the run directory that is done.
@@ -126,7 +126,7 @@ def _check_tasks(cells: Sequence[SweepCell], progress: Progress) -> None:
 
 
 def _prepare_others(recipe: SweepRecipe, cells: Iterable[SweepCell], progress: Progress) -> dict[_Inputs, str]:
-    """Tokenise the inputs of variants that have their own, and return their fingerprints."""
+    """Tokenise the inputs of variants that change data or tokenizer, and return their fingerprints."""
     own = {_inputs(cell.pretrain): cell.pretrain for cell in cells}
     own.pop(_inputs(recipe.pretrain), None)
     return {
@@ -200,7 +200,7 @@ def _run_waiting(
 
 
 def _explain(event: Event, cell: SweepCell, log: Path, resume: str) -> ExlmError:
-    """Return why a cell ended early, though it was not asked to."""
+    """Return the error for a cell that ended early without a request to stop."""
     if event["event"] == "error":
         return ExlmError(f"cell {cell.folder}: {event['message']}", event["hint"])
     if event["event"] == "interrupted":
@@ -212,7 +212,7 @@ def _explain(event: Event, cell: SweepCell, log: Path, resume: str) -> ExlmError
 
 
 def _environments(recipe: SweepRecipe, jobs: int | None) -> list[dict[str, str]]:
-    """Return the variables of every process: its device, or one thread on a CPU."""
+    """Return the environment variables of every process: its CUDA device, or its number of CPU threads."""
     if pick_device(recipe.pretrain.model_copy(update={"device": recipe.device})).type == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         names = visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]

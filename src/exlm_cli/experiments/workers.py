@@ -60,7 +60,7 @@ class Workers:
         self._stack.close()
 
     def submit(self, number: int, cell: SweepCell, folder: Path) -> None:
-        """Give a process a cell; a process that has died answers with `exit` instead."""
+        """Send a cell to a process; if the process has died, the next event for it is `exit`."""
         child = self._children[number]
         assert child.stdin is not None
         with suppress(BrokenPipeError):
@@ -68,7 +68,7 @@ class Workers:
             child.stdin.flush()
 
     def next_event(self, timeout_s: float) -> tuple[int, Event] | None:
-        """Return the next event and the number of its process; None where none comes in that time.
+        """Return the number of a process and its next event; None if none comes within the timeout.
 
         Besides the events of a cell there is `exit`, with the exit code, when a process ends.
         """

@@ -1,7 +1,7 @@
-"""Script of a fresh process: loads an exported folder with transformers alone, and writes its tokens and logits.
+"""Script that loads an exported folder with transformers alone and writes its tokens and logits.
 
-Arguments: the folder, a JSON file with texts and, by the name of a class of transformers, token ids; a file for the
-logits. Classes that begin with Auto run the code of the folder.
+It runs in a fresh process. Arguments: the folder; a JSON file with texts, and with token ids by name of a transformers
+class; a file for the logits. Classes whose name begins with Auto run the code of the folder.
 """
 
 import json

@@ -90,7 +90,7 @@ def export_folder(
     licence: str | None = None,
     repo: str | None = None,
 ) -> ExportedFolder:
-    """Write a folder that transformers or ONNX Runtime loads; of these, only the [MASK]s of an ExLM need its own code.
+    """Write a folder that transformers or ONNX Runtime loads; only the [MASK]s of an ExLM need remote code.
 
     The folder appears only after it was loaded and gave the outputs of the run.
 
@@ -132,7 +132,7 @@ def export_folder(
 
 
 def write_model(source: Source, folder: Path) -> None:
-    """Write weights, config, tokenizer and where needed code for transformers into a folder that exists.
+    """Write weights, config, tokenizer and, if needed, code for transformers into an existing folder.
 
     Raises:
         CheckpointError: The file system refuses.
@@ -149,7 +149,7 @@ def write_model(source: Source, folder: Path) -> None:
 
 
 def _write_texts(source: Source, folder: Path, config: dict[str, Any], code: dict[str, str]) -> None:
-    """Write what both formats have: the config of the encoder and the tokenizer; with further keys and files."""
+    """Write the files of both formats, config and tokenizer, with additional config keys and code files."""
     whole = {
         **esm_config(source.recipe, source.tokenizer),
         "architectures": [source.class_name],

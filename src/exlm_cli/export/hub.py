@@ -52,7 +52,7 @@ def check_before_push(repo: str) -> None:
     """Check what can be checked before a run is read.
 
     Raises:
-        ConfigError: The name is none, no token is there, or transformers is not installed.
+        ConfigError: The name is malformed, there is no token, or transformers is not installed.
     """
     import huggingface_hub
 
@@ -131,8 +131,8 @@ def fetch_run(given: str, progress: Progress) -> Path:
     newest copy of the name is taken.
 
     Raises:
-        CheckpointError: The name is none; the Hub has no such run, refuses, or cannot be reached; the files are not
-            those that were pushed. Nothing is left behind.
+        CheckpointError: The name is malformed; the Hub has no such run, refuses, or cannot be reached; the files are
+            not those that were pushed. Nothing is left behind.
     """
     match = _NAME.fullmatch(given.removeprefix(SCHEME))
     if match is None:

@@ -208,7 +208,7 @@ def _states_at(states_BXD: Tensor, index_BS: Tensor) -> Tensor:
 def _occupancy(log_trans: Tensor, num_masks: Tensor, num_nodes: Tensor) -> Tensor:
     """Return the (B, T, S) probability that a node emits the t-th token, given a path of exactly T tokens; float64.
 
-    It is the gradient of the log-likelihood by the log emissions, where these are all 0.
+    It is the gradient of the log-likelihood with respect to the log emissions, at log emissions of 0.
     """
     with torch.inference_mode(False), torch.enable_grad():
         log_trans = log_trans.detach().double().clone()

@@ -1,7 +1,7 @@
-"""Code, config and weights that an exported ExLM has besides those of ESM, for its masks.
+"""Code, config and weights with which an exported ExLM expands its masks, in addition to those of ESM.
 
-The code is this package's own. transformers copies one file into its cache, so the modules that the model needs are
-written one after the other into `modeling_exlm.py`.
+The code is this package's own. transformers copies a single file into its cache, so the modules that the model needs
+are concatenated in `modeling_exlm.py`.
 """
 
 import re

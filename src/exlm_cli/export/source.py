@@ -1,4 +1,4 @@
-"""What an export takes from a run: model, tokenizer, labels, and the outputs that the exported model must repeat.
+"""What an export takes from a run: model, tokenizer, labels, and the outputs that the exported model must reproduce.
 
 Axes: L tokens, V vocabulary, C outputs.
 """
@@ -108,7 +108,7 @@ class Source:
         return [tokenizer.cls_id, *tokenizer.encode_with_masks(text), tokenizer.sep_id]
 
     def examples(self) -> dict[str, list[list[int]]]:
-        """Return token ids by the class of transformers that must repeat the outputs for them."""
+        """Return token ids by transformers class; the class must reproduce the run's outputs for them."""
         unmasked = self._example_ids(is_masked=False)
         if self.results is not None:
             return {self.class_name: unmasked}

@@ -75,10 +75,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Job:
-    """What all splits of a run have in common but the split itself.
+    """What all splits of a run share.
 
     Attributes:
-        checkpoint: What the weights were read from; None: nothing, they are drawn.
+        checkpoint: Source of the initial weights; None: they are drawn.
         length: Tokens of a sequence before repetition.
         resume_command: Continues the run, whichever split is at work; empty until the run has its directory.
     """
@@ -154,7 +154,7 @@ def run_cell(run: SplitRun, cell: Cell) -> CellResult:
         result = _score(cell, task, loop.fit(), ranks)
         ranks.first(lambda: write_json(cell.folder / RESULT_FILE, result))
     if ranks.is_first:
-        # a finished cell resumes from none; one that was killed right before this line still has them
+        # a finished cell needs none to resume; a process that was killed right here may have left some
         for path in checkpoint_paths(cell.folder):
             shutil.rmtree(path)
     return ranks.first_model(CellResult, cell.read)

@@ -160,7 +160,7 @@ def build_task_model(
 def require_fitting_model(
     name: str, needed: InputKind, encoder: PretrainRecipe, start: Path, *, baseline: bool
 ) -> None:
-    """Refuse a task that the model or the baseline is not for.
+    """Refuse a task whose rows the model or the baseline cannot read.
 
     Args:
         name, needed: The task, and what its rows are.

@@ -119,7 +119,7 @@ def predict(
 
 
 def _refuse_other_task(first: Finetuned, other: Finetuned) -> None:
-    """Refuse to average outputs that mean different things; those of spans also belong to tokens and windows."""
+    """Refuse runs whose outputs cannot be averaged; for spans, tokens and windows must be the same as well."""
     one, two = first.results, other.results
     compared: dict[str, tuple[object, object]] = {
         "task": (one.task, two.task),
@@ -178,7 +178,7 @@ def _calibration_of(members: Sequence[Finetuned]) -> tuple[Calibration | None, l
 def _calibrated_rows(
     results: RunResults, rows: NewRows, outputs: SeedOutputs, calibration: Calibration, level: float
 ) -> CalibratedRows:
-    """Return what is calibrated: the mean of the seeds; targets are NaN where the file has none."""
+    """Return the mean prediction of the seeds with its calibration; targets are NaN where the file has none."""
     if results.loss == "span":
         found = rows.answer_probabilities(outputs)
         assert found is not None, "a run with a calibration has them"

@@ -207,7 +207,7 @@ def _load_fitting_task(
     baseline: bool,
     progress: Progress,
 ) -> DownstreamTask:
-    """Return the task, loaded where none is given; refuse one that the model or the baseline is not for."""
+    """Return the given or loaded task; refuse one whose rows the model or the baseline cannot read."""
     given = recipe.task if task is None else task
     require_fitting_model(given.name, given.input_kind, encoder, start, baseline=baseline)
     task = task or load_task(recipe.task, progress)
@@ -280,7 +280,7 @@ def _run_replicates(run: SplitRun) -> list[RunResults]:
 
 
 def _describe(run: SplitRun) -> None:
-    """Write everything but the recipe that a resumption and a later evaluation need."""
+    """Write all files that a resumption and a later evaluation need, except the recipe."""
     folder, task, weights = run.folder, run.data.task, run.weights
     weights.tokenizer.save(folder / TOKENIZER_FILE)
     write_atomically(folder / ENCODER_FILE, dump_recipe(weights.recipe).encode())

@@ -1,4 +1,4 @@
-"""A downstream task for the training loop: its encoded data, a model run over them, and one seed's training.
+"""Fine-tuning as a task of the training loop: encoded splits, batched prediction, and the training of one seed.
 
 Axes: N examples of a split, C outputs, L tokens of an example.
 """
@@ -110,10 +110,10 @@ class TaskRunner:
         num_repeats: Copies of each token, as in pre-training.
         train: Precision, and the positions, padding included, that go through at once.
         ranks: Those that work together; each takes a share of a split.
-        losses: What is trained, as of `StepModule`, compiled where `train` says so; None: predictions alone.
+        losses: Loss function of `StepModule`, compiled if `train.compile`; None: for prediction alone.
 
     Attributes:
-        module: What is called: the model and its loss, or the module that spreads them over ranks.
+        module: The model and its loss, wrapped by DDP or FSDP if several ranks train.
     """
 
     def __init__(

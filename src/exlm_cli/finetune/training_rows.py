@@ -1,4 +1,4 @@
-"""Training rows of a run as hashes, and molecules also as ECFP4 bits: which new rows are among them, or like them.
+"""Hashes and ECFP4 fingerprints of a run's training rows: find new rows that it trained on, or similar molecules.
 
 Axes: N training rows, R new rows, K bits.
 """
@@ -22,12 +22,12 @@ from exlm_cli.tasks.molecules import NUM_BITS, Fingerprints, fingerprints
 
 TRAINING_ROWS_FILE = "training_rows.npz"
 _BLOCK = 2048
-"""Molecules on each side of a product of bits: 32 MB of float32."""
+"""Molecules per block on each side of a matrix product of bits: 32 MB of float32."""
 
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """What a run keeps of its training rows; the rows themselves cannot be read from it.
+    """Hashes and fingerprints of a run's training rows, from which the rows themselves cannot be read.
 
     Attributes:
         hashes: (N,) uint64 of `DownstreamTask.training_keys`.

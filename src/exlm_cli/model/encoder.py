@@ -24,11 +24,11 @@ class Layout(NamedTuple):
     """How the positions of a batch attend to each other.
 
     Attributes:
-        rotation, query_rotation: Of keys and of queries; None without rotary positions.
-        attend: True where a query sees a key; None where all see all. With `num_further` it is that of the further
-            states, with `packing` (B, 1, F, X) that of F further states of each sequence.
-        num_further: The last so many positions are the further states of masks, which the others do not see.
-        packing: Order of the positions of all sequences, which are here as one; None where each has a row.
+        rotation, query_rotation: Rotations of keys and of queries; None without rotary positions.
+        attend: True where a query sees a key; None where all see all. With `num_further` its queries are the further
+            states alone; with `packing` it is (B, 1, F, X), for the F further states of each sequence.
+        num_further: Number of positions at the end that are further states of masks, which the others do not see.
+        packing: Order of the positions if all sequences are packed into one row; None where each has its own row.
         queries: Positions that attend; None: all. With `num_further` or `packing` the last are all further states.
     """
 
@@ -86,7 +86,7 @@ def attention(
     layout: Layout,
     dropout: float,
 ) -> Float[Tensor, "B N R H"]:
-    """Return the values that each query of a layout without packing reads; `dropout` drops a weight."""
+    """Attend over a layout without packing; `dropout` is the probability of dropping an attention weight."""
     attend_to = functools.partial(F.scaled_dot_product_attention, dropout_p=dropout)
     num_further = layout.num_further
     if not num_further:
@@ -103,7 +103,7 @@ def attention(
 
 
 class _ContextAndAll(torch.autograd.Function):
-    """The first positions, and all; its backward pass adds their gradients at once, without the zeros of a slice's."""
+    """Return the first positions and all positions; its backward pass adds both gradients without padding by zeros."""
 
     @staticmethod
     def forward(ctx: Any, x_BNLH: Tensor, num_context: int) -> tuple[Tensor, Tensor]:
@@ -123,7 +123,7 @@ def packed_attention(
     layout: Layout,
     dropout: float,
 ) -> Float[Tensor, "1 N R H"]:
-    """Return the values that each query of all sequences reads, in the order of `layout.packing`."""
+    """Attend within each of the sequences that `layout.packing` puts into one row."""
     packing, attend = layout.packing, layout.attend
     assert packing is not None
     q, k, v = (heads[0].transpose(0, 1) for heads in (q_1NRH, k_1NPH, v_1NPH))
@@ -146,7 +146,7 @@ def packed_attention(
 
 
 def unpacked(rows: Float[Tensor, "P ..."], row: Int64[Tensor, "B X"]) -> Float[Tensor, "B X ..."]:
-    """Return the rows of a batch without padding at their places; padding gets the first row."""
+    """Put packed rows back at their places in the padded batch; padding gets the first row."""
     at_places: Tensor = rows.index_select(0, row.flatten()).unflatten(0, row.shape)
     return at_places
 
@@ -161,12 +161,12 @@ def gather_positions(values_BLD: Shaped[Tensor, "B L D"], index_BR: Int64[Tensor
 
 
 class Unexpanded(NamedTuple):
-    """The C positions of sequences whose masks are one state each, as the blocks before the expansion see them.
+    """The C positions before expansion, where each mask is one state: input of the first `expand_after` blocks.
 
     Attributes:
         positions: (token index, clone index) of every position.
         expanded_index: Index of every position in its expanded sequence.
-        visible: Which positions all of a sequence see; None where all see all.
+        visible: Positions that every query of a sequence sees; None where all see all.
         origin: Which of the C positions each of the L expanded positions continues: the state of its mask, or itself.
     """
 
@@ -210,20 +210,20 @@ class Encoder(nn.Module):
         read: Int64[Tensor, "B R"] | None = None,
         unexpanded: Unexpanded | None = None,
     ) -> Float[Tensor, "B R D"]:
-        """Return the contextual state of the positions that are read, by default of all.
+        """Return the contextual states of the positions in `read`, by default of all.
 
-        The last block computes the others as keys and values alone, which is all that anything needs of them.
+        The last block uses the other positions as keys and values only.
 
         Args:
-            embedded: Token embeddings of all L positions, with `unexpanded` of its C.
+            embedded: Token embeddings of the L positions; with `unexpanded`, of its C positions.
             positions: (token index, clone index) of every position.
             visible: Which keys each query sees, or all queries where q is 1; None where all see all, which allows
                 the fastest attention.
             expanded_index: Index of every position in its expanded sequence; None: they are in order.
-            num_further: The last so many positions are not seen by the others, and `visible` is theirs.
-            packing: Order of the positions of all sequences, which are here as one sequence; `visible` is then that of
-                their further states, (sequences, further states, positions), and None where there are none.
-            read: Positions whose states are returned; with `num_further` or `packing` the last are all further ones.
+            num_further: Number of positions at the end that the others do not see; only they are queries of `visible`.
+            packing: Order of the positions if all sequences are packed into one row. `visible` is then (sequences,
+                further states, positions), for the further states alone; None where there are none.
+            read: Positions whose states are returned; with `num_further` or `packing`, all further states come last.
             unexpanded: Positions of the first `model.expand_after` blocks; None: masks are expanded from the start.
         """
         if expanded_index is None:

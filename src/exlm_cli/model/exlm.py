@@ -112,7 +112,7 @@ class ExlmModel(nn.Module):
         return cast(Tensor, self.encoder(embedded, batch.positions, visible, read=read, unexpanded=unexpanded))
 
     def _encode_nodes(self, batch: Batch) -> Float[Tensor, "B S D"]:
-        """Return the state at every node; those beyond `state_lengths` are of other positions."""
+        """Return the state at every node; entries beyond `state_lengths` hold states of other positions."""
         if self.expands_last:
             return self._encode_masks(batch)
         if batch.packing is not None:
@@ -134,7 +134,7 @@ class ExlmModel(nn.Module):
         return self.encode(batch, read=batch.node_index)
 
     def _encode_masks(self, batch: Batch) -> Float[Tensor, "B S D"]:
-        """Return the state at every node where masks expand after all blocks: one is read for each mask."""
+        """Return the state at every node if masks expand after the last block: the one state of a mask is repeated."""
         k, num_nodes = self.num_states_per_mask, batch.node_index.shape[1]
         place_S = (torch.arange(num_nodes, device=batch.node_index.device) + k - 1).div(k, rounding_mode="floor")
         # nodes that are read: BOS, the first state of each mask, and EOS
@@ -154,7 +154,7 @@ class ExlmModel(nn.Module):
         return hidden_BRD.index_select(1, place_S)
 
     def _encode_packed(self, batch: Batch, packing: Packing) -> Float[Tensor, "B S D"]:
-        """Return the state at every node of a packing of sequences, which run without padding."""
+        """Return the state at every node, from sequences that are packed without padding."""
         positions_1P2 = batch.positions.flatten(0, 1)[packing.source][None]
         expanded_index_1P = (packing.source % batch.token_ids.shape[1])[None]
         num_at_input, unexpanded = len(packing.source), None

@@ -103,7 +103,7 @@ class TaskModel(nn.Module):
         is_padded: bool = True,
         read: Int64[Tensor, "B r"] | None = None,
     ) -> Float[Tensor, "B r D"]:
-        """Return the state of every position, or of those in `read`; the other arguments are those of `forward`.
+        """Return the state of every position, or of those in `read`; other arguments as for `forward`.
 
         Padding is never attended to.
         """

@@ -1,4 +1,4 @@
-"""Uses of positions: the rotation of heads by the scheme of the recipe, and which positions attend to which."""
+"""Rotary positions by the scheme of the recipe, and attention masks: which positions see which."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from exlm_cli.ops.rotary import rotation_at
 
 
 class RotaryPositions:
-    """Where heads are rotated, by the index of a token or mask and that of its clone: `model.rope`, or 2d for none.
+    """Rotation of heads by token index and clone index, as `model.rope` says; `none` counts as 2d (transition head).
 
     `2d` rotates by both indices, each with its own entries of a head (section 4.2). `fractional` rotates all entries by
     one position, with the k clones of a [MASK] evenly spread around its index. `1d` counts along the expanded sequence.
@@ -87,9 +87,9 @@ def visible_to_further(batch: Batch, num_states_per_mask: int) -> Bool[Tensor, "
 
 
 class ContextFirst(NamedTuple):
-    """Order of the positions in which those that all read come first, and the further states of each mask after them.
+    """Order of positions with the context first and the further states of masks after it.
 
-    Where a sequence has fewer masks than another, [CLS] fills the places of further states, and nothing reads these.
+    In a sequence with fewer masks than another, [CLS] fills the places of missing further states; nothing reads them.
 
     Attributes:
         order: Position at each place.
@@ -107,9 +107,9 @@ class ContextFirst(NamedTuple):
 
 
 def context_first(batch: Batch, num_states_per_mask: int) -> ContextFirst:
-    """Return the order in which `model.mask_attention: first` needs no mask but one of the further states.
+    """Put the context first, so that only further states need an attention mask (`model.mask_attention: first`).
 
-    The others see each other alone, so their attention is dense. It takes `batch.has_even_context`, and k above 1.
+    Context positions attend to the context alone, densely. Requires `batch.has_even_context` and k > 1.
     """
     k, further_each = num_states_per_mask, num_states_per_mask - 1
     num_context, most_masks = batch.first_index.shape[1], batch.target_ids.shape[1]

@@ -18,7 +18,7 @@ from exlm_cli.ops.precision import without_autocast
 from exlm_cli.ops.rotary import rotate
 
 _BALANCE_ENDS = 0.7
-"""Share of the training after which states need no penalty to stay alive; until then its weight falls linearly."""
+"""Share of the training at which the weight of the balance penalty, which falls linearly, reaches zero."""
 
 
 def allowed_edges(
@@ -46,8 +46,8 @@ class TransitionHead(nn.Module):
 
     One head and nothing else is the paper's formula. The official code trains gated heads and learned node positions
     concatenated to the states; set `transition.heads` and `transition.position_features` for these. Our additions are
-    rotary positions on Q and K (`transition.rope`), without which no score depends on the place of a node, and a start
-    (`transition.start`): learned numbers, added to M, that decide the edges before anything is learned
+    rotary positions on Q and K (`transition.rope`), without which no score depends on the place of a node, and start
+    scores (`transition.start`): learned numbers, added to M, that set the edge probabilities at initialisation
     (docs/start_of_the_dag.md).
 
     Args:
@@ -82,7 +82,7 @@ class TransitionHead(nn.Module):
             self.start_scores = nn.Parameter(scores)
 
     def fade_balance(self, share_done: float) -> None:
-        """Set the weight of `transition.balance` for a step before which this share of the training is done."""
+        """Set the weight of the balance penalty for a step; `share_done` is the share of training before it."""
         self.balance_weight.fill_(self.balance * max(0.0, 1.0 - share_done / _BALANCE_ENDS))
 
     def forward(self, states: Float[Tensor, "B S D"], batch: Batch) -> Float[Tensor, "B S S"]:
@@ -98,7 +98,7 @@ class TransitionHead(nn.Module):
         if self.node_position is not None:
             index = torch.arange(states.shape[1], device=states.device)
             features = torch.cat([features, self.node_position(index).expand_as(states)], dim=-1)
-        if batch.is_even:  # the nodes of all sequences are alike but for their states, so one row stands for them
+        if batch.is_even:  # nodes have the same masks and clones in all sequences, so one row serves them all
             alike = ("node_mask", "node_index", "state_lengths", "positions")
             batch = replace(batch, **{name: getattr(batch, name)[:1] for name in alike})
         allowed_bSS = allowed_edges(batch.node_mask, batch.state_lengths, is_sparse=self.is_sparse)
@@ -131,7 +131,7 @@ class TransitionHead(nn.Module):
         return rotation_of(order_BS, clone_BS, node[None])
 
     def _start_bias(self, allowed: Tensor, batch: Batch) -> Float[Tensor, "B S S"]:
-        """Return the scores that put the start's odds on the next mask's states, and for lanes on the same clone."""
+        """Return the start score of every edge: log-odds of the next mask and, for lanes, of the same clone."""
         is_next, is_same_lane = next_mask_edges(batch.node_mask, batch.state_lengths, self.num_states_per_mask)
         is_next = is_next & allowed
         num_next = is_next.sum(-1, keepdim=True)
@@ -143,7 +143,7 @@ class TransitionHead(nn.Module):
 
 
 def initial_start_scores(transition: TransitionConfig) -> list[float]:
-    """Return the numbers of a start: log-odds of the next mask, for lanes also of the same clone."""
+    """Return the initial `start_scores`: log-odds of the next mask, for lanes also of the same clone."""
     return [transition.start_strength] * {"formula": 0, "next_mask": 1, "lanes": 2}[transition.start]
 
 

@@ -159,7 +159,7 @@ def _empty_results(
     elif num_rows <= chunk_rows:
         num_kept = num_rows
     else:
-        # as many whole blocks as leave room for the current one
+        # the number of whole blocks that leaves room for the current one
         block_rows = _block_rows(hidden_ND, weight_VD, chunk_rows)
         num_kept = (chunk_rows - block_rows) // block_rows * block_rows
     return (

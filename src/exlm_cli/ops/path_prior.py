@@ -1,7 +1,7 @@
-"""Alignments before any token is seen: visits of each state, tokens of a path, and the mask that each target falls on.
+"""Prior over paths through the DAG, from transitions alone: visits of states, path length, where each target falls.
 
-With every emission equal to one, the likelihood of T targets is the probability that a path through the DAG has T inner
-nodes, and the posterior is where such a path puts each target.
+With every emission set to one, the likelihood of T targets is the probability that a path has T inner nodes, and the
+posterior of a target is the prior probability of each node to emit it.
 
 Axes: B sequences, T targets, S nodes, k states of a mask.
 """
@@ -31,10 +31,10 @@ def expected_visits(log_trans: Float[Tensor, "B S S"]) -> Float[Tensor, "B S"]:
 
 
 def state_imbalance(log_trans: Float[Tensor, "B S S"], num_states_per_mask: int) -> Float[Tensor, " B"]:
-    """Return the Kullback-Leibler divergence of a sequence's expected visits by clone from equal ones, nats.
+    """Return the KL divergence (uniform || shares of expected visits by clone) of each sequence, nats.
 
-    0 where each of the k states of its masks is visited alike in the sum over masks, however uneven single masks are;
-    unbounded as a state is given up. 0 for sequences without masks. Not in the paper.
+    0 if the sums of visits over masks are equal for all k states, however uneven single masks are; unbounded as the
+    visits of a state vanish. 0 for sequences without masks. Not in the paper.
 
     Args:
         log_trans: log E[v, u]; after node 0 come the masks' states, k a mask, then the end.
@@ -79,8 +79,8 @@ def independent_nll(
 ) -> Float[Tensor, " B"]:
     """Return -log of the product of the targets' own probabilities given their number, nats.
 
-    The probability of target t alone sums over the nodes where a path of T tokens puts it. What this exceeds
-    -log P(targets | T) by is what the DAG knows about the targets together. Not in the paper.
+    The probability of target t alone sums over the nodes, weighted by the prior that a path of T tokens emits it there.
+    The excess over -log P(targets | T) measures what the DAG knows about the targets jointly. Not in the paper.
 
     Args:
         log_emit, log_trans, target_lengths, state_lengths, backend: As for `states_alignment_nll`.
@@ -103,10 +103,10 @@ def own_mask_share(
     *,
     backend: Backend = "auto",
 ) -> Float[Tensor, " B"]:
-    """Return the posterior probability that a target is emitted by a state of its own mask, mean over targets.
+    """Return the prior probability that a state of mask t emits target t, mean over targets; emissions do not enter.
 
-    At 1 the DAG is centred: transitions alone align target t with mask t. Where states emit alike, as before training,
-    every target trains the masks that it falls on, so that a low share trains masks on their neighbours' tokens.
+    At 1 the DAG is centred: transitions alone align target t with mask t. Before training all states emit alike, and
+    each target trains the masks on which the prior puts it; a low share then trains masks on their neighbours' tokens.
 
     Args:
         log_trans, target_lengths, state_lengths, backend: As for `states_alignment_nll`.

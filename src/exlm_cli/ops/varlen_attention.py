@@ -23,7 +23,7 @@ def has_varlen_kernel(device: torch.device, dtype: torch.dtype | None, head_widt
     """Return whether a device has a kernel for `varlen_attention`: flash_attn's, or without dropout torch's own.
 
     Args:
-        device: Both need CUDA and compute capability 8.
+        device: Both need CUDA and compute capability 8.0 or higher.
         dtype: Of autocast; None: float32, which neither has.
         head_width: H, of which both take multiples of 8 up to 256.
         dropout: Probability of dropping a weight in training.
@@ -43,15 +43,15 @@ def varlen_attention(
     max_length: int,
     dropout: float,
 ) -> Float[Tensor, "R N H"]:
-    """Return what each query reads from the rows of its own sequence.
+    """Attend within each sequence of a packed batch.
 
-    flash_attn's kernel where it is installed, else torch's; on a CPU `scaled_dot_product_attention`, sequence by
+    CUDA: flash_attn's kernel if it is installed, else torch's. CPU: `scaled_dot_product_attention`, sequence by
     sequence, which is the reference.
 
     Args:
         q, k, v: Queries, keys and values.
         cu_queries, cu_keys: Sequence b has rows `cu_queries[b]` to `cu_queries[b + 1] - 1`; likewise keys and values.
-        max_length: Rows of a sequence, at most.
+        max_length: Maximum rows of a sequence.
         dropout: Probability of dropping a weight.
     """
     if q.device.type == "cpu":

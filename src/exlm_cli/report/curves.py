@@ -24,7 +24,7 @@ _Lines = dict[str, dict[str, tuple[list[int], list[float]]]]
 """Steps and values of a panel, by run, then by key."""
 
 _MAX_SMOOTHED = 12
-"""Number of rows on either side that go into a smoothed point; the rows themselves are drawn faintly behind it."""
+"""Rows on either side that enter a running mean; the raw rows are drawn faintly behind it."""
 _MIN_LOG_RATIO = 4.0
 _MAX_COLUMNS = 4
 _PANEL_INCHES = (3.5, 2.5)

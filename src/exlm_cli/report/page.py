@@ -1,4 +1,4 @@
-"""Fine-tuning run as one HTML page that needs nothing else: verdict, scores, figures, notes, how to go on."""
+"""Self-contained HTML page of a fine-tuning run: verdict, scores, figures, notes, and the commands to run next."""
 
 import base64
 import re

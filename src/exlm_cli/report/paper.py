@@ -1,4 +1,4 @@
-"""Tables of the paper: the numbers that it prints, with our rows below its own, each row with the budget behind it.
+"""Tables of the paper with the rows of our runs added, each row with its training budget.
 
 A further table is a `PaperTable` and a `Shape`. `tests/unit/report/test_paper.py` checks the means that the
 paper prints against the numbers they are means of.
@@ -196,7 +196,7 @@ SHAPES = (
 
 
 def paper_tables(runs: Sequence[FinetunedRun]) -> list[ReportTable]:
-    """Return every table of the paper that has a task of one of the runs, our rows below the paper's."""
+    """Return the tables of the paper that contain a task of the runs, our rows below the paper's."""
     tables = []
     for shape in SHAPES:
         tasks = {task for task, _ in shape.scores.values()}

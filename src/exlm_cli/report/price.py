@@ -1,4 +1,4 @@
-"""Price of a pre-training before it runs: memory of each GPU, hours, traffic, and the MLM that costs as much.
+"""Cost estimate of a pre-training: memory of each GPU, hours, traffic, and the steps of an MLM of equal FLOPs.
 
 FLOPs and parameters are those of `config/describe.py`. Let G be the number of GPUs, P the parameters, P_block those of
 a block and P_root those outside the blocks, M the sequences of a microbatch, A the microbatches of a GPU in a step, L
@@ -28,7 +28,7 @@ Norms keep their input in float32 (4 D each) and two statistics, linear layers a
 its bf16 query, key, value and output and a float32 sum per head. The context of CUDA, the buffers of NCCL, temporary
 results of one layer and the allocator's gaps are not counted.
 
-Inside a block FSDP has its input in bf16, which is not deducted.
+FSDP keeps the input of a block in bf16; this saving is not deducted.
 
 A GPU sends 2 (G - 1) / G * 4 P bytes a step to reduce the gradients of DDP in a ring. With FSDP it sends
 (G - 1) / G (A + 1) 4 P: in each microbatch the weights of blocks are gathered for the forward and again for the

@@ -1,4 +1,4 @@
-"""Results of a sweep, the seeds of each variant together: means, deviations, dependence on p^k, texts and CSV cells."""
+"""Results of a sweep by variant: means and deviations over seeds, dependence on p^k, texts and CSV cells."""
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
@@ -241,13 +241,13 @@ def show_figure(name: str, value: float) -> str:
 
 
 def seed_note(groups: Sequence[SeedGroup[SweepCellResult]]) -> str:
-    """Return in brackets what the numbers are means of; empty where no variant has two seeds."""
+    """Return ` (mean ± standard deviation of N seeds)`; empty where no variant has two seeds."""
     num_seeds = max((len(group.seeds) for group in groups), default=0)
     return f" (mean ± standard deviation of {num_seeds} seeds)" if num_seeds > 1 else ""
 
 
 def divergences(groups: Mapping[str, SeedGroup[SweepCellResult]]) -> str:
-    """Return the names of the variants of which some training diverged; in brackets where that was fine-tuning."""
+    """Return the names of the variants with a diverged training, and in brackets the tasks of diverged fine-tuning."""
     found = []
     for name, group in groups.items():
         if group.diverged_seeds or group.diverged_tasks:

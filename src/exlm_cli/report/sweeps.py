@@ -168,9 +168,10 @@ def sweep_tables(variants: Variants, *, name: str) -> list[ReportTable]:
 
 
 def paper_tables_of(variants: Variants) -> list[ReportTable]:
-    """Return the tables of the paper that the variants fill, ours below its own rows.
+    """Return the tables of the paper that the variants fill, our rows below the paper's.
 
-    Those that have all their rows; where there is none, the one with the most. None without a score on their tasks.
+    These are the tables whose every row has a variant, or else the one with the most. None without a score on their
+    tasks.
     """
     if all(math.isnan(_score(variant, column)) for variant in variants for column in _COLUMNS):
         return []
@@ -181,7 +182,7 @@ def paper_tables_of(variants: Variants) -> list[ReportTable]:
 
 
 def write_figure_12(variants: Variants, folder: Path) -> list[Path]:
-    """Write `figure-12.png` and `.svg`, and `figure-12-<label>` for variants that share what else they change.
+    """Write `figure-12.png` and `.svg`, and `figure-12-<label>` for each other family of `entropy_families`.
 
     Returns:
         The files; none where no variant was measured at two mask ratios.
@@ -205,9 +206,9 @@ def write_figure_12(variants: Variants, folder: Path) -> list[Path]:
 
 
 def entropy_families(variants: Variants) -> dict[str, list[Variant]]:
-    """Return the variants that a figure compares, MLM first, then by k: those that differ in k and p alone.
+    """Return the variants to compare in each figure, MLM first, then by k: a family differs in k and p alone.
 
-    Those under the empty name change nothing else; others have the shortest label of those that share their changes.
+    The family under the empty name changes nothing else; others are named by the shortest label among their variants.
     """
     families: dict[str, list[Variant]] = {}
     for variant in variants:
@@ -241,7 +242,7 @@ def _entropy_lines(family: Variants) -> list[EntropyLine]:
 def _entropy_line(variant: Variant, label: str = "", colour: int = 0, style: int = 0) -> EntropyLine:
     by_ratio: dict[float, dict[str, list[float]]] = {}
     for entropy in (entropy for result in variant.finished for entropy in result.entropy):
-        # measured, if it is not defined too
+        # a ratio counts as measured even if its entropy is not defined
         here = by_ratio.setdefault(entropy.mask_ratio, {"entropy_bits": []})
         for name in ENTROPIES:
             if (value := getattr(entropy, name)) is not None:

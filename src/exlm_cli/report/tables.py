@@ -157,7 +157,7 @@ def as_latex(table: ReportTable) -> str:
 
 
 def _column_parts(table: ReportTable, width: int) -> list[list[int]]:
-    """Return the columns of each part of a table that is cut to a width: the names and at least one more."""
+    """Cut a table into parts that fit a width; return their columns: the row names and at least one more."""
     first_detail = len(table.columns) - table.num_details
     shown = list(range(table.num_keys, first_detail))
     if table.is_sparse and table.groups:

@@ -99,10 +99,10 @@ class DownstreamTask(ABC):
         split_name: How the rows are split: `official` as published, `files` of the user's, `column`, or `task.split`.
         notes: What a report says about the data: skipped rows, labels without a score, duplicates across splits.
         skipped: All rows that are not used, in order; notes name some of them.
-        score_fingerprint: What `score` depends on besides the outputs and the encoded examples; empty for nothing. A
-            run only resumes with the same value.
-        training_keys: What identifies each training row: a molecule's canonical SMILES, a text, texts joined by NUL.
-            `exlm predict` finds these rows by it.
+        score_fingerprint: Text that changes with whatever else `score` depends on besides outputs and encoded examples;
+            empty if nothing. A run resumes only with the same value.
+        training_keys: Key of each training row: a molecule's canonical SMILES, a text, or texts joined by NUL. `exlm
+            predict` recognises training rows by it.
     """
 
     name: str
@@ -174,7 +174,7 @@ class DownstreamTask(ABC):
 
 @dataclass(frozen=True)
 class TrainedTask:
-    """What prediction needs to know about the task that a model was fine-tuned on, as in `DownstreamTask`.
+    """Facts for prediction about the task that a model was fine-tuned on, as in `DownstreamTask`.
 
     `config` is the section of the run's recipe, `no_answer_threshold` of SQuAD the median over the seeds.
     """

@@ -328,9 +328,9 @@ def encode_texts(
 
 
 def longest_first(lengths: Sequence[int], budget: int) -> list[int]:
-    """Return how much of each of one or two texts is kept: tokens go one by one from the end of the longer text.
+    """Return the tokens to keep of one or two texts: the longer text loses tokens from its end, one at a time.
 
-    Of two equally long texts the second one loses a token, as in BERT.
+    If both are equally long, the second loses one, as in BERT.
     """
     if len(lengths) == 1:
         return [min(lengths[0], budget)]

@@ -80,7 +80,7 @@ def counted(rows: Iterable[_Row], bar: Bar, *, every: int = _ROWS_BETWEEN_UPDATE
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether a text has no half of a surrogate pair, which JSON can hold and UTF-8 cannot."""
+    """Return whether UTF-8 can hold a text: JSON also allows lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -32,7 +32,7 @@ from exlm_cli.paths import expand_path
 from exlm_cli.tasks.base import SPLITS, Split, SplitIndices
 from exlm_cli.tasks.table_rows import TableRows, group_rows
 
-# tenths, so that every comparison is one of integers
+# in tenths, so that comparisons are between integers
 _TRAIN_TENTHS, _VALID_TENTHS = 8, 1
 _MIN_ROWS = 10
 _LIMITS: dict[Split, tuple[str, str]] = {"train": ("max_rows", "trained"), "valid": ("max_valid_rows", "validated")}
@@ -137,7 +137,7 @@ def split_balanced(scaffolds: Sequence[Hashable], seed: int) -> SplitIndices:
 
 
 def _fill(groups: Sequence[list[int]], num_rows: int, *, shares_train_room: bool) -> SplitIndices:
-    """Put each group into the first split with room for it; valid may also take the room that train has left."""
+    """Put each group into the first split with room; with `shares_train_room`, valid may use the room left in train."""
     parts: dict[Split, list[int]] = {split: [] for split in SPLITS}
     train, valid, test = parts.values()
     for group in groups:

@@ -53,7 +53,7 @@ class TableRows:
         return tuple(self.table.skipped(row, text, why) for row, (text, why) in enumerate(reasons) if why)
 
     def without(self, reasons: Mapping[int, str], what: str = "") -> "TableRows":
-        """Drop the rows that have a reason; unless `what` is empty, a note counts and lists those that were used."""
+        """Drop the rows in `reasons`; with `what`, add a note that counts and lists the newly dropped ones."""
         dropped = [row for row in sorted(reasons) if not self.problems[row]]
         if not dropped:
             return self

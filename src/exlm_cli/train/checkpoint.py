@@ -189,8 +189,8 @@ def save_checkpoint(
     Raises:
         CheckpointError: The file system refuses; nothing named `step-N` is left behind.
 
-    A whole `step-N` that exists already (a run stopped right after saving) is kept as it is. One beyond N exists only
-    because it was refused; it stays until the run reaches that step again.
+    An intact `step-N` that exists already (a run stopped right after saving) is kept. A checkpoint of a later step
+    exists only if it was refused as damaged; it stays until the run reaches that step again.
     """
     final = run / "checkpoints" / f"step-{step}"
     if not ranks.first(lambda: final.exists() and verify_checkpoint(final) is None):
@@ -283,7 +283,7 @@ def _settle(path: Path, rows: Rows | None) -> FileEntry:
 
 
 def verify_checkpoint(path: Path) -> str | None:
-    """Return why a checkpoint cannot be trusted, or None where every file is as it was written."""
+    """Check size and SHA-256 of every file; return what is wrong, or None if the checkpoint is intact."""
     try:
         files = read_manifest(path).files
     except CheckpointError:

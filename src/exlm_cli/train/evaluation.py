@@ -244,11 +244,11 @@ def _total(values: Tensor) -> float:
 
 MAX_PASSED_OVER_SHARE = 0.05
 MIN_STATES = 1.05
-"""Effective states of a mask from which more than one counts as in use."""
+"""Effective states of a mask up to which only one counts as in use: the DAG has collapsed."""
 
 
 class CollapseWatch(Callback):
-    """Look at every validation of a run; `train.on_collapse` says what follows, once for each kind of collapse."""
+    """Check each validation for a collapsed DAG: stop, or warn once per kind of collapse (`train.on_collapse`)."""
 
     def __init__(self, recipe: PretrainRecipe, progress: Progress) -> None:
         self.recipe = recipe
@@ -256,7 +256,7 @@ class CollapseWatch(Callback):
         self._reported: set[str] = set()
 
     def on_validate(self, step: int, figures: Mapping[str, float]) -> None:
-        """Report what the figures show.
+        """Report a collapse that the figures show.
 
         Raises:
             CollapsedError: The DAG has collapsed and `train.on_collapse` is `stop`.
@@ -271,7 +271,7 @@ class CollapseWatch(Callback):
 
 
 def find_collapse(figures: Mapping[str, float], recipe: PretrainRecipe) -> dict[str, tuple[str, str]]:
-    """Return what is wrong with the DAG of a validation and the cure, by the kind of collapse; empty: nothing."""
+    """Return (finding, remedy) by kind of collapse; empty if the DAG is healthy."""
     found = {}
     k = recipe.masking.num_states_per_mask
     if (share := figures["masks_with_0_share"]) > MAX_PASSED_OVER_SHARE:

@@ -143,7 +143,7 @@ class TrainingLoop:
         self._plan = self.task.plan(self.state.epoch)
         if self.ranks.is_first:
             self.metrics.truncate_after(self.state.step)
-            # a process that was killed while it deleted them has left some, or parts of them
+            # a process that was killed during their deletion leaves some of them
             remove_older(self.run, self.state.step, self.train.keep_last)
             self._remove_other_bests()
 
@@ -186,7 +186,7 @@ class TrainingLoop:
         state = self.state
         self.task.model.train()
         bars = self.progress.bar(self.label, self.total_steps, done=state.step)
-        # torchrun sends SIGTERM as soon as one rank has died: the others look for it before they go
+        # torchrun sends SIGTERM when a rank dies: look for a dead rank before stopping
         with StopSignal() as stop, self.ranks.explaining(), bars as bar:
             while state.step < self.total_steps and not state.is_stopped:
                 loss = self.advance(stop)
@@ -203,10 +203,10 @@ class TrainingLoop:
         return LoopResult(final, self._validation, state, best)
 
     def advance(self, stop: StopSignal) -> Tensor | None:
-        """Do one optimiser step and count it, without a record or a wait for the device; benchmarks call this.
+        """Do one optimiser step without logging and without waiting for the device; benchmarks call this.
 
         Returns:
-            Its loss, () float64 on the device; None where a signal came before the step was complete.
+            Its loss, () float64 on the device; None if a signal came before the step was complete.
         """
         start_s = time.perf_counter()
         loss = self._step(stop)
@@ -262,7 +262,7 @@ class TrainingLoop:
         return sums[0] / sums[1]
 
     def _read_figures(self) -> None:
-        """Read and count the figures of the steps since the last call: here alone a step waits for the device.
+        """Read the figures of the steps since the last call and add them up; only here a step waits for the device.
 
         Raises:
             DivergedError: Of one of these steps, which did not move the weights.
@@ -309,7 +309,7 @@ class TrainingLoop:
         return self.task.microbatches(share, self.state.epoch) if len(share) else iter(())
 
     def _spare_batch(self, indices: IntArray) -> Any:
-        """Return a batch that a rank without one runs, and counts nothing of, while the others run theirs."""
+        """Return a batch for a rank that has none left: it runs along with the others, and its loss does not count."""
         return next(self.task.microbatches(indices[:1], self.state.epoch))
 
     def _refuse_small_steps(self) -> None:
@@ -337,7 +337,7 @@ class TrainingLoop:
             self._save()
 
     def _is_due(self, every_steps: int | None) -> bool:
-        """Return whether something done every so many steps, or at each epoch's end, is due."""
+        """Return whether an action is due that happens every so many steps or, for None, at the end of each epoch."""
         if every_steps is None:
             return self.state.step_in_epoch >= len(self._plan)
         return self.state.step % every_steps == 0

@@ -74,13 +74,13 @@ def update_weights(
 ) -> Float[Tensor, ""]:
     """Scale and clip the gradients and step, unless the loss or the gradient norm is not finite; never waits.
 
-    A step that is not finite leaves weights and moments as they are, by the flag that `torch.amp.GradScaler` gives to a
-    fused optimiser: a host that reads the figures later finds the weights before that step.
+    A step that is not finite leaves weights and moments as they are, through the `found_inf` flag of fused optimisers,
+    which `torch.amp.GradScaler` sets as well. So a host that reads the figures later still has the weights before it.
 
     Args:
         optimizer: `build_optimizer`'s.
-        parameters: Those with gradients, sums over the sequences of a step that ranks have averaged.
-        loss_sum, num_counted: Of the sequences that count, over all ranks; float64, on the device.
+        parameters: Their gradients are sums over the sequences of a step, averaged over ranks.
+        loss_sum, num_counted: Loss and number of the sequences that count, over all ranks; float64, on the device.
         num_ranks: Ranks that averaged.
         clip_norm: Largest norm; 0 does not clip.
 

@@ -110,7 +110,7 @@ def build_model(recipe: PretrainRecipe, tokenizer: Tokenizer, device: torch.devi
 
 
 def pick_device(recipe: PretrainRecipe | FinetuneRecipe, launch: Launch = ONE_PROCESS) -> torch.device:
-    """Return the device of a recipe; `auto` is CUDA where torch sees a device. Each rank of a node has a device.
+    """Return the device of a recipe; `auto` is CUDA if torch sees a device. Each rank of a node gets its own.
 
     Raises:
         ConfigError: `device` is `cuda` and torch sees no such device, or fewer than the ranks of this node.

@@ -10,7 +10,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 _MOST_GROWTH = 1.5
-"""Resident memory over that after the first step since it was last given back."""
+"""Growth of resident memory that triggers a release, relative to the first step after the last release."""
 
 
 class StopSignal:
@@ -45,26 +45,26 @@ class StopSignal:
 
 
 class FreedMemory:
-    """Memory of freed tensors that glibc keeps, given back when the process has grown by half since a first step.
+    """Releases memory of freed tensors to the system when resident memory has grown by half since the last release.
 
-    A step frees tensors of many sizes, and glibc keeps the gaps between those that stay. The gaps grow by up to 40 MB a
-    step of 64 sequences of 512 expanded tokens, to ten times what the step needs. Memory that was given back costs the
-    next steps page faults: 3 to 6 % of a small recipe's time if it were done every ten steps
-    (docs/lab_notes/step_cost.md). Without glibc nothing happens.
+    A step frees tensors of many sizes, and glibc keeps the gaps between the remaining ones. With 64 sequences of 512
+    expanded tokens the gaps grow by up to 40 MB a step, to ten times what a step needs. A release costs page faults
+    in the next steps: 3 to 6 % of a small recipe's time if done every ten steps (docs/lab_notes/step_cost.md).
+    Does nothing without glibc.
     """
 
     def __init__(self) -> None:
         self._needed_pages = 0
 
     def after_step(self) -> None:
-        """Give the memory back if it has grown too much."""
+        """Release the memory if it has grown too much."""
         resident = _resident_pages()
         self._needed_pages = self._needed_pages or resident
         if resident > _MOST_GROWTH * self._needed_pages:
             self.release()
 
     def release(self) -> None:
-        """Give the memory back now."""
+        """Release the memory now."""
         _trim()(0)
         self._needed_pages = 0
 

@@ -1,4 +1,4 @@
-"""Interface of the training loop: what it trains, the choice of the best weights, who follows a run, the result."""
+"""Interfaces of the training loop: task, selection of the best weights, callbacks, result."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ class TrainTask(Protocol[BatchT]):
 
     @property
     def module(self) -> nn.Module:
-        """Module that `losses` calls: the hooks that spread a step over ranks fire in its forward pass."""
+        """Module that `losses` calls; the hooks of DDP and FSDP fire in its forward pass."""
 
     @property
     def identity(self) -> dict[str, str]:

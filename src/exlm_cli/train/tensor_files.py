@@ -1,7 +1,7 @@
-"""Tensors of a checkpoint in safetensors files: whole in one, or each rank's rows of them in a file of its own.
+"""Tensors of a checkpoint in safetensors files: one file, or sharded by rows with a file per rank.
 
-torch.distributed.checkpoint keeps the list of such shares as a pickle, which must not be read from a file of unknown
-origin; here it is JSON in the manifest. Any number of ranks can read what any number has written.
+torch.distributed.checkpoint keeps the index of shards as a pickle, which is unsafe to read from a file of unknown
+origin; here it is JSON in the manifest. Any number of ranks can read what any other number has written.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Experiment trackers of `train.report_to`: callbacks that send a run's figures to TensorBoard, W&B or MLflow.
 
-A tracker gets every row of `metrics.jsonl` as `train/loss`, `valid/loss` and so on, and the recipe; no output of the
-terminal and no code. A tracker that fails in the middle of a run gets nothing more of it; training goes on.
+A tracker gets the recipe and every row of `metrics.jsonl`, as `train/loss`, `valid/loss` and so on; it gets no terminal
+output and no code. If a tracker fails during a run, it is left out from then on and training continues.
 """
 
 import importlib

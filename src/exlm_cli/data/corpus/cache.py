@@ -48,13 +48,13 @@ def load_or_build(
     *,
     remedy: str,
 ) -> EntryT:
-    """Return the entry of the cache at `path`; build it, in one process only, if it is missing or damaged.
+    """Return the cache entry at `path`; build it, in one process only, if it is missing or damaged.
 
-    `load` raises a `DataError`, `TokenizerError` or `CheckpointError` where the entry is damaged; a message then names
-    the `remedy`. `build` writes the entry and returns it; None: the entry must be there.
+    `load` raises a `DataError`, `TokenizerError` or `CheckpointError` if the entry is damaged; a message then gives the
+    error and the `remedy`. `build` writes the entry and returns it; None: the entry must exist.
 
     Raises:
-        DataError: The entry must be there and is not.
+        DataError: The entry must exist and does not.
     """
     if build is None and not path.exists():
         raise DataError(

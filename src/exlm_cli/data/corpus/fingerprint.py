@@ -22,7 +22,7 @@ from exlm_cli.errors import CheckpointError, DataError
 from exlm_cli.files import READ_HINT, JsonModel, hash_json, read_json, reason_of
 from exlm_cli.progress import Progress
 
-# Raise it when the same input would give other shards.
+# Increase it when the same input would give other shards.
 _SCHEME = 1
 # A file that changed this recently could change again within one tick of the file system's clock.
 _SETTLED_NS = 2_000_000_000
@@ -36,7 +36,7 @@ class FingerprintedSource:
     Attributes:
         source: Where the rows are.
         content: Text that changes whenever the content does.
-        state: Size, times and inode of a file before its content was read; empty for other sources.
+        state: Size, times, inode and device of a file before its content was read; empty for other sources.
     """
 
     source: Source
@@ -54,8 +54,8 @@ class _Digest(JsonModel):
 def fingerprint_sources(sources: Sequence[Source], cache: Path, progress: Progress) -> list[FingerprintedSource]:
     """Return sources with fingerprints of their content.
 
-    The SHA-256 of a file is remembered under its path, size, inode, modification and change times. Only the kernel sets
-    the change time, so a file rewritten in place with its old size and date is still read again.
+    The SHA-256 of a file is cached by path, and reused while size, times, inode and device stay the same. Only the
+    kernel sets the change time, so a file rewritten in place with its old size and date is still read again.
 
     Raises:
         DataError: A file cannot be read, or the Hub does not answer.
@@ -144,7 +144,7 @@ def _file_sha256(path: Path, state: tuple[int, ...], digests: Path, progress: Pr
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {reason_of(error)}", READ_HINT) from error
     if started_ns - changed_ns > _SETTLED_NS and _state(path) == state:
-        # a cache that may only be read still serves
+        # a read-only cache is no error
         with contextlib.suppress(OSError, CheckpointError):
             write_entry(remembered, _Digest(state=state, sha256=sha256).model_dump_json().encode())
     return sha256

@@ -94,7 +94,7 @@ def iter_rows(
     sizes_bytes = [source.size_bytes for source in sources if isinstance(source, FileSource)]
     counts_bytes = max_rows is None and len(sizes_bytes) == len(sources)
     only_bundled = all(isinstance(source, BundledSource) for source in sources)
-    total = sum(sizes_bytes) if counts_bytes else None  # how many rows there are shows at the end
+    total = sum(sizes_bytes) if counts_bytes else None  # the number of rows is unknown until the end
     if only_bundled:
         total = min(data.bundled_rows * len(sources), max_rows or sys.maxsize)
     started_s = time.monotonic()
@@ -145,7 +145,7 @@ def _opened(source: Source, data: DataConfig, seed: int) -> Iterator[tuple[Itera
 
 @lru_cache(maxsize=1)
 def _molecules(num: int, seed: int) -> tuple[str, ...]:
-    """Return bundled molecules; training the tokenizer and tokenising both read them, and making them takes seconds."""
+    """Return bundled molecules, cached: they are read twice, by tokenizer training and tokenising, and take seconds."""
     return tuple(generate_molecules(num, seed))
 
 

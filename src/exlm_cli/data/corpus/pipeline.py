@@ -269,7 +269,7 @@ def _write_held_out_splits(corpus: _Corpus, folder: Path, progress: Progress) ->
             break
         if holdout.smallest is None:
             raise _no_usable_row(data, TRAIN, corpus.train, skipped)
-        # A small corpus, of which the hashes chose nothing: choose what came nearest.
+        # The hashes chose nothing of a small corpus: hold out the smallest hash.
         forced = holdout.smallest
     if not train.num_sequences or not valid.num_sequences:
         raise DataError(

@@ -12,7 +12,7 @@ _LARGEST_BLOCK_BYTES = 1 << 16
 
 @final
 class Holdout:
-    """Decides, from hashes, which rows are for validation; the same rows every time.
+    """Chooses the validation rows by hash, so that the choice is the same every time.
 
     SMILES are chosen by their text, so that a duplicate is never on both sides. Text is chosen by blocks (a document,
     or a number of bytes or rows of one), so that sentences of one passage stay together; a smaller corpus has smaller
@@ -32,7 +32,7 @@ class Holdout:
         Args:
             total_bytes: Size of the whole corpus if it is known.
             max_rows: Number of rows that are read, if not all are.
-            forced: Also hold out what has this hash (`smallest` of a first attempt that held nothing out).
+            forced: Hash of a unit to hold out as well: `smallest` of a first pass that held nothing out.
         """
         self.kind: RowKind = kind
         self.smallest: bytes | None = None

@@ -38,7 +38,7 @@ _MAX_DIGITS = 15
 _LARGEST_CSV_FIELD = 2**31 - 1
 _ENCODING_HINT = "the file is binary or in another encoding; `iconv -f ENCODING -t UTF-8` converts text"
 _BYTES_PER_LINE, _BYTES_PER_BRACKET = 64, 16
-"""Least bytes on average in a line of one CSV row, and between the brackets of a deeply nested JSON element."""
+"""Minimum mean bytes of a line within one CSV row, and per bracket of a deeply nested JSON element."""
 _BETWEEN_ELEMENTS = re.compile(r"[\s,]*")
 _NUMBER = re.compile(r"[-+.eE\d]*")
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
@@ -60,7 +60,7 @@ def record_limit() -> int:
 
 
 def too_large(where: str, limit: int, found: str | None = None) -> DataError:
-    """Return the error of a record of more than `limit` bytes, or of more lines or brackets than go with that limit."""
+    """Return the error for a record over `limit` bytes, or with more lines or brackets (`found`) than that allows."""
     return DataError(
         f"{where}: the record has more than {found or f'{limit:,} bytes'}",
         f"if that is meant, raise the limit: `{RECORD_LIMIT_VARIABLE}={4 * limit} exlm ...`",
@@ -153,7 +153,7 @@ def bounded_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
     """
     number, offset, held = 1, 0, b""
     for piece in iter(partial(file.readline, LONGEST_LINE_BYTES), b""):
-        if piece == b"\n" and not held:  # gigabytes of them take a tenth of the time
+        if piece == b"\n" and not held:  # fast path: gigabytes of blank lines take a tenth of the time
             number, offset = number + 1, offset + 1
             continue
         line = held + piece
