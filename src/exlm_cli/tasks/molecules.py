@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from exlm_cli.data.rdkit_processes import map_in_order
 from exlm_cli.data.smiles import RDKIT_ERRORS, describe_failure, parse_molecule
 from exlm_cli.progress import Progress
-from exlm_cli.tasks.sources import counted
 
 if TYPE_CHECKING:
     from rdkit.Chem import Mol
@@ -51,8 +50,14 @@ def read_molecules(
     RDKit, and the model reads its SMILES, not its valences.
     """
     read = partial(_read, has_chiral_scaffolds=has_chiral_scaffolds)
+    found = []
     with progress.bar("molecules", len(smiles)) as bar:
-        return list(counted(map_in_order(read, smiles, Molecule), bar, every=_BAR_EVERY_ROWS))
+        for number, molecule in enumerate(map_in_order(read, smiles, Molecule), start=1):
+            found.append(molecule)
+            if number % _BAR_EVERY_ROWS == 0:
+                bar.update(number)
+        bar.update(len(smiles))
+    return found
 
 
 def murcko_scaffold(molecule: "Mol", *, has_chirality: bool) -> str:

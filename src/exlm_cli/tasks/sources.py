@@ -69,12 +69,12 @@ def find_file(folder: Path, pattern: str, suffixes: Sequence[str]) -> Path | Non
     return found[0] if found else None
 
 
-def counted(rows: Iterable[_Row], bar: Bar, *, every: int = _ROWS_BETWEEN_UPDATES) -> Iterator[_Row]:
-    """Yield rows and count them on a progress bar, updated once in `every` rows."""
+def counted(rows: Iterable[_Row], bar: Bar) -> Iterator[_Row]:
+    """Yield rows and count them on a progress bar."""
     number = 0
     for number, row in enumerate(rows, start=1):
         yield row
-        if number % every == 0:
+        if number % _ROWS_BETWEEN_UPDATES == 0:
             bar.update(number)
     bar.update(number)
 
