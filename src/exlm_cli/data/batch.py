@@ -181,7 +181,8 @@ def expand(masked: MaskedSequences, num_states_per_mask: int, objective: Objecti
     node_index[sequence, state_lengths - 1] = lengths - 1
 
     first_index = np.arange(longest_input) + (k - 1) * (np.cumsum(masked.is_masked, axis=1) - masked.is_masked)
-    if is_padded:
+    # a shorter sequence may have more masks and be as long as another once expanded
+    if int(masked.lengths.min()) < longest_input:
         first_index[np.arange(longest_input) >= masked.lengths[:, None]] = 0
 
     # without masks there is a column of targets, which is padding

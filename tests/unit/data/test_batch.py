@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 
+import pytest
 import torch
 
 from exlm_cli.config.sections import Objective
@@ -35,10 +36,17 @@ def test_an_mlm_expands_nothing_and_has_no_clone_index():
     assert batch.node_index.tolist() == [[0, 2, 4, 5]]
 
 
-def test_a_sequence_is_expanded_alike_in_any_company_and_padded_by_its_rules():
-    rows, targets = [INPUT_IDS, [1, 9, 2], [1, 3, 3, 3, 2], [1, 8, 8, 8, 8, 8, 8, 3, 2]], (20, 21, 22, 23, 24, 25)
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [INPUT_IDS, [1, 9, 2], [1, 3, 3, 3, 2], [1, 8, 8, 8, 8, 8, 8, 3, 2]],
+        [INPUT_IDS, [1, 8, 8, 8, 8, 3, 2]],  # eight positions each, once expanded
+    ],
+)
+def test_a_sequence_is_expanded_alike_in_any_company_and_padded_by_its_rules(rows):
+    targets = tuple(range(20, 20 + sum(row.count(SPECIAL.mask_id) for row in rows)))
     together = _expanded(2, "exlm", *rows, targets=targets)
-    assert together.sample_index.tolist() == [0, 1, 2, 3]
+    assert together.sample_index.tolist() == list(range(len(rows)))
     padding = {"node_mask": -1, "target_source": -1}
     taken = 0
     for b, row in enumerate(rows):

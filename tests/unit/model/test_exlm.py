@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from exlm_cli.config.describe import count_parameters
-from exlm_cli.data.batch import Batch, pack
+from exlm_cli.data.batch import Batch, expand, pack
 from exlm_cli.model.encoder import Layout
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.model.positions import visible_positions
-from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
+from tests.tiny import SPECIAL, masked_by_hand, tiny_batch, tiny_recipe
 
 VARIANTS = [
     {},
@@ -42,14 +42,18 @@ def test_parameters_number_what_the_closed_form_says(sections):
     assert sum(p.numel() for p in model.parameters()) == count_parameters(tiny_recipe(**sections), SPECIAL.vocab_size)
 
 
+@pytest.mark.parametrize("is_even_once_expanded", [False, True])
 @pytest.mark.parametrize("sections", VARIANTS)
-def test_padding_changes_nothing(sections):
+def test_padding_changes_nothing(sections, is_even_once_expanded):
     recipe = tiny_recipe(**sections)
     model = _model(**sections)
     together = tiny_batch(recipe, (9, 4, 12))
+    if is_even_once_expanded:  # ten positions each
+        masked = masked_by_hand([[1, 10, 3, 11, 3, 2], [1, 8, 8, 8, 8, 8, 3, 2]], (20, 21, 22))
+        together = expand(masked, recipe.masking.num_states_per_mask, recipe.objective, pad_id=SPECIAL.pad_id)
     nodes = model.node_states(together)
     emit = model.log_emissions(nodes, together)
-    for b in range(3):
+    for b in range(len(together.lengths)):
         alone = _row(together, b)
         nodes_alone = model.node_states(alone)
         num_targets, num_nodes = int(alone.target_lengths), int(alone.state_lengths)
