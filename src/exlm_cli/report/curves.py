@@ -62,7 +62,13 @@ _PANELS = (
         "valid",
         {"entropy_bits": "mean over states", "entropy_posterior_bits": "posterior-weighted"},
     ),
-    _Panel("Effective states per mask", "valid", {"effective_states": ""}, floor=1.0, min_top=2.0),
+    _Panel(
+        "States in use",
+        "valid",
+        {"effective_states": "per mask", "clones_in_use": "over all masks"},
+        floor=1.0,
+        min_top=2.0,
+    ),
     _Panel("Path entropy (bits per target)", "valid", {"path_entropy_bits": ""}, floor=0.0, min_top=0.5),
     _Panel(
         "Share of masks on the best path",

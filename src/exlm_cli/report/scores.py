@@ -34,6 +34,7 @@ _FIGURES = {
     "entropy_bits": "entropy, bits",
     "entropy_posterior_bits": "entropy, posterior-weighted, bits",
     "effective_states": "effective states per mask",
+    "clones_in_use": "clones in use over all masks",
     "path_entropy_bits": "path entropy, bits per target",
     "masks_with_0_share": "share of masks that yield no token",
     "masks_with_2plus_share": "share of masks that yield 2 or more",

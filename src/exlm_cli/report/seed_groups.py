@@ -105,6 +105,7 @@ FIGURES = (
     "loss_independent",
     "entropy_posterior_bits",
     "effective_states",
+    "clones_in_use",
     "path_entropy_bits",
     "masks_with_0_share",
     "masks_with_2plus_share",
@@ -237,7 +238,7 @@ def show_figure(name: str, value: float) -> str:
         return format_in_percent(value)
     if name == "perplexity":
         return f"{value:.3g}"
-    return format_fixed(value, 2 if name.startswith("entropy") or name == "effective_states" else 3)
+    return format_fixed(value, 2 if name.startswith(("entropy", "effective", "clones")) else 3)
 
 
 def seed_note(groups: Sequence[SeedGroup[SweepCellResult]]) -> str:

@@ -4,11 +4,14 @@ Axes: B sequences, T targets, S nodes, N packed inner nodes, k states of a mask,
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from scipy.special import entr
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -34,7 +37,8 @@ from exlm_cli.train.task import Callback
 class EvaluationSums:
     """Sums over a batch; `summarise` adds them up over batches and divides once.
 
-    The second group is zero for models without a DAG.
+    The second group is zero for models without a DAG. `targets_of_clones` has the expected number of targets that each
+    of the k clones emits.
     """
 
     nll_per_target: float
@@ -56,6 +60,7 @@ class EvaluationSums:
     tokens_of_first_mask: int = 0
     tokens_of_middle_mask: int = 0
     tokens_of_last_mask: int = 0
+    targets_of_clones: tuple[float, ...] = ()
 
 
 @torch.no_grad()
@@ -82,13 +87,16 @@ def summarise(sums: Iterable[EvaluationSums], *, has_dag: bool) -> dict[str, flo
     out -log P(a path has T tokens), which an MLM does not pay: ExLM and MLM are compared by it. `loss_independent` is
     the same if each target were drawn on its own from the DAG. `entropy_bits` is the mean over emitting states, NaN
     where App. E leaves no token to count; `entropy_posterior_bits` weighs each state by its posterior.
-    `effective_states` is the perplexity of the posterior over a mask's k states, between 1 and k; `path_entropy_bits`
-    is per target. Masks are counted on the best alignment of the targets: the share that emits no token, the share that
-    emits two or more, and the mean tokens of the first, middle (T // 2) and last mask, which are all 1 unless paths are
-    shifted.
+    `effective_states` is the perplexity of the posterior over a mask's k states, between 1 and k; `clones_in_use` that
+    of the shares of all targets that clones 1 to k emit: a DAG whose target tells the state has one effective state, a
+    collapsed one has one clone in use too. `path_entropy_bits` is per target. Masks are counted on the best alignment
+    of the targets: the share that emits no token, the share that emits two or more, and the mean tokens of the first,
+    middle (T // 2) and last mask, which are all 1 unless paths are shifted.
     """
     columns = [asdict(s) for s in sums]
-    total = EvaluationSums(**{key: sum(c[key] for c in columns) for key in columns[0]})
+    of_clones = zip_longest(*(c.pop("targets_of_clones") for c in columns), fillvalue=0.0)
+    counts = {key: sum(c[key] for c in columns) for key in columns[0]}
+    total = EvaluationSums(**counts, targets_of_clones=tuple(map(sum, of_clones)))
     num_sequences = max(1, total.num_sequences)
     loss = total.nll_per_target / num_sequences
     row = {
@@ -106,6 +114,7 @@ def summarise(sums: Iterable[EvaluationSums], *, has_dag: bool) -> dict[str, flo
             "loss_independent": total.nll_independent / num_sequences,
             "entropy_posterior_bits": total.posterior_entropy_nats / num_masks / math.log(2),
             "effective_states": total.effective_states / num_masks,
+            "clones_in_use": _perplexity(total.targets_of_clones),
             "path_entropy_bits": total.path_entropy_nats / num_masks / math.log(2),
             "masks_with_0_share": total.masks_with_0 / num_masks,
             "masks_with_2plus_share": total.masks_with_2plus / num_masks,
@@ -179,6 +188,7 @@ def _evaluate_dag(
         tokens_of_first_mask=first,
         tokens_of_middle_mask=middle,
         tokens_of_last_mask=last,
+        targets_of_clones=_targets_of_clones(posterior_BTS, batch),
     )
 
 
@@ -231,6 +241,18 @@ def _effective_states(posterior_BTS: Tensor, batch: Batch) -> Float[Tensor, "B T
     return torch.einsum("bs,bst->bt", surprise_BS, belongs_BST).exp()
 
 
+def _targets_of_clones(posterior_BTS: Tensor, batch: Batch) -> tuple[float, ...]:
+    """Expected number of targets that clones 1 to k emit; sequences without an alignment count nothing."""
+    clone_BS = batch.positions[..., 1].gather(1, batch.node_index)
+    occupancy_BS = posterior_BTS.double().sum(1) * (batch.node_mask >= 0)
+    return tuple(clone_BS.flatten().bincount(occupancy_BS.flatten(), minlength=1)[1:].tolist())
+
+
+def _perplexity(counts: Sequence[float]) -> float:
+    share = np.array(counts) / max(sum(counts), np.finfo(np.float64).tiny)
+    return float(np.exp(entr(share).sum()))
+
+
 def _tokens_per_mask(path_BT: Tensor, batch: Batch) -> Float[Tensor, "B T"]:
     """How many tokens of a path each mask emits."""
     visited_BTS = one_hot(path_BT.clamp(min=0), batch.node_mask.shape[1])
@@ -243,8 +265,8 @@ def _total(values: Tensor) -> float:
 
 
 MAX_PASSED_OVER_SHARE = 0.05
-MIN_STATES = 1.05
-"""Effective states of a mask up to which only one counts as in use: the DAG has collapsed."""
+MIN_CLONES = 1.05
+"""Clones in use up to which only one counts: the DAG has collapsed."""
 
 
 class CollapseWatch(Callback):
@@ -276,8 +298,8 @@ def find_collapse(figures: Mapping[str, float], recipe: PretrainRecipe) -> dict[
     k = recipe.masking.num_states_per_mask
     if (share := figures["masks_with_0_share"]) > MAX_PASSED_OVER_SHARE:
         found["passed over"] = (f"{format_percent(share)} of the masks yield no token", _cure_of_the_path(recipe))
-    if k > 1 and (states := figures["effective_states"]) <= MIN_STATES:
-        found["one state"] = (f"{states:.2f} of {k} states of a mask are in use", _cure_of_the_states(recipe))
+    if k > 1 and (clones := figures["clones_in_use"]) <= MIN_CLONES:
+        found["one state"] = (f"{clones:.2f} of {k} states of a mask are in use", _cure_of_the_states(recipe))
     return found
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -162,11 +161,8 @@ class PretrainTask:
         return next(self._batches(self.valid_set, indices[:1], VALIDATION_EPOCH))
 
     def _of_all_ranks(self, sums: list[EvaluationSums]) -> list[EvaluationSums]:
-        if self.ranks.size == 1:
-            return sums
-        num_figures = len(dataclasses.fields(EvaluationSums))
-        own = np.array([dataclasses.astuple(each) for each in sums], dtype=np.float64).reshape(-1, num_figures)
-        return [EvaluationSums(*row) for row in self.ranks.gather(own).tolist()]
+        of_ranks = self.ranks.exchange([dataclasses.astuple(each) for each in sums])
+        return [EvaluationSums(*row) for rows in of_ranks for row in rows]
 
     def own_mask_share(self) -> float:
         """Return the own-mask share of the model as it is now, on the first batch of the validation set."""

@@ -19,7 +19,7 @@ TITLES = {
     "perplexity": "Perplexity",
     "mask_accuracy": "Mask accuracy",
     "entropy_bits": "Entropy of predictions (bits)",
-    "effective_states": "Effective states per mask",
+    "effective_states": "States in use",
     "path_entropy_bits": "Path entropy (bits per target)",
     "masks_with_0_share": "Share of masks on the best path",
 }

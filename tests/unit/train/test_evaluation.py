@@ -62,7 +62,7 @@ def _compare_with_enumerated_paths() -> None:
     of_each_BT = (at_nodes_BTS * dag[0].double().exp()).sum(-1).log()
     independent = [-float(of_each[:n].mean()) for of_each, n in zip(of_each_BT, dag[2].tolist(), strict=True)]
     visits_BS = enumerate_posteriors(*dag)[0].sum(1)
-    path_entropy, effective, tokens = 0.0, 0.0, []
+    path_entropy, effective, tokens, of_clones = 0.0, 0.0, [], torch.zeros(3)
     for b, (scores, best) in enumerate(zip(scored_paths(*dag), enumerate_best(*dag), strict=True)):
         probability = torch.tensor(list(scores.values()), dtype=torch.float64).softmax(0)
         path_entropy += float(torch.special.entr(probability).sum())
@@ -70,11 +70,14 @@ def _compare_with_enumerated_paths() -> None:
         for mask in range(num_targets):
             visits = visits_BS[b, node_mask == mask]
             effective += float(torch.special.entr(visits / visits.sum()).sum().exp())
+            of_clones += visits
         tokens.append(node_mask[best[:num_targets]].bincount(minlength=num_targets))
     of_masks = torch.cat(tokens)
     num_masks = len(of_masks)
     assert figures["path_entropy_bits"] == pytest.approx(path_entropy / num_masks / math.log(2), rel=1e-4)
     assert figures["effective_states"] == pytest.approx(effective / num_masks, rel=1e-4)
+    in_use = torch.special.entr(of_clones / of_clones.sum()).sum().exp()
+    assert figures["clones_in_use"] == pytest.approx(float(in_use), rel=1e-4)
     posterior_entropy = float((visits_BS * node_entropy).sum())
     assert figures["entropy_posterior_bits"] == pytest.approx(posterior_entropy / num_masks / math.log(2), rel=1e-4)
     assert figures["masks_with_0_share"] == int((of_masks == 0).sum()) / num_masks
@@ -160,7 +163,7 @@ def test_entropy_of_repeated_mlm_counts_fully_masked_tokens_alone():
     assert figures["entropy_bits"] == pytest.approx(sum(counted) / len(counted) / math.log(2), rel=1e-5)
 
 
-HEALTHY = {"masks_with_0_share": 0.05, "effective_states": 1.06}
+HEALTHY = {"masks_with_0_share": 0.05, "clones_in_use": 1.06}
 SEEING = {"rope": "nodes", "start": "next_mask"}
 
 
@@ -175,7 +178,7 @@ def _watched(rows, **train) -> list[str]:
 def test_each_kind_of_collapse_is_reported_once_and_a_dag_in_use_is_no_news():
     assert _watched([HEALTHY]) == []
     passed_over = HEALTHY | {"masks_with_0_share": 0.32}
-    one_state = HEALTHY | {"effective_states": 1.004}
+    one_state = HEALTHY | {"clones_in_use": 1.004}
     first, second = _watched([passed_over, passed_over, one_state, one_state])
     assert first == (
         "warning: the DAG of step 4 has collapsed: 32.0 % of the masks yield no token; start a new run with "
@@ -206,7 +209,7 @@ def test_a_cure_of_paths_names_what_the_recipe_lacks(transition, cure):
 
 
 def test_a_cure_of_states_names_what_the_recipe_lacks_and_at_last_fewer_states():
-    row = HEALTHY | {"effective_states": 1.0}
+    row = HEALTHY | {"clones_in_use": 1.0}
     assert find_collapse(row, tiny_recipe(masking={"num_states_per_mask": 1})) == {}
     model = {"mask_attention": "first", "clone_embedding": "nodes"}
     (_, cure) = find_collapse(row, tiny_recipe(model=model))["one state"]
