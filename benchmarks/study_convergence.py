@@ -34,7 +34,7 @@ NAME = "study_convergence"
 WORK = Path("build") / NAME
 LOSS = "loss_given_length"
 FILES = {"text": "text/wikipedia_en_{}.txt.xz", "smiles": "smiles/{}.txt.xz"}
-FIGURES = ("loss", LOSS, "mask_accuracy", "entropy_bits", "effective_states", "masks_with_0_share")
+FIGURES = ("loss", LOSS, "mask_accuracy", "entropy_bits", "effective_states", "clones_in_use", "masks_with_0_share")
 
 
 def plan(data: Path, name: str) -> SweepRecipe:
@@ -89,10 +89,10 @@ def table(rows: list[dict[str, str]]) -> str:
                 "",
                 name,
                 "",
-                "| variant | seeds | loss given T | less MLM | less that of equal cost | states in use | bits ",
+                "| variant | seeds | loss given T | less MLM | less that of equal cost | states in use | over all masks ",
             ]
-            lines[-1] += "| accuracy | last tenth |"
-            lines += [f"|{'---|' * 9}"]
+            lines[-1] += "| bits | accuracy | last tenth |"
+            lines += [f"|{'---|' * 10}"]
         for variant in dict.fromkeys(of for of, _ in cells):
             group = [row for (of, _), row in cells.items() if of == variant]
             ratio = variant.rpartition("-")[2]
@@ -102,7 +102,8 @@ def table(rows: list[dict[str, str]]) -> str:
             for twin in (f"mlm-{ratio}", f"{of_equal_cost}-{ratio}" if costs_as_much else ""):
                 seeds = [row["seed"] for row in group if twin != variant and (twin, row["seed"]) in cells]
                 gaps.append(show_interval([losses[variant, seed] - losses[twin, seed] for seed in seeds]))
-            forms = {"effective_states": ".2f", "entropy_bits": ".3f", "mask_accuracy": ".1%", "last_tenth": ".4f"}
+            forms = {"effective_states": ".2f", "clones_in_use": ".2f", "entropy_bits": ".3f"}
+            forms |= {"mask_accuracy": ".1%", "last_tenth": ".4f"}
             means = [mean_column(group, column, form) for column, form in forms.items()]
             shown = [variant, str(len(group)), mean_column(group, LOSS, ".3f"), *gaps, *means]
             lines.append(f"| {' | '.join(shown)} |")
