@@ -89,9 +89,9 @@ def table(rows: list[dict[str, str]]) -> str:
                 "",
                 name,
                 "",
-                "| variant | seeds | loss given T | less MLM | less that of equal cost | states in use | over all masks ",
+                "| variant | seeds | loss given T | less MLM | less that of equal cost | states in use ",
             ]
-            lines[-1] += "| bits | accuracy | last tenth |"
+            lines[-1] += "| over all masks | bits | accuracy | last tenth |"
             lines += [f"|{'---|' * 10}"]
         for variant in dict.fromkeys(of for of, _ in cells):
             group = [row for (of, _), row in cells.items() if of == variant]
