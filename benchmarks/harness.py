@@ -151,12 +151,17 @@ def read_rows(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def mean_and_half(values: list[float]) -> tuple[float, float]:
+    """Return the mean of two or more values, and half of its 95 % interval, Student's t."""
+    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
+    return float(np.mean(values)), float(half)
+
+
 def show_interval(values: list[float]) -> str:
     """Return mean and half of the 95 % interval, Student's t; of one value, the value."""
     if len(values) < 2:
         return f"{values[0]:+.3f}" if values else ""
-    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
-    return f"{np.mean(values):+.3f} ± {half:.3f}"
+    return "{:+.3f} ± {:.3f}".format(*mean_and_half(values))
 
 
 def mean_column(rows: list[dict[str, str]], column: str, form: str) -> str:

@@ -7,10 +7,12 @@ last tenth of the steps, nats per target.
 
     python benchmarks/study_convergence.py DATA --sets text --variants mlm-p15 exlm-k4-p15 --seeds 1
     python benchmarks/study_convergence.py --table
+    python benchmarks/study_convergence.py --figure docs/images/convergence.png
 
 DATA is a folder with `text/wikipedia_en_{train,valid}.txt.xz` and `smiles/{train,valid}.txt.xz`. `--table` prints means
 over seeds, and the differences from the MLMs of the same seed and mask ratio with their 95 % interval: that of equal
 steps, and that which costs as many FLOPs as ExLM with k = 4 (MLM+ for masks that are expanded last, else MLM++).
+`--figure` draws these differences for last ExLM, k = 4.
 """
 
 import argparse
@@ -27,13 +29,25 @@ from exlm_cli.config.sweep import SweepCell, SweepRecipe
 from exlm_cli.errors import ExlmError
 from exlm_cli.experiments.cell import run_cell
 from exlm_cli.experiments.results import EntropyAt
+from exlm_cli.files import write_atomically
 from exlm_cli.progress import SilentProgress
-from harness import append_row, mean_column, read_rows, show_interval, surroundings
+from exlm_cli.report.style import (
+    RUN_COLOURS,
+    SPINE_INK,
+    add_legend,
+    drawing,
+    new_figure,
+    render_figure,
+    set_up_axes,
+)
+from harness import append_row, mean_and_half, mean_column, read_rows, show_interval, surroundings
 
 NAME = "study_convergence"
 WORK = Path("build") / NAME
 LOSS = "loss_given_length"
 FILES = {"text": "text/wikipedia_en_{}.txt.xz", "smiles": "smiles/{}.txt.xz"}
+TITLES = {"text": "byte text", "smiles": "SMILES"}
+RATIOS = ("15", "38.7", "62.2")
 FIGURES = ("loss", LOSS, "mask_accuracy", "entropy_bits", "effective_states", "clones_in_use", "masks_with_0_share")
 
 
@@ -76,14 +90,23 @@ def is_planned(row: dict[str, str], cells: Mapping[str, SweepCell]) -> bool:
     return row["variant"] in cells and int(row["steps"]) == cells[row["variant"]].pretrain.train.max_steps
 
 
+def planned_cells(rows: list[dict[str, str]], name: str) -> dict[tuple[str, str], dict[str, str]]:
+    """Return the rows of a data set that are of the sweep as it is, by variant and seed."""
+    planned = {cell.label: cell for cell in plan(Path("DATA"), name).plan_seed(1)}
+    return {(row["variant"], row["seed"]): row for row in rows if row["data"] == name and is_planned(row, planned)}
+
+
+def differences(cells: Mapping[tuple[str, str], dict[str, str]], variant: str, twin: str) -> list[float]:
+    """Return the loss given T of a variant less that of a twin, for each seed that both have."""
+    seeds = [seed for of, seed in cells if of == variant and (twin, seed) in cells]
+    return [float(cells[variant, seed][LOSS]) - float(cells[twin, seed][LOSS]) for seed in seeds]
+
+
 def table(rows: list[dict[str, str]]) -> str:
     """Return a Markdown table of each data set."""
     lines = []
     for name in FILES:
-        planned = {cell.label: cell for cell in plan(Path("DATA"), name).plan_seed(1)}
-        own = [row for row in rows if row["data"] == name and is_planned(row, planned)]
-        cells = {(row["variant"], row["seed"]): row for row in own}
-        losses = {key: float(row[LOSS]) for key, row in cells.items()}
+        cells = planned_cells(rows, name)
         if cells:
             lines += [
                 "",
@@ -100,14 +123,39 @@ def table(rows: list[dict[str, str]]) -> str:
             of_equal_cost = "mlm-plus" if "-last-" in variant else "mlm-plus-plus"
             costs_as_much = variant.startswith(("mlm", "exlm-k4"))
             for twin in (f"mlm-{ratio}", f"{of_equal_cost}-{ratio}" if costs_as_much else ""):
-                seeds = [row["seed"] for row in group if twin != variant and (twin, row["seed"]) in cells]
-                gaps.append(show_interval([losses[variant, seed] - losses[twin, seed] for seed in seeds]))
+                gaps.append(show_interval(differences(cells, variant, twin) if twin != variant else []))
             forms = {"effective_states": ".2f", "clones_in_use": ".2f", "entropy_bits": ".3f"}
             forms |= {"mask_accuracy": ".1%", "last_tenth": ".4f"}
             means = [mean_column(group, column, form) for column, form in forms.items()]
             shown = [variant, str(len(group)), mean_column(group, LOSS, ".3f"), *gaps, *means]
             lines.append(f"| {' | '.join(shown)} |")
     return "\n".join(lines)
+
+
+def draw(path: Path, rows: list[dict[str, str]]) -> None:
+    """Write the figure: last ExLM less its MLMs by mask ratio, a panel for each data set."""
+    twins = {"MLM of equal steps": "mlm-", "MLM of equal cost": "mlm-plus-"}
+    caption = "Nats a target, given T; below 0 ExLM is ahead. Dots are seeds, bars 95 % intervals of three or more."
+    with drawing():
+        figure = new_figure(7.4, 3.0, "ExLM expanded after all blocks, k = 4, less its MLMs", [caption])
+        panels = figure.subplots(1, len(FILES), sharey=True)
+        for axes, name in zip(panels, FILES, strict=True):
+            cells = planned_cells(rows, name)
+            set_up_axes(axes, "mask ratio", "" if axes is not panels[0] else "difference in loss", TITLES[name])
+            axes.axhline(0, color=SPINE_INK, linewidth=1.2)
+            axes.set_xticks(range(len(RATIOS)), [f"{ratio} %" for ratio in RATIOS])
+            handles = []
+            for number, (twin, colour) in enumerate(zip(twins.values(), RUN_COLOURS, strict=False)):
+                for index, ratio in enumerate(RATIOS):
+                    place = index + 0.16 * number - 0.08
+                    gaps = differences(cells, f"exlm-k4-last-p{ratio}", f"{twin}p{ratio}")
+                    dots = axes.plot([place] * len(gaps), gaps, "o", color=colour, markersize=3, alpha=0.6)
+                    if len(gaps) >= 3:
+                        mean, half = mean_and_half(gaps)
+                        axes.errorbar(place, mean, half, color=colour, capsize=3, linewidth=1.4)
+                handles += dots
+        add_legend(panels[0], handles, list(twins), loc="lower left")
+        write_atomically(path, render_figure(figure, ["png"])["png"])
 
 
 def main() -> None:
@@ -118,9 +166,13 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", metavar="NAME", help="of the sweep, all if none is given")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--table", action="store_true", help="print the rows that exist as tables")
+    parser.add_argument("--figure", type=Path, help="PNG to write of the rows that exist")
     given = parser.parse_args()
     if given.table:
         sys.stdout.write(table(read_rows(NAME)) + "\n")
+        return
+    if given.figure is not None:
+        draw(given.figure, read_rows(NAME))
         return
     if given.data is None:
         parser.error("DATA is missing")

@@ -1,7 +1,7 @@
 """Rows of the study at convergence."""
 
 from exlm_cli.experiments.results import EntropyAt
-from study_convergence import entropy_columns
+from study_convergence import LOSS, differences, entropy_columns
 
 
 def test_columns_of_entropy_have_one_order_whichever_mask_ratio_a_cell_was_trained_at():
@@ -25,3 +25,10 @@ def test_columns_of_entropy_have_one_order_whichever_mask_ratio_a_cell_was_train
         ("bits_at_0.387", "2.0000"),
         ("bits_at_0.622", "3.0000"),
     ]
+
+
+def test_differences_are_of_the_seeds_that_both_variants_have():
+    losses = {("exlm", "1"): 1.5, ("exlm", "2"): 1.25, ("mlm", "2"): 1.5, ("mlm", "3"): 9.0}
+    cells = {key: {LOSS: str(loss)} for key, loss in losses.items()}
+    assert differences(cells, "exlm", "mlm") == [-0.25]
+    assert differences(cells, "exlm", "mlm-plus") == []
