@@ -5,6 +5,7 @@ Axes: B sequences, L tokens, X positions after expansion, S nodes, T masks, V vo
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -136,26 +137,37 @@ class ExlmForMaskedLM(EsmForMaskedLM):  # type: ignore[misc]
 
     def _encode(self, batch: Batch) -> Tensor:
         """Return (B, X, D) states of all positions: ESM's layers with the positions of ExLM."""
+        k, num_early, layers = self.network.num_states_per_mask, self.network.expand_after, self.esm.encoder.layer
         index_X = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
-        token_B, clone_B = batch.positions.unbind(-1)
+        token_BX, clone_BX = batch.positions.unbind(-1)
         hidden: Tensor = self.esm.embeddings.word_embeddings(batch.token_ids)
         if self.network.clone_embedding == "input":
-            hidden = hidden + self._clone_vectors(clone_B)
-        rotation = order = None
+            hidden = hidden + self._clone_vectors(clone_BX)
         if self.config.position_embedding_type == "absolute":
             hidden = hidden + self.esm.embeddings.position_embeddings(index_X + self.config.pad_token_id + 1)
-        else:
-            head_width = self.config.hidden_size // self.config.num_attention_heads
-            rotation_of = RotaryPositions(self.network, self.network.num_states_per_mask, head_width)
-            rotation = rotation_of(token_B, clone_B, index_X[None])
-            order = rotate_half_order(head_width).argsort().to(hidden.device)
-        hides_further_states = self.network.mask_attention == "first" and self.network.num_states_per_mask > 1
+        if num_early:  # a [MASK] is one state here; its further states begin as that one
+            first_BL = batch.first_index
+            num_tokens_B = batch.lengths - (k - 1) * batch.target_lengths
+            is_token_BL = index_X[: first_BL.shape[1]] < num_tokens_B[:, None]
+            places = token_BX.gather(1, first_BL), clone_BX.gather(1, first_BL), first_BL
+            hidden = self._pass(layers[:num_early], _states_at(hidden, first_BL), places, is_token_BL[:, None])
+            hidden = _states_at(hidden, token_BX)  # a token's place among the unexpanded is its index
+        hides_further_states = self.network.mask_attention == "first" and k > 1
         visible = visible_positions(batch, hides_further_states=hides_further_states)
+        hidden = self._pass(layers[num_early:], hidden, (token_BX, clone_BX, index_X[None]), visible)
+        return cast(Tensor, self.esm.encoder.emb_layer_norm_after(hidden))
+
+    def _pass(
+        self, layers: Iterable[Any], hidden: Tensor, places: tuple[Tensor, Tensor, Tensor], visible: Tensor | None
+    ) -> Tensor:
+        """Return the states after some layers; `places` are token, clone and expanded index of each position."""
+        rotation = order = None
+        if self.config.position_embedding_type != "absolute":
+            head_width = self.config.hidden_size // self.config.num_attention_heads
+            rotation = RotaryPositions(self.network, self.network.num_states_per_mask, head_width)(*places)
+            order = rotate_half_order(head_width).argsort().to(hidden.device)
         attend = None if visible is None else visible[:, None]
-        first_BX = batch.first_index.gather(1, token_B)
-        for number, layer in enumerate(self.esm.encoder.layer):
-            if number == self.network.expand_after > 0:  # further states begin as the first one of their mask
-                hidden = _states_at(hidden, first_BX)
+        for layer in layers:
             attention = layer.attention
             normed = attention.LayerNorm(hidden)
             projections = attention.self.query, attention.self.key, attention.self.value
@@ -169,9 +181,7 @@ class ExlmForMaskedLM(EsmForMaskedLM):  # type: ignore[misc]
             mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=attend)
             hidden = attention.output(mixed.transpose(1, 2).flatten(2), hidden)
             hidden = layer.output(layer.intermediate(layer.LayerNorm(hidden)), hidden)
-        if self.network.expand_after == len(self.esm.encoder.layer):
-            hidden = _states_at(hidden, first_BX)
-        return cast(Tensor, self.esm.encoder.emb_layer_norm_after(hidden))
+        return hidden
 
     def _dag(self, hidden_BXD: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return node states, the log-probabilities of their tokens and of the edges, and the number of nodes."""

@@ -82,6 +82,16 @@ def test_masked_inputs_give_the_outputs_and_the_dag_of_the_run(tmp_path, variant
         np.testing.assert_allclose(words, np.exp(dag.node_log_probs), rtol=1e-4, atol=1e-6)
 
 
+def test_a_mask_is_one_position_in_the_blocks_before_its_expansion(tmp_path):
+    source, loaded = exported(tmp_path, *VARIANTS["next-mask"])
+    lengths = []
+    for layer in loaded.esm.encoder.layer:
+        layer.LayerNorm.register_forward_hook(lambda _module, inputs, _output: lengths.append(inputs[0].shape[1]))
+    row = source.encode("amber [MASK] fern [MASK]")
+    loaded(torch.tensor([row]))
+    assert lengths == [len(row), len(row) + 2 * 2]
+
+
 def test_fillings_are_those_of_the_dag(tmp_path):
     """Those of the search on the run's DAG in float64, each with the probability that the alignment op gives it."""
     source, loaded = exported(tmp_path, 3, {"transition": {"rope": "nodes", "start": "next_mask"}})
