@@ -130,6 +130,12 @@ class Batch(DeviceBatch):
     num_tokens: int
     packing: Packing | None = None
 
+    @property
+    def node_clone(self) -> Int64[Tensor, "B S"]:
+        """Clone index of each node: 1..k, 0 for BOS, EOS and padding."""
+        clone: Tensor = self.positions[..., 1].gather(1, self.node_index)
+        return clone
+
 
 def expand(masked: MaskedSequences, num_states_per_mask: int, objective: Objective, *, pad_id: int) -> Batch:
     """Replace every masked position by k adjacent copies, list the DAG's nodes, and pad, all on the CPU.

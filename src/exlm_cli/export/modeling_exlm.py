@@ -188,7 +188,7 @@ class ExlmForMaskedLM(EsmForMaskedLM):  # type: ignore[misc]
         k, num_nodes = self.network.num_states_per_mask, batch.state_lengths
         states = _states_at(hidden_BXD, batch.node_index)
         if self.network.clone_embedding == "nodes":
-            states = states + self._clone_vectors(batch.positions[..., 1].gather(1, batch.node_index))
+            states = states + self._clone_vectors(batch.node_clone)
         is_inner_BS = batch.node_mask >= 0
         log_probs = self.lm_head(states).float().log_softmax(-1)
         if self.transition is not None:

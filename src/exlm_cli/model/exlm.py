@@ -206,8 +206,7 @@ class ExlmModel(nn.Module):
         """Return the states at BOS, the clones and EOS."""
         states_BSD = self._encode_nodes(batch)
         if self.clone_embedding_place == "nodes":
-            clone_BS = batch.positions[..., 1].gather(1, batch.node_index)
-            states_BSD = states_BSD + self._clone_vectors(clone_BS)
+            states_BSD = states_BSD + self._clone_vectors(batch.node_clone)
         index = torch.arange(states_BSD.shape[1], device=states_BSD.device)
         is_real = index < batch.state_lengths[:, None]
         return NodeStates(states_BSD * is_real[..., None], batch.node_mask >= 0, batch.inner_index)

@@ -125,10 +125,9 @@ class TransitionHead(nn.Module):
 
     def _node_rotation(self, rotation_of: RotaryPositions, batch: Batch) -> Tensor:
         """Rotate by (ordinal of the mask, clone), BOS before the first mask and EOS after the last."""
-        clone_BS = batch.positions[..., 1].gather(1, batch.node_index)
         order_BS = mask_order(batch.node_mask, batch.state_lengths, self.num_states_per_mask)
         node = torch.arange(order_BS.shape[1], device=order_BS.device)
-        return rotation_of(order_BS, clone_BS, node[None])
+        return rotation_of(order_BS, batch.node_clone, node[None])
 
     def _start_bias(self, allowed: Tensor, batch: Batch) -> Float[Tensor, "B S S"]:
         """Return the start score of every edge: log-odds of the next mask and, for lanes, of the same clone."""

@@ -243,9 +243,8 @@ def _effective_states(posterior_BTS: Tensor, batch: Batch) -> Float[Tensor, "B T
 
 def _targets_of_clones(posterior_BTS: Tensor, batch: Batch) -> tuple[float, ...]:
     """Expected number of targets that clones 1 to k emit; sequences without an alignment count nothing."""
-    clone_BS = batch.positions[..., 1].gather(1, batch.node_index)
-    occupancy_BS = posterior_BTS.double().sum(1) * (batch.node_mask >= 0)
-    return tuple(clone_BS.flatten().bincount(occupancy_BS.flatten(), minlength=1)[1:].tolist())
+    occupancy_BS = posterior_BTS.double().sum(1)
+    return tuple(batch.node_clone.flatten().bincount(occupancy_BS.flatten())[1:].tolist())
 
 
 def _perplexity(counts: Sequence[float]) -> float:
