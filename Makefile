@@ -69,7 +69,7 @@ wheel-check: dist
 	build/wheel-check/venv/bin/pip install --quiet -c constraints.txt dist/*.whl
 	mkdir build/wheel-check/empty
 	cd build/wheel-check/empty && PATH="$(CURDIR)/build/wheel-check/venv/bin:$$PATH" EXLM_CACHE_DIR=cache \
-	  sh -eux -c 'python $(CURDIR)/tests/check_prebuilt.py; exlm --help; exlm recipes; \
+	  sh -eux -c 'python "$(CURDIR)/tests/check_prebuilt.py"; exlm --help; exlm recipes; \
 	    exlm pretrain --recipe quickstart-text --out run --set train.max_steps=20 --set data.bundled_rows=2000; \
 	    exlm inspect-dag "This is [MASK]." --checkpoint run --out dag; ls run dag'
 
@@ -85,5 +85,5 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 $(VENV)/.dev-installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev,docs]"
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev,docs,hf,onnx]"
 	touch $@ $(VENV)/.installed

@@ -43,7 +43,7 @@ from exlm_cli.report.style import (
 from harness import append_row, mean_and_half, mean_column, read_rows, show_interval, surroundings
 
 NAME = "study_convergence"
-WORK = Path("build") / NAME
+WORK = Path("runs") / NAME
 LOSS = "loss_given_length"
 FILES = {"text": "text/wikipedia_en_{}.txt.xz", "smiles": "smiles/{}.txt.xz"}
 TITLES = {"text": "byte text", "smiles": "SMILES"}

@@ -35,7 +35,7 @@ from exlm_cli.train.pretrain import run_pretraining
 from harness import append_row, mean_column, read_rows, show_interval, surroundings
 
 NAME = "study_start"
-WORK = Path("build") / NAME
+WORK = Path("runs") / NAME
 MLM, LOSS = "MLM", "loss_given_length"
 RESTRICTED_SHARE = 0.15
 """Share of the steps in which `own emissions` trains each state on the target of its own mask alone."""
