@@ -42,7 +42,7 @@ typedef enum {
   STATES_ALIGNMENT_OK = 0,
   STATES_ALIGNMENT_BAD_DTYPE = 1,     /* not a states_alignment_dtype that this library takes */
   STATES_ALIGNMENT_BAD_SIZE = 2,      /* a size or a stride is negative, or too large for one launch */
-  STATES_ALIGNMENT_OUT_OF_MEMORY = 3, /* no scratch memory, or no thread could start */
+  STATES_ALIGNMENT_OUT_OF_MEMORY = 3, /* no scratch memory for any thread */
   STATES_ALIGNMENT_CUDA_ERROR = 1000  /* plus the cudaError_t */
 } states_alignment_status;
 
@@ -100,7 +100,6 @@ STATES_ALIGNMENT_EXPORT int32_t states_alignment_best_cpu(const states_alignment
  * forward:   always needs and writes `saved`: batch * num_sweeps * (2 * max_states + 2) *
  *            round_up(max_targets + 1, STATES_ALIGNMENT_ROW_PAD) words of 4 bytes. num_sweeps is 1, or 2 if
  *            `backward` follows: alpha and beta are then summed side by side.
- * step:      forward and backward of one training step in one call, for a loss whose weights grad_nll are known.
  * best:      `scratch` has batch * max_states * round_up(max_targets + 1, STATES_ALIGNMENT_ROW_PAD) * 12 bytes, aligned
  *            to 8. */
 STATES_ALIGNMENT_EXPORT int32_t states_alignment_check_cuda(int32_t device);
@@ -110,9 +109,6 @@ STATES_ALIGNMENT_EXPORT int32_t states_alignment_forward_cuda(const states_align
 STATES_ALIGNMENT_EXPORT int32_t states_alignment_backward_cuda(const states_alignment_batch* batch, void* saved,
                                                                const float* grad_nll, void* grad_emit,
                                                                void* grad_trans, int32_t device, void* stream);
-STATES_ALIGNMENT_EXPORT int32_t states_alignment_step_cuda(const states_alignment_batch* batch, const float* grad_nll,
-                                                           float* nll, void* saved, void* grad_emit, void* grad_trans,
-                                                           int32_t device, void* stream);
 STATES_ALIGNMENT_EXPORT int32_t states_alignment_best_cuda(const states_alignment_batch* batch, void* scratch,
                                                            int64_t* nodes, int32_t device, void* stream);
 

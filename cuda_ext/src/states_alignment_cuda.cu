@@ -154,13 +154,6 @@ int32_t states_alignment_backward_cuda(const states_alignment_batch* batch, void
   });
 }
 
-int32_t states_alignment_step_cuda(const states_alignment_batch* batch, const float* grad_nll, float* nll, void* saved,
-                                   void* grad_emit, void* grad_trans, int32_t device, void* stream) {
-  const int32_t status = states_alignment_forward_cuda(batch, nll, saved, 2, device, stream);
-  if (status != STATES_ALIGNMENT_OK) return status;
-  return states_alignment_backward_cuda(batch, saved, grad_nll, grad_emit, grad_trans, device, stream);
-}
-
 int32_t states_alignment_best_cuda(const states_alignment_batch* batch, void* scratch, int64_t* nodes, int32_t device,
                                    void* stream) {
   return with_element(*batch, device, [&](auto* element) {

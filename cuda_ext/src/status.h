@@ -15,7 +15,7 @@ inline const char* message_of(int32_t status) {
     case STATES_ALIGNMENT_BAD_SIZE:
       return "a size or a stride is negative or too large";
     case STATES_ALIGNMENT_OUT_OF_MEMORY:
-      return "no memory for the scratch of one thread";
+      return "no memory for the scratch of any thread";
     default:
       return "unknown status";
   }

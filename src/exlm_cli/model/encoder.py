@@ -20,6 +20,15 @@ from exlm_cli.ops.rotary import rotate
 from exlm_cli.ops.varlen_attention import varlen_attention
 
 
+def draw_weights(module: nn.Module, std: float) -> None:
+    """Draw matrices and embeddings from normal(0, `std`) and zero the biases, as BERT does."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear | nn.Embedding):
+            nn.init.normal_(part.weight, std=std)
+        if isinstance(part, nn.Linear):
+            nn.init.zeros_(part.bias)
+
+
 class Layout(NamedTuple):
     """How the positions of a batch attend to each other.
 

@@ -12,9 +12,8 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from exlm_cli.config.pretrain import PretrainRecipe
-from exlm_cli.config.sections import ModelConfig
 from exlm_cli.data.batch import Batch, Packing
-from exlm_cli.model.encoder import Encoder, Unexpanded, gather_positions, unpacked
+from exlm_cli.model.encoder import Encoder, Unexpanded, draw_weights, gather_positions, unpacked
 from exlm_cli.model.positions import context_first, visible_positions, visible_to_further
 from exlm_cli.model.transition import TransitionHead
 from exlm_cli.ops.emissions import TokenStatistics, token_log_probs, token_statistics
@@ -86,15 +85,7 @@ class ExlmModel(nn.Module):
         self.lm_head = LMHead(config.width, self.token_embedding)
         has_transitions = recipe.objective == "exlm" and config.alignment != "independent"
         self.transition = TransitionHead(config, k) if has_transitions else None
-        self._initialise(config)
-
-    def _initialise(self, config: ModelConfig) -> None:
-        """Draw matrices and embeddings from normal(0, `init_std`) and zero the biases, as BERT does."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=config.init_std)
-            if isinstance(module, nn.Linear):
-                nn.init.zeros_(module.bias)
+        draw_weights(self, config.init_std)
         if self.clone_embedding is not None:
             nn.init.normal_(self.clone_embedding.weight, std=config.clone_init_std)
 

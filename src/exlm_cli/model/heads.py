@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from exlm_cli.config.finetune import FinetuneModelConfig
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sections import ModelConfig
-from exlm_cli.model.encoder import Encoder
+from exlm_cli.model.encoder import Encoder, draw_weights
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.precision import without_autocast
 
@@ -90,11 +90,7 @@ class TaskModel(nn.Module):
         # regression trains on standardised targets; in the task's units float32 may be too coarse
         self.register_buffer("output_mean", torch.zeros(num_outputs or 1, dtype=torch.float64))
         self.register_buffer("output_std", torch.ones(num_outputs or 1, dtype=torch.float64))
-        for module in self.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=config.init_std)
-            if isinstance(module, nn.Linear):
-                nn.init.zeros_(module.bias)
+        draw_weights(self, config.init_std)
 
     def encode(
         self,

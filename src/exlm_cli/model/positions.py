@@ -16,7 +16,8 @@ class RotaryPositions:
     """Rotation of heads by token index and clone index, as `model.rope` says; `none` counts as 2d (transition head).
 
     `2d` rotates by both indices, each with its own entries of a head (section 4.2). `fractional` rotates all entries by
-    one position, with the k clones of a [MASK] evenly spread around its index. `1d` counts along the expanded sequence.
+    one position, i + (c - (k + 1) / 2) / k for clone c of the [MASK] at index i. `1d` counts along the expanded
+    sequence.
 
     Args:
         config: Section `model` of the recipe.
@@ -46,14 +47,9 @@ class RotaryPositions:
         elif self.scheme == "1d":
             positions = expanded_index[..., None]
         else:
-            positions = fractional_positions(index, clone, self.num_states_per_mask)[..., None]
+            k = self.num_states_per_mask
+            positions = (index + torch.where(clone > 0, (clone - (k + 1) / 2) / k, 0.0))[..., None]
         return rotation_at(positions, self.axis_widths, self.base)
-
-
-def fractional_positions(index: Tensor, clone: Tensor, num_states_per_mask: int) -> Tensor:
-    """Return i + (c - (k + 1) / 2) / k for clone c of index i, and i where c is 0; float32, the shape of `index`."""
-    k = num_states_per_mask
-    return index + torch.where(clone > 0, (clone - (k + 1) / 2) / k, 0.0)
 
 
 def visible_positions(batch: Batch, *, hides_further_states: bool) -> Bool[Tensor, "B q X"] | None:

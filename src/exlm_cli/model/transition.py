@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from exlm_cli.config.sections import ModelConfig, TransitionConfig
+from exlm_cli.config.sections import ModelConfig
 from exlm_cli.data.batch import Batch
 from exlm_cli.model.positions import RotaryPositions
 from exlm_cli.ops.precision import without_autocast
@@ -77,9 +77,9 @@ class TransitionHead(nn.Module):
         self.query = nn.Linear(feature_width, config.width)
         self.key = nn.Linear(feature_width, config.width)
         self.gate = nn.Linear(feature_width, transition.heads) if transition.heads > 1 else None
-        scores = torch.tensor(initial_start_scores(transition))
-        if len(scores):
-            self.start_scores = nn.Parameter(scores)
+        num_scores = {"formula": 0, "next_mask": 1, "lanes": 2}[transition.start]
+        if num_scores:  # log-odds of the next mask, for lanes also of the same clone
+            self.start_scores = nn.Parameter(torch.full((num_scores,), transition.start_strength))
 
     def fade_balance(self, share_done: float) -> None:
         """Set the weight of the balance penalty for a step; `share_done` is the share of training before it."""
@@ -139,11 +139,6 @@ class TransitionHead(nn.Module):
         scores = self.start_scores.float()
         bias = torch.where(is_next, level + scores[0], 0.0)
         return bias + is_same_lane * scores[1] if self.start == "lanes" else bias
-
-
-def initial_start_scores(transition: TransitionConfig) -> list[float]:
-    """Return the initial `start_scores`: log-odds of the next mask, for lanes also of the same clone."""
-    return [transition.start_strength] * {"formula": 0, "next_mask": 1, "lanes": 2}[transition.start]
 
 
 def mask_order(

@@ -1,8 +1,9 @@
 """Log-probabilities of a few tokens per state, without keeping a (rows, vocabulary) matrix.
 
 The states-alignment loss reads T of the V probabilities of each state. They are computed one block of rows at a time,
-and beyond `chunk_rows` rows computed again in the backward pass, so the memory is chunk_rows * V, not N * V. On a CPU a
-block fits into the cache. Axes: N rows, D width, V vocabulary, T tokens to score in each row.
+and beyond `chunk_rows` rows computed again in the backward pass, so two blocks are in memory, at most
+2 * chunk_rows * V numbers, not N * V. On a CPU a block fits into the cache. Axes: N rows, D width, V vocabulary,
+T tokens to score in each row.
 """
 
 from collections.abc import Iterator

@@ -7,7 +7,6 @@ Axes: B sequences, T targets, S nodes, k states of a mask.
 """
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
@@ -42,9 +41,9 @@ def state_imbalance(log_trans: Float[Tensor, "B S S"], num_states_per_mask: int)
     """
     # a path ends at the node without edges; no path visits the padding beyond it
     is_end_BS = log_trans.exp().sum(-1) == 0
-    visits_BS = expected_visits(log_trans).masked_fill(is_end_BS, 0.0)[:, 1:]
-    clone_S = torch.arange(visits_BS.shape[1], device=log_trans.device) % num_states_per_mask
-    visits_Bk = visits_BS @ F.one_hot(clone_S, num_states_per_mask).to(visits_BS.dtype)
+    visits_BS = expected_visits(log_trans).masked_fill(is_end_BS, 0.0)
+    # a sum, not a product with one-hot rows: autocast would compute that in 16 bits
+    visits_Bk = visits_BS[:, 1:-1].unflatten(1, (-1, num_states_per_mask)).sum(1)
     tiny = torch.finfo(visits_Bk.dtype).tiny
     total_B1 = visits_Bk.sum(-1, keepdim=True)
     share_Bk = torch.where(total_B1 > 0, visits_Bk / total_B1.clamp(min=tiny), 1 / num_states_per_mask)

@@ -65,12 +65,21 @@ def test_expected_visits_are_those_of_the_enumerated_paths_of_every_length():
 def test_imbalance_is_the_divergence_of_the_visits_by_clone():
     log_trans = _log_trans()
     visits = expected_visits(log_trans)
-    by_clone = torch.stack([visits[0, [1, 3, 5]].sum(), visits[0, [2, 4, 6]].sum()])
-    expected = -(by_clone / by_clone.sum() * K).log().mean()
-    assert float(state_imbalance(log_trans, K)[0]) == pytest.approx(float(expected))
-    by_clone = torch.stack([visits[1, [1, 3]].sum(), visits[1, [2, 4]].sum()])
-    expected = -(by_clone / by_clone.sum() * K).log().mean()
-    assert float(state_imbalance(log_trans, K)[1]) == pytest.approx(float(expected))
+    for b, nodes_of_clones in enumerate((([1, 3, 5], [2, 4, 6]), ([1, 3], [2, 4]))):
+        by_clone = torch.stack([visits[b, nodes].sum() for nodes in nodes_of_clones])
+        expected = -(by_clone / by_clone.sum() * K).log().mean()
+        assert float(state_imbalance(log_trans, K)[b]) == pytest.approx(float(expected))
+
+
+def test_imbalance_is_the_same_under_autocast():
+    """Near balance, 16 bits would round the shares by more than they differ."""
+    scores = torch.randn(3, 42, 42, generator=torch.Generator().manual_seed(0)).mul(0.05)
+    log_trans = scores.masked_fill(torch.ones(42, 42).triu(1) == 0, -math.inf).log_softmax(-1).nan_to_num(-math.inf)
+    log_trans[:, -1] = -math.inf
+    with torch.autocast("cpu", torch.bfloat16):
+        imbalance = state_imbalance(log_trans, 4)
+    assert torch.equal(imbalance, state_imbalance(log_trans, 4))
+    assert (imbalance > 0).all()
 
 
 def test_imbalance_is_zero_for_lanes_that_share_alike_and_for_no_masks():

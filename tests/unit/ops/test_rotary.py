@@ -1,26 +1,10 @@
 """2D RoPE against its definition written as complex rotations, and the property it is there for: relative positions."""
 
-import math
-
 import pytest
 import torch
 
 from exlm_cli.ops.rotary import rotate, rotate_half_order, rotation_at
-
-
-def _by_definition(x: torch.Tensor, position: list[float], widths: tuple[int, ...], base: float) -> torch.Tensor:
-    """Rotate one head vector: for each axis, pair (2p, 2p + 1) of its w entries turns by position * base^(-2p/w)."""
-    out = x.clone()
-    start = 0
-    for where, width in zip(position, widths, strict=True):
-        for pair in range(width // 2):
-            first, second = start + 2 * pair, start + 2 * pair + 1
-            turned = complex(x[first], x[second]) * complex(
-                math.cos(angle := where * base ** (-2 * pair / width)), math.sin(angle)
-            )
-            out[first], out[second] = turned.real, turned.imag
-        start += width
-    return out
+from tests.oracles import turned
 
 
 @pytest.mark.parametrize("widths", [(8,), (4, 4), (6, 2)])
@@ -32,7 +16,7 @@ def test_rotation_is_the_definition(widths):
     for b in range(2):
         for head in range(3):
             for place in range(5):
-                expected = _by_definition(x[b, head, place], positions[b, place].tolist(), widths, 10000.0)
+                expected = turned(x[b, head, place], positions[b, place].tolist(), widths)
                 torch.testing.assert_close(rotated[b, head, place], expected, atol=1e-5, rtol=1e-5)
 
 

@@ -1,5 +1,8 @@
 """Attention without padding: sequence by sequence by definition; which devices have a kernel, without such a device."""
 
+import runpy
+import sys
+
 import pytest
 import torch
 
@@ -49,3 +52,19 @@ def test_flash_attn_gets_its_own_arguments(monkeypatch):
     varlen_attention(q, k, v, cu_queries, cu_keys, 5, 0.1)
     assert [*map(id, given[0][:5])] == [*map(id, (q, k, v, cu_queries, cu_keys))]
     assert given[0][5:] == (5, 5, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [("raise ImportError('undefined symbol')", "undefined symbol"), ("", "no attribute 'flash_attn_varlen_func'")],
+)
+def test_a_flash_attn_that_does_not_work_is_not_used_and_a_warning_says_so(tmp_path, monkeypatch, caplog, code, reason):
+    """Built for another torch, or of a version without the function; the module of this process stays as it is."""
+    (tmp_path / "flash_attn.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    del sys.modules["flash_attn"]
+    assert runpy.run_path(varlen.__file__)["flash_attn_varlen_func"] is None
+    (warning,) = caplog.messages
+    assert warning.startswith("flash_attn is installed and not used: ")
+    assert reason in warning

@@ -151,7 +151,7 @@ def alignment_edge_posterior(
 def choose_backend(
     backend: Backend, dtype: torch.dtype = torch.float32, device: torch.device = _CPU
 ) -> Literal["reference", "torch", "native"]:
-    """Return the backend that a call with such tensors uses; "auto" logs its choice and the reason once.
+    """Return the backend that a call with such tensors uses; "auto" warns once if it is not `native`.
 
     Raises:
         ValueError: The backend is unknown, or does not take this dtype on this device.
@@ -165,15 +165,13 @@ def choose_backend(
 
         obstacle = native.obstacle(dtype, device)
         if not obstacle:
-            if backend == "auto":
-                _log_once("alignment backend: native")
             return "native"
         if backend == "native":
             raise BackendError(
                 f"alignment backend `native` is not available: {obstacle}",
                 "run `exlm doctor --build` to build it and to see the compiler's message",
             )
-        _log_once(f"alignment backend: torch (native: {obstacle})")
+        _warn_once(f"alignment backend: torch, because native is not available: {obstacle}")
     if not takes_dtype:
         raise ValueError(
             f"`log_emit` is {_name(dtype)} on {device.type}; alignment backend `{backend}` takes float32 and float64 "
@@ -183,8 +181,8 @@ def choose_backend(
 
 
 @functools.cache
-def _log_once(message: str) -> None:
-    _logger.info(message)
+def _warn_once(message: str) -> None:
+    _logger.warning(message)
 
 
 def _implementation(backend: Backend, dag: _Dag) -> _Implementation:
@@ -256,10 +254,12 @@ def _check_shape(name: str, tensor: Tensor, axes: str, expected: tuple[int, ...]
 
 
 def _check_lengths(name: str, lengths: Tensor, axis: str, size: int) -> None:
+    if lengths.numel() == 0:  # an empty list becomes float32
+        return
     if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
         raise ValueError(f"`{name}` is {_name(lengths.dtype)}, expected an integer dtype")
     # reading the values would stall a device and cut a compiled graph in two
-    if lengths.device.type != "cpu" or torch.compiler.is_compiling() or lengths.numel() == 0:
+    if lengths.device.type != "cpu" or torch.compiler.is_compiling():
         return
     values = lengths.tolist()
     smallest, largest = min(values), max(values)

@@ -206,7 +206,8 @@ def build_library(kind: Kind, *, architectures: tuple[str, ...] = CUDA_ARCHITECT
         folder.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(todo.library.with_suffix(".lock"), timeout=_COMPILE_TIMEOUT_S[kind]):
             if not todo.library.is_file():
-                _logger.info("compiling the native alignment kernels with %s (once)", todo.compiler)
+                # a warning, which shows without set-up: nvcc takes a minute
+                _logger.warning("compiling the native alignment kernels with %s (once)", todo.compiler)
                 _compile(todo)
     except filelock.Timeout as error:
         raise BuildError(f"another process has held {error.lock_file} for {_COMPILE_TIMEOUT_S[kind]:.0f} s") from error
@@ -260,7 +261,7 @@ def _probe(*command: str) -> str:
 def _run(command: list[str], timeout_s: float) -> str:
     name = Path(command[0]).name
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=True)
     except subprocess.TimeoutExpired as error:
         raise BuildError(f"{name} did not finish within {timeout_s:.0f} s") from error
     except subprocess.CalledProcessError as error:

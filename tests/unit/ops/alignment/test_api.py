@@ -43,7 +43,7 @@ def native_stand_in(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
         states_alignment_nll=lambda log_emit, *_: -log_emit.new_ones(len(log_emit)),
     )
     monkeypatch.setattr(alignment, "native", stand_in, raising=False)
-    api._log_once.cache_clear()
+    api._warn_once.cache_clear()
     return stand_in
 
 
@@ -88,16 +88,15 @@ def test_native_that_is_not_available_is_an_error_with_the_reason(entry_point, d
 
 
 @pytest.mark.parametrize(
-    ("obstacle", "line"),
-    [("", "alignment backend: native"), ("no compiler", "alignment backend: torch (native: no compiler)")],
+    ("obstacle", "lines"),
+    [("", []), ("no compiler", ["alignment backend: torch, because native is not available: no compiler"])],
 )
-def test_auto_takes_native_where_it_serves_else_torch_and_logs_why_once(obstacle, line, dag, native_stand_in, caplog):
+def test_auto_takes_native_where_it_serves_else_torch_and_warns_once(obstacle, lines, dag, native_stand_in, caplog):
     native_stand_in.obstacle = lambda dtype, device: obstacle
     expected = states_alignment_nll(*dag, backend="torch") if obstacle else -torch.ones(2)
-    with caplog.at_level(logging.INFO, logger="exlm_cli"):
-        for _ in range(2):
-            assert states_alignment_nll(*dag).equal(expected)
-    assert caplog.messages == [line]
+    for _ in range(2):
+        assert states_alignment_nll(*dag).equal(expected)
+    assert caplog.messages == lines
 
 
 def test_a_backend_is_the_one_asked_for_and_auto_the_one_that_takes_the_dtype(native_stand_in):
@@ -139,3 +138,10 @@ def test_the_op_compiles_into_one_graph_without_reading_lengths(dag):
 def test_lengths_may_be_lists(entry_point, dag):
     lists = (dag.target_lengths.tolist(), dag.state_lengths.tolist())
     assert torch.equal(entry_point(*dag[:2], *lists), entry_point(*dag))
+
+
+def test_lengths_of_no_sequences_may_be_lists(entry_point, backend):
+    """An empty list has no dtype of integers by itself."""
+    empty = make_dag(3, 8, dtype=torch.float32)
+    tensors = [x[:0] for x in empty]
+    assert torch.equal(entry_point(*tensors[:2], [], [], backend=backend), entry_point(*tensors, backend=backend))

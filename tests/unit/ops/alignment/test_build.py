@@ -89,6 +89,7 @@ def test_the_wait_for_another_builder_ends(make_compiler, monkeypatch):
     [
         ("echo note >&2; echo 'x.cpp:3: error: no such type' >&2; exit 1", "x.cpp:3: error: no such type"),
         ("echo out of disk >&2; exit 1", "out of disk"),
+        (r"printf 'x.cpp:3: error: no type \377\n' >&2; exit 1", "error: no type \ufffd"),  # no UTF-8
         ("exit 1", "g++ failed"),
     ],
 )

@@ -115,19 +115,6 @@ def test_16_bit_conversions_are_those_of_torch(dtype, tmp_path_factory):
     assert torch.equal(rounded.nan_to_num(1.0).view(torch.int16), expected.nan_to_num(1.0).view(torch.int16))
 
 
-def test_one_step_equals_forward_and_backward(simulated):
-    dag = dags.make(5, 9, 40)
-    nll, grad_emit, grad_trans, _ = run(simulated, dag)
-    weights = torch.linspace(0.5, 2.0, 5)
-    results = [torch.empty_like(x) for x in (nll, grad_emit, grad_trans)]
-    saved = torch.empty(DeviceKernels.saved_shape(*dag.log_emit.shape), dtype=torch.int32)
-    pointers = map(library._pointer, (weights, results[0], saved, *results[1:]))
-    simulated.on(0, 0)._call("step", Dag.of(*dag), *pointers)
-    assert torch.equal(results[0], nll)
-    for gradient, expected in zip(results[1:], (grad_emit, grad_trans), strict=True):
-        torch.testing.assert_close(gradient, expected * weights[:, None, None], rtol=1e-6, atol=1e-12)
-
-
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("tensor", ["log_emit", "log_trans"])
 def test_a_nan_that_is_read_makes_only_its_sequence_nan(tensor, bad, simulated):
