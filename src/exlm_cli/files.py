@@ -174,11 +174,16 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]
     Raises:
         CheckpointError: The file system refuses; the old file is untouched.
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    write_atomically(path, text.getvalue().encode(errors="backslashreplace"))
+    text = "".join(map(csv_line, [header, *rows]))
+    write_atomically(path, text.encode(errors="backslashreplace"))
+
+
+def csv_line(cells: Sequence[object]) -> str:
+    """Return a row as a line of CSV, with a line feed at its end."""
+    line = io.StringIO()
+    # csv quotes cells for the characters of its line end alone, and a reader takes a lone carriage return for one
+    csv.writer(line, lineterminator="\r\n").writerow(cells)
+    return line.getvalue().removesuffix("\r\n") + "\n"
 
 
 def describe_finding(error: ValidationError) -> str:

@@ -38,6 +38,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, made: Path) -> Path:
     (folder / "molecules.csv").write_text("smiles,active\n" + "CCO,1\nCCN,0\n" * 20)
     (folder / "rows.txt").write_text("some words\n" * 50)
     (folder / "bad.smi").write_text("CCO\nC1CC\n" * 20)
+    (folder / "ragged.csv").write_text("id,text\n1,some words\n2,Hello, world\n")
     (folder / "empty.txt").touch()
     (folder / "binary.txt").write_bytes(bytes(range(256)))
     (folder / "cut.txt.gz").write_bytes(gzip.compress(b"words " * 100)[:-10])

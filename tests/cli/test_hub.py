@@ -155,7 +155,7 @@ def test_what_cannot_be_read_is_refused_and_leaves_nothing(
             hub.commit("me/text", files | {name: files[name][:-1] + b"\0"})
         case "tokenizer":
             other = json.loads(files["run/tokenizer.json"])
-            other["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+            other["normalizer"] = {"type": "Lowercase"}
             hub.commit("me/text", files | {"run/tokenizer.json": json.dumps(other).encode()})
         case "escape":
             hub.commit("me/text", files | {"run/../../../escaped.json": b"{}"})

@@ -1,5 +1,6 @@
 """Files are written whole or not at all, JSON is read as typed values, `~` means what it means in a shell."""
 
+import csv
 import errno
 import json
 import math
@@ -11,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from exlm_cli import files
+from exlm_cli.data.rows.table import read_table
 from exlm_cli.errors import CheckpointError, DataError
 from exlm_cli.files import (
     JsonModel,
@@ -83,6 +85,16 @@ def test_a_file_is_left_alone_until_the_work_writes_it(tmp_path):
         assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.csv", "old")]
         write_csv(path, ["a", "b"], [[1, 'x,"y"']])
     assert path.read_text() == 'a,b\n1,"x,""y"""\n'
+
+
+def test_cells_with_line_ends_come_back_from_csv(tmp_path):
+    """Python's reader and ours end a row at a carriage return, unless its cell is quoted."""
+    path, rows = tmp_path / "a.csv", [["a\rb", "\r\n"], ["\n", "plain"], ["", "x,y"]]
+    write_csv(path, ["one", "two\rnames"], rows)
+    with path.open(encoding="utf-8", newline="") as file:
+        assert list(csv.reader(file)) == [["one", "two\rnames"], *rows]
+    assert read_table(path).column("one", "") == ("a\rb", "", "")
+    assert path.read_bytes().endswith(b'"\n",plain\n,"x,y"\n')
 
 
 @pytest.mark.parametrize(("existing", "left"), [("", []), ("a", ["a"]), ("a/b", ["a", "a/b"])])

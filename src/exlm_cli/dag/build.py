@@ -6,7 +6,8 @@ from torch import Tensor
 
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.dag import check_sentence
-from exlm_cli.dag.graph import Dag, IntArray
+from exlm_cli.dag.graph import Dag
+from exlm_cli.data import IntArray
 from exlm_cli.data.batch import batch_from_masked_ids
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError

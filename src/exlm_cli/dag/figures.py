@@ -53,8 +53,9 @@ def render_graph(inspection: Inspection, formats: Sequence[str]) -> dict[str, by
     panel = _FillingPanel(inspection) if inspection.dag.num_masks <= _MAX_MASKS_IN_PANEL else None
     width = layout.width + (panel.width if panel else 0.0)
     height = max(layout.height, panel.height if panel else 0.0)
-    captions = [GRAPH_CAPTION, inspection.health(), inspection.note_on_cut(), inspection.note_on_proof()]
-    captions += [_NOTE_ON_SMILES] if inspection.dag.kind == "smiles" else []
+    captions = [GRAPH_CAPTION, inspection.health(), inspection.note_on_cut()]
+    if panel:
+        captions += [inspection.note_on_proof(), _NOTE_ON_SMILES if inspection.dag.kind == "smiles" else ""]
     with drawing(), rc_context(_TEXT_SETTINGS):
         figure = new_figure(max(width, 400.0) / 72, height / 72, inspection.numbered_sentence(), captions)
         figure.set_layout_engine("none")
@@ -221,7 +222,7 @@ def _ends(inspection: Inspection, source: int, target: int) -> str:
 class _FillingPanel:
     """The list beside the graph: shares, bars and words in columns by mask, and below them the independent guess."""
 
-    _FONT, _PITCH, _TOP = 9.0, 19.0, 58.0
+    _FONT, _NOTE_FONT, _PITCH, _TOP = 9.0, 8.0, 19.0, 58.0
     _BAR_LEFT, _BAR_WIDTH, _WORDS_LEFT, _MAX_WORD = 52.0, 46.0, 104.0, 84.0
 
     def __init__(self, inspection: Inspection) -> None:
@@ -231,15 +232,16 @@ class _FillingPanel:
         for words in zip(*map(self._words, fillings), strict=True):
             columns.append(columns[-1] + max(_chip_width(word, self._FONT) for word in words) + 6.0)
         self._columns = columns
-        self.width = max(columns[-1] + 30.0, 262.0)
+        joint = format_percent(inspection.share(inspection.guess.filling))
+        self._note = f"{inspection.share_if_independent()}; {joint} in the DAG"
+        self.width = max(columns[-1] + 30.0, 262.0, text_width(self._note, self._NOTE_FONT) + 12.0)
         self.height = self._TOP + 56.0 + self._PITCH * len(inspection.n_best.fillings)
 
     def draw(self, axes: Axes) -> None:
-        n_best, guess = self._inspection.n_best, self._inspection.guess
         _measure_in_points(axes, 0.0, 0.0, self.width, self.height)
         self._draw_heading(axes, 22.0, "Most probable joint fillings", f"share {self._inspection.counted_fillings()}")
         y = self._TOP
-        for filling in n_best.fillings:
+        for filling in self._inspection.n_best.fillings:
             share = format_percent(self._inspection.share(filling))
             _write(axes, self._BAR_LEFT - 6, y, share, self._FONT, ha="right")
             bar = max(self._BAR_WIDTH * self._inspection.relative_probability(filling), 0.5)
@@ -248,14 +250,12 @@ class _FillingPanel:
             if filling.is_valid_smiles is False:
                 _write(axes, self._columns[-1] + 6, y, "\N{BALLOT X}", self._FONT)
             y += self._PITCH
-        alone, joint = format_percent(guess.prob_independent), format_percent(self._inspection.share(guess.filling))
-        note = f"{alone} if masks were independent; {joint} in the DAG"
-        self._draw_heading(axes, y + 8, "Each [MASK] guessed on its own", note)
-        self._draw_words(axes, guess.filling, y + 42)
+        self._draw_heading(axes, y + 8, "Each [MASK] guessed on its own", self._note)
+        self._draw_words(axes, self._inspection.guess.filling, y + 42)
 
     def _draw_heading(self, axes: Axes, y: float, heading: str, note: str) -> None:
         _write(axes, 6.0, y, heading, 10.0, ha="left", weight="bold")
-        _write(axes, 6.0, y + 14, note, 8.0, FAINT_INK, ha="left")
+        _write(axes, 6.0, y + 14, note, self._NOTE_FONT, FAINT_INK, ha="left")
 
     def _draw_words(self, axes: Axes, filling: Filling, y: float) -> None:
         for mask, (word, left) in enumerate(zip(self._words(filling), self._columns, strict=False)):

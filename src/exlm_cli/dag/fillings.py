@@ -36,7 +36,7 @@ class Filling:
         text: The input with its masks filled.
         log_prob: Log-probability, nats, of this text among texts of any length that the DAG yields. Subtract the log
             of P(exactly T tokens) for its share among texts with T tokens.
-        path: Nodes of the most probable alignment.
+        path: Nodes of the most probable alignment, or -1 where there is none.
         is_valid_smiles: RDKit's verdict; None for running text.
     """
 
@@ -68,8 +68,8 @@ class IndependentGuess:
 
     Attributes:
         filling: The guess; its `log_prob` is the DAG's for these tokens together.
-        token_probs: Marginal probability of each guessed token.
-        prob_independent: Their product: the probability if masks were independent.
+        token_probs: Marginal probability of each guessed token, given T tokens.
+        prob_independent: Their product: the probability, given T tokens, if masks were independent.
     """
 
     filling: Filling
@@ -102,17 +102,18 @@ def n_best_fillings(dag: Dag, n: int, length: Length = "exact") -> NBest:
         wanted = min(2 * wanted, limit)
 
 
-def independent_guess(dag: Dag) -> IndependentGuess:
+def independent_guess(dag: Dag, length: Length = "exact") -> IndependentGuess:
     """Fill every mask with its most probable token, independently of the other masks.
 
-    The distribution at mask t is the exact marginal of the t-th token given T tokens (`token_marginals`).
+    The distribution at mask t is the exact marginal of the t-th token given T tokens (`token_marginals`). The guess is
+    scored as the fillings of this `length` are.
 
     Raises:
         DataError: No path has exactly T inner nodes.
     """
     marginal_TV = token_marginals(dag)
     probs = marginal_TV.max(axis=1)
-    (filling,) = _merge_by_text(dag, [tuple(enumerate(marginal_TV.argmax(axis=1).tolist()))], "exact")
+    (filling,) = _merge_by_text(dag, [tuple(enumerate(marginal_TV.argmax(axis=1).tolist()))], length)
     return IndependentGuess(filling, tuple(probs.tolist()), math.exp(np.log(probs).sum()))
 
 

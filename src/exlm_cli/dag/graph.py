@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from exlm_cli.data import IntArray
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.format import format_number_of, printable
 from exlm_cli.ops.alignment import alignment_edge_posterior, alignment_posterior, best_alignment, states_alignment_nll
 
 FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,11 @@ class Inspection:
         """Describe the set of fillings in which shares sum to 1."""
         return "of all fillings of any length" if self.length == "any" else f"of all fillings with {self._num_tokens()}"
 
+    def share_if_independent(self) -> str:
+        """Describe the probability of the guess if masks were independent, and its condition where it has another."""
+        given = " given as many tokens as masks" if self.length == "any" else ""
+        return f"{format_percent(self.guess.prob_independent)} if masks were independent{given}"
+
     def note_on_cut(self) -> str:
         """Return a sentence on the masks that pictures leave out, or nothing."""
         num_left_out = self.dag.num_masks - MAX_MASKS_DRAWN
@@ -158,7 +163,7 @@ def inspect(
         path=graph.most_likely_path(dag),
         length=length,
         n_best=n_best_fillings(dag, num_fillings, length),
-        guess=independent_guess(dag),
+        guess=independent_guess(dag, length),
         log_prob_exact=graph.length_log_prob(dag),
         checkpoint=checkpoint,
     )

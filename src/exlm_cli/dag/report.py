@@ -4,7 +4,8 @@ The page shows the SVG pictures of `figures`; pointing at a node shows all its e
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from html import escape
 from pathlib import Path
 
@@ -15,9 +16,6 @@ from exlm_cli.dag.text import render_dot, render_json
 from exlm_cli.files import folder_for_results, write_atomically
 from exlm_cli.format import format_percent, printable
 from exlm_cli.report.style import html_page, ink_on, mask_colour
-
-_TABLES = ("dot", "json")
-"""Formats without a picture."""
 
 _STYLE = """
 .chip { border-radius: .35em; padding: .1em .4em; white-space: nowrap; }
@@ -71,27 +69,18 @@ def write_report(
 ) -> list[Path]:
     """Write the files into a folder, which is made if need be; a failure leaves no half-written file.
 
-    `show` is called once the folder and the files without pictures are there: pictures of a large DAG take seconds.
+    `show` is called once the folder is there: pictures of a large DAG take seconds.
 
     Raises:
         CheckpointError: The file system refuses.
     """
-    tables = render_report(inspection, [name for name in formats if name in _TABLES])
-    drawn = [name for name in formats if name not in _TABLES and (name == "html" or inspection.dag.has_transitions)]
-    if not tables and not drawn:
+    names = [name for name in formats if name in ("html", "json") or inspection.dag.has_transitions]
+    with folder_for_results(folder) if names else nullcontext():
         show()
-        return []
-    with folder_for_results(folder):
-        _write(tables, folder)
-        show()
-        pictures = render_report(inspection, drawn)
-        _write(pictures, folder)
-    return [folder / name for name in (*pictures, *tables)]
-
-
-def _write(files: Mapping[str, bytes], folder: Path) -> None:
-    for name, data in files.items():
-        write_atomically(folder / name, data)
+        files = render_report(inspection, names)
+        for name, data in files.items():
+            write_atomically(folder / name, data)
+    return [folder / name for name in files]
 
 
 def render_html(inspection: Inspection, pictures: Sequence[str]) -> str:
@@ -133,16 +122,15 @@ def _graphic(name: str, svg: str) -> str:
 
 
 def _fillings_table(inspection: Inspection) -> str:
-    guess = inspection.guess
     verdict = ["RDKit"] if inspection.dag.kind == "smiles" else []
     masks = [f"[MASK {mask + 1}]" for mask in range(inspection.dag.num_masks)]
     rows = [_header(["", "share", "", *masks, "text", *verdict])]
     for rank, filling in enumerate(inspection.n_best.fillings, start=1):
         bar = f'<span class="bar" style="width:{90 * inspection.relative_probability(filling):.1f}px"></span>'
         rows.append(f"<tr>{_filling_cells(inspection, filling, str(rank), bar)}</tr>\n")
-    alone = f"each [MASK] guessed on its own; {format_percent(guess.prob_independent)} if masks were independent"
+    alone = f"each [MASK] guessed on its own; {inspection.share_if_independent()}"
     note = f"<br><small>{escape(alone)}</small>"
-    rows.append(f'<tr class="alone">{_filling_cells(inspection, guess.filling, note=note)}</tr>\n')
+    rows.append(f'<tr class="alone">{_filling_cells(inspection, inspection.guess.filling, note=note)}</tr>\n')
     return f"<table>{''.join(rows)}</table>"
 
 

@@ -20,7 +20,8 @@ from typing import Literal
 
 import numpy as np
 
-from exlm_cli.dag.graph import Dag, FloatArray, IntArray
+from exlm_cli.dag.graph import Dag, FloatArray
+from exlm_cli.data import IntArray
 
 Length = Literal["exact", "any"]
 Tokens = tuple[tuple[int, int], ...]

@@ -131,7 +131,7 @@ def _fillings(inspection: Inspection) -> Table:
         table.add_row(str(rank), *_filling_cells(inspection, filling))
     table.add_section()
     table.add_row("", *_filling_cells(inspection, guess.filling))
-    alone = f"each [MASK] guessed on its own, {format_percent(guess.prob_independent)} if masks were independent"
+    alone = f"each [MASK] guessed on its own, {inspection.share_if_independent()}"
     table.add_row("", "", Text(alone, style="dim"))
     if not n_best.is_proven:
         table.add_row("", "", Text(inspection.note_on_proof(), style="bold"))

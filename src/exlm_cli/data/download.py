@@ -80,6 +80,7 @@ def _download(remote: RemoteFile, target: str, progress: Progress, hint: str) ->
 
     _refuse_insecure(remote.url, remote.url, hint)
     progress.message(f"fetching {remote.url} ({remote.size_bytes:,} bytes)")
+    Path(target).unlink()  # made by `tempfile`, whose mode is 0600 whatever the umask is
     with (
         requests.get(
             remote.url,

@@ -198,6 +198,8 @@ class Feed:
         """Return the (n,) positions of sequences after repetition and expansion, as their batches will have them."""
         masking = self.recipe.masking
         lengths: IntArray = self.dataset.lengths[indices] * masking.num_repeats + 2
+        if masking.num_states_per_mask == 1:
+            return lengths
         per_block = max(1, _BLOCK_TOKENS // int(lengths.max(initial=1)))
         for start in range(0, len(indices), per_block):
             block = slice(start, start + per_block)

@@ -56,6 +56,10 @@ class Tokenizer:
             TokenizerError: It has another kind of model, or a special token is missing.
         """
         self._origin = origin
+        # "[SEP]" in raw text must stay text, and no text may be truncated.
+        backend.encode_special_tokens = True
+        backend.no_truncation()
+        backend.no_padding()
         with _explaining(origin):
             definition = json.loads(backend.to_str())
             vocabulary = backend.get_vocab(with_added_tokens=True)
@@ -77,10 +81,6 @@ class Tokenizer:
         with _explaining(origin):
             # some damage shows only in use
             backend.decode(backend.encode("[MASK] CO", add_special_tokens=False).ids)
-        # "[SEP]" in raw text must stay text, and no text may be truncated.
-        backend.encode_special_tokens = True
-        backend.no_truncation()
-        backend.no_padding()
         self._backend = backend
         self.kind: TokenizerKind = _KIND_OF_MODEL[model]
         self.vocab_size: int = max(vocabulary.values()) + 1
@@ -93,9 +93,9 @@ class Tokenizer:
 
     @cached_property
     def is_ordinary(self) -> BoolArray:
-        """(V,) True at tokens that may be masked: all but the special ones."""
-        is_ordinary = np.ones(self.vocab_size, dtype=bool)
-        is_ordinary[list(self.special_ids)] = False
+        """(V,) True at tokens that may be masked: not at special ones, nor at ids that a vocabulary with gaps lacks."""
+        is_ordinary = np.zeros(self.vocab_size, dtype=bool)
+        is_ordinary[list({*self._backend.get_vocab().values()} - self.special_ids)] = True
         return is_ordinary
 
     @classmethod
@@ -170,10 +170,12 @@ class Tokenizer:
         return text
 
     def token_text(self, token_id: int) -> str:
-        """Return one token for display: without the blank in front, unprintable characters escaped."""
+        """Return one token for display: without the blank in front, unprintable characters escaped; `<7>` for a gap."""
         token = self._backend.id_to_token(token_id)
-        if token is None:
+        if token is None and token_id >= self.vocab_size:
             raise ValueError(f"token id {token_id} is not in the vocabulary of {self.vocab_size}")
+        if token is None:
+            return f"<{token_id}>"
         if self.kind == "smiles" or token in SPECIAL_TOKENS:
             return str(token)
         with _explaining(self._origin):

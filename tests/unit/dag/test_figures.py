@@ -2,6 +2,7 @@
 
 import io
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -111,3 +112,14 @@ def test_smiles_that_rdkit_refuses_are_marked():
     refused = [f for f in smiles().n_best.fillings if not f.is_valid_smiles]
     assert 0 < len(refused) < len(smiles().n_best.fillings)
     assert _texts(_svg(render_graph, smiles())).count("\N{BALLOT X}") == len(refused)
+
+
+@pytest.mark.parametrize("make", [smiles, lambda: many_masks(6, 1)])
+def test_captions_speak_of_a_list_only_where_it_is_drawn(make):
+    """Beside more than five masks there is no room for it."""
+    doubtful = replace(make(), n_best=replace(make().n_best, is_proven=False), dag=replace(make().dag, kind="smiles"))
+    texts = _texts(_svg(render_graph, doubtful))
+    is_drawn = "Most probable joint fillings" in texts
+    assert is_drawn == (make is smiles)
+    assert any("may be missing from this list" in text for text in texts) == is_drawn
+    assert any("RDKit refuses it" in text for text in texts) == is_drawn

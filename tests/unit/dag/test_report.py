@@ -20,14 +20,15 @@ def test_only_what_is_wanted_is_written(tmp_path):
     assert write_report(case_study(), folder, []) == []
 
 
-def test_pictures_are_drawn_after_what_needs_none_was_written_and_shown(tmp_path):
-    there_when_shown: list[str] = []
-    formats = ["svg", "html", "dot", "json"]
-    write_report(
-        case_study(), tmp_path, formats, show=lambda: there_when_shown.extend(path.name for path in tmp_path.iterdir())
-    )
-    assert sorted(there_when_shown) == ["dag.dot", "dag.json"]
-    assert len(list(tmp_path.iterdir())) == 5
+def test_text_is_shown_before_pictures_are_drawn_but_not_where_no_folder_can_be_made(tmp_path, monkeypatch):
+    """Pictures take seconds, and an error writes nothing to stdout."""
+    shown: list[bool] = []
+    folder = tmp_path / "new"
+    monkeypatch.setattr(dag_report, "render_report", lambda *_: {"drawn": b""} if shown else {})
+    assert write_report(case_study(), folder, ["svg"], show=lambda: shown.append(folder.is_dir())) == [folder / "drawn"]
+    assert shown == [True]
+    with pytest.raises(CheckpointError, match="no such folder can be made"):
+        write_report(case_study(), folder / "drawn", ["svg"], show=lambda: pytest.fail("shown"))
 
 
 def test_a_model_without_transitions_has_no_pictures():
@@ -43,5 +44,5 @@ def test_a_failure_leaves_no_new_folder(tmp_path, monkeypatch):
 
     monkeypatch.setattr(dag_report, "write_atomically", fail)
     with pytest.raises(CheckpointError, match=r"No space left on device$"):
-        write_report(case_study(), tmp_path / "new", ["dot", "json"], show=lambda: pytest.fail("shown"))
+        write_report(case_study(), tmp_path / "new", ["dot", "json"])
     assert list(tmp_path.iterdir()) == []

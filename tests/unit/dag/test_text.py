@@ -135,8 +135,9 @@ def _punctuated(kind: str) -> Inspection:
         (lambda: _punctuated("text"), lambda: _punctuated("smiles"), "“(” 0.50"),
         (lambda: inspect(case_study_dag(), length="any"), case_study, "share of all fillings of any length"),
         (lambda: inspect(case_study_dag(), length="any", num_fillings=30), case_study, "This is, and I'm very"),
+        (lambda: inspect(case_study_dag(), length="any"), case_study, "independent given as many tokens as masks"),
     ],
-    ids=["collapsed", "not proven", "punctuation of running text", "any length", "an empty mask"],
+    ids=["collapsed", "not proven", "punctuation of running text", "any length", "an empty mask", "condition"],
 )
 def test_what_is_special_about_a_dag_is_said_of_it_alone(special, plain, shown):
     assert shown in " ".join(_shown(special()).split())

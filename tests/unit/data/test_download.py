@@ -1,8 +1,10 @@
 """Files come whole from a local server that breaks off, redirects or serves wrong bytes; nothing else is kept."""
 
 import hashlib
+import os
 import re
 import socket
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +51,16 @@ def test_a_file_is_fetched_once_under_a_bar(server, cache):
     assert bar.done == sorted(bar.done)
     again, progress = fetch(server.url)
     assert (again, progress.said, server.num_requests) == (path, [], 1)
+
+
+def test_a_file_has_the_mode_that_the_umask_gives(server):
+    """Others of a group may share the cache."""
+    before = os.umask(0o027)
+    try:
+        path, _ = fetch(server.url)
+    finally:
+        os.umask(before)
+    assert stat.filemode(path.stat().st_mode) == "-rw-r-----"
 
 
 def test_a_copy_that_was_altered_is_fetched_again(server):
@@ -107,5 +119,5 @@ def test_only_https_is_fetched(url):
 
 def test_a_cache_that_cannot_be_written_is_named(server, cache):
     cache.write_text("a file in its place")
-    with pytest.raises(DataError, match="the data cache cannot be written"):
+    with pytest.raises(DataError, match="the data cache cannot be read or written"):
         fetch(server.url)

@@ -26,27 +26,28 @@ def _expected(rows: list[Row]) -> list[tuple[Row, str | None]]:
 
 
 @pytest.fixture(autouse=True)
-def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_chunks_on_two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rdkit_processes, "_CHUNK_ROWS", 8)
+    monkeypatch.setattr(loky, "cpu_count", lambda: 2)
 
 
 def test_two_processes_give_the_same_answers_in_the_same_order():
     rows = _rows(203)
-    assert list(check_smiles(rows, 2)) == _expected(rows)
+    assert list(check_smiles(rows)) == _expected(rows)
 
 
-@pytest.mark.parametrize(("count", "num_processes"), [(0, 2), (32, 2), (32, 1)])
-def test_few_rows_start_no_process(monkeypatch, count, num_processes):
+@pytest.mark.parametrize("count", [0, 32])
+def test_few_rows_start_no_process(monkeypatch, count):
     monkeypatch.setattr(loky, "ProcessPoolExecutor", None)
     rows = _rows(count)
-    assert list(check_smiles(rows, num_processes)) == _expected(rows)
+    assert list(check_smiles(rows)) == _expected(rows)
 
 
 def test_stopping_early_ends_the_processes(monkeypatch):
     started: list[Any] = []
     executor = loky.ProcessPoolExecutor
     monkeypatch.setattr(loky, "ProcessPoolExecutor", lambda *a, **k: started.append(executor(*a, **k)) or started[-1])
-    checked = check_smiles(_rows(400), 2)
+    checked = check_smiles(_rows(400))
     for _ in range(40):
         next(checked)
     (processes,) = [list(pool._processes.values()) for pool in started]
@@ -68,7 +69,7 @@ def test_a_row_that_ends_its_process_is_a_reason_and_the_others_are_answered(fau
     """Rows 40 and 70 of 100 are at fault; the answers of all others are the function's own."""
     monkeypatch.setattr(rdkit_processes, "_answer", partial(_answer_within, 0.2))
     texts = [fault if row in (40, 70) else f"row {row}" for row in range(100)]
-    answered = list(map_in_order(_end_or_hang, texts, "reason: {}".format, 2))
+    answered = list(map_in_order(_end_or_hang, texts, "reason: {}".format))
     assert len(answered) == len(texts)
     faults = {row: answer for row, answer in enumerate(answered) if answer.startswith("reason")}
     assert list(faults) == [40, 70]
@@ -80,7 +81,7 @@ def test_a_row_that_ends_its_process_is_a_reason_and_the_others_are_answered(fau
 
 def test_a_long_text_is_left_to_a_process(monkeypatch):
     monkeypatch.setattr(rdkit_processes, "_answer", partial(_answer_within, 0.2))
-    answered = list(map_in_order(_dies_of_long, ["C", "C" * 501, "O"], str, 2))
+    answered = list(map_in_order(_dies_of_long, ["C", "C" * 501, "O"], str))
     assert answered[::2] == ["C", "O"]
     assert "process" in answered[1]
 
@@ -99,7 +100,7 @@ def test_a_machine_without_pgrep_ends_its_processes_too(monkeypatch, capfd):
     """Slim images lack it, and loky, which asks it for the children of its processes, hung there."""
     monkeypatch.setenv("PATH", "")
     rows = [Row("a.smi", 1, "C" * 600), Row("a.smi", 2, "CCO")]
-    assert list(check_smiles(rows, 1)) == _expected(rows)
+    assert list(check_smiles(rows)) == _expected(rows)
     assert capfd.readouterr().err == ""
 
 
@@ -111,7 +112,7 @@ def test_a_script_needs_no_main_guard_and_runs_nothing_of_its_folder(tmp_path):
         "from exlm_cli.data import rdkit_processes\n"
         "rdkit_processes._CHUNK_ROWS = 8\n"
         "rows = [Row('a.smi', n, 'CCO') for n in range(60)]\n"
-        "print(sum(problem is None for _, problem in rdkit_processes.check_smiles(rows, 2)))\n"
+        "print(sum(problem is None for _, problem in rdkit_processes.check_smiles(rows)))\n"
     )
     done = subprocess.run(
         [sys.executable, "sub/script.py"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60

@@ -2,16 +2,17 @@
 
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import fields
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
+from exlm_cli.data.masking import Masker
 from exlm_cli.data.sampler import Feed, cut_microbatches, plan_epoch, prefetch
-from tests.tiny import SPECIAL, tiny_recipe
+from tests.tiny import SPECIAL, per_sequence, tiny_recipe
 
 LENGTHS = np.random.default_rng(0).integers(4, 60, size=501)
 BUDGETS = [
@@ -156,7 +157,7 @@ def test_a_sequence_is_the_same_alone_and_its_length_is_known_before_it_is_made(
         for b, index in enumerate(batch.sample_index.tolist()):
             alone = feed.batch(np.array([index]))
             assert lengths[index] == int(batch.lengths[b]) == alone.token_ids.shape[1]
-            for field in fields(batch)[:10]:  # those with an axis of sequences
+            for field in per_sequence(batch):
                 in_company, itself = getattr(batch, field.name)[b], getattr(alone, field.name)[0]
                 assert torch.equal(in_company[: len(itself)] if itself.ndim else in_company, itself), field.name
 
@@ -167,6 +168,13 @@ def test_lengths_counted_block_by_block_are_those_counted_at_once(dataset, monke
     monkeypatch.setattr("exlm_cli.data.sampler._BLOCK_TOKENS", 100)
     assert feed.expanded_lengths(indices).tolist() == at_once.tolist()
     assert feed.expanded_lengths(indices[:0]).tolist() == []
+
+
+def test_masks_that_add_no_position_are_not_counted(dataset, monkeypatch):
+    """Counting draws the masks, which the batches draw again."""
+    monkeypatch.setattr(Masker, "count", Mock(side_effect=AssertionError("counted")))
+    feed, indices = Feed(dataset, tiny_recipe(**SCHEMES[1]), SPECIAL, epoch=0), np.arange(300)
+    assert feed.expanded_lengths(indices).tolist() == (2 * dataset.lengths + 2).tolist()
 
 
 @pytest.mark.parametrize(("microbatch_tokens", "are_padded"), [(64, False), (200, True)])

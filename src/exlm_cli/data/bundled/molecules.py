@@ -35,8 +35,8 @@ CORES = (
     "C(=O)({0})N{1}",  # amide
     "C({0})S(=O)(=O)N{1}",  # sulfonamide
     "O=C1N({0})C(=O)c2cc({1})ccc21",  # phthalimide
-    "c1ccc(C({0})Oc2ccc({1})cc2)cc1",  # benzhydryl-like ether
-    "C1CC2CC1CC2({0}){1}",  # norbornane: three rings' worth of closures
+    "c1ccc(C({0})Oc2ccc({1})cc2)cc1",  # benzyl phenyl ether
+    "C1CC2CC1CC2({0}){1}",  # norbornane
     "c1cc({0})ccc1C(=O)Nc1ccc({1})c({2})c1",  # benzanilide
 )
 """SMILES with sites {0}, {1}, ...; each site takes any substituent."""

@@ -1,5 +1,6 @@
 """Folder where tokenizers, token shards and downloads are kept: writing and locking its entries."""
 
+import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,15 +18,16 @@ _DAMAGED = (CheckpointError, DataError, TokenizerError)
 
 @contextmanager
 def explaining_disk_trouble(cache: Path) -> Iterator[None]:
-    """Turn a failed write into one line about the cache; inputs that cannot be read raise `DataError` themselves."""
+    """Turn disk trouble into one line about the cache; inputs that cannot be read raise `DataError` themselves."""
     try:
         yield
     except (OSError, CheckpointError) as error:
         cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
         reason = reason_of(cause) if isinstance(cause, OSError) else str(cause)
+        space = "free some space, or " if getattr(cause, "errno", None) in (errno.ENOSPC, errno.EDQUOT) else ""
         raise DataError(
-            f"{getattr(cause, 'filename', None) or cache}: the data cache cannot be written: {reason}",
-            "free some space, or choose another folder with `EXLM_CACHE_DIR=DIR` (pre-training: also `data.cache_dir`)",
+            f"{getattr(cause, 'filename', None) or cache}: the data cache cannot be read or written: {reason}",
+            f"{space}choose another folder with `EXLM_CACHE_DIR=DIR` (pre-training: also `data.cache_dir`)",
         ) from error
 
 

@@ -75,7 +75,7 @@ def resolve_inputs(inputs: Sequence[str], *, kind: RowKind, progress: Progress) 
             try:
                 sources.extend(_local_files(given, progress))
             except OSError as error:
-                raise DataError(f"{given}: cannot be read: {reason_of(error)}", READ_HINT) from error
+                raise DataError(f"{error.filename or given}: cannot be read: {reason_of(error)}", READ_HINT) from error
     return sources
 
 
@@ -168,16 +168,23 @@ def _local_files(given: str, progress: Progress) -> list[FileSource]:
         raise DataError("an input is empty; accepted: a file, a directory, a glob or hub:NAME", "`.` is this directory")
     path = expand_path(given)
     if path.is_dir():
-        return _files_under(path, progress)
+        return _files_under(path, progress, set())
     if path.exists() or path.is_symlink():
         return [_file(path)]
     if not _GLOB_CHARACTERS.isdisjoint(given):
         found = sorted(Path(match) for match in glob.glob(str(path), recursive=True))  # noqa: PTH207 (any root)
         if not found:
             raise DataError(f"`{given}`: the pattern matches no file", f"the current directory is {Path.cwd()}")
-        return [
-            file for match in found for file in (_files_under(match, progress) if match.is_dir() else [_file(match)])
-        ]
+        files: list[FileSource] = []
+        seen: set[Path] = set()
+        for match in found:
+            parent = match.parent.resolve()
+            entry = match.resolve() if match.is_dir() else parent / match.name
+            # `**` matches a folder and then what is in it, and follows links in circles
+            if seen.isdisjoint((parent, entry)):
+                files += _files_under(match, progress, seen) if match.is_dir() else [_file(match)]
+                seen.add(entry)
+        return files
     raise DataError(f"{given}: no such file or directory", _nearest(path))
 
 
@@ -206,14 +213,21 @@ def _file(path: Path) -> FileSource:
     return FileSource(path, size_bytes)
 
 
-def _files_under(folder: Path, progress: Progress) -> list[FileSource]:
-    """Return the files of a folder and its subfolders that can be read, sorted, without hidden ones."""
-    found = sorted(
-        Path(parent, name)
-        for parent, _, names in os.walk(folder)
-        for name in names
-        if not any(part.startswith(".") for part in Path(parent, name).relative_to(folder).parts)
-    )
+def _files_under(folder: Path, progress: Progress, seen: set[Path]) -> list[FileSource]:
+    """Return the files of a folder and its subfolders that can be read, sorted, without hidden ones.
+
+    Links are followed, but not to folders in `seen`, to which each folder is added by its real path.
+    """
+    found: list[Path] = []
+    for parent, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
+        real = Path(parent).resolve()
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += (Path(parent, name) for name in names if not name.startswith("."))
+    found.sort()
     known = [path for path in found if format_of(path) is not None]
     if not known:
         raise DataError(
@@ -225,3 +239,7 @@ def _files_under(folder: Path, progress: Progress) -> list[FileSource]:
         others = format_number_of(len(found) - len(known), "file")
         progress.message(f"{folder}: skipped {others} of another kind, such as {skipped.name}")
     return [_file(path) for path in known]
+
+
+def _raise(error: OSError) -> None:
+    raise error

@@ -2,10 +2,9 @@
 
 The result is cached: `tokenizers/<key>.json` with its fingerprint in `<key>.sha256`, and `shards/<key>/` with `train/`,
 `valid/`, `rejected.csv` and `prepared.json`. Keys are hashes of contents and options, and entries are renamed into
-place whole, so none is ever stale.
+place whole, so none is stale unless RDKit, which judges SMILES, was updated.
 """
 
-import csv
 import math
 import os
 import shutil
@@ -34,7 +33,7 @@ from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE, Row
 from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import DataError, TokenizerError
-from exlm_cli.files import JsonModel, read_json, refusing
+from exlm_cli.files import JsonModel, csv_line, read_json, refusing
 from exlm_cli.format import format_number_of, shorten
 from exlm_cli.paths import cache_root, expand_path
 from exlm_cli.progress import Progress
@@ -374,8 +373,7 @@ class SkippedRows:
 
     def __enter__(self) -> Self:
         self._file = self.path.open("w", encoding="utf-8", errors="backslashreplace", newline="")
-        self._writer = csv.writer(self._file)
-        self._writer.writerow(SKIPPED_COLUMNS)
+        self._file.write(csv_line(SKIPPED_COLUMNS))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -391,7 +389,7 @@ class SkippedRows:
             raise DataError(_describe(row, reason), "`data.on_invalid=skip` skips such rows and lists them in a CSV")
         self.num_rows += 1
         self._first = self._first or _describe(row, reason)
-        self._writer.writerow((row.source, row.number, reason, row.text))
+        self._file.write(csv_line((row.source, row.number, reason, row.text)))
 
     def describe(self) -> str:
         """Return how many there are, and what is wrong with the first."""

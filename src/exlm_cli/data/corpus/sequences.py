@@ -7,7 +7,7 @@ from typing import final
 
 from exlm_cli.data.rows.records import Row, RowKind
 
-_LARGEST_BLOCK_BYTES = 1 << 16
+_LARGEST_BLOCK_CHARACTERS = 1 << 16
 
 
 @final
@@ -15,8 +15,8 @@ class Holdout:
     """Chooses the validation rows by hash, so that the choice is the same every time.
 
     SMILES are chosen by their text, so that a duplicate is never on both sides. Text is chosen by blocks (a document,
-    or a number of bytes or rows of one), so that sentences of one passage stay together; a smaller corpus has smaller
-    blocks.
+    or a number of characters or rows of one), so that sentences of one passage stay together; a smaller corpus has
+    smaller blocks.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Holdout:
         """Decide the size of blocks.
 
         Args:
-            total_bytes: Size of the whole corpus if it is known.
+            total_bytes: Size of the whole corpus if it is known; blocks take it for its number of characters.
             max_rows: Number of rows that are read, if not all are.
             forced: Hash of a unit to hold out as well: `smallest` of a first pass that held nothing out.
         """
@@ -38,10 +38,10 @@ class Holdout:
         self.smallest: bytes | None = None
         self._limit = int(fraction * 2**64).to_bytes(8)
         self._forced = forced
-        largest = _LARGEST_BLOCK_BYTES
-        self._block_bytes = largest if total_bytes is None else min(largest, int(total_bytes * fraction / 8))
+        largest = _LARGEST_BLOCK_CHARACTERS
+        self._block_characters = largest if total_bytes is None else min(largest, int(total_bytes * fraction / 8))
         self._block_rows = math.inf if max_rows is None else max_rows * fraction / 8
-        self._filled_bytes = 0
+        self._filled_characters = 0
         self._filled_rows = 0
         self._num_blocks = 0
         self._is_held_out = False
@@ -50,12 +50,12 @@ class Holdout:
         """Return whether a row is held out; rows must come in order."""
         if self.kind == "smiles":
             return self._draw(row.text)
-        is_full = self._filled_bytes > self._block_bytes or self._filled_rows > self._block_rows
+        is_full = self._filled_characters > self._block_characters or self._filled_rows > self._block_rows
         if row.starts_document or is_full:
             self._num_blocks += 1
-            self._filled_bytes = self._filled_rows = 0
+            self._filled_characters = self._filled_rows = 0
             self._is_held_out = self._draw(f"block {self._num_blocks}")
-        self._filled_bytes += len(row.text)
+        self._filled_characters += len(row.text)
         self._filled_rows += 1
         return self._is_held_out
 

@@ -33,9 +33,11 @@ RECORD_LIMIT_VARIABLE = "EXLM_MAX_RECORD_BYTES"
 MAX_UNPACKING = 100
 """How many times larger than its file a packed Parquet file may be."""
 
+LARGEST_CSV_FIELD = 2**31 - 1
+"""For `csv.field_size_limit`, which is 128 kB."""
+
 _RECORD_BYTES = 1 << 24
 _MAX_DIGITS = 15
-_LARGEST_CSV_FIELD = 2**31 - 1
 _ENCODING_HINT = "the file is binary or in another encoding; `iconv -f ENCODING -t UTF-8` converts text"
 _BYTES_PER_LINE, _BYTES_PER_BRACKET = 64, 16
 """Minimum mean bytes of a line within one CSV row, and per bracket of a deeply nested JSON element."""
@@ -193,7 +195,7 @@ def csv_rows(path: Path, file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
     Raises:
         DataError: Undecodable bytes, broken quoting, or a row longer than `record_limit`.
     """
-    csv.field_size_limit(_LARGEST_CSV_FIELD)
+    csv.field_size_limit(LARGEST_CSV_FIELD)
     limit, first_line, letters = record_limit(), 1, 0
 
     def lines() -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Rows of a data set on the Hugging Face Hub, streamed; errors name the way to read local files instead."""
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from typing import Any, Self
 
 from exlm_cli.data.corpus.cache import write_entry
 from exlm_cli.data.rows.records import ColumnChoice, Record
-from exlm_cli.errors import DataError
+from exlm_cli.errors import CheckpointError, DataError
 from exlm_cli.progress import Progress
 
 _NAME = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(/(?P<config>[\w.-]+))?(@(?P<split>\w+))?")
@@ -57,9 +58,9 @@ def iter_hub_records(
     try:
         rows: Any = datasets.load_dataset(source.name, source.config, split=source.split, streaming=True)
         if only is not None:
-            # some formats do not declare their columns: the first row has them
-            names = list(rows.features or next(iter(rows)))
-            rows = rows.select_columns([only.choose(str(source), names)])
+            # some formats do not declare their columns: the first row has them, if there is one
+            names = list(rows.features or next(iter(rows), {}))
+            rows = rows.select_columns([only.choose(str(source), names)]) if names else rows
         for number, values in enumerate(rows, start=1):
             yield Record(str(source), number, values, has_lines=False)
     except hub_errors() as error:
@@ -86,7 +87,9 @@ def find_revision(source: HubSource, cache: Path, progress: Progress) -> str:
         revision = remembered.read_text()
         progress.message(f"`{source}`: the Hub does not answer; taking revision {revision} as last seen")
         return revision
-    write_entry(remembered, revision.encode())
+    # a read-only cache is no error
+    with contextlib.suppress(OSError, CheckpointError):
+        write_entry(remembered, revision.encode())
     return revision
 
 

@@ -209,7 +209,7 @@ def iter_file_rows(path: Path, raw: io.BufferedReader, column: ColumnChoice) -> 
 
 def as_row(record: Record) -> Row:
     """Return a record of one column as a row of a corpus."""
-    if not record.values:
+    if record.problem is not None:
         return Row(record.source, record.number, record.text, problem=record.problem)
     (value,) = record.values.values()
     if value is None:

@@ -12,10 +12,11 @@ from exlm_cli.progress import SilentProgress
 def test_an_entry_that_cannot_be_written_is_trouble_of_the_cache(tmp_path):
     (tmp_path / "folder").mkdir()
     with (
-        pytest.raises(DataError, match=r"the data cache cannot be written: Is a directory$"),
+        pytest.raises(DataError, match=r"the data cache cannot be read or written: Is a directory$") as caught,
         explaining_disk_trouble(tmp_path),
     ):
         write_entry(tmp_path / "folder", b"")
+    assert caught.value.hint.startswith("choose another folder with `EXLM_CACHE_DIR=DIR`"), "there is space"
 
 
 def test_one_of_two_waits_and_says_so(tmp_path):

@@ -4,6 +4,7 @@ import gzip
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,32 @@ def test_globs_are_sorted_and_take_directories_too(folder):
     assert _names([f"{folder}/*.txt"], folder) == ["a.txt", "b.txt"]
     assert _names([f"{folder}/**/*.jsonl"], folder) == ["sub/deep/d.jsonl"]
     assert _names([f"{folder}/s*"], folder) == ["sub/c.csv.gz", "sub/deep/d.jsonl"]
+
+
+def test_a_folder_and_a_glob_read_the_same_files_each_once_also_those_behind_links(folder, tmp_path):
+    """`**` matches a folder, what is in it, and a link back to the folder 40 times."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "z.txt").write_text("text\n")
+    for name, target in {"linked": tmp_path / "elsewhere", "loop": folder, "sub/alias": folder / "sub/deep"}.items():
+        (folder / name).symlink_to(target)
+    files = ["a.txt", "b.txt", "linked/z.txt", "sub/alias/d.jsonl", "sub/c.csv.gz"]
+    assert _names([str(folder)], folder) == files
+    assert _names([f"{folder}/**"], folder) == files
+    assert len(_names([f"{folder}/**/*.jsonl"], folder)) == 1
+
+
+def test_a_folder_that_cannot_be_listed_is_named(folder, monkeypatch):
+    """Its rows would be missing otherwise. The error is made up, because root may list everything."""
+    scandir = os.scandir
+
+    def refuse(path: str) -> Any:
+        if path == f"{folder}/sub/deep":
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataError, match=rf"^{re.escape(str(folder))}/sub/deep: cannot be read: Permission denied$"):
+        _names([str(folder)], folder)
 
 
 def test_single_files_keep_their_order(folder, monkeypatch):

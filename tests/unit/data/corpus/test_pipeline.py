@@ -241,6 +241,17 @@ def test_skipped_rows_are_listed_now_and_on_every_later_run(workplace):
     assert valid
 
 
+def test_the_list_of_skipped_rows_has_unix_line_ends_and_keeps_those_within_a_row(workplace):
+    """A lone carriage return is quoted, because it ends a line for readers of CSV otherwise."""
+    (workplace / "rows.tsv").write_bytes(b"id\ttext\n1\ta\rb\tc\n")
+    (workplace / "rows.csv").write_bytes(b'text\n"a\r\nb",c\n')
+    inputs = [f"{workplace}/{name}" for name in ("rows.tsv", "rows.csv", "text.txt")]
+    assert _prepare(_recipe(workplace, on_invalid="skip", train=inputs)).num_rejected == 2
+    with (workplace / "rejected.csv").open(newline="") as file:
+        assert [row[-1] for row in csv.reader(file)] == ["text", "1\ta\rb\tc", "a\r\nb,c"]
+    assert (workplace / "rejected.csv").read_bytes().count(b"\r") == 2
+
+
 def test_a_list_that_cannot_be_written_is_an_error(workplace):
     (workplace / "mols.smi").write_text("C1CC\n" + "\n".join(MOLECULES))
     target = workplace / "no" / "rejected.csv"
@@ -295,8 +306,9 @@ def test_an_input_that_changes_while_it_is_read_is_an_error(workplace, monkeypat
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(workplace, monkeypatch):
     monkeypatch.setattr(ShardWriter, "add", Mock(side_effect=OSError(28, "No space left on device")))
-    with pytest.raises(DataError, match=r"the data cache cannot be written: No space left on device$"):
+    with pytest.raises(DataError, match=r"cannot be read or written: No space left on device$") as caught:
         _prepare(_recipe(workplace))
+    assert caught.value.hint.startswith("free some space, or choose another folder")
     assert not list((workplace / "cache" / "shards").iterdir())
     monkeypatch.undo()
     assert not _prepare(_recipe(workplace)).was_cached

@@ -73,6 +73,9 @@ def test_columns_that_the_format_does_not_declare_are_read_off_the_first_row(mon
 
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.IterableDataset.from_generator(generate))
     assert [record.values for record in iter_hub_records(SOURCE, only=ColumnChoice("smiles"))] == [{"smiles": "CCO"}]
+    empty = datasets.IterableDataset.from_generator(lambda: iter(()))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: empty)
+    assert list(iter_hub_records(SOURCE, only=ColumnChoice("smiles"))) == []
 
 
 def test_a_wrong_split_is_an_error_with_the_hint_given(monkeypatch):
@@ -105,6 +108,12 @@ def test_the_revision_is_remembered_for_times_without_a_network(monkeypatch, tmp
     assert find_revision(SOURCE, tmp_path, progress) == "abc123"
     assert len(progress.said) == 1
     assert "abc123" in progress.said[0]
+
+
+def test_a_cache_that_cannot_be_written_does_not_hinder(monkeypatch, tmp_path):
+    _answer(monkeypatch, "abc123")
+    (tmp_path / "cache").write_text("a file where a folder should be")
+    assert find_revision(SOURCE, tmp_path / "cache", SilentProgress()) == "abc123"
 
 
 def test_a_hub_that_does_not_answer_or_lacks_the_data_set_is_an_error(monkeypatch, tmp_path):
