@@ -62,7 +62,9 @@ class TaskSection(StrictModel):
     split_seed: int = Field(0, ge=0, lt=2**63, description="Of `random`, `scaffold-balanced` and `max_rows`")
     on_invalid: Literal["error", "skip"] = Field("skip", description="Rows that cannot be used: stop, or skip and list")
     max_rows: int | None = Field(None, ge=1, description="Use at most this many training rows; none: all")
-    max_valid_rows: int | None = Field(None, ge=1, description="Use at most this many validation rows; none: all")
+    max_valid_rows: int | None = Field(
+        None, ge=1, description="Use at most this many validation rows (MNLI: of each of its two sets); none: all"
+    )
 
     @property
     def input_kind(self) -> InputKind:
@@ -117,6 +119,11 @@ class RowTaskConfig(TaskSection):
     def is_split_by_seed(self) -> bool:
         """Whether another `split_seed` gives another split."""
         return self.split in ("random", "scaffold-balanced")
+
+    @property
+    def is_split_by_scaffold(self) -> bool:
+        """Whether molecules are split by their scaffolds."""
+        return self.split.startswith("scaffold")
 
     def _check_split_file(self) -> None:
         if self.split == "file" and self.split_file is None:
@@ -219,6 +226,11 @@ class CsvTaskConfig(RowTaskConfig):
         if self.split_column is not None or self.files.valid is not None or self.split == "file":
             return False
         return self.text_column is not None or super().is_split_by_seed
+
+    @property
+    def is_split_by_scaffold(self) -> bool:
+        """Whether molecules are split by their scaffolds, not by a column or files."""
+        return super().is_split_by_scaffold and self.split_column is None and self.files.valid is None
 
     @model_validator(mode="after")
     def _check_keys(self) -> Self:

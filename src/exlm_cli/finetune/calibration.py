@@ -16,6 +16,7 @@ from exlm_cli.errors import ConfigError
 from exlm_cli.files import JsonModel, read_json
 from exlm_cli.finetune.results import RunResults, best_cell_folder, read_logits, read_split_outputs
 from exlm_cli.finetune.trainer import TaskData
+from exlm_cli.run_dir import resume_command
 from exlm_cli.tasks.base import FloatArray, Loss
 
 CALIBRATION_FILE = "calibration.json"
@@ -224,7 +225,7 @@ def read_calibration(run: Path) -> Calibration:
     Raises:
         CheckpointError: The file is missing or altered.
     """
-    return read_json(run / CALIBRATION_FILE, Calibration, hint=f"`exlm finetune --resume {run}` writes it again")
+    return read_json(run / CALIBRATION_FILE, Calibration, hint=f"`{resume_command('finetune', run)}` writes it again")
 
 
 def score_calibration(
@@ -293,7 +294,7 @@ def _columns(loss: Loss, predicted_NC: FloatArray, targets_NC: FloatArray) -> li
 
 
 def _fit_curve(probabilities_N: FloatArray, target_N: FloatArray) -> PlattCurve | IsotonicCurve:
-    """Fit the curve of one label that has both answers; no probability of it is 0 or 1."""
+    """Fit the curve of one label that has both answers, with smoothed targets, so that it never claims certainty."""
     from sklearn.isotonic import IsotonicRegression
     from sklearn.linear_model import LogisticRegression
 

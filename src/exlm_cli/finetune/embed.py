@@ -28,6 +28,8 @@ from exlm_cli.tasks.table_rows import TableRows, read_input_rows
 from exlm_cli.train.pretrained import Pretrained
 
 SUFFIXES = (".npz", ".parquet")
+MAX_INPUT_CHARACTERS = 1000
+"""Characters of an input in `.npz`: NumPy pads every text of an array to the longest, four bytes a character."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,8 @@ def embed(encoder: Encoder, path: Path, out: Path, *, column: str | None, progre
     """Write the vectors of each row of a table.
 
     `.npz` holds arrays of the names `line`, `input`, `problem`, `cls` and `mean`, which `numpy.load` reads without
-    pickle; `.parquet` columns of these names, `cls` and `mean` being lists. See `Vectors`.
+    pickle, and the first `MAX_INPUT_CHARACTERS` of each input; `.parquet` columns of these names, `cls` and `mean`
+    being lists. See `Vectors`.
 
     Args:
         path: CSV or TSV, also .gz and .xz, or .smi and .txt.
@@ -146,8 +149,8 @@ def embed(encoder: Encoder, path: Path, out: Path, *, column: str | None, progre
         vectors = embed_rows(encoder, rows, progress)
         columns = {
             "line": np.array(rows.table.lines, dtype=np.int64),
-            "input": np.array(rows.inputs, dtype=np.str_),
-            "problem": np.array(rows.problems, dtype=np.str_),
+            "input": rows.inputs,
+            "problem": rows.problems,
             "cls": vectors.cls,
             "mean": vectors.mean,
         }
@@ -163,5 +166,6 @@ def _file_of(columns: dict[str, Any], *, is_parquet: bool) -> bytes:
 
         pyarrow.parquet.write_table(pyarrow.table({name: list(values) for name, values in columns.items()}), buffer)
     else:
-        np.savez_compressed(buffer, **columns)
+        inputs = np.array([text[:MAX_INPUT_CHARACTERS] for text in columns["input"]], dtype=np.str_)
+        np.savez_compressed(buffer, **columns | {"input": inputs})
     return buffer.getvalue()

@@ -207,21 +207,19 @@ def resolve_sequence_length(pretrain: PretrainRecipe, origin: Path, recipe: Fine
     return length
 
 
-def load_finetuned(run: Path, *, device: str | None = None) -> Finetuned:
+def load_finetuned(run: Path, *, device: str = "auto") -> Finetuned:
     """Read the best epoch of every seed of a fine-tuning run.
 
     Args:
         run: Run directory.
-        device: Where the models go; None: the device of the recipe.
+        device: Where the models go: `auto`, `cpu` or `cuda`.
 
     Raises:
         CheckpointError: `run` is no fine-tuning run, is not finished, its weights are missing or damaged, or a recipe
             or the tokenizer beside them is not what they were trained with.
         TokenizerError: tokenizer.json is no tokenizer.
     """
-    recipe = resumed_recipe(run, FinetuneRecipe)
-    if device is not None:
-        recipe = recipe.model_copy(update={"device": device})
+    recipe = resumed_recipe(run, FinetuneRecipe, [f"device={device}"])
     results = read_results(run)
     encoder_recipe = load_recipe(str(run / ENCODER_FILE))
     tokenizer = Tokenizer.load(run / TOKENIZER_FILE)
@@ -235,10 +233,10 @@ def load_finetuned(run: Path, *, device: str | None = None) -> Finetuned:
         files = {"recipe": "recipe.yaml", "pre-training recipe": ENCODER_FILE, "tokenizer": TOKENIZER_FILE}
         saved = read_json(best / STATE_FILE, BestState).identity
         require_origin(best, saved, {name: (run / file, identity[name]) for name, file in files.items()})
-        model = TaskModel(encoder_recipe, recipe.model, tokenizer.vocab_size, num_outputs)
+        model = TaskModel(encoder_recipe, best_recipe.model, tokenizer.vocab_size, num_outputs)
         load_model_weights(best, model)
         num_repeats = encoder_recipe.masking.num_repeats
-        runners[seed] = TaskRunner(model.to(torch_device).eval(), tokenizer, num_repeats, recipe.train)
+        runners[seed] = TaskRunner(model.to(torch_device).eval(), tokenizer, num_repeats, best_recipe.train)
     length = recipe.task.sequence_length or encoder_recipe.data.sequence_length
     return Finetuned(run, recipe, encoder_recipe, tokenizer, length, results, runners)
 

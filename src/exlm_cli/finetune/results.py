@@ -11,8 +11,10 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from exlm_cli.config.finetune import NO_GRID
+from exlm_cli.data.rows.decode import LARGEST_CSV_FIELD
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import JsonModel, absent_if_none, read_json, read_whole, reason_of, write_atomically
+from exlm_cli.run_dir import resume_command
 from exlm_cli.tasks.base import FloatArray, Loss
 
 RESULT_FILE = "result.json"
@@ -245,9 +247,9 @@ def read_results(run: Path) -> RunResults:
     if not path.is_file():
         raise CheckpointError(
             f"{run}: the run is not finished: it has no {RESULTS_FILE}",
-            f"finish it with `exlm finetune --resume {run}`",
+            f"finish it with `{resume_command('finetune', run)}`",
         )
-    return read_json(path, RunResults, hint=f"`exlm finetune --resume {run}` writes it again")
+    return read_json(path, RunResults, hint=f"`{resume_command('finetune', run)}` writes it again")
 
 
 def cell_folder(run: Path, label: str, seed: int) -> Path:
@@ -262,25 +264,24 @@ def best_cell_folder(run: Path, results: RunResults, seed: int) -> Path:
 
 def how_to_redo(cell: Path) -> str:
     """Return the hint on how to train a finished cell again."""
-    return f"delete {cell / RESULT_FILE} and continue with `exlm finetune --resume {cell.parents[2]}`"
+    return f"delete {cell / RESULT_FILE} and continue with `{resume_command('finetune', cell.parents[2])}`"
 
 
-def read_predictions(
-    path: Path, hint: str, *, num_columns: int | None = None
-) -> tuple[list[int], list[str], FloatArray]:
-    """Read back what `tasks.base.write_outputs` wrote: rows of the input, names of columns, (N, C) values.
+def read_predictions(path: Path, hint: str, *, num_columns: int | None = None) -> tuple[list[int], FloatArray]:
+    """Read back what `tasks.base.write_outputs` wrote: rows of the input, (N, C) values.
 
     `num_columns` is C; None: all columns hold values.
 
     Raises:
         CheckpointError: The file is missing or altered; `hint` says how to get it back.
     """
+    csv.field_size_limit(LARGEST_CSV_FIELD)
     try:
         with path.open(encoding="utf-8", newline="") as file:
             header, *lines = csv.reader(file)
-        names = header[1:] if num_columns is None else header[1 : 1 + num_columns]
-        values = np.array([[float(cell) for cell in line[1 : 1 + len(names)]] for line in lines])
-        return [int(line[0]) for line in lines], names, values.reshape(len(lines), len(names))
+        num_columns = len(header) - 1 if num_columns is None else num_columns
+        values = np.array([[float(cell) for cell in line[1 : 1 + num_columns]] for line in lines])
+        return [int(line[0]) for line in lines], values.reshape(len(lines), num_columns)
     except (OSError, ValueError, IndexError, csv.Error) as error:
         reason = reason_of(error) if isinstance(error, OSError) else error
         raise CheckpointError(f"{path}: not readable as predictions: {reason}", hint) from error
@@ -297,12 +298,12 @@ def read_split_outputs(run: Path, results: RunResults, split: str) -> tuple[list
         CheckpointError: A file is missing or altered.
     """
     truth = run / f"targets-{split}.csv"
-    rows, _, targets = read_predictions(truth, "fine-tune again")
+    rows, targets = read_predictions(truth, "fine-tune again")
     by_seed = []
     for seed in results.seeds:
         cell = best_cell_folder(run, results, seed)
         path = cell / f"predictions-{split}.csv"
-        found_rows, _, values = read_predictions(path, how_to_redo(cell), num_columns=len(results.output_names))
+        found_rows, values = read_predictions(path, how_to_redo(cell), num_columns=len(results.output_names))
         if found_rows != rows:
             raise CheckpointError(f"{path}: its rows are not those of {truth}", how_to_redo(cell))
         by_seed.append(values)

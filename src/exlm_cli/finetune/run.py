@@ -1,9 +1,10 @@
 """Fine-tuning: every seed at every grid point of one task, cell by cell, and their results.
 
 A run directory holds `recipe.yaml`, `encoder.yaml` (the recipe of pre-training), `tokenizer.json`, `split.json`,
-`run.json`, `cells/<grid point>/seed-<n>/` and at its end `results.json`. A cell is a run of the training loop that ends
-with `result.json`; a cell that has this file is done. With `num_replicates`, `replicates/split-<seed>/` are run
-directories on other splits.
+`run.json`, `training_rows.npz`, `targets-<split>.csv` (not of spans), `rejected.csv` (where rows were skipped),
+`cells/<grid point>/seed-<n>/` and at its end `calibration.json` and `results.json`. A cell is a run of the training
+loop that ends with `result.json`; a cell that has this file is done. With `num_replicates`, `replicates/split-<seed>/`
+are run directories on other splits.
 """
 
 import contextlib
@@ -58,7 +59,7 @@ from exlm_cli.finetune.verdict import describe_verdict, summarise_splits
 from exlm_cli.format import format_counts
 from exlm_cli.launch import read_launch
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.run_dir import create_run_dir, read_run_json, update_run_json
+from exlm_cli.run_dir import create_run_dir, read_run_json, resume_command, update_run_json
 from exlm_cli.tasks.base import DownstreamTask, write_outputs
 from exlm_cli.tasks.registry import load_task
 from exlm_cli.tasks.splits import split_fingerprint
@@ -157,7 +158,7 @@ def _fine_tune(job: Job, task: DownstreamTask, make: Callable[[], Path], resume:
         with removed_on_failure(folder, is_new=is_new and ranks.is_first):
             weights = job.weights
             encode = partial(encode_task, task, weights.tokenizer, job.length, weights.recipe.masking.num_repeats)
-            command = job.resume_command or f"exlm finetune --resume {folder}"
+            command = job.resume_command or resume_command("finetune", folder)
             own = {"folder": folder, "data": ranks.together(encode), "resume_command": command}
             run = SplitRun(**{**vars(job), **own})
             require_same_data(ranks, run.data.fingerprint)
@@ -421,7 +422,7 @@ def _collect_results(run: SplitRun, best: GridPoint, baseline: BaselineResult | 
 
 
 def _notes(run: SplitRun, cells: Sequence[CellResult]) -> tuple[str, ...]:
-    notes = run.data.notes(run.weights.checkpoint)
+    notes = run.data.notes()
     for note in dict.fromkeys(note for cell in cells for note in cell.notes):
         seeds = [str(cell.seed) for cell in cells if note in cell.notes]
         notes.append(f"{note} (seed{'' if len(seeds) == 1 else 's'} {', '.join(seeds)})")

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -30,6 +29,7 @@ from exlm_cli.model.heads import SpanHead, TaskModel
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray, Loss, Split
 from exlm_cli.tasks.metrics import target_scale
+from exlm_cli.tasks.splits import split_fingerprint
 from exlm_cli.train.pretrain import autocast_dtype
 
 MAX_UNKNOWN = 0.01
@@ -42,7 +42,7 @@ class TaskData:
 
     Attributes:
         num_repeats: Copies of each token, as in pre-training.
-        fingerprint: Hash of tokens, targets, class weights and whatever else the task's scores depend on.
+        fingerprint: Hash of row numbers, tokens, targets, class weights and whatever else the task's scores depend on.
     """
 
     task: DownstreamTask
@@ -62,17 +62,15 @@ class TaskData:
         token_ids = np.concatenate([ids[1:-1] for ids in self.splits["train"].token_ids])
         return float((token_ids == self.tokenizer.unk_id).mean()) if len(token_ids) else 0.0
 
-    def notes(self, checkpoint: Path | None) -> list[str]:
-        """Return caveats of the data, and whether the tokenizer of a checkpoint fits them."""
+    def notes(self) -> list[str]:
+        """Return caveats of the data, and whether the tokenizer fits them."""
         notes = [*self.task.notes, *(f"{name}: {note}" for name, split in self.splits.items() for note in split.notes)]
         if self.task.skipped:
             left_out = format_number_of(len(self.task.skipped), "row")
             notes.append(f"{SKIPPED_FILE} lists what was left out, {left_out}, with reasons")
         if self.unknown_share > MAX_UNKNOWN:
-            notes.append(
-                f"{format_percent(self.unknown_share)} of the training tokens are [UNK]: the tokenizer of {checkpoint} "
-                "was not made for this data"
-            )
+            share = format_percent(self.unknown_share)
+            notes.append(f"{share} of the training tokens are [UNK]: the tokenizer was not made for this data")
         return notes
 
 
@@ -304,6 +302,7 @@ def _fingerprint(task: DownstreamTask, splits: dict[Split, EncodedSplit]) -> str
     digest = hashlib.sha256(repr((task.name, task.loss, task.output_names)).encode())
     digest.update(b"" if task.class_weights is None else task.class_weights.tobytes())
     digest.update(task.score_fingerprint.encode())
+    digest.update(split_fingerprint(task.split_indices).encode())
     for split, encoded in splits.items():
         digest.update(f"{split} {len(encoded)}".encode())
         digest.update(np.array([len(ids) for ids in encoded.token_ids], dtype=np.int64).tobytes())

@@ -17,6 +17,7 @@ from exlm_cli.data.rows.decode import BUFFER_BYTES, MAX_UNPACKING
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import read_whole, write_atomically
 from exlm_cli.progress import Progress
+from exlm_cli.run_dir import resume_command
 from exlm_cli.tasks.base import DownstreamTask, FloatArray
 from exlm_cli.tasks.molecules import NUM_BITS, Fingerprints, fingerprints
 
@@ -27,7 +28,9 @@ _BLOCK = 2048
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """Hashes and fingerprints of a run's training rows, from which the rows themselves cannot be read.
+    """Hashes and fingerprints of a run's training rows.
+
+    They show whether a given row was trained on, and fingerprints show its substructures.
 
     Attributes:
         hashes: (N,) uint64 of `DownstreamTask.training_keys`.
@@ -47,10 +50,9 @@ class TrainingRows:
         It is the number of bits that two molecules share over the number of bits that either has; 1 for the same bits.
         """
         nearest_R = np.zeros(len(smiles))
-        bits_RK = fingerprints(smiles)
         with progress.bar("similarity", len(smiles)) as bar:
             for start in range(0, len(smiles), _BLOCK):
-                new_rK = bits_RK[start : start + _BLOCK].astype(np.float32)
+                new_rK = fingerprints(smiles[start : start + _BLOCK]).astype(np.float32)
                 for first in range(0, len(self.bits), _BLOCK):
                     train_nK = np.unpackbits(self.bits[first : first + _BLOCK], axis=1).astype(np.float32)
                     shared_rn = new_rK @ train_nK.T  # whole numbers below 2^24 are exact in float32
@@ -86,7 +88,7 @@ def read_training_rows(runs: Sequence[Path]) -> TrainingRows:
 
 
 def _read(run: Path) -> TrainingRows:
-    path, hint = run / TRAINING_ROWS_FILE, f"`exlm finetune --resume {run}` writes it again"
+    path, hint = run / TRAINING_ROWS_FILE, f"`{resume_command('finetune', run)}` writes it again"
     content = read_whole(path, hint=hint)
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:

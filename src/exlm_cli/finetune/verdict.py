@@ -99,7 +99,8 @@ def _beside_baseline(splits: Sequence[RunResults]) -> str:
         sentence = f"{name} is better than the model: {detail}. Use it, or a checkpoint with more pre-training."
     else:
         sentence = f"No clear difference between the model and {name}: {detail}."
-    if len(gains) == 1:
+    # files, a column or a split file leave no other split to try
+    if len(gains) == 1 and own.split.startswith(("scaffold", "random")):
         split = "" if own.split in ("random", "scaffold-balanced") else "--split scaffold-balanced "
         sentence += f" Another split may turn it around; `{split}--num-replicates 5` tries five."
     return sentence

@@ -15,7 +15,7 @@ from exlm_cli.data.rows.records import RECORD_FORMATS, Record, SkippedRow, iter_
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.files import write_atomically
-from exlm_cli.format import format_number_of
+from exlm_cli.format import format_number_of, printable
 from exlm_cli.progress import Progress
 from exlm_cli.tasks import metrics
 from exlm_cli.tasks.base import (
@@ -116,7 +116,8 @@ MAX_SIMILARITY = 5.0
 class GlueExample(NamedTuple):
     """One row: one or two texts, and a class or similarity, NaN if it is not known.
 
-    `row` is its number in the file, counted from 0; `key` what the file calls it (`index`, or `id`), else `row`.
+    `row` is its number in the file, counted from 0; `key` what the file calls it (`index`, or `id`) on one line, else
+    `row`.
     """
 
     texts: tuple[str, ...]
@@ -163,10 +164,10 @@ def load_glue(config: GlueTaskConfig, progress: Progress) -> "GlueTask":
     matched, mismatched = parts["valid"], parts.get("mismatched", GlueFile(""))
     counted_on = [example._replace(row=example.row + matched.num_rows) for example in mismatched.examples]
     used = []
-    limited: list[tuple[Split, list[GlueExample]]]
-    limited = [("train", train), ("valid", matched.examples), ("valid", counted_on)]
-    for split, examples in limited:
-        chosen, limit_notes = choose_rows(config, split, len(examples))
+    limited: list[tuple[Split, list[GlueExample], str]]
+    limited = [("train", train, "rows"), ("valid", matched.examples, "rows"), ("valid", counted_on, "mismatched rows")]
+    for split, examples, what in limited:
+        chosen, limit_notes = choose_rows(config, split, len(examples), what)
         used.append([examples[index] for index in chosen])
         notes += limit_notes
     splits: dict[Split, Examples] = {"train": _as_examples(used[0]), "valid": _as_examples(used[1] + used[2])}
@@ -377,7 +378,7 @@ def _example(
 ) -> GlueExample:
     """Return one row as an example; a ValueError says why it cannot be used."""
     texts = tuple(_text(name, values.get(name), may_be_empty=not needs_labels) for name in columns.texts)
-    key = next((str(values[name]) for name in _INDEX_COLUMNS if name in values), str(row))
+    key = next((printable(str(values[name])) for name in _INDEX_COLUMNS if name in values), str(row))
     given = values.get(columns.label)
     if not needs_labels and str("" if given is None else given) in _NO_LABEL:
         return GlueExample(texts, math.nan, row, key)
@@ -421,13 +422,15 @@ def _similarity(name: str, value: Any) -> float:
 def _part_notes(info: GlueTaskInfo, part: str, found: GlueFile, config: GlueTaskConfig) -> list[str]:
     notes = []
     if found.skipped:
-        first = found.skipped[0]
-        if config.on_invalid == "error" or not (found.examples or part == "test"):
-            raise DataError(str(first), "`task.on_invalid=skip` leaves such rows out")
-        notes.append(
-            f"{part}: left out {format_number_of(len(found.skipped), 'row')} that cannot be used; the first: {first}"
-        )
+        first, can_skip = found.skipped[0], bool(found.examples) or part == "test"
+        if config.on_invalid == "error" or not can_skip:
+            hint = "no row of the file can be used: correct it, or give another"
+            raise DataError(str(first), "`task.on_invalid=skip` leaves such rows out" if can_skip else hint)
+        left_out = format_number_of(len(found.skipped), "row")
+        # without its folder: notes are published with a model
+        where = f"{Path(first.file).name}{first.where.removeprefix(first.file)}"
+        notes.append(f"{part}: left out {left_out} that cannot be used; the first: {where}: {first.reason}")
     official = {"train": info.num_train, "valid": info.num_valid, "mismatched": NUM_MISMATCHED}.get(part)
     if official is not None and found.num_rows != official:
-        notes.append(f"{part}: {found.source} has {found.num_rows:,} rows, the official file {official:,}")
+        notes.append(f"{part}: {Path(found.source).name} has {found.num_rows:,} rows, the official file {official:,}")
     return notes

@@ -127,8 +127,8 @@ def load_moleculenet(config: MoleculeNetTaskConfig, progress: Progress) -> Table
     progress.message(f"{config.name}: {len(table):,} rows of {table.path}")
     usable = _without_repeats(usable_rows(table, smiles, config, progress))
     split = split_rows(config, usable, labels.classes)
-    has_table_9 = config.split.startswith("scaffold") and config.max_rows is None
-    notes = _compare_with_table_9(known, split) if has_table_9 else []
+    is_whole = config.max_rows is None and config.max_valid_rows is None
+    notes = _compare_with_table_9(known, split) if config.is_split_by_scaffold and is_whole else []
     return TableTask(config, usable, labels, split, notes)
 
 

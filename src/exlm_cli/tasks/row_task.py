@@ -136,10 +136,10 @@ class TableTask(RowTask):
         indices = split.indices
         for needed in ("train", "valid"):
             if not len(indices.get(needed, ())):
-                raise DataError(
-                    f"{config.name}: the split leaves no rows in `{needed}`",
-                    "give more rows, another `task.split` (`random` fills all three), or a `task.split_file`",
-                )
+                hint = "give more rows, another `task.split` (`random` fills all three), or a `task.split_file`"
+                if split.name in ("files", "column", "file"):
+                    hint = "training and validation need rows that can be used"
+                raise DataError(f"{config.name}: the split leaves no rows in `{needed}`", hint)
         inputs = usable.model_inputs(canonical=config.has_canonical_smiles)
         examples = {
             part: Examples([(inputs[row],) for row in rows], labels.targets[rows], rows)
@@ -231,12 +231,13 @@ class NewTableRows(NewRows):
         return encode_input_rows(self._rows, tokenizer, sequence_length, canonical_smiles=canonical)
 
     def score(self, outputs: SeedOutputs, is_scored_N: NDArray[np.bool_]) -> dict[str, float]:
-        """Return the metrics of the chosen rows, where the table has a column of labels."""
-        if len(self._missing_labels) == len(self._label_columns):
+        """Return the metrics of the chosen rows, where one of them has a label."""
+        targets_NC = self.targets[is_scored_N]
+        if np.isnan(targets_NC).all():
             return {}
         loss = self._task.loss
         mean_NC = metrics.probabilities_by_seed(loss, outputs, len(self._task.output_names)).mean(axis=0)
-        return metrics.score_rows(loss, mean_NC[is_scored_N], self.targets[is_scored_N])
+        return metrics.score_rows(loss, mean_NC[is_scored_N], targets_NC)
 
     def write(
         self, outputs: SeedOutputs, out: Path, *, added: TableColumns | None = None, escapes_formulas: bool = False
@@ -256,12 +257,12 @@ class NewTableRows(NewRows):
         own = {name: cells for name, cells in table.columns.items() if name not in ("line", *predicted, "problem")}
         columns: TableColumns = {"line": table.lines, **own, **predicted, "problem": problems}
         notes = [*self._rows.notes, *write_table(out, columns, escapes_formulas=escapes_formulas)]
-        if self._missing_labels and len(self._missing_labels) < len(self._label_columns):
+        scores = self.score(outputs, np.ones(len(readable), dtype=np.bool_))
+        if scores and self._missing_labels:
             notes.append(f"scored without the labels that the table lacks: {', '.join(self._missing_labels)}")
         replaced = [f"`{name}`" for name in table.columns if name not in own]
         if replaced:
             notes.append(f"predictions replace the table's own columns {', '.join(replaced)}")
-        scores = self.score(outputs, np.ones(len(readable), dtype=np.bool_))
         return PredictionSummary((out,), len(table), len(table) - len(readable), scores, tuple(notes))
 
 

@@ -65,7 +65,10 @@ def find_file(folder: Path, pattern: str, suffixes: Sequence[str]) -> Path | Non
     found = sorted({path for ending in endings for path in folder.glob(pattern + ending) if path.is_file()})
     if len(found) > 1:
         names = " and ".join(path.name for path in found)
-        raise DataError(f"{folder}: {names} both fit", "choose one with `task.files.train=FILE`")
+        raise DataError(
+            f"{folder}: {names} both fit",
+            "keep one of them there, or name each file of the task, like `task.files.train=FILE`",
+        )
     return found[0] if found else None
 
 

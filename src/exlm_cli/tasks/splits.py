@@ -174,8 +174,8 @@ def split_at_random(num_rows: int, seed: int, classes: Sequence[Hashable] | None
 def read_split_file(path: Path, num_rows: int) -> SplitIndices:
     """Read the rows of each split, counted from 0, from JSON: `{"train": [...], "valid": [...], "test": [...]}`.
 
-    The `split.json` of a run is such a file, so that a run's split can be used again. `test` may be missing; other keys
-    are ignored.
+    The `split.json` of a run is such a file, so that a run's split can be used again. `test` may be missing or
+    empty; other keys are ignored.
 
     Raises:
         DataError: The file cannot be read, has no `train` or `valid`, names a row that does not exist, or one twice.
@@ -185,14 +185,14 @@ def read_split_file(path: Path, num_rows: int) -> SplitIndices:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such split file", hint) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: not readable as JSON: {error}", hint) from error
     if isinstance(content, dict) and isinstance(content.get("indices"), dict):
         content = content["indices"]
     seen: dict[int, str] = {}
     for name in SPLITS:
         rows = content.get(name) if isinstance(content, dict) else None
-        if rows is None and name == "test":
+        if name == "test" and rows in (None, []):
             continue
         if not isinstance(rows, list) or not rows:
             raise DataError(f"{path}: `{name}` must be a list of row numbers", hint)
@@ -203,7 +203,7 @@ def read_split_file(path: Path, num_rows: int) -> SplitIndices:
                 where = f"in `{seen[row]}` and in `{name}`" if seen[row] != name else f"twice in `{name}`"
                 raise DataError(f"{path}: row {row} is {where}", hint)
             seen[row] = name
-    return _as_arrays({name: content.get(name, []) for name in SPLITS})
+    return _as_arrays({name: content.get(name) or [] for name in SPLITS})
 
 
 def split_fingerprint(indices: Mapping[Any, IntArray]) -> str:

@@ -78,13 +78,13 @@ def usable_rows(table: Table, inputs: tuple[str, ...], config: RowTaskConfig, pr
 
     Args:
         inputs: Its column of texts or SMILES.
-        config: Its `split` decides whether scaffolds are worked out, and `on_invalid` what happens to other rows.
+        config: Says whether rows are split by scaffolds, which are worked out then, and what happens to other rows.
 
     Raises:
         DataError: A row cannot be used while `task.on_invalid` is `error`, or none can.
     """
     kind = config.input_kind
-    chirality = config.split in ("scaffold", "scaffold-chiral") if config.split.startswith("scaffold") else None
+    chirality = config.split in ("scaffold", "scaffold-chiral") if config.is_split_by_scaffold else None
     rows = _read_rows(table, inputs, kind, progress, has_chiral_scaffolds=chirality)
     bad = [row for row, problem in enumerate(rows.problems) if problem]
     is_hopeless = bool(bad) and len(bad) == len(inputs)
@@ -123,7 +123,7 @@ def read_input_rows(
     if column is None:
         column = ColumnChoice(kind, None, f"task.{kind}_column").choose(str(path), list(table.columns))
     inputs = table.column(column, f"choose one with `task.{kind}_column=NAME`")
-    return _read_rows(table, inputs, kind, progress)
+    return _read_rows(table, tuple(text.strip() for text in inputs), kind, progress)
 
 
 def rows_of_list(inputs: Sequence[str], kind: InputKind, progress: Progress) -> TableRows:

@@ -65,6 +65,17 @@ def test_a_fine_tuned_run_embeds_with_its_best_seed_and_its_own_column(molecules
     assert_equal_by_hand(encoder, write_rows(tmp_path / "a.csv", ["smiles", "mol"], rows), SMILES)
 
 
+def test_one_long_text_does_not_make_every_row_of_npz_as_long(text_model, tmp_path):
+    """NumPy pads texts to the longest one, so `.npz` has their beginnings; `.parquet` has all of them."""
+    encoder = pretrained_encoder(load_pretrained(text_model, device="cpu"))
+    texts = ["amber", "birch " * 500 + "cedar"]
+    path = write_rows(tmp_path / "a.csv", ["text"], [[text] for text in texts])
+    found = vectors(encoder, path)
+    assert found["input"].tolist() == ["amber", texts[1][:1000]]
+    assert found["line"].tolist() == [2, 3]
+    assert vectors(encoder, path, ".parquet")["input"].tolist() == texts
+
+
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_files_hold_every_row_and_bad_ones_are_nan_with_a_reason(smiles_model, tmp_path, suffix):
     encoder = pretrained_encoder(load_pretrained(smiles_model, device="cpu"))

@@ -1,5 +1,6 @@
 """Aggregation over seeds and grid points against numpy and by hand."""
 
+import csv
 import math
 
 import numpy as np
@@ -49,14 +50,25 @@ def test_predictions_are_a_csv_that_gives_the_numbers_back(tmp_path):
     path = tmp_path / "predictions-test.csv"
     write_outputs(path, [4, 7], ["a", 'odd "name", b'], [np.array([0.1, 1 / 3]), np.array([1.0, math.nan])])
     assert path.read_text() == f'row,a,"odd ""name"", b"\n4,0.1,{1 / 3!r}\n7,1.0,nan\n'
-    rows, names, values = read_predictions(path, "hint")
-    assert (rows, names) == ([4, 7], ["a", 'odd "name", b'])
+    rows, values = read_predictions(path, "hint")
+    assert rows == [4, 7]
     np.testing.assert_array_equal(values, [[0.1, 1 / 3], [1.0, math.nan]])
     write_outputs(path, [4], ["a"], [np.array([0.5])], {"a_true": [""], "input": ["C,C"]})
     assert path.read_text() == 'row,a,a_true,input\n4,0.5,,"C,C"\n'
-    assert read_predictions(path, "hint", num_columns=1)[1:] == (["a"], np.array([[0.5]]))
+    assert read_predictions(path, "hint", num_columns=1) == ([4], np.array([[0.5]]))
     write_outputs(path, [], ["a", "b"], [])
-    assert read_predictions(path, "hint")[2].shape == (0, 2)
+    assert read_predictions(path, "hint")[1].shape == (0, 2)
+
+
+def test_predictions_of_long_texts_and_of_texts_with_line_ends_are_read_back(tmp_path):
+    """A process that has read no table of the user's has Python's limit of 131,072 characters a field."""
+    before = csv.field_size_limit(131_072)
+    try:
+        texts = ["x" * 200_000, "a\rb"]
+        write_outputs(tmp_path / "p.csv", [4, 7], ["a"], [np.array([0.5])] * 2, {"input": texts})
+        assert read_predictions(tmp_path / "p.csv", "hint", num_columns=1)[0] == [4, 7]
+    finally:
+        csv.field_size_limit(before)
 
 
 @pytest.mark.parametrize(

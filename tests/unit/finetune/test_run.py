@@ -103,17 +103,18 @@ def test_predictions_of_the_best_epoch_have_the_rows_of_the_input(finished):
     assert (sorted(loaded.runners), loaded.sequence_length) == ([1, 2], 24)
     task = WordTask()
     encoded = task.encode("test", loaded.tokenizer, loaded.sequence_length)
-    test_rows, names = task.split_indices["test"].tolist(), list(task.output_names)
+    test_rows = task.split_indices["test"].tolist()
     for seed, runner in loaded.runners.items():
         outputs = runner.predict(encoded, SilentProgress(), "test")
         cell = run / f"cells/single/seed-{seed}"
-        assert read_predictions(cell / "predictions-test.csv", "")[:2] == (test_rows, names)
-        written = read_predictions(cell / "predictions-test.csv", "")[2]
+        rows, written = read_predictions(cell / "predictions-test.csv", "")
+        assert rows == test_rows
         np.testing.assert_allclose(written, 1 / (1 + np.exp(-np.stack(outputs))), rtol=1e-6)
         result = json.loads((cell / "result.json").read_text())
         assert task.score("test", outputs)["accuracy"] == result["metrics"]["test"]["accuracy"]
-    assert read_predictions(run / "targets-test.csv", "")[:2] == (test_rows, names)
-    np.testing.assert_array_equal(read_predictions(run / "targets-test.csv", "")[2], encoded.targets)
+    rows, targets = read_predictions(run / "targets-test.csv", "")
+    assert rows == test_rows
+    np.testing.assert_array_equal(targets, encoded.targets)
 
 
 def test_the_best_epoch_is_the_best_of_the_curve_and_is_scored_once(text_model, tmp_path):
@@ -174,7 +175,7 @@ def test_values_far_from_zero_are_learnt_like_others(text_model, tmp_path):
     for base in (0.0, 2.0**33):
         task.base, run = base, tmp_path / f"{base:g}"
         run_tiny(text_model, run, task, seeds=[1], train={"max_epochs": 2})
-        predicted[base] = read_predictions(run / "cells/single/seed-1/predictions-test.csv", "")[2] - base
+        predicted[base] = read_predictions(run / "cells/single/seed-1/predictions-test.csv", "")[1] - base
     assert np.ptp(predicted[0.0]) > 1e-3
     # float64 of 8.6e9 has steps of 2e-6; standardised targets differ by as much
     np.testing.assert_allclose(predicted[2.0**33], predicted[0.0], atol=1e-3)
@@ -249,6 +250,23 @@ def test_a_sequence_that_the_model_has_no_positions_for_is_refused(tmp_path, num
         run_finetuning(recipe, checkpoint=repeated, out=tmp_path / "run", task=WordTask())
 
 
+class Moved(WordTask):
+    """The same rows, one line further down in their file, as if a row that cannot be used were put before them."""
+
+    @property
+    def split_indices(self) -> Any:
+        return {split: rows + 1 for split, rows in super().split_indices.items()}
+
+
+def test_the_models_of_a_grid_are_loaded_with_the_values_of_its_best_point(text_model, tmp_path):
+    recipe = finetune_recipe(grid={"train.microbatch_tokens": [64, 96]}, **ONE_EPOCH)
+    out = tmp_path / "run"
+    results = run_finetuning(recipe, checkpoint=text_model, out=out, use_grid=True, task=WordTask()).results
+    assert recipe.train.microbatch_tokens == 128
+    (runner,) = load_finetuned(out, device="cpu").runners.values()
+    assert runner.microbatch_tokens == results.grid_best.values["train.microbatch_tokens"]
+
+
 def test_only_a_run_that_fits_is_continued(tmp_path, finished):
     run = tmp_path / "run"
     shutil.copytree(finished[0], run)
@@ -258,6 +276,7 @@ def test_only_a_run_that_fits_is_continued(tmp_path, finished):
     recipe, before = finetune_recipe(), (run / "recipe.yaml").read_bytes()
     for said, changed, arguments in (
         ("the data of words/binary is not", recipe, {"task": WordTask(seed=1)}),
+        ("the data of words/binary is not", recipe, {"task": Moved()}),
         ("the recipe is not .* `optim.lr` was .* is 0.0001", finetune_recipe(optim={"lr": 1e-4}), {}),
         ("the recipe is not .* `aggregate`", finetune_recipe(aggregate="median"), {}),
         ("the checkpoint is not", recipe, {"checkpoint": elsewhere}),

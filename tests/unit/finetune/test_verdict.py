@@ -59,6 +59,13 @@ def test_the_advice_of_a_verdict_is_accepted_by_the_split(split, advice):
     assert f"; {advice} tries five." in describe_verdict([results(scores, scores, split=split)])[0]
 
 
+@pytest.mark.parametrize("split", ["files", "column", "file", "official"])
+def test_no_other_split_is_advised_where_the_user_gives_the_splits(split):
+    """A csv task refuses `task.split` and `num_replicates` beside files, a column or a file of splits."""
+    scores = {"roc_auc": [0.80, 0.70, 0.75]}
+    assert describe_verdict([results(scores, scores, split=split)])[0].endswith("over 3 seeds of one split.")
+
+
 def test_a_model_that_guesses_is_told_so():
     assert describe_verdict([results({"roc_auc": [0.5, 0.6, 0.4]})]) == (
         "The model is not clearly better than a guess: test roc_auc 0.5000, where a guess has 0.5.",

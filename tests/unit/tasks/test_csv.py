@@ -91,8 +91,23 @@ def test_a_test_file_without_a_row_to_score_is_left_out_and_told(tmp_path, rows)
     assert NO_TEST_NOTE in task.notes
     for split in ("train", "valid"):
         files = {"train": "a.csv", "valid": "b.csv", split: "c.csv"}
-        with pytest.raises(DataError, match=f"^csv: the split leaves no rows in `{split}`$"):
+        with pytest.raises(DataError, match=f"^csv: the split leaves no rows in `{split}`$") as caught:
             load(tmp_path, files=files)
+        assert "task.split" not in caught.value.hint  # refused beside files
+
+
+def test_rows_are_drawn_for_training_and_for_validation_by_the_split_seed(tmp_path):
+    write(tmp_path / "a.csv", "smiles,y", [f"{s},{i % 2}" for i, s in enumerate(CHAINS)])
+    whole = by_name(load(tmp_path, split="random"))
+    limits = {"split": "random", "max_rows": 5, "max_valid_rows": 2}
+    task = load(tmp_path, **limits)
+    assert task.split_sizes == {"train": 5, "valid": 2, "test": 3}
+    assert {
+        "trained on 5 of 24 rows (`task.max_rows`)", "validated on 2 of 3 rows (`task.max_valid_rows`)",
+    } <= set(task.notes)  # fmt: skip
+    assert all(set(rows) <= set(whole[split]) for split, rows in by_name(task).items())
+    assert by_name(load(tmp_path, **limits)) == by_name(task)
+    assert load(tmp_path, split="random", max_valid_rows=3).split_sizes == {"train": 24, "valid": 3, "test": 3}
 
 
 def test_rows_without_label_or_text_are_left_out_and_told(tmp_path):

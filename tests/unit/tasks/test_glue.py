@@ -134,12 +134,26 @@ def test_mnli_without_mismatched_rows_and_named_files_with_a_test_split(tmp_path
     folder = write_glue(tmp_path, "mnli")
     (folder / "dev_mismatched.tsv").unlink()
     alone = load("mnli", tmp_path)
-    assert f"train: {folder / 'train.tsv'} has 3 rows, the official file 392,702" in alone.notes
+    assert "train: train.tsv has 3 rows, the official file 392,702" in alone.notes
     assert "there is no mismatched development set: its accuracy is missing" in alone.notes
     assert list(alone.score("valid", outputs_for("mnli", [0, 1, 2]))) == ["accuracy"]
     named = load("mnli", None, files={part: str(folder / "dev_matched.tsv") for part in ("train", "valid", "test")})
     assert (named.splits, named.split_name) == (("train", "valid", "test"), "files")
     assert list(named.score("test", outputs_for("mnli", [0, 1, 2]))) == ["accuracy"]
+
+
+def test_a_limit_of_validation_rows_holds_for_each_set_of_mnli(tmp_path):
+    write_glue(tmp_path, "mnli", copies=4)
+    task = load("mnli", tmp_path, max_valid_rows=5)
+    assert task.split_sizes == {"train": 12, "valid": 10}
+    assert [note for note in task.notes if "max_valid_rows" in note] == [
+        "validated on 5 of 12 rows (`task.max_valid_rows`)",
+        "validated on 5 of 12 mismatched rows (`task.max_valid_rows`)",
+    ]
+    assert (task.split_indices["valid"] < 12).tolist() == [True] * 5 + [False] * 5
+    matched, mismatched = np.split(task.examples["valid"].targets[:, 0], 2)
+    scores = task.score("valid", outputs_for("mnli", [*matched, *(mismatched + 1) % 3]))
+    assert scores == {"accuracy": 1.0, "mismatched_accuracy": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -161,7 +175,10 @@ def test_a_row_that_cannot_be_used_stops_or_is_left_out_and_told(task, changes, 
     where = f"{path}:{len(ROWS[task]) + 2}"
     loaded = load(task, tmp_path)
     assert loaded.split_sizes["train"] == len(ROWS[task])
-    assert f"train: left out 1 row that cannot be used; the first: {where}: {problem}" in loaded.notes
+    assert (
+        f"train: left out 1 row that cannot be used; the first: {where.removeprefix(f'{folder}/')}: {problem}"
+        in loaded.notes
+    )
     (row,) = loaded.skipped
     assert (row.file, row.row, row.reason) == (str(path), str(len(ROWS[task]) + 2), problem)
     with pytest.raises(DataError, match=re.escape(f"{where}: {problem}")) as caught:
@@ -192,12 +209,17 @@ def test_a_test_file_without_one_usable_row_is_left_out_and_told(tmp_path):
     task = load("sst2", None, files=files)
     assert task.splits == ("train", "valid")
     problem = f"{test}:2: `label` is `-1`, accepted: 0 or negative, 1 or positive"
-    assert f"test: left out 1 row that cannot be used; the first: {problem}" in task.notes
+    assert (
+        f"test: left out 1 row that cannot be used; the first: test.tsv{problem.removeprefix(str(test))}" in task.notes
+    )
     assert NO_TEST_NOTE in task.notes
-    with pytest.raises(DataError, match=rf"^{re.escape(problem)}$"):
-        load("sst2", None, files=files, on_invalid="error")
-    with pytest.raises(DataError, match=rf"^{re.escape(problem)}$"):
-        load("sst2", None, files={**files, "valid": str(test)})
+    for changes, hint in (
+        ({"on_invalid": "error"}, "`task.on_invalid=skip`"),
+        ({"files": {**files, "valid": str(test)}}, "no row of the file can be used"),
+    ):
+        with pytest.raises(DataError, match=rf"^{re.escape(problem)}$") as caught:
+            load("sst2", None, **{"files": files, **changes})
+        assert hint in caught.value.hint
 
 
 def test_missing_columns_and_rows_are_named(tmp_path):
@@ -253,6 +275,13 @@ def test_files_without_labels_are_predicted_and_not_scored(name, tmp_path):
     summary, (_, *rows) = write_new(name, tmp_path / "test.tsv", text, [0.0] * len(indices))
     assert [row[0] for row in rows] == indices
     assert (summary.metrics, summary.notes) == ({}, ())
+
+
+def test_an_id_that_a_tsv_cannot_hold_is_written_printable(tmp_path):
+    """A tab would add a cell, and UTF-8 has no half of a surrogate pair, which JSON allows."""
+    records = [{"id": key, "question1": "a", "question2": "b"} for key in ("x\ty", "\ud83d")]
+    _, (_, *rows) = write_new("qqp", tmp_path / "test.jsonl", "\n".join(map(json.dumps, records)), [0.0, 1.0])
+    assert rows == [[r"x\ty", "0"], [r"\ud83d", "1"]]
 
 
 def test_rows_of_which_some_have_labels_are_not_scored(tmp_path, tokenizer):

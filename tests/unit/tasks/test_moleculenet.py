@@ -76,6 +76,8 @@ def test_rows_that_are_left_out_or_kept_are_told_by_line(tmp_path):
     )
     used = np.concatenate(list(task.split_indices.values()))
     assert sorted(used.tolist()) == [0, 1, 2, 4, *range(7, 24)]
+    for limit in ("max_rows", "max_valid_rows"):
+        assert not any("Table 9" in note for note in load(tmp_path, **{limit: 1}).notes)
     path = str(tmp_path / "bace.csv")
     assert [(row.file, row.row, row.text, row.reason) for row in task.skipped] == [
         (path, "5", "C1CC", broken), (path, "7", "C1CC", broken),

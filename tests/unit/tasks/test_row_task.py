@@ -185,6 +185,20 @@ def test_every_row_comes_back_in_its_place_and_bad_ones_with_a_reason(tmp_path):
     assert summary.metrics["roc_auc"] == pytest.approx(roc_auc_score([1, 0], mean[:2, 0]))
 
 
+def test_a_table_whose_labels_are_all_empty_has_no_scores(tmp_path):
+    """As one without the columns; with the rows that were trained on left out, others may have none."""
+    columns, rows = ["mol", "active"], [["CCO", ""], ["CCN", ""], ["CN", "1"]]
+    outputs = [[[0.0, 0.0]] * 2]
+    summary, _ = predict(tmp_path, "binary", ("active", "toxic"), columns, rows[:2], outputs)
+    assert (summary.metrics, summary.notes) == ({}, ())
+    path = write_rows(tmp_path / "new.csv", columns, rows)
+    config = CsvTaskConfig(name="csv", smiles_column="mol")
+    new = NewTableRows(TrainedTask(config, "smiles", "binary", ("active",)), path, None, SilentProgress())
+    logits = [[np.array([1.0])] * 3]
+    assert new.score(logits, np.array([True, True, False])) == {}
+    assert new.score(logits, np.array([True, True, True]))["accuracy"] == 1
+
+
 def test_columns_of_a_file_of_predictions_are_replaced(tmp_path):
     columns = ["problem", "mol", "active_probability", "mine"]
     summary, (row,) = predict(tmp_path, "binary", ("active",), columns, [["p", "CCO", "9", "kept"]], [[[0.0]]])

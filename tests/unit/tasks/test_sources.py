@@ -57,8 +57,9 @@ def test_a_file_is_found_compressed_or_not_and_must_be_the_only_one(tmp_path):
     (tmp_path / "train.txt").touch()
     assert find_file(tmp_path, "train", (".tsv", ".jsonl")) == tmp_path / "train.jsonl.xz"
     (tmp_path / "train.tsv").touch()
-    with pytest.raises(DataError, match=r"train\.jsonl\.xz and train\.tsv"):
+    with pytest.raises(DataError, match=r"train\.jsonl\.xz and train\.tsv") as caught:
         find_file(tmp_path, "train", (".tsv", ".jsonl"))
+    assert "keep one of them" in caught.value.hint
 
 
 def test_rows_are_counted_on_a_bar():

@@ -96,8 +96,9 @@ def test_a_split_file_is_read_as_it_is(tmp_path):
     path = tmp_path / "split.json"
     path.write_text(json.dumps({"train": [4, 0], "valid": [2], "test": [1], "sha256": "not read"}))
     assert as_lists(read_split_file(path, 5)) == {"train": [0, 4], "valid": [2], "test": [1]}
-    path.write_text(json.dumps({"indices": {"train": [4, 0], "valid": [2]}}))
-    assert as_lists(read_split_file(path, 5)) == {"train": [0, 4], "valid": [2]}
+    for test in ({}, {"test": []}, {"test": None}):
+        path.write_text(json.dumps({"indices": {"train": [4, 0], "valid": [2], **test}}))
+        assert as_lists(read_split_file(path, 5)) == {"train": [0, 4], "valid": [2]}
 
 
 @pytest.mark.parametrize(
@@ -111,6 +112,8 @@ def test_a_split_file_is_read_as_it_is(tmp_path):
         ('{"train": [0, 1], "valid": [1]}', "row 1 is in `train` and in `valid`"),
         ('{"train": [0, 0], "valid": [1]}', "row 0 is twice in `train`"),
         ("{", "not readable as JSON"),
+        ("[" * 100_000, "not readable as JSON"),
+        ('{"train": [0], "valid": [1], "test": 0}', "`test` must be a list of row numbers"),
         (None, "no such split file"),
     ],
 )

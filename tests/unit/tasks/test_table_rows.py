@@ -50,6 +50,8 @@ def test_the_split_decides_which_scaffolds_are_worked_out():
         assert molecules is not None
         assert len({molecule.scaffold for molecule in molecules}) == num_scaffolds
         assert (molecules[0].scaffold is None) == (split == "random")
+    (molecule,) = usable("C1CC1", split_column="part").molecules or ()
+    assert molecule.scaffold is None
 
 
 @pytest.mark.parametrize(
@@ -107,3 +109,6 @@ def test_rows_that_cannot_be_read_stay_with_their_reason(tmp_path):
     assert rows.model_inputs(canonical=False) == ("C1=CC=CC=C1O", "", "((")
     text = write_rows(tmp_path / "b.csv", ["text", "n"], [["a", ""], ["", "b"]])
     assert read_input_rows(text, "text", SilentProgress()).problems == ("", "the text is empty")
+    (tmp_path / "c.txt").write_text("  a \nb\n")
+    # as from a CSV or a list
+    assert read_input_rows(tmp_path / "c.txt", "text", SilentProgress()).inputs == ("a", "b")

@@ -359,7 +359,10 @@ def _problem_notes(file: SquadFile, split: str, config: SquadTaskConfig) -> list
         return []
     first = file.skipped[0]
     if config.on_invalid == "error" or not file.questions:
-        raise DataError(f"{file.source}: {first}", "`task.on_invalid=skip` leaves such questions out")
+        hint = "`task.on_invalid=skip` leaves such questions out"
+        if not file.questions:
+            hint = "no question of the file can be used: correct it, or give another"
+        raise DataError(f"{file.source}: {first}", hint)
     left_out = format_number_of(len(file.skipped), "question")
     return [f"{split}: left out {left_out} that cannot be used; the first: {first}"]
 

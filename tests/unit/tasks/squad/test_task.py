@@ -216,8 +216,15 @@ def test_questions_that_cannot_be_used_stop_or_are_left_out_and_told(tmp_path):
     assert (row.file, row.row, row.text) == (
         f"{tmp_path}/train-v2.0.json", "article `Moss`, paragraph 1, question `Moss-1`", ""
     )  # fmt: skip
-    with pytest.raises(DataError, match=rf"^{re.escape(f'{tmp_path}/train-v2.0.json: {problem}')}$"):
+    with pytest.raises(DataError, match=rf"^{re.escape(f'{tmp_path}/train-v2.0.json: {problem}')}$") as caught:
         load(tmp_path, on_invalid="error")
+    assert "`task.on_invalid=skip`" in caught.value.hint
+    for qa in (qa for article in content["data"] for paragraph in article["paragraphs"] for qa in paragraph["qas"]):
+        qa["question"] = ""
+    (tmp_path / "train-v2.0.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(DataError, match="its question is empty") as caught:
+        load(tmp_path)
+    assert "no question of the file can be used" in caught.value.hint
 
 
 def test_the_hub_is_read_where_no_folder_is_given(monkeypatch, official):
