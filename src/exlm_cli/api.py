@@ -31,8 +31,6 @@ from exlm_cli.tasks.squad.task import ANSWER_QUESTIONS, SquadTask
 from exlm_cli.tasks.table_rows import rows_of_list
 from exlm_cli.train.pretrained import Pretrained, load_pretrained
 
-DEVICES = ("auto", "cpu", "cuda")
-
 
 @dataclass(frozen=True)
 class Predictions:
@@ -240,8 +238,6 @@ def load(run: str | Path, *, device: str = "auto", progress: Progress | None = N
     path, progress = Path(run), progress or SilentProgress()
     if str(path).startswith(SCHEME):
         path = fetch_run(str(path), progress)
-    if device not in DEVICES:
-        raise ConfigError(f"`device={device}` is none of {', '.join(DEVICES)}", "leave it out to take what there is")
     if run_kind(path) == "finetune":
         return Run(path, load_finetuned(path, device=device), progress)
     return Run(path, load_pretrained(path, device=device, progress=progress), progress)

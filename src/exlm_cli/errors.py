@@ -40,11 +40,11 @@ class CheckpointError(ExlmError):
 class DivergedError(ExlmError):
     """A loss or gradient that is not a number."""
 
+    exit_code = 1
+
 
 class CollapsedError(DivergedError):
     """A DAG that is no longer in use, in a run with `train.on_collapse: stop`."""
-
-    exit_code = 1
 
 
 class BackendError(ExlmError):

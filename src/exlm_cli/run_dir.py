@@ -5,9 +5,11 @@ A run directory also holds `recipe.yaml`, `tokenizer.json`, `checkpoints/step-N/
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import time
@@ -119,6 +121,11 @@ def create_run_dir(out: str | Path | None, name: str, *, root: Path = RUNS_ROOT)
                 raise _not_empty(folder)
         (folder / BEGINNING_FILE).touch()
     return folder
+
+
+def resume_command(command: str, run: Path) -> str:
+    """Return the command line that continues a run, ready to paste."""
+    return f"exlm {command} --resume {shlex.quote(str(run))}"
 
 
 def end_beginning(run: Path) -> None:
@@ -305,6 +312,7 @@ def is_checkpoint(path: Path) -> bool:
     return path.name.startswith("step-") and path.parent.name == "checkpoints"
 
 
+@functools.cache  # the commit of the code that runs, not of a later checkout
 def describe_environment() -> Environment:
     """Return the versions, commit and platform of this process; imports none of the packages."""
     return Environment(

@@ -1,7 +1,7 @@
 """Communication between ranks: rendezvous, exchange of values, collectives, and detection of lost ranks.
 
-Before training, ranks exchange values through a key-value store, where a wait may last a day. In training they use the
-process group: gloo between CPUs, NCCL between CUDA devices. Each live rank raises a counter in the store, so that an
+Ranks exchange JSON values through a key-value store, where a wait may last a day, and tensors through the process
+group: gloo between CPUs, NCCL between CUDA devices. Each live rank raises a counter in the store, so that an
 error can name the rank that died.
 """
 

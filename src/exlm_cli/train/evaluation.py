@@ -297,7 +297,7 @@ def find_collapse(figures: Mapping[str, float], recipe: PretrainRecipe) -> dict[
     k = recipe.masking.num_states_per_mask
     if (share := figures["masks_with_0_share"]) > MAX_PASSED_OVER_SHARE:
         found["passed over"] = (f"{format_percent(share)} of the masks yield no token", _cure_of_the_path(recipe))
-    if k > 1 and (clones := figures["clones_in_use"]) <= MIN_CLONES:
+    if k > 1 and figures["num_sequences"] and (clones := figures["clones_in_use"]) <= MIN_CLONES:
         found["one state"] = (f"{clones:.2f} of {k} states of a mask are in use", _cure_of_the_states(recipe))
     return found
 

@@ -8,7 +8,8 @@ import functools
 import math
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from exlm_cli.data import IntArray
 from exlm_cli.distributed.parallel import accumulating, writes_shares
 from exlm_cli.distributed.ranks import ALONE, Ranks
 from exlm_cli.errors import CheckpointError, ConfigError, DivergedError, InterruptedRunError
-from exlm_cli.files import hash_json, write_json
+from exlm_cli.files import fsync, hash_json, write_json
 from exlm_cli.format import format_number
 from exlm_cli.progress import Bar, Progress
 from exlm_cli.run_dir import MetricsLog
@@ -157,26 +158,20 @@ class TrainingLoop:
             CheckpointError: A checkpoint cannot be written.
             ConfigError: The model is to be compiled and cannot be.
         """
-        ended_by: BaseException | None = None
-        try:
+        with ExitStack() as ends:
             for callback in self._followers:
+                ends.push(_end_of(callback))
                 callback.on_start(self.run, self.state.step)
-            return self._fit()
-        except RuntimeError as error:
-            ended_by = error
-            # torch has no public name for what its compiler raises
-            if self.train.compile and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-                raise ConfigError(
-                    f"the model could not be compiled: {str(error).strip().splitlines()[0]}",
-                    "install a C++ compiler, or give `train.compile=false`",
-                ) from error
-            raise
-        except BaseException as error:
-            ended_by = error
-            raise
-        finally:
-            for callback in self._followers:
-                callback.on_end(ended_by)
+            try:
+                return self._fit()
+            except RuntimeError as error:
+                # torch has no public name for what its compiler raises
+                if self.train.compile and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+                    raise ConfigError(
+                        f"the model could not be compiled: {str(error).strip().splitlines()[0]}",
+                        "install a C++ compiler, or give `train.compile=false`",
+                    ) from error
+                raise
 
     @property
     def _followers(self) -> Sequence[Callback]:
@@ -329,12 +324,15 @@ class TrainingLoop:
         if step % self.train.log_every_steps == 0 or is_last:
             self._log_interval()
         bar.update(step, **self._shown, **self._best_field())
-        if self._is_due(self.train.validate_every_steps) or is_last:
+        is_validated = self._is_due(self.train.validate_every_steps) or is_last
+        if is_validated:
             self._validate()
         if state.is_stopped and state.interval_steps:
             self._log_interval()
         if self._is_due(self.train.checkpoint_every_steps) or is_last or state.is_stopped:
             self._save()
+        for callback in self._followers if is_validated else ():
+            callback.on_validate(step, self._validation)  # after the checkpoint: it may end the run
 
     def _is_due(self, every_steps: int | None) -> bool:
         """Return whether an action is due that happens every so many steps or, for None, at the end of each epoch."""
@@ -351,8 +349,6 @@ class TrainingLoop:
         self._freed_memory.release()  # a validation frees tensors of more sizes than a step does
         state.validate_s += time.perf_counter() - start_s
         self._log({"kind": "valid", "step": state.step, **self._validation})
-        for callback in self._followers:
-            callback.on_validate(state.step, self._validation)
         if self.selection is None:
             figures = ", ".join(f"{name} {value:.4g}" for name, value in self._validation.items() if name in _REPORTED)
             self.progress.message(f"step {state.step}: validation {figures}")
@@ -413,6 +409,8 @@ class TrainingLoop:
 
     def _save(self) -> Path:
         self._read_figures()
+        if self.ranks.is_first and self.metrics.path.exists():
+            fsync(self.metrics.path)  # a resumption never writes the rows before its checkpoint again
         content = CheckpointState(loop=self.state, identity=self.task.identity, validation=dict(self._validation))
         path = save_checkpoint(
             self.run,
@@ -453,6 +451,11 @@ class TrainingLoop:
             f"the {what} of step {step.step + 1} is {value}; its sample indices are in {path}",
             f"start a new run with a lower `optim.lr` (now {self.optim.lr:g}), or with `optim.clip_norm`",
         )
+
+
+def _end_of(callback: Callback) -> Callable[[object, BaseException | None, object], None]:
+    """Return the exit function of a `with` block that ends a callback."""
+    return lambda _kind, error, _trace: callback.on_end(error)
 
 
 def count_steps(task: TrainTask[Any], train: LoopConfig) -> int:

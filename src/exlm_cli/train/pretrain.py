@@ -34,7 +34,7 @@ from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.alignment import choose_backend
 from exlm_cli.ops.varlen_attention import has_varlen_kernel
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.run_dir import MetricsLog, create_run_dir, read_run_json, update_run_json
+from exlm_cli.run_dir import MetricsLog, create_run_dir, read_run_json, resume_command, update_run_json
 from exlm_cli.train.checkpoint import checkpoint_paths, load_state, newest_good_checkpoint, remove_unfinished
 from exlm_cli.train.evaluation import CollapseWatch, EvaluationSums, evaluate_batch, measure_own_mask_share, summarise
 from exlm_cli.train.loop import TrainingLoop
@@ -129,9 +129,12 @@ class PretrainTask:
 
     def losses(self, batch: Batch) -> Tensor:
         """Return nats per target of each sequence."""
-        with torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None):
+        with self._autocast():
             losses: Tensor = self.module(batch)
         return losses
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None)
 
     def count_tokens(self, batch: Batch) -> int:
         """Return the input tokens before expansion."""
@@ -145,11 +148,8 @@ class PretrainTask:
         spare = functools.partial(self._first_batch, indices)
         sums: list[EvaluationSums] = []
         self.model.eval()
-        with (
-            (progress or SilentProgress()).bar("validating", len(share)) as bar,
-            torch.no_grad(),
-            torch.autocast(self.device.type, self.autocast_dtype, enabled=self.autocast_dtype is not None),
-        ):
+        bars = (progress or SilentProgress()).bar("validating", len(share))
+        with bars as bar, torch.no_grad(), self._autocast():
             for batch, is_own, _ in self.ranks.in_step(batches, spare):
                 of_batch = self.module(batch, lambda model, batch: evaluate_batch(model, self.objective, batch))
                 sums += [of_batch] if is_own else []
@@ -168,7 +168,7 @@ class PretrainTask:
         """Return the own-mask share of the model as it is now, on the first batch of the validation set."""
         indices = validation_indices(self.valid_set, self.recipe.train.validation_sequences)
         self.model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self._autocast():
             batch = next(self._batches(self.valid_set, indices, VALIDATION_EPOCH))
             share: float = self.module(batch, measure_own_mask_share)
         self.model.train()
@@ -244,7 +244,7 @@ def _run_pretraining(
         described: dict[str, Any] = {
             "device": describe_device(device),
             "precision": precision,
-            "started_unix_s": round(started_s, 3),
+            **({"started_unix_s": round(started_s, 3)} if is_new else {}),
             **({"num_ranks": ranks.size, "parallel": task.strategy} if ranks.size > 1 else {}),
         }
         if model.transition is not None:
@@ -262,7 +262,7 @@ def _run_pretraining(
             run=run,
             metrics=MetricsLog(run / "metrics.jsonl"),
             progress=progress,
-            resume_command=f"exlm pretrain --resume {run}",
+            resume_command=resume_command("pretrain", run),
             callbacks=[*trackers, *watch, *callbacks],
             ranks=ranks,
         )
@@ -327,7 +327,10 @@ def describe_own_mask_share(share: float) -> str:
     """Return the message of a run about the DAG that it begins with."""
     message = f"own-mask share at step 0: {format_percent(share)} of the alignments of a target are with its own mask"
     if share < CENTRED_SHARE:
-        message += ", so masks first learn the tokens of others; `model.transition.start=next_mask` centres the DAG"
+        message += (
+            ", so masks first learn the tokens of others; `model.transition.start=next_mask` with "
+            "`model.transition.start_strength=4` centres the DAG"
+        )
     return message
 
 

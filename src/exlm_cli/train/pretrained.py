@@ -15,7 +15,7 @@ from exlm_cli.format import format_number_of
 from exlm_cli.launch import ONE_PROCESS, Launch
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.run_dir import is_checkpoint, run_directory
+from exlm_cli.run_dir import is_checkpoint, resume_command, run_directory
 from exlm_cli.train.checkpoint import (
     CheckpointState,
     checkpoint_paths,
@@ -72,7 +72,8 @@ def load_pretrained(path: Path, *, device: str = "auto", progress: Progress | No
         reason = "no checkpoint of it is whole" if checkpoint_paths(run) else "it has no checkpoint yet"
     if checkpoint is None:
         raise CheckpointError(
-            f"{path} is refused: {reason}", f"continue the run with `exlm pretrain --resume {run}`, or start a new one"
+            f"{path} is refused: {reason}",
+            f"continue the run with `{resume_command('pretrain', run)}`, or start a new one",
         )
     state = load_state(checkpoint)
     tokenizer = require_own_files(run, checkpoint, state, recipe)

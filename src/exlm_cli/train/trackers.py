@@ -91,8 +91,10 @@ class Tracker(Callback):
             return
         try:
             action()
-        except self._failures() as error:
-            self._is_open = False
+        except BaseException as error:
+            self._is_open = False  # also for `on_end`, where an interrupted `_open` left nothing to close
+            if not isinstance(error, self._failures()):
+                raise
             reason = str(error).strip().partition("\n")[0]
             self._progress.message(
                 f"warning: {self.name} gets nothing more of this run: {reason}; metrics.jsonl has all figures"

@@ -163,7 +163,7 @@ def test_entropy_of_repeated_mlm_counts_fully_masked_tokens_alone():
     assert figures["entropy_bits"] == pytest.approx(sum(counted) / len(counted) / math.log(2), rel=1e-5)
 
 
-HEALTHY = {"masks_with_0_share": 0.05, "clones_in_use": 1.06}
+HEALTHY = {"num_sequences": 8.0, "masks_with_0_share": 0.05, "clones_in_use": 1.06}
 SEEING = {"rope": "nodes", "start": "next_mask"}
 
 
@@ -217,3 +217,8 @@ def test_a_cure_of_states_names_what_the_recipe_lacks_and_at_last_fewer_states()
     model["transition"] = {"balance": 0.1}
     (_, cure) = find_collapse(row, tiny_recipe(model=model))["one state"]
     assert cure == "`masking.num_states_per_mask=1` predicts the same for less"
+
+
+def test_without_a_sequence_that_has_a_path_no_states_are_said_to_be_out_of_use():
+    """`clones_in_use` of no visit at all is the exponential of zero, 1.0, which is no finding."""
+    assert find_collapse(HEALTHY | {"num_sequences": 0.0, "clones_in_use": 1.0}, tiny_recipe()) == {}

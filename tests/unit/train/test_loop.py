@@ -18,13 +18,13 @@ from exlm_cli.config.sections import LoopConfig, OptimConfig, TrainConfig
 from exlm_cli.data.sampler import EpochPlan, plan_epoch
 from exlm_cli.errors import ConfigError, DivergedError, InterruptedRunError
 from exlm_cli.progress import SilentProgress
-from exlm_cli.run_dir import MetricsLog, read_metrics
+from exlm_cli.run_dir import MetricsLog
 from exlm_cli.train import checkpoint
 from exlm_cli.train.checkpoint import load_model_weights, newest_good_checkpoint
 from exlm_cli.train.loop import TrainingLoop, dropout_seed
 from exlm_cli.train.process import FreedMemory
 from exlm_cli.train.task import Callback, Selection
-from tests.killed import interrupted_at_call
+from tests.killed import interrupted_at_call, untimed_rows
 
 NUM_SAMPLES = 22
 
@@ -92,13 +92,6 @@ def _weights(task: LeastSquares) -> list[Tensor]:
     return [p.detach().clone() for p in task.model.parameters()]
 
 
-TIMES = ("elapsed_s", "tokens_per_s")
-
-
-def _rows(run: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if k not in TIMES} for row in read_metrics(run / "metrics.jsonl")]
-
-
 def test_every_step_begins_with_the_share_done_and_each_validation_frees_memory(tmp_path, monkeypatch):
     steps, validations = [], []
     task = LeastSquares()
@@ -114,7 +107,7 @@ def test_every_step_begins_with_the_share_done_and_each_validation_frees_memory(
 def test_resuming_from_any_checkpoint_ends_with_the_same_bits_and_rows(tmp_path, step):
     whole = LeastSquares()
     _loop(whole, tmp_path).fit()
-    rows = _rows(tmp_path)
+    rows = untimed_rows(tmp_path)
     resumed = LeastSquares()
     with torch.no_grad():
         for parameter in resumed.model.parameters():
@@ -125,7 +118,7 @@ def test_resuming_from_any_checkpoint_ends_with_the_same_bits_and_rows(tmp_path,
     assert result.state.step == 13
     for mine, theirs in zip(_weights(whole), _weights(resumed), strict=True):
         assert torch.equal(mine, theirs)
-    assert _rows(tmp_path) == rows
+    assert untimed_rows(tmp_path) == rows
 
 
 @pytest.mark.parametrize("microbatch", [1, 3, 4])
@@ -147,7 +140,7 @@ def test_sequences_without_a_loss_are_counted_and_left_out_of_the_mean(tmp_path)
     task.loss_of_sample = {int(first_step[0]): math.inf, int(first_step[1]): 8.0, int(first_step[2]): 4.0,
                            int(first_step[3]): 6.0}  # fmt: skip
     _loop(task, tmp_path, max_steps=1, log_every_steps=1).fit()
-    row = _rows(tmp_path)[0]
+    row = untimed_rows(tmp_path)[0]
     assert row["loss"] == pytest.approx(6.0)
     assert row["num_infeasible"] == 1
 
@@ -221,7 +214,7 @@ def test_a_signal_saves_and_the_resumed_run_ends_with_the_same_bits(tmp_path, nu
     loop.resume(newest_good_checkpoint(run, pytest.fail))
     loop.fit()
     assert all(torch.equal(a, b) for a, b in zip(_weights(whole), _weights(resumed), strict=True))
-    assert _rows(run) == _rows(tmp_path / "whole")
+    assert untimed_rows(run) == untimed_rows(tmp_path / "whole")
 
 
 def test_a_step_is_prepared_while_the_one_before_is_computed(tmp_path):
@@ -266,7 +259,7 @@ def test_clipping_bounds_the_update_and_the_logged_norm_is_the_unclipped_one(tmp
     loop.optimizer.step = spy.__get__(loop.optimizer)  # type: ignore[method-assign]
     loop.fit()
     assert norms == pytest.approx([0.01, 0.01], rel=1e-3)
-    assert all(row["grad_norm"] > 0.01 for row in _rows(tmp_path) if row["kind"] == "train")
+    assert all(row["grad_norm"] > 0.01 for row in untimed_rows(tmp_path) if row["kind"] == "train")
 
 
 def test_dropout_seeds_are_their_own_for_every_seed_and_step():
@@ -336,7 +329,7 @@ def test_training_stops_when_no_validation_was_better_for_too_long(tmp_path, sco
     assert result.state.step == STEPS_PER_EPOCH * epochs
     assert result.state.best_step == STEPS_PER_EPOCH * best_epoch
     assert result.checkpoint.is_dir()
-    assert max(row["step"] for row in _rows(tmp_path) if row["kind"] == "train") == result.state.step
+    assert max(row["step"] for row in untimed_rows(tmp_path) if row["kind"] == "train") == result.state.step
 
 
 def test_a_run_that_has_stopped_early_stays_so_when_resumed(tmp_path):
@@ -371,7 +364,7 @@ def test_a_run_killed_while_saving_ends_with_the_same_best_weights(tmp_path, kil
     assert best.name == "best-24"
     assert whole.best is not None
     assert (best / "model.safetensors").read_bytes() == (whole.best / "model.safetensors").read_bytes()
-    assert _rows(run) == _rows(tmp_path / "whole")
+    assert untimed_rows(run) == untimed_rows(tmp_path / "whole")
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["best-24", "step-30"]
 
 

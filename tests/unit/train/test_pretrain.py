@@ -15,6 +15,8 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import CheckpointError, CollapsedError
 from exlm_cli.format import format_percent
+from exlm_cli.model import encoder
+from exlm_cli.ops.varlen_attention import varlen_attention
 from exlm_cli.run_dir import read_metrics, read_run_json, update_run_json
 from exlm_cli.train import pretrain
 from exlm_cli.train.pretrain import resume_pretraining, run_pretraining, validation_indices
@@ -50,6 +52,20 @@ def test_a_run_without_padding_has_the_losses_of_a_padded_one(cache, tmp_path, m
         run = run_pretraining(recipe, out=tmp_path / f"packs-{packs}").run_dir
         losses.append([row["loss"] for row in read_metrics(run / "metrics.jsonl")])
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_attention_without_padding_gets_16_bits_wherever_a_run_calls_the_model(cache, tmp_path, monkeypatch):
+    """The kernels of a GPU take nothing else; a run measures its own-mask share, trains and validates."""
+    dtypes = set()
+
+    def record(q, *rest):
+        dtypes.add(q.dtype)
+        return varlen_attention(q, *rest)
+
+    monkeypatch.setattr(pretrain, "has_varlen_kernel", lambda *_: True)
+    monkeypatch.setattr(encoder, "varlen_attention", record)
+    run_pretraining(_recipe(cache, train={"precision": "bf16"}), out=tmp_path / "run")
+    assert dtypes == {torch.bfloat16}
 
 
 @pytest.fixture

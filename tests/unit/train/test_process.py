@@ -1,7 +1,8 @@
-"""Freed pages go back to the system; what is in use stays as it is."""
+"""Freed pages go back to the system, what is in use stays as it is; the second signal ends a run at once."""
 
 import ctypes
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,3 +62,15 @@ def test_a_system_without_proc_gives_nothing_back(monkeypatch):
     memory = process.FreedMemory()
     memory.after_step()
     memory.after_step()
+
+
+def test_a_second_signal_acts_as_usual_and_handlers_come_back():
+    before = signal.getsignal(signal.SIGINT)
+    with process.StopSignal() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.number == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    with process.StopSignal():
+        assert signal.getsignal(signal.SIGINT) != before
+    assert signal.getsignal(signal.SIGINT) is before

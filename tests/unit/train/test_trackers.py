@@ -20,7 +20,7 @@ from exlm_cli.train.task import Callback
 from exlm_cli.train.trackers import TRACKERS, require_trackers
 from tests.recorder import Recorder
 from tests.tiny import tiny_recipe
-from tests.unit.finetune.synthetic import make_pretrained, run_tiny
+from tests.unit.finetune.synthetic import run_tiny
 
 
 class Error(Exception):
@@ -136,6 +136,16 @@ def test_a_tracker_that_fails_is_left_alone_and_training_goes_on(packages, cache
     packages.client.set_terminated.assert_not_called()
 
 
+@pytest.mark.parametrize("name", TRACKERS)
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TypeError])
+def test_an_interrupted_start_of_a_tracker_reaches_the_caller_as_it_is(packages, cache, tmp_path, name, error):
+    """The tracker is not open then, and closing it would fail with an error of its own."""
+    for begins in (packages.tensorboard.SummaryWriter, packages.wandb.init, packages.client.create_run):
+        begins.side_effect = error
+    with pytest.raises(error):
+        run_pretraining(_recipe(cache, report_to=[name]), out=tmp_path / "run")
+
+
 @pytest.mark.parametrize(
     ("environment", "is_reached", "mode"),
     [
@@ -205,7 +215,7 @@ def test_callbacks_follow_each_step_validation_and_checkpoint(cache, tmp_path):
     run = run_pretraining(recipe, out=tmp_path / "run", callbacks=[watch]).run_dir
     events = [event if isinstance(event, str) else event[0] for event in watch.seen]
     assert events == [
-        "start run 0", 1, 2, 3, "validate 3", "save 3", 4, 5, 6, "validate 6", "save 6", "end None",
+        "start run 0", 1, 2, 3, "save 3", "validate 3", 4, 5, 6, "save 6", "validate 6", "end None",
     ]  # fmt: skip
     losses = {row["step"]: row["loss"] for row in read_metrics(run / "metrics.jsonl") if row["kind"] == "train"}
     assert dict(event for event in watch.seen if not isinstance(event, str)) == losses
@@ -224,11 +234,11 @@ def test_an_exception_of_a_callback_ends_the_run_after_the_others_have_heard(cac
     assert resume_pretraining(tmp_path / "run").steps == 6
 
 
-def test_each_seed_of_a_fine_tuning_is_a_run_of_its_own(packages, tmp_path):
+def test_each_seed_of_a_fine_tuning_is_a_run_of_its_own(packages, text_model, tmp_path):
     watch = Watch()
     train = {"max_epochs": 1, "report_to": ["wandb"], "log_every_steps": 1}
     run = tmp_path / "run"
-    run_tiny(make_pretrained(tmp_path / "pretrained"), run, train=train, callbacks=[watch])
+    run_tiny(text_model, run, train=train, callbacks=[watch])
     opened = [call.kwargs for call in packages.wandb.init.call_args_list]
     assert [(each["name"], each["group"]) for each in opened] == [("run: seed 1", "run"), ("run: seed 2", "run")]
     assert opened[0]["id"] != opened[1]["id"]
