@@ -71,6 +71,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "soak.csv")
     given = parser.parse_args()
+    if given.minutes <= SETTLED_S / 60:
+        parser.error("--minutes: more than 2, as the first two do not count")
     watch = Watch(60 * given.minutes)
     with tempfile.TemporaryDirectory() as folder:
         settings = [*SETTINGS, f"data.cache_dir={folder}/cache"]

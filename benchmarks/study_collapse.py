@@ -150,7 +150,8 @@ def sentence_batches(recipe: PretrainRecipe) -> list[Batch]:
         ids = SENTENCE.copy()
         ids[CUE_POSITION] = cue
         k, objective = recipe.masking.num_states_per_mask, recipe.objective
-        batches.append(batch_from_masked_ids(ids, mask_id=MASK, pad_id=PAD, num_states_per_mask=k, objective=objective))
+        batch = batch_from_masked_ids(ids[None], mask_id=MASK, pad_id=PAD, num_states_per_mask=k, objective=objective)
+        batches.append(batch)
     return batches
 
 

@@ -63,7 +63,8 @@ _TRAIN_ON_RANKS = ("pretrain", "finetune")
 
 _OUT_OF_MEMORY = ExlmError(
     "memory ran out",
-    "lower `train.microbatch_tokens` (the batch stays as it is, also in a resumed run), or take a smaller model",
+    "lower `train.microbatch_tokens` (the batch stays as it is; `exlm pretrain --resume` takes it too, a fine-tuning "
+    "starts anew), or take a smaller model",
 )
 
 
@@ -100,6 +101,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     is_debug = "--debug" in words
+    if os.environ.get("COLUMNS") == "0":  # rich would print nothing
+        del os.environ["COLUMNS"]
+    # None where the shell has closed it
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115, PTH123
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115, PTH123
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # characters that the terminal cannot encode become escapes such as \xe9 and do not end the run

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from exlm_cli.errors import ConfigError
+from exlm_cli.paths import expand_path
 
 if TYPE_CHECKING:
     from exlm_cli.config.base import Recipe
@@ -46,10 +47,14 @@ SetOption = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change one value of the recipe, like optim.lr=1e-4; repeatable."),
 ]
 OutOption = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help="Where results go; default: runs/<name>-<time>.")
+    Path | None,
+    typer.Option("--out", metavar="DIR", parser=expand_path, help="Where results go; default: runs/<name>-<time>."),
 ]
 ResumeOption = Annotated[
-    Path | None, typer.Option("--resume", metavar="RUN", help="Continue the run in this directory from its checkpoint.")
+    Path | None,
+    typer.Option(
+        "--resume", metavar="RUN", parser=expand_path, help="Continue the run in this directory from its checkpoint."
+    ),
 ]
 SeedOption = Annotated[
     int | None, typer.Option("--seed", metavar="N", help="Seed of weights, data order, masks, dropout.")
@@ -86,14 +91,14 @@ def refuse_with_resume(run: Path | None, options: Mapping[str, object]) -> None:
 
     Args:
         run: `--resume`; None: a new run is started.
-        options: Parameter or key -> its value; None or False: not given.
+        options: Parameter or key -> its value; None: not given.
 
     Raises:
         ConfigError: One is given together with `--resume`.
     """
     for key, value in options.items():
-        if run is not None and value not in (None, False):
-            shown = "true" if value is True else value
+        if run is not None and value is not None:
+            shown = str(value).lower() if isinstance(value, bool) else value
             raise ConfigError(f"`{key}={shown}` does not go with `--resume`", f"the run in {run} continues as it began")
 
 

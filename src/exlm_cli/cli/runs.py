@@ -114,17 +114,17 @@ def choose_checkpoint(
     raise _no_run(f"no `--checkpoint` was given, and there is no {[*fits_by_kind][-1]}", recipe_to_make_one, instead)
 
 
-def newest_run(*, takes_sweep: bool, progress: Progress) -> Path:
+def newest_run(*, takes_all: bool, progress: Progress) -> Path:
     """Return the newest run that can be scored and print its path; cells of a sweep are left out.
 
     Args:
-        takes_sweep: Whether a sweep with a finished cell fits too.
+        takes_all: Whether finished fine-tunings, and sweeps with a finished cell, fit besides pre-trainings.
         progress: Prints the path.
 
     Raises:
         CheckpointError: There is none.
     """
-    newest = find_newest_run(RUNS_ROOT, partial(_is_scorable, takes_sweep=takes_sweep))
+    newest = find_newest_run(RUNS_ROOT, partial(_is_scorable, takes_all=takes_all))
     if newest is None:
         raise _no_run("no run was given, and there is none", "quickstart-text")
     progress.message(f"run: {newest}, the newest one")
@@ -138,17 +138,17 @@ def _no_run(missing: str, recipe_to_make_one: str, instead: str = "") -> Checkpo
     )
 
 
-def _is_scorable(run: Path, *, takes_sweep: bool) -> bool:
+def _is_scorable(run: Path, *, takes_all: bool) -> bool:
     from exlm_cli.experiments.results import RESULT_FILE, is_sweep_run
     from exlm_cli.finetune.results import RESULTS_FILE
 
     try:
         command = read_run_json(run).command
         if is_sweep_run(run):
-            return takes_sweep and any((run / "cells").rglob(RESULT_FILE))
+            return takes_all and any((run / "cells").rglob(RESULT_FILE))
     except ExlmError:
         return False  # a damaged run is left out
-    is_finished = command == "finetune" and (run / RESULTS_FILE).is_file()
+    is_finished = takes_all and command == "finetune" and (run / RESULTS_FILE).is_file()
     return is_finished or (command == "pretrain" and _has_checkpoint(run))
 
 

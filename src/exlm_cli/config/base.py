@@ -7,7 +7,7 @@ declaration, like `Annotated[int, Mark.RECORD]`.
 import re
 from collections.abc import Collection, Mapping
 from enum import Enum
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -35,8 +35,7 @@ class StrictModel(BaseModel):
     def _read_as_meant(cls, value: Any, info: ValidationInfo) -> Any:
         """Read `train: a.txt` as `[a.txt]`; refuse `true` for a number, which pydantic would read as 1."""
         annotation = cls.model_fields[info.field_name or ""].annotation
-        element = get_args(annotation)[0] if get_origin(annotation) is tuple else None
-        if isinstance(value, str) and (element is str or get_origin(element) is Literal):
+        if get_origin(annotation) is tuple and isinstance(value, str | int | float):
             return (value,)
         if isinstance(value, bool) and any(kind in (int, float) for kind in (annotation, *get_args(annotation))):
             raise ValueError("it should be a number")

@@ -14,7 +14,7 @@ from exlm_cli.config.tasks import SharedTaskConfig, TaskConfig
 from exlm_cli.config.yaml import dump_yaml
 from exlm_cli.errors import ConfigError
 
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Seed = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 
 
 class FinetuneModelConfig(StrictModel):

@@ -16,7 +16,8 @@ from exlm_cli.config.sweep import SweepRecipe, changed_values
 from exlm_cli.config.yaml import MAX_CHARACTERS, describe_yaml_error, dump_yaml, parse_yaml
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.format import format_bytes
-from exlm_cli.run_dir import RUN_FILE
+from exlm_cli.paths import expand_path
+from exlm_cli.run_dir import RUN_FILE, resume_command
 
 KINDS: tuple[type[Recipe], ...] = (PretrainRecipe, SweepRecipe, FinetuneRecipe)
 """Every kind of recipe. A new command that takes recipes adds its kind here."""
@@ -48,8 +49,8 @@ def load_recipe(name_or_file: str, overrides: Sequence[str] = (), *, kind: type[
     """
     path = _find_recipe(name_or_file, kind)
     layers = _read_layers(path, (), kind)
-    other = _kind_of_keys(layers.values)
-    if other is not None and other is not kind and not layers.values.keys() <= kind.model_fields.keys():
+    other = _nearest_kind(layers.values, (kind, *KINDS))
+    if other is not kind:
         raise _other_kind(_shown(path), other, kind)
     layers = layers.over(_named_by(path))
     set_layers = [parse_override(override, kind) for override in overrides]
@@ -92,7 +93,7 @@ def resumed_recipe(run: Path, kind: type[RecipeT], overrides: Sequence[str] = ()
     if begun is not kind:
         raise CheckpointError(
             f"{run}: a run of `exlm {begun.command}`, not of `exlm {kind.command}`",
-            f"`exlm {begun.command} --resume {run}` continues it",
+            f"`{resume_command(begun.command, run)}` continues it",
         )
     return load_recipe(path, overrides, kind=kind)
 
@@ -104,7 +105,7 @@ def recipe_kind(name_or_file: str) -> type[Recipe]:
         ConfigError: Unknown recipe, unreadable file, a circle of `extends`.
     """
     layers = _read_layers(_find_recipe(name_or_file, Recipe), (), Recipe)
-    return _kind_of_keys(layers.values) or PretrainRecipe
+    return _nearest_kind(layers.values, KINDS)
 
 
 def recipes_folder() -> Path:
@@ -114,11 +115,10 @@ def recipes_folder() -> Path:
     return installed if installed.is_dir() else package.parents[1] / "recipes"
 
 
-def _kind_of_keys(keys: Iterable[str]) -> type[Recipe] | None:
-    """Return the only kind that has all these top-level keys; None where there is no such kind or more than one."""
+def _nearest_kind(keys: Iterable[str], kinds: Sequence[type[Recipe]]) -> type[Recipe]:
+    """Return the first of the kinds that have most of these top-level keys: one key may be misspelt."""
     given = set(keys)
-    fitting = [kind for kind in KINDS if given <= kind.model_fields.keys()]
-    return fitting[0] if len(fitting) == 1 else None
+    return max(kinds, key=lambda kind: len(given & kind.model_fields.keys()))
 
 
 def _shown(path: Path) -> str:
@@ -132,7 +132,9 @@ def _find_recipe(name_or_file: str, kind: type[Recipe], extended_by: Path | None
     shipped = list_recipes(kind)
     if name_or_file in shipped:
         return shipped[name_or_file]
-    path = Path(name_or_file) if extended_by is None else extended_by.parent / name_or_file
+    path = expand_path(name_or_file)
+    if extended_by is not None:
+        path = extended_by.parent / path
     if path.is_file():
         return path
     prefix = "" if extended_by is None else f"{_shown(extended_by)}: `extends`: "

@@ -45,9 +45,10 @@ def child_keys(schema: type[BaseModel], section: str) -> list[str]:
 def nearest_key(schema: type[BaseModel], path: str) -> str | None:
     """Return the key that a misspelt or misplaced path most likely means; None where nothing is near."""
     section, _, leaf = path.rpartition(".")
-    by_leaf = {
-        key.rpartition(".")[2]: key for key in reversed(list(key_paths(schema))) if not path.startswith(f"{key}.")
-    }
+    top = f"{path.partition('.')[0]}."
+    keys = [key for key in reversed(list(key_paths(schema))) if not path.startswith(f"{key}.")]
+    # of keys with one name, the first of the same top-level section, else of all
+    by_leaf = {key.rpartition(".")[2]: key for key in sorted(keys, key=lambda key: key.startswith(top))}
     if leaf in by_leaf:
         return by_leaf[leaf]
     close = difflib.get_close_matches(leaf, child_keys(schema, section), n=1, cutoff=0.6)

@@ -9,7 +9,7 @@ from exlm_cli.config.base import Mark, StrictModel
 
 Objective = Literal["exlm", "mlm"]
 Alignment = Literal["dag", "sparse_dag", "independent"]
-Share = Annotated[float, Field(ge=0, lt=1)]
+Share = Annotated[float, Field(strict=True, ge=0, lt=1)]
 TransitionStart = Literal["formula", "next_mask", "lanes"]
 AlignmentBackend = Literal["auto", "reference", "torch", "native"]
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
@@ -77,8 +77,8 @@ class TransitionConfig(StrictModel):
     )
     rope: Literal["none", "nodes"] = Field(
         "none",
-        description="Rotary positions on Q and K, as `model.rope` says, or 2d. nodes: of masks, counted from 1; "
-        "none: the paper's formula, whose scores do not depend on positions",
+        description="Rotary positions on Q and K, as `model.rope` says, 2d where that is none. nodes: of masks, "
+        "counted from 1; none: the paper's formula, whose scores do not depend on positions",
     )
     start: TransitionStart = Field(
         "formula",
@@ -166,7 +166,7 @@ class OptimConfig(StrictModel):
         None, ge=0, lt=1, description="Share of all steps that is linear warm-up, where `optim.warmup_steps` is 0"
     )
     power: float = Field(1.0, gt=0, le=10, description="Power of the polynomial decay; 1 is linear")
-    end_lr: float = Field(0.0, ge=0, le=1, description="Learning rate at the last step")
+    end_lr: float = Field(0.0, ge=0, le=1, description="Learning rate that the decay reaches after the last step")
     betas: tuple[Share, Share] = Field((0.9, 0.98), description="Adam's betas")
     eps: float = Field(1e-6, gt=0, le=1e-2, description="Adam's epsilon")
     transition_lr_scale: float = Field(

@@ -20,8 +20,8 @@ from exlm_cli.errors import ConfigError
 from exlm_cli.files import JsonModel
 
 TaskName = Annotated[str, Field(pattern=r"^[a-z0-9]+(/[a-z0-9-]+)?$")]
-MaskRatio = Annotated[float, Field(gt=0, lt=1)]
-RepeatsAndRatio = tuple[Annotated[int, Field(ge=1, le=64)], MaskRatio]
+MaskRatio = Annotated[float, Field(strict=True, gt=0, lt=1)]
+RepeatsAndRatio = tuple[Annotated[int, Field(strict=True, ge=1, le=64)], MaskRatio]
 """(k, p): copies of every token, and the share of them that is masked."""
 
 MIN_CORRUPTED_SHARE = 1e-3
@@ -210,7 +210,7 @@ class SweepRecipe(Recipe):
                     f"{shown}: that corrupts less than {MIN_CORRUPTED_SHARE:.1%} of the tokens, p^k",
                     f"take a larger p or a smaller k; {own}",
                 )
-            return self.changed({"cells": kept}), [pair for pair in pairs if pair not in kept]
+            return self._with_cells(kept, shown), [pair for pair in pairs if pair not in kept]
         position, chosen = (0, num_repeats) if num_repeats else (1, mask_ratios or ())
         absent = sorted({*chosen} - {cell[position] for cell in self.cells})
         if absent:
@@ -218,7 +218,14 @@ class SweepRecipe(Recipe):
                 f"{shown}: no cell of {self.name} has " + ", ".join(f"{value:g}" for value in absent),
                 f"{own}; `num_repeats=LIST` and `mask_ratios=LIST` together train all combinations",
             )
-        return self.changed({"cells": [cell for cell in self.cells if cell[position] in chosen]}), []
+        return self._with_cells([cell for cell in self.cells if cell[position] in chosen], shown), []
+
+    def _with_cells(self, cells: list[RepeatsAndRatio], given: str) -> Self:
+        try:
+            return self.changed({"cells": cells})
+        except ValidationError as error:
+            found = describe_finding(error.errors()[0])
+            raise ConfigError(f"{given}: {found}", "choose other values, or change the recipe") from None
 
     @model_validator(mode="after")
     def _check_sweep(self) -> Self:
@@ -321,6 +328,8 @@ class SweepRecipe(Recipe):
         if train.max_steps is None or self.min_corrupted_tokens is None:
             return train.max_steps
         sequences = train.batch_sequences or (train.batch_tokens or 0) / (length * k + 2)
+        if p**k < MIN_CORRUPTED_SHARE:
+            raise ValueError(f"cell ({k}, {p:g}) corrupts less than {MIN_CORRUPTED_SHARE:.1%} of the tokens, p^k")
         return max(train.max_steps, math.ceil(self.min_corrupted_tokens / (sequences * length * p**k)))
 
     def _pretrain(self, label: str, seed: int, changes: Mapping[str, Any]) -> PretrainRecipe:

@@ -17,7 +17,7 @@ from exlm_cli.config.sweep import RepeatMlmDescription, SweepCell, SweepRecipe, 
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import JsonModel, JsonModelT, read_json
 from exlm_cli.finetune.results import Summary
-from exlm_cli.run_dir import RUN_FILE, read_run_json
+from exlm_cli.run_dir import RUN_FILE, read_run_json, resume_command
 
 RESULT_FILE = "result.json"
 """In the folder of a cell that is done."""
@@ -224,11 +224,6 @@ def is_sweep_run(path: Path) -> bool:
     return read_run_json(path).num_cells is not None
 
 
-def resume_command(recipe: SweepRecipe, run: Path) -> str:
-    """Return the command that continues a run of a sweep."""
-    return f"exlm {recipe.run_by} --resume {run}"
-
-
 def load_sweep_run(path: Path) -> SweepRun:
     """Read what is done of a sweep.
 
@@ -241,7 +236,7 @@ def load_sweep_run(path: Path) -> SweepRun:
     results = finished_results(path, cells)
     if not results:
         raise CheckpointError(
-            f"{path}: none of its {len(cells)} cells is done", f"continue with `{resume_command(recipe, path)}`"
+            f"{path}: none of its {len(cells)} cells is done", f"continue with `{resume_command(recipe.run_by, path)}`"
         )
     return SweepRun(path, recipe, results, len(cells))
 

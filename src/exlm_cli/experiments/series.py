@@ -14,7 +14,7 @@ from exlm_cli.finetune.model import require_fitting_model
 from exlm_cli.finetune.results import RESULTS_FILE, read_results
 from exlm_cli.finetune.run import FinetuneResult, resume_finetuning, run_finetuning
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import create_run_dir, end_beginning, run_directory
+from exlm_cli.run_dir import create_run_dir, end_beginning, resume_command, run_directory
 from exlm_cli.tasks.registry import require_local_files
 
 SERIES_FILE = "series.json"
@@ -95,7 +95,7 @@ def run_series(
     """
     series = read_json(folder / SERIES_FILE, Series)
     finished, diverged = [], []
-    hint = f"continue with `exlm finetune --resume {folder}`"
+    hint = f"continue with `{resume_command('finetune', folder)}`"
     for number, name in enumerate(series.names, start=1):
         run = folder / name
         if (run / RESULTS_FILE).is_file():

@@ -20,11 +20,11 @@ from exlm_cli.data.corpus.pipeline import list_rejected, prepare_data
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError, InterruptedRunError
 from exlm_cli.experiments.board import SweepBoard, open_board
 from exlm_cli.experiments.cell import read_result, refuse_changed_cell
-from exlm_cli.experiments.results import SweepRun, SweepSummary, cell_folder, finished_results, resume_command
+from exlm_cli.experiments.results import SweepRun, SweepSummary, cell_folder, finished_results
 from exlm_cli.experiments.workers import Event, Workers
 from exlm_cli.files import removed_on_failure, write_json
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import RUN_FILE, create_run_dir, read_run_json, sole_process, update_run_json
+from exlm_cli.run_dir import RUN_FILE, create_run_dir, read_run_json, resume_command, sole_process, update_run_json
 from exlm_cli.train.pretrained import pick_device
 from exlm_cli.train.process import StopSignal
 from exlm_cli.train.trackers import require_trackers
@@ -57,8 +57,7 @@ def run_sweep(
     """
     require_trackers([*recipe.pretrain.train.report_to, *recipe.finetune.train.report_to])
     environments = _environments(recipe, jobs)
-    if resume is None:
-        recipe = with_absolute_paths(recipe)
+    recipe = with_absolute_paths(recipe)
     cells = recipe.plan()
     run = resume if resume is not None else create_run_dir(out, recipe.name)
     with sole_process(run, is_new=resume is None):
@@ -91,7 +90,7 @@ def run_sweep(
             # the longest is taken first: those left at the end are short, and no process waits long for another
             waiting.sort(key=lambda cell: cell.work)
             with open_board(run, cells, results, progress) as board:
-                _run_waiting(run, waiting, environments[: len(waiting)], board, resume_command(recipe, run))
+                _run_waiting(run, waiting, environments[: len(waiting)], board, resume_command(recipe.run_by, run))
             # a file may have changed before the last cells began
             _refuse_other_data(run, cells, fingerprints)
         finished = finished_results(run, every_cell)

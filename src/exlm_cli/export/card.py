@@ -207,7 +207,8 @@ def _caveats(source: Source, form: Format) -> list[str]:
     if source.results is not None and len(source.results.seeds) > 1:
         caveats.append("It is one seed; `exlm predict` averages the seeds of the run.")
     caveats.append("Special tokens such as [SEP] in the input are read as such; `exlm` reads them as plain text.")
-    caveats.append("The contact head that every ESM model has is not trained.")
+    if form == "hf":
+        caveats.append("The contact head that every ESM model has is not trained.")
     return caveats
 
 

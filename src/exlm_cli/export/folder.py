@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -58,12 +59,14 @@ def check_before_export(out: Path, form: Format = "hf") -> None:
     """Check what can be checked before a run is read.
 
     Raises:
-        CheckpointError: `out` is a file or a folder with files in it.
+        CheckpointError: `out` is a file, a folder with files in it, or a mount point.
         ConfigError: A package that the format needs is not installed.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         kind = "the folder is not empty" if out.is_dir() else "a file has that name"
         raise CheckpointError(f"{out}: {kind}", "choose another folder with `out=DIR`")
+    if out.is_mount():
+        raise CheckpointError(f"{out}: a mount point, which cannot be replaced", f"choose `out={out / 'model'}`")
     require_packages(form)
 
 
@@ -109,7 +112,7 @@ def export_folder(
     """
     check_before_export(out, form)
     refuse_inexpressible(source.recipe)
-    place = out.absolute()
+    place = out.resolve()
     temporary = place.with_name(f".{place.name}.writing-{os.getpid()}")
     with folder_for_results(place.parent, temporary), removed_on_failure(temporary):
         temporary.mkdir()
@@ -203,12 +206,13 @@ def compare(source: Source, pairs: Sequence[tuple[list[int], Tensor]]) -> Compar
     Raises:
         ExlmError: They differ.
     """
-    difference = largest = 0.0
+    differences, sizes = [], []
     for ids, theirs in pairs:
         ours = source.outputs(ids)
         exported = theirs.double() if ours.ndim == 1 else theirs[: len(ids)].double()
-        difference = max(difference, float((exported - ours).abs().max()))
-        largest = max(largest, float(ours.abs().max()))
+        differences.append((exported - ours).abs().max())
+        sizes.append(ours.abs().max())
+    difference, largest = (float(torch.stack(each).max()) for each in (differences, sizes))
     if not difference <= TOLERANCE * largest:  # NaN is refused too
         raise _refused(f"outputs differ by {difference:.1e}, and the largest is {largest:.3g}")
     return Comparison(len(pairs), difference, largest)

@@ -52,13 +52,16 @@ def check_before_push(repo: str) -> None:
     """Check what can be checked before a run is read.
 
     Raises:
-        ConfigError: The name is malformed, there is no token, or transformers is not installed.
+        ConfigError, CheckpointError: The name is malformed, there is no token, or transformers is not installed.
     """
     import huggingface_hub
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # loaded on first use
 
     match = _NAME.fullmatch(repo)
     if match is None or match["revision"]:
         raise ConfigError(f"`{repo}`: expected OWNER/NAME, as on the Hub", "letters, digits, `-`, `_` and `.`")
+    with _explaining(repo, None):
+        validate_repo_id(repo)
     if huggingface_hub.get_token() is None:
         raise ConfigError(f"{repo}: pushing needs a token of the Hub, and there is none", _LOGIN)
     require_packages("hf")
@@ -79,7 +82,7 @@ def push_run(source: Source, repo: str, progress: Progress, *, is_private: bool,
         copy_run(source, folder / _RUN)
         progress.message(f"uploading to {repo}")
         with _explaining(repo, None):
-            api.create_repo(repo, private=is_private, exist_ok=True)
+            api.create_repo(repo, private=is_private or None, exist_ok=True)  # None: as the organisation has it
             done = api.upload_folder(
                 repo_id=repo,
                 folder_path=folder,
@@ -235,13 +238,22 @@ def _explaining(given: str, revision: str | None) -> Iterator[None]:
     except errors.RepositoryNotFoundError:
         hint = f"check the name; where it is private, {_LOGIN}"
         raise CheckpointError(f"`{given}`: the Hub has no such model, or does not show it to you", hint) from None
+    except errors.HFValidationError as error:
+        hint = "copy the name from the page of the run"
+        raise CheckpointError(f"`{given}` is no name on the Hub: {_reason_of(error)}", hint) from None
+    except errors.LocalEntryNotFoundError as error:  # in huggingface_hub before 1.0 a HfHubHTTPError without a response
+        raise _unreachable(given, error) from None
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
         hint = _LOGIN if status in (401, 403) else "try again later"
         raise CheckpointError(f"`{given}`: the Hub refuses: {_reason_of(error)}", hint) from None
     except hub_errors() as error:
-        hint = "check the network, and that HF_HUB_OFFLINE is not set"
-        raise _UnreachableError(f"`{given}`: the Hub cannot be reached: {_reason_of(error)}", hint) from None
+        raise _unreachable(given, error) from None
+
+
+def _unreachable(given: str, error: Exception) -> _UnreachableError:
+    hint = "check the network, and that HF_HUB_OFFLINE is not set"
+    return _UnreachableError(f"`{given}`: the Hub cannot be reached: {_reason_of(error)}", hint)
 
 
 def _reason_of(error: Exception) -> str:

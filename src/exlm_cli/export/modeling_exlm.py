@@ -34,7 +34,7 @@ class ExlmOutput(ModelOutput):  # type: ignore[misc]
     """Output of `ExlmForMaskedLM`; all but the logits with `output_dag=True` only.
 
     Node 0 is [CLS], then come the k states of each [MASK], then the last [SEP]. `alignment: independent` has one node
-    a mask.
+    a mask, and yet k states of it in `node_states`.
 
     Attributes:
         logits: (B, L, V). At the t-th [MASK]: log-probabilities of the t-th token, summed over all paths of T tokens.

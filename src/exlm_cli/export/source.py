@@ -125,7 +125,7 @@ class Source:
         """
         rng = np.random.default_rng(0)
         tokenizer, longest = self.tokenizer, self.sequence_length
-        ordinary = np.setdiff1d(np.arange(tokenizer.vocab_size), list(tokenizer.special_ids))
+        ordinary = np.flatnonzero(tokenizer.is_ordinary)
         examples = [self.encode(MASKED_TEXTS[self.recipe.data.kind])[:longest]] if is_masked else []
         examples += [] if is_masked else [self.encode(text)[:longest] for text in TEXTS[self.recipe.data.kind]]
         for length in RANDOM_LENGTHS:

@@ -2,6 +2,7 @@
 
 import base64
 import re
+import shlex
 from html import escape
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from exlm_cli.report.score_figures import draw_runs
 from exlm_cli.report.scores import FinetunedRun, results_tables
 from exlm_cli.report.style import html_page
 from exlm_cli.report.tables import ReportTable
-from exlm_cli.run_dir import read_run_json
+from exlm_cli.run_dir import read_run_json, resume_command
 
 PAGE_FILE = "report.html"
 """File of the page in a run directory."""
@@ -57,9 +58,10 @@ def _render(finetuned: FinetunedRun, pictures: list[Path]) -> str:
 
 def _commands(finetuned: FinetunedRun) -> list[str]:
     run, results = finetuned.folder, finetuned.results
-    lines = [f"exlm predict {run} new.csv --out predicted.csv", f"exlm eval {run}"]
+    given = shlex.quote(str(run))
+    lines = [f"exlm predict {given} FILE", f"exlm eval {given}"]
     if results.replication is None and results.split in ("random", "scaffold-balanced"):
-        lines.append(f"exlm finetune --resume {run} --set num_replicates=5")
+        lines.append(f"{resume_command('finetune', run)} --set num_replicates=5")
     return lines
 
 

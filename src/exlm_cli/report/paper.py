@@ -239,7 +239,8 @@ def _fill(shape: Shape, runs: Sequence[FinetunedRun]) -> ReportTable:
 def _notes(shape: Shape, runs: Sequence[FinetunedRun]) -> list[str]:
     has_medians = any(run.results.aggregate == "median" for run in runs)
     spread = "medians" if has_medians else "mean ± standard deviation"
-    notes = [f"`paper`: the numbers that it prints; `ours`: runs of this program, {spread} over seeds"]
+    over = "seeds and splits" if any(run.results.replication for run in runs) else "seeds"
+    notes = [f"`paper`: the numbers that it prints; `ours`: runs of this program, {spread} over {over}"]
     if other := [f"{run.name} ({run.results.split})" for run in runs if run.results.split not in shape.splits]:
         notes.append("not the paper's split: " + "; ".join(other))
     for key, split, verb in (("max_rows", "train", "trained"), ("max_valid_rows", "valid", "validated")):
@@ -269,13 +270,13 @@ def _own_row(shape: Shape, label: str, by_task: Mapping[str, FinetunedRun]) -> t
 
 def _baseline_rows(shape: Shape, runs: Sequence[FinetunedRun]) -> list[tuple[str, ...]]:
     """Return the scores of the baseline on each task that has one; no row where none has."""
-    by_task = {run.results.task: run.results for run in runs if run.results.baseline is not None}
+    by_task = {run.results.task: run for run in runs if run.baseline is not None}
     cells, baseline = {}, None
     for column, (task, metric) in shape.scores.items():
-        results = by_task.get(task)
-        if results is not None and results.baseline is not None:
-            baseline = baseline or results.baseline
-            cells[column] = percent_score(results.baseline.metrics[results.scored_split].get(metric), results.aggregate)
+        run = by_task.get(task)
+        if run is not None and run.baseline is not None:
+            baseline, results = baseline or run.baseline, run.results
+            cells[column] = percent_score(run.baseline.metrics[results.scored_split].get(metric), results.aggregate)
     if baseline is None:
         return []
     row = (cells.get(column, NO_VALUE) for column in shape.paper.columns)

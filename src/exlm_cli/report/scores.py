@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exlm_cli.finetune.results import Aggregate, InitialWeights, RunResults, Summaries, Summary
+from exlm_cli.finetune.results import Aggregate, BaselineResult, InitialWeights, RunResults, Summaries, Summary
 from exlm_cli.format import (
     NO_VALUE,
     NOT_DEFINED,
@@ -61,6 +61,11 @@ class FinetunedRun:
         """Return a metric of the reported split over seeds, or over splits; None where there is no such metric."""
         shown = self.results.replication or self.results
         return shown.metrics[self.results.scored_split].get(metric)
+
+    @property
+    def baseline(self) -> BaselineResult | None:
+        """Scores of the baseline over seeds, or over splits; None where it was not scored."""
+        return (self.results.replication or self.results).baseline
 
 
 def results_tables(results: RunResults) -> list[ReportTable]:
@@ -221,7 +226,7 @@ def _task_table(runs: Sequence[FinetunedRun]) -> ReportTable:
     has_one_split = len({run.results.split_sha256 for run in runs}) == 1
     shown_splits = set()
     for run in runs:
-        baseline, split = run.results.baseline, run.results.split_sha256
+        baseline, split = run.baseline, run.results.split_sha256
         if baseline is not None and split not in shown_splits:
             shown_splits.add(split)
             columns.append(baseline.name if has_one_split else f"{baseline.name}, rows of {run.name}")

@@ -1,6 +1,7 @@
 """Results of a sweep by variant: means and deviations over seeds, dependence on p^k, texts and CSV cells."""
 
 import math
+import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -86,12 +87,8 @@ def pooled_deviation(values: Sequence[float], groups: Sequence[Hashable]) -> flo
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
     """Mean and sample standard deviation; the deviation of one value is NaN, and so is the mean of none."""
-    if not values:
-        return math.nan, math.nan
-    mean = math.fsum(values) / len(values)
-    if len(values) < 2:
-        return mean, math.nan
-    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    mean = statistics.fmean(values) if values else math.nan
+    return mean, statistics.stdev(values) if len(values) > 1 else math.nan
 
 
 ResultT = TypeVar("ResultT", bound=SweepCellResult, covariant=True)

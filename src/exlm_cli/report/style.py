@@ -63,8 +63,8 @@ _FORMATS = ("png", "svg")
 
 @contextmanager
 def drawing(*, font_size: float = 8.5) -> Iterator[None]:
-    """Set fonts whatever the user's matplotlibrc says; no warning about letters that the font lacks."""
-    from matplotlib import rc_context
+    """Set matplotlib's defaults and our fonts, not the user's matplotlibrc; no warning of letters without a glyph."""
+    import matplotlib
 
     settings: Any = {
         "font.family": "DejaVu Sans",
@@ -72,7 +72,9 @@ def drawing(*, font_size: float = 8.5) -> Iterator[None]:
         "svg.hashsalt": "exlm",
         "svg.fonttype": "path",
     }
-    with rc_context(settings), warnings.catch_warnings():
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(settings)
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         yield
 

@@ -13,13 +13,12 @@ from exlm_cli.cli.options import JsonOption, ScoringDeviceOption, parse_formats,
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import folder_for_results
 from exlm_cli.progress import Progress
+from exlm_cli.report.tables import SUFFIXES
 
 if TYPE_CHECKING:
     from exlm_cli.cli.runs import GivenRun
     from exlm_cli.report.tables import ReportTable
 
-# repeated from `report.tables`, whose import is too slow for `--help`; a test compares them
-_FORMATS = ("markdown", "csv", "latex")
 _ENTROPY_MASK_RATIOS = (0.15, 0.387, 0.622, 0.789)
 """The mask ratios of section 3 without the smallest."""
 
@@ -47,7 +46,7 @@ MaxSequencesOption = Annotated[
     typer.Option("--max-sequences", metavar="N", min=1, help="Score pre-trained runs on N sequences, evenly spread."),
 ]
 FormatOption = Annotated[
-    str | None, typer.Option("--format", metavar="LIST", help=f"Write the tables as {','.join(_FORMATS)}.")
+    str | None, typer.Option("--format", metavar="LIST", help=f"Write the tables as {','.join(SUFFIXES)}.")
 ]
 OutOption = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="DIR", help="Tables and figures; default: report/ of the run.")
@@ -86,21 +85,21 @@ def evaluate(
     from exlm_cli.cli.runs import given_runs, is_on_hub, local_run, newest_run
     from exlm_cli.experiments.results import is_sweep_run
 
-    output = Output(parse_formats(formats, _FORMATS), out, has_figures=figures, as_json=as_json)
+    output = Output(parse_formats(formats, list(SUFFIXES)), out, has_figures=figures, as_json=as_json)
     ratios = parse_numbers("--mask-ratios", mask_ratios, float, "a number above 0 and below 1", 1e-6, 1 - 1e-6)
     states = parse_numbers("--num-states", num_states, int, "a whole number from 1 to 64", 1, 64)
     if not entropy and (ratios or states):
         raise ConfigError("`--mask-ratios` and `--num-states` need `--entropy`", "add `--entropy`, or leave them out")
     progress = console.open_progress()
-    takes_sweep = not entropy and not data and max_sequences is None
-    given = [local_run(run, progress) for run in runs or [newest_run(takes_sweep=takes_sweep, progress=progress)]]
-    if takes_sweep and any(map(is_sweep_run, given)):
+    takes_all = not entropy and not data and max_sequences is None
+    given = [local_run(run, progress) for run in runs or [newest_run(takes_all=takes_all, progress=progress)]]
+    if takes_all and any(map(is_sweep_run, given)):
         if len(given) > 1:
             raise ConfigError("give one sweep at a time", "the runs under its `cells/` can be scored with others")
         return _show_sweep(given[0], output, progress)
     chosen = given_runs(given, progress)
     for run in chosen:
-        if run.kind == "finetune" and not takes_sweep:
+        if run.kind == "finetune" and not takes_all:
             option = "--entropy" if entropy else "--data" if data else "--max-sequences"
             raise ConfigError(
                 f"`{option}` is for pre-trained models; {run.path} is fine-tuned",
@@ -115,11 +114,12 @@ def evaluate(
 
 
 def _show_sweep(path: Path, output: Output, progress: Progress) -> None:
-    from exlm_cli.experiments.results import load_sweep_run, resume_command
+    from exlm_cli.experiments.results import load_sweep_run
+    from exlm_cli.run_dir import resume_command
 
     run = load_sweep_run(path)
     if len(run.results) < run.num_cells:
-        command = resume_command(run.recipe, run.folder)
+        command = resume_command(run.recipe.run_by, run.folder)
         progress.message(f"{len(run.results)} of {run.num_cells} cells are done; `{command}` does the others")
     print_sweep_report(run, output)
 

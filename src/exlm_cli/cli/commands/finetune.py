@@ -46,7 +46,7 @@ CheckpointOption = Annotated[
     typer.Option("--checkpoint", metavar="RUN", help="Pre-training run or hub:OWNER/NAME; default: the newest."),
 ]
 ScratchOption = Annotated[
-    bool, typer.Option("--from-scratch", help="Take its architecture and tokenizer, not its weights.")
+    bool, typer.Option("--from-scratch", help="Take the checkpoint's architecture and tokenizer, not its weights.")
 ]
 EncoderOption = Annotated[
     str | None,
@@ -54,7 +54,10 @@ EncoderOption = Annotated[
 ]
 SeedsOption = Annotated[str | None, typer.Option("--seeds", "--seed", metavar="LIST", help="Seeds, like 1,2,3.")]
 ReplicatesOption = Annotated[
-    int | None, typer.Option("--num-replicates", metavar="N", help="Repeat on N splits; needs random or -balanced.")
+    int | None,
+    typer.Option(
+        "--num-replicates", metavar="N", help="Repeat on N splits, with `--split random` or `scaffold-balanced`."
+    ),
 ]
 GridOption = Annotated[bool, typer.Option("--grid", help="Search the recipe's grid; the best point is reported.")]
 DataDirOption = Annotated[
@@ -68,7 +71,9 @@ LabelColumnsOption = Annotated[
 ]
 BaselineOption = Annotated[
     bool | None,
-    typer.Option("--baseline/--no-baseline", help="Also score ECFP4 with a random forest; default: for csv."),
+    typer.Option(
+        "--baseline/--no-baseline", help="Also score ECFP4 with a random forest; default: for molecules of a CSV."
+    ),
 ]
 
 
@@ -113,15 +118,15 @@ def finetune(
         "task.text_column": text_column,
         "task.label_columns": split_words(label_columns),
     }
-    start = {"suite": suite, "recipe": recipe, "out": out, "from_scratch": from_scratch, "encoder": encoder}
-    refuse_with_resume(resume, {**start, **task, "use_grid": grid, "baseline": baseline})
+    start = {"suite": suite, "recipe": recipe, "out": out, "from_scratch": from_scratch or None, "encoder": encoder}
+    refuse_with_resume(resume, {**start, **task, "use_grid": grid or None, "baseline": baseline})
     options = {"device": device, "seeds": parse_seeds(seeds), "num_replicates": num_replicates, **task}
-    overrides = collect_overrides(sets, {**options, "init": "scratch" if from_scratch else None})
+    overrides = collect_overrides(sets, {**options, "init": "scratch" if from_scratch or encoder is not None else None})
     progress = console.open_progress()
     if resume is not None and (resume / "series.json").is_file():
         if overrides:
             raise ConfigError(
-                f"{resume} holds several runs; `--set`, `--seeds` and `--device` change none of them",
+                f"{resume} holds several runs; `--set`, `--seeds`, `--num-replicates` and `--device` change none",
                 "resume it as it began",
             )
         return _finish_series(resume, checkpoint, progress, as_json=as_json)
@@ -145,12 +150,12 @@ def finetune(
         return console.emit_recipe(resolved, as_json=as_json)
     architecture = loaded = None
     if resume is None:
-        if suite in ("glue", "moleculenet") and recipe is None:
-            _point_to_small(suite, resolved, progress)
         architecture = _find_architecture(encoder, checkpoint, resolved)
         loaded, checkpoint = _find_inputs(
             resolved, checkpoint, sets or [], use_grid=grid, needs_run=architecture is None, progress=progress
         )
+        if suite in ("glue", "moleculenet") and recipe is None:
+            _point_to_small(suite, resolved, progress)
     elif checkpoint is not None:
         checkpoint = local_run(checkpoint, progress)
     from exlm_cli.finetune.run import run_finetuning
@@ -162,7 +167,9 @@ def finetune(
         out=out,
         resume=resume,
         use_grid=grid,
-        baseline=suite == "csv" and resolved.task.input_kind == "smiles" if baseline is None else baseline,
+        baseline=resolved.task.suite == "csv" and resolved.task.input_kind == "smiles"
+        if baseline is None
+        else baseline,
         task=loaded,
         progress=progress,
     )
@@ -203,7 +210,7 @@ def _run_series(
     from exlm_cli.experiments.series import begin_series
 
     if num_ranks() > 1:
-        raise ConfigError(f"`{suite} all` works in one process", "start a task at a time with torchrun")
+        raise ConfigError("several tasks run in one process", "start a task at a time with torchrun")
     assert checkpoint is not None, "a checkpoint was looked for"
     folder = begin_series(recipes, suite=suite, checkpoint=checkpoint, out=out, use_grid=use_grid, baseline=baseline)
     _finish_series(folder, None, progress, as_json=as_json)
@@ -263,8 +270,6 @@ def _find_architecture(
         raise ConfigError(
             f"`--encoder {encoder}` does not go with `--checkpoint {checkpoint}`", "a checkpoint has its own encoder"
         )
-    if recipe.init != "scratch":
-        raise ConfigError(f"`--encoder {encoder}` has no trained weights", "add `--from-scratch` to train it from none")
     found = load_recipe(encoder, kind=PretrainRecipe)
     if found.data.kind != recipe.task.input_kind:
         raise ConfigError(

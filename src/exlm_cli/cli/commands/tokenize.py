@@ -71,6 +71,10 @@ def tokenize(
     resolved = load_recipe(_recipe_name(recipe, kind, inputs), collect_overrides(sets, options))
     if dry_run:
         return console.emit_recipe(resolved, as_json=as_json)
+    if out is not None and recipe is not None and Path(recipe).resolve() == (out / "recipe.yaml").resolve():
+        raise ConfigError(
+            f"{recipe} is read, and would be replaced by the recipe of the results", "choose another `--out`"
+        )
     result = _write_tokens(resolved, out)
     console.emit_json(result) if as_json else console.emit_pairs(result)
 
