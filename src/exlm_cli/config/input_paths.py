@@ -1,4 +1,4 @@
-"""Input paths of a recipe: make them absolute, cut them to file names, or check that they exist.
+"""Input paths of a recipe: make them absolute, or cut them to file names.
 
 The recipe of a run directory is written here, because its paths are absolute.
 """
@@ -14,9 +14,7 @@ from exlm_cli.config.overrides import RecipeT, find_field
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.config.tasks import TaskSection, TrainFile
-from exlm_cli.errors import DataError
 from exlm_cli.files import write_atomically
-from exlm_cli.paths import expand_path
 from exlm_cli.run_dir import end_beginning
 
 SectionT = TypeVar("SectionT", bound=StrictModel)
@@ -45,22 +43,6 @@ def write_run_recipe(run: Path, recipe: Recipe) -> None:
 def with_names_alone(recipe: RecipeT) -> RecipeT:
     """Return a recipe with file names in place of paths, for use on other machines."""
     return _changed(recipe, _name)
-
-
-def check_task_files(task: TaskSection) -> None:
-    """Check that the folder and files which a task section names are there.
-
-    Raises:
-        DataError: One is not.
-    """
-    folder = Path()
-    if task.data_dir is not None and not task.data_dir.startswith(_SCHEMES):
-        folder = expand_path(task.data_dir)
-        if not folder.is_dir():
-            raise DataError(f"{folder}: no such folder", "`task.data_dir=DIR` names the folder with the task's files")
-    for given in task.files.model_dump().values():
-        if given is not None and not (folder / expand_path(given)).exists():
-            raise DataError(f"{folder / given}: no such file", "give the path of the file as it is seen from here")
 
 
 def _changed(section: SectionT, change: Callable[[str], str]) -> SectionT:

@@ -11,7 +11,9 @@ from exlm_cli.config.tasks import (
     TaskConfig,
     find_suite,
 )
+from exlm_cli.errors import DataError
 from exlm_cli.progress import Progress, SilentProgress
+from exlm_cli.tasks.sources import HUB_PREFIX, existing_folder, given_file
 
 if TYPE_CHECKING:
     from exlm_cli.tasks.base import DownstreamTask, NewRows
@@ -59,13 +61,16 @@ def load_task(config: TaskConfig, progress: Progress) -> "DownstreamTask":
 
 
 def require_local_files(config: TaskConfig) -> None:
-    """Check that a task of MoleculeNet or GLUE has its files in the folder `task.data_dir`; without one, nothing is
-    checked, read or fetched.
+    """Check that `task.files` and the folder `task.data_dir` are there, that of MoleculeNet and GLUE with the files of
+    the task; nothing is read or fetched.
 
     Raises:
         DataError: One is missing.
     """
-    if config.data_dir is None or config.data_dir.startswith("hub:"):
+    for given in config.files.model_dump(exclude_none=True).values():
+        if not (path := given_file(config, given)).exists():
+            raise DataError(f"{path}: no such file", "give the path of the file as it is seen from here")
+    if config.data_dir is None or config.data_dir.startswith(HUB_PREFIX):
         return
     match config:
         case MoleculeNetTaskConfig():
@@ -77,7 +82,7 @@ def require_local_files(config: TaskConfig) -> None:
 
             list(find_sources(config))
         case _:
-            pass
+            existing_folder(config, ())
 
 
 def new_rows_type(config: TaskConfig) -> "type[NewRows]":

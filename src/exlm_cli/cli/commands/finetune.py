@@ -319,14 +319,14 @@ def _find_inputs(
     """Check what can be checked before torch is loaded; return the task where its file was read, and the checkpoint."""
     from exlm_cli.cli.runs import choose_checkpoint, is_on_hub
     from exlm_cli.config.finetune import grid_points
-    from exlm_cli.config.input_paths import check_task_files
     from exlm_cli.run_dir import run_kind
-    from exlm_cli.tasks.registry import load_task
+    from exlm_cli.tasks.registry import load_task, require_local_files
 
     for given in sets:
         if not use_grid and given.strip().startswith(("grid.", "grid=")):
             raise ConfigError(f"`--set {given}` takes effect only with `--grid`", "add `--grid`, or leave it out")
-    check_task_files(recipe.task)
+    if not is_series:  # which looks for the files of all its tasks
+        require_local_files(recipe.task)
     grid_points(recipe, use_grid=use_grid)
     if needs_run and checkpoint is not None and not is_on_hub(checkpoint):
         run_kind(checkpoint)
