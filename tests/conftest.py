@@ -1,12 +1,19 @@
-"""No test reaches the network, every error of every test has a hint, and runs share a cache of data."""
+"""No test reaches the network or depends on chance, every error has a hint, and runs share a cache of data."""
 
 import socket
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from exlm_cli.errors import ExlmError
+from exlm_cli.ops.alignment.build import BuildError, build_library
 from tests.servers import connecting_locally
+
+settings.register_profile(
+    "tests", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("tests")
 
 
 @pytest.fixture(autouse=True)
@@ -33,3 +40,22 @@ def _every_error_has_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache of prepared data for all runs of a test process, so that each corpus is prepared once."""
     return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def kernels() -> Path | None:
+    """Return the compiled kernels of this machine; None where they cannot be built."""
+    try:
+        return build_library("cpu")
+    except BuildError:
+        return None
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, kernels: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands find a cache with nothing but kernels, which take seconds to build."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    if kernels is not None:
+        (cache / kernels.name).symlink_to(kernels)
+    monkeypatch.setenv("EXLM_CACHE_DIR", str(cache))

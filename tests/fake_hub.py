@@ -20,14 +20,15 @@ class FakeHub:
     """Repositories by name: commits, the newest last, each with its files.
 
     Attributes:
-        refuses: Status with which every request is answered, and its message; None: it works.
+        refuses: Status with which every request is answered, its message, and the Hub's code if it has one; None: it
+            works.
         cut: Bytes after which a download, or the answer to an upload, breaks off; None: it does not.
     """
 
     def __init__(self) -> None:
         self.repos: dict[str, list[tuple[str, dict[str, bytes]]]] = {}
         self.created: list[dict[str, Any]] = []
-        self.refuses: tuple[int, str] | None = None
+        self.refuses: tuple[int, str] | tuple[int, str, str] | None = None
         self.cut: int | None = None
         self.url = ""
 

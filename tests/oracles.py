@@ -1,10 +1,12 @@
 """Alignment by counting on the fingers: every path listed, every score added up, in Python floats.
 
-Nothing here is shared with `src`; the recursion, log-sum-exp and the gradients are what it judges.
+Nothing here is shared with `src`; the recursion, log-sum-exp and the gradients are what it judges. Rotations are
+products of complex numbers.
 """
 
+import cmath
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
 
 import torch
@@ -68,3 +70,15 @@ def _log_total(scores: dict[Path, float]) -> float:
         return -math.inf
     peak = max(scores.values())
     return peak + math.log(math.fsum(math.exp(score - peak) for score in scores.values()))
+
+
+def turned(x: Tensor, position: Sequence[float], widths: Sequence[int], base: float = 10_000.0) -> Tensor:
+    """Turn one vector: for each axis, pair (2p, 2p + 1) of its w entries turns by position * base^(-2p/w)."""
+    out, start = x.clone(), 0
+    for place, width in zip(position, widths, strict=True):
+        for pair in range(width // 2):
+            entries = slice(start + 2 * pair, start + 2 * pair + 2)
+            value = complex(*x[entries].tolist()) * cmath.exp(1j * place * base ** (-2 * pair / width))
+            out[entries] = torch.tensor([value.real, value.imag], dtype=x.dtype)
+        start += width
+    return out

@@ -53,7 +53,7 @@ def test_there_are_three_notebooks():
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_from_top_to_bottom_and_shows_what_it_stores(path, tmp_path, monkeypatch):
+def test_a_notebook_runs_from_top_to_bottom_and_shows_what_it_stores(path, own_cache, tmp_path, monkeypatch):
     """Before anything is trained the same text, up to rounding; then as many lines, whose words depend on all steps."""
     monkeypatch.chdir(tmp_path)
     is_update = "EXLM_UPDATE_NOTEBOOKS" in os.environ

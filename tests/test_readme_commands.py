@@ -107,13 +107,17 @@ def test_make_targets_named_in_the_text_exist(document):
         assert set(words.split()) <= set(MAKE_TARGETS)
 
 
-def test_yaml_in_the_readme_is_a_recipe(tmp_path):
-    for index, (_, text) in enumerate(blocks("yaml")):
+def test_yaml_in_the_documents_is_a_recipe(tmp_path):
+    found = blocks("yaml")
+    assert found
+    for index, (_, text) in enumerate(found):
         path = tmp_path / f"recipe-{index}.yaml"
         path.write_text(text, encoding="utf-8")
         load_recipe(str(path))
 
 
-def test_python_in_the_readme_compiles():
-    for document, text in blocks("python"):
+def test_python_in_the_documents_compiles():
+    found = blocks("python")
+    assert found
+    for document, text in found:
         compile(text, document, "exec")

@@ -109,9 +109,11 @@ def lines_of(path: Path, keys: Iterable[str]) -> list[str]:
     return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip().partition(":")[0] in names]
 
 
-def test_every_file_is_a_listed_recipe_and_none_is_missing():
-    assert len(FILES) >= 50
+def test_every_file_is_a_listed_recipe_of_its_own_name_and_the_smallest_come_first():
+    assert len(FILES) >= 60
     assert sorted(SHIPPED) == FILES
+    assert len({name for _, name in SHIPPED.values()}) == len(SHIPPED)
+    assert next(iter(list_recipes(PretrainRecipe))).startswith("quickstart-")
 
 
 @pytest.mark.parametrize(("path", "kind", "name"), [(path, *SHIPPED[path]) for path in SHIPPED])

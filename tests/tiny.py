@@ -1,6 +1,8 @@
-"""A recipe small enough for tests, and batches made of made-up tokens."""
+"""A recipe small enough for tests, batches made of made-up tokens, and what tests read of either."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import Field, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +14,16 @@ from exlm_cli.data import IntArray
 from exlm_cli.data.batch import Batch, MaskedSequences, expand
 from exlm_cli.data.masking import Masker, Sequences
 from exlm_cli.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from exlm_cli.run_dir import read_metrics
 
 _VOCABULARY = {token: i for i, token in enumerate((*SPECIAL_TOKENS, *map(str, range(5, 40))))}
 SPECIAL = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel(_VOCABULARY, unk_token="[UNK]")))
 """A vocabulary of 40 with the special tokens at ids 0 to 4."""
+
+FIRST: dict[str, Any] = {"mask_attention": "first"}
+LATE = FIRST | {"expand_after": 1}
+LAST = FIRST | {"expand_after": 2, "clone_embedding": "nodes"}
+"""`model` of `tiny_recipe`: further states that other positions do not see, from one block on, after the last block."""
 
 
 def tiny_recipe(**sections: Any) -> PretrainRecipe:
@@ -44,6 +52,16 @@ def tiny_batch(recipe: PretrainRecipe, lengths: tuple[int, ...] = (9, 4, 12), se
     masker = Masker(recipe.masking, SPECIAL, seed, epoch=0)
     masked = masker.mask(sequences([rng.integers(5, SPECIAL.vocab_size, size=length) for length in lengths]))
     return expand(masked, recipe.masking.num_states_per_mask, recipe.objective, pad_id=SPECIAL.pad_id)
+
+
+def per_sequence(batch: Batch) -> tuple[Field[Any], ...]:
+    """Return the fields of a batch that have an axis of sequences."""
+    return fields(batch)[:11]
+
+
+def train_losses(run: Path) -> list[float]:
+    """Return the losses of a run's training steps, as far as they were logged."""
+    return [row["loss"] for row in read_metrics(run / "metrics.jsonl") if row["kind"] == "train"]
 
 
 def sequences(rows: Iterable[npt.ArrayLike], sample_index: Sequence[int] | None = None) -> Sequences:

@@ -7,14 +7,7 @@ from study_convergence import LOSS, differences, entropy_columns
 def test_columns_of_entropy_have_one_order_whichever_mask_ratio_a_cell_was_trained_at():
     """A cell lists its own ratio first; the rows of all cells are in one file, whose columns are 15, 38.7, 62.2 %."""
     entropies = [
-        EntropyAt(
-            objective="mlm",
-            mask_ratio=ratio,
-            num_repeats=1,
-            num_states_per_mask=1,
-            entropy_bits=bits,
-            entropy_posterior_bits=None,
-        )
+        EntropyAt.model_construct(mask_ratio=ratio, entropy_bits=bits)
         for ratio, bits in ((0.387, 2.0), (0.15, 1.0), (0.622, 3.0))
     ]
 

@@ -1,11 +1,10 @@
-"""A current directory and a cache of shards for each command that a test runs; small runs that tests only read."""
+"""A current directory and a cache for each command that a test runs; small runs that tests only read."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from exlm_cli.ops.alignment.build import BuildError, build_library
 from exlm_cli.report import style
 from tests.tiny_sweeps import work_in_this_process
 from tests.unit.finetune.finetuned_runs import make_runs
@@ -49,23 +48,9 @@ def cells_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     work_in_this_process(monkeypatch)
 
 
-@pytest.fixture(scope="session")
-def kernels() -> Path | None:
-    """Return the compiled kernels of this machine; None where they cannot be built."""
-    try:
-        return build_library("cpu")
-    except BuildError:
-        return None
-
-
 @pytest.fixture
-def folder(tmp_path: Path, kernels: Path | None, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an empty current directory; beside it is a cache with nothing but kernels, which take seconds to build."""
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    if kernels is not None:
-        (cache / kernels.name).symlink_to(kernels)
-    monkeypatch.setenv("EXLM_CACHE_DIR", str(cache))
+def folder(tmp_path: Path, own_cache: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty current directory; beside it is the `own_cache`."""
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)

@@ -14,7 +14,7 @@ import typer
 
 from exlm_cli.cli import app as shell
 from exlm_cli.cli.app import explain, main
-from exlm_cli.errors import ConfigError, InterruptedRunError
+from exlm_cli.errors import ConfigError, DivergedError, InterruptedRunError
 from tests.cli.asserts import printed_by
 
 COMMANDS: list[str] = list(typer.main.get_command(shell.app).commands)  # type: ignore[attr-defined]
@@ -79,6 +79,30 @@ def test_a_stop_by_the_user_is_no_error_and_has_the_signals_exit_code(failing, c
     failing(KeyboardInterrupt())
     assert main(["recipes"]) == 130
     assert capsys.readouterr().err == "stopped\n"
+
+
+def test_a_run_that_diverged_has_the_exit_code_of_a_job_that_failed(failing, capsys):
+    """1, as for a collapse; 2 is a mistake in the command, which scripts need not try with other numbers."""
+    failing(DivergedError("the loss of step 3 is nan", "lower it"))
+    assert main(["recipes"]) == 1
+    assert capsys.readouterr().err == "error: the loss of step 3 is nan\n\nhint: lower it\n"
+
+
+def test_a_terminal_of_no_columns_shows_results_and_errors(failing, monkeypatch, capsys):
+    """As some consoles and CI systems set it; rich takes the 0 at its word."""
+    results = printed_by(capsys, ["recipes"]).out
+    monkeypatch.setenv("COLUMNS", "0")
+    assert printed_by(capsys, ["recipes"]).out == results != ""
+    monkeypatch.setenv("COLUMNS", "0")
+    failing(ConfigError("wrong", "mend it"))
+    assert main(["recipes"]) == 2
+    assert capsys.readouterr().err == "error: wrong\n\nhint: mend it\n"
+
+
+def test_a_stdout_that_the_shell_has_closed_is_no_error():
+    words = ["sh", "-c", '"$0" -m exlm_cli --version >&-', sys.executable]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])

@@ -2,9 +2,8 @@
 
 import pytest
 
-from exlm_cli.cli.app import main
 from exlm_cli.ops.alignment import build
-from tests.cli.asserts import printed_by, result_of
+from tests.cli.asserts import printed_by, refusal_of, result_of
 
 
 def test_the_kernels_in_use_are_shown(folder, capsys):
@@ -26,10 +25,7 @@ def test_the_kernels_in_use_are_shown(folder, capsys):
 @pytest.mark.usefixtures("folder")
 def test_a_build_that_fails_says_why_and_exits_with_2(capsys, monkeypatch):
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
-    assert main(["doctor", "--build"]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == (
-        "error: the native cpu kernels are not available: no C++ compiler found (g++, c++ or clang++)\n\n"
-        "hint: training works without them: the `torch` backend needs no compiler\n"
+    assert refusal_of(capsys, "doctor", "--build") == (
+        "error: the native cpu kernels are not available: no C++ compiler found (g++, c++ or clang++)\n"
+        "hint: training works without them: the `torch` backend needs no compiler"
     )

@@ -23,6 +23,7 @@ CASES = [
     ("finetune moleculenet bbbp --split random --data-dir 'no: where'",
      {"name": "moleculenet-bbbp", "task.name": "moleculenet/bbbp", "task.split": "random",
       "task.data_dir": "no: where", "train.max_epochs": 40}),
+    ("finetune csv some.csv --encoder smiles-small", {"init": "scratch"}),
     ("finetune --recipe mine.yaml", {"task.name": "moleculenet/sider"}),
     ("finetune moleculenet muv --recipe mine.yaml", {"task.name": "moleculenet/muv"}),
     ("sweep quickstart-ablations --variants 'mlm, exlm' --seeds 4,5 --task glue/rte --on-invalid skip --device cpu "

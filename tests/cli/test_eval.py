@@ -1,9 +1,11 @@
 """`exlm eval` on small runs: tables for people, JSON for programs, files for both, mistakes in one line."""
 
+import os
+import shutil
+
 import numpy as np
 import pytest
 
-from exlm_cli.cli.app import main
 from exlm_cli.run_dir import update_run_json
 from tests.cli.asserts import printed_by, refusal_of, result_of
 from tests.unit.finetune.finetuned_runs import read_rows
@@ -12,8 +14,7 @@ from tests.unit.finetune.synthetic import make_pretrained
 
 def test_fine_tuned_runs_are_printed_in_tables_that_fit_and_drawn(folder, made, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(["eval", str(made / "molecules/run"), str(made / "rte/run"), "--out", "out"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed_by(capsys, ["eval", f"{made}/molecules/run", f"{made}/rte/run", "--out", "out"]).out.splitlines()
     assert max(map(len, lines)) <= 80
     text = "\n".join(lines)
     assert all(name in text for name in ("roc_auc", "accuracy", "±", "mean of 2 seeds", "Table 3: GLUE", "RoBERTa"))
@@ -67,15 +68,15 @@ def test_entropy_over_mask_ratios_is_printed_written_and_drawn(run_folder, made,
     assert [e["entropy_posterior_bits"] is None for e in result["entropies"]] == [False] * 4 + [True] * 2
     assert result["files"] == ["out/entropy.png", "out/entropy.svg", "out/entropy.csv"]
     assert all((run_folder / file).is_file() for file in result["files"])
-    assert main([*map(str, words[:-2]), "--no-figures"]) == 0
+    out = printed_by(capsys, [*map(str, words[:-2]), "--no-figures"]).out
     assert not (made / "text/report").exists()
-    out = capsys.readouterr().out
     assert all(text in out for text in ("mean over states", "weighted by the posterior", "15 %", "38.7 %", "78.9 %"))
     assert "`--num-states 2,3`" in refusal_of(capsys, "eval", "--entropy", str(mlm), "--num-states", "2,3")
 
 
 def test_without_a_run_the_newest_one_is_taken(folder, capsys):
-    make_pretrained(folder / "runs/one", train={"alignment_backend": "torch"})
+    shutil.copytree(make_pretrained(folder / "runs/one", train={"alignment_backend": "torch"}), folder / "runs/old")
+    os.utime(folder / "runs/old/run.json", (1, 1))
     (folder / "runs/unfinished").mkdir()
     update_run_json(folder / "runs/unfinished", {"command": "finetune"})
     (folder / "runs/damaged").mkdir()
@@ -84,3 +85,6 @@ def test_without_a_run_the_newest_one_is_taken(folder, capsys):
     captured = printed_by(capsys, ["eval", "--data", "valid.txt"])
     assert "run: runs/one, the newest one\n" in captured.err
     assert "loss, nats per target" in captured.out
+    (folder / "runs/unfinished/results.json").touch()  # finished now, but entropy is of pre-trained models
+    captured = printed_by(capsys, ["eval", "--entropy", "--data", "valid.txt", "--no-figures"])
+    assert "run: runs/one, the newest one\n" in captured.err

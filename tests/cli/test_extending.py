@@ -1,6 +1,5 @@
 """The package that docs/extending.md prints, installed unchanged: its task trains, resumes and predicts."""
 
-import json
 import re
 import sys
 from collections.abc import Iterator
@@ -8,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from exlm_cli.cli.app import main
 from exlm_cli.config import tasks
 from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
-from tests.cli.asserts import result_of
+from tests.cli.asserts import refusal_of, result_of
 from tests.unit.finetune.synthetic import WORDS, make_pretrained
 
 DOCUMENT = (Path(__file__).parents[2] / "docs/extending.md").read_text(encoding="utf-8")
@@ -71,8 +69,7 @@ def test_a_task_of_an_installed_package_trains_resumes_and_predicts(installed, f
     ],
 )
 def test_mistakes_are_found_as_in_tasks_of_our_own(installed, folder, capsys, words, message):
-    assert main([*words, "--dry-run"]) == 2
-    assert message in capsys.readouterr().err
+    assert message in refusal_of(capsys, *words, "--dry-run")
 
 
 @pytest.mark.parametrize(
@@ -91,15 +88,12 @@ def test_a_package_that_does_not_work_is_named_and_other_tasks_go_on(
     text = path.read_text().replace('suite: ClassVar[str] = "tickets"', 'suite: ClassVar[str] = "others"')
     path.write_text(text if code.startswith("SUITE") else code)
     monkeypatch.delitem(sys.modules, "ticket_tasks", raising=False)
-    assert main([*RUN, "--dry-run"]) == 2
-    error = capsys.readouterr().err
+    error = refusal_of(capsys, *RUN, "--dry-run")
     assert message in error
     assert "update the package ticket-tasks, or uninstall it" in error
-    assert main(["finetune", "glue", "rte", "--set", "train.max_epochs=1", "--dry-run", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["task"]["name"] == "glue/rte"
+    assert result_of(capsys, "finetune", "glue", "rte", "--dry-run")["task"]["name"] == "glue/rte"
 
 
 def test_a_recipe_brings_no_code(installed, folder, capsys):
     (folder / "mine.yaml").write_text("extends: csv\ntask: {name: 'os:system/x'}\n")
-    assert main(["finetune", "--recipe", "mine.yaml", "--dry-run"]) == 2
-    assert "unknown task `os:system/x`" in capsys.readouterr().err
+    assert "unknown task `os:system/x`" in refusal_of(capsys, "finetune", "--recipe", "mine.yaml", "--dry-run")

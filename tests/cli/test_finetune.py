@@ -13,7 +13,7 @@ from exlm_cli.config.finetune import FinetuneRecipe
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.tasks import SUITES
 from exlm_cli.run_dir import read_run_json
-from tests.cli.asserts import printed_by, result_of
+from tests.cli.asserts import printed_by, refusal_of, result_of
 from tests.killed import act_at_call
 from tests.unit.finetune.synthetic import WORDS, make_pretrained
 from tests.unit.tasks.glue_files import write_glue
@@ -85,8 +85,9 @@ def test_a_signal_saves_and_the_resumed_run_gives_the_same_scores(folder, capsys
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 @pytest.mark.parametrize(("suite", "name"), [("glue", "cola"), ("moleculenet", "bace")])
-def test_the_recipe_for_a_cpu_is_named_where_the_papers_would_run_on_one(folder, capsys, suite, name):
-    assert main(["finetune", suite, name, "--checkpoint", "nowhere"]) == 2
+def test_the_recipe_for_a_cpu_is_named_where_the_papers_would_run_on_one(capsys, monkeypatch, suite, name):
+    monkeypatch.setattr("exlm_cli.finetune.run.run_finetuning", Mock(side_effect=KeyboardInterrupt))
+    assert main(["finetune", suite, name, "--checkpoint", "runs/pretrained"]) == 130
     assert f"on a CPU `--recipe {suite}-small` takes minutes\n" in capsys.readouterr().err
 
 
@@ -110,5 +111,5 @@ def test_all_tasks_of_glue_fill_table_3_and_a_finished_series_is_only_read(folde
     assert out.endswith("wrote all/report/table-3.md\nwrote all/report/table-3.csv\n")
     again = result_of(capsys, "finetune", "--resume", "all")
     assert [run["task"] for run in again["runs"]] == [f"glue/{task}" for task in tasks]
-    assert main(["finetune", "--resume", "all", "--seeds", "2"]) == 2
-    assert "`--set`, `--seeds` and `--device` change none of them" in capsys.readouterr().err
+    said = refusal_of(capsys, "finetune", "--resume", "all", "--seeds", "2")
+    assert "`--set`, `--seeds`, `--num-replicates` and `--device` change none" in said

@@ -16,6 +16,7 @@ from exlm_cli.run_dir import update_run_json
 from tests.cli.conftest import link_runs
 from tests.unit.finetune.synthetic import make_pretrained
 from tests.unit.tasks.glue_files import write_glue
+from tests.unit.tasks.squad.test_task import write
 
 GOLDEN = Path(__file__).parent / "golden"
 PROMPT = "$ exlm "
@@ -60,6 +61,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, made: Path) -> Path:
     for task in ("rte", "mrpc"):
         write_glue(folder / "data", task)
     (folder / "data/bace.csv").write_text("smiles,Class\nCCO,1\n")
+    write(folder / "data", "train-v2.0.json", "Moss")
+    write(folder / "data", "dev-v2.0.json", "Tea")
     for name in ("full", "folder.csv", "folder.npz", "unfinished", "run", "empty"):
         (folder / name).mkdir()
     update_run_json(folder / "unfinished", {"command": "finetune"})

@@ -4,7 +4,9 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 import exlm_cli
@@ -14,6 +16,7 @@ from exlm_cli.export.hub import copy_run, push_run
 from exlm_cli.export.source import finetuned_source, pretrained_source
 from exlm_cli.finetune.model import load_finetuned
 from exlm_cli.progress import SilentProgress
+from exlm_cli.run_dir import read_run_json
 from exlm_cli.train.checkpoint import load_optimizer_state
 from exlm_cli.train.pretrained import load_pretrained
 from tests.cli.asserts import printed_by, refusal_of, result_of
@@ -21,6 +24,14 @@ from tests.fake_hub import TOKEN, FakeHub, running_hub
 
 hub_client = pytest.importorskip("huggingface_hub")
 SENTENCE = "amber [MASK] fern [MASK]"
+
+
+class Lost(hub_client.errors.HfHubHTTPError):  # type: ignore[misc, name-defined]
+    """`LocalEntryNotFoundError` of huggingface_hub before 1.0, which has no response."""
+
+    def __init__(self, message: str) -> None:
+        Exception.__init__(self, message)
+        self.response = self.server_message = None
 
 
 @pytest.fixture
@@ -99,6 +110,28 @@ def test_a_fine_tuned_run_predicts_from_the_hub(molecules, run_folder, capsys):
     assert of_machine not in everything_under(run_folder / "copy")
 
 
+def test_a_run_of_the_hub_is_embedded_with_fine_tuned_and_exported_as_the_run_itself(
+    pushed, run_folder, capsys, monkeypatch
+):
+    pytest.importorskip("transformers")
+    monkeypatch.setattr("exlm_cli.export.folder.compare_outputs", lambda *_: Comparison(1, 0.0, 1.0))
+    (run_folder / "words.csv").write_text("text,amber\n" + "amber birch,1\ncedar daisy,0\n" * 20)
+    finetune = ("finetune", "csv", "words.csv", "--text-column", "text", "--label-columns", "amber", "--seed", "1")
+    metrics = []
+    for run, out in (("T", "ours"), ("hub:me/text", "theirs")):
+        result_of(capsys, "embed", run, "words.csv", "--out", f"{out}.npz", "--text-column", "text")
+        result_of(capsys, "export", run, "--out", f"{out}-model")
+        sets = ("--set", "train.max_epochs=1", "--set", "train.num_threads=1")
+        metrics.append(result_of(capsys, *finetune, *sets, "--checkpoint", run, "--out", out)["metrics"])
+    ours, theirs = (np.load(run_folder / f"{out}.npz") for out in ("ours", "theirs"))
+    assert ours.files == theirs.files != []
+    assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (run_folder / "theirs-model" / name).read_bytes() == (run_folder / "ours-model" / name).read_bytes()
+    assert metrics[0] == metrics[1]
+    assert "/cache/hub-runs/me/text@" in (read_run_json(run_folder / "theirs").checkpoint or "")
+
+
 def test_an_ensemble_with_a_run_of_the_hub_is_not_calibrated(molecules, run_folder, capsys):
     result = result_of(capsys, "predict", "M", "new.csv", "--ensemble", "hub:me/molecules", "--out", "predicted.csv")
     assert any("neither calibrated probabilities nor intervals: " in note for note in result["notes"])
@@ -132,6 +165,7 @@ def test_a_pushed_run_cannot_be_continued(pushed, run_folder):
     ("given", "change", "said"),
     [
         ("hub:../text", None, "expected `hub:OWNER/NAME`"),
+        ("hub:me/my--text", None, "`hub:me/my--text` is no name on the Hub: "),
         ("hub:me/absent", None, "the Hub has no such model, or does not show it to you"),
         ("hub:me/text@v9", None, "there is no revision `v9`"),
         ("hub:me/text", "other", "no run of exlm"),
@@ -139,6 +173,8 @@ def test_a_pushed_run_cannot_be_continued(pushed, run_folder):
         ("hub:me/text", "tokenizer", "the tokenizer in it is not the one that"),
         ("hub:me/text", "escape", "the Hub names a file or commit that leaves its folder"),
         ("hub:me/text", "cut", "the Hub cannot be reached"),
+        ("hub:me/text", "lost", "the Hub cannot be reached: no network"),
+        ("hub:me/text", "gated", "`hub:me/text`: access is restricted"),
         ("hub:me/text", "token", "the Hub refuses: you may not, ***"),
         ("hub:me/text", "offline", "the Hub cannot be reached"),
     ],
@@ -161,6 +197,11 @@ def test_what_cannot_be_read_is_refused_and_leaves_nothing(
             hub.commit("me/text", files | {"run/../../../escaped.json": b"{}"})
         case "cut":
             hub.cut = 100
+        case "lost":
+            monkeypatch.setattr(hub_client.errors, "LocalEntryNotFoundError", Lost)
+            monkeypatch.setattr(hub_client.HfApi, "hf_hub_download", Mock(side_effect=Lost("no network")))
+        case "gated":
+            hub.refuses = (403, "ask first", "GatedRepo")
         case "token":
             hub.refuses = (403, f"you may not, {TOKEN}")
         case "offline":
@@ -188,6 +229,7 @@ def test_a_push_that_is_refused_is_one_line_without_the_token(hub, run_folder, c
     with pytest.raises(CheckpointError) as refused:
         push_run(source, "me/text", SilentProgress(), is_private=False, licence=None)
     assert refused.value.message == "`me/text`: the Hub refuses: you may not, ***"
+    assert "`me/my--model` is no name on the Hub: " in refusal_of(capsys, "push", "T", "me/my--model")
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(hub_client.constants, "HF_TOKEN_PATH", os.devnull)
     assert "needs a token of the Hub, and there is none" in refusal_of(capsys, "push", "T", "me/text")

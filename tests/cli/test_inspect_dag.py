@@ -1,6 +1,7 @@
 """`exlm inspect-dag` on small checkpoints: what it prints, writes, chooses and refuses."""
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -8,7 +9,6 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from exlm_cli.cli.app import main
 from exlm_cli.run_dir import update_run_json
 from tests.cli.asserts import printed_by, result_of
 from tests.unit.finetune.finetuned_runs import smiles_pretrained
@@ -29,16 +29,16 @@ def made_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def work(made_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a current directory of this test's own with the runs in it, the text ExLM the newest."""
+    """Return a current directory of this test's own with the runs in it."""
     shutil.copytree(made_runs, tmp_path / "runs", copy_function=shutil.copy2)
-    for name in ("text-mlm", "smiles/pretrained", "text"):
-        (tmp_path / "runs" / name / "run.json").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     return tmp_path
 
 
 def test_the_newest_text_run_is_taken_and_named(work, capsys):
+    shutil.copytree("runs/text", "runs/old")
+    os.utime("runs/old/run.json", (1, 1))
     captured = printed_by(capsys, ["inspect-dag", SENTENCE])
     assert "checkpoint: runs/text, the newest text run" in captured.err
     lines = captured.out.splitlines()
@@ -72,7 +72,7 @@ def test_smiles_take_the_newest_smiles_run_and_any_length_and_no_files_can_be_as
     assert "RDKit" in captured.out
     assert "share of all fillings of any length" in captured.out
     assert "wrote" not in captured.out
-    assert list(work.glob("runs/*/report/dag-*")) == []
+    assert list(work.rglob("dag-*")) == []
 
 
 def test_an_mlm_has_guesses_but_no_dag(work, capsys):
@@ -95,14 +95,13 @@ def test_damaged_and_foreign_runs_are_passed_over(work, capsys):
     for name, content in {"damaged": "{", "foreign": '{"command": "finetune"}'}.items():
         shutil.copytree(work / "runs" / "text", work / "runs" / name)
         (work / "runs" / name / "run.json").write_text(content)
-    assert main(["inspect-dag", SENTENCE, "--format", "none"]) == 0
-    assert "checkpoint: runs/text, the newest text run" in capsys.readouterr().err
+    said = printed_by(capsys, ["inspect-dag", SENTENCE, "--format", "none"]).err
+    assert "checkpoint: runs/text, the newest text run" in said
 
 
 def test_a_run_with_a_dag_goes_before_a_newer_one_without(work, capsys):
+    words = ["inspect-dag", SENTENCE, "--format", "none"]
     update_run_json(work / "runs" / "text-mlm", {})
-    assert main(["inspect-dag", SENTENCE, "--format", "none"]) == 0
-    assert "checkpoint: runs/text, the newest text run of an ExLM\n" in capsys.readouterr().err
+    assert "checkpoint: runs/text, the newest text run of an ExLM\n" in printed_by(capsys, words).err
     shutil.rmtree(work / "runs" / "text")
-    assert main(["inspect-dag", SENTENCE, "--format", "none"]) == 0
-    assert "checkpoint: runs/text-mlm, the newest text run\n" in capsys.readouterr().err
+    assert "checkpoint: runs/text-mlm, the newest text run\n" in printed_by(capsys, words).err

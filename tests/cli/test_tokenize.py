@@ -5,7 +5,7 @@ from pathlib import Path
 from exlm_cli.cli.app import main
 from exlm_cli.config.load import load_recipe
 from exlm_cli.data.tokenizer import Tokenizer
-from tests.cli.asserts import result_of
+from tests.cli.asserts import refusal_of, result_of
 
 
 def test_inputs_of_a_kind_become_tokens_and_the_second_run_finds_them(folder, capsys):
@@ -48,3 +48,11 @@ def test_without_out_a_folder_is_made_under_runs(folder, capsys):
     assert tokenizer.is_file()
     assert tokenizer.parent.parent == Path("runs")
     assert tokenizer.parent.name.startswith("quickstart-text-")
+
+
+def test_the_recipe_that_is_read_is_not_replaced(folder, capsys):
+    (folder / "recipe.yaml").write_text("extends: quickstart-text\n")
+    said = refusal_of(capsys, "tokenize", "--recipe", "./recipe.yaml", "--out", ".")
+    assert said.startswith("error: ./recipe.yaml is read, and would be replaced")
+    assert [path.name for path in folder.iterdir()] == ["recipe.yaml"]
+    assert (folder / "recipe.yaml").read_text() == "extends: quickstart-text\n"

@@ -16,10 +16,9 @@ from exlm_cli.data.batch import pack
 from exlm_cli.distributed.parallel import compile_blocks
 from exlm_cli.errors import ConfigError
 from exlm_cli.model.exlm import ExlmModel
-from exlm_cli.run_dir import read_metrics
 from exlm_cli.train.pretrain import PretrainTask, run_pretraining
 from exlm_cli.train.pretrained import load_pretrained
-from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
+from tests.tiny import SPECIAL, tiny_batch, tiny_recipe, train_losses
 
 
 # the compiler warns inside itself of what it does to torch; elsewhere a warning is an error
@@ -44,7 +43,7 @@ def test_compiled_run_has_the_losses_of_an_eager_one(tmp_path, monkeypatch):
             train=train,
         )
         run = run_pretraining(recipe, out=tmp_path / f"compiled-{is_compiled}").run_dir
-        losses[is_compiled] = [row["loss"] for row in read_metrics(run / "metrics.jsonl") if row["kind"] == "train"]
+        losses[is_compiled] = train_losses(run)
         assert load_pretrained(run, device="cpu").step == 3
     assert len(losses[True]) == 3
     assert losses[True] == pytest.approx(losses[False], rel=1e-5)

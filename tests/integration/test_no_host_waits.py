@@ -31,7 +31,7 @@ from exlm_cli.train.loop import TrainingLoop
 from exlm_cli.train.objective import Objective
 from exlm_cli.train.optim import scale_and_clip
 from exlm_cli.train.process import StopSignal
-from tests.tiny import SPECIAL, tiny_batch, tiny_recipe
+from tests.tiny import FIRST, LAST, LATE, SPECIAL, tiny_batch, tiny_recipe
 from tests.unit.model.test_exlm import VARIANTS
 
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
@@ -39,15 +39,7 @@ COMPILED: list[tuple[str, dict[str, Any]]] = [
     ("torch", {"objective": "mlm"}),
     (
         "torch",
-        {
-            "model": {
-                "rope": "fractional",
-                "mask_attention": "first",
-                "num_layers": 2,
-                "expand_after": 1,
-                "transition": {"rope": "nodes", "start": "lanes"},
-            }
-        },
+        {"model": LATE | {"num_layers": 2, "rope": "fractional", "transition": {"rope": "nodes", "start": "lanes"}}},
     ),
     ("native", {"model": {"transition": {"rope": "nodes"}}}),
     ("torch", {"model": {"alignment": "independent"}}),
@@ -92,9 +84,9 @@ def test_a_step_runs_on_tensors_without_data(sections, lengths):
 PACKED: list[dict[str, Any]] = [
     {"objective": "mlm"},
     {"model": {"mask_attention": "all"}},
-    {"model": {"mask_attention": "first"}},
-    {"model": {"mask_attention": "first", "expand_after": 1}},
-    {"model": {"mask_attention": "first", "expand_after": 2, "clone_embedding": "nodes"}},
+    {"model": FIRST},
+    {"model": LATE},
+    {"model": LAST},
 ]
 
 

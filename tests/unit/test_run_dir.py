@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from importlib import metadata
@@ -23,6 +24,7 @@ from exlm_cli.run_dir import (
     package_version,
     read_metrics,
     read_run_json,
+    resume_command,
     run_directory,
     sole_process,
     source_commit,
@@ -124,6 +126,22 @@ def test_run_json_keeps_the_environments_a_run_was_continued_in(tmp_path, monkey
     info = read_run_json(tmp_path)
     assert info.git_commit == "c"
     assert [earlier.git_commit for earlier in info.earlier_environments or ()] == ["a", "b"]
+
+
+def test_run_json_keeps_the_commit_of_the_code_that_runs_when_the_checkout_moves(tmp_path, monkeypatch):
+    describe_environment.cache_clear()
+    for commit in ("a", "b"):
+        monkeypatch.setattr(run_dir, "source_commit", lambda commit=commit: commit)
+        update_run_json(tmp_path, {"command": "pretrain"})
+    describe_environment.cache_clear()
+    info = read_run_json(tmp_path)
+    assert (info.git_commit, info.earlier_environments) == ("a", None)
+
+
+def test_the_command_that_continues_a_run_can_be_pasted_into_a_shell():
+    command = resume_command("pretrain", Path("my runs/a"))
+    assert command == "exlm pretrain --resume 'my runs/a'"
+    assert shlex.split(command)[-1] == "my runs/a"
 
 
 @pytest.mark.parametrize("key", ["", "of_another_version"])

@@ -138,12 +138,6 @@ def test_recipes_are_found_inside_an_installed_package_too(tmp_path, monkeypatch
     assert load_recipe("quickstart-text").name == "quickstart-text"
 
 
-def test_listed_recipes_have_their_names_and_begin_with_the_smallest_kind():
-    listed = list_recipes(PretrainRecipe)
-    assert next(iter(listed)).startswith("quickstart-")
-    assert all(load_recipe(name).name == path.stem == name for name, path in listed.items())
-
-
 def test_a_recipe_of_another_kind_names_its_command(tmp_path):
     path = write(tmp_path / "recipe.yaml", dump_recipe(load_recipe("moleculenet-bace", kind=FinetuneRecipe)))
     assert error_of(path).message.startswith(f"{path} is a recipe of `exlm finetune`")
@@ -160,9 +154,22 @@ def test_the_kind_of_a_recipe_is_told_by_its_name_or_its_keys(tmp_path):
     assert recipe_kind(str(write(tmp_path / "b.yaml", "name: x\n"))) is PretrainRecipe
 
 
-def test_names_are_unique_over_all_kinds():
-    names = [path.stem for path in recipes_folder().rglob("*.yaml")]
-    assert len(names) == len(set(names)) >= 60
+def test_one_misspelt_key_makes_a_recipe_of_no_other_kind(tmp_path):
+    whole = dump_recipe(load_recipe("csv", kind=FinetuneRecipe))
+    path = write(tmp_path / "mine.yaml", whole.replace("\nseeds:", "\nseds:"))
+    assert recipe_kind(str(path)) is FinetuneRecipe
+    assert error_of(path).message.startswith(f"{path} is a recipe of `exlm finetune`")
+    with pytest.raises(ConfigError, match=rf"^{path}: unknown key `seds`$") as caught:
+        load_recipe(str(path), kind=FinetuneRecipe)
+    assert caught.value.hint == "did you mean `seeds`?"
+
+
+def test_a_path_in_the_home_folder_is_found(tmp_path, monkeypatch):
+    """`~` reaches the program as it is in `--recipe=~/mine.yaml`, and from Python."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "mine.yaml", "extends: quickstart-text\nseed: 7\n")
+    assert load_recipe("~/mine.yaml").seed == 7
+    assert load_recipe(str(write(tmp_path / "child.yaml", "extends: ~/mine.yaml\n"))).seed == 7
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -20,6 +20,7 @@ from exlm_cli.config.overrides import (
     unknown_key,
 )
 from exlm_cli.config.pretrain import PretrainRecipe
+from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.errors import ConfigError
 from tests.tiny import tiny_recipe
 
@@ -67,8 +68,10 @@ def test_the_origin_of_a_key_is_the_last_one_that_gave_it():
         ("data.kind=image", "it should be 'text' or 'smiles'"),
         ("data.train=[1, 2]", "`1` should be a valid string"),
         ('data.train=[["\\x03"]]', r'`["\x03"]` should be a valid string'),
-        ("data.train=3", "it should be a list"),
+        ("data.train=3", "it should be a valid string"),
+        ("data.train={a: 1}", "it should be a list"),
         ("optim.betas=[0.9]", "a value is missing"),
+        ("optim.betas=[true, 0.9]", "`true` should be a valid number"),
         ("model.transition=3", "it should be a section of keys"),
     ],
 )
@@ -118,10 +121,18 @@ def test_errors_of_a_task_name_its_key_without_the_suite(override, key):
     assert "task.csv" not in error.message
 
 
-def test_one_text_stands_for_a_list_of_one_and_words_for_true_and_false_are_read():
+def test_one_text_or_number_stands_for_a_list_of_one_and_words_for_true_and_false_are_read():
     layers = Layers.read_from({"data": {"train": "a.txt"}, "train": {"compile": "on"}}, "x").over(FILE)
     recipe = check_recipe(layers, "x", PretrainRecipe)
     assert (recipe.data.train, recipe.train.compile) == (("a.txt",), True)
+    assert check_recipe(Layers.read_from({"seeds": 1}, "x").over(FINETUNE), "x", FinetuneRecipe).seeds == (1,)
+
+
+@pytest.mark.parametrize("override", ["seeds=true", "seeds=[2, true]"])
+def test_true_in_a_list_is_no_number_either(override):
+    error = error_of(override, file=FINETUNE, kind=FinetuneRecipe)
+    assert error.message.startswith(f"override `{override}`: `seeds` is ")
+    assert error.message.endswith(" should be a valid integer")
 
 
 def test_a_long_override_or_value_is_told_in_a_short_line():
@@ -195,3 +206,8 @@ def test_every_key_of_a_recipe_is_described(kind):
 )
 def test_the_nearest_key_is_what_was_meant(given, meant):
     assert nearest_key(PretrainRecipe, given) == meant
+
+
+def test_of_keys_with_one_name_the_nearest_is_in_the_section_that_was_given():
+    assert nearest_key(SweepRecipe, "finetune.lr") == "finetune.optim.lr"
+    assert nearest_key(SweepRecipe, "lr") == "pretrain.optim.lr"

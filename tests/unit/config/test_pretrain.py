@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from exlm_cli.config.pretrain import PretrainRecipe
-from tests.tiny import tiny_recipe
+from tests.tiny import FIRST, LAST, LATE, tiny_recipe
 
 
 def refusal_of(sections: dict[str, Any]) -> str:
@@ -33,14 +33,11 @@ LONGEST = 16 + 2 * NUM_MASKS
         ({"model": {"rope": "none", "learned_positions": True, "transition": {"rope": "nodes", "heads": 8}}},
          "model.transition.heads"),
         ({"model": {"transition": {"heads": 3}}}, "model.transition.heads"),
-        ({"model": {"expand_after": 3, "mask_attention": "first"}}, "model.expand_after model.num_layers"),
-        ({"model": {"expand_after": 2, "mask_attention": "first"}},
-         "model.expand_after model.num_layers model.clone_embedding"),
+        ({"model": FIRST | {"expand_after": 3}}, "model.expand_after model.num_layers"),
+        ({"model": FIRST | {"expand_after": 2}}, "model.expand_after model.num_layers model.clone_embedding"),
         ({"model": {"expand_after": 1}}, "model.expand_after model.mask_attention"),
-        ({"model": {"expand_after": 1, "mask_attention": "first", "rope": "none", "learned_positions": True}},
-         "model.expand_after model.rope"),
-        ({"model": {"expand_after": 1, "mask_attention": "first", "clone_embedding": "input"}},
-         "model.expand_after model.clone_embedding"),
+        ({"model": LATE | {"rope": "none", "learned_positions": True}}, "model.expand_after model.rope"),
+        ({"model": LATE | {"clone_embedding": "input"}}, "model.expand_after model.clone_embedding"),
         ({**MLM, "model": {"clone_embedding": "nodes"}}, "model.clone_embedding objective"),
         ({"model": {"rope": "none"}}, "model.rope model.learned_positions"),
         ({**MLM, "masking": {"keep_ratio": 0.5, "random_ratio": 0.5}}, "masking.keep_ratio masking.random_ratio"),
@@ -82,16 +79,8 @@ def test_an_mlm_expands_nothing():
         {"model": {"transition": {"rope": "nodes", "heads": 4}}},
         {"model": {"transition": {"heads": 8}}},
         {**MLM, "model": {"transition": {"rope": "nodes", "heads": 8}}},  # no such head
-        {"model": {"expand_after": 1, "mask_attention": "first", "clone_embedding": "nodes"}},
-        {
-            "model": {
-                "expand_after": 2,
-                "mask_attention": "first",
-                "clone_embedding": "nodes",
-                "rope": "none",
-                "learned_positions": True,
-            }
-        },
+        {"model": LATE | {"clone_embedding": "nodes"}},
+        {"model": LAST | {"rope": "none", "learned_positions": True}},
         {"optim": {"warmup_steps": 6}},
         {"train": {"max_steps": None, "max_epochs": 1}, "optim": {"warmup_steps": 7}},
         {"train": {"batch_sequences": None, "batch_tokens": 16}},

@@ -38,14 +38,20 @@ USED: dict[str, dict[str, Any]] = {
 """Keys that a task has and another one does not."""
 
 
-@pytest.mark.parametrize(("name", "other"), [*itertools.permutations(USED, 2)])
-def test_a_key_of_another_suite_is_refused_and_its_suites_are_named(name, other):
-    own = SUITES[name.partition("/")[0]].model_fields
-    for key in USED[other].keys() - own.keys():
-        message = finding(name=name, **{key: USED[other][key]})
-        assert f"`task.{key}` is for" in message
-        assert other.partition("/")[0] in message
-        assert message.endswith(f"{name} does not use it")
+FOREIGN = [
+    (name, other, key)
+    for name, other in itertools.permutations(USED, 2)
+    for key in USED[other]
+    if key not in SUITES[name.partition("/")[0]].model_fields
+]
+
+
+@pytest.mark.parametrize(("name", "other", "key"), FOREIGN)
+def test_a_key_of_another_suite_is_refused_and_its_suites_are_named(name, other, key):
+    message = finding(name=name, **{key: USED[other][key]})
+    assert f"`task.{key}` is for" in message
+    assert other.partition("/")[0] in message
+    assert message.endswith(f"{name} does not use it")
 
 
 @pytest.mark.parametrize(
@@ -72,6 +78,17 @@ def test_a_key_of_another_suite_is_refused_and_its_suites_are_named(name, other)
 )  # fmt: skip
 def test_a_wrong_section_is_refused(task, keys):
     assert keys in finding(**task)
+
+
+def test_molecules_are_split_by_scaffold_unless_a_column_or_files_split_them():
+    for task, is_so in (
+        ({}, True),
+        ({"split": "scaffold-balanced"}, True),
+        ({"split": "random"}, False),
+        ({"split_column": "a"}, False),
+        ({"files": {"train": "a", "valid": "b"}}, False),
+    ):
+        assert section(name="csv", **task).is_split_by_scaffold is is_so
 
 
 @pytest.mark.parametrize(

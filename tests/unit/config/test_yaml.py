@@ -50,7 +50,7 @@ def test_what_a_recipe_has_no_use_for_is_refused_with_its_place(text, message):
     assert describe_yaml_error(caught.value) == message
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @example(["a\x85b", "\u2028", "\u2029x", "\r\n", "\ufeffx", " x ", "\t", "a: b #c", "", "-", "1e-4", "no"])
 @given(
     st.recursive(
@@ -66,7 +66,7 @@ def test_every_value_is_read_back_as_it_was_dumped(value):
         assert type(read) is type(value)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(TEXTS | st.floats(allow_nan=False, allow_infinity=False))
 def test_a_yaml_1_1_reader_reads_back_the_same_scalar(value):
     assert yaml.safe_load(dump_yaml({"key": value})) == {"key": value}

@@ -9,12 +9,11 @@ from exlm_cli.experiments import series as series_module
 from exlm_cli.experiments.series import begin_series, run_series
 from exlm_cli.finetune.results import read_results
 from exlm_cli.progress import SilentProgress
-from tests.unit.finetune.synthetic import finetune_recipe, make_pretrained
+from tests.unit.finetune.synthetic import finetune_recipe
 from tests.unit.tasks.glue_files import write_glue
 
 
-def test_tasks_are_finished_one_by_one(tmp_path, monkeypatch):
-    pretrained = make_pretrained(tmp_path / "pre")
+def test_tasks_are_finished_one_by_one(text_model, tmp_path, monkeypatch):
     data = tmp_path / "data"
     names = ("rte", "cola", "mrpc")
     for name in names:
@@ -28,7 +27,7 @@ def test_tasks_are_finished_one_by_one(tmp_path, monkeypatch):
         for name in names
     ]
     out = tmp_path / "all"
-    begin = {"suite": "glue", "checkpoint": pretrained, "out": out, "use_grid": False, "baseline": False}
+    begin = {"suite": "glue", "checkpoint": text_model, "out": out, "use_grid": False, "baseline": False}
     assert begin_series(recipes, **begin) == out
     with pytest.raises(CheckpointError, match="not empty"):
         begin_series(recipes, **begin)

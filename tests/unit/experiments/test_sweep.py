@@ -5,6 +5,7 @@ import shutil
 import signal
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import filelock
 import pytest
@@ -67,6 +68,16 @@ def test_an_error_in_a_cell_stops_the_sweep_and_names_the_cell(recipe, tmp_path,
     (damaged / "measured.json").write_text("{")
     with pytest.raises(ExlmError, match=r"^cell k2-p0.5/seed-1: .*measured\.json: "):
         _run(recipe, resume=tmp_path / "run", jobs=1)
+
+
+def test_a_signal_to_the_process_of_one_cell_stops_the_sweep_and_names_the_cell(recipe, tmp_path, monkeypatch):
+    work_in_this_process(monkeypatch)
+    stopped = InterruptedRunError("stopped at step 2", "continue", signal.SIGTERM)
+    monkeypatch.setattr("exlm_cli.experiments.cell.run_cell", Mock(side_effect=stopped))
+    run = tmp_path / "run"
+    with pytest.raises(ExlmError, match=r"^cell k2-p0.5/seed-1 was interrupted$") as caught:
+        _run(recipe, out=run, jobs=1)
+    assert caught.value.hint == f"continue with `exlm repeat-mlm --resume {run}`"
 
 
 @pytest.mark.slow
@@ -229,6 +240,14 @@ def test_a_changed_corpus_is_refused_before_anything_is_trained(recipe, corpus, 
     assert not (run / "cells" / "k1-p0.3" / "seed-2").exists()
     corpus.write_bytes(text)
     assert _run(mine, resume=run)[0].results == done
+
+
+def test_a_relative_path_is_the_one_that_the_cells_were_trained_with(recipe, corpus, tmp_path, monkeypatch):
+    """A resumption may repeat the `--set` of the beginning; the recipe in the run directory has absolute paths."""
+    run = _begun(_on(recipe, corpus), tmp_path / "run", num_done=1)
+    done = load_sweep_run(run).results
+    monkeypatch.chdir(tmp_path)
+    assert _run(_on(recipe, Path("my.txt")), resume=run)[0].results == done
 
 
 def test_a_corpus_that_changes_meanwhile_is_found_at_the_end(recipe, corpus, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Exported folders in transformers against the run: its own forward pass over batches as pre-training makes them."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from exlm_cli.data.batch import batch_from_masked_ids
-from exlm_cli.errors import ConfigError, ExlmError
+from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
 from exlm_cli.export import esm, folder
-from exlm_cli.export.folder import check_before_export, compare, export_folder, write_model
+from exlm_cli.export.folder import Comparison, check_before_export, compare, export_folder, write_model
 from exlm_cli.export.onnx_model import run_onnx
 from exlm_cli.export.source import Source, finetuned_source, pretrained_source
 from exlm_cli.finetune.model import load_finetuned
@@ -189,6 +190,29 @@ def test_outputs_that_differ_leave_nothing(tmp_path, monkeypatch):
         export_folder(source, tmp_path / "made" / "out", SilentProgress())
     assert refused.value.exit_code == 1
     assert not (tmp_path / "made").exists()
+
+
+def test_outputs_that_are_no_numbers_are_refused():
+    """Every comparison with NaN is false, so one must ask what is right, not what is wrong."""
+    ours = torch.ones(2, 3, dtype=torch.float64)
+    source: Any = SimpleNamespace(outputs=lambda ids: ours)
+    with pytest.raises(ExlmError, match="outputs differ by nan"):
+        compare(source, [([5, 6], ours), ([5, 6], ours * torch.nan), ([5, 6], ours)])
+
+
+def test_a_link_to_an_empty_folder_is_filled_and_a_mount_point_is_refused(tmp_path, monkeypatch):
+    """A link that is replaced itself, and a mount point that cannot be, would end a long export with an error."""
+    source = pretrained_source(load_pretrained(make_pretrained(tmp_path / "run"), device="cpu"))
+    monkeypatch.setattr(folder, "compare_outputs", lambda *_: Comparison(1, 0.0, 1.0))
+    (tmp_path / "real").mkdir()
+    out = tmp_path / "link"
+    out.symlink_to("real")
+    assert export_folder(source, out, SilentProgress()).files[0] == out / "README.md"
+    assert (tmp_path / "real" / "README.md").is_file()
+    monkeypatch.setattr(Path, "is_mount", lambda _: True)
+    with pytest.raises(CheckpointError, match="a mount point") as refused:
+        check_before_export(tmp_path / "new")
+    assert f"`out={tmp_path}/new/model`" in refused.value.hint
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from exlm_cli.export.remote_code import MODULES
 from exlm_cli.export.source import Source, pretrained_source
 from exlm_cli.ops.alignment import states_alignment_nll
 from exlm_cli.train.pretrained import load_pretrained
+from tests.tiny import LAST, LATE
 from tests.unit.finetune.synthetic import make_pretrained
 
 pytest.importorskip("transformers")
@@ -41,11 +42,8 @@ def exported(tmp_path: Path, k: int, model: dict[str, Any]) -> tuple[Source, Any
 
 VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
     "formula": (2, {"rope": "2d", "transition": {"rope": "none"}}),
-    "next-mask": (
-        3,
-        {"mask_attention": "first", "expand_after": 1, "transition": {"rope": "nodes", "start": "next_mask"}},
-    ),
-    "last": (3, {"mask_attention": "first", "expand_after": 2, "clone_embedding": "nodes", "rope": "fractional"}),
+    "next-mask": (3, LATE | {"transition": {"rope": "nodes", "start": "next_mask"}}),
+    "last": (3, LAST | {"rope": "fractional"}),
     "1d-tokens": (1, {"rope": "1d", "rope_base": 500.0, "transition": {"rope": "nodes", "start": "next_mask"}}),
     "fractional-lanes": (
         2,

@@ -10,7 +10,7 @@ from exlm_cli.data.batch import Batch, expand, pack
 from exlm_cli.model.encoder import Layout
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.model.positions import visible_positions
-from tests.tiny import SPECIAL, masked_by_hand, tiny_batch, tiny_recipe
+from tests.tiny import FIRST, LAST, LATE, SPECIAL, masked_by_hand, tiny_batch, tiny_recipe
 
 VARIANTS = [
     {},
@@ -22,9 +22,9 @@ VARIANTS = [
     {"model": {"rope": "none", "learned_positions": True}},
     {"model": {"alignment": "sparse_dag"}},
     {"model": {"alignment": "independent"}},
-    {"model": {"mask_attention": "first"}},
-    {"model": {"mask_attention": "first", "expand_after": 1}},
-    {"model": {"mask_attention": "first", "expand_after": 2, "clone_embedding": "nodes"}},
+    {"model": FIRST},
+    {"model": LATE},
+    {"model": LAST},
     {"model": {"clone_embedding": "input"}},
     {"model": {"clone_embedding": "nodes"}},
     {"model": {"transition": {"heads": 2, "position_features": True, "max_nodes": 64}}},
@@ -117,8 +117,8 @@ def test_masks_expanded_after_a_block_begin_as_their_first_state():
 @pytest.mark.parametrize("lengths", [(9, 4, 12), (10, 10)])
 def test_states_of_masks_expanded_after_all_blocks_are_those_of_one_state_with_a_clone_vector_each(lengths):
     """The same weights with k = 1 give the state of each mask; float64."""
-    model = {"mask_attention": "first", "init_std": 0.3}
-    recipe = tiny_recipe(model=model | {"expand_after": 2, "clone_embedding": "nodes", "clone_init_std": 1.0})
+    model = FIRST | {"init_std": 0.3}
+    recipe = tiny_recipe(model=model | LAST | {"clone_init_std": 1.0})
     torch.manual_seed(0)
     last = ExlmModel(recipe, SPECIAL.vocab_size).double().eval()
     one_recipe = tiny_recipe(model=model, masking={"num_states_per_mask": 1})
@@ -243,17 +243,10 @@ def test_weights_start_as_bert_does_and_clone_vectors_with_their_own_spread():
         {"objective": "mlm"},
         {"objective": "mlm", "model": {"rope": "none", "learned_positions": True}},
         {"model": {"mask_attention": "all"}},
-        {"model": {"mask_attention": "first", "rope": "1d"}},
-        {"model": {"mask_attention": "first", "expand_after": 1, "learned_positions": True}},
-        {
-            "model": {
-                "mask_attention": "first",
-                "expand_after": 2,
-                "clone_embedding": "nodes",
-                "learned_positions": True,
-            }
-        },
-        {"model": {"mask_attention": "first", "clone_embedding": "input"}, "masking": {"num_states_per_mask": 2}},
+        {"model": FIRST | {"rope": "1d"}},
+        {"model": LATE | {"learned_positions": True}},
+        {"model": LAST | {"learned_positions": True}},
+        {"model": FIRST | {"clone_embedding": "input"}, "masking": {"num_states_per_mask": 2}},
     ],
 )
 @pytest.mark.parametrize("recomputes", [False, True])

@@ -1,12 +1,12 @@
 """The transition head against the paper's formula written out per row (section 4.2), and its zeros."""
 
-import cmath
 import math
 
 import pytest
 import torch
 
 from exlm_cli.model.transition import TransitionHead, allowed_edges
+from tests.oracles import turned
 from tests.tiny import tiny_batch, tiny_recipe
 
 
@@ -149,14 +149,6 @@ def test_a_start_gives_the_next_mask_its_odds_whatever_the_number_of_masks(batch
             assert edges[b, v, others].tolist() == pytest.approx([1 / total] * len(others), rel=1e-5)
 
 
-def _turned(x: torch.Tensor, place: float) -> list[complex]:
-    """Return the pairs (2p, 2p + 1) of an axis' w entries as complex numbers, turned by place * 10000^(-2p/w)."""
-    width = len(x)
-    return [
-        complex(x[2 * p], x[2 * p + 1]) * cmath.exp(1j * place * 10000 ** (-2 * p / width)) for p in range(width // 2)
-    ]
-
-
 @pytest.mark.parametrize("scheme", ["2d", "fractional", "1d", "none"])
 def test_a_head_that_sees_places_scores_turned_vectors(batch, states, scheme):
     """Against rotations of complex numbers: by the mask's ordinal, 0 for BOS and T + 1 for EOS."""
@@ -166,20 +158,15 @@ def test_a_head_that_sees_places_scores_turned_vectors(batch, states, scheme):
     for b, num_nodes in enumerate(batch.state_lengths.tolist()):
         places = _places(batch, b)
 
-        def turned(x: torch.Tensor, n: int, places=places) -> list[complex]:
+        def placed(x: torch.Tensor, n: int, places=places) -> torch.Tensor:
             index, clone = places[n]
             if scheme in ("2d", "none"):  # of an encoder with learned positions alone
-                return _turned(x[:8], index) + _turned(x[8:], clone)
-            if scheme == "1d":
-                return _turned(x, n)
-            return _turned(x, index + ((clone - 2) / 3 if clone else 0))
+                return turned(x, (index, clone), (8, 8))
+            return turned(x, (n if scheme == "1d" else index + ((clone - 2) / 3 if clone else 0),), (16,))
 
         for v in range(num_nodes - 1):
-            scores = [
-                sum((q.conjugate() * k).real for q, k in zip(turned(query[b, v], v), turned(key[b, u], u), strict=True))
-                for u in range(v + 1, num_nodes)
-            ]
-            expected = torch.tensor(scores).div(4).log_softmax(-1)
+            later = torch.stack([placed(key[b, u], u) for u in range(v + 1, num_nodes)])
+            expected = (later @ placed(query[b, v], v)).div(4).log_softmax(-1).to(log_trans.dtype)
             torch.testing.assert_close(log_trans[b, v, v + 1 : num_nodes].detach(), expected, atol=1e-4, rtol=1e-4)
 
 

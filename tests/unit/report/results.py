@@ -16,7 +16,7 @@ from exlm_cli.experiments.results import (
     TaskScores,
     VariantResult,
 )
-from exlm_cli.finetune.results import BaselineResult, InitialWeights, RunResults, summarise_values
+from exlm_cli.finetune.results import BaselineResult, InitialWeights, Replication, RunResults, summarise_values
 from exlm_cli.report.paper import TABLE_2, TABLE_4, TABLE_13, PaperTable
 from exlm_cli.report.scores import FinetunedRun
 
@@ -187,6 +187,7 @@ EXLM = InitialWeights(
     checkpoint="runs/pre/checkpoints/step-1200", recipe="smiles-small", objective="exlm", steps=1200,
     tokens=13_100_000, num_states_per_mask=2, num_repeats=1, mask_ratio=0.15,
 )  # fmt: skip
+SCRATCH = EXLM.model_copy(update={"checkpoint": None, "objective": "scratch", "steps": 0, "tokens": 0})
 
 
 def scored(name: str, task: str, metrics: Values, **changed: Any) -> FinetunedRun:
@@ -229,6 +230,18 @@ def svg_texts(path: Path) -> list[str]:
     text = path.read_text(encoding="utf-8")
     ET.fromstring(text)
     return re.findall(r"<!-- (.*?) -->", text)
+
+
+def replicated(metrics: Values, of_baseline: Values) -> Replication:
+    """Return the scores of two splits, the values of the first split before those of the second."""
+    summaries = {metric: summarise_values(values) for metric, values in metrics.items()}
+    return Replication(
+        split_seeds=(0, 1),
+        metrics={"test": summaries, "valid": summaries},
+        labels={},
+        intervals={},
+        baseline=baseline(of_baseline),
+    )
 
 
 def baseline(metrics: Values) -> BaselineResult:

@@ -1,8 +1,10 @@
 """The page of a run holds its scores, verdict and figures, needs no other file, and a browser shows it."""
 
 import re
+import shlex
 import shutil
 import subprocess
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +29,7 @@ ALONE = (
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the page of a run of two seeds and two labels, one of which is called like a tag."""
-    folder = tmp_path_factory.mktemp("page") / "<run>"
+    folder = tmp_path_factory.mktemp("page") / "<my run>"
     names = ("active", "<b>toxic</b>")
     notes = ("cut `a<b` of the rows",)
     run = scored(
@@ -50,9 +52,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_page_holds_everything_and_names_no_other_file(page):
     text = page.read_text(encoding="utf-8")
-    assert all(
-        said in text for said in ("The model is &lt;better&gt;.", "roc_auc", "<code>a&lt;b</code>", "exlm predict")
-    )
+    assert all(said in text for said in ("The model is &lt;better&gt;.", "roc_auc", "<code>a&lt;b</code>"))
+    assert f"exlm predict {shlex.quote(str(page.parent))} FILE\n" in unescape(text)
     assert not re.search(r"<b>|<script|https?://|<link", text)
     sources = re.findall(r'(?:src|href)="([^"]{0,30})', text)
     assert len(sources) == 3

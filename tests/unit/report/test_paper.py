@@ -8,10 +8,9 @@ from exlm_cli.config.tasks import SUITES
 from exlm_cli.report.paper import SHAPES, TABLE_1, TABLE_2, TABLE_3, TABLE_4, TABLE_13, paper_tables
 from exlm_cli.report.tables import ReportTable
 from exlm_cli.tasks.glue import GLUE_TASKS
-from tests.unit.report.results import EXLM, baseline, scored
+from tests.unit.report.results import EXLM, SCRATCH, baseline, replicated, scored
 
 MLM = EXLM.model_copy(update={"checkpoint": "runs/mlm", "recipe": "smiles-small-mlm", "objective": "mlm"})
-SCRATCH = EXLM.model_copy(update={"checkpoint": None, "objective": "scratch", "steps": 0, "tokens": 0})
 TEXT = EXLM.model_copy(update={"checkpoint": "x", "recipe": "text-small", "steps": 10, "tokens": 900})
 
 
@@ -97,6 +96,17 @@ def test_the_baseline_is_a_row_without_a_budget():
     assert cell(table, "ECFP4 + random forest", "BACE") == "80.0 ±0.0"
     assert cell(table, "ECFP4 + random forest", "BBBP") == "-"
     assert cell(table, "ECFP4 + random forest", "pre-training") == "-"
+
+
+def test_the_baseline_is_that_over_the_splits_where_the_scores_are():
+    run = scored(
+        "a", "moleculenet/bace", {"roc_auc": [0.7]}, baseline=baseline({"roc_auc": [0.6]}),
+        replication=replicated({"roc_auc": [0.7, 0.9]}, {"roc_auc": [0.6, 0.8]}),
+    )  # fmt: skip
+    (table,) = paper_tables([run])
+    assert cell(table, "smiles-small (exlm)", "BACE") == "80.0 ±14.1"
+    assert cell(table, "ECFP4 + random forest", "BACE") == "70.0 ±14.1"
+    assert "over seeds and splits" in table.notes[0]
 
 
 def test_table_3_has_medians_of_glue_and_squad_on_their_development_sets():

@@ -15,10 +15,9 @@ from exlm_cli.report.scores import (
     results_tables,
     task_tables,
 )
-from tests.unit.report.results import EXLM, Values, baseline, scored
+from tests.unit.report.results import SCRATCH, Values, baseline, replicated, scored
 
 METRICS: Values = {"roc_auc": [0.7, 0.8], "loss": [0.5, 0.6], "f1": [None, None]}
-SCRATCH = EXLM.model_copy(update={"checkpoint": None, "objective": "scratch", "steps": 0, "tokens": 0})
 
 
 @pytest.mark.parametrize(
@@ -104,6 +103,15 @@ def test_runs_with_common_seeds_have_their_paired_difference_from_the_first():
     for values in ([0.72, 0.83], [0.72, 0.83, None], [0.75, 0.85, 0.95]):  # two pairs; no deviation
         other = scored("exlm", "moleculenet/bace", {"roc_auc": values})
         assert "difference" not in task_tables([first, other])[0].notes[-1]
+
+
+def test_scores_over_replicated_splits_stand_beside_the_baseline_over_the_same_splits():
+    run = scored(
+        "one", "csv", {"roc_auc": [0.7]}, split="random", baseline=baseline({"roc_auc": [0.6]}),
+        replication=replicated({"roc_auc": [0.7, 0.9]}, {"roc_auc": [0.6, 0.8]}),
+    )  # fmt: skip
+    (table,) = task_tables([run])
+    assert table.rows == (("roc_auc", "0.8000 ± 0.1414", "0.7000 ± 0.1414"),)
 
 
 def test_runs_of_different_splits_have_a_baseline_each_and_a_warning():

@@ -4,16 +4,19 @@ import itertools
 from typing import Any
 
 import pytest
+from matplotlib import rc_context
 
 from exlm_cli.report.style import (
     END_COLOUR,
     MASK_COLOURS,
     RUN_COLOURS,
     add_legend,
+    drawing,
     fade,
     ink_on,
     mask_colour,
     new_figure,
+    render_figure,
 )
 
 
@@ -64,6 +67,20 @@ def test_a_long_title_is_broken_into_lines_that_stay_inside_the_figure(width):
         assert box.y1 <= outer.y1
     (axes,) = figure.axes
     assert axes.get_tightbbox().y1 <= min(text.get_window_extent().y0 for text in figure.texts)
+
+
+def test_a_matplotlibrc_of_the_user_changes_no_byte_of_a_figure():
+    """LaTeX, which may not be installed, would also read the `_` and `%` of a title as its own."""
+
+    def drawn() -> dict[str, bytes]:
+        with drawing():
+            figure = new_figure(3.0, 2.0, "p_k of 5 %")
+            figure.subplots().plot([0, 1], [0, 1])
+            return render_figure(figure)
+
+    ours = drawn()
+    with rc_context({"text.usetex": True, "axes.facecolor": "black"}):
+        assert drawn() == ours
 
 
 def test_a_legend_that_takes_seconds_to_place_warns_nobody(monkeypatch):

@@ -7,7 +7,6 @@ import re
 import pytest
 from rich.console import Console
 
-from exlm_cli.cli.commands import eval as cmd_eval
 from exlm_cli.errors import CheckpointError
 from exlm_cli.report.tables import SUFFIXES, ReportTable, as_latex, as_markdown, write_tables
 
@@ -21,10 +20,6 @@ def drawn(table: ReportTable, width: int) -> list[str]:
     stream = io.StringIO()
     Console(file=stream, width=width).print(table)
     return stream.getvalue().splitlines()
-
-
-def test_the_command_line_offers_the_formats_that_there_are():
-    assert tuple(SUFFIXES) == cmd_eval._FORMATS
 
 
 def test_markdown_has_as_many_cells_in_each_line_and_keeps_bars_inside_them():
