@@ -4,6 +4,7 @@ Axes: P rows and R queries of all sequences, N attention heads, H head width, B 
 """
 
 import importlib
+import importlib.util
 import logging
 from collections.abc import Callable
 from typing import cast
@@ -15,12 +16,11 @@ from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
 flash_attn_varlen_func: Callable[..., Tensor] | None = None
-try:
-    flash_attn_varlen_func = importlib.import_module("flash_attn").flash_attn_varlen_func
-except ModuleNotFoundError:
-    pass
-except (ImportError, AttributeError) as error:  # built for another torch, or a version without this function
-    logging.getLogger("exlm_cli").warning("flash_attn is installed and not used: %s", error)
+if importlib.util.find_spec("flash_attn"):
+    try:
+        flash_attn_varlen_func = importlib.import_module("flash_attn").flash_attn_varlen_func
+    except (ImportError, AttributeError) as error:  # built for another torch, or a version without this function
+        logging.getLogger("exlm_cli").warning("flash_attn is installed and not used: %s", error)
 
 
 def has_varlen_kernel(device: torch.device, dtype: torch.dtype | None, head_width: int, dropout: float) -> bool:

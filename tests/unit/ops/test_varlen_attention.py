@@ -56,7 +56,11 @@ def test_flash_attn_gets_its_own_arguments(monkeypatch):
 
 @pytest.mark.parametrize(
     ("code", "reason"),
-    [("raise ImportError('undefined symbol')", "undefined symbol"), ("", "no attribute 'flash_attn_varlen_func'")],
+    [
+        ("raise ImportError('undefined symbol')", "undefined symbol"),
+        ("import no_such_dependency", "no_such_dependency"),
+        ("", "no attribute 'flash_attn_varlen_func'"),
+    ],
 )
 def test_a_flash_attn_that_does_not_work_is_not_used_and_a_warning_says_so(tmp_path, monkeypatch, caplog, code, reason):
     """Built for another torch, or of a version without the function; the module of this process stays as it is."""
