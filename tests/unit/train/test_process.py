@@ -65,12 +65,16 @@ def test_a_system_without_proc_gives_nothing_back(monkeypatch):
 
 
 def test_a_second_signal_acts_as_usual_and_handlers_come_back():
-    before = signal.getsignal(signal.SIGINT)
-    with process.StopSignal() as stop:
-        os.kill(os.getpid(), signal.SIGINT)
-        assert stop.number == signal.SIGINT
-        with pytest.raises(KeyboardInterrupt):
+    usual = signal.default_int_handler
+    of_worker = signal.signal(signal.SIGINT, usual)  # a worker of pytest-xdist ignores the signal
+    try:
+        with process.StopSignal() as stop:
             os.kill(os.getpid(), signal.SIGINT)
-    with process.StopSignal():
-        assert signal.getsignal(signal.SIGINT) != before
-    assert signal.getsignal(signal.SIGINT) is before
+            assert stop.number == signal.SIGINT
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+        with process.StopSignal():
+            assert signal.getsignal(signal.SIGINT) != usual
+        assert signal.getsignal(signal.SIGINT) is usual
+    finally:
+        signal.signal(signal.SIGINT, of_worker)
