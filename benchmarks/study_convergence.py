@@ -2,16 +2,18 @@
 
 Trains the cells of `exlm sweep convergence-text` and `convergence-smiles` one by one, on one thread. Each cell is a row
 of `results/study_convergence.csv`; a row that exists with the planned steps is not trained again. A cell that was
-stopped goes on from its last checkpoint under `build/study_convergence/`. `last_tenth` is what validation gained in the
-last tenth of the steps, nats per target.
+stopped goes on from its last checkpoint under `runs/study_convergence/`. `last_tenth` is what validation gained in the
+last tenth of the steps, nats per target. `--times N` multiplies the steps of every cell.
 
     python benchmarks/study_convergence.py DATA --sets text --variants mlm-p15 exlm-k4-p15 --seeds 1
+    python benchmarks/study_convergence.py DATA --sets text --variants mlm-p62.2 exlm-k4-last-p62.2 --times 4
     python benchmarks/study_convergence.py --table
     python benchmarks/study_convergence.py --figure docs/images/convergence.png
 
 DATA is a folder with `text/wikipedia_en_{train,valid}.txt.xz` and `smiles/{train,valid}.txt.xz`. `--table` prints means
 over seeds, and the differences from the MLMs of the same seed and mask ratio with their 95 % interval: that of equal
-steps, and that which costs as many FLOPs as ExLM with k = 4 (MLM+ for masks that are expanded last, else MLM++).
+steps, and that which costs as many FLOPs as ExLM with k = 4 (MLM+ for masks that are expanded last, else MLM++). With
+`--times N` it is a table of the longer cells.
 `--figure` draws these differences for last ExLM, k = 4.
 """
 
@@ -51,12 +53,18 @@ RATIOS = ("15", "38.7", "62.2")
 FIGURES = ("loss", LOSS, "mask_accuracy", "entropy_bits", "effective_states", "clones_in_use", "masks_with_0_share")
 
 
-def plan(data: Path, name: str) -> SweepRecipe:
-    """Return the sweep of a data set."""
+def plan(data: Path, name: str, times: int) -> SweepRecipe:
+    """Return the sweep of a data set, with the steps of each variant multiplied."""
     files = {part: data / FILES[name].format(part) for part in ("train", "valid")}
     given = [f'pretrain.data.{part}=["{path}"]' for part, path in files.items()]
     overrides = [*given, "pretrain.train.num_threads=1", "pretrain.train.compile=true"]
-    return load_recipe(f"convergence-{name}", overrides, kind=SweepRecipe)
+    recipe = load_recipe(f"convergence-{name}", overrides, kind=SweepRecipe)
+    steps = "train.max_steps"
+    usual = recipe.pretrain.train.max_steps
+    variants = {
+        label: {**changes, steps: times * changes.get(steps, usual)} for label, changes in recipe.variants.items()
+    }
+    return recipe if times == 1 else recipe.changed({"variants": variants})
 
 
 def last_tenth(metrics: Path, steps: int) -> float:
@@ -73,9 +81,9 @@ def entropy_columns(entropies: Sequence[EntropyAt]) -> dict[str, str]:
     return {f"bits_at_{entropy.mask_ratio:.3f}": f"{entropy.entropy_bits:.4f}" for entropy in by_ratio}
 
 
-def train(name: str, cell: SweepCell) -> dict[str, object]:
+def train(name: str, cell: SweepCell, times: int) -> dict[str, object]:
     """Train and measure a cell, or finish it, and return its row."""
-    folder = WORK / name / cell.folder
+    folder = WORK / (name if times == 1 else f"{name}-times-{times}") / cell.folder
     result = run_cell(cell, folder, SilentProgress())
     figures = {column: f"{result.metrics[column]:.5f}" if column in result.metrics else "" for column in FIGURES}
     gain = last_tenth(folder / "pretrain" / "metrics.jsonl", result.steps)
@@ -86,13 +94,13 @@ def train(name: str, cell: SweepCell) -> dict[str, object]:
 
 
 def is_planned(row: dict[str, str], cells: Mapping[str, SweepCell]) -> bool:
-    """Return whether a row is of the sweep as it is: the steps of MLM+ and MLM++ follow the count of FLOPs."""
+    """Return whether a row is of the sweep as it is: it has the planned steps, which follow the count of FLOPs."""
     return row["variant"] in cells and int(row["steps"]) == cells[row["variant"]].pretrain.train.max_steps
 
 
-def planned_cells(rows: list[dict[str, str]], name: str) -> dict[tuple[str, str], dict[str, str]]:
+def planned_cells(rows: list[dict[str, str]], name: str, times: int) -> dict[tuple[str, str], dict[str, str]]:
     """Return the rows of a data set that are of the sweep as it is, by variant and seed."""
-    planned = {cell.label: cell for cell in plan(Path("DATA"), name).plan_seed(1)}
+    planned = {cell.label: cell for cell in plan(Path("DATA"), name, times).plan_seed(1)}
     return {(row["variant"], row["seed"]): row for row in rows if row["data"] == name and is_planned(row, planned)}
 
 
@@ -102,11 +110,11 @@ def differences(cells: Mapping[tuple[str, str], dict[str, str]], variant: str, t
     return [float(cells[variant, seed][LOSS]) - float(cells[twin, seed][LOSS]) for seed in seeds]
 
 
-def table(rows: list[dict[str, str]]) -> str:
+def table(rows: list[dict[str, str]], times: int) -> str:
     """Return a Markdown table of each data set."""
     lines = []
     for name in FILES:
-        cells = planned_cells(rows, name)
+        cells = planned_cells(rows, name, times)
         if cells:
             lines += [
                 "",
@@ -140,7 +148,7 @@ def draw(path: Path, rows: list[dict[str, str]]) -> None:
         figure = new_figure(7.4, 3.0, "ExLM expanded after all blocks, k = 4, less its MLMs", [caption])
         panels = figure.subplots(1, len(FILES), sharey=True)
         for axes, name in zip(panels, FILES, strict=True):
-            cells = planned_cells(rows, name)
+            cells = planned_cells(rows, name, times=1)
             set_up_axes(axes, "mask ratio", "" if axes is not panels[0] else "difference in loss", TITLES[name])
             axes.axhline(0, color=SPINE_INK, linewidth=1.2)
             axes.set_xticks(range(len(RATIOS)), [f"{ratio} %" for ratio in RATIOS])
@@ -165,11 +173,12 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", choices=FILES, default=list(FILES))
     parser.add_argument("--variants", nargs="+", metavar="NAME", help="of the sweep, all if none is given")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--times", type=int, default=1, metavar="N", help="multiply the steps of every cell")
     parser.add_argument("--table", action="store_true", help="print the rows that exist as tables")
     parser.add_argument("--figure", type=Path, help="PNG to write of the rows that exist")
     given = parser.parse_args()
     if given.table:
-        sys.stdout.write(table(read_rows(NAME)) + "\n")
+        sys.stdout.write(table(read_rows(NAME), given.times) + "\n")
         return
     if given.figure is not None:
         draw(given.figure, read_rows(NAME))
@@ -178,14 +187,14 @@ def main() -> None:
         parser.error("DATA is missing")
     torch.set_num_threads(1)
     for seed in given.seeds:
-        plans = {name: plan(given.data.resolve(), name).plan_seed(seed) for name in given.sets}
+        plans = {name: plan(given.data.resolve(), name, given.times).plan_seed(seed) for name in given.sets}
         cells = {(name, cell.label): cell for name in given.sets for cell in plans[name]}
         for variant in given.variants or [cell.label for cell in plans[given.sets[0]]]:
             for name in given.sets:
                 cell = cells[name, variant]
                 rows = [row for row in read_rows(NAME) if (row["data"], row["seed"]) == (name, str(seed))]
                 if not any(row["variant"] == variant and is_planned(row, {variant: cell}) for row in rows):
-                    row = train(name, cell)
+                    row = train(name, cell, given.times)
                     append_row(NAME, row)
                     sys.stderr.write(f"{name}, {variant}, seed {seed}: {row[LOSS]}\n")
 

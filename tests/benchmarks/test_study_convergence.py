@@ -1,7 +1,9 @@
-"""Rows of the study at convergence."""
+"""Rows and longer cells of the study at convergence."""
+
+from pathlib import Path
 
 from exlm_cli.experiments.results import EntropyAt
-from study_convergence import LOSS, differences, entropy_columns
+from study_convergence import LOSS, differences, entropy_columns, plan
 
 
 def test_columns_of_entropy_have_one_order_whichever_mask_ratio_a_cell_was_trained_at():
@@ -25,3 +27,13 @@ def test_differences_are_of_the_seeds_that_both_variants_have():
     cells = {key: {LOSS: str(loss)} for key, loss in losses.items()}
     assert differences(cells, "exlm", "mlm") == [-0.25]
     assert differences(cells, "exlm", "mlm-plus") == []
+
+
+def test_longer_cells_have_the_same_ratio_of_steps():
+    usual, longer = (
+        {cell.label: cell for cell in plan(Path("DATA"), "smiles", times).plan_seed(1)} for times in (1, 3)
+    )
+
+    for label in ("exlm-k4-last-p15", "mlm-plus-p15"):
+        steps = usual[label].pretrain.train.max_steps
+        assert longer[label].pretrain == usual[label].pretrain.changed({"train.max_steps": 3 * steps})
