@@ -167,4 +167,4 @@ def show_interval(values: list[float]) -> str:
 def mean_column(rows: list[dict[str, str]], column: str, form: str) -> str:
     """Return the mean of a column where it has values."""
     values = [float(row[column]) for row in rows if row[column]]
-    return format(np.mean(values), form) if values else ""
+    return format(np.mean(values), form).replace("%", " %") if values else ""

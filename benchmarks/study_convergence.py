@@ -10,10 +10,10 @@ last tenth of the steps, nats per target. `--times N` multiplies the steps of ev
     python benchmarks/study_convergence.py --table
     python benchmarks/study_convergence.py --figure docs/images/convergence.png
 
-DATA is a folder with `text/wikipedia_en_{train,valid}.txt.xz` and `smiles/{train,valid}.txt.xz`. `--table` prints means
-over seeds, and the differences from the MLMs of the same seed and mask ratio with their 95 % interval: that of equal
-steps, and that which costs as many FLOPs as ExLM with k = 4 (MLM+ for masks that are expanded last, else MLM++). With
-`--times N` it is a table of the longer cells.
+DATA is a folder with `text/wikipedia_en_{train,valid}.txt.xz` and `smiles/{train,valid}.txt.xz`. `--table` prints the
+tables of docs/lab_notes/convergence.md: means over seeds, and differences between models of the same seed and mask
+ratio with their 95 % interval. An MLM of equal cost has as many FLOPs as ExLM with k = 4: MLM+ if masks are expanded
+last, else MLM++. With `--times N` they are the tables of the longer cells.
 `--figure` draws these differences for last ExLM, k = 4.
 """
 
@@ -21,6 +21,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -48,8 +49,31 @@ NAME = "study_convergence"
 WORK = Path("runs") / NAME
 LOSS = "loss_given_length"
 FILES = {"text": "text/wikipedia_en_{}.txt.xz", "smiles": "smiles/{}.txt.xz"}
-TITLES = {"text": "byte text", "smiles": "SMILES"}
+TITLES = {"text": "bytes", "smiles": "SMILES"}
 RATIOS = ("15", "38.7", "62.2")
+MODELS = {
+    "mlm": "MLM",
+    "mlm-plus": "MLM+",
+    "mlm-plus-plus": "MLM++",
+    "exlm-k4": "ExLM, k = 4",
+    "exlm-k2-last": "last ExLM, k = 2",
+    "exlm-k4-last": "last ExLM, k = 4",
+    "exlm-k8-last": "last ExLM, k = 8",
+}
+"""Rows of the table, in their order: the variant's name without its mask ratio, and the title."""
+EQUAL_COST = {"exlm-k4": "mlm-plus-plus", "exlm-k4-last": "mlm-plus"}
+MORE_STATES = (
+    ("k = 2 less MLM", "exlm-k2-last", "mlm"),
+    ("k = 4 less k = 2", "exlm-k4-last", "exlm-k2-last"),
+    ("k = 8 less k = 4", "exlm-k8-last", "exlm-k4-last"),
+)
+FORMS = {
+    "effective_states": ".2f",
+    "clones_in_use": ".2f",
+    "entropy_bits": ".3f",
+    "mask_accuracy": ".1%",
+    "last_tenth": ".4f",
+}
 FIGURES = ("loss", LOSS, "mask_accuracy", "entropy_bits", "effective_states", "clones_in_use", "masks_with_0_share")
 
 
@@ -110,34 +134,34 @@ def differences(cells: Mapping[tuple[str, str], dict[str, str]], variant: str, t
     return [float(cells[variant, seed][LOSS]) - float(cells[twin, seed][LOSS]) for seed in seeds]
 
 
+def show_gap(cells: Mapping[tuple[str, str], dict[str, str]], model: str, twin: str, ratio: str) -> str:
+    """Return the mean of the differences and its interval; nothing where there is no twin."""
+    return show_interval(differences(cells, f"{model}-p{ratio}", f"{twin}-p{ratio}")).replace("-", "−")
+
+
 def table(rows: list[dict[str, str]], times: int) -> str:
-    """Return a Markdown table of each data set."""
-    lines = []
-    for name in FILES:
+    """Return a Markdown table of all models, and one of what more states gain."""
+    head = "data|p|model|steps|seeds|loss given T|less MLM|less MLM of equal cost|states in use|over all masks|bits"
+    lines, gains = (
+        [[*head.split("|"), "accuracy", "last tenth"]],
+        [["data", "p", *(title for title, *_ in MORE_STATES)]],
+    )
+    for name, ratio in product(FILES, RATIOS):
         cells = planned_cells(rows, name, times)
-        if cells:
-            lines += [
-                "",
-                name,
-                "",
-                "| variant | seeds | loss given T | less MLM | less that of equal cost | states in use ",
-            ]
-            lines[-1] += "| over all masks | bits | accuracy | last tenth |"
-            lines += [f"|{'---|' * 10}"]
-        for variant in dict.fromkeys(of for of, _ in cells):
-            group = [row for (of, _), row in cells.items() if of == variant]
-            ratio = variant.rpartition("-")[2]
-            gaps = []
-            of_equal_cost = "mlm-plus" if "-last-" in variant else "mlm-plus-plus"
-            costs_as_much = variant.startswith(("mlm", "exlm-k4"))
-            for twin in (f"mlm-{ratio}", f"{of_equal_cost}-{ratio}" if costs_as_much else ""):
-                gaps.append(show_interval(differences(cells, variant, twin) if twin != variant else []))
-            forms = {"effective_states": ".2f", "clones_in_use": ".2f", "entropy_bits": ".3f"}
-            forms |= {"mask_accuracy": ".1%", "last_tenth": ".4f"}
-            means = [mean_column(group, column, form) for column, form in forms.items()]
-            shown = [variant, str(len(group)), mean_column(group, LOSS, ".3f"), *gaps, *means]
-            lines.append(f"| {' | '.join(shown)} |")
-    return "\n".join(lines)
+        of_ratio = [TITLES[name], f"{ratio} %"]
+        for model, title in MODELS.items():
+            group = [row for (variant, _), row in cells.items() if variant == f"{model}-p{ratio}"]
+            if group:
+                twins = ("" if model == "mlm" else "mlm", EQUAL_COST.get(model, ""))
+                gaps = [show_gap(cells, model, twin, ratio) for twin in twins]
+                means = [mean_column(group, column, form) for column, form in FORMS.items()]
+                shown = [f"{int(group[0]['steps']):,}", str(len(group)), mean_column(group, LOSS, ".3f")]
+                lines.append([*of_ratio, title, *shown, *gaps, *means])
+        gains.append([*of_ratio, *(show_gap(cells, more, fewer, ratio) for _, more, fewer in MORE_STATES)])
+    return "\n\n".join(
+        "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *body])
+        for head, *body in (lines, gains)
+    )
 
 
 def draw(path: Path, rows: list[dict[str, str]]) -> None:

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from exlm_cli.experiments.results import EntropyAt
-from study_convergence import LOSS, differences, entropy_columns, plan
+from harness import read_rows
+from study_convergence import LOSS, NAME, differences, entropy_columns, plan, table
 
 
 def test_columns_of_entropy_have_one_order_whichever_mask_ratio_a_cell_was_trained_at():
@@ -37,3 +38,10 @@ def test_longer_cells_have_the_same_ratio_of_steps():
     for label in ("exlm-k4-last-p15", "mlm-plus-p15"):
         steps = usual[label].pretrain.train.max_steps
         assert longer[label].pretrain == usual[label].pretrain.changed({"train.max_steps": 3 * steps})
+
+
+def test_the_lab_note_has_the_tables_of_the_rows():
+    note = Path("docs/lab_notes/convergence.md").read_text(encoding="utf-8")
+
+    for shown in table(read_rows(NAME), times=1).split("\n\n"):
+        assert shown in note
