@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from exlm_cli.config.describe import recipe_step_flops
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.sweep import SweepCell, SweepRecipe
 from exlm_cli.errors import ExlmError
@@ -122,10 +123,21 @@ def is_planned(row: dict[str, str], cells: Mapping[str, SweepCell]) -> bool:
     return row["variant"] in cells and int(row["steps"]) == cells[row["variant"]].pretrain.train.max_steps
 
 
-def planned_cells(rows: list[dict[str, str]], name: str, times: int) -> dict[tuple[str, str], dict[str, str]]:
+def plan_variants(name: str, times: int) -> dict[str, SweepCell]:
+    """Return a cell of each variant of a data set, by its label."""
+    return {cell.label: cell for cell in plan(Path("DATA"), name, times).plan_seed(1)}
+
+
+def planned_rows(
+    rows: list[dict[str, str]], name: str, planned: Mapping[str, SweepCell]
+) -> dict[tuple[str, str], dict[str, str]]:
     """Return the rows of a data set that are of the sweep as it is, by variant and seed."""
-    planned = {cell.label: cell for cell in plan(Path("DATA"), name, times).plan_seed(1)}
     return {(row["variant"], row["seed"]): row for row in rows if row["data"] == name and is_planned(row, planned)}
+
+
+def total_flops(cell: SweepCell) -> float:
+    """Return the FLOPs of a cell's training."""
+    return (cell.pretrain.train.max_steps or 0) * recipe_step_flops(cell.pretrain).total
 
 
 def differences(cells: Mapping[tuple[str, str], dict[str, str]], variant: str, twin: str) -> list[float]:
@@ -141,13 +153,16 @@ def show_gap(cells: Mapping[tuple[str, str], dict[str, str]], model: str, twin: 
 
 def table(rows: list[dict[str, str]], times: int) -> str:
     """Return a Markdown table of all models, and one of what more states gain."""
-    head = "data|p|model|steps|seeds|loss given T|less MLM|less MLM of equal cost|states in use|over all masks|bits"
+    head = (
+        "data|p|model|steps|cost|seeds|loss given T|less MLM|less MLM of equal cost|states in use|over all masks|bits"
+    )
     lines, gains = (
         [[*head.split("|"), "accuracy", "last tenth"]],
         [["data", "p", *(title for title, *_ in MORE_STATES)]],
     )
     for name, ratio in product(FILES, RATIOS):
-        cells = planned_cells(rows, name, times)
+        planned = plan_variants(name, times)
+        cells = planned_rows(rows, name, planned)
         of_ratio = [TITLES[name], f"{ratio} %"]
         for model, title in MODELS.items():
             group = [row for (variant, _), row in cells.items() if variant == f"{model}-p{ratio}"]
@@ -155,7 +170,9 @@ def table(rows: list[dict[str, str]], times: int) -> str:
                 twins = ("" if model == "mlm" else "mlm", EQUAL_COST.get(model, ""))
                 gaps = [show_gap(cells, model, twin, ratio) for twin in twins]
                 means = [mean_column(group, column, form) for column, form in FORMS.items()]
-                shown = [f"{int(group[0]['steps']):,}", str(len(group)), mean_column(group, LOSS, ".3f")]
+                cost = total_flops(planned[f"{model}-p{ratio}"]) / total_flops(planned[f"mlm-p{ratio}"])
+                shown = [f"{int(group[0]['steps']):,}", f"{cost:.2f}", str(len(group))]
+                shown.append(mean_column(group, LOSS, ".3f"))
                 lines.append([*of_ratio, title, *shown, *gaps, *means])
         gains.append([*of_ratio, *(show_gap(cells, more, fewer, ratio) for _, more, fewer in MORE_STATES)])
     return "\n\n".join(
@@ -172,7 +189,7 @@ def draw(path: Path, rows: list[dict[str, str]]) -> None:
         figure = new_figure(7.4, 3.0, "ExLM expanded after all blocks, k = 4, less its MLMs", [caption])
         panels = figure.subplots(1, len(FILES), sharey=True)
         for axes, name in zip(panels, FILES, strict=True):
-            cells = planned_cells(rows, name, times=1)
+            cells = planned_rows(rows, name, plan_variants(name, times=1))
             set_up_axes(axes, "mask ratio", "" if axes is not panels[0] else "difference in loss", TITLES[name])
             axes.axhline(0, color=SPINE_INK, linewidth=1.2)
             axes.set_xticks(range(len(RATIOS)), [f"{ratio} %" for ratio in RATIOS])
