@@ -38,11 +38,15 @@ NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "pooler_dropout": 0.0}
     [("binary", "accuracy", lambda value: value > 0.95), ("regression", "rmse", lambda value: value < 3)],
 )
 def test_a_task_that_words_decide_is_learnt(tmp_path, loss, metric, is_learnt):
-    """Chance is 0.5 to 0.6, and a standard deviation of 7."""
-    pretrained = make_pretrained(tmp_path / "pre", model={"num_layers": 2})
+    """Chance is 0.5 to 0.6, and a standard deviation of 7.
+
+    Initial weights are those of a narrow model: with a deviation of 0.02 at width 16 it is up to rounding, and so to the
+    processor, whether both labels are learnt.
+    """
+    pretrained = make_pretrained(tmp_path / "pre", model={"num_layers": 2, "init_std": 0.1})
     train = {"max_epochs": 25, "batch_sequences": 16, "microbatch_tokens": 4096}
     task = WordTask(loss, (240, 60, 60))
-    result = run_tiny(pretrained, tmp_path / "run", task, seeds=[1], train=train, optim={"lr": 1e-2}, model=NO_DROPOUT)
+    result = run_tiny(pretrained, tmp_path / "run", task, seeds=[1], train=train, optim={"lr": 5e-3}, model=NO_DROPOUT)
     for split in ("valid", "test"):
         assert is_learnt(result.results.metrics[split][metric].mean), result.results.metrics
 
