@@ -40,8 +40,8 @@ NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "pooler_dropout": 0.0}
 def test_a_task_that_words_decide_is_learnt(tmp_path, loss, metric, is_learnt):
     """Chance is 0.5 to 0.6, and a standard deviation of 7.
 
-    Initial weights are those of a narrow model: with a deviation of 0.02 at width 16 it is up to rounding, and so to the
-    processor, whether both labels are learnt.
+    Initial weights have the deviation that a narrow model needs: with 0.02 at width 16 it is up to rounding, and so to
+    the processor, whether both labels are learnt.
     """
     pretrained = make_pretrained(tmp_path / "pre", model={"num_layers": 2, "init_std": 0.1})
     train = {"max_epochs": 25, "batch_sequences": 16, "microbatch_tokens": 4096}
