@@ -21,7 +21,6 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +43,7 @@ from exlm_cli.report.style import (
     render_figure,
     set_up_axes,
 )
+from exlm_cli.report.tables import ReportTable, as_markdown
 from harness import append_row, mean_and_half, mean_column, read_rows, show_interval, surroundings
 
 NAME = "study_convergence"
@@ -67,13 +67,14 @@ MORE_STATES = (
     ("k = 4 less k = 2", "exlm-k4-last", "exlm-k2-last"),
     ("k = 8 less k = 4", "exlm-k8-last", "exlm-k4-last"),
 )
-FORMS = {
-    "effective_states": ".2f",
-    "clones_in_use": ".2f",
-    "entropy_bits": ".3f",
-    "mask_accuracy": ".1%",
-    "last_tenth": ".4f",
+MEANS = {
+    "effective_states": ("states in use", ".2f"),
+    "clones_in_use": ("over all masks", ".2f"),
+    "entropy_bits": ("bits", ".3f"),
+    "mask_accuracy": ("accuracy", ".1%"),
+    "last_tenth": ("last tenth", ".4f"),
 }
+"""Columns of the table that are means of columns of the rows, each with its heading and format."""
 FIGURES = ("loss", LOSS, "mask_accuracy", "entropy_bits", "effective_states", "clones_in_use", "masks_with_0_share")
 
 
@@ -83,12 +84,13 @@ def plan(data: Path, name: str, times: int) -> SweepRecipe:
     given = [f'pretrain.data.{part}=["{path}"]' for part, path in files.items()]
     overrides = [*given, "pretrain.train.num_threads=1", "pretrain.train.compile=true"]
     recipe = load_recipe(f"convergence-{name}", overrides, kind=SweepRecipe)
-    steps = "train.max_steps"
-    usual = recipe.pretrain.train.max_steps
+    if times == 1:
+        return recipe
+    steps, usual = "train.max_steps", recipe.pretrain.train.max_steps
     variants = {
         label: {**changes, steps: times * changes.get(steps, usual)} for label, changes in recipe.variants.items()
     }
-    return recipe if times == 1 else recipe.changed({"variants": variants})
+    return recipe.changed({"variants": variants})
 
 
 def last_tenth(metrics: Path, steps: int) -> float:
@@ -150,31 +152,32 @@ def show_gap(cells: Mapping[tuple[str, str], dict[str, str]], model: str, twin: 
     return show_interval(differences(cells, f"{model}-p{ratio}", f"{twin}-p{ratio}")).replace("-", "−")
 
 
-def table(rows: list[dict[str, str]], times: int) -> str:
-    """Return a Markdown table of all models, and one of what more states gain."""
-    head = "data|p|model|steps|cost|seeds|loss given T|less MLM|less MLM+|states in use|over all masks|bits"
-    lines, gains = (
-        [[*head.split("|"), "accuracy", "last tenth"]],
-        [["data", "p", *(title for title, *_ in MORE_STATES)]],
-    )
-    for name, ratio in product(FILES, RATIOS):
+def tables(rows: list[dict[str, str]], times: int) -> list[str]:
+    """Return Markdown tables: all models, and what more states gain."""
+    models, gains = [], []
+    for name in FILES:
         planned = plan_variants(name, times)
         cells = planned_rows(rows, name, planned)
-        of_ratio = [TITLES[name], f"{ratio} %"]
-        for model, title in MODELS.items():
-            group = [row for (variant, _), row in cells.items() if variant == f"{model}-p{ratio}"]
-            if group:
+        for ratio in RATIOS:
+            of_ratio = (TITLES[name], f"{ratio} %")
+            for model, title in MODELS.items():
+                group = [row for (variant, _), row in cells.items() if variant == f"{model}-p{ratio}"]
+                if not group:
+                    continue
                 gaps = [show_gap(cells, model, twin, ratio) if twin != model else "" for twin in ("mlm", "mlm-plus")]
-                means = [mean_column(group, column, form) for column, form in FORMS.items()]
                 cost = total_flops(planned[f"{model}-p{ratio}"]) / total_flops(planned[f"mlm-p{ratio}"])
-                shown = [f"{int(group[0]['steps']):,}", f"{cost:.2f}", str(len(group))]
-                shown.append(mean_column(group, LOSS, ".3f"))
-                lines.append([*of_ratio, title, *shown, *gaps, *means])
-        gains.append([*of_ratio, *(show_gap(cells, more, fewer, ratio) for _, more, fewer in MORE_STATES)])
-    return "\n\n".join(
-        "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *body])
-        for head, *body in (lines, gains)
+                run = (f"{int(group[0]['steps']):,}", f"{cost:.2f}", str(len(group)), mean_column(group, LOSS, ".3f"))
+                means = [mean_column(group, column, form) for column, (_, form) in MEANS.items()]
+                models.append((*of_ratio, title, *run, *gaps, *means))
+            gains.append((*of_ratio, *(show_gap(cells, more, fewer, ratio) for _, more, fewer in MORE_STATES)))
+    run_columns = ("steps", "cost", "seeds", "loss given T", "less MLM", "less MLM+")
+    all_columns = ("data", "p", "model", *run_columns, *(heading for heading, _ in MEANS.values()))
+    gain_columns = ("data", "p", *(heading for heading, *_ in MORE_STATES))
+    found = (
+        ReportTable("models", "ExLM and its MLMs", all_columns, (tuple(models),), num_keys=3),
+        ReportTable("gains", "Loss given T, last ExLM", gain_columns, (tuple(gains),), num_keys=2),
     )
+    return list(map(as_markdown, found))
 
 
 def draw(path: Path, rows: list[dict[str, str]]) -> None:
@@ -215,7 +218,7 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="PNG to write of the rows that exist")
     given = parser.parse_args()
     if given.table:
-        sys.stdout.write(table(read_rows(NAME), given.times) + "\n")
+        sys.stdout.write("\n".join(tables(read_rows(NAME), given.times)))
         return
     if given.figure is not None:
         draw(given.figure, read_rows(NAME))

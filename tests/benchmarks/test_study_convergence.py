@@ -4,7 +4,7 @@ from pathlib import Path
 
 from exlm_cli.experiments.results import EntropyAt
 from harness import read_rows
-from study_convergence import LOSS, NAME, differences, entropy_columns, plan, table
+from study_convergence import LOSS, NAME, differences, entropy_columns, plan, tables
 
 
 def test_columns_of_entropy_have_one_order_whichever_mask_ratio_a_cell_was_trained_at():
@@ -43,5 +43,5 @@ def test_longer_cells_have_the_same_ratio_of_steps():
 def test_the_lab_note_has_the_tables_of_the_rows():
     note = Path("docs/lab_notes/convergence.md").read_text(encoding="utf-8")
 
-    for shown in table(read_rows(NAME), times=1).split("\n\n"):
+    for shown in tables(read_rows(NAME), times=1):
         assert shown in note
