@@ -112,7 +112,7 @@ def own_emissions() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Variant:
-    """Settings of the recipe beside the common ones, and what is no recipe key."""
+    """Settings of the recipe beside the common ones, and what is not a recipe key."""
 
     settings: str = ""
     patch: Patch = contextlib.nullcontext

@@ -118,7 +118,7 @@ class Sweep {
     }
   }
 
-  // Whether the sweep has read a NaN or a value that is no log probability.
+  // Whether the sweep has read a NaN or a value that is not a log probability.
   bool is_invalid() const { return is_invalid_; }
 
  private:

@@ -34,7 +34,7 @@ struct alignas(16) SweepShared {
 };
 
 // Cases that block products cannot handle: edges that underflow beside a small alpha, and edges that are too large;
-// their columns are summed exactly. Also values that are no log probabilities.
+// their columns are summed exactly. Also values that are not log probabilities.
 struct EdgeFlags {
   bool has_faint = false;
   bool has_steep = false;

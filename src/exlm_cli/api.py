@@ -47,10 +47,10 @@ class Predictions:
             the run had too few validation rows. None for probabilities.
         problems: R texts, why a row cannot be read; empty where it can.
         notes: On rows that were cut, or have a doubtful metal.
-        answers: Of SQuAD, R pieces of the paragraphs, the best answers of the seeds' mean logits; empty for a row that
+        answers: For SQuAD, R pieces of the paragraphs, the best answers by the seeds' mean logits; empty for a row that
             cannot be read. `names` are then `has_answer` and `is_right`, and `mean` is the logistic function of the
             margin for both. None for other tasks.
-        margin: Of SQuAD, (R,) float64, score of the answer minus the score of no answer. None for other tasks.
+        margin: For SQuAD, (R,) float64, score of the answer minus the score of no answer. None for other tasks.
     """
 
     names: tuple[str, ...]
@@ -78,7 +78,7 @@ class Run:
 
     @cached_property
     def encoder(self) -> Encoder:
-        """The encoder that makes vectors; of a fine-tuned run, that of the seed with the best validation score."""
+        """The encoder that makes vectors; for a fine-tuned run, that of the seed with the best validation score."""
         loaded = self._loaded
         return pretrained_encoder(loaded) if isinstance(loaded, Pretrained) else finetuned_encoder(loaded)
 
@@ -92,13 +92,13 @@ class Run:
             interval_level: Share of the true values that the intervals of a regression should hold.
 
         Returns:
-            Probabilities or values of every row, of each seed and their means; of SQuAD also answers.
+            Probabilities or values of every row, for each seed and their mean; for SQuAD also answers.
 
         Raises:
             CheckpointError: The run is pre-trained, so it predicts no labels.
             ConfigError: A level that is not between 0 and 1, or an installed task that reads files of its own layout
                 (`exlm predict`).
-            DataError: `rows` is no list of texts, or not of as many texts as the task has.
+            DataError: `rows` is not a list of texts, or not of as many texts as the task has.
         """
         finetuned = self._loaded
         if isinstance(finetuned, Pretrained):
@@ -182,7 +182,7 @@ class Run:
             rows: SMILES or texts.
 
         Raises:
-            DataError: `rows` is no list of texts.
+            DataError: `rows` is not a list of texts.
         """
         texts = [text for (text,) in check_rows(rows)]
         return embed_rows(self.encoder, rows_of_list(texts, self.encoder.kind, self._progress), self._progress)
@@ -216,7 +216,9 @@ class Run:
                 f"`num_fillings={num_fillings}`, `num_top={num_top}`: accepted: 1 or more", "for example 10 and 3"
             )
         if length not in get_args(Length):
-            raise ConfigError(f"`length={length}` is none of {', '.join(get_args(Length))}", "leave it out for `exact`")
+            raise ConfigError(
+                f"`length={length}` is not one of {', '.join(get_args(Length))}", "leave it out for `exact`"
+            )
         dag = build_dag(pretrained, text, progress=self._progress)
         checkpoint = str(pretrained.checkpoint)
         return inspect(dag, num_top=num_top, num_fillings=num_fillings, length=length, checkpoint=checkpoint)
@@ -231,7 +233,7 @@ def load(run: str | Path, *, device: str = "auto", progress: Progress | None = N
         progress: Reports the work; None: silent.
 
     Raises:
-        CheckpointError: It is no such run, is not finished or damaged, or files in it are not those of its checkpoint.
+        CheckpointError: It is not a run, not finished, or damaged, or its files are not those of its checkpoint.
         TokenizerError: Its tokenizer cannot be read.
         ConfigError: There is no such device.
     """

@@ -61,7 +61,7 @@ def make_folder(folder: Path) -> None:
     Raises:
         CheckpointError: The file system refuses.
     """
-    with refusing(f"{folder}: no such folder can be made", is_chosen=True):
+    with refusing(f"{folder}: the folder cannot be made", is_chosen=True):
         folder.mkdir(parents=True, exist_ok=True)
 
 

@@ -33,7 +33,7 @@ def read_launch() -> Launch:
     """Return the launch of this process, from the environment variables that torchrun sets.
 
     Raises:
-        ConfigError: WORLD_SIZE is above 1, and another variable is missing or no number that fits.
+        ConfigError: WORLD_SIZE is above 1, and another variable is missing or not a number that fits.
     """
     if num_ranks() == 1:
         return ONE_PROCESS

@@ -13,7 +13,7 @@ def expand_path(given: str) -> Path:
         DataError: There is no such user or no home folder, or a character that no path may have.
     """
     if "\0" in given:
-        raise DataError(f"{given}: a path holds no NUL character", "give the path without it")
+        raise DataError(f"{given}: a path cannot hold a NUL character", "give the path without it")
     # not Path.expanduser: a Path forgets that ./~name was written with its dot
     expanded = os.path.expanduser(given)  # noqa: PTH111
     if given.startswith("~") and expanded == given:

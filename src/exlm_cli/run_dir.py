@@ -292,7 +292,7 @@ def run_kind(path: Path) -> str:
     """Return which command made a run or checkpoint: `pretrain` or `finetune`.
 
     Raises:
-        CheckpointError: It is no run directory, or one of another command.
+        CheckpointError: It is not a run directory, or one of another command.
     """
     run = run_directory(path)
     if not (run / RUN_FILE).is_file():

@@ -77,7 +77,7 @@ def test_mistakes_are_found_as_in_tasks_of_our_own(installed, folder, capsys, wo
     [
         ("import no_such_module", "cannot be loaded: No module named 'no_such_module'"),
         ("", "cannot be loaded: module 'ticket_tasks' has no attribute 'TicketTask'"),
-        ("TicketTask = 5", "is no `InstalledTask`: ticket_tasks:TicketTask"),
+        ("TicketTask = 5", "is not an `InstalledTask`: ticket_tasks:TicketTask"),
         ('SUITE = "others"', "its suite and tasks are not called `tickets/...`"),
     ],
 )

@@ -165,7 +165,7 @@ def test_a_pushed_run_cannot_be_continued(pushed, run_folder):
     ("given", "change", "said"),
     [
         ("hub:../text", None, "expected `hub:OWNER/NAME`"),
-        ("hub:me/my--text", None, "`hub:me/my--text` is no name on the Hub: "),
+        ("hub:me/my--text", None, "`hub:me/my--text` is not a name on the Hub: "),
         ("hub:me/absent", None, "the Hub has no such model, or does not show it to you"),
         ("hub:me/text@v9", None, "there is no revision `v9`"),
         ("hub:me/text", "other", "no run of exlm"),
@@ -229,7 +229,7 @@ def test_a_push_that_is_refused_is_one_line_without_the_token(hub, run_folder, c
     with pytest.raises(CheckpointError) as refused:
         push_run(source, "me/text", SilentProgress(), is_private=False, licence=None)
     assert refused.value.message == "`me/text`: the Hub refuses: you may not, ***"
-    assert "`me/my--model` is no name on the Hub: " in refusal_of(capsys, "push", "T", "me/my--model")
+    assert "`me/my--model` is not a name on the Hub: " in refusal_of(capsys, "push", "T", "me/my--model")
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(hub_client.constants, "HF_TOKEN_PATH", os.devnull)
     assert "needs a token of the Hub, and there is none" in refusal_of(capsys, "push", "T", "me/text")

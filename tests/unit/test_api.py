@@ -119,7 +119,12 @@ MISTAKES: list[tuple[str, Callable[[Any], object], type[Exception], str]] = [
     ("smiles_model", lambda run: run.predict(["CCO"]), CheckpointError, "is a pre-trained run, which predicts no"),
     ("smiles_model", lambda run: run.fill("CCO"), DataError, "there is no [MASK] in 'CCO'"),
     ("smiles_model", lambda run: run.fill("C[MASK]", num_fillings=0), ConfigError, "`num_top=3`: accepted: 1 or more"),
-    ("smiles_model", lambda run: run.fill("C[MASK]", length="one"), ConfigError, "`length=one` is none of exact, any"),
+    (
+        "smiles_model",
+        lambda run: run.fill("C[MASK]", length="one"),
+        ConfigError,
+        "`length=one` is not one of exact, any",
+    ),
 ]
 
 

@@ -43,7 +43,7 @@ _LINE_AT_MOST_EVERY_S = 1.0
 def open_progress() -> Progress:
     """Return bars where stderr is a terminal, throttled plain lines where it is a file or a pipe.
 
-    Of several ranks only rank 0 shows anything.
+    With several ranks, only rank 0 shows anything.
     """
     if is_quiet():
         return SilentProgress()
@@ -224,7 +224,7 @@ class _LineBar(Bar):
 
 
 def emit_text(text: str) -> None:
-    """Write a result, its control characters as escapes; of several ranks only rank 0 does."""
+    """Write a result, its control characters as escapes; with several ranks, only rank 0 does."""
     if is_quiet():
         return
     sys.stdout.write(_without_controls(text.removesuffix("\n")) + "\n")
@@ -270,7 +270,7 @@ def emit_listing(columns: Sequence[str], rows: Sequence[Sequence[str]], notes: S
 
 
 def emit_renderable(renderable: RenderableType) -> None:
-    """Write something that rich lays out; without colours where stdout is no terminal."""
+    """Write something that rich lays out; without colours where stdout is not a terminal."""
     if is_quiet():
         return
     _stdout().print(renderable)
@@ -305,7 +305,7 @@ def emit_error(message: str, hint: str = "", *, is_stop: bool = False) -> None:
     Args:
         message: The error.
         hint: What to do next; a stop needs none.
-        is_stop: The user stopped the run, which is no error.
+        is_stop: The user stopped the run, which is not an error.
     """
     console = SafeConsole(stderr=True)
     label = "" if is_stop else Text.assemble(("error:", "bold red"), " ")

@@ -116,7 +116,9 @@ def parse_formats(text: str | None, accepted: Sequence[str]) -> tuple[str, ...]:
     names = [] if text == "none" else split_words(text) or []
     for name in names:
         if name not in accepted:
-            raise ConfigError(f"`--format {text}`: `{name}` is none of {', '.join(accepted)}", "or give `none` alone")
+            raise ConfigError(
+                f"`--format {text}`: `{name}` is not one of {', '.join(accepted)}", "or give `none` alone"
+            )
     return tuple(names)
 
 
@@ -135,7 +137,7 @@ def parse_numbers(
     """Return the numbers of a list with commas; None where the option was not given.
 
     Raises:
-        ConfigError: A word is no number, a number is out of bounds or given twice.
+        ConfigError: A word is not a number, a number is out of bounds or given twice.
     """
     if text is None:
         return None

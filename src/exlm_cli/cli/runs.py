@@ -55,7 +55,7 @@ def given_runs(paths: Sequence[Path], progress: Progress) -> list[GivenRun]:
     """Return runs with their kinds and names, those of the Hub as copies in the cache.
 
     Raises:
-        CheckpointError: One is no run of `exlm pretrain` or `exlm finetune`.
+        CheckpointError: One is not a run of `exlm pretrain` or `exlm finetune`.
         ConfigError: One is given twice.
     """
     local = [local_run(path, progress) for path in paths]

@@ -40,10 +40,10 @@ class RecipeSize:
     """Size and cost of the pre-training in a recipe; None for what the recipe alone does not determine.
 
     Attributes:
-        objective: `exlm` or `mlm`; of a sweep, that of the recipe which its variants share.
-        parameters, tokens_per_step: Likewise.
-        flops_per_step: Of a single run: forward and backward over full sequences.
-        flops: Of the whole pre-training, over all variants and seeds of a sweep; None where `train.max_steps` is.
+        objective: `exlm` or `mlm`; for a sweep, that of the recipe which its variants share.
+        parameters, tokens_per_step: For a sweep, also those of the shared recipe.
+        flops_per_step: Forward and backward over full sequences; None for a sweep.
+        flops: Whole pre-training, over all variants and seeds of a sweep; None where `train.max_steps` is.
     """
 
     objective: str | None = None
@@ -92,7 +92,7 @@ def count_parameters(recipe: PretrainRecipe, vocab_size: int | None = None) -> i
 
 
 def tokens_per_step(recipe: PretrainRecipe) -> int:
-    """Return the most input tokens of an optimiser step: repetitions counted, expansion not."""
+    """Return the maximum of input tokens in an optimiser step: repetitions counted, expansion not."""
     train = recipe.train
     if train.batch_tokens is not None:
         return train.batch_tokens

@@ -71,7 +71,7 @@ def _is_path(key: str) -> bool:
 
 
 def _changed_paths(given: Any, change: Callable[[str], str]) -> Any:
-    """Apply `change` to one path or to each of several; keep names of data sets and values that are no text."""
+    """Apply `change` to one path or to each of several; keep names of data sets and values that are not text."""
     if isinstance(given, TrainFile):
         return given.model_copy(update={name: _changed_paths(value, change) for name, value in given})
     if isinstance(given, list | tuple):

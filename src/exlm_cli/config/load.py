@@ -15,7 +15,7 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe, changed_values
 from exlm_cli.config.yaml import MAX_CHARACTERS, describe_yaml_error, dump_yaml, parse_yaml
 from exlm_cli.errors import CheckpointError, ConfigError
-from exlm_cli.format import format_bytes
+from exlm_cli.format import format_count
 from exlm_cli.paths import expand_path
 from exlm_cli.run_dir import RUN_FILE, resume_command
 
@@ -80,7 +80,7 @@ def resumed_recipe(run: Path, kind: type[RecipeT], overrides: Sequence[str] = ()
     """Return the recipe of a run to continue, of the kind that the continuing command takes, with overrides.
 
     Raises:
-        CheckpointError: `run` is no run directory, or one of another command.
+        CheckpointError: `run` is not a run directory, or one of another command.
         ConfigError: An override that is not accepted.
     """
     for name in ("recipe.yaml", RUN_FILE):
@@ -240,7 +240,9 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     try:
         size_bytes = path.stat().st_size
         if size_bytes > MAX_CHARACTERS:
-            raise yaml.YAMLError(f"the file has {format_bytes(size_bytes)}; a recipe has at most 1 MB")
+            raise yaml.YAMLError(
+                f"the file has {format_count(size_bytes)} bytes; a recipe has at most {format_count(MAX_CHARACTERS)}"
+            )
         content = parse_yaml(path.read_bytes().decode())
         if isinstance(content, dict):
             return content

@@ -36,7 +36,7 @@ def find_field(schema: type[BaseModel], path: str) -> FieldInfo | None:
 
 
 def child_keys(schema: type[BaseModel], section: str) -> list[str]:
-    """Return the keys directly in the section at a dotted path (empty: the top); empty where it is no section."""
+    """Return the keys directly in the section at a dotted path (empty: the top); empty where it is not a section."""
     prefix = f"{section}." if section else ""
     below = [path.removeprefix(prefix) for path in key_paths(schema) if path.startswith(prefix)]
     return [key for key in below if "." not in key]
@@ -76,7 +76,7 @@ def _sections(annotation: Any) -> tuple[type[BaseModel], ...]:
 RecipeT = TypeVar("RecipeT", bound=Recipe)
 
 _MAX_SHOWN_CHARACTERS = 100
-"""Of an override in a message: `exlm tokenize *.txt` becomes one that names every file."""
+"""Length of an override in a message: `exlm tokenize *.txt` becomes one that names every file."""
 
 _MAX_SHOWN_CHANGES = 3
 _SYNTAX_HINT = "lists are written [a, b]; put the whole of `key=value` in quotes for the shell"

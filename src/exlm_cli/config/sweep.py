@@ -365,7 +365,7 @@ def changed_values(common: PretrainRecipe, other: PretrainRecipe) -> dict[str, A
 
 
 def _check_key(label: str, key: str) -> None:
-    """Refuse a change of a variant that is no single key of a pre-training recipe."""
+    """Refuse a change of a variant that is not a single key of a pre-training recipe."""
     if key in _NOT_VARIED:
         raise ValueError(f"`variants.{label}` changes `{key}`, which {_NOT_VARIED[key]} decides")
     if find_field(PretrainRecipe, key) is None:

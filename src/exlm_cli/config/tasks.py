@@ -320,7 +320,7 @@ def find_suite(suite: str) -> type[TaskSection] | None:
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"the task suite `{suite}` of {package} cannot be loaded: {error}", hint) from error
     if not (isinstance(section, type) and issubclass(section, InstalledTask)):
-        raise ConfigError(f"the task suite `{suite}` of {package} is no `InstalledTask`: {entry.value}", hint)
+        raise ConfigError(f"the task suite `{suite}` of {package} is not an `InstalledTask`: {entry.value}", hint)
     if section.suite != suite or not all(task.startswith(f"{suite}/") for task in section.tasks):
         raise ConfigError(f"{entry.value} of {package}: its suite and tasks are not called `{suite}/...`", hint)
     return section

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 MAX_CHARACTERS = 1_000_000
-"""Of a recipe: one of 10 MB would take minutes to read."""
+"""Limit of a recipe: one of 10 MB would take minutes to read."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a character, which YAML can escape and UTF-8 cannot hold."""
@@ -61,7 +61,7 @@ class _RecipeLoader(yaml.SafeLoader):
         """Return the text of a key or value, refusing what no file or message can hold."""
         if isinstance(node.value, str) and _SURROGATE.search(node.value):
             raise yaml.constructor.ConstructorError(
-                None, None, f"{node.value[:20]!a} holds a character that is no text", node.start_mark
+                None, None, f"{node.value[:20]!a} holds a character that is not text", node.start_mark
             )
         return super().construct_scalar(node)
 

@@ -10,7 +10,7 @@ The bound: what follows a token at node u has at most probability
     h(u) = max over tokens y of the sum over v > u of E[u, v] P_v(y) h(v),
 
 because the next token is the same for all v. For fillings of any length, the maximum is also over the mask that emits
-next, and h(u) is at least E[u, EOS], the end. Of a large DAG, h(u) looks at fewer tokens of each node than the beam,
+next, and h(u) is at least E[u, EOS], the end. In a large DAG, h(u) looks at fewer tokens of each node than the beam,
 and bounds all others by the most probable of them.
 
 Axes: W prefixes, S nodes, C candidate tokens, T masks.

@@ -144,7 +144,7 @@ def _describe_unknown(row: str) -> str:
     unknown = [character for character in dict.fromkeys(rest) if character != "C"]
     named = ", ".join(f"{character!r} at position {rest.index(character) + 1}" for character in unknown[:_MAX_NAMED])
     more = f" and {len(unknown) - _MAX_NAMED} more" if len(unknown) > _MAX_NAMED else ""
-    return f"characters that are no SMILES tokens: {named}{more}"
+    return f"characters that are not SMILES tokens: {named}{more}"
 
 
 def _find_large_number(row: str) -> str | None:

@@ -120,7 +120,7 @@ class Tokenizer:
             with _explaining(str(path)):
                 backend = tokenizers.Tokenizer.from_buffer(text.encode())
         except ValueError as error:
-            raise TokenizerError(f"{path}: JSON, but no tokenizer: {error}", hint) from error
+            raise TokenizerError(f"{path}: JSON, but not a tokenizer: {error}", hint) from error
         return cls(backend, str(path))
 
     def to_json(self) -> str:
@@ -223,7 +223,7 @@ def _explaining(origin: str) -> Iterator[None]:
     """Turn a failure inside the `tokenizers` library into an error that names the tokenizer."""
     try:
         yield
-    except BaseException as error:  # a panic is no `Exception`
+    except BaseException as error:  # a panic is not an `Exception`
         if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
         raise TokenizerError(f"{origin}: the tokenizer does not work: {error}", _TRAIN_HINT) from error

@@ -366,7 +366,7 @@ def join(launch: Launch, device: torch.device) -> Iterator[Ranks]:
         device: Its device, which decides between gloo and NCCL.
 
     Raises:
-        RankError: Not all ranks came; later, another rank failed or was lost.
+        RankError: Not all ranks joined; later, another rank failed or was lost.
     """
     if launch.size == 1:
         yield Ranks(launch, device)

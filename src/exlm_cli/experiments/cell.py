@@ -178,7 +178,7 @@ def count_corrupted(
 
     Args:
         sequences: (sample index, (n,) tokens without [CLS] and the last [SEP]).
-        masking: Of the recipe; the law holds for `scheme: bernoulli`.
+        masking: Section of the recipe; the law holds for `scheme: bernoulli`.
         tokenizer: Its special tokens inside a sequence are not counted.
         seed, epoch: Select the masks.
     """

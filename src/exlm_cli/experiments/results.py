@@ -126,7 +126,7 @@ class SweepCellResult(JsonModel):
 
     Attributes:
         label, row, column, seed: As in `config.sweep.SweepCell`.
-        pretrain_identity: Of the recipe it was trained with.
+        pretrain_identity: Identity of the recipe it was trained with.
         corruption: None where masks are not drawn token by token.
         diverged: Why training stopped early; None where it finished.
         measure_sequences, steps, elapsed_s, parameters, metrics, entropy: As in `Measures`.
@@ -193,7 +193,7 @@ class SweepRun:
     """A sweep as far as it is done.
 
     Attributes:
-        results: Of the cells that are done, in the order of the recipe.
+        results: Results of the finished cells, in the order of the recipe.
     """
 
     folder: Path

@@ -87,7 +87,7 @@ def tokenizer_files(tokenizer: Tokenizer, *, max_length: int, has_mask: bool) ->
     """Return the content of `tokenizer.json`, which adds [CLS] and [SEP], and `tokenizer_config.json` by name.
 
     Args:
-        tokenizer: Of the run.
+        tokenizer: Tokenizer of the run.
         max_length: Tokens of the longest sequence, [CLS] and [SEP] included.
         has_mask: Whether the exported model predicts [MASK]s; `fill-mask` refuses a tokenizer without a mask token.
     """

@@ -102,7 +102,7 @@ def export_folder(
         out: The folder; absent or empty.
         progress: Receives messages.
         form: Its format.
-        licence: Of the model, as its card names it.
+        licence: Licence of the model, as its card names it.
         repo: OWNER/NAME on the Hub, where it goes there.
 
     Raises:

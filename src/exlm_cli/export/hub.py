@@ -240,7 +240,7 @@ def _explaining(given: str, revision: str | None) -> Iterator[None]:
         raise CheckpointError(f"`{given}`: the Hub has no such model, or does not show it to you", hint) from None
     except errors.HFValidationError as error:
         hint = "copy the name from the page of the run"
-        raise CheckpointError(f"`{given}` is no name on the Hub: {_reason_of(error)}", hint) from None
+        raise CheckpointError(f"`{given}` is not a name on the Hub: {_reason_of(error)}", hint) from None
     except errors.LocalEntryNotFoundError as error:  # in huggingface_hub before 1.0 a HfHubHTTPError without a response
         raise _unreachable(given, error) from None
     except errors.HfHubHTTPError as error:

@@ -45,8 +45,8 @@ class Source:
         sequence_length: Tokens of the longest sequence it was trained on, [CLS] and [SEP] included.
         weights: Folders of the checkpoints that a reader of the run needs.
         scores: Scores by name, as the model card shows them; `scores_are` says where they were measured.
-        results: Of a fine-tuning run.
-        seed: Of a fine-tuning run, the one with the best validation score.
+        results: Results of a fine-tuning run; None for a pre-trained one.
+        seed: Seed of a fine-tuning run with the best validation score; None for a pre-trained one.
         has_canonical_smiles: Whether it reads RDKit's canonical SMILES.
         table: The user's file that it was fine-tuned on; None: the task names its data.
     """

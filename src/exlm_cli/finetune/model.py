@@ -134,10 +134,9 @@ def cell_identity(
     """Return hashes of what decides a fine-tuned model besides its data and the weights it begins with.
 
     Args:
-        recipe: Of the grid point.
-        seed: Of the cell.
-        encoder_recipe: Recipe of pre-training.
-        tokenizer: Of pre-training.
+        recipe: Recipe of the grid point.
+        seed: Seed of the cell.
+        encoder_recipe, tokenizer: Recipe and tokenizer of pre-training.
     """
     encoder = model_identity(encoder_recipe, tokenizer)
     own = identity_of(recipe.model_copy(update={"seeds": (seed,), "num_replicates": 1}), without={Mark.INPUT})
@@ -215,9 +214,9 @@ def load_finetuned(run: Path, *, device: str = "auto") -> Finetuned:
         device: Where the models go: `auto`, `cpu` or `cuda`.
 
     Raises:
-        CheckpointError: `run` is no fine-tuning run, is not finished, its weights are missing or damaged, or a recipe
+        CheckpointError: `run` is not a fine-tuning run or not finished, its weights are missing or damaged, or a recipe
             or the tokenizer beside them is not what they were trained with.
-        TokenizerError: tokenizer.json is no tokenizer.
+        TokenizerError: tokenizer.json is not a tokenizer.
     """
     recipe = resumed_recipe(run, FinetuneRecipe, [f"device={device}"])
     results = read_results(run)

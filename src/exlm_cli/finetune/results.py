@@ -150,8 +150,8 @@ class RunResults(JsonModel):
     Attributes:
         loss: How outputs become a loss (`tasks.base.Loss`).
         split_sha256: Hash of the row numbers of every split.
-        max_rows, max_valid_rows: The most training and validation rows used; None: all.
-        best_epochs: Of each seed.
+        max_rows, max_valid_rows: Limits on training and validation rows; None: all.
+        best_epochs: Best epoch of each seed.
         elapsed_s: Sum over all cells; `tokens_per_s` and `outside_model_share` are their means.
         grid_best, grid: None and empty without a grid.
         labels: Metrics of each label or value, in its own unit, where the task has several.

@@ -92,8 +92,8 @@ def run_finetuning(
 ) -> FinetuneResult:
     """Fine-tune a checkpoint with every seed of a recipe, optionally at every point of its grid, and score it.
 
-    The epoch that is best in validation is scored once on the test split. Of a grid, the point with the best aggregate
-    of validation scores is reported.
+    The epoch that is best in validation is scored once on the test split. With a grid, the point with the best
+    aggregate of validation scores is reported.
 
     Args:
         recipe: What to do.
@@ -193,7 +193,7 @@ def resume_finetuning(
         progress: Reports the work; None: silent.
 
     Raises:
-        CheckpointError: `run` is no run directory of fine-tuning.
+        CheckpointError: `run` is not a run directory of fine-tuning.
     """
     recipe = resumed_recipe(Path(run), FinetuneRecipe, overrides)
     return run_finetuning(recipe, checkpoint=checkpoint, resume=run, callbacks=callbacks, progress=progress)

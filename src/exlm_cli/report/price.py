@@ -84,7 +84,7 @@ class Memory(JsonModel):
 
     Attributes:
         used_weights: Copies in bf16, and what FSDP has gathered.
-        activations: Of the encoder, all kept.
+        activations: Activations of the encoder, all kept.
         checkpointed_activations: The same with gradient checkpointing of every block.
         total, total_checkpointed: Of all parts, with either.
     """
@@ -106,11 +106,11 @@ class Price(JsonModel):
 
     Attributes:
         sequences_per_step: Full sequences of a step, on all GPUs.
-        microbatch_sequences, microbatches: Of one GPU: sequences at once, and how often in a step.
+        microbatch_sequences, microbatches: Sequences of a microbatch, and microbatches of a step, on one GPU.
         seconds_per_step: At the utilisation.
-        steps, tokens, flops, hours: Of the run; None where the recipe has no `train.max_steps`.
+        steps, tokens, flops, hours: Totals of the run; None where the recipe has no `train.max_steps`.
         mlm_steps: Steps that an MLM of the same encoder takes with the same FLOPs; None for an MLM.
-        mlm_flops_per_step: FLOPs of such a step; likewise.
+        mlm_flops_per_step: FLOPs of such a step; None for an MLM.
         ddp, fsdp: Memory with whole and with sharded weights.
         ddp_bytes_sent, fsdp_bytes_sent: By each GPU in a step.
     """
@@ -151,7 +151,7 @@ def price_pretraining(recipe: PretrainRecipe, gpu: str, num_gpus: int, utilisati
     """
     if gpu not in GPUS:
         raise ConfigError(
-            f"the GPU `{gpu}` is unknown; known are {', '.join(GPUS)}", "choose the one most like it with `gpu=NAME`"
+            f"the GPU `{gpu}` is unknown; known are {', '.join(GPUS)}", "choose a similar one with `gpu=NAME`"
         )
     if recipe.train.precision == "fp32":
         raise ConfigError(

@@ -148,9 +148,9 @@ def write_score_figures(predictions: SplitPredictions, folder: Path, stem: str) 
 def write_calibration_figure(rows: CalibratedRows, title: str, folder: Path, stem: str) -> list[Path]:
     """Write `<stem>` as PNG and SVG: reliability of probabilities before and after calibration, or intervals of values.
 
-    Each label or column has a panel, of two classes the second one, of more each class against the rest. More than
-    twelve labels or classes share one panel, without those that are not calibrated unless none is; of more columns of
-    values the first twelve are drawn.
+    Each label or column has a panel. With two classes, the panel is that of the second; with more, each class has one
+    against the rest. More than twelve labels or classes share one panel, without those that are not calibrated unless
+    none is; of more than twelve columns of values, the first twelve are drawn.
 
     Raises:
         CheckpointError: The file system refuses.

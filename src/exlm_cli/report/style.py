@@ -110,7 +110,7 @@ def new_figure(width: float, height: float, title: str = "", captions: Sequence[
 
 
 def add_legend(owner: "Axes | Figure", handles: Sequence[Any], labels: Sequence[str], **options: Any) -> None:
-    """Add a legend without a frame whose labels are plain text: a `$` in the name of a run is no formula."""
+    """Add a legend without a frame whose labels are plain text: a `$` in the name of a run is not a formula."""
     # the best place by name: where it is matplotlib's default, a busy machine gets a warning
     legend = owner.legend(handles, labels, **{"loc": "best", "frameon": False, "labelcolor": INK, **options})
     for text in legend.get_texts():

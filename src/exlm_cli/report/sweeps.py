@@ -122,7 +122,7 @@ def write_sweep_report(
 
     Args:
         run: Run directory; curves are read from its cells, those of the first seed.
-        folder: Of the report, made where there is none.
+        folder: Folder of the report; made if it does not exist.
 
     Raises:
         CheckpointError: The file system refuses, or a metrics.jsonl is damaged.

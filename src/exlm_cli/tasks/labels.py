@@ -4,7 +4,7 @@
 - 1, true, yes, t, y are positive, 0, false, no, f, n negative, in any case. A column of such cells is a 0/1 label
   (`binary`), and so are several such columns (`multi_label`).
 - One column of two other texts or numbers, or of more texts, holds classes. Classes are sorted, numbers by value, and
-  `1.0` is the class `1`. Of two classes the second one is the positive class of ROC-AUC, average precision and F1.
+  `1.0` is the class `1`. With two classes, the second is the positive class of ROC-AUC, average precision and F1.
 - More than two numbers are values to predict (`regression`); several columns of numbers too.
 - `1,5` is a text, and a warning names `task.decimal_comma`, by which it is the number 1.5.
 - A column that is mostly numbers with some text in it is refused, and the error names its first text.

@@ -25,7 +25,7 @@ def metric(name: str, targets: ArrayLike, predicted: ArrayLike) -> float:
     """Return one metric of N rows without missing targets; NaN where it is not defined.
 
     Args:
-        name: `roc_auc`, `average_precision` of 0/1 targets: defined with both classes. `accuracy`: of one row or more.
+        name: `roc_auc`, `average_precision` of 0/1 targets: defined with both classes. `accuracy`: defined with a row.
             `f1` of class 1: defined with a positive target, 0 where nothing is predicted. `macro_f1`: mean over the
             classes that occur among the targets. `matthews_corrcoef`: defined with two classes, 0 for a constant
             prediction. `rmse`, `mae`: in the targets' unit. `r2`: defined for two different targets. `pearsonr`,
@@ -88,8 +88,8 @@ def score_rows(
 
     `binary`: each label is scored over the rows where it is known. `accuracy` counts a label with any such row, the
     other metrics one with both classes; `describe_unscorable` names the rest, never taken as 0. A probability of 0.5 is
-    positive. `classes`: the most likely class is predicted. Of two, class 1 is the positive one; of more, `f1` is the
-    mean over classes and there are no areas. `regression`: each column over the rows where it is known. Errors of
+    positive. `classes`: the most likely class is predicted. With two, class 1 is the positive one; with more, `f1` is
+    the mean over classes and there are no areas. `regression`: each column over the rows where it is known. Errors of
     several columns have different units: with `scale_C` they are averaged as `standardised_rmse`, else left out.
 
     Args:

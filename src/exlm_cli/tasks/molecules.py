@@ -70,7 +70,7 @@ def murcko_scaffold(molecule: "Mol", *, has_chirality: bool) -> str:
 
 
 def fingerprints(smiles: Sequence[str]) -> Fingerprints:
-    """Return (N, K) ECFP4 bits, K = 2048; a row that is no molecule has none."""
+    """Return (N, K) ECFP4 bits, K = 2048; a row that is not a molecule has none."""
     from rdkit.Chem import rdFingerprintGenerator
 
     generator = rdFingerprintGenerator.GetMorganGenerator(radius=FINGERPRINT_RADIUS, fpSize=NUM_BITS)

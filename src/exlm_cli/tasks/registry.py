@@ -69,7 +69,10 @@ def require_local_files(config: TaskConfig) -> None:
     """
     for given in config.files.model_dump(exclude_none=True).values():
         if not (path := given_file(config, given)).exists():
-            raise DataError(f"{path}: no such file", "give the path of the file as it is seen from here")
+            raise DataError(
+                f"{path}: no such file",
+                "a relative path begins in the folder of `task.data_dir=DIR`, without it in the current directory",
+            )
     if config.data_dir is None or config.data_dir.startswith(HUB_PREFIX):
         return
     match config:

@@ -101,7 +101,7 @@ def usable_rows(table: Table, inputs: tuple[str, ...], config: RowTaskConfig, pr
     else:
         listed = "; ".join(f"line {table.short_place(row)}: {rows.problems[row]}" for row in bad[:_MAX_LISTED])
         more = f"; and {len(bad) - _MAX_LISTED:,} more" if len(bad) > _MAX_LISTED else ""
-        note = f"left out {len(bad):,} of {len(table):,} rows that are no molecules: {listed}{more}"
+        note = f"left out {len(bad):,} of {len(table):,} rows that are not molecules: {listed}{more}"
     return replace(rows, notes=(note, *rows.notes))
 
 

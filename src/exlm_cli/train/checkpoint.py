@@ -62,8 +62,9 @@ class LoopState(BaseModel):
     Attributes:
         elapsed_s: Time spent in steps; `model_s` is the part of it spent in the model and the optimiser.
         validate_s: Time spent in validations.
-        interval_loss, interval_steps: Since the last row of the log.
-        best_step, best_epoch, best_value: Of the best validation; `stale_validations` have followed it.
+        interval_loss, interval_steps: Sum of losses and number of steps since the last row of the log.
+        best_step, best_epoch, best_value: Step, epoch and metric of the best validation.
+        stale_validations: Validations since the best one.
         is_stopped: Training stopped for lack of a better validation.
     """
 
@@ -265,7 +266,7 @@ def _refusing(final: Path, temporary: Path, resume_command: str, work: Callable[
     try:
         return work()
     except (OSError, SafetensorError) as error:
-        # safetensors reports a full disk as its own error, which is no OSError, with the reason in its text
+        # safetensors reports a full disk as its own error, which is not an OSError, with the reason in its text
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(
             f"{final}: the checkpoint could not be written: {error}",

@@ -260,7 +260,7 @@ class TrainingLoop:
         """Read the figures of the steps since the last call and add them up; only here a step waits for the device.
 
         Raises:
-            DivergedError: Of one of these steps, which did not move the weights.
+            DivergedError: A loss or gradient norm of these steps is not a number; that step moved no weights.
         """
         if not self._unread:
             return

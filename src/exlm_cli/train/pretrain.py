@@ -317,7 +317,7 @@ def resume_pretraining(
         progress: Reports the work; None: silent.
 
     Raises:
-        CheckpointError: `run` is no run directory of pre-training.
+        CheckpointError: `run` is not a run directory of pre-training.
     """
     recipe = resumed_recipe(Path(run), PretrainRecipe, overrides)
     return run_pretraining(recipe, resume=run, callbacks=callbacks, progress=progress)

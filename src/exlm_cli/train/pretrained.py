@@ -54,7 +54,7 @@ def load_pretrained(path: Path, *, device: str = "auto", progress: Progress | No
 
     Raises:
         CheckpointError: There is no whole checkpoint, or recipe.yaml or tokenizer.json is not what it was trained with.
-        TokenizerError: tokenizer.json is no tokenizer.
+        TokenizerError: tokenizer.json is not a tokenizer.
     """
     progress = progress or SilentProgress()
     run = run_directory(path)
@@ -90,7 +90,7 @@ def require_own_files(run: Path, checkpoint: Path, state: CheckpointState, recip
 
     Raises:
         CheckpointError: recipe.yaml or tokenizer.json is not what the checkpoint was trained with.
-        TokenizerError: tokenizer.json is no tokenizer.
+        TokenizerError: tokenizer.json is not a tokenizer.
     """
     tokenizer = Tokenizer.load(run / TOKENIZER_FILE)
     identity = model_identity(recipe, tokenizer)

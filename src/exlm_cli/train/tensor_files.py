@@ -80,7 +80,7 @@ class SavedTensors:
         self._places: dict[str, list[tuple[int, int, Path]]] = {}
         for path, rows in files:
             with _opened(path) as file:
-                for name in file.keys():  # noqa: SIM118  (it is no mapping)
+                for name in file.keys():  # noqa: SIM118  (it is not a mapping)
                     shape = tuple(file.get_slice(name).get_shape())
                     first, total = (rows or {}).get(name, (0, shape[0] if shape else 0))
                     self.shapes[name] = (total, *shape[1:]) if shape else ()

@@ -27,7 +27,7 @@ def test_text_is_shown_before_pictures_are_drawn_but_not_where_no_folder_can_be_
     monkeypatch.setattr(dag_report, "render_report", lambda *_: {"drawn": b""} if shown else {})
     assert write_report(case_study(), folder, ["svg"], show=lambda: shown.append(folder.is_dir())) == [folder / "drawn"]
     assert shown == [True]
-    with pytest.raises(CheckpointError, match="no such folder can be made"):
+    with pytest.raises(CheckpointError, match="the folder cannot be made"):
         write_report(case_study(), folder / "drawn", ["svg"], show=lambda: pytest.fail("shown"))
 
 

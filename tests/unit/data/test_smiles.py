@@ -72,11 +72,11 @@ _MOLECULES = (
     ("row", "reason"),
     [
         ("", "is empty"),
-        ("CXC", "characters that are no SMILES tokens: 'X' at position 2"),
-        ("CzCyCz!", "characters that are no SMILES tokens: 'z' at position 2, 'y' at position 4, '!' at position 7"),
-        ("CCO etha", "characters that are no SMILES tokens: ' ' at position 4, 'e' at position 5, 't' at position 6, "
+        ("CXC", "characters that are not SMILES tokens: 'X' at position 2"),
+        ("CzCyCz!", "characters that are not SMILES tokens: 'z' at position 2, 'y' at position 4, '!' at position 7"),
+        ("CCO etha", "characters that are not SMILES tokens: ' ' at position 4, 'e' at position 5, 't' at position 6, "
          "'h' at position 7, 'a' at position 8"),
-        ("C[13CH3", "characters that are no SMILES tokens: '[' at position 2, 'H' at position 6"),
+        ("C[13CH3", "characters that are not SMILES tokens: '[' at position 2, 'H' at position 6"),
         ("C1CC", "RDKit cannot parse it: it breaks the SMILES grammar"),
         ("[MASK]", "RDKit cannot parse it: it breaks the SMILES grammar"),
         ("C(C)(C)(C)(C)C", "RDKit refuses it: Explicit valence for atom # 0 C, 5, is greater than permitted"),

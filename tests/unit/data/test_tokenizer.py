@@ -149,7 +149,7 @@ def test_an_id_that_a_vocabulary_with_gaps_lacks_is_shown_by_its_number_and_neve
         (b"{nope", "not JSON: .* at column 2"),
         (b'{"a": 1' + b"0" * 5000 + b"}", "4,300 digits"),
         (b"[" * 9000, "nested too deeply"),
-        (b"{}", "JSON, but no tokenizer"),
+        (b"{}", "JSON, but not a tokenizer"),
         (
             _with_model({"type": "WordLevel", "vocab": {"[PAD]": 0, "[CLS]": 1}, "unk_token": "[UNK]"}, ()).encode(),
             r"special tokens \[SEP\] \[MASK\] \[UNK\]",

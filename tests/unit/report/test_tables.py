@@ -93,5 +93,5 @@ def test_files_are_written_in_every_format_or_the_reason_is_told(tmp_path):
     assert [path.name for path in written] == ["mine.md", "mine.csv", "mine.tex"]
     assert [tuple(row) for row in csv.reader(io.StringIO(written[1].read_text()))] == [TABLE.columns, *TABLE.rows]
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="file/sub: no such folder can be made: Not a directory"):
+    with pytest.raises(CheckpointError, match="file/sub: the folder cannot be made: Not a directory"):
         write_tables([TABLE], tmp_path / "file" / "sub", ["csv"])

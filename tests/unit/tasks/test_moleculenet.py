@@ -69,7 +69,7 @@ def test_rows_that_are_left_out_or_kept_are_told_by_line(tmp_path):
     task = load(tmp_path)
     broken = "RDKit cannot parse it: it breaks the SMILES grammar"
     assert task.notes[:4] == (
-        f"left out 2 of 24 rows that are no molecules: line 5: {broken}; line 7: {broken}",
+        f"left out 2 of 24 rows that are not molecules: line 5: {broken}; line 7: {broken}",
         "kept 1 molecule in which RDKit refuses the valence of a metal and nothing else: line 6",
         "left out 1 row with the SMILES of an earlier row: line 8",
         "16/2/3 molecules, Table 9 has 1,210/151/151",

@@ -25,7 +25,7 @@ def test_rows_that_cannot_be_used_are_skipped_with_their_reason_and_odd_metals_a
     rows = usable("CCO", "C1CC", ALUMINIUM, "")
     assert rows.rows.tolist() == [0, 2]
     assert [(row.row, row.text) for row in rows.skipped] == [("3", "C1CC"), ("5", "")]
-    assert rows.notes[0].startswith("left out 2 of 4 rows that are no molecules: line 3: ")
+    assert rows.notes[0].startswith("left out 2 of 4 rows that are not molecules: line 3: ")
     assert "line 4" in rows.notes[1]
     again = rows.without({0: "reason", 1: "another"})
     assert (again.rows.tolist(), again.skipped[0].reason, again.notes) == ([2], "reason", rows.notes)

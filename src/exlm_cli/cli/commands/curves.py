@@ -59,7 +59,7 @@ def _figure_path(out: str) -> Path:
     path = Path(out)
     if out.endswith("/") or path.is_dir():
         return path / "curves"
-    # letters alone: the .15 of `curves-p0.15` is no suffix
+    # letters alone: the .15 of `curves-p0.15` is not a suffix
     if path.suffix[1:].isalpha() and path.suffix.lower() not in (".png", ".svg"):
         raise ConfigError(
             f"`--out {out}`: curves are drawn as .png and .svg, not as {path.suffix}",

@@ -171,7 +171,7 @@ def _show_entropy(
     from exlm_cli.report.curves import DEFINITIONS, entropy_lines, entropy_table, write_entropy_figure
     from exlm_cli.run_dir import run_directory
 
-    # the copies of a token in Repeated MLM are no states
+    # the copies of a token in Repeated MLM are not states
     have_states = [load_recipe(str(run_directory(run.path) / "recipe.yaml")).objective == "exlm" for run in runs]
     if states and not any(have_states):
         raise ConfigError(

@@ -30,9 +30,10 @@ def export(
 ) -> None:
     """Export a run's model for transformers or ONNX Runtime.
 
-    Before the folder appears it is loaded, and tokens and logits are compared with those of the run. Of a fine-tuned
-    run the seed with the best validation score is taken. In transformers, only inputs of an ExLM with [MASK]s need the
-    code in the folder (`trust_remote_code=True`); an ONNX model of an ExLM reads inputs without [MASK]s.
+    Before the folder appears, it is loaded, and its tokens and logits are compared with those of the run. A
+    fine-tuned run exports the seed with the best validation score. In transformers, only inputs of an ExLM with
+    [MASK]s need the code in the folder (`trust_remote_code=True`); an ONNX model of an ExLM reads inputs without
+    [MASK]s.
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.runs import given_runs
@@ -85,7 +86,7 @@ def push(
 
 
 def _source_of(given: "GivenRun", progress: "Progress") -> "Source":
-    """Read the model of a run; of a fine-tuned one the seed with the best validation score."""
+    """Read the model of a run; for a fine-tuned run, the seed with the best validation score."""
     from exlm_cli.export.source import finetuned_source, pretrained_source
 
     if given.kind == "pretrain":

@@ -177,7 +177,7 @@ def finetune(
 
 
 def _report(result: "FinetuneResult", *, as_json: bool) -> None:
-    """Write the page of a run, and print its scores and verdict; of several ranks only rank 0 does."""
+    """Write the page of a run, and print its scores and verdict; with several ranks, only rank 0 does."""
     from exlm_cli.cli import console
     from exlm_cli.report.page import write_page
     from exlm_cli.report.scores import FinetunedRun, results_tables

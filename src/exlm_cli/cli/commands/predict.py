@@ -98,8 +98,8 @@ def embed(
 ) -> None:
     """Write vectors of SMILES or texts from a run's encoder.
 
-    Each row has two vectors: the last state at [CLS], and the mean of the last states of the tokens. Of a fine-tuned
-    run the seed with the best validation score is taken.
+    Each row has two vectors: the last state at [CLS], and the mean of the last states of the tokens. A fine-tuned run
+    uses the seed with the best validation score.
     """
     from exlm_cli.cli import console
     from exlm_cli.cli.runs import given_runs

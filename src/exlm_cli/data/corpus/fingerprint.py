@@ -144,7 +144,7 @@ def _file_sha256(path: Path, state: tuple[int, ...], digests: Path, progress: Pr
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {reason_of(error)}", READ_HINT) from error
     if started_ns - changed_ns > _SETTLED_NS and _state(path) == state:
-        # a read-only cache is no error
+        # a read-only cache is not an error
         with contextlib.suppress(OSError, CheckpointError):
             write_entry(remembered, _Digest(state=state, sha256=sha256).model_dump_json().encode())
     return sha256

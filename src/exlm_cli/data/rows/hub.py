@@ -87,7 +87,7 @@ def find_revision(source: HubSource, cache: Path, progress: Progress) -> str:
         revision = remembered.read_text()
         progress.message(f"`{source}`: the Hub does not answer; taking revision {revision} as last seen")
         return revision
-    # a read-only cache is no error
+    # a read-only cache is not an error
     with contextlib.suppress(OSError, CheckpointError):
         write_entry(remembered, revision.encode())
     return revision

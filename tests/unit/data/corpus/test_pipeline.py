@@ -222,7 +222,7 @@ def test_skipped_rows_are_listed_now_and_on_every_later_run(workplace):
     listed = [
         ["file", "row", "reason", "text"],
         [str(path), "2", "RDKit cannot parse it: it breaks the SMILES grammar", "C1CC"],
-        [str(path), "4", "characters that are no SMILES tokens: 'X' at position 2", "CXC"],
+        [str(path), "4", "characters that are not SMILES tokens: 'X' at position 2", "CXC"],
         [str(path), "3", "40 tokens, but `data.sequence_length` leaves room for 30", "C" * 40],
     ]
     for was_cached in (False, True):
