@@ -26,8 +26,9 @@ from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.batch import Batch, batch_from_masked_ids
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.alignment import alignment_posterior, states_alignment_nll
+from exlm_cli.ops.path_prior import state_imbalance
 from exlm_cli.run_dir import describe_environment
-from exlm_cli.train.optim import build_optimizer, set_learning_rates
+from exlm_cli.train.optim import build_optimizer, learning_rate
 
 PAD, CLS, SEP, MASK = 0, 1, 2, 3
 FIRST, SECOND = 20, 28
@@ -55,12 +56,10 @@ class Variant:
     """Weight of the mean entropy of the transitions out of a node, subtracted from the loss."""
 
 
-LANES = {"transition": {"start": "lanes"}}
-CLONE_VECTORS = {"clone_embedding": "nodes", "clone_init_std": 1.0}
-SLOW = {"transition_lr_scale": 0.03}
-LATE = {"transition_start_ratio": 0.4}
+LANES, BALANCE = {"start": "lanes"}, {"balance": 0.1}
+VECTORS = {"clone_embedding": "nodes", "clone_init_std": 1.0}
 PAPER: Changes = {}
-ALL_THREE: Changes = {"model": LANES | CLONE_VECTORS, "optim": SLOW}
+ALL_THREE: Changes = {"model": VECTORS | {"transition": LANES | BALANCE}}
 
 
 def around(name: str, base: Changes) -> dict[str, Variant]:
@@ -82,8 +81,6 @@ def around(name: str, base: Changes) -> dict[str, Variant]:
         "dropout 0.1": changed("model", dropout=0.1, attention_dropout=0.1),
         "weights of spread 0.1": changed("model", init_std=0.1),
         "8 gated heads, positions": changed("model", transition=transition | {"heads": 8, "position_features": True}),
-        "transitions detached": changed("model", transition=transition | {"detach_states": True}),
-        "transitions frozen for a quarter": changed("optim", transition_start_ratio=0.25),
         "entropy bonus 0.1": Variant(base, entropy_bonus=0.1),
         "a cue in half of the sentences": Variant(base, cue_share=0.5),
     }
@@ -92,23 +89,14 @@ def around(name: str, base: Changes) -> dict[str, Variant]:
 
 VARIANTS: dict[str, Variant] = {
     "mlm": Variant({"": {"objective": "mlm"}, "masking": {"num_states_per_mask": 1}, "model": {"rope": "1d"}}),
-    "lanes": Variant({"model": LANES}),
-    "slow transitions": Variant({"optim": SLOW}),
-    "clone vectors": Variant({"model": CLONE_VECTORS}),
-    "lanes + clone vectors": Variant({"model": LANES | CLONE_VECTORS}),
-    "lanes + slow transitions": Variant({"model": LANES, "optim": SLOW}),
-    "clone vectors + slow transitions": Variant({"model": CLONE_VECTORS, "optim": SLOW}),
-    "lanes, transitions start at 40 %": Variant({"model": LANES, "optim": LATE}),
-    "clone vectors, transitions start at 40 %": Variant({"model": CLONE_VECTORS, "optim": LATE}),
-    "lanes + clone vectors, transitions start at 40 %": Variant({"model": LANES | CLONE_VECTORS, "optim": LATE}),
-    "all three, clone vectors at the input": Variant(
-        {"model": LANES | CLONE_VECTORS | {"clone_embedding": "input"}, "optim": SLOW}
-    ),
-    "all three, clone vectors of spread 0.2": Variant(
-        {"model": LANES | CLONE_VECTORS | {"clone_init_std": 0.2}, "optim": SLOW}
-    ),
+    "lanes": Variant({"model": {"transition": LANES}}),
+    "clone vectors": Variant({"model": VECTORS}),
+    "penalty": Variant({"model": {"transition": BALANCE}}),
+    "lanes + clone vectors": Variant({"model": VECTORS | {"transition": LANES}}),
+    "lanes + penalty": Variant({"model": {"transition": LANES | BALANCE}}),
+    "clone vectors + penalty": Variant({"model": VECTORS | {"transition": BALANCE}}),
     **around("paper", PAPER),
-    **around("all three", ALL_THREE),
+    **around("lanes + clone vectors + penalty", ALL_THREE),
 }
 
 
@@ -165,15 +153,21 @@ def pair_dag(model: ExlmModel, batch: Batch, targets: Tensor) -> tuple[Tensor, T
     return log_emit, log_trans, torch.full((count,), num_masks), batch.state_lengths.expand(count)
 
 
-def pair_nll(model: ExlmModel, batch: Batch, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the nats of each pair (P,) and the mean entropy of the transitions out of a node."""
+def pair_nll(model: ExlmModel, batch: Batch, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the nats of each pair (P,) and the (S, S) transitions of the sentence; None for an MLM."""
     if model.transition is None:
         log_probs_SV = model.node_log_probs(model.node_states(batch))[0]
-        return -log_probs_SV[1:-1][torch.arange(targets.shape[1]), targets].sum(1), torch.zeros(())
+        return -log_probs_SV[1:-1][torch.arange(targets.shape[1]), targets].sum(1), None
     dag = pair_dag(model, batch, targets)
-    log_rows = dag[1][0, :-1]
+    return states_alignment_nll(*dag), dag[1][0]
+
+
+def regularisation(model: ExlmModel, log_trans_SS: Tensor, entropy_bonus: float) -> Tensor:
+    """Return the penalty on uneven visits less the bonus on the mean entropy of the transitions out of a node."""
+    log_rows = log_trans_SS[:-1]
     entropy = -(log_rows.exp() * log_rows.masked_fill(log_rows == -math.inf, 0.0)).sum(-1).mean()
-    return states_alignment_nll(*dag), entropy
+    assert model.transition is not None
+    return model.transition.balance_weight * state_imbalance(log_trans_SS[None], K)[0] - entropy_bonus * entropy
 
 
 def train(variant: Variant, steps: int, seed: int) -> Outcome:
@@ -190,12 +184,18 @@ def train(variant: Variant, steps: int, seed: int) -> Outcome:
         targets = np.stack([first + 4 * is_bad + rng.integers(0, 4, len(is_bad)) for first in (FIRST, SECOND)], axis=1)
         has_cue = rng.random(len(is_bad)) < variant.cue_share
         cue = np.where(has_cue, 1 + is_bad, 0)
-        set_learning_rates(optimizer, step, recipe.optim, steps)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, recipe.optim, steps)
+        if model.transition is not None:
+            model.transition.fade_balance(step / steps)
         optimizer.zero_grad()
         total: Tensor | float = 0.0
         for which in np.unique(cue):
-            nll, entropy = pair_nll(model, batches[which], torch.from_numpy(targets[cue == which]))
-            total = total + nll.sum() / (2 * len(cue)) - variant.entropy_bonus * entropy
+            nll, log_trans = pair_nll(model, batches[which], torch.from_numpy(targets[cue == which]))
+            total = total + nll.sum() / (2 * len(cue))
+            if log_trans is not None:
+                share = float((cue == which).mean())
+                total = total + share * regularisation(model, log_trans, variant.entropy_bonus)
         assert isinstance(total, Tensor)
         total.backward()
         optimizer.step()

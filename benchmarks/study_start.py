@@ -132,9 +132,6 @@ VARIANTS = {
     "formula, nodes": Variant(FORMULA),
     "formula, learned": Variant(f"{FORMULA}{HEAD}rope=none {HEAD}position_features=true {HEAD}max_nodes=512"),
     "distance": Variant(DISTANCE, distance_scores),
-    "seeing, detached": Variant(f"{HEAD}detach_states=true"),
-    "formula, blind, detached": Variant(f"{FORMULA}{HEAD}rope=none {HEAD}detach_states=true"),
-    "formula, nodes, detached": Variant(f"{FORMULA}{HEAD}detach_states=true"),
     # effects taken apart
     "k = 1": Variant("masking.num_states_per_mask=1"),
     "k = 1, formula, blind": Variant(f"masking.num_states_per_mask=1 {FORMULA}{HEAD}rope=none"),
@@ -148,8 +145,6 @@ VARIANTS = {
     "uniform": Variant("", fixed_edges("uniform")),
     "fixed lanes": Variant("", fixed_edges("lanes")),
     "lanes": Variant(f"{HEAD}start=lanes"),
-    "late": Variant("optim.transition_start_ratio=0.4"),
-    "slow": Variant("optim.transition_lr_scale=0.03"),
     "own emissions": Variant("", own_emissions),
     "formula, own emissions": Variant(FORMULA, own_emissions),
     "gated": Variant(GATED),

@@ -176,7 +176,6 @@ def test_a_twin_differs_in_the_objective_and_in_nothing_that_costs(name):
 def test_of_what_is_not_the_papers_its_recipes_have_the_head_alone(name):
     recipe = load_recipe(name)
     assert recipe.model.clone_embedding == "none"
-    assert (recipe.optim.transition_lr_scale, recipe.optim.transition_start_ratio) == (1, 0)
     assert (recipe.model.transition.heads, recipe.model.transition.position_features) == (
         (12, True) if name == "text-base-gated" else (1, False)
     )

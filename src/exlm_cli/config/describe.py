@@ -16,10 +16,9 @@ matrix is 2 a b c FLOPs; its backward pass has two such products, so that whatev
     alignment         3 * 2 E                           alpha, beta and the edge gradient: one multiply-add an edge each
 
 The first `expand_after` blocks have L - J positions and no further states; if these are all blocks, the last one has
-T + 2 queries. With `transition.detach_states` the
-transition head does not train the states, and its projections count twice. E, the edges that any path can take for any
-target, is 2 w + (T - 1) w (w + 1) / 2 with w = S - 1 - T: target t lies on one of the w nodes t to S - 2 - T + t. An
-MLM is the case k = 1 without the last two lines, and `alignment: independent` the same with k > 1.
+T + 2 queries. E, the edges that any path can take for any target, is 2 w + (T - 1) w (w + 1) / 2 with w = S - 1 - T:
+target t lies on one of the w nodes t to S - 2 - T + t. An MLM is the case k = 1 without the last two lines, and
+`alignment: independent` the same with k > 1.
 
 The lowest possible ratio of ExLM to MLM in Table 12 follows. Not counted, because it is memory traffic or small beside
 the rest: embeddings, norms, GELU, softmax, dropout, rotation, residuals, gathers, AdamW. Nor is recomputation that
@@ -160,11 +159,9 @@ def count_sequence_flops(
         return flops
     feature_width = width * (2 if transition.position_features else 1)
     gate_width = transition.heads if transition.heads > 1 else 0
-    # learned node positions are part of the features, which need their gradient even if the states are detached
-    is_detached = transition.detach_states and not transition.position_features
-    projections = 2 * num_nodes * feature_width * (2 * width + gate_width)
+    projections = num_nodes * feature_width * (2 * width + gate_width)
     return flops + TrainingFlops(
-        transition=(2 if is_detached else 3) * projections + 3 * 2 * num_nodes**2 * width,
+        transition=3 * 2 * (projections + num_nodes**2 * width),
         alignment=3 * 2 * count_path_edges(num_nodes, num_targets),
     )
 

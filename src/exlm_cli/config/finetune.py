@@ -84,9 +84,6 @@ class FinetuneRecipe(Recipe):
             raise ValueError(
                 "`train.freeze_encoder` with `init: scratch` would keep an encoder that has learned nothing"
             )
-        for name, without in (("transition_lr_scale", 1), ("transition_start_ratio", 0)):
-            if getattr(self.optim, name) != without:
-                raise ValueError(f"`optim.{name}` is pre-training's: fine-tuning has no transition head")
         if self.train.max_steps is not None and self.optim.warmup_steps > self.train.max_steps:
             raise ValueError(
                 f"`optim.warmup_steps` {self.optim.warmup_steps} is more than `train.max_steps` {self.train.max_steps}"

@@ -93,8 +93,6 @@ class PretrainRecipe(Recipe):
             raise ValueError(
                 f"{given}, but `model.rope: none` leaves nothing that tells the states of a mask apart after it"
             )
-        if model.clone_embedding == "input":
-            raise ValueError(f"{given}, but `model.clone_embedding: input` adds its vectors before the first block")
 
     def _check_masking(self) -> None:
         masking = self.masking

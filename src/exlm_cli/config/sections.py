@@ -72,9 +72,6 @@ class TransitionConfig(StrictModel):
     heads: int = Field(1, ge=1, le=64, description="1: softmax(QK'/sqrt(D)); more: a gated mixture of softmaxes")
     position_features: bool = Field(False, description="Concatenate learned node positions before Q and K")
     max_nodes: int = Field(2048, ge=3, le=65536, description="Learned node positions, where they are on")
-    detach_states: bool = Field(
-        False, description="Transitions read the states without training the encoder through them; false: the paper's"
-    )
     rope: Literal["none", "nodes"] = Field(
         "none",
         description="Rotary positions on Q and K, as `model.rope` says, 2d where that is none. nodes: of masks, "
@@ -131,8 +128,8 @@ class ModelConfig(StrictModel):
     max_length: int = Field(2048, ge=4, le=262144, description="Longest expanded sequence the model takes")
     alignment: Alignment = Field("dag", description="How states are tied to targets (ExLM only); Tables 2 and 13")
     transition: TransitionConfig = TransitionConfig()
-    clone_embedding: Literal["none", "input", "nodes"] = Field(
-        "none", description="Learned vector per clone index, added to [MASK] inputs or to node states; not the paper's"
+    clone_embedding: Literal["none", "nodes"] = Field(
+        "none", description="nodes: a learned vector per clone index is added to the node states; not the paper's"
     )
     clone_init_std: float = Field(
         0.02, gt=0, le=10, description="Standard deviation of the initial clone vectors; 1 sets clones apart at once"
@@ -169,12 +166,6 @@ class OptimConfig(StrictModel):
     end_lr: float = Field(0.0, ge=0, le=1, description="Learning rate that the decay reaches after the last step")
     betas: tuple[Share, Share] = Field((0.9, 0.98), description="Adam's betas")
     eps: float = Field(1e-6, gt=0, le=1e-2, description="Adam's epsilon")
-    transition_lr_scale: float = Field(
-        1.0, gt=0, le=10, description="Learning rate of the transition head as a multiple of `lr`; 1 is the paper's"
-    )
-    transition_start_ratio: float = Field(
-        0.0, ge=0, lt=1, description="Share of all steps before the transition head is trained at all; 0 is the paper's"
-    )
     weight_decay: float = Field(0.01, ge=0, le=1, description="On matrices and embeddings; not on biases and norms")
     clip_norm: float = Field(0.0, ge=0, description="Largest gradient norm; 0 does not clip")
 

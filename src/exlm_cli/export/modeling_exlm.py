@@ -141,8 +141,6 @@ class ExlmForMaskedLM(EsmForMaskedLM):  # type: ignore[misc]
         index_X = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
         token_BX, clone_BX = batch.positions.unbind(-1)
         hidden: Tensor = self.esm.embeddings.word_embeddings(batch.token_ids)
-        if self.network.clone_embedding == "input":
-            hidden = hidden + self._clone_vectors(clone_BX)
         if self.config.position_embedding_type == "absolute":
             hidden = hidden + self.esm.embeddings.position_embeddings(index_X + self.config.pad_token_id + 1)
         if num_early:  # a [MASK] is one state here; its further states begin as that one
@@ -187,8 +185,9 @@ class ExlmForMaskedLM(EsmForMaskedLM):  # type: ignore[misc]
         """Return node states, the log-probabilities of their tokens and of the edges, and the number of nodes."""
         k, num_nodes = self.network.num_states_per_mask, batch.state_lengths
         states = _states_at(hidden_BXD, batch.node_index)
-        if self.network.clone_embedding == "nodes":
-            states = states + self._clone_vectors(batch.node_clone)
+        if self.clone_embedding is not None:
+            vectors = self.clone_embedding((batch.node_clone - 1).clamp(min=0))
+            states = states + vectors * (batch.node_clone > 0)[..., None]
         is_inner_BS = batch.node_mask >= 0
         log_probs = self.lm_head(states).float().log_softmax(-1)
         if self.transition is not None:
@@ -204,11 +203,6 @@ class ExlmForMaskedLM(EsmForMaskedLM):  # type: ignore[misc]
         is_edge = (index[:, None] + 1 == index) & (index < num_nodes[:, None, None])
         log_trans = torch.zeros_like(is_edge, dtype=torch.float32).masked_fill(~is_edge, -torch.inf)
         return states, log_probs.masked_fill(~is_inner_BS[..., None], -torch.inf), log_trans, num_nodes
-
-    def _clone_vectors(self, clone_index: Tensor) -> Tensor:
-        assert self.clone_embedding is not None
-        vectors: Tensor = self.clone_embedding((clone_index - 1).clamp(min=0))
-        return vectors * (clone_index > 0)[..., None]
 
 
 def _states_at(states_BXD: Tensor, index_BS: Tensor) -> Tensor:

@@ -75,7 +75,6 @@ class ExlmModel(nn.Module):
         self.alignment = config.alignment
         self.num_states_per_mask = k
         self.head_chunk_rows = recipe.train.head_chunk_rows
-        self.clone_embedding_place = config.clone_embedding
         self.hides_further_states = config.mask_attention == "first" and k > 1
         self.expands_late = config.expand_after > 0 and k > 1
         self.expands_last = config.expand_after == config.num_layers and k > 1
@@ -163,7 +162,7 @@ class ExlmModel(nn.Module):
         has_further = self.hides_further_states and not self.expands_last
         visible = visible_to_further(batch, self.num_states_per_mask) if has_further else None
         hidden_1RD = self.encoder(
-            self._embed(token_ids_1C, positions_1P2[:, :num_at_input]),
+            self.token_embedding(token_ids_1C),
             positions_1P2,
             visible,
             expanded_index=expanded_index_1P,
@@ -176,7 +175,7 @@ class ExlmModel(nn.Module):
     def _input(self, batch: Batch, token_ids_BX: Tensor, positions_BX2: Tensor) -> tuple[Tensor, Unexpanded | None]:
         """Return the embedded tokens at the first block, and what the blocks before a late expansion see."""
         if not self.expands_late:
-            return self._embed(token_ids_BX, positions_BX2), None
+            return self.token_embedding(token_ids_BX), None
         visible = None
         if not batch.has_even_context:
             num_tokens_B = batch.lengths - (self.num_states_per_mask - 1) * batch.target_lengths
@@ -185,19 +184,15 @@ class ExlmModel(nn.Module):
         positions_BC2 = gather_positions(batch.positions, batch.first_index)
         # a token's place among the unexpanded is its index before expansion
         unexpanded = Unexpanded(positions_BC2, batch.first_index, visible, positions_BX2[..., 0])
-        return self._embed(batch.token_ids.gather(1, batch.first_index), positions_BC2), unexpanded
-
-    def _embed(self, token_ids_BL: Tensor, positions_BL2: Tensor) -> Float[Tensor, "B L D"]:
-        embedded: Tensor = self.token_embedding(token_ids_BL)
-        if self.clone_embedding_place == "input":
-            return embedded + self._clone_vectors(positions_BL2[..., 1])
-        return embedded
+        return self.token_embedding(batch.token_ids.gather(1, batch.first_index)), unexpanded
 
     def node_states(self, batch: Batch) -> NodeStates:
         """Return the states at BOS, the clones and EOS."""
         states_BSD = self._encode_nodes(batch)
-        if self.clone_embedding_place == "nodes":
-            states_BSD = states_BSD + self._clone_vectors(batch.node_clone)
+        if self.clone_embedding is not None:
+            clone_BS = batch.node_clone
+            vectors_BSD = self.clone_embedding((clone_BS - 1).clamp(min=0))
+            states_BSD = states_BSD + vectors_BSD * (clone_BS > 0)[..., None]
         index = torch.arange(states_BSD.shape[1], device=states_BSD.device)
         is_real = index < batch.state_lengths[:, None]
         return NodeStates(states_BSD * is_real[..., None], batch.node_mask >= 0, batch.inner_index)
@@ -238,8 +233,3 @@ class ExlmModel(nn.Module):
         """Return log E[v, u]; only for `alignment: dag` and `sparse_dag`."""
         assert self.transition is not None, "an MLM or `alignment: independent` has no transitions"
         return cast(Tensor, self.transition(nodes.states, batch))
-
-    def _clone_vectors(self, clone_index: Tensor) -> Tensor:
-        assert self.clone_embedding is not None
-        vectors = self.clone_embedding((clone_index - 1).clamp(min=0))
-        return cast(Tensor, vectors * (clone_index > 0)[..., None])

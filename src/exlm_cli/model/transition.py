@@ -64,7 +64,6 @@ class TransitionHead(nn.Module):
         self.num_states_per_mask = num_states_per_mask
         self.num_heads = transition.heads
         self.is_sparse = config.alignment == "sparse_dag"
-        self.detach_states = transition.detach_states
         self.start = transition.start
         self.balance = transition.balance
         self.register_buffer("balance_weight", torch.tensor(transition.balance), persistent=False)
@@ -94,10 +93,10 @@ class TransitionHead(nn.Module):
             states: States at the nodes of `batch`.
             batch: Its node fields give the nodes' masks, clones and places.
         """
-        features = states.detach() if self.detach_states else states
+        features = states
         if self.node_position is not None:
             index = torch.arange(states.shape[1], device=states.device)
-            features = torch.cat([features, self.node_position(index).expand_as(states)], dim=-1)
+            features = torch.cat([states, self.node_position(index).expand_as(states)], dim=-1)
         if batch.is_even:  # nodes have the same masks and clones in all sequences, so one row serves them all
             alike = ("node_mask", "node_index", "state_lengths", "positions")
             batch = replace(batch, **{name: getattr(batch, name)[:1] for name in alike})

@@ -27,35 +27,13 @@ def learning_rate(step: int, optim: OptimConfig, total_steps: int) -> float:
     return optim.end_lr + (optim.lr - optim.end_lr) * factor
 
 
-def set_learning_rates(optimizer: torch.optim.Optimizer, step: int, optim: OptimConfig, total_steps: int) -> None:
-    """Set the learning rate of each group of `build_optimizer` for optimiser step `step` (counted from 0).
-
-    The transition head has a rate of 0 before `transition_start_ratio` of the steps; its moments are kept.
-    """
-    rate = learning_rate(step, optim, total_steps)
-    for group in optimizer.param_groups:
-        group["lr"] = rate * group["lr_scale"] if step >= group["start_ratio"] * total_steps else 0.0
-
-
 def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
-    """Return AdamW with weight decay on matrices and embeddings, none on biases and norms; fused.
-
-    Each group has its `lr_scale` and `start_ratio`: those of the transition head for parameters of a module named
-    `transition`, else 1 and 0.
-    """
-    groups: dict[tuple[float, float, float], list[nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            is_transition = name.startswith("transition.")
-            pace = (optim.transition_lr_scale, optim.transition_start_ratio) if is_transition else (1.0, 0.0)
-            # start_scores, the one vector that is neither bias nor norm, does not decay either: zero is not its origin
-            weight_decay = optim.weight_decay if parameter.ndim >= 2 else 0.0
-            groups.setdefault((*pace, weight_decay), []).append(parameter)
+    """Return AdamW with weight decay on matrices and embeddings, none on biases and norms; fused."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # start_scores, the one vector that is neither bias nor norm, does not decay either: zero is not its origin
+    decaying, others = ([p for p in trained if (p.ndim >= 2) == is_matrix] for is_matrix in (True, False))
     return torch.optim.AdamW(
-        [
-            {"params": parameters, "lr_scale": scale, "start_ratio": start, "weight_decay": decay}
-            for (scale, start, decay), parameters in groups.items()
-        ],
+        [{"params": decaying, "weight_decay": optim.weight_decay}, {"params": others, "weight_decay": 0.0}],
         lr=optim.lr,
         betas=optim.betas,
         eps=optim.eps,

@@ -90,8 +90,6 @@ def expected_flops(recipe: PretrainRecipe) -> TrainingFlops:
         {"model": {"mask_attention": "first", "expand_after": 1, "num_layers": 3}},
         {"model": {"mask_attention": "first", "expand_after": 1}},
         {"model": {"mask_attention": "first", "expand_after": 2, "clone_embedding": "nodes"}},
-        {"model": {"transition": {"detach_states": True}}},
-        {"model": {"transition": {"detach_states": True, "position_features": True, "max_nodes": 64}}},
         {"model": {"clone_embedding": "nodes", "num_layers": 1, "ffn_width": 24}},
     ],
 )

@@ -19,10 +19,6 @@ def recipe(**sections: Any) -> FinetuneRecipe:
     ("sections", "message"),
     [
         ({"seeds": [1, 2, 1]}, "`seeds` [1, 2, 1] names a seed twice"),
-        ({"optim": {"lr": 1e-3, "transition_lr_scale": 0.5}},
-         "`optim.transition_lr_scale` is pre-training's: fine-tuning has no transition head"),
-        ({"optim": {"lr": 1e-3, "transition_start_ratio": 0.5}},
-         "`optim.transition_start_ratio` is pre-training's: fine-tuning has no transition head"),
         ({"optim": {"lr": 1e-3, "warmup_steps": 5}, "train": {"max_steps": 4}},
          "`optim.warmup_steps` 5 is more than `train.max_steps` 4"),
     ],

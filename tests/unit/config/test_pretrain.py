@@ -37,7 +37,6 @@ LONGEST = 16 + 2 * NUM_MASKS
         ({"model": FIRST | {"expand_after": 2}}, "model.expand_after model.num_layers model.clone_embedding"),
         ({"model": {"expand_after": 1}}, "model.expand_after model.mask_attention"),
         ({"model": LATE | {"rope": "none", "learned_positions": True}}, "model.expand_after model.rope"),
-        ({"model": LATE | {"clone_embedding": "input"}}, "model.expand_after model.clone_embedding"),
         ({**MLM, "model": {"clone_embedding": "nodes"}}, "model.clone_embedding objective"),
         ({"model": {"rope": "none"}}, "model.rope model.learned_positions"),
         ({**MLM, "masking": {"keep_ratio": 0.5, "random_ratio": 0.5}}, "masking.keep_ratio masking.random_ratio"),

@@ -66,7 +66,7 @@ def our_logits(pretrained: Pretrained, token_ids: list[int]) -> torch.Tensor:
     [
         ("mlm", {"rope": "2d"}),
         ("mlm", {"rope": "none", "learned_positions": True}),
-        ("exlm", {"rope": "2d", "clone_embedding": "input"}),
+        ("exlm", {"rope": "2d", "clone_embedding": "nodes"}),
         ("exlm", {"rope": "1d", "rope_base": 500.0}),
         ("exlm", {"rope": "fractional"}),
     ],

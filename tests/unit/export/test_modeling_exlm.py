@@ -50,7 +50,7 @@ VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
         {"rope": "fractional", "clone_embedding": "nodes", "transition": {"rope": "nodes", "start": "lanes"}},
     ),
     "sparse-fixed": (2, {"transition": {"start": "lanes"}, "alignment": "sparse_dag"}),
-    "gated": (3, {"clone_embedding": "input", "transition": {"heads": 2, "position_features": True}}),
+    "gated": (3, {"clone_embedding": "nodes", "transition": {"heads": 2, "position_features": True}}),
     "learned": (2, {"rope": "none", "learned_positions": True, "transition": {"rope": "nodes"}}),
     "independent": (3, {"rope": "fractional", "alignment": "independent"}),
 }

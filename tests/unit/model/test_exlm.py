@@ -25,7 +25,6 @@ VARIANTS = [
     {"model": FIRST},
     {"model": LATE},
     {"model": LAST},
-    {"model": {"clone_embedding": "input"}},
     {"model": {"clone_embedding": "nodes"}},
     {"model": {"transition": {"heads": 2, "position_features": True, "max_nodes": 64}}},
 ]
@@ -77,9 +76,9 @@ def test_with_first_states_alone_the_context_reads_what_it_reads_with_one_state(
 
 def test_a_further_state_sees_its_own_mask_and_no_further_states_of_others():
     """Changing a further state's input vector changes the states of its mask beyond the first, and nothing else."""
-    sections = {"model": {"mask_attention": "first", "clone_embedding": "input", "init_std": 0.3}}
+    sections = {"model": {"mask_attention": "first", "init_std": 0.3}}
     model, batch = _model(**sections), tiny_batch(tiny_recipe(**sections), (9,))
-    embedded = model.token_embedding(batch.token_ids) + model._clone_vectors(batch.positions[..., 1])
+    embedded = model.token_embedding(batch.token_ids).detach()
     visible = visible_positions(batch, hides_further_states=True)
     before = model.encoder(embedded, batch.positions, visible)[0]
     changed = int(batch.node_index[0, 2])  # the second state of the first mask
@@ -138,9 +137,9 @@ def test_states_of_masks_expanded_after_all_blocks_are_those_of_one_state_with_a
     "model",
     [
         {"rope": "2d"},
-        {"rope": "1d", "clone_embedding": "input"},
+        {"rope": "1d", "clone_embedding": "nodes"},
         {"rope": "fractional", "clone_embedding": "nodes", "transition": {"rope": "nodes"}},
-        {"rope": "none", "learned_positions": True, "clone_embedding": "input"},
+        {"rope": "none", "learned_positions": True},
         {"rope": "fractional", "expand_after": 1, "num_layers": 3},
         {"rope": "1d", "expand_after": 1, "learned_positions": True},
     ],
@@ -214,20 +213,20 @@ def test_clones_differ_by_2d_positions_alone():
     torch.testing.assert_close(states[0, 1], states[0, 2])
 
 
-@pytest.mark.parametrize("place", ["input", "nodes"])
-def test_clone_embeddings_touch_clones_alone(place):
-    model = _model(model={"clone_embedding": place})
-    batch = tiny_batch(tiny_recipe())
-    vectors = model._clone_vectors(batch.positions[..., 1])
-    assert vectors[batch.positions[..., 1] == 0].eq(0).all()
-    clones = batch.positions[..., 1] > 0
-    torch.testing.assert_close(vectors[clones], model.clone_embedding.weight[batch.positions[..., 1][clones] - 1])
+def test_clone_vectors_are_added_to_clones_alone():
+    """The states of the same model without vectors are the others; BOS, EOS and padding keep theirs."""
+    model, batch = _model(model={"clone_embedding": "nodes", "clone_init_std": 1.0}), tiny_batch(tiny_recipe(), (9, 4))
+    added = model.node_states(batch).states
+    vectors = model.clone_embedding.weight.detach().clone()
+    model.clone_embedding.weight.data.zero_()
+    expected = torch.cat([torch.zeros(1, vectors.shape[1]), vectors])[batch.node_clone]
+    torch.testing.assert_close(added - model.node_states(batch).states, expected)
 
 
 def test_weights_start_as_bert_does_and_clone_vectors_with_their_own_spread():
     model = _model(
         masking={"num_states_per_mask": 64, "mask_ratio": 0.05},
-        model={"width": 64, "ffn_width": 256, "clone_embedding": "input", "clone_init_std": 1.0, "max_length": 256},
+        model={"width": 64, "ffn_width": 256, "clone_embedding": "nodes", "clone_init_std": 1.0, "max_length": 256},
         train={"microbatch_tokens": 512},
     )
     clones = {"clone_embedding.weight"}
@@ -246,7 +245,7 @@ def test_weights_start_as_bert_does_and_clone_vectors_with_their_own_spread():
         {"model": FIRST | {"rope": "1d"}},
         {"model": LATE | {"learned_positions": True}},
         {"model": LAST | {"learned_positions": True}},
-        {"model": FIRST | {"clone_embedding": "input"}, "masking": {"num_states_per_mask": 2}},
+        {"model": FIRST | {"clone_embedding": "nodes"}, "masking": {"num_states_per_mask": 2}},
     ],
 )
 @pytest.mark.parametrize("recomputes", [False, True])
@@ -284,8 +283,9 @@ def test_states_of_nodes_are_those_of_an_encoder_that_computes_every_position(se
     is_node = torch.arange(batch.node_index.shape[1]) < batch.state_lengths[:, None]
     whole_BLD = model.encode(batch)
     expected = torch.stack([states[index] for states, index in zip(whole_BLD, batch.node_index, strict=True)])
-    if model.clone_embedding_place == "nodes":
-        expected = expected + model._clone_vectors(batch.positions[..., 1].gather(1, batch.node_index))
+    if model.clone_embedding is not None:
+        clone = batch.positions[..., 1].gather(1, batch.node_index)
+        expected = expected + model.clone_embedding((clone - 1).clamp(min=0)) * (clone > 0)[..., None]
     found = []
     for states in (model.node_states(batch).states, expected):
         model.zero_grad()

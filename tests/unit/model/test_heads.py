@@ -33,7 +33,6 @@ A, B = [1, 7, 8, 9, 10, 2], [1, 11, 12, 2]
     "sections",
     [
         {},
-        {"model": {"clone_embedding": "input"}},
         {"objective": "mlm", "model": {"rope": "1d"}},
         {"objective": "mlm", "model": {"rope": "none", "learned_positions": True}},
     ],

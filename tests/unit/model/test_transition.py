@@ -168,12 +168,3 @@ def test_a_head_that_sees_places_scores_turned_vectors(batch, states, scheme):
             later = torch.stack([placed(key[b, u], u) for u in range(v + 1, num_nodes)])
             expected = (later @ placed(query[b, v], v)).div(4).log_softmax(-1).to(log_trans.dtype)
             torch.testing.assert_close(log_trans[b, v, v + 1 : num_nodes].detach(), expected, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("detach", [False, True])
-def test_detached_states_get_no_gradient_and_the_head_still_does(batch, states, detach):
-    head = _head(transition={"detach_states": detach})
-    log_trans = head(states, batch)
-    torch.where(log_trans.isfinite(), log_trans, 0.0).square().sum().backward()
-    assert (states.grad is None) == detach
-    assert head.query.weight.grad is not None

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from exlm_cli.config.sections import OptimConfig
-from exlm_cli.train.optim import build_optimizer, learning_rate, set_learning_rates, update_weights
+from exlm_cli.train.optim import build_optimizer, learning_rate, update_weights
 
 
 def test_warm_up_is_linear_and_ends_at_the_peak():
@@ -96,16 +96,3 @@ def test_an_update_that_is_not_finite_changes_no_bit_of_weights_and_moments(loss
 
     for mine, theirs in zip(train(with_bad_step=True), train(with_bad_step=False), strict=True):
         assert torch.equal(mine, theirs)
-
-
-def test_the_transition_head_has_a_learning_rate_of_its_own():
-    model = nn.ModuleDict({"transition": nn.Linear(2, 2), "encoder": nn.Linear(2, 2)})
-    optim = OptimConfig(lr=0.1, schedule="constant", transition_lr_scale=0.03, transition_start_ratio=0.25)
-    optimizer = build_optimizer(model, optim)
-    for step, of_transition in ((0, 0.0), (9, 0.0), (10, 0.003), (39, 0.003)):
-        set_learning_rates(optimizer, step, optim, total_steps=40)
-        rate_of = {id(p): g["lr"] for g in optimizer.param_groups for p in g["params"]}
-        assert {n: rate_of[id(p)] for n, p in model.named_parameters()} == {
-            "transition.weight": of_transition, "transition.bias": of_transition,
-            "encoder.weight": 0.1, "encoder.bias": 0.1,
-        }  # fmt: skip
