@@ -179,11 +179,11 @@ def explain(error: BaseException) -> ExlmError | None:
 
 
 _OS_HINTS = {
-    errno.ENOSPC: "the disk is full; free some space or choose another folder with `out=DIR`",
-    errno.EDQUOT: "your disk quota is used up; free some space or choose another folder with `out=DIR`",
-    errno.EACCES: "you may not read or write there; check the permissions or choose another folder with `out=DIR`",
-    errno.EPERM: "you may not read or write there; check the permissions or choose another folder with `out=DIR`",
-    errno.EROFS: "that file system is read-only; choose another folder with `out=DIR`",
+    errno.ENOSPC: "the disk is full; free some space, or write to another one",
+    errno.EDQUOT: "your disk quota is used up; free some space, or write to another one",
+    errno.EACCES: "you may not read or write there; check the permissions, or use another folder",
+    errno.EPERM: "you may not read or write there; check the permissions, or use another folder",
+    errno.EROFS: "that file system is read-only; write to another one",
     errno.EMFILE: "too many files are open; raise the limit with `ulimit -n`",
 }
 
