@@ -167,7 +167,7 @@ def test_a_twin_differs_in_the_objective_and_in_nothing_that_costs(name):
     assert exlm.objective == "exlm"
     for section in ("data", "tokenizer", "optim", "train"):
         assert getattr(twin, section) == getattr(exlm, section), section
-    only_exlm_has = {"rope": "1d", "clone_embedding": "none", "expand_after": 0}
+    only_exlm_has = {"rope": "1d", "clone_embedding": "none"}
     assert twin.model == exlm.model.model_copy(update=only_exlm_has)
     assert twin.masking == exlm.masking.model_copy(update={"num_states_per_mask": 1})
 

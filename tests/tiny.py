@@ -22,7 +22,7 @@ SPECIAL = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel(_VOCABULARY
 
 FIRST: dict[str, Any] = {"mask_attention": "first"}
 LATE = FIRST | {"expand_after": 1}
-LAST = FIRST | {"expand_after": 2, "clone_embedding": "nodes"}
+LAST = FIRST | {"expand_after": "all", "clone_embedding": "nodes"}
 """`model` of `tiny_recipe`: further states that other positions do not see, from one block on, after the last block."""
 
 

@@ -144,7 +144,7 @@ def count_sequence_flops(
     num_nodes = num_inner + 2
     num_further = num_inner - num_targets if model.mask_attention == "first" else 0.0
     # for each block: further states in it, keys, queries
-    num_early, num_late = model.expand_after, model.num_layers - model.expand_after
+    num_early, num_late = model.num_early_blocks, model.num_layers - model.num_early_blocks
     further = [0.0] * num_early + [num_further] * num_late
     keys = [num_positions - num_further] * num_early + [num_positions] * num_late
     queries = [*keys[:-1], num_nodes if num_late else num_targets + 2]

@@ -77,19 +77,19 @@ class PretrainRecipe(Recipe):
 
     def _check_expansion(self) -> None:
         model = self.model
-        if not model.expand_after:
+        if not model.num_early_blocks or self.masking.num_states_per_mask == 1:
             return
         given = f"`model.expand_after` is {model.expand_after}"
-        if model.expand_after > model.num_layers:
+        if model.num_early_blocks > model.num_layers:
             raise ValueError(f"{given}, more than `model.num_layers` {model.num_layers}")
         if model.mask_attention != "first":
             raise ValueError(f"{given}, which needs `model.mask_attention: first`")
-        if model.expand_after == model.num_layers and model.clone_embedding != "nodes":
+        if model.num_early_blocks == model.num_layers and model.clone_embedding != "nodes":
             raise ValueError(
-                f"{given}, all of `model.num_layers`, so that nothing tells the states of a mask apart but "
-                "`model.clone_embedding: nodes`"
+                f"{given}, and `model.num_layers` {model.num_layers}: after all blocks, only `model.clone_embedding: "
+                "nodes` tells the states of a mask apart"
             )
-        if model.rope == "none" and model.expand_after < model.num_layers:
+        if model.rope == "none" and model.num_early_blocks < model.num_layers:
             raise ValueError(
                 f"{given}, but `model.rope: none` leaves nothing that tells the states of a mask apart after it"
             )

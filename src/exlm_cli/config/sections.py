@@ -116,12 +116,11 @@ class ModelConfig(StrictModel):
         description="States of a mask that other positions attend to. all: the paper's; first: the first one alone, so "
         "that all but the further states read what an MLM reads",
     )
-    expand_after: int = Field(
+    expand_after: Annotated[int, Field(ge=0)] | Literal["all"] = Field(
         0,
-        ge=0,
-        description="Each [MASK] is one state in so many blocks and k states after them, which costs less; 0: none. "
-        "Needs `mask_attention: first`, and after all blocks `clone_embedding: nodes`, there best with "
-        "`transition.balance: 0.1`; no effect at k = 1",
+        description="Each [MASK] is one state in so many blocks, or in all, and k states after them, which costs less. "
+        "Needs `mask_attention: first`; all: also `clone_embedding: nodes`, best with `transition.balance: 0.1`. "
+        "No effect at k = 1",
     )
     rope_base: float = Field(10000.0, gt=1, description="Base of the rotary frequencies")
     learned_positions: bool = Field(False, description="Add learned absolute positions of the expanded sequence")
@@ -135,6 +134,11 @@ class ModelConfig(StrictModel):
         0.02, gt=0, le=10, description="Standard deviation of the initial clone vectors; 1 sets clones apart at once"
     )
     init_std: float = Field(0.02, gt=0, le=1, description="Standard deviation of the initial weights (BERT)")
+
+    @property
+    def num_early_blocks(self) -> int:
+        """Blocks in which a [MASK] is one state."""
+        return self.num_layers if self.expand_after == "all" else self.expand_after
 
     @property
     def rotary_scheme(self) -> Literal["2d", "fractional", "1d"]:

@@ -63,7 +63,7 @@ def network_config(recipe: PretrainRecipe, blank_id: int) -> dict[str, Any]:
         "alignment": model.alignment,
         "clone_embedding": model.clone_embedding,
         "mask_attention": model.mask_attention,
-        "expand_after": model.expand_after,
+        "expand_after": model.num_early_blocks,
         "blank_id": blank_id,
         "width": model.width,
         "rotary_scheme": model.rotary_scheme,

@@ -203,7 +203,7 @@ class Encoder(nn.Module):
         self.position_embedding = nn.Embedding(config.max_length, config.width) if config.learned_positions else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.num_layers))
-        self.expand_after = config.expand_after
+        self.num_early = config.num_early_blocks
         self.final_norm = nn.LayerNorm(config.width)
         self.recomputes = False
 
@@ -255,9 +255,9 @@ class Encoder(nn.Module):
         x_BLD = self.dropout(embedded)
         layouts = [layout] * (len(self.blocks) - 1) + [last]
         if unexpanded is not None:
-            layouts[: self.expand_after] = [self._before_expansion(unexpanded, packing)] * self.expand_after
+            layouts[: self.num_early] = [self._before_expansion(unexpanded, packing)] * self.num_early
         for number, (block, of_block) in enumerate(zip(self.blocks, layouts, strict=True)):
-            if unexpanded is not None and number == self.expand_after:
+            if unexpanded is not None and number == self.num_early:
                 x_BLD = gather_positions(x_BLD, unexpanded.origin)
             if self.recomputes and self.training:
                 x_BLD = cast(Tensor, checkpoint(block, x_BLD, of_block, use_reentrant=False))

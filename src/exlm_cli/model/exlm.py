@@ -76,8 +76,8 @@ class ExlmModel(nn.Module):
         self.num_states_per_mask = k
         self.head_chunk_rows = recipe.train.head_chunk_rows
         self.hides_further_states = config.mask_attention == "first" and k > 1
-        self.expands_late = config.expand_after > 0 and k > 1
-        self.expands_last = config.expand_after == config.num_layers and k > 1
+        self.expands_late = config.num_early_blocks > 0 and k > 1
+        self.expands_last = config.num_early_blocks == config.num_layers and k > 1
         self.token_embedding = nn.Embedding(vocab_size, config.width)
         self.clone_embedding = nn.Embedding(k, config.width) if config.clone_embedding != "none" else None
         self.encoder = Encoder(config, k)

@@ -213,7 +213,7 @@ def count_memory(
     targets = masking.mask_ratio * (recipe.repeated_length - 2)
     context = num_sequences * recipe.repeated_length
     positions = context + num_sequences * (masking.num_states_per_mask - 1) * targets
-    num_early, num_late = model.expand_after, model.num_layers - model.expand_after
+    num_early, num_late = model.num_early_blocks, model.num_layers - model.num_early_blocks
     inner = masking.num_states_per_mask * targets
     states = inner + 2
     at_input = context if num_early else positions
