@@ -221,8 +221,9 @@ class TrainingLoop:
             self._plan = self.task.plan(state.epoch)
         indices = self._plan[state.step_in_epoch]
         torch.manual_seed(dropout_seed(self.seed, state.step, self.ranks.rank))
+        rate = learning_rate(state.step, self.optim, self.total_steps)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(state.step, self.optim, self.total_steps)
+            group["lr"] = rate
         self.task.begin_step(state.step / self.total_steps)
         self.optimizer.zero_grad(set_to_none=True)
         model_s = 0.0

@@ -103,6 +103,17 @@ def test_every_step_begins_with_the_share_done_and_each_validation_frees_memory(
     assert task.shares_done == pytest.approx([step / 13 for step in range(13)])
 
 
+def test_every_step_has_the_learning_rate_of_the_schedule_in_all_groups(tmp_path):
+    """Three steps of warm-up to 0.05, then ten of linear decay."""
+    task, rates = LeastSquares(), []
+    fitting = _loop(task, tmp_path)
+    task.begin_step = lambda _: rates.append([group["lr"] for group in fitting.optimizer.param_groups])
+    fitting.fit()
+    expected = [0.05 * (step + 1) / 3 for step in range(3)] + [0.05 * (1 - step / 10) for step in range(10)]
+    assert len(rates[0]) == 2
+    assert rates == [pytest.approx([rate] * 2) for rate in expected]
+
+
 @pytest.mark.parametrize("step", [3, 6, 9, 12, 13])
 def test_resuming_from_any_checkpoint_ends_with_the_same_bits_and_rows(tmp_path, step):
     whole = LeastSquares()
