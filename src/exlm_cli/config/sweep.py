@@ -42,18 +42,12 @@ _NOT_VARIED = {
 """Keys of a pre-training recipe that a sweep sets itself, and from what."""
 
 
-class RepeatMlmDescription(JsonModel):
-    """What distinguishes a variant of the Repeated-MLM grid: k and p."""
-
-    num_repeats: int
-    mask_ratio: float
-
-
 class VariantDescription(JsonModel):
     """What distinguishes a variant in the paper's tables, its budget, and what it changes by key."""
 
     objective: str
     num_states_per_mask: int
+    num_repeats: int
     mask_ratio: float
     rope: str
     alignment: str
@@ -79,7 +73,7 @@ class SweepCell(StrictModel):
     label: str
     row: str
     column: str
-    description: RepeatMlmDescription | VariantDescription
+    description: VariantDescription
     pretrain: PretrainRecipe
     finetune: tuple[FinetuneRecipe, ...]
     measure_sequences: int | None
@@ -164,9 +158,7 @@ class SweepRecipe(Recipe):
 
     def plan_seed(self, seed: int) -> list[SweepCell]:
         """Return every variant with one seed."""
-        if self.cells:
-            return [self._repeated(k, p, seed) for k, p in self.cells]
-        return [self._variant(label, seed) for label in self.only or self.variants]
+        return [self._cell(label, changes, seed) for label, changes in self._changes().items()]
 
     def together_with(self, earlier: Self) -> Self:
         """Return this recipe with the variants, seeds and tasks of `earlier` added.
@@ -284,15 +276,33 @@ class SweepRecipe(Recipe):
         if not self.tasks:
             self._finetune(self.finetune.task.name)
 
-    def _variant(self, label: str, seed: int) -> SweepCell:
-        changes = self.variants[label]
+    def _changes(self) -> dict[str, dict[str, Any]]:
+        """Return what each variant changes; in a Repeated-MLM grid, positions and room for a sequence grow with k, as
+        in Table 5.
+        """
+        if not self.cells:
+            return {label: self.variants[label] for label in self.only or self.variants}
+        length, room = self.pretrain.data.sequence_length, self.pretrain.train.microbatch_tokens
+        return {
+            _label(k, p): {
+                "masking.num_repeats": k,
+                "masking.mask_ratio": p,
+                "model.max_length": max(self.pretrain.model.max_length, length * k),
+                "train.microbatch_tokens": max(room, (length - 2) * k + 2),
+                "train.max_steps": self._steps(k, p),
+            }
+            for k, p in self.cells
+        }
+
+    def _cell(self, label: str, changes: dict[str, Any], seed: int) -> SweepCell:
         named = {"purpose": f"Variant {label} of {self.name}", "paper": self.paper}
         pretrain = self._pretrain(label, seed, named | changes)
-        steps, usual = pretrain.train.max_steps, self.pretrain.train.max_steps
+        masking, steps, usual = pretrain.masking, pretrain.train.max_steps, self.pretrain.train.max_steps
         description = VariantDescription(
             objective=pretrain.objective,
-            num_states_per_mask=pretrain.masking.num_states_per_mask,
-            mask_ratio=pretrain.masking.mask_ratio,
+            num_states_per_mask=masking.num_states_per_mask,
+            num_repeats=masking.num_repeats,
+            mask_ratio=masking.mask_ratio,
             rope=pretrain.model.rope,
             alignment=pretrain.model.alignment,
             relative_steps=1.0 if steps == usual else steps / usual if steps and usual else None,
@@ -300,27 +310,16 @@ class SweepRecipe(Recipe):
             batch_tokens=pretrain.train.batch_tokens,
             changes=changes,
         )
-        shown = {"label": label, "row": label, "column": f"seed {seed}"}
-        return SweepCell(**shown, description=description, pretrain=pretrain, **self._in_every_cell)
-
-    def _repeated(self, k: int, p: float, seed: int) -> SweepCell:
-        """Return a cell of the Repeated-MLM grid; positions and room for a sequence grow with k, as in Table 5."""
-        pretrain, label = self.pretrain, _label(k, p)
-        longest = (pretrain.data.sequence_length - 2) * k + 2
-        changes = {
-            "masking.num_repeats": k,
-            "masking.mask_ratio": p,
-            "model.max_length": max(pretrain.model.max_length, pretrain.data.sequence_length * k),
-            "train.microbatch_tokens": max(pretrain.train.microbatch_tokens, longest),
-            "train.max_steps": self._steps(k, p),
-        }
+        is_grid = bool(self.cells)
         return SweepCell(
             label=label,
-            row=f"k = {k}",
-            column=f"{100 * p:g}%",
-            description=RepeatMlmDescription(num_repeats=k, mask_ratio=p),
-            pretrain=self._pretrain(label, seed, changes),
-            **self._in_every_cell,
+            row=f"k = {masking.num_repeats}" if is_grid else label,
+            column=f"{100 * masking.mask_ratio:g}%" if is_grid else f"seed {seed}",
+            description=description,
+            pretrain=pretrain,
+            finetune=tuple(map(self._finetune, self.tasks)),
+            measure_sequences=self.measure_sequences,
+            entropy_ratios=self.entropy_ratios,
         )
 
     def _steps(self, k: int, p: float) -> int | None:
@@ -344,14 +343,6 @@ class SweepRecipe(Recipe):
             key = ".".join(map(str, finding["loc"]))
             found = describe_finding(finding, f"`pretrain.{key}` is {finding['input']}; it")
             raise ValueError(f"cell {label}: {found}") from None
-
-    @property
-    def _in_every_cell(self) -> dict[str, Any]:
-        return {
-            "finetune": tuple(map(self._finetune, self.tasks)),
-            "measure_sequences": self.measure_sequences,
-            "entropy_ratios": self.entropy_ratios,
-        }
 
     def _finetune(self, task: str) -> FinetuneRecipe:
         train = self.finetune.train.model_dump() | {"num_threads": self.finetune.train.num_threads or 1}

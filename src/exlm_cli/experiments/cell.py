@@ -32,14 +32,11 @@ from exlm_cli.experiments.results import (
     Corruption,
     DivergedTask,
     EntropyAt,
-    Measures,
     SweepCellResult,
     TaskScores,
     read_cell_file,
-    result_type,
 )
 from exlm_cli.files import write_json
-from exlm_cli.finetune.results import RunResults, Summary
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import read_run_json
 from exlm_cli.train.pretrain import run_pretraining, validation_indices
@@ -63,26 +60,16 @@ def run_cell(cell: SweepCell, folder: Path, progress: Progress) -> SweepCellResu
     """
     folder.mkdir(parents=True, exist_ok=True)
     refuse_changed_cell(cell, folder)
-    shared: dict[str, Any] = {
-        "label": cell.label,
-        "row": cell.row,
-        "column": cell.column,
-        "seed": cell.seed,
-        **dict(cell.description),
-        "pretrain_identity": identity_of(cell.pretrain),
-    }
-    model = result_type(cell)
-    result: SweepCellResult
     try:
-        measures = _pretrain_and_measure(cell, folder, progress)
+        measured = _pretrain_and_measure(cell, folder, progress)
     except DivergedError as error:
-        result = model(**shared, corruption=_count(cell.pretrain, progress), diverged=error.message)
+        corruption = _count(cell.pretrain, progress)
+        result = SweepCellResult(**_described(cell), corruption=corruption, diverged=error.message)
     else:
-        finetune = _finetune(cell, folder, progress)
-        before = read_cell_file(folder / RESULT_FILE, model)
-        if before is not None and before.pretrain_identity == identity_of(cell.pretrain):
-            finetune = before.finetune | finetune  # scores of tasks that the cell no longer has
-        result = model(**shared | dict(measures), finetune=finetune)
+        before = read_cell_file(folder / RESULT_FILE, SweepCellResult)
+        is_same = before is not None and before.pretrain_identity == measured.pretrain_identity
+        kept = before.finetune if before is not None and is_same else {}
+        result = measured.model_copy(update={"finetune": kept | _finetune(cell, folder, progress)})
     write_json(folder / RESULT_FILE, result)
     return result
 
@@ -93,7 +80,7 @@ def read_result(cell: SweepCell, folder: Path) -> SweepCellResult | None:
     Raises:
         CheckpointError: It belongs to another recipe, or is damaged.
     """
-    result = read_cell_file(folder / RESULT_FILE, result_type(cell))
+    result = read_cell_file(folder / RESULT_FILE, SweepCellResult)
     if result is None:
         return None
     if result.pretrain_identity != identity_of(cell.pretrain):
@@ -113,7 +100,7 @@ def refuse_changed_cell(cell: SweepCell, folder: Path) -> None:
     """
     if changes := _changes_since_begun(folder / "pretrain", cell.pretrain):
         raise _other_recipe(folder, "trained", changes)
-    result = read_cell_file(folder / RESULT_FILE, result_type(cell))
+    result = read_cell_file(folder / RESULT_FILE, SweepCellResult)
     diverged = result.diverged_tasks if result is not None else []
     for recipe in cell.finetune:
         changes = _changes_since_begun(_finetune_folder(folder, recipe), recipe)
@@ -121,10 +108,23 @@ def refuse_changed_cell(cell: SweepCell, folder: Path) -> None:
             raise _other_recipe(folder, "fine-tuned", changes)
 
 
-def _pretrain_and_measure(cell: SweepCell, folder: Path, progress: Progress) -> Measures:
-    measures = read_cell_file(folder / MEASURED_FILE, Measures)
-    if measures is not None and _is_measured(cell, measures):
-        return measures
+def _described(cell: SweepCell) -> dict[str, Any]:
+    """Return the fields of a result that are known before training."""
+    return {
+        "label": cell.label,
+        "row": cell.row,
+        "column": cell.column,
+        "seed": cell.seed,
+        **dict(cell.description),
+        "pretrain_identity": identity_of(cell.pretrain),
+    }
+
+
+def _pretrain_and_measure(cell: SweepCell, folder: Path, progress: Progress) -> SweepCellResult:
+    """Return the result of a cell without fine-tuning."""
+    measured = read_cell_file(folder / MEASURED_FILE, SweepCellResult)
+    if measured is not None and _is_measured(cell, measured):
+        return measured
     run = folder / "pretrain"
     out, resume = _out_or_resume(run)
     trained = run_pretraining(cell.pretrain, out=out, resume=resume, progress=progress)
@@ -138,8 +138,8 @@ def _pretrain_and_measure(cell: SweepCell, folder: Path, progress: Progress) -> 
     )
     parameters = read_run_json(run).parameters
     assert parameters is not None, "a finished run has counted them"
-    measures = Measures(
-        pretrain_identity=identity_of(cell.pretrain),
+    measured = SweepCellResult(
+        **_described(cell),
         measure_sequences=cell.measure_sequences,
         steps=trained.steps,
         elapsed_s=trained.elapsed_s,
@@ -147,17 +147,18 @@ def _pretrain_and_measure(cell: SweepCell, folder: Path, progress: Progress) -> 
         corruption=_count(cell.pretrain, progress),
         metrics=entropies[0].metrics,
         entropy=tuple(EntropyAt(**entropy.model_dump(exclude={"metrics"})) for entropy in entropies),
+        finetune={},
     )
-    write_json(folder / MEASURED_FILE, measures)
-    return measures
+    write_json(folder / MEASURED_FILE, measured)
+    return measured
 
 
-def _is_measured(cell: SweepCell, measures: Measures | SweepCellResult) -> bool:
+def _is_measured(cell: SweepCell, result: SweepCellResult) -> bool:
     """Return whether figures are of the cell's model, on as many sequences, at all of its mask ratios."""
     return (
-        measures.pretrain_identity == identity_of(cell.pretrain)
-        and measures.measure_sequences == cell.measure_sequences
-        and set(cell.entropy_ratios) <= {entropy.mask_ratio for entropy in measures.entropy}
+        result.pretrain_identity == identity_of(cell.pretrain)
+        and result.measure_sequences == cell.measure_sequences
+        and set(cell.entropy_ratios) <= {entropy.mask_ratio for entropy in result.entropy}
     )
 
 
@@ -220,27 +221,8 @@ def _finetune(cell: SweepCell, folder: Path, progress: Progress) -> dict[str, Ta
         except DivergedError as error:
             scored[recipe.task.name] = DivergedTask(identity=identity_of(recipe), diverged=error.message)
         else:
-            scored[recipe.task.name] = _scores(recipe, begun.results)
+            scored[recipe.task.name] = TaskScores(identity=identity_of(recipe), results=begun.results)
     return scored
-
-
-def _scores(recipe: FinetuneRecipe, results: RunResults) -> TaskScores:
-    split = results.scored_split
-    # as in the file: a value that is not finite is None
-    metrics = {
-        name: Summary.model_validate(summary.as_json(), strict=False)
-        for name, summary in results.metrics[split].items()
-    }
-    return TaskScores(
-        identity=identity_of(recipe),
-        split=split,
-        split_sizes=results.split_sizes,
-        max_rows=recipe.task.max_rows,
-        metric=results.selection_metric,
-        aggregate=recipe.aggregate,
-        values=metrics[results.selection_metric].values,
-        metrics=metrics,
-    )
 
 
 def _out_or_resume(run: Path) -> tuple[Path | None, Path | None]:

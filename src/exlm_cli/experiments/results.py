@@ -7,22 +7,21 @@ A run directory of a sweep holds `recipe.yaml`, `run.json`, `results.json`, `rep
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from pydantic import Field, SerializeAsAny, model_serializer, model_validator
+from pydantic import Field, model_serializer, model_validator
 
 from exlm_cli.config.load import load_recipe
-from exlm_cli.config.sweep import RepeatMlmDescription, SweepCell, SweepRecipe, VariantDescription
+from exlm_cli.config.sweep import SweepCell, SweepRecipe, VariantDescription
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import JsonModel, JsonModelT, read_json
-from exlm_cli.finetune.results import Summary
+from exlm_cli.finetune.results import RunResults
 from exlm_cli.run_dir import RUN_FILE, read_run_json, resume_command
 
 RESULT_FILE = "result.json"
 """In the folder of a cell that is done."""
 MEASURED_FILE = "measured.json"
-"""In the folder of a cell whose pre-training is done and measured."""
+"""In the folder of a cell whose pre-training is done and measured: its result without fine-tuning."""
 
 
 class Corruption(JsonModel):
@@ -75,30 +74,20 @@ class PredictionEntropy(EntropyAt):
     metrics: dict[str, float | None]
 
 
-class Measures(JsonModel):
-    """`measured.json`: measurements of a cell after pre-training. The first entropy is at its own mask ratio."""
-
-    pretrain_identity: str
-    measure_sequences: int | None
-    steps: int
-    elapsed_s: float
-    parameters: int
-    corruption: Corruption | None
-    metrics: dict[str, float | None]
-    entropy: tuple[EntropyAt, ...]
-
-
 class TaskScores(JsonModel):
-    """Scores of a cell on one task, of the test split where it has labels, else of the validation split."""
+    """Results of a cell on one task.
+
+    Attributes:
+        identity: Of the fine-tuning recipe.
+    """
 
     identity: str
-    split: Literal["valid", "test"]
-    split_sizes: dict[str, int]
-    max_rows: int | None
-    metric: str
-    aggregate: Literal["mean", "median"]
-    values: tuple[float | None, ...]
-    metrics: dict[str, Summary]
+    results: RunResults
+
+    @property
+    def metric(self) -> str:
+        """The metric that chose the best epoch."""
+        return self.results.selection_metric
 
     @property
     def score(self) -> float | None:
@@ -107,11 +96,8 @@ class TaskScores(JsonModel):
 
     def score_by(self, metric: str) -> float | None:
         """The same by another metric; None also where the task has no such metric."""
-        seeds = self.metrics[metric].values if metric in self.metrics else ()
-        values = [value for value in seeds if value is not None]
-        if not values:
-            return None
-        return median(values) if self.aggregate == "median" else fmean(values)
+        summary = self.results.metrics[self.results.scored_split].get(metric)
+        return None if summary is None else summary.center(self.results.aggregate)
 
 
 class DivergedTask(JsonModel):
@@ -121,7 +107,7 @@ class DivergedTask(JsonModel):
     diverged: str
 
 
-class SweepCellResult(JsonModel):
+class SweepCellResult(VariantDescription):
     """`result.json` of a cell: a variant with one seed. The file of a diverged cell lacks the values it never reached.
 
     Attributes:
@@ -129,7 +115,7 @@ class SweepCellResult(JsonModel):
         pretrain_identity: Identity of the recipe it was trained with.
         corruption: None where masks are not drawn token by token.
         diverged: Why training stopped early; None where it finished.
-        measure_sequences, steps, elapsed_s, parameters, metrics, entropy: As in `Measures`.
+        metrics, entropy: Measured after pre-training; the first entropy is at its own mask ratio.
     """
 
     label: str
@@ -169,14 +155,6 @@ class SweepCellResult(JsonModel):
         return {key: value for key, value in handler(self).items() if key in self.model_fields_set}
 
 
-class RepeatMlmResult(SweepCellResult, RepeatMlmDescription):
-    """Result of a cell of the Repeated-MLM grid; `corruption` is there, as its masks are drawn token by token."""
-
-
-class VariantResult(SweepCellResult, VariantDescription):
-    """Result of a cell of any other sweep."""
-
-
 class SweepSummary(JsonModel):
     """`results.json` of a sweep, for scripts: nothing here reads it."""
 
@@ -185,7 +163,7 @@ class SweepSummary(JsonModel):
     paper: str
     seeds: tuple[int, ...]
     tasks: tuple[str, ...]
-    cells: tuple[SerializeAsAny[SweepCellResult], ...]
+    cells: tuple[SweepCellResult, ...]
 
 
 @dataclass(frozen=True)
@@ -210,11 +188,6 @@ class SweepRun:
 def cell_folder(run: Path, cell: SweepCell) -> Path:
     """Return where a cell of a run directory works."""
     return run / "cells" / cell.folder
-
-
-def result_type(cell: SweepCell) -> type[RepeatMlmResult] | type[VariantResult]:
-    """Return the type of a cell's result."""
-    return RepeatMlmResult if isinstance(cell.description, RepeatMlmDescription) else VariantResult
 
 
 def is_sweep_run(path: Path) -> bool:
@@ -247,7 +220,7 @@ def finished_results(run: Path, cells: Sequence[SweepCell]) -> list[SweepCellRes
     Raises:
         CheckpointError: A result is damaged.
     """
-    found = (read_cell_file(cell_folder(run, cell) / RESULT_FILE, result_type(cell)) for cell in cells)
+    found = (read_cell_file(cell_folder(run, cell) / RESULT_FILE, SweepCellResult) for cell in cells)
     return [result for result in found if result is not None]
 
 

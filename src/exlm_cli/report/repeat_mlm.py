@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exlm_cli.config.sweep import RepeatsAndRatio
-from exlm_cli.experiments.results import RepeatMlmResult
+from exlm_cli.experiments.results import SweepCellResult
 from exlm_cli.format import NO_VALUE, format_count, format_fixed, format_percent, format_ratio
 from exlm_cli.report import style
 from exlm_cli.report.curves import plot_curves
@@ -37,8 +37,7 @@ from exlm_cli.run_dir import MetricsRow
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-GridCell = SeedGroup[RepeatMlmResult]
-Grid = Mapping[RepeatsAndRatio, GridCell]
+Grid = Mapping[RepeatsAndRatio, SeedGroup]
 """Cells by (k, p), in this order."""
 
 FIGURES = {
@@ -58,7 +57,7 @@ _MIN_TICK_DISTANCE = 0.06
 
 
 def write_grid_report(
-    run: Path, results: Sequence[RepeatMlmResult], folder: Path, *, name: str, has_figures: bool = True
+    run: Path, results: Sequence[SweepCellResult], folder: Path, *, name: str, has_figures: bool = True
 ) -> SweepReport:
     """Write `grid.csv`, `grid.md` and the figures `corruption`, `entropy`, one for each task, and `curves`.
 
@@ -73,12 +72,12 @@ def write_grid_report(
     return SweepReport(tables, {"cells": list(map(_as_json, grid.values())), "agreement": agreement}, files)
 
 
-def grid_of(results: Sequence[RepeatMlmResult]) -> Grid:
+def grid_of(results: Sequence[SweepCellResult]) -> Grid:
     """Return the cells with their seeds together, in order of k and p."""
     return dict(sorted(((cell.first.num_repeats, cell.first.mask_ratio), cell) for cell in group_seeds(results)))
 
 
-def pooled_corruption(cell: GridCell) -> dict[str, float]:
+def pooled_corruption(cell: SeedGroup) -> dict[str, float]:
     """Return the counts of a cell's corrupted tokens, all seeds pooled; keys as in `experiments.results.Corruption`."""
     counts = [result.corruption for result in cell.results if result.corruption is not None]
     num_tokens, expected = sum(count.num_tokens for count in counts), counts[0].expected
@@ -160,7 +159,7 @@ def _csv_rows(grid: Grid) -> list[dict[str, Any]]:
     return rows
 
 
-def _as_json(cell: GridCell) -> dict[str, Any]:
+def _as_json(cell: SeedGroup) -> dict[str, Any]:
     """Return a cell for programs; figures are means over seeds."""
     return {
         "num_repeats": cell.first.num_repeats,
@@ -186,7 +185,7 @@ def _axes_of(grid: Grid) -> tuple[list[int], list[float]]:
 
 
 def _square(
-    grid: Grid, name: str, title: str, text_of: Callable[[GridCell], str], notes: tuple[str, ...] = ()
+    grid: Grid, name: str, title: str, text_of: Callable[[SeedGroup], str], notes: tuple[str, ...] = ()
 ) -> ReportTable:
     """Return a table with k downwards and p across."""
     ks, ratios = _axes_of(grid)
@@ -194,7 +193,7 @@ def _square(
     return ReportTable(name, title, ("k \\ p", *map(format_ratio, ratios)), (rows,), notes)
 
 
-def _show_corruption(cell: GridCell) -> str:
+def _show_corruption(cell: SeedGroup) -> str:
     measured, expected = (format_percent(pooled_corruption(cell)[key], 2) for key in ("measured", "expected"))
     return f"{measured} ({expected})"
 

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from exlm_cli.experiments.results import SweepCellResult
 from exlm_cli.files import make_folder, write_atomically, write_csv
@@ -91,8 +91,6 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
     return mean, statistics.stdev(values) if len(values) > 1 else math.nan
 
 
-ResultT = TypeVar("ResultT", bound=SweepCellResult, covariant=True)
-
 FIGURES = (
     "loss",
     "loss_given_length",
@@ -120,18 +118,18 @@ class SweepReport:
 
 
 @dataclass(frozen=True)
-class SeedGroup(Generic[ResultT]):
+class SeedGroup:
     """One variant: the results of its seeds. Figures are means over the seeds that finished."""
 
-    results: tuple[ResultT, ...]
+    results: tuple[SweepCellResult, ...]
 
     @property
-    def first(self) -> ResultT:
+    def first(self) -> SweepCellResult:
         """The first result, which describes the variant: all seeds agree on that."""
         return self.results[0]
 
     @property
-    def finished(self) -> list[ResultT]:
+    def finished(self) -> list[SweepCellResult]:
         """Results of the seeds that did not diverge."""
         return [result for result in self.results if result.diverged is None]
 
@@ -151,7 +149,7 @@ class SeedGroup(Generic[ResultT]):
         return tuple(dict.fromkeys(task for result in self.results for task in result.diverged_tasks))
 
     @property
-    def model(self) -> ResultT:
+    def model(self) -> SweepCellResult:
         """A result that has the steps and parameters of the model, where any seed finished."""
         return next(iter(self.finished), self.first)
 
@@ -202,15 +200,15 @@ class SeedGroup(Generic[ResultT]):
         return {column: " ".join(map(str, seeds)) for column, seeds in both.items()}
 
 
-def group_seeds(results: Sequence[ResultT]) -> list[SeedGroup[ResultT]]:
+def group_seeds(results: Sequence[SweepCellResult]) -> list[SeedGroup]:
     """Return the variants, each with the results of its seeds, in the order of the results."""
-    by_label: dict[str, list[ResultT]] = {}
+    by_label: dict[str, list[SweepCellResult]] = {}
     for result in results:
         by_label.setdefault(result.label, []).append(result)
     return [SeedGroup(tuple(of_label)) for of_label in by_label.values()]
 
 
-def task_figures(groups: Sequence[SeedGroup[SweepCellResult]]) -> list[str]:
+def task_figures(groups: Sequence[SeedGroup]) -> list[str]:
     """Return the names of the fine-tuned figures, in the order in which they came."""
     return list(dict.fromkeys(name for group in groups for name in group.figures if name not in FIGURES))
 
@@ -238,13 +236,13 @@ def show_figure(name: str, value: float) -> str:
     return format_fixed(value, 2 if name.startswith(("entropy", "effective", "clones")) else 3)
 
 
-def seed_note(groups: Sequence[SeedGroup[SweepCellResult]]) -> str:
+def seed_note(groups: Sequence[SeedGroup]) -> str:
     """Return ` (mean ± standard deviation of N seeds)`; empty where no variant has two seeds."""
     num_seeds = max((len(group.seeds) for group in groups), default=0)
     return f" (mean ± standard deviation of {num_seeds} seeds)" if num_seeds > 1 else ""
 
 
-def divergences(groups: Mapping[str, SeedGroup[SweepCellResult]]) -> str:
+def divergences(groups: Mapping[str, SeedGroup]) -> str:
     """Return the names of the variants with a diverged training, and in brackets the tasks of diverged fine-tuning."""
     found = []
     for name, group in groups.items():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from exlm_cli.config.sweep import VariantDescription
-from exlm_cli.experiments.results import VariantResult
+from exlm_cli.experiments.results import SweepCellResult
 from exlm_cli.format import (
     NO_VALUE,
     NOT_DEFINED,
@@ -110,13 +110,11 @@ PAPER_VARIANTS: tuple[tuple[PaperTable, Mapping[str, Mapping[str, Any]]], ...] =
 """Tables of the paper that a sweep can fill; for each row the values of its variant's `VariantDescription`, a tuple
 where any of several will do."""
 
-
-Variant = SeedGroup[VariantResult]
-Variants = Sequence[Variant]
+Variants = Sequence[SeedGroup]
 
 
 def write_sweep_report(
-    run: Path, results: Sequence[VariantResult], folder: Path, *, name: str, has_figures: bool = True
+    run: Path, results: Sequence[SweepCellResult], folder: Path, *, name: str, has_figures: bool = True
 ) -> SweepReport:
     """Write `sweep.csv`, `sweep.md`, the curves, and Figure 12 where entropy was measured at several p.
 
@@ -205,12 +203,12 @@ def write_figure_12(variants: Variants, folder: Path) -> list[Path]:
     return written
 
 
-def entropy_families(variants: Variants) -> dict[str, list[Variant]]:
+def entropy_families(variants: Variants) -> dict[str, list[SeedGroup]]:
     """Return the variants to compare in each figure, MLM first, then by k: a family differs in k and p alone.
 
     The family under the empty name changes nothing else; others are named by the shortest label among their variants.
     """
-    families: dict[str, list[Variant]] = {}
+    families: dict[str, list[SeedGroup]] = {}
     for variant in variants:
         if len(_entropy_line(variant).entropies) > 1:
             families.setdefault(repr(sorted(_other_changes(variant).items())), []).append(variant)
@@ -239,7 +237,7 @@ def _entropy_lines(family: Variants) -> list[EntropyLine]:
     return lines
 
 
-def _entropy_line(variant: Variant, label: str = "", colour: int = 0, style: int = 0) -> EntropyLine:
+def _entropy_line(variant: SeedGroup, label: str = "", colour: int = 0, style: int = 0) -> EntropyLine:
     by_ratio: dict[float, dict[str, list[float]]] = {}
     for entropy in (entropy for result in variant.finished for entropy in result.entropy):
         # a ratio counts as measured even if its entropy is not defined
@@ -254,7 +252,7 @@ def _ratios(variants: Variants) -> list[float]:
     return sorted({ratio for variant in variants for ratio in _entropy_line(variant).entropies})
 
 
-def _other_changes(variant: Variant, known: Set[str] = _K_AND_P) -> dict[str, Any]:
+def _other_changes(variant: SeedGroup, known: Set[str] = _K_AND_P) -> dict[str, Any]:
     """Return what a variant changes besides known keys; an MLM has no second axis and no clones."""
     without_effect = {"model.rope", "model.clone_embedding"} if variant.first.objective == "mlm" else set()
     return {key: value for key, value in variant.first.changes.items() if key not in known | without_effect}
@@ -301,10 +299,10 @@ def _entropy_text(line: EntropyLine, ratio: float, name: str) -> str:
     return format_fixed(mean, 2) + ("" if math.isnan(deviation) else f" ± {format_fixed(deviation, 2)}")
 
 
-def _match(rows: Mapping[str, Mapping[str, Any]], variants: Variants) -> dict[str, Variant]:
+def _match(rows: Mapping[str, Mapping[str, Any]], variants: Variants) -> dict[str, SeedGroup]:
     """Return the first variant that fits each row of a table of the paper; rows without one are left out."""
     plain = [variant for variant in variants if not _other_changes(variant, _DESCRIBED)]
-    found: dict[str, Variant] = {}
+    found: dict[str, SeedGroup] = {}
     for name, wanted in rows.items():
         for variant in plain:
             if all(_fits(getattr(variant.first, key), value) for key, value in wanted.items()):
@@ -316,7 +314,7 @@ def _fits(value: Any, wanted: Any) -> bool:
     return value in wanted if isinstance(wanted, tuple) else bool(value == wanted)
 
 
-def _fill(paper: PaperTable, found: Mapping[str, Variant]) -> ReportTable:
+def _fill(paper: PaperTable, found: Mapping[str, SeedGroup]) -> ReportTable:
     ours = [
         (name, *(format_in_percent(_score(variant, column)) for column in paper.columns), *_budget(variant))
         for name, variant in found.items()
@@ -332,17 +330,17 @@ def _fill(paper: PaperTable, found: Mapping[str, Variant]) -> ReportTable:
 
 def _sampled_note(variants: Variants) -> list[str]:
     sampled = {
-        task: scores.split_sizes["train"]
+        task: scores.results.split_sizes["train"]
         for variant in variants
         for result in variant.finished
         for task, scores in result.scored_tasks.items()
-        if scores.max_rows is not None
+        if scores.results.max_rows is not None
     }
     tasks = "; ".join(f"{task} ({format_count(size)} rows)" for task, size in sampled.items())
     return [f"fine-tuned on some of the task's rows (`task.max_rows`): {tasks}"] if sampled else []
 
 
-def _score(variant: Variant, column: str) -> float:
+def _score(variant: SeedGroup, column: str) -> float:
     """Return the accuracy of a column, mean over the seeds, or the mean of all columns; NaN where one is missing."""
     if column not in _COLUMNS:
         values = [_score(variant, name) for name in _COLUMNS]
@@ -352,7 +350,7 @@ def _score(variant: Variant, column: str) -> float:
     return mean_and_deviation([score for scored in tasks if (score := scored.score_by(metric)) is not None])[0]
 
 
-def _details(variant: Variant) -> tuple[str, ...]:
+def _details(variant: SeedGroup) -> tuple[str, ...]:
     seeds, parameters, pretraining = _budget(variant)
     values = {key: f"{v:g}" if isinstance(v, float) else v for key, v in variant.first.changes.items()}
     changes = ", ".join(f"{key}={value}" for key, value in values.items())
@@ -361,10 +359,10 @@ def _details(variant: Variant) -> tuple[str, ...]:
     return str(k), format_ratio(p), pretraining, parameters, seeds, time, changes or NO_VALUE
 
 
-def _budget(variant: Variant) -> tuple[str, str, str]:
+def _budget(variant: SeedGroup) -> tuple[str, str, str]:
     """Return seeds, parameters and pre-training in words."""
     scores = [scores for result in variant.finished for scores in result.scored_tasks.values()]
-    num_finetuned = max((len(scores_of_task.values) for scores_of_task in scores), default=0)
+    num_finetuned = max((len(scores_of_task.results.seeds) for scores_of_task in scores), default=0)
     seeds = str(len(variant.seeds)) + (f" x {num_finetuned}" if num_finetuned else "")
     if variant.model.steps is None or variant.model.parameters is None:
         return seeds, NO_VALUE, NO_VALUE
@@ -376,7 +374,7 @@ def _budget(variant: Variant) -> tuple[str, str, str]:
     return seeds, format_parameters(variant.model.parameters), pretraining
 
 
-def _as_json(variant: Variant) -> dict[str, Any]:
+def _as_json(variant: SeedGroup) -> dict[str, Any]:
     """Return a variant for programs."""
     entropies = _entropy_line(variant).entropies
     return {

@@ -119,7 +119,8 @@ def test_generated_variants_differ_in_k_p_and_the_room_for_k_copies_alone():
     first, second = cells[0].pretrain, cells[1].pretrain
     masking = first.masking.model_copy(update={"num_repeats": 4, "mask_ratio": 0.7})
     model = first.model.model_copy(update={"max_length": 4 * 64})
-    assert second == first.model_copy(update={"name": second.name, "masking": masking, "model": model})
+    named = {"name": second.name, "purpose": f"Variant k4-p0.7 of {GRID}", "paper": recipe.paper}
+    assert second == first.model_copy(update={**named, "masking": masking, "model": model})
     assert cells[2].pretrain == first.model_copy(update={"seed": 9})
     assert cells[1].work == pytest.approx(cells[0].work * (62 * 4 + 2) / 64)
     assert (recipe.run_by, _load(SWEEP).run_by) == ("repeat-mlm", "sweep")

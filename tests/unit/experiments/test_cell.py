@@ -17,13 +17,13 @@ from exlm_cli.config.sweep import SweepCell
 from exlm_cli.errors import CheckpointError, DivergedError
 from exlm_cli.experiments import cell as module
 from exlm_cli.experiments.cell import read_result, run_cell
-from exlm_cli.experiments.results import RepeatMlmResult, SweepCellResult, SweepRun, TaskScores
-from exlm_cli.finetune.results import summarise_values
+from exlm_cli.experiments.results import SweepCellResult, SweepRun, TaskScores
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import create_run_dir
 from exlm_cli.train.pretrain import run_pretraining
 from exlm_cli.train.pretrained import load_pretrained
 from tests.tiny_sweeps import tiny_grid
+from tests.unit.report.results import scores
 
 QUIET = SilentProgress()
 Done = tuple[Path, SweepCellResult]
@@ -50,7 +50,6 @@ def done(made_cell: Done, tmp_path: Path) -> Done:
 def test_a_cell_has_the_figures_of_the_run_it_is(cell, done, tmp_path):
     folder, result = done
     alone = run_pretraining(cell.pretrain, out=tmp_path / "run")
-    assert isinstance(result, RepeatMlmResult)
     assert result.metrics == pytest.approx(alone.metrics, rel=1e-5)
     assert (result.num_repeats, result.mask_ratio, result.seed, result.steps) == (2, 0.5, 1, 6)
     assert result.parameters == sum(p.numel() for p in load_pretrained(folder / "pretrain").model.parameters())
@@ -142,9 +141,7 @@ class Finetuning:
             (out / "recipe.yaml").write_text(dump_recipe(recipe))
         if recipe.task.name == "glue/rte" and recipe.optim.lr > 1e-3:
             raise DivergedError("the loss of step 3 is nan", "lower the learning rate")
-        metrics = {"valid": {"accuracy": summarise_values([0.5, None])}}
-        results = {"selection_metric": "accuracy", "scored_split": "valid", "split_sizes": {"train": 9}}
-        return SimpleNamespace(results=SimpleNamespace(**results, metrics=metrics))
+        return SimpleNamespace(results=scores((0.5, None)).results)
 
 
 def test_fine_tuning_that_diverges_leaves_what_was_measured_and_the_other_tasks(
@@ -164,7 +161,7 @@ def test_fine_tuning_that_diverges_leaves_what_was_measured_and_the_other_tasks(
     assert list(result.scored_tasks) == ["glue/qnli"]
     qnli = result.finetune["glue/qnli"]
     assert isinstance(qnli, TaskScores)
-    assert (qnli.values, qnli.aggregate, qnli.split) == ((0.5, None), grid.finetune.aggregate, "valid")
+    assert (qnli.score, qnli.metric) == (0.5, "accuracy")
     assert SweepRun(tmp_path, grid, [result, made_cell[1]], 2).num_diverged == 1
     # the same recipe would diverge again
     assert read_result(cell(0.5), tmp_path) == result

@@ -8,8 +8,7 @@ from exlm_cli.config.load import dump_recipe, load_recipe
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.errors import CheckpointError
 from exlm_cli.experiments.results import (
-    RepeatMlmResult,
-    VariantResult,
+    SweepCellResult,
     cell_folder,
     load_sweep_run,
     read_cell_file,
@@ -18,16 +17,13 @@ from exlm_cli.files import write_json
 from tests.unit.report.results import diverge, grid_results, scores, sweep_results
 
 
-def test_a_result_is_read_back_as_it_was_and_has_no_key_of_another_kind(tmp_path):
+def test_a_result_is_read_back_as_it_was_and_that_of_a_diverged_cell_lacks_what_it_never_reached(tmp_path):
     path = tmp_path / "result.json"
-    assert read_cell_file(path, VariantResult) is None
+    assert read_cell_file(path, SweepCellResult) is None
     for result in (sweep_results("table-2")[0], grid_results()[0], diverge(grid_results()[1])):
         write_json(path, result)
-        assert read_cell_file(path, type(result)) == result
+        assert read_cell_file(path, SweepCellResult) == result
         keys = json.loads(path.read_text()).keys()
-        assert ("num_repeats" in keys, "changes" in keys) == ((True, False), (False, True))[
-            isinstance(result, VariantResult)
-        ]
         assert ("diverged" in keys) == ("steps" not in keys) == (result.diverged is not None)
 
 
@@ -44,7 +40,7 @@ def test_a_damaged_result_is_refused_with_its_path_and_key(tmp_path, changes, ke
     path = tmp_path / "result.json"
     path.write_text(json.dumps(grid_results()[0].model_dump(mode="json") | changes))
     with pytest.raises(CheckpointError, match=rf"result\.json: .*{key}"):
-        read_cell_file(path, RepeatMlmResult)
+        read_cell_file(path, SweepCellResult)
 
 
 def test_a_finished_result_without_its_steps_is_refused(tmp_path):
@@ -52,7 +48,7 @@ def test_a_finished_result_without_its_steps_is_refused(tmp_path):
     del content["steps"]
     (tmp_path / "result.json").write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match="`steps` is missing"):
-        read_cell_file(tmp_path / "result.json", RepeatMlmResult)
+        read_cell_file(tmp_path / "result.json", SweepCellResult)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +56,7 @@ def test_a_finished_result_without_its_steps_is_refused(tmp_path):
     [("mean", (0.1, None, 0.9), 0.5), ("median", (0.1, 0.2, 0.9), 0.2), ("median", (None,), None)],
 )
 def test_a_task_has_the_score_that_the_recipe_reports(aggregate, values, score):
-    found = scores(values).model_copy(update={"aggregate": aggregate}).score
+    found = scores(values, aggregate=aggregate).score
     assert found == (None if score is None else pytest.approx(score))
 
 

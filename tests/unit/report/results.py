@@ -3,7 +3,7 @@
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.sweep import SweepCell, SweepRecipe
@@ -11,16 +11,12 @@ from exlm_cli.experiments.results import (
     Corruption,
     DivergedTask,
     EntropyAt,
-    RepeatMlmResult,
     SweepCellResult,
     TaskScores,
-    VariantResult,
 )
 from exlm_cli.finetune.results import BaselineResult, InitialWeights, Replication, RunResults, summarise_values
 from exlm_cli.report.paper import TABLE_2, TABLE_4, TABLE_13, PaperTable
 from exlm_cli.report.scores import FinetunedRun
-
-ResultT = TypeVar("ResultT", bound=SweepCellResult)
 
 TASKS = {"MNLI": "glue/mnli", "QNLI": "glue/qnli", "QQP": "glue/qqp", "RTE": "glue/rte"}
 
@@ -47,7 +43,7 @@ ROWS: dict[str, tuple[PaperTable, dict[str, str]]] = {
 }  # fmt: skip
 
 
-def grid_results(seeds: tuple[int, ...] = (1,), *, has_task: bool = True) -> list[RepeatMlmResult]:
+def grid_results(seeds: tuple[int, ...] = (1,), *, has_task: bool = True) -> list[SweepCellResult]:
     """Return Figures 3 and 5 for every cell and seed, counts exactly p^k; seed s adds (s - 1) / 100 bits."""
     figures = {pair: pair_figures for pair, *pair_figures in zip(PAIRS, FIGURE_5, FIGURE_3, strict=True)}
     results = []
@@ -57,10 +53,9 @@ def grid_results(seeds: tuple[int, ...] = (1,), *, has_task: bool = True) -> lis
         entropy, accuracy = figures[k, p]
         bits = entropy + 0.01 * (cell.seed - 1)
         task = scores((accuracy / 100 - 0.01, accuracy / 100 + 0.01))
-        result = RepeatMlmResult(
+        result = SweepCellResult(
             **_named(cell),
-            num_repeats=k,
-            mask_ratio=p,
+            **dict(cell.description),
             corruption=corruption(p**k),
             steps=50_000,
             elapsed_s=61.0,
@@ -87,7 +82,7 @@ def corruption(share: float, *, num_tokens: int = 10_000, measured: float | None
 
 def sweep_results(
     name: str, *, seeds: tuple[int, ...] = (1,), tasks: tuple[str, ...] = tuple(TASKS)
-) -> list[VariantResult]:
+) -> list[SweepCellResult]:
     """Return a result for every variant and seed of a shipped sweep; seed s adds s - 1 hundredths to each figure.
 
     A variant of k states has an entropy of 10 p / k bits at p, weighted by the posterior half of that.
@@ -115,7 +110,7 @@ def sweep_results(
         if has_dag:
             metrics["entropy_posterior_bits"] = entropies[0].entropy_posterior_bits
             metrics |= {"effective_states": 1.5, "path_entropy_bits": 0.25}
-        result = VariantResult(
+        result = SweepCellResult(
             **_named(cell),
             **dict(cell.description),
             corruption=None,
@@ -130,30 +125,22 @@ def sweep_results(
     return results
 
 
-def diverge(result: ResultT) -> ResultT:
+def diverge(result: SweepCellResult) -> SweepCellResult:
     """Return the result of the same cell whose training came to no end."""
     measured = {"steps", "elapsed_s", "parameters", "metrics", "entropy", "finetune"}
     kept = {name: value for name, value in dict(result).items() if name not in measured}
-    return type(result)(**kept | {"diverged": "loss is nan"})
+    return SweepCellResult(**kept | {"diverged": "loss is nan"})
 
 
-def with_scores(result: ResultT, **by_task: TaskScores | DivergedTask) -> ResultT:
+def with_scores(result: SweepCellResult, **by_task: TaskScores | DivergedTask) -> SweepCellResult:
     """Return the result with other scores on GLUE tasks, or on the task of a whole name."""
     named = {task if "_" not in task else task.replace("_", "/"): found for task, found in by_task.items()}
     return result.model_copy(update={"finetune": {**result.finetune, **named}})
 
 
-def scores(values: tuple[float | None, ...], *, metric: str = "accuracy", max_rows: int | None = None) -> TaskScores:
-    return TaskScores(
-        identity="x",
-        split="valid",
-        split_sizes={"train": 1000, "valid": 100},
-        max_rows=max_rows,
-        metric=metric,
-        aggregate="mean",
-        values=values,
-        metrics={metric: summarise_values(values)},
-    )
+def scores(values: tuple[float | None, ...], *, metric: str = "accuracy", **changed: Any) -> TaskScores:
+    """Return the scores of a task without labelled test rows; `changed` are other fields of its results."""
+    return TaskScores(identity="x", results=scored("", "glue/qnli", {metric: [*values]}, **changed).results)
 
 
 def _named(cell: SweepCell) -> dict[str, Any]:
@@ -175,9 +162,8 @@ def _printed_scores(label: str, tasks: tuple[str, ...], added: float) -> dict[st
         printed_values = (share - 0.01, share, share + 0.01)
         by_task[TASKS[column]] = scores(printed_values)
         if column == "MNLI":
-            matched = scores(tuple(value + 0.03 for value in printed_values))
-            mismatched = {"mismatched_accuracy": summarise_values(printed_values)}
-            by_task[TASKS[column]] = matched.model_copy(update={"metrics": matched.metrics | mismatched})
+            both = {"accuracy": [value + 0.03 for value in printed_values], "mismatched_accuracy": [*printed_values]}
+            by_task[TASKS[column]] = TaskScores(identity="x", results=scored("", "glue/mnli", both).results)
     return by_task
 
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from scipy.stats import spearmanr
 
-from exlm_cli.experiments.results import DivergedTask, RepeatMlmResult
+from exlm_cli.experiments.results import DivergedTask, SweepCellResult
 from exlm_cli.report.repeat_mlm import (
     Grid,
     agreements,
@@ -34,17 +34,17 @@ from tests.unit.report.results import (
 )
 
 
-def _csv(results: list[RepeatMlmResult], folder: Path) -> list[dict[str, str]]:
+def _csv(results: list[SweepCellResult], folder: Path) -> list[dict[str, str]]:
     write_grid_report(folder, results, folder, name="mine", has_figures=False)
     return read_rows(folder / "grid.csv")
 
 
-def _tables(results: list[RepeatMlmResult]) -> dict[str, dict[str, tuple[str, ...]]]:
+def _tables(results: list[SweepCellResult]) -> dict[str, dict[str, tuple[str, ...]]]:
     """Return the cells of each table by its name and the name of the row."""
     return {t.name: {row[0]: row[1:] for row in t.rows} for t in grid_tables(grid_of(results))}
 
 
-def _without_entropy(result: RepeatMlmResult) -> RepeatMlmResult:
+def _without_entropy(result: SweepCellResult) -> SweepCellResult:
     return result.model_copy(update={"metrics": result.metrics | {"entropy_bits": None}})
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from exlm_cli.experiments.results import DivergedTask, VariantResult
+from exlm_cli.experiments.results import DivergedTask, SweepCellResult
 from exlm_cli.report.seed_groups import SeedGroup, group_seeds
 from exlm_cli.report.sweeps import entropy_families, paper_tables_of, sweep_tables, write_figure_12, write_sweep_report
 from exlm_cli.report.tables import ReportTable
 from tests.unit.finetune.finetuned_runs import read_rows
 from tests.unit.report.results import ROWS, diverge, scores, svg_texts, sweep_results, with_scores
 
-Variants = list[SeedGroup[VariantResult]]
+Variants = list[SeedGroup]
 
 
 def _cells(table: ReportTable, source: str) -> dict[str, tuple[str, ...]]:
@@ -27,7 +27,7 @@ def _row(table: ReportTable, name: str) -> dict[str, str]:
     return dict(zip(table.columns, row, strict=True))
 
 
-def _csv(results: list[VariantResult], folder: Path) -> list[dict[str, str]]:
+def _csv(results: list[SweepCellResult], folder: Path) -> list[dict[str, str]]:
     write_sweep_report(folder, results, folder, name="mine", has_figures=False)
     return read_rows(folder / "sweep.csv")
 
@@ -43,7 +43,7 @@ def test_the_csv_has_one_row_a_variant_under_the_names_that_scripts_rely_on(tmp_
         assert float(row["loss_std"]) == pytest.approx(statistics.stdev(added), rel=1e-5)
         entropy = 10 * 0.387 / k + statistics.mean(added)
         assert float(row["entropy_bits_at_0.387"]) == pytest.approx(entropy, rel=1e-5)
-        own = [r.scored_tasks["glue/mnli"].values[1] for r in results if r.label == row["variant"]]
+        own = [r.scored_tasks["glue/mnli"].score for r in results if r.label == row["variant"]]
         assert float(row["glue_mnli_accuracy"]) == pytest.approx(statistics.mean(own))
         assert (row["steps"], row["parameters"], row["elapsed_s"], row["seeds"]) == ("600", "1400000", "61.0", "1 2 5")
     assert (rows[0]["effective_states"], rows[2]["effective_states"]) == ("", "1.5")
@@ -123,7 +123,7 @@ def test_every_variant_has_its_figures_its_budget_and_its_changes():
 
 
 def test_a_task_that_is_not_the_papers_has_its_column_and_a_part_of_its_rows_a_note():
-    bace = scores((0.7, 0.8), metric="roc_auc", max_rows=300)
+    bace = scores((0.7, 0.8), metric="roc_auc", max_rows=300, split_sizes={"train": 1000})
     results = [with_scores(r, moleculenet_bace=bace) for r in sweep_results("table-13", tasks=())]
     (table,) = sweep_tables(group_seeds(results), name="mine")
     row = _row(table, "mlm")

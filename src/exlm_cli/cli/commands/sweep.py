@@ -63,18 +63,13 @@ class Output:
 def print_sweep_report(run: "SweepRun", output: Output) -> None:
     """Write the report of a sweep, as far as it is done, and print its tables."""
     from exlm_cli.cli import console
-    from exlm_cli.experiments.results import RepeatMlmResult, VariantResult
     from exlm_cli.report.repeat_mlm import write_grid_report
     from exlm_cli.report.sweeps import write_sweep_report
     from exlm_cli.report.tables import write_tables
 
-    folder, name = output.folder or run.folder / "report", run.recipe.name
-    if run.recipe.cells:
-        grid = [result for result in run.results if isinstance(result, RepeatMlmResult)]
-        report = write_grid_report(run.folder, grid, folder, name=name, has_figures=output.has_figures)
-    else:
-        variants = [result for result in run.results if isinstance(result, VariantResult)]
-        report = write_sweep_report(run.folder, variants, folder, name=name, has_figures=output.has_figures)
+    folder = output.folder or run.folder / "report"
+    write = write_grid_report if run.recipe.cells else write_sweep_report
+    report = write(run.folder, run.results, folder, name=run.recipe.name, has_figures=output.has_figures)
     files = [*report.files, *write_tables(report.tables, folder, output.formats)]
     if output.as_json:
         return console.emit_json({"run_dir": run.folder, "files": files, **report.content})
