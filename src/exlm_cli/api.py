@@ -18,16 +18,16 @@ from exlm_cli.dag.inspect import Inspection, inspect
 from exlm_cli.dag.search import Length
 from exlm_cli.errors import CheckpointError, ConfigError, DataError
 from exlm_cli.export.hub import SCHEME, fetch_run
-from exlm_cli.finetune.calibration import DEFAULT_LEVEL, Calibration, check_level, read_calibration
+from exlm_cli.finetune.calibration import DEFAULT_LEVEL, check_level, read_calibration
 from exlm_cli.finetune.embed import Encoder, Vectors, embed_rows, finetuned_encoder, pretrained_encoder
 from exlm_cli.finetune.model import Finetuned, load_finetuned
 from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import run_kind
-from exlm_cli.tasks.base import EncodedSplit
+from exlm_cli.tasks.base import NewRows, TrainedTask
 from exlm_cli.tasks.metrics import probabilities_by_seed
-from exlm_cli.tasks.row_task import encode_input_rows, encode_texts
+from exlm_cli.tasks.row_task import new_rows
 from exlm_cli.tasks.squad.files import questions_of_pairs
-from exlm_cli.tasks.squad.task import ANSWER_QUESTIONS, SquadTask
+from exlm_cli.tasks.squad.task import ANSWER_QUESTIONS, EncodedQuestions, new_questions
 from exlm_cli.tasks.table_rows import rows_of_list
 from exlm_cli.train.pretrained import Pretrained, load_pretrained
 
@@ -106,74 +106,62 @@ class Run:
                 f"{self.path} is a pre-trained run, which predicts no labels",
                 "`fill` predicts masked tokens; fine-tune the run for labels",
             )
-        results = finetuned.results
-        config = finetuned.recipe.task
-        if isinstance(config, InstalledTask) and (results.loss == "span" or config.new_rows_type() is not None):
+        results, config = finetuned.results, finetuned.recipe.task
+        if isinstance(config, InstalledTask) and (results.loss == "span" or config.layout() is not None):
             raise ConfigError(
                 f"{self.path}: {config.name} reads files of its own layout, not rows", "use `exlm predict RUN FILE`"
             )
         check_level(interval_level)
         calibration = read_calibration(finetuned.run)
-        if isinstance(config, SquadTaskConfig):
-            return self._answer(finetuned, config, calibration, rows)
-        encoded, readable, problems, notes = self._encode(finetuned, rows)
+        given, problems = self._read(finetuned, rows)
+        encoded = given.encode(finetuned.tokenizer, finetuned.sequence_length)
         outputs = finetuned.run_seeds(encoded, self._progress)
-        by_seed = np.full((len(outputs), len(problems), len(results.output_names)), np.nan)
-        by_seed[:, readable] = probabilities_by_seed(results.loss, outputs, len(results.output_names))
-        mean = by_seed.mean(axis=0)
-        is_value = results.loss == "regression"
-        calibrated = None if is_value else calibration.calibrate(results.loss, mean)
-        half_width = calibration.half_widths(interval_level) if is_value else None
-        return Predictions(results.output_names, mean, by_seed, calibrated, half_width, problems, notes)
-
-    def _answer(
-        self,
-        finetuned: Finetuned,
-        config: SquadTaskConfig,
-        calibration: Calibration,
-        rows: Sequence[str] | Sequence[tuple[str, str]],
-    ) -> Predictions:
-        """Answer pairs of question and paragraph."""
-        pairs = ((question, paragraph) for question, paragraph in check_rows(rows, num_texts=2))
-        questions, problems = questions_of_pairs(pairs)
-        task = SquadTask(config, {"valid": questions})
-        encoded = task.encode("valid", finetuned.tokenizer, finetuned.sequence_length)
-        outputs = finetuned.run_seeds(encoded, self._progress)
-        by_seed = np.full((len(outputs), len(problems), len(ANSWER_QUESTIONS)), np.nan)
-        mean, margin = by_seed[0].copy(), by_seed[0, :, 0].copy()
-        answers = [""] * len(problems)
-        readable = [question.row for question in questions]
-        by_seed[:, readable] = [task.answer_probabilities("valid", [of_seed]).values for of_seed in outputs]
-        mean[readable] = task.answer_probabilities("valid", outputs).values
-        for row, answer in zip(readable, task.answer_by_mean("valid", outputs).values(), strict=True):
-            answers[row], margin[row] = answer.text, answer.margin
+        names, loss = results.output_names, results.loss
+        answers = margin = None
+        if isinstance(encoded, EncodedQuestions):
+            names, loss = ANSWER_QUESTIONS, "binary"
+            by_seed_KNC = np.stack([encoded.answer_probabilities([of_seed]).values for of_seed in outputs])
+            mean_NC = encoded.answer_probabilities(outputs).values
+            found = encoded.answer(outputs).values()
+            by_row = dict(zip(given.readable.tolist(), (answer.text for answer in found), strict=True))
+            answers = tuple(by_row.get(row, "") for row in range(len(problems)))
+            margin = _in_all_rows(np.array([answer.margin for answer in found]), given, len(problems))
+        else:
+            by_seed_KNC = probabilities_by_seed(loss, outputs, len(names))
+            mean_NC = by_seed_KNC.mean(axis=0)
+        mean = _in_all_rows(mean_NC, given, len(problems))
+        is_value = loss == "regression"
         return Predictions(
-            names=ANSWER_QUESTIONS,
+            names=names,
             mean=mean,
-            by_seed=by_seed,
-            calibrated=calibration.calibrate("binary", mean),
-            half_width=None,
+            by_seed=np.stack([_in_all_rows(of_seed, given, len(problems)) for of_seed in by_seed_KNC]),
+            calibrated=None if is_value else calibration.calibrate(loss, mean),
+            half_width=calibration.half_widths(interval_level) if is_value else None,
             problems=problems,
-            notes=encoded.notes,
-            answers=tuple(answers),
+            notes=(*given.notes, *encoded.notes),
+            answers=answers,
             margin=margin,
         )
 
-    def _encode(
+    def _read(
         self, finetuned: Finetuned, rows: Sequence[str] | Sequence[tuple[str, str]]
-    ) -> tuple[EncodedSplit, NDArray[np.int64], tuple[str, ...], tuple[str, ...]]:
-        """Return the rows that can be read, their places, and the problems of the others."""
-        config, tokenizer, length = finetuned.recipe.task, finetuned.tokenizer, finetuned.sequence_length
+    ) -> tuple[NewRows, tuple[str, ...]]:
+        """Return rows as a file's, and why each cannot be read; empty where it can."""
+        config, results = finetuned.recipe.task, finetuned.results
+        if isinstance(config, SquadTaskConfig):
+            pairs = ((question, paragraph) for question, paragraph in check_rows(rows, num_texts=2))
+            questions, problems = questions_of_pairs(pairs)
+            return new_questions(config, questions), problems
         if isinstance(config, GlueTaskConfig):
-            from exlm_cli.tasks.glue import GLUE_TASKS
+            from exlm_cli.tasks.glue import GLUE_TASKS, new_texts
 
-            texts = check_rows(rows, num_texts=len(GLUE_TASKS[config.name.removeprefix("glue/")].layouts[0].texts))
-            encoded = encode_texts(texts, tokenizer, length)
-            return encoded, np.arange(len(texts)), ("",) * len(texts), encoded.notes
-        texts = check_rows(rows)
-        table = rows_of_list([text for (text,) in texts], finetuned.results.input_kind, self._progress)
-        encoded = encode_input_rows(table, tokenizer, length, canonical_smiles=config.has_canonical_smiles)
-        return encoded, table.rows, table.problems, (*table.notes, *encoded.notes)
+            info = GLUE_TASKS[config.name.removeprefix("glue/")]
+            texts = check_rows(rows, num_texts=len(info.layouts[0].texts))
+            return new_texts(info, texts), ("",) * len(texts)
+        found = rows_of_list([text for (text,) in check_rows(rows)], results.input_kind, self._progress)
+        task = TrainedTask(config, results.input_kind, results.loss, results.output_names)
+        unknown = np.full((len(found.rows), 1), np.nan)
+        return new_rows(found, task, unknown, {}, found.notes), found.problems
 
     def embed(self, rows: Sequence[str]) -> Vectors:
         """Return two vectors of each row, from the encoder without its head.
@@ -261,3 +249,10 @@ def check_rows(rows: object, num_texts: int = 1) -> list[tuple[str, ...]]:
             raise DataError(f"row {number} is {row!r}, not {wanted}", f"give a list, each row {wanted}")
         found.append(texts)
     return found
+
+
+def _in_all_rows(values: NDArray[np.float64], given: NewRows, num_rows: int) -> NDArray[np.float64]:
+    """Return values of the readable rows, (N, ...), as those of all rows; NaN for the others."""
+    placed = np.full((num_rows, *values.shape[1:]), np.nan)
+    placed[given.readable] = values
+    return placed

@@ -288,8 +288,8 @@ class InstalledTask(TaskSection):
             DataError: A file is missing or cannot be used.
         """
 
-    def new_rows_type(self) -> Any:
-        """Return the child of `exlm_cli.tasks.base.NewRows` that reads files to predict; None: tables."""
+    def layout(self) -> Any:
+        """Return the `exlm_cli.tasks.base.Layout` of the files to predict; None: tables."""
         return None
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from exlm_cli.finetune.results import LabelScores, Scores
 from exlm_cli.progress import Progress
+from exlm_cli.tasks import metrics
 from exlm_cli.tasks.base import DownstreamTask, FloatArray, Split
 from exlm_cli.tasks.molecules import Fingerprints, fingerprints
 from exlm_cli.tasks.row_task import TableTask
@@ -58,11 +59,13 @@ def score_baseline(
             for split, columns in outputs.items():
                 columns.append(_outputs(task, forest, bits[split]))
             bar.update(index + 1)
-    predicted = {split: list(np.concatenate(columns, axis=1)) for split, columns in outputs.items()}
-    scores: Scores = {split: dict(task.score(split, of_split)) for split, of_split in predicted.items()}
+    scores: Scores = {}
     labels: LabelScores = {}
-    for split, of_split in predicted.items():
-        if of_labels := task.score_labels(split, of_split):
+    for split, columns in outputs.items():
+        predicted_NC = metrics.to_probabilities(task.loss, np.concatenate(columns, axis=1))
+        targets_NC = task.examples[split].targets
+        scores[split] = dict(metrics.score_rows(task.loss, predicted_NC, targets_NC, task.target_scale))
+        if of_labels := metrics.score_labels(task.loss, predicted_NC, targets_NC, task.output_names):
             labels[split] = {name: dict(of_label) for name, of_label in of_labels.items()}
     return scores, labels
 

@@ -204,7 +204,7 @@ def calibrate_answers(run: Path, results: RunResults, data: TaskData) -> Calibra
     """
     lengths = [len(ids) for ids in data.splits["valid"].token_ids]
     outputs = [read_logits(best_cell_folder(run, results, seed), lengths) for seed in results.seeds]
-    found = data.task.answer_probabilities("valid", outputs)
+    found = data.splits["valid"].answer_probabilities(outputs)
     return Calibration(outputs=()) if found is None else fit_calibration("binary", found.values[None], found.targets)
 
 

@@ -196,12 +196,13 @@ def _score(cell: Cell, task: FinetuneTask, result: LoopResult, ranks: Ranks) -> 
     for split in downstream.splits:
         if split != "train":
             loss, outputs = validated if split == "valid" and validated is not None else task.predict(split)
-            metrics[split] = {"loss": loss, **downstream.score(split, outputs)}
-            if of_labels := downstream.score_labels(split, outputs):
+            encoded = task.data.splits[split]
+            metrics[split] = {"loss": loss, **encoded.score([outputs])}
+            if of_labels := encoded.score_labels([outputs]):
                 labels[split] = {name: dict(scores) for name, scores in of_labels.items()}
-            notes += (f"{split}: {note}" for note in downstream.describe_outputs(split, outputs))
+            notes += (f"{split}: {note}" for note in encoded.describe_outputs([outputs]))
             if ranks.is_first:
-                downstream.write_predictions(cell.folder, split, outputs)
+                encoded.write_predictions(cell.folder, split, [outputs])
                 if downstream.loss == "span" and split == "valid":
                     write_logits(cell.folder, outputs)
     return CellResult(

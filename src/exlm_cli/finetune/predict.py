@@ -4,7 +4,6 @@ Axes: K seeds of all runs, N rows that can be read, C outputs.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from exlm_cli.config.tasks import RowTaskConfig
 from exlm_cli.data.rows.records import COMPRESSIONS, FORMATS
 from exlm_cli.errors import ConfigError
-from exlm_cli.files import folder_for_results
+from exlm_cli.files import folder_for_results, write_atomically
 from exlm_cli.finetune.calibration import (
     DEFAULT_LEVEL,
     MIN_OF_EACH,
@@ -27,10 +26,17 @@ from exlm_cli.finetune.results import RunResults, read_split_outputs
 from exlm_cli.finetune.training_rows import read_training_rows
 from exlm_cli.format import name_some
 from exlm_cli.progress import Progress
-from exlm_cli.tasks.base import FloatArray, NewRows, PredictionSummary, SeedOutputs, TrainedTask
+from exlm_cli.tasks.base import (
+    EncodedSplit,
+    FloatArray,
+    NewRows,
+    PredictionSummary,
+    SeedOutputs,
+    TrainedTask,
+)
+from exlm_cli.tasks.encoded_rows import name_columns
 from exlm_cli.tasks.metrics import probabilities_by_seed
-from exlm_cli.tasks.registry import new_rows_type
-from exlm_cli.tasks.row_task import name_columns
+from exlm_cli.tasks.registry import layout_of
 
 
 def predict(
@@ -76,7 +82,7 @@ def predict(
     check_level(interval_level)
     for other in ensemble:
         _refuse_other_task(finetuned, other)
-    layout = new_rows_type(config)
+    layout = layout_of(config)
     if out is None:
         out = folder / f"predictions-{_stem(path)}{layout.suffix}"
     elif out.suffix.lower() != layout.suffix:
@@ -89,13 +95,13 @@ def predict(
         threshold = None if ensemble else results.metrics["valid"].get("f1_threshold")
         median = None if threshold is None else threshold.median
         task = TrainedTask(config, results.input_kind, results.loss, results.output_names, median)
-        rows = layout(task, path, column, progress)
-        outputs, notes_on_encoding = _run_models(members, rows, progress)
+        rows = layout.read(task, path, column, progress)
+        encoded, outputs, notes_on_encoding = _run_models(members, rows, progress)
         is_known_N = training.contain(rows.keys)
         added: dict[str, list[str]] = {}
         labelled = None
         if calibration is not None:
-            calibrated = _calibrated_rows(results, rows, outputs, calibration, interval_level)
+            calibrated = _calibrated_rows(results, encoded, outputs, calibration, interval_level)
             added, missing = _calibrated_columns(calibrated)
             notes += missing
             labelled = None if np.isnan(calibrated.targets).all() else calibrated
@@ -103,15 +109,22 @@ def predict(
         if results.input_kind == "smiles":
             nearest_N = training.nearest_tanimoto(rows.keys, progress)
             added["nearest_train_tanimoto"] = [f"{value:.4f}" for value in nearest_N]
-        summary = rows.write(outputs, out, added=added, escapes_formulas=escape_formulas)
-        of_new = rows.score(outputs, ~is_known_N) if is_known_N.any() and not is_known_N.all() else {}
+        predicted = encoded.prediction_columns(outputs) | added
+        notes_on_table = rows.write(predicted, files[-1], escapes_formulas=escape_formulas)
+        official = encoded.official_files(outputs)
+        # the first file last: it is complete only with the others
+        for file, content in reversed([*zip(files[: len(official)], official, strict=True)]):
+            write_atomically(file, content)
+        of_new = encoded.score(outputs, ~is_known_N) if is_known_N.any() and not is_known_N.all() else {}
     if is_known_N.any():
         scored = "; scored with and without them" if of_new else ""
         notes.append(f"rows of the training split: {is_known_N.sum():,} of {len(is_known_N):,}{scored}")
-    summary = replace(
-        summary,
-        metrics=summary.metrics | (labelled.score() if labelled is not None else {}),
-        notes=(*notes_on_encoding, *summary.notes, *notes),
+    summary = PredictionSummary(
+        files,
+        num_rows=rows.num_rows,
+        num_unreadable=rows.num_rows - len(rows.keys),
+        metrics=encoded.score(outputs) | (labelled.score() if labelled is not None else {}),
+        notes=(*notes_on_encoding, *rows.notes, *notes_on_table, *notes),
         num_in_training=int(is_known_N.sum()),
         metrics_of_new=of_new,
     )
@@ -143,15 +156,15 @@ def _refuse_other_task(first: Finetuned, other: Finetuned) -> None:
 
 def _run_models(
     members: Sequence[Finetuned], rows: NewRows, progress: Progress
-) -> tuple[list[list[FloatArray]], tuple[str, ...]]:
-    """Return the outputs of every seed of every run, and notes on the encoding."""
+) -> tuple[EncodedSplit, list[list[FloatArray]], tuple[str, ...]]:
+    """Return the encoded rows, the outputs of every seed of every run, and notes on the encoding."""
     outputs: list[list[FloatArray]] = []
     notes: dict[str, None] = {}
     for member in members:
         encoded = rows.encode(member.tokenizer, member.sequence_length)
         notes |= dict.fromkeys(encoded.notes)
         outputs += member.run_seeds(encoded, progress)
-    return outputs, tuple(notes)
+    return encoded, outputs, tuple(notes)
 
 
 def _calibration_of(members: Sequence[Finetuned]) -> tuple[Calibration | None, list[str]]:
@@ -176,17 +189,16 @@ def _calibration_of(members: Sequence[Finetuned]) -> tuple[Calibration | None, l
 
 
 def _calibrated_rows(
-    results: RunResults, rows: NewRows, outputs: SeedOutputs, calibration: Calibration, level: float
+    results: RunResults, encoded: EncodedSplit, outputs: SeedOutputs, calibration: Calibration, level: float
 ) -> CalibratedRows:
     """Return the mean prediction of the seeds with its calibration; targets are NaN where the file has none."""
     if results.loss == "span":
-        found = rows.answer_probabilities(outputs)
+        found = encoded.answer_probabilities(outputs)
         assert found is not None, "a run with a calibration has them"
         return CalibratedRows("binary", found.names, found.values, found.targets, calibration, level)
     names = results.output_names
     mean_NC = probabilities_by_seed(results.loss, outputs, len(names)).mean(axis=0)
-    targets = np.full_like(mean_NC, np.nan) if rows.targets is None else rows.targets
-    return CalibratedRows(results.loss, names, mean_NC, targets, calibration, level)
+    return CalibratedRows(results.loss, names, mean_NC, encoded.targets, calibration, level)
 
 
 def _calibrated_columns(rows: CalibratedRows) -> tuple[dict[str, list[str]], list[str]]:

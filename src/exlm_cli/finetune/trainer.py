@@ -27,7 +27,7 @@ from exlm_cli.finetune.batch import TaskBatch, batch_losses, collate, repeated_l
 from exlm_cli.format import format_number_of, format_percent
 from exlm_cli.model.heads import SpanHead, TaskModel
 from exlm_cli.progress import Progress
-from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray, Loss, Split
+from exlm_cli.tasks.base import DownstreamTask, EncodedExamples, EncodedSplit, FloatArray, Loss, Split
 from exlm_cli.tasks.metrics import target_scale
 from exlm_cli.tasks.splits import split_fingerprint
 from exlm_cli.train.pretrain import autocast_dtype
@@ -134,7 +134,7 @@ class TaskRunner:
             module.compile_step(strategy)
         self.module = spread(module, strategy, ranks, self.autocast_dtype)
 
-    def batches(self, encoded: EncodedSplit, indices: IntArray) -> Iterator[TaskBatch]:
+    def batches(self, encoded: EncodedExamples, indices: IntArray) -> Iterator[TaskBatch]:
         """Return padded batches of examples of similar length; start preparing the first one now."""
 
         def make(chosen: IntArray) -> TaskBatch:
@@ -150,7 +150,7 @@ class TaskRunner:
 
     def predict(
         self,
-        encoded: EncodedSplit,
+        encoded: EncodedExamples,
         progress: Progress,
         label: str,
         see: Callable[[TaskBatch, Tensor], None] | None = None,
@@ -189,7 +189,7 @@ class TaskRunner:
             self._gather(predicted, share)
         return predicted
 
-    def _first_batch(self, encoded: EncodedSplit) -> TaskBatch:
+    def _first_batch(self, encoded: EncodedExamples) -> TaskBatch:
         return next(self.batches(encoded, np.arange(1)))
 
     def _gather(self, predicted: list[FloatArray], share: IntArray) -> None:
@@ -280,7 +280,7 @@ class FinetuneTask:
     def validate(self) -> dict[str, float]:
         """Return loss and metrics on the validation split."""
         loss, outputs = self.last_validation = self.predict("valid")
-        return {"loss": loss, **self.data.task.score("valid", outputs)}
+        return {"loss": loss, **self.data.splits["valid"].score([outputs])}
 
     def predict(self, split: Split) -> tuple[float, list[FloatArray]]:
         """Return the mean loss over a split's labels or examples, and the outputs as `TaskRunner.predict` does."""

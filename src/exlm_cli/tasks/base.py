@@ -4,10 +4,10 @@ Axes: K seeds, N examples of a split, C outputs, L tokens of an example.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from exlm_cli.progress import Progress
 
 FloatArray = NDArray[np.float64]
 SeedOutputs = Sequence[Sequence[FloatArray]]
-"""Outputs of N examples, as in `DownstreamTask.score`, for each of K seeds."""
+"""Outputs of N examples, as in `EncodedSplit`, for each of K seeds."""
 TableColumns = Mapping[str, Sequence[object]]
 """Cells of a table by column."""
 
@@ -48,7 +48,22 @@ NO_TEST_NOTE = (
 
 
 @dataclass(frozen=True)
-class EncodedSplit:
+class AnswerProbabilities:
+    """Yes-or-no questions about the answers of a span task, and the probabilities that are calibrated.
+
+    Attributes:
+        names: C yes-or-no questions about an answer, like whether it is right.
+        values: (N, C) probabilities before calibration, of the mean over the seeds.
+        targets: (N, C) 0 or 1; NaN where unknown.
+    """
+
+    names: tuple[str, ...]
+    values: FloatArray
+    targets: FloatArray
+
+
+@dataclass(frozen=True)
+class EncodedExamples:
     """Examples as the encoder reads them.
 
     Attributes:
@@ -69,19 +84,53 @@ class EncodedSplit:
         return len(self.token_ids)
 
 
-@dataclass(frozen=True)
-class AnswerProbabilities:
-    """Yes-or-no questions about the answers of a span task, and the probabilities that are calibrated.
+class EncodedSplit(EncodedExamples, ABC):
+    """Encoded examples that score and write the outputs of models for them.
 
-    Attributes:
-        names: C yes-or-no questions about an answer, like whether it is right.
-        values: (N, C) probabilities before calibration, of the mean over the seeds.
-        targets: (N, C) 0 or 1; NaN where unknown.
+    `outputs` has, for each of K seeds, those of the N examples in order: (C,) logits (values for `regression`, in the
+    task's own units), or (L, 2) logits for `span`. Scores and files are of the mean over the seeds.
     """
 
-    names: tuple[str, ...]
-    values: FloatArray
-    targets: FloatArray
+    @abstractmethod
+    def score(self, outputs: SeedOutputs, is_scored_N: NDArray[np.bool_] | None = None) -> dict[str, float]:
+        """Return the metrics of all rows, or of chosen ones, by name; NaN where one is not defined. Empty where the
+        rows have no labels.
+        """
+
+    def score_labels(self, outputs: SeedOutputs) -> dict[str, dict[str, float]]:
+        """Return the metrics of each label or value by its name, where a task has several."""
+        del outputs
+        return {}
+
+    def describe_outputs(self, outputs: SeedOutputs) -> list[str]:
+        """Return in words how outputs are degenerate, like one class for every row."""
+        del outputs
+        return []
+
+    def answer_probabilities(self, outputs: SeedOutputs) -> AnswerProbabilities | None:
+        """Return what a run of loss `span` is calibrated by; None: nothing."""
+        del outputs
+        return None
+
+    @abstractmethod
+    def prediction_columns(self, outputs: SeedOutputs) -> dict[str, list[str]]:
+        """Return the cells of a table with a line for each row or question, by column."""
+
+    def official_files(self, outputs: SeedOutputs) -> tuple[bytes, ...]:
+        """Return the content of files for a benchmark's own script, in the order of `Layout.output_files`."""
+        del outputs
+        return ()
+
+    @abstractmethod
+    def write_predictions(self, folder: Path, split: Split, outputs: SeedOutputs) -> None:
+        """Write the predictions into `folder`.
+
+        Unless the loss is `span`, that is `predictions-<split>.csv` by `write_outputs`, with probabilities or values:
+        the run is calibrated with it, and its figures are drawn from it.
+
+        Raises:
+            CheckpointError: The file system refuses.
+        """
 
 
 class DownstreamTask(ABC):
@@ -133,44 +182,6 @@ class DownstreamTask(ABC):
     def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
         """Tokenise a split; sequences longer than `sequence_length` are cut (spans: into windows)."""
 
-    @abstractmethod
-    def score(self, split: Split, outputs: Sequence[FloatArray]) -> dict[str, float]:
-        """Return the metrics of a split by name; NaN where a metric is not defined.
-
-        Args:
-            split: An encoded split.
-            outputs: For each encoded example, in order: (C,) logits (values for `regression`, in the task's own units),
-                or (L, 2) logits for `span`.
-        """
-
-    def score_labels(self, split: Split, outputs: Sequence[FloatArray]) -> dict[str, dict[str, float]]:
-        """Return the metrics of each label or value by its name, where a task has several; arguments as for `score`."""
-        del split, outputs
-        return {}
-
-    def describe_outputs(self, split: Split, outputs: Sequence[FloatArray]) -> list[str]:
-        """Return in words how outputs are degenerate, like one class for every row; arguments as for `score`."""
-        del split, outputs
-        return []
-
-    def answer_probabilities(self, split: Split, outputs: SeedOutputs) -> AnswerProbabilities | None:
-        """Return what a run of loss `span` is calibrated by; None: nothing. `outputs` of each of K seeds, as for
-        `score`.
-        """
-        del split, outputs
-        return None
-
-    @abstractmethod
-    def write_predictions(self, folder: Path, split: Split, outputs: Sequence[FloatArray]) -> None:
-        """Write the predictions of a split into `folder`; arguments as for `score`.
-
-        Unless the loss is `span`, that is `predictions-<split>.csv` by `write_outputs`, with probabilities or values:
-        the run is calibrated with it, and its figures are drawn from it.
-
-        Raises:
-            CheckpointError: The file system refuses.
-        """
-
 
 @dataclass(frozen=True)
 class TrainedTask:
@@ -208,64 +219,81 @@ class PredictionSummary:
     metrics_of_new: dict[str, float] = field(default_factory=dict)
 
 
-class NewRows(ABC):
-    """Rows of a file that a fine-tuned model predicts; each task reads and writes them in its own layout.
-
-    Args:
-        path: The file, in the layout of the task.
-        column: Column of the SMILES or text, for a task that has one; None: the usual one.
-
-    Raises:
-        DataError: The file cannot be read.
+@dataclass(frozen=True)
+class NewRows:
+    """R rows or questions that a fine-tuned model predicts, N of which it can read.
 
     Attributes:
-        keys: What identifies each of N rows or questions that the model can read, as in `DownstreamTask.training_keys`.
-        targets: (N, C) labels of these rows as in `EncodedSplit`; None for spans.
+        encode: Tokenises the readable ones, like `DownstreamTask.encode`; unknown targets are NaN.
+        keys: What identifies each of the N, as in `DownstreamTask.training_keys`.
+        columns: The file's own cells of R rows, written before the predictions.
+        readable: (N,) rows that can be read, counted from 0, ascending.
+        problems: (R) why a row cannot be read, empty where it can; None: all can.
+        num_skipped: Further rows of the file, which are in no table.
+        notes: What a report says about the rows.
     """
 
-    suffix: ClassVar[str] = ".csv"
-    """Ending of the file of predictions."""
+    encode: Callable[[Tokenizer, int], EncodedSplit]
     keys: Sequence[str]
-    targets: FloatArray | None = None
+    columns: TableColumns
+    readable: IntArray
+    problems: tuple[str, ...] | None = None
+    num_skipped: int = 0
+    notes: tuple[str, ...] = ()
 
-    @abstractmethod
-    def __init__(self, task: TrainedTask, path: Path, column: str | None, progress: Progress) -> None: ...
+    @property
+    def num_rows(self) -> int:
+        """Rows of the file."""
+        return len(next(iter(self.columns.values()))) + self.num_skipped
 
-    @classmethod
-    def output_files(cls, out: Path) -> tuple[Path, ...]:
-        """Return all files that `write` makes."""
-        return (out,)
-
-    @abstractmethod
-    def encode(self, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
-        """Tokenise the rows that the model can read."""
-
-    @abstractmethod
-    def score(self, outputs: SeedOutputs, is_scored_N: NDArray[np.bool_]) -> dict[str, float]:
-        """Return the metrics of the chosen rows; empty where the file has no labels. `outputs` as for `write`."""
-
-    def answer_probabilities(self, outputs: SeedOutputs) -> AnswerProbabilities | None:
-        """Return what answers of loss `span` are calibrated by, as the task does; `outputs` as for `write`."""
-        del outputs
-        return None
-
-    @abstractmethod
-    def write(
-        self, outputs: SeedOutputs, out: Path, *, added: TableColumns | None = None, escapes_formulas: bool = False
-    ) -> PredictionSummary:
-        """Write the predictions, and score them where the file has labels.
+    def write(self, predicted: Mapping[str, Sequence[str]], path: Path, *, escapes_formulas: bool) -> tuple[str, ...]:
+        """Write all rows as CSV and return notes: their own columns, predictions of the readable ones, and problems.
 
         Args:
-            added: Further columns for the N readable rows, for the table of all rows.
-            escapes_formulas: Put an apostrophe before a cell of the table that a spreadsheet would take for a formula.
+            predicted: Cells of the N readable rows by column. A column of the file with such a name is left out.
+            escapes_formulas: As in `write_table`.
 
         Raises:
             CheckpointError: The file system refuses.
         """
+        num_rows = self.num_rows - self.num_skipped
+        added: dict[str, Sequence[str]] = {}
+        for name, cells in predicted.items():
+            by_row = dict(zip(self.readable.tolist(), cells, strict=True))
+            added[name] = [by_row.get(row, "") for row in range(num_rows)]
+        if self.problems is not None:
+            added["problem"] = self.problems
+        own = {name: cells for name, cells in self.columns.items() if name not in added}
+        notes = write_table(path, {**own, **added}, escapes_formulas=escapes_formulas)
+        replaced = [f"`{name}`" for name in self.columns if name not in own]
+        return (*notes, f"predictions replace the table's own columns {', '.join(replaced)}") if replaced else notes
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Files that a task predicts, and those of its predictions.
+
+    Attributes:
+        read: Reads a file to predict, given its path and the column of the SMILES or text; None: the usual column.
+            Raises `DataError` if the file cannot be read.
+        suffix: Ending of the file of predictions.
+        endings: What the names of the files beside it end in; the last file is the table of all rows.
+    """
+
+    read: Callable[[TrainedTask, Path, str | None, Progress], NewRows]
+    suffix: str = ".csv"
+    endings: tuple[str, ...] = ()
+
+    def output_files(self, out: Path) -> tuple[Path, ...]:
+        """Return the files of a prediction, `out` first."""
+        return out, *(out.with_name(f"{out.stem}{ending}") for ending in self.endings)
 
 
 def write_table(path: Path, columns: TableColumns, *, escapes_formulas: bool) -> tuple[str, ...]:
     """Write columns as CSV; return a note on cells that a spreadsheet would take for a formula, where there are any.
+
+    Args:
+        escapes_formulas: Put an apostrophe before such a cell.
 
     Raises:
         CheckpointError: The file system refuses.

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,24 +14,21 @@ from exlm_cli.data.rows.hub import iter_hub_records
 from exlm_cli.data.rows.records import RECORD_FORMATS, Record, SkippedRow, iter_records
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
-from exlm_cli.files import write_atomically
 from exlm_cli.format import format_number_of, printable
 from exlm_cli.progress import Progress
 from exlm_cli.tasks import metrics
 from exlm_cli.tasks.base import (
     NO_TEST_NOTE,
-    EncodedSplit,
     FloatArray,
     Loss,
     NewRows,
-    PredictionSummary,
     SeedOutputs,
     Split,
     TableColumns,
     TrainedTask,
-    write_table,
 )
-from exlm_cli.tasks.row_task import Examples, RowTask, join_texts, prediction_columns
+from exlm_cli.tasks.encoded_rows import EncodedRows
+from exlm_cli.tasks.row_task import Examples, RowTask, join_texts
 from exlm_cli.tasks.sources import LOCAL_HINT, counted, existing_folder, find_file, given_file, hub_source, is_unicode
 from exlm_cli.tasks.splits import choose_rows
 
@@ -189,102 +186,108 @@ class GlueTask(RowTask):
         super().__init__(f"glue/{info.name}", loss, info.classes or ("similarity",), examples)
         self.selection_metric = info.metrics[0]
         self.score_fingerprint = f"mismatched: {num_mismatched}" if num_mismatched else ""
-        self._metrics, self._num_mismatched = info.metrics, num_mismatched
+        self._info, self._num_mismatched = info, num_mismatched
 
-    def score(self, split: Split, outputs: Sequence[FloatArray]) -> dict[str, float]:
-        """Return the task's metrics; of MNLI's `valid` those of the matched rows, and `mismatched_...` beside them."""
-        outputs_NC = np.stack(list(outputs)).astype(np.float64)
-        targets = self.examples[split].targets[:, 0]
-        if self.loss == "classes":
-            targets, predicted = targets.astype(np.int64), outputs_NC.argmax(axis=1)
-        else:
-            predicted = outputs_NC[:, 0]
+    def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> "EncodedGlue":
+        """Tokenise a split, as any `RowTask` does."""
         num_mismatched = self._num_mismatched if split == "valid" else 0
-        num_matched = len(targets) - num_mismatched
-        parts = {"": slice(num_matched)} | ({MISMATCHED_PREFIX: slice(num_matched, None)} if num_mismatched else {})
+        rows = super().encode(split, tokenizer, sequence_length)
+        return EncodedGlue(**vars(rows), info=self._info, num_mismatched=num_mismatched)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedGlue(EncodedRows):
+    """Rows of a GLUE task.
+
+    Attributes:
+        num_mismatched: Number of MNLI's mismatched rows, the last ones.
+        keys: `index` of each row of a file to predict.
+    """
+
+    info: GlueTaskInfo
+    num_mismatched: int = 0
+    keys: tuple[str, ...] = ()
+
+    def score(self, outputs: SeedOutputs, is_scored_N: NDArray[np.bool_] | None = None) -> dict[str, float]:
+        """Return the metrics; none where a chosen row has no label."""
+        chosen = self.targets if is_scored_N is None else self.targets[is_scored_N]
+        return {} if np.isnan(chosen).any() else super().score(outputs, is_scored_N)
+
+    def _metrics(self, mean_NC: FloatArray, targets_NC: FloatArray) -> dict[str, float]:
+        """Return the task's metrics; of MNLI's `valid` those of the matched rows, and `mismatched_...` beside them."""
+        targets, predicted = targets_NC[:, 0], mean_NC[:, 0]
+        if self.loss == "classes":
+            targets, predicted = targets.astype(np.int64), mean_NC.argmax(axis=1)
+        num_matched = len(targets) - self.num_mismatched
+        parts = {"": slice(num_matched)}
+        parts |= {MISMATCHED_PREFIX: slice(num_matched, None)} if self.num_mismatched else {}
         return {
             f"{prefix}{name}": metrics.metric(name, targets[part], predicted[part])
             for prefix, part in parts.items()
-            for name in self._metrics
+            for name in self.info.metrics
         }
 
-
-class NewGlueRows(NewRows):
-    """A file of a GLUE task to predict, written as the table that the benchmark's server takes."""
-
-    suffix: ClassVar[str] = ".tsv"
-
-    def __init__(self, task: TrainedTask, path: Path, column: str | None, progress: Progress) -> None:
-        """Read a file in any layout of the task; it finds its own columns.
-
-        The column of labels may be missing, a label empty or -1 as in the Hub's test sets, and a text empty.
-
-        Raises:
-            DataError: The file or a row of it cannot be read; every row needs a prediction.
+    def official_files(self, outputs: SeedOutputs) -> tuple[bytes, ...]:
+        """Return `index` and `prediction` of every row, tab-separated, as the benchmark's server takes them: classes by
+        number for QQP, SST-2, CoLA and MRPC, else by name.
         """
-        del column
-        self._info = info = GLUE_TASKS[task.config.name.removeprefix("glue/")]
-        with progress.bar(f"reading {path.name}", None) as bar:
-            file = _read(info, str(path), counted(iter_records(path, header=info.header), bar), needs_labels=False)
-        if file.skipped:
-            raise DataError(str(file.skipped[0]), "every row needs a prediction: correct the row or remove it")
-        self._examples = file.examples
-        self._task = GlueTask(info, {"valid": _as_examples(file.examples)})
-        self.keys = [join_texts(example.texts) for example in file.examples]
-        self.targets = self._task.examples["valid"].targets
+        mean_NC = self.by_seed(outputs).mean(axis=0)
+        lines = [f"{key}\t{_answer(self.info, row_C)}" for key, row_C in zip(self.keys, mean_NC, strict=True)]
+        return (("\n".join(["index\tprediction", *lines]) + "\n").encode(),)
 
-    @classmethod
-    def output_files(cls, out: Path) -> tuple[Path, ...]:
-        """Return the table for the server, and the table of details beside it."""
-        return out, out.with_name(f"{out.stem}-details.csv")
 
-    def encode(self, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
-        """Tokenise all rows."""
-        return self._task.encode("valid", tokenizer, sequence_length)
+def read_new_glue(task: TrainedTask, path: Path, column: str | None, progress: Progress) -> NewRows:
+    """Read a file to predict, in any layout of the task; it finds its own columns.
 
-    def score(self, outputs: SeedOutputs, is_scored_N: NDArray[np.bool_]) -> dict[str, float]:
-        """Return the metrics of the chosen rows if all of them have labels."""
-        chosen = [example for example, is_scored in zip(self._examples, is_scored_N, strict=True) if is_scored]
-        if any(math.isnan(example.target) for example in chosen):
-            return {}
-        mean_NC = metrics.probabilities_by_seed(self._task.loss, outputs, len(self._task.output_names)).mean(axis=0)
-        return GlueTask(self._info, {"valid": _as_examples(chosen)}).score("valid", list(mean_NC[is_scored_N]))
+    The column of labels may be missing, a label empty or -1 as in the Hub's test sets, and a text empty.
 
-    def write(
-        self, outputs: SeedOutputs, out: Path, *, added: TableColumns | None = None, escapes_formulas: bool = False
-    ) -> PredictionSummary:
-        """Write `index` and `prediction` of every row, tab-separated, and `<name>-details.csv`; score labelled rows.
+    Raises:
+        DataError: The file or a row of it cannot be read; every row needs a prediction.
+    """
+    del column
+    info = GLUE_TASKS[task.config.name.removeprefix("glue/")]
+    with progress.bar(f"reading {path.name}", None) as bar:
+        file = _read(info, str(path), counted(iter_records(path, header=info.header), bar), needs_labels=False)
+    if file.skipped:
+        raise DataError(str(file.skipped[0]), "every row needs a prediction: correct the row or remove it")
+    keys, examples = tuple(example.key for example in file.examples), _as_examples(file.examples)
+    targets = examples.targets[:, 0].tolist()
+    names = info.layouts[-1].texts
+    columns = {
+        "index": keys,
+        **dict(zip(names, zip(*examples.texts, strict=True), strict=True)),
+        "label": [_label(info, target) for target in targets],
+    }
+    num_unlabelled = int(np.isnan(targets).sum())
+    note = f"not scored: {num_unlabelled:,} of {len(keys):,} rows have no label"
+    return _new_rows(info, examples, columns, keys, notes=(note,) if 0 < num_unlabelled < len(keys) else ())
 
-        Classes are written as the official files have them: by number for QQP, SST-2, CoLA and MRPC, else by name. The
-        details are the texts, the label, the columns of `prediction_columns` and those `added`.
-        """
-        task, examples = self._task, self._examples
-        by_seed_KNC = metrics.probabilities_by_seed(task.loss, outputs, len(task.output_names))
-        lines = [
-            f"{e.key}\t{_answer(self._info, row_C)}"
-            for e, row_C in zip(examples, by_seed_KNC.mean(axis=0), strict=True)
-        ]
-        _, details = files = self.output_files(out)
-        texts = zip(*(example.texts for example in examples), strict=True)
-        columns: TableColumns = {
-            "index": [example.key for example in examples],
-            **dict(zip(self._info.layouts[-1].texts, texts, strict=True)),
-            "label": [self._label(example.target) for example in examples],
-            **prediction_columns(task.loss, task.output_names, by_seed_KNC),
-            **(added or {}),
-        }
-        notes = list(write_table(details, columns, escapes_formulas=escapes_formulas))
-        write_atomically(out, ("\n".join(["index\tprediction", *lines]) + "\n").encode())
-        num_unlabelled = sum(math.isnan(example.target) for example in examples)
-        if 0 < num_unlabelled < len(examples):
-            notes.append(f"not scored: {num_unlabelled:,} of {len(examples):,} rows have no label")
-        scores = self.score(outputs, np.ones(len(examples), dtype=np.bool_))
-        return PredictionSummary(files, len(examples), 0, scores, tuple(notes))
 
-    def _label(self, target: float) -> str:
-        if math.isnan(target):
-            return ""
-        return self._info.classes[int(target)] if self._info.classes else f"{target:g}"
+def new_texts(info: GlueTaskInfo, texts: Sequence[tuple[str, ...]]) -> NewRows:
+    """Return texts or pairs of them, in memory, as rows to predict."""
+    unknown = np.full((len(texts), 1), np.nan)
+    return _new_rows(info, Examples(texts, unknown, np.arange(len(texts))), {}, ())
+
+
+def _new_rows(
+    info: GlueTaskInfo,
+    examples: Examples,
+    columns: TableColumns,
+    keys: tuple[str, ...],
+    *,
+    notes: tuple[str, ...] = (),
+) -> NewRows:
+    def encode(tokenizer: Tokenizer, sequence_length: int) -> EncodedGlue:
+        encoded = GlueTask(info, {"valid": examples}).encode("valid", tokenizer, sequence_length)
+        return replace(encoded, keys=keys)
+
+    return NewRows(encode, [join_texts(texts) for texts in examples.texts], columns, examples.rows, notes=notes)
+
+
+def _label(info: GlueTaskInfo, target: float) -> str:
+    if math.isnan(target):
+        return ""
+    return info.classes[int(target)] if info.classes else f"{target:g}"
 
 
 def _as_examples(examples: Sequence[GlueExample]) -> Examples:

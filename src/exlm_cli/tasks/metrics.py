@@ -126,6 +126,15 @@ def score_columns(loss: Loss, predicted_NC: FloatArray, targets_NC: FloatArray) 
     return columns
 
 
+def score_labels(
+    loss: Loss, predicted_NC: FloatArray, targets_NC: FloatArray, names: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """Return the metrics of each label or value by its name; nothing for classes or a single one."""
+    if loss == "classes" or len(names) == 1:
+        return {}
+    return dict(zip(names, score_columns(loss, predicted_NC, targets_NC), strict=True))
+
+
 def target_scale(targets_NC: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return mean and standard deviation of each column of training targets, (C,) each.
 

@@ -16,7 +16,7 @@ from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.tasks.sources import HUB_PREFIX, existing_folder, given_file
 
 if TYPE_CHECKING:
-    from exlm_cli.tasks.base import DownstreamTask, NewRows
+    from exlm_cli.tasks.base import DownstreamTask, Layout
 
 
 def default_recipe(task_name: str) -> str:
@@ -88,20 +88,22 @@ def require_local_files(config: TaskConfig) -> None:
             existing_folder(config, ())
 
 
-def new_rows_type(config: TaskConfig) -> "type[NewRows]":
-    """Return the class that reads a file to predict, in the layout of a task."""
+def layout_of(config: TaskConfig) -> "Layout":
+    """Return how files to predict are read, and predictions written, for a task."""
+    from exlm_cli.tasks.base import Layout
+
     match config:
         case GlueTaskConfig():
-            from exlm_cli.tasks.glue import NewGlueRows
+            from exlm_cli.tasks.glue import read_new_glue
 
-            return NewGlueRows
+            return Layout(read_new_glue, ".tsv", ("-details.csv",))
         case SquadTaskConfig():
-            from exlm_cli.tasks.squad.task import NewSquadQuestions
+            from exlm_cli.tasks.squad.task import read_new_questions
 
-            return NewSquadQuestions
-        case InstalledTask() if (layout := config.new_rows_type()) is not None:
+            return Layout(read_new_questions, ".json", ("-no-answer.json", "-details.csv"))
+        case InstalledTask() if (layout := config.layout()) is not None:
             return layout  # type: ignore[no-any-return]
         case _:
-            from exlm_cli.tasks.row_task import NewTableRows
+            from exlm_cli.tasks.row_task import read_new_table
 
-            return NewTableRows
+            return Layout(read_new_table)

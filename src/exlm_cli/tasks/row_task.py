@@ -1,4 +1,4 @@
-"""Tasks with one text, pair of texts or molecule per row: encoding, labels and scores, and prediction of a table.
+"""Tasks with one text, pair of texts or molecule per row: splits and their encoding, and tables to predict.
 
 `TableTask` is the task of MoleculeNet and of any CSV; GLUE's tasks (`glue.py`) are `RowTask`s too.
 
@@ -9,13 +9,12 @@ never shows two in a row, so checkpoints know one. There are no segment embeddin
 Axes: K seeds, R rows of a table, N examples of a split, C outputs.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from exlm_cli.config.tasks import CsvTaskConfig, RowTaskConfig
 from exlm_cli.data import IntArray
@@ -23,24 +22,21 @@ from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
 from exlm_cli.format import name_some
 from exlm_cli.progress import Progress
-from exlm_cli.tasks import metrics
 from exlm_cli.tasks.base import (
     NO_TEST_NOTE,
     SPLITS,
     DownstreamTask,
-    EncodedSplit,
+    EncodedExamples,
     FloatArray,
     Loss,
     NewRows,
-    PredictionSummary,
-    SeedOutputs,
     Split,
     TableColumns,
     TrainedTask,
-    write_outputs,
-    write_table,
 )
+from exlm_cli.tasks.encoded_rows import EncodedRows
 from exlm_cli.tasks.labels import Labels, read_known_targets, with_decimal_points
+from exlm_cli.tasks.metrics import describe_unscorable, target_scale
 from exlm_cli.tasks.splits import RowSplit
 from exlm_cli.tasks.table_rows import TableRows, describe_repeats, read_input_rows
 
@@ -74,50 +70,22 @@ class RowTask(DownstreamTask):
         """Rows of the input, counted from 0."""
         return {split: self.examples[split].rows for split in self.splits}
 
-    def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
+    @property
+    def target_scale(self) -> FloatArray | None:
+        """(C,) standard deviations of the training targets of a regression; None otherwise."""
+        has_scale = self.loss == "regression" and "train" in self.examples
+        return target_scale(self.examples["train"].targets)[1] if has_scale else None
+
+    def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> EncodedRows:
         """Tokenise a split as [CLS] a [SEP] or [CLS] a [SEP] b [SEP]; the longer text of a long row loses its end."""
-        examples = self.examples[split]
-        return encode_texts(examples.texts, tokenizer, sequence_length, examples.targets)
-
-    def score(self, split: Split, outputs: Sequence[FloatArray]) -> dict[str, float]:
-        """Return the metrics of a split; means over the labels or columns in which each is defined."""
-        scale = metrics.target_scale(self.examples["train"].targets)[1] if self.loss == "regression" else None
-        return metrics.score_rows(self.loss, self._predicted(outputs), self.examples[split].targets, scale)
-
-    def score_labels(self, split: Split, outputs: Sequence[FloatArray]) -> dict[str, dict[str, float]]:
-        """Return the metrics of each label or value by its name; nothing for classes or a single one."""
-        if self.loss == "classes" or len(self.output_names) == 1:
-            return {}
-        columns = metrics.score_columns(self.loss, self._predicted(outputs), self.examples[split].targets)
-        return dict(zip(self.output_names, columns, strict=True))
-
-    def describe_outputs(self, split: Split, outputs: Sequence[FloatArray]) -> list[str]:
-        """Return in words which outputs are the same in every row."""
-        return metrics.describe_constant(
-            self.loss, self._predicted(outputs), self.examples[split].targets, self.output_names
+        return encode_examples(
+            self.examples[split],
+            tokenizer,
+            sequence_length,
+            loss=self.loss,
+            names=self.output_names,
+            scale=self.target_scale,
         )
-
-    def _predicted(self, outputs: Sequence[FloatArray]) -> FloatArray:
-        return metrics.to_probabilities(
-            self.loss, np.stack([np.asarray(output, dtype=np.float64) for output in outputs])
-        )
-
-    def write_predictions(self, folder: Path, split: Split, outputs: Sequence[FloatArray]) -> None:
-        """Write `predictions-<split>.csv`: probabilities of labels or classes, or values, by row of the input.
-
-        Behind them are the truth, `<name>_true` or `true_class`, and the text or SMILES that the model read.
-        """
-        examples = self.examples[split]
-        predicted = (metrics.to_probabilities(self.loss, output[None])[0] for output in outputs)
-        if self.loss == "classes":
-            classes = examples.targets[:, 0]
-            truth = {"true_class": ["" if math.isnan(c) else self.output_names[int(c)] for c in classes]}
-        else:
-            truth = name_columns(self.output_names, "true", examples.targets)
-        texts = zip(*examples.texts, strict=True)
-        names = ("input",) if len(examples.texts[0]) == 1 else ("input_a", "input_b")
-        more = {**truth, **dict(zip(names, texts, strict=True))}
-        write_outputs(folder / f"predictions-{split}.csv", examples.rows, self.output_names, predicted, more)
 
 
 class TableTask(RowTask):
@@ -174,7 +142,7 @@ class TableTask(RowTask):
     def _unscorable(self, split: Split) -> dict[str, str]:
         targets_NC = self.examples[split].targets
         if self.loss == "binary":
-            return metrics.describe_unscorable(targets_NC, self.output_names)
+            return describe_unscorable(targets_NC, self.output_names)
         present = np.unique(targets_NC)
         if self.loss == "regression" or len(present) > 1:
             return {}
@@ -202,91 +170,55 @@ class TableTask(RowTask):
         return np.where(has_both, negatives / np.maximum(positives, 1), 1.0)
 
 
-class NewTableRows(NewRows):
-    """A table to predict: every row comes back in its place, with the table's own columns.
+def read_new_table(task: TrainedTask, path: Path, column: str | None, progress: Progress) -> NewRows:
+    """Read a table to predict: every row comes back in its place, with the table's own columns.
 
     It is a CSV or TSV, also .gz and .xz, or lines of text or SMILES (.txt, .smi). Without `column`, the column of the
     task is read, else the one with a usual name. Labels are read where the table has them.
     """
-
-    targets: FloatArray
-
-    def __init__(self, task: TrainedTask, path: Path, column: str | None, progress: Progress) -> None:
-        config = task.config
-        self._task = task
-        self._rows = read_input_rows(path, task.input_kind, progress, column=column, usual_column=config.input_column)
-        self._label_columns = task.output_names
-        if task.loss == "classes" and isinstance(config, CsvTaskConfig):
-            self._label_columns = config.label_columns
-        keys, table = self._rows.keys, self._rows.table
-        if isinstance(config, CsvTaskConfig) and config.decimal_comma:
-            table = with_decimal_points(table, self._label_columns)
-        self.keys = [keys[row] for row in self._rows.rows]
-        self.targets = read_known_targets(table, self._label_columns, task.loss, task.output_names)[self._rows.rows]
-        self._missing_labels = [name for name in self._label_columns if name not in table.columns]
-
-    def encode(self, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
-        """Tokenise the readable rows as [CLS] text [SEP]."""
-        canonical = self._task.config.has_canonical_smiles
-        return encode_input_rows(self._rows, tokenizer, sequence_length, canonical_smiles=canonical)
-
-    def score(self, outputs: SeedOutputs, is_scored_N: NDArray[np.bool_]) -> dict[str, float]:
-        """Return the metrics of the chosen rows, where one of them has a label."""
-        targets_NC = self.targets[is_scored_N]
-        if np.isnan(targets_NC).all():
-            return {}
-        loss = self._task.loss
-        mean_NC = metrics.probabilities_by_seed(loss, outputs, len(self._task.output_names)).mean(axis=0)
-        return metrics.score_rows(loss, mean_NC[is_scored_N], targets_NC)
-
-    def write(
-        self, outputs: SeedOutputs, out: Path, *, added: TableColumns | None = None, escapes_formulas: bool = False
-    ) -> PredictionSummary:
-        """Write one CSV row for each row of the table, in its order.
-
-        Columns: `line` of the table; its own columns; those of `prediction_columns`; `added`; `problem` of a row that
-        cannot be read. A column of the table with such a name is left out.
-        """
-        table, readable, problems = self._rows.table, self._rows.rows, self._rows.problems
-        by_seed_KNC = metrics.probabilities_by_seed(self._task.loss, outputs, len(self._task.output_names))
-        of_readable = prediction_columns(self._task.loss, self._task.output_names, by_seed_KNC) | dict(added or {})
-        predicted = {name: [""] * len(table) for name in of_readable}
-        for name, cells in of_readable.items():
-            for row, cell in zip(readable.tolist(), cells, strict=True):
-                predicted[name][row] = str(cell)
-        own = {name: cells for name, cells in table.columns.items() if name not in ("line", *predicted, "problem")}
-        columns: TableColumns = {"line": table.lines, **own, **predicted, "problem": problems}
-        notes = [*self._rows.notes, *write_table(out, columns, escapes_formulas=escapes_formulas)]
-        scores = self.score(outputs, np.ones(len(readable), dtype=np.bool_))
-        if scores and self._missing_labels:
-            notes.append(f"scored without the labels that the table lacks: {', '.join(self._missing_labels)}")
-        replaced = [f"`{name}`" for name in table.columns if name not in own]
-        if replaced:
-            notes.append(f"predictions replace the table's own columns {', '.join(replaced)}")
-        return PredictionSummary((out,), len(table), len(table) - len(readable), scores, tuple(notes))
+    config = task.config
+    found = read_input_rows(path, task.input_kind, progress, column=column, usual_column=config.input_column)
+    label_columns, table = task.output_names, found.table
+    if isinstance(config, CsvTaskConfig):
+        label_columns = config.label_columns if task.loss == "classes" else label_columns
+        table = with_decimal_points(table, label_columns) if config.decimal_comma else table
+    targets = read_known_targets(table, label_columns, task.loss, task.output_names)[found.rows]
+    notes, missing = found.notes, [name for name in label_columns if name not in table.columns]
+    if missing and not np.isnan(targets).all():
+        notes = (*notes, f"scored without the labels that the table lacks: {', '.join(missing)}")
+    if "line" in table.columns:
+        notes = (*notes, "lines of the file replace the table's own column `line`")
+    columns = {"line": found.table.lines} | {name: c for name, c in found.table.columns.items() if name != "line"}
+    return new_rows(found, task, targets, columns, notes)
 
 
-def prediction_columns(loss: Loss, names: Sequence[str], by_seed_KNC: FloatArray) -> dict[str, list[str]]:
-    """Return the cells of N predictions of K seeds by column.
+def new_rows(
+    found: TableRows, task: TrainedTask, targets: FloatArray, columns: TableColumns, notes: tuple[str, ...]
+) -> NewRows:
+    """Return rows of a table or list as rows to predict.
 
-    `<name>_probability` of each label or class, or `<name>_predicted` value, means over the seeds; `predicted_class` if
-    there are classes; over several seeds `<name>_seed_spread`, their standard deviation (n - 1).
+    Args:
+        targets: (N, C) known targets of the readable rows, NaN where unknown.
+        columns, notes: As in `NewRows`.
     """
-    mean_NC = by_seed_KNC.mean(axis=0)
-    columns = name_columns(names, "predicted" if loss == "regression" else "probability", mean_NC)
-    if loss == "classes":
-        columns["predicted_class"] = [names[index] for index in mean_NC.argmax(axis=1)]
-    if len(by_seed_KNC) > 1:
-        columns |= name_columns(names, "seed_spread", by_seed_KNC.std(axis=0, ddof=1))
-    return columns
+    inputs, keys = found.model_inputs(canonical=task.config.has_canonical_smiles), found.keys
+    examples = Examples([(inputs[row],) for row in found.rows], targets, found.rows)
+    encode = partial(encode_examples, examples, loss=task.loss, names=task.output_names)
+    return NewRows(encode, [keys[row] for row in found.rows], columns, found.rows, found.problems, notes=notes)
 
 
-def name_columns(names: Sequence[str], what: str, values_NC: FloatArray) -> dict[str, list[str]]:
-    """Return cells of `<name>_<what>` for C names, empty for NaN."""
-    return {
-        f"{name}_{what}": ["" if math.isnan(value) else f"{value:.6g}" for value in column]
-        for name, column in zip(names, values_NC.T, strict=True)
-    }
+def encode_examples(
+    examples: Examples,
+    tokenizer: Tokenizer,
+    sequence_length: int,
+    *,
+    loss: Loss,
+    names: tuple[str, ...],
+    scale: FloatArray | None = None,
+) -> EncodedRows:
+    """Tokenise rows, as `encode_texts` does; other arguments are those of `EncodedRows`."""
+    encoded = encode_texts(examples.texts, tokenizer, sequence_length, examples.targets)
+    return EncodedRows(**vars(encoded), loss=loss, names=names, texts=examples.texts, rows=examples.rows, scale=scale)
 
 
 def join_texts(texts: Sequence[str]) -> str:
@@ -296,7 +228,7 @@ def join_texts(texts: Sequence[str]) -> str:
 
 def encode_input_rows(
     rows: TableRows, tokenizer: Tokenizer, sequence_length: int, *, canonical_smiles: bool
-) -> EncodedSplit:
+) -> EncodedExamples:
     """Tokenise the rows that are used as [CLS] text [SEP]; targets are zeros."""
     inputs = rows.model_inputs(canonical=canonical_smiles)
     return encode_texts([(inputs[row],) for row in rows.rows], tokenizer, sequence_length)
@@ -304,13 +236,13 @@ def encode_input_rows(
 
 def encode_texts(
     rows: Sequence[tuple[str, ...]], tokenizer: Tokenizer, sequence_length: int, targets: FloatArray | None = None
-) -> EncodedSplit:
+) -> EncodedExamples:
     """Tokenise rows of one or two texts; a note says if rows had to be cut.
 
     Args:
         rows: N rows, each with as many texts as the first one.
         sequence_length: Maximum tokens of a sequence, [CLS] and [SEP] included; at least 5.
-        targets: As in `EncodedSplit`; None: zeros.
+        targets: As in `EncodedExamples`; None: zeros.
     """
     targets = np.zeros((len(rows), 1)) if targets is None else targets
     encoded = [tokenizer.encode_batch(texts) for texts in zip(*rows, strict=True)]
@@ -325,7 +257,7 @@ def encode_texts(
             ids += [*piece[:length], tokenizer.sep_id]
         sequences.append(np.array(ids, dtype=np.int64))
     note = f"cut {num_cut:,} of {len(rows):,} rows to {sequence_length} tokens (`task.sequence_length`)"
-    return EncodedSplit(tuple(sequences), targets, notes=(note,) if num_cut else ())
+    return EncodedExamples(tuple(sequences), targets, notes=(note,) if num_cut else ())
 
 
 def longest_first(lengths: Sequence[int], budget: int) -> list[int]:

@@ -3,11 +3,13 @@
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from exlm_cli.config.finetune import FinetuneRecipe
@@ -19,7 +21,7 @@ from exlm_cli.finetune.run import FinetuneResult, run_finetuning
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.progress import SilentProgress
 from exlm_cli.run_dir import read_metrics, update_run_json
-from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray, Loss, Split, write_outputs
+from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray, Loss, SeedOutputs, Split, write_outputs
 from exlm_cli.tasks.metrics import to_probabilities
 from exlm_cli.train.checkpoint import CheckpointState, LoopState, save_checkpoint
 from exlm_cli.train.optim import build_optimizer
@@ -105,7 +107,7 @@ class WordTask(DownstreamTask):
         starts = np.cumsum([0, *map(len, self.sentences.values())])
         return {s: np.arange(len(self.sentences[s])) + starts[i] for i, s in enumerate(self.splits)}
 
-    def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
+    def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> "EncodedWords":
         token_ids, targets, answerable = [], [], []
         for row, words in enumerate(self.sentences[split]):
             ids = [tokenizer.encode(" " + word) for word in words]
@@ -115,7 +117,8 @@ class WordTask(DownstreamTask):
             targets.append(self._target(row, words, ends))
             answerable.append(np.array([True] * (len(inner) + 1) + [False]))
         self.targets[split] = np.array(targets, dtype=np.float64)
-        return EncodedSplit(tuple(token_ids), self.targets[split], tuple(answerable) if self.loss == "span" else None)
+        spans = tuple(answerable) if self.loss == "span" else None
+        return EncodedWords(tuple(token_ids), self.targets[split], spans, task=self, split=split)
 
     def _target(self, row: int, words: list[str], ends: IntArray) -> list[float]:
         has = [word in words for word in ("amber", "birch")]
@@ -143,10 +146,26 @@ class WordTask(DownstreamTask):
                 found = np.array([output.argmax(0) for output in outputs])
                 return {"accuracy": float((found == targets).all(1).mean())}
 
-    def write_predictions(self, folder: Path, split: Split, outputs: Sequence[FloatArray]) -> None:
-        if self.loss != "span":
-            predicted = (to_probabilities(self.loss, output[None])[0] for output in outputs)
-            write_outputs(folder / f"predictions-{split}.csv", self.split_indices[split], self.output_names, predicted)
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedWords(EncodedSplit):
+    """Sentences of one split, scored for one seed."""
+
+    task: WordTask
+    split: Split
+
+    def score(self, outputs: SeedOutputs, is_scored_N: NDArray[np.bool_] | None = None) -> dict[str, float]:
+        (of_seed,) = outputs
+        return self.task.score(self.split, of_seed)
+
+    def prediction_columns(self, outputs: SeedOutputs) -> dict[str, list[str]]:
+        raise NotImplementedError
+
+    def write_predictions(self, folder: Path, split: Split, outputs: SeedOutputs) -> None:
+        task, (of_seed,) = self.task, outputs
+        if task.loss != "span":
+            predicted = to_probabilities(task.loss, np.stack(list(of_seed)))
+            write_outputs(folder / f"predictions-{split}.csv", task.split_indices[split], task.output_names, predicted)
 
 
 def run_tiny(

@@ -16,8 +16,8 @@ from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import DataError
 from exlm_cli.finetune.trainer import encode_task
 from exlm_cli.progress import SilentProgress
-from exlm_cli.tasks.base import NO_TEST_NOTE, DownstreamTask, PredictionSummary, TrainedTask
-from exlm_cli.tasks.glue import GLUE_TASKS, GlueTask, NewGlueRows, load_glue
+from exlm_cli.tasks.base import NO_TEST_NOTE, DownstreamTask, NewRows, TrainedTask
+from exlm_cli.tasks.glue import GLUE_TASKS, GlueTask, load_glue, read_new_glue
 from tests.unit.tasks.glue_files import ROWS, content, line, write_glue
 
 
@@ -94,7 +94,7 @@ REPORTED = {
 
 
 @pytest.mark.parametrize("name", GLUE_TASKS)
-def test_scores_are_those_of_scikit_learn_and_scipy(name, tmp_path):
+def test_scores_are_those_of_scikit_learn_and_scipy(name, tmp_path, tokenizer):
     write_glue(tmp_path, name, copies=8)
     task = load(name, tmp_path)
     targets = np.array([target for *_, target in ROWS[name]] * 8)
@@ -107,7 +107,7 @@ def test_scores_are_those_of_scikit_learn_and_scipy(name, tmp_path):
         rest = rng.integers(0, 3, size=len(targets)).astype(float)
         expected["mismatched_accuracy"] = sk.accuracy_score(targets, rest)
         predicted = np.concatenate([predicted, rest])
-    found = task.score("valid", outputs_for(name, predicted.tolist()))
+    found = task.encode("valid", tokenizer, 20).score([outputs_for(name, predicted.tolist())])
     assert found == pytest.approx(expected, abs=1e-9)
     assert list(found) == list(expected)
     assert task.selection_metric == next(iter(expected))
@@ -130,19 +130,19 @@ def test_mismatched_rows_follow_the_matched_ones(tmp_path, tokenizer):
     assert encode_task(moved_task, tokenizer, 20, 1).fingerprint != first
 
 
-def test_mnli_without_mismatched_rows_and_named_files_with_a_test_split(tmp_path):
+def test_mnli_without_mismatched_rows_and_named_files_with_a_test_split(tmp_path, tokenizer):
     folder = write_glue(tmp_path, "mnli")
     (folder / "dev_mismatched.tsv").unlink()
     alone = load("mnli", tmp_path)
     assert "train: train.tsv has 3 rows, the official file 392,702" in alone.notes
     assert "there is no mismatched development set: its accuracy is missing" in alone.notes
-    assert list(alone.score("valid", outputs_for("mnli", [0, 1, 2]))) == ["accuracy"]
+    assert list(alone.encode("valid", tokenizer, 20).score([outputs_for("mnli", [0, 1, 2])])) == ["accuracy"]
     named = load("mnli", None, files={part: str(folder / "dev_matched.tsv") for part in ("train", "valid", "test")})
     assert (named.splits, named.split_name) == (("train", "valid", "test"), "files")
-    assert list(named.score("test", outputs_for("mnli", [0, 1, 2]))) == ["accuracy"]
+    assert list(named.encode("test", tokenizer, 20).score([outputs_for("mnli", [0, 1, 2])])) == ["accuracy"]
 
 
-def test_a_limit_of_validation_rows_holds_for_each_set_of_mnli(tmp_path):
+def test_a_limit_of_validation_rows_holds_for_each_set_of_mnli(tmp_path, tokenizer):
     write_glue(tmp_path, "mnli", copies=4)
     task = load("mnli", tmp_path, max_valid_rows=5)
     assert task.split_sizes == {"train": 12, "valid": 10}
@@ -152,7 +152,8 @@ def test_a_limit_of_validation_rows_holds_for_each_set_of_mnli(tmp_path):
     ]
     assert (task.split_indices["valid"] < 12).tolist() == [True] * 5 + [False] * 5
     matched, mismatched = np.split(task.examples["valid"].targets[:, 0], 2)
-    scores = task.score("valid", outputs_for("mnli", [*matched, *(mismatched + 1) % 3]))
+    outputs = outputs_for("mnli", [*matched, *(mismatched + 1) % 3])
+    scores = task.encode("valid", tokenizer, 20).score([outputs])
     assert scores == {"accuracy": 1.0, "mismatched_accuracy": 0.0}
 
 
@@ -232,31 +233,34 @@ def test_missing_columns_and_rows_are_named(tmp_path):
         load("mrpc", tmp_path)
 
 
-def new_rows(name: str, path: Path, text: str) -> NewGlueRows:
+def new_rows(name: str, path: Path, text: str) -> NewRows:
     path.write_text(text, encoding="utf-8")
     task = TrainedTask(GlueTaskConfig(name=f"glue/{name}"), "text", "classes", ())
-    return NewGlueRows(task, path, None, SilentProgress())
+    return read_new_glue(task, path, None, SilentProgress())
 
 
-def write_new(name: str, path: Path, text: str, predicted: list[float]) -> tuple[PredictionSummary, list[list[str]]]:
-    """Predict with two seeds that agree."""
-    outputs = outputs_for(name, predicted)
-    summary = new_rows(name, path, text).write([outputs, outputs], path.with_name("out.tsv"))
-    return summary, [line.split("\t") for line in path.with_name("out.tsv").read_text().splitlines()]
+def predict(
+    new: NewRows, name: str, predicted: list[float], tokenizer: Tokenizer
+) -> tuple[dict[str, float], list[list[str]]]:
+    """Return the scores and the server's table of two seeds that agree."""
+    encoded, outputs = new.encode(tokenizer, 20), outputs_for(name, predicted)
+    (content,) = encoded.official_files([outputs, outputs])
+    return encoded.score([outputs, outputs]), [line.split("\t") for line in content.decode().splitlines()]
 
 
 @pytest.mark.parametrize("name", ["rte", "mrpc", "stsb"])
-def test_a_development_file_is_predicted_and_scored(name, tmp_path):
+def test_a_development_file_is_predicted_and_scored(name, tmp_path, tokenizer):
     truths = [target for *_, target in ROWS[name]]
     predicted = [truths[0], *(7.0 if name == "stsb" else 1 - truth for truth in truths[1:])]
-    summary, (header, *rows) = write_new(name, tmp_path / "dev.tsv", content(name), predicted)
-    assert (header, summary.num_rows) == (["index", "prediction"], len(truths))
+    new = new_rows(name, tmp_path / "dev.tsv", content(name))
+    scores, (header, *rows) = predict(new, name, predicted, tokenizer)
+    assert (header, new.num_rows) == (["index", "prediction"], len(truths))
     assert [row[0] for row in rows] == [str(i) for i in range(len(truths))]
     classes = GLUE_TASKS[name].classes
     written = {"rte": lambda v: classes[int(v)], "mrpc": lambda v: str(int(v)), "stsb": lambda v: f"{min(v, 5.0):.6f}"}
     assert [row[1] for row in rows] == [written[name](value) for value in predicted]
     if name != "stsb":
-        assert summary.metrics["accuracy"] == 1 / len(truths)
+        assert scores["accuracy"] == 1 / len(truths)
 
 
 TEST_FILES = {
@@ -270,24 +274,27 @@ TEST_FILES = {
 
 
 @pytest.mark.parametrize("name", TEST_FILES)
-def test_files_without_labels_are_predicted_and_not_scored(name, tmp_path):
+def test_files_without_labels_are_predicted_and_not_scored(name, tmp_path, tokenizer):
     text, indices = TEST_FILES[name]
-    summary, (_, *rows) = write_new(name, tmp_path / "test.tsv", text, [0.0] * len(indices))
+    new = new_rows(name, tmp_path / "test.tsv", text)
+    scores, (_, *rows) = predict(new, name, [0.0] * len(indices), tokenizer)
     assert [row[0] for row in rows] == indices
-    assert (summary.metrics, summary.notes) == ({}, ())
+    assert (scores, new.notes) == ({}, ())
 
 
-def test_an_id_that_a_tsv_cannot_hold_is_written_printable(tmp_path):
+def test_an_id_that_a_tsv_cannot_hold_is_written_printable(tmp_path, tokenizer):
     """A tab would add a cell, and UTF-8 has no half of a surrogate pair, which JSON allows."""
     records = [{"id": key, "question1": "a", "question2": "b"} for key in ("x\ty", "\ud83d")]
-    _, (_, *rows) = write_new("qqp", tmp_path / "test.jsonl", "\n".join(map(json.dumps, records)), [0.0, 1.0])
+    new = new_rows("qqp", tmp_path / "test.jsonl", "\n".join(map(json.dumps, records)))
+    _, (_, *rows) = predict(new, "qqp", [0.0, 1.0], tokenizer)
     assert rows == [[r"x\ty", "0"], [r"\ud83d", "1"]]
 
 
 def test_rows_of_which_some_have_labels_are_not_scored(tmp_path, tokenizer):
     text = TEST_FILES["rte"][0].replace("c\t-1", "c\tentailment")
-    summary, _ = write_new("rte", tmp_path / "test.tsv", text, [0.0, 1.0])
-    assert summary.notes == ("not scored: 1 of 2 rows have no label",)
+    new = new_rows("rte", tmp_path / "test.tsv", text)
+    scores, _ = predict(new, "rte", [0.0, 1.0], tokenizer)
+    assert (scores, new.notes) == ({}, ("not scored: 1 of 2 rows have no label",))
     assert new_rows("rte", tmp_path / "test.tsv", content("rte")).encode(tokenizer, 9).notes == (
         "cut 2 of 2 rows to 9 tokens (`task.sequence_length`)",
     )

@@ -17,9 +17,9 @@ from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
-from exlm_cli.tasks.base import DownstreamTask, Loss, PredictionSummary, TrainedTask
+from exlm_cli.tasks.base import DownstreamTask, Loss, NewRows, TrainedTask
 from exlm_cli.tasks.labels import Labels
-from exlm_cli.tasks.row_task import NewTableRows, TableTask, encode_texts, longest_first
+from exlm_cli.tasks.row_task import TableTask, encode_texts, longest_first, read_new_table
 from exlm_cli.tasks.splits import RowSplit
 from exlm_cli.tasks.table_rows import TableRows
 from tests.unit.finetune.finetuned_runs import read_rows, write_rows
@@ -96,9 +96,11 @@ def test_a_table_is_a_downstream_task(tokenizer):
         ("regression", [[0.0], [1], [2], [10], [20], [5]], ("y",), [[11.0], [19.0]], {"rmse": 1}, "rmse", []),
     ],
 )  # fmt: skip
-def test_scores_selection_and_notes_follow_from_the_loss(loss, targets, names, outputs, scores, metric, notes):
+def test_scores_selection_and_notes_follow_from_the_loss(
+    loss, targets, names, outputs, scores, metric, notes, tokenizer
+):
     task = make(loss, targets, names)
-    found = task.score("valid", [np.array(output) for output in outputs])
+    found = task.encode("valid", tokenizer, 16).score([[np.array(output) for output in outputs]])
     assert {name: found[name] for name in scores} == scores
     assert (task.selection_metric, task.is_greater_better) == (metric, loss != "regression")
     assert task.notes[0] == "a note"
@@ -136,9 +138,10 @@ def test_a_split_without_rows_is_refused(split):
         make("binary", [[0]] * 6, indices={**INDICES, split: np.array([], dtype=int)})
 
 
-def test_predictions_of_a_split_are_probabilities_by_row(tmp_path):
+def test_predictions_of_a_split_are_probabilities_by_row(tmp_path, tokenizer):
     task = make("binary", [[0], [1], [1], [0], [1], [1]])
-    task.write_predictions(tmp_path, "valid", [np.array([0.0]), np.array([1.5])])
+    encoded = task.encode("valid", tokenizer, 16)
+    encoded.write_predictions(tmp_path, "valid", [[np.array([0.0]), np.array([1.5])]])
     (header, *rows) = csv.reader((tmp_path / "predictions-valid.csv").read_text().splitlines())
     assert header[2:] == [f"{header[1]}_true", "input"]
     assert [(int(row), float(value)) for row, value, *_ in rows] == [(3, 0.5), (4, float(expit(1.5)))]
@@ -154,20 +157,23 @@ def predict(
     rows: list[list[str]],
     outputs: Any,
     **task: Any,
-) -> tuple[PredictionSummary, list[dict[str, str]]]:
+) -> tuple[NewRows, dict[str, float], list[dict[str, str]]]:
+    """Return what is read of a table, the scores of the outputs, and the table of predictions."""
     config = CsvTaskConfig(name="csv", **{"smiles_column": "mol", **task})
     path = write_rows(folder / "new.csv", columns, rows)
-    new = NewTableRows(TrainedTask(config, config.input_kind, loss, names), path, None, SilentProgress())
-    summary = new.write([[np.array(row) for row in seed] for seed in outputs], folder / "out.csv")
-    return summary, read_rows(folder / "out.csv")
+    new = read_new_table(TrainedTask(config, config.input_kind, loss, names), path, None, SilentProgress())
+    encoded = new.encode(train_smiles_vocabulary(TEXTS, 20, 1, SilentProgress()), 16)
+    by_seed = [[np.array(row) for row in seed] for seed in outputs]
+    new.write(encoded.prediction_columns(by_seed), folder / "out.csv", escapes_formulas=False)
+    return new, encoded.score(by_seed), read_rows(folder / "out.csv")
 
 
 def test_every_row_comes_back_in_its_place_and_bad_ones_with_a_reason(tmp_path):
     rows = [["x1", "CCO", "1"], ["x2", "C1CC", "0"], ["x3", "", ""], ["x4", "CCN", "0"], ["x5", "CN", ""]]
     outputs = np.array([[[0.0, 1.0], [-1.0, 2.0], [0.5, 0.5]], [[1.0, 0.0], [0.0, 2.0], [0.5, 1.5]]])
-    summary, found = predict(tmp_path, "binary", ("active", "toxic"), ["id", "mol", "active"], rows, outputs)
-    assert (summary.num_rows, summary.num_unreadable, summary.files) == (5, 2, (tmp_path / "out.csv",))
-    assert summary.notes == ("scored without the labels that the table lacks: toxic",)
+    new, scores, found = predict(tmp_path, "binary", ("active", "toxic"), ["id", "mol", "active"], rows, outputs)
+    assert (new.num_rows, len(new.keys)) == (5, 3)
+    assert new.notes == ("scored without the labels that the table lacks: toxic",)
     assert list(found[0]) == [
         "line", "id", "mol", "active", "active_probability", "toxic_probability", "active_seed_spread",
         "toxic_seed_spread", "problem",
@@ -182,29 +188,32 @@ def test_every_row_comes_back_in_its_place_and_bad_ones_with_a_reason(tmp_path):
         assert float(row["toxic_probability"]) == pytest.approx(means[1], rel=1e-5)
         assert float(row["active_seed_spread"]) == pytest.approx(stds[0], rel=1e-5, abs=1e-9)
     assert all((row["active_probability"] == "") == bool(row["problem"]) for row in found)
-    assert summary.metrics["roc_auc"] == pytest.approx(roc_auc_score([1, 0], mean[:2, 0]))
+    assert scores["roc_auc"] == pytest.approx(roc_auc_score([1, 0], mean[:2, 0]))
 
 
-def test_a_table_whose_labels_are_all_empty_has_no_scores(tmp_path):
+def test_a_table_whose_labels_are_all_empty_has_no_scores(tmp_path, tokenizer):
     """As one without the columns; with the rows that were trained on left out, others may have none."""
     columns, rows = ["mol", "active"], [["CCO", ""], ["CCN", ""], ["CN", "1"]]
     outputs = [[[0.0, 0.0]] * 2]
-    summary, _ = predict(tmp_path, "binary", ("active", "toxic"), columns, rows[:2], outputs)
-    assert (summary.metrics, summary.notes) == ({}, ())
+    new, scores, _ = predict(tmp_path, "binary", ("active", "toxic"), columns, rows[:2], outputs)
+    assert (scores, new.notes) == ({}, ())
     path = write_rows(tmp_path / "new.csv", columns, rows)
     config = CsvTaskConfig(name="csv", smiles_column="mol")
-    new = NewTableRows(TrainedTask(config, "smiles", "binary", ("active",)), path, None, SilentProgress())
-    logits = [[np.array([1.0])] * 3]
-    assert new.score(logits, np.array([True, True, False])) == {}
-    assert new.score(logits, np.array([True, True, True]))["accuracy"] == 1
+    new = read_new_table(TrainedTask(config, "smiles", "binary", ("active",)), path, None, SilentProgress())
+    encoded, logits = new.encode(tokenizer, 16), [[np.array([1.0])] * 3]
+    assert encoded.score(logits, np.array([True, True, False])) == {}
+    assert encoded.score(logits, np.array([True, True, True]))["accuracy"] == 1
 
 
 def test_columns_of_a_file_of_predictions_are_replaced(tmp_path):
-    columns = ["problem", "mol", "active_probability", "mine"]
-    summary, (row,) = predict(tmp_path, "binary", ("active",), columns, [["p", "CCO", "9", "kept"]], [[[0.0]]])
-    assert (row["mine"], row["problem"], row["active_probability"]) == ("kept", "", "0.5")
-    assert "`problem`, `active_probability`" in summary.notes[0]
-    assert summary.metrics == {}
+    columns = ["problem", "mol", "active_probability", "mine", "line"]
+    rows = [["p", "CCO", "9", "kept", "7"]]
+    new, scores, (row,) = predict(tmp_path, "binary", ("active",), columns, rows, [[[0.0]]])
+    assert (row["mine"], row["problem"], row["active_probability"], row["line"]) == ("kept", "", "0.5", "2")
+    assert new.notes == ("lines of the file replace the table's own column `line`",)
+    (note,) = new.write({"active_probability": ["0.5"]}, tmp_path / "again.csv", escapes_formulas=False)
+    assert note == "predictions replace the table's own columns `problem`, `active_probability`"
+    assert scores == {}
 
 
 TEXT = {"smiles_column": None, "text_column": "text"}
@@ -214,27 +223,31 @@ def test_the_likeliest_class_is_named(tmp_path):
     outputs, names = [[[0.0, 1.0, 0.0], [2.0, 0.0, 0.0]]], ("blue", "green", "red")
     rows = [["a", "red"], ["b", "blue"]]
     columns = ["text", "colour"]
-    summary, found = predict(tmp_path, "classes", names, columns, rows, outputs, **TEXT, label_columns=("colour",))
+    _, scores, found = predict(tmp_path, "classes", names, columns, rows, outputs, **TEXT, label_columns=("colour",))
     assert [row["predicted_class"] for row in found] == ["green", "blue"]
     assert sum(float(found[0][f"{name}_probability"]) for name in names) == pytest.approx(1, 1e-5)
-    assert summary.metrics["accuracy"] == 0.5
+    assert scores["accuracy"] == 0.5
 
 
 def test_values_keep_their_unit(tmp_path):
     columns, rows = ["text", "length"], [["a", "5.5"], ["b", "6"]]
-    summary, found = predict(tmp_path, "regression", ("length",), columns, rows, [[[5.0], [6.0]]], **TEXT)
+    _, scores, found = predict(tmp_path, "regression", ("length",), columns, rows, [[[5.0], [6.0]]], **TEXT)
     assert list(found[0]) == ["line", "text", "length", "length_predicted", "problem"]
-    assert summary.metrics["rmse"] == pytest.approx(math.sqrt(0.25 / 2))
+    assert scores["rmse"] == pytest.approx(math.sqrt(0.25 / 2))
 
 
 def test_lines_of_smiles_are_a_table_too(tmp_path, tokenizer):
     (tmp_path / "new.smi").write_text("CCO ethanol\n\n((\n")
     config = CsvTaskConfig(name="csv")
     task = TrainedTask(config, "smiles", "binary", ("y",))
-    new = NewTableRows(task, tmp_path / "new.smi", None, SilentProgress())
+    new = read_new_table(task, tmp_path / "new.smi", None, SilentProgress())
     encoded = new.encode(tokenizer, 4)
     assert (len(encoded), len(encoded.token_ids[0])) == (1, 4)
-    summary = new.write([[np.array([0.0])]], tmp_path / "out.csv")
+    columns = encoded.prediction_columns([[np.array([0.0])]])
+    new.write(columns, tmp_path / "out.csv", escapes_formulas=False)
     rows = read_rows(tmp_path / "out.csv")
     assert [(row["line"], row["smiles"]) for row in rows] == [("1", "CCO"), ("3", "((")]
-    assert (summary.num_unreadable, encoded.notes) == (1, ("cut 1 of 1 rows to 4 tokens (`task.sequence_length`)",))
+    assert (new.num_rows - len(new.keys), encoded.notes) == (
+        1,
+        ("cut 1 of 1 rows to 4 tokens (`task.sequence_length`)",),
+    )

@@ -2,12 +2,13 @@
 
 import difflib
 import hashlib
+import itertools
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from exlm_cli.data import IntArray
 from exlm_cli.data.rows.hub import iter_hub_records
 from exlm_cli.data.tokenizer import Tokenizer
 from exlm_cli.errors import DataError
-from exlm_cli.files import write_json
+from exlm_cli.files import json_bytes, write_json
 from exlm_cli.format import format_number_of, name_some
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import (
@@ -28,12 +29,9 @@ from exlm_cli.tasks.base import (
     FloatArray,
     Loss,
     NewRows,
-    PredictionSummary,
     SeedOutputs,
     Split,
-    TableColumns,
     TrainedTask,
-    write_table,
 )
 from exlm_cli.tasks.sources import LOCAL_HINT, counted, existing_folder, find_file, given_file, hub_source
 from exlm_cli.tasks.splits import choose_rows
@@ -115,8 +113,6 @@ class SquadTask(DownstreamTask):
     def __init__(self, config: SquadTaskConfig, questions: dict[Split, list[SquadQuestion]]) -> None:
         self._config, self._questions = config, questions
         self.training_keys = [_key(question) for question in questions.get("train", ())]
-        self._windows: dict[Split, list[Window]] = {}
-        self._contexts: dict[Split, dict[str, EncodedContext]] = {}
         digest = hashlib.sha256(str(config.max_answer_tokens).encode())
         for question in questions["valid"]:
             digest.update(repr((question.id, question.context, question.answers)).encode())
@@ -127,7 +123,7 @@ class SquadTask(DownstreamTask):
         """Question of the file each question came from, counted from 0."""
         return {split: np.array([q.row for q in self._questions[split]], dtype=np.int64) for split in self.splits}
 
-    def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
+    def encode(self, split: Split, tokenizer: Tokenizer, sequence_length: int) -> "EncodedQuestions":
         """Cut a split into windows; a target is the first gold answer.
 
         Raises:
@@ -160,171 +156,160 @@ class SquadTask(DownstreamTask):
             num_in_no_window += span is not None and all(target == (0, 0) for target in own_targets)
             windows += own
             targets += own_targets
-        self._windows[split], self._contexts[split] = windows, contexts
         notes = [f"{len(questions):,} questions are {len(windows):,} windows"]
         if num_cut:
             notes.append(f"cut {num_cut:,} questions to `task.max_query_tokens`")
         if num_in_no_window:
             effect = "; they train as unanswerable" if split == "train" else ""
             notes.append(f"the answer to {num_in_no_window:,} questions is whole in no window{effect}")
-        return EncodedSplit(
+        return EncodedQuestions(
             tuple(window.token_ids for window in windows),
             np.array(targets, dtype=np.float64).reshape(-1, 2),
             tuple(window.answerable() for window in windows),
             notes=tuple(notes),
+            questions=questions,
+            windows=windows,
+            contexts=contexts,
+            max_answer_tokens=self._config.max_answer_tokens,
         )
 
-    def answer(self, split: Split, outputs: Sequence[FloatArray]) -> dict[str, Answered]:
-        """Return by question id the best answer and how much more the model believes that there is none.
 
-        Args:
-            split: Encoded before.
-            outputs: (L, 2) logits of each window, in order.
-        """
-        questions, contexts = self._questions[split], self._contexts[split]
-        of_question: list[list[tuple[Window, FloatArray]]] = [[] for _ in questions]
-        for window, logits in zip(self._windows[split], outputs, strict=True):
-            of_question[window.question].append((window, logits))
+@dataclass(frozen=True, kw_only=True)
+class EncodedQuestions(EncodedSplit):
+    """Windows of questions.
+
+    Attributes:
+        max_answer_tokens: Longest answer, `task.max_answer_tokens`.
+        has_answers: Every question has a list of gold answers, empty or not.
+    """
+
+    questions: Sequence[SquadQuestion]
+    windows: Sequence[Window]
+    contexts: Mapping[str, EncodedContext]
+    max_answer_tokens: int
+    has_answers: bool = True
+
+    def answer(self, outputs: SeedOutputs) -> dict[str, Answered]:
+        """Return by question id the best answer by the seeds' mean logits, and how much more they believe in none."""
+        of_question: list[list[tuple[Window, FloatArray]]] = [[] for _ in self.questions]
+        for window, *by_seed in zip(self.windows, *outputs, strict=True):
+            of_question[window.question].append((window, np.mean(by_seed, axis=0, dtype=np.float64)))
         answered = {}
-        for question, pairs in zip(questions, of_question, strict=True):
-            context = contexts[question.context]
-            text, score, null_score = best_answer(context, pairs, max_answer_tokens=self._config.max_answer_tokens)
+        for question, pairs in zip(self.questions, of_question, strict=True):
+            context = self.contexts[question.context]
+            text, score, null_score = best_answer(context, pairs, max_answer_tokens=self.max_answer_tokens)
             answered[question.id] = Answered(text, null_score - score, question.golds)
         return answered
 
-    def answer_by_mean(self, split: Split, outputs: SeedOutputs) -> dict[str, Answered]:
-        """Return the answers of the mean logits of K seeds; other arguments as for `answer`."""
-        return self.answer(split, [np.mean(logits, axis=0, dtype=np.float64) for logits in zip(*outputs, strict=True)])
-
-    def answer_probabilities(self, split: Split, outputs: SeedOutputs) -> AnswerProbabilities:
+    def answer_probabilities(self, outputs: SeedOutputs) -> AnswerProbabilities:
         """Return the logistic function of the score margin, for both of `ANSWER_QUESTIONS`."""
-        answered = self.answer_by_mean(split, outputs).values()
+        answered = self.answer(outputs).values()
         value_N = expit([answer.margin for answer in answered])
         targets = [(a.has_answer, a.has_answer and exact_match(a.text, a.golds)) for a in answered]
-        return AnswerProbabilities(
-            ANSWER_QUESTIONS, np.stack([value_N, value_N], axis=1), np.array(targets, dtype=np.float64).reshape(-1, 2)
-        )
+        known = np.array(targets, dtype=np.float64).reshape(-1, 2)
+        known = known if self.has_answers else np.full_like(known, np.nan)
+        return AnswerProbabilities(ANSWER_QUESTIONS, np.stack([value_N, value_N], axis=1), known)
 
-    def score(self, split: Split, outputs: Sequence[FloatArray]) -> dict[str, float]:
+    def score(self, outputs: SeedOutputs, is_scored_N: NDArray[np.bool_] | None = None) -> dict[str, float]:
         """Return exact match and F1 at their best thresholds, at threshold 0, and separately for questions with and
-        without an answer, as `squad_metrics` names them; arguments as for `answer`.
+        without an answer, as `squad_metrics` names them; nothing if a question of the file lacks its answers.
         """
-        return squad_metrics(list(self.answer(split, outputs).values()))
+        answered = list(self.answer(outputs).values()) if self.has_answers else []
+        chosen = answered if is_scored_N is None else list(itertools.compress(answered, is_scored_N))
+        return squad_metrics(chosen) if chosen else {}
 
-    def describe_outputs(self, split: Split, outputs: Sequence[FloatArray]) -> list[str]:
+    def describe_outputs(self, outputs: SeedOutputs) -> list[str]:
         """Return a sentence where the threshold with the best F1 answers no question at all."""
-        answered = list(self.answer(split, outputs).values())
+        answered = list(self.answer(outputs).values())
         _, threshold = find_best_threshold(answered, [f1(one.text, one.golds) for one in answered])
         if any(one.no_answer_score <= threshold for one in answered):
             return []
         return ["no question is answered: F1 is best where all are left without an answer"]
 
-    def write_predictions(self, folder: Path, split: Split, outputs: Sequence[FloatArray]) -> None:
+    def prediction_columns(self, outputs: SeedOutputs) -> dict[str, list[str]]:
+        """Return `answer`, `answer_margin`, the score of the answer minus that of none, `no_answer_probability`, the
+        logistic function of its negative, the gold `answers` as a JSON list, over several seeds `no_answer_seed_spread`
+        and `answer_seed_agreement`, the share of the seeds whose own best answer is the same after normalisation.
+        """
+        answered = self.answer(outputs)
+        columns = {
+            "answer": [answer.text for answer in answered.values()],
+            "answer_margin": [f"{answer.margin:.6g}" for answer in answered.values()],
+            "no_answer_probability": [f"{value:.6g}" for value in _no_answer(answered)],
+        }
+        if self.has_answers:
+            golds = ([text for text, _ in question.answers] for question in self.questions)
+            columns["answers"] = [json.dumps(texts, ensure_ascii=False) for texts in golds]
+        if len(outputs) > 1:
+            by_seed = [self.answer([of_seed]) for of_seed in outputs]
+            agreement = (
+                np.mean([normalize_answer(of_seed[key].text) == normalize_answer(answer.text) for of_seed in by_seed])
+                for key, answer in answered.items()
+            )
+            spread_N = np.std([_no_answer(of_seed) for of_seed in by_seed], axis=0, ddof=1)
+            columns["no_answer_seed_spread"] = [f"{value:.6g}" for value in spread_N]
+            columns["answer_seed_agreement"] = [f"{value:.6g}" for value in agreement]
+        return columns
+
+    def official_files(self, outputs: SeedOutputs) -> tuple[bytes, ...]:
+        """Return what the official evaluation script reads: `{id: answer}`, and `{id: probability that there is no
+        answer}`, its `--na-prob-file`. Every question gets its best answer; the script applies a threshold.
+        """
+        answered = self.answer(outputs)
+        odds = dict(zip(answered, _no_answer(answered).tolist(), strict=True))
+        return json_bytes({key: a.text for key, a in answered.items()}), json_bytes(odds)
+
+    def write_predictions(self, folder: Path, split: Split, outputs: SeedOutputs) -> None:
         """Write by question id what the official script reads: best answers, and how likely there is none.
 
         `no-answer-<split>.json` holds `Answered.no_answer_score`, which orders questions as a probability would.
         """
-        answered = self.answer(split, outputs)
+        answered = self.answer(outputs)
         write_json(folder / f"predictions-{split}.json", {key: a.text for key, a in answered.items()})
         write_json(folder / f"no-answer-{split}.json", {key: a.no_answer_score for key, a in answered.items()})
 
 
-class NewSquadQuestions(NewRows):
-    """A file of SQuAD 2.0 to predict; questions may lack `answers`."""
+def read_new_questions(task: TrainedTask, path: Path, column: str | None, progress: Progress) -> NewRows:
+    """Read a file of the official layout; questions may lack `answers`.
 
-    suffix: ClassVar[str] = ".json"
-
-    def __init__(self, task: TrainedTask, path: Path, column: str | None, progress: Progress) -> None:
-        """Read a file of the official layout.
-
-        Raises:
-            DataError: The file does not have that layout, or no question of it can be used.
-        """
-        del column, progress
-        assert isinstance(task.config, SquadTaskConfig)
-        self._file = read_squad_json(path, needs_answers=False)
-        if not self._file.questions:
-            raise DataError(f"{path}: {self._file.skipped[0]}", "give a file with questions on its paragraphs")
-        self._task = SquadTask(task.config, {"valid": self._file.questions})
-        self._threshold = task.no_answer_threshold
-        self.keys = [_key(question) for question in self._file.questions]
-
-    @classmethod
-    def output_files(cls, out: Path) -> tuple[Path, ...]:
-        """Return the file of answers, and beside it those of probabilities that there is none, and of details."""
-        return out, out.with_name(f"{out.stem}-no-answer.json"), out.with_name(f"{out.stem}-details.csv")
-
-    def encode(self, tokenizer: Tokenizer, sequence_length: int) -> EncodedSplit:
-        """Cut the questions' paragraphs into windows."""
-        return self._task.encode("valid", tokenizer, sequence_length)
-
-    def score(self, outputs: SeedOutputs, is_scored_N: NDArray[np.bool_]) -> dict[str, float]:
-        """Return the metrics of the chosen questions if all questions of the file have their answers."""
-        if not self._file.has_answers:
-            return {}
-        answered = self._task.answer_by_mean("valid", outputs).values()
-        return squad_metrics([answer for answer, is_scored in zip(answered, is_scored_N, strict=True) if is_scored])
-
-    def answer_probabilities(self, outputs: SeedOutputs) -> AnswerProbabilities:
-        """Return what the answers are calibrated by; targets are unknown where the file lacks answers."""
-        found = self._task.answer_probabilities("valid", outputs)
-        return found if self._file.has_answers else replace(found, targets=np.full_like(found.targets, np.nan))
-
-    def write(
-        self, outputs: SeedOutputs, out: Path, *, added: TableColumns | None = None, escapes_formulas: bool = False
-    ) -> PredictionSummary:
-        """Write what the official evaluation script reads: `{id: answer}`, and beside it `<name>-no-answer.json` with
-        the probability that there is no answer, its `--na-prob-file`. Score them if all questions have their answers.
-
-        Every question gets its best answer, however likely there is none: the script, or the reader of both files,
-        applies a threshold. The seeds' logits are averaged.
-
-        `<name>-details.csv` has a row for each question: `id`, `question`, `answer`, `answer_margin`, the score of the
-        answer minus that of none, `no_answer_probability`, the logistic function of its negative, the gold `answers` as
-        a JSON list, over several seeds `no_answer_seed_spread` and `answer_seed_agreement`, the share of the seeds
-        whose own best answer is the same after normalisation, and `added`.
-        """
-        answered = self._task.answer_by_mean("valid", outputs)
-        no_answer_N = expit([answer.no_answer_score for answer in answered.values()])
-        questions, skipped = self._file.questions, self._file.skipped
-        columns: dict[str, Sequence[object]] = {
-            "id": [question.id for question in questions],
-            "question": [question.text for question in questions],
-            "answer": [answer.text for answer in answered.values()],
-            "answer_margin": [f"{answer.margin:.6g}" for answer in answered.values()],
-            "no_answer_probability": [f"{value:.6g}" for value in no_answer_N],
-        }
-        if self._file.has_answers:
-            columns["answers"] = [json.dumps([text for text, _ in q.answers], ensure_ascii=False) for q in questions]
-        if len(outputs) > 1:
-            columns |= self._columns_of_seeds(answered, outputs)
-        answers_file, odds_file, details_file = files = self.output_files(out)
-        notes = list(write_table(details_file, columns | dict(added or {}), escapes_formulas=escapes_formulas))
-        # the odds first: an answer file is only complete with them
-        write_json(odds_file, dict(zip(answered, no_answer_N.tolist(), strict=True)))
-        write_json(answers_file, {key: a.text for key, a in answered.items()})
-        if skipped:
-            left_out = format_number_of(len(skipped), "question")
-            notes.append(f"left out {left_out} that cannot be used; the first: {skipped[0]}")
-        if self._threshold is not None and math.isfinite(self._threshold):
-            notes.append(
-                "the run's own validation leaves questions unanswered above a no-answer probability of "
-                f"{float(expit(self._threshold)):.4g}"
-            )
-        metrics = self.score(outputs, np.ones(len(questions), dtype=np.bool_))
-        return PredictionSummary(files, len(questions) + len(skipped), len(skipped), metrics, tuple(notes))
-
-    def _columns_of_seeds(self, answered: dict[str, Answered], outputs: SeedOutputs) -> dict[str, list[str]]:
-        by_seed = [self._task.answer("valid", of_seed) for of_seed in outputs]
-        no_answer_KN = expit([[of_seed[key].no_answer_score for key in answered] for of_seed in by_seed])
-        agreement = (
-            np.mean([normalize_answer(of_seed[key].text) == normalize_answer(answer.text) for of_seed in by_seed])
-            for key, answer in answered.items()
+    Raises:
+        DataError: The file does not have that layout, or no question of it can be used.
+    """
+    del column, progress
+    assert isinstance(task.config, SquadTaskConfig)
+    file = read_squad_json(path, needs_answers=False)
+    if not file.questions:
+        raise DataError(f"{path}: {file.skipped[0]}", "give a file with questions on its paragraphs")
+    notes = []
+    if file.skipped:
+        left_out = format_number_of(len(file.skipped), "question")
+        notes.append(f"left out {left_out} that cannot be used; the first: {file.skipped[0]}")
+    threshold = task.no_answer_threshold
+    if threshold is not None and math.isfinite(threshold):
+        notes.append(
+            "the run's own validation leaves questions unanswered above a no-answer probability of "
+            f"{float(expit(threshold)):.4g}"
         )
-        return {
-            "no_answer_seed_spread": [f"{value:.6g}" for value in no_answer_KN.std(axis=0, ddof=1)],
-            "answer_seed_agreement": [f"{value:.6g}" for value in agreement],
-        }
+    rows = new_questions(task.config, file.questions, has_answers=file.has_answers)
+    columns = {"id": [q.id for q in file.questions], "question": [q.text for q in file.questions]}
+    places = np.arange(len(file.questions))
+    return replace(rows, columns=columns, readable=places, num_skipped=len(file.skipped), notes=tuple(notes))
+
+
+def new_questions(config: SquadTaskConfig, questions: list[SquadQuestion], *, has_answers: bool = False) -> NewRows:
+    """Return questions as rows to predict; `readable` are their rows, and there are no columns."""
+
+    def encode(tokenizer: Tokenizer, sequence_length: int) -> EncodedQuestions:
+        encoded = SquadTask(config, {"valid": questions}).encode("valid", tokenizer, sequence_length)
+        return replace(encoded, has_answers=has_answers)
+
+    places = np.array([question.row for question in questions], dtype=np.int64)
+    return NewRows(encode, [_key(question) for question in questions], {}, places)
+
+
+def _no_answer(answered: Mapping[str, Answered]) -> FloatArray:
+    """Return the logistic function of each no-answer score."""
+    return np.asarray(expit([answer.no_answer_score for answer in answered.values()]))
 
 
 def _key(question: SquadQuestion) -> str:

@@ -17,9 +17,9 @@ from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import DataError
 from exlm_cli.finetune.trainer import encode_task
 from exlm_cli.progress import SilentProgress
-from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray, TrainedTask
+from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray, NewRows, TrainedTask
 from exlm_cli.tasks.squad.metric import Answered, squad_metrics
-from exlm_cli.tasks.squad.task import NewSquadQuestions, SquadTask, load_squad
+from exlm_cli.tasks.squad.task import SquadTask, load_squad, read_new_questions
 
 PARAGRAPHS = {
     "Moss": "Moss grows on the north side of the old stones, and in wet summers it covers them.",
@@ -101,7 +101,7 @@ def test_logits_that_point_at_the_answers_score_one(official, tokenizer, length,
         assert (ids[0], ids[-1], (ids == tokenizer.sep_id).sum()) == (tokenizer.cls_id, tokenizer.sep_id, 2)
         assert allowed[0]
         assert allowed.sum() == len(ids) - 1 - np.flatnonzero(ids == tokenizer.sep_id)[0]
-    metrics = task.score("valid", pointing(encoded))
+    metrics = encoded.score([pointing(encoded)])
     exact = ("exact_match", "f1", "exact_match_at_0", "f1_at_0", "has_answer_exact_match", "no_answer_f1")
     assert [metrics[name] for name in exact] == [1.0] * len(exact)
 
@@ -109,40 +109,39 @@ def test_logits_that_point_at_the_answers_score_one(official, tokenizer, length,
 def test_the_best_answer_and_its_odds_are_told_for_each_question(official, tokenizer):
     task = load(official, doc_stride=6)
     encoded = task.encode("valid", tokenizer, 24)
-    by_id = task.answer("valid", pointing(encoded))
+    by_id = encoded.answer([pointing(encoded)])
     answers = list(by_id.values())
     assert [answer.text for answer in answers[:2]] == ["1424", "the moon"]
     assert [answer.golds for answer in answers] == [("1424",), ("the moon",), ()]
     # the window with the answer has 0 at [CLS] and 20 at its span; without any, [CLS] has 20 in every window
     assert [answer.no_answer_score for answer in answers] == [-20, -20, 20]
-    task.write_predictions(official, "valid", pointing(encoded))
+    encoded.write_predictions(official, "valid", [pointing(encoded)])
     texts, scores = (json.loads((official / f"{name}-valid.json").read_text()) for name in ("predictions", "no-answer"))
     assert texts == {key: answer.text for key, answer in by_id.items()}
     assert scores == {"Clocks-0": -20, "Clocks-1": -20, "Clocks-2": 20}
 
 
 def test_a_model_whose_answers_are_all_wrong_answers_nothing_and_says_so(official, tokenizer):
-    task = load(official)
-    pointed = pointing(task.encode("valid", tokenizer, 200))
-    assert task.describe_outputs("valid", pointed) == []
-    (sentence,) = task.describe_outputs("valid", [logits[::-1].copy() for logits in pointed])
+    encoded = load(official).encode("valid", tokenizer, 200)
+    pointed = pointing(encoded)
+    assert encoded.describe_outputs([pointed]) == []
+    (sentence,) = encoded.describe_outputs([[logits[::-1].copy() for logits in pointed]])
     assert sentence.startswith("no question is answered")
 
 
 def test_what_is_calibrated_is_the_margin_and_whether_the_answer_is_right(official, tokenizer):
     """One seed points at the answers, the other at nothing but [CLS]: the mean has half of each, by hand."""
-    task = load(official)
-    encoded = task.encode("valid", tokenizer, 200)
+    encoded = load(official).encode("valid", tokenizer, 200)
     silent = [np.zeros_like(logits) for logits in pointing(encoded)]
     for logits in silent:
         logits[0] = 4.0
-    found = task.answer_probabilities("valid", [pointing(encoded), silent])
+    found = encoded.answer_probabilities([pointing(encoded), silent])
     assert found.names == ("has_answer", "is_right")
     # answered: 2 * 10 / 2 for the span, 2 * 4 / 2 for [CLS]; the third question: 0 for any span, (20 + 8) / 2 for [CLS]
     np.testing.assert_allclose(found.values, expit([[6, 6], [6, 6], [-14, -14]]))
     assert found.targets.tolist() == [[1, 1], [1, 1], [0, 0]]
     wrong = [logits[::-1].copy() for logits in silent]
-    assert task.answer_probabilities("valid", [wrong]).targets[:, 1].tolist() == [0, 0, 0]
+    assert encoded.answer_probabilities([wrong]).targets[:, 1].tolist() == [0, 0, 0]
 
 
 def test_a_run_is_known_by_all_that_its_scores_depend_on(official, tokenizer):
@@ -249,10 +248,10 @@ def test_the_hub_is_read_where_no_folder_is_given(monkeypatch, official):
     assert task._questions == local._questions
 
 
-def new_questions(path: Path, content: Any, threshold: float | None = None) -> NewSquadQuestions:
+def new_questions(path: Path, content: Any, threshold: float | None = None) -> NewRows:
     path.write_text(json.dumps(content), encoding="utf-8")
     task = TrainedTask(SquadTaskConfig(name="squad/v2"), "text", "span", ("start", "end"), threshold)
-    return NewSquadQuestions(task, path, None, SilentProgress())
+    return read_new_questions(task, path, None, SilentProgress())
 
 
 def test_new_questions_are_answered_and_scores_follow_from_both_files(tokenizer, tmp_path):
@@ -264,10 +263,11 @@ def test_new_questions_are_answered_and_scores_follow_from_both_files(tokenizer,
     outputs = [rng.normal(size=(len(ids), 2)).astype(np.float32) for ids in encoded.token_ids]
     zeros = [np.zeros_like(logits) for logits in outputs]
     halves = [logits / 2 for logits in outputs]
-    summary = questions.write([outputs, zeros], tmp_path / "out.json")
-    assert [file.name for file in summary.files] == ["out.json", "out-no-answer.json", "out-details.csv"]
-    answers, odds = (json.loads(file.read_text()) for file in summary.files[:2])
-    details = list(csv.DictReader(summary.files[2].read_text().splitlines()))
+    answers, odds = map(json.loads, encoded.official_files([outputs, zeros]))
+    columns = encoded.prediction_columns([outputs, zeros])
+    questions.write(columns, tmp_path / "details.csv", escapes_formulas=False)
+    details = list(csv.DictReader((tmp_path / "details.csv").read_text().splitlines()))
+    assert list(details[0]) == ["id", "question", *columns]
     assert {row["id"]: row["answer"] for row in details} == answers
     # the other seed's scores are all 0: its no-answer probability is 1/2, and the mean's difference half of the first's
     difference = 2 * math.log(odds["Clocks-0"] / (1 - odds["Clocks-0"]))
@@ -280,11 +280,12 @@ def test_new_questions_are_answered_and_scores_follow_from_both_files(tokenizer,
     assert all(0 < value < 1 for value in odds.values())
     # the official script compares probabilities with its threshold; their order is that of the differences
     answered = [Answered(answers[key], odds[key], (gold,) if gold else ()) for key, gold in golds.items()]
+    scores = encoded.score([outputs, zeros])
     for name in ("exact_match", "f1", "has_answer_f1", "no_answer_f1"):
-        assert summary.metrics[name] == pytest.approx(squad_metrics(answered)[name], abs=1e-12)
-    assert (summary.num_rows, summary.num_unreadable) == (5, 0)
-    assert f"above a no-answer probability of {1 / (1 + math.exp(-1.5)):.4g}" in summary.notes[-1]
-    assert questions.write([halves], tmp_path / "one.json").metrics == summary.metrics
+        assert scores[name] == pytest.approx(squad_metrics(answered)[name], abs=1e-12)
+    assert (questions.num_rows, len(questions.keys)) == (5, 5)
+    assert f"above a no-answer probability of {1 / (1 + math.exp(-1.5)):.4g}" in questions.notes[-1]
+    assert encoded.score([halves]) == scores
 
 
 def test_questions_without_answers_are_not_scored_and_bad_ones_are_skipped(tokenizer, tmp_path):
@@ -294,9 +295,8 @@ def test_questions_without_answers_are_not_scored_and_bad_ones_are_skipped(token
     asked[1]["id"] = asked[0]["id"]
     questions = new_questions(tmp_path / "test.json", content)
     encoded = questions.encode(tokenizer, 200)
-    summary = questions.write([pointing(encoded)], tmp_path / "out.json")
-    assert (summary.metrics, summary.num_rows, summary.num_unreadable) == ({}, 2, 1)
-    assert "left out 1 question that cannot be used" in summary.notes[-1]
+    assert (encoded.score([pointing(encoded)]), questions.num_rows, len(questions.keys)) == ({}, 2, 1)
+    assert "left out 1 question that cannot be used" in questions.notes[-1]
     asked[0]["question"] = asked[1]["question"] = " "
     with pytest.raises(DataError, match="question `Moss-0`: its question is empty"):
         new_questions(tmp_path / "bad.json", content)

@@ -1,0 +1,94 @@
+"""Encoded rows of a text, pair of texts or molecule each: scores, columns and files of the outputs of models.
+
+Axes: K seeds, N rows, C outputs.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exlm_cli.data import IntArray
+from exlm_cli.tasks import metrics
+from exlm_cli.tasks.base import EncodedSplit, FloatArray, Loss, SeedOutputs, Split, write_outputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedRows(EncodedSplit):
+    """Rows of a split or of a file to predict.
+
+    Attributes:
+        loss, names: `loss` and `output_names` of the task.
+        texts: One or two texts, or one SMILES, of each of N rows.
+        rows: (N,) row of the input, counted from 0.
+        scale: (C,) standard deviations of the training targets, as in `metrics.score_rows`.
+    """
+
+    loss: Loss
+    names: tuple[str, ...]
+    texts: Sequence[tuple[str, ...]]
+    rows: IntArray
+    scale: FloatArray | None = None
+
+    def by_seed(self, outputs: SeedOutputs) -> FloatArray:
+        """Return (K, N, C) probabilities or values, float64."""
+        return metrics.probabilities_by_seed(self.loss, outputs, len(self.names))
+
+    def score(self, outputs: SeedOutputs, is_scored_N: NDArray[np.bool_] | None = None) -> dict[str, float]:
+        """Return the metrics, means over the labels or columns in which each is defined."""
+        chosen = slice(None) if is_scored_N is None else is_scored_N
+        targets_NC = self.targets[chosen]
+        if np.isnan(targets_NC).all():
+            return {}
+        return self._metrics(self.by_seed(outputs).mean(axis=0)[chosen], targets_NC)
+
+    def _metrics(self, mean_NC: FloatArray, targets_NC: FloatArray) -> dict[str, float]:
+        return metrics.score_rows(self.loss, mean_NC, targets_NC, self.scale)
+
+    def score_labels(self, outputs: SeedOutputs) -> dict[str, dict[str, float]]:
+        """Return the metrics of each label or value by its name; nothing for classes or a single one."""
+        return metrics.score_labels(self.loss, self.by_seed(outputs).mean(axis=0), self.targets, self.names)
+
+    def describe_outputs(self, outputs: SeedOutputs) -> list[str]:
+        """Return in words which outputs are the same in every row."""
+        return metrics.describe_constant(self.loss, self.by_seed(outputs).mean(axis=0), self.targets, self.names)
+
+    def prediction_columns(self, outputs: SeedOutputs) -> dict[str, list[str]]:
+        """Return `<name>_probability` of each label or class, or `<name>_predicted` value; `predicted_class` if there
+        are classes; over several seeds `<name>_seed_spread`, their standard deviation (n - 1).
+        """
+        by_seed_KNC = self.by_seed(outputs)
+        mean_NC = by_seed_KNC.mean(axis=0)
+        columns = name_columns(self.names, "predicted" if self.loss == "regression" else "probability", mean_NC)
+        if self.loss == "classes":
+            columns["predicted_class"] = [self.names[index] for index in mean_NC.argmax(axis=1)]
+        if len(by_seed_KNC) > 1:
+            columns |= name_columns(self.names, "seed_spread", by_seed_KNC.std(axis=0, ddof=1))
+        return columns
+
+    def write_predictions(self, folder: Path, split: Split, outputs: SeedOutputs) -> None:
+        """Write `predictions-<split>.csv`: probabilities of labels or classes, or values, by row of the input.
+
+        Behind them are the truth, `<name>_true` or `true_class`, and the text or SMILES that the model read.
+        """
+        if self.loss == "classes":
+            classes = self.targets[:, 0]
+            truth = {"true_class": ["" if math.isnan(c) else self.names[int(c)] for c in classes]}
+        else:
+            truth = name_columns(self.names, "true", self.targets)
+        texts = zip(*self.texts, strict=True)
+        inputs = ("input",) if len(self.texts[0]) == 1 else ("input_a", "input_b")
+        more = {**truth, **dict(zip(inputs, texts, strict=True))}
+        mean_NC = self.by_seed(outputs).mean(axis=0)
+        write_outputs(folder / f"predictions-{split}.csv", self.rows, self.names, mean_NC, more)
+
+
+def name_columns(names: Sequence[str], what: str, values_NC: FloatArray) -> dict[str, list[str]]:
+    """Return cells of `<name>_<what>` for C names, empty for NaN."""
+    return {
+        f"{name}_{what}": ["" if math.isnan(value) else f"{value:.6g}" for value in column]
+        for name, column in zip(names, values_NC.T, strict=True)
+    }
