@@ -1,8 +1,18 @@
-"""`python -m exlm_cli`: the `exlm` command."""
+"""The `exlm` command, also as `python -m exlm_cli`."""
 
+import signal
 import sys
 
-from exlm_cli.cli.app import main
+
+def main() -> int:
+    """Run one command and return its exit code, also where Ctrl-C comes while modules are imported."""
+    try:
+        from exlm_cli.cli.app import main as run
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped\n")
+        return 128 + signal.SIGINT
+    return run()
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -176,6 +176,8 @@ def _remove_leftovers(folder: Path, *, is_new: bool) -> None:
 
 
 def _not_empty(folder: Path) -> CheckpointError:
+    if not (folder / RUN_FILE).is_file():
+        return CheckpointError(f"{folder}: the folder is not empty", "choose another folder with `out=DIR`")
     hint = f"continue that run with `resume={folder}`, or choose another folder with `out=DIR`"
     return CheckpointError(f"{folder}: the run directory is not empty", hint)
 
@@ -305,6 +307,13 @@ def run_kind(path: Path) -> str:
             "the cells of a sweep, under its cells/, are such runs",
         )
     return command
+
+
+def damage_hint(path: Path) -> str:
+    """Return the hint for a file of a run that cannot be used; empty for a file outside a run directory."""
+    if not (path.parent / RUN_FILE).is_file():
+        return ""
+    return "something altered this file of a run, or another version wrote it: restore it, or start a new run"
 
 
 def is_checkpoint(path: Path) -> bool:

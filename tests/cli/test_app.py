@@ -6,12 +6,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib import metadata
+from types import ModuleType
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 import typer
 
+import exlm_cli.__main__
 from exlm_cli.cli import app as shell
 from exlm_cli.cli.app import explain, main
 from exlm_cli.errors import ConfigError, DivergedError, InterruptedRunError
@@ -79,6 +82,19 @@ def test_a_stop_by_the_user_is_no_error_and_has_the_signals_exit_code(failing, c
     failing(KeyboardInterrupt())
     assert main(["recipes"]) == 130
     assert capsys.readouterr().err == "stopped\n"
+
+
+def test_ctrl_c_while_modules_are_imported_is_a_stop_too(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "exlm_cli.cli.app", Interrupting("exlm_cli.cli.app"))
+    assert exlm_cli.__main__.main() == 130
+    assert capsys.readouterr().err == "stopped\n"
+
+
+class Interrupting(ModuleType):
+    """A module whose import is interrupted."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise KeyboardInterrupt
 
 
 def test_a_run_that_diverged_has_the_exit_code_of_a_job_that_failed(failing, capsys):

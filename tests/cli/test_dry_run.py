@@ -7,6 +7,7 @@ import yaml
 
 from exlm_cli.config.load import load_recipe, recipe_kind
 from exlm_cli.config.sweep import SweepRecipe
+from exlm_cli.run_dir import update_run_json
 from tests.cli.asserts import printed_by, result_of
 from tests.test_recipes import value_at
 
@@ -44,7 +45,7 @@ def test_the_recipe_is_printed_for_people_and_for_programs(words, values, folder
     (folder / "mine.yaml").write_text("extends: moleculenet-small\ntask: {name: moleculenet/sider}\n")
     (folder / "run").mkdir()
     (folder / "run" / "recipe.yaml").write_text("extends: text-large\nname: text-large\n")
-    (folder / "run" / "run.json").write_text("{}")
+    update_run_json(folder / "run", {"command": "pretrain"})
     before = sorted(folder.rglob("*"))
     printed = printed_by(capsys, [*shlex.split(words), "--dry-run"]).out
     assert result_of(capsys, *shlex.split(words), "--dry-run") == yaml.safe_load(printed)

@@ -111,5 +111,7 @@ def test_all_tasks_of_glue_fill_table_3_and_a_finished_series_is_only_read(folde
     assert out.endswith("wrote all/report/table-3.md\nwrote all/report/table-3.csv\n")
     again = result_of(capsys, "finetune", "--resume", "all")
     assert [run["task"] for run in again["runs"]] == [f"glue/{task}" for task in tasks]
+    shown = result_of(capsys, "eval", "all", "--no-figures")
+    assert {run["task"] for run in shown["runs"]} == {f"glue/{task}" for task in tasks}
     said = refusal_of(capsys, "finetune", "--resume", "all", "--seeds", "2")
     assert "`--set`, `--seeds`, `--num-replicates` and `--device` change none" in said

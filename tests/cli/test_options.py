@@ -4,7 +4,7 @@ import pytest
 import typer
 
 from exlm_cli.cli import app as shell
-from exlm_cli.cli.options import complete_recipes, running_command, to_options
+from exlm_cli.cli.options import complete_recipes, running_command, split_words, to_options
 from exlm_cli.config.load import KINDS, list_recipes
 
 COMMANDS = typer.main.get_command(shell.app).commands  # type: ignore[attr-defined]
@@ -41,6 +41,12 @@ def shown_by(command: str | None, text: str) -> str:
 )  # fmt: skip
 def test_a_setting_becomes_what_the_running_command_takes(command, library, shown):
     assert shown_by(command, library) == shown
+
+
+def test_a_list_is_read_as_a_line_of_csv():
+    assert split_words('IC50 , "Activity, in nM", "so ""called"""') == ["IC50", "Activity, in nM", 'so "called"']
+    assert split_words("") == [""]
+    assert split_words(None) is None
 
 
 @pytest.mark.parametrize("text", ["some.smi:2: `c1c=o`: RDKit cannot parse it", "`C.c=c`", "`PYTHONUTF8=1 exlm ...`"])

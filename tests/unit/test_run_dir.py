@@ -52,6 +52,10 @@ def test_a_given_folder_is_made_with_its_parents_and_an_empty_one_is_taken(tmp_p
     (out / "recipe.yaml").touch()
     with pytest.raises(CheckpointError, match="not empty") as caught:
         create_run_dir(out, "a")
+    assert caught.value.hint == "choose another folder with `out=DIR`"
+    (out / "run.json").touch()
+    with pytest.raises(CheckpointError, match="the run directory is not empty") as caught:
+        create_run_dir(out, "a")
     assert f"`resume={out}`" in caught.value.hint
 
 

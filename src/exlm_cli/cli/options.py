@@ -4,6 +4,7 @@ Messages of the library name a setting or a function argument as `` `key=VALUE` 
 option of the running command, or else by `--set key=VALUE`.
 """
 
+import csv
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -103,8 +104,13 @@ def refuse_with_resume(run: Path | None, options: Mapping[str, object]) -> None:
 
 
 def split_words(text: str | None) -> list[str] | None:
-    """Return the words of a list with commas, without blanks around them; None where the option was not given."""
-    return None if text is None else [word.strip() for word in text.split(",")]
+    """Return the words of a list with commas, without blanks around them; None where the option was not given.
+
+    A word with a comma is written as in CSV, in quotes.
+    """
+    if text is None:
+        return None
+    return [word.strip() for word in next(csv.reader([text], skipinitialspace=True)) or [""]]
 
 
 def parse_formats(text: str | None, accepted: Sequence[str]) -> tuple[str, ...]:

@@ -51,6 +51,12 @@ def local_run(given: Path, progress: Progress) -> Path:
     return fetch_run(str(given), progress)
 
 
+def runs_of_series(folder: Path) -> list[Path]:
+    """Return the finished runs of a folder of `exlm finetune SUITE all`; any other path by itself."""
+    finished = [path.parent for path in sorted(folder.glob("*/results.json"))]
+    return finished if (folder / "series.json").is_file() and finished else [folder]
+
+
 def given_runs(paths: Sequence[Path], progress: Progress) -> list[GivenRun]:
     """Return runs with their kinds and names, those of the Hub as copies in the cache.
 

@@ -2,7 +2,8 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, overload
 
@@ -17,7 +18,7 @@ from exlm_cli.config.yaml import MAX_CHARACTERS, describe_yaml_error, dump_yaml,
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.format import format_count
 from exlm_cli.paths import expand_path
-from exlm_cli.run_dir import RUN_FILE, resume_command
+from exlm_cli.run_dir import RUN_FILE, damage_hint, read_run_json, resume_command
 
 KINDS: tuple[type[Recipe], ...] = (PretrainRecipe, SweepRecipe, FinetuneRecipe)
 """Every kind of recipe. A new command that takes recipes adds its kind here."""
@@ -48,11 +49,15 @@ def load_recipe(name_or_file: str, overrides: Sequence[str] = (), *, kind: type[
             recipe of another kind.
     """
     path = _find_recipe(name_or_file, kind)
-    layers = _read_layers(path, (), kind)
+    with _hinting_at_damage(path):
+        layers = _read_layers(path, (), kind)
     other = _nearest_kind(layers.values, (kind, *KINDS))
     if other is not kind:
         raise _other_kind(_shown(path), other, kind)
     layers = layers.over(_named_by(path))
+    if damage_hint(path):
+        with _hinting_at_damage(path):  # before the overrides, whose mistakes have hints of their own
+            check_recipe(layers, _shown(path), kind)
     set_layers = [parse_override(override, kind) for override in overrides]
     for layer in set_layers:
         layers = layer.over(layers)
@@ -62,6 +67,15 @@ def load_recipe(name_or_file: str, overrides: Sequence[str] = (), *, kind: type[
     recipe = check_recipe(layers, _shown(path), kind)
     added = _variants_to_add(recipe, set_layers) if isinstance(recipe, SweepRecipe) else None
     return recipe if added is None else check_recipe(added.over(layers), _shown(path), kind)
+
+
+@contextmanager
+def _hinting_at_damage(path: Path) -> Iterator[None]:
+    """Replace the hint of an error in the recipe of a run, which nobody writes by hand."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(error.message, damage_hint(path) or error.hint) from error
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -88,14 +102,13 @@ def resumed_recipe(run: Path, kind: type[RecipeT], overrides: Sequence[str] = ()
             raise CheckpointError(
                 f"{run}: not a run directory: it has no {name}", f"give the directory that `exlm {kind.command}` named"
             )
-    path = str(run / "recipe.yaml")
-    begun = recipe_kind(path)
-    if begun is not kind:
+    command = read_run_json(run).command
+    if command != kind.command and not (command == "repeat-mlm" and issubclass(kind, SweepRecipe)):
         raise CheckpointError(
-            f"{run}: a run of `exlm {begun.command}`, not of `exlm {kind.command}`",
-            f"`{resume_command(begun.command, run)}` continues it",
+            f"{run}: a run of `exlm {command}`, not of `exlm {kind.command}`",
+            f"`{resume_command(command, run)}` continues it",
         )
-    return load_recipe(path, overrides, kind=kind)
+    return load_recipe(str(run / "recipe.yaml"), overrides, kind=kind)
 
 
 def recipe_kind(name_or_file: str) -> type[Recipe]:

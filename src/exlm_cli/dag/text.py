@@ -162,7 +162,7 @@ def _filling_cells(inspection: Inspection, filling: Filling) -> list[str | Text]
 
 
 def _transitions(inspection: Inspection) -> Table:
-    table = _table("from", "to", ">transition", ">paths")
+    table = _table(f"strongest {_NUM_TRANSITIONS}, from", "to", ">transition", ">paths")
     for edge in inspection.strongest_transitions(_NUM_TRANSITIONS):
         ends = [_named(inspection, node) for node in edge]
         table.add_row(*ends, f"{inspection.dag.trans[edge]:.2f}", f"{inspection.edge_use[edge]:.2f}")

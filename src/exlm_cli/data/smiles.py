@@ -50,12 +50,13 @@ _NUMBERS_OF_ATOM = (
 def train_smiles_vocabulary(rows: Iterable[str], vocab_size: int, min_frequency: int, progress: Progress) -> Tokenizer:
     """Collect the atom-wise tokens of SMILES, the most frequent first, equally frequent ones in alphabetical order.
 
-    `rows` are read once and never held. Tokens that occur less than `min_frequency` times, or do not fit into
-    `vocab_size`, which counts special tokens, become [UNK].
+    `rows` are read once and never held; those with characters that no SMILES has do not count. Tokens that occur less
+    than `min_frequency` times, or do not fit into `vocab_size`, which counts special tokens, become [UNK].
     """
     counts: Counter[str] = Counter()
     for row in rows:
-        counts.update(_TOKEN.findall(row))
+        if _COVERED.fullmatch(row):
+            counts.update(_TOKEN.findall(row))
     for token in SPECIAL_TOKENS:
         counts.pop(token, None)
     frequent = sorted((t for t in counts if counts[t] >= min_frequency), key=lambda t: (-counts[t], t))
@@ -67,7 +68,7 @@ def train_smiles_vocabulary(rows: Iterable[str], vocab_size: int, min_frequency:
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     num_dropped = len(counts) - len(kept)
     dropped = f"; {num_dropped:,} rarer ones become {UNK}" if num_dropped else ""
-    progress.message(f"collected {len(vocabulary):,} SMILES tokens{dropped}")
+    progress.message(f"collected {len(kept):,} SMILES tokens{dropped}")
     return Tokenizer(backend)
 
 

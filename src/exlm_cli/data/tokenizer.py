@@ -19,6 +19,7 @@ from exlm_cli.errors import TokenizerError
 from exlm_cli.files import reason_of, write_atomically
 from exlm_cli.format import printable
 from exlm_cli.progress import Progress
+from exlm_cli.run_dir import damage_hint
 
 TokenizerKind = Literal["bpe", "smiles"]
 
@@ -105,7 +106,7 @@ class Tokenizer:
         Raises:
             TokenizerError: It is missing, is not a tokenizer, has another kind of model or lacks a special token.
         """
-        hint = _TRAIN_HINT
+        hint = damage_hint(path) or _TRAIN_HINT
         try:
             text = path.read_text(encoding="utf-8")
         except OSError as error:

@@ -10,8 +10,6 @@ from exlm_cli.experiments.results import SweepCellResult, cell_folder
 from exlm_cli.format import format_fixed, format_percent
 from exlm_cli.progress import Bar, Board, Progress
 
-_PARTS = 1000
-"""The bar counts thousandths of the work."""
 _TAIL_BYTES = 8192
 """End of a metrics.jsonl that holds a whole row."""
 
@@ -29,7 +27,7 @@ def open_board(
     done = sum(cell.work for cell in cells if results[cell.folder] is not None) / sum(cell.work for cell in cells)
     with (
         progress.board("Entropy in bits, or share of the training done", rows, columns) as board,
-        progress.bar("sweep", _PARTS, done=int(_PARTS * done)) as bar,
+        progress.bar("sweep in %", 100, done=int(100 * done)) as bar,
     ):
         yield SweepBoard(run, cells, results, board, bar, progress)
 
@@ -84,7 +82,7 @@ class SweepBoard:
         shares = self._shares | dict.fromkeys(self._results, 1.0)
         done = sum(cell.work * shares.get(cell.folder, 0.0) for cell in self._cells)
         total = sum(cell.work for cell in self._cells)
-        self._bar.update(int(_PARTS * done / total), rate=f"{self.num_done} of {self.num_cells} cells")
+        self._bar.update(int(100 * done / total), rate=f"{self.num_done} of {self.num_cells} cells")
 
     def _show(self, cell: SweepCell) -> None:
         """Show what is known at the place of a cell, all its seeds side by side."""

@@ -28,6 +28,7 @@ class PretrainedScore:
     """A pre-trained checkpoint and its validation figures.
 
     Attributes:
+        tokenizer: `Tokenizer.fingerprint`.
         metrics: Figures by name (`train.evaluation.summarise`).
     """
 
@@ -37,6 +38,7 @@ class PretrainedScore:
     step: int
     parameters: int
     tokens: int
+    tokenizer: str
     data: str
     metrics: Mapping[str, float]
 
@@ -79,6 +81,7 @@ def evaluate_pretrained(
         pretrained.step,
         sum(p.numel() for p in pretrained.model.parameters()),
         load_state(pretrained.checkpoint).loop.num_tokens,
+        pretrained.tokenizer.fingerprint,
         f"{num_sequences} of {', '.join(valid) or 'its own validation data'}",
         _validate(recipe, data, pretrained.model, progress),
     )
@@ -144,7 +147,7 @@ def _load_data(pretrained: Pretrained, valid: Sequence[str], progress: Progress)
         # a recipe needs training data too; nothing is trained, so the validation inputs do for both
         inputs = json.dumps(list(valid), ensure_ascii=False)
         own += [f"data.train={inputs}", f"data.valid={inputs}", "data.max_rows=null"]
-    data = prepare_data(_own_recipe(pretrained, own), rejected_csv=None, progress=progress)
+    data = prepare_data(_own_recipe(pretrained, own), rejected_csv=None, progress=progress, is_trained=not valid)
     trained_on = read_run_json(run_directory(pretrained.checkpoint)).data_fingerprint
     if not valid and data.fingerprint != trained_on:
         progress.message(

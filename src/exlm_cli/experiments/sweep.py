@@ -192,7 +192,7 @@ def _run_waiting(
         raise failure
     if stop.number is not None:
         raise InterruptedRunError(
-            f"stopped with {board.num_done} of {board.num_cells} cells done; the others have saved a checkpoint",
+            f"stopped with {board.num_done} of {board.num_cells} cells done; those that ran have saved a checkpoint",
             f"continue with `{resume}`",
             stop.number,
         )

@@ -119,14 +119,16 @@ def predict(
     if is_known_N.any():
         scored = "; scored with and without them" if of_new else ""
         notes.append(f"rows of the training split: {is_known_N.sum():,} of {len(is_known_N):,}{scored}")
+    scores = encoded.score(outputs)
     summary = PredictionSummary(
         files,
         num_rows=rows.num_rows,
         num_unreadable=rows.num_rows - len(rows.keys),
-        metrics=encoded.score(outputs) | (labelled.score() if labelled is not None else {}),
+        metrics=scores | (labelled.score() if labelled is not None else {}),
         notes=(*notes_on_encoding, *rows.notes, *notes_on_table, *notes),
         num_in_training=int(is_known_N.sum()),
         metrics_of_new=of_new,
+        labels=encoded.score_labels(outputs) if scores else {},
     )
     return summary, labelled
 
@@ -212,7 +214,7 @@ def _calibrated_columns(rows: CalibratedRows) -> tuple[dict[str, list[str]], lis
     else:
         values = {"calibrated": calibration.calibrate(loss, mean_NC)}
         has_C = np.array([output is not None for output in calibration.outputs])
-        what = f"no calibrated probabilities: fewer than {MIN_OF_EACH} validation rows have an answer of"
+        what = f"no calibrated probabilities: fewer than {MIN_OF_EACH} validation rows are positive, or negative, for"
     missing = name_some(f"`{name}`" for name, has in zip(names, has_C, strict=True) if not has)
     notes = [f"{what} {missing}"] if missing else []
     if loss == "classes" and missing:

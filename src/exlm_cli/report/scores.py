@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from exlm_cli.files import finite_or_none
 from exlm_cli.finetune.results import Aggregate, BaselineResult, InitialWeights, RunResults, Summaries, Summary
 from exlm_cli.format import (
     NO_VALUE,
@@ -45,6 +46,7 @@ _FIGURES = {
     "num_infeasible": "sequences without an alignment",
 }
 """Validation figures of a checkpoint in the order of the table, with their headings."""
+_OF_VALUES, _OF_LABELS = ("rmse", "mae", "r2"), ("roc_auc", "average_precision", "accuracy")
 _MAX_LABELS = 30
 _COUNTS = ("num_sequences", "num_infeasible")
 
@@ -94,10 +96,22 @@ def _scores_table(results: RunResults) -> ReportTable:
     )
 
 
+def label_scores_table(labels: Mapping[str, Mapping[str, float]]) -> ReportTable:
+    """Return the scores of each label or value of a prediction."""
+    is_value = "rmse" in next(iter(labels.values()))
+    names, kind = (_OF_VALUES, "value") if is_value else (_OF_LABELS, "label")
+    rows = [
+        (label, *(format_number(finite_or_none(scores)[name]) for name in names)) for label, scores in labels.items()
+    ]
+    shown = rows[:_MAX_LABELS]
+    notes = [f"the first {len(shown)} of {len(rows)}; the JSON output has all"] if rows[len(shown) :] else []
+    return ReportTable("labels", f"Each {kind} alone", (kind, *names), (tuple(shown),), tuple(notes))
+
+
 def _labels_table(results: RunResults) -> ReportTable:
     """Return the scores of each label or value on the reported split, the baseline's beside them."""
     shown, split = results.replication or results, results.scored_split
-    names = ("rmse", "mae", "r2") if results.loss == "regression" else ("roc_auc", "average_precision", "accuracy")
+    names = _OF_VALUES if results.loss == "regression" else _OF_LABELS
     of_baseline = shown.baseline.labels.get(split, {}) if shown.baseline is not None else {}
     aggregate = results.aggregate
     rows = [
@@ -145,6 +159,8 @@ def pretraining_table(scores: "Sequence[PretrainedScore]") -> ReportTable:
         f"parameters, {format_large(score.tokens)} tokens, scored on {score.data}"
         for score in scores
     ]
+    if len({score.tokenizer for score in scores}) > 1:
+        notes.append("these runs have different tokenizers: do not compare their losses, accuracies and entropies")
     columns = ("figure", *(score.name for score in scores))
     return ReportTable("pretraining", "Pre-trained checkpoints", columns, (tuple(rows),), tuple(notes))
 

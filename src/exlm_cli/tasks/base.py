@@ -208,6 +208,7 @@ class PredictionSummary:
         notes: What a report says about them.
         num_in_training: Rows among them that the model was trained on.
         metrics_of_new: `metrics` without these rows; empty if there are none or no others.
+        labels: Scores of each label or value by its name, where there are several.
     """
 
     files: tuple[Path, ...]
@@ -217,6 +218,7 @@ class PredictionSummary:
     notes: tuple[str, ...]
     num_in_training: int = 0
     metrics_of_new: dict[str, float] = field(default_factory=dict)
+    labels: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

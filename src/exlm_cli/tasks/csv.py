@@ -15,6 +15,7 @@ from exlm_cli.tasks.sources import given_file
 from exlm_cli.tasks.splits import RowSplit, follow_split, limit_rows, split_rows
 from exlm_cli.tasks.table_rows import TableRows, usable_rows
 
+_TAKEN_NAMES = ("row", "line", "input", "problem")
 _SPLIT_WORDS: dict[str, Split] = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("valid", "validation", "val", "dev"), "valid"),
@@ -46,6 +47,12 @@ def load_csv(config: CsvTaskConfig, progress: Progress) -> TableTask:
         raise ConfigError(
             f"{table.path}: `{column}` cannot be input and label at once",
             f"name other columns with `task.label_columns=[A,B]` or `task.{config.input_kind}_column=NAME`",
+        )
+    taken = [name for name in config.label_columns if name in _TAKEN_NAMES or name.endswith("_true")]
+    if taken:
+        raise ConfigError(
+            f"{table.path}: files of predictions have a column `{taken[0]}` of their own",
+            "give the column of labels another name",
         )
     label_table = with_decimal_points(table, config.label_columns) if config.decimal_comma else table
     labels = read_labels(label_table, config.label_columns, config.label_kind)

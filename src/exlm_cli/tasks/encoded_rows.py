@@ -87,8 +87,8 @@ class EncodedRows(EncodedSplit):
 
 
 def name_columns(names: Sequence[str], what: str, values_NC: FloatArray) -> dict[str, list[str]]:
-    """Return cells of `<name>_<what>` for C names, empty for NaN."""
+    """Return cells of `<name>_<what>` for C names, with ten digits, empty for NaN."""
     return {
-        f"{name}_{what}": ["" if math.isnan(value) else f"{value:.6g}" for value in column]
+        f"{name}_{what}": ["" if math.isnan(value) else f"{value:.10g}" for value in column]
         for name, column in zip(names, values_NC.T, strict=True)
     }

@@ -258,9 +258,9 @@ def _is_missing(cell: str) -> bool:
 
 
 def _number(cell: str) -> float | None:
-    """Return a finite number, or None."""
+    """Return a finite number, or None; `1_000`, which Python reads as one, is none."""
     try:
-        value = float(cell)
+        value = math.nan if "_" in cell else float(cell)
     except ValueError:
         return None
     return value if math.isfinite(value) else None

@@ -5,6 +5,7 @@ NaN. scikit-learn takes seconds to import, so each function does it when it is c
 """
 
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -59,7 +60,9 @@ def metric(name: str, targets: ArrayLike, predicted: ArrayLike) -> float:
         case "r2" if varies:
             return float(metrics.r2_score(targets, predicted))
         case "pearsonr" | "spearmanr" if varies and len(np.unique(predicted)) >= 2:
-            return float(getattr(stats, name)(targets, predicted).statistic)
+            with warnings.catch_warnings():  # of values that hardly vary; their correlation is still defined
+                warnings.simplefilter("ignore", stats.NearConstantInputWarning)
+                return float(getattr(stats, name)(targets, predicted).statistic)
     return math.nan
 
 

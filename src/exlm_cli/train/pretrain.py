@@ -28,7 +28,7 @@ from exlm_cli.distributed.ranks import ALONE, PREPARE_LIMIT_S, Ranks, join
 from exlm_cli.distributed.shared_run import hold_run, require_same_data, require_same_recipe
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import removed_on_failure
-from exlm_cli.format import format_parameters, format_percent
+from exlm_cli.format import format_number_of, format_parameters, format_percent
 from exlm_cli.launch import read_launch
 from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.alignment import choose_backend
@@ -234,9 +234,9 @@ def _run_pretraining(
         num_parameters = sum(p.numel() for p in model.parameters())
         task = PretrainTask(recipe, data, model, device, ranks)
         progress.message(
-            f"{recipe.name}: {format_parameters(num_parameters)} parameters, {len(data.train):,} sequences, "
-            f"{data.train.num_tokens:,} tokens, on {describe_device(device)}{ranks.describe()}; "
-            f"results in {run}"
+            f"{recipe.name}: {format_parameters(num_parameters)} parameters, "
+            f"{format_number_of(len(data.train), 'sequence')}, {data.train.num_tokens:,} tokens, "
+            f"on {describe_device(device)}{ranks.describe()}; results in {run}"
         )
         precision = "fp32" if task.autocast_dtype is None else "bf16"
         if before is not None and before.precision not in (None, precision):

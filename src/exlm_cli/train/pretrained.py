@@ -65,6 +65,9 @@ def load_pretrained(path: Path, *, device: str = "auto", progress: Progress | No
         )
     recipe = load_recipe(str(run / "recipe.yaml"), [f"device={device}"])
     if is_checkpoint(path):
+        if not path.is_dir():
+            steps = ", ".join(found.name for found in checkpoint_paths(run)) or "none"
+            raise CheckpointError(f"{path}: no such checkpoint", f"checkpoints of the run: {steps}")
         reason = verify_checkpoint(path)
         checkpoint = path if reason is None else None
     else:

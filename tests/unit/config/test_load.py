@@ -20,6 +20,7 @@ from exlm_cli.config.load import (
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.config.sweep import SweepRecipe
 from exlm_cli.errors import CheckpointError, ConfigError
+from exlm_cli.run_dir import update_run_json
 
 
 def write(path: Path, text: str) -> Path:
@@ -177,7 +178,7 @@ def test_a_path_in_the_home_folder_is_found(tmp_path, monkeypatch):
 def test_a_run_is_continued_by_the_command_that_began_it(tmp_path, begun, kind):
     recipe = load_recipe(begun.example, kind=begun)
     (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
-    (tmp_path / "run.json").write_text("{}")
+    update_run_json(tmp_path, {"command": begun.command})
     if kind is begun:
         assert resumed_recipe(tmp_path, kind, ["device=cuda"]) == recipe.model_copy(update={"device": "cuda"})
         return
@@ -186,6 +187,20 @@ def test_a_run_is_continued_by_the_command_that_began_it(tmp_path, begun, kind):
     ) as error:
         resumed_recipe(tmp_path, kind)
     assert f"--resume {tmp_path}`" in error.value.hint
+
+
+def test_damage_in_the_recipe_of_a_run_is_told_apart_from_a_mistake_of_the_user(tmp_path):
+    update_run_json(tmp_path, {"command": "pretrain"})
+    content = dump_recipe(load_recipe("text-small"))
+    for damaged in (content[:80], content.partition("optim:")[0], content[: content.index("optim:") + 9]):
+        (tmp_path / "recipe.yaml").write_text(damaged)
+        with pytest.raises(ConfigError) as caught:
+            resumed_recipe(tmp_path, PretrainRecipe, ["seed=2"])
+        assert caught.value.hint.startswith("something altered this file of a run")
+    (tmp_path / "recipe.yaml").write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        resumed_recipe(tmp_path, PretrainRecipe, ["sead=2"])
+    assert caught.value.hint == "did you mean `seed`?"
 
 
 def test_a_folder_of_tokens_is_no_run(tmp_path):

@@ -96,6 +96,10 @@ def test_a_missing_key_or_section_is_named_with_what_it_accepts():
     assert f"`extends: {PretrainRecipe.example}`" in error.hint
 
 
+def test_a_misspelt_extends_is_named():
+    assert error_of(file=Layers.read_from({"extend": "text-small"}, "mine.yaml")).hint == "did you mean `extends`?"
+
+
 def test_an_unknown_key_comes_before_what_follows_from_it_and_has_the_nearest_key_in_the_hint():
     values = Layers.read_from({**FILE.values, "optim": {"lrr": 1e-3}}, "mine.yaml")
     error = error_of(file=values)

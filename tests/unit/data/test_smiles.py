@@ -59,7 +59,12 @@ def test_the_vocabulary_keeps_the_most_frequent_tokens_and_breaks_ties_by_spelli
     # O 3, N 2, then C, F and S once each: C comes first by spelling
     assert [tokenizer.token_text(i) for i in range(5, 8)] == ["O", "N", "C"]
     assert tokenizer.decode(tokenizer.encode("OF")) == "O[UNK]"
-    assert "8 SMILES tokens; 2 rarer" in progress.said[0]
+    assert "3 SMILES tokens; 2 rarer" in progress.said[0]
+
+
+def test_rows_that_are_no_smiles_add_no_tokens():
+    tokenizer = train_smiles_vocabulary(["smiles", "CCO", "=+cmd"], 100, 1, SilentProgress())
+    assert [tokenizer.token_text(i) for i in range(5, tokenizer.vocab_size)] == ["C", "O"]
 
 
 _MOLECULES = (

@@ -125,11 +125,12 @@ def test_rows_without_label_or_text_are_left_out_and_told(tmp_path):
     [
         ({"files": {}}, "no table is given", "task.files.train=FILE"),
         ({"label_columns": ("smiles",)}, "`smiles` cannot be input and label at once", ""),
+        ({"label_columns": ("y", "row")}, "files of predictions have a column `row` of their own", "another name"),
         ({"label_columns": ("value",), "class_weights": "balanced"}, "`task.class_weights:", "task.label_kind"),
     ],
 )  # fmt: skip
 def test_a_recipe_that_does_not_fit_the_table_is_refused(tmp_path, options, message, hint):
-    header = "smiles,y,note,part" if "value" not in str(options) else "smiles,value"
+    header = "smiles,y,row,part" if "value" not in str(options) else "smiles,value"
     write(tmp_path / "a.csv", header, ["C,1,x,train", "CC,0,y,test"] if "y" in header else ["C,1.5", "CC,2", "CN,3"])
     with pytest.raises(ConfigError, match=message) as caught:
         load(tmp_path, **options)

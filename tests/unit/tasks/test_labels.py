@@ -64,6 +64,7 @@ def test_what_was_found_is_told(columns, note):
     ("kind", "cells", "loss", "names"),
     [
         ("classes", "0|1|2|1.0|-0", "classes", ("0", "1", "2")),
+        ("auto", "1_000|2_000|1_000|2_000", "classes", ("1_000", "2_000")),
         ("regression", "0|1|1", "regression", ("y",)),
         ("multi_label", "0|1|1", "binary", ("y",)),
     ],

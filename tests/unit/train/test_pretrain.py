@@ -248,6 +248,9 @@ def test_a_damaged_step_and_a_folder_that_is_no_run_are_refused_by_name(copy, tm
     (copy / "checkpoints/step-6/state.json").unlink()
     with pytest.raises(CheckpointError, match=r"step-6 is refused: state.json is missing$"):
         load_pretrained(copy / "checkpoints/step-6", device="cpu")
+    with pytest.raises(CheckpointError, match=r"step-41: no such checkpoint$") as caught:
+        load_pretrained(copy / "checkpoints/step-41", device="cpu")
+    assert caught.value.hint == "checkpoints of the run: step-6, step-3"
     assert load_pretrained(copy, device="cpu").step == 3
     (copy / "checkpoints/step-3/state.json").unlink()
     with pytest.raises(CheckpointError, match=r"is refused: no checkpoint of it is whole$"):

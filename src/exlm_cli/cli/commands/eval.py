@@ -82,7 +82,7 @@ def evaluate(
     seeds, ROC and precision-recall curves, confusion matrices. A sweep: its report, as far as it is done.
     """
     from exlm_cli.cli import console
-    from exlm_cli.cli.runs import given_runs, is_on_hub, local_run, newest_run
+    from exlm_cli.cli.runs import given_runs, is_on_hub, local_run, newest_run, runs_of_series
     from exlm_cli.experiments.results import is_sweep_run
 
     output = Output(parse_formats(formats, list(SUFFIXES)), out, has_figures=figures, as_json=as_json)
@@ -92,7 +92,8 @@ def evaluate(
         raise ConfigError("`--mask-ratios` and `--num-states` need `--entropy`", "add `--entropy`, or leave them out")
     progress = console.open_progress()
     takes_all = not entropy and not data and max_sequences is None
-    given = [local_run(run, progress) for run in runs or [newest_run(takes_all=takes_all, progress=progress)]]
+    chosen_runs = runs or [newest_run(takes_all=takes_all, progress=progress)]
+    given = [path for run in chosen_runs for path in runs_of_series(local_run(run, progress))]
     if takes_all and any(map(is_sweep_run, given)):
         if len(given) > 1:
             raise ConfigError("give one sweep at a time", "the runs under its `cells/` can be scored with others")

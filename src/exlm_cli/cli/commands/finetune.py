@@ -50,7 +50,7 @@ ScratchOption = Annotated[
 ]
 EncoderOption = Annotated[
     str | None,
-    typer.Option("--encoder", metavar="RECIPE", help="With --from-scratch: architecture; no checkpoint is needed."),
+    typer.Option("--encoder", metavar="RECIPE", help="Train this architecture from scratch; no checkpoint is needed."),
 ]
 SeedsOption = Annotated[str | None, typer.Option("--seeds", "--seed", metavar="LIST", help="Seeds, like 1,2,3.")]
 ReplicatesOption = Annotated[
@@ -67,7 +67,8 @@ SplitOption = Annotated[
     str | None, typer.Option("--split", metavar="NAME", help="scaffold[-chiral|-balanced|-deepchem], random, file.")
 ]
 LabelColumnsOption = Annotated[
-    str | None, typer.Option("--label-columns", metavar="LIST", help="Columns of a CSV with labels, like A,B.")
+    str | None,
+    typer.Option("--label-columns", metavar="LIST", help='Columns of a CSV with labels, like A,B or A,"B, in nM".'),
 ]
 BaselineOption = Annotated[
     bool | None,

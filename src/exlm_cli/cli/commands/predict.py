@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -143,15 +143,19 @@ def print_summary(summary: "PredictionSummary", *, as_json: bool) -> None:
     """Print how many rows were read, their scores, and the files."""
     from exlm_cli.cli import console
     from exlm_cli.cli.options import to_options
+    from exlm_cli.report.scores import label_scores_table
 
     counts = {"rows": summary.num_rows, "unreadable_rows": summary.num_unreadable}
     if summary.num_in_training:
         counts["rows_in_training_split"] = summary.num_in_training
     if as_json:
-        scores = {"metrics": summary.metrics, "metrics_without_training_rows": summary.metrics_of_new}
+        scores: dict[str, Any] = {"metrics": summary.metrics, "metrics_without_training_rows": summary.metrics_of_new}
+        scores |= {"labels": summary.labels} if summary.labels else {}
         return console.emit_json({"files": summary.files, **counts, **scores, "notes": summary.notes})
     without = {f"{name}_without_training_rows": value for name, value in summary.metrics_of_new.items()}
     console.emit_pairs({**counts, **summary.metrics, **without})
+    if summary.labels:
+        console.emit_tables([label_scores_table(summary.labels)])
     for note in summary.notes:
         console.emit_sentence(f"note: {to_options(note)}")
     console.emit_files(summary.files)

@@ -86,11 +86,17 @@ class _Corpus:
 
 
 def prepare_data(
-    recipe: PretrainRecipe, *, rejected_csv: Path | None, progress: Progress, builds: bool = True
+    recipe: PretrainRecipe,
+    *,
+    rejected_csv: Path | None,
+    progress: Progress,
+    builds: bool = True,
+    is_trained: bool = True,
 ) -> PreparedData:
     """Train or load the tokenizer and tokenise a recipe's inputs, or find both in the cache.
 
     `rejected_csv` gets the list of skipped rows, if there are any. Without `builds` the cache must hold both already.
+    Without `is_trained` no file is reported as both trained and validated on.
 
     Raises:
         DataError: Inputs missing or unusable, no usable row; the cache cannot be written, or lacks what it must hold.
@@ -105,7 +111,7 @@ def prepare_data(
             fingerprint_sources(resolve_inputs(inputs, kind=data.kind, progress=progress), cache, progress)
             for inputs in (data.train, data.valid)
         )
-        _warn(recipe, train, valid, progress)
+        _warn(recipe, train if is_trained else [], valid, progress)
         tokenizer = _obtain_tokenizer(recipe, train, cache, progress, builds=builds)
         corpus = _Corpus(recipe, train, valid, tokenizer, data_fingerprint(recipe, train, valid, tokenizer))
         prepared = _obtain_shards(corpus, cache, progress, builds=builds)
@@ -235,6 +241,9 @@ def _build_shards(directory: Path, corpus: _Corpus, progress: Progress) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+_LARGE_HOLDOUT = 0.2
+"""Share of the tokens for validation above which a warning is due."""
+
 # Splits: two inputs, or one of which rows are held out. Both return the number of skipped rows.
 
 
@@ -274,6 +283,12 @@ def _write_held_out_splits(corpus: _Corpus, folder: Path, progress: Progress) ->
         raise DataError(
             f"{_named(corpus.train)}: too few usable rows to hold some out for validation; {skipped.describe()}",
             "give more rows, or rows of their own with `data.valid`",
+        )
+    share = valid.num_tokens / (train.num_tokens + valid.num_tokens)
+    if share > max(_LARGE_HOLDOUT, 2 * data.valid_fraction):
+        progress.message(
+            f"warning: {share:.0%} of the tokens are held out for validation, where `data.valid_fraction` is "
+            f"{data.valid_fraction:g}: a row, or a document, is held out whole"
         )
     return skipped.num_rows
 

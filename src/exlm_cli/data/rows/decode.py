@@ -148,10 +148,12 @@ def decoded_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
 
 
 def bounded_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
-    """Yield lines as `decoded_lines`; a line beyond 1 MiB comes in pieces, cut at blanks, with the same number.
+    """Yield lines as `decoded_lines`; a line beyond 1 MiB comes in pieces with the same number.
+
+    It is cut at blanks, or in a text without blanks, like one in Chinese, between two characters.
 
     Raises:
-        DataError: A line is not UTF-8 text, holds a zero byte, or has a word longer than 1 MiB.
+        DataError: A line is not UTF-8 text, or holds a zero byte.
     """
     number, offset, held = 1, 0, b""
     for piece in iter(partial(file.readline, LONGEST_LINE_BYTES), b""):
@@ -162,18 +164,21 @@ def bounded_lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, str]]:
         held = b""
         is_whole = line.endswith(b"\n") or len(piece) < LONGEST_LINE_BYTES
         if not is_whole:
-            cut = line.rfind(b" ") + 1
-            if not cut:
-                raise DataError(
-                    f"{path}:{number}: a word longer than {LONGEST_LINE_BYTES:,} bytes at offset {offset:,}",
-                    "the file is not running text or SMILES",
-                )
+            cut = line.rfind(b" ") + 1 or _start_of_last_character(line)
             line, held = line[:cut], line[cut:]
         yield number, _decode_line(path, line, number, offset)
         offset += len(line)
         number += is_whole
     if held:
         yield number, _decode_line(path, held, number, offset)
+
+
+def _start_of_last_character(line: bytes) -> int:
+    """Return where the last UTF-8 character of a line begins, which may be cut off."""
+    start = len(line) - 1
+    while start > 1 and line[start] & 0xC0 == 0x80:
+        start -= 1
+    return start
 
 
 def _decode_line(path: Path, line: bytes, number: int, offset: int) -> str:
@@ -241,7 +246,7 @@ def parse_json(text: str) -> tuple[Any, str | None]:
     try:
         return json.loads(text), None
     except json.JSONDecodeError as error:
-        return None, f"not JSON: {error.msg} at column {error.colno}"
+        return None, f"not JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
     except (ValueError, RecursionError) as error:
         return None, beyond_limits(error)
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from exlm_cli.data.rows import decode
 from exlm_cli.errors import DataError
-from exlm_cli.format import name_some
+from exlm_cli.format import format_number_of, name_some
 
 RowKind = Literal["text", "smiles"]
 
@@ -32,6 +32,8 @@ _PLAUSIBLE_COLUMNS: dict[RowKind, frozenset[str]] = {
     "text": frozenset({"text", "sentence", "content", "document", "article"}),
     "smiles": frozenset({"smiles", "canonical_smiles", "isomeric_smiles", "mol"}),
 }
+_OTHER_DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+DELIMITER_HINT = "write the file with commas, or with tabs as .tsv"
 _PARQUET_BATCH_ROWS, _MIN_BATCH_ROWS = 4096, 64
 _PARQUET_BATCH_BYTES = 1 << 28
 
@@ -128,10 +130,23 @@ class ColumnChoice(NamedTuple):
             return self.name
         plausible = [name for name in names if name.lower() in _PLAUSIBLE_COLUMNS[self.kind]]
         if len(plausible) != 1:
-            which = "more than one" if plausible else "none"
-            found = f"There are {_listed(names)}; {which} of them is named like it"
-            raise DataError(f"{origin}: which column holds the {self.kind}? {found}", hint)
+            if found := other_delimiter(names):
+                raise DataError(f"{origin}: {found}", DELIMITER_HINT)
+            words = "SMILES" if self.kind == "smiles" else self.kind
+            which = "more than one has" if plausible else "none has"
+            raise DataError(
+                f"{origin}: which column holds the {words}? There are {_listed(names)}; {which} a usual name", hint
+            )
         return plausible[0]
+
+
+def other_delimiter(names: Sequence[str]) -> str:
+    """Return in words that a header seems to have another delimiter than commas; empty where it does not."""
+    if len(names) == 1:
+        for delimiter, words in _OTHER_DELIMITERS.items():
+            if delimiter in names[0]:
+                return f"the header seems to be separated by {words}, not by commas"
+    return ""
 
 
 def format_of(path: Path) -> str | None:
@@ -150,6 +165,7 @@ def iter_records(
     header: Sequence[str] | None = None,
     bare: RowKind | None = None,
     only: ColumnChoice | None = None,
+    cuts_lines: bool = False,
 ) -> Iterator[Record]:
     """Yield the rows of a file one after the other; empty lines are passed over.
 
@@ -161,6 +177,7 @@ def iter_records(
         bare: Column under which a line of text, or a JSON value that is not an object, is given; accepts `.txt` and
             `.smi` too. Of "smiles", the value is the first word of a line. None: such JSON values are problems.
         only: Read this column alone.
+        cuts_lines: Give a line of text beyond 1 MiB in pieces with the same number.
 
     Raises:
         DataError: The file is missing, of another format, damaged or empty, its header names a column twice, or the
@@ -186,7 +203,8 @@ def iter_records(
                 yield from _read_parquet(path, file, only)
             case _:
                 assert bare is not None
-                yield from _read_lines(path, file, bare)
+                lines = decode.bounded_lines if cuts_lines else decode.decoded_lines
+                yield from _read_lines(path, lines(path, file), bare)
 
 
 def iter_file_rows(path: Path, raw: io.BufferedReader, column: ColumnChoice) -> Iterator[Row]:
@@ -197,7 +215,7 @@ def iter_file_rows(path: Path, raw: io.BufferedReader, column: ColumnChoice) -> 
     """
     continues_documents = format_of(path) in LINE_FORMATS
     number_before = -1
-    for record in iter_records(path, raw=raw, bare=column.kind, only=column):
+    for record in iter_records(path, raw=raw, bare=column.kind, only=column, cuts_lines=True):
         if continues_documents:
             # blank lines leave a gap; the pieces of one long line have the same number
             starts_document = record.number > number_before + 1 or column.kind == "smiles"
@@ -224,9 +242,9 @@ def as_row(record: Record) -> Row:
     return Row(record.source, record.number, value.strip())
 
 
-def _read_lines(path: Path, file: io.BufferedReader, kind: RowKind) -> Iterator[Record]:
+def _read_lines(path: Path, lines: Iterator[tuple[int, str]], kind: RowKind) -> Iterator[Record]:
     source = str(path)
-    for number, line in decode.bounded_lines(path, file):
+    for number, line in lines:
         text = line.rstrip()
         if text:
             yield Record(source, number, {kind: text.split(maxsplit=1)[0] if kind == "smiles" else text})
@@ -254,6 +272,8 @@ def _with_header(
     source = str(path)
     index = None if only is None else names.index(only.choose(source, names))
     for number, cells in rows:
+        if len(cells) == 1 < len(names) and not cells[0].strip():
+            continue  # a line of blanks
         if index is None:
             values = {name: cell.strip() for name, cell in zip(names, cells, strict=False)}
         else:
@@ -261,7 +281,7 @@ def _with_header(
         if len(cells) == len(names):
             yield Record(source, number, values)
         else:
-            problem = f"the row has {len(cells)} cells, expected {len(names)}"
+            problem = f"the row has {format_number_of(len(cells), 'cell')}, expected {len(names)}"
             yield Record(source, number, values, problem, delimiter.join(cells))
 
 

@@ -5,13 +5,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from exlm_cli.data.rows.records import LINE_FORMATS, RowKind, SkippedRow, format_of, iter_records
+from exlm_cli.data.rows.records import (
+    DELIMITER_HINT,
+    LINE_FORMATS,
+    RowKind,
+    SkippedRow,
+    format_of,
+    iter_records,
+    other_delimiter,
+)
 from exlm_cli.errors import DataError
 from exlm_cli.format import name_some
 
 TABLE_FORMATS = (".csv", ".tsv")
-
-_OTHER_DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,10 @@ class Table:
             DataError: There is no such column. Names the nearest one, or all and the `hint`.
         """
         if name not in self.columns:
-            raise DataError(f"{self.path}: no column `{name}`; {self._describe_columns()}", self._nearest(name) or hint)
+            if found := other_delimiter([*self.columns]):
+                raise DataError(f"{self.path}: no column `{name}`; {found}", DELIMITER_HINT)
+            names = name_some((f"`{known}`" for known in self.columns), limit=12)
+            raise DataError(f"{self.path}: no column `{name}`; there are {names}", self._nearest(name) or hint)
         return self.columns[name]
 
     def where(self, row: int) -> str:
@@ -71,14 +80,6 @@ class Table:
 
     def _file_of(self, row: int) -> Path:
         return next((path for start, path in reversed(self.added) if row >= start), self.path)
-
-    def _describe_columns(self) -> str:
-        names = list(self.columns)
-        if len(names) == 1:
-            for delimiter, words in _OTHER_DELIMITERS.items():
-                if delimiter in names[0]:
-                    return f"the header seems to be separated by {words}, not by commas"
-        return "there are " + name_some((f"`{name}`" for name in names), limit=12)
 
     def _nearest(self, name: str) -> str:
         by_folded = {known.casefold(): known for known in reversed(self.columns)}

@@ -350,6 +350,13 @@ def test_no_heavy_library_is_imported_before_it_is_needed():
     assert done.stdout == "[]\n"
 
 
+def test_a_large_share_that_is_held_out_is_warned_of(workplace):
+    (workplace / "two.txt").write_text("amber birch cedar " * 60 + "\n\n" + "fern elder hazel " * 60 + "\n")
+    progress = Recorder()
+    _prepare(_recipe(workplace, train=[str(workplace / "two.txt")], valid_fraction=0.01), progress)
+    assert any("of the tokens are held out for validation" in said for said in progress.said)
+
+
 def test_a_file_in_both_sets_is_warned_of_and_shares_of_the_most_rows_are_named(workplace):
     progress = Recorder()
     same = str(workplace / "text.txt")

@@ -36,7 +36,7 @@ def test_lines_are_a_table_of_one_column_where_they_are_asked_for(tmp_path, kind
     ("name", "content", "message"),
     [
         ("a.csv", b"x,y\n", ": there is a header and no row below it"),
-        ("a.csv", b"x,y\nC,1\nCCO\n", ":3: the row has 1 cells, expected 2"),
+        ("a.csv", b"x,y\nC,1\nCCO\n", ":3: the row has 1 cell, expected 2"),
         ("a.csv", b"x,y\nC,1\nCCO,1,2\n", ":3: the row has 3 cells, expected 2"),
         ("a.txt", b"x\n", ": not a table that can be read; accepted are .csv .tsv, also with .gz or .xz"),
     ],
@@ -53,7 +53,7 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, name, content, message):
         (("Smiles", "y"), "a.csv: no column `smiles`; there are `Smiles`, `y`", "did you mean `Smiles`?"),
         (("mol", "y"), "a.csv: no column `smiles`; there are `mol`, `y`", "name one"),
         (("smiles;y",), "a.csv: no column `smiles`; the header seems to be separated by semicolons, not by commas",
-         "did you mean `smiles;y`?"),
+         "write the file with commas, or with tabs as .tsv"),
         (tuple(f"t{i}" for i in range(14)),
          "a.csv: no column `smiles`; there are " + ", ".join(f"`t{i}`" for i in range(12)) + " and 2 more", "name one"),
     ],
