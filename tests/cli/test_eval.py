@@ -57,6 +57,11 @@ def test_pretrained_runs_are_scored_side_by_side_on_given_data(run_folder, capsy
     assert "validating: 1/1" in said
     assert "effective states per mask" in out
     assert "note: text: exlm, step 3" in out
+    (run_folder / "mine.csv").write_text("id,words\n1,amber birch\n2,cedar fern elder\n")
+    said = refusal_of(capsys, "eval", "T", "--data", "mine.csv")
+    assert "hint: choose one with `--column NAME`" in said
+    scored = result_of(capsys, "eval", "T", "--data", "mine.csv", "--column", "words")["runs"][0]["metrics"]
+    assert scored["num_sequences"] == 2
 
 
 def test_entropy_over_mask_ratios_is_printed_written_and_drawn(run_folder, made, capsys):

@@ -168,6 +168,7 @@ _OVERRIDE = re.compile(r"(override )?`([a-z][\w.-]*)=([^`]*)`|override `([^`]*)`
 
 _PARAMETERS: dict[str, tuple[str, ...]] = {
     "checkpoint": ("checkpoint", "run", "runs"),
+    "data.column": ("column",),
     "data.on_invalid": ("on_invalid",),
     "data.train": ("inputs", "data"),
     "data.valid": ("data",),

@@ -48,6 +48,7 @@ def evaluate_pretrained(
     name: str,
     *,
     valid: Sequence[str] = (),
+    overrides: Sequence[str] = (),
     max_sequences: int | None = None,
     device: str = "auto",
     progress: Progress | None = None,
@@ -60,6 +61,7 @@ def evaluate_pretrained(
     Args:
         path: Run directory or `checkpoints/step-N`.
         valid: Files, folders or globs of text or SMILES; empty: the run's own validation data.
+        overrides: For `valid`, like `data.column=NAME`.
         max_sequences: Sequences scored, evenly spread; none: all.
 
     Raises:
@@ -68,7 +70,7 @@ def evaluate_pretrained(
     """
     progress = progress or SilentProgress()
     pretrained = load_pretrained(path, device=device, progress=progress)
-    data = _load_data(pretrained, valid, progress)
+    data = _load_data(pretrained, valid, overrides, progress)
     own = pretrained.recipe
     recipe = own.model_copy(update={"train": own.train.model_copy(update={"validation_sequences": max_sequences})})
     num_scored = min(len(data.valid), max_sequences or len(data.valid))
@@ -93,6 +95,7 @@ def measure_entropy(
     mask_ratios: Sequence[float] = (),
     ks: Sequence[int] = (),
     valid: Sequence[str] = (),
+    overrides: Sequence[str] = (),
     max_sequences: int | None = None,
     device: str = "auto",
     progress: Progress | None = None,
@@ -104,6 +107,7 @@ def measure_entropy(
         mask_ratios: Empty: the one it was trained with.
         ks: Copies of a token for Repeated MLM, states of a mask for ExLM; empty: as trained.
         valid: Validation inputs; empty: the run's own.
+        overrides: For `valid`, like `data.column=NAME`.
         max_sequences: Sequences scored, evenly spread; none: all.
 
     Raises:
@@ -118,7 +122,7 @@ def measure_entropy(
     own_k = masking.num_states_per_mask if pretrained.recipe.objective == "exlm" else masking.num_repeats
     pairs = [(k, p) for k in ks or (own_k,) for p in mask_ratios or (masking.mask_ratio,)]
     recipes = [_with_masking(pretrained, k, p, max_sequences) for k, p in pairs]
-    data = _load_data(pretrained, valid, progress)
+    data = _load_data(pretrained, valid, overrides, progress)
     results = []
     with progress.bar("entropy", len(pairs)) as bar:
         for number, recipe in enumerate(recipes, start=1):
@@ -138,7 +142,9 @@ def measure_entropy(
     return results
 
 
-def _load_data(pretrained: Pretrained, valid: Sequence[str], progress: Progress) -> PreparedData:
+def _load_data(
+    pretrained: Pretrained, valid: Sequence[str], overrides: Sequence[str], progress: Progress
+) -> PreparedData:
     """Return the run's own data, or all rows of given validation inputs, tokenised as in the run."""
     # the tokenizer of the run: the file that it came from may have changed
     tokenizer = run_directory(pretrained.checkpoint) / "tokenizer.json"
@@ -146,7 +152,7 @@ def _load_data(pretrained: Pretrained, valid: Sequence[str], progress: Progress)
     if valid:
         # a recipe needs training data too; nothing is trained, so the validation inputs do for both
         inputs = json.dumps(list(valid), ensure_ascii=False)
-        own += [f"data.train={inputs}", f"data.valid={inputs}", "data.max_rows=null"]
+        own += [f"data.train={inputs}", f"data.valid={inputs}", "data.max_rows=null", *overrides]
     data = prepare_data(_own_recipe(pretrained, own), rejected_csv=None, progress=progress, is_trained=not valid)
     trained_on = read_run_json(run_directory(pretrained.checkpoint)).data_fingerprint
     if not valid and data.fingerprint != trained_on:

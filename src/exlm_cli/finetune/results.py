@@ -279,6 +279,8 @@ def read_predictions(path: Path, hint: str, *, num_columns: int | None = None) -
     try:
         with path.open(encoding="utf-8", newline="") as file:
             header, *lines = csv.reader(file)
+        if any(len(line) != len(header) for line in lines):
+            raise ValueError("a row is cut off")
         num_columns = len(header) - 1 if num_columns is None else num_columns
         values = np.array([[float(cell) for cell in line[1 : 1 + num_columns]] for line in lines])
         return [int(line[0]) for line in lines], values.reshape(len(lines), num_columns)

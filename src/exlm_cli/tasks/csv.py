@@ -61,7 +61,8 @@ def load_csv(config: CsvTaskConfig, progress: Progress) -> TableTask:
             f"{table.path}: `task.class_weights: balanced` is for labels and classes; found values to predict",
             "leave it out, or choose what the labels are with `task.label_kind=classes|multi_label`",
         )
-    progress.message(f"{table.path}: {len(table):,} rows; {labels.notes[0]}")
+    which = f"{table.path}" if files is None else f"{table.path} and {len(files) - 1} more"
+    progress.message(f"{which}: {len(table):,} rows; {labels.notes[0]}")
     usable = usable_rows(table, table.columns[column], config, progress)
     usable = usable.without(dict.fromkeys(labels.missing, "has no label"))
     return TableTask(config, usable, labels, _split(config, usable, files, labels))

@@ -188,9 +188,10 @@ def _find_kind(table: Table, cells: dict[str, tuple[str, ...]]) -> LabelKind:
         for row, cell in enumerate(column)
         if not _is_missing(cell) and (_number(cell) is None if is_numeric else cell.lower() not in _BINARY)
     )
+    commas = f"; {_READ_COMMAS}" if _DECIMAL_COMMA.fullmatch(cells[name][row]) else ""
     raise DataError(
         f"{table.where(row)}: `{name}` is `{cells[name][row]}`; {wanted}",
-        f"correct or empty the cell, or {_CHOOSE_KIND}; {_READ_COMMAS}",
+        f"correct or empty the cell, or {_CHOOSE_KIND}{commas}",
     )
 
 

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 import typer
 
 from exlm_cli.cli.commands.sweep import Output, print_sweep_report
-from exlm_cli.cli.options import JsonOption, ScoringDeviceOption, parse_formats, parse_numbers
+from exlm_cli.cli.options import (
+    JsonOption,
+    OnInvalidOption,
+    ScoringDeviceOption,
+    collect_overrides,
+    parse_formats,
+    parse_numbers,
+)
 from exlm_cli.errors import ConfigError
 from exlm_cli.files import folder_for_results
 from exlm_cli.progress import Progress
@@ -30,6 +37,9 @@ RunsArgument = Annotated[
 DataOption = Annotated[
     list[str] | None,
     typer.Option("--data", metavar="FILE", help="Score pre-trained runs on these validation files; repeatable."),
+]
+ColumnOption = Annotated[
+    str | None, typer.Option("--column", metavar="NAME", help="For --data: column of the text or SMILES.")
 ]
 EntropyOption = Annotated[
     bool, typer.Option("--entropy", help="Entropy of pre-trained models over mask ratios, as in Figure 12.")
@@ -58,6 +68,7 @@ class Scoring(TypedDict):
     """How pre-trained runs are scored: arguments of `evaluate_pretrained` and `measure_entropy`."""
 
     valid: list[str]
+    overrides: list[str]
     max_sequences: int | None
     device: str
     progress: Progress
@@ -66,6 +77,8 @@ class Scoring(TypedDict):
 def evaluate(
     runs: RunsArgument = None,
     data: DataOption = None,
+    column: ColumnOption = None,
+    on_invalid: OnInvalidOption = None,
     entropy: EntropyOption = False,
     mask_ratios: MaskRatiosOption = None,
     num_states: NumStatesOption = None,
@@ -90,6 +103,9 @@ def evaluate(
     states = parse_numbers("--num-states", num_states, int, "a whole number from 1 to 64", 1, 64)
     if not entropy and (ratios or states):
         raise ConfigError("`--mask-ratios` and `--num-states` need `--entropy`", "add `--entropy`, or leave them out")
+    overrides = collect_overrides(None, {"data.column": column, "data.on_invalid": on_invalid})
+    if overrides and not data:
+        raise ConfigError("`--column` and `--on-invalid` need `--data`", "add `--data FILE`, or leave them out")
     progress = console.open_progress()
     takes_all = not entropy and not data and max_sequences is None
     chosen_runs = runs or [newest_run(takes_all=takes_all, progress=progress)]
@@ -106,7 +122,9 @@ def evaluate(
                 f"`{option}` is for pre-trained models; {run.path} is fine-tuned",
                 f"give the pre-trained run that it began with; `exlm predict {run.path} FILE` predicts new rows",
             )
-    scoring = Scoring(valid=data or [], max_sequences=max_sequences, device=device, progress=progress)
+    scoring = Scoring(
+        valid=data or [], overrides=overrides, max_sequences=max_sequences, device=device, progress=progress
+    )
     if entropy:
         _show_entropy(chosen, ratios or _ENTROPY_MASK_RATIOS, states or (), scoring, output)
     else:

@@ -29,7 +29,7 @@ from exlm_cli.data.corpus.inputs import FileSource, Source, iter_rows, resolve_i
 from exlm_cli.data.corpus.sequences import Holdout, Packer, cut
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
 from exlm_cli.data.rdkit_processes import check_smiles
-from exlm_cli.data.rows.records import SKIPPED_COLUMNS, SKIPPED_FILE, Row
+from exlm_cli.data.rows.records import LINE_FORMATS, SKIPPED_COLUMNS, SKIPPED_FILE, Row, format_of
 from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import DataError, TokenizerError
@@ -281,7 +281,7 @@ def _write_held_out_splits(corpus: _Corpus, folder: Path, progress: Progress) ->
         forced = holdout.smallest
     if not train.num_sequences or not valid.num_sequences:
         raise DataError(
-            f"{_named(corpus.train)}: too few usable rows to hold some out for validation; {skipped.describe()}",
+            f"{_named(corpus.train)}: too few usable rows to hold some out for validation{skipped.describe()}",
             "give more rows, or rows of their own with `data.valid`",
         )
     share = valid.num_tokens / (train.num_tokens + valid.num_tokens)
@@ -407,9 +407,10 @@ class SkippedRows:
         self._file.write(csv_line((row.source, row.number, reason, row.text)))
 
     def describe(self) -> str:
-        """Return how many there are, and what is wrong with the first."""
-        first = f", the first: {self._first}" if self._first else ""
-        return f"{self.num_rows:,} {'row was' if self.num_rows == 1 else 'rows were'} skipped{first}"
+        """Return how many there are and what is wrong with the first, as the end of a sentence; empty for none."""
+        if not self.num_rows:
+            return ""
+        return f"; {format_number_of(self.num_rows, 'row')} skipped, the first: {self._first}"
 
 
 def _describe(row: Row, reason: str) -> str:
@@ -420,8 +421,11 @@ def _describe(row: Row, reason: str) -> str:
 def _no_usable_row(
     data: DataConfig, split: str, sources: Sequence[FingerprintedSource], skipped: SkippedRows
 ) -> DataError:
-    hint = f"name the column that holds the {data.kind} with `data.column=NAME`, or give other rows"
-    return DataError(f"`data.{split}`: no usable row in {_named(sources)}; {skipped.describe()}", hint)
+    files = (known.source for known in sources)
+    has_columns = not all(isinstance(file, FileSource) and format_of(file.path) in LINE_FORMATS for file in files)
+    hint = f"name the column that holds the {data.kind} with `data.column=NAME`, or " if has_columns else ""
+    hint += "give other rows"
+    return DataError(f"`data.{split}`: no usable row in {_named(sources)}{skipped.describe()}", hint)
 
 
 def _sources(known: Sequence[FingerprintedSource]) -> list[Source]:
