@@ -25,10 +25,10 @@ from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import run_kind
 from exlm_cli.tasks.base import NewRows, TrainedTask
 from exlm_cli.tasks.metrics import probabilities_by_seed
-from exlm_cli.tasks.row_task import new_rows
+from exlm_cli.tasks.rows.inputs import rows_of_list
+from exlm_cli.tasks.rows.task import new_rows
 from exlm_cli.tasks.squad.files import questions_of_pairs
 from exlm_cli.tasks.squad.task import ANSWER_QUESTIONS, EncodedQuestions, new_questions
-from exlm_cli.tasks.table_rows import rows_of_list
 from exlm_cli.train.pretrained import Pretrained, load_pretrained
 
 

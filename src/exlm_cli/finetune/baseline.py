@@ -12,7 +12,7 @@ from exlm_cli.progress import Progress
 from exlm_cli.tasks import metrics
 from exlm_cli.tasks.base import DownstreamTask, FloatArray, Split
 from exlm_cli.tasks.molecules import Fingerprints, fingerprints
-from exlm_cli.tasks.row_task import TableTask
+from exlm_cli.tasks.rows.task import TableTask
 
 NUM_TREES = 500
 _MAX_FEATURES = "sqrt"

@@ -23,8 +23,8 @@ from exlm_cli.finetune.trainer import TaskRunner
 from exlm_cli.model.heads import TaskModel
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import PredictionSummary
-from exlm_cli.tasks.row_task import encode_input_rows
-from exlm_cli.tasks.table_rows import TableRows, read_input_rows
+from exlm_cli.tasks.rows.inputs import TableRows, read_input_rows
+from exlm_cli.tasks.rows.task import encode_input_rows
 from exlm_cli.train.pretrained import Pretrained
 
 SUFFIXES = (".npz", ".parquet")

@@ -29,7 +29,7 @@ from exlm_cli.paths import expand_path
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import RUN_FILE, read_run_json, run_directory
 from exlm_cli.tasks.base import DownstreamTask, EncodedSplit, FloatArray
-from exlm_cli.tasks.row_task import RowTask
+from exlm_cli.tasks.rows.task import RowTask
 from exlm_cli.train.checkpoint import (
     STATE_FILE,
     BestState,

@@ -34,9 +34,9 @@ from exlm_cli.tasks.base import (
     SeedOutputs,
     TrainedTask,
 )
-from exlm_cli.tasks.encoded_rows import name_columns
 from exlm_cli.tasks.metrics import probabilities_by_seed
 from exlm_cli.tasks.registry import layout_of
+from exlm_cli.tasks.rows.encoded import name_columns
 
 
 def predict(

@@ -62,7 +62,7 @@ from exlm_cli.progress import Progress, SilentProgress
 from exlm_cli.run_dir import create_run_dir, read_run_json, resume_command, update_run_json
 from exlm_cli.tasks.base import DownstreamTask, write_outputs
 from exlm_cli.tasks.registry import load_task
-from exlm_cli.tasks.splits import split_fingerprint
+from exlm_cli.tasks.rows.splits import split_fingerprint
 from exlm_cli.train.checkpoint import require_origin
 from exlm_cli.train.pretrained import describe_device, model_identity, pick_device
 from exlm_cli.train.task import Callback, Selection

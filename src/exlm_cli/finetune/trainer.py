@@ -29,7 +29,7 @@ from exlm_cli.model.heads import SpanHead, TaskModel
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import DownstreamTask, EncodedExamples, EncodedSplit, FloatArray, Loss, Split
 from exlm_cli.tasks.metrics import target_scale
-from exlm_cli.tasks.splits import split_fingerprint
+from exlm_cli.tasks.rows.splits import split_fingerprint
 from exlm_cli.train.pretrain import autocast_dtype
 
 MAX_UNKNOWN = 0.01

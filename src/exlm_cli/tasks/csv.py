@@ -9,11 +9,11 @@ from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.format import format_number_of, name_some
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import SPLITS, Split, SplitIndices
-from exlm_cli.tasks.labels import Labels, read_labels, with_decimal_points
-from exlm_cli.tasks.row_task import TableTask
+from exlm_cli.tasks.rows.inputs import TableRows, usable_rows
+from exlm_cli.tasks.rows.labels import Labels, read_labels, with_decimal_points
+from exlm_cli.tasks.rows.splits import RowSplit, follow_split, limit_rows, split_rows
+from exlm_cli.tasks.rows.task import TableTask
 from exlm_cli.tasks.sources import given_file
-from exlm_cli.tasks.splits import RowSplit, follow_split, limit_rows, split_rows
-from exlm_cli.tasks.table_rows import TableRows, usable_rows
 
 _TAKEN_NAMES = ("row", "line", "input", "problem")
 _SPLIT_WORDS: dict[str, Split] = {
@@ -28,8 +28,8 @@ def load_csv(config: CsvTaskConfig, progress: Progress) -> TableTask:
 
     `task.files.train` holds all rows, which `task.split_column` or `task.split` splits 80/10/10: by default molecules
     by scaffold, and text always at random. With `task.files.valid`, each file is a split, and rows are numbered on from
-    one file to the next. `tasks/labels.py` finds what the labels are. Rows without any label are left out, and so are
-    SMILES that are not molecules, as `task.on_invalid` says.
+    one file to the next. `tasks/rows/labels.py` finds what the labels are. Rows without any label are left out, and so
+    are SMILES that are not molecules, as `task.on_invalid` says.
 
     Raises:
         ConfigError: The recipe does not name the file or the label columns, or its values do not fit the table.

@@ -27,10 +27,10 @@ from exlm_cli.tasks.base import (
     TableColumns,
     TrainedTask,
 )
-from exlm_cli.tasks.encoded_rows import EncodedRows
-from exlm_cli.tasks.row_task import Examples, RowTask, join_texts
+from exlm_cli.tasks.rows.encoded import EncodedRows
+from exlm_cli.tasks.rows.splits import choose_rows
+from exlm_cli.tasks.rows.task import Examples, RowTask, join_texts
 from exlm_cli.tasks.sources import LOCAL_HINT, counted, existing_folder, find_file, given_file, hub_source, is_unicode
-from exlm_cli.tasks.splits import choose_rows
 
 HUB_NAME = "nyu-mll/glue"
 MISMATCHED_PREFIX = "mismatched_"

@@ -15,11 +15,11 @@ from exlm_cli.errors import DataError
 from exlm_cli.format import format_counts
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import SPLITS
-from exlm_cli.tasks.labels import Labels, read_targets
-from exlm_cli.tasks.row_task import TableTask
+from exlm_cli.tasks.rows.inputs import TableRows, usable_rows
+from exlm_cli.tasks.rows.labels import Labels, read_targets
+from exlm_cli.tasks.rows.splits import RowSplit, split_rows
+from exlm_cli.tasks.rows.task import TableTask
 from exlm_cli.tasks.sources import existing_folder, find_file, given_file
-from exlm_cli.tasks.splits import RowSplit, split_rows
-from exlm_cli.tasks.table_rows import TableRows, usable_rows
 
 _MAX_ROWS_OFF = 5
 """Maximum difference between a public file and Table 9 that the known reasons explain."""

@@ -104,6 +104,6 @@ def layout_of(config: TaskConfig) -> "Layout":
         case InstalledTask() if (layout := config.layout()) is not None:
             return layout  # type: ignore[no-any-return]
         case _:
-            from exlm_cli.tasks.row_task import read_new_table
+            from exlm_cli.tasks.rows.task import read_new_table
 
             return Layout(read_new_table)

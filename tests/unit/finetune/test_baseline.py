@@ -14,11 +14,11 @@ from exlm_cli.data.rows.table import Table
 from exlm_cli.finetune.baseline import score_baseline
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import Loss
-from exlm_cli.tasks.labels import Labels
 from exlm_cli.tasks.molecules import NUM_BITS, fingerprints
-from exlm_cli.tasks.row_task import TableTask
-from exlm_cli.tasks.splits import RowSplit
-from exlm_cli.tasks.table_rows import TableRows
+from exlm_cli.tasks.rows.inputs import TableRows
+from exlm_cli.tasks.rows.labels import Labels
+from exlm_cli.tasks.rows.splits import RowSplit
+from exlm_cli.tasks.rows.task import TableTask
 from tests.recorder import Recorder
 
 NAN = math.nan

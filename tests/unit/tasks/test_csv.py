@@ -12,7 +12,7 @@ from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import NO_TEST_NOTE
 from exlm_cli.tasks.csv import load_csv
-from exlm_cli.tasks.row_task import TableTask
+from exlm_cli.tasks.rows.task import TableTask
 
 CHAINS = [f"{'C' * n}O" for n in range(1, 31)]
 

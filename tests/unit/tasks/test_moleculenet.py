@@ -14,8 +14,8 @@ from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks import moleculenet
 from exlm_cli.tasks.moleculenet import MOLECULENET_SETS, load_moleculenet
-from exlm_cli.tasks.row_task import TableTask
-from exlm_cli.tasks.splits import RowSplit
+from exlm_cli.tasks.rows.splits import RowSplit
+from exlm_cli.tasks.rows.task import TableTask
 from tests.recorder import Recorder
 
 # four rings that carry four chains each, for training, and four rings of their own

@@ -33,8 +33,8 @@ from exlm_cli.tasks.base import (
     Split,
     TrainedTask,
 )
+from exlm_cli.tasks.rows.splits import choose_rows
 from exlm_cli.tasks.sources import LOCAL_HINT, counted, existing_folder, find_file, given_file, hub_source
-from exlm_cli.tasks.splits import choose_rows
 from exlm_cli.tasks.squad.files import SquadFile, SquadQuestion, read_squad_json, read_squad_rows
 from exlm_cli.tasks.squad.metric import Answered, exact_match, f1, find_best_threshold, normalize_answer, squad_metrics
 from exlm_cli.tasks.squad.windows import EncodedContext, Window, best_answer, build_windows

@@ -10,7 +10,7 @@ from exlm_cli.config.tasks import CsvTaskConfig
 from exlm_cli.data.rows.table import Table
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
-from exlm_cli.tasks.table_rows import TableRows, describe_repeats, group_rows, read_input_rows, usable_rows
+from exlm_cli.tasks.rows.inputs import TableRows, describe_repeats, group_rows, read_input_rows, usable_rows
 from tests.unit.finetune.finetuned_runs import write_rows
 
 ALUMINIUM = "CC(=O)O[AlH3](O)O"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from exlm_cli.config.tasks import GlueTaskConfig
 from exlm_cli.errors import DataError
 from exlm_cli.tasks.base import SplitIndices
-from exlm_cli.tasks.splits import (
+from exlm_cli.tasks.rows.splits import (
     choose_rows,
     read_split_file,
     split_at_random,

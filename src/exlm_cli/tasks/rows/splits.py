@@ -30,7 +30,7 @@ from exlm_cli.errors import DataError
 from exlm_cli.format import format_number_of
 from exlm_cli.paths import expand_path
 from exlm_cli.tasks.base import SPLITS, Split, SplitIndices
-from exlm_cli.tasks.table_rows import TableRows, group_rows
+from exlm_cli.tasks.rows.inputs import TableRows, group_rows
 
 # in tenths, so that comparisons are between integers
 _TRAIN_TENTHS, _VALID_TENTHS = 8, 1

@@ -18,10 +18,10 @@ from exlm_cli.data.tokenizer import Tokenizer, train_bpe
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import DownstreamTask, Loss, NewRows, TrainedTask
-from exlm_cli.tasks.labels import Labels
-from exlm_cli.tasks.row_task import TableTask, encode_texts, longest_first, read_new_table
-from exlm_cli.tasks.splits import RowSplit
-from exlm_cli.tasks.table_rows import TableRows
+from exlm_cli.tasks.rows.inputs import TableRows
+from exlm_cli.tasks.rows.labels import Labels
+from exlm_cli.tasks.rows.splits import RowSplit
+from exlm_cli.tasks.rows.task import TableTask, encode_texts, longest_first, read_new_table
 from tests.unit.finetune.finetuned_runs import read_rows, write_rows
 
 NAN = math.nan

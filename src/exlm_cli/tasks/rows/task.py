@@ -34,11 +34,11 @@ from exlm_cli.tasks.base import (
     TableColumns,
     TrainedTask,
 )
-from exlm_cli.tasks.encoded_rows import EncodedRows
-from exlm_cli.tasks.labels import Labels, read_known_targets, with_decimal_points
 from exlm_cli.tasks.metrics import describe_unscorable, target_scale
-from exlm_cli.tasks.splits import RowSplit
-from exlm_cli.tasks.table_rows import TableRows, describe_repeats, read_input_rows
+from exlm_cli.tasks.rows.encoded import EncodedRows
+from exlm_cli.tasks.rows.inputs import TableRows, describe_repeats, read_input_rows
+from exlm_cli.tasks.rows.labels import Labels, read_known_targets, with_decimal_points
+from exlm_cli.tasks.rows.splits import RowSplit
 
 
 @dataclass(frozen=True)

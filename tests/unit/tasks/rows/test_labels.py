@@ -9,7 +9,7 @@ import pytest
 
 from exlm_cli.data.rows.table import Table
 from exlm_cli.errors import DataError
-from exlm_cli.tasks.labels import LabelKind, Labels, read_known_targets, read_labels, with_decimal_points
+from exlm_cli.tasks.rows.labels import LabelKind, Labels, read_known_targets, read_labels, with_decimal_points
 
 NAN = math.nan
 
