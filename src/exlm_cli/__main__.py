@@ -5,13 +5,14 @@ import sys
 
 
 def main() -> int:
-    """Run one command and return its exit code, also where Ctrl-C comes while modules are imported."""
+    """Run one command and return its exit code, also where Ctrl-C comes before the command begins."""
     try:
         from exlm_cli.cli.app import main as run
+
+        return run()
     except KeyboardInterrupt:
         sys.stderr.write("stopped\n")
         return 128 + signal.SIGINT
-    return run()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import numpy as np
 
 from exlm_cli.config.tasks import CsvTaskConfig
-from exlm_cli.data.rows.records import ColumnChoice
+from exlm_cli.data.rows.records import DELIMITER_HINT, ColumnChoice
 from exlm_cli.data.rows.table import Table, read_table
 from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.format import format_number_of, name_some
@@ -95,6 +95,8 @@ def _input_column(config: CsvTaskConfig, table: Table) -> str:
     try:
         return ColumnChoice("smiles", None, "task.smiles_column").choose(str(table.path), list(table.columns))
     except DataError as error:
+        if error.hint == DELIMITER_HINT:
+            raise
         raise DataError(error.message, f"{error.hint}, or a column of text with `task.text_column=NAME`") from error
 
 

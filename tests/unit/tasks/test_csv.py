@@ -51,6 +51,13 @@ def test_molecules_with_classes(tmp_path):
         np.testing.assert_array_equal(task.examples[split].targets[:, 0], task.split_indices[split] % 3 == 0)
 
 
+def test_a_table_with_semicolons_is_named_as_such(tmp_path):
+    write(tmp_path / "a.csv", "smiles;y", ["C;1", "CC;0"])
+    with pytest.raises(DataError, match=r"separated by semicolons, not by commas$") as caught:
+        load(tmp_path)
+    assert caught.value.hint == "write the file with commas, or with tabs as .tsv"
+
+
 def test_a_split_column_is_followed(tmp_path):
     parts = ["train", "Train", "TRAINING", "val", "dev", "validation", "test", ""]
     write(tmp_path / "a.csv", "smiles,y,part", [f"{CHAINS[i]},{i % 2},{part}" for i, part in enumerate(parts)])
