@@ -228,7 +228,7 @@ class NewRows:
     Attributes:
         encode: Tokenises the readable ones, like `DownstreamTask.encode`; unknown targets are NaN.
         keys: What identifies each of the N, as in `DownstreamTask.training_keys`.
-        columns: The file's own cells of R rows, written before the predictions.
+        columns: The file's own cells of R rows, written before the predictions; empty for rows in memory.
         readable: (N,) rows that can be read, counted from 0, ascending.
         problems: (R) why a row cannot be read, empty where it can; None: all can.
         num_skipped: Further rows of the file, which are in no table.
