@@ -327,7 +327,9 @@ def _check_resumed(run: SplitRun) -> None:
     )
     if missing := [seed for seed in begun.seeds if seed not in run.recipe.seeds]:
         listed = ", ".join(map(str, missing))
-        run.progress.message(f"the results leave out seeds {listed}, which the run had; `seeds=LIST` names all to keep")
+        run.progress.message(
+            f"the results leave out seeds {listed} of this run; give all seeds to keep with `seeds=LIST`"
+        )
     changes = {
         f"data of {run.data.task.name}": described.data_fingerprint != run.data.fingerprint,
         "checkpoint": described.checkpoint_sha256 != run.weights.sha256,
