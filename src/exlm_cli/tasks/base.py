@@ -134,7 +134,7 @@ class EncodedSplit(EncodedExamples, ABC):
 
 
 class DownstreamTask(ABC):
-    """One data set with its splits, labels and scores.
+    """One data set with its splits and labels.
 
     Attributes:
         name: Like `moleculenet/bace`.
