@@ -15,7 +15,7 @@ from exlm_cli.tasks.rows.splits import RowSplit, follow_split, limit_rows, split
 from exlm_cli.tasks.rows.task import TableTask
 from exlm_cli.tasks.sources import given_file
 
-_TAKEN_NAMES = ("row", "line", "input", "problem")
+_OWN_NAMES = ("row", "line", "input", "problem")
 _SPLIT_WORDS: dict[str, Split] = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("valid", "validation", "val", "dev"), "valid"),
@@ -48,8 +48,8 @@ def load_csv(config: CsvTaskConfig, progress: Progress) -> TableTask:
             f"{table.path}: `{column}` cannot be input and label at once",
             f"name other columns with `task.label_columns=[A,B]` or `task.{config.input_kind}_column=NAME`",
         )
-    taken = [name for name in config.label_columns if name in _TAKEN_NAMES or name.endswith("_true")]
-    if taken:
+    own = {*_OWN_NAMES, *(f"{name}_true" for name in config.label_columns)}
+    if taken := [name for name in config.label_columns if name in own]:
         raise ConfigError(
             f"{table.path}: files of predictions have a column `{taken[0]}` of their own",
             "give the column of labels another name",

@@ -51,6 +51,11 @@ def test_molecules_with_classes(tmp_path):
         np.testing.assert_array_equal(task.examples[split].targets[:, 0], task.split_indices[split] % 3 == 0)
 
 
+def test_a_label_may_end_in_true(tmp_path):
+    write(tmp_path / "a.csv", "smiles,is_true", [f"{chain},{i % 2}" for i, chain in enumerate(CHAINS)])
+    assert load(tmp_path, split="random", label_columns=("is_true",)).output_names == ("is_true",)
+
+
 def test_a_table_with_semicolons_is_named_as_such(tmp_path):
     write(tmp_path / "a.csv", "smiles;y", ["C;1", "CC;0"])
     with pytest.raises(DataError, match=r"separated by semicolons, not by commas$") as caught:
@@ -133,6 +138,7 @@ def test_rows_without_label_or_text_are_left_out_and_told(tmp_path):
         ({"files": {}}, "no table is given", "task.files.train=FILE"),
         ({"label_columns": ("smiles",)}, "`smiles` cannot be input and label at once", ""),
         ({"label_columns": ("y", "row")}, "files of predictions have a column `row` of their own", "another name"),
+        ({"label_columns": ("y", "y_true")}, "files of predictions have a column `y_true` of their own", ""),
         ({"label_columns": ("value",), "class_weights": "balanced"}, "`task.class_weights:", "task.label_kind"),
     ],
 )  # fmt: skip

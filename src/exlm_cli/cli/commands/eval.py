@@ -108,8 +108,9 @@ def evaluate(
         raise ConfigError("`--column` and `--on-invalid` need `--data`", "add `--data FILE`, or leave them out")
     progress = console.open_progress()
     takes_all = not entropy and not data and max_sequences is None
-    chosen_runs = runs or [newest_run(takes_all=takes_all, progress=progress)]
-    given = [path for run in chosen_runs for path in runs_of_series(local_run(run, progress))]
+    wanted = runs or [newest_run(takes_all=takes_all, progress=progress)]
+    found = [(run, path) for run in wanted for path in runs_of_series(local_run(run, progress))]
+    given = [path for _, path in found]
     if takes_all and any(map(is_sweep_run, given)):
         if len(given) > 1:
             raise ConfigError("give one sweep at a time", "the runs under its `cells/` can be scored with others")
@@ -128,7 +129,7 @@ def evaluate(
     if entropy:
         _show_entropy(chosen, ratios or _ENTROPY_MASK_RATIOS, states or (), scoring, output)
     else:
-        of_hub = [path for run, path in zip(runs or [], given, strict=False) if is_on_hub(run)]
+        of_hub = [path for run, path in found if is_on_hub(run)]
         _show_scores(chosen, of_hub, scoring, output)
 
 
