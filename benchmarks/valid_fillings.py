@@ -23,7 +23,7 @@ from exlm_cli.dag.build import dag_of_tokens
 from exlm_cli.dag.fillings import independent_guess
 from exlm_cli.dag.graph import Dag
 from exlm_cli.data.masking import Masker, Sequences
-from exlm_cli.data.smiles import find_invalid_smiles
+from exlm_cli.data.molecules import find_invalid_smiles
 from exlm_cli.train.pretrained import Pretrained, load_pretrained
 from harness import append_row, show_interval, surroundings
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exlm_cli.config.tasks import GlueTaskConfig
+from exlm_cli.data.molecules import parse_molecule
 from exlm_cli.data.rows.table import read_table
-from exlm_cli.data.smiles import parse_molecule
 from exlm_cli.errors import DataError
 from exlm_cli.files import make_folder, write_atomically
 from exlm_cli.progress import Progress

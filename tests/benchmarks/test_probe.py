@@ -13,7 +13,7 @@ import probe
 import probing.scores
 import probing.store
 import probing.targets
-from exlm_cli.data.smiles import parse_molecule
+from exlm_cli.data.molecules import parse_molecule
 from exlm_cli.data.tokenizer import train_bpe
 from exlm_cli.errors import DataError
 from exlm_cli.progress import SilentProgress

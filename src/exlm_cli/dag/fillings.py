@@ -17,7 +17,7 @@ import torch
 
 from exlm_cli.dag.graph import Dag, length_log_prob, token_marginals
 from exlm_cli.dag.search import MAX_WORK, Length, SearchProblem, Tokens, best_sequences
-from exlm_cli.data.smiles import find_invalid_smiles
+from exlm_cli.data.molecules import find_invalid_smiles
 from exlm_cli.ops.alignment import best_alignment, states_alignment_nll
 
 MAX_SEQUENCES = 4096

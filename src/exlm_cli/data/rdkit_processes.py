@@ -13,13 +13,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from itertools import chain, islice, tee
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import loky
-
-from exlm_cli.data.rows.records import Row
-from exlm_cli.data.smiles import find_invalid_smiles
 
 MAX_SECONDS = 20
 """Processor time that a row may take."""
@@ -44,17 +41,6 @@ def _kill(process: Any, use_psutil: bool = True) -> None:
 loky.process_executor.kill_process_tree = _kill
 
 _Answer = TypeVar("_Answer")
-
-
-def check_smiles(rows: Iterable[Row]) -> Iterator[tuple[Row, str | None]]:
-    """Yield each row, in order, with the reason why it is not a usable SMILES, or None if it is one.
-
-    A row that already has a problem keeps it.
-    """
-    read, kept = tee(rows)
-    reasons = map_in_order(find_invalid_smiles, (row.text for row in read), str)
-    for row, reason in zip(kept, reasons, strict=True):
-        yield row, row.problem or reason
 
 
 def map_in_order(

@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import numpy as np
 
+from exlm_cli.data.molecules import Fingerprints, fingerprints
 from exlm_cli.finetune.results import LabelScores, Scores
 from exlm_cli.progress import Progress
 from exlm_cli.tasks import metrics
 from exlm_cli.tasks.base import DownstreamTask, FloatArray, Split
-from exlm_cli.tasks.molecules import Fingerprints, fingerprints
 from exlm_cli.tasks.rows.task import TableTask
 
 NUM_TREES = 500

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from exlm_cli.data.molecules import NUM_BITS, Fingerprints, fingerprints
 from exlm_cli.data.rows.decode import BUFFER_BYTES, MAX_UNPACKING
 from exlm_cli.errors import CheckpointError
 from exlm_cli.files import read_whole, write_atomically
 from exlm_cli.progress import Progress
 from exlm_cli.run_dir import resume_command
 from exlm_cli.tasks.base import DownstreamTask, FloatArray
-from exlm_cli.tasks.molecules import NUM_BITS, Fingerprints, fingerprints
 
 TRAINING_ROWS_FILE = "training_rows.npz"
 _BLOCK = 2048

@@ -11,9 +11,9 @@ import loky
 import pytest
 
 from exlm_cli.data import rdkit_processes
-from exlm_cli.data.rdkit_processes import _answer, check_smiles, map_in_order
+from exlm_cli.data.molecules import check_smiles, find_invalid_smiles
+from exlm_cli.data.rdkit_processes import _answer, map_in_order
 from exlm_cli.data.rows.records import Row
-from exlm_cli.data.smiles import find_invalid_smiles
 
 
 def _rows(count: int) -> list[Row]:
@@ -109,10 +109,10 @@ def test_a_script_needs_no_main_guard_and_runs_nothing_of_its_folder(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "script.py").write_text(
         "from exlm_cli.data.rows.records import Row\n"
-        "from exlm_cli.data import rdkit_processes\n"
+        "from exlm_cli.data import molecules, rdkit_processes\n"
         "rdkit_processes._CHUNK_ROWS = 8\n"
         "rows = [Row('a.smi', n, 'CCO') for n in range(60)]\n"
-        "print(sum(problem is None for _, problem in rdkit_processes.check_smiles(rows)))\n"
+        "print(sum(problem is None for _, problem in molecules.check_smiles(rows)))\n"
     )
     done = subprocess.run(
         [sys.executable, "sub/script.py"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60

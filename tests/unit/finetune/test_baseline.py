@@ -10,11 +10,11 @@ from rdkit import Chem
 from rdkit.Chem import rdFingerprintGenerator
 
 from exlm_cli.config.tasks import CsvTaskConfig
+from exlm_cli.data.molecules import NUM_BITS, fingerprints
 from exlm_cli.data.rows.table import Table
 from exlm_cli.finetune.baseline import score_baseline
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import Loss
-from exlm_cli.tasks.molecules import NUM_BITS, fingerprints
 from exlm_cli.tasks.rows.inputs import TableRows
 from exlm_cli.tasks.rows.labels import Labels
 from exlm_cli.tasks.rows.splits import RowSplit

@@ -17,6 +17,7 @@ from scipy.special import expit
 
 from exlm_cli.config.tasks import SquadTaskConfig
 from exlm_cli.data.bundled.molecules import generate_molecules
+from exlm_cli.data.molecules import fingerprints
 from exlm_cli.errors import CheckpointError, ConfigError
 from exlm_cli.files import write_json
 from exlm_cli.finetune.calibration import CALIBRATION_FILE, Calibration, PlattCurve, calibrate_run, read_calibration
@@ -25,7 +26,6 @@ from exlm_cli.finetune.predict import predict
 from exlm_cli.finetune.training_rows import TRAINING_ROWS_FILE, TrainingRows, read_training_rows
 from exlm_cli.progress import SilentProgress
 from exlm_cli.tasks.base import PredictionSummary
-from exlm_cli.tasks.molecules import fingerprints
 from tests.unit.finetune.finetuned_runs import SMILES, read_rows, words_run, write_rows
 from tests.unit.tasks.squad.test_task import write
 

@@ -28,7 +28,7 @@ from exlm_cli.data.corpus.fingerprint import (
 from exlm_cli.data.corpus.inputs import FileSource, Source, iter_rows, resolve_inputs
 from exlm_cli.data.corpus.sequences import Holdout, Packer, cut
 from exlm_cli.data.corpus.shards import ShardWriter, TokenDataset
-from exlm_cli.data.rdkit_processes import check_smiles
+from exlm_cli.data.molecules import check_smiles
 from exlm_cli.data.rows.records import LINE_FORMATS, SKIPPED_COLUMNS, SKIPPED_FILE, Row, format_of
 from exlm_cli.data.smiles import train_smiles_vocabulary
 from exlm_cli.data.tokenizer import Tokenizer, train_bpe

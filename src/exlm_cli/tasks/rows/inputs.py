@@ -8,13 +8,13 @@ import numpy as np
 
 from exlm_cli.config.tasks import InputKind, RowTaskConfig
 from exlm_cli.data import IntArray
+from exlm_cli.data.molecules import Molecule, read_molecules
 from exlm_cli.data.rows.records import ColumnChoice, SkippedRow
 from exlm_cli.data.rows.table import Table, read_table
 from exlm_cli.errors import DataError
 from exlm_cli.format import format_number_of, name_some
 from exlm_cli.progress import Progress
 from exlm_cli.tasks.base import SPLITS, FloatArray, Split
-from exlm_cli.tasks.molecules import Molecule, read_molecules
 
 _MAX_LISTED = 20
 

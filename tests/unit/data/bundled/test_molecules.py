@@ -5,7 +5,7 @@ from rdkit import Chem
 
 from exlm_cli.data.bundled import molecules
 from exlm_cli.data.bundled.molecules import CORES, SUBSTITUENTS, generate_molecules
-from exlm_cli.data.smiles import find_invalid_smiles
+from exlm_cli.data.molecules import find_invalid_smiles
 from exlm_cli.errors import DataError
 
 MOLECULES = generate_molecules(5000, seed=0)

@@ -6,9 +6,8 @@ import pytest
 from rdkit import Chem
 from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
 
-from exlm_cli.data.smiles import parse_molecule
+from exlm_cli.data.molecules import find_invalid_smiles, murcko_scaffold, parse_molecule, read_molecules
 from exlm_cli.progress import SilentProgress
-from exlm_cli.tasks.molecules import murcko_scaffold, read_molecules
 
 ALUMINIUM = "CC(=O)O[AlH3](O)O"  # line 2299 of Tox21: RDKit allows aluminium a valence of 3
 
@@ -28,6 +27,41 @@ def test_what_is_no_molecule_is_none(smiles):
     molecule, objection = parse_molecule(smiles)
     assert molecule is None
     assert objection is not None
+
+
+_MOLECULES = (
+    "CC(=O)Oc1ccccc1C(=O)O", "[Na+].[Cl-]", "F/C=C\\F", "[999CH3]C", "[U+15]", "C-1CC-1", "C" * 1000,
+    "Cl[Co@OH12](C)(F)(O)(N)Br",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("", "is empty"),
+        ("CXC", "characters that are not SMILES tokens: 'X' at position 2"),
+        ("CzCyCz!", "characters that are not SMILES tokens: 'z' at position 2, 'y' at position 4, '!' at position 7"),
+        ("CCO etha", "characters that are not SMILES tokens: ' ' at position 4, 'e' at position 5, 't' at position 6, "
+         "'h' at position 7, 'a' at position 8"),
+        ("C[13CH3", "characters that are not SMILES tokens: '[' at position 2, 'H' at position 6"),
+        ("C1CC", "RDKit cannot parse it: it breaks the SMILES grammar"),
+        ("[MASK]", "RDKit cannot parse it: it breaks the SMILES grammar"),
+        ("C(C)(C)(C)(C)C", "RDKit refuses it: Explicit valence for atom # 0 C, 5, is greater than permitted"),
+        ("c1cccc1", "RDKit refuses it: Can't kekulize mol.  Unkekulized atoms: 0 1 2 3 4"),
+        ("C" * 1001, "has 1,001 atoms; molecules of at most 1,000 are read"),
+        ("C[CH255]", "[CH255] has a number of hydrogens above 9"),
+        ("[CH256]", "[CH256] has a number of hydrogens above 9"),  # RDKit reads it as [C]
+        ("[Fe+256]", "[Fe+256] has a charge above 15"),
+        ("[U-16]", "[U-16] has a charge above 15"),
+        ("[65537C]", "[65537C] has an isotope above 999"),  # RDKit reads it as [1C]
+        ("[#300]", "[#300] has an element above 118"),  # RDKit reads it as [Ru]
+        (f"[CH{'9' * 5000}]", "[CH999999999999999999999999999999999999… has a number of hydrogens above 9"),
+    ],
+)  # fmt: skip
+def test_what_is_no_molecule_is_refused_with_the_reason(row, reason, capfd):
+    assert find_invalid_smiles(row) == reason
+    assert [find_invalid_smiles(smiles) for smiles in _MOLECULES] == [None] * len(_MOLECULES)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_rows_are_read_with_their_problems_and_scaffolds():

@@ -1,0 +1,222 @@
+"""SMILES as molecules: which rows are molecules, which are the same molecule, their scaffolds and fingerprints."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import tee
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exlm_cli.data.rdkit_processes import map_in_order
+from exlm_cli.data.rows.records import Row
+from exlm_cli.data.smiles import SMILES_TOKEN, SMILES_TOKENS
+from exlm_cli.format import shorten
+from exlm_cli.progress import Progress
+
+if TYPE_CHECKING:
+    from rdkit.Chem import Mol
+
+_MAX_NAMED = 12
+_SHOWN_CHARACTERS = 40
+
+MAX_ATOMS = 1000
+"""Atoms of the largest molecule that is read; RDKit's time for a scaffold grows with their cube."""
+
+_RDKIT_ERRORS = (RuntimeError, ValueError)
+"""What RDKit raises where it neither reads nor refuses a molecule."""
+
+_NON_METALS = {
+    "H", "B", "C", "N", "O", "F", "Si", "P", "S", "Cl", "Ge", "As", "Se", "Br", "Te", "I", "He", "Ne", "Ar", "Kr", "Xe",
+}  # fmt: skip
+_ATOM = re.compile(r"\[[^\]]+]|Br?|Cl?|[NOSPFIbcnops*]")
+_BRACKET_ATOM = re.compile(r"\[[^\]]+]")
+_LARGE_NUMBER = re.compile(r"\[\d{4}|H\d\d|[+-]\d\d|#\d{3}")
+# RDKit takes larger numbers modulo 256 or 65,536. `@TH1` and `@OH12` are chirality, not hydrogens.
+_NUMBERS_OF_ATOM = (
+    ("an isotope", re.compile(r"\[(\d+)"), 999),
+    ("a number of hydrogens", re.compile(r"(?<!@[TO])H(\d+)"), 9),
+    ("a charge", re.compile(r"[+-](\d+)"), 15),
+    ("an element", re.compile(r"#(\d+)"), 118),
+)
+
+_BAR_EVERY_ROWS = 64
+
+FINGERPRINT_RADIUS = 2
+"""Bonds around each atom; ECFP4 counts them on both sides."""
+NUM_BITS = 2048
+
+Fingerprints = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Molecule:
+    """One row.
+
+    Attributes:
+        problem: Why it is not a molecule; empty where it is one.
+        canonical: RDKit's canonical SMILES, stereochemistry included; rows that share it are the same molecule.
+        scaffold: Its Bemis-Murcko scaffold, if that was asked for.
+        has_odd_metal: RDKit refuses the valence of a metal in it, and nothing else.
+    """
+
+    problem: str = ""
+    canonical: str = ""
+    scaffold: str | None = None
+    has_odd_metal: bool = False
+
+
+def read_molecules(
+    smiles: Sequence[str], progress: Progress, *, has_chiral_scaffolds: bool | None = None
+) -> list[Molecule]:
+    """Read every row of a column; work out scaffolds with chirality, without it, or (None) not at all.
+
+    A molecule with a metal of a valence that RDKit refuses is accepted: the benchmarks were made with older versions of
+    RDKit, and the model reads its SMILES, not its valences.
+    """
+    read = partial(_read, has_chiral_scaffolds=has_chiral_scaffolds)
+    found = []
+    with progress.bar("molecules", len(smiles)) as bar:
+        for number, molecule in enumerate(map_in_order(read, smiles, Molecule), start=1):
+            found.append(molecule)
+            if number % _BAR_EVERY_ROWS == 0:
+                bar.update(number)
+        bar.update(len(smiles))
+    return found
+
+
+def check_smiles(rows: Iterable[Row]) -> Iterator[tuple[Row, str | None]]:
+    """Yield each row, in order, with the reason why it is not a usable SMILES, or None if it is one.
+
+    A row that already has a problem keeps it.
+    """
+    read, kept = tee(rows)
+    reasons = map_in_order(find_invalid_smiles, (row.text for row in read), str)
+    for row, reason in zip(kept, reasons, strict=True):
+        yield row, row.problem or reason
+
+
+def find_invalid_smiles(row: str) -> str | None:
+    """Return the objection of `parse_molecule` to a row, or None if it is a usable SMILES."""
+    return parse_molecule(row)[1]
+
+
+def parse_molecule(row: str) -> tuple["Mol | None", str | None]:
+    """Return the molecule of a SMILES, or None, and the objection to it: ours before RDKit reads it, or RDKit's.
+
+    A molecule in which RDKit refuses the valence of a metal and nothing else is returned with the objection. RDKit's
+    versions differ in the valences that a metal may have. RDKit's own log stays silent.
+    """
+    refused = _find_refused_text(row)
+    if refused is not None:
+        return None, refused
+    try:
+        return _parse(row)
+    except _RDKIT_ERRORS as error:
+        return None, _describe_failure(error)
+
+
+def murcko_scaffold(molecule: "Mol", *, has_chirality: bool) -> str:
+    """Return the Bemis-Murcko scaffold as SMILES; empty for a molecule without a ring."""
+    from rdkit.Chem.Scaffolds.MurckoScaffold import MurckoScaffoldSmiles
+
+    if not molecule.GetRingInfo().NumRings():
+        return ""
+    return cast(str, MurckoScaffoldSmiles(mol=molecule, includeChirality=has_chirality))  # type: ignore[no-untyped-call]
+
+
+def fingerprints(smiles: Sequence[str]) -> Fingerprints:
+    """Return (N, K) ECFP4 bits, K = 2048; a row that is not a molecule has none."""
+    from rdkit.Chem import rdFingerprintGenerator
+
+    generator = rdFingerprintGenerator.GetMorganGenerator(radius=FINGERPRINT_RADIUS, fpSize=NUM_BITS)
+    bits = np.zeros((len(smiles), NUM_BITS), dtype=np.uint8)
+    for row, text in enumerate(smiles):
+        molecule, _ = parse_molecule(text)
+        if molecule is not None:
+            bits[row] = generator.GetFingerprintAsNumPy(molecule)
+    return bits
+
+
+def _read(smiles: str, has_chiral_scaffolds: bool | None) -> Molecule:
+    from rdkit import Chem, rdBase
+
+    molecule, objection = parse_molecule(smiles)
+    if molecule is None:
+        return Molecule(problem=objection or "")
+    scaffold = None
+    try:
+        with rdBase.BlockLogs():
+            if has_chiral_scaffolds is not None:
+                scaffold = murcko_scaffold(molecule, has_chirality=has_chiral_scaffolds)
+            return Molecule("", Chem.MolToSmiles(molecule), scaffold, has_odd_metal=objection is not None)
+    except _RDKIT_ERRORS as error:
+        return Molecule(problem=_describe_failure(error))
+
+
+def _find_refused_text(row: str) -> str | None:
+    """Return why a row is refused before RDKit reads it; None if it is not.
+
+    It is empty, has characters that the regular expression does not cover (named with their positions, counted from 1),
+    has more atoms than `MAX_ATOMS`, or a number that SMILES does not allow in an atom.
+    """
+    if not row:
+        return "is empty"
+    if not SMILES_TOKENS.fullmatch(row):
+        return _describe_unknown(row)
+    num_atoms = len(_ATOM.findall(row)) if len(row) > MAX_ATOMS else 0
+    if num_atoms > MAX_ATOMS:
+        return f"has {num_atoms:,} atoms; molecules of at most {MAX_ATOMS:,} are read"
+    return _find_large_number(row) if _LARGE_NUMBER.search(row) else None
+
+
+def _parse(row: str) -> tuple["Mol | None", str | None]:
+    from rdkit import Chem, rdBase
+
+    with rdBase.BlockLogs():
+        molecule = Chem.MolFromSmiles(row)
+        if molecule is not None:
+            return molecule, None
+        molecule = Chem.MolFromSmiles(row, sanitize=False)
+        if molecule is None:
+            return None, "RDKit cannot parse it: it breaks the SMILES grammar"
+        problems = Chem.DetectChemistryProblems(molecule)
+        objection = f"RDKit refuses it: {'; '.join(problem.Message() for problem in problems) or 'no reason given'}"
+        is_of_metal = [
+            problem.GetType() == "AtomValenceException"
+            and molecule.GetAtomWithIdx(problem.GetAtomIdx()).GetSymbol() not in _NON_METALS
+            for problem in problems
+        ]
+        if not (is_of_metal and all(is_of_metal)):
+            return None, objection
+        with suppress(*_RDKIT_ERRORS):
+            Chem.SanitizeMol(molecule, Chem.SANITIZE_ALL ^ Chem.SANITIZE_PROPERTIES)
+            molecule.UpdatePropertyCache(strict=False)
+            return molecule, objection
+    return None, objection
+
+
+def _describe_unknown(row: str) -> str:
+    # "C" is a token, so every other character that is left is part of none
+    rest = SMILES_TOKEN.sub(lambda token: "C" * len(token[0]), row)
+    unknown = [character for character in dict.fromkeys(rest) if character != "C"]
+    named = ", ".join(f"{character!r} at position {rest.index(character) + 1}" for character in unknown[:_MAX_NAMED])
+    more = f" and {len(unknown) - _MAX_NAMED} more" if len(unknown) > _MAX_NAMED else ""
+    return f"characters that are not SMILES tokens: {named}{more}"
+
+
+def _find_large_number(row: str) -> str | None:
+    for atom in _BRACKET_ATOM.findall(row):
+        for name, pattern, most in _NUMBERS_OF_ATOM:
+            for digits in pattern.findall(atom):
+                if len(digits.lstrip("0")) > len(str(most)) or int(digits) > most:
+                    return f"{shorten(atom, _SHOWN_CHARACTERS)} has {name} above {most}"
+    return None
+
+
+def _describe_failure(error: Exception) -> str:
+    """Return an exception of RDKit as the reason why a row is not used."""
+    return f"RDKit fails on it: {(str(error).strip().splitlines() or [type(error).__name__])[-1].strip()}"
