@@ -42,6 +42,9 @@ MetricsRow = Mapping[str, Any]
 """A row of `metrics.jsonl`: `kind`, `step` and figures."""
 
 RUN_FILE = "run.json"
+SERIES_FILE = "series.json"
+"""File of a folder with several fine-tuning runs (`experiments.series`)."""
+_FILES_OF_RUN = ("recipe.yaml", "encoder.yaml", "tokenizer.json")
 _LARGEST_FIGURE = 3.5e38
 """A little above the largest float32: no figure of a model reaches it, and sums of a few stay finite."""
 
@@ -176,7 +179,7 @@ def _remove_leftovers(folder: Path, *, is_new: bool) -> None:
 
 
 def _not_empty(folder: Path) -> CheckpointError:
-    if not (folder / RUN_FILE).is_file():
+    if not any((folder / name).is_file() for name in (RUN_FILE, SERIES_FILE)):
         return CheckpointError(f"{folder}: the folder is not empty", "choose another folder with `out=DIR`")
     hint = f"continue that run with `resume={folder}`, or choose another folder with `out=DIR`"
     return CheckpointError(f"{folder}: the run directory is not empty", hint)
@@ -310,8 +313,8 @@ def run_kind(path: Path) -> str:
 
 
 def damage_hint(path: Path) -> str:
-    """Return the hint for a file of a run that cannot be used; empty for a file outside a run directory."""
-    if not (path.parent / RUN_FILE).is_file():
+    """Return the hint for a file of a run that cannot be used; empty for any other file."""
+    if path.name not in _FILES_OF_RUN or not (path.parent / RUN_FILE).is_file():
         return ""
     return "something altered this file of a run, or another version wrote it: restore it, or start a new run"
 

@@ -6,6 +6,7 @@ import typer
 from exlm_cli.cli import app as shell
 from exlm_cli.cli.options import complete_recipes, running_command, split_words, to_options
 from exlm_cli.config.load import KINDS, list_recipes
+from exlm_cli.errors import ConfigError
 
 COMMANDS = typer.main.get_command(shell.app).commands  # type: ignore[attr-defined]
 
@@ -48,6 +49,8 @@ def test_a_list_is_read_as_a_line_of_csv():
     assert split_words('IC50 , "Activity, in nM", "so ""called"""') == ["IC50", "Activity, in nM", 'so "called"']
     assert split_words("") == [""]
     assert split_words(None) is None
+    with pytest.raises(ConfigError, match="not a list with commas"):
+        split_words("A\nB")
 
 
 @pytest.mark.parametrize("text", ["some.smi:2: `c1c=o`: RDKit cannot parse it", "`C.c=c`", "`PYTHONUTF8=1 exlm ...`"])

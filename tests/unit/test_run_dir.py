@@ -18,6 +18,7 @@ from exlm_cli.errors import CheckpointError
 from exlm_cli.run_dir import (
     MetricsLog,
     create_run_dir,
+    damage_hint,
     describe_environment,
     end_beginning,
     find_newest_run,
@@ -54,6 +55,8 @@ def test_a_given_folder_is_made_with_its_parents_and_an_empty_one_is_taken(tmp_p
         create_run_dir(out, "a")
     assert caught.value.hint == "choose another folder with `out=DIR`"
     (out / "run.json").touch()
+    assert damage_hint(out / "recipe.yaml").startswith("something altered this file of a run")
+    assert damage_hint(out / "mine.yaml") == ""
     with pytest.raises(CheckpointError, match="the run directory is not empty") as caught:
         create_run_dir(out, "a")
     assert f"`resume={out}`" in caught.value.hint

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from exlm_cli.errors import ConfigError
+from exlm_cli.format import shorten
 from exlm_cli.paths import expand_path
 
 if TYPE_CHECKING:
@@ -107,10 +108,18 @@ def split_words(text: str | None) -> list[str] | None:
     """Return the words of a list with commas, without blanks around them; None where the option was not given.
 
     A word with a comma is written as in CSV, in quotes.
+
+    Raises:
+        ConfigError: It is no line of CSV.
     """
     if text is None:
         return None
-    return [word.strip() for word in next(csv.reader([text], skipinitialspace=True)) or [""]]
+    try:
+        words = next(csv.reader([text], skipinitialspace=True))
+    except csv.Error as error:
+        shown = shorten(text, 40)
+        raise ConfigError(f"`{shown}`: not a list with commas: {error}", "write it in one line, like `A,B`") from None
+    return [word.strip() for word in words or [""]]
 
 
 def parse_formats(text: str | None, accepted: Sequence[str]) -> tuple[str, ...]:

@@ -10,7 +10,15 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.errors import CheckpointError, ConfigError, ExlmError
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import RUNS_ROOT, find_newest_run, read_run_json, run_directory, run_kind
+from exlm_cli.run_dir import (
+    RUNS_ROOT,
+    SERIES_FILE,
+    find_newest_run,
+    read_run_json,
+    resume_command,
+    run_directory,
+    run_kind,
+)
 
 
 @dataclass(frozen=True)
@@ -52,9 +60,19 @@ def local_run(given: Path, progress: Progress) -> Path:
 
 
 def runs_of_series(folder: Path) -> list[Path]:
-    """Return the finished runs of a folder of `exlm finetune SUITE all`; any other path by itself."""
+    """Return the finished runs of a folder of `exlm finetune SUITE all`; any other path by itself.
+
+    Raises:
+        CheckpointError: The folder has no finished run.
+    """
+    if not (folder / SERIES_FILE).is_file():
+        return [folder]
     finished = [path.parent for path in sorted(folder.glob("*/results.json"))]
-    return finished if (folder / "series.json").is_file() and finished else [folder]
+    if not finished:
+        raise CheckpointError(
+            f"{folder}: none of its runs is finished", f"finish them with `{resume_command('finetune', folder)}`"
+        )
+    return finished
 
 
 def given_runs(paths: Sequence[Path], progress: Progress) -> list[GivenRun]:

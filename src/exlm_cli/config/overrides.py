@@ -182,7 +182,8 @@ def check_recipe(layers: Layers, described: str, kind: type[RecipeT]) -> RecipeT
 
 def unknown_key(origin: str, path: str, kind: type[Recipe]) -> ConfigError:
     """Return the error for a key that no recipe of a kind has; its hint names the nearest key."""
-    if difflib.get_close_matches(path.rpartition(".")[2], ["extends"], cutoff=0.8):
+    is_of_file = not origin.startswith("override ")
+    if is_of_file and difflib.get_close_matches(path.rpartition(".")[2], ["extends"], cutoff=0.8):
         return ConfigError(f"{origin}: unknown key `{path}`", "did you mean `extends`?")
     near = nearest_key(kind, path)
     if near is not None:

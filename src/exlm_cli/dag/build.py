@@ -97,12 +97,13 @@ def _check_size(pretrained: Pretrained, num_tokens: int, num_masks: int) -> None
     if transition.position_features:
         max_inner = min(max_inner, transition.max_nodes - 2)
     if k * num_masks > max_inner:
-        # without masks beyond that the sentence must fit into the model too
-        most = min(max_inner // k, max(1, (recipe.model.max_length - num_tokens + num_masks) // k))
+        # the sentence must fit into the model too
+        room = recipe.model.max_length - num_tokens
+        most = max_inner // k if k == 1 else min(max_inner // k, room // (k - 1))
         raise DataError(
             f"the sentence has {num_masks} masks of {k} states, {k * num_masks:,} nodes; an inspection with this model "
             f"takes at most {max_inner:,}",
-            f"mask at most {most} tokens",
+            f"mask at most {most} tokens" if most > 0 else "shorten it",
         )
     expanded = num_tokens + (k - 1) * num_masks
     if expanded > recipe.model.max_length:

@@ -112,8 +112,6 @@ def _described(cell: SweepCell) -> dict[str, Any]:
     """Return the fields of a result that are known before training."""
     return {
         "label": cell.label,
-        "row": cell.row,
-        "column": cell.column,
         "seed": cell.seed,
         **dict(cell.description),
         "pretrain_identity": identity_of(cell.pretrain),
@@ -124,7 +122,7 @@ def _pretrain_and_measure(cell: SweepCell, folder: Path, progress: Progress) -> 
     """Return the result of a cell without fine-tuning."""
     measured = read_cell_file(folder / MEASURED_FILE, SweepCellResult)
     if measured is not None and _is_measured(cell, measured):
-        return measured
+        return measured.model_copy(update=_described(cell))
     run = folder / "pretrain"
     out, resume = _out_or_resume(run)
     trained = run_pretraining(cell.pretrain, out=out, resume=resume, progress=progress)

@@ -11,6 +11,7 @@ from pathlib import Path
 from exlm_cli.config.load import load_recipe
 from exlm_cli.config.pretrain import PretrainRecipe
 from exlm_cli.data.corpus.pipeline import PreparedData, prepare_data
+from exlm_cli.data.rows.records import SKIPPED_FILE
 from exlm_cli.errors import ConfigError
 from exlm_cli.experiments.results import PredictionEntropy
 from exlm_cli.files import finite_or_none
@@ -150,10 +151,12 @@ def _load_data(
     tokenizer = run_directory(pretrained.checkpoint) / "tokenizer.json"
     own = [f"tokenizer.path={json.dumps(str(tokenizer), ensure_ascii=False)}"]
     if valid:
-        # a recipe needs training data too; nothing is trained, so the validation inputs do for both
         inputs = json.dumps(list(valid), ensure_ascii=False)
-        own += [f"data.train={inputs}", f"data.valid={inputs}", "data.max_rows=null", *overrides]
+        own += [f"data.valid={inputs}", "data.max_rows=null", *overrides]
     data = prepare_data(_own_recipe(pretrained, own), rejected_csv=None, progress=progress, is_trained=not valid)
+    if valid and data.num_rejected:
+        listed = data.valid.directory.parent / SKIPPED_FILE
+        progress.message(f"skipped {format_number_of(data.num_rejected, 'row')}, listed in {listed}")
     trained_on = read_run_json(run_directory(pretrained.checkpoint)).data_fingerprint
     if not valid and data.fingerprint != trained_on:
         progress.message(

@@ -111,7 +111,7 @@ class SweepCellResult(VariantDescription):
     """`result.json` of a cell: a variant with one seed. The file of a diverged cell lacks the values it never reached.
 
     Attributes:
-        label, row, column, seed: As in `config.sweep.SweepCell`.
+        label, seed: As in `config.sweep.SweepCell`.
         pretrain_identity: Identity of the recipe it was trained with.
         corruption: None where masks are not drawn token by token.
         diverged: Why training stopped early; None where it finished.
@@ -119,8 +119,6 @@ class SweepCellResult(VariantDescription):
     """
 
     label: str
-    row: str
-    column: str
     seed: int
     pretrain_identity: str
     corruption: Corruption | None

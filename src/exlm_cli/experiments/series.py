@@ -14,11 +14,8 @@ from exlm_cli.finetune.model import require_fitting_model
 from exlm_cli.finetune.results import RESULTS_FILE, read_results
 from exlm_cli.finetune.run import FinetuneResult, resume_finetuning, run_finetuning
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import create_run_dir, end_beginning, resume_command, run_directory
+from exlm_cli.run_dir import SERIES_FILE, create_run_dir, end_beginning, resume_command, run_directory
 from exlm_cli.tasks.registry import require_local_files
-
-SERIES_FILE = "series.json"
-"""File of the folder of a series."""
 
 
 class Series(JsonModel):
@@ -68,17 +65,20 @@ def begin_series(
 
 def _require_all_files(recipes: Sequence[FinetuneRecipe], suite: str) -> None:
     """Refuse a series in which a task has no files: it would fail there after hours."""
-    present, missing = [], []
+    present: list[str] = []
+    missing: dict[str, DataError] = {}
     for recipe in recipes:
         name = recipe.task.name.partition("/")[2]
         try:
             require_local_files(recipe.task)
             present.append(name)
-        except DataError:
-            missing.append(name)
+        except DataError as error:
+            missing[name] = error
     if missing:
-        instead = f", or run the others: `exlm finetune {suite} {','.join(present)}`" if present else ""
-        raise DataError(f"{recipes[0].task.data_dir}: no files of {', '.join(missing)}", f"add them{instead}")
+        first, *others = missing
+        also = f"; files of {', '.join(others)} cannot be used either" if others else ""
+        instead = f"; or run the others: `exlm finetune {suite} {','.join(present)}`" if present else ""
+        raise DataError(f"{first}: {missing[first].message}{also}", f"{missing[first].hint}{instead}")
 
 
 def run_series(

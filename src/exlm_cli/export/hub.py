@@ -154,7 +154,7 @@ def fetch_run(given: str, progress: Progress) -> Path:
         with _explaining(given, revision):
             info = api.model_info(match["repo"], revision=revision)
     except _UnreachableError:
-        known = sorted(copies.glob(f"{name}@*"), key=lambda path: path.stat().st_mtime_ns)
+        known = sorted(copies.glob(f"{name}@*"), key=lambda path: (path / RUN_FILE).stat().st_mtime_ns)
         if revision is not None or not known:
             raise
         progress.message(f"`{given}`: the Hub does not answer; taking {known[-1]}, the newest copy")
@@ -171,9 +171,10 @@ def fetch_run(given: str, progress: Progress) -> Path:
     place = copies / f"{name}@{commit[:12]}"
     with locked(cache, commit, progress):
         if not place.is_dir():
+            temporary = copies / f".{place.name}.writing"
             with refusing(f"{copies}: the run could not be kept"):
-                copies.mkdir(parents=True, exist_ok=True)
-                temporary = Path(tempfile.mkdtemp(prefix=".writing-", dir=copies))
+                shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
+                temporary.mkdir(parents=True)
             with removed_on_failure(temporary):
                 _download(api, given, match["repo"], commit, files, temporary, progress)
                 _check(given, temporary / _RUN)

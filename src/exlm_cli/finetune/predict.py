@@ -104,7 +104,7 @@ def predict(
             calibrated = _calibrated_rows(results, encoded, outputs, calibration, interval_level)
             added, missing = _calibrated_columns(calibrated)
             notes += missing
-            labelled = None if np.isnan(calibrated.targets).all() else calibrated
+            labelled = calibrated if encoded.is_labelled else None
         added["in_training_split"] = ["yes" if is_known else "no" for is_known in is_known_N]
         if results.input_kind == "smiles":
             nearest_N = training.nearest_tanimoto(rows.keys, progress)
@@ -115,11 +115,13 @@ def predict(
         # the first file last: it is complete only with the others
         for file, content in reversed([*zip(files[: len(official)], official, strict=True)]):
             write_atomically(file, content)
-        of_new = encoded.score(outputs, ~is_known_N) if is_known_N.any() and not is_known_N.all() else {}
+        scores, of_new = {}, {}
+        if encoded.is_labelled:
+            scores = encoded.score(outputs)
+            of_new = encoded.score(outputs, ~is_known_N) if is_known_N.any() and not is_known_N.all() else {}
     if is_known_N.any():
         scored = "; scored with and without them" if of_new else ""
         notes.append(f"rows of the training split: {is_known_N.sum():,} of {len(is_known_N):,}{scored}")
-    scores = encoded.score(outputs)
     summary = PredictionSummary(
         files,
         num_rows=rows.num_rows,

@@ -126,6 +126,9 @@ def run_finetuning(
             checkpoint = Path(begun.checkpoint)
         if checkpoint is None:
             encoder = load_recipe(str(resume / ENCODER_FILE), kind=PretrainRecipe)
+        if missing := [seed for seed in begun.seeds or () if seed not in recipe.seeds]:
+            listed = f"seed{'' if len(missing) == 1 else 's'} {', '.join(map(str, missing))}"
+            progress.message(f"the results leave out {listed} of this run; give all seeds to keep with `seeds=LIST`")
     if checkpoint is None and encoder is None:
         raise ConfigError("no checkpoint to fine-tune", "give a pre-training run as `checkpoint=RUN`")
     if checkpoint is None and recipe.init != "scratch":
@@ -325,11 +328,6 @@ def _check_resumed(run: SplitRun) -> None:
     then, now = (
         identity_values(recipe, without={Mark.INPUT}) for recipe in (begun.model_copy(update=free), run.recipe)
     )
-    if missing := [seed for seed in begun.seeds if seed not in run.recipe.seeds]:
-        listed = ", ".join(map(str, missing))
-        run.progress.message(
-            f"the results leave out seeds {listed} of this run; give all seeds to keep with `seeds=LIST`"
-        )
     changes = {
         f"data of {run.data.task.name}": described.data_fingerprint != run.data.fingerprint,
         "checkpoint": described.checkpoint_sha256 != run.weights.sha256,

@@ -91,11 +91,14 @@ class EncodedSplit(EncodedExamples, ABC):
     task's own units), or (L, 2) logits for `span`. Scores and files are of the mean over the seeds.
     """
 
+    @property
+    def is_labelled(self) -> bool:
+        """Whether there are labels to score outputs with: not every target is NaN."""
+        return not np.isnan(self.targets).all()
+
     @abstractmethod
     def score(self, outputs: SeedOutputs, is_scored_N: NDArray[np.bool_] | None = None) -> dict[str, float]:
-        """Return the metrics of all rows, or of chosen ones, by name; NaN where one is not defined. Empty where the
-        rows have no labels.
-        """
+        """Return the metrics of all rows, or of chosen ones, by name; NaN where one is not defined."""
 
     def score_labels(self, outputs: SeedOutputs) -> dict[str, dict[str, float]]:
         """Return the metrics of each label or value by its name, where a task has several."""
@@ -245,8 +248,8 @@ class NewRows:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the file."""
-        return len(next(iter(self.columns.values()))) + self.num_skipped
+        """Rows of the file, or in memory."""
+        return len(next(iter(self.columns.values()), self.readable)) + self.num_skipped
 
     def write(self, predicted: Mapping[str, Sequence[str]], path: Path, *, escapes_formulas: bool) -> tuple[str, ...]:
         """Write all rows as CSV and return notes: their own columns, predictions of the readable ones, and problems.

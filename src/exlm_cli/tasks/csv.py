@@ -1,5 +1,7 @@
 """Task of a user's table: a column of SMILES or text, label columns, and a split."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from exlm_cli.config.tasks import CsvTaskConfig
@@ -48,14 +50,11 @@ def load_csv(config: CsvTaskConfig, progress: Progress) -> TableTask:
             f"{table.path}: `{column}` cannot be input and label at once",
             f"name other columns with `task.label_columns=[A,B]` or `task.{config.input_kind}_column=NAME`",
         )
-    own = {*_OWN_NAMES, *(f"{name}_true" for name in config.label_columns)}
-    if taken := [name for name in config.label_columns if name in own]:
-        raise ConfigError(
-            f"{table.path}: files of predictions have a column `{taken[0]}` of their own",
-            "give the column of labels another name",
-        )
+    _refuse_own_names(table, config.label_columns, [f"{name}_true" for name in config.label_columns])
     label_table = with_decimal_points(table, config.label_columns) if config.decimal_comma else table
     labels = read_labels(label_table, config.label_columns, config.label_kind)
+    if labels.loss == "classes":
+        _refuse_own_names(table, labels.names, ["true_class"])
     if labels.loss == "regression" and config.class_weights == "balanced":
         raise ConfigError(
             f"{table.path}: `task.class_weights: balanced` is for labels and classes; found values to predict",
@@ -66,6 +65,15 @@ def load_csv(config: CsvTaskConfig, progress: Progress) -> TableTask:
     usable = usable_rows(table, table.columns[column], config, progress)
     usable = usable.without(dict.fromkeys(labels.missing, "has no label"))
     return TableTask(config, usable, labels, _split(config, usable, files, labels))
+
+
+def _refuse_own_names(table: Table, names: Sequence[str], truths: Sequence[str]) -> None:
+    """Refuse labels or classes with the name of a column that files of predictions have besides them."""
+    if taken := [name for name in names if name in (*_OWN_NAMES, *truths)]:
+        raise ConfigError(
+            f"{table.path}: files of predictions have a column `{taken[0]}` of their own",
+            "give the column of labels, or the class, another name",
+        )
 
 
 def _read_files(config: CsvTaskConfig) -> tuple[Table, SplitIndices | None]:

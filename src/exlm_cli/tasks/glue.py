@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from exlm_cli.config.tasks import GlueTaskConfig
 from exlm_cli.data.rows.hub import iter_hub_records
@@ -208,10 +207,10 @@ class EncodedGlue(EncodedRows):
     num_mismatched: int = 0
     keys: tuple[str, ...] = ()
 
-    def score(self, outputs: SeedOutputs, is_scored_N: NDArray[np.bool_] | None = None) -> dict[str, float]:
-        """Return the metrics; none where a chosen row has no label."""
-        chosen = self.targets if is_scored_N is None else self.targets[is_scored_N]
-        return {} if np.isnan(chosen).any() else super().score(outputs, is_scored_N)
+    @property
+    def is_labelled(self) -> bool:
+        """Whether every row has a label."""
+        return not np.isnan(self.targets).any()
 
     def _metrics(self, mean_NC: FloatArray, targets_NC: FloatArray) -> dict[str, float]:
         """Return the task's metrics; of MNLI's `valid` those of the matched rows, and `mismatched_...` beside them."""

@@ -43,7 +43,6 @@ from exlm_cli.train.tensor_files import Part, Rows, SavedTensors, part_of, shard
 MODEL, OPTIMIZER = "model", "optimizer"
 """Stems of the files with tensors."""
 MODEL_FILE = f"{MODEL}.safetensors"
-OPTIMIZER_FILE = f"{OPTIMIZER}.safetensors"
 STATE_FILE = "state.json"
 MANIFEST_FILE = "manifest.json"
 _MOMENTS = {"exp_avg", "exp_avg_sq", "step"}

@@ -103,7 +103,8 @@ def test_smiles_are_inspected_as_smiles():
     ("sections", "sentence", "numbers", "hint"),
     [
         ({}, "hello", "hello", "write [MASK]"),
-        ({}, "[MASK]" * 10_000, f"10000 masks of 3 states, 30,000 nodes; .* {MAX_INNER_NODES}", "at most 20 tokens"),
+        ({}, "[MASK]" * 10_000, f"10000 masks of 3 states, 30,000 nodes; .* {MAX_INNER_NODES}", "shorten it"),
+        ({"model": {"max_length": 256}}, "[MASK]" * 180, "180 masks of 3 states, 540 nodes", "at most 37 tokens"),
         ({}, "see this " * 40 + "[MASK]", "84 tokens, 86 with .* 64", "shorten it"),
         ({"model": {"transition": {"position_features": True, "max_nodes": 9}}, "data": {"sequence_length": 6}},
          "[MASK] is [MASK] or [MASK]", "9 nodes; .* 7", "at most 2 tokens"),

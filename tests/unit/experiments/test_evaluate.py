@@ -12,7 +12,7 @@ from exlm_cli.config.load import load_recipe
 from exlm_cli.data.batch import expand
 from exlm_cli.data.corpus.pipeline import prepare_data
 from exlm_cli.data.masking import Masker
-from exlm_cli.errors import ConfigError
+from exlm_cli.errors import ConfigError, DataError
 from exlm_cli.experiments.evaluate import evaluate_pretrained, measure_entropy
 from exlm_cli.progress import SilentProgress
 from exlm_cli.train.pretrain import VALIDATION_EPOCH, run_pretraining
@@ -100,6 +100,19 @@ def test_validation_data_can_be_given(exlm, tmp_path):
         assert measured.metrics["num_sequences"] == expected
     score = evaluate_pretrained(exlm[0], "mine", valid=[str(text)], device="cpu")
     assert (score.metrics["num_sequences"], score.data) == (6, f"6 sequences of {text}")
+
+
+def test_skipped_rows_of_given_data_are_counted_once_and_listed(exlm, tmp_path):
+    given, progress = tmp_path / "mine.jsonl", Recorder()
+    given.write_text('{"text": "the cat"}\n{"text": 3}\n{"text": "the dog"}\n')
+    skips = {"valid": [str(given)], "overrides": ["data.on_invalid=skip"], "device": "cpu", "progress": progress}
+    score = evaluate_pretrained(exlm[0], "mine", **skips)
+    assert score.metrics["num_sequences"] == 2
+    (skipped,) = [said for said in progress.said if said.startswith("skipped 1 row, listed in ")]
+    assert Path(skipped.partition("listed in ")[2]).read_text().count("mine.jsonl") == 1
+    given.write_text('{"text": 3}\n')
+    with pytest.raises(DataError, match=r"^no usable row in .*mine\.jsonl; 1 row skipped"):
+        evaluate_pretrained(exlm[0], "mine", **skips)
 
 
 def test_copies_beyond_the_learned_positions_are_refused(repeated):

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from exlm_cli.errors import CheckpointError, DivergedError, InterruptedRunError
+from exlm_cli.cli.runs import runs_of_series
+from exlm_cli.errors import CheckpointError, DataError, DivergedError, InterruptedRunError
 from exlm_cli.experiments import series as series_module
 from exlm_cli.experiments.series import begin_series, run_series
 from exlm_cli.finetune.results import read_results
@@ -29,8 +30,16 @@ def test_tasks_are_finished_one_by_one(text_model, tmp_path, monkeypatch):
     out = tmp_path / "all"
     begin = {"suite": "glue", "checkpoint": text_model, "out": out, "use_grid": False, "baseline": False}
     assert begin_series(recipes, **begin) == out
-    with pytest.raises(CheckpointError, match="not empty"):
+    with pytest.raises(CheckpointError, match="not empty") as refused:
         begin_series(recipes, **begin)
+    assert f"`resume={out}`" in refused.value.hint
+    with pytest.raises(CheckpointError, match="none of its runs is finished"):
+        runs_of_series(out)
+    hidden = (data / "RTE/train.tsv").rename(data / "train.tsv")
+    with pytest.raises(DataError, match=r"^rte: .*RTE") as missing:
+        begin_series(recipes, **begin)
+    assert missing.value.hint.endswith("or run the others: `exlm finetune glue cola,mrpc`")
+    hidden.rename(data / "RTE/train.tsv")
     train = series_module.run_finetuning
     errors: dict[str, Exception] = {
         "cola": DivergedError("the loss of step 1 is nan", "lower the learning rate"),
@@ -50,6 +59,7 @@ def test_tasks_are_finished_one_by_one(text_model, tmp_path, monkeypatch):
     del errors["mrpc"]
     finished, diverged = run_series(out, checkpoint=None, progress=SilentProgress())
     assert [result.run_dir.name for result in finished] == ["rte", "mrpc"]
+    assert runs_of_series(out) == [out / "mrpc", out / "rte"]
     assert len(diverged) == 1
     assert (out / "rte/results.json").stat().st_mtime_ns == first
     assert finished[0].results == read_results(out / "rte")

@@ -144,7 +144,7 @@ def scores(values: tuple[float | None, ...], *, metric: str = "accuracy", **chan
 
 
 def _named(cell: SweepCell) -> dict[str, Any]:
-    return {"label": cell.label, "row": cell.row, "column": cell.column, "seed": cell.seed, "pretrain_identity": "x"}
+    return {"label": cell.label, "seed": cell.seed, "pretrain_identity": "x"}
 
 
 def _printed_scores(label: str, tasks: tuple[str, ...], added: float) -> dict[str, TaskScores | DivergedTask]:

@@ -56,11 +56,17 @@ def test_a_label_may_end_in_true(tmp_path):
     assert load(tmp_path, split="random", label_columns=("is_true",)).output_names == ("is_true",)
 
 
+def test_a_class_is_not_called_like_a_column_of_predictions(tmp_path):
+    write(tmp_path / "a.csv", "smiles,y", [f"{chain},{('row', 'good')[i % 2]}" for i, chain in enumerate(CHAINS)])
+    with pytest.raises(ConfigError, match="have a column `row` of their own"):
+        load(tmp_path, split="random")
+
+
 def test_a_table_with_semicolons_is_named_as_such(tmp_path):
     write(tmp_path / "a.csv", "smiles;y", ["C;1", "CC;0"])
     with pytest.raises(DataError, match=r"separated by semicolons, not by commas$") as caught:
         load(tmp_path)
-    assert caught.value.hint == "write the file with commas, or with tabs as .tsv"
+    assert caught.value.hint == "write the file with commas as .csv, or with tabs as .tsv"
 
 
 def test_a_split_column_is_followed(tmp_path):

@@ -92,7 +92,7 @@ def test_a_split_file_is_followed(tmp_path):
     task = load(tmp_path, split="file", split_file=str(split))
     indices = {name: rows.tolist() for name, rows in task.split_indices.items()}
     assert (task.split_name, indices) == ("file", {"train": [0, 1, 2], "valid": [4, 5], "test": [6]})
-    assert {f"1 row of {split} cannot be used", f"13 rows in no split of {split}"} <= set(task.notes)
+    assert {"1 row of split.json cannot be used", "13 rows in no split of split.json"} <= set(task.notes)
 
 
 def test_without_a_folder_the_file_is_fetched(tmp_path, monkeypatch):

@@ -103,7 +103,7 @@ def test_what_was_just_written_stays_whatever_lies_beyond_it(tmp_path, keep_last
     assert ckpt.verify_checkpoint(_save(tmp_path, 200, keep_last)) is None
 
 
-@pytest.mark.parametrize("name", [ckpt.MODEL_FILE, ckpt.OPTIMIZER_FILE, ckpt.STATE_FILE])
+@pytest.mark.parametrize("name", [ckpt.MODEL_FILE, "optimizer.safetensors", ckpt.STATE_FILE])
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [(_truncate, "bytes, "), (_flip_a_bit, "was altered: its SHA-256"), (Path.unlink, "is missing")],

@@ -111,6 +111,7 @@ def finetune(
     from exlm_cli.cli.runs import local_run
     from exlm_cli.config.finetune import FinetuneRecipe
     from exlm_cli.config.load import resumed_recipe
+    from exlm_cli.run_dir import SERIES_FILE
 
     task = {
         "task.data_dir": data_dir,
@@ -124,7 +125,7 @@ def finetune(
     options = {"device": device, "seeds": parse_seeds(seeds), "num_replicates": num_replicates, **task}
     overrides = collect_overrides(sets, {**options, "init": "scratch" if from_scratch or encoder is not None else None})
     progress = console.open_progress()
-    if resume is not None and (resume / "series.json").is_file():
+    if resume is not None and (resume / SERIES_FILE).is_file():
         if overrides:
             raise ConfigError(
                 f"{resume} holds several runs; `--set`, `--seeds`, `--num-replicates` and `--device` change none",

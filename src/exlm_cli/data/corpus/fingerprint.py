@@ -23,7 +23,7 @@ from exlm_cli.files import READ_HINT, JsonModel, hash_json, read_json, reason_of
 from exlm_cli.progress import Progress
 
 # Increase it when the same input would give other shards.
-_SCHEME = 2
+_SCHEME = 3
 # A file that changed this recently could change again within one tick of the file system's clock.
 _SETTLED_NS = 2_000_000_000
 _HUGE_BYTES = 1 << 28

@@ -55,7 +55,7 @@ class PreparedData:
 
     Attributes:
         tokenizer: Trained on the data or given by the recipe.
-        train, valid: Sequences without [CLS] and [SEP] at their ends.
+        train, valid: Sequences without [CLS] and [SEP] at their ends; the same where nothing is trained.
         fingerprint: Hash of the content of the inputs, the tokenizer and every option that matters.
         num_rejected: Rows skipped because they cannot be used.
     """
@@ -96,22 +96,22 @@ def prepare_data(
     """Train or load the tokenizer and tokenise a recipe's inputs, or find both in the cache.
 
     `rejected_csv` gets the list of skipped rows, if there are any. Without `builds` the cache must hold both already.
-    Without `is_trained` no file is reported as both trained and validated on.
+    Without `is_trained` only `data.valid` is read, with the tokenizer that the recipe gives.
 
     Raises:
         DataError: Inputs missing or unusable, no usable row; the cache cannot be written, or lacks what it must hold.
         TokenizerError: The tokenizer cannot be read, is of the other kind, or its vocabulary is too small.
     """
     data = recipe.data
-    if not data.train:
+    if is_trained and not data.train:
         raise DataError("`data.train` names no input", "give files with `data.train=FILE`")
     cache = cache_root(data.cache_dir)
     with explaining_disk_trouble(cache):
         train, valid = (
             fingerprint_sources(resolve_inputs(inputs, kind=data.kind, progress=progress), cache, progress)
-            for inputs in (data.train, data.valid)
+            for inputs in (data.train if is_trained else (), data.valid)
         )
-        _warn(recipe, train if is_trained else [], valid, progress)
+        _warn(recipe, train, valid, progress)
         tokenizer = _obtain_tokenizer(recipe, train, cache, progress, builds=builds)
         corpus = _Corpus(recipe, train, valid, tokenizer, data_fingerprint(recipe, train, valid, tokenizer))
         prepared = _obtain_shards(corpus, cache, progress, builds=builds)
@@ -168,8 +168,9 @@ def _obtain_tokenizer(
 
     def build() -> Tokenizer:
         tokenizer = _train_tokenizer(recipe, train, progress)
-        write_entry(path, tokenizer.to_json().encode())
+        # the hash first: another process takes a tokenizer without one for damaged
         write_entry(hash_path, tokenizer.fingerprint.encode())
+        write_entry(path, tokenizer.to_json().encode())
         return tokenizer
 
     return load_or_build(cache, path, load, build if builds else None, progress, remedy="it is trained again")
@@ -206,9 +207,10 @@ def train_tokenizer(texts: Iterable[str], recipe: PretrainRecipe, progress: Prog
 
 def _obtain_shards(corpus: _Corpus, cache: Path, progress: Progress, *, builds: bool) -> PreparedData:
     directory = cache / "shards" / corpus.fingerprint[:32]
+    train_split = TRAIN if corpus.train else VALID
 
     def load() -> PreparedData:
-        train, valid = (TokenDataset(directory / split) for split in (TRAIN, VALID))
+        train, valid = (TokenDataset(directory / split) for split in (train_split, VALID))
         num_rejected = read_json(directory / _SUMMARY, _Summary).num_rejected
         if not (directory / SKIPPED_FILE).is_file():
             raise DataError(f"{directory / SKIPPED_FILE}: missing from the token shards", "delete the directory")
@@ -251,11 +253,14 @@ def _write_given_splits(corpus: _Corpus, folder: Path, progress: Progress) -> in
     data = corpus.recipe.data
     with SkippedRows(folder / SKIPPED_FILE, data.on_invalid) as skipped:
         for split, sources, seed in ((TRAIN, corpus.train, _TRAIN_SEED), (VALID, corpus.valid, _VALID_SEED)):
+            if not sources:
+                continue
             label = f"tokenising {split}"
             with closing(iter_rows(_sources(sources), data, seed=seed, progress=progress, label=label)) as rows:
                 writers = _write_sequences(corpus, rows, folder, [split], lambda _: 0, skipped, progress)
             if not writers[0].num_sequences:
-                raise _no_usable_row(data, split, sources, skipped)
+                key = f"`data.{split}`: " if corpus.train else ""
+                raise _no_usable_row(data, key, sources, skipped)
     return skipped.num_rows
 
 
@@ -276,7 +281,7 @@ def _write_held_out_splits(corpus: _Corpus, folder: Path, progress: Progress) ->
         if valid.num_sequences or forced is not None:
             break
         if holdout.smallest is None:
-            raise _no_usable_row(data, TRAIN, corpus.train, skipped)
+            raise _no_usable_row(data, f"`data.{TRAIN}`: ", corpus.train, skipped)
         # The hashes chose nothing of a small corpus: hold out the smallest hash.
         forced = holdout.smallest
     if not train.num_sequences or not valid.num_sequences:
@@ -329,7 +334,8 @@ def _write_sequences(
             last = index
         for writer, packer in zip(writers, packers, strict=packs):
             writer.add(packer.finish())
-    if num_unknown:
+    # with an empty split there is an error, or all rows are read again
+    if num_unknown and all(writer.num_sequences for writer in writers):
         progress.message(f"[UNK] replaces {format_number_of(num_unknown, 'token')} outside the vocabulary")
     return writers
 
@@ -419,13 +425,13 @@ def _describe(row: Row, reason: str) -> str:
 
 
 def _no_usable_row(
-    data: DataConfig, split: str, sources: Sequence[FingerprintedSource], skipped: SkippedRows
+    data: DataConfig, key: str, sources: Sequence[FingerprintedSource], skipped: SkippedRows
 ) -> DataError:
     files = (known.source for known in sources)
     has_columns = not all(isinstance(file, FileSource) and format_of(file.path) in LINE_FORMATS for file in files)
     hint = f"name the column that holds the {data.kind} with `data.column=NAME`, or " if has_columns else ""
     hint += "give other rows"
-    return DataError(f"`data.{split}`: no usable row in {_named(sources)}{skipped.describe()}", hint)
+    return DataError(f"{key}no usable row in {_named(sources)}{skipped.describe()}", hint)
 
 
 def _sources(known: Sequence[FingerprintedSource]) -> list[Source]:

@@ -32,8 +32,9 @@ _PLAUSIBLE_COLUMNS: dict[RowKind, frozenset[str]] = {
     "text": frozenset({"text", "sentence", "content", "document", "article"}),
     "smiles": frozenset({"smiles", "canonical_smiles", "isomeric_smiles", "mol"}),
 }
-_OTHER_DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
-DELIMITER_HINT = "write the file with commas, or with tabs as .tsv"
+_DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
+_OWN_DELIMITERS = {".csv": "commas", ".tsv": "tabs"}
+DELIMITER_HINT = "write the file with commas as .csv, or with tabs as .tsv"
 _PARQUET_BATCH_ROWS, _MIN_BATCH_ROWS = 4096, 64
 _PARQUET_BATCH_BYTES = 1 << 28
 
@@ -130,7 +131,7 @@ class ColumnChoice(NamedTuple):
             return self.name
         plausible = [name for name in names if name.lower() in _PLAUSIBLE_COLUMNS[self.kind]]
         if len(plausible) != 1:
-            if found := other_delimiter(names):
+            if found := other_delimiter(Path(origin), names):
                 raise DataError(f"{origin}: {found}", DELIMITER_HINT)
             words = "SMILES" if self.kind == "smiles" else self.kind
             which = "more than one has" if plausible else "none has"
@@ -140,12 +141,13 @@ class ColumnChoice(NamedTuple):
         return plausible[0]
 
 
-def other_delimiter(names: Sequence[str]) -> str:
-    """Return in words that a header seems to have another delimiter than commas; empty where it does not."""
-    if len(names) == 1:
-        for delimiter, words in _OTHER_DELIMITERS.items():
-            if delimiter in names[0]:
-                return f"the header seems to be separated by {words}, not by commas"
+def other_delimiter(path: Path, names: Sequence[str]) -> str:
+    """Return in words that the header of a CSV or TSV file seems to have another delimiter; empty for other files."""
+    own = _OWN_DELIMITERS.get(format_of(path) or "")
+    if own is not None and len(names) == 1:
+        for delimiter, words in _DELIMITERS.items():
+            if delimiter in names[0] and words != own:
+                return f"the header seems to be separated by {words}, not by {own}"
     return ""
 
 

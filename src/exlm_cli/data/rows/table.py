@@ -45,7 +45,7 @@ class Table:
             DataError: There is no such column. Names the nearest one, or all and the `hint`.
         """
         if name not in self.columns:
-            if found := other_delimiter([*self.columns]):
+            if found := other_delimiter(self.path, [*self.columns]):
                 raise DataError(f"{self.path}: no column `{name}`; {found}", DELIMITER_HINT)
             names = name_some((f"`{known}`" for known in self.columns), limit=12)
             raise DataError(f"{self.path}: no column `{name}`; there are {names}", self._nearest(name) or hint)

@@ -40,10 +40,7 @@ class EncodedRows(EncodedSplit):
     def score(self, outputs: SeedOutputs, is_scored_N: NDArray[np.bool_] | None = None) -> dict[str, float]:
         """Return the metrics, means over the labels or columns in which each is defined."""
         chosen = slice(None) if is_scored_N is None else is_scored_N
-        targets_NC = self.targets[chosen]
-        if np.isnan(targets_NC).all():
-            return {}
-        return self._metrics(self.by_seed(outputs).mean(axis=0)[chosen], targets_NC)
+        return self._metrics(self.by_seed(outputs).mean(axis=0)[chosen], self.targets[chosen])
 
     def _metrics(self, mean_NC: FloatArray, targets_NC: FloatArray) -> dict[str, float]:
         return metrics.score_rows(self.loss, mean_NC, targets_NC, self.scale)

@@ -90,8 +90,9 @@ def read_labels(table: Table, columns: Sequence[str], kind: LabelKind) -> Labels
             labels = _values(table, columns)
         case _:
             labels = _classes(table, columns)
-    has_commas = any(map(_DECIMAL_COMMA.fullmatch, labels.names))
-    if kind == "auto" and has_commas and all(_number(_with_point(name)) is not None for name in labels.names):
+    classes = labels.names if kind == "auto" and labels.loss == "classes" else ()
+    has_commas = any(map(_DECIMAL_COMMA.fullmatch, classes))
+    if has_commas and all(_number(_with_point(name)) is not None for name in classes):
         note = f"warning: `{columns[0]}` looks like numbers with a decimal comma, read as classes; {_READ_COMMAS}"
         labels = replace(labels, notes=(*labels.notes, note))
     if not labels.missing:

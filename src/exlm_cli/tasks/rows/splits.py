@@ -80,9 +80,10 @@ def _follow_file(path: str, usable: TableRows) -> RowSplit:
     named = read_split_file(expand_path(path), len(usable.table))
     split = follow_split("file", named, usable)
     num_named, num_used = (sum(map(len, parts.values())) for parts in (named, split.indices))
+    name = Path(path).name  # without its folder: notes are published with a model
     counts = {
-        f"of {path} cannot be used": num_named - num_used,
-        f"in no split of {path}": len(usable.rows) - num_used,
+        f"of {name} cannot be used": num_named - num_used,
+        f"in no split of {name}": len(usable.rows) - num_used,
     }
     return replace(
         split, notes=tuple(f"{format_number_of(count, 'row')} {what}" for what, count in counts.items() if count)

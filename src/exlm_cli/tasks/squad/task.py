@@ -80,7 +80,7 @@ def load_squad(config: SquadTaskConfig, progress: Progress) -> "SquadTask":
         train, valid, held_out = _hold_out(train_file, config.valid_articles)
         split_name = f"held out: {', '.join(held_out)}"
         notes.append(
-            f"scored on questions about {_listed(held_out)}, held out of {train_file.source}: no official "
+            f"scored on questions about {_listed(held_out)}, held out of {Path(train_file.source).name}: no official "
             "development set, so not the paper's numbers"
         )
     parts: dict[Split, list[SquadQuestion]] = {"train": train, "valid": valid}
@@ -180,14 +180,14 @@ class EncodedQuestions(EncodedSplit):
 
     Attributes:
         max_answer_tokens: Longest answer, `task.max_answer_tokens`.
-        has_answers: Every question has a list of gold answers, empty or not.
+        is_labelled: Every question has a list of gold answers, empty or not.
     """
 
     questions: Sequence[SquadQuestion]
     windows: Sequence[Window]
     contexts: Mapping[str, EncodedContext]
     max_answer_tokens: int
-    has_answers: bool = True
+    is_labelled: bool = True
 
     def answer(self, outputs: SeedOutputs) -> dict[str, Answered]:
         """Return by question id the best answer by the seeds' mean logits, and how much more they believe in none."""
@@ -207,16 +207,15 @@ class EncodedQuestions(EncodedSplit):
         value_N = expit([answer.margin for answer in answered])
         targets = [(a.has_answer, a.has_answer and exact_match(a.text, a.golds)) for a in answered]
         known = np.array(targets, dtype=np.float64).reshape(-1, 2)
-        known = known if self.has_answers else np.full_like(known, np.nan)
+        known = known if self.is_labelled else np.full_like(known, np.nan)
         return AnswerProbabilities(ANSWER_QUESTIONS, np.stack([value_N, value_N], axis=1), known)
 
     def score(self, outputs: SeedOutputs, is_scored_N: NDArray[np.bool_] | None = None) -> dict[str, float]:
         """Return exact match and F1 at their best thresholds, at threshold 0, and separately for questions with and
-        without an answer, as `squad_metrics` names them; nothing if a question of the file lacks its answers.
+        without an answer, as `squad_metrics` names them.
         """
-        answered = list(self.answer(outputs).values()) if self.has_answers else []
-        chosen = answered if is_scored_N is None else list(itertools.compress(answered, is_scored_N))
-        return squad_metrics(chosen) if chosen else {}
+        answered = list(self.answer(outputs).values())
+        return squad_metrics(answered if is_scored_N is None else list(itertools.compress(answered, is_scored_N)))
 
     def describe_outputs(self, outputs: SeedOutputs) -> list[str]:
         """Return a sentence where the threshold with the best F1 answers no question at all."""
@@ -234,10 +233,10 @@ class EncodedQuestions(EncodedSplit):
         answered = self.answer(outputs)
         columns = {
             "answer": [answer.text for answer in answered.values()],
-            "answer_margin": [f"{answer.margin:.6g}" for answer in answered.values()],
-            "no_answer_probability": [f"{value:.6g}" for value in _no_answer(answered)],
+            "answer_margin": [f"{answer.margin:.10g}" for answer in answered.values()],
+            "no_answer_probability": [f"{value:.10g}" for value in _no_answer(answered)],
         }
-        if self.has_answers:
+        if self.is_labelled:
             golds = ([text for text, _ in question.answers] for question in self.questions)
             columns["answers"] = [json.dumps(texts, ensure_ascii=False) for texts in golds]
         if len(outputs) > 1:
@@ -247,8 +246,8 @@ class EncodedQuestions(EncodedSplit):
                 for key, answer in answered.items()
             )
             spread_N = np.std([_no_answer(of_seed) for of_seed in by_seed], axis=0, ddof=1)
-            columns["no_answer_seed_spread"] = [f"{value:.6g}" for value in spread_N]
-            columns["answer_seed_agreement"] = [f"{value:.6g}" for value in agreement]
+            columns["no_answer_seed_spread"] = [f"{value:.10g}" for value in spread_N]
+            columns["answer_seed_agreement"] = [f"{value:.10g}" for value in agreement]
         return columns
 
     def official_files(self, outputs: SeedOutputs) -> tuple[bytes, ...]:
@@ -301,7 +300,7 @@ def new_questions(config: SquadTaskConfig, questions: list[SquadQuestion], *, ha
 
     def encode(tokenizer: Tokenizer, sequence_length: int) -> EncodedQuestions:
         encoded = SquadTask(config, {"valid": questions}).encode("valid", tokenizer, sequence_length)
-        return replace(encoded, has_answers=has_answers)
+        return replace(encoded, is_labelled=has_answers)
 
     places = np.array([question.row for question in questions], dtype=np.int64)
     return NewRows(encode, [_key(question) for question in questions], {}, places)

@@ -225,6 +225,21 @@ def test_of_two_plausible_columns_none_is_taken():
     assert "`data.column=NAME`" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("name", "header", "words"),
+    [
+        ("a.csv", "smiles;y", "separated by semicolons, not by commas"),
+        ("a.csv.gz", "smiles\ty", "separated by tabs, not by commas"),
+        ("a.tsv", "smiles,y", "separated by commas, not by tabs"),
+        ("a.parquet", "smiles;y", "which column holds the SMILES"),
+        ("a.jsonl:1", "smiles|y", "which column holds the SMILES"),
+    ],
+)
+def test_another_delimiter_is_named_in_csv_and_tsv(name, header, words):
+    with pytest.raises(DataError, match=words):
+        ColumnChoice("smiles").choose(name, [header])
+
+
 LIMIT = 1 << 20
 """Bytes of the largest record in the tests below."""
 

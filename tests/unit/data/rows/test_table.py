@@ -53,7 +53,7 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, name, content, message):
         (("Smiles", "y"), "a.csv: no column `smiles`; there are `Smiles`, `y`", "did you mean `Smiles`?"),
         (("mol", "y"), "a.csv: no column `smiles`; there are `mol`, `y`", "name one"),
         (("smiles;y",), "a.csv: no column `smiles`; the header seems to be separated by semicolons, not by commas",
-         "write the file with commas, or with tabs as .tsv"),
+         "write the file with commas as .csv, or with tabs as .tsv"),
         (tuple(f"t{i}" for i in range(14)),
          "a.csv: no column `smiles`; there are " + ", ".join(f"`t{i}`" for i in range(12)) + " and 2 more", "name one"),
     ],

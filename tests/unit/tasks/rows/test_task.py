@@ -165,7 +165,8 @@ def predict(
     encoded = new.encode(train_smiles_vocabulary(TEXTS, 20, 1, SilentProgress()), 16)
     by_seed = [[np.array(row) for row in seed] for seed in outputs]
     new.write(encoded.prediction_columns(by_seed), folder / "out.csv", escapes_formulas=False)
-    return new, encoded.score(by_seed), read_rows(folder / "out.csv")
+    scores = encoded.score(by_seed) if encoded.is_labelled else {}
+    return new, scores, read_rows(folder / "out.csv")
 
 
 def test_every_row_comes_back_in_its_place_and_bad_ones_with_a_reason(tmp_path):
@@ -192,7 +193,7 @@ def test_every_row_comes_back_in_its_place_and_bad_ones_with_a_reason(tmp_path):
 
 
 def test_a_table_whose_labels_are_all_empty_has_no_scores(tmp_path, tokenizer):
-    """As one without the columns; with the rows that were trained on left out, others may have none."""
+    """As one without the columns; rows without labels that are chosen have scores that are not defined."""
     columns, rows = ["mol", "active"], [["CCO", ""], ["CCN", ""], ["CN", "1"]]
     outputs = [[[0.0, 0.0]] * 2]
     new, scores, _ = predict(tmp_path, "binary", ("active", "toxic"), columns, rows[:2], outputs)
@@ -201,7 +202,8 @@ def test_a_table_whose_labels_are_all_empty_has_no_scores(tmp_path, tokenizer):
     config = CsvTaskConfig(name="csv", smiles_column="mol")
     new = read_new_table(TrainedTask(config, "smiles", "binary", ("active",)), path, None, SilentProgress())
     encoded, logits = new.encode(tokenizer, 16), [[np.array([1.0])] * 3]
-    assert encoded.score(logits, np.array([True, True, False])) == {}
+    assert encoded.is_labelled
+    assert math.isnan(encoded.score(logits, np.array([True, True, False]))["accuracy"])
     assert encoded.score(logits, np.array([True, True, True]))["accuracy"] == 1
 
 

@@ -295,7 +295,7 @@ def test_questions_without_answers_are_not_scored_and_bad_ones_are_skipped(token
     asked[1]["id"] = asked[0]["id"]
     questions = new_questions(tmp_path / "test.json", content)
     encoded = questions.encode(tokenizer, 200)
-    assert (encoded.score([pointing(encoded)]), questions.num_rows, len(questions.keys)) == ({}, 2, 1)
+    assert (encoded.is_labelled, questions.num_rows, len(questions.keys)) == (False, 2, 1)
     assert "left out 1 question that cannot be used" in questions.notes[-1]
     asked[0]["question"] = asked[1]["question"] = " "
     with pytest.raises(DataError, match="question `Moss-0`: its question is empty"):
