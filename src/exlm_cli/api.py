@@ -31,6 +31,9 @@ from exlm_cli.tasks.squad.files import questions_of_pairs
 from exlm_cli.tasks.squad.task import ANSWER_QUESTIONS, EncodedQuestions, new_questions
 from exlm_cli.train.pretrained import Pretrained, load_pretrained
 
+MANY_MASKS = 32
+"""The search for fillings of more masks takes seconds."""
+
 
 @dataclass(frozen=True)
 class Predictions:
@@ -207,7 +210,13 @@ class Run:
             raise ConfigError(
                 f"`length={length}` is not one of {', '.join(get_args(Length))}", "leave it out for `exact`"
             )
+        if not isinstance(text, str):
+            raise DataError(f"`text` is {text!r}, not a text", 'give one text with "[MASK]" in it')
         dag = build_dag(pretrained, text, progress=self._progress)
+        if dag.num_masks > MANY_MASKS:
+            self._progress.message(
+                f"searching for the best joint fillings of {dag.num_masks} masks, up to a limit of work"
+            )
         checkpoint = str(pretrained.checkpoint)
         return inspect(dag, num_top=num_top, num_fillings=num_fillings, length=length, checkpoint=checkpoint)
 

@@ -44,6 +44,7 @@ MetricsRow = Mapping[str, Any]
 RUN_FILE = "run.json"
 SERIES_FILE = "series.json"
 """File of a folder with several fine-tuning runs (`experiments.series`)."""
+METRICS_FILE = "metrics.jsonl"
 _FILES_OF_RUN = ("recipe.yaml", "encoder.yaml", "tokenizer.json")
 _LARGEST_FIGURE = 3.5e38
 """A little above the largest float32: no figure of a model reaches it, and sums of a few stay finite."""

@@ -117,6 +117,7 @@ MISTAKES: list[tuple[str, Callable[[Any], object], type[Exception], str]] = [
     ("molecules", lambda run: run.embed([("CCO", "CCO")]), DataError, "row 1 is ('CCO', 'CCO'), not a text"),
     ("molecules", lambda run: run.fill("C[MASK]"), CheckpointError, "is a fine-tuned run, which fills no masks"),
     ("smiles_model", lambda run: run.predict(["CCO"]), CheckpointError, "is a pre-trained run, which predicts no"),
+    ("smiles_model", lambda run: run.fill(["C[MASK]"]), DataError, "`text` is ['C[MASK]'], not a text"),
     ("smiles_model", lambda run: run.fill("CCO"), DataError, "there is no [MASK] in 'CCO'"),
     ("smiles_model", lambda run: run.fill("C[MASK]", num_fillings=0), ConfigError, "`num_top=3`: accepted: 1 or more"),
     (
@@ -134,6 +135,24 @@ def test_a_mistake_is_named(request, name, call, kind, message):
     with pytest.raises(kind) as caught:
         call(run)
     assert message in str(caught.value)
+
+
+def test_arguments_of_another_kind_are_refused_before_a_folder_is_made(tmp_path):
+    pretraining, finetuning = exlm_cli.load_recipe("quickstart-text"), exlm_cli.FinetuneRecipe
+    out = tmp_path / "run"
+    mistakes: list[tuple[Callable[[], object], str]] = [
+        (lambda: exlm_cli.run_pretraining("quickstart-text", out=out), "the recipe is a str, not a PretrainRecipe"),  # type: ignore[arg-type]
+        (lambda: exlm_cli.run_finetuning(pretraining, checkpoint=None), "not a FinetuneRecipe"),  # type: ignore[arg-type]
+        (lambda: exlm_cli.run_pretraining(pretraining, out=out, callbacks=[exlm_cli.Callback]), "is not a callback"),  # type: ignore[list-item]
+        (lambda: exlm_cli.load_recipe("quickstart-text", "seed=1"), "overrides are 'seed=1', not a list of texts"),
+        (lambda: exlm_cli.load_recipe("quickstart-text", [5]), "overrides are [5], not a list"),  # type: ignore[list-item]
+        (lambda: exlm_cli.load_recipe("quickstart-text", kind=finetuning), "not of `exlm finetune`"),
+    ]
+    for call, message in mistakes:
+        with pytest.raises(ConfigError) as caught:
+            call()
+        assert message in caught.value.message
+    assert not out.exists()
 
 
 def test_a_run_that_cannot_be_loaded_is_named(tmp_path, text_model):

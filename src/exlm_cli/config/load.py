@@ -48,6 +48,8 @@ def load_recipe(name_or_file: str, overrides: Sequence[str] = (), *, kind: type[
         ConfigError: Unknown recipe or key, unreadable file, a value that is not accepted, a circle of `extends`, a
             recipe of another kind.
     """
+    if isinstance(overrides, str) or not all(isinstance(override, str) for override in overrides):
+        raise ConfigError(f"overrides are {overrides!r}, not a list of texts", "for example `['optim.lr=1e-4']`")
     path = _find_recipe(name_or_file, kind)
     with _hinting_at_damage(path):
         layers = _read_layers(path, (), kind)
@@ -75,7 +77,9 @@ def _hinting_at_damage(path: Path) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(error.message, damage_hint(path) or error.hint) from error
+        is_of_package = "unknown task `" in error.message
+        hint = "install the package that adds this task" if is_of_package else damage_hint(path)
+        raise ConfigError(error.message, hint if damage_hint(path) else error.hint) from error
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -97,15 +101,16 @@ def resumed_recipe(run: Path, kind: type[RecipeT], overrides: Sequence[str] = ()
         CheckpointError: `run` is not a run directory, or one of another command.
         ConfigError: An override that is not accepted.
     """
+    commands = (kind.command, "repeat-mlm") if issubclass(kind, SweepRecipe) else (kind.command,)
+    named = " or ".join(f"`exlm {command}`" for command in commands)
     for name in ("recipe.yaml", RUN_FILE):
         if not (run / name).is_file():
-            raise CheckpointError(
-                f"{run}: not a run directory: it has no {name}", f"give the directory that `exlm {kind.command}` named"
-            )
+            reason = f"not a run directory: it has no {name}" if run.exists() else "no such run directory"
+            raise CheckpointError(f"{run}: {reason}", f"give the directory that {named} named")
     command = read_run_json(run).command
-    if command != kind.command and not (command == "repeat-mlm" and issubclass(kind, SweepRecipe)):
+    if command not in commands:
         raise CheckpointError(
-            f"{run}: a run of `exlm {command}`, not of `exlm {kind.command}`",
+            f"{run}: a run of `exlm {command}`, not of {named}",
             f"`{resume_command(command, run)}` continues it",
         )
     return load_recipe(str(run / "recipe.yaml"), overrides, kind=kind)

@@ -5,6 +5,7 @@ finished cell is never touched again, so a stopped sweep continues where it was.
 """
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -201,7 +202,9 @@ def _run_waiting(
 def _explain(event: Event, cell: SweepCell, log: Path, resume: str) -> ExlmError:
     """Return the error for a cell that ended early without a request to stop."""
     if event["event"] == "error":
-        return ExlmError(f"cell {cell.folder}: {event['message']}", event["hint"])
+        # the hint of a cell's own run names the command for that run
+        hint = re.sub(r"`exlm (pretrain|finetune) --resume [^`]*`", f"`{resume}`", event["hint"])
+        return ExlmError(f"cell {cell.folder}: {event['message']}", hint)
     if event["event"] == "interrupted":
         return ExlmError(f"cell {cell.folder} was interrupted", f"continue with `{resume}`")
     return ExlmError(

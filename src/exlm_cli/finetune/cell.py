@@ -22,7 +22,7 @@ from exlm_cli.finetune.results import (
 from exlm_cli.finetune.trainer import FinetuneTask, TaskData
 from exlm_cli.format import format_number
 from exlm_cli.progress import Progress
-from exlm_cli.run_dir import MetricsLog
+from exlm_cli.run_dir import METRICS_FILE, MetricsLog
 from exlm_cli.train.checkpoint import (
     best_paths,
     checkpoint_paths,
@@ -142,7 +142,7 @@ def run_cell(run: SplitRun, cell: Cell) -> CellResult:
             recipe.optim,
             seed=cell.seed,
             run=cell.folder,
-            metrics=MetricsLog(cell.folder / "metrics.jsonl"),
+            metrics=MetricsLog(cell.folder / METRICS_FILE),
             progress=run.progress,
             resume_command=run.resume_command,
             callbacks=[*trackers, *run.callbacks],

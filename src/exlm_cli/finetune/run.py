@@ -65,7 +65,7 @@ from exlm_cli.tasks.registry import load_task
 from exlm_cli.tasks.rows.splits import split_fingerprint
 from exlm_cli.train.checkpoint import require_origin
 from exlm_cli.train.pretrained import describe_device, model_identity, pick_device
-from exlm_cli.train.task import Callback, Selection
+from exlm_cli.train.task import Callback, Selection, require_arguments
 from exlm_cli.train.trackers import require_trackers
 
 
@@ -113,6 +113,7 @@ def run_finetuning(
         ExlmError: A mistake in data, checkpoint, tokenizer or grid; divergence, interruption.
     """
     progress = progress or SilentProgress()
+    require_arguments(recipe, FinetuneRecipe, callbacks)
     require_trackers(recipe.train.report_to)
     launch = read_launch()
     device = pick_device(recipe, launch)

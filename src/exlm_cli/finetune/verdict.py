@@ -8,7 +8,7 @@ import numpy as np
 from exlm_cli.finetune.results import BaselineResult, Replication, RunResults, Summaries, Summary, summarise_values
 from exlm_cli.format import format_number
 
-_CHANCE = {"roc_auc": 0.5, "matthews_corrcoef": 0.0, "r2": 0.0}
+_CHANCE = {"roc_auc": 0.5, "matthews_corrcoef": 0.0, "r2": 0.0, "pearsonr": 0.0, "spearmanr": 0.0}
 """What a model that knows nothing scores; R² of the mean of the training rows is about 0."""
 
 
@@ -108,8 +108,9 @@ def _beside_baseline(splits: Sequence[RunResults]) -> str:
 
 def _beside_chance(splits: Sequence[RunResults]) -> list[str]:
     own = splits[0]
-    metric, part = "r2" if own.loss == "regression" else own.selection_metric, own.scored_split
-    if metric not in _CHANCE or metric not in own.metrics[part]:
+    part = own.scored_split
+    metric = "r2" if "r2" in own.metrics[part] else own.selection_metric
+    if metric not in _CHANCE:
         return []
     values = [[v for v in of_split.metrics[part][metric].values if v is not None] for of_split in splits]
     values = [of_split for of_split in values if of_split]

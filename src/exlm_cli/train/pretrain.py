@@ -34,7 +34,7 @@ from exlm_cli.model.exlm import ExlmModel
 from exlm_cli.ops.alignment import choose_backend
 from exlm_cli.ops.varlen_attention import has_varlen_kernel
 from exlm_cli.progress import Progress, SilentProgress
-from exlm_cli.run_dir import MetricsLog, create_run_dir, read_run_json, resume_command, update_run_json
+from exlm_cli.run_dir import METRICS_FILE, MetricsLog, create_run_dir, read_run_json, resume_command, update_run_json
 from exlm_cli.train.checkpoint import checkpoint_paths, load_state, newest_good_checkpoint, remove_unfinished
 from exlm_cli.train.evaluation import CollapseWatch, EvaluationSums, evaluate_batch, measure_own_mask_share, summarise
 from exlm_cli.train.loop import TrainingLoop
@@ -47,7 +47,7 @@ from exlm_cli.train.pretrained import (
     pick_device,
     require_own_files,
 )
-from exlm_cli.train.task import Callback
+from exlm_cli.train.task import Callback, require_arguments
 from exlm_cli.train.trackers import build_trackers, require_trackers
 
 CENTRED_SHARE = 0.9
@@ -199,6 +199,7 @@ def run_pretraining(
         ExlmError: A mistake in data, tokenizer or checkpoint; divergence, interruption.
     """
     progress = progress or SilentProgress()
+    require_arguments(recipe, PretrainRecipe, callbacks)
     require_trackers(recipe.train.report_to)
     launch = read_launch()
     device = pick_device(recipe, launch)
@@ -260,7 +261,7 @@ def _run_pretraining(
             recipe.optim,
             seed=recipe.seed,
             run=run,
-            metrics=MetricsLog(run / "metrics.jsonl"),
+            metrics=MetricsLog(run / METRICS_FILE),
             progress=progress,
             resume_command=resume_command("pretrain", run),
             callbacks=[*trackers, *watch, *callbacks],

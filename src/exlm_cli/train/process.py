@@ -1,4 +1,4 @@
-"""The training process: a flag set by the first Ctrl-C or SIGTERM, and the release of freed memory."""
+"""The training process: a flag set by the first Ctrl-C, SIGTERM or SIGHUP, and the release of freed memory."""
 
 import ctypes
 import functools
@@ -14,9 +14,10 @@ _MOST_GROWTH = 1.5
 
 
 class StopSignal:
-    """While entered, the first SIGINT or SIGTERM sets `number`; a second one acts as usual.
+    """While entered, the first SIGINT, SIGTERM or SIGHUP sets `number`; a second one acts as usual.
 
-    Does nothing outside the main thread, where Python allows no handlers.
+    A terminal that closes sends SIGHUP; a process under `nohup` ignores it, and goes on. Does nothing outside the main
+    thread, where Python allows no handlers.
     """
 
     def __init__(self) -> None:
@@ -25,7 +26,9 @@ class StopSignal:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                    continue
                 self._previous[number] = signal.signal(number, self._receive)
         return self
 

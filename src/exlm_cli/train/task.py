@@ -1,15 +1,17 @@
 """Interfaces of the training loop: task, selection of the best weights, callbacks, result."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
+from exlm_cli.config.base import Recipe
 from exlm_cli.data import IntArray
 from exlm_cli.data.sampler import EpochPlan
+from exlm_cli.errors import ConfigError
 from exlm_cli.train.checkpoint import LoopState
 
 BatchT = TypeVar("BatchT")
@@ -70,6 +72,20 @@ class Selection:
         if best is None:
             return True
         return value > best if self.is_greater_better else value < best
+
+
+def require_arguments(recipe: Any, kind: type[Recipe], callbacks: Iterable[Any]) -> None:
+    """Refuse what Python lets a caller give in place of a recipe and of callbacks, before a run directory is made.
+
+    Raises:
+        ConfigError: `recipe` is not of the kind, or one of `callbacks` is not a `Callback`.
+    """
+    if not isinstance(recipe, kind):
+        hint = f"`load_recipe(NAME, kind={kind.__name__})` reads one"
+        raise ConfigError(f"the recipe is a {type(recipe).__name__}, not a {kind.__name__}", hint)
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise ConfigError(f"{callback!r} is not a callback", "give objects whose class derives from `Callback`")
 
 
 class Callback:

@@ -182,9 +182,8 @@ def test_a_run_is_continued_by_the_command_that_began_it(tmp_path, begun, kind):
     if kind is begun:
         assert resumed_recipe(tmp_path, kind, ["device=cuda"]) == recipe.model_copy(update={"device": "cuda"})
         return
-    with pytest.raises(
-        CheckpointError, match=rf"a run of `exlm {begun.command}`, not of `exlm {kind.command}`$"
-    ) as error:
+    named = f"`exlm {kind.command}`" + (" or `exlm repeat-mlm`" if kind is SweepRecipe else "")
+    with pytest.raises(CheckpointError, match=rf"a run of `exlm {begun.command}`, not of {named}$") as error:
         resumed_recipe(tmp_path, kind)
     assert f"--resume {tmp_path}`" in error.value.hint
 
@@ -201,6 +200,15 @@ def test_damage_in_the_recipe_of_a_run_is_told_apart_from_a_mistake_of_the_user(
     with pytest.raises(ConfigError) as caught:
         resumed_recipe(tmp_path, PretrainRecipe, ["sead=2"])
     assert caught.value.hint == "did you mean `seed`?"
+
+
+def test_a_run_whose_task_no_installed_package_adds_names_the_cure(tmp_path):
+    update_run_json(tmp_path, {"command": "finetune"})
+    content = dump_recipe(load_recipe("csv", kind=FinetuneRecipe)).replace("  name: csv", "  name: tickets/urgent")
+    (tmp_path / "recipe.yaml").write_text(content)
+    with pytest.raises(ConfigError, match="unknown task `tickets/urgent`") as caught:
+        resumed_recipe(tmp_path, FinetuneRecipe)
+    assert caught.value.hint == "install the package that adds this task"
 
 
 def test_a_folder_of_tokens_is_no_run(tmp_path):

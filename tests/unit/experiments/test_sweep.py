@@ -80,6 +80,15 @@ def test_a_signal_to_the_process_of_one_cell_stops_the_sweep_and_names_the_cell(
     assert caught.value.hint == f"continue with `exlm repeat-mlm --resume {run}`"
 
 
+def test_the_hint_of_an_error_in_a_cell_continues_the_sweep(recipe, tmp_path, monkeypatch):
+    work_in_this_process(monkeypatch)
+    full = CheckpointError("the disk is full", "free some space, then continue with `exlm pretrain --resume cell`")
+    monkeypatch.setattr("exlm_cli.experiments.cell.run_cell", Mock(side_effect=full))
+    with pytest.raises(ExlmError, match=r"the disk is full$") as caught:
+        _run(recipe, out=tmp_path / "run", jobs=1)
+    assert caught.value.hint == f"free some space, then continue with `exlm repeat-mlm --resume {tmp_path / 'run'}`"
+
+
 @pytest.mark.slow
 def test_a_process_that_dies_is_reported_with_its_code_and_log(recipe, tmp_path):
     run = tmp_path / "run"

@@ -73,6 +73,8 @@ def test_a_model_that_guesses_is_told_so():
     assert describe_verdict([results(MODEL)]) == ()
     flat = results({"rmse": [1.0, 1.0], "r2": [-0.1, 0.1]}, loss="regression", is_greater_better=False)
     assert "the mean of the training rows" in describe_verdict([flat])[0]
+    alike = results({"spearmanr": [0.01, -0.01]}, loss="regression", selection_metric="spearmanr")
+    assert "spearmanr 0.0000, where a guess has 0" in describe_verdict([alike])[0]
 
 
 def test_splits_are_joined_in_order_and_each_counts_once():

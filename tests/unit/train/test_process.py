@@ -64,6 +64,20 @@ def test_a_system_without_proc_gives_nothing_back(monkeypatch):
     memory.after_step()
 
 
+def test_a_closed_terminal_stops_a_run_but_not_one_under_nohup():
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with process.StopSignal() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.number == signal.SIGHUP
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with process.StopSignal() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.number is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_second_signal_acts_as_usual_and_handlers_come_back():
     usual = signal.default_int_handler
     of_worker = signal.signal(signal.SIGINT, usual)  # a worker of pytest-xdist ignores the signal

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from exlm_cli.cli.options import JsonOption
-from exlm_cli.errors import ConfigError
+from exlm_cli.errors import CheckpointError, ConfigError
 
 
 def curves(
@@ -45,11 +45,28 @@ def draw_curves(runs: Sequence[Path], path: Path) -> list[Path]:
     from exlm_cli.cli.runs import name_runs
     from exlm_cli.files import folder_for_results
     from exlm_cli.report.curves import plot_curves
-    from exlm_cli.run_dir import read_metrics
+    from exlm_cli.run_dir import METRICS_FILE, read_metrics
 
-    rows_by_run = {name: read_metrics(run / "metrics.jsonl") for name, run in zip(name_runs(runs), runs, strict=True)}
+    names = name_runs(runs)
+    for run in runs:
+        _require_metrics(run)
+    rows_by_run = {name: read_metrics(run / METRICS_FILE) for name, run in zip(names, runs, strict=True)}
     with folder_for_results(path.parent):
         return plot_curves(rows_by_run, path)
+
+
+def _require_metrics(run: Path) -> None:
+    """Refuse a folder without curves; of a run of several models name one that has them."""
+    from exlm_cli.run_dir import METRICS_FILE, RUN_FILE
+
+    if (run / METRICS_FILE).is_file():
+        return
+    if not (run / RUN_FILE).is_file():
+        reason = "not a run directory" if run.exists() else "no such run directory"
+        raise CheckpointError(f"{run}: {reason}", "give a run directory of `exlm pretrain`")
+    inner = sorted(run.glob(f"cells/**/{METRICS_FILE}"))
+    hint = f"each of its models has some, like {inner[0].parent}" if inner else "give a run that has begun to train"
+    raise CheckpointError(f"{run}: this run has no curves of its own", hint)
 
 
 def _figure_path(out: str) -> Path:

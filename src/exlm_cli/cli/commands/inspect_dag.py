@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from exlm_cli.config.pretrain import PretrainRecipe
 
 
-_MANY_MASKS = 32
 """More make the search take seconds, which a message announces."""
 
 
@@ -65,20 +64,17 @@ def inspect_dag(
         recipe_to_make_one="quickstart-smiles" if is_smiles else "quickstart-text",
         progress=progress,
     )
-    from exlm_cli.api import load
+    from exlm_cli.api import MANY_MASKS, load
     from exlm_cli.dag.report import write_report
     from exlm_cli.dag.text import inspection_as_dict, render_terminal
 
     loaded = load(run, device=device, progress=progress)
-    num_masks = sentence.count("[MASK]")
-    if num_masks > _MANY_MASKS:
-        progress.message(f"searching for the best joint fillings of {num_masks} masks, up to a limit of work")
     inspection = loaded.fill(sentence, num_fillings=n_best, num_top=top, length=length)
 
     def show() -> None:
         if not as_json:
             console.emit_renderable(render_terminal(inspection))
-        if num_masks > _MANY_MASKS and not {"png", "svg", "html"}.isdisjoint(wanted):
+        if inspection.dag.num_masks > MANY_MASKS and not {"png", "svg", "html"}.isdisjoint(wanted):
             progress.message("drawing")
 
     folder = out or _default_folder(Path(inspection.checkpoint), sentence)

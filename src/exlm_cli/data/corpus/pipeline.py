@@ -111,6 +111,7 @@ def prepare_data(
             fingerprint_sources(resolve_inputs(inputs, kind=data.kind, progress=progress), cache, progress)
             for inputs in (data.train if is_trained else (), data.valid)
         )
+        train = _without_copies(train, progress)
         _warn(recipe, train, valid, progress)
         tokenizer = _obtain_tokenizer(recipe, train, cache, progress, builds=builds)
         corpus = _Corpus(recipe, train, valid, tokenizer, data_fingerprint(recipe, train, valid, tokenizer))
@@ -118,6 +119,18 @@ def prepare_data(
     if rejected_csv is not None:
         list_rejected(prepared, rejected_csv, progress)
     return prepared
+
+
+def _without_copies(sources: list[FingerprintedSource], progress: Progress) -> list[FingerprintedSource]:
+    """Leave out files with the content of one before them: rows of one would be validated on in the other."""
+    kept: dict[str, FingerprintedSource] = {}
+    others = []
+    for known in sources:
+        if not isinstance(known.source, FileSource):
+            others.append(known)
+        elif kept.setdefault(known.content, known) is not known:
+            progress.message(f"{known.source} has the content of {kept[known.content].source}: it is left out")
+    return [known for known in sources if known in others or kept.get(known.content) is known]
 
 
 def _warn(

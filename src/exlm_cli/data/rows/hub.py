@@ -14,7 +14,7 @@ from exlm_cli.errors import CheckpointError, DataError
 from exlm_cli.progress import Progress
 
 _NAME = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(/(?P<config>[\w.-]+))?(@(?P<split>\w+))?")
-_LOCAL_FILES_HINT = "to read local files instead, set `data.train=FILE`"
+_LOCAL_FILES_HINT = "to read local files instead, give `data.train=FILE`"
 
 
 @dataclass(frozen=True)

@@ -111,24 +111,32 @@ def apply_threshold(questions: Sequence[Answered], scores: Sequence[float], thre
     ]
 
 
-def squad_metrics(questions: Sequence[Answered]) -> dict[str, float]:
+def squad_metrics(questions: Sequence[Answered], threshold: float | None = None) -> dict[str, float]:
     """Score the answers of a whole set.
 
+    Args:
+        threshold: Threshold of a run for scores on other questions than those it was chosen on. None: the best ones of
+            this set are found.
+
     Returns:
-        `exact_match`, `f1`: at their best thresholds (`best_exact` and `best_f1` of the official script, which papers
-        report), with `exact_match_threshold`, `f1_threshold`; `exact_match_at_0`, `f1_at_0`: at threshold 0, where
-        nothing is tuned; `has_answer_...`, `no_answer_...`: means at the best threshold of F1 over the questions that
-        have an answer and over those that have none, NaN if there is no such question.
+        `exact_match`, `f1`: at the given threshold, or at their best ones (`best_exact` and `best_f1` of the official
+        script, which papers report), with `exact_match_threshold`, `f1_threshold`; `exact_match_at_0`, `f1_at_0`: at
+        threshold 0, where nothing is tuned; `has_answer_...`, `no_answer_...`: means at the threshold of F1 over the
+        questions that have an answer and over those that have none, NaN if there is no such question.
     """
     scores = {
         "exact_match": [exact_match(question.text, question.golds) for question in questions],
         "f1": [f1(question.text, question.golds) for question in questions],
     }
-    best = {name: find_best_threshold(questions, values) for name, values in scores.items()}
-    metrics = {name: score for name, (score, _) in best.items()}
-    metrics |= {f"{name}_threshold": threshold for name, (_, threshold) in best.items()}
+    if threshold is None:
+        best = {name: find_best_threshold(questions, values) for name, values in scores.items()}
+        metrics = {name: score for name, (score, _) in best.items()}
+        metrics |= {f"{name}_threshold": at for name, (_, at) in best.items()}
+        threshold = best["f1"][1]
+    else:
+        metrics = {name: _mean(apply_threshold(questions, values, threshold)) for name, values in scores.items()}
     metrics |= {f"{name}_at_0": _mean(apply_threshold(questions, values, 0.0)) for name, values in scores.items()}
-    at_best = {name: apply_threshold(questions, values, best["f1"][1]) for name, values in scores.items()}
+    at_best = {name: apply_threshold(questions, values, threshold) for name, values in scores.items()}
     for group, has_answer in (("has_answer", True), ("no_answer", False)):
         members = [index for index, question in enumerate(questions) if question.has_answer == has_answer]
         metrics |= {f"{group}_{name}": _mean([values[index] for index in members]) for name, values in at_best.items()}

@@ -181,6 +181,7 @@ class EncodedQuestions(EncodedSplit):
     Attributes:
         max_answer_tokens: Longest answer, `task.max_answer_tokens`.
         is_labelled: Every question has a list of gold answers, empty or not.
+        threshold: No-answer score above which a question is left unanswered; None: the one that is best here.
     """
 
     questions: Sequence[SquadQuestion]
@@ -188,6 +189,7 @@ class EncodedQuestions(EncodedSplit):
     contexts: Mapping[str, EncodedContext]
     max_answer_tokens: int
     is_labelled: bool = True
+    threshold: float | None = None
 
     def answer(self, outputs: SeedOutputs) -> dict[str, Answered]:
         """Return by question id the best answer by the seeds' mean logits, and how much more they believe in none."""
@@ -211,11 +213,12 @@ class EncodedQuestions(EncodedSplit):
         return AnswerProbabilities(ANSWER_QUESTIONS, np.stack([value_N, value_N], axis=1), known)
 
     def score(self, outputs: SeedOutputs, is_scored_N: NDArray[np.bool_] | None = None) -> dict[str, float]:
-        """Return exact match and F1 at their best thresholds, at threshold 0, and separately for questions with and
-        without an answer, as `squad_metrics` names them.
+        """Return exact match and F1 at the threshold or their best ones, at threshold 0, and separately for questions
+        with and without an answer, as `squad_metrics` names them.
         """
         answered = list(self.answer(outputs).values())
-        return squad_metrics(answered if is_scored_N is None else list(itertools.compress(answered, is_scored_N)))
+        chosen = answered if is_scored_N is None else list(itertools.compress(answered, is_scored_N))
+        return squad_metrics(chosen, self.threshold)
 
     def describe_outputs(self, outputs: SeedOutputs) -> list[str]:
         """Return a sentence where the threshold with the best F1 answers no question at all."""
@@ -285,22 +288,32 @@ def read_new_questions(task: TrainedTask, path: Path, column: str | None, progre
         notes.append(f"left out {left_out} that cannot be used; the first: {file.skipped[0]}")
     threshold = task.no_answer_threshold
     if threshold is not None and math.isfinite(threshold):
+        scored = "; scores are at this threshold" if file.has_answers else ""
         notes.append(
             "the run's own validation leaves questions unanswered above a no-answer probability of "
-            f"{float(expit(threshold)):.4g}"
+            f"{float(expit(threshold)):.4g}{scored}"
         )
-    rows = new_questions(task.config, file.questions, has_answers=file.has_answers)
+    else:
+        threshold = None
+        notes += ["scores are at the thresholds that are best on this file"] if file.has_answers else []
+    rows = new_questions(task.config, file.questions, has_answers=file.has_answers, threshold=threshold)
     columns = {"id": [q.id for q in file.questions], "question": [q.text for q in file.questions]}
     places = np.arange(len(file.questions))
     return replace(rows, columns=columns, readable=places, num_skipped=len(file.skipped), notes=tuple(notes))
 
 
-def new_questions(config: SquadTaskConfig, questions: list[SquadQuestion], *, has_answers: bool = False) -> NewRows:
+def new_questions(
+    config: SquadTaskConfig,
+    questions: list[SquadQuestion],
+    *,
+    has_answers: bool = False,
+    threshold: float | None = None,
+) -> NewRows:
     """Return questions as rows to predict; `readable` are their rows, and there are no columns."""
 
     def encode(tokenizer: Tokenizer, sequence_length: int) -> EncodedQuestions:
         encoded = SquadTask(config, {"valid": questions}).encode("valid", tokenizer, sequence_length)
-        return replace(encoded, is_labelled=has_answers)
+        return replace(encoded, is_labelled=has_answers, threshold=threshold)
 
     places = np.array([question.row for question in questions], dtype=np.int64)
     return NewRows(encode, [_key(question) for question in questions], {}, places)

@@ -111,7 +111,8 @@ def build_windows(
         raise ConfigError(
             f"`task.doc_stride` {doc_stride} is more than the {room} tokens that `task.sequence_length` "
             f"{sequence_length} leaves to a paragraph beside a question of {len(question_ids)} tokens",
-            "give a larger `task.sequence_length`, or smaller `task.doc_stride` and `task.max_query_tokens`",
+            "give a larger `task.sequence_length`, or smaller `task.doc_stride` and `task.max_query_tokens`, such as "
+            "those of the recipe `squad-small`",
         )
     windows = []
     for first in itertools.count(0, doc_stride):

@@ -269,10 +269,11 @@ def test_a_list_that_cannot_be_written_is_an_error(workplace):
     ],
 )
 def test_no_usable_row_is_an_error_with_the_first_reason(workplace, split, kind, name, content, num_skipped, first):
-    path = workplace / name
+    path, other = workplace / name, workplace / f"b{name}"
     path.write_text(content)
+    other.write_text(f"{content}\n")
     own = {"text": "text.txt", "smiles": "mols.smi"}[kind]
-    inputs = {"train": [f"{workplace}/{own}"], split: [str(path)] * 2}
+    inputs = {"train": [f"{workplace}/{own}"], split: [str(path), str(other)]}
     with pytest.raises(DataError) as caught:
         _prepare(_recipe(workplace, kind=kind, on_invalid="skip", **inputs))
     message = caught.value.message
@@ -361,6 +362,16 @@ def test_a_large_share_that_is_held_out_is_warned_of(workplace):
 def test_a_file_in_both_sets_is_warned_of_and_shares_of_the_most_rows_are_named(workplace):
     progress = Recorder()
     same = str(workplace / "text.txt")
-    _prepare(_recipe(workplace, train=[same, same], valid=[same], max_rows=41), progress)
+    (workplace / "more.txt").write_text("a row\n" * 30)
+    _prepare(_recipe(workplace, train=[same, f"{workplace}/more.txt"], valid=[same], max_rows=41), progress)
     assert f"warning: {same} is trained on too: validation shows what is remembered" in progress.said
     assert "`data.max_rows`: about 21 rows of each of 2 training files" in progress.said
+
+
+def test_a_training_file_is_read_once_under_whatever_names(workplace):
+    progress, same = Recorder(), workplace / "text.txt"
+    copy = workplace / "copy.txt"
+    copy.write_bytes(same.read_bytes())
+    twice = _prepare(_recipe(workplace, train=[str(same), str(copy), str(same)]), progress)
+    assert progress.said[:2] == [f"{other} has the content of {same}: it is left out" for other in (copy, same)]
+    assert twice.fingerprint == _prepare(_recipe(workplace)).fingerprint

@@ -282,9 +282,14 @@ def test_new_questions_are_answered_and_scores_follow_from_both_files(tokenizer,
     answered = [Answered(answers[key], odds[key], (gold,) if gold else ()) for key, gold in golds.items()]
     scores = encoded.score([outputs, zeros])
     for name in ("exact_match", "f1", "has_answer_f1", "no_answer_f1"):
-        assert scores[name] == pytest.approx(squad_metrics(answered)[name], abs=1e-12)
+        assert scores[name] == pytest.approx(squad_metrics(answered, threshold=expit(1.5))[name], abs=1e-12)
+    assert "f1_threshold" not in scores
     assert (questions.num_rows, len(questions.keys)) == (5, 5)
-    assert f"above a no-answer probability of {1 / (1 + math.exp(-1.5)):.4g}" in questions.notes[-1]
+    assert f"above a no-answer probability of {expit(1.5):.4g}; scores are at this threshold" in questions.notes[-1]
+    tuned = new_questions(tmp_path / "dev.json", content)
+    assert tuned.notes == ("scores are at the thresholds that are best on this file",)
+    best = tuned.encode(tokenizer, 200).score([outputs, zeros])
+    assert best["f1"] == pytest.approx(squad_metrics(answered)["f1"], abs=1e-12)
     assert encoded.score([halves]) == scores
 
 
