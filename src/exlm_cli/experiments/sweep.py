@@ -82,7 +82,7 @@ def run_sweep(
             update_run_json(run, fields)
             write_run_recipe(run, whole)
         num_others = len(every_cell) - len(cells)
-        others = f"; the other {num_others} are left as they are" if num_others else ""
+        others = f"; the other {num_others} of the sweep stay as they are, done or not" if num_others else ""
         progress.message(
             f"{recipe.name}: {len(cells)} cells, {len(cells) - len(waiting)} of them done, "
             f"{len(environments)} at once{others}; results in {run}"

@@ -293,9 +293,11 @@ def _chosen(suite: str | None, name: str | None, recipe: str | None, overrides: 
             raise ConfigError("give a task, a `--recipe` that names one, or `--resume` to continue a run", _EXAMPLE)
         return load_recipe(recipe, overrides, kind=FinetuneRecipe)
     if find_suite(suite) is not None and name is None:
+        if suite == "csv":
+            raise ConfigError("which CSV file?", _EXAMPLE)
+        names = _names(suite)
         raise ConfigError(
-            "which CSV file?" if suite == "csv" else f"which task of {suite}? There are {', '.join(_names(suite))}",
-            _EXAMPLE,
+            f"which task of {suite}? There are {', '.join(names)}", f"for example `exlm finetune {suite} {names[0]}`"
         )
     task = suite if name is None or suite == "csv" else f"{suite}/{name}"
     try:
